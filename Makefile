@@ -100,7 +100,7 @@ lock:
 	sed '/^# the extra/,$$d' requirements.in | $(BIN)/uv pip compile -q --universal \
 	  --python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate \
 	  --custom-compile-command "make lock" -c requirements.lock - \
-	  -o src/homenode/kubevirt/requirements.lock
+	  -o src/homenode/cluster/kubevirt/requirements.lock
 	# The same with the extra, for packages; and what packages and pages are built with.
 	sed '/^# building/,$$d' requirements.in | $(BIN)/uv pip compile -q --universal \
 	  --python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate \

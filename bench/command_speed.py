@@ -13,10 +13,10 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from homenode.description.render import render
-from homenode.description.shipped import load_shipped
-from homenode.discover.lspci import overlay_lspci
-from homenode.snapshot.capture import capture
+from homenode.machine.description.render import render
+from homenode.machine.description.shipped import load_shipped
+from homenode.machine.discover.lspci import overlay_lspci
+from homenode.machine.snapshot.capture import capture
 
 ROUNDS = 9
 DOCUMENT = Path(__file__).parents[1] / "demo" / "gpu-vm.xml"

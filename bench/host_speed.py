@@ -9,14 +9,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from homenode.description.parse import parse_description
-from homenode.description.render import render
-from homenode.description.shipped import load_shipped
-from homenode.discover import discover
-from homenode.discover.hwloc import host_from_hwloc
-from homenode.discover.lspci import host_from_lspci
-from homenode.report.host_tree import host_tree
-from homenode.report.topology_map import topology_map
+from homenode.machine.description.parse import parse_description
+from homenode.machine.description.render import render
+from homenode.machine.description.shipped import load_shipped
+from homenode.machine.discover import discover
+from homenode.machine.discover.hwloc import host_from_hwloc
+from homenode.machine.discover.lspci import host_from_lspci
+from homenode.show.host_tree import host_tree
+from homenode.show.topology_map import topology_map
 
 ROUNDS = 7
 MACHINES = Path(__file__).resolve().parents[2] / "shared/machines"

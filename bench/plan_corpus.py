@@ -23,13 +23,13 @@ from msgspec import structs
 from tests.small_hosts import DeviceSpec, NodeSpec, asking, host_of, pinned_domain, small_request
 
 from homenode.errors import UsageError
-from homenode.pci import DeviceKind
-from homenode.plan.model import Unplannable
-from homenode.plan.options import Balance, DeviceLocality, Policy
+from homenode.machine.pci import DeviceKind
+from homenode.machine.topology import Host, RunningDomain
 from homenode.plan.planner import plan
 from homenode.plan.request import GuestRequest
-from homenode.topology import Host, RunningDomain
 from homenode.units import GIB
+from homenode.vm.plan_model import Unplannable
+from homenode.vm.plan_options import Balance, DeviceLocality, Policy
 
 MOST_PUS, MOST_GPUS = 1024, 64
 SLOWEST = 8

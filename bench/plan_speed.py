@@ -29,12 +29,12 @@ from tests.small_hosts import (
     small_request,
 )
 
-from homenode.pci import DeviceKind
-from homenode.plan.model import Unplannable
+from homenode.machine.pci import DeviceKind
+from homenode.machine.topology import Host
 from homenode.plan.planner import plan
 from homenode.plan.request import GuestRequest
-from homenode.topology import Host
 from homenode.units import GIB
+from homenode.vm.plan_model import Unplannable
 
 
 @dataclass(frozen=True)

@@ -12,23 +12,23 @@ from copy import deepcopy
 from itertools import islice
 from pathlib import Path
 
-from homenode.pool.answers import Answers, StoredAnswers
-from homenode.pool.flavour import default_flavours
-from homenode.pool.hook import Hook
-from homenode.pool.model import Pool
-from homenode.pool.outlook import outlook
-from homenode.pool.place import PoolPlaces
-from homenode.pool.planner import Planner
-from homenode.pool.replay.cells import CellPolicy, replay_cells
-from homenode.pool.replay.simulation import simulate_tasks
-from homenode.pool.replay.tasks import TaskPolicy
-from homenode.pool.replay.trace import (
+from homenode.cluster.pool.answers import Answers, StoredAnswers
+from homenode.cluster.pool.flavour import default_flavours
+from homenode.cluster.pool.hook import Hook
+from homenode.cluster.pool.model import Pool
+from homenode.cluster.pool.outlook import outlook
+from homenode.cluster.pool.place import PoolPlaces
+from homenode.cluster.pool.planner import Planner
+from homenode.cluster.pool.replay.cells import CellPolicy, replay_cells
+from homenode.cluster.pool.replay.simulation import simulate_tasks
+from homenode.cluster.pool.replay.tasks import TaskPolicy
+from homenode.cluster.pool.replay.trace import (
     parse_cell_vms,
     parse_gpu_nodes,
     parse_tasks,
     parse_two_node_servers,
 )
-from homenode.pool.sources import load_pool
+from homenode.cluster.pool.sources import load_pool
 
 LISTS = ("default", "multigpu20", "multigpu30", "multigpu40", "multigpu50")
 

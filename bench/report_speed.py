@@ -15,14 +15,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from homenode.bdf import Bdf
-from homenode.evidence.documents import publications
-from homenode.report.html import html_page
-from homenode.report.page.document import document_of
-from homenode.report.page.gathered import gather
-from homenode.report.page.machine import machines_of
-from homenode.results.model import Origin, Run, RunHead, Sample, Switches
-from homenode.results.store import write_run
-from homenode.results.vantage import Vantage
+from homenode.decide.evidence.documents import publications
+from homenode.measure.results.model import Origin, Run, RunHead, Sample, Switches
+from homenode.measure.results.store import write_run
+from homenode.measure.results.vantage import Vantage
+from homenode.show.html import html_page
+from homenode.show.page.document import document_of
+from homenode.show.page.gathered import gather
+from homenode.show.page.machine import machines_of
 from homenode.vm.layout import PRESETS
 
 LAYOUTS = ("default", "pin", "pin-numa", "pin-numa-smt", "pin-numa-pci")

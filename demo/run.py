@@ -12,28 +12,28 @@ from pathlib import Path
 
 from rich.console import Console
 
-from homenode.description.shipped import load_shipped
+from homenode.decide.evidence.documents import publications
 from homenode.doc import Doc, Table
-from homenode.domain.restore import write_tuned
-from homenode.domain.schema import validate
 from homenode.errors import HomenodeError
-from homenode.evidence.documents import publications
-from homenode.pci import DeviceKind
-from homenode.plan.model import Plan, Unplannable
-from homenode.plan.options import PlanOptions
+from homenode.machine.description.shipped import load_shipped
+from homenode.machine.pci import DeviceKind
+from homenode.machine.snapshot.capture import capture_host
+from homenode.machine.topology import Host, summarise
 from homenode.plan.stored import encode_plan
-from homenode.plan.words.explain import explain, rejections_text
-from homenode.report.html import html_page
-from homenode.report.page.document import document_of
-from homenode.report.page.gathered import gather
-from homenode.report.page.machine import machines_of
-from homenode.report.terminal_text import PrintableConsole
-from homenode.report.topology_map import topology_map
-from homenode.snapshot.capture import capture_host
-from homenode.sources import load_host
-from homenode.topology import Host, summarise
-from homenode.tuning import tune
+from homenode.plan.tuning import tune
+from homenode.show.html import html_page
+from homenode.show.page.document import document_of
+from homenode.show.page.gathered import gather
+from homenode.show.page.machine import machines_of
+from homenode.show.plan.explain import explain, rejections_text
+from homenode.show.terminal_text import PrintableConsole
+from homenode.show.topology_map import topology_map
+from homenode.vm.domain.restore import write_tuned
+from homenode.vm.domain.schema import validate
 from homenode.vm.layout import PRESETS, MemoryBinding
+from homenode.vm.plan_model import Plan, Unplannable
+from homenode.vm.plan_options import PlanOptions
+from homenode.vm.sources import load_host
 from homenode.wording import number_list
 
 DOCUMENT = Path(__file__).parent / "gpu-vm.xml"

@@ -1,7 +1,7 @@
 """Documents to apply: a small VM as libvirt prints it, and what a plan makes of it."""
 
-from homenode.domain.read import read_vm
-from homenode.domain.rewrite import rewrite
+from homenode.vm.domain.read import read_vm
+from homenode.vm.domain.rewrite import rewrite
 from homenode.vm.layout import PRESETS
 from tests.domain_plans import hand_plan
 from tests.virsh_stand_in import UUID

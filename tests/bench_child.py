@@ -7,15 +7,15 @@ import sys
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from homenode.description.render import render
-from homenode.description.shipped import load_shipped
+from homenode.machine.description.render import render
+from homenode.machine.description.shipped import load_shipped
+from homenode.machine.snapshot.protocol import Snapshot
 from homenode.measure import runner
 from homenode.measure.access.local import LocalMachine
 from homenode.measure.model import PROBE, Depth, Group, SuiteOptions
 from homenode.measure.orders import BenchOptions
+from homenode.measure.results.vantage import Vantage
 from homenode.process import Completed
-from homenode.results.vantage import Vantage
-from homenode.snapshot.protocol import Snapshot
 
 GROUPS = (Group.CPU_SINGLE, Group.CPU_ALL, Group.CORE_TO_CORE, Group.PLACEMENT)
 

@@ -3,12 +3,12 @@
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from homenode.description.render import render
-from homenode.description.shipped import load_shipped
+from homenode.machine.description.render import render
+from homenode.machine.description.shipped import load_shipped
+from homenode.machine.snapshot.memory import MemorySnapshot
+from homenode.machine.snapshot.protocol import Snapshot
 from homenode.measure.model import PROBE
 from homenode.process import Completed, ToolMissingError
-from homenode.snapshot.memory import MemorySnapshot
-from homenode.snapshot.protocol import Snapshot
 from tests.probe_documents import answer
 
 Answer = Callable[[Sequence[str]], str]

@@ -37,13 +37,13 @@ from typing import ParamSpec, TypeVar, cast
 from msgspec import structs
 
 from homenode.bdf import Bdf
-from homenode.pci import DeviceKind, DeviceLink, LinkKind, PciDevice
-from homenode.plan.options import Balance, DeviceLocality, DocumentSiblings, Policy
+from homenode.machine.pci import DeviceKind, DeviceLink, LinkKind, PciDevice
+from homenode.machine.topology import Core, CoreKind, Host, NumaNode, RunningDomain
 from homenode.plan.request import GuestRequest
 from homenode.plan.search.memory import overhead_bytes
-from homenode.topology import Core, CoreKind, Host, NumaNode, RunningDomain
 from homenode.units import GIB, MIB
 from homenode.vm.layout import GuestCells, GuestPcie, MemoryBinding, Pinning, Siblings
+from homenode.vm.plan_options import Balance, DeviceLocality, DocumentSiblings, Policy
 
 _EVENNESS = ("lopsided_split", "guest_sockets", "unevenness")
 _LAST = (

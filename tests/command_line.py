@@ -13,7 +13,7 @@ from homenode.cli import terminal
 from homenode.cli.arguments.place import ApplyArguments, ReplanArguments, RestoreArguments
 from homenode.cli.command import Command, Parameter
 from homenode.cli.main import PROGRAM, run
-from homenode.plan.options import PlanOptions
+from homenode.vm.plan_options import PlanOptions
 
 
 @dataclass(frozen=True)

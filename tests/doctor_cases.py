@@ -8,16 +8,16 @@ from typing import Any
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
-from homenode.discover.lspci import host_from_lspci
-from homenode.doctor.diagnosis import Circumstances, diagnose
-from homenode.doctor.expectation import certify, drift
-from homenode.doctor.links.rate import LinkRate
-from homenode.doctor.retrain.execution import explain_interrupted
-from homenode.doctor.retrain.hook import dropped_links
-from homenode.doctor.retrain.plan import Use, plan_retrain
+from homenode.change.retrain.execution import explain_interrupted
+from homenode.change.retrain.hook import dropped_links
+from homenode.change.retrain.plan import Use, plan_retrain
+from homenode.check.doctor.diagnosis import Circumstances, diagnose
+from homenode.check.doctor.expectation import certify, drift
 from homenode.findings import Finding
-from homenode.pci import DeviceKind, PciDevice, PciErrors, PciLink, PortType
-from homenode.topology import Host, PagePool
+from homenode.machine.discover.lspci import host_from_lspci
+from homenode.machine.link_rate import LinkRate
+from homenode.machine.pci import DeviceKind, PciDevice, PciErrors, PciLink, PortType
+from homenode.machine.topology import Host, PagePool
 from tests.doctor_domains import diagnosed as found_in
 from tests.doctor_domains import domain, gpus, host
 from tests.doctor_listings import arc, port

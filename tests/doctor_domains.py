@@ -4,14 +4,14 @@ from collections.abc import Sequence
 from functools import cache
 
 from homenode.bdf import Bdf
-from homenode.doctor.diagnosis import Circumstances, diagnose
-from homenode.domain.read import open_domain
+from homenode.check.doctor.diagnosis import Circumstances, diagnose
 from homenode.findings import Finding
-from homenode.pci import DeviceKind
-from homenode.plan.options import PlanOptions
-from homenode.sources import load_host
-from homenode.topology import Host
-from homenode.tuning import tune
+from homenode.machine.pci import DeviceKind
+from homenode.machine.topology import Host
+from homenode.plan.tuning import tune
+from homenode.vm.domain.read import open_domain
+from homenode.vm.plan_options import PlanOptions
+from homenode.vm.sources import load_host
 
 NAME = "vm.xml"
 

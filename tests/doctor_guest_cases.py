@@ -4,9 +4,9 @@ from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.findings import Finding
-from homenode.plan.options import PlanOptions
-from homenode.tuning import tune
+from homenode.plan.tuning import tune
 from homenode.units import GIB, MIB
+from homenode.vm.plan_options import PlanOptions
 from tests.doctor_cases import Case, case, changed, is_gpu, settings
 from tests.doctor_domains import binding, cells, diagnosed, domain, gpus, host, topology
 from tests.doctor_guests import (

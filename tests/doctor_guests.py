@@ -6,8 +6,8 @@ from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.findings import Finding
-from homenode.pci import DeviceKind
-from homenode.topology import Host, PagePool, RunningDomain
+from homenode.machine.pci import DeviceKind
+from homenode.machine.topology import Host, PagePool, RunningDomain
 from homenode.units import GIB
 from tests.doctor_cases import changed, is_gpu
 from tests.doctor_domains import binding, cells, diagnosed, domain, gpus, host, topology

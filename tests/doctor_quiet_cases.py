@@ -8,8 +8,8 @@ from msgspec.structs import replace
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.findings import Finding
-from homenode.pci import DeviceKind, PciInterrupt
-from homenode.topology import Host
+from homenode.machine.pci import DeviceKind, PciInterrupt
+from homenode.machine.topology import Host
 from tests.doctor_cases import Case, case, changed, settings
 from tests.doctor_domains import binding, diagnosed, domain, gpus, host, topology
 

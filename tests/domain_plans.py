@@ -7,8 +7,6 @@ lie on node 0. The planner makes better plans; these are small and need no host.
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.indices import NodeIndex
-from homenode.plan.model import Aperture, Plan
-from homenode.plan.options import MemoryMode
 from homenode.plan.shape.guest_numa import bound
 from homenode.vm.layout import (
     PRESETS,
@@ -29,6 +27,8 @@ from homenode.vm.model import (
     Vm,
     VmCell,
 )
+from homenode.vm.plan_model import Aperture, Plan
+from homenode.vm.plan_options import MemoryMode
 
 CORES_PER_NODE = 32
 NODES = (NodeIndex(0), NodeIndex(1))

@@ -10,12 +10,12 @@ from msgspec.structs import replace
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.indices import NodeIndex
-from homenode.pci import DeviceKind
-from homenode.plan.model import Plan, PlanFinding
+from homenode.machine.pci import DeviceKind
+from homenode.machine.topology import Host
 from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest
-from homenode.topology import Host
 from homenode.vm.model import GuestAddress, GuestHostdev, GuestPciController, PortModel, Vm
+from homenode.vm.plan_model import Plan, PlanFinding
 from tests.small_hosts import DeviceSpec, even_host, small_request
 
 

@@ -11,8 +11,8 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 
-from homenode.snapshot.memory import MemorySnapshot
-from homenode.sources import snapshot_of
+from homenode.machine.snapshot.memory import MemorySnapshot
+from homenode.vm.sources import snapshot_of
 
 CPU = "sys/devices/system/cpu"
 NODE = "sys/devices/system/node"

@@ -6,9 +6,9 @@ from functools import cache
 from xml.etree import ElementTree
 
 from homenode.cpuset import CpuSet
-from homenode.description.render import render
-from homenode.description.shipped import load_shipped
-from homenode.snapshot.memory import MemorySnapshot
+from homenode.machine.description.render import render
+from homenode.machine.description.shipped import load_shipped
+from homenode.machine.snapshot.memory import MemorySnapshot
 from homenode.units import GIB
 
 IBM = "hgx-a100-ibm"

@@ -3,16 +3,16 @@
 from functools import cache
 
 from homenode.bdf import Bdf
-from homenode.domain.read import open_domain, vm_of
+from homenode.machine.topology import Host
 from homenode.nccl.assemble import Assembled, assemble_topology
 from homenode.nccl.guest_side import GuestSide, guest_side
 from homenode.nccl.topology import NcclVariant
 from homenode.nccl.write import write_topology
-from homenode.plan.model import Plan
-from homenode.plan.options import PlanOptions, Policy
-from homenode.sources import load_host
-from homenode.topology import Host
-from homenode.tuning import tune
+from homenode.plan.tuning import tune
+from homenode.vm.domain.read import open_domain, vm_of
+from homenode.vm.plan_model import Plan
+from homenode.vm.plan_options import PlanOptions, Policy
+from homenode.vm.sources import load_host
 
 TWO_CPUS = """<system version="1">
   <cpu numaid="0" affinity="0000000f" arch="x86_64" vendor="GenuineIntel" familyid="6" modelid="143">

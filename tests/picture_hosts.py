@@ -11,19 +11,9 @@ from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.gap import Gap
 from homenode.indices import LlcIndex, NodeIndex
-from homenode.pci import DeviceKind, DeviceLink, LinkKind, PciLink
-from homenode.plan.model import (
-    Aperture,
-    CostTerm,
-    PageReservation,
-    Plan,
-    PlanFinding,
-    Rejection,
-    RunnerUp,
-)
-from homenode.plan.options import MemoryMode
+from homenode.machine.pci import DeviceKind, DeviceLink, LinkKind, PciLink
+from homenode.machine.topology import Host, MemoryKind, PagePool
 from homenode.plan.shape.guest_numa import bound
-from homenode.topology import Host, MemoryKind, PagePool
 from homenode.units import GIB
 from homenode.vm.layout import PRESETS, GuestCells, GuestPcie, MemoryBinding, Pinning, Siblings
 from homenode.vm.model import (
@@ -34,6 +24,16 @@ from homenode.vm.model import (
     Vm,
     VmCell,
 )
+from homenode.vm.plan_model import (
+    Aperture,
+    CostTerm,
+    PageReservation,
+    Plan,
+    PlanFinding,
+    Rejection,
+    RunnerUp,
+)
+from homenode.vm.plan_options import MemoryMode
 from tests.small_hosts import DeviceSpec, NodeSpec, even_host, host_of, pinned_domain
 
 GPU_NAMES = {

@@ -8,10 +8,10 @@ import pytest
 
 from homenode.bdf import Bdf
 from homenode.cli.main import main
-from homenode.results.lines import run_text
-from homenode.results.model import Condition, Origin, Run, RunHead, Sample, Switches
-from homenode.results.store import write_run
-from homenode.results.vantage import Vantage
+from homenode.measure.results.lines import run_text
+from homenode.measure.results.model import Condition, Origin, Run, RunHead, Sample, Switches
+from homenode.measure.results.store import write_run
+from homenode.measure.results.vantage import Vantage
 from homenode.vm.layout import PRESETS
 
 NASTY = "<script>window.owned=1</script>&\"'=cmd|x"

@@ -4,12 +4,12 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from homenode.bdf import Bdf
+from homenode.change.retrain.config_registers import SPEED_OF_CODE, ConfigSpace
+from homenode.change.retrain.execution import RetrainResult, RetrainStep
+from homenode.change.retrain.plan import RetrainPlan
 from homenode.change.step import UNSETTLED, ChangeEntry, to_undo
-from homenode.doctor.retrain.config_registers import SPEED_OF_CODE, ConfigSpace
-from homenode.doctor.retrain.execution import RetrainResult, RetrainStep
-from homenode.doctor.retrain.plan import RetrainPlan
 from homenode.errors import HostError
-from homenode.topology import Host
+from homenode.machine.topology import Host
 
 AT = 0x40
 """Where the PCI Express capability lies, behind another at 0x80."""

@@ -12,10 +12,12 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from homenode.change.step import ChangeEntry, ChangeState
-from homenode.description.parse import parse_description
-from homenode.description.render import render
 from homenode.errors import ToolError
-from homenode.hypervisor.virsh import Virsh
+from homenode.machine.description.parse import parse_description
+from homenode.machine.description.render import render
+from homenode.machine.snapshot.memory import MemorySnapshot
+from homenode.machine.snapshot.protocol import Snapshot
+from homenode.machine.topology import Host
 from homenode.measure.access.machine import Machine
 from homenode.measure.layouts.guest_access import GuestAccess
 from homenode.measure.layouts.journal import BOOT, Head, JournalFile
@@ -23,12 +25,10 @@ from homenode.measure.layouts.prepare import TrialRequest, preflight, prepare, r
 from homenode.measure.layouts.runner import Trial
 from homenode.measure.layouts.trial_config import Measuring
 from homenode.measure.model import Depth, Group, SuiteOptions
-from homenode.plan.options import PlanOptions, Policy
 from homenode.process import Completed
-from homenode.snapshot.memory import MemorySnapshot
-from homenode.snapshot.protocol import Snapshot
-from homenode.sources import load_host
-from homenode.topology import Host
+from homenode.vm.hypervisor.virsh import Virsh
+from homenode.vm.plan_options import PlanOptions, Policy
+from homenode.vm.sources import load_host
 from tests import probe_documents
 from tests.apply_documents import NAME, ORIGINAL
 from tests.bench_machines import FakeMachine

@@ -5,11 +5,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 
-from homenode.domain.document import Element
-from homenode.domain.read import open_domain
-from homenode.plan.options import PlanOptions, Policy
-from homenode.sources import load_host
-from homenode.tuning import Tuning, tune
+from homenode.plan.tuning import Tuning, tune
+from homenode.vm.domain.document import Element
+from homenode.vm.domain.read import open_domain
+from homenode.vm.plan_options import PlanOptions, Policy
+from homenode.vm.sources import load_host
 from tests.verify_documents import PLAIN, small_host
 
 

@@ -14,10 +14,8 @@ from msgspec.structs import replace
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet, PuIndex
 from homenode.indices import CoreIndex, LlcIndex, NodeIndex, PackageIndex
-from homenode.pci import DeviceKind, PciBridge, PciDevice, PortType, RootComplex
-from homenode.plan.options import PlanOptions
-from homenode.plan.request import GuestRequest
-from homenode.topology import (
+from homenode.machine.pci import DeviceKind, PciBridge, PciDevice, PortType, RootComplex
+from homenode.machine.topology import (
     Core,
     CoreId,
     CoreKind,
@@ -31,9 +29,11 @@ from homenode.topology import (
     Pu,
     RunningDomain,
 )
+from homenode.plan.request import GuestRequest
 from homenode.units import GIB
 from homenode.vm.layout import PRESETS, Layout
 from homenode.vm.model import GuestHostdev, Vm
+from homenode.vm.plan_options import PlanOptions
 
 
 @dataclass(frozen=True)

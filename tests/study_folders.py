@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from homenode.evidence.documents import publications
+from homenode.decide.evidence.documents import publications
 from tests.tools import test_cuda_bandwidth_test as cuda
 from tests.tools import test_nccl_tests as nccl
 from tests.tools import test_stream as stream

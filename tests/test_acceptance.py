@@ -8,17 +8,17 @@ from lxml import etree
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
-from homenode.domain.schema import validate
 from homenode.errors import InputError
-from homenode.pci import DeviceKind
-from homenode.plan.model import Plan, Unplannable
-from homenode.plan.options import PlanOptions, Policy
-from homenode.sources import load_host
-from homenode.topology import CoreKind, Host
-from homenode.tuning import tune
+from homenode.machine.pci import DeviceKind
+from homenode.machine.topology import CoreKind, Host
+from homenode.plan.tuning import tune
 from homenode.units import GIB
+from homenode.vm.domain.schema import validate
 from homenode.vm.layout import PRESETS
 from homenode.vm.model import PortModel
+from homenode.vm.plan_model import Plan, Unplannable
+from homenode.vm.plan_options import PlanOptions, Policy
+from homenode.vm.sources import load_host
 from tests.shared_data import needs_shared, shared
 
 GPUS_OF_NODE = (("19", "3b", "4c", "5d"), ("9b", "bb", "cb", "db"))

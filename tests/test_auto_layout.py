@@ -10,27 +10,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from homenode.analyse.decide import decide, decide_all
-from homenode.analyse.machine_facts import facts_of_host, facts_of_runs
-from homenode.analyse.statement import memory_text
-from homenode.analyse.verdict import ReasonId, Verdict
-from homenode.auto_layout import NotRecommended, settled
-from homenode.description.shipped import shipped_hosts
-from homenode.doctor.diagnosis import diagnose
-from homenode.domain.memory import read_binding
-from homenode.domain.metadata import read_record
-from homenode.domain.read import open_domain, read_vm
-from homenode.evidence.documents import publications
-from homenode.evidence.model import Evidence
+from homenode.check.doctor.diagnosis import diagnose
+from homenode.decide.auto_layout import NotRecommended, settled
+from homenode.decide.decide import decide, decide_all
+from homenode.decide.evidence.documents import publications
+from homenode.decide.evidence.model import Evidence
+from homenode.decide.machine_facts import facts_of_host, facts_of_runs
+from homenode.decide.statement import memory_text
+from homenode.decide.verdict import ReasonId, Verdict
 from homenode.findings import Finding
+from homenode.machine.description.shipped import shipped_hosts
+from homenode.machine.pci import DeviceKind, PciDevice
+from homenode.machine.topology import Host
 from homenode.objective import Objective
-from homenode.pci import DeviceKind, PciDevice
-from homenode.plan.options import MemoryMode, PlanOptions
 from homenode.plan.request import layout_for
-from homenode.sources import load_host
-from homenode.topology import Host
-from homenode.tuning import Tuning, tune
+from homenode.plan.tuning import Tuning, tune
 from homenode.units import GIB
+from homenode.vm.domain.memory import read_binding
+from homenode.vm.domain.metadata import read_record
+from homenode.vm.domain.read import open_domain, read_vm
 from homenode.vm.layout import (
     PRESETS,
     GuestCells,
@@ -40,6 +38,8 @@ from homenode.vm.layout import (
     Pinning,
     Siblings,
 )
+from homenode.vm.plan_options import MemoryMode, PlanOptions
+from homenode.vm.sources import load_host
 from tests.simulated_runs import simulated_run
 
 EVIDENCE = Evidence(publications())

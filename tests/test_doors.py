@@ -139,37 +139,43 @@ MODULES = {
 _OWN = "in homenode's own state folder, or of a file that it has just looked at"
 _HELD = "below a descriptor that is held"
 EXCEPTIONS: dict[str, dict[str, str]] = {
-    "apply/store.py": {"unlink": _OWN, "rmtree": _OWN},
+    "change/apply/store.py": {"unlink": _OWN, "rmtree": _OWN},
     "cli/kubevirt.py": {"sys.stdin": "a tar that its reader counts"},
     "cli/main.py": {"open": "/dev/null", "os.O_WRONLY": "/dev/null"},
     "cli/terminal.py": {"sys.stdin": "whether it is a terminal, and an answer typed there"},
-    "domain/document.py": {"xml.parsers": "expat, which is given a text"},
-    "domain/restore.py": {"unlink": _OWN},
-    "domain/schema.py": {"etree.parse": "libvirt's schema below /usr, whose parts libxml2 opens"},
-    "host_setup/installation.py": {"unlink": _OWN},
+    "vm/domain/document.py": {"xml.parsers": "expat, which is given a text"},
+    "vm/domain/restore.py": {"unlink": _OWN},
+    "vm/domain/schema.py": {
+        "etree.parse": "libvirt's schema below /usr, whose parts libxml2 opens"
+    },
+    "change/host_setup/installation.py": {"unlink": _OWN},
     "measure/layouts/runner.py": {"shutil.move": "a run's folder, by its name"},
     "measure/setup/run.py": {"unlink": "a program whose way and sum were looked at"},
     "plan/search/candidates.py": {"open": "a field of GPU sets"},
     "plan/search/solve.py": {"open": "a field of GPU sets"},
     "plugins.py": {"importlib.metadata": "entry points of installed distributions"},
-    "pods/manifest.py": {"yaml": "it is given a text"},
+    "cluster/pods/manifest.py": {"yaml": "it is given a text"},
     "process.py": {"Popen": "the one way to start a program"},
-    "record_folder.py": {"unlink": _OWN},
-    "results/received.py": {"TemporaryFile": "without a name", "rename": _HELD, "rmtree": _HELD},
-    "snapshot/capture.py": {"GzipFile": "in memory", "open": "tarfile, in memory"},
-    "snapshot/live.py": {"read_text": "of a snapshot"},
-    "snapshot/protocol.py": {"read_text": "of a snapshot"},
-    "targets/hypervisors/__init__.py": {"pkgutil": "names of its own modules"},
-    "targets/registry.py": {"importlib.metadata": "entry points of installed distributions"},
+    "change/record_folder.py": {"unlink": _OWN},
+    "measure/results/received.py": {
+        "TemporaryFile": "without a name",
+        "rename": _HELD,
+        "rmtree": _HELD,
+    },
+    "machine/snapshot/capture.py": {"GzipFile": "in memory", "open": "tarfile, in memory"},
+    "machine/snapshot/live.py": {"read_text": "of a snapshot"},
+    "machine/snapshot/protocol.py": {"read_text": "of a snapshot"},
+    "vm/targets/hypervisors/__init__.py": {"pkgutil": "names of its own modules"},
+    "vm/targets/registry.py": {"importlib.metadata": "entry points of installed distributions"},
     "trusted_path.py": {
         "TemporaryDirectory": "the one way to a folder of this user alone",
         "setxattr": "of a descriptor",
     },
-    "verify/boot/boot_folder.py": dict.fromkeys(
+    "check/verify/boot/boot_folder.py": dict.fromkeys(
         ("open", "fdopen", "rmtree", "os.O_RDONLY", "os.O_DIRECTORY", "os.O_NOFOLLOW"),
         "its own folder, and a file that durable has made",
     ),
-    "verify/boot/forms.py": {"xml.sax.saxutils": "quotes"},
+    "check/verify/boot/forms.py": {"xml.sax.saxutils": "quotes"},
 }
 """file -> what it uses -> why it may."""
 

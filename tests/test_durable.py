@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from homenode import durable
+from homenode.change.record_folder import RecordFolder
 from homenode.cli.terminal import write_text
-from homenode.domain.restore import restore, write_tuned
+from homenode.cluster.bindings.folder import StudyFolder
 from homenode.errors import HostError, InputError
-from homenode.measure.bindings.folder import StudyFolder
 from homenode.measure.layouts.journal import JournalFile
+from homenode.measure.results.store import read_run, write_run
 from homenode.measure.run_folder import RAW, open_run
-from homenode.record_folder import RecordFolder
-from homenode.results.store import read_run, write_run
+from homenode.vm.domain.restore import restore, write_tuned
 from tests.report_runs import full_run
 
 NOBODY = 65534

@@ -8,8 +8,8 @@ from homenode.cpuset import CpuSet
 from homenode.errors import InputError
 from homenode.gap import Gap
 from homenode.indices import CoreIndex, NodeIndex, PackageIndex
-from homenode.pci import DeviceKind, PciDevice
-from homenode.topology import Core, CoreId, CpuModel, Host, NumaNode
+from homenode.machine.pci import DeviceKind, PciDevice
+from homenode.machine.topology import Core, CoreId, CpuModel, Host, NumaNode
 
 HOST = Host(
     name="x86-1p1n1c2t",

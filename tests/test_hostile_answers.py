@@ -11,18 +11,18 @@ from typing import Any
 import pytest
 
 from homenode.change.step import ChangeHead
-from homenode.doctor.expectation_file import parse_expectation
+from homenode.check.doctor.expectation_file import parse_expectation
 from homenode.errors import HomenodeError, HostError, InputError, ToolError
 from homenode.formats import decode, decode_head, decode_journal
 from homenode.json_text import NotJsonError, decode_json
+from homenode.machine.topology import Host
 from homenode.measure.access.guest_agent import GuestAgent
 from homenode.measure.layouts.journal import Entry, Head
+from homenode.measure.results.lines import parse_run, run_text
+from homenode.measure.results.received import MAX_BYTES, receive_run
 from homenode.measure.setup.run import FOLDER, OLD_RECORD, setup_journal
 from homenode.plan.stored import read_plan_for
-from homenode.results.lines import parse_run, run_text
-from homenode.results.received import MAX_BYTES, receive_run
-from homenode.sources import load_host
-from homenode.topology import Host
+from homenode.vm.sources import load_host
 from tests.report_runs import full_run
 from tests.source_trees import FILES, nodes
 

@@ -18,16 +18,11 @@ from msgspec import structs
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
-from homenode.cpuset import CpuSet
-from homenode.doctor.expectation_file import parse_expectation, render_expectation
-from homenode.doctor.retrain.install import libvirt_hook, systemd_unit
-from homenode.errors import InputError, UsageError
-from homenode.host_setup.files import HOOK, Isolation, setup_files
-from homenode.host_setup.needs import HostNeeds
-from homenode.kubevirt.manifest_options import ManifestOptions
-from homenode.kubevirt.manifests import manifests
-from homenode.kubevirt.yaml_text import yaml_text
-from homenode.measure.bindings.experiments import (
+from homenode.change.host_setup.files import HOOK, Isolation, setup_files
+from homenode.change.host_setup.needs import HostNeeds
+from homenode.change.retrain.install import libvirt_hook, systemd_unit
+from homenode.check.doctor.expectation_file import parse_expectation, render_expectation
+from homenode.cluster.bindings.experiments import (
     Experiment,
     Mode,
     Shape,
@@ -35,20 +30,25 @@ from homenode.measure.bindings.experiments import (
     check_options,
     choose_nodes,
 )
-from homenode.measure.bindings.scripts import script_of
-from homenode.pool.export import export, unnamed
-from homenode.pool.model import Pool
-from homenode.pool.moves import Move, MoveGroup, MovePlan
-from homenode.pool.outlook import FlavourFit, Free, HostOutlook, PoolOutlook
-from homenode.pool.scheduler import Scheduler
-from homenode.report.pool_text import defragment_text
-from homenode.slurm.config import config_word, parse_config, with_words
-from homenode.slurm.gres import gres_lines
-from homenode.slurm.hooks import hooks
-from homenode.targets.registry import target_named
-from homenode.targets.target import Rendering
-from homenode.targets.vm_file import vm_of_options
-from homenode.tools.sinfo import parse_nodes
+from homenode.cluster.bindings.scripts import script_of
+from homenode.cluster.kubevirt.manifest_options import ManifestOptions
+from homenode.cluster.kubevirt.manifests import manifests
+from homenode.cluster.kubevirt.yaml_text import yaml_text
+from homenode.cluster.pool.export import export, unnamed
+from homenode.cluster.pool.model import Pool
+from homenode.cluster.pool.moves import Move, MoveGroup, MovePlan
+from homenode.cluster.pool.outlook import FlavourFit, Free, HostOutlook, PoolOutlook
+from homenode.cluster.pool.scheduler import Scheduler
+from homenode.cluster.slurm.config import config_word, parse_config, with_words
+from homenode.cluster.slurm.gres import gres_lines
+from homenode.cluster.slurm.hooks import hooks
+from homenode.cpuset import CpuSet
+from homenode.errors import InputError, UsageError
+from homenode.machine.tools.sinfo import parse_nodes
+from homenode.plan.vm_file import vm_of_options
+from homenode.show.pool_text import defragment_text
+from homenode.vm.targets.registry import target_named
+from homenode.vm.targets.target import Rendering
 from homenode.wording import command_line, operands
 from tests.hostile_names import NAMES
 from tests.targets.written import host_named, options, written

@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 
 from homenode import input_files
+from homenode.change.record_folder import LOCK, RecordFolder
 from homenode.cli import main
+from homenode.cluster.pool.sources import POOL_FILE, load_pool, load_whole_hosts
+from homenode.decide.evidence.sources import published_hosts
 from homenode.errors import HomenodeError, InputError
-from homenode.evidence.sources import published_hosts
 from homenode.input_files import (
     input_lines,
     open_below,
@@ -26,12 +28,10 @@ from homenode.input_files import (
     read_start,
 )
 from homenode.measure.imported.files import find_folders
-from homenode.pool.sources import POOL_FILE, load_pool, load_whole_hosts
-from homenode.record_folder import LOCK, RecordFolder
-from homenode.results.store import load_runs
+from homenode.measure.results.store import load_runs
 
 ROOT = Path(__file__).parent.parent
-HOST = ROOT / "src/homenode/hosts/small-2n8c-2gpu.toml"
+HOST = ROOT / "src/homenode/machine/hosts/small-2n8c-2gpu.toml"
 VM = ROOT / "demo/gpu-vm.xml"
 
 

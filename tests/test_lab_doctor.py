@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from homenode.sources import load_host
+from homenode.vm.sources import load_host
 from tests.lab.boot import Booted, boot
 from tests.lab.virtual_host import virtual_host
 

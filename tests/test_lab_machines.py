@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from homenode.cpuset import CpuSet
-from homenode.sources import load_host
-from homenode.topology import Host
+from homenode.machine.topology import Host
+from homenode.vm.sources import load_host
 from tests.lab.boot import Booted, boot, run_to_its_end
 from tests.lab.virtual_host import Unbuildable, virtual_host
 

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from homenode.cpuset import CpuSet
-from homenode.domain.read import read_vm
-from homenode.domain.xml_equivalence import same_definition
-from homenode.sources import load_host
-from homenode.tools.versions import Version
+from homenode.machine.tools.versions import Version
+from homenode.vm.domain.read import read_vm
+from homenode.vm.domain.xml_equivalence import same_definition
+from homenode.vm.sources import load_host
 from tests.lab.boot import Booted, boot
 from tests.lab.inside import without_iommufd
 from tests.lab.virtual_host import virtual_host

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from homenode.cpuset import CpuSet
-from homenode.sources import load_host
+from homenode.vm.sources import load_host
 from tests.lab.boot import HERE, boot, need_lab
 from tests.lab.kernel_image import unpacked
 from tests.lab.virtual_host import virtual_host

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from homenode.snapshot.pseudonyms import _PLACE_OF_HOST
+from homenode.machine.snapshot.pseudonyms import _PLACE_OF_HOST
 from tests.pattern_steps import Matcher, superlinear
 from tests.source_trees import FILES, SOURCE, nodes
 
@@ -33,10 +33,10 @@ LINEAR = 2.6
 """Twice the input is twice the steps, and a little; four times of what is quadratic."""
 
 PASSED_ON = {
-    "snapshot/redacted_domain.py": "fullmatch",
-    "tools/openssl_speed.py": "fullmatch",
-    "tools/scontrol.py:_LINES[]": "fullmatch",
-    "snapshot/contents.py": "fullmatch",
+    "machine/snapshot/redacted_domain.py": "fullmatch",
+    "machine/tools/openssl_speed.py": "fullmatch",
+    "machine/tools/scontrol.py:_LINES[]": "fullmatch",
+    "machine/snapshot/contents.py": "fullmatch",
 }
 """Files, or names in them, that hand patterns over, and the method that is called with them."""
 
@@ -105,13 +105,19 @@ def _in_line() -> Iterator[Case]:
 
 
 BUILT: dict[tuple[str, str], tuple[str, str]] = {
-    ("analyse/machine_facts.py", r"f'\\b{re.escape(system.cpu.split()[-1])}\\b'"): (
+    ("decide/machine_facts.py", r"f'\\b{re.escape(system.cpu.split()[-1])}\\b'"): (
         r"\b9654\b",
         "search",
     ),
-    ("analyse/machine_facts.py", r"f'\\b{re.escape(system.name)}\\b'"): (r"\bH100\b", "search"),
-    ("domain/copy.py", "f'{re.escape(original)}(?![A-Za-z0-9])'"): ("vm7(?![A-Za-z0-9])", "search"),
-    ("kubevirt/manifests.py", "pattern"): (r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?", "fullmatch"),
+    ("decide/machine_facts.py", r"f'\\b{re.escape(system.name)}\\b'"): (r"\bH100\b", "search"),
+    ("vm/domain/copy.py", "f'{re.escape(original)}(?![A-Za-z0-9])'"): (
+        "vm7(?![A-Za-z0-9])",
+        "search",
+    ),
+    ("cluster/kubevirt/manifests.py", "pattern"): (
+        r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?",
+        "fullmatch",
+    ),
     ("measure/app_metric.py", "pattern"): (r"tokens/s: ([0-9.]+)", "search"),  # the user's own
     ("measure/programs/torch_place.py", r"f'(?<!\\w)(?:{names}):\\s+(\\d+) kB'"): (
         r"(?<!\w)(?:MemFree|MemTotal):\s+(\d+) kB",
@@ -121,24 +127,33 @@ BUILT: dict[tuple[str, str], tuple[str, str]] = {
         "measure/programs/torch_place.py",
         r"f'(?<!\\S)\\S*/lib{name}[^/\\s]*\\.so[^/\\s]*'",
     ): (r"(?<!\S)/x/libnccl\.so[^/\s]*", "search"),
-    ("snapshot/collector.py", "f'({pattern}):(.*)'"): (
+    ("machine/snapshot/collector.py", "f'({pattern}):(.*)'"): (
         "(sys/bus/pci/devices/[^/]*/numa[0-9]+):(.*)",
         "fullmatch",
     ),
-    ("snapshot/collector.py", "'|'.join((f'({pattern}):' for pattern in patterns))"): (
+    ("machine/snapshot/collector.py", "'|'.join((f'({pattern}):' for pattern in patterns))"): (
         "(sys/[^/]*/a):|(sys/cpu[0-9]+/b):",
         "match",
     ),
-    ("snapshot/gather.py", "translate(part)"): (fnmatch.translate("cpu[0-9]*"), "fullmatch"),
-    ("snapshot/pseudonyms.py", r"f'({_PLACE_OF_HOST}){re.escape(word)}(?![\\w-]|\\.\\w)'"): (
+    ("machine/snapshot/gather.py", "translate(part)"): (
+        fnmatch.translate("cpu[0-9]*"),
+        "fullmatch",
+    ),
+    (
+        "machine/snapshot/pseudonyms.py",
+        r"f'({_PLACE_OF_HOST}){re.escape(word)}(?![\\w-]|\\.\\w)'",
+    ): (
         rf"({_PLACE_OF_HOST})gpu7(?![\w-]|\.\w)",
         "everywhere",
     ),
-    ("snapshot/pseudonyms.py", "f'(?<![A-Za-z0-9])(?:{choice})(?![A-Za-z0-9])'"): (
+    ("machine/snapshot/pseudonyms.py", "f'(?<![A-Za-z0-9])(?:{choice})(?![A-Za-z0-9])'"): (
         "(?<![A-Za-z0-9])(?:gpu77|gpu7)(?![A-Za-z0-9])",
         "everywhere",
     ),
-    ("snapshot/redacted_domain.py", "'|'.join(map(re.escape, words))"): ("a|b", "fullmatch"),
+    ("machine/snapshot/redacted_domain.py", "'|'.join(map(re.escape, words))"): (
+        "a|b",
+        "fullmatch",
+    ),
 }
 """Patterns that a function makes, by file and text: what it makes, and the method it is used by."""
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from homenode.doctor.links.load_program import load_program
 from homenode.errors import ToolError, UsageError
 from homenode.measure.access.local import LocalMachine
 from homenode.measure.access.machine import Machine, Said
 from homenode.measure.access.remote import RemoteMachine
 from homenode.measure.gpu.machine import COLLECTIVES, COPIES
+from homenode.measure.gpu_load_program import load_program
 from homenode.measure.program_text import ask_for_torch, run_program
 from tests.source_trees import FILES, SOURCE, nodes
 

@@ -8,9 +8,9 @@ import pytest
 
 from homenode.errors import InputError
 from homenode.formats import encode
-from homenode.pci import DeviceKind
-from homenode.sources import load_host
-from homenode.topology import summarise
+from homenode.machine.pci import DeviceKind
+from homenode.machine.topology import summarise
+from homenode.vm.sources import load_host
 from tests.shared_data import SHARED
 from tests.sysfs_trees import cpu_files
 from tests.tools.test_hwloc_xml import TWO_NODES, _document
@@ -65,7 +65,7 @@ def test_a_description_is_rendered_and_discovered(tmp_path: Path) -> None:
     from importlib.resources import files
 
     path = tmp_path / "mine"
-    path.write_text((files("homenode") / "hosts" / "xapi-2n16c2t.toml").read_text())
+    path.write_text((files("homenode") / "machine/hosts" / "xapi-2n16c2t.toml").read_text())
     assert summarise(load_host(str(path))).cores == 32
 
 

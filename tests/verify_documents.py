@@ -2,14 +2,14 @@
 
 from functools import cache
 
-from homenode.domain.read import open_domain
+from homenode.check.verify.document.verification import verify_document
 from homenode.findings import Finding
-from homenode.plan.model import Plan
-from homenode.plan.options import PlanOptions, Policy
-from homenode.sources import load_host
-from homenode.topology import Host
-from homenode.tuning import Tuning, tune
-from homenode.verify.document.verification import verify_document
+from homenode.machine.topology import Host
+from homenode.plan.tuning import Tuning, tune
+from homenode.vm.domain.read import open_domain
+from homenode.vm.plan_model import Plan
+from homenode.vm.plan_options import PlanOptions, Policy
+from homenode.vm.sources import load_host
 
 SMALL = "small-2n8c-2gpu"
 DEVICES = ("0000:11:00.0", "0000:81:00.0")

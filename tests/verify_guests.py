@@ -3,10 +3,10 @@
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
-from homenode.description.parse import parse_description
-from homenode.description.render import render
-from homenode.discover import discover
-from homenode.topology import Host
+from homenode.machine.description.parse import parse_description
+from homenode.machine.description.render import render
+from homenode.machine.discover import discover
+from homenode.machine.topology import Host
 
 _GUEST = """
 format = 1

@@ -1,4 +1,4 @@
-"""The Python interface: what `from homenode import ...` gives. docs/python.md shows it. [I/O]
+"""The Python interface: what `from homenode.api import ...` gives. docs/python.md shows it. [I/O]
 
 A domain is a file (a str or a Path) or a document itself (bytes). A host is a Host or whatever
 --host takes: a capture, a host.toml, a shipped host's name; None is this machine.
@@ -11,17 +11,17 @@ from typing import Any
 from msgspec import structs
 from msgspec.structs import replace
 
-from homenode.analyse.comparison import Comparison
-from homenode.analyse.verdict import Verdict
+from homenode.decide.comparison import Comparison
+from homenode.decide.verdict import Verdict
 from homenode.errors import HomenodeError
 from homenode.findings import Findings
+from homenode.machine.topology import Host
+from homenode.measure.results.model import Run
 from homenode.objective import Objective
-from homenode.plan.model import Plan, Unplannable
-from homenode.plan.options import AUTO, PlanOptions, refuse_objective
-from homenode.results.model import Run
-from homenode.sources import load_host
-from homenode.topology import Host
-from homenode.tuning import Tuning
+from homenode.plan.tuning import Tuning
+from homenode.vm.plan_model import Plan, Unplannable
+from homenode.vm.plan_options import AUTO, PlanOptions, refuse_objective
+from homenode.vm.sources import load_host
 
 __all__ = [
     "Comparison",
@@ -61,10 +61,10 @@ def plan(domain: Domain, host: HostSource = None, options: PlanOptions | None = 
 
 def tune(domain: Domain, host: HostSource = None, options: PlanOptions | None = None) -> Tuning:
     """The plan, and the domain's document rewritten by it; nothing is written or defined."""
-    from homenode.auto_layout import settled
-    from homenode.domain.read import read_vm
-    from homenode.evidence.sources import load_evidence
-    from homenode.tuning import tune as tune_document
+    from homenode.decide.auto_layout import settled
+    from homenode.decide.evidence.sources import load_evidence
+    from homenode.plan.tuning import tune as tune_document
+    from homenode.vm.domain.read import read_vm
 
     content, source = _document(domain)
     machine = _host(host)
@@ -77,11 +77,11 @@ def tune(domain: Domain, host: HostSource = None, options: PlanOptions | None = 
 
 def verify(domain: Domain, host: HostSource = None, plan: Plan | None = None) -> Findings:
     """What is wrong with a domain document: by itself, on the host, and against a plan of it."""
-    from homenode.domain.read import open_domain
-    from homenode.domain.schema import validate
+    from homenode.check.verify.document.verification import verify_document
     from homenode.findings import in_order
-    from homenode.hypervisor.parser import parsed_by_libvirt
-    from homenode.verify.document.verification import verify_document
+    from homenode.vm.domain.read import open_domain
+    from homenode.vm.domain.schema import validate
+    from homenode.vm.hypervisor.parser import parsed_by_libvirt
 
     document = open_domain(*_document(domain))
     errors, gap = validate(document.to_bytes())
@@ -95,8 +95,8 @@ def verify(domain: Domain, host: HostSource = None, plan: Plan | None = None) ->
 
 def diagnose(host: HostSource = None, domain: Domain | None = None) -> Findings:
     """What `homenode doctor` finds on a host, and of a domain on it."""
-    from homenode.doctor.diagnosis import diagnose as find
-    from homenode.domain.read import open_domain
+    from homenode.check.doctor.diagnosis import diagnose as find
+    from homenode.vm.domain.read import open_domain
 
     document = None if domain is None else open_domain(*_document(domain))
     return find(_host(host), document)
@@ -107,10 +107,10 @@ def decide(host: HostSource, objective: Objective, results: Sequence[str] = ()) 
 
     results: folders that decide as well as the published figures.
     """
-    from homenode.analyse.decide import decide as decide_on
-    from homenode.analyse.machine_facts import facts_of_host, of_host
-    from homenode.evidence.documents import publications
-    from homenode.evidence.model import Evidence
+    from homenode.decide.decide import decide as decide_on
+    from homenode.decide.evidence.documents import publications
+    from homenode.decide.evidence.model import Evidence
+    from homenode.decide.machine_facts import facts_of_host, of_host
 
     machine = _host(host)
     evidence = Evidence(publications(), of_host(load_results(*results), machine))
@@ -119,9 +119,9 @@ def decide(host: HostSource, objective: Objective, results: Sequence[str] = ()) 
 
 def compare(folders: Sequence[str], objective: Objective | None = None) -> Comparison:
     """Effects with intervals between layouts; the first folder's layout is the baseline."""
-    from homenode.analyse.alternative import alternatives_of
-    from homenode.analyse.compare import compare as compare_alternatives
-    from homenode.evidence.sources import load_sources
+    from homenode.decide.alternative import alternatives_of
+    from homenode.decide.compare import compare as compare_alternatives
+    from homenode.decide.evidence.sources import load_sources
 
     named = load_sources(folders)
     skipped = [reason for one in named for reason in one.skipped]
@@ -131,17 +131,17 @@ def compare(folders: Sequence[str], objective: Objective | None = None) -> Compa
 
 def load_results(*folders: str) -> tuple[Run, ...]:
     """Runs of results folders, or of published:SYSTEM."""
-    from homenode.evidence.sources import load_sources
+    from homenode.decide.evidence.sources import load_sources
 
     return tuple(run for one in load_sources(folders) for run in one.runs)
 
 
 def result_rows(*folders: str) -> list[dict[str, Any]]:
     """Every figure as a flat row, for pandas.DataFrame: docs/formats/rows.md names the columns."""
-    from homenode.evidence.documents import publications
-    from homenode.report.page.gathered import gather
-    from homenode.report.page.machine import machines_of
-    from homenode.report.page.rows import rows_of
+    from homenode.decide.evidence.documents import publications
+    from homenode.show.page.gathered import gather
+    from homenode.show.page.machine import machines_of
+    from homenode.show.page.rows import rows_of
 
     evidence = publications()
     found = gather(list(folders), evidence, ())
@@ -152,8 +152,8 @@ def result_rows(*folders: str) -> list[dict[str, Any]]:
 def to_json(value: Host | Plan | Findings | Comparison) -> str:
     """A value in its documented format (docs/formats), as --json prints it."""
     from homenode.formats import encode
+    from homenode.machine.topology import summarise
     from homenode.plan.stored import encode_plan
-    from homenode.topology import summarise
 
     if isinstance(value, Plan):
         return encode_plan(value)

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import IO, Any
 
@@ -287,3 +288,10 @@ def _search_path() -> str:
 def _absolute_folders(listed: str) -> list[str]:
     """Those of a list with colons. Empty and relative ones mean the folder that we stand in."""
     return [part for part in listed.split(":") if part.startswith("/")]
+
+
+def arguments_after(argv: Sequence[str], option: str) -> Iterator[str]:
+    """The values that follow an option on a command line."""
+    for word, value in pairwise(argv):
+        if word == option:
+            yield value

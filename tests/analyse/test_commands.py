@@ -7,13 +7,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from homenode.analyse.comparison import Comparison
-from homenode.analyse.verdict import Verdicts
+from homenode.decide.comparison import Comparison
+from homenode.decide.verdict import Verdicts
 from homenode.errors import HomenodeError
 from homenode.formats import decode
-from homenode.results.lines import run_text
-from homenode.results.model import Run
-from homenode.results.store import FILE, write_run
+from homenode.measure.results.lines import run_text
+from homenode.measure.results.model import Run
+from homenode.measure.results.store import FILE, write_run
 from tests.command_line import homenode
 from tests.simulated_runs import simulated_run
 

@@ -7,9 +7,11 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from homenode.analyse.alternative import alternatives
-from homenode.analyse.compare import compare
-from homenode.analyse.comparison import (
+from homenode.bdf import Bdf
+from homenode.cpuset import CpuSet
+from homenode.decide.alternative import alternatives
+from homenode.decide.compare import compare
+from homenode.decide.comparison import (
     FEW_BOOTS,
     PRINTED,
     Comparison,
@@ -17,13 +19,11 @@ from homenode.analyse.comparison import (
     EvidenceLevel,
     Outcome,
 )
-from homenode.bdf import Bdf
-from homenode.cpuset import CpuSet
 from homenode.errors import InputError
+from homenode.measure.results.model import Condition, GpuPlace, Origin, Run, Sample, Statistic
+from homenode.measure.results.vantage import Vantage
 from homenode.metrics import METRICS, MOST_PRIMARY, metric_of, primaries
 from homenode.objective import Objective
-from homenode.results.model import Condition, GpuPlace, Origin, Run, Sample, Statistic
-from homenode.results.vantage import Vantage
 from tests.simulated_runs import simulated_run
 
 TRIAD = {"memory-bandwidth": ("bytes_per_s", 100e9)}

@@ -5,10 +5,10 @@ import random
 import pytest
 from msgspec.structs import replace
 
-from homenode.analyse.alternative import alternatives
-from homenode.analyse.comparison import Doubt
-from homenode.analyse.doubts import doubts_between, doubts_of
-from homenode.results.model import Condition, Origin, Run, Sample
+from homenode.decide.alternative import alternatives
+from homenode.decide.comparison import Doubt
+from homenode.decide.doubts import doubts_between, doubts_of
+from homenode.measure.results.model import Condition, Origin, Run, Sample
 from tests.simulated_runs import simulated_run
 
 FIGURES = {"triad": ("bytes_per_s", 1e10)}

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import pytest
 from msgspec.structs import replace
 
-from homenode.analyse.comparison import Outcome
-from homenode.analyse.correction import holm
-from homenode.analyse.t_distribution import f_upper_p, t_quantile, two_sided_p
-from homenode.results.model import Run
+from homenode.decide.comparison import Outcome
+from homenode.decide.correction import holm
+from homenode.decide.t_distribution import f_upper_p, t_quantile, two_sided_p
+from homenode.measure.results.model import Run
 from tests.analyse.test_compare import GPU, LATENCY, TRIAD, compared, only
 from tests.simulated_runs import simulated_run
 

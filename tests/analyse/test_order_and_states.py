@@ -7,15 +7,15 @@ from collections.abc import Iterable, Sequence
 import pytest
 from msgspec.structs import replace
 
-from homenode.analyse.alternative import alternatives
-from homenode.analyse.compare import compare
-from homenode.analyse.comparison import FEW_BOOTS, ORDER, STATES, Effect, EvidenceLevel, Outcome
-from homenode.analyse.decide import decide
-from homenode.analyse.machine_facts import facts_of_runs
-from homenode.evidence.model import Evidence
+from homenode.decide.alternative import alternatives
+from homenode.decide.compare import compare
+from homenode.decide.comparison import FEW_BOOTS, ORDER, STATES, Effect, EvidenceLevel, Outcome
+from homenode.decide.decide import decide
+from homenode.decide.evidence.model import Evidence
+from homenode.decide.machine_facts import facts_of_runs
+from homenode.measure.results.model import Condition, Origin, Run, RunHead, Sample, Switches
+from homenode.measure.results.vantage import Vantage
 from homenode.objective import Objective
-from homenode.results.model import Condition, Origin, Run, RunHead, Sample, Switches
-from homenode.results.vantage import Vantage
 from homenode.vm.layout import PRESETS
 
 LOW, HIGH = 47e9, 79e9

@@ -8,23 +8,23 @@ import pytest
 from msgspec import structs
 from msgspec.structs import replace
 
-from homenode.analyse.alternative import alternatives
-from homenode.analyse.comparison import EvidenceLevel
-from homenode.analyse.decide import PRIOR, decide, decide_all, decide_for_machines, machines_with
-from homenode.analyse.health import figure_findings
-from homenode.analyse.machine_facts import MachineFacts, facts_of_host, facts_of_runs
-from homenode.analyse.ranking import Position
-from homenode.analyse.statement import huge_page_advice, sentence_of, source_sentence
-from homenode.analyse.verdict import ReasonId, Verdict, VerdictDifference, verdict
 from homenode.bdf import Bdf
-from homenode.evidence.documents import publications
-from homenode.evidence.model import Evidence
-from homenode.evidence.sources import published_hosts
+from homenode.decide.alternative import alternatives
+from homenode.decide.comparison import EvidenceLevel
+from homenode.decide.decide import PRIOR, decide, decide_all, decide_for_machines, machines_with
+from homenode.decide.evidence.documents import publications
+from homenode.decide.evidence.model import Evidence
+from homenode.decide.evidence.sources import published_hosts
+from homenode.decide.health import figure_findings
+from homenode.decide.machine_facts import MachineFacts, facts_of_host, facts_of_runs
+from homenode.decide.ranking import Position
+from homenode.decide.statement import huge_page_advice, sentence_of, source_sentence
+from homenode.decide.verdict import ReasonId, Verdict, VerdictDifference, verdict
 from homenode.findings import Severity
+from homenode.measure.results.model import Origin, Run, Sample, Statistic, host_kind
 from homenode.objective import Objective
-from homenode.plan.fingerprint import host_fingerprint
-from homenode.results.model import Origin, Run, Sample, Statistic, host_kind
-from homenode.sources import load_host
+from homenode.vm.fingerprint import host_fingerprint
+from homenode.vm.sources import load_host
 from tests.simulated_runs import BOOTS, SAMPLES, simulated_run
 
 PUBLISHED = Evidence(publications())

@@ -11,22 +11,22 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from homenode.apply.definition import (
+from homenode.change import host_lock
+from homenode.change.apply.definition import (
     apply_definition,
     forget_original,
     preview_definition,
     restore_definition,
 )
-from homenode.apply.live_pins import apply_live_pins, preview_live_pins, restore_live_pins
-from homenode.apply.store import DomainStore, other_daemons
-from homenode.change import host_lock
+from homenode.change.apply.live_pins import apply_live_pins, preview_live_pins, restore_live_pins
+from homenode.change.apply.store import DomainStore, other_daemons
 from homenode.change.journal import default_root
 from homenode.change.step import ChangeState
 from homenode.cpuset import CpuSet
 from homenode.errors import HostError, InputError, ToolError, UsageError
-from homenode.hypervisor.connection import checked_uri
-from homenode.hypervisor.domain_state import parse_dominfo, parse_pins
-from homenode.hypervisor.virsh import Virsh
+from homenode.vm.hypervisor.connection import checked_uri
+from homenode.vm.hypervisor.domain_state import parse_dominfo, parse_pins
+from homenode.vm.hypervisor.virsh import Virsh
 from tests.apply_documents import NAME, ORIGINAL, tuned
 from tests.virsh_stand_in import URI, UUID, StandIn
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from homenode.apply.store import DomainStore
+from homenode.change.apply.store import DomainStore
 from homenode.cli.apply import restore_domain
 from homenode.errors import InputError, UsageError
 from tests.apply_documents import NAME, ORIGINAL, tuned

@@ -13,16 +13,16 @@ from pathlib import Path
 
 import pytest
 
-from homenode.apply.definition import (
+from homenode.change.apply.definition import (
     apply_definition,
     forget_original,
     preview_restore,
     restore_definition,
 )
-from homenode.apply.store import DomainStore
-from homenode.domain.xml_equivalence import same_definition
+from homenode.change.apply.store import DomainStore
 from homenode.errors import InputError
-from homenode.hypervisor.virsh import Virsh
+from homenode.vm.domain.xml_equivalence import same_definition
+from homenode.vm.hypervisor.virsh import Virsh
 from tests.apply.test_killed import in_child
 from tests.apply_documents import NAME, ORIGINAL, tuned
 from tests.verify_documents import PLAIN

@@ -17,10 +17,10 @@ from pathlib import Path
 
 import pytest
 
-from homenode.apply.definition import apply_definition, restore_definition
+from homenode.change.apply.definition import apply_definition, restore_definition
 from homenode.errors import HomenodeError, HostError
-from homenode.hypervisor.virsh import Virsh
 from homenode.process import run
+from homenode.vm.hypervisor.virsh import Virsh
 from tests.apply_documents import NAME, ORIGINAL, tuned
 from tests.virsh_stand_in import URI, UUID, StandIn
 

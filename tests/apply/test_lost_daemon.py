@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from homenode.errors import HostError
-from homenode.hypervisor.virsh import Virsh
 from homenode.measure.layouts import guest
 from homenode.measure.layouts.guest import retry_while_unavailable
+from homenode.vm.hypervisor.virsh import Virsh
 from tests.command_line import homenode
 from tests.two_node_libvirt import TwoNodes, two_nodes
 

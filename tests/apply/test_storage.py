@@ -7,9 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from homenode.apply.definition import apply_definition, preview_definition, restore_definition
+from homenode.change.apply.definition import (
+    apply_definition,
+    preview_definition,
+    restore_definition,
+)
 from homenode.errors import HostError, InputError
-from homenode.hypervisor.virsh import Virsh
+from homenode.vm.hypervisor.virsh import Virsh
 from tests.apply_documents import NAME, ORIGINAL, tuned
 from tests.virsh_stand_in import URI, StandIn
 

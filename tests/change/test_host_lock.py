@@ -15,18 +15,18 @@ from pathlib import Path
 
 import pytest
 
-from homenode.apply.store import journals_of_domains
 from homenode.change import host_lock
+from homenode.change.apply.store import journals_of_domains
 from homenode.change.host_lock import host_locked, lock_of_one_user
 from homenode.change.journal import default_root
 from homenode.change.open_changes import OpenChange, open_changes
 from homenode.cli.apply import restore_domain
 from homenode.cpuset import CpuSet
-from homenode.description.parse import parse_description
-from homenode.description.render import render
 from homenode.errors import HomenodeError, HostError
-from homenode.plan.options import PlanOptions
+from homenode.machine.description.parse import parse_description
+from homenode.machine.description.render import render
 from homenode.vm.layout import MemoryBinding
+from homenode.vm.plan_options import PlanOptions
 from tests.apply_documents import NAME, ORIGINAL
 from tests.command_line import apply, replan, restore
 from tests.tree_writer import write_tree

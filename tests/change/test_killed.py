@@ -15,24 +15,24 @@ from typing import Protocol
 
 import pytest
 
-from homenode.apply.define_step import DomainChange
-from homenode.apply.definition import apply_definitions, restore_definition
-from homenode.apply.live_pins import apply_live_pins, restore_live_pins
-from homenode.apply.store import journals_of_domains
+from homenode.change.apply.define_step import DomainChange
+from homenode.change.apply.definition import apply_definitions, restore_definition
+from homenode.change.apply.live_pins import apply_live_pins, restore_live_pins
+from homenode.change.apply.store import journals_of_domains
 from homenode.change.host_lock import host_locked
+from homenode.change.host_setup.files import HOOK, Isolation, setup_files
+from homenode.change.host_setup.installation import Installation
+from homenode.change.host_setup.needs import HostNeeds, NodePages
+from homenode.change.retrain.execution import RetrainStep
+from homenode.change.retrain.journal import open_retrain, retrain_journal
 from homenode.cli import watch
 from homenode.cli.arguments.check import WatchArguments
 from homenode.cpuset import CpuSet
-from homenode.doctor.retrain.execution import RetrainStep
-from homenode.doctor.retrain.journal import open_retrain, retrain_journal
-from homenode.domain.restore import restore, write_tuned
 from homenode.errors import InputError
-from homenode.host_setup.files import HOOK, Isolation, setup_files
-from homenode.host_setup.installation import Installation
-from homenode.host_setup.needs import HostNeeds, NodePages
-from homenode.hypervisor.virsh import Virsh
 from homenode.measure.access.local import LocalMachine
 from homenode.measure.setup.run import carry_out, take_back
+from homenode.vm.domain.restore import restore, write_tuned
+from homenode.vm.hypervisor.virsh import Virsh
 from tests.apply_documents import NAME, ORIGINAL, tuned
 from tests.change.test_host_lock import SmallHost, uuid_of
 from tests.doctor.test_retrain import planned, sick

@@ -6,20 +6,20 @@ from pathlib import Path
 
 import pytest
 
-from homenode.apply.definition import apply_definition, restore_definition
-from homenode.apply.store import DomainStore
 from homenode.bdf import Bdf
+from homenode.change.apply.definition import apply_definition, restore_definition
+from homenode.change.apply.store import DomainStore
+from homenode.change.host_setup.files import Isolation, setup_files
+from homenode.change.host_setup.installation import Installation
+from homenode.change.host_setup.needs import HostNeeds, NodePages
+from homenode.change.retrain import journal as retrain_journals
+from homenode.change.retrain.execution import KIND
+from homenode.change.retrain.journal import retrain_journal
 from homenode.change.step import ChangeEntry, ChangeState
 from homenode.cpuset import CpuSet
-from homenode.doctor.retrain import journal as retrain_journals
-from homenode.doctor.retrain.execution import KIND
-from homenode.doctor.retrain.journal import retrain_journal
-from homenode.host_setup.files import Isolation, setup_files
-from homenode.host_setup.installation import Installation
-from homenode.host_setup.needs import HostNeeds, NodePages
-from homenode.hypervisor.virsh import Virsh
 from homenode.measure.layouts.journal import BOOT, Head, JournalFile
 from homenode.measure.setup.run import setup_journal
+from homenode.vm.hypervisor.virsh import Virsh
 from tests.apply_documents import NAME, ORIGINAL, tuned
 from tests.command_line import homenode
 from tests.virsh_stand_in import URI, UUID, StandIn

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from homenode.check.verify.boot.accelerator import qemu_program
 from homenode.cli.main import main
-from homenode.verify.boot.accelerator import qemu_program
 from tests.verify_documents import SMALL, tuned
 
 Which = Callable[..., str | None]

@@ -10,9 +10,9 @@ import pytest
 from lxml import etree
 
 from homenode.cli.apply import tuned_on
-from homenode.plan.model import is_critical
-from homenode.plan.options import PlanOptions
 from homenode.units import GIB
+from homenode.vm.plan_model import is_critical
+from homenode.vm.plan_options import PlanOptions
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT = ROOT / "demo" / "gpu-vm.xml"

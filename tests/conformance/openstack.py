@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from homenode.cpuset import CpuSet
-from homenode.targets.vm_file import TargetPlan
-from homenode.topology import Host
+from homenode.machine.topology import Host
+from homenode.plan.vm_file import TargetPlan
 from homenode.units import KIB, MIB
 from tests.conformance.builds import PROGRAMS, first_line
 from tests.conformance.judge import Answer, Example, Facts, Judge

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from homenode.cpuset import CpuSet
-from homenode.targets.qm_conf import start_timeout_s
-from homenode.targets.target import pus_of
+from homenode.vm.targets.qm_conf import start_timeout_s
+from homenode.vm.targets.target import pus_of
 from tests.conformance.builds import PROGRAMS, absent
 from tests.conformance.judge import Answer, Example, Facts, Judge
 from tests.conformance.qemu import planned_facts, read_facts

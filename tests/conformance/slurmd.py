@@ -10,12 +10,12 @@ from functools import cache
 from pathlib import Path
 from random import Random
 
+from homenode.cluster.slurm.check import Checked, check
+from homenode.cluster.slurm.check_slurm import SlurmVersion
+from homenode.cluster.slurm.config import parse_config
 from homenode.cpuset import CpuSet
 from homenode.findings import Severity
-from homenode.slurm.check import Checked, check
-from homenode.slurm.check_slurm import SlurmVersion
-from homenode.slurm.config import parse_config
-from homenode.topology import Host
+from homenode.machine.topology import Host
 from tests.conformance.builds import first_line, folder
 from tests.conformance.judge import Answer, Judge
 from tests.slurm import testbed

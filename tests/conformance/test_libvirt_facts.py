@@ -4,9 +4,9 @@ import re
 
 import pytest
 
-from homenode.domain.new import new_domain
-from homenode.tuning import tune
+from homenode.plan.tuning import tune
 from homenode.units import GIB, MIB
+from homenode.vm.domain.new import new_domain
 from tests.conformance.libvirt import planned_of_document, read_document
 from tests.targets.written import host_named, options
 

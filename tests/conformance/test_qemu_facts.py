@@ -7,7 +7,7 @@ from functools import cache
 import pytest
 from msgspec import structs
 
-from homenode.targets.vm_file import TargetPlan, plan_for_target, vm_of_options
+from homenode.plan.vm_file import TargetPlan, plan_for_target, vm_of_options
 from homenode.units import MIB
 from tests.conformance.qemu import missing, planned_of_script, read_of_script
 from tests.conformance.qemu_machine import QemuError

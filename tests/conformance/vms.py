@@ -8,17 +8,17 @@ from functools import cache
 from msgspec import structs
 
 from homenode.bdf import Bdf
-from homenode.description.shipped import shipped_hosts
 from homenode.errors import InputError, UsageError
-from homenode.pci import DeviceKind
-from homenode.plan.model import Plan, Unplannable
-from homenode.plan.options import CellRequest, MemoryMode, PciGranularity, PlanOptions, Policy
-from homenode.sources import load_host
-from homenode.targets.vm_file import TargetPlan, VmFile, plan_for_target, read_vm, vm_of_options
-from homenode.topology import Host
+from homenode.machine.description.shipped import shipped_hosts
+from homenode.machine.pci import DeviceKind
+from homenode.machine.topology import Host
+from homenode.plan.vm_file import TargetPlan, VmFile, plan_for_target, read_vm, vm_of_options
 from homenode.units import GIB, MIB
 from homenode.vm.layout import PRESETS, GuestCells
 from homenode.vm.model import Vm, VmCell
+from homenode.vm.plan_model import Plan, Unplannable
+from homenode.vm.plan_options import CellRequest, MemoryMode, PciGranularity, PlanOptions, Policy
+from homenode.vm.sources import load_host
 from tests.small_hosts import DeviceSpec, even_host
 
 MOST_VCPUS = 64

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from homenode.topology import Host
+from homenode.machine.topology import Host
 from homenode.units import KIB
 from tests.conformance.builds import absent, folder, library
 from tests.conformance.judge import Answer, Example, Facts, Judge

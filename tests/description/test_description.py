@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
-from homenode.description.parse import parse_description
 from homenode.errors import InputError
-from homenode.pci import DeviceKind, PciLink, PortType
-from homenode.topology import CoreKind, Host, MemoryKind
+from homenode.machine.description.parse import parse_description
+from homenode.machine.pci import DeviceKind, PciLink, PortType
+from homenode.machine.topology import CoreKind, Host, MemoryKind
 
 HOSTS = Path(__file__).parents[2] / "src" / "homenode" / "hosts"
 

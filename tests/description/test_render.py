@@ -10,14 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from homenode.description.parse import parse_description
-from homenode.description.render import render
-from homenode.description.shipped import load_shipped, shipped_hosts
-from homenode.discover.host import discover
 from homenode.errors import InputError
-from homenode.snapshot.contents import PATHS, Kind
-from homenode.snapshot.folder import FolderSnapshot
-from homenode.snapshot.memory import MemorySnapshot
+from homenode.machine.description.parse import parse_description
+from homenode.machine.description.render import render
+from homenode.machine.description.shipped import load_shipped, shipped_hosts
+from homenode.machine.discover.host import discover
+from homenode.machine.snapshot.contents import PATHS, Kind
+from homenode.machine.snapshot.folder import FolderSnapshot
+from homenode.machine.snapshot.memory import MemorySnapshot
 from tests.memory_folder import memory_folder
 from tests.shared_data import SHARED
 from tests.tree_writer import write_tree

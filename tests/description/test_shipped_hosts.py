@@ -10,14 +10,14 @@ import pytest
 from lxml import etree
 from msgspec.structs import replace
 
-from homenode.description.model import HostDescription
-from homenode.description.render import render
-from homenode.description.shipped import load_shipped, shipped_hosts
-from homenode.discover.host import discover
-from homenode.discover.lspci import host_from_lspci
 from homenode.errors import UsageError
-from homenode.pci import DeviceKind
-from homenode.topology import HostSummary, summarise
+from homenode.machine.description.model import HostDescription
+from homenode.machine.description.render import render
+from homenode.machine.description.shipped import load_shipped, shipped_hosts
+from homenode.machine.discover.host import discover
+from homenode.machine.discover.lspci import host_from_lspci
+from homenode.machine.pci import DeviceKind
+from homenode.machine.topology import HostSummary, summarise
 from tests.memory_folder import memory_folder
 from tests.shared_data import SHARED
 from tests.tree_writer import write_tree

@@ -2,13 +2,13 @@
 
 import pytest
 
-from homenode.description.parse import parse_description
-from homenode.description.render import render
-from homenode.description.shipped import load_shipped
 from homenode.errors import InputError
-from homenode.tools import nvidia_smi_topo, rocm_smi_topo
-from homenode.tools.lspci import parse as parse_lspci
-from homenode.tools.versions import parse_qemu_version, parse_virsh_version
+from homenode.machine.description.parse import parse_description
+from homenode.machine.description.render import render
+from homenode.machine.description.shipped import load_shipped
+from homenode.machine.tools import nvidia_smi_topo, rocm_smi_topo
+from homenode.machine.tools.lspci import parse as parse_lspci
+from homenode.machine.tools.versions import parse_qemu_version, parse_virsh_version
 
 HEAD = 'name = "a"\npackages = 2\ncores_per_package = 4\nmemory_per_node = "8GiB"\n'
 

@@ -7,20 +7,20 @@ import pytest
 from msgspec import structs
 
 from homenode.bdf import Bdf
-from homenode.discover import discover
-from homenode.doctor.diagnosis import diagnose
+from homenode.check.doctor.diagnosis import diagnose
+from homenode.cluster.kubevirt.placing import place_devices
+from homenode.cluster.pods.checkpoints import Checkpoints
+from homenode.cluster.pods.kubelet import usual_kubelet
+from homenode.cluster.pods.machine import node_of_host
 from homenode.formats import encode
-from homenode.kubevirt.placing import place_devices
-from homenode.pci import DeviceKind
+from homenode.machine.discover import discover
+from homenode.machine.pci import DeviceKind
+from homenode.machine.snapshot.memory import MemorySnapshot
+from homenode.machine.topology import Host
 from homenode.plan.search.place import place
 from homenode.plan.shape.assemble import assemble
-from homenode.pods.checkpoints import Checkpoints
-from homenode.pods.kubelet import usual_kubelet
-from homenode.pods.machine import node_of_host
-from homenode.snapshot.memory import MemorySnapshot
-from homenode.sources import load_host
-from homenode.topology import Host
 from homenode.units import GIB
+from homenode.vm.sources import load_host
 from tests.kubevirt_documents import document, shipped
 from tests.small_hosts import asking, small_request
 

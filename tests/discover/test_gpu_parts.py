@@ -7,20 +7,20 @@ import pytest
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
-from homenode.description.parse import parse_description
-from homenode.description.render import render
-from homenode.discover import discover
-from homenode.domain.read import read_running_domain
 from homenode.errors import InputError, ParseError
 from homenode.formats import decode, encode
-from homenode.pci import DeviceKind, GpuPart, PartKind, PciDevice
-from homenode.report.device_groups import DeviceCard, card_extras
-from homenode.snapshot.gather import gather
-from homenode.snapshot.memory import MemorySnapshot
-from homenode.snapshot.redact import Identities, redact
-from homenode.tools import amd_smi, nvidia_smi_mig
-from homenode.topology import Host
+from homenode.machine.description.parse import parse_description
+from homenode.machine.description.render import render
+from homenode.machine.discover import discover
+from homenode.machine.pci import DeviceKind, GpuPart, PartKind, PciDevice
+from homenode.machine.snapshot.gather import gather
+from homenode.machine.snapshot.memory import MemorySnapshot
+from homenode.machine.snapshot.redact import Identities, redact
+from homenode.machine.tools import amd_smi, nvidia_smi_mig
+from homenode.machine.topology import Host
+from homenode.show.device_groups import DeviceCard, card_extras
 from homenode.units import GIB
+from homenode.vm.domain.read import read_running_domain
 from tests.mutations import survives
 
 HOST = """

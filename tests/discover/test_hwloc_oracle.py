@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from homenode.discover import discover
-from homenode.discover.hwloc import host_from_hwloc
 from homenode.indices import NodeIndex
-from homenode.pci import DeviceKind
-from homenode.snapshot.store import open_snapshot
-from homenode.topology import Host, summarise
+from homenode.machine.discover import discover
+from homenode.machine.discover.hwloc import host_from_hwloc
+from homenode.machine.pci import DeviceKind
+from homenode.machine.snapshot.store import open_snapshot
+from homenode.machine.topology import Host, summarise
 from tests.memory_folder import memory_folder
 from tests.shared_data import SHARED
 

@@ -5,12 +5,12 @@ from collections.abc import Mapping
 import pytest
 
 from homenode.bdf import Bdf
-from homenode.discover import discover
-from homenode.discover.device_kinds import device_kind
-from homenode.discover.pci_fields import parse_config
-from homenode.pci import DeviceKind, PciBar, PciLink, PortType
-from homenode.snapshot.memory import MemorySnapshot
-from homenode.topology import Host
+from homenode.machine.discover import discover
+from homenode.machine.discover.device_kinds import device_kind
+from homenode.machine.discover.pci_fields import parse_config
+from homenode.machine.pci import DeviceKind, PciBar, PciLink, PortType
+from homenode.machine.snapshot.memory import MemorySnapshot
+from homenode.machine.topology import Host
 from tests.sysfs_trees import NODE, PCI, cpu_files, pci_function, snapshot
 
 GPU = "0000:00:01.0/0000:01:00.0/0000:02:00.0/0000:03:00.0"

@@ -3,9 +3,9 @@
 import pytest
 
 from homenode.bdf import Bdf
-from homenode.pci import PortType
-from homenode.sources import load_host
-from homenode.topology import Host, summarise
+from homenode.machine.pci import PortType
+from homenode.machine.topology import Host, summarise
+from homenode.vm.sources import load_host
 from tests.shared_data import needs_shared, shared
 
 pytestmark = needs_shared

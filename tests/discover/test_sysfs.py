@@ -5,10 +5,10 @@ import random
 import pytest
 
 from homenode.cpuset import CpuSet
-from homenode.discover import discover
 from homenode.errors import HomenodeError, HostError, InputError, ParseError
-from homenode.snapshot.memory import MemorySnapshot
-from homenode.topology import CoreKind, Host, MemoryKind, PagePool, summarise
+from homenode.machine.discover import discover
+from homenode.machine.snapshot.memory import MemorySnapshot
+from homenode.machine.topology import CoreKind, Host, MemoryKind, PagePool, summarise
 from tests.sysfs_trees import CPU, NODE, PCI, cpu_files, pci_function, snapshot
 
 

@@ -6,12 +6,12 @@ import pytest
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
-from homenode.discover import discover
-from homenode.domain.read import read_running_domain
 from homenode.errors import InputError
-from homenode.pci import DeviceLink, LinkKind
-from homenode.sources import load_host
-from homenode.topology import Host, MemoryKind, RunningDomain
+from homenode.machine.discover import discover
+from homenode.machine.pci import DeviceLink, LinkKind
+from homenode.machine.topology import Host, MemoryKind, RunningDomain
+from homenode.vm.domain.read import read_running_domain
+from homenode.vm.sources import load_host
 from tests.sysfs_trees import NODE, cpu_files, pci_function, snapshot
 
 TWO_GPUS = pci_function("0000:01:00.0", "030200", "10de:2330") | pci_function(

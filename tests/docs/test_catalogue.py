@@ -33,7 +33,7 @@ def test_every_finding_that_homenode_makes_is_in_the_catalogue() -> None:
 
 def test_findings_are_made_from_their_pages_and_none_while_a_module_is_imported() -> None:
     """So that no start reads the pages."""
-    makers = {"homenode/catalogue.py", "homenode/plan/model.py"}
+    makers = {"homenode/catalogue.py", "homenode/vm/plan_model.py"}
     for path in FILES:
         inside = {
             call

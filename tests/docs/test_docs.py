@@ -17,23 +17,23 @@ import msgspec
 import pytest
 
 from homenode import formats
-from homenode.analyse.comparison import Comparison
-from homenode.analyse.verdict import Verdicts
 from homenode.cli import main, terminal
 from homenode.cli.command import Command, Parameter, call_of
 from homenode.cli.main import PROGRAM
-from homenode.domain import codec
+from homenode.cluster.pool.outlook import PoolOutlook
+from homenode.decide.comparison import Comparison
+from homenode.decide.verdict import Verdicts
 from homenode.errors import HomenodeError
 from homenode.findings import Findings
+from homenode.machine.topology import Host, HostSummary
 from homenode.objective import Objective
 from homenode.opt import Arg
-from homenode.plan.model import Plan
-from homenode.plan.options import Policy
 from homenode.plan.search.cost import order
 from homenode.plan.stored import Refusal
-from homenode.pool.outlook import PoolOutlook
-from homenode.topology import Host, HostSummary
+from homenode.vm.domain import codec
 from homenode.vm.layout import PRESETS
+from homenode.vm.plan_model import Plan
+from homenode.vm.plan_options import Policy
 from tests.command_line import every_command
 from tests.doc_pages import DOCS, FOLDER_SHOWN, ROOT, Page, all_pages, first_column, missing_output
 from tests.doc_pages import read_page as page
@@ -215,7 +215,7 @@ def test_the_dataflow_names_every_package_and_every_file_outside_of_one() -> Non
     table = [row for row in page("docs/dataflow.md").text.splitlines() if row.startswith("|")]
     named = {word for row in table for word in re.sub("[`,]", " ", row.split("|")[1]).split()}
     assert not (spaces | files) - named
-    assert not {n for n in named if n.endswith("/")} - spaces - {"hosts/", "native/"}
+    assert not {n for n in named if n.endswith("/")} - spaces - {"machine/hosts/", "native/"}
 
 
 def test_every_link_between_pages_leads_somewhere() -> None:

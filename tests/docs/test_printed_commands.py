@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from homenode.apply.obstacles import obstacles
-from homenode.domain.restore import restore, write_tuned
+from homenode.change.apply.obstacles import obstacles
 from homenode.errors import InputError
-from homenode.hypervisor.domain_state import DomainState
-from homenode.hypervisor.virsh import Virsh
+from homenode.vm.domain.restore import restore, write_tuned
+from homenode.vm.hypervisor.domain_state import DomainState
+from homenode.vm.hypervisor.virsh import Virsh
 from homenode.wording import command_line
 from tests.source_trees import FILES, SOURCE, nodes
 
@@ -86,14 +86,14 @@ SAFE = {
 }
 QUOTED = ("command_line(", "shlex.quote(", "quote(", "_again(")
 NOT_PRINTED = {
-    "slurm/hooks.py",
-    "slurm/wrapper.py",
-    "snapshot/collector.py",
-    "kubevirt/measuring_jobs.py",
+    "cluster/slurm/hooks.py",
+    "cluster/slurm/wrapper.py",
+    "machine/snapshot/collector.py",
+    "cluster/kubevirt/measuring_jobs.py",
     "measure/access/remote.py",
     "measure/access/serial_console.py",
     "measure/access/console_frame.py",
-    "measure/bindings/scripts.py",
+    "cluster/bindings/scripts.py",
 }
 """Scripts that homenode runs; they quote for themselves, and have tests of their own."""
 

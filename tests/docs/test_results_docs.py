@@ -6,12 +6,20 @@ import msgspec
 import pytest
 
 from homenode import formats
-from homenode.evidence.model import Certainty
-from homenode.evidence.parse import parse_publications
+from homenode.decide.evidence.model import Certainty
+from homenode.decide.evidence.parse import parse_publications
+from homenode.measure.results.lines import parse_run
+from homenode.measure.results.model import (
+    Condition,
+    GpuPlace,
+    Origin,
+    RunHead,
+    Sample,
+    Statistic,
+    Switches,
+)
+from homenode.measure.results.vantage import Vantage
 from homenode.metrics import METRICS
-from homenode.results.lines import parse_run
-from homenode.results.model import Condition, GpuPlace, Origin, RunHead, Sample, Statistic, Switches
-from homenode.results.vantage import Vantage
 from tests.doc_pages import ROOT, first_column, read_page
 from tests.finding_ids import ids_given
 
@@ -68,7 +76,7 @@ def test_the_page_of_results_names_every_metric_with_its_unit_and_direction() ->
 
 
 def test_the_page_of_comparisons_explains_every_doubt() -> None:
-    sources = (ROOT / "src/homenode/analyse").glob("*.py")
+    sources = (ROOT / "src/homenode/decide").glob("*.py")
     ids = {one for source in sources for one in ids_given(source, {"Doubt"})}
     assert len(ids) > 12
     assert ids <= read_page("docs/formats/comparison.md").words_in_code()

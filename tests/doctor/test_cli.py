@@ -16,18 +16,18 @@ from msgspec.structs import replace
 
 from homenode import trusted_path
 from homenode.bdf import Bdf
+from homenode.change.retrain.config_file import SysfsConfigSpace
+from homenode.check.doctor.expectation import certify, drift
+from homenode.check.doctor.metrics import prometheus
 from homenode.cli import retrain as retrain_command
 from homenode.cli.arguments.check import RetrainArguments, RetrainHookArguments
 from homenode.cli.command import WrongCall
 from homenode.cli.main import run as program
-from homenode.doctor.expectation import certify, drift
-from homenode.doctor.metrics import prometheus
-from homenode.doctor.retrain.config_file import SysfsConfigSpace
 from homenode.errors import HomenodeError, HostError, InputError, UsageError
 from homenode.findings import Finding, Findings, Severity, merged
-from homenode.pci import PciLink
-from homenode.sources import load_host
-from homenode.topology import Host
+from homenode.machine.pci import PciLink
+from homenode.machine.topology import Host
+from homenode.vm.sources import load_host
 from tests.doctor_cases import changed
 from tests.doctor_domains import diagnosed, domain, gpus, host, planned
 from tests.shared_data import needs_shared, shared

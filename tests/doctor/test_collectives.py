@@ -2,13 +2,13 @@
 
 import pytest
 
-from homenode.discover import discover
-from homenode.doctor.diagnosis import diagnose
-from homenode.domain.read import open_domain
+from homenode.check.doctor.diagnosis import diagnose
 from homenode.findings import Severity
-from homenode.plan.options import PlanOptions, Policy
-from homenode.sources import load_host
-from homenode.tuning import tune
+from homenode.machine.discover import discover
+from homenode.plan.tuning import tune
+from homenode.vm.domain.read import open_domain
+from homenode.vm.plan_options import PlanOptions, Policy
+from homenode.vm.sources import load_host
 from tests.measure.gpu_trial import HOST, ORIGINAL, shown_by
 
 ID = "nccl-gpus-without-node"

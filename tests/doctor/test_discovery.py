@@ -4,19 +4,19 @@ import pytest
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
+from homenode.check.doctor.diagnosis import diagnose
+from homenode.check.doctor.node_layout import layout_findings
 from homenode.cpuset import CpuSet
-from homenode.description.render import render
-from homenode.description.shipped import load_shipped
-from homenode.discover import discover
-from homenode.discover.lspci import add_lspci, host_from_lspci
-from homenode.discover.pci_fields import parse_config
-from homenode.doctor.diagnosis import diagnose
-from homenode.doctor.node_layout import layout_findings
-from homenode.pci import PciErrors, PciInterrupt
-from homenode.snapshot.collector import parse_collected
-from homenode.snapshot.gather import gather
-from homenode.snapshot.memory import MemorySnapshot
-from homenode.snapshot.protocol import QuietSnapshot, Snapshot
+from homenode.machine.description.render import render
+from homenode.machine.description.shipped import load_shipped
+from homenode.machine.discover import discover
+from homenode.machine.discover.lspci import add_lspci, host_from_lspci
+from homenode.machine.discover.pci_fields import parse_config
+from homenode.machine.pci import PciErrors, PciInterrupt
+from homenode.machine.snapshot.collector import parse_collected
+from homenode.machine.snapshot.gather import gather
+from homenode.machine.snapshot.memory import MemorySnapshot
+from homenode.machine.snapshot.protocol import QuietSnapshot, Snapshot
 from tests.doctor_domains import host
 from tests.shared_data import needs_shared, shared
 from tests.sysfs_trees import NODE, cpu_files, snapshot
@@ -159,7 +159,7 @@ def test_acs_target_speeds_and_replays_come_from_tools() -> None:
     assert redirecting is not None and redirecting.acs is not None
     assert {"ReqRedir", "CmpltRedir"} <= set(redirecting.acs)
 
-    from homenode.tools.nvidia_smi_query import parse
+    from homenode.machine.tools.nvidia_smi_query import parse
 
     query = parse(shared("machines/nvidia-smi/qx-h100.xml").read_text())
     assert all(gpu.replays is not None and gpu.replays < 1000 for gpu in query.gpus)

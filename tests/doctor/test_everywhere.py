@@ -4,18 +4,18 @@ from pathlib import Path
 
 import pytest
 
-from homenode.description.shipped import shipped_hosts
-from homenode.doctor.diagnosis import diagnose
-from homenode.doctor.expectation import certify, drift
-from homenode.doctor.expectation_file import parse_expectation, render_expectation
-from homenode.domain.document import Document
-from homenode.domain.read import open_domain
+from homenode.check.doctor.diagnosis import diagnose
+from homenode.check.doctor.expectation import certify, drift
+from homenode.check.doctor.expectation_file import parse_expectation, render_expectation
 from homenode.errors import HomenodeError, InputError
 from homenode.findings import Severity
-from homenode.plan.options import PlanOptions
-from homenode.sources import load_host
-from homenode.tuning import tune
+from homenode.machine.description.shipped import shipped_hosts
+from homenode.plan.tuning import tune
 from homenode.units import GIB
+from homenode.vm.domain.document import Document
+from homenode.vm.domain.read import open_domain
+from homenode.vm.plan_options import PlanOptions
+from homenode.vm.sources import load_host
 from tests.doctor_domains import NAME, domain, gpus, host
 from tests.shared_data import needs_shared, shared
 

@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from homenode.doctor.expectation import certify, drift
-from homenode.doctor.expectation_file import parse_expectation
-from homenode.doctor.fleet import compare_fleet, majority
+from homenode.check.doctor.expectation import certify, drift
+from homenode.check.doctor.expectation_file import parse_expectation
+from homenode.check.doctor.fleet import compare_fleet, majority
 from homenode.findings import Severity
-from homenode.pci import PciLink
-from homenode.topology import Host
+from homenode.machine.pci import PciLink
+from homenode.machine.topology import Host
 from tests.doctor.test_cli import run
 from tests.doctor_cases import changed
 from tests.doctor_domains import gpus, host
@@ -85,7 +85,7 @@ def test_the_majority_is_field_by_field() -> None:
 def test_the_commands_read_a_folder_of_hosts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    text = (ROOT / "src/homenode/hosts/hgx-h100.toml").read_text()
+    text = (ROOT / "src/homenode/machine/hosts/hgx-h100.toml").read_text()
     pool = tmp_path / "pool"
     pool.mkdir()
     for number in range(4):

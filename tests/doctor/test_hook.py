@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from homenode.bdf import Bdf
-from homenode.doctor.links.rate import LinkRate
-from homenode.doctor.retrain.hook import dropped_links, gpus_of_domain, has_devices, slot_links
-from homenode.doctor.retrain.install import UNIT_NAME, libvirt_hook, systemd_unit
-from homenode.doctor.retrain.journal import LinkRecords
+from homenode.change.retrain.hook import dropped_links, gpus_of_domain, has_devices, slot_links
+from homenode.change.retrain.install import UNIT_NAME, libvirt_hook, systemd_unit
+from homenode.change.retrain.journal import LinkRecords
 from homenode.errors import InputError
 from homenode.findings import Severity
-from homenode.pci import PciLink
+from homenode.machine.link_rate import LinkRate
+from homenode.machine.pci import PciLink
 from tests.doctor.test_retrain import GPU, SICK, sick
 from tests.doctor.test_retrain_refusals import AUDIO
 from tests.doctor_cases import changed

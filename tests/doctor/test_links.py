@@ -7,15 +7,15 @@ import pytest
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
-from homenode.discover.lspci import host_from_lspci
-from homenode.doctor.diagnosis import diagnose
-from homenode.doctor.links.device_path import describe_paths
-from homenode.doctor.links.rate import LinkRate, rates_that_fit
-from homenode.doctor.links.slow import Load, link_findings
+from homenode.check.doctor.diagnosis import diagnose
+from homenode.check.doctor.links.slow import Load, link_findings
 from homenode.findings import Finding, Severity, are_bad
-from homenode.pci import DeviceKind, PciDevice, PciErrors, PciLink
-from homenode.sources import load_host
-from homenode.topology import Host
+from homenode.machine.device_path import describe_paths
+from homenode.machine.discover.lspci import host_from_lspci
+from homenode.machine.link_rate import LinkRate, rates_that_fit
+from homenode.machine.pci import DeviceKind, PciDevice, PciErrors, PciLink
+from homenode.machine.topology import Host
+from homenode.vm.sources import load_host
 from tests.doctor_listings import arc, port
 from tests.shared_data import needs_shared, shared
 

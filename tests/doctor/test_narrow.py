@@ -4,13 +4,13 @@ import pytest
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
-from homenode.discover.lspci import host_from_lspci
-from homenode.doctor.links.measured_copy import copy_findings
-from homenode.doctor.links.slow import link_findings
+from homenode.check.doctor.links.measured_copy import copy_findings
+from homenode.check.doctor.links.slow import link_findings
 from homenode.findings import Severity
-from homenode.pci import DeviceKind
-from homenode.sources import load_host
-from homenode.topology import Host
+from homenode.machine.discover.lspci import host_from_lspci
+from homenode.machine.pci import DeviceKind
+from homenode.machine.topology import Host
+from homenode.vm.sources import load_host
 from tests.doctor.test_links import found, with_link
 from tests.doctor_domains import gpus as gpus_of
 from tests.doctor_listings import arc, port

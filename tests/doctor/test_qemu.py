@@ -6,11 +6,11 @@ import pytest
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
-from homenode.discover.lspci import host_from_lspci
-from homenode.doctor.retrain.config_registers import SPEED_OF_CODE, find_express, read_registers
-from homenode.doctor.retrain.plan import Refused, RetrainPlan, Use, plan_retrain
+from homenode.change.retrain.config_registers import SPEED_OF_CODE, find_express, read_registers
+from homenode.change.retrain.plan import Refused, RetrainPlan, Use, plan_retrain
 from homenode.errors import HostError
-from homenode.topology import Host
+from homenode.machine.discover.lspci import host_from_lspci
+from homenode.machine.topology import Host
 from tests.doctor_listings import port
 from tests.qemu_config import QEMU, QemuConfig, qemu_config
 from tests.simulated_config import retrained

@@ -3,13 +3,13 @@
 import pytest
 
 from homenode.bdf import Bdf
+from homenode.check.doctor.diagnosis import diagnose
+from homenode.check.doctor.guest.core_isolation import rcu_nocbs
 from homenode.cpuset import CpuSet
-from homenode.doctor.diagnosis import diagnose
-from homenode.doctor.guest.core_isolation import rcu_nocbs
-from homenode.domain.read import open_domain
 from homenode.findings import Severity
-from homenode.pci import DeviceKind
-from homenode.topology import Host
+from homenode.machine.pci import DeviceKind
+from homenode.machine.topology import Host
+from homenode.vm.domain.read import open_domain
 from tests.doctor_cases import changed, settings
 from tests.doctor_domains import (
     NAME,

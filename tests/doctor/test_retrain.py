@@ -9,23 +9,23 @@ from msgspec import structs
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
-from homenode.change.step import ChangeEntry, ChangeState
-from homenode.discover.lspci import host_from_lspci
-from homenode.doctor.retrain.config_registers import read_registers
-from homenode.doctor.retrain.device_use import device_uses
-from homenode.doctor.retrain.execution import RetrainResult, RetrainStep, explain_interrupted
-from homenode.doctor.retrain.journal import open_retrain, retrain_journal, retrain_journals
-from homenode.doctor.retrain.plan import (
+from homenode.change.retrain.config_registers import read_registers
+from homenode.change.retrain.device_use import device_uses
+from homenode.change.retrain.execution import RetrainResult, RetrainStep, explain_interrupted
+from homenode.change.retrain.journal import open_retrain, retrain_journal, retrain_journals
+from homenode.change.retrain.plan import (
     RetrainPlan,
     Use,
     describe,
     functions_behind,
     plan_retrain,
 )
+from homenode.change.step import ChangeEntry, ChangeState
 from homenode.errors import HostError, InputError
 from homenode.findings import Severity
-from homenode.pci import PciDevice
-from homenode.topology import Host
+from homenode.machine.discover.lspci import host_from_lspci
+from homenode.machine.pci import PciDevice
+from homenode.machine.topology import Host
 from tests.doctor_domains import gpus
 from tests.doctor_domains import host as shipped
 from tests.doctor_listings import arc

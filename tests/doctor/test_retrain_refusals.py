@@ -4,12 +4,12 @@ import pytest
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
-from homenode.doctor.retrain.plan import (
+from homenode.change.retrain.plan import (
     Refused,
     Use,
 )
 from homenode.errors import HostError, InputError
-from homenode.topology import RunningDomain
+from homenode.machine.topology import RunningDomain
 from tests.doctor.test_retrain import GPU, planned, sick, unused
 from tests.doctor_domains import host as shipped
 from tests.simulated_config import (

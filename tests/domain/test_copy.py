@@ -4,10 +4,10 @@ import re
 
 import pytest
 
-from homenode.domain.copy import copied_mac, copied_uuid, copy_domain, shared_with_original
-from homenode.domain.document import parse_document
-from homenode.domain.schema import validate
 from homenode.errors import InputError, UsageError
+from homenode.vm.domain.copy import copied_mac, copied_uuid, copy_domain, shared_with_original
+from homenode.vm.domain.document import parse_document
+from homenode.vm.domain.schema import validate
 from tests.domain_corpus import NAMES, sample
 
 FULL = b"""<domain type='kvm' id='12'>

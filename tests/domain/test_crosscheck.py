@@ -2,8 +2,8 @@
 
 import pytest
 
-from homenode.domain.crosscheck import crosscheck
-from homenode.domain.document import parse_document
+from homenode.vm.domain.crosscheck import crosscheck
+from homenode.vm.domain.document import parse_document
 from tests.domain_corpus import NAMES, sample
 
 EXPANDER = (

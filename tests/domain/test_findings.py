@@ -1,10 +1,10 @@
 """Findings of a document: what neither the planner nor libvirt would say."""
 
-from homenode.domain.findings import document_findings
-from homenode.domain.read import read_vm
-from homenode.domain.rewrite import rewrite
-from homenode.plan.model import Aperture, Plan, PlanFinding, with_vm
+from homenode.vm.domain.findings import document_findings
+from homenode.vm.domain.read import read_vm
+from homenode.vm.domain.rewrite import rewrite
 from homenode.vm.model import GuestAddress, GuestPciController, PortModel
+from homenode.vm.plan_model import Aperture, Plan, PlanFinding, with_vm
 from tests.domain_corpus import sample
 from tests.domain_plans import hand_plan
 

@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from homenode.domain.document import (
+from homenode.errors import InputError
+from homenode.plan.tuning import tune
+from homenode.vm.domain.document import (
     MAX_ALIKE,
     MAX_DEVICES,
     MAX_ELEMENTS,
     parse_document,
 )
-from homenode.domain.read import open_domain
-from homenode.errors import InputError
-from homenode.plan.options import PlanOptions
-from homenode.sources import shipped_host
-from homenode.tuning import tune
+from homenode.vm.domain.read import open_domain
+from homenode.vm.plan_options import PlanOptions
+from homenode.vm.sources import shipped_host
 
 HOMENODE = str(Path(sys.executable).with_name("homenode"))
 DOCUMENT = (Path(__file__).parents[2] / "demo" / "gpu-vm.xml").read_text()

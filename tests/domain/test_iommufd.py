@@ -7,20 +7,20 @@ import pytest
 from msgspec import structs
 
 from homenode.bdf import Bdf
+from homenode.check.verify.document.verification import versions_on_host
 from homenode.cli.arguments.place import PlanArguments
 from homenode.cli.planning import with_versions
-from homenode.domain.iommu import has_iommufd
-from homenode.domain.limits import refuse_unsafe
-from homenode.domain.read import open_domain, read_vm, vm_of
-from homenode.domain.schema import SCHEMA_PATH, validate
 from homenode.errors import InputError, UsageError
+from homenode.machine.topology import Host
 from homenode.opt import version
-from homenode.plan.options import PlanOptions
-from homenode.sources import load_host
-from homenode.topology import Host
-from homenode.tuning import Tuning, tune
-from homenode.verify.document.verification import versions_on_host
+from homenode.plan.tuning import Tuning, tune
+from homenode.vm.domain.iommu import has_iommufd
+from homenode.vm.domain.limits import refuse_unsafe
+from homenode.vm.domain.read import open_domain, read_vm, vm_of
+from homenode.vm.domain.schema import SCHEMA_PATH, validate
 from homenode.vm.layout import PRESETS
+from homenode.vm.plan_options import PlanOptions
+from homenode.vm.sources import load_host
 from tests.domain_plans import hand_plan
 
 VM = (Path(__file__).parents[2] / "demo" / "gpu-vm.xml").read_bytes()

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from homenode.apply.domain_diff import is_printed
-from homenode.domain.copy import copy_domain
-from homenode.domain.read import read_vm
-from homenode.domain.rewrite import rewrite
-from homenode.plan.model import Aperture
+from homenode.change.apply.domain_diff import is_printed
 from homenode.units import GIB
+from homenode.vm.domain.copy import copy_domain
+from homenode.vm.domain.read import read_vm
+from homenode.vm.domain.rewrite import rewrite
 from homenode.vm.layout import PRESETS, GuestPcie
+from homenode.vm.plan_model import Aperture
 from tests.domain_corpus import NAMES, sample
 from tests.domain_plans import hand_plan
 

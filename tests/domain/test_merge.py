@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from homenode.domain.document import parse_document
-from homenode.domain.merge import Merged, take_out
-from homenode.domain.read import open_domain
-from homenode.domain.xml_equivalence import same_definition
 from homenode.errors import InputError
-from homenode.plan.options import PlanOptions
-from homenode.tuning import tune
+from homenode.plan.tuning import tune
+from homenode.vm.domain.document import parse_document
+from homenode.vm.domain.merge import Merged, take_out
+from homenode.vm.domain.read import open_domain
+from homenode.vm.domain.xml_equivalence import same_definition
 from homenode.vm.layout import PRESETS
+from homenode.vm.plan_options import PlanOptions
 from tests.apply_documents import ORIGINAL, tuned
 from tests.single_edits import edits, users_vm
 from tests.verify_documents import PLAIN, small_host

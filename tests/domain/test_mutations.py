@@ -3,8 +3,12 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from homenode.domain.document import parse_document
-from homenode.domain.edits import (
+from homenode.check.verify.boot.stand_in import choose_cpu, stand_in_of
+from homenode.check.verify.guest.expectation import expectation_of, without_vcpus
+from homenode.check.verify.live.domain import what_to_watch
+from homenode.errors import HostError, InputError
+from homenode.vm.domain.document import parse_document
+from homenode.vm.domain.edits import (
     Edit,
     New,
     append,
@@ -15,12 +19,8 @@ from homenode.domain.edits import (
     set_attribute,
     set_text,
 )
-from homenode.domain.read import open_domain, read_running_domain, read_vm, vm_of
-from homenode.domain.rewrite import rewrite
-from homenode.errors import HostError, InputError
-from homenode.verify.boot.stand_in import choose_cpu, stand_in_of
-from homenode.verify.guest.expectation import expectation_of, without_vcpus
-from homenode.verify.live.domain import what_to_watch
+from homenode.vm.domain.read import open_domain, read_running_domain, read_vm, vm_of
+from homenode.vm.domain.rewrite import rewrite
 from homenode.vm.layout import PRESETS
 from tests.domain_corpus import NAMES, sample
 from tests.domain_plans import hand_plan

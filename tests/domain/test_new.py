@@ -10,23 +10,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from homenode.auto_layout import NotRecommended, settled
-from homenode.description.shipped import shipped_hosts
-from homenode.domain.crosscheck import crosscheck
-from homenode.domain.new import new_domain
-from homenode.domain.read import open_domain, read_vm, vm_of
-from homenode.domain.schema import validate
+from homenode.check.verify.boot.stand_in_boot import BootOptions, boot_stand_in
+from homenode.check.verify.document.verification import verify_document
+from homenode.decide.auto_layout import NotRecommended, settled
+from homenode.decide.evidence.documents import publications
+from homenode.decide.evidence.model import Evidence
 from homenode.errors import InputError, UsageError
-from homenode.evidence.documents import publications
-from homenode.evidence.model import Evidence
-from homenode.pci import DeviceKind
-from homenode.plan.options import PlanOptions
-from homenode.sources import load_host
-from homenode.topology import Host
-from homenode.tuning import tune
+from homenode.machine.description.shipped import shipped_hosts
+from homenode.machine.pci import DeviceKind
+from homenode.machine.topology import Host
+from homenode.plan.tuning import tune
 from homenode.units import GIB, KIB
-from homenode.verify.boot.stand_in_boot import BootOptions, boot_stand_in
-from homenode.verify.document.verification import verify_document
+from homenode.vm.domain.crosscheck import crosscheck
+from homenode.vm.domain.new import new_domain
+from homenode.vm.domain.read import open_domain, read_vm, vm_of
+from homenode.vm.domain.schema import validate
+from homenode.vm.plan_options import PlanOptions
+from homenode.vm.sources import load_host
 
 EVIDENCE = Evidence(publications())
 

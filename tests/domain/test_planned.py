@@ -4,24 +4,24 @@ import pytest
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
-from homenode.description.shipped import load_shipped
-from homenode.domain.crosscheck import crosscheck
-from homenode.domain.document import parse_document
-from homenode.domain.read import read_vm
-from homenode.domain.rewrite import rewrite
-from homenode.domain.schema import validate
 from homenode.errors import HomenodeError, InputError
-from homenode.pci import DeviceKind
+from homenode.machine.description.shipped import load_shipped
+from homenode.machine.pci import DeviceKind
+from homenode.machine.topology import Host
 from homenode.plan.manual import manual_placement
-from homenode.plan.model import Plan
-from homenode.plan.options import ManualRanges, PciGranularity, PlanOptions
 from homenode.plan.planner import plan
 from homenode.plan.request import request_for
 from homenode.plan.shape.assemble import assemble
-from homenode.topology import Host
-from homenode.tuning import tune
+from homenode.plan.tuning import tune
 from homenode.units import MIB
+from homenode.vm.domain.crosscheck import crosscheck
+from homenode.vm.domain.document import parse_document
+from homenode.vm.domain.read import read_vm
+from homenode.vm.domain.rewrite import rewrite
+from homenode.vm.domain.schema import validate
 from homenode.vm.layout import PRESETS
+from homenode.vm.plan_model import Plan
+from homenode.vm.plan_options import ManualRanges, PciGranularity, PlanOptions
 from tests.domain_corpus import NAMES, sample
 
 ELSEWHERE = ("aarch64-virt", "gpu-with-audio-and-nics")

@@ -6,11 +6,11 @@ import pytest
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
-from homenode.domain.document import MAX_BYTES, MAX_DEPTH, parse_document
-from homenode.domain.fields import format_set, format_size
-from homenode.domain.read import read_running_domain, read_vm
 from homenode.errors import InputError, ParseError
 from homenode.units import GIB
+from homenode.vm.domain.document import MAX_BYTES, MAX_DEPTH, parse_document
+from homenode.vm.domain.fields import format_set, format_size
+from homenode.vm.domain.read import read_running_domain, read_vm
 from homenode.vm.model import GuestAddress
 from tests.domain_corpus import NAMES, sample
 

@@ -3,18 +3,18 @@
 import pytest
 from msgspec import structs
 
-from homenode.description.shipped import load_shipped
-from homenode.domain.codec import refuse_older, required_versions
-from homenode.domain.limits import check_vcpus, launch_findings, most_vcpus, refuse_unsafe
-from homenode.domain.read import read_vm
-from homenode.domain.rewrite import rewrite
 from homenode.errors import HostError, InputError
-from homenode.plan.model import Aperture
-from homenode.plan.options import PlanOptions
-from homenode.tuning import tune
+from homenode.machine.description.shipped import load_shipped
+from homenode.plan.tuning import tune
 from homenode.units import GIB
+from homenode.vm.domain.codec import refuse_older, required_versions
+from homenode.vm.domain.limits import check_vcpus, launch_findings, most_vcpus, refuse_unsafe
+from homenode.vm.domain.read import read_vm
+from homenode.vm.domain.rewrite import rewrite
 from homenode.vm.layout import PRESETS
 from homenode.vm.model import Vm
+from homenode.vm.plan_model import Aperture
+from homenode.vm.plan_options import PlanOptions
 from tests.domain_corpus import sample
 from tests.domain_plans import hand_plan
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from homenode.domain.restore import restore, write_tuned
 from homenode.errors import HostError, InputError
+from homenode.vm.domain.restore import restore, write_tuned
 
 ORIGINAL = b"<domain type='kvm'>\r\n<!-- mine --></domain>"
 TUNED = b"<domain type='kvm'><vcpu>4</vcpu></domain>\n"

@@ -6,16 +6,16 @@ import pytest
 from msgspec import structs
 
 from homenode.cpuset import CpuSet
-from homenode.domain.crosscheck import crosscheck
-from homenode.domain.document import Document, parse_document
-from homenode.domain.read import read_vm
-from homenode.domain.rewrite import rewrite
-from homenode.domain.schema import validate
 from homenode.errors import InputError
-from homenode.plan.model import Plan, with_vm
 from homenode.units import GIB, MIB
+from homenode.vm.domain.crosscheck import crosscheck
+from homenode.vm.domain.document import Document, parse_document
+from homenode.vm.domain.read import read_vm
+from homenode.vm.domain.rewrite import rewrite
+from homenode.vm.domain.schema import validate
 from homenode.vm.layout import PRESETS, GuestPcie
 from homenode.vm.model import GuestCache, GuestTopology
+from homenode.vm.plan_model import Plan, with_vm
 from tests.domain_corpus import NAMES, sample
 from tests.domain_plans import hand_plan
 

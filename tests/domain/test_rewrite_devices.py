@@ -6,14 +6,14 @@ import pytest
 from msgspec import structs
 
 from homenode.bdf import Bdf
-from homenode.domain.codec import refuse_older
-from homenode.domain.read import read_vm
-from homenode.domain.rewrite import rewrite
-from homenode.domain.schema import validate
 from homenode.errors import HostError, InputError
-from homenode.plan.model import Aperture, with_vm
 from homenode.units import GIB
+from homenode.vm.domain.codec import refuse_older
+from homenode.vm.domain.read import read_vm
+from homenode.vm.domain.rewrite import rewrite
+from homenode.vm.domain.schema import validate
 from homenode.vm.model import GuestAddress, PortModel
+from homenode.vm.plan_model import Aperture, with_vm
 from tests.domain.test_rewrite import planned, tuned
 from tests.domain_corpus import sample
 from tests.domain_plans import hand_plan

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 import pytest
 
 from homenode.cpuset import CpuSet
-from homenode.domain.document import Element, parse_document
-from homenode.domain.read import read_vm
-from homenode.domain.rewrite import rewrite
-from homenode.plan.model import Plan
 from homenode.units import MIB
+from homenode.vm.domain.document import Element, parse_document
+from homenode.vm.domain.read import read_vm
+from homenode.vm.domain.rewrite import rewrite
+from homenode.vm.plan_model import Plan
 from tests.domain_corpus import sample
 from tests.domain_plans import hand_plan
 from tests.shared_data import SHARED

@@ -6,21 +6,21 @@ from collections.abc import Sequence
 import pytest
 from msgspec.structs import replace
 
-from homenode.analyse.comparison import EvidenceLevel
-from homenode.analyse.decide import decide
-from homenode.analyse.machine_facts import facts_of_host
-from homenode.analyse.verdict import ReasonId, Verdict
+from homenode.decide.comparison import EvidenceLevel
+from homenode.decide.decide import decide
+from homenode.decide.evidence.documents import publications
+from homenode.decide.evidence.model import Derivation, Evidence, Publication
+from homenode.decide.evidence.parse import parse_publications
+from homenode.decide.machine_facts import facts_of_host
+from homenode.decide.verdict import ReasonId, Verdict
 from homenode.errors import InputError
-from homenode.evidence.documents import publications
-from homenode.evidence.model import Derivation, Evidence, Publication
-from homenode.evidence.parse import parse_publications
+from homenode.measure.results.model import Run
 from homenode.objective import Objective
-from homenode.plan.fingerprint import host_fingerprint
-from homenode.report.page.collectives import collective_chain
-from homenode.report.page.gathered import gather
-from homenode.report.page.machine import machines_of
-from homenode.results.model import Run
-from homenode.sources import load_host
+from homenode.show.page.collectives import collective_chain
+from homenode.show.page.gathered import gather
+from homenode.show.page.machine import machines_of
+from homenode.vm.fingerprint import host_fingerprint
+from homenode.vm.sources import load_host
 from tests.simulated_runs import simulated_run
 
 HOST = load_host("hgx-h100")

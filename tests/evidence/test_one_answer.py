@@ -9,30 +9,30 @@ import pytest
 from msgspec.structs import replace
 
 from homenode import api
-from homenode.analyse.decide import decide
-from homenode.analyse.machine_facts import facts_of_host, facts_of_measured
-from homenode.analyse.trial_conclusion import conclude
-from homenode.analyse.verdict import Verdict, Verdicts
-from homenode.auto_layout import NotRecommended, settled
 from homenode.cli.apply import tuned_on
-from homenode.domain.read import read_vm
-from homenode.evidence.documents import publications
-from homenode.evidence.model import Evidence
+from homenode.decide.auto_layout import NotRecommended, settled
+from homenode.decide.decide import decide
+from homenode.decide.evidence.documents import publications
+from homenode.decide.evidence.model import Evidence
+from homenode.decide.machine_facts import facts_of_host, facts_of_measured
+from homenode.decide.trial_conclusion import conclude
+from homenode.decide.verdict import Verdict, Verdicts
 from homenode.formats import decode
+from homenode.machine.topology import Host
 from homenode.measure.imported.files import find_sources
 from homenode.measure.imported.runs import ImportOptions, imported_runs
+from homenode.measure.results.model import Run
+from homenode.measure.results.store import write_run
 from homenode.objective import Objective
-from homenode.plan.fingerprint import host_fingerprint
-from homenode.plan.options import PlanOptions
 from homenode.plan.request import layout_for
 from homenode.plan.stored import read_plan
-from homenode.report.page.gathered import gather
-from homenode.report.page.machine import machines_of
-from homenode.results.model import Run
-from homenode.results.store import write_run
-from homenode.sources import load_host
-from homenode.topology import Host
+from homenode.show.page.gathered import gather
+from homenode.show.page.machine import machines_of
+from homenode.vm.domain.read import read_vm
+from homenode.vm.fingerprint import host_fingerprint
 from homenode.vm.layout import PRESETS, Layout, MemoryBinding, Pinning
+from homenode.vm.plan_options import PlanOptions
+from homenode.vm.sources import load_host
 from tests.command_line import homenode
 from tests.sdumont_study import write_study
 from tests.simulated_runs import simulated_run

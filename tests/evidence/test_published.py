@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from homenode.decide.evidence.documents import publications
+from homenode.decide.evidence.model import Certainty, Claim, Publication
+from homenode.decide.evidence.parse import parse_publications
 from homenode.errors import InputError
-from homenode.evidence.documents import publications
-from homenode.evidence.model import Certainty, Claim, Publication
-from homenode.evidence.parse import parse_publications
-from homenode.results.model import Origin, Run, Sample, Statistic
+from homenode.measure.results.model import Origin, Run, Sample, Statistic
 from tests.mutations import survives
 from tests.shared_data import needs_shared, shared
 

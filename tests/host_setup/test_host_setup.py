@@ -9,10 +9,8 @@ import pytest
 from msgspec import structs
 from msgspec.structs import replace
 
-from homenode.cpuset import CpuSet
-from homenode.errors import UsageError
-from homenode.host_setup.check import unmet
-from homenode.host_setup.files import (
+from homenode.change.host_setup.check import unmet
+from homenode.change.host_setup.files import (
     HOOK,
     Isolation,
     SetupFile,
@@ -20,13 +18,15 @@ from homenode.host_setup.files import (
     kernel_parameters,
     setup_files,
 )
-from homenode.host_setup.installation import Installation
-from homenode.host_setup.needs import HostNeeds, NodePages, needs_of
-from homenode.host_setup.running import read_running
-from homenode.plan.model import Plan
+from homenode.change.host_setup.installation import Installation
+from homenode.change.host_setup.needs import HostNeeds, NodePages, needs_of
+from homenode.change.host_setup.running import read_running
+from homenode.cpuset import CpuSet
+from homenode.errors import UsageError
+from homenode.machine.topology import Host, PagePool
 from homenode.plan.stored import read_plan
-from homenode.sources import load_host
-from homenode.topology import Host, PagePool
+from homenode.vm.plan_model import Plan
+from homenode.vm.sources import load_host
 from tests.doctor.test_cli import run
 
 ROOT = Path(__file__).parents[2]
@@ -316,7 +316,7 @@ def test_an_installation_that_was_cut_short_is_undone_and_repeated(
             path.write_bytes(content)
 
         with monkeypatch.context() as patched:
-            patched.setattr("homenode.host_setup.installation.replace_watched_file", fails)
+            patched.setattr("homenode.change.host_setup.installation.replace_watched_file", fails)
             with pytest.raises(KeyboardInterrupt):
                 Installation(state, root).install(files)
         Installation(state, root).undo()

@@ -4,11 +4,11 @@ import json
 from random import Random
 from typing import Any
 
-from homenode.pods.admission import Admission, admit
-from homenode.pods.cpu_assignment import AssignmentOptions, CpuPlace, CpuTopology
-from homenode.pods.hints import bits
-from homenode.pods.node import KubeletPolicies, Node, empty_node
-from homenode.pods.pod import read_pod
+from homenode.cluster.pods.admission import Admission, admit
+from homenode.cluster.pods.cpu_assignment import AssignmentOptions, CpuPlace, CpuTopology
+from homenode.cluster.pods.hints import bits
+from homenode.cluster.pods.node import KubeletPolicies, Node, empty_node
+from homenode.cluster.pods.pod import read_pod
 
 GIB = 1 << 30
 GPU, NIC, RDMA = "nvidia.com/gpu", "example.com/vf", "example.com/rdma"

@@ -8,9 +8,9 @@ from random import Random
 
 import pytest
 
-from homenode.kubevirt.admission_rules import _RULES, admission_findings
-from homenode.kubevirt.cluster import read_cluster
-from homenode.kubevirt.vmi import vmi_of
+from homenode.cluster.kubevirt.admission_rules import _RULES, admission_findings
+from homenode.cluster.kubevirt.cluster import read_cluster
+from homenode.cluster.kubevirt.vmi import vmi_of
 from tests.kubevirt.kubevirt_code import build
 from tests.kubevirt.vmis import Case, random_case
 
@@ -47,7 +47,7 @@ def test_two_hundred_vmis_are_judged_as_kubevirts_admitter_did() -> None:
 
 def test_every_rule_is_broken_by_some_of_them() -> None:
     broken = {one for case in cases(SEED, 1000) for one in refusals(case)}
-    source = (FOLDER.parents[1] / "src/homenode/kubevirt/admission_rules.py").read_text()
+    source = (FOLDER.parents[1] / "src/homenode/cluster/kubevirt/admission_rules.py").read_text()
     calls = [one for one in ast.walk(ast.parse(source)) if isinstance(one, ast.Call)]
     rules = {
         word.value

@@ -13,9 +13,9 @@ from xml.etree import ElementTree
 import pytest
 
 from homenode.cli.kubevirt import _own_source
-from homenode.discover import discover
-from homenode.domain.read import open_domain, vm_of
-from homenode.kubevirt.hook_file import hook_file
+from homenode.cluster.kubevirt.hook_file import hook_file
+from homenode.machine.discover import discover
+from homenode.vm.domain.read import open_domain, vm_of
 from homenode.vm.model import Vm
 from tests.domain.test_libvirt import URI, libvirt, virsh
 from tests.kubevirt.kubevirt_code import build

@@ -7,18 +7,18 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from homenode.cluster.kubevirt.cluster import Cluster, read_cluster
+from homenode.cluster.kubevirt.fit import check_fit
+from homenode.cluster.kubevirt.manifest_options import ClaimScope, ManifestOptions
+from homenode.cluster.kubevirt.manifests import gates_of, virtual_machine
+from homenode.cluster.kubevirt.vmi import HOOK_ANNOTATION, read_vmi, vmi_of
+from homenode.cluster.pods.kubelet import Kubelet, read_kubelet
+from homenode.cluster.pods.quantity import parse_quantity
 from homenode.errors import InputError
 from homenode.findings import Finding
-from homenode.kubevirt.cluster import Cluster, read_cluster
-from homenode.kubevirt.fit import check_fit
-from homenode.kubevirt.manifest_options import ClaimScope, ManifestOptions
-from homenode.kubevirt.manifests import gates_of, virtual_machine
-from homenode.kubevirt.vmi import HOOK_ANNOTATION, read_vmi, vmi_of
-from homenode.pci import DeviceKind
-from homenode.pods.kubelet import Kubelet, read_kubelet
-from homenode.pods.quantity import parse_quantity
-from homenode.sources import load_host
-from homenode.topology import Host, PagePool
+from homenode.machine.pci import DeviceKind
+from homenode.machine.topology import Host, PagePool
+from homenode.vm.sources import load_host
 from tests.kubevirt_documents import IBM
 
 HOOK = {"hooks.kubevirt.io/hookSidecars": "[]"}

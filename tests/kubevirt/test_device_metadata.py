@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from homenode.bdf import Bdf
-from homenode.kubevirt.device_metadata import BASE, claimed_nodes
-from homenode.kubevirt.placing import place_devices
-from homenode.snapshot.memory import MemorySnapshot
+from homenode.cluster.kubevirt.device_metadata import BASE, claimed_nodes
+from homenode.cluster.kubevirt.placing import place_devices
+from homenode.machine.snapshot.memory import MemorySnapshot
 from tests.kubevirt_documents import document, small_host
 
 

@@ -9,15 +9,15 @@ import random
 from collections import Counter
 from xml.etree import ElementTree
 
-from homenode.domain.edits import Edit, apply, remove, set_attribute
-from homenode.domain.read import open_domain, vm_of
-from homenode.domain.schema import validate
+from homenode.cluster.kubevirt.manifest_options import OnError
+from homenode.cluster.kubevirt.on_define_domain import Answer, answer
+from homenode.cluster.kubevirt.placing import place_devices
 from homenode.errors import HomenodeError
-from homenode.kubevirt.manifest_options import OnError
-from homenode.kubevirt.on_define_domain import Answer, answer
-from homenode.kubevirt.placing import place_devices
-from homenode.plan.options import PciGranularity
-from homenode.snapshot.memory import MemorySnapshot
+from homenode.machine.snapshot.memory import MemorySnapshot
+from homenode.vm.domain.edits import Edit, apply, remove, set_attribute
+from homenode.vm.domain.read import open_domain, vm_of
+from homenode.vm.domain.schema import validate
+from homenode.vm.plan_options import PciGranularity
 from tests.kubevirt_documents import defined_again, document, small_host, vmi
 
 COUNT = int(os.environ.get("HOMENODE_FUZZ", "500"))

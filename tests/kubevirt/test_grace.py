@@ -5,10 +5,10 @@ from xml.etree import ElementTree
 
 import pytest
 
-from homenode.domain.read import open_domain, vm_of
-from homenode.domain.schema import validate
-from homenode.kubevirt.placing import Placed, place_devices
-from homenode.snapshot.memory import MemorySnapshot
+from homenode.cluster.kubevirt.placing import Placed, place_devices
+from homenode.machine.snapshot.memory import MemorySnapshot
+from homenode.vm.domain.read import open_domain, vm_of
+from homenode.vm.domain.schema import validate
 from tests.kubevirt_documents import document, shipped
 
 GPUS = ("0009:01:00.0", "0029:01:00.0")

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from homenode.description.parse import parse_description
-from homenode.description.render import render
+from homenode.cluster.kubevirt.manifest_options import OnError
+from homenode.cluster.kubevirt.on_define_domain import Answer, answer
 from homenode.errors import UsageError
-from homenode.kubevirt.manifest_options import OnError
-from homenode.kubevirt.on_define_domain import Answer, answer
-from homenode.pci import DeviceKind
-from homenode.snapshot.memory import MemorySnapshot
-from homenode.sources import load_host
+from homenode.machine.description.parse import parse_description
+from homenode.machine.description.render import render
+from homenode.machine.pci import DeviceKind
+from homenode.machine.snapshot.memory import MemorySnapshot
+from homenode.vm.sources import load_host
 from tests.kubevirt_documents import IBM, IBM_GPUS, document, ibm_document, shipped, vmi
 from tests.tree_writer import write_tree
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from homenode.cli.kubevirt import _own_source
+from homenode.cluster.kubevirt.hook_file import ENTRY, PORTABLE, hook_file
+from homenode.cluster.kubevirt.on_define_domain import Answer, answer
 from homenode.errors import UsageError
-from homenode.kubevirt.hook_file import ENTRY, PORTABLE, hook_file
-from homenode.kubevirt.on_define_domain import Answer, answer
 from tests.kubevirt.test_grace import grace_vm
 from tests.kubevirt_documents import (
     IBM,
@@ -38,8 +38,8 @@ import json, sys
 head = open(sys.argv[1]).read().rpartition("sys.meta_path.insert")[0]
 exec(head, globals())
 sys.meta_path.insert(0, Finder)
-from homenode.kubevirt.on_define_domain import answer
-from homenode.snapshot.folder import FolderSnapshot
+from homenode.cluster.kubevirt.on_define_domain import answer
+from homenode.machine.snapshot.folder import FolderSnapshot
 out = []
 for vmi, domain, root in json.load(open(sys.argv[2])):
     given = answer(vmi, domain.encode(), lambda: FolderSnapshot("a tree", root))
@@ -115,7 +115,7 @@ def pythons() -> list[str]:
 
 
 def expected(vmi_text: str, domain: str, root: str) -> list[Any]:
-    from homenode.snapshot.folder import FolderSnapshot
+    from homenode.machine.snapshot.folder import FolderSnapshot
 
     given: Answer = answer(vmi_text, domain.encode(), lambda: FolderSnapshot("a tree", root))
     written = None if given.document is None else given.document.decode()
@@ -287,7 +287,7 @@ def main() -> None:
         except TypeError:
             print("refused")
 '''
-    packages = ("homenode", "homenode.cli", "homenode.kubevirt")
+    packages = ("homenode", "homenode.cli", "homenode.cluster", "homenode.cluster.kubevirt")
     sources = dict.fromkeys(packages, "") | {ENTRY[0]: text}
     sources[PORTABLE] = _own_source(PORTABLE) or ""
     path = tmp_path / "hook.py"

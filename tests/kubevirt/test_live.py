@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from homenode.domain.read import open_domain, vm_of
-from homenode.domain.schema import validate
+from homenode.check.verify.boot.guest_files import find_guest_files
+from homenode.check.verify.boot.stand_in_boot import BootOptions, boot_stand_in
+from homenode.check.verify.guest.expectation import expectation_of
+from homenode.check.verify.guest.view import view_of_stand_in
+from homenode.cluster.kubevirt.placing import place_devices
 from homenode.errors import HomenodeError
-from homenode.kubevirt.placing import place_devices
-from homenode.plan.options import PciGranularity
-from homenode.plan.shape.pcie_document import expander_above
-from homenode.verify.boot.guest_files import find_guest_files
-from homenode.verify.boot.stand_in_boot import BootOptions, boot_stand_in
-from homenode.verify.guest.expectation import expectation_of
-from homenode.verify.guest.view import view_of_stand_in
+from homenode.vm.domain.read import open_domain, vm_of
+from homenode.vm.domain.schema import validate
+from homenode.vm.model import expander_above
+from homenode.vm.plan_options import PciGranularity
 from tests.domain.test_libvirt import libvirt, virsh
 from tests.kubevirt_documents import (
     IBM,

@@ -2,10 +2,10 @@
 
 import pytest
 
-from homenode.domain.read import open_domain, vm_of
-from homenode.kubevirt.placing import Placed, place_devices
-from homenode.plan.options import PciGranularity
+from homenode.cluster.kubevirt.placing import Placed, place_devices
+from homenode.vm.domain.read import open_domain, vm_of
 from homenode.vm.model import GuestPciController
+from homenode.vm.plan_options import PciGranularity
 from tests.kubevirt.test_grace import GPUS as GRACE_GPUS
 from tests.kubevirt.test_grace import cells, grace_vm, nodesets
 from tests.kubevirt_documents import (

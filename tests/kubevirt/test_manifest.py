@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 
-from homenode.errors import UsageError
-from homenode.kubevirt.cluster import Cluster
-from homenode.kubevirt.fit import check_fit
-from homenode.kubevirt.manifest_options import ClaimScope, HookVersion, ManifestOptions
-from homenode.kubevirt.manifests import (
+from homenode.cluster.kubevirt.cluster import Cluster
+from homenode.cluster.kubevirt.fit import check_fit
+from homenode.cluster.kubevirt.manifest_options import ClaimScope, HookVersion, ManifestOptions
+from homenode.cluster.kubevirt.manifests import (
     GATES,
     claim_template,
     gate_patch,
@@ -22,10 +21,11 @@ from homenode.kubevirt.manifests import (
     permitted_devices,
     virtual_machine,
 )
-from homenode.kubevirt.measuring_jobs import guest_job, node_job, results_claim
-from homenode.kubevirt.vmi import demand_of, read_vmi
-from homenode.pods.kubelet import read_kubelet
-from homenode.sources import load_host
+from homenode.cluster.kubevirt.measuring_jobs import guest_job, node_job, results_claim
+from homenode.cluster.kubevirt.vmi import demand_of, read_vmi
+from homenode.cluster.pods.kubelet import read_kubelet
+from homenode.errors import UsageError
+from homenode.vm.sources import load_host
 
 OPTIONS = ManifestOptions(image="r.example/h:1", node="node-7")
 HOOK = "#!/usr/bin/python3 -IS\nprint('hook')\n"

@@ -9,12 +9,12 @@ from xml.etree import ElementTree
 
 import pytest
 
-from homenode.domain.read import open_domain, vm_of
+from homenode.cluster.kubevirt.placing import Placed, place_devices
 from homenode.errors import HomenodeError, HostError, InputError
-from homenode.kubevirt.placing import Placed, place_devices
-from homenode.plan.options import PciGranularity
-from homenode.snapshot.memory import MemorySnapshot
+from homenode.machine.snapshot.memory import MemorySnapshot
+from homenode.vm.domain.read import open_domain, vm_of
 from homenode.vm.model import Vm
+from homenode.vm.plan_options import PciGranularity
 from tests.kubevirt_documents import (
     IBM,
     IBM_GPUS,

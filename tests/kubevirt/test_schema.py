@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from homenode.cli.main import BENCH
+from homenode.cluster.kubevirt.manifest_options import ManifestOptions
+from homenode.cluster.kubevirt.manifests import GATES, gate_patch, manifests, virtual_machine
+from homenode.cluster.kubevirt.measuring_jobs import GUEST_SCRIPT, NODE_SCRIPT
 from homenode.errors import UsageError
-from homenode.kubevirt.manifest_options import ManifestOptions
-from homenode.kubevirt.manifests import GATES, gate_patch, manifests, virtual_machine
-from homenode.kubevirt.measuring_jobs import GUEST_SCRIPT, NODE_SCRIPT
-from homenode.results.lines import run_text
+from homenode.measure.results.lines import run_text
 from tests.command_line import homenode
 from tests.report_runs import full_run
 from tests.ssh_targets import new_key, ssh_target

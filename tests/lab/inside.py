@@ -12,8 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from homenode.domain.iommu import LIBVIRT_WITH_IOMMUFD, QEMU_WITH_IOMMUFD
-from homenode.tools.versions import Version
+from homenode.machine.tools.versions import Version
+from homenode.vm.domain.iommu import LIBVIRT_WITH_IOMMUFD, QEMU_WITH_IOMMUFD
 
 URI = "qemu:///system"
 
@@ -49,12 +49,12 @@ def start_libvirtd() -> None:
     for module in (
         "homenode.cli.main",
         "homenode.cli.apply",
-        "homenode.sources",
-        "homenode.tuning",
-        "homenode.discover",
-        "homenode.apply.definition",
-        "homenode.domain.schema",
-        "homenode.verify.live.domain",
+        "homenode.vm.sources",
+        "homenode.plan.tuning",
+        "homenode.machine.discover",
+        "homenode.change.apply.definition",
+        "homenode.vm.domain.schema",
+        "homenode.check.verify.live.domain",
     ):
         importlib.import_module(module)
     for _ in range(100):
@@ -89,9 +89,9 @@ def homenode_ended(*words: str) -> tuple[int, str]:
 
 def verified(name: str, plan: str | None = None) -> Any:
     """The findings on a running domain, as JSON."""
+    from homenode.check.verify.live.domain import verify_running_domain
     from homenode.formats import encode
     from homenode.plan.stored import read_plan
-    from homenode.verify.live.domain import verify_running_domain
 
     planned = None if plan is None else read_plan(Path(plan).read_bytes(), plan)
     return json.loads(encode("findings", verify_running_domain(name, URI, planned)))

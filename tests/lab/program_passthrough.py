@@ -5,9 +5,9 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from homenode.domain.iommu import edit_iommufd
-from homenode.domain.read import open_domain
-from homenode.tools.versions import parse_virsh_version
+from homenode.machine.tools.versions import parse_virsh_version
+from homenode.vm.domain.iommu import edit_iommufd
+from homenode.vm.domain.read import open_domain
 from tests.lab.inside import (
     bound_memory,
     homenode,
@@ -89,7 +89,7 @@ def main() -> None:
     from homenode.cli.apply import apply, restore_domain
     from homenode.cli.arguments.place import ApplyArguments
     from homenode.errors import HomenodeError
-    from homenode.plan.options import PlanOptions
+    from homenode.vm.plan_options import PlanOptions
 
     try:  # a running domain is not redefined under its feet
         apply(ApplyArguments(names=("vm",), options=PlanOptions("pin"), quiet=True, yes=True))

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from homenode.bdf import Bdf
-from homenode.pci import DeviceKind, PciDevice, PortType
-from homenode.topology import Host
+from homenode.machine.pci import DeviceKind, PciDevice, PortType
+from homenode.machine.topology import Host
 
 _STAND_INS = {
     DeviceKind.GPU: "ati-vga,model=rv100,romfile=",

@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from homenode.description.render import render
-from homenode.description.shipped import load_shipped
+from homenode.machine.description.render import render
+from homenode.machine.description.shipped import load_shipped
 from homenode.process import Completed
 from tests.bench_machines import FakeMachine
 from tests.nccl.logs import log_of

@@ -9,19 +9,19 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from homenode.analyse.alternative import alternatives_of
-from homenode.analyse.collective_causes import Diagnosis, diagnose
-from homenode.hypervisor.virsh import Virsh
+from homenode.decide.alternative import alternatives_of
+from homenode.decide.collective_causes import Diagnosis, diagnose
+from homenode.machine.snapshot.memory import MemorySnapshot
+from homenode.machine.snapshot.protocol import Snapshot
 from homenode.measure.layouts.journal import JournalFile
 from homenode.measure.layouts.prepare import preflight, prepare
 from homenode.measure.layouts.runner import outcome_code, run_trial, steps_of
 from homenode.measure.model import Depth, Group, SuiteOptions
+from homenode.measure.results.model import Run
+from homenode.measure.results.store import read_run
 from homenode.process import Completed
-from homenode.results.model import Run
-from homenode.results.store import read_run
-from homenode.snapshot.memory import MemorySnapshot
-from homenode.snapshot.protocol import Snapshot
-from homenode.sources import load_host
+from homenode.vm.hypervisor.virsh import Virsh
+from homenode.vm.sources import load_host
 from tests.measure.collective_guests import CollectiveGuest, Settings
 from tests.simulated_trial import SimulatedGuest, SimulatedReach, guest_snapshot, trial_of, wanted
 from tests.virsh_stand_in import URI, UUID, StandIn

@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from homenode.analyse.alternative import alternatives_of
-from homenode.analyse.collective_causes import Cause, Diagnosis, diagnose
+from homenode.decide.alternative import alternatives_of
+from homenode.decide.collective_causes import Cause, Diagnosis, diagnose
 from homenode.measure.gpu.collectives import ONE_BY_ONE
 from homenode.measure.model import CollectiveSettings
-from homenode.results.model import UNKNOWN_SWITCHES, Origin, Run, RunHead, Sample, Switches
-from homenode.results.vantage import Vantage
+from homenode.measure.results.model import UNKNOWN_SWITCHES, Origin, Run, RunHead, Sample, Switches
+from homenode.measure.results.vantage import Vantage
 from homenode.vm.layout import PRESETS
 
 LAYOUTS = ("default", "pin", "pin-numa", "pin-numa-pci", "bare")

@@ -2,9 +2,9 @@
 
 import pytest
 
+from homenode.machine.tools.nccl_tests import parse
+from homenode.machine.tools.nccl_tests_records import NcclTests
 from homenode.measure.figures.collective_curve import curve_of, flat_curve
-from homenode.tools.nccl_tests import parse
-from homenode.tools.nccl_tests_records import NcclTests
 from tests.shared_data import needs_shared, shared
 
 HEADER = (

@@ -9,21 +9,21 @@ import msgspec
 import pytest
 from msgspec import structs
 
-from homenode.analyse.alternative import alternatives_of
-from homenode.analyse.collective_causes import BandwidthChange, Cause, Diagnosis, diagnose
-from homenode.analyse.machine_facts import facts_of_host
-from homenode.analyse.trial_conclusion import conclude
+from homenode.decide.alternative import alternatives_of
+from homenode.decide.collective_causes import BandwidthChange, Cause, Diagnosis, diagnose
+from homenode.decide.evidence.documents import publications
+from homenode.decide.machine_facts import facts_of_host
+from homenode.decide.trial_conclusion import conclude
 from homenode.doc import Text, plain
-from homenode.evidence.documents import publications
 from homenode.measure import runner
 from homenode.measure.gpu.collectives import settings_of
 from homenode.measure.model import CollectiveSettings, Depth, Group, SuiteOptions
 from homenode.measure.orders import BenchOptions, BenchOutcome
-from homenode.report.trial_text import advice_text
-from homenode.results.model import UNKNOWN_SWITCHES, Run, Switches
-from homenode.results.vantage import Vantage
-from homenode.sources import load_host
+from homenode.measure.results.model import UNKNOWN_SWITCHES, Run, Switches
+from homenode.measure.results.vantage import Vantage
+from homenode.show.trial_text import advice_text
 from homenode.vm.layout import PRESETS
+from homenode.vm.sources import load_host
 from tests.measure.collective_guests import (
     CollectiveGuest,
     Settings,

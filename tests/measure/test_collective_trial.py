@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from homenode.analyse.collective_causes import Cause
+from homenode.decide.collective_causes import Cause
 from homenode.measure import runner as bench_runner
 from homenode.measure.layouts import guest
 from homenode.nccl.checks import check_topology

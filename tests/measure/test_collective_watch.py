@@ -3,8 +3,8 @@
 import json
 import sys
 
+from homenode.machine.tools import torch_report
 from homenode.measure.figures.collective_log import split
-from homenode.tools import torch_report
 from tests.torch_programs import run_program
 
 TOOL = """

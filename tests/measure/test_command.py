@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 
 from homenode.errors import HomenodeError, ParseError, UsageError
+from homenode.machine.snapshot.live import LiveSnapshot
 from homenode.measure.app_metric import figure_of
 from homenode.measure.environment import is_virtual
 from homenode.measure.orders import AppOrder
-from homenode.results.model import Switches
-from homenode.results.store import read_run
-from homenode.results.vantage import Vantage
-from homenode.snapshot.live import LiveSnapshot
+from homenode.measure.results.model import Switches
+from homenode.measure.results.store import read_run
+from homenode.measure.results.vantage import Vantage
 from tests import probe_documents
 from tests.command_line import homenode
 from tests.processes import wait_for_end

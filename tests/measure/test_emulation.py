@@ -4,10 +4,10 @@ import pytest
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
+from homenode.machine.pci import DeviceKind, PciDevice
+from homenode.machine.snapshot.memory import MemorySnapshot
+from homenode.machine.topology import CpuModel, Host
 from homenode.measure.environment import is_emulated, is_virtual
-from homenode.pci import DeviceKind, PciDevice
-from homenode.snapshot.memory import MemorySnapshot
-from homenode.topology import CpuModel, Host
 from tests.small_hosts import even_host
 
 PRODUCT = "/sys/devices/virtual/dmi/id/product_name"

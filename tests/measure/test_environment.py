@@ -10,6 +10,10 @@ from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import ParseError
 from homenode.findings import Severity
+from homenode.machine.pci import PciLink
+from homenode.machine.snapshot.memory import MemorySnapshot
+from homenode.machine.tools import proc_stat
+from homenode.machine.topology import Host, HostSettings
 from homenode.measure.environment import (
     Environment,
     LinkState,
@@ -20,10 +24,6 @@ from homenode.measure.environment import (
     read_environment,
     share_between,
 )
-from homenode.pci import PciLink
-from homenode.snapshot.memory import MemorySnapshot
-from homenode.tools import proc_stat
-from homenode.topology import Host, HostSettings
 from homenode.units import GIB
 from tests.mutations import MUTATIONS, survives
 from tests.small_hosts import DeviceSpec, even_host, floating_domain, pinned_domain

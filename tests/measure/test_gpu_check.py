@@ -12,8 +12,8 @@ from homenode.errors import HostError, UsageError
 from homenode.measure import runner
 from homenode.measure.gpu.agreement import agreed, agreement_findings
 from homenode.measure.model import Group
-from homenode.results.model import Run, Sample
-from homenode.results.store import load_runs
+from homenode.measure.results.model import Run, Sample
+from homenode.measure.results.store import load_runs
 from tests.bench_machines import FakeMachine
 from tests.measure.test_gpu_run import GpuMachine
 from tests.report_runs import full_run

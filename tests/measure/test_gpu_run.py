@@ -12,8 +12,8 @@ from homenode.measure import runner
 from homenode.measure.access.local import LocalMachine
 from homenode.measure.model import Depth, Group, SuiteOptions
 from homenode.measure.orders import BenchOptions, BenchOutcome
+from homenode.measure.results.vantage import Vantage
 from homenode.process import Completed, ToolTimeoutError
-from homenode.results.vantage import Vantage
 from tests.bench_machines import FakeMachine
 from tests.measure.test_step_figures import nvbandwidth_text
 from tests.tools import test_nccl_tests as nccl

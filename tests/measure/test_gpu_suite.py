@@ -7,6 +7,8 @@ import pytest
 from msgspec import structs
 
 from homenode.errors import UsageError
+from homenode.machine.pci import DeviceKind
+from homenode.machine.topology import Host
 from homenode.measure.gpu.collectives import ON_GPU_NODES
 from homenode.measure.gpu.suite import ALL_AT_ONCE, HOST_COPIES
 from homenode.measure.model import (
@@ -21,8 +23,6 @@ from homenode.measure.model import (
     SuiteOptions,
 )
 from homenode.measure.suite import suite_for
-from homenode.pci import DeviceKind
-from homenode.topology import Host
 from tests.small_hosts import DeviceSpec, even_host
 
 NVIDIA = frozenset({"numactl", "nvbandwidth", "all_reduce_perf"})

@@ -6,6 +6,7 @@ import pytest
 
 from homenode.bdf import Bdf
 from homenode.errors import InputError
+from homenode.machine.tools import study_programs
 from homenode.measure.figures.nvidia import sections
 from homenode.measure.imported.runs import (
     Imported,
@@ -17,11 +18,10 @@ from homenode.measure.imported.runs import (
     switches_of,
 )
 from homenode.measure.model import Reader
+from homenode.measure.results.model import Origin, Sample, Switches
+from homenode.measure.results.vantage import Vantage
 from homenode.measure.step_reading import tool_of
 from homenode.metrics import METRICS
-from homenode.results.model import Origin, Sample, Switches
-from homenode.results.vantage import Vantage
-from homenode.tools import study_programs
 from homenode.vm.layout import PRESETS
 from tests.tools import test_cuda_bandwidth_test as cuda
 from tests.tools import test_intel_mlc as mlc

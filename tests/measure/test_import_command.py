@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from homenode.errors import HomenodeError
+from homenode.machine.tools import study_programs
 from homenode.measure.imported.files import find_folders
 from homenode.measure.imported.runs import ImportOptions, imported_runs
-from homenode.results.store import FILE, load_runs, read_run
-from homenode.tools import study_programs
+from homenode.measure.results.store import FILE, load_runs, read_run
 from tests.command_line import homenode
 from tests.measure.test_import import CHASE, COPIES, STUDY, folder, pinned
 from tests.mutations import MUTATIONS, mutations, survives

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from homenode.results.store import read_run
+from homenode.measure.results.store import read_run
 from tests import probe_documents
 from tests.measure.test_resume import untimed
 from tests.probe_build import ROOT

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from homenode.analyse.alternative import alternatives
-from homenode.analyse.doubts import doubts_of
 from homenode.cpuset import CpuSet
+from homenode.decide.alternative import alternatives
+from homenode.decide.doubts import doubts_of
 from homenode.measure.access.local import LocalMachine
 from homenode.measure.model import Depth, Group, SuiteOptions
 from homenode.measure.orders import BenchOptions, BenchOutcome
+from homenode.measure.results.model import UNSETTLED
+from homenode.measure.results.vantage import Vantage
 from homenode.measure.runner import run_bench
-from homenode.results.model import UNSETTLED
-from homenode.results.vantage import Vantage
 from tests.probe_build import allowed_pus, probe_file
 
 GROUPS = (

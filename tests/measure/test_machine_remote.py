@@ -18,10 +18,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from homenode.discover import discover
-from homenode.domain.document import parse_document
 from homenode.errors import InputError, ToolError, UsageError
-from homenode.hypervisor.virsh import Virsh
+from homenode.machine.discover import discover
+from homenode.machine.topology import summarise
 from homenode.measure.access import serial_console, ssh
 from homenode.measure.access.console_frame import (
     SUMMERS,
@@ -43,8 +42,9 @@ from homenode.measure.access.serial_console import (
 )
 from homenode.measure.access.ssh import HostKeyError, SshChannel
 from homenode.process import ToolMissingError, ToolTimeoutError
-from homenode.sources import load_host
-from homenode.topology import summarise
+from homenode.vm.domain.document import parse_document
+from homenode.vm.hypervisor.virsh import Virsh
+from homenode.vm.sources import load_host
 from tests.agent_stand_in import UUID, agent_stand_in
 from tests.ssh_targets import new_key, ssh_target
 

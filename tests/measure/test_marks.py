@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from homenode.measure import runner
 from homenode.measure.progress import Progress
-from homenode.results.model import Origin
+from homenode.measure.results.model import Origin
 from tests import probe_documents
 from tests.bench_machines import FakeMachine
 from tests.measure.test_runner import ORDERS, ids, measured, of, run

@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from homenode.analyse.alternative import alternatives, with_joint_states
-from homenode.analyse.joint_states import USUAL
+from homenode.decide.alternative import alternatives, with_joint_states
+from homenode.decide.joint_states import USUAL
+from homenode.machine.tools.homenode_probe import parse
 from homenode.measure.figures.probe import probe_figures
-from homenode.results.model import MOVING, UNSETTLED, Origin, Run, RunHead, Sample, Switches
-from homenode.results.placement_states import MOST_SPAN, Bracket, classes_of, states_of
-from homenode.results.vantage import Vantage
-from homenode.tools.homenode_probe import parse
+from homenode.measure.results.model import MOVING, UNSETTLED, Origin, Run, RunHead, Sample, Switches
+from homenode.measure.results.placement_states import MOST_SPAN, Bracket, classes_of, states_of
+from homenode.measure.results.vantage import Vantage
 from homenode.vm.layout import PRESETS
 from tests import probe_documents
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from homenode.errors import ParseError
+from homenode.machine.tools.homenode_probe import parse
 from homenode.measure.figures.probe import StepReading, probe_figures
-from homenode.tools.homenode_probe import parse
 from tests import probe_documents
 from tests.mutations import MUTATIONS, survives
 from tests.probe_build import FEW_BYTES, one_pu, probe, two_pus

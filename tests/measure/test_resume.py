@@ -18,10 +18,10 @@ from homenode.measure.model import Group, SuiteOptions
 from homenode.measure.orders import BenchOptions
 from homenode.measure.progress import Progress
 from homenode.measure.record import StepRecord
+from homenode.measure.results.model import Run
+from homenode.measure.results.store import load_runs, read_run
 from homenode.measure.run_folder import RunFolder
 from homenode.measure.schedule import left_of, schedule
-from homenode.results.model import Run
-from homenode.results.store import load_runs, read_run
 from tests.bench_machines import FakeMachine
 from tests.measure.test_runner import ORDERS, QUICK, run
 from tests.memory_folder import memory_folder

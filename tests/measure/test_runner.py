@@ -17,12 +17,12 @@ from homenode.measure.model import PROBE, Depth, Group, SuiteOptions
 from homenode.measure.orders import AppOrder, BenchOptions, BenchOutcome
 from homenode.measure.progress import Progress
 from homenode.measure.record import StepRecord
+from homenode.measure.results.model import UNSETTLED, Run, Sample
+from homenode.measure.results.store import load_runs, read_run
+from homenode.measure.results.vantage import Vantage
 from homenode.measure.run_folder import RunFolder
 from homenode.process import Completed, ToolTimeoutError
-from homenode.results.model import UNSETTLED, Run, Sample
-from homenode.results.store import load_runs, read_run
-from homenode.results.vantage import Vantage
-from homenode.sources import load_host
+from homenode.vm.sources import load_host
 from tests import probe_documents
 from tests.bench_machines import FakeMachine
 from tests.probe_documents import FAR, NEAR, answer

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from homenode.errors import HomenodeError, HostError, InputError, ToolError, UsageError
+from homenode.machine.tools.gpu_architectures import parse_amd, parse_nvidia
 from homenode.measure.access.local import LocalMachine
 from homenode.measure.setup.plan import (
     NEEDED,
@@ -31,7 +32,6 @@ from homenode.measure.setup.run import (
     setup_journals,
     take_back,
 )
-from homenode.tools.gpu_architectures import parse_amd, parse_nvidia
 from tests.command_line import homenode
 from tests.mutations import MUTATIONS, survives
 

@@ -4,15 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from homenode.analyse.comparison import EvidenceLevel
-from homenode.analyse.decide import decide_for_machines
-from homenode.analyse.grade import Grade, grade_of
-from homenode.analyse.statement import ground_of
-from homenode.analyse.verdict import ReasonId, Verdict
-from homenode.evidence.documents import publications
-from homenode.evidence.model import Evidence
+from homenode.decide.comparison import EvidenceLevel
+from homenode.decide.decide import decide_for_machines
+from homenode.decide.evidence.documents import publications
+from homenode.decide.evidence.model import Evidence
+from homenode.decide.grade import Grade, grade_of
+from homenode.decide.statement import ground_of
+from homenode.decide.verdict import ReasonId, Verdict
+from homenode.measure.results.store import load_runs
 from homenode.objective import Objective
-from homenode.results.store import load_runs
 from tests.command_line import homenode
 from tests.study_folders import write_study_folders
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from homenode.errors import ParseError
+from homenode.machine.tools import torch_report
 from homenode.measure.gpu.machine import TorchPython
 from homenode.measure.model import BenchTest, Group
 from homenode.measure.programs import torch_collectives
 from homenode.measure.programs.torch_place import nodes_to_bind
-from homenode.tools import torch_report
 from tests.measure.test_torch_programs import read
 from tests.torch_programs import all_reduce
 

@@ -12,6 +12,7 @@ import pytest
 
 from homenode.bdf import Bdf
 from homenode.errors import HostError, ParseError
+from homenode.machine.tools import torch_report
 from homenode.measure.access.local import LocalMachine
 from homenode.measure.figures.sample import Figures
 from homenode.measure.gpu.machine import TorchPython
@@ -21,7 +22,6 @@ from homenode.measure.programs import torch_copies, torch_place
 from homenode.measure.programs.torch_copies import copy_size
 from homenode.measure.programs.torch_place import free_bytes, nodes_to_bind, numbers_of
 from homenode.measure.step_reading import figures_of_step
-from homenode.tools import torch_report
 from tests.small_hosts import DeviceSpec, even_host
 from tests.torch_programs import GPUS, copies, run_program
 

@@ -11,17 +11,17 @@ import pytest
 from msgspec import structs
 from msgspec.structs import replace
 
-from homenode.analyse.comparison import EvidenceLevel
-from homenode.analyse.machine_facts import facts_of_runs
-from homenode.analyse.statement import sentence_of
-from homenode.analyse.trial_conclusion import Conclusion, conclude
-from homenode.analyse.verdict import ReasonId
-from homenode.apply.store import DomainStore
+from homenode.change.apply.store import DomainStore
 from homenode.change.step import ChangeEntry, ChangeState
 from homenode.cpuset import CpuSet
+from homenode.decide.comparison import EvidenceLevel
+from homenode.decide.evidence.documents import publications
+from homenode.decide.machine_facts import facts_of_runs
+from homenode.decide.statement import sentence_of
+from homenode.decide.trial_conclusion import Conclusion, conclude
+from homenode.decide.verdict import ReasonId
 from homenode.errors import HostError, UsageError
-from homenode.evidence.documents import publications
-from homenode.hypervisor.virsh import Virsh
+from homenode.machine.topology import PagePool, RunningDomain
 from homenode.measure import runner as bench_runner
 from homenode.measure.layouts import guest
 from homenode.measure.layouts.boot_steps import rollback
@@ -37,11 +37,11 @@ from homenode.measure.layouts.prepare import latest, preflight, reopen
 from homenode.measure.layouts.runner import outcome_code, run_trial, steps_of
 from homenode.measure.layouts.trial_config import BARE
 from homenode.measure.model import Group
+from homenode.measure.results.model import Run
+from homenode.measure.results.store import read_run
 from homenode.objective import Objective
-from homenode.plan.options import ManualRanges
-from homenode.results.model import Run
-from homenode.results.store import read_run
-from homenode.topology import PagePool, RunningDomain
+from homenode.vm.hypervisor.virsh import Virsh
+from homenode.vm.plan_options import ManualRanges
 from tests.apply_documents import NAME, ORIGINAL
 from tests.simulated_trial import (
     LAYOUTS,

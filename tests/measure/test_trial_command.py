@@ -8,7 +8,6 @@ import pytest
 from homenode.change.step import ChangeState
 from homenode.cli import trial_work
 from homenode.errors import HomenodeError
-from homenode.hypervisor.virsh import Virsh
 from homenode.measure.layouts.journal import (
     BOOT,
     LAYOUT,
@@ -17,6 +16,7 @@ from homenode.measure.layouts.journal import (
     domain_locked,
     known_trials,
 )
+from homenode.vm.hypervisor.virsh import Virsh
 from tests.apply_documents import NAME, ORIGINAL
 from tests.command_line import Result, homenode
 from tests.simulated_trial import HOST, SimulatedReach, begun, changed, daemon_in, trial_of, wanted
@@ -176,7 +176,7 @@ def test_two_trials_of_a_vm_are_not_begun_at_once(daemon: StandIn, tmp_path: Pat
 
 def left_behind(daemon: StandIn, tmp_path: Path) -> None:
     """As a kill does: a layout's definition, a guest that runs, and the journal."""
-    from homenode.apply.definition import apply_definition
+    from homenode.change.apply.definition import apply_definition
 
     root = tmp_path / "state"
     head, journal = begun(root, wanted(tmp_path / "results", boots=1))

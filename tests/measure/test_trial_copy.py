@@ -13,15 +13,15 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from homenode.domain.overlay_disks import WritableDisk, with_overlays, writable_disks
-from homenode.domain.read import read_vm
 from homenode.errors import HostError, InputError, UsageError
-from homenode.hypervisor.virsh import Virsh
+from homenode.machine.tools import qcow2
 from homenode.measure.layouts.copying import Prepared, make_copy, prepare_copy, remove_copy
 from homenode.measure.layouts.guest import is_there
 from homenode.measure.layouts.journal import Copy
-from homenode.tools import qcow2
 from homenode.trusted_path import let_in
+from homenode.vm.domain.overlay_disks import WritableDisk, with_overlays, writable_disks
+from homenode.vm.domain.read import read_vm
+from homenode.vm.hypervisor.virsh import Virsh
 from tests.disk_images import image
 from tests.virsh_stand_in import URI
 

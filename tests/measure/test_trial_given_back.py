@@ -7,11 +7,9 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from homenode.apply.definition import apply_definition, restore_definition, saved_original
+from homenode.change.apply.definition import apply_definition, restore_definition, saved_original
 from homenode.change.step import ChangeState
-from homenode.domain.xml_equivalence import same_definition
 from homenode.errors import HostError, InputError, UsageError
-from homenode.hypervisor.virsh import Virsh
 from homenode.measure import runner as bench_runner
 from homenode.measure.layouts import guest
 from homenode.measure.layouts.boot_steps import held_interrupts, rollback
@@ -27,7 +25,9 @@ from homenode.measure.layouts.journal import (
 )
 from homenode.measure.layouts.prepare import latest, preflight, prepare
 from homenode.measure.layouts.runner import run_trial
-from homenode.results.store import load_runs
+from homenode.measure.results.store import load_runs
+from homenode.vm.domain.xml_equivalence import same_definition
+from homenode.vm.hypervisor.virsh import Virsh
 from tests.apply_documents import NAME, ORIGINAL, tuned
 from tests.simulated_trial import (
     SimulatedGuest,

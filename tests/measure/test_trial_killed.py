@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from homenode.errors import HomenodeError, HostError
-from homenode.hypervisor.virsh import Virsh
 from homenode.measure import runner as bench_runner
 from homenode.measure.layouts import guest
 from homenode.measure.layouts.journal import JournalFile, What, known_trials
 from homenode.measure.layouts.prepare import preflight
 from homenode.measure.layouts.runner import run_trial, steps_of
-from homenode.results.model import Run
-from homenode.results.store import read_run
+from homenode.measure.results.model import Run
+from homenode.measure.results.store import read_run
+from homenode.vm.hypervisor.virsh import Virsh
 from tests.apply_documents import NAME, ORIGINAL
 from tests.simulated_trial import (
     SimulatedReach,

@@ -12,9 +12,9 @@ import pytest
 from homenode.cli import trial_work
 from homenode.measure.layouts.journal import BOOT, JournalFile, Known, What, known_trials
 from homenode.measure.layouts.runner import steps_of
-from homenode.results.model import Origin
-from homenode.results.store import load_runs
-from homenode.sources import load_host
+from homenode.measure.results.model import Origin
+from homenode.measure.results.store import load_runs
+from homenode.vm.sources import load_host
 from tests.command_line import homenode
 from tests.probe_build import make
 from tests.trial_guest import NAME, trial_guest

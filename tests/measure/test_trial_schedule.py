@@ -7,6 +7,8 @@ from msgspec.structs import replace
 
 from homenode import formats
 from homenode.errors import InputError, UsageError
+from homenode.machine.pci import DeviceKind
+from homenode.machine.topology import RunningDomain
 from homenode.measure.layouts.fitting import fit
 from homenode.measure.layouts.journal import (
     KIND,
@@ -16,10 +18,8 @@ from homenode.measure.layouts.journal import (
     state_of,
 )
 from homenode.measure.layouts.trial_config import decode_config, trial_schedule
-from homenode.pci import DeviceKind
-from homenode.plan.options import PlanOptions
-from homenode.sources import load_host
-from homenode.topology import RunningDomain
+from homenode.vm.plan_options import PlanOptions
+from homenode.vm.sources import load_host
 from tests.apply_documents import NAME, ORIGINAL
 from tests.simulated_trial import (
     LAYOUTS,

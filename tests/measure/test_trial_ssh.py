@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from homenode.hypervisor.virsh import Virsh
 from homenode.measure import runner as bench_runner
 from homenode.measure.layouts import guest
 from homenode.measure.layouts.guest import GuestReach
@@ -13,6 +12,7 @@ from homenode.measure.layouts.guest_access import GuestAccess, Transport
 from homenode.measure.layouts.journal import What
 from homenode.measure.layouts.runner import run_trial
 from homenode.measure.progress import Progress
+from homenode.vm.hypervisor.virsh import Virsh
 from tests.apply_documents import ORIGINAL
 from tests.simulated_trial import SimulatedReach, begun, daemon_in, trial_of, wanted
 from tests.ssh_targets import new_key, ssh_target

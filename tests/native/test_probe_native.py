@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from homenode.check.verify.boot.guest_files import find_guest_files
 from homenode.errors import HostError
+from homenode.machine.tools.homenode_probe import parse
 from homenode.measure.figures.probe import probe_figures
-from homenode.tools.homenode_probe import parse
-from homenode.verify.boot.guest_files import find_guest_files
 from tests.probe_build import FEW_BYTES, OUT, ROOT, make, one_pu, run
 
 NATIVE = ROOT / "native"

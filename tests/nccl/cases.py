@@ -5,10 +5,10 @@ from collections.abc import Callable, Sequence
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.findings import Finding
+from homenode.machine.pci import PciLink
 from homenode.nccl.explanation import explain
 from homenode.nccl.guest_tree import GuestTree, TreeGpu, TreeLink
 from homenode.nccl.strict_reader import read_topology
-from homenode.pci import PciLink
 from tests.doctor_cases import case
 from tests.nccl_documents import TWO_CPUS
 

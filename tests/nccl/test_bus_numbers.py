@@ -9,13 +9,13 @@ from msgspec import structs
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
-from homenode.domain.read import open_domain, read_vm, vm_of
+from homenode.check.verify.boot.guest_files import find_guest_files
+from homenode.check.verify.boot.stand_in_boot import Booted, BootOptions, boot_stand_in
 from homenode.errors import HomenodeError, InputError
 from homenode.nccl.bus_numbers import bus_numbers, kernel_address, left_to_libvirt
 from homenode.plan.stored import encode_plan, read_plan
-from homenode.verify.boot.guest_files import find_guest_files
-from homenode.verify.boot.stand_in_boot import Booted, BootOptions, boot_stand_in
-from homenode.verify.guest.observation import path_of_address, paths_of_guest
+from homenode.vm.domain.read import open_domain, read_vm, vm_of
+from homenode.vm.guest_observation import path_of_address, paths_of_guest
 from homenode.vm.model import GuestAddress, GuestPciController
 from tests.nccl_documents import side, vm
 from tests.verify_documents import DEVICES, changed, tuned

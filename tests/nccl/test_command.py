@@ -9,10 +9,10 @@ from msgspec.structs import replace
 from homenode.cli.main import run as program
 from homenode.errors import InputError, UsageError
 from homenode.formats import encode
+from homenode.machine.pci import DeviceKind
 from homenode.nccl.checks import check_topology
-from homenode.pci import DeviceKind
 from homenode.plan.stored import encode_plan
-from homenode.sources import load_host
+from homenode.vm.sources import load_host
 from tests.nccl.logs import log_of
 from tests.nccl_documents import TWO_CPUS, tuned_for
 from tests.verify_documents import tuned

@@ -11,8 +11,8 @@ from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
-from homenode.domain.read import open_domain, vm_of
 from homenode.indices import NodeIndex
+from homenode.machine.pci import DeviceKind, PciLink
 from homenode.nccl.explanation import Explanation, Memory, Processes, explain
 from homenode.nccl.graph import Graph, PathType, graph_of
 from homenode.nccl.guest_side import guest_side
@@ -36,10 +36,10 @@ from homenode.nccl.library import (
     Library,
 )
 from homenode.nccl.strict_reader import ReadTopology, read_topology
-from homenode.pci import DeviceKind, PciLink
-from homenode.plan.options import PciGranularity, PlanOptions, Policy
-from homenode.sources import load_host
-from homenode.tuning import tune
+from homenode.plan.tuning import tune
+from homenode.vm.domain.read import open_domain, vm_of
+from homenode.vm.plan_options import PciGranularity, PlanOptions, Policy
+from homenode.vm.sources import load_host
 from tests.nccl_documents import assembled, text_of, tuned_for
 
 H200, RTX, H100, A100 = "h200-xeon8558", "rtxpro6000-xeon8468v", "hgx-h100", "hgx-a100-ibm"

@@ -9,7 +9,7 @@ from homenode.nccl.checks import check_topology
 from homenode.nccl.comparison import compare_topology
 from homenode.nccl.strict_reader import read_number, read_topology
 from homenode.nccl.topology import NcclVariant
-from homenode.sources import load_host
+from homenode.vm.sources import load_host
 from tests.nccl_documents import TWO_CPUS, assembled, text_of, tuned_for
 
 HOST = "hgx-h100"

@@ -6,11 +6,11 @@ from hypothesis import strategies as st
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
+from homenode.machine.pci import PciLink
 from homenode.nccl.explanation import Explanation, explain
 from homenode.nccl.guest_tree import GuestTree, TreeGpu, TreeLink
 from homenode.nccl.log_comparison import compare_log
 from homenode.nccl.log_facts import LogBuffers, LogGraph, LogPath, LogTransport, facts_of_log
-from homenode.pci import PciLink
 from tests.nccl.logs import log_of
 
 A, B = Bdf.parse("0000:81:00.0"), Bdf.parse("0000:c1:00.0")

@@ -4,6 +4,7 @@ import pytest
 
 from homenode.bdf import Bdf
 from homenode.findings import Finding, Severity
+from homenode.machine.tools.nvidia_smi_query import NvidiaQuery, parse
 from homenode.nccl.fabric import check_fabric
 from homenode.plan.devices.partitions import (
     PARTITIONS,
@@ -12,7 +13,6 @@ from homenode.plan.devices.partitions import (
     partition_of,
     partitions_of_size,
 )
-from homenode.tools.nvidia_smi_query import NvidiaQuery, parse
 from tests.shared_data import needs_shared, shared
 
 SIZES = {

@@ -10,6 +10,8 @@ from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError
 from homenode.findings import are_bad
+from homenode.machine.pci import DeviceKind, PciLink
+from homenode.machine.topology import Host
 from homenode.nccl.assemble import Assembled, assemble_topology
 from homenode.nccl.checks import check_topology
 from homenode.nccl.comparison import compare_topology
@@ -23,11 +25,9 @@ from homenode.nccl.write import (
     link_speed_text,
     write_topology,
 )
-from homenode.pci import DeviceKind, PciLink
-from homenode.plan.options import PlanOptions
-from homenode.sources import load_host
-from homenode.topology import Host
-from homenode.tuning import tune
+from homenode.plan.tuning import tune
+from homenode.vm.plan_options import PlanOptions
+from homenode.vm.sources import load_host
 from tests.nccl_documents import assembled, side, text_of, tuned_for, vm
 from tests.shared_data import needs_shared, shared
 

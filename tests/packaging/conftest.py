@@ -38,7 +38,7 @@ def wheel(context: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def one_file(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """homenode.pyz as `make pyz` builds it, without the libraries of reports."""
     path = tmp_path_factory.mktemp("one-file") / "homenode.pyz"
-    lock = ROOT / "src/homenode/kubevirt/requirements.lock"
+    lock = ROOT / "src/homenode/cluster/kubevirt/requirements.lock"
     builder = ROOT / "packaging/one_file.py"
     libraries = sysconfig.get_path("platlib")
     argv = [sys.executable, str(builder), str(wheel), libraries, str(lock), str(path)]

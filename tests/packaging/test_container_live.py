@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from homenode.results.store import read_run
+from homenode.measure.results.store import read_run
 from tests.packaging.wheels import instructions
 
 pytestmark = pytest.mark.lab

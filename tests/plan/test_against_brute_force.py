@@ -15,17 +15,17 @@ from msgspec import structs
 from msgspec.structs import replace
 
 from homenode.cpuset import CpuSet
-from homenode.host_reserve import HostReserve
-from homenode.pci import DeviceKind, DeviceLink, LinkKind
-from homenode.plan.model import Unplannable
-from homenode.plan.options import Balance, DeviceLocality, DocumentSiblings, Policy
+from homenode.machine.host_reserve import HostReserve
+from homenode.machine.pci import DeviceKind, DeviceLink, LinkKind
+from homenode.machine.topology import Host, PagePool, RunningDomain
 from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest
 from homenode.plan.search import candidates
 from homenode.plan.search.ladder import Concession
 from homenode.plan.search.place import place
-from homenode.topology import Host, PagePool, RunningDomain
 from homenode.units import GIB, MIB
+from homenode.vm.plan_model import Unplannable
+from homenode.vm.plan_options import Balance, DeviceLocality, DocumentSiblings, Policy
 from tests.brute_force import Cores, Fallback, Memory, best_by_force
 from tests.small_hosts import (
     DeviceSpec,

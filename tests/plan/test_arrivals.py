@@ -11,13 +11,13 @@ from collections import Counter
 import pytest
 from msgspec import structs
 
-from homenode.pci import DeviceKind
-from homenode.plan.model import Plan, Unplannable
+from homenode.machine.pci import DeviceKind
+from homenode.machine.topology import Host, RunningDomain
 from homenode.plan.planner import plan
 from homenode.plan.request import GuestRequest
-from homenode.sources import load_host
-from homenode.topology import Host, RunningDomain
 from homenode.units import GIB
+from homenode.vm.plan_model import Plan, Unplannable
+from homenode.vm.sources import load_host
 from tests.small_hosts import asking, small_request
 
 GPUS = 8

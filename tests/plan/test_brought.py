@@ -10,16 +10,16 @@ from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.errors import UsageError
-from homenode.pci import DeviceKind, DeviceLink, LinkKind, PciLink
+from homenode.machine.pci import DeviceKind, DeviceLink, LinkKind, PciLink
+from homenode.machine.topology import Host
 from homenode.plan.devices.brought import switched_gpus
-from homenode.plan.model import Unplannable
-from homenode.plan.options import PlanOptions
 from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest, request_for
 from homenode.plan.search.place import place
-from homenode.sources import load_host
-from homenode.targets.registry import TARGETS
-from homenode.topology import Host
+from homenode.vm.plan_model import Unplannable
+from homenode.vm.plan_options import PlanOptions
+from homenode.vm.sources import load_host
+from homenode.vm.targets.registry import TARGETS
 from tests.command_line import homenode
 from tests.plan.test_gpus import HGX
 from tests.small_hosts import DeviceSpec, asking, even_host, pinned_domain, small_request

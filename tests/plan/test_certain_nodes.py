@@ -1,7 +1,7 @@
 """Devices of a one-node host are on that node, whatever its firmware says."""
 
-from homenode.plan.fingerprint import host_fingerprint
 from homenode.plan.planner import plan
+from homenode.vm.fingerprint import host_fingerprint
 from tests.small_hosts import DeviceSpec, even_host, small_request
 
 

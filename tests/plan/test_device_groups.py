@@ -4,9 +4,9 @@ import pytest
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
+from homenode.machine.topology import Host
 from homenode.plan.search.place import place
-from homenode.sources import load_host
-from homenode.topology import Host
+from homenode.vm.sources import load_host
 from tests.small_hosts import small_request
 
 GPU, AUDIO = Bdf.parse("01:00.0"), Bdf.parse("01:00.1")

@@ -7,23 +7,23 @@ import pytest
 from msgspec import structs
 from msgspec.structs import replace
 
-from homenode.auto_layout import settled
 from homenode.cpuset import CpuSet
+from homenode.decide.auto_layout import settled
+from homenode.decide.evidence.sources import load_evidence
 from homenode.errors import UsageError
-from homenode.evidence.sources import load_evidence
-from homenode.host_reserve import HostReserve
-from homenode.plan.model import Plan, Unplannable
-from homenode.plan.options import AUTO, DocumentSiblings, PlanOptions
+from homenode.machine.host_reserve import HostReserve
+from homenode.machine.topology import CoreKind, Host
 from homenode.plan.placement import Placement
 from homenode.plan.planner import plan
 from homenode.plan.request import GuestRequest, request_for
 from homenode.plan.search.ladder import Concession
 from homenode.plan.search.place import place
-from homenode.sources import load_host
-from homenode.topology import CoreKind, Host
 from homenode.units import GIB, MIB
 from homenode.vm.layout import PRESETS, Siblings
 from homenode.vm.model import Vm
+from homenode.vm.plan_model import Plan, Unplannable
+from homenode.vm.plan_options import AUTO, DocumentSiblings, PlanOptions
+from homenode.vm.sources import load_host
 from tests.figures import numbers
 from tests.small_hosts import NodeSpec, asking, even_host, host_of, pinned_domain, small_request
 

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from homenode.domain.rewrite import rewrite
 from homenode.errors import InputError
 from homenode.findings import are_bad
-from homenode.plan.model import KEPT, Plan, with_vm
 from homenode.plan.stored import encode_plan, read_plan
+from homenode.vm.domain.rewrite import rewrite
+from homenode.vm.plan_model import KEPT, Plan, with_vm
 from tests.verify.test_single_edits import with_room
 from tests.verify_documents import findings_of, tuned
 

@@ -10,15 +10,15 @@ from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
-from homenode.host_reserve import HostReserve
-from homenode.pci import DeviceKind
-from homenode.plan.options import DeviceLocality
+from homenode.machine.host_reserve import HostReserve
+from homenode.machine.pci import DeviceKind
+from homenode.machine.topology import CpuModel, Host, PagePool
 from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest
 from homenode.plan.search.place import place
-from homenode.sources import load_host
-from homenode.topology import CpuModel, Host, PagePool
 from homenode.units import GIB
+from homenode.vm.plan_options import DeviceLocality
+from homenode.vm.sources import load_host
 from tests.brute_force import best_by_force
 from tests.shared_data import needs_shared, shared
 from tests.small_hosts import (

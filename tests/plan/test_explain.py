@@ -9,7 +9,14 @@ from homenode.cpuset import CpuSet
 from homenode.doc import Text, plain
 from homenode.gap import Gap
 from homenode.indices import NodeIndex
-from homenode.plan.model import (
+from homenode.machine.topology import Host
+from homenode.plan.planner import plan as plan_on
+from homenode.show.host_groups import host_counts
+from homenode.show.plan.cost_words import term_lines, term_words
+from homenode.show.plan.explain import explain
+from homenode.units import GIB
+from homenode.vm.layout import PRESETS
+from homenode.vm.plan_model import (
     Aperture,
     CostTerm,
     PageReservation,
@@ -20,13 +27,6 @@ from homenode.plan.model import (
     is_critical,
     with_vm,
 )
-from homenode.plan.planner import plan as plan_on
-from homenode.plan.words.cost_words import term_lines, term_words
-from homenode.plan.words.explain import explain
-from homenode.report.host_groups import host_counts
-from homenode.topology import Host
-from homenode.units import GIB
-from homenode.vm.layout import PRESETS
 from tests.explained import Explained, explained
 from tests.picture_hosts import gh200_host, h200_host, hand_plan, pictures
 from tests.small_hosts import NodeSpec, asking, even_host, host_of, small_request

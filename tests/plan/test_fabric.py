@@ -5,11 +5,11 @@ from msgspec import structs
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
-from homenode.pci import DeviceKind
-from homenode.plan.model import PlanFinding
+from homenode.machine.pci import DeviceKind
+from homenode.machine.topology import Host
 from homenode.plan.request import GuestRequest
 from homenode.plan.search.place import place
-from homenode.topology import Host
+from homenode.vm.plan_model import PlanFinding
 from tests.figures import numbers
 from tests.plan.test_gpus import HGX, buses, hgx, some
 from tests.small_hosts import asking, pinned_domain, small_request

@@ -8,22 +8,22 @@ from lxml import etree
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
-from homenode.description.parse import parse_description
-from homenode.description.render import render
-from homenode.description.shipped import load_shipped
-from homenode.discover import discover
-from homenode.doctor.diagnosis import diagnose
-from homenode.domain.read import open_domain, read_vm, vm_of
+from homenode.check.doctor.diagnosis import diagnose
+from homenode.check.verify.document.as_planned import as_planned
+from homenode.check.verify.document.devices import devices_on_host
 from homenode.errors import HomenodeError
-from homenode.pci import DeviceKind
-from homenode.plan.model import Plan, Unplannable
-from homenode.plan.options import PlanOptions
+from homenode.machine.description.parse import parse_description
+from homenode.machine.description.render import render
+from homenode.machine.description.shipped import load_shipped
+from homenode.machine.discover import discover
+from homenode.machine.pci import DeviceKind
+from homenode.machine.topology import Host
 from homenode.plan.planner import plan
 from homenode.plan.request import request_for
-from homenode.topology import Host
-from homenode.tuning import Tuning, tune
-from homenode.verify.document.as_planned import as_planned
-from homenode.verify.document.devices import devices_on_host
+from homenode.plan.tuning import Tuning, tune
+from homenode.vm.domain.read import open_domain, read_vm, vm_of
+from homenode.vm.plan_model import Plan, Unplannable
+from homenode.vm.plan_options import PlanOptions
 from tests.figures import numbers
 from tests.verify_documents import PLAIN
 
@@ -102,7 +102,7 @@ UUIDS = tuple(p.uuid or "" for p in (discover(render(DIVIDED)).device_at[A40]).p
 
 def divided(*vms: str) -> Host:
     toml = "".join(f'[[vm]]\nname = "o{i}"\nvcpus = 1\n{vm}\n' for i, vm in enumerate(vms))
-    text = files("homenode.hosts").joinpath("x86-2p2n8c8t-divided-gpus.toml").read_text()
+    text = files("homenode.machine.hosts").joinpath("x86-2p2n8c8t-divided-gpus.toml").read_text()
     return parse_description(f"{text}\n{toml}", "divided").host
 
 

@@ -6,11 +6,11 @@ import pytest
 from msgspec import structs
 
 from homenode.bdf import Bdf
-from homenode.pci import DeviceKind, DeviceLink, LinkKind
-from homenode.plan.model import Unplannable
+from homenode.machine.pci import DeviceKind, DeviceLink, LinkKind
+from homenode.machine.topology import Host
 from homenode.plan.request import GuestRequest
 from homenode.plan.search.place import place
-from homenode.topology import Host
+from homenode.vm.plan_model import Unplannable
 from tests.figures import numbers
 from tests.small_hosts import DeviceSpec, asking, even_host, pinned_domain, small_request
 

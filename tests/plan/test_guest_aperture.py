@@ -4,14 +4,14 @@ import pytest
 from msgspec import structs
 from msgspec.structs import replace
 
-from homenode.pci import PciBar
-from homenode.plan.model import Plan
+from homenode.machine.pci import PciBar
+from homenode.machine.topology import Host, HostSettings
 from homenode.plan.shape.aperture import prefetchable_window_bytes
 from homenode.plan.shape.assemble import assemble
-from homenode.topology import Host, HostSettings
 from homenode.units import GIB, MIB, TIB
 from homenode.vm.layout import PRESETS
 from homenode.vm.model import Vm
+from homenode.vm.plan_model import Plan
 from tests.guest_shapes import HGX_GPUS, hgx_host, placed
 from tests.small_hosts import small_request
 

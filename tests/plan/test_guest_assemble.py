@@ -7,14 +7,14 @@ from msgspec.structs import replace
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError
 from homenode.gap import Gap
-from homenode.pci import PciLink
-from homenode.plan.fingerprint import host_fingerprint
-from homenode.plan.model import CostTerm, Rejection, RunnerUp
-from homenode.plan.options import Policy
+from homenode.machine.pci import PciLink
 from homenode.plan.placement import Placement
 from homenode.plan.shape.assemble import assemble
+from homenode.vm.fingerprint import host_fingerprint
 from homenode.vm.layout import PRESETS
 from homenode.vm.model import GuestHostdev
+from homenode.vm.plan_model import CostTerm, Rejection, RunnerUp
+from homenode.vm.plan_options import Policy
 from tests.figures import numbers
 from tests.guest_shapes import HGX_GPUS, HGX_NICS, defined_guest, hgx_host, placed
 from tests.small_hosts import DeviceSpec, asking, even_host, small_request

@@ -10,14 +10,14 @@ from msgspec import structs
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError
 from homenode.indices import NodeIndex
-from homenode.plan.model import Plan
-from homenode.plan.options import MemoryMode
+from homenode.machine.topology import MemoryKind, PagePool
 from homenode.plan.request import GuestRequest
 from homenode.plan.shape.assemble import assemble
 from homenode.plan.shape.guest_numa import memory_granule, split_memory
-from homenode.topology import MemoryKind, PagePool
 from homenode.units import GIB, KIB, MIB
 from homenode.vm.layout import PRESETS, Layout
+from homenode.vm.plan_model import Plan
+from homenode.vm.plan_options import MemoryMode
 from tests.figures import numbers
 from tests.guest_shapes import bdfs, placed
 from tests.small_hosts import (

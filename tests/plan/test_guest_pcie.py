@@ -11,10 +11,8 @@ from msgspec.structs import replace
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError, UsageError
-from homenode.host_reserve import HostReserve
-from homenode.pci import DeviceKind, PciLink
-from homenode.plan.model import Unplannable
-from homenode.plan.options import PciGranularity
+from homenode.machine.host_reserve import HostReserve
+from homenode.machine.pci import DeviceKind, PciLink
 from homenode.plan.planner import plan as plan_vm
 from homenode.plan.request import GuestRequest
 from homenode.plan.search.expander_slots import expander_slots
@@ -24,6 +22,8 @@ from homenode.plan.shape.bus_windows import ExpanderNeed, Window, assign_windows
 from homenode.units import GIB
 from homenode.vm.layout import PRESETS, GuestCells
 from homenode.vm.model import GuestAddress, GuestPciController, PortModel
+from homenode.vm.plan_model import Unplannable
+from homenode.vm.plan_options import PciGranularity
 from tests.figures import numbers
 from tests.guest_shapes import (
     HGX_GPUS,

@@ -7,17 +7,17 @@ from msgspec import structs
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
-from homenode.discover.lspci import overlay_lspci
 from homenode.indices import NodeIndex
-from homenode.pci import DeviceKind
-from homenode.plan.model import Unplannable
-from homenode.plan.options import PciGranularity
+from homenode.machine.discover.lspci import overlay_lspci
+from homenode.machine.pci import DeviceKind
+from homenode.machine.topology import Host
 from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest
 from homenode.plan.shape.assemble import assemble
 from homenode.plan.shape.device_places import device_places
-from homenode.topology import Host
 from homenode.vm.model import GuestAddress, GuestHostdev, GuestPciController, PortModel
+from homenode.vm.plan_model import Unplannable
+from homenode.vm.plan_options import PciGranularity
 from tests.guest_shapes import (
     HGX_GPUS,
     HGX_NICS,

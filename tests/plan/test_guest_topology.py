@@ -8,13 +8,13 @@ from msgspec.structs import replace
 
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError
-from homenode.plan.model import Plan
+from homenode.machine.topology import Host
 from homenode.plan.placement import Placement
 from homenode.plan.shape.assemble import assemble
-from homenode.topology import Host
 from homenode.units import GIB, MIB
 from homenode.vm.layout import PRESETS, GuestCells, Pinning
 from homenode.vm.model import GuestCache, GuestTopology
+from homenode.vm.plan_model import Plan
 from tests.guest_shapes import placed
 from tests.small_hosts import even_host, small_request
 

@@ -8,17 +8,17 @@ import pytest
 from msgspec.structs import replace
 
 import homenode
-from homenode.plan.model import Unplannable
+from homenode.machine.topology import Host
 from homenode.plan.planner import plan
 from homenode.plan.request import GuestRequest
 from homenode.plan.search.place import place
-from homenode.sources import load_host
-from homenode.topology import Host
 from homenode.units import GIB, MIB
+from homenode.vm.plan_model import Unplannable
+from homenode.vm.sources import load_host
 from tests.figures import numbers
 from tests.small_hosts import NodeSpec, asking, even_host, host_of, small_request
 
-HOSTS = sorted((Path(homenode.__file__).parent / "hosts").glob("*.toml"))
+HOSTS = sorted((Path(homenode.__file__).parent / "machine/hosts").glob("*.toml"))
 XEON = load_host("h200-xeon8558")
 
 

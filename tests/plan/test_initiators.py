@@ -5,21 +5,21 @@ from lxml import etree
 from msgspec import structs
 from msgspec.structs import replace
 
+from homenode.check.verify.document.as_planned import as_planned
+from homenode.check.verify.guest.expectation import expectation_of
 from homenode.cpuset import CpuSet
-from homenode.domain.codec import INITIATORS, required_versions
-from homenode.domain.read import open_domain, vm_of
-from homenode.domain.rewrite import rewrite
-from homenode.pci import DeviceKind
-from homenode.plan.model import Plan
+from homenode.machine.pci import DeviceKind
+from homenode.machine.topology import Host
 from homenode.plan.request import GuestRequest
 from homenode.plan.shape.assemble import assemble
 from homenode.plan.stored import domain_of_plan
-from homenode.plan.words.explain import explain
-from homenode.sources import load_host
-from homenode.topology import Host
+from homenode.show.plan.explain import explain
 from homenode.units import GIB
-from homenode.verify.document.as_planned import as_planned
-from homenode.verify.guest.expectation import expectation_of
+from homenode.vm.domain.codec import INITIATORS, required_versions
+from homenode.vm.domain.read import open_domain, vm_of
+from homenode.vm.domain.rewrite import rewrite
+from homenode.vm.plan_model import Plan
+from homenode.vm.sources import load_host
 from tests.explained import explained
 from tests.guest_shapes import placed
 from tests.small_hosts import small_request

@@ -7,14 +7,14 @@ from msgspec.structs import replace
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError, UsageError
 from homenode.indices import NodeIndex
-from homenode.plan.model import Rejection, Unplannable
-from homenode.plan.options import MemoryMode
+from homenode.machine.topology import Host, MemoryKind
 from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest
 from homenode.plan.search.ladder import Concession
 from homenode.plan.search.place import place
-from homenode.topology import Host, MemoryKind
 from homenode.units import GIB
+from homenode.vm.plan_model import Rejection, Unplannable
+from homenode.vm.plan_options import MemoryMode
 from tests.figures import numbers
 from tests.small_hosts import (
     DeviceSpec,

@@ -5,7 +5,7 @@ import pytest
 from homenode.cpuset import CpuSet
 from homenode.errors import UsageError
 from homenode.plan.manual import manual_placement
-from homenode.plan.options import ManualRanges
+from homenode.vm.plan_options import ManualRanges
 from tests.small_hosts import asking, small_request
 
 STUDY = ManualRanges(

@@ -9,12 +9,12 @@ from types import FrameType
 import pytest
 from msgspec import structs
 
-from homenode.pci import DeviceKind, DeviceLink, LinkKind
+from homenode.machine.pci import DeviceKind, DeviceLink, LinkKind
+from homenode.machine.topology import Host
 from homenode.plan.devices.gpu_ties import GpuTies
 from homenode.plan.search.place import place
-from homenode.sources import load_host
-from homenode.topology import Host
 from homenode.units import GIB
+from homenode.vm.sources import load_host
 from tests.plan.test_against_brute_force import compare
 from tests.small_hosts import DeviceSpec, asking, even_host, small_request
 

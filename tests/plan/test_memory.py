@@ -7,15 +7,15 @@ from msgspec.structs import replace
 from homenode.cpuset import CpuSet
 from homenode.errors import UsageError
 from homenode.indices import NodeIndex
-from homenode.plan.model import Rejection, Unplannable
-from homenode.plan.options import Balance, CellRequest
+from homenode.machine.topology import Host, MemoryKind, PagePool
 from homenode.plan.planner import plan
 from homenode.plan.request import GuestRequest
 from homenode.plan.search.ladder import Concession
 from homenode.plan.search.memory import free_memory
 from homenode.plan.search.place import place
-from homenode.topology import Host, MemoryKind, PagePool
 from homenode.units import GIB, MIB
+from homenode.vm.plan_model import Rejection, Unplannable
+from homenode.vm.plan_options import Balance, CellRequest
 from tests.figures import numbers
 from tests.small_hosts import (
     DeviceSpec,

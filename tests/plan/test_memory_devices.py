@@ -7,22 +7,22 @@ import pytest
 from msgspec import structs
 from msgspec.structs import replace
 
+from homenode.check.doctor.guest.limits import limits
 from homenode.cpuset import CpuSet
-from homenode.description.shipped import load_shipped
 from homenode.doc import Text, plain
-from homenode.doctor.guest.limits import limits
-from homenode.domain.document import parse_document
-from homenode.domain.read import read_vm, vm_of
-from homenode.plan.model import Unplannable
-from homenode.plan.options import MemoryMode, PlanOptions
+from homenode.machine.description.shipped import load_shipped
+from homenode.machine.topology import Host
 from homenode.plan.request import GuestRequest
 from homenode.plan.search.place import place
-from homenode.plan.words.explain import explain
-from homenode.topology import Host
-from homenode.tuning import tune
+from homenode.plan.tuning import tune
+from homenode.show.plan.explain import explain
 from homenode.units import GIB
+from homenode.vm.domain.document import parse_document
+from homenode.vm.domain.read import read_vm, vm_of
 from homenode.vm.layout import PRESETS
 from homenode.vm.model import MemoryDevice
+from homenode.vm.plan_model import Unplannable
+from homenode.vm.plan_options import MemoryMode, PlanOptions
 from tests.small_hosts import NodeSpec, even_host, host_of, small_request
 
 

@@ -9,18 +9,18 @@ from msgspec import structs
 
 import homenode
 from homenode.cpuset import CpuSet
-from homenode.plan.model import Unplannable
-from homenode.plan.options import Policy
+from homenode.machine.topology import Host
 from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest
 from homenode.plan.search.place import Inventory, place
-from homenode.sources import load_host
-from homenode.topology import Host
 from homenode.units import GIB
 from homenode.vm.layout import PRESETS, Layout, Pinning
+from homenode.vm.plan_model import Unplannable
+from homenode.vm.plan_options import Policy
+from homenode.vm.sources import load_host
 from tests.small_hosts import asking, small_request
 
-HOSTS = sorted((Path(homenode.__file__).parent / "hosts").glob("*.toml"))
+HOSTS = sorted((Path(homenode.__file__).parent / "machine/hosts").glob("*.toml"))
 FLOATING = structs.replace(PRESETS["pin"], pinning=Pinning.NODE, name="custom")
 LAYOUTS = (*(one for name, one in PRESETS.items() if name != "default"), FLOATING)
 WAYS = (

@@ -5,16 +5,16 @@ from lxml import etree
 from msgspec import structs
 from msgspec.structs import replace
 
-from homenode.domain.new import new_domain
 from homenode.errors import HomenodeError
+from homenode.machine.topology import Host
 from homenode.plan.nearby import Gain, NearbySize, nearby_sizes
-from homenode.plan.options import PlanOptions
 from homenode.plan.planner import plan
 from homenode.plan.request import GuestRequest
-from homenode.sources import load_host
-from homenode.topology import Host
-from homenode.tuning import tune
+from homenode.plan.tuning import tune
 from homenode.units import GIB
+from homenode.vm.domain.new import new_domain
+from homenode.vm.plan_options import PlanOptions
+from homenode.vm.sources import load_host
 from tests.plan.test_fabric import board
 from tests.plan.test_gpus import hgx
 from tests.small_hosts import asking, even_host, small_request

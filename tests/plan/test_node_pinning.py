@@ -4,19 +4,19 @@ import pytest
 from msgspec import structs
 from msgspec.structs import replace
 
+from homenode.check.verify.document.as_planned import as_planned
+from homenode.check.verify.document.pins import pins_alone, pins_on_host
 from homenode.cpuset import CpuSet
-from homenode.domain.read import open_domain, vm_of
-from homenode.domain.rewrite import rewrite
-from homenode.plan.model import Plan
 from homenode.plan.planner import plan as plan_of
 from homenode.plan.shape.assemble import assemble
 from homenode.plan.stored import domain_of_plan
-from homenode.plan.words.explain import explain
-from homenode.report.topology_map import topology_map
-from homenode.verify.document.as_planned import as_planned
-from homenode.verify.document.pins import pins_alone, pins_on_host
+from homenode.show.plan.explain import explain
+from homenode.show.topology_map import topology_map
+from homenode.vm.domain.read import open_domain, vm_of
+from homenode.vm.domain.rewrite import rewrite
 from homenode.vm.layout import PRESETS, Layout, Pinning
 from homenode.vm.model import GuestTopology
+from homenode.vm.plan_model import Plan
 from tests.explained import explained
 from tests.figures import numbers
 from tests.guest_shapes import placed

@@ -16,15 +16,15 @@ from msgspec import structs
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import UsageError
-from homenode.host_reserve import HostReserve
-from homenode.pci import DeviceKind
-from homenode.plan.model import Unplannable
-from homenode.plan.options import Balance, Policy
+from homenode.machine.host_reserve import HostReserve
+from homenode.machine.pci import DeviceKind
+from homenode.machine.topology import Host
 from homenode.plan.request import GuestRequest
 from homenode.plan.search.place import place
-from homenode.topology import Host
 from homenode.units import GIB
 from homenode.vm.layout import PRESETS, Pinning, Siblings
+from homenode.vm.plan_model import Unplannable
+from homenode.vm.plan_options import Balance, Policy
 from tests.brute_force import best_by_force, standing
 from tests.nova_planner import NovaCell, nova_cells
 from tests.small_hosts import (

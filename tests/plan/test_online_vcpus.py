@@ -12,15 +12,15 @@ from msgspec import structs
 from msgspec.structs import replace
 
 from homenode.cpuset import CpuSet
-from homenode.plan.model import Plan
-from homenode.plan.options import PlanOptions
+from homenode.machine.topology import Host
 from homenode.plan.request import GuestRequest
 from homenode.plan.shape.assemble import assemble
-from homenode.sources import load_host
-from homenode.topology import Host
-from homenode.tuning import tune
+from homenode.plan.tuning import tune
 from homenode.units import GIB
 from homenode.vm.model import GuestTopology
+from homenode.vm.plan_model import Plan
+from homenode.vm.plan_options import PlanOptions
+from homenode.vm.sources import load_host
 from tests.guest_shapes import placed
 from tests.small_hosts import even_host, small_request
 

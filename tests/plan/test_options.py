@@ -6,23 +6,11 @@ from msgspec.structs import replace
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import UsageError
-from homenode.host_reserve import HostReserve
 from homenode.indices import NodeIndex
+from homenode.machine.host_reserve import HostReserve
 from homenode.objective import Objective
-from homenode.plan.options import (
-    CellRequest,
-    EmulatorPolicy,
-    PartialReserve,
-    PlanOptions,
-    cell_of,
-    cell_text,
-    refuse_objective,
-    reserve_of,
-    reserve_text,
-)
 from homenode.plan.planner import plan
 from homenode.plan.request import layout_for, request_for
-from homenode.sources import load_host
 from homenode.units import GIB, MIB
 from homenode.vm.layout import (
     PRESETS,
@@ -34,6 +22,18 @@ from homenode.vm.layout import (
     ThreadPolicy,
 )
 from homenode.vm.model import GuestHostdev, Vm
+from homenode.vm.plan_options import (
+    CellRequest,
+    EmulatorPolicy,
+    PartialReserve,
+    PlanOptions,
+    cell_of,
+    cell_text,
+    refuse_objective,
+    reserve_of,
+    reserve_text,
+)
+from homenode.vm.sources import load_host
 from tests.small_hosts import even_host, pinned_domain
 
 

@@ -8,11 +8,11 @@ import pytest
 
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError
-from homenode.pci import DeviceKind
-from homenode.plan.options import Balance, Policy
+from homenode.machine.pci import DeviceKind
 from homenode.plan.search import problem
 from homenode.plan.search.place import place
 from homenode.units import GIB
+from homenode.vm.plan_options import Balance, Policy
 from tests.figures import numbers
 from tests.small_hosts import (
     DeviceSpec,

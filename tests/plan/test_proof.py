@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from homenode.errors import InputError
-from homenode.plan.model import Plan, Unplannable
+from homenode.machine.topology import Host
 from homenode.plan.planner import plan
 from homenode.plan.proof import trees
 from homenode.plan.proof.build import proof_of
@@ -19,9 +19,9 @@ from homenode.plan.proof.statement import NotProved, Proof, decode_plan
 from homenode.plan.proof.verifier import FalseProofError, roots, verify
 from homenode.plan.request import GuestRequest
 from homenode.plan.stored import encode_plan, read_plan
-from homenode.sources import load_host
-from homenode.topology import Host
 from homenode.units import GIB
+from homenode.vm.plan_model import Plan, Unplannable
+from homenode.vm.sources import load_host
 from tests.plan.test_against_brute_force import (
     chiplet_host,
     chiplet_wish,

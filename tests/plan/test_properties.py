@@ -7,13 +7,13 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from homenode.cpuset import CpuSet
-from homenode.plan.model import Unplannable
-from homenode.plan.options import EmulatorPolicy
+from homenode.machine.topology import Host
 from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest
 from homenode.plan.search.place import place
-from homenode.topology import Host
 from homenode.vm.layout import PRESETS
+from homenode.vm.plan_model import Unplannable
+from homenode.vm.plan_options import EmulatorPolicy
 from tests.plan.test_against_brute_force import small_host, small_wish
 from tests.small_hosts import asking
 

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from msgspec import structs
 from msgspec.structs import replace
 
-from homenode.plan.model import Unplannable
-from homenode.plan.options import Balance, DocumentSiblings
+from homenode.machine.topology import Host
 from homenode.plan.rank import RankedHost, rank
 from homenode.plan.request import GuestRequest
-from homenode.topology import Host
 from homenode.units import GIB
+from homenode.vm.plan_model import Unplannable
+from homenode.vm.plan_options import Balance, DocumentSiblings
 from tests.small_hosts import DeviceSpec, asking, even_host, pinned_domain, small_request
 
 

@@ -4,18 +4,18 @@ from pathlib import Path
 
 import pytest
 
-from homenode.domain.read import read_running_domain
 from homenode.errors import UsageError
+from homenode.machine.snapshot.memory import MemorySnapshot
+from homenode.machine.snapshot.redact import Identities, redact
+from homenode.machine.topology import Host
 from homenode.plan.allocations import allocations
-from homenode.plan.model import Plan, Unplannable
-from homenode.plan.options import PlanOptions
 from homenode.plan.planner import plan
 from homenode.plan.request import request_for
-from homenode.snapshot.memory import MemorySnapshot
-from homenode.snapshot.redact import Identities, redact
-from homenode.topology import Host
 from homenode.units import GIB
+from homenode.vm.domain.read import read_running_domain
 from homenode.vm.layout import PRESETS
+from homenode.vm.plan_model import Plan, Unplannable
+from homenode.vm.plan_options import PlanOptions
 from tests.cli.test_plan import DOCUMENT, homenode
 from tests.small_hosts import even_host, pinned_domain, small_guest
 

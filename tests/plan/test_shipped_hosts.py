@@ -8,17 +8,17 @@ from msgspec.structs import replace
 
 import homenode
 from homenode.cpuset import CpuSet
-from homenode.pci import DeviceKind
-from homenode.plan.model import Unplannable
+from homenode.machine.pci import DeviceKind
+from homenode.machine.topology import CoreKind
 from homenode.plan.search.place import place
-from homenode.sources import load_host
-from homenode.topology import CoreKind
 from homenode.units import GIB, MIB
 from homenode.vm.layout import PRESETS
+from homenode.vm.plan_model import Unplannable
+from homenode.vm.sources import load_host
 from tests.shared_data import needs_shared, shared
 from tests.small_hosts import asking, small_request
 
-HOSTS = sorted((Path(homenode.__file__).parent / "hosts").glob("*.toml"))
+HOSTS = sorted((Path(homenode.__file__).parent / "machine/hosts").glob("*.toml"))
 
 
 @pytest.mark.parametrize("path", HOSTS, ids=lambda path: path.stem)

@@ -4,11 +4,11 @@ from msgspec import structs
 from msgspec.structs import replace
 
 from homenode.cpuset import CpuSet
-from homenode.plan.options import EmulatorPolicy, Policy
 from homenode.plan.placement import Placement
 from homenode.plan.search.ladder import Concession
 from homenode.plan.search.place import place
 from homenode.units import MIB
+from homenode.vm.plan_options import EmulatorPolicy, Policy
 from tests.small_hosts import DeviceSpec, asking, even_host, pinned_domain, small_request
 
 

@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 
 import homenode
-from homenode.plan.model import Unplannable
-from homenode.plan.options import PlanOptions
-from homenode.sources import load_host
-from homenode.tuning import tune
+from homenode.plan.tuning import tune
 from homenode.vm.layout import PRESETS, Pinning, Siblings
+from homenode.vm.plan_model import Unplannable
+from homenode.vm.plan_options import PlanOptions
+from homenode.vm.sources import load_host
 
-HOSTS = sorted((Path(homenode.__file__).parent / "hosts").glob("*.toml"))
+HOSTS = sorted((Path(homenode.__file__).parent / "machine/hosts").glob("*.toml"))
 
 
 def document(vcpus: int, gib: int, inside: str = "") -> bytes:

@@ -11,16 +11,16 @@ from msgspec.structs import replace
 
 from homenode.cpuset import CpuSet
 from homenode.errors import UsageError
-from homenode.host_reserve import HostReserve
-from homenode.plan.model import Unplannable
-from homenode.plan.options import EmulatorPolicy, Policy
+from homenode.machine.host_reserve import HostReserve
+from homenode.machine.topology import Host, RunningDomain
 from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest
 from homenode.plan.search.ladder import Concession
 from homenode.plan.search.memory import overhead_bytes
 from homenode.plan.search.place import place
-from homenode.topology import Host, RunningDomain
 from homenode.units import GIB
+from homenode.vm.plan_model import Unplannable
+from homenode.vm.plan_options import EmulatorPolicy, Policy
 from tests.small_hosts import (
     asking,
     even_host,

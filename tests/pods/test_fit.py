@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 
+from homenode.cluster.pods.admission import admit
+from homenode.cluster.pods.checkpoints import read_checkpoints
+from homenode.cluster.pods.fit import POLICIES, Fit, fit, fit_findings, kubelet_findings
+from homenode.cluster.pods.hints import SINGLE
+from homenode.cluster.pods.kubelet import Kubelet, read_kubelet, usual_kubelet
+from homenode.cluster.pods.machine import node_of_host
+from homenode.cluster.pods.manifest import read_manifest
+from homenode.cluster.pods.pod import Pod, read_pod
 from homenode.errors import InputError, UsageError
 from homenode.findings import are_bad
-from homenode.pods.admission import admit
-from homenode.pods.checkpoints import read_checkpoints
-from homenode.pods.fit import POLICIES, Fit, fit, fit_findings, kubelet_findings
-from homenode.pods.hints import SINGLE
-from homenode.pods.kubelet import Kubelet, read_kubelet, usual_kubelet
-from homenode.pods.machine import node_of_host
-from homenode.pods.manifest import read_manifest
-from homenode.pods.pod import Pod, read_pod
-from homenode.sources import load_host
+from homenode.vm.sources import load_host
 from tests.command_line import Result, homenode
 from tests.kubelet.cases import node_of, random_case
 

@@ -7,13 +7,13 @@ from functools import cache
 from msgspec import structs
 from msgspec.structs import replace
 
-from homenode.plan.model import Unplannable
+from homenode.cluster.pool.flavour import Flavour, default_flavours
+from homenode.cluster.pool.model import NodeMemoryState, Pool, PoolBuilder
+from homenode.machine.topology import Host, RunningDomain
 from homenode.plan.planner import plan
 from homenode.plan.stored import domain_of_plan
-from homenode.pool.flavour import Flavour, default_flavours
-from homenode.pool.model import NodeMemoryState, Pool, PoolBuilder
-from homenode.sources import load_host
-from homenode.topology import Host, RunningDomain
+from homenode.vm.plan_model import Unplannable
+from homenode.vm.sources import load_host
 
 
 @cache

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from homenode.pool.answers import MOST_ANSWERS, Answers, StoredAnswers
-from homenode.pool.answers_file import ANSWERS_FILE, read_answers, write_answers
-from homenode.pool.flavour import default_flavours
-from homenode.pool.outlook import PoolOutlook, outlook
-from homenode.pool.planner import Planner
-from homenode.pool.sources import POOL_FILE, load_pool
-from homenode.pool.stored import encode_pool
+from homenode.cluster.pool.answers import MOST_ANSWERS, Answers, StoredAnswers
+from homenode.cluster.pool.answers_file import ANSWERS_FILE, read_answers, write_answers
+from homenode.cluster.pool.flavour import default_flavours
+from homenode.cluster.pool.outlook import PoolOutlook, outlook
+from homenode.cluster.pool.planner import Planner
+from homenode.cluster.pool.sources import POOL_FILE, load_pool
+from homenode.cluster.pool.stored import encode_pool
 from homenode.units import GIB
 from tests.pool.pools import filled, pool_of, shipped, with_free_memory
 

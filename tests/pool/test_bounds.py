@@ -7,19 +7,19 @@ import pytest
 from msgspec import structs
 from msgspec.structs import replace
 
+from homenode.cluster.pool.bounds import Bounds
+from homenode.cluster.pool.flavour import Flavour, default_flavours
+from homenode.cluster.pool.model import Pool, passable_gpus
+from homenode.cluster.pool.outlook import outlook
+from homenode.cluster.pool.place import PoolPlaces, RankedPlace
+from homenode.cluster.pool.planner import Planner
+from homenode.cluster.pool.state import HostState
 from homenode.cpuset import CpuSet
 from homenode.errors import HomenodeError
-from homenode.plan.options import DeviceLocality, DocumentSiblings, PlanOptions, Policy
-from homenode.pool.bounds import Bounds
-from homenode.pool.flavour import Flavour, default_flavours
-from homenode.pool.model import Pool, passable_gpus
-from homenode.pool.outlook import outlook
-from homenode.pool.place import PoolPlaces, RankedPlace
-from homenode.pool.planner import Planner
-from homenode.pool.state import HostState
-from homenode.topology import Host
+from homenode.machine.topology import Host
 from homenode.units import GIB
 from homenode.vm.layout import Pinning
+from homenode.vm.plan_options import DeviceLocality, DocumentSiblings, PlanOptions, Policy
 from tests.pool.pools import pool_of, shipped, with_free_memory, with_vm
 from tests.small_hosts import even_host, small_request
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from homenode.change.record_folder import RecordFolder
+from homenode.cluster.pool.answers_file import ANSWERS_FILE
+from homenode.cluster.pool.capture import capture_pool, read_list
+from homenode.cluster.pool.sources import POOL_FILE, load_pool
 from homenode.errors import HostError, InputError
-from homenode.pool.answers_file import ANSWERS_FILE
-from homenode.pool.capture import capture_pool, read_list
-from homenode.pool.sources import POOL_FILE, load_pool
-from homenode.record_folder import RecordFolder
 from tests.ssh_daemon import ssh_daemon
 
 

@@ -5,10 +5,10 @@ import json
 import pytest
 from msgspec.structs import replace
 
+from homenode.cluster.pool.flavour import Flavour, default_flavours
+from homenode.cluster.pool.hook import Hook
+from homenode.cluster.pool.place import PoolPlaces
 from homenode.plan.planner import plan
-from homenode.pool.flavour import Flavour, default_flavours
-from homenode.pool.hook import Hook
-from homenode.pool.place import PoolPlaces
 from homenode.units import GIB
 from tests.pool.pools import pool_of, shipped
 
@@ -38,7 +38,7 @@ def test_what_is_forgotten_between_requests_changes_no_answer(
     _ask(hook, vm="first", gpus=3, vcpus=5, memory="8GiB")
     request = {"vm": "x", "op": "rank", "gpus": 1, "vcpus": 7, "memory": "9GiB"}
     before = _ask(hook, **request)
-    monkeypatch.setattr("homenode.pool.hook.MOST_PLACEMENTS", 0)
+    monkeypatch.setattr("homenode.cluster.pool.hook.MOST_PLACEMENTS", 0)
     hook.tidy()
     assert _ask(hook, **request) == before
     assert _ask(hook, vm="first", op="remove")["removed_from"] == ["a"]

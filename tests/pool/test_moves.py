@@ -7,17 +7,17 @@ import pytest
 from msgspec import structs
 from msgspec.structs import replace
 
+from homenode.cluster.pool.export import export, unnamed
+from homenode.cluster.pool.flavour import Flavour, default_flavours
+from homenode.cluster.pool.model import Pool
+from homenode.cluster.pool.moves import MovePlan, defragment, drain
+from homenode.cluster.pool.outlook import outlook
+from homenode.cluster.pool.planner import Planner
+from homenode.cluster.pool.scheduler import Scheduler
 from homenode.errors import UsageError
-from homenode.plan.options import PlanOptions
-from homenode.pool.export import export, unnamed
-from homenode.pool.flavour import Flavour, default_flavours
-from homenode.pool.model import Pool
-from homenode.pool.moves import MovePlan, defragment, drain
-from homenode.pool.outlook import outlook
-from homenode.pool.planner import Planner
-from homenode.pool.scheduler import Scheduler
-from homenode.topology import Host
+from homenode.machine.topology import Host
 from homenode.units import GIB
+from homenode.vm.plan_options import PlanOptions
 from tests.pool.pools import filled, pool_of, shipped, with_vm
 
 GPU1, GPU2, GPU4, GPU8 = FLAVOURS = default_flavours()

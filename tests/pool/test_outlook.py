@@ -6,21 +6,21 @@ import pytest
 from msgspec import structs
 from msgspec.structs import replace
 
+from homenode.cluster.pool.flavour import Flavour, default_flavours, parse_flavours, share_of
+from homenode.cluster.pool.model import passable_gpus
+from homenode.cluster.pool.outlook import outlook
+from homenode.cluster.pool.planner import Planner
 from homenode.errors import InputError
-from homenode.host_reserve import HostReserve
-from homenode.pci import GpuPart, PartKind
-from homenode.plan.model import Unplannable
-from homenode.plan.options import CellRequest, EmulatorPolicy, PlanOptions
+from homenode.machine.host_reserve import HostReserve
+from homenode.machine.pci import GpuPart, PartKind
+from homenode.machine.topology import Host, PagePool
 from homenode.plan.planner import plan
 from homenode.plan.search.cost import INDICES
 from homenode.plan.search.place import place
 from homenode.plan.stored import domain_of_plan
-from homenode.pool.flavour import Flavour, default_flavours, parse_flavours, share_of
-from homenode.pool.model import passable_gpus
-from homenode.pool.outlook import outlook
-from homenode.pool.planner import Planner
-from homenode.topology import Host, PagePool
 from homenode.units import GIB
+from homenode.vm.plan_model import Unplannable
+from homenode.vm.plan_options import CellRequest, EmulatorPolicy, PlanOptions
 from tests.pool.pools import filled, pool_of, shipped, with_free_memory, with_vm
 from tests.small_hosts import asking
 

@@ -8,21 +8,21 @@ import pytest
 from msgspec import structs
 from msgspec.structs import replace
 
-from homenode.domain.read import read_vm
+from homenode.cluster.pool.division import ALLOWED, PackRequest, Rules
+from homenode.cluster.pool.flavour import Flavour, default_flavours
+from homenode.cluster.pool.model import Pool, PoolHost
+from homenode.cluster.pool.pack import PackedVm, Packing, pack, parse_requests
+from homenode.cluster.pool.packing import tuned_documents
+from homenode.cluster.pool.sources import load_pool
 from homenode.errors import InputError
-from homenode.plan.model import Unplannable
-from homenode.plan.options import EmulatorPolicy, PlanOptions
+from homenode.machine.topology import Host, PagePool
 from homenode.plan.search.place import place
 from homenode.plan.stored import domain_of_placement
-from homenode.pool.division import ALLOWED, PackRequest, Rules
-from homenode.pool.flavour import Flavour, default_flavours
-from homenode.pool.model import Pool, PoolHost
-from homenode.pool.pack import PackedVm, Packing, pack, parse_requests
-from homenode.pool.packing import tuned_documents
-from homenode.pool.sources import load_pool
-from homenode.topology import Host, PagePool
-from homenode.tuning import tune
+from homenode.plan.tuning import tune
 from homenode.units import GIB
+from homenode.vm.domain.read import read_vm
+from homenode.vm.plan_model import Unplannable
+from homenode.vm.plan_options import EmulatorPolicy, PlanOptions
 from tests.figures import numbers
 from tests.pool.pools import filled, pool_of, pus_used, shipped
 from tests.small_hosts import asking
@@ -298,7 +298,7 @@ def test_a_vm_that_no_empty_host_takes_has_another_reason_than_one_that_came_too
 def test_a_solver_that_ends_without_an_answer_leaves_a_packing_without_a_bound(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("homenode.pool.pack.solve", lambda *given, **named: None)
+    monkeypatch.setattr("homenode.cluster.pool.pack.solve", lambda *given, **named: None)
     pool = load_pool(["hgx-h100*1"])
     requests = [PackRequest(flavour=GPU8, names=("a",))]
     found = pack(pool, requests)

@@ -3,16 +3,16 @@
 import pytest
 from msgspec.structs import replace
 
+from homenode.cluster.pool.division import PackRequest
+from homenode.cluster.pool.flavour import Flavour, parse_flavours
+from homenode.cluster.pool.moves import drain
+from homenode.cluster.pool.outlook import outlook
+from homenode.cluster.pool.pack import pack
+from homenode.cluster.pool.place import PoolPlaces
 from homenode.errors import InputError
-from homenode.pci import PartKind
-from homenode.plan.model import Unplannable
-from homenode.pool.division import PackRequest
-from homenode.pool.flavour import Flavour, parse_flavours
-from homenode.pool.moves import drain
-from homenode.pool.outlook import outlook
-from homenode.pool.pack import pack
-from homenode.pool.place import PoolPlaces
-from homenode.topology import Host
+from homenode.machine.pci import PartKind
+from homenode.machine.topology import Host
+from homenode.vm.plan_model import Unplannable
 from tests.pool.pools import pool_of, shipped, with_vm
 
 DIVIDED = "x86-2p2n8c8t-divided-gpus"

@@ -6,10 +6,10 @@ from itertools import islice
 import pytest
 from msgspec.structs import replace
 
+from homenode.cluster.pool.flavour import Flavour, default_flavours
+from homenode.cluster.pool.place import PoolPlaces
 from homenode.plan.planner import plan
-from homenode.pool.flavour import Flavour, default_flavours
-from homenode.pool.place import PoolPlaces
-from homenode.report.pool_text import refusal_text
+from homenode.show.pool_text import refusal_text
 from homenode.units import GIB
 from tests.figures import numbers
 from tests.pool.pools import filled, pool_of, shipped, with_free_memory, with_vm

@@ -6,15 +6,14 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from homenode.errors import InputError, UsageError
-from homenode.pool.flavour import default_flavours
-from homenode.pool.planner import Planner
-from homenode.pool.replay.bound import most_accepted, most_allocated
-from homenode.pool.replay.cells import CellPolicy, replay_cells
-from homenode.pool.replay.hosts import HostPolicy, Repacking, drawn_load, replay_hosts
-from homenode.pool.replay.simulation import chosen_policies, figure, simulate_hosts
-from homenode.pool.replay.tasks import TaskPolicy, TraceCluster, arrivals, replay_tasks
-from homenode.pool.replay.trace import (
+from homenode.cluster.pool.flavour import default_flavours
+from homenode.cluster.pool.planner import Planner
+from homenode.cluster.pool.replay.bound import most_accepted, most_allocated
+from homenode.cluster.pool.replay.cells import CellPolicy, replay_cells
+from homenode.cluster.pool.replay.hosts import HostPolicy, Repacking, drawn_load, replay_hosts
+from homenode.cluster.pool.replay.simulation import chosen_policies, figure, simulate_hosts
+from homenode.cluster.pool.replay.tasks import TaskPolicy, TraceCluster, arrivals, replay_tasks
+from homenode.cluster.pool.replay.trace import (
     CellVm,
     GroupPolicy,
     Task,
@@ -26,9 +25,10 @@ from homenode.pool.replay.trace import (
     parse_tasks,
     trace_kind,
 )
-from homenode.pool.sources import load_pool
-from homenode.report.html import html_page
-from homenode.report.replay_text import simulation_page
+from homenode.cluster.pool.sources import load_pool
+from homenode.errors import InputError, UsageError
+from homenode.show.html import html_page
+from homenode.show.replay_text import simulation_page
 
 pytest.importorskip("numpy")
 
@@ -120,7 +120,7 @@ def test_no_machine_ever_gives_more_than_it_has(policy: TaskPolicy, seed: int) -
             in_use.append((machine, task, gpu))
             super().take(machine, task, gpu)
 
-    import homenode.pool.replay.tasks as module
+    import homenode.cluster.pool.replay.tasks as module
 
     own = module.TraceCluster
     module.TraceCluster = Watched  # type: ignore[misc]
@@ -166,7 +166,7 @@ def test_the_bound_of_arrivals_is_exact_where_all_intervals_meet() -> None:
 def test_vms_of_cells_are_placed_more_often_and_refused_later_than_by_other_policies(
     name: str,
 ) -> None:
-    from homenode.pool.replay.trace import parse_two_node_servers
+    from homenode.cluster.pool.replay.trace import parse_two_node_servers
 
     servers = parse_two_node_servers((CELLS / "PM_res.csv").read_text(), "servers")
     vms = parse_cell_vms((CELLS / f"VM_data_{name}.csv").read_text(), "vms")

@@ -9,19 +9,24 @@ import pytest
 from msgspec.structs import replace
 
 from homenode.cli import main
-from homenode.domain.read import read_vm
+from homenode.cluster.pool.flavour import default_flavours
+from homenode.cluster.pool.model import PoolBuilder
+from homenode.cluster.pool.outlook import outlook
+from homenode.cluster.pool.recorded import (
+    PLACEMENTS,
+    PlacementLine,
+    placement_record,
+    with_placements,
+)
+from homenode.cluster.pool.solver import install_hint, optional_module
+from homenode.cluster.pool.sources import POOL_FILE, load_pool
+from homenode.cluster.pool.stored import encode_pool, read_pool
 from homenode.errors import InputError, UsageError
 from homenode.formats import line
-from homenode.pool.flavour import default_flavours
-from homenode.pool.model import PoolBuilder
-from homenode.pool.outlook import outlook
-from homenode.pool.recorded import PLACEMENTS, PlacementLine, placement_record, with_placements
-from homenode.pool.solver import install_hint, optional_module
-from homenode.pool.sources import POOL_FILE, load_pool
-from homenode.pool.stored import encode_pool, read_pool
+from homenode.vm.domain.read import read_vm
 from tests.pool.pools import filled, pool_of, shipped, with_vm
 
-HOST = Path(__file__).parents[2] / "src/homenode/hosts/small-2n8c-2gpu.toml"
+HOST = Path(__file__).parents[2] / "src/homenode/machine/hosts/small-2n8c-2gpu.toml"
 
 
 def test_a_shipped_host_times_a_number_is_so_many_hosts() -> None:
@@ -43,7 +48,7 @@ def test_a_folder_has_a_host_for_each_file_and_names_those_that_are_broken(tmp_p
 THREADS = """
 import sys
 from threading import Barrier, Thread
-from homenode.description.document import HostDocument
+from homenode.machine.description.document import HostDocument
 from homenode.toml_text import decode_value
 
 VALUE = {"name": "one", "node": [{"index": 0}], "root": [{"ports": [{"switch": ["gpu"]}]}]}

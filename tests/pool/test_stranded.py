@@ -4,10 +4,10 @@ import random
 
 import pytest
 
-from homenode.pool.flavour import Flavour
-from homenode.pool.planner import Planner
-from homenode.pool.state import HostState
-from homenode.pool.stranded import StrandedSearch
+from homenode.cluster.pool.flavour import Flavour
+from homenode.cluster.pool.planner import Planner
+from homenode.cluster.pool.state import HostState
+from homenode.cluster.pool.stranded import StrandedSearch
 from homenode.units import GIB
 from tests.pool.pools import pool_of, shipped, with_vm
 

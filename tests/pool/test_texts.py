@@ -8,15 +8,15 @@ import pytest
 from msgspec import structs
 from msgspec.structs import replace
 
+from homenode.cluster.pool.flavour import default_flavours
+from homenode.cluster.pool.model import Pool, PoolHost, pool_vms
+from homenode.cluster.pool.moves import defragment, drain
+from homenode.cluster.pool.outlook import FlavourFit, Free, HostOutlook, PoolOutlook, outlook
 from homenode.doc import Doc
-from homenode.pool.flavour import default_flavours
-from homenode.pool.model import Pool, PoolHost, pool_vms
-from homenode.pool.moves import defragment, drain
-from homenode.pool.outlook import FlavourFit, Free, HostOutlook, PoolOutlook, outlook
-from homenode.report.html import html_page
-from homenode.report.pool_page import MOST_ALONE, pool_page
-from homenode.report.pool_text import MOST_ROWS, defragment_text, drain_text, pool_text, vms_text
-from homenode.report.terminal_text import PrintableConsole, ShellCommand
+from homenode.show.html import html_page
+from homenode.show.pool_page import MOST_ALONE, pool_page
+from homenode.show.pool_text import MOST_ROWS, defragment_text, drain_text, pool_text, vms_text
+from homenode.show.terminal_text import PrintableConsole, ShellCommand
 from tests.pool.pools import filled, pool_of, shipped, with_vm
 from tests.pool.test_sources import DOCUMENT, _run
 

@@ -12,9 +12,9 @@ from homenode.gap import Gap
 from homenode.measure import runner
 from homenode.measure.model import Depth, SuiteOptions
 from homenode.measure.orders import BenchOptions, BenchOutcome
-from homenode.report.results_text import bench_text, steps_text
-from homenode.report.terminal_text import PrintableConsole
-from homenode.results.vantage import Vantage
+from homenode.measure.results.vantage import Vantage
+from homenode.show.results_text import bench_text, steps_text
+from homenode.show.terminal_text import PrintableConsole
 from tests.bench_machines import FakeMachine
 
 ORDERS = BenchOptions("x", SuiteOptions(depth=Depth.QUICK), repeats=1, vantage=Vantage.HOST)

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from homenode.pool.flavour import default_flavours
-from homenode.pool.outlook import outlook
-from homenode.report.html import html_page
-from homenode.report.pool_page import pool_page
+from homenode.cluster.pool.flavour import default_flavours
+from homenode.cluster.pool.outlook import outlook
+from homenode.show.html import html_page
+from homenode.show.pool_page import pool_page
 from tests.chromium import Tab, needs_chromium, opened_tab
 from tests.pool.pools import pool_of, shipped, with_vm
 from tests.report_runs import NASTY, nasty_results, report

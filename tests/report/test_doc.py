@@ -22,9 +22,9 @@ from homenode.doc import (
     Text,
     Tree,
 )
-from homenode.report.html import html_for_paper, html_page
-from homenode.report.svg_canvas import SvgCanvas
-from homenode.report.terminal_text import PrintableConsole
+from homenode.show.html import html_for_paper, html_page
+from homenode.show.svg_canvas import SvgCanvas
+from homenode.show.terminal_text import PrintableConsole
 from homenode.wording import printable
 from tests.report.test_page import parsed
 

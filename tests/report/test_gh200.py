@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 from demo import gh200_study
 
-from homenode.analyse.alternative import alternatives
-from homenode.analyse.grade import Grade
-from homenode.analyse.matrices import Axis, localities, matrices_of
 from homenode.cli.main import main
-from homenode.evidence.documents import publications
-from homenode.report.page.document import document_of
-from homenode.report.page.gathered import gather
-from homenode.report.page.machine import Machine, machines_of
-from homenode.report.page.verdict_card import verdict_card
-from homenode.results.model import Origin
+from homenode.decide.alternative import alternatives
+from homenode.decide.evidence.documents import publications
+from homenode.decide.grade import Grade
+from homenode.decide.matrices import Axis, localities, matrices_of
+from homenode.measure.results.model import Origin
+from homenode.show.page.document import document_of
+from homenode.show.page.gathered import gather
+from homenode.show.page.machine import Machine, machines_of
+from homenode.show.page.verdict_card import verdict_card
 from tests.explained import rows
 from tests.report_runs import report
 

@@ -11,25 +11,25 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from homenode.analyse.grade import Grade
-from homenode.analyse.switch_effects import StudySwitch
 from homenode.cpuset import CpuSet
+from homenode.decide.evidence.documents import publications
+from homenode.decide.grade import Grade
+from homenode.decide.switch_effects import StudySwitch
 from homenode.doc import Doc, plain
 from homenode.errors import HostError
-from homenode.evidence.documents import publications
-from homenode.plan.options import PlanOptions
+from homenode.machine.snapshot.capture import capture_host
+from homenode.measure.results.model import UNKNOWN_SWITCHES, Condition, Run
+from homenode.measure.results.store import write_run
+from homenode.measure.results.vantage import Vantage
 from homenode.plan.stored import encode_plan
-from homenode.report.html import html_for_paper, html_page
-from homenode.report.page.document import document_of
-from homenode.report.page.gathered import gather
-from homenode.report.page.machine import Machine, machines_of
-from homenode.report.page.verdict_card import verdict_card
-from homenode.results.model import UNKNOWN_SWITCHES, Condition, Run
-from homenode.results.store import write_run
-from homenode.results.vantage import Vantage
-from homenode.snapshot.capture import capture_host
-from homenode.sources import load_host
-from homenode.tuning import tune
+from homenode.plan.tuning import tune
+from homenode.show.html import html_for_paper, html_page
+from homenode.show.page.document import document_of
+from homenode.show.page.gathered import gather
+from homenode.show.page.machine import Machine, machines_of
+from homenode.show.page.verdict_card import verdict_card
+from homenode.vm.plan_options import PlanOptions
+from homenode.vm.sources import load_host
 from tests.explained import pictures, rows, section
 from tests.report_runs import NASTY, full_results, full_run, nasty_results, report
 from tests.simulated_runs import simulated_run

@@ -10,7 +10,7 @@ import pytest
 
 from homenode.errors import HostError
 from homenode.process import run
-from homenode.report.html import pdf_pages
+from homenode.show.html import pdf_pages
 from tests.report_runs import NASTY, full_results, nasty_results, report
 
 try:

@@ -6,18 +6,18 @@ from xml.etree import ElementTree
 
 import pytest
 
-from homenode.analyse.verdict import ReasonId
+from homenode.decide.evidence.documents import publications
+from homenode.decide.verdict import ReasonId
 from homenode.doc import Cell, Doc, Section, plain, tables
-from homenode.evidence.documents import publications
 from homenode.metrics import METRICS
 from homenode.objective import Objective
-from homenode.report.html import html_page
-from homenode.report.page.collectives import ChainLink
-from homenode.report.page.document import document_of
-from homenode.report.page.gathered import gather
-from homenode.report.page.machine import Machine, machines_of
-from homenode.report.page.verdict_card import VerdictCard, verdict_card
-from homenode.sources import load_host
+from homenode.show.html import html_page
+from homenode.show.page.collectives import ChainLink
+from homenode.show.page.document import document_of
+from homenode.show.page.gathered import gather
+from homenode.show.page.machine import Machine, machines_of
+from homenode.show.page.verdict_card import VerdictCard, verdict_card
+from homenode.vm.sources import load_host
 from tests.explained import items, pictures, rows, section
 from tests.shared_data import needs_shared, shared
 

@@ -11,9 +11,9 @@ from msgspec.structs import replace
 
 from homenode.cli import terminal
 from homenode.errors import HostError
-from homenode.report.page.machine import Stored, machines_of
-from homenode.report.page.rows import COLUMNS, csv_text, parquet_of, rows_of
-from homenode.results.model import Run
+from homenode.measure.results.model import Run
+from homenode.show.page.machine import Stored, machines_of
+from homenode.show.page.rows import COLUMNS, csv_text, parquet_of, rows_of
 from tests.report.test_page import machines
 from tests.report_runs import full_results, full_run, report
 

@@ -9,15 +9,15 @@ from rich.console import RenderableType
 
 from homenode.doc import Doc
 from homenode.indices import NodeIndex
-from homenode.pci import DeviceKind
-from homenode.plan.model import Plan, Rejection, Unplannable
+from homenode.machine.pci import DeviceKind
+from homenode.machine.topology import HostSettings
 from homenode.plan.rank import rank
-from homenode.plan.words.explain import explain, rejections_text
-from homenode.report.fit_text import rank_text
-from homenode.report.host_tree import host_tree
-from homenode.report.terminal_text import PrintableConsole
-from homenode.topology import HostSettings
+from homenode.show.fit_text import rank_text
+from homenode.show.host_tree import host_tree
+from homenode.show.plan.explain import explain, rejections_text
+from homenode.show.terminal_text import PrintableConsole
 from homenode.vm.layout import PRESETS
+from homenode.vm.plan_model import Plan, Rejection, Unplannable
 from tests.picture_hosts import gh200_host, h200_host, hand_plan, hgx_host, pictures
 from tests.small_hosts import even_host, small_request
 

@@ -10,16 +10,16 @@ from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
-from homenode.description.shipped import shipped_hosts
 from homenode.gap import Gap
-from homenode.pci import DeviceKind
-from homenode.plan.model import Plan, with_vm
+from homenode.machine.description.shipped import shipped_hosts
+from homenode.machine.pci import DeviceKind
+from homenode.machine.topology import CpuModel, Host
 from homenode.plan.planner import plan
-from homenode.report.palette import CELL_COLOURS, CellColour, style_sheet
-from homenode.report.topology_map import topology_map
-from homenode.sources import load_host
-from homenode.topology import CpuModel, Host
+from homenode.show.palette import CELL_COLOURS, CellColour, style_sheet
+from homenode.show.topology_map import topology_map
 from homenode.vm.layout import PRESETS
+from homenode.vm.plan_model import Plan, with_vm
+from homenode.vm.sources import load_host
 from tests.picture_hosts import epyc_9654_host, h200_host, hand_plan, hgx_host, pictures, tiny_host
 from tests.shared_data import SHARED
 from tests.small_hosts import small_request

@@ -10,8 +10,8 @@ from msgspec.structs import replace
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import HostError, InputError
-from homenode.results.lines import end_line, head_line, parse_run, run_text, sample_line
-from homenode.results.model import (
+from homenode.measure.results.lines import end_line, head_line, parse_run, run_text, sample_line
+from homenode.measure.results.model import (
     UNKNOWN_SWITCHES,
     Condition,
     GpuPlace,
@@ -22,8 +22,8 @@ from homenode.results.model import (
     Statistic,
     Switches,
 )
-from homenode.results.store import FILE, load_runs, read_run, write_run
-from homenode.results.vantage import Vantage
+from homenode.measure.results.store import FILE, load_runs, read_run, write_run
+from homenode.measure.results.vantage import Vantage
 from homenode.vm.layout import PRESETS, MemoryBinding
 from tests.mutations import survives
 from tests.simulated_runs import simulated_run

@@ -14,15 +14,15 @@ from pathlib import Path
 
 from homenode.cli import main
 from homenode.cli.slurm import study
-from homenode.description.parse import parse_description
-from homenode.description.render import render
+from homenode.cluster.slurm.job_allocation import allocation_on, node_machine
+from homenode.machine.description.parse import parse_description
+from homenode.machine.description.render import render
+from homenode.machine.snapshot.memory import MemorySnapshot
+from homenode.machine.snapshot.protocol import Snapshot
+from homenode.machine.tools.scontrol import parse_scontrol_jobs
 from homenode.measure.access import local
 from homenode.process import Completed, ToolMissingError, find_program, run
-from homenode.slurm.job_allocation import allocation_on, node_machine
-from homenode.snapshot.memory import MemorySnapshot
-from homenode.snapshot.protocol import Snapshot
-from homenode.sources import load_host
-from homenode.tools.scontrol import parse_scontrol_jobs
+from homenode.vm.sources import load_host
 
 HERE = Path(__file__).parent
 DESCRIPTION = HERE / "gpu-node.toml"

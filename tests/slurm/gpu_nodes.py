@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from homenode.description.parse import parse_description
-from homenode.description.render import render
-from homenode.discover import discover
-from homenode.domain.read import read_running_domain
-from homenode.topology import Host
+from homenode.machine.description.parse import parse_description
+from homenode.machine.description.render import render
+from homenode.machine.discover import discover
+from homenode.machine.topology import Host
+from homenode.vm.domain.read import read_running_domain
 
 TESTBED = """\
 name = "gpu8"

@@ -8,19 +8,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from homenode.cluster.slurm.audit import audit
+from homenode.cluster.slurm.config import parse_config
+from homenode.cluster.slurm.cpu_ids import core_order
+from homenode.cluster.slurm.gres import device_order
+from homenode.cluster.slurm.job_allocation import JobAllocation, allocation_on, node_machine
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError, ParseError
 from homenode.findings import Finding, Severity
-from homenode.slurm.audit import audit
-from homenode.slurm.config import parse_config
-from homenode.slurm.cpu_ids import core_order
-from homenode.slurm.gres import device_order
-from homenode.slurm.job_allocation import JobAllocation, allocation_on, node_machine
-from homenode.sources import load_host
-from homenode.tools.scontrol import NodeShape, parse_scontrol_jobs
-from homenode.tools.slurm_job import Job, is_asked_for
-from homenode.tools.squeue import parse_squeue_jobs
-from homenode.topology import Host
+from homenode.machine.tools.scontrol import NodeShape, parse_scontrol_jobs
+from homenode.machine.tools.slurm_job import Job, is_asked_for
+from homenode.machine.tools.squeue import parse_squeue_jobs
+from homenode.machine.topology import Host
+from homenode.vm.sources import load_host
 from tests.slurm.gpu_nodes import (
     MI250X,
     TESTBED,

@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 
 from homenode.cli import main, terminal
-from homenode.slurm.client import ask_jobs, ask_tasks
-from homenode.slurm.hooks import hooks
-from homenode.slurm.memory_bind import MemoryBind
-from homenode.slurm.ranks import RankOptions, bind_ranks, srun_flags
-from homenode.slurm.record import parse_record
-from homenode.sources import load_host
-from homenode.tools.scontrol import parse_scontrol_jobs, shown_shapes
-from homenode.tools.sinfo import SHAPES_COMMAND, parse_shapes
-from homenode.tools.squeue import parse_squeue_jobs
+from homenode.cluster.slurm.client import ask_jobs, ask_tasks
+from homenode.cluster.slurm.hooks import hooks
+from homenode.cluster.slurm.memory_bind import MemoryBind
+from homenode.cluster.slurm.ranks import RankOptions, bind_ranks, srun_flags
+from homenode.cluster.slurm.record import parse_record
+from homenode.machine.tools.scontrol import parse_scontrol_jobs, shown_shapes
+from homenode.machine.tools.sinfo import SHAPES_COMMAND, parse_shapes
+from homenode.machine.tools.squeue import parse_squeue_jobs
+from homenode.vm.sources import load_host
 from tests.slurm.testbed import Testbed, running
 
 pytestmark = pytest.mark.slurm

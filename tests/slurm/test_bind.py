@@ -5,14 +5,9 @@ import re
 import pytest
 from msgspec.structs import replace
 
-from homenode.cpuset import CpuSet
-from homenode.discover.pci_nodes import Locality
-from homenode.errors import InputError, UsageError
-from homenode.indices import NodeIndex
-from homenode.plan.model import Unplannable
-from homenode.slurm.home_nodes import with_affinities
-from homenode.slurm.memory_bind import MemoryBind
-from homenode.slurm.ranks import (
+from homenode.cluster.slurm.home_nodes import with_affinities
+from homenode.cluster.slurm.memory_bind import MemoryBind
+from homenode.cluster.slurm.ranks import (
     Binding,
     RankOptions,
     bind_ranks,
@@ -20,9 +15,14 @@ from homenode.slurm.ranks import (
     sbatch_lines,
     srun_flags,
 )
-from homenode.sources import load_host
-from homenode.tools.nvidia_smi_topo import parse
-from homenode.topology import Host
+from homenode.cpuset import CpuSet
+from homenode.errors import InputError, UsageError
+from homenode.indices import NodeIndex
+from homenode.machine.discover.pci_nodes import Locality
+from homenode.machine.tools.nvidia_smi_topo import parse
+from homenode.machine.topology import Host
+from homenode.vm.plan_model import Unplannable
+from homenode.vm.sources import load_host
 from tests.shared_data import needs_shared, shared
 from tests.slurm.gpu_nodes import MI250X, machine
 

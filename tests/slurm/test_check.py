@@ -5,15 +5,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from homenode.cluster.slurm.check import Checked, check
+from homenode.cluster.slurm.check_slurm import SlurmVersion
+from homenode.cluster.slurm.config import parse_config
+from homenode.cluster.slurm.cpu_ids import core_order
+from homenode.cluster.slurm.gres import right_gpus
 from homenode.errors import InputError, ParseError
 from homenode.findings import Severity
-from homenode.slurm.check import Checked, check
-from homenode.slurm.check_slurm import SlurmVersion
-from homenode.slurm.config import parse_config
-from homenode.slurm.cpu_ids import core_order
-from homenode.slurm.gres import right_gpus
-from homenode.sources import load_host
-from homenode.topology import Host
+from homenode.machine.topology import Host
+from homenode.vm.sources import load_host
 from tests.shared_data import needs_shared, shared
 from tests.slurm.gpu_nodes import MESH, MI250X, TESTBED, machine
 

@@ -2,11 +2,11 @@
 
 import pytest
 
+from homenode.cluster.slurm.check import Checked, check
+from homenode.cluster.slurm.config import parse_config
+from homenode.cluster.slurm.gres import right_gpus
 from homenode.findings import Severity
-from homenode.slurm.check import Checked, check
-from homenode.slurm.config import parse_config
-from homenode.slurm.gres import right_gpus
-from homenode.sources import load_host
+from homenode.vm.sources import load_host
 from tests.slurm.gpu_nodes import MESH, TESTBED, machine
 from tests.slurm.test_check import CGROUP, CLUSTER, NEW, checked, ids, right_gres
 

@@ -5,14 +5,14 @@ from itertools import product
 
 import pytest
 
+from homenode.cluster.slurm.check import check
+from homenode.cluster.slurm.config import parse_config
+from homenode.cluster.slurm.cpu_ids import core_order
+from homenode.cluster.slurm.gres import RightGpu, right_gpus
 from homenode.cpuset import CpuSet
 from homenode.findings import Severity
-from homenode.slurm.check import check
-from homenode.slurm.config import parse_config
-from homenode.slurm.cpu_ids import core_order
-from homenode.slurm.gres import RightGpu, right_gpus
-from homenode.sources import load_host
-from homenode.topology import Host
+from homenode.machine.topology import Host
+from homenode.vm.sources import load_host
 from tests.slurm.gpu_nodes import MESH, MI250X, TESTBED, machine
 from tests.slurm.test_check import CGROUP, CLUSTER, NEW
 

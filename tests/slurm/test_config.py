@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from homenode.cluster.slurm.config import ConfigFile, parse_config
+from homenode.cluster.slurm.gres import autodetect_for, gres_lines, lines_for
+from homenode.cluster.slurm.nodes import node_classes, node_definitions
 from homenode.errors import ParseError
-from homenode.slurm.config import ConfigFile, parse_config
-from homenode.slurm.gres import autodetect_for, gres_lines, lines_for
-from homenode.slurm.nodes import node_classes, node_definitions
-from homenode.tools.scontrol import NodeShape, parse_scontrol_jobs, shown_shapes
-from homenode.tools.slurm_hostlist import compress_hostlist, expand_hostlist
-from homenode.tools.slurm_job import gpu_count, owned_gpus
+from homenode.machine.tools.scontrol import NodeShape, parse_scontrol_jobs, shown_shapes
+from homenode.machine.tools.slurm_hostlist import compress_hostlist, expand_hostlist
+from homenode.machine.tools.slurm_job import gpu_count, owned_gpus
 
 GRES = """\
 # GPUs of the cluster

@@ -4,17 +4,17 @@ from collections.abc import Callable
 
 import pytest
 
+from homenode.cluster.slurm.audit import audit
+from homenode.cluster.slurm.check import check
+from homenode.cluster.slurm.config import parse_config
+from homenode.cluster.slurm.gres import gres_lines
+from homenode.cluster.slurm.job_allocation import allocation_on, node_machine
+from homenode.cluster.slurm.nodes import node_definitions
+from homenode.cluster.slurm.record import parse_record, recorded_allocation
 from homenode.errors import ParseError
-from homenode.slurm.audit import audit
-from homenode.slurm.check import check
-from homenode.slurm.config import parse_config
-from homenode.slurm.gres import gres_lines
-from homenode.slurm.job_allocation import allocation_on, node_machine
-from homenode.slurm.nodes import node_definitions
-from homenode.slurm.record import parse_record, recorded_allocation
-from homenode.tools.scontrol import parse_scontrol_jobs, shown_shapes
-from homenode.tools.slurm_job import Job
-from homenode.tools.squeue import parse_squeue_jobs
+from homenode.machine.tools.scontrol import parse_scontrol_jobs, shown_shapes
+from homenode.machine.tools.slurm_job import Job
+from homenode.machine.tools.squeue import parse_squeue_jobs
 from tests.mutations import MUTATIONS, mutations, survives
 from tests.slurm.gpu_nodes import (
     TESTBED,

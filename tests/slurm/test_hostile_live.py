@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from homenode.cli import main, terminal
-from homenode.measure.bindings import queue_client
-from homenode.pool.export import export
-from homenode.pool.scheduler import Scheduler
-from homenode.slurm.config import config_word, parse_config
-from homenode.slurm.gres import gres_lines
+from homenode.cluster.bindings import queue_client
+from homenode.cluster.pool.export import export
+from homenode.cluster.pool.scheduler import Scheduler
+from homenode.cluster.slurm.config import config_word, parse_config
+from homenode.cluster.slurm.gres import gres_lines
 from tests.hostile_names import NAMES
 from tests.slurm.hostile_jobs import FORGED
 from tests.slurm.test_audit_live import NODE, submit, until_runs

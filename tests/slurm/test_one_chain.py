@@ -9,28 +9,28 @@ from pathlib import Path
 
 import pytest
 
-from homenode.analyse.alternative import alternatives
-from homenode.analyse.compare import compare
-from homenode.analyse.comparison import Effect, Outcome
-from homenode.analyse.study_report import study_report
 from homenode.cli import main
-from homenode.measure import runner
-from homenode.measure.access import local
-from homenode.measure.bindings.experiments import (
+from homenode.cluster.bindings.experiments import (
     Experiment,
     Mode,
     Study,
     StudyOptions,
     experiments_for,
 )
-from homenode.measure.bindings.folder import StudyFolder, read_sources
-from homenode.measure.bindings.scripts import script_of
+from homenode.cluster.bindings.folder import StudyFolder, read_sources
+from homenode.cluster.bindings.scripts import script_of
+from homenode.cluster.bindings.study_report import study_report
+from homenode.decide.alternative import alternatives
+from homenode.decide.compare import compare
+from homenode.decide.comparison import Effect, Outcome
+from homenode.machine.tools.sinfo import ClusterNode
+from homenode.measure import runner
+from homenode.measure.access import local
 from homenode.measure.layouts import guest
 from homenode.measure.layouts.runner import run_trial
+from homenode.measure.results.store import load_runs
 from homenode.process import Completed
-from homenode.results.store import load_runs
-from homenode.sources import load_host
-from homenode.tools.sinfo import ClusterNode
+from homenode.vm.sources import load_host
 from tests import probe_documents
 from tests.bench_machines import FakeMachine
 from tests.simulated_trial import (

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from homenode.cluster.slurm.audit import audit
+from homenode.cluster.slurm.client import read_records
+from homenode.cluster.slurm.hooks import hooks
+from homenode.cluster.slurm.record import parse_record, recorded_allocation
 from homenode.errors import ParseError, UsageError
 from homenode.findings import Finding
-from homenode.slurm.audit import audit
-from homenode.slurm.client import read_records
-from homenode.slurm.hooks import hooks
-from homenode.slurm.record import parse_record, recorded_allocation
 
 RECORD = """\
 homenode-slurm-record 1

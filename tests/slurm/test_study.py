@@ -12,8 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from homenode.cli.main import main
-from homenode.errors import UsageError
-from homenode.measure.bindings.experiments import (
+from homenode.cluster.bindings.experiments import (
     Experiment,
     Mode,
     Shape,
@@ -24,16 +23,17 @@ from homenode.measure.bindings.experiments import (
     experiments_for,
     nodes_to_bind_to,
 )
-from homenode.measure.bindings.folder import StudyFolder
-from homenode.measure.bindings.run import statuses, unrecorded
-from homenode.measure.bindings.scripts import job_name, script_name, script_of
+from homenode.cluster.bindings.folder import StudyFolder
+from homenode.cluster.bindings.run import statuses, unrecorded
+from homenode.cluster.bindings.scripts import job_name, script_name, script_of
+from homenode.cluster.slurm.client import will_pass
+from homenode.errors import UsageError
+from homenode.machine.tools.sinfo import ClusterNode, parse_nodes
+from homenode.machine.tools.squeue import JobState, QueuedJob, needs_somebody, parse_states
 from homenode.measure.progress import Progress, TaskState, TaskStatus
-from homenode.report.terminal_text import PrintableConsole
-from homenode.report.trial_text import missing_lines, progress_view
-from homenode.slurm.client import will_pass
-from homenode.sources import load_host
-from homenode.tools.sinfo import ClusterNode, parse_nodes
-from homenode.tools.squeue import JobState, QueuedJob, needs_somebody, parse_states
+from homenode.show.terminal_text import PrintableConsole
+from homenode.show.trial_text import missing_lines, progress_view
+from homenode.vm.sources import load_host
 
 GH200 = tuple(
     ClusterNode(f"gh{n:02d}", partition, partition == "gh200", "idle", 288, 480_000, 4)

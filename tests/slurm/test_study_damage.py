@@ -8,21 +8,21 @@ from pathlib import Path
 
 import pytest
 
-from homenode.analyse.study_report import StudyReport, study_report
 from homenode.bdf import Bdf
+from homenode.cluster.bindings.experiments import Shape, Study, StudyOptions, experiments_for
+from homenode.cluster.bindings.folder import StudyFolder, read_sources
+from homenode.cluster.bindings.study_report import StudyReport, study_report
 from homenode.cpuset import CpuSet
 from homenode.errors import HomenodeError
 from homenode.formats import encode
-from homenode.measure.bindings.experiments import Shape, Study, StudyOptions, experiments_for
-from homenode.measure.bindings.folder import StudyFolder, read_sources
-from homenode.report.slurm_study import slurm_study_text
-from homenode.report.terminal_text import PrintableConsole
-from homenode.results.lines import run_text
-from homenode.results.model import UNKNOWN_SWITCHES, Condition, Origin, Run, RunHead, Sample
-from homenode.results.store import write_run
-from homenode.results.vantage import Vantage
-from homenode.sources import load_host
-from homenode.tools.sinfo import ClusterNode
+from homenode.machine.tools.sinfo import ClusterNode
+from homenode.measure.results.lines import run_text
+from homenode.measure.results.model import UNKNOWN_SWITCHES, Condition, Origin, Run, RunHead, Sample
+from homenode.measure.results.store import write_run
+from homenode.measure.results.vantage import Vantage
+from homenode.show.slurm_study import slurm_study_text
+from homenode.show.terminal_text import PrintableConsole
+from homenode.vm.sources import load_host
 
 GPU_NODE = str(Path(__file__).parent / "gpu-node.toml")
 JOB = """\

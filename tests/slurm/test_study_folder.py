@@ -9,10 +9,10 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
+from homenode.cluster.bindings.folder import StudyEntry, StudyFolder, _Hosts, attempts
 from homenode.errors import HostError, InputError
-from homenode.measure.bindings.folder import StudyEntry, StudyFolder, _Hosts, attempts
-from homenode.plan.fingerprint import host_fingerprint
-from homenode.sources import load_host
+from homenode.vm.fingerprint import host_fingerprint
+from homenode.vm.sources import load_host
 from tests.slurm.test_study import study
 
 ROOT = Path(__file__).parents[2]
@@ -148,7 +148,7 @@ def test_a_study_opens_no_path_that_its_journal_names_as_the_host(tmp_path: Path
     assert kept is not None and host_fingerprint(kept) == host_fingerprint(described)
     (tmp_path / "study/host.json").unlink()
     other = tmp_path / "other.toml"
-    other.write_text((ROOT / "src/homenode/hosts/hgx-h100.toml").read_text())
+    other.write_text((ROOT / "src/homenode/machine/hosts/hgx-h100.toml").read_text())
     for name in (str(other), "../other.toml", "", "no-such-host"):
         assert _Hosts(tmp_path / "study", replace(made, host=name))._described() is None
     shipped = _Hosts(tmp_path / "study", replace(made, host="gh200x4"))._described()

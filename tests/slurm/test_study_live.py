@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from homenode.results.model import Origin
-from homenode.results.store import load_runs
-from homenode.results.vantage import Vantage
+from homenode.measure.results.model import Origin
+from homenode.measure.results.store import load_runs
+from homenode.measure.results.vantage import Vantage
 from tests.slurm.testbed import Testbed, running
 
 pytestmark = pytest.mark.slurm

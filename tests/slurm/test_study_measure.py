@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from homenode.analyse.study_report import study_report
-from homenode.measure.bindings.evidence import parse_record
-from homenode.measure.bindings.experiments import Experiment, Mode, Study, StudyOptions
-from homenode.measure.bindings.folder import read_study
-from homenode.measure.bindings.scripts import script_of
-from homenode.results.model import Origin
+from homenode.cluster.bindings.evidence import parse_record
+from homenode.cluster.bindings.experiments import Experiment, Mode, Study, StudyOptions
+from homenode.cluster.bindings.folder import read_study
+from homenode.cluster.bindings.scripts import script_of
+from homenode.cluster.bindings.study_report import study_report
+from homenode.measure.results.model import Origin
 
 HERE = Path(__file__).parent
 GPU_NODE = str(HERE / "gpu-node.toml")

@@ -3,14 +3,14 @@
 import pytest
 from msgspec.structs import replace
 
-from homenode.analyse.study_maps import StudyMatrix
-from homenode.analyse.study_outliers import slow_in_collective, slow_nodes_and_links
-from homenode.analyse.study_report import study_report
-from homenode.description.parse import parse_description
-from homenode.description.render import render
-from homenode.discover import discover
-from homenode.domain.read import read_running_domain
-from homenode.measure.bindings.evidence import Collective, collective_of, evidence_of, parse_record
+from homenode.cluster.bindings.evidence import Collective, collective_of, evidence_of, parse_record
+from homenode.cluster.bindings.study_maps import StudyMatrix
+from homenode.cluster.bindings.study_outliers import slow_in_collective, slow_nodes_and_links
+from homenode.cluster.bindings.study_report import study_report
+from homenode.machine.description.parse import parse_description
+from homenode.machine.description.render import render
+from homenode.machine.discover import discover
+from homenode.vm.domain.read import read_running_domain
 from tests.slurm.test_study_report import ALONE, run_of, text_of
 
 

@@ -12,12 +12,20 @@ import pytest
 from msgspec import structs
 from msgspec.structs import replace
 
-from homenode.analyse.alternative import alternatives
-from homenode.analyse.compare import compare
-from homenode.analyse.comparison import Effect, Outcome
-from homenode.analyse.study_maps import matrices
-from homenode.analyse.study_report import StudyReport, study_report
-from homenode.analyse.study_verdicts import (
+from homenode.bdf import Bdf
+from homenode.cli.main import main
+from homenode.cluster.bindings.evidence import (
+    AttemptRecord,
+    JobEvidence,
+    collective_of,
+    evidence_of,
+    parse_record,
+)
+from homenode.cluster.bindings.experiments import Experiment, Mode
+from homenode.cluster.bindings.folder import read_sources
+from homenode.cluster.bindings.study_maps import matrices
+from homenode.cluster.bindings.study_report import StudyReport, study_report
+from homenode.cluster.bindings.study_verdicts import (
     FAR,
     NEAR,
     JobLocality,
@@ -26,24 +34,14 @@ from homenode.analyse.study_verdicts import (
     copies_as_runs,
     locality_of,
 )
-from homenode.bdf import Bdf
-from homenode.cli.main import main
+from homenode.cluster.slurm.job_allocation import node_machine
 from homenode.cpuset import CpuSet
+from homenode.decide.alternative import alternatives
+from homenode.decide.compare import compare
+from homenode.decide.comparison import Effect, Outcome
 from homenode.doc import plain, tables
 from homenode.formats import encode
-from homenode.measure.bindings.evidence import (
-    AttemptRecord,
-    JobEvidence,
-    collective_of,
-    evidence_of,
-    parse_record,
-)
-from homenode.measure.bindings.experiments import Experiment, Mode
-from homenode.measure.bindings.folder import read_sources
-from homenode.report.html import html_page
-from homenode.report.slurm_study import slurm_study_page, slurm_study_text
-from homenode.report.terminal_text import PrintableConsole
-from homenode.results.model import (
+from homenode.measure.results.model import (
     UNKNOWN_SWITCHES,
     Condition,
     Origin,
@@ -52,10 +50,12 @@ from homenode.results.model import (
     Sample,
     Switches,
 )
-from homenode.results.vantage import Vantage
-from homenode.slurm.job_allocation import node_machine
-from homenode.sources import load_host
+from homenode.measure.results.vantage import Vantage
+from homenode.show.html import html_page
+from homenode.show.slurm_study import slurm_study_page, slurm_study_text
+from homenode.show.terminal_text import PrintableConsole
 from homenode.vm.layout import PRESETS
+from homenode.vm.sources import load_host
 from tests import sdumont_study
 from tests.sdumont_study import write_study
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from homenode.slurm.wrapper import WRAPPER
+from homenode.cluster.slurm.wrapper import WRAPPER
 
 STATUS = "Cpus_allowed_list:\t{}\n"
 

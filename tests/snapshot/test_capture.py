@@ -10,17 +10,17 @@ from pathlib import Path
 import pytest
 
 from homenode.errors import HostError, InputError, ParseError, UsageError
+from homenode.machine.snapshot import live as live_module
+from homenode.machine.snapshot.capture import capture, capture_host, collect_over_ssh
+from homenode.machine.snapshot.collector import collector_script, parse_collected
+from homenode.machine.snapshot.contents import COMMAND_OF_NAME
+from homenode.machine.snapshot.folder import FolderSnapshot
+from homenode.machine.snapshot.gather import gather
+from homenode.machine.snapshot.live import LiveSnapshot
+from homenode.machine.snapshot.manifest import check_manifest
+from homenode.machine.snapshot.memory import MemorySnapshot
+from homenode.machine.snapshot.store import open_snapshot
 from homenode.process import run
-from homenode.snapshot import live as live_module
-from homenode.snapshot.capture import capture, capture_host, collect_over_ssh
-from homenode.snapshot.collector import collector_script, parse_collected
-from homenode.snapshot.contents import COMMAND_OF_NAME
-from homenode.snapshot.folder import FolderSnapshot
-from homenode.snapshot.gather import gather
-from homenode.snapshot.live import LiveSnapshot
-from homenode.snapshot.manifest import check_manifest
-from homenode.snapshot.memory import MemorySnapshot
-from homenode.snapshot.store import open_snapshot
 from tests.mutations import survives
 from tests.shared_data import SHARED
 

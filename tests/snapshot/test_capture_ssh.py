@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from homenode.snapshot.capture import capture_host
-from homenode.sources import load_host
-from homenode.topology import summarise
+from homenode.machine.snapshot.capture import capture_host
+from homenode.machine.topology import summarise
+from homenode.vm.sources import load_host
 from tests.ssh_daemon import ssh_daemon
 
 pytestmark = pytest.mark.root

@@ -5,13 +5,20 @@ import re
 import pytest
 from msgspec import structs
 
-from homenode.discover.host import discover
-from homenode.snapshot.contents import COMMAND_OF_NAME, COMMANDS, IDENTITY_PATHS, PATHS, Form, Kind
-from homenode.snapshot.gather import gather, keep_port_type, paths_of
-from homenode.snapshot.memory import MemorySnapshot
-from homenode.snapshot.protocol import Snapshot
-from homenode.snapshot.redact import identities_of, redact
-from homenode.snapshot.store import open_snapshot
+from homenode.machine.discover.host import discover
+from homenode.machine.snapshot.contents import (
+    COMMAND_OF_NAME,
+    COMMANDS,
+    IDENTITY_PATHS,
+    PATHS,
+    Form,
+    Kind,
+)
+from homenode.machine.snapshot.gather import gather, keep_port_type, paths_of
+from homenode.machine.snapshot.memory import MemorySnapshot
+from homenode.machine.snapshot.protocol import Snapshot
+from homenode.machine.snapshot.redact import identities_of, redact
+from homenode.machine.snapshot.store import open_snapshot
 from tests.shared_data import SHARED
 
 TREES = SHARED / "machines" / "sysfs"

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from homenode.errors import HomenodeError, InputError
-from homenode.snapshot.archive import read_archive
-from homenode.sources import load_host
+from homenode.machine.snapshot.archive import read_archive
+from homenode.vm.sources import load_host
 from tests.hostile_archives import BOMBS, damaged, host_tar, long_member, member, pax
 
 ROOT = Path(__file__).parents[2]
@@ -22,8 +22,8 @@ SECONDS = 2
 READER = """
 import json, os, resource, sys, time
 from homenode.errors import HomenodeError
-from homenode.sources import load_host
-import homenode.discover, homenode.snapshot.store, homenode.domain.read
+from homenode.vm.sources import load_host
+import homenode.machine.discover, homenode.machine.snapshot.store, homenode.vm.domain.read
 
 load_host("small-2n8c-2gpu")
 pages = int(open("/proc/self/statm").read().split()[0])

@@ -1,7 +1,7 @@
 """A host as mappings: folders, links, loops."""
 
-from homenode.snapshot.memory import MemorySnapshot
-from homenode.snapshot.protocol import Snapshot
+from homenode.machine.snapshot.memory import MemorySnapshot
+from homenode.machine.snapshot.protocol import Snapshot
 
 
 def _host(files: dict[str, str], links: dict[str, str]) -> Snapshot:

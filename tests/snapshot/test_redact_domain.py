@@ -7,10 +7,10 @@ import pytest
 from lxml import etree
 from msgspec.structs import replace
 
-from homenode.domain.read import read_running_domain
 from homenode.errors import HomenodeError
-from homenode.snapshot.memory import MemorySnapshot
-from homenode.snapshot.redact import Identities, redact
+from homenode.machine.snapshot.memory import MemorySnapshot
+from homenode.machine.snapshot.redact import Identities, redact
+from homenode.vm.domain.read import read_running_domain
 
 DOCUMENTS = sorted((Path(__file__).parents[1] / "domains").glob("*.xml"))
 SCHEMAS = Path("/usr/share/libvirt/schemas")

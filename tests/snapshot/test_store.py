@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from homenode.errors import InputError
-from homenode.snapshot import archive
-from homenode.snapshot.memory import MemorySnapshot
-from homenode.snapshot.store import open_snapshot
+from homenode.machine.snapshot import archive
+from homenode.machine.snapshot.memory import MemorySnapshot
+from homenode.machine.snapshot.store import open_snapshot
 from tests.shared_data import SHARED
 
 FILES = {

@@ -2,7 +2,7 @@
 
 from importlib import import_module
 
-from homenode.targets.registry import TARGETS
+from homenode.vm.targets.registry import TARGETS
 from tests.conformance.judge import Example
 
 

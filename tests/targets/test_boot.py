@@ -9,23 +9,23 @@ import pytest
 from msgspec import structs
 from msgspec.structs import replace
 
+from homenode.check.verify.boot.guest_files import find_guest_files
+from homenode.check.verify.boot.stand_in_boot import BootOptions, boot_command
+from homenode.check.verify.guest.expectation import expectation_of
+from homenode.check.verify.guest.firmware import firmware_nodes
+from homenode.check.verify.guest.view import GuestView, view_of_guest, view_of_stand_in
+from homenode.check.verify.target_file import expectation_for_target
 from homenode.errors import HomenodeError
-from homenode.pci import DeviceKind
-from homenode.plan.model import Plan
-from homenode.plan.options import PlanOptions, Policy
-from homenode.snapshot.collector import parse_collected
-from homenode.snapshot.gather import gather
-from homenode.sources import load_host
-from homenode.targets import qm_conf
-from homenode.targets.hypervisors import qemu
-from homenode.targets.vm_file import plan_for_target, read_vm
+from homenode.machine.pci import DeviceKind
+from homenode.machine.snapshot.collector import parse_collected
+from homenode.machine.snapshot.gather import gather
+from homenode.plan.vm_file import plan_for_target, read_vm
 from homenode.units import MIB
-from homenode.verify.boot.guest_files import find_guest_files
-from homenode.verify.boot.stand_in_boot import BootOptions, boot_command
-from homenode.verify.guest.expectation import expectation_of
-from homenode.verify.guest.firmware import firmware_nodes
-from homenode.verify.guest.view import GuestView, view_of_guest, view_of_stand_in
-from homenode.verify.target_file import expectation_for_target
+from homenode.vm.plan_model import Plan
+from homenode.vm.plan_options import PlanOptions, Policy
+from homenode.vm.sources import load_host
+from homenode.vm.targets import qm_conf
+from homenode.vm.targets.hypervisors import qemu
 from tests.targets.written import host_named, options, written
 
 pytestmark = pytest.mark.qemu

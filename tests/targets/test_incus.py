@@ -6,9 +6,9 @@ from itertools import permutations
 import pytest
 
 from homenode.errors import InputError
-from homenode.plan.options import CellRequest, PlanOptions
-from homenode.targets.vm_file import TargetPlan
+from homenode.plan.vm_file import TargetPlan
 from homenode.units import GIB, MIB
+from homenode.vm.plan_options import CellRequest, PlanOptions
 from tests.targets.examples import FILES
 from tests.targets.test_edited_files import HOST, plain
 from tests.targets.written import edited, host_named, options, written

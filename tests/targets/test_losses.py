@@ -8,11 +8,7 @@ from msgspec.structs import replace
 
 from homenode.cpuset import CpuSet
 from homenode.indices import NodeIndex
-from homenode.plan.model import Aperture, Plan, with_vm
-from homenode.targets.docs_page import targets_page
-from homenode.targets.registry import TARGETS, target_named
-from homenode.targets.target import FACTS_OF, Feature, Target, features_of, lost_features
-from homenode.targets.vm_file import vm_of_options
+from homenode.plan.vm_file import vm_of_options
 from homenode.units import GIB, MIB
 from homenode.vm.layout import GuestCells
 from homenode.vm.model import (
@@ -24,6 +20,10 @@ from homenode.vm.model import (
     PortModel,
     Vm,
 )
+from homenode.vm.plan_model import Aperture, Plan, with_vm
+from homenode.vm.targets.docs_page import targets_page
+from homenode.vm.targets.registry import TARGETS, target_named
+from homenode.vm.targets.target import FACTS_OF, Feature, Target, features_of, lost_features
 from tests.targets.written import host_named, options, written
 
 HOST = "small-2n8c-2gpu"
@@ -125,7 +125,7 @@ def test_the_plan_of_these_tests_asks_for_all_that_a_plan_can_ask_for() -> None:
 def test_the_page_of_targets_is_written_from_their_tables() -> None:
     page = Path(__file__).parents[2] / "docs" / "targets.md"
     assert page.read_text() == targets_page().rstrip("\n") + "\n", (
-        "write it again: python -c 'from homenode.targets.docs_page import targets_page; "
+        "write it again: python -c 'from homenode.vm.targets.docs_page import targets_page; "
         "print(targets_page().rstrip())' > docs/targets.md"
     )
 

@@ -3,10 +3,10 @@
 import pytest
 
 from homenode.errors import InputError, ParseError
-from homenode.plan.options import MemoryMode
-from homenode.targets.hypervisors.opennebula import CODEC, parse
-from homenode.targets.vm_file import kind_of, target_of
+from homenode.plan.vm_file import kind_of, target_of
 from homenode.units import GIB, MIB
+from homenode.vm.plan_options import MemoryMode
+from homenode.vm.targets.hypervisors.opennebula import CODEC, parse
 from tests.targets.examples import FILES
 from tests.targets.test_edited_files import HOST, plain
 from tests.targets.written import edited, options, written

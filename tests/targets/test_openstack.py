@@ -8,12 +8,12 @@ from collections.abc import Sequence
 import pytest
 from msgspec import structs
 
-from homenode.pci import DeviceKind
-from homenode.plan.options import PlanOptions
-from homenode.targets.target import pus_of
-from homenode.targets.vm_file import TargetPlan, plan_for_target, vm_of_options
-from homenode.topology import Host
+from homenode.machine.pci import DeviceKind
+from homenode.machine.topology import Host
+from homenode.plan.vm_file import TargetPlan, plan_for_target, vm_of_options
 from homenode.units import GIB
+from homenode.vm.plan_options import PlanOptions
+from homenode.vm.targets.target import pus_of
 from tests.conformance.openstack import (
     answers_to,
     asked_of,

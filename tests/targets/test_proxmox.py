@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from homenode.errors import InputError
-from homenode.plan.model import PlanFinding
-from homenode.targets.qm_conf import start_timeout_s
-from homenode.targets.vm_file import TargetPlan, kind_of, plan_for_target, read_vm
+from homenode.plan.vm_file import TargetPlan, kind_of, plan_for_target, read_vm
 from homenode.units import GIB, MIB
+from homenode.vm.plan_model import PlanFinding
+from homenode.vm.targets.qm_conf import start_timeout_s
 from tests.cli.test_plan import homenode
 from tests.targets.test_edited_files import HOST, plain
 from tests.targets.written import edited, host_named, options, written

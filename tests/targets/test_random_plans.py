@@ -2,9 +2,9 @@
 
 import pytest
 
+from homenode.check.verify.target_file import verify_target
 from homenode.findings import Severity
-from homenode.targets.registry import TARGETS, target_named
-from homenode.verify.target_file import verify_target
+from homenode.vm.targets.registry import TARGETS, target_named
 from tests.conformance.vms import planned_cases
 from tests.targets.examples import FILES
 

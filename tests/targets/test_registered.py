@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
+from homenode.check.verify.target_file import verify_target
 from homenode.errors import InputError
 from homenode.findings import Severity
-from homenode.targets.docs_page import targets_page
-from homenode.targets.registry import others, target_named
-from homenode.targets.vm_file import plan_for_target, read_vm, vm_of_options
-from homenode.verify.target_file import verify_target
+from homenode.plan.vm_file import plan_for_target, read_vm, vm_of_options
+from homenode.vm.targets.docs_page import targets_page
+from homenode.vm.targets.registry import others, target_named
 from tests.cli.test_plan import homenode
 from tests.targets.written import host_named, options
 
@@ -21,7 +21,7 @@ HOST = "small-2n8c-2gpu"
 BOX = '''
 """A file of `key=value` lines: the least that a target is."""
 
-from homenode.targets.target import Feature, Rendering, Target, lost, native
+from homenode.vm.targets.target import Feature, Rendering, Target, lost, native
 from homenode.units import MIB
 from homenode.vm.model import Vm
 

@@ -5,15 +5,15 @@ from itertools import product
 import pytest
 from msgspec.structs import replace
 
-from homenode.description.shipped import shipped_hosts
+from homenode.check.verify.target_file import verify_target
 from homenode.errors import InputError
 from homenode.findings import Severity
-from homenode.pci import DeviceKind
-from homenode.targets.registry import TARGETS, target_named
-from homenode.targets.target import Feature, Level, features_of, lost_features, target_findings
-from homenode.targets.vm_file import plan_for_target, read_vm, vm_of_options
-from homenode.verify.target_file import verify_target
+from homenode.machine.description.shipped import shipped_hosts
+from homenode.machine.pci import DeviceKind
+from homenode.plan.vm_file import plan_for_target, read_vm, vm_of_options
 from homenode.vm.layout import PRESETS
+from homenode.vm.targets.registry import TARGETS, target_named
+from homenode.vm.targets.target import Feature, Level, features_of, lost_features, target_findings
 from tests.targets.examples import EXAMPLES
 from tests.targets.written import again, host_named, options, rendered, written
 

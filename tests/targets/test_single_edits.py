@@ -5,11 +5,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from homenode.check.verify.target_file import verify_target
 from homenode.errors import HomenodeError
 from homenode.findings import Severity
-from homenode.targets.registry import TARGETS
 from homenode.units import GIB, MIB
-from homenode.verify.target_file import verify_target
+from homenode.vm.targets.registry import TARGETS
 from tests.targets.examples import EXAMPLES
 from tests.targets.written import host_named, options, written
 

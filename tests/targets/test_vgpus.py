@@ -6,12 +6,12 @@ import pytest
 from msgspec import structs
 
 from homenode.bdf import Bdf
+from homenode.check.verify.target_file import verify_target
 from homenode.errors import InputError
 from homenode.findings import Severity
-from homenode.pci import DeviceKind, PartKind
-from homenode.targets.script import array_in
-from homenode.targets.vm_file import TargetPlan, plan_for_target, read_vm
-from homenode.verify.target_file import verify_target
+from homenode.machine.pci import DeviceKind, PartKind
+from homenode.plan.vm_file import TargetPlan, plan_for_target, read_vm
+from homenode.vm.targets.script import array_in
 from tests.targets.written import again, host_named, options, written
 
 HOST = "x86-2p2n8c8t-divided-gpus"

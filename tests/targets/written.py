@@ -4,13 +4,13 @@ from functools import cache
 
 from msgspec import structs
 
-from homenode.plan.options import PlanOptions
-from homenode.sources import load_host
-from homenode.targets.registry import target_named
-from homenode.targets.target import target_findings
-from homenode.targets.vm_file import TargetPlan, plan_for_target, read_vm, vm_of_options
-from homenode.topology import Host
+from homenode.machine.topology import Host
+from homenode.plan.vm_file import TargetPlan, plan_for_target, read_vm, vm_of_options
 from homenode.units import GIB
+from homenode.vm.plan_options import PlanOptions
+from homenode.vm.sources import load_host
+from homenode.vm.targets.registry import target_named
+from homenode.vm.targets.target import target_findings
 
 
 @cache

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from homenode.errors import ParseError
-from homenode.snapshot.gather import keep_entries
-from homenode.tools.acpi_tables import ProximityDomain, parse_slit, parse_srat
+from homenode.machine.snapshot.gather import keep_entries
+from homenode.machine.tools.acpi_tables import ProximityDomain, parse_slit, parse_srat
 from homenode.units import GIB
 
 

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from homenode.bdf import Bdf
-from homenode.discover import discover
 from homenode.errors import ParseError
-from homenode.pci import DeviceLink, LinkKind
-from homenode.tools import amd_smi, rocm_smi_json
-from homenode.topology import Host
+from homenode.machine.discover import discover
+from homenode.machine.pci import DeviceLink, LinkKind
+from homenode.machine.tools import amd_smi, rocm_smi_json
+from homenode.machine.topology import Host
 from tests.mutations import survives
 from tests.sysfs_trees import cpu_files, pci_function, snapshot
 

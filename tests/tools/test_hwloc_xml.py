@@ -5,10 +5,10 @@ import random
 import pytest
 
 from homenode.cpuset import CpuSet
-from homenode.discover.hwloc import host_from_hwloc
 from homenode.errors import HomenodeError, InputError, ParseError
-from homenode.pci import DeviceKind, LinkKind
-from homenode.topology import CoreKind, Host, MemoryKind, summarise
+from homenode.machine.discover.hwloc import host_from_hwloc
+from homenode.machine.pci import DeviceKind, LinkKind
+from homenode.machine.topology import CoreKind, Host, MemoryKind, summarise
 from tests.shared_data import SHARED
 
 MACHINES = SHARED / "machines" / "hwloc"

@@ -7,13 +7,13 @@ import pytest
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
-from homenode.discover import discover
-from homenode.discover.lspci import host_from_lspci, overlay_lspci
 from homenode.errors import HomenodeError, InputError, ParseError
-from homenode.pci import DeviceKind, PciBar, PciLink, PortType
-from homenode.sources import load_host
-from homenode.tools.lspci import looks_like_lspci, parse
-from homenode.topology import Host, summarise
+from homenode.machine.discover import discover
+from homenode.machine.discover.lspci import host_from_lspci, overlay_lspci
+from homenode.machine.pci import DeviceKind, PciBar, PciLink, PortType
+from homenode.machine.tools.lspci import looks_like_lspci, parse
+from homenode.machine.topology import Host, summarise
+from homenode.vm.sources import load_host
 from tests.shared_data import SHARED
 from tests.sysfs_trees import PCI, cpu_files, pci_function, snapshot
 

@@ -7,8 +7,8 @@ import pytest
 
 from homenode.bdf import Bdf
 from homenode.errors import ParseError
-from homenode.tools.nccl_tests import argv, parse
-from homenode.tools.nccl_tests_records import Family
+from homenode.machine.tools.nccl_tests import argv, parse
+from homenode.machine.tools.nccl_tests_records import Family
 from tests.mutations import MUTATIONS, survives
 from tests.shared_data import needs_shared, shared
 

@@ -6,7 +6,7 @@ import pytest
 
 from homenode.cpuset import CpuSet
 from homenode.errors import ParseError
-from homenode.tools.numactl import parse_hardware, parse_show
+from homenode.machine.tools.numactl import parse_hardware, parse_show
 from tests.mutations import MUTATIONS, survives
 from tests.shared_data import needs_shared, shared
 

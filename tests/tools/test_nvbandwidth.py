@@ -7,8 +7,8 @@ import pytest
 
 from homenode.bdf import Bdf
 from homenode.errors import ParseError
-from homenode.tools.nvbandwidth import argv, parse
-from homenode.tools.nvbandwidth_records import Status, Unit
+from homenode.machine.tools.nvbandwidth import argv, parse
+from homenode.machine.tools.nvbandwidth_records import Status, Unit
 from tests.mutations import MUTATIONS, survives
 from tests.shared_data import needs_shared, shared
 

@@ -6,7 +6,7 @@ from msgspec.structs import replace
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError, ParseError
-from homenode.tools import nvidia_smi_query, nvidia_smi_topo
+from homenode.machine.tools import nvidia_smi_query, nvidia_smi_topo
 from tests.mutations import survives
 from tests.shared_data import SHARED
 

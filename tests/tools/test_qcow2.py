@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from homenode.errors import ParseError
-from homenode.tools import qcow2
+from homenode.machine.tools import qcow2
 from tests.disk_images import image
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from homenode.bdf import Bdf
 from homenode.errors import ParseError
-from homenode.tools.rocm_bandwidth_test import parse
+from homenode.machine.tools.rocm_bandwidth_test import parse
 from tests.mutations import MUTATIONS, survives
 
 MATRICES = """\

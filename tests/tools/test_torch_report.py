@@ -7,10 +7,9 @@ import pytest
 from msgspec.structs import fields
 
 from homenode.errors import ParseError
-from homenode.measure.figures.torch_programs import of_torch
-from homenode.tools import nccl_tuning_log
-from homenode.tools.nccl_tuning_log import choice
-from homenode.tools.torch_report import (
+from homenode.machine.tools import nccl_tuning_log
+from homenode.machine.tools.nccl_tuning_log import choice
+from homenode.machine.tools.torch_report import (
     TorchChoice,
     TorchDevice,
     TorchFigure,
@@ -20,6 +19,7 @@ from homenode.tools.torch_report import (
     TorchRun,
     parse,
 )
+from homenode.measure.figures.torch_programs import of_torch
 from tests.doc_pages import read_page
 from tests.mutations import MUTATIONS, survives
 

@@ -3,10 +3,10 @@
 import pytest
 
 from homenode.errors import ParseError
+from homenode.machine.tools.transferbench import TransferPlace, parse
 from homenode.measure.figures.amd import of_transferbench
 from homenode.measure.model import Reader
 from homenode.measure.step_reading import tool_of
-from homenode.tools.transferbench import TransferPlace, parse
 from tests.mutations import MUTATIONS, survives
 
 # Laid out as PeerToPeer.hpp prints it; the figures are made up.

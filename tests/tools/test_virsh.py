@@ -4,8 +4,8 @@ import pytest
 
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError, ParseError
-from homenode.tools import virsh_capabilities
-from homenode.tools.versions import parse_qemu_version, parse_virsh_version
+from homenode.machine.tools import virsh_capabilities
+from homenode.machine.tools.versions import parse_qemu_version, parse_virsh_version
 from tests.mutations import survives
 from tests.shared_data import SHARED
 

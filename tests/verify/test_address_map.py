@@ -6,15 +6,15 @@ from functools import cache
 
 import pytest
 
-from homenode.domain.read import open_domain, vm_of
+from homenode.check.verify.boot.guest_files import find_guest_files, find_ovmf
+from homenode.check.verify.boot.stand_in import TCG_ADDRESS_BITS, address_map
+from homenode.check.verify.boot.stand_in_boot import BootOptions, boot_stand_in
 from homenode.errors import HomenodeError
-from homenode.plan.options import PlanOptions
-from homenode.sources import load_host
-from homenode.tuning import Tuning, tune
+from homenode.plan.tuning import Tuning, tune
 from homenode.units import GIB
-from homenode.verify.boot.guest_files import find_guest_files, find_ovmf
-from homenode.verify.boot.stand_in import TCG_ADDRESS_BITS, address_map
-from homenode.verify.boot.stand_in_boot import BootOptions, boot_stand_in
+from homenode.vm.domain.read import open_domain, vm_of
+from homenode.vm.plan_options import PlanOptions
+from homenode.vm.sources import load_host
 from tests.verify_documents import PLAIN, changed, small_host
 
 

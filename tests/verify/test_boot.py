@@ -12,22 +12,22 @@ from xml.etree import ElementTree
 
 import pytest
 
+from homenode.check.verify.boot.accelerator import kvm_works
+from homenode.check.verify.boot.guest_files import find_guest_files
+from homenode.check.verify.boot.initramfs import initramfs
+from homenode.check.verify.boot.libvirt import answering
+from homenode.check.verify.boot.stand_in import APART
+from homenode.check.verify.boot.stand_in_boot import Booted, BootOptions, boot_stand_in
+from homenode.check.verify.guest.expectation import expectation_of
+from homenode.check.verify.guest.view import GuestView, view_of_stand_in
 from homenode.cpuset import CpuSet
-from homenode.domain.read import open_domain, vm_of
 from homenode.errors import HomenodeError
-from homenode.plan.model import Plan, vm_as_it_runs
-from homenode.plan.options import PlanOptions
+from homenode.plan.tuning import Tuning, tune
 from homenode.process import run
-from homenode.sources import load_host
-from homenode.tuning import Tuning, tune
-from homenode.verify.boot.accelerator import kvm_works
-from homenode.verify.boot.guest_files import find_guest_files
-from homenode.verify.boot.initramfs import initramfs
-from homenode.verify.boot.libvirt import answering
-from homenode.verify.boot.stand_in import APART
-from homenode.verify.boot.stand_in_boot import Booted, BootOptions, boot_stand_in
-from homenode.verify.guest.expectation import expectation_of
-from homenode.verify.guest.view import GuestView, view_of_stand_in
+from homenode.vm.domain.read import open_domain, vm_of
+from homenode.vm.plan_model import Plan, vm_as_it_runs
+from homenode.vm.plan_options import PlanOptions
+from homenode.vm.sources import load_host
 from tests.verify_documents import DEVICES, PLAIN, changed, swapped, tuned
 
 pytestmark = pytest.mark.qemu
@@ -183,7 +183,7 @@ def test_a_window_without_a_bus_for_its_port_loses_the_device_also_in_a_guest_of
     """As one guest would have it that has more vCPUs than QEMU emulates fast with a PCIe tree."""
     if shutil.which("qemu-system-x86_64") is None:
         pytest.skip("no qemu-system-x86_64 here")
-    monkeypatch.setattr("homenode.verify.boot.stand_in.MOST_TOGETHER", 2)
+    monkeypatch.setattr("homenode.check.verify.boot.stand_in.MOST_TOGETHER", 2)
     right = tuned("pin-numa-pci")
     document = open_domain(changed(right.document, ("busNr='192'", "busNr='129'")), "vm.xml")
     facts = vm_of(document)
@@ -238,7 +238,7 @@ def test_what_qemu_refuses_is_named_also_where_the_other_guest_never_ends(
     program.write_text(ENDLESS)
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setattr("homenode.verify.boot.stand_in.MOST_TOGETHER", 2)
+    monkeypatch.setattr("homenode.check.verify.boot.stand_in.MOST_TOGETHER", 2)
     document = open_domain(tuned("pin-numa-pci").document, "vm.xml")
     outcome = boot_stand_in(document, vm_of(document), BootOptions("none", timeout_s=1))
     assert outcome.guest is None

@@ -16,14 +16,14 @@ from pathlib import Path
 
 import pytest
 
-from homenode.domain.read import open_domain, vm_of
+from homenode.check.verify.boot import boot_folder as boot_folders
+from homenode.check.verify.boot.boot_folder import GuestSaid, boot_folder, let_qemu_in
+from homenode.check.verify.boot.guest_files import find_guest_files
+from homenode.check.verify.boot.libvirt import answering, user_of_capabilities
+from homenode.check.verify.boot.stand_in_boot import BootOptions, boot_stand_in
 from homenode.errors import HomenodeError, HostError
 from homenode.trusted_path import changeable, let_in, private_folder
-from homenode.verify.boot import boot_folder as boot_folders
-from homenode.verify.boot.boot_folder import GuestSaid, boot_folder, let_qemu_in
-from homenode.verify.boot.guest_files import find_guest_files
-from homenode.verify.boot.libvirt import answering, user_of_capabilities
-from homenode.verify.boot.stand_in_boot import BootOptions, boot_stand_in
+from homenode.vm.domain.read import open_domain, vm_of
 from tests.verify_documents import tuned
 
 ATTACKER, QEMU = 12345, 54321
@@ -247,8 +247,8 @@ def test_where_libvirts_qemu_cannot_be_let_in_alone_qemu_is_started_directly(
     def unsupported(*_: object) -> None:
         raise OSError(errno.EOPNOTSUPP, "Operation not supported")
 
-    monkeypatch.setattr("homenode.verify.boot.boot_folder.let_in", unsupported)
-    monkeypatch.setattr("homenode.verify.boot.stand_in_boot.kvm_works", lambda *_: False)
+    monkeypatch.setattr("homenode.check.verify.boot.boot_folder.let_in", unsupported)
+    monkeypatch.setattr("homenode.check.verify.boot.stand_in_boot.kvm_works", lambda *_: False)
     document = open_domain(tuned("default").document, "vm.xml")
     booted = boot_stand_in(document, vm_of(document), BootOptions(connect=uri))
     found = {finding.id: finding.observed for finding in booted.findings}

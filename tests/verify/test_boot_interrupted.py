@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from homenode.domain.read import open_domain
+from homenode.change.record_folder import RecordFolder
+from homenode.check.verify.boot.boot_folder import end_abandoned
+from homenode.check.verify.boot.guest_files import find_guest_files
+from homenode.check.verify.boot.libvirt import acceptance
 from homenode.errors import HomenodeError
-from homenode.record_folder import RecordFolder
-from homenode.verify.boot.boot_folder import end_abandoned
-from homenode.verify.boot.guest_files import find_guest_files
-from homenode.verify.boot.libvirt import acceptance
+from homenode.vm.domain.read import open_domain
 from tests.verify_documents import tuned
 
 TELLING = """#!/bin/sh

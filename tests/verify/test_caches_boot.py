@@ -15,19 +15,19 @@ import pytest
 from msgspec import structs
 from msgspec.structs import replace
 
+from homenode.check.verify.boot.guest_files import find_guest_files
+from homenode.check.verify.boot.initramfs import initramfs
+from homenode.check.verify.boot.stand_in_boot import kernel_command
 from homenode.cpuset import CpuSet
 from homenode.errors import HomenodeError
-from homenode.plan.model import Plan, with_vm
+from homenode.machine.topology import Host
 from homenode.plan.planner import plan
 from homenode.plan.request import GuestRequest
 from homenode.plan.shape.caches import guest_cpu, told_l3
-from homenode.targets.qemu_command import cpu_text, smp_text
-from homenode.topology import Host
 from homenode.units import GIB
-from homenode.verify.boot.guest_files import find_guest_files
-from homenode.verify.boot.initramfs import initramfs
-from homenode.verify.boot.stand_in_boot import kernel_command
 from homenode.vm.model import GuestCache, GuestTopology
+from homenode.vm.plan_model import Plan, with_vm
+from homenode.vm.targets.qemu_command import cpu_text, smp_text
 from tests.small_hosts import even_host, small_request
 
 pytestmark = pytest.mark.qemu

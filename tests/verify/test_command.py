@@ -158,7 +158,7 @@ def test_what_cannot_be_done_is_said(
 
 def test_a_saved_plan_is_verified_by_its_proof(files: Files) -> None:
     from homenode.plan.proof.build import proof_of
-    from homenode.sources import load_host
+    from homenode.vm.sources import load_host
 
     tuning = tuned("pin-numa-pci")
     assert tuning.request is not None

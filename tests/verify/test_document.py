@@ -6,14 +6,14 @@ from msgspec.structs import replace
 from homenode import formats
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
-from homenode.domain.codec import SINCE
 from homenode.findings import Finding, Findings, Severity, are_bad
-from homenode.plan.options import PlanOptions
-from homenode.sources import load_host
-from homenode.topology import Host, PagePool, RunningDomain
-from homenode.tuning import tune
+from homenode.machine.topology import Host, PagePool, RunningDomain
+from homenode.plan.tuning import tune
 from homenode.units import GIB, MIB
+from homenode.vm.domain.codec import SINCE
 from homenode.vm.layout import PRESETS
+from homenode.vm.plan_options import PlanOptions
+from homenode.vm.sources import load_host
 from tests.verify_documents import (
     DEVICES,
     PLAIN,

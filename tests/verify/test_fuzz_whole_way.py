@@ -13,22 +13,22 @@ from dataclasses import dataclass
 
 import pytest
 
-from homenode.domain.document import Document
-from homenode.domain.read import open_domain, vm_of
-from homenode.domain.schema import validate
+from homenode.check.verify.boot.guest_files import find_guest_files
+from homenode.check.verify.boot.stand_in_boot import BootOptions, boot_stand_in
+from homenode.check.verify.document.verification import verify_document
+from homenode.check.verify.guest.expectation import expectation_of
+from homenode.check.verify.guest.view import view_of_stand_in
 from homenode.errors import HomenodeError
 from homenode.findings import are_bad
-from homenode.plan.model import Unplannable, vm_as_it_runs
-from homenode.plan.options import PciGranularity, PlanOptions
-from homenode.sources import load_host
-from homenode.topology import Host
-from homenode.tuning import Tuning, tune
-from homenode.verify.boot.guest_files import find_guest_files
-from homenode.verify.boot.stand_in_boot import BootOptions, boot_stand_in
-from homenode.verify.document.verification import verify_document
-from homenode.verify.guest.expectation import expectation_of
-from homenode.verify.guest.view import view_of_stand_in
+from homenode.machine.topology import Host
+from homenode.plan.tuning import Tuning, tune
+from homenode.vm.domain.document import Document
+from homenode.vm.domain.read import open_domain, vm_of
+from homenode.vm.domain.schema import validate
 from homenode.vm.layout import PRESETS
+from homenode.vm.plan_model import Unplannable, vm_as_it_runs
+from homenode.vm.plan_options import PciGranularity, PlanOptions
+from homenode.vm.sources import load_host
 
 HOSTS = ("small-2n8c-2gpu", "hgx-h100", "h200-xeon8558", "x86-2p2n16c32t-isolated-pus")
 CASES = 12

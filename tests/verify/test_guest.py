@@ -4,16 +4,16 @@ import pytest
 from msgspec import structs
 
 from homenode.bdf import Bdf
+from homenode.check.verify.guest.expectation import expectation_of, groups_of
+from homenode.check.verify.guest.view import GuestView, view_of_guest
 from homenode.cpuset import CpuSet
-from homenode.domain.read import open_domain, vm_of
 from homenode.findings import Severity
-from homenode.plan.model import Plan, vm_as_it_runs, with_vm
-from homenode.topology import Host, PagePool
+from homenode.machine.topology import Host, PagePool
 from homenode.units import MIB
-from homenode.verify.guest.expectation import expectation_of, groups_of
-from homenode.verify.guest.observation import GuestPath, path_of_address, paths_of_guest
-from homenode.verify.guest.view import GuestView, view_of_guest
+from homenode.vm.domain.read import open_domain, vm_of
+from homenode.vm.guest_observation import GuestPath, path_of_address, paths_of_guest
 from homenode.vm.model import GuestAddress, GuestCache, GuestPciController, GuestTopology, Vm
+from homenode.vm.plan_model import Plan, vm_as_it_runs, with_vm
 from tests.verify_documents import DEVICES, PLAIN, changed, ids, small_host, tuned
 from tests.verify_guests import guest_host
 

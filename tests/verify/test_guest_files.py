@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from homenode.check.verify.boot import guest_files
+from homenode.check.verify.boot.guest_files import find_guest_files
 from homenode.errors import HostError
-from homenode.verify.boot import guest_files
-from homenode.verify.boot.guest_files import find_guest_files
 
 DEPENDS = "linux-image-cloud-amd64\n  Depends: linux-image-6.1.0-1-cloud-amd64\n"
 

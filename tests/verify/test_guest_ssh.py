@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from homenode.errors import HostError, UsageError
-from homenode.sources import load_host
+from homenode.vm.sources import load_host
 from tests.command_line import Result, homenode
 from tests.ssh_daemon import ssh_daemon
 

@@ -9,10 +9,10 @@ from itertools import accumulate
 
 import pytest
 
+from homenode.check.verify.boot.guest_files import find_guest_files
 from homenode.errors import HomenodeError
 from homenode.plan.shape.assemble import assemble
 from homenode.units import GIB
-from homenode.verify.boot.guest_files import find_guest_files
 from homenode.vm.model import GuestTopology
 from tests.guest_shapes import placed
 from tests.small_hosts import even_host, small_request

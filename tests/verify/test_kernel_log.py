@@ -3,8 +3,8 @@
 import pytest
 
 from homenode.bdf import Bdf
+from homenode.check.verify.boot.outcome import kernel_findings
 from homenode.findings import Severity
-from homenode.verify.boot.outcome import kernel_findings
 
 GPU, PORT = "0000:81:00.0", "0000:80:00.0"
 NAMES = {Bdf.parse(GPU): "0000:19:00.0"}

@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from homenode.domain.read import open_domain, vm_of
+from homenode.check.verify.live.memory import MemoryPiece, memory_pieces
+from homenode.check.verify.live.procfs import parse_vfio_interrupts
 from homenode.findings import Findings, Severity
-from homenode.plan.model import vm_as_it_runs
 from homenode.units import GIB
-from homenode.verify.live.memory import MemoryPiece, memory_pieces
-from homenode.verify.live.procfs import parse_vfio_interrupts
+from homenode.vm.domain.read import open_domain, vm_of
 from homenode.vm.model import MemoryDevice
+from homenode.vm.plan_model import vm_as_it_runs
 from tests.proc_trees import MIB, ProcTree
 from tests.verify.test_live import CELLS, EXPECTED, GPU, PAGES, THREADS, ids, judged, pus
 from tests.verify_documents import DEVICES, tuned

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 import pytest
 
+from homenode.check.verify.boot.libvirt import SYSTEM, answering
+from homenode.check.verify.live.domain import verify_running_domain
 from homenode.cpuset import CpuSet
-from homenode.domain.read import read_vm
 from homenode.findings import Finding, Findings
-from homenode.plan.model import with_vm
 from homenode.process import run
-from homenode.verify.boot.libvirt import SYSTEM, answering
-from homenode.verify.live.domain import verify_running_domain
+from homenode.vm.domain.read import read_vm
+from homenode.vm.plan_model import with_vm
 from tests.domain_plans import hand_plan
 
 pytestmark = [pytest.mark.libvirt, pytest.mark.root]

@@ -13,19 +13,17 @@ from msgspec.structs import fields
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
-from homenode.domain.controllers import QEMU_NAMESPACE as QEMU
-from homenode.domain.kept import read_kept, with_kept
-from homenode.domain.read import open_domain
-from homenode.domain.rewrite import rewrite
-from homenode.domain.schema import validate
 from homenode.errors import InputError
 from homenode.findings import are_bad
 from homenode.objective import Objective
-from homenode.plan.model import Aperture, Plan, with_vm
-from homenode.plan.options import PlanOptions, Policy
 from homenode.plan.shape.memory_devices import together
-from homenode.tuning import tune
+from homenode.plan.tuning import tune
 from homenode.units import GIB, MIB
+from homenode.vm.domain.controllers import QEMU_NAMESPACE as QEMU
+from homenode.vm.domain.kept import read_kept, with_kept
+from homenode.vm.domain.read import open_domain
+from homenode.vm.domain.rewrite import rewrite
+from homenode.vm.domain.schema import validate
 from homenode.vm.layout import PRESETS, Siblings
 from homenode.vm.model import (
     GuestAddress,
@@ -38,6 +36,8 @@ from homenode.vm.model import (
     Vm,
     VmCell,
 )
+from homenode.vm.plan_model import Aperture, Plan, with_vm
+from homenode.vm.plan_options import PlanOptions, Policy
 from tests.single_edits import Edit, edits, users_vm
 from tests.verify_documents import DEVICES, PLAIN, changed, findings_of, small_host
 

@@ -7,23 +7,17 @@ import pytest
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
-from homenode.cpuset import CpuSet
-from homenode.domain.crosscheck import crosscheck
-from homenode.domain.document import Document
-from homenode.domain.read import open_domain, vm_of
-from homenode.domain.schema import validate
-from homenode.errors import HostError
-from homenode.findings import Finding, Severity
-from homenode.pci import DeviceKind
-from homenode.sources import load_host
-from homenode.targets.qemu_command import fields_of
-from homenode.units import MIB
-from homenode.verify.boot.forms import BootFiles, stand_in_argv, stand_in_of_command, stand_in_xml
-from homenode.verify.boot.guest_files import find_guest_files
-from homenode.verify.boot.initramfs import initramfs, is_static
-from homenode.verify.boot.libvirt import daemons_own_trouble
-from homenode.verify.boot.outcome import refusal
-from homenode.verify.boot.stand_in import (
+from homenode.check.verify.boot.forms import (
+    BootFiles,
+    stand_in_argv,
+    stand_in_of_command,
+    stand_in_xml,
+)
+from homenode.check.verify.boot.guest_files import find_guest_files
+from homenode.check.verify.boot.initramfs import initramfs, is_static
+from homenode.check.verify.boot.libvirt import daemons_own_trouble
+from homenode.check.verify.boot.outcome import refusal
+from homenode.check.verify.boot.stand_in import (
     APART,
     MOST_BYTES,
     SUBSTITUTE,
@@ -32,11 +26,22 @@ from homenode.verify.boot.stand_in import (
     choose_cpu,
     stand_in_of,
 )
-from homenode.verify.boot.stand_in_boot import COMMAND, kernel_command
-from homenode.verify.guest.expectation import expectation_of
-from homenode.verify.guest.view import as_passed_through, not_in_stand_in
+from homenode.check.verify.boot.stand_in_boot import COMMAND, kernel_command
+from homenode.check.verify.guest.expectation import expectation_of
+from homenode.check.verify.guest.view import as_passed_through, not_in_stand_in
+from homenode.cpuset import CpuSet
+from homenode.errors import HostError
+from homenode.findings import Finding, Severity
+from homenode.machine.pci import DeviceKind
+from homenode.units import MIB
+from homenode.vm.domain.crosscheck import crosscheck
+from homenode.vm.domain.document import Document
+from homenode.vm.domain.read import open_domain, vm_of
+from homenode.vm.domain.schema import validate
 from homenode.vm.layout import PRESETS
 from homenode.vm.model import GuestAddress
+from homenode.vm.sources import load_host
+from homenode.vm.targets.qemu_command import fields_of
 from tests.domain_corpus import NAMES, sample
 from tests.single_edits import users_vm
 from tests.verify_documents import DEVICES, PLAIN, changed, small_host, tuned

@@ -5,14 +5,14 @@ import shutil
 import pytest
 from msgspec.structs import replace
 
-from homenode.domain.read import open_domain
-from homenode.domain.schema import SchemaError
+from homenode.check.verify.document.verification import verify_document
 from homenode.findings import Finding, Severity, are_bad
-from homenode.hypervisor.parser import parsed_by_libvirt
-from homenode.sources import load_host
-from homenode.topology import PagePool
+from homenode.machine.topology import PagePool
 from homenode.units import GIB, MIB
-from homenode.verify.document.verification import verify_document
+from homenode.vm.domain.read import open_domain
+from homenode.vm.domain.schema import SchemaError
+from homenode.vm.hypervisor.parser import parsed_by_libvirt
+from homenode.vm.sources import load_host
 from tests.kubevirt_documents import document as kubevirt_document
 from tests.verify_documents import PLAIN, changed, findings_of, small_host
 

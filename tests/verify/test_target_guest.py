@@ -8,25 +8,25 @@ from msgspec import structs
 
 from homenode import formats
 from homenode.bdf import Bdf
+from homenode.check.verify.guest.firmware import FirmwareNodes
+from homenode.check.verify.guest.view import GuestView, view_of_guest
+from homenode.check.verify.target_file import expectation_for_target, lost_in_guest
 from homenode.cpuset import CpuSet
-from homenode.description.parse import parse_description
-from homenode.description.render import render
 from homenode.errors import InputError
 from homenode.findings import Severity
-from homenode.plan.model import Plan, with_vm
-from homenode.plan.options import Policy
+from homenode.machine.description.parse import parse_description
+from homenode.machine.description.render import render
+from homenode.machine.snapshot.capture import capture
+from homenode.machine.snapshot.memory import MemorySnapshot
+from homenode.machine.tools.acpi_tables import ProximityDomain
+from homenode.machine.topology import Host
 from homenode.plan.shape.memory_devices import together
 from homenode.plan.stored import encode_plan
-from homenode.snapshot.capture import capture
-from homenode.snapshot.memory import MemorySnapshot
-from homenode.targets.registry import TARGETS, target_named
-from homenode.targets.target import Feature, Level
-from homenode.tools.acpi_tables import ProximityDomain
-from homenode.topology import Host
 from homenode.units import GIB, MIB
-from homenode.verify.guest.firmware import FirmwareNodes
-from homenode.verify.guest.view import GuestView, view_of_guest
-from homenode.verify.target_file import expectation_for_target, lost_in_guest
+from homenode.vm.plan_model import Plan, with_vm
+from homenode.vm.plan_options import Policy
+from homenode.vm.targets.registry import TARGETS, target_named
+from homenode.vm.targets.target import Feature, Level
 from tests.targets.written import options, written
 from tests.tools.test_acpi_tables import TWO, slit
 from tests.verify.test_command import ends

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from homenode.cli.apply import restore_domain
-from homenode.domain.read import open_domain, vm_of
 from homenode.errors import InputError, UsageError
+from homenode.vm.domain.read import open_domain, vm_of
 from tests.apply_documents import NAME, ORIGINAL
 from tests.command_line import apply, replan
 from tests.virsh_stand_in import StandIn

@@ -16,31 +16,31 @@ from msgspec.structs import replace
 
 from homenode import formats
 from homenode.bdf import Bdf
+from homenode.check.doctor.diagnosis import diagnose
+from homenode.check.doctor.expectation import CertifiedHost, certify
+from homenode.check.doctor.expectation_file import parse_expectation, render_expectation
+from homenode.check.verify.live.capture import ProcFiles, Watch, capture_running_vm
+from homenode.check.verify.live.checks import verify_live
+from homenode.check.watch.alert import Alert, WatchedDomain, alerts
+from homenode.check.watch.domain_drift import domain_drift
+from homenode.check.watch.metrics import metrics
+from homenode.check.watch.observation import WatchPass, look
+from homenode.check.watch.state import KIND, WatchState, changes
 from homenode.cpuset import CpuSet
-from homenode.description.parse import parse_description
-from homenode.description.render import render
-from homenode.doctor.diagnosis import diagnose
-from homenode.doctor.expectation import CertifiedHost, certify
-from homenode.doctor.expectation_file import parse_expectation, render_expectation
-from homenode.domain.read import open_domain, vm_of
-from homenode.hypervisor.domain_state import LivePin
-from homenode.pci import DeviceKind
-from homenode.snapshot.memory import MemorySnapshot
-from homenode.verify.live.capture import ProcFiles, Watch, capture_running_vm
-from homenode.verify.live.checks import verify_live
+from homenode.machine.description.parse import parse_description
+from homenode.machine.description.render import render
+from homenode.machine.pci import DeviceKind
+from homenode.machine.snapshot.memory import MemorySnapshot
+from homenode.vm.domain.read import open_domain, vm_of
+from homenode.vm.hypervisor.domain_state import LivePin
 from homenode.vm.model import Vm, VmCell
-from homenode.watch.alert import Alert, WatchedDomain, alerts
-from homenode.watch.domain_drift import domain_drift
-from homenode.watch.metrics import metrics
-from homenode.watch.observation import WatchPass, look
-from homenode.watch.state import KIND, WatchState, changes
 from tests.doctor.test_cli import run
 from tests.proc_trees import MIB, UUID, ProcTree
 from tests.sysfs_trees import cpu_files
 from tests.tree_writer import write_tree
 
 ROOT = Path(__file__).parents[2]
-HGX = (ROOT / "src/homenode/hosts/hgx-h100.toml").read_text()
+HGX = (ROOT / "src/homenode/machine/hosts/hgx-h100.toml").read_text()
 PAGES = HGX.replace(
     'memory_per_node = "1TiB"', 'memory_per_node = "1TiB"\nhugepages_per_node = { "1GiB" = 512 }'
 )
@@ -129,7 +129,7 @@ def dimm_gone() -> MemorySnapshot:
 
 
 def of_another_host() -> str:
-    return tuned((ROOT / "src/homenode/hosts/h200-xeon8558.toml").read_text())
+    return tuned((ROOT / "src/homenode/machine/hosts/h200-xeon8558.toml").read_text())
 
 
 def moved_pin() -> str:
@@ -351,7 +351,7 @@ def test_a_fleet_of_forty_healthy_hosts_with_noise_raises_nothing() -> None:
 
 
 def test_virtual_functions_that_are_made_are_no_drift() -> None:
-    text = (ROOT / "src/homenode/hosts/x86-2p2n8c16t-sriov-nic.toml").read_text()
+    text = (ROOT / "src/homenode/machine/hosts/x86-2p2n8c16t-sriov-nic.toml").read_text()
     without = re.sub(r"(?m)^vf.*\n", "", text)
     assert seen(snapshot(text), certified(without)).state.alerts == ()
 

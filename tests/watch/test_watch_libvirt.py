@@ -12,18 +12,18 @@ from shlex import quote
 import pytest
 
 import homenode.change.journal
-from homenode.apply.live_pins import apply_live_pins, restore_live_pins
+from homenode.change.apply.live_pins import apply_live_pins, restore_live_pins
+from homenode.check.verify.boot.libvirt import SYSTEM, answering
+from homenode.check.watch.alert import Alert
+from homenode.check.watch.observation import look
+from homenode.check.watch.state import KIND, WatchState
 from homenode.formats import decode
-from homenode.hypervisor.virsh import Virsh
-from homenode.plan.options import PlanOptions
+from homenode.machine.snapshot.live import LiveSnapshot
+from homenode.plan.tuning import tune
 from homenode.process import run
-from homenode.snapshot.live import LiveSnapshot
-from homenode.sources import load_host
-from homenode.tuning import tune
-from homenode.verify.boot.libvirt import SYSTEM, answering
-from homenode.watch.alert import Alert
-from homenode.watch.observation import look
-from homenode.watch.state import KIND, WatchState
+from homenode.vm.hypervisor.virsh import Virsh
+from homenode.vm.plan_options import PlanOptions
+from homenode.vm.sources import load_host
 from tests.command_line import replan
 from tests.systemd_namespace import OUTSIDE, systemd
 

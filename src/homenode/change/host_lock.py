@@ -18,11 +18,11 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from homenode.change.journal import state_hint
+from homenode.change.record_folder import BusyError, RecordFolder, take_lock
 from homenode.durable import open_to_lock
 from homenode.errors import HostError, of_os
-from homenode.hypervisor.connection import machine_of
 from homenode.input_files import read_kernel_file
-from homenode.record_folder import BusyError, RecordFolder, take_lock
+from homenode.vm.hypervisor.connection import machine_of
 
 WAIT_S = 300.0
 """A start that takes huge pages for a terabyte holds it for minutes."""

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from homenode import formats
+from homenode.change.record_folder import RecordFolder
 from homenode.change.step import (
     UNSETTLED,
     ChangeEntry,
@@ -21,7 +22,6 @@ from homenode.change.step import (
     latest,
     to_undo,
 )
-from homenode.record_folder import RecordFolder
 
 KIND = "change"
 

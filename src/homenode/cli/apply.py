@@ -22,18 +22,18 @@ from homenode.cli.terminal import (
     write_text,
 )
 from homenode.errors import FINDINGS, UsageError
-from homenode.hypervisor.connection import DEFAULT, checked_uri, is_local, with_connection
 from homenode.input_files import read_input
-from homenode.plan.options import refuse_objective
+from homenode.vm.hypervisor.connection import DEFAULT, checked_uri, is_local, with_connection
+from homenode.vm.plan_options import refuse_objective
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from homenode.apply.define_step import DomainChange
-    from homenode.apply.live_pins import Moved
-    from homenode.hypervisor.virsh import Virsh
-    from homenode.plan.options import PlanOptions
-    from homenode.tuning import Tuning
+    from homenode.change.apply.define_step import DomainChange
+    from homenode.change.apply.live_pins import Moved
+    from homenode.plan.tuning import Tuning
+    from homenode.vm.hypervisor.virsh import Virsh
+    from homenode.vm.plan_options import PlanOptions
 
 
 def is_file_target(name: str) -> bool:
@@ -56,11 +56,11 @@ def apply(asked: ApplyArguments) -> None:
         _refuse_for_file(asked)
         _apply_to_file(asked)
         return
-    from homenode.apply.define_step import DomainChange
+    from homenode.change.apply.define_step import DomainChange
     from homenode.change.journal import default_root
-    from homenode.hypervisor.virsh import Virsh
-    from homenode.plan.model import is_critical
     from homenode.plan.stored import encode_plan
+    from homenode.vm.hypervisor.virsh import Virsh
+    from homenode.vm.plan_model import is_critical
 
     if asked.domain is not None:
         _refuse_planning(asked)
@@ -209,9 +209,9 @@ def restore_domains(
 ) -> None:
     """Restore several, the last first. What stands against any of them is said before the first is
     changed."""
-    from homenode.apply.definition import domain_to_restore, preview_restore
+    from homenode.change.apply.definition import domain_to_restore, preview_restore
     from homenode.change.journal import default_root
-    from homenode.hypervisor.virsh import Virsh
+    from homenode.vm.hypervisor.virsh import Virsh
 
     virsh, root = Virsh(connect), default_root()
     with changing_host("restore", names, connect, dry_run=dry_run):
@@ -235,16 +235,16 @@ def restore_domain(
     forget: keep the present definition instead, as the original from now on. keep_edits: take out
     only what the layout set, and show what that changes.
     """
-    from homenode.apply.definition import (
+    from homenode.change.apply.definition import (
         domain_to_restore,
         forget_original,
         has_original,
         preview_restore,
         restore_definition,
     )
-    from homenode.apply.live_pins import preview_restore_live_pins, restore_live_pins
+    from homenode.change.apply.live_pins import preview_restore_live_pins, restore_live_pins
     from homenode.change.journal import default_root
-    from homenode.hypervisor.virsh import Virsh
+    from homenode.vm.hypervisor.virsh import Virsh
 
     virsh = Virsh(connect)
     root = default_root()
@@ -315,13 +315,13 @@ def tuned_together(
     quiet: bool,
 ) -> "tuple[Tuning, ...]":
     """Plan VMs by name on one host, and explain it. Exits where they do not fit."""
-    from homenode.auto_layout import settled
-    from homenode.domain.read import read_vm
-    from homenode.domain.schema import refuse_new_errors
-    from homenode.evidence.sources import load_evidence
-    from homenode.plan.model import Unplannable
-    from homenode.sources import load_host
-    from homenode.tuning import TuningRequest, tune_together
+    from homenode.decide.auto_layout import settled
+    from homenode.decide.evidence.sources import load_evidence
+    from homenode.plan.tuning import TuningRequest, tune_together
+    from homenode.vm.domain.read import read_vm
+    from homenode.vm.domain.schema import refuse_new_errors
+    from homenode.vm.plan_model import Unplannable
+    from homenode.vm.sources import load_host
 
     machine = load_host(host)
     # Where they run already, their own pins do not count as allocated.
@@ -348,12 +348,12 @@ def tuned_together(
         if gap is not None:
             note(f"not checked: {gap}")
         if not quiet:
-            from homenode.plan.words.explain import explain
+            from homenode.show.plan.explain import explain
 
             console().print(explain(tuning.plan, tuning.host or machine))
             verdict = chosen[name].verdict
             if verdict is not None:
-                from homenode.report.results_text import layout_text
+                from homenode.show.results_text import layout_text
 
                 console().print(layout_text(verdict))
         else:
@@ -367,7 +367,7 @@ def tuned_together(
 
 def preview(virsh: "Virsh", changes: "Sequence[DomainChange]", root: Path) -> bool:
     """Show what would change, and whether anything would. Exits where it would be refused."""
-    from homenode.apply.definition import preview_definition
+    from homenode.change.apply.definition import preview_definition
 
     refused = changed = False
     for change in changes:
@@ -393,7 +393,7 @@ def define(virsh: "Virsh", changes: "Sequence[DomainChange]", root: Path, *, ask
 
     Domains that are already so are not asked about.
     """
-    from homenode.apply.definition import apply_definitions
+    from homenode.change.apply.definition import apply_definitions
     from homenode.wording import command_line
 
     if asked:
@@ -429,7 +429,7 @@ def _confirm(question: str) -> None:
 def _move(
     virsh: "Virsh", uuid: str, tuned: bytes, root: Path, *, dry_run: bool, asked: bool
 ) -> None:
-    from homenode.apply.live_pins import apply_live_pins, preview_live_pins
+    from homenode.change.apply.live_pins import apply_live_pins, preview_live_pins
 
     if dry_run or asked:
         moved = preview_live_pins(virsh, uuid, tuned)

@@ -83,7 +83,7 @@ def _resuming() -> str:
 def _print_steps(orders: "BenchOptions") -> None:
     from homenode.measure.access.local import LocalMachine
     from homenode.measure.runner import look_over
-    from homenode.report.results_text import steps_text
+    from homenode.show.results_text import steps_text
 
     ready, _ = look_over(LocalMachine(), orders)
     console().print(steps_text(ready.record))
@@ -100,7 +100,7 @@ def _print(outcome: "BenchOutcome", *, as_json: bool) -> None:
     findings = Findings(checked=steps, findings=outcome.findings)
 
     def run() -> None:
-        from homenode.report.results_text import bench_text
+        from homenode.show.results_text import bench_text
 
         console().print(bench_text(outcome))
 

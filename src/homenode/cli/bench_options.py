@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 from homenode.cli.arguments.measure import AppArguments, RunArguments, SuiteArguments
 from homenode.errors import UsageError
 from homenode.input_files import read_input
-from homenode.results.vantage import Vantage
+from homenode.measure.results.vantage import Vantage
 
 if TYPE_CHECKING:
     from homenode.measure.model import SuiteOptions
     from homenode.measure.orders import AppOrder, BenchOptions
-    from homenode.results.model import Switches
+    from homenode.measure.results.model import Switches
 
 _LARGEST_TOPOLOGY = 100_000
 """It is an argument of a program; Linux takes 128 KiB in one."""
@@ -25,8 +25,8 @@ def bench_options(
     """The run that is asked for. Raises UsageError, naming the option, and InputError for files."""
     from homenode.cpuset import CpuSet
     from homenode.measure.orders import BenchOptions, check_name
+    from homenode.measure.results.model import UNKNOWN_SWITCHES
     from homenode.plan.stored import read_plan
-    from homenode.results.model import UNKNOWN_SWITCHES
 
     plan = None
     if run.plan is not None:
@@ -118,7 +118,7 @@ def _app(typed: AppArguments) -> "AppOrder | None":
 
 
 def _switches(layout: str) -> "Switches":
-    from homenode.results.model import Switches
+    from homenode.measure.results.model import Switches
     from homenode.vm.layout import preset_named, unknown_layout
 
     preset = preset_named(layout)
@@ -149,7 +149,7 @@ def _vantage(*, has_plan: bool) -> "Vantage":
 
 
 def _is_virtual() -> bool:
+    from homenode.machine.snapshot.live import LiveSnapshot
     from homenode.measure.environment import is_virtual
-    from homenode.snapshot.live import LiveSnapshot
 
     return is_virtual(LiveSnapshot())

@@ -79,8 +79,8 @@ def _cuda_home() -> str | None:
 
 def _gpus(machine: "Machine") -> "tuple[Vendor, tuple[str, ...]]":
     """Whose GPUs, and what to build for. Raises HostError where no driver gives it."""
+    from homenode.machine.tools import gpu_architectures as tool
     from homenode.measure.setup.plan import Vendor
-    from homenode.tools import gpu_architectures as tool
 
     reasons = []
     for vendor, command, parse in (

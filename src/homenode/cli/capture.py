@@ -2,7 +2,7 @@
 
 from homenode.cli.arguments.place import CaptureArguments
 from homenode.cli.terminal import note, working
-from homenode.snapshot.capture import capture_host
+from homenode.machine.snapshot.capture import capture_host
 from homenode.units import format_bytes
 
 

@@ -1,12 +1,12 @@
 """homenode compare: effects with intervals between layouts, or "cannot tell". [I/O]"""
 
-from homenode.analyse.alternative import alternatives_of
-from homenode.analyse.compare import compare as compare_alternatives
 from homenode.cli.arguments.conclude import CompareArguments
 from homenode.cli.terminal import console, print_json
-from homenode.evidence.sources import load_sources
+from homenode.decide.alternative import alternatives_of
+from homenode.decide.compare import compare as compare_alternatives
+from homenode.decide.evidence.sources import load_sources
 from homenode.formats import encode
-from homenode.report.results_text import comparison_text
+from homenode.show.results_text import comparison_text
 
 
 def compare(asked: CompareArguments) -> None:

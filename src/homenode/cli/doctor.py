@@ -25,10 +25,10 @@ from homenode.errors import FINDINGS, UsageError
 from homenode.input_files import read_input
 
 if TYPE_CHECKING:
-    from homenode.doctor.diagnosis import Circumstances
-    from homenode.domain.document import Document
+    from homenode.check.doctor.diagnosis import Circumstances
     from homenode.findings import Findings
-    from homenode.topology import Host
+    from homenode.machine.topology import Host
+    from homenode.vm.domain.document import Document
 
 
 def doctor(asked: DoctorArguments) -> None:
@@ -41,10 +41,10 @@ def doctor(asked: DoctorArguments) -> None:
             raise UsageError("--pool: expected no other source and no option of one host")
         compare_hosts(asked.pool, as_json=asked.json)
         return
-    from homenode.doctor.diagnosis import diagnose
-    from homenode.doctor.site_checks import site_findings
-    from homenode.domain.restore import is_tuned_output
+    from homenode.check.doctor.diagnosis import diagnose
+    from homenode.check.doctor.site_checks import site_findings
     from homenode.findings import Findings, are_bad, in_order
+    from homenode.vm.domain.restore import is_tuned_output
 
     if asked.json and asked.prometheus:
         raise UsageError("give either --json or --prometheus, not both")
@@ -75,8 +75,8 @@ def doctor(asked: DoctorArguments) -> None:
     if own := tuple(site_findings(loaded)):
         found = Findings(checked=found.checked, findings=in_order((*found.findings, *own)))
     if asked.expect is not None:
-        from homenode.doctor.expectation import drift
-        from homenode.doctor.expectation_file import parse_expectation
+        from homenode.check.doctor.expectation import drift
+        from homenode.check.doctor.expectation_file import parse_expectation
 
         text = read_input(asked.expect, "a site.toml").decode(errors="replace")
         drifted = drift(parse_expectation(text, str(asked.expect)), loaded, known.slowest_h2d)
@@ -93,10 +93,10 @@ def doctor(asked: DoctorArguments) -> None:
 
 def certify(asked: CertifyArguments) -> None:
     """Write what the host is like now, to compare with later."""
-    from homenode.doctor.expectation import FLOORS
-    from homenode.doctor.expectation import certify as certified
-    from homenode.doctor.expectation_file import render_expectation
-    from homenode.sources import load_host
+    from homenode.check.doctor.expectation import FLOORS
+    from homenode.check.doctor.expectation import certify as certified
+    from homenode.check.doctor.expectation_file import render_expectation
+    from homenode.vm.sources import load_host
 
     floors = {name: _gigabytes(value, "--floor") for name, value in _pairs(asked.floor, "--floor")}
     unknown = sorted(floors.keys() - set(FLOORS))
@@ -119,7 +119,7 @@ def certify(asked: CertifyArguments) -> None:
 
 def _note_faults(host: "Host") -> tuple[str, ...]:
     """Ids of what is wrong: it counts as sound from then on, so it is noted."""
-    from homenode.doctor.diagnosis import diagnose
+    from homenode.check.doctor.diagnosis import diagnose
     from homenode.findings import Severity
 
     if host.nodes_assumed:
@@ -136,7 +136,7 @@ def _note_faults(host: "Host") -> tuple[str, ...]:
 
 
 def _host(source: str | None, lspci: Path | None) -> "Host":
-    from homenode.sources import load_host
+    from homenode.vm.sources import load_host
 
     return load_host(source, lspci=lspci)
 
@@ -147,10 +147,10 @@ def _under_load(
     """The host as its links are while a copy runs, and what the copy says of itself."""
     import shlex
 
-    from homenode.doctor.links.load_program import load_program
-    from homenode.doctor.links.load_sampling import sample_under_load
-    from homenode.doctor.links.slow import Load
-    from homenode.snapshot.live import LiveSnapshot
+    from homenode.check.doctor.links.slow import Load
+    from homenode.machine.snapshot.live import LiveSnapshot
+    from homenode.measure.gpu_load_program import load_program
+    from homenode.measure.gpu_load_sampling import sample_under_load
 
     try:
         words = None if command is None else shlex.split(command)
@@ -172,9 +172,9 @@ def _under_load(
 
 def _document(path: str | None, live: str | None) -> bytes | None:
     if live is not None:
-        from homenode.hypervisor.connection import DEFAULT
-        from homenode.hypervisor.virsh import Virsh
         from homenode.process import run
+        from homenode.vm.hypervisor.connection import DEFAULT
+        from homenode.vm.hypervisor.virsh import Virsh
 
         live = Virsh(DEFAULT).domain(live).uuid  # a name that is none is the caller's to correct
 
@@ -187,14 +187,14 @@ def _document(path: str | None, live: str | None) -> bytes | None:
 
 
 def _opened(original: bytes, source: str) -> "Document":
-    from homenode.domain.read import open_domain
+    from homenode.vm.domain.read import open_domain
 
     return open_domain(original, source)
 
 
 def _circumstances(h2d: Sequence[str], known_width: Sequence[str]) -> "Circumstances":
     from homenode.bdf import Bdf
-    from homenode.doctor.diagnosis import Circumstances
+    from homenode.check.doctor.diagnosis import Circumstances
 
     rates: dict[Bdf, float] = {}
     everyone: float | None = None
@@ -215,7 +215,7 @@ def _circumstances(h2d: Sequence[str], known_width: Sequence[str]) -> "Circumsta
 
 def _check_addresses(known: "Circumstances", host: "Host") -> None:
     """Raises UsageError for a device that the host does not have: it would count for nothing."""
-    from homenode.pci import DeviceKind
+    from homenode.machine.pci import DeviceKind
 
     for option, bdfs in (("--h2d", known.h2d), ("--known-width", known.known_widths)):
         for bdf in bdfs:
@@ -254,7 +254,7 @@ def _print(
     found: "Findings", host: "Host", *, json: bool, prometheus: bool, everything: bool
 ) -> None:
     if prometheus:
-        from homenode.doctor.metrics import prometheus as metrics
+        from homenode.check.doctor.metrics import prometheus as metrics
 
         print_file(metrics(found, host.name))
     else:
@@ -265,13 +265,13 @@ def _print(
 def _fix(
     original: bytes, opened: "Document", source: str, host: "Host", output: Path, mode: int
 ) -> None:
-    from homenode.auto_layout import settled
-    from homenode.domain.read import vm_of
-    from homenode.domain.restore import write_tuned
-    from homenode.evidence.sources import load_evidence
-    from homenode.plan.options import AUTO, PlanOptions
-    from homenode.tuning import tune
+    from homenode.decide.auto_layout import settled
+    from homenode.decide.evidence.sources import load_evidence
+    from homenode.plan.tuning import tune
+    from homenode.vm.domain.read import vm_of
+    from homenode.vm.domain.restore import write_tuned
     from homenode.vm.layout import layout_text
+    from homenode.vm.plan_options import AUTO, PlanOptions
 
     options = settled(vm_of(opened), PlanOptions(AUTO), host, load_evidence(())).options
     tuning = tune(original, source, options, host)

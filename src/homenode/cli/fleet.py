@@ -8,15 +8,15 @@ from homenode.cli.terminal import console, note, print_findings, write_text
 from homenode.errors import FINDINGS, UsageError
 
 if TYPE_CHECKING:
-    from homenode.topology import Host
+    from homenode.machine.topology import Host
 
 _MOST_NAMES = 8
 
 
 def compare_hosts(sources: Sequence[str], *, as_json: bool) -> None:
     """Print how hosts differ from the majority of their kind; exit 1 where one does."""
+    from homenode.check.doctor.fleet import LEAST, compare_fleet
     from homenode.doc import Doc, Table
-    from homenode.doctor.fleet import LEAST, compare_fleet
     from homenode.findings import Findings
     from homenode.wording import plural, printable
 
@@ -56,9 +56,9 @@ def certify_majority(sources: Sequence[str], output: Path, floors: dict[str, flo
     """Write what most hosts of a pool are like. Raises UsageError for several kinds of them."""
     from msgspec.structs import replace
 
-    from homenode.doctor.expectation import certify
-    from homenode.doctor.expectation_file import render_expectation
-    from homenode.doctor.fleet import LEAST, compare_fleet, kind_of, majority
+    from homenode.check.doctor.expectation import certify
+    from homenode.check.doctor.expectation_file import render_expectation
+    from homenode.check.doctor.fleet import LEAST, compare_fleet, kind_of, majority
     from homenode.wording import printable
 
     hosts = _hosts(sources)
@@ -85,7 +85,7 @@ def certify_majority(sources: Sequence[str], output: Path, floors: dict[str, flo
 
 def _hosts(sources: Sequence[str]) -> "list[tuple[str, Host]]":
     from homenode.cli.pool_reading import note_failures, progress
-    from homenode.pool.sources import load_whole_hosts
+    from homenode.cluster.pool.sources import load_whole_hosts
 
     with progress("reading hosts") as show_progress:
         pool, hosts = load_whole_hosts(sources, show_progress)

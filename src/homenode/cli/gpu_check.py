@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from homenode.findings import Finding
     from homenode.measure.access.machine import Machine
     from homenode.measure.model import Group
-    from homenode.results.model import Run
+    from homenode.measure.results.model import Run
 
 TOOL = "nvbandwidth"
 RUN, TORCH_RUN = "gpu-check", "gpu-check-torch"
@@ -77,10 +77,10 @@ def visit_gpus(
     Raises UsageError where the folder exists, HostError where there is no GPU to measure. Exits
     with 1 where a part was not possible or a figure is not as it should be.
     """
-    from homenode.discover.host import discover
     from homenode.findings import Findings, in_order
     from homenode.formats import encode
     from homenode.gap import Gap
+    from homenode.machine.discover.host import discover
     from homenode.measure.gpu.suite import measured_gpus
 
     if folder.exists():
@@ -124,7 +124,7 @@ def _all_parts(visit: Visit, machine: "Machine", alone: "Machine") -> bool:
 
 
 def _capture(visit: Visit) -> str:
-    from homenode.snapshot.capture import capture_host
+    from homenode.machine.snapshot.capture import capture_host
 
     with working("reading this machine"):
         captured = capture_host(visit.folder / "host.tar.gz", None, redacted=True, overwrite=False)
@@ -132,11 +132,11 @@ def _capture(visit: Visit) -> str:
 
 
 def _links(visit: Visit, machine: "Machine") -> str:
-    from homenode.discover.host import discover
-    from homenode.doctor.diagnosis import Circumstances, diagnose
-    from homenode.doctor.links.load_program import load_program
-    from homenode.doctor.links.load_sampling import sample_under_load
-    from homenode.doctor.links.slow import Load
+    from homenode.check.doctor.diagnosis import Circumstances, diagnose
+    from homenode.check.doctor.links.slow import Load
+    from homenode.machine.discover.host import discover
+    from homenode.measure.gpu_load_program import load_program
+    from homenode.measure.gpu_load_sampling import sample_under_load
 
     snapshot = machine.snapshot()
     program = load_program(None)
@@ -151,8 +151,8 @@ def _links(visit: Visit, machine: "Machine") -> str:
 def _figures(visit: Visit, machine: "Machine", name: str, runs: "dict[str, Run]") -> str:
     from homenode.measure.model import Depth, Group, SuiteOptions
     from homenode.measure.orders import BenchOptions
+    from homenode.measure.results.vantage import Vantage
     from homenode.measure.runner import run_bench
-    from homenode.results.vantage import Vantage
     from homenode.wording import plural
 
     all_of_gpus = (

@@ -14,10 +14,10 @@ from homenode.cli.terminal import exit_if_bad, note, print_findings, say
 from homenode.input_files import read_input
 
 if TYPE_CHECKING:
-    from homenode.host_setup.files import Isolation, SetupFile
-    from homenode.host_setup.installation import FileChange
-    from homenode.host_setup.needs import HostNeeds
-    from homenode.topology import Host
+    from homenode.change.host_setup.files import Isolation, SetupFile
+    from homenode.change.host_setup.installation import FileChange
+    from homenode.change.host_setup.needs import HostNeeds
+    from homenode.machine.topology import Host
 
 
 def show(asked: HostSetupShowArguments) -> None:
@@ -29,10 +29,10 @@ def show(asked: HostSetupShowArguments) -> None:
 
 def install(asked: HostSetupInstallArguments) -> None:
     """Put the files in place."""
+    from homenode.change.host_setup.installation import Installation
     from homenode.change.journal import default_root
     from homenode.cli.apply import changing_host
-    from homenode.host_setup.installation import Installation
-    from homenode.hypervisor.connection import DEFAULT
+    from homenode.vm.hypervisor.connection import DEFAULT
 
     files = _files(asked.plans, None, asked.isolate)
     installation = Installation(default_root())
@@ -49,8 +49,8 @@ def install(asked: HostSetupInstallArguments) -> None:
 
 def undo(asked: HostSetupUndoArguments) -> None:
     """Remove them."""
+    from homenode.change.host_setup.installation import Installation
     from homenode.change.journal import default_root
-    from homenode.host_setup.installation import Installation
 
     changes = Installation(default_root()).undo()
     _say(changes, "")
@@ -60,10 +60,10 @@ def undo(asked: HostSetupUndoArguments) -> None:
 
 def check(asked: HostSetupCheckArguments) -> None:
     """Compare the running host with what the plans need."""
+    from homenode.change.host_setup.check import unmet
+    from homenode.change.host_setup.files import HOOK, Isolation, setup_files
+    from homenode.change.host_setup.running import read_running
     from homenode.findings import Findings
-    from homenode.host_setup.check import unmet
-    from homenode.host_setup.files import HOOK, Isolation, setup_files
-    from homenode.host_setup.running import read_running
 
     needs, machine = _needs(asked.plans, asked.host)
     isolation = _isolation(asked.isolate)
@@ -93,7 +93,7 @@ def check(asked: HostSetupCheckArguments) -> None:
 
 
 def _files(plans: Sequence[Path], host: str | None, isolate: str) -> "tuple[SetupFile, ...]":
-    from homenode.host_setup.files import setup_files
+    from homenode.change.host_setup.files import setup_files
 
     isolation = _isolation(isolate)
     files = setup_files(_needs(plans, host)[0], isolation)
@@ -103,9 +103,9 @@ def _files(plans: Sequence[Path], host: str | None, isolate: str) -> "tuple[Setu
 
 
 def _needs(plans: Sequence[Path], host: str | None) -> "tuple[HostNeeds, Host]":
-    from homenode.host_setup.needs import needs_of
+    from homenode.change.host_setup.needs import needs_of
     from homenode.plan.stored import read_plan_for
-    from homenode.sources import load_host
+    from homenode.vm.sources import load_host
 
     machine = load_host(host)
     read = [
@@ -116,8 +116,8 @@ def _needs(plans: Sequence[Path], host: str | None) -> "tuple[HostNeeds, Host]":
 
 
 def _isolation(word: str) -> "Isolation":
+    from homenode.change.host_setup.files import Isolation
     from homenode.errors import UsageError
-    from homenode.host_setup.files import Isolation
 
     if word not in list(Isolation):
         raise UsageError(f"--isolate: expected one of {', '.join(Isolation)}, found {word!r}")
@@ -125,7 +125,7 @@ def _isolation(word: str) -> "Isolation":
 
 
 def _say(changes: "Sequence[FileChange]", would: str) -> None:
-    from homenode.host_setup.files import after_removal
+    from homenode.change.host_setup.files import after_removal
 
     for change in changes:
         say(f"{would}{change.action} {change.path}")

@@ -9,8 +9,8 @@ from homenode.errors import HostError, InputError, UsageError
 from homenode.gap import Gap
 from homenode.measure.imported.files import find_sources
 from homenode.measure.imported.runs import Imported, ImportOptions, imported_runs, unread_files
-from homenode.results.model import Switches
-from homenode.results.store import FILE, run_folder, write_run
+from homenode.measure.results.model import Switches
+from homenode.measure.results.store import FILE, run_folder, write_run
 from homenode.vm.layout import PRESETS, preset_named
 
 _SHOWN = 20

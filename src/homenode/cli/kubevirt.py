@@ -34,19 +34,19 @@ def receive(asked: KubevirtReceiveArguments) -> None:
     """Store the run."""
     import sys
 
-    from homenode.results.received import receive_run
+    from homenode.measure.results.received import receive_run
 
     note(f"wrote {receive_run(sys.stdin.buffer, asked.results, asked.name)}")
 
 
 def check(asked: KubevirtCheckArguments) -> None:
     """Print what does not fit together."""
-    from homenode.kubevirt.cluster import read_cluster
-    from homenode.kubevirt.fit import check_fit
-    from homenode.kubevirt.vmi import vmi_of
-    from homenode.pods.kubelet import read_kubelet
-    from homenode.pods.manifest import read_manifest
-    from homenode.sources import load_host
+    from homenode.cluster.kubevirt.cluster import read_cluster
+    from homenode.cluster.kubevirt.fit import check_fit
+    from homenode.cluster.kubevirt.vmi import vmi_of
+    from homenode.cluster.pods.kubelet import read_kubelet
+    from homenode.cluster.pods.manifest import read_manifest
+    from homenode.vm.sources import load_host
 
     what = "a VirtualMachineInstance"
     read = vmi_of(
@@ -75,8 +75,8 @@ def check(asked: KubevirtCheckArguments) -> None:
 
 def fit(asked: KubevirtFitArguments) -> None:
     """Print whether the VM's pod is admitted."""
-    from homenode.kubevirt.vmi import launcher_pod, vmi_of
-    from homenode.pods.manifest import read_manifest
+    from homenode.cluster.kubevirt.vmi import launcher_pod, vmi_of
+    from homenode.cluster.pods.manifest import read_manifest
 
     what = "a VirtualMachineInstance"
     document = read_manifest(read_input(asked.vmi, what), str(asked.vmi), what)
@@ -87,13 +87,13 @@ def fit(asked: KubevirtFitArguments) -> None:
 def manifest(asked: KubevirtManifestArguments) -> None:
     """Write the manifests."""
     from homenode import __version__
-    from homenode.kubevirt.hook_file import hook_file
-    from homenode.kubevirt.manifests import manifests, next_steps
+    from homenode.cluster.kubevirt.hook_file import hook_file
+    from homenode.cluster.kubevirt.manifests import manifests, next_steps
     from homenode.package_files import package_text
 
     options = asked.manifest
     written = manifests(options, hook_file(_own_source, __version__))
-    written |= {"requirements.lock": package_text("kubevirt", "requirements.lock")}
+    written |= {"requirements.lock": package_text("cluster", "kubevirt", "requirements.lock")}
     if asked.output.exists() and not asked.output.is_dir():
         raise UsageError(f"{asked.output}: expected a folder, found a file")
     try:

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from homenode.findings import Finding
+    from homenode.machine.topology import Host
     from homenode.nccl.assemble import Assembled
     from homenode.nccl.guest_tree import GuestTree
     from homenode.nccl.topology import NcclVariant
-    from homenode.topology import Host
 
 _MAKE = "Make a file"
 _JUDGE = "Check a file"
@@ -114,11 +114,11 @@ def _refuse_making(output: Path | None, cloud_init: Path | None, nvidia_smi: Pat
 def _explain(
     wanted: _Wanted, check: Path | None, log: Path | None, stream: str | None, *, as_json: bool
 ) -> None:
-    from homenode.evidence.documents import publications
+    from homenode.decide.evidence.documents import publications
+    from homenode.decide.nccl_memory import memory_of_words, published_memory
     from homenode.findings import Findings, in_order
     from homenode.nccl.checks import check_topology
     from homenode.nccl.explanation import explain
-    from homenode.nccl.memory import memory_of_words, published_memory
     from homenode.nccl.strict_reader import read_topology
 
     data = None if check is None else read_input(check, "a topology file")
@@ -148,8 +148,8 @@ def _explain(
 
         print_json(encode("nccl-explanation", replace(made, findings=findings)))
     else:
-        from homenode.report.findings_text import findings_text
-        from homenode.report.nccl_text import explanation_text
+        from homenode.show.findings_text import findings_text
+        from homenode.show.nccl_text import explanation_text
 
         console().print(explanation_text(made))
         if findings or checked:
@@ -159,9 +159,9 @@ def _explain(
 
 def _tree(wanted: _Wanted, *, has_file: bool) -> "tuple[GuestTree, str]":
     """The machine that is explained, and the name of the host that it runs on."""
+    from homenode.check.verify.verification import load_guest
     from homenode.nccl.guest_tree import tree_of_document, tree_of_host, tree_of_plan
-    from homenode.sources import load_host
-    from homenode.verify.verification import load_guest
+    from homenode.vm.sources import load_host
 
     if wanted.guest is not None:
         guest = load_guest(wanted.guest)
@@ -176,9 +176,9 @@ def _tree(wanted: _Wanted, *, has_file: bool) -> "tuple[GuestTree, str]":
         assert wanted.plan is not None, "one of the two is given"
         plan = read_plan_for(host, read_input(wanted.plan, "a saved plan"), str(wanted.plan))
         return tree_of_plan(plan, host), host.name
-    from homenode.domain.read import open_domain, vm_of
     from homenode.nccl.bus_numbers import left_to_libvirt
     from homenode.nccl.guest_side import guest_side
+    from homenode.vm.domain.read import open_domain, vm_of
 
     document = open_domain(read_input(wanted.domain, "a domain document"), str(wanted.domain))
     facts = vm_of(document)
@@ -189,13 +189,13 @@ def _tree(wanted: _Wanted, *, has_file: bool) -> "tuple[GuestTree, str]":
 
 
 def _assembled(wanted: _Wanted, flavour: "NcclVariant") -> "Assembled":
-    from homenode.domain.read import open_domain, vm_of
+    from homenode.check.verify.verification import load_guest
     from homenode.nccl.assemble import assemble_topology
     from homenode.nccl.doubts import tuned_elsewhere
     from homenode.nccl.guest_side import guest_side
     from homenode.plan.stored import read_plan_for
-    from homenode.sources import load_host
-    from homenode.verify.verification import load_guest
+    from homenode.vm.domain.read import open_domain, vm_of
+    from homenode.vm.sources import load_host
 
     assert wanted.domain is not None, "_refuse_nonsense asks for it"
     source = str(wanted.domain)
@@ -216,10 +216,10 @@ def _assembled(wanted: _Wanted, flavour: "NcclVariant") -> "Assembled":
 
 
 def _fabric(made: "Assembled", host: "Host", path: Path | None) -> "Iterator[Finding]":
+    from homenode.machine.pci import DeviceKind
+    from homenode.machine.tools.nvidia_smi_query import parse
     from homenode.nccl.fabric import check_fabric, check_fabric_of_host
-    from homenode.pci import DeviceKind
     from homenode.plan.devices.fabric import may_have_nvswitches
-    from homenode.tools.nvidia_smi_query import parse
 
     gpus = [placed.bdf for placed in made.devices if placed.kind is DeviceKind.GPU]
     whole = [device for bdf in gpus if (device := host.device(bdf)) is not None]
@@ -254,7 +254,7 @@ def _print_made(made: "Assembled", output: Path | None, *, as_json: bool) -> Non
         print_findings(Findings(checked=(_stated(made),), findings=findings), as_json=True)
     else:
         if output is not None:
-            from homenode.report.nccl_text import topology_text
+            from homenode.show.nccl_text import topology_text
 
             console().print(topology_text(made))
         from homenode.wording import printable

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 from homenode.errors import HostError, UsageError
 
 if TYPE_CHECKING:
-    from homenode.kubevirt.manifest_options import OnError
-    from homenode.kubevirt.on_define_domain import Answer
-    from homenode.plan.options import PciGranularity
+    from homenode.cluster.kubevirt.manifest_options import OnError
+    from homenode.cluster.kubevirt.on_define_domain import Answer
+    from homenode.vm.plan_options import PciGranularity
 
 _USAGE = (
     "usage: onDefineDomain --vmi JSON --domain XML [--on-error fail|passthrough] "
@@ -37,8 +37,8 @@ def main() -> None:
 
 def run_hook(given: dict[str, str]) -> int:
     """Write the new document, or nothing, to standard output; the exit code. Raises UsageError."""
-    from homenode.kubevirt.manifest_options import OnError
-    from homenode.plan.options import PciGranularity
+    from homenode.cluster.kubevirt.manifest_options import OnError
+    from homenode.vm.plan_options import PciGranularity
 
     on_error, granularity = given.get("--on-error"), given.get("--pci-granularity")
     return write(
@@ -62,8 +62,8 @@ def ask(
     root: str = "/",
 ) -> "Answer":
     """The hook's answer. root: where the host's /sys lies, as the container sees it."""
-    from homenode.kubevirt.on_define_domain import answer
-    from homenode.snapshot.folder import FolderSnapshot
+    from homenode.cluster.kubevirt.on_define_domain import answer
+    from homenode.machine.snapshot.folder import FolderSnapshot
 
     return answer(
         vmi,

@@ -3,7 +3,7 @@
 from homenode.cli import plan_target, planning
 from homenode.cli.arguments.place import PlanArguments
 from homenode.errors import UsageError
-from homenode.plan.options import refuse_objective
+from homenode.vm.plan_options import refuse_objective
 
 
 def plan(asked: PlanArguments) -> None:

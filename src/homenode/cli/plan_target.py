@@ -15,12 +15,8 @@ from homenode.cli.terminal import (
     print_json,
     write_bytes,
 )
-from homenode.domain.copy import check_name
-from homenode.domain.new import DEFAULT_NAME
 from homenode.errors import FINDINGS, UsageError
-from homenode.plan.model import Unplannable, is_critical
-from homenode.targets.registry import TARGETS, others
-from homenode.targets.vm_file import (
+from homenode.plan.vm_file import (
     LIBVIRT,
     TargetPlan,
     kind_of,
@@ -29,11 +25,15 @@ from homenode.targets.vm_file import (
     read_vm,
     vm_of_options,
 )
+from homenode.vm.domain.copy import check_name
+from homenode.vm.domain.new import DEFAULT_NAME
+from homenode.vm.plan_model import Unplannable, is_critical
+from homenode.vm.targets.registry import TARGETS, others
 from homenode.wording import did_you_mean
 
 if TYPE_CHECKING:
-    from homenode.analyse.verdict import Verdict
-    from homenode.topology import Host
+    from homenode.decide.verdict import Verdict
+    from homenode.machine.topology import Host
 
 SCRIPT_MODE = 0o755
 
@@ -96,9 +96,9 @@ def _planned(
     document: str,
     asked: PlanArguments,
 ) -> "tuple[Host, TargetPlan, Verdict | None]":
-    from homenode.auto_layout import settled
-    from homenode.evidence.sources import load_evidence
-    from homenode.sources import load_host
+    from homenode.decide.auto_layout import settled
+    from homenode.decide.evidence.sources import load_evidence
+    from homenode.vm.sources import load_host
 
     names = asked.hosts or (None,)
     if len(names) > 1 and (asked.lspci is not None or asked.options.replaces):
@@ -159,7 +159,7 @@ def _write(planned: TargetPlan, host: "Host", document: str, asked: PlanArgument
 def _write_files(
     planned: TargetPlan, output: Path, document: str, asked: PlanArguments
 ) -> list[str]:
-    from homenode.domain.restore import write_tuned
+    from homenode.vm.domain.restore import write_tuned
 
     rendering = planned.rendering
     companions = [output.with_name(output.name + suffix) for suffix, _ in rendering.companions]

@@ -22,19 +22,19 @@ from homenode.cli.terminal import (
 )
 from homenode.errors import FINDINGS, UsageError
 from homenode.input_files import read_input
-from homenode.plan.model import Unplannable, is_critical
-from homenode.tuning import Tuning, tune, tune_manually
+from homenode.plan.tuning import Tuning, tune, tune_manually
+from homenode.vm.plan_model import Unplannable, is_critical
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from homenode.analyse.verdict import Verdict
-    from homenode.domain.restore import SavedOriginal
-    from homenode.evidence.model import Evidence
-    from homenode.plan.model import Plan
+    from homenode.decide.evidence.model import Evidence
+    from homenode.decide.verdict import Verdict
+    from homenode.machine.topology import Host
     from homenode.plan.request import GuestRequest
-    from homenode.topology import Host
+    from homenode.vm.domain.restore import SavedOriginal
     from homenode.vm.model import Vm
+    from homenode.vm.plan_model import Plan
 
 
 OPTIONS = "options"
@@ -82,7 +82,7 @@ def tune_and_write(
             if original is None:
                 raise UsageError("--node-pus: expected a domain document, found none")
             _refuse_with_ranges(asked)
-            from homenode.auto_layout import refuse_auto
+            from homenode.decide.auto_layout import refuse_auto
 
             refuse_auto(options)
             tuning = tune_manually(original, source, options, asked.manual, copy_name=asked.name)
@@ -139,7 +139,7 @@ def _check_outputs(asked: PlanArguments) -> None:
     check_can_write(asked.output, force=True)
     paths = [asked.output, asked.save_plan, asked.svg]
     if asked.output is not None and asked.output != STANDARD_OUTPUT:
-        from homenode.domain.restore import saved_original
+        from homenode.vm.domain.restore import saved_original
 
         saved = saved_original(asked.output)
         paths += [saved.original, saved.record]
@@ -180,7 +180,7 @@ def check_tuned_output(document: str, path: Path | None, *, force: bool | None =
     overwrite it; None where no option says so."""
     if path is None or path == STANDARD_OUTPUT or force or not path.is_file():
         return
-    from homenode.domain.restore import is_tuned_output
+    from homenode.vm.domain.restore import is_tuned_output
 
     # Over the document itself the original is kept, and so it is over what was tuned from it.
     is_same = document != "-" and Path(document).exists() and path.samefile(document)
@@ -216,10 +216,10 @@ def _on_best_host(
     document: str,
     asked: PlanArguments,
 ) -> "tuple[Host, Tuning, Verdict | None]":
-    from homenode.auto_layout import settled
-    from homenode.domain.read import read_vm
-    from homenode.evidence.sources import load_evidence
-    from homenode.sources import load_host
+    from homenode.decide.auto_layout import settled
+    from homenode.decide.evidence.sources import load_evidence
+    from homenode.vm.domain.read import read_vm
+    from homenode.vm.sources import load_host
 
     names = asked.hosts or (None,)
     if len(names) > 1 and asked.lspci is not None:
@@ -230,8 +230,8 @@ def _on_best_host(
     hosts = hosts_after(hosts, asked.after)
     copy_name = asked.name
     if original is None:
-        from homenode.domain.new import DEFAULT_NAME, new_domain
-        from homenode.targets.vm_file import size_of_options
+        from homenode.plan.vm_file import size_of_options
+        from homenode.vm.domain.new import DEFAULT_NAME, new_domain
 
         original = new_domain(
             *size_of_options(asked.options),
@@ -256,10 +256,10 @@ def best_of(
     evidence: "Evidence",
     asked: PlanArguments,
 ) -> "Host":
-    from homenode.auto_layout import NotRecommended, settled
+    from homenode.decide.auto_layout import NotRecommended, settled
     from homenode.plan.rank import rank
     from homenode.plan.request import request_for
-    from homenode.report.fit_text import rank_text
+    from homenode.show.fit_text import rank_text
 
     requests, refused = [], None
     for host in hosts:
@@ -289,7 +289,7 @@ def say_why_not(error: Unplannable, *, as_json: bool = False) -> None:
 
         print_json(encode_refusal(error))
     else:
-        from homenode.plan.words.explain import rejections_text
+        from homenode.show.plan.explain import rejections_text
 
         error_console().print(rejections_text(error))
 
@@ -314,7 +314,7 @@ def _print(
 
 def note_critical(made: "Plan") -> None:
     """What makes the exit code 1, where the explanation is not printed."""
-    from homenode.plan.words.explain import finding_lines
+    from homenode.show.plan.explain import finding_lines
 
     for line in finding_lines(made, ("critical",)):
         note(line)
@@ -329,7 +329,7 @@ def print_explanation(
 ) -> None:
     """Where the VM goes and why, for people; with the request, which sizes nearby give it more."""
     from homenode.plan.nearby import nearby_sizes
-    from homenode.plan.words.explain import explain
+    from homenode.show.plan.explain import explain
 
     shown = (
         error_console()
@@ -339,7 +339,7 @@ def print_explanation(
     nearby = () if host is None or request is None else nearby_sizes(host, request, made)
     shown.print(explain(made, host, whole=asked.explain, nearby=nearby))
     if verdict is not None:
-        from homenode.report.results_text import layout_text
+        from homenode.show.results_text import layout_text
 
         shown.print(layout_text(verdict))
 
@@ -361,8 +361,8 @@ def write_document(tuning: Tuning, original: bytes | None, output: Path, mode: i
 
     original: None = a new domain.
     """
-    from homenode.domain.restore import write_tuned
-    from homenode.domain.schema import refuse_new_errors
+    from homenode.vm.domain.restore import write_tuned
+    from homenode.vm.domain.schema import refuse_new_errors
 
     gap = refuse_new_errors(tuning.original, tuning.document, tuning.libvirt)
     lines = [] if gap is None else [f"not checked: {gap}"]
@@ -401,7 +401,7 @@ def write_plan_files(
         write_text(asked.save_plan, document)
     if asked.svg is not None:
         assert host is not None, "manual mode was refused --svg before"
-        from homenode.report.topology_map import topology_map
+        from homenode.show.topology_map import topology_map
 
         write_text(asked.svg, topology_map(host, made))
     files = (one for one in (asked.save_plan, asked.svg) if one is not None)

@@ -11,16 +11,16 @@ from homenode.input_files import read_input
 
 if TYPE_CHECKING:
     from homenode.bdf import Bdf
+    from homenode.cluster.pods.fit import Fit
+    from homenode.cluster.pods.pod import Pod
     from homenode.findings import Findings
-    from homenode.pods.fit import Fit
-    from homenode.pods.pod import Pod
-    from homenode.topology import Host, PagePool
+    from homenode.machine.topology import Host, PagePool
 
 
 def pod_fit(asked: PodFitArguments) -> None:
     """Print whether the pod is admitted."""
-    from homenode.pods.manifest import read_manifest
-    from homenode.pods.pod import read_pod
+    from homenode.cluster.pods.manifest import read_manifest
+    from homenode.cluster.pods.pod import read_pod
 
     document = read_manifest(read_input(asked.pod, "a Pod"), str(asked.pod), "a Pod")
     answer_fit(read_pod(document, str(asked.pod)), asked.node, asked.json)
@@ -36,9 +36,9 @@ def answer_fit(pod: "Pod", node: NodeOptions, json: bool) -> None:
     if node.pool:
         _answer_pool(pod, node, named, json)
         return
-    from homenode.pods.fit import fit_findings
-    from homenode.report.fit_text import fit_text
-    from homenode.sources import load_host
+    from homenode.cluster.pods.fit import fit_findings
+    from homenode.show.fit_text import fit_text
+    from homenode.vm.sources import load_host
 
     machine = load_host(node.host)
     found = _fit_on(pod, machine, node.kubelet, node.state, named)
@@ -51,8 +51,8 @@ def _answer_pool(
     from msgspec.structs import replace
 
     from homenode.cli.pool_reading import note_failures, read_the_pool
-    from homenode.pods.pool_fit import pool_fit, pool_fit_findings
-    from homenode.report.fit_text import pool_fit_text
+    from homenode.cluster.pods.pool_fit import pool_fit, pool_fit_findings
+    from homenode.show.fit_text import pool_fit_text
 
     pool = read_the_pool(node.pool)
     note_failures(pool)
@@ -100,10 +100,10 @@ def _fit_on(
     state: Path | None,
     named: "dict[str, tuple[Bdf, ...]]",
 ) -> "Fit":
-    from homenode.pods.checkpoints import FILES, read_checkpoints
-    from homenode.pods.fit import fit
-    from homenode.pods.kubelet import read_kubelet, usual_kubelet
-    from homenode.pods.machine import node_of_host, with_known_memory
+    from homenode.cluster.pods.checkpoints import FILES, read_checkpoints
+    from homenode.cluster.pods.fit import fit
+    from homenode.cluster.pods.kubelet import read_kubelet, usual_kubelet
+    from homenode.cluster.pods.machine import node_of_host, with_known_memory
 
     config = (
         usual_kubelet(machine)

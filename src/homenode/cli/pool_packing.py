@@ -19,26 +19,26 @@ from homenode.cli.pool_reading import (
     read_the_pool,
 )
 from homenode.cli.terminal import console, note, print_json
-from homenode.doc import Doc
-from homenode.domain.schema import refuse_new_errors
-from homenode.errors import UNPLANNABLE, UsageError
-from homenode.formats import encode
-from homenode.input_files import read_input
-from homenode.plan.stored import domain_of_plan
-from homenode.pool.model import Pool
-from homenode.pool.moves import MovePlan
-from homenode.pool.moves import defragment as defragment_moves
-from homenode.pool.moves import drain as drain_moves
-from homenode.pool.pack import pack as pack_vms
-from homenode.pool.pack import parse_requests
-from homenode.pool.packing import (
+from homenode.cluster.pool.model import Pool
+from homenode.cluster.pool.moves import MovePlan
+from homenode.cluster.pool.moves import defragment as defragment_moves
+from homenode.cluster.pool.moves import drain as drain_moves
+from homenode.cluster.pool.pack import pack as pack_vms
+from homenode.cluster.pool.pack import parse_requests
+from homenode.cluster.pool.packing import (
     check_file_names,
     encode_packing,
     packing_text,
     tuned_documents,
     write_packing,
 )
-from homenode.report.pool_text import defragment_text, drain_text
+from homenode.doc import Doc
+from homenode.errors import UNPLANNABLE, UsageError
+from homenode.formats import encode
+from homenode.input_files import read_input
+from homenode.plan.stored import domain_of_plan
+from homenode.show.pool_text import defragment_text, drain_text
+from homenode.vm.domain.schema import refuse_new_errors
 from homenode.wording import command_line, operands, plural
 
 MOST_NAMES = 8

@@ -9,7 +9,6 @@ from pathlib import Path
 from msgspec import structs
 from msgspec.structs import replace
 
-from homenode.auto_layout import NotRecommended, settled
 from homenode.cli.arguments.pool import PoolPlaceArguments, PoolRemoveArguments
 from homenode.cli.planning import check_tuned_output, write_document
 from homenode.cli.pool_reading import (
@@ -30,24 +29,25 @@ from homenode.cli.terminal import (
     permissions_of,
     print_json,
 )
-from homenode.domain.read import read_vm
+from homenode.cluster.pool.flavour import Flavour
+from homenode.cluster.pool.hook import Hook
+from homenode.cluster.pool.model import Pool, PoolHost
+from homenode.cluster.pool.packing import read_packing
+from homenode.cluster.pool.place import PoolPlaces, RankedPlace, RefusedHosts
+from homenode.cluster.pool.recorded import PLACEMENTS, PlacementRecord, placement_record
+from homenode.decide.auto_layout import NotRecommended, settled
+from homenode.decide.evidence.model import Evidence
+from homenode.decide.evidence.sources import load_evidence
 from homenode.errors import UNPLANNABLE, HostError, InputError, UsageError
-from homenode.evidence.model import Evidence
-from homenode.evidence.sources import load_evidence
 from homenode.input_files import input_lines, read_input
-from homenode.plan.model import Unplannable
-from homenode.plan.options import PlanOptions, refuse_objective
 from homenode.plan.stored import domain_of_plan, encode_plan
-from homenode.plan.words.explain import explain
-from homenode.pool.flavour import Flavour
-from homenode.pool.hook import Hook
-from homenode.pool.model import Pool, PoolHost
-from homenode.pool.packing import read_packing
-from homenode.pool.place import PoolPlaces, RankedPlace, RefusedHosts
-from homenode.pool.recorded import PLACEMENTS, PlacementRecord, placement_record
-from homenode.report.pool_text import places_text
-from homenode.tuning import tune
+from homenode.plan.tuning import tune
+from homenode.show.plan.explain import explain
+from homenode.show.pool_text import places_text
+from homenode.vm.domain.read import read_vm
 from homenode.vm.model import Vm
+from homenode.vm.plan_model import Unplannable
+from homenode.vm.plan_options import PlanOptions, refuse_objective
 from homenode.wording import command_line
 
 

@@ -20,22 +20,22 @@ from homenode.cli.terminal import (
     print_json,
     write_text,
 )
+from homenode.cluster.pool.answers_file import read_answers, write_answers
+from homenode.cluster.pool.capture import capture_pool, store_pool
+from homenode.cluster.pool.export import NEXT_STEP, unnamed
+from homenode.cluster.pool.export import export as export_text
+from homenode.cluster.pool.flavour import Flavour, default_flavours, parse_flavours
+from homenode.cluster.pool.model import Pool, pool_vms
+from homenode.cluster.pool.outlook import outlook
+from homenode.cluster.pool.planner import Planner
+from homenode.cluster.pool.sources import POOL_FILE, Progress, load_pool
 from homenode.errors import FINDINGS, UsageError
 from homenode.formats import encode
 from homenode.input_files import read_input
-from homenode.pool.answers_file import read_answers, write_answers
-from homenode.pool.capture import capture_pool, store_pool
-from homenode.pool.export import NEXT_STEP, unnamed
-from homenode.pool.export import export as export_text
-from homenode.pool.flavour import Flavour, default_flavours, parse_flavours
-from homenode.pool.model import Pool, pool_vms
-from homenode.pool.outlook import outlook
-from homenode.pool.planner import Planner
-from homenode.pool.sources import POOL_FILE, Progress, load_pool
-from homenode.report import pool_text
-from homenode.report.html import html_page
-from homenode.report.pool_page import pool_page
-from homenode.report.pool_text import vms_text
+from homenode.show import pool_text
+from homenode.show.html import html_page
+from homenode.show.pool_page import pool_page
+from homenode.show.pool_text import vms_text
 from homenode.wording import command_line, did_you_mean, plural
 
 

@@ -18,21 +18,21 @@ from homenode.cli.terminal import (
     print_json,
     write_text,
 )
-from homenode.errors import UsageError
-from homenode.formats import encode
-from homenode.input_files import read_input
-from homenode.pool.flavour import Flavour
-from homenode.pool.model import Pool
-from homenode.pool.replay import trace as traces
-from homenode.pool.replay.simulation import (
+from homenode.cluster.pool.flavour import Flavour
+from homenode.cluster.pool.model import Pool
+from homenode.cluster.pool.replay import trace as traces
+from homenode.cluster.pool.replay.simulation import (
     Simulation,
     simulate_cells,
     simulate_hosts,
     simulate_tasks,
 )
-from homenode.pool.sources import Progress
-from homenode.report.html import html_page
-from homenode.report.replay_text import simulation_page, simulation_text
+from homenode.cluster.pool.sources import Progress
+from homenode.errors import UsageError
+from homenode.formats import encode
+from homenode.input_files import read_input
+from homenode.show.html import html_page
+from homenode.show.replay_text import simulation_page, simulation_text
 
 
 def simulate(asked: PoolSimulateArguments) -> None:

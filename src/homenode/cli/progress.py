@@ -20,7 +20,7 @@ def shown_progress(what: str, *, quiet: bool = False) -> "Iterator[Callable[[Pro
     if quiet:
         yield lambda progress: None
         return
-    from homenode.report.trial_text import progress_line, progress_view
+    from homenode.show.trial_text import progress_line, progress_view
 
     if not sys.stderr.isatty():
         said = ""
@@ -37,7 +37,7 @@ def shown_progress(what: str, *, quiet: bool = False) -> "Iterator[Callable[[Pro
         return
     from rich.live import Live
 
-    from homenode.report.terminal_text import shown
+    from homenode.show.terminal_text import shown
 
     with Live(console=error_console(), refresh_per_second=4, transient=True) as live:
         yield lambda progress: live.update(shown(progress_view(progress, what)))

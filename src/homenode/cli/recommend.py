@@ -1,17 +1,17 @@
 """homenode recommend: one verdict per objective, from the best evidence there is. [I/O]"""
 
-from homenode.analyse.decide import decide_all, decide_for_machines
-from homenode.analyse.machine_facts import facts_of_host, of_host
-from homenode.analyse.verdict import Verdicts
 from homenode.cli.arguments.conclude import RecommendArguments
 from homenode.cli.terminal import console, print_json
-from homenode.evidence.documents import publications
-from homenode.evidence.model import Evidence
-from homenode.evidence.sources import load_sources, published_hosts
+from homenode.decide.decide import decide_all, decide_for_machines
+from homenode.decide.evidence.documents import publications
+from homenode.decide.evidence.model import Evidence
+from homenode.decide.evidence.sources import load_sources, published_hosts
+from homenode.decide.machine_facts import facts_of_host, of_host
+from homenode.decide.verdict import Verdicts
 from homenode.formats import encode
 from homenode.objective import Objective
-from homenode.report.results_text import verdicts_text
-from homenode.sources import load_host
+from homenode.show.results_text import verdicts_text
+from homenode.vm.sources import load_host
 
 
 def recommend(asked: RecommendArguments) -> None:

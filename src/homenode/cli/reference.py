@@ -5,9 +5,9 @@ import json
 from homenode.catalogue import catalogue
 from homenode.cli.arguments.conclude import FindingsArguments, HostsArguments, LayoutsArguments
 from homenode.cli.terminal import console, print_json, say
-from homenode.description.shipped import load_shipped, shipped_hosts
 from homenode.doc import Doc, Table
 from homenode.errors import InputError
+from homenode.machine.description.shipped import load_shipped, shipped_hosts
 from homenode.vm.layout import AUTO_SUMMARY, PRESETS, STUDY_NAMES, SUMMARIES, Layout
 from homenode.wording import did_you_mean
 

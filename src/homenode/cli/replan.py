@@ -6,28 +6,28 @@ from homenode.cli.apply import changing_host, define, preview, tuned_on
 from homenode.cli.arguments.place import ReplanArguments
 from homenode.cli.terminal import check_can_ask, note
 from homenode.errors import HostError, UsageError
-from homenode.hypervisor.connection import is_local, with_connection
+from homenode.vm.hypervisor.connection import is_local, with_connection
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from homenode.bdf import Bdf
-    from homenode.topology import Host
+    from homenode.machine.topology import Host
     from homenode.vm.model import GuestHostdev
 
 
 def replan(asked: ReplanArguments) -> None:
     """Plan again, show the difference, ask, and define it."""
-    from homenode.apply.define_step import DomainChange
+    from homenode.change.apply.define_step import DomainChange
     from homenode.change.journal import default_root
-    from homenode.domain.hostdevs import replace_sources
-    from homenode.domain.metadata import read_record
-    from homenode.domain.read import open_domain, vm_of
-    from homenode.hypervisor.virsh import Virsh
-    from homenode.plan.fingerprint import is_made_for
-    from homenode.plan.options import PlanOptions
-    from homenode.sources import load_host
+    from homenode.vm.domain.hostdevs import replace_sources
+    from homenode.vm.domain.metadata import read_record
+    from homenode.vm.domain.read import open_domain, vm_of
+    from homenode.vm.fingerprint import is_made_for
+    from homenode.vm.hypervisor.virsh import Virsh
     from homenode.vm.layout import PRESETS
+    from homenode.vm.plan_options import PlanOptions
+    from homenode.vm.sources import load_host
     from homenode.wording import command_line
 
     check_can_ask(asked=not (asked.yes or asked.dry_run))
@@ -101,7 +101,7 @@ def _refuse_missing(hostdevs: "tuple[GuestHostdev, ...]", host: "Host", name: st
         return
     missing = [str(one.bdf) for one in hostdevs if one.bdf not in there]
     if missing:
-        from homenode.pci import DeviceKind
+        from homenode.machine.pci import DeviceKind
 
         free = {one.bdf for one in hostdevs}
         gpus = [str(g.bdf) for g in host.devices_of_kind(DeviceKind.GPU) if g.bdf not in free]

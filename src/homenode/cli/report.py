@@ -19,7 +19,7 @@ from homenode.cli.terminal import (
 from homenode.errors import UsageError
 
 if TYPE_CHECKING:
-    from homenode.report.page.machine import Machine
+    from homenode.show.page.machine import Machine
 
 RESULTS = Path("results")
 PAGE = "report.html"
@@ -68,7 +68,7 @@ def write_page(folders: list[str], host: str | None, title: str, output: Path) -
 
 def _note_queues(machines: "tuple[Machine, ...]") -> None:
     """Layouts are what this report compares; jobs of two queues have none."""
-    from homenode.measure.bindings.evidence import is_of_a_queue
+    from homenode.cluster.bindings.evidence import is_of_a_queue
 
     if any(is_of_a_queue(run) for machine in machines for run in machine.runs):
         note("jobs of Slurm's queues: homenode slurm report says which queue for which work")
@@ -77,9 +77,9 @@ def _note_queues(machines: "tuple[Machine, ...]") -> None:
 def _machines(
     arguments: list[str], published: bool, hosts: Sequence[str | None]
 ) -> "tuple[tuple[Machine, ...], tuple[str, ...]]":
-    from homenode.evidence.documents import publications
-    from homenode.report.page.gathered import gather
-    from homenode.report.page.machine import machines_of
+    from homenode.decide.evidence.documents import publications
+    from homenode.show.page.gathered import gather
+    from homenode.show.page.machine import machines_of
 
     evidence = publications()
     if published:
@@ -121,9 +121,9 @@ def _write(
     from datetime import UTC, datetime
 
     from homenode import __version__
-    from homenode.evidence.documents import publications
-    from homenode.report.html import html_for_paper, html_page, pdf_pages
-    from homenode.report.page.document import document_of
+    from homenode.decide.evidence.documents import publications
+    from homenode.show.html import html_for_paper, html_page, pdf_pages
+    from homenode.show.page.document import document_of
 
     made = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, homenode {__version__}"
     is_pdf = output.suffix.lower() == ".pdf"
@@ -147,7 +147,7 @@ def _rows(
     json: bool,
     parquet: Path | None,
 ) -> None:
-    from homenode.report.page.rows import csv_text, json_text, rows_of
+    from homenode.show.page.rows import csv_text, json_text, rows_of
 
     rows = [row for machine in machines for row in rows_of(machine)]
     if csv:
@@ -155,7 +155,7 @@ def _rows(
     if json:
         print_json(json_text(rows, skipped))
     if parquet is not None:
-        from homenode.report.page.rows import parquet_of
+        from homenode.show.page.rows import parquet_of
 
         write_bytes(parquet, parquet_of(rows))
         note_written(parquet)

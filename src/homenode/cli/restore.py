@@ -3,9 +3,9 @@
 from homenode.cli.apply import is_file_target, restore_domain, restore_domains
 from homenode.cli.arguments.place import RestoreArguments
 from homenode.cli.terminal import note, note_error, say
-from homenode.domain.restore import restore as restore_original
 from homenode.errors import UsageError
-from homenode.hypervisor.connection import DEFAULT
+from homenode.vm.domain.restore import restore as restore_original
+from homenode.vm.hypervisor.connection import DEFAULT
 
 
 def restore(asked: RestoreArguments) -> None:
@@ -51,11 +51,11 @@ def restore(asked: RestoreArguments) -> None:
 
 def _list_open() -> None:
     """Applies, host set-ups, retrains, set-ups of tools and trials of this user on this host."""
-    from homenode.apply.store import journals_of_domains
+    from homenode.change.apply.store import journals_of_domains
+    from homenode.change.host_setup.installation import setup_journal
     from homenode.change.journal import default_root
     from homenode.change.open_changes import OpenChange, open_changes
-    from homenode.doctor.retrain.journal import retrain_journals
-    from homenode.host_setup.installation import setup_journal
+    from homenode.change.retrain.journal import retrain_journals
     from homenode.measure.layouts.journal import JournalFile, known_trials
     from homenode.measure.setup.run import setup_journals
 

@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from homenode.bdf import Bdf
-    from homenode.doctor.retrain.execution import RetrainResult
-    from homenode.doctor.retrain.plan import RetrainPlan
+    from homenode.change.retrain.execution import RetrainResult
+    from homenode.change.retrain.plan import RetrainPlan
     from homenode.findings import Finding
-    from homenode.topology import Host
+    from homenode.machine.topology import Host
 
     Say = Callable[[str], None]
 
@@ -26,8 +26,8 @@ def retrain(asked: RetrainArguments) -> None:
     Changes the target speed in a port's Link Control 2 and sets Retrain Link, nothing else.
     Refuses while a VM or a driver uses anything behind the port.
     """
-    from homenode.doctor.retrain.config_registers import SPEED_OF_CODE
-    from homenode.doctor.retrain.install import libvirt_hook, systemd_unit
+    from homenode.change.retrain.config_registers import SPEED_OF_CODE
+    from homenode.change.retrain.install import libvirt_hook, systemd_unit
 
     devices = asked.devices
     if asked.target is not None and asked.target not in SPEED_OF_CODE:
@@ -77,7 +77,7 @@ def hook(asked: RetrainHookArguments) -> None:
 
 
 def _hook(domain: str, operation: str, xml: bytes, target: int | None) -> None:
-    from homenode.doctor.retrain.hook import (
+    from homenode.change.retrain.hook import (
         START,
         STARTED,
         dropped_links,
@@ -85,7 +85,7 @@ def _hook(domain: str, operation: str, xml: bytes, target: int | None) -> None:
         has_devices,
         slot_links,
     )
-    from homenode.doctor.retrain.journal import LinkRecords
+    from homenode.change.retrain.journal import LinkRecords
 
     if operation not in (START, STARTED) or not has_devices(xml):
         return
@@ -108,11 +108,11 @@ def _hook(domain: str, operation: str, xml: bytes, target: int | None) -> None:
 def _one(
     host: "Host", bdf: "Bdf", target: int | None, *, apply: bool, say: "Say"
 ) -> "tuple[Finding, ...]":
-    from homenode.doctor.retrain.config_file import SysfsConfigSpace
-    from homenode.doctor.retrain.device_use import device_uses
-    from homenode.doctor.retrain.execution import RetrainStep, explain_interrupted
-    from homenode.doctor.retrain.journal import WallClock, open_retrain, retrain_journal
-    from homenode.doctor.retrain.plan import describe, plan_retrain
+    from homenode.change.retrain.config_file import SysfsConfigSpace
+    from homenode.change.retrain.device_use import device_uses
+    from homenode.change.retrain.execution import RetrainStep, explain_interrupted
+    from homenode.change.retrain.journal import WallClock, open_retrain, retrain_journal
+    from homenode.change.retrain.plan import describe, plan_retrain
 
     space = SysfsConfigSpace()
     plan = plan_retrain(host, bdf, space, device_uses(host.pci_devices), target)
@@ -133,7 +133,7 @@ def _one(
 
 
 def _say_result(plan: "RetrainPlan", result: "RetrainResult", say: "Say") -> None:
-    from homenode.doctor.retrain.config_registers import SPEED_OF_CODE
+    from homenode.change.retrain.config_registers import SPEED_OF_CODE
 
     for line in result.log:
         say(line)
@@ -154,9 +154,9 @@ def _print(findings: "list[Finding]", devices: "tuple[Bdf, ...]", *, as_json: bo
 
 def _this_machine() -> "Host":
     """The PCI tree of this machine, with no tool asked: hooks and early boot must not wait."""
-    from homenode.discover import discover
-    from homenode.snapshot.live import LiveSnapshot
-    from homenode.snapshot.protocol import QuietSnapshot
+    from homenode.machine.discover import discover
+    from homenode.machine.snapshot.live import LiveSnapshot
+    from homenode.machine.snapshot.protocol import QuietSnapshot
 
     return discover(QuietSnapshot(LiveSnapshot()))
 

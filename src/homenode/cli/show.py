@@ -12,8 +12,8 @@ from homenode.cli.terminal import (
 from homenode.errors import UsageError
 from homenode.formats import encode
 from homenode.input_files import read_input
-from homenode.sources import load_host
-from homenode.topology import Host, summarise
+from homenode.machine.topology import Host, summarise
+from homenode.vm.sources import load_host
 
 
 def show(asked: ShowArguments) -> None:
@@ -30,14 +30,14 @@ def show(asked: ShowArguments) -> None:
     if asked.json:
         print_json(encode("host", host, {"summary": summarise(host)}))
     elif asked.svg is None:
-        from homenode.report.host_tree import host_tree
+        from homenode.show.host_tree import host_tree
 
         console().print(host_tree(host, asked.everything))
 
 
 def _drawn(host: Host, asked: ShowArguments) -> str:
     from homenode.plan.stored import read_plan_for
-    from homenode.report.topology_map import topology_map
+    from homenode.show.topology_map import topology_map
 
     if asked.plan is None:
         return topology_map(host, None)

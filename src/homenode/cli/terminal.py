@@ -29,7 +29,7 @@ def console() -> "Console":
 
     What is piped is not wrapped, unless COLUMNS says how wide it may be, and is not padded.
     """
-    from homenode.report.terminal_text import PrintableConsole
+    from homenode.show.terminal_text import PrintableConsole
 
     has_width = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdecimal()
     return PrintableConsole(
@@ -45,7 +45,7 @@ def console() -> "Console":
 @cache
 def error_console() -> "Console":
     """Standard error, likewise."""
-    from homenode.report.terminal_text import PrintableConsole
+    from homenode.show.terminal_text import PrintableConsole
 
     return PrintableConsole(stderr=True, highlight=False, emoji=False, markup=False)
 
@@ -173,7 +173,7 @@ def print_findings(
 
         print_json(encode("findings", findings))
         return
-    from homenode.report.findings_text import findings_text
+    from homenode.show.findings_text import findings_text
 
     if before is not None:
         before()

@@ -16,17 +16,17 @@ from homenode.cli.arguments.measure import (
 from homenode.cli.bench_options import bench_options
 from homenode.cli.command import as_words
 from homenode.errors import UsageError
-from homenode.hypervisor.connection import checked_uri, is_local
 from homenode.measure.layouts.guest_access import GuestAccess, Transport
-from homenode.plan.options import (
+from homenode.measure.results.vantage import Vantage
+from homenode.vm.hypervisor.connection import checked_uri, is_local
+from homenode.vm.layout import PRESETS, Pinning, preset_named, unknown_layout
+from homenode.vm.plan_options import (
     DeviceLocality,
     EmulatorPolicy,
     MemoryMode,
     PciGranularity,
     PlanOptions,
 )
-from homenode.results.vantage import Vantage
-from homenode.vm.layout import PRESETS, Pinning, preset_named, unknown_layout
 
 if TYPE_CHECKING:
     from homenode.measure.layouts.prepare import TrialRequest

@@ -19,8 +19,6 @@ from homenode.cli.planning import hosts_after
 from homenode.cli.terminal import check_can_write, console, interruptible, note, note_error, update
 from homenode.cli.trial_options import check, check_access, trial_request
 from homenode.errors import UNPLANNABLE, HomenodeError, HostError, InputError, UsageError
-from homenode.hypervisor.connection import is_local
-from homenode.hypervisor.virsh import Virsh
 from homenode.input_files import read_input
 from homenode.measure.layouts.boot_steps import rollback
 from homenode.measure.layouts.guest import GuestReach, again
@@ -37,12 +35,14 @@ from homenode.measure.layouts.prepare import (
 from homenode.measure.layouts.runner import Trial, outcome_code, run_trial, steps_of
 from homenode.measure.layouts.trial_config import BARE, Measuring
 from homenode.measure.progress import Pace, Progress
+from homenode.measure.results.model import Run
 from homenode.process import find_program
-from homenode.report.trial_text import progress_line
-from homenode.results.model import Run
+from homenode.show.trial_text import progress_line
+from homenode.vm.hypervisor.connection import is_local
+from homenode.vm.hypervisor.virsh import Virsh
 
 if TYPE_CHECKING:
-    from homenode.topology import Host
+    from homenode.machine.topology import Host
 
 _BOOT_S = 60.0
 """From start to answer and from there to off, as a server of the day takes; for the estimate."""
@@ -114,7 +114,7 @@ def show_status(asked: TrialStatusArguments) -> None:
 
     Raises InputError where none has that name.
     """
-    from homenode.report.trial_text import status_text
+    from homenode.show.trial_text import status_text
 
     name = asked.name
     found = known_trials(default_root(), name)
@@ -183,11 +183,11 @@ def _conclude(head: Head, journal: JournalFile, report: Path | None, host: str |
 
     host: source of the one that the layouts were planned for; None: this machine, if it is theirs.
     """
-    from homenode.analyse.machine_facts import facts_of_measured
-    from homenode.analyse.trial_conclusion import conclude
-    from homenode.evidence.documents import publications
-    from homenode.report.results_text import comparison_text, verdicts_text
-    from homenode.report.trial_text import advice_text, causes_text, outcomes_text
+    from homenode.decide.evidence.documents import publications
+    from homenode.decide.machine_facts import facts_of_measured
+    from homenode.decide.trial_conclusion import conclude
+    from homenode.show.results_text import comparison_text, verdicts_text
+    from homenode.show.trial_text import advice_text, causes_text, outcomes_text
 
     known = journal.known()
     code = outcome_code(known.state)
@@ -195,7 +195,7 @@ def _conclude(head: Head, journal: JournalFile, report: Path | None, host: str |
     runs, folders = _runs(head, journal)
     if runs:
         begun = reopen(head, journal).config
-        from homenode.sources import load_host
+        from homenode.vm.sources import load_host
 
         machine = facts_of_measured(runs, load_host(host), publications())
         found = conclude(
@@ -237,7 +237,7 @@ def _report(folders: list[str], head: Head, host: str | None, path: Path) -> boo
 
 def _runs(head: Head, journal: JournalFile) -> tuple[list[Run], list[str]]:
     """The measured boots, by layout in the order of the head, and where they lie."""
-    from homenode.results.store import read_run
+    from homenode.measure.results.store import read_run
 
     state = journal.known().state
     order = {layout: at for at, layout in enumerate((*head.layouts, BARE))}
@@ -252,7 +252,7 @@ def _runs(head: Head, journal: JournalFile) -> tuple[list[Run], list[str]]:
 
 
 def _host(asked: TrialArguments) -> "Host":
-    from homenode.sources import load_host
+    from homenode.vm.sources import load_host
 
     return hosts_after((load_host(asked.host),), asked.after)[0]
 
@@ -260,7 +260,7 @@ def _host(asked: TrialArguments) -> "Host":
 def _host_of_guests(measuring: Measuring, host: "Host | None") -> "Host | None":
     """The host, where guests get an NCCL file of it."""
     from homenode.measure.model import Group
-    from homenode.sources import load_host
+    from homenode.vm.sources import load_host
 
     if Group.COLLECTIVES not in measuring.suite.groups:
         return None
@@ -291,7 +291,7 @@ def _seconds_of_boots(host: "Host", checked: Preflight) -> dict[str, float]:
 def _show(checked: Preflight, seconds: float | None) -> None:
     """Print the schedule. Exits where a layout does not fit, or something stands against it."""
     from homenode.measure.model import Group
-    from homenode.report.trial_text import experiment_text, schedule_text
+    from homenode.show.trial_text import experiment_text, schedule_text
 
     steps = steps_of(checked.head)
     console().print(schedule_text(checked.head, checked.fitted, steps, seconds or 0.0))
@@ -326,7 +326,7 @@ def _probe(given: Path | None) -> bytes:
             "or on PATH",
             hint="make -C native static, then --probe build/probe/homenode-probe-static",
         )
-    from homenode.verify.boot.initramfs import is_static
+    from homenode.check.verify.boot.initramfs import is_static
 
     content = read_input(Path(found), "the static probe")
     if content[:4] == b"\x7fELF" and content[18:20] == b"\x3e\x00" and not is_static(content):
@@ -338,7 +338,7 @@ def _probe(given: Path | None) -> bytes:
 
 
 def _read_host() -> "Host":
-    from homenode.sources import load_host
+    from homenode.vm.sources import load_host
 
     return load_host(None)
 

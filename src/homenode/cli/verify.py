@@ -20,7 +20,7 @@ from homenode.errors import FINDINGS, UsageError
 from homenode.input_files import read_input
 
 if TYPE_CHECKING:
-    from homenode.verify.verification import Verified
+    from homenode.check.verify.verification import Verified
 
 
 def verify(asked: VerifyArguments) -> None:
@@ -47,17 +47,17 @@ def verify(asked: VerifyArguments) -> None:
                 "--live: expected no document, --host, --lspci, --boot, --guest or --target: a "
                 "running domain is checked where it runs"
             )
-        from homenode.hypervisor.connection import DEFAULT
+        from homenode.vm.hypervisor.connection import DEFAULT
 
         verify_live(asked.live, asked.connect or DEFAULT, asked.plan, as_json=asked.json)
         return
-    from homenode.verify.boot.stand_in_boot import BootOptions
-    from homenode.verify.verification import VerifyRequest
-    from homenode.verify.verification import verify as verify_wanted
+    from homenode.check.verify.boot.stand_in_boot import BootOptions
+    from homenode.check.verify.verification import VerifyRequest
+    from homenode.check.verify.verification import verify as verify_wanted
 
     if target is not None:
         from homenode.cli.plan_target import refuse_unknown_target
-        from homenode.targets.vm_file import LIBVIRT
+        from homenode.plan.vm_file import LIBVIRT
 
         refuse_unknown_target(target)
         target = None if target == LIBVIRT else target
@@ -83,9 +83,9 @@ def _with_nccl(verified: "Verified") -> "Verified":
     """With what NCCL will do in a guest of several GPUs."""
 
     from homenode.findings import Severity, in_order
+    from homenode.machine.pci import DeviceKind
     from homenode.nccl.explanation import explain, statements_of
     from homenode.nccl.guest_tree import tree_of_host
-    from homenode.pci import DeviceKind
 
     found = verified.findings
     for guest in verified.guests[-1:]:
@@ -114,7 +114,7 @@ def _refuse_idle(asked: VerifyArguments) -> None:
 
 def _print(verified: "Verified", *, as_json: bool) -> None:
     def views() -> None:
-        from homenode.report.findings_text import checks_text
+        from homenode.show.findings_text import checks_text
 
         for view in verified.views:
             console().print(checks_text(view.title, view.checks))
@@ -123,7 +123,7 @@ def _print(verified: "Verified", *, as_json: bool) -> None:
 
 
 def _draw(verified: "Verified", svg: Path) -> None:
-    from homenode.report.topology_map import topology_map
+    from homenode.show.topology_map import topology_map
 
     for number, guest in enumerate(verified.guests):
         path = svg if number == 0 else svg.with_name(f"{svg.stem}-{number + 1}{svg.suffix}")
@@ -143,12 +143,12 @@ def verify_live(name: str, connect: str, plan: Path | None, *, as_json: bool) ->
     plan: a saved plan for this host; None = the domain's own document. Raises as
     verify_running_domain, and InputError for a plan that was made for another host.
     """
-    from homenode.verify.live.domain import verify_running_domain
+    from homenode.check.verify.live.domain import verify_running_domain
 
     made = None
     if plan is not None:
         from homenode.plan.stored import read_plan_for
-        from homenode.sources import load_host
+        from homenode.vm.sources import load_host
 
         content = read_input(plan, "a saved plan", hint="homenode plan --save-plan P.json")
         made = read_plan_for(load_host(None), content, str(plan))
@@ -167,7 +167,7 @@ def verify_proof(path: Path, host: str | None) -> None:
     from homenode.plan.proof.verifier import FalseProofError
     from homenode.plan.proof.verifier import verify as verified
     from homenode.plan.stored import read_plan_for
-    from homenode.sources import load_host
+    from homenode.vm.sources import load_host
 
     content = read_input(path, "a saved plan", hint="homenode plan --save-plan P.json")
     plan, proof = decode_plan(content, str(path))

@@ -12,10 +12,10 @@ from homenode.errors import FINDINGS, HostError, InputError, of_os
 from homenode.input_files import read_input
 
 if TYPE_CHECKING:
-    from homenode.doctor.expectation import CertifiedHost
-    from homenode.record_folder import RecordFolder
-    from homenode.snapshot.protocol import Snapshot
-    from homenode.watch.state import Changes, WatchState
+    from homenode.change.record_folder import RecordFolder
+    from homenode.check.doctor.expectation import CertifiedHost
+    from homenode.check.watch.state import Changes, WatchState
+    from homenode.machine.snapshot.protocol import Snapshot
 
 EXPECTATION = Path("/etc/homenode/expect.toml")
 _STATE = "watch.json"
@@ -31,11 +31,11 @@ def watch(asked: WatchArguments) -> None:
     textfile = asked.textfile
     from msgspec.structs import replace
 
+    from homenode.check.watch.metrics import metrics
+    from homenode.check.watch.observation import look
+    from homenode.check.watch.state import KIND, changes
     from homenode.formats import encode
     from homenode.gap import Gap
-    from homenode.watch.metrics import metrics
-    from homenode.watch.observation import look
-    from homenode.watch.state import KIND, changes
 
     folder = _state_folder(asked.state, asked.host)
     before = None if folder is None else _before(folder)
@@ -73,7 +73,7 @@ def watch(asked: WatchArguments) -> None:
 def _alone(folder: Path | None) -> "Iterator[RecordFolder | HostError | None]":
     """The folder of the last look, for one writer: what a kill left half-written there is gone.
     The error where it cannot be had: the file of metrics does not wait for it."""
-    from homenode.record_folder import RecordFolder
+    from homenode.change.record_folder import RecordFolder
 
     with ExitStack() as inside:
         found: RecordFolder | HostError | None = None
@@ -108,16 +108,16 @@ def _named(path: Path, expected: str, hint: str | None = None) -> Iterator[None]
 
 def _snapshot(host: str | None) -> "Snapshot":
     if host is None:
-        from homenode.snapshot.live import LiveSnapshot
+        from homenode.machine.snapshot.live import LiveSnapshot
 
         return LiveSnapshot()
-    from homenode.sources import snapshot_of
+    from homenode.vm.sources import snapshot_of
 
     return snapshot_of(host)
 
 
 def _expectation(given: Path | None, host: str | None) -> "CertifiedHost | None":
-    from homenode.doctor.expectation_file import parse_expectation
+    from homenode.check.doctor.expectation_file import parse_expectation
 
     path = given
     if path is None and host is None and EXPECTATION.exists():
@@ -138,8 +138,8 @@ def _state_folder(given: Path | None, host: str | None) -> Path | None:
 
 def _before(folder: Path) -> "WatchState | None":
     """The last look; None where there was none or it cannot be read, which is noted."""
+    from homenode.check.watch.state import KIND, WatchState
     from homenode.formats import decode
-    from homenode.watch.state import KIND, WatchState
 
     path = folder / _STATE
     if not path.exists():

@@ -18,18 +18,18 @@ from homenode.cpuset import CpuSet
 from homenode.errors import ParseError
 from homenode.findings import Finding, in_order
 from homenode.gap import Gap
+from homenode.machine.topology import Host
 from homenode.measure.environment import Environment, changes, conditions_of
 from homenode.measure.figures.probe import StepReading
 from homenode.measure.figures.sample import numbered
 from homenode.measure.model import BenchTest, Reader, intended_channels
 from homenode.measure.preparation import usable_pus
 from homenode.measure.record import LookRecord, RunRecord, StepRecord, StepStatus
+from homenode.measure.results.model import UNSETTLED, Condition, Origin, Run, Sample
+from homenode.measure.results.placement_states import Bracket, States, states_of
 from homenode.measure.schedule import Schedule, moved_rounds, schedule
 from homenode.measure.step_reading import REPLAYED, disturbed, read_app, read_step
 from homenode.metrics import metric_of
-from homenode.results.model import UNSETTLED, Condition, Origin, Run, Sample
-from homenode.results.placement_states import Bracket, States, states_of
-from homenode.topology import Host
 
 _SHOWN = 6
 """Placement states that a finding names."""

@@ -15,18 +15,18 @@ from msgspec import Struct
 from homenode.bdf import Bdf
 from homenode.catalogue import finding
 from homenode.cpuset import CpuSet
-from homenode.discover.settings import read_cpu_fields
 from homenode.errors import ParseError
 from homenode.findings import Finding, Severity, in_order
 from homenode.gap import Gap
-from homenode.pci import DeviceKind
-from homenode.plan.model import Plan
-from homenode.results.model import Condition
-from homenode.snapshot.protocol import Snapshot
-from homenode.tools.proc_stat import PATH as PROC_STAT
-from homenode.tools.proc_stat import PuTimes, parse
-from homenode.topology import Host
+from homenode.machine.discover.settings import read_cpu_fields
+from homenode.machine.pci import DeviceKind
+from homenode.machine.snapshot.protocol import Snapshot
+from homenode.machine.tools.proc_stat import PATH as PROC_STAT
+from homenode.machine.tools.proc_stat import PuTimes, parse
+from homenode.machine.topology import Host
+from homenode.measure.results.model import Condition
 from homenode.units import format_bytes
+from homenode.vm.plan_model import Plan
 
 STOLEN_SHARE = 0.02
 """More of the PUs' time than this given to other guests: somebody else ran."""

@@ -7,9 +7,9 @@ from homenode.errors import UsageError
 from homenode.findings import Finding
 from homenode.gap import Gap
 from homenode.measure.model import SuiteOptions
-from homenode.plan.model import Plan
-from homenode.results.model import UNKNOWN_SWITCHES, Condition, Run, Switches
-from homenode.results.vantage import Vantage
+from homenode.measure.results.model import UNKNOWN_SWITCHES, Condition, Run, Switches
+from homenode.measure.results.vantage import Vantage
+from homenode.vm.plan_model import Plan
 
 APP_TIMEOUT_S = 3600.0
 MAX_NAME = 120

@@ -11,21 +11,21 @@ from msgspec import Struct, structs
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
+from homenode.check.verify.guest.expectation import Expectation, expectation_of
+from homenode.check.verify.guest.view import view_of_guest
 from homenode.cpuset import CpuSet
-from homenode.domain.read import open_domain, vm_of
 from homenode.errors import UsageError
 from homenode.findings import Finding, are_bad
 from homenode.gap import Gap
+from homenode.machine.pci import DeviceKind
+from homenode.machine.snapshot.protocol import Snapshot
+from homenode.machine.topology import Host
 from homenode.measure.environment import says_tcg
 from homenode.measure.gpu.suite import ShownGpus
 from homenode.measure.model import CONTROLS, PROBE, BenchTest, Group, Reader, Suite
 from homenode.measure.orders import AppOrder, BenchOptions, restricted_to
 from homenode.measure.record import RunRecord
-from homenode.measure.suite import suite_for
-from homenode.pci import DeviceKind
-from homenode.plan.fingerprint import host_fingerprint
-from homenode.plan.model import Plan, vm_as_it_runs
-from homenode.results.model import (
+from homenode.measure.results.model import (
     CPU_ONLY,
     UNKNOWN_SWITCHES,
     Condition,
@@ -36,13 +36,13 @@ from homenode.results.model import (
     host_kind,
     system_of,
 )
-from homenode.results.vantage import Vantage
-from homenode.snapshot.protocol import Snapshot
-from homenode.topology import Host
-from homenode.verify.guest.expectation import Expectation, expectation_of
-from homenode.verify.guest.observation import paths_of_guest
-from homenode.verify.guest.view import view_of_guest
+from homenode.measure.results.vantage import Vantage
+from homenode.measure.suite import suite_for
+from homenode.vm.domain.read import open_domain, vm_of
+from homenode.vm.fingerprint import host_fingerprint
+from homenode.vm.guest_observation import paths_of_guest
 from homenode.vm.model import Vm
+from homenode.vm.plan_model import Plan, vm_as_it_runs
 
 APP_TEST = "app"
 

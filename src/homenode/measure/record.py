@@ -19,7 +19,7 @@ from homenode.gap import Gap
 from homenode.measure.environment import Environment
 from homenode.measure.model import BenchTest
 from homenode.measure.orders import AppOrder
-from homenode.results.model import RunHead
+from homenode.measure.results.model import RunHead
 
 KIND = "bench"
 

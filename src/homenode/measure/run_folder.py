@@ -17,9 +17,9 @@ from homenode.errors import HostError, InputError
 from homenode.gap import Gap
 from homenode.measure.experiment import ExperimentJournal
 from homenode.measure.record import KIND, BenchEntry, LookRecord, RunRecord, StepRecord, digest
-from homenode.results.lines import head_line, run_text
-from homenode.results.model import Run, RunHead
-from homenode.results.store import FILE, run_folder
+from homenode.measure.results.lines import head_line, run_text
+from homenode.measure.results.model import Run, RunHead
+from homenode.measure.results.store import FILE, run_folder
 from homenode.wording import command_line
 
 HOST = "host.tar.gz"

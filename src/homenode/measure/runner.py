@@ -15,11 +15,14 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from homenode.discover import discover
-from homenode.domain.read import read_running_domain
 from homenode.durable import PRIVATE
 from homenode.errors import ParseError, ToolError, UsageError
 from homenode.findings import Finding
+from homenode.machine.discover import discover
+from homenode.machine.pci import DeviceKind
+from homenode.machine.snapshot.capture import capture
+from homenode.machine.snapshot.protocol import Snapshot
+from homenode.machine.topology import Host
 from homenode.measure.access.local import LocalMachine
 from homenode.measure.access.machine import Machine
 from homenode.measure.app_metric import MAX_KEPT as MAX_APP_OUTPUT
@@ -43,6 +46,7 @@ from homenode.measure.record import (
     digest,
     kept_output,
 )
+from homenode.measure.results.vantage import Vantage
 from homenode.measure.run_folder import DOMAIN, HOST, PLAN, RunFolder, open_run
 from homenode.measure.schedule import ScheduledTask, left_of
 from homenode.measure.tools_installed import (
@@ -51,14 +55,10 @@ from homenode.measure.tools_installed import (
     installed_on,
     pu_times,
 )
-from homenode.pci import DeviceKind
-from homenode.plan.model import Plan
 from homenode.plan.stored import encode_plan
 from homenode.process import Completed, ToolMissingError, ToolTimeoutError
-from homenode.results.vantage import Vantage
-from homenode.snapshot.capture import capture
-from homenode.snapshot.protocol import Snapshot
-from homenode.topology import Host
+from homenode.vm.domain.read import read_running_domain
+from homenode.vm.plan_model import Plan
 
 IDLE_S = 1.0
 """How long nothing is done before the first step, to see who else does something."""

@@ -17,21 +17,7 @@ from msgspec.structs import replace
 from homenode.cpuset import CpuSet
 from homenode.errors import ParseError
 from homenode.gap import Gap
-from homenode.measure.figures import amd as amd_figures
-from homenode.measure.figures import collective_curve, collective_log
-from homenode.measure.figures import nvidia as gpu_figures
-from homenode.measure.figures import processors as cpu_figures
-from homenode.measure.figures import torch_programs as torch_figures
-from homenode.measure.figures.collective_curve import CollectiveCurve, flat_curve
-from homenode.measure.figures.nvidia import Binding, sections
-from homenode.measure.figures.probe import BracketedSample, StepReading, probe_figures
-from homenode.measure.figures.sample import Figures, joined, numbered, sample
-from homenode.measure.figures.torch_programs import COPYING_THREAD
-from homenode.measure.gpu.suite import BY_BUS, measured_gpus
-from homenode.measure.model import BenchTest, Group, Reader
-from homenode.measure.orders import AppOrder
-from homenode.results.model import Condition, Sample
-from homenode.tools import (
+from homenode.machine.tools import (
     cuda_bandwidth_test,
     intel_mlc,
     likwid_bench,
@@ -45,12 +31,26 @@ from homenode.tools import (
     torch_report,
     transferbench,
 )
-from homenode.tools.homenode_probe import parse
-from homenode.tools.nccl_tests_records import NcclTests
-from homenode.tools.nccl_tests_text import PARAMETERS_LINE
-from homenode.tools.nvbandwidth_records import NvbandwidthDevice, NvbandwidthRun
-from homenode.tools.nvbandwidth_text import TABLE_LINE
-from homenode.topology import Host
+from homenode.machine.tools.homenode_probe import parse
+from homenode.machine.tools.nccl_tests_records import NcclTests
+from homenode.machine.tools.nccl_tests_text import PARAMETERS_LINE
+from homenode.machine.tools.nvbandwidth_records import NvbandwidthDevice, NvbandwidthRun
+from homenode.machine.tools.nvbandwidth_text import TABLE_LINE
+from homenode.machine.topology import Host
+from homenode.measure.figures import amd as amd_figures
+from homenode.measure.figures import collective_curve, collective_log
+from homenode.measure.figures import nvidia as gpu_figures
+from homenode.measure.figures import processors as cpu_figures
+from homenode.measure.figures import torch_programs as torch_figures
+from homenode.measure.figures.collective_curve import CollectiveCurve, flat_curve
+from homenode.measure.figures.nvidia import Binding, sections
+from homenode.measure.figures.probe import BracketedSample, StepReading, probe_figures
+from homenode.measure.figures.sample import Figures, joined, numbered, sample
+from homenode.measure.figures.torch_programs import COPYING_THREAD
+from homenode.measure.gpu.suite import BY_BUS, measured_gpus
+from homenode.measure.model import BenchTest, Group, Reader
+from homenode.measure.orders import AppOrder
+from homenode.measure.results.model import Condition, Sample
 
 T = TypeVar("T")
 

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from homenode.cpuset import CpuSet
 from homenode.errors import UsageError
 from homenode.gap import Gap
+from homenode.machine.topology import Host, NumaNode
 from homenode.measure.gpu.suite import ShownGpus, gpu_tests
 from homenode.measure.model import (
     BY_NAME_ALONE,
@@ -21,7 +22,6 @@ from homenode.measure.model import (
     Suite,
     SuiteOptions,
 )
-from homenode.topology import Host, NumaNode
 
 
 def suite_for(

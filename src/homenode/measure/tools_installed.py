@@ -4,15 +4,15 @@ import hashlib
 from collections.abc import Collection
 
 from homenode.errors import ParseError, ToolError
+from homenode.machine.tools.proc_stat import PATH as PROC_STAT
+from homenode.machine.tools.proc_stat import PuTimes, parse
+from homenode.machine.topology import Host
 from homenode.measure.access.machine import Machine
 from homenode.measure.gpu.machine import is_nvidia
 from homenode.measure.gpu.suite import BY_BUS, ShownGpus, measured_gpus, parse_shown
 from homenode.measure.model import PROBE, PYTHON, TORCH, SuiteOptions
 from homenode.measure.program_text import ask_for_torch, run_program
 from homenode.process import ToolMissingError, ToolTimeoutError
-from homenode.tools.proc_stat import PATH as PROC_STAT
-from homenode.tools.proc_stat import PuTimes, parse
-from homenode.topology import Host
 
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 _ASK_S = 60.0

@@ -9,6 +9,8 @@ from homenode.cpuset import CpuSet
 from homenode.errors import InputError
 from homenode.findings import Finding
 from homenode.indices import NodeIndex
+from homenode.machine.pci import DeviceKind, PciDevice, PciLink, PortType
+from homenode.machine.topology import Host, with_certain_nodes
 from homenode.nccl.doubts import (
     cpu_unknown,
     device_without_node,
@@ -26,8 +28,6 @@ from homenode.nccl.topology import (
     NcclTopology,
     NcclVariant,
 )
-from homenode.pci import DeviceKind, PciDevice, PciLink, PortType
-from homenode.topology import Host, with_certain_nodes
 
 AMD_VENDOR = 0x1002
 _ARCHITECTURES = {"x86_64": "x86_64", "aarch64": "arm64", "ppc64le": "ppc64", "ppc64": "ppc64"}

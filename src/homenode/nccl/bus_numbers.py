@@ -16,8 +16,8 @@ from collections.abc import Iterable
 from msgspec import Struct
 
 from homenode.bdf import Bdf
-from homenode.domain.document import Document, Element
-from homenode.domain.fields import guest_address
+from homenode.vm.domain.document import Document, Element
+from homenode.vm.domain.fields import guest_address
 from homenode.vm.model import GuestAddress, GuestPciController
 
 ROOT_MODELS = ("pcie-root", "pci-root")

@@ -7,11 +7,11 @@ from homenode.catalogue import finding
 from homenode.cpuset import CpuSet
 from homenode.findings import Finding
 from homenode.indices import NodeIndex
+from homenode.machine.pci import DeviceKind, PciDevice
+from homenode.machine.topology import Host
 from homenode.nccl.guest_side import GuestSide
 from homenode.nccl.topology import NcclTopology
-from homenode.pci import DeviceKind, PciDevice
-from homenode.plan.fingerprint import host_fingerprint
-from homenode.topology import Host
+from homenode.vm.fingerprint import host_fingerprint
 from homenode.vm.model import LayoutRecord
 
 _VENDOR = re.compile(r"[A-Za-z0-9 ]{1,12}\Z", re.ASCII)

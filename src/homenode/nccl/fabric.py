@@ -5,6 +5,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from homenode.bdf import Bdf
 from homenode.catalogue import finding
 from homenode.findings import Finding
+from homenode.machine.tools.nvidia_smi_query import NvidiaQuery
+from homenode.machine.topology import Host
 from homenode.plan.devices.fabric import board_of_host, modules_of_host
 from homenode.plan.devices.partitions import (
     Board,
@@ -12,8 +14,6 @@ from homenode.plan.devices.partitions import (
     partition_of,
     partitions_of_size,
 )
-from homenode.tools.nvidia_smi_query import NvidiaQuery
-from homenode.topology import Host
 
 _MOST_SHOWN = 4
 

@@ -12,10 +12,10 @@ from msgspec import Struct, field
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import ParseError
+from homenode.machine.pci import PciLink
 from homenode.nccl.guest_tree import GuestTree, TreeGpu, TreeLink
 from homenode.nccl.library import Library, LinkSource
 from homenode.nccl.strict_reader import ReadTopology, XmlNode, read_link_speed, read_number
-from homenode.pci import PciLink
 
 
 class PathType(IntEnum):

@@ -6,14 +6,14 @@ from msgspec import Struct
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet, PuIndex
-from homenode.domain.document import Document
 from homenode.errors import InputError
 from homenode.indices import NodeIndex
+from homenode.machine.topology import Host
 from homenode.nccl.bus_numbers import bus_numbers, kernel_address, left_to_libvirt
-from homenode.plan.model import Plan
-from homenode.topology import Host
-from homenode.verify.guest.observation import GuestPath, path_of_address, paths_of_guest
+from homenode.vm.domain.document import Document
+from homenode.vm.guest_observation import GuestPath, path_of_address, paths_of_guest
 from homenode.vm.model import GuestHostdev, GuestPciController, Vm, VmCell
+from homenode.vm.plan_model import Plan
 
 
 class GuestSide(Struct, frozen=True, kw_only=True):

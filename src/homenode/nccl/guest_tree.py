@@ -13,14 +13,13 @@ from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError
 from homenode.gap import Gap
+from homenode.machine.pci import DeviceKind, LinkKind, PciDevice, PciLink
+from homenode.machine.topology import Host
 from homenode.nccl.bus_numbers import bus_numbers, kernel_address
 from homenode.nccl.guest_side import nodes_in_order
-from homenode.pci import DeviceKind, LinkKind, PciDevice, PciLink
-from homenode.plan.model import Plan
-from homenode.topology import Host
-from homenode.verify.document.devices import cell_of_hostdev
 from homenode.vm.layout import GuestCells
-from homenode.vm.model import GuestAddress, GuestPciController, Vm
+from homenode.vm.model import GuestAddress, GuestPciController, Vm, cell_of_hostdev
+from homenode.vm.plan_model import Plan
 
 QEMU_PORT = PciLink(None, None, 16.0, 32)
 """A pcie-root-port as QEMU makes it. Source: hw/pci-bridge/gen_pcie_root_port.c."""

@@ -14,10 +14,10 @@ from msgspec import Struct
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.gap import Gap
+from homenode.machine.topology import Host, RunningDomain
 from homenode.plan.bit_sets import members
-from homenode.plan.gpu_parts import free_parts
 from homenode.plan.request import GuestRequest
-from homenode.topology import Host, RunningDomain
+from homenode.vm.gpu_parts import free_parts
 
 
 class DomainCores(Struct, frozen=True):

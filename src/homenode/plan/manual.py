@@ -7,11 +7,11 @@ from homenode.cpuset import CpuSet
 from homenode.errors import UsageError
 from homenode.gap import Gap
 from homenode.indices import NodeIndex
-from homenode.plan.model import PlanFinding, plan_finding
-from homenode.plan.options import ManualRanges
 from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest
 from homenode.vm.layout import GuestCells, MemoryBinding, Pinning, Siblings
+from homenode.vm.plan_model import PlanFinding, plan_finding
+from homenode.vm.plan_options import ManualRanges
 
 
 def manual_placement(request: GuestRequest, ranges: ManualRanges) -> Placement:

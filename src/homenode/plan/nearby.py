@@ -13,15 +13,15 @@ from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.errors import HomenodeError
+from homenode.machine.topology import Host, with_certain_nodes
 from homenode.plan.devices.options import DeviceInventory
-from homenode.plan.model import Plan
 from homenode.plan.planner import as_placed
 from homenode.plan.request import GuestRequest
 from homenode.plan.search.ladder import Concession
 from homenode.plan.search.place import Inventory, place
 from homenode.plan.shape.assemble import assemble
-from homenode.topology import Host, with_certain_nodes
 from homenode.vm.layout import Pinning
+from homenode.vm.plan_model import Plan
 
 MOST_STEPS = 4
 """Sizes that are tried on either side: three of four lie next to a number that fills LLCs of four

@@ -9,8 +9,8 @@ from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.gap import Gap
 from homenode.indices import NodeIndex
-from homenode.plan.model import CostTerm, PlanFinding, Rejection, RunnerUp
 from homenode.vm.layout import Layout
+from homenode.vm.plan_model import CostTerm, PlanFinding, Rejection, RunnerUp
 
 
 class Placement(Struct, frozen=True):

@@ -2,13 +2,13 @@
 
 from msgspec.structs import replace
 
+from homenode.machine.topology import Host, with_certain_nodes
 from homenode.plan.allocations import own_is_unknown
-from homenode.plan.model import Plan, Unplannable
 from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest
 from homenode.plan.search.place import place
 from homenode.plan.shape.assemble import assemble
-from homenode.topology import Host, with_certain_nodes
+from homenode.vm.plan_model import Plan, Unplannable
 
 
 def plan(host: Host, request: GuestRequest) -> Plan:

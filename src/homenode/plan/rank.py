@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from homenode.errors import InputError
-from homenode.plan.model import Unplannable
+from homenode.machine.topology import Host
 from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest
 from homenode.plan.search.cost import INDICES
 from homenode.plan.search.place import place
-from homenode.topology import Host
+from homenode.vm.plan_model import Unplannable
 
 
 class RankedHost(Struct, frozen=True):

@@ -8,23 +8,17 @@ from msgspec.structs import replace
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError, UsageError
-from homenode.host_reserve import DEFAULT_HOST_RESERVE, HostReserve
-from homenode.pci import DeviceKind
-from homenode.plan.gpu_parts import (
+from homenode.machine.host_reserve import DEFAULT_HOST_RESERVE, HostReserve
+from homenode.machine.pci import DeviceKind
+from homenode.machine.topology import Host
+from homenode.units import KIB, MIB, format_bytes, parse_bytes
+from homenode.vm.gpu_parts import (
     function_of_uuid,
     profiles_text,
     refuse_second,
     same_profile,
     with_mediated,
 )
-from homenode.plan.options import (
-    DocumentSiblings,
-    EmulatorPolicy,
-    PlanOptions,
-    SiblingsSource,
-)
-from homenode.topology import Host
-from homenode.units import KIB, MIB, format_bytes, parse_bytes
 from homenode.vm.layout import (
     GuestCells,
     GuestPcie,
@@ -39,6 +33,12 @@ from homenode.vm.layout import (
     with_siblings,
 )
 from homenode.vm.model import GuestHostdev, Vm
+from homenode.vm.plan_options import (
+    DocumentSiblings,
+    EmulatorPolicy,
+    PlanOptions,
+    SiblingsSource,
+)
 
 _X86 = frozenset({"x86_64", "i686"})
 
@@ -78,7 +78,7 @@ class GuestRequest(Struct, frozen=True, kw_only=True):
 def layout_for(options: PlanOptions) -> Layout:
     """The layout with every switch applied.
 
-    Raises UsageError for an unknown preset, for `auto`, which homenode.auto_layout replaces first,
+    Raises UsageError for an unknown preset, for `auto`, which decide/auto_layout.py replaces first,
     and for switches that contradict each other.
     """
     preset = preset_named(options.layout)

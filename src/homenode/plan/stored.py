@@ -11,17 +11,17 @@ from homenode import formats
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError, UsageError
 from homenode.indices import NodeIndex
+from homenode.machine.topology import Host, RunningDomain
 from homenode.plan.allocations import uuid_of_device
-from homenode.plan.fingerprint import RECORDED, host_fingerprint
-from homenode.plan.model import PageReservation, Plan, Rejection, Unplannable
-from homenode.plan.options import MemoryMode
 from homenode.plan.placement import Placement
 from homenode.plan.proof.statement import NotProved, Proof
 from homenode.plan.request import GuestRequest
 from homenode.plan.shape.guest_numa import guest_memory
 from homenode.plan.shape.numbering import numbering
-from homenode.topology import Host, RunningDomain
+from homenode.vm.fingerprint import RECORDED, host_fingerprint
 from homenode.vm.model import MAX_VCPUS, GuestCache, PortModel, Vm, VmCell
+from homenode.vm.plan_model import PageReservation, Plan, Rejection, Unplannable
+from homenode.vm.plan_options import MemoryMode
 
 
 def encode_plan(plan: Plan, proof: Proof | NotProved | None = None) -> str:

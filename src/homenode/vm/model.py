@@ -46,6 +46,9 @@ class PortModel(StrEnum):
     SWITCH_DOWNSTREAM = "pcie-switch-downstream-port"
 
 
+EXPANDER = PortModel.EXPANDER_BUS.value
+
+
 class GuestAddress(PciAddress):
     """A PCI address in the guest. `bus` is the index of the PCI controller, as libvirt counts, and
     `device` is libvirt's `slot`.
@@ -234,7 +237,7 @@ class Vm(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
 
     hostdevs: tuple[GuestHostdev, ...] = ()
     mediated: tuple[GuestMediated, ...] = ()
-    """plan/gpu_parts.py says which function of the host each is on."""
+    """vm/gpu_parts.py says which function of the host each is on."""
     controllers: tuple[GuestPciController, ...] = ()
     addresses: tuple[GuestAddress, ...] = ()
     """Every guest PCI address that anything occupies, controllers and hostdevs too, ascending."""
@@ -310,3 +313,26 @@ class Vm(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
 def vcpus_text(vcpus: CpuSet) -> str:
     """ "vCPU 3" or "vCPUs 0-3"."""
     return f"vCPU{'s' if len(vcpus) > 1 else ''} {vcpus}"
+
+
+def expander_above(
+    controllers: dict[int, GuestPciController], bus: int
+) -> GuestPciController | None:
+    """The expander bus at or above a controller's bus; None where it hangs on pcie.0."""
+    for _ in range(32):
+        controller = controllers.get(bus)
+        if controller is None or controller.model == EXPANDER:
+            return controller
+        if controller.address is None:
+            return None
+        bus = controller.address.bus
+    return None
+
+
+def cell_of_hostdev(guest: Vm, hostdev: GuestHostdev) -> int | None:
+    """The guest cell whose expander bus a device hangs on; None on pcie.0."""
+    if hostdev.address is None:
+        return None
+    controllers = {controller.index: controller for controller in guest.controllers}
+    above = expander_above(controllers, hostdev.address.bus)
+    return None if above is None or above.model != EXPANDER else above.cell

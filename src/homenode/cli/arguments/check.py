@@ -7,8 +7,8 @@ from msgspec import Struct
 
 from homenode.bdf import Bdf
 from homenode.cli.options import ForceOption, HostOption, JsonOption, LspciOption, OutputOption
-from homenode.hypervisor.connection import DEFAULT
 from homenode.opt import Arg, Flag, Opt
+from homenode.vm.hypervisor.connection import DEFAULT
 
 BOOT = "Test guest"
 

@@ -6,9 +6,9 @@ from typing import Annotated
 from msgspec import Struct
 
 from homenode.cli.options import ForceOption, HostOption, JsonOption, LspciOption
-from homenode.kubevirt.manifest_options import ManifestOptions, OnError
+from homenode.cluster.kubevirt.manifest_options import ManifestOptions, OnError
 from homenode.opt import Arg, Flag, Opt
-from homenode.plan.options import PciGranularity
+from homenode.vm.plan_options import PciGranularity
 
 MAKE = "Make a file"
 JUDGE = "Check a file"

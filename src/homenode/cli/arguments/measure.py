@@ -7,11 +7,11 @@ from msgspec import Struct
 
 from homenode.cli.command import Only
 from homenode.cli.options import AfterOption, ConnectOption, HostOption, JsonOption
-from homenode.hypervisor.connection import DEFAULT
 from homenode.measure.layouts.guest_access import ANSWER_S, STOP_S, GuestAccess, Transport
+from homenode.measure.results.vantage import Vantage
 from homenode.opt import Arg, Flag, Opt
-from homenode.plan.options import PLACEMENT, ManualRanges, PlanOptions
-from homenode.results.vantage import Vantage
+from homenode.vm.hypervisor.connection import DEFAULT
+from homenode.vm.plan_options import PLACEMENT, ManualRanges, PlanOptions
 
 SUITE = "What is measured"
 OWN = "Your own program"

@@ -20,10 +20,10 @@ from homenode.cli.options import (
     ResultsOption,
     SavePlanOption,
 )
-from homenode.hypervisor.connection import DEFAULT
 from homenode.opt import Arg, Flag, Opt, version
-from homenode.plan.options import ManualRanges, PlanOptions
-from homenode.targets.hypervisors import NAMES
+from homenode.vm.hypervisor.connection import DEFAULT
+from homenode.vm.plan_options import ManualRanges, PlanOptions
+from homenode.vm.targets.hypervisors import NAMES
 
 
 class ShowArguments(Struct, frozen=True, kw_only=True):

@@ -7,9 +7,9 @@ from msgspec import Struct
 
 from homenode.cli.command import Without
 from homenode.cli.options import JsonOption, PoolOption, ResultsOption
+from homenode.cluster.pool.scheduler import Scheduler
 from homenode.opt import Arg, Flag, Opt
-from homenode.plan.options import PlanOptions
-from homenode.pool.scheduler import Scheduler
+from homenode.vm.plan_options import PlanOptions
 
 PoolArgument = Annotated[tuple[str, ...], Arg("POOL...", "The same as --pool.", hidden=True)]
 

@@ -6,9 +6,9 @@ from typing import Annotated
 from msgspec import Struct
 
 from homenode.cli.options import HostOption, JsonOption
+from homenode.cluster.slurm.memory_bind import MemoryBind
+from homenode.cluster.slurm.spool import SPOOL
 from homenode.opt import Arg, Flag, Opt
-from homenode.slurm.memory_bind import MemoryBind
-from homenode.slurm.spool import SPOOL
 
 TopoOption = Annotated[
     Path | None,

@@ -14,27 +14,34 @@ from homenode.cli.terminal import (
     working,
     write_text,
 )
-from homenode.errors import HostError, ParseError, ToolError, UsageError
-from homenode.findings import Findings, Severity
-from homenode.input_files import read_input
-from homenode.slurm.audit import audit as judge
-from homenode.slurm.client import ask_jobs, ask_shapes, ask_tasks, is_json, read_jobs, read_records
-from homenode.slurm.config import parse_config
-from homenode.slurm.config_files import read_config
-from homenode.slurm.gres import DeviceOrder, device_order
-from homenode.slurm.hooks import hooks
-from homenode.slurm.job_allocation import (
+from homenode.cluster.slurm.audit import audit as judge
+from homenode.cluster.slurm.client import (
+    ask_jobs,
+    ask_shapes,
+    ask_tasks,
+    is_json,
+    read_jobs,
+    read_records,
+)
+from homenode.cluster.slurm.config import parse_config
+from homenode.cluster.slurm.config_files import read_config
+from homenode.cluster.slurm.gres import DeviceOrder, device_order
+from homenode.cluster.slurm.hooks import hooks
+from homenode.cluster.slurm.job_allocation import (
     JobAllocation,
     NodeMachine,
     allocation_on,
     node_machine,
     unknown_allocation,
 )
-from homenode.slurm.record import TaskRecord, with_tasks
-from homenode.sources import load_host
-from homenode.tools.scontrol import NodeShape, shown_shapes
-from homenode.tools.slurm_hostlist import expand_hostlist
-from homenode.tools.slurm_job import Job, is_asked_for
+from homenode.cluster.slurm.record import TaskRecord, with_tasks
+from homenode.errors import HostError, ParseError, ToolError, UsageError
+from homenode.findings import Findings, Severity
+from homenode.input_files import read_input
+from homenode.machine.tools.scontrol import NodeShape, shown_shapes
+from homenode.machine.tools.slurm_hostlist import expand_hostlist
+from homenode.machine.tools.slurm_job import Job, is_asked_for
+from homenode.vm.sources import load_host
 
 
 def audit(asked: SlurmAuditArguments) -> None:

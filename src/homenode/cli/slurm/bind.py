@@ -6,18 +6,18 @@ from homenode.bdf import Bdf
 from homenode.cli.arguments.slurm import SlurmBindArguments
 from homenode.cli.slurm.topo import with_topo
 from homenode.cli.terminal import console, note, say, write_text
+from homenode.cluster.slurm.config_files import read_config
+from homenode.cluster.slurm.gres import device_order
+from homenode.cluster.slurm.home_nodes import gpus_in_order
+from homenode.cluster.slurm.ranks import RankOptions, bind_ranks, sbatch_lines, srun_flags
+from homenode.cluster.slurm.wrapper import WRAPPER
 from homenode.cpuset import CpuSet
 from homenode.errors import ParseError, UsageError
 from homenode.indices import NodeIndex
-from homenode.report.findings_text import finding_text
-from homenode.report.fit_text import ranks_text
-from homenode.slurm.config_files import read_config
-from homenode.slurm.gres import device_order
-from homenode.slurm.home_nodes import gpus_in_order
-from homenode.slurm.ranks import RankOptions, bind_ranks, sbatch_lines, srun_flags
-from homenode.slurm.wrapper import WRAPPER
-from homenode.sources import load_host
-from homenode.topology import Host
+from homenode.machine.topology import Host
+from homenode.show.findings_text import finding_text
+from homenode.show.fit_text import ranks_text
+from homenode.vm.sources import load_host
 from homenode.wording import command_line
 
 

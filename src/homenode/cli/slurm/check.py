@@ -15,12 +15,12 @@ from homenode.cli.terminal import (
     say,
     write_text,
 )
+from homenode.cluster.slurm.check import check as judge
+from homenode.cluster.slurm.check_slurm import SlurmVersion
+from homenode.cluster.slurm.config_files import read_config
 from homenode.errors import HostError, UsageError
-from homenode.slurm.check import check as judge
-from homenode.slurm.check_slurm import SlurmVersion
-from homenode.slurm.config_files import read_config
-from homenode.sources import load_host
-from homenode.tools.slurm_hostlist import expand_hostlist
+from homenode.machine.tools.slurm_hostlist import expand_hostlist
+from homenode.vm.sources import load_host
 
 _VERSION = re.compile(r"(\d\d)\.(\d\d?)(?:\.(\d{1,3}))?", re.ASCII)
 

@@ -5,14 +5,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from homenode import __version__
-from homenode.analyse.study_report import StudyReport, study_report
 from homenode.cli.arguments.slurm import SlurmReportArguments
 from homenode.cli.terminal import check_can_write, console, note, print_json, write_text
+from homenode.cluster.bindings.folder import read_sources
+from homenode.cluster.bindings.study_report import StudyReport, study_report
 from homenode.errors import InputError, UsageError
 from homenode.formats import encode
-from homenode.measure.bindings.folder import read_sources
-from homenode.report.html import html_page
-from homenode.report.slurm_study import slurm_study_page, slurm_study_text
+from homenode.show.html import html_page
+from homenode.show.slurm_study import slurm_study_page, slurm_study_text
 
 
 def report(asked: SlurmReportArguments) -> None:

@@ -15,8 +15,8 @@ from homenode.cli.terminal import note, say
 from homenode.errors import FINDINGS, HostError, UsageError
 
 if TYPE_CHECKING:
-    from homenode.measure.bindings.experiments import Shape, Study, StudyOptions
-    from homenode.measure.bindings.folder import StudyFolder
+    from homenode.cluster.bindings.experiments import Shape, Study, StudyOptions
+    from homenode.cluster.bindings.folder import StudyFolder
     from homenode.measure.progress import Progress
 
 _MOST_SHOWN = 20
@@ -28,7 +28,7 @@ GRACE_POLLS = 18
 
 def study(asked: SlurmStudyArguments) -> None:
     """Begin or continue the study."""
-    from homenode.measure.bindings.experiments import StudyOptions, check_options
+    from homenode.cluster.bindings.experiments import StudyOptions, check_options
 
     options = StudyOptions(
         partition_exclusive=asked.partition_exclusive,
@@ -67,7 +67,7 @@ def study(asked: SlurmStudyArguments) -> None:
         raise UsageError(f"--minutes {asked.minutes}: expected 1 to {MAX_TIME:g}")
     if asked.setup is not None and not Path(asked.setup).is_file():
         raise UsageError(f"--setup {asked.setup}: expected a file that jobs can read, found none")
-    from homenode.measure.bindings.folder import StudyFolder
+    from homenode.cluster.bindings.folder import StudyFolder
 
     folder = StudyFolder(asked.output)
     try:
@@ -89,7 +89,7 @@ def study(asked: SlurmStudyArguments) -> None:
 
 
 def _has_slurm() -> bool:
-    from homenode.measure.bindings import queue_client
+    from homenode.cluster.bindings import queue_client
 
     try:
         queue_client.nodes()
@@ -100,10 +100,10 @@ def _has_slurm() -> bool:
 
 def _write_described(folder: "StudyFolder", options: "StudyOptions", host: str) -> None:
     """The scripts alone, for reading: a study begins where Slurm can be asked."""
-    from homenode.measure.bindings.experiments import NO_PARTITION
-    from homenode.measure.bindings.run import made_study
-    from homenode.measure.bindings.scripts import script_name
-    from homenode.sources import load_host
+    from homenode.cluster.bindings.experiments import NO_PARTITION
+    from homenode.cluster.bindings.run import made_study
+    from homenode.cluster.bindings.scripts import script_name
+    from homenode.vm.sources import load_host
 
     described = load_host(host)
     made = made_study(options, host, described, secrets.token_hex(3), is_described=True)
@@ -119,9 +119,9 @@ def _write_described(folder: "StudyFolder", options: "StudyOptions", host: str) 
 
 def _made(folder: "StudyFolder", options: "StudyOptions", host: str | None) -> "tuple[Study, bool]":
     """The study that is there, or a new one; whether it is new."""
-    from homenode.measure.bindings.experiments import check_options
-    from homenode.measure.bindings.run import made_study
-    from homenode.sources import load_host
+    from homenode.cluster.bindings.experiments import check_options
+    from homenode.cluster.bindings.run import made_study
+    from homenode.vm.sources import load_host
 
     if folder.has_journal:
         found = folder.load()
@@ -132,7 +132,7 @@ def _made(folder: "StudyFolder", options: "StudyOptions", host: str | None) -> "
                 hint="leave them out to continue it, or choose another folder with -o",
             )
         return found, False
-    from homenode.measure.bindings.queue_client import account
+    from homenode.cluster.bindings.queue_client import account
 
     # Written down: a script that is submitted by hand asks for the same.
     options = replace(options, account=options.account or account())
@@ -162,8 +162,8 @@ def _others(found: "Study", options: "StudyOptions", host: str | None) -> list[s
 def _go(
     folder: "StudyFolder", made: "Study", is_new: bool, times: tuple[float, float, float | None]
 ) -> None:
-    from homenode.measure.bindings.folder import read_study
-    from homenode.measure.bindings.run import SlurmQueue
+    from homenode.cluster.bindings.folder import read_study
+    from homenode.cluster.bindings.run import SlurmQueue
     from homenode.measure.experiment import Patience, run_tasks
 
     poll_s, blocked_s, wait_s = times
@@ -191,7 +191,7 @@ def _end(
     folder: "StudyFolder", progress: "Progress", unmeasured: tuple[tuple[str, str], ...]
 ) -> None:
     """Say what is missing and why; exit 1 where anything is."""
-    from homenode.report.trial_text import missing_lines
+    from homenode.show.trial_text import missing_lines
 
     missing = progress.missing()
     total = len(progress.tasks)
@@ -213,7 +213,7 @@ def _end(
 
 
 def _note_scripts(folder: "StudyFolder", made: "Study") -> None:
-    from homenode.measure.bindings.scripts import script_name
+    from homenode.cluster.bindings.scripts import script_name
 
     for one in made.everything():
         say(str(folder.path / script_name(one)))
@@ -239,7 +239,7 @@ def _words(app: str | None) -> tuple[str, ...]:
 
 
 def _node_list(text: str | None) -> tuple[str, ...]:
-    from homenode.tools.slurm_hostlist import expand_hostlist
+    from homenode.machine.tools.slurm_hostlist import expand_hostlist
 
     return () if text is None else expand_hostlist(text, "--nodelist")
 
@@ -251,7 +251,7 @@ def _numbers(text: str | None) -> tuple[int, ...] | None:
 
 
 def _shapes(shared: Sequence[str], mig: Sequence[str]) -> "tuple[Shape, ...]":
-    from homenode.measure.bindings.experiments import Shape, StudyOptions
+    from homenode.cluster.bindings.experiments import Shape, StudyOptions
 
     shapes = [] if shared else list(StudyOptions().shapes)
     for text in shared:

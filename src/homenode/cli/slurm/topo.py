@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
+from homenode.cluster.slurm.home_nodes import with_affinities
 from homenode.input_files import read_input
-from homenode.slurm.home_nodes import with_affinities
-from homenode.tools.nvidia_smi_topo import parse
-from homenode.topology import Host
+from homenode.machine.tools.nvidia_smi_topo import parse
+from homenode.machine.topology import Host
 
 
 def with_topo(host: Host, topo: Path | None) -> Host:

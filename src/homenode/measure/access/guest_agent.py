@@ -11,10 +11,10 @@ import msgspec
 from msgspec import Struct
 
 from homenode.errors import HomenodeError, HostError, ToolError
-from homenode.hypervisor.virsh import Virsh
 from homenode.json_text import NotJsonError, decode_json
 from homenode.measure.access.machine import Said
 from homenode.process import ToolTimeoutError
+from homenode.vm.hypervisor.virsh import Virsh
 
 _MOST_INPUT_BYTES = 60_000
 """One command is one argument of virsh, and those have 128 KiB; see execve(2)."""

@@ -5,9 +5,9 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
+from homenode.machine.snapshot.live import LiveSnapshot
+from homenode.machine.snapshot.protocol import Snapshot
 from homenode.process import Completed, find_program, run
-from homenode.snapshot.live import LiveSnapshot
-from homenode.snapshot.protocol import Snapshot
 
 _OWN = frozenset({"homenode-probe"})
 """Programs of ours, installed next to the Python that runs us and often on no one's PATH."""

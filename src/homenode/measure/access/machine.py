@@ -8,8 +8,8 @@ from typing import Protocol
 
 from msgspec import Struct
 
+from homenode.machine.snapshot.protocol import Snapshot
 from homenode.process import Completed
-from homenode.snapshot.protocol import Snapshot
 
 
 class Machine(Protocol):

@@ -16,10 +16,10 @@ from collections.abc import Collection, Mapping, Sequence
 from shlex import quote
 
 from homenode.errors import ToolError
+from homenode.machine.snapshot.collector import collector_script, parse_collected
+from homenode.machine.snapshot.protocol import Snapshot
 from homenode.measure.access.machine import Channel, Said
 from homenode.process import Completed, ToolMissingError, ToolTimeoutError
-from homenode.snapshot.collector import collector_script, parse_collected
-from homenode.snapshot.protocol import Snapshot
 
 MISSING = "missing"
 """In the place of a status: the program is not installed there."""

@@ -18,7 +18,6 @@ from contextlib import suppress
 
 from msgspec import Struct
 
-from homenode.domain.document import Document, Element
 from homenode.errors import InputError, ToolError
 from homenode.input_files import open_terminal
 from homenode.measure.access.console_frame import (
@@ -33,6 +32,7 @@ from homenode.measure.access.console_frame import (
 )
 from homenode.measure.access.machine import Said
 from homenode.process import ToolTimeoutError
+from homenode.vm.domain.document import Document, Element
 
 _CONNECT_S = 10.0
 

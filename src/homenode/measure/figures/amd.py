@@ -9,9 +9,9 @@ from typing import Any
 from msgspec import structs
 
 from homenode.bdf import Bdf
+from homenode.machine.tools.rocm_bandwidth_test import RocmBandwidthTest
+from homenode.machine.tools.transferbench import TransferBench, TransferCell
 from homenode.measure.figures.sample import FigureList, Figures
-from homenode.tools.rocm_bandwidth_test import RocmBandwidthTest
-from homenode.tools.transferbench import TransferBench, TransferCell
 
 _BOTH = "both ways together"
 """Of rocm-bandwidth-test: it adds the ways up, where all others give the rate of one."""

@@ -6,8 +6,8 @@ from msgspec import Struct
 
 from homenode.catalogue import finding
 from homenode.findings import Finding, Severity
-from homenode.results.flat_curve import FLAT_FROM_BYTES, flat_from
-from homenode.tools.nccl_tests_records import NcclRow, NcclTests
+from homenode.machine.tools.nccl_tests_records import NcclRow, NcclTests
+from homenode.measure.results.flat_curve import FLAT_FROM_BYTES, flat_from
 from homenode.units import format_bytes
 
 

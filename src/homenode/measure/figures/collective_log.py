@@ -13,12 +13,12 @@ from msgspec import Struct
 from homenode.cpuset import CpuSet
 from homenode.errors import ParseError
 from homenode.gap import Gap
+from homenode.machine.tools import json_documents
+from homenode.machine.topology import Host
 from homenode.measure.figures.sample import Figures, sample
 from homenode.measure.model import CollectiveSettings
+from homenode.measure.results.model import Condition, Sample
 from homenode.nccl.log_facts import LogFacts, facts_of_log
-from homenode.results.model import Condition, Sample
-from homenode.tools import json_documents
-from homenode.topology import Host
 
 _SOURCE = "NCCL's log"
 _LINE = re.compile(r"^# homenode collective: (\{.*\})$", re.M)

@@ -19,20 +19,20 @@ from msgspec import Struct
 from homenode.bdf import Bdf
 from homenode.errors import ParseError
 from homenode.gap import Gap
-from homenode.measure.figures.sample import FigureList, Figures, sample
-from homenode.results.model import Condition, Sample
-from homenode.tools.cuda_bandwidth_test import CudaBandwidthTest, Direction
-from homenode.tools.nccl_tests_records import NcclTests
-from homenode.tools.numactl import parse_show
-from homenode.tools.nvbandwidth_records import (
+from homenode.machine.tools.cuda_bandwidth_test import CudaBandwidthTest, Direction
+from homenode.machine.tools.nccl_tests_records import NcclTests
+from homenode.machine.tools.numactl import parse_show
+from homenode.machine.tools.nvbandwidth_records import (
     NvbandwidthMatrix,
     NvbandwidthRun,
     NvbandwidthTest,
     Status,
     Unit,
 )
-from homenode.tools.nvbandwidth_text import VERSION_LINE
-from homenode.tools.study_programs import GpuCopies
+from homenode.machine.tools.nvbandwidth_text import VERSION_LINE
+from homenode.machine.tools.study_programs import GpuCopies
+from homenode.measure.figures.sample import FigureList, Figures, sample
+from homenode.measure.results.model import Condition, Sample
 
 _PINNED = re.compile(r"\bPINNED to (\d{1,5})\b", re.ASCII)
 

@@ -14,15 +14,15 @@ from homenode.cpuset import CpuSet
 from homenode.errors import ParseError
 from homenode.findings import Finding
 from homenode.gap import Gap
-from homenode.measure.figures.sample import sample
-from homenode.results.model import Condition, Sample
-from homenode.results.placement_states import Bracket, with_passing
-from homenode.tools.homenode_probe import (
+from homenode.machine.tools.homenode_probe import (
     SOURCE,
     BandwidthRun,
     Pages,
     ProbeDocument,
 )
+from homenode.measure.figures.sample import sample
+from homenode.measure.results.model import Condition, Sample
+from homenode.measure.results.placement_states import Bracket, with_passing
 
 LEVEL_DRAM = "DRAM"
 _HIDDEN_PLACES = ("llc-not-shared", "siblings-not-shown")

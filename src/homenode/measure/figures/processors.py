@@ -6,13 +6,13 @@ Of a pair of nodes, `node` is where the threads ran and `peer_node` where the me
 from collections.abc import Iterator, Sequence
 
 from homenode.gap import Gap
+from homenode.machine.tools.intel_mlc import MlcMatrix, MlcRun
+from homenode.machine.tools.likwid_bench import LikwidBench
+from homenode.machine.tools.openssl_speed import OpensslSpeed
+from homenode.machine.tools.stream import StreamRun
+from homenode.machine.tools.study_programs import ChasePoint
+from homenode.machine.tools.sysbench import SysbenchRun
 from homenode.measure.figures.sample import FigureList, Figures
-from homenode.tools.intel_mlc import MlcMatrix, MlcRun
-from homenode.tools.likwid_bench import LikwidBench
-from homenode.tools.openssl_speed import OpensslSpeed
-from homenode.tools.stream import StreamRun
-from homenode.tools.study_programs import ChasePoint
-from homenode.tools.sysbench import SysbenchRun
 from homenode.units import MIB
 
 LEAST_DRAM_BYTES = 256 * MIB

@@ -8,7 +8,7 @@ from msgspec import Struct, field
 
 from homenode.findings import Finding
 from homenode.gap import Gap
-from homenode.results.model import Condition, Sample
+from homenode.measure.results.model import Condition, Sample
 
 
 class Figures(Struct, frozen=True):

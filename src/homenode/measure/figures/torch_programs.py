@@ -6,12 +6,12 @@ from typing import Any
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.gap import Gap
+from homenode.machine.tools.nccl_tests_records import Family, NcclHalf, NcclRow, NcclTests
+from homenode.machine.tools.nccl_tuning_log import choice, in_words
+from homenode.machine.tools.torch_report import TorchFigure, TorchRow, TorchRun
 from homenode.measure.figures.nvidia import of_nccl
 from homenode.measure.figures.sample import Figures, joined, sample
-from homenode.results.model import Condition, Sample
-from homenode.tools.nccl_tests_records import Family, NcclHalf, NcclRow, NcclTests
-from homenode.tools.nccl_tuning_log import choice, in_words
-from homenode.tools.torch_report import TorchFigure, TorchRow, TorchRun
+from homenode.measure.results.model import Condition, Sample
 
 COPYING_THREAD = "copying thread"
 """Condition: the nodes on which the thread ran that copied, where no one bound it."""

@@ -6,7 +6,7 @@ from statistics import median
 from homenode.bdf import Bdf
 from homenode.catalogue import finding
 from homenode.findings import Finding
-from homenode.results.model import Run
+from homenode.measure.results.model import Run
 
 TOLERANCE_RATIO = 0.05
 """Copies by PyTorch and by nvbandwidth with pinned buffers of the same size."""

@@ -11,10 +11,10 @@ No file of ours need be where they run: a guest, a job, a container.
 from msgspec import Struct
 
 from homenode.indices import NodeIndex
+from homenode.machine.pci import PciDevice
+from homenode.machine.tools import nccl_tests
+from homenode.machine.topology import NumaNode
 from homenode.measure.model import SECONDS, TORCH, BenchTest, Group, Reader, SuiteOptions
-from homenode.pci import PciDevice
-from homenode.tools import nccl_tests
-from homenode.topology import NumaNode
 
 COPIES = "torch_copies"
 COLLECTIVES = "torch_collectives"

@@ -14,6 +14,9 @@ from msgspec.structs import replace
 from homenode.bdf import Bdf
 from homenode.errors import ParseError
 from homenode.gap import Gap
+from homenode.machine.pci import DeviceKind, PciDevice
+from homenode.machine.tools import json_documents, nvbandwidth
+from homenode.machine.topology import Host, NumaNode
 from homenode.measure.gpu.collectives import (
     collective_tests,
     experiment_tests,
@@ -27,9 +30,6 @@ from homenode.measure.model import (
     Reader,
     SuiteOptions,
 )
-from homenode.pci import DeviceKind, PciDevice
-from homenode.tools import json_documents, nvbandwidth
-from homenode.topology import Host, NumaNode
 
 FORMAT = "homenode.gpus/1"
 MAX_GPUS = 1024

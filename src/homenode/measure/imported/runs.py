@@ -25,12 +25,12 @@ from msgspec.structs import replace
 
 from homenode.errors import InputError, ParseError
 from homenode.gap import Gap
+from homenode.machine.tools import json_documents, numactl, stream, study_programs
 from homenode.measure.figures import nvidia as gpu_figures
 from homenode.measure.figures import processors as cpu_figures
 from homenode.measure.figures.sample import Figures, joined, sample
 from homenode.measure.model import Reader
-from homenode.measure.step_reading import figures_of, lenient, tool_of
-from homenode.results.model import (
+from homenode.measure.results.model import (
     CPU_ONLY,
     GPU_UNKNOWN,
     UNKNOWN_SWITCHES,
@@ -41,8 +41,8 @@ from homenode.results.model import (
     Switches,
     system_of,
 )
-from homenode.results.vantage import Vantage
-from homenode.tools import json_documents, numactl, stream, study_programs
+from homenode.measure.results.vantage import Vantage
+from homenode.measure.step_reading import figures_of, lenient, tool_of
 from homenode.vm.layout import PRESETS, GuestCells
 
 _REPEATED = re.compile(r"[_-]?(?:run|rep)[_-]?\d+\Z", re.I | re.A)

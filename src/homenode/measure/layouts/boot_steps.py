@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from msgspec import Struct, structs
 
-from homenode.apply.definition import (
+from homenode.change.apply.definition import (
     apply_definition,
     drop_records,
     restore_definition,
@@ -22,9 +22,7 @@ from homenode.apply.definition import (
 )
 from homenode.change.host_lock import host_locked
 from homenode.change.step import ChangeEntry, ChangeState, ChangeStep, Note
-from homenode.domain.xml_equivalence import same_definition
 from homenode.errors import HostError
-from homenode.hypervisor.virsh import Virsh
 from homenode.measure.access.machine import Machine
 from homenode.measure.layouts.copying import Prepared, make_copy, remove_copy
 from homenode.measure.layouts.guest import (
@@ -35,6 +33,8 @@ from homenode.measure.layouts.guest import (
     stop,
 )
 from homenode.measure.layouts.journal import BOOT, COPY, LAYOUT, Head, JournalFile
+from homenode.vm.domain.xml_equivalence import same_definition
+from homenode.vm.hypervisor.virsh import Virsh
 from homenode.wording import command_line
 
 T = TypeVar("T")

@@ -7,21 +7,21 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from homenode.domain.copy import copied_uuid, copy_domain
-from homenode.domain.overlay_disks import WritableDisk, with_overlays, writable_disks
-from homenode.domain.read import open_domain
 from homenode.durable import create_file, create_like, remove_file
 from homenode.errors import HostError, InputError, UsageError
 from homenode.host_files import HostFile, host_file
-from homenode.hypervisor.connection import is_local
-from homenode.hypervisor.domain_state import DomainState
-from homenode.hypervisor.virsh import Virsh
 from homenode.input_files import MAX_BYTES, read_plain
+from homenode.machine.tools import qcow2
 from homenode.measure.layouts.guest import is_there
 from homenode.measure.layouts.journal import Copy
 from homenode.process import run
-from homenode.tools import qcow2
 from homenode.trusted_path import private_folder
+from homenode.vm.domain.copy import copied_uuid, copy_domain
+from homenode.vm.domain.overlay_disks import WritableDisk, with_overlays, writable_disks
+from homenode.vm.domain.read import open_domain
+from homenode.vm.hypervisor.connection import is_local
+from homenode.vm.hypervisor.domain_state import DomainState
+from homenode.vm.hypervisor.virsh import Virsh
 
 _SUFFIX = ".homenode-trial.qcow2"
 _IMAGE_S = 120.0

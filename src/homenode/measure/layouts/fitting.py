@@ -6,18 +6,18 @@ from collections.abc import Sequence
 from msgspec import Struct, structs
 from msgspec.structs import replace
 
+from homenode.check.verify.document.verification import verify_document
 from homenode.cpuset import CpuSet
-from homenode.domain.read import open_domain, vm_of
 from homenode.findings import Severity
+from homenode.machine.topology import Host, MemoryKind
 from homenode.measure.model import Group
-from homenode.plan.fingerprint import host_fingerprint
-from homenode.plan.model import Plan, Unplannable
-from homenode.plan.options import ManualRanges, PlanOptions
-from homenode.topology import Host, MemoryKind
-from homenode.tuning import Tuning, tune, tune_manually
+from homenode.plan.tuning import Tuning, tune, tune_manually
 from homenode.units import MIB, format_bytes
-from homenode.verify.document.verification import verify_document
+from homenode.vm.domain.read import open_domain, vm_of
+from homenode.vm.fingerprint import host_fingerprint
 from homenode.vm.layout import PRESETS, Pinning
+from homenode.vm.plan_model import Plan, Unplannable
+from homenode.vm.plan_options import ManualRanges, PlanOptions
 
 _STAND_AGAINST = frozenset(
     """

@@ -8,10 +8,7 @@ from typing import Protocol, TypeVar
 
 from msgspec import Struct
 
-from homenode.domain.read import open_domain
 from homenode.errors import HostError, InputError, ToolError
-from homenode.hypervisor.connection import is_local
-from homenode.hypervisor.virsh import Virsh, is_lost
 from homenode.input_files import read_kernel_file
 from homenode.measure.access.guest_agent import GuestAgent
 from homenode.measure.access.machine import Channel, Machine
@@ -21,6 +18,9 @@ from homenode.measure.access.ssh import HostKeyError, SshChannel
 from homenode.measure.layouts.guest_access import GuestAccess, Transport
 from homenode.measure.model import PROBE
 from homenode.process import ToolTimeoutError
+from homenode.vm.domain.read import open_domain
+from homenode.vm.hypervisor.connection import is_local
+from homenode.vm.hypervisor.virsh import Virsh, is_lost
 from homenode.wording import command_line
 
 T = TypeVar("T")

@@ -18,16 +18,16 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from homenode.check.verify.live.capture import ProcFiles, Watch, capture_running_vm
+from homenode.check.verify.live.running_vm import RunningVm
 from homenode.cpuset import CpuSet
 from homenode.errors import HomenodeError
+from homenode.machine.snapshot.protocol import Snapshot
 from homenode.measure.access.machine import Machine
 from homenode.measure.programs.collective_watch import SAID, used_bytes
 from homenode.measure.programs.watched import busy_pus
+from homenode.measure.results.model import Condition
 from homenode.process import Completed
-from homenode.results.model import Condition
-from homenode.snapshot.protocol import Snapshot
-from homenode.verify.live.capture import ProcFiles, Watch, capture_running_vm
-from homenode.verify.live.running_vm import RunningVm
 
 LOOK_S = 0.5
 

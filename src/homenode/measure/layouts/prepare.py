@@ -6,12 +6,9 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import replace
 
-from homenode.apply.definition import preview_definition
-from homenode.domain.read import open_domain, read_vm
-from homenode.domain.schema import refuse_new_errors
+from homenode.change.apply.definition import preview_definition
 from homenode.errors import InputError, UsageError
-from homenode.hypervisor.domain_state import DomainState
-from homenode.hypervisor.virsh import Virsh
+from homenode.machine.topology import Host
 from homenode.measure.layouts.boot_steps import ORIGINAL
 from homenode.measure.layouts.copying import Prepared, prepare_copy
 from homenode.measure.layouts.fitting import Fitted, fit, short_memory
@@ -26,10 +23,13 @@ from homenode.measure.layouts.trial_config import (
     encode_config,
 )
 from homenode.measure.preparation import versions_of
-from homenode.plan.options import ManualRanges, PlanOptions
+from homenode.measure.results.model import host_kind
 from homenode.plan.stored import encode_plan, read_plan
-from homenode.results.model import host_kind
-from homenode.topology import Host
+from homenode.vm.domain.read import open_domain, read_vm
+from homenode.vm.domain.schema import refuse_new_errors
+from homenode.vm.hypervisor.domain_state import DomainState
+from homenode.vm.hypervisor.virsh import Virsh
+from homenode.vm.plan_options import ManualRanges, PlanOptions
 from homenode.wording import command_line
 
 _BEGUN, _COPY = "begun.json", "copy.xml"

@@ -13,12 +13,10 @@ from pathlib import Path
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from homenode.discover import discover
-from homenode.domain.read import open_domain, vm_of
-from homenode.domain.xml_equivalence import same_definition
 from homenode.errors import HomenodeError, HostError, InputError, ToolError, UsageError
-from homenode.hypervisor.connection import is_local
-from homenode.hypervisor.virsh import Virsh
+from homenode.machine.discover import discover
+from homenode.machine.pci import DeviceKind
+from homenode.machine.topology import Host
 from homenode.measure.access.local import LocalMachine
 from homenode.measure.access.machine import Machine
 from homenode.measure.derived_run import TEST_FAILED
@@ -50,17 +48,19 @@ from homenode.measure.model import Group
 from homenode.measure.orders import BenchOptions
 from homenode.measure.programs.collective_watch import used_bytes
 from homenode.measure.progress import Pace, Progress, TaskState, TaskStatus
+from homenode.measure.results.store import read_run
 from homenode.measure.runner import run_bench
 from homenode.measure.schedule import ScheduledTask
 from homenode.nccl.assemble import AMD_VENDOR, assemble_topology
 from homenode.nccl.guest_side import guest_side
 from homenode.nccl.topology import NcclVariant
 from homenode.nccl.write import write_topology
-from homenode.pci import DeviceKind
-from homenode.plan.model import Plan
-from homenode.results.store import read_run
-from homenode.topology import Host
+from homenode.vm.domain.read import open_domain, vm_of
+from homenode.vm.domain.xml_equivalence import same_definition
+from homenode.vm.hypervisor.connection import is_local
+from homenode.vm.hypervisor.virsh import Virsh
 from homenode.vm.layout import Pinning
+from homenode.vm.plan_model import Plan
 from homenode.wording import command_line
 
 

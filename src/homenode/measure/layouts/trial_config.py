@@ -10,16 +10,16 @@ from msgspec.structs import replace
 
 from homenode import formats
 from homenode.cpuset import CpuSet
-from homenode.domain.overlay_disks import WritableDisk
 from homenode.errors import InputError
 from homenode.measure.layouts.guest_access import ANSWER_S, STOP_S, GuestAccess
 from homenode.measure.model import SuiteOptions
 from homenode.measure.orders import AppOrder, BenchOptions
+from homenode.measure.results.model import UNKNOWN_SWITCHES, Condition, Switches
+from homenode.measure.results.vantage import Vantage
 from homenode.measure.schedule import ScheduledTask, schedule
-from homenode.plan.model import Plan
-from homenode.results.model import UNKNOWN_SWITCHES, Condition, Switches
-from homenode.results.vantage import Vantage
+from homenode.vm.domain.overlay_disks import WritableDisk
 from homenode.vm.layout import PRESETS
+from homenode.vm.plan_model import Plan
 
 BARE = "bare"
 """In the place of a layout: the host itself, on the plan's PUs and nodes, no guest."""

@@ -14,13 +14,13 @@ from msgspec import structs
 
 from homenode import formats
 from homenode.change.journal import Journal, state_hint
+from homenode.change.record_folder import RecordFolder
 from homenode.change.step import ChangeEntry, ChangeHead, ChangeState, Note
 from homenode.durable import check_links
 from homenode.errors import HostError, InputError, ToolError, of_os
 from homenode.input_files import read_plain
 from homenode.measure.access.machine import Machine
 from homenode.measure.setup.plan import SetupPlan, SetupStep
-from homenode.record_folder import RecordFolder
 from homenode.wording import command_line
 
 KIND = "install-program"

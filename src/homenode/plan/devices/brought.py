@@ -12,11 +12,11 @@ from functools import cached_property
 from msgspec import Struct
 
 from homenode.bdf import Bdf
-from homenode.pci import DeviceKind, LinkKind, PciDevice
+from homenode.machine.pci import DeviceKind, LinkKind, PciDevice
+from homenode.machine.topology import Host
 from homenode.plan.allocations import Allocations
-from homenode.plan.model import Rejection, Unplannable
 from homenode.plan.request import GuestRequest
-from homenode.topology import Host
+from homenode.vm.plan_model import Rejection, Unplannable
 
 
 def are_paired(gpu: PciDevice, nic: PciDevice) -> bool:

@@ -9,9 +9,10 @@ from collections.abc import Collection, Mapping, Sequence
 from msgspec import Struct
 
 from homenode.bdf import Bdf
-from homenode.discover.device_kinds import NVIDIA
 from homenode.gap import Gap
-from homenode.pci import DeviceKind, PciDevice
+from homenode.machine.discover.device_kinds import NVIDIA
+from homenode.machine.pci import DeviceKind, PciDevice
+from homenode.machine.topology import Host
 from homenode.plan.allocations import Allocations
 from homenode.plan.devices.partitions import (
     Board,
@@ -20,8 +21,7 @@ from homenode.plan.devices.partitions import (
     partition_sizes,
     partitions_of_size,
 )
-from homenode.plan.model import PlanFinding, plan_finding
-from homenode.topology import Host
+from homenode.vm.plan_model import PlanFinding, plan_finding
 
 _MOST_SHOWN = 4
 _MOST_WITHOUT_SWITCHES = 4

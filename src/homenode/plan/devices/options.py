@@ -16,16 +16,16 @@ from homenode.bdf import Bdf
 from homenode.errors import InputError
 from homenode.gap import Gap
 from homenode.indices import NodeIndex
-from homenode.pci import DeviceKind, PciDevice
+from homenode.machine.pci import DeviceKind, PciDevice
+from homenode.machine.topology import Host
 from homenode.plan.allocations import Allocations
 from homenode.plan.bit_sets import members
 from homenode.plan.devices.brought import BroughtDevices, are_paired, link_groups
 from homenode.plan.devices.fabric import Fabric, fabric_of_host
 from homenode.plan.devices.gpu_ties import GpuTies
-from homenode.plan.gpu_parts import free_parts, is_divided, profiles_text
-from homenode.plan.model import PlanFinding, Rejection, Unplannable
 from homenode.plan.request import GuestRequest
-from homenode.topology import Host
+from homenode.vm.gpu_parts import free_parts, is_divided, profiles_text
+from homenode.vm.plan_model import PlanFinding, Rejection, Unplannable
 
 
 class GpuCandidate(Struct, frozen=True):

@@ -4,14 +4,14 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from homenode.bdf import Bdf
-from homenode.pci import DeviceKind, PartKind, PciDevice, is_viable_driver
+from homenode.machine.pci import DeviceKind, PartKind, PciDevice, is_viable_driver
+from homenode.machine.topology import Host
 from homenode.plan.allocations import Allocations, listed
 from homenode.plan.devices.brought import are_paired, switched_gpus
-from homenode.plan.gpu_parts import is_divided
-from homenode.plan.model import PlanFinding, plan_finding
 from homenode.plan.request import GuestRequest
-from homenode.topology import Host
+from homenode.vm.gpu_parts import is_divided
 from homenode.vm.layout import Pinning
+from homenode.vm.plan_model import PlanFinding, plan_finding
 
 _CHIPSET_CLASSES = frozenset({0x0600, 0x0601})
 """Host and ISA bridges, which have no driver that VFIO minds."""

@@ -5,11 +5,11 @@ from collections.abc import Iterator, Sequence
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.indices import NodeIndex
-from homenode.pci import DeviceKind
+from homenode.machine.pci import DeviceKind
+from homenode.machine.topology import Host
 from homenode.plan.allocations import Allocations, listed
 from homenode.plan.devices.brought import are_paired
 from homenode.plan.findings.of_devices import device_findings
-from homenode.plan.model import PlanFinding, plan_finding
 from homenode.plan.request import GuestRequest
 from homenode.plan.search.ladder import Concession, Fallback, MemoryRule
 from homenode.plan.search.memory import (
@@ -19,9 +19,9 @@ from homenode.plan.search.memory import (
     page_size_bytes,
     pages_wanted,
 )
-from homenode.topology import Host
 from homenode.units import format_bytes
 from homenode.vm.layout import GuestCells, GuestPcie, MemoryBinding, Pinning, Siblings
+from homenode.vm.plan_model import PlanFinding, plan_finding
 
 
 def memory_short(host: Host, request: GuestRequest) -> Iterator[PlanFinding]:

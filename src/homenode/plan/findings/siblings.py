@@ -3,12 +3,12 @@
 from collections.abc import Iterator, Sequence
 
 from homenode.cpuset import CpuSet
+from homenode.machine.topology import CoreKind, Host
 from homenode.plan.allocations import allocations
-from homenode.plan.model import PlanFinding, plan_finding
 from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest
 from homenode.plan.search.ladder import Concession
-from homenode.topology import CoreKind, Host
+from homenode.vm.plan_model import PlanFinding, plan_finding
 from homenode.wording import plural
 
 _COSTS_OF_CORES = {

@@ -13,10 +13,9 @@ from msgspec.structs import replace
 
 from homenode.cpuset import CpuSet
 from homenode.json_text import decode_json
-from homenode.pci import DeviceKind
+from homenode.machine.pci import DeviceKind
+from homenode.machine.topology import Host, with_certain_nodes
 from homenode.plan.bit_sets import members
-from homenode.plan.model import Plan
-from homenode.plan.options import DocumentSiblings, Policy
 from homenode.plan.proof.family import Family
 from homenode.plan.proof.statement import (
     VERSION,
@@ -41,8 +40,9 @@ from homenode.plan.search.ladder import Concession, Fallback, MemoryRule, fallba
 from homenode.plan.search.place import Inventory
 from homenode.plan.search.problem import PlacementSearch, SearchProblem
 from homenode.plan.stored import encode_plan
-from homenode.topology import Host, with_certain_nodes
 from homenode.vm.layout import with_siblings
+from homenode.vm.plan_model import Plan
+from homenode.vm.plan_options import DocumentSiblings, Policy
 
 NODE_COSTS = (
     "unisolated_cores",

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 from homenode.cpuset import CpuSet
 from homenode.errors import HomenodeError
-from homenode.pci import DeviceKind
+from homenode.machine.pci import DeviceKind
+from homenode.machine.topology import Host, MemoryKind, NumaNode, with_certain_nodes
 from homenode.plan.proof.statement import Facts, Proof, Step
-from homenode.topology import Host, MemoryKind, NumaNode, with_certain_nodes
 
 _LOCAL, _REMOTE = 10, 20
 

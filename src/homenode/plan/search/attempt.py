@@ -14,10 +14,9 @@ from msgspec.structs import replace
 from homenode.cpuset import CpuSet
 from homenode.gap import Gap
 from homenode.indices import NodeIndex
-from homenode.pci import DeviceKind
+from homenode.machine.pci import DeviceKind
+from homenode.machine.topology import CoreKind
 from homenode.plan.findings.of_placement import placement_findings
-from homenode.plan.model import Rejection, RunnerUp
-from homenode.plan.options import EmulatorPolicy
 from homenode.plan.placement import Placement
 from homenode.plan.search.cost import terms
 from homenode.plan.search.ladder import Concession, Fallback, MemoryRule, fallback_name
@@ -34,7 +33,6 @@ from homenode.plan.search.threads import (
     thread_places,
 )
 from homenode.plan.shape.guest_numa import split_memory
-from homenode.topology import CoreKind
 from homenode.vm.layout import (
     GuestCells,
     Layout,
@@ -43,6 +41,8 @@ from homenode.vm.layout import (
     Siblings,
     named,
 )
+from homenode.vm.plan_model import Rejection, RunnerUp
+from homenode.vm.plan_options import EmulatorPolicy
 
 MOST_REFUSED_NODES = 16
 

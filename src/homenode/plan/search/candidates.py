@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import combinations
 
+from homenode.machine.topology import LOCAL_DISTANCE
 from homenode.plan.bit_sets import members
 from homenode.plan.search.cell_sizes import (
     CellSizes,
@@ -21,7 +22,6 @@ from homenode.plan.search.cell_sizes import (
 from homenode.plan.search.cost import Cost
 from homenode.plan.search.problem import SearchProblem, Work
 from homenode.plan.search.supply import even_parts
-from homenode.topology import LOCAL_DISTANCE
 
 MOST_LISTED_NODES = 8
 MOST_PACKAGES = 8

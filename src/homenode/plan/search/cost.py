@@ -6,10 +6,10 @@ weights. The last ones are indices, so no two placements cost the same. docs/dec
 
 from typing import NamedTuple
 
-from homenode.plan.model import CostTerm
-from homenode.plan.options import Policy
 from homenode.plan.request import GuestRequest
 from homenode.vm.layout import GuestPcie
+from homenode.vm.plan_model import CostTerm
+from homenode.vm.plan_options import Policy
 
 
 class Cost(NamedTuple):

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from homenode.machine.topology import LOCAL_DISTANCE, Host
 from homenode.plan.bit_sets import members
-from homenode.topology import LOCAL_DISTANCE, Host
 
 REMOTE_DISTANCE = 20
 UNREACHABLE = 255

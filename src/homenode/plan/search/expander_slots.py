@@ -9,11 +9,11 @@ from collections.abc import Iterable, Sequence
 from msgspec import Struct
 
 from homenode.indices import NodeIndex
+from homenode.machine.topology import Host
 from homenode.plan.bit_sets import members
 from homenode.plan.devices.options import DeviceOptions
 from homenode.plan.request import GuestRequest
 from homenode.plan.shape.pcie_document import PcieDocument
-from homenode.topology import Host
 from homenode.vm.layout import GuestPcie
 
 

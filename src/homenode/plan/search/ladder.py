@@ -20,11 +20,11 @@ from itertools import product
 from msgspec import Struct
 
 from homenode.errors import UsageError
-from homenode.plan.options import Policy
+from homenode.machine.topology import CoreKind
 from homenode.plan.request import GuestRequest
 from homenode.plan.search.supply import Grouping, Usable
-from homenode.topology import CoreKind
 from homenode.vm.layout import GuestCells, Layout, MemoryBinding, Pinning, Siblings
+from homenode.vm.plan_options import Policy
 
 
 class MemoryRule(StrEnum):

@@ -15,10 +15,10 @@ from msgspec.structs import replace
 
 from homenode.errors import InputError, UsageError
 from homenode.indices import NodeIndex
+from homenode.machine.topology import Host, MemoryKind, NumaNode, RunningDomain
 from homenode.plan.allocations import other_domains, own_domains
 from homenode.plan.request import GuestRequest
 from homenode.plan.shape.guest_numa import memory_granule, page_size
-from homenode.topology import Host, MemoryKind, NumaNode, RunningDomain
 from homenode.units import GIB, MIB, format_bytes
 
 LEAST_RESERVE_BYTES = 2 * GIB

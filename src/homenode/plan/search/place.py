@@ -11,13 +11,12 @@ from functools import cached_property
 from msgspec import Struct
 from msgspec.structs import replace
 
+from homenode.machine.topology import LOCAL_DISTANCE, Host
 from homenode.plan.allocations import Allocations, allocations
 from homenode.plan.devices.options import DeviceInventory, DeviceOptions, device_options
 from homenode.plan.findings.of_devices import device_findings
 from homenode.plan.findings.of_placement import memory_short
 from homenode.plan.findings.siblings import document_siblings, whole_core_costs
-from homenode.plan.model import Unplannable
-from homenode.plan.options import DocumentSiblings, Policy
 from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest
 from homenode.plan.search.attempt import Attempt
@@ -36,8 +35,9 @@ from homenode.plan.search.rejections import (
 from homenode.plan.search.solve import may_be_nearer
 from homenode.plan.search.split import check_cells
 from homenode.plan.search.supply import CoreInventory, usable
-from homenode.topology import LOCAL_DISTANCE, Host
 from homenode.vm.layout import GuestCells, MemoryBinding, Pinning, with_siblings
+from homenode.vm.plan_model import Unplannable
+from homenode.vm.plan_options import DocumentSiblings, Policy
 
 
 class Inventory(Struct, frozen=True, dict=True):

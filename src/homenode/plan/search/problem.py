@@ -9,10 +9,10 @@ from functools import cached_property
 from msgspec import Struct, field, structs
 
 from homenode.indices import NodeIndex
+from homenode.machine.topology import Host
 from homenode.plan.allocations import Allocations
 from homenode.plan.bit_sets import members
 from homenode.plan.devices.options import DeviceOptions, GpuChoice
-from homenode.plan.options import Balance, DeviceLocality
 from homenode.plan.request import GuestRequest
 from homenode.plan.search.cell_sizes import cell_sizes
 from homenode.plan.search.cost import Cost, request_order
@@ -37,8 +37,8 @@ from homenode.plan.search.supply import (
     supply,
 )
 from homenode.plan.shape.guest_topology import may_share_sockets
-from homenode.topology import Host
 from homenode.vm.layout import GuestCells
+from homenode.vm.plan_options import Balance, DeviceLocality
 
 Split = tuple[tuple[int, int], ...]
 """(node position, sibling groups there), ascending by node."""

@@ -11,18 +11,18 @@ from msgspec.structs import replace
 
 from homenode.cpuset import CpuSet
 from homenode.indices import NodeIndex
+from homenode.machine.topology import CoreKind, Host, MemoryKind
 from homenode.plan.allocations import Allocations
-from homenode.plan.model import Rejection, Unplannable
-from homenode.plan.options import DeviceLocality
 from homenode.plan.request import GuestRequest
 from homenode.plan.search.ladder import Fallback
 from homenode.plan.search.memory import memory_text, overhead_bytes, page_size_bytes
 from homenode.plan.search.problem import SearchProblem
 from homenode.plan.search.solve import fits
 from homenode.plan.search.supply import Supply, Usable
-from homenode.topology import CoreKind, Host, MemoryKind
 from homenode.units import format_bytes
 from homenode.vm.layout import MemoryBinding
+from homenode.vm.plan_model import Rejection, Unplannable
+from homenode.vm.plan_options import DeviceLocality
 
 
 def unusable_nodes(host: Host, request: GuestRequest) -> Iterator[Rejection]:

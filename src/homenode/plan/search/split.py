@@ -8,12 +8,12 @@ from collections.abc import Iterator, Sequence
 from itertools import islice, permutations
 
 from homenode.errors import UsageError
-from homenode.plan.options import CellRequest
 from homenode.plan.request import GuestRequest
 from homenode.plan.search.cell_sizes import GroupRange
 from homenode.plan.search.problem import SearchProblem, Split, Work
 from homenode.plan.search.supply import are_unequal
 from homenode.vm.layout import GuestCells
+from homenode.vm.plan_options import CellRequest
 
 MOST_ASSIGNMENTS = 5_040
 """Ways to put the cells on nodes that are compared: all for seven cells on seven nodes."""

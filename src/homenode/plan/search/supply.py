@@ -20,9 +20,9 @@ from msgspec import Struct
 
 from homenode.cpuset import CpuSet
 from homenode.indices import NodeIndex, PackageIndex
+from homenode.machine.topology import CoreKind, Host, NumaNode
 from homenode.plan.allocations import Allocations
 from homenode.plan.request import GuestRequest
-from homenode.topology import CoreKind, Host, NumaNode
 
 UNKNOWN_LLC = 1 << 20
 """Cores whose LLC is unknown are one pool, after all others; never one LLC per core."""

@@ -22,10 +22,10 @@ from itertools import chain, islice
 from msgspec import Struct
 
 from homenode.cpuset import CpuSet
+from homenode.machine.topology import CoreKind
 from homenode.plan.bit_sets import members
-from homenode.plan.model import PlanFinding, plan_finding
 from homenode.plan.search.supply import FreeCore, Usable
-from homenode.topology import CoreKind
+from homenode.vm.plan_model import PlanFinding, plan_finding
 
 EMULATOR_CORES = 2
 

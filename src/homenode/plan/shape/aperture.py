@@ -11,13 +11,13 @@ from collections.abc import Iterable
 from msgspec import Struct
 
 from homenode.gap import Gap
-from homenode.pci import PciDevice
-from homenode.plan.model import Aperture, PlanFinding, plan_finding
+from homenode.machine.pci import PciDevice
+from homenode.machine.topology import HostSettings
 from homenode.plan.request import GuestRequest
-from homenode.topology import HostSettings
 from homenode.units import GIB, KIB, MIB, format_bytes
 from homenode.vm.layout import GuestPcie
 from homenode.vm.model import Vm
+from homenode.vm.plan_model import Aperture, PlanFinding, plan_finding
 
 DEFAULT_WINDOW_BYTES = 32 * GIB
 """64-bit PCI window of q35 and of OVMF where nothing else is said."""

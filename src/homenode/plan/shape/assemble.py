@@ -11,12 +11,9 @@ from homenode.cpuset import CpuSet
 from homenode.errors import InputError, UsageError
 from homenode.gap import Gap
 from homenode.indices import LlcIndex, NodeIndex
-from homenode.pci import PciDevice
+from homenode.machine.pci import PciDevice
+from homenode.machine.topology import Host
 from homenode.plan.allocations import uuid_of_device
-from homenode.plan.fingerprint import RECORDED, host_fingerprint
-from homenode.plan.gpu_parts import mediated_gaps, parts_at
-from homenode.plan.model import Plan, PlanFinding, plan_finding
-from homenode.plan.options import MemoryMode, Policy
 from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest
 from homenode.plan.search.ladder import Concession
@@ -30,7 +27,8 @@ from homenode.plan.shape.memory_devices import device_bytes_of_cells, together
 from homenode.plan.shape.numbering import numbering, offline_vcpus, without_online
 from homenode.plan.shape.pcie import MirroredPcie, mirror_pcie
 from homenode.plan.shape.pcie_document import PcieDocument
-from homenode.topology import Host
+from homenode.vm.fingerprint import RECORDED, host_fingerprint
+from homenode.vm.gpu_parts import mediated_gaps, parts_at
 from homenode.vm.layout import GuestCells, GuestPcie, MemoryBinding, Pinning
 from homenode.vm.model import (
     GuestAddress,
@@ -41,6 +39,8 @@ from homenode.vm.model import (
     Vm,
     VmCell,
 )
+from homenode.vm.plan_model import Plan, PlanFinding, plan_finding
+from homenode.vm.plan_options import MemoryMode, Policy
 from homenode.wording import plural
 
 MOST_VCPUS_WITHOUT_IOMMU = 255

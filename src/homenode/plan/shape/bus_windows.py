@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from homenode.plan.model import Unplannable
+from homenode.vm.plan_model import Unplannable
 
 BUS_COUNT = 256
 HOTPLUG_SPACE = 16

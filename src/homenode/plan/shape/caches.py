@@ -20,12 +20,12 @@ from msgspec.structs import replace
 from homenode.cpuset import CpuSet
 from homenode.gap import Gap
 from homenode.indices import LlcIndex
-from homenode.plan.model import PlanFinding, plan_finding
+from homenode.machine.topology import Host, Llc
 from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest
 from homenode.plan.shape.guest_topology import AMD_VENDORS, INTEL_VENDOR
-from homenode.topology import Host, Llc
 from homenode.vm.model import GuestCache, GuestTopology, Vm
+from homenode.vm.plan_model import PlanFinding, plan_finding
 
 PASSTHROUGH_MODES = frozenset({"host-passthrough", "maximum"})
 """CPU modes with which libvirt takes <cache mode='passthrough'/>."""

@@ -3,11 +3,10 @@
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.indices import NodeIndex
-from homenode.pci import DeviceKind, PciDevice
-from homenode.plan.model import Aperture
+from homenode.machine.pci import DeviceKind, PciDevice
+from homenode.machine.topology import Host
 from homenode.plan.request import GuestRequest
 from homenode.plan.shape.numbering import offline_vcpus, online_text
-from homenode.topology import Host
 from homenode.units import format_bytes, format_limit
 from homenode.vm.layout import GuestCells
 from homenode.vm.model import (
@@ -18,6 +17,7 @@ from homenode.vm.model import (
     PortModel,
     VmCell,
 )
+from homenode.vm.plan_model import Aperture
 
 
 def consequences(

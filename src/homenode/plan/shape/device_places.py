@@ -13,9 +13,9 @@ from msgspec import Struct, field
 
 from homenode.bdf import Bdf
 from homenode.indices import NodeIndex
-from homenode.pci import DeviceKind, PciDevice, PortType
+from homenode.machine.pci import DeviceKind, PciDevice, PortType
+from homenode.machine.topology import Host
 from homenode.plan.devices.brought import own_nics
-from homenode.topology import Host
 
 BdfKey = tuple[int, int, int, int]
 

@@ -6,15 +6,15 @@ from homenode.cpuset import CpuSet
 from homenode.errors import InputError
 from homenode.gap import Gap
 from homenode.indices import NodeIndex
-from homenode.plan.model import PageReservation, PlanFinding, plan_finding
-from homenode.plan.options import MemoryMode
+from homenode.machine.topology import LOCAL_DISTANCE, Host
 from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest
 from homenode.plan.shape.memory_devices import device_bytes_of_cells, device_gaps
-from homenode.topology import LOCAL_DISTANCE, Host
 from homenode.units import KIB, MIB, bytes_of, format_bytes
 from homenode.vm.layout import GuestCells, Layout, MemoryBinding
 from homenode.vm.model import VmCell
+from homenode.vm.plan_model import PageReservation, PlanFinding, plan_finding
+from homenode.vm.plan_options import MemoryMode
 
 DEFAULT_HUGE_PAGE_BYTES = 2 * MIB
 """Where <hugepages/> names no size and the kernel command line names none either (x86-64)."""

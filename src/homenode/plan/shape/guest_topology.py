@@ -13,12 +13,12 @@ from math import gcd
 from msgspec import Struct
 
 from homenode.errors import InputError
-from homenode.plan.model import PlanFinding, plan_finding
+from homenode.machine.topology import Host
 from homenode.plan.request import GuestRequest
 from homenode.plan.shape.numbering import Numbering
-from homenode.topology import Host
 from homenode.vm.layout import GuestCells, Siblings
 from homenode.vm.model import GuestTopology
+from homenode.vm.plan_model import PlanFinding, plan_finding
 from homenode.wording import plural
 
 INTEL_VENDOR = "GenuineIntel"

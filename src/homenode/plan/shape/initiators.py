@@ -13,17 +13,17 @@ from msgspec import Struct, structs
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
-from homenode.discover.device_kinds import NVIDIA
 from homenode.gap import Gap
 from homenode.indices import NodeIndex
-from homenode.pci import PciDevice
-from homenode.plan.model import PlanFinding, plan_finding
+from homenode.machine.discover.device_kinds import NVIDIA
+from homenode.machine.pci import PciDevice
+from homenode.machine.topology import Host
 from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest
 from homenode.plan.shape.guest_numa import guest_distances
-from homenode.topology import Host
 from homenode.vm.layout import GuestPcie
 from homenode.vm.model import VmCell
+from homenode.vm.plan_model import PlanFinding, plan_finding
 
 GRACE_GPUS = frozenset({0x2342, 0x2348, 0x2941})
 """Device ids of NVIDIA's GPUs with a Grace CPU."""

@@ -6,8 +6,8 @@ from msgspec import Struct
 
 from homenode.bdf import Bdf
 from homenode.indices import NodeIndex
-from homenode.plan.model import PlanFinding, plan_finding
-from homenode.topology import Host
+from homenode.machine.topology import Host
+from homenode.vm.plan_model import PlanFinding, plan_finding
 
 
 class NearestCell(Struct, frozen=True):

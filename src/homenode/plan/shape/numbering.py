@@ -15,10 +15,10 @@ from msgspec.structs import replace
 
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError
-from homenode.plan.model import PlanFinding, plan_finding
 from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest
 from homenode.vm.layout import GuestCells
+from homenode.vm.plan_model import PlanFinding, plan_finding
 
 MOST_SOCKETS_PER_CELL = 4
 """Beyond, a vCPU more or less online in a cell is better than more sockets."""

@@ -14,9 +14,8 @@ from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError, UsageError
 from homenode.indices import NodeIndex
-from homenode.pci import DeviceKind, PciDevice
-from homenode.plan.model import PlanFinding, plan_finding
-from homenode.plan.options import PciGranularity
+from homenode.machine.pci import DeviceKind, PciDevice
+from homenode.machine.topology import CoreKind, Host
 from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest
 from homenode.plan.shape.device_places import Place, device_places, sparse_places
@@ -35,8 +34,9 @@ from homenode.plan.shape.port_assignments import (
     best_ones,
     right_ones,
 )
-from homenode.topology import CoreKind, Host
 from homenode.vm.model import GuestAddress, GuestCellId, GuestPciController, PortModel
+from homenode.vm.plan_model import PlanFinding, plan_finding
+from homenode.vm.plan_options import PciGranularity
 
 MOST_SPARE_PORTS = 16
 

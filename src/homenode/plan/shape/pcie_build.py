@@ -2,11 +2,11 @@
 
 from msgspec import Struct
 
-from homenode.plan.model import Unplannable
 from homenode.plan.shape.bus_windows import ExpanderNeed, Window, assign_windows
-from homenode.plan.shape.pcie_document import EXPANDER, PcieDocument
+from homenode.plan.shape.pcie_document import PcieDocument
 from homenode.plan.shape.pcie_tree import SLOTS_PER_BUS, PcieTree, TreeNode
-from homenode.vm.model import GuestAddress, GuestCellId, GuestPciController, PortModel
+from homenode.vm.model import EXPANDER, GuestAddress, GuestCellId, GuestPciController, PortModel
+from homenode.vm.plan_model import Unplannable
 
 LARGEST_INDEX = 255
 """libvirt writes a controller's index as `bus` of an address, which has 8 bits."""

@@ -6,9 +6,13 @@ from msgspec.structs import replace
 
 from homenode.errors import InputError
 from homenode.plan.shape.pcie_tree import PcieTree, TreeNode
-from homenode.vm.model import GuestAddress, GuestPciController, PortModel, Vm
-
-EXPANDER = PortModel.EXPANDER_BUS.value
+from homenode.vm.model import (
+    EXPANDER,
+    GuestAddress,
+    GuestPciController,
+    Vm,
+    expander_above,
+)
 
 # Slots on pcie.0 for expander buses, the quietest first. Left out: 0 is the host bridge; libvirt
 # gives 1 to the first video device and counts up from 2 with its own root ports; q35's chipset has
@@ -88,20 +92,6 @@ class PcieDocument:
             if expander is not None:
                 found[index] = expander.index
         return found
-
-
-def expander_above(
-    controllers: dict[int, GuestPciController], bus: int
-) -> GuestPciController | None:
-    """The expander bus at or above a controller's bus; None where it hangs on pcie.0."""
-    for _ in range(32):
-        controller = controllers.get(bus)
-        if controller is None or controller.model == EXPANDER:
-            return controller
-        if controller.address is None:
-            return None
-        bus = controller.address.bus
-    return None
 
 
 def refuse_machine(guest: Vm, layout: str) -> None:

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 from msgspec import Struct
 
 from homenode.bdf import Bdf
-from homenode.plan.options import PciGranularity
 from homenode.plan.shape.device_places import Place, Section
 from homenode.vm.model import PortModel
+from homenode.vm.plan_options import PciGranularity
 
 SLOTS_PER_BUS = 32
 """Device numbers on an expander bus or below a switch's upstream port."""

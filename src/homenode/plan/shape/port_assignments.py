@@ -5,9 +5,9 @@ from msgspec import Struct
 from homenode.bdf import Bdf
 from homenode.plan.request import GuestRequest
 from homenode.plan.shape.pcie_build import PcieBuild
-from homenode.plan.shape.pcie_document import EXPANDER, PcieDocument
+from homenode.plan.shape.pcie_document import PcieDocument
 from homenode.plan.shape.pcie_tree import PcieTree
-from homenode.vm.model import GuestAddress
+from homenode.vm.model import EXPANDER, GuestAddress
 
 
 class PortAssignment(Struct, frozen=True):

@@ -1,1 +1,0 @@
-"""Analyse: from runs to comparisons, doubts and verdicts."""

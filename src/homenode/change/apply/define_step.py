@@ -1,0 +1,296 @@
+"""DefineStep: a domain's definition as a step: what libvirt replaces whole or not at all. [I/O]
+
+What is about to happen is on disk before libvirt hears of it. A kill at any moment leaves the old
+definition or the new one, the journal says which two those are, and either leads back.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from msgspec import Struct, structs
+
+from homenode.change.apply.domain_diff import difference_count, is_edited, is_printed, not_kept
+from homenode.change.apply.earlier_records import DEFINE
+from homenode.change.apply.obstacles import Obstacle
+from homenode.change.apply.store import DomainStore, sha256
+from homenode.change.step import TO_UNDO, ChangeEntry, ChangeState, Note
+from homenode.errors import HostError, InputError
+from homenode.vm.domain.xml_equivalence import same_definition
+from homenode.vm.hypervisor.connection import with_connection
+from homenode.vm.hypervisor.domain_state import DomainState
+from homenode.vm.hypervisor.virsh import RefusedError, Virsh
+from homenode.wording import command_line
+
+
+class Applied(Struct, frozen=True):
+    """What was done, or would be. defined: as libvirt prints it now; None where nothing was done.
+
+    original, tuned: where the saved documents lie (would lie). obstacles: why it would be refused.
+    changed: False where the domain had this definition already.
+    edited: it has more changes than libvirt makes of the tuned document: somebody edited it at the
+    same moment, and restore will not drop that.
+    """
+
+    state: DomainState
+    original: Path
+    tuned: Path
+    defined: bytes | None
+    obstacles: tuple[Obstacle, ...]
+    changed: bool
+    edited: bool = False
+
+
+class DomainChange(Struct, frozen=True, kw_only=True):
+    """What one domain is to become. original: what `virsh.definition` gave, from which `tuned` was
+    made."""
+
+    name: str
+    tuned: bytes
+    original: bytes
+
+
+class DefineStep:
+    """A domain's definition as a step: libvirt replaces it whole or not at all."""
+
+    def __init__(
+        self,
+        virsh: Virsh,
+        state: DomainState,
+        store: DomainStore,
+        lock: Sequence[int],
+        change: DomainChange | None = None,
+    ) -> None:
+        """change: what to do; none is needed to undo. Raises InputError where the definition
+        changed since it was read."""
+        self.virsh, self.state, self.store, self._lock = virsh, state, store, lock
+        self._last = store.definition()
+        if change is not None:
+            self.tuned, self._original = change.tuned, change.original
+            check_current(virsh, state, change.original)
+            self._base = first_original(store, state, change.original, virsh.connect)
+        self._entry: ChangeEntry | None = None
+        self._now: bytes | None = None
+        self._is_done = False
+
+    def applied(self) -> Applied:
+        """What `act` came to."""
+        return Applied(
+            self.state,
+            self.store.document_path(self._base),
+            self.store.document_path(sha256(self.tuned)),
+            self._now,
+            (),
+            not self._is_untouched,
+            self._is_edited,
+        )
+
+    def do(self, note: Note) -> ChangeEntry:
+        self.begin(note)
+        return self.act(note)
+
+    def begin(self, note: Note) -> ChangeEntry:
+        """Write down what is about to happen. Raises InputError where it was edited meanwhile."""
+        by_hand = (
+            "virsh",
+            "-c",
+            self.virsh.connect,
+            "define",
+            self.store.document_path(self._base),
+        )
+        self._entry = ChangeEntry(
+            what=ChangeState.BEGIN,
+            kind=DEFINE,
+            subject=self.state.uuid,
+            before=self._base,
+            after=self.store.save(self.tuned),
+            by_hand=command_line(*by_hand),
+            facts={"name": self.state.name, "found": self.store.save(self._original)},
+        )
+        self._begin(self._entry, self._original, note)
+        return self._entry
+
+    def act(self, note: Note) -> ChangeEntry:
+        """Have libvirt define it, and write down how that came out."""
+        assert self._entry is not None, "begin comes first"
+        entry, self._entry = self._entry, None
+        answered = False
+        try:
+            self._define(entry.after)
+            answered = True
+        except RefusedError:
+            answered = True
+            raise
+        finally:
+            # Also after a failure: it may have happened all the same. Where virsh was stopped, by
+            # Ctrl-C or for its time, libvirt may still do it; where it was edited since, the line
+            # stays that of a step not done.
+            self._now = self.virsh.definition(self.state.uuid)
+            if (answered or not self._is_untouched) and not self._is_edited:
+                entry = self._came_to(entry, self._now, note)
+        lost = () if self._is_edited else not_kept(self.tuned, self._now)
+        if lost:
+            dropped = self.store.save(self._now)
+            self._define(self.store.save(self._original))
+            self._came_to(entry, self._original, note)
+            raise HostError(
+                f"{self.state.name}: expected libvirt to keep what it was given, found changed: "
+                f"{'; '.join(lost)}",
+                hint="the original definition is back; is this libvirt new enough for the layout? "
+                f"what it contained: {self.store.document_path(dropped)}",
+            )
+        self._is_done = True
+        return entry
+
+    def take_back(self, note: Note) -> None:
+        """Have the definition from before `do`, where that has happened and it was not edited."""
+        if self._entry is not None:  # begun, and no more
+            note(self._last or self._entry.now(ChangeState.REFUSED))
+        elif self._is_done and not self._is_edited and self._is_still(self._now):
+            self._define(self.store.save(self._original))
+            last = self.store.definition()
+            assert last is not None, "it was begun"
+            self._came_to(last, self._original, note)
+
+    def undo(self, entry: ChangeEntry, note: Note, *, replaces: bytes | None = None) -> ChangeEntry:
+        """Define what was there before. replaces: the definition that it is known to be free to
+        replace; None = that of now. Raises InputError where it was edited meanwhile."""
+        now = replaces or self.virsh.definition(self.state.uuid)
+        entry = with_facts(entry, name=self.state.name, found=self.store.save(now))
+        self._begin(entry.now(ChangeState.UNDOING), now, note)
+        try:
+            self._define(entry.before)
+        except RefusedError:
+            if self._last is not None:
+                note(self._last)
+            raise
+        entry = entry.now(ChangeState.UNDONE)
+        note(entry)
+        return entry
+
+    def is_done(self, entry: ChangeEntry) -> bool:
+        now = self.virsh.definition(self.state.uuid)
+        if entry.what is ChangeState.BEGIN:
+            replaced = self.store.document(last_known(entry))
+            return is_printed(self.store.document(entry.after), replaced, now)
+        return same_definition(now, self.store.document(entry.before))
+
+    @property
+    def _is_untouched(self) -> bool:
+        return self._now is not None and same_definition(self._now, self._original)
+
+    @property
+    def _is_edited(self) -> bool:
+        """Since it was defined."""
+        now = self._now
+        changed = now is not None and not self._is_untouched
+        return changed and is_edited(self.tuned, self._original, now or b"")
+
+    def _is_still(self, expected: bytes | None) -> bool:
+        now = self.virsh.definition(self.state.uuid)
+        return expected is not None and same_definition(now, expected)
+
+    def _define(self, document: str | None) -> None:
+        self.virsh.define(str(self.store.document_path(document)), self._lock)
+
+    def _came_to(self, entry: ChangeEntry, definition: bytes, note: Note) -> ChangeEntry:
+        """Write down which definition there is after an answer of libvirt's."""
+        is_back = same_definition(definition, self._original)
+        is_first = self._base == sha256(self._original)
+        what = ChangeState.REFUSED if is_back and is_first else ChangeState.DONE
+        entry = with_facts(entry, found=self.store.save(definition)).now(what)
+        note(entry)
+        return entry
+
+    def _begin(self, entry: ChangeEntry, expected: bytes, note: Note) -> None:
+        """Writes the line of an act, then checks once more that it was not edited meanwhile.
+
+        libvirt cannot be asked to replace a definition only where it is still the same one: an edit
+        within the milliseconds from here to its answer is lost. Raises InputError.
+        """
+        note(entry)
+        if self._is_still(expected):
+            return
+        # As if nothing had begun: the original of a line that says "refused" is never restored.
+        note(self._last or entry.now(ChangeState.REFUSED))
+        self._entry = None
+        raise InputError(
+            f"{self.state.name}: expected the definition that was read a moment ago, found "
+            "another: it was edited in between",
+            hint="run it again",
+        )
+
+
+def with_facts(entry: ChangeEntry, **facts: str) -> ChangeEntry:
+    return structs.replace(entry, facts={**entry.facts, **facts})
+
+
+def first_original(store: DomainStore, state: DomainState, original: bytes, connect: str) -> str:
+    """sha256 of the original to come back to: the first one, where ours lies over it."""
+    entry = store.definition()
+    if entry is None or entry.before is None or entry.what not in TO_UNDO:
+        return sha256(original)
+    if _is(store, entry.before, original):
+        return entry.before
+    if is_ours(store, entry, original):
+        return entry.before  # applied again, or interrupted before it was read back
+    name = entry.facts["name"]
+    if state.name != name:
+        raise renamed(store, entry, state, original, connect)
+    raise InputError(
+        f"{name}: expected the definition that homenode applied, found another: it was edited "
+        "since",
+        hint=command_line(*with_connection(connect, "homenode", "restore", state.uuid, "--forget"))
+        + " keeps the edits as the new original; with --keep-edits in its place the layout is "
+        "taken out first",
+    )
+
+
+def is_ours(store: DomainStore, entry: ChangeEntry, definition: bytes) -> bool:
+    """Whether a definition is one that homenode put there, or left there: not edited by others.
+
+    A step that was cut short left what was there before, or what libvirt made of the tuned one.
+    """
+    if _is(store, entry.facts.get("found"), definition):
+        return True
+    if entry.what is not ChangeState.BEGIN:
+        return False  # a restore leaves what was there before, or the original
+    before = store.document(last_known(entry))
+    return is_printed(store.document(entry.after), before, definition)
+
+
+def _is(store: DomainStore, name: str | None, definition: bytes) -> bool:
+    """Whether a definition is the one that was saved under that name."""
+    return name is not None and same_definition(store.document(name), definition)
+
+
+def last_known(entry: ChangeEntry) -> str | None:
+    """What libvirt had when the line was written, as far as it is known."""
+    return entry.facts.get("found") or entry.before
+
+
+def renamed(
+    store: DomainStore, entry: ChangeEntry, state: DomainState, definition: bytes, connect: str
+) -> InputError:
+    """Of a domain whose name is not that of its record, as after `virsh domrename`."""
+    name = entry.facts["name"]
+    last = store.document(entry.facts.get("found") or entry.after)
+    is_name_alone = difference_count(last, definition) == 2  # the element in either document
+    restore = with_connection(connect, "homenode", "restore", state.argument, "--keep-edits")
+    back = ("virsh", "-c", connect, "domrename", "--domain", state.uuid)
+    return InputError(
+        f"{state.name}: expected the name {name}, which it had when homenode applied a "
+        f"layout, found it renamed{'' if is_name_alone else ', and edited since'}",
+        hint="to keep the name and take out the layout: "
+        + command_line(*restore)
+        + ", after which homenode apply gives it one again; to keep the layout, give the old name "
+        "back, run this again, and rename it after: " + command_line(*back, "--new-name", name),
+    )
+
+
+def check_current(virsh: Virsh, state: DomainState, original: bytes) -> None:
+    if not same_definition(virsh.definition(state.uuid), original):
+        raise InputError(
+            f"{state.name}: expected the definition that the plan was made from, found another: it "
+            "was edited in between",
+            hint="plan and apply again",
+        )

@@ -1,0 +1,241 @@
+"""Live pins: the threads of a running domain moved to where a tuned document has them. [I/O]
+
+Memory stays where it is, and so does the definition: the next start has what is defined.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from msgspec import Struct
+
+from homenode.change.apply.earlier_records import PIN
+from homenode.change.apply.store import DomainStore
+from homenode.change.host_lock import host_locked
+from homenode.change.step import TO_UNDO, ChangeEntry, ChangeState
+from homenode.cpuset import CpuSet
+from homenode.errors import HomenodeError, InputError, UsageError
+from homenode.input_files import read_kernel_file
+from homenode.process import arguments_after
+from homenode.vm.domain.read import open_domain, vm_of
+from homenode.vm.hypervisor.connection import is_local
+from homenode.vm.hypervisor.domain_state import DomainState, LivePin, pins_of_text, pins_text
+from homenode.vm.hypervisor.virsh import Virsh
+from homenode.vm.model import Vm
+from homenode.wording import command_line
+
+
+class Moved(Struct, frozen=True):
+    """Threads that were moved, or would be: as they were, and as they are then, in one order.
+
+    strangers: nodes where the running domain's memory may lie and the document's may not.
+    """
+
+    state: DomainState
+    before: tuple[LivePin, ...]
+    after: tuple[LivePin, ...]
+    strangers: CpuSet
+
+
+def preview_live_pins(virsh: Virsh, name: str, tuned: bytes) -> Moved:
+    """What apply_live_pins would do; changes nothing.
+
+    Raises UsageError where the domain does not run, or runs with other vCPUs or IOThreads than the
+    document has: threads cannot be added by pinning.
+    """
+    state = virsh.domain(name)
+    if not state.is_active:
+        raise UsageError(
+            f"{state.name}: --live-pins: expected a running domain, found it {state.state}",
+            hint="leave --live-pins out: then the definition changes",
+        )
+    facts = vm_of(open_domain(tuned, "the tuned document"))
+    running = vm_of(open_domain(virsh.live_document(state.uuid), state.name))
+    wanted = _pins(facts)
+    found = {(pin.kind, pin.number): pin for pin in virsh.live_pins(state.uuid)}
+    if running.vcpus != facts.vcpus:
+        raise UsageError(
+            f"{state.name}: expected {facts.vcpus} vCPUs as in the tuned document, found "
+            f"{running.vcpus} running",
+            hint="shut it down and apply the document, or choose a layout that keeps the vCPUs "
+            "(--keep-vcpus)",
+        )
+    missing = [pin for pin in wanted if (pin.kind, pin.number) not in found]
+    missing = [pin for pin in missing if pin.kind != "vcpu"]  # offline vCPUs have no thread
+    if missing:
+        raise UsageError(
+            f"{state.name}: expected a running {missing[0].kind} {missing[0].number}, found none",
+            hint="shut it down and apply the document",
+        )
+    moves = [
+        (found[pin.kind, pin.number], pin)
+        for pin in wanted
+        if (pin.kind, pin.number) in found and found[pin.kind, pin.number] != pin
+    ]
+    return Moved(
+        state,
+        tuple(before for before, _ in moves),
+        tuple(after for _, after in moves),
+        _nodes(running) - _nodes(facts) if _nodes(facts) else CpuSet(),
+    )
+
+
+def apply_live_pins(virsh: Virsh, name: str, tuned: bytes, root: Path) -> Moved:
+    """Move the threads of a running domain; how they were is saved first. Raises as the preview.
+
+    Where one cannot be moved, those before it are restored.
+    """
+    state = virsh.domain(name)
+    store = DomainStore(root, virsh.connect, state.uuid)
+    words = command_line("homenode", "apply", state.argument, "--live-pins")
+    with host_locked(root, virsh.connect, words):
+        moved = preview_live_pins(virsh, state.uuid, tuned)
+        assert moved.state.run_id is not None, "it runs, or the preview had raised"
+        before, after = moved.before, moved.after
+        run = {"run_id": str(moved.state.run_id), "run_mark": _mark(virsh, state.uuid)}
+        earlier = moved_in_run(store, moved.state.run_id, run["run_mark"])
+        if earlier is not None:
+            # The first pins are those to come back to, also for threads that move again.
+            first = {(pin.kind, pin.number): pin for pin in (*before, *earlier[0])}
+            last = {(pin.kind, pin.number): pin for pin in (*earlier[1], *after)}
+            before, after = tuple(first.values()), tuple(last[key] for key in first)
+        entry = ChangeEntry(
+            what=ChangeState.BEGIN,
+            kind=PIN,
+            subject=state.uuid,
+            before=pins_text(before),
+            after=pins_text(after),
+            facts={key: value for key, value in run.items() if value is not None}
+            | {"name": moved.state.name},
+            by_hand="; ".join(_commands(virsh, state.uuid, before)),
+        )
+        store.journal.write(entry)
+        _move(virsh, state.uuid, moved.after, undo=moved.before)
+        store.journal.write(entry.now(ChangeState.DONE))
+    return moved
+
+
+def moved_in_run(
+    store: DomainStore, run_id: int | None, mark: str | None
+) -> tuple[tuple[LivePin, ...], tuple[LivePin, ...]] | None:
+    """The pins of the threads that were moved in this run, as they were and as they are then; None
+    where none were: a new run has the pins of its definition. mark: see run_mark."""
+    entry = store.pins()
+    if entry is None or entry.what not in TO_UNDO or run_id is None:
+        return None
+    known = entry.facts.get("run_mark")
+    if entry.facts.get("run_id") != str(run_id) or (None not in (known, mark) and known != mark):
+        return None
+    return pins_of_text(entry.before or ""), pins_of_text(entry.after or "")
+
+
+def preview_restore_live_pins(virsh: Virsh, name: str, root: Path) -> tuple[LivePin, ...]:
+    """The pins that restore_live_pins would give back; changes nothing. Raises as it does."""
+    state = virsh.domain(name)
+    store = DomainStore(root, virsh.connect, state.uuid)
+    mark = _mark(virsh, state.uuid) if store.pins() is not None else None
+    found = moved_in_run(store, state.run_id, mark)
+    if found is None:
+        return ()
+    before, after = found
+    ours = {*before, *after}
+    moved = {(pin.kind, pin.number) for pin in after}
+    for pin in virsh.live_pins(state.uuid):
+        if (pin.kind, pin.number) in moved and pin not in ours:
+            raise InputError(
+                f"{state.name}: {pin.kind} {pin.number}: expected it where homenode put it, "
+                f"found PUs {pin.pus}: somebody moved it since",
+                hint=f"virsh {pin.kind}pin moves it back by hand",
+            )
+    return before
+
+
+def restore_live_pins(virsh: Virsh, name: str, root: Path) -> tuple[LivePin, ...]:
+    """Put the threads of a running domain back; gives the pins that it has again.
+
+    () where nothing was moved in this run. Raises InputError where somebody else has moved them
+    since.
+    """
+    state = virsh.domain(name)
+    store = DomainStore(root, virsh.connect, state.uuid)
+    entry = store.pins()
+    if entry is None or entry.what not in TO_UNDO:
+        return ()  # also where nothing can be written
+    words = command_line("homenode", "restore", state.argument)
+    with host_locked(root, virsh.connect, words):
+        back = preview_restore_live_pins(virsh, state.uuid, root)
+        store.journal.write(entry.now(ChangeState.UNDOING))
+        _move(virsh, state.uuid, back, undo=())
+        store.journal.write(entry.now(ChangeState.UNDONE))
+    return back
+
+
+def _commands(virsh: Virsh, uuid: str, pins: tuple[LivePin, ...]) -> Iterator[str]:
+    """What moves threads without homenode."""
+    start = ("virsh", "-c", virsh.connect)
+    for pin in pins:
+        number = () if pin.kind == "emulator" else (str(pin.number),)
+        yield command_line(*start, f"{pin.kind}pin", uuid, *number, str(pin.pus), "--live")
+
+
+def _move(virsh: Virsh, uuid: str, pins: tuple[LivePin, ...], undo: tuple[LivePin, ...]) -> None:
+    for i, pin in enumerate(pins):
+        try:
+            virsh.pin_live(uuid, pin)
+        except HomenodeError:
+            for before in undo[:i]:
+                virsh.pin_live(uuid, before)
+            raise
+
+
+def _mark(virsh: Virsh, uuid: str) -> str | None:
+    return run_mark(uuid) if is_local(virsh.connect) else None
+
+
+def _pins(facts: Vm) -> tuple[LivePin, ...]:
+    vcpus = [LivePin("vcpu", i, pus) for i, pus in enumerate(facts.vcpu_pins) if pus is not None]
+    emulator = facts.emulator_pus
+    return (
+        *vcpus,
+        *(() if emulator is None else (LivePin("emulator", 0, emulator),)),
+        *(LivePin("iothread", number, pus) for number, pus in facts.iothread_pins),
+    )
+
+
+def _nodes(facts: Vm) -> CpuSet:
+    bound = CpuSet() if facts.binding is None else facts.binding[1]
+    for cell in facts.cells:
+        bound |= cell.nodes
+    return bound
+
+
+_START = 19
+"""Of the fields behind the name in /proc/PID/stat: when it began, in ticks. Source: proc(5)."""
+
+
+def run_mark(uuid: str, root: str = "/") -> str | None:
+    """The boot of this machine and the domain's QEMU in it, in a word that no other run has.
+
+    libvirt's number does not say: it counts on from the highest number of a domain that runs when
+    the daemon is started, from 1 after a boot of the host. Seen with libvirt 9.0.
+    None where no process here is that domain's, or none may be seen.
+    """
+    proc = Path(root) / "proc"
+    boot = _text(proc / "sys/kernel/random/boot_id").strip()
+    # A process may say of itself what it likes; the first to have said it is QEMU.
+    found = min(_processes(proc, uuid), default=None)
+    return None if found is None or not boot else f"{boot}:{found[1]}:{found[0]}"
+
+
+def _processes(proc: Path, uuid: str) -> Iterator[tuple[int, int]]:
+    """(start in ticks, number) of each process with that UUID on its command line."""
+    for folder in proc.iterdir() if proc.is_dir() else ():
+        argv = _text(folder / "cmdline").split("\0") if folder.name.isdecimal() else []
+        if uuid in arguments_after(argv, "-uuid"):
+            fields = _text(folder / "stat").rpartition(")")[2].split()
+            if len(fields) > _START and fields[_START].isdecimal():
+                yield int(fields[_START]), int(folder.name)
+
+
+def _text(path: Path) -> str:
+    content = read_kernel_file(str(path))
+    return (content or b"").decode("utf-8", "replace")  # none: it ended, or is not for us to see

@@ -1,0 +1,155 @@
+"""Store: the saved definitions and the journal of each domain, each file whole or not there. [I/O]
+
+One folder for each domain and daemon: journal.jsonl, and every document that homenode replaced or
+gave to libvirt as SHA256.xml, which are never deleted. They hold what the definition holds, VNC
+passwords included: only their owner may read them, as in /etc/libvirt. What earlier versions kept
+there is read, and the next change writes it into a journal of today.
+
+A step "define" leads from the original (before) to what libvirt was given last (after); its facts
+are the domain's `name` and what libvirt had of it then (`found`): before an act what was replaced,
+after it what it printed; earlier versions also kept `connect`, and may lack `found`. A step
+"pin-threads" holds the pins of a run's threads; its facts are `name`, `run_id` and `run_mark`.
+"""
+
+import hashlib
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from homenode.change.apply.earlier_records import DEFINE, OLD_RECORD, PIN, earlier_entries
+from homenode.change.journal import Journal, state_hint
+from homenode.change.record_folder import JOURNAL, RecordFolder
+from homenode.change.step import ChangeEntry, ChangeHead
+from homenode.errors import InputError
+from homenode.vm.hypervisor.connection import with_connection
+from homenode.wording import command_line
+
+_SUM = re.compile(r"[0-9a-f]{64}\Z")
+_UUID = re.compile(r"[0-9a-f-]{36}\Z")
+_DAMAGED = (
+    "the documents next to it are whole: virsh define the right one, then move the folder away"
+)
+
+
+class DomainStore:
+    """What is saved of one domain of one daemon. Errors of the file system are HostErrors.
+
+    Whoever writes holds the host's lock.
+    """
+
+    __slots__ = ("_files", "_uuid", "journal")
+
+    def __init__(self, root: Path, connect: str, uuid: str) -> None:
+        if not _UUID.match(uuid):
+            raise InputError(f"domain: expected a UUID, found {uuid!r}")
+        self._files = _files(root / "domains" / f"{uuid}@{_daemon(connect)}")
+        self._uuid = uuid
+        undo = command_line(*with_connection(connect, "homenode", "restore", uuid))
+        head = ChangeHead(run=uuid, command="homenode apply", undo=undo, connect=connect)
+        self.journal = Journal(self._files, head, earlier_entries)
+
+    @property
+    def folder(self) -> Path:
+        """Where the files lie, for messages."""
+        return self._files.path
+
+    def definition(self) -> ChangeEntry | None:
+        """What was done last to the definition; None where nothing was."""
+        return self._last(DEFINE)
+
+    def pins(self) -> ChangeEntry | None:
+        """What was done last to the running domain; None where nothing was."""
+        return self._last(PIN)
+
+    def sweep(self) -> None:
+        """Remove what a killed homenode left half-written."""
+        self._files.sweep()
+
+    def drop(self) -> None:
+        """Remove all of it, as far as it is there."""
+        if not self.folder.exists():
+            return
+        with self._files.errors():
+            # The journal first: documents that nothing names any more are no one's original.
+            for name in (JOURNAL, OLD_RECORD):
+                (self.folder / name).unlink(missing_ok=True)
+            shutil.rmtree(self.folder)
+
+    def save(self, document: bytes) -> str:
+        """Saves a document; gives its sha256, by which it is found again."""
+        name = sha256(document)
+        if self._files.read(f"{name}.xml") != document:
+            self._files.make()
+            self._files.write(f"{name}.xml", document)
+        return name
+
+    def document(self, name: str | None) -> bytes:
+        """A saved document. Raises InputError where it is gone or is not what was saved."""
+        name = name or ""
+        content = self._files.read(f"{name}.xml") if _SUM.match(name) else None
+        if content is None or sha256(content) != name:
+            raise InputError(
+                f"{self.document_path(name)}: expected the document with that sha256, found "
+                f"{'none' if content is None else sha256(content)}",
+                hint="take the definition from a backup; nothing was changed",
+            )
+        return content
+
+    def document_path(self, name: str | None) -> Path:
+        """Where a saved document lies."""
+        return (self.folder / f"{name}.xml").absolute()
+
+    def _last(self, kind: str) -> ChangeEntry | None:
+        try:
+            return self.journal.last(kind, self._uuid)
+        except InputError as error:
+            raise InputError(error.message, hint=_DAMAGED) from None
+
+
+def other_daemons(root: Path, connect: str, uuid: str) -> tuple[str, ...]:
+    """Connections under which a record of the same domain lies, this one left out."""
+    here = DomainStore(root, connect, uuid).folder
+    found = []
+    for journal in journals_of_domains(root, f"{uuid}@*"):
+        entry = None if journal.files.path == here else journal.last(DEFINE, uuid)
+        if entry is not None:
+            found.append(entry.facts.get("connect") or journal.stored_head().connect)
+    return tuple(found)
+
+
+def saved_originals(root: Path, connect: str, domain: str) -> tuple[Path, ...]:
+    """Originals of domains of that name or UUID, whether libvirt knows them still or not."""
+    found = []
+    for journal in journals_of_domains(root, f"*@{_daemon(connect)}"):
+        uuid = journal.head.run
+        try:
+            entry = journal.last(DEFINE, uuid)
+        except InputError:
+            continue  # of another domain, or there is nothing that it could say
+        if entry is not None and domain in (entry.facts.get("name"), uuid):
+            found.append(DomainStore(root, connect, uuid).document_path(entry.before))
+    return tuple(found)
+
+
+def journals_of_domains(root: Path, pattern: str = "*@*") -> Iterator[Journal]:
+    """The journals of all domains."""
+    with _files(root).errors():
+        folders = sorted(path for path in (root / "domains").glob(pattern) if path.is_dir())
+    for folder in folders:
+        run = folder.name.partition("@")[0]
+        undo = command_line("homenode", "restore", run)
+        head = ChangeHead(run=run, command="homenode apply", undo=undo)
+        yield Journal(_files(folder), head, earlier_entries)
+
+
+def sha256(document: bytes) -> str:
+    return hashlib.sha256(document).hexdigest()
+
+
+def _files(folder: Path) -> RecordFolder:
+    return RecordFolder(folder, hint=state_hint)
+
+
+def _daemon(connect: str) -> str:
+    return hashlib.sha256(connect.encode()).hexdigest()[:8]

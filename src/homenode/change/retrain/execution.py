@@ -1,0 +1,203 @@
+"""Retrain: carry a plan out, verify, and restore what was found where it fails.
+
+A line is written before the first register is, so that an interrupted run is explained and
+continued by the next one; what was found first is what is restored.
+"""
+
+from typing import Protocol
+
+from msgspec import Struct
+
+from homenode.catalogue import finding
+from homenode.change.retrain.config_registers import (
+    RETRAIN_LINK,
+    SPEED_OF_CODE,
+    TARGET_SPEED_MASK,
+    ConfigSpace,
+    LinkRegisters,
+    control_2_at,
+    control_at,
+    read_registers,
+)
+from homenode.change.retrain.plan import RetrainPlan
+from homenode.change.step import ChangeEntry, ChangeState, Note
+from homenode.findings import Finding
+from homenode.wording import command_line
+
+KIND = "train-link"
+
+_POLLS = 100
+"""Of 10 ms: PCIe gives a training 1 s at most (7.5.3.7 and 6.7.3.3)."""
+
+_MORE_TRAININGS = 3
+"""Source: tenstorrent/tt-kmd#197, where links step up gradually rather than at once."""
+
+_SOURCE = "PCIe 6.0, 7.5.3.7 (Retrain Link) and 7.5.3.19 (Target Link Speed)"
+
+
+class Clock(Protocol):
+    """Time that passes between two looks at a register."""
+
+    def wait(self, seconds: float) -> None:
+        """Waits."""
+
+
+class RetrainResult(Struct, frozen=True):
+    """log: each register that was changed, before and after. findings: () where all is well."""
+
+    registers: LinkRegisters
+    log: tuple[str, ...]
+    findings: tuple[Finding, ...]
+
+
+def explain_interrupted(entry: ChangeEntry, now: LinkRegisters) -> Finding:
+    """What an interrupted run has left behind, by what the registers say now."""
+    control_2, target = _control_2(entry), int(entry.after or "0")
+    found = control_2 & TARGET_SPEED_MASK
+    if now.target_code == target and found != target:
+        state = "the new target was written; whether the training was started is unknown"
+    elif now.target_code == found:
+        state = "nothing had been written yet, or it was restored"
+    else:
+        state = "somebody else has written the target since"
+    device = entry.facts["device"]
+    return finding(
+        "retrain-interrupted",
+        f"{device} below port {entry.subject}",
+        expected=f"no open retrain: target {_speed(target)}, Link Control 2 found as "
+        f"{control_2:#06x}",
+        observed=f"Link Control 2 {now.control_2:#06x}, link at {_speed(now.current_code)} "
+        f"x{now.current_width}: {state}",
+        values={"device": device},
+        source=_SOURCE,
+    )
+
+
+class RetrainStep:
+    """A port's target speed as a step: a run that was cut short is taken up by the next one.
+
+    begun: what it wrote down; what was found first is what is restored.
+    """
+
+    def __init__(
+        self, plan: RetrainPlan, space: ConfigSpace, clock: Clock, begun: ChangeEntry | None = None
+    ) -> None:
+        self._plan, self._space, self._clock, self._begun = plan, space, clock, begun
+        self._log: list[str] = []
+        self.result = RetrainResult(plan.before, (), ())
+
+    def do(self, note: Note) -> ChangeEntry:
+        """Write the target, start the training, wait, verify.
+
+        Where the link does not come up at the target, the target that was found is restored and the
+        link trained once more. Raises HostError where a register cannot be reached; the line then
+        stays for the next run.
+        """
+        plan = self._plan
+        found = plan.before.control_2 if self._begun is None else _control_2(self._begun)
+        target = f"CAP_EXP+30.w={found & TARGET_SPEED_MASK:04x}:000f"
+        entry = ChangeEntry(
+            what=ChangeState.BEGIN,
+            kind=KIND,
+            subject=str(plan.port),
+            before=f"{found:#06x}",
+            after=str(plan.target_code),
+            by_hand=command_line("setpci", "-s", str(plan.port), target, "CAP_EXP+10.w=0020:0020"),
+            facts={"device": str(plan.device)},
+        )
+        if not plan.is_needed:
+            return self._ended(entry, ChangeState.DONE, note if self._begun else None)
+        note(entry)
+        self._set_target(plan.target_code)
+        if _is_good(plan, plan.before):  # fast already: only its next training had a low target
+            self.result = RetrainResult(read_registers(self._space, plan.port), self._said, ())
+            return self._ended(entry, ChangeState.DONE, note)
+        after = self._train()
+        for _ in range(_MORE_TRAININGS):  # some links come up one generation at a time
+            gains = after.is_up and plan.before.current_code < after.current_code
+            if _is_good(plan, after) or not gains:
+                break
+            after = self._train()
+        if _is_good(plan, after):
+            self.result = RetrainResult(after, self._said, ())
+            return self._ended(entry, ChangeState.DONE, note)
+        entry = self.undo(entry, note)
+        back = self.result.registers
+        failed = finding(
+            "retrain-failed",
+            f"{plan.device} below port {plan.port}",
+            expected=f"{plan.target_gt_per_s:g} GT/s x{plan.expected_width} after training",
+            observed=f"{_speed(after.current_code)} x{after.current_width}"
+            f"{'' if after.is_up else ', no link'}; the target that was found is back: "
+            f"{_speed(back.current_code)} x{back.current_width}"
+            f"{'' if back.is_up else ', NO LINK'}",
+            case=None if back.is_up else "no link",
+            source=_SOURCE,
+        )
+        self.result = RetrainResult(back, self._said, (failed,))
+        return entry
+
+    def undo(self, entry: ChangeEntry, note: Note) -> ChangeEntry:
+        """Write the target that was found, and train once more."""
+        self._set_target(_control_2(entry) & TARGET_SPEED_MASK)
+        self.result = RetrainResult(self._train(), self._said, ())
+        return self._ended(entry, ChangeState.UNDONE, note)
+
+    def is_done(self, entry: ChangeEntry) -> bool:
+        return str(read_registers(self._space, self._plan.port).target_code) == entry.after
+
+    @property
+    def _said(self) -> tuple[str, ...]:
+        return tuple(self._log)
+
+    def _ended(self, entry: ChangeEntry, what: ChangeState, note: Note | None) -> ChangeEntry:
+        entry = entry.now(what)
+        if note is not None:
+            note(entry)
+        return entry
+
+    def _set_target(self, code: int) -> None:
+        """Masked read-modify-write of the target speed."""
+        port, offset = self._plan.port, control_2_at(self._plan.before.at)
+        now = self._space.read(port, offset, 2)
+        wanted = now & ~TARGET_SPEED_MASK | code
+        if wanted != now:
+            self._space.write(port, offset, 2, wanted)
+        after = self._space.read(port, offset, 2)
+        self._log.append(f"{port} Link Control 2: {now:#06x} -> {after:#06x}")
+
+    def _train(self) -> LinkRegisters:
+        port, before = self._plan.port, self._plan.before
+        offset = control_at(before.at)
+        control = self._space.read(port, offset, 2)
+        self._space.write(port, offset, 2, control | RETRAIN_LINK)
+        for _ in range(_POLLS):
+            self._clock.wait(0.01)
+            now = read_registers(self._space, port)
+            if not now.is_training and now.is_up:
+                break
+        self._log.append(
+            f"{port} Link Control: {control:#06x} -> {control | RETRAIN_LINK:#06x} (Retrain "
+            f"Link), then {now.control:#06x}; Link Status {before.status:#06x} -> "
+            f"{now.status:#06x}: {_speed(now.current_code)} x{now.current_width}"
+        )
+        return now
+
+
+def _is_good(plan: RetrainPlan, after: LinkRegisters) -> bool:
+    return (
+        after.is_up
+        and not after.is_training
+        and plan.has_speed(after)
+        and after.current_width >= plan.expected_width
+    )
+
+
+def _control_2(entry: ChangeEntry) -> int:
+    """Link Control 2 as first found."""
+    return int(entry.before or "0", 16)
+
+
+def _speed(code: int) -> str:
+    speed = SPEED_OF_CODE.get(code)
+    return f"speed code {code}" if speed is None else f"{speed:g} GT/s"

@@ -1,0 +1,235 @@
+"""RetrainPlan: which two fields of which port would be written, or why not.
+
+Only a downstream port can retrain its link. Its Link Control 2 says the target speed, its Link
+Control has the bit that starts the training; of both registers only these fields are changed.
+"""
+
+from collections.abc import Mapping
+
+from msgspec import Struct
+
+from homenode.bdf import Bdf
+from homenode.change.retrain.config_registers import (
+    LINK_DISABLE,
+    SPEED_OF_CODE,
+    ConfigSpace,
+    LinkRegisters,
+    read_registers,
+)
+from homenode.errors import HomenodeError, InputError
+from homenode.machine.link_path import Link
+from homenode.machine.pci import DeviceKind, PciDevice, PortType
+from homenode.machine.topology import Host
+
+_WITHOUT_WORK = frozenset({None, "pcieport", "vfio-pci", "pci-stub"})
+_LOWEST_USEFUL_CODE = 1
+
+
+class Refused(HomenodeError):
+    """Retraining would disturb somebody, or cannot be done. Holds every reason."""
+
+    exit_code = 3
+
+    def __init__(self, device: Bdf, reasons: tuple[str, ...], hint: str) -> None:
+        super().__init__(f"{device}: its link is not retrained: {'; '.join(reasons)}", hint=hint)
+        self.reasons = reasons
+
+
+class Use(Struct, frozen=True):
+    """Who has a function. holders: processes with its VFIO group open; None = is unknown."""
+
+    holders: tuple[str, ...] | None
+
+
+class RetrainPlan(Struct, frozen=True):
+    """What is to be written. port: the downstream port; device: the function right below it.
+
+    before: the port's registers as found. target_code: to write. expected_width: what the link must
+    then have. is_exact: the user named the target, so that a faster link is to come down to it.
+    """
+
+    port: Bdf
+    device: Bdf
+    before: LinkRegisters
+    target_code: int
+    expected_width: int
+    is_exact: bool = False
+
+    @property
+    def is_needed(self) -> bool:
+        """False where the link has the target speed, and would train to it again."""
+        if self.is_exact:
+            return {self.before.current_code, self.before.target_code} != {self.target_code}
+        return (
+            self.before.current_code < self.target_code
+            or self.before.target_code < self.target_code
+        )
+
+    def has_speed(self, registers: LinkRegisters) -> bool:
+        """Whether the link runs at the target: as fast at least, or just as fast if named."""
+        if self.is_exact:
+            return registers.current_code == self.target_code
+        return registers.current_code >= self.target_code
+
+    @property
+    def target_gt_per_s(self) -> float:
+        return SPEED_OF_CODE[self.target_code]
+
+
+def plan_retrain(
+    host: Host,
+    device: Bdf,
+    space: ConfigSpace,
+    uses: Mapping[Bdf, Use],
+    target_gen: int | None = None,
+) -> RetrainPlan:
+    """The plan for the link above a function. target_gen: None = the fastest that both ends can.
+
+    uses: of every function behind that link; one that is missing counts as not given.
+    Raises InputError for a wrong function or target, Refused with every reason, and HostError
+    where registers cannot be read.
+    """
+    lower = _outside_its_card(host, _lower_end(host, device))
+    port = None if lower.parent is None else host.device(lower.parent)
+    if port is None or port.bridge is None:
+        raise InputError(
+            f"{device}: expected a device below a PCIe port, found one that is part of the root "
+            "complex",
+            hint="it has no link to train",
+        )
+    if port.bridge.port_type not in (PortType.ROOT_PORT, PortType.SWITCH_DOWNSTREAM):
+        raise InputError(
+            f"{device}: expected a root port or a switch's downstream port above it, found "
+            f"{port.bdf}, a {port.bridge.port_type}"
+        )
+    reasons = _users(host, port, uses)
+    if reasons:  # before any register is read: configuration space of a used device is its user's
+        raise Refused(
+            lower.bdf,
+            reasons,
+            "shut the VM down, or unbind the driver: virsh nodedev-detach, then try again",
+        )
+    above = read_registers(space, port.bdf)
+    below = read_registers(space, lower.bdf, is_port=False)
+    target = _target(lower.bdf, above, below, target_gen)
+    state = []
+    if above.control & LINK_DISABLE:
+        state.append(f"port {port.bdf} has its link disabled (LnkCtl {above.control:#06x})")
+    if above.is_training:
+        state.append(f"port {port.bdf} is training (LnkSta {above.status:#06x})")
+    if not above.is_up:
+        state.append(f"port {port.bdf} has no link (LnkSta {above.status:#06x})")
+    if state:
+        raise Refused(
+            lower.bdf,
+            tuple(state),
+            f"try again in a second; if it stays so, look at the slot: lspci -vvs {port.bdf}",
+        )
+    return RetrainPlan(
+        port.bdf, lower.bdf, above, target, above.current_width, is_exact=target_gen is not None
+    )
+
+
+def functions_behind(host: Host, port: Bdf) -> tuple[PciDevice, ...]:
+    """Every function below a port, at any depth."""
+    below = {port}
+    found: list[PciDevice] = []
+    for device in host.pci_devices:  # ascending: bridges come before what is below them
+        if device.parent in below:
+            below.add(device.bdf)
+            found.append(device)
+    return tuple(found)
+
+
+def describe(plan: RetrainPlan) -> tuple[str, ...]:
+    """The plan for people, registers and all."""
+    before = plan.before
+    speed = SPEED_OF_CODE.get(before.current_code)
+    stated = SPEED_OF_CODE.get(before.target_code)
+    lines = [
+        f"{plan.device} below port {plan.port}: link at {speed or '?'} GT/s "
+        f"x{before.current_width}, port set to train to {stated or '?'} GT/s",
+    ]
+    if not plan.is_needed:
+        return (*lines, f"nothing to do: it has {speed or plan.target_gt_per_s:g} GT/s")
+    new = before.control_2 & ~0xF | plan.target_code
+    return (
+        *lines,
+        f"would write to port {plan.port}, and to nothing else:",
+        f"  Link Control 2 (CAP_EXP+0x30.w): {before.control_2:#06x} -> {new:#06x}, mask 0x000f: "
+        f"target speed {plan.target_gt_per_s:g} GT/s",
+        f"  Link Control (CAP_EXP+0x10.w): {before.control:#06x} -> {before.control | 0x20:#06x}, "
+        "mask 0x0020: Retrain Link",
+        f"expected: {plan.target_gt_per_s:g} GT/s x{plan.expected_width}; what was found is put "
+        "back where it does not come",
+    )
+
+
+def _lower_end(host: Host, bdf: Bdf) -> PciDevice:
+    device = host.device(bdf)
+    if device is None:
+        raise InputError(f"{bdf}: expected a PCI function of {host.name}, found none there")
+    if device.physical_function is not None:
+        raise InputError(
+            f"{bdf}: expected a function with a link, found a virtual one",
+            hint=f"its link is that of {device.physical_function}",
+        )
+    is_lower_port = device.bridge is not None and device.bridge.port_type in (
+        PortType.ROOT_PORT,
+        PortType.SWITCH_DOWNSTREAM,
+    )
+    if is_lower_port:
+        below = next((d.bdf for d in host.pci_devices if d.parent == bdf), None)
+        raise InputError(
+            f"{bdf}: expected the device whose link is slow, found the port above",
+            hint=f"name the device below it: {below}" if below else "nothing is below it",
+        )
+    return device
+
+
+def _outside_its_card(host: Host, device: PciDevice) -> PciDevice:
+    """The function at the slot: of a GPU behind a switch on its own card that switch."""
+    port = None if device.parent is None else host.device(device.parent)
+    if port is None or port.parent is None or not Link(upper=port, lower=device).is_inside_a_card:
+        return device
+    return host.device(port.parent) or device
+
+
+def _users(host: Host, port: PciDevice, uses: Mapping[Bdf, Use]) -> tuple[str, ...]:
+    """Everybody who would lose the link for a moment."""
+    reasons: list[str] = []
+    for device in functions_behind(host, port.bdf):
+        is_bridge = device.kind is DeviceKind.BRIDGE
+        for domain in host.domains:
+            if domain.running and device.bdf in domain.devices:
+                reasons.append(f"running domain {domain.name!r} has {device.bdf}")
+        if device.driver not in _WITHOUT_WORK:
+            reasons.append(f"driver {device.driver} works with {device.bdf}")
+        if is_bridge:
+            continue
+        holders = uses.get(device.bdf, Use(None)).holders
+        if device.driver == "vfio-pci" and holders is None:
+            reasons.append(f"it is unknown whether a VM has {device.bdf} (look as root)")
+        for holder in holders or ():
+            reasons.append(f"{holder} has the VFIO group of {device.bdf} open")
+    return tuple(reasons)
+
+
+def _target(device: Bdf, above: LinkRegisters, below: LinkRegisters, target_gen: int | None) -> int:
+    both = set(above.speeds) & set(below.speeds)
+    most = max(both, default=_LOWEST_USEFUL_CODE)
+    if target_gen is None:
+        return most
+    if target_gen not in SPEED_OF_CODE:
+        raise InputError(f"--target: expected a generation from 1 to 6, found {target_gen}")
+    if target_gen not in both:
+        ends = (
+            f"the port can {SPEED_OF_CODE[above.max_code]:g} GT/s and the device "
+            f"{SPEED_OF_CODE[below.max_code]:g} GT/s"
+        )
+        raise InputError(
+            f"{device}: expected a target that both ends can, found generation {target_gen}: "
+            f"{ends}",
+            hint=f"--target {most} is the fastest that both can",
+        )
+    return target_gen

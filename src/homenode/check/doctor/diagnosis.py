@@ -1,0 +1,102 @@
+"""Diagnosis: every finding about a host and, where one is given, about a domain on it."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from msgspec import Struct, field
+
+from homenode.bdf import Bdf
+from homenode.check.doctor.collectives import collective_findings
+from homenode.check.doctor.guest.settings import settings_findings
+from homenode.check.doctor.links.errors import error_findings
+from homenode.check.doctor.links.measured_copy import copy_findings
+from homenode.check.doctor.links.peer_paths import peer_findings
+from homenode.check.doctor.links.slow import Load, link_findings
+from homenode.check.doctor.links.unknown import (
+    cut_listing_findings,
+    silent_device_findings,
+    unknown_link_findings,
+)
+from homenode.check.doctor.node_layout import layout_findings
+from homenode.findings import Findings, in_order, merged
+from homenode.machine.device_path import describe_paths
+from homenode.machine.topology import Host
+
+if TYPE_CHECKING:
+    from homenode.vm.domain.document import Document
+
+
+class Circumstances(Struct, frozen=True, kw_only=True):
+    """What the user knows beyond host and domain.
+
+    known_widths: lanes of narrow slots, by device. h2d: measured bytes/s by GPU, h2d_all for any.
+    reached: the GPUs that the load copied to; None where that is not known.
+    """
+
+    load: Load = Load.UNKNOWN
+    reached: frozenset[Bdf] | None = None
+    known_widths: Mapping[Bdf, int] = field(default_factory=dict)
+    h2d: Mapping[Bdf, float] = field(default_factory=dict)
+    h2d_all: float | None = None
+
+    @property
+    def slowest_h2d(self) -> float | None:
+        """Of all that were measured, bytes/s."""
+        return min(
+            (*self.h2d.values(), *(() if self.h2d_all is None else (self.h2d_all,))), default=None
+        )
+
+
+def diagnose(
+    host: Host,
+    document: "Document | None" = None,
+    circumstances: Circumstances | None = None,
+) -> Findings:
+    """Everything that is wrong, the worst first, and what was looked at.
+
+    document: a domain of this host; its links are judged whether or not they are its own.
+    Raises ParseError or InputError where the document cannot be read.
+    """
+    known = circumstances or Circumstances()
+    found = [
+        *link_findings(host, known.load, known.known_widths, known.reached),
+        *unknown_link_findings(host),
+        *cut_listing_findings(host),
+        *silent_device_findings(host),
+        *copy_findings(host, known.h2d, known.h2d_all, known.known_widths),
+        *error_findings(host),
+        *layout_findings(host, with_advice=document is None),
+        *peer_findings(host),
+    ]
+    counted = any(d.errors is not None or d.link_replays is not None for d in host.pci_devices)
+    looked = [
+        *(("links",) if host.pci_devices else ()),
+        *(("errors",) if counted else ()),
+        *(("nodes",) if host.nodes else ()),
+        *(("peer-to-peer",) if host.pci_devices else ()),
+        *(("settings",) if host.pus else ()),
+    ]
+    checked = [f"host {host.name}: {', '.join(looked) or 'nothing that it reports'}"]
+    checked += describe_paths(host)
+    if document is None:
+        found += [*settings_findings(host, None), *collective_findings(host, None)]
+        checked += _not_known(host)
+        return Findings(checked=tuple(checked), findings=in_order(merged(found)))
+    # Loaded only here: most of what a look at a host alone would load.
+    from homenode.check.doctor.document_lines import DocumentLines
+    from homenode.check.doctor.guest.domain import domain_checked, domain_findings
+    from homenode.check.doctor.guest.memory import is_bound_by_numad
+    from homenode.vm.domain.read import vm_of
+
+    facts = vm_of(document)
+    found += [*domain_findings(facts, document, host), *collective_findings(host, facts)]
+    found += settings_findings(host, facts, memory_is_bound=is_bound_by_numad(document))
+    checked += [*domain_checked(facts, host), *_not_known(host)]
+    lines = DocumentLines(document)
+    return Findings(
+        checked=tuple(checked), findings=in_order(lines.located(one) for one in merged(found))
+    )
+
+
+def _not_known(host: Host) -> list[str]:
+    return [f"not known: {gap.subject}: {gap.reason}" for gap in host.gaps]

@@ -1,0 +1,355 @@
+"""Expectation: what a host was like when it was certified, and what has drifted since."""
+
+from collections.abc import Iterator, Mapping
+from enum import StrEnum
+
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from homenode.bdf import Bdf
+from homenode.catalogue import finding
+from homenode.findings import Finding, Severity
+from homenode.machine.device_path import device_paths
+from homenode.machine.link_rate import LinkRate, gigabytes
+from homenode.machine.pci import DeviceKind, PciDevice
+from homenode.machine.topology import Host, summarise
+from homenode.units import format_bytes
+
+CPU_COUNTS = (
+    "packages",
+    "cores",
+    "pus",
+    "pus_offline",
+    "llcs",
+    "numa_nodes",
+    "cpuless_nodes",
+)
+_PCI_COUNTS = ("gpus", "nics", "nvswitches")
+COUNTS = (*CPU_COUNTS, *_PCI_COUNTS)
+"""Counts of HostSummary that are certified; memory has a tolerance."""
+
+CERTIFIED_KINDS = (DeviceKind.GPU, DeviceKind.NIC, DeviceKind.NVSWITCH, DeviceKind.NVME)
+FLOORS = ("h2d",)
+"""Bandwidths that a floor can be given for."""
+
+UNREAD = "unread"
+"""In place of a count's name: what the host's source does not say."""
+
+_OF_NODES = frozenset({"numa_nodes", "cpuless_nodes", "memory", "distances"})
+_MEMORY_TOLERANCE = 64
+"""One part in so many: kernels keep different amounts for themselves."""
+_IDLE_SPEED = 2.5
+
+
+class CertifiedDevice(Struct, frozen=True, kw_only=True):
+    """A device as it was. ids: "10de:2330"; node: None where it had none; link: None = unknown."""
+
+    bdf: Bdf
+    kind: DeviceKind
+    ids: str | None
+    node: int | None
+    link: LinkRate | None
+
+
+class CertifiedHost(Struct, frozen=True, kw_only=True):
+    """A certified host. counts: by name of COUNTS. distances: SLIT, None where it had none.
+
+    floors: bytes/s by name of FLOORS. huge_pages: reserved pages by node and page size in bytes.
+    accepted: ids of the doctor's warnings that the host had then; no one is alerted about them.
+    """
+
+    host: str
+    counts: Mapping[str, int]
+    memory_bytes: int | None
+    distances: tuple[tuple[int, ...], ...] | None
+    devices: tuple[CertifiedDevice, ...]
+    floors: Mapping[str, float]
+    huge_pages: Mapping[tuple[int, int], int] = field(default_factory=dict)
+    accepted: tuple[str, ...] = ()
+
+
+def certify(
+    host: Host, floors: Mapping[str, float] | None = None, accepted: tuple[str, ...] = ()
+) -> CertifiedHost:
+    """What the host is like now. A GPU's link that is idle counts with the speed that it can."""
+    summary = summarise(host)
+    links = _links(host)
+    return CertifiedHost(
+        host=host.name,
+        counts={name: getattr(summary, name) for name in COUNTS if _states(host, name)},
+        memory_bytes=summary.memory_bytes,
+        distances=host.distances,
+        devices=tuple(
+            CertifiedDevice(
+                bdf=device.bdf,
+                kind=device.kind,
+                ids=_ids(device),
+                node=None if device.node is None else int(device.node),
+                link=None if device.bdf not in links else links[device.bdf].rate,
+            )
+            for device in _certified(host)
+        ),
+        floors=dict(floors or {}),
+        huge_pages={
+            (int(node.index), pool.page_bytes): pool.total_pages
+            for node in host.nodes
+            for pool in node.page_pools
+            if pool.total_pages
+        },
+        accepted=accepted,
+    )
+
+
+def drift(
+    expected: CertifiedHost, host: Host, measured_h2d: float | None = None
+) -> Iterator[Finding]:
+    """Every difference. Links that are faster than certified are none.
+
+    measured_h2d: bytes/s; None = unknown.
+    """
+    yield from (finding for _, finding in topology_drift(expected, host))
+    yield from (one.finding for one in device_drift(expected, host))
+    yield from huge_page_drift(expected, host)
+    yield from _floor_drift(expected, measured_h2d)
+
+
+def topology_drift(expected: CertifiedHost, host: Host) -> Iterator[tuple[str, Finding]]:
+    """Differences of counts, memory and distances, each with the name of what differs."""
+    source = f"expectation of {expected.host}"
+    unread: dict[str, str] = {}
+    differing: list[tuple[str, str, str]] = []
+    for name, was, now in _differences(expected, host):
+        # What a host that counts as one node has of its nodes says nothing of the real ones.
+        if now is None or (host.nodes_assumed and name in _OF_NODES):
+            unread[name] = was
+        else:
+            differing.append((name, was, now))
+    if host.nodes_assumed and any(huge_page_drift(expected, replace(host, nodes_assumed=False))):
+        unread["huge_pages"] = f"{sum(expected.huge_pages.values())} pages"
+    if unread:
+        yield (
+            UNREAD,
+            finding(
+                "drift-topology",
+                ", ".join(unread).replace("_", " "),
+                expected=", ".join(unread.values()),
+                observed=f"{host.name} does not give them",
+                severity=Severity.INCONCLUSIVE,
+                case="not given",
+                source=source,
+            ),
+        )
+    for name, was, now in differing:
+        yield name, _topology(name.replace("_", " "), was, now, source)
+
+
+def _differences(expected: CertifiedHost, host: Host) -> Iterator[tuple[str, str, str | None]]:
+    """Name, what was certified, and what the host has; None = its source does not say."""
+    summary = summarise(host)
+    for name, count in expected.counts.items():
+        found = getattr(summary, name) if _states(host, name) else None
+        if found != count:
+            yield name, str(count), None if found is None else str(found)
+    was, now = expected.memory_bytes, summary.memory_bytes
+    if was is not None and (now is None or abs(now - was) * _MEMORY_TOLERANCE > was):
+        yield "memory", f"about {was} bytes", None if now is None else str(now)
+    if expected.distances is not None and host.distances != expected.distances:
+        found = _matrix(host.distances) if host.nodes else None
+        yield "distances", _matrix(expected.distances), found
+
+
+def huge_page_drift(expected: CertifiedHost, host: Host) -> Iterator[Finding]:
+    """Nodes with fewer reserved huge pages than certified; free ones are not compared."""
+    if host.nodes_assumed:  # said of the counts
+        return
+    now = {
+        (int(node.index), pool.page_bytes): pool.total_pages
+        for node in host.nodes
+        for pool in node.page_pools
+    }
+    for (node, size), pages in expected.huge_pages.items():
+        found = now.get((node, size), 0)
+        if host.nodes and found < pages:
+            yield finding(
+                "drift-huge-pages",
+                f"node {node}",
+                expected=f"{pages} pages of {format_bytes(size)}",
+                observed=str(found),
+                values={"pages": pages, "node": node, "kilobytes": size // 1024},
+                source=f"expectation of {expected.host}",
+            )
+
+
+def _floor_drift(expected: CertifiedHost, measured_h2d: float | None) -> Iterator[Finding]:
+    source = f"expectation of {expected.host}"
+    floor = expected.floors.get("h2d")
+    if floor is None:
+        return
+    if measured_h2d is None:
+        yield finding(
+            "drift-bandwidth",
+            "host to device",
+            expected=gigabytes(floor),
+            observed="not measured",
+            severity=Severity.INCONCLUSIVE,
+            case="not measured",
+            source=source,
+        )
+    elif measured_h2d < floor:
+        yield finding(
+            "drift-bandwidth",
+            "host to device",
+            expected=f"at least {gigabytes(floor)}",
+            observed=gigabytes(measured_h2d),
+            values={"share": f"{(1 - measured_h2d / floor) * 100:.0f}"},
+            source=source,
+        )
+
+
+def _states(host: Host, count: str) -> bool:
+    """Whether the host's source gives a count at all: lspci knows no PUs, some trees no devices."""
+    return bool(host.pus) if count in CPU_COUNTS else bool(host.pci_devices)
+
+
+class DeviceChange(StrEnum):
+    """What is no longer as certified."""
+
+    PRESENCE = "presence"
+    IDENTITY = "identity"
+    NODE = "node"
+    LINK = "link"
+
+
+class DeviceDrift(Struct, frozen=True, kw_only=True):
+    """One difference of one device."""
+
+    bdf: Bdf
+    change: DeviceChange
+    finding: Finding
+
+
+def device_drift(expected: CertifiedHost, host: Host) -> Iterator[DeviceDrift]:
+    """Differences of GPUs, NICs, NVSwitches and NVMe drives, by address."""
+    source = f"expectation of {expected.host}"
+    now = {device.bdf: device for device in _certified(host)}
+    links = _links(host)
+    was = {device.bdf: device for device in expected.devices}
+    if not host.pci_devices:  # said of the counts
+        return
+    for bdf in sorted(was.keys() | now.keys()):
+        old, new = was.get(bdf), now.get(bdf)
+        if old is None and new is not None:
+            yield DeviceDrift(
+                bdf=bdf,
+                change=DeviceChange.PRESENCE,
+                finding=_device(new.kind, bdf, "no such device", f"{new.kind} {_ids(new)}", source),
+            )
+        elif old is not None and new is None:
+            yield DeviceDrift(
+                bdf=bdf,
+                change=DeviceChange.PRESENCE,
+                finding=_device(old.kind, bdf, f"{old.kind} {old.ids}", "no such device", source),
+            )
+        elif old is not None and new is not None:
+            ids = _ids(new)
+            if old.kind is not new.kind or (old.ids and ids and old.ids != ids):
+                before, after = f"{old.kind} {old.ids}", f"{new.kind} {_ids(new)}"
+                changed = _device(old.kind, bdf, before, after, source)
+                yield DeviceDrift(bdf=bdf, change=DeviceChange.IDENTITY, finding=changed)
+                continue
+            node = None if new.node is None else int(new.node)
+            # Earlier versions certified the node that the firmware names.
+            is_same = old.node == node or old.node == new.firmware_node is not None
+            if not is_same and not host.nodes_assumed:
+                moved = _device(old.kind, bdf, f"node {old.node}", f"node {node}", source)
+                yield DeviceDrift(bdf=bdf, change=DeviceChange.NODE, finding=moved)
+            for finding in _link(old, links.get(bdf), source):
+                yield DeviceDrift(bdf=bdf, change=DeviceChange.LINK, finding=finding)
+
+
+def _link(old: CertifiedDevice, found: "_Slowest | None", source: str) -> Iterator[Finding]:
+    if old.link is None:
+        return
+    if found is None:
+        yield finding(
+            "drift-link",
+            str(old.bdf),
+            expected=str(old.link),
+            observed="not known",
+            severity=Severity.INCONCLUSIVE,
+            case="not known",
+            source=source,
+        )
+    elif found.rate.bytes_per_s < old.link.bytes_per_s:
+        idle = "" if found.idle is None else f" at most: it idles at {found.idle}"
+        lost = (1 - found.rate.bytes_per_s / old.link.bytes_per_s) * 100
+        yield finding(
+            "drift-link",
+            f"{old.kind} {old.bdf}",
+            expected=old.link.with_rate(),
+            observed=f"{found.rate.with_rate()}{idle}",
+            severity=Severity.CRITICAL if found.idle is None else Severity.INCONCLUSIVE,
+            values={"share": f"{lost:.0f}"},
+            source=source,
+        )
+
+
+class _Slowest(Struct, frozen=True):
+    """The slowest link of a path. idle: what it has, where it may just be idle; then rate is that
+    of the lanes that it has at the speed that both ends can."""
+
+    rate: LinkRate
+    idle: LinkRate | None
+
+
+def _links(host: Host) -> dict[Bdf, _Slowest]:
+    """The slowest link on each device's path; idle links of GPUs by the speed that both ends can.
+
+    A path of which some link does not say what it has is left out: the slowest may be that one.
+    """
+    found: dict[Bdf, _Slowest] = {}
+    for path in device_paths(host):
+        rates: list[_Slowest] = []
+        for link in path.links:
+            rate = link.current if link.lower.link and link.lower.link.current_width else None
+            if rate is None:
+                rates.clear()
+                break
+            capable = link.capable
+            if link.ends_at_gpu and rate.gt_per_s == _IDLE_SPEED and capable is not None:
+                rates.append(_Slowest(LinkRate(capable.gt_per_s, rate.width), rate))
+            else:
+                rates.append(_Slowest(rate, None))
+        if rates:
+            found[path.device.bdf] = min(rates, key=lambda each: each.rate.bytes_per_s)
+    return found
+
+
+def _certified(host: Host) -> list[PciDevice]:
+    return [
+        device
+        for device in host.pci_devices
+        if device.kind in CERTIFIED_KINDS and device.physical_function is None
+    ]
+
+
+def _ids(device: PciDevice) -> str | None:
+    if device.vendor_id is None or device.device_id is None:
+        return None
+    return f"{device.vendor_id:04x}:{device.device_id:04x}"
+
+
+def _topology(subject: str, expected: str, observed: str, source: str) -> Finding:
+    return finding("drift-topology", subject, expected=expected, observed=observed, source=source)
+
+
+def _device(kind: DeviceKind, bdf: Bdf, expected: str, observed: str, source: str) -> Finding:
+    return finding(
+        "drift-device", f"{kind} {bdf}", expected=expected, observed=observed, source=source
+    )
+
+
+def _matrix(distances: tuple[tuple[int, ...], ...] | None) -> str:
+    if distances is None:
+        return "none"
+    return "; ".join(" ".join(map(str, row)) for row in distances)

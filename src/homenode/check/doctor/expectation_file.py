@@ -1,0 +1,151 @@
+"""ExpectationFile: a certified host as TOML that a person can read and edit.
+
+format = 1
+host = "node17"
+memory_bytes = 2199023255552
+distances = [[10, 21], [21, 10]]
+accepted = ["ksm-on"]
+[counts]
+packages = 2
+[floors]
+h2d_gb_per_s = 50.0
+[[device]]
+bdf = "0000:19:00.0"
+kind = "gpu"
+ids = "10de:2330"
+node = 0
+link = "32GT/s x16"
+[[huge_pages]]
+node = 0
+page_bytes = 1073741824
+pages = 256
+"""
+
+import json
+from typing import Annotated
+
+from msgspec import Meta, defstruct, field
+
+from homenode.bdf import Bdf
+from homenode.check.doctor.expectation import (
+    CERTIFIED_KINDS,
+    COUNTS,
+    FLOORS,
+    CertifiedDevice,
+    CertifiedHost,
+)
+from homenode.machine.description.document import LinkText
+from homenode.machine.link_rate import LinkRate
+from homenode.machine.pci import DeviceKind
+from homenode.toml_text import Count, Line, Table, decode_toml
+
+VERSION = 1
+_THIS_VERSION = f"{VERSION}, the version that this program reads"
+GigabytesPerSecond = Annotated[float, Meta(gt=0, lt=1e6, extra={"expected": "GB/s such as 50.0"})]
+
+
+class FloorsTable(Table):
+    h2d_gb_per_s: GigabytesPerSecond | None = None
+
+
+class DeviceTable(Table):
+    bdf: Bdf
+    kind: DeviceKind = DeviceKind.GPU
+    ids: Line | None = None
+    node: Count | None = None
+    link: LinkText | None = None
+
+
+class HugePagesTable(Table):
+    node: Count
+    page_bytes: Count
+    pages: Count
+
+
+CountsTable = defstruct("CountsTable", [(n, Count | None, None) for n in COUNTS], bases=(Table,))
+
+
+class ExpectationTable(Table):
+    format: Annotated[int, Meta(ge=VERSION, le=VERSION, extra={"expected": _THIS_VERSION})]
+    host: Line = ""
+    memory_bytes: Count | None = None
+    distances: tuple[tuple[Count, ...], ...] | None = None
+    accepted: tuple[str, ...] = ()
+    counts: CountsTable = field(default_factory=CountsTable)  # type: ignore[valid-type]
+    floors: FloorsTable = field(default_factory=FloorsTable)
+    device: tuple[DeviceTable, ...] = ()
+    huge_pages: tuple[HugePagesTable, ...] = ()
+
+
+def render_expectation(expectation: CertifiedHost) -> str:
+    """The text; parse_expectation gives the same value back."""
+    lines = [
+        "# homenode expect: the host when it was certified; homenode doctor --expect FILE compares",
+        f"format = {VERSION}",
+        f"host = {_quoted(expectation.host)}",
+    ]
+    if expectation.memory_bytes is not None:
+        lines.append(f"memory_bytes = {expectation.memory_bytes}")
+    if expectation.distances is not None:
+        rows = ", ".join("[" + ", ".join(map(str, row)) + "]" for row in expectation.distances)
+        lines.append(f"distances = [{rows}]")
+    if expectation.accepted:
+        ids = ", ".join(map(_quoted, expectation.accepted))
+        lines += ["# Findings of the doctor that were there: no alert.", f"accepted = [{ids}]"]
+    lines += ["", "[counts]"]
+    lines += [f"{name} = {count}" for name, count in expectation.counts.items()]
+    if expectation.floors:
+        lines += ["", "[floors]"]
+        lines += [f"{n}_gb_per_s = {value / 1e9:.6f}" for n, value in expectation.floors.items()]
+    for device in expectation.devices:
+        lines += ["", "[[device]]", f'bdf = "{device.bdf}"', f'kind = "{device.kind}"']
+        if device.ids is not None:
+            lines.append(f'ids = "{device.ids}"')
+        if device.node is not None:
+            lines.append(f"node = {device.node}")
+        if device.link is not None:
+            lines.append(f'link = "{device.link.gt_per_s:g}GT/s x{device.link.width}"')
+    for (node, size), pages in expectation.huge_pages.items():
+        lines += ["", "[[huge_pages]]", f"node = {node}", f"page_bytes = {size}"]
+        lines.append(f"pages = {pages}")
+    return "\n".join(lines) + "\n"
+
+
+def parse_expectation(text: str, source: str) -> CertifiedHost:
+    """The value of a site.toml. Raises InputError with file, key, expected and found."""
+    file = decode_toml(text, ExpectationTable, source)
+    rows = file.distances
+    if rows is not None and any(len(row) != len(rows) for row in rows):
+        raise file.refusal("distances", "as many columns as rows", [len(row) for row in rows])
+    counts = {name: getattr(file.counts, name) for name in COUNTS}
+    floors = {name: getattr(file.floors, f"{name}_gb_per_s") for name in FLOORS}
+    return CertifiedHost(
+        host=file.host,
+        counts={name: count for name, count in counts.items() if count is not None},
+        memory_bytes=file.memory_bytes,
+        distances=rows,
+        devices=tuple(map(_device, file.device)),
+        floors={name: floor * 1e9 for name, floor in floors.items() if floor is not None},
+        huge_pages={(one.node, one.page_bytes): one.pages for one in file.huge_pages},
+        accepted=file.accepted,
+    )
+
+
+def _device(table: DeviceTable) -> CertifiedDevice:
+    if table.kind not in CERTIFIED_KINDS:
+        raise table.refusal("kind", f"one of {', '.join(CERTIFIED_KINDS)}", str(table.kind))
+    link = None if table.link is None else table.link.link
+    rate = None
+    if link is not None and link.max_gt_per_s is not None and link.max_width is not None:
+        rate = LinkRate(link.max_gt_per_s, link.max_width)
+    return CertifiedDevice(
+        bdf=table.bdf, kind=table.kind, ids=table.ids, node=table.node, link=rate
+    )
+
+
+def _quoted(text: str) -> str:
+    """A TOML basic string; JSON's escapes are a part of TOML's, but not those of surrogates."""
+    sound = text.encode("utf-8", "replace").decode()
+    written = json.dumps(sound, ensure_ascii=False)
+    # The file is read on terminals: letters that could steer one are escapes, as JSON's others are.
+    return "".join(one if one.isprintable() else f"\\U{ord(one):08x}" for one in written)

@@ -1,0 +1,279 @@
+"""Links: PCIe links that are slower or narrower than both of their ends can.
+
+What is no fault: a card that can more than its port, links that limit nothing behind them,
+management endpoints, links inside a card, and slots that are known to be narrow.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from enum import StrEnum
+
+from homenode.bdf import Bdf
+from homenode.catalogue import finding
+from homenode.findings import Finding, Severity
+from homenode.machine.device_path import JUDGED, DevicePath, device_paths
+from homenode.machine.link_path import Link, lane_sharers
+from homenode.machine.link_rate import SPEEDS, LinkRate, gigabytes
+from homenode.machine.pci import DeviceKind, PciDevice
+from homenode.machine.topology import Host
+
+_IDLE_SPEED = 2.5
+_WITHOUT_LOAD = frozenset({None, "vfio-pci", "pci-stub", "nvgrace_gpu_vfio_pci"})
+"""A program on the host reaches no GPU that has none of its drivers."""
+
+
+class Load(StrEnum):
+    """Whether the devices were busy when their links were read."""
+
+    UNKNOWN = "unknown"
+    BUSY = "busy"
+
+
+def link_findings(
+    host: Host,
+    load: Load = Load.UNKNOWN,
+    known_widths: Mapping[Bdf, int] | None = None,
+    reached: frozenset[Bdf] | None = None,
+) -> Iterator[Finding]:
+    """One finding for each link that limits a device below what its path can carry.
+
+    known_widths: as for device_paths. reached: GPUs that the load copied to; None = those with a
+    driver of the host.
+    """
+    busy: frozenset[Bdf] = frozenset()
+    if load is Load.BUSY:
+        gpus = host.devices_of_kind(DeviceKind.GPU)
+        driven = frozenset(gpu.bdf for gpu in gpus if gpu.driver not in _WITHOUT_LOAD)
+        busy = driven if reached is None else reached
+    behind: dict[Bdf, list[DevicePath]] = {}
+    link_of: dict[Bdf, Link] = {}
+    paths = device_paths(host, known_widths)
+    for path in paths:
+        for link in path.links:
+            if path.expected is None or not _limits(link, path.expected):
+                continue
+            behind.setdefault(link.lower.bdf, []).append(path)
+            link_of[link.lower.bdf] = link
+    for bdf, affected in behind.items():
+        yield _finding(link_of[bdf], affected, paths, busy, host)
+    yield from _low_targets(paths, frozenset(behind), host)
+
+
+def _limits(link: Link, expected: LinkRate) -> bool:
+    current, capable = link.current, link.capable
+    if current is None or capable is None:
+        return False
+    return current.bytes_per_s < expected.bytes_per_s and current.bytes_per_s < capable.bytes_per_s
+
+
+def _finding(
+    link: Link,
+    affected: list[DevicePath],
+    paths: tuple[DevicePath, ...],
+    busy: frozenset[Bdf],
+    host: Host,
+) -> Finding:
+    current, capable = link.current, link.capable
+    assert current is not None and capable is not None
+    is_slow, is_narrow = current.gt_per_s < capable.gt_per_s, current.width < capable.width
+    idle = _idle_reason(link, affected, current, busy) if is_slow else None
+    capped = _capped_by(link, current, capable)
+    sharers = () if is_slow else lane_sharers(link, host)
+    observed = f"{current.with_rate()}: {_ends(link)}"
+    severity: Severity | None = None
+    case = _training_case(link, capable) if is_slow else None
+    if idle is not None and _is_narrow_next_to_wide(link, affected, paths):
+        kind, severity, case = "pcie-link-narrow", Severity.WARNING, "idle"
+        observed += f"; {idle}, but cards of this model next to it idle with all their lanes"
+    elif idle is not None and capped is not None:
+        kind = "pcie-target-low"
+        observed += f"; and Link Control 2 of {capped.bdf} says {capped.target_gt_per_s:g} GT/s at "
+        observed += "most: no load raises this link"
+    elif idle is not None:
+        kind = "pcie-link-idle"
+        lanes = f"; look at the lanes as well: {current.width} of {capable.width}"
+        observed += f"; {idle}{lanes if is_narrow else ''}"
+    elif sharers:
+        kind, severity = "pcie-link-narrow", Severity.INFO
+        observed += f"; the slot shares its lanes with {', '.join(map(str, sharers))}"
+    else:
+        kind = "pcie-link-slow" if is_slow else "pcie-link-narrow"
+        severity = _severity(link, affected, paths, slow=is_slow)
+    subject = f"{_names(affected)}: link below port {link.upper.bdf}"
+    if link.lower.bdf not in {path.device.bdf for path in affected}:
+        subject += f" to {link.lower.bdf}"
+    worst = max(affected, key=lambda path: _rank(path.device.kind))
+    assert worst.expected is not None
+    most = worst.expected.bytes_per_s
+    lost = max(1 - current.bytes_per_s / p.expected.bytes_per_s for p in affected if p.expected)
+    slot = "" if link.known_width is None else f", and {link.known_width} lanes known of the slot"
+    return finding(
+        kind,
+        subject,
+        expected=f"{capable.with_rate()}, the least of both ends (LnkCap of {_most(link.upper)}, "
+        f"of {_most(link.lower)}{slot}; path up to {worst.links[-1].upper.bdf})",
+        observed=observed,
+        severity=severity,
+        case=case,
+        values={
+            "share": f"{lost * 100:.0f}",
+            "rate": gigabytes(current.bytes_per_s),
+            "most": gigabytes(most),
+            "lost": gigabytes(most - current.bytes_per_s),
+            "lanes": f"{(1 - current.width / capable.width) * 100:.0f}",
+            "copied": worst.device.bdf,
+            "device": link.lower.bdf,
+            "port": link.upper.bdf,
+            "target": f"{link.target_gt_per_s or 0:g}",
+        },
+        source=f"{host.name}: LnkCap and LnkSta, which are max_link_speed and current_link_speed "
+        f"in /sys/bus/pci/devices/{link.lower.bdf}; PCIe 6.0, 7.5.3.6 to 7.5.3.8",
+    )
+
+
+def _training_case(link: Link, capable: LinkRate) -> str | None:
+    """What keeps another training from bringing all that the link can."""
+    is_low = link.target_gt_per_s is not None and link.target_gt_per_s < capable.gt_per_s
+    is_narrow = link.current is not None and link.current.width < capable.width
+    if is_low:
+        return "low target and narrow" if is_narrow else "low target"
+    return "narrow as well" if is_narrow else None
+
+
+def _capped_by(link: Link, current: LinkRate, capable: LinkRate) -> PciDevice | None:
+    """The end whose target keeps the link where it is; the port counts before the card."""
+    for end in (link.upper, link.lower):
+        target = end.target_gt_per_s
+        if target is not None and target < capable.gt_per_s and target <= current.gt_per_s:
+            return end
+    return None
+
+
+def _low_targets(
+    paths: tuple[DevicePath, ...], slow: frozenset[Bdf], host: Host
+) -> Iterator[Finding]:
+    """Ports of GPUs whose next training will end below what the link has now."""
+    for path in paths:
+        for link in path.links if path.device.kind is DeviceKind.GPU else ():
+            target, current = link.target_gt_per_s, link.current
+            if target is None or current is None or link.lower.bdf in slow:
+                continue
+            if target < current.gt_per_s and target in SPEEDS:
+                slow |= {link.lower.bdf}
+                yield finding(
+                    "pcie-target-low",
+                    f"GPU {path.device.bdf}: link below port {link.upper.bdf}",
+                    expected=f"a target of {current.gt_per_s:g} GT/s, which the link has",
+                    observed=f"Link Control 2 says {target:g} GT/s at most",
+                    severity=Severity.INFO,
+                    case="fast link",
+                    values={"device": link.lower.bdf},
+                    source=f"{host.name}: LnkCtl2 of {link.upper.bdf}; PCIe 6.0, 7.5.3.19",
+                )
+
+
+def _rank(kind: DeviceKind) -> int:
+    return (DeviceKind.GPU, DeviceKind.NVSWITCH, DeviceKind.NIC, DeviceKind.NVME)[::-1].index(kind)
+
+
+def _names(affected: Iterable[DevicePath]) -> str:
+    by_kind: dict[DeviceKind, list[str]] = {}
+    for path in sorted(affected, key=lambda path: -_rank(path.device.kind)):
+        by_kind.setdefault(path.device.kind, []).append(str(path.device.bdf))
+    return ", ".join(f"{JUDGED[kind]} {', '.join(bdfs)}" for kind, bdfs in by_kind.items())
+
+
+def _most(device: PciDevice) -> str:
+    """What an end can: "0000:5b:01.0 32 GT/s x16"."""
+    own = device.link
+    if own is None or own.max_gt_per_s is None:
+        return str(device.bdf)
+    return f"{device.bdf} {own.max_gt_per_s:g} GT/s x{own.max_width}"
+
+
+def _ends(link: Link) -> str:
+    """What each end says, in the words of lspci."""
+    stated = []
+    for device in (link.upper, link.lower):
+        own = device.link
+        if own is not None and own.current_gt_per_s is not None:
+            stated.append(
+                f"LnkSta of {device.bdf} {own.current_gt_per_s:g} GT/s x{own.current_width}"
+            )
+    return ", ".join(stated)
+
+
+def _idle_reason(
+    link: Link, affected: list[DevicePath], current: LinkRate, busy: frozenset[Bdf]
+) -> str | None:
+    """Why a low speed may be no fault; None where it is one. Only GPUs slow their links down."""
+    if not link.ends_at_gpu or any(path.device.bdf in busy for path in affected):
+        return None
+    for path in affected:
+        state, power = path.device.performance_state, path.device.power_state
+        if power is not None and power.startswith("D3"):
+            return f"{path.device.bdf} sleeps ({power})"
+        if state is not None and state[1:].isdecimal() and int(state[1:]) >= 5:
+            return f"nvidia-smi says {state}: idle"
+    if current.gt_per_s > _IDLE_SPEED:
+        return None
+    why = "a load ran, but not on it" if busy else "the load is unknown"
+    return f"{why}, and idle GPUs slow their links down to 2.5 GT/s"
+
+
+def _severity(
+    link: Link, affected: list[DevicePath], paths: tuple[DevicePath, ...], *, slow: bool
+) -> Severity:
+    gpus = [path for path in affected if path.device.kind is DeviceKind.GPU]
+    if gpus and slow:
+        return Severity.CRITICAL
+    if gpus:
+        # A narrow link may be a narrow slot, unless the same card runs wide next to it; where all
+        # of them are as narrow, the machine was built so.
+        neighbours = _peer_links(link, gpus, paths)
+        if any(o.current.width >= o.capable.width for o in neighbours if o.current and o.capable):
+            return Severity.CRITICAL
+        alike = [o for o in neighbours if o.current and link.current and o.current == link.current]
+        return Severity.INFO if alike and len(alike) == len(neighbours) else Severity.WARNING
+    if any(path.device.kind is DeviceKind.NVSWITCH for path in affected):
+        return Severity.WARNING
+    is_nic = any(path.device.kind is DeviceKind.NIC for path in affected)
+    return Severity.WARNING if slow and is_nic else Severity.INFO
+
+
+def _is_narrow_next_to_wide(
+    link: Link, affected: list[DevicePath], paths: tuple[DevicePath, ...]
+) -> bool:
+    """Whether like cards, no busier, have lanes that this one lacks.
+
+    Alone a narrow idle link proves nothing: some drivers give lanes back as well. Source: the help
+    of nvidia-smi on pcie.link.width.current; pp_dpm_pcie of amdgpu ("2.5GT/s, x8").
+    """
+    gpus = [path for path in affected if path.device.kind is DeviceKind.GPU]
+    now, most = link.current, link.capable
+    if not gpus or now is None or most is None or now.width >= most.width:
+        return False
+    neighbours = [other.current for other in _peer_links(link, gpus, paths)]
+    return any(
+        other.width >= most.width and other.gt_per_s <= now.gt_per_s
+        for other in neighbours
+        if other is not None
+    )
+
+
+def _peer_links(link: Link, gpus: list[DevicePath], paths: tuple[DevicePath, ...]) -> list[Link]:
+    """The like links of other cards of the same model, one for each card."""
+    ours = {path.device.bdf for path in gpus}
+    model = (gpus[0].device.vendor_id, gpus[0].device.device_id)
+    found: list[Link] = []
+    for path in paths:
+        if path.device.bdf in ours or (path.device.vendor_id, path.device.device_id) != model:
+            continue
+        like = (
+            other
+            for other in path.links
+            if other.capable == link.capable
+            and other.upper.kind is link.upper.kind
+            and other.current is not None
+        )
+        found += [other for other in (next(like, None),) if other is not None]
+    return found

@@ -1,0 +1,166 @@
+"""BootFolder: a folder for the files of one boot, and the end of what killed boots left. [I/O]
+
+What a test guest says counts only where no other user can have said it. So no other user gets into
+the folder: libvirt's QEMU, which is another one, may enter it and open what it was given by name.
+What the guest writes into is ours from before its start on, and looked at again when it is read.
+
+The folder is locked while it is in use. A homenode that is killed leaves it without a lock, and
+under libvirt a domain of its name: the next boot removes both.
+"""
+
+import contextlib
+import os
+import shutil
+import stat
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from homenode.change.record_folder import RecordFolder
+from homenode.durable import create_file, open_new
+from homenode.errors import HostError
+from homenode.process import run
+from homenode.trusted_path import ENTER, READ, check_private, let_in, private_folder, private_place
+
+_PREFIX = "homenode-boot-"
+_DOMAIN = "homenode-verify-"
+_OF_LIBVIRT = "domain"
+"""A file that says that a domain of this folder's name may be there."""
+
+_NEW_S = 60.0
+"""A folder is locked within this time of being made."""
+
+_ELSEWHERE = "TMPDIR=DIR names another folder for it"
+_ASK_S = 30
+_MOST_BYTES = 64 << 20
+
+
+class GuestSaid:
+    """A file into which QEMU writes what a guest says: only QEMU and we can have written it.
+
+    user: QEMU's. It is held open: no other file takes its place. It stays ours where libvirt's
+    virtlogd writes what QEMU hands to it; where QEMU itself opens it, libvirt gives it to QEMU's
+    user first. Source: stdio_handler and dynamic_ownership in libvirt's qemu.conf.
+    """
+
+    __slots__ = ("_descriptor", "_user", "path")
+
+    def __init__(self, path: Path, user: int) -> None:
+        self.path = path
+        self._user = user
+        self._descriptor = open_new(path)
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+    def clear(self) -> None:
+        """Forget what was said before another guest is started."""
+        os.ftruncate(self._descriptor, 0)
+
+    def content(self) -> bytes:
+        """What was said so far. Raises HostError where another user can have said it."""
+        why = self._not_the_guests()
+        if why is not None:
+            raise HostError(
+                f"{self.path}: expected a file that the test guest alone has written, found {why}: "
+                "what the guest says is not known",
+                hint=f"boot again; {_ELSEWHERE}",
+            )
+        return self.unchecked()
+
+    def unchecked(self) -> bytes:
+        """What is there, whoever wrote it."""
+        pieces = []
+        at = 0
+        while at < _MOST_BYTES and (piece := os.pread(self._descriptor, 1 << 20, at)):
+            pieces.append(piece)
+            at += len(piece)
+        return b"".join(pieces)
+
+    def text(self) -> str:
+        return self.content().decode("utf-8", "replace")
+
+    def _not_the_guests(self) -> str | None:
+        known = os.fstat(self._descriptor)
+        try:
+            named = self.path.lstat()
+            folder = self.path.parent.lstat()
+        except OSError as error:
+            return f"{error.strerror}"
+        if stat.S_ISLNK(named.st_mode):
+            return "a link in its place"
+        if (named.st_dev, named.st_ino) != (known.st_dev, known.st_ino):
+            return "another file in its place"
+        if known.st_nlink != 1:
+            return f"{known.st_nlink} names of it"
+        # libvirt gives a file back to root that it has not known before.
+        if known.st_uid not in (0, os.geteuid(), self._user):
+            return f"that it belongs to user {known.st_uid}"
+        if known.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            return f"that others may write it (mode {stat.S_IMODE(known.st_mode):o})"
+        if folder.st_uid != os.geteuid() or folder.st_mode & (stat.S_IWGRP | stat.S_IRWXO):
+            return f"its folder open to others (mode {stat.S_IMODE(folder.st_mode):o})"
+        return None
+
+
+@contextlib.contextmanager
+def boot_folder(uri: str | None = None) -> Iterator[Path]:
+    """A new folder, gone afterwards. uri: the libvirt whose domains of killed boots end too.
+
+    Raises HostError where it cannot be kept from others.
+    """
+    check_private(private_place())
+    end_abandoned(private_place(), uri)
+    with private_folder(_PREFIX) as folder, RecordFolder(folder).locked("a folder of its own"):
+        if uri is not None:
+            create_file(folder / _OF_LIBVIRT, b"", synced=False)
+        yield folder
+
+
+def let_qemu_in(folder: Path, user: int) -> None:
+    """Have QEMU of another user enter a boot's folder, without seeing what is in it. Raises
+    OSError where the file system cannot say so."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        let_in(descriptor, user, ENTER)
+    finally:
+        os.close(descriptor)
+
+
+def copy_for_qemu(path: Path, content: bytes, user: int) -> None:
+    """A new file in a boot's folder that QEMU of this user may read. Raises HostError."""
+    try:
+        with os.fdopen(open_new(path), "wb") as file:
+            file.write(content)
+            if user != os.geteuid():
+                let_in(file.fileno(), user, READ)
+    except OSError as error:
+        raise HostError(
+            f"{path}: expected room for a file of the test guest, found: {error.strerror}",
+            hint=_ELSEWHERE,
+        ) from None
+
+
+def domain_name(folder: Path) -> str:
+    """The name of a boot's domain, from which its folder is found again."""
+    return f"{_DOMAIN}{folder.name.removeprefix(_PREFIX)}"
+
+
+def end_abandoned(parent: Path, uri: str | None) -> None:
+    """Ends and removes what homenodes left that were killed. Folders whose domain cannot be asked
+    for, as no libvirt is given, stay."""
+    now = time.time()
+    for folder in parent.glob(f"{_PREFIX}*"):
+        try:
+            stated = folder.lstat()
+        except OSError:
+            continue
+        is_ours = stated.st_uid == os.getuid() and folder.is_dir() and not folder.is_symlink()
+        if not is_ours or now - stated.st_mtime < _NEW_S or RecordFolder(folder).is_locked:
+            continue
+        if (folder / _OF_LIBVIRT).exists():
+            if uri is None:
+                continue
+            for action in (("destroy",), ("undefine", "--keep-nvram")):
+                run(("virsh", "-q", "-c", uri, *action, domain_name(folder)), _ASK_S)
+        shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,444 @@
+"""Forms: a test guest as a libvirt domain document, or as QEMU's command line where no libvirt
+answers; and a rendered command line as one that boots here, with stand-ins for its devices.
+
+Of a rendered one everything that says where a part of the guest is stays as it was: -smp, -numa,
+bridges, addresses. What needs the real host goes: KVM, host nodes, huge pages, vfio-pci, firmware.
+"""
+
+from collections.abc import Sequence
+from xml.sax.saxutils import quoteattr
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from homenode.bdf import Bdf
+from homenode.check.verify.boot.stand_in import (
+    MOST_BYTES,
+    SUBSTITUTE,
+    CpuChoice,
+    StandIn,
+    memory_ratio,
+)
+from homenode.units import MIB
+from homenode.vm.domain.fields import address_attributes, format_set
+from homenode.vm.model import GuestAddress
+from homenode.vm.targets.qemu_command import (
+    DEVICE_OF_MODEL,
+    Options,
+    QemuPciTree,
+    device_tree,
+    escaped,
+    fields_of,
+    joined,
+    options_of,
+    ranges_text,
+    size_of,
+    vm_of_command,
+)
+
+
+class BootFiles(Struct, frozen=True):
+    """Where a boot's files lie: what goes in, and the two texts that come out."""
+
+    kernel: str
+    initramfs: str
+    console: str
+    report: str
+    ovmf: str = ""
+    ovmf_variables: str = ""
+
+
+def stand_in_xml(stand_in: StandIn, name: str, files: BootFiles, command: str, *, kvm: bool) -> str:
+    """The document of a transient domain. command: the kernel's command line."""
+    lines = [
+        f"<domain type={quoteattr('kvm' if kvm else 'qemu')}>",
+        f"  <name>{_text(name)}</name>",
+        f"  <memory unit='MiB'>{stand_in.vm.memory_bytes // MIB}</memory>",
+        *([_SHARED] if stand_in.is_shared else []),
+        *_vcpus(stand_in),
+        "  <os>",
+        f"    <type arch='x86_64' machine={quoteattr(stand_in.machine)}>hvm</type>",
+        f"    <kernel>{_text(files.kernel)}</kernel>",
+        f"    <initrd>{_text(files.initramfs)}</initrd>",
+        f"    <cmdline>{_text(command)}</cmdline>",
+        "  </os>",
+        f"  <features>{_features(stand_in)}</features>",
+        *_cpu(stand_in),
+        "  <on_poweroff>destroy</on_poweroff>",
+        "  <on_reboot>destroy</on_reboot>",
+        "  <on_crash>destroy</on_crash>",
+        "  <devices>",
+        "    <controller type='usb' model='none'/>",
+        *_controllers(stand_in),
+        *_devices(stand_in),
+        *_serial(0, files.console),
+        *_serial(1, files.report),
+        "    <memballoon model='none'/>",
+        "  </devices>",
+        "</domain>",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+_SHARED = "  <memoryBacking><source type='memfd'/><access mode='shared'/></memoryBacking>"
+
+
+def _features(stand_in: StandIn) -> str:
+    switches = (f"<{n} state='{'on' if is_on else 'off'}'/>" for n, is_on in stand_in.switches)
+    return f"{'<acpi/>' if stand_in.vm.has_acpi else ''}<apic/>{''.join(switches)}"
+
+
+def _vcpus(stand_in: StandIn) -> list[str]:
+    """Those that are offline can be plugged later, and so those behind the first of them."""
+    if not stand_in.vm.offline_vcpus:
+        return [f"  <vcpu placement='static'>{stand_in.vm.vcpus}</vcpu>"]
+    there = stand_in.vm.vcpus - len(stand_in.vm.offline_vcpus)
+    lines = [
+        f"  <vcpu placement='static' current='{there}'>{stand_in.vm.vcpus}</vcpu>",
+        "  <vcpus>",
+    ]
+    order = 0
+    for vcpu in range(stand_in.vm.vcpus):
+        is_on = vcpu not in stand_in.vm.offline_vcpus
+        order += is_on
+        state = f"enabled='{'yes' if is_on else 'no'}'"
+        state += f" hotpluggable='{'no' if vcpu < stand_in.first_vcpus else 'yes'}'"
+        state += f" order='{order}'" if is_on else ""
+        lines.append(f"    <vcpu id='{vcpu}' {state}/>")
+    return [*lines, "  </vcpus>"]
+
+
+def _text(text: str) -> str:
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def _cpu(stand_in: StandIn) -> list[str]:
+    lines = [_cpu_start(stand_in.cpu)]
+    if stand_in.cpu.model is not None:
+        lines.append(f"    <model fallback='allow'>{stand_in.cpu.model}</model>")
+    if stand_in.vm.cpu_topology is not None:
+        sockets, dies, cores, threads = stand_in.vm.cpu_topology
+        lines.append(
+            f"    <topology sockets='{sockets}' dies='{dies}' cores='{cores}' threads='{threads}'/>"
+        )
+    if stand_in.cpu.l3 is not None:
+        level = " level='3'" if stand_in.cpu.l3 == "emulate" else ""
+        lines.append(f"    <cache{level} mode='{stand_in.cpu.l3}'/>")
+    for name, is_on in stand_in.cpu.features:
+        policy = "require" if is_on else "disable"
+        lines.append(f"    <feature policy='{policy}' name={quoteattr(name)}/>")
+    if stand_in.vm.cells:
+        lines.append("    <numa>")
+        for i, cell in enumerate(stand_in.vm.cells):
+            vcpus = f" cpus='{format_set(cell.vcpus)}'" if cell.vcpus else ""
+            lines.append(
+                f"      <cell id='{i}'{vcpus} memory='{cell.memory_bytes // MIB}' unit='MiB'>"
+            )
+            if cell.distances:
+                lines.append("        <distances>")
+                lines += [
+                    f"          <sibling id='{other}' value='{distance}'/>"
+                    for other, distance in enumerate(cell.distances)
+                ]
+                lines.append("        </distances>")
+            lines.append("      </cell>")
+        lines.append("    </numa>")
+    return [*lines, "  </cpu>"]
+
+
+def _cpu_start(cpu: CpuChoice) -> str:
+    if cpu.mode == "custom":
+        return "  <cpu mode='custom' match='exact' check='none'>"
+    return f"  <cpu mode='{cpu.mode}' check='none'>"
+
+
+def _controllers(stand_in: StandIn) -> list[str]:
+    root = "pcie-root" if "q35" in stand_in.machine else "pci-root"
+    lines = [f"    <controller type='pci' index='0' model='{root}'/>"]
+    for controller in stand_in.vm.controllers:
+        lines.append(
+            f"    <controller type='pci' index='{controller.index}' model='{controller.model}'>"
+        )
+        if controller.bus_nr is not None:
+            node = f"<node>{controller.cell}</node>" if controller.cell is not None else ""
+            lines.append(f"      <target busNr='{controller.bus_nr}'>{node}</target>")
+        if controller.address is not None:
+            lines.append(f"      {_address(stand_in, controller.address)}")
+        lines.append("    </controller>")
+    return lines
+
+
+def _devices(stand_in: StandIn) -> list[str]:
+    lines = []
+    for number, (address, _) in enumerate(stand_in.devices):
+        lines += [
+            f"    <controller type='virtio-serial' index='{number}'>",
+            f"      {_address(stand_in, address)}",
+            "    </controller>",
+        ]
+    return lines
+
+
+def _address(stand_in: StandIn, address: GuestAddress) -> str:
+    given = " ".join(f"{name}='{value}'" for name, value in address_attributes(address).items())
+    shared = (address.bus, address.device) in stand_in.shared_slots and not address.function
+    return f"<address type='pci' {given}{' multifunction=' + repr('on') if shared else ''}/>"
+
+
+def _serial(port: int, path: str) -> list[str]:
+    return [
+        "    <serial type='file'>",
+        f"      <source path={quoteattr(path)} append='on'/>",
+        f"      <target port='{port}'/>",
+        "    </serial>",
+    ]
+
+
+PROGRAM = "qemu-system-x86_64"
+
+
+def stand_in_argv(
+    stand_in: StandIn, name: str, files: BootFiles, command: str, *, kvm: bool
+) -> tuple[str, ...]:
+    """The command line; QEMU ends when the guest powers off, panics or reboots."""
+    tree = QemuPciTree(
+        "pcie.0" if "q35" in stand_in.machine else "pci.0", "pci.", stand_in.shared_slots
+    )
+    return (
+        PROGRAM,
+        *("-name", name),
+        *("-machine", _machine(stand_in, kvm=kvm)),
+        *("-cpu", _cpu_words(stand_in)),
+        *("-m", _memory(stand_in)),
+        *("-smp", _smp(stand_in)),
+        *_numa(stand_in),
+        *_later_vcpus(stand_in),
+        *_firmware(stand_in, files),
+        *_iommu(stand_in),
+        *(word for c in stand_in.vm.controllers for word in ("-device", tree.controller(c))),
+        *(
+            word
+            for address, bdf in stand_in.devices
+            for word in ("-device", f"{_endpoint(stand_in, bdf)}{tree.at(address)}")
+        ),
+        *boot_words(files, command, kvm=kvm),
+    )
+
+
+def boot_words(files: BootFiles, command: str, *, kvm: bool = False) -> tuple[str, ...]:
+    """What starts the test guest's own kernel and has it report."""
+    # One thread for all vCPUs: with more vCPUs than PUs they only wait for each other.
+    return (
+        *("-accel", "kvm" if kvm else "tcg,thread=single"),
+        *_serial_words("console", files.console),
+        *_serial_words("report", files.report),
+        *("-kernel", files.kernel),
+        *("-initrd", files.initramfs),
+        *("-append", command),
+        *("-nodefaults", "-no-user-config", "-no-reboot"),
+        *("-display", "none", "-monitor", "none"),
+    )
+
+
+def _machine(stand_in: StandIn, *, kvm: bool) -> str:
+    words = [stand_in.machine]
+    words += [] if stand_in.vm.has_acpi else ["acpi=off"]
+    words += [f"{n}={_on(is_on)}" for n, is_on in stand_in.switches if n in ("vmport", "smm")]
+    if stand_in.iommu is not None and kvm:
+        words.append("kernel-irqchip=split")
+    if stand_in.is_shared and not stand_in.vm.cells:
+        words.append("memory-backend=m0")
+    return ",".join(words)
+
+
+def _on(is_on: bool) -> str:
+    return "on" if is_on else "off"
+
+
+def _memory(stand_in: StandIn) -> str:
+    """Memory that is not there moves the PCI window to where the real guest has it."""
+    size = f"{stand_in.vm.memory_bytes // MIB}M"
+    if stand_in.space is None or stand_in.space.memory_bytes <= stand_in.vm.memory_bytes:
+        return size
+    return f"{size},slots=1,maxmem={stand_in.space.memory_bytes // MIB}M"
+
+
+def _firmware(stand_in: StandIn, files: BootFiles) -> list[str]:
+    words = []
+    if stand_in.uefi:
+        for unit, path in enumerate((files.ovmf, files.ovmf_variables)):
+            only = ",readonly=on" if unit == 0 else ""
+            words += ["-drive", f"if=pflash,format=raw,unit={unit}{only},file={escaped(path)}"]
+    space = stand_in.space
+    if space is not None and space.hole_bytes is not None and "q35" in stand_in.machine:
+        words += ["-global", f"q35-pcihost.pci-hole64-size={space.hole_bytes}"]
+    if space is not None and space.window_mib is not None:
+        words += ["-fw_cfg", f"name=opt/ovmf/X-PciMmio64Mb,string={space.window_mib}"]
+    return words
+
+
+def _later_vcpus(stand_in: StandIn) -> list[str]:
+    """The vCPUs behind the first that is offline, each by its place in the topology."""
+    if not stand_in.vm.offline_vcpus:
+        return []
+    _, dies, cores, threads = stand_in.vm.cpu_topology or (stand_in.vm.vcpus, 1, 1, 1)
+    name = stand_in.cpu.model or {"host-passthrough": "host"}.get(stand_in.cpu.mode, "max")
+    words = []
+    for vcpu in range(stand_in.first_vcpus, stand_in.vm.vcpus):
+        if vcpu in stand_in.vm.offline_vcpus:
+            continue
+        core, thread = divmod(vcpu, threads)
+        die, core = divmod(core, cores)
+        socket, die = divmod(die, dies)
+        place = f"socket-id={socket},die-id={die},core-id={core},thread-id={thread}"
+        words += ["-device", f"{name}-x86_64-cpu,{place}"]
+    return words
+
+
+def _iommu(stand_in: StandIn) -> list[str]:
+    return [] if stand_in.iommu is None else ["-device", ",".join(("intel-iommu", *stand_in.iommu))]
+
+
+def _endpoint(stand_in: StandIn, bdf: Bdf | None) -> str:
+    bars = {} if stand_in.space is None else dict(stand_in.space.bars)
+    return f"pci-testdev,membar={bars[bdf]}" if bdf in bars else "virtio-serial-pci"
+
+
+def _cpu_words(stand_in: StandIn) -> str:
+    cpu = stand_in.cpu
+    words = [cpu.model or {"host-passthrough": "host"}.get(cpu.mode, "max")]
+    words += [f"{name}={_on(is_on)}" for name, is_on in cpu.features]
+    words += [f"pmu={_on(is_on)}" for name, is_on in stand_in.switches if name == "pmu"]
+    if cpu.l3 == "emulate":
+        words.append("l3-cache=on")
+    elif cpu.l3 == "passthrough":
+        words += ["host-cache-info=on", "l3-cache=off"]
+    elif cpu.l3 == "disable":
+        words.append("l3-cache=off")
+    return ",".join(words)
+
+
+def _smp(stand_in: StandIn) -> str:
+    sockets, dies, cores, threads = stand_in.vm.cpu_topology or (stand_in.vm.vcpus, 1, 1, 1)
+    most = f",maxcpus={stand_in.vm.vcpus}" if stand_in.vm.offline_vcpus else ""
+    shape = f"sockets={sockets},dies={dies},cores={cores},threads={threads}"
+    return f"{stand_in.first_vcpus}{most},{shape}"
+
+
+def _numa(stand_in: StandIn) -> list[str]:
+    words = []
+    backend = "memory-backend-memfd,share=on" if stand_in.is_shared else "memory-backend-ram"
+    if stand_in.is_shared and not stand_in.vm.cells:
+        words += ["-object", f"{backend},id=m0,size={stand_in.vm.memory_bytes}"]
+    for i, cell in enumerate(stand_in.vm.cells):
+        words += ["-object", f"{backend},id=m{i},size={cell.memory_bytes}"]
+        vcpus = ranges_text("cpus", cell.vcpus)
+        words += ["-numa", f"node,nodeid={i}{vcpus},memdev=m{i}"]
+    for i, cell in enumerate(stand_in.vm.cells):
+        for j, distance in enumerate(cell.distances):
+            words += ["-numa", f"dist,src={i},dst={j},val={distance}"]
+    return words
+
+
+def _serial_words(id: str, path: str) -> list[str]:
+    return ["-chardev", f"file,id={id},path={escaped(path)}", "-serial", f"chardev:{id}"]
+
+
+_AS_GIVEN = ("smp", "numa")
+_NO_PART_OF_THE_GUEST = frozenset(
+    """
+    name uuid pidfile daemonize id accel enable-kvm nodefaults no-user-config display vnc smbios cpu
+""".split()
+)
+_NAMED = {"fw_cfg": "the firmware's window", "global": "the address space for BARs"}
+"""What an option says of the guest that is left out; others are named as they are."""
+
+_NOT_HERE = {
+    "intel-iommu": "the vIOMMU",
+    "acpi-generic-initiator": "generic initiators (QEMU 9.0)",
+}
+_BRIDGE_KEYS = frozenset(
+    """
+    id bus addr multifunction chassis chassis_nr slot port bus_nr numa_node hotplug bus-reserve
+    io-reserve mem-reserve pref32-reserve pref64-reserve x-speed x-width
+""".split()
+)
+"""Of a device that is booted as it is. Others may name files of the host: romfile."""
+
+
+def stand_in_of_command(
+    words: Sequence[str], source: str, machine: str
+) -> tuple[StandIn, tuple[str, ...]]:
+    """The test guest of a command line, and the options to boot it with.
+
+    words: program first. machine: a type that this QEMU has. Raises ParseError.
+    """
+    options = options_of(words[1:], source)
+    facts = vm_of_command(options, source)
+    tree = device_tree(options, source)
+    sizes = [cell.memory_bytes for cell in facts.cells if cell.vcpus]
+    ratio = memory_ratio(sizes or [facts.memory_bytes])
+    left = [f"mediated device {d.host}" for d in tree.devices if isinstance(d.host, str)]
+    endpoints = sorted(
+        (device.address, device.host)
+        for device in tree.devices
+        if device.address is not None and isinstance(device.host, Bdf)
+    )
+    vm = replace(
+        facts,
+        machine=machine,
+        memory_bytes=0,
+        cells=(),
+        controllers=tree.controllers,
+        hostdevs=(),
+        mediated=(),
+    )
+    bare = StandIn(
+        vm=vm,
+        memory_ratio=ratio,
+        cpu=CpuChoice("custom", SUBSTITUTE, (), None, f"model substituted: {SUBSTITUTE}"),
+        devices=tuple(endpoints),
+    )
+    cells = tuple(
+        bare.scaled_cell(cell)
+        for cell in facts.cells
+        if sizes and (cell.vcpus or cell.memory_bytes)
+    )
+    total = sum(c.memory_bytes for c in cells) or bare.scaled(facts.memory_bytes)
+    booted = _booted(options, source, machine, bare, total, left)
+    vm = replace(vm, memory_bytes=min(total, MOST_BYTES), cells=cells)
+    return replace(bare, vm=vm, left_out=tuple(dict.fromkeys(left))), booted
+
+
+def _booted(
+    options: Options, source: str, machine: str, bare: StandIn, total: int, left: list[str]
+) -> tuple[str, ...]:
+    """Only what is known to say where a part of the guest is: any other option could have QEMU,
+    which root may have started, open a file, connect to a place or run a program."""
+    words: list[str] = ["-cpu", SUBSTITUTE]
+    for option, text in options:
+        value = text or ""
+        first, pairs = fields_of(value)
+        keys = dict(pairs)
+        if option in _AS_GIVEN:
+            pass
+        elif option == "machine":
+            value = joined(machine, [pair for pair in pairs if pair[0] == "memory-backend"])
+        elif option == "m":
+            value = f"{total // MIB}M"
+        elif option == "object" and first.startswith("memory-backend-"):
+            size = bare.scaled(size_of(keys.get("size", ""), source)) // MIB
+            named = [("id", keys.get("id", "")), ("size", f"{size}M")]
+            value = joined("memory-backend-ram", named)
+        elif option == "device" and first == "vfio-pci":
+            place = [pair for pair in pairs if pair[0] in ("bus", "addr", "multifunction")]
+            value = joined("virtio-serial-pci", place)
+        elif option == "device" and first in DEVICE_OF_MODEL.values():
+            value = joined(first, [pair for pair in pairs if pair[0] in _BRIDGE_KEYS])
+        else:
+            if option not in _NO_PART_OF_THE_GUEST and first != "iothread":
+                what = f"-{option} {first}" if option in ("device", "object") else f"-{option}"
+                left.append(_NOT_HERE.get(first) or _NAMED.get(option, what))
+            continue
+        words += [f"-{option}", value]
+    return tuple(words)

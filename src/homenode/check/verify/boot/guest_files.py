@@ -1,0 +1,177 @@
+"""GuestFiles: the distribution's kernel and a static busybox, here or fetched as packages. [I/O]
+
+No image of a system is downloaded. Where neither is installed and apt-get is there, the two
+packages are fetched as they are and unpacked into a cache; nothing is installed.
+"""
+
+import os
+from pathlib import Path
+
+from msgspec import Struct
+
+from homenode.check.verify.boot.initramfs import is_static
+from homenode.errors import HostError
+from homenode.input_files import read_plain, read_start
+from homenode.process import ToolMissingError, find_program, run
+from homenode.trusted_path import changeable, private_folder
+
+_KERNEL_PACKAGES = ("linux-image-cloud-amd64", "linux-image-virtual", "linux-image-amd64")
+"""Each depends on the package of a kernel; smaller ones first."""
+
+_OVMF = (
+    ("/usr/share/OVMF/OVMF_CODE_4M.fd", "/usr/share/OVMF/OVMF_VARS_4M.fd"),
+    ("/usr/share/OVMF/OVMF_CODE.fd", "/usr/share/OVMF/OVMF_VARS.fd"),
+    ("/usr/share/edk2/ovmf/OVMF_CODE.fd", "/usr/share/edk2/ovmf/OVMF_VARS.fd"),
+)
+"""Code and variables where Debian, Ubuntu and Fedora have them, without secure boot."""
+
+_FETCH = 'cd "$1" && exec apt-get -q -o Acquire::Retries=3 download "$2"'
+_UNPACK = 'dpkg-deb --fsys-tarfile "$1" | tar -xf - -C "$2" --wildcards "$3"'
+_FETCH_S = 300
+MOST_BYTES = 256 << 20
+_HINT = (
+    "apt-get install linux-image-cloud-amd64 busybox-static (Debian), linux-image-virtual "
+    "busybox-static (Ubuntu), kernel-core busybox (Fedora), after apt-get update; or --kernel FILE"
+)
+
+
+class GuestFiles(Struct, frozen=True):
+    """What a test guest boots. stated: where the kernel comes from, for people."""
+
+    kernel: Path
+    busybox: bytes
+    stated: str
+
+
+def find_guest_files(kernel: Path | None = None) -> GuestFiles:
+    """The kernel named, else one of this machine, else a cached or fetched one; and busybox.
+
+    Raises HostError that says what is missing and how to install it.
+    """
+    found = _readable(kernel) if kernel is not None else _kernel_here()
+    if kernel is not None and found is None:
+        raise HostError(f"{kernel}: expected a kernel that can be read, found none", hint=_HINT)
+    if found is not None and kernel is not None and not _is_kernel(found):
+        raise HostError(f"{kernel}: expected a Linux kernel, found something else", hint=_HINT)
+    found = found or _fetched("vmlinuz", _KERNEL_PACKAGES, "./boot/vmlinuz-*", "boot/vmlinuz-*")
+    if found is None:
+        raise HostError(
+            "kernel for the test guest: expected /boot/vmlinuz-* or apt-get to fetch one, "
+            "found neither",
+            hint=_HINT,
+        )
+    return GuestFiles(found, _busybox(), f"kernel {found}")
+
+
+def find_ovmf() -> tuple[Path, Path] | None:
+    """The image of OVMF and of its variables; None where it is not installed."""
+    pairs = ((Path(code), Path(variables)) for code, variables in _OVMF)
+    return next((pair for pair in pairs if all(path.is_file() for path in pair)), None)
+
+
+def cache_folder() -> Path:
+    """Where things are kept that can be had again."""
+    base = os.environ.get("XDG_CACHE_HOME") or ""
+    return (Path(base) if Path(base).is_absolute() else Path.home() / ".cache") / "homenode"
+
+
+def _readable(path: Path) -> Path | None:
+    try:
+        return path if read_start(path, 1) else None
+    except OSError:
+        return None
+
+
+def _is_kernel(path: Path) -> bool:
+    """True for a bzImage or an ELF. Source: Documentation/arch/x86/boot.rst, offset 0x202."""
+    head = read_start(path, 0x206)
+    return head[0x202:0x206] == b"HdrS" or head[:4] == b"\x7fELF"
+
+
+def _kernel_here() -> Path | None:
+    """The running kernel, else the one that was installed last."""
+    candidates = [Path(f"/boot/vmlinuz-{os.uname().release}")]
+    for folder, pattern in (("/boot", "vmlinuz-*"), ("/lib/modules", "*/vmlinuz")):
+        found = [path for path in Path(folder).glob(pattern) if path.is_file()]
+        candidates += sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)
+    if os.uname().machine != "x86_64":
+        return None
+    return next((path for path in candidates if _readable(path) is not None), None)
+
+
+def _busybox() -> bytes:
+    places = [Path(place) for place in (find_program("busybox"), "/bin/busybox") if place]
+    for path in places:
+        program = _program(path)
+        if program is not None:
+            return program
+    fetched = _fetched("busybox", ("busybox-static",), "./*bin/busybox", "**/busybox")
+    program = None if fetched is None else _program(fetched)
+    if program is None:
+        raise HostError(
+            "busybox: expected a statically linked one, or apt-get to fetch it, found neither",
+            hint="apt-get install busybox-static",
+        )
+    return program
+
+
+def _program(path: Path) -> bytes | None:
+    try:
+        content = read_plain(path, MOST_BYTES)
+    except OSError:
+        return None
+    return content if is_static(content) else None
+
+
+def _fetched(what: str, packages: tuple[str, ...], member: str, pattern: str) -> Path | None:
+    """A file of the first package that there is, from the cache or fetched into it."""
+    folder = cache_folder() / "guest" / what
+    for path in sorted(folder.glob(pattern)):
+        if path.is_file():
+            return _unchanged(path)
+    if any(find_program(tool) is None for tool in ("apt-get", "apt-cache", "dpkg-deb", "tar")):
+        return None
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise HostError(f"{folder}: expected to write there, found: {error.strerror}") from None
+    for package in packages:
+        for real in _dependencies(package) if what == "vmlinuz" else (package,):
+            # Aside, and whole into its place: another homenode may look for it meanwhile.
+            with private_folder(".fetched-", folder.parent) as aside:
+                run(("sh", "-c", _FETCH, "sh", str(aside), real), _FETCH_S)
+                for archive in sorted(aside.glob(f"{real}_*.deb")):
+                    run(("sh", "-c", _UNPACK, "sh", str(archive), str(aside), member), _FETCH_S)
+                for path in sorted(aside.glob(pattern)):
+                    if path.is_file():
+                        kept = folder / path.relative_to(aside)
+                        kept.parent.mkdir(parents=True, exist_ok=True)
+                        return path.replace(kept)
+    return None
+
+
+def _unchanged(path: Path) -> Path:
+    """A file of the cache. Raises HostError where another user could have put it there: a guest of
+    theirs says what they like."""
+    why = changeable((path,), user=os.geteuid(), sticky=True)
+    if why is None:
+        return path
+    raise HostError(
+        f"{path}: expected a file of the cache that no other user can change, found: {why}",
+        hint="XDG_CACHE_HOME=DIR names another cache; or install it: apt-get install "
+        "linux-image-cloud-amd64 busybox-static",
+    )
+
+
+def _dependencies(package: str) -> tuple[str, ...]:
+    """The packages of kernels that a package without files of its own depends on."""
+    try:
+        listed = run(("apt-cache", "depends", package), 60)
+    except ToolMissingError:
+        return ()
+    words = (line.split() for line in listed.stdout.splitlines())
+    return tuple(
+        word[1]
+        for word in words
+        if len(word) == 2 and word[0] == "Depends:" and word[1].startswith("linux-image-")
+    )

@@ -1,0 +1,187 @@
+"""LibvirtBoot: test guests as transient domains under a name of their own. [I/O]
+
+No domain of the user's is ever named in a command here.
+"""
+
+import re
+import time
+from pathlib import Path
+
+from homenode.catalogue import finding
+from homenode.check.verify.boot.boot_folder import GuestSaid
+from homenode.check.verify.boot.outcome import refusal, silence
+from homenode.errors import InputError, ToolError
+from homenode.findings import Finding, Severity
+from homenode.machine.tools.xml_text import parse_xml
+from homenode.process import ToolTimeoutError, find_program, run
+from homenode.vm.domain.copy import copy_domain
+from homenode.vm.domain.document import Document
+from homenode.vm.hypervisor.virsh import INSTALL
+
+SYSTEM = "qemu:///system"
+_ASK_S = 30
+_STEP_S = 0.25
+_LABEL = re.compile(r"\+(\d{1,10}):\+\d{1,10}\Z", re.ASCII)
+_ABOUT_THE_DOCUMENT = ("XML ", "unsupported configuration", "requested operation is not valid")
+
+
+def answering(connect: str | None) -> str | None:
+    """The URI of a libvirt that answers; None where there is none.
+
+    connect: asked for by name: then raises ToolError where it does not answer.
+    """
+    uri = connect or SYSTEM
+    if find_program("virsh") is None:
+        if connect is not None:
+            raise ToolError("virsh: expected it to be installed, found none on PATH", hint=INSTALL)
+        return None
+    try:
+        failure = run(("virsh", "-c", uri, "uri"), _ASK_S).failure()
+    except ToolTimeoutError as error:
+        failure = error.message
+    if failure is None:
+        return uri
+    if connect is not None:
+        raise ToolError(
+            f"{uri}: expected libvirt to answer, found: {failure}",
+            hint="--connect none boots with QEMU directly",
+        )
+    return None
+
+
+def offers_kvm(uri: str) -> bool:
+    """Whether this libvirt's QEMU has KVM."""
+    words = ("domcapabilities", "--virttype", "kvm", "--arch", "x86_64")
+    return run(("virsh", "-c", uri, *words), _ASK_S).returncode == 0
+
+
+def qemu_user(uri: str) -> int | None:
+    """The number of the user that this libvirt's QEMU runs as; None where it does not say."""
+    said = run(("virsh", "-q", "-c", uri, "capabilities"), _ASK_S)
+    try:
+        return user_of_capabilities(said.stdout) if said.returncode == 0 else None
+    except InputError:
+        return None
+
+
+def user_of_capabilities(text: str) -> int | None:
+    """The user in the base label of libvirt's security driver "dac", "+64055:+64055".
+
+    None where there is none: a libvirt of a session runs QEMU as the session's user. Raises
+    ParseError. Source: docs/formatcaps.html; virSecurityDACGetBaseLabel(), libvirt 9.0.
+    """
+    for model in parse_xml(text, "capabilities", "virsh capabilities").iterfind("host/secmodel"):
+        label = model.findtext("baselabel", "")
+        match = _LABEL.match(label.strip())
+        if model.findtext("model") == "dac" and match is not None:
+            return int(match[1])
+    return None
+
+
+def acceptance(uri: str, document: Document, name: str) -> tuple[Finding, ...]:
+    """Whether libvirt takes the document itself: a copy is defined and undefined at once.
+
+    Where this libvirt has no KVM, the copy is of type qemu; a refusal is then inconclusive.
+    """
+    kvm = document.root.get("type") == "kvm"
+    changed = kvm and not offers_kvm(uri)
+    try:
+        copy = copy_domain(_typed(document) if changed else document.to_bytes(), name)
+    except InputError as error:
+        return (_not_judged(str(error), document.source),)
+    try:
+        define = ("virsh", "-q", "-c", uri, "define", "--validate", "--file", "/dev/stdin")
+        done = run(define, _ASK_S, copy)
+    finally:
+        # Also after Ctrl-C. An NVRAM that is no file is the original's too, and stays.
+        run(("virsh", "-q", "-c", uri, "undefine", "--keep-nvram", name), _ASK_S)
+    if done.returncode == 0:
+        return ()
+    said = " ".join(done.stderr.split())
+    if changed:
+        return (_not_judged(said, document.source),)
+    return (
+        finding(
+            "refused-by-libvirt",
+            "the document",
+            expected=f"libvirt at {uri} to take it",
+            observed=said[:400],
+            source=document.source,
+        ),
+    )
+
+
+def _not_judged(said: str, source: str) -> Finding:
+    return finding(
+        "refused-by-libvirt",
+        "the document",
+        expected="libvirt to take a copy of it",
+        observed=f"{said[:400]} (on this machine, which has no KVM)",
+        severity=Severity.INCONCLUSIVE,
+        case="other machine",
+        source=source,
+    )
+
+
+def _typed(document: Document) -> bytes:
+    """The document with type qemu, in UTF-8."""
+    span = document.attribute_spans(document.root)["type"]
+    text = document.text
+    return text[: span.value_start] + b"qemu" + text[span.value_end :]
+
+
+def boot(
+    uri: str, document: Path, name: str, console: GuestSaid, limit_s: float, source: str
+) -> tuple[Finding, ...]:
+    """Starts a test guest and waits until it is gone. Leaves nothing behind, whatever happens.
+
+    document: its own. source: what findings name.
+
+    Raises ToolTimeoutError where it has not powered off in time.
+    """
+    deadline = time.monotonic() + limit_s
+    try:
+        done = run(("virsh", "-q", "-c", uri, "create", "--validate", str(document)), limit_s)
+        if done.returncode:
+            said = " ".join(
+                line.removeprefix("error: ")
+                for line in done.stderr.splitlines()
+                if line.strip() and "Failed to create domain" not in line
+            )
+            return (refusal("libvirt", said, source),)
+        while _is_there(uri, name):
+            if time.monotonic() > deadline:
+                raise silence(console.text(), limit_s, source)
+            time.sleep(_STEP_S)
+        return ()
+    finally:
+        if _is_there(uri, name):
+            run(("virsh", "-q", "-c", uri, "destroy", name), _ASK_S)
+
+
+def daemons_own_trouble(refused: tuple[Finding, ...], uri: str) -> tuple[Finding, ...]:
+    """A finding to put in place of a refusal that is not about the document; () where it is.
+
+    libvirt says what of a document it does not take; with anything else it cannot start guests at
+    all (namespaces that it cannot make, a socket that is gone), or QEMU has refused: then QEMU,
+    asked directly, refuses too and says more.
+    """
+    said = next((finding.observed for finding in refused), None)
+    if said is None or said.startswith(_ABOUT_THE_DOCUMENT):
+        return ()
+    return (could_not_start(said, uri),)
+
+
+def could_not_start(said: str, uri: str) -> Finding:
+    """A finding that the test guest was booted with QEMU directly because of what libvirt did."""
+    return finding(
+        "libvirt-could-not-start",
+        "the test guest",
+        expected=f"libvirt at {uri} to start it",
+        observed=said,
+        source=uri,
+    )
+
+
+def _is_there(uri: str, name: str) -> bool:
+    return run(("virsh", "-q", "-c", uri, "domstate", name), _ASK_S).returncode == 0

@@ -1,0 +1,476 @@
+"""StandIn: a small guest with the vCPUs, cells and PCIe tree of a real one, and no backends.
+
+Every passed-through device with a large BAR is replaced by QEMU's test device with a BAR of that
+size; every other device that has a PCI address by a virtio-serial controller: endpoints that need
+no backend and no driver.
+
+Its CPU model is the document's where TCG shows a guest the same of it. Seen with QEMU 7.2: under
+TCG the models Skylake-Server and its Intel kin give siblings, dies and one L3 a die as under KVM;
+AMD models and `max` give no siblings.
+
+"GPUs vanish with much memory" is a matter of addresses: memory, the 64-bit PCI window behind it and
+the CPU's address bits. None of it needs real memory: QEMU's pci-testdev has a BAR of any size
+without backing, and maxmem= moves the window behind memory that is not there. Where all of it is
+more than the 40 bits of TCG's CPUs, every size is divided by the same power of two.
+"""
+
+import itertools
+import re
+from collections.abc import Iterable, Iterator
+
+from msgspec import Struct
+from msgspec.structs import replace
+from msgspec.structs import replace as placed
+
+from homenode.bdf import Bdf
+from homenode.cpuset import CpuSet
+from homenode.errors import HostError
+from homenode.machine.topology import Host
+from homenode.plan.shape.aperture import DEFAULT_WINDOW_BYTES, prefetchable_window_bytes
+from homenode.units import GIB, MIB
+from homenode.vm.domain.controllers import QEMU_NAMESPACE, read_hole, read_window_mib
+from homenode.vm.domain.document import Document
+from homenode.vm.domain.hostdevs import addressed_devices
+from homenode.vm.model import GuestAddress, GuestPciController, Vm, VmCell
+
+SUBSTITUTE = "Skylake-Server"
+_INTEL = tuple(
+    """
+    Nehalem Westmere SandyBridge IvyBridge Haswell Broadwell Skylake Cascadelake Cooperlake
+    Icelake Snowridge SapphireRapids GraniteRapids SierraForest Denverton KnightsMill
+""".split()
+)
+_L3 = ("emulate", "passthrough", "disable")
+_SAFE = re.compile(r"[A-Za-z0-9_.-]{1,64}\Z", re.ASCII)
+
+
+class CpuChoice(Struct, frozen=True):
+    """A test guest's <cpu>. mode: "custom" with a model, "host-passthrough" or "maximum".
+
+    features: (name, on). l3: None = the model's own; "emulate", "passthrough" or "disable".
+    substituted: why siblings and LLCs say nothing of the real guest; None where they do.
+    """
+
+    mode: str
+    model: str | None
+    features: tuple[tuple[str, bool], ...]
+    l3: str | None
+    substituted: str | None
+
+
+def choose_cpu(document: Document, *, kvm: bool) -> CpuChoice:
+    """The document's own <cpu> where this machine can run it, else an Intel model with SMT."""
+    cpu = document.root.child("cpu")
+    mode = None if cpu is None else cpu.get("mode") or ("custom" if cpu.child("model") else None)
+    name = document.root.at("cpu", "model")
+    model = None if name is None else name.text.strip()
+    cache = document.root.at("cpu", "cache")
+    l3 = None if cache is None else cache.get("mode")
+    if l3 not in _L3:
+        l3 = None
+    features = tuple(
+        (feature.get("name") or "", feature.get("policy") not in ("disable", "forbid"))
+        for feature in (() if cpu is None else cpu.all("feature"))
+        if _SAFE.match(feature.get("name") or "")
+    )
+    emulated = document.root.get("type") == "qemu"
+    if mode == "custom" and model is not None and _SAFE.match(model):
+        if kvm or emulated or model.startswith(_INTEL):
+            return CpuChoice(mode, model, features, _of_any_model(l3), None)
+        why = f"model substituted: {SUBSTITUTE} for {model}, which gives no siblings without KVM"
+        return _substitute(l3, why)
+    if kvm and mode in ("host-passthrough", "host-model", "maximum"):
+        return CpuChoice("host-passthrough", None, features, l3, None)
+    if emulated and mode == "maximum":
+        return CpuChoice(mode, None, features, l3, None)
+    stated = mode or "the default model"
+    why = f"model substituted: {SUBSTITUTE} for {stated}" + ("" if kvm else ", which needs KVM")
+    return _substitute(l3, why)
+
+
+def _substitute(l3: str | None, why: str) -> CpuChoice:
+    return CpuChoice("custom", SUBSTITUTE, (), _of_any_model(l3), why)
+
+
+def _of_any_model(l3: str | None) -> str | None:
+    """The host's caches are passed through with host-passthrough only."""
+    return None if l3 == "passthrough" else l3
+
+
+TCG_ADDRESS_BITS = 40
+_LEAST_BAR_BYTES = 64 * MIB
+"""Smaller ones find room everywhere."""
+
+_LOW_BYTES = 4 * GIB
+
+
+class AddressMap(Struct, frozen=True):
+    """bars: (function of the host, bytes) of each large BAR. memory_bytes: where memory ends.
+
+    hole_bytes, window_mib: of the root bus and of OVMF; None = its own default. shift: by how many
+    bits all of it is smaller than in the document.
+    """
+
+    bars: tuple[tuple[Bdf, int], ...]
+    memory_bytes: int
+    hole_bytes: int | None
+    window_mib: int | None
+    shift: int
+
+
+def address_map(document: Document, guest: Vm, host: Host) -> AddressMap | None:
+    """The map of a guest's devices; None where none of them has a large BAR that is known."""
+    passed = [
+        device for hostdev in guest.hostdevs if (device := host.device(hostdev.bdf)) is not None
+    ]
+    sizes = {
+        device.bdf: max(
+            (
+                bar.size_bytes
+                for bar in device.bars
+                if bar.is_memory and bar.is_64bit and bar.is_prefetchable
+            ),
+            default=0,
+        )
+        for device in passed
+    }
+    bars = {bdf: size for bdf, size in sizes.items() if size >= _LEAST_BAR_BYTES}
+    if not bars:
+        return None
+    memory = max(guest.memory_bytes + guest.memory_device_bytes, guest.max_memory_bytes or 0)
+    hole, window = read_hole(document), read_window_mib(document)
+    space = max(prefetchable_window_bytes(passed), hole or 0, (window or 0) * MIB)
+    # The firmware puts the window at a multiple of its size.
+    needed = (-(-(memory + _LOW_BYTES) // space) + 1) * space
+    shift = max(0, (needed - 1).bit_length() - TCG_ADDRESS_BITS)
+    if shift:
+        hole = hole or DEFAULT_WINDOW_BYTES
+        window = window or DEFAULT_WINDOW_BYTES // MIB
+    return AddressMap(
+        tuple(sorted((bdf, _power_of_two(size >> shift)) for bdf, size in bars.items())),
+        memory >> shift,
+        None if hole is None else hole >> shift,
+        None if window is None else max(1, window >> shift),
+        shift,
+    )
+
+
+def _power_of_two(size: int) -> int:
+    return 1 << (size - 1).bit_length()
+
+
+LEAST_CELL_BYTES = 192 * MIB
+"""The guest's kernel and files take about 100 MiB of the first node."""
+
+MOST_BYTES = 4096 * MIB
+MOST_VCPUS = 255
+"""More need an IOMMU with interrupt remapping, which TCG's machine does not have."""
+
+MOST_TOGETHER = 16
+"""Without KVM, what firmware and kernel write to a PCI function or to code costs for each vCPU."""
+
+APART = "the PCIe tree and all vCPUs in one guest: two are booted, as there is no KVM"
+
+_FEATURES = ("acpi", "apic")
+_SWITCHES = ("vmport", "smm", "pmu")
+"""Children of <features> that the test guest takes from the document; these with their state."""
+
+_BACKING = ("source", "access")
+
+_SAME_AS_HERE = ("q35", "pc")
+"""Names for the newest machine type that a QEMU has."""
+
+ROOT_MODELS = ("pcie-root", "pci-root")
+_MODELS = (
+    "pcie-expander-bus",
+    "pcie-root-port",
+    "pcie-switch-upstream-port",
+    "pcie-switch-downstream-port",
+    "pcie-to-pci-bridge",
+    "dmi-to-pci-bridge",
+    "pci-bridge",
+)
+_CHIPSET_SLOTS = {True: (0, 0x1F), False: (0, 1)}
+"""Of bus 0, by "is q35": the host bridge; q35's LPC, SATA and SMBus; i440fx's IDE and USB."""
+
+
+class StandIn(Struct, frozen=True, kw_only=True, gc=False):
+    """The guest to boot. vm: what it is: its machine is "q35", "pc", or a version of these, its
+    memory is scaled down, its controllers stand parents before children, the root left out.
+
+    memory_ratio: (stand-in bytes, real bytes), for scaling expectations. devices: (address,
+    function of the host or None for what is no hostdev), ascending. left_out: what of the document
+    the test guest does not have. switches: (feature, is on). is_shared: its memory is a shared
+    memfd. iommu: the switches of an Intel IOMMU, None = it has none. uefi: OVMF is its firmware.
+    space: None = the devices' BARs are not stood in for.
+    """
+
+    vm: Vm
+    memory_ratio: tuple[int, int]
+    cpu: CpuChoice
+    devices: tuple[tuple[GuestAddress, Bdf | None], ...]
+    left_out: tuple[str, ...] = ()
+    switches: tuple[tuple[str, bool], ...] = ()
+    is_shared: bool = False
+    iommu: tuple[str, ...] | None = None
+    uefi: bool = False
+    space: AddressMap | None = None
+
+    @property
+    def machine(self) -> str:
+        return self.vm.machine or "pc"
+
+    @property
+    def first_vcpus(self) -> int:
+        """How many vCPUs there are before the first that is offline."""
+        return min(self.vm.offline_vcpus, default=self.vm.vcpus)
+
+    @property
+    def needs_qemu(self) -> bool:
+        """Whether it has what only QEMU's own command line can say."""
+        return self.uefi or self.iommu is not None or self.space is not None or len(self.guests) > 1
+
+    @property
+    def guests(self) -> tuple["StandIn", ...]:
+        """What to boot: itself, or one guest with all vCPUs and one with the PCIe tree, the
+        firmware and a vCPU for each cell."""
+        if APART not in self.left_out:
+            return (self,)
+        number = itertools.count()
+        cells = tuple(
+            replace(cell, vcpus=CpuSet([next(number)])) if cell.vcpus else cell
+            for cell in self.vm.cells
+        )
+        few = replace(
+            self.vm,
+            vcpus=max(1, next(number)),
+            cells=cells,
+            cpu_topology=None,
+            offline_vcpus=CpuSet(),
+        )
+        bare = replace(self.vm, controllers=())
+        vcpus = replace(self, vm=bare, devices=(), iommu=None, uefi=False, space=None)
+        return (vcpus, replace(self, vm=few))
+
+    def scaled(self, memory_bytes: int) -> int:
+        """What some memory of the real guest is in the test guest, in whole MiB."""
+        small, real = self.memory_ratio
+        return max(1, memory_bytes * small // real // MIB) * MIB
+
+    def scaled_cell(self, cell: VmCell) -> VmCell:
+        """A cell of the real guest in the test guest."""
+        return VmCell(
+            id=cell.id,
+            vcpus=cell.vcpus,
+            memory_bytes=self.scaled(cell.memory_bytes),
+            distances=cell.distances,
+        )
+
+    @property
+    def shared_slots(self) -> frozenset[tuple[int, int]]:
+        """(bus, device) of slots where a function other than 0 sits."""
+        places = [address for address, _ in self.devices]
+        places += [c.address for c in self.vm.controllers if c.address is not None]
+        return frozenset((a.bus, a.device) for a in places if a.function)
+
+
+def stand_in_of(
+    document: Document,
+    facts: Vm,
+    cpu: CpuChoice,
+    machine: str,
+    *,
+    host: Host | None = None,
+    has_ovmf: bool = False,
+    through_libvirt: bool = False,
+    kvm: bool = True,
+) -> StandIn:
+    """The test guest of a document.
+
+    host: that of the devices, whose BARs are stood in for. through_libvirt: without what only
+    QEMU's command line can say. Raises HostError for guests that it cannot stand in for: other
+    architectures, too many vCPUs.
+    """
+    guest = facts
+    if guest.architecture != "x86_64":
+        raise HostError(
+            f"{facts.source}: expected an x86_64 guest to boot a test guest for, found "
+            f"{guest.architecture}",
+            hint="verify the document alone, without --boot, and the real guest with --guest",
+        )
+    if guest.vcpus > MOST_VCPUS:
+        raise HostError(
+            f"{facts.source}: expected at most {MOST_VCPUS} vCPUs to boot a test guest for, found "
+            f"{guest.vcpus}",
+            hint="verify the document alone, and the real guest with --guest",
+        )
+    ratio = memory_ratio([c.memory_bytes for c in facts.cells] or [guest.memory_bytes])
+    controllers, devices = _tree(document, facts)
+    direct = not through_libvirt
+    wants_uefi = guest.firmware is not None and guest.firmware != "bios"
+    space = address_map(document, guest, host) if direct and host is not None else None
+    bare = StandIn(
+        vm=Vm(
+            name=guest.name,
+            source=facts.source,
+            machine=machine,
+            vcpus=guest.vcpus,
+            offline_vcpus=guest.offline_vcpus,
+            cpu_topology=guest.cpu_topology,
+            memory_bytes=0,
+            controllers=controllers,
+            has_acpi=facts.has_acpi,
+        ),
+        memory_ratio=ratio,
+        cpu=cpu,
+        devices=devices,
+        switches=_switches(document),
+        is_shared=_is_shared(document),
+        iommu=_iommu(document) if direct else None,
+        uefi=wants_uefi and has_ovmf and direct,
+        space=space,
+    )
+    left = tuple(_left_out(document, facts, bare, host, has_ovmf))
+    if direct and not kvm and guest.vcpus > MOST_TOGETHER and (controllers or devices):
+        left = (*left, APART)
+    cells = tuple(map(bare.scaled_cell, facts.cells))
+    total = sum(cell.memory_bytes for cell in cells) or bare.scaled(guest.memory_bytes)
+    vm = replace(bare.vm, memory_bytes=total, cells=cells)
+    return replace(bare, vm=vm, left_out=left)
+
+
+def memory_ratio(sizes: list[int]) -> tuple[int, int]:
+    """The smallest cell becomes LEAST_CELL_BYTES, unless all together would then be too much."""
+    sizes = [size for size in sizes if size] or [1]
+    total, smallest = sum(sizes), min(sizes)
+    if total <= LEAST_CELL_BYTES * len(sizes):
+        return 1, 1
+    wanted = min(total * LEAST_CELL_BYTES // smallest, MOST_BYTES)
+    return min(max(wanted, 2 * LEAST_CELL_BYTES), total), total
+
+
+def _switches(document: Document) -> tuple[tuple[str, bool], ...]:
+    features = document.root.child("features")
+    found = () if features is None else features.children
+    return tuple((e.name, e.get("state") != "off") for e in found if e.name in _SWITCHES)
+
+
+def _is_shared(document: Document) -> bool:
+    """Whether the memory is a memfd that other processes map, as vhost-user wants it."""
+    source = document.root.at("memoryBacking", "source")
+    access = document.root.at("memoryBacking", "access")
+    return (source is not None and source.get("type") == "memfd") or (
+        access is not None and access.get("mode") == "shared"
+    )
+
+
+def _iommu(document: Document) -> tuple[str, ...] | None:
+    """Switches of an Intel IOMMU as QEMU spells them. eim needs KVM, and more vCPUs than there
+    are here."""
+    iommu = document.root.at("devices", "iommu")
+    if iommu is None or iommu.get("model") != "intel":
+        return None
+    driver = iommu.child("driver")
+    names = {"intremap": "intremap", "caching_mode": "caching-mode", "iotlb": "device-iotlb"}
+    return tuple(
+        f"{qemu}={value}"
+        for name, qemu in names.items()
+        if driver is not None and (value := driver.get(name)) in ("on", "off")
+    )
+
+
+def _left_out(
+    document: Document, facts: Vm, made: StandIn, host: Host | None, has_ovmf: bool
+) -> Iterator[str]:
+    guest, root = facts, document.root
+    if guest.machine not in (None, made.machine, *_SAME_AS_HERE):
+        yield f"machine type {guest.machine}, which this QEMU lacks ({made.machine} instead)"
+    features = root.child("features")
+    for feature in () if features is None else features.children:
+        if feature.name not in (*_FEATURES, *_SWITCHES):
+            yield f"the feature {feature.tag}"
+    if guest.firmware is not None and guest.firmware != "bios" and not made.uefi:
+        yield "UEFI firmware" + ("" if has_ovmf else " (no image here: apt-get install ovmf)")
+    if guest.hostdevs and made.space is None:
+        why = " (the devices' host is not known)" if host is None else ""
+        if host is None or address_map(document, guest, host) is not None:
+            yield f"the devices' BARs and the address space for them{why}"
+    elif made.space is not None and made.space.shift:
+        yield f"the size of BARs, their window and memory, all divided by {1 << made.space.shift}"
+    if root.at("cpu", "maxphysaddr") is not None:
+        yield "address bits (<maxphysaddr>)"
+    if root.at("cpu", "numa", "interconnects") is not None:
+        yield "latencies and bandwidths of cells (<interconnects>)"
+    backing = root.child("memoryBacking")
+    for element in () if backing is None else backing.children:
+        if element.name not in _BACKING:
+            yield f"memory backing {element.tag}"
+    if guest.has_dimms:
+        yield "memory devices"
+    if guest.has_iommu and made.iommu is None:
+        yield "the vIOMMU"
+    if guest.launch_security is not None:
+        yield f"launch security {guest.launch_security}"
+    commandline = root.child(f"{{{QEMU_NAMESPACE}}}commandline")
+    if commandline is not None and any(
+        "opt/ovmf/X-PciMmio64Mb" not in (e.get("value") or "") and e.get("value") != "-fw_cfg"
+        for e in commandline.children
+    ):
+        yield "<qemu:commandline>"
+
+
+def _tree(
+    document: Document, facts: Vm
+) -> tuple[tuple[GuestPciController, ...], tuple[tuple[GuestAddress, Bdf | None], ...]]:
+    """Controllers and endpoints; what has no address gets one on the root bus."""
+    guest = facts
+    known = [c for c in guest.controllers if c.model in _MODELS]
+    places = {c.address for c in known if c.address is not None}
+    endpoints: dict[GuestAddress, Bdf | None] = {}
+    buses = {0} | {c.index for c in known}
+    for address, element in addressed_devices(document):
+        of_chipset = address.bus == 0 and address.device in _CHIPSET_SLOTS[guest.is_q35]
+        is_bridge = element.name == "controller" and element.get("type") == "pci"
+        if not (is_bridge or of_chipset or address in places) and address.bus in buses:
+            endpoints[address] = None
+    for hostdev in guest.hostdevs:
+        if hostdev.address is not None and hostdev.address.bus in buses:
+            endpoints[hostdev.address] = hostdev.bdf
+    slots = _free_slots({a.device for a in (*places, *endpoints) if a.bus == 0})
+    controllers = [
+        c if c.address is not None else placed(c, address=GuestAddress(0, 0, next(slots), 0))
+        for c in known
+    ]
+    next_index = max(buses) + 1
+    for hostdev in guest.hostdevs:
+        if hostdev.address is None:
+            at = GuestAddress(0, 0, next(slots), 0)
+            if guest.is_q35:
+                controllers.append(GuestPciController(next_index, "pcie-root-port", at))
+                at = GuestAddress(0, next_index, 0, 0)
+                next_index += 1
+            endpoints[at] = hostdev.bdf
+    ordered = sorted(endpoints.items(), key=lambda item: item[0])
+    return _parents_first(controllers), tuple(ordered)
+
+
+def _free_slots(in_use: set[int]) -> Iterator[int]:
+    for slot in range(2, 31):
+        if slot not in in_use:
+            yield slot
+    raise HostError(
+        "stand-in: expected a free slot on the root bus for a device without an address, found none"
+    )
+
+
+def _parents_first(controllers: Iterable[GuestPciController]) -> tuple[GuestPciController, ...]:
+    """In the order in which QEMU can make them; those in a loop come last, for QEMU to refuse."""
+    left = sorted(controllers, key=lambda c: c.index)
+    done, ordered = {0}, []
+    while left:
+        ready = [c for c in left if c.address is not None and c.address.bus in done] or left[:1]
+        for controller in ready:
+            ordered.append(controller)
+            done.add(controller.index)
+            left.remove(controller)
+    return tuple(ordered)

@@ -1,0 +1,460 @@
+"""Boot: a test guest is booted and read with homenode's own discovery. [I/O]"""
+
+import contextlib
+import errno
+import os
+import threading
+import time
+import zlib
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from homenode.check.verify.boot import libvirt as libvirt_boot
+from homenode.check.verify.boot.accelerator import kvm_works, qemu_program
+from homenode.check.verify.boot.boot_folder import (
+    GuestSaid,
+    boot_folder,
+    copy_for_qemu,
+    domain_name,
+    let_qemu_in,
+)
+from homenode.check.verify.boot.forms import (
+    PROGRAM,
+    BootFiles,
+    boot_words,
+    stand_in_argv,
+    stand_in_of_command,
+    stand_in_xml,
+)
+from homenode.check.verify.boot.guest_files import MOST_BYTES, find_guest_files, find_ovmf
+from homenode.check.verify.boot.initramfs import LOG, initramfs
+from homenode.check.verify.boot.outcome import (
+    CONSOLE_HINT,
+    came_up,
+    crash,
+    kernel_findings,
+    partial,
+    refusal,
+    silence,
+)
+from homenode.check.verify.boot.stand_in import StandIn, choose_cpu, stand_in_of
+from homenode.durable import create_file, replace_file
+from homenode.errors import HostError
+from homenode.findings import Finding
+from homenode.input_files import read_plain
+from homenode.machine.discover import discover
+from homenode.machine.snapshot.collector import parse_collected
+from homenode.machine.topology import Host
+from homenode.process import ToolMissingError, ToolTimeoutError, run
+from homenode.vm.domain.document import Document
+from homenode.vm.guest_observation import path_of_address, paths_of_guest
+from homenode.vm.hypervisor.connection import is_local
+from homenode.vm.model import Vm
+from homenode.vm.targets.qemu_command import options_of
+
+COMMAND = (
+    "console=ttyS0 quiet panic=-1 mitigations=off nowatchdog no_timer_check pcie_ports=compat "
+    "cryptomgr.notests apparmor=0 audit=0 rodata=off nokaslr efi=noruntime"
+)
+"""The guest kernel's command line: silent but for errors, and without what shows nothing of the
+topology: services of PCIe ports, self-tests, protections. A third of the time under TCG."""
+
+_LOGICAL_VCPUS = 8
+"""Up to so many possible CPUs the kernel addresses APICs by logical destination."""
+
+_BASE_S = 60
+_PER_VCPU_S = 5
+_GZIP = b"\x1f\x8b\x08"
+_LARGEST_REPORT = 64 << 20
+_NOT_KEPT = ("kernel", "ovmf", "ovmf-variables", "domain", ".lock")
+_INSTALL = (
+    "install it: apt-get install qemu-system-x86 (Debian, Ubuntu), dnf install qemu-kvm (Fedora, "
+    "RHEL); libvirt-daemon-system or libvirt-daemon-kvm to boot through libvirt"
+)
+
+
+class BootOptions(Struct, frozen=True):
+    """connect: libvirt's URI; None = the system's where it answers; "none" = QEMU directly.
+
+    keep: folder for the guest's files and texts afterwards. timeout_s: None = by vCPU count.
+    libvirt_timeout_s: what an emulated guest of libvirt gets of it before QEMU is asked directly;
+    None = half.
+    """
+
+    connect: str | None = None
+    kernel: Path | None = None
+    timeout_s: float | None = None
+    keep: Path | None = None
+    libvirt_timeout_s: float | None = None
+
+
+class Booted(Struct, frozen=True):
+    """What came of a boot. guest: None where it did not come up; then `findings` say why.
+
+    how: through what and with which accelerator, for people.
+    """
+
+    stand_in: StandIn
+    guest: Host | None
+    how: str
+    seconds: float
+    findings: tuple[Finding, ...]
+
+
+def boot_stand_in(
+    document: Document, facts: Vm, options: BootOptions, host: Host | None = None
+) -> Booted:
+    """Boot the test guest of a document and read it. host: that of its devices, None = not known.
+
+    A document that libvirt or QEMU refuses, or whose guest crashes, is an answer: it is in
+    `findings`. Raises HostError, ToolMissingError or ToolTimeoutError where this machine cannot
+    boot guests, each with what to install or to try.
+    """
+    _check_can_keep(options.keep)
+    uri = None if options.connect == "none" else libvirt_boot.answering(options.connect)
+    program = _qemu()
+    files = find_guest_files(options.kernel)
+    image = initramfs(files.busybox)
+    kvm = kvm_works(files.kernel, image) and (uri is None or libvirt_boot.offers_kvm(uri))
+    ovmf = find_ovmf()
+    stand_in = stand_in_of(
+        document,
+        facts,
+        choose_cpu(document, kvm=kvm),
+        _machine(program, facts.machine),
+        host=host,
+        has_ovmf=ovmf is not None,
+        through_libvirt=uri is not None and options.connect is not None,
+        kvm=kvm,
+    )
+    limit_s = options.timeout_s or _BASE_S + _PER_VCPU_S * stand_in.vm.vcpus
+    found: tuple[Finding, ...] = ()
+    through = None if stand_in.needs_qemu else uri
+    started = time.monotonic()
+    with boot_folder(uri) as folder, contextlib.ExitStack() as ends:
+        refused: tuple[Finding, ...] = ()
+        name = domain_name(folder)
+        if uri is not None:
+            found = libvirt_boot.acceptance(uri, document, name)
+        user = os.geteuid()
+        if through is not None:
+            try:
+                user = _let_in(folder, through)
+            except OSError as error:
+                why = f"{folder}: {error.strerror}: its QEMU cannot be let in alone"
+                found += (libvirt_boot.could_not_start(why, through),)
+                through = None
+        guests = []
+        for each, part, source in _parts(stand_in, facts.source):
+            own = folder / part
+            laid = _lay_out(own, files.kernel, image, ovmf if each.uefi else None, user)
+            command = kernel_command(each.vm.vcpus, kvm=kvm)
+            argv = (program, *stand_in_argv(each, name, laid, command, kvm=kvm)[1:])
+            guests.append(_guest(each, source, own, argv, user, ends))
+        if through is not None:
+            xml = folder / "domain.xml"
+            text = stand_in_xml(stand_in, name, laid, command, kvm=kvm)
+            create_file(xml, text.encode(), synced=False)
+            # libvirt cannot be asked for one thread for all vCPUs: with dozens of them on a busy
+            # machine its guests sometimes come to nothing, where QEMU directly takes seconds.
+            patience_s = limit_s if kvm else options.libvirt_timeout_s or limit_s / 2
+            excuse: tuple[Finding, ...] = ()
+            try:
+                console = guests[0].console
+                refused = libvirt_boot.boot(through, xml, name, console, patience_s, facts.source)
+                excuse = libvirt_boot.daemons_own_trouble(refused, through)
+            except ToolTimeoutError as error:
+                if kvm:
+                    raise
+                excuse = (libvirt_boot.could_not_start(error.message, through),)
+            if excuse:  # it says nothing of the document; QEMU does
+                refused, through = (), None
+                found += excuse
+        if through is None:
+            refused = _run_qemu(guests, limit_s)
+        seen, said = _read_all(guests, refused, facts.name, options.keep)
+    how = "QEMU directly" if through is None else f"libvirt at {through}"
+    how = f"through {how}, {'KVM' if kvm else 'TCG'}, {files.stated}"
+    if len(guests) > 1:
+        all_vcpus, few = (guest.stand_in.vm.vcpus for guest in guests)
+        how += (
+            f"; two guests at once: {all_vcpus} vCPUs, their cells and caches; the PCIe tree, BARs "
+            f"and firmware with {few}"
+        )
+    return Booted(stand_in, seen, how, time.monotonic() - started, (*found, *refused, *said))
+
+
+def boot_command(words: Sequence[str], source: str, options: BootOptions) -> Booted:
+    """Boot a rendered QEMU command line with stand-ins for its devices, and read the guest.
+
+    words: program first, an x86_64 one. Emulated, by QEMU itself. Raises as boot_stand_in, and
+    ParseError for a command line that cannot be read.
+    """
+    _check_can_keep(options.keep)
+    program = _qemu()
+    if not words or not words[0].endswith(PROGRAM):
+        raise HostError(
+            f"{source}: expected a command line of {PROGRAM} to boot, found "
+            f"{words[0] if words else 'none'}"
+        )
+    files = find_guest_files(options.kernel)
+    types = [v for name, v in options_of(words[1:], source) if name == "machine" and v is not None]
+    wanted = types[-1].partition(",")[0] if types else None
+    stand_in, rendered = stand_in_of_command(words, source, _machine(program, wanted))
+    limit_s = options.timeout_s or _BASE_S + _PER_VCPU_S * stand_in.vm.vcpus
+    started = time.monotonic()
+    with boot_folder() as folder, contextlib.ExitStack() as ends:
+        user = os.geteuid()
+        laid = _lay_out(folder, files.kernel, initramfs(files.busybox), None, user)
+        command = kernel_command(stand_in.vm.vcpus, kvm=False)
+        argv = (program, *rendered, *boot_words(laid, command))
+        guest = _guest(stand_in, source, folder, argv, user, ends)
+        refused = _run_qemu([guest], limit_s)
+        seen, said = _read_all([guest], refused, source, options.keep)
+    how = f"by QEMU, TCG, {files.stated}"
+    return Booted(stand_in, seen, how, time.monotonic() - started, (*refused, *said))
+
+
+class _Guest(Struct, frozen=True):
+    """One guest of a boot. source: what findings of it name. console, report: what it says."""
+
+    stand_in: StandIn
+    source: str
+    folder: Path
+    argv: tuple[str, ...]
+    console: GuestSaid
+    report: GuestSaid
+
+
+def _guest(
+    stand_in: StandIn,
+    source: str,
+    folder: Path,
+    argv: tuple[str, ...],
+    user: int,
+    ends: contextlib.ExitStack,
+) -> _Guest:
+    """A guest whose texts are closed with `ends`. user: QEMU's."""
+    console, report = (GuestSaid(folder / name, user) for name in ("console", "report"))
+    for said in (console, report):
+        ends.callback(said.close)
+    return _Guest(stand_in, source, folder, argv, console, report)
+
+
+def _let_in(folder: Path, uri: str) -> int:
+    """The user of a libvirt's QEMU, who may enter the folder from now on. Raises OSError."""
+    if not is_local(uri):
+        raise OSError(errno.EREMOTE, "on another machine than libvirt")
+    user = libvirt_boot.qemu_user(uri)
+    if user in (None, os.geteuid()):
+        return os.geteuid()
+    let_qemu_in(folder, user)
+    return user
+
+
+def _parts(stand_in: StandIn, source: str) -> Iterator[tuple[StandIn, str, str]]:
+    """(guest, its folder, what findings of it name) of each guest to boot."""
+    if len(stand_in.guests) == 1:
+        yield stand_in, "", source
+        return
+    vcpus, tree = stand_in.guests
+    yield vcpus, "vcpus", f"{source}, in the test guest of its vCPUs"
+    yield tree, "pcie", f"{source}, in the test guest of its PCIe tree"
+
+
+def _qemu() -> str:
+    program = qemu_program()
+    if program is None:
+        raise ToolMissingError(
+            f"{PROGRAM}: expected it to be installed, found none on PATH", hint=_INSTALL
+        )
+    return program
+
+
+def kernel_command(vcpus: int, *, kvm: bool) -> str:
+    """The command line of the kernel of a test guest with so many vCPUs.
+
+    QEMU's own APICs pass a message to a logical destination on until the first APIC id that is
+    missing, and a kernel whose CPUs behind it never answer hangs: with offline vCPUs, with 3 cores
+    a socket. With more CPUs possible than there are, the kernel uses physical destinations.
+    Source: QEMU 7.2, apic_get_delivery_bitmask(); Linux 6.1, physflat_probe().
+    """
+    return COMMAND if kvm or vcpus > _LOGICAL_VCPUS else f"{COMMAND} possible_cpus=9"
+
+
+def _lay_out(
+    folder: Path, kernel: Path, image: bytes, ovmf: tuple[Path, Path] | None, user: int
+) -> BootFiles:
+    """Copies, since libvirt takes over what it is given. user: QEMU's."""
+    folder.mkdir(mode=0o700, exist_ok=True)
+    copies = {"kernel": read_plain(kernel, MOST_BYTES), "initramfs": image}
+    for path, name in zip(ovmf or (), ("ovmf", "ovmf-variables"), strict=False):
+        copies[name] = read_plain(path, MOST_BYTES)
+    for name, content in copies.items():
+        copy_for_qemu(folder / name, content, user)
+    names = ("kernel", "initramfs", "console", "report", "ovmf", "ovmf-variables")
+    return BootFiles(*(str(folder / name) for name in names))
+
+
+def _machine(program: str, wanted: str | None) -> str:
+    """The document's machine where this QEMU has it, else the newest of its kind."""
+    kind = "q35" if wanted is not None and "q35" in wanted else "pc"
+    listed = run((program, "-machine", "help"), 60).stdout.splitlines()
+    known = {line.split()[0] for line in listed[1:] if line.split()}
+    return wanted if wanted in known and wanted is not None else kind
+
+
+def _run_qemu(guests: Sequence[_Guest], limit_s: float) -> tuple[Finding, ...]:
+    """Runs all guests at once, each to its end; findings on those that do not start.
+
+    Raises ToolTimeoutError where one never ends, and the others come up.
+    """
+    stop = threading.Event()
+    found: list[Finding] = []
+    late: list[_Guest] = []
+    with ThreadPoolExecutor(len(guests)) as pool:
+        try:
+            runs = []
+            for guest in guests:
+                words = "".join(f"{word}\n" for word in guest.argv)
+                create_file(guest.folder / "argv", words.encode(), synced=False)
+                for text in (guest.console, guest.report):
+                    text.clear()
+                # QEMU takes firmware from the folder that it stands in, before its own.
+                runs.append(
+                    pool.submit(
+                        run,
+                        guest.argv,
+                        limit_s,
+                        folder=guest.folder,
+                        ends_with_us=True,
+                        stop=stop,
+                    )
+                )
+            for guest, each in zip(guests, runs, strict=True):
+                try:
+                    done = each.result()
+                except ToolTimeoutError:
+                    late.append(guest)
+                    continue
+                if done.returncode and not came_up(guest.console.text()):
+                    lines = done.stderr.splitlines()
+                    said = next((line for line in lines if "warning:" not in line), "")
+                    found.append(refusal("QEMU", said or done.failure() or "", guest.source))
+        finally:
+            stop.set()
+    if late and not found:
+        ended = [guest for guest in guests if guest not in late]
+        texts = [(one.console.text(), one.source) for one in ended]
+        found += [crash(console, source) for console, source in texts if not came_up(console)]
+    if late and not found:
+        silent = next((one for one in late if _report(one) is None), late[0])
+        raise silence(silent.console.text(), limit_s, silent.source)
+    return tuple(found)
+
+
+def _read_all(
+    guests: Sequence[_Guest], refused: Sequence[Finding], name: str, keep: Path | None
+) -> tuple[Host | None, tuple[Finding, ...]]:
+    """What the guests report as one: PCI functions as the last one has them, the rest as the first.
+
+    None where one of them did not come up.
+    """
+    try:
+        if refused:
+            return None, ()
+        read: list[tuple[Host | None, tuple[Finding, ...]]] = []
+        partly: list[HostError] = []
+        for guest in guests:
+            try:
+                read.append(_read(guest, name))
+            except HostError as error:
+                partly.append(error)
+    finally:
+        if keep is not None:
+            _keep(guests, keep)
+    said = tuple(finding for _, findings in read for finding in findings)
+    seen = [host for host, _ in read if host is not None]
+    if partly and len(seen) == len(read):  # else another guest crashed, which is the answer
+        raise partly[0]
+    if len(seen) < len(guests):
+        return None, said
+    first, last = seen[0], seen[-1]
+    nodes = [[node.index for node in each.nodes] for each in (first, last)]
+    if nodes[0] != nodes[1]:
+        raise HostError(
+            f"{guests[0].source}: expected the nodes {nodes[0]} in the guest of the PCIe tree too, "
+            f"found {nodes[1]}",
+            hint=CONSOLE_HINT,
+        )
+    tree = (last.root_complexes, last.pci_devices, last.links)
+    gaps = tuple(dict.fromkeys((*first.gaps, *last.gaps)))
+    whole = replace(first, root_complexes=tree[0], pci_devices=tree[1], links=tree[2], gaps=gaps)
+    return whole, said
+
+
+def _report(guest: _Guest) -> str | None:
+    """The whole report; None where it is not whole. Raises HostError for another's than QEMU's."""
+    # OVMF clears the screen of every serial port first.
+    packed = guest.report.content()
+    unpacker = zlib.decompressobj(wbits=31)
+    try:
+        text = unpacker.decompress(packed[max(0, packed.find(_GZIP)) :], _LARGEST_REPORT)
+    except zlib.error:
+        return None
+    return text.decode("utf-8", "replace") if unpacker.eof else None
+
+
+def _read(guest: _Guest, name: str) -> tuple[Host | None, tuple[Finding, ...]]:
+    text = _report(guest)
+    if text is None:
+        console = guest.console.text()
+        if not came_up(console):
+            return None, (crash(console, guest.source),)
+        raise partial(len(guest.report.content()), guest.source)
+    report, _, log = text.partition(f"\n{LOG}\n")
+    create_file(guest.folder / "kernel-log", log.encode(), synced=False)
+    host = discover(parse_collected(report, f"stand-in of {name}"))
+    stand_in, paths = guest.stand_in, paths_of_guest(host)
+    names = {
+        paths[path]: str(bdf)
+        for address, bdf in stand_in.devices
+        if bdf is not None
+        and (path := path_of_address(address, stand_in.vm.controllers)) is not None
+        and path in paths
+    }
+    return host, tuple(kernel_findings(log, names, guest.source))
+
+
+def _check_can_keep(keep: Path | None) -> None:
+    """Before minutes are spent."""
+    if keep is None:
+        return
+    try:
+        keep.mkdir(parents=True, exist_ok=True)
+        if not os.access(keep, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        raise HostError(f"{keep}: expected to write there, found: {error.strerror}") from None
+
+
+def _keep(guests: Sequence[_Guest], keep: Path) -> None:
+    """Copies what a person may want to see; the kernel is the distribution's own."""
+    try:
+        for guest in guests:
+            into = keep if len(guests) == 1 else keep / guest.folder.name
+            into.mkdir(exist_ok=True)
+            said = {one.path.name: one.unchecked() for one in (guest.console, guest.report)}
+            for path in sorted(guest.folder.iterdir()):
+                if not path.is_file() or path.name in _NOT_KEPT:
+                    continue
+                with contextlib.suppress(PermissionError):  # libvirt gave it to root
+                    said[path.name] = said.get(path.name) or read_plain(path, MOST_BYTES)
+            for name, content in said.items():
+                replace_file(into / name, content, None, synced=False)
+    except OSError as error:
+        raise HostError(f"{keep}: expected to write there, found: {error.strerror}") from None

@@ -1,0 +1,276 @@
+"""Memory: nodes that exist and hold what is bound to them, huge pages there, and locked memory."""
+
+from collections.abc import Iterable, Iterator
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from homenode.catalogue import finding
+from homenode.cpuset import CpuSet
+from homenode.findings import Finding, Severity
+from homenode.machine.topology import Host, MemoryKind, NumaNode
+from homenode.plan.request import default_huge_page_bytes
+from homenode.units import GIB, format_bytes
+from homenode.vm.model import Vm
+
+VFIO_EXTRA_BYTES = GIB
+"""Beyond the guest's memory. Source: qemuDomainGetMemLockLimitBytes, libvirt 9.0."""
+
+
+class _Demand(Struct, frozen=True):
+    """Memory that must come from some nodes. page_bytes: None = ordinary, 0 = the default size,
+    which the host then gives."""
+
+    subject: str
+    nodes: CpuSet
+    memory_bytes: int
+    page_bytes: int | None
+    mode: str
+
+
+def memory_alone(facts: Vm) -> Iterator[Finding]:
+    """What memory says without a host: whether VFIO may lock it."""
+    guest = facts
+    if not guest.hostdevs or facts.hard_limit_bytes is None:
+        return
+    wanted = guest.memory_bytes + guest.memory_device_bytes + VFIO_EXTRA_BYTES
+    each = ""
+    if guest.has_iommu and len(guest.hostdevs) > 1:
+        wanted *= len(guest.hostdevs)
+        each = ", once for each device behind a vIOMMU"
+    if facts.hard_limit_bytes < wanted:
+        yield finding(
+            "memlock-low",
+            "<memtune><hard_limit>",
+            expected=f"at least {format_bytes(wanted)}: VFIO locks all memory and QEMU needs "
+            f"its own{each}",
+            observed=format_bytes(facts.hard_limit_bytes),
+            source=facts.source,
+        )
+
+
+def memory_on_host(facts: Vm, host: Host) -> Iterator[Finding]:
+    """What memory and its binding say of this host's nodes."""
+    known = {int(node.index): node for node in host.nodes}
+    every = CpuSet(i for i, node in known.items() if node.memory_kind is not MemoryKind.GPU)
+    demands = [*_demands(facts), *(_unbound(facts, every) if every else ())]
+    for demand in (*demands, *_binding_with_cells(facts, demands)):
+        yield from _nodes_exist(demand, known, host, facts.source)
+    running = _runs(facts, host)
+    if any(demand.page_bytes == 0 for demand in demands):
+        default = default_huge_page_bytes(host)
+        demands = [replace(d, page_bytes=default) if d.page_bytes == 0 else d for d in demands]
+    sizes = {demand.page_bytes for demand in demands}
+    for size in sorted(sizes, key=lambda size: -1 if size is None else size):
+        some = [d for d in demands if d.page_bytes == size and d.nodes <= CpuSet(known)]
+        if size is None:
+            yield from _ordinary(some, known, facts, running)
+        else:
+            yield from _huge(some, known, size, facts, running)
+
+
+def _runs(facts: Vm, host: Host) -> bool | None:
+    """Whether the VM runs there now; None where a running domain's name is redacted."""
+    names = [domain for domain in host.domains if domain.running]
+    if any(domain.name == facts.name for domain in names):
+        return True
+    return None if any(domain.has_pseudonym for domain in names) else False
+
+
+def _demands(facts: Vm) -> Iterator[_Demand]:
+    if facts.cells:
+        for cell in facts.cells:
+            if cell.nodes:
+                yield _Demand(
+                    f"cell {cell.id}",
+                    cell.nodes,
+                    cell.memory_bytes,
+                    cell.page_bytes,
+                    cell.mode or "strict",
+                )
+    elif facts.binding is not None:
+        mode, nodes = facts.binding
+        yield _Demand("<numatune>", nodes, facts.memory_bytes, facts.page_bytes, mode)
+    devices = (device for device in facts.memory_devices if device.is_host_memory)
+    for number, device in enumerate(devices):
+        if device.nodes:
+            yield _Demand(
+                f"memory device {number} ({device.model}, cell {device.cell})",
+                device.nodes,
+                device.plugged_bytes,
+                device.page_bytes,
+                device.mode or "strict",
+            )
+
+
+def _unbound(facts: Vm, every: CpuSet) -> Iterator[_Demand]:
+    """Memory that nothing binds: the host as a whole must have it. Ordinary pages of a VM without
+    passed-through devices are not needed before the guest touches them."""
+    needs_all = bool(facts.hostdevs)
+    cells = [(f"cell {c.id}", c.memory_bytes, c.page_bytes) for c in facts.cells if not c.nodes]
+    if not facts.cells and facts.binding is None:
+        cells = [("<memory>", facts.memory_bytes, facts.page_bytes)]
+    for subject, size, page in cells:
+        mode = "strict" if needs_all or page is not None else "preferred"
+        yield _Demand(subject, every, size, page, mode)
+
+
+def _binding_with_cells(facts: Vm, demands: list[_Demand]) -> Iterator[_Demand]:
+    """<numatune><memory> where every cell has nodes of its own: libvirt looks at its nodes too."""
+    if facts.binding is not None:
+        mode, nodes = facts.binding
+        if all(demand.nodes != nodes for demand in demands):
+            yield _Demand("<numatune>", nodes, 0, None, mode)
+
+
+def _nodes_exist(
+    demand: _Demand, known: dict[int, NumaNode], host: Host, source: str
+) -> Iterator[Finding]:
+    missing = demand.nodes - CpuSet(known)
+    if missing:
+        yield finding(
+            "memory-of-no-node",
+            demand.subject,
+            expected=f"nodes of {host.name}: {CpuSet(known)}",
+            observed=f"node {missing}, which is not there",
+            source=source,
+        )
+    empty = CpuSet(n for n in demand.nodes if n in known and known[n].memory_bytes == 0)
+    if empty and empty == demand.nodes:
+        yield finding(
+            "memory-of-empty-node",
+            demand.subject,
+            expected="a node with memory",
+            observed=f"node {empty}, which has none",
+            source=source,
+        )
+
+
+def _shortages(
+    demands: list[_Demand], space: dict[int, int | None]
+) -> Iterator[tuple[CpuSet, int, int]]:
+    """(nodes, needed, room) of each set of nodes that is asked for more than it has.
+
+    Room that is unknown is not judged. Exact for demands of single nodes; where sets overlap, each
+    set is compared with everything that must come from inside it.
+    """
+    for nodes in sorted({d.nodes for d in demands}, key=lambda nodes: (len(nodes), str(nodes))):
+        spaces = [space.get(node) for node in nodes]
+        known = [each for each in spaces if each is not None]
+        if len(known) == len(spaces):
+            needed = sum(d.memory_bytes for d in demands if d.nodes <= nodes)
+            if needed > sum(known):
+                yield nodes, needed, sum(known)
+
+
+def _short_of(
+    demands: list[_Demand],
+    free: dict[int, int | None],
+    total: dict[int, int | None],
+    running: bool | None,
+) -> Iterator[tuple[CpuSet, int, int, Severity]]:
+    """(nodes, needed, room, severity). A running VM has its memory already: then only the nodes'
+    size can be too small. Where no one knows whether it runs, what is free decides nothing."""
+    for nodes, needed, space in _shortages(demands, total if running else free):
+        doubtful = running is None and (nodes, needed) not in {
+            (where, asked) for where, asked, _ in _shortages(demands, total)
+        }
+        hard = any(d.mode in ("strict", "restrictive") for d in demands if d.nodes <= nodes)
+        severity = Severity.CRITICAL if hard else Severity.WARNING
+        yield nodes, needed, space, Severity.INCONCLUSIVE if doubtful else severity
+
+
+def _places(nodes: CpuSet, known: Iterable[int]) -> str:
+    return "all nodes of the host" if nodes == CpuSet(known) and len(nodes) > 1 else f"node {nodes}"
+
+
+def _free_memory(space: str, severity: Severity) -> str:
+    if severity is not Severity.INCONCLUSIVE:
+        return space
+    return f"{space}; a running domain with a redacted name may be this very VM"
+
+
+def _ordinary(
+    demands: list[_Demand],
+    known: dict[int, NumaNode],
+    facts: Vm,
+    running: bool | None,
+) -> Iterator[Finding]:
+    free: dict[int, int | None] = {}
+    total: dict[int, int | None] = {}
+    for index, node in known.items():
+        pooled = sum(pool.page_bytes * pool.total_pages for pool in node.page_pools)
+        total[index] = None if node.memory_bytes is None else node.memory_bytes - pooled
+        known_free = node.memory_free_bytes
+        free[index] = total[index] if known_free is None else known_free
+    most = sum(size or 0 for size in total.values())
+    for nodes, needed, space, severity in _short_of(demands, free, total, running):
+        yield finding(
+            "memory-short",
+            _places(nodes, known),
+            expected=f"{format_bytes(needed)} free for the VM",
+            observed=_free_memory(format_bytes(space), severity),
+            severity=Severity.CRITICAL if needed > most else severity,
+            case="all nodes" if nodes == CpuSet(known) else None,
+            source=facts.source,
+        )
+
+
+def _huge(
+    demands: list[_Demand],
+    known: dict[int, NumaNode],
+    page: int,
+    facts: Vm,
+    running: bool | None,
+) -> Iterator[Finding]:
+    sizes = sorted({pool.page_bytes for node in known.values() for pool in node.page_pools})
+    if not sizes:
+        yield finding(
+            "huge-pages-unknown",
+            "huge pages",
+            expected="the host's pools of huge pages",
+            observed="none in the capture or description of the host",
+            source=facts.source,
+        )
+        # Pools can be made of what there is, and of no more.
+        yield from _ordinary(demands, known, facts, True)
+        return
+    if page not in sizes:
+        yield finding(
+            "huge-page-size",
+            "<hugepages>",
+            expected=f"a size that the host has: {', '.join(map(format_bytes, sizes))}",
+            observed=format_bytes(page),
+            source=facts.source,
+        )
+        return
+    for demand in demands:
+        if demand.memory_bytes % page:
+            yield finding(
+                "huge-pages-not-whole",
+                demand.subject,
+                expected=f"whole pages of {format_bytes(page)}",
+                observed=f"{demand.memory_bytes} bytes",
+                source=facts.source,
+            )
+    free: dict[int, int | None] = dict.fromkeys(known, 0)
+    total: dict[int, int | None] = dict.fromkeys(known, 0)
+    for index, node in known.items():
+        for pool in node.page_pools:
+            if pool.page_bytes == page:
+                free[index], total[index] = page * pool.free_pages, page * pool.total_pages
+    for nodes, needed, space, severity in _short_of(demands, free, total, running):
+        first = nodes.first()
+        yield finding(
+            "huge-pages-short",
+            _places(nodes, known),
+            expected=f"{-(-needed // page)} free pages of {format_bytes(page)}",
+            observed=_free_memory(str(space // page), severity),
+            severity=severity,
+            values={
+                "pages": -(-(needed - space) // page),
+                "node": first,
+                "kilobytes": page // 1024,
+            },
+            source=facts.source,
+        )

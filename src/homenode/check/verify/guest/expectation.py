@@ -1,0 +1,137 @@
+"""Expectation: what a guest must report if it is what was planned."""
+
+from collections.abc import Iterable, Iterator
+
+from msgspec import Struct, structs
+from msgspec.structs import replace
+
+from homenode.bdf import Bdf
+from homenode.cpuset import CpuSet
+from homenode.machine.topology import Host
+from homenode.plan.shape.caches import shared_llcs
+from homenode.vm.guest_observation import GuestPath, path_of_address
+from homenode.vm.model import GuestHostdev, Vm, VmCell, cell_of_hostdev
+
+
+class ExpectedDevice(Struct, frozen=True):
+    """A passed-through function. bdf: the host's. cell: None = the guest is to see no node for it.
+
+    path: where it is in the guest, None = unknown. vendor_id, device_id: the host's
+    device, None where the host is not known.
+    """
+
+    bdf: Bdf
+    cell: int | None
+    path: GuestPath | None
+    vendor_id: int | None = None
+    device_id: int | None = None
+
+
+class Expectation(Struct, frozen=True):
+    """What to look for: a VM, and what it says to its guest by other things or on a host alone.
+
+    l3: vCPUs of each L3 cache, () = there is none; None = not stated. absent: vCPUs that are not
+    there, by the document's numbers; vCPUs everywhere else here, of the VM too, are then numbered
+    without them, as Linux does it. addresses_by: the hypervisor that plugs devices in where it
+    likes, None where the VM says where. has_device_cells: False where the hypervisor cannot show a
+    device's cell: then only that the device is there is expected.
+    """
+
+    vm: Vm
+    devices: tuple[ExpectedDevice, ...]
+    l3: tuple[CpuSet, ...] | None
+    absent: CpuSet = CpuSet()
+    addresses_by: str | None = None
+    has_device_cells: bool = True
+
+    @property
+    def cells(self) -> tuple[VmCell, ...]:
+        """The cells that are nodes of the guest. One without vCPUs and memory is not online until a
+        driver puts a GPU's memory there."""
+        cells = self.vm.cells_or_whole
+        return tuple(cell for cell in cells if cell.vcpus or cell.memory_bytes)
+
+    @property
+    def distances(self) -> tuple[tuple[int, ...], ...] | None:
+        """[from][to] in the order of `cells`; None = the guest was shown none."""
+        stated = tuple(cell.distances[: len(self.cells)] for cell in self.cells)
+        return stated if all(stated) else None
+
+    def memory_device_bytes(self, cell: int) -> int:
+        """The most that memory devices may add to a cell; a plan does not say which is on which."""
+        devices = self.vm.memory_devices
+        return sum(d.size_bytes for d in devices if d.cell == cell or not d.model)
+
+    def runs_of(self, size: int) -> tuple[CpuSet, ...]:
+        """vCPUs of each core, socket, ... that has `size` of them where none is absent."""
+        everyone = groups_of(self.vm.vcpus + len(self.absent), size)
+        return _renumbered(everyone, self.absent)
+
+
+def without_vcpus(expected: Expectation, absent: CpuSet) -> Expectation:
+    """The same for a guest in which some vCPUs are offline from the start."""
+    cells = tuple(
+        structs.replace(cell, vcpus=next(iter(_renumbered((cell.vcpus,), absent)), CpuSet()))
+        for cell in expected.vm.cells
+    )
+    l3 = None if expected.l3 is None else _renumbered(expected.l3, absent)
+    left = expected.vm.vcpus - len(absent)
+    vm = structs.replace(expected.vm, vcpus=left, cells=cells)
+    return replace(expected, vm=vm, l3=l3, absent=absent)
+
+
+def _renumbered(groups: Iterable[CpuSet], absent: CpuSet) -> tuple[CpuSet, ...]:
+    """Each vCPU less the absent ones below it; groups of which nothing is left are left out."""
+    found = (
+        CpuSet(i - sum(gone < i for gone in absent) for i in group - absent) for group in groups
+    )
+    return tuple(group for group in found if group)
+
+
+def expectation_of(vm: Vm, *, host: Host | None = None, document: Vm | None = None) -> Expectation:
+    """What a VM promises its guest, be it a plan's or a document's.
+
+    A document expects a device on the cell whose expander bus it hangs on; whether that is the
+    right one for its host node is the document check's to say. document: of a plan's VM, where each
+    device really is plugged in. host: for the devices' ids and for LLCs that are passed through.
+    """
+    really = vm if document is None else document
+    address_of = {one.bdf: one.address for one in (*vm.hostdevs, *really.hostdevs)}
+
+    def device(one: GuestHostdev) -> ExpectedDevice:
+        address = address_of[one.bdf]
+        path = None if address is None else path_of_address(address, really.controllers)
+        cell = cell_of_hostdev(vm, one) if one.cell is None else one.cell
+        return ExpectedDevice(one.bdf, cell, path, *_ids(host, one.bdf))
+
+    return Expectation(vm, tuple(map(device, vm.hostdevs)), _l3(vm, host))
+
+
+def groups_of(vcpus: int, size: int) -> tuple[CpuSet, ...]:
+    """Runs of `size` neighbouring vCPUs: how QEMU deals vCPUs to threads, cores, dies, sockets.
+
+    >>> groups_of(4, 2)
+    (CpuSet('0-1'), CpuSet('2-3'))
+    """
+    return tuple(CpuSet(range(i, min(i + size, vcpus))) for i in range(0, vcpus, size))
+
+
+def _ids(host: Host | None, bdf: Bdf) -> Iterator[int | None]:
+    device = None if host is None else host.device(bdf)
+    yield None if device is None else device.vendor_id
+    yield None if device is None else device.device_id
+
+
+def _l3(vm: Vm, host: Host | None) -> tuple[CpuSet, ...] | None:
+    """As a layout shows them only where they are true: the host's LLCs under the vCPUs."""
+    if vm.record is None:
+        return None
+    topology, mode = vm.cpu_topology, vm.cpu_cache
+    if mode == "disable":
+        return None if topology is not None and topology[3] > 1 else ()
+    if mode == "emulate" and topology is not None:
+        return groups_of(vm.vcpus, topology[2] * topology[3])
+    if mode in ("emulate", "passthrough"):
+        shared = shared_llcs(host, vm.vcpu_pins)
+        return None if shared is None else shared.groups
+    return None

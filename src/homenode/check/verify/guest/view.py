@@ -1,0 +1,163 @@
+"""GuestView: a guest's own discovery compared with what was expected of it, line by line."""
+
+from collections.abc import Iterator
+
+from msgspec import Struct, structs
+from msgspec.structs import replace
+
+from homenode.bdf import Bdf
+from homenode.catalogue import finding
+from homenode.check.verify.boot.stand_in import StandIn
+from homenode.check.verify.guest.checks import Check, Tolerance, check, compare, compare_devices
+from homenode.check.verify.guest.expectation import Expectation, without_vcpus
+from homenode.check.verify.guest.firmware import FirmwareNodes, firmware_checks
+from homenode.findings import Finding
+from homenode.machine.pci import PciDevice
+from homenode.machine.topology import Host
+from homenode.units import MIB, format_bytes
+from homenode.vm.guest_observation import (
+    Observation,
+    observation_of,
+    path_of_address,
+    paths_of_guest,
+)
+
+STAND_IN_KERNEL_BYTES = 96 * MIB
+"""What the kernel and its files take of a test guest's first node, and of the last one."""
+
+
+class GuestView(Struct, frozen=True):
+    """checks: every line, with and without finding. observation: what the guest reports."""
+
+    title: str
+    checks: tuple[Check, ...]
+    observation: Observation
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        return tuple(line.finding for line in self.checks if line.finding is not None)
+
+
+def view_of_stand_in(expected: Expectation, stand_in: StandIn, guest: Host) -> GuestView:
+    """A booted test guest: memory is scaled, devices are where the document has them, and links say
+    nothing."""
+    observation = observation_of(guest)
+    reason = stand_in.cpu.substituted
+    tolerance = Tolerance(reason, STAND_IN_KERNEL_BYTES)
+    if stand_in.vm.offline_vcpus:
+        expected = without_vcpus(expected, stand_in.vm.offline_vcpus)
+    scaled = of_stand_in(expected, stand_in)
+    lines = (
+        *compare(scaled, observation, tolerance),
+        *compare_devices(scaled, observation, links=False),
+    )
+    return GuestView("the test guest", lines, observation)
+
+
+def view_of_guest(
+    expected: Expectation, guest: Host, host: Host | None, firmware: FirmwareNodes | None = None
+) -> GuestView:
+    """The real guest: its links and huge pages too. host: for the devices' own links.
+
+    firmware: what its ACPI tables say, where they could be read. vCPUs that were offline and memory
+    that was in the balloon may have come to the guest since.
+    """
+    observation = observation_of(guest)
+    given: tuple[Check, ...] = ()
+    if firmware is not None:  # it counts all vCPUs, those that are offline too
+        given = tuple(firmware_checks(expected, firmware, observation.source))
+    offline = expected.vm.offline_vcpus
+    if offline and len(observation.vcpus) == expected.vm.vcpus_online:
+        expected = without_vcpus(expected, offline)
+    tolerance = Tolerance(ballooned_bytes=expected.vm.ballooned_bytes)
+    lines = (
+        *compare(expected, observation, tolerance),
+        *given,
+        *_huge_pages(observation),
+        *compare_devices(expected, observation, host, links=True),
+    )
+    return GuestView("the guest", lines, observation)
+
+
+def not_in_stand_in(stand_in: StandIn, source: str) -> Iterator[Finding]:
+    """What of the document no test guest gives, each by name."""
+    for what in stand_in.left_out:
+        yield finding(
+            "not-in-stand-in",
+            what,
+            expected="the test guest to have it",
+            observed="left out",
+            source=source,
+        )
+
+
+def as_passed_through(
+    guest: Host, expected: Expectation, stand_in: StandIn, host: Host | None
+) -> Host:
+    """The test guest's host with the devices that are stood in for by their own kind and name, for
+    people to see where each came to be. The same where the real host is not known."""
+    paths = paths_of_guest(guest)
+    shown: dict[Bdf, PciDevice] = {}
+    for device in of_stand_in(expected, stand_in).devices:
+        there = None if device.path is None else paths.get(device.path)
+        real = None if host is None else host.device(device.bdf)
+        if there is not None and real is not None:
+            shown[there] = real
+    return structs.replace(
+        guest,
+        pci_devices=tuple(
+            device
+            if (real := shown.get(device.bdf)) is None
+            else structs.replace(
+                device, kind=real.kind, name=f"stands in for {real.bdf}", link=None
+            )
+            for device in guest.pci_devices
+        ),
+    )
+
+
+def of_stand_in(expected: Expectation, stand_in: StandIn) -> Expectation:
+    """The same, for a test guest: less memory, and other devices in the devices' places."""
+    address_of = {bdf: address for address, bdf in stand_in.devices if bdf is not None}
+    cells = tuple(
+        structs.replace(cell, memory_bytes=stand_in.scaled(cell.memory_bytes))
+        for cell in expected.cells
+    )
+    return replace(
+        expected,
+        vm=structs.replace(expected.vm, cells=cells, memory_devices=()),
+        devices=tuple(
+            replace(
+                device,
+                path=path_of_address(address_of[device.bdf], stand_in.vm.controllers)
+                if device.bdf in address_of
+                else None,
+                vendor_id=None,
+                device_id=None,
+            )
+            for device in expected.devices
+        ),
+    )
+
+
+def _huge_pages(observed: Observation) -> Iterator[Check]:
+    """The guest's own huge pages: a node without any starves programs that are bound to it."""
+    sizes = sorted({pool.page_bytes for node in observed.nodes for pool in node.page_pools})
+    for size in sizes:
+        counts = [
+            sum(pool.total_pages for pool in node.page_pools if pool.page_bytes == size)
+            for node in observed.nodes
+        ]
+        if any(counts) and len(counts) > 1:
+            stated = ", ".join(
+                f"node {node.index}: {count}"
+                for node, count in zip(observed.nodes, counts, strict=True)
+            )
+            yield check(
+                "huge-pages",
+                f"the guest's huge pages of {format_bytes(size)}",
+                "some on every node, or none",
+                stated,
+                all(counts),
+                observed.source,
+            )

@@ -1,0 +1,349 @@
+"""Capture a running VM from /proc and /sys of its host. [I/O]
+
+Thread affinities need no privilege. Mappings need root or the user that QEMU runs as; what cannot
+be read is a gap. Nothing is asked of QEMU or of the guest.
+"""
+
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
+from functools import cached_property
+from pathlib import Path
+
+from msgspec import Struct
+
+from homenode.bdf import Bdf
+from homenode.check.verify.live.procfs import (
+    KERNEL_THREAD,
+    Area,
+    Policy,
+    TaskTimes,
+    backends,
+    domain_name,
+    parse_maps,
+    parse_numa_maps,
+    parse_stat,
+    parse_vfio_interrupts,
+    status_field,
+    thread_kind,
+)
+from homenode.check.verify.live.running_vm import (
+    BackendObject,
+    DeviceInterrupt,
+    HostPlaces,
+    Neighbour,
+    RamArea,
+    RunningVm,
+    ThreadKind,
+    VmThread,
+)
+from homenode.cpuset import CpuSet
+from homenode.errors import HostError, ParseError
+from homenode.gap import Gap
+from homenode.indices import NodeIndex
+from homenode.input_files import read_kernel_file
+from homenode.process import arguments_after
+from homenode.units import KIB
+
+_ALWAYS_TOGETHER = 1 << 16
+"""Bytes by which a mapping may exceed the memory in it: it is rounded up to pages."""
+
+
+class Watch(Struct, frozen=True):
+    """What to look at next to the VM itself. pus: those of its vCPUs; () = no neighbours.
+
+    seconds: how long to watch them. memory_bytes: of each cell, for a QEMU whose command line names
+    no backends.
+    """
+
+    pus: CpuSet
+    devices: tuple[Bdf, ...]
+    memory_bytes: tuple[int, ...]
+    seconds: float
+
+
+class _Task(Struct, frozen=True):
+    process: int
+    id: int
+    name: str
+    is_vcpu: bool
+    allowed: CpuSet
+    times: TaskTimes
+
+
+def capture_running_vm(uuid: str, watch: Watch, files: "ProcFiles | None" = None) -> RunningVm:
+    """The VM whose QEMU runs with that UUID. files: where several VMs are looked at, the same.
+
+    Raises HostError where no process is that VM, or several say that they are.
+    """
+    proc = ProcFiles() if files is None else files
+    process, argv = _process_of(proc, uuid)
+    gaps: list[Gap] = []
+    host = proc.places
+    found = backends(argv)
+    status = proc.text(f"/proc/{process}/status") or ""
+    swap_kib = (status_field(status, "VmSwap") or "").removesuffix(" kB").strip()
+    nodes = ((bdf, proc.text(f"/sys/bus/pci/devices/{bdf}/numa_node")) for bdf in watch.devices)
+    return RunningVm(
+        name=domain_name(argv) or uuid,
+        uuid=uuid,
+        process=process,
+        threads=tuple(_threads(proc, process)),
+        backends=found,
+        areas=_areas(proc, process, found, watch, gaps),
+        swapped_bytes=int(swap_kib) * KIB if swap_kib.isdecimal() else None,
+        default_huge_bytes=_default_huge_bytes(proc),
+        interrupts=tuple(_interrupts(proc, watch.devices, gaps)),
+        node_of_device=tuple(
+            (bdf, NodeIndex(int(text)))
+            for bdf, text in nodes
+            if text is not None and text.strip().isdecimal()
+        ),
+        neighbours=_neighbours(proc, process, host, watch),
+        watched_s=watch.seconds,
+        host=host,
+        gaps=tuple(gaps),
+    )
+
+
+class ProcFiles:
+    """Files of /proc and /sys, each read once. root: where they are."""
+
+    def __init__(self, root: str = "/") -> None:
+        self._root = root.rstrip("/")
+        self._texts: dict[str, str | None] = {}
+
+    def text(self, path: str) -> str | None:
+        """None where it is absent or may not be read: processes come and go."""
+        if path not in self._texts:
+            self._texts[path] = self.text_now(path)
+        return self._texts[path]
+
+    def text_now(self, path: str) -> str | None:
+        """Read again."""
+        content = read_kernel_file(self._root + path)
+        return None if content is None else content.decode("utf-8", "replace")
+
+    def numbers(self, path: str, prefix: str = "") -> tuple[int, ...]:
+        """Names in a folder that are a prefix and a number, as numbers, ascending."""
+        try:
+            names = [entry.name for entry in Path(self._root + path).iterdir()]
+        except OSError:
+            return ()
+        ends = (name.removeprefix(prefix) for name in names if name.startswith(prefix))
+        return tuple(sorted(int(end) for end in ends if end.isdecimal()))
+
+    def ourselves(self) -> tuple[int, ...]:
+        """Our own process; () below another root, where its number is somebody else's."""
+        return () if self._root else (os.getpid(),)
+
+    @cached_property
+    def places(self) -> HostPlaces:
+        """PUs, nodes and cores."""
+        return _places(self)
+
+    @cached_property
+    def tasks(self) -> "tuple[_Task, ...]":
+        """Threads of every process but the kernel's and our own."""
+        ours = self.ourselves()
+        return tuple(
+            task
+            for process in self.numbers("/proc")
+            if process not in ours
+            for task in _tasks(self, process)
+        )
+
+    def argv(self, process: int) -> tuple[str, ...]:
+        text = self.text(f"/proc/{process}/cmdline")
+        return () if not text else tuple(text.rstrip("\0").split("\0"))
+
+
+def _process_of(proc: ProcFiles, uuid: str) -> tuple[int, tuple[str, ...]]:
+    found = []
+    for process in proc.numbers("/proc"):
+        argv = proc.argv(process)
+        if uuid in arguments_after(argv, "-uuid"):
+            # A process may say of itself what it likes; QEMU has vCPU threads as well.
+            kinds = {thread.kind for thread in _threads(proc, process)}
+            found.append((bool(kinds - {ThreadKind.EMULATOR}), process, argv))
+    best = [(process, argv) for is_vm, process, argv in found if is_vm] or [
+        (process, argv) for _, process, argv in found
+    ]
+    if len(best) == 1:
+        return best[0]
+    raise HostError(
+        f"domain {uuid}: expected one QEMU process with that UUID, found "
+        f"{', '.join(str(process) for process, _ in best) or 'none'}",
+        hint="run homenode as root on the VM's own host, outside of containers that hide its "
+        "processes (so does /proc mounted with hidepid=)",
+    )
+
+
+def _threads(proc: ProcFiles, process: int) -> Iterator[VmThread]:
+    for task in proc.numbers(f"/proc/{process}/task"):
+        folder = f"/proc/{process}/task/{task}"
+        allowed = _allowed(proc, folder)
+        if allowed is not None:
+            name = (proc.text(f"{folder}/comm") or "").rstrip("\n")
+            kind, number = thread_kind(name, proc.text(f"{folder}/cgroup") or "")
+            yield VmThread(task, name, kind, number, allowed)
+
+
+def _allowed(proc: ProcFiles, folder: str) -> CpuSet | None:
+    listed = status_field(proc.text(f"{folder}/status") or "", "Cpus_allowed_list")
+    return None if listed is None else CpuSet.parse(listed, f"{folder}/status")
+
+
+def _areas(
+    proc: ProcFiles,
+    process: int,
+    found: tuple[BackendObject, ...],
+    watch: Watch,
+    gaps: list[Gap],
+) -> tuple[RamArea, ...]:
+    maps = proc.text(f"/proc/{process}/maps")
+    numa_maps = proc.text(f"/proc/{process}/numa_maps")
+    if not maps or not numa_maps:
+        gaps.append(
+            Gap(
+                "memory by node",
+                f"/proc/{process}/numa_maps: expected to read it, found no permission",
+            )
+        )
+        return ()
+    sizes = {backend.size_bytes for backend in found} or set(watch.memory_bytes)
+    policies = {policy.start: policy for policy in parse_numa_maps(numa_maps, "numa_maps")}
+    areas = []
+    for area in parse_maps(maps):
+        policy = policies.get(area.start)
+        if policy is not None and _is_memory(area, policy, sizes):
+            areas.append(
+                RamArea(
+                    area.end - area.start,
+                    policy.file,
+                    policy.mode,
+                    policy.nodes,
+                    policy.page_bytes,
+                    policy.pages_by_node,
+                )
+            )
+    return tuple(areas)
+
+
+def _is_memory(area: Area, policy: Policy, sizes: Iterable[int]) -> bool:
+    if area.permissions[1] != "w":
+        return False
+    slack = max(_ALWAYS_TOGETHER, policy.page_bytes)
+    return any(0 <= area.end - area.start - size < slack for size in sizes)
+
+
+def _default_huge_bytes(proc: ProcFiles) -> int | None:
+    size = status_field(proc.text("/proc/meminfo") or "", "Hugepagesize")
+    kib = (size or "").removesuffix(" kB").strip()
+    return int(kib) * KIB if kib.isdecimal() else None
+
+
+def _interrupts(
+    proc: ProcFiles, devices: tuple[Bdf, ...], gaps: list[Gap]
+) -> Iterator[DeviceInterrupt]:
+    listed = proc.text("/proc/interrupts")
+    if devices and listed is None:
+        gaps.append(Gap("interrupts", "/proc/interrupts: expected to read it, found none"))
+    unread: dict[Bdf, int] = {}
+    for bdf, irq, name in parse_vfio_interrupts(listed or ""):
+        if bdf in devices:
+            lists = [
+                proc.text(f"/proc/irq/{irq}/{file}")
+                for file in ("smp_affinity_list", "effective_affinity_list")
+            ]
+            allowed, effective = (
+                CpuSet.parse(text, f"/proc/irq/{irq}") if text and text.strip() else None
+                for text in lists
+            )
+            if allowed is None and effective is None:
+                unread.setdefault(bdf, irq)
+            yield DeviceInterrupt(bdf, irq, name, allowed, effective)
+    for bdf, irq in unread.items():
+        gaps.append(
+            Gap(
+                f"interrupts of {bdf}",
+                f"/proc/irq/{irq}/smp_affinity_list: expected to read it, found no permission",
+            )
+        )
+
+
+def _places(proc: ProcFiles) -> HostPlaces:
+    node_folder, cpu_folder = "/sys/devices/system/node", "/sys/devices/system/cpu"
+    online = CpuSet.parse(proc.text(f"{cpu_folder}/online") or "")
+    nodes = (
+        (NodeIndex(n), proc.text(f"{node_folder}/node{n}/cpulist"))
+        for n in proc.numbers(node_folder, "node")
+    )
+    siblings = (
+        proc.text(f"{cpu_folder}/cpu{pu}/topology/thread_siblings_list")
+        for pu in proc.numbers(cpu_folder, "cpu")
+    )
+    cores = {CpuSet.parse(text) for text in siblings if text}
+    return HostPlaces(
+        online,
+        tuple((node, CpuSet.parse(text)) for node, text in nodes if text is not None),
+        tuple(sorted(cores, key=lambda core: core.first() or 0)),
+    )
+
+
+def _neighbours(proc: ProcFiles, own: int, host: HostPlaces, watch: Watch) -> tuple[Neighbour, ...]:
+    """Processes that could meet the VM on its cores; ours and the kernel's are none."""
+    cores = host.cores_of(watch.pus)
+    if not cores:
+        return ()
+    before = [
+        task for task in proc.tasks if task.process != own and not task.allowed.isdisjoint(cores)
+    ]
+    time.sleep(watch.seconds)
+    ticks_per_s = os.sysconf("SC_CLK_TCK")
+    grouped: dict[tuple[int, bool, CpuSet], list[tuple[_Task, float]]] = {}
+    for task in before:
+        now = _times(proc.text_now, task.process, task.id) if watch.seconds else None
+        spent = 0 if now is None or now.pu not in watch.pus else now.ticks - task.times.ticks
+        busy_ratio = spent / ticks_per_s / watch.seconds if watch.seconds else 0.0
+        if task.is_vcpu or task.allowed <= cores or busy_ratio > 0:
+            # vCPUs of one VM are given together, unless some are pinned and some are not.
+            pinned_vcpu = task.is_vcpu and not host.online <= task.allowed
+            key = (task.process, task.is_vcpu, CpuSet() if pinned_vcpu else task.allowed)
+            grouped.setdefault(key, []).append((task, busy_ratio))
+    return tuple(
+        Neighbour(
+            process,
+            members[0][0].name,
+            domain_name(proc.argv(process)) if "-uuid" in proc.argv(process) else None,
+            len(members),
+            CpuSet.union(task.allowed for task, _ in members),
+            is_vcpu,
+            host.online <= members[0][0].allowed,
+            round(sum(busy for _, busy in members), 3),
+        )
+        for (process, is_vcpu, _), members in sorted(grouped.items(), key=lambda one: one[0][:2])
+    )
+
+
+def _tasks(proc: ProcFiles, process: int) -> Iterator[_Task]:
+    for task in proc.numbers(f"/proc/{process}/task"):
+        folder = f"/proc/{process}/task/{task}"
+        times = _times(proc.text, process, task)
+        if times is None or times.flags & KERNEL_THREAD:
+            return
+        allowed = _allowed(proc, folder)
+        if allowed is not None:
+            name = (proc.text(f"{folder}/comm") or "").rstrip("\n")
+            kind, _ = thread_kind(name, "")
+            is_vcpu = kind in (ThreadKind.VCPU, ThreadKind.ALL_VCPUS)
+            yield _Task(process, task, name, is_vcpu, allowed, times)
+
+
+def _times(read: Callable[[str], str | None], process: int, task: int) -> TaskTimes | None:
+    source = f"/proc/{process}/task/{task}/stat"
+    text = read(source)
+    try:
+        return None if text is None else parse_stat(text, source)
+    except ParseError:
+        return None  # it ended while it was read

@@ -1,0 +1,218 @@
+"""Procfs: parsers for what the kernel shows of a QEMU process and its neighbours.
+
+Source: Documentation/filesystems/proc.rst, numa_maps(5) and mm/mempolicy.c (mpol_to_str) of Linux
+4.18 to 6.12; thread names of QEMU with debug-threads=on, which libvirt always sets.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from homenode.bdf import Bdf
+from homenode.check.verify.live.running_vm import BackendObject, ThreadKind
+from homenode.cpuset import CpuSet
+from homenode.errors import HomenodeError, ParseError
+from homenode.indices import NodeIndex
+from homenode.json_text import NotJsonError, decode_json
+from homenode.process import arguments_after
+from homenode.units import KIB, parse_bytes
+
+_VCPU = re.compile(r"CPU (\d{1,5})/", re.ASCII)
+_IOTHREAD = re.compile(r"IO iothread(\d{1,5})\Z", re.ASCII)
+_CGROUP = re.compile(r"/(vcpu|iothread)(\d{1,5})$", re.ASCII | re.MULTILINE)
+_POLICY = re.compile(
+    r"(?P<start>[0-9a-f]{1,16}) (?P<mode>prefer \(many\)|weighted interleave|[a-z]+)"
+    r"(?:=[a-z|]+)?(?::(?P<nodes>[\d,-]+))?(?: (?P<rest>.*))?\Z",
+    re.ASCII,
+)
+_AREA = re.compile(r"([0-9a-f]{1,16})-([0-9a-f]{1,16}) (\S{4}) ", re.ASCII)
+_VFIO = re.compile(
+    r"\s(?P<name>vfio-[a-z]+(?:\[\d+\])?)\((?P<bdf>[0-9a-fA-F:.]+)\)(?=,|\s|\Z)", re.ASCII
+)
+_IRQ = re.compile(r"\s*(\d{1,9}):", re.ASCII)
+
+
+class Area(NamedTuple):
+    """A mapping in /proc/PID/maps. Addresses in bytes."""
+
+    start: int
+    end: int
+    permissions: str
+
+
+class Policy(NamedTuple):
+    """A mapping in /proc/PID/numa_maps. pages_by_node counts pages of page_bytes."""
+
+    start: int
+    mode: str
+    nodes: CpuSet
+    file: str | None
+    page_bytes: int
+    pages_by_node: tuple[tuple[NodeIndex, int], ...]
+
+
+class TaskTimes(NamedTuple):
+    """Of /proc/PID/task/TID/stat. ticks: user and system time. pu: where it ran last."""
+
+    flags: int
+    ticks: int
+    pu: int
+
+
+KERNEL_THREAD = 0x0020_0000
+"""PF_KTHREAD in the flags of a task. Source: include/linux/sched.h."""
+
+
+def thread_kind(name: str, cgroup: str) -> tuple[ThreadKind, int | None]:
+    """What a thread of QEMU does, by its name, else by the cgroup that libvirt has put it in.
+
+    >>> thread_kind("CPU 3/KVM", ""), thread_kind("IO iothread2", "")
+    ((<ThreadKind.VCPU: 'vcpu'>, 3), (<ThreadKind.IOTHREAD: 'iothread'>, 2))
+    >>> thread_kind("qemu-kvm", "0::/machine.slice/machine-qemu.scope/libvirt/vcpu1")[1]
+    1
+    """
+    if name.startswith("ALL CPUs/"):
+        return ThreadKind.ALL_VCPUS, None
+    if match := _VCPU.match(name):
+        return ThreadKind.VCPU, int(match[1])
+    if match := _IOTHREAD.match(name):
+        return ThreadKind.IOTHREAD, int(match[1])
+    if match := _CGROUP.search(cgroup):
+        return ThreadKind(match[1]), int(match[2])
+    return ThreadKind.EMULATOR, None
+
+
+def status_field(text: str, label: str) -> str | None:
+    """The value of a line "Label:\\tvalue" in /proc/PID/status, or None."""
+    for line in text.splitlines():
+        name, colon, value = line.partition(":")
+        if colon and name == label:
+            return value.strip()
+    return None
+
+
+def parse_stat(text: str, source: str) -> TaskTimes:
+    """The times of a task. The name in parentheses may hold anything, also parentheses."""
+    fields = text.rpartition(")")[2].split()
+    try:
+        return TaskTimes(int(fields[6]), int(fields[11]) + int(fields[12]), int(fields[36]))
+    except (IndexError, ValueError):
+        raise ParseError(source, "a stat line of at least 39 fields", text) from None
+
+
+def parse_maps(text: str) -> tuple[Area, ...]:
+    """The mappings in /proc/PID/maps, in its order; lines of another form are left out."""
+    found = (_AREA.match(line) for line in text.splitlines())
+    return tuple(Area(int(m[1], 16), int(m[2], 16), m[3]) for m in found if m is not None)
+
+
+def parse_numa_maps(text: str, source: str) -> tuple[Policy, ...]:
+    """The mappings in /proc/PID/numa_maps, in its order.
+
+    A policy that this kernel has and we do not know keeps its name. Raises ParseError.
+    """
+    return tuple(_policy(line, source) for line in text.splitlines() if line.strip())
+
+
+def _policy(line: str, source: str) -> Policy:
+    match = _POLICY.match(line)
+    if match is None:
+        raise ParseError(source, "an address and a memory policy", line)
+    file, page_kib, pages = None, 4, []
+    try:
+        for word in (match["rest"] or "").split(" "):
+            key, _, value = word.partition("=")
+            if key == "file":
+                file = value.replace(r"\040", " ")
+            elif key == "kernelpagesize_kB":
+                page_kib = int(value)
+            elif key[:1] == "N" and key[1:].isdecimal():
+                pages.append((NodeIndex(int(key[1:])), int(value)))
+    except ValueError:
+        raise ParseError(source, "counts of pages", line) from None
+    nodes = CpuSet.parse(match["nodes"] or "", source)
+    return Policy(
+        int(match["start"], 16), match["mode"], nodes, file, page_kib * KIB, tuple(sorted(pages))
+    )
+
+
+def domain_name(argv: Sequence[str]) -> str | None:
+    """The guest's name of a QEMU command line, None where this is none.
+
+    >>> domain_name(("qemu-system-x86_64", "-name", "guest=a,,b,debug-threads=on"))
+    'a,b'
+    """
+    for value in arguments_after(argv, "-name"):
+        for part in _split(value):
+            key, equals, text = part.partition("=")
+            if key == "guest" and equals:
+                return text
+            if not equals:
+                return key
+    return None
+
+
+def backends(argv: Sequence[str]) -> tuple[BackendObject, ...]:
+    """The memory backends of a QEMU command line, in JSON (libvirt 7 and newer) or key=value."""
+    found = []
+    for value in arguments_after(argv, "-object"):
+        fields = _json_fields(value) if value.startswith("{") else _old_fields(value)
+        kind = str(fields.get("qom-type", ""))
+        if not kind.startswith("memory-backend-"):
+            continue
+        try:
+            size = parse_bytes(str(fields.get("size", "0")))
+            nodes = CpuSet.parse(str(fields.get("host-nodes", "")))
+        except HomenodeError:
+            continue  # QEMU would have refused it: this is no QEMU
+        policy = fields.get("policy")
+        found.append(
+            BackendObject(
+                str(fields.get("id", "")), size, nodes, None if policy is None else str(policy)
+            )
+        )
+    return tuple(found)
+
+
+def _json_fields(text: str) -> dict[str, object]:
+    try:
+        fields = decode_json(text)
+    except NotJsonError:
+        return {}
+    if not isinstance(fields, dict):
+        return {}
+    nodes = fields.get("host-nodes")
+    if isinstance(nodes, list):
+        fields["host-nodes"] = ",".join(map(str, nodes))
+    return fields
+
+
+def _old_fields(text: str) -> dict[str, object]:
+    kind, *rest = _split(text)
+    fields: dict[str, object] = {"qom-type": kind}
+    for part in rest:
+        key, _, value = part.partition("=")
+        if key == "host-nodes" and key in fields:  # one for each run of nodes
+            value = f"{fields[key]},{value}"
+        fields[key] = value
+    return fields
+
+
+def _split(text: str) -> list[str]:
+    """The parts of QEMU's key=value lists; a doubled comma is a comma."""
+    return [part.replace("\0", ",") for part in text.replace(",,", "\0").split(",")]
+
+
+def parse_vfio_interrupts(text: str) -> tuple[tuple[Bdf, int, str], ...]:
+    """(device, interrupt, its name) of every passed-through device in /proc/interrupts.
+
+    Devices that share a line have its names behind each other, with commas between.
+    """
+    found = []
+    for line in text.splitlines():
+        irq = _IRQ.match(line) if "vfio-" in line else None
+        if irq is not None:
+            for match in _VFIO.finditer(line, irq.end()):
+                bdf = Bdf.parse(match["bdf"], "/proc/interrupts")
+                found.append((bdf, int(irq[1]), match["name"]))
+    return tuple(found)

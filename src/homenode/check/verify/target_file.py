@@ -1,0 +1,276 @@
+"""TargetFile: a hypervisor's file, read back, and its guest, against the plan that it is for."""
+
+from collections import Counter
+from collections.abc import Collection, Iterator
+
+from msgspec import structs
+from msgspec.structs import replace
+
+from homenode.catalogue import entry_of, finding
+from homenode.check.verify.guest.expectation import Expectation, expectation_of
+from homenode.errors import InputError
+from homenode.findings import Finding, Findings, Severity, in_order
+from homenode.machine.topology import Host
+from homenode.plan.vm_file import VmFile, on_host
+from homenode.vm.facts import diff
+from homenode.vm.layout import GuestCells
+from homenode.vm.model import GuestHostdev, Vm
+from homenode.vm.plan_model import KEPT, Plan
+from homenode.vm.plan_options import MemoryMode
+from homenode.vm.targets.registry import target_named
+from homenode.vm.targets.script import pins_in
+from homenode.vm.targets.target import (
+    FACTS_OF,
+    FEATURE_WORDS,
+    Feature,
+    Level,
+    Rendering,
+    Target,
+    is_vgpu,
+    lost_features,
+)
+from homenode.wording import printable
+
+_OF_DOCUMENTS = ("controller", "expander-cell", "bus-nr", "device-address", "memory-device")
+"""Facts of a document of libvirt: a file of others has controllers and addresses of its own."""
+
+
+def verify_target(
+    content: bytes,
+    source: str,
+    target: str,
+    plan: Plan,
+    *,
+    host: Host | None = None,
+    hook: bytes | None = None,
+) -> Findings:
+    """What in the file differs from the plan, the worst first.
+
+    host: without it, what only follows on a host is not compared. hook: the script that
+    pins, next to the file. What the target cannot express is given of, and not compared. Raises
+    ParseError.
+    """
+    module = target_named(target)
+    vm = module.read_vm(content, source)
+    found: list[Finding] = []
+    is_known = module.as_started is None
+    if module.as_started is not None and host is not None:
+        vm, is_known = module.as_started(vm, host), True
+        found += cells_added(plan, vm, module.title, source)
+    lost = lost_features(module, plan)
+    skipped = _unsaid(plan, vm, module, lost)
+    if found or not is_known:
+        skipped |= {*FACTS_OF[Feature.CELLS], "binding"}
+    for one in diff(as_said(plan, lost), vm, skipped):
+        found.append(_differs(one.title, one.expected, one.observed, source, one.fact.id))
+    written = _written_again(content, source, target, plan, host)
+    if module.hook_suffix is not None:
+        found += _hook(hook, plan, source, written, module.hook_suffix)
+    if not found and written is not None:
+        found += _missing_lines(content, written.document, source)
+    found += lost_findings(module, lost, source)
+    return Findings(
+        checked=(f"{source}: {module.title} against plan of layout {plan.layout.name}",),
+        findings=in_order(found),
+    )
+
+
+def lost_findings(target: Target, lost: Collection[Feature], source: str) -> Iterator[Finding]:
+    """A finding for each of some features that the target lacks, in the order of Feature."""
+    for feature in Feature:
+        if feature in lost:
+            yield finding(
+                "target-lost",
+                FEATURE_WORDS[feature],
+                f"{target.title} to say it",
+                target.support[feature].how,
+                source,
+                severity=Severity.INFO,
+                cost=target.support[feature].loses,
+                fix=None,
+            )
+
+
+def _written_again(
+    content: bytes, source: str, target: str, plan: Plan, host: Host | None
+) -> Rendering | None:
+    """The file with the plan in it; None where what is written depends on a host that is not known,
+    or where the plan came with another document's PCI addresses."""
+    module = target_named(target)
+    if host is None and module.needs_host:
+        return None
+    vm = VmFile(target, module.read_vm(content, source), content, source)
+    vm = vm if host is None else on_host(vm, host)
+    own = {controller.index for controller in plan.vm.controllers}
+    elsewhere = [d for d in plan.devices if d.address is not None and d.address.bus not in own]
+    if elsewhere:
+        return None
+    return module.render(plan, vm.guest, host, content, source)
+
+
+def _missing_lines(content: bytes, written: bytes, source: str) -> Iterator[Finding]:
+    """Lines that the plan would write and the file does not have. Other lines are the user's."""
+    there = Counter(line.strip() for line in content.splitlines())
+    wanted = [line.strip() for line in written.splitlines()]
+    for line in wanted:
+        if line and not line.startswith(b"#") and not there[line]:
+            text = printable(line.decode("utf-8", "replace"))
+            yield _differs("line of the plan", text, "no such line", source)
+        there[line] -= 1
+
+
+def _differs(
+    subject: str, expected: object, observed: object, source: str, fact: str = "target"
+) -> Finding:
+    return finding(
+        f"plan-{fact}",
+        subject,
+        str(expected),
+        str(observed),
+        source,
+        fix=entry_of("plan-target").printed("Fix"),
+    )
+
+
+def _unsaid(plan: Plan, vm: Vm, target: Target, lost: Collection[Feature]) -> set[str]:
+    """Facts that a target's file does not say, or that the plan leaves to it."""
+    facts = {*plan.unsaid, *KEPT, *_OF_DOCUMENTS, *target.unread}
+    facts |= {fact for feature in lost for fact in FACTS_OF.get(feature, ())}
+    # Where memory follows the vCPUs, or another program pins the emulator.
+    facts |= {"binding"} if vm.binding is None else set()
+    facts |= {"emulator"} if vm.emulator_pus is None and not target.says_emulator else set()
+    return facts
+
+
+def as_said(plan: Plan, lost: Collection[Feature]) -> Vm:
+    """The planned VM as far as the target can say it: cores where it has no dies, no cells of a
+    GPU's own memory where it has no initiators, strict binding where it has no memory modes."""
+    vm = plan.vm
+    if Feature.DIES in lost and vm.cpu_topology is not None:
+        sockets, dies, cores, threads = vm.cpu_topology
+        vm = replace(vm, cpu_topology=(sockets, 1, dies * cores, threads))
+    if Feature.INITIATORS in lost:
+        cells = [cell for cell in vm.cells if cell.vcpus or cell.memory_bytes]
+        cut = (replace(cell, distances=cell.distances[: len(cells)]) for cell in cells)
+        vm = replace(vm, cells=tuple(cut))
+    if Feature.MEMORY_MODE in lost and vm.binding is not None:
+        strict = str(MemoryMode.STRICT)
+        bound = tuple(replace(cell, mode=strict) for cell in vm.cells)
+        vm = replace(vm, binding=(strict, vm.binding[1]), cells=bound)
+    return vm
+
+
+def cells_added(plan: Plan, vm: Vm, title: str, source: str) -> Iterator[Finding]:
+    """A target that makes cells of its PUs' nodes does so whatever was planned."""
+    if plan.layout.cells is GuestCells.FLAT and len(vm.cell_vcpus) > 1 and any(vm.cell_vcpus):
+        yield finding(
+            "target-cells-added",
+            "guest cells",
+            expected="a flat guest",
+            observed=f"{len(vm.cells)} cells, which {title} makes of its PUs' nodes",
+            source=source,
+        )
+
+
+def _hook(
+    hook: bytes | None, plan: Plan, source: str, written: Rendering | None, suffix: str
+) -> Iterator[Finding]:
+    """The script next to the file: it has the pins of single vCPUs, and binds devices."""
+    if not plan.vcpu_pins:
+        return
+    if hook is None:
+        yield finding(
+            "target-hook-missing",
+            "hook script",
+            "the pins of single vCPUs",
+            "no hook script",
+            source,
+        )
+        return
+    vcpus, emulator, _ = pins_in(hook.decode("utf-8", "replace"))
+    if vcpus != plan.vcpu_pins:
+        yield _differs("hook script: PUs of vCPUs", "those of the plan", "others", source)
+    if emulator != plan.emulator_pus:
+        yield _differs("hook script: emulator's PUs", plan.emulator_pus, emulator, source)
+    planned = None if written is None else dict(written.companions).get(suffix)
+    if vcpus == plan.vcpu_pins and emulator == plan.emulator_pus and planned is not None:
+        yield from _missing_lines(hook, planned, f"{source}: hook script")
+
+
+_SEEN = frozenset(
+    (
+        Feature.TOPOLOGY,
+        Feature.THREADS,
+        Feature.DIES,
+        Feature.CACHE,
+        Feature.CELLS,
+        Feature.UNEQUAL_CELLS,
+        Feature.DISTANCES,
+        Feature.DEVICES,
+        Feature.DEVICE_CELLS,
+        Feature.DEVICE_TREE,
+        Feature.INITIATORS,
+    )
+)
+"""What of a plan a guest sees. Pins, host nodes and huge pages it does not."""
+
+
+def expectation_for_target(plan: Plan, target: str, host: Host | None = None) -> Expectation:
+    """What the plan promises a guest of that target, as far as the target can say it.
+
+    host: for the devices' ids. Raises InputError for a plan that no file of the target can have.
+    """
+    module = target_named(target)
+    lost = lost_features(module, plan)
+    _refuse_plan_of_others(plan, module, target, lost)
+    vm = as_said(plan, lost)
+    if module.as_started is not None and not vm.cells and host is not None:
+        vm = module.as_started(vm, host)
+    if lost & {Feature.TOPOLOGY, Feature.THREADS}:
+        vm = replace(vm, cpu_topology=None)
+    if Feature.CACHE in lost:
+        vm = replace(vm, cpu_cache=None)
+    if Feature.DISTANCES in lost:
+        cells = tuple(replace(cell, distances=()) for cell in vm.cells)
+        vm = replace(vm, cells=cells)
+    if Feature.CELLS in lost:
+        vm = replace(vm, cells=())
+    if Feature.DEVICES in lost:
+        vm = replace(vm, hostdevs=())
+    # Who can build no tree of switches plugs devices in wherever it likes.
+    chooses = module.support[Feature.DEVICE_TREE].level is Level.LOST
+
+    def placed(one: GuestHostdev) -> GuestHostdev:
+        return replace(one, address=None) if chooses else one
+
+    vm = replace(vm, hostdevs=tuple(map(placed, vm.hostdevs)))
+    return structs.replace(
+        expectation_of(vm, host=host),
+        addresses_by=module.title if chooses else None,
+        has_device_cells=Feature.DEVICE_CELLS not in lost,
+    )
+
+
+def lost_in_guest(plan: Plan, target: str, expected: Expectation, source: str) -> Iterator[Finding]:
+    """What of the plan a guest of the target is not compared with: the target cannot say it."""
+    module = target_named(target)
+    yield from cells_added(plan, expected.vm, module.title, source)
+    yield from lost_findings(module, lost_features(module, plan) & _SEEN, source)
+
+
+def _refuse_plan_of_others(plan: Plan, target: Target, name: str, lost: frozenset[Feature]) -> None:
+    title = target.title
+    if Feature.VGPUS in lost:
+        names = ", ".join(
+            device.uuid or str(device.bdf) for device in plan.devices if is_vgpu(device)
+        )
+        what = f"the vGPU {names}"
+    elif plan.vm.memory_device_bytes:
+        what = "memory devices"
+    else:
+        return
+    raise InputError(
+        f"--target {name}: expected a plan for {title}, found one with {what}, which no plan for "
+        f"{title} has",
+        hint="leave --target out for a plan of a domain document",
+    )

@@ -1,0 +1,229 @@
+"""Verification: the command: reads document, plan, host and guest, and compares. [I/O]"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from msgspec import Struct
+
+from homenode.catalogue import finding
+from homenode.check.verify.boot.stand_in_boot import BootOptions, boot_stand_in
+from homenode.check.verify.document.verification import verify_document
+from homenode.check.verify.guest.expectation import Expectation, expectation_of
+from homenode.check.verify.guest.firmware import FirmwareNodes, firmware_nodes
+from homenode.check.verify.guest.view import (
+    GuestView,
+    as_passed_through,
+    not_in_stand_in,
+    view_of_guest,
+    view_of_stand_in,
+)
+from homenode.check.verify.target_file import expectation_for_target, lost_in_guest
+from homenode.check.verify.target_verification import verify_target_file
+from homenode.errors import UsageError
+from homenode.findings import Finding, Findings, in_order, merged
+from homenode.input_files import read_input
+from homenode.machine.topology import Host
+from homenode.plan.stored import read_plan, read_plan_for
+from homenode.plan.vm_file import target_of
+from homenode.vm.domain.read import open_domain, vm_of
+from homenode.vm.domain.schema import validate
+from homenode.vm.fingerprint import host_fingerprint
+from homenode.vm.hypervisor.parser import parsed_by_libvirt
+from homenode.vm.model import Vm
+from homenode.vm.plan_model import Plan, vm_as_it_runs
+from homenode.vm.sources import files_of, load_host
+
+_SSH = "ssh:"
+Notify = Callable[[str], None]
+
+
+class VerifyRequest(Struct, frozen=True):
+    """What to verify. document, plan: files. host, guest: sources, as every command takes them;
+    guest also "ssh:HOST". boot: None = no test guest is booted. target: whose guest it is and whose
+    plan, by its name in vm/targets/registry.py; None = libvirt's."""
+
+    document: Path | None = None
+    plan: Path | None = None
+    host: str | None = None
+    lspci: Path | None = None
+    boot: BootOptions | None = None
+    guest: str | None = None
+    target: str | None = None
+
+
+class Verified(Struct, frozen=True):
+    """The answer. views: what guests report, compared with what was expected. guests: as hosts, to
+    draw.
+
+    host: None where the document was not compared with one.
+    """
+
+    findings: Findings
+    views: tuple[GuestView, ...]
+    guests: tuple[Host, ...]
+    host: Host | None
+    plan: Plan | None
+
+
+def verify(wanted: VerifyRequest, notify: Notify) -> Verified:
+    """Verify what is wanted. notify: gets a line about what takes long.
+
+    Raises UsageError for too few arguments, InputError for what cannot be read, HostError and its
+    kin where this machine cannot boot guests or the guest cannot be reached.
+    """
+    _refuse_nonsense(wanted)
+    document = None
+    if wanted.document is not None:
+        content = read_input(wanted.document, "a file that can be read")
+        if target_of(content) is not None:
+            return _of_target(content, wanted.document, wanted, notify)
+        document = open_domain(content, str(wanted.document))
+    facts = None if document is None else vm_of(document)
+    plan = (
+        None
+        if wanted.plan is None
+        else read_plan(read_input(wanted.plan, "a saved plan"), str(wanted.plan))
+    )
+    host, skipped = _host(wanted, plan, facts)
+    found: list[Finding] = [*skipped]
+    checked: list[str] = []
+    left: list[str] = []
+    views: list[GuestView] = []
+    guests: list[Host] = []
+    if document is not None:
+        errors, gap = validate(document.to_bytes())
+        answer = verify_document(
+            document,
+            plan=plan,
+            host=host,
+            schema_errors=errors,
+            parsed=parsed_by_libvirt(document),
+        )
+        found += answer.findings
+        checked += answer.checked
+        left += [*([str(gap)] if gap else []), *answer.not_checked]
+    if document is not None and facts is not None and wanted.boot is not None:
+        notify("booting a test guest; seconds to minutes")
+        booted = boot_stand_in(document, facts, wanted.boot, host)
+        found += booted.findings
+        checked.append(f"test guest, {booted.how}: {booted.seconds:.1f} s")
+        found += not_in_stand_in(booted.stand_in, document.source)
+        if booted.guest is not None:
+            expected = _expected(plan, facts, host)
+            guests.append(as_passed_through(booted.guest, expected, booted.stand_in, host))
+            views.append(view_of_stand_in(expected, booted.stand_in, booted.guest))
+    if wanted.guest is not None:
+        guest, firmware = _guest_of(wanted.guest)
+        guests.append(guest)
+        if plan is not None and wanted.target is not None:
+            expected = expectation_for_target(plan, wanted.target, host)
+            found += lost_in_guest(plan, wanted.target, expected, guest.name)
+            checked.append(f"guest {guest.name} of {wanted.target}: its own view")
+        else:
+            expected = _expected(plan, facts, host)
+            checked.append(f"guest {guest.name}: its own view")
+        views.append(view_of_guest(expected, guest, host, firmware))
+    found += [finding for view in views for finding in view.findings]
+    answers = Findings(
+        checked=tuple(checked), findings=in_order(merged(found)), not_checked=tuple(left)
+    )
+    return Verified(answers, tuple(views), tuple(guests), host, plan)
+
+
+def _of_target(content: bytes, path: Path, wanted: VerifyRequest, notify: Notify) -> Verified:
+    """A file of another hypervisor than libvirt."""
+    if wanted.guest is not None:
+        raise UsageError(
+            f"{path}: expected a domain document with --guest, found a file of another kind",
+            hint="homenode verify --plan P.json --guest SOURCE --target NAME",
+        )
+    plan = (
+        None
+        if wanted.plan is None
+        else read_plan(read_input(wanted.plan, "a saved plan"), str(wanted.plan))
+    )
+    host, skipped = _host(wanted, plan, None)
+    found, views, guests = verify_target_file(content, path, plan, host, wanted.boot, notify)
+    answers = Findings(checked=found.checked, findings=in_order([*skipped, *found.findings]))
+    return Verified(answers, views, guests, host, plan)
+
+
+def load_guest(source: str) -> Host:
+    """The guest of a source: "ssh:HOST", or whatever names a host, a capture made inside it.
+
+    HOST is whatever ssh takes, so also a URL; "ssh://HOST:22" is one by itself.
+    """
+    return _guest_of(source)[0]
+
+
+def _guest_of(source: str) -> tuple[Host, FirmwareNodes | None]:
+    """The guest, and what its ACPI tables say where the source has them."""
+    if not source.startswith(_SSH):
+        files = files_of(source)
+        return load_host(source), None if files is None else firmware_nodes(files)
+    from homenode.machine.discover import discover
+    from homenode.machine.snapshot.capture import collect_over_ssh
+
+    host = source if source.startswith(f"{_SSH}//") else source.removeprefix(_SSH)
+    collected = collect_over_ssh(host)
+    return discover(collected), firmware_nodes(collected)
+
+
+def _refuse_nonsense(wanted: VerifyRequest) -> None:
+    if wanted.document is None and wanted.guest is None:
+        raise UsageError(
+            "expected a domain document, or a guest with --guest, found neither",
+            hint="homenode verify VM.xml, or homenode verify --plan P.json --guest ssh:HOST",
+        )
+    if wanted.boot is not None and wanted.document is None:
+        raise UsageError("--boot: expected a domain document to boot a test guest for, found none")
+    if wanted.guest is not None and wanted.plan is None and wanted.document is None:
+        raise UsageError(
+            "--guest: expected a plan or a domain document to compare the guest with, found none",
+            hint="homenode plan --save-plan P.json",
+        )
+    if wanted.target is not None and (
+        wanted.guest is None or wanted.plan is None or wanted.document is not None
+    ):
+        raise UsageError(
+            "--target: expected a plan and a guest, and no document, which would say it itself",
+            hint="homenode verify --plan P.json --guest SOURCE --target NAME",
+        )
+
+
+def _host(
+    wanted: VerifyRequest, plan: Plan | None, facts: Vm | None
+) -> tuple[Host | None, tuple[Finding, ...]]:
+    """The host to compare things with. This machine, unless a plan or a document is for another:
+    then no one has named the right one, and the finding says so."""
+    host = load_host(wanted.host, lspci=wanted.lspci)
+    if wanted.host is not None or wanted.lspci is not None:
+        if plan is not None and plan.host_fingerprint and wanted.plan is not None:
+            read_plan_for(host, read_input(wanted.plan, "a saved plan"), str(wanted.plan))
+        return host, ()
+    here = host_fingerprint(host)
+    record = None if facts is None or facts.record is None else facts.record.host
+    if plan is not None:
+        other = plan.host_fingerprint != here
+        name = plan.host_name
+    else:
+        other = record is not None and not here.startswith(record)
+        name = "another host"
+    if not other:
+        return host, ()
+    what = "the plan" if plan is not None else "the document"
+    return None, (
+        finding(
+            "host-not-checked",
+            "the host",
+            expected=f"{name}, which {what} is for",
+            observed="another host: this machine",
+            source=what,
+        ),
+    )
+
+
+def _expected(plan: Plan | None, facts: Vm | None, host: Host | None) -> Expectation:
+    vm = facts if plan is None else vm_as_it_runs(plan, facts)
+    assert vm is not None, "_refuse_nonsense asks for one of the two"
+    return expectation_of(vm, host=host, document=facts)

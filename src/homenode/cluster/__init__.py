@@ -1,0 +1,1 @@
+"""Cluster: whoever schedules: pools, pods, KubeVirt, Slurm."""

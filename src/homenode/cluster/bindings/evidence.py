@@ -1,0 +1,495 @@
+"""Study evidence: one job of a study: what it had on its node, and the run that it measured.
+
+Of a study that was run without homenode the same is read from logs of nvbandwidth, below the
+binding of each job, and from the runs that homenode import makes of them:
+
+    exclusive_4gpu_node{0,1,2,3}.txt
+    shared_array_1gpu_node{0,1,2,3}.txt  shared_array_2gpu_node{0,1}.txt
+
+Source: the GH200 study of 2025-12, appendix B.
+
+All-reduce ran on each node, on each pair of neighbours in a ring, and on all. A node that is slow
+alone is slow itself. Of nodes that are fine alone, a pair that is slow has a slow link; where both
+pairs of a node are slow, it is that node's side of them.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import takewhile
+from statistics import fmean
+
+from msgspec import Struct, structs
+from msgspec.structs import replace
+
+from homenode.bdf import Bdf
+from homenode.cluster.bindings.experiments import Experiment, Mode
+from homenode.cluster.slurm.audit import audit
+from homenode.cluster.slurm.job_allocation import (
+    AllocatedGpu,
+    JobAllocation,
+    NodeMachine,
+    allocation_on,
+)
+from homenode.errors import ParseError
+from homenode.findings import Findings
+from homenode.gap import Gap
+from homenode.indices import NodeIndex
+from homenode.machine.pci import DeviceKind, PciDevice
+from homenode.machine.tools import nccl_tests
+from homenode.machine.tools.scontrol import parse_scontrol_jobs
+from homenode.machine.tools.slurm_job import Job
+from homenode.machine.topology import Host
+from homenode.measure.figures.nvidia import Binding, sections
+from homenode.measure.imported.runs import ImportOptions, SourceFolder, imported_runs
+from homenode.measure.results.model import Condition, Origin, Run, RunHead, Sample
+from homenode.measure.results.vantage import Vantage
+from homenode.measure.step_reading import REPLAYED, REPLAYED_LINE
+from homenode.wording import plural
+
+CLEARLY = 1.2
+"""A node is a GPU's home by measuring where its copies are this many times the next best."""
+
+_NODE = "the node"
+"""Logs name none: all of them are of one machine."""
+
+_MET = re.compile(r"(\d{1,4}) of (\d{1,4})", re.ASCII)
+_SAID = re.compile(r"\d+ of \d+ steps done\b|wrote |[^(]{1,2000}\(bench-[a-z-]{1,40}\)\Z", re.ASCII)
+"""What homenode bench says on standard error where nothing is wrong, and findings of its run."""
+
+
+class AttemptRecord(Struct, frozen=True):
+    """What a job wrote down before it measured; None where it did not.
+
+    others: jobs of others on the node. queue_wait_s: from when it could have started. gpu_hours:
+    used. met: jobs that measured with it, of how many.
+    """
+
+    job: Job | None = None
+    others: int | None = None
+    queue_wait_s: float | None = None
+    gpu_hours: float | None = None
+    met: str | None = None
+    gaps: tuple[Gap, ...] = ()
+
+
+class NearestNic(Struct, frozen=True):
+    """How near a GPU's nearest NIC is."""
+
+    gpu: Bdf
+    nic: Bdf
+    nearness: str
+
+
+class JobEvidence(Struct, frozen=True):
+    """One task of an experiment.
+
+    name: unique in the study. node: of the cluster. bound_to: the NUMA node that it was bound to;
+    None where to none. cpu_nodes, memory_nodes: NUMA nodes that it might use, () = not known.
+    homes: (GPU address, its NUMA node); homes_measured: nothing says it, the figures do. placement:
+    what the audit says; None where there is nothing to judge by.
+    """
+
+    name: str
+    mode: Mode
+    node: str
+    gres: str
+    gpus: int
+    bound_to: int | None
+    cpu_nodes: tuple[int, ...]
+    memory_nodes: tuple[int, ...]
+    run: Run
+    homes: tuple[tuple[str, int], ...] = ()
+    homes_measured: bool = False
+    placement: Findings | None = None
+    record: AttemptRecord = AttemptRecord()
+    nics: tuple[NearestNic, ...] = ()
+    gaps: tuple[Gap, ...] = ()
+
+    @property
+    def samples(self) -> tuple[Sample, ...]:
+        return self.run.samples
+
+    @property
+    def replayed(self) -> str | None:
+        """What a test guest for a tool says of itself; None where real tools ran."""
+        said = next((c.value for c in self.run.head.conditions if c.name == REPLAYED), None)
+        return said or ("synthesised" if self.run.head.origin is Origin.SYNTHESISED else None)
+
+    def node_of(self, sample: Sample) -> int | None:
+        """The NUMA node that memory of a figure was on."""
+        return self.bound_to if sample.node is None else sample.node
+
+    @property
+    def shape(self) -> str:
+        """How a shared job is called in comparisons.
+
+        "1 GPU, alone", "2 GPUs, together", "slice gpu:1g.10gb, together"; "1 GPU, 2 of 4 together"
+        where the others came too late.
+        """
+        what = f"slice {self.gres}" if self.gres != "gpu" else plural(self.gpus, "GPU")
+        found = _MET.fullmatch(self.record.met or "")
+        if self.mode is Mode.TOGETHER and found is not None and found[1] != found[2]:
+            return f"{what}, {self.record.met} together"
+        return f"{what}, {self.mode}"
+
+
+def device_of(sample: Sample) -> str:
+    """What a GPU is called: its address, else the tool's number."""
+    return f"GPU {sample.index}" if sample.device is None else str(sample.device)
+
+
+def parse_record(texts: Mapping[str, str], gpus: int) -> AttemptRecord:
+    """The record of an attempt's files. gpus: as the study asked for, where no file says it.
+
+    texts: by name; NAME.err is what went wrong with NAME.
+    """
+    gaps = list(_errors(texts))
+    job = _job(texts.get("job.txt", ""), gaps)
+    count = gpus if job is None else sum(share.gpus.count or 0 for share in job.shares) or gpus
+    return AttemptRecord(
+        job,
+        _others(texts.get("others.txt"), job),
+        None if job is None else job.queue_wait_s,
+        gpu_hours(texts, count),
+        texts.get("met", "").strip()[:40] or None,
+        tuple(gaps),
+    )
+
+
+def evidence_of(
+    experiment: Experiment,
+    run: Run,
+    record: AttemptRecord,
+    host: Host | None,
+    machine: NodeMachine | None,
+) -> JobEvidence:
+    """The evidence of a job. host: its node as it was when it measured; machine: the same, or as
+    the user described it where that showed no devices."""
+    head = run.head
+    memory = tuple(head.nodes or ())
+    cpus: tuple[int, ...] = ()
+    if host is not None and head.pus is not None:
+        cpus = tuple(int(n.index) for n in host.nodes if not n.pus.isdisjoint(head.pus))
+    return JobEvidence(
+        head.name,
+        experiment.mode,
+        experiment.nodes[0],
+        experiment.gres,
+        experiment.gpus,
+        experiment.numa,
+        cpus,
+        memory,
+        run,
+        homes=_homes(machine),
+        placement=_placement(run, record, experiment, machine),
+        record=record,
+        nics=() if host is None else tuple(_nearest_nics(host)),
+        gaps=record.gaps,
+    )
+
+
+def _errors(texts: Mapping[str, str]) -> Iterator[Gap]:
+    """What programs said on standard error: the first lines, and the last, which gives the end."""
+    for name, text in sorted(texts.items()):
+        if name.endswith(".err"):
+            lines = [line.strip() for line in text.splitlines() if line.strip()]
+            lines = [line for line in lines if not _SAID.match(line)]
+            if lines:
+                shown = lines if len(lines) <= 3 else [*lines[:2], lines[-1]]
+                yield Gap(name.removesuffix(".err"), "; ".join(line[:200] for line in shown))
+
+
+def _job(text: str, gaps: list[Gap]) -> Job | None:
+    if not text.strip():
+        return None
+    try:
+        jobs = parse_scontrol_jobs(text, "job.txt")
+    except ParseError as error:
+        gaps.append(Gap("job.txt", error.message))
+        return None
+    for job in jobs[:1]:
+        if job.unreadable is None:
+            return job
+        gaps.append(Gap("job.txt", f"job {job.id}: {job.unreadable}"))
+    return None
+
+
+def _others(text: str | None, job: Job | None) -> int | None:
+    if text is None or job is None:
+        return None
+    running = {line.strip() for line in text.splitlines() if line.strip()}
+    return len(running - {job.number})
+
+
+def gpu_hours(texts: Mapping[str, str], gpus: int) -> float | None:
+    """GPU-hours from a job's own `started` and `ended`."""
+    try:
+        seconds = int(texts["ended"]) - int(texts["started"])
+    except (KeyError, ValueError):
+        return None
+    return gpus * seconds / 3600 if 0 <= seconds < 1 << 31 else None
+
+
+def _homes(machine: NodeMachine | None) -> tuple[tuple[str, int], ...]:
+    gpus = () if machine is None else machine.gpus
+    return tuple(
+        (str(g.bdf), int(g.node)) for g in gpus if g.bdf is not None and g.node is not None
+    )
+
+
+def _placement(
+    run: Run, record: AttemptRecord, experiment: Experiment, machine: NodeMachine | None
+) -> Findings | None:
+    """Are its GPUs, CPUs and memory on the same nodes: by the GPUs that it measured, else by
+    Slurm's word. None where neither shows GPUs."""
+    if machine is None:
+        return None
+    measured = dict.fromkeys(sample.device for sample in run.samples if sample.device is not None)
+    known = {gpu.bdf: gpu for gpu in machine.gpus}
+    gpus = tuple(known[device] for device in measured if device in known)
+    if gpus and run.head.pus is not None:
+        own = _own_allocation(run.head, record.job, experiment, gpus, machine)
+        return audit((own,))
+    if record.job is not None:
+        shares = [allocation_on(record.job, one, machine, None) for one in record.job.shares]
+        return audit(shares) if shares else None
+    return None
+
+
+def _own_allocation(
+    head: RunHead,
+    job: Job | None,
+    experiment: Experiment,
+    gpus: tuple[AllocatedGpu, ...],
+    machine: NodeMachine,
+) -> JobAllocation:
+    memory = None if head.nodes is None else frozenset(map(NodeIndex, head.nodes))
+    bound = None if experiment.numa is None else frozenset((NodeIndex(experiment.numa),))
+    return JobAllocation(
+        "unknown" if job is None else job.id,
+        experiment.nodes[0],
+        "" if job is None else job.name,
+        None,
+        head.pus,
+        gpus,
+        machine.tree,
+        memory,
+        bound,
+    )
+
+
+def _nearest_nics(host: Host) -> Iterator[NearestNic]:
+    nics = [nic for nic in host.devices_of_kind(DeviceKind.NIC) if nic.physical_function is None]
+    order = ("same switch", "same root complex", "same node", "another node", "unknown")
+    for gpu in host.devices_of_kind(DeviceKind.GPU):
+        if nics:
+            near = {nic.bdf: _nearness(host, gpu, nic) for nic in nics}
+            nic = min(near, key=lambda bdf: order.index(near[bdf]))
+            yield NearestNic(gpu.bdf, nic, near[nic])
+
+
+def _nearness(host: Host, gpu: PciDevice, nic: PciDevice) -> str:
+    """Where the paths of a GPU and a NIC part."""
+    steps = zip(_path(host, gpu), _path(host, nic), strict=False)
+    shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], steps))
+    if shared > 1:
+        return "same switch"
+    if shared == 1:
+        return "same root complex"
+    if gpu.node is None or nic.node is None:
+        return "unknown"
+    return "same node" if gpu.node == nic.node else "another node"
+
+
+def _path(host: Host, device: PciDevice) -> tuple[str, ...]:
+    """From the root complex down to the bridge above a device."""
+    bridges = host.bridges_above(device.bdf)
+    return (device.root_complex, *(str(bridge.bdf) for bridge in reversed(bridges)))
+
+
+def measured_homes(jobs: Iterable[JobEvidence]) -> dict[str, int]:
+    """NUMA node of each GPU that is clearly fastest from one, by copies of whole nodes."""
+    rates: dict[str, dict[int, list[float]]] = {}
+    for job in jobs:
+        for sample in job.samples:
+            row = job.node_of(sample)
+            is_copy = sample.metric == "h2d-bandwidth" and sample.variant is None
+            if job.mode is Mode.EXCLUSIVE and is_copy and row is not None:
+                of_gpu = rates.setdefault(device_of(sample), {})
+                of_gpu.setdefault(row, []).append(sample.value)
+    homes = {}
+    for device, of_row in rates.items():
+        ordered = sorted(((fmean(values), row) for row, values in of_row.items()), reverse=True)
+        if len(ordered) > 1 and ordered[0][0] > CLEARLY * ordered[1][0]:
+            homes[device] = ordered[0][1]
+    return homes
+
+
+def mode_of(name: str) -> Mode | None:
+    """The queue of a job, a log or a series of logs; None for one of neither.
+
+    >>> mode_of("exclusive_4gpu"), mode_of("shared_array_2gpu"), mode_of("hgx")
+    (<Mode.EXCLUSIVE: 'exclusive'>, <Mode.TOGETHER: 'together'>, None)
+    """
+    words = name.lower().replace("-", "_").split("_")
+    if "exclusive" in words:
+        return Mode.EXCLUSIVE
+    if "shared" not in words:
+        return None
+    return Mode.ALONE if "alone" in words else Mode.TOGETHER
+
+
+def is_of_a_queue(run: Run) -> bool:
+    """True for runs of a study, and for those of logs that are named as its jobs are."""
+    return mode_of(run.head.name) is not None
+
+
+def evidence_of_logs(folders: Iterable[SourceFolder]) -> tuple[JobEvidence, ...]:
+    """A job for each log of the two queues; other files are left out."""
+    found = []
+    for folder in folders:
+        for name, text in sorted(folder.texts.items()):
+            mode = mode_of(name.rpartition(".")[0])
+            alone = replace(folder, texts={name: text})
+            if mode is not None:
+                runs = imported_runs([alone], ImportOptions(vantage=Vantage.JOB))
+                found += [_of_log(name, mode, text, one.run) for one in runs if one.run.samples]
+    return _with_homes(found)
+
+
+def _of_log(name: str, mode: Mode, text: str, run: Run) -> JobEvidence:
+    """Which nodes it might use, as the log's last section says."""
+    binding = next((one.binding for one in sections(text) if one.binding is not None), None)
+    said = REPLAYED_LINE.search(text)
+    conditions = run.head.conditions
+    if said is not None:
+        conditions = (*conditions, Condition(REPLAYED, said[1].strip()))
+    head = structs.replace(run.head, name=name, conditions=conditions)
+    return _imported(mode, structs.replace(run, head=head), binding)
+
+
+def evidence_of_runs(runs: Iterable[Run]) -> tuple[JobEvidence, ...]:
+    """The jobs of runs that are named as those of a study are."""
+    return _with_homes([one for run in runs for one in _of_run(run)])
+
+
+def _of_run(run: Run) -> Iterator[JobEvidence]:
+    mode = mode_of(run.head.name)
+    if mode is None:
+        return
+    if run.head.experiment is not None:  # a job of its own
+        nodes = tuple(run.head.nodes or ())
+        is_bound = mode is Mode.EXCLUSIVE and len(nodes) == 1
+        yield _imported(mode, run, Binding(nodes if is_bound else (), nodes))
+        return
+    conditions = {c.name: c.value for c in run.head.conditions}
+    is_strict = conditions.get("memory binding") == "one node"
+    by_node: dict[int | None, list[Sample]] = {}
+    current: int | None = None
+    for sample in run.samples:
+        # Copies between GPUs have no node of their own: they stand behind their job's host copies.
+        current = sample.node if sample.node is not None else current
+        by_node.setdefault(current, []).append(sample)
+    for node, samples in by_node.items():
+        if node is None:
+            parts = _by_log(samples)
+            for number, part in enumerate(parts):
+                name = run.head.name if len(parts) == 1 else f"{run.head.name}, job {number}"
+                yield _imported(mode, _part(run, name, part), Binding((), ()))
+        else:
+            binding = Binding((node,), (node,) if is_strict else ())
+            yield _imported(mode, _part(run, f"{run.head.name}, node {node}", samples), binding)
+
+
+def _part(run: Run, name: str, samples: Iterable[Sample]) -> Run:
+    return Run(structs.replace(run.head, name=name), tuple(samples))
+
+
+def _by_log(samples: list[Sample]) -> list[list[Sample]]:
+    """The samples of each job, where they can be distinguished."""
+    logs: list[list[Sample]] = [[]]
+    for sample in samples:
+        log = logs[-1]
+        begins_again = log and log[-1].metric != sample.metric
+        begins_again = begins_again and any(s.metric == sample.metric for s in log)
+        is_other = sample.device is not None and all(s.device != sample.device for s in log)
+        if begins_again and is_other:
+            logs.append([])
+        logs[-1].append(sample)
+    return logs
+
+
+def _imported(mode: Mode, run: Run, binding: Binding | None) -> JobEvidence:
+    """gpus: as many as were copied to. A job that names none copied to none."""
+    devices = {s.device or s.index for s in run.samples if s.metric == "h2d-bandwidth"}
+    cpus, memory = ((), ()) if binding is None else (binding.cpu_nodes, binding.memory_nodes)
+    return JobEvidence(
+        run.head.name,
+        mode,
+        _NODE,
+        "gpu",
+        len(devices),
+        memory[0] if len(memory) == 1 else None,
+        cpus,
+        memory,
+        run,
+    )
+
+
+def _with_homes(jobs: list[JobEvidence]) -> tuple[JobEvidence, ...]:
+    """With each GPU's home: as a run of our own says, else by measuring from whole nodes."""
+    homes = measured_homes(jobs)
+    measured = tuple(sorted(homes.items()))
+    found = []
+    for one in jobs:
+        said = tuple(
+            (str(gpu.device), gpu.node) for gpu in one.run.head.gpus if gpu.node is not None
+        )
+        found.append(replace(one, homes=said or measured, homes_measured=not said))
+    return tuple(found)
+
+
+class Collective(Struct, frozen=True):
+    """Peaks of bus bandwidth, in bytes/s. nodes: alone. pairs: (a, b). all: None where not run.
+
+    gpu_hours: of the job that measured them; None where it does not say.
+    """
+
+    nodes: tuple[tuple[str, float], ...]
+    pairs: tuple[tuple[str, str, float], ...]
+    all: float | None
+    replayed: str | None
+    gaps: tuple[Gap, ...]
+    gpu_hours: float | None = None
+
+
+def collective_of(texts: Mapping[str, str], gpus: int = 0) -> Collective:
+    """The peaks of a job's files: node-A.txt, pair-A+B.txt, all.txt. gpus: that it had."""
+    nodes: list[tuple[str, float]] = []
+    pairs: list[tuple[str, str, float]] = []
+    whole: float | None = None
+    gaps: list[Gap] = []
+    replayed: str | None = None
+    for name, text in sorted(texts.items()):
+        kind, _, rest = name.removesuffix(".txt").partition("-")
+        if not name.endswith(".txt") or kind not in ("node", "pair", "all"):
+            if name.endswith(".err"):
+                gaps.append(Gap(f"all-reduce {name.removesuffix('.err')}", text.strip()[:200]))
+            continue
+        said = REPLAYED_LINE.search(text)
+        replayed = said[1].strip() if said else replayed
+        try:
+            peak = nccl_tests.parse(text).peak_bus_bytes_per_s()
+        except (ParseError, ValueError) as error:
+            gaps.append(Gap(f"all-reduce {rest or 'all'}", str(error)[:200]))
+            continue
+        a, is_pair, b = rest.partition("+")
+        if kind == "node":
+            nodes.append((rest, peak))
+        elif kind == "pair" and is_pair:
+            pairs.append((a, b, peak))
+        else:
+            whole = peak
+    return Collective(
+        tuple(nodes), tuple(pairs), whole, replayed, tuple(gaps), gpu_hours(texts, gpus)
+    )

@@ -1,0 +1,467 @@
+"""Study folder: one study's scripts, journal and raw files, on a file system all nodes share. [I/O]
+
+    study.jsonl   the journal: a head, then a line for each thing that happened
+    host.json     what --host said of the nodes
+    jobs/         the scripts
+    log/          what the jobs printed
+    raw/EXPERIMENT/task-N/JOB.RESTART/   what a job wrote down; `done` is its last file
+    results/      runs, which homenode bench writes in the jobs
+
+A line is written before what it says counts, so that a study goes on after any interruption.
+The evidence is read from it, or from runs or logs of a study that others made. The files come from
+jobs of this user; still, sizes are bounded and links are not followed.
+"""
+
+import contextlib
+import os
+import re
+import shlex
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from homenode import formats
+from homenode.cluster.bindings.evidence import (
+    Collective,
+    JobEvidence,
+    collective_of,
+    evidence_of,
+    evidence_of_logs,
+    evidence_of_runs,
+    gpu_hours,
+    parse_record,
+)
+from homenode.cluster.bindings.experiments import MAX_JOBS, NAME, Experiment, Mode, Study
+from homenode.cluster.bindings.scripts import script_name, script_of
+from homenode.cluster.slurm.job_allocation import NodeMachine, node_machine
+from homenode.durable import open_folder, replace_file
+from homenode.errors import HomenodeError, HostError, InputError
+from homenode.gap import Gap
+from homenode.input_files import open_below
+from homenode.machine.topology import Host
+from homenode.measure.experiment import ExperimentJournal
+from homenode.measure.imported.files import find_folders
+from homenode.measure.results.store import FILE, load_runs, read_run
+from homenode.measure.run_folder import HOST, gaps_of_run
+from homenode.vm.sources import load_host, shipped_host
+
+JOURNAL = "study.jsonl"
+DESCRIBED = "host.json"
+KIND = "slurm-study"
+HELD_S = 15.0
+"""The sbatch of a homenode that was killed holds the study; so long it is waited for: Slurm's own
+MessageTimeout is 10 s, after which sbatch asks no longer."""
+
+_FULL = "the jobs go on without homenode; free some space and start the command again"
+_ATTEMPT = re.compile(r"(\d{1,12})\.(\d{1,6})", re.ASCII)
+
+
+class StudyHead(Struct, frozen=True):
+    """The first line: the study as it was made."""
+
+    study: Study
+
+
+class StudyEntry(Struct, frozen=True):
+    """One line: the experiments that were planned, or what became of one of them.
+
+    submitted: an experiment, with its job's id. refused: an experiment, with sbatch's reason.
+    again: an experiment that is mistaken for not submitted.
+    """
+
+    experiments: tuple[Experiment, ...] = ()
+    submitted: str | None = None
+    job: str | None = None
+    refused: str | None = None
+    reason: str | None = None
+    again: str | None = None
+
+
+class StudyFolder(ExperimentJournal[StudyHead, StudyEntry]):
+    """The folder of one study, locked by this process until it is closed.
+
+    owned: what a program inherits that must end before another homenode continues the study.
+    """
+
+    __slots__ = ("_done", "_held_s", "_lock", "owned")
+
+    def __init__(self, path: Path, held_s: float = HELD_S) -> None:
+        path = path.resolve()
+        super().__init__(
+            path,
+            KIND,
+            StudyHead,
+            StudyEntry,
+            journal=JOURNAL,
+            private=False,
+            hint=lambda number: _FULL,
+            earlier="an earlier homenode measured it: homenode slurm report "
+            f"{shlex.quote(str(path / 'results'))} reads its results; "
+            "begin a new study in another folder",
+        )
+        self._held_s = held_s
+        self._lock = ExitStack()
+        self.owned: tuple[int, ...] = ()
+        self._done: dict[tuple[str, int], float | None] = {}
+
+    def create(self, study: Study, described: Host | None = None) -> Study:
+        """Lay out the folder with its first lines. described: what a node is, where the user said
+        it. Raises HostError where it cannot.
+
+        The journal's first line comes last: without it the folder is begun again.
+        """
+        if "%" in str(self.path) or not str(self.path).isprintable():
+            raise HostError(f"{self.path}: expected a path without % that can be printed")
+        with self.errors():
+            for name in ("jobs", "log", "raw", "results"):
+                os.close(open_folder(self.path, name))
+            for name in ("raw", "results"):
+                if any((self.path / name).iterdir()):
+                    raise HostError(
+                        f"{self.path / name}: expected an empty folder, found files that no study "
+                        "here shows: they would be mistaken for this one's",
+                        hint="choose another folder with -o",
+                    )
+        self._open()
+        if self.has_journal:
+            raise HostError(f"{self.path}: expected no study yet, found one that has just begun")
+        self.write_scripts(study, study.everything())
+        if described is not None:
+            self.write(DESCRIBED, formats.encode("host", described).encode(), 0o644)
+        self.begin_with(StudyHead(study))
+        return study
+
+    def load(self) -> Study:
+        """The study as its journal gives it; the folder is ours from now on.
+
+        Raises InputError for a journal that is none, HostError where another process holds it.
+        """
+        self._open()
+        study = self.study()
+        absent = (one for one in study.everything() if not (self.path / script_name(one)).exists())
+        self.write_scripts(study, tuple(absent))
+        return study
+
+    def write_dry(self, study: Study) -> None:
+        """The scripts of a study that is not begun. Raises HostError."""
+        with self.errors():
+            os.close(open_folder(self.path, "jobs"))
+        self.write_scripts(study, study.everything())
+
+    def write_scripts(self, study: Study, experiments: tuple[Experiment, ...]) -> None:
+        """Write the scripts of these experiments. Raises HostError."""
+        with self.errors():
+            for one in experiments:
+                script = script_of(one, study.options, study.id)
+                path = self.path / script_name(one)
+                replace_file(path, script.encode(), 0o755, synced=False)
+
+    def noted(self, study: Study, entry: StudyEntry) -> Study:
+        """The study with what happened, once it is written down. Raises HostError."""
+        self.add(entry)
+        return _applied(study, entry, str(self.journal_path))
+
+    def done_and_exits(
+        self, study: Study
+    ) -> tuple[Mapping[tuple[str, int], float | None], Mapping[tuple[str, int], str]]:
+        """Tasks whose files are complete, with the seconds that they took, and exit statuses of the
+        others' latest attempts."""
+        exits: dict[tuple[str, int], str] = {}
+        for one in study.everything():
+            for task in range(one.jobs):
+                if (one.id, task) in self._done:
+                    continue  # what is done stays done: a large study is not walked each time
+                tries = attempts(self.path, one.id, task)
+                if (done := done_attempt(self.path, one.id, task)) is not None:
+                    self._done[one.id, task] = _seconds(done)
+                elif tries and (said := _exit_status(tries[-1])) is not None:
+                    exits[one.id, task] = said
+        return self._done, exits
+
+    def close(self) -> None:
+        self._lock.close()
+        self.owned = ()
+
+    def study(self) -> Study:
+        """The study as its journal gives it, without holding it. Raises InputError."""
+        head, entries = self.contents()
+        source = str(self.journal_path)
+        study = head.study
+        _check(study.everything(), f"{source}:1")
+        for entry in entries:
+            study = _applied(study, entry, source)
+        return study
+
+    def _open(self) -> None:
+        if not self.owned:
+            lock = self.locked(
+                "no one else at this study, found another homenode",
+                "wait for it, or end it: the jobs go on without it",
+                wait_s=self._held_s,
+            )
+            self.owned = (self._lock.enter_context(lock),)
+
+
+def _exit_status(attempt: Path) -> str | None:
+    """What a script that ended left, with the reason that homenode gave; None where it did not."""
+    status = _start_of(attempt / "exit", 10)
+    if status is None:
+        return None
+    said = _start_of(attempt / "bench.txt.err", 1 << 16) or ""
+    reason = next((line for line in said.splitlines() if line.startswith("homenode: ")), "")
+    return f"{status.strip()}: {reason.removeprefix('homenode: ')[:300]}".rstrip(": ")
+
+
+def _seconds(attempt: Path) -> float | None:
+    """How long a job that is done took, by its own clock."""
+    times = {name: _start_of(attempt / name, 20) or "" for name in ("started", "ended")}
+    hours = gpu_hours(times, gpus=1)
+    return None if hours is None else 3600 * hours
+
+
+def _start_of(path: Path, most: int) -> str | None:
+    try:
+        with open_below(path.parent, path.name) as file:
+            return file.read(most).decode("utf-8", "replace")
+    except OSError:
+        return None
+
+
+def _applied(study: Study, entry: StudyEntry, where: str) -> Study:
+    match entry:
+        case StudyEntry(experiments=planned) if planned:
+            _check(planned, where)
+            return replace(study, experiments=planned)
+        case StudyEntry(submitted=str(experiment), job=str(job)) if job.isdigit():
+            return replace(study, jobs=(*study.jobs, (experiment, job)))
+        case StudyEntry(refused=str(experiment), reason=str(reason)):
+            return replace(study, refused=(*study.refused, (experiment, reason)))
+        case StudyEntry(again=str(experiment)):
+            return replace(
+                study,
+                repeated=(*study.repeated, experiment),
+                jobs=tuple(one for one in study.jobs if one[0] != experiment),
+                refused=tuple(one for one in study.refused if one[0] != experiment),
+            )
+    raise InputError(f"{where}: expected what became of an experiment, found {entry}"[:300])
+
+
+def _check(experiments: tuple[Experiment, ...], where: str) -> None:
+    """Raises InputError for names that would leave the folder, and for jobs without end."""
+    for one in experiments:
+        if not (
+            NAME.fullmatch(one.id)
+            and one.nodes
+            and all(NAME.fullmatch(node) for node in one.nodes)
+            and 0 < one.jobs <= MAX_JOBS
+        ):
+            raise InputError(f"{where}: expected an experiment, found {one.id[:60]!r}")
+
+
+def attempts(folder: Path, experiment: str, task: int) -> tuple[Path, ...]:
+    """Folders of a task's attempts, the oldest first."""
+    root = folder / "raw" / experiment / f"task-{task}"
+    try:
+        found = [(name, path) for path in root.iterdir() if (name := _ATTEMPT.fullmatch(path.name))]
+        folders = [(int(name[1]), int(name[2]), path) for name, path in found if path.is_dir()]
+    except OSError:
+        return ()
+    return tuple(path for *_, path in sorted(folders))
+
+
+MAX_FILE_BYTES = 16 << 20
+
+
+class StudySources(Struct, frozen=True):
+    """missing: jobs without results. unmeasured: (job, what it was asked for and has no figure of).
+
+    gaps: what is open, with the job's name.
+    """
+
+    jobs: tuple[JobEvidence, ...] = ()
+    collective: Collective | None = None
+    missing: tuple[str, ...] = ()
+    gaps: tuple[Gap, ...] = ()
+    unmeasured: tuple[tuple[str, str], ...] = ()
+
+
+def read_sources(folders: Iterable[Path]) -> StudySources:
+    """All of them together. Raises InputError for what is no study, runs or logs."""
+    found = StudySources()
+    seen = set()
+    for folder in folders:
+        if folder.resolve() in seen:
+            continue
+        seen.add(folder.resolve())
+        if not folder.exists():
+            raise InputError(f"{folder}: expected a study's folder, found nothing")
+        if (folder / JOURNAL).is_file():
+            one = read_study(folder.resolve(), StudyFolder(folder).study())
+        else:
+            one = _of_others(folder)
+        found = StudySources(
+            found.jobs + one.jobs,
+            one.collective or found.collective,
+            found.missing + one.missing,
+            found.gaps + one.gaps,
+            found.unmeasured + one.unmeasured,
+        )
+    return found
+
+
+def read_study(folder: Path, study: Study) -> StudySources:
+    """The evidence of every task that is done, and what is missing by what the folder gives; the
+    queue is not asked."""
+    jobs: list[JobEvidence] = []
+    gaps: list[Gap] = []
+    collective = None
+    unmeasured: list[tuple[str, str]] = []
+    hosts = _Hosts(folder, study)
+    runs = _runs_by_name(folder / "results")
+    for experiment in study.experiments:
+        for task in range(experiment.jobs):
+            attempt = done_attempt(folder, experiment.id, task)
+            if attempt is None:
+                continue
+            texts = _texts(attempt)
+            if experiment.mode is Mode.COLLECTIVE:
+                collective = collective_of(texts, experiment.gpus * len(experiment.nodes))
+                continue
+            name = f"{experiment.id}-task{task}-{attempt.name}"
+            try:
+                one = _evidence(experiment, name, texts, runs, hosts)
+            except HomenodeError as error:
+                gaps.append(Gap(name, error.message))
+                unmeasured.append((name, "its results cannot be read"))
+                continue
+            jobs.append(one)
+            app = study.options.app
+            if app and not any(s.metric.startswith("app-") for s in one.samples):
+                unmeasured.append((name, f"no figure of {Path(app[0]).name}"))
+    gaps += _joined(jobs)
+    missing = tuple(_missing(folder, study))
+    return StudySources(tuple(jobs), collective, missing, tuple(gaps), tuple(unmeasured))
+
+
+def _evidence(
+    experiment: Experiment,
+    name: str,
+    texts: Mapping[str, str],
+    runs: Mapping[str, Path],
+    hosts: "_Hosts",
+) -> JobEvidence:
+    """Raises InputError where the run of a job that is done is not there or is none."""
+    if name not in runs:
+        raise InputError(f"results/*/{name}/{FILE}: expected a run, found none")
+    folder = runs[name]
+    run = read_run(folder)
+    host, machine = hosts.of(experiment, folder)
+    record = parse_record(texts, experiment.gpus)
+    one = evidence_of(experiment, run, record, host, machine)
+    return replace(one, gaps=(*one.gaps, *gaps_of_run(folder)))
+
+
+def _runs_by_name(results: Path) -> dict[str, Path]:
+    return {path.parent.name: path.parent for path in sorted(results.glob(f"*/*/{FILE}"))}
+
+
+def _joined(jobs: Iterable[JobEvidence]) -> Iterable[Gap]:
+    """What is open, once for all jobs of which it is."""
+    names: dict[Gap, list[str]] = {}
+    for one in jobs:
+        for gap in one.gaps:
+            names.setdefault(gap, []).append(one.name)
+    for gap, of in names.items():
+        who = of[0] if len(of) == 1 else f"{len(of)} jobs"
+        yield Gap(f"{who}: {gap.subject}", gap.reason)
+
+
+class _Hosts:
+    """What each cluster node is: as its jobs captured it when they measured; for what Slurm says,
+    as the user described it."""
+
+    def __init__(self, folder: Path, study: Study) -> None:
+        self._folder, self._study = folder, study
+        self._known: dict[str, tuple[Host | None, NodeMachine | None]] = {}
+
+    def of(self, experiment: Experiment, run: Path) -> tuple[Host | None, NodeMachine | None]:
+        node = experiment.nodes[0]
+        if node not in self._known:
+            captured = _host(run / HOST)
+            described = captured if self._study.host is None else self._described()
+            machine = captured if captured is not None and captured.pci_devices else described
+            self._known[node] = captured, None if machine is None else node_machine(machine)
+        return self._known[node]
+
+    def _described(self) -> Host | None:
+        """As it was when the study began. Earlier versions wrote down its name alone: of a shipped
+        host's that is enough, what lies under a path may be anything by now."""
+        content = StudyFolder(self._folder).read(DESCRIBED)
+        with contextlib.suppress(InputError):
+            if content is None:
+                return shipped_host(self._study.host or "")
+            return formats.decode(content, "host", Host, DESCRIBED)
+        return None
+
+
+def _host(source: Path | str) -> Host | None:
+    """None where it cannot be read: the rest of the report does not need it."""
+    with contextlib.suppress(InputError):
+        return load_host(str(source))
+    return None
+
+
+def done_attempt(folder: Path, experiment: str, task: int) -> Path | None:
+    """The latest attempt that wrote all of its files."""
+    done = [one for one in attempts(folder, experiment, task) if (one / "done").exists()]
+    return done[-1] if done else None
+
+
+def _texts(attempt: Path) -> dict[str, str]:
+    """Files that cannot be read are as those that are not there, and a NAME.err says so."""
+    found = {}
+    for path in sorted(attempt.iterdir()):
+        try:
+            if path.is_symlink() or not path.is_file() or path.suffix == ".gz":
+                continue
+            with open_below(attempt, path.name) as file:
+                found[path.name] = file.read(MAX_FILE_BYTES).decode("utf-8", "replace")
+        except OSError as error:
+            found[f"{path.name}.err"] = f"cannot be read: {error.strerror}"
+    return found
+
+
+def _missing(folder: Path, study: Study) -> list[str]:
+    """Tasks without results."""
+    found = []
+    refused, jobs = dict(study.refused), study.latest_jobs()
+    for one in study.everything():
+        for task in range(one.jobs):
+            if done_attempt(folder, one.id, task) is not None:
+                continue
+            tries = attempts(folder, one.id, task)
+            name = one.id if one.jobs == 1 else f"{one.id} task {task}"
+            if one.id in refused:
+                found.append(f"{name}: refused: {refused[one.id]}")
+            elif tries:
+                found.append(f"{name}: began, and did not end (job {tries[-1].name})")
+            else:
+                job = jobs.get(one.id)
+                found.append(f"{name}: " + (f"job {job} did not begin" if job else "not submitted"))
+    if not study.experiments:
+        found.append("all measuring jobs: they are planned when every node was looked at")
+    return found
+
+
+def _of_others(folder: Path) -> StudySources:
+    """Runs of jobs or of homenode import below a folder, or the logs themselves."""
+    found = evidence_of_logs(find_folders(folder).folders)
+    gaps: tuple[Gap, ...] = ()
+    if folder.is_dir() and not found:
+        loaded = load_runs(folder)
+        gaps = tuple(Gap(one.path, one.reason) for one in loaded.skipped if loaded.runs)
+        found = evidence_of_runs(loaded.runs)
+    return StudySources(found, gaps=gaps)

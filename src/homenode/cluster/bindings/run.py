@@ -1,0 +1,325 @@
+"""Study run: makes a study, and runs its jobs in a Slurm queue, whatever happens. [I/O]
+
+The executor of `slurm study`: a task is one job, or one of a job array. Nothing depends on this
+process: jobs wait for each other through Slurm, and write their own files. It may be stopped and
+started again at any time. What counts is the folder: a task is done when its last file is there.
+The queue forgets jobs after minutes, and a controller that is restarted may have none of them.
+"""
+
+import math
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+
+from msgspec.structs import replace
+
+from homenode.cluster.bindings import queue_client
+from homenode.cluster.bindings.experiments import (
+    Experiment,
+    Study,
+    StudyOptions,
+    choose_nodes,
+    described_nodes,
+    experiments_for,
+    look_experiments,
+    nodes_to_bind_to,
+)
+from homenode.cluster.bindings.folder import StudyEntry, StudyFolder, attempts, done_attempt
+from homenode.cluster.bindings.queue_client import is_full
+from homenode.cluster.bindings.scripts import job_name, script_name
+from homenode.errors import InputError, NoAnswerError, ToolError, UsageError
+from homenode.machine.tools.squeue import JobState, QueuedJob, needs_somebody
+from homenode.machine.topology import Host
+from homenode.measure.progress import UNSETTLED, Pace, Progress, TaskState, TaskStatus
+from homenode.vm.sources import load_host
+
+MAX_ATTEMPTS = 3
+"""Of an experiment that was lost through no fault of its own."""
+
+
+class QueueFullError(ToolError):
+    """Slurm takes no more jobs of this user until some have ended."""
+
+
+def made_study(
+    options: StudyOptions,
+    host: str | None,
+    described: Host | None,
+    id: str,
+    *,
+    is_described: bool = False,
+) -> Study:
+    """A study of these nodes. host: what was named as such, and what that is; None = a job on each
+    looks first. is_described: Slurm is not asked, and nodes are what the host says.
+
+    What the host cannot do is refused before Slurm is asked for anything. Raises UsageError,
+    NoAnswerError, ToolError.
+    """
+    if described is not None and not nodes_to_bind_to(described, options):
+        raise UsageError(f"{host}: expected NUMA nodes with CPUs and memory, found none")
+    if is_described and described is not None:
+        found = described_nodes(described, options)
+    else:
+        found = queue_client.nodes()
+    whole, shared = choose_nodes(found, options)
+    if described is None:
+        return Study(id, options, whole, shared, None, look_experiments(whole))
+    hosts = {node.name: described for node in (*whole, *shared)}
+    planned = experiments_for(whole, shared, hosts, options)
+    return Study(id, options, whole, shared, host, (), planned)
+
+
+class SlurmQueue:
+    """The jobs of one study. See Executor.
+
+    grace_s: how long files of a job that has ended may take to arrive.
+    """
+
+    def __init__(self, folder: StudyFolder, study: Study, grace_s: float) -> None:
+        self.study = study
+        self._folder = folder
+        self._grace_s = grace_s
+        self._has_looked = False
+        self._ended_since: dict[str, float] = {}
+        self._queued: tuple[QueuedJob, ...] = ()
+        self._seconds: Mapping[tuple[str, int], float | None] = {}
+
+    def look(self) -> Progress:
+        self._queued = queue_client.jobs()
+        for experiment, job in unrecorded(self.study, self._queued):
+            self._note(StudyEntry(submitted=experiment, job=job))
+        tasks = self._tasks()
+        self._clear_finished(tasks)
+        # Lost ones are repeated: a node failed, or the controller lost its state. What was
+        # cancelled or failed stays as it is until the user starts the command again.
+        alive = {task.id for task in tasks if task.state in UNSETTLED}
+        lost = [task for task in tasks if task.state is TaskState.LOST and task.id not in alive]
+        if repeated := [task for task in lost if self._attempts(task) < MAX_ATTEMPTS]:
+            self.again(repeated)
+            tasks = self._tasks()
+        if self.study.looks and not self.study.experiments:
+            self._plan_when_looked_at(tasks)
+            tasks = self._tasks()
+        self._has_looked = True
+        return Progress(tasks, seconds_left=self._seconds_left(tasks))
+
+    def again(self, tasks: Sequence[TaskStatus]) -> None:
+        """What Slurm still holds of them is cancelled."""
+        waiting = self._jobs_in(JobState.PENDING)
+        for name in dict.fromkeys(task.id for task in tasks):
+            if name in waiting:
+                queue_client.cancel(waiting[name])
+            self._note(StudyEntry(again=name))
+
+    def begin(self, tasks: Sequence[TaskStatus]) -> None:
+        waiting = {task.id for task in tasks}
+        # Slurm refuses to wait for a job that it has forgotten; such a job has ended.
+        alive = self._jobs_in(JobState.PENDING, JobState.RUNNING)
+        behind = self._behind(alive)
+        for one in self.study.everything():
+            if one.id in waiting:
+                try:
+                    job = self._submit(one, alive, behind(one))
+                except QueueFullError:
+                    return  # the rest goes in when some have ended
+                if job is not None:
+                    alive[one.id] = job
+
+    def _note(self, entry: StudyEntry) -> None:
+        self.study = self._folder.noted(self.study, entry)
+
+    def _tasks(self) -> tuple[TaskStatus, ...]:
+        """Every task. A job that has just ended is taken for running: its files may be on their
+        way. What had ended before our first look has left all that it leaves."""
+        self._seconds, exits = self._folder.done_and_exits(self.study)
+        now = time.monotonic()
+        first = now if self._has_looked else -math.inf
+        tasks = []
+        for task in statuses(self.study, self._queued, self._seconds, exits):
+            if task.state in (TaskState.LOST, TaskState.FAILED):
+                if now - self._ended_since.setdefault(task.name, first) < self._grace_s:
+                    task = replace(task, state=TaskState.RUNNING)
+            else:
+                self._ended_since.pop(task.name, None)
+            tasks.append(task)
+        return tuple(tasks)
+
+    def _seconds_left(self, tasks: Iterable[TaskStatus]) -> float | None:
+        """Of the node with the most to do, as long as jobs of its kind have taken."""
+        pace = Pace()
+        for (name, _), seconds in self._seconds.items():
+            if seconds is not None:
+                pace.took(_variant(name), seconds)
+        unsettled = {task.id for task in tasks if task.state in UNSETTLED}
+        left: dict[str, list[str]] = {}
+        for one in self.study.everything():
+            for node in one.nodes if one.id in unsettled else ():
+                left.setdefault(node, []).append(_variant(one.id))
+        found = [pace.left(of_node) for of_node in left.values()]
+        known = [seconds for seconds in found if seconds is not None]
+        return max(known, default=0.0) if len(known) == len(found) else None
+
+    def _attempts(self, task: TaskStatus) -> int:
+        """Attempts that began to write, or that the journal knows."""
+        began = len(attempts(self._folder.path, task.id, task.part))
+        return max(began, self.study.attempts_of(task.id))
+
+    def _clear_finished(self, tasks: Iterable[TaskStatus]) -> None:
+        """Cancel jobs that have left all of their results, and that Slurm would start again.
+
+        A controller that lost its state does so, or holds them: what comes after would never start.
+        """
+        unfinished = {task.id for task in tasks if task.state is not TaskState.DONE}
+        for name, job in self._jobs_in(JobState.PENDING).items():
+            if name not in unfinished:
+                queue_client.cancel(job)
+
+    def _jobs_in(self, *states: JobState) -> dict[str, str]:
+        """The latest job of each experiment where it is in one of these states, in whole or in
+        part. By name too: a controller that lost its state gives numbers again."""
+        rows = {(row.job, row.name) for row in self._queued if row.state in states}
+        return {
+            experiment: job
+            for experiment, job in self.study.latest_jobs().items()
+            if (job, job_name(self.study.id, experiment)) in rows
+        }
+
+    def _plan_when_looked_at(self, tasks: Iterable[TaskStatus]) -> None:
+        if any(task.state is not TaskState.DONE for task in tasks):
+            return
+        study = self.study
+        planned = experiments_for(study.whole, study.shared, self._hosts(), study.options)
+        self._folder.write_scripts(study, planned)
+        self._note(StudyEntry(experiments=planned))
+
+    def _hosts(self) -> Mapping[str, Host]:
+        found = {}
+        for look in self.study.looks:
+            done = done_attempt(self._folder.path, look.id, 0)
+            assert done is not None, "all looks are done"
+            try:
+                found[look.nodes[0]] = load_host(str(done / "host.tar.gz"))
+            except InputError as error:
+                raise InputError(
+                    error.message,
+                    hint=f"remove {done.parent}, and start the command again: it looks again",
+                ) from None
+        return found
+
+    def _submit(
+        self, one: Experiment, alive: Mapping[str, str], behind: Iterable[str]
+    ) -> str | None:
+        """Raises QueueFullError where Slurm takes no more, and jobs of this study are under way."""
+        names = dict.fromkeys((*one.after, *behind))
+        after = tuple(alive[name] for name in names if name in alive)
+        try:
+            job = queue_client.submit(
+                self._folder.path, script_name(one), after, self._folder.owned
+            )
+        except NoAnswerError:
+            raise
+        except ToolError as error:
+            if is_full(error.message) and alive:
+                raise QueueFullError(error.message) from None
+            self._note(StudyEntry(refused=one.id, reason=error.message))
+            return None
+        self._note(StudyEntry(submitted=one.id, job=job))
+        return job
+
+    def _behind(self, alive: Iterable[str]) -> Callable[[Experiment], Iterator[str]]:
+        """Of an experiment, those after it on its nodes that are under way all the same.
+
+        One that is submitted again finds them in the queue, and is not alone before they end.
+        """
+        places = {one.id: place for place, one in enumerate(self.study.everything())}
+        nodes = {one.id: one.nodes for one in self.study.everything()}
+        on_node: dict[str, list[str]] = {}
+        for name in sorted(set(alive) & places.keys(), key=lambda name: places[name]):
+            for node in nodes[name]:
+                on_node.setdefault(node, []).append(name)
+
+        def behind(one: Experiment) -> Iterator[str]:
+            for node in one.nodes:
+                yield from (n for n in on_node.get(node, ()) if places[n] > places[one.id])
+
+        return behind
+
+
+def _variant(experiment: str) -> str:
+    """An experiment without its round."""
+    return experiment.rpartition("-r")[0] or experiment
+
+
+def statuses(
+    study: Study,
+    queued: tuple[QueuedJob, ...],
+    done: Collection[tuple[str, int]],
+    exits: Mapping[tuple[str, int], str],
+) -> Iterator[TaskStatus]:
+    """Every task. done: those whose files are complete. exits: exit statuses of scripts that ended
+    without being done."""
+    of_job: dict[tuple[str, str], list[QueuedJob]] = {}
+    for one in queued:
+        # By name too: a controller that lost its state gives numbers again, to other jobs.
+        of_job.setdefault((one.job, one.name), []).append(one)
+    refused, jobs = dict(study.refused), study.latest_jobs()
+    for experiment in study.everything():
+        name = experiment.id
+        job = jobs.get(name)
+        for part in range(experiment.jobs):
+            if (name, part) in done:
+                yield TaskStatus(name, part, TaskState.DONE, job)
+            elif job is None and name in refused:
+                yield TaskStatus(name, part, TaskState.REFUSED, job, refused[name])
+            elif job is None:
+                yield TaskStatus(name, part, TaskState.WAITING)
+            else:
+                rows = of_job.get((job, job_name(study.id, name)), [])
+                yield _of_job(name, part, job, rows, exits.get((name, part)))
+
+
+def _of_job(
+    name: str, part: int, job: str, rows: list[QueuedJob], exit_status: str | None
+) -> TaskStatus:
+    row = next((one for one in rows if one.task == part), None)
+    row = row or next((one for one in rows if one.task is None), None)
+    left = "" if exit_status in (None, "0") else f"its script ended with exit status {exit_status}"
+
+    def status(state: TaskState, reason: str = "") -> TaskStatus:
+        return TaskStatus(name, part, state, job, reason)
+
+    if row is None:
+        return status(
+            TaskState.LOST, left or f"Slurm no longer knows job {job}, and it left no results"
+        )
+    if row.state is JobState.PENDING and "requeued held" in row.reason:
+        # Slurm gave up on starting it, after a node or the controller was lost, and holds it.
+        return status(TaskState.LOST, row.reason)
+    if row.state is JobState.PENDING:
+        return replace(
+            status(TaskState.PENDING, row.reason),
+            needs_somebody=needs_somebody(row.reason),
+            is_behind=row.reason.startswith("Dependency"),
+        )
+    if row.state is JobState.RUNNING:
+        return status(TaskState.RUNNING)
+    if row.state is JobState.COMPLETED:
+        return status(TaskState.FAILED, left or "it ended without an error and left no results")
+    how = row.said if row.reason == "" else f"{row.said}, {row.reason}"
+    if row.state is JobState.CANCELLED:
+        return status(TaskState.CANCELLED, how)
+    state = TaskState.LOST if row.state is JobState.LOST else TaskState.FAILED
+    return status(state, f"{how}; {left}" if left else how)
+
+
+def unrecorded(study: Study, queued: tuple[QueuedJob, ...]) -> Iterator[tuple[str, str]]:
+    """(experiment, job) of jobs in the queue that the journal does not know.
+
+    sbatch was asked, and homenode ended, or the answer was lost, before the id was written down.
+    """
+    names = {job_name(study.id, one.id): one.id for one in study.everything()}
+    known = {job for _, job in study.jobs}
+    alive = (JobState.PENDING, JobState.RUNNING)
+    found = {one.job: names[one.name] for one in queued if one.name in names and one.state in alive}
+    for job, experiment in sorted(found.items(), key=lambda item: int(item[0])):
+        if job not in known:
+            yield experiment, job

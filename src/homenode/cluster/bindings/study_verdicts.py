@@ -1,0 +1,424 @@
+"""Study verdicts: which queue for which kind of work, each with the evidence for it.
+
+The kinds are those of the GH200 study: bound by copies between host and GPU, bound by computing,
+several GPUs that talk to each other, and development. What was not measured is said to be so.
+Figures are compared as those of layouts are: jobs are boots, bindings and queues the alternatives.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from enum import StrEnum
+from statistics import fmean, median, stdev
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from homenode.cluster.bindings.evidence import JobEvidence, device_of
+from homenode.cluster.bindings.experiments import Mode
+from homenode.cluster.bindings.study_maps import COPIES, StudyMatrix, homes_of, runs_by
+from homenode.decide.alternative import alternatives
+from homenode.decide.compare import compare
+from homenode.decide.comparison import Comparison, Outcome
+from homenode.decide.statement import ground_of, sentence_of
+from homenode.decide.verdict import verdict
+from homenode.decide.words import multiple_text
+from homenode.findings import Severity
+from homenode.measure.results.model import Run, Sample
+from homenode.objective import Objective
+
+_BOUND = "bound to node"
+_SHOWN = 3
+"""Cluster nodes whose figures a verdict names."""
+
+
+class Queue(StrEnum):
+    """What to submit to."""
+
+    EXCLUSIVE = "exclusive"
+    SHARED = "shared"
+    EITHER = "either"
+    UNKNOWN = "cannot tell"
+
+
+class JobLocality(StrEnum):
+    """Of a job's CPUs and memory to its GPUs."""
+
+    KEPT = "kept"
+    OPEN = "kept, memory not bound"  # its CPUs are right, its memory may lie on other nodes
+    LOST = "lost"
+    BOUND = "bound by the study"  # to each NUMA node in turn: near some GPUs, far from others
+    UNKNOWN = "unknown"
+
+
+class WorkVerdict(Struct, frozen=True, kw_only=True):
+    """For one kind of work. measured: False where it follows from no figure of this study."""
+
+    work: str
+    queue: Queue
+    rationale: str
+    evidence: tuple[str, ...]
+    measured: bool
+
+
+def locality_of(job: JobEvidence) -> tuple[JobLocality, str]:
+    """Whether a job's CPUs and memory were where its GPUs are, and by what."""
+    if job.mode is Mode.EXCLUSIVE:
+        return JobLocality.BOUND, ""
+    if job.placement is not None:
+        found = job.placement.findings
+        far = [f for f in found if f.id in ("job-gpu-far", "job-memory-far")]
+        if far:
+            return JobLocality.LOST, f"{far[0].observed}; expected {far[0].expected}"
+        unjudged = [f for f in found if f.severity is Severity.INCONCLUSIVE]
+        if unjudged:
+            return JobLocality.UNKNOWN, unjudged[0].observed
+        is_open = len(job.memory_nodes) > 1 or any(f.id == "job-memory-open" for f in found)
+        return (JobLocality.OPEN, _memory(job)) if is_open else (JobLocality.KEPT, "")
+    return _by_homes(job)
+
+
+def _by_homes(job: JobEvidence) -> tuple[JobLocality, str]:
+    """By the homes of the GPUs that it measured, where the audit had nothing to look at."""
+    homes = dict(job.homes)
+    wanted = {homes[str(s.device)] for s in job.samples if str(s.device) in homes}
+    if not wanted:
+        return JobLocality.UNKNOWN, "nothing says on which nodes its GPUs are"
+    if not job.cpu_nodes:
+        return JobLocality.UNKNOWN, "nothing says on which nodes its CPUs were"
+    if not wanted <= set(job.cpu_nodes):
+        return JobLocality.LOST, f"CPUs on node {_list(job.cpu_nodes)}, GPUs on {_list(wanted)}"
+    if job.memory_nodes and set(job.memory_nodes) <= wanted:
+        return JobLocality.KEPT, ""
+    return JobLocality.OPEN, _memory(job)
+
+
+def _memory(job: JobEvidence) -> str:
+    if not job.memory_nodes:
+        return "its memory was not bound to one node"
+    return f"its memory may lie on nodes {_list(job.memory_nodes)}"
+
+
+def _list(nodes: Iterable[int]) -> str:
+    return " ".join(str(node) for node in sorted(nodes))
+
+
+def verdicts(jobs: tuple[JobEvidence, ...], maps: Sequence[StudyMatrix]) -> tuple[WorkVerdict, ...]:
+    """One for each kind of work, in the study's order."""
+    return (_copies(jobs, maps), _computing(jobs), _between_gpus(jobs), _development(jobs))
+
+
+NEAR, FAR = "memory on the GPU's own node", "memory on another node"
+WHOLE, PARTS = "whole nodes", "parts of nodes"
+
+
+def copies_as_runs(jobs: Iterable[JobEvidence], metrics: Sequence[str] = COPIES) -> tuple[Run, ...]:
+    """Copies between host and GPUs, by where memory was bound and by shape of shared jobs; copies
+    near first."""
+    every = tuple(jobs)
+    homes = _homes_by_node(every)
+
+    def label_of(job: JobEvidence, sample: Sample) -> str | None:
+        if sample.metric not in metrics or sample.variant is not None:
+            return None
+        return _copy_label(job, sample, homes[job.node])
+
+    order = (NEAR, FAR)
+    runs = runs_by(every, label_of)
+    return tuple(
+        sorted(
+            runs,
+            key=lambda run: (
+                order.index(run.head.arrangement or "")
+                if run.head.arrangement in order
+                else len(order)
+            ),
+        )
+    )
+
+
+METHODS = {None: "CE", "sm": "SM", "read sm": "SM"}
+"""How a copy was made, by variant: by a copy engine, or by the GPU's own processors."""
+
+_BY_SM = frozenset({"h2d-latency"})
+"""Measured by the GPU's own processors though no variant says it."""
+
+
+class CopySpread(Struct, frozen=True, kw_only=True):
+    """Copies of one kind: mean and standard deviation over GPUs, nodes and jobs, each its median.
+
+    method: "CE" (copy engine) or "SM". label: where memory was, or the shape of shared jobs.
+    deviation: None of a single figure.
+    """
+
+    metric: str
+    method: str
+    label: str
+    mean: float
+    deviation: float | None
+    count: int
+
+
+def spreads(jobs: tuple[JobEvidence, ...]) -> tuple[CopySpread, ...]:
+    """Every kind of copy: near, far, in shared jobs, and between GPUs by binding; in this order."""
+    homes = _homes_by_node(jobs)
+    values: dict[tuple[str, str, str], dict[tuple[object, ...], list[float]]] = {}
+    for job in jobs:
+        for sample in job.samples:
+            method = METHODS.get(sample.variant)
+            label = _copy_label(job, sample, homes[job.node])
+            if method is None or label is None:
+                continue
+            method = "SM" if sample.metric in _BY_SM else method
+            own = job.node_of(sample) if job.mode is Mode.EXCLUSIVE else job.name
+            place = (job.node, own, device_of(sample), sample.peer)
+            by_place = values.setdefault((sample.metric, method, label), {})
+            by_place.setdefault(place, []).append(sample.value)
+    found = [
+        CopySpread(
+            metric=metric,
+            method=method,
+            label=label,
+            mean=fmean(each),
+            deviation=stdev(each) if len(each) > 1 else None,
+            count=len(each),
+        )
+        for (metric, method, label), by_place in values.items()
+        if (each := [median(of) for of in by_place.values()])
+    ]
+    known = [*COPIES, "p2p-bandwidth"]
+    order = [NEAR, FAR]
+    return tuple(
+        sorted(
+            found,
+            key=lambda one: (
+                known.index(one.metric),
+                one.method,
+                order.index(one.label) if one.label in order else len(order),
+                one.label,
+            ),
+        )
+    )
+
+
+def _homes_by_node(jobs: Sequence[JobEvidence]) -> dict[str, dict[str, int]]:
+    """The home of each GPU, by cluster node."""
+    nodes = {job.node for job in jobs}
+    return {node: homes_of(one for one in jobs if one.node == node) for node in nodes}
+
+
+def _copy_label(job: JobEvidence, sample: Sample, homes: Mapping[str, int]) -> str | None:
+    node = job.node_of(sample)
+    if sample.metric == "p2p-bandwidth":
+        return f"{_BOUND} {node}" if job.mode is Mode.EXCLUSIVE else job.shape
+    if sample.metric not in COPIES:
+        return None
+    if job.mode is not Mode.EXCLUSIVE:
+        return job.shape
+    home = homes.get(device_of(sample))
+    if home is None or node is None:
+        return None
+    return NEAR if home == node else FAR
+
+
+def comparisons(jobs: tuple[JobEvidence, ...]) -> Iterator[Comparison]:
+    """Copies between host and GPUs by where memory was, and all else by how jobs were bound."""
+    by_binding = sorted(runs_by(jobs, _by_binding), key=_binding_order)
+    for runs in (copies_as_runs(jobs), by_binding):
+        found = alternatives(runs)
+        if len(found) > 1:
+            yield compare(found)
+
+
+def _binding_order(run: Run) -> tuple[bool, int, str]:
+    """Whole nodes first, by the number of the NUMA node."""
+    label = run.head.arrangement or ""
+    return not label.startswith(_BOUND), len(label), label
+
+
+def _by_binding(job: JobEvidence, sample: Sample) -> str | None:
+    if sample.metric in COPIES:
+        return None
+    return f"{_BOUND} {job.bound_to}" if job.mode is Mode.EXCLUSIVE else job.shape
+
+
+def between_gpus(jobs: Iterable[JobEvidence]) -> tuple[Run, ...]:
+    """Copies from one GPU to another, by the binding of their job."""
+
+    def label_of(job: JobEvidence, sample: Sample) -> str | None:
+        if sample.metric != "p2p-bandwidth" or sample.variant is not None:
+            return None
+        node = job.node_of(sample)
+        return f"{_BOUND} {node}" if job.mode is Mode.EXCLUSIVE else PARTS
+
+    return runs_by(jobs, label_of)
+
+
+def _copies(jobs: tuple[JobEvidence, ...], maps: Sequence[StudyMatrix]) -> WorkVerdict:
+    work = "memory-bound GPU codes"
+    local = [one for one in maps if one.metric == "h2d-bandwidth" and one.local is not None]
+    if not local:
+        return _unknown(work, "host to device was not measured from each NUMA node")
+    evidence = [_on_node(one) for one in local[:_SHOWN]]
+    # A slice of a GPU is no part of this question.
+    whole = tuple(job for job in jobs if job.gres == "gpu")
+    made = verdict("", alternatives(copies_as_runs(whole, COPIES[:2])), Objective.DEVICE_TRANSFER)
+    evidence.append(f"{ground_of(made)}: {sentence_of(made)}")
+    shared = [
+        job
+        for job in whole
+        if job.mode in (Mode.ALONE, Mode.TOGETHER)
+        and any(sample.metric == "h2d-bandwidth" for sample in job.samples)
+    ]
+    if not shared:
+        reason = "bound to the GPUs' nodes it gets the local figure; shared jobs were not measured"
+        return WorkVerdict(
+            work=work,
+            queue=Queue.EXCLUSIVE,
+            rationale=reason,
+            evidence=tuple(evidence),
+            measured=True,
+        )
+    places = [locality_of(job)[0] for job in shared]
+    evidence.append(_places(places))
+    shapes = {job.shape for job in shared}
+    if JobLocality.LOST in places or shapes & {*made.avoid}:
+        reason = "shared jobs are placed away from their GPUs, or get less than local copies"
+        return WorkVerdict(
+            work=work,
+            queue=Queue.EXCLUSIVE,
+            rationale=reason,
+            evidence=tuple(evidence),
+            measured=True,
+        )
+    if not shapes <= {made.choice, *made.also}:
+        return replace(_unknown(work, sentence_of(made)), evidence=tuple(evidence))
+    if all(place is JobLocality.KEPT for place in places):
+        reason = "shared jobs are placed and bound at their GPUs, and copy as fast as whole nodes"
+        return WorkVerdict(
+            work=work, queue=Queue.EITHER, rationale=reason, evidence=tuple(evidence), measured=True
+        )
+    reason = (
+        "maximises copies: numactl --membind holds memory at the GPU; shared jobs copied as fast "
+        "here, but nothing holds their memory there"
+    )
+    return WorkVerdict(
+        work=work, queue=Queue.EXCLUSIVE, rationale=reason, evidence=tuple(evidence), measured=True
+    )
+
+
+def _on_node(one: StudyMatrix) -> str:
+    text = f"{one.node}: host to device {_rate(one.local or 0.0)} local"
+    if one.remote is not None and one.ratio is not None:
+        text += f", {_rate(one.remote)} remote: {one.ratio:.2f}x"
+    return text
+
+
+def _computing(jobs: tuple[JobEvidence, ...]) -> WorkVerdict:
+    """By the user's own program alone: copies and products inside a GPU do not feel its host."""
+    work = "compute-bound GPU codes"
+    own = sorted({s.metric for job in jobs for s in job.samples if s.metric.startswith("app-")})
+    for metric in own:
+        runs = runs_by(
+            jobs,
+            lambda job, sample, metric=metric: (  # type: ignore[misc]
+                None if sample.metric != metric else WHOLE if job.mode is Mode.EXCLUSIVE else PARTS
+            ),
+        )
+        found = alternatives(sorted(runs, key=lambda run: run.head.arrangement != WHOLE))
+        if [one.label for one in found] != [WHOLE, PARTS]:
+            continue
+        effect = next(one for one in compare(found).effects if one.metric == metric)
+        multiple = multiple_text(effect.ratio)
+        evidence = f"{metric}: {PARTS} {multiple} {WHOLE}, {effect.level}, n = {effect.boots}"
+        if effect.outcome is Outcome.CANNOT_TELL:
+            doubts = ", ".join(effect.doubts) or "its interval is wide"
+            return replace(
+                _unknown(work, f"measure more jobs of each: {doubts}"), evidence=(evidence,)
+            )
+        if effect.outcome is Outcome.NO_DIFFERENCE:
+            reason = "your program runs as fast in a part of a node"
+            return WorkVerdict(
+                work=work, queue=Queue.SHARED, rationale=reason, evidence=(evidence,), measured=True
+            )
+        queue = Queue.SHARED if effect.outcome is Outcome.BETTER else Queue.EXCLUSIVE
+        reason = "your program runs at another speed next to other jobs"
+        return WorkVerdict(
+            work=work, queue=queue, rationale=reason, evidence=(evidence,), measured=True
+        )
+    return WorkVerdict(
+        work=work,
+        queue=Queue.SHARED,
+        rationale="acceptable: what never leaves the GPU does not depend on the host's nodes",
+        evidence=("no figure of this study computes; --app measures your own program",),
+        measured=False,
+    )
+
+
+def _between_gpus(jobs: tuple[JobEvidence, ...]) -> WorkVerdict:
+    work = "multi-GPU (NVLink)"
+    runs = between_gpus(jobs)
+    if len({run.head.arrangement for run in runs}) < 2:
+        return _unknown(work, "copies between GPUs were measured under one binding, or none")
+    made = verdict("", alternatives(runs), Objective.COLLECTIVE)
+    evidence = (f"{ground_of(made)}: {sentence_of(made)}",)
+    if made.choice is None:
+        return replace(_unknown(work, sentence_of(made)), evidence=evidence)
+    if not made.avoid:
+        reason = "copies between GPUs do not pass the CPUs: no binding is shown to matter"
+        return WorkVerdict(
+            work=work, queue=Queue.EITHER, rationale=reason, evidence=evidence, measured=True
+        )
+    reason = "copies between GPUs depend on the binding: they pass host memory"
+    return WorkVerdict(
+        work=work, queue=Queue.EXCLUSIVE, rationale=reason, evidence=evidence, measured=True
+    )
+
+
+def _development(jobs: tuple[JobEvidence, ...]) -> WorkVerdict:
+    work = "development, testing"
+    waits: dict[bool, list[float]] = {}
+    for job in jobs:
+        if job.record.queue_wait_s is not None:
+            waits.setdefault(job.mode is Mode.EXCLUSIVE, []).append(job.record.queue_wait_s)
+    if len(waits) < 2:
+        return WorkVerdict(
+            work=work,
+            queue=Queue.SHARED,
+            rationale="a part of a node is usually free sooner than a whole one",
+            evidence=("queue waits were not recorded for both queues",),
+            measured=False,
+        )
+    whole, shared = median(waits[True]), median(waits[False])
+    evidence = (
+        f"median wait {whole:.0f} s for whole nodes (n = {len(waits[True])}), "
+        f"{shared:.0f} s for parts (n = {len(waits[False])})",
+    )
+    if shared < whole:
+        return WorkVerdict(
+            work=work,
+            queue=Queue.SHARED,
+            rationale="parts of nodes started sooner",
+            evidence=evidence,
+            measured=True,
+        )
+    if shared == whole:
+        reason = "waits were equal; a part of a node costs fewer GPU-hours"
+        return WorkVerdict(
+            work=work, queue=Queue.SHARED, rationale=reason, evidence=evidence, measured=True
+        )
+    reason = "whole nodes started sooner here; parts cost fewer GPU-hours"
+    return WorkVerdict(
+        work=work, queue=Queue.EITHER, rationale=reason, evidence=evidence, measured=True
+    )
+
+
+def _unknown(work: str, why: str) -> WorkVerdict:
+    return WorkVerdict(work=work, queue=Queue.UNKNOWN, rationale=why, evidence=(), measured=False)
+
+
+def _places(places: list[JobLocality]) -> str:
+    counts = [f"{places.count(one)} {one}" for one in JobLocality if one in places]
+    return f"locality of {len(places)} shared jobs: {', '.join(counts)}"
+
+
+def _rate(value: float) -> str:
+    return f"{value / 1e9:.1f} GB/s"

@@ -1,0 +1,391 @@
+"""AdmissionRules: why KubeVirt's admission refuses a VMI, as far as CPUs, memory, devices, hook go,
+with its machine, firmware and launch security.
+
+Rules are those of v1.6 to v1.9, of the VMI with the defaults that KubeVirt's own webhook sets
+first; the order is that of the admitter. Those of resource claims (DRA) and launch security are of
+v1.8 and v1.9; claims of networks, which v1.9 has, are not judged. Devices that are not permitted
+pass admission: virt-controller then makes no pod.
+
+Source: KubeVirt pkg/defaults/defaults.go, vmi-create-admitter.go
+(ValidateVirtualMachineInstanceSpec and what it calls), pkg/dra/admitter, virt-api/webhooks
+(ValidateLaunchSecurityAmd64, ValidateLaunchSecurityS390x), renderresources.go
+(validatePermittedHostDevices).
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+from math import prod
+from typing import Any
+
+from homenode.catalogue import finding
+from homenode.cluster.kubevirt.cluster import Cluster
+from homenode.cluster.kubevirt.vmi import HOOK_ANNOTATION, Vmi
+from homenode.cluster.pods.objects import down
+from homenode.cluster.pods.quantity import parse_milli, parse_quantity
+from homenode.errors import ParseError
+from homenode.findings import Finding
+
+SOURCE = "KubeVirt's admission of a VMI"
+_CPU = "spec.domain.cpu"
+_MAPPING = f"{_CPU}.numa.guestMappingPassthrough"
+_MEMORY = "spec.domain.memory"
+_REQUESTS = "spec.domain.resources.requests"
+_POLICIES = ("shared", "auto", "supplementalPool")
+_FEATURES = ("", "force", "require", "optional", "disable", "forbid")
+_LEAST_MEMORY = 10**6
+_CLAIM_GATES = {"gpus": "GPUsWithDRA", "hostDevices": "HostDevicesWithDRA"}
+_ENCRYPTION_GATES = {
+    "sev": "WorkloadEncryptionSEV",
+    "snp": "WorkloadEncryptionSEV",
+    "tdx": "WorkloadEncryptionTDX",
+}
+
+_RULES = {
+    "memory-missing": (f"{_MEMORY}.guest", "a size"),
+    "memory-too-small": (f"{_REQUESTS}.memory", "at least 1M"),
+    "memory-above-limit": (f"{_REQUESTS}.memory", "at most the limit"),
+    "huge-page-size-wrong": (f"{_MEMORY}.hugepages.pageSize", "a size such as 1Gi"),
+    "huge-pages-not-whole": (f"{_MEMORY}.guest", "a multiple of the page size"),
+    "dedicated-without-memory": (f"{_CPU}.dedicatedCpuPlacement", "memory as well"),
+    "memory-limit-differs": (f"{_REQUESTS}.memory", "equal to the limit with dedicated CPUs"),
+    "cpus-fractional": ("spec.domain.resources", "a whole number of CPUs"),
+    "cpu-limit-differs": (f"{_REQUESTS}.cpu", "equal to the limit with dedicated CPUs"),
+    "cpus-given-twice": (f"{_REQUESTS}.cpu", "as many as cores, sockets and threads make"),
+    "cpus-above-limit": (f"{_REQUESTS}.cpu", "at most the limit"),
+    "emulator-without-dedicated-cpus": (
+        f"{_CPU}.isolateEmulatorThread",
+        "dedicatedCpuPlacement with it",
+    ),
+    "sockets-above-most": (f"{_CPU}.sockets", "at most maxSockets"),
+    "cpu-feature-policy": (f"{_CPU}.features", "a policy: " + ", ".join(_FEATURES[1:])),
+    "cpu-model": (f"{_CPU}.model", "host-passthrough on arm64"),
+    "realtime-without-dedicated-cpus": (f"{_CPU}.realtime", "dedicatedCpuPlacement with it"),
+    "realtime-without-mapping": (f"{_CPU}.realtime", "guestMappingPassthrough with it"),
+    "mapping-without-dedicated-cpus": (_MAPPING, "dedicatedCpuPlacement with it"),
+    "mapping-without-huge-pages": (_MAPPING, "memory.hugepages with it"),
+    "threads-many": (f"{_CPU}.threads", "at most 2 with dedicated CPUs, 1 on arm64"),
+    "iothreads-policy": ("spec.domain.ioThreadsPolicy", ", ".join(_POLICIES)),
+    "iothreads-count": (
+        "spec.domain.ioThreads.supplementalPoolThreadCount",
+        "a positive number with supplementalPool",
+    ),
+    "gate-sidecar-off": ("feature gate Sidecar", "on, for the hook"),
+    "gate-host-devices-off": ("feature gate HostDevices", "on, for hostDevices"),
+    "gate-claims-off": (
+        "feature gates GPUsWithDRA and HostDevicesWithDRA",
+        "on, for gpus and hostDevices with claims",
+    ),
+    "claims-mixed": ("spec.domain.devices.gpus", "all by claim or all by deviceName"),
+    "device-named-wrongly": (
+        "spec.domain.devices",
+        "of each GPU and host device a deviceName, or a claimName and a requestName",
+    ),
+    "claim-request-twice": ("spec.domain.devices", "each claimName and requestName once"),
+    "claim-not-listed": ("spec.resourceClaims", "every claim that devices name, each once"),
+    "claim-source": (
+        "spec.resourceClaims",
+        "a resourceClaimName or a resourceClaimTemplateName of each, from KubeVirt 1.9 on",
+    ),
+    "machine-type": ("spec.domain.machine.type", "a machine that the KubeVirt CR allows"),
+    "bootloader-wrong": ("spec.domain.firmware.bootloader", "efi or bios; efi on arm64"),
+    "secure-boot-without-smm": (
+        "spec.domain.firmware.bootloader.efi",
+        "features.smm with Secure Boot, which is on where secureBoot is not false",
+    ),
+    "gate-encryption-off": (
+        "feature gates WorkloadEncryptionSEV, WorkloadEncryptionTDX, SecureExecution",
+        "on, for launchSecurity: SEV and SNP, TDX, and s390x",
+    ),
+    "launch-security-kind": (
+        "spec.domain.launchSecurity",
+        "one of sev, snp and tdx, on amd64; s390x takes any",
+    ),
+    "launch-security-without-efi": ("spec.domain.launchSecurity", "OVMF with it"),
+    "launch-security-conflict": (
+        "spec.domain.launchSecurity",
+        "with SEV and SNP no Secure Boot; with SNP and TDX no persistent EFI variables; with TDX "
+        "no SMM; no NIC that boots; attestation of SEV with startStrategy: Paused",
+    ),
+}
+"""By the id of a finding: its subject, what is expected."""
+
+
+def admission_findings(vmi: Vmi, cluster: Cluster | None) -> Iterator[Finding]:
+    """One for each cause that the admitter gives. cluster: None = not given, gates not judged."""
+    yield from _memory(vmi)
+    yield from _cpu(vmi)
+    if down(vmi.spec, "domain", "cpu", "dedicatedCpuPlacement") is True:
+        yield from _dedicated(vmi)
+    yield from _needing(vmi)
+    yield from _iothreads(vmi)
+    yield from _claims(vmi, cluster)
+    yield from _firmware(vmi)
+    yield from _launch_security(vmi, cluster)
+    if cluster is not None:
+        if vmi.annotations.get(HOOK_ANNOTATION) and not cluster.has_gate("Sidecar"):
+            yield _refused("gate-sidecar-off", "off")
+        if vmi.at("domain", "devices", "hostDevices") and not cluster.has_gate("HostDevices"):
+            yield _refused("gate-host-devices-off", "off")
+        yield from _machine(vmi, cluster)
+        yield from _permitted(vmi, cluster)
+
+
+def _refused(id: str, observed: Any) -> Finding:
+    subject, expected = _RULES[id]
+    return finding(
+        id, subject, expected=expected, observed=f"{observed}: the VMI is refused", source=SOURCE
+    )
+
+
+def _milli(vmi: Vmi, *path: str) -> int:
+    """Thousandths of a quantity; 0 where it is not there."""
+    value = vmi.at(*path)
+    return 0 if value is None else parse_milli(value, "spec." + ".".join(path))
+
+
+def _resources(vmi: Vmi, name: str) -> tuple[int, int]:
+    """Thousandths: requests and limits."""
+    requests, limits = (
+        _milli(vmi, "domain", "resources", kind, name) for kind in ("requests", "limits")
+    )
+    return (requests or limits if name == "cpu" else requests), limits
+
+
+def _topology(vmi: Vmi) -> tuple[int, int]:
+    """Sockets and vCPUs. Where nothing is set, the CPUs of the resources become sockets."""
+    cpu = vmi.at("domain", "cpu")
+    counts = [
+        0 if (count := down(cpu, name)) is None else parse_quantity(count, f"cpu.{name}")
+        for name in ("sockets", "cores", "threads")
+    ]
+    if not any(counts):
+        requests, limits = _resources(vmi, "cpu")
+        counts[0] = -(-(limits or requests) // 1000) or 1
+    return counts[0], prod(count or 1 for count in counts)
+
+
+def _memory(vmi: Vmi) -> Iterator[Finding]:
+    requests, limits = _resources(vmi, "memory")
+    pages = vmi.at("domain", "memory", "hugepages")
+    stated = vmi.at("domain", "memory", "guest")
+    if not requests and not limits and stated is None and pages is None:
+        yield _refused("memory-missing", "no memory requested")
+    if 0 < requests < 1000 * _LEAST_MEMORY:
+        yield _refused("memory-too-small", vmi.at("domain", "resources", "requests", "memory"))
+    if requests and limits and requests > limits:
+        yield _refused("memory-above-limit", "more")
+    if pages is None:
+        return
+    try:
+        page = parse_milli(down(pages, "pageSize"), "pageSize")
+    except ParseError:
+        page = 0
+    if page <= 0:
+        yield _refused("huge-page-size-wrong", repr(down(pages, "pageSize")))
+        return
+    size = requests or _milli(vmi, "domain", "memory", "guest") or limits
+    if size % page:
+        yield _refused("huge-pages-not-whole", f"{stated or size // 1000} of {pages['pageSize']}")
+
+
+def _dedicated(vmi: Vmi) -> Iterator[Finding]:
+    memory = _resources(vmi, "memory")
+    pages = vmi.at("domain", "memory", "hugepages")
+    if not any(memory) and pages is None and not _milli(vmi, "domain", "memory", "guest"):
+        yield _refused("dedicated-without-memory", "none")
+    if all(memory) and memory[0] != memory[1]:
+        yield _refused("memory-limit-differs", "another size")
+    cpus = _resources(vmi, "cpu")
+    whole = [-(-value // 1000) for value in cpus]
+    if any(value % 1000 for value in cpus):
+        yield _refused("cpus-fractional", " and ".join(f"{value}m" for value in cpus))
+    if all(whole) and whole[0] != whole[1]:
+        yield _refused("cpu-limit-differs", "another number")
+    _, vcpus = _topology(vmi)
+    if any(whole) and vcpus not in whole:
+        yield _refused("cpus-given-twice", f"{whole[0] or whole[1]} and {vcpus}")
+
+
+def _cpu(vmi: Vmi) -> Iterator[Finding]:
+    cpu = vmi.at("domain", "cpu")
+    requests, limits = _resources(vmi, "cpu")
+    if limits and requests > limits:
+        yield _refused("cpus-above-limit", "more")
+    most, (sockets, _) = down(cpu, "maxSockets"), _topology(vmi)
+    if isinstance(most, int) and 0 < most < sockets:
+        yield _refused("sockets-above-most", f"{sockets} of {most}")
+    features = down(cpu, "features")
+    for feature in features if isinstance(features, list) else ():
+        if (down(feature, "policy") or "") not in _FEATURES:
+            yield _refused("cpu-feature-policy", f"{down(feature, 'name')}: {feature['policy']}")
+    is_arm = vmi.at("architecture") == "arm64"
+    model = down(cpu, "model")
+    if is_arm and model and model != "host-passthrough":
+        yield _refused("cpu-model", model)
+    threads = down(cpu, "threads")
+    dedicated = down(cpu, "dedicatedCpuPlacement") is True
+    if dedicated and isinstance(threads, int) and threads > (1 if is_arm else 2):
+        yield _refused("threads-many", threads)
+
+
+def _needing(vmi: Vmi) -> Iterator[Finding]:
+    """What is of no use without dedicated CPUs, cells or huge pages."""
+    cpu = vmi.at("domain", "cpu")
+    dedicated = down(cpu, "dedicatedCpuPlacement") is True
+    mapping = down(cpu, "numa", "guestMappingPassthrough") is not None
+    realtime = down(cpu, "realtime") is not None
+    if mapping and not dedicated:
+        yield _refused("mapping-without-dedicated-cpus", "none")
+    if mapping and vmi.at("domain", "memory", "hugepages") is None:
+        yield _refused("mapping-without-huge-pages", "none")
+    if down(cpu, "isolateEmulatorThread") is True and not dedicated:
+        yield _refused("emulator-without-dedicated-cpus", "none")
+    if realtime and not dedicated:
+        yield _refused("realtime-without-dedicated-cpus", "none")
+    if realtime and not mapping:
+        yield _refused("realtime-without-mapping", "none")
+
+
+def _iothreads(vmi: Vmi) -> Iterator[Finding]:
+    policy = vmi.at("domain", "ioThreadsPolicy")
+    if policy is not None and policy not in _POLICIES:
+        yield _refused("iothreads-policy", policy)
+    count = vmi.at("domain", "ioThreads", "supplementalPoolThreadCount")
+    if policy == "supplementalPool" and not (isinstance(count, int) and count > 0):
+        yield _refused("iothreads-count", count)
+
+
+def _listed(vmi: Vmi, *path: str) -> list[Any]:
+    value = vmi.at(*path)
+    return value if isinstance(value, list) else []
+
+
+def _text(value: Any, name: str) -> str | None:
+    found = down(value, name)
+    return found if isinstance(found, str) else None
+
+
+def _claims(vmi: Vmi, cluster: Cluster | None) -> Iterator[Finding]:
+    """Devices by resource claim (DRA), and by name next to these."""
+    requests: list[tuple[str, str]] = []
+    for group, gate in _CLAIM_GATES.items():
+        devices = _listed(vmi, "domain", "devices", group)
+        names = [_text(one, "deviceName") for one in devices]
+        claims = [(_text(one, "claimName"), _text(one, "requestName")) for one in devices]
+        by_claim = [
+            claim
+            for name, claim in zip(names, claims, strict=True)
+            if not name and claim != (None, None)
+        ]
+        if group == "gpus" and 0 < len(by_claim) < len(devices):
+            yield _refused("claims-mixed", f"{len(by_claim)} of {len(devices)} by claim")
+            continue
+        for name, claim in zip(names, claims, strict=True):
+            is_named = claim == (None, None) if name else all(claim)
+            if not is_named:
+                found = "nothing or half a claim" if not name else f"{name} and a claim"
+                yield _refused("device-named-wrongly", f"{group}: {found}")
+        if by_claim and cluster is not None and not cluster.has_gate(gate):
+            yield _refused("gate-claims-off", f"{gate} off")
+            continue
+        requests += [(claim, request) for claim, request in by_claim if claim and request]
+    for pair, count in Counter(requests).items():
+        if count > 1:
+            yield _refused("claim-request-twice", f"{'/'.join(pair)} {count} times")
+    listed = _listed(vmi, "resourceClaims")
+    known = Counter(_text(one, "name") or "" for one in listed)
+    missing = sorted({pair[0] for pair in requests} - set(known))
+    twice = sorted(name for name, count in known.items() if count > 1)
+    if missing or twice:
+        said = [f"no {name}" for name in missing] + [f"{name} more than once" for name in twice]
+        yield _refused("claim-not-listed", ", ".join(said))
+    if cluster is not None and cluster.version is not None and cluster.version >= (1, 9):
+        for one in listed:
+            sources = ("resourceClaimName", "resourceClaimTemplateName")
+            if sum(down(one, source) is not None for source in sources) != 1:
+                yield _refused("claim-source", f"{down(one, 'name')} with none or both")
+
+
+def _machine(vmi: Vmi, cluster: Cluster) -> Iterator[Finding]:
+    machine = _text(vmi.at("domain", "machine"), "type")
+    machine = machine or cluster.default_machine(_architecture(vmi))
+    allowed = cluster.machines_of(_architecture(vmi))
+    if not any(fnmatchcase(machine, one) for one in allowed):
+        yield _refused("machine-type", f"{machine}, of {', '.join(allowed)}")
+
+
+def _architecture(vmi: Vmi) -> str:
+    return _text(vmi.spec, "architecture") or "amd64"
+
+
+def _is_on(switch: Any) -> bool:
+    """Whether a feature such as smm is on: where it is there and not disabled."""
+    return switch is not None and down(switch, "enabled") is not False
+
+
+def _has_secure_boot(vmi: Vmi) -> bool:
+    """On by default but on arm64, where KubeVirt sets it to false."""
+    efi = vmi.at("domain", "firmware", "bootloader", "efi")
+    secure = down(efi, "secureBoot")
+    return efi is not None and (_architecture(vmi) != "arm64" if secure is None else secure)
+
+
+def _firmware(vmi: Vmi) -> Iterator[Finding]:
+    loader = vmi.at("domain", "firmware", "bootloader")
+    efi, bios = down(loader, "efi"), down(loader, "bios")
+    if bios is not None and (efi is not None or _architecture(vmi) == "arm64"):
+        yield _refused("bootloader-wrong", "bios" if efi is None else "both")
+    if _has_secure_boot(vmi) and not _is_on(vmi.at("domain", "features", "smm")):
+        yield _refused("secure-boot-without-smm", "Secure Boot without SMM")
+
+
+def _launch_security(vmi: Vmi, cluster: Cluster | None) -> Iterator[Finding]:
+    security, architecture = vmi.at("domain", "launchSecurity"), _architecture(vmi)
+    if security is None:
+        return
+    kinds = [kind for kind in _ENCRYPTION_GATES if down(security, kind) is not None]
+    gate = "SecureExecution" if architecture == "s390x" else None
+    if gate is None and (architecture != "amd64" or len(kinds) != 1):
+        yield _refused("launch-security-kind", f"{', '.join(kinds) or 'none'} on {architecture}")
+        return
+    gate = gate or _ENCRYPTION_GATES[kinds[0]]
+    if cluster is not None and not cluster.has_gate(gate):
+        yield _refused("gate-encryption-off", f"{gate} off")
+    if architecture != "amd64":
+        return
+    kind, efi = kinds[0], vmi.at("domain", "firmware", "bootloader", "efi")
+    if efi is None:
+        yield _refused("launch-security-without-efi", "no efi")
+    attested = kind == "sev" and down(security, "sev", "attestation") is not None
+    conflicts = {
+        "Secure Boot": kind != "tdx" and _has_secure_boot(vmi),
+        "persistent": kind != "sev" and down(efi, "persistent") is True,
+        "SMM": kind == "tdx" and _is_on(vmi.at("domain", "features", "smm")),
+        "attestation": attested and vmi.at("startStrategy") != "Paused",
+        "bootOrder": any(
+            down(one, "bootOrder") is not None
+            for one in _listed(vmi, "domain", "devices", "interfaces")
+        ),
+    }
+    if any(conflicts.values()):
+        found = ", ".join(what for what, is_there in conflicts.items() if is_there)
+        yield _refused("launch-security-conflict", f"{kind} with {found}")
+
+
+def _permitted(vmi: Vmi, cluster: Cluster) -> Iterator[Finding]:
+    if cluster.permitted is None:
+        return
+    groups = ("hostDevices",) if cluster.has_gate("GPUsWithDRA") else ("gpus", "hostDevices")
+    for group in groups:
+        names = [down(one, "deviceName") for one in _listed(vmi, "domain", "devices", group)]
+        for name in sorted({name for name in names if isinstance(name, str)}):
+            if name not in cluster.permitted:
+                yield finding(
+                    "device-not-permitted",
+                    f"{group}: {name}",
+                    expected="an entry of spec.configuration.permittedHostDevices in the "
+                    "KubeVirt CR",
+                    observed="none: virt-controller makes no pod for the VMI (FailedCreate)",
+                    source="KubeVirt, renderresources.go: validatePermittedHostDevices",
+                )

@@ -1,0 +1,316 @@
+"""Manifests: what a cluster needs so that its VMs get the hook, and jobs that measure them.
+
+Source: kubevirt.io/v1 (VirtualMachine, KubeVirt), hco.kubevirt.io/v1beta1 (HyperConverged);
+KubeVirt cmd/sidecars for the shim.
+"""
+
+import json
+import re
+from typing import Any
+
+from homenode.cluster.kubevirt.manifest_options import ClaimScope, ManifestOptions
+from homenode.cluster.kubevirt.measuring_jobs import USER, guest_job, node_job, results_claim
+from homenode.cluster.kubevirt.vmi import EVEN_ANNOTATION, HOOK_ANNOTATION
+from homenode.cluster.kubevirt.yaml_text import yaml_text
+from homenode.errors import UsageError
+
+GATES = ("Sidecar", "CPUManager")
+HOOK_FILE = "onDefineDomain"
+HOOK_PATH = f"/usr/bin/{HOOK_FILE}"
+_GATES_PATH = "/spec/configuration/developerConfiguration/featureGates"
+_LARGEST = 1 << 20
+_GPUS_OF_NODE = 4
+_MOST_REQUESTS = 32
+"""Of a claim, as the API server takes it."""
+
+_LABEL = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
+_SPELLINGS = {
+    "--vm": (_LABEL, "a name of lower-case letters, digits and '-'"),
+    "--namespace": (_LABEL, "a name of lower-case letters, digits and '-'"),
+    "--image": (r"[A-Za-z0-9][A-Za-z0-9._:/@-]{0,254}", "an image such as registry.example/h:1"),
+    "--bench-image": (r"[A-Za-z0-9][A-Za-z0-9._:/@-]{0,254}", "an image such as r.example/b:1"),
+    "--gpu-id": (r"[0-9A-Fa-f]{4}:[0-9A-Fa-f]{4}", "vendor and device such as 10DE:20B0"),
+    "--gpu-class": (r"[a-z0-9][a-z0-9.-]{0,252}", "a DeviceClass such as vfio.gpu.nvidia.com"),
+    "--nic-class": (r"[a-z0-9][a-z0-9.-]{0,252}", "a DeviceClass"),
+    "--gpu": (r"[A-Za-z0-9][A-Za-z0-9._/-]{0,316}", "a resource such as nvidia.com/GA100"),
+    "--kubevirt": (r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", "a version such as v1.6.0"),
+    "--guest": (r"[A-Za-z0-9_][A-Za-z0-9._-]*@[A-Za-z0-9][A-Za-z0-9.:-]{0,252}", "user@host"),
+    "--node": (rf"{_LABEL}(\.{_LABEL})*", "a node's name"),
+}
+"""Options end up in shell scripts and a Containerfile, where another text could be more."""
+
+_PYTHON_IMAGE = "docker.io/library/python:3.12-slim"
+_PYTHON_DIGEST = "sha256:229a2c5bfa27522db7815ea81f9bed70af17ccb9de9fc7ad142b1877b5830d36"
+"""Of Python 3.12.13, for all architectures; source: github.com/docker-library/repo-info."""
+
+
+def manifests(options: ManifestOptions, hook: str) -> dict[str, str]:
+    """File name -> content. hook: the hook file. Raises UsageError for options that no cluster
+    takes."""
+    _check_spellings(options)
+    for name, number in (
+        ("--gpus", options.gpus),
+        ("--vcpus", options.vcpus),
+        ("GiB of --memory", options.memory_gib),
+    ):
+        if not 1 <= number <= _LARGEST:
+            raise UsageError(f"{name}: expected 1 to {_LARGEST}, found {number}")
+    if options.configmap:
+        files = {"hook-configmap.yaml": yaml_text(hook_configmap(options, hook))}
+    else:
+        files = {"Containerfile": _sidecar_image(options), HOOK_FILE: hook}
+    return files | {
+        "kubevirt-gates.json": json.dumps(gate_patch(gates_of(options)), indent=2) + "\n",
+        "hyperconverged-gates.yaml": yaml_text(hyperconverged_patch(gates_of(options))),
+        "permitted-devices.yaml": yaml_text(permitted_devices(options)),
+        **({} if options.claims is None else {"claims.yaml": yaml_text(claim_template(options))}),
+        "vm.yaml": yaml_text(virtual_machine(options)),
+        "bench.Containerfile": _bench_image(options),
+        "bench-guest.yaml": yaml_text(results_claim(options), guest_job(options)),
+        "bench-node.yaml": yaml_text(results_claim(options), node_job(options)),
+    }
+
+
+def next_steps(options: ManifestOptions) -> tuple[str, ...]:
+    """What is to be done with the files, in order, and where to look when a VM does not start."""
+    hook = (
+        f"kubectl apply --server-side -f hook-configmap.yaml    (in namespace {options.namespace})"
+        if options.configmap
+        else f"podman build -t {options.image} -f Containerfile . && podman push {options.image}"
+    )
+    return (
+        f"hook: {hook}",
+        "gates: kubectl patch kubevirt kubevirt -n kubevirt --type json --patch-file "
+        "kubevirt-gates.json",
+        f"GPUs: {options.gpu} must be allocatable on the node (kubectl describe node): either the "
+        "NVIDIA GPU operator's sandbox device plugin announces it, or KubeVirt does, by "
+        "spec.configuration.permittedHostDevices as in permitted-devices.yaml",
+        f"VM: kubectl apply -f vm.yaml, and virtctl start {options.vm}",
+        "log of the hook: " + log_command(options),
+    )
+
+
+def log_command(options: ManifestOptions) -> str:
+    """Prints what the hook said of a VM; events only say that the VM could not be defined."""
+    return (
+        f"kubectl logs -n {options.namespace} -l vm.kubevirt.io/name={options.vm} -c hook-sidecar-0"
+    )
+
+
+def _check_spellings(options: ManifestOptions) -> None:
+    for option, (pattern, expected) in _SPELLINGS.items():
+        text = getattr(options, option[2:].replace("-", "_"))
+        if text is not None and re.fullmatch(pattern, text, re.ASCII) is None:
+            raise UsageError(f"{option}: expected {expected}, found {text[:60]!r}")
+
+
+def hook_annotation(options: ManifestOptions) -> str:
+    """The value of hooks.kubevirt.io/hookSidecars."""
+    sidecar: dict[str, Any] = {"args": ["--version", str(options.hook_version)]}
+    if options.configmap:
+        sidecar["configMap"] = {
+            "name": _configmap_name(options),
+            "key": HOOK_FILE,
+            "hookPath": HOOK_PATH,
+        }
+    else:
+        sidecar |= {"image": options.image, "imagePullPolicy": "IfNotPresent"}
+    return json.dumps([sidecar])
+
+
+def _configmap_name(options: ManifestOptions) -> str:
+    return f"{options.vm}-hook"
+
+
+def hook_configmap(options: ManifestOptions, hook: str) -> dict[str, Any]:
+    """The hook file, which KubeVirt puts at hookPath in its own sidecar image."""
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": _configmap_name(options), "namespace": options.namespace},
+        "data": {HOOK_FILE: hook},
+    }
+
+
+def claim_template(options: ManifestOptions) -> dict[str, Any]:
+    """A ResourceClaimTemplate with one request for each device, as KubeVirt needs it.
+
+    pcie-root: each GPU and its NIC have one PCIe root in common; numa-node: all devices one node.
+    Source: resource.k8s.io/v1, ResourceClaimTemplate; KEP-4381 for the attributes.
+    """
+    assert options.claims is not None, "asked for with --claims"
+    classes = {"gpu": options.gpu_class, "nic": options.nic_class}
+    requests = [
+        {"name": f"{kind}{i}", "exactly": {"deviceClassName": name, "count": 1}}
+        for i in range(options.gpus)
+        for kind, name in classes.items()
+        if name is not None
+    ]
+    if len(requests) > _MOST_REQUESTS:
+        raise UsageError(
+            f"--claims: expected at most {_MOST_REQUESTS} GPUs and NICs, found {len(requests)}"
+        )
+    names = [str(request["name"]) for request in requests]
+    groups = [names]
+    if options.claims is ClaimScope.PCIE_ROOT:
+        groups = [[name for name in names if name[3:] == str(i)] for i in range(options.gpus)]
+    constraints = [
+        {"requests": group, "matchAttribute": options.claims.attribute}
+        for group in groups
+        if len(group) > 1
+    ]
+    devices: dict[str, Any] = {"requests": requests}
+    if constraints:
+        devices["constraints"] = constraints
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaimTemplate",
+        "metadata": {"name": f"{options.vm}-devices", "namespace": options.namespace},
+        "spec": {"spec": {"devices": devices}},
+    }
+
+
+def _with_claims(vm: dict[str, Any], options: ManifestOptions) -> dict[str, Any]:
+    """The VM with its devices from the template's claim."""
+    spec = vm["spec"]["template"]["spec"]
+    spec["resourceClaims"] = [
+        {"name": "devices", "resourceClaimTemplateName": f"{options.vm}-devices"}
+    ]
+    devices = spec["domain"]["devices"]
+    for group, kind in (("gpus", "gpu"), ("hostDevices", "nic")):
+        if kind == "gpu" or options.nic_class is not None:
+            devices[group] = [
+                {"name": f"{kind}{i}", "claimName": "devices", "requestName": f"{kind}{i}"}
+                for i in range(options.gpus)
+            ]
+    return vm
+
+
+def permitted_devices(options: ManifestOptions) -> dict[str, Any]:
+    """The part of a KubeVirt CR that lets VMs have the GPU."""
+    device = {
+        "pciVendorSelector": options.gpu_id.upper(),
+        "resourceName": options.gpu,
+        # Where a device plugin of the vendor's announces the resource, KubeVirt must not.
+        "externalResourceProvider": False,
+    }
+    return {"spec": {"configuration": {"permittedHostDevices": {"pciHostDevices": [device]}}}}
+
+
+def gate_patch(gates: tuple[str, ...] = GATES) -> list[dict[str, str]]:
+    """A JSON patch that adds to the gates of a KubeVirt CR and keeps those that are there."""
+    return [{"op": "add", "path": f"{_GATES_PATH}/-", "value": gate} for gate in gates]
+
+
+def gates_of(options: ManifestOptions) -> tuple[str, ...]:
+    """The gates that the VM needs."""
+    if options.claims is None:
+        return GATES
+    nics = ("HostDevices", "HostDevicesWithDRA") if options.nic_class else ()
+    return (*GATES, "GPUsWithDRA", *nics)
+
+
+def hyperconverged_patch(gates: tuple[str, ...] = GATES) -> dict[str, Any]:
+    """The same for clusters whose KubeVirt CR belongs to the HyperConverged operator."""
+    return {
+        "metadata": {
+            "annotations": {"kubevirt.kubevirt.io/jsonpatch": json.dumps(gate_patch(gates))}
+        }
+    }
+
+
+def virtual_machine(options: ManifestOptions) -> dict[str, Any]:
+    """A VM whose guest has the nodes' cells, and the hook.
+
+    More GPUs than a node of a common board has come from both packages, so the guest has two
+    sockets. maxSockets: KubeVirt keeps space for four times as many vCPUs otherwise.
+    """
+    sockets = 2 if options.gpus > _GPUS_OF_NODE and options.vcpus % 2 == 0 else 1
+    vm: dict[str, Any] = {
+        "apiVersion": "kubevirt.io/v1",
+        "kind": "VirtualMachine",
+        "metadata": {"name": options.vm, "namespace": options.namespace},
+        "spec": {
+            "runStrategy": "RerunOnFailure",
+            "template": {
+                "metadata": {
+                    "labels": {"kubevirt.io/vm": options.vm},
+                    "annotations": {
+                        HOOK_ANNOTATION: hook_annotation(options),
+                        "homenode/on-error": "fail",
+                        EVEN_ANNOTATION: "",
+                    },
+                },
+                "spec": {
+                    "domain": {
+                        "machine": {"type": "q35"},
+                        "cpu": {
+                            "cores": options.vcpus // sockets,
+                            "sockets": sockets,
+                            "maxSockets": sockets,
+                            "threads": 1,
+                            "model": "host-passthrough",
+                            "dedicatedCpuPlacement": True,
+                            "isolateEmulatorThread": True,
+                            "numa": {"guestMappingPassthrough": {}},
+                        },
+                        "memory": {
+                            "guest": f"{options.memory_gib}Gi",
+                            "hugepages": {"pageSize": "1Gi"},
+                        },
+                        "devices": {
+                            "gpus": [
+                                {"name": f"gpu{i}", "deviceName": options.gpu}
+                                for i in range(options.gpus)
+                            ],
+                            "disks": [{"name": "root", "disk": {"bus": "virtio"}}],
+                            "interfaces": [{"name": "default", "masquerade": {}}],
+                        },
+                    },
+                    "networks": [{"name": "default", "pod": {}}],
+                    "terminationGracePeriodSeconds": 180,
+                    "volumes": [
+                        {
+                            "name": "root",
+                            "persistentVolumeClaim": {"claimName": f"{options.vm}-root"},
+                        }
+                    ],
+                },
+            },
+        },
+    }
+    return vm if options.claims is None else _with_claims(vm, options)
+
+
+def _sidecar_image(options: ManifestOptions) -> str:
+    return f"""\
+# The sidecar: KubeVirt's own, with homenode's hook as the onDefineDomain that its shim looks for.
+# The hook is one file and needs nothing but the Python of that image. Build in this folder:
+#   podman build -t {options.image} -f Containerfile .
+# Tags move: to build the same again, give the digest as well (skopeo inspect prints it):
+#   --build-arg KUBEVIRT={options.kubevirt}@sha256:DIGEST
+ARG KUBEVIRT={options.kubevirt}
+FROM quay.io/kubevirt/sidecar-shim:${{KUBEVIRT}}
+COPY --chmod=0755 {HOOK_FILE} {HOOK_PATH}
+USER {USER}
+"""
+
+
+def _bench_image(options: ManifestOptions) -> str:
+    return f"""\
+# The image of the jobs that measure: homenode with what it runs with, ssh, and a node's tools.
+# Build next to a wheel (pip wheel --no-deps . -w . in homenode's source) and requirements.lock:
+#   podman build -t {options.bench_image} -f bench.Containerfile .
+# A tag moves, a digest does not; --build-arg BASE=... names another base. The newest digest:
+#   skopeo inspect --format '{{{{.Digest}}}}' docker://{_PYTHON_IMAGE}
+ARG BASE={_PYTHON_IMAGE}@{_PYTHON_DIGEST}
+FROM ${{BASE}}
+COPY homenode-*.whl requirements.lock /tmp/
+RUN pip install --no-cache-dir --require-hashes -r /tmp/requirements.lock \\
+ && pip install --no-cache-dir --no-deps --no-index /tmp/homenode-*.whl \\
+ && rm /tmp/homenode-*.whl /tmp/requirements.lock \\
+ && apt-get update \\
+ && apt-get install -y --no-install-recommends openssh-client numactl pciutils \\
+ && rm -rf /var/lib/apt/lists/* && useradd -u {USER} -m homenode
+USER {USER}
+"""

@@ -1,0 +1,191 @@
+"""Needed host: the few functions and nodes of a host that one VM's devices call for.
+
+A hook runs in a container of 64 MiB next to the VM, so that it reads those and no others: the
+functions that the VM holds, the bridges above them, and the nodes. No file is read that makes a
+device wake up (link states, configuration space).
+"""
+
+from homenode.bdf import Bdf
+from homenode.cpuset import CpuSet
+from homenode.errors import HostError, ParseError
+from homenode.indices import NodeIndex
+from homenode.machine.discover.device_kinds import (
+    NVIDIA,
+    PCI_BRIDGE_CLASS,
+    device_kind,
+    port_types_by_structure,
+)
+from homenode.machine.discover.distances import read_distances
+from homenode.machine.discover.nodes import NODE
+from homenode.machine.discover.pci_nodes import Locality
+from homenode.machine.discover.pci_tree import PCI, TreePlace, place_by_path
+from homenode.machine.discover.readings import numbered, read_number, read_pus
+from homenode.machine.pci import DeviceKind, PciBridge, PciDevice
+from homenode.machine.snapshot.protocol import Snapshot
+from homenode.machine.topology import CpuModel, Host, NumaNode
+from homenode.plan.shape.initiators import GRACE_GPUS, initiator_nodes
+
+_HINT = "the hook needs the host's /sys, read-only, as KubeVirt's own containers have it"
+
+
+def needed_host(snapshot: Snapshot, devices: tuple[Bdf, ...]) -> Host:
+    """A host of every node, these functions and the bridges above them; nothing else is in it.
+
+    Nodes have PUs and distances, no sizes. Raises HostError where /sys does not give of a function
+    at all; one whose node the firmware does not give has node None.
+    """
+    nodes = _nodes(snapshot)
+    distances, gaps = (
+        read_distances(snapshot, nodes, tuple(node.index for node in nodes))
+        if nodes
+        else (None, ())
+    )
+    online = CpuSet(pu for node in nodes for pu in node.pus)
+    locality = Locality.of(nodes, online, distances)
+    places = {bdf: _place(snapshot, bdf) for bdf in devices}
+    bridges: dict[Bdf, TreePlace] = {}
+    for place in places.values():
+        here = place
+        while here.parent is not None and here.parent not in bridges and len(bridges) < 256:
+            above = place_by_path(here.folder.rpartition("/")[0])
+            if above is None:
+                break
+            bridges[here.parent] = above
+            here = above
+    every = bridges | places
+    parent_of = {bdf: place.parent for bdf, place in every.items()}
+    classes = {
+        bdf: read_number(snapshot, f"{place.folder}/class", 16) or PCI_BRIDGE_CLASS << 8
+        for bdf, place in bridges.items()
+        if bdf not in places
+    }
+    ports = port_types_by_structure(classes, parent_of)
+    found: list[PciDevice] = []
+    for bdf, place in sorted(every.items()):
+        if bdf in places:
+            found.append(_function(snapshot, bdf, place, locality))
+        else:
+            bridge = PciBridge(ports[bdf], 0, 0)
+            found.append(
+                PciDevice(
+                    bdf,
+                    DeviceKind.BRIDGE,
+                    classes[bdf],
+                    None,
+                    None,
+                    place.root_complex,
+                    place.parent,
+                    None,
+                    bridge=bridge,
+                )
+            )
+    return Host(
+        name=snapshot.name,
+        architecture=None,
+        cpu=CpuModel(None, None),
+        packages=(),
+        nodes=nodes,
+        distances=distances,
+        llcs=(),
+        cores=(),
+        pus=(),
+        pci_devices=tuple(found),
+        gaps=tuple(gaps),
+    )
+
+
+def _nodes(snapshot: Snapshot) -> tuple[NumaNode, ...]:
+    numbers = read_pus(snapshot, f"{NODE}/online")
+    if numbers is None:
+        numbers = CpuSet(numbered(snapshot.list(NODE), "node"))
+    if not numbers:
+        raise HostError(
+            f"{snapshot.name}: {NODE}: expected NUMA nodes, found none that can be read",
+            hint=_HINT,
+        )
+    initiators = read_pus(snapshot, f"{NODE}/has_generic_initiator") or CpuSet()
+    return tuple(
+        NumaNode(
+            index=NodeIndex(int(number)),
+            pus=read_pus(snapshot, f"{NODE}/node{number}/cpulist") or CpuSet(),
+            memory_bytes=None,
+            generic_initiator=number in initiators,
+        )
+        for number in numbers
+    )
+
+
+def _place(snapshot: Snapshot, bdf: Bdf) -> TreePlace:
+    path = f"{PCI}/{bdf}"
+    real = snapshot.real_path(path)
+    if real is None:
+        raise HostError(
+            f"{snapshot.name}: {path}: expected the function that the VM holds, found none",
+            hint=_HINT,
+        )
+    place = place_by_path(real)
+    if place is None:  # a tree that holds folders where the links should be
+        name = f"pci{bdf.domain:04x}:{bdf.bus:02x}"
+        return TreePlace(path, name, None, is_in_tree=False)
+    return place
+
+
+def _function(snapshot: Snapshot, bdf: Bdf, place: TreePlace, locality: Locality) -> PciDevice:
+    code = read_number(snapshot, f"{place.folder}/class", 16)
+    if code is None:
+        raise HostError(
+            f"{snapshot.name}: {place.folder}/class: expected a class code, found no such file",
+            hint=_HINT,
+        )
+    vendor = read_number(snapshot, f"{place.folder}/vendor", 16)
+    device = read_number(snapshot, f"{place.folder}/device", 16)
+    number = read_number(snapshot, f"{place.folder}/numa_node")
+    pus = read_pus(snapshot, f"{place.folder}/local_cpulist")
+    link = snapshot.read_link(f"{place.folder}/physfn")
+    physical = None if link is None else link.rstrip("/").rpartition("/")[2]
+    return PciDevice(
+        bdf=bdf,
+        kind=device_kind(code, vendor, device),
+        class_code=code,
+        vendor_id=vendor,
+        device_id=device,
+        root_complex=place.root_complex,
+        parent=place.parent,
+        node=locality.node_of(number, pus),
+        firmware_node=locality.firmware_node(number),
+        local_pus=pus,
+        physical_function=None if not physical else Bdf.parse(physical, place.folder),
+    )
+
+
+def initiators_of(
+    snapshot: Snapshot, host: Host, gpus: tuple[PciDevice, ...]
+) -> tuple[dict[Bdf, tuple[NodeIndex, ...]], tuple[str, ...]]:
+    """The generic initiator nodes of each of these GPUs, and a note for each that has none."""
+    every = _grace_gpus(snapshot, Locality.of(host.nodes, CpuSet(), host.distances))
+    found = initiator_nodes(host, every, gpus)
+    notes = [
+        f"warning: {gpu.bdf}: expected host nodes of generic initiators to share among the "
+        f"{sum(node == gpu.node for _, node in every)} Grace GPUs of node {gpu.node}, found none "
+        "or an uneven number: the guest's driver cannot put the GPU's memory online"
+        for gpu in gpus
+        if gpu.bdf not in found
+    ]
+    return found, tuple(notes)
+
+
+def _grace_gpus(snapshot: Snapshot, locality: Locality) -> tuple[tuple[Bdf, NodeIndex | None], ...]:
+    """(function, node of CPUs) of every Grace GPU of the host, the VM's or not, ascending."""
+    found: list[tuple[Bdf, NodeIndex | None]] = []
+    for name in snapshot.list(PCI) or ():
+        folder = f"{PCI}/{name}"
+        if read_number(snapshot, f"{folder}/device", 16) not in GRACE_GPUS:
+            continue
+        if read_number(snapshot, f"{folder}/vendor", 16) != NVIDIA:
+            continue
+        try:
+            node = locality.node_of(read_number(snapshot, f"{folder}/numa_node"), None)
+            found.append((Bdf.parse(name), node))
+        except ParseError:
+            continue  # no name of a function
+    return tuple(sorted(found))

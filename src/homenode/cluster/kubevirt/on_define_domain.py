@@ -1,0 +1,82 @@
+"""onDefineDomain: what the sidecar hook answers, as a pure step: text in, text and notes out.
+
+Source: KubeVirt's sidecar-shim, which runs `onDefineDomain --vmi JSON --domain XML` with nothing on
+standard input, takes standard output for the new document, and fails the VM's start on any exit
+status but 0.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TypeVar
+
+from homenode.cluster.kubevirt.manifest_options import OnError
+from homenode.cluster.kubevirt.placing import place_devices
+from homenode.cluster.kubevirt.vmi import Vmi, read_vmi
+from homenode.errors import HomenodeError, UsageError
+from homenode.machine.snapshot.protocol import Snapshot
+from homenode.vm.plan_options import PciGranularity
+
+ON_ERROR_ANNOTATION = "homenode/on-error"
+GRANULARITY_ANNOTATION = "homenode/pci-granularity"
+
+Choice = TypeVar("Choice", bound=StrEnum)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the hook gives. document: None where it fails. notes: lines for standard error."""
+
+    document: bytes | None
+    exit_code: int
+    notes: tuple[str, ...]
+
+
+def answer(
+    vmi: str,
+    domain: bytes,
+    open_host: Callable[[], Snapshot],
+    *,
+    on_error: OnError | None = None,
+    granularity: PciGranularity | None = None,
+) -> Answer:
+    """The hook's answer to one call. on_error, granularity: None = as the VMI's annotations say,
+    else `fail` and `cell`."""
+    policy = on_error or OnError.FAIL
+    try:
+        read = read_vmi(vmi, "--vmi")
+        policy = on_error or _chosen(read, ON_ERROR_ANNOTATION, OnError, OnError.FAIL)
+        by = granularity or _chosen(
+            read, GRANULARITY_ANNOTATION, PciGranularity, PciGranularity.CELL
+        )
+        placed = place_devices(
+            domain,
+            open_host(),
+            asked_for=read.guest_addresses,
+            granularity=by,
+            source="--domain",
+        )
+    except HomenodeError as error:
+        return _failed(domain, policy, str(error), error.exit_code)
+    except (OSError, MemoryError, RecursionError) as error:
+        return _failed(domain, policy, f"{type(error).__name__}: {error}", 3)
+    return Answer(placed.document, 0, placed.notes)
+
+
+def _failed(domain: bytes, policy: OnError, message: str, exit_code: int) -> Answer:
+    if policy is OnError.FAIL:
+        return Answer(None, exit_code, (f"error: {message}",))
+    return Answer(
+        domain, 0, (f"error: {message}", "the document is passed on unchanged (on-error)")
+    )
+
+
+def _chosen(vmi: Vmi, annotation: str, choices: type[Choice], default: Choice) -> Choice:
+    text = vmi.annotations.get(annotation)
+    if text is None:
+        return default
+    if text not in list(choices):
+        raise UsageError(
+            f"annotation {annotation}: expected one of {', '.join(choices)}, found {text[:60]!r}"
+        )
+    return choices(text)

@@ -1,0 +1,474 @@
+"""Placing: a domain document of KubeVirt with its devices on expander buses of their cells.
+
+The document's pins, cells and memory are somebody else's decision, kubelet's in the end, and stay.
+Only what is missing is added: an expander bus per cell, a root port per device, addresses, and the
+cells' distances. The core takes a document and gives one: it serves the sidecar's onDefineDomain
+as well as a plugin's MutateDomain.
+"""
+
+from collections.abc import Callable, Mapping
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from homenode.bdf import Bdf
+from homenode.cluster.kubevirt.needed_host import needed_host
+from homenode.cpuset import CpuSet
+from homenode.errors import InputError
+from homenode.gap import Gap
+from homenode.indices import NodeIndex
+from homenode.machine.discover.pci_nodes import Locality
+from homenode.machine.pci import DeviceKind, PciDevice
+from homenode.machine.snapshot.protocol import Snapshot
+from homenode.machine.topology import Host
+from homenode.plan.request import GuestRequest
+from homenode.plan.shape.guest_numa import guest_distances
+from homenode.plan.shape.initiators import is_grace, with_initiator_cells
+from homenode.plan.shape.pcie import MirroredPcie, mirror_cells
+from homenode.vm.domain.cells import cell_bytes, edit_cells, read_cells, read_distances
+from homenode.vm.domain.cputune import read_pins
+from homenode.vm.domain.document import Document
+from homenode.vm.domain.fields import decimal
+from homenode.vm.domain.hostdevs import edit_initiators, hostdev_elements
+from homenode.vm.domain.memory import read_memnodes
+from homenode.vm.domain.read import open_domain, vm_of
+from homenode.vm.domain.rewrite import PCIE_STEPS, rewrite_by
+from homenode.vm.layout import GuestCells, GuestPcie, Layout, MemoryBinding, Pinning, Siblings
+from homenode.vm.model import (
+    EXPANDER,
+    GuestAddress,
+    GuestHostdev,
+    GuestPciController,
+    LayoutRecord,
+    Vm,
+    VmCell,
+    expander_above,
+)
+from homenode.vm.plan_model import Plan
+from homenode.vm.plan_options import PciGranularity, PlanOptions
+
+LAYOUT = Layout(
+    "kubevirt",
+    Pinning.NONE,
+    Siblings.AS_THEY_WERE,
+    GuestCells.MIRRORED,
+    GuestPcie.MIRRORED,
+    MemoryBinding.AS_IT_WAS,
+)
+"""What a plan for KubeVirt owns: the PCIe tree and the distances, and neither pins nor memory."""
+
+Place = tuple[int, int, int, int]
+
+
+class Placed(Struct, frozen=True):
+    """A document with its devices placed; the input's own bytes where nothing was to be done.
+
+    notes: what to know of it, one sentence each; warnings open with "warning: ".
+    """
+
+    document: bytes
+    notes: tuple[str, ...]
+
+
+class CellNodes(Struct, frozen=True):
+    """cell_of_node: the cell that stands for a host node; nodes without one are left out.
+
+    node_of_cell: the one node that a cell stands for, None where that is several or not known.
+    """
+
+    cell_of_node: dict[NodeIndex, int]
+    node_of_cell: tuple[NodeIndex | None, ...]
+
+
+def place_devices(
+    xml: bytes,
+    snapshot: Snapshot,
+    *,
+    asked_for: frozenset[Place] = frozenset(),
+    granularity: PciGranularity = PciGranularity.CELL,
+    source: str = "domain",
+) -> Placed:
+    """The document with every passed-through function of a known node on its cell.
+
+    asked_for: guest addresses that the user named; what has one stays there, as does whatever
+    somebody put on pcie.0 itself or on an expander bus. Applying it again changes nothing.
+    Raises InputError for a document that cannot be read or has no expander buses, HostError where
+    /sys does not give of a device, Unplannable where bus numbers run out.
+    """
+    document = open_domain(xml, source)
+    guest = vm_of(document)
+    if not guest.hostdevs:
+        return Placed(xml, ("no passed-through PCI function: nothing to do",))
+    if _is_grace_done(document, len(guest.cell_vcpus)):
+        return Placed(xml, ("GraceIOVirtualization has placed the GPUs already: nothing to do",))
+    if not guest.cell_vcpus:
+        return Placed(
+            xml,
+            (
+                "warning: the guest is flat, so that its devices can have no NUMA node: set "
+                "spec.domain.cpu.numa.guestMappingPassthrough and dedicatedCpuPlacement",
+            ),
+        )
+    host = needed_host(snapshot, tuple(sorted(h.bdf for h in guest.hostdevs)))
+    host = _with_claimed_nodes(host, snapshot)
+    nodes = cell_nodes(document, host)
+    is_bound = bool(read_memnodes(document))
+    if len(guest.cell_vcpus) == 1 and len(nodes.cell_of_node) > 1 and not is_bound:
+        several = ", ".join(map(str, sorted(nodes.cell_of_node)))
+        return Placed(
+            xml,
+            (
+                f"warning: the guest's one cell stands for host nodes {several}, so that a device "
+                "on it would have a wrong node: KubeVirt adds such a cell for memory hotplug; set "
+                "spec.domain.cpu.numa.guestMappingPassthrough and leave maxGuest out",
+            ),
+        )
+    by_bdf = {device.bdf: device for device in host.pci_devices}
+    guest, regained = _with_lost_targets(guest, by_bdf, nodes.cell_of_node)
+    staying = [h for h in guest.hostdevs if _stays(guest, h, asked_for, regained)]
+    if guest.is_virt:
+        staying = [h for h in staying if not _lacks_initiators(guest, by_bdf[h.bdf], h, nodes)]
+    moving = [h.bdf for h in guest.hostdevs if h not in staying]
+    notes = [
+        note
+        for h in staying
+        if (note := _note_of_staying(guest, h, by_bdf[h.bdf], nodes)) is not None
+    ]
+    notes += [note for bdf in moving if (note := _unplaceable(by_bdf[bdf], nodes)) is not None]
+    placeable = tuple(sorted(bdf for bdf in moving if by_bdf[bdf].node in nodes.cell_of_node))
+    gaps: list[Gap] = []
+    cells = planned_cells(document, host, nodes, gaps)
+    if not placeable:
+        on_cells = [h for h in staying if _cell_stated(guest, h.address) not in (None, -1)]
+        if not on_cells:
+            return Placed(xml, (*notes, "no device is left to place: nothing to do"))
+        # KubeVirt keeps the devices of its first definition, and drops the cells' distances.
+        plan = _plan(guest, host, cells, by_bdf, MirroredPcie((), {}, {}, {}, ()), {})
+        rewritten = rewrite_by((edit_cells,), xml, plan, source)
+        if rewritten == xml:
+            return Placed(xml, (*notes, "no device is left to place: nothing to do"))
+        return Placed(rewritten, (*notes, "added the distances of the cells; no device moved"))
+    _refuse_machine(guest, source)
+    # Devices that stay must not take ports: those of those would be empty.
+    placed_host = replace(
+        host,
+        pci_devices=tuple(
+            d for d in host.pci_devices if d.bdf in placeable or d.kind is DeviceKind.BRIDGE
+        ),
+    )
+    request = GuestRequest(
+        guest=guest,
+        layout=LAYOUT,
+        vcpus=guest.vcpus,
+        memory_bytes=guest.memory_bytes,
+        options=PlanOptions(LAYOUT.name, pci_granularity=granularity),
+    )
+    mirrored = mirror_cells(
+        placed_host, by_bdf, request, placeable, nodes.cell_of_node, len(guest.cell_vcpus)
+    )
+    cells_of_gpu: dict[Bdf, CpuSet] = {}
+    grace = tuple(by_bdf[bdf] for bdf in placeable if is_grace(by_bdf[bdf]))
+    steps: tuple[Callable[[Document, Plan], Document], ...] = PCIE_STEPS
+    if grace and guest.is_virt:
+        from homenode.cluster.kubevirt.needed_host import initiators_of
+
+        nodes_of_gpu, missing = initiators_of(snapshot, host, grace)
+        notes += missing
+        cells, cells_of_gpu = with_initiator_cells(
+            cells, nodes.node_of_cell, nodes_of_gpu, host, gaps
+        )
+        steps = (*PCIE_STEPS, edit_initiators)
+    plan = _plan(guest, host, cells, by_bdf, mirrored, cells_of_gpu)
+    notes += [f"{f.severity}: {f.subject}: {f.detail}" for f in mirrored.findings]
+    notes += [f"warning: {gap}" for gap in gaps]
+    if regained:
+        notes.append(f"added the cell and the bus number of {len(regained)} expander buses again")
+    notes.append(_summary(placeable, mirrored))
+    return Placed(rewrite_by(steps, xml, plan, source), tuple(notes))
+
+
+def _with_lost_targets(
+    guest: Vm, by_bdf: Mapping[Bdf, PciDevice], cell_of_node: Mapping[NodeIndex, int]
+) -> tuple[Vm, frozenset[int]]:
+    """The guest with a cell on each expander bus that has lost it, and the indices of those.
+
+    KubeVirt defines a VM again with the devices that libvirt printed, as its own types hold them.
+    Before they knew PCINUMAAwareTopology (1.7 and older) they had no <target> for controllers:
+    libvirt would give each bus two bus numbers, too few for its ports, and no node.
+
+    It is the cell of the functions below. Buses with nothing below them get the cells that have no
+    bus yet, both in ascending order. A bus with a number of its own is somebody else's and stays.
+    """
+    controllers = {controller.index: controller for controller in guest.controllers}
+    lost = [c.index for c in guest.controllers if _has_lost_target(c)]
+    if not lost:
+        return guest, frozenset()
+    cells_below: dict[int, set[int | None]] = {index: set() for index in lost}
+    for hostdev in guest.hostdevs:
+        at = hostdev.address
+        above = None if at is None else expander_above(controllers, at.bus)
+        if above is not None and above.index in cells_below:
+            node = by_bdf[hostdev.bdf].node
+            cells_below[above.index].add(None if node is None else cell_of_node.get(node))
+    cell_of = {
+        index: cell
+        for index, cells in cells_below.items()
+        if len(cells) == 1 and (cell := next(iter(cells))) is not None
+    }
+    named = {*cell_of.values(), *(c.cell for c in guest.controllers)}
+    without = [cell for cell in range(len(guest.cell_vcpus)) if cell not in named]
+    empty = [index for index in lost if not cells_below[index]]
+    cell_of |= dict(zip(empty, without, strict=False))
+    regained = tuple(
+        replace(controller, cell=cell_of[controller.index])
+        if controller.index in cell_of
+        else controller
+        for controller in guest.controllers
+    )
+    return replace(guest, controllers=regained), frozenset(cell_of)
+
+
+def _has_lost_target(controller: GuestPciController) -> bool:
+    return controller.model == EXPANDER and controller.bus_nr is None and controller.cell is None
+
+
+def _with_claimed_nodes(host: Host, snapshot: Snapshot) -> Host:
+    """Nodes of functions that sysfs has none for, from the metadata of their claims."""
+    silent = [d for d in host.pci_devices if d.node is None and d.kind is not DeviceKind.BRIDGE]
+    if not silent:
+        return host
+    from homenode.cluster.kubevirt.device_metadata import claimed_nodes
+
+    node_of = claimed_nodes(snapshot)
+    locality = Locality.of(host.nodes, CpuSet(), host.distances)
+    devices = tuple(
+        replace(device, node=locality.node_of(node_of[device.bdf], None))
+        if device.node is None and device.bdf in node_of
+        else device
+        for device in host.pci_devices
+    )
+    return replace(host, pci_devices=devices)
+
+
+def _is_grace_done(document: Document, cells: int) -> bool:
+    """KubeVirt gives each Grace GPU an expander bus and an SMMU of its own; no other may join.
+
+    A nodeset of cells that are not there is the hook's own, of the first of KubeVirt's two
+    definitions: the second has the devices of that one, and the cells from before it.
+    """
+    for element, _ in hostdev_elements(document):
+        acpi = element.child("acpi")
+        text = None if acpi is None else acpi.get("nodeset")
+        if text is not None:
+            named = CpuSet.parse(text, f"{document.source}: <acpi nodeset>")
+            if max(named, default=0) < cells:
+                return True
+    return False
+
+
+def _stays(
+    guest: Vm, hostdev: GuestHostdev, asked_for: frozenset[Place], regained: frozenset[int]
+) -> bool:
+    """Someone chose this place: the user by name, or whoever plugged it in elsewhere than behind
+    a root port of pcie.0, where libvirt puts what no one places. regained: expander buses that the
+    hook itself has made before."""
+    at = hostdev.address
+    if at is None:
+        return False
+    by_name = (at.domain, at.bus, at.device, at.function) in asked_for
+    expander = _expander_above(guest, at)
+    chosen = expander is not None and expander.index not in regained
+    return by_name or at.bus == 0 or chosen
+
+
+def _lacks_initiators(
+    guest: Vm, device: PciDevice, hostdev: GuestHostdev, nodes: CellNodes
+) -> bool:
+    """A Grace GPU on its cell. None has cells of initiators yet: _is_grace_done has looked."""
+    if hostdev.address is None or device.node is None or not is_grace(device):
+        return False
+    return _cell_stated(guest, hostdev.address) == nodes.cell_of_node.get(device.node)
+
+
+def _cell_stated(guest: Vm, at: GuestAddress | None) -> int | None:
+    """The cell of the expander bus above an address; -1 for one that names none."""
+    expander = None if at is None else _expander_above(guest, at)
+    if expander is None:
+        return None
+    return -1 if expander.cell is None else expander.cell
+
+
+def _expander_above(guest: Vm, at: GuestAddress) -> GuestPciController | None:
+    controllers = {controller.index: controller for controller in guest.controllers}
+    return expander_above(controllers, at.bus)
+
+
+def _note_of_staying(
+    guest: Vm, hostdev: GuestHostdev, device: PciDevice, nodes: CellNodes
+) -> str | None:
+    assert hostdev.address is not None, "only a device with an address stays"
+    stated = _cell_stated(guest, hostdev.address)
+    right = None if device.node is None else nodes.cell_of_node.get(device.node)
+    if right is None or stated == right:
+        return None
+    seen = "on no cell" if stated in (None, -1) else f"on cell {stated}"
+    bare = device.kind is DeviceKind.GPU and hostdev.address.bus == 0
+    return (
+        f"warning: {device.bdf}: expected on cell {right}, which is its host node {device.node}, "
+        f"found at {hostdev.address}, {seen}: it was put there explicitly and stays"
+        + (
+            "; CUDA does not initialise on some GPUs without a port above (HGX B200)"
+            if bare
+            else ""
+        )
+    )
+
+
+def _unplaceable(device: PciDevice, nodes: CellNodes) -> str | None:
+    if device.node is None:
+        return (
+            f"warning: {device.bdf}: expected a host NUMA node, found none (numa_node says -1 or "
+            "nothing): it stays on pcie.0; enable NUMA in the host's firmware"
+        )
+    if device.node not in nodes.cell_of_node:
+        have = ", ".join(map(str, sorted(nodes.cell_of_node))) or "none"
+        return (
+            f"warning: {device.bdf}: expected its host node {device.node} among the guest's "
+            f"({have}): it stays on pcie.0; kubelet gave CPUs and devices of different nodes, "
+            "which Topology Manager prevents (homenode kubevirt check)"
+        )
+    return None
+
+
+def _refuse_machine(guest: Vm, source: str) -> None:
+    if (guest.architecture == "x86_64" and guest.is_q35) or (
+        guest.architecture == "aarch64" and guest.is_virt
+    ):
+        return
+    raise InputError(
+        f"{source}: expected machine q35 (x86_64) or virt (aarch64), the only ones with PCIe "
+        f"expander buses; found {guest.machine or 'none'} on {guest.architecture}",
+        hint=("set spec.domain.machine.type to q35, or " if guest.architecture == "x86_64" else "")
+        + "take the hook off this VM",
+    )
+
+
+def _plan(
+    guest: Vm,
+    host: Host,
+    cells: tuple[VmCell, ...],
+    by_bdf: Mapping[Bdf, PciDevice],
+    mirrored: MirroredPcie,
+    cells_of_gpu: Mapping[Bdf, CpuSet],
+) -> Plan:
+    """A plan whose pins, cells and memory are those of the document."""
+    devices: list[GuestHostdev] = []
+    for hostdev in sorted(guest.hostdevs, key=lambda h: h.bdf):
+        bdf = hostdev.bdf
+        devices.append(
+            GuestHostdev(
+                bdf=bdf,
+                host_node=by_bdf[bdf].node,
+                cell=mirrored.cell_of.get(bdf),
+                address=mirrored.address_of.get(bdf, hostdev.address),
+                group=mirrored.group_of.get(bdf, bdf),
+                initiator_cells=cells_of_gpu.get(bdf, CpuSet()),
+            )
+        )
+    return Plan(
+        vm=Vm(
+            name=guest.name,
+            vcpus=guest.vcpus,
+            memory_bytes=guest.memory_bytes,
+            page_bytes=guest.page_bytes,
+            cells=cells,
+            hostdevs=tuple(devices),
+            controllers=mirrored.controllers,
+            has_iommu=guest.has_iommu,
+            record=LayoutRecord(layout=LAYOUT, host=None),
+        ),
+        host_name=host.name,
+        host_fingerprint="",
+        policy="kubelet",
+        nodes=tuple(sorted({node for cell in cells for node in cell.host_nodes})),
+        llcs=(),
+        aperture=None,
+        page_reservations=(),
+        fallback="as-kubelet-chose",
+        cost=(),
+        optimal=True,
+        runners_up=(),
+        rejections=(),
+        findings=mirrored.findings,
+        consequences=(),
+        gaps=(),
+    )
+
+
+def _summary(placed: tuple[Bdf, ...], mirrored: MirroredPcie) -> str:
+    count: dict[int, int] = {}
+    for bdf in placed:
+        cell = mirrored.cell_of[bdf]
+        count[cell] = count.get(cell, 0) + 1
+    stated = ", ".join(f"{count[cell]} on cell {cell}" for cell in sorted(count))
+    return f"placed {len(placed)} PCI functions: {stated}"
+
+
+def cell_nodes(document: Document, host: Host) -> CellNodes:
+    """Cells by node. A cell's <memnode> decides; where several cells name a node, or none does, it
+    is the cell with the most vCPUs pinned to the node's PUs, the lowest of equals."""
+    cells = [vcpus for _, vcpus in read_cells(document)]
+    bound = {
+        cell: frozenset(int(node) for node in nodes)
+        for cell, (_, nodes) in read_memnodes(document).items()
+        if cell < len(cells)
+    }
+    pins = read_pins(document)
+    cell_of_node: dict[NodeIndex, int] = {}
+    for node in host.nodes:
+        named = [cell for cell in sorted(bound) if node.index in bound[cell]]
+        if len(named) == 1:
+            cell_of_node[node.index] = named[0]
+            continue
+        # A cell that is bound to other nodes does not stand for this one, whatever its pins.
+        candidates = named or [cell for cell in range(len(cells)) if cell not in bound]
+        count = {
+            cell: sum(_is_within(pins.get(("vcpupin", vcpu)), node.pus) for vcpu in cells[cell])
+            for cell in candidates
+        }
+        most = max(count.values(), default=0)
+        if most or named:
+            cell_of_node[node.index] = next(cell for cell in candidates if count[cell] == most)
+    own: list[NodeIndex | None] = []
+    for cell in range(len(cells)):
+        stated = bound.get(cell) or {node for node, of in cell_of_node.items() if of == cell}
+        own.append(NodeIndex(next(iter(stated))) if len(stated) == 1 else None)
+    return CellNodes(cell_of_node, tuple(own))
+
+
+def _is_within(pins: CpuSet | None, pus: CpuSet) -> bool:
+    return pins is not None and bool(pins) and pins <= pus
+
+
+def planned_cells(
+    document: Document, host: Host, nodes: CellNodes, gaps: list[Gap]
+) -> tuple[VmCell, ...]:
+    """The cells exactly as the document has them, with the host's distances where it gives none."""
+    found = read_cells(document)
+    stated = [read_distances(document, element) for element, _ in found]
+    known = tuple(node for node in nodes.node_of_cell if node is not None)
+    online = {node.index for node in host.nodes}
+    if not any(stated) and len(known) == len(found) and set(known) <= online:
+        stated = list(guest_distances(host, known, gaps)) or stated
+    return tuple(
+        VmCell(
+            id=i
+            if element.get("id") is None
+            else decimal(document, element, element.get("id") or "", "a cell id"),
+            vcpus=vcpus,
+            memory_bytes=cell_bytes(document, element),
+            host_nodes=tuple(n for n, cell in nodes.cell_of_node.items() if cell == i),
+            distances=stated[i],
+        )
+        for i, (element, vcpus) in enumerate(found)
+    )

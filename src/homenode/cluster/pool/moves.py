@@ -1,0 +1,329 @@
+"""Moves: which VMs to move, and where, to empty a host or to make a large VM fit again."""
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from itertools import combinations, islice
+
+from msgspec import Struct
+
+from homenode.bdf import Bdf
+from homenode.cluster.pool.flavour import DEFAULT_LAYOUT, Flavour
+from homenode.cluster.pool.hook import placed_vm
+from homenode.cluster.pool.model import Pool, PoolHost
+from homenode.cluster.pool.place import PoolPlaces
+from homenode.cluster.pool.planner import Planner
+from homenode.errors import InputError, UsageError
+from homenode.machine.topology import Host, RunningDomain
+from homenode.units import format_bytes
+from homenode.vm.plan_model import Unplannable
+from homenode.vm.plan_options import PlanOptions
+from homenode.wording import did_you_mean, plural
+
+LAYOUT_WITH_SIBLINGS = "pin-numa-pci-smt"
+"""Of VMs whose vCPUs are pinned to siblings."""
+
+MOST_MOVED_TOGETHER = 3
+"""VMs that are moved for one gain, at most."""
+
+MOST_TARGETS = 4
+"""Kinds of host that are tried for each of them."""
+
+MOST_TRIES = 200
+"""Moves that are tried in vain, at most, where the best host of each VM is not enough."""
+
+_MOST_SETS = 200
+"""Sets of VMs of one host that are tried."""
+
+
+class Move(Struct, frozen=True, kw_only=True):
+    """A VM from one host to another. restart: it has passed-through devices and moves by stop and
+    start; other VMs may migrate live."""
+
+    vm: str
+    from_host: str
+    to_host: str
+    gpus: int
+    restart: bool
+
+
+class MoveGroup(Struct, frozen=True, kw_only=True):
+    """Moves that belong together. gain: how many more VMs of `flavour` fit in the pool with full
+    locality after them; 0 for a drained host."""
+
+    gain: int
+    flavour: str | None
+    moves: tuple[Move, ...]
+
+
+class StuckVm(Struct, frozen=True, kw_only=True):
+    """A VM that fits on no other host. reason: what it needs."""
+
+    vm: str
+    host: str
+    reason: str
+
+
+class MovePlan(Struct, frozen=True, kw_only=True):
+    """Groups of moves in their order, the fewest moves first. fits_before: VMs of the flavour that
+    fit with full locality before all moves; None for a drained host."""
+
+    groups: tuple[MoveGroup, ...]
+    stuck: tuple[StuckVm, ...]
+    fits_before: int | None = None
+
+    @property
+    def moves(self) -> tuple[Move, ...]:
+        return tuple(move for group in self.groups for move in group.moves)
+
+
+def drain(
+    pool: Pool, host: str, flavours: Sequence[Flavour], planner: Planner | None = None
+) -> MovePlan:
+    """The moves that empty a host, each VM to the host where the pool loses least. A VM that fits
+    on no other host is named, and the others are moved. Raises UsageError for a host that the pool
+    does not have."""
+    places = PoolPlaces(pool, flavours, planner)
+    known = {one.name for one in pool.hosts}
+    if host not in known:
+        raise UsageError(
+            f"pool drain: expected a host of the pool, found {host!r}",
+            hint=f"{did_you_mean(host, known)}homenode pool show --pool POOL --all lists them",
+        )
+    vms = [vm for vm in places.host(host).domains if vm.running or vm.planned]
+    # VMs that can migrate live cost least. Else the largest first: small ones find a place next to
+    # them, but not the other way round.
+    largest = sorted(vms, key=lambda one: (-_devices(one), -len(one.vcpu_pins), one.name))
+    for order in (sorted(largest, key=lambda one: bool(_devices(one))), largest):
+        moves = _all_moved(places, order, host, _Tries(len(places.pool().hosts), MOST_TRIES))
+        if moves is not None:
+            return MovePlan(
+                groups=tuple(MoveGroup(gain=0, flavour=None, moves=(move,)) for move in moves),
+                stuck=(),
+            )
+    groups, stuck = [], []
+    for vm in largest:
+        found = next(_moves(places, vm, host), None)
+        if found is None:
+            stuck.append(StuckVm(vm=vm.name, host=host, reason=_unmovable(places, vm, host)))
+        else:
+            groups.append(MoveGroup(gain=0, flavour=None, moves=(found[0],)))
+    return MovePlan(groups=tuple(groups), stuck=tuple(stuck))
+
+
+def defragment(
+    pool: Pool,
+    flavour: Flavour,
+    flavours: Sequence[Flavour],
+    planner: Planner | None = None,
+    *,
+    most: int = 8,
+) -> MovePlan:
+    """The moves after which more VMs of the flavour fit with full locality, the fewest moves per
+    gain first. most: number of gains."""
+    places = PoolPlaces(pool, flavours, planner)
+    before = _fits(places, flavour)
+    groups: list[MoveGroup] = []
+    while len(groups) < most:
+        found = _next_gain(places, flavour)
+        if found is None:
+            break
+        groups.append(found)
+    return MovePlan(groups=tuple(groups), stuck=(), fits_before=before)
+
+
+def _next_gain(places: PoolPlaces, flavour: Flavour) -> MoveGroup | None:
+    """The fewest moves with a gain: each VM to its best host first, then to other hosts too."""
+    for number in range(1, MOST_MOVED_TOGETHER + 1):
+        for targets in (1, MOST_TARGETS):
+            tries = _Tries(targets, MOST_TRIES)
+            for name, vms in _candidates(places, flavour, number):
+                found = _tried(places, flavour, name, vms, tries)
+                if found is not None:
+                    return found
+                if targets > 1 and not tries.left:
+                    break
+    return None
+
+
+def _candidates(
+    places: PoolPlaces, flavour: Flavour, number: int
+) -> Iterator[tuple[str, tuple[RunningDomain, ...]]]:
+    """Hosts, each with so many of its VMs without which more VMs of the flavour fit there."""
+    planner = places.planner
+    # Moves that are tried and rolled back change the groups; each round takes them as they are.
+    for state, names in tuple(places.members()):
+        before = planner.counts(state, flavour)[0]
+        host = places.host(min(names, key=places.position))
+        for vms in _sets(host.domains, number):
+            emptied = planner.state(planner.host_without(host, {vm.name for vm in vms}))
+            if planner.counts(emptied, flavour)[0] > before:
+                yield host.name, vms
+
+
+def _sets(vms: Sequence[RunningDomain], number: int) -> Iterator[tuple[RunningDomain, ...]]:
+    own = [vm for vm in vms if vm.running or vm.planned]
+    for tried, one in enumerate(combinations(own, number)):
+        if tried == _MOST_SETS:
+            return
+        yield one
+
+
+def _tried(
+    places: PoolPlaces,
+    flavour: Flavour,
+    name: str,
+    vms: Sequence[RunningDomain],
+    tries: "_Tries",
+) -> MoveGroup | None:
+    """The moves of these VMs if the pool gains by them; else the pool is as before."""
+    before = _fits(places, flavour)
+    order = sorted(vms, key=lambda one: (-_devices(one), one.name))
+    moves = _all_moved(places, order, name, tries, lambda: _fits(places, flavour) > before)
+    if moves is None:
+        return None
+    return MoveGroup(gain=_fits(places, flavour) - before, flavour=flavour.name, moves=moves)
+
+
+class _Tries(Struct):
+    """targets: how many kinds of host are tried for each VM. left: moves that may be undone."""
+
+    targets: int
+    left: int
+
+
+def _all_moved(
+    places: PoolPlaces,
+    vms: Sequence[RunningDomain],
+    host: str,
+    tries: _Tries,
+    is_enough: Callable[[], bool] = lambda: True,
+) -> tuple[Move, ...] | None:
+    """The moves of all these VMs, in this order; None if there are none, and the pool is as
+    before."""
+    if not vms:
+        return () if is_enough() else None
+    here = places.host(host)
+    for move, there in islice(_moves(places, vms[0], host), tries.targets):
+        rest = _all_moved(places, vms[1:], host, tries, is_enough)
+        if rest is not None:
+            return (move, *rest)
+        places.put(there)
+        places.put(here)
+        tries.left = max(0, tries.left - 1)
+        if tries.targets > 1 and not tries.left:
+            break
+    return None
+
+
+def _devices(vm: RunningDomain) -> int:
+    return len(vm.devices) + len(vm.mediated)
+
+
+def _fits(places: PoolPlaces, flavour: Flavour) -> int:
+    return sum(
+        places.planner.counts(state, flavour)[0] * len(names) for state, names in places.members()
+    )
+
+
+def flavour_of_vm(places: PoolPlaces, vm: RunningDomain, host: str) -> Flavour | None:
+    """The size of a running VM: what it would request on another host, with GPUs of the same model.
+    None for a VM with GPUs of several models or parts of several profiles."""
+    shape = places.planner.pool.shapes[places.host(host).shape]
+    profile_of: dict[Bdf | str | None, str | None] = {
+        part.uuid or part.bdf: part.profile
+        for gpu in shape.pci_devices
+        for part in gpu.parts
+        if part.is_for_vms
+    }
+    gpus: list[Bdf | str] = [
+        *(places.planner.gpus(places.host(host).shape) & set(vm.devices)),
+        *vm.mediated,
+    ]
+    profiles = {profile_of.get(one) for one in gpus}
+    models = _models(shape, vm.devices, places.planner.gpus(places.host(host).shape))
+    if len(profiles) > 1 or len(models) > 1:
+        return None
+    has_siblings = _shares_cores(shape, vm)
+    return Flavour(
+        name="a VM that moves",  # one name for all: equal sizes are planned once
+        gpus=len(gpus),
+        vcpus=max(1, len(vm.vcpu_pins)),
+        memory_bytes=vm.memory_bytes or 1 << 30,
+        page_bytes=vm.page_bytes,
+        gpu_model=next(iter(models), None),
+        options=PlanOptions(
+            layout=LAYOUT_WITH_SIBLINGS if has_siblings else DEFAULT_LAYOUT,
+            keep_vcpus=has_siblings,
+            gpu_profile=next(iter(profiles), None),
+        ),
+    )
+
+
+def _shares_cores(shape: Host, vm: RunningDomain) -> bool:
+    """Whether its vCPUs are pinned to siblings of one core, so that it needs fewer cores than it
+    has vCPUs."""
+    pins = [pin.bits for pin in vm.vcpu_pins if pin is not None and len(pin) == 1]
+    return any(sum(bool(core.pus.bits & pin) for pin in pins) > 1 for core in shape.cores)
+
+
+def _models(shape: Host, devices: Sequence[Bdf], gpus: Collection[Bdf]) -> set[str]:
+    """The names of the GPUs among these devices, or of the whole GPUs of which they are parts."""
+    found = set()
+    for bdf in devices:
+        one = shape.device_at.get(bdf)
+        if one is not None and bdf in gpus:
+            whole = shape.device_at.get(one.physical_function or bdf, one)
+            found.add(whole.name or "")
+    return found - {""}
+
+
+def _unmovable(places: PoolPlaces, vm: RunningDomain, host: str) -> str:
+    flavour = flavour_of_vm(places, vm, host)
+    if flavour is None:
+        return "its GPUs are of several models or profiles: plan it by hand"
+    parts = [plural(flavour.vcpus or 0, "core"), format_bytes(flavour.memory_bytes or 0)]
+    if flavour.gpus:
+        kind = flavour.options.gpu_profile or flavour.gpu_model
+        parts.insert(0, plural(flavour.gpus, "GPU") + (f" ({kind})" if kind else ""))
+    taken = len(places.hosts_of(vm.name)) > 1
+    without = " and no VM of this name" if taken else ""
+    return f"no other host has {', '.join(parts[:-1])} and {parts[-1]} free together{without}"
+
+
+def _moves(places: PoolPlaces, vm: RunningDomain, host: str) -> Iterator[tuple[Move, PoolHost]]:
+    """The VM moved to the best of the other hosts, with that host as it was before; then, once both
+    hosts are restored, to the next host in another state."""
+    flavour = flavour_of_vm(places, vm, host)
+    if flavour is None:
+        return
+    shapes = places.planner.pool.shapes
+    architecture = shapes[places.host(host).shape].architecture
+    others = {
+        one.name
+        for one in places.pool().hosts
+        if one.name != host
+        and shapes[one.shape].architecture == architecture
+        and all(known.name != vm.name for known in one.domains)
+    }
+    tried = set()
+    for one in places.ranked(flavour, among=others):
+        if one.state in tried:
+            continue
+        tried.add(one.state)
+        try:
+            placed = placed_vm(places, one.host.name, flavour, vm.name)
+        except (Unplannable, InputError):
+            continue
+        there = places.host(one.host.name)
+        places.take_from(host, vm.name)
+        places.add(one.host.name, placed)
+        restart = bool(vm.devices or vm.mediated)
+        yield (
+            Move(
+                vm=vm.name,
+                from_host=host,
+                to_host=one.host.name,
+                gpus=flavour.gpus,
+                restart=restart,
+            ),
+            there,
+        )

@@ -1,0 +1,315 @@
+"""Hosts: VMs that arrive and depart on the hosts of a pool, under policies for the host.
+
+On the host every policy's VMs are placed by the ordinary planner; only the choice of the host
+differs. The load is drawn, so that results are simulated.
+"""
+
+import heapq
+from collections.abc import Iterator, Sequence
+from enum import StrEnum
+from operator import le
+from typing import Any
+
+from msgspec import Struct
+
+from homenode.cluster.pool.division import PackRequest, division_model
+from homenode.cluster.pool.flavour import Flavour
+from homenode.cluster.pool.hook import placed_vm
+from homenode.cluster.pool.model import Pool
+from homenode.cluster.pool.place import PoolPlaces
+from homenode.cluster.pool.planner import FillStep, Planner
+from homenode.cluster.pool.solver import optional_module, solve
+from homenode.cluster.pool.state import HostState
+from homenode.cluster.pool.stranded import StrandedSearch
+from homenode.errors import InputError
+from homenode.vm.plan_model import Unplannable
+
+
+class HostPolicy(StrEnum):
+    """Which host a VM gets, among those that hold it."""
+
+    FIRST_FIT = "first-fit"
+    BEST_FIT = "best-fit"  # fewest GPUs left free
+    FGD = "fgd"  # least growth of the expected fragment
+    NOVA = "nova"  # most free memory and cores, as its weighers have it by default
+    XAPI = "xapi"  # most free cores, then most free memory
+    MOST_LEFT = "most-left"  # the solver's choice without moves: most VMs of the load still fit
+    REPACKED = "repacked"  # the solver packs all running VMs again at each arrival: moves
+    HOMENODE = "homenode"  # the VM's locality, then what the pool loses
+
+
+class Arrival(Struct, frozen=True, kw_only=True):
+    """A VM: when it comes, when it goes, and its flavour's position."""
+
+    at: float
+    until: float
+    flavour: int
+
+
+class HostReplay(Struct, frozen=True, kw_only=True):
+    """One drawn load. allocated, stranded: mean GPUs over time, as shares of all. refused: VMs.
+    degraded: VMs placed with less than full locality. crossed: packages beyond those that an
+    empty host would need. curve: (time, share allocated)."""
+
+    allocated: float
+    stranded: float
+    refused: int
+    arrived: int
+    degraded: int
+    crossed: int
+    curve: tuple[tuple[float, float], ...]
+
+
+def drawn_load(
+    flavours: Sequence[Flavour],
+    weights: Sequence[float],
+    gpus: int,
+    *,
+    load: float,
+    count: int,
+    seed: int,
+) -> tuple[Arrival, ...]:
+    """So many VMs with exponential times between arrivals and of stay (mean 1), so that on average
+    `load` of the GPUs would be asked for."""
+    numpy = optional_module("numpy", "pool simulate")
+    rng = numpy.random.default_rng(seed)
+    share = numpy.array(weights, dtype=float)
+    share = share / share.sum()
+    mean = float(sum(p * max(1, f.gpus) for p, f in zip(share, flavours, strict=True)))
+    rate = load * gpus / mean
+    at = 0.0
+    arrivals = []
+    for _ in range(count):
+        at += float(rng.exponential(1 / rate))
+        arrivals.append(
+            Arrival(
+                at=at,
+                until=at + float(rng.exponential(1.0)),
+                flavour=int(rng.choice(len(share), p=share)),
+            )
+        )
+    return tuple(arrivals)
+
+
+def replay_hosts(
+    pool: Pool,
+    flavours: Sequence[Flavour],
+    weights: Sequence[float],
+    load: Sequence[Arrival],
+    policy: HostPolicy,
+    planner: Planner | None = None,
+) -> HostReplay:
+    """The load, one decision at a time. A VM that no host holds is refused."""
+    planner = planner or Planner(pool)
+    total = sum(len(planner.gpus(host.shape)) for host in pool.hosts)
+    if not total:
+        raise InputError("pool simulate: expected hosts with GPUs, found none")
+    if policy is HostPolicy.REPACKED:
+        return _repacked(Repacking(pool, flavours, planner), flavours, load, total)
+    places = PoolPlaces(pool, flavours, planner)
+    departures: list[tuple[float, str, int]] = []
+    used, refused, degraded, crossed = 0, 0, 0, 0
+    allocated, lost, now = 0.0, 0.0, 0.0
+    curve: list[tuple[float, float]] = []
+    lost_of: dict[HostState, int] = {}
+    search = StrandedSearch(planner, flavours)
+
+    def advance(to: float) -> None:
+        nonlocal allocated, lost, now
+        allocated += used * (to - now)
+        lost += _stranded(places, search, lost_of) * (to - now)
+        now = to
+
+    for number, vm in enumerate(load):
+        while departures and departures[0][0] <= vm.at:
+            until, name, gpus = heapq.heappop(departures)
+            advance(until)
+            places.remove(name)
+            used -= gpus
+        advance(vm.at)
+        flavour = flavours[vm.flavour]
+        found = _chosen(places, flavours, weights, flavour, policy)
+        name = f"vm-{number}"
+        if found is None:
+            refused += 1
+        else:
+            host, state, step = found
+            try:
+                places.add(host, placed_vm(places, host, flavour, name))
+            except Unplannable:
+                refused += 1
+                continue
+            heapq.heappush(departures, (vm.until, name, step.gpus))
+            used += step.gpus
+            best = planner.step(planner.empty(state), flavour)
+            if not planner.is_clean(state, flavour, step):
+                degraded += 1
+            if best is not None:
+                crossed += max(0, step.nearness[1] - best.nearness[1])
+        curve.append((now, used / total))
+    span = max(1e-9, now)
+    return HostReplay(
+        allocated=allocated / span / total,
+        stranded=lost / span / total,
+        refused=refused,
+        arrived=len(load),
+        degraded=degraded,
+        crossed=crossed,
+        curve=tuple(curve),
+    )
+
+
+class Repacking:
+    """Whether so many VMs of each flavour fit together, on the hosts as they are at the start."""
+
+    def __init__(self, pool: Pool, flavours: Sequence[Flavour], planner: Planner) -> None:
+        self._pool, self._flavours, self._planner = pool, flavours, planner
+        self._states = [planner.state(host) for host in pool.hosts]
+        self._gpus = sum(len(planner.free_gpus(state)) for state in self._states)
+        self._fit: set[tuple[int, ...]] = set()
+        self._too_many: set[tuple[int, ...]] = set()
+
+    def fits(self, counts: tuple[int, ...]) -> bool:
+        if sum(n * f.gpus for n, f in zip(counts, self._flavours, strict=True)) > self._gpus:
+            return False
+        if any(all(map(le, counts, known)) for known in self._fit):
+            return True
+        if any(all(map(le, known, counts)) for known in self._too_many):
+            return False
+        kinds = [
+            (PackRequest(flavour=flavour, names=names), names)
+            for flavour, count in zip(self._flavours, counts, strict=True)
+            if (names := tuple(f"{flavour.name}-{number}" for number in range(count)))
+        ]
+        model = division_model(self._planner, self._pool, self._states, kinds)
+        found = solve(model.program, [(v, 1) for v in model.chosen.values()], 5.0)
+        answer = found is not None and found.gain == sum(counts)
+        (self._fit if answer else self._too_many).add(counts)
+        return answer
+
+
+def _repacked(
+    repacking: Repacking, flavours: Sequence[Flavour], load: Sequence[Arrival], total: int
+) -> HostReplay:
+    """Every VM that fits once all that run are packed again: what moves could save at most."""
+    departures: list[tuple[float, int]] = []
+    running = [0] * len(flavours)
+    refused, allocated, now = 0, 0.0, 0.0
+    curve: list[tuple[float, float]] = []
+
+    def used() -> int:
+        return sum(n * flavour.gpus for n, flavour in zip(running, flavours, strict=True))
+
+    for vm in load:
+        while departures and departures[0][0] <= vm.at:
+            until, gone = heapq.heappop(departures)
+            allocated, now = allocated + used() * (until - now), until
+            running[gone] -= 1
+        allocated, now = allocated + used() * (vm.at - now), vm.at
+        running[vm.flavour] += 1
+        if repacking.fits(tuple(running)):
+            heapq.heappush(departures, (vm.until, vm.flavour))
+        else:
+            running[vm.flavour] -= 1
+            refused += 1
+        curve.append((now, used() / total))
+    share = allocated / max(1e-9, now) / total
+    return HostReplay(
+        allocated=share,
+        stranded=0.0,
+        refused=refused,
+        arrived=len(load),
+        degraded=0,
+        crossed=0,
+        curve=tuple(curve),
+    )
+
+
+def _stranded(places: PoolPlaces, search: StrandedSearch, known: dict[HostState, int]) -> int:
+    number = 0
+    for state, names in places.members():
+        if state not in known:
+            known[state] = sum(len(one.gpus) for one in search.of(state))
+        number += known[state] * len(names)
+    return number
+
+
+def _chosen(
+    places: PoolPlaces,
+    flavours: Sequence[Flavour],
+    weights: Sequence[float],
+    flavour: Flavour,
+    policy: HostPolicy,
+) -> tuple[str, HostState, FillStep] | None:
+    if policy is HostPolicy.HOMENODE:
+        best = next(places.ranked(flavour), None)
+        return None if best is None else (best.host.name, best.state, best.step)
+    found: list[tuple[Any, int, str, HostState, FillStep]] = []
+    for state, step, names in _holding(places, flavour):
+        order, name = min((places.position(name), name) for name in names)
+        key = _key(places.planner, state, step, flavours, weights, policy)
+        found.append((key, order, name, state, step))
+    if not found:
+        return None
+    _, _, name, state, step = min(found, key=lambda one: one[:2])
+    return name, state, step
+
+
+def _holding(
+    places: PoolPlaces, flavour: Flavour
+) -> Iterator[tuple[HostState, FillStep, Sequence[str]]]:
+    for state, names in places.members():
+        step = places.planner.step(state, flavour)
+        if step is not None:
+            yield state, step, names
+
+
+def _key(
+    planner: Planner,
+    state: HostState,
+    step: FillStep,
+    flavours: Sequence[Flavour],
+    weights: Sequence[float],
+    policy: HostPolicy,
+) -> Any:
+    """The policy's key of a host; the least is chosen."""
+    if policy is HostPolicy.BEST_FIT:
+        return len(planner.free_gpus(step.after)), _free_cores(planner, step.after)
+    if policy is HostPolicy.FGD:
+        before = _fragment(planner, state, flavours, weights)
+        return _fragment(planner, step.after, flavours, weights) - before
+    if policy is HostPolicy.MOST_LEFT:
+        return sum(
+            weight * (planner.counts(state, one)[0] - planner.counts(step.after, one)[0])
+            for one, weight in zip(flavours, weights, strict=True)
+        )
+    cores, memory = _free_cores(planner, state), _free_memory(state)
+    if policy is HostPolicy.NOVA:
+        sizes = sum(size or 0 for size, _, _ in state.memory)
+        every = sum(map(len, planner.core_classes(state.shape)))
+        return -(memory / max(1, sizes) + cores / max(1, every))
+    if policy is HostPolicy.XAPI:
+        return -cores, -memory
+    return 0
+
+
+def _fragment(
+    planner: Planner, state: HostState, flavours: Sequence[Flavour], weights: Sequence[float]
+) -> float:
+    """Free GPUs, as far as the next VM would not fit."""
+    free = len(planner.free_gpus(state))
+    none = sum(
+        weight
+        for flavour, weight in zip(flavours, weights, strict=True)
+        if planner.step(state, flavour) is None
+    )
+    return free * none / sum(weights)
+
+
+def _free_cores(planner: Planner, state: HostState) -> int:
+    every = sum(map(len, planner.core_classes(state.shape)))
+    return every - sum(busy + service for busy, service in state.cores)
+
+
+def _free_memory(state: HostState) -> int:
+    return sum(free or 0 for _, free, _ in state.memory)

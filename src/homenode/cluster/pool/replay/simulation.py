@@ -1,0 +1,204 @@
+"""Simulation: several policies over several drawn orders, with intervals, marked as simulated."""
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import product
+from statistics import mean, stdev
+
+from msgspec import Struct
+
+from homenode.cluster.pool.flavour import Flavour
+from homenode.cluster.pool.model import Pool
+from homenode.cluster.pool.planner import Planner
+from homenode.cluster.pool.replay.bound import most_accepted, most_allocated
+from homenode.cluster.pool.replay.cells import CellPolicy, replay_cells
+from homenode.cluster.pool.replay.hosts import HostPolicy, drawn_load, replay_hosts
+from homenode.cluster.pool.replay.tasks import TaskPolicy, arrivals, replay_tasks
+from homenode.cluster.pool.replay.trace import CellVm, Task, TraceNode, TwoNodeServer
+from homenode.cluster.pool.solver import optional_module
+from homenode.decide.t_distribution import t_quantile
+from homenode.errors import UsageError
+
+Curve = tuple[tuple[float, float], ...]
+Progress = Callable[[int, int], None]
+
+
+class Figure(Struct, frozen=True, kw_only=True):
+    """A figure over the orders: mean, and the interval of 95 % of the mean; None of one order."""
+
+    name: str
+    mean: float
+    low: float | None
+    high: float | None
+
+
+class PolicyOutcome(Struct, frozen=True, kw_only=True):
+    """What a policy came to. curve: of the first order."""
+
+    policy: str
+    figures: tuple[Figure, ...]
+    curve: Curve
+
+
+class Simulation(Struct, frozen=True, kw_only=True):
+    """A simulation. what: the load. simulated: always true: arrivals were drawn or replayed, no VM
+    ran. bound: a bound on every policy's figure of that name; None where it is not known."""
+
+    what: str
+    simulated: bool
+    orders: int
+    outcomes: tuple[PolicyOutcome, ...]
+    bound: Figure | None
+    curve_of: tuple[str, str]
+
+
+def figure(name: str, values: Sequence[float]) -> Figure:
+    """The mean with its interval over orders."""
+    middle = mean(values)
+    if len(values) < 2:
+        return Figure(name=name, mean=middle, low=None, high=None)
+    half = t_quantile(0.95, len(values) - 1) * stdev(values) / len(values) ** 0.5
+    return Figure(name=name, mean=middle, low=middle - half, high=middle + half)
+
+
+def chosen_policies(asked: Sequence[str], known: Sequence[str]) -> tuple[str, ...]:
+    """The policies asked for, all where none is. Raises UsageError."""
+    strange = [name for name in asked if name not in known]
+    if strange:
+        raise UsageError(f"--policy: expected some of {', '.join(known)}, found {strange[0]!r}")
+    return tuple(dict.fromkeys(asked)) or tuple(known)
+
+
+def _outcomes(
+    policies: Sequence[str],
+    orders: int,
+    one: Callable[[str, int], tuple[Mapping[str, float], Curve]],
+    progress: Progress,
+) -> tuple[PolicyOutcome, ...]:
+    runs: dict[str, list[tuple[Mapping[str, float], Curve]]] = {name: [] for name in policies}
+    total = orders * len(policies)
+    for number, (order, policy) in enumerate(product(range(orders), policies), start=1):
+        runs[policy].append(one(policy, order))
+        progress(number, total)
+    return tuple(
+        PolicyOutcome(
+            policy=policy,
+            figures=tuple(
+                figure(name, [values[name] for values, _ in found]) for name in found[0][0]
+            ),
+            curve=found[0][1],
+        )
+        for policy, found in runs.items()
+    )
+
+
+def simulate_tasks(
+    what: str,
+    nodes: Sequence[TraceNode],
+    tasks: Sequence[Task],
+    policies: Sequence[str],
+    orders: int,
+    progress: Progress,
+) -> Simulation:
+    """Tasks with parts of GPUs: what share of the GPUs is allocated once 130 % has arrived."""
+
+    def one(policy: str, seed: int) -> tuple[Mapping[str, float], Curve]:
+        run = replay_tasks(nodes, tasks, TaskPolicy(policy), seed)
+        return {
+            "allocated_percent": run.allocated * 100,
+            "refused_percent": run.refused / max(1, run.arrived) * 100,
+        }, run.curve
+
+    names = chosen_policies(policies, tuple(TaskPolicy))
+    outcomes = _outcomes(names, orders, one, progress)
+    capacity = sum(node.gpus for node in nodes) * 1000
+    bounds = [
+        most_allocated(nodes, arrivals(tasks, capacity, seed)) * 100 for seed in range(orders)
+    ]
+    return Simulation(
+        what=what,
+        simulated=True,
+        orders=orders,
+        outcomes=outcomes,
+        bound=figure("allocated_percent", bounds),
+        curve_of=("share of the GPUs that has arrived", "share allocated"),
+    )
+
+
+def simulate_cells(
+    what: str,
+    servers: Sequence[TwoNodeServer],
+    vms: Sequence[CellVm],
+    policies: Sequence[str],
+    orders: int,
+    progress: Progress,
+) -> Simulation:
+    """VMs of one or two cells: the first order is the one given, the others are drawn."""
+    numpy = optional_module("numpy", "pool simulate")
+
+    def one(policy: str, seed: int) -> tuple[Mapping[str, float], Curve]:
+        order = list(vms)
+        if seed:
+            order = [vms[i] for i in numpy.random.default_rng(seed).permutation(len(vms))]
+        run = replay_cells(servers, order, CellPolicy(policy))
+        return {
+            "placed": run.placed,
+            "before_first_refusal": run.before_refusal,
+            "cores_percent": run.cores * 100,
+        }, run.curve
+
+    names = chosen_policies(policies, tuple(CellPolicy))
+    outcomes = _outcomes(names, orders, one, progress)
+    return Simulation(
+        what=what,
+        simulated=True,
+        orders=orders,
+        outcomes=outcomes,
+        bound=None,
+        curve_of=("VMs arrived", "VMs placed"),
+    )
+
+
+def simulate_hosts(
+    what: str,
+    pool: Pool,
+    flavours: Sequence[Flavour],
+    weights: Sequence[float],
+    policies: Sequence[str],
+    orders: int,
+    progress: Progress,
+    *,
+    load: float,
+    vms: int,
+) -> Simulation:
+    """VMs that arrive and depart on described or captured hosts."""
+    planner = Planner(pool)
+    gpus = sum(len(planner.gpus(host.shape)) for host in pool.hosts)
+    drawn = [
+        drawn_load(flavours, weights, gpus, load=load, count=vms, seed=seed)
+        for seed in range(orders)
+    ]
+
+    def one(policy: str, seed: int) -> tuple[Mapping[str, float], Curve]:
+        run = replay_hosts(pool, flavours, weights, drawn[seed], HostPolicy(policy), planner)
+        return {
+            "allocated_percent": run.allocated * 100,
+            "refused_percent": run.refused / max(1, run.arrived) * 100,
+            "stranded_percent": run.stranded * 100,
+            "degraded": run.degraded,
+            "packages_crossed": run.crossed,
+        }, run.curve
+
+    names = chosen_policies(policies, tuple(HostPolicy))
+    outcomes = _outcomes(names, orders, one, progress)
+    bounds = []
+    for order in drawn:
+        intervals = [(vm.at, vm.until, flavours[vm.flavour].gpus) for vm in order]
+        bounds.append((1 - most_accepted(intervals, gpus) / max(1, vms)) * 100)
+    return Simulation(
+        what=what,
+        simulated=True,
+        orders=orders,
+        outcomes=outcomes,
+        bound=figure("refused_percent", bounds),
+        curve_of=("time", "share allocated"),
+    )

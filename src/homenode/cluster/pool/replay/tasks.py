@@ -1,0 +1,353 @@
+"""Tasks: a cluster filled with tasks that take whole GPUs or a part of one, one at a time.
+
+Policies: first fit; best fit and FGD as published (USENIX ATC'23, "Beware of Fragmentation", and
+its simulator), and ours. FGD places a task where the expected fragment grows least: what is left of
+GPUs that a task of the workload cannot use next. Ours looks further: how much of a machine could
+still be filled with each kind of task, and how many GPUs will be left without CPUs.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+from typing import Any
+
+from msgspec import Struct
+
+from homenode.cluster.pool.replay.trace import MILLI, Task, TraceNode
+from homenode.cluster.pool.solver import optional_module
+
+ARRIVED = 1.3
+"""How much of the GPUs' capacity arrives, as published."""
+
+BALANCE = 2.0
+"""Weight of GPUs without CPUs against GPUs that could still be filled."""
+
+_BEST_FIT_CPU_MILLI, _BEST_FIT_GPU_MILLI = 128_000, 8_000
+"""What best fit measures by: the largest machine's."""
+
+
+class TaskPolicy(StrEnum):
+    """Where a task goes, among the machines that hold it."""
+
+    FIRST_FIT = "first-fit"
+    BEST_FIT = "best-fit"
+    FGD = "fgd"
+    HOMENODE = "homenode"
+
+
+class TaskReplay(Struct, frozen=True, kw_only=True):
+    """One order of arrivals. allocated: share of the GPUs that tasks have at the end. curve:
+    (share arrived, share allocated) at every per cent arrived."""
+
+    allocated: float
+    refused: int
+    arrived: int
+    curve: tuple[tuple[float, float], ...]
+
+
+def arrivals(tasks: Sequence[Task], capacity_milli: int, seed: int) -> list[Task]:
+    """The tasks in random order, drawn again where they are too few, until enough have arrived."""
+    numpy = optional_module("numpy", "pool simulate")
+    rng = numpy.random.default_rng(seed)
+    order = [tasks[i] for i in rng.permutation(len(tasks))]
+    total = sum(task.total_gpu_milli for task in order)
+    wanted = ARRIVED * capacity_milli
+    if not any(task.gpus for task in tasks):
+        return order
+    while total < wanted:
+        task = tasks[int(rng.integers(len(tasks)))]
+        order.append(task)
+        total += task.total_gpu_milli
+    order = [order[i] for i in rng.permutation(len(order))]
+    arrived = 0
+    for number, task in enumerate(order):
+        arrived += task.total_gpu_milli
+        if arrived >= wanted:
+            return order[: number + 1]
+    return order
+
+
+class TraceCluster:
+    """Machines with what is free of them, as arrays. free: parts of each GPU; shape (machines,
+    GPUs)."""
+
+    def __init__(self, nodes: Sequence[TraceNode], tasks: Sequence[Task]) -> None:
+        numpy = optional_module("numpy", "pool simulate")
+        self.numpy = numpy
+        self.cpu = numpy.array([node.cpu_milli for node in nodes])
+        self.memory = numpy.array([node.memory_mib for node in nodes])
+        count = numpy.array([node.gpus for node in nodes])
+        most = int(count.max()) if len(nodes) else 0
+        self.free = numpy.where(numpy.arange(max(1, most))[None, :] < count[:, None], MILLI, 0)
+        self.sums = self.free.sum(1)
+        self.whole = (self.free == MILLI).sum(1)
+        self.capacity = int(self.sums.sum())
+        models = sorted({node.model for node in nodes})
+        number = {model: i for i, model in enumerate(models)}
+        self.model = numpy.array([number[node.model] for node in nodes])
+        self.models = number
+        self.kinds = Counter((t.cpu_milli, t.gpus, t.gpu_milli) for t in tasks)
+
+    def holds(self, task: Task) -> Any:
+        """Which machines hold the task."""
+        numpy = self.numpy
+        fits = (self.cpu >= task.cpu_milli) & (self.memory >= task.memory_mib)
+        if task.models:
+            wanted = [self.models[model] for model in task.models if model in self.models]
+            fits &= numpy.isin(self.model, wanted)
+        if task.gpus == 1:
+            fits &= self.free.max(1) >= task.gpu_milli
+        elif task.gpus:
+            fits &= self.whole >= task.gpus
+        return numpy.flatnonzero(fits)
+
+    def take(self, machine: int, task: Task, gpu: int | None) -> None:
+        """Give the task its part. gpu: which one, of a task that takes a part of one."""
+        self.cpu[machine] -= task.cpu_milli
+        self.memory[machine] -= task.memory_mib
+        if gpu is not None:
+            self.free[machine, gpu] -= task.gpu_milli
+        elif task.gpus:
+            whole = self.numpy.flatnonzero(self.free[machine] == MILLI)[: task.gpus]
+            self.free[machine, whole] = 0
+        self.sums[machine] = self.free[machine].sum()
+        self.whole[machine] = (self.free[machine] == MILLI).sum()
+
+    def after(self, machines: Any, task: Task, gpu: int | None) -> tuple[Any, Any, Any]:
+        """(CPU, free parts, whole GPUs) of machines with the task on them."""
+        numpy = self.numpy
+        free = self.free[machines].copy()
+        whole = self.whole[machines]
+        if gpu is not None:
+            whole = whole - (free[:, gpu] == MILLI)
+            free[:, gpu] -= task.gpu_milli
+        elif task.gpus:
+            full = free == MILLI
+            free[full & (numpy.cumsum(full, 1) <= task.gpus)] = 0
+            whole = whole - task.gpus
+        return self.cpu[machines] - task.cpu_milli, free, whole
+
+
+def _shares(task: Task) -> bool:
+    return task.gpus == 1 and task.gpu_milli < MILLI
+
+
+class _FirstFit:
+    """The first machine; of its GPUs the first."""
+
+    def __init__(self, cluster: TraceCluster, rng: Any) -> None:
+        self.cluster = cluster
+
+    def choose(self, machines: Any, task: Task) -> tuple[int, int | None]:
+        machine = int(machines[0])
+        if not _shares(task):
+            return machine, None
+        return machine, int((self.cluster.free[machine] >= task.gpu_milli).argmax())
+
+    def placed(self, machine: int) -> None:
+        """Nothing is kept."""
+
+
+class _BestFit(_FirstFit):
+    """The machine with least left of CPUs and GPUs, in whole per cent; of its GPUs the tightest.
+    Of equal ones any, drawn."""
+
+    def __init__(self, cluster: TraceCluster, rng: Any) -> None:
+        super().__init__(cluster, rng)
+        self.rng = rng
+
+    def choose(self, machines: Any, task: Task) -> tuple[int, int | None]:
+        cluster, numpy = self.cluster, self.cluster.numpy
+        left = (
+            (cluster.cpu[machines] - task.cpu_milli) / _BEST_FIT_CPU_MILLI
+            + (cluster.sums[machines] - task.total_gpu_milli) / _BEST_FIT_GPU_MILLI
+        ) / 2
+        score = numpy.floor((1 - left) * 100)
+        equal = numpy.flatnonzero(score == score.max())
+        machine = int(machines[equal[int(self.rng.integers(len(equal)))]])
+        if not _shares(task):
+            return machine, None
+        free = cluster.free[machine]
+        return machine, int(numpy.where(free >= task.gpu_milli, free, 2 * MILLI).argmin())
+
+
+class _Fgd(_FirstFit):
+    """Least growth of the expected fragment, as the simulator scores it: a sigmoid in whole per
+    cent. Of equal ones any, drawn."""
+
+    def __init__(self, cluster: TraceCluster, rng: Any) -> None:
+        super().__init__(cluster, rng)
+        self.rng = rng
+        numpy = cluster.numpy
+        total = sum(cluster.kinds.values())
+        self.levels = numpy.array(sorted({cpu for cpu, _, _ in cluster.kinds}))
+        most = cluster.free.shape[1]
+        part = numpy.zeros((len(self.levels) + 1, MILLI + 1))
+        several = numpy.zeros((len(self.levels) + 1, most + 1))
+        for (cpu, gpus, milli), count in cluster.kinds.items():
+            level = int(numpy.searchsorted(self.levels, cpu)) + 1
+            if gpus == 1:
+                part[level:, milli:] += count / total
+            elif 1 < gpus <= most:
+                several[level:, gpus:] += count / total
+        # What a task of the workload can use of a GPU with so much free, and of so many whole ones.
+        self.of_part = part * numpy.arange(MILLI + 1)
+        self.of_whole = several * numpy.arange(most + 1) * MILLI
+        self.usable = self._usable(cluster.cpu, cluster.free, cluster.whole)
+
+    def _usable(self, cpu: Any, free: Any, whole: Any) -> Any:
+        level = self.cluster.numpy.searchsorted(self.levels, cpu, side="right")
+        return self.of_part[level[:, None], free].sum(1) + self.of_whole[level, whole]
+
+    def choose(self, machines: Any, task: Task) -> tuple[int, int | None]:
+        cluster, numpy = self.cluster, self.cluster.numpy
+        level = numpy.searchsorted(
+            self.levels, cluster.cpu[machines] - task.cpu_milli, side="right"
+        )
+        free, whole = cluster.free[machines], cluster.whole[machines]
+        terms = self.of_part[level[:, None], free]
+        sums = terms.sum(1)
+        if _shares(task):
+            fits = free >= task.gpu_milli
+            rest = numpy.where(fits, free - task.gpu_milli, 0)
+            usable = sums[:, None] - terms + self.of_part[level[:, None], rest]
+            usable += self.of_whole[level[:, None], whole[:, None] - (free == MILLI)]
+        else:
+            fits = numpy.ones((len(machines), 1), bool)
+            usable = sums - task.gpus * self.of_part[level, MILLI]
+            usable = (usable + self.of_whole[level, whole - task.gpus])[:, None]
+        gain = usable + task.total_gpu_milli - self.usable[machines][:, None]
+        score = numpy.floor(100 / (1 + numpy.exp(-numpy.clip(gain / MILLI, -50, 50))))
+        score = numpy.where(fits, score, -1)
+        best = score.max(1)
+        equal = numpy.flatnonzero(best == best.max())
+        at = int(equal[int(self.rng.integers(len(equal)))])
+        return int(machines[at]), int(score[at].argmax()) if _shares(task) else None
+
+    def placed(self, machine: int) -> None:
+        one = slice(machine, machine + 1)
+        cluster = self.cluster
+        self.usable[one] = self._usable(cluster.cpu[one], cluster.free[one], cluster.whole[one])
+
+
+class _Homenode(_FirstFit):
+    """Least loss of what could still be filled. Of equal ones the fullest machine.
+
+    Filled with one kind of task, a machine gives so much GPU; the mean over the kinds, as often as
+    they come, is what it can still give. GPUs beyond what its CPUs can serve, at the workload's
+    mean, count as lost by BALANCE. What a machine loses by a kind of task is kept until the machine
+    changes.
+    """
+
+    def __init__(self, cluster: TraceCluster, rng: Any) -> None:
+        super().__init__(cluster, rng)
+        numpy = cluster.numpy
+        kinds = [(cpu, gpus, milli, n) for (cpu, gpus, milli), n in cluster.kinds.items() if gpus]
+        total = max(1, sum(n for *_, n in kinds))
+        most = cluster.free.shape[1]
+        milli_of = numpy.array([milli for _, _, milli, _ in kinds])
+        gpus_of = numpy.array([gpus for _, gpus, _, _ in kinds])
+        parts = numpy.arange(MILLI + 1)[:, None] // milli_of[None, :]
+        self.of_part = (parts * (gpus_of == 1)).astype(numpy.float32)
+        several = numpy.arange(most + 1)[:, None] // gpus_of[None, :]
+        self.of_whole = (several * (gpus_of > 1)).astype(numpy.float32)
+        weight = numpy.array([n / total for *_, n in kinds])
+        # The published workloads weigh tasks, not GPUs: large tasks would outweigh the many.
+        self.value = (gpus_of * milli_of * weight).astype(numpy.float32)
+        self.per_cpu = (1 / numpy.array([max(1, cpu) for cpu, *_ in kinds])).astype(numpy.float32)
+        cpus = sum(cpu * n for cpu, _, _, n in kinds)
+        self.cpu_per_gpu_milli = cpus / max(1, sum(g * m * n for _, g, m, n in kinds))
+        self.worth = self._worth(cluster.cpu, cluster.free, cluster.whole)
+        self.now = 1
+        self.changed = numpy.zeros(len(cluster.cpu), int)
+        self.losses: dict[tuple[int, int, int], tuple[Any, Any, int]] = {}
+
+    def _worth(self, cpu: Any, free: Any, whole: Any) -> Any:
+        numpy = self.cluster.numpy
+        by_gpu = self.of_part[free].sum(1) + self.of_whole[whole]
+        by_cpu = cpu[:, None].astype(numpy.float32) * self.per_cpu
+        filled = numpy.minimum(by_gpu, numpy.where(by_cpu < 1, 0, by_cpu)) @ self.value
+        without = free.sum(1) - cpu / max(1e-9, self.cpu_per_gpu_milli)
+        return filled - BALANCE * numpy.maximum(0, without)
+
+    def choose(self, machines: Any, task: Task) -> tuple[int, int | None]:
+        cluster = self.cluster
+        loss, gpu = self._losses(task)
+        left = loss[machines]
+        equal = machines[left <= left.min() + 1e-3]
+        fullest = cluster.cpu[equal] / _BEST_FIT_CPU_MILLI + cluster.sums[equal] / MILLI
+        machine = int(equal[int(fullest.argmin())])
+        return machine, int(gpu[machine]) if _shares(task) else None
+
+    def _losses(self, task: Task) -> tuple[Any, Any]:
+        """Of each machine what it loses by the task, and on which GPU least."""
+        cluster, numpy = self.cluster, self.cluster.numpy
+        key = (task.cpu_milli, task.gpus, task.gpu_milli)
+        if key in self.losses:
+            loss, gpu, at = self.losses[key]
+            stale = numpy.flatnonzero(self.changed >= at)
+        else:
+            stale = numpy.arange(len(cluster.cpu))
+            loss, gpu = numpy.full(len(stale), numpy.inf), numpy.zeros(len(stale), int)
+        loss[stale] = numpy.inf
+        stale = stale[cluster.cpu[stale] >= task.cpu_milli]
+        if _shares(task):
+            for number in range(cluster.free.shape[1]):
+                own = cluster.free[stale, number]
+                fits = own >= task.gpu_milli
+                for before in range(number):  # GPUs alike are tried once
+                    fits &= cluster.free[stale, before] != own
+                some = stale[fits]
+                if len(some):
+                    lost = self.worth[some] - self._worth(*cluster.after(some, task, number))
+                    less = lost < loss[some]
+                    loss[some[less]], gpu[some[less]] = lost[less], number
+        else:
+            some = stale[cluster.whole[stale] >= task.gpus]
+            if len(some):
+                loss[some] = self.worth[some] - self._worth(*cluster.after(some, task, None))
+        self.losses[key] = (loss, gpu, self.now)
+        return loss, gpu
+
+    def placed(self, machine: int) -> None:
+        one, cluster = slice(machine, machine + 1), self.cluster
+        self.worth[one] = self._worth(cluster.cpu[one], cluster.free[one], cluster.whole[one])
+        self.changed[machine] = self.now
+        self.now += 1
+
+
+_POLICIES: dict[TaskPolicy, Callable[[TraceCluster, Any], _FirstFit]] = {
+    TaskPolicy.FIRST_FIT: _FirstFit,
+    TaskPolicy.BEST_FIT: _BestFit,
+    TaskPolicy.FGD: _Fgd,
+    TaskPolicy.HOMENODE: _Homenode,
+}
+
+
+def replay_tasks(
+    nodes: Sequence[TraceNode], tasks: Sequence[Task], policy: TaskPolicy, seed: int
+) -> TaskReplay:
+    """Tasks in the order of a seed, one decision at a time; none departs. A task that no machine
+    holds is refused."""
+    numpy = optional_module("numpy", "pool simulate")
+    cluster = TraceCluster(nodes, tasks)
+    chooser = _POLICIES[policy](cluster, numpy.random.default_rng((seed, 1)))
+    arrived, allocated, refused = 0, 0, 0
+    order = arrivals(tasks, cluster.capacity, seed)
+    curve: list[tuple[float, float]] = []
+    capacity = max(1, cluster.capacity)
+    for task in order:
+        arrived += task.total_gpu_milli
+        machines = cluster.holds(task)
+        if len(machines):
+            machine, gpu = chooser.choose(machines, task)
+            cluster.take(machine, task, gpu)
+            chooser.placed(machine)
+            allocated += task.total_gpu_milli
+        else:
+            refused += 1
+        if arrived * 100 // capacity > len(curve):
+            curve.append((arrived / capacity, allocated / capacity))
+    return TaskReplay(
+        allocated=allocated / capacity, refused=refused, arrived=len(order), curve=tuple(curve)
+    )

@@ -1,0 +1,219 @@
+"""Audit: are a job's CPUs, its GPUs and its memory on the same nodes of the machine."""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from msgspec import UNSET
+
+from homenode.catalogue import finding
+from homenode.cluster.slurm.job_allocation import AllocatedGpu, JobAllocation, NodeTree
+from homenode.findings import Finding, Findings, in_order
+from homenode.indices import NodeIndex
+from homenode.machine.tools.slurm_hostlist import compress_hostlist
+from homenode.machine.tools.slurm_job import Job
+from homenode.plan.allocations import listed
+from homenode.wording import nodes_text, number_list, plural
+
+_SLURM = "what Slurm and the host report"
+_RECORD = "what the job's record gives"
+
+
+def audit(owned: Iterable[JobAllocation], left_out: Sequence[Job] = ()) -> Findings:
+    """What is wrong with the places of jobs, worst first; jobs without GPUs are not judged.
+
+    left_out: jobs of which nothing is known: their records cannot be read.
+    """
+    findings = list(_left_out(left_out))
+    judged = far = without = 0
+    nodes: set[str] = set()
+    unknown: dict[tuple[str, str | None], list[JobAllocation]] = {}
+    for one in owned:
+        if one.unknown is not None:
+            unknown.setdefault((one.unknown, one.remedy), []).append(one)
+            continue
+        if not one.gpus:
+            without += 1
+            continue
+        found = tuple(_judged(one))
+        findings += found
+        judged += 1
+        nodes.add(one.node)
+        far += any(finding.id == "job-gpu-far" for finding in found)
+    checked = []
+    if judged:
+        checked.append(
+            f"{plural(judged, 'place')} of GPU jobs on {plural(len(nodes), 'node')}: "
+            f"{judged - far} near all of their GPUs, {far} not"
+        )
+    if without:
+        checked.append(f"{plural(without, 'place')} of jobs without GPUs: not judged")
+    if unknown:
+        count = sum(map(len, unknown.values()))
+        checked.append(f"{plural(count, 'place')} that could not be judged")
+        findings += [_unjudged(*why, ones) for why, ones in unknown.items()]
+    if left_out:
+        checked.append(f"{plural(len(left_out), 'job')} left out, whose records cannot be trusted")
+    return Findings(checked=tuple(checked) or ("no job with GPUs",), findings=in_order(findings))
+
+
+def _left_out(jobs: Iterable[Job]) -> Iterator[Finding]:
+    """One finding for all that cannot be read for the same reason."""
+    ids: dict[str, dict[str, None]] = {}
+    for job in jobs:
+        ids.setdefault(str(job.unreadable), {})[job.id] = None
+    for reason, own in ids.items():
+        yield finding(
+            "job-unreadable",
+            f"{'job' if len(own) == 1 else 'jobs'} {', '.join(own)}",
+            expected="a record whose fields its user cannot have written",
+            observed=reason,
+            source=_SLURM,
+        )
+
+
+def _unjudged(reason: str, remedy: str | None, owned: Sequence[JobAllocation]) -> Finding:
+    """One finding for all that cannot be judged for the same reason."""
+    jobs = listed(list(dict.fromkeys(one.job for one in owned)))
+    nodes = compress_hostlist(sorted({one.node for one in owned}))
+    return finding(
+        "job-unjudged",
+        f"{'job' if len(owned) == 1 else 'jobs'} {jobs} on {nodes}",
+        expected="CPUs and GPUs that can be found on the node's machine",
+        observed=reason,
+        fix=remedy or UNSET,
+        source=_SLURM,
+    )
+
+
+def _judged(owned: JobAllocation) -> Iterator[Finding]:
+    assert owned.tree is not None
+    if owned.pus is not None:
+        yield from _cpus(owned, owned.tree)
+    yield from _spread(owned, owned.tree)
+    if owned.memory_nodes is not None:
+        yield from _memory(owned, owned.tree, owned.memory_nodes)
+
+
+def _cpus(owned: JobAllocation, tree: NodeTree) -> Iterator[Finding]:
+    """GPUs where the job has no CPUs, and CPUs where it has no GPUs."""
+    assert owned.pus is not None
+    own = tree.nodes_of(owned.pus)
+    blind = [gpu for gpu in owned.gpus if gpu.node is None]
+    if blind:
+        yield _blind(owned, blind)
+    far = [gpu for gpu in owned.gpus if gpu.node is not None and gpu.node not in own]
+    where = f"PUs {owned.pus} on {_nodes(own)}"
+    if far:
+        wanted = _gpu_nodes(far)
+        yield finding(
+            "job-gpu-far",
+            owned.subject,
+            expected=f"CPUs on {_nodes(wanted)}, where {_gpus(far)} {_are(far)}",
+            observed=where,
+            cost=_cost(tree, own, wanted),
+            source=_SLURM if owned.memory_nodes is None else _RECORD,
+        )
+    idle = tuple(node for node in own if node not in _gpu_nodes(owned.gpus))
+    if idle and not far and not blind:
+        yield finding(
+            "job-cpus-far",
+            owned.subject,
+            expected=f"CPUs on {_nodes(_gpu_nodes(owned.gpus))} alone, where its GPUs are",
+            observed=where,
+            values={"nodes": _nodes(idle)},
+            source=_SLURM if owned.memory_nodes is None else _RECORD,
+        )
+
+
+def _blind(owned: JobAllocation, gpus: Sequence[AllocatedGpu]) -> Finding:
+    return finding(
+        "job-unjudged",
+        owned.subject,
+        expected="GPUs whose node the host gives",
+        observed=f"{_gpus(gpus)} without a node",
+        case="gpu-node-unknown",
+        source=_SLURM if owned.memory_nodes is None else _RECORD,
+    )
+
+
+def _spread(owned: JobAllocation, tree: NodeTree) -> Iterator[Finding]:
+    """GPUs on more nodes than so many GPUs need."""
+    nodes = _gpu_nodes(owned.gpus)
+    if tree.gpus_of_node is None or len(nodes) < 2:
+        return
+    largest = sorted(tree.gpus_of_node.values(), reverse=True)
+    needed = next(n for n in range(1, len(largest) + 1) if sum(largest[:n]) >= len(owned.gpus))
+    if len(nodes) > needed:
+        yield finding(
+            "job-gpus-spread",
+            owned.subject,
+            expected=f"{plural(len(owned.gpus), 'GPU')} on {plural(needed, 'node')}",
+            observed=f"{_gpus(owned.gpus)} on {_nodes(nodes)}",
+            source=_SLURM if owned.memory_nodes is None else _RECORD,
+        )
+
+
+def _memory(
+    owned: JobAllocation, tree: NodeTree, allowed: frozenset[NodeIndex]
+) -> Iterator[Finding]:
+    """Memory that cannot be, or need not be, where the GPUs are."""
+    wanted = _gpu_nodes(owned.gpus)
+    usable = allowed if owned.bound_nodes is None else owned.bound_nodes & allowed
+    lacking = tuple(node for node in wanted if node not in usable)
+    how = "mems_allowed" if owned.bound_nodes is None else "a policy that binds"
+    found = f"{how} to {_nodes(tuple(sorted(usable)))}"
+    if lacking:
+        yield finding(
+            "job-memory-far",
+            owned.subject,
+            expected=f"memory allowed on {_nodes(wanted)}, where its GPUs are",
+            observed=found,
+            cost=_cost(tree, tuple(sorted(usable)), lacking),
+            source=_RECORD,
+        )
+    on_gpu = tuple(sorted(usable & tree.gpu_memory))
+    if on_gpu:
+        plain = tuple(n for n, pus in tree.pus_of_node.items() if pus and n in usable)
+        yield finding(
+            "job-memory-on-gpu",
+            owned.subject,
+            expected=f"memory of the CPUs' nodes alone ({_nodes(plain)})",
+            observed=f"{found}, of which {_nodes(on_gpu)} are memory of GPUs",
+            values={"nodes": number_list(wanted or plain)},
+            source=_RECORD,
+        )
+    elsewhere = tuple(sorted(usable - set(wanted) - tree.gpu_memory))
+    if owned.bound_nodes is None and elsewhere and not lacking and wanted:
+        yield finding(
+            "job-memory-open",
+            owned.subject,
+            expected=f"memory bound to {_nodes(wanted)}",
+            observed=f"no policy: it may also lie on {_nodes(elsewhere)}",
+            source=_RECORD,
+        )
+
+
+def _gpu_nodes(gpus: Iterable[AllocatedGpu]) -> tuple[NodeIndex, ...]:
+    return tuple(sorted({gpu.node for gpu in gpus if gpu.node is not None}))
+
+
+def _gpus(gpus: Sequence[AllocatedGpu]) -> str:
+    noun = "GPU" if len(gpus) == 1 else "GPUs"
+    return f"{noun} {', '.join(map(str, gpus))}"
+
+
+def _are(gpus: Sequence[AllocatedGpu]) -> str:
+    return "is" if len(gpus) == 1 else "are"
+
+
+def _nodes(nodes: Sequence[NodeIndex]) -> str:
+    return nodes_text(nodes) if nodes else "no node"
+
+
+def _cost(tree: NodeTree, own: Sequence[NodeIndex], wanted: Sequence[NodeIndex]) -> str | None:
+    """How far the wanted nodes are from the nearest of the job's own."""
+    far = [
+        min((tree.distances[a, b] for a in own if (a, b) in tree.distances), default=None)
+        for b in wanted
+    ]
+    known = [distance for distance in far if distance is not None]
+    return f"distance {max(known)} instead of 10" if known else None

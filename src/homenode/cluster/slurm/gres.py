@@ -1,0 +1,402 @@
+"""Gres: what gres.conf says of the GPUs of each node, what it should say, and in which order.
+
+Slurm numbers devices by their place in its own list: IDX of a job, and SLURM_JOB_GPUS. Lines by
+hand stand there as they are written, file by file; what AutoDetect finds is sorted by PCI address.
+Seen: 22.05.8, File=.../gpu[7,5,6,4] before gpu[3,2] and gpu[0-1].
+Source: gres.conf(5) of 22.05, AutoDetect, Cores, Links.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+
+from msgspec import Struct
+
+from homenode.bdf import Bdf
+from homenode.cluster.slurm.config import Config, ConfigLine, config_word
+from homenode.cluster.slurm.cpu_ids import CoreOrder, core_order
+from homenode.cluster.slurm.home_nodes import gpus_in_order, home_node
+from homenode.cpuset import CpuSet
+from homenode.errors import InputError, ParseError
+from homenode.indices import NodeIndex
+from homenode.machine.pci import LinkKind
+from homenode.machine.tools.slurm_hostlist import Hostlists, compress_hostlist
+from homenode.machine.topology import Host
+
+_COUNT = re.compile(r"([0-9]{1,15})([kmgtp]?)\Z", re.IGNORECASE | re.ASCII)
+
+
+MAX_LOOKS = 10_000_000
+"""Lines without NodeName=, times nodes."""
+
+
+class GresLine(Struct, frozen=True, eq=False):
+    """One line of gres.conf.
+
+    nodes: whom it is about; None = every node that reads the file. name: "gpu", "nic", ...; None
+    on a line that only sets AutoDetect. files: device files in their order. cores: Slurm's core
+    numbers (Cores=, or CPUs= as it was once called); None where not given. links: of the one
+    device of the line to each other one. It is compared by its line: some have thousands of names.
+    """
+
+    line: ConfigLine
+    nodes: Mapping[str, None] | None
+    autodetect: str | None
+    name: str | None
+    type: str | None
+    files: tuple[str, ...]
+    cores: CpuSet | None
+    links: tuple[int, ...] | None
+    count: int | None
+    is_multiple: bool = False
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, GresLine) and self.line == other.line
+
+    def __hash__(self) -> int:
+        return hash(self.line)
+
+    @property
+    def devices(self) -> int:
+        """How many devices the line is about."""
+        if self.is_multiple:
+            return 1
+        return len(self.files) if self.files else self.count if self.count is not None else 1
+
+
+def gres_lines(config: Config) -> tuple[GresLine, ...]:
+    """The lines of a gres.conf. Raises ParseError that names the line."""
+    lists = Hostlists()
+    return tuple(_gres_line(line, line.source, lists) for line in config.lines)
+
+
+def lines_by_node(lines: tuple[GresLine, ...], nodes: int) -> Callable[[str], tuple[GresLine, ...]]:
+    """What gives the lines that name a node, or none, in their order: of a large cluster each node
+    has lines of its own, and looking through all of them for each takes minutes.
+
+    nodes: how many are asked for. Raises ParseError for too many lines that are about all of them.
+    """
+    of_all = [at for at, line in enumerate(lines) if line.nodes is None]
+    own: dict[str, list[int]] = {}
+    for at, line in enumerate(lines):
+        for node in line.nodes or ():
+            own.setdefault(node, []).append(at)
+    if len(of_all) * nodes > MAX_LOOKS:
+        expected = "fewer lines without NodeName= for so many nodes"
+        source = lines[of_all[-1]].line
+        raise ParseError(source.source, expected, str(len(of_all)), line=source.first)
+    return lambda node: tuple(lines[at] for at in sorted((*of_all, *own.get(node, ()))))
+
+
+def lines_for(lines: tuple[GresLine, ...], node: str) -> tuple[GresLine, ...]:
+    """The lines about the GPUs of one node, in their order."""
+    return tuple(
+        line for line in lines if line.name == "gpu" and (line.nodes is None or node in line.nodes)
+    )
+
+
+def autodetect_for(lines: tuple[GresLine, ...], node: str) -> str | None:
+    """What detects the node's GPUs: its own setting, else that of all; None where nothing does."""
+    of_all: str | None = None
+    for line in lines:
+        if line.autodetect is None:
+            continue
+        if line.nodes is not None and node in line.nodes:
+            return None if line.autodetect == "off" else line.autodetect
+        # On a line about GPUs it is for all nodes too: it is the line's nodes that count.
+        if line.nodes is None and line.name in (None, "gpu"):
+            of_all = line.autodetect
+    return None if of_all in (None, "off") else of_all
+
+
+def _gres_line(line: ConfigLine, source: str, lists: Hostlists) -> GresLine:
+    def listed(*keys: str) -> tuple[str, ...]:
+        value = line.get(*keys)
+        return () if value is None else lists.expand(value, source, line=line.first)
+
+    nodes = line.get("nodename")
+    cores = line.get("cores", "cpus")
+    links = line.get("links")
+    count = line.get("count")
+    autodetect = line.get("autodetect")
+    multiple = listed("multiplefiles")
+    return GresLine(
+        line=line,
+        nodes=None
+        if nodes is None
+        else dict.fromkeys(lists.expand(nodes, source, line=line.first)),
+        autodetect=None if autodetect is None else autodetect.lower(),
+        name=line.get("name"),
+        type=line.get("type"),
+        files=multiple or listed("file"),
+        cores=None if cores is None else _cores(cores, source, line.first),
+        links=None if links is None else _links(links, source, line.first),
+        count=None if count is None else _count(count, source, line.first),
+        is_multiple=bool(multiple),
+    )
+
+
+def _cores(text: str, source: str, line: int) -> CpuSet:
+    try:
+        return CpuSet.parse(text)
+    except ParseError as error:
+        raise ParseError(source, "core numbers such as 0-15,32", error.found, line=line) from None
+
+
+def _links(text: str, source: str, line: int) -> tuple[int, ...]:
+    numbers = []
+    for item in text.split(","):
+        digits = item.strip().removeprefix("-")
+        if not (digits.isascii() and digits.isdigit() and len(digits) < 5):
+            raise ParseError(source, "Links= with a number for each GPU", item, line=line)
+        numbers.append(int(item))
+    return tuple(numbers)
+
+
+def _count(text: str, source: str, line: int) -> int:
+    match = _COUNT.match(text)
+    if match is None:
+        raise ParseError(source, "a count such as 8 or 10G", text, line=line)
+    return int(match[1]) << 10 * " kmgtp".index(match[2].lower() or " ")
+
+
+_NUMBERED = re.compile(r"/dev/nvidia([0-9]{1,3})\Z|/dev/dri/renderD([0-9]{1,3})\Z", re.ASCII)
+_FIRST_RENDER_NODE = 128
+_OWN_WORDS = frozenset(
+    """
+    nodename name type file multiplefiles cores cpus links count autodetect
+""".split()
+)
+"""Of a line about GPUs: what right_lines writes itself, or what a line with files needs not."""
+
+
+class RightGpu(Struct, frozen=True):
+    """What is right for one GPU. node, cores: None where the host does not give its node.
+
+    cores: Slurm's numbers of all cores of the node. near: of those that the firmware calls local
+    where they are fewer. links: to each GPU in order, -1 to itself; None where none are known.
+    """
+
+    index: int
+    bdf: Bdf
+    node: NodeIndex | None
+    cores: CpuSet | None
+    near: CpuSet | None
+    links: tuple[int, ...] | None
+
+
+def right_gpus(host: Host) -> tuple[RightGpu, ...]:
+    """The host's GPUs in the order of their addresses."""
+    order = core_order(host)
+    gpus = gpus_in_order(host)
+    counts = _link_counts(host)
+    found = []
+    for index, gpu in enumerate(gpus):
+        at = home_node(host, gpu)
+        node = None if at is None else host.node(at)
+        links = tuple(
+            -1 if other.bdf == gpu.bdf else counts.get(frozenset((gpu.bdf, other.bdf)), 0)
+            for other in gpus
+        )
+        found.append(
+            RightGpu(
+                index,
+                gpu.bdf,
+                at,
+                None if node is None else order.numbers(node.pus),
+                order.numbers(gpu.local_pus) if gpu.local_pus else None,
+                links if counts else None,
+            )
+        )
+    return tuple(found)
+
+
+def placed_files(lines: Sequence[GresLine]) -> tuple[tuple[GresLine, str | None, int], ...]:
+    """(line, device file, the GPU's number) of each GPU that the lines list, in their order.
+
+    /dev/nvidia3 is GPU 3 and /dev/dri/renderD129 GPU 1; any other file is the next one. Drivers
+    number by address; a line with Count= alone has no files. The files of MultipleFiles= are one
+    device: a GPU, or a MIG slice, which is at its GPU's number.
+    """
+    found: list[tuple[GresLine, str | None, int]] = []
+    for line in lines:
+        files: tuple[str | None, ...] = line.files or (None,) * min(line.devices, 1024)
+        if line.is_multiple:
+            files = (next((file for file in line.files if _NUMBERED.match(file)), line.files[0]),)
+        for file in files:
+            match = _NUMBERED.match(file) if file else None
+            number = len(found)
+            if match is not None:
+                number = int(match[1]) if match[1] else int(match[2]) - _FIRST_RENDER_NODE
+            found.append((line, file, number))
+    return tuple(found)
+
+
+def members_of(
+    lines: Sequence[GresLine], gpus: Sequence[RightGpu], *, detected: bool
+) -> tuple[int, ...]:
+    """Numbers of the GPUs that a node has to Slurm, in its order: all that are detected, or those
+    of the lines by hand."""
+    if detected:
+        return tuple(gpu.index for gpu in gpus)
+    return tuple(dict.fromkeys(number for _, _, number in placed_files(lines)))
+
+
+def links_among(gpu: RightGpu, members: Sequence[int]) -> tuple[int, ...] | None:
+    """A GPU's links to each of these; None where none are known."""
+    if gpu.links is None or any(not 0 <= number < len(gpu.links) for number in members):
+        return None
+    return tuple(gpu.links[number] for number in members)
+
+
+def right_lines(
+    names: Sequence[str],
+    lines: Sequence[GresLine],
+    gpus: Sequence[RightGpu],
+    *,
+    links: bool,
+    detected: bool = False,
+) -> tuple[str, ...]:
+    """Lines that say the same GPUs with the right cores; with `links` a line for each GPU.
+
+    () where a GPU is not named by a file of the machine's: nothing is left out of a file. What
+    lines say next to (Flags=) is kept, and their Cores= where the machine gives none.
+    """
+    groups: list[tuple[GresLine, CpuSet | None, tuple[int, ...] | None, list[str]]] = []
+    members = members_of(lines, gpus, detected=detected)
+    for line, file, number in placed_files(lines):
+        gpu = gpus[number] if 0 <= number < len(gpus) else None
+        if gpu is None or file is None:
+            return ()
+        own = links_among(gpu, members) if links and not line.is_multiple else None
+        cores = line.cores if gpu.cores is None else gpu.cores
+        last = groups[-1] if groups else None
+        if last and own is None and not line.is_multiple and _alike(last, line, cores):
+            last[3].append(file)
+        else:
+            groups.append((line, cores, own, [file]))
+    return tuple(_line(names, *group) for group in groups)
+
+
+def _alike(
+    group: tuple[GresLine, CpuSet | None, tuple[int, ...] | None, list[str]],
+    line: GresLine,
+    cores: CpuSet | None,
+) -> bool:
+    first = group[0]
+    same = (first.type, _neighbours(first)) == (line.type, _neighbours(line))
+    return same and group[1:3] == (cores, None) and not first.is_multiple
+
+
+def _neighbours(line: GresLine) -> tuple[str, ...]:
+    """Words that say nothing of which GPUs there are, as they are to be written."""
+    return tuple(
+        config_word(key.capitalize(), value)
+        for key, value in line.line.words
+        if key not in _OWN_WORDS
+    )
+
+
+def looks_like_pus(cores: CpuSet, right: CpuSet, order: CoreOrder) -> bool:
+    """True where the numbers are right as PUs and wrong as cores, as nvidia-smi topo -m prints."""
+    every = CpuSet.union(order.pus)
+    return cores != right and cores <= every and order.numbers(cores) == right
+
+
+def _line(
+    names: Sequence[str],
+    line: GresLine,
+    cores: CpuSet | None,
+    links: tuple[int, ...] | None,
+    files: Sequence[str],
+) -> str:
+    words = [config_word("NodeName", compress_hostlist(names))] if names else []
+    words.append("Name=gpu")
+    if line.type is not None:
+        words.append(config_word("Type", line.type))
+    if line.is_multiple:
+        words.append(config_word("MultipleFiles", compress_hostlist(line.files)))
+    else:
+        words.append(config_word("File", compress_hostlist(files)))
+    if cores is not None:
+        words.append(f"Cores={cores}")
+    if links is not None:
+        words.append(f"Links={','.join(map(str, links))}")
+    words += _neighbours(line)
+    return " ".join(words)
+
+
+def _link_counts(host: Host) -> dict[frozenset[Bdf], int]:
+    """Bonded links of each pair of GPUs; 1 where the source shows a link and not how many."""
+    counts: dict[frozenset[Bdf], int] = {}
+    for link in host.links:
+        if link.b is not None and link.kind in (LinkKind.NVLINK, LinkKind.XGMI):
+            pair = frozenset((link.a, link.b))
+            counts[pair] = max(counts.get(pair, 0), link.count or 1)
+    return counts
+
+
+class DeviceOrder(Struct, frozen=True):
+    """A cluster's gres.conf, for this question."""
+
+    lines: tuple[GresLine, ...]
+
+    def numbers(self, node: str) -> tuple[int, ...] | None:
+        """The driver's number of the GPU at each place of a node's list.
+
+        A MIG slice (MultipleFiles) is at its GPU's number. None where the lines give no order.
+        """
+        own = lines_for(self.lines, node)
+        if not own or autodetect_for(self.lines, node) is not None:
+            return None
+        placed = placed_files(own)
+        if any(file is None for _, file, _ in placed):
+            return None
+        return tuple(number for _, _, number in placed)
+
+    def places(self, gpus: int) -> dict[int, int]:
+        """Slurm's number of each GPU by the driver's, for nodes that all list them alike.
+
+        gpus: how many a node has. Raises InputError where nodes differ, so that one list of numbers
+        is not for all, and where the lines are about other GPUs or about MIG slices.
+        """
+        own: dict[str, list[GresLine]] = {}
+        for line in self.lines:
+            for node in (line.nodes or ("",)) if line.name == "gpu" else ():
+                own.setdefault(node, []).append(line)
+        orders = {
+            self.numbers(node)
+            for node in {tuple(map(id, lines)): node for node, lines in own.items()}.values()
+        }
+        if len(orders) > 1:
+            raise InputError(
+                "gres.conf: expected nodes that list their GPUs in one order, found "
+                f"{len(orders)} orders",
+                hint="give a copy with the lines of the nodes that the job runs on",
+            )
+        order = next(iter(orders), None)
+        if order is None:  # AutoDetect: by address
+            return {gpu: gpu for gpu in range(gpus)}
+        if sorted(order) != list(range(gpus)):
+            raise InputError(
+                f"gres.conf: expected lines about GPUs 0-{gpus - 1}, each once, as the host has "
+                f"them, found {','.join(map(str, sorted(order)))[:60]}",
+                hint="`homenode slurm check` says more",
+            )
+        return {gpu: place for place, gpu in enumerate(order)}
+
+
+def device_order(gres: Config) -> DeviceOrder:
+    """The order that a gres.conf gives.
+
+    Raises ParseError that names the line, InputError for a file that says nothing of GPUs.
+    """
+    lines = gres_lines(gres)
+    if not any(line.name == "gpu" or line.autodetect is not None for line in lines):
+        stated = "".join(
+            f", and Include {other.path}, which is not read: {other.reason}"
+            for other in gres.not_read[:1]
+        )
+        raise InputError(
+            f"{gres.source}: expected lines with Name=gpu or AutoDetect=, found none{stated}"
+        )
+    return DeviceOrder(lines)

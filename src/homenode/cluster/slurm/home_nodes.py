@@ -1,0 +1,144 @@
+"""HomeNodes: the node with CPUs that each GPU of a host is on, never a GPU's own memory.
+
+On GH200 a GPU has several nodes ("0,5-11" as nvidia-smi's NUMA affinity says): one with CPUs, and
+memory-only ones for itself and its MIG instances. Programs are bound to the one with CPUs.
+Source: numactl issue 224; docs/formats/host-toml.md, gh200x4.
+"""
+
+from collections.abc import Mapping
+
+from msgspec.structs import replace
+
+from homenode.bdf import Bdf
+from homenode.cpuset import CpuSet
+from homenode.errors import InputError, UsageError
+from homenode.indices import NodeIndex
+from homenode.machine.discover.pci_nodes import Locality
+from homenode.machine.pci import DeviceKind, PciDevice
+from homenode.machine.tools.nvidia_smi_topo import TopoDevice, TopoMatrix
+from homenode.machine.topology import Host, MemoryKind, NumaNode
+
+
+def gpus_in_order(host: Host) -> tuple[PciDevice, ...]:
+    """The host's GPUs by address, as Slurm's AutoDetect and the drivers number them.
+
+    Virtual functions are no GPUs of their own. Source: gres.conf(5), Links.
+    """
+    gpus = host.devices_of_kind(DeviceKind.GPU)
+    return tuple(gpu for gpu in gpus if gpu.physical_function is None)
+
+
+def nodes_with_cpus(host: Host) -> tuple[NumaNode, ...]:
+    return tuple(node for node in host.nodes if node.pus)
+
+
+def home_node(host: Host, gpu: PciDevice) -> NodeIndex | None:
+    """The node with CPUs that a GPU is on, else that of its local CPUs; None where the host does
+    not say."""
+    nodes = {node.index: node for node in nodes_with_cpus(host)}
+    if gpu.node in nodes:
+        return gpu.node
+    if len(nodes) == 1:
+        return next(iter(nodes))
+    near = gpu.local_pus or CpuSet()
+    own = [index for index, node in nodes.items() if not node.pus.isdisjoint(near)]
+    return own[0] if len(own) == 1 else None
+
+
+def gpu_memory_nodes(host: Host) -> dict[NodeIndex, Bdf | None]:
+    """Nodes that are a GPU's memory, and whose; the GPU is None where the driver does not say.
+
+    A node without CPUs that an initiator other than a CPU belongs to is one as well.
+    """
+    return {
+        node.index: node.gpu
+        for node in host.nodes
+        if not node.pus and (node.memory_kind is MemoryKind.GPU or node.generic_initiator)
+    }
+
+
+def bindable_nodes(host: Host) -> tuple[NumaNode, ...]:
+    """Nodes with CPUs and memory."""
+    return tuple(node for node in nodes_with_cpus(host) if node.memory_bytes != 0)
+
+
+def bindable_node(host: Host, index: int, option: str) -> NumaNode:
+    """The node, where programs can be bound to it. Raises UsageError that names the right one.
+
+    option: what the user gave it with.
+    """
+    node = host.node(NodeIndex(index))
+    if node in bindable_nodes(host):
+        return node
+    memory = gpu_memory_nodes(host)
+    owner = memory.get(node.index) or _owner(memory, node.index) if node is not None else None
+    hint = None
+    if node is None:
+        found = "no such node"
+    elif node.pus:
+        found = "one without memory"
+    elif owner is None or node.index not in memory:
+        found, hint = "one of memory alone", "bind to the node of the GPU"
+    else:
+        found = f"memory of GPU {owner}: programs there would fill the GPU's own memory, and have "
+        found += "no CPU"
+        device = host.device(owner)
+        right = None if device is None else home_node(host, device)
+        own = None if right is None else host.node(right)
+        if own is not None:
+            hint = f"bind to node {own.index} (PUs {own.pus}), where the GPU is"
+    known = CpuSet(one.index for one in bindable_nodes(host))
+    raise UsageError(
+        f"{option} {index}: expected a node of {host.name} with CPUs and memory ({known}), found "
+        f"{found}",
+        hint=hint,
+    )
+
+
+def _owner(memory: Mapping[NodeIndex, Bdf | None], index: NodeIndex) -> Bdf | None:
+    """The GPU of a memory node without a name of its own: the last one named at or before it.
+
+    On GH200 the nodes of a GPU's MIG instances follow its own.
+    """
+    named = [(n, bdf) for n, bdf in memory.items() if bdf is not None and n <= index]
+    return max(named, default=(0, None))[1]
+
+
+def nodes_of(host: Host, pus: CpuSet) -> tuple[NodeIndex, ...]:
+    """The nodes that have any of these PUs, ascending."""
+    return tuple(node.index for node in host.nodes if not node.pus.isdisjoint(pus))
+
+
+def with_affinities(host: Host, matrix: TopoMatrix, source: str) -> Host:
+    """The host with a node for each GPU: of a list such as "0,5-11" the one that has CPUs.
+
+    Rows GPU0, GPU1, ... are the host's GPUs by address. Raises InputError where they are not as
+    many, and where the host says otherwise of one.
+    """
+    gpus = gpus_in_order(host)
+    rows = tuple(row for row in matrix.devices if row.name.startswith("GPU"))
+    if len(rows) != len(gpus):
+        raise InputError(
+            f"{source}: expected {len(gpus)} GPUs, as {host.name} has, found {len(rows)}"
+        )
+    stated = {
+        gpu.bdf: _with_node(host, gpu, row, source) for gpu, row in zip(gpus, rows, strict=True)
+    }
+    return replace(
+        host, pci_devices=tuple(stated.get(device.bdf, device) for device in host.pci_devices)
+    )
+
+
+def _with_node(host: Host, gpu: PciDevice, row: TopoDevice, source: str) -> PciDevice:
+    locality = Locality.of(host.nodes, CpuSet(host.pu_at), host.distances)
+    node = locality.node_listed(row.nodes or (), None)
+    known = home_node(host, gpu)
+    if node is None or node == known:
+        return gpu
+    if known is not None:
+        raise InputError(
+            f"{source}: expected {row.name} ({gpu.bdf}) on node {known}, as {host.name} says, "
+            f"found {node}",
+            hint="the listing is of another machine, or of another BIOS setting",
+        )
+    return replace(gpu, node=node, local_pus=row.cpus or gpu.local_pus)

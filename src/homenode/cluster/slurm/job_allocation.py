@@ -1,0 +1,195 @@
+"""JobAllocation: what a job has on a node, in the machine's own numbers: PUs, GPUs' nodes, memory.
+
+Made from what Slurm gives and a host (here), or from what a job's own record says (record.py).
+"""
+
+from collections.abc import Mapping, Sequence
+
+from msgspec import Struct
+
+from homenode.bdf import Bdf
+from homenode.cluster.slurm.cpu_ids import CoreOrder, core_order
+from homenode.cluster.slurm.home_nodes import (
+    gpu_memory_nodes,
+    gpus_in_order,
+    home_node,
+    nodes_with_cpus,
+)
+from homenode.cpuset import CpuSet
+from homenode.indices import NodeIndex
+from homenode.machine.tools.scontrol import NodeShape
+from homenode.machine.tools.slurm_job import Job, NodeShare
+from homenode.machine.topology import Host
+
+
+class AllocatedGpu(Struct, frozen=True):
+    """A GPU of a job. index: Slurm's number on the node. node: with CPUs; None where unknown."""
+
+    index: int | None
+    bdf: Bdf | None
+    node: NodeIndex | None
+
+    def __str__(self) -> str:
+        number = "" if self.index is None else f"{self.index} "
+        return f"{number}({'address unknown' if self.bdf is None else self.bdf})"
+
+
+class NodeTree(Struct, frozen=True):
+    """As much of a machine as an audit needs.
+
+    pus_of_node: of every node; none on nodes that are memory only. gpus_of_node: how many GPUs
+    are on each; None where not known. gpu_memory: nodes that are a GPU's memory.
+    distances: (from, to) -> SLIT; empty where not given.
+    """
+
+    pus_of_node: Mapping[NodeIndex, CpuSet]
+    gpus_of_node: Mapping[NodeIndex, int] | None
+    gpu_memory: frozenset[NodeIndex]
+    distances: Mapping[tuple[NodeIndex, NodeIndex], int]
+
+    def nodes_of(self, pus: CpuSet) -> tuple[NodeIndex, ...]:
+        return tuple(n for n, own in self.pus_of_node.items() if not own.isdisjoint(pus))
+
+
+class JobAllocation(Struct, frozen=True):
+    """What a job has on one node.
+
+    job: its id. subject: how to call it in a finding. memory_nodes: mems_allowed of its tasks;
+    None where not recorded. bound_nodes: to which a memory policy binds every task; None where
+    none does or none was recorded. unknown: why nothing can be said, where that is so; remedy:
+    what helps then, where that is not to name the node's machine. restart: how often Slurm had
+    started it again by then.
+    """
+
+    job: str
+    node: str
+    name: str
+    user: str | None
+    pus: CpuSet | None
+    gpus: tuple[AllocatedGpu, ...]
+    tree: NodeTree | None
+    memory_nodes: frozenset[NodeIndex] | None = None
+    bound_nodes: frozenset[NodeIndex] | None = None
+    unknown: str | None = None
+    remedy: str | None = None
+    restart: int = 0
+
+    @property
+    def subject(self) -> str:
+        again = f", restart {self.restart}," if self.restart else ""
+        return f"job {self.job} ({self.name or 'no name'}){again} on {self.node}"
+
+
+class NodeMachine(Struct, frozen=True):
+    """A host as the audit looks at it: worked out once for all nodes that are like it."""
+
+    host: Host
+    order: CoreOrder
+    tree: NodeTree
+    gpus: tuple[AllocatedGpu, ...]
+
+    @property
+    def has_nodes_in_packages(self) -> bool:
+        """True where SlurmdParameters=numa_node_as_socket makes other sockets than packages."""
+        return len(nodes_with_cpus(self.host)) > len(self.host.packages)
+
+
+def node_machine(host: Host) -> NodeMachine:
+    """The host's cores, nodes and GPUs by Slurm's numbers."""
+    gpus = tuple(
+        AllocatedGpu(number, gpu.bdf, home_node(host, gpu))
+        for number, gpu in enumerate(gpus_in_order(host))
+    )
+    indices = [node.index for node in host.nodes]
+    counts = {index: sum(gpu.node == index for gpu in gpus) for index in indices}
+    distances = {} if host.distances is None else host.distances
+    tree = NodeTree(
+        pus_of_node={node.index: node.pus for node in host.nodes},
+        gpus_of_node=counts,
+        gpu_memory=frozenset(gpu_memory_nodes(host)),
+        distances={
+            (a, b): row[column]
+            for a, row in zip(indices, distances, strict=False)
+            for column, b in enumerate(indices)
+        },
+    )
+    return NodeMachine(host, core_order(host), tree, gpus)
+
+
+def allocation_on(
+    job: Job,
+    share: NodeShare,
+    machine: NodeMachine | None,
+    shape: NodeShape | None,
+    numbers: Sequence[int] | None = None,
+) -> JobAllocation:
+    """What a job has on a node, as the node's machine numbers it.
+
+    shape: what Slurm takes the node for; None = as the machine is. Where the two differ, the ids
+    mean nothing on this machine, and `unknown` says so. numbers: the GPU of each of Slurm's own
+    numbers, as gres.conf orders them (gres.py); None = by address.
+    """
+
+    def unknown(reason: str, remedy: str | None = None) -> JobAllocation:
+        return unknown_allocation(job, share.node, reason, remedy)
+
+    if not share.gpus.count and share.gpus.indices is not None:
+        return JobAllocation(job.id, share.node, job.name, job.user, None, (), None)
+    if machine is None:
+        return unknown("no host is given for this node")
+    if shape is not None and not machine.order.fits(shape):
+        return unknown(
+            f"Slurm takes the node for {shape} (sockets x cores x threads), and the host "
+            f"{machine.host.name} has {len(machine.order.pus)} cores of {machine.order.threads}"
+        )
+    if share.gpus.indices is None:
+        return unknown(
+            f"Slurm shows {share.gpus.count or 'some'} GPUs and not which: no File= in gres.conf",
+            "lines with File= in gres.conf, or AutoDetect: `homenode slurm check`",
+        )
+    if share.gpus.sliced and numbers is None:
+        return unknown(
+            "MIG slices, which have numbers of their own in Slurm's list of devices",
+            "--gres gres.conf where it has a line for each slice; else records: --hooks DIR",
+        )
+    indices = share.gpus.indices
+    if numbers is not None and indices and max(indices) < len(numbers):
+        indices = tuple(sorted({numbers[index] for index in indices}))
+    if indices and not 0 <= min(indices) <= max(indices) < len(machine.gpus):
+        return unknown(
+            f"Slurm shows GPU {max(indices)}, and the host {machine.host.name} has "
+            f"{len(machine.gpus)} GPUs"
+        )
+    if share.cores is not None and shape is None and machine.has_nodes_in_packages:
+        return unknown(
+            f"Slurm gives cores by socket, and a socket of {machine.host.name} may be a package "
+            "or a NUMA node to it",
+            "--nodes FILE with `scontrol show node`, which says how many sockets there are",
+        )
+    try:
+        pus = _pus(share, machine, shape)
+    except IndexError:
+        return unknown(f"CPU ids beyond the {len(machine.order.pus)} cores of {machine.host.name}")
+    gpus = tuple(machine.gpus[index] for index in indices)
+    return JobAllocation(job.id, share.node, job.name, job.user, pus, gpus, machine.tree)
+
+
+def unknown_allocation(
+    job: Job, node: str, reason: str, remedy: str | None = None
+) -> JobAllocation:
+    """What a job has on a node where that cannot be said."""
+    return JobAllocation(
+        job.id, node, job.name, job.user, None, (), None, unknown=reason, remedy=remedy
+    )
+
+
+def _pus(share: NodeShare, machine: NodeMachine, shape: NodeShape | None) -> CpuSet | None:
+    """The PUs that a share names. Raises IndexError for cores that the machine has not."""
+    if share.cpu_ids is not None:
+        per_core = machine.order.threads if shape is None else shape.threads_per_core
+        return machine.order.pus_of_ids(share.cpu_ids, per_core)
+    if share.cores is None:
+        return None
+    sockets = len(machine.host.packages) or 1
+    of_socket = len(machine.order.pus) // sockets if shape is None else shape.cores_per_socket
+    return machine.order.pus_of_cores(socket * of_socket + core for socket, core in share.cores)

@@ -1,0 +1,365 @@
+"""Record: what a job really had on a node, as the hooks wrote it while it ran (hooks.py).
+
+The lines about the machine and the GPUs are written by root, those about tasks by the job's user.
+
+Of GPUs Slurm gives the Prolog places in its own list of the node's devices (SLURM_JOB_GPUS): by PCI
+address where AutoDetect found them, a place for each MIG slice; else as gres.conf lists them.
+
+The memory policy of a job's processes, which Slurm itself does not say, can be asked while it runs:
+a step of one task in the job's own allocation (it takes nothing from it) lists the processes with
+scontrol and reads /proc of each. Only the job's owner and root may start one.
+
+Source: docs/formats/slurm-record.md; Slurm's gres_common_prep_set_env; gres.conf(5), AutoDetect;
+srun(1), --overlap; scontrol(1), listpids; proc(5).
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from homenode.bdf import Bdf
+from homenode.cluster.slurm.job_allocation import AllocatedGpu, JobAllocation, NodeTree
+from homenode.cpuset import CpuSet
+from homenode.errors import ParseError
+from homenode.indices import NodeIndex
+
+KIND = "homenode-slurm-record"
+VERSION = 2
+MAX_TEXT_CHARS = 1 << 20
+MAX_SLICES = 64
+"""Of a GPU; the hardware has 7."""
+
+
+class TaskRecord(Struct, frozen=True):
+    """A task as it started. task: "STEP.RANK". pus, memory_nodes: as /proc/self/status allows.
+
+    policy: of its memory, as /proc/self/numa_maps says ("default", "bind:0"); None = unknown.
+    """
+
+    task: str
+    pus: CpuSet
+    memory_nodes: CpuSet
+    policy: str | None
+
+
+class JobRecord(Struct, frozen=True):
+    """A job on a node. start_s, end_s: seconds since 1970; None where it has not ended.
+
+    pus_of_node: of every NUMA node. gpus: every GPU of the node, by the driver's number.
+    owned: numbers of the job's GPUs, as Slurm counts. slices: (the driver's number, how
+    many) of each GPU that is cut into MIG slices. restart: how often it was started again.
+    """
+
+    job: str
+    node: str
+    name: str
+    user: str | None
+    start_s: int | None
+    end_s: int | None
+    pus_of_node: tuple[tuple[NodeIndex, CpuSet], ...]
+    distances: tuple[tuple[NodeIndex, tuple[int, ...]], ...]
+    gpu_memory: tuple[NodeIndex, ...]
+    gpus: tuple[AllocatedGpu, ...]
+    owned: CpuSet
+    tasks: tuple[TaskRecord, ...]
+    slices: tuple[tuple[int, int], ...] = ()
+    restart: int = 0
+
+
+class _Open(Struct):
+    """A record whose lines are still being read."""
+
+    said: dict[str, str] = field(default_factory=dict)
+    pus_of_node: list[tuple[NodeIndex, CpuSet]] = field(default_factory=list)
+    distances: list[tuple[NodeIndex, tuple[int, ...]]] = field(default_factory=list)
+    gpu_memory: list[NodeIndex] = field(default_factory=list)
+    gpus: list[AllocatedGpu] = field(default_factory=list)
+    tasks: list[TaskRecord] = field(default_factory=list)
+    slices: list[tuple[int, int]] = field(default_factory=list)
+
+
+def parse_record(text: str, source: str) -> JobRecord:
+    """The record of a text. Raises ParseError that names the line."""
+    if len(text) > MAX_TEXT_CHARS:
+        raise ParseError(source, f"at most {MAX_TEXT_CHARS} characters", str(len(text)))
+    lines = text.splitlines()
+    head = lines[0].split() if lines else []
+    if len(head) != 2 or head[0] != KIND or not _is_number(head[1]):
+        raise ParseError(source, f"{KIND} {VERSION}", lines[0] if lines else "", line=1)
+    if int(head[1]) > VERSION:
+        raise ParseError(
+            source,
+            f"{KIND} up to version {VERSION}",
+            head[1],
+            line=1,
+            hint="it was written by hooks of a newer homenode: update this one",
+        )
+    record = _Open()
+    for number, line in enumerate(lines[1:], start=2):
+        words = line.split()
+        if words:
+            _read(record, words, source, number)
+    for needed in ("job", "node"):
+        if needed not in record.said:
+            raise ParseError(source, f"a line {needed!r}", "none", line=len(lines))
+    return JobRecord(
+        job=record.said["job"],
+        node=record.said["node"],
+        name=record.said.get("name", ""),
+        user=record.said.get("user"),
+        start_s=_seconds(record.said.get("start")),
+        end_s=_seconds(record.said.get("end")),
+        pus_of_node=tuple(record.pus_of_node),
+        distances=tuple(record.distances),
+        gpu_memory=tuple(record.gpu_memory),
+        gpus=tuple(record.gpus),
+        owned=CpuSet.parse(record.said.get("held", ""), source),
+        tasks=tuple(record.tasks),
+        slices=tuple(record.slices),
+        restart=_seconds(record.said.get("restart")) or 0,
+    )
+
+
+def parse_task(values: Sequence[str], source: str, line: int) -> TaskRecord:
+    """The task of the values of a line. Raises ParseError that names the line."""
+    if len(values) != 4:
+        raise ParseError(source, "task STEP.RANK PUS NODES POLICY", " ".join(values), line=line)
+    try:
+        pus, nodes = CpuSet.parse(values[1]), CpuSet.parse(values[2])
+    except ParseError as error:
+        raise ParseError(source, error.expected, error.found, line=line) from None
+    return TaskRecord(values[0], pus, nodes, None if values[3] == "-" else values[3])
+
+
+def _read(record: _Open, words: list[str], source: str, line: int) -> None:
+    key, *values = words
+    try:
+        if key in ("job", "node", "user", "start", "end", "held", "name", "restart"):
+            record.said[key] = " ".join(values)
+        elif key == "numa" and len(values) in (1, 2):
+            record.pus_of_node.append((_node(values[0]), CpuSet.parse("".join(values[1:]))))
+        elif key == "distances" and len(values) > 1:
+            record.distances.append((_node(values[0]), tuple(_small(v) for v in values[1:])))
+        elif key == "gpumemory" and len(values) == 1:
+            record.gpu_memory.append(_node(values[0]))
+        elif key == "gpu" and len(values) == 3:
+            node = None if values[2] == "-1" else _node(values[2])
+            record.gpus.append(AllocatedGpu(_small(values[0]), Bdf.parse(values[1]), node))
+        elif key == "slices" and len(values) == 2:
+            record.slices.append((_small(values[0]), min(_small(values[1]), MAX_SLICES)))
+        elif key == "task":
+            record.tasks.append(parse_task(values, source, line))
+        else:
+            raise ParseError(source, "a line of a record", " ".join(words), line=line)
+    except ParseError as error:
+        if error.line is not None:
+            raise
+        raise ParseError(source, error.expected, error.found, line=line) from None
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) < 12
+
+
+def _node(text: str) -> NodeIndex:
+    return NodeIndex(_small(text))
+
+
+def _small(text: str) -> int:
+    if not _is_number(text) or len(text) > 5:
+        raise ParseError("", "a number of up to 5 digits", text)
+    return int(text)
+
+
+def _seconds(text: str | None) -> int | None:
+    return int(text) if text is not None and _is_number(text) else None
+
+
+_RENDER = 128
+_BINDS = re.compile(r"bind(?:[=:][a-z|]+)?:([0-9,-]+)\Z")
+
+
+def recorded_allocation(record: JobRecord, numbers: Sequence[int] | None = None) -> JobAllocation:
+    """What the job had; `unknown` says so where the record does not say.
+
+    numbers: the driver's number at each place, as gres.conf lists them (gres.py).
+    """
+    owned = JobAllocation(
+        job=record.job,
+        node=record.node,
+        name=record.name,
+        user=record.user,
+        pus=CpuSet.union(task.pus for task in record.tasks) if record.tasks else None,
+        gpus=(),
+        tree=_tree(record),
+        restart=record.restart,
+    )
+    found = [_at(record, order) for order in _orders(record, numbers)]
+    gpus = found[0]
+    if gpus is None:
+        return replace(
+            owned,
+            unknown=f"the record gives no address of GPU {max(record.owned)}",
+            remedy="--gres gres.conf, where its lines name the GPUs' files",
+        )
+    if any(other is None or _nodes(other) != _nodes(gpus) for other in found[1:]):
+        return replace(
+            owned,
+            unknown="the driver's order of GPUs is not that of their addresses, or some are cut "
+            "into slices: which of them Slurm means depends on gres.conf",
+            remedy="--gres gres.conf, where its lines name the GPUs' files",
+        )
+    if record.owned and not record.tasks:
+        return replace(
+            owned,
+            unknown="no task of it was recorded: no TaskProlog, or none had started",
+            remedy="set TaskProlog=, as the hooks' README says",
+        )
+    return with_tasks(replace(owned, gpus=gpus), record.tasks)
+
+
+def with_tasks(owned: JobAllocation, tasks: Sequence[TaskRecord]) -> JobAllocation:
+    """The same with what its tasks say of memory; as it is without any."""
+    if not tasks or owned.unknown is not None:
+        return owned
+    return replace(
+        owned,
+        memory_nodes=_indices(task.memory_nodes for task in tasks),
+        bound_nodes=_bound(tasks),
+    )
+
+
+def _orders(
+    record: JobRecord, numbers: Sequence[int] | None
+) -> Iterator[list[AllocatedGpu | None]]:
+    """What Slurm's list may be, the likeliest first: the GPU at each place."""
+    by_number = {gpu.index: _at_home(record, gpu) for gpu in record.gpus}
+    if numbers is not None:
+        yield [by_number.get(number) for number in numbers]
+        return
+    slices = dict(record.slices)
+    ordered = [by_number[gpu.index] for gpu in sorted(record.gpus, key=lambda gpu: str(gpu.bdf))]
+    yield [gpu for gpu in ordered for _ in range(slices.get(gpu.index or 0, 1))]
+    if slices:
+        whole: list[AllocatedGpu | None] = [g for g in ordered if (g.index or 0) not in slices]
+        cut = [g for g in ordered for _ in range(slices.get(g.index or 0, 0))]
+        yield [*whole, *cut]
+    else:
+        last = max((gpu.index or 0 for gpu in record.gpus), default=-1)
+        yield [by_number.get(number) for number in range(last + 1)]
+
+
+def _at(record: JobRecord, order: Sequence[AllocatedGpu | None]) -> tuple[AllocatedGpu, ...] | None:
+    """The job's GPUs in an order, each once; None where one has no place in it."""
+    # Older versions called AMD's by the number of /dev/dri/renderD128 and on.
+    places = [n - _RENDER if n >= max(len(order), _RENDER) else n for n in record.owned]
+    found = [order[place] if place < len(order) else None for place in places]
+    gpus = tuple(dict.fromkeys(gpu for gpu in found if gpu is not None))
+    return gpus if None not in found else None
+
+
+def _at_home(record: JobRecord, gpu: AllocatedGpu) -> AllocatedGpu:
+    """With the node that has CPUs: the only one, or the nearest to memory of its own (GH200)."""
+    with_cpus = [node for node, pus in record.pus_of_node if pus]
+    if gpu.node in with_cpus:
+        return gpu
+    if len(with_cpus) == 1:
+        return replace(gpu, node=with_cpus[0])
+    distances = _distances(record)
+    ranked = sorted(
+        (distances.get((gpu.node, n), 255), n) for n in with_cpus if gpu.node is not None
+    )
+    if not ranked or ranked[0][0] == 255 or (len(ranked) > 1 and ranked[0][0] == ranked[1][0]):
+        return replace(gpu, node=None)
+    return replace(gpu, node=ranked[0][1])
+
+
+def _nodes(gpus: Iterable[AllocatedGpu]) -> list[int]:
+    return sorted(-1 if gpu.node is None else gpu.node for gpu in gpus)
+
+
+def _distances(record: JobRecord) -> dict[tuple[NodeIndex | None, NodeIndex], int]:
+    nodes = [node for node, _ in record.pus_of_node]
+    return {
+        (a, b): distance
+        for a, row in record.distances
+        for b, distance in zip(nodes, row, strict=False)
+    }
+
+
+def _tree(record: JobRecord) -> NodeTree:
+    nodes = [node for node, _ in record.pus_of_node]
+    gpus = [_at_home(record, gpu) for gpu in record.gpus]
+    return NodeTree(
+        pus_of_node=dict(record.pus_of_node),
+        gpus_of_node={node: sum(gpu.node == node for gpu in gpus) for node in nodes},
+        gpu_memory=frozenset(record.gpu_memory),
+        distances={(a, b): d for (a, b), d in _distances(record).items() if a is not None},
+    )
+
+
+def _bound(tasks: Sequence[TaskRecord]) -> frozenset[NodeIndex] | None:
+    """The nodes to which policies bind, where they bind every task."""
+    found = [_BINDS.match(task.policy) if task.policy else None for task in tasks]
+    if not found or None in found:
+        return None
+    try:
+        return _indices(CpuSet.parse(match[1]) for match in found if match is not None)
+    except ParseError:  # the user's own line
+        return None
+
+
+def _indices(sets: Iterable[CpuSet]) -> frozenset[NodeIndex]:
+    return frozenset(NodeIndex(i) for i in CpuSet.union(sets))
+
+
+MAX_PROCESSES = 256
+"""Of a job on a node; more give nothing new."""
+
+_SCRIPT = f"""\
+scontrol listpids "$SLURM_JOB_ID" "$SLURMD_NODENAME" | head -n {MAX_PROCESSES} |
+while read -r pid _ step _; do
+  case $pid in *[!0-9]*) continue ;; esac
+  [ "$step" != "$SLURM_STEP_ID" ] && [ "$step" != extern ] || continue
+  pus=$(sed -n 's/^Cpus_allowed_list:[[:space:]]*//p' "/proc/$pid/status") || continue
+  nodes=$(sed -n 's/^Mems_allowed_list:[[:space:]]*//p' "/proc/$pid/status") || continue
+  read -r _ policy _ <"/proc/$pid/numa_maps"
+  parent=$(sed -n 's/^PPid:[[:space:]]*//p' "/proc/$pid/status") || continue
+  echo "task $step.$pid $pus $nodes ${{policy:--}} $parent"
+  policy=
+done 2>/dev/null
+"""
+
+
+def look_command(job: str, node: str) -> tuple[str, ...]:
+    """What to run for a job, by its number, on one of its nodes."""
+    return (
+        "srun",
+        "--overlap",
+        f"--jobid={job}",
+        f"--nodelist={node}",
+        "--nodes=1",
+        "--ntasks=1",
+        "--quiet",
+        "sh",
+        "-c",
+        _SCRIPT,
+    )
+
+
+def parse_look(text: str, source: str) -> tuple[TaskRecord, ...]:
+    """The processes of an answer that started none of the others: shells and numactl bind nothing
+    by themselves. Raises ParseError for a line that is none of its."""
+    tasks = []
+    parents = set()
+    for number, line in enumerate(text.splitlines(), start=1):
+        words = line.split()
+        if not words:
+            continue
+        if words[0] != "task" or len(words) != 6:
+            raise ParseError(source, "lines about tasks", line, line=number)
+        tasks.append(parse_task(words[1:5], source, number))
+        parents.add(words[5])
+    return tuple(task for task in tasks if task.task.rpartition(".")[2] not in parents)

@@ -1,0 +1,1 @@
+"""Decide: from runs to comparisons, doubts and verdicts."""

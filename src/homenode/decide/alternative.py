@@ -1,0 +1,104 @@
+"""Alternative: one thing that can be chosen, a layout or an arrangement, with its runs."""
+
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from homenode.decide.joint_states import joint_states
+from homenode.decide.summary import Series, SeriesKey, series_of
+from homenode.measure.results.model import Run, RunHead, Switches
+from homenode.units import format_bytes
+from homenode.vm.layout import PRESETS
+
+_Key = tuple[Switches, str | None, str | None, int | None]
+
+
+class Alternative(Struct, frozen=True, kw_only=True, dict=True):
+    """Runs that were made under the same choices.
+
+    label: short and unlike those of the others it stands next to.
+    """
+
+    label: str
+    switches: Switches
+    arrangement: str | None
+    memory_mode: str | None
+    page_bytes: int | None
+    runs: tuple[Run, ...]
+
+    @cached_property
+    def series(self) -> dict[SeriesKey, Series]:
+        """Every series of the runs. Made once: it is most of the work of a verdict."""
+        return series_of(self.runs)
+
+
+def alternatives(runs: Iterable[Run]) -> tuple[Alternative, ...]:
+    """Runs by what was chosen, in the order in which they come.
+
+    Placement states have the same names over all of them.
+    """
+    by_key: dict[_Key, list[Run]] = {}
+    for run in runs:
+        by_key.setdefault(_key(run.head), []).append(run)
+    several_modes = len({key[2] for key in by_key}) > 1
+    several_pages = len({key[3] for key in by_key}) > 1
+    joint = joint_states(list(by_key.values()))
+    return tuple(
+        Alternative(
+            label=_label(key, modes=several_modes, pages=several_pages),
+            switches=key[0],
+            arrangement=key[1],
+            memory_mode=key[2],
+            page_bytes=key[3],
+            runs=grouped,
+        )
+        for key, grouped in zip(by_key, joint, strict=True)
+    )
+
+
+def with_joint_states(chosen: Sequence[Alternative]) -> tuple[Alternative, ...]:
+    """The alternatives with states named alike over all their runs."""
+    joint = joint_states([one.runs for one in chosen])
+    return tuple(
+        one if one.runs is runs else replace(one, runs=runs)
+        for one, runs in zip(chosen, joint, strict=True)
+    )
+
+
+def _key(head: RunHead) -> _Key:
+    return head.switches, head.arrangement, head.memory_mode, head.page_bytes
+
+
+def _label(key: _Key, *, modes: bool, pages: bool) -> str:
+    switches, arrangement, mode, page_bytes = key
+    name = switches.name
+    if arrangement is not None:
+        name = f"{name} ({arrangement})" if name in PRESETS else arrangement
+    if modes and mode is not None:
+        name += f", {mode}"
+    if pages and page_bytes is not None:
+        name += f", {format_bytes(page_bytes)} pages"
+    return name
+
+
+def alternatives_of(
+    arguments: Sequence[tuple[str, Sequence[Run]]], *, first_alone: bool = False
+) -> tuple[Alternative, ...]:
+    """The alternatives of these runs, {argument: runs}, in the order in which they come.
+
+    Runs of one choice are combined wherever they lie. Where all are of one choice, each
+    argument is an alternative of its own: the same layout on two days. first_alone: the first
+    argument is not taken together with others (bare metal).
+    """
+    if first_alone and arguments:
+        (argument, runs), *rest = arguments
+        alone = [replace(one, label=f"{argument}: {one.label}") for one in alternatives(runs)]
+        return with_joint_states((*alone, *alternatives_of(rest)))
+    found = alternatives(run for _, runs in arguments for run in runs)
+    if len(found) > 1 or len(arguments) < 2:
+        return found
+    return with_joint_states(
+        [replace(one, label=argument) for argument, runs in arguments for one in alternatives(runs)]
+    )

@@ -1,0 +1,440 @@
+"""Compare: alternatives against a baseline, metric by metric."""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from msgspec import structs
+
+from homenode.decide.alternative import Alternative, with_joint_states
+from homenode.decide.comparison import (
+    FEW_BOOTS,
+    PRINTED,
+    STATES,
+    Comparison,
+    Doubt,
+    Effect,
+    EvidenceLevel,
+    Outcome,
+    once,
+)
+from homenode.decide.correction import holm
+from homenode.decide.doubts import Metrics, doubts_between
+from homenode.decide.intervals import CONFIDENCE, LEAST_BOOTS, interval
+from homenode.decide.outcomes import Found, judged, metric_of_effect
+from homenode.decide.summary import Series, SeriesKey, headline
+from homenode.errors import InputError
+from homenode.measure.results.model import FigureKey
+from homenode.measure.results.vantage import Vantage
+from homenode.metrics import METRICS, TWO_STATES, UNCOMPARED, Metric, metric_of, primaries
+from homenode.objective import Objective
+
+SeriesByLabel = Mapping[str, Mapping[SeriesKey, Series]]
+
+
+def compare(
+    chosen: Sequence[Alternative],
+    objective: Objective | None = None,
+    *,
+    bare: bool = False,
+    skipped: Sequence[str] = (),
+) -> Comparison:
+    """Every alternative against the first.
+
+    bare: the first is a host run, confined to the PUs and nodes of the others' plan.
+    Raises InputError for fewer than two, and for a bare baseline that is no host run.
+    """
+    if len(chosen) < 2:
+        only = chosen[0].label if chosen else "none"
+        raise InputError(
+            f"compare: expected two alternatives or more, found {only}",
+            hint="name runs of another layout, runs of one layout one by one, or published:SYSTEM",
+        )
+    baseline = chosen[0]
+    if bare and any(run.head.vantage is not Vantage.HOST for run in baseline.runs):
+        raise InputError(f"--bare: expected a run on the host itself, found {baseline.label}")
+    joined = with_joint_states(chosen)
+    made = {one.label: one.series for one in joined}
+    return compare_series(joined, made, objective, bare=bare, skipped=skipped)
+
+
+def compare_series(
+    chosen: Sequence[Alternative],
+    made: SeriesByLabel,
+    objective: Objective | None = None,
+    *,
+    bare: bool = False,
+    skipped: Sequence[str] = (),
+    metrics: Metrics = None,
+) -> Comparison:
+    """Two alternatives or more on these of their series, whose states are named alike already.
+
+    metrics: whose doubts count.
+    """
+    baseline, *others = chosen
+    found: list[Found] = []
+    doubts: list[Doubt] = []
+    for other in others:
+        those, doubted = _against(baseline, other, made, objective, metrics, bare=bare)
+        found += those
+        doubts += doubted
+    return Comparison(
+        objective=objective,
+        bare=bare,
+        confidence=CONFIDENCE,
+        baseline=baseline.label,
+        alternatives=tuple(other.label for other in others),
+        effects=tuple(judged(found)),
+        doubts=once(doubts),
+        skipped=tuple(skipped),
+    )
+
+
+def _against(
+    baseline: Alternative,
+    other: Alternative,
+    made: SeriesByLabel,
+    objective: Objective | None,
+    metrics: Metrics,
+    *,
+    bare: bool,
+) -> tuple[list[Found], list[Doubt]]:
+    doubts = list(doubts_between(baseline, other, metrics))
+    if bare:
+        doubts += _other_ground(baseline, other)
+    series, theirs = made[baseline.label], made[other.label]
+    doubts += _unpaired(series, theirs, other.label)
+    decisive = _decisive(series.keys() & theirs.keys(), objective)
+    paired = _addresses_agree(baseline, other)
+    found: list[Found] = []
+    of_series: list[Doubt] = []
+    for key in sorted(series.keys() & theirs.keys(), key=_order):
+        metric = metric_of(key.metric)
+        if metric is None:
+            continue
+        own = list(_replication(series[key], theirs[key], f"{baseline.label}, {other.label}"))
+        own += _devices(series[key], theirs[key])
+        neighbours = [
+            one[key]
+            for label, one in made.items()
+            if label not in (baseline.label, other.label) and key in one
+        ]
+        own += _within_states(series[key], theirs[key], neighbours)
+        if key.device is not None and not paired:
+            own.append(_GUEST_ADDRESSES)
+        blocking = dict.fromkeys(doubt.id for doubt in (*doubts, *own) if doubt.blocks)
+        labels = (baseline.label, other.label)
+        found.append(
+            _found(
+                metric,
+                labels,
+                (series[key], theirs[key]),
+                neighbours,
+                key in decisive,
+                tuple(blocking),
+            )
+        )
+        of_series += own
+    doubts += of_series
+    same_pins = baseline.switches.pinning is other.switches.pinning
+    moved = list(_moved_controls([one.effect for one in found], same_pins=same_pins))
+    doubts += moved
+    if moved:
+        found = [
+            one
+            if metric_of_effect(one.effect).control
+            else one._replace(effect=_doubted(one.effect, "control-moved"))
+            for one in found
+        ]
+    return found, doubts
+
+
+def series_key(effect: Effect) -> SeriesKey:
+    """The key of the series that an effect is of."""
+    names = (*FigureKey.__struct_fields__, "slowest_device")
+    return SeriesKey(*(getattr(effect, name) for name in names))
+
+
+def _doubted(effect: Effect, doubt: str) -> Effect:
+    return structs.replace(effect, doubts=(*effect.doubts, doubt))
+
+
+def _decisive(keys: Iterable[SeriesKey], objective: Objective | None) -> set[SeriesKey]:
+    there = set(keys)
+    wanted: list[Metric] = []
+    for one in Objective if objective is None else (objective,):
+        with_figures = [metric for metric in primaries(one) if headline(there, metric)]
+        wanted += with_figures or [m for m in METRICS.values() if one in m.stands_in]
+    return {key for metric in wanted for key in headline(there, metric)}
+
+
+def _found(
+    metric: Metric,
+    labels: tuple[str, str],
+    pair: tuple[Series, Series],
+    neighbours: Sequence[Series],
+    primary: bool,
+    blocking: tuple[str, ...],
+) -> Found:
+    first, second = pair
+    key = first.key
+    found = interval(first, second, neighbours=neighbours)
+    effect = Effect(
+        *(getattr(key, name) for name in FigureKey.__struct_fields__),
+        slowest_device=key.worst,
+        lower_is_better=metric.lower_is_better,
+        primary=primary,
+        baseline=labels[0],
+        alternative=labels[1],
+        baseline_value=first.value,
+        value=second.value,
+        ratio=second.value / first.value,
+        low=None if found is None else found.low,
+        high=None if found is None else found.high,
+        p=None if found is None else found.p,
+        p_adjusted=None,
+        boots=(len(first.medians), len(second.medians)),
+        samples=(first.samples, second.samples),
+        level=EvidenceLevel.MEASURED,
+        outcome=Outcome.CANNOT_TELL,
+        doubts=blocking,
+    )
+    return Found(effect, found, _apart(first, second))
+
+
+def _apart(first: Series, second: Series) -> float:
+    (low_1, high_1), (low_2, high_2) = _reach(first), _reach(second)
+    return max(low_1 / high_2, low_2 / high_1)
+
+
+def _reach(series: Series) -> tuple[float, float]:
+    """Least and greatest boot; of a printed range its ends, which are no boots."""
+    if series.replicated or series.key.worst:
+        return min(series.medians), max(series.medians)
+    return series.low, series.high
+
+
+STATE_GAP = 1.25
+"""Boots of a layout further apart than this, while their samples agree, are in states."""
+
+STATE_SPREADS = 5.0
+"""And further than so many standard errors of a boot, as its samples give them."""
+
+
+def gap_between_boots(series: Series) -> float:
+    """The ratio between two states that boots of one alternative are in; 1.0 where none shows.
+
+    A spread of 1 % inside boots next to 68 % between them is no noise: something is different from
+    boot to boot.
+    """
+    gap = max(series.medians) / min(series.medians)
+    spread = math.sqrt(series.inner_variance)
+    return gap if gap > STATE_GAP and math.log(gap) > STATE_SPREADS * spread else 1.0
+
+
+def _within_states(first: Series, second: Series, neighbours: Sequence[Series]) -> Iterator[Doubt]:
+    """A difference no larger than that between boots of one alternative can be chance."""
+    if not (first.replicated and second.replicated):
+        return
+    gap = max(map(gap_between_boots, (first, second, *neighbours)))
+    ratio = max(first.value / second.value, second.value / first.value)
+    if gap > 1 and ratio < gap * (1 + STATE_MARGIN):
+        yield Doubt(
+            id=STATES,
+            subject=first.key.metric,
+            detail=f"boots of one layout differ by {gap:.2f} x while their samples agree",
+            blocks=True,
+            cause="boots fall into states: vCPUs or pages are placed otherwise from boot to boot",
+            remedy="pin vCPUs and bind memory; or boot each layout more often, in mixed order",
+        )
+
+
+STATE_MARGIN = 0.10
+"""States repeat to a few per cent."""
+
+
+def _replication(first: Series, second: Series, subject: str) -> Iterator[Doubt]:
+    if not (first.replicated and second.replicated):
+        yield Doubt(
+            id=PRINTED,
+            subject=subject,
+            detail="figures that were printed without their samples: one each, n unknown or 1",
+            blocks=True,
+            cause="the source publishes no repeats",
+            remedy="measure: homenode bench, three boots or more each",
+        )
+        return
+    counts = len(first.medians), len(second.medians)
+    ratio = max(first.value / second.value, second.value / first.value)
+    if min(counts) < LEAST_BOOTS:
+        yield Doubt(
+            id=FEW_BOOTS,
+            subject=subject,
+            detail=f"{counts[0]} and {counts[1]} boots: expected three or more each",
+            blocks=True,
+            cause="one boot can differ from the next as much as two layouts do",
+            remedy="boot each layout three times or more, in mixed order",
+        )
+    elif (
+        ratio >= LEAST_STATES
+        and _apart(first, second) < TWO_STATES
+        and chance_of_states(*counts) > 1 - CONFIDENCE
+    ):
+        yield Doubt(
+            id=FEW_BOOTS,
+            subject=subject,
+            detail=f"{counts[0]} and {counts[1]} boots: expected five or more each for a "
+            f"difference of {ratio:.2f} x",
+            blocks=True,
+            cause="boots of one layout have been seen in two states, so far apart",
+            remedy="boot each layout five times or more, in mixed order",
+        )
+
+
+LEAST_STATES = 1.5
+"""States of boots that have been seen are 1.6 to 1.9 x apart: one cache domain's link, or two."""
+
+
+def chance_of_states(first: int, second: int) -> float:
+    """How likely so many boots of each, in two states at random, fall apart as the layouts do.
+
+    The exact permutation test: of all ways to deal the boots to two layouts, two part the states.
+    Doubled, as the difference was chosen for its size, after looking.
+
+    >>> [round(chance_of_states(boots, boots), 3) for boots in (3, 4, 5)]
+    [0.2, 0.057, 0.016]
+    """
+    return 4 / math.comb(first + second, first)
+
+
+def _devices(first: Series, second: Series) -> Iterator[Doubt]:
+    if first.devices != second.devices:
+        yield Doubt(
+            id="other-devices",
+            subject=first.key.metric,
+            detail=f"{_addresses(first)} against {_addresses(second)}",
+            blocks=True,
+            cause="different GPUs, or one run has host addresses and the other the guest's",
+            remedy="give bench and import the plan: it gives each GPU's host address",
+        )
+
+
+_GUEST_ADDRESSES = Doubt(
+    id="guest-addresses",
+    subject="single GPUs",
+    detail="addresses are the guest's, and the layouts give the guest another PCIe tree",
+    blocks=True,
+    cause="the same guest address can be another GPU under the other layout",
+    remedy="give bench and import the plan: it gives each GPU's host address",
+)
+
+
+def _addresses_agree(first: Alternative, second: Alternative) -> bool:
+    """Guest addresses pair only while the guest's PCIe tree is the same; the host's always do."""
+    heads = [run.head for run in (*first.runs, *second.runs)]
+    return all(head.host_addresses for head in heads) or (
+        first.switches.pcie is second.switches.pcie
+        and not any(head.host_addresses for head in heads)
+    )
+
+
+def _addresses(series: Series) -> str:
+    return ", ".join(map(str, sorted(series.devices))) or "no addresses"
+
+
+def _unpaired(
+    first: Mapping[SeriesKey, Series], second: Mapping[SeriesKey, Series], label: str
+) -> Iterator[Doubt]:
+    """States and devices of one side only: they are left out, and never paired with others."""
+    apart = first.keys() ^ second.keys()
+    if states := sorted({key.state for key in apart if key.state is not None}):
+        yield Doubt(
+            id="state-without-pair",
+            subject=label,
+            detail=f"placement states {', '.join(states)} on one side only",
+            blocks=False,
+            cause="unpinned vCPUs were moved between LLCs while the suite ran",
+            remedy="pin vCPUs, or take more samples until both sides saw the same states",
+        )
+    if devices := sorted({str(key.device) for key in apart if key.device is not None}):
+        yield Doubt(
+            id="device-without-pair",
+            subject=label,
+            detail=f"{', '.join(devices)} on one side only",
+            blocks=False,
+            cause="other GPUs, or addresses of the guest, which change with the layout",
+            remedy="give bench and import the plan: it gives each GPU's host address",
+        )
+    unknown = sorted({key.metric for key in first if metric_of(key.metric) is None} - UNCOMPARED)
+    if unknown:
+        yield Doubt(
+            id="unknown-metric",
+            subject=label,
+            detail=f"{', '.join(unknown)}: not compared",
+            blocks=False,
+            cause="it is unknown whether more of it is better",
+            remedy="call it app-rate:NAME or app-time:NAME",
+        )
+
+
+def _other_ground(host: Alternative, guest: Alternative) -> Iterator[Doubt]:
+    """A host run that was not confined to the PUs and nodes that the guest has."""
+    for what in ("pus", "nodes"):
+        here = {getattr(run.head, what) for run in host.runs}
+        there = {getattr(run.head, what) for run in guest.runs}
+        if here != there or None in here:
+            yield Doubt(
+                id="other-ground",
+                subject=guest.label,
+                detail=f"{what}: {_said(here)} on the host against {_said(there)} of the plan",
+                blocks=True,
+                cause="bare metal had more, or other, cores and memory than the VM",
+                remedy="homenode trial --bare runs the suite on the plan's PUs and nodes",
+            )
+
+
+def _said(values: Iterable[object]) -> str:
+    return " and ".join(sorted("unknown" if value is None else str(value) for value in values))
+
+
+def _moved_controls(effects: Sequence[Effect], *, same_pins: bool) -> Iterator[Doubt]:
+    """Controls that differ, corrected for how many there are: eight GPUs have dozens.
+
+    Single GPUs are corrected by themselves, so that they do not hide what moved over all.
+    """
+    controls = [one for one in effects if metric_of_effect(one).control]
+    for family in (
+        [one for one in controls if one.device is None],
+        [one for one in controls if one.device is not None],
+    ):
+        tested = [(one, one.p) for one in family if one.p is not None]
+        adjusted = holm([p for _, p in tested])
+        for (effect, _), p in zip(tested, adjusted, strict=True):
+            if p < 1 - CONFIDENCE and abs(effect.ratio - 1) > metric_of_effect(effect).matters:
+                yield _moved(effect, same_pins=same_pins)
+
+
+def _moved(effect: Effect, *, same_pins: bool) -> Doubt:
+    cause = "clocks, heat or a neighbour changed between the runs; no layout changes this"
+    remedy = "look at clocks and load, wait for the machine to be idle, and measure both again"
+    if metric_of_effect(effect).feels_pins and not same_pins:
+        cause = (
+            "clocks, heat or a neighbour changed between the runs; or pins are on slower or busier "
+            "cores, or unpinned vCPUs were moved about"
+        )
+        remedy = f"homenode doctor shows pins; {remedy}"
+    return Doubt(
+        id="control-moved",
+        subject=effect.metric,
+        detail=f"{effect.ratio - 1:+.1%} from {effect.baseline} to {effect.alternative}",
+        blocks=True,
+        cause=cause,
+        remedy=remedy,
+    )
+
+
+def _order(key: SeriesKey) -> tuple[object, ...]:
+    known = list(METRICS)
+    place = known.index(key.metric) if key.metric in METRICS else len(known)
+    parts = structs.astuple(key)[1:]
+    rest = (str(part) if not isinstance(part, int) else f"{part:020d}" for part in parts)
+    return place, key.metric, not key.worst, *rest

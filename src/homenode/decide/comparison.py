@@ -1,0 +1,119 @@
+"""Comparison: effects with intervals, or "cannot tell", and every doubt with its remedy."""
+
+from collections.abc import Iterable
+from enum import StrEnum
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from homenode.measure.results.model import FigureKey
+
+
+class Outcome(StrEnum):
+    """What a comparison says of one metric."""
+
+    BETTER = "better"
+    WORSE = "worse"
+    NO_DIFFERENCE = "no-difference"  # none that matters: the whole interval is within what does not
+    CANNOT_TELL = "cannot-tell"
+
+
+class EvidenceLevel(StrEnum):
+    """How strong the evidence for an answer is, the strongest first."""
+
+    MEASURED = "measured"  # intervals over three boots or more of each
+    PROVISIONAL = "provisional"  # fewer boots, or an order that drift can explain: given only where
+    # the difference is far beyond what boots of one layout have differed by
+    PUBLISHED = "published"  # the same of figures that somebody printed
+    REASONED = "reasoned"  # topology, and figures of other machines
+
+    @property
+    def rank(self) -> int:
+        """0 for the strongest."""
+        return list(EvidenceLevel).index(self)
+
+
+FEW_BOOTS, PRINTED, ORDER, STATES = (
+    "few-boots",
+    "published-figures",
+    "blocked-order",
+    "boots-apart",
+)
+WEAKENING = frozenset({FEW_BOOTS, PRINTED, ORDER})
+"""Doubts that leave no interval to trust, but differences far beyond any between boots."""
+
+
+class Doubt(Struct, frozen=True, kw_only=True):
+    """Something that speaks against trusting a comparison.
+
+    id: stable. subject: the metric, the run or the alternatives it is about. blocks: nothing can be
+    given while it stands. cause: the likely one. remedy: the next thing to do.
+    """
+
+    id: str
+    subject: str
+    detail: str
+    blocks: bool
+    cause: str
+    remedy: str
+
+
+def once(doubts: Iterable[Doubt]) -> tuple[Doubt, ...]:
+    """Doubts that say the same of several subjects, once, of all of them."""
+    subjects: dict[Doubt, dict[str, None]] = {}
+    for doubt in doubts:
+        subjects.setdefault(replace(doubt, subject=""), {})[doubt.subject] = None
+    return tuple(replace(doubt, subject="; ".join(named)) for doubt, named in subjects.items())
+
+
+class Effect(FigureKey, frozen=True, kw_only=True, gc=False):
+    """One series of one alternative against the same series of the baseline.
+
+    slowest_device: the slowest of several devices, boot by boot. primary: it decides for the
+    objective; else it is exploratory. baseline_value, value: geometric means of boot medians.
+    ratio: value over baseline_value. low, high: its interval, None where there is none. p,
+    p_adjusted: uncorrected, and corrected for the primary metrics; None where there is no interval,
+    p_adjusted also for what is exploratory. boots, samples: (baseline, other). doubts: ids that
+    block this one.
+    """
+
+    slowest_device: bool
+    lower_is_better: bool
+    primary: bool
+    baseline: str
+    alternative: str
+    baseline_value: float
+    value: float
+    ratio: float
+    low: float | None
+    high: float | None
+    p: float | None
+    p_adjusted: float | None
+    boots: tuple[int, int]
+    samples: tuple[int, int]
+    level: EvidenceLevel
+    outcome: Outcome
+    doubts: tuple[str, ...]
+
+    @property
+    def gain(self) -> float:
+        """How much better the alternative is, as a ratio above 1 whatever the direction."""
+        return 1 / self.ratio if self.lower_is_better else self.ratio
+
+
+class Comparison(Struct, frozen=True, kw_only=True):
+    """The `comparison` format.
+
+    objective: whose primary metrics decide; None = those of every objective, each for itself.
+    bare: the baseline is the host itself, and ratios are parts of bare metal. confidence: of every
+    interval. skipped: folders that were left out, with the reason.
+    """
+
+    objective: str | None
+    bare: bool
+    confidence: float
+    baseline: str
+    alternatives: tuple[str, ...]
+    effects: tuple[Effect, ...]
+    doubts: tuple[Doubt, ...]
+    skipped: tuple[str, ...]

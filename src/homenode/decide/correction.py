@@ -1,0 +1,74 @@
+"""Correction: p values of one objective's primary metrics, for being several.
+
+One metric: Holm over the alternatives. Two metrics: closed testing, as Holm would cost what three
+boots find; an alternative must differ on both together (F) before it may differ on one. Why, and
+the error rates it holds, are in docs/decisions/0003-intervals.md.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from homenode.decide.intervals import Interval
+from homenode.decide.t_distribution import f_upper_p
+
+ALIKE_FROM = 0.15
+"""Two metrics' errors are pooled where chance explains their ratio at least this often."""
+
+LESS_FREEDOM = 0.75
+"""What is left of the freedom where they are not: the mean of two squares of t has longer tails."""
+
+
+class Tested(NamedTuple):
+    """One primary metric of an alternative against the baseline."""
+
+    alternative: str
+    metric: str
+    interval: Interval
+
+
+def corrected(tested: Sequence[Tested]) -> tuple[float, ...]:
+    """Adjusted p values in the same order; of one objective."""
+    by_alternative: dict[str, list[int]] = {}
+    for place, one in enumerate(tested):
+        by_alternative.setdefault(one.alternative, []).append(place)
+    metrics = {one.metric for one in tested}
+    if len(metrics) != 2 or any(len(places) > 2 for places in by_alternative.values()):
+        return holm([one.interval.p for one in tested])
+    adjusted = [1.0] * len(tested)
+    for places in by_alternative.values():
+        together = _together([tested[place].interval for place in places])
+        for place in places:
+            p = max(together, tested[place].interval.p)
+            adjusted[place] = min(1.0, p * len(by_alternative))
+    return tuple(adjusted)
+
+
+def _together(intervals: Sequence[Interval]) -> float:
+    """How likely differences at least this large on all of them are by chance (F)."""
+    logs = [math.log(one.ratio) for one in intervals]
+    freedom = math.fsum(one.freedom for one in intervals)
+    if len(intervals) == 1:
+        return intervals[0].p
+    small, *_, large = sorted(intervals, key=lambda one: one.error)
+    unlike = 2 * f_upper_p((large.error / small.error) ** 2, large.freedom, small.freedom)
+    if unlike >= ALIKE_FROM:
+        variance = math.fsum(one.error**2 * one.freedom for one in intervals) / freedom
+        f = math.fsum(log**2 for log in logs) / len(logs) / variance
+        return f_upper_p(f, len(logs), freedom)
+    squares = [(log / one.error) ** 2 for log, one in zip(logs, intervals, strict=True)]
+    return f_upper_p(math.fsum(squares) / len(squares), len(squares), freedom * LESS_FREEDOM)
+
+
+def holm(ps: Sequence[float]) -> tuple[float, ...]:
+    """The p values corrected for being several (Holm), in the same order.
+
+    >>> holm([0.01, 0.04, 0.03])
+    (0.03, 0.06, 0.06)
+    """
+    adjusted = [0.0] * len(ps)
+    least = 0.0
+    for rank, place in enumerate(sorted(range(len(ps)), key=lambda place: ps[place])):
+        least = max(least, min(1.0, ps[place] * (len(ps) - rank)))
+        adjusted[place] = least
+    return tuple(adjusted)

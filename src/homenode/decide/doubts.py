@@ -1,0 +1,216 @@
+"""Doubts: what makes two alternatives incomparable, or a result less than it seems."""
+
+from collections.abc import Iterable, Iterator, Set
+from itertools import chain
+
+from homenode.decide.alternative import Alternative
+from homenode.decide.comparison import ORDER, Doubt
+from homenode.measure.results.model import Origin, RunHead
+from homenode.measure.results.vantage import Vantage
+from homenode.vm.layout import GuestCells, GuestPcie, Siblings
+
+_MUST_AGREE = tuple(
+    """
+    governor clock turbo throttling link driver tool microcode smt
+""".split()
+)
+"""First words of conditions that change figures by themselves; others are mentioned only."""
+
+_GPU_METRICS = ("allreduce-", "h2d-", "d2h-", "p2p-")
+
+Metrics = frozenset[str] | None
+
+_LATER_VERSIONS = "the machine was changed or updated between the runs"
+
+
+def doubts_between(
+    first: Alternative, second: Alternative, metrics: Metrics = None
+) -> tuple[Doubt, ...]:
+    """What stands against comparing two alternatives on these metrics, None: on all."""
+    subject = f"{first.label} and {second.label}"
+    heads = [[run.head for run in one.runs] for one in (first, second)]
+    found = chain(
+        _other_machine(subject, *heads),
+        _other_conditions(subject, *heads),
+        _other_vcpus(subject, first, second),
+        _blocked_order(subject, *heads),
+        *(doubts_of(one, metrics) for one in (first, second)),
+    )
+    return tuple(dict.fromkeys(found))
+
+
+def doubts_of(alternative: Alternative, metrics: Metrics = None) -> Iterator[Doubt]:
+    """What stands against an alternative's own figures of these metrics, None: of all."""
+    for run in alternative.runs:
+        head = run.head
+        for reason in head.unusable:
+            yield Doubt(
+                id="unusable",
+                subject=f"{head.system}/{head.name}",
+                detail=reason,
+                blocks=True,
+                cause="the suite, or the source itself, marked it",
+                remedy="fix the cause shown, then measure again",
+            )
+        if head.origin in (Origin.EMULATED, Origin.SYNTHESISED):
+            yield Doubt(
+                id="no-real-machine",
+                subject=f"{head.system}/{head.name}",
+                detail=f"its figures are {head.origin}",
+                blocks=True,
+                cause="emulated run: tests the workflow only",
+                remedy="measure on the machine itself",
+            )
+        refused = sorted(_among({sample.metric for sample in run.refused}, metrics))
+        if refused:
+            detail = f"zero, negative or impossible figures of {', '.join(refused)} were left out"
+            yield Doubt(
+                id="refused-figures",
+                subject=f"{head.system}/{head.name}",
+                detail=detail,
+                blocks=False,
+                cause="a timer that counts whole units truncated them, or the tool failed",
+                remedy="measure with homenode-probe, which resolves fractions of a nanosecond",
+            )
+    yield from _gpus_without_node(alternative, metrics)
+
+
+def _other_machine(subject: str, first: list[RunHead], second: list[RunHead]) -> Iterator[Doubt]:
+    hosts = [{head.host for head in heads if head.host is not None} for heads in (first, second)]
+    kinds = [{head.host_kind for head in heads if head.host_kind} for heads in (first, second)]
+    systems = {head.system for head in (*first, *second)}
+    remedy = "run all alternatives on one host, in mixed order"
+    if all(kinds) and kinds[0] != kinds[1]:
+        detail = f"{_listed(kinds[0])} against {_listed(kinds[1])}"
+    elif all(hosts) and hosts[0] != hosts[1]:
+        detail = "the same kind of host, but not the same one"
+    elif len(systems) > 1 and not all(hosts):
+        detail = f"results of {_listed(systems)}"
+    elif any(len(one) > 1 for one in (*hosts, *kinds)):
+        detail = "runs of one alternative come from several hosts"
+    else:
+        nameless = [head for head in (*first, *second) if head.host is None]
+        if nameless and all(head.origin is not Origin.PUBLISHED for head in first + second):
+            yield Doubt(
+                id="host-unknown",
+                subject=subject,
+                detail="some runs do not say which host they are of",
+                blocks=False,
+                cause=_why_without_host(nameless),
+                remedy=remedy,
+            )
+        return
+    yield Doubt(
+        id="other-host",
+        subject=subject,
+        detail=detail,
+        blocks=True,
+        cause="the machine differs, not the layout",
+        remedy=remedy,
+    )
+
+
+def _why_without_host(heads: list[RunHead]) -> str:
+    """Other tools' outputs name no host; a guest cannot see its own, only its plan names it."""
+    reasons = {
+        "they were imported from other tools' outputs": Origin.IMPORTED,
+        "a guest that is measured without its plan does not know its host": Origin.MEASURED,
+    }
+    found = {head.origin for head in heads}
+    return (
+        "; ".join(why for why, origin in reasons.items() if origin in found) or "nothing gives it"
+    )
+
+
+def _other_conditions(subject: str, first: list[RunHead], second: list[RunHead]) -> Iterator[Doubt]:
+    values: tuple[dict[str, set[str]], dict[str, set[str]]] = ({}, {})
+    for found, heads in zip(values, (first, second), strict=True):
+        for condition in chain.from_iterable(head.conditions for head in heads):
+            found.setdefault(condition.name, set()).add(condition.value)
+    for name in sorted(values[0].keys() | values[1].keys()):
+        a, b = (found.get(name, set()) for found in values)
+        if not (a and b) or (a == b and len(a) == 1):
+            continue
+        blocks = name.split()[0] in _MUST_AGREE
+        yield Doubt(
+            id="other-conditions",
+            subject=name,
+            detail=f"{_listed(a)} against {_listed(b)}",
+            blocks=blocks,
+            cause=_LATER_VERSIONS
+            if not name.startswith("link")
+            else "a link trained at another speed",
+            remedy="homenode doctor; then measure both again under equal conditions",
+        )
+
+
+def _other_vcpus(subject: str, first: Alternative, second: Alternative) -> Iterator[Doubt]:
+    counts = [
+        {run.head.vcpus for run in one.runs if run.head.vcpus is not None}
+        for one in (first, second)
+    ]
+    exposed = [one.switches.siblings is Siblings.EXPOSED for one in (first, second)]
+    if not all(counts) or counts[0] == counts[1] or exposed[0] != exposed[1]:
+        return
+    if any(run.head.vantage is Vantage.HOST for run in (*first.runs, *second.runs)):
+        return
+    yield Doubt(
+        id="other-vcpus",
+        subject=subject,
+        detail=f"{_listed(map(str, counts[0]))} against {_listed(map(str, counts[1]))} vCPUs",
+        blocks=False,
+        cause="the layout took another number of cores",
+        remedy="plan both with the same --vcpus",
+    )
+
+
+def _blocked_order(subject: str, first: list[RunHead], second: list[RunHead]) -> Iterator[Doubt]:
+    """All of one before all of the other: whatever drifts looks like the layout."""
+    times = [[head.started_s for head in heads] for heads in (first, second)]
+    known = [[time for time in one if time is not None] for one in times]
+    if not all(known) or known != times or sum(map(_boots, first + second)) < 3:
+        return
+    if max(known[0]) < min(known[1]) or max(known[1]) < min(known[0]):
+        yield Doubt(
+            id=ORDER,
+            subject=subject,
+            detail="all boots of one were measured before all boots of the other",
+            blocks=True,
+            cause="a machine that warms up, ages or is shared drifts, and the second one has "
+            "it all",
+            remedy="boot the layouts in mixed order: homenode trial does",
+        )
+
+
+def _boots(head: RunHead) -> int:
+    return max(1, len(head.boots))
+
+
+def _gpus_without_node(alternative: Alternative, metrics: Metrics) -> Iterator[Doubt]:
+    if alternative.switches.cells is not GuestCells.MIRRORED:
+        return
+    nodeless = any(
+        any(gpu.node is None for gpu in run.head.gpus)
+        or (not run.head.gpus and alternative.switches.pcie is GuestPcie.AS_IT_WAS)
+        for run in alternative.runs
+        if any(one.startswith(_GPU_METRICS) for one in _among(run.metrics, metrics))
+    )
+    if not nodeless:
+        return
+    yield Doubt(
+        id="gpus-without-node",
+        subject=alternative.label,
+        detail="the guest has several cells and its GPUs are at numa_node -1",
+        blocks=False,
+        cause="no expander bus: the guest cannot know where its GPUs are, and tools fall back "
+        "to node 0",
+        remedy="measure pin-numa-pci, which gives each GPU its node, before deciding against cells",
+    )
+
+
+def _among(found: Set[str], metrics: Metrics) -> Set[str]:
+    return found if metrics is None else found & metrics
+
+
+def _listed(texts: Iterable[str | None]) -> str:
+    return ", ".join(sorted(text for text in texts if text is not None))

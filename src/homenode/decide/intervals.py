@@ -1,0 +1,186 @@
+"""Intervals: how far two alternatives are apart, by what their boots say.
+
+The boot is the unit of replication: a boot's samples are condensed to their median, and the medians
+are compared on the logarithmic scale. Welch's t with Satterthwaite's degrees of freedom; variances
+are pooled over all alternatives but those that Cochran's test (ISO 5725-2) finds to vary more. In a
+trial whose rounds differ, the rounds are blocks. Error rates: docs/decisions/0003-intervals.md.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+from msgspec import Struct
+
+from homenode.decide.summary import Series
+from homenode.decide.t_distribution import f_upper_p, t_quantile, two_sided_p
+
+CONFIDENCE = 0.95
+LEAST_BOOTS = 3
+"""Of each side. Two boots each, in one of two states at random, are apart in 1 of 8 cases."""
+
+VARIES_MORE = 0.10
+"""Level of Cochran's test. At 5 % it misses too many that vary five times as much."""
+
+BLOCKS_DIFFER = 0.05
+"""Level of the F test that a trial's rounds must pass to be blocks: blocks cost degrees of freedom,
+and rounds that do not differ are worth none."""
+
+_LONGEST = 300.0
+"""An interval that reaches further than e^300 says nothing anyway."""
+
+RESOLUTION = 1e-4
+"""No figure of this field repeats better; keeps equal medians from claiming certainty."""
+
+
+class Interval(Struct, frozen=True, kw_only=True):
+    """The ratio of two alternatives, the second over the first.
+
+    low, high: bounds of the ratio at `confidence`. p: how likely a ratio at least this far from 1
+    is by chance, uncorrected. error: standard error of the ratio's logarithm. freedom: degrees of
+    freedom that it rests on.
+    """
+
+    ratio: float
+    low: float
+    high: float
+    p: float
+    error: float
+    freedom: float
+    confidence: float
+
+
+def interval(
+    first: Series,
+    second: Series,
+    confidence: float = CONFIDENCE,
+    *,
+    neighbours: Sequence[Series] = (),
+) -> Interval | None:
+    """The ratio with its interval; None where there are too few boots to give one.
+
+    neighbours: the same series of other alternatives. They say nothing of the ratio, but how much
+    boots vary, where they vary alike: with several alternatives three boots of each are enough.
+    """
+    if not (_is_usable(first) and _is_usable(second)):
+        return None
+    others = list(filter(_is_usable, neighbours))
+    difference = _mean_log(second) - _mean_log(first)
+    error, freedom = _by_blocks(first, second, others) or _by_boots(first, second, others)
+    reach = t_quantile(confidence, freedom) * error
+    return Interval(
+        ratio=math.exp(difference),
+        low=math.exp(max(difference - reach, -_LONGEST)),
+        high=math.exp(min(difference + reach, _LONGEST)),
+        p=two_sided_p(difference / error, freedom),
+        error=error,
+        freedom=freedom,
+        confidence=confidence,
+    )
+
+
+class _Variance(NamedTuple):
+    """Of an alternative's boots. freedom: degrees of freedom it rests on. pooled: with others."""
+
+    value: float
+    freedom: float
+    pooled: bool
+
+
+def _is_usable(series: Series) -> bool:
+    return series.replicated and len(series.medians) >= LEAST_BOOTS
+
+
+def _mean_log(series: Series) -> float:
+    return math.fsum(series.logs) / len(series.logs)
+
+
+def _by_boots(first: Series, second: Series, others: Iterable[Series]) -> tuple[float, float]:
+    """Standard error of the difference, and its degrees of freedom."""
+    own = [_own(series) for series in (first, second, *others)]
+    variance_of = _pooled_where_alike(tuple(sorted(own)))
+    a, b = variance_of[own[0]], variance_of[own[1]]
+    one, other = a.value / len(first.medians), b.value / len(second.medians)
+    error = math.sqrt(one + other)
+    if a.pooled and b.pooled:
+        return error, a.freedom
+    return error, (one + other) ** 2 / (one**2 / a.freedom + other**2 / b.freedom)
+
+
+def _own(series: Series) -> _Variance:
+    """Variance of the boots' medians, never below what the samples within boots already explain:
+    the variance between boots is no less than 0."""
+    value = max(series.variance, series.inner_variance, RESOLUTION**2)
+    return _Variance(value, len(series.medians) - 1.0, False)
+
+
+@lru_cache(maxsize=256)
+def _pooled_where_alike(own: tuple[_Variance, ...]) -> dict[_Variance, _Variance]:
+    """What to take for each one's own variance: one for all that could vary alike, its own for any
+    that varies more. Kept, as each of several alternatives asks for the same ones.
+
+    An unpinned guest can vary ten times as much between boots as a pinned one, and pooling it would
+    find differences that are none. The one with the greatest variance is set apart, until Cochran's
+    test finds none that is greater than chance explains.
+    """
+    alike = sorted(own, reverse=True)
+    while len(alike) > 1:
+        largest, *rest = alike
+        neighbours = _pool(rest)
+        f = largest.value / neighbours.value
+        p = len(alike) * f_upper_p(f, largest.freedom, neighbours.freedom)
+        if p >= VARIES_MORE:
+            break
+        alike = rest
+    found = {one: one for one in own}
+    if len(alike) > 1:
+        together = _pool(alike)
+        found |= dict.fromkeys(alike, together)
+    return found
+
+
+def _pool(variances: Sequence[_Variance]) -> _Variance:
+    freedom = math.fsum(one.freedom for one in variances)
+    value = math.fsum(one.value * one.freedom for one in variances) / freedom
+    return _Variance(value, freedom, True)
+
+
+def _by_blocks(
+    first: Series, second: Series, others: Iterable[Series]
+) -> tuple[float, float] | None:
+    """The same with rounds as blocks (two-way analysis of variance); None where they are none.
+
+    Every alternative that has one boot in each round counts.
+    """
+    blocks = _blocks(first)
+    if blocks is None or _blocks(second) != blocks:
+        return None
+    every = [first, second, *(one for one in others if _blocks(one) == blocks)]
+    order = sorted(blocks)
+    rows = [
+        [dict(zip(one.blocks, one.logs, strict=True))[block] for block in order] for one in every
+    ]
+    count, rounds = len(rows), len(order)
+    whole = math.fsum(map(math.fsum, rows)) / (count * rounds)
+    of_row = [math.fsum(row) / rounds for row in rows]
+    of_round = [math.fsum(column) / count for column in zip(*rows, strict=True)]
+    freedom = float((count - 1) * (rounds - 1))
+    residual = math.fsum(
+        (value - mean - level + whole) ** 2
+        for row, mean in zip(rows, of_row, strict=True)
+        for value, level in zip(row, of_round, strict=True)
+    )
+    inner = math.fsum(one.inner_variance for one in every) / count
+    variance = max(residual / freedom, inner, RESOLUTION**2)
+    between = count * math.fsum((level - whole) ** 2 for level in of_round) / (rounds - 1)
+    if f_upper_p(between / variance, rounds - 1.0, freedom) >= BLOCKS_DIFFER:
+        return None
+    return math.sqrt(2 * variance / rounds), freedom
+
+
+def _blocks(series: Series) -> frozenset[tuple[str, int]] | None:
+    """The rounds of a series with one boot in each; None where there are others, or none."""
+    blocks = [one for one in series.blocks if one is not None]
+    complete = len(blocks) == len(series.medians) == len(set(blocks))
+    return frozenset(blocks) if complete and blocks else None

@@ -1,0 +1,82 @@
+"""Outcomes: what each effect comes to, once its p value is corrected for those next to it."""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from msgspec import structs
+
+from homenode.decide.comparison import ORDER, PRINTED, WEAKENING, Effect, EvidenceLevel, Outcome
+from homenode.decide.correction import Tested, corrected
+from homenode.decide.intervals import CONFIDENCE, Interval
+from homenode.metrics import Metric, metric_of
+from homenode.objective import Objective
+
+LEAST_BEYOND_DRIFT = 1.25
+"""A machine that warms up or is shared drifts by a tenth over hours, not by twice as much."""
+
+
+class Found(NamedTuple):
+    """An effect that no one has judged yet, with what its interval rests on.
+
+    apart: the ratio above 1 by which the two boots that are nearest to each other differ, one of
+    each side; below 1 where boots of the two overlap.
+    """
+
+    effect: Effect
+    interval: Interval | None
+    apart: float
+
+
+def metric_of_effect(effect: Effect) -> Metric:
+    """The metric of an effect; effects are only made of metrics that are known."""
+    metric = metric_of(effect.metric)
+    assert metric is not None
+    return metric
+
+
+def is_large(effect: Effect) -> bool:
+    """Whether an effect is as large as one that an operator would change a layout for."""
+    return 1 - min(effect.gain, 1 / effect.gain) >= metric_of_effect(effect).matters
+
+
+def judged(found: Sequence[Found]) -> Iterator[Effect]:
+    """Effects with corrected p values and outcomes; primary ones are corrected by objective."""
+    families: dict[Objective | None, dict[int, Tested]] = {}
+    for place, (effect, interval, _) in enumerate(found):
+        if effect.primary and interval is not None:
+            metric = metric_of_effect(effect)
+            family = (*metric.primary, *metric.stands_in, None)[0]
+            tested = Tested(effect.alternative, effect.metric, interval)
+            families.setdefault(family, {})[place] = tested
+    adjusted: dict[int, float] = {}
+    for family_found in families.values():
+        adjusted.update(zip(family_found, corrected(tuple(family_found.values())), strict=True))
+    for place, one in enumerate(found):
+        p = adjusted.get(place)
+        effect = structs.replace(one.effect, p_adjusted=p)
+        outcome = _outcome(effect, effect.p if p is None else p, one.apart)
+        yield structs.replace(effect, outcome=outcome, level=_level(effect))
+
+
+def _outcome(effect: Effect, p: float | None, apart: float) -> Outcome:
+    if set(effect.doubts) - WEAKENING:
+        return Outcome.CANNOT_TELL
+    direction = Outcome.BETTER if effect.gain > 1 else Outcome.WORSE
+    if effect.doubts:
+        least = metric_of_effect(effect).boot_variation
+        least = max(least, LEAST_BEYOND_DRIFT) if ORDER in effect.doubts else least
+        return direction if apart >= least else Outcome.CANNOT_TELL
+    if p is None or effect.low is None or effect.high is None:
+        return Outcome.CANNOT_TELL
+    if p < 1 - CONFIDENCE:
+        return direction
+    space = 1 + metric_of_effect(effect).matters
+    if 1 / space < effect.low and effect.high < space:
+        return Outcome.NO_DIFFERENCE
+    return Outcome.CANNOT_TELL
+
+
+def _level(effect: Effect) -> EvidenceLevel:
+    if PRINTED in effect.doubts:
+        return EvidenceLevel.PUBLISHED
+    return EvidenceLevel.PROVISIONAL if WEAKENING & set(effect.doubts) else EvidenceLevel.MEASURED

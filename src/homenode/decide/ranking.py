@@ -1,0 +1,226 @@
+"""Ranking: alternatives by an objective's metrics, and which of them are worse than the best."""
+
+from collections.abc import Iterator, Sequence
+from enum import StrEnum
+
+from msgspec import Struct
+
+from homenode.decide.alternative import Alternative
+from homenode.decide.compare import compare_series, series_key
+from homenode.decide.comparison import STATES, WEAKENING, Doubt, Effect, EvidenceLevel, Outcome
+from homenode.decide.summary import Series, SeriesKey, headline_series
+from homenode.decide.words import range_text
+from homenode.metrics import METRICS, Metric, primaries
+from homenode.objective import Objective
+
+SHOWN_LOSS = 0.10
+"""A loss that intervals must exclude for an alternative to be as good as the best."""
+
+_CONTROLS = frozenset(metric.id for metric in METRICS.values() if metric.control)
+
+
+class Position(StrEnum):
+    """How an alternative does on one metric."""
+
+    BEST = "best"
+    NO_WORSE = "no-worse"  # it does not lose as much as matters
+    UNSHOWN = "unshown"  # no such loss is shown, nor excluded; one of SHOWN_LOSS is, or there is
+    # no interval that could exclude one
+    UNDECIDED = "undecided"  # its interval holds both no loss and a large one
+    WORSE = "worse"
+    UNKNOWN = "unknown"  # cannot tell, with the reason among the doubts
+
+
+class RankedResult(Struct, frozen=True, kw_only=True):
+    """One alternative on one metric.
+
+    ratio: its value over the best one's. low, high: the interval of that ratio, or the range that
+    was printed, over the best value; None where there is neither. slowest_device: the value is
+    of the slowest of several devices. level: of the evidence against the best one.
+    """
+
+    alternative: str
+    metric: str
+    unit: str
+    value: float
+    ratio: float
+    low: float | None
+    high: float | None
+    position: Position
+    level: EvidenceLevel
+    slowest_device: bool = False
+
+
+class Ranking(Struct, frozen=True):
+    """What is known for deciding: results by metric, best first, and doubts of comparing."""
+
+    results: tuple[RankedResult, ...]
+    doubts: tuple[Doubt, ...]
+
+    def on(self, metric: str) -> tuple[RankedResult, ...]:
+        """RankedResults on one metric, best first."""
+        return tuple(one for one in self.results if one.metric == metric)
+
+    def acceptable(self) -> tuple[str, ...]:
+        """Alternatives that are worse on no metric; best first. Empty where nothing is known.
+
+        Those of which nothing is given are left out while others are there. Where each loses
+        somewhere, those that are best somewhere.
+        """
+        if self._at(Position.UNKNOWN):
+            return ()
+        worse, undecided = self._at(Position.WORSE), self._at(Position.UNDECIDED)
+        names = dict.fromkeys(one.alternative for one in self.results)
+        kept = tuple(name for name in names if name not in worse)
+        stated = tuple(name for name in kept if name not in undecided)
+        if not worse and len(stated) < min(2, len(kept)):
+            return ()
+        best = (one.alternative for one in self.results if one.position is Position.BEST)
+        return stated or kept or tuple(dict.fromkeys(best))
+
+    def undecided(self) -> tuple[str, ...]:
+        """Alternatives that may be as good as the acceptable ones, or much worse; best first."""
+        worse, kept = self._at(Position.WORSE), self.acceptable()
+        return tuple(name for name in self._at(Position.UNDECIDED) if name not in (*worse, *kept))
+
+    def level(self) -> EvidenceLevel:
+        """The weakest among its results."""
+        levels = [one.level for one in self.results]
+        return max(levels, key=lambda one: one.rank, default=EvidenceLevel.MEASURED)
+
+    def _at(self, position: Position) -> tuple[str, ...]:
+        found = (one.alternative for one in self.results if one.position is position)
+        return tuple(dict.fromkeys(found))
+
+
+def ranking_for(
+    candidates: Sequence[Alternative], objective: Objective
+) -> tuple[Ranking, tuple[Alternative, ...]]:
+    """RankedResults on the objective's metrics, and the alternatives that have figures of them."""
+    stand_ins = [metric for metric in METRICS.values() if objective in metric.stands_in]
+    figures = {
+        m.id: [(c, s) for c in candidates if (s := headline_series(c.series, m)) is not None]
+        for m in (*primaries(objective), *stand_ins)
+    }
+    metrics = [metric for metric in primaries(objective) if figures[metric.id]] or stand_ins
+    results: list[RankedResult] = []
+    doubts: list[Doubt] = []
+    used: dict[str, Alternative] = {}
+    wanted = frozenset({*_CONTROLS, *(metric.id for metric in metrics)})
+    for metric in metrics:
+        with_figures = figures[metric.id]
+        if not with_figures:
+            continue
+        used.update((one.label, one) for one, _ in with_figures)
+        ordered = sorted(
+            with_figures,
+            key=lambda pair: pair[1].value if metric.lower_is_better else -pair[1].value,
+        )
+        found, doubted = _results(ordered, metric, wanted, objective)
+        results += found
+        doubts += doubted
+    return Ranking(tuple(results), tuple(dict.fromkeys(doubts))), tuple(used.values())
+
+
+def _results(
+    ordered: Sequence[tuple[Alternative, Series]],
+    metric: Metric,
+    wanted: frozenset[str],
+    objective: Objective,
+) -> tuple[list[RankedResult], list[Doubt]]:
+    (best, best_series), *others = ordered
+
+    def result(
+        one: Alternative,
+        series: Series,
+        bounds: tuple[float | None, float | None],
+        position: Position,
+        level: EvidenceLevel,
+    ) -> RankedResult:
+        key, ratio = series.key, series.value / best_series.value
+        return RankedResult(
+            alternative=one.label,
+            metric=metric.id,
+            unit=key.unit,
+            value=series.value,
+            ratio=ratio,
+            low=bounds[0],
+            high=bounds[1],
+            position=position,
+            level=level,
+            slowest_device=key.worst,
+        )
+
+    found = [result(best, best_series, (None, None), Position.BEST, EvidenceLevel.MEASURED)]
+    if not others:
+        return found, []
+    chosen = [one for one, _ in ordered]
+    made = {one.label: _of(one, wanted) for one in chosen}
+    comparison = compare_series(chosen, made, objective, metrics=wanted)
+    for one, series in others:
+        own = (e for e in comparison.effects if e.alternative == one.label)
+        effect = next((e for e in own if series_key(e) == series.key), None)
+        bounds = _bounds(effect, series, best_series.value)
+        position = _position(effect, series.value / best_series.value, metric)
+        level = EvidenceLevel.MEASURED if effect is None else effect.level
+        found.append(result(one, series, bounds, position, level))
+    return found, [*_about(comparison.doubts, metric), *_wide(found, metric)]
+
+
+def _of(candidate: Alternative, metrics: frozenset[str]) -> dict[SeriesKey, Series]:
+    return {key: one for key, one in candidate.series.items() if key.metric in metrics}
+
+
+def _wide(results: Sequence[RankedResult], metric: Metric) -> Iterator[Doubt]:
+    """What is said of alternatives whose intervals are too wide to give anything."""
+    ranges = [
+        f"{one.alternative} {range_text(one.low, one.high)}"
+        for one in results
+        if one.position is Position.UNDECIDED and one.low is not None and one.high is not None
+    ]
+    if ranges:
+        yield Doubt(
+            id="wide-interval",
+            subject=metric.id,
+            detail=f"{metric.title} against {results[0].alternative}: {', '.join(ranges)}",
+            blocks=True,
+            cause="boots of one layout differ as much as the layouts may",
+            remedy="boot each layout more often, in mixed order, with clocks and neighbours "
+            "at rest",
+        )
+
+
+def _bounds(
+    effect: Effect | None, series: Series, best: float
+) -> tuple[float | None, float | None]:
+    if effect is not None and effect.low is not None:
+        return effect.low, effect.high
+    if not series.replicated and not series.key.worst and series.low < series.high:
+        return series.low / best, series.high / best
+    return None, None
+
+
+def _about(doubts: Sequence[Doubt], metric: Metric) -> Iterator[Doubt]:
+    """Doubts of series are the deciding metric's only where they name it, or name no metric."""
+    for doubt in doubts:
+        if doubt.subject not in METRICS or doubt.subject == metric.id or doubt.blocks:
+            yield doubt
+
+
+def _position(effect: Effect | None, ratio: float, metric: Metric) -> Position:
+    doubts = frozenset(effect.doubts) - WEAKENING if effect is not None else frozenset()
+    if effect is None or doubts - {STATES}:
+        return Position.UNKNOWN
+    if doubts:
+        return Position.UNDECIDED
+    loss = 1 - (1 / ratio if metric.lower_is_better else ratio)
+    if effect.outcome is Outcome.WORSE and loss >= metric.matters:
+        return Position.WORSE
+    if effect.doubts:
+        return Position.UNSHOWN
+    if effect.low is None or effect.high is None:
+        return Position.UNKNOWN
+    most = 1 - (1 / effect.high if metric.lower_is_better else effect.low)
+    if most >= max(metric.matters, SHOWN_LOSS):
+        return Position.UNDECIDED
+    return Position.NO_WORSE if most < metric.matters else Position.UNSHOWN

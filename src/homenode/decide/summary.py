@@ -1,0 +1,250 @@
+"""Summary: the samples of one alternative's runs as series, and each series boot by boot.
+
+What a series never mixes: units, variants, sizes, nodes, devices, placement states.
+"""
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+from msgspec import Struct, structs
+
+from homenode.bdf import Bdf
+from homenode.measure.results.model import UNSETTLED, FigureKey, Run, RunHead, Sample, Statistic
+from homenode.metrics import Metric, metric_of
+
+LEAST_UNDISTURBED = 3
+"""Disturbed samples are left out while at least this many others are there in a boot."""
+
+_MEDIAN_VARIANCE = math.pi / 2
+"""Variance of a median over that of a mean, for normal samples."""
+
+
+class SeriesKey(FigureKey, frozen=True, gc=False):
+    """What samples must share to be one series. worst: the slowest of several devices, by boot."""
+
+    worst: bool = False
+
+
+_SHARED = attrgetter(*FigureKey.__struct_fields__)
+"""The fields of a figure's key, of a longer key."""
+
+
+class Series(Struct, frozen=True, kw_only=True, dict=True):
+    """One series of one alternative. Without slots: what follows from the medians is made once.
+
+    medians: of each boot, above 0. inner_variance: mean variance of a boot's median as its samples
+    give it, on the logarithmic scale; 0 where they cannot. samples: how many were used. low, high:
+    of everything that was used. replicated: the medians are of boots that were really made, not of
+    published figures. devices: whose the slowest was taken of. blocks: of each boot,
+    (experiment, round), None where it is of no round. is_range: somebody printed low and high, and
+    `value` is nothing but their middle.
+    """
+
+    key: SeriesKey
+    medians: tuple[float, ...]
+    inner_variance: float
+    samples: int
+    low: float
+    high: float
+    replicated: bool
+    devices: frozenset[Bdf]
+    blocks: tuple[tuple[str, int] | None, ...] = ()
+    is_range: bool = False
+
+    @cached_property
+    def value(self) -> float:
+        """Geometric mean of the boots."""
+        return math.exp(statistics.fmean(self.logs))
+
+    @cached_property
+    def logs(self) -> tuple[float, ...]:
+        """Logarithms of the medians."""
+        return tuple(map(math.log, self.medians))
+
+    @cached_property
+    def variance(self) -> float:
+        """Of two or more boots' logarithms."""
+        return sample_variance(self.logs)
+
+
+_Block = tuple[str, int] | None
+
+
+class _Boot(NamedTuple):
+    samples: list[Sample]
+    block: _Block
+
+
+_Boots = dict[tuple[str, int], _Boot]
+"""Of one series, by the boot's identity: (name of the run or boot, number)."""
+
+
+def series_of(runs: Sequence[Run]) -> dict[SeriesKey, Series]:
+    """Every series of the runs of one alternative.
+
+    Left out are figures that are refused, and those during which a PU was moved.
+    """
+    names = Counter(run.head.name for run in runs)
+    # Under plain tuples: a key of each is made once.
+    by_fields: dict[tuple[Any, ...], _Boots] = {}
+    for place, run in enumerate(runs):
+        block = _block(run.head)
+        own = run.head.name if names[run.head.name] == 1 else f"{run.head.name}\n{place}"
+        for fields, samples in run.groups.items():
+            if fields.state != UNSETTLED:
+                boot = _boot(run.head.boots, own, fields.boot)
+                boots = by_fields.setdefault(_SHARED(fields), {})
+                known = boots.get(boot)
+                together = [] if known is None else known.samples
+                together += samples
+                boots[boot] = _Boot(together, block)
+    in_use = {SeriesKey(*fields): boots for fields, boots in by_fields.items()}
+    if len(names) < len(runs):
+        in_use = {key: _once(boots) for key, boots in in_use.items()}
+    found = {key: _series(key, boots) for key, boots in in_use.items()}
+    return found | _slowest(in_use)
+
+
+def headline(series: Iterable[SeriesKey], metric: Metric) -> tuple[SeriesKey, ...]:
+    """The series that speak for a metric: one, or one for each placement state.
+
+    The variant that the metric calls its headline, else series without a variant; over all sizes,
+    nodes and devices.
+    """
+    whole = [key for key in series if key.metric == metric.id and key.is_over_all]
+    if metric.worst_device and any(key.worst for key in whole):
+        whole = [key for key in whole if key.worst]
+    for variant in (metric.headline, None):
+        chosen = tuple(key for key in whole if key.variant == variant)
+        if chosen:
+            return chosen
+    return ()
+
+
+def headline_series(series: Mapping[SeriesKey, Series], metric: Metric) -> Series | None:
+    """The series that speaks for a metric; of placement states the one with the most samples."""
+    found = [series[key] for key in headline(series, metric)]
+    return max(found, key=lambda one: one.samples, default=None)
+
+
+def _once(boots: _Boots) -> _Boots:
+    """Without boots of which none is given the identity, and that a run of the same name has figure
+    by figure: somebody gave, or imported, it twice.
+    """
+    first: dict[tuple[str, int, tuple[float, ...]], tuple[str, int]] = {}
+    for (name, number), boot in boots.items():
+        values = tuple(sample.value for sample in boot.samples)
+        first.setdefault((name.partition("\n")[0], number, values), (name, number))
+    kept = set(first.values())
+    return {key: boot for key, boot in boots.items() if key in kept or key[1] < 0}
+
+
+def _block(head: RunHead) -> _Block:
+    known = head.experiment is not None and head.block is not None
+    return (head.experiment or "", head.block or 0) if known else None
+
+
+def _boot(boots: Sequence[str], own: str, number: int) -> tuple[str, int]:
+    """Which boot, across runs: two runs of one boot are one replicate."""
+    if number < len(boots):
+        return boots[number], -1
+    return own, number
+
+
+def _series(key: SeriesKey, boots: _Boots) -> Series:
+    kept = [_undisturbed(boot.samples) for boot in boots.values()]
+    values = [[sample.value for sample in samples] for samples in kept]
+    everything = [value for boot in values for value in boot]
+    statistics_used = {sample.statistic for samples in kept for sample in samples}
+    return Series(
+        key=key,
+        medians=tuple(map(statistics.median, values)),
+        inner_variance=_inner_variance(values),
+        samples=len(everything),
+        low=min(everything),
+        high=max(everything),
+        replicated=statistics_used <= {Statistic.SAMPLE},
+        devices=frozenset(),
+        blocks=tuple(boot.block for boot in boots.values()),
+        is_range=Statistic.LOW in statistics_used,
+    )
+
+
+def _undisturbed(samples: Sequence[Sample]) -> Sequence[Sample]:
+    quiet = [sample for sample in samples if not sample.disturbed]
+    return quiet if len(quiet) >= LEAST_UNDISTURBED else samples
+
+
+def _inner_variance(boots: Sequence[Sequence[float]]) -> float:
+    known = [
+        _MEDIAN_VARIANCE * sample_variance(list(map(math.log, boot))) / len(boot)
+        for boot in boots
+        if len(boot) > 1
+    ]
+    return statistics.fmean(known) if known else 0.0
+
+
+def sample_variance(values: Sequence[float]) -> float:
+    """Of two or more values. In floats: statistics.variance adds fractions, 20 times slower.
+
+    >>> sample_variance([1.0, 2.0, 4.0])
+    2.3333333333333335
+    """
+    mean = math.fsum(values) / len(values)
+    return math.fsum([(value - mean) ** 2 for value in values]) / (len(values) - 1)
+
+
+def _slowest(in_use: Mapping[SeriesKey, _Boots]) -> dict[SeriesKey, Series]:
+    """For metrics in which the slowest device counts: its median of each boot.
+
+    A device is known by its address, or by its position where a tool printed no address.
+    """
+    groups: dict[SeriesKey, dict[object, _Boots]] = {}
+    for key, boots in in_use.items():
+        metric = metric_of(key.metric)
+        if metric is None or not metric.worst_device or key.node is not None:
+            continue
+        folded = structs.replace(key, device=None, peer=None, worst=True)
+        for name, (samples, block) in boots.items():
+            by_index: dict[int | None, list[Sample]] = {}
+            for one in samples:
+                by_index.setdefault(one.index, []).append(one)
+            for index, own in by_index.items():
+                if (device := (key.device, key.peer, index)) != (None, None, None):
+                    of_device = groups.setdefault(folded, {}).setdefault(device, {})
+                    of_device[name] = _Boot(own, block)
+    return {key: _folded(key, devices) for key, devices in groups.items()}
+
+
+def _folded(key: SeriesKey, devices: Mapping[object, _Boots]) -> Series:
+    metric = metric_of(key.metric)
+    take_worst = max if metric is not None and metric.lower_is_better else min
+    by_boot: dict[tuple[str, int], list[float]] = {}
+    blocks: dict[tuple[str, int], _Block] = {}
+    variances = []
+    samples = 0
+    for boots in devices.values():
+        values = [[one.value for one in _undisturbed(boot.samples)] for boot in boots.values()]
+        for (name, boot), found_values in zip(boots.items(), values, strict=True):
+            by_boot.setdefault(name, []).append(statistics.median(found_values))
+            blocks[name] = boot.block
+            samples += len(found_values)
+        variances.append(_inner_variance(values))
+    medians = tuple(take_worst(found) for found in by_boot.values())
+    every = [one for boots in devices.values() for boot in boots.values() for one in boot.samples]
+    return Series(
+        key=key,
+        medians=medians,
+        inner_variance=statistics.fmean(variances),
+        samples=samples,
+        low=min(sample.value for sample in every),
+        high=max(sample.value for sample in every),
+        replicated=all(sample.statistic is Statistic.SAMPLE for sample in every),
+        devices=frozenset(sample.device for sample in every if sample.device is not None),
+        blocks=tuple(blocks[boot] for boot in by_boot),
+    )

@@ -1,0 +1,115 @@
+"""SwitchEffects: what each switch of a layout does to each metric, machine by machine.
+
+A switch's effect is the ratio of two layouts that differ in it, and in what it brings with it:
+pinning hides siblings, cells bind memory.
+"""
+
+from collections.abc import Sequence
+from enum import StrEnum
+
+from msgspec import Struct
+
+from homenode.decide.alternative import Alternative, with_joint_states
+from homenode.decide.compare import compare_series, series_key
+from homenode.decide.comparison import PRINTED, Effect, Outcome
+from homenode.decide.outcomes import is_large
+from homenode.decide.summary import Series, SeriesKey
+from homenode.metrics import METRICS
+
+PRINTED_MATTERS = 0.10
+"""Single printed figures that are nearer than this give nothing: their noise is unknown."""
+
+
+class StudySwitch(StrEnum):
+    """What is turned, in the order in which layouts add it."""
+
+    PINNING = "pinning"
+    MEMORY = "bound memory"
+    CELLS = "guest cells"
+    PCIE = "guest PCIe"
+    SIBLINGS = "siblings"
+
+
+_STEPS: tuple[tuple[StudySwitch, tuple[tuple[str, str], ...]], ...] = (
+    (StudySwitch.PINNING, (("default", "pin"),)),
+    (StudySwitch.MEMORY, (("pin", "pin-bound"),)),
+    (StudySwitch.CELLS, (("pin", "pin-numa"), ("default", "pin-numa"))),
+    (StudySwitch.PCIE, (("pin-numa", "pin-numa-pci"), ("pin-numa-smt", "pin-numa-pci-smt"))),
+    (
+        StudySwitch.SIBLINGS,
+        (
+            ("pin-numa-pci", "pin-numa-pci-smt"),
+            ("pin-numa", "pin-numa-smt"),
+            ("pin", "pin-numa-smt"),
+        ),
+    ),
+)
+"""Which two layouts show a switch; the first pair that has figures of a metric counts."""
+
+
+class SwitchEffect(Struct, frozen=True, kw_only=True):
+    """One switch's effect on one metric of one machine.
+
+    effect: as compared. judged: better or worse by as much as matters, no difference that does, or
+    cannot tell; printed figures that differ by PRINTED_MATTERS are shown as such, one figure each.
+    """
+
+    switch: StudySwitch
+    machine: str
+    effect: Effect
+    judged: Outcome
+
+
+def switch_effects(machine: str, chosen: Sequence[Alternative]) -> tuple[SwitchEffect, ...]:
+    """Effects of every switch that two of these layouts show, on the metrics that stand for all."""
+    by_label = {one.label: one for one in chosen}
+    found: list[SwitchEffect] = []
+    for switch, pairs in _STEPS:
+        seen: set[str] = set()
+        for first, second in pairs:
+            if first not in by_label or second not in by_label:
+                continue
+            pair = with_joint_states((by_label[first], by_label[second]))
+            effects = compare_series(pair, {one.label: _over_all(one) for one in pair}).effects
+            for one in sorted(filter(_is_headline, effects), key=lambda one: not one.primary):
+                if one.metric not in seen:
+                    seen.add(one.metric)
+                    found.append(
+                        SwitchEffect(switch=switch, machine=machine, effect=one, judged=judged(one))
+                    )
+    return tuple(found)
+
+
+def _over_all(alternative: Alternative) -> dict[SeriesKey, Series]:
+    """Without series of single sizes, nodes and pairs: they stand for nothing but themselves."""
+    return {key: one for key, one in alternative.series.items() if _may_stand(key)}
+
+
+def _may_stand(key: SeriesKey) -> bool:
+    metric = METRICS.get(key.metric)
+    return (
+        metric is not None
+        and key.size_bytes is None
+        and key.node is None
+        and (metric.control or metric.worst_device or key.variant in (None, metric.headline))
+    )
+
+
+def judged(effect: Effect) -> Outcome:
+    """The effect's outcome as far as it matters; of printed figures what their difference says."""
+    if set(effect.doubts) != {PRINTED}:
+        is_stated = effect.outcome in (Outcome.BETTER, Outcome.WORSE)
+        return Outcome.NO_DIFFERENCE if is_stated and not is_large(effect) else effect.outcome
+    if max(effect.gain, 1 / effect.gain) < 1 / (1 - PRINTED_MATTERS):
+        return Outcome.CANNOT_TELL
+    return Outcome.BETTER if effect.gain > 1 else Outcome.WORSE
+
+
+def _is_headline(effect: Effect) -> bool:
+    """The one series of a metric that stands for all of it."""
+    metric = METRICS.get(effect.metric)
+    if metric is None or effect.state is not None:
+        return False
+    return series_key(effect).is_over_all and (
+        effect.primary or effect.slowest_device or effect.variant in (None, metric.headline)
+    )

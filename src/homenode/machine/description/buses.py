@@ -1,0 +1,303 @@
+"""From described root complexes to functions with addresses, and links between them.
+
+A given address is honoured: the port above it takes that bus, and what follows is numbered on.
+"""
+
+from collections.abc import Mapping, Sequence
+from itertools import combinations, pairwise
+
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from homenode.bdf import Bdf
+from homenode.cpuset import CpuSet
+from homenode.errors import InputError
+from homenode.indices import NodeIndex
+from homenode.machine.description.document import HostDocument, LinkTable
+from homenode.machine.description.functions import (
+    Place,
+    Placed,
+    bridge,
+    endpoint_functions,
+    trained,
+)
+from homenode.machine.description.models import NVIDIA_DRIVER, DeviceModel
+from homenode.machine.description.tree import Endpoint, Port, Root, Switch
+from homenode.machine.discover.device_kinds import AMD, NVIDIA
+from homenode.machine.pci import (
+    DeviceKind,
+    DeviceLink,
+    LinkKind,
+    PciDevice,
+    PciLink,
+    PortType,
+    RootComplex,
+)
+
+MAX_FUNCTIONS = 16_384
+"""Most PCI functions of a described host: a short file could otherwise name millions."""
+
+_LAST_BUS = 0xFF
+_DEFAULT_UPLINK = PciLink(32.0, 16, 32.0, 16)
+
+
+class PciTree(Struct, frozen=True):
+    """The tree with addresses; devices ascending. Names: a device's own, or MODEL.N."""
+
+    root_complexes: tuple[RootComplex, ...] = ()
+    devices: tuple[PciDevice, ...] = ()
+    bdf_of_name: Mapping[str, Bdf] = field(default_factory=dict)
+    bdfs_of_model: Mapping[str, tuple[Bdf, ...]] = field(default_factory=dict)
+
+
+def address(
+    source: str,
+    roots: Sequence[Root],
+    models: Mapping[str, DeviceModel],
+    pus_of_node: Mapping[int | None, CpuSet],
+    *,
+    iommu: bool,
+) -> PciTree:
+    """The PCI tree of described roots. pus_of_node: of None is what is local to no known node.
+
+    Raises InputError where windows of buses overlap, run out, or an address contradicts its place.
+    """
+    placed: list[Placed] = []
+    complexes: list[RootComplex] = []
+    windows: dict[int, list[tuple[int, int]]] = {}
+    for root in roots:
+        in_use = windows.setdefault(root.domain, [])
+        bus = root.bus
+        if bus is None:
+            bus = max((last for _, last in in_use), default=-1) + 1
+        name = f"pci{root.domain:04x}:{bus:02x}"
+        node = None if root.node is None else NodeIndex(root.node)
+        place = Place(source, name, root.domain, node, pus_of_node, models)
+        found, last = _root(place, root, bus)
+        for first_used, last_used in in_use:
+            if bus <= last_used and first_used <= last:
+                raise place.error(
+                    f"{root.where}.bus",
+                    "buses free of the other root complexes",
+                    f"{bus:#04x}-{last:#04x} over {first_used:#04x}-{last_used:#04x}",
+                )
+        in_use.append((bus, last))
+        placed += found
+        if len(placed) > MAX_FUNCTIONS:
+            raise place.error(root.where, f"at most {MAX_FUNCTIONS} functions", "more")
+        complexes.append(RootComplex(name, root.domain, bus, _stated_node(found)))
+    placed.sort(key=lambda each: each.device.bdf)
+    for one, other in pairwise(placed):
+        if one.device.bdf == other.device.bdf:
+            raise InputError(
+                f"{source}: root: expected each address once, found {one.device.bdf} twice"
+            )
+    bdfs_of_model: dict[str, tuple[Bdf, ...]] = {}
+    for each in placed:
+        if each.model:
+            bdfs = bdfs_of_model.get(each.model, ())
+            bdfs_of_model[each.model] = (*bdfs, each.device.bdf)
+    return PciTree(
+        tuple(sorted(complexes, key=lambda each: (each.domain, each.bus))),
+        _grouped(placed) if iommu else tuple(each.device for each in placed),
+        _names(source, placed, bdfs_of_model),
+        bdfs_of_model,
+    )
+
+
+def _names(
+    source: str, placed: Sequence[Placed], bdfs_of_model: Mapping[str, tuple[Bdf, ...]]
+) -> dict[str, Bdf]:
+    names = {
+        f"{model}.{i}": bdf for model, bdfs in bdfs_of_model.items() for i, bdf in enumerate(bdfs)
+    }
+    own: dict[str, Bdf] = {}
+    for each in placed:
+        if each.name is not None:
+            if each.name in own:
+                raise InputError(
+                    f"{source}: root: expected each name once, found {each.name!r} for "
+                    f"{own[each.name]} and {each.device.bdf}"
+                )
+            own[each.name] = each.device.bdf
+    return names | own
+
+
+def _stated_node(placed: Sequence[Placed]) -> NodeIndex | None:
+    """The node of a root complex, which only the functions on its own bus show."""
+    nodes = {each.device.node for each in placed if each.device.parent is None} - {None}
+    return nodes.pop() if len(nodes) == 1 else None
+
+
+def _grouped(placed: Sequence[Placed]) -> tuple[PciDevice, ...]:
+    """The devices with IOMMU groups: one per slot and per virtual function, unless set."""
+    used = {each.iommu_group for each in placed}
+    group_of_slot: dict[tuple[int, int, int], int] = {}
+    grouped: list[PciDevice] = []
+    following = 0
+    for each in placed:
+        device, bdf = each.device, each.device.bdf
+        slot = (bdf.domain, bdf.bus, bdf.device)
+        group = each.iommu_group
+        if group is None and device.physical_function is None:
+            group = group_of_slot.get(slot)
+        if group is None:
+            while following in used:
+                following += 1
+            group = following
+            used.add(group)
+        if device.physical_function is None:
+            group_of_slot.setdefault(slot, group)
+        grouped.append(replace(device, iommu_group=group))
+    return tuple(grouped)
+
+
+def _root(place: Place, root: Root, bus: int) -> tuple[list[Placed], int]:
+    """One root complex's functions, and the last bus that it uses."""
+    on_bus = len(root.ports) + len(root.integrated)
+    if not 1 <= on_bus <= 31:
+        # The kernel shows no root complex without functions.
+        raise place.error(f"{root.where}.ports", "1 to 31 devices on its bus", on_bus)
+    placed: list[Placed] = []
+    last = bus
+    for i, port in enumerate(root.ports, 1):
+        bdf = Bdf(root.domain, bus, i, 0)
+        found, last = _port(place, port, PortType.ROOT_PORT, bdf, None, last)
+        placed += found
+    for i, endpoint in enumerate(root.integrated, 1 + len(root.ports)):
+        bdf = endpoint.bdf or Bdf(root.domain, bus, i, 0)
+        if (bdf.domain, bdf.bus) != (root.domain, bus):
+            raise place.error(f"{endpoint.where}.bdf", f"an address on bus {bus:#04x}", str(bdf))
+        placed += endpoint_functions(place, endpoint, bdf, None, None)
+    return placed, last
+
+
+def _port(
+    place: Place, port: Port, kind: PortType, bdf: Bdf, parent: Bdf | None, last: int
+) -> tuple[list[Placed], int]:
+    """A port and what is below it, with the last bus used so far."""
+    child = port.child
+    bus = _free_bus(place, port.where, last)
+    link: PciLink | None
+    if isinstance(child, Switch):
+        below, link, last = _switch(place, child, bdf, bus, port.link)
+    elif isinstance(child, Endpoint):
+        at = _endpoint_address(place, child, bus)
+        bus = last = at.bus
+        ends = None
+        if child.model.link is not None:
+            ends = trained(child.model.link, port.link, child.model.trained)
+        link = ends[1] if ends else port.link
+        below = list(endpoint_functions(place, child, at, bdf, ends[0] if ends else None))
+    else:
+        below, last = [], bus
+        link = port.link
+        if link is not None:  # nothing is up
+            link = PciLink(None, None, link.max_gt_per_s, link.max_width)
+    return [bridge(place, kind, bdf, parent, link, (bus, last)), *below], last
+
+
+def _switch(
+    place: Place, switch: Switch, parent: Bdf, bus: int, port_link: PciLink | None
+) -> tuple[list[Placed], PciLink, int]:
+    """A switch whose upstream port is on a bus: its functions, the link above it, the last bus."""
+    if len(switch.children) > 32:
+        raise place.error(switch.where, "at most 32 ports of a switch", len(switch.children))
+    upstream = Bdf(place.domain, bus, 0, 0)
+    link, above = trained(switch.link or port_link or _DEFAULT_UPLINK, port_link, switch.trained)
+    inner = last = _free_bus(place, switch.where, bus)
+    below: list[Placed] = []
+    for i, child in enumerate(switch.children):
+        bdf = Bdf(place.domain, inner, i, 0)
+        found, last = _port(place, child, PortType.SWITCH_DOWNSTREAM, bdf, upstream, last)
+        below += found
+    own = bridge(place, PortType.SWITCH_UPSTREAM, upstream, parent, link, (inner, last))
+    return [own, *below], above, last
+
+
+def _endpoint_address(place: Place, endpoint: Endpoint, bus: int) -> Bdf:
+    """The address of a device below a port: as given, else the first of the next free bus."""
+    given = endpoint.bdf
+    if given is None:
+        return Bdf(place.domain, bus, 0, 0)
+    if given.domain != place.domain or given.bus < bus or given.device:
+        raise place.error(
+            f"{endpoint.where}.bdf",
+            f"device 0 of a bus from {place.domain:04x}:{bus:02x} on (buses are numbered depth "
+            "first)",
+            str(given),
+        )
+    return given
+
+
+def _free_bus(place: Place, where: str, last: int) -> int:
+    if last >= _LAST_BUS:
+        raise place.error(where, f"buses up to {_LAST_BUS:#x}", hex(last + 1))
+    return last + 1
+
+
+_VENDOR_OF_KIND = {LinkKind.NVLINK: NVIDIA, LinkKind.C2C: NVIDIA, LinkKind.XGMI: AMD}
+
+
+def parse_links(file: HostDocument, tree: PciTree) -> tuple[DeviceLink, ...]:
+    """Every link of [[link]], each pair once, ascending by address.
+
+    between: a model (each of its devices with each other) or names of devices; C2C joins each of
+    them with the CPU of its own node. Only what the tools of the GPUs' maker show may be
+    described: NVLinks are counted, the others are not.
+    """
+    links: dict[tuple[LinkKind, Bdf, Bdf | None], DeviceLink] = {}
+    for table in file.link:
+        kind, count = table.kind, table.count
+        if (count is None) is (kind is LinkKind.NVLINK):
+            raise table.refusal("count", "a number with nvlink, and with nothing else", count)
+        devices = _devices(table, tree)
+        for device in devices:
+            _check(table, kind, device)
+        if kind is LinkKind.C2C:
+            found = [DeviceLink(kind, device.bdf, None, device.node) for device in devices]
+        elif len(devices) < 2:
+            raise table.refusal("between", "two devices or more", [str(d.bdf) for d in devices])
+        else:
+            found = [
+                DeviceLink(kind, a.bdf, b.bdf, None, count) for a, b in combinations(devices, 2)
+            ]
+        for link in found:
+            key = (kind, link.a, link.b)
+            if key in links:
+                raise table.refusal("between", "each pair once", f"{link.a} and {link.b} again")
+            links[key] = link
+    return tuple(sorted(links.values(), key=lambda link: (link.a, link.kind, link.b or link.a)))
+
+
+def _check(table: LinkTable, kind: LinkKind, device: PciDevice) -> None:
+    """Refuses a device that cannot have such a link, or that the maker's tools do not see."""
+    vendor = _VENDOR_OF_KIND[kind]
+    is_gpu = device.kind is DeviceKind.GPU and device.physical_function is None
+    if not is_gpu or device.vendor_id != vendor:
+        raise table.refusal("between", f"GPUs of vendor {vendor:#06x} with {kind}", str(device.bdf))
+    if vendor == NVIDIA and device.driver not in (None, NVIDIA_DRIVER):
+        expected = f"GPUs that the driver {NVIDIA_DRIVER} has: it shows their links"
+        raise table.refusal("between", expected, f"{device.bdf} with {device.driver}")
+    if kind is LinkKind.C2C and device.node is None:
+        raise table.refusal("between", "GPUs with a node, whose CPU they join", str(device.bdf))
+
+
+def _devices(table: LinkTable, tree: PciTree) -> tuple[PciDevice, ...]:
+    value = table.between
+    names = value if isinstance(value, tuple) else [value]
+    found: list[Bdf] = []
+    for name in names:
+        if name in tree.bdfs_of_model and name is value:
+            found += tree.bdfs_of_model[name]
+        elif name in tree.bdf_of_name:
+            found.append(tree.bdf_of_name[name])
+        else:
+            known = sorted(tree.bdfs_of_model.keys() | tree.bdf_of_name.keys())[:20]
+            raise table.refusal(
+                "between", f"a model or names of devices, of {', '.join(known) or 'none'}", name
+            )
+    if len(set(found)) != len(found):
+        raise table.refusal("between", "each device once", value)
+    device_of = {device.bdf: device for device in tree.devices}
+    return tuple(device_of[bdf] for bdf in sorted(found))

@@ -1,0 +1,244 @@
+"""Device models: what [model.NAME] says about a kind of device, with defaults by class."""
+
+from collections.abc import Mapping, Sequence
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from homenode.errors import InputError
+from homenode.machine.description.document import (
+    ElementTable,
+    HostDocument,
+    LinkText,
+    ModelTable,
+)
+from homenode.machine.pci import DeviceKind, PartKind, PciBar, PciLink
+from homenode.toml_text import decode_value
+from homenode.units import GIB, KIB, MIB, parse_bytes
+
+NVIDIA_DRIVER = "nvidia"
+
+_BAR_WORDS = {"prefetchable", "64bit", "32bit", "io"}
+
+
+class DeviceModel(Struct, frozen=True):
+    """What all devices of a model have in common. functions: models of functions 1, 2 ...
+
+    divided_by, parts: into which parts a GPU is divided, by their profiles.
+    label: what lspci would call it.
+    trained: the link that is up, where it is below what device and port could do.
+    """
+
+    name: str
+    label: str
+    kind: DeviceKind
+    class_code: int
+    vendor_id: int
+    device_id: int
+    subsystem_vendor_id: int | None = None
+    subsystem_device_id: int | None = None
+    link: PciLink | None = None
+    trained: PciLink | None = None
+    bars: tuple[PciBar, ...] = ()
+    functions: tuple[str, ...] = ()
+    driver: str | None = None
+    total_vfs: int | None = None
+    vfs: int = 0
+    vf_device_id: int | None = None
+    vf_driver: str | None = None
+    divided_by: PartKind | None = None
+    parts: tuple[str, ...] = ()
+    memory_mode: str | None = None
+
+
+_GPU_BARS = (
+    PciBar(0, 16 * MIB, is_64bit=True, is_prefetchable=True),
+    PciBar(2, 128 * GIB, is_64bit=True, is_prefetchable=True),
+    PciBar(4, 32 * MIB, is_64bit=True, is_prefetchable=True),
+)
+
+
+def _widespread(
+    kind: DeviceKind, label: str, ids: tuple[int, int, int], link: tuple[float, int], *bars: PciBar
+) -> DeviceModel:
+    return DeviceModel(kind.value, label, kind, *ids, link=PciLink(*link, *link), bars=bars)
+
+
+_BY_CLASS = {
+    "gpu": _widespread(
+        DeviceKind.GPU,
+        "NVIDIA Corporation GH100 [H100 SXM5 80GB]",
+        (0x030200, 0x10DE, 0x2330),
+        (32.0, 16),
+        *_GPU_BARS,
+    ),
+    "nic": _widespread(
+        DeviceKind.NIC,
+        "Mellanox Technologies MT2910 Family [ConnectX-7]",
+        (0x020000, 0x15B3, 0x1021),
+        (32.0, 16),
+        PciBar(0, 32 * MIB, True, True),
+    ),
+    "nvme": _widespread(
+        DeviceKind.NVME,
+        "Samsung Electronics NVMe SSD Controller PM9A1",
+        (0x010802, 0x144D, 0xA80A),
+        (16.0, 4),
+        PciBar(0, 16 * KIB, True, False),
+    ),
+    "nvswitch": _widespread(
+        DeviceKind.NVSWITCH,
+        "NVIDIA Corporation GH100 [H100 NVSwitch]",
+        (0x068000, 0x10DE, 0x22A3),
+        (16.0, 2),
+        PciBar(0, 32 * MIB, True, False),
+    ),
+    "audio": _widespread(
+        DeviceKind.AUDIO,
+        "NVIDIA Corporation High Definition Audio Controller",
+        (0x040300, 0x10DE, 0x22BA),
+        (16.0, 16),
+        PciBar(0, 16 * KIB, False, False),
+    ),
+    "bmc": _widespread(
+        DeviceKind.OTHER,
+        "ASPEED Technology ASPEED Graphics Family",
+        (0x030000, 0x1A03, 0x2000),
+        (2.5, 1),
+        PciBar(0, 64 * MIB, False, False),
+    ),
+    "other": _widespread(
+        DeviceKind.OTHER,
+        "Intel Corporation system peripheral",
+        (0x088000, 0x8086, 0x09A2),
+        (16.0, 4),
+    ),
+}
+"""Defaults by class, so that a short file may say `class = "gpu"` and no more: a widespread part.
+
+Source: PCI Code and ID Assignment 1.11; pci.ids; BARs of lspci captures.
+"""
+
+ROOT_PORT, SWITCH_PORT = "root-port", "switch-port"
+"""Names under which a file may give the ids of its own bridges."""
+
+_BRIDGE_CLASS = 0x060400
+_ROOT_PORT_IDS = {  # one root port of each maker; pci.ids
+    "GenuineIntel": (0x8086, 0x352A),
+    "AuthenticAMD": (0x1022, 0x14AB),
+    "ARM": (0x10DE, 0x22B2),
+}
+_GENERIC_ROOT_PORT_IDS = (0x1B36, 0x000C)
+_SWITCH_PORT_IDS = (0x1000, 0xC030)
+
+
+def parse_models(file: HostDocument, cpu_vendor: str | None) -> Mapping[str, DeviceModel]:
+    """Every model by name: the classes themselves, the bridges, and the file's [model.NAME]."""
+    root = _ROOT_PORT_IDS.get(cpu_vendor or "", _GENERIC_ROOT_PORT_IDS)
+    models = {name: replace(model, name=name) for name, model in _BY_CLASS.items()}
+    for name, label, ids in (
+        (ROOT_PORT, "PCI Express root port", root),
+        (SWITCH_PORT, "PCI Express switch port", _SWITCH_PORT_IDS),
+    ):
+        models[name] = DeviceModel(name, label, DeviceKind.BRIDGE, _BRIDGE_CLASS, *ids)
+    for name, values in file.model.items():
+        table = decode_value(values, ModelTable, file.source, f"model.{name}")
+        models[name] = _model(table, name, models)
+    for model in models.values():
+        for function in model.functions:
+            if function not in models or models[function].functions:
+                raise InputError(
+                    f"{file.source}: model.{model.name}.functions: expected models without "
+                    f"functions of their own, found {function!r}"
+                )
+    return models
+
+
+def _model(table: ModelTable, name: str, models: Mapping[str, DeviceModel]) -> DeviceModel:
+    given = models[name] if name in (ROOT_PORT, SWITCH_PORT) else None
+    if given is None and table.class_ is None:
+        raise table.refusal("class", f"one of {', '.join(_BY_CLASS)}", None)
+    start = given or models[table.class_ or "other"]
+    if len(table.functions) > 7:
+        raise table.refusal("functions", "at most 7 names of models", table.functions)
+    vendor_id = _or(table.vendor, start.vendor_id)
+    class_code = _or(table.class_code, start.class_code)
+    # AMD's accelerators are no displays: Source: lspci of an MI300X, class 1200.
+    if start.kind is DeviceKind.GPU and vendor_id == 0x1002 and table.class_code is None:
+        class_code = 0x120000
+    vfs = table.bounded("vfs", table.vfs or 0, 0, table.total_vfs or 0)
+    return DeviceModel(
+        name=name,
+        label=table.label.strip() or (name if given is None else given.label),
+        kind=start.kind,
+        class_code=class_code,
+        vendor_id=vendor_id,
+        device_id=_or(table.device, start.device_id),
+        subsystem_vendor_id=table.subsystem_vendor,
+        subsystem_device_id=table.subsystem_device,
+        link=_link(table.link) or start.link,
+        trained=_link(table.trained),
+        bars=start.bars if table.bars is None else _bars(table, table.bars),
+        functions=tuple(table.functions),
+        driver=table.driver,
+        total_vfs=table.total_vfs,
+        vfs=vfs,
+        vf_device_id=table.vf_device,
+        vf_driver=table.vf_driver,
+        divided_by=table.divided_by,
+        parts=check_division(table, start.kind, vfs),
+        memory_mode=table.memory_mode,
+    )
+
+
+def check_division(table: ModelTable | ElementTable, kind: DeviceKind, vfs: int) -> tuple[str, ...]:
+    """The parts into which a GPU is divided, by their profiles. Raises InputError."""
+    divided_by, parts = table.divided_by, tuple(table.parts or ())
+    for part in parts:
+        if not 0 < len(part) <= 80 or not part.isascii() or not part.isprintable():
+            raise table.refusal("parts", "names of profiles, at most 80 letters", part)
+    if bool(parts) != (divided_by is not None) or (parts and kind is not DeviceKind.GPU):
+        raise table.refusal("parts", "profiles and `divided_by`, on a GPU", list(parts))
+    most = {PartKind.VIRTUAL_FUNCTION: vfs, PartKind.MEDIATED: vfs or 64, PartKind.PARTITION: 1}
+    if divided_by is not None and len(parts) > most.get(divided_by, 14):
+        raise table.refusal("parts", f"at most {most.get(divided_by, 14)}", list(parts))
+    return parts
+
+
+def _link(text: LinkText | None) -> PciLink | None:
+    return None if text is None else text.link
+
+
+def _or(given: int | None, default: int) -> int:
+    return default if given is None else given
+
+
+def _bars(table: ModelTable, texts: Sequence[str]) -> tuple[PciBar, ...]:
+    """BARs of texts such as "128GiB prefetchable"; "" leaves one out. Index 0 to 5.
+
+    Prefetchable ones are 64-bit unless they say 32bit, others 32-bit unless they say 64bit; a
+    64-bit BAR takes two indices. Source: PCI 3.0, 6.2.5.1.
+    """
+    bars: list[PciBar] = []
+    index = 0
+    for text in texts:
+        words = text.split()
+        if not words:
+            index += 1
+            continue
+        options = set(words[1:])
+        try:
+            size = parse_bytes(words[0])
+        except InputError as error:
+            raise table.refusal("bars", 'sizes such as "16MiB"', text) from error
+        if options - _BAR_WORDS or len(options) != len(words) - 1 or size & (size - 1) or not size:
+            raise table.refusal(
+                "bars", f"a power of two and words of {', '.join(sorted(_BAR_WORDS))}", text
+            )
+        prefetchable = "prefetchable" in options
+        wide = "64bit" in options or (prefetchable and "32bit" not in options)
+        if index + wide > 5:
+            raise table.refusal("bars", "at most 6 BARs, 64-bit ones counted twice", text)
+        bars.append(PciBar(index, size, wide, prefetchable, "io" not in options))
+        index += 1 + wide
+    return tuple(bars)

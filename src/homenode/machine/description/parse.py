@@ -1,0 +1,257 @@
+"""From the text of a host.toml to a HostDescription. Pure; format: docs/formats/host-toml.md."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+from msgspec.structs import fields
+
+from homenode.bdf import Bdf
+from homenode.cpuset import CpuSet, PuIndex
+from homenode.errors import InputError
+from homenode.indices import CoreIndex, LlcIndex, NodeIndex, PackageIndex
+from homenode.machine.description.buses import PciTree, address, parse_links
+from homenode.machine.description.cpus import CoreSlot, parse_cores
+from homenode.machine.description.document import VERSION, HostDocument
+from homenode.machine.description.model import CacheSizes, Fact, HostDescription
+from homenode.machine.description.models import parse_models
+from homenode.machine.description.nodes import (
+    NodeSlot,
+    parse_distances,
+    parse_nodes,
+    tables_of_nodes,
+)
+from homenode.machine.description.settings import PuSettings, parse_pu_settings, parse_settings
+from homenode.machine.description.tree import parse_roots
+from homenode.machine.description.vms import parse_housekeeping, parse_reserve, parse_vms
+from homenode.machine.topology import (
+    Core,
+    CoreId,
+    CpuModel,
+    Host,
+    HostSummary,
+    Llc,
+    MemoryKind,
+    NumaNode,
+    Package,
+    Pu,
+)
+from homenode.toml_text import decode_toml
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}\Z")
+
+
+def parse_description(text: str, source: str) -> HostDescription:
+    """The machine that a host.toml describes. source: the file's name, for messages.
+
+    Raises InputError, with the file, the key, what was expected and what was found.
+    """
+    file = decode_toml(text, HostDocument, source)
+    if file.format > VERSION:
+        raise InputError(
+            f"{source}: format: expected a host.toml up to version {VERSION}, found {file.format}",
+            hint="it was written for a newer homenode: update this one",
+        )
+    if not _NAME.match(file.name):
+        raise file.refusal("name", "a name of letters, digits, dots, dashes", file.name)
+    cpu = CpuModel(file.cpu.vendor, file.cpu.name, file.cpu.family, file.cpu.model)
+    node_tables = tables_of_nodes(file)
+    slots = parse_cores(file, node_tables)
+    nodes = parse_nodes(file, node_tables, slots)
+    online = online_pus(file, slots)
+    local = pus_of_node(slots, online)
+    tree = _tree(file, cpu.vendor, nodes, local)
+    cores = cores_of(slots, online)
+    caches, level = file.caches, file.llc_level
+    sizes = CacheSizes(
+        *(_bytes(size) for size in (caches.l1_data, caches.l1_instruction, caches.l2))
+    )
+    without = any(slot.llc is None for slot in slots)
+    if (sizes != CacheSizes() and without) or (caches.l2 is not None and level <= 2):
+        # The largest of them would pass for the last level.
+        found = "no last-level cache" if without else f"llc_level = {level}"
+        raise file.refusal("caches", "a last-level cache above them", found)
+    llcs = llcs_of(slots, online, level, _bytes(file.llc_size))
+    host = Host(
+        name=file.name,
+        architecture=file.architecture,
+        cpu=cpu,
+        packages=packages_of(slots, online),
+        nodes=numa_nodes(source, nodes, local, tree.bdf_of_name),
+        distances=parse_distances(file, nodes),
+        llcs=llcs,
+        cores=cores,
+        pus=pus_of(slots, cores, llcs, online, parse_pu_settings(file, online)),
+        root_complexes=tree.root_complexes,
+        pci_devices=tree.devices,
+        links=parse_links(file, tree),
+        settings=parse_settings(file, online, smt=any(len(core.pus) > 1 for core in cores)),
+        domains=parse_vms(file, nodes, online, local, tree),
+        reserve=parse_reserve(file),
+        housekeeping_pus=parse_housekeeping(file, online),
+    )
+    return HostDescription(
+        source=source,
+        about=file.about,
+        host=host,
+        caches=sizes,
+        facts=(
+            *(Fact(statement, source) for statement, source in file.facts.published.items()),
+            *(Fact(statement, None) for statement in file.facts.assumed),
+        ),
+        expect=tuple(
+            (one.name, int(count))
+            for one in fields(HostSummary)
+            if (count := getattr(file.expect, one.name)) is not None
+        ),
+    )
+
+
+def _bytes(size: int | None) -> int | None:
+    return None if size is None else int(size)
+
+
+def _tree(
+    file: HostDocument,
+    cpu_vendor: str | None,
+    nodes: Sequence[NodeSlot],
+    local: Mapping[int | None, CpuSet],
+) -> PciTree:
+    models = parse_models(file, cpu_vendor)
+    indices = [node.index for node in nodes]
+    roots = parse_roots(file, models, indices)
+    # A node without cores has no local PUs, and says so.
+    everywhere: dict[int | None, CpuSet] = {index: CpuSet() for index in indices}
+    everywhere |= local
+    return address(file.source, roots, models, everywhere, iommu=file.iommu)
+
+
+def online_pus(file: HostDocument, cores: Sequence[CoreSlot]) -> CpuSet:
+    """All PUs but `offline_pus`. Raises InputError where none is left or one does not exist."""
+    every = CpuSet(pu for core in cores for pu in core.pus)
+    offline = file.offline_pus
+    if not offline <= every or offline == every:
+        raise file.refusal("offline_pus", f"some of the PUs {every}, not all", str(offline))
+    return every - offline
+
+
+def pus_of_node(cores: Sequence[CoreSlot], online: CpuSet) -> dict[int | None, CpuSet]:
+    """Online PUs of each node that has cores; of None, which is no node, all of them."""
+    pus: dict[int | None, list[int]] = {}
+    for core in cores:
+        pus.setdefault(core.node, []).extend(core.pus)
+    return {None: online, **{node: CpuSet(found) & online for node, found in pus.items()}}
+
+
+def numa_nodes(
+    source: str,
+    nodes: Sequence[NodeSlot],
+    local: Mapping[int | None, CpuSet],
+    bdf_of_name: Mapping[str, Bdf],
+) -> tuple[NumaNode, ...]:
+    found = []
+    for node in nodes:
+        gpu = None
+        if node.gpu is not None:
+            gpu = bdf_of_name.get(node.gpu)
+            if gpu is None:
+                known = ", ".join(sorted(bdf_of_name)[:20]) or "none"
+                raise InputError(
+                    f"{source}: node {node.index}.gpu: expected the name of a device, one of "
+                    f"{known}, found {node.gpu!r}"
+                )
+        pus = local.get(node.index, CpuSet())
+        found.append(
+            NumaNode(
+                index=NodeIndex(node.index),
+                pus=pus,
+                memory_bytes=node.memory_bytes,
+                memory_free_bytes=node.free_bytes,
+                page_pools=node.page_pools,
+                memory_kind=_memory_kind(node, pus),
+                gpu=gpu,
+                generic_initiator=node.generic_initiator,
+                package=PackageIndex(node.package) if pus and node.package is not None else None,
+            )
+        )
+    return tuple(found)
+
+
+def cores_of(slots: Sequence[CoreSlot], online: CpuSet) -> tuple[Core, ...]:
+    """Cores that have an online PU, by their lowest one."""
+    alive = [(CpuSet(slot.pus) & online, slot) for slot in slots if CpuSet(slot.pus) & online]
+    alive.sort(key=lambda pair: _lowest(pair[0]))
+    return tuple(
+        Core(CoreIndex(i), CoreId(PackageIndex(slot.package), slot.id), pus, slot.kind)
+        for i, (pus, slot) in enumerate(alive)
+    )
+
+
+def llcs_of(
+    slots: Sequence[CoreSlot], online: CpuSet, level: int, size_bytes: int | None
+) -> tuple[Llc, ...]:
+    """Last-level caches that an online PU uses, by their lowest one."""
+    sharers = _united((slot.llc, slot.pus) for slot in slots if slot.llc is not None)
+    alive = sorted((pus & online for pus in sharers.values() if pus & online), key=_lowest)
+    return tuple(Llc(LlcIndex(i), pus, level, size_bytes) for i, pus in enumerate(alive))
+
+
+def packages_of(slots: Sequence[CoreSlot], online: CpuSet) -> tuple[Package, ...]:
+    members = _united((slot.package, slot.pus) for slot in slots)
+    return tuple(
+        Package(PackageIndex(index), pus & online)
+        for index, pus in sorted(members.items())
+        if pus & online
+    )
+
+
+def pus_of(
+    slots: Sequence[CoreSlot],
+    cores: Sequence[Core],
+    llcs: Sequence[Llc],
+    online: CpuSet,
+    settings: PuSettings,
+) -> tuple[Pu, ...]:
+    """Every PU ascending; an offline one says nothing of where it is, as in sysfs."""
+    core_of = {pu: core.index for core in cores for pu in core.pus}
+    llc_of = {pu: llc.index for llc in llcs for pu in llc.pus}
+    found = []
+    for slot in slots:
+        for number in slot.pus:
+            pu = PuIndex(number)
+            here = pu in online
+            found.append(
+                Pu(
+                    index=pu,
+                    core=core_of[pu] if here else None,
+                    llc=llc_of.get(pu),
+                    node=NodeIndex(slot.node) if here else None,
+                    package=PackageIndex(slot.package) if here else None,
+                    die=slot.die if here else None,
+                    online=here,
+                    allowed=pu not in settings.disallowed,
+                    isolated=pu in settings.isolated,
+                    nohz_full=pu in settings.nohz_full,
+                )
+            )
+    return tuple(sorted(found, key=lambda pu: pu.index))
+
+
+def _memory_kind(node: NodeSlot, pus: CpuSet) -> MemoryKind | None:
+    """What the kernel shows a node's memory: of a CPU-less node, nothing by itself."""
+    if node.gpu is not None:
+        return MemoryKind.GPU
+    if node.is_device_memory:
+        return MemoryKind.OTHER
+    return MemoryKind.DRAM if pus else None
+
+
+def _united(pairs: Iterable[tuple[int, tuple[int, ...]]]) -> dict[int, CpuSet]:
+    members: dict[int, list[int]] = {}
+    for key, pus in pairs:
+        members.setdefault(key, []).extend(pus)
+    return {key: CpuSet(pus) for key, pus in members.items()}
+
+
+def _lowest(pus: CpuSet) -> int:
+    first = pus.first()
+    return -1 if first is None else first

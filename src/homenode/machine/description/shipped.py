@@ -1,0 +1,26 @@
+"""Hosts that come with homenode: the files of src/homenode/hosts, by name. [I/O]"""
+
+from homenode.errors import UsageError
+from homenode.machine.description.model import HostDescription
+from homenode.machine.description.parse import parse_description
+from homenode.package_files import package_names, package_text
+from homenode.wording import did_you_mean
+
+_FOLDER, _SUFFIX = ("machine", "hosts"), ".toml"
+
+
+def shipped_hosts() -> tuple[str, ...]:
+    """Names of the hosts that come with homenode, sorted."""
+    names = package_names(*_FOLDER)
+    return tuple(sorted(n.removesuffix(_SUFFIX) for n in names if n.endswith(_SUFFIX)))
+
+
+def load_shipped(name: str) -> HostDescription:
+    """A host that comes with homenode. Raises UsageError for a name that none has."""
+    known = shipped_hosts()
+    if name not in known:
+        raise UsageError(
+            f"host {name!r}: expected the name of a shipped host, found none such",
+            hint=f"{did_you_mean(name, known)}homenode list hosts lists them",
+        )
+    return parse_description(package_text(*_FOLDER, f"{name}{_SUFFIX}"), f"{name}{_SUFFIX}")

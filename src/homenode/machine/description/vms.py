@@ -1,0 +1,195 @@
+"""The VM part of a host.toml: what VMs have of the host, and what its operator keeps for it."""
+
+from collections.abc import Mapping, Sequence
+
+from homenode.bdf import Bdf
+from homenode.cpuset import CpuSet
+from homenode.errors import InputError
+from homenode.indices import NodeIndex
+from homenode.machine.description.buses import PciTree
+from homenode.machine.description.document import HostDocument, VmTable
+from homenode.machine.description.nodes import NodeSlot
+from homenode.machine.host_reserve import DEFAULT_HOST_RESERVE, HostReserve
+from homenode.machine.pci import is_uuid
+from homenode.machine.topology import RunningDomain
+from homenode.toml_text import Size, Table, decode_value
+
+
+def parse_reserve(file: HostDocument) -> HostReserve | None:
+    """What [reserve] keeps for the host; None where it keeps what is usual."""
+    cores, memory = file.reserve.cores, file.reserve.memory
+    if cores is None and memory is None:
+        return None
+    return HostReserve(
+        DEFAULT_HOST_RESERVE.cores if cores is None else cores,
+        None if memory is None else int(memory),
+    )
+
+
+def parse_housekeeping(file: HostDocument, online: CpuSet) -> CpuSet:
+    """PUs for the emulators of several VMs."""
+    return _online(file.reserve, "housekeeping_pus", file.reserve.housekeeping_pus, online)
+
+
+def parse_vms(
+    file: HostDocument,
+    nodes: Sequence[NodeSlot],
+    online: CpuSet,
+    pus_of_node: Mapping[int | None, CpuSet],
+    tree: PciTree,
+) -> tuple[RunningDomain, ...]:
+    """The [[vm]] tables, in order. Raises InputError where two have one name or one device."""
+    found: list[RunningDomain] = []
+    for table in file.vm:
+        vm = _vm(table, [node.index for node in nodes], online, pus_of_node, tree)
+        for other in found:
+            if other.name == vm.name:
+                raise table.refusal("name", "a name that no other [[vm]] has", vm.name)
+            shared = sorted(
+                {*other.devices, *other.mediated} & {*vm.devices, *vm.mediated}, key=str
+            )
+            if shared and not {"shut-off"} & {_state(other), _state(vm)}:
+                raise table.refusal(
+                    "devices", f"devices that [[vm]] {other.name} has not", str(shared[0])
+                )
+        found.append(vm)
+    return tuple(found)
+
+
+def _state(vm: RunningDomain) -> str:
+    return "planned" if vm.planned else "running" if vm.running else "shut-off"
+
+
+def _vm(
+    table: VmTable,
+    known: Sequence[int],
+    online: CpuSet,
+    pus_of_node: Mapping[int | None, CpuSet],
+    tree: PciTree,
+) -> RunningDomain:
+    if not table.name or "/" in table.name:
+        raise table.refusal("name", "the VM's name, without /", table.name)
+    nodes = table.nodes if isinstance(table.nodes, tuple) else (table.nodes,)
+    for node in nodes:
+        if node not in known:
+            raise table.refusal("nodes", f"nodes of the host ({CpuSet(known)})", node)
+    pins = _pins(table, nodes, online, pus_of_node)
+    total, sizes = _memory(table, known, nodes or _nodes_of(pins, pus_of_node))
+    emulator = _online(table, "emulator", table.emulator, online)
+    return RunningDomain(
+        name=table.name,
+        running=table.state == "running",
+        vcpu_pins=pins,
+        emulator_pus=emulator or None,
+        iothread_pus=_pu_lists(table, "iothreads", table.iothreads, online),
+        memory_bytes=total,
+        memory_bound=bool(sizes),
+        memory_by_node=tuple((NodeIndex(node), sizes[node]) for node in sorted(sizes)),
+        page_bytes=None if table.page_size is None else int(table.page_size),
+        devices=_devices(table, tree),
+        planned=table.state == "planned",
+        mediated=_mediated(table, tree),
+    )
+
+
+def _pins(
+    table: VmTable,
+    nodes: Sequence[int],
+    online: CpuSet,
+    pus_of_node: Mapping[int | None, CpuSet],
+) -> tuple[CpuSet | None, ...]:
+    """PUs of each vCPU: as pinned, or those of the VM's nodes, or None = anywhere."""
+    count, pins = table.vcpus, table.pins
+    if pins is not None:
+        if isinstance(pins, str):
+            pus = CpuSet.parse(pins, f"{table.source}: {table.name_of('pins')}")
+            listed = tuple(CpuSet([pu]) for pu in _online(table, "pins", pus, online))
+        else:
+            listed = _pu_lists(table, "pins", pins, online)
+        if not listed or (count is not None and count != len(listed)):
+            found = pins if isinstance(pins, str) else list(map(str, pins))
+            raise table.refusal("pins", f"the PUs of each of {count or 'its'} vCPUs", found)
+        return listed
+    if count is None:
+        raise table.refusal("vcpus", "a number of vCPUs, or pins", None)
+    pus = CpuSet(pu for node in nodes for pu in pus_of_node.get(node, CpuSet()))
+    if nodes and not pus:
+        raise table.refusal("nodes", "a node with PUs among them", list(nodes))
+    return (pus or None,) * count
+
+
+def _nodes_of(
+    pins: Sequence[CpuSet | None], pus_of_node: Mapping[int | None, CpuSet]
+) -> tuple[int, ...]:
+    used = CpuSet(pu for pin in pins if pin is not None for pu in pin)
+    return tuple(
+        sorted(
+            node
+            for node, pus in pus_of_node.items()
+            if node is not None and not pus.isdisjoint(used)
+        )
+    )
+
+
+def _memory(
+    table: VmTable, known: Sequence[int], nodes: Sequence[int]
+) -> tuple[int, dict[int, int]]:
+    """Bytes in all, and on each node: as listed, or the whole in equal parts on the VM's nodes."""
+    value, where = table.memory, table.name_of("memory")
+    if isinstance(value, dict):
+        sizes: dict[int, int] = {}
+        for key, size in value.items():
+            if not (key.isascii() and key.isdigit() and len(key) < 6 and int(key) in known):
+                raise table.refusal("memory", f"nodes of the host ({CpuSet(known)})", key)
+            sizes[int(key)] = int(decode_value(size, Size, table.source, f"{where}.{key}"))
+        return sum(sizes.values()), {node: size for node, size in sizes.items() if size}
+    total = 0 if value is None else int(decode_value(value, Size, table.source, where))
+    if not nodes or not total:
+        return total, {}
+    share, more = divmod(total, len(nodes))
+    return total, {node: share + (i < more) for i, node in enumerate(sorted(nodes))}
+
+
+def _pu_lists(
+    table: VmTable, key: str, listed: Sequence[CpuSet], online: CpuSet
+) -> tuple[CpuSet, ...]:
+    for pus in listed:
+        if not _online(table, key, pus, online):
+            raise table.refusal(key, "a list of PU lists, none of them empty", "")
+    return tuple(listed)
+
+
+def _online(table: Table, key: str, pus: CpuSet, online: CpuSet) -> CpuSet:
+    if not pus <= online:
+        raise table.refusal(key, f"some of the online PUs {online}", str(pus))
+    return pus
+
+
+def _devices(table: VmTable, tree: PciTree) -> tuple[Bdf, ...]:
+    """Functions by the name of the device or by address."""
+    there = {device.bdf for device in tree.devices}
+    found: set[Bdf] = set()
+    for name in table.devices:
+        if is_uuid(name):
+            continue
+        bdf = tree.bdf_of_name.get(name)
+        if bdf is None:
+            try:
+                bdf = Bdf.parse(name)
+            except InputError:
+                bdf = None
+        if bdf is None or bdf not in there:
+            names = ", ".join(sorted(tree.bdf_of_name)[:20]) or "none"
+            raise table.refusal("devices", f"addresses or names of devices ({names})", name)
+        found.add(bdf)
+    return tuple(sorted(found))
+
+
+def _mediated(table: VmTable, tree: PciTree) -> tuple[str, ...]:
+    """Mediated devices, by UUID."""
+    there = {part.uuid for device in tree.devices for part in device.parts if part.uuid}
+    given = [text for text in table.devices if is_uuid(text)]
+    for uuid in given:
+        if uuid not in there:
+            raise table.refusal("devices", f"one of {len(there)} mediated devices", uuid)
+    return tuple(sorted(set(given)))

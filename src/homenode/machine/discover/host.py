@@ -1,0 +1,199 @@
+"""Discover: one Host from a snapshot. Reads each part, lets them meet, and keeps every gap."""
+
+from collections.abc import Callable, Mapping
+
+from lxml import etree
+from msgspec.structs import replace
+
+from homenode.bdf import Bdf
+from homenode.cpuset import CpuSet
+from homenode.errors import HomenodeError
+from homenode.gap import Gap
+from homenode.machine.discover.crosscheck import check_against_libvirt
+from homenode.machine.discover.device_links import read_device_links
+from homenode.machine.discover.distances import read_distances, read_memory_paths
+from homenode.machine.discover.gpu_memory import name_memory, read_driver_gpus
+from homenode.machine.discover.gpu_parts import with_parts
+from homenode.machine.discover.lspci import add_lspci
+from homenode.machine.discover.nodes import Nodes, read_nodes
+from homenode.machine.discover.pci_nodes import (
+    Locality,
+    StatedNode,
+    nodes_of_root_complexes,
+    with_stated_nodes,
+)
+from homenode.machine.discover.pci_tree import PciTree, read_pci_tree
+from homenode.machine.discover.processors import Processors, read_processors
+from homenode.machine.discover.settings import (
+    cpu_model,
+    read_architecture,
+    read_cpu_fields,
+    read_settings,
+    read_versions,
+)
+from homenode.machine.discover.states import PuStates, read_states
+from homenode.machine.pci import DeviceKind, PciDevice
+from homenode.machine.snapshot.protocol import BoundedSnapshot, Snapshot
+from homenode.machine.tools.nvidia_smi_query import NvidiaGpu
+from homenode.machine.tools.xml_text import parse_xml
+from homenode.machine.topology import Host, Pu, RunningDomain
+
+ReadDomain = Callable[[bytes, bool, str], RunningDomain]
+"""From the XML of one domain, as `virsh dumpxml` prints it, whether it runs, and what to call it in
+messages, to what it uses: vm/domain/read.py's read_running_domain. May raise HomenodeError."""
+
+
+def discover(snapshot: Snapshot, read_domain: ReadDomain | None = None) -> Host:
+    """The host of a snapshot. read_domain: reads the XML of one libvirt domain; without it the host
+    has no running domains, and a gap.
+
+    Raises InputError where the snapshot holds no CPUs or is incomplete, ParseError where a file is
+    malformed. What cannot be learnt otherwise is None, with its reason in `gaps`.
+    """
+    snapshot = BoundedSnapshot(snapshot)
+    states = read_states(snapshot)
+    processors = read_processors(snapshot, states)
+    nodes = read_nodes(snapshot, states.online, processors.packages)
+    distances, distance_gaps = read_distances(snapshot, nodes.nodes, nodes.online)
+    gpu_of_node, driver_gpus = read_driver_gpus(snapshot)
+    locality = Locality.of(nodes.nodes, states.online, distances, gpu_of_node)
+    tree = read_pci_tree(snapshot, locality, driver_gpus)
+    devices, lspci_gaps = _named(snapshot, tree.devices)
+    links = read_device_links(snapshot, devices, driver_gpus, locality)
+    devices, tree = _placed_by_tools(snapshot, devices, tree, links.node_of_gpu, locality)
+    devices = _as_driver_says(devices, links.queried)
+    devices, part_gaps = with_parts(snapshot, devices, links.queried)
+    named_nodes, memory_gaps = name_memory(snapshot, nodes.nodes, gpu_of_node, links.gpu_of_node)
+    libvirt, qemu, version_gaps = read_versions(snapshot)
+    domains, domain_gaps = read_running_domains(snapshot, read_domain)
+    cpu_fields = read_cpu_fields(snapshot)
+    architecture = read_architecture(snapshot, cpu_fields)
+    gaps = (
+        *states.gaps,
+        *processors.gaps,
+        *nodes.gaps,
+        *distance_gaps,
+        *tree.gaps,
+        *lspci_gaps,
+        *links.gaps,
+        *part_gaps,
+        *memory_gaps,
+        *version_gaps,
+        *domain_gaps,
+        *(() if architecture else (Gap("architecture", "neither uname nor /proc/cpuinfo"),)),
+    )
+    host = Host(
+        name=snapshot.name,
+        architecture=architecture,
+        cpu=cpu_model(cpu_fields),
+        packages=processors.packages,
+        nodes=named_nodes,
+        distances=distances,
+        llcs=processors.llcs,
+        cores=processors.cores,
+        pus=assemble_pus(states, processors, nodes),
+        root_complexes=tree.root_complexes,
+        pci_devices=devices,
+        links=links.links,
+        memory_paths=read_memory_paths(snapshot, nodes.nodes),
+        domains=domains,
+        settings=read_settings(snapshot, states.online, libvirt, qemu),
+        nodes_assumed=nodes.assumed,
+    )
+    return replace(host, gaps=(*gaps, *check_against_libvirt(snapshot, host)))
+
+
+def _named(
+    snapshot: Snapshot, devices: tuple[PciDevice, ...]
+) -> tuple[tuple[PciDevice, ...], tuple[Gap, ...]]:
+    """The functions with what lspci adds, where it was run; a host without PCI is not asked."""
+    text = snapshot.command_output("lspci") if devices else None
+    if text is None:
+        return devices, ()
+    return add_lspci(devices, text, f"{snapshot.name}: lspci")
+
+
+def _placed_by_tools(
+    snapshot: Snapshot,
+    devices: tuple[PciDevice, ...],
+    tree: PciTree,
+    stated: Mapping[Bdf, StatedNode],
+    locality: Locality,
+) -> tuple[tuple[PciDevice, ...], PciTree]:
+    """The functions with what tools say of the nodes that the firmware does not give; the tree with
+    the gaps that this closes or opens, and the nodes of its root complexes."""
+    if not stated:
+        return devices, tree
+    before = {*locality.gaps(snapshot, devices), *nodes_of_root_complexes(devices)[1]}
+    devices, gaps = with_stated_nodes(devices, stated)
+    node_of_root, root_gaps = nodes_of_root_complexes(devices)
+    roots = tuple(replace(root, node=node_of_root[root.name]) for root in tree.root_complexes)
+    left = (gap for gap in tree.gaps if gap not in before)
+    all_gaps = (*left, *root_gaps, *locality.gaps(snapshot, devices), *gaps)
+    return devices, replace(tree, root_complexes=roots, gaps=all_gaps)
+
+
+def _as_driver_says(
+    devices: tuple[PciDevice, ...], queried: Mapping[Bdf, NvidiaGpu]
+) -> tuple[PciDevice, ...]:
+    """The functions with what NVIDIA's driver says of its GPUs; its names beat lspci's."""
+    return tuple(
+        replace(
+            device,
+            name=gpu.name or device.name,
+            performance_state=gpu.performance_state,
+            link_replays=gpu.replays,
+            module_id=gpu.module_id,
+        )
+        if device.kind is DeviceKind.GPU and (gpu := queried.get(device.bdf)) is not None
+        else device
+        for device in devices
+    )
+
+
+def assemble_pus(states: PuStates, processors: Processors, nodes: Nodes) -> tuple[Pu, ...]:
+    """Every PU that is present, ascending, with the core, LLC, node, package and die it is in."""
+    core_of = {pu: core.index for core in processors.cores for pu in core.pus}
+    llc_of = {pu: llc.index for llc in processors.llcs for pu in llc.pus}
+    package_of = {pu: package.index for package in processors.packages for pu in package.pus}
+    return tuple(
+        Pu(
+            index=pu,
+            core=core_of.get(pu),
+            llc=llc_of.get(pu),
+            node=nodes.node_of_pu.get(pu),
+            package=package_of.get(pu),
+            die=processors.die_of_pu.get(pu),
+            online=pu in states.online,
+            allowed=pu not in states.online - states.allowed,
+            isolated=pu in states.isolated,
+            nohz_full=pu in states.nohz_full,
+        )
+        for pu in CpuSet.from_bits(states.online.bits | states.offline.bits)
+    )
+
+
+def read_running_domains(
+    snapshot: Snapshot, read_domain: ReadDomain | None
+) -> tuple[tuple[RunningDomain, ...], tuple[Gap, ...]]:
+    """The domains of a snapshot, running and defined, by name; none with a gap where they cannot
+    be known. An unreadable one is a gap: what it uses is then unknown."""
+    output = snapshot.command_output("virsh-domains")
+    if output is None:
+        return (), (Gap("running domains", "virsh was not there or did not answer"),)
+    if not output.strip():
+        return (), ()
+    if read_domain is None:
+        return (), (Gap("running domains", "their XML was not asked for"),)
+    root = parse_xml(output, "domains", f"{snapshot.name}: virsh dumpxml")
+    domains: list[RunningDomain] = []
+    gaps: list[Gap] = []
+    for number, child in enumerate(root, start=1):
+        name = child.findtext("name") or f"number {number}"
+        running = child.get("id") is not None  # libvirt gives only active domains an id
+        xml = etree.tostring(child, encoding="utf-8", with_tail=False)
+        try:
+            domains.append(read_domain(xml, running, f"domain {name}"))
+        except HomenodeError as error:
+            gaps.append(Gap(f"domain {name}", error.message))
+    return tuple(sorted(domains, key=lambda domain: domain.name)), tuple(gaps)

@@ -1,0 +1,246 @@
+"""hwloc: a Host from hwloc's XML. What the XML does not hold is None, with a gap."""
+
+from msgspec import Struct, field
+
+from homenode.cpuset import CpuSet, PuIndex
+from homenode.errors import InputError
+from homenode.gap import Gap
+from homenode.indices import CoreIndex, LlcIndex, PackageIndex
+from homenode.machine.discover.core_kinds import kinds_by_speed
+from homenode.machine.discover.hwloc_nodes import node_distances, read_hwloc_nodes
+from homenode.machine.discover.hwloc_pci import read_hwloc_pci
+from homenode.machine.tools.hwloc_xml import (
+    HwlocCpuKind,
+    HwlocObject,
+    number,
+    os_index,
+    parse,
+    pus_of,
+)
+from homenode.machine.topology import (
+    Core,
+    CoreId,
+    CoreKind,
+    CpuModel,
+    Host,
+    HostSettings,
+    Llc,
+    NumaNode,
+    Package,
+    Pu,
+)
+
+_DATA_CACHES = {"L2Cache", "L3Cache", "L4Cache", "L5Cache"}  # level 1 is never the last
+_KIND_OF_CORE_TYPE = {"IntelCore": CoreKind.PERFORMANCE, "IntelAtom": CoreKind.EFFICIENCY}
+
+_NOT_IN_XML = (
+    ("free memory of each node", "hwloc XML holds totals only"),
+    ("isolated and nohz_full PUs", "hwloc XML holds none"),
+    ("host settings", "hwloc XML holds no governor, SMT control or kernel settings"),
+)
+
+
+class _Found(Struct):
+    """What one walk over the objects collects. Sets of PUs are in the order of the document."""
+
+    packages: list[tuple[int | None, CpuSet]] = field(default_factory=list)
+    dies: list[tuple[int, CpuSet]] = field(default_factory=list)
+    nodes: list[tuple[HwlocObject, CpuSet]] = field(default_factory=list)
+    caches: list[tuple[int, int | None, CpuSet]] = field(default_factory=list)
+    cores: list[tuple[int | None, CpuSet]] = field(default_factory=list)
+    pus: list[int] = field(default_factory=list)
+
+
+def host_from_hwloc(text: str | bytes, name: str) -> Host:
+    """The host of a document of hwloc 1, 2 or 3; `name` is what to call it.
+
+    Raises InputError and ParseError, see machine/tools/hwloc_xml.py.
+    """
+    topology = parse(text, name)
+    machine = topology.machine
+    found = _Found()
+    _walk(machine, found, name)
+    if not found.pus:
+        raise InputError(f"{name}: expected at least one PU, found none")
+    gaps = [Gap(subject, reason) for subject, reason in _NOT_IN_XML]
+    listed = CpuSet(found.pus)
+    complete = pus_of(machine, "complete_cpuset", name) or listed
+    allowed = pus_of(machine, "allowed_cpuset", name) or listed
+    left_out = complete - listed
+    if left_out:
+        reason = "hwloc left them out: offline, or disallowed and exported without --disallowed"
+        gaps.append(Gap(f"state of PUs {left_out}", reason))
+    packages = _packages(found, listed, gaps)
+    nodes, node_gaps = read_hwloc_nodes(found.nodes, listed, packages, name)
+    gaps += node_gaps
+    distances, distance_gaps = node_distances(topology.distances, nodes)
+    gaps += distance_gaps
+    llcs = _llcs(found, listed, gaps)
+    cores = _cores(found, packages, topology.cpu_kinds, name, gaps)
+    roots, devices, links, pci_gaps = read_hwloc_pci(
+        machine, topology.distances, nodes, listed, name
+    )
+    return Host(
+        name=name,
+        architecture=topology.infos.get("Architecture") or _architecture(machine),
+        cpu=_cpu_model(machine, topology.infos),
+        packages=packages,
+        nodes=nodes,
+        distances=distances,
+        llcs=llcs,
+        cores=cores,
+        pus=_assemble(listed, left_out, allowed, found, packages, nodes, llcs, cores),
+        root_complexes=roots,
+        pci_devices=devices,
+        links=links,
+        settings=HostSettings(kernel_release=topology.infos.get("OSRelease")),
+        gaps=(*gaps, *pci_gaps),
+        nodes_assumed=not found.nodes,
+    )
+
+
+def _walk(obj: HwlocObject, found: _Found, source: str) -> None:
+    for child in obj.children:
+        kind = child.type
+        if kind in ("Bridge", "PCIDev", "OSDev", "Misc"):
+            continue
+        if kind == "PU":
+            found.pus.append(os_index(child, source))
+            continue
+        pus = pus_of(child, "cpuset", source)
+        if kind == "NUMANode":
+            found.nodes.append((child, pus))
+        elif kind == "Package":
+            found.packages.append((number(child.attributes.get("os_index")), pus))
+        elif kind == "Die":
+            die = number(child.attributes.get("os_index"))
+            if die is not None:
+                found.dies.append((die, pus))
+        elif kind == "Core":
+            found.cores.append((number(child.attributes.get("os_index")), pus))
+        elif kind in _DATA_CACHES:
+            size = number(child.attributes.get("cache_size"))
+            found.caches.append((number(child.attributes.get("depth")) or 0, size or None, pus))
+        _walk(child, found, source)
+
+
+def _packages(found: _Found, listed: CpuSet, gaps: list[Gap]) -> tuple[Package, ...]:
+    if not found.packages:
+        gaps.append(Gap("packages", "the XML holds none; all PUs count as package 0"))
+        return (Package(PackageIndex(0), listed),)
+    numbers = [number for number, _ in found.packages]
+    if None in numbers or len(set(numbers)) < len(numbers):
+        gaps.append(Gap("package numbers", "not in the XML; numbered in its order"))
+        numbers = list(range(len(numbers)))
+    pairs = zip(numbers, found.packages, strict=True)
+    named = [Package(PackageIndex(n or 0), pus & listed) for n, (_, pus) in pairs]
+    return tuple(sorted(named, key=lambda package: package.index))
+
+
+def _llcs(found: _Found, listed: CpuSet, gaps: list[Gap]) -> tuple[Llc, ...]:
+    in_use = CpuSet()
+    chosen: list[tuple[CpuSet, int, int | None]] = []
+    for level, size, pus in sorted(found.caches, key=lambda cache: -cache[0]):
+        own = pus & listed
+        if own and own.isdisjoint(in_use):
+            in_use = in_use | own
+            chosen.append((own, level, size))
+    if listed - in_use:
+        gaps.append(Gap(f"last-level cache of PUs {listed - in_use}", "the XML holds none"))
+    chosen.sort(key=lambda cache: cache[0].first() or 0)
+    return tuple(Llc(LlcIndex(i), *cache) for i, cache in enumerate(chosen))
+
+
+def _cores(
+    found: _Found,
+    packages: tuple[Package, ...],
+    kinds: tuple[HwlocCpuKind, ...],
+    source: str,
+    gaps: list[Gap],
+) -> tuple[Core, ...]:
+    if not found.cores:
+        gaps.append(Gap("cores", "the XML holds none"))
+    kind_of_pu = _kind_of_pu(kinds, source)
+    package_of_pu = {pu: package.index for package in packages for pu in package.pus}
+    cores: list[Core] = []
+    for label, pus in sorted(found.cores, key=lambda core: core[1].first() or 0):
+        first = pus.first()
+        if first is None:
+            continue
+        package = package_of_pu.get(first, PackageIndex(0))
+        core_id = CoreId(package, first if label is None else label)
+        cores.append(Core(CoreIndex(len(cores)), core_id, pus, kind_of_pu.get(first)))
+    return tuple(cores)
+
+
+def _kind_of_pu(kinds: tuple[HwlocCpuKind, ...], source: str) -> dict[PuIndex, CoreKind]:
+    """P and E by the type of core that CPUID gives, else by speed as on Linux (core_kinds.py)."""
+    sets = [CpuSet.parse_mask(kind.cpuset, f"{source}: cpukind") for kind in kinds]
+    types = [kind.infos.get("CoreType") for kind in kinds]
+    chosen: tuple[CoreKind | None, ...] = (None,) * len(kinds)
+    if set(types) == set(_KIND_OF_CORE_TYPE):
+        chosen = tuple(_KIND_OF_CORE_TYPE[str(core_type)] for core_type in types)
+    else:
+        for info in ("LinuxCapacity", "FrequencyMaxMHz", "FrequencyBaseMHz"):
+            speeds = [speed for kind in kinds if (speed := number(kind.infos.get(info)))]
+            if speeds and len(speeds) == len(kinds):
+                chosen = kinds_by_speed(speeds)
+                break
+    pairs = zip(sets, chosen, strict=True)
+    return {pu: kind for pus, kind in pairs if kind is not None for pu in pus}
+
+
+def _assemble(
+    listed: CpuSet,
+    left_out: CpuSet,
+    allowed: CpuSet,
+    found: _Found,
+    packages: tuple[Package, ...],
+    nodes: tuple[NumaNode, ...],
+    llcs: tuple[Llc, ...],
+    cores: tuple[Core, ...],
+) -> tuple[Pu, ...]:
+    core_of = {pu: core.index for core in cores for pu in core.pus}
+    llc_of = {pu: llc.index for llc in llcs for pu in llc.pus}
+    node_of = {pu: node.index for node in nodes for pu in node.pus}
+    package_of_pu = {pu: package.index for package in packages for pu in package.pus}
+    die_of = {pu: die for die, pus in found.dies for pu in pus}
+    return tuple(
+        Pu(
+            index=pu,
+            core=core_of.get(pu),
+            llc=llc_of.get(pu),
+            node=node_of.get(pu),
+            package=package_of_pu.get(pu),
+            die=die_of.get(pu),
+            online=pu in listed,
+            allowed=pu not in listed or pu in allowed,
+        )
+        for pu in listed | left_out
+    )
+
+
+def _cpu_model(machine: HwlocObject, infos: dict[str, str]) -> CpuModel:
+    values = {**infos, **_first_package(machine).infos}
+    return CpuModel(
+        vendor=values.get("CPUVendor"),
+        name=(values.get("CPUModel") or "").strip() or None,
+        family=number(values.get("CPUFamilyNumber")),
+        model=number(values.get("CPUModelNumber")),
+    )
+
+
+def _architecture(machine: HwlocObject) -> str | None:
+    """x86_64 where the packages carry CPUID numbers: only hwloc's x86 code writes these."""
+    return "x86_64" if "CPUFamilyNumber" in _first_package(machine).infos else None
+
+
+def _first_package(machine: HwlocObject) -> HwlocObject:
+    """The first package, also one within a group or (in version 1) a node; else the machine."""
+    level = machine.children
+    while level:
+        for child in level:
+            if child.type == "Package":
+                return child
+        level = tuple(below for child in level for below in child.children)
+    return machine

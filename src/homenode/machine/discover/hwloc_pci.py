@@ -1,0 +1,243 @@
+"""hwloc PCI: root complexes, functions and links between devices from hwloc's XML.
+
+Locality is where the host bridge hangs: the PUs of the object that it is attached to.
+"""
+
+import re
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from homenode.bdf import Bdf
+from homenode.cpuset import CpuSet
+from homenode.errors import ParseError
+from homenode.gap import Gap
+from homenode.indices import NodeIndex
+from homenode.machine.discover.device_kinds import (
+    NVIDIA,
+    PCI_BRIDGE_CLASS,
+    device_kind,
+    port_types_by_structure,
+)
+from homenode.machine.discover.pci_nodes import nodes_of_root_complexes
+from homenode.machine.pci import (
+    DeviceKind,
+    DeviceLink,
+    LinkKind,
+    PciBridge,
+    PciDevice,
+    PortType,
+    RootComplex,
+)
+from homenode.machine.tools.hwloc_xml import HwlocDistances, HwlocObject, pus_of
+from homenode.machine.topology import NumaNode
+
+_BUSES = re.compile(r"([0-9a-f]{4,8}):\[([0-9a-f]{2})-([0-9a-f]{2})\]", re.ASCII)
+# "0302 [10de:1db8] [10de:131d] a1 00": class, ids, subsystem, revision, (version 3) interface
+_TYPE = re.compile(
+    r"([0-9a-f]{4}) \[([0-9a-f]{4}):([0-9a-f]{4})\] \[([0-9a-f]{4}):([0-9a-f]{4})\] "
+    r"[0-9a-f]{2}(?: ([0-9a-f]{2}))?",
+    re.ASCII,
+)
+_LINK_KINDS = {"NVLinkBandwidth": LinkKind.NVLINK, "XGMIBandwidth": LinkKind.XGMI}
+
+Pci = tuple[tuple[RootComplex, ...], tuple[PciDevice, ...], tuple[DeviceLink, ...], tuple[Gap, ...]]
+
+
+class _Function(Struct, frozen=True):
+    """A function with what its place in the document says."""
+
+    obj: HwlocObject
+    root_complex: str
+    parent: Bdf | None
+    near: CpuSet
+
+
+def read_hwloc_pci(
+    machine: HwlocObject,
+    matrices: tuple[HwlocDistances, ...],
+    nodes: tuple[NumaNode, ...],
+    listed: CpuSet,
+    source: str,
+) -> Pci:
+    """Root complexes, functions, links and gaps of a document."""
+    functions: dict[Bdf, _Function] = {}
+    bdf_of_object: dict[str, Bdf] = {}
+    repeated: set[Bdf] = set()
+    _walk(machine, machine, None, None, functions, bdf_of_object, repeated, source)
+    if not functions:
+        return (), (), (), (Gap("PCI functions", "the XML holds none"),)
+    classes = {bdf: _type_of(f.obj, source) for bdf, f in functions.items()}
+    bridges = {bdf: t[0] for bdf, t in classes.items() if t[0] >> 8 == PCI_BRIDGE_CLASS}
+    port_types = port_types_by_structure(bridges, {b: f.parent for b, f in functions.items()})
+    # A device may hang below a part of a node: on an MI250X host, each below its own L3.
+    nodes_of_near = {
+        near: [node.index for node in nodes if near and near <= node.pus]
+        for near in {function.near & listed for function in functions.values()}
+    }
+    node_of = {near: found[0] for near, found in nodes_of_near.items() if len(found) == 1}
+    devices = tuple(
+        _device(bdf, functions[bdf], classes[bdf], port_types.get(bdf), node_of, listed, source)
+        for bdf in sorted(functions)
+    )
+    node_of_root, root_gaps = nodes_of_root_complexes(devices)
+    roots = tuple(
+        sorted(
+            (_root_complex(name, node) for name, node in node_of_root.items()),
+            key=lambda root: (root.domain, root.bus),
+        )
+    )
+    gaps = [
+        *root_gaps,
+        Gap("PCI functions that hwloc left out", "lstopo keeps only some without --filter io:all"),
+        Gap("PCI link speeds and widths", "hwloc XML holds only the bandwidth of each link"),
+        Gap("drivers, IOMMU groups, SR-IOV and BARs", "hwloc XML holds none"),
+    ]
+    gaps += [
+        Gap(f"PCI function {bdf}", "twice in the XML: the first counts, on no node if they differ")
+        for bdf in sorted(repeated)
+    ]
+    if bridges:
+        gaps.append(Gap(f"port types of {len(bridges)} PCI bridges", "taken from the tree"))
+    unplaced = [device.bdf for device in devices if device.node is None]
+    if unplaced:
+        reason = "hwloc attaches them to an object that is not one node"
+        gaps.append(Gap(f"node of {len(unplaced)} PCI functions ({unplaced[0]}, ...)", reason))
+    return roots, devices, _links(matrices, bdf_of_object), tuple(gaps)
+
+
+def _walk(
+    obj: HwlocObject,
+    place: HwlocObject,
+    root_complex: str | None,
+    parent: Bdf | None,
+    functions: dict[Bdf, _Function],
+    bdf_of_object: dict[str, Bdf],
+    repeated: set[Bdf],
+    source: str,
+) -> None:
+    """Collects functions below `obj`, and those that stand there twice. place: the object with PUs
+    around it. parent: the function directly above, to which OS devices belong."""
+    for child in obj.children:
+        if child.type not in ("Bridge", "PCIDev", "OSDev"):
+            _walk(child, child, None, None, functions, bdf_of_object, repeated, source)
+            continue
+        gp_index = child.attributes.get("gp_index")
+        busid = child.attributes.get("pci_busid")
+        if child.type == "OSDev":
+            if parent is not None and gp_index is not None:
+                bdf_of_object[f"OSDev:{gp_index}"] = parent
+            continue
+        if busid is None:  # a host bridge is no function of its own
+            buses = _buses(child, source)
+            name = None if buses is None else f"pci{buses[0]}:{buses[1]:02x}"
+            _walk(child, place, name, None, functions, bdf_of_object, repeated, source)
+            continue
+        bdf = Bdf.parse(busid, source)
+        root = root_complex or f"pci{bdf.domain:04x}:{bdf.bus:02x}"
+        near = pus_of(place, "cpuset", source)
+        known = functions.setdefault(bdf, _Function(child, root, parent, near))
+        if known.obj is not child:
+            # An edited document may have one twice. Its first place counts, but not for its node.
+            repeated.add(bdf)
+            functions[bdf] = replace(known, near=known.near if known.near == near else CpuSet())
+        if gp_index is not None:
+            bdf_of_object[f"PCIDev:{gp_index}"] = bdf
+        _walk(child, place, root, bdf, functions, bdf_of_object, repeated, source)
+
+
+def _buses(obj: HwlocObject, source: str) -> tuple[str, int, int] | None:
+    text = obj.attributes.get("bridge_pci")
+    if text is None:
+        return None
+    match = _BUSES.fullmatch(text)
+    if match is None:
+        raise ParseError(source, "buses such as 0000:[2b-3b]", text)
+    return match[1], int(match[2], 16), int(match[3], 16)
+
+
+def _type_of(obj: HwlocObject, source: str) -> tuple[int, int | None, int | None, int, int]:
+    """(class code, vendor, device, subsystem vendor and device) of pci_type.
+
+    The interface (last byte of the class code) is in version 3 only, 0 stands in for it.
+    hwloc writes 0000:0000 for ids that it could not read.
+    """
+    text = obj.attributes.get("pci_type", "")
+    match = _TYPE.fullmatch(text)
+    if match is None:
+        raise ParseError(source, "a pci_type such as 0302 [10de:1db8] [10de:131d] a1", text)
+    vendor, device = int(match[2], 16), int(match[3], 16)
+    return (
+        int(match[1], 16) << 8 | int(match[6] or "0", 16),
+        vendor or None,
+        device if vendor else None,
+        int(match[4], 16),
+        int(match[5], 16),
+    )
+
+
+def _device(
+    bdf: Bdf,
+    function: _Function,
+    type_fields: tuple[int, int | None, int | None, int, int],
+    port_type: PortType | None,
+    node_of: dict[CpuSet, NodeIndex],
+    listed: CpuSet,
+    source: str,
+) -> PciDevice:
+    class_code, vendor, device, subsystem_vendor, subsystem_device = type_fields
+    # What NVIDIA's library gave hwloc, also of one that had no class to read (seen on a DGX-2).
+    is_nvswitch = function.obj.attributes.get("subtype") == "NVSwitch"
+    buses = _buses(function.obj, source)
+    bridge = None
+    if port_type is not None:
+        bridge = PciBridge(port_type, buses[1] if buses else 0, buses[2] if buses else 0)
+    return PciDevice(
+        bdf=bdf,
+        kind=DeviceKind.NVSWITCH if is_nvswitch else device_kind(class_code, vendor, device),
+        class_code=class_code,
+        vendor_id=NVIDIA if is_nvswitch else vendor,
+        device_id=device,
+        root_complex=function.root_complex,
+        parent=function.parent,
+        node=node_of.get(function.near & listed),
+        local_pus=function.near & listed,
+        subsystem_vendor_id=subsystem_vendor or None,
+        subsystem_device_id=subsystem_device if subsystem_vendor else None,
+        name=function.obj.infos.get("PCIDevice") or function.obj.attributes.get("name"),
+        bridge=bridge,
+    )
+
+
+def _root_complex(name: str, node: NodeIndex | None) -> RootComplex:
+    domain, _, bus = name.removeprefix("pci").partition(":")
+    return RootComplex(name, int(domain, 16), int(bus, 16), node)
+
+
+def _links(
+    matrices: tuple[HwlocDistances, ...], bdf_of_object: dict[str, Bdf]
+) -> tuple[DeviceLink, ...]:
+    """Links by matrices of bandwidth; 0 is no link. XGMI gives every pair of a hive a bandwidth,
+    so that only pairs one hop apart count where hops are given."""
+    hops = {
+        frozenset((a, b)): matrix.values[i][j]
+        for matrix in matrices
+        if matrix.name == "XGMIHops"
+        for i, a in enumerate(matrix.objects)
+        for j, b in enumerate(matrix.objects)
+    }
+    links: list[DeviceLink] = []
+    for matrix in matrices:
+        kind = _LINK_KINDS.get(matrix.name)
+        if kind is None:
+            continue
+        for i, a in enumerate(matrix.objects):
+            for j in range(i + 1, len(matrix.objects)):
+                b = matrix.objects[j]
+                first, second = bdf_of_object.get(a), bdf_of_object.get(b)
+                if first is None or second is None or first == second or not matrix.values[i][j]:
+                    continue
+                if kind is LinkKind.XGMI and hops.get(frozenset((a, b)), 1) != 1:
+                    continue
+                links.append(DeviceLink(kind, min(first, second), max(first, second)))
+    return tuple(sorted(links, key=lambda link: (link.a, link.b or link.a)))

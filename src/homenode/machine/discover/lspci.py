@@ -1,0 +1,341 @@
+"""lspci: a PCI tree from the listing, alone, over another source, or to fill in what sysfs lacks.
+
+The listing has no tree: a function hangs below the bridge whose buses hold its own, and root
+complexes are the buses that no bridge leads to.
+"""
+
+from collections.abc import Iterable
+
+from msgspec.structs import replace
+
+from homenode.bdf import Bdf
+from homenode.cpuset import CpuSet
+from homenode.errors import InputError, ParseError
+from homenode.gap import Gap
+from homenode.indices import NodeIndex
+from homenode.machine.discover.device_kinds import (
+    PCI_BRIDGE_CLASS,
+    device_kind,
+    port_types_by_structure,
+)
+from homenode.machine.discover.pci_nodes import Locality, nodes_of_root_complexes
+from homenode.machine.pci import PciBridge, PciDevice, PortType, RootComplex
+from homenode.machine.tools.lspci import LspciFunction, ends_within_a_line, parse
+from homenode.machine.topology import CpuModel, Host
+
+AFTER_A_CUT = "PCI functions after"
+"""How the subject of the gap begins that a listing has which ends too early."""
+
+NO_ANSWER = "configuration space of"
+"""How the subject of a function's gap begins that does not answer; its address follows."""
+
+_UNASSIGNED_CLASS = 0xFF0000  # "does not fit any class"
+
+
+def host_from_lspci(text: str, name: str) -> Host:
+    """A host of which only the PCI part is known: no PUs, no nodes. Raises ParseError."""
+    reason = "lspci shows PCI only"
+    empty = Host(
+        name=name,
+        architecture=None,
+        cpu=CpuModel(None, None),
+        packages=(),
+        nodes=(),
+        distances=None,
+        llcs=(),
+        cores=(),
+        pus=(),
+        gaps=(Gap("PUs, cores, LLCs and NUMA nodes", reason), Gap("architecture", reason)),
+    )
+    return overlay_lspci(empty, text, name)
+
+
+def overlay_lspci(host: Host, text: str, source: str = "lspci") -> Host:
+    """The host with the PCI part that a listing gives.
+
+    The listing decides what there is and where; a function that the host's own source describes as
+    well (same address, class and ids) keeps what the listing does not say. where both say it and
+    differ, a gap says so, and so it does where the listing seems not to be whole. Raises ParseError
+    for a malformed listing and InputError where it names nodes that the host does not have.
+    """
+    functions = parse(text, source)
+    nodes = {node.index: node for node in host.nodes}
+    wanted = {f.numa_node for f in functions if f.numa_node is not None}
+    if nodes and not wanted <= set(nodes):
+        raise InputError(
+            f"{source}: expected NUMA nodes of {host.name} ({_listed(nodes)}), found "
+            f"{_listed(wanted - set(nodes))}",
+            hint="lay the listing over the host that it was taken on, or a description of it",
+        )
+    pus_of_node = {index: node.pus for index, node in nodes.items()}
+    locality = Locality.of(host.nodes, CpuSet(), host.distances)
+    own = {device.bdf: device for device in host.pci_devices}
+    gaps = [*_signs_of_a_cut(functions, text, source), *_silent(functions)]
+    devices = tuple(
+        _merged(device, own.get(device.bdf), gaps)
+        for device in _devices(functions, locality, pus_of_node, gaps)
+    )
+    lost = sorted(set(own) - {device.bdf for device in devices})
+    if lost:
+        reason = f"{host.name} has them, {source} does not; left out"
+        gaps.append(Gap(f"{len(lost)} PCI functions ({lost[0]}, ...)", reason))
+    kept = {device.bdf for device in devices}
+    node_of_root, root_gaps = nodes_of_root_complexes(devices)
+    return replace(
+        host,
+        root_complexes=tuple(
+            sorted(
+                (_root_complex(name, node) for name, node in node_of_root.items()),
+                key=lambda root: (root.domain, root.bus),
+            )
+        ),
+        pci_devices=devices,
+        links=tuple(
+            link for link in host.links if link.a in kept and (link.b is None or link.b in kept)
+        ),
+        gaps=(*_other_gaps(host, devices), *gaps, *root_gaps),
+    )
+
+
+def _signs_of_a_cut(functions: tuple[LspciFunction, ...], text: str, source: str) -> list[Gap]:
+    """What shows that a listing misses functions: lspci lists by address and says no total."""
+    gaps = []
+    last = functions[-1]
+    ends_early = (
+        (last.class_code or 0) >> 8 == PCI_BRIDGE_CLASS
+        and last.buses is None
+        and any(function.buses is not None for function in functions)
+    )
+    if ends_within_a_line(text) or ends_early:
+        where = "in the entry of a bridge" if ends_early else "within a line"
+        subject = f"{AFTER_A_CUT} {last.bdf}, and the end of its own entry"
+        gaps.append(Gap(subject, f"{source} ends {where}, so it was cut: take it again"))
+    listed = {(function.bdf.domain, function.bdf.bus) for function in functions}
+    bare = [
+        function.bdf
+        for function in functions
+        if function.buses is not None
+        and function.buses[1] > 0
+        and (function.has_window or function.buses[2] > function.buses[1])
+        and not any(
+            (function.bdf.domain, bus) in listed
+            for bus in range(function.buses[1], function.buses[2] + 1)
+        )
+    ]
+    if bare:
+        first = f" ({bare[0]}, ...)" if len(bare) > 1 else f" ({bare[0]})"
+        reason = (
+            f"they have memory or buses for functions, of which {source} lists none: empty slots, "
+            "or a listing that is not whole"
+        )
+        gaps.append(Gap(f"PCI functions below {len(bare)} bridges{first}", reason))
+    return gaps
+
+
+def _silent(functions: Iterable[LspciFunction]) -> Iterable[Gap]:
+    """Functions of which lspci reads ones only: they have left the bus, or are switched off."""
+    for function in functions:
+        if function.is_silent:
+            yield Gap(f"{NO_ANSWER} {function.bdf}", "lspci reads ones only: nothing answers")
+
+
+def add_lspci(
+    devices: tuple[PciDevice, ...], text: str, source: str
+) -> tuple[tuple[PciDevice, ...], tuple[Gap, ...]]:
+    """Functions of sysfs with the names and port types of the same host's listing.
+
+    sysfs decides; the listing names functions, and port types where the config space could not be
+    read. Functions that only one of the two has, and nodes that differ, are gaps.
+    """
+    try:
+        listed = {function.bdf: function for function in parse(text, source)}
+    except ParseError as error:
+        return devices, (Gap("names of PCI functions", str(error)),)
+    gaps = [*_silent(listed.values())]
+    for ours, theirs, where in (
+        ({device.bdf for device in devices}, set(listed), "sysfs"),
+        (set(listed), {device.bdf for device in devices}, "lspci"),
+    ):
+        if only := sorted(theirs - ours):
+            subject = f"{len(only)} PCI functions ({only[0]}, ...)"
+            gaps.append(Gap(subject, f"{where} does not have them"))
+    named: list[PciDevice] = []
+    for device in devices:
+        function = listed.get(device.bdf)
+        if function is None:
+            named.append(device)
+            continue
+        if function.numa_node is not None and function.numa_node != device.reported_node:
+            reason = f"lspci says {function.numa_node}, sysfs says "
+            reason += f"{device.reported_node}; used sysfs"
+            gaps.append(Gap(f"node of {device.bdf}", reason))
+        bridge = device.bridge
+        if bridge is not None and function.port_type is not None:
+            bridge = replace(bridge, port_type=function.port_type)
+        named.append(
+            replace(
+                device,
+                name=device.name or function.name,
+                bridge=bridge,
+                target_gt_per_s=device.target_gt_per_s or function.target_gt_per_s,
+                acs=_flags(function),
+                ats_enabled=function.ats_enabled,
+            )
+        )
+    return tuple(named), tuple(gaps)
+
+
+def _devices(
+    functions: tuple[LspciFunction, ...],
+    locality: Locality,
+    pus_of_node: dict[NodeIndex, CpuSet],
+    gaps: list[Gap],
+) -> Iterable[PciDevice]:
+    by_bdf = {function.bdf: function for function in functions}
+    bridge_of_bus = _bridges_by_bus(functions)
+    parent_of = {bdf: bridge_of_bus.get((bdf.domain, bdf.bus)) for bdf in by_bdf}
+    classes = {bdf: function.class_code for bdf, function in by_bdf.items()}
+    bridges = {bdf: code for bdf, code in classes.items() if code and code >> 8 == PCI_BRIDGE_CLASS}
+    guessed = port_types_by_structure(bridges, parent_of)
+    unread = [bdf for bdf in bridges if by_bdf[bdf].port_type is None]
+    if unread:
+        reason = "capabilities are not in the listing (it needs root); taken from the tree"
+        gaps.append(Gap(f"port types of {len(unread)} PCI bridges", reason))
+    unclassed = [bdf for bdf, code in classes.items() if code is None]
+    if unclassed:
+        name = by_bdf[unclassed[0]].class_name
+        reason = f"lspci names a class that is not known here ({name!r}); use lspci -nn"
+        gaps.append(Gap(f"class of {len(unclassed)} PCI functions ({unclassed[0]}, ...)", reason))
+    nodeless = [f.bdf for f in functions if f.numa_node is None]
+    if nodeless:
+        subject = f"node of {len(nodeless)} PCI functions ({nodeless[0]}, ...)"
+        gaps.append(Gap(subject, "lspci prints no NUMA node for them"))
+    for bdf, function in by_bdf.items():
+        code = function.class_code if function.class_code is not None else _UNASSIGNED_CLASS
+        node = None if function.numa_node is None else NodeIndex(function.numa_node)
+        firmware_node = locality.firmware_node(node)
+        if firmware_node is not None:
+            node = locality.node_of(node, None)
+        yield PciDevice(
+            bdf=bdf,
+            kind=device_kind(code, function.vendor_id, function.device_id),
+            class_code=code,
+            vendor_id=function.vendor_id,
+            device_id=function.device_id,
+            root_complex=_root_of(bdf, parent_of),
+            parent=parent_of[bdf],
+            node=node,
+            firmware_node=firmware_node,
+            local_pus=None if node is None else pus_of_node.get(node),
+            subsystem_vendor_id=function.subsystem_vendor_id,
+            subsystem_device_id=function.subsystem_device_id,
+            name=function.name,
+            link=function.link,
+            bridge=_bridge(function, guessed[bdf]) if bdf in bridges else None,
+            driver=function.driver,
+            iommu_group=function.iommu_group,
+            sriov_total_vfs=function.sriov_total_vfs,
+            sriov_num_vfs=function.sriov_num_vfs,
+            bars=function.bars,
+            target_gt_per_s=function.target_gt_per_s,
+            acs=_flags(function),
+            ats_enabled=function.ats_enabled,
+        )
+
+
+def _bridges_by_bus(functions: Iterable[LspciFunction]) -> dict[tuple[int, int], Bdf]:
+    """The bridge directly above each (domain, bus): of those whose buses hold it, the one with the
+    fewest. Buses below a bridge are above its own, or a listing could make a circle; a bridge
+    that was given none (secondary 0) leads nowhere."""
+    spans = [
+        (f.buses[2] - f.buses[1], f.bdf, f.buses)
+        for f in functions
+        if f.buses is not None and f.bdf.bus < f.buses[1] <= f.buses[2]
+    ]
+    bridge_of_bus: dict[tuple[int, int], Bdf] = {}
+    for _, bdf, (_, secondary, subordinate) in sorted(spans, key=lambda span: -span[0]):
+        for bus in range(secondary, subordinate + 1):
+            bridge_of_bus[bdf.domain, bus] = bdf
+    return bridge_of_bus
+
+
+def _root_of(bdf: Bdf, parent_of: dict[Bdf, Bdf | None]) -> str:
+    """Name of the root complex above a function. Each step up leads to a lower bus, so it ends."""
+    top = bdf
+    while (above := parent_of.get(top)) is not None:
+        top = above
+    return f"pci{top.domain:04x}:{top.bus:02x}"
+
+
+def _root_complex(name: str, node: NodeIndex | None) -> RootComplex:
+    domain, _, bus = name.removeprefix("pci").partition(":")
+    return RootComplex(name, int(domain, 16), int(bus, 16), node)
+
+
+def _bridge(function: LspciFunction, guessed: PortType) -> PciBridge:
+    _, secondary, subordinate = function.buses or (0, 0, 0)
+    return PciBridge(function.port_type or guessed, secondary, subordinate)
+
+
+def _merged(device: PciDevice, own: PciDevice | None, gaps: list[Gap]) -> PciDevice:
+    """A function of the listing with what only the host's own source shows it."""
+    if own is None:
+        return device
+    ids = ((device.vendor_id, own.vendor_id), (device.device_id, own.device_id))
+    if device.class_code >> 8 != own.class_code >> 8 or any(
+        a is not None and b is not None and a != b for a, b in ids
+    ):
+        reason = f"the host's own source has another device there (class {own.class_code:06x})"
+        gaps.append(Gap(f"{device.bdf}", f"{reason}; used lspci"))
+        return device
+    for what, theirs, ours in (
+        ("node", device.node, own.node),
+        ("link", device.link, own.link),
+        ("bridge above", device.parent, own.parent),
+    ):
+        if theirs is not None and ours is not None and theirs != ours:
+            reason = f"lspci says {theirs}, the host's own source says {ours}; used lspci"
+            gaps.append(Gap(f"{what} of {device.bdf}", reason))
+    node = device.node if device.node is not None else own.node
+    return replace(
+        device,
+        kind=device_kind(
+            device.class_code, device.vendor_id or own.vendor_id, device.device_id or own.device_id
+        ),
+        vendor_id=device.vendor_id or own.vendor_id,
+        device_id=own.device_id if device.device_id is None else device.device_id,
+        node=node,
+        firmware_node=own.firmware_node if device.node is None else device.firmware_node,
+        local_pus=device.local_pus if device.local_pus is not None else own.local_pus,
+        subsystem_vendor_id=device.subsystem_vendor_id or own.subsystem_vendor_id,
+        subsystem_device_id=device.subsystem_device_id or own.subsystem_device_id,
+        link=device.link or own.link,
+        driver=device.driver or own.driver,
+        iommu_group=own.iommu_group if device.iommu_group is None else device.iommu_group,
+        physical_function=own.physical_function,
+        sriov_total_vfs=device.sriov_total_vfs or own.sriov_total_vfs,
+        sriov_num_vfs=own.sriov_num_vfs if device.sriov_num_vfs is None else device.sriov_num_vfs,
+        bars=own.bars or device.bars,
+        target_gt_per_s=device.target_gt_per_s or own.target_gt_per_s,
+        power_state=own.power_state,
+        performance_state=own.performance_state,
+        iommu_domain=own.iommu_domain,
+        errors=own.errors,
+        link_replays=own.link_replays,
+        interrupts=own.interrupts,
+    )
+
+
+def _flags(function: LspciFunction) -> tuple[str, ...] | None:
+    return None if function.acs is None else tuple(sorted(function.acs))
+
+
+def _other_gaps(host: Host, devices: tuple[PciDevice, ...]) -> tuple[Gap, ...]:
+    """Gaps of the host that a listing does not close."""
+    closed = {"PCI functions"} if devices else set()
+    closed |= {f"node of {device.bdf}" for device in devices if device.node is not None}
+    return tuple(gap for gap in host.gaps if gap.subject not in closed)
+
+
+def _listed(numbers: Iterable[int]) -> str:
+    return ", ".join(str(number) for number in sorted(numbers)) or "none"

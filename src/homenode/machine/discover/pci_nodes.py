@@ -1,0 +1,249 @@
+"""PCI nodes: on which NUMA node a PCI function is, and what a tree does not give of functions."""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from homenode.bdf import Bdf
+from homenode.cpuset import CpuSet
+from homenode.errors import ParseError
+from homenode.gap import Gap
+from homenode.indices import NodeIndex
+from homenode.machine.pci import DeviceKind, PciDevice
+from homenode.machine.snapshot.protocol import Snapshot
+from homenode.machine.topology import Host, MemoryKind, NumaNode, nearest_cpu_nodes
+
+
+class Locality(Struct, frozen=True):
+    """Says which node a function is on, by the nodes of the host and its online PUs.
+
+    cpu_node: of each node, itself or the node of the CPUs next to it; None where several are.
+    """
+
+    cpu_node: dict[NodeIndex, NodeIndex | None]
+    node_of_pus: dict[CpuSet, NodeIndex]
+    online_pus: CpuSet
+
+    @classmethod
+    def of(
+        cls,
+        nodes: tuple[NumaNode, ...],
+        online: CpuSet,
+        distances: tuple[tuple[int, ...], ...] | None,
+        gpu_memory: Collection[NodeIndex] = (),
+    ) -> "Locality":
+        """Firmware puts some GPUs on a node of their own, the one of their memory (GB200). The CPUs
+        next to such a node are those of the nearest node, the lowest of equals in one package. A
+        node of ordinary memory whose CPUs are offline is no such node. gpu_memory: nodes that a
+        driver calls a GPU's memory."""
+        package_of = {node.index: node.package for node in nodes}
+        cpu_node: dict[NodeIndex, NodeIndex | None] = {node.index: node.index for node in nodes}
+        of_devices = {node.index for node in nodes if _is_of_a_device(node)} | set(gpu_memory)
+        for index, nearest in nearest_cpu_nodes(nodes, distances).items():
+            if index not in of_devices:
+                continue
+            packages = {package_of[one] for one in nearest}
+            is_known = len(nearest) == 1 or (len(packages) == 1 and None not in packages)
+            cpu_node[index] = nearest[0] if is_known else None
+        return cls(cpu_node, {node.pus: node.index for node in nodes if node.pus}, online)
+
+    def online(self, pus: CpuSet) -> CpuSet:
+        return pus & self.online_pus
+
+    def node_of(self, numa_node: int | None, local_pus: CpuSet | None) -> NodeIndex | None:
+        """The node that numa_node names, or the CPUs' node next to that; else, on a host of several
+        nodes with PUs, the one whose PUs are just the local ones (old kernels give only these);
+        else None."""
+        named = None if numa_node is None else self.cpu_node.get(NodeIndex(numa_node))
+        if named is not None:
+            return named
+        if local_pus is None or len(self.node_of_pus) < 2:
+            return None
+        return self.node_of_pus.get(local_pus & self.online_pus)
+
+    def node_listed(self, nodes: Iterable[int], pus: CpuSet | None) -> NodeIndex | None:
+        """The one node with CPUs among those that a tool lists, as "0,5-11" on GH200; where it
+        lists none, the one of several that has all these PUs."""
+        own = set(self.node_of_pus.values())
+        found = own.intersection(NodeIndex(node) for node in nodes)
+        if not found and pus and len(own) > 1:
+            found = {node for its, node in self.node_of_pus.items() if pus <= its}
+        return found.pop() if len(found) == 1 else None
+
+    def firmware_node(self, numa_node: int | None) -> NodeIndex | None:
+        """The node that numa_node names where it has no CPUs; else None."""
+        if numa_node is None or self.cpu_node.get(NodeIndex(numa_node), numa_node) == numa_node:
+            return None
+        return NodeIndex(numa_node)
+
+    def gaps(self, snapshot: Snapshot, devices: tuple[PciDevice, ...]) -> tuple[Gap, ...]:
+        """A gap for each function without a node that a VM may get, and one for all others."""
+        gaps: list[Gap] = []
+        others: list[Bdf] = []
+        for device in devices:
+            if device.node is None and device.kind in NAMED_KINDS:
+                gaps.append(Gap(f"node of {device.bdf}", self._reason(snapshot, device.bdf)))
+            elif device.node is None:
+                others.append(device.bdf)
+        if others:
+            which = str(others[0]) if len(others) == 1 else f"{len(others)} other PCI functions"
+            reason = self._reason(snapshot, others[0])
+            gaps.append(Gap(f"node of {which}", f"{reason} ({others[0]})"))
+        return tuple(gaps)
+
+    def _reason(self, snapshot: Snapshot, bdf: Bdf) -> str:
+        said = snapshot.read_text(f"/sys/bus/pci/devices/{bdf}/numa_node")
+        if said is None:
+            return "no numa_node file, and its local PUs are not those of one node"
+        if said.strip().startswith("-"):
+            return f"the firmware gives none: numa_node says {said.strip()}"
+        if said.strip().isdecimal() and NodeIndex(int(said)) in self.cpu_node:
+            return f"numa_node says {said.strip()}, a node without CPUs that is as near to several"
+        return f"numa_node says {said.strip()}, a node that is not online"
+
+
+def _is_of_a_device(node: NumaNode) -> bool:
+    is_gpu = node.memory_kind is MemoryKind.GPU
+    return not node.pus and (node.generic_initiator or is_gpu or node.memory_bytes == 0)
+
+
+class StatedNode(Struct, frozen=True):
+    """The node of a GPU as a tool of its driver says it."""
+
+    node: NodeIndex
+    tool: str
+
+
+def with_stated_nodes(
+    devices: tuple[PciDevice, ...], stated: Mapping[Bdf, StatedNode]
+) -> tuple[tuple[PciDevice, ...], tuple[Gap, ...]]:
+    """The functions with the nodes that tools say of GPUs without one, and of what is below the
+    same root complex, which is one CPU's."""
+    gaps: list[Gap] = []
+    placed = list(devices)
+    roots: set[str] = set()
+    for i, device in enumerate(placed):
+        said = stated.get(device.bdf)
+        if device.node is None and said is not None:
+            reason = f"the firmware gives none; {said.tool} says {said.node}: used"
+            gaps.append(Gap(f"node of {device.bdf}", reason))
+            placed[i] = replace(device, node=said.node)
+            roots.add(device.root_complex)
+    of_root: dict[str, set[NodeIndex]] = {}
+    for device in placed:
+        if device.root_complex in roots and device.node is not None:
+            of_root.setdefault(device.root_complex, set()).add(device.node)
+    node_of_root = {root: nodes.pop() for root, nodes in of_root.items() if len(nodes) == 1}
+    below: dict[str, list[Bdf]] = {}
+    for i, device in enumerate(placed):
+        if device.node is None and device.root_complex in node_of_root:
+            placed[i] = replace(device, node=node_of_root[device.root_complex])
+            below.setdefault(device.root_complex, []).append(device.bdf)
+    for root, bdfs in below.items():
+        reason = f"the firmware gives none; node {node_of_root[root]}, as the GPUs of {root}: used"
+        gaps.append(Gap(f"node of {several(bdfs)}", reason))
+    return tuple(placed), tuple(gaps)
+
+
+def on_cpu_nodes(host: Host) -> Host:
+    """A stored host, which an earlier version may have written with functions on nodes of their
+    own, with these on the CPUs' nodes."""
+    locality = Locality.of(host.nodes, CpuSet(host.pu_at), host.distances)
+    moved = {
+        device.bdf: named
+        for device in host.pci_devices
+        if device.firmware_node is None
+        and (named := locality.firmware_node(device.node)) is not None
+    }
+    if not moved:
+        return host
+    devices = tuple(
+        replace(device, node=locality.cpu_node[moved[device.bdf]], firmware_node=moved[device.bdf])
+        if device.bdf in moved
+        else device
+        for device in host.pci_devices
+    )
+    node_of_root, _ = nodes_of_root_complexes(devices)
+    return replace(
+        host,
+        pci_devices=devices,
+        root_complexes=tuple(
+            replace(root, node=node_of_root.get(root.name, root.node))
+            for root in host.root_complexes
+        ),
+        links=tuple(
+            replace(link, b_node=locality.cpu_node.get(link.b_node, link.b_node))
+            if link.b_node is not None
+            else link
+            for link in host.links
+        ),
+    )
+
+
+def nodes_of_root_complexes(
+    devices: Iterable[PciDevice],
+) -> tuple[dict[str, NodeIndex | None], tuple[Gap, ...]]:
+    """The node of each root complex: that of the functions on its own bus, where they agree."""
+    seen: dict[str, set[NodeIndex | None]] = {}
+    for device in devices:
+        nodes = seen.setdefault(device.root_complex, set())
+        if device.parent is None and device.node is not None:
+            nodes.add(device.node)
+    gaps = tuple(
+        Gap(f"node of root complex {name}", f"its functions are on nodes {sorted(map(str, nodes))}")
+        for name, nodes in seen.items()
+        if len(nodes) > 1
+    )
+    return {n: next(iter(nodes)) if len(nodes) == 1 else None for n, nodes in seen.items()}, gaps
+
+
+NAMED_KINDS = frozenset({DeviceKind.GPU, DeviceKind.NIC, DeviceKind.NVSWITCH, DeviceKind.NVME})
+"""Kinds of which each function is worth a gap of its own."""
+
+
+def several(bdfs: Sequence[Bdf]) -> str:
+    """How gaps name functions: "0000:03:00.0", or "4 PCI functions (0000:03:00.0, ...)"."""
+    return str(bdfs[0]) if len(bdfs) == 1 else f"{len(bdfs)} PCI functions ({bdfs[0]}, ...)"
+
+
+def unknown_fields(devices: tuple[PciDevice, ...]) -> tuple[Gap, ...]:
+    """A gap for each field that some functions lack. Links, BARs and IOMMU groups count only for
+    kinds that a VM may get, and for physical functions: virtual ones have no link of their own."""
+    physical = [d for d in devices if d.kind in NAMED_KINDS and d.physical_function is None]
+    has_groups = any(device.iommu_group is not None for device in devices)
+    missing = (
+        ("vendor", "no vendor file", [d for d in devices if d.vendor_id is None]),
+        ("device id", "no device file", [d for d in devices if d.device_id is None]),
+        ("link", "no link files, as on conventional PCI", [d for d in physical if d.link is None]),
+        ("BARs", "no resource file, or an empty one", [d for d in physical if not d.bars]),
+        (
+            "IOMMU group",
+            "other functions have one" if has_groups else "none has one: is the IOMMU off?",
+            [d for d in physical if d.iommu_group is None],
+        ),
+    )
+    return tuple(
+        Gap(f"{what} of {several([device.bdf for device in found])}", reason)
+        for what, reason, found in missing
+        if found
+    )
+
+
+def functions_off_the_bus(
+    snapshot: Snapshot, folders: Sequence[str], known: frozenset[Bdf]
+) -> tuple[Gap, ...]:
+    """Functions with a folder below a root complex or bridge that /sys/bus/pci does not list."""
+    stray: list[Bdf] = []
+    for folder in folders:
+        for name in snapshot.list(folder) or ():
+            try:
+                bdf = Bdf.parse(name)
+            except ParseError:
+                continue
+            if bdf not in known:
+                stray.append(bdf)
+    if not stray:
+        return ()
+    reason = "has a folder in /sys/devices, but is not in /sys/bus/pci/devices: left out"
+    return (Gap(several(sorted(stray)), reason),)

@@ -1,0 +1,327 @@
+"""Processors: packages, dies, cores and last-level caches of the online PUs, from sysfs.
+
+Cores are the sets of core_cpus_list, caches those of shared_cpu_list. The ids next to them are
+labels: core_id repeats, and cache ids are not unique on every machine.
+
+Source: Documentation/admin-guide/cputopology.rst and
+Documentation/ABI/testing/sysfs-devices-system-cpu of the Linux kernel.
+"""
+
+from collections.abc import Callable
+
+from msgspec import Struct
+
+from homenode.cpuset import CpuSet, PuIndex
+from homenode.errors import InputError, ParseError
+from homenode.gap import Gap
+from homenode.indices import CoreIndex, LlcIndex, PackageIndex
+from homenode.machine.discover.core_kinds import cores_differ, read_core_kinds
+from homenode.machine.discover.readings import (
+    list_readable,
+    numbered,
+    read_mask,
+    read_number,
+    read_pus,
+    read_word,
+)
+from homenode.machine.discover.settings import cpu_model, read_cpu_fields
+from homenode.machine.discover.states import CPU, PuStates
+from homenode.machine.snapshot.protocol import Snapshot
+from homenode.machine.topology import Core, CoreId, CpuModel, Llc, Package
+from homenode.units import parse_bytes
+
+_FAMILIES_OF_MODULES = (0x15, 0x16)
+"""AMD's Bulldozer to Excavator, whose modules have two cores, and Jaguar, as in hwloc."""
+
+_LOWEST_LLC_LEVEL = 2
+"""A level-1 cache that is listed alone is not the last: firmware often shows no other."""
+
+
+class Processors(Struct, frozen=True):
+    """What the online PUs share. die_of_pu holds only PUs whose die is known."""
+
+    packages: tuple[Package, ...]
+    cores: tuple[Core, ...]
+    llcs: tuple[Llc, ...]
+    die_of_pu: dict[PuIndex, int]
+    gaps: tuple[Gap, ...]
+
+
+def read_processors(snapshot: Snapshot, states: PuStates) -> Processors:
+    """Packages, cores and LLCs of a snapshot.
+
+    Raises InputError where some online PUs have a topology folder and others have none, HostError
+    where one cannot be read.
+    """
+    online = states.online
+    with_topology = CpuSet(
+        pu for pu in online if list_readable(snapshot, f"{CPU}/cpu{pu}/topology") is not None
+    )
+    if with_topology and online - with_topology:
+        raise InputError(
+            f"{snapshot.name}: expected {CPU}/cpuN/topology for every online PU, found none for "
+            f"PUs {online - with_topology}",
+            hint="the tree is incomplete: capture the host again",
+        )
+    gaps: list[Gap] = []
+    if not with_topology:
+        gaps.append(Gap("cores and packages", f"{CPU}/cpuN/topology is absent"))
+    groups = _groups(with_topology, _core_reader(snapshot), "core", gaps)
+    siblings_of_pu = {pu: pus for pus in groups for pu in pus}
+    core_ids = _read_core_ids(snapshot, with_topology)
+    fields = read_cpu_fields(snapshot)
+    groups = _without_modules(groups, core_ids, cpu_model(fields), gaps)
+    package_of_pu = _read_package_of_pu(snapshot, with_topology, gaps)
+    kinds = read_core_kinds(snapshot, tuple(groups))
+    cores = tuple(
+        Core(CoreIndex(i), _core_id(pus, core_ids, package_of_pu), pus, kind)
+        for i, (pus, kind) in enumerate(zip(groups, kinds, strict=True))
+    )
+    pus_of_number: dict[PackageIndex, list[PuIndex]] = {}
+    for pu, number in package_of_pu.items():
+        pus_of_number.setdefault(number, []).append(pu)
+    packages = tuple(Package(n, CpuSet(pus)) for n, pus in sorted(pus_of_number.items()))
+    pus_of_package = tuple(package.pus for package in packages)
+    if not any(kinds) and (
+        difference := cores_differ(snapshot, tuple(groups), pus_of_package, states.offline)
+    ):
+        reason = f"{difference}, and nothing names the kinds or how fast they are"
+        gaps.append(Gap("kinds of core", reason))
+    llcs = _read_llcs(snapshot, online, siblings_of_pu, gaps)
+    named = {*groups, *pus_of_package, *(llc.pus for llc in llcs)}
+    clusters = _clusters(snapshot, with_topology, named)
+    if clusters:
+        reason = "no core, cache or package is a cluster of them: their clusters are not read"
+        gaps.append(Gap(f"clusters of PUs {clusters}", reason))
+    return Processors(
+        packages,
+        cores,
+        llcs,
+        _read_die_of_pu(snapshot, with_topology, gaps),
+        tuple(gaps),
+    )
+
+
+def _groups(
+    pus: CpuSet, group_of: Callable[[int], CpuSet | None], what: str, gaps: list[Gap]
+) -> list[CpuSet]:
+    """The disjoint groups of PUs, by lowest PU. A PU's own file decides unless it disagrees with
+    that of the lowest PU in its group: then the lower one's counts, as in hwloc, and a gap says so.
+    """
+    groups: list[CpuSet] = []
+    group_of_pu: dict[int, CpuSet] = {}
+    in_use = CpuSet()
+    for pu in pus:
+        own = group_of(pu)
+        if own is None:
+            gaps.append(Gap(f"{what} of PU {pu}", "no list of the PUs that share it"))
+            continue
+        own = own & pus
+        if pu not in own:
+            gaps.append(Gap(f"{what} of PU {pu}", f"its list ({own}) does not hold itself"))
+            continue
+        if pu in in_use:
+            if own != group_of_pu[pu]:
+                reason = f"its list says {own}, that of PU {group_of_pu[pu].first()} says "
+                gaps.append(Gap(f"{what} of PU {pu}", f"{reason}{group_of_pu[pu]}"))
+            continue
+        own = own - in_use
+        groups.append(own)
+        in_use = in_use | own
+        group_of_pu |= dict.fromkeys(own, own)
+    return groups
+
+
+def _core_reader(snapshot: Snapshot) -> Callable[[int], CpuSet | None]:
+    def core_of(pu: int) -> CpuSet | None:
+        topology = f"{CPU}/cpu{pu}/topology"
+        # core_cpus is the newer name of thread_siblings (Linux 5.3)
+        return read_pus(snapshot, f"{topology}/core_cpus_list", f"{topology}/core_cpus") or (
+            read_pus(snapshot, f"{topology}/thread_siblings_list", f"{topology}/thread_siblings")
+        )
+
+    return core_of
+
+
+def _read_core_ids(snapshot: Snapshot, pus: CpuSet) -> dict[PuIndex, int]:
+    """core_id of each PU for which the kernel knows one."""
+    ids: dict[PuIndex, int] = {}
+    for pu in pus:
+        label = read_number(snapshot, f"{CPU}/cpu{pu}/topology/core_id")
+        if label is not None and label >= 0:
+            ids[pu] = label
+    return ids
+
+
+def _without_modules(
+    groups: list[CpuSet], core_ids: dict[PuIndex, int], cpu: CpuModel, gaps: list[Gap]
+) -> list[CpuSet]:
+    """The groups, but on AMD's families 15h and 16h one whose PUs all have core ids of their own is
+    not one core: its modules are two cores that share a front end and an FPU. hwloc and the vendor
+    count two. Elsewhere such ids are labels that some firmware or hypervisor made up.
+    """
+    has_modules = cpu.vendor == "AuthenticAMD" and cpu.family in _FAMILIES_OF_MODULES
+    labelled = CpuSet()
+    cores: list[CpuSet] = []
+    modules = CpuSet()
+    for pus in groups:
+        own_ids = {core_ids[pu] for pu in pus if pu in core_ids}
+        has_own_ids = len(pus) > 1 and len(own_ids) == len(pus)
+        if has_own_ids and not has_modules:
+            labelled = labelled | pus
+        if has_own_ids and has_modules:
+            modules = modules | pus
+            cores += [CpuSet((pu,)) for pu in pus]
+        else:
+            cores.append(pus)
+    if modules:
+        reason = "listed as siblings, but each has a core_id of its own: counted as cores"
+        gaps.append(Gap(f"cores of PUs {modules}", reason))
+    if labelled:
+        reason = "each has a core_id of its own, but they are listed as siblings: used the lists"
+        gaps.append(Gap(f"core ids of PUs {labelled}", reason))
+    return sorted(cores, key=lambda pus: pus.first() or 0)
+
+
+def _core_id(
+    pus: CpuSet, core_ids: dict[PuIndex, int], package_of_pu: dict[PuIndex, PackageIndex]
+) -> CoreId:
+    first = pus.first()
+    assert first is not None
+    # The lowest PU stands in for a core_id that the kernel does not know.
+    return CoreId(package_of_pu[first], core_ids.get(first, first))
+
+
+def _read_package_of_pu(
+    snapshot: Snapshot, pus: CpuSet, gaps: list[Gap]
+) -> dict[PuIndex, PackageIndex]:
+    """Package of each PU by physical_package_id.
+
+    Where the kernel has none (-1 on some arm64 and riscv), packages are the sets of
+    package_cpus_list, numbered by lowest PU; where there is not even that, all are in package 0.
+    """
+    numbers = {
+        pu: read_number(snapshot, f"{CPU}/cpu{pu}/topology/physical_package_id") for pu in pus
+    }
+    if all(number is not None and number >= 0 for number in numbers.values()):
+        return {pu: PackageIndex(number) for pu, number in numbers.items() if number is not None}
+
+    def package_of(pu: int) -> CpuSet | None:
+        topology = f"{CPU}/cpu{pu}/topology"
+        return read_pus(snapshot, f"{topology}/package_cpus_list", f"{topology}/package_cpus") or (
+            read_pus(snapshot, f"{topology}/core_siblings_list", f"{topology}/core_siblings")
+        )
+
+    unknown: list[Gap] = []
+    groups = _groups(pus, package_of, "package", unknown)
+    if unknown or not groups:
+        gaps.append(Gap("packages", "the kernel numbers none; all PUs count as package 0"))
+        return dict.fromkeys(pus, PackageIndex(0))
+    gaps.append(Gap("package numbers", "the kernel gives none; numbered by their lowest PU"))
+    return {pu: PackageIndex(i) for i, group in enumerate(groups) for pu in group}
+
+
+def _read_die_of_pu(snapshot: Snapshot, pus: CpuSet, gaps: list[Gap]) -> dict[PuIndex, int]:
+    dies: dict[PuIndex, int] = {}
+    for pu in pus:
+        die = read_number(snapshot, f"{CPU}/cpu{pu}/topology/die_id")
+        if die is not None and die >= 0:
+            dies[pu] = die
+    if len(dies) < len(pus):
+        missing = pus - CpuSet(dies)
+        gaps.append(Gap(f"die of PUs {missing}", "no die_id (Linux before 5.2, or not known)"))
+    return dies
+
+
+def _clusters(snapshot: Snapshot, online: CpuSet, named: set[CpuSet]) -> CpuSet:
+    """PUs in clusters (arm64's groups of cores, x86's with one L2) that are no set of PUs with a
+    name and have no cache: hwloc shows these as groups."""
+    clusters = CpuSet()
+    in_use = CpuSet()
+    for pu in online:
+        topology = f"{CPU}/cpu{pu}/topology"
+        found = read_pus(snapshot, f"{topology}/cluster_cpus_list", f"{topology}/cluster_cpus")
+        its = CpuSet() if found is None or pu in in_use else found & online
+        in_use = in_use | its
+        if len(its) < 2 or its in named:
+            continue
+        folder = f"{CPU}/cpu{pu}/cache"
+        caches = [f"{folder}/index{index}" for index in numbered(snapshot.list(folder), "index")]
+        if not any(
+            read_pus(snapshot, f"{cache}/shared_cpu_list", f"{cache}/shared_cpu_map") == found
+            for cache in caches
+        ):
+            clusters = clusters | its
+    return clusters
+
+
+def _read_llcs(
+    snapshot: Snapshot, online: CpuSet, siblings_of_pu: dict[PuIndex, CpuSet], gaps: list[Gap]
+) -> tuple[Llc, ...]:
+    """The last-level cache of each PU: the highest level that holds data.
+
+    LLCs may differ in level: the low-power E cores of a Meteor Lake lie outside the L3.
+    """
+    found: list[tuple[CpuSet, int, int | None]] = []
+    in_use = CpuSet()
+    unknown = CpuSet()
+    unlisted = CpuSet()
+    for pu in online:
+        if pu in in_use:
+            continue
+        cache = _highest_cache(snapshot, pu)
+        pus = CpuSet() if cache is None else cache[0] & online
+        if cache is not None and not cache[0]:
+            pus = siblings_of_pu.get(pu, CpuSet((pu,)))
+            unlisted = unlisted | pus
+        if cache is None or pu not in pus:
+            unknown = unknown | CpuSet((pu,))
+            continue
+        if not pus.isdisjoint(in_use):
+            reason = f"PU {pu} shares its cache with PUs {pus}, some of which are in another one"
+            gaps.append(Gap(f"last-level cache of PU {pu}", reason))
+            pus = pus - in_use
+        in_use = in_use | pus
+        found.append((pus, cache[1], cache[2]))
+    if unlisted:
+        reason = "its list of PUs is empty: counted as that of its SMT siblings, as hwloc does"
+        gaps.append(Gap(f"last-level cache of PUs {unlisted}", reason))
+    if unknown:
+        reason = f"no cache above level 1 in {CPU}/cpuN/cache with the PUs that share it"
+        gaps.append(Gap(f"last-level cache of PUs {unknown}", reason))
+    llcs = tuple(Llc(LlcIndex(i), *fields) for i, fields in enumerate(found))
+    sizeless = [str(llc.index) for llc in llcs if llc.size_bytes is None]
+    if sizeless:
+        gaps.append(Gap(f"size of LLCs {', '.join(sizeless)}", "no size file"))
+    return llcs
+
+
+def _highest_cache(snapshot: Snapshot, pu: int) -> tuple[CpuSet, int, int | None] | None:
+    """PUs that share it (none where its list is empty), level and bytes of the highest data or
+    unified cache of a PU."""
+    folder = f"{CPU}/cpu{pu}/cache"
+    best: tuple[CpuSet, int, int | None] | None = None
+    for index in reversed(numbered(snapshot.list(folder), "index")):
+        cache = f"{folder}/index{index}"
+        level = read_number(snapshot, f"{cache}/level")
+        if level is None or level < _LOWEST_LLC_LEVEL or (best is not None and level <= best[1]):
+            continue
+        if read_word(snapshot, f"{cache}/type") not in ("Unified", "Data"):
+            continue
+        pus = read_pus(snapshot, f"{cache}/shared_cpu_list", f"{cache}/shared_cpu_map")
+        if pus is not None and pu not in pus:  # a list that does not hold the PU itself is wrong
+            pus = read_mask(snapshot, f"{cache}/shared_cpu_map")
+        if pus is not None:
+            best = pus, level, _cache_bytes(snapshot, f"{cache}/size")
+    return best
+
+
+def _cache_bytes(snapshot: Snapshot, path: str) -> int | None:
+    """Bytes of a size such as "32768K"."""
+    word = read_word(snapshot, path)
+    if word is None:
+        return None
+    try:
+        return parse_bytes(word)
+    except InputError:
+        raise ParseError(f"{snapshot.name}: {path}", "a size such as 32768K", word) from None

@@ -1,0 +1,93 @@
+"""Readings: single values of sysfs files, checked; None where a file is absent or says nothing.
+
+Trees that other programs gathered hold files that end with NULs, after their line end too.
+"""
+
+from homenode.cpuset import CpuSet
+from homenode.errors import HostError, ParseError
+from homenode.machine.snapshot.protocol import Snapshot
+
+PADDING = " \t\r\n\0"
+"""What may stand around the content of a file."""
+
+
+def read_lines(snapshot: Snapshot, path: str) -> list[str]:
+    """The lines of a file, without what pads its end; none where it is absent."""
+    return (snapshot.read_text(path) or "").rstrip(PADDING).splitlines()
+
+
+def read_word(snapshot: Snapshot, path: str) -> str | None:
+    """The stripped text of a file; None where it is absent, empty or "(null)".
+
+    Kernels before 6.2 print an empty nohz_full as "(null)".
+    """
+    text = snapshot.read_text(path)
+    word = None if text is None else text.strip(PADDING)
+    return None if word in (None, "", "(null)") else word
+
+
+def read_number(snapshot: Snapshot, path: str, radix: int = 10) -> int | None:
+    """The whole number in a file; with radix 16 an "0x" before it is fine. Raises ParseError."""
+    word = read_word(snapshot, path)
+    if word is None:
+        return None
+    try:
+        if len(word) > 20:
+            raise ValueError
+        return int(word, radix)
+    except ValueError:
+        raise ParseError(f"{snapshot.name}: {path}", "a whole number", word) from None
+
+
+def read_pus(snapshot: Snapshot, list_path: str, mask_path: str | None = None) -> CpuSet | None:
+    """The PUs of a list file such as "0-3,8", else of its mask file; None where both are absent.
+
+    An empty list file is the empty set: a node without PUs has one. Raises ParseError.
+    """
+    text = snapshot.read_text(list_path)
+    if text is not None:
+        stripped = text.strip(PADDING)
+        if stripped == "(null)":
+            return CpuSet()
+        return CpuSet.parse(stripped, f"{snapshot.name}: {list_path}")
+    return None if mask_path is None else read_mask(snapshot, mask_path)
+
+
+def read_mask(snapshot: Snapshot, path: str) -> CpuSet | None:
+    """The PUs of a mask file such as "00000000,ff"; None where it is absent. Raises ParseError."""
+    mask = snapshot.read_text(path)
+    if mask is None:
+        return None
+    return CpuSet.parse_mask(mask.strip(PADDING), f"{snapshot.name}: {path}")
+
+
+def list_readable(snapshot: Snapshot, folder: str) -> tuple[str, ...] | None:
+    """The names in a folder; None where there is none. Raises HostError where there is one, or may
+    be one, that cannot be read: what is hidden must not pass for what is absent."""
+    names = snapshot.list(folder)
+    if names is None and is_hidden(snapshot, folder):
+        raise HostError(
+            f"{snapshot.name}: {folder}: expected a folder that can be read, found no permission "
+            "to read it",
+            hint="run as root, or as the owner of the folder",
+        )
+    return names
+
+
+def is_hidden(snapshot: Snapshot, folder: str) -> bool:
+    """True of a folder whose names a snapshot cannot give although something is there."""
+    return snapshot.list(folder) is None and snapshot.real_path(folder) is not None
+
+
+def numbered(names: tuple[str, ...] | None, prefix: str) -> tuple[int, ...]:
+    """The numbers N of the names prefixN, ascending; other names are passed over.
+
+    >>> numbered(("cpu10", "cpu2", "cpufreq", "cpuidle"), "cpu")
+    (2, 10)
+    """
+    rests = (name.removeprefix(prefix) for name in names or () if name.startswith(prefix))
+    return tuple(sorted(int(rest) for rest in rests if _is_index(rest)))
+
+
+def _is_index(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= 6

@@ -1,0 +1,193 @@
+"""Capture: a host's snapshot as one archive, this machine's or another's over ssh. [I/O]"""
+
+import gzip
+import io
+import re
+import tarfile
+from pathlib import Path
+
+from msgspec import Struct
+
+from homenode import __version__
+from homenode.durable import PRIVATE, replace_file
+from homenode.errors import HostError, UsageError, of_os
+from homenode.machine.snapshot.collector import collector_script, parse_collected
+from homenode.machine.snapshot.gather import Gathered, gather
+from homenode.machine.snapshot.live import LiveSnapshot
+from homenode.machine.snapshot.manifest import MANIFEST, Manifest, encode_manifest
+from homenode.machine.snapshot.memory import MemorySnapshot
+from homenode.machine.snapshot.protocol import Snapshot
+from homenode.machine.snapshot.redact import Identities, identities_of, redact
+from homenode.process import ToolMissingError, run
+from homenode.ssh_options import CLOSED
+from homenode.wording import command_line
+
+TOP = "snapshot"
+"""The folder at the top of an archive, so that unpacking one leaves no mess."""
+
+SSH_TIMEOUT_S = 600.0
+"""Of a whole capture over ssh, the typing of a password included."""
+
+# Also user@host, ssh://user@host:22, fe80::1%eth0. ssh_config may hand the name to a shell.
+_HOST = re.compile(r"[A-Za-z0-9\[][A-Za-z0-9_.:@%/\[\]+-]{0,255}", re.ASCII)
+
+
+class Captured(Struct, frozen=True):
+    """What a capture wrote: where, how many bytes, and what is in it."""
+
+    path: Path
+    size_bytes: int
+    manifest: Manifest
+
+
+def capture_host(
+    out: Path, ssh: str | None = None, *, redacted: bool = True, overwrite: bool = False
+) -> Captured:
+    """Captures this machine, or the host `ssh`, into `out`.
+
+    Raises UsageError where `out` exists and may not be overwritten, or the host's name is none;
+    HostError where the host cannot be reached or `out` cannot be written. Then there is no `out`.
+    """
+    _check_out(out, overwrite)
+    if ssh is None:
+        live = LiveSnapshot()
+        return capture(live, out, redacted=redacted, overwrite=overwrite)
+    also = Identities(hosts=(_host_part(ssh),), users=_user_part(ssh))
+    snapshot = collect_over_ssh(ssh)
+    return capture(snapshot, out, redacted=redacted, overwrite=overwrite, also=also)
+
+
+def capture(
+    snapshot: Snapshot,
+    out: Path,
+    *,
+    redacted: bool = True,
+    overwrite: bool = False,
+    also: Identities | None = None,
+) -> Captured:
+    """Writes what the contents table names of a snapshot. Equal hosts give equal files.
+
+    also: names to redact in addition to those that the snapshot gives. Without `redacted` the file
+    is for its owner's eyes only (mode 0600). Raises as `capture_host` does.
+    """
+    _check_out(out, overwrite)
+    gathered = gather(snapshot)
+    notes = tuple((path, "not of its form") for path in gathered.unlike)
+    if isinstance(snapshot, LiveSnapshot):
+        notes += tuple(sorted(snapshot.failures.items()))
+    kept = gathered.snapshot
+    not_everywhere: tuple[str, ...] = ()
+    if redacted:
+        result = redact(kept, identities_of(snapshot, also), notes)
+        kept, notes, not_everywhere = result.snapshot, result.left_out, result.not_everywhere
+    manifest = Manifest(
+        homenode=__version__,
+        redacted=redacted,
+        files=len(kept.files),
+        links=len(kept.links),
+        commands=tuple(sorted(kept.commands)),
+        absent=_absent(gathered),
+        left_out=notes,
+        not_everywhere=not_everywhere,
+    )
+    size_bytes = _write(out, _archive(kept, manifest), private=not redacted)
+    return Captured(out, size_bytes, manifest)
+
+
+def collect_over_ssh(
+    host: str, timeout_s: float = SSH_TIMEOUT_S, *, batch: bool = False
+) -> MemorySnapshot:
+    """What the collector reads on a host, not redacted. Nothing is written there.
+
+    ssh asks for passwords and unknown keys on the terminal, as it always does; with `batch`, which
+    is for many hosts at once, it fails instead. Raises UsageError
+    for a name that is no host's, HostError where ssh or the shell there fails, ParseError where
+    what came back is no collector's.
+    """
+    if not _HOST.fullmatch(host):
+        raise UsageError(
+            f"--ssh: expected a host such as gpu7 or root@gpu7.example.org, found {host[:80]!r}"
+        )
+    asking = ("-o", "BatchMode=yes") if batch else ()
+    try:
+        completed = run(
+            ["ssh", *CLOSED, *asking, "-o", "ConnectTimeout=20", "--", host, "sh"],
+            timeout_s,
+            collector_script(),
+            on_terminal=not batch,
+        )
+    except ToolMissingError as error:
+        raise ToolMissingError(
+            error.message,
+            hint="apt-get install openssh-client (Debian, Ubuntu), dnf install openssh-clients "
+            "(Fedora, RHEL)",
+        ) from None
+    failure = completed.failure()
+    if failure is not None:
+        raise HostError(f"{host}: {failure}", hint=f"try: {command_line('ssh', host, 'true')}")
+    return parse_collected(completed.stdout, host)
+
+
+def _check_out(out: Path, overwrite: bool) -> None:
+    try:
+        is_folder, has_parent, exists = out.is_dir(), out.parent.is_dir(), out.exists()
+    except OSError as error:  # a folder above it that we may not enter
+        raise of_os(error, str(out), "to write there") from None
+    if is_folder:
+        raise UsageError(f"{out}: expected a file to write, found a folder")
+    if not has_parent:
+        raise UsageError(f"{out}: expected its folder to be there, found no {out.parent}")
+    if exists and not overwrite:
+        raise UsageError(f"{out}: exists", hint="--force overwrites it")
+
+
+def _host_part(ssh: str) -> str:
+    """gpu7 of root@gpu7, ssh://root@gpu7:22 or gpu7."""
+    host = ssh.removeprefix("ssh://").rpartition("@")[2].partition("/")[0]
+    return re.sub(r":\d+$", "", host) if ssh.startswith("ssh://") else host
+
+
+def _user_part(ssh: str) -> tuple[str, ...]:
+    user, at, _ = ssh.removeprefix("ssh://").rpartition("@")
+    return (user,) if at else ()
+
+
+def _absent(gathered: Gathered) -> tuple[str, ...]:
+    return (*gathered.absent, *gathered.commands_absent)
+
+
+def _archive(snapshot: MemorySnapshot, manifest: Manifest) -> bytes:
+    """A tar.gz with sorted names and neither times nor owners."""
+    files = {path.lstrip("/"): text for path, text in snapshot.files.items()}
+    files |= {f"commands/{name}": text for name, text in snapshot.commands.items()}
+    files[MANIFEST] = encode_manifest(manifest)
+    links = {path.lstrip("/"): target for path, target in snapshot.links.items()}
+    # Others are implied by what is in them.
+    folders = {path.lstrip("/") for path in snapshot.folders if not snapshot.list(path)}
+    packed = io.BytesIO()
+    with (
+        gzip.GzipFile(filename="", mode="wb", fileobj=packed, mtime=0) as stream,
+        tarfile.open(fileobj=stream, mode="w", format=tarfile.PAX_FORMAT) as tar,
+    ):
+        for path in sorted(files.keys() | links.keys() | folders):
+            member = tarfile.TarInfo(f"{TOP}/{path}")
+            if path in files:
+                content = files[path].encode("utf-8", "surrogateescape")
+                member.mode = 0o644
+                member.size = len(content)
+                tar.addfile(member, io.BytesIO(content))
+                continue
+            member.mode = 0o755
+            member.type = tarfile.SYMTYPE if path in links else tarfile.DIRTYPE
+            member.linkname = links.get(path, "")
+            tar.addfile(member)
+    return packed.getvalue()
+
+
+def _write(out: Path, content: bytes, *, private: bool) -> int:
+    """Writes all or nothing: a capture cut short by a full disk does not stay behind."""
+    try:
+        replace_file(out, content, PRIVATE if private else 0o644, synced=False)
+    except OSError as error:
+        raise HostError(f"{out}: cannot be written: {error.strerror}") from None
+    return len(content)

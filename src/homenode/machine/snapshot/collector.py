@@ -1,0 +1,300 @@
+"""Collector: one script for a POSIX shell that reads what the contents table names.
+
+It runs on a host where nothing of ours is installed, with sh of busybox or dash, and writes
+nothing there. What it prints:
+
+    homenode-collector 1          the first line of ours; a login banner may stand before it
+    F proc/device-tree/model      a file, then its lines, each after a space
+     0-3
+    G sys/.../online sys/.../*/x  many files: lines "path:line", as grep prints them
+    H sys/bus/.../config          a binary file, then its bytes in hexadecimal
+    D sys/bus/.../infiniband/x    a folder
+    L                             then lines of "ls -l" that give links, each after a space
+    C lspci                       a tool's output, each line after a space, then its exit status
+    Z                             the end; without it the transfer was cut short
+
+One program reads many files: starting one for each would take a minute on a host of 1024 PUs, and
+in an emulated guest it takes longer than to boot. The
+shell's own read will not do: dash and busybox read byte by byte, and /proc/sys and the bitmaps of
+/sys/devices/system/cpu end after the first byte then (seen on Linux 6.18).
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from shlex import quote
+
+from homenode.errors import ParseError
+from homenode.machine.snapshot.contents import (
+    BRIDGE_CLASS,
+    COMMANDS,
+    IDENTITY_COMMANDS,
+    IDENTITY_PATHS,
+    PATHS,
+    SERIAL_PATHS,
+    Command,
+    Kind,
+    PathRule,
+)
+from homenode.machine.snapshot.gather import MAX_TABLE_BYTES
+from homenode.machine.snapshot.memory import MemorySnapshot
+from homenode.machine.snapshot.protocol import MAX_LINKS
+
+_START = "homenode-collector 1"
+_SAFE_GLOB = re.compile(r"/[A-Za-z0-9_./*\[\]-]+\Z", re.ASCII)
+_LISTED_LINK = re.compile(r"^ l\S* .*? (sys/\S+) -> (\S+)$", re.ASCII)
+_STATUS = re.compile(r"\nS (\d+)\Z")
+
+# A glob that matches nothing stays as it is written, and is refused by -r, -d and -e. xargs starts
+# as many programs as the system's limit for arguments asks for. With /dev/null grep gives the path
+# also where there is but one.
+_FUNCTIONS = r"""
+LC_ALL=C; export LC_ALL
+PATH=$PATH:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin; export PATH
+unset IFS
+exec 2>/dev/null
+f() {
+  [ -r "$1" ] || return 0
+  printf 'F %s\n' "$1"
+  { tr -d '\000' <"$1"; echo; } | sed 's/^/ /'
+}
+b() {
+  [ -r "$1" ] || return 0
+  printf 'H %s\n' "$1"
+  od -An -v -tx1 -N"${2:-256}" "$1" </dev/null
+}
+g() {
+  printf 'G %s\n' "$1"
+  for p in $1; do [ ! -e "$p" ] || echo "$p"; done | xargs grep '' /dev/null
+}
+d() { [ ! -d "$1" ] || printf 'D %s\n' "$1"; }
+t() {
+  s=$1; shift
+  if [ -n "$T" ]; then timeout "$s" "$@"; else "$@"; fi
+}
+command -v xargs >/dev/null || xargs() { while read -r p; do "$@" "$p"; done; }
+T=
+timeout 5 true </dev/null && T=1
+"""
+
+
+def collector_script(root: str = "/") -> str:
+    """The script. root: where the host's /sys and /proc lie (a chroot, a mounted tree)."""
+    lines = [_FUNCTIONS, f"cd {quote(root)} || exit 3", f"echo '{_START}'"]
+    lines += [f"f {_relative(path)}" for path in (*IDENTITY_PATHS, *SERIAL_PATHS)]
+    together = [_relative(rule.glob) for rule in PATHS if _is_text(rule)]
+    lines.append(f"g '{' '.join(together)}'")
+    links: list[str] = []
+    for rule in PATHS:
+        if rule.kind is Kind.LINK:
+            links.append(_relative(rule.glob))
+        elif _is_text(rule):
+            continue
+        elif rule.unless is None:
+            lines += _reading_lines(rule)
+        else:
+            better = f'set -- {_relative(rule.unless)}; [ -e "$1" ] || {{'
+            lines += [better, *_reading_lines(rule), "}"]
+    lines.append("echo L")
+    # In a bare tree, folders may stand where a host has links.
+    lines.append(f"ls -ld {' '.join(links)} </dev/null | sed -n 's/^l/ l/p'")
+    lines.append("set -f")
+    for command in (*IDENTITY_COMMANDS, *COMMANDS):
+        lines += _command_lines(command)
+    lines.append("echo Z")
+    return "\n".join(lines) + "\n"
+
+
+def parse_collected(text: str, name: str) -> MemorySnapshot:
+    """What a collector printed, as a snapshot; gather() then takes what the table names.
+
+    Failed tools are left out. Raises ParseError where the text is no collector's, or cut short.
+    """
+    lines = text.split("\n")
+    if _START not in lines:
+        raise ParseError(
+            name, f"a line {_START!r}", lines[0], hint="is its login shell a POSIX shell?"
+        )
+    first = lines.index(_START) + 1
+    if "Z" not in lines[first:]:
+        raise ParseError(name, "a line 'Z' at the end", lines[-1], hint="run the capture again")
+    files: dict[str, str] = {}
+    links: dict[str, str] = {}
+    commands: dict[str, str] = {}
+    folders: list[str] = []
+    for number, mark, body in _blocks(lines, first):
+        kind, _, rest = mark.partition(" ")
+        if kind == "F":
+            files[f"/{rest}"] = _text(body)
+        elif kind == "G":
+            files.update(_many(rest, body))
+        elif kind == "H":
+            files[f"/{rest}"] = _binary(body, name, number)
+        elif kind == "D":
+            folders.append(f"/{rest}")
+        elif kind == "L":
+            links.update(_links(body))
+        elif kind == "C":
+            output = _text(body)
+            status = _STATUS.search(output)
+            if status is None:
+                raise ParseError(name, "an exit status", mark, line=number)
+            if status[1] == "0":
+                commands[rest] = output[: status.start()]
+        elif kind != "Z":
+            raise ParseError(name, "one of F, G, H, D, L, C, Z", mark, line=number)
+    return MemorySnapshot(
+        name,
+        {_resolved(path, links): text for path, text in files.items()},
+        {_resolved(path, links): target for path, target in links.items()},
+        commands,
+        tuple(_resolved(path, links) for path in folders),
+    )
+
+
+def _relative(glob: str) -> str:
+    """A glob of the table below the current folder; it goes to the shell unquoted."""
+    assert _SAFE_GLOB.match(glob), glob
+    return glob.lstrip("/")
+
+
+def _is_text(rule: PathRule) -> bool:
+    """Whether grep can read it with others. The device tree's texts end in a zero byte."""
+    return rule.kind is Kind.FILE and rule.unless is None and "device-tree" not in rule.glob
+
+
+def _reading_lines(rule: PathRule) -> Iterator[str]:
+    glob = _relative(rule.glob)
+    if rule.kind is Kind.FOLDER:
+        yield f'for p in {glob}; do d "$p"; done'
+    elif rule.kind is Kind.CONFIG:
+        classes = glob.removesuffix("config") + "class"
+        bridges = f"grep -l '^{BRIDGE_CLASS}' {classes} /dev/null </dev/null"
+        yield f'for p in $({bridges}); do b "${{p%class}}config"; done'
+    elif rule.kind is Kind.TABLE:
+        yield f"b {glob} {MAX_TABLE_BYTES}"
+    elif _is_pattern(glob):
+        yield f"g '{glob}'"
+    else:
+        yield f"f {glob}"
+
+
+def _command_lines(command: Command) -> Iterator[str]:
+    """Lines that run a tool, where it is there, and frame what it says.
+
+    The exit status comes through the same pipe, after a line of its own.
+    """
+    for position, argv in enumerate(command.spellings):
+        yield f"{'el' if position else ''}if command -v {quote(argv[0])} >/dev/null; then"
+        yield f"echo 'C {command.name}'"
+        yield "{"
+        if command.each:
+            run_list = _invocation(command.each, command.timeout_s)
+            yield f"w=$({run_list}); r=$?"
+            yield f"echo '<{command.wrapped}>'"
+            # Not quoted: words are what the list is split into. They are UUIDs.
+            run_one = _invocation(argv, command.timeout_s, '"$i"')
+            yield f"for i in $w; do {run_one}; done"
+            yield f"echo '</{command.wrapped}>'"
+        else:
+            yield _invocation(argv, command.timeout_s)
+            yield "r=$?"
+        yield r"printf '\nS %s\n' $r"
+        yield "} | sed 's/^/ /'"
+    yield "fi"
+
+
+def _invocation(argv: Sequence[str], timeout_s: int, word: str = "") -> str:
+    return " ".join(
+        ["t", str(timeout_s), *map(quote, argv), *([word] if word else []), "</dev/null"]
+    )
+
+
+def _is_pattern(glob: str) -> bool:
+    return any(sign in glob for sign in "*[")
+
+
+def _blocks(lines: Sequence[str], first: int) -> Iterator[tuple[int, str, list[str]]]:
+    """(line number, mark, lines of the block) up to Z."""
+    at = first
+    while at < len(lines):
+        mark = lines[at]
+        at += 1
+        number = at
+        inner = ("sys/", "proc/") if mark[:1] == "G" else (" ",)
+        while at < len(lines) and lines[at].startswith(inner):
+            at += 1
+        yield number, mark, list(lines[number:at])
+        if mark == "Z":
+            return
+
+
+def _text(body: Sequence[str]) -> str:
+    """Lines of a block, each after its space. The last one is the line end that f() added."""
+    return "\n".join(line[1:] for line in body)
+
+
+def _many(globs: str, body: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """(path, text) of lines "path:line". A path may hold colons: 0000:3b:00.0/class:0x030200."""
+    patterns = ["/".join(map(_part_pattern, glob.split("/"))) for glob in globs.split(" ")]
+    each = [re.compile(rf"({pattern}):(.*)", re.DOTALL) for pattern in patterns]
+    any_ = re.compile("|".join(f"({pattern}):" for pattern in patterns))
+    texts: dict[str, list[str]] = {}
+    now = each[0]  # lines of one glob follow each other
+    for line in body:
+        found = now.fullmatch(line)
+        if found is None and (first := any_.match(line)) is not None and first.lastindex:
+            now = each[first.lastindex - 1]
+            found = now.fullmatch(line)
+        if found is not None:
+            texts.setdefault(f"/{found[1]}", []).append(found[2])
+    for path, of_path in texts.items():
+        yield path, "\n".join(of_path) + "\n"
+
+
+def _part_pattern(part: str) -> str:
+    """What may stand for a part of a glob. A number holds no colon, so that it may stand last."""
+    if part == "[0-9]*":
+        return "[0-9]+"
+    return "[^/]*" if _is_pattern(part) else re.escape(part)
+
+
+def _binary(body: Sequence[str], name: str, number: int) -> str:
+    try:
+        content = bytes.fromhex("".join(body))
+    except ValueError:
+        raise ParseError(name, "bytes in hexadecimal", " ".join(body), line=number) from None
+    return content.decode("utf-8", "surrogateescape")
+
+
+def _links(body: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """(path, target) of lines such as
+
+    lrwxrwxrwx 1 root root 0 Nov 20 09:10 sys/bus/pci/devices/0000:00:01.0 -> ../../../devices/x
+    """
+    for line in body:
+        found = _LISTED_LINK.match(line)
+        if found is not None:
+            yield f"/{found[1]}", found[2]
+
+
+def _resolved(path: str, links: dict[str, str]) -> str:
+    """Where a path really lies, following links above its last part; /sys has no other links."""
+    real: list[str] = []
+    pending = path.split("/")[:0:-1]
+    followed = 0
+    while pending:
+        part = pending.pop()
+        if part in ("", "."):
+            continue
+        if part == "..":
+            del real[-1:]
+            continue
+        real.append(part)
+        target = links.get("/" + "/".join(real))
+        if target is not None and pending and followed < MAX_LINKS:
+            followed += 1
+            del real[-1:]
+            if target.startswith("/"):
+                real.clear()
+            pending += reversed(target.split("/"))
+    return "/" + "/".join(real)

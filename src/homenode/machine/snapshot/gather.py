@@ -1,0 +1,235 @@
+"""Gather: what of the contents table a snapshot holds, and what of PCI config space is kept.
+
+What a live host, a folder, or another machine's collector offers passes through here on its way
+into a capture: a file that is not in the table, or not of its form, stays behind.
+"""
+
+import re
+from collections.abc import Iterator
+from fnmatch import translate
+from functools import cache
+
+from msgspec import Struct
+
+from homenode.machine.snapshot.contents import BRIDGE_CLASS, COMMANDS, PATHS, Kind, PathRule
+from homenode.machine.snapshot.memory import MemorySnapshot
+from homenode.machine.snapshot.protocol import Snapshot
+
+_NAME_IN_PATH = re.compile(r"[A-Za-z0-9_.:@+-]{1,255}", re.ASCII)
+
+
+class Gathered(Struct, frozen=True):
+    """What was found, as a snapshot, and what was not.
+
+    absent: globs of the table that matched nothing, in the table's order.
+    unlike: files and links left out because they do not have their form, sorted.
+    commands_absent: tools that gave no output, in the table's order.
+    """
+
+    snapshot: MemorySnapshot
+    absent: tuple[str, ...]
+    unlike: tuple[str, ...]
+    commands_absent: tuple[str, ...]
+
+
+class _Unlike(Exception):
+    """A text that does not have its form."""
+
+
+def gather(snapshot: Snapshot) -> Gathered:
+    """The part of a snapshot that the contents table names, at real paths under /sys.
+
+    An empty file is one that said nothing, and is left out. Texts end with one line end, so that
+    a capture over ssh and one on the spot are equal.
+    """
+    in_use: dict[Kind, dict[str, str]] = {kind: {} for kind in Kind}
+    absent: list[str] = []
+    unlike: set[str] = set()
+    for rule in PATHS:
+        # The rule that is better stands above it in the table.
+        if rule.unless is not None and rule.unless not in absent:
+            continue
+        found = False
+        for path in paths_of(snapshot, rule.glob):
+            try:
+                value = _READERS[rule.kind](snapshot, rule, path)
+            except _Unlike:
+                unlike.add(path)
+                continue
+            where = None if value is None else _place(snapshot, path)
+            if value is not None and where is not None:
+                in_use[rule.kind][where] = value
+                found = True
+        if not found:
+            absent.append(rule.glob)
+    outputs = {command.name: snapshot.command_output(command.name) for command in COMMANDS}
+    return Gathered(
+        MemorySnapshot(
+            snapshot.name,
+            {**in_use[Kind.FILE], **in_use[Kind.CONFIG], **in_use[Kind.TABLE]},
+            in_use[Kind.LINK],
+            {name: output for name, output in outputs.items() if output is not None},
+            tuple(sorted(in_use[Kind.FOLDER])),
+        ),
+        tuple(dict.fromkeys(absent)),
+        tuple(sorted(unlike)),
+        tuple(name for name, output in outputs.items() if output is None),
+    )
+
+
+def paths_of(snapshot: Snapshot, glob: str) -> Iterator[str]:
+    """Paths that a glob names, sorted; a literal last part is given without looking for it."""
+    folders = [""]
+    *above, last = glob.strip("/").split("/")
+    for part in above:
+        folders = [f"{at}/{name}" for at in folders for name in _names(snapshot, at, part)]
+    for at in folders:
+        for name in _names(snapshot, at, last):
+            yield f"{at}/{name}"
+
+
+def _names(snapshot: Snapshot, folder: str, part: str) -> tuple[str, ...]:
+    if not any(sign in part for sign in "*?["):
+        return (part,)
+    pattern = _pattern(part)
+    return tuple(
+        name
+        for name in snapshot.list(folder or "/") or ()
+        if pattern.fullmatch(name) and _NAME_IN_PATH.fullmatch(name)
+    )
+
+
+@cache
+def _pattern(part: str) -> "re.Pattern[str]":
+    return re.compile(translate(part))
+
+
+def _place(snapshot: Snapshot, path: str) -> str | None:
+    """Where a capture holds it: below the real path of its folder.
+
+    Not under /proc: there /proc/self would become the number of our own process.
+    """
+    if not path.startswith("/sys/"):
+        return path
+    folder, _, name = path.rpartition("/")
+    real = snapshot.real_path(folder)
+    return None if real is None else f"{real}/{name}"
+
+
+def _file(snapshot: Snapshot, rule: PathRule, path: str) -> str | None:
+    text = snapshot.read_text(path)
+    if not text:
+        return None
+    if rule.keep:
+        lines = text.splitlines(keepends=True)
+        text = "".join(line for line in lines if line == "\n" or line.startswith(rule.keep))
+    text = text.replace("\0", "")  # device trees end their strings with one, nohz_full has no text
+    if not rule.form.matches(text) or not _is_plain(text):
+        raise _Unlike
+    return text.rstrip("\n") + "\n"
+
+
+def _is_plain(text: str) -> bool:
+    """True where a text is printable but for tabs and line ends."""
+    return text.replace("\n", "").replace("\t", "").isprintable()
+
+
+def _link(snapshot: Snapshot, rule: PathRule, path: str) -> str | None:
+    target = snapshot.read_link(path)
+    if target is not None and not rule.form.matches(target):
+        raise _Unlike
+    return target
+
+
+def _folder(snapshot: Snapshot, rule: PathRule, path: str) -> str | None:
+    return None if snapshot.list(path) is None else ""
+
+
+def _config(snapshot: Snapshot, rule: PathRule, path: str) -> str | None:
+    """Of bridges only: of other functions nothing is read from it."""
+    class_code = snapshot.read_text(path.removesuffix("config") + "class")
+    if class_code is None or not class_code.startswith(BRIDGE_CLASS):
+        return None
+    text = snapshot.read_text(path)
+    if not text:
+        return None
+    kept = keep_port_type(text.encode("utf-8", "surrogateescape"))
+    if kept is None:
+        raise _Unlike
+    return kept.decode("utf-8", "surrogateescape")
+
+
+def _table(snapshot: Snapshot, rule: PathRule, path: str) -> str | None:
+    text = snapshot.read_text(path)
+    if not text:
+        return None
+    kept = keep_entries(text.encode("utf-8", "surrogateescape"), path.rpartition("/")[2])
+    if kept is None:
+        raise _Unlike
+    return kept.decode("utf-8", "surrogateescape")
+
+
+_READERS = {
+    Kind.FILE: _file,
+    Kind.LINK: _link,
+    Kind.FOLDER: _folder,
+    Kind.CONFIG: _config,
+    Kind.TABLE: _table,
+}
+
+
+MAX_TABLE_BYTES = 1 << 20
+"""Of an ACPI table: an SRAT has 24 bytes for each CPU, and Linux has at most 8,192."""
+
+_TABLE_HEADER_BYTES = 36
+_OF_THE_MAKER = slice(9, 36)
+"""Checksum, names and versions of whoever made the table. Source: ACPI 6.5, 5.2.6."""
+
+
+def keep_entries(table: bytes, signature: str) -> bytes | None:
+    """Signature, length, revision and entries of an ACPI table; the maker's names are zero. None
+    where it is no whole table of that signature."""
+    if len(table) < _TABLE_HEADER_BYTES or len(table) > MAX_TABLE_BYTES:
+        return None
+    if table[:4] != signature.encode() or int.from_bytes(table[4:8], "little") != len(table):
+        return None
+    kept = bytearray(table)
+    kept[_OF_THE_MAKER] = bytes(_OF_THE_MAKER.stop - _OF_THE_MAKER.start)
+    return bytes(kept)
+
+
+HEADER_BYTES = 64
+"""What the kernel shows to users who are not root."""
+
+_CONVENTIONAL_BYTES = 256
+_CAPABILITIES_POINTER = 0x34
+_PCI_EXPRESS = 0x10
+_PCI_EXPRESS_BYTES = 0x3C
+
+
+def keep_port_type(config: bytes) -> bytes | None:
+    """Header, capability list and PCI Express capability; all else is zero.
+
+    Shape (64,) or (256,), as it came; extended space is cut off. None where it is shorter.
+
+    >>> config = bytearray(range(256))
+    >>> config[0x34], config[0x80:0x82], config[0x40:0x44] = 0x80, (0x09, 0x40), (0x10, 0, 0x42, 0)
+    >>> kept = keep_port_type(bytes(config))
+    >>> kept[0x40:0x44].hex(), kept[0x80:0x84].hex(), kept[0xF0:].hex()
+    ('10004200', '09400000', '00000000000000000000000000000000')
+    """
+    if len(config) < HEADER_BYTES:
+        return None
+    if len(config) < _CONVENTIONAL_BYTES:
+        return config[:HEADER_BYTES]
+    kept = bytearray(_CONVENTIONAL_BYTES)
+    kept[:HEADER_BYTES] = config[:HEADER_BYTES]
+    at = config[_CAPABILITIES_POINTER] & ~3
+    seen: set[int] = set()
+    while HEADER_BYTES <= at < _CONVENTIONAL_BYTES and at not in seen:
+        seen.add(at)
+        length = _PCI_EXPRESS_BYTES if config[at] == _PCI_EXPRESS else 2
+        end = min(at + length, _CONVENTIONAL_BYTES)
+        kept[at:end] = config[at:end]
+        at = config[at + 1] & ~3
+    return bytes(kept)

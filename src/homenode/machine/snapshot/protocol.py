@@ -1,0 +1,185 @@
+"""Snapshot: the one way in which discovery reads a host, live or stored; where its links lead."""
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Protocol
+
+from homenode.errors import InputError
+
+
+class Snapshot(Protocol):
+    """Files, folders, links and tool outputs of one host.
+
+    A live machine, a capture archive, a bare tree of /sys, and a rendered host.toml all are one.
+    Paths are absolute, of the host ("/sys/devices/system/cpu/online"), without "." or "..".
+    Symbolic links in the middle of a path are followed, as the kernel would.
+    """
+
+    @property
+    def name(self) -> str:
+        """What to call it in messages: a file name, or "this machine"."""
+
+    def read_text(self, path: str) -> str | None:
+        """The text of a file; None where it is absent or unreadable (the kernel may refuse)."""
+
+    def list(self, path: str) -> tuple[str, ...] | None:
+        """Names in a folder, sorted; None where there is no such folder."""
+
+    def read_link(self, path: str) -> str | None:
+        """Where a symbolic link points, as stored; None where the path is no link."""
+
+    def real_path(self, path: str) -> str | None:
+        """The path with every link resolved; None where nothing is there.
+
+        /sys/bus/pci/devices/0000:19:00.0 becomes /sys/devices/pci0000:15/.../0000:19:00.0: this is
+        where the PCI tree is given.
+        """
+
+    def command_output(self, command: str) -> str | None:
+        """Output of a tool by its name in contents.py; None where it was not run."""
+
+
+class QuietSnapshot:
+    """The files of another snapshot. commands: those that may run all the same, by their names."""
+
+    __slots__ = ("_commands", "_files")
+
+    def __init__(self, files: Snapshot, commands: Collection[str] = ()) -> None:
+        self._files = files
+        self._commands = frozenset(commands)
+
+    @property
+    def name(self) -> str:
+        return self._files.name
+
+    def read_text(self, path: str) -> str | None:
+        return self._files.read_text(path)
+
+    def list(self, path: str) -> tuple[str, ...] | None:
+        return self._files.list(path)
+
+    def read_link(self, path: str) -> str | None:
+        return self._files.read_link(path)
+
+    def real_path(self, path: str) -> str | None:
+        return self._files.real_path(path)
+
+    def command_output(self, command: str) -> str | None:
+        return self._files.command_output(command) if command in self._commands else None
+
+
+class BoundedSnapshot:
+    """The same host, as far as it is of a size that hosts have: whoever made a stored one may want
+    our time. Raises InputError where more is read than of the largest machines."""
+
+    __slots__ = ("_asked", "_chars", "_commas", "_files", "_known")
+
+    def __init__(self, files: Snapshot) -> None:
+        self._files = files
+        self._asked = self._chars = self._commas = 0
+        self._known: set[str] = set()
+
+    @property
+    def name(self) -> str:
+        return self._files.name
+
+    def read_text(self, path: str) -> str | None:
+        return self._counted(self._files.read_text(path))
+
+    def list(self, path: str) -> tuple[str, ...] | None:
+        names = self._files.list(path)
+        self._count()
+        if names is not None and len(names) > MAX_NAMES:
+            raise InputError(
+                f"{self.name}: {path}: expected at most {MAX_NAMES} names, found {len(names)}"
+            )
+        return names
+
+    def read_link(self, path: str) -> str | None:
+        self._count()
+        return self._files.read_link(path)
+
+    def real_path(self, path: str) -> str | None:
+        self._count()
+        return self._files.real_path(path)
+
+    def command_output(self, command: str) -> str | None:
+        return self._counted(self._files.command_output(command))
+
+    def _counted(self, text: str | None) -> str | None:
+        self._count()
+        if text is not None:
+            self._chars += len(text)
+            if "," in text and text not in self._known:
+                self._known.add(text)
+                self._commas += text.count(",")
+        return text
+
+    def _count(self) -> None:
+        self._asked += 1
+        if self._asked > MAX_ASKED or self._chars > MAX_CHARS or self._commas > MAX_COMMAS:
+            raise InputError(
+                f"{self.name}: expected a host of at most {MAX_ASKED} files, of "
+                f"{MAX_CHARS >> 20} MiB in them and {MAX_COMMAS} parts of lists, found more"
+            )
+
+
+MAX_ASKED = 200_000
+MAX_CHARS = 16 << 20
+MAX_COMMAS = 100_000
+MAX_NAMES = 10_000
+"""Of one host; NAMES: of one folder. Linux has at most 8,192 PUs. A machine of 384 takes 6,000
+files of 0.3 MB; its lists, which are the dearest to read, have 600 parts."""
+
+MAX_LINKS = 40
+"""Links followed in one path before it counts as a loop. Source: MAXSYMLINKS of the kernel."""
+
+_MAX_NAMES = 256
+"""Looked up in one path with its links, of 16 letters on the average; sysfs needs 40."""
+
+
+def follow(
+    folder: str,
+    names: Sequence[str],
+    target_of: Callable[[str], str | None],
+    is_there: Callable[[str], bool],
+) -> str | None:
+    """The real path of names below a real folder; None where nothing is there, or a loop.
+
+    target_of: a link's target, None where the path is no link. Too many ".." end at the top. Links
+    are counted over the whole path, as the kernel does: links that each name the next one twice
+    would otherwise cost 2^n steps.
+    """
+    real = folder
+    pending = list(reversed(names))
+    links_left = MAX_LINKS
+    names_left = _MAX_NAMES
+    while pending:
+        name = pending.pop()
+        if name in ("", "."):
+            continue
+        names_left -= 1
+        if names_left < 0:
+            return None
+        if name == "..":
+            real = real.rpartition("/")[0] or "/"
+            continue
+        path = join(real, name)
+        target = target_of(path)
+        if target is None:
+            if not is_there(path):
+                return None
+            real = path
+            continue
+        if links_left == 0:
+            return None
+        links_left -= 1
+        names_left -= len(target) >> 4
+        if target.startswith("/"):
+            real = "/"
+        pending += [one for one in reversed(target.split("/")) if one not in ("", ".")]
+    return real
+
+
+def join(folder: str, name: str) -> str:
+    """A name below a folder, the top included."""
+    return f"{folder}{name}" if folder == "/" else f"{folder}/{name}"

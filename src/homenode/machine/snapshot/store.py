@@ -1,0 +1,190 @@
+"""Store: opens what holds a host's files: a folder or a tar, a capture of ours or bare /sys. [I/O]
+
+A source may hold several machines; "ARCHIVE#desktop" names the one in the folder "desktop".
+"""
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from homenode.errors import InputError, of_os
+from homenode.input_files import read_kernel_file
+from homenode.machine.snapshot.archive import ArchiveTree, read_archive
+from homenode.machine.snapshot.folder import FolderSnapshot
+from homenode.machine.snapshot.manifest import MANIFEST, check_manifest
+from homenode.machine.snapshot.memory import MemorySnapshot
+from homenode.machine.snapshot.protocol import Snapshot
+
+_MARKS = ("devices", "bus", "class", "kernel")
+"""A folder named sys that holds one of these is mistaken for a /sys."""
+
+_MAX_ROOT_DEPTH = 3
+"""Folders above a machine's sys/ in which it is looked for: archive/machine/fsroot/sys."""
+
+_MAX_FOLDERS_SEARCHED = 2000
+"""At each depth, so that a home folder named by mistake does not take minutes."""
+
+
+def open_snapshot(path: Path) -> Snapshot:
+    """The host in a folder or a tar (plain, gzip, bzip2, xz).
+
+    The top may be sys/ itself (or its content), or have sys/ below it by a few folders. Archives
+    are read whole into memory, folders when asked.
+
+    Raises InputError where nothing of the kind is found, where several machines are and none is
+    named, or where an archive is damaged or hostile.
+    """
+    source, machine = _split(path)
+    if source.is_dir():
+        return _open_folder(source, machine)
+    if not source.exists():
+        raise InputError(f"{source}: expected a folder or a tar of a host's /sys, found nothing")
+    tree = read_archive(source)
+    prefix, below_sys = _choose(_roots_of(tree), source, machine)
+    manifest = tree.files.get(f"{prefix}/{MANIFEST}".lstrip("/"))
+    if manifest is not None:
+        check_manifest(manifest, str(source))
+    return _from_tree(_name(source, machine), tree, prefix, below_sys)
+
+
+def _split(path: Path) -> tuple[Path, str | None]:
+    if path.exists() or "#" not in str(path):
+        return path, None
+    source, _, machine = str(path).rpartition("#")
+    return Path(source), machine.strip("/")
+
+
+def _name(source: Path, machine: str | None) -> str:
+    return source.name if machine is None else f"{source.name}#{machine}"
+
+
+def _open_folder(source: Path, machine: str | None) -> Snapshot:
+    top = os.path.realpath(source)  # the folder that was named may itself be a link
+    prefix, below_sys = _choose(_roots_in(top), source, machine)
+    root = f"{top}/{prefix}" if prefix else top
+    manifest = read_kernel_file(f"{root}/{MANIFEST}")
+    if manifest is not None:
+        check_manifest(manifest.decode("utf-8", "replace"), str(source))
+    return FolderSnapshot(_name(source, machine), root, "" if below_sys else "/sys")
+
+
+def _roots_of(tree: ArchiveTree) -> list[tuple[str, bool]]:
+    """Each machine in an archive: its folder, and whether that is the inside of a /sys."""
+    folders = tree.folders
+    roots = {
+        (folder.removesuffix("sys").rstrip("/"), False)
+        for folder in folders
+        if (folder == "sys" or folder.endswith("/sys"))
+        and folder.count("/") <= _MAX_ROOT_DEPTH
+        and _is_sys(mark for mark in _MARKS if f"{folder}/{mark}" in folders)
+    }
+    if not roots and "devices/system" in folders:
+        roots = {("", True)}
+    return sorted(_outermost(roots))
+
+
+def _roots_in(top: str) -> list[tuple[str, bool]]:
+    """Each machine in a folder, as `_roots_of` gives them. Links are not followed.
+
+    Raises HostError where the folder itself, or the sys in it, cannot be read.
+    """
+    for folder in (top, f"{top}/sys"):
+        try:
+            os.scandir(folder).close()
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as error:
+            raise of_os(error, folder, "a folder that can be read") from None
+    if Path(top).name == "sys" and _is_sys(_subfolders(top)):
+        return [("", True)]
+    if not _is_sys(_subfolders(f"{top}/sys")) and Path(top, "devices/system").is_dir():
+        return [("", True)]
+    found: set[tuple[str, bool]] = set()
+    level = [""]
+    for _ in range(_MAX_ROOT_DEPTH + 1):
+        deeper: list[str] = []
+        for folder in level[:_MAX_FOLDERS_SEARCHED]:
+            names = _subfolders(f"{top}/{folder}")
+            if "sys" in names and _is_sys(_subfolders(f"{top}/{folder}/sys")):
+                found.add((folder, False))
+            else:
+                deeper += [f"{folder}/{name}".lstrip("/") for name in names]
+        level = deeper
+    return sorted(found)
+
+
+def _is_sys(names: Iterable[str]) -> bool:
+    return any(name in _MARKS for name in names)
+
+
+def _subfolders(folder: str) -> list[str]:
+    try:
+        with os.scandir(folder) as entries:
+            return [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+    except OSError:
+        return []
+
+
+def _outermost(roots: set[tuple[str, bool]]) -> set[tuple[str, bool]]:
+    """Roots that do not lie in another: /sys/fs/.../sys of a container is no second machine."""
+    prefixes = {prefix for prefix, _ in roots}
+    return {
+        (prefix, below_sys)
+        for prefix, below_sys in roots
+        if not any(
+            prefix != other and (not other or prefix.startswith(f"{other}/")) for other in prefixes
+        )
+    }
+
+
+def _choose(roots: list[tuple[str, bool]], source: Path, machine: str | None) -> tuple[str, bool]:
+    if machine is not None:
+        roots_named = [root for root in roots if machine in (root[0], root[0].rpartition("/")[2])]
+        if len(roots_named) == 1:
+            return roots_named[0]
+        raise InputError(
+            f"{source}: expected one machine named {machine!r}, found {_listing(roots)}"
+        )
+    if not roots:
+        raise InputError(
+            f"{source}: expected a capture or a tree of /sys, found no sys/devices in it",
+            hint="homenode capture -o host.tar.gz writes one",
+        )
+    if len(roots) > 1:
+        example = roots[0][0].rpartition("/")[2] or roots[0][0]
+        raise InputError(
+            f"{source}: expected one machine, found {_listing(roots)}",
+            hint=f'name one: "{source}#{example}"',
+        )
+    return roots[0]
+
+
+def _listing(roots: list[tuple[str, bool]]) -> str:
+    if not roots:
+        return "none"
+    names = [prefix or "(top)" for prefix, _ in roots]
+    shown = ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")
+    return f"{len(names)}: {shown}"
+
+
+def _from_tree(name: str, tree: ArchiveTree, prefix: str, below_sys: bool) -> MemorySnapshot:
+    """The snapshot of one machine in an archive; prefix as in `_roots_of`."""
+    start = f"{prefix}/" if prefix else ""
+    to = "/sys/" if below_sys else "/"
+    cut = len(start)
+
+    def of(paths: Iterable[str]) -> dict[str, str]:
+        return {path: to + path[cut:] for path in paths if path.startswith(start)}
+
+    commands = f"{start}commands/"
+    return MemorySnapshot(
+        name,
+        {inner: tree.files[path] for path, inner in of(tree.files).items()},
+        {inner: tree.links[path] for path, inner in of(tree.links).items()},
+        {
+            path.removeprefix(commands): text
+            for path, text in tree.files.items()
+            if path.startswith(commands)
+        },
+        tuple(inner for path, inner in of(tree.folders).items() if path != prefix),
+    )

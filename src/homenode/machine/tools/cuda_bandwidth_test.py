@@ -1,0 +1,150 @@
+"""bandwidthTest of the CUDA samples: copies between host and GPU, and within a GPU.
+
+    bandwidthTest --memory=pinned [--device=0|all] [--csv]
+
+Seen of CUDA 9 to 12; gone from CUDA samples 12.9 and later, in favour of nvbandwidth. Source:
+bandwidthTest.cu of the CUDA samples; a public output of a V100.
+
+     Host to Device Bandwidth, 1 Device(s)
+     PINNED Memory Transfers
+       Transfer Size (Bytes)\tBandwidth(GB/s)
+       32000000\t\t\t12.4
+
+* Samples up to CUDA 10.1 print MB/s and mean 2^20 bytes (they divide by 1 << 20); later ones print
+  GB/s and mean 10^9.
+* With several devices the figure is their sum; without --device it is device 0 alone.
+* A copy within a GPU counts what is read and what is written.
+"""
+
+import re
+from enum import StrEnum
+
+from msgspec import Struct
+
+from homenode.gap import Gap
+from homenode.machine.tools.lines import Line, Lines
+from homenode.units import MIB
+
+COMMAND = ("bandwidthTest", "--memory=pinned")
+
+_SOURCE = "bandwidthTest"
+_TITLE = re.compile(
+    r"(Host to Device|Device to Host|Device to Device) Bandwidth, (\d+) Device\(s\)", re.ASCII
+)
+_MEMORY = re.compile(r"(PINNED|PAGEABLE)(?:, .*)? Memory Transfers(?:, .*)?", re.ASCII)
+_HEADER = re.compile(r"Transfer Size \(Bytes\)\s+Bandwidth\s*\((MB|GB)/s\)", re.ASCII)
+_ROW = re.compile(r"(\d+)\s+(\S+)", re.ASCII)
+_CSV = re.compile(
+    r"bandwidthTest-(H2D|D2H|D2D)(?:-(Pinned|Paged))?(?:-\S+)?, Bandwidth = (\S+) (MB|GB)/s, "
+    r"Time = (\S+) s, Size = (\d+) bytes, NumDevsUsed = (\d+)",
+    re.ASCII,
+)
+_DEVICE = re.compile(r"Device (\d+): (.+)", re.ASCII)
+_RESULT = re.compile(r"(?:Result = |\[?bandwidthTest\]? .*results?\.* ?)(PASS|FAIL)\w*", re.ASCII)
+_SAYS_NOTHING = re.compile(
+    r"\[CUDA Bandwidth Test\] - Starting\.*|Running on\.*|(?:Quick|Range|Shmoo) Mode|NOTE: .*|"
+    r"\.+|\[bandwidthTest\] .*|.*Starting\.\.\..*"
+)
+_BYTES_OF_UNIT = {"MB": float(MIB), "GB": 1e9}
+
+
+class Direction(StrEnum):
+    """Where from and where to."""
+
+    HOST_TO_DEVICE = "host-to-device"
+    DEVICE_TO_HOST = "device-to-host"
+    DEVICE_TO_DEVICE = "device-to-device"
+
+
+_DIRECTIONS = {
+    "Host to Device": Direction.HOST_TO_DEVICE,
+    "Device to Host": Direction.DEVICE_TO_HOST,
+    "Device to Device": Direction.DEVICE_TO_DEVICE,
+    "H2D": Direction.HOST_TO_DEVICE,
+    "D2H": Direction.DEVICE_TO_HOST,
+    "D2D": Direction.DEVICE_TO_DEVICE,
+}
+
+
+class CudaTransfer(Struct, frozen=True, kw_only=True):
+    """devices: how many took part; bytes_per_s is their sum. is_pinned: None where not said."""
+
+    direction: Direction
+    is_pinned: bool | None
+    devices: int
+    size_bytes: int
+    bytes_per_s: float
+
+
+class CudaBandwidthTest(Struct, frozen=True, kw_only=True):
+    """devices: (CUDA's number, name). has_passed: None where the end is missing."""
+
+    devices: tuple[tuple[int, str], ...]
+    transfers: tuple[CudaTransfer, ...]
+    has_passed: bool | None
+    gaps: tuple[Gap, ...]
+
+
+def parse(text: str) -> CudaBandwidthTest:
+    """The one run of an output. Raises ParseError, also where no transfer was measured."""
+    lines = Lines(text, _SOURCE)
+    devices: list[tuple[int, str]] = []
+    transfers: list[CudaTransfer] = []
+    results: list[bool] = []
+    title: tuple[Direction, int] | None = None
+    is_pinned: bool | None = None
+    unit: float | None = None
+    for line in lines:
+        if found := _TITLE.fullmatch(line.text):
+            title = (_DIRECTIONS[found[1]], _devices(line, found[2]))
+            is_pinned, unit = None, None
+        elif found := _MEMORY.fullmatch(line.text):
+            is_pinned = found[1] == "PINNED"
+        elif found := _HEADER.fullmatch(line.text):
+            unit = _BYTES_OF_UNIT[found[1]]
+        elif found := _CSV.fullmatch(line.text):
+            transfers.append(_csv(line, found))
+        elif found := _DEVICE.fullmatch(line.text):
+            devices.append((line.whole(found[1], "a device"), found[2].strip()))
+        elif found := _RESULT.fullmatch(line.text):
+            results.append(found[1] == "PASS")
+        elif title is not None and unit is not None and (found := _ROW.fullmatch(line.text)):
+            transfers.append(
+                CudaTransfer(
+                    direction=title[0],
+                    is_pinned=is_pinned,
+                    devices=title[1],
+                    size_bytes=line.whole(found[1], "a size in bytes"),
+                    bytes_per_s=line.positive(found[2], "a bandwidth") * unit,
+                )
+            )
+        elif not _SAYS_NOTHING.fullmatch(line.text):
+            lines.unknown(line)
+    if not transfers:
+        hint = lines.gaps[0].reason if lines.gaps else None
+        raise lines.error("a table 'Transfer Size (Bytes)  Bandwidth(GB/s)'", hint=hint)
+    if len(results) > 1:
+        raise lines.error("one run", f"{len(results)} results")
+    return CudaBandwidthTest(
+        devices=tuple(devices),
+        transfers=tuple(transfers),
+        has_passed=results[0] if results else None,
+        gaps=tuple(lines.gaps),
+    )
+
+
+def _csv(line: Line, row: "re.Match[str]") -> CudaTransfer:
+    return CudaTransfer(
+        direction=_DIRECTIONS[row[1]],
+        is_pinned=None if row[2] is None else row[2] == "Pinned",
+        devices=_devices(line, row[7]),
+        size_bytes=line.whole(row[6], "a size in bytes"),
+        bytes_per_s=line.positive(row[3], "a bandwidth") * _BYTES_OF_UNIT[row[4]],
+    )
+
+
+def _devices(line: Line, word: str) -> int:
+    devices = line.whole(word, "a number of devices")
+    if not 0 < devices <= 1024:
+        raise line.error("1 to 1024 devices", word)
+    return devices

@@ -1,0 +1,215 @@
+"""Intel Memory Latency Checker: latency and bandwidth between nodes, and latency under load.
+
+    mlc [--latency_matrix | --bandwidth_matrix | --peak_injection_bandwidth | --loaded_latency]
+
+Seen of v3.4 to v3.12; closed source, the format is that of published outputs.
+
+                    Numa node
+    Numa node            0       1
+           0          82.2   129.6
+
+* Rows are the nodes of the PUs, columns those of the memory. The words before them were "Memory
+  node" and "Socket" before v3.5. A node without PUs (CXL, HBM) has a column and no row.
+* "MB/sec" is 10^6 bytes per second, as it says.
+* It switches prefetchers off through an MSR, as root, which a guest cannot do. Where it could not
+  (`prefetchers_were_on`), a sequential idle latency is too low.
+"""
+
+import re
+
+from msgspec import Struct
+
+from homenode.gap import Gap
+from homenode.indices import NodeIndex
+from homenode.machine.tools.lines import Line, Lines
+
+COMMAND = ("mlc",)
+MAX_NODES = 1024
+
+_SOURCE = "Intel MLC"
+_VERSION = re.compile(r"Intel\(R\) Memory Latency Checker(?: \(.*\))? - v(\S+)")
+_IDLE = re.compile(r"Measuring idle latencies(?: for (\w+) access)? \((?:in )?ns\)\.\.\.")
+_PEAK = "Measuring Peak Injection Memory Bandwidths for the system"
+_NODES = "Measuring Memory Bandwidths between nodes within system"
+_LOADED = "Measuring Loaded Latencies for the system"
+_CACHES = "Measuring cache-to-cache transfer latency"
+_HEADER = re.compile(r"(?:Numa node|Memory node|Socket)((?:\s+\d+)+)", re.ASCII)
+_ROW = re.compile(r"(\d+)((?:\s+\S+)+)", re.ASCII)
+_LOADED_ROW = re.compile(r"(\d{1,9})\s+(\S+)\s+(\S+)", re.ASCII)
+_ITERATION = re.compile(r"Each iteration took (\S+) (?:base frequency )?.*clocks \(\s*(\S+)\s+ns\)")
+_TITLES = re.compile(
+    r"(?:Numa|Memory) node|Inject\s+Latency\s+Bandwidth|Delay\s+\(ns\)\s+MB/sec|=+"
+)
+_PREFETCHERS = re.compile(
+    r".*(?:Unable to modify prefetchers|prefetchers? (?:is|are) (?:not|on)).*"
+)
+_SAYS_NOTHING = re.compile(
+    r"Command line parameters:.*|Using buffer size of .*|Using all the threads .*|"
+    r"Using (?:Read-only|traffic) .*|Bandwidths are in .*|\*\*\*.*|tried to open .*|.*modprobe.*"
+)
+
+
+class MlcMatrix(Struct, frozen=True, kw_only=True):
+    """cells: shape (rows, columns), [node of the PUs][node of the memory]; None where absent."""
+
+    rows: tuple[NodeIndex, ...]
+    columns: tuple[NodeIndex, ...]
+    cells: tuple[tuple[float | None, ...], ...]
+
+
+class MlcLoad(Struct, frozen=True, kw_only=True):
+    """One row of latency under load. delay: of the injecting threads, in the tool's own unit."""
+
+    delay: int
+    latency_ns: float
+    bytes_per_s: float
+
+
+class MlcRun(Struct, frozen=True, kw_only=True):
+    """What was measured; None or empty where it was not asked for.
+
+    idle_ns, bandwidth_bytes_per_s: between nodes. peaks: (mix of reads and writes, bytes/s).
+    latency_ns: the one figure of --idle_latency. access: "random", "sequential" or not said.
+    """
+
+    version: str | None
+    access: str | None
+    prefetchers_were_on: bool
+    latency_ns: float | None
+    idle_ns: MlcMatrix | None
+    peaks: tuple[tuple[str, float], ...]
+    bandwidth_bytes_per_s: MlcMatrix | None
+    loaded: tuple[MlcLoad, ...]
+    gaps: tuple[Gap, ...]
+
+
+def parse(text: str) -> MlcRun:
+    """The one run of an output. Raises ParseError."""
+    return _Reader(text).run()
+
+
+class _Reader:
+    """The run so far. section: the title that the line stands under."""
+
+    def __init__(self, text: str) -> None:
+        self.section = ""
+        self.version: str | None = None
+        self.access: str | None = None
+        self.prefetchers_were_on = False
+        self.latency_ns: float | None = None
+        self.columns: dict[str, tuple[NodeIndex, ...]] = {}
+        self.rows: dict[str, dict[NodeIndex, tuple[float | None, ...]]] = {}
+        self.peaks: dict[str, float] = {}
+        self.loaded: list[MlcLoad] = []
+        self.lines = Lines(text, _SOURCE)
+        for line in self.lines:
+            if not self._is_title(line):
+                self._read(line)
+
+    def _read(self, line: Line) -> None:
+        text = line.text
+        if _PREFETCHERS.fullmatch(text):
+            self.prefetchers_were_on = True
+        elif found := _ITERATION.fullmatch(text):
+            self.latency_ns = line.positive(found[2], "a latency in ns")
+        elif self.section == _CACHES or _SAYS_NOTHING.fullmatch(text) or _TITLES.fullmatch(text):
+            return  # cache-to-cache latencies are between unnamed cores: nothing to compare
+        elif self.section in (_IDLE.pattern, _NODES):
+            self._cells(line)
+        elif self.section == _PEAK and (row := _peak_row(text)) is not None:
+            name, rate = row
+            if name in self.peaks:
+                raise line.error(f"one row {name!r}")
+            self.peaks[name] = line.positive(rate, "MB/sec") * 1e6
+        elif self.section == _LOADED and (found := _LOADED_ROW.fullmatch(text)):
+            self._load(line, found)
+        else:
+            self.lines.unknown(line)
+
+    def _is_title(self, line: Line) -> bool:
+        """Whether the line opens a section. A section of the same kind twice is two runs."""
+        if found := _VERSION.fullmatch(line.text):
+            if self.version not in (None, found[1]):
+                raise line.error("one run")
+            self.version = found[1]
+            return True
+        if found := _IDLE.fullmatch(line.text):
+            self.section, self.access = _IDLE.pattern, found[1]
+            return True
+        for title in (_PEAK, _NODES, _LOADED, _CACHES):
+            if line.text.startswith(title):
+                self.section = title
+                return True
+        return False
+
+    def _cells(self, line: Line) -> None:
+        if found := _HEADER.fullmatch(line.text):
+            if self.section in self.columns:
+                raise line.error("one matrix of each kind")
+            nodes = tuple(_node(line, word) for word in found[1].split())
+            if len(set(nodes)) != len(nodes) or len(nodes) > MAX_NODES:
+                raise line.error(f"at most {MAX_NODES} nodes, each once")
+            self.columns[self.section] = nodes
+            return
+        columns = self.columns.get(self.section, ())
+        found = _ROW.fullmatch(line.text)
+        words = found[2].split() if found else []
+        rows = self.rows.setdefault(self.section, {})
+        if found is None or not columns or len(words) != len(columns):
+            raise line.error(f"a node and {len(columns)} values")
+        node = _node(line, found[1])
+        if node in rows:
+            raise line.error(f"one row of node {node}")
+        scale = 1e6 if self.section == _NODES else 1.0
+        rows[node] = tuple(line.figure_or_none(word, "a number", scale) for word in words)
+
+    def _load(self, line: Line, found: "re.Match[str]") -> None:
+        if len(self.loaded) == MAX_NODES:
+            raise line.error(f"at most {MAX_NODES} rows")
+        self.loaded.append(
+            MlcLoad(
+                delay=line.whole(found[1], "a delay"),
+                latency_ns=line.positive(found[2], "a latency in ns"),
+                bytes_per_s=line.positive(found[3], "MB/sec") * 1e6,
+            )
+        )
+
+    def run(self) -> MlcRun:
+        idle, bandwidth = self._matrix(_IDLE.pattern), self._matrix(_NODES)
+        if not (idle or bandwidth or self.latency_ns or self.peaks or self.loaded):
+            raise self.lines.error("a matrix, peak bandwidths or loaded latencies")
+        return MlcRun(
+            version=self.version,
+            access=self.access,
+            prefetchers_were_on=self.prefetchers_were_on,
+            latency_ns=self.latency_ns,
+            idle_ns=idle,
+            peaks=tuple(self.peaks.items()),
+            bandwidth_bytes_per_s=bandwidth,
+            loaded=tuple(self.loaded),
+            gaps=tuple(self.lines.gaps),
+        )
+
+    def _matrix(self, section: str) -> MlcMatrix | None:
+        rows = self.rows.get(section)
+        if section not in self.columns:
+            return None
+        if not rows:
+            raise self.lines.error("rows of a matrix", hint="its output was cut")
+        columns = self.columns[section]
+        return MlcMatrix(rows=tuple(rows), columns=columns, cells=tuple(rows.values()))
+
+
+def _node(line: Line, word: str) -> NodeIndex:
+    return NodeIndex(line.whole(word, "a node", most=MAX_NODES - 1))
+
+
+def _peak_row(text: str) -> tuple[str, str] | None:
+    """Name and rate of a peak; None for another line.
+
+    >>> _peak_row("3:1 Reads-Writes :\t250000.5"), _peak_row("Using traffic with:")
+    (('3:1 Reads-Writes', '250000.5'), None)
+    """
+    name, _, rate = text.rpartition(":")
+    words = rate.split()
+    return (name.strip(), words[0]) if name.strip() and len(words) == 1 else None

@@ -1,0 +1,498 @@
+"""lspci: the PCI functions of a host, from pciutils' listing for people.
+
+COMMAND is what a capture runs; `lspci -vvv` and -n, -nn, -D or -xxx in any combination are read as
+well. Without root, capabilities are "<access denied>", and links and port types are unknown.
+
+People send listings as they copied them: below the prompt and the command, between the fences of
+Markdown, quoted, indented, with a byte order mark, without the last line end.
+
+Seen: pciutils 3.7 and 3.9. Source: lspci(8) and ls-caps.c of pciutils; names: pci.ids.
+"""
+
+import re
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+from msgspec import Struct
+
+from homenode.bdf import Bdf
+from homenode.errors import ParseError
+from homenode.machine.pci import PciBar, PciLink, PortType
+from homenode.units import KIB
+
+COMMAND = ("lspci", "-D", "-nn", "-vvv")
+
+MAX_CHARACTERS = 16 << 20
+MAX_LINES = 400_000
+MAX_FUNCTIONS = 10_000
+"""Of a listing. A function is 30 to 60 lines, and 256 more with -xxxx."""
+
+_LINE_ENDS = "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
+
+_HEADER = re.compile(
+    r"((?:[0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]) ([^:\n]{1,100}?)"
+    r"(?: \[([0-9a-f]{4})\])?: (.*)",
+    re.ASCII,
+)
+_CODE = re.compile(r"[0-9a-f]{4}", re.ASCII)
+_REVISION = re.compile(r" \(rev [0-9a-f]{2}\)| \(prog-if ([0-9a-f]{2})(?: \[[^\]]*\])?\)", re.ASCII)
+_IDS = re.compile(r"(?:^| \[)([0-9a-f]{4}):([0-9a-f]{4})(?:\]|$)", re.ASCII)
+_UNNAMED_DEVICE = re.compile(r"\bDevice ([0-9a-f]{4})$", re.ASCII)
+_EXPRESS = re.compile(
+    r"\[[0-9a-f]{2}\] Express \(v\d\) ([A-Za-z/ -]+?)(?: \(Slot[+-]\))?,", re.ASCII
+)
+_SPEED = re.compile(r"Speed (\d{1,3}(?:\.\d)?)GT/s", re.ASCII)
+_WIDTH = re.compile(r"Width x(\d{1,2})", re.ASCII)
+_BUSES = re.compile(r"primary=([0-9a-f]{2}), secondary=([0-9a-f]{2}), subordinate=([0-9a-f]{2})")
+_WINDOW = re.compile(r"([0-9a-f]{8,16})-([0-9a-f]{8,16})(?! *\[(?:disabled|empty))", re.ASCII)
+_SIZE = re.compile(r"\[size=(\d{1,4})([KMGTP]?)\]", re.ASCII)
+_VFS = re.compile(r"Total VFs: (\d{1,5}), Number of VFs: (\d{1,5})", re.ASCII)
+_ENABLED = re.compile(r"\b(\w+)\+", re.ASCII)
+_WINDOWS = ("Memory behind bridge", "Prefetchable memory behind bridge")
+_ONES_ONLY = "!!! Unknown header type 7f"
+"""Also printed as "(rev ff)". Source: show_verbose in lspci.c of pciutils."""
+_TOOL_NOISE = ("lspci:", "pcilib:")
+_FENCES = ("```", "~~~")
+_TERMINAL_CODE = re.compile(r"\x1b\[[0-9;?]{0,20}[A-Za-z]")
+_DUMPED_BYTES = re.compile(r"[0-9a-f]{2,3}:(?: [0-9a-f]{2}){1,16}", re.ASCII)  # of -x to -xxxx
+_PROMPT = re.compile(r"[^\t#$%>\u276f]{0,200}[#$%>\u276f](?: .*)?")
+_LIKE_AN_ADDRESS = re.compile(r"[0-9a-fA-F]{2,8}:[0-9a-fA-F]{2}")
+_ADDRESS = re.compile(r"(?:[0-9a-fA-F]{4,8}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.")
+_QUOTED = re.compile(r"(?:[>|] ?|[ \t]){1,16}")
+_HEAD_CHARACTERS = 20_000
+"""In which the first function stands: a login banner and a prompt may come before it."""
+
+_PORT_TYPES = {
+    "Root Port": PortType.ROOT_PORT,
+    "Upstream Port": PortType.SWITCH_UPSTREAM,
+    "Downstream Port": PortType.SWITCH_DOWNSTREAM,
+    "PCI-Express to PCI/PCI-X Bridge": PortType.PCI_BRIDGE,
+    "PCI/PCI-X to PCI-Express Bridge": PortType.PCI_BRIDGE,
+}
+_BYTES_OF_UNIT = {"": 1, "K": KIB, "M": KIB**2, "G": KIB**3, "T": KIB**4, "P": KIB**5}
+_ROM_INDEX = 6
+
+
+class LspciFunction(Struct, frozen=True):
+    """One function. None: not printed, or printed by a name that is in no table below.
+
+    class_code: 24 bits. name: vendor and device in words. port_type: of bridges with an Express
+    capability. buses: (primary, secondary, subordinate). has_window: the bridge passes memory of
+    functions below it. target_gt_per_s: LnkCtl2, the speed that the port is set to train to. acs:
+    flags of ACSCtl that are on. bars: with sizes only; those of SR-IOV have none in the listing.
+    is_silent: its configuration space reads as ones only, as where nothing answers.
+    """
+
+    bdf: Bdf
+    class_name: str
+    class_code: int | None
+    name: str
+    vendor_id: int | None
+    device_id: int | None
+    subsystem_vendor_id: int | None = None
+    subsystem_device_id: int | None = None
+    numa_node: int | None = None
+    link: PciLink | None = None
+    target_gt_per_s: float | None = None
+    port_type: PortType | None = None
+    buses: tuple[int, int, int] | None = None
+    has_window: bool = False
+    driver: str | None = None
+    iommu_group: int | None = None
+    slot: str | None = None
+    sriov_total_vfs: int | None = None
+    sriov_num_vfs: int | None = None
+    acs: frozenset[str] | None = None
+    ats_enabled: bool | None = None
+    bars: tuple[PciBar, ...] = ()
+    is_silent: bool = False
+
+
+def looks_like_lspci(text: str) -> bool:
+    """True where a function's header stands near the beginning."""
+    lines = _lines(text[:_HEAD_CHARACTERS])
+    return any(_HEADER.fullmatch(line.rstrip()) for line in lines)
+
+
+def ends_within_a_line(text: str) -> bool:
+    """True where a listing was cut: lspci ends every line.
+
+    A last line end that an editor or a copy lost is no cut: the line then closes its bracket, or
+    is like others of the listing of which none goes on where it ends; and in a listing with
+    details its entry ends as another does.
+    """
+    if text.endswith("\n"):
+        return False
+    *others, last = _lines(text) or [""]
+    if _is_foreign(last):
+        return False
+    is_header = _HEADER.fullmatch(last.rstrip()) is not None
+    has_details = any(line[:1] in (" ", "\t") for line in others)
+    if is_header and has_details:
+        return True
+    if not is_header and _key(last) not in {"Kernel modules", *_last_keys(others)}:
+        return True
+    if _key(last) == "Kernel modules" or last.endswith((")", "]") if is_header else ">"):
+        return False  # nothing is read of the modules
+    own = _said(last)
+    said = {_said(line) for line in others}
+    return own not in said or any(one.startswith(own) and one != own for one in said)
+
+
+def _said(line: str) -> str:
+    """A line without the address before it."""
+    return line.partition(" ")[2] if _HEADER.fullmatch(line.rstrip()) else line.strip()
+
+
+def _key(line: str) -> str:
+    return line.strip().partition(":")[0]
+
+
+def _last_keys(lines: Sequence[str]) -> set[str]:
+    """Keys of the lines with which the entries of a listing end."""
+    details = [line for line in lines if line.strip() and not _is_foreign(line)]
+    return {
+        _key(line)
+        for line, after in pairwise(details)
+        if line[:1] in (" ", "\t") and after[:1] not in (" ", "\t")
+    }
+
+
+def _lines(text: str) -> list[str]:
+    """The lines, without what quoted or indented all of them, and without terminal codes; indented
+    by tabs, as lspci does, also where a copy has spaces instead."""
+    lines = _TERMINAL_CODE.sub("", text.removeprefix("\ufeff")).splitlines()
+    for line in lines:
+        quote = _QUOTED.match(line)
+        before = "" if quote is None else quote[0]
+        if _HEADER.fullmatch(line[len(before) :].rstrip()):
+            bare = before.rstrip()
+            lines = [
+                line.removeprefix(before) if line.startswith(before) else line.removeprefix(bare)
+                for line in lines
+            ]
+            break
+    lines = _fenced(lines)
+    widths = [len(line) - len(line.lstrip(" ")) for line in lines if line[:1] == " "]
+    if not widths or any(line[:1] == "\t" for line in lines):
+        return lines
+    width = min(widths)
+    return [
+        "\t" * ((len(line) - len(line.lstrip(" "))) // width) + line.lstrip(" ") for line in lines
+    ]
+
+
+def _fenced(lines: list[str]) -> list[str]:
+    """The lines between the fences that enclose the first function; all where none do."""
+    opened: int | None = None
+    begun = False
+    for at, line in enumerate(lines):
+        begun = begun or _HEADER.fullmatch(line.rstrip()) is not None
+        if line.startswith(_FENCES) and begun:
+            return lines if opened is None else lines[opened + 1 : at]
+        if line.startswith(_FENCES):
+            opened = at if opened is None else None
+    return lines
+
+
+def _is_foreign(line: str) -> bool:
+    """True of lines at the margin that are known not to be lspci's own, and of bytes in hex."""
+    is_known = line.startswith((*_TOOL_NOISE, *_FENCES))
+    return is_known or _DUMPED_BYTES.fullmatch(line.strip()) is not None or _is_prompt(line)
+
+
+def _is_prompt(line: str) -> bool:
+    is_address = _LIKE_AN_ADDRESS.match(line) is not None
+    return not is_address and _PROMPT.fullmatch(line.rstrip()) is not None
+
+
+def parse(text: str, source: str = "lspci") -> tuple[LspciFunction, ...]:
+    """The functions of a listing, ascending.
+
+    Before the first function, lines at the margin are whatever stood above a copied listing.
+    Raises ParseError for a later line there that is no header, prompt or fence, for an address that
+    comes twice, and for a number that is none. Indented lines that nothing reads are passed over,
+    and so is a last line that is not whole.
+    """
+    if len(text) > MAX_CHARACTERS:
+        raise ParseError(source, f"at most {MAX_CHARACTERS} characters", str(len(text)))
+    count = sum(map(text.count, _LINE_ENDS))
+    if count > MAX_LINES:
+        raise ParseError(source, f"at most {MAX_LINES} lines", str(count))
+    found: dict[Bdf, LspciFunction] = {}
+    block: list[str] = []
+    header: tuple[int, str] | None = None
+    lines = _lines(text)
+    if len(lines) > 1 and ends_within_a_line(text) and not _HEADER.fullmatch(lines[-1].rstrip()):
+        del lines[-1]  # "NUMA node: 1" may have been 12
+    for number, line in enumerate([*lines, ""], start=1):
+        if line.startswith((" ", "\t")):
+            if header is None and not found and line.startswith("\t"):
+                raise ParseError(source, "an address such as 3b:00.0 first", line, line=number)
+            block.append(line)
+            continue
+        is_end = number > len(lines)
+        is_prompt = not is_end and _is_prompt(line)
+        if not is_end and not is_prompt and (not line.strip() or _is_foreign(line)):
+            continue
+        if header is None and not is_end and not _ADDRESS.match(line):
+            continue
+        if header is not None:
+            function = _function(*header, block, source)
+            if function.bdf in found:
+                expected = "each address once"
+                raise ParseError(source, expected, str(function.bdf), line=header[0])
+            if len(found) == MAX_FUNCTIONS:
+                raise ParseError(source, f"at most {MAX_FUNCTIONS} functions", line, line=number)
+            found[function.bdf] = function
+        # What follows a prompt is another program's output.
+        header, block = None if is_prompt else (number, line), []
+    if not found:
+        raise ParseError(source, "the output of lspci -vvv", text[:60])
+    return tuple(found[bdf] for bdf in sorted(found))
+
+
+def _function(number: int, header: str, block: list[str], source: str) -> LspciFunction:
+    match = _HEADER.fullmatch(header.rstrip())
+    if match is None:
+        raise ParseError(
+            source, 'a function such as "3b:00.0 3D controller: ..."', header, line=number
+        )
+    address, class_name, class_text, rest = match.groups()
+    interface = next((m[1] for m in _REVISION.finditer(rest) if m[1]), None)
+    words = _REVISION.sub("", rest).strip()
+    vendor, device, name = _ids(words)
+    if class_text is None and _CODE.fullmatch(class_name):
+        class_text = class_name
+    code = int(class_text, 16) if class_text is not None else class_code_of(class_name)
+    fields = _fields(block, source, number)
+    return LspciFunction(
+        bdf=Bdf.parse(address, source),
+        class_name=class_name,
+        class_code=None if code is None else code << 8 | int(interface or "0", 16),
+        name=name,
+        vendor_id=vendor,
+        device_id=device,
+        **fields,
+    )
+
+
+def _ids(words: str) -> tuple[int | None, int | None, str]:
+    """(vendor, device, name) of "NVIDIA Corporation Device 2330", "... [10de:2330]", "10de:2330".
+
+    Names hold brackets of their own ("[AMD/ATI]", "[GeForce ...]"): the ids are the last.
+    """
+    matches = list(_IDS.finditer(words))
+    if matches:
+        last = matches[-1]
+        return int(last[1], 16), int(last[2], 16), words[: last.start()].strip() or words
+    unnamed = _UNNAMED_DEVICE.search(words)
+    return vendor_id_of(words), None if unnamed is None else int(unnamed[1], 16), words
+
+
+def _fields(block: list[str], source: str, header_line: int) -> dict[str, Any]:
+    """Fields of the indented lines, by the word before the first colon."""
+    fields: dict[str, Any] = {}
+    links: dict[str, str] = {}
+    bars: list[PciBar] = []
+    for offset, line in enumerate(block, start=1):
+        key, _, value = line.strip().partition(":")
+        value = value.strip()
+        if key.startswith("Region ") and line.startswith("\t") and not line.startswith("\t\t"):
+            bars += _bar(key.removeprefix("Region "), value)
+        elif key.startswith("Expansion ROM at "):
+            bars += _rom(key)
+        elif key in ("LnkCap", "LnkSta", "LnkCtl2"):
+            links.setdefault(key, value)
+        elif key == _ONES_ONLY:
+            fields["is_silent"] = True
+        elif key == "Subsystem":
+            vendor, device, _ = _ids(value)
+            fields["subsystem_vendor_id"], fields["subsystem_device_id"] = vendor, device
+        elif key in ("NUMA node", "IOMMU group"):
+            if not value.lstrip("-").isdecimal() or len(value) > 6:
+                raise ParseError(source, f"{key}: a number", line, line=header_line + offset)
+            number = int(value)
+            field = "numa_node" if key == "NUMA node" else "iommu_group"
+            fields[field] = None if number < 0 else number
+        elif key == "Kernel driver in use":
+            fields["driver"] = value
+        elif key == "Physical Slot":
+            fields["slot"] = value
+        elif key == "Bus" and (buses := _BUSES.match(value)):
+            fields["buses"] = tuple(int(bus, 16) for bus in buses.groups())
+        elif key in _WINDOWS and (window := _WINDOW.match(value)):
+            # A window that is closed ends before it begins.
+            if int(window[1], 16) <= int(window[2], 16):
+                fields["has_window"] = True
+        elif key == "Capabilities" and (express := _EXPRESS.match(value)):
+            fields["port_type"] = _PORT_TYPES.get(express[1])
+        elif key == "Initial VFs" and (vfs := _VFS.search(value)):
+            fields["sriov_total_vfs"], fields["sriov_num_vfs"] = int(vfs[1]), int(vfs[2])
+        elif key == "ACSCtl":
+            fields["acs"] = frozenset(_ENABLED.findall(value))
+        elif key == "ATSCtl":
+            fields["ats_enabled"] = value.startswith("Enable+")
+        # All else is detail of capabilities that nothing reads.
+    link = PciLink(
+        _speed(links.get("LnkSta", "")),
+        _width(links.get("LnkSta", "")),
+        _speed(links.get("LnkCap", "")),
+        _width(links.get("LnkCap", "")),
+    )
+    if link != PciLink(None, None, None, None):
+        fields["link"] = link
+    fields["target_gt_per_s"] = _speed(links.get("LnkCtl2", ""))
+    fields["bars"] = tuple(sorted(bars, key=lambda bar: bar.index))
+    return fields
+
+
+def _speed(text: str) -> float | None:
+    """GT/s of "Speed 16GT/s (downgraded), Width x4 (ok)" or "Target Link Speed: 32GT/s"."""
+    match = _SPEED.search(text.replace("Speed: ", "Speed "))
+    return None if match is None else float(match[1])
+
+
+def _width(text: str) -> int | None:
+    match = _WIDTH.search(text)
+    return None if match is None else int(match[1]) or None  # x0: no link
+
+
+def _bar(index: str, text: str) -> list[PciBar]:
+    """The region of "Memory at 214042000000 (64-bit, prefetchable) [size=16M]"; [] without a size,
+    as where it is "[ignored]" or belongs to virtual functions."""
+    size = _SIZE.search(text)
+    if size is None or not index.isdecimal() or int(index) >= _ROM_INDEX:
+        return []
+    is_memory = "Memory at " in text
+    return [
+        PciBar(
+            index=int(index),
+            size_bytes=int(size[1]) * _BYTES_OF_UNIT[size[2]],
+            is_64bit="64-bit" in text,
+            is_prefetchable="non-prefetchable" not in text and "prefetchable" in text,
+            is_memory=is_memory,
+        )
+    ]
+
+
+def _rom(text: str) -> list[PciBar]:
+    size = _SIZE.search(text)
+    if size is None:
+        return []
+    return [PciBar(_ROM_INDEX, int(size[1]) * _BYTES_OF_UNIT[size[2]], False, False)]
+
+
+_CLASSES = {
+    "SCSI storage controller": 0x0100,
+    "IDE interface": 0x0101,
+    "RAID bus controller": 0x0104,
+    "SATA controller": 0x0106,
+    "Serial Attached SCSI controller": 0x0107,
+    "Non-Volatile memory controller": 0x0108,
+    "Mass storage controller": 0x0180,
+    "Ethernet controller": 0x0200,
+    "Infiniband controller": 0x0207,
+    "Fabric controller": 0x0208,
+    "Network controller": 0x0280,
+    "VGA compatible controller": 0x0300,
+    "XGA compatible controller": 0x0301,
+    "3D controller": 0x0302,
+    "Display controller": 0x0380,
+    "Multimedia video controller": 0x0400,
+    "Multimedia audio controller": 0x0401,
+    "Audio device": 0x0403,
+    "Multimedia controller": 0x0480,
+    "RAM memory": 0x0500,
+    "FLASH memory": 0x0501,
+    "CXL": 0x0502,
+    "Memory controller": 0x0580,
+    "Host bridge": 0x0600,
+    "ISA bridge": 0x0601,
+    "PCI bridge": 0x0604,
+    "CardBus bridge": 0x0607,
+    "Semi-transparent PCI-to-PCI bridge": 0x0609,
+    "Bridge": 0x0680,
+    "Serial controller": 0x0700,
+    "Parallel controller": 0x0701,
+    "Communication controller": 0x0780,
+    "PIC": 0x0800,
+    "DMA controller": 0x0801,
+    "Timer": 0x0802,
+    "RTC": 0x0803,
+    "PCI Hot-plug controller": 0x0804,
+    "SD Host controller": 0x0805,
+    "IOMMU": 0x0806,
+    "System peripheral": 0x0880,
+    "FireWire (IEEE 1394)": 0x0C00,
+    "USB controller": 0x0C03,
+    "Fibre Channel": 0x0C04,
+    "SMBus": 0x0C05,
+    "InfiniBand": 0x0C06,
+    "IPMI Interface": 0x0C07,
+    "Serial bus controller": 0x0C80,
+    "Network and computing encryption device": 0x1000,
+    "Encryption controller": 0x1080,
+    "Performance counters": 0x1101,
+    "Signal processing controller": 0x1180,
+    "Processing accelerators": 0x1200,
+    "Non-Essential Instrumentation": 0x1300,
+    "Co-processor": 0x4000,
+    "Unassigned class": 0xFF00,
+}
+
+# The longest name that fits decides: AMD and Broadcom have two numbers each.
+_VENDORS = {
+    "Advanced Micro Devices, Inc. [AMD/ATI]": 0x1002,
+    "Advanced Micro Devices, Inc. [AMD]": 0x1022,
+    "Amazon.com, Inc.": 0x1D0F,
+    "ASPEED Technology, Inc.": 0x1A03,
+    "ASMedia Technology Inc.": 0x1B21,
+    "Broadcom / LSI": 0x1000,
+    "Broadcom Inc. and subsidiaries": 0x14E4,
+    "Broadcom Limited": 0x14E4,
+    "Chelsio Communications Inc": 0x1425,
+    "Cray Inc": 0x17DB,
+    "Habana Labs Ltd.": 0x1DA3,
+    "Intel Corporation": 0x8086,
+    "KIOXIA Corporation": 0x1E0F,
+    "LSI Logic / Symbios Logic": 0x1000,
+    "Marvell Technology Group Ltd.": 0x11AB,
+    "Matrox Electronics Systems Ltd.": 0x102B,
+    "Mellanox Technologies": 0x15B3,
+    "Micron Technology Inc": 0x1344,
+    "Microchip Technology": 0x11F8,
+    "NVIDIA Corporation": 0x10DE,
+    "Pensando Systems": 0x1DD8,
+    "PLDA": 0x1556,
+    "PLX Technology, Inc.": 0x10B5,
+    "PMC-Sierra Inc.": 0x11F8,
+    "QLogic Corp.": 0x1077,
+    "Red Hat, Inc.": 0x1AF4,
+    "Samsung Electronics Co Ltd": 0x144D,
+    "Sandisk Corp": 0x15B7,
+    "SK hynix": 0x1C5C,
+    "Solarflare Communications": 0x1924,
+    "Solidigm": 0x025E,
+    "Xilinx Corporation": 0x10EE,
+}
+
+
+def class_code_of(name: str) -> int | None:
+    """16 bits of a class by its name; None for one that is not listed.
+
+    >>> hex(class_code_of("3D controller") or 0), class_code_of("Flux capacitor")
+    ('0x302', None)
+    """
+    return _CLASSES.get(name)
+
+
+def vendor_id_of(words: str) -> int | None:
+    """The vendor with whose name a function's words begin; None for one that is not listed.
+
+    >>> hex(vendor_id_of("NVIDIA Corporation Device 2330") or 0)
+    '0x10de'
+    """
+    fitting = [name for name in _VENDORS if words.startswith(name)]
+    return _VENDORS[max(fitting, key=len)] if fitting else None

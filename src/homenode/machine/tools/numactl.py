@@ -1,0 +1,177 @@
+"""numactl --hardware and numactl --show: the nodes, and how a process is bound to them.
+
+    numactl --hardware            numactl --show
+
+Seen of 2.0.12 to 2.0.18. Source: numactl.c of numactl 2.0.16.
+
+* "MB" is 2^20 bytes. The sizes need not add up to the machine's memory: a guest with hot-plugged
+  memory shows 13,530 of 24,105 MB. Nothing here adds them.
+* Nodes may be sparse (0-3,4,12,20,28 on a GH200), have no PUs (an empty list) or no memory (0 MB).
+* Distances may be missing in guests ("No distance information available.").
+"""
+
+import re
+from collections.abc import Container, Iterable
+from typing import TypeVar
+
+from msgspec import Struct
+
+from homenode.cpuset import CpuSet
+from homenode.gap import Gap
+from homenode.indices import NodeIndex
+from homenode.machine.tools.lines import Line, Lines
+from homenode.units import MIB
+
+HARDWARE_COMMAND = ("numactl", "--hardware")
+SHOW_COMMAND = ("numactl", "--show")
+MAX_NODES = 1024
+
+Key = TypeVar("Key")
+
+_HARDWARE = "numactl --hardware"
+_SHOW = "numactl --show"
+_AVAILABLE = re.compile(r"available: (\d+) nodes \(([0-9,-]+)\)", re.ASCII)
+_CPUS = re.compile(r"node (\d+) cpus:((?: \d+)*) ?", re.ASCII)
+_MEMORY = re.compile(r"node (\d+) (size|free): (\d+|<not available>) ?(?:MB)?", re.ASCII)
+_DISTANCE_HEADER = re.compile(r"node((?: +\d+)+) *", re.ASCII)
+_DISTANCE_ROW = re.compile(r" *(\d+):((?: +\d+)+) *", re.ASCII)
+_SHOW_LINE = re.compile(
+    r"(policy|preferred node|physcpubind|cpubind|nodebind|membind|interleavemask|interleavenode|"
+    r"preferred): ?(.*)",
+    re.ASCII,
+)
+_NUMBERS = re.compile(r"\d{1,6}(?: \d{1,6})*", re.ASCII)
+
+
+class NumactlNode(Struct, frozen=True, kw_only=True):
+    """None where the tool does not say."""
+
+    index: NodeIndex
+    pus: CpuSet
+    size_bytes: int | None
+    free_bytes: int | None
+
+
+class NumactlHardware(Struct, frozen=True, kw_only=True):
+    """nodes: ascending. distances: shape (from node, to node), in their order; may be None."""
+
+    nodes: tuple[NumactlNode, ...]
+    distances: tuple[tuple[int, ...], ...] | None
+    gaps: tuple[Gap, ...]
+
+
+class NumactlShow(Struct, frozen=True, kw_only=True):
+    """How the process that asked was bound.
+
+    policy: "default", "bind", "preferred", "interleave" or "preferred-many". pus: where its threads
+    may run. cpu_nodes: the nodes of these. memory_nodes: where its memory may be.
+    """
+
+    policy: str
+    pus: CpuSet
+    cpu_nodes: tuple[NodeIndex, ...]
+    memory_nodes: tuple[NodeIndex, ...]
+
+
+def parse_hardware(text: str) -> NumactlHardware:
+    """The nodes. Lines of --show behind them are skipped. Raises ParseError."""
+    lines = Lines(text, _HARDWARE, stripped=False)
+    listed: tuple[int, ...] | None = None
+    pus: dict[int, CpuSet] = {}
+    memory: dict[tuple[int, str], int | None] = {}
+    columns: tuple[int, ...] = ()
+    rows: dict[int, tuple[int, ...]] = {}
+    for line in lines:
+        if found := _AVAILABLE.fullmatch(line.text.strip()):
+            listed = _listed(line, found, listed)
+        elif found := _CPUS.fullmatch(line.text):
+            pus[_node(line, found[1], pus)] = CpuSet(_numbers(line, found[2], "a PU"))
+        elif found := _MEMORY.fullmatch(line.text):
+            key = (line.whole(found[1], "a node"), found[2])
+            is_known = not found[3].startswith("<")
+            memory[_new(line, key, memory)] = line.whole(found[3], "MB") * MIB if is_known else None
+        elif found := _DISTANCE_HEADER.fullmatch(line.text):
+            columns = _numbers(line, found[1], "a node")
+        elif found := _DISTANCE_ROW.fullmatch(line.text):
+            rows[_node(line, found[1], rows)] = _numbers(line, found[2], "a distance")
+        elif line.text.startswith("No distance information"):
+            lines.gaps.append(Gap("distances", "numactl: no distance information available"))
+        elif line.text.startswith("No NUMA support"):
+            raise line.error("a kernel with NUMA")
+        elif line.text.strip() != "node distances:" and not _SHOW_LINE.fullmatch(line.text):
+            lines.unknown(line)
+    if listed is None:
+        raise lines.error("a line 'available: 2 nodes (0-1)'")
+    if set(pus) != set(listed) or not {node for node, _ in memory} <= set(listed):
+        raise lines.error(f"PUs and memory of the nodes {_listing(listed)}", _listing(pus))
+    if (columns or rows) and not (
+        columns == listed
+        and set(rows) == set(listed)
+        and all(len(row) == len(listed) for row in rows.values())
+    ):
+        raise lines.error(f"distances between the nodes {_listing(listed)}", _listing(columns))
+    return NumactlHardware(
+        nodes=tuple(
+            NumactlNode(
+                index=NodeIndex(node),
+                pus=pus[node],
+                size_bytes=memory.get((node, "size")),
+                free_bytes=memory.get((node, "free")),
+            )
+            for node in listed
+        ),
+        distances=tuple(rows[node] for node in listed) if columns else None,
+        gaps=tuple(lines.gaps),
+    )
+
+
+def parse_show(text: str) -> NumactlShow:
+    """How a process was bound. Other lines are skipped: it often heads a log.
+
+    Raises ParseError where there is none, or more than one.
+    """
+    lines = Lines(text, _SHOW, stripped=False)
+    for line in lines:
+        if found := _SHOW_LINE.fullmatch(line.text):
+            lines.keep(found[1], found[2].strip(), line)
+    policy = lines.take("policy", Line.named, "a policy")
+    cpu_nodes = lines.take("cpubind", _shown, "numbers such as '0 1 2'")
+    memory_nodes = lines.take("membind", _shown, "numbers such as '0 1 2'")
+    pus = lines.given("physcpubind", _shown, "numbers such as '0 1 2'")
+    return NumactlShow(
+        policy=policy,
+        pus=CpuSet(pus or ()),
+        cpu_nodes=tuple(map(NodeIndex, cpu_nodes)),
+        memory_nodes=tuple(map(NodeIndex, memory_nodes)),
+    )
+
+
+def _listed(line: Line, found: "re.Match[str]", before: tuple[int, ...] | None) -> tuple[int, ...]:
+    nodes = tuple(CpuSet.parse(found[2], f"{_HARDWARE}:{line.number}"))
+    if before is not None or len(nodes) != int(found[1]) or not 0 < len(nodes) <= MAX_NODES:
+        raise line.error(f"one list of 1 to {MAX_NODES} nodes")
+    return nodes
+
+
+def _node(line: Line, word: str, among: Container[int]) -> int:
+    return _new(line, line.whole(word, "a node"), among)
+
+
+def _new(line: Line, key: Key, among: Container[Key]) -> Key:
+    if key in among:
+        raise line.error("one line of each node", str(key))
+    return key
+
+
+def _numbers(line: Line, text: str, expected: str) -> tuple[int, ...]:
+    return tuple(line.whole(word, expected) for word in text.split())
+
+
+def _shown(line: Line, text: str, expected: str) -> tuple[int, ...]:
+    if text and not _NUMBERS.fullmatch(text):
+        raise line.error(expected, text)
+    return _numbers(line, text, expected)
+
+
+def _listing(nodes: Iterable[int]) -> str:
+    return ",".join(str(node) for node in nodes)

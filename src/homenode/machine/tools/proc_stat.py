@@ -1,0 +1,50 @@
+"""/proc/stat: what each PU has done since boot, in ticks.
+
+    cpu0 2255 34 2290 22625563 6290 127 456 17 0 0
+
+Fields: user, nice, system, idle, iowait, irq, softirq, steal, guest, guest_nice; guests are within
+user and nice already. Idle is idle and iowait. Steal is what the hypervisor gave to others.
+Source: Documentation/filesystems/proc.rst, 1.7, of Linux 6.6.
+"""
+
+import re
+
+from msgspec import Struct
+
+from homenode.cpuset import MAX_PU_INDEX, PuIndex
+from homenode.errors import ParseError
+from homenode.machine.tools.figures import count
+
+PATH = "/proc/stat"
+
+_LINE = re.compile(r"cpu(\d{1,6})((?: \d+){4,16})", re.ASCII)
+
+
+class PuTimes(Struct, frozen=True):
+    """Ticks since boot. busy does not hold stolen."""
+
+    pu: PuIndex
+    busy: int
+    idle: int
+    stolen: int
+
+
+def parse(text: str) -> tuple[PuTimes, ...]:
+    """The online PUs, ascending. Raises ParseError."""
+    found: dict[int, PuTimes] = {}
+    for number, line in enumerate(text.split("\n"), start=1):
+        matched = _LINE.fullmatch(line.rstrip())
+        if matched is None:
+            continue  # the sum of all PUs, interrupts, context switches, forks
+        pu = int(matched[1])
+        if pu > MAX_PU_INDEX or pu in found:
+            raise ParseError(PATH, f"each PU once, up to {MAX_PU_INDEX}", line, line=number)
+        ticks = [count(word, PATH, "ticks", number) for word in matched[2].split()]
+        user, nice, system, idle, *rest = ticks
+        iowait, irq, softirq, stolen = (*rest, 0, 0, 0, 0)[:4]
+        found[pu] = PuTimes(
+            PuIndex(pu), user + nice + system + irq + softirq, idle + iowait, stolen
+        )
+    if not found:
+        raise ParseError(PATH, "lines such as 'cpu0 2255 34 2290 22625563'", text[:80])
+    return tuple(found[pu] for pu in sorted(found))

@@ -1,0 +1,218 @@
+"""rocm-bandwidth-test: copies between host and AMD GPUs.
+
+    rocm-bandwidth-test -a          matrices, both ways too (-A)
+    rocm-bandwidth-test -s 0 -d 1   one pair over sizes
+
+Seen of 2.0.1, 2.5.1 and 2.6.0. ROCm 7 replaced it by a program of plugins with other output, which
+is not read. Source: public outputs of these; no grammar is published.
+
+              Device: 0,  AMD Ryzen 9 3950X 16-Core Processor
+              Device: 1,  Vega 20,  GPU-9f50716172fd5d40,  0d:0.0
+
+              Unidirectional copy peak bandwidth GB/s
+              D/D       0           1
+              0         N/A         7.177
+              1         7.151       594.097
+
+* Rows are sources, columns destinations; a copy within a GPU counts its bytes once.
+* 2.0.1 spells "Bdirectional". A GPU's own id is an identity of the card: not kept.
+* GB/s are 10^9 bytes per second.
+"""
+
+import re
+
+from msgspec import Struct
+
+from homenode.bdf import Bdf
+from homenode.gap import Gap
+from homenode.machine.tools.lines import Line, Lines
+from homenode.units import GIB, KIB, MIB
+
+COMMAND = ("rocm-bandwidth-test",)
+MAX_DEVICES = 1024
+
+_SOURCE = "rocm-bandwidth-test"
+_VERSION = re.compile(r"RocmBandwidthTest Version: (\S+)", re.ASCII)
+_DEVICE = re.compile(r"Device: (\d+),\s+(.+)", re.ASCII)
+_ADDRESS = re.compile(r"([0-9a-fA-F]{1,2}):([0-9a-fA-F]{1,2})\.([0-7])", re.ASCII)
+_MATRIX = re.compile(r"(Unidirectional|Bi?directional) copy (?:peak|average) bandwidth GB/s")
+_OTHER_MATRIX = re.compile(r"(?:Inter-)?Device (?:Access|Numa Distance)|Data Path Validation.*")
+_HEADER = re.compile(r"D/D((?:\s+\d+)+)", re.ASCII)
+_ROW = re.compile(r"(\d+)((?:\s+\S+)+)", re.ASCII)
+_PAIR = re.compile(r"=+\s+(Unidirectional |Bidirectional )?Benchmark Result\s+=+", re.ASCII)
+_END = re.compile(r"=+ (Src|Dst) Device Id: (\d+) (?:Src|Dst) Device Type: (Cpu|Gpu) =+", re.ASCII)
+_SIZES = re.compile(
+    r"Data Size\s+Avg Time\(us\)\s+Avg BW\(GB/s\)\s+Min Time\(us\)\s+Peak BW\(GB/s\)"
+)
+_SIZE_ROW = re.compile(r"(\d+) (KB|MB|GB)\s+(\S+)\s+(\S+)\s+(\S+)\s+(\S+)", re.ASCII)
+_SAYS_NOTHING = re.compile(r"\.+|Launch Command is: .*")
+_BYTES_OF_UNIT = {"KB": KIB, "MB": MIB, "GB": GIB}
+
+
+class RocmDevice(Struct, frozen=True, kw_only=True):
+    """index: the tool's number, of CPUs and GPUs. address: None for CPUs and where not printed."""
+
+    index: int
+    name: str
+    address: Bdf | None
+
+
+class RocmMatrix(Struct, frozen=True, kw_only=True):
+    """cells: shape (devices, devices), [source][destination], bytes/s; None where N/A."""
+
+    is_bidirectional: bool
+    devices: tuple[int, ...]
+    cells: tuple[tuple[float | None, ...], ...]
+
+
+class RocmCopy(Struct, frozen=True, kw_only=True):
+    """One size of one pair. peak_bytes_per_s: of the best of its repeats."""
+
+    is_bidirectional: bool
+    source: int
+    destination: int
+    source_is_cpu: bool
+    destination_is_cpu: bool
+    size_bytes: int
+    peak_bytes_per_s: float
+
+
+class RocmBandwidthTest(Struct, frozen=True, kw_only=True):
+    """One run: matrices, copies of pairs, or both."""
+
+    version: str | None
+    devices: tuple[RocmDevice, ...]
+    matrices: tuple[RocmMatrix, ...]
+    copies: tuple[RocmCopy, ...]
+    gaps: tuple[Gap, ...]
+
+
+def parse(text: str) -> RocmBandwidthTest:
+    """The one run of an output. Raises ParseError."""
+    return _Reader(text).run()
+
+
+class _Reader:
+    """The run so far. section: the title that the line stands under."""
+
+    def __init__(self, text: str) -> None:
+        self.version: str | None = None
+        self.devices: list[RocmDevice] = []
+        self.matrices: list[RocmMatrix] = []
+        self.copies: list[RocmCopy] = []
+        self.section: str | None = None  # "one way", "both ways", "other", "pair"
+        self.columns: tuple[int, ...] = ()
+        self.rows: list[tuple[float | None, ...]] = []
+        self.pair_is_bidirectional = False
+        self.ends: dict[str, tuple[int, bool]] = {}
+        self.lines = Lines(text, _SOURCE)
+        for line in self.lines:
+            self._read(line)
+        self._close_matrix()
+
+    def _read(self, line: Line) -> None:
+        text = line.text
+        if _SAYS_NOTHING.fullmatch(text) or _SIZES.fullmatch(text) or self._is_title(text):
+            return
+        if found := _VERSION.fullmatch(text):
+            if self.version is not None:
+                raise line.error("one run")
+            self.version = found[1]
+        elif found := _DEVICE.fullmatch(text):
+            self.devices.append(_device(line, found))
+        elif found := _END.fullmatch(text):
+            self.ends[found[1]] = (line.whole(found[2], "a device"), found[3] == "Cpu")
+        elif found := _SIZE_ROW.fullmatch(text):
+            self._copy(line, found)
+        elif found := _HEADER.fullmatch(text):
+            self._header(line, found[1].split())
+        elif self.columns and (found := _ROW.fullmatch(text)):
+            self._row(line, found)
+        else:
+            self.lines.unknown(line)
+
+    def _is_title(self, text: str) -> bool:
+        if found := _MATRIX.fullmatch(text):
+            section = "one way" if found[1] == "Unidirectional" else "both ways"
+        elif _OTHER_MATRIX.fullmatch(text):
+            section = "other"
+        elif found := _PAIR.fullmatch(text):
+            section = "pair"
+            self.pair_is_bidirectional = found[1] == "Bidirectional "
+            self.ends = {}
+        else:
+            return False
+        self._close_matrix()
+        self.section = section
+        return True
+
+    def _header(self, line: Line, words: list[str]) -> None:
+        columns = tuple(line.whole(word, "a device") for word in words)
+        unique = len(set(columns)) == len(columns) <= MAX_DEVICES
+        if self.section is None or self.columns or not unique:
+            raise line.error("a title and one row of devices")
+        self.columns = columns
+
+    def _row(self, line: Line, found: "re.Match[str]") -> None:
+        words = found[2].split()
+        due = self.columns[len(self.rows)] if len(self.rows) < len(self.columns) else None
+        if len(words) != len(self.columns) or line.whole(found[1], "a device") != due:
+            raise line.error(f"the row of device {due} with {len(self.columns)} values")
+        if self.section == "other":  # its cells are no bandwidths
+            words = ["N/A"] * len(words)
+        self.rows.append(
+            tuple(line.figure_or_none(word, "a bandwidth or N/A", 1e9) for word in words)
+        )
+
+    def _copy(self, line: Line, found: "re.Match[str]") -> None:
+        if self.section != "pair" or set(self.ends) != {"Src", "Dst"}:
+            raise line.error("a source and a destination")
+        line.positive(found[4], "a mean bandwidth")
+        source, destination = self.ends["Src"], self.ends["Dst"]
+        self.copies.append(
+            RocmCopy(
+                is_bidirectional=self.pair_is_bidirectional,
+                source=source[0],
+                destination=destination[0],
+                source_is_cpu=source[1],
+                destination_is_cpu=destination[1],
+                size_bytes=line.whole(found[1], "a size") * _BYTES_OF_UNIT[found[2]],
+                peak_bytes_per_s=line.positive(found[6], "a best bandwidth") * 1e9,
+            )
+        )
+
+    def _close_matrix(self) -> None:
+        if self.columns and len(self.rows) != len(self.columns):
+            raise self.lines.error(f"{len(self.columns)} rows", f"{len(self.rows)} rows")
+        if self.columns and self.section in ("one way", "both ways"):
+            self.matrices.append(
+                RocmMatrix(
+                    is_bidirectional=self.section == "both ways",
+                    devices=self.columns,
+                    cells=tuple(self.rows),
+                )
+            )
+        self.columns, self.rows = (), []
+
+    def run(self) -> RocmBandwidthTest:
+        if not self.matrices and not self.copies:
+            raise self.lines.error(
+                "a matrix 'Unidirectional copy peak bandwidth GB/s' or a pair's sizes",
+                hint="the program of ROCm 7 prints another format, which is not read",
+            )
+        return RocmBandwidthTest(
+            version=self.version,
+            devices=tuple(self.devices),
+            matrices=tuple(self.matrices),
+            copies=tuple(self.copies),
+            gaps=tuple(self.lines.gaps),
+        )
+
+
+def _device(line: Line, found: "re.Match[str]") -> RocmDevice:
+    """name, then for GPUs an id (not kept) and an address without leading zeros: 0d:0.0"""
+    parts = [part.strip() for part in found[2].split(",  ")]
+    address = None
+    if printed := _ADDRESS.fullmatch(parts[-1]):
+        address = Bdf(0, int(printed[1], 16), int(printed[2], 16), int(printed[3]))
+    return RocmDevice(index=line.whole(found[1], "a device"), name=parts[0], address=address)

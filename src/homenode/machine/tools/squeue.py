@@ -1,0 +1,294 @@
+"""Squeue: what jobs have, from `squeue --json`, and the states of jobs, from its columns.
+
+The JSON has the layouts of 22.05 and of newer data parsers.
+
+Numbers are plain, or {"set", "infinite", "number"} since 23.02; job_state is a text, or a list
+since 23.11; what a job holds is
+
+    {"allocated_nodes": [{"nodename": …, "sockets": {"1": {"cores": {"0": "allocated"}}}}]}
+
+up to data_parser v0.0.40, and from v0.0.41 on
+
+    {"nodes": {"allocation": [{"name": …, "sockets": [{"index": 1, "cores": [{"index": 0,
+     "status": ["ALLOCATED"]}]}]}]}}
+
+Names, comments and paths are what users chose, and in JSON they cannot be taken for anything else.
+
+States come as columns, whose layout is the same in all versions. What ends a column that may hold
+any text is a mark that no user could know when the text was written.
+
+Seen: 22.05.8; the others are Slurm's own description of its parsers (v0.0.39 to v0.0.45).
+"""
+
+import re
+from collections.abc import Collection, Iterator
+from enum import StrEnum
+from typing import Any
+
+from msgspec import Struct
+
+from homenode.errors import ParseError
+from homenode.machine.tools.json_documents import whole
+from homenode.machine.tools.slurm_hostlist import expand_hostlist
+from homenode.machine.tools.slurm_job import (
+    RUNNING,
+    Job,
+    NodeShare,
+    OwnedGpus,
+    owned_gpus,
+    plain_number,
+)
+
+NUMBERS_COMMAND = ("squeue", "--all", "--noheader", "--states=all", "--format=%A")
+MAX_STATES = 1_000_000
+
+_MORE_THAN_RUNNING = frozenset(
+    {
+        "COMPLETING",
+        "CONFIGURING",
+        "REQUEUED",
+        "REQUEUE_FED",
+        "REQUEUE_HOLD",
+        "STOPPED",
+        "POWER_UP_NODE",
+    }
+)
+"""Flags of a job whose processes do not run; others, such as SIGNALING, change nothing."""
+
+_NO_GPUS = OwnedGpus(0, ())
+
+
+def json_command(asked: Collection[str]) -> tuple[str, ...]:
+    """What prints the jobs that have not ended, or those that were asked for in any state.
+
+    22.05 prints all jobs either way. Not --states=RUNNING, which leaves out jobs with a flag more.
+    """
+    which = (f"--jobs={','.join(asked)}", "--states=all") if asked else ()
+    return ("squeue", "--all", *which, "--json")
+
+
+def parse_squeue_jobs(text: str, source: str = "squeue --json") -> tuple[Job, ...]:
+    """The jobs of a document, in its order; unreadable where a value is none of its kind.
+
+    Raises ParseError.
+    """
+    document = whole(text, source)
+    jobs = document.get("jobs")
+    if not isinstance(jobs, list):
+        raise ParseError(source, 'a list "jobs"', f"{list(document)[:8]}")
+    return tuple(_job(job, f"jobs[{at}]") for at, job in enumerate(jobs))
+
+
+def _job(job: Any, place: str) -> Job:
+    try:
+        return _readable(job, place)
+    except ParseError as error:
+        number = plain_number(job.get("job_id")) if isinstance(job, dict) else None
+        said = place if number is None else str(number)
+        why = f"expected {error.expected}, found {error.found!r}"
+        return Job(said, said, "", None, "", (), unreadable=why)
+
+
+def _readable(job: Any, source: str) -> Job:
+    if not isinstance(job, dict):
+        raise ParseError(source, "an object", type(job).__name__)
+    number = plain_number(job.get("job_id"))
+    if number is None:
+        raise ParseError(source, '"job_id"', f"{list(job)[:8]}")
+    said = str(number)
+    array, task = plain_number(job.get("array_job_id")), plain_number(job.get("array_task_id"))
+    main, offset = plain_number(job.get("het_job_id")), plain_number(job.get("het_job_offset"))
+    if array and task is not None:
+        said = f"{array}_{task}"
+    elif main and offset is not None:
+        said = f"{main}+{offset}"
+    user = job.get("user_name") or job.get("user_id")
+    state = _state(job.get("job_state"), source)
+    shares = tuple(_shares(job, source)) if state in RUNNING else ()
+    if state in RUNNING and not shares:
+        raise ParseError(source, '"job_resources" of a job that runs', "none")
+    return Job(
+        id=said,
+        number=str(number),
+        name=str(job.get("name") or ""),
+        user=None if user is None else str(plain_number(user) if isinstance(user, dict) else user),
+        state=state,
+        shares=shares,
+        queue_wait_s=_wait_s(job),
+    )
+
+
+def _wait_s(job: dict[str, Any]) -> float | None:
+    times = [plain_number(job.get(f"{name}_time")) for name in ("eligible", "submit", "start")]
+    begin, start = times[0] or times[1], times[2]
+    return float(max(0, start - begin)) if begin and start else None
+
+
+def _state(value: Any, source: str) -> str:
+    """The state; of a list the flag behind it where that says more, as COMPLETING does."""
+    if isinstance(value, list) and value:
+        value = next((word for word in value[1:] if word in _MORE_THAN_RUNNING), value[0])
+    if not isinstance(value, str):
+        raise ParseError(source, '"job_state"', f"{value!r}")
+    return value
+
+
+def _shares(job: dict[str, Any], source: str) -> Iterator[NodeShare]:
+    """What the job holds on each node; its GPUs are listed in the order of its nodes."""
+    owned = job.get("job_resources")
+    if not isinstance(owned, dict):
+        return
+    details = job.get("gres_detail")
+    details = details if isinstance(details, list) else []
+    allocations = list(_allocations(owned, source))
+    names = _node_names(job, owned, source)
+    gpus = dict(zip(names, details, strict=False)) if len(names) == len(details) else {}
+    for name, sockets in allocations:
+        text = gpus.get(name)
+        found = _NO_GPUS if not details else OwnedGpus(0, None)
+        if isinstance(text, str):
+            found = owned_gpus(text, source)
+        yield NodeShare(name, None, tuple(_cores(sockets)), found)
+
+
+def _node_names(job: dict[str, Any], owned: dict[str, Any], source: str) -> tuple[str, ...]:
+    nodes = job.get("nodes") or owned.get("nodes")
+    return expand_hostlist(nodes, source) if isinstance(nodes, str) and nodes else ()
+
+
+def _allocations(owned: dict[str, Any], source: str) -> Iterator[tuple[str, Any]]:
+    """(node, its sockets) of either layout."""
+    nodes = owned.get("nodes")
+    entries = nodes.get("allocation") if isinstance(nodes, dict) else owned.get("allocated_nodes")
+    if entries is None:
+        return
+    if isinstance(entries, dict):
+        entries = list(entries.values())
+    if not isinstance(entries, list):
+        raise ParseError(source, "a list of nodes", type(entries).__name__)
+    for entry in entries:
+        name = (entry.get("nodename") or entry.get("name")) if isinstance(entry, dict) else None
+        if not isinstance(name, str):
+            raise ParseError(source, "a node's name", f"{entry!r}"[:80])
+        yield name, entry.get("sockets")
+
+
+def _cores(sockets: Any) -> Iterator[tuple[int, int]]:
+    """(socket, core) of every core that is allocated."""
+    for socket, entry in _indexed(sockets):
+        cores = entry.get("cores") if isinstance(entry, dict) else None
+        for core, status in _indexed(cores):
+            said = status.get("status") if isinstance(status, dict) else status
+            words = said if isinstance(said, list) else [said]
+            if any(str(word).upper().startswith(("ALLOCATED", "IN_USE")) for word in words):
+                yield socket, core
+
+
+def _indexed(entries: Any) -> Iterator[tuple[int, Any]]:
+    """(index, entry) of {"0": entry} and of [{"index": 0, …}]."""
+    if isinstance(entries, dict):
+        pairs = list(entries.items())
+    elif isinstance(entries, list):
+        pairs = [
+            (entry.get("index", at) if isinstance(entry, dict) else at, entry)
+            for at, entry in enumerate(entries)
+        ]
+    else:
+        return
+    for index, entry in pairs:
+        text = str(index)
+        if text.isascii() and text.isdigit() and len(text) < 6:
+            yield int(text), entry
+
+
+class JobState(StrEnum):
+    """Slurm's states, as few as matter here."""
+
+    PENDING = "pending"
+    RUNNING = "running"
+    COMPLETED = "completed"
+    FAILED = "failed"  # its script ended with an error, or it ran out of time or memory
+    CANCELLED = "cancelled"
+    LOST = "lost"  # its node failed, or another job took its place: nothing of its own doing
+
+
+_STATES = {
+    **dict.fromkeys(("PENDING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT"), JobState.PENDING),
+    **dict.fromkeys(
+        (
+            "RUNNING",
+            "COMPLETING",
+            "CONFIGURING",
+            "SUSPENDED",
+            "STAGE_OUT",
+            "SIGNALING",
+            "STOPPED",
+            "RESIZING",
+        ),
+        JobState.RUNNING,
+    ),
+    "COMPLETED": JobState.COMPLETED,
+    "CANCELLED": JobState.CANCELLED,
+    **dict.fromkeys(("NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "REVOKED"), JobState.LOST),
+}
+
+
+class QueuedJob(Struct, frozen=True):
+    """One job, or one task of an array. task: None for all tasks of an array that wait together.
+
+    said: the state in Slurm's own word. reason: why it waits or how it ended, "" where none.
+    """
+
+    job: str
+    task: int | None
+    state: JobState
+    said: str
+    name: str
+    reason: str
+
+
+def states_command(user: int, mark: str) -> tuple[str, ...]:
+    """What prints a user's jobs. mark: letters and digits that are new each time."""
+    columns = f"--format=%F|%K|%T{mark}%j{mark}%r{mark}"
+    return ("squeue", "--noheader", "--array", "--states=all", f"--user={user}", columns)
+
+
+def parse_states(text: str, mark: str) -> tuple[QueuedJob, ...]:
+    """A record for each job or task. What is none is left out."""
+    return tuple(_states(text, mark))
+
+
+def _states(text: str, mark: str) -> Iterator[QueuedJob]:
+    columns = text.split(mark, 3 * MAX_STATES)
+    for head, name, reason in zip(columns[::3], columns[1::3], columns[2::3], strict=False):
+        fields = head.strip().split("|")
+        if len(fields) != 3 or not fields[0].isdigit():
+            continue
+        job, task, said = fields
+        state = _STATES.get(said.partition(" ")[0], JobState.FAILED)
+        shown = "" if reason in ("None", "") else reason
+        yield QueuedJob(job, int(task) if task.isdigit() else None, state, said, name, shown)
+
+
+_NEEDS_SOMEBODY = re.compile(
+    r"ReqNodeNotAvail|DOWN|DRAIN|reserved for jobs in higher|JobHeld|PartitionDown|"
+    r"PartitionInactive|PartitionNodeLimit|PartitionTimeLimit|BadConstraints|AccountNotAllowed|"
+    r"QOSNotAllowed|InvalidAccount|InvalidQOS|ReservationDeleted|DependencyNeverSatisfied|"
+    r"NodeDown|QOSMin|Per(Job|Node)|NotSatisfied|Minutes|UsageThreshold|PartitionConfig|"
+    r"(Association|QOS)TimeLimit|MaxWallDuration|MaxMemPerLimit|use this partition"
+)
+
+
+def needs_somebody(reason: str) -> bool:
+    """True where a job will not start by itself: a drained node, a hold, a limit of one job.
+
+    A limit of all of a user's jobs passes when some of them end.
+
+    >>> needs_somebody("ReqNodeNotAvail, UnavailableNodes:gpu02"), needs_somebody("Resources")
+    (True, False)
+    >>> needs_somebody("QOSMaxGRESPerJob"), needs_somebody("QOSMaxGRESPerUser")
+    (True, False)
+    >>> needs_somebody("Job's account not known, so it can't use this partition (a allows b)")
+    True
+    """
+    return _NEEDS_SOMEBODY.search(reason) is not None

@@ -1,0 +1,164 @@
+"""STREAM: bandwidth of four loops over three arrays.
+
+    OMP_NUM_THREADS=8 ./stream
+
+Seen of 5.9 and 5.10; the array size is compiled in. Source: stream.c 5.10.
+
+    Function    Best Rate MB/s  Avg time     Min time     Max time
+    Copy:          342008.3     0.018755     0.018713     0.018895
+
+* The rate is the best of all passes but the first, in 10^6 bytes per second. The median is not
+  printed; from the mean time follows a mean rate.
+* Bytes are counted once per array. With ordinary stores the processor also reads each line that it
+  writes: copy and scale then move 3/2 of what is reported, add and triad 4/3. Which stores the
+  compiler chose cannot be seen.
+* Times are in us at best; arrays below four times the last-level caches measure caches.
+"""
+
+import re
+
+from msgspec import Struct
+
+from homenode.gap import Gap
+from homenode.machine.tools.lines import Line, Lines
+
+KERNELS = ("Copy", "Scale", "Add", "Triad")
+
+_SOURCE = "STREAM"
+_HEADER = re.compile(r"Function\s+(?:Best )?Rate \(?MB/s\)?\s+Avg time\s+Min time\s+Max time")
+_KERNEL = re.compile(r"(Copy|Scale|Add|Triad):\s+(\S+)\s+(\S+)\s+(\S+)\s+(\S+)", re.ASCII)
+_VALUES = {
+    "version": re.compile(r"STREAM version \$Revision: (\S+) \$", re.ASCII),
+    "bytes per element": re.compile(
+        r"This system uses (\d+) bytes per (?:array element|DOUBLE PRECISION word)\.", re.ASCII
+    ),
+    "array size": re.compile(
+        r"Array size = (\d+)(?: \(elements\))?, Offset = (?:\d+)(?: \(elements\))?", re.ASCII
+    ),
+    "threads requested": re.compile(r"Number of Threads requested = (\d+)", re.ASCII),
+    "threads counted": re.compile(r"Number of Threads counted = (\d+)", re.ASCII),
+}
+_SAYS_NOTHING = (
+    "---",
+    "Memory per array =",
+    "Total memory required =",
+    "Each kernel will be executed",
+    "Each test is run",
+    "The *best* time",
+    "the *best* time",
+    "will be used to compute",
+    "Each test below will take",
+    "(=",
+    "Increase the size of the arrays",
+    "you are not getting",
+    "WARNING -- The above",
+    "For best results",
+    "precision of your system timer",
+    "Your clock granularity",
+    "Expected Value:",
+    "Expected  :",
+    "Observed  :",
+    "For array",
+    "Results Validation",
+    "Results Comparison",
+    "Expected a(1)",
+    "Observed a(1)",
+    "Rel Errors on",
+    "AvgRelAbsErr",
+)
+
+
+class StreamKernel(Struct, frozen=True, kw_only=True):
+    """name: one of KERNELS. Bytes as reported: each array once."""
+
+    name: str
+    best_bytes_per_s: float
+
+
+class StreamRun(Struct, frozen=True, kw_only=True):
+    """One run. threads: as counted, None where built without OpenMP (then it is one).
+
+    arrays_bytes: all three together; None where the table stands alone, without what is above it.
+    is_valid: whether STREAM found its own arrays right; None where it does not say.
+    """
+
+    version: str | None
+    arrays_bytes: int | None
+    threads: int | None
+    kernels: tuple[StreamKernel, ...]
+    is_valid: bool | None
+    gaps: tuple[Gap, ...]
+
+
+def parse(text: str) -> StreamRun:
+    """The one run of an output. Raises ParseError: a missing kernel, a rate of zero, two runs."""
+    lines = Lines(text, _SOURCE)
+    kernels: list[StreamKernel] = []
+    verdicts: set[bool] = set()
+    begun = False
+    for line in lines:
+        if row := _KERNEL.fullmatch(line.text):
+            kernels.append(_kernel(row, len(kernels), line))
+        elif _HEADER.fullmatch(line.text):
+            if kernels:
+                raise line.error("one run")
+        elif line.text.startswith("Failed Validation"):
+            verdicts.add(False)
+        elif line.text.startswith("Solution Validates"):
+            verdicts.add(True)
+        elif _is_value(line, lines) or line.text.startswith(_SAYS_NOTHING):
+            begun = True
+        elif begun:
+            lines.unknown(line)
+    if len(kernels) != len(KERNELS):
+        raise lines.error(
+            f"rows of {', '.join(KERNELS)}",
+            f"{len(kernels)} rows",
+            "the run ended early, or its output was cut",
+        )
+    return StreamRun(
+        version=lines.given("version", Line.named, "a version"),
+        arrays_bytes=_arrays_bytes(lines),
+        threads=_threads(lines),
+        kernels=tuple(kernels),
+        is_valid=None if not verdicts else verdicts == {True},
+        gaps=tuple(lines.gaps),
+    )
+
+
+def _is_value(line: Line, lines: Lines) -> bool:
+    for name, pattern in _VALUES.items():
+        if found := pattern.fullmatch(line.text):
+            lines.keep_same(name, found[1], line)
+            return True
+    return False
+
+
+def _kernel(row: "re.Match[str]", position: int, line: Line) -> StreamKernel:
+    if position >= len(KERNELS) or row[1] != KERNELS[position]:
+        raise line.error(f"one row of each of {', '.join(KERNELS)}", " ".join(row[0].split()))
+    for word in row.groups()[2:]:
+        line.figure(word, "a time in s")
+    rate = line.positive(row[2], "a rate in MB/s") * 1e6
+    return StreamKernel(name=row[1], best_bytes_per_s=rate)
+
+
+def _arrays_bytes(lines: Lines) -> int | None:
+    elements = lines.given("array size", Line.whole, "an array size")
+    element_bytes = lines.given("bytes per element", Line.whole, "bytes per element")
+    if 0 in (elements, element_bytes):
+        raise lines.error("arrays of some size", f"{elements} x {element_bytes} bytes")
+    if elements is None or element_bytes is None:
+        reason = "it is not given how large they are; small ones fit into caches"
+        lines.gaps.append(Gap("STREAM arrays", reason))
+        return None
+    return 3 * elements * element_bytes
+
+
+def _threads(lines: Lines) -> int | None:
+    requested = lines.given("threads requested", Line.whole, "threads")
+    counted = lines.given("threads counted", Line.whole, "threads")
+    if requested and counted and requested != counted:
+        reason = f"{requested} requested, {counted} counted"
+        lines.gaps.append(Gap("STREAM threads", reason))
+    return counted or requested

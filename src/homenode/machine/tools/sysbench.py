@@ -1,0 +1,189 @@
+"""sysbench: prime numbers per second, and a memory loop.
+
+    sysbench cpu --threads=2 --time=30 run
+    sysbench memory --threads=2 --memory-block-size=1M --memory-total-size=8G run
+
+Seen of 1.0.20. Source: its outputs. What they do not say:
+
+* Fairness is a mean and a deviation over threads. How many events each thread had is not printed.
+* The memory test's defaults (1 KiB blocks, one buffer that all threads write) measure a first-level
+  cache and the cost of an event, not memory: see `SysbenchMemory.shares_one_buffer`.
+* "MiB/sec" is 2^20; latencies are in ms with two decimals, so that 0.00 is "below 5 us".
+"""
+
+import re
+from collections.abc import Iterator
+
+from msgspec import Struct
+
+from homenode.gap import Gap
+from homenode.machine.tools.lines import Line, Lines
+from homenode.units import KIB, MIB
+
+_SOURCE = "sysbench"
+_VERSION = re.compile(r"sysbench (\d+)\.(\d++)(\S*+)(?: \(.*\))?", re.ASCII)
+_INTERVAL = re.compile(r"\[ \d+s \] .*", re.ASCII)
+_OPERATIONS = re.compile(r"Total operations: (\S+) \(\s*(\S+) per second\)", re.ASCII)
+_TRANSFERRED = re.compile(r"(\S+) MiB transferred \((\S+) MiB/sec\)", re.ASCII)
+_PAIR = re.compile(r"([^\s/]+)/(\S+)", re.ASCII)
+_SECONDS = re.compile(r"(\S+?)s", re.ASCII)
+_TITLES = {
+    "CPU speed:",
+    "General statistics:",
+    "Latency (ms):",
+    "Threads fairness:",
+    "Throughput:",
+}
+_SAYS_NOTHING = (
+    "Running the test with following options:",
+    "Running memory speed test with the following options:",
+    "Initializing random number generator from",
+    "Initializing worker threads...",
+    "Threads started!",
+    "Report intermediate results every",
+    "Additional request validation enabled",
+    "Target transaction rate:",
+    "WARNING:",
+)
+
+
+class SysbenchMemory(Struct, frozen=True, kw_only=True):
+    """What the memory test did. operation: "write", "read" or "none". scope: "global", "local"."""
+
+    block_bytes: int
+    operation: str
+    scope: str
+    bytes_per_s: float
+
+    @property
+    def shares_one_buffer(self) -> bool:
+        """True where all threads used the same block: nothing of it says how fast memory is."""
+        return self.scope == "global"
+
+
+class SysbenchRun(Struct, frozen=True, kw_only=True):
+    """One run. None where the tool does not say.
+
+    prime_limit: of the cpu test, None for others. events_per_thread: (mean, deviation) over
+    threads. memory: of the memory test.
+    """
+
+    version: str
+    threads: int
+    prime_limit: int | None
+    events_per_s: float
+    events_per_thread: tuple[float, float] | None
+    memory: SysbenchMemory | None
+    gaps: tuple[Gap, ...]
+
+
+_NOT_READ = frozenset(
+    {
+        "Latency (ms):min",
+        "Latency (ms):avg",
+        "Latency (ms):max",
+        "Latency (ms):sum",
+        "Threads fairness:execution time (avg/stddev)",
+        "total size",
+        "operations",
+        "operations per second",
+    }
+)
+
+
+def parse(text: str) -> SysbenchRun:
+    """The one run of an output. Raises ParseError, also for one that was cut short."""
+    lines = Lines(text, _SOURCE)
+    version: str | None = None
+    title = ""
+    for line in lines:
+        if found := _VERSION.fullmatch(line.text):
+            if version is not None:
+                raise line.error("one run")
+            if found[1] != "1":
+                raise line.error("sysbench 1.x")
+            version = f"{found[1]}.{found[2]}{found[3]}"
+        elif version is None:
+            continue  # a shell's prompt or warnings may stand before it
+        elif line.text in _TITLES:
+            title = line.text
+        else:
+            _value(line, title, lines)
+    if version is None:
+        raise lines.error("a line 'sysbench 1.0.20'", hint="sysbench 0.4 is not read")
+    return _run(version, lines)
+
+
+def _value(line: Line, title: str, lines: Lines) -> None:
+    if found := _OPERATIONS.fullmatch(line.text):
+        lines.keep("operations", found[1], line)
+        lines.keep("operations per second", found[2], line)
+    elif found := _TRANSFERRED.fullmatch(line.text):
+        line.positive(found[1], "MiB transferred")
+        lines.keep("transferred per second", found[2], line)
+    elif not _INTERVAL.fullmatch(line.text) and not line.text.startswith(_SAYS_NOTHING):
+        name, _, value = line.text.partition(":")
+        if value.strip():
+            lines.keep(f"{title}{name.strip()}", value.strip(), line)
+        else:
+            lines.unknown(line)
+
+
+def _run(version: str, lines: Lines) -> SysbenchRun:
+    memory = _memory(lines) if lines.has("transferred per second") else None
+    rate = "CPU speed:events per second" if memory is None else "operations per second"
+    limit = lines.given("Prime numbers limit", Line.whole, "a prime limit")
+    threads = lines.take("Number of threads", Line.whole, "threads")
+    if threads == 0:
+        raise lines.error("at least one thread", "0")
+    # What was cut lacks these.
+    lines.take("General statistics:total number of events", Line.whole, "events")
+    lines.take("General statistics:total time", _seconds, "a time in seconds such as 2.0720s")
+    return SysbenchRun(
+        version=version,
+        threads=threads,
+        prime_limit=limit,
+        events_per_s=lines.take(rate, Line.positive, "events per second"),
+        events_per_thread=lines.given(
+            "Threads fairness:events (avg/stddev)", _pair, "a mean and a deviation"
+        ),
+        memory=memory,
+        gaps=(*lines.gaps, *_unread(lines)),
+    )
+
+
+def _memory(lines: Lines) -> SysbenchMemory:
+    return SysbenchMemory(
+        block_bytes=lines.take("block size", _kib, "block size in KiB"),
+        operation=lines.take("operation", Line.named, "an operation"),
+        scope=lines.take("scope", Line.named, "a scope"),
+        bytes_per_s=lines.take("transferred per second", Line.positive, "MiB/sec") * MIB,
+    )
+
+
+def _unread(lines: Lines) -> Iterator[Gap]:
+    for name, word, line in lines.untaken():
+        if name not in _NOT_READ and not name.endswith("th percentile"):
+            text = f"{name}: {word}"
+            yield Gap(f"{_SOURCE} line {line.number}", f"not known: {text[:80]!r}")
+
+
+def _seconds(line: Line, word: str, expected: str) -> float:
+    matched = _SECONDS.fullmatch(word)
+    if matched is None:
+        raise line.error(expected, word)
+    return line.positive(matched[1], expected)
+
+
+def _kib(line: Line, word: str, expected: str) -> int:
+    if not word.endswith("KiB"):
+        raise line.error(expected, word)
+    return line.whole(word.removesuffix("KiB"), expected) * KIB
+
+
+def _pair(line: Line, word: str, expected: str) -> tuple[float, float] | None:
+    pair = _PAIR.fullmatch(word)
+    if pair is None:
+        raise line.error(expected, word)
+    mean, deviation = (line.figure_or_none(part, expected) for part in pair.groups())
+    return None if mean is None or deviation is None else (mean, deviation)

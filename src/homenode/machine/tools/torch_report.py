@@ -1,0 +1,186 @@
+"""torch report: what our PyTorch programs print, homenode.torch/1. docs/formats/torch.md
+
+    python3 - host-copies < torch_copies          one document, a line
+    python3 - host-copies --each-node < ...       one of each node, a line each
+
+Seen of PyTorch 2.15 (its API) and of a test guest. Other lines are libraries' and are skipped: NCCL
+prints its version on standard output.
+"""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from homenode.bdf import Bdf
+from homenode.errors import ParseError
+from homenode.machine.tools import json_documents
+from homenode.machine.tools.figures import LARGEST
+
+SOURCE = "torch report"
+FORMAT = "homenode.torch/1"
+MAX_LINE = 64 << 20
+MAX_ENTRIES = 200_000
+
+_UNITS = frozenset({"bytes_per_s", "ns", "flop_per_s"})
+
+
+class TorchDevice(Struct, frozen=True):
+    """index: PyTorch's. address: None where it does not say; node: None for -1."""
+
+    index: int
+    address: str | None
+    name: str
+    node: int | None
+
+
+class TorchThread(Struct, frozen=True):
+    """Where the thread that started the copies ran at the end of them."""
+
+    cpu: int | None
+    node: int | None
+
+
+class TorchFigure(Struct, frozen=True):
+    """One series. device, peer: indices. memory_node: of the host buffer, where it can be seen.
+
+    steady: whether it had become so before the first sample. warmups: repeats before it.
+    """
+
+    metric: str
+    unit: str
+    device: int
+    samples: tuple[float, ...]
+    steady: bool
+    warmups: int
+    thread: TorchThread
+    variant: str | None = None
+    peer: int | None = None
+    size_bytes: int | None = None
+    memory_node: int | None = None
+
+
+class TorchGap(Struct, frozen=True):
+    """What could not be measured, in PyTorch's words."""
+
+    subject: str
+    reason: str
+
+
+class TorchRow(Struct, frozen=True):
+    """One message size of an all-reduce in place. time_ns: of one, of the slowest rank."""
+
+    size_bytes: int
+    time_ns: float
+    iterations: int
+    wrong_ranks: int
+
+
+class TorchRank(Struct, frozen=True):
+    """Where a rank was bound, and where its thread was at the end."""
+
+    rank: int
+    device: int
+    bound_node: int | None
+    cpu: int | None
+    node: int | None
+
+
+class TorchChoice(Struct, frozen=True):
+    """What the library chose for a message size, in its own words or numbers."""
+
+    size_bytes: int
+    algorithm: str
+    protocol: str
+
+
+class TorchRun(Struct, frozen=True):
+    """One document. failed: why this node's process measured nothing.
+
+    stalled: the figure that did not come, whereupon the program ended itself.
+    """
+
+    command: str = ""
+    torch: str = ""
+    runtime: str = ""
+    devices: tuple[TorchDevice, ...] = ()
+    bound_node: int | None = None
+    copy_bytes: int | None = None
+    figures: tuple[TorchFigure, ...] = ()
+    gaps: tuple[TorchGap, ...] = ()
+    stalled: str | None = None
+    failed: str | None = None
+    gpus: int = 0
+    bind: str = "none"
+    peers: bool = True
+    warmups: int = 0
+    rows: tuple[TorchRow, ...] = ()
+    ranks: tuple[TorchRank, ...] = ()
+    choices: tuple[TorchChoice, ...] = ()
+
+
+def parse(text: str) -> tuple[TorchRun, ...]:
+    """The documents of an output, in order. Raises ParseError, also where there is none."""
+    runs = tuple(_documents(text))
+    if not runs:
+        raise ParseError(SOURCE, f'a line with "format": "{FORMAT}"', text.strip()[:60] or "none")
+    return runs
+
+
+def _documents(text: str) -> Iterator[TorchRun]:
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not line.startswith('{"format"'):
+            continue
+        try:
+            document = json_documents.whole(line[:MAX_LINE], SOURCE)
+        except ParseError as error:
+            raise ParseError(SOURCE, error.expected, error.found, line=number) from None
+        if document.get("format") != FORMAT:
+            raise ParseError(SOURCE, FORMAT, str(document.get("format")), line=number)
+        yield _run(document, number)
+
+
+def _run(document: dict[str, Any], line: int) -> TorchRun:
+    try:
+        run = msgspec.convert(document, TorchRun, strict=True)
+    except (msgspec.ValidationError, OverflowError, UnicodeError) as error:
+        raise ParseError(SOURCE, "its fields", repr(str(error)), line=line) from None
+    if len(run.figures) + len(run.rows) > MAX_ENTRIES:
+        raise ParseError(SOURCE, f"at most {MAX_ENTRIES} figures", "more", line=line)
+    for device in run.devices:
+        if device.address is not None:
+            Bdf.parse(device.address, f"{SOURCE}:{line}")
+    if [device.index for device in run.devices] != list(range(len(run.devices))):
+        raise ParseError(SOURCE, "devices numbered from 0", "others", line=line)
+    for figure in run.figures:
+        _check_figure(figure, len(run.devices), line)
+    for row in run.rows:
+        _check_row(row, line)
+    if run.rows and not 2 <= run.gpus <= len(run.devices):
+        raise ParseError(
+            SOURCE, "2 or more of its devices in a collective", str(run.gpus), line=line
+        )
+    return run
+
+
+def _check_figure(figure: TorchFigure, devices: int, line: int) -> None:
+    known = range(devices)
+    if figure.device not in known or (figure.peer is not None and figure.peer not in known):
+        raise ParseError(SOURCE, f"a device below {devices}", str(figure.device), line=line)
+    if figure.unit not in _UNITS:
+        raise ParseError(SOURCE, f"one of {', '.join(sorted(_UNITS))}", figure.unit, line=line)
+    for value in figure.samples:
+        _positive(value, figure.metric, line)
+
+
+def _check_row(row: TorchRow, line: int) -> None:
+    _positive(row.time_ns, "time_ns", line)
+    if row.size_bytes <= 0 or row.iterations <= 0 or row.wrong_ranks < 0:
+        raise ParseError(SOURCE, "sizes and repeats above 0", str(row.size_bytes), line=line)
+
+
+def _positive(value: float, name: str, line: int) -> None:
+    if not (math.isfinite(value) and 0 < value < LARGEST):
+        raise ParseError(SOURCE, f"{name} above 0 and finite", f"{value:g}", line=line)

@@ -1,0 +1,386 @@
+"""The host as a value: packages, NUMA nodes, LLCs, cores, PUs; its PCI tree is in pci.py.
+
+A Host is immutable and complete: whatever could not be learnt is None, with its reason in
+`Host.gaps`. Names and their meaning: docs/glossary.md.
+
+Source: the object types of hwloc (hwloc.h), Documentation/ABI/stable/sysfs-devices-system-cpu and
+Documentation/admin-guide/cputopology.rst of the Linux kernel.
+"""
+
+from collections.abc import Sequence
+from enum import StrEnum
+from functools import cached_property
+from typing import NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from homenode.bdf import Bdf
+from homenode.cpuset import CpuSet, PuIndex
+from homenode.gap import Gap
+from homenode.indices import CoreIndex, LlcIndex, NodeIndex, PackageIndex
+from homenode.machine.host_reserve import HostReserve
+from homenode.machine.pci import DeviceKind, DeviceLink, PciDevice, PortType, RootComplex
+
+LOCAL_DISTANCE = 10
+"""The SLIT's distance from a node to itself. Source: ACPI 6.5, 5.2.17."""
+
+
+class CoreId(NamedTuple):
+    """A core as the OS names it; `core` alone repeats from package to package.
+
+    Old AMD modules and some guests repeat it within a package too: then it is a label only, and
+    CoreIndex distinguishes the cores.
+    """
+
+    package: PackageIndex
+    core: int
+
+
+class CoreKind(StrEnum):
+    """Kinds of core on a hybrid host. None on hosts whose cores are all alike."""
+
+    PERFORMANCE = "performance"
+    EFFICIENCY = "efficiency"
+
+
+class MemoryKind(StrEnum):
+    """What the memory of a node is."""
+
+    DRAM = "dram"
+    GPU = "gpu"  # memory of a GPU that the driver put online as a node (GH200 and kin)
+    OTHER = "other"  # CXL, persistent or high-bandwidth memory; known not to be plain DRAM
+
+
+class Pu(Struct, frozen=True):
+    """One logical CPU.
+
+    core, node, llc, package, die are None where the source does not say, as for offline PUs.
+    allowed:   the cgroup of whoever looked lets it run there.
+    isolated:  in isolcpus= (kept from the scheduler's load balancing).
+    nohz_full: in nohz_full= (no tick while one task runs).
+    """
+
+    index: PuIndex
+    core: CoreIndex | None
+    llc: LlcIndex | None
+    node: NodeIndex | None
+    package: PackageIndex | None
+    die: int | None
+    online: bool = True
+    allowed: bool = True
+    isolated: bool = False
+    nohz_full: bool = False
+
+
+class Core(Struct, frozen=True):
+    """The online PUs that share execution resources (SMT siblings), ascending."""
+
+    index: CoreIndex
+    id: CoreId
+    pus: CpuSet
+    kind: CoreKind | None = None
+
+
+class Llc(Struct, frozen=True):
+    """A last-level cache and the online PUs that share it, by shared_cpu_list, never by id."""
+
+    index: LlcIndex
+    pus: CpuSet
+    level: int
+    size_bytes: int | None
+
+
+class Package(Struct, frozen=True):
+    """A physical package (socket) and its online PUs."""
+
+    index: PackageIndex
+    pus: CpuSet
+
+
+class PagePool(Struct, frozen=True, order=True):
+    """Huge pages of one size on one node. Counts are pages."""
+
+    page_bytes: int
+    total_pages: int
+    free_pages: int
+
+
+class NumaNode(Struct, frozen=True):
+    """A host NUMA node; with no PUs it is CPU-less, with 0 bytes it is memory-less.
+
+    memory_bytes, memory_free_bytes: bytes; None where the source does not say. Page cache and
+    reclaimable slabs count as free, huge pages in a pool do not.
+    gpu: the GPU whose memory this is, where memory_kind is GPU and the driver says so.
+    generic_initiator: an ACPI initiator that is no CPU (a GPU, say) belongs to the node.
+    package: None on CPU-less nodes and where the node spans packages.
+    """
+
+    index: NodeIndex
+    pus: CpuSet
+    memory_bytes: int | None
+    memory_free_bytes: int | None = None
+    page_pools: tuple[PagePool, ...] = ()
+    memory_kind: MemoryKind | None = MemoryKind.DRAM
+    gpu: Bdf | None = None
+    generic_initiator: bool = False
+    package: PackageIndex | None = None
+
+
+class MemoryPath(Struct, frozen=True):
+    """HMAT's figures from an initiator node to a target node; None where not given.
+
+    Latencies in ns, bandwidths in bytes/s. Source: nodeN/access0/initiators in sysfs.
+    """
+
+    initiator: NodeIndex
+    target: NodeIndex
+    read_latency_ns: int | None
+    write_latency_ns: int | None
+    read_bytes_per_s: int | None
+    write_bytes_per_s: int | None
+
+
+class RunningDomain(Struct, frozen=True):
+    """What a libvirt domain on this host uses.
+
+    vcpu_pins: PUs of each vCPU in vCPU order; None for a vCPU that floats.
+    memory_by_node: (node, bytes); empty with memory_bound False means it may lie anywhere.
+    page_bytes: the page size that backs it; None for ordinary pages.
+    name: as libvirt has it, or what a redacted capture calls it (see has_pseudonym).
+    planned: a VM that is to run here (a saved plan, or [[vm]] of a host.toml): it counts as if it
+    ran, although the kernel's counters of free memory and pages do not know it yet.
+    mediated: UUIDs of the mediated devices that it has.
+    """
+
+    name: str
+    running: bool
+    vcpu_pins: tuple[CpuSet | None, ...]
+    emulator_pus: CpuSet | None
+    iothread_pus: tuple[CpuSet | None, ...]
+    memory_bytes: int
+    memory_bound: bool
+    memory_by_node: tuple[tuple[NodeIndex, int], ...]
+    page_bytes: int | None
+    devices: tuple[Bdf, ...]
+    planned: bool = False
+    mediated: tuple[str, ...] = ()
+
+    @property
+    def has_pseudonym(self) -> bool:
+        """True where the name is none of libvirt's, which have no "/": whose it is is unknown."""
+        return "/" in self.name
+
+
+class CpuModel(Struct, frozen=True):
+    """The CPUs' own identification. family and model are x86 CPUID values; None elsewhere."""
+
+    vendor: str | None
+    name: str | None
+    family: int | None = None
+    model: int | None = None
+
+
+class HostSettings(Struct, frozen=True):
+    """Settings of the running system; None where the source does not say.
+
+    smt_control: /sys/devices/system/cpu/smt/control ("on", "off", "forceoff", "notsupported").
+    governors: cpufreq governors in use, sorted. numa_balancing: kernel.numa_balancing.
+    libvirt_version, qemu_version: (major, minor, micro).
+    scaling_drivers: cpufreq drivers in use, sorted. ksm_run: 1 where KSM merges pages.
+    iommus: names of the IOMMUs that are on, () = none. idle_exit_latency_us: of the deepest idle
+    state that is enabled on the lowest PU.
+    pus_of_governor, pus_of_idle_latency_us: the online PUs that have each governor, and each
+    latency of their deepest enabled idle state; ascending.
+    irqbalance: True where its service runs. dma_entry_limit: mappings that VFIO allows a VM; None
+    where its module is not loaded.
+    """
+
+    kernel_release: str | None = None
+    kernel_command_line: str | None = None
+    smt_control: str | None = None
+    governors: tuple[str, ...] | None = None
+    transparent_hugepages: str | None = None
+    numa_balancing: int | None = None
+    libvirt_version: tuple[int, int, int] | None = None
+    qemu_version: tuple[int, int, int] | None = None
+    scaling_drivers: tuple[str, ...] | None = None
+    ksm_run: int | None = None
+    iommus: tuple[str, ...] | None = None
+    idle_exit_latency_us: int | None = None
+    pus_of_governor: tuple[tuple[str, CpuSet], ...] | None = None
+    pus_of_idle_latency_us: tuple[tuple[int, CpuSet], ...] | None = None
+    irqbalance: bool | None = None
+    dma_entry_limit: int | None = None
+
+
+def nearest_cpu_nodes(
+    nodes: Sequence[NumaNode], distances: Sequence[Sequence[int]] | None
+) -> dict[NodeIndex, tuple[NodeIndex, ...]]:
+    """Of each node without PUs the nodes with PUs that are nearest to it, ascending.
+
+    distances: as in Host; a pair counts with the worse of its two directions. Without distances all
+    nodes are as near. Empty where no node has PUs.
+    """
+    homes = [(position, node.index) for position, node in enumerate(nodes) if node.pus]
+    found: dict[NodeIndex, tuple[NodeIndex, ...]] = {}
+    for position, node in enumerate(nodes):
+        if node.pus or not homes:
+            continue
+        far = {
+            index: 0
+            if distances is None
+            else max(distances[position][home], distances[home][position])
+            for home, index in homes
+        }
+        least = min(far.values())
+        found[node.index] = tuple(index for index, distance in far.items() if distance == least)
+    return found
+
+
+class Host(Struct, frozen=True, dict=True):
+    """One machine.
+
+    packages, nodes, llcs, cores, pus, pci_devices: each ascending by index, Bdf for devices.
+    distances: shape (nodes, nodes), [from][to] in the order of `nodes`; SLIT, 10 = local;
+    None where the source has none. cores and llcs hold online PUs only. reserve, housekeeping_pus:
+    what its operator keeps for the host, and the PUs for the emulators of several VMs, where the
+    description of the host says so. assumed: what a description states without a source.
+    nodes_assumed: the source shows no NUMA nodes, and the host counts as one: a kernel without
+    NUMA, or a container that does not see them.
+    """
+
+    name: str
+    architecture: str | None
+    cpu: CpuModel
+    packages: tuple[Package, ...]
+    nodes: tuple[NumaNode, ...]
+    distances: tuple[tuple[int, ...], ...] | None
+    llcs: tuple[Llc, ...]
+    cores: tuple[Core, ...]
+    pus: tuple[Pu, ...]
+    root_complexes: tuple[RootComplex, ...] = ()
+    pci_devices: tuple[PciDevice, ...] = ()
+    links: tuple[DeviceLink, ...] = ()
+    memory_paths: tuple[MemoryPath, ...] = ()
+    domains: tuple[RunningDomain, ...] = ()
+    settings: HostSettings = HostSettings()
+    gaps: tuple[Gap, ...] = ()
+    reserve: HostReserve | None = None
+    housekeeping_pus: CpuSet = CpuSet()
+    assumed: tuple[str, ...] = ()
+    nodes_assumed: bool = False
+
+    def node(self, index: int) -> NumaNode | None:
+        """The node of that number, or None."""
+        return next((node for node in self.nodes if node.index == index), None)
+
+    @cached_property
+    def nearest_cpu_nodes(self) -> dict[NodeIndex, tuple[NodeIndex, ...]]:
+        """Of each node without PUs the nodes with PUs that are nearest to it, ascending."""
+        return nearest_cpu_nodes(self.nodes, self.distances)
+
+    @cached_property
+    def device_at(self) -> dict[Bdf, PciDevice]:
+        """The functions by address."""
+        return {device.bdf: device for device in self.pci_devices}
+
+    @cached_property
+    def pu_at(self) -> dict[int, Pu]:
+        """The PUs by index."""
+        return {pu.index: pu for pu in self.pus}
+
+    def device(self, bdf: Bdf) -> PciDevice | None:
+        """The function at that address, or None."""
+        return self.device_at.get(bdf)
+
+    def distance(self, a: NodeIndex, b: NodeIndex) -> int | None:
+        """SLIT distance from node a to node b, or None where the host gives no distances.
+
+        Raises KeyError for a node that the host does not have.
+        """
+        position = {node.index: i for i, node in enumerate(self.nodes)}
+        row, column = position[a], position[b]
+        return None if self.distances is None else self.distances[row][column]
+
+    def devices_of_kind(self, kind: DeviceKind) -> tuple[PciDevice, ...]:
+        return tuple(device for device in self.pci_devices if device.kind is kind)
+
+    def bridges_above(self, bdf: Bdf) -> tuple[PciDevice, ...]:
+        """The bridges from the one directly above a function up to its root port.
+
+        Raises KeyError for a function that the host does not have.
+        """
+        path: list[PciDevice] = []
+        parent = self.device_at[bdf].parent
+        while parent is not None and parent in self.device_at and len(path) < 32:
+            path.append(self.device_at[parent])
+            parent = path[-1].parent
+        return tuple(path)
+
+    def switch_above(self, bdf: Bdf) -> Bdf | None:
+        """The upstream port of the lowest PCIe switch above a function; None where there is none.
+
+        Functions with the same answer talk to each other without passing a root complex.
+        """
+        for bridge in self.bridges_above(bdf):
+            if bridge.bridge and bridge.bridge.port_type is PortType.SWITCH_UPSTREAM:
+                return bridge.bdf
+        return None
+
+
+class HostSummary(Struct, frozen=True):
+    """Counts of a host, as the `host` format opens with. Online PUs only, unless the name says.
+
+    gpus, nics and nvswitches do not count SR-IOV virtual functions; pci_functions does.
+    """
+
+    packages: int
+    cores: int
+    pus: int
+    pus_offline: int
+    pus_disallowed: int
+    llcs: int
+    numa_nodes: int
+    cpuless_nodes: int
+    memory_bytes: int | None
+    pci_functions: int
+    gpus: int
+    nics: int
+    nvswitches: int
+
+
+def summarise(host: Host) -> HostSummary:
+    """Counts of a host. memory_bytes is None if any node's is unknown, or no node is."""
+    sizes = [node.memory_bytes for node in host.nodes]
+    known = [size for size in sizes if size is not None]
+    kinds = [device.kind for device in host.pci_devices if device.physical_function is None]
+    return HostSummary(
+        packages=len(host.packages),
+        cores=len(host.cores),
+        pus=sum(pu.online for pu in host.pus),
+        pus_offline=sum(not pu.online for pu in host.pus),
+        pus_disallowed=sum(pu.online and not pu.allowed for pu in host.pus),
+        llcs=len(host.llcs),
+        numa_nodes=len(host.nodes),
+        cpuless_nodes=sum(not node.pus for node in host.nodes),
+        memory_bytes=sum(known) if known and len(known) == len(sizes) else None,
+        pci_functions=len(host.pci_devices),
+        gpus=kinds.count(DeviceKind.GPU),
+        nics=kinds.count(DeviceKind.NIC),
+        nvswitches=kinds.count(DeviceKind.NVSWITCH),
+    )
+
+
+def with_certain_nodes(host: Host) -> Host:
+    """The host with every device of a one-node host on that node.
+
+    Firmware of one-node hosts often gives none (numa_node says -1), but there is no other node. The
+    Host keeps what was read; planning uses what follows from it.
+    """
+    if len(host.nodes) != 1 or all(device.node is not None for device in host.pci_devices):
+        return host
+    only = host.nodes[0].index
+    return replace(
+        host, pci_devices=tuple(replace(device, node=only) for device in host.pci_devices)
+    )

@@ -1,0 +1,300 @@
+"""Run: the samples of one suite on one machine under one layout, with its conditions.
+
+A run is the unit of storage, a boot the unit of replication, a sample the smallest figure. Figures
+that others have published have the same shape, with `origin` and `statistic` saying what they are.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from functools import cached_property
+from operator import attrgetter
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from homenode.bdf import Bdf
+from homenode.cpuset import CpuSet
+from homenode.machine.pci import DeviceKind
+from homenode.machine.topology import Host
+from homenode.measure.results.vantage import Vantage
+from homenode.vm.layout import (
+    PRESETS,
+    GuestCells,
+    GuestPcie,
+    Layout,
+    MemoryBinding,
+    Pinning,
+    Siblings,
+)
+
+
+class Origin(StrEnum):
+    """Where the figures of a run come from."""
+
+    MEASURED = "measured"  # by homenode's own suite
+    IMPORTED = "imported"  # read from another tool's output
+    PUBLISHED = "published"  # printed in a document; no one here has seen the samples
+    SYNTHESISED = "synthesised"  # made up in a tool's format, to show or to test something
+    EMULATED = "emulated"  # measured on an emulated machine: no figure of it means anything
+
+
+class Statistic(StrEnum):
+    """What one figure is of the samples behind it."""
+
+    SAMPLE = "sample"
+    MEAN = "mean"
+    MEDIAN = "median"
+    BEST = "best"
+    LOW = "low"  # the lower end of a range that was printed without its samples
+    HIGH = "high"  # the upper end
+    UNKNOWN = "unknown"  # the source does not say
+
+
+class Switches(Struct, frozen=True):
+    """A layout's five switches, None = unknown how one stood.
+
+    >>> Switches.of(PRESETS["pin-numa"]).name
+    'pin-numa'
+    >>> Switches(None, None, None, None, None).name
+    'unknown'
+    """
+
+    pinning: Pinning | None
+    siblings: Siblings | None
+    cells: GuestCells | None
+    pcie: GuestPcie | None
+    memory: MemoryBinding | None
+
+    @classmethod
+    def of(cls, layout: Layout) -> "Switches":
+        return cls(layout.pinning, layout.siblings, layout.cells, layout.pcie, layout.memory)
+
+    @property
+    def name(self) -> str:
+        """The preset's name; "unknown" where no switch is known, else what is known."""
+        for name, preset in PRESETS.items():
+            if Switches.of(preset) == self:
+                return name
+        known = [
+            f"{switch} {value}"
+            for switch, value in (
+                ("pinning", self.pinning),
+                ("siblings", self.siblings),
+                ("cells", self.cells),
+                ("pcie", self.pcie),
+                ("memory", self.memory),
+            )
+            if value is not None
+        ]
+        return ", ".join(known) or "unknown"
+
+
+UNKNOWN_SWITCHES = Switches(None, None, None, None, None)
+
+CPU_ONLY, GPU_UNKNOWN = "cpu-only", "gpu-unknown"
+"""Systems without a GPU, and with one of unknown name."""
+
+
+def system_of(gpu_name: str | None) -> str:
+    """The folder of a machine: its GPU's name, as a folder can have it.
+
+    >>> system_of("NVIDIA GH200 480GB"), system_of(None)
+    ('nvidia-gh200-480gb', 'gpu-unknown')
+    """
+    return re.sub(r"[^a-z0-9]+", "-", (gpu_name or "").lower()).strip("-")[:80] or GPU_UNKNOWN
+
+
+UNSETTLED = "unsettled"
+"""State of a sample during which a PU was moved, or whose place is unknown: in no series."""
+
+MOVING = "moving"
+"""State of many PUs that are never in one place for long: where they are is their moving."""
+
+
+class Condition(Struct, frozen=True):
+    """Something that must be equal for two runs to be comparable.
+
+    name: `governor`, `clock`, `microcode`, `kernel`, `driver`, `tool NAME`, `link BDF`, `others`
+    and so on. value: as it was read, with its unit.
+    """
+
+    name: str
+    value: str
+
+
+class GpuPlace(Struct, frozen=True):
+    """Where the machine that ran the suite believed a GPU to be.
+
+    device: as in Sample. node: its numa_node there; None where the kernel says -1.
+    """
+
+    device: Bdf
+    node: int | None
+
+
+class Sample(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """One figure, in its metric's own unit (homenode.metrics).
+
+    A Struct, because a results folder has millions: read in a seventh of a dataclass's time.
+    device, peer: the GPU, and the other one of a pair: host addresses where the run says
+    `host_addresses`, else those that the suite saw. index: position in a tool's own order where
+    nothing better is known; never used to pair. node, peer_node: where the memory or the thread
+    was. size_bytes: of a message or working set. variant: what else distinguishes series (a kernel,
+    a data type, a level). boot, number: counted from 0 within the run, and within boot and series.
+    state: the placement state that the probe saw; states are never pooled. count: samples behind a
+    figure that is no sample, None where the source does not say. disturbed: somebody else ran.
+    """
+
+    metric: str
+    unit: str
+    value: float
+    boot: int = 0
+    number: int = 0
+    device: Bdf | None = None
+    peer: Bdf | None = None
+    index: int | None = None
+    node: int | None = None
+    peer_node: int | None = None
+    size_bytes: int | None = None
+    variant: str | None = None
+    state: str | None = None
+    statistic: Statistic = Statistic.SAMPLE
+    count: int | None = 1
+    disturbed: bool = False
+
+
+class RunHead(Struct, frozen=True):
+    """Everything of a run but its samples.
+
+    name: the folder's. system: the folder above: the GPU, or `cpu-only`. host_kind: machines of
+    equal kind have equal texts ("2x Intel Xeon Platinum 8558, NVIDIA H200"). host: fingerprint of
+    the very machine. arrangement: what else was chosen ("local", "memory-first").
+    memory_mode: strict, interleave or preferred, of bound memory. page_bytes: of the guest's
+    backing. pus, nodes: of the host, that the plan pinned or the host run was confined to. boots:
+    identity of each boot, in the order of Sample.boot; empty where unknown. unusable: why nothing
+    must be concluded from this run, as the suite noted it. source: the document or folder.
+    started_s, ended_s: of the first and the last step, in seconds since 1970 (UTC); None where
+    unknown. experiment: id of the trial or study of which this run is a part. block: its round
+    there, from 0: a block holds one run of each layout or binding, taken one after another.
+    """
+
+    name: str
+    system: str
+    origin: Origin
+    vantage: Vantage
+    switches: Switches
+    host_kind: str | None = None
+    host: str | None = None
+    arrangement: str | None = None
+    memory_mode: str | None = None
+    page_bytes: int | None = None
+    vcpus: int | None = None
+    pus: CpuSet | None = None
+    nodes: tuple[int, ...] | None = None
+    plan_fingerprint: str | None = None
+    boots: tuple[str, ...] = ()
+    gpus: tuple[GpuPlace, ...] = ()
+    host_addresses: bool = False
+    conditions: tuple[Condition, ...] = ()
+    unusable: tuple[str, ...] = ()
+    source: str | None = None
+    started_s: float | None = None
+    ended_s: float | None = None
+    experiment: str | None = None
+    block: int | None = None
+
+
+class FigureKey(Struct, frozen=True, gc=False):
+    """What a figure is of. metric, unit: see docs/formats/comparison.md; the rest is what
+    distinguishes it from others of its metric, None where it is over all."""
+
+    metric: str
+    unit: str
+    variant: str | None
+    size_bytes: int | None
+    node: int | None
+    peer_node: int | None
+    device: Bdf | None
+    peer: Bdf | None
+    state: str | None
+
+    @property
+    def is_over_all(self) -> bool:
+        """Whether it is of no single size, node or device."""
+        places = (self.size_bytes, self.node, self.peer_node, self.device, self.peer)
+        return places == (None,) * 5
+
+
+class SampleKey(FigureKey, frozen=True, gc=False):
+    """What samples of a run share that are repeats of one measurement in one boot. position: the
+    index of a Sample."""
+
+    position: int | None
+    boot: int
+
+
+_FIELDS = attrgetter(*FigureKey.__struct_fields__, "index", "boot")
+
+
+_LEAST, _MOST = 1e-12, 1e30
+"""No unit of ours leads beyond these; arithmetic on what lies between cannot overflow."""
+
+
+def is_refused(sample: Sample) -> bool:
+    """A figure that no machine gives: every metric is a rate or a time, above zero and bounded."""
+    return not _LEAST < sample.value < _MOST
+
+
+class Run(Struct, frozen=True, dict=True):
+    """One results folder."""
+
+    head: RunHead
+    samples: tuple[Sample, ...]
+
+    @cached_property
+    def groups(self) -> Mapping[SampleKey, Sequence[Sample]]:
+        """Samples that are not refused, by what they share. Made once: whatever reads a run by
+        series reads a fifth as much."""
+        by_fields: dict[tuple[Any, ...], list[Sample]] = {}
+        for sample in self.samples:
+            if _LEAST < sample.value < _MOST:
+                fields = _FIELDS(sample)
+                if (group := by_fields.get(fields)) is None:
+                    group = by_fields[fields] = []
+                group.append(sample)
+        return {SampleKey(*fields): group for fields, group in by_fields.items()}
+
+    @cached_property
+    def refused(self) -> tuple[Sample, ...]:
+        """Samples whose figures no machine gives."""
+        return tuple([one for one in self.samples if not _LEAST < one.value < _MOST])
+
+    @cached_property
+    def metrics(self) -> frozenset[str]:
+        """Of samples that are not refused."""
+        return frozenset({key.metric for key in self.groups})
+
+    @cached_property
+    def boots(self) -> frozenset[int]:
+        """Numbers of the boots that samples are of."""
+        return frozenset({key.boot for key in self.groups})
+
+    @cached_property
+    def has_states(self) -> bool:
+        """Whether a sample that is not refused names a placement state."""
+        return any(key.state is not None for key in self.groups)
+
+
+def host_kind(host: Host) -> str:
+    """Packages, processor, GPUs: "2x Intel(R) Xeon(R) ..., 8x NVIDIA H200"."""
+    names = [
+        gpu.name or (f"GPU {gpu.device_id}" if gpu.device_id is not None else "GPU")
+        for gpu in host.devices_of_kind(DeviceKind.GPU)
+        if gpu.physical_function is None
+    ]
+    cpu = host.cpu.name or host.architecture or "unknown processor"
+    parts = [f"{len(host.packages) or 1}x {cpu}"]
+    parts += [f"{names.count(name)}x {name}" for name in dict.fromkeys(names)]
+    return ", ".join(parts)

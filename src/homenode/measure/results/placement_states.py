@@ -1,0 +1,206 @@
+"""Placement states: which samples of a run were taken while the PUs stood where.
+
+A hypervisor may move a vCPU to another LLC at any moment: the same PU numbers, half or twice the
+bandwidth. The probe times a hand-over between neighbouring PUs right before and after a sample, and
+numbers the states it sees from 0; state 0 of one run of the probe need not be that of the next one.
+So all brackets of a run are judged together here, by the probe's own rule
+(native/src/placement_state.cpp), and named by what was measured: "27 ns".
+"""
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+from itertools import pairwise
+
+from msgspec import Struct
+
+from homenode.measure.results.model import MOVING, UNSETTLED
+
+MOST_SPAN = 1.6
+"""No class of latencies spans more than this from its least to its greatest."""
+
+MANY_PAIRS = 8
+"""Pairs of neighbours from which on there are more places than samples."""
+
+LASTING_SHARE = 0.1
+"""Of its team's samples, at least, that a place of many PUs must have to be one."""
+
+Latencies = tuple[float | None, ...]
+_Signature = tuple[int, ...]
+
+
+class Bracket(Struct, frozen=True):
+    """Hand-over latencies around one sample. team: the PUs; () of latencies: one PU alone.
+
+    before_ns, after_ns: of each pair of neighbours, in the order of the team; None: not measured.
+    """
+
+    team: str
+    before_ns: Latencies
+    after_ns: Latencies
+
+
+class States(Struct, frozen=True):
+    """labels: of each bracket, UNSETTLED where it was moved meanwhile or not measured.
+
+    transitions: positions of brackets in which, or before which, their team moved.
+    """
+
+    labels: tuple[str, ...]
+    transitions: tuple[int, ...]
+
+
+def states_of(brackets: Sequence[Bracket]) -> States:
+    """Labels of brackets in the order of time; each team has states of its own.
+
+    >>> near, far = Bracket("0-1", (27.0,), (28.0,)), Bracket("0-1", (110.0,), (108.0,))
+    >>> states_of([near, near, far, far])
+    States(labels=('28 ns', '28 ns', '109 ns', '109 ns'), transitions=(2,))
+    """
+    places: dict[str, list[int]] = {}
+    for place, bracket in enumerate(brackets):
+        places.setdefault(bracket.team, []).append(place)
+    labels = [UNSETTLED] * len(brackets)
+    transitions: list[int] = []
+    for of_team in places.values():
+        found = _states_of_team([brackets[place] for place in of_team])
+        for place, label in zip(of_team, found.labels, strict=True):
+            labels[place] = label
+        transitions += [of_team[position] for position in found.transitions]
+    return States(tuple(labels), tuple(sorted(transitions)))
+
+
+def classes_of(values: Sequence[float], most_span: float = MOST_SPAN) -> tuple[int, ...]:
+    """Class of each value, 0 for the least: cut at the widest gap until no class spans too much.
+
+    >>> classes_of([27.0, 110.0, 28.5, 112.0])
+    (0, 1, 0, 1)
+    """
+    order = sorted(range(len(values)), key=lambda place: (values[place], place))
+    ascending = [values[place] for place in order]
+    cuts: set[int] = set()
+    open_ranges = [(0, len(ascending))]
+    while open_ranges:
+        first, last = open_ranges.pop()
+        if last - first < 2 or ascending[last - 1] <= most_span * ascending[first]:
+            continue
+        widest = max(
+            range(first + 1, last), key=lambda at: (ascending[at] / ascending[at - 1], -at)
+        )
+        cuts.add(widest)
+        open_ranges += [(first, widest), (widest, last)]
+    classes = [0] * len(values)
+    number = 0
+    for rank, place in enumerate(order):
+        number += rank in cuts
+        classes[place] = number
+    return tuple(classes)
+
+
+def _states_of_team(brackets: Sequence[Bracket]) -> States:
+    pairs = max(max(len(one.before_ns), len(one.after_ns)) for one in brackets)
+    ends = _classes_over_time(brackets, pairs)
+    signatures: list[_Signature | None] = []
+    transitions: list[int] = []
+    previous: _Signature | None = None
+    for position in range(len(brackets)):
+        before, after = (_complete(end) for end in ends[2 * position : 2 * position + 2])
+        if pairs == 0 or before is None or after is None:
+            signatures.append(None)
+            continue
+        if before != after or (previous is not None and previous != before):
+            transitions.append(position)
+        previous = after
+        signatures.append(after if before == after else None)
+    names = _names(brackets, signatures)
+    labels = tuple(UNSETTLED if one is None else names[one] for one in signatures)
+    if pairs >= MANY_PAIRS:
+        labels = _moving(labels)
+    return States(labels, tuple(transitions))
+
+
+def _moving(labels: tuple[str, ...]) -> tuple[str, ...]:
+    """With all that does not last as one state, where what lasts is the smaller part."""
+    counts = Counter(label for label in labels if label != UNSETTLED)
+    lasting = {label for label, count in counts.items() if count >= LASTING_SHARE * len(labels)}
+    if 2 * sum(counts[label] for label in lasting) >= len(labels):
+        return labels
+    return tuple(label if label in lasting else MOVING for label in labels)
+
+
+def _classes_over_time(brackets: Sequence[Bracket], pairs: int) -> list[list[int | None]]:
+    """Class of each pair at each end, in the order of time: before, after, before, after, ..."""
+    ends: list[list[int | None]] = [[None] * pairs for _ in range(2 * len(brackets))]
+    sides = [side for one in brackets for side in (one.before_ns, one.after_ns)]
+    for pair in range(pairs):
+        known = [
+            (place, value)
+            for place, side in enumerate(sides)
+            if pair < len(side) and (value := side[pair]) is not None and value > 0
+        ]
+        classes = classes_of([value for _, value in known])
+        for (place, _), at, lone in zip(known, classes, _lone(classes), strict=True):
+            ends[place][pair] = None if lone else at
+    return ends
+
+
+def with_passing(values: Sequence[float]) -> tuple[tuple[float, bool], ...]:
+    """Values in the order of time, each with whether it is of no place that lasted.
+
+    Of a latency that is seen once and not again, nothing shows whether it is a place, a disturbed
+    hand-over, or the mean of two places.
+
+    >>> with_passing([27.0, 28.0, 60.0, 110.0, 112.0])
+    ((27.0, False), (28.0, False), (60.0, True), (110.0, False), (112.0, False))
+    """
+    classes = classes_of(values)
+    lasting = {a for a, b in pairwise(classes) if a == b}
+    return tuple(
+        (value, len(values) > 1 and at not in lasting)
+        for value, at in zip(values, classes, strict=True)
+    )
+
+
+def _lone(classes: Sequence[int]) -> tuple[bool, ...]:
+    """A class that is never seen twice in a row, between two ends that agree, is a disturbed
+    hand-over and no place to stand."""
+    lasting = {a for a, b in pairwise(classes) if a == b}
+    return tuple(
+        0 < at < len(classes) - 1 and one not in lasting and classes[at - 1] == classes[at + 1]
+        for at, one in enumerate(classes)
+    )
+
+
+def _complete(end: Sequence[int | None]) -> _Signature | None:
+    known = tuple(one for one in end if one is not None)
+    return known if len(known) == len(end) else None
+
+
+def _names(
+    brackets: Sequence[Bracket], signatures: Sequence[_Signature | None]
+) -> dict[_Signature, str]:
+    """Each state's name: the median of its latencies; a letter behind it where two are alike."""
+    values: dict[_Signature, list[float]] = {}
+    for bracket, signature in zip(brackets, signatures, strict=True):
+        if signature is not None:
+            sides = (*bracket.before_ns, *bracket.after_ns)
+            values.setdefault(signature, []).extend(one for one in sides if one is not None)
+    names: dict[_Signature, str] = {}
+    in_use: dict[str, int] = {}
+    for signature, latencies in values.items():
+        name = latency_name(statistics.median(latencies))
+        again = in_use.get(name, 0)
+        in_use[name] = again + 1
+        names[signature] = name if not again else f"{name}, {again + 1}"
+    return names
+
+
+def latency_name(latency_ns: float) -> str:
+    """A state's name, readable and exact enough to distinguish classes.
+
+    >>> latency_name(27.4), latency_name(9.62), latency_name(109.7)
+    ('27 ns', '9.6 ns', '110 ns')
+    """
+    digits = 1 if latency_ns < 10 else 0
+    return f"{latency_ns:.{digits}f} ns" if math.isfinite(latency_ns) else UNSETTLED

@@ -1,0 +1,113 @@
+"""Received: a run that a guest sent as a tar, treated as what a stranger sent. [I/O]
+
+Nothing is unpacked where others keep theirs: the tar is read within limits, laid out in a new
+folder, and that is moved into its place where none is there.
+"""
+
+import contextlib
+import os
+import secrets
+import shutil
+import tempfile
+from pathlib import Path
+from typing import BinaryIO
+
+from homenode.durable import open_folder, replace_file
+from homenode.errors import HostError, InputError
+from homenode.machine.snapshot.archive import ArchiveTree, read_archive
+from homenode.measure.results.lines import parse_run
+from homenode.measure.results.store import FILE, run_folder
+
+MAX_BYTES = 64 << 20
+"""Of a run with all of its raw outputs; the suite's are a few MiB."""
+
+_MAX_FILES = 20_000
+_SOURCE = "what the guest sent"
+
+
+def receive_run(stream: BinaryIO, root: Path, name: str) -> Path:
+    """Keep the run of this name from a tar of SYSTEM/NAME/…; gives its folder.
+
+    Raises InputError where it is no tar or holds anything but that run, HostError where a run of
+    this name is there already or nothing can be written.
+    """
+    tree = _read(stream)
+    system, files = _one_run(tree, name)
+    target = run_folder(root, system, name)
+    run = parse_run(files[FILE], _SOURCE)
+    if (run.head.system, run.head.name) != (system, name):
+        raise InputError(
+            f"{_SOURCE}: expected the run {system}/{name} in it, found "
+            f"{run.head.system}/{run.head.name}"
+        )
+    try:
+        _lay_out(root, system, name, files)
+    except OSError as error:
+        found = "a run of this name" if target.exists() else error.strerror
+        raise HostError(f"{target}: expected to write it there, found: {found}") from None
+    return target
+
+
+def _read(stream: BinaryIO) -> ArchiveTree:
+    with tempfile.TemporaryFile() as file:
+        left = MAX_BYTES
+        while chunk := stream.read(1 << 20):
+            left -= len(chunk)
+            if left < 0:
+                raise InputError(f"{_SOURCE}: expected at most {MAX_BYTES} bytes, found more")
+            file.write(chunk)
+        file.flush()
+        # Without a name, no other user puts another file in its place.
+        return read_archive(Path(f"/proc/self/fd/{file.fileno()}"), MAX_BYTES)
+
+
+def _one_run(tree: ArchiveTree, name: str) -> tuple[str, dict[str, bytes]]:
+    """The system that a run is of, and its files by their path in its folder. Raises InputError."""
+    if tree.links:
+        raise InputError(f"{_SOURCE}: expected files, found the link {min(tree.links)!r}")
+    systems = {path.split("/")[0] for path in tree.files}
+    if len(systems) != 1 or len(tree.files) > _MAX_FILES:
+        raise InputError(
+            f"{_SOURCE}: expected one run of at most {_MAX_FILES} files, found {len(tree.files)} "
+            f"files of {len(systems)} systems"
+        )
+    files = {}
+    for path, text in tree.files.items():
+        _, _, rest = path.partition("/")
+        folder, _, inside = rest.partition("/")
+        if folder != name or not inside or inside.count("/") > 1 or not inside.isprintable():
+            raise InputError(f"{_SOURCE}: expected files of the run {name}, found {path[:200]!r}")
+        files[inside] = text.encode("utf-8", "surrogateescape")
+    if FILE not in files:
+        raise InputError(f"{_SOURCE}: expected {FILE} in the run {name}, found none")
+    return min(systems), files
+
+
+def _lay_out(root: Path, system: str, name: str, files: dict[str, bytes]) -> None:
+    """Raises OSError where something is in the run's place."""
+    aside = f".received-{secrets.token_hex(8)}"
+    with contextlib.ExitStack() as ends, contextlib.ExitStack() as undo:
+        top = _opened(root, ends=ends)
+        os.mkdir(aside, dir_fd=top)
+        undo.callback(_discard, aside, top)
+        within = Path(f"/proc/self/fd/{top}")
+        for path, content in files.items():
+            with contextlib.ExitStack() as written:
+                folder = _opened(within, aside, *Path(path).parts[:-1], ends=written)
+                replace_file(Path(path), content, 0o644, folder=folder, synced=False)
+        place = _opened(within, system, ends=ends)
+        # Over a folder that holds anything, or a link, this fails.
+        os.rename(aside, name, src_dir_fd=top, dst_dir_fd=place)
+        undo.pop_all()
+
+
+def _opened(root: Path, *parts: str, ends: contextlib.ExitStack) -> int:
+    """The descriptor of a folder, closed with `ends`."""
+    folder = open_folder(root, *parts)
+    ends.callback(os.close, folder)
+    return folder
+
+
+def _discard(name: str, top: int) -> None:
+    with contextlib.suppress(OSError):
+        shutil.rmtree(name, dir_fd=top)

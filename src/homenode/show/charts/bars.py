@@ -1,0 +1,310 @@
+"""Bars: figures of alternatives on one axis, effects with their intervals, and the axes."""
+
+import math
+from collections.abc import Iterable, Sequence
+
+from msgspec import Struct
+
+from homenode.show.svg_canvas import CHART_WIDTH, TEXT, SvgCanvas, text_width
+
+_SCALES = {
+    "bytes_per_s": ((1e12, "TB/s"), (1e9, "GB/s"), (1e6, "MB/s"), (1.0, "B/s")),
+    "ns": ((1e9, "s"), (1e6, "ms"), (1e4, "us"), (1.0, "ns")),
+    "events_per_s": ((1.0, "events/s"),),
+    "flop_per_s": ((1e12, "TFLOP/s"), (1.0, "FLOP/s")),
+}
+
+
+class Scale(Struct, frozen=True):
+    """An axis from start to end (user units). low, high: figures at its ends. log: both above 0."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+    log: bool = False
+
+    def at(self, value: float) -> float:
+        """The place of a figure; what lies outside is put at the end."""
+        low, high, value = self.low, self.high, min(max(value, self.low), self.high)
+        if self.log:
+            low, high, value = math.log(low), math.log(high), math.log(value)
+        part = (value - low) / (high - low) if high > low else 0.5
+        return self.start + part * (self.end - self.start)
+
+
+def log_steps(low: float, high: float, base: float = 10.0, most: int = 6) -> tuple[float, ...]:
+    """Powers of the base between two figures, ends included, thinned to at most about `most`.
+
+    >>> log_steps(0.8, 240)
+    (1.0, 10.0, 100.0)
+    """
+    first = math.ceil(math.log(low, base) - 1e-9)
+    last = math.floor(math.log(high, base) + 1e-9)
+    stride = max(1, math.ceil((last - first + 1) / most))
+    return tuple(base**power for power in range(first, last + 1, stride))
+
+
+def bounds(values: Sequence[float], space: float = 1.15) -> tuple[float, float]:
+    """The least and the greatest of figures above 0, with some space on a logarithmic axis."""
+    return min(values) / space, max(values) * space
+
+
+def chart_scale(unit: str, values: Iterable[float]) -> tuple[float, str]:
+    """What all figures of a chart are divided by, and the unit that they then have.
+
+    >>> chart_scale("bytes_per_s", [77e9, 561e9]), chart_scale("ns", [101.0])
+    ((1000000000.0, 'GB/s'), (1.0, 'ns'))
+    """
+    most = max(values, default=0.0)
+    scales = _SCALES.get(unit, ((1.0, unit),))
+    if unit == "bytes_per_s" and most < 1e14:
+        scales = scales[1:]  # people compare GB/s; 812.7 and 1,200 GB/s stand next to each other
+    divisor, name = next((one for one in scales if most >= one[0]), scales[-1])
+    return (1e3, name) if name == "us" else (divisor, name)
+
+
+def short_figure(value: float) -> str:
+    """A figure of a chart in a few letters.
+
+    >>> short_figure(561.17), short_figure(0.5312), short_figure(740449.0), short_figure(8.0)
+    ('561.2', '0.531', '740,449', '8')
+    >>> short_figure(2.5e6)
+    '2.5e+06'
+    """
+    if 1000 <= abs(value) < 1e6:
+        return f"{value:,.0f}"
+    return (
+        f"{value:.3g}"
+        if abs(value) < 100 or abs(value) >= 1e6
+        else f"{value:.1f}".removesuffix(".0")
+    )
+
+
+def range_figures(low: float, high: float) -> str:
+    """Two figures of a range, with as many decimals as the finer one has.
+
+    >>> range_figures(24.0, 24.1), range_figures(55.0, 56.0), range_figures(2.25, 30.0)
+    ('24.0\u201324.1', '55\u201356', '2.25\u201330.00')
+    """
+    texts = [short_figure(low), short_figure(high)]
+    return texts[0] if texts[0] == texts[1] else "\u2013".join(alike_figures((low, high)))
+
+
+def alike_figures(values: Sequence[float]) -> list[str]:
+    """Figures that stand next to each other, with as many decimals as the finest one has.
+
+    >>> alike_figures((410.7, 412.0, 88.25)), alike_figures((739.0, 1109.0))
+    (['410.7', '412.0', '88.2'], ['739', '1,109'])
+    """
+    texts = [short_figure(value) for value in values]
+    if any("e" in text for text in texts):
+        return texts
+    decimals = max((len(text.partition(".")[2]) for text in texts), default=0)
+    return [f"{value:,.{decimals}f}" for value in values]
+
+
+def size_text(size_bytes: float) -> str:
+    """A message or working set on an axis.
+
+    >>> size_text(8), size_text(32768), size_text(2**30), size_text(1.5 * 2**20)
+    ('8 B', '32 KiB', '1 GiB', '1.5 MiB')
+    """
+    value, unit = float(size_bytes), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if value < 1024:
+            break
+        value, unit = value / 1024, larger
+    return f"{value:.3g} {unit}"
+
+
+_ROW, _TALL_ROW, _GROUP, _GAP = 16.0, 31.0, 16.0, 4.0
+_MOST_LABEL = 130.0
+"""Wider labels stand above their bars."""
+
+_LEAST_PLOT = 90.0
+_SPACE = 8.0
+_HEIGHT = 11.0
+
+
+class Bar(Struct, frozen=True):
+    """One alternative's figure.
+
+    low, high: of everything that was measured, or of what was printed; None where one figure.
+    series: number of its colour. text: what is written, where that is not the value with its unit.
+    note: written after it, dim. is_range: only the ends are known: the bar runs between them.
+    """
+
+    label: str
+    value: float
+    low: float | None
+    high: float | None
+    series: int
+    text: str | None = None
+    note: str = ""
+    is_range: bool = False
+
+
+class BarGroup(Struct, frozen=True):
+    """Bars under one heading; "" has none."""
+
+    name: str
+    bars: tuple[Bar, ...]
+
+
+def bar_chart(title: str, unit: str, groups: Sequence[BarGroup], *, log: bool = False) -> str:
+    """The SVG of these groups, in their order, on one axis from zero.
+
+    log: a logarithmic axis, for figures far apart; its bars are compared by their ends only.
+    """
+    canvas = SvgCanvas.chart(title)
+    bars = [bar for group in groups for bar in group.bars]
+    most = max(max(bar.value, bar.high or 0.0) for bar in bars)
+    least = min(min(bar.value, bar.value if bar.low is None else bar.low) for bar in bars)
+    divisor, name = chart_scale(unit, [most])
+    texts = [_text(bar, divisor, name) for bar in bars]
+    right = max(
+        text_width(text, TEXT, bold=True) + (text_width(bar.note, 10) + 6 if bar.note else 0)
+        for text, bar in zip(texts, bars, strict=True)
+    )
+    right = min(right + _SPACE, CHART_WIDTH - _LEAST_PLOT)
+    left = max(text_width(bar.label, TEXT) for bar in bars) + _SPACE
+    is_tall = left > _MOST_LABEL or CHART_WIDTH - left - right < _LEAST_PLOT
+    left = 0.0 if is_tall else left
+    end = CHART_WIDTH - right
+    scale = Scale(least / 2, most, left, end, log=True) if log else Scale(0.0, most, left, end)
+    y = 0.0
+    position = 0
+    for group in groups:
+        if group.name:
+            canvas.text(0, y + 12, group.name, bold=True, width=CHART_WIDTH)
+            y += _GROUP
+        for bar in group.bars:
+            _draw(canvas, bar, texts[position], y, scale, is_tall=is_tall)
+            y += _TALL_ROW if is_tall else _ROW
+            position += 1
+        y += _GAP
+    return canvas.svg(y)
+
+
+def _text(bar: Bar, divisor: float, unit: str) -> str:
+    if bar.text is not None:
+        return bar.text
+    if bar.is_range and bar.low is not None and bar.high is not None:
+        return f"{range_figures(bar.low / divisor, bar.high / divisor)} {unit}"
+    return f"{short_figure(bar.value / divisor)} {unit}"
+
+
+def _draw(canvas: SvgCanvas, bar: Bar, text: str, y: float, scale: Scale, *, is_tall: bool) -> None:
+    top = y + 17 if is_tall else y + 2
+    if is_tall:
+        canvas.text(0, y + 12, bar.label, width=CHART_WIDTH)
+    else:
+        canvas.text(0, top + 9.5, bar.label, width=scale.start - _SPACE / 2)
+    said = f"{bar.label}: {text}" + (f", {bar.note}" if bar.note else "")
+    canvas.rect(scale.start, top, scale.end - scale.start, _HEIGHT, "plot", radius=2)
+    low, high = bar.low, bar.high
+    has_range = low is not None and high is not None and high > low
+    start = scale.at(low) if bar.is_range and has_range and low is not None else scale.start
+    reach = scale.at(high) if bar.is_range and has_range and high is not None else None
+    end = scale.at(bar.value) if reach is None else reach
+    canvas.rect(
+        min(start, end - 1.5) if end - 1.5 >= scale.start else scale.start,
+        top,
+        max(end - start, 1.5),
+        _HEIGHT,
+        f"s{bar.series}",
+        radius=2,
+        title=said,
+    )
+    if has_range and not bar.is_range and low is not None and high is not None:
+        middle = top + _HEIGHT / 2
+        canvas.line((scale.at(low), middle), (scale.at(high), middle), classes="whisker box")
+    in_use = canvas.text(
+        scale.end + _SPACE / 2, top + 9.5, text, bold=True, width=CHART_WIDTH - scale.end
+    )
+    if bar.note:
+        x = scale.end + _SPACE / 2 + in_use + 6
+        canvas.text(x, top + 9.5, bar.note, 10, "dim", width=CHART_WIDTH - x)
+
+
+_EFFECT, _TALL_EFFECT = 36.0, 50.0
+"""Tall ones have the effect in words on a line of its own."""
+
+_LEFT, _RIGHT = 8.0, CHART_WIDTH - 8.0
+_ROUND = (1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 100.0, 1000.0)
+"""Ends that the axis may have."""
+
+
+class ForestRow(Struct, frozen=True):
+    """One effect. gain: a ratio above 1 is better, whatever the metric's direction.
+
+    low, high: of the interval of the gain, None where there is none. said: the effect in words.
+    outcome: "better", "worse" or "neutral" (none that matters, or cannot tell).
+    """
+
+    label: str
+    gain: float
+    low: float | None
+    high: float | None
+    said: str
+    outcome: str
+
+
+def forest_chart(title: str, rows: Sequence[ForestRow], end: float | None = None) -> str:
+    """The SVG of these effects: left of the middle is worse, right of it better.
+
+    end: of the axis, so that several charts have the same (`axis_end`); None = what these need.
+    """
+    canvas = SvgCanvas.chart(title)
+    end = axis_end(rows) if end is None else end
+    scale = Scale(1 / end, end, _LEFT, _RIGHT, log=True)
+    top = 20.0
+    is_tall = any(_in_use(row) > _RIGHT - _LEFT for row in rows)
+    height = _TALL_EFFECT if is_tall else _EFFECT
+    bottom = top + height * len(rows)
+    canvas.text(_LEFT, 10, "← worse", 10, "dim")
+    canvas.text(_RIGHT, 10, "better →", 10, "dim", anchor="end")
+    for ratio in (1 / end, 1.0, end):
+        x = scale.at(ratio)
+        anchor = {1.0: "middle", end: "end"}.get(ratio, "start")
+        canvas.text(x, bottom + 13, _ratio_text(ratio), 10, "dim", anchor=anchor)
+    for number, row in enumerate(rows):
+        _effect(canvas, row, top + number * height, scale, is_tall=is_tall)
+    return canvas.svg(bottom + 18)
+
+
+def _in_use(row: ForestRow) -> float:
+    return text_width(row.label, 11) + 8 + text_width(row.said, 11, bold=True)
+
+
+def _effect(canvas: SvgCanvas, row: ForestRow, y: float, scale: Scale, *, is_tall: bool) -> None:
+    canvas.text(_LEFT, y + 13, row.label, width=_RIGHT - _LEFT)
+    canvas.text(_RIGHT, y + (27 if is_tall else 13), row.said, anchor="end", bold=True)
+    middle = y + (38 if is_tall else 24)
+    canvas.line((_LEFT, middle), (_RIGHT, middle), classes="grid")
+    equal = scale.at(1.0)
+    canvas.line((equal, middle - 7), (equal, middle + 7), classes="axis")
+    if row.low is not None and row.high is not None:
+        low, high = scale.at(row.low), scale.at(row.high)
+        canvas.line((low, middle), (high, middle), classes=f"whisker l{row.outcome}")
+        for x in (low, high):
+            canvas.line((x, middle - 4), (x, middle + 4), classes=f"whisker l{row.outcome}")
+    x = scale.at(row.gain)
+    canvas.dot(x, middle, 4.5, row.outcome, title=f"{row.label}: {row.said}")
+    if row.low is None:
+        canvas.dot(x, middle, 2.2, "box")  # hollow: one figure, no interval
+
+
+def axis_end(rows: Sequence[ForestRow]) -> float:
+    """The greatest ratio of an axis that holds all of these."""
+    reach = 1.05
+    for row in rows:
+        for value in (row.gain, row.low, row.high):
+            if value is not None and value > 0:
+                reach = max(reach, math.exp(abs(math.log(value))))
+    return next((end for end in _ROUND if end >= reach), _ROUND[-1])
+
+
+def _ratio_text(ratio: float) -> str:
+    return "equal" if ratio == 1.0 else f"{ratio:.2g} x"

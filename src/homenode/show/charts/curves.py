@@ -1,0 +1,291 @@
+"""Curves over sizes, and heat maps: a matrix of figures, each written in its cell."""
+
+import math
+import statistics
+from collections.abc import Sequence
+from itertools import groupby
+
+from msgspec import Struct
+
+from homenode.show.charts.bars import (
+    Scale,
+    alike_figures,
+    bounds,
+    chart_scale,
+    log_steps,
+    short_figure,
+    size_text,
+)
+from homenode.show.palette import HEAT
+from homenode.show.svg_canvas import CHART_WIDTH as WIDTH
+from homenode.show.svg_canvas import SvgCanvas, text_width
+
+_LEFT, _TOP, _PLOT_HEIGHT = 50.0, 14.0, 190.0
+_LEGEND_ROW = 17.0
+_MOST_DOTS = 64
+"""Of a series; longer curves have no dots."""
+
+
+class Curve(Struct, frozen=True):
+    """One series: points are (size_bytes, value), by size. series: number of colour and dash."""
+
+    label: str
+    points: tuple[tuple[float, float], ...]
+    series: int
+
+
+class Level(Struct, frozen=True):
+    """A range of sizes with a name, such as a cache level."""
+
+    name: str
+    low_bytes: float
+    high_bytes: float
+
+
+def curve_chart(
+    title: str, unit: str, curves: Sequence[Curve], levels: Sequence[Level] = ()
+) -> str:
+    """The SVG of these curves. Figures and sizes are above 0."""
+    canvas = SvgCanvas.chart(title)
+    values = [value for curve in curves for _, value in curve.points]
+    sizes = [size for curve in curves for size, _ in curve.points]
+    divisor, name = chart_scale(unit, values)
+    low, high = bounds(values)
+    across = Scale(min(sizes), max(sizes), _LEFT, WIDTH - 6, log=True)
+    up = Scale(low, high, _TOP + _PLOT_HEIGHT, _TOP, log=True)
+    canvas.rect(_LEFT, _TOP, WIDTH - 6 - _LEFT, _PLOT_HEIGHT, "plot")
+    _levels(canvas, levels, across)
+    canvas.text(0, 9, name, 10, "dim")
+    for step in _value_steps(low / divisor, high / divisor):
+        y = up.at(step * divisor)
+        canvas.line((_LEFT, y), (WIDTH - 6, y), classes="grid")
+        canvas.text(_LEFT - 5, y + 3.5, _step_text(step), 10, "dim", anchor="end")
+    _sizes(canvas, across)
+    for curve in curves:
+        _draw(canvas, curve, across, up, divisor, name)
+    y = _TOP + _PLOT_HEIGHT + 34
+    for curve in curves:
+        canvas.line((2, y - 4), (30, y - 4), classes=f"curve l{curve.series} dash{curve.series}")
+        canvas.text(38, y, curve.label, width=WIDTH - 40)
+        y += _LEGEND_ROW
+    return canvas.svg(y - 6)
+
+
+def _draw(
+    canvas: SvgCanvas, curve: Curve, across: Scale, up: Scale, divisor: float, unit: str
+) -> None:
+    places = [(across.at(size), up.at(value)) for size, value in curve.points]
+    if len(places) > 1:
+        canvas.line(*places, classes=f"curve l{curve.series} dash{curve.series}")
+    if len(places) <= _MOST_DOTS:
+        for (x, y), (size, value) in zip(places, curve.points, strict=True):
+            said = f"{curve.label}, {size_text(size)}: {short_figure(value / divisor)} {unit}"
+            canvas.dot(x, y, 2.4, f"s{curve.series}", title=said)
+
+
+def _value_steps(low: float, high: float) -> tuple[float, ...]:
+    """Powers of ten; where there are few of them, also 2 and 5 times."""
+    steps = log_steps(low, high)
+    if len(steps) > 2:
+        return steps
+    tens = log_steps(low / 10, high, most=99)
+    found = [ten * part for ten in tens for part in (1, 2, 5)]
+    kept = tuple(step for step in found if low <= step <= high)
+    return kept or ((low * high) ** 0.5,)
+
+
+def _step_text(step: float) -> str:
+    return short_figure(step) if step < 1e6 else f"{step:.2g}"
+
+
+def _sizes(canvas: SvgCanvas, across: Scale) -> None:
+    y = _TOP + _PLOT_HEIGHT
+    free_from = -99.0
+    for size in log_steps(across.low, across.high, base=2.0, most=8) or (across.low,):
+        x = across.at(size)
+        canvas.line((x, _TOP), (x, y), classes="grid")
+        text = size_text(size)
+        half = text_width(text, 10) / 2
+        if x - half >= free_from and x + half <= WIDTH + 2:
+            canvas.text(x, y + 14, text, 10, "dim", anchor="middle")
+            free_from = x + half + 6
+
+
+def _levels(canvas: SvgCanvas, levels: Sequence[Level], across: Scale) -> None:
+    for number, level in enumerate(levels):
+        start, end = across.at(level.low_bytes), across.at(level.high_bytes)
+        if end - start < 4:
+            continue
+        if number % 2:
+            canvas.rect(start, _TOP, end - start, _PLOT_HEIGHT, "zone", title=level.name)
+        canvas.text(
+            (start + end) / 2,
+            _TOP - 4,
+            level.name,
+            10,
+            "dim",
+            anchor="middle",
+            width=end - start - 2,
+        )
+
+
+MOST_CELLS = 32
+"""Rows or columns that are drawn; larger matrices are drawn by blocks, each its median."""
+
+MOST_TITLED = 16
+"""Columns up to which each cell has its figure, at least where a pointer is over it."""
+
+_LEGEND = 34.0
+_LEAST_RANGE = 0.9
+"""The colours span a tenth at least: figures that are equal but for noise look equal."""
+
+
+class Matrix(Struct, frozen=True):
+    """Figures by row and column; None where there is none.
+
+    rows, columns: names. row_title, column_title: what they are.
+    """
+
+    row_title: str
+    column_title: str
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+    cells: tuple[tuple[float | None, ...], ...]
+
+
+def heat_map(title: str, unit: str, matrix: Matrix, ends: tuple[float, float] | None = None) -> str:
+    """The SVG of a matrix; the low and the high end of the colours are written below it.
+
+    ends: of the colours, so that several matrices have the same; None = the matrix's own.
+    """
+    matrix = _in_blocks(matrix)
+    known = [value for row in matrix.cells for value in row if value is not None]
+    low, high = (min(known), max(known)) if ends is None else ends
+    low = min(low, high * _LEAST_RANGE)
+    divisor, name = chart_scale(unit, [high])
+    canvas = SvgCanvas.chart(title)
+    row_space = min(max(text_width(one, 10) for one in matrix.rows), 96.0)
+    left = 16.0 + row_space + 6
+    side = min((WIDTH - left - 2) / len(matrix.columns), 64.0)
+    height = min(side, 40.0)
+    top = 32.0
+    canvas.text(left, 11, matrix.column_title, 10, "dim", width=WIDTH - left)
+    middle = top + height * len(matrix.rows) / 2
+    canvas.text(10, middle, matrix.row_title, 10, "dim", anchor="middle", turned=True)
+    _column_names(canvas, matrix.columns, left, side, top)
+    values = [value / divisor for row in matrix.cells for value in row if value is not None]
+    texts = iter(alike_figures(values))
+    for number, (label, row) in enumerate(zip(matrix.rows, matrix.cells, strict=True)):
+        y = top + number * height
+        if height >= 10 or number % max(1, round(12 / height)) == 0:
+            canvas.text(
+                left - 5, y + height / 2 + 3.5, label, 10, "dim", anchor="end", width=row_space
+            )
+        if len(matrix.columns) > MOST_TITLED:
+            _runs(canvas, row, (left, y, side, height), (low, high))
+            continue
+        for column, value in enumerate(row):
+            place = (left + column * side, y, side, height)
+            said = f"{matrix.row_title} {label}, {matrix.column_title} {matrix.columns[column]}"
+            shade = None if value is None else _shade(value, low, high)
+            text = "" if shade is None else next(texts)
+            title = f"{said}: no figure" if shade is None else f"{said}: {text} {name}"
+            _cell(canvas, place, shade, text, title)
+    y = top + height * len(matrix.rows) + 10
+    _legend(canvas, y, left, (low / divisor, high / divisor), name)
+    return canvas.svg(y + _LEGEND)
+
+
+def _runs(
+    canvas: SvgCanvas,
+    row: Sequence[float | None],
+    place: tuple[float, float, float, float],
+    ends: tuple[float, float],
+) -> None:
+    """A row of cells too small for figures: neighbours of one colour are one rectangle."""
+    left, y, side, height = place
+    shades = [None if value is None else _shade(value, *ends) for value in row]
+    start = 0
+    for shade, run in groupby(shades):
+        count = len(list(run))
+        classes = "plot" if shade is None else f"h{shade}"
+        canvas.rect(left + start * side, y, count * side, height, classes)
+        start += count
+
+
+def _cell(
+    canvas: SvgCanvas,
+    place: tuple[float, float, float, float],
+    shade: int | None,
+    text: str,
+    title: str,
+) -> None:
+    x, y, side, height = place
+    if shade is None:
+        canvas.rect(x + 0.5, y + 0.5, side - 1, height - 1, "plot", title=title)
+        return
+    canvas.rect(x + 0.5, y + 0.5, side - 1, height - 1, f"h{shade}", title=title)
+    size = min(11.0, 11.0 * (side - 3) / max(text_width(text, 11.0), 1))
+    if size >= 7 and height >= 12:
+        middle = (x + side / 2, y + height / 2 + size * 0.36)
+        canvas.text(*middle, text, size, f"i{shade}", anchor="middle")
+
+
+def _shade(value: float, low: float, high: float) -> int:
+    if high <= low:
+        return len(HEAT) // 2
+    return min(max(int((value - low) / (high - low) * len(HEAT)), 0), len(HEAT) - 1)
+
+
+def _column_names(
+    canvas: SvgCanvas, names: Sequence[str], left: float, side: float, top: float
+) -> None:
+    space = max(side, 30.0)
+    widest = max(min(text_width(name, 10), space) for name in names)
+    stride = max(1, math.ceil((widest + 3) / side))
+    for column in range(0, len(names), stride):
+        x = left + (column + 0.5) * side
+        if x + widest / 2 <= WIDTH + 6:
+            canvas.text(x, top - 5, names[column], 10, "dim", anchor="middle", width=space)
+
+
+def _legend(canvas: SvgCanvas, y: float, left: float, ends: tuple[float, float], unit: str) -> None:
+    width = min((WIDTH - left) / len(HEAT), 18.0)
+    for shade in range(len(HEAT)):
+        canvas.rect(left + shade * width, y, width, 8, f"h{shade}")
+    end = left + width * len(HEAT)
+    canvas.text(left, y + 20, short_figure(ends[0]), 10, "dim")
+    canvas.text(end, y + 20, f"{short_figure(ends[1])} {unit}", 10, "dim", anchor="end")
+
+
+def _in_blocks(matrix: Matrix) -> Matrix:
+    """The matrix itself, or medians of blocks where it has more cells than can be seen."""
+    rows, columns = len(matrix.rows), len(matrix.columns)
+    down, across = -(-rows // MOST_CELLS), -(-columns // MOST_CELLS)
+    if down == across == 1:
+        return matrix
+    cells = tuple(
+        tuple(
+            _median(
+                [
+                    matrix.cells[r][c]
+                    for r in range(row, min(row + down, rows))
+                    for c in range(column, min(column + across, columns))
+                ]
+            )
+            for column in range(0, columns, across)
+        )
+        for row in range(0, rows, down)
+    )
+    return Matrix(
+        f"{matrix.row_title} (median of {down} each)",
+        f"{matrix.column_title} (median of {across} each)",
+        matrix.rows[::down],
+        matrix.columns[::across],
+        cells,
+    )
+
+
+def _median(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else None

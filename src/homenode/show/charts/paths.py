@@ -1,0 +1,223 @@
+"""Paths: host and guest side by side: cells on their nodes, GPUs near to or far from them."""
+
+from collections import Counter
+from collections.abc import Iterable
+
+from msgspec import Struct
+
+from homenode.decide.alternative import Alternative
+from homenode.machine.pci import DeviceKind, PciDevice
+from homenode.machine.topology import Host
+from homenode.show.svg_canvas import CHART_WIDTH as WIDTH
+from homenode.show.svg_canvas import SvgCanvas
+from homenode.units import format_bytes
+from homenode.vm.layout import GuestCells, GuestPcie, MemoryBinding
+from homenode.vm.plan_model import Plan
+from homenode.wording import nodes_text, plural
+
+_BOX = 146.0
+_RIGHT = WIDTH - _BOX
+_ROW, _GAP = 54.0, 8.0
+_MOST = 16
+"""Nodes or cells that are drawn one by one."""
+
+
+class HostNode(Struct, frozen=True):
+    """A node of the host. devices: how many GPUs (or passed-through functions) are on it."""
+
+    name: str
+    index: int | None
+    devices: int
+
+
+class GuestCell(Struct, frozen=True):
+    """A cell of the guest, or what has no place in it (index None).
+
+    detail: vCPUs and memory in a few words. nodes: where its memory is bound; where it is not
+    bound, any. devices_of_node: how many of its devices are on which host node.
+    """
+
+    index: int | None
+    detail: str
+    nodes: tuple[int, ...]
+    is_bound: bool
+    devices_of_node: tuple[tuple[int | None, int], ...]
+
+
+class Paths(Struct, frozen=True):
+    """Both sides. noun: "GPU" or "device"."""
+
+    title: str
+    nodes: tuple[HostNode, ...]
+    cells: tuple[GuestCell, ...]
+    noun: str
+
+
+def paths_picture(paths: Paths) -> str:
+    """The SVG: solid lines stay on a node, dashed ones may cross nodes."""
+    canvas = SvgCanvas.chart(f"{paths.title}: {paths_text(paths)}")
+    nodes, cells = paths.nodes[:_MOST], paths.cells[:_MOST]
+    height = 22 + max(len(nodes), len(cells)) * (_ROW + _GAP)
+    canvas.text(0, 12, "host", 10, "dim")
+    canvas.text(_RIGHT, 12, "guest", 10, "dim")
+    node_y = {node.index: y for node, y in zip(nodes, _places(len(nodes), height), strict=True)}
+    cell_y = _places(len(cells), height)
+    for cell, y in zip(cells, cell_y, strict=True):
+        _wires(canvas, cell, y, node_y)
+    for node in nodes:
+        devices = plural(node.devices, paths.noun) if node.devices else ""
+        _box(canvas, 0, node_y[node.index], node.name, "", devices, "box2")
+    for cell, y in zip(cells, cell_y, strict=True):
+        count = sum(number for _, number in cell.devices_of_node)
+        name = "at no node" if cell.index is None else f"cell {cell.index}"
+        devices = plural(count, paths.noun) if count else ""
+        _box(canvas, _RIGHT, y, name, cell.detail, devices, "box")
+    y = height + 8
+    left_out = len(paths.nodes) + len(paths.cells) - len(nodes) - len(cells)
+    if left_out:
+        canvas.text(0, y, f"{left_out} more not drawn", 10, "dim")
+        y += 14
+    canvas.line((0, y), (26, y), classes="lneutral thick")
+    canvas.text(32, y + 3.5, "on its own node", 10, "dim")
+    canvas.line((150, y), (176, y), classes="lworse thick far")
+    canvas.text(182, y + 3.5, "may cross nodes", 10, "dim")
+    return canvas.svg(y + 10)
+
+
+def paths_text(paths: Paths) -> str:
+    """The same in a sentence, for whoever cannot see the picture."""
+    parts = []
+    for cell in paths.cells:
+        count = sum(number for _, number in cell.devices_of_node)
+        devices = f"{plural(count, paths.noun)}" if count else ""
+        if cell.index is None:
+            parts.append(f"{devices} at no node of the guest")
+            continue
+        where = f"memory on {nodes_text(cell.nodes)}" if cell.is_bound else "memory anywhere"
+        stated = ", ".join(filter(None, (cell.detail, where, devices)))
+        parts.append(f"cell {cell.index}: {stated}")
+    return "; ".join(parts) or "nothing known"
+
+
+def _places(count: int, height: float) -> list[float]:
+    """Tops of boxes, spread evenly over the picture's height."""
+    space = (height - 22) / max(count, 1)
+    return [22 + space * number + (space - _ROW) / 2 for number in range(count)]
+
+
+def _wires(canvas: SvgCanvas, cell: GuestCell, y: float, node_y: dict[int | None, float]) -> None:
+    if cell.index is not None:
+        for node in cell.nodes:
+            if node in node_y:
+                is_far = not cell.is_bound or len(cell.nodes) > 1
+                _wire(canvas, node_y[node] + 16, y + 16, is_far=is_far)
+    for home, _ in cell.devices_of_node:
+        if home in node_y:
+            is_local = cell.index is not None and cell.is_bound and cell.nodes == (home,)
+            _wire(canvas, node_y[home] + 43, y + 43, is_far=not is_local)
+
+
+def _wire(canvas: SvgCanvas, start: float, end: float, *, is_far: bool) -> None:
+    middle = WIDTH / 2
+    path = f"M{_BOX:.0f} {start:.1f}C{middle:.0f} {start:.1f} {middle:.0f} {end:.1f} "
+    path += f"{_RIGHT:.0f} {end:.1f}"
+    canvas.path(path, "lworse thick far" if is_far else "lneutral thick")
+
+
+def _box(
+    canvas: SvgCanvas, x: float, y: float, name: str, detail: str, devices: str, classes: str
+) -> None:
+    canvas.rect(x, y, _BOX, _ROW, classes, radius=5)
+    canvas.text(x + 8, y + 14, name, bold=True, width=_BOX - 14)
+    if detail:
+        canvas.text(x + 8, y + 28, detail, 10, "dim", width=_BOX - 14)
+    if devices:
+        canvas.rect(x + 6, y + 34, _BOX - 12, 16, "zone", radius=4)
+        canvas.text(x + _BOX / 2, y + 46, devices, size=10, anchor="middle", width=_BOX - 16)
+
+
+def planned_paths(label: str, plan: Plan, host: Host | None) -> Paths:
+    """What a plan says. host: distinguishes GPUs from other devices, and nodes that the VM is not
+    on.
+    """
+    counted = _counted(plan, host)
+    at = {device.bdf: device for device in plan.devices if device.bdf in counted}
+    used = {int(node) for cell in plan.cells for node in cell.host_nodes}
+    used |= {int(device.host_node) for device in at.values() if device.host_node is not None}
+    if host is not None:
+        used |= {int(node.index) for node in host.nodes if node.pus}
+    on_node: Counter[int | None] = Counter(device.host_node for device in at.values())
+    cells = [
+        GuestCell(
+            cell.id,
+            f"{plural(len(cell.vcpus), 'vCPU')}, {format_bytes(cell.memory_bytes)}",
+            tuple(map(int, cell.host_nodes)) or tuple(sorted(used)),
+            bool(plan.memory_nodes),
+            _by_node(d.host_node for d in at.values() if d.cell == cell.id),
+        )
+        for cell in plan.cells
+    ]
+    loose = _by_node(d.host_node for d in at.values() if d.cell is None)
+    if loose:
+        cells.append(GuestCell(None, "numa_node -1", (), False, loose))
+    nodes = tuple(HostNode(f"node {node}", node, on_node[node]) for node in sorted(used))
+    if on_node[None]:
+        nodes += (HostNode("node unknown", None, on_node[None]),)
+    return Paths(label, nodes, tuple(cells), "device" if host is None else "GPU")
+
+
+def meant_paths(one: Alternative, host: Host, gpus: int | None) -> Paths | None:
+    """What a layout means on a host, where no plan is stored; None where its cells are unknown.
+
+    gpus: how many of the host's GPUs the guest has; None = all.
+    """
+    if one.switches.cells is None:
+        return None
+    nodes = [node for node in host.nodes if node.pus]
+    cards = _gpus(host)[:gpus]
+    bound = one.switches.memory not in (None, MemoryBinding.AS_IT_WAS)
+    bound = bound or one.switches.cells is GuestCells.MIRRORED
+    mirrored = one.switches.cells is GuestCells.MIRRORED
+    placed = mirrored and one.switches.pcie is GuestPcie.MIRRORED
+    indices = tuple(int(node.index) for node in nodes)
+    groups = [(index,) for index in indices] if mirrored else [indices]
+    vcpus = {run.head.vcpus for run in one.runs}
+    count = vcpus.pop() if len(vcpus) == 1 else None
+    cells = [
+        GuestCell(
+            number,
+            ""
+            if count is None
+            else f"about {plural(round(count / len(groups)), 'vCPU')}"
+            if len(groups) > 1
+            else plural(count, "vCPU"),
+            group,
+            bound,
+            _by_node(g.node for g in cards if placed and g.node == group[0]),
+        )
+        for number, group in enumerate(groups)
+    ]
+    loose = _by_node(g.node for g in cards if not (placed and g.node in indices))
+    if loose:
+        cells.append(GuestCell(None, "numa_node -1", (), False, loose))
+    on_node: Counter[int | None] = Counter(card.node for card in cards)
+    sides = tuple(HostNode(f"node {index}", index, on_node[index]) for index in indices)
+    if on_node[None]:
+        sides += (HostNode("node unknown", None, on_node[None]),)
+    return Paths(one.label, sides, tuple(cells), "GPU")
+
+
+def _gpus(host: Host) -> list[PciDevice]:
+    return [gpu for gpu in host.devices_of_kind(DeviceKind.GPU) if gpu.physical_function is None]
+
+
+def _counted(plan: Plan, host: Host | None) -> set[object]:
+    """Devices that are drawn: GPUs, where a host shows which they are; else one of each group."""
+    if host is None:
+        return {device.group for device in plan.devices}
+    known = {gpu.bdf for gpu in host.devices_of_kind(DeviceKind.GPU)}
+    return {device.bdf for device in plan.devices if device.bdf in known}
+
+
+def _by_node(nodes: Iterable[int | None]) -> tuple[tuple[int | None, int], ...]:
+    return tuple(Counter(nodes).items())

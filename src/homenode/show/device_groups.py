@@ -1,0 +1,447 @@
+"""DeviceGroups: the PCI devices that people ask about, by node, root complex and switch.
+
+GPUs, NICs, NVSwitches and NVMe drives become cards; management functions and unused virtual
+functions are counted, so that a host of 500 functions still fits a page. Links are a few sentences
+instead of a matrix. Devices have the same names in tree, picture and plan.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+from msgspec import Struct
+
+from homenode.bdf import Bdf, PciAddress
+from homenode.indices import NodeIndex
+from homenode.machine.pci import (
+    DeviceKind,
+    LinkKind,
+    PartKind,
+    PciDevice,
+    PciLink,
+    PortType,
+    RootComplex,
+)
+from homenode.machine.topology import Host
+from homenode.wording import number_list, plural, printable
+
+SHOWN_KINDS = (DeviceKind.GPU, DeviceKind.NIC, DeviceKind.NVSWITCH, DeviceKind.NVME)
+KIND_NAMES = {
+    DeviceKind.GPU: "GPU",
+    DeviceKind.NIC: "NIC",
+    DeviceKind.NVSWITCH: "NVSwitch",
+    DeviceKind.NVME: "NVMe",
+    DeviceKind.AUDIO: "audio",
+    DeviceKind.BRIDGE: "bridge",
+    DeviceKind.OTHER: "device",
+}
+
+
+class DeviceCard(Struct, frozen=True):
+    """Functions of one device (same slot), the one that gives it its kind first.
+
+    virtual_functions: SR-IOV functions of it that have no card of their own.
+    """
+
+    functions: tuple[PciDevice, ...]
+    virtual_functions: int = 0
+
+    @property
+    def device(self) -> PciDevice:
+        return self.functions[0]
+
+
+class SwitchGroup(Struct, frozen=True):
+    """Devices below one PCIe switch, or with none between them and the root complex.
+
+    switch: the lowest switch's upstream port. above: upstream ports of the switches between it and
+    the root complex, the nearest first.
+    """
+
+    switch: PciDevice | None
+    above: tuple[PciDevice, ...]
+    cards: tuple[DeviceCard, ...]
+
+
+class RootComplexGroup(Struct, frozen=True):
+    """One root complex, as far as it serves one node. others: functions without a card that are no
+    bridges."""
+
+    name: str
+    root_complex: RootComplex | None
+    groups: tuple[SwitchGroup, ...]
+    others: int
+
+
+class NodeDevices(Struct, frozen=True):
+    """PCI devices whose node is `node` (None: unknown), by root complex.
+
+    complexes: those with at least one card. quiet_complexes: how many have none; quiet_functions:
+    how many functions these have, bridges left out.
+    """
+
+    node: NodeIndex | None
+    complexes: tuple[RootComplexGroup, ...]
+    quiet_complexes: int
+    quiet_functions: int
+
+
+def devices_by_node(
+    host: Host, keep: Iterable[Bdf] = (), everything: bool = False
+) -> tuple[NodeDevices, ...]:
+    """Every PCI function of the host, in a card or counted; ascending by node, unknown last.
+
+    On a host of one node a device of unknown node is on that one.
+
+    keep: functions that get a card whatever they are. everything: all functions get one.
+    """
+    kept = frozenset(keep)
+    by_bdf = {device.bdf: device for device in host.pci_devices}
+    complexes = {complex_.name: complex_ for complex_ in host.root_complexes}
+    # Firmware of one-node machines says -1 of every device; there is no other node to be on.
+    only = host.nodes[0].index if len(host.nodes) == 1 else None
+    cards, counted = _cards(host, kept, everything)
+    switches_of: dict[Bdf, tuple[PciDevice, ...]] = {}
+    grouped: dict[NodeIndex | None, dict[str, dict[tuple[Bdf, ...], list[DeviceCard]]]] = {}
+    for card in cards:
+        device = card.device
+        node = device.node if device.node is not None else only
+        switches = _switches_above(device, by_bdf, switches_of)
+        by_complex = grouped.setdefault(node, {})
+        by_switch = by_complex.setdefault(device.root_complex, {})
+        by_switch.setdefault(tuple(port.bdf for port in switches), []).append(card)
+    others: dict[tuple[NodeIndex | None, str], int] = {}
+    for device in counted:
+        complex_of = complexes.get(device.root_complex)
+        node = device.node if device.node is not None or not complex_of else complex_of.node
+        node = only if node is None else node
+        place = (node, device.root_complex)
+        others[place] = others.get(place, 0) + (device.kind is not DeviceKind.BRIDGE)
+    found: list[NodeDevices] = []
+    for node in sorted({*grouped, *(node for node, _ in others)}, key=_unknown_last):
+        shown = grouped.get(node, {})
+        quiet = [count for (at, name), count in others.items() if at == node and name not in shown]
+        found.append(
+            NodeDevices(
+                node,
+                tuple(
+                    RootComplexGroup(
+                        name,
+                        complexes.get(name),
+                        tuple(
+                            SwitchGroup(
+                                by_bdf[path[0]] if path else None,
+                                tuple(by_bdf[bdf] for bdf in path[1:]),
+                                tuple(cards_below),
+                            )
+                            for path, cards_below in by_switch.items()
+                        ),
+                        others.get((node, name), 0),
+                    )
+                    for name, by_switch in shown.items()
+                ),
+                len(quiet),
+                sum(quiet),
+            )
+        )
+    return tuple(found)
+
+
+def gpu_numbers(host: Host) -> dict[Bdf, int]:
+    """A number for each GPU in host order; virtual functions are not counted."""
+    gpus = [gpu for gpu in host.devices_of_kind(DeviceKind.GPU) if gpu.physical_function is None]
+    return {gpu.bdf: number for number, gpu in enumerate(gpus)}
+
+
+def short_addresses(host: Host) -> bool:
+    """True where every function is in domain 0, so that addresses can be said without it."""
+    return all(device.bdf.domain == 0 for device in host.pci_devices)
+
+
+def _cards(
+    host: Host, kept: frozenset[Bdf], everything: bool
+) -> tuple[list[DeviceCard], list[PciDevice]]:
+    """Cards in host order, and the functions that are in none."""
+    slots: dict[tuple[int, int, int], list[PciDevice]] = {}
+    counted: list[PciDevice] = []
+    unshown_vfs: dict[Bdf, int] = {}
+    cards: list[DeviceCard] = []
+    for device in host.pci_devices:
+        if everything:
+            cards.append(DeviceCard((device,)))
+        elif device.physical_function is not None:
+            if device.bdf in kept:
+                cards.append(DeviceCard((device,)))
+            else:
+                owner = device.physical_function
+                unshown_vfs[owner] = unshown_vfs.get(owner, 0) + 1
+        else:
+            address = device.bdf
+            slots.setdefault((address.domain, address.bus, address.device), []).append(device)
+    for functions in slots.values():
+        leaders = [f for f in functions if f.kind in SHOWN_KINDS or f.bdf in kept]
+        if not leaders:
+            counted += functions
+            continue
+        # A GPU's audio and USB functions go with it; ports of one NIC share a card.
+        leader = next((f for f in leaders if f.kind in SHOWN_KINDS), leaders[0])
+        vfs = sum(unshown_vfs.pop(f.bdf, 0) for f in functions)
+        rest = tuple(f for f in functions if f is not leader)
+        cards.append(DeviceCard((leader, *rest), vfs))
+    # Virtual functions whose physical function has no card: counted where they are.
+    counted += [
+        device
+        for device in host.pci_devices
+        if device.physical_function in unshown_vfs and device.bdf not in kept
+    ]
+    return sorted(cards, key=lambda card: card.device.bdf), counted
+
+
+def _switches_above(
+    device: PciDevice,
+    by_bdf: dict[Bdf, PciDevice],
+    known: dict[Bdf, tuple[PciDevice, ...]],
+) -> tuple[PciDevice, ...]:
+    """Upstream ports of the switches above a function, the nearest first."""
+    if device.parent is None or device.parent not in by_bdf:
+        return ()
+    if device.parent not in known:
+        found: list[PciDevice] = []
+        parent: Bdf | None = device.parent
+        for _ in range(32):
+            if parent is None or parent not in by_bdf:
+                break
+            bridge = by_bdf[parent]
+            if bridge.bridge and bridge.bridge.port_type is PortType.SWITCH_UPSTREAM:
+                found.append(bridge)
+            parent = bridge.parent
+        known[device.parent] = tuple(found)
+    return known[device.parent]
+
+
+def _unknown_last(node: NodeIndex | None) -> tuple[bool, int]:
+    return (node is None, node if node is not None else 0)
+
+
+# Source: pci-ids.ucw.cz, the vendors that make what our cards show.
+_VENDORS = {
+    0x1000: "Broadcom",
+    0x1002: "AMD",
+    0x10DE: "NVIDIA",
+    0x10EC: "Realtek",
+    0x1344: "Micron",
+    0x144D: "Samsung",
+    0x14E4: "Broadcom",
+    0x15B3: "Mellanox",
+    0x1AF4: "virtio",
+    0x1B36: "QEMU",
+    0x1C5C: "SK hynix",
+    0x1D0F: "Amazon",
+    0x1E0F: "Kioxia",
+    0x8086: "Intel",
+}
+
+
+def address_text(address: PciAddress, short: bool) -> str:
+    """A PCI address, without its domain where `short`."""
+    return str(address).partition(":")[2] if short else str(address)
+
+
+def link_text(link: PciLink | None) -> str | None:
+    """Speed and width of a link, "8 of 32 GT/s x16" where less than it can; None if unknown.
+
+    >>> link_text(PciLink(32.0, 16, 32.0, 16)), link_text(PciLink(2.5, 8, 32.0, 16))
+    ('32 GT/s x16', '2.5 of 32 GT/s, x8 of x16')
+    """
+    if link is None:
+        return None
+    speed = _of(link.current_gt_per_s, link.max_gt_per_s, "", " GT/s")
+    width = _of(link.current_width, link.max_width, "x", "")
+    if speed is None or width is None:
+        return speed or width
+    return f"{speed}{', ' if ' of ' in speed + width else ' '}{width}"
+
+
+def device_model(device: PciDevice) -> str | None:
+    """The short name of a device; of GPUs, NICs and NVSwitches what the PCI ids list has in
+    brackets, which is the name that people use. Without a name the vendor and the ids; None where
+    the source gives neither."""
+    if not device.name:
+        if device.vendor_id is None or device.device_id is None:
+            return None
+        ids = f"{device.vendor_id:04x}:{device.device_id:04x}"
+        return f"{_VENDORS.get(device.vendor_id, 'vendor')} {ids}"
+    name = printable(device.name).strip()
+    if device.kind not in (DeviceKind.GPU, DeviceKind.NIC, DeviceKind.NVSWITCH):
+        return name
+    opening, closing = name.rfind("["), name.rfind("]")
+    # lspci -nn ends a line with [10de:2330], which is no name.
+    inside = name[opening + 1 : closing].strip() if 0 <= opening < closing else ""
+    return inside if inside and ":" not in inside else name
+
+
+def card_title(card: DeviceCard, gpu_number: int | None, short: bool) -> str:
+    """Kind, number and address of a card, such as "GPU3 5d:00.0" or "NIC 1a:00.0-1"."""
+    device = card.device
+    name = KIND_NAMES[device.kind]
+    if gpu_number is not None:
+        name += str(gpu_number)
+    if device.physical_function is not None:
+        name += " VF"
+    same = [f.bdf.function for f in card.functions if f.kind is device.kind]
+    address = address_text(device.bdf, short)
+    if len(same) > 1:
+        address = address.rpartition(".")[0] + "." + number_list(same)
+    return f"{name} {address}"
+
+
+def card_extras(card: DeviceCard) -> tuple[str, ...]:
+    """What else a card holds: functions of other kinds, and virtual functions."""
+    device = card.device
+    extras = [
+        f"{KIND_NAMES[f.kind]} .{f.bdf.function:x}"
+        for f in card.functions[1:]
+        if f.kind is not device.kind
+    ]
+    found = [f"with {', '.join(extras)}"] if extras else []
+    if device.sriov_num_vfs or card.virtual_functions:
+        active = device.sriov_num_vfs or card.virtual_functions
+        total = device.sriov_total_vfs
+        found.append(f"{active} of {total} VFs" if total else plural(active, "VF"))
+    return (*found, *_parts_text(device))
+
+
+def _parts_text(device: PciDevice) -> Iterator[str]:
+    """Of a divided GPU its parts by profile, "MIG 2x 1g.10gb", and modes without parts."""
+    words = {PartKind.MIG: "MIG", PartKind.PARTITION: "partitions"}
+    counts = Counter((part.kind, part.profile) for part in device.parts)
+    for kind in dict.fromkeys(kind for kind, _ in counts):
+        listed = [
+            f"{count}x {printable(profile)}"
+            for (one, profile), count in counts.items()
+            if one is kind and profile is not None
+        ]
+        if listed:
+            yield f"{words.get(kind, 'vGPU')} {', '.join(listed)}"
+    mode = device.partition_mode
+    if mode is not None and not any(not part.is_for_vms for part in device.parts):
+        yield "MIG without instances" if mode == "mig" else printable(mode)
+    if device.memory_partition_mode is not None:
+        yield printable(device.memory_partition_mode)
+
+
+def _of(current: float | None, most: float | None, before: str, after: str) -> str | None:
+    if current is None and most is None:
+        return None
+    if current is None:
+        return f"up to {before}{most:g}{after}"
+    if most is None or current >= most:
+        return f"{before}{current:g}{after}"
+    return f"{before}{current:g} of {before}{most:g}{after}"
+
+
+LINK_NAMES = {LinkKind.NVLINK: "NVLink", LinkKind.XGMI: "xGMI", LinkKind.C2C: "NVLink-C2C"}
+
+
+def link_lines(host: Host) -> tuple[str, ...]:
+    """Each kind of link and count with the devices that it joins; nothing is left out.
+
+    A set of devices of which every pair is linked is said once.
+    """
+    naming = _Naming(host)
+    lines: list[str] = []
+    by_kind: dict[tuple[LinkKind, int | None], set[frozenset[Bdf]]] = {}
+    for link in host.links:
+        if link.b is not None and link.a != link.b:
+            pairs = by_kind.setdefault((link.kind, link.count), set())
+            pairs.add(frozenset((link.a, link.b)))
+    for (kind, count), pairs in sorted(by_kind.items(), key=lambda item: str(item[0])):
+        each = f", {plural(count, 'link')} each" if count else ", number of links unknown"
+        remaining = set(pairs)
+        for members in _components(pairs):
+            inside = {pair for pair in remaining if pair <= members}
+            said = naming.set(members)
+            if len(members) > 2 and len(inside) == len(members) * (len(members) - 1) // 2:
+                lines.append(f"{LINK_NAMES[kind]}: {said}, every pair{each}")
+                continue
+            for ends, mates in _stars(inside):
+                lines.append(f"{LINK_NAMES[kind]}: {naming.set(ends)} to {naming.set(mates)}{each}")
+    to_cpus = [
+        f"{naming.set(frozenset([link.a]))} to the CPU of node {link.b_node}"
+        for link in host.links
+        if link.b_node is not None
+    ]
+    if to_cpus:
+        lines.append(f"{LINK_NAMES[LinkKind.C2C]}: {', '.join(to_cpus)}")
+    return tuple(lines)
+
+
+def peer_links(host: Host) -> dict[Bdf, str]:
+    """Each device's links to others, in a few words: "NVLink x18 to 7".
+
+    The counts of all peers are not added up: links through NVSwitches serve every peer in turn.
+    """
+    counts: dict[tuple[Bdf, LinkKind], list[int | None]] = {}
+    for link in host.links:
+        if link.b is not None and link.a != link.b:
+            for end in (link.a, link.b):
+                counts.setdefault((end, link.kind), []).append(link.count)
+    found: dict[Bdf, str] = {}
+    for (bdf, kind), each in counts.items():
+        known = {count for count in each if count}
+        width = f" x{min(known)}" if len(known) == 1 and None not in each else ""
+        said = f"{LINK_NAMES[kind]}{width} to {len(each)}"
+        found[bdf] = f"{found[bdf]}, {said}" if bdf in found else said
+    return found
+
+
+class _Naming:
+    """Names of devices in links: GPUs by number, others by kind and address."""
+
+    def __init__(self, host: Host) -> None:
+        self.gpus = gpu_numbers(host)
+        self.kinds = {device.bdf: device.kind for device in host.pci_devices}
+        self.short = short_addresses(host)
+
+    def set(self, members: frozenset[Bdf]) -> str:
+        gpus = [self.gpus[bdf] for bdf in members if bdf in self.gpus]
+        parts = [f"GPU{'s ' if len(gpus) > 1 else ''}{number_list(gpus)}"] if gpus else []
+        others: dict[DeviceKind, list[Bdf]] = {}
+        for bdf in sorted(members - self.gpus.keys()):
+            others.setdefault(self.kinds.get(bdf, DeviceKind.OTHER), []).append(bdf)
+        for kind, bdfs in others.items():
+            parts.append(
+                f"{KIND_NAMES[kind]} {', '.join(address_text(b, self.short) for b in bdfs)}"
+            )
+        return " and ".join(parts)
+
+
+def _stars(pairs: set[frozenset[Bdf]]) -> list[tuple[frozenset[Bdf], frozenset[Bdf]]]:
+    """Pairs as (these, each linked to all of those): every pair once, in few sentences."""
+    mates: dict[Bdf, set[Bdf]] = {}
+    for pair in pairs:
+        for bdf in pair:
+            mates.setdefault(bdf, set()).update(pair - {bdf})
+    said: list[tuple[frozenset[Bdf], frozenset[Bdf]]] = []
+    while any(mates.values()):
+        first = min(bdf for bdf, others in mates.items() if others)
+        those = frozenset(mates[first])
+        # No link inside `these`, as they would have each other as mates.
+        these = frozenset(bdf for bdf, others in mates.items() if frozenset(others) == those)
+        said.append((these, those))
+        for bdf in these:
+            mates[bdf] = set()
+        for bdf in those:
+            mates[bdf] -= these
+    return said
+
+
+def _components(pairs: set[frozenset[Bdf]]) -> list[frozenset[Bdf]]:
+    """Connected sets of devices, ascending by their first."""
+    owner: dict[Bdf, set[Bdf]] = {}
+    for pair in pairs:
+        merged: set[Bdf] = set(pair)
+        for bdf in pair:
+            merged |= owner.get(bdf, set())
+        for bdf in merged:
+            owner[bdf] = merged
+    return sorted({frozenset(group) for group in owner.values()}, key=min)

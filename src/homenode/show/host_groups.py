@@ -1,0 +1,314 @@
+"""HostGroups: cores by package, node and LLC, what runs on each PU, and a host in single lines."""
+
+from collections.abc import Mapping, Sequence
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from homenode.bdf import Bdf
+from homenode.cpuset import CpuSet
+from homenode.indices import PackageIndex
+from homenode.machine.pci import DeviceKind
+from homenode.machine.topology import (
+    Core,
+    CoreKind,
+    Host,
+    HostSettings,
+    Llc,
+    MemoryKind,
+    NumaNode,
+    summarise,
+)
+from homenode.show.device_groups import NodeDevices
+from homenode.units import format_bytes
+from homenode.vm.plan_model import Plan
+from homenode.wording import number_list, plural
+
+KIND_WORDS = {CoreKind.PERFORMANCE: "P cores", CoreKind.EFFICIENCY: "E cores"}
+
+
+class CoreGroup(Struct, frozen=True):
+    """Cores of one node that share an LLC and a kind. cores_of_llc: on all nodes together."""
+
+    llc: Llc | None
+    kind: CoreKind | None
+    package: PackageIndex | None
+    cores: tuple[Core, ...]
+    cores_of_llc: int
+
+    @property
+    def pus(self) -> CpuSet:
+        return CpuSet(pu for core in self.cores for pu in core.pus)
+
+
+class NodeBlock(Struct, frozen=True):
+    """A node with PUs, or the PUs whose node is unknown (node None), and what hangs on it."""
+
+    node: NumaNode | None
+    groups: tuple[CoreGroup, ...]
+    pus: CpuSet
+    devices: NodeDevices | None
+
+
+class PackageFrame(Struct, frozen=True):
+    """Nodes of one package; packages has several where one node spans them, none if unknown."""
+
+    packages: tuple[PackageIndex, ...]
+    blocks: tuple[NodeBlock, ...]
+
+    @property
+    def name(self) -> str:
+        if not self.packages:
+            return "package unknown"
+        return f"package{'s' * (len(self.packages) > 1)} {number_list(self.packages)}"
+
+
+def core_groups(host: Host, pus: CpuSet) -> tuple[CoreGroup, ...]:
+    """The cores with any of these PUs by package, LLC and kind, ascending by PU."""
+    pu_of_index = {pu.index: pu for pu in host.pus}
+    cores_of_llc: dict[int, int] = {}
+    grouped: dict[tuple[int | None, int | None, CoreKind | None], list[Core]] = {}
+    for core in host.cores:
+        first = core.pus.first()
+        pu = None if first is None else pu_of_index.get(first)
+        if pu is None:
+            continue
+        if pu.llc is not None:
+            cores_of_llc[pu.llc] = cores_of_llc.get(pu.llc, 0) + 1
+        if not core.pus.isdisjoint(pus):
+            grouped.setdefault((core.id.package, pu.llc, core.kind), []).append(core)
+    return tuple(
+        CoreGroup(
+            None if llc is None else host.llcs[llc],
+            kind,
+            None if package is None else PackageIndex(package),
+            tuple(cores),
+            len(cores) if llc is None else cores_of_llc[llc],
+        )
+        for (package, llc, kind), cores in grouped.items()
+    )
+
+
+def package_frames(host: Host, devices: Sequence[NodeDevices]) -> tuple[PackageFrame, ...]:
+    """Every node that has PUs, by package; PUs of no known node in a block of their own."""
+    devices_of_node = {group.node: group for group in devices}
+    by_package: dict[tuple[PackageIndex, ...], list[NodeBlock]] = {}
+    placed = CpuSet()
+    for node in host.nodes:
+        if not node.pus:
+            continue
+        groups = core_groups(host, node.pus)
+        packages = tuple(sorted({g.package for g in groups if g.package is not None}))
+        block = NodeBlock(node, groups, node.pus, devices_of_node.get(node.index))
+        by_package.setdefault(packages, []).append(block)
+        placed |= node.pus
+    rest = CpuSet(pu for core in host.cores for pu in core.pus) - placed
+    if rest:
+        groups = core_groups(host, rest)
+        packages = tuple(sorted({g.package for g in groups if g.package is not None}))
+        by_package.setdefault(packages, []).append(NodeBlock(None, groups, rest, None))
+    return tuple(
+        PackageFrame(packages, tuple(blocks)) for packages, blocks in sorted(by_package.items())
+    )
+
+
+class PuUse(Struct, frozen=True):
+    """Who is on a PU. The empty use is a free PU.
+
+    vcpus: of the plan, in vCPU order; cell: the guest cell of the first one. beside_cell: free, but
+    a sibling of a PU with vCPUs of that cell. iothreads: their ids. taken_by: other domains that
+    have the PU or a sibling. barred: whoever looked at the host may not use the PU.
+    """
+
+    vcpus: tuple[int, ...] = ()
+    cell: int | None = None
+    other_cell: int | None = None
+    emulator: bool = False
+    iothreads: tuple[int, ...] = ()
+    used_by: tuple[str, ...] = ()
+    barred: bool = False
+    isolated: bool = False
+
+
+FREE = PuUse()
+
+
+def uses_of_pus(host: Host, plan: Plan | None) -> Mapping[int, PuUse]:
+    """The use of every online PU that has one; PUs that are not in it are free."""
+    uses: dict[int, PuUse] = {}
+
+    def use(pu: int) -> PuUse:
+        return uses.get(pu, FREE)
+
+    for known in host.pus:
+        if known.online and not known.allowed:
+            uses[known.index] = PuUse(barred=True)
+        if known.online and (known.isolated or known.nohz_full):
+            uses[known.index] = replace(use(known.index), isolated=True)
+    siblings: dict[int, CpuSet] = {pu: core.pus for core in host.cores for pu in core.pus}
+    for domain in host.domains:
+        if not (domain.running or domain.planned):
+            continue
+        if plan is not None and domain.name == plan.vm.name:
+            continue
+        in_use = CpuSet()
+        for pins in domain.vcpu_pins:
+            # A vCPU that floats over the whole host takes no core from anyone.
+            if pins is not None and len(pins) < len(siblings):
+                for pu in pins:
+                    in_use |= siblings.get(pu, CpuSet())
+        for threads in (domain.emulator_pus, *domain.iothread_pus):
+            if threads is not None and len(threads) < len(siblings):
+                in_use |= threads
+        for pu in in_use:
+            uses[pu] = replace(use(pu), used_by=(*use(pu).used_by, domain.name))
+    if plan is None:
+        return uses
+    cell_of_vcpu: dict[int, int] = {vcpu: cell.id for cell in plan.cells for vcpu in cell.vcpus}
+    vcpus_of_pu: dict[int, list[int]] = {}
+    for vcpu, pins in enumerate(plan.vcpu_pins):
+        for pu in pins:
+            vcpus_of_pu.setdefault(pu, []).append(vcpu)
+    for index, vcpus in vcpus_of_pu.items():
+        home = cell_of_vcpu.get(vcpus[0], 0)
+        uses[index] = replace(use(index), vcpus=tuple(vcpus), cell=home)
+        for sibling in siblings.get(index, CpuSet()):
+            if sibling not in vcpus_of_pu:
+                uses[sibling] = replace(use(sibling), other_cell=home)
+    for own in plan.emulator_pus or ():
+        uses[own] = replace(use(own), emulator=True)
+    for number, threads in plan.vm.iothread_pins:
+        for own in threads:
+            uses[own] = replace(use(own), iothreads=(*use(own).iothreads, number))
+    return uses
+
+
+def host_counts(host: Host) -> str:
+    """The host in one line: how many of each thing."""
+    summary = summarise(host)
+    parts = [
+        plural(summary.packages, "package"),
+        plural(summary.numa_nodes, "NUMA node"),
+        plural(summary.cores, "core"),
+        plural(summary.pus, "PU"),
+        plural(summary.llcs, "LLC"),
+    ]
+    if summary.cpuless_nodes:
+        parts[1] += f" ({summary.cpuless_nodes} without PUs)"
+    if summary.pus_offline:
+        parts[3] += f" ({summary.pus_offline} more offline)"
+    if summary.pus_disallowed:
+        parts[3] += f" ({summary.pus_disallowed} not allowed)"
+    size = summary.memory_bytes
+    parts.append("memory unknown" if size is None else format_bytes(size))
+    for kind, noun, nouns in (
+        (DeviceKind.GPU, "GPU", "GPUs"),
+        (DeviceKind.NIC, "NIC", "NICs"),
+        (DeviceKind.NVSWITCH, "NVSwitch", "NVSwitches"),
+    ):
+        devices = host.devices_of_kind(kind)
+        functions = sum(device.physical_function is not None for device in devices)
+        if devices:
+            text = plural(len(devices) - functions, noun, nouns)
+            parts.append(f"{text} with {plural(functions, 'VF')}" if functions else text)
+    parts.append(plural(summary.pci_functions, "PCI function"))
+    return ", ".join(parts)
+
+
+def memory_parts(node: NumaNode) -> list[str]:
+    """A node's memory: its size, what is free, its huge pages."""
+    if not node.memory_bytes:
+        return ["memory unknown" if node.memory_bytes is None else "no memory"]
+    parts = [format_bytes(node.memory_bytes)]
+    if node.memory_free_bytes is not None:
+        parts.append(f"{format_bytes(node.memory_free_bytes)} free")
+    for pool in node.page_pools:
+        if pool.total_pages:
+            size = format_bytes(pool.page_bytes)
+            parts.append(f"{size} pages: {pool.free_pages} of {pool.total_pages} free")
+    return parts
+
+
+def llc_parts(group: CoreGroup) -> list[str]:
+    """A group's LLC: its number, level and size."""
+    if group.llc is None:
+        return ["LLC unknown"]
+    size = group.llc.size_bytes
+    named = [f"LLC {group.llc.index}", f"L{group.llc.level}"]
+    return named if size is None else [*named, format_bytes(size)]
+
+
+def memory_nodes(host: Host) -> dict[Bdf, tuple[int, ...]]:
+    """The nodes of each GPU's memory."""
+    found: dict[Bdf, tuple[int, ...]] = {}
+    for node in host.nodes:
+        if node.gpu is not None and node.memory_bytes != 0:
+            found[node.gpu] = (*found.get(node.gpu, ()), node.index)
+    return found
+
+
+def nodes_without_pus(host: Host) -> dict[str, list[int]]:
+    """Nodes without PUs by what is said of them, those that are alike together."""
+    alike: dict[str, list[int]] = {}
+    for node in host.nodes:
+        if not node.pus:
+            alike.setdefault(_other_node(node), []).append(node.index)
+    return alike
+
+
+def _other_node(node: NumaNode) -> str:
+    text = ", ".join(memory_parts(node)[:2])
+    if node.memory_kind is MemoryKind.GPU:
+        text += f", memory of GPU {node.gpu}" if node.gpu is not None else ", GPU memory"
+    elif node.memory_kind is MemoryKind.OTHER:
+        text += ", not plain DRAM"
+    if node.generic_initiator:
+        text += ", generic initiator"
+    return text
+
+
+def settings_lines(settings: HostSettings) -> tuple[str, ...]:
+    """Settings that placement depends on, those that are known."""
+    lines: list[str] = []
+    for name, value in (
+        ("kernel", settings.kernel_release),
+        ("on the kernel command line", _placement_parameters(settings.kernel_command_line)),
+        ("SMT control", settings.smt_control),
+        (
+            "CPU frequency governor",
+            None if settings.governors is None else ", ".join(settings.governors) or "none",
+        ),
+        ("transparent huge pages", settings.transparent_hugepages),
+        (
+            "automatic NUMA balancing",
+            {None: None, 0: "off", 1: "on"}.get(
+                settings.numa_balancing, str(settings.numa_balancing)
+            ),
+        ),
+        ("libvirt", _version(settings.libvirt_version)),
+        ("QEMU", _version(settings.qemu_version)),
+    ):
+        if value:
+            lines.append(f"{name}: {value}")
+    return tuple(lines)
+
+
+# What decides where threads and pages may lie, and how devices are mapped.
+_PARAMETERS = tuple(
+    """
+    isolcpus nohz_full rcu_nocbs irqaffinity nosmt maxcpus nr_cpus numa numa_balancing
+    hugepagesz hugepages default_hugepagesz transparent_hugepage iommu intel_iommu amd_iommu
+    vfio-pci vfio_iommu_type1 pci mitigations
+""".split()
+)
+
+
+def _placement_parameters(command_line: str | None) -> str | None:
+    """The parameters that matter here; the rest is long and may name disks or passwords."""
+    words = (command_line or "").split()
+    kept = [w for w in words if w.partition("=")[0].partition(".")[0] in _PARAMETERS]
+    return " ".join(kept) or None
+
+
+def _version(version: tuple[int, int, int] | None) -> str | None:
+    return None if version is None else ".".join(str(part) for part in version)

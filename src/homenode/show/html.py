@@ -1,0 +1,137 @@
+"""Html: a document as one page, for a browser or on paper, by WeasyPrint. [I/O]"""
+
+import base64
+import hashlib
+import logging
+from functools import cache
+
+from homenode.doc import Cell, Doc, Words, plain, spans
+from homenode.errors import HostError
+from homenode.package_files import package_text
+from homenode.show.palette import chart_style, key_style, style_sheet
+from homenode.wording import printable
+
+_DRAWINGS = "svg:is(.map,.host)"
+_HATCHED = "".join(
+    f"svg.map [data-hatch={name}]{{fill:url(#{name})}}" for name in ("taken", "barred")
+)
+_WORD_JOINER = "\u2060"
+
+
+def html_page(doc: Doc) -> str:
+    """The document as a page that asks the network for nothing.
+
+    Its policy forbids everything but its own style sheet and script, by their digests.
+    """
+    style = _text("page.css") + chart_style() + style_sheet(_DRAWINGS) + key_style() + _HATCHED
+    script = _text("page.js")
+    policy = (
+        f"default-src 'none'; style-src {_digest(style)}; script-src {_digest(script)}; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    return _rendered(doc, style=style, script=script, policy=policy, paper=False)
+
+
+def html_for_paper(doc: Doc) -> str:
+    """The document for a renderer of pages: no script, nothing folded."""
+    return _rendered(doc, style=_text("paper.css"), script="", policy="", paper=True)
+
+
+def pdf_pages(html: str) -> bytes:
+    """The pages of a report. Raises HostError without WeasyPrint.
+
+    Nothing is fetched: an address in the document, of whatever kind, is refused.
+    """
+    try:
+        from weasyprint import HTML  # type: ignore[import-untyped]
+        from weasyprint.urls import URLFetcher  # type: ignore[import-untyped]
+    except ImportError as error:
+        raise missing_extra(error.name or "weasyprint") from None
+    except OSError as error:  # Pango is a library of the system's, loaded when it is imported
+        raise HostError(
+            f"report: expected the library Pango, found: {str(error).splitlines()[0]}",
+            hint="Debian, Ubuntu: apt install libpango-1.0-0 libpangoft2-1.0-0; or write .html",
+        ) from None
+    logging.getLogger("weasyprint").setLevel(logging.ERROR)
+    logging.getLogger("fontTools").setLevel(logging.ERROR)
+    fetches_nothing = URLFetcher(allowed_protocols=())
+    content = HTML(string=html, url_fetcher=fetches_nothing).write_pdf()
+    assert isinstance(content, bytes)  # where it is given no file
+    return content
+
+
+def missing_extra(module: str) -> HostError:
+    """What to say where a library of the extra is not there."""
+    return HostError(
+        f"report: expected the Python package {module}, found none",
+        hint="pip install 'homenode[report]'",
+    )
+
+
+def _rendered(doc: Doc, **values: object) -> str:
+    try:
+        from jinja2 import DictLoader, Environment, StrictUndefined
+        from markupsafe import Markup
+    except ImportError as error:
+        raise missing_extra(error.name or "jinja2") from None
+    environment = Environment(
+        loader=DictLoader({"page": _text("page.html.j2")}),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=_shown,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    # Drawings are built as elements, the style sheet and the script are ours: nothing else is let
+    # through unescaped.
+    is_paper = bool(values["paper"])
+
+    def drawn(svg: str) -> Markup:
+        return Markup(_styled(svg) if is_paper else svg)  # noqa: S704
+
+    environment.filters |= {
+        "drawn": drawn,
+        "spans": spans,
+        "cell": _cell,
+        "name": _name,
+        "kind": lambda part: type(part).__name__,
+    }
+    return environment.get_template("page").render(doc=doc, **values)
+
+
+def _cell(cell: Words | Cell) -> Cell:
+    return cell if isinstance(cell, Cell) else Cell((cell,))
+
+
+def _name(head: Words | Cell) -> str:
+    """The first line of a head."""
+    return plain(head.lines[0] if isinstance(head, Cell) else head)
+
+
+def _styled(svg: str) -> str:
+    """A chart with its style sheet inside, for a renderer that does not look outside."""
+    head, end, rest = svg.partition(">")
+    if 'class="chart"' not in head:
+        return svg
+    return f"{head}{end}<style>{chart_style(dark=False)}</style>{rest}"
+
+
+def _shown(value: object) -> object:
+    """A text with nothing that steers a terminal, or turns the direction of what follows.
+
+    A figure and its percent sign stay on one line, as do units with word joiners in them. What is
+    markup already is left alone.
+    """
+    if type(value) is not str:
+        return value
+    return _WORD_JOINER.join(map(printable, value.split(_WORD_JOINER))).replace(" %", "\u00a0%")
+
+
+def _digest(text: str) -> str:
+    found = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+    return f"'sha256-{found}'"
+
+
+@cache
+def _text(name: str) -> str:
+    return package_text("show", "templates", name)

@@ -1,0 +1,485 @@
+"""MapNodes: packages as frames; in them nodes with their memory, LLCs, cores, PUs and devices."""
+
+from collections.abc import Mapping, Sequence
+
+from msgspec import Struct
+
+from homenode.indices import NodeIndex
+from homenode.machine.topology import Core, Host, NumaNode
+from homenode.show.host_groups import (
+    FREE,
+    KIND_WORDS,
+    CoreGroup,
+    NodeBlock,
+    PackageFrame,
+    PuUse,
+    llc_parts,
+    memory_parts,
+)
+from homenode.show.map_devices import DeviceFacts, draw_devices
+from homenode.show.palette import CELL_COLOURS
+from homenode.show.svg_canvas import LEAST_TEXT_SIZE, SvgCanvas, text_width, wrap
+from homenode.units import format_bytes
+from homenode.vm.model import GuestCellId
+from homenode.vm.plan_model import Plan
+from homenode.wording import nodes_text, number_list, plural
+
+LABELLED_PUS = 1024
+"""Hosts with more PUs are drawn with ranges of PUs per LLC; labels would make the page too tall."""
+
+_CAPTION_SIZE = 10.0
+_EDGE, _SPACE, _CORE_GAP = 5.0, 8.0, 3.0
+
+
+class CellSize(Struct, frozen=True):
+    """Size of one PU's box and of the text in it. labelled: False draws squares without text."""
+
+    width: float
+    height: float
+    large: float
+    small: float
+    labelled: bool = True
+
+
+def cell_size(host: Host, uses: Mapping[int, PuUse], planned: bool, zoom: float) -> CellSize:
+    """The size at which every PU's number, and with a plan every vCPU's, fits its box."""
+    if len(host.pus) > LABELLED_PUS:
+        return CellSize(11, 11, 0, 0, labelled=False)
+    # Boxes may grow more than their text: large numbers are no easier to read.
+    grown = min(zoom, 1.25)
+    large, small = 11.0 * grown, (LEAST_TEXT_SIZE if planned else 9.5) * grown
+    widest_pu = max((text_width(str(pu.index), small) for pu in host.pus), default=0)
+    if not planned:
+        return CellSize(max(22 * zoom, widest_pu + 5), 17 * zoom, large, small)
+    labels = {use_label(use) for use in uses.values()}
+    widest = max((text_width(label, large, bold=True) for label in labels), default=0)
+    return CellSize(max(26 * zoom, widest_pu + 5, widest + 5), 27 * zoom, large, small)
+
+
+def use_label(use: PuUse) -> str:
+    """What stands on a PU: the vCPU's number, or the thread of QEMU's that runs there."""
+    if len(use.vcpus) > 1:
+        return f"{len(use.vcpus)}v"
+    if use.vcpus:
+        return str(use.vcpus[0])
+    if use.emulator:
+        return "em+" if use.iothreads else "em"
+    if use.iothreads:
+        return f"io{number_list(use.iothreads)}"
+    return ""
+
+
+def draw_core_groups(
+    canvas: SvgCanvas,
+    groups: Sequence[CoreGroup],
+    uses: Mapping[int, PuUse],
+    size: CellSize,
+    place: tuple[float, float, float],
+    name_packages: bool,
+) -> float:
+    """Draw the groups from (x, y) within a width; returns the height that they take."""
+    x, y, width = place
+    if not groups:
+        return 0.0
+    columns = _columns(groups, size, width)
+    at_x, at_y, row_height = x, y, 0.0
+    for group in groups:
+        cell = _core_size(group, size)
+        threads = max(len(core.pus) for core in group.cores)
+        across = min(columns, len(group.cores))
+        cores_width = across * (cell[0] + _CORE_GAP) - _CORE_GAP
+        caption = _caption(group, name_packages)
+        least = max(cores_width, 150.0 if not size.labelled else 0.0)
+        caption_width = max(text_width(line, _CAPTION_SIZE) for line in caption)
+        frame_width = min(max(least, caption_width) + 2 * _EDGE, width)
+        notes = () if size.labelled else _range_lines(group, uses, frame_width - 2 * _EDGE)
+        caption = tuple(
+            part for line in caption for part in wrap(line, _CAPTION_SIZE, frame_width - 2 * _EDGE)
+        )
+        rows = -(-len(group.cores) // across)
+        head = 4 + 12 * len(caption) + 3
+        frame_height = head + rows * (cell[1] + _CORE_GAP) - _CORE_GAP + _EDGE + 11.5 * len(notes)
+        if at_x > x and at_x + frame_width > x + width + 0.01:
+            at_x, at_y, row_height = x, at_y + row_height + _SPACE, 0.0
+        canvas.rect(at_x, at_y, frame_width, frame_height, "llc", radius=4)
+        for line_number, line in enumerate(caption):
+            canvas.text(at_x + _EDGE, at_y + 13 + 12 * line_number, line, _CAPTION_SIZE, "dim")
+        for position, core in enumerate(group.cores):
+            row, column = divmod(position, across)
+            core_x = at_x + _EDGE + column * (cell[0] + _CORE_GAP)
+            core_y = at_y + head + row * (cell[1] + _CORE_GAP)
+            _draw_core(canvas, core, uses, size, (core_x, core_y, threads))
+        notes_top = at_y + head + rows * (cell[1] + _CORE_GAP) + 8
+        for line_number, line in enumerate(notes):
+            canvas.text(at_x + _EDGE, notes_top + 11.5 * line_number, line, 9, "ink")
+        at_x += frame_width + _SPACE
+        row_height = max(row_height, frame_height)
+    return at_y + row_height - y
+
+
+def _draw_core(
+    canvas: SvgCanvas,
+    core: Core,
+    uses: Mapping[int, PuUse],
+    size: CellSize,
+    place: tuple[float, float, int],
+) -> None:
+    x, y, threads = place
+    across, _ = _threads_grid(threads)
+    for position, pu in enumerate(core.pus):
+        column, row = position % across, position // across
+        box = (x + column * size.width, y + row * size.height)
+        _draw_pu(canvas, pu, uses.get(pu, FREE), size, box)
+    width, height = min(len(core.pus), across) * size.width, size.height
+    height *= -(-len(core.pus) // across)
+    kind = "" if core.kind is None else f", {core.kind.value} core"
+    title = f"core {core.index} (package {core.id.package}, OS core {core.id.core}{kind})"
+    frame = canvas.rect(x, y, width, height, "core", radius=2.5, title=f"{title}: PUs {core.pus}")
+    frame.set("pointer-events", "all")
+
+
+def _draw_pu(
+    canvas: SvgCanvas, pu: int, use: PuUse, size: CellSize, corner: tuple[float, float]
+) -> None:
+    x, y = corner
+    ink, fill, classes = "ink", None, "pu"
+    if use.vcpus and use.cell is not None:
+        colour = use.cell % len(CELL_COLOURS)
+        classes, ink = f"pu cell{colour}", f"on-cell{colour}"
+    elif use.emulator or use.iothreads:
+        classes, ink = "pu host-thread", "on-host-thread"
+    elif use.other_cell is not None:
+        classes = f"pu tint{use.other_cell % len(CELL_COLOURS)}"
+    elif use.barred or use.used_by:
+        fill = "barred" if use.barred else "taken"
+    inset = 1.0
+    if use.isolated:
+        classes += " isolated"
+    canvas.rect(
+        x + inset,
+        y + inset,
+        size.width - 2 * inset,
+        size.height - 2 * inset,
+        classes,
+        radius=1.5,
+        fill=fill,
+        title=f"PU {pu}: used by {', '.join(use.used_by)}" if use.used_by else None,
+    )
+    if use.vcpus and (use.emulator or use.iothreads):
+        canvas.rect(x + 2.5, y + 2.5, size.width - 5, size.height - 5, "outline wire", radius=1)
+    if not size.labelled:
+        return
+    label, middle = use_label(use), x + size.width / 2
+    if label:
+        canvas.text(
+            middle, y + size.height * 0.5, label, size.large, ink, bold=True, anchor="middle"
+        )
+        baseline = y + size.height - 0.13 * size.height
+    else:
+        baseline = y + size.height / 2 + size.small * 0.36
+    if fill is not None and not label:
+        ground = text_width(str(pu), size.small) + 2
+        canvas.rect(
+            middle - ground / 2,
+            y + size.height / 2 - size.small * 0.6,
+            ground,
+            size.small * 1.2,
+            "pu-ground",
+        )
+    canvas.text(middle, baseline, str(pu), size.small, ink if label else "dim", anchor="middle")
+
+
+def rows_of_cores(groups: Sequence[CoreGroup], size: CellSize, width: float) -> int:
+    """How many rows of cores the groups take together."""
+    if not groups:
+        return 0
+    columns = _columns(groups, size, width)
+    frame = max(columns * (_core_size(groups[0], size)[0] + _CORE_GAP), 110.0) + 2 * _EDGE
+    neighbours = max(1, int((width + _SPACE) // (frame + _SPACE)))
+    most = max(len(group.cores) for group in groups)
+    return -(-len(groups) // neighbours) * -(-most // columns)
+
+
+def _columns(groups: Sequence[CoreGroup], size: CellSize, width: float) -> int:
+    """Cores in a row of a group, such that all groups together take the least height."""
+    largest = max(groups, key=lambda group: len(group.cores))
+    cell_width = max(_core_size(group, size)[0] for group in groups) + _CORE_GAP
+    cell_height = max(_core_size(group, size)[1] for group in groups) + _CORE_GAP
+    most = max(1, int((width - 2 * _EDGE + _CORE_GAP) // cell_width))
+    best: tuple[float, int, int] | None = None
+    for rows in range(1, len(largest.cores) + 1):
+        columns = -(-len(largest.cores) // rows)
+        if columns > most:
+            continue
+        frame = max(columns * cell_width - _CORE_GAP, 110.0) + 2 * _EDGE
+        neighbours = max(1, int((width + _SPACE) // (frame + _SPACE)))
+        lines = -(-len(groups) // neighbours)
+        option = (lines * (rows * cell_height + 30), rows, columns)
+        best = option if best is None else min(best, option)
+    return best[2] if best else 1
+
+
+def _core_size(group: CoreGroup, size: CellSize) -> tuple[float, float]:
+    return _core_box(max(len(core.pus) for core in group.cores), size)
+
+
+def _core_box(threads: int, size: CellSize) -> tuple[float, float]:
+    across, down = _threads_grid(threads)
+    return across * size.width, down * size.height
+
+
+def _threads_grid(threads: int) -> tuple[int, int]:
+    """Columns and rows of a core's PUs: siblings below each other, two columns from SMT4 on."""
+    across = 1 if threads <= 3 else 2
+    return across, -(-threads // across)
+
+
+def _caption(group: CoreGroup, name_package: bool) -> tuple[str, ...]:
+    package = [f"package {group.package}"] if name_package and group.package is not None else []
+    first = " · ".join((*package, *llc_parts(group)))
+    second = []
+    if group.kind is not None:
+        second.append(KIND_WORDS[group.kind])
+    if group.llc is not None and len(group.cores) < group.cores_of_llc:
+        second.append(f"{len(group.cores)} of its {plural(group.cores_of_llc, 'core')}")
+    return (first, " · ".join(second)) if second else (first,)
+
+
+def _range_lines(group: CoreGroup, uses: Mapping[int, PuUse], width: float) -> tuple[str, ...]:
+    """PUs of a group as ranges, and what runs on them, where the PUs have no labels."""
+    texts = [f"PUs {group.pus}"]
+    by_cell: dict[int, list[int]] = {}
+    host_threads: list[int] = []
+    pinned: dict[int, list[int]] = {}
+    for pu in group.pus:
+        use = uses.get(pu, FREE)
+        if use.vcpus and use.cell is not None:
+            by_cell.setdefault(use.cell, []).extend(use.vcpus)
+            pinned.setdefault(use.cell, []).append(pu)
+        if use.emulator or use.iothreads:
+            host_threads.append(pu)
+    for cell, vcpus in sorted(by_cell.items()):
+        texts.append(f"cell {cell}: vCPUs {number_list(vcpus)} on PUs {number_list(pinned[cell])}")
+    if host_threads:
+        texts.append(f"emulator, IOThreads: PUs {number_list(host_threads)}")
+    return tuple(line for text in texts for line in wrap(text, 9, width))
+
+
+_PAD, _GAP = 12.0, 12.0
+_CHIP = 20.0
+
+
+class Scene(Struct, frozen=True):
+    """What every part of the picture looks up."""
+
+    host: Host
+    plan: Plan | None
+    uses: Mapping[int, PuUse]
+    facts: DeviceFacts
+
+
+def draw_packages(
+    canvas: SvgCanvas,
+    frames: Sequence[PackageFrame],
+    scene: Scene,
+    size: CellSize,
+    place: tuple[float, float, float],
+) -> float:
+    """Draw all packages from (x, y) within a width; returns the height that they take."""
+    x, y, width = place
+    if not frames:
+        return 0.0
+    across, nodes_across = columns_of(frames)
+    frame_width, node_width = _widths(width, across, nodes_across)
+    for start in range(0, len(frames), across):
+        row_height = 0.0
+        drawn = []
+        for position, frame in enumerate(frames[start : start + across]):
+            frame_x = x + position * (frame_width + _GAP)
+            rect = canvas.rect(frame_x, y, frame_width, 0, "package", radius=8)
+            drawn.append(rect)
+            canvas.text(frame_x + _PAD, y + 20, _frame_title(frame), 13, "ink", bold=True)
+            height = 30.0
+            for first in range(0, len(frame.blocks), nodes_across):
+                height += _draw_row(
+                    canvas,
+                    frame.blocks[first : first + nodes_across],
+                    scene,
+                    size,
+                    (frame_x + _PAD, y + height, node_width),
+                    len(frame.packages) > 1,
+                )
+                height += _GAP
+            row_height = max(row_height, height)
+        for rect in drawn:
+            canvas.resize(rect, row_height)
+        y += row_height + _GAP
+    return y - _GAP - place[1]
+
+
+def columns_of(frames: Sequence[PackageFrame]) -> tuple[int, int]:
+    """Packages side by side, and nodes side by side in a package: at most four nodes in all."""
+    nodes_across = min(4, max(len(frame.blocks) for frame in frames))
+    return min(len(frames), max(1, 4 // nodes_across)), nodes_across
+
+
+def core_space(width: float, across: int, nodes_across: int) -> float:
+    """What cores may take of a picture's width in one node."""
+    return _widths(width, across, nodes_across)[1] - 20
+
+
+def _widths(width: float, across: int, nodes_across: int) -> tuple[float, float]:
+    """Width of a package's frame and of a node's box in it."""
+    frame_width = (width + _GAP) / across - _GAP
+    return frame_width, (frame_width - 2 * _PAD + _GAP) / nodes_across - _GAP
+
+
+def _draw_row(
+    canvas: SvgCanvas,
+    blocks: Sequence[NodeBlock],
+    scene: Scene,
+    size: CellSize,
+    place: tuple[float, float, float],
+    name_packages: bool,
+) -> float:
+    x, y, width = place
+    drawn = []
+    box_height = 0.0
+    for position, block in enumerate(blocks):
+        node_x = x + position * (width + _GAP)
+        drawn.append(canvas.rect(node_x, y, width, 0, "node", radius=6))
+        here = (node_x + 10, y, width - 20)
+        box_height = max(
+            box_height, _draw_node(canvas, block, scene, size, here, name_packages) + 10
+        )
+    # Boxes of one row end together, so that their devices begin together.
+    for rect in drawn:
+        canvas.resize(rect, box_height)
+    row_height = box_height
+    for position, block in enumerate(blocks):
+        if block.devices is not None:
+            here = (x + position * (width + _GAP), y + box_height, width)
+            height = draw_devices(canvas, block.devices, scene.facts, here, hangs=True)
+            row_height = max(row_height, box_height + height)
+    return row_height
+
+
+def _draw_node(
+    canvas: SvgCanvas,
+    block: NodeBlock,
+    scene: Scene,
+    size: CellSize,
+    place: tuple[float, float, float],
+    name_packages: bool,
+) -> float:
+    x, y, width = place
+    cores = sum(len(group.cores) for group in block.groups)
+    name = "node unknown" if block.node is None else f"node {block.node.index}"
+    canvas.text(x, y + 21, name, 15, "ink", bold=True)
+    at_y = y + 24
+    counts = f"{plural(cores, 'core')}, {plural(len(block.pus), 'PU')}: {block.pus}"
+    for line in wrap(counts, 10.5, width):
+        at_y += 13.5
+        canvas.text(x, at_y, line, 10.5, "dim")
+    at_y += 6
+    at_y += _draw_cell_chips(canvas, block, scene, (x, at_y, width))
+    if block.node is not None:
+        at_y += draw_memory(canvas, block.node, scene.plan, (x, at_y, width))
+    at_y += 8
+    return (
+        at_y
+        + draw_core_groups(canvas, block.groups, scene.uses, size, (x, at_y, width), name_packages)
+        - y
+    )
+
+
+def _draw_cell_chips(
+    canvas: SvgCanvas, block: NodeBlock, scene: Scene, place: tuple[float, float, float]
+) -> float:
+    """The guest cells with vCPUs or memory here, in their colours."""
+    if scene.plan is None:
+        return 0.0
+    vcpus_of_cell: dict[int, list[int]] = {}
+    for vcpu, pins in enumerate(scene.plan.vcpu_pins):
+        if not pins.isdisjoint(block.pus):
+            home = next((c.id for c in scene.plan.cells if vcpu in c.vcpus), GuestCellId(0))
+            vcpus_of_cell.setdefault(home, []).append(vcpu)
+    x, y, width = place
+    at_x, at_y = x, y
+    for cell, vcpus in sorted(vcpus_of_cell.items()):
+        text = f"{cell_name(scene.plan, cell)}: vCPUs {number_list(vcpus)}"
+        for line in wrap(text, 11, width - 14, bold=True):
+            chip = text_width(line, 11, bold=True) + 14
+            if at_x > x and at_x + chip > x + width:
+                at_x, at_y = x, at_y + _CHIP + 4
+            colour = cell % len(CELL_COLOURS)
+            canvas.rect(at_x, at_y, chip, _CHIP, f"cell{colour}", radius=4)
+            canvas.text(at_x + 7, at_y + 14, line, 11, f"on-cell{colour}", bold=True)
+            at_x += chip + 6
+    return at_y - y + _CHIP + 6 if vcpus_of_cell else 0.0
+
+
+def cell_name(plan: Plan, cell: int) -> str:
+    """What to call a guest cell: a flat guest has none to number."""
+    return "guest" if len(plan.cells) == 1 else f"guest cell {cell}"
+
+
+def draw_memory(
+    canvas: SvgCanvas,
+    node: NumaNode,
+    plan: Plan | None,
+    place: tuple[float, float, float],
+) -> float:
+    """The node's memory as a bar, what the plan takes in the cell's colour, and both in words."""
+    x, y, width = place
+    shares = guest_memory(plan, node.index)
+    total = node.memory_bytes
+    at_y = y
+    if total:
+        canvas.rect(x, at_y + 2, width, 12, "bar", radius=2)
+        used = 0 if node.memory_free_bytes is None else total - node.memory_free_bytes
+        scale = width / total
+        at_x = x
+        if used > 0:
+            canvas.rect(at_x, at_y + 2, min(used * scale, width), 12, "bar-used")
+            at_x += min(used * scale, width)
+        for cell, share, exact in shares:
+            part = min(share * scale, x + width - at_x)
+            if part > 0.5:
+                look = "cell" if exact else "tint"
+                canvas.rect(at_x, at_y + 2, part, 12, f"{look}{cell % len(CELL_COLOURS)}")
+                at_x += part
+        at_y += 14
+    lines = [" · ".join(memory_parts(node))]
+    if plan is not None:
+        for cell, share, exact in shares:
+            whole = plan.cells[cell].memory_bytes
+            lines.append(
+                f"{format_bytes(share)} for {cell_name(plan, cell)}"
+                if exact
+                else f"part of {cell_name(plan, cell)}'s {format_bytes(whole)}"
+            )
+    for text in lines:
+        for line in wrap(text, 10.5, width):
+            at_y += 13.5
+            canvas.text(x, at_y, line, 10.5, "ink")
+    return at_y - y + 2
+
+
+def guest_memory(plan: Plan | None, node: NodeIndex) -> tuple[tuple[int, int, bool], ...]:
+    """(cell, bytes, exact) of guest memory bound to a node; equal shares where several hold it."""
+    if plan is None or not plan.memory_nodes:
+        return ()
+    return tuple(
+        (cell.id, cell.memory_bytes // len(cell.host_nodes), len(cell.host_nodes) == 1)
+        for cell in plan.cells
+        if node in cell.host_nodes
+    )
+
+
+def _frame_title(frame: PackageFrame) -> str:
+    if len(frame.packages) < 2:
+        return frame.name
+    nodes = [block.node.index for block in frame.blocks if block.node is not None]
+    verb = "spans" if len(nodes) == 1 else "span"
+    return f"{frame.name}: {nodes_text(nodes)} {verb} them"

@@ -1,0 +1,433 @@
+"""Across: all machines at once: a summary, what each switch does, charts on one axis, links."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from homenode.decide.comparison import Outcome
+from homenode.decide.ranking import Position
+from homenode.decide.summary import Series, SeriesKey, headline
+from homenode.decide.switch_effects import StudySwitch, SwitchEffect
+from homenode.decide.words import figure_text, multiple_text, range_text
+from homenode.doc import Cell, Picture, Span, Table, Words
+from homenode.machine.pci import DeviceKind
+from homenode.metrics import METRICS, Metric
+from homenode.show.charts.bars import (
+    Bar,
+    BarGroup,
+    bar_chart,
+    chart_scale,
+    range_figures,
+    short_figure,
+)
+from homenode.show.page.machine import Machine
+from homenode.show.page.pictures import better_text, metric_bars
+from homenode.wording import plural
+
+_AUTHOR_COLUMN = {"cells": StudySwitch.CELLS.value}
+"""Columns of published summaries that are called otherwise here."""
+
+_AUTHOR_TEXTS = ("pinning", "cells", "siblings")
+
+_TONES = {"better": "\u25b2 ", "worse": "\u25bc ", "mixed": "\u25b2\u25bc "}
+
+SeriesOf = Mapping[str, Mapping[SeriesKey, Series]]
+
+
+def summary_table(machines: Sequence[Machine], anchors: Sequence[str], *, paper: bool) -> Table:
+    """A row for each alternative of each machine, a column for each metric that anybody has."""
+    series = [machine.series for machine in machines]
+    shown = [
+        metric
+        for metric in METRICS.values()
+        if any(_value(one, metric) is not None for of in series for one in of.values())
+    ]
+    units = {metric.id: _column_unit(metric, series) for metric in shown}
+    figures = tuple(f"{metric.title}, {_unbroken(units[metric.id][1])}" for metric in shown)
+    rows: list[tuple[Cell, ...]] = []
+    for machine, by_label, anchor in zip(machines, series, anchors, strict=True):
+        best = {metric.id: _best(machine, metric) for metric in shown}
+        for position, one in enumerate(machine.every):
+            found = by_label[one.label]
+            cells = [
+                _figure(found, metric, units[metric.id], best[metric.id] == one.label)
+                for metric in shown
+            ]
+            if not any(cell.lines[0] for cell in cells):
+                continue
+            heads = [run.head for run in one.runs]
+            vcpus = sorted({head.vcpus for head in heads if head.vcpus is not None})
+            boots = max((len(s.medians) for s in found.values() if s.replicated), default=0)
+            origins = ", ".join(sorted({str(head.origin) for head in heads}))
+            rows.append(
+                (
+                    Cell(
+                        (Span(machine.name, link=anchor),), order=f"{machine.name} {position:04d}"
+                    ),
+                    Cell((one.label,), order=one.label),
+                    Cell((", ".join(map(str, vcpus)),), order=float(vcpus[0]) if vcpus else None),
+                    Cell((origins,), order=str(heads[0].origin)),
+                    Cell((str(boots) if boots else "",), order=float(boots)),
+                    *cells,
+                )
+            )
+    about = (
+        "One row for each layout of each machine; compare only rows of one machine. \u25cf better "
+        "than every other layout of its machine, by a verdict."
+    )
+    return Table(
+        heads=("system", "layout", "vCPUs", "figures", "boots", *figures),
+        rows=tuple(rows),
+        numeric=("vCPUs", "boots", *figures),
+        name="Summary of all machines and layouts",
+        caption=about if paper else f"{about} Press a column's name to sort.",
+        look="summary",
+        is_sortable=True,
+    )
+
+
+def _unbroken(unit: str) -> str:
+    """No line ends within a unit: after its slash stands a word joiner."""
+    return unit.replace("/", "/\u2060")
+
+
+def effects_table(machines: Sequence[Machine]) -> Table | None:
+    """What each switch does to each metric, over all machines; None where no one measured any.
+
+    A row for each metric that some switch was measured on, or that a publication sums up.
+    """
+    publications = {one.id: one for machine in machines for one in machine.sources}
+    found: dict[tuple[str, StudySwitch], list[SwitchEffect]] = {}
+    for machine in machines:
+        for effect in machine.effects:
+            found.setdefault((effect.effect.metric, effect.switch), []).append(effect)
+    rows = []
+    for metric in METRICS.values():
+        quotes: dict[str, list[str]] = {}
+        title: list[Words] = [metric.title]
+        title.append(Span(f"{'less' if metric.lower_is_better else 'more'} is better", "dim small"))
+        for publication in publications.values():
+            for one in publication.effects:
+                if one.metric == metric.id:
+                    said = f'{publication.id}: {one.label}, risk "{one.risk}"'
+                    title.append(Span(said, "dim small"))
+                    for name in _AUTHOR_TEXTS:
+                        text = getattr(one, name)
+                        quotes.setdefault(_AUTHOR_COLUMN.get(name, name), []).append(text)
+        if quotes or any((metric.id, switch) in found for switch in StudySwitch):
+            cells = (
+                _effect_cell(found.get((metric.id, one), ()), quotes.get(one.value, ()))
+                for one in StudySwitch
+            )
+            rows.append((Cell(tuple(title)), *cells))
+    if not rows:
+        return None
+    return Table(
+        heads=("metric", *(switch.value for switch in StudySwitch)),
+        rows=tuple(rows),
+        name="Effects and risks by metric and switch",
+    )
+
+
+def _column_unit(metric: Metric, series: Sequence[SeriesOf]) -> tuple[float, str]:
+    values = [_value(one, metric) for by_label in series for one in by_label.values()]
+    return chart_scale(metric.unit, [value for value in values if value is not None])
+
+
+def _figure(
+    series: Mapping[SeriesKey, Series], metric: Metric, unit: tuple[float, str], is_best: bool
+) -> Cell:
+    found = _series(series, metric)
+    if found is None:
+        parts = _parts(series, metric)
+        if not parts:
+            return Cell(("",))
+        low, high = min(one.value for one in parts), max(one.value for one in parts)
+        return Cell((range_figures(low / unit[0], high / unit[0]),), order=low)
+    text = short_figure(found.value / unit[0])
+    if found.is_range:
+        text = range_figures(found.low / unit[0], found.high / unit[0])
+    return Cell((text,), "best" if is_best else "", found.value)
+
+
+def _value(series: Mapping[SeriesKey, Series], metric: Metric) -> float | None:
+    found = _series(series, metric)
+    if found is None:
+        return max((one.value for one in _parts(series, metric)), default=None)
+    return found.value
+
+
+def _series(series: Mapping[SeriesKey, Series], metric: Metric) -> Series | None:
+    """The series that stands for a metric; of placement states the one with the most samples.
+
+    Figures in another unit (parts of a reference that was not printed) have no place in a column.
+    """
+    keys = headline(series, metric) or _only_variant(series, metric)
+    found = [series[key] for key in keys if key.unit == metric.unit]
+    return max(found, key=lambda one: one.samples, default=None)
+
+
+def _parts(series: Mapping[SeriesKey, Series], metric: Metric) -> list[Series]:
+    """Series of single nodes and GPUs, where none is over all: a job bound to each in turn."""
+    return [
+        one
+        for key, one in series.items()
+        if (key.metric, key.unit, key.variant) == (metric.id, metric.unit, metric.headline)
+        and key.node is not None
+        and key.device is not None
+    ]
+
+
+def _only_variant(series: Mapping[SeriesKey, Series], metric: Metric) -> tuple[SeriesKey, ...]:
+    """The one series over all nodes, devices and sizes, where there is one: "FP16 as printed"."""
+    found = tuple(key for key in series if key.metric == metric.id and key.is_over_all)
+    return found if len(found) == 1 else ()
+
+
+def _best(machine: Machine, metric: Metric) -> str | None:
+    """The alternative that a verdict found better than every other; None where one is as good.
+
+    Nothing is best of figures that are emulated, of a sick machine, or of too few boots.
+    """
+    for verdict in machine.verdicts:
+        results = verdict.on(metric.id)
+        others = [one.position is Position.WORSE for one in results[1:]]
+        if verdict.choice is not None and others and all(others):
+            return results[0].alternative
+    return None
+
+
+def _effect_cell(effects: Sequence[SwitchEffect], quotes: Sequence[str]) -> Cell:
+    """What a switch does to a metric: the range of changes, the worst loss that matters with its
+    machine, of how many machines nothing is known, and what publications say."""
+    said = tuple(Span(f'"{quote}"', "small quote") for quote in quotes)
+    if not effects:
+        text = "no figures by layout" if quotes else "not measured"
+        return Cell((Span(text, "dim"), *said), "" if quotes else "none")
+    stated = [one for one in effects if one.judged is not Outcome.CANNOT_TELL]
+    ratios = sorted(one.effect.ratio for one in stated or effects)
+    if not stated:
+        return Cell((Span(f"cannot tell ({_range(ratios)})", "tone neutral"), *said))
+    losses = [one for one in stated if one.judged is Outcome.WORSE]
+    gains = [one for one in stated if one.judged is Outcome.BETTER]
+    tone = "mixed" if losses and gains else "worse" if losses else "better" if gains else "neutral"
+    lines: list[Words] = [
+        (
+            Span(f"{_TONES.get(tone, '')}{_range(ratios)}", f"tone {tone}"),
+            Span(f" ({plural(len(stated), 'machine')})", "dim small"),
+        )
+    ]
+    if losses:
+        worst = min(losses, key=lambda one: one.effect.gain)
+        loss = f"risk: {multiple_text(worst.effect.ratio)} on {worst.machine}"
+        lines.append(Span(loss, "risk small"))
+    else:
+        lines.append(Span("no risk shown", "dim small"))
+    if unclear := len(effects) - len(stated):
+        lines.append(Span(f"{unclear} more cannot tell", "dim small"))
+    return Cell((*lines, *said))
+
+
+def _range(ratios: Sequence[float]) -> str:
+    low, high = multiple_text(ratios[0]), multiple_text(ratios[-1])
+    return low if low == high else range_text(ratios[0], ratios[-1])
+
+
+BY_LAYOUT = (
+    "memory-bandwidth",
+    "memory-latency",
+    "allreduce-busbw-peak",
+    "allreduce-busbw-mean",
+    "cpu-throughput",
+    "cpu-per-thread",
+)
+"""Metrics that layouts change, in the order of the study."""
+
+REFERENCE = ("matmul-time", "matmul-rate")
+"""Metrics that no layout changes: machines are compared with the first."""
+
+_COLLECTIVE = "allreduce-busbw-peak"
+_GENERATION = {2.5: 1, 5.0: 2, 8.0: 3, 16.0: 4, 32.0: 5, 64.0: 6}
+"""Of PCIe, by GT/s of a lane."""
+
+MOST_BARS = 60
+"""In one chart."""
+
+
+def across_pictures(machines: Sequence[Machine]) -> Iterator[Picture]:
+    """Charts of several machines on one axis; none where there is but one."""
+    for metric in map(METRICS.__getitem__, BY_LAYOUT):
+        groups = [
+            (machine, bars)
+            for machine in machines
+            if len(bars := metric_bars(machine, metric)[0]) > 1 and _has_unit(machine, metric)
+        ]
+        if len(groups) < 2 or sum(len(bars) for _, bars in groups) > MOST_BARS:
+            continue
+        note = f"{better_text(metric)}; x: of the machine's first layout"
+        title = metric.title
+        if metric.id == _COLLECTIVE:
+            groups.sort(key=lambda pair: len(_gpu_nodes(pair[0])) > 1)
+            title += ": GPUs on one node, GPUs across nodes"
+            if any(machine.is_published for machine, _ in groups):
+                note += "; nodes as the machine is described: only of the H200 a source says them"
+        drawn = [BarGroup(_group_name(machine, metric), bars) for machine, bars in groups]
+        yield Picture(title, bar_chart(title, metric.unit, drawn), (note,))
+    for metric in map(METRICS.__getitem__, REFERENCE):
+        picture = _against_reference(machines, metric)
+        if picture is not None:
+            yield picture
+
+
+def link_speeds(machines: Sequence[Machine]) -> Table:
+    """Generation of the links and rate of copies of each machine that has copies, as printed or as
+    measured."""
+    rows = []
+    for machine in machines:
+        copies = [_copies(machine, METRICS[f"{way}-bandwidth"]) for way in ("h2d", "d2h")]
+        if any(copies):
+            rows.append((machine.name, _links(machine) or "unknown", *copies))
+    ways = ("host to device", "device to host")
+    return Table(
+        heads=("machine", "PCIe generation", *ways),
+        rows=tuple(rows),
+        numeric=ways,
+        name="PCIe links and copies by machine",
+        caption="The smallest and the largest value that was measured or published.",
+    )
+
+
+def _has_unit(machine: Machine, metric: Metric) -> bool:
+    return any(
+        key.metric == metric.id and key.unit == metric.unit
+        for one in machine.chosen
+        for key in machine.series[one.label]
+    )
+
+
+def _group_name(machine: Machine, metric: Metric) -> str:
+    if metric.id != _COLLECTIVE:
+        return machine.name
+    nodes = _gpu_nodes(machine)
+    if not nodes:
+        return f"{machine.name}, nodes of its GPUs unknown"
+    return f"{machine.name}, GPUs on {plural(len(nodes), 'node')}"
+
+
+def _gpu_nodes(machine: Machine) -> frozenset[int]:
+    """Host nodes of the guest's GPUs; of a published machine as it is described."""
+    if machine.host is None:
+        return frozenset(
+            gpu.node
+            for run in machine.runs
+            for gpu in run.head.gpus
+            if gpu.node is not None and run.head.host_addresses
+        )
+    count = None if machine.published is None else machine.published.gpus
+    cards = [
+        gpu for gpu in machine.host.devices_of_kind(DeviceKind.GPU) if gpu.physical_function is None
+    ]
+    return frozenset(int(gpu.node) for gpu in cards[:count] if gpu.node is not None)
+
+
+def _against_reference(machines: Sequence[Machine], metric: Metric) -> Picture | None:
+    """Machines against the first that has a figure; faster is above 1 whatever the metric."""
+    found = []
+    for machine in machines:
+        series = _any_series(machine, metric)
+        if series is not None:
+            found.append((machine.name, series))
+    if len(found) < 2:
+        return None
+    name, reference = found[0]
+    bars = []
+    for place, (machine_name, series) in enumerate(found):
+        ratio = series.value / reference.value
+        faster = 1 / ratio if metric.lower_is_better else ratio
+        note = "reference" if place == 0 else f"{multiple_text(faster)} {name}"
+        low, high = (series.low, series.high) if series.samples > 1 else (None, None)
+        bars.append(
+            Bar(
+                machine_name,
+                series.value,
+                low,
+                high,
+                1,
+                note=note,
+                text=_range_text(series, metric.unit),
+            )
+        )
+    title = f"{metric.title}: machines against {name}"
+    variants = ", ".join(dict.fromkeys(s.key.variant or "" for _, s in found)).strip(", ")
+    note = f"{better_text(metric)}; x: throughput over {name}'s; {variants or metric.about}"
+    svg = bar_chart(title, metric.unit, [BarGroup("", tuple(bars))])
+    return Picture(title, svg, (note,))
+
+
+def _any_series(machine: Machine, metric: Metric) -> Series | None:
+    """The machine's figure: of the layout with the most samples; a control moves with none."""
+    found: list[Series] = []
+    for one in machine.every:
+        of: Mapping[SeriesKey, Series] = machine.series[one.label]
+        found += [
+            series
+            for key, series in of.items()
+            if key.metric == metric.id and key.unit == metric.unit and key.is_over_all
+        ]
+    return max(found, key=lambda series: (series.key.worst, series.samples), default=None)
+
+
+def _copies(machine: Machine, metric: Metric) -> str:
+    """The range over layouts and GPUs; as printed where somebody printed it for all layouts."""
+    printed = [
+        text
+        for publication in machine.sources
+        for figure in publication.figures
+        if (figure.system, figure.metric, figure.variant) == (machine.name, metric.id, None)
+        for choice, text in figure.texts
+        if choice == "any"
+    ]
+    if printed:
+        return printed[0]
+    series = [
+        found
+        for one in machine.every
+        for key, found in machine.series[one.label].items()
+        if key.metric == metric.id
+        and key.unit == metric.unit
+        and key.size_bytes is None
+        and key.variant is None
+    ]
+    if not series:
+        return ""
+    low, high = min(one.low for one in series), max(one.high for one in series)
+    return _two(low, high, metric.unit)
+
+
+def _range_text(series: Series, unit: str) -> str:
+    return _two(series.low, series.high, unit)
+
+
+def _two(low: float, high: float, unit: str) -> str:
+    if low == high:
+        return figure_text(low, unit)
+    divisor, name = chart_scale(unit, [high])
+    return f"{range_figures(low / divisor, high / divisor)} {name}"
+
+
+def _links(machine: Machine) -> str:
+    if machine.published is not None and machine.published.pcie is not None:
+        return machine.published.pcie
+    if machine.host is None:
+        return ""
+    speeds = {
+        (gpu.link.current_gt_per_s, gpu.link.current_width)
+        for gpu in machine.host.devices_of_kind(DeviceKind.GPU)
+        if gpu.physical_function is None
+        and gpu.link is not None
+        and gpu.link.current_gt_per_s is not None
+    }
+    names = [
+        f"Gen {_GENERATION.get(speed or 0.0, '?')} x{width}"
+        for speed, width in sorted(speeds, key=str)
+    ]
+    described = ", as described" if machine.host.assumed and names else ""
+    return ", ".join(names) + described

@@ -1,0 +1,384 @@
+"""Document: a whole report, of machines and of what is known besides, as one document."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from homenode.bdf import Bdf
+from homenode.decide.comparison import Doubt
+from homenode.decide.evidence.model import Publication
+from homenode.decide.matrices import CopyLocality, FigureMatrix, localities, matrices_of
+from homenode.decide.words import figure_text
+from homenode.doc import Cell, Doc, Gallery, Items, Part, Picture, Section, Span, Table, Text, plain
+from homenode.machine.pci import DeviceKind
+from homenode.metrics import METRICS
+from homenode.show.page.across import across_pictures, effects_table, link_speeds, summary_table
+from homenode.show.page.collectives import collective_chain
+from homenode.show.page.host_part import HostPart, host_lines, host_part, map_sections
+from homenode.show.page.machine import Machine
+from homenode.show.page.pictures import (
+    bar_pictures,
+    better_text,
+    curve_pictures,
+    device_pictures,
+    fairness_picture,
+    forest_pictures,
+    heat_pictures,
+    kernel_pictures,
+    locality_pictures,
+    path_pictures,
+    profile_picture,
+)
+from homenode.show.page.printed import field_section, printed_part, source_sections
+from homenode.show.page.verdict_card import (
+    VerdictCard,
+    decisions_table,
+    verdict_card,
+    verdicts_table,
+)
+from homenode.show.results_text import SAID_BY_LEVEL
+from homenode.wording import plural
+
+_LAYOUTS: tuple[str | Span, ...] = (
+    Span("Layouts.", "bold"),
+    " default: nothing is pinned. pin: one core for each vCPU, the guest sees one NUMA node. "
+    "pin-numa: the guest also sees the host's NUMA nodes, with memory bound to them. pin-numa-smt: "
+    "and both threads of each core. pin-numa-pci: and on which node each GPU is.",
+)
+_HOW_SURE: tuple[str | Span, ...] = (
+    Span("How sure.", "bold"),
+    " ",
+    Span("\u25cf", "sure measured"),
+    " measured: intervals over three boots or more. ",
+    Span("\u25d0", "sure"),
+    " provisional: fewer boots, but a difference far larger than between boots; published: figures "
+    "from a publication, one run each. ",
+    Span("\u25cb", "sure"),
+    " reasoned: no figure of this machine, only its topology and figures of other machines. ",
+    Span("\u2260", "differs-mark"),
+    " a publication recommends another. Run as pin-bound: with memory bound as well, which a flat "
+    "guest does not see.",
+)
+_GRADES = (
+    "good: one layout is best, or no worse, for everything that figures decide. depends: "
+    "objectives want different layouts. review: check the pinning first. not ready: repair what "
+    "the finding says, then measure. not real: emulated or synthesised figures. cannot tell: no "
+    "figure decides."
+)
+_EFFECTS = (
+    "What each switch of a layout changed, over the machines where two layouts show it: pinning "
+    "over default; bound memory and guest cells over pin; guest PCIe and siblings over guest "
+    "cells. Risk: the largest loss that matters. \u25b2 better, \u25bc worse, \u25b2\u25bc both, "
+    "by machine. Pinning hides siblings; cells bind memory; siblings double the vCPUs."
+)
+_INTERVALS = (
+    "Intervals: 95 %, over boots (t, on the logarithms of their medians); primary metrics are "
+    "corrected for their number. Published figures are one run each and have no interval."
+)
+
+
+def document_of(
+    machines: Sequence[Machine],
+    skipped: Sequence[str],
+    made: str,
+    *,
+    title: str = "homenode report",
+    paper: bool = False,
+    publications: Sequence[Publication] = (),
+) -> Doc:
+    """The report on these machines.
+
+    publications: whose general part is shown where one of their machines is. made: when and by
+    what. skipped: folders that were left out, with the reason. paper: for a renderer of pages:
+    pictures have style sheets of their own, and topologies stand at the end.
+    """
+    anchors = [f"machine-{number}" for number in range(1, len(machines) + 1)]
+    cards = [verdict_card(*pair) for pair in zip(machines, anchors, strict=True)]
+    hosts = [host_part(machine, paper=paper) for machine in machines]
+    published = [machine.runs[0].head.system for machine in machines if machine.is_published]
+    summary = summary_table(machines, anchors, paper=paper)
+    sections = (
+        _verdicts(cards, skipped),
+        _effects(machines, has_quotes=bool(published and publications)),
+        _chain(machines, publications),
+        _across(machines),
+        Section("Summary", (summary,), "summary", "Summary"),
+        *(
+            _machine(machine, card, host, paper=paper)
+            for machine, card, host in zip(machines, cards, hosts, strict=True)
+        ),
+        _sources(publications, published),
+        _tests(machines),
+        *((_topologies(cards, hosts),) if paper else ()),
+        Section("Skipped", (Items(tuple(skipped)),) if skipped else (), "skipped", "Skipped"),
+    )
+    counts = (
+        f"{plural(len(machines), 'machine')}, {plural(sum(len(m.runs) for m in machines), 'run')}"
+    )
+    return Doc(
+        title,
+        tuple(one for one in sections if one.parts),
+        f"{counts}. {made}",
+        "Made by homenode; needs no network. Figures as rows: homenode report --csv, --json or "
+        "--parquet.",
+        next((one.hatches for one in hosts if one.hatches), ""),
+    )
+
+
+def _verdicts(cards: Sequence[VerdictCard], skipped: Sequence[str]) -> Section:
+    parts: list[Part] = [Text(_LAYOUTS, "small dim"), Text(_HOW_SURE, "small dim")]
+    if skipped:
+        which = Span("which, and why", link="skipped")
+        parts.append(Text((f"{plural(len(skipped), 'folder')} skipped: ", which, "."), "small dim"))
+    parts += [decisions_table(cards), Text(_GRADES, "small dim")]
+    title = "Which layout to run, for what, and how sure that is"
+    return Section(title, tuple(parts), "verdicts", "Verdicts")
+
+
+def _effects(machines: Sequence[Machine], *, has_quotes: bool) -> Section:
+    table = effects_table(machines)
+    about = _EFFECTS + (" In quotes: what a source's own summary says." if has_quotes else "")
+    name = "Effects and risks"
+    return Section(name, () if table is None else (table,), "effects", name, about)
+
+
+def _chain(machines: Sequence[Machine], publications: Sequence[Publication]) -> Section:
+    table = Table(
+        heads=("evidence", "statement", "source"),
+        rows=collective_chain(machines, publications),
+        name="From figures of collectives to a cause",
+        caption="Each statement with its evidence: published or measured, computed but not "
+        "measured, or not known.",
+    )
+    title = "Collectives in guests with cells: what is known"
+    return Section(title, (table,) if table.rows else (), "collectives", "Collectives")
+
+
+def _across(machines: Sequence[Machine]) -> Section:
+    speeds = link_speeds(machines)
+    parts: list[Part] = list(_pictures("", "", across_pictures(machines)))
+    if speeds.rows:
+        parts.append(Section("PCIe links and copies", (speeds,)))
+    return Section("Machines compared", tuple(parts), "across", "Machines compared")
+
+
+def _pictures(
+    title: str, about: str, pictures: Iterator[Picture], look: str = ""
+) -> Iterator[Section]:
+    if found := tuple(pictures):
+        yield Section(title, (Gallery(found, look),), about=about)
+
+
+def _machine(machine: Machine, card: VerdictCard, host: HostPart, *, paper: bool) -> Section:
+    parts: list[Part] = [Text(card.about, "dim"), Text(card.reason)]
+    if card.answers and not card.is_stopped:
+        parts.append(verdicts_table(card))
+    evidence = tuple(_evidence(machine, card, host, paper=paper))
+    parts.append(Section("", evidence, look="evidence"))
+    title = (f"{card.name} ", Span(card.grade, f"grade {card.tone}"))
+    return Section(title, tuple(parts), card.anchor, card.name, look="machine")
+
+
+def _evidence(
+    machine: Machine, card: VerdictCard, host: HostPart, *, paper: bool
+) -> Iterator[Part]:
+    matrices = {one.label: matrices_of(one) for one in machine.every}
+    near_and_far = _localities(machine, matrices)
+    printed = printed_part(machine)
+    about = "What the guest sees, and where that lies on the host."
+    about += " Topology: at the end." if paper and host.maps else ""
+    paths = path_pictures(machine)
+    yield from _pictures("Host and guest side by side", about, paths, "small-multiples")
+    yield from host_lines(machine)
+    about = "Right of the middle is better, whatever the metric's direction; one axis for all."
+    yield from _pictures("Effects", about, forest_pictures(machine))
+    if not (paper and card.authors):
+        yield from _pictures("Figures by layout", "", bar_pictures(machine))
+    yield from _pictures("In detail", "", _details(machine))
+    if near_and_far:
+        yield _locality_table(near_and_far, machine.name)
+    yield from _pictures("Near and far", "", locality_pictures(near_and_far))
+    yield from _pictures("Matrices", "Every cell a median.", heat_pictures(machine, matrices))
+    yield from _pictures("Curves", "", curve_pictures(machine))
+    if not paper:
+        yield from map_sections(machine, host)
+    yield from printed.parts
+    if host.findings is not None:
+        yield host.findings
+    yield from _doubts(machine)
+    yield from _environment(machine)
+    yield from _notes(machine, printed.notes, printed.remarks)
+
+
+def _details(machine: Machine) -> Iterator[Picture]:
+    for pictures in (kernel_pictures, profile_picture, fairness_picture, device_pictures):
+        yield from pictures(machine)
+
+
+def _doubts(machine: Machine) -> Iterator[Section]:
+    doubts = [
+        one for one in machine.doubts if not (machine.is_published and one.id in SAID_BY_LEVEL)
+    ]
+    if doubts:
+        items = Items(tuple(map(_doubt, doubts)))
+        yield Section(f"Doubts ({len(doubts)})", (items,), is_open=True)
+
+
+def _doubt(one: Doubt) -> tuple[str | Span, ...]:
+    said = f"{' (blocks)' if one.blocks else ''}, {one.subject}: {one.detail}. "
+    remedy = Span(f"Likely cause: {one.cause}. Remedy: {one.remedy}.", "dim")
+    return Span(one.id, "bold"), said, remedy
+
+
+def _notes(machine: Machine, notes: Sequence[str], remarks: Sequence[str]) -> Iterator[Section]:
+    """Of a published machine what is printed; else what its verdicts and runs name."""
+    verdicts, sources = machine.verdicts, []
+    if not machine.is_published:
+        notes = [*notes, *dict.fromkeys(note for one in verdicts for note in one.notes)]
+        sources = [s for one in verdicts for s in one.sources]
+        sources += [run.head.source for run in machine.runs if run.head.source]
+    parts = tuple(
+        Section(title, (Items(tuple(dict.fromkeys(items))),))
+        for title, items in (
+            ("Errors in the figures, and open questions", notes),
+            ("Remarks, word for word", remarks),
+            ("Sources", sources),
+        )
+        if items
+    )
+    if parts:
+        yield Section("Notes and sources", parts, is_open=False)
+
+
+def _sources(publications: Sequence[Publication], published: Sequence[str]) -> Section:
+    parts: list[Part] = []
+    if published:
+        parts += source_sections(publications, published)
+        parts.append(field_section(publications))
+    return Section("Sources", tuple(parts), "sources", "Sources")
+
+
+def _tests(machines: Sequence[Machine]) -> Section:
+    measured = {
+        key.metric for machine in machines for one in machine.series.values() for key in one
+    }
+    last = ("better", "when it rises", "when it falls", "matters from")
+    rows = tuple(
+        (
+            metric.title,
+            metric.about + ("; a control" if metric.control else ""),
+            better_text(metric).partition(" ")[0],
+            metric.rise,
+            metric.fall,
+            f"{metric.matters * 100:g} %",
+        )
+        for metric in METRICS.values()
+        if metric.id in measured
+    )
+    table = Table(
+        heads=("metric", "measures", *last),
+        rows=rows,
+        numeric=last[-1:],
+        name="What each metric measures",
+    )
+    name = "What is measured"
+    return Section(name, (table, Text(_INTERVALS, "dim small")), "tests", name)
+
+
+def _topologies(cards: Sequence[VerdictCard], hosts: Sequence[HostPart]) -> Section:
+    parts: list[Part] = []
+    for card, host in zip(cards, hosts, strict=True):
+        for one in host.maps:
+            drawn = Gallery((Picture("", one.svg, look="map"),), "maps")
+            parts.append(Section(f"{card.name}: {plain(one.title)}", (drawn,)))
+        parts += host.links
+    evidence = Section("", tuple(parts), look="evidence")
+    return Section("Topologies and links", (evidence,) if parts else (), "topologies")
+
+
+def _localities(
+    machine: Machine, matrices: Mapping[str, Sequence[FigureMatrix]]
+) -> list[CopyLocality]:
+    node_of = _nodes_of_gpus(machine)
+    return [
+        found for one in machine.every for found in localities(one, node_of, matrices[one.label])
+    ]
+
+
+def _nodes_of_gpus(machine: Machine) -> dict[Bdf, int]:
+    """From the host, where it is known; else from what runs on host addresses say."""
+    found: dict[Bdf, int] = {}
+    for run in machine.runs:
+        found |= {gpu.device: gpu.node for gpu in run.head.gpus if gpu.node is not None}
+    if machine.host is not None:
+        for device in machine.host.devices_of_kind(DeviceKind.GPU):
+            if device.node is not None:
+                found[device.bdf] = int(device.node)
+    return found
+
+
+def _locality_table(found: Sequence[CopyLocality], name: str) -> Section:
+    rows = []
+    for one in found:
+        metric = METRICS.get(one.key.metric)
+        what = [one.key.metric if metric is None else metric.title, one.key.variant]
+        remote = "none measured"
+        if one.remote is not None:
+            remote = f"{figure_text(one.remote, one.key.unit)} ({one.cells[1]})"
+        rows.append(
+            (
+                ", ".join(filter(None, what)),
+                one.alternative,
+                f"{figure_text(one.local, one.key.unit)} ({one.cells[0]})",
+                remote,
+                "" if one.ratio is None else f"{one.ratio:.2f}x",
+                one.stated,
+            )
+        )
+    figures = ("local", "remote", "ratio")
+    table = Table(
+        heads=("metric", "run", *figures, "near is known"),
+        rows=tuple(rows),
+        numeric=figures,
+        name=f"Local and remote of {name}",
+        caption="Means over the node x GPU matrices; in brackets how many figures. The ratio is "
+        "what being near is worth.",
+    )
+    return Section("Local and remote", (table,))
+
+
+def _environment(machine: Machine) -> Iterator[Section]:
+    """What figures were taken under. Nothing of a published machine: what is known of its runs is
+    printed as it was."""
+    every = () if machine.is_published else machine.every
+    labels = tuple(one.label for one in every)
+    columns: list[dict[str, dict[str, None]]] = []
+    for one in every:
+        found: dict[str, dict[str, None]] = {}
+        for run in one.runs:
+            head = run.head
+            facts = [("ran in", str(head.vantage)), ("figures", str(head.origin))]
+            facts += [("vCPUs", str(head.vcpus))] if head.vcpus is not None else []
+            facts += [("pages", f"{head.page_bytes} bytes")] if head.page_bytes else []
+            facts += [("memory mode", head.memory_mode)] if head.memory_mode else []
+            facts += [("PUs", str(head.pus))] if head.pus is not None else []
+            facts += [
+                (f"GPU {gpu.device}", "numa_node -1" if gpu.node is None else f"node {gpu.node}")
+                for gpu in head.gpus
+            ]
+            facts += [(c.name, c.value) for c in head.conditions]
+            for name, value in facts:
+                found.setdefault(name, {})[value] = None
+        columns.append(found)
+    names = dict.fromkeys(name for column in columns for name in column)
+    rows = []
+    for name in names:
+        values = tuple(", ".join(column.get(name, {})) for column in columns)
+        look = "differs" if len(set(filter(None, values))) > 1 else ""
+        rows.append(tuple(Cell((text,), look) for text in (name, *values)))
+    if rows:
+        table = Table(
+            heads=("", *labels),
+            rows=tuple(rows),
+            name=f"Environment of {machine.name}",
+            caption="Coloured where the alternatives differ.",
+        )
+        yield Section("Environment", (table,), is_open=False)

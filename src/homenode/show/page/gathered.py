@@ -1,0 +1,207 @@
+"""Gathered: the runs of a report and what is stored next to them. [I/O]
+
+Folders of the study's scripts and logs of other tools are read as they are, as `homenode import`
+reads them. What is broken, half-written or foreign is left out with its reason; the rest is used.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from msgspec import Struct
+
+from homenode.decide.evidence.model import Publication
+from homenode.decide.evidence.sources import PUBLISHED, load_sources
+from homenode.errors import HomenodeError, InputError
+from homenode.input_files import read_plain
+from homenode.machine.topology import Host
+from homenode.measure.imported.files import find_sources
+from homenode.measure.imported.runs import ImportOptions, imported_runs
+from homenode.measure.results.model import Run
+from homenode.measure.results.store import FILE, load_runs
+from homenode.measure.results.vantage import Vantage
+from homenode.plan.stored import read_plan
+from homenode.show.page.machine import UNNAMED, Stored
+from homenode.vm.fingerprint import host_fingerprint
+from homenode.vm.plan_model import Plan
+from homenode.vm.sources import load_host, shipped_host
+
+T = TypeVar("T")
+
+PLAN = "plan.json"
+HOST = "host.tar.gz"
+MAX_PLAN_BYTES = 16 << 20
+_RESULTS_SUFFIX = ".jsonl"
+_PAGES = (".html", ".pdf")
+"""Of reports: no one takes them for results."""
+
+MOST_GUESTS = 2
+"""Captures of guests that are read for one machine: each becomes a large picture."""
+
+
+class Gathered(Struct, frozen=True):
+    """Runs with what lies next to each, topologies by name or fingerprint, and what was left out.
+
+    imported: how many of the runs were read from other tools' files.
+    """
+
+    runs: tuple[Run, ...]
+    stored: tuple[Stored, ...]
+    hosts: dict[str, Host]
+    skipped: tuple[str, ...]
+    imported: int = 0
+
+
+def gather(
+    arguments: Sequence[str], evidence: Sequence[Publication], hosts: Sequence[str | None]
+) -> Gathered:
+    """The runs of these arguments. hosts: sources of topologies that the user names; None:
+    this machine.
+
+    Raises InputError where not one run is left.
+    """
+    runs: list[Run] = []
+    folders: list[str | None] = []
+    skipped: list[str] = []
+    others: list[Path] = []
+    loose: list[Path] = []
+    for argument in arguments:
+        found, where, left_out, of_others = _of(argument, evidence)
+        runs += found
+        folders += where
+        skipped += left_out
+        others += of_others
+        loose += _loose(argument, of_others)
+    imported, left_out = _imported(others)
+    imported += _imported(loose)[0]
+    runs += imported
+    folders += [None] * len(imported)
+    skipped += left_out
+    if not runs:
+        reasons = "; ".join(skipped[:5]) or "nothing was named"
+        raise InputError(
+            f"report: expected at least one run, found none ({reasons})",
+            hint="homenode bench makes runs; --published reports on others' figures",
+        )
+    named = [load_host(one) for one in hosts]
+    known = {host_fingerprint(one): one for one in named}
+    if len(named) == 1:
+        known[UNNAMED] = named[0]
+    wanted = {run.head.system for run in runs}
+    for document in evidence:
+        for system in document.systems:
+            if system.host is not None and system.name in wanted:
+                known[system.host] = shipped_host(system.host)
+    stored = _neighbours(runs, folders, known, skipped)
+    return Gathered(tuple(runs), tuple(stored), known, tuple(skipped), len(imported))
+
+
+def _of(
+    argument: str, evidence: Sequence[Publication]
+) -> tuple[list[Run], list[str | None], list[str], list[Path]]:
+    """Runs, where each lies, what was left out, and what may be of other tools."""
+    if argument.startswith(PUBLISHED):
+        (named,) = load_sources([argument])
+        wanted = {run.head.system for run in named.runs}
+        of_system = [run for d in evidence for run in d.runs if run.head.system in wanted]
+        # What a source prints for all layouts alike compares with nothing, but is reported.
+        runs = list(named.runs) if "/" in argument else of_system
+        return runs, [None] * len(runs), [], []
+    path = Path(argument)
+    try:
+        loaded = load_runs(path)
+    except InputError as error:
+        if path.is_file() and path.suffix != _RESULTS_SUFFIX:
+            return [], [], [], [path]
+        return [], [], [error.message], []
+    others = [Path(one) for one in loaded.foreign]
+    if not loaded.runs and not any(one.path not in loaded.foreign for one in loaded.skipped):
+        others = [path]  # also files next to its folders
+    skipped = [f"{s.path}: {s.reason}" for s in loaded.skipped if s.path not in loaded.foreign]
+    return list(loaded.runs), list(loaded.folders), skipped, others
+
+
+def _loose(argument: str, others: Sequence[Path]) -> list[Path]:
+    """Files of a folder that lie next to its folders of runs: logs of other tools are among them,
+    and what else homenode keeps there is none of its runs."""
+    folder = Path(argument)
+    if argument.startswith(PUBLISHED) or not folder.is_dir() or folder in others:
+        return []
+    if (folder / FILE).exists():
+        return []
+    return sorted(one for one in folder.iterdir() if one.is_file() and not one.is_symlink())
+
+
+def _imported(paths: Sequence[Path]) -> tuple[list[Run], list[str]]:
+    """The runs of other tools' files, and what is none."""
+    if not paths:
+        return [], []
+    found = find_sources(paths)
+    runs = [one.run for one in imported_runs(found.folders, ImportOptions()) if one.run.samples]
+    read = {run.head.source for run in runs}
+    skipped = [str(gap) for gap in found.skipped]
+    skipped += [
+        f"{folder.path}: not a run of homenode's, nor the output of a tool that is read"
+        for folder in found.folders
+        if folder.path not in read and not all(name.endswith(_PAGES) for name in folder.texts)
+    ]
+    empty = [path for path in paths if not path.exists() or not any(_below(path))]
+    skipped += [f"{path}: not a run of homenode's: no file in it" for path in empty]
+    return runs, skipped
+
+
+def _below(path: Path) -> Iterator[Path]:
+    return iter((path,)) if path.is_file() else path.rglob("*")
+
+
+def _neighbours(
+    runs: Sequence[Run], folders: Sequence[str | None], hosts: dict[str, Host], skipped: list[str]
+) -> list[Stored]:
+    """Plans and captures, each once for all runs of one machine under one choice."""
+    seen: set[object] = set()
+    guests: dict[object, int] = {}
+    found = []
+    for run, folder in zip(runs, folders, strict=True):
+        head = run.head
+        machine = (head.system, head.host or head.host_kind)
+        choice = (*machine, head.switches, head.arrangement, head.memory_mode, head.page_bytes)
+        if folder is None:
+            found.append(Stored())
+            continue
+        plan: Plan | None = None
+        guest: Host | None = None
+        plan_path, host_path = Path(folder) / PLAN, Path(folder) / HOST
+        if ("plan", choice) not in seen and plan_path.is_file():
+            seen.add(("plan", choice))
+            plan = _read(_plan, plan_path, skipped)
+        if ("host", choice) not in seen and host_path.is_file():
+            seen.add(("host", choice))
+            if head.vantage is not Vantage.GUEST and head.host not in hosts:
+                host = _read(_host, host_path, skipped)
+                if host is not None:
+                    hosts[host_fingerprint(host)] = host
+            elif head.vantage is Vantage.GUEST and guests.setdefault(machine, 0) < MOST_GUESTS:
+                guests[machine] += 1
+                guest = _read(_host, host_path, skipped)
+        found.append(Stored(plan, guest))
+    return found
+
+
+def _read(read: Callable[[Path], T], path: Path, skipped: list[str]) -> T | None:
+    try:
+        return read(path)
+    except HomenodeError as error:
+        skipped.append(f"{path}: {error.message}")
+        return None
+
+
+def _plan(path: Path) -> Plan:
+    try:
+        text = read_plain(path, MAX_PLAN_BYTES)
+    except OSError as error:
+        raise InputError(f"expected a plan, found: {error.strerror}") from None
+    return read_plan(text, path.name)
+
+
+def _host(path: Path) -> Host:
+    return load_host(str(path))

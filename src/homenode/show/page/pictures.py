@@ -1,0 +1,508 @@
+"""Pictures of a machine: which charts its figures make, with what is written under them."""
+
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+
+from homenode.decide.alternative import Alternative
+from homenode.decide.compare import series_key
+from homenode.decide.comparison import Effect, Outcome
+from homenode.decide.matrices import Axis, CopyLocality, FigureMatrix, MatrixPlace
+from homenode.decide.summary import Series, SeriesKey, headline_series
+from homenode.decide.switch_effects import judged
+from homenode.decide.words import figure_text, multiple_text, range_text
+from homenode.doc import Picture
+from homenode.measure.figures.processors import DEVIATION
+from homenode.metrics import METRICS, Metric, metric_of
+from homenode.show.charts.bars import (
+    Bar,
+    BarGroup,
+    ForestRow,
+    axis_end,
+    bar_chart,
+    forest_chart,
+    size_text,
+)
+from homenode.show.charts.curves import Curve, Level, Matrix, curve_chart, heat_map
+from homenode.show.charts.paths import meant_paths, paths_picture, paths_text, planned_paths
+from homenode.show.page.machine import Machine
+from homenode.show.palette import series_number
+
+MOST_CURVES = 8
+"""In one chart."""
+
+MOST_EFFECTS = 14
+"""In one forest plot; primary ones first."""
+
+MOST_HEAT_MAPS = 24
+"""Of one machine."""
+
+_ABOUT_SIZES = {
+    "memory-latency": "time of one dependent load, by the size of what it walks through",
+}
+"""What a curve shows, where it is not what the metric's one figure is of."""
+
+SeriesOf = Mapping[str, Mapping[SeriesKey, Series]]
+
+
+def bar_of(label: str, series: Series, position: int, base: Series | None = None) -> Bar:
+    """A figure with its range, and what multiple of the base it is."""
+    low, high = (series.low, series.high) if series.samples > 1 else (None, None)
+    note = ""
+    if base is not None and base is not series:
+        note = multiple_text(series.value / base.value)
+    return Bar(
+        label,
+        series.value,
+        low,
+        high,
+        series_number(label, position),
+        note=note,
+        is_range=series.is_range,
+    )
+
+
+def metric_bars(machine: Machine, metric: Metric) -> tuple[tuple[Bar, ...], str]:
+    """The bars of one metric of a machine, in one unit; multiples are of the first layout's."""
+    found = [
+        (position, one.label, series)
+        for position, one in enumerate(machine.every)
+        if (series := headline_series(machine.series[one.label], metric)) is not None
+    ]
+    unit = found[0][2].key.unit if found else metric.unit
+    found = [one for one in found if one[2].key.unit == unit]
+    base = found[0][2] if found and machine.chosen else None
+    return tuple(bar_of(label, series, place, base) for place, label, series in found), unit
+
+
+def bar_pictures(machine: Machine) -> Iterator[Picture]:
+    """One chart for each metric that has a figure over all; which way is better is said."""
+    for metric in METRICS.values():
+        bars, unit = metric_bars(machine, metric)
+        if bars:
+            note = f"{better_text(metric)}; {metric.about}"
+            if any(bar.note for bar in bars):
+                note += f"; x: of {bars[0].label}"
+            svg = bar_chart(metric.title, unit, [BarGroup("", bars)])
+            yield Picture(metric.title, svg, (note,))
+
+
+def better_text(metric: Metric) -> str:
+    """Which way is better."""
+    return "less is better" if metric.lower_is_better else "more is better"
+
+
+def forest_pictures(machine: Machine) -> Iterator[Picture]:
+    """One for each alternative against the baseline, then one for each against bare metal."""
+    for comparison in filter(None, (machine.comparison, machine.bare)):
+        charts: dict[str, list[ForestRow]] = {}
+        for label in comparison.alternatives:
+            effects = [one for one in comparison.effects if one.alternative == label]
+            shown = sorted(filter(_is_whole, effects), key=lambda one: not one.primary)
+            if shown:
+                found = [_forest_row(one, comparison.bare) for one in shown[:MOST_EFFECTS]]
+                charts[label] = found
+        if machine.is_published and not any(r.low for rows in charts.values() for r in rows):
+            continue  # the bars have the same multiples, and nothing has an interval
+        end = axis_end([row for rows in charts.values() for row in rows])
+        for label, rows in charts.items():
+            note = f"effects, with {comparison.confidence:.0%} intervals"
+            if any(row.low is None for row in rows):
+                note += "; hollow: one figure each, no interval"
+            title = f"{label} against {comparison.baseline}"
+            yield Picture(title, forest_chart(title, rows, end), (note,))
+
+
+def curve_pictures(machine: Machine) -> Iterator[Picture]:
+    """Latency over working sets, and collectives over message sizes."""
+    for wanted in ("memory-latency", "allreduce-busbw", *_other_curves(machine.series)):
+        metric = metric_of(wanted)
+        groups: dict[str | None, list[Curve]] = {}
+        for position, one in enumerate(machine.every):
+            for variant, points in curve_points(machine.series[one.label], wanted).items():
+                curve = Curve(one.label, points, series_number(one.label, position))
+                groups.setdefault(variant, []).append(curve)
+        for variant, curves in groups.items():
+            name = wanted if metric is None else metric.title.removesuffix(" of a size")
+            title = f"{name} by size" + (f", {variant}" if variant else "")
+            levels = cache_levels(machine) if wanted == "memory-latency" else ()
+            about = _ABOUT_SIZES.get(wanted, "" if metric is None else metric.about)
+            unit = "bytes_per_s" if metric is None else metric.unit
+            svg = curve_chart(title, unit, curves[:MOST_CURVES], levels)
+            yield Picture(title, svg, (about,) if about else ())
+
+
+def heat_pictures(
+    machine: Machine, matrices: Mapping[str, Sequence[FigureMatrix]]
+) -> Iterator[Picture]:
+    """Matrices of nodes, GPUs and PUs; those of one metric have the same colours.
+
+    matrices: of each alternative, by its label.
+    """
+    found = [(one, matrix) for one in machine.every for matrix in matrices[one.label]]
+    ends: dict[tuple[str, str | None], tuple[float, float]] = {}
+    for _, matrix in found:
+        values = matrix.cells.values()
+        kind = (matrix.key.metric, matrix.key.variant)
+        low, high = ends.get(kind, (min(values), max(values)))
+        ends[kind] = min(low, *values), max(high, *values)
+    found.sort(key=lambda pair: _matrix_order(pair[1]))  # those of one metric side by side
+    for one, matrix in found[:MOST_HEAT_MAPS]:
+        yield _heat_picture(one, matrix, ends[matrix.key.metric, matrix.key.variant])
+
+
+def locality_pictures(found: Sequence[CopyLocality]) -> Iterator[Picture]:
+    """Being near against being far, a chart for each metric."""
+    for key in dict.fromkeys((one.key.metric, one.key.unit, one.key.variant) for one in found):
+        bars: list[Bar] = []
+        for one in found:
+            if (one.key.metric, one.key.unit, one.key.variant) != key:
+                continue
+            near = one.alternative + (", local" if one.remote is not None else ", as bound")
+            bars.append(Bar(near, one.local, None, None, 1))
+            if one.remote is not None:
+                bars.append(Bar(f"{one.alternative}, remote", one.remote, None, None, 3))
+        metric = metric_of(key[0])
+        title = ", ".join(filter(None, (key[0] if metric is None else metric.title, key[2])))
+        note = "" if metric is None else better_text(metric)
+        groups = [BarGroup("", tuple(bars))]
+        svg = bar_chart(title, key[1], groups)
+        yield Picture(f"{title}: near and far", svg, (note,) if note else ())
+
+
+def path_pictures(machine: Machine) -> Iterator[Picture]:
+    """Host and guest side by side, for each alternative of which it is known."""
+    for one in machine.chosen:
+        plan = machine.plans.get(one.label)
+        if plan is not None:
+            paths = planned_paths(one.label, plan, machine.host)
+            note = "as planned"
+        elif machine.host is not None and machine.published is not None:
+            meant = meant_paths(one, machine.host, machine.published.gpus)
+            if meant is None:
+                continue
+            paths, note = meant, "what the layout means on this kind of host; no plan is published"
+        else:
+            continue
+        said = f"{note}. {paths_text(paths)}"
+        yield Picture(one.label, paths_picture(paths), (said,))
+
+
+def _is_whole(effect: Effect) -> bool:
+    """True for what is over all; a pair of PUs or a single one is not, though it is a variant."""
+    if effect.metric == "core-to-core-latency" or (effect.variant or "").startswith("PU "):
+        return False
+    return effect.slowest_device or series_key(effect).is_over_all
+
+
+def _forest_row(effect: Effect, is_bare: bool) -> ForestRow:
+    metric = metric_of(effect.metric)
+    parts = [effect.metric if metric is None else metric.title, effect.variant, effect.state]
+    if effect.slowest_device:
+        parts.insert(1, "slowest GPU")
+    low, high = effect.low, effect.high
+    said = multiple_text(effect.ratio)
+    if low is not None and high is not None:
+        said = f"{multiple_text(effect.ratio)} [{range_text(low, high)}]"
+        if effect.lower_is_better:
+            low, high = 1 / high, 1 / low
+    if is_bare:
+        said = f"{effect.gain:.1%} of bare metal"
+    outcome = judged(effect)
+    stated = {Outcome.BETTER: "better", Outcome.WORSE: "worse"}.get(outcome, "neutral")
+    return ForestRow(", ".join(filter(None, parts)), effect.gain, low, high, said, stated)
+
+
+def curve_points(
+    series: Mapping[SeriesKey, Series], metric: str
+) -> dict[str | None, tuple[tuple[float, float], ...]]:
+    """Points of curves by variant; of all nodes and devices together only."""
+    found: dict[str | None, list[tuple[float, float]]] = {}
+    for key, one in series.items():
+        place = (key.node, key.peer_node, key.device, key.peer)
+        if key.metric == metric and key.size_bytes and place == (None,) * 4:
+            found.setdefault(key.variant, []).append((float(key.size_bytes), one.value))
+    return {variant: tuple(sorted(points)) for variant, points in found.items() if len(points) > 1}
+
+
+def _other_curves(series: SeriesOf) -> list[str]:
+    """Collectives next to all-reduce that somebody measured."""
+    names = {key.metric for one in series.values() for key in one if key.metric.endswith("-busbw")}
+    return sorted(names - {"allreduce-busbw"})
+
+
+def cache_levels(machine: Machine) -> tuple[Level, ...]:
+    """Ranges of the caches, as the first alternative that knows its capacities gives them."""
+    for one in machine.every:
+        capacities = sorted(
+            (found.value, key.variant or "")
+            for key, found in machine.series[one.label].items()
+            if key.metric == "cache-capacity"
+        )
+        if capacities:
+            sizes = [
+                key.size_bytes
+                for key in machine.series[one.label]
+                if key.metric == "memory-latency"
+            ]
+            most = float(max(filter(None, sizes), default=0))
+            ends = [0.0, *(size for size, _ in capacities), max(most, capacities[-1][0])]
+            names = [name.upper() for _, name in capacities] + ["DRAM"]
+            return tuple(
+                Level(name, max(low, 1.0), high)
+                for name, low, high in zip(names, ends[:-1], ends[1:], strict=True)
+            )
+    return ()
+
+
+def _matrix_order(matrix: FigureMatrix) -> tuple[int, str]:
+    known = list(METRICS)
+    metric = matrix.key.metric
+    return known.index(metric) if metric in known else len(known), matrix.key.variant or ""
+
+
+def _heat_picture(one: Alternative, matrix: FigureMatrix, ends: tuple[float, float]) -> Picture:
+    metric = metric_of(matrix.key.metric)
+    name = matrix.key.metric if metric is None else metric.title
+    parts = [name, matrix.key.variant, None if one.label == "any layout" else one.label]
+    title = ", ".join(filter(None, parts))
+    better = "" if metric is None else f"{better_text(metric)}; "
+    axes = f"{_axis(matrix, rows=True)} down, {_axis(matrix, rows=False)} across"
+    drawn = Matrix(
+        _axis(matrix, rows=True),
+        _axis(matrix, rows=False),
+        _names(matrix.rows),
+        _names(matrix.columns),
+        tuple(
+            tuple(matrix.cells.get((row, column)) for column in matrix.columns)
+            for row in matrix.rows
+        ),
+    )
+    svg = heat_map(title, matrix.key.unit, drawn, ends)
+    return Picture(title, svg, (f"{better}{axes}",))
+
+
+def _axis(matrix: FigureMatrix, *, rows: bool) -> str:
+    axis = matrix.key.rows if rows else matrix.key.columns
+    if axis is Axis.NODE and matrix.key.columns is Axis.NODE:
+        return "node of the threads" if rows else "node of the memory"
+    return {Axis.NODE: "node", Axis.GPU: "GPU", Axis.PU: "PU"}[axis]
+
+
+def _names(places: Sequence[MatrixPlace]) -> tuple[str, ...]:
+    """Short enough for a column: of addresses, the parts in which they differ.
+
+    >>> from homenode.bdf import Bdf
+    >>> gpus = [MatrixPlace(Axis.GPU, 0, Bdf(0, bus, n, 0)) for bus, n in ((0x19, 0), (0x3B, 0))]
+    >>> _names(gpus)
+    ('19', '3b')
+    >>> _names([gpus[0], MatrixPlace(Axis.GPU, 0, Bdf(0, 0x19, 1, 0))])
+    ('19:00', '19:01')
+    """
+    if len(places) < 2 or any(place.address is None for place in places):
+        return tuple(place.name for place in places)
+    parts = [place.name.replace(".", ":").split(":") for place in places]
+    differ = [index for index in range(4) if len({part[index] for part in parts}) > 1]
+    first = differ[0] if differ[0] <= 1 else 1
+    return tuple(":".join(part[first : differ[-1] + 1]) for part in parts)
+
+
+MOST_DEVICES = 32
+"""Bars of single GPUs in one chart."""
+
+KERNELS = ("copy", "scale", "add", "triad")
+"""Of STREAM, in its order."""
+
+SIZE_LEVELS = (
+    ("L1, 4-32 KiB", 4 << 10, 32 << 10),
+    ("L2, 64-512 KiB", 64 << 10, 512 << 10),
+    ("L3, 1-32 MiB", 1 << 20, 32 << 20),
+    ("DRAM, 256-512 MiB", 256 << 20, 512 << 20),
+)
+"""Working sets that stand for a level where no capacity is known: those of the study."""
+
+
+def kernel_pictures(machine: Machine) -> Iterator[Picture]:
+    """All kernels of STREAM by layout, on all memory and on the memory of each node."""
+    by_node: dict[int | None, dict[str, list[Bar]]] = {}
+    for position, one in enumerate(machine.every):
+        for key, series in machine.series[one.label].items():
+            if (
+                key.metric == "memory-bandwidth"
+                and key.variant in KERNELS
+                and key.peer_node is None
+                and key.size_bytes is None
+            ):
+                kernels = by_node.setdefault(key.node, {})
+                kernels.setdefault(key.variant or "", []).append(
+                    bar_of(one.label, series, position)
+                )
+    whole = by_node.pop(None, {})
+    if len(whole) > 1:
+        groups = [BarGroup(k, tuple(whole[k])) for k in KERNELS if k in whole]
+        title = "STREAM: every kernel"
+        note = "more is better; all vCPUs on all memory"
+        yield Picture(title, bar_chart(title, "bytes_per_s", groups), (note,))
+    groups = [
+        BarGroup(f"memory of node {node}, {kernel}", tuple(kernels[kernel]))
+        for node, kernels in sorted(by_node.items(), key=lambda pair: pair[0] or 0)
+        for kernel in KERNELS[-1:]
+        if kernel in kernels
+    ]
+    if groups:
+        title = "STREAM by node"
+        note = "more is better; all vCPUs, with their memory bound to one node of the guest"
+        yield Picture(title, bar_chart(title, "bytes_per_s", groups), (note,))
+
+
+def profile_picture(machine: Machine) -> Iterator[Picture]:
+    """Latency from L1 to DRAM: the least and the greatest within each level."""
+    levels: dict[str, list[Bar]] = {}
+    for position, one in enumerate(machine.every):
+        series = machine.series[one.label]
+        for key, found in series.items():
+            if key.metric == "memory-latency" and found.is_range and key.variant is not None:
+                levels.setdefault(key.variant, []).append(bar_of(one.label, found, position))
+        points = [point for of in curve_points(series, "memory-latency").values() for point in of]
+        for name, low, high in _size_levels(machine) if points else ():
+            values = [value for size, value in points if low <= size <= high]
+            if values:
+                number = series_number(one.label, position)
+                bar = Bar(one.label, max(values), min(values), max(values), number, is_range=True)
+                levels.setdefault(name, []).append(bar)
+    if len(levels) > 1:
+        title = "Latency profile, L1 to DRAM"
+        groups = [BarGroup(name, tuple(bars)) for name, bars in levels.items()]
+        note = "less is better; least to greatest of the working sets of a level; axis logarithmic"
+        yield Picture(title, bar_chart(title, "ns", groups, log=True), (note,))
+
+
+def _size_levels(machine: Machine) -> tuple[tuple[str, float, float], ...]:
+    """(name, least, most bytes) of working sets, by the machine's caches where they are known."""
+    known = cache_levels(machine)
+    if not known:
+        return SIZE_LEVELS
+    return tuple(
+        (f"{one.name}, to {size_text(one.high_bytes)}", one.low_bytes * 1.01, one.high_bytes)
+        for one in known
+    )
+
+
+def fairness_picture(machine: Machine) -> Iterator[Picture]:
+    """Events of each thread: the mean with the spread over threads, by layout."""
+    bars: list[Bar] = []
+    for position, one in enumerate(machine.every):
+        series = machine.series[one.label]
+        each = [
+            f.value
+            for key, f in series.items()
+            if key.metric == "cpu-per-thread" and (key.variant or "").startswith("PU ")
+        ]
+        means = [
+            f.value
+            for key, f in series.items()
+            if key.metric == "cpu-per-thread" and key.variant is None
+        ]
+        parts = [
+            f.value
+            for key, f in series.items()
+            if (key.metric, key.variant) == ("cpu-fairness", DEVIATION)
+        ]
+        if len(each) > 1:
+            mean, spread = statistics.fmean(each), statistics.stdev(each)
+        elif means and parts:
+            mean = means[0]
+            spread = mean * statistics.fmean(parts)
+        else:
+            continue
+        number = series_number(one.label, position)
+        note = f"\u00b1 {spread / mean:.1%}"
+        bars.append(Bar(one.label, mean, max(mean - spread, 0.0), mean + spread, number, note=note))
+    if bars:
+        title = "Fairness over threads"
+        note = "events per second of a thread: mean \u00b1 standard deviation over threads"
+        svg = bar_chart(title, "events_per_s", [BarGroup("", tuple(bars))])
+        yield Picture(title, svg, (note,))
+
+
+def device_pictures(machine: Machine) -> Iterator[Picture]:
+    """Every GPU's copies under each layout, near and far from its node where that is known."""
+    figures = [(one, _device_figures(one)) for one in machine.every]
+    for metric in METRICS.values():
+        groups: list[BarGroup] = []
+        said: list[str] = []
+        for one, of_metric in figures:
+            by_device = of_metric.get(metric.id, {})
+            if not 1 < len(by_device) <= MOST_DEVICES:
+                continue
+            near = _near_devices(machine, one, metric.id)
+            groups.append(BarGroup(one.label, tuple(_device_bars(by_device, near))))
+            said += _near_and_far(one.label, by_device, near, metric)
+        if groups and sum(len(group.bars) for group in groups) <= 2 * MOST_DEVICES:
+            title = f"{metric.title}, GPU by GPU"
+            note = "; ".join((better_text(metric), *said))
+            yield Picture(title, bar_chart(title, metric.unit, groups), (note,))
+
+
+_BY_DEVICE = frozenset(m.id for m in METRICS.values() if m.worst_device and not m.control)
+
+
+def _device_figures(one: Alternative) -> dict[str, dict[object, list[float]]]:
+    """Figures of single GPUs, by metric: of no pair, node or size."""
+    found: dict[str, dict[object, list[float]]] = {}
+    for run in one.runs:
+        for key, samples in run.groups.items():
+            if key.metric not in _BY_DEVICE or key.node is not None:
+                continue
+            device = key.position if key.device is None else key.device
+            others = (key.peer, key.size_bytes, key.variant)
+            if device is not None and others == (None, None, None):
+                values = [one.value for one in samples]
+                found.setdefault(key.metric, {}).setdefault(device, []).extend(values)
+    return found
+
+
+def _near_devices(machine: Machine, one: Alternative, metric: str) -> frozenset[object] | None:
+    """GPUs whose thread was on their own node; None = unknown."""
+    names = {run.head.name for run in one.runs}
+    for publication in machine.sources:
+        for figure in publication.figures:
+            if (figure.system, figure.metric) == (machine.runs[0].head.system, metric):
+                for choice, devices in figure.near:
+                    if choice in names:
+                        return frozenset(devices)
+    return None
+
+
+def _device_bars(
+    by_device: Mapping[object, Sequence[float]], near: frozenset[object] | None
+) -> Iterator[Bar]:
+    for device, values in sorted(by_device.items(), key=lambda pair: str(pair[0]).zfill(16)):
+        is_far = near is not None and device not in near
+        note = "" if near is None else "far" if is_far else "near"
+        label = f"GPU {device}" if isinstance(device, int) else str(device)
+        yield Bar(
+            label,
+            statistics.median(values),
+            min(values),
+            max(values),
+            3 if is_far else 1,
+            note=note,
+        )
+
+
+def _near_and_far(
+    label: str,
+    by_device: Mapping[object, Sequence[float]],
+    near: frozenset[object] | None,
+    metric: Metric,
+) -> Iterator[str]:
+    sides: dict[bool, list[float]] = {True: [], False: []}
+    for device, values in by_device.items():
+        sides[near is not None and device in near] += values[:1]
+    if near is None or not (sides[True] and sides[False]):
+        return
+    close, far = statistics.fmean(sides[True]), statistics.fmean(sides[False])
+    yield (
+        f"{label}: far {figure_text(far, metric.unit)}, near {figure_text(close, metric.unit)} in "
+        f"the mean, {far / close - 1:+.0%}"
+    )

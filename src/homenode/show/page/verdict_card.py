@@ -1,0 +1,230 @@
+"""VerdictCard: a machine's answers in a form that is read in seconds."""
+
+from collections.abc import Iterator, Sequence
+
+from msgspec import Struct
+
+from homenode.decide.comparison import EvidenceLevel
+from homenode.decide.grade import Grade
+from homenode.decide.statement import effect_text, ground_of, runs_as, sentence_of, source_sentence
+from homenode.decide.verdict import SourceVerdict, Verdict, titles_of
+from homenode.doc import Cell, Span, Table, Words
+from homenode.measure.results.model import UNKNOWN_SWITCHES, Origin
+from homenode.objective import Objective
+from homenode.show.page.machine import Machine
+from homenode.show.results_text import doubts_of
+from homenode.vm.layout import PRESETS
+
+TONES = {
+    Grade.GOOD: "good",
+    Grade.DEPENDS: "good",
+    Grade.REVIEW: "review",
+    Grade.UNKNOWN: "unknown",
+    Grade.NOT_REAL: "unknown",
+    Grade.NOT_READY: "stop",
+}
+"""Which look a grade has; its word says it too."""
+
+_SIGNS = {"measured": "\u25cf", "provisional": "\u25d0", "published": "\u25d0"}
+"""How sure, at a glance."""
+
+
+class Answer(Struct, frozen=True, kw_only=True):
+    """One objective. choice: what to run; "no answer" where nothing can be named. layout: of a VM,
+    where the choice is none.
+
+    effect: the figure with its multiple, in a few words. sure: the level of the evidence in a word.
+    statement: the whole sentence. authors: where what publications recommend is not this;
+    published: all that they recommend, and why ours differs.
+    """
+
+    objective: str
+    choice: str
+    has_choice: bool
+    layout: str
+    effect: str
+    sure: str
+    statement: str
+    evidence: str
+    authors: str
+    published: tuple[str, ...]
+    doubts: tuple[str, ...]
+
+
+class VerdictCard(Struct, frozen=True, kw_only=True):
+    """One machine. grade: the word; tone: its look; reason: in a sentence. stop: why no layout is
+    named, in a few words. authors: what its publications say of the whole machine, word for word.
+    """
+
+    name: str
+    anchor: str
+    about: str
+    grade: str
+    tone: str
+    reason: str
+    stop: str
+    answers: tuple[Answer, ...]
+    authors: tuple[str, ...]
+
+    @property
+    def is_stopped(self) -> bool:
+        """No objective has an answer, all for the same reason."""
+        return bool(self.answers) and not any(one.has_choice for one in self.answers)
+
+
+def verdict_card(machine: Machine, anchor: str) -> VerdictCard:
+    """The card of a machine."""
+    graded = machine.graded
+    origins = {run.head.origin for run in machine.runs}
+    evidence = ", ".join(sorted(origins - {Origin.MEASURED, Origin.PUBLISHED}))
+    return VerdictCard(
+        name=machine.name,
+        anchor=anchor,
+        about=machine_line(machine),
+        grade=str(graded.grade),
+        tone=TONES[graded.grade],
+        reason=graded.reason,
+        stop=_stop(machine) or graded.reason,
+        answers=tuple(_answer(one, evidence, machine) for one in machine.verdicts),
+        authors=tuple(_authors(machine)),
+    )
+
+
+def decisions_table(cards: Sequence[VerdictCard]) -> Table:
+    """A row for each machine, a column for each objective."""
+    has_authors = any(card.authors for card in cards)
+    objectives = (
+        Cell((str(one), Span(f"{one.use} ({titles_of(one)})", "dim small"))) for one in Objective
+    )
+    authors = (Cell(("its authors say",), "of-authors"),) if has_authors else ()
+    return Table(
+        heads=(Cell(("machine",), "of-machine"), *objectives, *authors),
+        rows=tuple(_decisions(card, has_authors) for card in cards),
+        name="Verdicts by machine and objective",
+        look="decisions",
+    )
+
+
+def _decisions(card: VerdictCard, has_authors: bool) -> tuple[Cell, ...]:
+    name = Span(card.name, "name", card.anchor)
+    grade = Span(card.grade, f"grade {card.tone}")
+    first = Cell(((name, " ", grade), Span(card.about, "dim small")))
+    authors = (Cell(card.authors, "small authors"),) if has_authors else ()
+    if card.is_stopped or not card.answers:
+        stop: Words = Span(card.stop, "small")
+        lines = (Span("repair first", "bold"), stop) if card.is_stopped else (stop,)
+        return (first, Cell(lines, across=len(Objective)), *authors)
+    answers = {one.objective: one for one in card.answers}
+    return (first, *(_decision(answers.get(str(one))) for one in Objective), *authors)
+
+
+def _decision(one: Answer | None) -> Cell:
+    if one is None or not one.has_choice:
+        return Cell((Span("no figures" if one is None else "cannot tell", "dim"),), "none")
+    lines: list[Words] = [
+        (Span(_SIGNS.get(one.sure, "\u25cb"), f"sure {one.sure}"), " ", _chip(one))
+    ]
+    if one.layout:
+        lines.append(Span(one.layout, "small dim"))
+    said = f"{one.sure}: " if one.effect else one.sure
+    lines.append((Span(said, "small dim"), Span(one.effect, "small")))
+    if one.authors:
+        lines.append(Span(one.authors, "small differs-mark"))
+    return Cell(tuple(lines), f"answer {one.sure}")
+
+
+def _chip(one: Answer) -> Span:
+    return Span(one.choice, "chip" if one.has_choice else "chip none")
+
+
+def verdicts_table(card: VerdictCard) -> Table:
+    """A row for each objective: what to run, why, how sure that is, and what is open."""
+    rows = tuple(
+        (
+            one.objective,
+            Cell((_chip(one), *((Span(one.layout, "dim small"),) if one.layout else ())), "run"),
+            Cell(((one.statement, *(Span(f". {said}", "dim") for said in one.published)),)),
+            one.evidence,
+            "; ".join(one.doubts),
+        )
+        for one in card.answers
+    )
+    return Table(
+        heads=("objective", "run", "why", "evidence", "doubts, and what to measure next"),
+        rows=rows,
+        name=f"Verdicts of {card.name}",
+        look="verdicts",
+    )
+
+
+def _stop(machine: Machine) -> str:
+    """The first of the findings that stop every recommendation, and how many are like it; of logs
+    that no one said a layout of, what to do."""
+    heads = [run.head for run in machine.runs]
+    if not machine.verdicts and all(
+        one.switches == UNKNOWN_SWITCHES and one.arrangement == one.name for one in heads
+    ):
+        return (
+            "the logs do not say under which layout each run was made: "
+            "homenode import --layout RUN=LAYOUT adds it; the figures are below"
+        )
+    findings = next((one.findings for one in machine.verdicts if one.findings), ())
+    if not findings:
+        return ""
+    first = findings[0]
+    like = sum(one.id == first.id for one in findings)
+    observed, expected = (
+        text.partition(":")[0].partition(", ")[0] for text in (first.observed, first.expected)
+    )
+    subject = first.subject if like == 1 else f"{first.subject} and {like - 1} more like it"
+    fix = f" Fix: {first.fix}" if first.fix else ""
+    return f"{subject}: found {observed}, expected {expected}.{fix}"
+
+
+def machine_line(machine: Machine) -> str:
+    """What the machine is, as far as anybody said."""
+    if machine.published is not None:
+        system = machine.published
+        gpu = f"{system.gpus} x {system.gpu}" if system.gpu and system.gpus else system.gpu
+        return ", ".join(filter(None, (gpu, system.cpu)))
+    kinds = dict.fromkeys(run.head.host_kind for run in machine.runs if run.head.host_kind)
+    return "; ".join(kinds) or "the results do not name its processor and GPUs"
+
+
+def _authors(machine: Machine) -> Iterator[str]:
+    """Of the whole machine where they say so, else of each use."""
+    for publication in machine.sources:
+        own = [one for one in publication.verdicts if one.system == machine.runs[0].head.system]
+        whole = [one for one in own if one.objective is None and one.work is None]
+        for one in whole or own:
+            name, is_row, rest = one.source.partition(" | ")
+            yield rest if is_row and name.startswith(machine.name) else one.source
+
+
+def _other(source: SourceVerdict, ours: Verdict) -> str:
+    """What a publication recommends instead; or next to it, where theirs is a queue or a policy and
+    ours a layout that no figure of theirs is about."""
+    theirs = " or ".join(source.choices) or "repair first"
+    another = ours.level is not EvidenceLevel.REASONED or any(c in PRESETS for c in source.choices)
+    return ("\u2260 " if another else "") + f"{source.publication}: {theirs}"
+
+
+def _answer(one: Verdict, origins: str, machine: Machine) -> Answer:
+    said = [f"measure next: {one.measure_next}"] if one.measure_next is not None else []
+    ground = ground_of(one)
+    if origins and one.boots is not None:
+        ground += f" ({origins})"
+    other = [_other(source, one) for source in one.published if not source.agrees]
+    return Answer(
+        objective=str(one.objective),
+        choice=one.choice or "no answer",
+        has_choice=one.choice is not None,
+        layout=runs_as(one),
+        effect=effect_text(one),
+        sure="" if one.level is None else str(one.level),
+        statement=sentence_of(one),
+        evidence=ground,
+        authors="; ".join(other),
+        published=tuple(source_sentence(source, one) for source in one.published),
+        doubts=tuple(dict.fromkeys((*said, *doubts_of(one, machine.doubts)))),
+    )

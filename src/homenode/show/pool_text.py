@@ -1,0 +1,422 @@
+"""PoolText: a pool for people, where VMs of it go and what moves; as CSV, and for Prometheus."""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from homenode.cluster.pool.model import Pool, PoolVms
+from homenode.cluster.pool.moves import MOST_MOVED_TOGETHER, Move, MovePlan
+from homenode.cluster.pool.outlook import FlavourFit, HostOutlook, MissingResource, PoolOutlook
+from homenode.cluster.pool.place import LostFits, RankedPlace, RefusedHosts
+from homenode.doc import Commands, Doc, Part, Table, Text
+from homenode.units import GIB, TIB, format_bytes
+from homenode.vm.hypervisor.domain_state import domain_argument
+from homenode.wording import command_line, either, number_list, plural, printable
+
+MOST_ROWS = 40
+"""Hosts of a table for people; of more, those alike are one row."""
+
+
+def pool_text(outlook: PoolOutlook, *, everything: bool = False) -> Doc:
+    """The sums, a row for each host or kind of host, and what could not be read."""
+    free = outlook.free
+    title = (
+        f"{plural(len(outlook.hosts), 'host')} of {plural(outlook.shapes, 'kind')}, "
+        f"{plural(free.vms, 'VM')}: {free.free_gpus} of {plural(free.gpus, 'GPU')}, "
+        f"{free.free_cores} of {plural(free.cores, 'core')}, "
+        f"{_memory(free.free_memory_bytes)} of {_memory(free.memory_bytes)} free"
+    )
+    groups = _groups(outlook.hosts, everything=everything)
+    shown = groups[:MOST_ROWS] if not everything else groups
+    parts: list[Part] = [pool_table(outlook, shown)]
+    left = sum(len(group) for group in groups[len(shown) :])
+    if left:
+        parts.append(Text(f"{plural(left, 'host')} more: --all", "warn"))
+    names = [fit.flavour for fit in outlook.fits]
+    sizes = names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
+    alike = " host +N: N more hosts are alike." if len(groups) < len(outlook.hosts) else ""
+    about = (
+        f"GPUs: free/all. Cores, memory: free.{alike} {sizes}: how many more VMs of that flavour "
+        "fit with full locality, +N: with less."
+    )
+    parts += [Text(about, "dim"), Text(_stranded_sentence(outlook))]
+    if outlook.failures:
+        parts.append(Text(f"{plural(len(outlook.failures), 'host')} left out:", "warn"))
+        parts += [
+            Text(f"{one.source}: {one.reason}", indent=2) for one in outlook.failures[:MOST_ROWS]
+        ]
+        if len(outlook.failures) > MOST_ROWS:
+            parts.append(Text(f"and {len(outlook.failures) - MOST_ROWS} more (--json)", indent=2))
+    return Doc(title, tuple(parts))
+
+
+def pool_table(
+    outlook: PoolOutlook, groups: Sequence[Sequence[HostOutlook]], *, is_wide: bool = False
+) -> Table:
+    """A row for each group of hosts that take the same VMs, and one for all. is_wide: with how many
+    cores there are next to those that are free."""
+    total = _row(
+        "total", (HostOutlook(name="", free=outlook.free, fits=outlook.fits, stranded=()),), is_wide
+    )
+    figures = ("VMs", "GPUs", "cores", "memory", *(fit.flavour for fit in outlook.fits))
+    return Table(
+        heads=("host", *figures, "stranded"),
+        numeric=figures,
+        rows=(
+            *(_row(_label_of(group), group, is_wide) for group in groups),
+            (*total[:-1], str(outlook.stranded_gpus)),
+        ),
+        least=("cores", "memory"),
+        shortened=True,
+    )
+
+
+def _groups(hosts: Sequence[HostOutlook], *, everything: bool) -> list[tuple[HostOutlook, ...]]:
+    """The hosts of each row: one, or those that take the same VMs where there are many hosts."""
+    if everything or len(hosts) <= MOST_ROWS:
+        return [(host,) for host in hosts]
+    alike: dict[tuple[object, ...], list[HostOutlook]] = {}
+    for host in hosts:
+        key = (
+            host.free.gpus,
+            host.free.free_gpus,
+            host.fits,
+            tuple((one.missing, len(one.gpus)) for one in host.stranded),
+        )
+        alike.setdefault(key, []).append(host)
+    return [
+        tuple(group)
+        for group in sorted(alike.values(), key=lambda group: (-len(group), group[0].name))
+    ]
+
+
+def _label_of(group: Sequence[HostOutlook]) -> str:
+    return group[0].name + (f" +{len(group) - 1}" if len(group) > 1 else "")
+
+
+def _row(label: str, group: Sequence[HostOutlook], is_wide: bool) -> tuple[str, ...]:
+    """The cells of hosts that take the same VMs; what differs between them as a range."""
+    first = group[0].free
+    return (
+        label,
+        _range([host.free.vms for host in group]),
+        f"{first.free_gpus}/{first.gpus}",
+        f"{first.free_cores}/{first.cores}"
+        if is_wide
+        else _range([host.free.free_cores for host in group]),
+        _memory_range([host.free.free_memory_bytes for host in group]),
+        *map(fit_text, group[0].fits),
+        stranded_text(group[0]),
+    )
+
+
+def _range(counts: Sequence[int]) -> str:
+    low, high = min(counts), max(counts)
+    return str(low) if low == high else f"{low}-{high}"
+
+
+def _memory_range(sizes: Sequence[int | None]) -> str:
+    known = [size for size in sizes if size is not None]
+    if len(known) < len(sizes):
+        return "unknown"
+    low, high = _memory(min(known)), _memory(max(known))
+    if low == high:
+        return low
+    unit = high.rpartition(" ")[2]
+    return f"{low.removesuffix(f' {unit}')}-{high}"
+
+
+def stranded_text(host: HostOutlook) -> str:
+    """How many GPUs are stranded, each with what is missing."""
+    return ", ".join(f"{len(one.gpus)} ({one.missing})" for one in host.stranded) or "0"
+
+
+def fit_text(fit: FlavourFit) -> str:
+    """How many more VMs fit, +N: with less locality."""
+    return f"{fit.local}+{fit.degraded}" if fit.degraded else str(fit.local)
+
+
+def _memory(size: int | None) -> str:
+    if size is None:
+        return "unknown"
+    step = TIB if size >= 100 * TIB else GIB
+    return format_bytes(size // step * step)
+
+
+_LACKS = {
+    "pages": "huge pages",
+    "gpus": "more free GPUs with them",
+    "gpu-node": "a known NUMA node",
+    "flavour": "a flavour that takes such GPUs",
+}
+
+
+def missing_text(stranded: Sequence[MissingResource]) -> str:
+    """How many GPUs are stranded, and what they lack; "" where none is.
+
+    >>> missing_text([MissingResource("cores", 3), MissingResource("flavour", 1)])
+    '3 lack cores, 1 lacks a flavour that takes such GPUs'
+    """
+    return ", ".join(
+        f"{one.gpus} {'lacks' if one.gpus == 1 else 'lack'} {_LACKS.get(one.missing, one.missing)}"
+        for one in stranded
+    )
+
+
+def _stranded_sentence(outlook: PoolOutlook) -> str:
+    if not outlook.stranded:
+        return "Stranded GPUs: none."
+    return f"Stranded GPUs, free but of use to no flavour: {missing_text(outlook.stranded)}."
+
+
+_FACTS = {
+    "vms": "VMs that run or are planned.",
+    "gpus": "GPUs of the host.",
+    "free_gpus": "GPUs that no VM has.",
+    "cores": "Cores of the host.",
+    "free_cores": "Cores on which no VM has threads.",
+    "memory_bytes": "Memory of the host.",
+    "free_memory_bytes": "Memory that VMs may get.",
+}
+"""What programs read of a host, by its name in `Free`."""
+
+
+def pool_csv(outlook: PoolOutlook) -> str:
+    """A line for each host (RFC 4180); memory in bytes, empty where unknown."""
+    fits = [f"{fit.flavour}_{kind}" for fit in outlook.fits for kind in ("local", "degraded")]
+    rows: list[list[object]] = [["host", *_FACTS, *fits, "stranded_gpus", "missing"]]
+    for host in outlook.hosts:
+        facts = [getattr(host.free, name) for name in _FACTS]
+        counts = [count for fit in host.fits for count in (fit.local, fit.degraded)]
+        missing = " ".join(one.missing for one in host.stranded)
+        rows.append([host.name, *facts, *counts, host.stranded_gpus, missing])
+    return "".join(",".join(map(_csv_cell, row)) + "\n" for row in rows)
+
+
+def _csv_cell(value: object) -> str:
+    """A cell; a name that a spreadsheet would take for a formula gets an apostrophe.
+
+    >>> _csv_cell(3), _csv_cell("a,b"), _csv_cell("=1+1"), _csv_cell(None)
+    ('3', '"a,b"', "'=1+1", '')
+    """
+    text = "" if value is None else printable(str(value))
+    if isinstance(value, str) and text[:1] in ("=", "+", "-", "@"):
+        text = f"'{text}"
+    if any(letter in text for letter in ',"'):
+        text = '"' + text.replace('"', '""') + '"'
+    return text
+
+
+def vms_text(found: PoolVms) -> Doc:
+    """A row for each VM, by host."""
+    if not found.vms:
+        return Doc("", (Text("no VMs"),))
+    rows = tuple(
+        (
+            vm.name,
+            vm.host,
+            vm.state,
+            str(vm.vcpus),
+            format_bytes(vm.memory_bytes),
+            "any" if vm.nodes is None else number_list(vm.nodes),
+            str(len(vm.gpus) + len(vm.mediated)) + (f" ({vm.gpus_away} away)" * bool(vm.gpus_away)),
+        )
+        for vm in found.vms
+    )
+    heads = ("VM", "host", "state", "vCPUs", "memory", "nodes", "GPUs")
+    about = "Nodes: any = the VM is not pinned. Away: GPUs on none of the VM's nodes."
+    return Doc("", (Table(heads=heads, rows=rows, least=("state", "memory")), Text(about, "dim")))
+
+
+def pool_prometheus(outlook: PoolOutlook) -> str:
+    """Gauges by host. Source: Prometheus documentation, "Exposition formats", 0.0.4."""
+    families: dict[str, tuple[str, list[str]]] = {}
+
+    def gauge(name: str, about: str, labels: Iterable[tuple[str, str]], value: int) -> None:
+        text = ",".join(f'{key}="{_label(one)}"' for key, one in labels)
+        families.setdefault(f"homenode_pool_{name}", (about, []))[1].append(f"{{{text}}} {value}")
+
+    for host in outlook.hosts:
+        own = [("host", host.name)]
+        for name, about in _FACTS.items():
+            value = getattr(host.free, name)
+            if value is not None:
+                gauge(name, about, own, value)
+        for fit in host.fits:
+            about = "VMs of a flavour that still fit, by locality."
+            for kind, count in (("local", fit.local), ("degraded", fit.degraded)):
+                gauge("fits", about, [*own, ("flavour", fit.flavour), ("locality", kind)], count)
+        for one in host.stranded:
+            about = "Free GPUs that no flavour can take with full locality."
+            gauge("stranded_gpus", about, [*own, ("missing", one.missing)], len(one.gpus))
+    gauge("hosts_failed", "Hosts that could not be read.", [], len(outlook.failures))
+    lines = []
+    for name, (about, samples) in families.items():
+        lines += [f"# HELP {name} {about}", f"# TYPE {name} gauge"]
+        lines += [f"{name}{sample}".replace("{} ", " ") for sample in samples]
+    return "\n".join(lines) + "\n"
+
+
+def _label(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return printable(escaped)
+
+
+def places_text(
+    vm: str,
+    places: Sequence[RankedPlace],
+    refused: Sequence[RefusedHosts] = (),
+    hint: str | None = None,
+) -> Doc:
+    """The first hosts, each with what the choice costs; or that there is none, and why."""
+    heads = ("rank", "host", "nodes", "placement", "GPUs left", "VMs that no longer fit")
+    rows = tuple(
+        (
+            str(number),
+            one.host.name,
+            number_list(one.placement.nodes) or "any",
+            one.placement.fallback,
+            str(len(one.planner.free_gpus(one.step.after))),
+            lost_text(one.lost),
+        )
+        for number, one in enumerate(places, start=1)
+    )
+    about = (
+        "Ranked by the VM's locality, then by the VMs of other flavours that no longer fit in the "
+        "pool, then by GPUs left on the host."
+    )
+    ranked = (Table(heads=heads, rows=rows, folds=heads[-1:]), Text(about, "dim"), Text(""))
+    return Doc(
+        "" if places else f"{vm}: no host takes it",
+        (
+            *(ranked if places else ()),
+            *(Text(refusal_text(one), indent=2) for one in refused),
+            *((Text(f"hint: {hint}", "hint"),) if hint else ()),
+        ),
+    )
+
+
+def refusal_text(refused: RefusedHosts) -> str:
+    """How many hosts refuse a VM, why, and how near the nearest of them is.
+
+    >>> few = {"reason": "fewer than 8 free GPUs", "hosts": ("a", "b"), "detail": "7 of 8 free"}
+    >>> refusal_text(RefusedHosts(nearest="b", **few))
+    '2 hosts (a, b): fewer than 8 free GPUs; nearest: b, 7 of 8 free'
+    >>> one = {"reason": "too few free cores", "hosts": ("a",), "detail": "needs 40, 16 free"}
+    >>> refusal_text(RefusedHosts(nearest="a", **one))
+    'a: too few free cores: needs 40, 16 free'
+    """
+    hosts = refused.hosts
+    if len(hosts) == 1:
+        return ": ".join(filter(None, (hosts[0], refused.reason, refused.detail)))
+    names = ", ".join(hosts[:3]) + (", ..." if len(hosts) > 3 else "")
+    nearest = f"; nearest: {refused.nearest}, {refused.detail}" if refused.detail else ""
+    return f"{plural(len(hosts), 'host')} ({names}): {refused.reason}{nearest}"
+
+
+def lost_text(lost: Sequence[LostFits]) -> str:
+    """What no longer fits in the pool.
+
+    >>> lost_text([LostFits("gpu8", 1), LostFits("gpu1", 2)]), lost_text([])
+    ('1 gpu8 or 2 gpu1', 'none')
+    """
+    return either(f"{one.count} {one.flavour}" for one in lost) or "none"
+
+
+def drain_text(plan: MovePlan, host: str, pool: Pool, sources: Sequence[str]) -> Doc:
+    """The moves that empty a host, what stays, and the commands."""
+    moves = plan.moves
+    if plan.stuck:
+        every = plural(len(moves) + len(plan.stuck), "VM")
+        head = f"{len(moves)} of {every} can leave {host}"
+    elif moves:
+        head = f"{plural(len(moves), 'move')} {'empties' if len(moves) == 1 else 'empty'} {host}"
+    else:
+        head = f"{host} has no VM: nothing to move"
+    return _moves_text(head, plan, pool, sources)
+
+
+def defragment_text(
+    plan: MovePlan, flavour: str, pool: Pool, sources: Sequence[str], most: int
+) -> Doc:
+    """The moves after which more VMs of a flavour fit, with what each group gains."""
+    before = plan.fits_before or 0
+    if not plan.groups:
+        head = (
+            f"{flavour}: {plural(before, 'VM fits', 'VMs fit')} with full locality; no move of up "
+            f"to {MOST_MOVED_TOGETHER} VMs makes it more"
+        )
+    else:
+        after = before + sum(group.gain for group in plan.groups)
+        stopped = " (stopped there: --most)" if len(plan.groups) == most else ""
+        head = (
+            f"{flavour}: {before} fit with full locality, {after} after "
+            f"{plural(len(plan.moves), 'move')}{stopped}"
+        )
+    return _moves_text(head, plan, pool, sources)
+
+
+def _moves_text(head: str, plan: MovePlan, pool: Pool, sources: Sequence[str]) -> Doc:
+    has_gains = any(group.flavour for group in plan.groups)
+    rows = []
+    for number, group in enumerate(plan.groups, start=1):
+        for move in group.moves:
+            is_last = move is group.moves[-1]
+            gain = f"+{group.gain} {group.flavour}" if group.flavour and is_last else ""
+            how = "stop, start" if move.restart else "live"
+            row = (str(number), move.vm, move.from_host, move.to_host, str(move.gpus), how)
+            rows.append((*row, gain) if has_gains else row)
+    heads = ("step", "VM", "from", "to", "GPUs", "how") + (("then fits",) if has_gains else ())
+    about = (
+        "stop, start: the VM has passed-through devices, which cannot migrate live; its GPUs are "
+        "chosen again on the new host, other devices have to be named again."
+    )
+    return Doc(
+        head,
+        (
+            Table(heads=heads, rows=tuple(rows)),
+            *(Text(f"{one.vm} stays on {one.host}: {one.reason}", "warn") for one in plan.stuck),
+            *((Text(about),) if any(move.restart for move in plan.moves) else ()),
+            *_examples(plan, pool, sources),
+        ),
+    )
+
+
+def _examples(plan: MovePlan, pool: Pool, sources: Sequence[str]) -> Iterator[Part]:
+    """What to run for a move of each kind; nothing is run here."""
+    host_of = {host.name: host for host in pool.hosts}
+    for restart, what in ((True, "by stop and start"), (False, "live")):
+        alike = [move for move in plan.moves if move.restart == restart]
+        # Of virsh's operands a number is an id, and what begins with "-" an option.
+        first = next((move for move in alike if domain_argument(move.vm, "")), None)
+        if alike and first is None:
+            about = f"A move {what}, of {alike[0].vm!r}: by its UUID; the name is none to a command"
+            yield Text(about, "warn")
+        elif first is not None:
+            about = f"A move {what}, for example {first.vm}"
+            if not first.restart:
+                about += f"; the second command on {first.to_host} when the VM is stopped: new pins"
+            yield Text(f"{about}:", "bold")
+            uris = host_of[first.from_host].libvirt_uri, host_of[first.to_host].libvirt_uri
+            yield Commands(_commands(first, uris, sources))
+
+
+def _commands(move: Move, uris: tuple[str, str], sources: Sequence[str]) -> tuple[str, ...]:
+    old, new = uris
+    document, tuned = f"{move.vm}.xml", f"{move.vm}-tuned.xml"
+    if not move.restart:
+        flags = ("--live", "--persistent", "--undefinesource")
+        return (
+            command_line("virsh", "-c", old, "migrate", *flags, move.vm, new),
+            command_line("homenode", "replan", move.vm),
+        )
+    pools = [word for source in sources for word in ("--pool", source)]
+    gpus = ("--gpus", move.gpus) if move.gpus else ()
+    place = ("homenode", "pool", "place", document, *pools, "--on", move.to_host, *gpus)
+    return (
+        command_line("virsh", "-c", old, "dumpxml", "--inactive", move.vm)
+        + f" > {command_line(document)}",
+        command_line(*place, "-o", tuned),
+        command_line("virsh", "-c", old, "shutdown", move.vm),
+        command_line("virsh", "-c", new, "define", tuned),
+        command_line("virsh", "-c", new, "start", move.vm),
+        command_line("virsh", "-c", old, "undefine", "--keep-nvram", move.vm),
+    )

@@ -1,0 +1,376 @@
+"""SlurmStudy: a study's report for a terminal and as a page: maps, queues, jobs, verdicts."""
+
+import re
+from collections.abc import Iterator, Sequence
+
+from homenode.cluster.bindings.experiments import Mode
+from homenode.cluster.bindings.study_maps import StudyMatrix
+from homenode.cluster.bindings.study_outliers import LEAST_NODES, Outlier
+from homenode.cluster.bindings.study_report import JobLine, StudyReport
+from homenode.cluster.bindings.study_verdicts import CopySpread, JobLocality
+from homenode.decide.comparison import Comparison, Effect, Outcome
+from homenode.decide.words import figure_text, multiple_text, range_text
+from homenode.doc import Cell, Doc, Gallery, Items, Part, Picture, Section, Table, Text
+from homenode.metrics import METRICS
+from homenode.show.charts.bars import Bar, BarGroup, bar_chart
+from homenode.show.charts.curves import Matrix as HeatMatrix
+from homenode.show.charts.curves import heat_map
+from homenode.wording import plural
+
+_SHADES = 5
+_SHOWN = 12
+_HIDDEN_LINES = 40
+MOST_MAPS = 24
+"""Drawn heat maps of one page; those of the first cluster nodes. Its tables have them all."""
+
+
+def slurm_study_text(report: StudyReport, *, everything: bool = False) -> Doc:
+    """The whole report. everything: all jobs and all nodes' maps, else the first and the odd."""
+    nodes = plural(len(report.nodes), "node")
+    title = f"{report.source}: {plural(len(report.jobs), 'job')} on {nodes}"
+    verdicts = (_verdicts(report),) if report.jobs else ()
+    figures = _figures(report, everything=everything)
+    left = _open(report, everything=everything)
+    return Doc(title, (*_warnings(report), *figures, *verdicts, *left))
+
+
+def slurm_study_page(report: StudyReport, made: str) -> Doc:
+    """Verdicts, drawn maps, bars and tables, then every map, job and gap. made: when, by what."""
+    parts: list[Part] = list(_warnings(report))
+    if report.jobs:
+        parts.append(_verdicts(report))
+    if maps := tuple(_drawn_maps(report.matrices[:MOST_MAPS])):
+        parts += [
+            Section("Copies by NUMA node and GPU", (Gallery(maps),), "maps", "Maps"),
+            Section("GPUs", (_gpu_names(report.matrices),), "gpus", "GPUs"),
+        ]
+    if bars := tuple(_bars(report.spreads)):
+        about = "Copies by copy engine (CE) and by the GPU's own processors (SM)"
+        spreads = (Gallery(bars), Section(about, (_spreads(report.spreads),)))
+        title = "Mean and deviation over GPUs, nodes and jobs"
+        parts.append(Section(title, spreads, "spreads", "Spreads"))
+    if report.setup:
+        table = Table(heads=("what", "which"), rows=report.setup)
+        parts.append(Section("Hardware and tools", (table,), "setup", "Hardware and tools"))
+    every = (*_figures(report, everything=True), *_open(report, everything=True))
+    parts.append(Section("Every figure and job", every, "every", "Every figure and job"))
+    return Doc(f"Slurm study {report.source}", tuple(parts), made=made)
+
+
+def _warnings(report: StudyReport) -> Iterator[Part]:
+    for said in report.replayed:
+        text = f"REPLAYED: {said}. GPU figures here say nothing about any machine."
+        yield Text(text, "critical")
+    if len(report.systems) > 1:
+        kinds = ", ".join(report.systems)
+        yield Text(
+            f"MIXED: GPUs of several kinds ({kinds}). Means over all nodes, slow nodes and queues "
+            "below mix them: report studies of one kind alone (--nodelist).",
+            "critical",
+        )
+
+
+def _figures(report: StudyReport, *, everything: bool) -> Iterator[Section]:
+    shown = report.matrices if everything else _few(report)
+    yield from map(_map, shown)
+    if len(shown) < len(report.matrices):
+        yield Section("", (Text(f"{len(report.matrices) - len(shown)} more maps (--all)"),))
+    for one in report.comparisons:
+        yield from _comparison(one)
+    if report.jobs:
+        found = report.collective
+        of_all = 0.0 if found is None else found.gpu_hours or 0.0
+        yield _jobs(report.jobs, of_all, everything=everything)
+    if report.nics:
+        nics = tuple((n.node, n.gpu, n.nic, str(n.nearness)) for n in report.nics)
+        heads = ("node", "GPU", "NIC", "where")
+        nearest = Table(heads=heads, rows=nics if everything else nics[:_SHOWN])
+        yield Section("nearest NIC of each GPU", (nearest,))
+    if report.collective is not None:
+        yield _collective(report)
+    if report.jobs:
+        yield _outliers(report.outliers, report)
+
+
+def _open(report: StudyReport, *, everything: bool) -> Iterator[Section]:
+    if report.missing:
+        yield Section("missing", tuple(Text(one, "bad") for one in report.missing))
+    if report.gaps:
+        lines = [f"open: {gap}" for gap in report.gaps]
+        if not everything and len(lines) > _SHOWN:
+            lines = [*lines[:_SHOWN], f"{len(lines) - _SHOWN} more (--all)"]
+        yield Section("", (Items(tuple(lines)),))
+
+
+def _few(report: StudyReport) -> tuple[StudyMatrix, ...]:
+    """All of one node; of several, the first node's and those in which something is slow."""
+    first = report.matrices[0].node if report.matrices else ""
+    odd = {(one.node, one.metric) for one in report.outliers}
+    return tuple(m for m in report.matrices if m.node == first or (m.node, m.metric) in odd)
+
+
+def _map(matrix: StudyMatrix) -> Section:
+    """GPUs by NUMA nodes, [ ] at each GPU's home, shaded."""
+    metric = METRICS[matrix.metric]
+    values = [value for row in matrix.cells for value in row if value is not None]
+    ends = min(values), max(values)
+    rows = []
+    for number, (column, home) in enumerate(zip(matrix.columns, matrix.homes, strict=True)):
+        cells = zip((row[number] for row in matrix.cells), matrix.rows, strict=True)
+        shades = (_cell(cell, ends, matrix.metric, is_home=home == row) for cell, row in cells)
+        rows.append((_short_address(column), *shades))
+    heads = tuple(f"node {index}" for index in matrix.rows)
+    parts: list[Part] = [Table(heads=("GPU", *heads), rows=tuple(rows), numeric=heads)]
+    if matrix.local is not None and matrix.remote is not None:
+        local, remote = (_number(value, matrix.metric) for value in (matrix.local, matrix.remote))
+        parts.append(Text(f"local {local}, remote {remote}: {matrix.ratio:.2f}x"))
+    how = " ([ ] is local, derived from these figures)" if matrix.homes_measured else ""
+    how = how or (" ([ ] is local)" if any(h is not None for h in matrix.homes) else "")
+    title = f"{matrix.node}: {metric.title}, {_unit(matrix.metric)}{how}"
+    return Section(title, tuple(parts))
+
+
+def _cell(
+    value: float | None, ends: tuple[float, float], metric: str, *, is_home: bool
+) -> str | Cell:
+    if value is None:
+        return "-"
+    text = _number(value, metric)
+    low, high = ends
+    look = ""
+    if high > low * 1.02:
+        place = (value - low) / (high - low)
+        place = 1 - place if METRICS[metric].lower_is_better else place
+        look = f"heat{min(_SHADES - 1, int(place * _SHADES))}"
+    return Cell((f"[{text}]" if is_home else f"{text} ",), look)
+
+
+def _short_address(column: str) -> str:
+    return column.removeprefix("0000:").removesuffix(":00.0").removesuffix(".0")
+
+
+def _comparison(found: Comparison) -> Iterator[Section]:
+    """A table for each metric: ways to run in rows, against the first."""
+    effects = sorted((one for one in found.effects if _speaks(one)), key=_by_devices)
+    for metric in dict.fromkeys(one.metric for one in found.effects if _speaks(one)):
+        of_name = {one.alternative: one for one in effects if one.metric == metric}
+        first = next(iter(of_name.values()))
+        title = METRICS[metric].title if metric in METRICS else metric
+        slowest = ", slowest GPU" if first.slowest_device else ""
+        own = figure_text(first.baseline_value, first.unit)
+        rows = [(found.baseline, own, "", str(first.boots[0]))]
+        rows += [(name, *_effect(of_name[name])) for name in found.alternatives if name in of_name]
+        against = f"x {found.baseline} [{found.confidence:.0%} interval]"
+        table = Table(heads=("jobs", "figure", "x", "rounds"), rows=tuple(rows))
+        yield Section(f"{title}{slowest}: {against}", (table,))
+
+
+def _speaks(effect: Effect) -> bool:
+    known = METRICS.get(effect.metric)
+    variants = (None,) if known is None else (None, known.headline)
+    rest = (effect.size_bytes, effect.node, effect.device, effect.state)
+    return effect.variant in variants and rest == (None,) * 4
+
+
+def _by_devices(effect: Effect) -> bool:
+    return effect.slowest_device
+
+
+def _effect(effect: Effect) -> tuple[str, str, str]:
+    text = multiple_text(effect.ratio)
+    if effect.low is not None and effect.high is not None:
+        text += f" [{range_text(effect.low, effect.high)}]"
+    if effect.outcome is Outcome.CANNOT_TELL:
+        text += ", cannot tell"
+    return figure_text(effect.value, effect.unit), text, str(effect.boots[1])
+
+
+def _jobs(jobs: tuple[JobLine, ...], of_all: float, *, everything: bool) -> Section:
+    """of_all: GPU-hours of the job of all nodes."""
+    odd = [job for job in jobs if job.locality is JobLocality.LOST]
+    shown = jobs if everything or len(jobs) <= _HIDDEN_LINES else tuple(odd)[:_HIDDEN_LINES]
+    rows = tuple(
+        (
+            _job_name(job.name),
+            str(job.locality),
+            _seconds(job.queue_wait_s),
+            "-" if job.gpu_hours is None else f"{job.gpu_hours:.3f}",
+            job.met or "-",
+        )
+        for job in shown
+    )
+    parts: list[Part] = [Table(heads=("job", "locality", "waited", "GPU-h", "at once"), rows=rows)]
+    for job in shown:
+        if why := "; ".join(_remarks(job)):
+            look = "bad" if job.locality is JobLocality.LOST else ""
+            parts.append(Text(f"{_job_name(job.name)}: {why}", look))
+    if len(shown) < len(jobs):
+        parts.append(Text(f"{len(jobs) - len(shown)} more jobs (--all)"))
+    stated = [job.gpu_hours for job in jobs if job.gpu_hours is not None]
+    hours = (
+        f"{sum(stated) + of_all:.2f} GPU-hours" if stated or of_all else "GPU-hours not recorded"
+    )
+    placed = sum(job.locality is not JobLocality.BOUND for job in jobs)
+    title = f"jobs: {len(odd)} of {placed} that Slurm placed lost locality; {hours}"
+    return Section(title, tuple(parts))
+
+
+def _job_name(name: str) -> str:
+    """Without the attempt; the task only where it is not the first.
+
+    >>> _job_name("exclusive-n1-numa0-task0-12.0"), _job_name("shared-1gpu-n1-alone-task2-7.1")
+    ('exclusive-n1-numa0', 'shared-1gpu-n1-alone-task2')
+    """
+    return re.sub(r"(-task0)?-\d+\.\d+\Z", "", name, flags=re.ASCII)
+
+
+def _remarks(job: JobLine) -> Iterator[str]:
+    if job.why:
+        yield job.why
+    if job.mode is Mode.ALONE and job.others:
+        yield f"not alone: {plural(job.others, 'job')} of others on the node"
+
+
+def _collective(report: StudyReport) -> Section:
+    found = report.collective
+    assert found is not None
+    rows = [(f"{node} alone", f"{value / 1e9:.1f} GB/s") for node, value in found.nodes]
+    rows += [(f"{a} with {b}", f"{value / 1e9:.1f} GB/s") for a, b, value in found.pairs]
+    if found.all is not None:
+        rows.append(("all nodes", f"{found.all / 1e9:.1f} GB/s"))
+    return Section("all-reduce", (Table(heads=("nodes", "peak bus bandwidth"), rows=tuple(rows)),))
+
+
+def _outliers(outliers: tuple[Outlier, ...], report: StudyReport) -> Section:
+    if not outliers:
+        enough = len({matrix.node for matrix in report.matrices}) >= LEAST_NODES
+        said = (
+            "no node and no link is slower than its like on the other nodes"
+            if enough
+            else "slow nodes and links: three nodes at least give them; fewer were measured whole"
+        )
+        return Section("", (Text(said),))
+    lines = tuple(
+        Text(
+            f"{one.node}: {one.what} is slow: {METRICS[one.metric].title} "
+            f"{_number(one.value, one.metric)} {_unit(one.metric)}, "
+            f"{_number(one.usual, one.metric)} elsewhere",
+            "bad",
+        )
+        for one in outliers
+    )
+    return Section("slower than the same place on other nodes", lines)
+
+
+def _verdicts(report: StudyReport) -> Section:
+    rows = tuple(
+        (one.work, str(one.queue) + ("" if one.measured else " (not measured)"), one.rationale)
+        for one in report.verdicts
+    )
+    heads = ("work", "queue", "why")
+    evidence = tuple(
+        f"{one.work}: {'; '.join(one.evidence)}" for one in report.verdicts if one.evidence
+    )
+    parts: list[Part] = [Table(heads=heads, rows=rows, folds=heads[-1:])]
+    if evidence:
+        parts += [Text("evidence"), Items(evidence)]
+    return Section("Which queue for which work", tuple(parts), "queues", "Queues")
+
+
+def _seconds(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.0f} s" if value < 600 else f"{value / 60:.0f} min"
+
+
+def _unit(metric: str) -> str:
+    return "ns" if metric.endswith("latency") else "GB/s"
+
+
+def _number(value: float, metric: str) -> str:
+    return f"{value:.0f}" if metric.endswith("latency") else f"{value / 1e9:.1f}"
+
+
+def _drawn_maps(matrices: Sequence[StudyMatrix]) -> Iterator[Picture]:
+    """Heat maps; those of one metric have the same colours."""
+    ends: dict[str, tuple[float, float]] = {}
+    for one in matrices:
+        values = [value for row in one.cells for value in row if value is not None]
+        low, high = ends.get(one.metric, (min(values), max(values)))
+        ends[one.metric] = min(low, *values), max(high, *values)
+    for one in matrices:
+        metric = METRICS[one.metric]
+        title = f"{one.node}: {metric.title}"
+        # The seed's own sides: CPU NUMA package down, target GPU across.
+        drawn = HeatMatrix(
+            "NUMA node of CPUs and memory",
+            "GPU",
+            tuple(f"NUMA {row}" for row in one.rows),
+            tuple(f"GPU {number}" for number in range(len(one.columns))),
+            one.cells,
+        )
+        said = "less is better" if metric.lower_is_better else "more is better"
+        if one.local is not None and one.remote is not None and one.ratio is not None:
+            said += (
+                f"; local {figure_text(one.local, metric.unit)}, remote "
+                f"{figure_text(one.remote, metric.unit)}: {one.ratio:.2f}x"
+            )
+        if one.homes_measured:
+            said += "; which node is local is derived from these figures"
+        yield Picture(title, heat_map(title, metric.unit, drawn, ends[one.metric]), (said,))
+
+
+def _gpu_names(matrices: Sequence[StudyMatrix]) -> Table:
+    """Which address each GPU's number stands for, and its home."""
+    rows = []
+    for node in dict.fromkeys(one.node for one in matrices):
+        first = next(one for one in matrices if one.node == node)
+        for number, (column, home) in enumerate(zip(first.columns, first.homes, strict=True)):
+            rows.append(
+                (node, f"GPU {number}", column, "unknown" if home is None else f"NUMA {home}")
+            )
+    return Table(heads=("cluster node", "GPU", "address", "home"), rows=tuple(rows[:MOST_MAPS]))
+
+
+def _bars(spreads: Sequence[CopySpread]) -> Iterator[Picture]:
+    for metric in dict.fromkeys(one.metric for one in spreads):
+        groups = []
+        for method in dict.fromkeys(one.method for one in spreads if one.metric == metric):
+            bars = [
+                Bar(
+                    one.label,
+                    one.mean,
+                    max(one.mean - (one.deviation or 0.0), 0.0),
+                    one.mean + (one.deviation or 0.0),
+                    number % 8,
+                    note="" if one.deviation is None else f"\u00b1 {_short(one.deviation, metric)}",
+                )
+                for number, one in enumerate(
+                    s for s in spreads if (s.metric, s.method) == (metric, method)
+                )
+            ]
+            groups.append(BarGroup(f"by {method}", tuple(bars)))
+        known = METRICS[metric]
+        said = "less is better" if known.lower_is_better else "more is better"
+        title = f"{known.title}, mean \u00b1 deviation"
+        yield Picture(title, bar_chart(title, known.unit, groups), (said,))
+
+
+def _short(value: float, metric: str) -> str:
+    return f"{value / (1.0 if METRICS[metric].unit == 'ns' else 1e9):.1f}"
+
+
+def _spreads(spreads: Sequence[CopySpread]) -> Table:
+    rows = tuple(
+        (
+            METRICS[one.metric].title,
+            one.method,
+            one.label,
+            figure_text(one.mean, METRICS[one.metric].unit),
+            "" if one.deviation is None else figure_text(one.deviation, METRICS[one.metric].unit),
+            str(one.count),
+        )
+        for one in spreads
+    )
+    figures = ("mean", "deviation", "figures")
+    return Table(heads=("copies", "method", "jobs", *figures), rows=rows, numeric=figures)

@@ -1,0 +1,372 @@
+"""TopologyMap: a picture of a host as SVG, and with a plan of where one VM lies on it.
+
+The picture is 1600 units wide and as high as it must be, holds no scripts and needs no fonts, and
+follows the viewer's light or dark theme. The same host and plan give the same bytes.
+"""
+
+from collections.abc import Sequence
+
+from homenode.cpuset import CpuSet
+from homenode.gap import Gap
+from homenode.machine.topology import Host
+from homenode.show.device_groups import NodeDevices, devices_by_node, link_lines
+from homenode.show.host_groups import (
+    PackageFrame,
+    host_counts,
+    nodes_without_pus,
+    package_frames,
+    uses_of_pus,
+)
+from homenode.show.map_devices import DeviceFacts, device_facts, draw_devices
+from homenode.show.map_nodes import (
+    LABELLED_PUS,
+    CellSize,
+    Scene,
+    cell_name,
+    cell_size,
+    columns_of,
+    core_space,
+    draw_packages,
+    rows_of_cores,
+    use_label,
+)
+from homenode.show.palette import CELL_COLOURS, style_sheet
+from homenode.show.svg_canvas import SvgCanvas, text_width, wrap
+from homenode.units import format_bytes
+from homenode.vm.plan_model import Plan
+from homenode.wording import nodes_text, plural, pus_text
+
+WIDTH = 1600.0
+_MARGIN = 24.0
+_ZOOMS = (1.6, 1.5, 1.4, 1.3, 1.2, 1.15, 1.1, 1.05, 1.0)
+
+
+def topology_map(host: Host, plan: Plan | None = None) -> str:
+    """The SVG document of a host: packages, nodes, LLCs, cores, memory, and the devices of each
+    node; with a plan also its vCPUs on their PUs, its memory, and its devices by guest cell."""
+    uses = uses_of_pus(host, plan)
+    keep = {bdf for domain in host.domains if domain.running for bdf in domain.devices}
+    if plan is not None:
+        keep |= {device.bdf for device in plan.devices}
+    devices = devices_by_node(host, keep)
+    scene = Scene(host, plan, uses, device_facts(host, plan))
+    frames = package_frames(host, devices)
+    counts = host_counts(host)
+    title = f"Topology of {host.name}"
+    description = counts
+    if plan is not None:
+        title += f" with VM {plan.vm.name}"
+        description = f"{plan_line(plan)}. Host: {counts}"
+    canvas = SvgCanvas.document(WIDTH, title, description, style_sheet())
+    width = WIDTH - 2 * _MARGIN
+    y = _MARGIN
+    canvas.text(_MARGIN, y + 20, host.name, 24, bold=True, width=width)
+    y += 26
+    cpu = host.cpu.name or host.cpu.vendor
+    y += draw_lines(
+        canvas, [f"{cpu}. {counts}" if cpu else counts], (_MARGIN, y, width), 12.5, "dim"
+    )
+    if host.assumed:
+        said = f"Assumed, no source prints it: {'; '.join(host.assumed)}."
+        y += draw_lines(canvas, [said], (_MARGIN, y, width), 12.5, "dim")
+    y += 14
+    if plan is not None:
+        y += 4
+        for_plan = draw_lines(canvas, [plan_line(plan)], (_MARGIN, y, width), 15)
+        y += for_plan + 12
+        y += draw_guest(canvas, scene, (_MARGIN, y, width)) + 14
+    size = _cell_size(scene, frames)
+    y += draw_packages(canvas, frames, scene, size, (_MARGIN, y, width))
+    y += 12 if frames else 0
+    drawn = {block.node.index for frame in frames for block in frame.blocks if block.node}
+    y += draw_other_nodes(canvas, host, (_MARGIN, y, width))
+    loose = [group for group in devices if group.node not in drawn]
+    y += draw_loose_devices(canvas, loose, scene.facts, (_MARGIN, y, width))
+    y += draw_links(canvas, host, (_MARGIN, y, width))
+    y += 4
+    table = draw_distances(canvas, host, (_MARGIN, y, width / 2))
+    shown = sum(bool(node.pus) for node in host.nodes)
+    left = 46 + (36 if shown <= 8 else 28) * shown + 60 if table else 0
+    left = max(left, 260) if table else 0
+    legend = draw_legend(canvas, scene, (_MARGIN + left, y, width - left))
+    return canvas.svg(y + max(table, legend) + _MARGIN)
+
+
+def _cell_size(scene: Scene, frames: tuple[PackageFrame, ...]) -> CellSize:
+    """The largest PUs that need no more rows of cores than the smallest ones do."""
+    planned = scene.plan is not None and bool(scene.plan.vcpu_pins)
+    sizes = [cell_size(scene.host, scene.uses, planned, zoom) for zoom in _ZOOMS]
+    if not frames:
+        return sizes[-1]
+    across, nodes_across = columns_of(frames)
+    blocks = [block for frame in frames for block in frame.blocks]
+    largest = max(blocks, key=lambda block: len(block.pus))
+    space = core_space(WIDTH - 2 * _MARGIN, across, nodes_across)
+    fewest = rows_of_cores(largest.groups, sizes[-1], space)
+    return next(size for size in sizes if rows_of_cores(largest.groups, size, space) <= fewest)
+
+
+_MOST_DISTANCES = 16
+
+
+def plan_line(plan: Plan) -> str:
+    """The plan in one line."""
+    parts = [
+        f"VM {plan.vm.name}",
+        f"layout {plan.layout.name}",
+        plural(plan.vcpus, "vCPU"),
+        format_bytes(plan.memory_bytes),
+        nodes_text(plan.nodes) if plan.nodes else "no nodes chosen",
+    ]
+    if plan.fallback:
+        parts.append(f"placement: {plan.fallback}")
+    return " · ".join(parts)
+
+
+def draw_lines(
+    canvas: SvgCanvas,
+    texts: Sequence[str],
+    place: tuple[float, float, float],
+    size: float = 11.5,
+    classes: str = "ink",
+) -> float:
+    """Paragraphs of text, wrapped; returns the height that they take."""
+    x, y, width = place
+    at_y = y
+    for text in texts:
+        for line in wrap(text, size, width):
+            at_y += size * 1.4
+            canvas.text(x, at_y, line, size, classes)
+    return at_y - y
+
+
+def draw_guest(canvas: SvgCanvas, scene: Scene, place: tuple[float, float, float]) -> float:
+    """One card for each guest cell, and the notes that no PU can show."""
+    plan = scene.plan
+    if plan is None:
+        return 0.0
+    x, y, width = place
+    across = min(4, max(2, len(plan.cells)))
+    card_width = (width + 12) / across - 12
+    at_y = y
+    for start in range(0, len(plan.cells), across):
+        row = plan.cells[start : start + across]
+        texts = [
+            tuple(
+                line
+                for text in _cell_texts(scene, cell.id)
+                for line in wrap(text, 11, card_width - 20)
+            )
+            for cell in row
+        ]
+        height = 26 + 15 * max(len(lines) for lines in texts) + 8
+        for position, cell in enumerate(row):
+            card_x = x + position * (card_width + 12)
+            colour = cell.id % len(CELL_COLOURS)
+            canvas.rect(card_x, at_y, card_width, height, "card", radius=6)
+            canvas.rect(card_x, at_y, card_width, height, f"tint{colour}", radius=6)
+            canvas.rect(card_x, at_y, card_width, 24, f"cell{colour}", radius=6)
+            heading = f"{cell_name(plan, cell.id)} on {nodes_text(cell.host_nodes)}"
+            if not cell.host_nodes:
+                heading = f"{cell_name(plan, cell.id)}, on no node in particular"
+            canvas.text(
+                card_x + 10,
+                at_y + 17,
+                heading,
+                13,
+                f"on-cell{colour}",
+                bold=True,
+                width=card_width - 20,
+            )
+            for number, line in enumerate(texts[position]):
+                canvas.text(card_x + 10, at_y + 40 + 15 * number, line, 11)
+        at_y += height + 10
+    at_y += draw_lines(canvas, _guest_notes(scene, plan), (x, at_y - 4, width))
+    return at_y - y
+
+
+def _cell_texts(scene: Scene, cell_id: int) -> list[str]:
+    plan = scene.plan
+    assert plan is not None
+    cell = next(cell for cell in plan.cells if cell.id == cell_id)
+    bound = "" if plan.memory_nodes else ", not bound"
+    if plan.memory_nodes and plan.memory_mode is not None:
+        bound = f", {plan.memory_mode.value} on {nodes_text(cell.host_nodes)}"
+    texts = [
+        f"vCPUs {cell.vcpus} ({len(cell.vcpus)})",
+        f"memory {format_bytes(cell.memory_bytes)}{bound}",
+    ]
+    here = [device for device in plan.devices if device.cell == cell.id]
+    if here:
+        texts.append(", ".join(scene.facts.name(device.bdf) for device in here))
+    elsewhere = [d.bdf for d in plan.devices if d.cell is None]
+    if len(plan.cells) == 1 and elsewhere:
+        names = ", ".join(scene.facts.name(bdf) for bdf in elsewhere)
+        texts.append(f"with no node in the guest: {names}")
+    return texts
+
+
+def _guest_notes(scene: Scene, plan: Plan) -> list[str]:
+    notes: list[str] = []
+    if not plan.vcpu_pins:
+        notes.append("The vCPUs are not pinned: they run on any PU of the host.")
+    if plan.emulator_pus is not None:
+        notes.append(f"Emulator on {pus_text(plan.emulator_pus)}.")
+    else:
+        notes.append("The emulator's threads are not pinned.")
+    if plan.iothread_pus:
+        said = ", ".join(f"{i} on {pus_text(pus)}" for i, pus in plan.vm.iothread_pins)
+        notes.append(f"IOThread {said}.")
+    elsewhere = [scene.facts.name(d.bdf) for d in plan.devices if d.cell is None]
+    if elsewhere and len(plan.cells) > 1:
+        notes.append(f"With no node in the guest: {', '.join(elsewhere)}.")
+    return [" ".join(notes)]
+
+
+def draw_other_nodes(canvas: SvgCanvas, host: Host, place: tuple[float, float, float]) -> float:
+    """Nodes without PUs, those that are alike together."""
+    x, y, width = place
+    alike = nodes_without_pus(host)
+    if not alike:
+        return 0.0
+    rect = canvas.rect(x, y, width, 0, "package", radius=8)
+    canvas.text(x + 12, y + 20, "nodes without PUs", 13, bold=True)
+    at_y = y + 22
+    lines = [f"{nodes_text(nodes)}: {text}" for text, nodes in alike.items()]
+    columns = 3 if all(text_width(line, 11) < width / 3 - 24 for line in lines) else 1
+    for start in range(0, len(lines), columns):
+        if columns == 1:
+            at_y += draw_lines(canvas, lines[start : start + 1], (x + 12, at_y, width - 24), 11)
+            continue
+        at_y += 16
+        for position, line in enumerate(lines[start : start + columns]):
+            canvas.text(x + 12 + position * (width / columns), at_y, line, 11)
+    canvas.resize(rect, at_y - y + 12)
+    return at_y - y + 24
+
+
+def draw_loose_devices(
+    canvas: SvgCanvas,
+    devices: Sequence[NodeDevices],
+    facts: DeviceFacts,
+    place: tuple[float, float, float],
+) -> float:
+    """Devices whose node is unknown, has no PUs or is not described, in bands of their own."""
+    x, y, width = place
+    at_y = y
+    for group in devices:
+        name = "devices whose node is unknown"
+        if group.node is not None:
+            name = f"devices of node {group.node}, which has no PUs here"
+        rect = canvas.rect(x, at_y, width, 0, "package", radius=8)
+        canvas.text(x + 12, at_y + 20, name, 13, bold=True)
+        height = draw_devices(canvas, group, facts, (x + 12, at_y + 22, width - 24), hangs=False)
+        canvas.resize(rect, height + 34)
+        at_y += height + 46
+    return at_y - y
+
+
+def draw_links(canvas: SvgCanvas, host: Host, place: tuple[float, float, float]) -> float:
+    """Links that are not PCIe, in words."""
+    lines = link_lines(host)
+    if not lines:
+        return 0.0
+    x, y, width = place
+    rect = canvas.rect(x, y, width, 0, "package", radius=8)
+    canvas.text(x + 12, y + 20, "links next to PCIe", 13, bold=True)
+    height = 22 + draw_lines(canvas, lines, (x + 12, y + 22, width - 24))
+    canvas.resize(rect, height + 12)
+    return height + 24
+
+
+def draw_distances(canvas: SvgCanvas, host: Host, place: tuple[float, float, float]) -> float:
+    """Distances between nodes with PUs as a small table; returns its height, 0 without one."""
+    x, y, _ = place
+    shown = [(i, node.index) for i, node in enumerate(host.nodes) if node.pus]
+    if host.distances is None or len(host.nodes) < 2 or not 1 < len(shown) <= _MOST_DISTANCES:
+        return 0.0
+    side = 36.0 if len(shown) <= 8 else 28.0
+    title = "distances" if len(shown) == len(host.nodes) else "distances of nodes with PUs"
+    canvas.text(x, y + 14, title, 12, bold=True)
+    canvas.text(x, y + 28, "(SLIT; row: from, column: to)", 10, "dim")
+    top, left = y + 50, x + 46
+    far = max(host.distances[a][b] for a, _ in shown for b, _ in shown)
+    for position, (row, index) in enumerate(shown):
+        middle = left + position * side + side / 2
+        canvas.text(middle, top - 5, str(index), 10, "dim", anchor="middle")
+        baseline = top + position * 20 + 14
+        canvas.text(x, baseline, f"node {index}", 10, "dim")
+        for column, (other, _) in enumerate(shown):
+            distance = host.distances[row][other]
+            shade = canvas.rect(left + column * side, top + position * 20, side - 1, 19, "bar-used")
+            shade.set("fill-opacity", f"{0.08 + 0.62 * (distance - 10) / max(1, far - 10):.2f}")
+            canvas.text(
+                left + column * side + side / 2, baseline, str(distance), 10, anchor="middle"
+            )
+    return 50 + 20.0 * len(shown) + 4
+
+
+def draw_legend(canvas: SvgCanvas, scene: Scene, place: tuple[float, float, float]) -> float:
+    """What the marks mean; only those that occur."""
+    x, y, width = place
+    canvas.text(x, y + 14, "legend", 12, bold=True)
+    at_x, at_y = x, y + 26
+    for classes, fill, text in _legend_entries(scene):
+        entry = 30 + text_width(text, 11) + 22
+        if at_x > x and at_x + entry > x + width:
+            at_x, at_y = x, at_y + 22
+        canvas.rect(at_x, at_y, 22, 15, classes, radius=2, fill=fill)
+        canvas.text(at_x + 29, at_y + 11.5, text, 11, "ink")
+        at_x += entry
+    notes = []
+    if len(scene.host.pus) > LABELLED_PUS:
+        notes.append("Small squares are PUs; siblings of a core are framed together.")
+    elif scene.plan is not None and scene.plan.vcpu_pins:
+        notes.append("On a PU: the vCPU's number above, the PU's own below.")
+    else:
+        notes.append("Numbers are PUs; siblings of a core are framed together.")
+    offline = CpuSet(pu.index for pu in scene.host.pus if not pu.online)
+    if offline:
+        notes.append(f"Offline: {pus_text(offline)}.")
+    if scene.host.gaps:
+        notes.append(gaps_text(scene.host.gaps))
+    return at_y + 20 + draw_lines(canvas, notes, (x, at_y + 20, width), 11, "dim") - y
+
+
+def gaps_text(gaps: Sequence[Gap]) -> str:
+    """How many things are unknown, and the first of them."""
+    rest = f", and {len(gaps) - 1} more (homenode show lists them)" if len(gaps) > 1 else ""
+    return f"Unknown: {gaps[0]}{rest}."
+
+
+def _legend_entries(scene: Scene) -> list[tuple[str, str | None, str]]:
+    uses = list(scene.uses.values())
+    entries: list[tuple[str, str | None, str]] = []
+    if scene.plan is not None:
+        for cell in sorted({use.cell for use in uses if use.cell is not None}):
+            name = cell_name(scene.plan, cell)
+            entries.append((f"pu cell{cell % len(CELL_COLOURS)}", None, f"vCPU of {name}"))
+        neighbours = sorted({use.other_cell for use in uses if use.other_cell is not None})
+        if neighbours:
+            tint = f"pu tint{neighbours[0] % len(CELL_COLOURS)}"
+            entries.append((tint, None, "sibling left idle"))
+        if any(len(use.vcpus) > 1 for use in uses):
+            entries.append(("pu", None, "4v: so many vCPUs share the PU"))
+    threads = {use_label(use) for use in uses if use.emulator or use.iothreads}
+    if any(not use.vcpus and (use.emulator or use.iothreads) for use in uses):
+        meanings = {"em": "em: emulator", "em+": "em+: emulator and IOThreads"}
+        said = [text for label, text in meanings.items() if label in threads]
+        if any(label.startswith("io") for label in threads):
+            said.append("io1: IOThread 1")
+        words = ", ".join(said)
+        entries.append(("pu host-thread", None, words))
+    if any(use.vcpus and (use.emulator or use.iothreads) for use in uses):
+        entries.append(("outline wire", None, "emulator or IOThread on a vCPU's PU"))
+    if any(use.used_by for use in uses):
+        entries.append(("pu", "taken", "used by another VM"))
+    if any(use.barred for use in uses):
+        entries.append(("pu", "barred", "not allowed"))
+    if any(use.isolated for use in uses):
+        entries.append(("pu isolated", None, "isolated from the scheduler"))
+    entries.append(("pu", None, "free PU"))
+    return entries

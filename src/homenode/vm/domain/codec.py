@@ -1,0 +1,546 @@
+"""Codec: the table of libvirt's domain document. A row says how a fact of a VM is read, which steps
+of a plan write it, and since which libvirt and QEMU; UNSAID, what no document can say.
+
+`read.py` makes a Vm of the rows, and refuses a second one of what a domain has once; `rewrite.py`
+runs the steps. The tests show that each row is read and written as it says, and that no step writes
+what the table does not name. Versions are those that first took the element. Source: "Since" in
+libvirt's formatdomain and its NEWS; QEMU's change logs.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from msgspec import Struct
+
+from homenode.cpuset import CpuSet
+from homenode.errors import HostError, ParseError
+from homenode.machine.tools.versions import Version
+from homenode.vm.domain.cells import (
+    cell_bytes,
+    cell_elements,
+    edit_cells,
+    edit_memory_backing,
+    page_bytes_of_cell,
+    read_cells,
+    read_distances,
+    read_page_bytes,
+)
+from homenode.vm.domain.controllers import (
+    QEMU_NAMESPACE,
+    edit_aperture,
+    edit_controllers,
+    read_controllers,
+    read_hole,
+)
+from homenode.vm.domain.cpu import (
+    edit_acpi,
+    edit_cpu,
+    edit_vcpus,
+    has_acpi,
+    read_architecture,
+    read_offline_vcpus,
+    read_topoext,
+    read_topology,
+    read_vcpus,
+)
+from homenode.vm.domain.cputune import (
+    edit_cputune,
+    iothread_ids,
+    read_emulator,
+    read_iothread_pins,
+    read_vcpu_pins,
+)
+from homenode.vm.domain.document import Document
+from homenode.vm.domain.fields import decimal, needed, size_bytes
+from homenode.vm.domain.hostdevs import (
+    edit_hostdevs,
+    edit_initiators,
+    edit_shared_slots,
+    read_addresses,
+    read_hostdevs,
+    read_mediated,
+)
+from homenode.vm.domain.iommu import (
+    LIBVIRT_WITH_ACCEL,
+    MOST_VCPUS_WITHOUT,
+    QEMU_WITH_ACCEL,
+    edit_iommu,
+)
+from homenode.vm.domain.memory import (
+    edit_memory,
+    edit_memory_devices,
+    edit_numatune,
+    memory_devices,
+    read_ballooned,
+    read_binding,
+    read_bound_nodes,
+    read_memnodes,
+    read_memory_devices,
+    read_own_memory,
+)
+from homenode.vm.domain.metadata import edit_metadata, read_record
+from homenode.vm.layout import MemoryBinding
+from homenode.vm.model import PortModel, Vm, VmCell
+from homenode.vm.plan_model import Plan
+
+Step = Callable[[Document, Plan], Document]
+
+
+class Row(Struct, frozen=True):
+    """An element with what is below it.
+
+    path: below <domain>. field: of Vm, or of RunningDomain; None = it is only written. read: the
+    field's value; None where another row reads the field too. steps: what writes it; none = it is
+    only read. once: a second one is refused.
+    """
+
+    path: str
+    field: str | None = None
+    read: Callable[[Document], Any] | None = None
+    steps: tuple[Step, ...] = ()
+    once: bool = False
+
+
+class Asked(NamedTuple):
+    """A plan, and of the guest that it is for: the machine type is virt, the model of its IOMMU."""
+
+    plan: Plan
+    is_virt: bool
+    iommu_model: str | None
+
+
+class Since(Struct, frozen=True):
+    """An element and the oldest versions that take it; qemu None: any that is still in use.
+
+    A plan writes it that says something in a field of its Vm, or of its aperture (window), that
+    adds a controller of that model, or as `planned` says. A document has it at that path, or as
+    `there` says.
+    """
+
+    element: str
+    libvirt: Version
+    qemu: Version | None = None
+    field: str | None = None
+    window: str | None = None
+    model: PortModel | None = None
+    planned: Callable[[Asked], bool] = lambda asked: False
+    path: str | None = None
+    there: Callable[[Document, Vm], bool] = lambda document, vm: False
+
+    def is_planned(self, asked: Asked) -> bool:
+        """Whether a plan writes it."""
+        plan = asked.plan
+        if self.field is not None:
+            return bool(getattr(plan.vm, self.field))
+        if self.window is not None:
+            return plan.aperture is not None and getattr(plan.aperture, self.window) is not None
+        if self.model is not None:
+            added = [c.model for c in plan.vm.controllers if not c.existing]
+            return self.model in added and self.planned(asked)
+        return self.planned(asked)
+
+    def is_in(self, document: Document, vm: Vm) -> bool:
+        """Whether a document has it."""
+        if self.path is not None:
+            return document.root.at(*self.path.split("/")) is not None
+        return self.there(document, vm)
+
+
+_COMMANDLINE = f"{{{QEMU_NAMESPACE}}}commandline"
+
+UNSAID = {
+    "device-cell": "the controllers above the device say its cell",
+    "initiators": "what writes a <hostdev> compares its <acpi>",
+}
+"""Facts of a VM that no document says, and why."""
+
+
+def _has(*path: str) -> Callable[[Document], bool]:
+    return lambda document: document.root.at(*path) is not None
+
+
+def _text(*path: str) -> Callable[[Document], str | None]:
+    def read(document: Document) -> str | None:
+        element = document.root.at(*path)
+        return (element.text.strip() if element is not None else "") or None
+
+    return read
+
+
+def _attribute(name: str, *path: str) -> Callable[[Document], str | None]:
+    def read(document: Document) -> str | None:
+        element = document.root.at(*path)
+        return None if element is None else element.get(name)
+
+    return read
+
+
+def _size(*path: str) -> Callable[[Document], int | None]:
+    def read(document: Document) -> int | None:
+        element = document.root.at(*path)
+        if element is None:
+            return None
+        return size_bytes(document, element, element.text, element.get("unit"))
+
+    return read
+
+
+def read_name(document: Document) -> str:
+    """The domain's name. Raises ParseError where there is none."""
+    name = _text("name")(document)
+    if name is None:
+        raise ParseError(document.source, "a domain with a <name>", "none")
+    return name
+
+
+def _read_topology(document: Document) -> tuple[int, int, int, int] | None:
+    topology = document.root.at("cpu", "topology")
+    return None if topology is None else read_topology(document, topology)
+
+
+def _read_cpu_mode(document: Document) -> str | None:
+    """The mode; libvirt takes a <model> without one for custom, and neither for no CPU model."""
+    cpu = document.root.child("cpu")
+    if cpu is None:
+        return None
+    return cpu.get("mode") or (None if cpu.child("model") is None else "custom")
+
+
+def _read_address_bits(document: Document) -> int | None:
+    element = document.root.at("cpu", "maxphysaddr")
+    bits = None if element is None else element.get("bits")
+    if element is None or bits is None:
+        return None
+    return decimal(document, element, bits, "address bits")
+
+
+def _read_firmware(document: Document) -> str | None:
+    named = _attribute("firmware", "os")(document)
+    loader = document.root.at("os", "loader")
+    if named or loader is None:
+        return named or None
+    return "efi" if loader.get("type") == "pflash" else "bios"
+
+
+def _read_launch_security(document: Document) -> str | None:
+    security = document.root.child("launchSecurity")
+    return None if security is None else security.get("type") or "unknown"
+
+
+def _read_shared_access(document: Document) -> bool:
+    cells = (e.get("memAccess") for e in cell_elements(document))
+    return "shared" in (_attribute("mode", "memoryBacking", "access")(document), *cells)
+
+
+def _read_cells(document: Document) -> tuple[VmCell, ...]:
+    memnodes = read_memnodes(document)
+    unbound: tuple[str | None, CpuSet] = (None, CpuSet())
+    binding = read_binding(document) or unbound
+    cells = []
+    for i, (element, vcpus) in enumerate(read_cells(document)):
+        mode, nodes = memnodes.get(i) or binding
+        cells.append(
+            VmCell(
+                id=i,
+                vcpus=vcpus,
+                memory_bytes=cell_bytes(document, element),
+                nodes=nodes,
+                mode=mode,
+                page_bytes=page_bytes_of_cell(document, i),
+                distances=read_distances(document, element),
+            )
+        )
+    return tuple(cells)
+
+
+def _row(path: str, field: str | None, read: Callable[[Document], Any] | None, *steps: Step) -> Row:
+    return Row(path, field, read, steps)
+
+
+def _once(
+    path: str,
+    field: str | None = None,
+    read: Callable[[Document], Any] | None = None,
+    *steps: Step,
+) -> Row:
+    return Row(path, field, read, steps, once=True)
+
+
+ROWS: tuple[Row, ...] = (
+    _once("vcpu", "vcpus", lambda document: read_vcpus(document)[0], edit_vcpus),
+    _row("", "domain_type", lambda document: needed(document, document.root, "type")),
+    _once("name", "name", read_name),
+    _once("uuid", "uuid", _text("uuid")),
+    _once("metadata"),
+    _row("metadata/layout", "record", read_record, edit_metadata),
+    _once("vcpus", "offline_vcpus", read_offline_vcpus, edit_vcpus),
+    _once("iothreads", "iothread_ids", iothread_ids),
+    _once("iothreadids", "iothread_pus"),
+    _once("cputune"),
+    _row("cputune/vcpupin", "vcpu_pins", read_vcpu_pins, edit_cputune),
+    _row("cputune/emulatorpin", "emulator_pus", read_emulator, edit_cputune),
+    _row("cputune/iothreadpin", "iothread_pins", read_iothread_pins, edit_cputune),
+    _row("cputune/vcpusched", None, None, edit_cputune),
+    _row("cputune/cachetune", None, None, edit_cputune),
+    _row("cputune/memorytune", None, None, edit_cputune),
+    _once("memory", "memory_bytes", read_own_memory, edit_memory),
+    _once("currentMemory", "ballooned_bytes", read_ballooned, edit_memory),
+    _once("maxMemory", "max_memory_bytes", _size("maxMemory"), edit_memory),
+    _once("memoryBacking"),
+    _once("memoryBacking/hugepages", "page_bytes", read_page_bytes, edit_memory_backing),
+    _once("memoryBacking/access", "memory_access_shared", _read_shared_access),
+    _row("memtune/hard_limit", "hard_limit_bytes", _size("memtune", "hard_limit")),
+    _once("numatune"),
+    _once("numatune/memory", "binding", read_binding, edit_numatune),
+    _row("numatune/memnode", "bound_nodes", read_bound_nodes, edit_numatune),
+    _once("os"),
+    _once("os/type", "machine", _attribute("machine", "os", "type")),
+    _once("os/nvram"),
+    _row("os/loader", "firmware", _read_firmware),
+    _once("features"),
+    _row("features/acpi", "has_acpi", has_acpi, edit_acpi),
+    _row("features/ioapic", None, None, edit_iommu),
+    _once("cpu", "cpu_mode", _read_cpu_mode),
+    _row("cpu/model", "cpu_model", _text("cpu", "model")),
+    _row("cpu/feature", "topoext", read_topoext, edit_cpu),
+    _once("cpu/topology", "cpu_topology", _read_topology, edit_cpu),
+    _once("cpu/cache", "cpu_cache", _attribute("mode", "cpu", "cache"), edit_cpu),
+    _once("cpu/maxphysaddr", "physical_address_bits", _read_address_bits, edit_cpu),
+    _once("cpu/numa"),
+    _row("cpu/numa/cell", "cells", _read_cells, edit_cells),
+    _row("cpu/numa/interconnects", None, None, edit_cells),
+    _once("devices"),
+    _row("devices/emulator", "architecture", read_architecture),
+    Row(
+        "devices/controller",
+        "controllers",
+        read_controllers,
+        (edit_controllers, edit_aperture, edit_shared_slots),
+    ),
+    _row("devices/controller/pcihole64", "pcihole64_bytes", read_hole, edit_aperture),
+    Row(
+        "devices/hostdev",
+        "hostdevs",
+        read_hostdevs,
+        (edit_hostdevs, edit_initiators, edit_shared_slots),
+    ),
+    _row("devices/hostdev", "mediated", read_mediated, edit_hostdevs),
+    _row("devices/interface", "hostdevs", None, edit_hostdevs, edit_shared_slots),
+    _row("devices/memory", "memory_devices", read_memory_devices, edit_memory_devices),
+    _row("devices/memory", "has_dimms", lambda document: bool(memory_devices(document))),
+    _row("devices/iommu", "iommu_model", _attribute("model", "devices", "iommu"), edit_iommu),
+    _row("devices/iommu", "has_iommu", _has("devices", "iommu")),
+    _row("devices", "addresses", read_addresses),
+    _once("launchSecurity", "launch_security", _read_launch_security),
+    _row("commandline", "has_qemu_commandline", _has(_COMMANDLINE), edit_aperture),
+)
+"""In the order in which they are read: what has no vCPUs is no VM to begin with."""
+
+
+def _needs_iommu(asked: Asked) -> bool:
+    vm = asked.plan.vm
+    return vm.has_iommu and vm.vcpus > MOST_VCPUS_WITHOUT and not asked.is_virt
+
+
+def _needs_amd_iommu(asked: Asked, *, has_devices: bool) -> bool:
+    is_amd = asked.iommu_model == "amd" and _needs_iommu(asked)
+    return is_amd and bool(asked.plan.vm.hostdevs) == has_devices
+
+
+def _is_pinned(asked: Asked) -> bool:
+    return asked.plan.vm.is_pinned
+
+
+def _always(asked: Asked) -> bool:
+    return True
+
+
+def _has_model(vm: Vm, model: PortModel) -> bool:
+    return any(controller.model == model for controller in vm.controllers)
+
+
+def _drivers(document: Document) -> Iterator[bool]:
+    """Of each IOMMU with a <driver>, whether it is the host's own."""
+    devices = document.root.child("devices")
+    for iommu in () if devices is None else devices.all("iommu"):
+        driver = iommu.child("driver")
+        if driver is not None:
+            yield driver.get("accel") == "on"
+
+
+_EXPANDER, _SWITCH = PortModel.EXPANDER_BUS, PortModel.SWITCH_UPSTREAM
+INITIATORS = Since(
+    "<hostdev><acpi nodeset=>",
+    (11, 8, 0),
+    (9, 0, 0),
+    planned=lambda asked: any(device.initiator_cells for device in asked.plan.vm.hostdevs),
+)
+
+SINCE = (
+    Since("<vcpupin>", (0, 9, 0), planned=_is_pinned),
+    Since("<emulatorpin>", (0, 10, 0), field="emulator_pus"),
+    Since("<iothreadpin>", (1, 2, 9), (2, 0, 0), field="iothread_pins", path="cputune/iothreadpin"),
+    Since("<numa><cell>", (0, 9, 8), field="cells", path="cpu/numa"),
+    Since(
+        "<cell><distances>",
+        (3, 10, 0),
+        (2, 10, 0),
+        planned=lambda asked: any(cell.distances for cell in asked.plan.vm.cells),
+        path="cpu/numa/cell/distances",
+    ),
+    Since(
+        "<topology dies=>",
+        (6, 1, 0),
+        (4, 1, 0),
+        planned=lambda asked: asked.plan.topology is not None and asked.plan.topology.dies > 1,
+        there=lambda document, vm: (_attribute("dies", "cpu", "topology")(document) or "1") != "1",
+    ),
+    Since(
+        "<feature name='topoext'>",
+        (4, 5, 0),
+        (3, 0, 0),
+        field="topoext",
+        there=lambda document, vm: vm.topoext is not None,
+    ),
+    Since("<cpu><cache>", (3, 3, 0), (2, 9, 0), field="cpu_cache", path="cpu/cache"),
+    Since("<numatune><memory>", (0, 9, 3), field="binding"),
+    Since(
+        "<memnode>",
+        (1, 2, 7),
+        (2, 1, 0),
+        planned=lambda asked: (
+            asked.plan.vm.binding is not None
+            and asked.plan.layout.memory is MemoryBinding.BOUND_PER_CELL
+        ),
+        path="numatune/memnode",
+    ),
+    Since(
+        "<hugepages><page>",
+        (1, 2, 5),
+        (2, 1, 0),
+        field="page_bytes",
+        path="memoryBacking/hugepages/page",
+    ),
+    Since(
+        "<controller model='pcie-expander-bus'>",
+        (1, 3, 4),
+        (2, 6, 0),
+        model=_EXPANDER,
+        planned=lambda asked: not asked.is_virt,
+        there=lambda document, vm: not vm.is_virt and _has_model(vm, _EXPANDER),
+    ),
+    Since(
+        "<controller model='pcie-expander-bus'> on aarch64 virt",
+        (6, 1, 0),
+        (6, 0, 0),
+        model=_EXPANDER,
+        planned=lambda asked: asked.is_virt,
+        there=lambda document, vm: vm.is_virt and _has_model(vm, _EXPANDER),
+    ),
+    Since(
+        "<controller model='pcie-root-port'>",
+        (1, 2, 19),
+        model=PortModel.ROOT_PORT,
+        planned=_always,
+    ),
+    Since(
+        "<model name='pcie-root-port'>",
+        (3, 3, 0),
+        (2, 9, 0),
+        model=PortModel.ROOT_PORT,
+        planned=_always,
+    ),
+    Since(
+        "<controller model='pcie-switch-upstream-port'>",
+        (1, 2, 19),
+        model=_SWITCH,
+        planned=_always,
+        there=lambda document, vm: _has_model(vm, _SWITCH),
+    ),
+    Since(
+        "<pcihole64>",
+        (1, 1, 2),
+        window="pcihole64_bytes",
+        there=lambda document, vm: vm.pcihole64_bytes is not None,
+    ),
+    Since(
+        "<maxphysaddr>",
+        (8, 7, 0),
+        (2, 7, 0),
+        window="physical_address_bits",
+        path="cpu/maxphysaddr",
+    ),
+    Since("<qemu:commandline> -fw_cfg", (0, 8, 3), (2, 6, 0), window="firmware_mmio64_mib"),
+    INITIATORS,
+    Since(
+        "<iommu><driver eim=>",
+        (3, 4, 0),
+        (2, 8, 0),
+        planned=lambda asked: _needs_iommu(asked) and asked.iommu_model != "amd",
+        there=lambda document, vm: False in _drivers(document),
+    ),
+    Since(
+        "<iommu model='amd'><driver xtsup=>",
+        (12, 2, 0),
+        (9, 0, 0),
+        planned=lambda asked: _needs_amd_iommu(asked, has_devices=False),
+    ),
+    Since(
+        "<iommu model='amd'><driver xtsup=> with passed-through devices",
+        (12, 2, 0),
+        (9, 2, 0),
+        planned=lambda asked: _needs_amd_iommu(asked, has_devices=True),
+    ),
+    Since(  # which no plan asks for: it is written where the host can have it
+        "<iommu model='smmuv3'><driver accel=>",
+        LIBVIRT_WITH_ACCEL,
+        QEMU_WITH_ACCEL,
+        there=lambda document, vm: True in _drivers(document),
+    ),
+    Since("<metadata>", (0, 9, 10), planned=_is_pinned),
+)
+
+
+def required_versions(
+    plan: Plan, *, is_virt: bool = False, iommu_model: str | None = None
+) -> tuple[Since, ...]:
+    """What a plan's elements need, the newest libvirt first. is_virt: an aarch64 guest.
+    iommu_model: of the IOMMU that the document has."""
+    asked = Asked(plan, is_virt, iommu_model)
+    return tuple(
+        sorted(
+            (row for row in SINCE if row.is_planned(asked)),
+            key=lambda row: (row.libvirt, row.qemu or (0, 0, 0), row.element),
+            reverse=True,
+        )
+    )
+
+
+def refuse_older(
+    plan: Plan,
+    libvirt: Version | None,
+    qemu: Version | None,
+    *,
+    is_virt: bool = False,
+    iommu_model: str | None = None,
+) -> None:
+    """Raises HostError where a daemon is older than an element needs; it names the element.
+
+    A version that is not known (None) is not judged.
+    """
+    for row in required_versions(plan, is_virt=is_virt, iommu_model=iommu_model):
+        for program, have, want in older_than(row, libvirt, qemu):
+            raise HostError(
+                f"{row.element} (layout {plan.layout.name}): expected {program} {want} or newer, "
+                f"found {have}",
+                hint=f"update {program}, or choose a layout that needs no {row.element}",
+            )
+
+
+def older_than(
+    row: Since, libvirt: Version | None, qemu: Version | None
+) -> Iterator[tuple[str, str, str]]:
+    """(program, its version, the one that the element needs) of what is known to be older."""
+    for program, have, want in (("libvirt", libvirt, row.libvirt), ("QEMU", qemu, row.qemu)):
+        if have is not None and want is not None and have < want:
+            yield program, ".".join(map(str, have)), ".".join(map(str, want))

@@ -1,0 +1,256 @@
+"""Edits: replacing a few bytes of a document so that the rest stays as it was.
+
+A step makes edits against one document and `apply` gives the next document. New elements take the
+indentation, the line ends and the quotes that the document already has.
+"""
+
+import re
+from collections.abc import Iterable
+
+from msgspec import Struct
+
+from homenode.vm.domain.document import Document, Element, parse_document
+
+_BLANK = b" \t\r\n"
+_COMMENT_ON_LINE = re.compile(rb"(?:[ \t]*<!--(?:[^\r\n-]|-(?!->))*-->)+[ \t]*(?=[\r\n]|\Z)")
+
+
+class Edit(Struct, frozen=True):
+    """text[start:end] becomes `new`."""
+
+    start: int
+    end: int
+    new: bytes
+
+
+class New(Struct, frozen=True):
+    """An element to be written. With text it has no children."""
+
+    name: str
+    attributes: tuple[tuple[str, str], ...] = ()
+    children: tuple["New", ...] = ()
+    text: str | None = None
+
+
+def apply(document: Document, edits: Iterable[Edit]) -> Document:
+    """The document after the edits. Insertions at one place keep the order in which they came.
+
+    Edits must not overlap: a step that makes them do so is a defect of ours.
+    """
+    ordered = sorted(edits, key=lambda edit: (edit.start, edit.end))
+    if not ordered:
+        return document
+    parts: list[bytes] = []
+    here = 0
+    for edit in ordered:
+        assert edit.start >= here, f"edits overlap at byte {edit.start}"
+        parts += (document.text[here : edit.start], edit.new)
+        here = edit.end
+    parts.append(document.text[here:])
+    # Through the document's own bytes: the result is parsed under the same rules as the input.
+    again = Document(b"".join(parts), document.root, "", document.codec, document.mark)
+    return parse_document(again.to_bytes(), document.source)
+
+
+def set_attribute(document: Document, element: Element, name: str, value: str) -> list[Edit]:
+    """Edits that give an attribute a value; none where it has it."""
+    if element.get(name) == value:
+        return []
+    spans = document.attribute_spans(element)
+    span = spans.get(name)
+    if span is not None:
+        return [Edit(span.value_start, span.value_end, escaped(value, span.quote))]
+    here = max((s.end for s in spans.values()), default=element.start + 1 + len(element.tag))
+    written = f" {name}={document.quote}".encode() + escaped(value, document.quote)
+    return [Edit(here, here, written + document.quote.encode())]
+
+
+def drop_attribute(document: Document, element: Element, name: str) -> list[Edit]:
+    """Edits that take an attribute away; none where it is not there."""
+    span = document.attribute_spans(element).get(name)
+    return [] if span is None else [Edit(span.start, span.end, b"")]
+
+
+def set_attributes(
+    document: Document, element: Element, values: dict[str, str | None]
+) -> list[Edit]:
+    """Edits that set each attribute, or drop it where its value is None."""
+    edits: list[Edit] = []
+    for name, value in values.items():
+        if value is None:
+            edits += drop_attribute(document, element, name)
+        else:
+            edits += set_attribute(document, element, name, value)
+    return edits
+
+
+def set_text(document: Document, element: Element, text: str) -> list[Edit]:
+    """Edits that give an element without children this text; white space around it stays."""
+    if element.closes_itself:
+        opened = _opened(document, element)
+        closing = f"</{element.tag}>".encode()
+        return [Edit(opened.start, opened.end, opened.new + escaped(text) + closing)]
+    inside = document.text[element.tag_end : element.content_end]
+    bare = inside.strip(_BLANK)
+    start = element.tag_end + (inside.find(bare) if bare else 0)
+    if b"<" in bare:  # a comment or CDATA next to the text: there is no one place to write
+        return [Edit(element.tag_end, element.content_end, escaped(text))]
+    return [Edit(start, start + len(bare), escaped(text))]
+
+
+def remove(document: Document, element: Element) -> list[Edit]:
+    """Edits that take an element away, with its line where nothing else is on it."""
+    before = _blank_before(document, element.start)
+    after = document.text[element.end : element.end + 1]
+    alone = b"\n" in before and (not after or after in b"\r\n<")
+    start = element.start - len(_own_line(before)) if alone else element.start
+    return [Edit(start, element.end, b"")]
+
+
+def is_bare(document: Document, element: Element) -> bool:
+    """True where nothing is inside an element: no child, text or comment."""
+    return not document.text[element.tag_end : element.content_end].strip(_BLANK)
+
+
+def close_up(document: Document, element: Element) -> list[Edit]:
+    """Edits that write an element with nothing inside as one tag."""
+    if element.closes_itself or not is_bare(document, element):
+        return []
+    return [Edit(element.tag_end - 1, element.end, b"/>")]
+
+
+def append(document: Document, parent: Element, new: Iterable[New]) -> list[Edit]:
+    """Edits that put new elements at the end of a parent."""
+    nodes = tuple(new)
+    if not nodes:
+        return []
+    if parent.children:
+        return insert_after(document, parent.children[-1], nodes)
+    outer = _own_line(_blank_before(document, parent.start))
+    step = _step(document, parent)
+    inner = outer + step if outer else b""
+    written = b"".join(inner + _render(node, document, inner, step) for node in nodes)
+    if parent.closes_itself:
+        opened = _opened(document, parent)
+        closing = outer + f"</{parent.tag}>".encode()
+        return [Edit(opened.start, opened.end, opened.new + written + closing)]
+    inside = document.text[parent.tag_end : parent.content_end]
+    here = parent.tag_end + len(inside.rstrip(_BLANK))
+    tail = b"" if b"\n" in document.text[here : parent.content_end] else outer
+    return [Edit(here, here, written + tail)]
+
+
+def insert_after(document: Document, sibling: Element, new: Iterable[New]) -> list[Edit]:
+    """Edits that put new elements after a sibling and the comment on its line."""
+    line = _own_line(_blank_before(document, sibling.start))
+    step = _step(document, sibling)
+    written = b"".join(line + _render(node, document, line, step) for node in new)
+    comment = _COMMENT_ON_LINE.match(document.text, sibling.end)
+    here = comment.end() if comment and line else sibling.end
+    return [Edit(here, here, written)] if written else []
+
+
+def insert_before(document: Document, sibling: Element, new: Iterable[New]) -> list[Edit]:
+    """Edits that put new elements before a sibling."""
+    line = _own_line(_blank_before(document, sibling.start))
+    step = _step(document, sibling)
+    written = b"".join(_render(node, document, line, step) + line for node in new)
+    return [Edit(sibling.start, sibling.start, written)] if written else []
+
+
+def transplant(
+    document: Document,
+    parent: Element,
+    after: Element | None,
+    source: Document,
+    elements: Iterable[Element],
+) -> list[Edit]:
+    """Edits that put elements of another document, as their bytes are there, behind a child of
+    `parent`; None: in front of all."""
+    written = b"".join(
+        _own_line(_blank_before(source, element.start)) + source.text[element.start : element.end]
+        for element in elements
+    )
+    if after is not None:
+        return [Edit(after.end, after.end, written)]
+    if not parent.closes_itself:
+        return [Edit(parent.tag_end, parent.tag_end, written)]
+    outer = _own_line(_blank_before(document, parent.start))
+    opened = _opened(document, parent)
+    closing = outer + f"</{parent.tag}>".encode()
+    return [Edit(opened.start, opened.end, opened.new + written + closing)]
+
+
+def insert_in_order(
+    document: Document, parent: Element, new: New, order: tuple[str, ...]
+) -> list[Edit]:
+    """Edits that put a new element where `order`, libvirt's own, would have it among siblings.
+
+    After the last sibling that comes earlier; else before the first one; else as the only child.
+    """
+    if new.name in order:
+        earlier = order[: order.index(new.name)]
+        siblings = [child for child in parent.children if child.name in earlier]
+        if siblings:
+            return insert_after(document, siblings[-1], [new])
+        if parent.children:
+            return insert_before(document, parent.children[0], [new])
+    return append(document, parent, [new])
+
+
+def _blank_before(document: Document, offset: int) -> bytes:
+    head = document.text[max(0, offset - 4096) : offset]
+    return head[len(head.rstrip(_BLANK)) :]
+
+
+def _own_line(blank: bytes) -> bytes:
+    """The last line break of some white space and what follows it; empty where there is none."""
+    at = blank.rfind(b"\n")
+    if at < 0:
+        return b""
+    return blank[at - 1 if at and blank[at - 1 : at] == b"\r" else at :]
+
+
+def _step(document: Document, element: Element) -> bytes:
+    """One level of indentation, as the document does it around this element."""
+    here: Element | None = element
+    while here is not None:
+        parent = document.parent_of.get(here.start)
+        inner = _own_line(_blank_before(document, here.start))
+        if parent is not None and inner:
+            outer = (
+                _own_line(_blank_before(document, parent.start)) or inner[: inner.find(b"\n") + 1]
+            )
+            if len(inner) > len(outer) and inner.startswith(outer):
+                return inner[len(outer) :]
+        here = parent
+    return b"  "
+
+
+def _render(node: New, document: Document, line: bytes, step: bytes) -> bytes:
+    quote = document.quote
+    head = f"<{node.name}".encode()
+    for name, value in node.attributes:
+        head += f" {name}={quote}".encode() + escaped(value, quote) + quote.encode()
+    if node.text is not None:
+        return head + b">" + escaped(node.text) + f"</{node.name}>".encode()
+    if not node.children:
+        return head + b"/>"
+    inner = line + step if line else b""
+    children = b"".join(inner + _render(child, document, inner, step) for child in node.children)
+    return head + b">" + children + line + f"</{node.name}>".encode()
+
+
+def _opened(document: Document, element: Element) -> Edit:
+    """The edit that turns "/>" into ">"."""
+    tag = document.text[element.start : element.tag_end]
+    return Edit(element.start + len(tag[:-2].rstrip(_BLANK)), element.tag_end, b">")
+
+
+def escaped(text: str, quote: str = "") -> bytes:
+    """XML of a text in ASCII, so that it fits every encoding."""
+    xml = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    if quote:
+        xml = xml.replace(quote, "&apos;" if quote == "'" else "&quot;")
+        xml = re.sub(r"[\t\r\n]", lambda match: f"&#{ord(match[0])};", xml)
+    return xml.encode("ascii", "xmlcharrefreplace")

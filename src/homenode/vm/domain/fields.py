@@ -1,0 +1,146 @@
+"""Fields: numbers, sizes, sets and addresses as libvirt spells them in a domain document."""
+
+import re
+from collections.abc import Iterable
+
+from homenode.bdf import Bdf, PciAddress
+from homenode.cpuset import CpuSet
+from homenode.errors import InputError, ParseError
+from homenode.units import GIB, KIB, MIB, bytes_of
+from homenode.vm.domain.document import Document, Element
+from homenode.vm.model import GuestAddress
+
+_DECIMAL = re.compile(r"\s*\+?(\d{1,19})\s*\Z", re.ASCII)
+_ANY_BASE = re.compile(r"\s*(0[xX][0-9a-fA-F]{1,8}|0[0-7]{1,10}|0|[1-9]\d{0,9})\s*\Z", re.ASCII)
+
+
+def where(document: Document, element: Element) -> str:
+    """What to call an element in a message."""
+    return f"{document.source}:{element.line}: <{element.tag}>"
+
+
+def decimal(document: Document, element: Element, text: str, what: str) -> int:
+    """A whole number in decimal digits. Raises ParseError."""
+    match = _DECIMAL.match(text)
+    if match is None:
+        raise ParseError(document.source, f"{what}, a whole number", text, line=element.line)
+    return int(match[1])
+
+
+def any_base(document: Document, element: Element, text: str, what: str) -> int:
+    """A number as C writes it: 0x1f, 037 or 31; so libvirt reads parts of addresses and busNr.
+
+    Raises ParseError. Source: virStrToLong_uip with base 0 in virPCIDeviceAddressParseXML.
+    """
+    match = _ANY_BASE.match(text)
+    if match is None:
+        raise ParseError(document.source, f"{what}, such as 0x1f or 31", text, line=element.line)
+    digits = match[1]
+    if digits[:2] in ("0x", "0X"):
+        return int(digits, 16)
+    return int(digits, 8 if digits.startswith("0") else 10)
+
+
+def size_bytes(document: Document, element: Element, text: str, unit: str | None) -> int:
+    """Bytes of a size with libvirt's unit attribute; without one the unit is KiB.
+
+    Rounded up to whole KiB, in which libvirt keeps every size of a domain.
+    Raises ParseError or InputError.
+    """
+    number = decimal(document, element, text, f"the size in <{element.tag}>")
+    try:
+        return -(-bytes_of(number, "KiB" if unit is None else unit) // KIB) * KIB
+    except InputError as error:
+        raise InputError(f"{where(document, element)}: {error.message}") from None
+
+
+def pu_set(document: Document, element: Element, attribute: str) -> CpuSet | None:
+    """The set in an attribute, None where it is absent. Raises ParseError."""
+    text = element.get(attribute)
+    if text is None:
+        return None
+    return CpuSet.parse(text, f"{where(document, element)} {attribute}")
+
+
+def needed(document: Document, element: Element, attribute: str) -> str:
+    """The value of an attribute that libvirt demands. Raises ParseError."""
+    value = element.get(attribute)
+    if value is None:
+        raise ParseError(
+            document.source,
+            f"<{element.tag}> with {attribute}=",
+            f"<{element.tag}> without it",
+            line=element.line,
+        )
+    return value
+
+
+def _parts(document: Document, address: Element) -> tuple[int, int, int, int]:
+    """(domain, bus, device, function); an attribute that is not there is 0."""
+    numbers = []
+    for name, limit in (("domain", 1 << 32), ("bus", 256), ("slot", 32), ("function", 8)):
+        text = address.get(name) or "0"
+        number = any_base(document, address, text, f"a PCI {name}")
+        if number >= limit:
+            raise ParseError(
+                document.source, f"a PCI {name} below {limit:#x}", text, line=address.line
+            )
+        numbers.append(number)
+    return numbers[0], numbers[1], numbers[2], numbers[3]
+
+
+def host_address(document: Document, address: Element) -> Bdf:
+    """The host function that a <source>'s <address> names. Raises ParseError."""
+    return Bdf(*_parts(document, address))
+
+
+def guest_address(document: Document, owner: Element) -> GuestAddress | None:
+    """Where a device is plugged in; None where libvirt is to choose.
+
+    An address of zeros means "choose one" too. Source: virDeviceInfoPCIAddressIsWanted.
+    """
+    address = owner.child("address")
+    if address is None or address.get("type") != "pci":
+        return None
+    parts = _parts(document, address)
+    return GuestAddress(*parts) if any(parts[:3]) else None
+
+
+def address_attributes(address: PciAddress) -> dict[str, str | None]:
+    """The attributes of an address as libvirt prints them."""
+    return {
+        "domain": f"0x{address.domain:04x}",
+        "bus": f"0x{address.bus:02x}",
+        "slot": f"0x{address.device:02x}",
+        "function": f"0x{address.function:x}",
+    }
+
+
+def format_set(numbers: Iterable[int]) -> str:
+    """A set as the study prints it: a pair is listed, three or more in a row are a range.
+
+    >>> format_set([28, 29]), format_set(range(28)), format_set([0, 1, 4, 5, 6])
+    ('28,29', '0-27', '0,1,4-6')
+    """
+    parts = (
+        f"{first}-{last}" if last - first > 1 else ",".join(map(str, range(first, last + 1)))
+        for first, last in CpuSet(numbers).ranges()
+    )
+    return ",".join(parts)
+
+
+def format_size(size: int, units: tuple[str, ...]) -> tuple[str, str]:
+    """(number, unit) in the first of the units that holds the size exactly, else in KiB.
+
+    >>> format_size(768 << 30, ("MiB",)), format_size(1536, ("GiB", "MiB"))
+    (('786432', 'MiB'), ('2', 'KiB'))
+
+    Sizes are rounded up to whole KiB, as libvirt does.
+    """
+    for unit in units:
+        if size % _UNIT_BYTES[unit] == 0:
+            return str(size // _UNIT_BYTES[unit]), unit
+    return str(-(-size // KIB)), "KiB"
+
+
+_UNIT_BYTES = {"GiB": GIB, "MiB": MIB, "KiB": KIB}

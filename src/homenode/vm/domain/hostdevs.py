@@ -1,0 +1,273 @@
+"""Devices: passed-through PCI functions in <devices>, and which device is plugged in where."""
+
+from collections.abc import Mapping
+
+from homenode.bdf import Bdf, PciAddress
+from homenode.cpuset import CpuSet
+from homenode.errors import InputError, ParseError
+from homenode.machine.pci import canonical_uuid
+from homenode.vm.domain.document import Document, Element
+from homenode.vm.domain.edits import (
+    Edit,
+    New,
+    append,
+    apply,
+    insert_after,
+    remove,
+    set_attribute,
+    set_attributes,
+)
+from homenode.vm.domain.fields import address_attributes, format_set, guest_address, host_address
+from homenode.vm.model import GuestAddress, GuestHostdev, GuestMediated
+from homenode.vm.plan_model import Plan
+
+
+def hostdev_elements(document: Document) -> tuple[tuple[Element, bool], ...]:
+    """(element, is an interface) of every passed-through PCI function that names its source.
+
+    Those with <address type='unassigned'/> are not given to the guest and are left out.
+    """
+    devices = document.root.child("devices")
+    found: list[tuple[Element, bool]] = []
+    for element in () if devices is None else devices.children:
+        is_hostdev = (
+            element.name == "hostdev"
+            and element.get("type") == "pci"
+            and element.get("mode") in (None, "subsystem")
+        )
+        is_interface = element.name == "interface" and element.get("type") == "hostdev"
+        source = element.at("source", "address")
+        if not (is_hostdev or is_interface) or source is None:
+            continue
+        if is_interface and source.get("type") not in (None, "pci"):
+            continue
+        address = element.child("address")
+        if address is None or address.get("type") != "unassigned":
+            found.append((element, is_interface))
+    return tuple(found)
+
+
+def read_hostdevs(document: Document) -> tuple[GuestHostdev, ...]:
+    """The passed-through functions, in document order. Raises InputError for one given twice."""
+    hostdevs: list[GuestHostdev] = []
+    seen: set[str] = set()
+    for element, is_interface in hostdev_elements(document):
+        source = element.at("source", "address")
+        assert source is not None, "hostdev_elements gives those with a source"
+        bdf = host_address(document, source)
+        if str(bdf) in seen:
+            raise InputError(
+                f"{document.source}:{element.line}: expected each host device once, found {bdf} "
+                "a second time",
+                hint="remove one of the two",
+            )
+        seen.add(str(bdf))
+        alias = element.child("alias")
+        hostdevs.append(
+            GuestHostdev(
+                bdf=bdf,
+                address=guest_address(document, element),
+                alias=None if alias is None else alias.get("name"),
+                is_interface=is_interface,
+                managed=is_interface or element.get("managed") == "yes",
+            )
+        )
+    return tuple(hostdevs)
+
+
+def mediated_elements(document: Document) -> tuple[tuple[str, Element], ...]:
+    """(UUID, element) of every mediated PCI device; lower case. Raises ParseError for what is no
+    UUID: libvirt takes it for a name of sysfs."""
+    devices = document.root.child("devices")
+    found = []
+    for element in () if devices is None else devices.all("hostdev"):
+        source = element.at("source", "address")
+        if element.get("type") != "mdev" or element.get("model") not in (None, "vfio-pci"):
+            continue
+        given = "" if source is None else (source.get("uuid") or "")
+        uuid = canonical_uuid(given)
+        if uuid is None:
+            where = f"{document.source}:{element.line}: <hostdev type='mdev'>"
+            raise ParseError(where, "<source><address uuid='...'/></source>", given or "none")
+        found.append((uuid, element))
+    return tuple(found)
+
+
+def read_mediated(document: Document) -> tuple[GuestMediated, ...]:
+    """The mediated devices, in document order. Raises as mediated_elements, and InputError for one
+    given twice."""
+    found: dict[str, GuestMediated] = {}
+    for uuid, element in mediated_elements(document):
+        if uuid in found:
+            raise InputError(
+                f"{document.source}:{element.line}: expected each mediated device once, found "
+                f"{uuid} a second time",
+                hint="remove one of the two",
+            )
+        found[uuid] = GuestMediated(uuid, guest_address(document, element))
+    return tuple(found.values())
+
+
+def replace_sources(document: Document, replaced: Mapping[Bdf, Bdf]) -> Document:
+    """The document with other host functions in place of some, at the same guest addresses.
+
+    Raises InputError for a function that the domain does not have.
+    """
+    elements = element_of_bdf(document)
+    edits: list[Edit] = []
+    for old, new in replaced.items():
+        source = None if old not in elements else elements[old].at("source", "address")
+        if source is None:
+            raise InputError(f"{document.source}: expected the device {old}, found none of it")
+        edits += set_attributes(document, source, address_attributes(new))
+    return apply(document, edits)
+
+
+def edit_initiators(document: Document, plan: Plan) -> Document:
+    """Names the cells of each GPU's own memory in its <hostdev>. A name of cells that the plan does
+    not have goes."""
+    element_of = element_of_bdf(document)
+    edits: list[Edit] = []
+    for device in plan.devices:
+        element = element_of.get(device.bdf)
+        if element is None:
+            continue
+        acpi = element.child("acpi")
+        if device.initiator_cells:
+            nodeset = format_set(CpuSet(device.initiator_cells))
+            if acpi is None:
+                edits += append(document, element, [New("acpi", (("nodeset", nodeset),))])
+            else:
+                edits += set_attribute(document, acpi, "nodeset", nodeset)
+        elif acpi is not None and not initiators_of(document, element) <= CpuSet(
+            cell.id for cell in plan.cells
+        ):
+            edits += remove(document, acpi)
+    return apply(document, edits)
+
+
+def edit_hostdevs(document: Document, plan: Plan) -> Document:
+    """Each device of the plan at its guest address; those that the document lacks are added.
+
+    plan.devices is everything that the VM gets: a host device of the document that is not among
+    them, such as a GPU in whose stead others were chosen, goes.
+    """
+    kept = {_key(device) for device in plan.devices}
+    there = _element_of_device(document)
+    surplus = [
+        element
+        for key, element in there.items()
+        if (key not in kept if isinstance(key, Bdf) else key in plan.mediated_removed)
+    ]
+    document = apply(document, [edit for e in surplus for edit in remove(document, e)])
+    element_of = _element_of_device(document)
+    edits: list[Edit] = []
+    for device in plan.devices:
+        element = element_of.get(_key(device))
+        if element is not None and device.address is not None:
+            edits += place(document, element, device.address)
+        if element is not None and not device.managed and element.get("managed") == "yes":
+            edits += set_attribute(document, element, "managed", "no")
+    document = apply(document, edits)
+    new = [_new(device) for device in plan.devices if _key(device) not in element_of]
+    if not new:
+        return document
+    devices = document.root.child("devices")
+    if devices is None:
+        return apply(document, append(document, document.root, [New("devices", (), tuple(new))]))
+    hostdevs = devices.all("hostdev")
+    if hostdevs:
+        return apply(document, insert_after(document, hostdevs[-1], new))
+    return apply(document, append(document, devices, new))
+
+
+def initiators_of(document: Document, hostdev: Element) -> CpuSet:
+    """The cells that a <hostdev> names for the device's own memory."""
+    acpi = hostdev.child("acpi")
+    named = None if acpi is None else acpi.get("nodeset")
+    return CpuSet() if named is None else CpuSet.parse(named, f"{document.source}: <acpi nodeset>")
+
+
+def element_of_bdf(document: Document) -> dict[Bdf, Element]:
+    """The elements of passed-through PCI functions."""
+    found = {}
+    for element, _ in hostdev_elements(document):
+        source = element.at("source", "address")
+        assert source is not None, "hostdev_elements gives those with a source"
+        found[host_address(document, source)] = element
+    return found
+
+
+def _element_of_device(document: Document) -> dict[Bdf | str, Element]:
+    """Elements of passed-through functions by address, and of mediated devices by UUID."""
+    found: dict[Bdf | str, Element] = dict(mediated_elements(document))
+    return found | element_of_bdf(document)
+
+
+def _key(device: GuestHostdev) -> Bdf | str:
+    return device.bdf if device.uuid is None else device.uuid
+
+
+def _new(device: GuestHostdev) -> New:
+    where = () if device.address is None else (new_address(device.address),)
+    if device.uuid is not None:
+        source = New("source", children=(New("address", (("uuid", device.uuid),)),))
+        kind: tuple[tuple[str, str], ...] = (("type", "mdev"), ("model", "vfio-pci"))
+    else:
+        given = tuple((name, v) for name, v in address_attributes(device.bdf).items() if v)
+        source = New("source", children=(New("address", given),))
+        kind = (("type", "pci"), ("managed", "yes" if device.managed else "no"))
+    return New("hostdev", (("mode", "subsystem"), *kind), (source, *where))
+
+
+def addressed_devices(document: Document) -> tuple[tuple[GuestAddress, Element], ...]:
+    """(guest address, device) of whatever is plugged in at a PCI address, in document order."""
+    devices = document.root.child("devices")
+    found: list[tuple[GuestAddress, Element]] = []
+    for element in () if devices is None else devices.children:
+        address = guest_address(document, element)
+        if address is not None:
+            found.append((address, element))
+    return tuple(found)
+
+
+def read_addresses(document: Document) -> tuple[GuestAddress, ...]:
+    """Every guest PCI address that is in use, ascending."""
+    return tuple(sorted({address for address, _ in addressed_devices(document)}))
+
+
+def edit_shared_slots(document: Document, plan: Plan) -> Document:
+    """multifunction='on' at function 0 of each slot of the plan that holds other functions too."""
+    addresses = (*(c.address for c in plan.vm.controllers), *(d.address for d in plan.vm.hostdevs))
+    planned = {_slot(address) for address in addresses if address is not None}
+    devices = addressed_devices(document)
+    shared = {_slot(address) for address, _ in devices if address.function} & planned
+    edits: list[Edit] = []
+    for address, element in devices:
+        if _slot(address) in shared and address.function == 0:
+            place = element.child("address")
+            assert place is not None, "it has an address"
+            edits += set_attribute(document, place, "multifunction", "on")
+    return apply(document, edits)
+
+
+def new_address(address: PciAddress) -> New:
+    """The <address> of a device in the guest."""
+    given = tuple((name, value) for name, value in address_attributes(address).items() if value)
+    return New("address", (("type", "pci"), *given))
+
+
+def place(document: Document, device: Element, address: GuestAddress) -> list[Edit]:
+    """Edits that plug a device in at an address; none where it is there."""
+    if guest_address(document, device) == address:
+        return []
+    old = device.child("address")
+    if old is None:
+        return append(document, device, [new_address(address)])
+    if old.get("type") != "pci":
+        return remove(document, old) + insert_after(document, old, [new_address(address)])
+    return set_attributes(document, old, address_attributes(address) | {"multifunction": None})
+
+
+def _slot(address: GuestAddress) -> tuple[int, int, int]:
+    return address.domain, address.bus, address.device

@@ -1,0 +1,276 @@
+"""Merge: what a layout put into a document taken out of it again, with later edits left in.
+
+A three-way merge by element: of the original, of what homenode applied, and of the document of now.
+Where only the layout changed something it becomes the original's again; where only somebody else
+did, it stays. What both changed is a conflict, which the caller refuses.
+"""
+
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from homenode.vm.domain.crosscheck import crosscheck
+from homenode.vm.domain.document import Document, Element
+from homenode.vm.domain.edits import (
+    Edit,
+    apply,
+    drop_attribute,
+    remove,
+    set_attribute,
+    set_text,
+    transplant,
+)
+from homenode.vm.domain.hostdevs import addressed_devices
+from homenode.vm.domain.xml_equivalence import tree_of
+
+_IDENTITY: dict[str, tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]] = {
+    "vcpupin": (((), ("vcpu",)),),
+    "vcpusched": (((), ("vcpus",)),),
+    "iothreadpin": (((), ("iothread",)),),
+    "memnode": (((), ("cellid",)),),
+    "cell": (((), ("id",)),),
+    "sibling": (((), ("id",)),),
+    "vcpu": (((), ("id",)),),
+    "feature": (((), ("name",)),),
+    "page": (((), ("size", "unit", "nodeset")),),
+    "controller": (((), ("type", "index")),),
+    "disk": ((("target",), ("dev",)),),
+    "filesystem": ((("target",), ("dir",)),),
+    "interface": ((("mac",), ("address",)), (("source", "address"), ("bus", "slot", "function"))),
+    "hostdev": (
+        ((), ("type",)),
+        (("source", "address"), ("domain", "bus", "slot", "function", "uuid", "device")),
+    ),
+}
+"""What names an element among its like: (path below it, attributes). The others by their order."""
+
+_Key = tuple[str, ...]
+
+
+class Merged(Struct, frozen=True):
+    """The document of now without the layout; as it is where there are conflicts.
+
+    conflicts: what the layout and somebody else both changed, and references that would break, in
+    words; () where nothing is in doubt.
+    moved: devices that lost their address, since the controller that they were plugged into was
+    the layout's: libvirt gives each another.
+    """
+
+    document: Document
+    conflicts: tuple[str, ...]
+    moved: tuple[str, ...]
+
+
+def take_out(original: Document, applied: Document, now: Document) -> Merged:
+    """The document of now with all that changed from `original` to `applied` changed back.
+
+    Raises ParseError or InputError where a document cannot be read.
+    """
+    work = _Work(original, now, [], [])
+    work.element("", original.root, applied.root, now.root)
+    if work.conflicts:
+        return Merged(now, tuple(sorted(work.conflicts)), ())
+    merged, moved = _unplugged(apply(now, work.edits), now)
+    known = {*crosscheck(now), *crosscheck(original)}
+    broken = [str(found) for found in crosscheck(merged) if found not in known]
+    return Merged(merged, tuple(broken), moved)
+
+
+class _Work(Struct, frozen=True):
+    """One merge: the edits to the document of now, and the conflicts."""
+
+    original: Document
+    now: Document
+    edits: list[Edit]
+    conflicts: list[str]
+
+    def element(self, place: str, was: Element | None, put: Element | None, here: Element) -> None:
+        """Merges an element that is there now. was, put: None where the original, or what was
+        applied, does not have it."""
+        if _same(was, put) or _same(was, here):
+            return
+        if was is None and put is not None and _is_the_layouts(put, here):
+            self.edits.extend(remove(self.now, here))
+            return
+        place = f"{place}/{here.tag}{_named(here)}"
+        kept = len(self.conflicts)
+        edits = [*self._attributes(place, was, put, here), *self._text(place, was, put, here)]
+        before = len(self.edits)
+        left = self._children(place, was, put, here)
+        if was is None and not left and self._is_empty(put, here) and len(self.conflicts) == kept:
+            del self.edits[before:]
+            self.edits.extend(remove(self.now, here))
+            return
+        if not left and here.children and was is not None and was.closes_itself:
+            del self.edits[before:]
+            self.edits.append(Edit(here.tag_end - 1, here.end, b"/>"))
+        self.edits.extend(edits)
+
+    def _is_empty(self, put: Element | None, here: Element) -> bool:
+        """Whether nothing of the element's own was added to what the layout put there."""
+        theirs = dict(here.attributes).items() - dict(put.attributes if put else ()).items()
+        return not theirs and here.text.strip() == (put.text.strip() if put else "")
+
+    def _attributes(
+        self, place: str, was: Element | None, put: Element | None, here: Element
+    ) -> list[Edit]:
+        edits: list[Edit] = []
+        names = [name for one in (was, put, here) if one is not None for name, _ in one.attributes]
+        for name in dict.fromkeys(names):
+            wanted = self._value(
+                f"{place}/@{name}", *(None if e is None else e.get(name) for e in (was, put, here))
+            )
+            if wanted == here.get(name):
+                continue
+            if wanted is None:
+                edits += drop_attribute(self.now, here, name)
+            else:
+                edits += set_attribute(self.now, here, name, wanted)
+        return edits
+
+    def _text(
+        self, place: str, was: Element | None, put: Element | None, here: Element
+    ) -> list[Edit]:
+        texts = [None if e is None else e.text.strip() or None for e in (was, put, here)]
+        wanted = self._value(place, *texts)
+        if wanted == texts[2] or here.children:
+            return []
+        return set_text(self.now, here, wanted or "")
+
+    def _value(self, place: str, was: str | None, put: str | None, here: str | None) -> str | None:
+        if here == put:
+            return was
+        if put != was and here != was:
+            self.conflicts.append(
+                f"{place}: original {was or 'none'}, applied {put or 'none'}, now {here or 'none'}"
+            )
+        return here
+
+    def _children(self, place: str, was: Element | None, put: Element | None, here: Element) -> int:
+        """Merges the children; gives how many are left or come back."""
+        first, second, third = _keyed(was), _keyed(put), _keyed(here)
+        unchanged = _unchanged(first, second)
+        left = 0
+        for key, child in third.items():
+            if key[0] in unchanged:
+                left += 1
+                continue
+            before = len(self.edits)
+            self.element(place, first.get(key), second.get(key), child)
+            left += not _removes(self.edits[before:], child)
+        if here.name != "devices":  # a device that was detached stays detached
+            self.conflicts.extend(
+                f"{place}/{child.tag}{_named(child)}: the layout changed it, now none"
+                for key, child in first.items()
+                if key[0] not in unchanged and key in second and key not in third
+                if not _same(child, second[key])
+            )
+        back = [
+            (key, child)
+            for key, child in first.items()
+            if key[0] not in unchanged and key not in second and key not in third
+        ]
+        # Behind what it was behind, as far as that is there.
+        places: dict[int, tuple[Element | None, list[Element]]] = {}
+        for key, child in back:
+            earlier = [third[one] for one in list(first)[: list(first).index(key)] if one in third]
+            after = earlier[-1] if earlier else None
+            places.setdefault(after.end if after else 0, (after, []))[1].append(child)
+        for after, children in places.values():
+            self.edits.extend(transplant(self.now, here, after, self.original, children))
+        return left + len(back)
+
+
+def _same(one: Element | None, other: Element | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return tree_of(one, is_devices=one.name == "devices") == tree_of(
+        other, is_devices=other.name == "devices"
+    )
+
+
+def _is_the_layouts(put: Element, here: Element) -> bool:
+    """Whether an element that the layout added is there as it was added. libvirt writes defaults
+    into a new controller."""
+    return _has_all(put, here) if put.name == "controller" else _same(put, here)
+
+
+def _has_all(put: Element, here: Element) -> bool:
+    """Whether all of one element is in another, which may have attributes and kinds of children of
+    its own."""
+    return (
+        dict(put.attributes).items() <= dict(here.attributes).items()
+        and put.text.strip() == here.text.strip()
+        and all(
+            len(here.all(name)) == len(put.all(name))
+            and all(map(_has_all, put.all(name), here.all(name)))
+            for name in {child.name for child in put.children}
+        )
+    )
+
+
+def _keyed(element: Element | None) -> dict[_Key, Element]:
+    """The children by name and what names them; by their order where two have one name."""
+    found: dict[_Key, Element] = {}
+    for child in () if element is None else element.children:
+        key, number = (child.name, *_identity(child)), 0
+        while (*key, str(number)) in found:
+            number += 1
+        found[(*key, str(number))] = child
+    return found
+
+
+def _identity(element: Element) -> tuple[str, ...]:
+    values: list[str] = []
+    for path, attributes in _IDENTITY.get(element.name, ()):
+        at = element.at(*path)
+        values += [(at.get(name) if at is not None else None) or "" for name in attributes]
+    return tuple(values)
+
+
+def _unchanged(was: dict[_Key, Element], put: dict[_Key, Element]) -> frozenset[str]:
+    """Names of which the layout changed no element."""
+    names = {key[0] for key in (*was, *put)}
+    return frozenset(
+        name
+        for name in names
+        if [(k, tree_of(e)) for k, e in sorted(was.items(), key=_by_key) if k[0] == name]
+        == [(k, tree_of(e)) for k, e in sorted(put.items(), key=_by_key) if k[0] == name]
+    )
+
+
+def _by_key(item: tuple[_Key, Element]) -> _Key:
+    return item[0]
+
+
+def _removes(edits: Sequence[Edit], element: Element) -> bool:
+    """Whether edits take the whole element away."""
+    return any(e.start <= element.start and e.end == element.end and not e.new for e in edits)
+
+
+def _named(element: Element) -> str:
+    names = [value for value in _identity(element) if value]
+    return f"[{','.join(names)}]" if names else ""
+
+
+def _unplugged(merged: Document, now: Document) -> tuple[Document, tuple[str, ...]]:
+    """The document without addresses on buses that went with the layout, and whose they were."""
+    gone = _buses(now) - _buses(merged)
+    edits: list[Edit] = []
+    moved = []
+    for address, element in addressed_devices(merged):
+        place = element.child("address")
+        if address.bus in gone and place is not None:
+            edits += remove(merged, place)
+            moved.append(f"<{element.tag}>{_named(element)}")
+    return apply(merged, edits), tuple(moved)
+
+
+def _buses(document: Document) -> frozenset[int]:
+    devices = document.root.child("devices")
+    found = () if devices is None else devices.all("controller")
+    return frozenset(
+        int(index)
+        for controller in found
+        if controller.get("type") == "pci" and (index := controller.get("index") or "").isdecimal()
+    )

@@ -1,0 +1,109 @@
+"""Rewrite: a domain document with a plan in it, and every other byte as it was.
+
+Each step edits one group of elements and gives the next document; none knows of another. The whole
+is refused where the result would have a broken reference that the input did not have.
+"""
+
+from collections.abc import Callable
+
+from homenode.errors import InputError
+from homenode.vm.domain.cells import edit_cells, edit_memory_backing
+from homenode.vm.domain.controllers import edit_aperture, edit_controllers
+from homenode.vm.domain.cpu import edit_acpi, edit_cpu, edit_vcpus
+from homenode.vm.domain.cputune import edit_cputune
+from homenode.vm.domain.crosscheck import crosscheck
+from homenode.vm.domain.document import Document
+from homenode.vm.domain.hostdevs import edit_hostdevs, edit_initiators, edit_shared_slots
+from homenode.vm.domain.iommu import edit_iommu
+from homenode.vm.domain.limits import refuse_unsafe
+from homenode.vm.domain.memory import edit_memory, edit_memory_devices, edit_numatune
+from homenode.vm.domain.metadata import edit_metadata
+from homenode.vm.domain.read import open_domain, vm_of
+from homenode.vm.model import PortModel, Vm
+from homenode.vm.plan_model import Plan
+
+STEPS: tuple[Callable[[Document, Plan], Document], ...] = (
+    edit_vcpus,
+    edit_memory,
+    edit_cpu,
+    edit_cells,
+    edit_memory_devices,
+    edit_memory_backing,
+    edit_cputune,
+    edit_numatune,
+    edit_controllers,
+    edit_hostdevs,
+    edit_initiators,
+    edit_shared_slots,
+    edit_aperture,
+    edit_acpi,
+    edit_iommu,
+    edit_metadata,  # last: edit_numatune reads the record of the layout before
+)
+"""Cells come before whatever names a cell, controllers before what is plugged into them."""
+
+PCIE_STEPS = (edit_cells, edit_controllers, edit_hostdevs, edit_shared_slots, edit_acpi)
+"""For a plan whose pins and memory are the document's own: its PCIe tree and distances alone."""
+
+
+_SHARED_SLOT = (
+    "a passed-through device leaves the slot that it shares: delete the <address> of what is left "
+    "in it, so that libvirt finds it a slot of its own, or choose pin-numa, which moves no device"
+)
+_WAYS_OUT = {"function-without-0": _SHARED_SLOT, "multifunction-off": _SHARED_SLOT}
+
+
+def rewrite(xml: bytes, plan: Plan, source: str = "domain") -> bytes:
+    """The document with the plan applied. Applying it again changes nothing.
+
+    What a layout owns and what stays: docs/formats/domain-xml.md. Raises InputError (or ParseError)
+    where the document cannot take the plan; there is no partial result.
+    """
+    return rewrite_by(STEPS, xml, plan, source)
+
+
+def rewrite_by(
+    steps: tuple[Callable[[Document, Plan], Document], ...], xml: bytes, plan: Plan, source: str
+) -> bytes:
+    """As rewrite, with some of STEPS, in order."""
+    document = open_domain(xml, source)
+    guest = vm_of(document)
+    _refuse_other_plans(guest, plan, source)
+    refuse_unsafe(guest, plan, source)
+    before = set(crosscheck(document))
+    for step in steps:
+        document = step(document, plan)
+    broken = [found for found in crosscheck(document) if found not in before]
+    if broken:
+        more = f" (and {len(broken) - 1} more)" if len(broken) > 1 else ""
+        raise InputError(
+            f"{source}: expected a document that holds together with the plan in it, found "
+            f"{broken[0]}{more}",
+            hint=_WAYS_OUT.get(
+                broken[0].id,
+                "plan again for this document, or start from the original with homenode restore",
+            ),
+        )
+    return document.to_bytes()
+
+
+def _refuse_other_plans(guest: Vm, plan: Plan, source: str) -> None:
+    """What no document can take, and PCIe layouts where the machine has no expander bus."""
+    if plan.vcpu_pins and len(plan.vcpu_pins) != plan.vcpus:
+        raise InputError(
+            f"{source}: expected a plan with a pin for each of its {plan.vcpus} vCPUs, found "
+            f"{len(plan.vcpu_pins)}"
+        )
+    if plan.topology is not None and plan.topology.vcpus != plan.vcpus:
+        raise InputError(
+            f"{source}: expected a plan whose topology has {plan.vcpus} vCPUs, found "
+            f"{plan.topology.vcpus}"
+        )
+    expanders = [c for c in plan.vm.controllers if c.model == PortModel.EXPANDER_BUS]
+    if expanders and not (guest.is_q35 or guest.is_virt):
+        raise InputError(
+            f"{source}: expected machine type q35 (x86-64) or virt (aarch64) for expander buses, "
+            f"found {guest.machine or 'none, which libvirt takes for i440fx'}",
+            hint="choose a layout without -pci"
+            + (", or change the machine type to q35" if guest.architecture == "x86_64" else ""),
+        )

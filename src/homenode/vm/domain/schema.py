@@ -1,0 +1,100 @@
+"""Schema: whether a document passes the installed libvirt's own domain.rng. [I/O]"""
+
+from functools import lru_cache
+from pathlib import Path
+
+from lxml import etree
+from msgspec import Struct
+
+from homenode.errors import HomenodeError, InputError, ToolError
+from homenode.gap import Gap
+from homenode.machine.tools.versions import Version
+from homenode.process import run
+
+SCHEMA_PATH = "/usr/share/libvirt/schemas/domain.rng"
+"""Where every distribution's libvirt-common puts it."""
+
+
+class SchemaError(Struct, frozen=True):
+    """One place where a document departs from the schema. line: of the document."""
+
+    line: int
+    message: str
+
+
+def validate(
+    xml: bytes, schema_path: str = SCHEMA_PATH
+) -> tuple[tuple[SchemaError, ...], Gap | None]:
+    """(errors, gap). The gap says why nothing was checked: no libvirt is installed.
+
+    The schema knows no references: crosscheck does those. Raises InputError for a schema that
+    cannot be read and for a document that is no XML.
+    """
+    if not Path(schema_path).is_file():
+        return (), Gap(
+            "domain.rng", f"{schema_path} is not there; install libvirt's common files to check"
+        )
+    try:
+        # lxml's own guards: no entities, no network. The document's DTD, if any, is not loaded.
+        parser = etree.XMLParser(resolve_entities=False, no_network=True, load_dtd=False)
+        tree = etree.fromstring(xml, parser)
+    except etree.XMLSyntaxError as error:
+        raise InputError(f"domain: expected well-formed XML, found: {error.msg}") from None
+    schema = _load(schema_path)
+    if schema.validate(tree):
+        return (), None
+    return tuple(SchemaError(entry.line, entry.message) for entry in schema.error_log), None
+
+
+def refuse_new_errors(before: bytes, after: bytes, libvirt: Version | None = None) -> Gap | None:
+    """Checks that an edit kept a document valid; the gap says why nothing was checked.
+
+    A document that was not valid before (elements newer than the installed schema) is not judged,
+    nor one for a newer libvirt than the installed one. Raises HomenodeError where the edit broke
+    it.
+    """
+    errors, gap = validate(after)
+    if gap is not None or not errors:
+        return gap
+    errors_before, _ = validate(before)
+    if errors_before:
+        first = errors_before[0]
+        return Gap(
+            "domain.rng", f"the original is not valid either, line {first.line}: {first.message}"
+        )
+    installed = _installed()
+    if libvirt is not None and installed is not None and libvirt > installed:
+        return Gap(
+            "domain.rng",
+            f"the document is for libvirt {_text(libvirt)}; the schema of the installed "
+            f"{_text(installed)} says {errors[0].message}",
+        )
+    raise HomenodeError(
+        f"line {errors[0].line} of the tuned document: the installed libvirt's schema says "
+        f"{errors[0].message}",
+        hint="nothing was written; this libvirt may be older than what the layout needs",
+    )
+
+
+def _installed() -> Version | None:
+    """The version of the libvirt whose schema is installed; None where no virsh says it."""
+    try:
+        said = run(("virsh", "--version"), 10)
+    except ToolError:
+        return None
+    numbers = said.stdout.strip().split(".")
+    if len(numbers) != 3 or not all(one.isascii() and one.isdigit() for one in numbers):
+        return None
+    return int(numbers[0][:9]), int(numbers[1][:9]), int(numbers[2][:9])
+
+
+def _text(version: Version) -> str:
+    return ".".join(map(str, version))
+
+
+@lru_cache(maxsize=4)
+def _load(schema_path: str) -> etree.RelaxNG:
+    try:
+        return etree.RelaxNG(etree.parse(schema_path))
+    except (etree.XMLSyntaxError, etree.RelaxNGParseError, OSError) as error:
+        raise InputError(f"{schema_path}: expected libvirt's domain.rng, found: {error}") from None

@@ -1,0 +1,132 @@
+"""GPU parts as devices of a VM: mediated devices by their UUID, virtual functions by their profile.
+
+A mediated device has no address of its own on the host. To the planner it is the function that it
+is on, with a UUID; so a VM can have one mediated device of a function.
+"""
+
+from collections.abc import Iterator, Mapping
+
+from msgspec import structs
+
+from homenode.bdf import Bdf
+from homenode.errors import InputError
+from homenode.gap import Gap
+from homenode.machine.pci import DeviceKind, GpuPart, PartKind, PciDevice
+from homenode.machine.topology import Host
+from homenode.vm.model import GuestHostdev, Vm
+from homenode.wording import printable
+
+
+def functions_of_parts(host: Host) -> dict[str, Bdf]:
+    """The function that each mediated device of a GPU is on, by its UUID."""
+    return {
+        part.uuid: part.bdf
+        for gpu in host.devices_of_kind(DeviceKind.GPU)
+        for part in gpu.parts
+        if part.kind is PartKind.MEDIATED and part.uuid is not None and part.bdf is not None
+    }
+
+
+def with_mediated(guest: Vm, host: Host | None) -> Vm:
+    """The guest with its mediated devices among its host devices, those that the host has.
+
+    Raises InputError for two of one function.
+    """
+    if host is None or not guest.mediated:
+        return guest
+    function_of = functions_of_parts(host)
+    hostdevs = list(guest.hostdevs)
+    for device in guest.mediated:
+        function = function_of.get(device.uuid)
+        if function is not None:
+            refuse_second(function, hostdevs)
+            hostdevs.append(GuestHostdev(function, device.address, uuid=device.uuid))
+    return structs.replace(guest, hostdevs=tuple(hostdevs))
+
+
+def unknown_mediated(guest: Vm, host: Host | None) -> tuple[str, ...]:
+    """UUIDs of the guest's mediated devices that the host does not show; () without a host."""
+    known = {} if host is None else functions_of_parts(host)
+    return () if host is None else tuple(d.uuid for d in guest.mediated if d.uuid not in known)
+
+
+def mediated_gaps(guest: Vm, host: Host | None) -> tuple[Gap, ...]:
+    """What a plan does not know of mediated devices."""
+    return tuple(
+        Gap(
+            f"mediated device {uuid}",
+            "the host shows none of that UUID: its GPU and node are unknown, and it counts for "
+            "nothing; virsh nodedev-list --cap mdev lists those that are there",
+        )
+        for uuid in unknown_mediated(guest, host)
+    )
+
+
+def refuse_second(function: Bdf, hostdevs: list[GuestHostdev]) -> None:
+    if any(one.bdf == function for one in hostdevs):
+        raise InputError(
+            f"device {function}: expected one mediated device of it in a VM, found two",
+            hint="give the VM one of a larger type, or parts of two functions",
+        )
+
+
+def function_of_uuid(host: Host | None, uuid: str) -> Bdf:
+    """The function of a mediated device. Raises InputError for one that the host does not have."""
+    known = {} if host is None else functions_of_parts(host)
+    if uuid not in known:
+        raise InputError(
+            f"--device {uuid}: expected a mediated device of the host, which has {len(known)}",
+            hint="homenode show --json lists them under `parts`; virsh nodedev-list --cap mdev",
+        )
+    return known[uuid]
+
+
+def parts_at(by_bdf: Mapping[Bdf, PciDevice], function: Bdf) -> tuple[GpuPart, ...]:
+    """What VFIO can give to a VM of a function of a GPU; () of a whole GPU and of other devices."""
+    device = by_bdf.get(function)
+    gpu = device
+    if device is not None and device.physical_function is not None:
+        gpu = by_bdf.get(device.physical_function)
+    parts = () if gpu is None else gpu.parts
+    return tuple(part for part in parts if part.bdf == function and part.is_for_vms)
+
+
+def same_profile(part: GpuPart, profile: str) -> bool:
+    """Whether a part is of a profile in any of its spellings: "NVIDIA A40-12Q", "A40-12Q", and
+    "NVIDIA_A40-12Q" as Kubernetes has it."""
+    return part.profile is not None and _plain(part.profile) == _plain(profile)
+
+
+def _plain(profile: str) -> str:
+    words = profile.replace("_", " ").split()
+    return " ".join(words[1:] if words[:1] in (["NVIDIA"], ["GRID"]) else words).lower()
+
+
+def free_parts(
+    by_bdf: Mapping[Bdf, PciDevice], function: Bdf, held: frozenset[str], profile: str | None
+) -> Iterator[GpuPart]:
+    """The parts at a function that may be chosen. held: UUIDs that other VMs have. Without a
+    profile only virtual functions that have none: a vGPU never counts as a GPU."""
+    for part in parts_at(by_bdf, function):
+        wanted = part.profile is None if profile is None else same_profile(part, profile)
+        if wanted and part.uuid not in held:
+            yield part
+
+
+def is_divided(gpu: PciDevice) -> bool:
+    """Whether others may have a part of the GPU."""
+    return bool(gpu.parts or gpu.sriov_num_vfs)
+
+
+def profiles_text(host: Host) -> str:
+    """The profiles of the host's parts for a message, and whether VMs can have them."""
+    found: dict[str, bool] = {}
+    for gpu in host.devices_of_kind(DeviceKind.GPU):
+        for part in gpu.parts:
+            if part.profile is not None:
+                found[part.profile] = part.is_for_vms
+    listed = [
+        printable(profile) + ("" if for_vms else " (not for VMs)")
+        for profile, for_vms in sorted(found.items())
+    ]
+    return ", ".join(listed[:12]) or "none"

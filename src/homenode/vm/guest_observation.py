@@ -1,0 +1,123 @@
+"""Observation: what a guest's kernel reports, and where its functions hang in its PCI tree."""
+
+from collections.abc import Iterable
+
+from msgspec import Struct
+
+from homenode.bdf import Bdf
+from homenode.cpuset import CpuSet
+from homenode.machine.pci import PciDevice, PciLink
+from homenode.machine.topology import Host, NumaNode
+from homenode.vm.model import GuestAddress, GuestPciController
+
+_ROOTS = ("pcie-root", "pci-root")
+_EXPANDER = "pcie-expander-bus"
+_DEEPEST = 32
+
+
+class GuestPath(Struct, frozen=True):
+    """A root bus, and (device, function) on each bus from there down to the function.
+
+    Firmware gives out the bus numbers between, so they are left out. The root's own number is
+    exact: 0, or the busNr of the expander bus.
+
+    >>> str(GuestPath(0x80, ((1, 0), (0, 1))))
+    'pci0000:80/01.0/00.1'
+    """
+
+    root_bus: int
+    steps: tuple[tuple[int, int], ...]
+
+    def __str__(self) -> str:
+        steps = "/".join(f"{device:02x}.{function:x}" for device, function in self.steps)
+        return f"pci0000:{self.root_bus:02x}/{steps}"
+
+
+def path_of_address(
+    address: GuestAddress, controllers: Iterable[GuestPciController]
+) -> GuestPath | None:
+    """The path of a libvirt address among a document's controllers.
+
+    None where a controller on the way is missing, or has no address or busNr yet. A plan's
+    controllers will do for what hangs below its expander buses; pcie.0 is index 0 without saying.
+    """
+    by_index = {controller.index: controller for controller in controllers}
+    steps = [(address.device, address.function)]
+    bus = address.bus
+    for _ in range(_DEEPEST):
+        controller = by_index.get(bus)
+        if bus == 0 and (controller is None or controller.model in _ROOTS):
+            return GuestPath(0, tuple(reversed(steps)))
+        if controller is None:
+            return None
+        if controller.model == _EXPANDER:
+            if controller.bus_nr is None:
+                return None
+            return GuestPath(controller.bus_nr, tuple(reversed(steps)))
+        if controller.address is None:
+            return None
+        steps.append((controller.address.device, controller.address.function))
+        bus = controller.address.bus
+    return None
+
+
+def paths_of_guest(guest: Host) -> dict[GuestPath, Bdf]:
+    """The path of every function that a guest's kernel sees -> its address there."""
+    by_bdf = {device.bdf: device for device in guest.pci_devices}
+    root_bus = {root.name: root.bus for root in guest.root_complexes}
+    found: dict[GuestPath, Bdf] = {}
+    for device in guest.pci_devices:
+        if device.bdf.domain or device.root_complex not in root_bus:
+            continue  # another segment, such as VMD's: not one of ours
+        steps = [(device.bdf.device, device.bdf.function)]
+        parent = device.parent
+        while parent is not None and parent in by_bdf and len(steps) < _DEEPEST:
+            steps.append((parent.device, parent.function))
+            parent = by_bdf[parent].parent
+        found[GuestPath(root_bus[device.root_complex], tuple(reversed(steps)))] = device.bdf
+    return found
+
+
+_L3 = 3
+
+
+class Observation(Struct, frozen=True):
+    """A guest's own discovery, read as what it says of its VM. PU numbers of the guest are vCPU
+    numbers: QEMU lists them in order. at: its functions by their path."""
+
+    guest: Host
+    at: dict[GuestPath, Bdf]
+
+    @property
+    def source(self) -> str:
+        return self.guest.name
+
+    @property
+    def vcpus(self) -> CpuSet:
+        """Those that are online."""
+        return CpuSet(pu.index for pu in self.guest.pus if pu.online)
+
+    @property
+    def nodes(self) -> tuple[NumaNode, ...]:
+        return self.guest.nodes
+
+    @property
+    def l3(self) -> tuple[CpuSet, ...] | None:
+        """vCPUs of each L3 cache; () where it has none, None where it gives no caches."""
+        llcs = self.guest.llcs
+        return tuple(llc.pus for llc in llcs if llc.level == _L3) if llcs else None
+
+    def device_at(self, path: GuestPath) -> PciDevice | None:
+        """The function at a path, or None."""
+        bdf = self.at.get(path)
+        return None if bdf is None else self.guest.device(bdf)
+
+    def port_links(self, device: PciDevice) -> tuple[PciLink, ...]:
+        """Links of the ports above a function, the lowest first."""
+        above = self.guest.bridges_above(device.bdf)
+        return tuple(bridge.link for bridge in above if bridge.link is not None)
+
+
+def observation_of(guest: Host) -> Observation:
+    """The observation in a guest's own discovery."""
+    return Observation(guest, paths_of_guest(guest))

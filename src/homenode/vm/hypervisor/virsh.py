@@ -1,0 +1,168 @@
+"""Virsh: a libvirt daemon, asked and answered through its own command line. [I/O]
+
+Domains are named to it by UUID: a name may begin with a dash or be a number, which is an id there.
+"""
+
+import re
+from collections.abc import Sequence
+
+from homenode.errors import HostError, InputError, ToolError, UsageError
+from homenode.process import Completed, ToolMissingError, run
+from homenode.vm.hypervisor.connection import checked_uri
+from homenode.vm.hypervisor.domain_state import DomainState, LivePin, parse_dominfo, parse_pins
+from homenode.wording import command_line
+
+INSTALL = (
+    "install it: apt-get install libvirt-clients (Debian, Ubuntu), dnf install libvirt-client "
+    "(Fedora, RHEL)"
+)
+START = (
+    "is the daemon running, and may this user reach it? systemctl status libvirtd (or virtqemud); "
+    "apt-get install libvirt-daemon-system"
+)
+_UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z")
+_LOST = (
+    "Disconnected from",
+    "End of file while reading",
+    "Connection reset",
+    "Cannot recv data",
+    "Cannot write data",
+    "client socket is closed",
+)
+"""What virsh says of a daemon that went away while it was asked: it may have done it, or yet do."""
+
+_TIMEOUT_S = 180.0
+_MAX_SNAPSHOTS = 4096
+
+
+def is_lost(error: HostError) -> bool:
+    """Whether the daemon is not there, or went away while it was asked."""
+    return any(words in error.message for words in ("failed to connect", *_LOST))
+
+
+class RefusedError(HostError):
+    """libvirt has answered that it will not; nothing of the command is under way."""
+
+
+class Virsh:
+    """One libvirt daemon. Every method raises HostError where virsh is missing or the daemon does
+    not answer, and InputError where the domain is not there."""
+
+    __slots__ = ("connect",)
+
+    def __init__(self, connect: str) -> None:
+        self.connect = checked_uri(connect)
+
+    def domain(self, name: str) -> DomainState:
+        """The domain of that name or UUID."""
+        if not name.strip() or not name.isprintable():
+            raise UsageError(f"domain {name!r}: expected a name or a UUID")
+        lower = name.strip().lower()
+        uuid = lower if _UUID.match(lower) else self._say("domuuid", "--domain", name).strip()
+        state = parse_dominfo(self._say("dominfo", "--domain", uuid))
+        if name.strip() != state.name and lower != state.uuid:
+            raise InputError(
+                f"domain {name!r}: expected a domain of that name, found that number as the id of "
+                f"{state.name!r}",
+                hint="give its UUID: virsh list --all --uuid --name",
+            )
+        return state
+
+    def definition(self, uuid: str) -> bytes:
+        """The document that the next start will use, as libvirt prints it, passwords included."""
+        return self._say("dumpxml", "--inactive", "--security-info", "--domain", uuid).encode()
+
+    def live_document(self, uuid: str) -> bytes:
+        """The document of the running instance, as libvirt prints it."""
+        return self._say("dumpxml", "--domain", uuid).encode()
+
+    def snapshots(self, uuid: str) -> tuple[str, ...]:
+        """Names of the snapshots that libvirt keeps of the domain."""
+        listed = self._say("snapshot-list", "--name", "--domain", uuid)
+        return tuple(line for line in listed.splitlines() if line.strip())[:_MAX_SNAPSHOTS]
+
+    def snapshot_document(self, uuid: str, snapshot: str) -> bytes:
+        """The document of a snapshot: a <domainsnapshot>, with the domain as it was in it."""
+        return self._say("snapshot-dumpxml", "--domain", uuid, "--snapshotname", snapshot).encode()
+
+    def define(self, path: str, kept_open: Sequence[int] = ()) -> None:
+        """Define the domain of the document at an absolute path.
+
+        libvirt replaces the definition whole or not at all. kept_open: descriptors that stay open
+        until virsh has ended, even where this process is killed. Raises RefusedError where libvirt
+        says no; after any other error it may still replace it.
+        """
+        self._say("define", "--file", path, kept_open=kept_open)
+
+    def live_pins(self, uuid: str) -> tuple[LivePin, ...]:
+        """Where vCPUs, emulator and IOThreads of a running domain may run, in that order."""
+        return (
+            *parse_pins(self._say("vcpupin", "--live", "--domain", uuid), "vcpu"),
+            *parse_pins(self._say("emulatorpin", "--live", "--domain", uuid), "emulator"),
+            *parse_pins(self._say("iothreadinfo", "--live", "--domain", uuid), "iothread"),
+        )
+
+    def pin_live(self, uuid: str, pin: LivePin) -> None:
+        """Move one thread of a running domain; its definition stays as it is."""
+        number = {"vcpu": ("--vcpu",), "iothread": ("--iothread",)}.get(pin.kind, ())
+        words = (*number, str(pin.number)) if number else ()
+        self._say(f"{pin.kind}pin", "--live", "--domain", uuid, *words, "--cpulist", str(pin.pus))
+
+    def start(self, uuid: str, kept_open: Sequence[int] = ()) -> None:
+        """Start a domain that is shut off; it has the definition of now. kept_open: as define."""
+        self._say("start", "--domain", uuid, kept_open=kept_open)
+
+    def shut_down(self, uuid: str) -> None:
+        """Ask the guest to power off; whether and when it does is its own affair."""
+        self._say("shutdown", "--domain", uuid)
+
+    def destroy(self, uuid: str) -> None:
+        """End a running domain at once, as by pulling its plug."""
+        self._say("destroy", "--domain", uuid)
+
+    def undefine(self, uuid: str) -> None:
+        """Remove a domain that is shut off, with its NVRAM file. Its disks stay."""
+        self._say("undefine", "--nvram", "--domain", uuid)
+
+    def addresses(self, uuid: str) -> tuple[str, ...]:
+        """Addresses of a running domain by libvirt's own leases, IPv4 first; () where it has none.
+
+        Source: `virsh domifaddr` with --quiet: name, MAC, protocol and address/prefix a line.
+        """
+        listed = self._say("domifaddr", "--domain", uuid, "--source", "lease")
+        rows = [line.split() for line in listed.splitlines()]
+        found = [(row[2] != "ipv4", row[3].partition("/")[0]) for row in rows if len(row) == 4]
+        return tuple(address for _, address in sorted(found))
+
+    def agent_command(self, uuid: str, command: str, timeout_s: int) -> str:
+        """What the guest's QEMU agent answers to a command in JSON."""
+        return self._say(
+            "qemu-agent-command", "--domain", uuid, "--timeout", str(timeout_s), "--cmd", command
+        )
+
+    def _say(self, command: str, *words: str, kept_open: Sequence[int] = ()) -> str:
+        argv = ("virsh", "--connect", self.connect, "--quiet", command, *words)
+        try:
+            completed = run(argv, _TIMEOUT_S, kept_open=kept_open)
+        except ToolMissingError as error:
+            raise ToolError(error.message, hint=INSTALL) from None
+        if completed.returncode == 0:
+            return completed.stdout
+        raise _failure(completed, command, self.connect)
+
+
+def _failure(completed: Completed, command: str, connect: str) -> HostError | InputError:
+    said = [
+        line.strip().removeprefix("error: ")
+        for line in completed.stderr.splitlines()
+        if line.strip()
+    ]
+    text = "; ".join(said)[:600] or completed.failure() or ""
+    message = f"virsh {command} at {connect}: {text}"
+    if "failed to connect" in text:
+        return RefusedError(message, hint=START)
+    if "failed to get domain" in text or "Domain not found" in text:
+        return InputError(message, hint=command_line("virsh", "-c", connect, "list", "--all"))
+    if completed.returncode < 0 or any(words in text for words in _LOST):
+        return HostError(message)
+    return RefusedError(message)

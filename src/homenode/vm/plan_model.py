@@ -1,0 +1,287 @@
+"""Plan: where every vCPU, page and device of one VM goes, and why."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from msgspec import UNSET, Struct, UnsetType, field, structs
+from msgspec.structs import replace
+
+from homenode.bdf import Bdf
+from homenode.catalogue import entry_of
+from homenode.cpuset import CpuSet
+from homenode.errors import HomenodeError
+from homenode.gap import Gap
+from homenode.indices import LlcIndex, NodeIndex
+from homenode.objective import Objective
+from homenode.vm.layout import Layout
+from homenode.vm.model import (
+    GuestCache,
+    GuestHostdev,
+    GuestTopology,
+    Vm,
+    VmCell,
+)
+from homenode.vm.plan_options import MemoryMode
+
+
+class Aperture(Struct, frozen=True):
+    """Sizes that the devices' BARs and the memory ask of the guest's address space.
+
+    pcihole64_bytes: of pcie-root. physical_address_bits: for <maxphysaddr>. firmware_mmio64_mib:
+    OVMF's window. Each None where nothing need be set. memlock_bytes: locked memory that QEMU
+    will need. dma_map_entries: entries in the IOMMU at the page size, per container.
+    """
+
+    pcihole64_bytes: int | None
+    physical_address_bits: int | None
+    firmware_mmio64_mib: int | None
+    memlock_bytes: int
+    dma_map_entries: int
+
+
+class PageReservation(NamedTuple):
+    """Huge pages that must be free on a host node before the VM starts."""
+
+    node: NodeIndex
+    page_bytes: int
+    pages: int
+    free_pages: int | None
+
+
+class Rejection(Struct, frozen=True):
+    """A placement that was considered and refused, by the name of the constraint.
+
+    nodes: the host nodes of the candidate. detail: expected against found, with numbers.
+    hint: what would make it fit, where there is something.
+    """
+
+    constraint: str
+    nodes: tuple[NodeIndex, ...]
+    detail: str
+    hint: str | None = None
+
+
+class CostTerm(Struct, frozen=True):
+    """One term of a cost tuple, with its name, in the order of comparison.
+
+    value: an integer, or the tie-breaking indices.
+    """
+
+    name: str
+    value: int | tuple[int, ...]
+
+
+class RunnerUp(Struct, frozen=True):
+    """A feasible placement that cost more. decided_by: name of the first term that differs.
+
+    devices: the functions of the VM there, where GPUs were to choose.
+    """
+
+    nodes: tuple[NodeIndex, ...]
+    cost: tuple[CostTerm, ...]
+    decided_by: str
+    devices: tuple[Bdf, ...] = ()
+
+
+class PlanFinding(Struct, frozen=True):
+    """Something that the user should know of a plan that works.
+
+    severity: "critical" (the VM or the host may fail: `homenode plan` exits with 1), "warning" or
+    "info". id is stable, for tests and documentation.
+    """
+
+    id: str
+    severity: str
+    subject: str
+    detail: str
+    fix: str | None = None
+
+
+def plan_finding(
+    id: str,
+    subject: str,
+    detail: str,
+    *,
+    severity: str | None = None,
+    case: str | None = None,
+    values: Mapping[str, object] | None = None,
+    fix: str | UnsetType | None = UNSET,
+) -> PlanFinding:
+    """A finding with the severity and fix of its page, as catalogue.finding makes one."""
+    entry = entry_of(id)
+    return PlanFinding(
+        id=id,
+        severity=severity or str(entry.severities[0]),
+        subject=subject,
+        detail=detail,
+        fix=entry.printed("Fix", case, values) if fix is UNSET else fix,
+    )
+
+
+class Plan(Struct, frozen=True):
+    """The placement of one VM; the value that every later step reads."""
+
+    vm: Vm
+    """The guest as it is with the plan in it. What a layout leaves as it was is None or () there:
+    see `unsaid`."""
+    host_name: str
+    host_fingerprint: str
+    """sha256 over the host's topology: a plan for another host is recognised by it."""
+    policy: str
+    nodes: tuple[NodeIndex, ...]
+    """Chosen host nodes, ascending; () where nothing is pinned or bound."""
+    llcs: tuple[LlcIndex, ...]
+    """Last-level caches that hold vCPUs, ascending."""
+    aperture: Aperture | None
+    """64-bit PCI window and address bits that the devices need; None = nothing to set."""
+    page_reservations: tuple[PageReservation, ...]
+    """Huge pages to reserve on host nodes before the VM starts."""
+    fallback: str = field(name="rung")
+    """Name of the fallback that the plan is on; stored as "rung"."""
+    cost: tuple[CostTerm, ...]
+    """In the order in which placements are compared."""
+    optimal: bool | None
+    """No placement costs less; None = not all were compared."""
+    runners_up: tuple[RunnerUp, ...]
+    """Feasible placements that cost more, the best first."""
+    rejections: tuple[Rejection, ...]
+    findings: tuple[PlanFinding, ...]
+    consequences: tuple[str, ...]
+    """What the guest's user will see change, one sentence each."""
+    gaps: tuple[Gap, ...]
+    """What is not known of the host, and could have changed the plan."""
+    mediated_removed: tuple[str, ...] = ()
+    """UUIDs of the document's mediated devices that others replace."""
+    kept: tuple[str, ...] | None = None
+    """A line for each other element of the document that layouts share their sections with, which
+    the plan relies on; None where there is no document, or in plans of earlier versions."""
+
+    @property
+    def layout(self) -> Layout:
+        assert self.vm.record is not None, "a plan is of a layout"
+        return self.vm.record.layout
+
+    @property
+    def objective(self) -> Objective | None:
+        """What the evidence chose the layout for; None: the user named it."""
+        return None if self.vm.record is None else self.vm.record.objective
+
+    @property
+    def cells(self) -> tuple[VmCell, ...]:
+        """The guest's NUMA cells; a flat guest has exactly one, which lies on all nodes."""
+        if self.vm.cells:
+            return self.vm.cells
+        (whole,) = self.vm.cells_or_whole
+        return (structs.replace(whole, host_nodes=self.memory_nodes or self.nodes),)
+
+    @property
+    def vcpus(self) -> int:
+        return self.vm.vcpus
+
+    @property
+    def memory_bytes(self) -> int:
+        """Without memory devices."""
+        return self.vm.memory_bytes
+
+    @property
+    def page_bytes(self) -> int | None:
+        return self.vm.page_bytes
+
+    @property
+    def emulator_pus(self) -> CpuSet | None:
+        return self.vm.emulator_pus
+
+    @property
+    def topology(self) -> GuestTopology | None:
+        """Sockets, dies, cores and threads of the guest; None = as the document has them."""
+        return None if self.vm.cpu_topology is None else GuestTopology(*self.vm.cpu_topology)
+
+    @property
+    def cache(self) -> GuestCache | None:
+        """None = as the document has it."""
+        return None if self.vm.cpu_cache is None else GuestCache(self.vm.cpu_cache)
+
+    @property
+    def memory_mode(self) -> MemoryMode | None:
+        """Mode of numatune; None = as the document has it."""
+        return None if self.vm.binding is None else MemoryMode(self.vm.binding[0])
+
+    @property
+    def memory_nodes(self) -> tuple[NodeIndex, ...]:
+        """Host nodes that memory is bound to; () = not bound."""
+        return () if self.vm.binding is None else tuple(map(NodeIndex, self.vm.binding[1]))
+
+    @property
+    def devices(self) -> tuple[GuestHostdev, ...]:
+        return self.vm.hostdevs
+
+    @property
+    def vcpu_pins(self) -> tuple[CpuSet, ...]:
+        """PUs of each vCPU, in vCPU order; () = not pinned. A plan pins all or none."""
+        return tuple(pin for pin in self.vm.vcpu_pins if pin is not None)
+
+    @property
+    def iothread_pus(self) -> tuple[CpuSet, ...]:
+        """PUs of each IOThread, ascending by its id; () = not pinned."""
+        return tuple(pus for _, pus in self.vm.iothread_pins)
+
+    @property
+    def unsaid(self) -> frozenset[str]:
+        """Ids of the facts that the plan leaves as they were."""
+        vm = self.vm
+        left = {
+            "pages": vm.page_bytes is None,
+            "cell-pages": vm.page_bytes is None,
+            "topology": vm.cpu_topology is None,
+            "binding": vm.binding is None,
+            "cell-binding": vm.binding is None,
+        }
+        return frozenset(fact for fact, is_left in left.items() if is_left) | (
+            frozenset() if self.kept is not None else KEPT
+        )
+
+
+KEPT = frozenset(("domain-type", "machine", "firmware", "cpu", "vcpus-online", "current-memory"))
+"""Facts that no layout sets."""
+
+
+def with_vm(plan: Plan, **changed: Any) -> Plan:
+    """The plan with other values of its guest."""
+    return replace(plan, vm=structs.replace(plan.vm, **changed))
+
+
+def vm_as_it_runs(plan: Plan, document: Vm | None) -> Vm:
+    """The guest of a plan, with what no plan sets as the document has it by now: memory devices,
+    vCPUs that are offline, the balloon, a topology that is left as it was."""
+    if document is None:
+        return plan.vm
+    return structs.replace(
+        plan.vm,
+        cpu_topology=plan.vm.cpu_topology or document.cpu_topology,
+        memory_devices=document.memory_devices,
+        offline_vcpus=document.offline_vcpus,
+        ballooned_bytes=document.ballooned_bytes,
+    )
+
+
+def is_critical(plan: Plan) -> bool:
+    """A finding of the plan is critical."""
+    return any(finding.severity == "critical" for finding in plan.findings)
+
+
+class Unplannable(HomenodeError):
+    """No placement fits. Holds every rejection; the message shows the nearest miss."""
+
+    exit_code = 4
+
+    def __init__(
+        self,
+        message: str,
+        rejections: tuple[Rejection, ...] = (),
+        *,
+        hint: str | None = None,
+        nearest: Rejection | None = None,
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.rejections = rejections
+        self.nearest = nearest or next(iter(rejections), None)

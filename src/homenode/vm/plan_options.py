@@ -1,0 +1,482 @@
+"""PlanOptions: what a user may ask of a placement, with how each is typed on a command line."""
+
+from enum import StrEnum
+from typing import Annotated
+
+from msgspec import Struct
+
+from homenode.bdf import Bdf
+from homenode.cpuset import CpuSet
+from homenode.errors import UsageError
+from homenode.indices import NodeIndex
+from homenode.objective import Objective
+from homenode.opt import Flag, Opt, key_values, size_bytes, size_text, whole_number
+from homenode.vm.layout import (
+    GuestCells,
+    GuestPcie,
+    MemoryBinding,
+    Pinning,
+    Siblings,
+    ThreadPolicy,
+)
+
+AUTO = "auto"
+"""The layout name that lets the objective choose."""
+
+VM = "The VM (instead of what its document says)"
+PLACEMENT = "Placement"
+SWITCHES = "Layout switches (override the preset)"
+BY_HAND = "PU lists by hand"
+
+
+class Policy(StrEnum):
+    """How many cores the nodes must have. XAPI's names: best effort, prio_mem_only, any."""
+
+    CORES_FIRST = "cores-first"
+    MEMORY_FIRST = "memory-first"
+    SPREAD = "spread"
+    ANY = "any"
+
+
+class Balance(StrEnum):
+    """Which of otherwise equal placements to take."""
+
+    SPREAD = "spread"  # most free whole cores, then most free memory
+    PACK = "pack"  # tightest fit
+
+
+class MemoryMode(StrEnum):
+    """libvirt's numatune modes."""
+
+    STRICT = "strict"
+    INTERLEAVE = "interleave"
+    PREFERRED = "preferred"
+
+
+class EmulatorPolicy(StrEnum):
+    """Where QEMU's own threads go."""
+
+    AUTO = "auto"  # cores without vCPUs near the devices; idle siblings of vCPU cores last
+    HOUSEKEEPING = "housekeeping"  # the host's named cores, shared by the emulators of several VMs
+    SHARE = "share"  # on the vCPUs' own PUs
+    NONE = "none"  # not pinned
+
+
+class PciGranularity(StrEnum):
+    """What gets an expander bus of its own."""
+
+    CELL = "cell"
+    ROOT_COMPLEX = "root-complex"
+    SWITCH = "switch"  # and the switches are mirrored
+
+
+class DocumentSiblings(StrEnum):
+    """What the siblings that a document shows (<topology threads='2'>) count for."""
+
+    IGNORED = "ignored"  # the layout decides
+    WHEN_SHORT = "when-short"  # before whole cores cost the host its last core, or mix kinds
+    ALWAYS = "always"
+
+
+class DeviceLocality(StrEnum):
+    """What to do about GPUs whose own node is not chosen."""
+
+    REQUIRE = "require"  # reject the placement
+    PREFER = "prefer"  # compare placements by it
+    IGNORE = "ignore"  # place the VM as if it had no devices
+
+
+class SiblingsSource(StrEnum):
+    """Of the siblings switch: what only a document can say."""
+
+    AS_DOCUMENT = "as-document"  # the threads of its topology
+
+
+class CellRequest(Struct, frozen=True):
+    """One guest cell as the user wants it (--cell). node: the host node; None = any, in order."""
+
+    vcpus: int
+    memory_bytes: int
+    node: NodeIndex | None = None
+
+
+class PartialReserve(Struct, frozen=True):
+    """What the user says of what stays with the host; None = as its description or the default."""
+
+    cores: int | None = None
+    memory_bytes: int | None = None
+
+
+def cell_of(text: str, option: str = "--cell") -> CellRequest:
+    """A cell as it is typed. Raises UsageError."""
+    parts = key_values(option, text, ("vcpus", "memory"), ("node",))
+    return CellRequest(
+        whole_number(f"{option}: vcpus", parts["vcpus"]),
+        size_bytes(parts["memory"], f"{option}: memory"),
+        NodeIndex(whole_number(f"{option}: node", parts["node"])) if "node" in parts else None,
+    )
+
+
+def reserve_of(text: str, option: str = "--host-reserve") -> PartialReserve:
+    """A reserve as it is typed. Raises UsageError."""
+    parts = key_values(option, text, (), ("cores", "memory"))
+    if not parts:
+        raise UsageError(
+            f"{option}: expected cores=N or memory=SIZE, found neither",
+            hint=f"{option} cores=2,memory=8GiB",
+        )
+    cores = whole_number(f"{option}: cores", parts["cores"]) if "cores" in parts else None
+    memory = parts.get("memory")
+    if memory is None:
+        return PartialReserve(cores)
+    return PartialReserve(cores, 0 if memory == "0" else size_bytes(memory, f"{option}: memory"))
+
+
+def cell_text(cell: CellRequest) -> str:
+    """A cell as it is typed."""
+    node = "" if cell.node is None else f",node={cell.node}"
+    return f"vcpus={cell.vcpus},memory={cell.memory_bytes}B{node}"
+
+
+def reserve_text(reserve: PartialReserve) -> str:
+    """A reserve as it is typed."""
+    cores = [] if reserve.cores is None else [f"cores={reserve.cores}"]
+    memory = [] if reserve.memory_bytes is None else [f"memory={reserve.memory_bytes}B"]
+    return ",".join([*cores, *memory])
+
+
+def host_device(text: str, option: str = "--device") -> Bdf | str:
+    """An address, or the UUID of a mediated device. Raises UsageError and ParseError."""
+    from homenode.machine.pci import canonical_uuid  # the records of PCI devices, for a UUID alone
+
+    if text.startswith("MIG-"):
+        raise UsageError(
+            f"{option} {text}: expected a PCI address or a mediated device, found a MIG "
+            "instance, which serves processes and containers of the host alone",
+            hint="create a vGPU on it, and name that: virsh nodedev-list --cap mdev",
+        )
+    return canonical_uuid(text) or Bdf.parse(text, option)
+
+
+class PlanOptions(Struct, frozen=True):
+    """Every option of `homenode plan` that shapes the placement; None = as the document or layout
+    says. See docs/commands/plan.md.
+
+    document_siblings: whether siblings as the document shows them take the place of whole cores.
+    devices: functions of the host, and UUIDs of mediated devices, that the VM gets as well.
+    housekeeping_pus: in addition to those that the host's description names.
+    balance: None = pack with GPUs, else spread. objective: also what `auto` has chosen for.
+    """
+
+    layout: Annotated[
+        str,
+        Opt(
+            "--layout -l",
+            "NAME",
+            "How the guest is laid out: homenode list layouts. Default: auto.",
+            complete="layouts",
+        ),
+    ] = AUTO
+    objective: Annotated[
+        Objective | None,
+        Opt(
+            "--objective",
+            "NAME",
+            "What the VM is for. With --layout auto. Default: what its devices suggest.",
+        ),
+    ] = None
+    vcpus: Annotated[int | None, Opt("--vcpus", "N", "vCPUs.", panel=VM)] = None
+    memory_bytes: Annotated[
+        int | None,
+        Opt("--memory", "SIZE", "Memory: 64GiB.", parse=size_bytes, show=size_text, panel=VM),
+    ] = None
+    page_bytes: Annotated[
+        int | None,
+        Opt(
+            "--page-size",
+            "SIZE",
+            "Huge pages for its memory: 2MiB, 1GiB.",
+            parse=size_bytes,
+            show=size_text,
+            panel=VM,
+        ),
+    ] = None
+    devices: Annotated[
+        tuple[Bdf | str, ...],
+        Opt(
+            "--device",
+            "BDF|UUID",
+            "Pass this host device through as well. A UUID names a mediated one.",
+            parse=host_device,
+            panel=VM,
+        ),
+    ] = ()
+    gpu_count: Annotated[
+        int | None, Opt("--gpus", "N", "Choose N GPUs of the host for the VM.", panel=VM)
+    ] = None
+    gpu_profile: Annotated[
+        str | None,
+        Opt(
+            "--gpu-profile",
+            "NAME",
+            "With --gpus: parts of GPUs of this vGPU type, such as H100-1-10C.",
+            panel=VM,
+            rare=True,
+        ),
+    ] = None
+    with_nics: Annotated[
+        bool, Flag("--with-nics", "Pass the NIC next to each of its GPUs as well.", panel=VM)
+    ] = False
+    with_nvswitches: Annotated[
+        bool,
+        Flag(
+            "--with-nvswitches",
+            "With all GPUs of a board: pass its NVSwitches as well.",
+            panel=VM,
+            rare=True,
+        ),
+    ] = False
+    policy: Annotated[
+        Policy,
+        Opt("--policy", "NAME", "How many cores the nodes must have.", panel=PLACEMENT, rare=True),
+    ] = Policy.CORES_FIRST
+    balance: Annotated[
+        Balance | None,
+        Opt(
+            "--balance",
+            "NAME",
+            "Among equals: the emptiest nodes, or the tightest fit. Default: pack with GPUs.",
+            panel=PLACEMENT,
+            rare=True,
+        ),
+    ] = None
+    max_nodes: Annotated[
+        int | None, Opt("--max-nodes", "N", "At most N host nodes.", panel=PLACEMENT)
+    ] = None
+    device_locality: Annotated[
+        DeviceLocality,
+        Opt(
+            "--device-locality",
+            "NAME",
+            "What to do about GPUs whose own node is not chosen.",
+            panel=PLACEMENT,
+            rare=True,
+        ),
+    ] = DeviceLocality.PREFER
+    explicit_cells: Annotated[
+        tuple[CellRequest, ...],
+        Opt(
+            "--cell",
+            "vcpus=N,memory=SIZE[,node=N]",
+            "One guest cell as you want it; once for each cell.",
+            parse=cell_of,
+            show=cell_text,
+            panel=PLACEMENT,
+            rare=True,
+        ),
+    ] = ()
+    replaces: Annotated[
+        tuple[str, ...],
+        Opt(
+            "--replaces",
+            "DOMAIN",
+            "Plan as if this domain of the host were gone.",
+            complete="domain_names",
+            panel=PLACEMENT,
+            rare=True,
+        ),
+    ] = ()
+    keep_vcpus: Annotated[
+        bool,
+        Flag("--keep-vcpus", "With SMT: keep the vCPU count, use half the cores.", panel=PLACEMENT),
+    ] = False
+    without_nvlink: Annotated[
+        bool,
+        Flag("--without-nvlink", "Allow GPU sets that have no NVLink.", panel=PLACEMENT, rare=True),
+    ] = False
+    unequal_cells: Annotated[
+        bool,
+        Flag(
+            "--unequal-cells",
+            "vCPUs next to devices, in cells of any size.",
+            panel=PLACEMENT,
+            rare=True,
+        ),
+    ] = False
+    mixed_kinds: Annotated[
+        bool,
+        Flag(
+            "--mixed-kinds",
+            "Allow P and E cores in one VM without a warning.",
+            panel=PLACEMENT,
+            rare=True,
+        ),
+    ] = False
+    memory_mode: Annotated[
+        MemoryMode,
+        Opt("--memory-mode", "NAME", "How numatune binds memory.", panel=PLACEMENT, rare=True),
+    ] = MemoryMode.STRICT
+    memory_nodes_allowed: Annotated[
+        tuple[NodeIndex, ...],
+        Opt(
+            "--allow-memory-node",
+            "N",
+            "This CPU-less node may serve as ordinary memory.",
+            panel=PLACEMENT,
+            rare=True,
+        ),
+    ] = ()
+    reserved_pus: Annotated[
+        CpuSet,
+        Opt(
+            "--reserve-pus",
+            "PUS",
+            "PUs that the VM must leave free: 0-3,64-67.",
+            parse=CpuSet.parse,
+            panel=PLACEMENT,
+        ),
+    ] = CpuSet()
+    reserve_defined: Annotated[
+        bool,
+        Flag(
+            "--reserve-defined",
+            "Pinned domains that are shut off keep their PUs.",
+            panel=PLACEMENT,
+            rare=True,
+        ),
+    ] = False
+    host_reserve: Annotated[
+        PartialReserve,
+        Opt(
+            "--host-reserve",
+            "cores=N,memory=SIZE",
+            "What stays with the host: whole cores, and memory of each node. Default: 1 core and "
+            "the larger of 2 GiB and 2 %.",
+            parse=reserve_of,
+            show=reserve_text,
+            panel=PLACEMENT,
+            rare=True,
+        ),
+    ] = PartialReserve()
+    emulator_policy: Annotated[
+        EmulatorPolicy,
+        Opt("--emulator", "NAME", "Where QEMU's own threads go.", panel=PLACEMENT, rare=True),
+    ] = EmulatorPolicy.AUTO
+    emulator_pus: Annotated[
+        CpuSet | None,
+        Opt(
+            "--emulator-pus",
+            "PUS",
+            "Exactly these PUs for QEMU's own threads.",
+            parse=CpuSet.parse,
+            panel=PLACEMENT,
+            rare=True,
+        ),
+    ] = None
+    housekeeping_pus: Annotated[
+        CpuSet,
+        Opt(
+            "--housekeeping-pus",
+            "PUS",
+            "PUs for the emulators of several VMs, with --emulator housekeeping.",
+            parse=CpuSet.parse,
+            panel=PLACEMENT,
+            rare=True,
+        ),
+    ] = CpuSet()
+    pinning: Annotated[
+        Pinning | None, Opt("--pinning", "NAME", "Override the pinning.", panel=SWITCHES, rare=True)
+    ] = None
+    thread_policy: Annotated[
+        ThreadPolicy | None,
+        Opt(
+            "--thread-policy",
+            "NAME",
+            "The pinning, in OpenStack's spelling.",
+            panel=SWITCHES,
+            rare=True,
+        ),
+    ] = None
+    siblings: Annotated[
+        Siblings | SiblingsSource | None,
+        Opt(
+            "--siblings",
+            "NAME",
+            "Override what the guest sees of SMT; as-document: the threads of its topology.",
+            panel=SWITCHES,
+            rare=True,
+        ),
+    ] = None
+    document_siblings: DocumentSiblings = DocumentSiblings.IGNORED
+    cells: Annotated[
+        GuestCells | None,
+        Opt("--cells", "NAME", "Override the guest's cells.", panel=SWITCHES, rare=True),
+    ] = None
+    pcie: Annotated[
+        GuestPcie | None,
+        Opt("--pcie", "NAME", "Override the guest's PCIe tree.", panel=SWITCHES, rare=True),
+    ] = None
+    memory_binding: Annotated[
+        MemoryBinding | None,
+        Opt("--memory-binding", "NAME", "Override how memory is bound.", panel=SWITCHES, rare=True),
+    ] = None
+    pci_granularity: Annotated[
+        PciGranularity,
+        Opt(
+            "--pci-granularity",
+            "NAME",
+            "What gets an expander bus of its own.",
+            panel=SWITCHES,
+            rare=True,
+        ),
+    ] = PciGranularity.CELL
+    spare_ports: Annotated[
+        int,
+        Opt(
+            "--spare-ports",
+            "N",
+            "Empty root ports on each expander bus.",
+            panel=SWITCHES,
+            rare=True,
+        ),
+    ] = 0
+
+
+def refuse_objective(options: PlanOptions) -> None:
+    """Only `auto` chooses by an objective. Raises UsageError."""
+    if options.objective is not None and options.layout != AUTO:
+        raise UsageError(
+            f"--objective {options.objective} only goes with --layout auto, "
+            f"found --layout {options.layout}"
+        )
+
+
+class ManualRanges(Struct, frozen=True):
+    """PUs by host node, one of each core, instead of a host to plan for.
+
+    sibling_pus: the second PU of each of those cores, node by node and in the same order; () where
+    the layout hides them.
+    """
+
+    node_pus: Annotated[
+        tuple[CpuSet, ...],
+        Opt(
+            "--node-pus",
+            "PUS",
+            "Pin to these PUs of one node; once for each node.",
+            parse=CpuSet.parse,
+            panel=BY_HAND,
+            rare=True,
+        ),
+    ] = ()
+    sibling_pus: Annotated[
+        tuple[CpuSet, ...],
+        Opt(
+            "--sibling-pus",
+            "PUS",
+            "Their SMT siblings in the same order, for layouts that pin all PUs.",
+            parse=CpuSet.parse,
+            panel=BY_HAND,
+            rare=True,
+        ),
+    ] = ()

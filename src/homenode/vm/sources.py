@@ -1,0 +1,207 @@
+"""Sources: a Host from whatever the user names: this machine, a folder, a file, a name. [I/O]
+
+What a file is, is decided by its content and never by its name.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from homenode.errors import InputError, of_os
+from homenode.input_files import read_file, read_start
+from homenode.machine.snapshot.protocol import Snapshot
+from homenode.machine.topology import Host
+from homenode.wording import did_you_mean
+
+if TYPE_CHECKING:
+    from homenode.machine.description.model import HostDescription
+
+_MAX_TEXT_BYTES = 16 << 20
+_MAX_TREE_CHARACTERS = 8 << 20
+"""Of a host in a text; of one in XML or JSON, which takes 30 times as much memory. The largest that
+are known have 2 MB."""
+
+_HEAD_BYTES = 4096
+_HEAD_CHARACTERS = 4096
+_ARCHIVE_MAGIC = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ\x00")
+_TAR_MAGIC_AT = 257
+_KINDS = (
+    "a capture or a tree of /sys (folder or tar), an hwloc XML, the output of lspci -vvv, a "
+    "host.toml, a homenode.host JSON, or a shipped host's name"
+)
+
+
+def load_host(source: str | None, *, lspci: Path | None = None) -> Host:
+    """The host that a source describes; None is this machine.
+
+    "ARCHIVE#name" picks one of several machines in an archive. lspci: a listing to lay over the
+    host's PCI part.
+    Raises InputError for what is not there or of no known kind, and where two sources contradict
+    each other so that no one host can be meant; HostError for what cannot be read.
+    """
+    host = _this_machine() if source is None else _named(source)
+    if lspci is None:
+        return host
+    from homenode.machine.discover.lspci import overlay_lspci
+
+    return overlay_lspci(host, _text(lspci), lspci.name)
+
+
+def _this_machine() -> Host:
+    from homenode.machine.snapshot.live import LiveSnapshot
+
+    return _discovered(LiveSnapshot())
+
+
+def _discovered(snapshot: Snapshot) -> Host:
+    """The host of a snapshot, with the libvirt domains that it shows."""
+    from homenode.machine.discover import discover
+    from homenode.vm.domain.read import read_running_domain
+
+    return discover(snapshot, read_running_domain)
+
+
+def snapshot_of(source: str) -> Snapshot:
+    """What a host's source holds of files and outputs: a capture, a tree of /sys, a described host.
+
+    Raises InputError for other kinds of sources, which hold no files.
+    """
+    path = Path(source)
+    if path.is_dir() or (path.is_file() and _is_archive(path)):
+        from homenode.machine.snapshot.store import open_snapshot
+
+        return open_snapshot(path)
+    from homenode.machine.description.parse import parse_description
+    from homenode.machine.description.render import render
+    from homenode.machine.description.shipped import load_shipped, shipped_hosts
+
+    if path.is_file():
+        return render(parse_description(_text(path), path.name))
+    if source in shipped_hosts():
+        return render(load_shipped(source))
+    raise InputError(f"{source}: expected a capture, a tree of /sys or a host.toml, found none")
+
+
+def files_of(source: str) -> Snapshot | None:
+    """The files of a capture or a tree of /sys; None for a source that holds none. Raises as
+    load_host."""
+    path = Path(source)
+    return _opened(path) if _holds_files(source, path)[0] else None
+
+
+def _opened(path: Path) -> Snapshot:
+    from homenode.machine.snapshot.store import open_snapshot
+
+    return open_snapshot(path)
+
+
+def _holds_files(source: str, path: Path) -> tuple[bool, bool]:
+    """Whether a source is an archive or a folder, and whether there is a file of that name."""
+    archive, is_part, _ = source.rpartition("#")
+    try:
+        is_archive = path.is_dir() or (is_part and not path.exists() and Path(archive).exists())
+        is_archive = is_archive or (path.is_file() and _is_archive(path))
+        exists = path.exists()
+    except (OSError, ValueError) as error:  # too long a name, a NUL in it, no permission
+        raise of_os(error, source, "a file or folder that can be read") from None
+    return is_archive, exists
+
+
+def _named(source: str) -> Host:
+    path = Path(source)
+    is_archive, exists = _holds_files(source, path)
+    if is_archive:
+        return _discovered(_opened(path))
+    if exists:
+        return _from_text(_text(path), path.name)
+    return shipped_host(source)
+
+
+def _is_archive(path: Path) -> bool:
+    try:
+        head = read_start(path, _HEAD_BYTES)
+    except OSError as error:
+        raise of_os(error, str(path), "a file that can be read") from None
+    return head.startswith(_ARCHIVE_MAGIC) or head[_TAR_MAGIC_AT:].startswith(b"ustar")
+
+
+def _from_text(text: str, name: str) -> Host:
+    """The host of a document. Each kind is imported when it is met: most commands meet one."""
+    from homenode.machine.tools.lspci import looks_like_lspci
+
+    start = text.lstrip("\ufeff \t\r\n")
+    if start.startswith(("<", "{")) and len(text) > _MAX_TREE_CHARACTERS:
+        raise InputError(
+            f"{name}: expected a host of at most {_MAX_TREE_CHARACTERS} characters, found "
+            f"{len(text)}"
+        )
+    if start.startswith("<"):
+        if "<domain" in start[:_HEAD_CHARACTERS] and "<topology" not in start[:_HEAD_CHARACTERS]:
+            raise InputError(
+                f"{name}: expected a host, found the domain document of a VM",
+                hint="homenode plan VM.xml --host SOURCE plans it on a host",
+            )
+        from homenode.machine.discover.hwloc import host_from_hwloc
+
+        return host_from_hwloc(text, name)
+    if start.startswith("{"):
+        from homenode.formats import decode
+        from homenode.machine.discover.pci_nodes import on_cpu_nodes
+
+        return on_cpu_nodes(decode(text, "host", Host, name))
+    if looks_like_lspci(text):
+        from homenode.machine.discover.lspci import host_from_lspci
+
+        return host_from_lspci(text, name)
+    from homenode.toml_text import read_toml
+
+    try:
+        read_toml(text)
+    except ValueError as error:
+        raise InputError(
+            f"{name}: expected {_KINDS}; found a text that is none of them (as TOML: {error})"
+        ) from None
+    from homenode.machine.description.parse import parse_description
+
+    return _described(parse_description(text, name))
+
+
+def _described(description: "HostDescription") -> Host:
+    """The host that a description renders to, with what no file of a machine says."""
+    from homenode.machine.description.render import render
+
+    host = description.host
+    return replace(
+        _discovered(render(description)),
+        domains=host.domains,
+        reserve=host.reserve,
+        housekeeping_pus=host.housekeeping_pus,
+        assumed=tuple(fact.statement for fact in description.facts if fact.source is None),
+    )
+
+
+def shipped_host(name: str) -> Host:
+    """A host that comes with homenode, whatever lies under its name in the current folder. Raises
+    InputError for a name that none has."""
+    from homenode.machine.description.shipped import load_shipped, shipped_hosts
+
+    known = shipped_hosts()
+    if name not in known:
+        raise InputError(
+            f"{name}: expected {_KINDS}; found no such file or name",
+            hint=f"{did_you_mean(name, known)}homenode list hosts lists the shipped hosts",
+        )
+    return _described(load_shipped(name))
+
+
+def _text(path: Path) -> str:
+    data = read_file(path, "a file that can be read", most=_MAX_TEXT_BYTES)
+    if not data.removeprefix(b"\xef\xbb\xbf").strip():
+        raise InputError(
+            f"{path}: expected {_KINDS}; found an empty file",
+            hint="was the command that should have filled it not found, or not run as root?",
+        )
+    if b"\0" in data:
+        raise InputError(f"{path}: expected {_KINDS}; found binary data of no known kind")
+    return data.decode("utf-8", "surrogateescape")

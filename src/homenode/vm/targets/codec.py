@@ -1,0 +1,206 @@
+"""Codec: the format of a target as a table of rows, from which its reader and writer are made."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import zip_longest
+from types import MappingProxyType
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from msgspec import Struct
+
+from homenode.cpuset import CpuSet
+from homenode.errors import ParseError
+from homenode.machine.topology import Host
+from homenode.units import MIB
+from homenode.vm.layout import GuestCells
+from homenode.vm.model import Vm, VmCell
+from homenode.vm.plan_model import Plan, PlanFinding
+from homenode.vm.targets.target import (
+    FACTS_OF,
+    Feature,
+    Rendering,
+    Support,
+    Target,
+    default_machine,
+    refuse_many_vcpus,
+    refuse_unsafe_name,
+    whole_units,
+)
+
+File = TypeVar("File")
+"""What `Codec.parse` makes of a file."""
+
+
+class Writing(Struct, Generic[File], frozen=True, kw_only=True):
+    """A plan, and the file that it goes into: a user's, or the one of `Codec.new` (is_new)."""
+
+    target: str
+    plan: Plan
+    guest: Vm
+    host: Host | None
+    file: File
+    is_new: bool
+    source: str
+
+    @property
+    def is_mirrored(self) -> bool:
+        return self.plan.layout.cells is GuestCells.MIRRORED
+
+    @property
+    def memory_mib(self) -> int:
+        """Of the VM. Raises InputError where it is not whole."""
+        return whole_units(self.plan.memory_bytes, MIB, "memory", self.target)
+
+    def mib_of(self, cell: VmCell) -> int:
+        """As `memory_mib`."""
+        return whole_units(cell.memory_bytes, MIB, f"memory of cell {cell.id}", self.target)
+
+
+class Row(Struct, frozen=True, kw_only=True):
+    """One subject in a format.
+
+    says: how far the format goes for features of a plan, by which option, or why not. read: fields
+    of a Vm that a file says. write: entries of the file that say a plan, by their keys; None takes
+    one away. is_compared: what is read is what was planned; False where the file has a part of it,
+    or where another file has it.
+    """
+
+    says: Mapping[Feature, Support] = MappingProxyType({})
+    read: Callable[[Any], Mapping[str, Any]] | None = None
+    write: Callable[[Any], Mapping[str, Any]] | None = None
+    is_compared: bool = True
+
+
+def _nothing(writing: Any) -> Iterable[PlanFinding]:
+    return ()
+
+
+class Codec(Struct, frozen=True, kw_only=True):
+    """name: of the target. new: the text of a file that says no plan. edited: that of a writing's
+    file with entries in it; companions: (suffix, content) of files next to it, of the same. refuse
+    raises InputError for what the target cannot take safely; most_vcpus: without an IOMMU that
+    remaps interrupts. findings: what only this plan or this file has."""
+
+    name: str
+    rows: Sequence[Row]
+    parse: Callable[[bytes, str], Any]
+    new: Callable[[Vm, Plan], str]
+    edited: Callable[[Any, Mapping[str, Any]], str]
+    refuse: Callable[[Any], None] = _nothing  # type: ignore[assignment]
+    most_vcpus: int | None = 255
+    findings: Callable[[Any], Iterable[PlanFinding]] = _nothing
+    companions: Callable[[Any, Mapping[str, Any]], tuple[tuple[str, bytes], ...]] = lambda *_: ()
+
+    def read_vm(self, content: bytes, source: str) -> Vm:
+        """The VM of a file. Raises ParseError or InputError."""
+        file = self.parse(content, source)
+        fields: dict[str, Any] = {"cpu_mode": "host-passthrough"}
+        for row in self.rows:
+            if row.read is not None:
+                fields |= row.read(file)
+        fields.setdefault("machine", default_machine(fields.get("architecture", "x86_64")))
+        if not fields.get("vcpu_pins"):
+            fields["vcpu_pins"] = (None,) * fields["vcpus"]
+        return Vm(source=source, **fields)
+
+    def render(
+        self, plan: Plan, guest: Vm, host: Host | None, given: bytes | None, source: str
+    ) -> Rendering:
+        """The file with the plan in it; what is not ours stays. Raises InputError."""
+        refuse_unsafe_name(guest.name, source)
+        if self.most_vcpus is not None:
+            refuse_many_vcpus(plan, self.name, self.most_vcpus)
+        content = self.new(guest, plan).encode() if given is None else given
+        writing = Writing(
+            target=self.name,
+            plan=plan,
+            guest=guest,
+            host=host,
+            file=self.parse(content, source),
+            is_new=given is None,
+            source=source,
+        )
+        self.refuse(writing)
+        wanted: dict[str, Any] = {}
+        for row in self.rows:
+            if row.write is not None:
+                wanted |= row.write(writing)
+        text = self.edited(writing, wanted)
+        companions = self.companions(writing, wanted)
+        return Rendering(text.encode(), companions, tuple(self.findings(writing)))
+
+    def target(self, **more: Any) -> Target:
+        """The target of this format. more: the other fields of a Target."""
+        unread = (row for row in self.rows if row.read is None or not row.is_compared)
+        return Target(
+            support={feature: one for row in self.rows for feature, one in row.says.items()},
+            unread=frozenset(
+                fact for row in unread for feature in row.says for fact in FACTS_OF.get(feature, ())
+            ),
+            render=self.render,
+            read_vm=self.read_vm,
+            **more,
+        )
+
+
+def text_of(content: bytes, source: str, what: str) -> str:
+    """Raises ParseError for what is no UTF-8."""
+    try:
+        return content.decode()
+    except UnicodeDecodeError:
+        raise ParseError(source, f"{what} in UTF-8", "other bytes") from None
+
+
+def number_of(text: str, where: str, *, least: int = 0, expected: str = "a number") -> int:
+    """Raises ParseError."""
+    if not (text.isascii() and text.isdigit() and len(text) < 12 and int(text) >= least):
+        raise ParseError(where, expected, text[:60])
+    return int(text)
+
+
+def cpus_of(text: str, where: str) -> CpuSet:
+    """The empty set where the text is empty."""
+    return CpuSet.parse(text, where) if text else CpuSet()
+
+
+class Entry(NamedTuple):
+    """KEY VALUE in a text. value: what it means. start, value_start, end: where it is."""
+
+    key: str
+    value: Any
+    start: int
+    value_start: int
+    end: int
+
+
+def with_entries(
+    text: str,
+    entries: Sequence[Entry],
+    wanted: Mapping[str, Sequence[tuple[Any, str]]],
+    joint: str = " = ",
+) -> str:
+    """The text with these (value, its text) of each key: changed in place where they mean another,
+    taken away with their lines where nothing else is on them, new ones on lines at the end."""
+    line_end = "\r\n" if "\r\n" in text else "\n"
+    edits, added = [], ""
+    for key, values in wanted.items():
+        own = [entry for entry in entries if entry.key == key]
+        for entry, value in zip_longest(own, values):
+            if entry is None:
+                added += f"{key}{joint}{value[1]}{line_end}"
+            elif value is None:
+                edits.append((*_whole(text, entry), ""))
+            elif value[0] != entry.value:
+                edits.append((entry.value_start, entry.end, value[1]))
+    for first, last, new in sorted(edits, reverse=True):
+        text = text[:first] + new + text[last:]
+    return text + (line_end if added and text and not text.endswith("\n") else "") + added
+
+
+def _whole(text: str, entry: Entry) -> tuple[int, int]:
+    """From where to where an entry is taken away."""
+    first = text.rfind("\n", 0, entry.start) + 1
+    last = text.find("\n", entry.end) + 1 or len(text)
+    if not text[first : entry.start].strip() and not text[entry.end : last].strip():
+        return first, last
+    rest = text[entry.end :].lstrip(" \t").removeprefix(";").lstrip(" \t")
+    return entry.start, len(text) - len(rest)

@@ -1,0 +1,373 @@
+"""QEMU: the plan as a script that starts QEMU with every option, and pins its threads."""
+
+from msgspec import structs
+from msgspec.structs import replace
+
+from homenode.errors import InputError, ParseError
+from homenode.machine.pci import canonical_uuid
+from homenode.machine.topology import Host
+from homenode.vm.layout import GuestCells
+from homenode.vm.model import GuestAddress, GuestPciController, Vm
+from homenode.vm.plan_model import Plan, PlanFinding, plan_finding
+from homenode.vm.targets.qemu_command import (
+    QemuPciTree,
+    cpu_text,
+    escaped,
+    fields_of,
+    has_backend,
+    numa_words,
+    options_of,
+    size_text,
+    slots_shared,
+    smp_text,
+    uuid_words,
+    vfio_text,
+    vm_of_command,
+)
+from homenode.vm.targets.script import PIN, PREPARE, array_in, pins_in, plan_values, quoted
+from homenode.vm.targets.target import (
+    Feature,
+    Rendering,
+    Target,
+    indirect,
+    native,
+    refuse_unsafe_name,
+)
+from homenode.wording import printable
+
+SUPPORT = {
+    Feature.VCPU_PINS: indirect(
+        "QEMU has no option: the script pins its threads by taskset after the start",
+        "vCPUs float for the first moments, and nothing pins threads that come later",
+    ),
+    Feature.EMULATOR_PINS: native("taskset around QEMU"),
+    Feature.IOTHREAD_PINS: indirect(
+        "taskset after the start, of threads named iothreadN",
+        "disks must be given to an IOThread by hand",
+    ),
+    Feature.TOPOLOGY: native("-smp"),
+    Feature.THREADS: native("-smp threads="),
+    Feature.DIES: native("-smp dies="),
+    Feature.CACHE: native("-cpu l3-cache=, host-cache-info="),
+    Feature.CELLS: native("-numa node"),
+    Feature.UNEQUAL_CELLS: native("-numa node"),
+    Feature.DISTANCES: native("-numa dist"),
+    Feature.MEMORY_NODES: native("-object memory-backend-*,host-nodes="),
+    Feature.MEMORY_MODE: native("-object memory-backend-*,policy="),
+    Feature.HUGE_PAGES: native("-object memory-backend-memfd,hugetlb=on"),
+    Feature.DEVICES: indirect(
+        "-device vfio-pci; the script's `prepare` gives them to vfio-pci",
+        "nothing keeps another VM from taking the same device",
+    ),
+    Feature.DEVICE_CELLS: native("-device pxb-pcie,numa_node="),
+    Feature.DEVICE_TREE: native("-device x3130-upstream, xio3130-downstream"),
+    Feature.INITIATORS: indirect(
+        "-object acpi-generic-initiator (QEMU 9.0)",
+        "no accelerated SMMUv3 is written, so that the GPU's driver has no address translation",
+    ),
+    Feature.WINDOW: native("-global q35-pcihost.pci-hole64-size, -cpu phys-bits, -fw_cfg"),
+    Feature.IOMMU: native("-device intel-iommu; of aarch64 -machine iommu=smmuv3"),
+    Feature.VGPUS: indirect(
+        "-device vfio-pci,sysfsdev= of mediated devices, host= of functions; -uuid, by which "
+        "NVIDIA's vGPU manager knows the VM",
+        "nothing keeps another VM from taking the same vGPU",
+    ),
+}
+
+_HOLE = "q35-pcihost.pci-hole64-size="
+_FIRMWARE_WINDOW = "name=opt/ovmf/X-PciMmio64Mb,string="
+
+_HEAD = """#!/usr/bin/env bash
+# homenode: VM {name} on host {host}, layout {layout}, for QEMU.
+#
+#   {file} prepare        reserve huge pages, give the devices to vfio-pci (root)
+#   {file} start [WORD]...  start QEMU and pin its threads; more words go to QEMU
+#   {file} pin PID        pin the threads of a QEMU that runs
+#   {file} command        print the command line, a word on each line
+#
+# Disks, network, display and firmware of the VM are not in this file: they are words of start.
+# Name the bus of each PCI device: of several root buses QEMU takes the newest, and an expander bus
+# takes bridges alone. For example:
+#   {file} start
+#     {words}
+set -euo pipefail
+
+"""
+
+_TAIL = r"""
+start() {
+  local launch=() pid status=0
+  if [[ -n $emulator_pus ]]; then launch=(taskset -c "$emulator_pus"); fi
+  if ((locked_kib)); then ulimit -l "$locked_kib"; fi
+  "${launch[@]}" "${qemu[@]}" "$@" &
+  pid=$!
+  trap 'kill "$pid"' INT TERM
+  pin "$pid" || { kill "$pid"; return 1; }
+  wait "$pid" || status=$?
+  return "$status"
+}
+
+case ${1:-} in
+  prepare) prepare ;;
+  start) shift; start "$@" ;;
+  pin) pin "${2:?a process id}" ;;
+  command) printf '%s\n' "${qemu[@]}" ;;
+  *) echo "usage: $0 prepare | start [WORD]... | pin PID | command" >&2; exit 2 ;;
+esac
+"""
+
+
+def render(plan: Plan, guest: Vm, host: Host | None, given: bytes | None, source: str) -> Rendering:
+    """The script. Same input, same bytes."""
+    name = refuse_unsafe_name(guest.name, source)
+    words = _words_of_user(plan, guest)
+    locked = 0 if plan.aperture is None else plan.aperture.memlock_bytes // 1024
+    text = "".join(
+        (
+            _HEAD.format(
+                name=printable(name),
+                host=printable(plan.host_name or "unknown"),
+                layout=plan.layout.name,
+                file="SCRIPT",
+                words="\n#     ".join(words),
+            ),
+            plan_values(plan),
+            f"locked_kib={locked}\n",
+            _qemu_array(command(plan, guest, () if given is None else words_of(given, source))),
+            PREPARE,
+            PIN,
+            _TAIL,
+        )
+    )
+    return Rendering(text.encode(), (), _not_carried(guest, words))
+
+
+def _qemu_array(words: tuple[str, ...]) -> str:
+    """The command as an array, an option with its value on each line."""
+    lines = [quoted(words[0])]
+    rest = list(words[1:])
+    while rest:
+        option = rest.pop(0)
+        has_value = rest and not rest[0].startswith("-")
+        lines.append(f"{option} {quoted(rest.pop(0))}" if has_value else option)
+    return "qemu=(\n" + "".join(f"  {line}\n" for line in lines) + ")\n"
+
+
+def _words_of_user(plan: Plan, guest: Vm) -> tuple[str, ...]:
+    """A disk, a NIC and a display as this command takes them, an option each."""
+    bus = f"bus={_root(guest)}"
+    thread = ",iothread=iothread1" if plan.iothread_pus else ""
+    display = "virtio-gpu-pci" if guest.architecture == "aarch64" else "VGA"
+    return (
+        "-drive file=disk.qcow2,if=none,id=disk0",
+        f"-device virtio-blk-pci,drive=disk0{thread},{bus}",
+        "-netdev user,id=net0",
+        f"-device virtio-net-pci,netdev=net0,{bus}",
+        f"-device {display},{bus}",
+        "-vnc 127.0.0.1:0",
+    )
+
+
+def _root(guest: Vm) -> str:
+    """The bus of the chipset."""
+    return "pcie.0" if guest.is_q35 or guest.is_virt else "pci.0"
+
+
+def _not_carried(guest: Vm, words: tuple[str, ...]) -> tuple[PlanFinding, ...]:
+    return (
+        plan_finding(
+            "target-not-carried",
+            guest.name,
+            "disks, network, firmware and consoles of the VM are not in the script: it "
+            "says where "
+            "vCPUs, memory and devices go",
+            case="QEMU",
+            values={"words": " ".join(words[:2])},
+        ),
+    )
+
+
+def command(plan: Plan, guest: Vm, before: tuple[str, ...] = ()) -> tuple[str, ...]:
+    """The command line, program first. before: the one that this replaces; its window for BARs
+    stays where the plan asks for none. Raises InputError for what QEMU cannot take."""
+    is_arm = guest.architecture == "aarch64"
+    if guest.architecture not in ("x86_64", "aarch64"):
+        raise InputError(
+            f"qemu: expected a guest of x86_64 or aarch64, found {guest.architecture}",
+        )
+    controllers, places = _tree(plan, guest)
+    tree = QemuPciTree(
+        root=_root(guest),
+        shared_slots=slots_shared(
+            (*places.values(), *(c.address for c in controllers if c.address is not None))
+        ),
+    )
+    kvm = guest.domain_type == "kvm"
+    words: list[tuple[str, str | None]] = [
+        ("-name", f"guest={escaped(guest.name)},debug-threads=on"),
+        ("-machine", _machine(plan, guest)),
+        ("-accel", "kvm" if kvm else "tcg"),
+        ("-cpu", cpu_text(plan, "host" if kvm else "max")),
+        ("-smp", smp_text(plan)),
+        ("-m", f"size={size_text(plan.memory_bytes)}"),
+        *numa_words(plan),
+    ]
+    if plan.vm.has_iommu and not is_arm:
+        words.append(("-device", "intel-iommu,intremap=on,eim=on,caching-mode=on"))
+    words += [("-device", tree.controller(controller)) for controller in controllers]
+    for number, device in enumerate(plan.devices):
+        at = tree.at(places[device.bdf])
+        words.append(("-device", f"{vfio_text(device)},id=hostdev{number}{at}"))
+        words += [
+            ("-object", f"acpi-generic-initiator,id=gi{cell},pci-dev=hostdev{number},node={cell}")
+            for cell in device.initiator_cells
+        ]
+    words += uuid_words(plan, guest)
+    words += [("-object", f"iothread,id=iothread{i + 1}") for i in range(len(plan.iothread_pus))]
+    window = {
+        option: value
+        for option, value in options_of(before[1:], "script")
+        if (option == "global" and (value or "").startswith(_HOLE))
+        or (option == "fw_cfg" and (value or "").startswith(_FIRMWARE_WINDOW))
+    }
+    wanted = plan.aperture
+    if wanted is not None and wanted.pcihole64_bytes is not None and guest.is_q35:
+        window["global"] = _HOLE + size_text(wanted.pcihole64_bytes)
+    if wanted is not None and wanted.firmware_mmio64_mib is not None:
+        window["fw_cfg"] = f"{_FIRMWARE_WINDOW}{wanted.firmware_mmio64_mib}"
+    words += [(f"-{option}", window[option]) for option in ("global", "fw_cfg") if option in window]
+    words += [("-nodefaults", None), ("-no-user-config", None), ("-display", "none")]
+    program = "qemu-system-aarch64" if is_arm else "qemu-system-x86_64"
+    return (program, *(part for pair in words for part in pair if part is not None))
+
+
+def _machine(plan: Plan, guest: Vm) -> str:
+    words = [guest.machine or "q35"]
+    if guest.architecture == "aarch64":
+        words.append("gic-version=max")
+        if plan.vm.has_iommu:
+            words.append("iommu=smmuv3")
+    if plan.vm.has_iommu and guest.architecture == "x86_64":
+        words.append("kernel-irqchip=split")
+    if plan.layout.cells is GuestCells.FLAT and has_backend(plan):
+        words.append("memory-backend=ram-node0")
+    return ",".join(words)
+
+
+def _tree(
+    plan: Plan, guest: Vm
+) -> tuple[tuple[GuestPciController, ...], dict[object, GuestAddress]]:
+    """Bridges, parents first, and the address of each device: a root port of its own on pcie.0
+    where neither plan nor document has one for it."""
+    # Cells of the document are no more, but for those that the plan mirrors.
+    cells = len(plan.cells) if plan.layout.cells is GuestCells.MIRRORED else 0
+    known = {
+        c.index: c if c.cell is None or c.cell < cells else replace(c, cell=None)
+        for c in guest.controllers
+        if c.model != "pcie-root"
+    }
+    known |= {c.index: c for c in plan.vm.controllers}
+    used: dict[int, GuestPciController] = {}
+
+    def use(index: int) -> bool:
+        if not index or index in used:
+            return True
+        controller = known.get(index)
+        if controller is None or controller.address is None or not use(controller.address.bus):
+            return False
+        used[index] = controller
+        return True
+
+    for controller in plan.vm.controllers:
+        use(controller.index)
+    places: dict[object, GuestAddress] = {}
+    for device in plan.devices:
+        if device.address is not None and use(device.address.bus):
+            places[device.bdf] = device.address
+    slots = {c.address.device for c in used.values() if c.address and not c.address.bus}
+    slots |= {a.device for a in places.values() if not a.bus}
+    # The last ones: QEMU gives the first to its -vga and -nic before it makes any -device.
+    left = [device for device in plan.devices if device.bdf not in places]
+    shares = guest.is_q35 or guest.is_virt
+    wanted = len({device.group if shares else device.bdf for device in left})
+    slots_left = [slot for slot in range(2, 0x1A) if slot not in slots]
+    if wanted > len(slots_left):
+        raise InputError(
+            f"qemu: expected at most {len(slots_left)} devices on the root bus, found {wanted}",
+            hint="choose a layout with -pci" if shares else "choose fewer devices, or machine q35",
+        )
+    free = iter(slots_left[-wanted:])
+    ports: dict[object, GuestAddress] = {}
+    for device in left:
+        if device.bdf in places:
+            continue
+        if not shares:
+            places[device.bdf] = GuestAddress(0, 0, next(free), 0)
+            continue
+        # Functions of one card stay in one slot: the group's first has the port.
+        if device.group not in ports:
+            index = max(used, default=0) + 1
+            known[index] = used[index] = GuestPciController(
+                index, "pcie-root-port", GuestAddress(0, 0, next(free), 0)
+            )
+            ports[device.group] = GuestAddress(0, index, 0, 0)
+            places[device.bdf] = ports[device.group]
+        else:
+            base = ports[device.group]
+            places[device.bdf] = GuestAddress(0, base.bus, 0, device.bdf.function)
+    return tuple(used.values()), places
+
+
+def read_vm(content: bytes, source: str) -> Vm:
+    """The VM of one of our scripts: its command line and its pins. Raises ParseError."""
+    words = words_of(content, source)
+    options = dict(options_of(words[1:], source))
+    vm = vm_of_command(options_of(words[1:], source), source)
+    vcpus, emulator, iothreads = pins_in(content.decode("utf-8", "replace"))
+    is_arm = words[0].endswith("aarch64")
+    architecture = "aarch64" if is_arm else "x86_64"
+    machine = (options.get("machine") or "").partition(",")[0]
+    return structs.replace(
+        vm,
+        name=dict(fields_of(options.get("name") or "")[1]).get("guest", "vm"),
+        uuid=canonical_uuid(options.get("uuid") or ""),
+        domain_type="qemu" if options.get("accel") == "tcg" else "kvm",
+        architecture=architecture,
+        machine=machine or ("virt" if is_arm else "pc"),
+        cpu_mode="maximum" if (options.get("cpu") or "").startswith("max") else "host-passthrough",
+        vcpu_pins=vcpus or vm.vcpu_pins,
+        emulator_pus=emulator,
+        iothread_ids=tuple(range(1, len(iothreads) + 1)),
+        iothread_pins=tuple((n, pus) for n, pus in enumerate(iothreads, 1) if pus),
+        iommu_model=None if not vm.has_iommu else "smmuv3" if is_arm else "intel",
+    )
+
+
+def words_of(content: bytes, source: str) -> tuple[str, ...]:
+    """The command line in a script that `render` wrote. Raises ParseError."""
+    text = content.decode("utf-8", "replace")
+    words = array_in(text, "qemu")
+    if not words:
+        raise ParseError(source, "a script of homenode with a qemu=( ) array", "none")
+    return words
+
+
+def is_script(content: bytes) -> bool:
+    """Whether this is a script of `render`."""
+    return content.startswith(b"#!") and b"\nqemu=(" in content[:1_000_000]
+
+
+TARGET = Target(
+    title="QEMU",
+    source="qemu-system(1) of QEMU 7.2 and 10.1; options tried by starting QEMU 7.2",
+    support=SUPPORT,
+    unread=frozenset(("iothreads",)),
+    render=render,
+    read_vm=read_vm,
+    recognises=is_script,
+    one_socket=True,
+    runs_qemu=True,
+    keeps_addresses=True,
+    says_emulator=True,
+    words_of=words_of,
+)

@@ -1,0 +1,405 @@
+"""Xen: the plan as an xl domain configuration, with its virtual NUMA nodes.
+
+Grammar and meaning as xl.cfg(5) of Xen 4.20 has them: KEY=VALUE pairs, separated by a newline or a
+semicolon; a value is a string, a number or a list of these.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from homenode.bdf import Bdf
+from homenode.cpuset import CpuSet
+from homenode.errors import InputError, ParseError
+from homenode.units import MIB
+from homenode.vm.layout import Pinning
+from homenode.vm.model import Vm, VmCell
+from homenode.vm.plan_model import Plan, PlanFinding, plan_finding
+from homenode.vm.targets.codec import Codec, Entry, Row, Writing, text_of, with_entries
+from homenode.vm.targets.target import (
+    Feature,
+    indirect,
+    lost,
+    native,
+    one_node_each,
+    passed_through,
+    refuse_arm,
+    shape_of_siblings,
+    shows_siblings,
+)
+
+_TOKEN = re.compile(
+    r"""(?P<blank>[ \t\r]++)|(?P<comment>\#[^\n]*+)|(?P<end>[\n;])|(?P<equals>\+?=)|(?P<open>\[)|"""
+    r"""(?P<close>\])|(?P<comma>,)|(?P<string>"[^"\n]*+"|'[^'\n]*+')|(?P<word>[A-Za-z0-9_.-]++)|"""
+    r"""(?P<continued>\\\n)""",
+    re.ASCII,
+)
+_MOST_DEPTH = 8
+_EXPOSED = "# homenode: vCPUs are pairs of siblings"
+_RECORD = "#siblings"
+
+Value = str | int | list["Value"]
+
+
+class Config(NamedTuple):
+    """A configuration: its text and its pairs, each key once."""
+
+    text: str
+    pairs: tuple[Entry, ...]
+    source: str
+
+    @property
+    def values(self) -> dict[str, Value]:
+        return {pair.key: pair.value for pair in self.pairs}
+
+    def list(self, key: str) -> "list[Value]":
+        value = self.values.get(key, [])
+        if not isinstance(value, list):
+            raise ParseError(f"{self.source}: {key}", "a list", str(value)[:60])
+        return value
+
+
+def parse(content: bytes, source: str) -> Config:
+    """Raises ParseError for what xl would not take, or a key twice."""
+    text = text_of(content, source, "an xl configuration")
+    tokens: list[tuple[str, str, int, int]] = []
+    at = 0
+    while at < len(text):
+        match = _TOKEN.match(text, at)
+        if match is None or match.end() == at:
+            raise _wrong(text, at, "KEY=VALUE", source)
+        kind = match.lastgroup or ""
+        if kind not in ("blank", "comment", "continued"):
+            tokens.append((kind, match[0], at, match.end()))
+        at = match.end()
+    pairs: list[Entry] = []
+    index = 0
+    while index < len(tokens):
+        kind, word, start, _ = tokens[index]
+        if kind == "end":
+            index += 1
+            continue
+        if kind != "word" or index + 2 >= len(tokens) or tokens[index + 1][0] != "equals":
+            raise _wrong(text, start, "KEY=VALUE", source)
+        if tokens[index + 1][1] == "+=" or any(pair.key == word for pair in pairs):
+            raise _wrong(text, start, f"{word} once", source)
+        value_start = tokens[index + 2][2]
+        value, index = _value(tokens, index + 2, text, source, 0)
+        pairs.append(Entry(word, value, start, value_start, tokens[index - 1][3]))
+        if index < len(tokens) and tokens[index][0] != "end":
+            raise _wrong(text, tokens[index][2], "a new line or a semicolon", source)
+    return Config(text, tuple(pairs), source)
+
+
+def _wrong(text: str, at: int, expected: str, source: str) -> ParseError:
+    line = text.count("\n", 0, at) + 1
+    return ParseError(source, expected, text[at : at + 40].partition("\n")[0], line=line)
+
+
+def _value(
+    tokens: list[tuple[str, str, int, int]], index: int, text: str, source: str, depth: int
+) -> tuple[Value, int]:
+    while index < len(tokens) and depth and tokens[index][1] == "\n":
+        index += 1
+    if index >= len(tokens) or depth > _MOST_DEPTH:
+        raise _wrong(text, len(text) - 1, "a value", source)
+    kind, word, start, _ = tokens[index]
+    if kind == "string":
+        return word[1:-1], index + 1
+    if kind == "word":
+        return (int(word) if word.isdigit() and len(word) < 19 else word), index + 1
+    if kind != "open":
+        raise _wrong(text, start, "a string, a number or a list", source)
+    values: list[Value] = []
+    index += 1
+    while True:
+        while index < len(tokens) and tokens[index][1] == "\n":
+            index += 1
+        if index < len(tokens) and tokens[index][0] == "close":
+            return values, index + 1
+        value, index = _value(tokens, index, text, source, depth + 1)
+        values.append(value)
+        while index < len(tokens) and tokens[index][1] == "\n":
+            index += 1
+        if index < len(tokens) and tokens[index][0] == "comma":
+            index += 1
+        elif index >= len(tokens) or tokens[index][0] != "close":
+            raise _wrong(text, start, "a list that ends", source)
+
+
+def is_config(content: bytes) -> bool:
+    """Whether this is an xl configuration: it has keys that no other format has."""
+    text = content[:200_000].decode("utf-8", "replace")
+    keys = set(re.findall(r"^[ \t]*([a-z_]{1,30})[ \t]*=", text, re.MULTILINE | re.ASCII))
+    return "name" in keys and bool(keys & {"memory", "vcpus", "type", "builder", "kernel", "disk"})
+
+
+def _edited(writing: Writing[Config], wanted: Mapping[str, str | None]) -> str:
+    config = writing.file
+    values = {
+        key: [] if text is None else [(parse(f"x={text}".encode(), key).values["x"], text)]
+        for key, text in wanted.items()
+        if key != _RECORD
+    }
+    text = with_entries(config.text, config.pairs, values)
+    if wanted[_RECORD] is not None:
+        return text if _EXPOSED in text else f"{text}{_EXPOSED}\n"
+    return text.replace(f"{_EXPOSED}\r\n", "").replace(f"{_EXPOSED}\n", "")
+
+
+def _new(guest: Vm, plan: Plan) -> str:
+    if '"' in guest.name or "\\" in guest.name:
+        raise InputError(f"xen: expected a name without quotes, found {guest.name!r}")
+    return f'# homenode: written for xl create\nname = "{guest.name}"\ntype = "hvm"\n'
+
+
+def _read_name(config: Config) -> Mapping[str, Any]:
+    name = config.values.get("name")
+    if not isinstance(name, str) or not name:
+        raise ParseError(config.source, 'name="NAME"', "none")
+    is_efi = config.values.get("firmware") in ("uefi", "ovmf")
+    return {"name": name, "firmware": "efi" if is_efi else None}
+
+
+def _count(config: Config, key: str, default: int) -> int:
+    value = config.values.get(key, default)
+    if not isinstance(value, int) or not 0 < value < 1 << 40:
+        raise ParseError(f"{config.source}: {key}", "a number above 0", str(value)[:60])
+    return value
+
+
+def _read_size(config: Config) -> Mapping[str, Any]:
+    return {
+        "vcpus": _count(config, "vcpus", 1),
+        "memory_bytes": _count(config, "memory", 128) * MIB,
+    }
+
+
+def _write_size(writing: Writing[Config]) -> Mapping[str, str]:
+    memory, vcpus = str(writing.memory_mib), str(writing.plan.vcpus)
+    most = {"maxvcpus": vcpus, "maxmem": memory}
+    there = {key: text for key, text in most.items() if key in writing.file.values}
+    return {"vcpus": vcpus, "memory": memory, **there}
+
+
+def _read_pins(config: Config) -> Mapping[str, Any]:
+    values, where = config.values, f"{config.source}: cpus"
+    cpus = values.get("cpus", values.get("cpus_soft", []))
+    if isinstance(cpus, list):
+        return {"vcpu_pins": tuple(CpuSet.parse(str(one), where) for one in cpus)}
+    if re.match(r"[0-9,-]+\Z", str(cpus)):
+        return {"vcpu_pins": (CpuSet.parse(str(cpus), where),) * _count(config, "vcpus", 1)}
+    return {}
+
+
+def _is_soft(writing: Writing[Config]) -> bool:
+    """Whether the file asks that vCPUs prefer PUs, and the layout lets them float."""
+    values = writing.file.values
+    floats = writing.plan.layout.pinning is Pinning.NODE
+    return floats and "cpus_soft" in values and "cpus" not in values
+
+
+def _write_pins(writing: Writing[Config]) -> Mapping[str, str | None]:
+    if not writing.plan.vcpu_pins:
+        return {}
+    pins = "[" + ", ".join(f'"{pus}"' for pus in writing.plan.vcpu_pins) + "]"
+    return {"cpus_soft": pins} if _is_soft(writing) else {"cpus": pins, "cpus_soft": None}
+
+
+def _read_cells(config: Config) -> Mapping[str, Any]:
+    where = f"{config.source}: vnuma"
+    nodes = enumerate(config.list("vnuma"))
+    return {"cells": tuple(_cell(number, node, where) for number, node in nodes)}
+
+
+def _cell(number: int, node: Value, source: str) -> VmCell:
+    if not isinstance(node, list):
+        raise ParseError(source, "a list for each node", str(node)[:60])
+    keys = dict(str(one).partition("=")[::2] for one in node)
+    missing = {"pnode", "size", "vcpus", "vdistances"} - set(keys)
+    if missing:
+        raise ParseError(source, f"{', '.join(sorted(missing))} in each node", "none")
+    rows = keys["vdistances"].replace(" ", "").split(",")
+    numbers = (keys["pnode"], keys["size"], *rows)
+    if not all(one.strip().isdigit() and len(one) < 12 for one in numbers):
+        raise ParseError(source, "numbers", " ".join(numbers))
+    return VmCell(
+        id=number,
+        vcpus=CpuSet.parse(keys["vcpus"], source),
+        memory_bytes=int(keys["size"]) * MIB,
+        nodes=CpuSet([int(keys["pnode"])]),
+        distances=tuple(map(int, rows)),
+    )
+
+
+def _write_cells(writing: Writing[Config]) -> Mapping[str, str | None]:
+    if not writing.is_mirrored:
+        return {"vnuma": None}
+    nodes = one_node_each(writing.plan, "xen")
+    cells = [cell for cell in writing.plan.cells if cell.vcpus]
+    rows = []
+    for cell in cells:
+        stated = cell.distances[: len(cells)] or tuple(10 if o is cell else 20 for o in cells)
+        rows.append(
+            f'["pnode={nodes[cell.id]}", "size={writing.mib_of(cell)}", "vcpus={cell.vcpus}", '
+            f'"vdistances={",".join(map(str, stated))}"]'
+        )
+    return {"vnuma": "[" + ", ".join(rows) + "]"}
+
+
+def _devices(config: Config) -> dict[Bdf, str]:
+    """PCI_SPEC_STRINGs by their functions: [DDDD:]BB:DD.F[@VSLOT][,KEY=VALUE...]."""
+    found = {}
+    for spec in map(str, config.list("pci")):
+        function = spec.partition(",")[0].partition("@")[0].removeprefix("bdf=")
+        found[Bdf.parse(function, f"{config.source}: pci")] = spec
+    return found
+
+
+def _read_devices(config: Config) -> Mapping[str, Any]:
+    return {"hostdevs": passed_through((bdf, None) for bdf in _devices(config))[0]}
+
+
+def _write_devices(writing: Writing[Config]) -> Mapping[str, str | None]:
+    """Each planned function; the options of one that is there stay with it."""
+    specs = _devices(writing.file)
+    planned = [f'"{specs.get(d.bdf, str(d.bdf))}"' for d in writing.plan.devices]
+    return {"pci": "[" + ", ".join(planned) + "]" if planned else None}
+
+
+def _read_siblings(config: Config) -> Mapping[str, Any]:
+    vcpus = _count(config, "vcpus", 1)
+    return {"cpu_topology": shape_of_siblings(vcpus)} if _EXPOSED in config.text else {}
+
+
+def _write_siblings(writing: Writing[Config]) -> Mapping[str, str | None]:
+    """A comment of homenode's own, since vCPUs double only once."""
+    return {_RECORD: _EXPOSED if shows_siblings(writing.plan) else None}
+
+
+_LOST = {
+    Feature.EMULATOR_PINS: lost(
+        "the device model runs in dom0", "it runs wherever dom0's vCPUs do: pin those"
+    ),
+    Feature.IOTHREAD_PINS: lost("disks are served by dom0", "pin dom0's vCPUs"),
+    Feature.DIES: lost("xl has no key for dies", "the guest sees no dies"),
+    Feature.CACHE: lost("xl has no key for caches", "the guest sees the host's leaves as they are"),
+    Feature.MEMORY_MODE: lost("xl has no memory modes", "memory is allocated on the pnode first"),
+    Feature.HUGE_PAGES: lost(
+        "Xen takes superpages by itself where memory is whole", "none can be reserved"
+    ),
+    Feature.DEVICE_CELLS: lost(
+        "xl has no key for a device's virtual node", "every device has numa_node -1 in the guest"
+    ),
+    Feature.DEVICE_TREE: lost("xl has no key for PCIe switches", "devices hang on one root bus"),
+    Feature.INITIATORS: lost("xl has no generic initiators", "the GPU's memory stays offline"),
+    Feature.WINDOW: lost(
+        "hvmloader sizes the PCI window itself", "BARs that do not fit are left out by it"
+    ),
+    Feature.IOMMU: lost(
+        "xl has no IOMMU that remaps interrupts", "more than 128 vCPUs are refused"
+    ),
+    Feature.VGPUS: lost("xl gives whole functions to pciback alone", "vGPUs are refused"),
+}
+
+ROWS = (
+    Row(read=_read_name),
+    Row(read=_read_size, write=_write_size),
+    Row(
+        says={
+            Feature.VCPU_PINS: native(
+                '`cpus=["0", "1", ...]`; with `--pinning node` also `cpus_soft=`, where the file '
+                "has it"
+            )
+        },
+        read=_read_pins,
+        write=_write_pins,
+    ),
+    Row(
+        says={
+            Feature.CELLS: native("`vnuma=[...]`, for hvm and pvh guests"),
+            Feature.UNEQUAL_CELLS: native("`vnuma` size="),
+            Feature.DISTANCES: native("`vnuma` vdistances="),
+            Feature.MEMORY_NODES: indirect(
+                "`vnuma` pnode= for each cell; without cells memory follows the vCPUs' affinity",
+                "memory that does not fit goes to other nodes without a word",
+            ),
+        },
+        read=_read_cells,
+        write=_write_cells,
+    ),
+    Row(
+        says={Feature.DEVICES: native('`pci=["BDF"]`')},
+        read=_read_devices,
+        write=_write_devices,
+    ),
+    Row(
+        says={
+            Feature.TOPOLOGY: lost(
+                "xl has no key for sockets and cores", "the guest sees what libxl derives"
+            ),
+            Feature.THREADS: lost(
+                "xl has no key for threads", "the guest's scheduler takes siblings for cores"
+            ),
+        },
+        read=_read_siblings,
+        write=_write_siblings,
+        is_compared=False,
+    ),
+    Row(says=_LOST),
+)
+
+
+def _refuse(writing: Writing[Config]) -> None:
+    values, plan, source = writing.file.values, writing.plan, writing.source
+    kind = values.get("type", values.get("builder", "pv"))
+    if writing.is_mirrored and kind not in ("hvm", "pvh"):
+        raise InputError(
+            f"{source}: expected type hvm or pvh for guest cells, found {kind!r}: xl gives a PV "
+            "guest none",
+            hint='set type="hvm", or choose a flat layout',
+        )
+    if writing.is_mirrored or plan.devices:
+        refuse_arm(writing.guest, "xen", "virtual NUMA nodes and passed-through devices")
+    if plan.devices and kind == "pvh":
+        raise InputError(
+            f"{source}: expected type hvm or pv for passed-through devices, found pvh",
+            hint='set type="hvm"',
+        )
+
+
+def _findings(writing: Writing[Config]) -> Iterator[PlanFinding]:
+    """The choice that only Xen gives to vCPUs that float over nodes, as XAPI places its VMs; and
+    where dom0 runs."""
+    plan = writing.plan
+    if plan.vcpu_pins and plan.layout.pinning is Pinning.NODE and not _is_soft(writing):
+        yield plan_finding(
+            "target-soft-affinity",
+            "Xen: cpus",
+            "the vCPUs stay on the PUs of their nodes while all of these are busy, too",
+        )
+    if writing.is_new and plan.emulator_pus is not None:
+        yield plan_finding(
+            "target-dom0",
+            "Xen: dom0",
+            f"the plan keeps {plan.emulator_pus} for the device model",
+            values={"pus": plan.emulator_pus},
+        )
+
+
+CODEC = Codec(
+    name="xen",
+    rows=ROWS,
+    parse=parse,
+    new=_new,
+    edited=_edited,
+    refuse=_refuse,
+    most_vcpus=128,
+    findings=_findings,
+)
+TARGET = CODEC.target(
+    title="Xen",
+    source="xl.cfg(5) of Xen 4.20",
+    recognises=is_config,
+    architecture_of_host=True,
+)

@@ -1,0 +1,467 @@
+"""QemuCommand: the options of QEMU that say where a VM's parts are: written, and read back.
+
+Syntax as in QEMU's manual (qemu-system(1)): values of an option are separated by commas, a comma in
+a value is doubled, a key may be given several times.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from uuid import UUID, uuid5
+
+from homenode.bdf import Bdf
+from homenode.cpuset import CpuSet
+from homenode.errors import ParseError
+from homenode.machine.pci import canonical_uuid
+from homenode.units import GIB, KIB, MIB, TIB
+from homenode.vm.layout import GuestCells
+from homenode.vm.model import GuestAddress, GuestCache, GuestHostdev, GuestPciController, Vm, VmCell
+from homenode.vm.plan_model import Plan
+from homenode.vm.plan_options import MemoryMode
+from homenode.vm.targets.target import is_vgpu, passed_through
+
+DEVICE_OF_MODEL: Mapping[str, str] = {
+    "pcie-expander-bus": "pxb-pcie",
+    "pcie-root-port": "pcie-root-port",
+    "pcie-switch-upstream-port": "x3130-upstream",
+    "pcie-switch-downstream-port": "xio3130-downstream",
+    "pcie-to-pci-bridge": "pcie-pci-bridge",
+    "dmi-to-pci-bridge": "i82801b11-bridge",
+    "pci-bridge": "pci-bridge",
+}
+"""QEMU's devices for libvirt's models. Source: virDomainControllerPCIModelName, libvirt 9.0."""
+
+_MODEL_OF_DEVICE = {device: model for model, device in DEVICE_OF_MODEL.items()}
+_WITH_CHASSIS = ("pcie-root-port", "pcie-switch-downstream-port")
+_POLICY_OF_MODE = {
+    MemoryMode.STRICT: "bind",
+    MemoryMode.INTERLEAVE: "interleave",
+    MemoryMode.PREFERRED: "preferred",
+}
+_MODE_OF_POLICY = {policy: mode.value for mode, policy in _POLICY_OF_MODE.items()}
+_MEDIATED = "/sys/bus/mdev/devices/"
+_NAMESPACE = UUID("6c5bd0d3-43f1-4c65-9c2e-8f6d3a4c5b10")
+"""Of UUIDs that are made of a VM's name."""
+
+_UNITS = (("G", GIB), ("M", MIB), ("K", KIB))
+_SIZE = re.compile(r"([0-9]{1,20})([BKMGT]?)(?:i?B)?\Z", re.ASCII | re.IGNORECASE)
+_FACTOR = {"": 1, "B": 1, "K": KIB, "M": MIB, "G": GIB, "T": TIB}
+
+
+def escaped(value: str) -> str:
+    """A value of an option.
+
+    >>> escaped("a,b")
+    'a,,b'
+    """
+    return value.replace(",", ",,")
+
+
+def size_text(size_bytes: int) -> str:
+    """A size with the largest unit that divides it.
+
+    >>> size_text(3 << 30), size_text((3 << 30) + 1)
+    ('3G', '3221225473B')
+    """
+    for letter, unit in _UNITS:
+        if size_bytes and not size_bytes % unit:
+            return f"{size_bytes // unit}{letter}"
+    return f"{size_bytes}B"
+
+
+def size_of(text: str, source: str, *, default_unit: int = 1) -> int:
+    """Bytes of a size. default_unit: what a number alone counts. Raises ParseError."""
+    match = _SIZE.match(text.strip())
+    if match is None:
+        raise ParseError(source, "a size such as 512M", text)
+    unit = match[2].upper()
+    return int(match[1]) * (_FACTOR[unit] if unit else default_unit)
+
+
+def ranges_text(key: str, numbers: CpuSet) -> str:
+    """A set as QEMU takes it: the key again for each range.
+
+    >>> ranges_text("cpus", CpuSet.parse("0-3,8"))
+    ',cpus=0-3,cpus=8'
+    """
+    return "".join(
+        f",{key}={first}" if first == last else f",{key}={first}-{last}"
+        for first, last in numbers.ranges()
+    )
+
+
+def numa_words(plan: Plan, *, prefix: str = "ram-node") -> Iterator[tuple[str, str]]:
+    """-object and -numa of the plan's cells. A flat guest whose memory is bound has one cell."""
+    if plan.layout.cells is GuestCells.MIRRORED:
+        for cell in plan.cells:
+            vcpus = ranges_text("cpus", cell.vcpus)
+            memory = ""
+            if cell.memory_bytes:
+                yield "-object", backend(plan, cell, f"{prefix}{cell.id}")
+                memory = f",memdev={prefix}{cell.id}"
+            yield "-numa", f"node,nodeid={cell.id}{vcpus}{memory}"
+        yield from distance_words(plan)
+    elif has_backend(plan):
+        yield "-object", backend(plan, plan.cells[0], f"{prefix}0")
+
+
+def has_backend(plan: Plan) -> bool:
+    """The guest's memory is named on the command line: it is bound, or of huge pages."""
+    return plan.memory_mode is not None or plan.page_bytes is not None
+
+
+def distance_words(plan: Plan) -> Iterator[tuple[str, str]]:
+    """-numa dist of every pair of cells."""
+    if plan.layout.cells is GuestCells.MIRRORED and len(plan.cells) > 1:
+        for cell in plan.cells:
+            for other, distance in enumerate(cell.distances):
+                yield "-numa", f"dist,src={cell.id},dst={other},val={distance}"
+
+
+def backend(plan: Plan, cell: VmCell, id: str) -> str:
+    """The memory of a cell: its size, its pages and the host nodes that it comes from."""
+    kind = "memory-backend-ram"
+    pages = ""
+    if plan.page_bytes is not None:
+        kind = "memory-backend-memfd"
+        size = f",hugetlbsize={size_text(plan.page_bytes)}" if plan.page_bytes else ""
+        pages = f",hugetlb=on{size},prealloc=on"
+    bound = ""
+    if plan.memory_mode is not None:
+        mirrored = plan.layout.cells is GuestCells.MIRRORED
+        nodes = CpuSet(cell.host_nodes if mirrored else plan.memory_nodes)
+        policy = _POLICY_OF_MODE[plan.memory_mode]
+        bound = f"{ranges_text('host-nodes', nodes)},policy={policy}"
+    return f"{kind},id={id},size={size_text(cell.memory_bytes)}{pages}{bound}"
+
+
+def smp_text(plan: Plan) -> str:
+    """-smp of the plan; sockets alone where it leaves the topology as it was."""
+    shape = plan.topology
+    if shape is None:
+        return str(plan.vcpus)
+    dies = f"dies={shape.dies}," if shape.dies > 1 else ""
+    return f"{plan.vcpus},sockets={shape.sockets},{dies}cores={shape.cores},threads={shape.threads}"
+
+
+def cpu_text(plan: Plan, model: str = "host") -> str:
+    """-cpu: what the plan says of SMT on AMD, of caches and of the address space."""
+    words = [model]
+    if plan.vm.topoext is not None:
+        words.append(f"topoext={'on' if plan.vm.topoext else 'off'}")
+    if plan.cache is GuestCache.EMULATED:
+        words.append("l3-cache=on")
+    elif plan.cache is GuestCache.PASSTHROUGH:
+        words += ["host-cache-info=on", "l3-cache=off"]
+    elif plan.cache is GuestCache.DISABLED:
+        words.append("l3-cache=off")
+    bits = None if plan.aperture is None else plan.aperture.physical_address_bits
+    if bits is not None:
+        words += ["host-phys-bits=off", f"phys-bits={bits}"]
+    return ",".join(words)
+
+
+def vfio_text(device: GuestHostdev) -> str:
+    """-device of a passed-through function or mediated device, without its place.
+
+    Source: NVIDIA vGPU user guide, "Adding a vGPU to a Linux with KVM VM by QEMU command line".
+    """
+    if device.uuid is not None:
+        return f"vfio-pci,sysfsdev={_MEDIATED}{device.uuid}"
+    return f"vfio-pci,host={device.bdf}"
+
+
+def uuid_words(plan: Plan, guest: Vm) -> Iterator[tuple[str, str]]:
+    """-uuid, by which NVIDIA's vGPU manager knows the VM of a vGPU; none without a vGPU."""
+    if any(map(is_vgpu, plan.devices)):
+        yield "-uuid", guest.uuid or str(uuid5(_NAMESPACE, guest.name))
+
+
+@dataclass(frozen=True, slots=True)
+class QemuPciTree:
+    """Bridges and endpoints of a guest, as QEMU names them.
+
+    root: the bus of controller 0. prefix: of the ids of the others, before their index.
+    shared_slots: (bus, device) where a function other than 0 sits. chassis_base: what the numbers
+    of slots count from.
+    """
+
+    root: str = "pcie.0"
+    prefix: str = "pci."
+    shared_slots: frozenset[tuple[int, int]] = frozenset()
+    chassis_base: int = 0
+
+    def controller(self, controller: GuestPciController) -> str:
+        """-device of a bridge."""
+        words = f"{DEVICE_OF_MODEL[controller.model]},id={self.prefix}{controller.index}"
+        if controller.bus_nr is not None:
+            words += f",bus_nr={controller.bus_nr}"
+            if controller.cell is not None:
+                words += f",numa_node={controller.cell}"
+        if controller.model in _WITH_CHASSIS:
+            words += f",chassis={self.chassis_base + controller.index}"
+        elif controller.model == "pci-bridge":
+            words += f",chassis_nr={controller.index}"
+        return words if controller.address is None else words + self.at(controller.address)
+
+    def at(self, address: GuestAddress) -> str:
+        """Where a device is plugged in."""
+        bus = f"{self.prefix}{address.bus}" if address.bus else self.root
+        place = f",bus={bus},addr={address.device:#x}.{address.function:#x}"
+        shared = (address.bus, address.device) in self.shared_slots and not address.function
+        return place + (",multifunction=on" if shared else "")
+
+
+def slots_shared(addresses: Iterable[GuestAddress]) -> frozenset[tuple[int, int]]:
+    """(bus, device) of slots in which a function other than 0 sits."""
+    return frozenset((a.bus, a.device) for a in addresses if a.function)
+
+
+Options = tuple[tuple[str, str | None], ...]
+"""Options of a command line with their values, None where there is none."""
+
+_LIKE_OPTION = re.compile(r"--?[a-zA-Z]", re.ASCII)
+_ALONE = frozenset(
+    """
+    enable-kvm daemonize nodefaults no-user-config no-shutdown no-reboot S nographic
+""".split()
+)
+
+
+def options_of(words: Sequence[str], source: str) -> Options:
+    """The options of a command line without its program. Raises ParseError for other words."""
+    found: list[tuple[str, str | None]] = []
+    rest = list(reversed(words))
+    while rest:
+        word = rest.pop()
+        if not word.startswith("-") or len(word) < 2:
+            raise ParseError(source, "an option of QEMU", word)
+        name = word.lstrip("-")
+        # A value that looks like an option is one: which options have none is QEMU's to know.
+        alone = name in _ALONE or not rest or _LIKE_OPTION.match(rest[-1]) is not None
+        value = None if alone else rest.pop()
+        found.append((name, value))
+    return tuple(found)
+
+
+def fields_of(value: str) -> tuple[str, tuple[tuple[str, str], ...]]:
+    """The first word of an option's value and its keys, in order; ("", ...) where it has none.
+
+    >>> fields_of("node,nodeid=0,cpus=0-3,cpus=8")
+    ('node', (('nodeid', '0'), ('cpus', '0-3'), ('cpus', '8')))
+    """
+    words = [word.replace("\0", ",") for word in value.replace(",,", "\0").split(",")]
+    first = "" if "=" in words[0] else words.pop(0)
+    pairs = []
+    for word in words:
+        key, _, text = word.partition("=")
+        pairs.append((key, text))
+    return first, tuple(pairs)
+
+
+def joined(first: str, pairs: Iterable[tuple[str, str]]) -> str:
+    """An option's value of its first word and its keys.
+
+    >>> joined("pxb-pcie", [("id", "a,b"), ("bus_nr", "8")])
+    'pxb-pcie,id=a,,b,bus_nr=8'
+    """
+    return ",".join([first, *(f"{key}={escaped(text)}" for key, text in pairs)])
+
+
+def _set_of(pairs: Iterable[tuple[str, str]], key: str, source: str) -> CpuSet:
+    ranges = [value for name, value in pairs if name == key]
+    return CpuSet.parse(",".join(ranges), source) if ranges else CpuSet()
+
+
+def vm_of_command(options: Options, source: str) -> Vm:
+    """What a command line says: topology, cells and their memory, devices and their cells.
+
+    A later -smp adds to and overrides an earlier one, as QEMU merges them. Raises ParseError.
+    """
+    smp: dict[str, str] = {}
+    memory = None
+    objects: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {}
+    nodes: dict[int, tuple[tuple[str, str], ...]] = {}
+    distances: dict[tuple[int, int], int] = {}
+    backing: str | None = None
+    has_iommu = any(o == "device" and (v or "").startswith("intel-iommu") for o, v in options)
+    hole = None
+    for option, text in options:
+        value = text or ""
+        first, pairs = fields_of(value)
+        keys = dict(pairs)
+        if option == "smp":
+            smp |= ({"cpus": first} if first else {}) | keys
+        elif option == "m":
+            memory = size_of(first or keys.get("size", ""), f"{source}: -m", default_unit=MIB)
+        elif option == "machine":
+            backing = keys.get("memory-backend", backing)
+            has_iommu |= "iommu" in keys
+        elif option == "object":
+            objects[keys.get("id", "")] = (first, pairs)
+        elif option == "numa" and first == "node":
+            nodes[_number(keys, "nodeid", source)] = pairs
+        elif option == "numa" and first == "dist":
+            pair = (_number(keys, "src", source), _number(keys, "dst", source))
+            distances[pair] = _number(keys, "val", source)
+        elif option == "global" and "pci-hole64-size" in value:
+            hole = size_of(value.rpartition("=")[2], f"{source}: -global")
+    cells = []
+    for cell in sorted(nodes):
+        _, of_memory = objects.get(dict(nodes[cell]).get("memdev", ""), ("", ()))
+        row = tuple(distances[cell, o] for o in sorted(nodes) if (cell, o) in distances)
+        cells.append(_cell(cell, _set_of(nodes[cell], "cpus", source), of_memory, row, source))
+    flat = _cell(0, CpuSet(), objects[backing][1], (), source) if backing in objects else None
+    pages = {cell.page_bytes for cell in (*cells, *([flat] if flat else []))} - {None}
+    bound = None
+    if flat is not None and flat.nodes and not cells:
+        bound = (flat.mode or "default", flat.nodes)
+    tree = device_tree(options, source)
+    if memory is None:
+        raise ParseError(source, "-smp and -m", "none")
+    vcpus = _number(smp, "cpus", source) if "cpus" in smp else 1
+    hostdevs, mediated = passed_through(
+        ((device.host, device.cell) for device in tree.devices),
+        dict(_initiators(objects, tree, source)),
+    )
+    return Vm(
+        name="vm",
+        source=source,
+        cpu_mode="host-passthrough",
+        vcpus=vcpus,
+        memory_bytes=memory,
+        page_bytes=max((page for page in pages if page is not None), default=None),
+        cpu_topology=_topology(smp, source),
+        binding=bound,
+        cells=tuple(cells),
+        vcpu_pins=(None,) * vcpus,
+        hostdevs=hostdevs,
+        mediated=mediated,
+        has_iommu=has_iommu,
+        pcihole64_bytes=hole,
+    )
+
+
+def _number(keys: Mapping[str, str], key: str, source: str) -> int:
+    text = keys.get(key, "")
+    if not text.isascii() or not text.isdigit() or len(text) > 9:
+        raise ParseError(f"{source}: {key}", "a number", text)
+    return int(text)
+
+
+def _topology(smp: Mapping[str, str], source: str) -> tuple[int, int, int, int] | None:
+    if "sockets" not in smp or "cores" not in smp:
+        return None
+    count = {
+        key: _number(smp, key, source)
+        for key in ("sockets", "dies", "cores", "threads")
+        if key in smp
+    }
+    return count["sockets"], count.get("dies", 1), count["cores"], count.get("threads", 1)
+
+
+def _cell(
+    number: int,
+    vcpus: CpuSet,
+    memory: tuple[tuple[str, str], ...],
+    row: tuple[int, ...],
+    source: str,
+) -> VmCell:
+    keys = dict(memory)
+    huge = keys.get("hugetlb") == "on" or "hugepages" in keys.get("mem-path", "")
+    page = None
+    if huge:
+        path = re.search(r"([0-9]{1,12})kB", keys.get("mem-path", ""))
+        page = size_of(keys["hugetlbsize"], source) if "hugetlbsize" in keys else 0
+        page = int(path[1]) * KIB if path else page
+    return VmCell(
+        id=number,
+        vcpus=vcpus,
+        memory_bytes=size_of(keys["size"], f"{source}: memory of a cell") if "size" in keys else 0,
+        nodes=_set_of(memory, "host-nodes", source),
+        mode=_MODE_OF_POLICY.get(keys.get("policy", "")),
+        distances=row,
+        page_bytes=page,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class TreeDevice:
+    """An endpoint. host: its function or mediated device there. id: "" where it has none."""
+
+    id: str
+    host: Bdf | str
+    address: GuestAddress | None
+    cell: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceTree:
+    """The PCI devices of a command line; bridges by number, in the order of the command."""
+
+    controllers: tuple[GuestPciController, ...]
+    devices: tuple[TreeDevice, ...]
+
+
+def device_tree(options: Options, source: str) -> DeviceTree:
+    """Bridges and passed-through functions. Raises ParseError for an address that is none."""
+    number_of = {"pcie.0": 0, "pci.0": 0}
+    cell_of: dict[int, int | None] = {0: None}
+    controllers: list[GuestPciController] = []
+    devices: list[TreeDevice] = []
+    for option, value in options:
+        if option != "device" or not value or value.startswith("{"):
+            continue
+        driver, pairs = fields_of(value)
+        keys = dict(pairs)
+        address = _address(keys, number_of, source)
+        if driver in _MODEL_OF_DEVICE and "id" in keys:
+            number = len(number_of)
+            number_of[keys["id"]] = number
+            node = _number(keys, "numa_node", source) if "numa_node" in keys else None
+            cell_of[number] = cell_of.get(address.bus) if address is not None else None
+            cell_of[number] = node if node is not None else cell_of[number]
+            bus_nr = _number(keys, "bus_nr", source) if "bus_nr" in keys else None
+            controllers.append(
+                GuestPciController(number, _MODEL_OF_DEVICE[driver], address, bus_nr, node)
+            )
+        elif driver == "vfio-pci":
+            cell = None if address is None else cell_of.get(address.bus)
+            host = _host_of(keys, f"{source}: vfio-pci")
+            devices.append(TreeDevice(keys.get("id", ""), host, address, cell))
+    return DeviceTree(tuple(controllers), tuple(devices))
+
+
+def _host_of(keys: Mapping[str, str], source: str) -> Bdf | str:
+    """The function, or the UUID of the mediated device, that a vfio-pci device is."""
+    path = keys.get("sysfsdev", "").rstrip("/")
+    uuid = canonical_uuid(path.rpartition("/")[2]) if "/mdev/" in path else None
+    return uuid or Bdf.parse(path.rpartition("/")[2] or keys.get("host", ""), source)
+
+
+def _address(
+    keys: Mapping[str, str], number_of: Mapping[str, int], source: str
+) -> GuestAddress | None:
+    bus = keys.get("bus", "pcie.0")
+    if "addr" not in keys and "bus" not in keys:
+        return None
+    if bus not in number_of:
+        return None
+    slot, _, function = keys.get("addr", "0").partition(".")
+    try:
+        return GuestAddress(0, number_of[bus], int(slot, 16), int(function or "0", 16))
+    except ValueError:
+        raise ParseError(f"{source}: addr", "slot.function", keys.get("addr", "")) from None
+
+
+def _initiators(
+    objects: Mapping[str, tuple[str, tuple[tuple[str, str], ...]]], tree: DeviceTree, source: str
+) -> tuple[tuple[Bdf, CpuSet], ...]:
+    of_id = {d.id: d.host for d in tree.devices if isinstance(d.host, Bdf)}
+    found: dict[Bdf, list[int]] = {}
+    for kind, pairs in objects.values():
+        keys = dict(pairs)
+        bdf = of_id.get(keys.get("pci-dev", ""))
+        if kind == "acpi-generic-initiator" and bdf is not None:
+            found.setdefault(bdf, []).append(_number(keys, "node", source))
+    return tuple((bdf, CpuSet(cells)) for bdf, cells in found.items())

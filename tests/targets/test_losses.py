@@ -23,7 +23,7 @@ from homenode.vm.model import (
 from homenode.vm.plan_model import Aperture, Plan, with_vm
 from homenode.vm.targets.docs_page import targets_page
 from homenode.vm.targets.registry import TARGETS, target_named
-from homenode.vm.targets.target import FACTS_OF, Feature, Target, features_of, lost_features
+from homenode.vm.targets.target import Feature, Target, features_of, lost_features
 from tests.targets.written import host_named, options, written
 
 HOST = "small-2n8c-2gpu"
@@ -88,7 +88,7 @@ def elsewhere(module: Target, feature: Feature) -> bool:
     """Whether the file does not say it, but another one, the hypervisor by itself, or a record of
     homenode's own."""
     of = Feature.TOPOLOGY if feature is Feature.THREADS else feature
-    return bool(FACTS_OF.get(of)) and module.unread.issuperset(FACTS_OF[of])
+    return bool(of.facts) and module.unread.issuperset(of.facts)
 
 
 @pytest.mark.parametrize("target", TARGETS)

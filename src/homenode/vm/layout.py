@@ -56,77 +56,23 @@ class Layout(Struct, frozen=True):
     memory: MemoryBinding
 
 
-def _preset(
-    name: str,
-    pinning: Pinning,
-    siblings: Siblings,
-    cells: GuestCells,
-    pcie: GuestPcie,
-    memory: MemoryBinding,
-) -> tuple[str, Layout]:
-    return name, Layout(name, pinning, siblings, cells, pcie, memory)
+_ALONE, _PAIRED = Pinning.ONE_PER_CORE, Pinning.ALL_PUS
+_WERE, _HIDDEN, _EXPOSED = Siblings.AS_THEY_WERE, Siblings.HIDDEN, Siblings.EXPOSED
+_FLAT, _MIRRORED = GuestCells.FLAT, GuestCells.MIRRORED
+_NO_TREE, _TREE = GuestPcie.AS_IT_WAS, GuestPcie.MIRRORED
+_UNBOUND, _BOUND = MemoryBinding.AS_IT_WAS, MemoryBinding.BOUND
+_PER_CELL = MemoryBinding.BOUND_PER_CELL
 
-
-PRESETS: dict[str, Layout] = dict(
-    (
-        _preset(
-            "default",
-            Pinning.NONE,
-            Siblings.AS_THEY_WERE,
-            GuestCells.FLAT,
-            GuestPcie.AS_IT_WAS,
-            MemoryBinding.AS_IT_WAS,
-        ),
-        _preset(
-            "pin",
-            Pinning.ONE_PER_CORE,
-            Siblings.HIDDEN,
-            GuestCells.FLAT,
-            GuestPcie.AS_IT_WAS,
-            MemoryBinding.AS_IT_WAS,
-        ),
-        _preset(
-            "pin-bound",
-            Pinning.ONE_PER_CORE,
-            Siblings.HIDDEN,
-            GuestCells.FLAT,
-            GuestPcie.AS_IT_WAS,
-            MemoryBinding.BOUND,
-        ),
-        _preset(
-            "pin-numa",
-            Pinning.ONE_PER_CORE,
-            Siblings.HIDDEN,
-            GuestCells.MIRRORED,
-            GuestPcie.AS_IT_WAS,
-            MemoryBinding.BOUND_PER_CELL,
-        ),
-        _preset(
-            "pin-numa-smt",
-            Pinning.ALL_PUS,
-            Siblings.EXPOSED,
-            GuestCells.MIRRORED,
-            GuestPcie.AS_IT_WAS,
-            MemoryBinding.BOUND_PER_CELL,
-        ),
-        _preset(
-            "pin-numa-pci",
-            Pinning.ONE_PER_CORE,
-            Siblings.HIDDEN,
-            GuestCells.MIRRORED,
-            GuestPcie.MIRRORED,
-            MemoryBinding.BOUND_PER_CELL,
-        ),
-        _preset(
-            "pin-numa-pci-smt",
-            Pinning.ALL_PUS,
-            Siblings.EXPOSED,
-            GuestCells.MIRRORED,
-            GuestPcie.MIRRORED,
-            MemoryBinding.BOUND_PER_CELL,
-        ),
-    )
-)
+_ROWS = {
+    "default": (Pinning.NONE, _WERE, _FLAT, _NO_TREE, _UNBOUND),
+    "pin": (_ALONE, _HIDDEN, _FLAT, _NO_TREE, _UNBOUND),
+    "pin-bound": (_ALONE, _HIDDEN, _FLAT, _NO_TREE, _BOUND),
+    "pin-numa": (_ALONE, _HIDDEN, _MIRRORED, _NO_TREE, _PER_CELL),
+    "pin-numa-smt": (_PAIRED, _EXPOSED, _MIRRORED, _NO_TREE, _PER_CELL),
+    "pin-numa-pci": (_ALONE, _HIDDEN, _MIRRORED, _TREE, _PER_CELL),
+    "pin-numa-pci-smt": (_PAIRED, _EXPOSED, _MIRRORED, _TREE, _PER_CELL),
+}
+PRESETS = {name: Layout(name, *switches) for name, switches in _ROWS.items()}
 """The presets of docs/layouts.md, by name, from nothing to everything."""
 
 SUMMARIES = {

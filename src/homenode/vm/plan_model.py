@@ -13,7 +13,7 @@ from homenode.errors import HomenodeError
 from homenode.gap import Gap
 from homenode.indices import LlcIndex, NodeIndex
 from homenode.objective import Objective
-from homenode.vm.layout import Layout
+from homenode.vm.layout import GuestCells, Layout
 from homenode.vm.model import (
     GuestCache,
     GuestHostdev,
@@ -173,6 +173,11 @@ class Plan(Struct, frozen=True):
             return self.vm.cells
         (whole,) = self.vm.cells_or_whole
         return (structs.replace(whole, host_nodes=self.memory_nodes or self.nodes),)
+
+    @property
+    def is_mirrored(self) -> bool:
+        """The guest has cells as the host has nodes."""
+        return self.layout.cells is GuestCells.MIRRORED
 
     @property
     def vcpus(self) -> int:

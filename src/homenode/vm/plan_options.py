@@ -1,6 +1,7 @@
 """PlanOptions: what a user may ask of a placement, with how each is typed on a command line."""
 
 from enum import StrEnum
+from functools import partial
 from typing import Annotated
 
 from msgspec import Struct
@@ -27,6 +28,11 @@ VM = "The VM (instead of what its document says)"
 PLACEMENT = "Placement"
 SWITCHES = "Layout switches (override the preset)"
 BY_HAND = "PU lists by hand"
+
+_of_vm, _vm_flag = partial(Opt, panel=VM), partial(Flag, panel=VM)
+_placing = partial(Opt, panel=PLACEMENT, rare=True)
+_placing_flag = partial(Flag, panel=PLACEMENT, rare=True)
+_switch, _by_hand = partial(Opt, panel=SWITCHES, rare=True), partial(Opt, panel=BY_HAND, rare=True)
 
 
 class Policy(StrEnum):
@@ -185,260 +191,182 @@ class PlanOptions(Struct, frozen=True):
             "What the VM is for. With --layout auto. Default: what its devices suggest.",
         ),
     ] = None
-    vcpus: Annotated[int | None, Opt("--vcpus", "N", "vCPUs.", panel=VM)] = None
+    vcpus: Annotated[int | None, _of_vm("--vcpus", "N", "vCPUs.")] = None
     memory_bytes: Annotated[
-        int | None,
-        Opt("--memory", "SIZE", "Memory: 64GiB.", parse=size_bytes, show=size_text, panel=VM),
+        int | None, _of_vm("--memory", "SIZE", "Memory: 64GiB.", parse=size_bytes, show=size_text)
     ] = None
     page_bytes: Annotated[
         int | None,
-        Opt(
+        _of_vm(
             "--page-size",
             "SIZE",
             "Huge pages for its memory: 2MiB, 1GiB.",
             parse=size_bytes,
             show=size_text,
-            panel=VM,
         ),
     ] = None
     devices: Annotated[
         tuple[Bdf | str, ...],
-        Opt(
+        _of_vm(
             "--device",
             "BDF|UUID",
             "Pass this host device through as well. A UUID names a mediated one.",
             parse=host_device,
-            panel=VM,
         ),
     ] = ()
     gpu_count: Annotated[
-        int | None, Opt("--gpus", "N", "Choose N GPUs of the host for the VM.", panel=VM)
+        int | None, _of_vm("--gpus", "N", "Choose N GPUs of the host for the VM.")
     ] = None
     gpu_profile: Annotated[
         str | None,
-        Opt(
+        _of_vm(
             "--gpu-profile",
             "NAME",
             "With --gpus: parts of GPUs of this vGPU type, such as H100-1-10C.",
-            panel=VM,
             rare=True,
         ),
     ] = None
     with_nics: Annotated[
-        bool, Flag("--with-nics", "Pass the NIC next to each of its GPUs as well.", panel=VM)
+        bool, _vm_flag("--with-nics", "Pass the NIC next to each of its GPUs as well.")
     ] = False
     with_nvswitches: Annotated[
         bool,
-        Flag(
-            "--with-nvswitches",
-            "With all GPUs of a board: pass its NVSwitches as well.",
-            panel=VM,
-            rare=True,
+        _vm_flag(
+            "--with-nvswitches", "With all GPUs of a board: pass its NVSwitches as well.", rare=True
         ),
     ] = False
     policy: Annotated[
-        Policy,
-        Opt("--policy", "NAME", "How many cores the nodes must have.", panel=PLACEMENT, rare=True),
+        Policy, _placing("--policy", "NAME", "How many cores the nodes must have.")
     ] = Policy.CORES_FIRST
     balance: Annotated[
         Balance | None,
-        Opt(
+        _placing(
             "--balance",
             "NAME",
             "Among equals: the emptiest nodes, or the tightest fit. Default: pack with GPUs.",
-            panel=PLACEMENT,
-            rare=True,
         ),
     ] = None
     max_nodes: Annotated[
-        int | None, Opt("--max-nodes", "N", "At most N host nodes.", panel=PLACEMENT)
+        int | None, _placing("--max-nodes", "N", "At most N host nodes.", rare=False)
     ] = None
     device_locality: Annotated[
         DeviceLocality,
-        Opt(
-            "--device-locality",
-            "NAME",
-            "What to do about GPUs whose own node is not chosen.",
-            panel=PLACEMENT,
-            rare=True,
+        _placing(
+            "--device-locality", "NAME", "What to do about GPUs whose own node is not chosen."
         ),
     ] = DeviceLocality.PREFER
     explicit_cells: Annotated[
         tuple[CellRequest, ...],
-        Opt(
+        _placing(
             "--cell",
             "vcpus=N,memory=SIZE[,node=N]",
             "One guest cell as you want it; once for each cell.",
             parse=cell_of,
             show=cell_text,
-            panel=PLACEMENT,
-            rare=True,
         ),
     ] = ()
     replaces: Annotated[
         tuple[str, ...],
-        Opt(
+        _placing(
             "--replaces",
             "DOMAIN",
             "Plan as if this domain of the host were gone.",
             complete="domain_names",
-            panel=PLACEMENT,
-            rare=True,
         ),
     ] = ()
     keep_vcpus: Annotated[
         bool,
-        Flag("--keep-vcpus", "With SMT: keep the vCPU count, use half the cores.", panel=PLACEMENT),
+        _placing_flag(
+            "--keep-vcpus", "With SMT: keep the vCPU count, use half the cores.", rare=False
+        ),
     ] = False
     without_nvlink: Annotated[
-        bool,
-        Flag("--without-nvlink", "Allow GPU sets that have no NVLink.", panel=PLACEMENT, rare=True),
+        bool, _placing_flag("--without-nvlink", "Allow GPU sets that have no NVLink.")
     ] = False
     unequal_cells: Annotated[
-        bool,
-        Flag(
-            "--unequal-cells",
-            "vCPUs next to devices, in cells of any size.",
-            panel=PLACEMENT,
-            rare=True,
-        ),
+        bool, _placing_flag("--unequal-cells", "vCPUs next to devices, in cells of any size.")
     ] = False
     mixed_kinds: Annotated[
-        bool,
-        Flag(
-            "--mixed-kinds",
-            "Allow P and E cores in one VM without a warning.",
-            panel=PLACEMENT,
-            rare=True,
-        ),
+        bool, _placing_flag("--mixed-kinds", "Allow P and E cores in one VM without a warning.")
     ] = False
     memory_mode: Annotated[
-        MemoryMode,
-        Opt("--memory-mode", "NAME", "How numatune binds memory.", panel=PLACEMENT, rare=True),
+        MemoryMode, _placing("--memory-mode", "NAME", "How numatune binds memory.")
     ] = MemoryMode.STRICT
     memory_nodes_allowed: Annotated[
         tuple[NodeIndex, ...],
-        Opt(
-            "--allow-memory-node",
-            "N",
-            "This CPU-less node may serve as ordinary memory.",
-            panel=PLACEMENT,
-            rare=True,
-        ),
+        _placing("--allow-memory-node", "N", "This CPU-less node may serve as ordinary memory."),
     ] = ()
     reserved_pus: Annotated[
         CpuSet,
-        Opt(
+        _placing(
             "--reserve-pus",
             "PUS",
             "PUs that the VM must leave free: 0-3,64-67.",
             parse=CpuSet.parse,
-            panel=PLACEMENT,
+            rare=False,
         ),
     ] = CpuSet()
     reserve_defined: Annotated[
-        bool,
-        Flag(
-            "--reserve-defined",
-            "Pinned domains that are shut off keep their PUs.",
-            panel=PLACEMENT,
-            rare=True,
-        ),
+        bool, _placing_flag("--reserve-defined", "Pinned domains that are shut off keep their PUs.")
     ] = False
     host_reserve: Annotated[
         PartialReserve,
-        Opt(
+        _placing(
             "--host-reserve",
             "cores=N,memory=SIZE",
             "What stays with the host: whole cores, and memory of each node. Default: 1 core and "
             "the larger of 2 GiB and 2 %.",
             parse=reserve_of,
             show=reserve_text,
-            panel=PLACEMENT,
-            rare=True,
         ),
     ] = PartialReserve()
     emulator_policy: Annotated[
-        EmulatorPolicy,
-        Opt("--emulator", "NAME", "Where QEMU's own threads go.", panel=PLACEMENT, rare=True),
+        EmulatorPolicy, _placing("--emulator", "NAME", "Where QEMU's own threads go.")
     ] = EmulatorPolicy.AUTO
     emulator_pus: Annotated[
         CpuSet | None,
-        Opt(
-            "--emulator-pus",
-            "PUS",
-            "Exactly these PUs for QEMU's own threads.",
-            parse=CpuSet.parse,
-            panel=PLACEMENT,
-            rare=True,
+        _placing(
+            "--emulator-pus", "PUS", "Exactly these PUs for QEMU's own threads.", parse=CpuSet.parse
         ),
     ] = None
     housekeeping_pus: Annotated[
         CpuSet,
-        Opt(
+        _placing(
             "--housekeeping-pus",
             "PUS",
             "PUs for the emulators of several VMs, with --emulator housekeeping.",
             parse=CpuSet.parse,
-            panel=PLACEMENT,
-            rare=True,
         ),
     ] = CpuSet()
-    pinning: Annotated[
-        Pinning | None, Opt("--pinning", "NAME", "Override the pinning.", panel=SWITCHES, rare=True)
-    ] = None
+    pinning: Annotated[Pinning | None, _switch("--pinning", "NAME", "Override the pinning.")] = None
     thread_policy: Annotated[
         ThreadPolicy | None,
-        Opt(
-            "--thread-policy",
-            "NAME",
-            "The pinning, in OpenStack's spelling.",
-            panel=SWITCHES,
-            rare=True,
-        ),
+        _switch("--thread-policy", "NAME", "The pinning, in OpenStack's spelling."),
     ] = None
     siblings: Annotated[
         Siblings | SiblingsSource | None,
-        Opt(
+        _switch(
             "--siblings",
             "NAME",
             "Override what the guest sees of SMT; as-document: the threads of its topology.",
-            panel=SWITCHES,
-            rare=True,
         ),
     ] = None
     document_siblings: DocumentSiblings = DocumentSiblings.IGNORED
     cells: Annotated[
-        GuestCells | None,
-        Opt("--cells", "NAME", "Override the guest's cells.", panel=SWITCHES, rare=True),
+        GuestCells | None, _switch("--cells", "NAME", "Override the guest's cells.")
     ] = None
     pcie: Annotated[
-        GuestPcie | None,
-        Opt("--pcie", "NAME", "Override the guest's PCIe tree.", panel=SWITCHES, rare=True),
+        GuestPcie | None, _switch("--pcie", "NAME", "Override the guest's PCIe tree.")
     ] = None
     memory_binding: Annotated[
-        MemoryBinding | None,
-        Opt("--memory-binding", "NAME", "Override how memory is bound.", panel=SWITCHES, rare=True),
+        MemoryBinding | None, _switch("--memory-binding", "NAME", "Override how memory is bound.")
     ] = None
     pci_granularity: Annotated[
         PciGranularity,
-        Opt(
-            "--pci-granularity",
-            "NAME",
-            "What gets an expander bus of its own.",
-            panel=SWITCHES,
-            rare=True,
-        ),
+        _switch("--pci-granularity", "NAME", "What gets an expander bus of its own."),
     ] = PciGranularity.CELL
     spare_ports: Annotated[
-        int,
-        Opt(
-            "--spare-ports",
-            "N",
-            "Empty root ports on each expander bus.",
-            panel=SWITCHES,
-            rare=True,
-        ),
+        int, _switch("--spare-ports", "N", "Empty root ports on each expander bus.")
     ] = 0
 
 
@@ -460,23 +388,19 @@ class ManualRanges(Struct, frozen=True):
 
     node_pus: Annotated[
         tuple[CpuSet, ...],
-        Opt(
+        _by_hand(
             "--node-pus",
             "PUS",
             "Pin to these PUs of one node; once for each node.",
             parse=CpuSet.parse,
-            panel=BY_HAND,
-            rare=True,
         ),
     ] = ()
     sibling_pus: Annotated[
         tuple[CpuSet, ...],
-        Opt(
+        _by_hand(
             "--sibling-pus",
             "PUS",
             "Their SMT siblings in the same order, for layouts that pin all PUs.",
             parse=CpuSet.parse,
-            panel=BY_HAND,
-            rare=True,
         ),
     ] = ()

@@ -20,8 +20,6 @@ from homenode.vm.plan_options import MemoryMode
 from homenode.vm.targets.registry import target_named
 from homenode.vm.targets.script import pins_in
 from homenode.vm.targets.target import (
-    FACTS_OF,
-    FEATURE_WORDS,
     Feature,
     Level,
     Rendering,
@@ -60,7 +58,7 @@ def verify_target(
     lost = lost_features(module, plan)
     skipped = _unsaid(plan, vm, module, lost)
     if found or not is_known:
-        skipped |= {*FACTS_OF[Feature.CELLS], "binding"}
+        skipped |= {*Feature.CELLS.facts, "binding"}
     for one in diff(as_said(plan, lost), vm, skipped):
         found.append(_differs(one.title, one.expected, one.observed, source, one.fact.id))
     written = _written_again(content, source, target, plan, host)
@@ -81,7 +79,7 @@ def lost_findings(target: Target, lost: Collection[Feature], source: str) -> Ite
         if feature in lost:
             yield finding(
                 "target-lost",
-                FEATURE_WORDS[feature],
+                feature.words,
                 f"{target.title} to say it",
                 target.support[feature].how,
                 source,
@@ -135,7 +133,7 @@ def _differs(
 def _unsaid(plan: Plan, vm: Vm, target: Target, lost: Collection[Feature]) -> set[str]:
     """Facts that a target's file does not say, or that the plan leaves to it."""
     facts = {*plan.unsaid, *KEPT, *_OF_DOCUMENTS, *target.unread}
-    facts |= {fact for feature in lost for fact in FACTS_OF.get(feature, ())}
+    facts |= {fact for feature in lost for fact in feature.facts}
     # Where memory follows the vCPUs, or another program pins the emulator.
     facts |= {"binding"} if vm.binding is None else set()
     facts |= {"emulator"} if vm.emulator_pus is None and not target.says_emulator else set()

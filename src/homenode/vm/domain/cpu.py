@@ -25,7 +25,7 @@ from homenode.vm.domain.edits import (
     set_text,
 )
 from homenode.vm.domain.fields import decimal, needed
-from homenode.vm.layout import GuestCells, Siblings
+from homenode.vm.layout import Siblings
 from homenode.vm.model import MAX_VCPUS, GuestCache, GuestTopology, PortModel
 from homenode.vm.plan_model import Plan
 
@@ -263,7 +263,7 @@ def has_acpi(document: Document) -> bool:
 
 def needs_acpi(plan: Plan) -> bool:
     """Whether the plan shows the guest something that an x86 guest learns by ACPI alone."""
-    return plan.layout.cells is GuestCells.MIRRORED or any(
+    return plan.is_mirrored or any(
         controller.model == PortModel.EXPANDER_BUS for controller in plan.vm.controllers
     )
 

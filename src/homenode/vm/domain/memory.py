@@ -23,7 +23,7 @@ from homenode.vm.domain.edits import (
 )
 from homenode.vm.domain.fields import decimal, format_set, format_size, needed, pu_set, size_bytes
 from homenode.vm.domain.metadata import read_record
-from homenode.vm.layout import GuestCells, MemoryBinding
+from homenode.vm.layout import MemoryBinding
 from homenode.vm.model import MemoryDevice, Vm
 from homenode.vm.plan_model import Plan, PlanFinding, plan_finding
 from homenode.vm.plan_options import MemoryMode
@@ -180,7 +180,7 @@ def edit_memory_devices(document: Document, plan: Plan) -> Document:
             cell = 0
         if mask is None or plan.memory_mode is None or device.get("model") == "sgx-epc":
             continue
-        mirrored = plan.layout.cells is GuestCells.MIRRORED and cell < len(plan.cells)
+        mirrored = plan.is_mirrored and cell < len(plan.cells)
         nodes = CpuSet(plan.cells[cell].host_nodes if mirrored else plan.memory_nodes)
         if nodes and CpuSet.parse(mask.text.strip(), document.source) != nodes:
             edits += set_text(document, mask, str(nodes))

@@ -11,11 +11,9 @@ from homenode.cpuset import CpuSet
 from homenode.errors import ParseError
 from homenode.machine.topology import Host
 from homenode.units import MIB
-from homenode.vm.layout import GuestCells
 from homenode.vm.model import Vm, VmCell
 from homenode.vm.plan_model import Plan, PlanFinding
 from homenode.vm.targets.target import (
-    FACTS_OF,
     Feature,
     Rendering,
     Support,
@@ -43,7 +41,7 @@ class Writing(Struct, Generic[File], frozen=True, kw_only=True):
 
     @property
     def is_mirrored(self) -> bool:
-        return self.plan.layout.cells is GuestCells.MIRRORED
+        return self.plan.is_mirrored
 
     @property
     def memory_mib(self) -> int:
@@ -134,7 +132,7 @@ class Codec(Struct, frozen=True, kw_only=True):
         return Target(
             support={feature: one for row in self.rows for feature, one in row.says.items()},
             unread=frozenset(
-                fact for row in unread for feature in row.says for fact in FACTS_OF.get(feature, ())
+                fact for row in unread for feature in row.says for fact in feature.facts
             ),
             render=self.render,
             read_vm=self.read_vm,

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from homenode.vm.targets.registry import TARGETS, target_named
-from homenode.vm.targets.target import FEATURE_WORDS, Feature, Level
+from homenode.vm.targets.target import Feature, Level
 
 _MARKS = {Level.NATIVE: "yes", Level.INDIRECT: "indirectly", Level.LOST: "**lost**"}
 
@@ -45,7 +45,7 @@ def _table(names: Sequence[str]) -> Iterator[str]:
     yield "|" + "---|" * (len(targets) + 1)
     for feature in Feature:
         marks = (_MARKS[target.support[feature].level] for target in targets)
-        yield f"| {FEATURE_WORDS[feature]} | {' | '.join(marks)} |"
+        yield f"| {feature.words} | {' | '.join(marks)} |"
     yield ""
 
 
@@ -59,5 +59,5 @@ def _details(targets: Sequence[str]) -> Iterator[str]:
             loses = "" if support.loses is None else support.loses
             if support.level is Level.LOST:
                 loses = f"**lost**: {loses}"
-            yield f"| {FEATURE_WORDS[feature]} | {support.how} | {loses} |"
+            yield f"| {feature.words} | {support.how} | {loses} |"
         yield ""

@@ -14,7 +14,6 @@ from homenode.cpuset import CpuSet
 from homenode.errors import ParseError
 from homenode.machine.pci import canonical_uuid
 from homenode.units import GIB, KIB, MIB, TIB
-from homenode.vm.layout import GuestCells
 from homenode.vm.model import GuestAddress, GuestCache, GuestHostdev, GuestPciController, Vm, VmCell
 from homenode.vm.plan_model import Plan
 from homenode.vm.plan_options import MemoryMode
@@ -92,7 +91,7 @@ def ranges_text(key: str, numbers: CpuSet) -> str:
 
 def numa_words(plan: Plan, *, prefix: str = "ram-node") -> Iterator[tuple[str, str]]:
     """-object and -numa of the plan's cells. A flat guest whose memory is bound has one cell."""
-    if plan.layout.cells is GuestCells.MIRRORED:
+    if plan.is_mirrored:
         for cell in plan.cells:
             vcpus = ranges_text("cpus", cell.vcpus)
             memory = ""
@@ -112,7 +111,7 @@ def has_backend(plan: Plan) -> bool:
 
 def distance_words(plan: Plan) -> Iterator[tuple[str, str]]:
     """-numa dist of every pair of cells."""
-    if plan.layout.cells is GuestCells.MIRRORED and len(plan.cells) > 1:
+    if plan.is_mirrored and len(plan.cells) > 1:
         for cell in plan.cells:
             for other, distance in enumerate(cell.distances):
                 yield "-numa", f"dist,src={cell.id},dst={other},val={distance}"
@@ -128,7 +127,7 @@ def backend(plan: Plan, cell: VmCell, id: str) -> str:
         pages = f",hugetlb=on{size},prealloc=on"
     bound = ""
     if plan.memory_mode is not None:
-        mirrored = plan.layout.cells is GuestCells.MIRRORED
+        mirrored = plan.is_mirrored
         nodes = CpuSet(cell.host_nodes if mirrored else plan.memory_nodes)
         policy = _POLICY_OF_MODE[plan.memory_mode]
         bound = f"{ranges_text('host-nodes', nodes)},policy={policy}"

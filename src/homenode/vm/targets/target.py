@@ -11,76 +11,119 @@ from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError
 from homenode.machine.topology import Host
-from homenode.vm.layout import GuestCells
 from homenode.vm.model import GuestAddress, GuestHostdev, GuestMediated, PortModel, Vm
 from homenode.vm.plan_model import Plan, PlanFinding, plan_finding
 from homenode.vm.plan_options import MemoryMode
 
 
+def _sized(plan: Plan) -> set[tuple[int, int]]:
+    """vCPUs and memory of the guest cells that have any."""
+    return {(len(c.vcpus), c.memory_bytes) for c in plan.cells if c.vcpus or c.memory_bytes}
+
+
+def _has_distances(plan: Plan) -> bool:
+    return plan.is_mirrored and len(plan.cells) > 1 and bool(plan.cells[0].distances)
+
+
+def _sets_window(plan: Plan) -> bool:
+    at = plan.aperture
+    sizes = at and (at.pcihole64_bytes, at.physical_address_bits, at.firmware_mmio64_mib)
+    return sizes not in (None, (None, None, None))
+
+
+def _has_switches(plan: Plan) -> bool:
+    return any(c.model == PortModel.SWITCH_UPSTREAM for c in plan.vm.controllers)
+
+
 class Feature(StrEnum):
-    """What a plan may ask of a hypervisor."""
+    """What a plan may ask of a hypervisor: a row each.
 
-    VCPU_PINS = "vcpu-pins"
-    EMULATOR_PINS = "emulator-pins"
-    IOTHREAD_PINS = "iothread-pins"
-    TOPOLOGY = "topology"
-    THREADS = "threads"
-    DIES = "dies"
-    CACHE = "cache"
-    CELLS = "cells"
-    UNEQUAL_CELLS = "unequal-cells"
-    DISTANCES = "distances"
-    MEMORY_NODES = "memory-nodes"
-    MEMORY_MODE = "memory-mode"
-    HUGE_PAGES = "huge-pages"
-    DEVICES = "devices"
-    DEVICE_CELLS = "device-cells"
-    DEVICE_TREE = "device-tree"
-    INITIATORS = "initiators"
-    WINDOW = "window"
-    IOMMU = "iommu"
-    VGPUS = "vgpus"
+    words: for people. asked: whether a plan asks for it. facts: those of vm/facts.py that a target
+    which lacks the feature cannot say.
+    """
 
+    words: str
+    asked: Callable[[Plan], object]
+    facts: tuple[str, ...]
 
-FEATURE_WORDS: Mapping[Feature, str] = {
-    Feature.VCPU_PINS: "each vCPU on its own PUs",
-    Feature.EMULATOR_PINS: "the emulator's threads on their PUs",
-    Feature.IOTHREAD_PINS: "IOThreads on their PUs",
-    Feature.TOPOLOGY: "sockets and cores of the guest",
-    Feature.THREADS: "hyper-threads of the guest",
-    Feature.DIES: "dies of the guest",
-    Feature.CACHE: "shared caches of the guest",
-    Feature.CELLS: "guest cells",
-    Feature.UNEQUAL_CELLS: "cells of unequal size",
-    Feature.DISTANCES: "distances between cells",
-    Feature.MEMORY_NODES: "memory on the planned host nodes",
-    Feature.MEMORY_MODE: "memory mode interleave or preferred",
-    Feature.HUGE_PAGES: "huge pages",
-    Feature.DEVICES: "passed-through devices",
-    Feature.DEVICE_CELLS: "each device on its guest cell",
-    Feature.DEVICE_TREE: "PCIe switches of the host in the guest",
-    Feature.INITIATORS: "cells for a Grace GPU's own memory",
-    Feature.WINDOW: "address space for large BARs",
-    Feature.IOMMU: "a guest IOMMU that remaps interrupts",
-    Feature.VGPUS: "vGPUs: mediated devices, and virtual functions with a vGPU type",
-}
+    def __new__(
+        cls, id: str, words: str, asked: Callable[[Plan], object], *facts: str
+    ) -> "Feature":
+        feature = str.__new__(cls, id)
+        feature._value_, feature.words, feature.asked, feature.facts = id, words, asked, facts
+        return feature
 
-
-FACTS_OF: Mapping[Feature, tuple[str, ...]] = {
-    Feature.VCPU_PINS: ("pins",),
-    Feature.EMULATOR_PINS: ("emulator",),
-    Feature.IOTHREAD_PINS: ("iothreads",),
-    Feature.TOPOLOGY: ("topology",),
-    Feature.CELLS: ("cells", "cell-vcpus", "cell-memory", "distances", "cell-binding"),
-    Feature.DISTANCES: ("distances",),
-    Feature.MEMORY_NODES: ("binding", "cell-binding"),
-    Feature.HUGE_PAGES: ("pages", "cell-pages"),
-    Feature.DEVICES: ("device",),
-    Feature.DEVICE_CELLS: ("device-cell",),
-    Feature.INITIATORS: ("initiators",),
-    Feature.IOMMU: ("iommu",),
-}
-"""The facts of vm/facts.py that a target which lacks a feature cannot say."""
+    VCPU_PINS = "vcpu-pins", "each vCPU on its own PUs", lambda p: p.vcpu_pins, "pins"
+    EMULATOR_PINS = (
+        "emulator-pins",
+        "the emulator's threads on their PUs",
+        lambda p: p.emulator_pus is not None,
+        "emulator",
+    )
+    IOTHREAD_PINS = (
+        "iothread-pins",
+        "IOThreads on their PUs",
+        lambda p: any(p.iothread_pus),
+        "iothreads",
+    )
+    TOPOLOGY = "topology", "sockets and cores of the guest", lambda p: p.topology, "topology"
+    THREADS = (
+        "threads",
+        "hyper-threads of the guest",
+        lambda p: p.topology and p.topology.threads > 1,
+    )
+    DIES = "dies", "dies of the guest", lambda p: p.topology and p.topology.dies > 1
+    CACHE = "cache", "shared caches of the guest", lambda p: p.cache
+    CELLS = (
+        "cells",
+        "guest cells",
+        lambda p: p.is_mirrored,
+        *("cells", "cell-vcpus", "cell-memory", "distances", "cell-binding"),
+    )
+    UNEQUAL_CELLS = (
+        "unequal-cells",
+        "cells of unequal size",
+        lambda p: p.is_mirrored and len(_sized(p)) > 1,
+    )
+    DISTANCES = "distances", "distances between cells", _has_distances, "distances"
+    MEMORY_NODES = (
+        "memory-nodes",
+        "memory on the planned host nodes",
+        lambda p: p.memory_mode,
+        *("binding", "cell-binding"),
+    )
+    MEMORY_MODE = (
+        "memory-mode",
+        "memory mode interleave or preferred",
+        lambda p: p.memory_mode not in (None, MemoryMode.STRICT),
+    )
+    HUGE_PAGES = (
+        "huge-pages",
+        "huge pages",
+        lambda p: p.page_bytes is not None,
+        *("pages", "cell-pages"),
+    )
+    DEVICES = "devices", "passed-through devices", lambda p: p.devices, "device"
+    DEVICE_CELLS = (
+        "device-cells",
+        "each device on its guest cell",
+        lambda p: any(device.cell is not None for device in p.devices),
+        "device-cell",
+    )
+    DEVICE_TREE = "device-tree", "PCIe switches of the host in the guest", _has_switches
+    INITIATORS = (
+        "initiators",
+        "cells for a Grace GPU's own memory",
+        lambda p: any(device.initiator_cells for device in p.devices),
+        "initiators",
+    )
+    WINDOW = "window", "address space for large BARs", _sets_window
+    IOMMU = "iommu", "a guest IOMMU that remaps interrupts", lambda p: p.vm.has_iommu, "iommu"
+    VGPUS = (
+        "vgpus",
+        "vGPUs: mediated devices, and virtual functions with a vGPU type",
+        lambda p: any(map(is_vgpu, p.devices)),
+    )
 
 
 class Level(StrEnum):
@@ -185,40 +228,7 @@ def is_vgpu(device: GuestHostdev) -> bool:
 
 def features_of(plan: Plan) -> frozenset[Feature]:
     """What this plan asks of a hypervisor."""
-    mirrored = plan.layout.cells is GuestCells.MIRRORED
-    sized = [cell for cell in plan.cells if cell.vcpus or cell.memory_bytes]
-    models = {controller.model for controller in plan.vm.controllers}
-    window = plan.aperture
-    asked = {
-        Feature.VCPU_PINS: bool(plan.vcpu_pins),
-        Feature.EMULATOR_PINS: plan.emulator_pus is not None,
-        Feature.IOTHREAD_PINS: any(plan.iothread_pus),
-        Feature.TOPOLOGY: plan.topology is not None,
-        Feature.THREADS: plan.topology is not None and plan.topology.threads > 1,
-        Feature.DIES: plan.topology is not None and plan.topology.dies > 1,
-        Feature.CACHE: plan.cache is not None,
-        Feature.CELLS: mirrored,
-        Feature.UNEQUAL_CELLS: mirrored
-        and len({(len(cell.vcpus), cell.memory_bytes) for cell in sized}) > 1,
-        Feature.DISTANCES: mirrored and len(plan.cells) > 1 and bool(plan.cells[0].distances),
-        Feature.MEMORY_NODES: plan.memory_mode is not None,
-        Feature.MEMORY_MODE: plan.memory_mode not in (None, MemoryMode.STRICT),
-        Feature.HUGE_PAGES: plan.page_bytes is not None,
-        Feature.DEVICES: bool(plan.devices),
-        Feature.DEVICE_CELLS: any(device.cell is not None for device in plan.devices),
-        Feature.DEVICE_TREE: PortModel.SWITCH_UPSTREAM in models,
-        Feature.INITIATORS: any(device.initiator_cells for device in plan.devices),
-        Feature.WINDOW: window is not None
-        and (
-            window.pcihole64_bytes,
-            window.physical_address_bits,
-            window.firmware_mmio64_mib,
-        )
-        != (None, None, None),
-        Feature.IOMMU: plan.vm.has_iommu,
-        Feature.VGPUS: any(map(is_vgpu, plan.devices)),
-    }
-    return frozenset(feature for feature, is_asked in asked.items() if is_asked)
+    return frozenset(feature for feature in Feature if feature.asked(plan))
 
 
 def lost_features(target: Target, plan: Plan) -> frozenset[Feature]:
@@ -238,7 +248,7 @@ def target_findings(target: Target, plan: Plan) -> tuple[PlanFinding, ...]:
         found.append(
             plan_finding(
                 "target-lost" if is_lost else "target-indirect",
-                f"{target.title}: {FEATURE_WORDS[feature]}",
+                f"{target.title}: {feature.words}",
                 f"{support.how}; {support.loses}",
             )
         )

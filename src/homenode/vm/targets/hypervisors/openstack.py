@@ -405,7 +405,7 @@ def _refuse(writing: Writing[Flavor]) -> None:
     homes = (
         [node for cell, node in zip(plan.cells, nodes, strict=True) if cell.vcpus] if nodes else []
     )
-    if plan.layout.cells is GuestCells.MIRRORED and len(set(homes)) < len(homes):
+    if plan.is_mirrored and len(set(homes)) < len(homes):
         raise InputError(
             "openstack: expected each guest cell on a host node of its own, as Nova places them, "
             "found two on one node",

@@ -17,7 +17,6 @@ from homenode.errors import InputError
 from homenode.indices import NodeIndex
 from homenode.machine.topology import Host
 from homenode.units import GIB, MIB
-from homenode.vm.layout import GuestCells
 from homenode.vm.model import GuestCache, Vm
 from homenode.vm.plan_model import Plan, PlanFinding, plan_finding
 from homenode.vm.targets.codec import Entry, with_entries
@@ -226,7 +225,7 @@ def _refuse(plan: Plan, conf: Conf, source: str) -> None:
         raise InputError(
             f"proxmox: expected huge pages of 2 MiB or 1 GiB, found {plan.page_bytes} bytes"
         )
-    mirrored = plan.layout.cells is GuestCells.MIRRORED
+    mirrored = plan.is_mirrored
     bound = [CpuSet(cell.host_nodes) for cell in plan.cells] if mirrored else []
     bound = [] if plan.memory_mode is None else bound or [CpuSet(plan.memory_nodes)]
     for nodes in bound:
@@ -246,7 +245,7 @@ def _refuse(plan: Plan, conf: Conf, source: str) -> None:
 
 
 def _has_nodes(plan: Plan) -> bool:
-    mirrored = plan.layout.cells is GuestCells.MIRRORED
+    mirrored = plan.is_mirrored
     return mirrored or plan.memory_mode is not None or plan.page_bytes is not None
 
 
@@ -286,7 +285,7 @@ def _numa_lines(plan: Plan, host: Host | None) -> dict[str, str | None]:
     if not _has_nodes(plan):
         return {}
     lines: dict[str, str | None] = {}
-    mirrored = plan.layout.cells is GuestCells.MIRRORED
+    mirrored = plan.is_mirrored
     for cell in plan.cells:
         if not cell.vcpus:
             continue  # Proxmox wants vCPUs in each: those of initiators are in args
@@ -366,7 +365,7 @@ def _args_of(plan: Plan, before: int | None, *, mirrored: bool) -> str:
     words += [
         ("-numa", f"node,nodeid={cell.id}")
         for cell in plan.cells
-        if not cell.vcpus and plan.layout.cells is GuestCells.MIRRORED
+        if not cell.vcpus and plan.is_mirrored
     ]
     words += distance_words(plan)
     if plan.vm.topoext is not None:

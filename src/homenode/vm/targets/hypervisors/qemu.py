@@ -260,7 +260,7 @@ def _tree(
     """Bridges, parents first, and the address of each device: a root port of its own on pcie.0
     where neither plan nor document has one for it."""
     # Cells of the document are no more, but for those that the plan mirrors.
-    cells = len(plan.cells) if plan.layout.cells is GuestCells.MIRRORED else 0
+    cells = len(plan.cells) if plan.is_mirrored else 0
     known = {
         c.index: c if c.cell is None or c.cell < cells else replace(c, cell=None)
         for c in guest.controllers

@@ -41,9 +41,8 @@ def ids_of(call: ast.Call) -> Iterator[str]:
 
 _MAKERS: tuple[tuple[str, dict[str, str]], ...] = (
     ("", dict.fromkeys((*ANY, *_OF_PLANS, "Broken", "_of_others"), "")),
-    ("verify/document", {"differs": "plan-"}),
-    ("verify/guest", {"check": "guest-", "_groups": "guest-"}),
-    ("kubevirt", {"_refused": ""}),
+    ("check/verify/guest", {"check": "guest-", "_groups": "guest-"}),
+    ("cluster/kubevirt", {"_refused": ""}),
 )
 """Folders, the functions there that make findings of an id, and what they put before it."""
 

@@ -2,7 +2,7 @@
 
 from functools import cache
 
-from homenode.check.verify.document.verification import verify_document
+from homenode.check.domain.verification import verify_document
 from homenode.findings import Finding
 from homenode.machine.topology import Host
 from homenode.plan.tuning import Tuning, tune

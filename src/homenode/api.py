@@ -77,7 +77,7 @@ def tune(domain: Domain, host: HostSource = None, options: PlanOptions | None = 
 
 def verify(domain: Domain, host: HostSource = None, plan: Plan | None = None) -> Findings:
     """What is wrong with a domain document: by itself, on the host, and against a plan of it."""
-    from homenode.check.verify.document.verification import verify_document
+    from homenode.check.domain.verification import verify_document
     from homenode.findings import in_order
     from homenode.vm.domain.read import open_domain
     from homenode.vm.domain.schema import validate

@@ -38,8 +38,8 @@ _FOLDERS = (("finding_pages",), ("..", "..", "docs", "findings"))
 """Where the pages are: as it is built, and in the source tree."""
 
 GROUP = "homenode.findings"
-"""The entry points with which a distribution registers a check of a host (doctor.site_checks). The
-pages of its findings lie in the same package."""
+"""The entry points with which a distribution registers a check of a host, for the doctor
+(check.doctor.diagnosis). The pages of its findings lie in the same package."""
 
 _MEANING = re.compile(r"\*\*([A-Za-z, ]+)\.\*\* ([^\n]+(?:\n[^\n]+)*)")
 _PART = re.compile(r"^\*\*([A-Z][a-z ]+(?:, [\w /-]+)?)\.?\*\*\s+", re.MULTILINE)

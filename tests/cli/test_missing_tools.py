@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from homenode.check.verify.boot.accelerator import qemu_program
+from homenode.check.verify.boot.guest_files import qemu_program
 from homenode.cli.main import main
 from tests.verify_documents import SMALL, tuned
 

@@ -14,14 +14,14 @@ from tests.source_trees import nodes
 
 ROOT = Path(__file__).resolve().parents[2]
 CASES = {**HOST_CASES, **GUEST_CASES, **QUIET_CASES, **NCCL_CASES}
-VERIFYS_FILES = ("pins", "memory", "devices")
-"""Of verify/document/, whose findings the doctor shows too."""
+DOMAINS_FILES = ("pins", "cores", "memory", "devices")
+"""Of check/domain/, whose findings the doctor shows."""
 
 
 def _ids() -> set[str]:
     source = ROOT / "src" / "homenode"
-    files = [*(source / "doctor").rglob("*.py")]
-    files += [source / "verify/document" / f"{name}.py" for name in VERIFYS_FILES]
+    files = [*(source / "check/doctor").rglob("*.py"), *(source / "change/retrain").rglob("*.py")]
+    files += [source / "check/domain" / f"{name}.py" for name in DOMAINS_FILES]
     files.append(source / "nccl" / "explanation.py")
     texts = (node.value for file in files for node in nodes(file) if isinstance(node, ast.Constant))
     return {text for text in texts if isinstance(text, str)} & catalogue().keys()

@@ -18,7 +18,7 @@ from homenode import trusted_path
 from homenode.bdf import Bdf
 from homenode.change.retrain.config_file import SysfsConfigSpace
 from homenode.check.doctor.expectation import certify, drift
-from homenode.check.doctor.metrics import prometheus
+from homenode.check.metrics import prometheus
 from homenode.cli import retrain as retrain_command
 from homenode.cli.arguments.check import RetrainArguments, RetrainHookArguments
 from homenode.cli.command import WrongCall

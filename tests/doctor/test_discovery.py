@@ -5,7 +5,7 @@ from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.check.doctor.diagnosis import diagnose
-from homenode.check.doctor.node_layout import layout_findings
+from homenode.check.doctor.host_state import layout_findings
 from homenode.cpuset import CpuSet
 from homenode.machine.description.render import render
 from homenode.machine.description.shipped import load_shipped

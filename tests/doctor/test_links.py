@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.check.doctor.diagnosis import diagnose
-from homenode.check.doctor.links.slow import Load, link_findings
+from homenode.check.doctor.links import Load, link_findings
 from homenode.findings import Finding, Severity, are_bad
 from homenode.machine.device_path import describe_paths
 from homenode.machine.discover.lspci import host_from_lspci

@@ -11,7 +11,7 @@ import pytest
 
 from homenode.bdf import Bdf
 from homenode.check.doctor.diagnosis import Circumstances, diagnose
-from homenode.check.doctor.links.slow import Load
+from homenode.check.doctor.links import Load
 from homenode.cli import doctor as doctor_command
 from homenode.errors import ToolError, UsageError
 from homenode.findings import Severity

@@ -4,7 +4,7 @@ import pytest
 
 from homenode.bdf import Bdf
 from homenode.check.doctor.diagnosis import diagnose
-from homenode.check.doctor.guest.core_isolation import rcu_nocbs
+from homenode.check.domain.cores import rcu_nocbs
 from homenode.cpuset import CpuSet
 from homenode.findings import Severity
 from homenode.machine.pci import DeviceKind

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from homenode.catalogue import catalogue, entry_of, finding
-from homenode.check.doctor.site_checks import site_findings
+from homenode.check.doctor.diagnosis import site_findings
 from homenode.errors import InputError
 from homenode.findings import Severity
 from tests.cli.test_plan import homenode

@@ -7,7 +7,7 @@ import pytest
 from msgspec import structs
 
 from homenode.bdf import Bdf
-from homenode.check.verify.document.verification import versions_on_host
+from homenode.check.domain.verification import versions_on_host
 from homenode.cli.arguments.place import PlanArguments
 from homenode.cli.planning import with_versions
 from homenode.errors import InputError, UsageError

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from homenode.check.verify.boot.stand_in import choose_cpu, stand_in_of
 from homenode.check.verify.guest.expectation import expectation_of, without_vcpus
-from homenode.check.verify.live.domain import what_to_watch
+from homenode.check.verify.live.capture import what_to_watch
 from homenode.errors import HostError, InputError
 from homenode.vm.domain.document import parse_document
 from homenode.vm.domain.edits import (

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from homenode.check.domain.verification import verify_document
 from homenode.check.verify.boot.stand_in_boot import BootOptions, boot_stand_in
-from homenode.check.verify.document.verification import verify_document
 from homenode.decide.auto_layout import NotRecommended, settled
 from homenode.decide.evidence.documents import publications
 from homenode.decide.evidence.model import Evidence

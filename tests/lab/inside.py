@@ -54,7 +54,7 @@ def start_libvirtd() -> None:
         "homenode.machine.discover",
         "homenode.change.apply.definition",
         "homenode.vm.domain.schema",
-        "homenode.check.verify.live.domain",
+        "homenode.check.verify.live.capture",
     ):
         importlib.import_module(module)
     for _ in range(100):
@@ -89,7 +89,7 @@ def homenode_ended(*words: str) -> tuple[int, str]:
 
 def verified(name: str, plan: str | None = None) -> Any:
     """The findings on a running domain, as JSON."""
-    from homenode.check.verify.live.domain import verify_running_domain
+    from homenode.check.verify.live.capture import verify_running_domain
     from homenode.formats import encode
     from homenode.plan.stored import read_plan
 

@@ -9,8 +9,8 @@ from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.check.doctor.diagnosis import diagnose
-from homenode.check.verify.document.as_planned import as_planned
-from homenode.check.verify.document.devices import devices_on_host
+from homenode.check.domain.devices import devices_on_host
+from homenode.check.domain.verification import as_planned
 from homenode.errors import HomenodeError
 from homenode.machine.description.parse import parse_description
 from homenode.machine.description.render import render

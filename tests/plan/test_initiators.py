@@ -5,7 +5,7 @@ from lxml import etree
 from msgspec import structs
 from msgspec.structs import replace
 
-from homenode.check.verify.document.as_planned import as_planned
+from homenode.check.domain.verification import as_planned
 from homenode.check.verify.guest.expectation import expectation_of
 from homenode.cpuset import CpuSet
 from homenode.machine.pci import DeviceKind

@@ -7,7 +7,7 @@ import pytest
 from msgspec import structs
 from msgspec.structs import replace
 
-from homenode.check.doctor.guest.limits import limits
+from homenode.check.domain.devices import limits
 from homenode.cpuset import CpuSet
 from homenode.doc import Text, plain
 from homenode.machine.description.shipped import load_shipped

@@ -4,8 +4,8 @@ import pytest
 from msgspec import structs
 from msgspec.structs import replace
 
-from homenode.check.verify.document.as_planned import as_planned
-from homenode.check.verify.document.pins import pins_alone, pins_on_host
+from homenode.check.domain.pins import pins_alone, pins_on_host
+from homenode.check.domain.verification import as_planned
 from homenode.cpuset import CpuSet
 from homenode.plan.planner import plan as plan_of
 from homenode.plan.shape.assemble import assemble

@@ -12,8 +12,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from homenode.check.verify.boot.accelerator import kvm_works
-from homenode.check.verify.boot.guest_files import find_guest_files
+from homenode.check.verify.boot.guest_files import find_guest_files, kvm_works
 from homenode.check.verify.boot.initramfs import initramfs
 from homenode.check.verify.boot.libvirt import answering
 from homenode.check.verify.boot.stand_in import APART

@@ -3,7 +3,7 @@
 import pytest
 
 from homenode.bdf import Bdf
-from homenode.check.verify.boot.outcome import kernel_findings
+from homenode.check.verify.boot.initramfs import kernel_findings
 from homenode.findings import Severity
 
 GPU, PORT = "0000:81:00.0", "0000:80:00.0"

@@ -9,17 +9,18 @@ from msgspec import structs
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
-from homenode.check.verify.live.capture import ProcFiles, Watch, capture_running_vm
+from homenode.check.verify.live.capture import ProcFiles, Watch, capture_running_vm, what_to_watch
 from homenode.check.verify.live.checks import verify_live
-from homenode.check.verify.live.domain import what_to_watch
 from homenode.check.verify.live.procfs import (
+    Neighbour,
+    RunningVm,
+    ThreadKind,
     backends,
     parse_numa_maps,
     parse_stat,
     parse_vfio_interrupts,
     thread_kind,
 )
-from homenode.check.verify.live.running_vm import Neighbour, RunningVm, ThreadKind
 from homenode.cpuset import CpuSet
 from homenode.errors import HostError, InputError
 from homenode.findings import Findings, Severity

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from homenode.check.verify.live.memory import MemoryPiece, memory_pieces
+from homenode.check.verify.live.checks import MemoryPiece, memory_pieces
 from homenode.check.verify.live.procfs import parse_vfio_interrupts
 from homenode.findings import Findings, Severity
 from homenode.units import GIB

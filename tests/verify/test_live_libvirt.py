@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from homenode.check.verify.boot.libvirt import SYSTEM, answering
-from homenode.check.verify.live.domain import verify_running_domain
+from homenode.check.verify.live.capture import verify_running_domain
 from homenode.cpuset import CpuSet
 from homenode.findings import Finding, Findings
 from homenode.process import run

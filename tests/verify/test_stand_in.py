@@ -14,9 +14,8 @@ from homenode.check.verify.boot.forms import (
     stand_in_xml,
 )
 from homenode.check.verify.boot.guest_files import find_guest_files
-from homenode.check.verify.boot.initramfs import initramfs, is_static
+from homenode.check.verify.boot.initramfs import initramfs, is_static, refusal
 from homenode.check.verify.boot.libvirt import daemons_own_trouble
-from homenode.check.verify.boot.outcome import refusal
 from homenode.check.verify.boot.stand_in import (
     APART,
     MOST_BYTES,

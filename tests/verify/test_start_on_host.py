@@ -5,7 +5,7 @@ import shutil
 import pytest
 from msgspec.structs import replace
 
-from homenode.check.verify.document.verification import verify_document
+from homenode.check.domain.verification import verify_document
 from homenode.findings import Finding, Severity, are_bad
 from homenode.machine.topology import PagePool
 from homenode.units import GIB, MIB

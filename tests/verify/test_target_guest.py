@@ -8,7 +8,7 @@ from msgspec import structs
 
 from homenode import formats
 from homenode.bdf import Bdf
-from homenode.check.verify.guest.firmware import FirmwareNodes
+from homenode.check.verify.guest.checks import FirmwareNodes
 from homenode.check.verify.guest.view import GuestView, view_of_guest
 from homenode.check.verify.target_file import expectation_for_target, lost_in_guest
 from homenode.cpuset import CpuSet

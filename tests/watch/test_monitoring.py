@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from homenode.check.watch.metrics import metrics
+from homenode.check.metrics import metrics
 from tests.watch.test_watch import HGX, PAGES, certified, link_files, seen, snapshot, tuned
 
 ROOT = Path(__file__).parents[2]

@@ -19,13 +19,12 @@ from homenode.bdf import Bdf
 from homenode.check.doctor.diagnosis import diagnose
 from homenode.check.doctor.expectation import CertifiedHost, certify
 from homenode.check.doctor.expectation_file import parse_expectation, render_expectation
+from homenode.check.domain.diagnosis import domain_drift
+from homenode.check.metrics import metrics
 from homenode.check.verify.live.capture import ProcFiles, Watch, capture_running_vm
 from homenode.check.verify.live.checks import verify_live
-from homenode.check.watch.alert import Alert, WatchedDomain, alerts
-from homenode.check.watch.domain_drift import domain_drift
-from homenode.check.watch.metrics import metrics
+from homenode.check.watch.alert import KIND, Alert, WatchedDomain, WatchState, alerts, changes
 from homenode.check.watch.observation import WatchPass, look
-from homenode.check.watch.state import KIND, WatchState, changes
 from homenode.cpuset import CpuSet
 from homenode.machine.description.parse import parse_description
 from homenode.machine.description.render import render

@@ -14,9 +14,8 @@ import pytest
 import homenode.change.journal
 from homenode.change.apply.live_pins import apply_live_pins, restore_live_pins
 from homenode.check.verify.boot.libvirt import SYSTEM, answering
-from homenode.check.watch.alert import Alert
+from homenode.check.watch.alert import KIND, Alert, WatchState
 from homenode.check.watch.observation import look
-from homenode.check.watch.state import KIND, WatchState
 from homenode.formats import decode
 from homenode.machine.snapshot.live import LiveSnapshot
 from homenode.plan.tuning import tune

@@ -41,8 +41,7 @@ def doctor(asked: DoctorArguments) -> None:
             raise UsageError("--pool: expected no other source and no option of one host")
         compare_hosts(asked.pool, as_json=asked.json)
         return
-    from homenode.check.doctor.diagnosis import diagnose
-    from homenode.check.doctor.site_checks import site_findings
+    from homenode.check.doctor.diagnosis import diagnose, site_findings
     from homenode.findings import Findings, are_bad, in_order
     from homenode.vm.domain.restore import is_tuned_output
 
@@ -147,7 +146,7 @@ def _under_load(
     """The host as its links are while a copy runs, and what the copy says of itself."""
     import shlex
 
-    from homenode.check.doctor.links.slow import Load
+    from homenode.check.doctor.links import Load
     from homenode.machine.snapshot.live import LiveSnapshot
     from homenode.measure.gpu_load_program import load_program
     from homenode.measure.gpu_load_sampling import sample_under_load
@@ -254,7 +253,7 @@ def _print(
     found: "Findings", host: "Host", *, json: bool, prometheus: bool, everything: bool
 ) -> None:
     if prometheus:
-        from homenode.check.doctor.metrics import prometheus as metrics
+        from homenode.check.metrics import prometheus as metrics
 
         print_file(metrics(found, host.name))
     else:

@@ -133,7 +133,7 @@ def _capture(visit: Visit) -> str:
 
 def _links(visit: Visit, machine: "Machine") -> str:
     from homenode.check.doctor.diagnosis import Circumstances, diagnose
-    from homenode.check.doctor.links.slow import Load
+    from homenode.check.doctor.links import Load
     from homenode.machine.discover.host import discover
     from homenode.measure.gpu_load_program import load_program
     from homenode.measure.gpu_load_sampling import sample_under_load

@@ -143,7 +143,7 @@ def verify_live(name: str, connect: str, plan: Path | None, *, as_json: bool) ->
     plan: a saved plan for this host; None = the domain's own document. Raises as
     verify_running_domain, and InputError for a plan that was made for another host.
     """
-    from homenode.check.verify.live.domain import verify_running_domain
+    from homenode.check.verify.live.capture import verify_running_domain
 
     made = None
     if plan is not None:

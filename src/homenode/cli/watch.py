@@ -14,7 +14,7 @@ from homenode.input_files import read_input
 if TYPE_CHECKING:
     from homenode.change.record_folder import RecordFolder
     from homenode.check.doctor.expectation import CertifiedHost
-    from homenode.check.watch.state import Changes, WatchState
+    from homenode.check.watch.alert import Changes, WatchState
     from homenode.machine.snapshot.protocol import Snapshot
 
 EXPECTATION = Path("/etc/homenode/expect.toml")
@@ -31,9 +31,9 @@ def watch(asked: WatchArguments) -> None:
     textfile = asked.textfile
     from msgspec.structs import replace
 
-    from homenode.check.watch.metrics import metrics
+    from homenode.check.metrics import metrics
+    from homenode.check.watch.alert import KIND, changes
     from homenode.check.watch.observation import look
-    from homenode.check.watch.state import KIND, changes
     from homenode.formats import encode
     from homenode.gap import Gap
 
@@ -138,7 +138,7 @@ def _state_folder(given: Path | None, host: str | None) -> Path | None:
 
 def _before(folder: Path) -> "WatchState | None":
     """The last look; None where there was none or it cannot be read, which is noted."""
-    from homenode.check.watch.state import KIND, WatchState
+    from homenode.check.watch.alert import KIND, WatchState
     from homenode.formats import decode
 
     path = folder / _STATE

@@ -7,8 +7,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 
 from homenode.catalogue import finding
-from homenode.check.doctor.links.slow import link_findings
-from homenode.check.doctor.links.unknown import silent_device_findings
+from homenode.check.doctor.links import link_findings, silent_device_findings
 from homenode.findings import Finding, Severity
 from homenode.machine.topology import Host
 from homenode.measure.results.flat_curve import FLAT_FROM_BYTES, flat_from

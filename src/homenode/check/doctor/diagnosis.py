@@ -1,26 +1,35 @@
-"""Diagnosis: every finding about a host and, where one is given, about a domain on it."""
+"""Diagnosis: every finding about a host and, where one is given, about a domain on it.
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+A distribution adds checks of a host with an entry point of the group homenode.findings and a
+package:
+
+    [project.entry-points."homenode.findings"]
+    racks = "our_racks.checks:check"
+
+`check(host)` makes findings with homenode.catalogue.finding; their texts are the pages (*.md) next
+to the module, in the form of docs/findings. `homenode doctor` runs each check.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, cast
 
 from msgspec import Struct, field
 
 from homenode.bdf import Bdf
-from homenode.check.doctor.collectives import collective_findings
-from homenode.check.doctor.guest.settings import settings_findings
-from homenode.check.doctor.links.errors import error_findings
-from homenode.check.doctor.links.measured_copy import copy_findings
-from homenode.check.doctor.links.peer_paths import peer_findings
-from homenode.check.doctor.links.slow import Load, link_findings
-from homenode.check.doctor.links.unknown import (
+from homenode.catalogue import GROUP
+from homenode.check.doctor.host_state import collective_findings, layout_findings, settings_findings
+from homenode.check.doctor.links import (
+    Load,
     cut_listing_findings,
+    link_findings,
     silent_device_findings,
     unknown_link_findings,
 )
-from homenode.check.doctor.node_layout import layout_findings
-from homenode.findings import Findings, in_order, merged
+from homenode.check.doctor.transfers import copy_findings, error_findings, peer_findings
+from homenode.findings import Finding, Findings, in_order, merged
 from homenode.machine.device_path import describe_paths
 from homenode.machine.topology import Host
+from homenode.plugins import loaded, refused, registered
 
 if TYPE_CHECKING:
     from homenode.vm.domain.document import Document
@@ -83,9 +92,8 @@ def diagnose(
         checked += _not_known(host)
         return Findings(checked=tuple(checked), findings=in_order(merged(found)))
     # Loaded only here: most of what a look at a host alone would load.
-    from homenode.check.doctor.document_lines import DocumentLines
-    from homenode.check.doctor.guest.domain import domain_checked, domain_findings
-    from homenode.check.doctor.guest.memory import is_bound_by_numad
+    from homenode.check.domain.diagnosis import DocumentLines, domain_checked, domain_findings
+    from homenode.check.domain.memory import is_bound_by_numad
     from homenode.vm.domain.read import vm_of
 
     facts = vm_of(document)
@@ -100,3 +108,20 @@ def diagnose(
 
 def _not_known(host: Host) -> list[str]:
     return [f"not known: {gap.subject}: {gap.reason}" for gap in host.gaps]
+
+
+def site_findings(host: Host) -> Iterator[Finding]:
+    """What the registered checks find. Raises InputError, which names the distribution, for one
+    that fails."""
+    for one in registered(GROUP).values():
+        check = cast("Callable[[Host], Iterable[Finding]]", loaded(one, "a check"))
+        try:
+            found = list(check(host))
+        except Exception as error:
+            # What another distribution's check raises is not known, and its name is what helps.
+            wrong = f"{type(error).__name__}: {error}"
+            raise refused(one, "a check that takes a host and gives findings", wrong) from error
+        for each in found:
+            if not isinstance(each, Finding):
+                raise refused(one, "findings", type(each).__name__)
+            yield each

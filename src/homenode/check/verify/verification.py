@@ -6,10 +6,10 @@ from pathlib import Path
 from msgspec import Struct
 
 from homenode.catalogue import finding
-from homenode.check.verify.boot.stand_in_boot import BootOptions, boot_stand_in
-from homenode.check.verify.document.verification import verify_document
+from homenode.check.domain.verification import verify_document
+from homenode.check.verify.boot.stand_in_boot import BootOptions, boot_command, boot_stand_in
+from homenode.check.verify.guest.checks import FirmwareNodes, firmware_nodes
 from homenode.check.verify.guest.expectation import Expectation, expectation_of
-from homenode.check.verify.guest.firmware import FirmwareNodes, firmware_nodes
 from homenode.check.verify.guest.view import (
     GuestView,
     as_passed_through,
@@ -17,14 +17,13 @@ from homenode.check.verify.guest.view import (
     view_of_guest,
     view_of_stand_in,
 )
-from homenode.check.verify.target_file import expectation_for_target, lost_in_guest
-from homenode.check.verify.target_verification import verify_target_file
-from homenode.errors import UsageError
+from homenode.check.verify.target_file import expectation_for_target, lost_in_guest, verify_target
+from homenode.errors import InputError, UsageError
 from homenode.findings import Finding, Findings, in_order, merged
-from homenode.input_files import read_input
+from homenode.input_files import read_file, read_input
 from homenode.machine.topology import Host
 from homenode.plan.stored import read_plan, read_plan_for
-from homenode.plan.vm_file import target_of
+from homenode.plan.vm_file import kind_of, target_of
 from homenode.vm.domain.read import open_domain, vm_of
 from homenode.vm.domain.schema import validate
 from homenode.vm.fingerprint import host_fingerprint
@@ -32,6 +31,7 @@ from homenode.vm.hypervisor.parser import parsed_by_libvirt
 from homenode.vm.model import Vm
 from homenode.vm.plan_model import Plan, vm_as_it_runs
 from homenode.vm.sources import files_of, load_host
+from homenode.vm.targets.registry import TARGETS, target_named
 
 _SSH = "ssh:"
 Notify = Callable[[str], None]
@@ -227,3 +227,54 @@ def _expected(plan: Plan | None, facts: Vm | None, host: Host | None) -> Expecta
     vm = facts if plan is None else vm_as_it_runs(plan, facts)
     assert vm is not None, "_refuse_nonsense asks for one of the two"
     return expectation_of(vm, host=host, document=facts)
+
+
+_MOST_HOOK_BYTES = 16 << 20
+
+
+def verify_target_file(
+    content: bytes,
+    path: Path,
+    plan: Plan | None,
+    host: Host | None,
+    boot: BootOptions | None,
+    notify: Callable[[str], None],
+) -> tuple[Findings, tuple[GuestView, ...], tuple[Host, ...]]:
+    """What of a target's file is not as planned, and what its test guest reports.
+
+    Raises UsageError without a plan, InputError for a target that no test guest boots for.
+    """
+    source = str(path)
+    target = kind_of(content, source)
+    if plan is None:
+        raise UsageError(
+            f"{source}: expected the plan to compare it with, found none",
+            hint="homenode plan --target ... --save-plan P.json, then verify FILE --plan P.json",
+        )
+    module = target_named(target)
+    script = None
+    hook = None if module.hook_suffix is None else path.with_name(path.name + module.hook_suffix)
+    if hook is not None and hook.is_file():
+        script = read_file(hook, "the hook that was written with it", most=_MOST_HOOK_BYTES)
+    found = verify_target(content, source, target, plan, host=host, hook=script)
+    if boot is None:
+        return found, (), ()
+    if module.words_of is None:
+        bootable = " or ".join(name for name in TARGETS if target_named(name).words_of is not None)
+        raise InputError(
+            f"{source}: expected a file for {bootable} to boot, found one for {module.title}",
+            hint="verify it without --boot",
+        )
+    words = tuple(module.words_of(content, source))
+    notify("booting a test guest; seconds to minutes")
+    booted = boot_command(words, source, boot)
+    extra = [*booted.findings, *not_in_stand_in(booted.stand_in, source)]
+    checked = (*found.checked, f"test guest, {booted.how}: {booted.seconds:.1f} s")
+    views: tuple[GuestView, ...] = ()
+    guests: tuple[Host, ...] = ()
+    if booted.guest is not None:
+        expected = expectation_of(plan.vm, host=host)
+        views = (view_of_stand_in(expected, booted.stand_in, booted.guest),)
+        guests = (as_passed_through(booted.guest, expected, booted.stand_in, host),)
+        extra += views[0].findings
+    return Findings(checked=checked, findings=in_order([*found.findings, *extra])), views, guests

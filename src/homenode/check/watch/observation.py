@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from homenode.check.doctor.expectation import UNREAD, CertifiedHost, topology_drift
-from homenode.check.watch.alert import WatchedDomain, alerts
-from homenode.check.watch.state import WatchState
+from homenode.check.watch.alert import WatchedDomain, WatchState, alerts
 from homenode.errors import HomenodeError
 from homenode.findings import Finding
 from homenode.gap import Gap
@@ -24,6 +23,7 @@ from homenode.machine.topology import Host, RunningDomain
 if TYPE_CHECKING:
     from homenode.check.verify.live.capture import ProcFiles
     from homenode.vm.model import Vm
+
 
 COMMANDS = ("virsh-domains", "virsh-version", "uname")
 
@@ -80,7 +80,7 @@ def _domains(
     # Most of the work of a host without VMs would be to load these.
     from lxml import etree
 
-    from homenode.check.doctor.guest.domain import domain_findings
+    from homenode.check.domain.diagnosis import domain_findings
     from homenode.check.verify.live.capture import ProcFiles
     from homenode.machine.tools.xml_text import parse_xml
     from homenode.vm.domain.read import open_domain, vm_of
@@ -133,7 +133,7 @@ def _changed(
     from homenode.change.apply.store import DomainStore
     from homenode.change.journal import default_root
     from homenode.change.step import ChangeState
-    from homenode.check.watch.domain_drift import domain_drift
+    from homenode.check.domain.diagnosis import domain_drift
     from homenode.vm.domain.read import open_domain, vm_of
     from homenode.vm.hypervisor.virsh import Virsh
 
@@ -160,9 +160,8 @@ def _changed(
 
 def _live(facts: "Vm", uuid: str, files: "ProcFiles", not_read: list[Gap]) -> Iterable[Finding]:
     """Its threads and pages, as they are at this moment: nothing is waited for."""
-    from homenode.check.verify.live.capture import capture_running_vm
+    from homenode.check.verify.live.capture import capture_running_vm, what_to_watch
     from homenode.check.verify.live.checks import verify_live
-    from homenode.check.verify.live.domain import what_to_watch
 
     try:
         running = capture_running_vm(uuid, what_to_watch(facts, seconds=0), files)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from msgspec import Struct, structs
 from msgspec.structs import replace
 
-from homenode.check.verify.document.verification import verify_document
+from homenode.check.domain.verification import verify_document
 from homenode.cpuset import CpuSet
 from homenode.findings import Severity
 from homenode.machine.topology import Host, MemoryKind

@@ -19,7 +19,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from homenode.check.verify.live.capture import ProcFiles, Watch, capture_running_vm
-from homenode.check.verify.live.running_vm import RunningVm
+from homenode.check.verify.live.procfs import RunningVm
 from homenode.cpuset import CpuSet
 from homenode.errors import HomenodeError
 from homenode.machine.snapshot.protocol import Snapshot

@@ -1,16 +1,25 @@
-"""Initramfs: the test guest's files: busybox, the collector of a capture, and an init that runs it.
+"""Initramfs: what a test guest runs, and what its console and its kernel then say.
 
-The guest is so read by homenode's own discovery. The same input gives the same bytes.
-Source: Documentation/driver-api/early-userspace/buffer-format.rst of the Linux kernel (newc).
+It has busybox, the collector of a capture, and an init that runs it: the guest is so read by
+homenode's own discovery. The same input gives the same bytes.
+Source: Documentation/driver-api/early-userspace/buffer-format.rst of the Linux kernel (newc);
+kernel 6.1: drivers/pci/setup-bus.c, drivers/pci/setup-res.c, arch/x86/pci/i386.c,
+arch/x86/kernel/smpboot.c, arch/x86/mm/numa.c, drivers/acpi/numa/srat.c; the lines of
+`dmesg -r`, "<level>[seconds] text".
 """
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
 from msgspec import Struct
 
+from homenode.bdf import Bdf
+from homenode.catalogue import finding
 from homenode.errors import HostError
+from homenode.findings import Finding
 from homenode.machine.snapshot.collector import collector_script
+from homenode.process import ToolTimeoutError
 
 _FOLDER, _FILE, _CHARACTER_DEVICE = 0o040755, 0o100755, 0o020600
 _TRAILER = "TRAILER!!!"
@@ -113,3 +122,132 @@ def _member(number: int, entry: Entry) -> bytes:
 
 def _padded(part: bytes) -> bytes:
     return part + b"\0" * (-len(part) % 4)
+
+
+CONSOLE_HINT = "look at its console with --keep DIR"
+
+
+def refusal(who: str, said: str, source: str) -> Finding:
+    """A finding that a guest like the document's cannot be started."""
+    return finding(
+        "guest-refused",
+        "the test guest",
+        expected=f"{who} to start it",
+        observed=said.strip()[:400] or "no reason given",
+        source=source,
+    )
+
+
+def crash(console: str, source: str) -> Finding:
+    """A finding that the guest's kernel did not come up."""
+    return finding(
+        "guest-crashed",
+        "the test guest",
+        expected="its kernel to come up",
+        observed=f"last line of its console: {last_line(console)!r}",
+        source=source,
+    )
+
+
+def silence(console: str, limit_s: float, source: str) -> ToolTimeoutError:
+    """The error of a guest that has not powered off in time."""
+    return ToolTimeoutError(
+        f"{source}: expected the test guest to power off within {limit_s:g} s, found it running; "
+        f"last line of its console: {last_line(console)!r}",
+        hint=f"give it longer with --timeout, or {CONSOLE_HINT}",
+    )
+
+
+def partial(size: int, source: str) -> HostError:
+    """The error of a guest that came up and did not report whole. size: of what came, in bytes."""
+    return HostError(
+        f"{source}: expected a whole report from the test guest, found {size} bytes of one",
+        hint=CONSOLE_HINT,
+    )
+
+
+def came_up(console: str) -> bool:
+    """Whether the guest's init has run."""
+    return BEGIN in console
+
+
+def last_line(console: str) -> str:
+    """The last line of a guest's console, as far as it can be printed."""
+    last = next((line for line in reversed(console.splitlines()) if line.strip()), "")
+    return "".join(letter for letter in last.strip() if letter.isprintable())[:200]
+
+
+_LINE = re.compile(r"<(\d{1,3})>\[ *\d{1,9}\.\d{6}\] (.{0,2000})")
+_UNPLACED = re.compile(
+    r"pci ([0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]): (BAR \d{1,2}|bridge window)[^\[]{0,8}"
+    r"\[mem size 0x([0-9a-f]{1,16})[^\]]{0,40}\]: (?:can't assign; no space|failed to assign)"
+    r"|pci ([0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]): BAR (\d{1,2}): "
+    r"(?:no space for|failed to assign) \[mem size 0x([0-9a-f]{1,16})"
+)
+_WARNING = 4
+_TOPICS = {
+    "topology": re.compile(r"topology|sibling|\bllc\b|smpboot|\bapic\b|sched: CPU", re.IGNORECASE),
+    "NUMA nodes": re.compile(r"\bnuma\b|\bsrat\b|\bslit\b|\bnode \d", re.IGNORECASE),
+    "PCI": re.compile(r"\bpci|\bBAR\b|bridge|\bacpi PNP0A0", re.IGNORECASE),
+}
+_ALWAYS = re.compile(
+    r"not CPU addressable|on the same node! \[node|arch topology borken|unassigned, try booting"
+    r"|can not insert \[bus|bridge configuration invalid|SRAT: .{0,60}(?:not used|overlap)"
+    r"|NUMA: (?:Warning|Invalid)"
+)
+"""What is wrong at whatever level the kernel says it."""
+
+_HARMLESS = re.compile(
+    r"\[io |extended config space|ECAM|_OSC|pnp 00:|MMCONFIG|acpiphp|deprecated|microcode"
+    r"|fail to add MMCONFIG|Unsafe|RTC|TSC|hpet|clocksource|calibration"
+    r"|pci_bus 0000:00: Unknown NUMA node"
+)
+"""Of the emulated machine, not of the document. The root bus of a guest with cells has no node."""
+_SHOWN = 3
+
+
+def kernel_findings(log: str, bdf_of: dict[Bdf, str], source: str) -> Iterator[Finding]:
+    """A finding for each device without space for a BAR, and one for each topic of other warnings.
+
+    bdf_of: the guest's function -> what it is called here.
+    """
+    unplaced: dict[str, int] = {}
+    other: dict[str, list[str]] = {}
+    for level, text in _lines(log):
+        match = _UNPLACED.match(text)
+        if match is not None:
+            where = match[1] or match[4]
+            size = int(match[3] or match[6], 16)
+            name = bdf_of.get(Bdf.parse(where), f"{where} in the guest")
+            unplaced[name] = max(size, unplaced.get(name, 0))
+            continue
+        topic = next((name for name, words in _TOPICS.items() if words.search(text)), None)
+        is_wrong = bool(_ALWAYS.search(text)) or level <= _WARNING
+        if is_wrong and topic is not None and not _HARMLESS.search(text):
+            other.setdefault(topic, []).append(text.strip())
+    known = [name for name in unplaced if name in bdf_of.values()]
+    for name in known or unplaced:  # a bridge has no space where the device below it has none
+        yield finding(
+            "guest-bar-unplaced",
+            f"device {name}",
+            expected="space for its BARs in the guest's address space",
+            observed=f"the guest's kernel finds none for a BAR of {unplaced[name]:#x} bytes",
+            source=source,
+        )
+    for topic, texts in other.items():
+        more = len(texts) - _SHOWN
+        yield finding(
+            "guest-kernel-warning",
+            f"{topic}, in the guest's kernel log",
+            expected="no warning",
+            observed="; ".join(texts[:_SHOWN]) + (f"; and {more} more" if more > 0 else ""),
+            source=source,
+        )
+
+
+def _lines(log: str) -> Iterator[tuple[int, str]]:
+    """(level, text); the facility, in the bits above 2, is dropped."""
+    for line in log.splitlines():
+        match = _LINE.match(line)
+        if match is not None:
+            yield int(match[1]) & 7, match[2]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from homenode.catalogue import finding
 from homenode.check.verify.boot.boot_folder import GuestSaid
-from homenode.check.verify.boot.outcome import refusal, silence
+from homenode.check.verify.boot.initramfs import refusal, silence
 from homenode.errors import InputError, ToolError
 from homenode.findings import Finding, Severity
 from homenode.machine.tools.xml_text import parse_xml

@@ -14,7 +14,6 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from homenode.check.verify.boot import libvirt as libvirt_boot
-from homenode.check.verify.boot.accelerator import kvm_works, qemu_program
 from homenode.check.verify.boot.boot_folder import (
     GuestSaid,
     boot_folder,
@@ -30,12 +29,19 @@ from homenode.check.verify.boot.forms import (
     stand_in_of_command,
     stand_in_xml,
 )
-from homenode.check.verify.boot.guest_files import MOST_BYTES, find_guest_files, find_ovmf
-from homenode.check.verify.boot.initramfs import LOG, initramfs
-from homenode.check.verify.boot.outcome import (
+from homenode.check.verify.boot.guest_files import (
+    MOST_BYTES,
+    find_guest_files,
+    find_ovmf,
+    kvm_works,
+    qemu_program,
+)
+from homenode.check.verify.boot.initramfs import (
     CONSOLE_HINT,
+    LOG,
     came_up,
     crash,
+    initramfs,
     kernel_findings,
     partial,
     refusal,

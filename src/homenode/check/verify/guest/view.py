@@ -8,9 +8,16 @@ from msgspec.structs import replace
 from homenode.bdf import Bdf
 from homenode.catalogue import finding
 from homenode.check.verify.boot.stand_in import StandIn
-from homenode.check.verify.guest.checks import Check, Tolerance, check, compare, compare_devices
+from homenode.check.verify.guest.checks import (
+    Check,
+    FirmwareNodes,
+    Tolerance,
+    check,
+    compare,
+    compare_devices,
+    firmware_checks,
+)
 from homenode.check.verify.guest.expectation import Expectation, without_vcpus
-from homenode.check.verify.guest.firmware import FirmwareNodes, firmware_checks
 from homenode.findings import Finding
 from homenode.machine.pci import PciDevice
 from homenode.machine.topology import Host

@@ -13,11 +13,20 @@ from pathlib import Path
 from msgspec import Struct
 
 from homenode.bdf import Bdf
+from homenode.check.verify.live.checks import memory_pieces, verify_live
 from homenode.check.verify.live.procfs import (
     KERNEL_THREAD,
     Area,
+    BackendObject,
+    DeviceInterrupt,
+    HostPlaces,
+    Neighbour,
     Policy,
+    RamArea,
+    RunningVm,
     TaskTimes,
+    ThreadKind,
+    VmThread,
     backends,
     domain_name,
     parse_maps,
@@ -27,23 +36,20 @@ from homenode.check.verify.live.procfs import (
     status_field,
     thread_kind,
 )
-from homenode.check.verify.live.running_vm import (
-    BackendObject,
-    DeviceInterrupt,
-    HostPlaces,
-    Neighbour,
-    RamArea,
-    RunningVm,
-    ThreadKind,
-    VmThread,
-)
 from homenode.cpuset import CpuSet
-from homenode.errors import HostError, ParseError
+from homenode.errors import HostError, ParseError, UsageError
+from homenode.findings import Findings
 from homenode.gap import Gap
 from homenode.indices import NodeIndex
 from homenode.input_files import read_kernel_file
 from homenode.process import arguments_after
 from homenode.units import KIB
+from homenode.vm.domain.read import open_domain, vm_of
+from homenode.vm.hypervisor.connection import is_local
+from homenode.vm.hypervisor.virsh import Virsh
+from homenode.vm.model import Vm
+from homenode.vm.plan_model import Plan, vm_as_it_runs
+from homenode.wording import command_line
 
 _ALWAYS_TOGETHER = 1 << 16
 """Bytes by which a mapping may exceed the memory in it: it is rounded up to pages."""
@@ -347,3 +353,48 @@ def _times(read: Callable[[str], str | None], process: int, task: int) -> TaskTi
         return None if text is None else parse_stat(text, source)
     except ParseError:
         return None  # it ended while it was read
+
+
+def verify_running_domain(name: str, connect: str, plan: Plan | None = None) -> Findings:
+    """Findings on a running domain of this machine. plan: made for this host; None = its document.
+
+    Raises UsageError for a domain that does not run, a plan for another domain, or a daemon on
+    another machine; HostError and InputError as Virsh does.
+    """
+    return verify_live(*observe_running_domain(name, connect, plan))
+
+
+def observe_running_domain(
+    name: str, connect: str, plan: Plan | None = None
+) -> tuple[Vm, RunningVm]:
+    """What is expected of a running domain, and what its host's kernel shows. Raises as above."""
+    if not is_local(connect):
+        raise UsageError(
+            f"--live with --connect {connect}: expected a daemon on this machine, found another's",
+            hint="run homenode on the VM's own host: /proc shows where its threads and pages are",
+        )
+    virsh = Virsh(connect)
+    state = virsh.domain(name)
+    if not state.is_active:
+        raise UsageError(
+            f"{state.name}: --live: expected a running domain, found it {state.state}",
+            hint=command_line("virsh", "-c", connect, "start", state.uuid),
+        )
+    if plan is not None and plan.vm.name != state.name:
+        raise UsageError(
+            f"{state.name}: expected a plan for it, found one for {plan.vm.name}",
+            hint="leave --plan out to hold it against its own document",
+        )
+    found = vm_of(open_domain(virsh.live_document(state.uuid), f"the document of {state.name}"))
+    expected = found if plan is None else vm_as_it_runs(plan, found)
+    return expected, capture_running_vm(state.uuid, what_to_watch(expected))
+
+
+def what_to_watch(expected: Vm, seconds: float = 0.5) -> Watch:
+    """What such a VM is looked at with."""
+    return Watch(
+        expected.pinned_pus,
+        tuple(hostdev.bdf for hostdev in expected.hostdevs),
+        tuple(piece.memory_bytes for piece in memory_pieces(expected)),
+        seconds,
+    )

@@ -1,12 +1,18 @@
-"""Pins: each vCPU on PUs that exist, alone there, near its memory, and apart from other VMs."""
+"""Pins: each vCPU on PUs that exist, alone there, near its memory, apart from other VMs; and
+what pins cost that are not broken, compared with caches, kinds of core, nodes and isolation.
+"""
 
 from collections.abc import Iterator
+from math import ceil
 
 from homenode.catalogue import finding
 from homenode.cpuset import CpuSet
 from homenode.findings import Finding, Severity
-from homenode.machine.topology import Host, RunningDomain
+from homenode.machine.host_reserve import DEFAULT_HOST_RESERVE
+from homenode.machine.topology import CoreKind, Host, RunningDomain
+from homenode.vm.fingerprint import is_made_for
 from homenode.vm.model import Vm, vcpus_text
+from homenode.wording import plural
 
 
 def pins_alone(facts: Vm) -> Iterator[Finding]:
@@ -218,3 +224,209 @@ def neighbour(domain: RunningDomain) -> str:
 def severity_of_neighbour(domain: RunningDomain, severity: Severity) -> Severity:
     """The severity of a clash with it: nothing is sure of a domain whose name is redacted."""
     return Severity.INCONCLUSIVE if domain.has_pseudonym else severity
+
+
+_KIND_WORDS = {CoreKind.PERFORMANCE: "P", CoreKind.EFFICIENCY: "E"}
+
+
+def pin_findings(facts: Vm, host: Host) -> Iterator[Finding]:
+    """Straddled LLCs, mixed kinds of core, nodes under a flat guest, helpers, isolation."""
+    if not host.pus:
+        return
+    if facts.is_pinned:
+        yield from _llcs(facts, host)
+        yield from _kinds(facts, host)
+        yield from _host_core(facts, host)
+        if not is_flat_by_evidence(facts, host):
+            yield from _flat_over_nodes(facts, host)
+        yield from _helpers(facts)
+    yield from _isolation(facts, host)
+
+
+def nodes_of(pus: CpuSet, host: Host) -> CpuSet:
+    """The nodes that have any of these PUs."""
+    return CpuSet(node.index for node in host.nodes if not node.pus.isdisjoint(pus))
+
+
+def _llcs(facts: Vm, host: Host) -> Iterator[Finding]:
+    """More LLCs than the cores need, node by node: a node's cells cannot leave it."""
+    pus = facts.pinned_pus
+    used = [core for core in host.cores if not core.pus.isdisjoint(pus)]
+    if any(pin is not None and len(pin) > 2 for pin in facts.vcpu_pins):
+        return  # the vCPUs float over sets: nothing says where they will be
+    touched = needed = 0
+    for node in host.nodes:
+        llcs = [llc for llc in host.llcs if not llc.pus.isdisjoint(node.pus)]
+        cores = [core for core in used if not core.pus.isdisjoint(node.pus)]
+        if not llcs or not cores:
+            continue
+        sizes = sorted(
+            (sum(not c.pus.isdisjoint(llc.pus & node.pus) for c in host.cores) for llc in llcs),
+            reverse=True,
+        )
+        touched += sum(not llc.pus.isdisjoint(pus & node.pus) for llc in llcs)
+        needed += _fewest(sizes, len(cores))
+    if touched <= needed:
+        return
+    least = max(2 * needed, needed + 2)
+    yield finding(
+        "llc-straddled",
+        f"{len(used)} cores of vCPUs",
+        expected=f"{plural(needed, 'last-level cache')} for them",
+        observed=f"they lie in {touched}",
+        severity=Severity.WARNING if touched >= least else Severity.INFO,
+        source=facts.source,
+    )
+
+
+def _fewest(sizes: list[int], cores: int) -> int:
+    """How many of these caches (cores each, the largest first) hold so many cores."""
+    for count, size in enumerate(sizes, start=1):
+        cores -= size
+        if cores <= 0:
+            return count
+    return len(sizes)
+
+
+def _kinds(facts: Vm, host: Host) -> Iterator[Finding]:
+    kind_of = {pu: core.kind for core in host.cores for pu in core.pus if core.kind is not None}
+    vcpus: dict[CoreKind, list[int]] = {}
+    for vcpu, pin in enumerate(facts.vcpu_pins):
+        kinds = {kind_of[pu] for pu in pin or () if pu in kind_of}
+        if len(kinds) == 1:
+            vcpus.setdefault(kinds.pop(), []).append(vcpu)
+    if len(vcpus) < 2:
+        return
+    stated = ", ".join(
+        f"vCPUs {CpuSet(numbers)} on {_KIND_WORDS.get(kind, str(kind))} cores"
+        for kind, numbers in sorted(vcpus.items(), key=lambda item: item[1])
+    )
+    pus = facts.pinned_pus
+    llcs = sum(not llc.pus.isdisjoint(pus) for llc in host.llcs)
+    cache = "; all share one last-level cache, so that is not the cause" if llcs == 1 else ""
+    yield finding(
+        "core-kinds-mixed",
+        "vCPUs",
+        expected="cores of one kind: the guest's scheduler takes all vCPUs for equal",
+        observed=stated + cache,
+        source=facts.source,
+    )
+
+
+def _host_core(facts: Vm, host: Host) -> Iterator[Finding]:
+    """A vCPU on every core of the host, where it is to keep one."""
+    reserve = host.reserve or DEFAULT_HOST_RESERVE
+    cores = [core.pus for core in host.cores]
+    on_cores = [pin for pin in facts.vcpu_pins if pin and any(pin <= core for core in cores)]
+    used = CpuSet.union(on_cores)
+    if not reserve.cores or any(core.isdisjoint(used) for core in cores):
+        return
+    can_pair = any(len(core) > 1 for core in cores) and len(on_cores) == len(cores)
+    yield finding(
+        "host-core-taken",
+        f"{facts.vcpus} vCPUs",
+        expected="a core without vCPUs, for the host and QEMU's own threads",
+        observed=f"vCPUs on each of {plural(len(cores), 'core')}",
+        case=None if can_pair else "siblings taken",
+        source=facts.source,
+    )
+
+
+def is_flat_by_evidence(facts: Vm, host: Host) -> bool:
+    """Whether `--layout auto` planned this flat guest over several nodes of this very host: cells
+    are then what the evidence decided against, and no finding may say otherwise."""
+    record = facts.record
+    return (
+        record is not None
+        and record.objective is not None
+        and record.host is not None
+        and len(facts.cells) < 2
+        and len(nodes_of(facts.pinned_pus, host)) > 1
+        and is_made_for(host, record.host) is True
+    )
+
+
+def _flat_over_nodes(facts: Vm, host: Host) -> Iterator[Finding]:
+    if facts.cells and len(facts.cells) > 1:
+        return
+    nodes = nodes_of(facts.pinned_pus, host)
+    if len(nodes) < 2:
+        return
+    most = max(len(core_pus) for core_pus in _cores_by_node(host)) if host.nodes else 0
+    fits = facts.vcpus <= most
+    yield finding(
+        "flat-over-nodes",
+        f"{facts.vcpus} vCPUs",
+        expected="vCPUs on one host node, or a guest that is shown the nodes",
+        observed=f"a flat guest pinned over nodes {nodes}",
+        case="one node suffices" if fits else None,
+        source=facts.source,
+    )
+
+
+def _cores_by_node(host: Host) -> list[list[int]]:
+    return [
+        [core.index for core in host.cores if not core.pus.isdisjoint(node.pus)]
+        for node in host.nodes
+    ]
+
+
+def _helpers(facts: Vm) -> Iterator[Finding]:
+    """Emulator and IOThreads. Pins of the emulator on vCPUs are verify's to find."""
+    pus = facts.pinned_pus
+    for number, pin in facts.iothread_pins:
+        if not pin.isdisjoint(pus) and not pin - pus:
+            yield finding(
+                "iothread-on-vcpu",
+                f"IOThread {number}",
+                expected="PUs without vCPUs",
+                observed=f"only PUs {pin}, where vCPUs run",
+                source=facts.source,
+            )
+    single = all(pin is None or len(pin) <= 2 for pin in facts.vcpu_pins)
+    if facts.emulator_pus is None and single:
+        yield finding(
+            "emulator-floats",
+            "<emulatorpin>",
+            expected="a pin, as the vCPUs have",
+            observed="none: QEMU's own threads run anywhere, on the vCPUs' PUs too",
+            source=facts.source,
+        )
+
+
+def _isolation(facts: Vm, host: Host) -> Iterator[Finding]:
+    """isolcpus= takes PUs from the load balancer: what floats there stays on one PU."""
+    isolated = CpuSet(pu.index for pu in host.pus if pu.isolated)
+    if not isolated:
+        return
+    floating = [
+        vcpu
+        for vcpu, pin in enumerate(facts.vcpu_pins)
+        if pin is not None and len(pin & isolated) > 1
+    ]
+    if floating:
+        yield finding(
+            "floats-on-isolated",
+            f"vCPUs {CpuSet(floating)}",
+            expected="one PU for each vCPU where PUs are isolated",
+            observed=f"sets of isolated PUs ({isolated}), over which the kernel balances nothing",
+            source=facts.source,
+        )
+    emulator = facts.emulator_pus
+    if emulator is not None and len(emulator & isolated) > 1:
+        yield finding(
+            "emulator-on-isolated",
+            "<emulatorpin>",
+            expected="PUs that are not isolated",
+            observed=f"isolated PUs {emulator & isolated}",
+            source=facts.source,
+        )
+    pus = facts.pinned_pus
+    if pus and pus.isdisjoint(isolated) and len(isolated) >= ceil(len(pus) / 2):
+        yield finding(
+            "isolated-unused",
+            "vCPUs",
+            expected=f"isolated PUs {isolated}",
+            observed=f"pins on other PUs: {pus}",
+            source=facts.source,
+        )

@@ -1,1 +1,0 @@
-"""PCIe links: their paths, rates and errors, idle or under load."""

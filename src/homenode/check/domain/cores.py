@@ -1,0 +1,368 @@
+"""Cores of a domain: what the guest is shown of them and what is true, and what else runs there.
+
+Source: Documentation/admin-guide/kernel-parameters.txt (isolcpus, nohz_full, rcu_nocbs),
+Documentation/timers/no_hz.rst: nohz_full= moves the RCU callbacks of its PUs away as well;
+Documentation/core-api/irq/irq-affinity.rst; irqbalance(1): it leaves PUs of isolcpus= and
+nohz_full= alone by itself.
+"""
+
+from collections.abc import Iterator
+
+from homenode.catalogue import finding
+from homenode.check.domain.pins import nodes_of
+from homenode.cpuset import CpuSet
+from homenode.errors import ParseError
+from homenode.findings import Finding
+from homenode.machine.pci import DeviceKind, PciDevice, PciInterrupt
+from homenode.machine.topology import Host
+from homenode.plan.shape.caches import (
+    guest_cpu,
+    llc_threads,
+    shared_llcs,
+    stated_cache,
+    stated_topology,
+    told_l3,
+)
+from homenode.vm.domain.document import Document
+from homenode.vm.model import GuestCache, Vm
+
+_MANY_SOCKETS = 2
+
+
+def topology_findings(facts: Vm, document: Document, host: Host) -> Iterator[Finding]:
+    """Sockets against cells, threads without siblings, caches and AMD's topoext."""
+    topology = facts.cpu_topology
+    if topology is None:
+        if facts.vcpus > _MANY_SOCKETS:
+            yield finding(
+                "sockets-implicit",
+                "<topology>",
+                expected="a topology",
+                observed=f"none: libvirt makes it {facts.vcpus} sockets of one core",
+                source=facts.source,
+            )
+        return
+    sockets, dies, cores, threads = topology
+    if sockets * dies * cores * threads != facts.vcpus:
+        return  # libvirt refuses it; verify says so
+    yield from _sockets(facts, dies * cores * threads)
+    if threads > 1:
+        yield from _threads(facts, host, threads)
+        yield from _topoext(facts, document, host)
+    yield from _cache(facts, host)
+
+
+def _groups(vcpus: int, size: int) -> list[CpuSet]:
+    return [CpuSet(range(first, first + size)) for first in range(0, vcpus, size)]
+
+
+def _sockets(facts: Vm, per_socket: int) -> Iterator[Finding]:
+    for cell in facts.cells:
+        cut = [
+            number
+            for number, socket in enumerate(_groups(facts.vcpus, per_socket))
+            if not socket.isdisjoint(cell.vcpus)
+            and not socket <= cell.vcpus
+            and not cell.vcpus <= socket
+        ]
+        if cut:
+            yield finding(
+                "socket-cut-by-cell",
+                f"cell {cell.id}",
+                expected=f"whole sockets of {per_socket} vCPUs",
+                observed=f"parts of socket {CpuSet(cut)}",
+                source=facts.source,
+            )
+
+
+def _threads(facts: Vm, host: Host, threads: int) -> Iterator[Finding]:
+    core_of = {pu: core.index for core in host.cores for pu in core.pus}
+    lying: list[int] = []
+    for group in _groups(facts.vcpus, threads):
+        pins = [facts.vcpu_pins[vcpu] for vcpu in group]
+        if any(pin is None for pin in pins):
+            continue
+        cores = {core_of.get(pu) for pin in pins if pin is not None for pu in pin}
+        if len(cores) > 1:
+            lying += group
+    if lying:
+        yield finding(
+            "threads-not-siblings",
+            f"vCPUs {CpuSet(lying)}",
+            expected=f"each {threads} vCPUs that the guest takes for siblings on one core",
+            observed="on several cores",
+            source=facts.source,
+        )
+    elif not facts.is_pinned:
+        yield finding(
+            "threads-not-siblings",
+            "<topology>",
+            expected="siblings that are siblings on the host",
+            observed=f"threads={threads} and no pins",
+            case="no pins",
+            source=facts.source,
+        )
+
+
+def _topoext(facts: Vm, document: Document, host: Host) -> Iterator[Finding]:
+    """Named models of AMD's bring the feature along; these two leave it out on purpose.
+
+    Source: no_autoenable_flags of FEAT_8000_0001_ECX in QEMU's target/i386/cpu.c.
+    """
+    modes = ("host-passthrough", "maximum")
+    if host.cpu.vendor != "AuthenticAMD" or facts.cpu_mode not in modes:
+        return
+    cpu = document.root.child("cpu")
+    features = () if cpu is None else cpu.all("feature")
+    policy = next((f.get("policy") for f in features if f.get("name") == "topoext"), None)
+    if policy in ("require", "force"):
+        return
+    yield finding(
+        "topoext-missing",
+        "<cpu>",
+        expected="<feature policy='require' name='topoext'/>: AMD gives siblings through it",
+        observed="no such feature" if policy is None else f"policy {policy}",
+        source=facts.source,
+    )
+
+
+def _cache(facts: Vm, host: Host) -> Iterator[Finding]:
+    """vCPUs that the guest takes to share an L3, and that lie on several LLCs."""
+    guest = facts
+    shared = shared_llcs(host, facts.vcpu_pins)
+    if guest.architecture != "x86_64" or not facts.is_pinned or shared is None:
+        return
+    cache, shape = stated_cache(guest), stated_topology(guest, guest.vcpus)
+    told = told_l3(cache, shape, guest_cpu(host, guest), llc_threads(host, shared))
+    lying = [
+        group for group in told or () if not any(group <= llc_vcpus for llc_vcpus in shared.groups)
+    ]
+    if not lying:
+        return
+    is_passed = cache is GuestCache.PASSTHROUGH
+    yield finding(
+        "cache-passthrough-false" if is_passed else "guest-l3-false",
+        f"vCPUs {CpuSet.union(lying)}",
+        expected="vCPUs that the guest sees behind one L3, behind one last-level cache of the host",
+        observed="behind several",
+        source=facts.source,
+    )
+
+
+_SWITCHED_OFF = frozenset({"off", "forceoff"})
+_CONTROL = "/sys/devices/system/cpu/smt/control"
+
+
+def thread_findings(facts: Vm, host: Host) -> Iterator[Finding]:
+    """A guest with siblings where SMT is off, and QEMU's own threads on vCPUs' siblings."""
+    yield from _switched_off(facts, host)
+    yield from _emulator_on_siblings(facts, host)
+
+
+def _switched_off(facts: Vm, host: Host) -> Iterator[Finding]:
+    if host.settings.smt_control not in _SWITCHED_OFF:
+        return
+    topology = facts.cpu_topology
+    threads = 1 if topology is None else topology[3]
+    offline = CpuSet(pu.index for pu in host.pus if not pu.online)
+    asleep = facts.pinned_pus & offline
+    if threads < 2 and not asleep:
+        return
+    words = (host.settings.kernel_command_line or "").split()
+    by = next((w for w in words if w.partition("=")[0] in ("nosmt", "mitigations")), None)
+    why = f" (command line: {by})" if by is not None and "nosmt" in by else ""
+    asked = f"threads='{threads}' in <topology>" if threads > 1 else f"pins on PUs {asleep}"
+    yield finding(
+        "smt-off",
+        "<topology>" if threads > 1 else "<vcpupin>",
+        expected="SMT that is on, or a guest without siblings",
+        observed=f"{asked}, and SMT control says {host.settings.smt_control}{why}",
+        source=_CONTROL,
+    )
+
+
+def _emulator_on_siblings(facts: Vm, host: Host) -> Iterator[Finding]:
+    """Where cores without vCPUs are at hand: else the siblings are the best place there is."""
+    emulator, vcpus = facts.emulator_pus, facts.pinned_pus
+    if emulator is None or not facts.is_pinned:
+        return
+    used = CpuSet(pu for core in host.cores if not core.pus.isdisjoint(vcpus) for pu in core.pus)
+    free = CpuSet(pu.index for pu in host.pus if pu.online and pu.allowed) - used
+    if not free or not emulator <= used or not emulator.isdisjoint(vcpus):
+        return
+    in_use = [d for d in host.domains if d.running and d.name != facts.name]
+    free -= CpuSet(pu for d in in_use for pin in d.vcpu_pins if pin is not None for pu in pin)
+    is_bound = facts.binding is not None or any(cell.nodes for cell in facts.cells)
+    if facts.page_bytes is not None and is_bound:
+        # QEMU allocates the huge pages of a node on PUs of that node.
+        free &= CpuSet.union(n.pus for n in host.nodes if not n.pus.isdisjoint(emulator))
+    if free:
+        yield finding(
+            "emulator-on-sibling",
+            "<emulatorpin>",
+            expected="a core without vCPUs",
+            observed=f"PUs {emulator}, siblings of vCPUs, while PUs {free} have none",
+            source=facts.source,
+        )
+
+
+_ISOLATED = "/sys/devices/system/cpu/isolated and nohz_full; /proc/cmdline"
+
+
+def isolation_findings(facts: Vm, host: Host) -> Iterator[Finding]:
+    """Ticks and RCU callbacks on isolated PUs of vCPUs, and siblings that were not isolated."""
+    isolated = CpuSet(pu.index for pu in host.pus if pu.isolated)
+    ours = facts.pinned_pus & isolated
+    if not ours:
+        return
+    yield from _ticks(ours, host)
+    yield from _siblings(ours, isolated, facts.pinned_pus, host)
+
+
+def rcu_nocbs(host: Host) -> CpuSet | None:
+    """The PUs whose RCU callbacks run elsewhere; None where the command line is not known.
+
+    A list that only the kernel understands ("all", "N") counts as all PUs.
+    """
+    line = host.settings.kernel_command_line
+    if line is None:
+        return None
+    everything = CpuSet(pu.index for pu in host.pus)
+    for word in line.split():
+        name, _, value = word.partition("=")
+        if name == "rcu_nocbs":
+            try:
+                return CpuSet.parse(value, "rcu_nocbs") if value else everything
+            except ParseError:
+                return everything
+    return CpuSet()
+
+
+def _ticks(ours: CpuSet, host: Host) -> Iterator[Finding]:
+    ticking = ours - CpuSet(pu.index for pu in host.pus if pu.nohz_full)
+    offloaded = rcu_nocbs(host)
+    if not ticking or offloaded is None:
+        return
+    callbacks = ticking - offloaded
+    stated = f"PUs {ticking} are not in nohz_full="
+    if callbacks:
+        stated += f", and PUs {callbacks} not in rcu_nocbs="
+    yield finding(
+        "isolated-with-tick",
+        f"vCPUs on isolated PUs {ours}",
+        expected="isolated PUs without the scheduler's tick and RCU callbacks",
+        observed=stated,
+        values={"pus": ours},
+        source=_ISOLATED,
+    )
+
+
+def _siblings(ours: CpuSet, isolated: CpuSet, pinned: CpuSet, host: Host) -> Iterator[Finding]:
+    open_siblings = CpuSet(
+        pu
+        for core in host.cores
+        if not core.pus.isdisjoint(ours)
+        for pu in core.pus - isolated - pinned
+    )
+    if open_siblings:
+        yield finding(
+            "sibling-not-isolated",
+            f"vCPUs on isolated PUs {ours}",
+            expected="cores of which all siblings are isolated",
+            observed=f"siblings {open_siblings}, on which the host runs whatever it likes",
+            source=_ISOLATED,
+        )
+
+
+_MOST_NAMED = 6
+_SPREAD_RATIO = 0.75
+"""A device whose interrupts reach this share of all PUs has one for each of them."""
+
+_INTERRUPTS = "/sys/bus/pci/devices/*/msi_irqs; /proc/irq/*/effective_affinity_list"
+
+
+def interrupt_findings(facts: Vm, host: Host) -> Iterator[Finding]:
+    """Interrupts of the host where vCPUs run, and of the VM's devices where they do not."""
+    if not any(pin is not None and len(pin) <= 2 for pin in facts.vcpu_pins):
+        return  # vCPUs that float over sets move out of the way
+    ours = facts.pinned_pus
+    yield from _of_the_host(facts, ours, host)
+    yield from _of_the_vm(facts, ours, host)
+
+
+def _is_given_away(device: PciDevice) -> bool:
+    return device.driver is None or "vfio" in device.driver or device.driver == "pci-stub"
+
+
+def _is_spread(interrupts: tuple[PciInterrupt, ...], host: Host) -> bool:
+    reached = CpuSet(pu for each in interrupts for pu in each.pus)
+    return len(reached) >= _SPREAD_RATIO * sum(pu.online for pu in host.pus)
+
+
+def _of_the_host(facts: Vm, ours: CpuSet, host: Host) -> Iterator[Finding]:
+    passed = {hostdev.bdf for hostdev in facts.hostdevs}
+    quiet = CpuSet(pu.index for pu in host.pus if pu.isolated or pu.nohz_full)
+    here: list[tuple[PciDevice, PciInterrupt]] = []
+    for device in host.pci_devices:
+        interrupts = device.interrupts or ()
+        is_guests = device.bdf in passed or _is_given_away(device)
+        # Ports interrupt for hot plugging and errors: never, on a sound machine.
+        if is_guests or device.kind is DeviceKind.BRIDGE or _is_spread(interrupts, host):
+            continue
+        here += [(device, each) for each in interrupts if each.pus and each.pus <= ours]
+    loud = [(device, each) for device, each in here if not each.pus.isdisjoint(quiet)]
+    others = CpuSet(pu.index for pu in host.pus if pu.online) - ours - quiet
+    if loud:
+        pus = CpuSet(pu for _, each in loud for pu in each.pus)
+        yield finding(
+            "irq-on-isolated",
+            f"PUs {pus}",
+            expected="isolated PUs that handle no interrupts of the host's devices",
+            observed=_words(loud),
+            values={"pus": others},
+            source=_INTERRUPTS,
+        )
+    elif here and host.settings.irqbalance and others:
+        pus = CpuSet(pu for _, each in here for pu in each.pus)
+        yield finding(
+            "irqbalance-on-vcpus",
+            f"PUs {pus}",
+            expected="interrupts of the host's devices next to the vCPUs",
+            observed=f"irqbalance runs, and {_words(here)}",
+            values={"pus": ours},
+            source=_INTERRUPTS,
+        )
+
+
+def _words(interrupts: list[tuple[PciDevice, PciInterrupt]]) -> str:
+    named = ", ".join(
+        f"IRQ {each.number} of {device.bdf} ({device.driver}) on PU {each.pus}"
+        for device, each in interrupts[:_MOST_NAMED]
+    )
+    more = len(interrupts) - _MOST_NAMED
+    return named + (f" and {more} more" if more > 0 else "")
+
+
+def _of_the_vm(facts: Vm, ours: CpuSet, host: Host) -> Iterator[Finding]:
+    """Interrupts of passed devices, all of which another package handles."""
+    nodes = nodes_of(ours, host)
+    packages = {node.package for node in host.nodes if node.index in nodes} - {None}
+    near = CpuSet(
+        pu for package in host.packages if package.index in packages for pu in package.pus
+    )
+    passed = {hostdev.bdf for hostdev in facts.hostdevs}
+    for device in host.pci_devices:
+        interrupts = device.interrupts or ()
+        if device.bdf not in passed or not interrupts or not near:
+            continue
+        if all(each.pus.isdisjoint(near) for each in interrupts):
+            numbers = CpuSet(each.number for each in interrupts)
+            pus = CpuSet(pu for each in interrupts for pu in each.pus)
+            yield finding(
+                "irq-far",
+                f"device {device.bdf}",
+                expected=f"interrupts handled in the vCPUs' package (PUs {near})",
+                observed=f"IRQs {numbers} on PUs {pus}",
+                values={"device": device.bdf, "pus": near - ours or near},
+                source=_INTERRUPTS,
+            )

@@ -1,0 +1,408 @@
+"""Devices of a domain: functions that exist, can be passed and hang on their node's cell; what VFIO
+needs of the host for them; and locked memory, IOMMU mappings and address space.
+
+Source: qemuDomainGetMemLockLimitBytes of libvirt 9 (memory + 1 GiB, once for each device with a
+vIOMMU); vfio_iommu_type1's dma_entry_limit; QEMU's default of 40 physical address bits.
+"""
+
+from collections.abc import Iterator
+
+from msgspec import Struct
+
+from homenode.bdf import Bdf
+from homenode.catalogue import finding
+from homenode.check.domain.pins import neighbour, severity_of_neighbour
+from homenode.cpuset import CpuSet
+from homenode.findings import Finding, Severity
+from homenode.indices import NodeIndex
+from homenode.machine.pci import DeviceKind, PciDevice, is_viable_driver
+from homenode.machine.topology import Host
+from homenode.plan.devices.brought import switched_gpus
+from homenode.plan.shape.aperture import (
+    DEFAULT_ADDRESS_BITS,
+    DEFAULT_WINDOW_BYTES,
+    prefetchable_window_bytes,
+)
+from homenode.plan.shape.initiators import initiator_nodes_of, is_grace
+from homenode.units import GIB, KIB, MIB, format_bytes, format_limit
+from homenode.vm.domain.document import Document
+from homenode.vm.domain.hostdevs import element_of_bdf, initiators_of
+from homenode.vm.domain.iommu import has_iommufd
+from homenode.vm.gpu_parts import (
+    functions_of_parts,
+    parts_at,
+    unknown_mediated,
+    with_mediated,
+)
+from homenode.vm.model import EXPANDER, GuestHostdev, GuestPciController, Vm, cell_of_hostdev
+
+
+def devices_alone(facts: Vm) -> Iterator[Finding]:
+    """What devices say without a host: expander buses on a machine that has them, and ACPI, by
+    which a guest learns of them."""
+    guest = facts
+    expanders = [c for c in guest.controllers if c.model == EXPANDER]
+    if expanders and not (guest.is_q35 or guest.is_virt):
+        yield finding(
+            "expander-on-other-machine",
+            f"machine {guest.machine or 'none'}",
+            expected="q35 or virt, the machines with PCIe expander buses",
+            observed=f"{guest.machine or 'the default'} with {len(expanders)} of them",
+            case=None if guest.architecture == "x86_64" else "other architecture",
+            source=facts.source,
+        )
+    yield from _acpi_missing(facts, expanders)
+
+
+def _acpi_missing(facts: Vm, expanders: list[GuestPciController]) -> Iterator[Finding]:
+    """Cells and expander buses that the guest cannot learn of, for want of ACPI."""
+    # On aarch64 the device tree has the cells.
+    has_cells = bool(facts.cells) and facts.architecture != "aarch64"
+    shown = [*(["cells"] if has_cells else []), *(["expander buses"] if expanders else [])]
+    if shown and not facts.has_acpi:
+        yield finding(
+            "acpi-missing",
+            "<features>",
+            expected=f"<acpi/>, by which the guest learns its {' and '.join(shown)}",
+            observed="none",
+            source=facts.source,
+        )
+
+
+def devices_on_host(facts: Vm, host: Host) -> Iterator[Finding]:
+    """What devices say of this host's PCI tree and of its nodes."""
+    if facts.hostdevs and not host.pci_devices:
+        yield finding(
+            "devices-unknown",
+            "host devices",
+            expected="the host's PCI functions",
+            observed="the host's source gives none",
+            source=facts.source,
+        )
+        return
+    shows_some = bool(functions_of_parts(host))
+    for uuid in unknown_mediated(facts, host):
+        yield finding(
+            "device-of-no-host" if shows_some else "devices-unknown",
+            f"mediated device {uuid}",
+            expected=f"a mediated device of {host.name}",
+            observed="none of that UUID" if shows_some else "the host's source gives none",
+            case="mediated device",
+            source=facts.source,
+        )
+    by_bdf = {device.bdf: device for device in host.pci_devices}
+    passed = {hostdev.bdf for hostdev in facts.hostdevs}
+    for hostdev in with_mediated(facts, host).hostdevs:
+        device = by_bdf.get(hostdev.bdf)
+        if device is None or device.kind is DeviceKind.BRIDGE:
+            yield finding(
+                "device-of-no-host",
+                str(hostdev.bdf),
+                expected=f"a device of {host.name}",
+                observed="none there" if device is None else "a bridge",
+                source=facts.source,
+            )
+            continue
+        yield from _in_use(facts, host, hostdev.uuid or hostdev.bdf)
+        if hostdev.uuid is None:
+            yield from _unmanaged(facts, host, hostdev, device)
+            yield from _group(facts, host, device, passed)
+        yield from _place(facts, hostdev, device.node)
+
+
+def _in_use(facts: Vm, host: Host, held: Bdf | str) -> Iterator[Finding]:
+    for domain in host.domains:
+        has_it = held in domain.devices or held in domain.mediated
+        if domain.running and domain.name != facts.name and has_it:
+            yield finding(
+                "device-in-use",
+                str(held),
+                expected="a device that no other VM has",
+                observed=f"{neighbour(domain)} has it",
+                severity=severity_of_neighbour(domain, Severity.CRITICAL),
+                source=facts.source,
+            )
+
+
+def _unmanaged(
+    facts: Vm, host: Host, hostdev: GuestHostdev, device: PciDevice
+) -> Iterator[Finding]:
+    is_vgpu = any(part.profile for part in parts_at(host.device_at, device.bdf))
+    if hostdev.managed or is_vgpu or "vfio" in (device.driver or ""):
+        return
+    yield finding(
+        "not-bound-to-vfio",
+        str(device.bdf),
+        expected="driver vfio-pci, because without managed='yes' that is left to you",
+        observed=f"driver {device.driver}" if device.driver else "no driver that is known",
+        severity=Severity.CRITICAL if device.driver else Severity.INCONCLUSIVE,
+        source=facts.source,
+    )
+
+
+def _group(facts: Vm, host: Host, device: PciDevice, passed: set[Bdf]) -> Iterator[Finding]:
+    """VFIO gives away a whole IOMMU group: nothing else in it may have a driver of the host."""
+    if device.iommu_group is None:
+        return
+    others = [
+        other
+        for other in host.pci_devices
+        if other.iommu_group == device.iommu_group
+        and other.kind is not DeviceKind.BRIDGE
+        and other.bdf not in passed
+        and not (other.driver is None or is_viable_driver(other.driver))
+    ]
+    if others:
+        stated = ", ".join(f"{other.bdf} ({other.driver})" for other in others[:4])
+        yield finding(
+            "iommu-group-shared",
+            str(device.bdf),
+            expected=f"IOMMU group {device.iommu_group} with no host driver in it",
+            observed=stated,
+            source=facts.source,
+        )
+
+
+def _place(facts: Vm, hostdev: GuestHostdev, node: NodeIndex | None) -> Iterator[Finding]:
+    if node is None or len(facts.cells) < 2:
+        return
+    homes = [cell.id for cell in facts.cells if node in cell.nodes]
+    if not homes:
+        return  # the guest has no memory there: no cell is the device's
+    home = CpuSet(homes)
+    cell = cell_of_hostdev(facts, hostdev)
+    if cell is None:
+        yield finding(
+            "device-without-cell",
+            str(hostdev.bdf),
+            expected=f"the expander bus of cell {home}, whose memory is on the device's node "
+            f"{node}",
+            observed=f"at {hostdev.address or 'no address'}, on the root bus",
+            source=facts.source,
+        )
+    elif cell not in homes:
+        yield finding(
+            "device-on-other-cell",
+            str(hostdev.bdf),
+            expected=f"the expander bus of cell {home}, whose memory is on the device's node "
+            f"{node}",
+            observed=f"at {hostdev.address}, on that of cell {cell}",
+            source=facts.source,
+        )
+
+
+def passthrough_findings(facts: Vm, document: Document, host: Host) -> Iterator[Finding]:
+    """No IOMMU, companions of the same IOMMU group, and what boards and Grace GPUs need."""
+    passed = {hostdev.bdf for hostdev in facts.hostdevs}
+    devices = [device for device in host.pci_devices if device.bdf in passed]
+    if not devices:
+        return
+    if host.settings.iommus == () and all(d.iommu_group is None for d in devices):
+        yield finding(
+            "iommu-off",
+            f"{len(devices)} passed-through devices",
+            expected="an IOMMU that is on",
+            observed="none in /sys/class/iommu, and no IOMMU groups",
+            source="/sys/class/iommu; Documentation/driver-api/vfio.rst",
+        )
+    yield from _companions(facts, host, devices, passed)
+    yield from _nvswitches(facts, host, passed)
+    yield from _initiators(facts, document, host, devices)
+
+
+def _initiators(
+    facts: Vm, document: Document, host: Host, devices: list[PciDevice]
+) -> Iterator[Finding]:
+    """Grace GPUs without the guest's NUMA nodes that their memory goes to."""
+    if not facts.is_virt:
+        return
+    elements = element_of_bdf(document)
+    found = initiator_nodes_of(host, [device for device in devices if is_grace(device)])
+    short = {
+        bdf: (count, len(nodes))
+        for bdf, nodes in found.items()
+        if (count := len(initiators_of(document, elements[bdf]))) < len(nodes)
+    }
+    if short:
+        given, needed = map(sum, zip(*short.values(), strict=True))
+        yield finding(
+            "initiators-missing",
+            ", ".join(map(str, short)),
+            expected=f"{needed} cells without vCPUs and memory, as many as the host has nodes for "
+            "these GPUs, in their <acpi nodeset=>",
+            observed=str(given or "none"),
+            source=facts.source,
+        )
+
+
+def _nvswitches(facts: Vm, host: Host, passed: set[Bdf]) -> Iterator[Finding]:
+    """All GPUs of a board without its NVSwitches; another VM that has them serves all VMs."""
+    others = {
+        bdf
+        for domain in host.domains
+        if domain.name != facts.name and (domain.running or domain.planned)
+        for bdf in domain.devices
+    }
+    for board in switched_gpus(host):
+        missing = board.left_out(passed)
+        if missing and others.isdisjoint(board.switches):
+            yield finding(
+                "nvswitches-left-out",
+                ", ".join(map(str, missing)),
+                expected=f"passed to the VM with all {len(board.gpus)} GPUs that they join",
+                observed="the GPUs alone",
+                source=facts.source,
+            )
+
+
+def _companions(
+    facts: Vm, host: Host, devices: list[PciDevice], passed: set[Bdf]
+) -> Iterator[Finding]:
+    """Devices that no other VM and not the host can use while this VM runs."""
+    groups = {device.iommu_group for device in devices} - {None}
+    owned = [
+        other
+        for other in host.pci_devices
+        if other.iommu_group in groups
+        and other.bdf not in passed
+        and other.kind is not DeviceKind.BRIDGE
+        and other.class_code >> 16 != 0x06
+        and (other.driver is None or is_viable_driver(other.driver))
+        and not any(_same_slot(other.bdf, bdf) for bdf in passed)
+    ]
+    if owned:
+        yield finding(
+            "iommu-group-companions",
+            ", ".join(str(d.bdf) for d in owned[:16]),
+            expected="IOMMU groups that hold the VM's devices only",
+            observed="in one group with a device of the VM, and not passed",
+            source=facts.source,
+        )
+
+
+def _same_slot(a: Bdf, b: Bdf) -> bool:
+    return (a.domain, a.bus, a.device) == (b.domain, b.bus, b.device)
+
+
+DMA_ENTRY_LIMIT = 65535
+"""Default of vfio_iommu_type1.dma_entry_limit."""
+
+_OWN_BARS = 6
+_HOST_BITS_MODES = frozenset({"host-passthrough", "maximum"})
+_CONFIDENTIAL_PAGE_BYTES = 2 * MIB
+_LOW_WINDOW_BYTES = 4 * GIB
+
+
+class Limits(Struct, frozen=True, kw_only=True):
+    """What a VM of this size and these devices needs.
+
+    memlock_bytes: RLIMIT_MEMLOCK of QEMU. mapped_bytes: memory and BARs that the IOMMU maps.
+    iommu_pages: entries in the IOMMU's tables at the page size. dma_entries: mappings that VFIO
+    counts against its limit: one a region, or one a page for guests with private memory.
+    window_bytes: 64-bit window for the BARs, a power of two. address_bits: to address all that.
+    """
+
+    memlock_bytes: int
+    mapped_bytes: int
+    iommu_pages: int
+    dma_entries: int
+    window_bytes: int
+    address_bits: int
+
+
+def limits(facts: Vm, devices: list[PciDevice]) -> Limits:
+    """The needs of a domain with these devices."""
+    guest = facts
+    factor = len(devices) if guest.has_iommu and devices else 1
+    bars = sum(
+        bar.size_bytes
+        for device in devices
+        for bar in device.bars
+        if bar.is_memory and bar.index < _OWN_BARS
+    )
+    whole = guest.memory_bytes + guest.memory_device_bytes
+    mapped = whole + bars
+    page = facts.page_bytes or 4 * KIB
+    window = prefetchable_window_bytes(devices)
+    regions = len(devices) * _OWN_BARS + 8
+    entries = regions
+    if guest.launch_security is not None:
+        entries += -(-whole // _CONFIDENTIAL_PAGE_BYTES)
+    return Limits(
+        memlock_bytes=factor * (whole + GIB),
+        mapped_bytes=mapped,
+        iommu_pages=-(-mapped // page),
+        dma_entries=entries,
+        window_bytes=window,
+        address_bits=_address_bits(max(whole, guest.max_memory_bytes or 0), window),
+    )
+
+
+def _address_bits(memory_bytes: int, window: int) -> int:
+    """Firmware puts the window at a multiple of its own size above the memory."""
+    if not window:
+        return (memory_bytes + _LOW_WINDOW_BYTES - 1).bit_length()
+    start = -(-(memory_bytes + _LOW_WINDOW_BYTES) // window)
+    return ((start + 1) * window - 1).bit_length()
+
+
+def describe_limits(needs: Limits, devices: int) -> str:
+    """One line for people. What is locked is rounded up to GiB: as a limit it must not be short."""
+    return (
+        f"with {devices} devices: {format_limit(needs.memlock_bytes)} locked, "
+        f"{needs.iommu_pages} pages in the IOMMU, {needs.dma_entries} DMA mappings, "
+        f"{format_bytes(needs.window_bytes)} of 64-bit window, {needs.address_bits} address bits"
+    )
+
+
+def limit_findings(facts: Vm, document: Document, host: Host) -> Iterator[Finding]:
+    """What will exceed a limit: DMA mappings, address bits, the window for BARs."""
+    passed = {hostdev.bdf for hostdev in facts.hostdevs}
+    devices = [device for device in host.pci_devices if device.bdf in passed]
+    if not devices:
+        return
+    needs = limits(facts, devices)
+    limit = host.settings.dma_entry_limit or DMA_ENTRY_LIMIT
+    if needs.dma_entries > limit and not has_iommufd(document):
+        yield finding(
+            "dma-map-limit",
+            f"{facts.launch_security} guest of {format_bytes(facts.memory_bytes)}",
+            expected=f"at most {limit} mappings (vfio_iommu_type1.dma_entry_limit)",
+            observed=f"about {needs.dma_entries}: private memory is mapped in pieces of 2 MiB",
+            values={"entries": 1 << (needs.dma_entries - 1).bit_length()},
+            source=facts.source,
+        )
+    if facts.architecture == "x86_64" and needs.window_bytes > DEFAULT_WINDOW_BYTES:
+        yield from _addresses(facts, needs)
+
+
+def _addresses(facts: Vm, needs: Limits) -> Iterator[Finding]:
+    guest = facts
+    bits = guest.physical_address_bits
+    shows_host = guest.domain_type == "kvm" and guest.cpu_mode in _HOST_BITS_MODES
+    if bits is None and not shows_host:
+        bits = DEFAULT_ADDRESS_BITS
+    if bits is not None and bits < needs.address_bits:
+        yield finding(
+            "address-bits-small",
+            "<cpu>",
+            expected=f"{needs.address_bits} physical address bits for "
+            f"{format_bytes(needs.window_bytes)} of BARs above the memory",
+            observed=str(bits),
+            values={"bits": needs.address_bits},
+            source=facts.source,
+        )
+    elif (
+        not shows_host
+        and (guest.firmware or "bios").lower() != "bios"
+        and not guest.has_qemu_commandline
+        and max(DEFAULT_WINDOW_BYTES, guest.pcihole64_bytes or 0) < needs.window_bytes
+    ):
+        yield finding(
+            "pci-window-small",
+            "pcie-root",
+            expected=f"a 64-bit window of {format_bytes(needs.window_bytes)} for the BARs",
+            observed=format_bytes(max(DEFAULT_WINDOW_BYTES, guest.pcihole64_bytes or 0)),
+            values={"kibibytes": needs.window_bytes // KIB},
+            source=facts.source,
+        )

@@ -109,7 +109,7 @@ def apply(
 
 def replan(name: str, **given: Any) -> None:
     """homenode replan, likewise."""
-    from homenode.cli.replan import replan as work
+    from homenode.cli.apply import replan as work
 
     work(ReplanArguments(name=name, **given))
 

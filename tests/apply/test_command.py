@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from homenode.change.apply.store import DomainStore
-from homenode.cli.apply import restore_domain
+from homenode.cli.restore import restore_domain
 from homenode.errors import InputError, UsageError
 from tests.apply_documents import NAME, ORIGINAL, tuned
 from tests.command_line import apply, restore

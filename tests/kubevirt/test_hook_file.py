@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from homenode.cli.kubevirt import _own_source
+from homenode.cli.pods import _own_source
 from homenode.cluster.kubevirt.hook_file import ENTRY, PORTABLE, hook_file
 from homenode.cluster.kubevirt.on_define_domain import Answer, answer
 from homenode.errors import UsageError

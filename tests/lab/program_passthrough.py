@@ -86,8 +86,9 @@ def main() -> None:
     }
     say("vm", json.dumps(report))
     step("verified")
-    from homenode.cli.apply import apply, restore_domain
+    from homenode.cli.apply import apply
     from homenode.cli.arguments.place import ApplyArguments
+    from homenode.cli.restore import restore_domain
     from homenode.errors import HomenodeError
     from homenode.vm.plan_options import PlanOptions
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from homenode.cli import trial_work
+from homenode.cli import trial as trial_work
 from homenode.measure.layouts.journal import BOOT, JournalFile, Known, What, known_trials
 from homenode.measure.layouts.runner import steps_of
 from homenode.measure.results.model import Origin

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from homenode.cli.apply import restore_domain
+from homenode.cli.restore import restore_domain
 from homenode.errors import InputError, UsageError
 from homenode.vm.domain.read import open_domain, vm_of
 from tests.apply_documents import NAME, ORIGINAL

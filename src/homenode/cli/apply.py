@@ -1,4 +1,4 @@
-"""homenode apply, and the way back from it: a tuned definition in libvirt. [I/O]"""
+"""homenode apply and replan: a tuned definition in libvirt. [I/O]"""
 
 import sys
 from contextlib import contextmanager
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from homenode.cli.arguments.place import ApplyArguments, PlanArguments
+from homenode.cli.arguments.place import ApplyArguments, PlanArguments, ReplanArguments
 from homenode.cli.command import as_words
 from homenode.cli.planning import hosts_after
 from homenode.cli.terminal import (
@@ -21,7 +21,7 @@ from homenode.cli.terminal import (
     print_diff,
     write_text,
 )
-from homenode.errors import FINDINGS, UsageError
+from homenode.errors import FINDINGS, HostError, UsageError
 from homenode.input_files import read_input
 from homenode.vm.hypervisor.connection import DEFAULT, checked_uri, is_local, with_connection
 from homenode.vm.plan_options import refuse_objective
@@ -29,10 +29,13 @@ from homenode.vm.plan_options import refuse_objective
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from homenode.bdf import Bdf
     from homenode.change.apply.define_step import DomainChange
     from homenode.change.apply.live_pins import Moved
+    from homenode.machine.topology import Host
     from homenode.plan.tuning import Tuning
     from homenode.vm.hypervisor.virsh import Virsh
+    from homenode.vm.model import GuestHostdev
     from homenode.vm.plan_options import PlanOptions
 
 
@@ -204,93 +207,6 @@ def _refuse_planning(asked: ApplyArguments) -> None:
         raise UsageError(f"give either {words[0].split()[0]} or --domain, not both")
 
 
-def restore_domains(
-    names: "Sequence[str]", connect: str, *, keep_edits: bool = False, dry_run: bool = False
-) -> None:
-    """Restore several, the last first. What stands against any of them is said before the first is
-    changed."""
-    from homenode.change.apply.definition import domain_to_restore, preview_restore
-    from homenode.change.journal import default_root
-    from homenode.vm.hypervisor.virsh import Virsh
-
-    virsh, root = Virsh(connect), default_root()
-    with changing_host("restore", names, connect, dry_run=dry_run):
-        for name in names:
-            uuid = domain_to_restore(virsh, name, root).uuid
-            preview_restore(virsh, uuid, root, keep_edits=keep_edits)
-        for name in reversed(names):
-            restore_domain(name, connect, keep_edits=keep_edits, dry_run=dry_run)
-
-
-def restore_domain(
-    name: str,
-    connect: str = DEFAULT,
-    *,
-    forget: bool = False,
-    keep_edits: bool = False,
-    dry_run: bool = False,
-) -> None:
-    """Give a domain the definition and the live pins back that it had before `homenode apply`.
-
-    forget: keep the present definition instead, as the original from now on. keep_edits: take out
-    only what the layout set, and show what that changes.
-    """
-    from homenode.change.apply.definition import (
-        domain_to_restore,
-        forget_original,
-        has_original,
-        preview_restore,
-        restore_definition,
-    )
-    from homenode.change.apply.live_pins import preview_restore_live_pins, restore_live_pins
-    from homenode.change.journal import default_root
-    from homenode.vm.hypervisor.virsh import Virsh
-
-    virsh = Virsh(connect)
-    root = default_root()
-    state = domain_to_restore(virsh, name, root)
-    name, uuid = state.name, state.uuid
-    if forget:
-        note(
-            f"{name}: the present definition is the original now; the old one: "
-            f"{forget_original(virsh, uuid, root)}"
-        )
-        return
-    if dry_run:
-        moves = preview_restore_live_pins(virsh, uuid, root)
-        for pin in moves:
-            thread = pin.kind if pin.kind == "emulator" else f"{pin.kind} {pin.number}"
-            note(f"would move {thread} back to PUs {pin.pus}")
-        if moves and not has_original(virsh, uuid, root):
-            return
-        would = preview_restore(virsh, uuid, root, keep_edits=keep_edits)
-        print_diff(would.definition, would.original, f"{name} (now)", f"{name} (original)")
-        _note_moved(would.moved)
-        note(f"{name}: {'would be restored' if would.changed else 'has its original'}")
-        return
-    with changing_host("restore", (name,), connect):
-        back = restore_live_pins(virsh, uuid, root)
-        if back:
-            note(f"{name}: {len(back)} threads are where they were")
-            if not has_original(virsh, uuid, root):
-                return
-        done = restore_definition(virsh, uuid, root, keep_edits=keep_edits)
-    if keep_edits:
-        print_diff(done.before, done.given, f"{name} (before)", f"{name} (restored)")
-        _note_moved(done.moved)
-    if not done.changed:
-        note(f"{name}: has its original definition already")
-    elif done.exact or keep_edits:
-        note(f"{name}: restored; what was there before: {done.replaced}")
-    else:
-        note(f"{name}: restored, but this libvirt prints it otherwise than the one before")
-
-
-def _note_moved(moved: tuple[str, ...]) -> None:
-    for device in moved:
-        note(f"{device}: its address was on a bus of the layout; libvirt gives it another")
-
-
 def tuned_on(
     name: str,
     original: bytes,
@@ -453,3 +369,99 @@ def _note_threads(moved: "Moved", verb: str) -> None:
     for before, after in zip(moved.before, moved.after, strict=True):
         thread = after.kind if after.kind == "emulator" else f"{after.kind} {after.number}"
         note(f"{verb} {thread} from PUs {before.pus} to {after.pus}")
+
+
+def replan(asked: ReplanArguments) -> None:
+    """Plan again, show the difference, ask, and define it."""
+    from homenode.change.apply.define_step import DomainChange
+    from homenode.change.journal import default_root
+    from homenode.vm.domain.hostdevs import replace_sources
+    from homenode.vm.domain.metadata import read_record
+    from homenode.vm.domain.read import open_domain, vm_of
+    from homenode.vm.fingerprint import is_made_for
+    from homenode.vm.hypervisor.virsh import Virsh
+    from homenode.vm.layout import PRESETS
+    from homenode.vm.plan_options import PlanOptions
+    from homenode.vm.sources import load_host
+    from homenode.wording import command_line
+
+    check_can_ask(asked=not (asked.yes or asked.dry_run))
+    if asked.host is None and not is_local(asked.connect):
+        raise UsageError(
+            f"--connect {asked.connect}: expected --host as well, since the daemon is on another "
+            "machine",
+            hint="homenode capture --ssh HOST -o host.tar.gz, then --host host.tar.gz",
+        )
+    with changing_host("replan", (asked.name,), asked.connect, dry_run=asked.dry_run):
+        virsh = Virsh(asked.connect)
+        state = virsh.domain(asked.name)
+        original = virsh.definition(state.uuid)
+        document = open_domain(original, state.name)
+        record = read_record(document)
+        if record is None:
+            raise UsageError(
+                f"{state.name}: expected a domain with a layout of homenode, found none",
+                hint=command_line(
+                    *with_connection(asked.connect, "homenode", "apply", state.argument)
+                ),
+            )
+        machine = load_host(asked.host)
+        document = replace_sources(document, _replaced(asked.device))
+        _refuse_missing(vm_of(document).hostdevs, machine, state.name)
+        is_same = record.host is not None and is_made_for(machine, record.host)
+        if not is_same and machine.nodes_assumed:
+            raise HostError(
+                f"{machine.name}: expected its NUMA nodes, found none in what can be read of it",
+                hint="run it on the host itself, not in a container, or give a capture: --host",
+            )
+        note(
+            f"{state.name}: layout {record.layout.name}, planned for "
+            f"{'this host as it is' if is_same else 'another host, or this one before it changed'}"
+        )
+        layout = record.layout
+        options = PlanOptions(
+            layout.name if layout.name in PRESETS else "default",
+            pinning=layout.pinning,
+            siblings=layout.siblings,
+            cells=layout.cells,
+            pcie=layout.pcie,
+            memory_binding=layout.memory,
+            objective=record.objective,
+        )
+        tuning = tuned_on(state.name, document.to_bytes(), options, asked.host, (), [], quiet=False)
+        change = DomainChange(name=state.uuid, tuned=tuning.document, original=original)
+        if asked.dry_run:
+            preview(virsh, (change,), default_root())
+        else:
+            define(virsh, (change,), default_root(), asked=not asked.yes)
+
+
+def _replaced(words: "Sequence[str]") -> "Mapping[Bdf, Bdf]":
+    from homenode.bdf import Bdf
+
+    found: dict[Bdf, Bdf] = {}
+    for word in words:
+        old, equals, new = word.partition("=")
+        if not equals:
+            raise UsageError(f"--device: expected OLD=NEW such as 19:00.0=3b:00.0, found {word!r}")
+        found[Bdf.parse(old, "--device")] = Bdf.parse(new, "--device")
+    return found
+
+
+def _refuse_missing(hostdevs: "tuple[GuestHostdev, ...]", host: "Host", name: str) -> None:
+    """Raises UsageError for devices that the host does not have: which one replaces them is the
+    operator's to say."""
+    there = {one.bdf: one for one in host.pci_devices}
+    if not there:
+        return
+    missing = [str(one.bdf) for one in hostdevs if one.bdf not in there]
+    if missing:
+        from homenode.machine.pci import DeviceKind
+
+        free = {one.bdf for one in hostdevs}
+        gpus = [str(g.bdf) for g in host.devices_of_kind(DeviceKind.GPU) if g.bdf not in free]
+        raise UsageError(
+            f"{name}: expected its devices on {host.name}, found no {', '.join(missing)}",
+            hint=f"--device {missing[0]}=NEW gives it another one; GPUs here: "
+            f"{', '.join(gpus) or 'none'}",
+        )

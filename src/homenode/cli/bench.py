@@ -1,29 +1,39 @@
-"""homenode bench: run the suite here: in a guest, on a host, in a job. [I/O]"""
+"""homenode bench and bench setup: the suite, run here; the tools that it needs, built. [I/O]"""
 
+import os
 import shlex
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from homenode.cli.arguments.measure import (
+    AppArguments,
     BenchArguments,
+    BenchSetupArguments,
+    RunArguments,
+    SuiteArguments,
 )
-from homenode.cli.bench_options import (
-    bench_options,
-)
-from homenode.cli.progress import shown_progress
 from homenode.cli.terminal import (
     console,
+    error_console,
     exit_if_bad,
     interruptible,
     note,
     print_findings,
 )
 from homenode.errors import FINDINGS, HostError, ToolError, UsageError
+from homenode.input_files import read_input
+from homenode.measure.results.vantage import Vantage
 
 if TYPE_CHECKING:
-    from homenode.measure.orders import BenchOptions, BenchOutcome
+    from homenode.measure.access.machine import Machine
+    from homenode.measure.model import SuiteOptions
+    from homenode.measure.orders import AppOrder, BenchOptions, BenchOutcome
     from homenode.measure.progress import Progress
+    from homenode.measure.results.model import Switches
+    from homenode.measure.setup.plan import SetupPlan, SetupStep, Vendor
 
 
 def bench(asked: BenchArguments) -> None:
@@ -109,3 +119,276 @@ def _print(outcome: "BenchOutcome", *, as_json: bool) -> None:
         note("nothing was measured: this guest is not the plan's (--force measures it anyway)")
     else:
         note(f"wrote {outcome.folder}")
+
+
+_LARGEST_TOPOLOGY = 100_000
+"""It is an argument of a program; Linux takes 128 KiB in one."""
+
+
+def bench_options(
+    name: str, suite: SuiteArguments, app: AppArguments, run: RunArguments
+) -> "BenchOptions":
+    """The run that is asked for. Raises UsageError, naming the option, and InputError for files."""
+    from homenode.cpuset import CpuSet
+    from homenode.measure.orders import BenchOptions, check_name
+    from homenode.measure.results.model import UNKNOWN_SWITCHES
+    from homenode.plan.stored import read_plan
+
+    plan = None
+    if run.plan is not None:
+        plan = read_plan(read_input(run.plan, "a saved plan"), str(run.plan))
+    if run.domain is not None and plan is None:
+        raise UsageError("--domain: expected --plan as well, whose document it is")
+    if (run.experiment is None) != (run.block is None):
+        raise UsageError(
+            "--experiment, --block: expected both, found one",
+            hint="a block is a round of the study: one run of each of its alternatives",
+        )
+    if run.experiment is not None:
+        check_name(run.experiment, "--experiment")
+    document = None
+    if run.domain is not None:
+        document = read_input(run.domain, "a domain document")
+    return BenchOptions(
+        name=name,
+        suite=_suite(suite),
+        repeats=suite.repeat,
+        seed=suite.seed,
+        switches=UNKNOWN_SWITCHES if run.layout is None else _switches(run.layout),
+        vantage=run.vantage or _vantage(has_plan=plan is not None),
+        plan=plan,
+        domain_xml=document,
+        boot=run.boot,
+        app=_app(app),
+        pus=None if run.pus is None else CpuSet.parse(run.pus, "--pus"),
+        nodes=None if run.nodes is None else tuple(CpuSet.parse(run.nodes, "--nodes")),
+        host_kind=run.host_kind,
+        arrangement=run.arrangement,
+        force=run.force,
+        marks=_marks(run),
+        experiment=run.experiment,
+        block=run.block,
+    )
+
+
+def _suite(typed: SuiteArguments) -> "SuiteOptions":
+    from homenode.measure.model import Depth, Group, SuiteOptions
+    from homenode.units import parse_bytes
+    from homenode.wording import did_you_mean
+
+    if typed.quick and typed.full:
+        raise UsageError("give either --quick or --full, not both")
+    names = [] if typed.tests is None else [one.strip() for one in typed.tests.split(",")]
+    known = [str(group) for group in Group if group is not Group.APP]
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise UsageError(
+            f"--tests: expected some of {', '.join(known)}, found {', '.join(unknown) or 'none'}",
+            hint=did_you_mean(unknown[0], known).strip() or None,
+        )
+    largest = parse_bytes(typed.nccl_max_msg)
+    if not 8 <= largest <= 1 << 40:
+        raise UsageError(f"--nccl-max-msg {typed.nccl_max_msg}: expected 8 B to 1 TiB")
+    depth = Depth.QUICK if typed.quick else Depth.FULL if typed.full else Depth.NORMAL
+    groups = tuple(dict.fromkeys(Group(name) for name in names))
+    topology = None
+    if typed.nccl_topo is not None:
+        topology = read_input(typed.nccl_topo, "a topology file").decode("utf-8", "replace")
+        if len(topology) > _LARGEST_TOPOLOGY:
+            raise UsageError(
+                f"--nccl-topo {typed.nccl_topo}: expected at most {_LARGEST_TOPOLOGY} characters, "
+                f"found {len(topology)}"
+            )
+    return SuiteOptions(groups, depth, largest, typed.python, topology)
+
+
+def _app(typed: AppArguments) -> "AppOrder | None":
+    from homenode.measure.orders import AppOrder
+
+    if (typed.app is None) != (typed.metric is None):
+        raise UsageError(
+            "--app, --metric: expected both, found one",
+            hint=r"for example --app 'python3 train.py' --metric 'images/s: ([0-9.]+)'",
+        )
+    if typed.app is None or typed.metric is None:
+        return None
+    try:
+        argv = tuple(shlex.split(typed.app))
+    except ValueError as error:
+        raise UsageError(f"--app: expected a command, found: {error}") from None
+    if not argv:
+        raise UsageError("--app: expected a command, found nothing")
+    return AppOrder(
+        argv, typed.metric, typed.lower_is_better, Path(argv[0]).name, float(typed.app_timeout)
+    )
+
+
+def _switches(layout: str) -> "Switches":
+    from homenode.measure.results.model import Switches
+    from homenode.vm.layout import preset_named, unknown_layout
+
+    preset = preset_named(layout)
+    if preset is None:
+        raise unknown_layout(layout)
+    return Switches.of(preset)
+
+
+def _marks(typed: RunArguments) -> tuple[str, ...]:
+    """Raises UsageError for a virtual machine that is called a host, unless it is forced."""
+    if typed.vantage is not Vantage.HOST or not _is_virtual():
+        return ()
+    if not typed.force:
+        raise UsageError(
+            "--vantage host: expected a machine that is no virtual one, found a virtual machine",
+            hint="leave it out: the run is of a guest; --force measures, and marks the run",
+        )
+    return ("measured in a virtual machine, and called a host (--vantage host --force)",)
+
+
+def _vantage(*, has_plan: bool) -> "Vantage":
+    """Where we run: a guest of a plan, a Slurm job, a virtual machine, or a host."""
+    if has_plan:
+        return Vantage.GUEST
+    if os.environ.get("SLURM_JOB_ID"):
+        return Vantage.JOB
+    return Vantage.GUEST if _is_virtual() else Vantage.HOST
+
+
+def _is_virtual() -> bool:
+    from homenode.machine.snapshot.live import LiveSnapshot
+    from homenode.measure.environment import is_virtual
+
+    return is_virtual(LiveSnapshot())
+
+
+def set_up(asked: BenchSetupArguments) -> None:
+    """Print the commands, run them with --apply, or undo what they installed.
+
+    Raises UsageError, HostError where no GPU or no tool can be built, ToolError for a step that
+    failed.
+    """
+    chosen = Path.home() / ".local" if asked.prefix is None else asked.prefix.absolute()
+    if asked.apply and asked.remove:
+        raise UsageError("--apply and --remove: expected one of them")
+    if asked.remove:
+        _remove(chosen)
+        return
+    from homenode.change.journal import default_root
+    from homenode.measure.access.local import LocalMachine
+    from homenode.measure.setup.run import carry_out
+
+    machine = LocalMachine()
+    plan = _plan(machine, str(chosen))
+    for name in plan.there:
+        note(f"{name} is installed already")
+    for lack in plan.lacks:
+        note(lack)
+    if not plan.steps:
+        if plan.lacks:
+            raise HostError("bench setup: nothing can be built", hint="install what is named above")
+        return
+    if not asked.apply:
+        console().print(_script(plan), markup=False, highlight=False, soft_wrap=True)
+        note("nothing was run; --apply runs these commands")
+        return
+    for path in carry_out(plan, machine, default_root(), lambda step: note(_line(step))):
+        note(f"installed {path}")
+    if str(chosen / "bin") not in os.environ.get("PATH", "").split(":"):
+        note(f"put it on PATH: export PATH={shlex.quote(str(chosen / 'bin'))}:$PATH")
+
+
+def _remove(prefix: Path) -> None:
+    from homenode.measure.setup.run import take_back
+
+    for path in take_back(prefix):
+        note(f"removed {path}")
+
+
+def _plan(machine: "Machine", prefix: str) -> "SetupPlan":
+    from homenode.measure.setup.plan import NEEDED, SOURCES, setup_plan
+
+    vendor, architectures = _gpus(machine)
+    names = NEEDED | {source.program for source in SOURCES}
+    installed = machine.installed(names)
+    return setup_plan(vendor, architectures, installed, prefix, SOURCES, _cuda_home())
+
+
+def _cuda_home() -> str | None:
+    """Of the nvcc on PATH, whose makefiles would look in /usr/local/cuda; None without one."""
+    from homenode.process import find_program
+
+    found = find_program("nvcc")
+    if found is None:
+        return None
+    home = Path(found).resolve().parent.parent
+    return str(home) if (home / "bin" / "nvcc").exists() else None
+
+
+def _gpus(machine: "Machine") -> "tuple[Vendor, tuple[str, ...]]":
+    """Whose GPUs, and what to build for. Raises HostError where no driver gives it."""
+    from homenode.machine.tools import gpu_architectures as tool
+    from homenode.measure.setup.plan import Vendor
+
+    reasons = []
+    for vendor, command, parse in (
+        (Vendor.NVIDIA, tool.NVIDIA_COMMAND, tool.parse_nvidia),
+        (Vendor.AMD, tool.AMD_COMMAND, tool.parse_amd),
+    ):
+        try:
+            return vendor, parse(machine.run(command, 60).stdout_or_raise())
+        except ToolError as error:
+            reasons.append(error.message)
+    raise HostError(
+        "bench setup: expected a GPU whose driver gives its architecture, found none",
+        hint="; ".join(reasons),
+    )
+
+
+def _script(plan: "SetupPlan") -> str:
+    """The commands as a person can run them one by one."""
+    lines = []
+    tool = ""
+    for step in plan.steps:
+        if step.tool != tool:
+            lines += [f"# {step.tool}"]
+            tool = step.tool
+        lines.append(_line(step))
+    return "\n".join(lines)
+
+
+def _line(step: "SetupStep") -> str:
+    command = shlex.join(step.argv)
+    return command if step.input is None else f"echo {shlex.quote(step.input.strip())} | {command}"
+
+
+_MOST_LINES = 10
+
+
+@contextmanager
+def shown_progress(what: str, *, quiet: bool = False) -> "Iterator[Callable[[Progress], None]]":
+    """Shows each progress that it gets: on a terminal in place of the one before, elsewhere as a
+    line where something changed, of many tasks for each tenth. what: the tasks, in the plural."""
+    if quiet:
+        yield lambda progress: None
+        return
+    from homenode.show.trial_text import progress_line, progress_view
+
+    if not sys.stderr.isatty():
+        said = ""
+
+        def say_change(progress: "Progress") -> None:
+            nonlocal said
+            line = progress_line(progress, what)
+            every = max(1, progress.total // _MOST_LINES)
+            if line != said and (not progress.now or progress.done % every == 0):
+                said = line
+                note(line)
+
+        yield say_change
+        return
+    from rich.live import Live
+
+    from homenode.show.terminal_text import shown
+
+    with Live(console=error_console(), refresh_per_second=4, transient=True) as live:
+        yield lambda progress: live.update(shown(progress_view(progress, what)))

@@ -1,4 +1,4 @@
-"""homenode doctor: what is wrong with links, settings and pins, and what to do. [I/O]"""
+"""homenode doctor and watch certify: what is wrong with one host, or with many. [I/O]"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +13,7 @@ from homenode.cli.arguments.check import (
 from homenode.cli.terminal import (
     STANDARD_OUTPUT,
     check_can_write,
+    console,
     note,
     note_written,
     permissions_of,
@@ -34,8 +35,6 @@ if TYPE_CHECKING:
 def doctor(asked: DoctorArguments) -> None:
     """Print what is found; exit 1 where something is critical or a warning."""
     if asked.pool:
-        from homenode.cli.fleet import compare_hosts
-
         others = (asked.document, asked.host, asked.live, asked.fix, asked.expect)
         if any(others) or asked.under_load or asked.prometheus:
             raise UsageError("--pool: expected no other source and no option of one host")
@@ -103,8 +102,6 @@ def certify(asked: CertifyArguments) -> None:
         raise UsageError(f"--floor: expected one of {', '.join(FLOORS)}, found {unknown[0]!r}")
     check_can_write(asked.output, force=asked.force)
     if asked.pool:
-        from homenode.cli.fleet import certify_majority
-
         if asked.host is not None:
             raise UsageError("give either --host or --pool, not both")
         certify_majority(asked.pool, asked.output or STANDARD_OUTPUT, floors)
@@ -280,3 +277,86 @@ def _fix(
         f"wrote {saved.output}: the same VM in layout {layout} (original in {saved.original}; "
         "homenode restore undoes it); it takes effect at the next start"
     )
+
+
+_MOST_NAMES = 8
+
+
+def compare_hosts(sources: Sequence[str], *, as_json: bool) -> None:
+    """Print how hosts differ from the majority of their kind; exit 1 where one does."""
+    from homenode.check.doctor.fleet import LEAST, compare_fleet
+    from homenode.doc import Doc, Table
+    from homenode.findings import Findings
+    from homenode.wording import plural, printable
+
+    fleet = compare_fleet(_hosts(sources))
+    checked = tuple(f"{plural(count, 'host')}: {kind}" for kind, count in fleet.kinds)
+    if as_json:
+        findings = Findings(
+            checked=checked, findings=tuple(one.as_finding() for one in fleet.differences)
+        )
+        print_findings(findings, as_json=True)
+    else:
+        rows = tuple(
+            (
+                str(one.finding.severity),
+                f"{len(one.hosts)} of {one.of_hosts}" + (", no majority" if one.is_tie else ""),
+                one.finding.subject,
+                one.finding.expected,
+                one.finding.observed,
+                ", ".join(one.hosts[:_MOST_NAMES]) + (" …" if len(one.hosts) > _MOST_NAMES else ""),
+            )
+            for one in fleet.differences
+        )
+        if rows:
+            columns = ("severity", "hosts", "what", "most have", "these have", "which")
+            console().print(Doc("", (Table(heads=columns, rows=rows, folds=columns[-1:]),)))
+        for line in checked:
+            note(line)
+        if fleet.alone:
+            note(f"not compared, fewer than {LEAST} of a kind: {printable(', '.join(fleet.alone))}")
+        if not rows:
+            note("no differences")
+    if fleet.differences:
+        raise SystemExit(FINDINGS)
+
+
+def certify_majority(sources: Sequence[str], output: Path, floors: dict[str, float]) -> None:
+    """Write what most hosts of a pool are like. Raises UsageError for several kinds of them."""
+    from msgspec.structs import replace
+
+    from homenode.check.doctor.expectation import certify
+    from homenode.check.doctor.expectation_file import render_expectation
+    from homenode.check.doctor.fleet import LEAST, compare_fleet, kind_of, majority
+    from homenode.wording import printable
+
+    hosts = _hosts(sources)
+    kinds = list(dict.fromkeys(kind_of(host) for _, host in hosts))
+    if len(kinds) > 1:
+        raise UsageError(
+            f"--pool: expected hosts of one kind, found {len(kinds)}: {'; '.join(map(str, kinds))}",
+            hint="one file for each kind: name its hosts alone",
+        )
+    if len(hosts) < LEAST:
+        raise UsageError(
+            f"--pool: expected at least {LEAST} hosts, found {len(hosts)}: of two that differ "
+            "neither is known to be right",
+            hint="homenode watch certify --host SOURCE records one host",
+        )
+    common = majority([certify(host) for _, host in hosts], str(kinds[0]))
+    write_text(output, render_expectation(replace(common, floors=floors)))
+    for one in compare_fleet(hosts).differences:
+        if one.is_tie:
+            subject, observed = printable(one.finding.subject), printable(one.finding.observed)
+            note(f"no majority: {subject}: {len(one.hosts)} of {one.of_hosts} hosts: {observed}")
+    note(f"what most of {len(hosts)} hosts are like; homenode doctor --pool says which differ")
+
+
+def _hosts(sources: Sequence[str]) -> "list[tuple[str, Host]]":
+    from homenode.cli.pool_reading import note_failures, progress
+    from homenode.cluster.pool.sources import load_whole_hosts
+
+    with progress("reading hosts") as show_progress:
+        pool, hosts = load_whole_hosts(sources, show_progress)
+    note_failures(pool)
+    return hosts

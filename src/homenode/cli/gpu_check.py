@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct, field
 
 from homenode.cli.arguments.measure import GpuCheckArguments
-from homenode.cli.progress import shown_progress
+from homenode.cli.bench import shown_progress
 from homenode.cli.terminal import exit_if_bad, note, print_findings, working, write_text
 from homenode.errors import HomenodeError, HostError, UsageError
 

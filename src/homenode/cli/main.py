@@ -31,10 +31,10 @@ HOST_SETUP = Command(
       homenode host-setup undo
     """,
     commands=(
-        Command("show", f"{_PLACE}HostSetupShowArguments", "host_setup:show"),
-        Command("install", f"{_PLACE}HostSetupInstallArguments", "host_setup:install"),
-        Command("undo", f"{_PLACE}HostSetupUndoArguments", "host_setup:undo"),
-        Command("check", f"{_PLACE}HostSetupCheckArguments", "host_setup:check"),
+        Command("show", f"{_PLACE}HostSetupShowArguments", "host:show_setup"),
+        Command("install", f"{_PLACE}HostSetupInstallArguments", "host:install_setup"),
+        Command("undo", f"{_PLACE}HostSetupUndoArguments", "host:undo_setup"),
+        Command("check", f"{_PLACE}HostSetupCheckArguments", "host:check_setup"),
     ),
 )
 DOCTOR = Command(
@@ -51,12 +51,12 @@ CERTIFY = Command("certify", f"{_CHECK}CertifyArguments", "doctor:certify")
 TRIAL = Command(
     "trial",
     f"{_MEASURE}TrialArguments",
-    "trial_work:begin_trial",
+    "trial:begin_trial",
     MEASURE,
     commands=(
-        Command("status", f"{_MEASURE}TrialStatusArguments", "trial_work:show_status"),
-        Command("resume", f"{_MEASURE}TrialResumeArguments", "trial_work:resume_trial"),
-        Command("undo", f"{_MEASURE}TrialUndoArguments", "trial_work:rollback_trial"),
+        Command("status", f"{_MEASURE}TrialStatusArguments", "trial:show_status"),
+        Command("resume", f"{_MEASURE}TrialResumeArguments", "trial:resume_trial"),
+        Command("undo", f"{_MEASURE}TrialUndoArguments", "trial:rollback_trial"),
     ),
 )
 GPU_CHECK = Command("gpu-check", f"{_MEASURE}GpuCheckArguments", "gpu_check:gpu_check")
@@ -66,7 +66,7 @@ BENCH = Command(
     "bench:bench",
     MEASURE,
     commands=(
-        Command("setup", f"{_MEASURE}BenchSetupArguments", "bench_setup:set_up"),
+        Command("setup", f"{_MEASURE}BenchSetupArguments", "bench:set_up"),
         GPU_CHECK,
     ),
 )
@@ -85,10 +85,10 @@ POOL = Command(
         Command("capture", f"{_POOL}PoolCaptureArguments", "pool_reading:capture"),
         Command("place", f"{_POOL}PoolPlaceArguments", "pool_placing:place"),
         Command("remove", f"{_POOL}PoolRemoveArguments", "pool_placing:remove"),
-        Command("simulate", f"{_POOL}PoolSimulateArguments", "pool_simulation:simulate"),
-        Command("pack", f"{_POOL}PoolPackArguments", "pool_packing:pack"),
-        Command("drain", f"{_POOL}PoolDrainArguments", "pool_packing:drain"),
-        Command("defragment", f"{_POOL}PoolDefragmentArguments", "pool_packing:defragment"),
+        Command("simulate", f"{_POOL}PoolSimulateArguments", "pool_reading:simulate"),
+        Command("pack", f"{_POOL}PoolPackArguments", "pool_placing:pack"),
+        Command("drain", f"{_POOL}PoolDrainArguments", "pool_placing:drain"),
+        Command("defragment", f"{_POOL}PoolDefragmentArguments", "pool_placing:defragment"),
         Command("export", f"{_POOL}PoolExportArguments", "pool_reading:export"),
     ),
 )
@@ -101,7 +101,7 @@ POD = Command(
       homenode pod fit pod.yaml --host node-7.tar.gz --kubelet configz.json
       homenode pod fit pod.yaml --pool captures/
     """,
-    commands=(Command("fit", f"{_CLUSTER}PodFitArguments", "pod:pod_fit"),),
+    commands=(Command("fit", f"{_CLUSTER}PodFitArguments", "pods:pod_fit"),),
 )
 KUBEVIRT = Command(
     "kubevirt",
@@ -114,12 +114,12 @@ KUBEVIRT = Command(
     """,
     commands=(
         Command(
-            "on-define-domain", f"{_CLUSTER}OnDefineDomainArguments", "kubevirt:on_define_domain"
+            "on-define-domain", f"{_CLUSTER}OnDefineDomainArguments", "pods:on_define_domain"
         ),
-        Command("receive", f"{_CLUSTER}KubevirtReceiveArguments", "kubevirt:receive"),
-        Command("check", f"{_CLUSTER}KubevirtCheckArguments", "kubevirt:check"),
-        Command("fit", f"{_CLUSTER}KubevirtFitArguments", "kubevirt:fit"),
-        Command("manifest", f"{_CLUSTER}KubevirtManifestArguments", "kubevirt:manifest"),
+        Command("receive", f"{_CLUSTER}KubevirtReceiveArguments", "pods:receive"),
+        Command("check", f"{_CLUSTER}KubevirtCheckArguments", "pods:check"),
+        Command("fit", f"{_CLUSTER}KubevirtFitArguments", "pods:fit"),
+        Command("manifest", f"{_CLUSTER}KubevirtManifestArguments", "pods:manifest"),
     ),
 )
 SLURM = Command(
@@ -172,12 +172,12 @@ PROGRAM = Command(
       homenode apply gpu-vm --dry-run
     """,
     commands=(
-        Command("show", f"{_PLACE}ShowArguments", "show:show", PLACE),
-        Command("plan", f"{_PLACE}PlanArguments", "plan:plan", PLACE),
+        Command("show", f"{_PLACE}ShowArguments", "host:show", PLACE),
+        Command("plan", f"{_PLACE}PlanArguments", "planning:plan", PLACE),
         Command("apply", f"{_PLACE}ApplyArguments", "apply:apply", PLACE),
-        Command("replan", f"{_PLACE}ReplanArguments", "replan:replan", PLACE),
+        Command("replan", f"{_PLACE}ReplanArguments", "apply:replan", PLACE),
         Command("restore", f"{_PLACE}RestoreArguments", "restore:restore", PLACE),
-        Command("capture", f"{_PLACE}CaptureArguments", "capture:capture", PLACE),
+        Command("capture", f"{_PLACE}CaptureArguments", "host:capture", PLACE),
         HOST_SETUP,
         Command("verify", f"{_CHECK}VerifyArguments", "verify:verify", CHECK),
         DOCTOR,
@@ -185,9 +185,9 @@ PROGRAM = Command(
         TRIAL,
         BENCH,
         Command("import", f"{_MEASURE}ImportArguments", "import_results:import_results", MEASURE),
-        Command("compare", f"{_CONCLUDE}CompareArguments", "compare:compare", CONCLUDE),
-        Command("recommend", f"{_CONCLUDE}RecommendArguments", "recommend:recommend", CONCLUDE),
-        Command("report", f"{_CONCLUDE}ReportArguments", "report:report", CONCLUDE),
+        Command("compare", f"{_CONCLUDE}CompareArguments", "conclude:compare", CONCLUDE),
+        Command("recommend", f"{_CONCLUDE}RecommendArguments", "conclude:recommend", CONCLUDE),
+        Command("report", f"{_CONCLUDE}ReportArguments", "conclude:report", CONCLUDE),
         POOL,
         POD,
         KUBEVIRT,

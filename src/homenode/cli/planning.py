@@ -1,10 +1,11 @@
-"""What `homenode plan` does with its arguments: read, tune, print, write. [I/O]"""
+"""homenode plan: read, tune, print, write; for libvirt or for another target. [I/O]"""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from homenode.cli import plan_target, planning
 from homenode.cli.arguments.place import PlanArguments
 from homenode.cli.terminal import (
     STANDARD_OUTPUT,
@@ -24,6 +25,7 @@ from homenode.errors import FINDINGS, UsageError
 from homenode.input_files import read_input
 from homenode.plan.tuning import Tuning, tune, tune_manually
 from homenode.vm.plan_model import Unplannable, is_critical
+from homenode.vm.plan_options import refuse_objective
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -406,3 +408,15 @@ def write_plan_files(
         write_text(asked.svg, topology_map(host, made))
     files = (one for one in (asked.save_plan, asked.svg) if one is not None)
     return [f"wrote {one}" for one in files if one != STANDARD_OUTPUT]
+
+
+def plan(asked: PlanArguments) -> None:
+    """Plan, write and print as it is asked."""
+    if asked.document is not None and asked.vm_file is not None:
+        raise UsageError("give either --vm or a VM file, not both")
+    refuse_objective(asked.options)
+    original, source = planning.read_original(asked)
+    if plan_target.is_for_libvirt(original, source, asked.target):
+        planning.tune_and_write(original, source, asked)
+    else:
+        plan_target.run(original, source, asked)

@@ -1,4 +1,4 @@
-"""Commands of `homenode pool` that read hosts: show, vms, capture, export. [I/O]"""
+"""homenode pool show, vms, capture, export, simulate: hosts, and what fits on them. [I/O]"""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -9,6 +9,7 @@ from homenode.cli.arguments.pool import (
     PoolCaptureArguments,
     PoolExportArguments,
     PoolShowArguments,
+    PoolSimulateArguments,
     PoolVmsArguments,
 )
 from homenode.cli.terminal import (
@@ -28,6 +29,13 @@ from homenode.cluster.pool.flavour import Flavour, default_flavours, parse_flavo
 from homenode.cluster.pool.model import Pool, pool_vms
 from homenode.cluster.pool.outlook import outlook
 from homenode.cluster.pool.planner import Planner
+from homenode.cluster.pool.replay import trace as traces
+from homenode.cluster.pool.replay.simulation import (
+    Simulation,
+    simulate_cells,
+    simulate_hosts,
+    simulate_tasks,
+)
 from homenode.cluster.pool.sources import POOL_FILE, Progress, load_pool
 from homenode.errors import FINDINGS, UsageError
 from homenode.formats import encode
@@ -36,6 +44,7 @@ from homenode.show import pool_text
 from homenode.show.html import html_page
 from homenode.show.pool_page import pool_page
 from homenode.show.pool_text import vms_text
+from homenode.show.replay_text import simulation_page, simulation_text
 from homenode.wording import command_line, did_you_mean, plural
 
 
@@ -208,3 +217,100 @@ def export(asked: PoolExportArguments) -> None:
     if left_out:
         raise SystemExit(FINDINGS)
     exit_with_failures(pool)
+
+
+def simulate(asked: PoolSimulateArguments) -> None:
+    """Replay, and print what came of it."""
+    page = asked.page
+
+    check_can_write(page)
+    pool = None
+    if asked.trace == "random":
+        sizes = read_flavours(asked.flavours)
+        weights = _weights(asked.mix, sizes)
+        pool = read_the_pool(asked.pool)
+        note_failures(pool)
+    with progress("replaying") as show_progress:
+        found = (
+            _simulate_random(pool, sizes, weights, asked, show_progress)
+            if pool is not None
+            else _simulate_trace(asked, show_progress)
+        )
+    if asked.json:
+        print_json(encode("pool-simulation", found))
+    else:
+        console().print(simulation_text(found))
+    if page is not None:
+        write_text(page, html_page(simulation_page(found)))
+        note(f"wrote {page}")
+    if pool is not None:
+        exit_with_failures(pool)
+
+
+def _simulate_random(
+    pool: Pool,
+    sizes: Sequence[Flavour],
+    weights: tuple[float, ...],
+    asked: PoolSimulateArguments,
+    show_progress: Progress,
+) -> Simulation:
+
+    what = f"{asked.vms} VMs at {asked.load:.0%} load on {len(pool.hosts)} hosts"
+    return simulate_hosts(
+        what,
+        pool,
+        sizes,
+        weights,
+        asked.policy,
+        asked.orders,
+        show_progress,
+        load=asked.load,
+        vms=asked.vms,
+    )
+
+
+def _simulate_trace(asked: PoolSimulateArguments, show_progress: Progress) -> Simulation:
+    trace, nodes = asked.trace, asked.nodes
+    if nodes is None:
+        raise UsageError("pool simulate: expected --nodes FILE with a trace, found none")
+    text = read_input(Path(trace), "a trace as CSV").decode("utf-8", "replace")
+    machines = read_input(nodes, "machines as CSV").decode("utf-8", "replace")
+    what = Path(trace).name
+    if traces.trace_kind(text, trace) is traces.TraceKind.TASKS:
+        return simulate_tasks(
+            what,
+            traces.parse_gpu_nodes(machines, str(nodes)),
+            traces.parse_tasks(text, trace),
+            asked.policy,
+            asked.orders,
+            show_progress,
+        )
+    return simulate_cells(
+        what,
+        traces.parse_two_node_servers(machines, str(nodes)),
+        traces.parse_cell_vms(text, trace),
+        asked.policy,
+        asked.orders,
+        show_progress,
+    )
+
+
+def _weights(mix: str | None, flavours: Sequence[Flavour]) -> tuple[float, ...]:
+    """How often each flavour comes. Raises UsageError."""
+    if mix is None:
+        return tuple(1.0 for _ in flavours)
+    given: dict[str, float] = {}
+    names = [flavour.name for flavour in flavours]
+    for part in mix.split(","):
+        name, _, weight = part.strip().partition("=")
+        try:
+            given[name] = float(weight)
+        except ValueError:
+            given[name] = -1.0
+        if name not in names or not 0 <= given[name] < 1e9:
+            raise UsageError(
+                f"--mix: expected FLAVOUR=WEIGHT of {', '.join(names)}, found {part.strip()!r}"
+            )
+    if not any(given.values()):
+        raise UsageError("--mix: expected a weight above 0, found none")
+    return tuple(given.get(name, 0.0) for name in names)

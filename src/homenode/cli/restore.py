@@ -1,8 +1,10 @@
 """homenode restore: the original document of a file or a domain, exactly. [I/O]"""
 
-from homenode.cli.apply import is_file_target, restore_domain, restore_domains
+from collections.abc import Sequence
+
+from homenode.cli.apply import changing_host, is_file_target
 from homenode.cli.arguments.place import RestoreArguments
-from homenode.cli.terminal import note, note_error, say
+from homenode.cli.terminal import note, note_error, print_diff, say
 from homenode.errors import UsageError
 from homenode.vm.domain.restore import restore as restore_original
 from homenode.vm.hypervisor.connection import DEFAULT
@@ -76,3 +78,90 @@ def _list_open() -> None:
             note_error(one)
     if not found:
         note("nothing is open, and nothing can be undone")
+
+
+def restore_domains(
+    names: "Sequence[str]", connect: str, *, keep_edits: bool = False, dry_run: bool = False
+) -> None:
+    """Restore several, the last first. What stands against any of them is said before the first is
+    changed."""
+    from homenode.change.apply.definition import domain_to_restore, preview_restore
+    from homenode.change.journal import default_root
+    from homenode.vm.hypervisor.virsh import Virsh
+
+    virsh, root = Virsh(connect), default_root()
+    with changing_host("restore", names, connect, dry_run=dry_run):
+        for name in names:
+            uuid = domain_to_restore(virsh, name, root).uuid
+            preview_restore(virsh, uuid, root, keep_edits=keep_edits)
+        for name in reversed(names):
+            restore_domain(name, connect, keep_edits=keep_edits, dry_run=dry_run)
+
+
+def restore_domain(
+    name: str,
+    connect: str = DEFAULT,
+    *,
+    forget: bool = False,
+    keep_edits: bool = False,
+    dry_run: bool = False,
+) -> None:
+    """Give a domain the definition and the live pins back that it had before `homenode apply`.
+
+    forget: keep the present definition instead, as the original from now on. keep_edits: take out
+    only what the layout set, and show what that changes.
+    """
+    from homenode.change.apply.definition import (
+        domain_to_restore,
+        forget_original,
+        has_original,
+        preview_restore,
+        restore_definition,
+    )
+    from homenode.change.apply.live_pins import preview_restore_live_pins, restore_live_pins
+    from homenode.change.journal import default_root
+    from homenode.vm.hypervisor.virsh import Virsh
+
+    virsh = Virsh(connect)
+    root = default_root()
+    state = domain_to_restore(virsh, name, root)
+    name, uuid = state.name, state.uuid
+    if forget:
+        note(
+            f"{name}: the present definition is the original now; the old one: "
+            f"{forget_original(virsh, uuid, root)}"
+        )
+        return
+    if dry_run:
+        moves = preview_restore_live_pins(virsh, uuid, root)
+        for pin in moves:
+            thread = pin.kind if pin.kind == "emulator" else f"{pin.kind} {pin.number}"
+            note(f"would move {thread} back to PUs {pin.pus}")
+        if moves and not has_original(virsh, uuid, root):
+            return
+        would = preview_restore(virsh, uuid, root, keep_edits=keep_edits)
+        print_diff(would.definition, would.original, f"{name} (now)", f"{name} (original)")
+        _note_moved(would.moved)
+        note(f"{name}: {'would be restored' if would.changed else 'has its original'}")
+        return
+    with changing_host("restore", (name,), connect):
+        back = restore_live_pins(virsh, uuid, root)
+        if back:
+            note(f"{name}: {len(back)} threads are where they were")
+            if not has_original(virsh, uuid, root):
+                return
+        done = restore_definition(virsh, uuid, root, keep_edits=keep_edits)
+    if keep_edits:
+        print_diff(done.before, done.given, f"{name} (before)", f"{name} (restored)")
+        _note_moved(done.moved)
+    if not done.changed:
+        note(f"{name}: has its original definition already")
+    elif done.exact or keep_edits:
+        note(f"{name}: restored; what was there before: {done.replaced}")
+    else:
+        note(f"{name}: restored, but this libvirt prints it otherwise than the one before")
+
+
+def _note_moved(moved: tuple[str, ...]) -> None:
+    for device in moved:
+        note(f"{device}: its address was on a bus of the layout; libvirt gives it another")

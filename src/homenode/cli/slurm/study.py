@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from homenode.cli.arguments.slurm import SlurmStudyArguments
-from homenode.cli.progress import shown_progress
+from homenode.cli.bench import shown_progress
 from homenode.cli.terminal import note, say
 from homenode.errors import FINDINGS, HostError, UsageError
 

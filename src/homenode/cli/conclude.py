@@ -1,13 +1,14 @@
-"""homenode report: what results say, as one page, as PDF, as rows. [I/O]"""
+"""homenode compare, recommend and report: what results say. [I/O]"""
 
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from homenode.cli.arguments.conclude import ReportArguments
+from homenode.cli.arguments.conclude import CompareArguments, RecommendArguments, ReportArguments
 from homenode.cli.terminal import (
     STANDARD_OUTPUT,
     check_can_write,
+    console,
     note,
     note_written,
     print_file,
@@ -16,10 +17,59 @@ from homenode.cli.terminal import (
     write_bytes,
     write_text,
 )
+from homenode.decide.alternative import alternatives_of
+from homenode.decide.compare import compare as compare_alternatives
+from homenode.decide.decide import decide_all, decide_for_machines
+from homenode.decide.evidence.documents import publications
+from homenode.decide.evidence.model import Evidence
+from homenode.decide.evidence.sources import load_sources, published_hosts
+from homenode.decide.machine_facts import facts_of_host, of_host
+from homenode.decide.verdict import Verdicts
 from homenode.errors import UsageError
+from homenode.formats import encode
+from homenode.objective import Objective
+from homenode.show.results_text import comparison_text, verdicts_text
+from homenode.vm.sources import load_host
 
 if TYPE_CHECKING:
     from homenode.show.page.machine import Machine
+
+
+def compare(asked: CompareArguments) -> None:
+    """Print each metric's effect."""
+    named = load_sources(asked.runs if asked.bare is None else [asked.bare, *asked.runs])
+    chosen = alternatives_of(
+        [(one.argument, one.runs) for one in named], first_alone=asked.bare is not None
+    )
+    skipped = [reason for one in named for reason in one.skipped]
+    comparison = compare_alternatives(
+        chosen, asked.objective, bare=asked.bare is not None, skipped=skipped
+    )
+    if asked.json:
+        print_json(encode("comparison", comparison))
+    else:
+        console().print(comparison_text(comparison, everything=asked.everything))
+
+
+def recommend(asked: RecommendArguments) -> None:
+    """Print the verdicts."""
+    wanted = tuple(asked.objective or Objective)
+    named = load_sources(asked.runs or [])
+    loaded = tuple(run for one in named for run in one.runs)
+    if asked.host is not None or asked.lspci is not None:
+        machine = load_host(asked.host, lspci=asked.lspci)
+        evidence = Evidence(publications(), of_host(loaded, machine))
+        found = decide_all(evidence, facts_of_host(machine, publications()), wanted)
+    else:
+        printed = None if not loaded else {run.head.system for run in loaded}
+        hosts = published_hosts(printed)
+        found = decide_for_machines(Evidence(publications(), loaded), hosts, wanted)
+    verdicts = Verdicts(found, tuple(reason for one in named for reason in one.skipped))
+    if asked.json:
+        print_json(encode("verdict", verdicts))
+    else:
+        console().print(verdicts_text(verdicts, notes=asked.notes))
+
 
 RESULTS = Path("results")
 PAGE = "report.html"

@@ -49,6 +49,11 @@ VERSIONS = {
     "watch": 1,
     "host-setup": 1,
     "setup": 1,
+    "applied": 1,
+    "imported-runs": 1,
+    "trial-status": 1,
+    "slurm-bind": 1,
+    "proof-check": 1,
 }
 """Newest version of each kind that this program writes and reads."""
 

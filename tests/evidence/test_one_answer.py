@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from homenode import api
-from homenode.cli.apply import tuned_on
+from homenode.cli.apply import tuned_together
 from homenode.decide.auto_layout import NotRecommended, settled
 from homenode.decide.decide import decide
 from homenode.decide.evidence.documents import publications
@@ -171,7 +171,8 @@ def placed_with(command: str, document: Path, host: str, objective: Objective) -
             if command == "Python":
                 return api.plan(document, host, wanted).layout
             content = document.read_bytes()
-            return tuned_on("gpu-vm", content, wanted, host, (), [], quiet=True).plan.layout
+            (made,) = tuned_together({"gpu-vm": content}, wanted, host, (), (), quiet=True)
+            return made.plan.layout
         except NotRecommended:
             return None
     words = {

@@ -1,16 +1,23 @@
 """homenode apply and replan: a tuned definition in libvirt. [I/O]"""
 
-import sys
-from contextlib import contextmanager
-from functools import cache
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 from msgspec.structs import replace
 
+from homenode.bdf import Bdf
+from homenode.change import journal
+from homenode.change.apply.define_step import Applied as DefineResult
+from homenode.change.apply.define_step import DomainChange
+from homenode.change.apply.definition import apply_definitions, preview_definition
+from homenode.cli.answers import Applied, AppliedDomain, MovedThread
 from homenode.cli.arguments.place import ApplyArguments, PlanArguments, ReplanArguments
 from homenode.cli.command import as_words
 from homenode.cli.planning import hosts_after
+from homenode.cli.restore import changing_host, is_file_target
 from homenode.cli.terminal import (
     check_can_ask,
     check_can_write,
@@ -19,39 +26,39 @@ from homenode.cli.terminal import (
     note,
     note_written,
     print_diff,
+    print_json,
     write_text,
 )
+from homenode.decide.auto_layout import settled
+from homenode.decide.evidence.sources import load_evidence
 from homenode.errors import FINDINGS, HostError, UsageError
+from homenode.formats import encode
 from homenode.input_files import read_input
+from homenode.machine.pci import DeviceKind
+from homenode.plan.stored import encode_plan
+from homenode.plan.tuning import Tuning, TuningRequest, tune_together
+from homenode.vm.domain.hostdevs import replace_sources
+from homenode.vm.domain.metadata import read_record
+from homenode.vm.domain.read import open_domain, read_vm, vm_of
+from homenode.vm.domain.schema import refuse_new_errors
+from homenode.vm.fingerprint import is_made_for
 from homenode.vm.hypervisor.connection import DEFAULT, checked_uri, is_local, with_connection
-from homenode.vm.plan_options import refuse_objective
+from homenode.vm.hypervisor.virsh import Virsh
+from homenode.vm.layout import PRESETS
+from homenode.vm.plan_model import Unplannable, is_critical
+from homenode.vm.plan_options import PlanOptions, refuse_objective
+from homenode.vm.sources import load_host
+from homenode.wording import command_line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from homenode.bdf import Bdf
-    from homenode.change.apply.define_step import DomainChange
     from homenode.change.apply.live_pins import Moved
     from homenode.machine.topology import Host
-    from homenode.plan.tuning import Tuning
-    from homenode.vm.hypervisor.virsh import Virsh
     from homenode.vm.model import GuestHostdev
-    from homenode.vm.plan_options import PlanOptions
-
-
-def is_file_target(name: str) -> bool:
-    """Whether a TARGET is a file rather than a domain's name."""
-    if "/" in name or name.endswith(".xml"):
-        return True
-    try:
-        return Path(f"{name}.orig").exists()
-    except OSError:  # longer than the name of a file may be
-        return False
 
 
 def apply(asked: ApplyArguments) -> None:
     """Plan, show what would change, ask, and define it."""
-    check_can_ask(asked=not (asked.yes or asked.dry_run))
+    _check_can_ask(asked)
     refuse_objective(asked.options)
     if len(asked.names) > 1:
         _refuse_for_several(asked)
@@ -59,11 +66,6 @@ def apply(asked: ApplyArguments) -> None:
         _refuse_for_file(asked)
         _apply_to_file(asked)
         return
-    from homenode.change.apply.define_step import DomainChange
-    from homenode.change.journal import default_root
-    from homenode.plan.stored import encode_plan
-    from homenode.vm.hypervisor.virsh import Virsh
-    from homenode.vm.plan_model import is_critical
 
     if asked.domain is not None:
         _refuse_planning(asked)
@@ -74,7 +76,6 @@ def apply(asked: ApplyArguments) -> None:
             "machine",
             hint="homenode capture --ssh HOST -o host.tar.gz, then --host host.tar.gz",
         )
-    root = default_root()
     tunings: tuple[Tuning, ...] = ()
     with changing_host("apply", asked.names, asked.connect, dry_run=asked.dry_run):
         virsh = Virsh(asked.connect)
@@ -84,9 +85,9 @@ def apply(asked: ApplyArguments) -> None:
             hint = "homenode plan VM.xml -o OUT.xml"
             tuned: tuple[bytes, ...] = (read_input(asked.domain, "a domain document", hint=hint),)
         else:
-            results = list(asked.results)
+            quiet = asked.quiet or asked.json
             tunings = tuned_together(
-                originals, asked.options, asked.host, asked.after, results, quiet=asked.quiet
+                originals, asked.options, asked.host, asked.after, asked.results, quiet=quiet
             )
             tuned = tuple(tuning.document for tuning in tunings)
         changes = tuple(
@@ -94,12 +95,9 @@ def apply(asked: ApplyArguments) -> None:
             for (uuid, state), document in zip(states.items(), tuned, strict=True)
         )
         if asked.live_pins:
-            uuid = changes[0].name
-            _move(virsh, uuid, changes[0].tuned, root, dry_run=asked.dry_run, asked=not asked.yes)
-        elif asked.dry_run:
-            preview(virsh, changes, root)
+            _move(virsh, changes[0], asked, tunings)
         else:
-            define(virsh, changes, root, asked=not asked.yes)
+            _change(virsh, changes, asked, tunings)
     if asked.save_plan is not None and tunings:
         write_text(asked.save_plan, encode_plan(tunings[0].plan))
         note_written(asked.save_plan)
@@ -107,35 +105,10 @@ def apply(asked: ApplyArguments) -> None:
         raise SystemExit(FINDINGS)
 
 
-@contextmanager
-def changing_host(
-    command: str, names: "Sequence[str]", connect: str, *, dry_run: bool = False
-) -> "Iterator[None]":
-    """Hold the host's lock, from the look at its state to the change: a dry run holds none.
-
-    On a terminal, who waits for it sees who holds it.
-    """
-    if dry_run:
-        yield
-        return
-    from homenode.change.host_lock import host_locked, lock_of_one_user
-    from homenode.change.journal import default_root
-    from homenode.wording import command_line
-
-    def waiting(holder: str) -> None:
-        if sys.stderr.isatty():
-            note(f"waiting until this host is no longer changed by {holder}")
-
-    words = command_line("homenode", command, *names)
-    with host_locked(default_root(), connect, words, waiting):
-        if (reason := lock_of_one_user(connect)) is not None:
-            _note_once(f"change this host as one user, from one place: {reason}")
-        yield
-
-
-@cache
-def _note_once(text: str) -> None:
-    note(text)
+def _check_can_ask(asked: ApplyArguments | ReplanArguments) -> None:
+    if asked.json and not (asked.yes or asked.dry_run):
+        raise UsageError("--json: expected --yes or --dry-run as well: it asks nothing")
+    check_can_ask(asked=not (asked.yes or asked.dry_run))
 
 
 def _refuse_for_several(asked: ApplyArguments) -> None:
@@ -166,7 +139,6 @@ def _refuse_for_file(asked: ApplyArguments) -> None:
 def _apply_to_file(asked: ApplyArguments) -> None:
     """The same on a file: plan, show, ask, and rewrite it."""
     from homenode.cli import planning
-    from homenode.wording import command_line
 
     path = Path(asked.names[0])
 
@@ -184,14 +156,21 @@ def _apply_to_file(asked: ApplyArguments) -> None:
         target="libvirt",
         output=path,
         save_plan=asked.save_plan,
-        diff=asked.dry_run or not asked.yes,
+        diff=(asked.dry_run or not asked.yes) and not asked.json,
         options=asked.options,
         results=asked.results,
         after=asked.after,
-        quiet=asked.quiet,
+        quiet=asked.quiet or asked.json,
         force=asked.force,
     )
-    planning.run(planned, agreed)
+    tuning = planning.run(planned, agreed)
+    if asked.json:
+        own = AppliedDomain(
+            name=str(path), uuid=None, changed=True, original=f"{path}.orig", plan=None
+        )
+        _answer(asked, (own,), (tuning,))
+    if is_critical(tuning.plan):
+        raise SystemExit(FINDINGS)
     if not asked.dry_run:
         note(f"next: {command_line('virsh', 'define', asked.names[0])}")
         note(f"undo: {command_line('homenode', 'restore', asked.names[0])}")
@@ -207,37 +186,16 @@ def _refuse_planning(asked: ApplyArguments) -> None:
         raise UsageError(f"give either {words[0].split()[0]} or --domain, not both")
 
 
-def tuned_on(
-    name: str,
-    original: bytes,
-    options: "PlanOptions",
-    host: str | None,
-    after: "Sequence[Path]",
-    results: list[str],
-    *,
-    quiet: bool,
-) -> "Tuning":
-    """As tuned_together, for one VM."""
-    return tuned_together({name: original}, options, host, after, results, quiet=quiet)[0]
-
-
 def tuned_together(
-    originals: "Mapping[str, bytes]",
-    options: "PlanOptions",
+    originals: Mapping[str, bytes],
+    options: PlanOptions,
     host: str | None,
-    after: "Sequence[Path]",
-    results: list[str],
+    after: Sequence[Path],
+    results: Sequence[str],
     *,
     quiet: bool,
-) -> "tuple[Tuning, ...]":
+) -> tuple[Tuning, ...]:
     """Plan VMs by name on one host, and explain it. Exits where they do not fit."""
-    from homenode.decide.auto_layout import settled
-    from homenode.decide.evidence.sources import load_evidence
-    from homenode.plan.tuning import TuningRequest, tune_together
-    from homenode.vm.domain.read import read_vm
-    from homenode.vm.domain.schema import refuse_new_errors
-    from homenode.vm.plan_model import Unplannable
-    from homenode.vm.sources import load_host
 
     machine = load_host(host)
     # Where they run already, their own pins do not count as allocated.
@@ -281,39 +239,24 @@ def tuned_together(
     return tunings
 
 
-def preview(virsh: "Virsh", changes: "Sequence[DomainChange]", root: Path) -> bool:
-    """Show what would change, and whether anything would. Exits where it would be refused."""
-    from homenode.change.apply.definition import preview_definition
+def _change(
+    virsh: Virsh,
+    changes: Sequence[DomainChange],
+    asked: ApplyArguments | ReplanArguments,
+    tunings: Sequence[Tuning],
+) -> None:
+    """Show what would change, ask, and define the documents, all or none.
 
-    refused = changed = False
-    for change in changes:
-        would = preview_definition(virsh, change.name, change.tuned, change.original, root)
-        name = would.state.name
-        print_diff(change.original, change.tuned, f"{name} (now)", f"{name} (tuned)")
-        for obstacle in would.obstacles:
-            note(f"would refuse: {obstacle}")
-            note(f"  hint: {obstacle.fix}")
-        refused, changed = refused or bool(would.obstacles), changed or would.changed
-        if would.changed and not would.obstacles:
-            saved = f"save the original in {would.original}"
-            note(f"{name}: would define the tuned document, and {saved}")
-        elif not would.changed:
-            note(f"{name}: has this definition already")
-    if refused:
-        raise SystemExit(UsageError.exit_code)
-    return changed
-
-
-def define(virsh: "Virsh", changes: "Sequence[DomainChange]", root: Path, *, asked: bool) -> None:
-    """Define the documents, all or none; where it is asked about, after showing the change.
-
-    Domains that are already so are not asked about.
+    Domains that are already so are not asked about. Exits where it would be refused.
     """
-    from homenode.change.apply.definition import apply_definitions
-    from homenode.wording import command_line
-
-    if asked:
-        if not preview(virsh, changes, root):
+    root = journal.default_root()
+    if asked.dry_run or not asked.yes:
+        would = [_previewed(virsh, one, root, quiet=asked.json) for one in changes]
+        if asked.json:
+            _answer(asked, map(_applied, would), tunings)
+        if any(one.obstacles for one in would):
+            raise SystemExit(UsageError.exit_code)
+        if asked.dry_run or not any(one.changed for one in would):
             return
         _confirm("Define it?" if len(changes) == 1 else f"Define these {len(changes)}?")
     done = apply_definitions(virsh, changes, root)
@@ -333,6 +276,47 @@ def define(virsh: "Virsh", changes: "Sequence[DomainChange]", root: Path, *, ask
     arguments = [one.state.argument for one in done]
     back = with_connection(virsh.connect, "homenode", "restore", *arguments)
     note(f"undo: {command_line(*back)}")
+    if asked.json:
+        _answer(asked, map(_applied, done), tunings)
+
+
+def _previewed(virsh: Virsh, change: DomainChange, root: Path, *, quiet: bool) -> DefineResult:
+    would = preview_definition(virsh, change.name, change.tuned, change.original, root)
+    name = would.state.name
+    if not quiet:
+        print_diff(change.original, change.tuned, f"{name} (now)", f"{name} (tuned)")
+    for obstacle in would.obstacles:
+        note(f"would refuse: {obstacle}")
+        note(f"  hint: {obstacle.fix}")
+    if would.changed and not would.obstacles:
+        saved = f"save the original in {would.original}"
+        note(f"{name}: would define the tuned document, and {saved}")
+    elif not would.changed:
+        note(f"{name}: has this definition already")
+    return would
+
+
+def _applied(one: DefineResult) -> AppliedDomain:
+    return AppliedDomain(
+        name=one.state.name,
+        uuid=one.state.uuid,
+        changed=one.changed,
+        original=str(one.original),
+        plan=None,
+        obstacles=one.obstacles,
+        edited=one.edited,
+    )
+
+
+def _answer(
+    asked: ApplyArguments | ReplanArguments,
+    domains: Iterable[AppliedDomain],
+    tunings: Sequence[Tuning],
+) -> None:
+    """What was done, or would be, as JSON; with the plans where they were made here."""
+    plans = [msgspec.json.decode(encode_plan(one.plan)) for one in tunings] or repeat(None)
+    told = tuple(replace(one, plan=plan) for one, plan in zip(domains, plans, strict=False))
+    print_json(encode("applied", Applied(dry_run=asked.dry_run, domains=told)))
 
 
 def _confirm(question: str) -> None:
@@ -343,17 +327,17 @@ def _confirm(question: str) -> None:
 
 
 def _move(
-    virsh: "Virsh", uuid: str, tuned: bytes, root: Path, *, dry_run: bool, asked: bool
+    virsh: Virsh, change: DomainChange, asked: ApplyArguments, tunings: Sequence[Tuning]
 ) -> None:
     from homenode.change.apply.live_pins import apply_live_pins, preview_live_pins
 
-    if dry_run or asked:
-        moved = preview_live_pins(virsh, uuid, tuned)
+    if asked.dry_run or not asked.yes:
+        moved = preview_live_pins(virsh, change.name, change.tuned)
         _note_threads(moved, "would move")
-        if moved.after and not dry_run:
+        if moved.after and not asked.dry_run:
             _confirm("Move them?")
-    if not dry_run:
-        moved = apply_live_pins(virsh, uuid, tuned, root)
+    if not asked.dry_run:
+        moved = apply_live_pins(virsh, change.name, change.tuned, journal.default_root())
         _note_threads(moved, "moved")
     if not moved.after:
         note(f"{moved.state.name}: every thread is where the document has it")
@@ -363,6 +347,20 @@ def _move(
             "document has none: shut the domain down and apply it for that"
         )
     note("the definition is as it was: the next start has its pins")
+    if asked.json:
+        threads = tuple(
+            MovedThread(kind=new.kind, number=new.number, before=old.pus, after=new.pus)
+            for old, new in zip(moved.before, moved.after, strict=True)
+        )
+        own = AppliedDomain(
+            name=moved.state.name,
+            uuid=moved.state.uuid,
+            changed=bool(threads),
+            original=None,
+            plan=None,
+            threads=threads,
+        )
+        _answer(asked, (own,), tunings)
 
 
 def _note_threads(moved: "Moved", verb: str) -> None:
@@ -373,19 +371,8 @@ def _note_threads(moved: "Moved", verb: str) -> None:
 
 def replan(asked: ReplanArguments) -> None:
     """Plan again, show the difference, ask, and define it."""
-    from homenode.change.apply.define_step import DomainChange
-    from homenode.change.journal import default_root
-    from homenode.vm.domain.hostdevs import replace_sources
-    from homenode.vm.domain.metadata import read_record
-    from homenode.vm.domain.read import open_domain, vm_of
-    from homenode.vm.fingerprint import is_made_for
-    from homenode.vm.hypervisor.virsh import Virsh
-    from homenode.vm.layout import PRESETS
-    from homenode.vm.plan_options import PlanOptions
-    from homenode.vm.sources import load_host
-    from homenode.wording import command_line
 
-    check_can_ask(asked=not (asked.yes or asked.dry_run))
+    _check_can_ask(asked)
     if asked.host is None and not is_local(asked.connect):
         raise UsageError(
             f"--connect {asked.connect}: expected --host as well, since the daemon is on another "
@@ -428,16 +415,13 @@ def replan(asked: ReplanArguments) -> None:
             memory_binding=layout.memory,
             objective=record.objective,
         )
-        tuning = tuned_on(state.name, document.to_bytes(), options, asked.host, (), [], quiet=False)
-        change = DomainChange(name=state.uuid, tuned=tuning.document, original=original)
-        if asked.dry_run:
-            preview(virsh, (change,), default_root())
-        else:
-            define(virsh, (change,), default_root(), asked=not asked.yes)
+        content = {state.name: document.to_bytes()}
+        tunings = tuned_together(content, options, asked.host, (), (), quiet=asked.json)
+        change = DomainChange(name=state.uuid, tuned=tunings[0].document, original=original)
+        _change(virsh, (change,), asked, tunings)
 
 
-def _replaced(words: "Sequence[str]") -> "Mapping[Bdf, Bdf]":
-    from homenode.bdf import Bdf
+def _replaced(words: Sequence[str]) -> Mapping[Bdf, Bdf]:
 
     found: dict[Bdf, Bdf] = {}
     for word in words:
@@ -456,8 +440,6 @@ def _refuse_missing(hostdevs: "tuple[GuestHostdev, ...]", host: "Host", name: st
         return
     missing = [str(one.bdf) for one in hostdevs if one.bdf not in there]
     if missing:
-        from homenode.machine.pci import DeviceKind
-
         free = {one.bdf for one in hostdevs}
         gpus = [str(g.bdf) for g in host.devices_of_kind(DeviceKind.GPU) if g.bdf not in free]
         raise UsageError(

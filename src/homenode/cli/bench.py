@@ -23,16 +23,25 @@ from homenode.cli.terminal import (
     note,
     print_findings,
 )
+from homenode.cpuset import CpuSet
 from homenode.errors import FINDINGS, HostError, ToolError, UsageError
+from homenode.findings import Findings
 from homenode.input_files import read_input
+from homenode.measure.access.local import LocalMachine
+from homenode.measure.environment import is_virtual
+from homenode.measure.model import Depth, Group, SuiteOptions
+from homenode.measure.orders import AppOrder, BenchOptions, BenchOutcome, check_name
+from homenode.measure.results.model import UNKNOWN_SWITCHES, Switches
 from homenode.measure.results.vantage import Vantage
+from homenode.measure.runner import look_over, run_bench
+from homenode.plan.stored import read_plan
+from homenode.units import parse_bytes
+from homenode.vm.layout import preset_named, unknown_layout
+from homenode.wording import did_you_mean
 
 if TYPE_CHECKING:
     from homenode.measure.access.machine import Machine
-    from homenode.measure.model import SuiteOptions
-    from homenode.measure.orders import AppOrder, BenchOptions, BenchOutcome
     from homenode.measure.progress import Progress
-    from homenode.measure.results.model import Switches
     from homenode.measure.setup.plan import SetupPlan, SetupStep, Vendor
 
 
@@ -57,9 +66,7 @@ def bench(asked: BenchArguments) -> None:
     exit_if_bad(outcome.findings)
 
 
-def _run(orders: "BenchOptions", results: Path, *, resume: bool, quiet: bool) -> "BenchOutcome":
-    from homenode.measure.access.local import LocalMachine
-    from homenode.measure.runner import run_bench
+def _run(orders: BenchOptions, results: Path, *, resume: bool, quiet: bool) -> BenchOutcome:
 
     begun = resume
     with shown_progress("steps", quiet=quiet) as show:
@@ -90,9 +97,7 @@ def _resuming() -> str:
     return shlex.join(["homenode", *words, "--resume"])
 
 
-def _print_steps(orders: "BenchOptions") -> None:
-    from homenode.measure.access.local import LocalMachine
-    from homenode.measure.runner import look_over
+def _print_steps(orders: BenchOptions) -> None:
     from homenode.show.results_text import steps_text
 
     ready, _ = look_over(LocalMachine(), orders)
@@ -103,8 +108,7 @@ def _print_steps(orders: "BenchOptions") -> None:
         raise SystemExit(FINDINGS)
 
 
-def _print(outcome: "BenchOutcome", *, as_json: bool) -> None:
-    from homenode.findings import Findings
+def _print(outcome: BenchOutcome, *, as_json: bool) -> None:
 
     steps = () if outcome.run is None else (f"{len(outcome.run.samples)} samples",)
     findings = Findings(checked=steps, findings=outcome.findings)
@@ -127,12 +131,8 @@ _LARGEST_TOPOLOGY = 100_000
 
 def bench_options(
     name: str, suite: SuiteArguments, app: AppArguments, run: RunArguments
-) -> "BenchOptions":
+) -> BenchOptions:
     """The run that is asked for. Raises UsageError, naming the option, and InputError for files."""
-    from homenode.cpuset import CpuSet
-    from homenode.measure.orders import BenchOptions, check_name
-    from homenode.measure.results.model import UNKNOWN_SWITCHES
-    from homenode.plan.stored import read_plan
 
     plan = None
     if run.plan is not None:
@@ -171,10 +171,7 @@ def bench_options(
     )
 
 
-def _suite(typed: SuiteArguments) -> "SuiteOptions":
-    from homenode.measure.model import Depth, Group, SuiteOptions
-    from homenode.units import parse_bytes
-    from homenode.wording import did_you_mean
+def _suite(typed: SuiteArguments) -> SuiteOptions:
 
     if typed.quick and typed.full:
         raise UsageError("give either --quick or --full, not both")
@@ -202,8 +199,7 @@ def _suite(typed: SuiteArguments) -> "SuiteOptions":
     return SuiteOptions(groups, depth, largest, typed.python, topology)
 
 
-def _app(typed: AppArguments) -> "AppOrder | None":
-    from homenode.measure.orders import AppOrder
+def _app(typed: AppArguments) -> AppOrder | None:
 
     if (typed.app is None) != (typed.metric is None):
         raise UsageError(
@@ -223,9 +219,7 @@ def _app(typed: AppArguments) -> "AppOrder | None":
     )
 
 
-def _switches(layout: str) -> "Switches":
-    from homenode.measure.results.model import Switches
-    from homenode.vm.layout import preset_named, unknown_layout
+def _switches(layout: str) -> Switches:
 
     preset = preset_named(layout)
     if preset is None:
@@ -245,7 +239,7 @@ def _marks(typed: RunArguments) -> tuple[str, ...]:
     return ("measured in a virtual machine, and called a host (--vantage host --force)",)
 
 
-def _vantage(*, has_plan: bool) -> "Vantage":
+def _vantage(*, has_plan: bool) -> Vantage:
     """Where we run: a guest of a plan, a Slurm job, a virtual machine, or a host."""
     if has_plan:
         return Vantage.GUEST
@@ -256,7 +250,6 @@ def _vantage(*, has_plan: bool) -> "Vantage":
 
 def _is_virtual() -> bool:
     from homenode.machine.snapshot.live import LiveSnapshot
-    from homenode.measure.environment import is_virtual
 
     return is_virtual(LiveSnapshot())
 
@@ -274,7 +267,6 @@ def set_up(asked: BenchSetupArguments) -> None:
         _remove(chosen)
         return
     from homenode.change.journal import default_root
-    from homenode.measure.access.local import LocalMachine
     from homenode.measure.setup.run import carry_out
 
     machine = LocalMachine()

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from homenode import __version__
 from homenode.cli.arguments.conclude import CompareArguments, RecommendArguments, ReportArguments
 from homenode.cli.terminal import (
     STANDARD_OUTPUT,
@@ -127,7 +128,6 @@ def _note_queues(machines: "tuple[Machine, ...]") -> None:
 def _machines(
     arguments: list[str], published: bool, hosts: Sequence[str | None]
 ) -> "tuple[tuple[Machine, ...], tuple[str, ...]]":
-    from homenode.decide.evidence.documents import publications
     from homenode.show.page.gathered import gather
     from homenode.show.page.machine import machines_of
 
@@ -170,8 +170,6 @@ def _write(
 ) -> None:
     from datetime import UTC, datetime
 
-    from homenode import __version__
-    from homenode.decide.evidence.documents import publications
     from homenode.show.html import html_for_paper, html_page, pdf_pages
     from homenode.show.page.document import document_of
 

@@ -5,7 +5,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msgspec import structs
+from msgspec.structs import replace
 
+from homenode.bdf import Bdf
+from homenode.check.doctor.diagnosis import Circumstances, diagnose, site_findings
+from homenode.check.doctor.links import Load
 from homenode.cli.arguments.check import (
     CertifyArguments,
     DoctorArguments,
@@ -23,11 +27,15 @@ from homenode.cli.terminal import (
     write_text,
 )
 from homenode.errors import FINDINGS, UsageError
+from homenode.findings import Findings, Severity, are_bad, in_order
 from homenode.input_files import read_input
+from homenode.machine.pci import DeviceKind
+from homenode.vm.domain.read import open_domain, vm_of
+from homenode.vm.domain.restore import is_tuned_output, write_tuned
+from homenode.vm.sources import load_host
+from homenode.wording import plural, printable
 
 if TYPE_CHECKING:
-    from homenode.check.doctor.diagnosis import Circumstances
-    from homenode.findings import Findings
     from homenode.machine.topology import Host
     from homenode.vm.domain.document import Document
 
@@ -40,9 +48,6 @@ def doctor(asked: DoctorArguments) -> None:
             raise UsageError("--pool: expected no other source and no option of one host")
         compare_hosts(asked.pool, as_json=asked.json)
         return
-    from homenode.check.doctor.diagnosis import diagnose, site_findings
-    from homenode.findings import Findings, are_bad, in_order
-    from homenode.vm.domain.restore import is_tuned_output
 
     if asked.json and asked.prometheus:
         raise UsageError("give either --json or --prometheus, not both")
@@ -94,7 +99,6 @@ def certify(asked: CertifyArguments) -> None:
     from homenode.check.doctor.expectation import FLOORS
     from homenode.check.doctor.expectation import certify as certified
     from homenode.check.doctor.expectation_file import render_expectation
-    from homenode.vm.sources import load_host
 
     floors = {name: _gigabytes(value, "--floor") for name, value in _pairs(asked.floor, "--floor")}
     unknown = sorted(floors.keys() - set(FLOORS))
@@ -115,8 +119,6 @@ def certify(asked: CertifyArguments) -> None:
 
 def _note_faults(host: "Host") -> tuple[str, ...]:
     """Ids of what is wrong: it counts as sound from then on, so it is noted."""
-    from homenode.check.doctor.diagnosis import diagnose
-    from homenode.findings import Severity
 
     if host.nodes_assumed:
         note(
@@ -132,18 +134,16 @@ def _note_faults(host: "Host") -> tuple[str, ...]:
 
 
 def _host(source: str | None, lspci: Path | None) -> "Host":
-    from homenode.vm.sources import load_host
 
     return load_host(source, lspci=lspci)
 
 
 def _under_load(
-    host: "Host", known: "Circumstances", command: str | None
+    host: "Host", known: Circumstances, command: str | None
 ) -> "tuple[Host, Circumstances]":
     """The host as its links are while a copy runs, and what the copy says of itself."""
     import shlex
 
-    from homenode.check.doctor.links import Load
     from homenode.machine.snapshot.live import LiveSnapshot
     from homenode.measure.gpu_load_program import load_program
     from homenode.measure.gpu_load_sampling import sample_under_load
@@ -183,14 +183,11 @@ def _document(path: str | None, live: str | None) -> bytes | None:
 
 
 def _opened(original: bytes, source: str) -> "Document":
-    from homenode.vm.domain.read import open_domain
 
     return open_domain(original, source)
 
 
-def _circumstances(h2d: Sequence[str], known_width: Sequence[str]) -> "Circumstances":
-    from homenode.bdf import Bdf
-    from homenode.check.doctor.diagnosis import Circumstances
+def _circumstances(h2d: Sequence[str], known_width: Sequence[str]) -> Circumstances:
 
     rates: dict[Bdf, float] = {}
     everyone: float | None = None
@@ -209,9 +206,8 @@ def _circumstances(h2d: Sequence[str], known_width: Sequence[str]) -> "Circumsta
     return Circumstances(known_widths=widths, h2d=rates, h2d_all=everyone)
 
 
-def _check_addresses(known: "Circumstances", host: "Host") -> None:
+def _check_addresses(known: Circumstances, host: "Host") -> None:
     """Raises UsageError for a device that the host does not have: it would count for nothing."""
-    from homenode.machine.pci import DeviceKind
 
     for option, bdfs in (("--h2d", known.h2d), ("--known-width", known.known_widths)):
         for bdf in bdfs:
@@ -247,7 +243,7 @@ def _gigabytes(text: str, option: str) -> float:
 
 
 def _print(
-    found: "Findings", host: "Host", *, json: bool, prometheus: bool, everything: bool
+    found: Findings, host: "Host", *, json: bool, prometheus: bool, everything: bool
 ) -> None:
     if prometheus:
         from homenode.check.metrics import prometheus as metrics
@@ -264,8 +260,6 @@ def _fix(
     from homenode.decide.auto_layout import settled
     from homenode.decide.evidence.sources import load_evidence
     from homenode.plan.tuning import tune
-    from homenode.vm.domain.read import vm_of
-    from homenode.vm.domain.restore import write_tuned
     from homenode.vm.layout import layout_text
     from homenode.vm.plan_options import AUTO, PlanOptions
 
@@ -286,8 +280,6 @@ def compare_hosts(sources: Sequence[str], *, as_json: bool) -> None:
     """Print how hosts differ from the majority of their kind; exit 1 where one does."""
     from homenode.check.doctor.fleet import LEAST, compare_fleet
     from homenode.doc import Doc, Table
-    from homenode.findings import Findings
-    from homenode.wording import plural, printable
 
     fleet = compare_fleet(_hosts(sources))
     checked = tuple(f"{plural(count, 'host')}: {kind}" for kind, count in fleet.kinds)
@@ -323,12 +315,10 @@ def compare_hosts(sources: Sequence[str], *, as_json: bool) -> None:
 
 def certify_majority(sources: Sequence[str], output: Path, floors: dict[str, float]) -> None:
     """Write what most hosts of a pool are like. Raises UsageError for several kinds of them."""
-    from msgspec.structs import replace
 
     from homenode.check.doctor.expectation import certify
     from homenode.check.doctor.expectation_file import render_expectation
     from homenode.check.doctor.fleet import LEAST, compare_fleet, kind_of, majority
-    from homenode.wording import printable
 
     hosts = _hosts(sources)
     kinds = list(dict.fromkeys(kind_of(host) for _, host in hosts))

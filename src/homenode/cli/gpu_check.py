@@ -7,15 +7,30 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct, field
 
+from homenode.check.doctor.diagnosis import Circumstances, diagnose
+from homenode.check.doctor.links import Load
 from homenode.cli.arguments.measure import GpuCheckArguments
 from homenode.cli.bench import shown_progress
 from homenode.cli.terminal import exit_if_bad, note, print_findings, working, write_text
 from homenode.errors import HomenodeError, HostError, UsageError
+from homenode.findings import Finding, Findings, in_order
+from homenode.formats import encode
+from homenode.gap import Gap
+from homenode.machine.discover.host import discover
+from homenode.machine.snapshot.capture import capture_host
+from homenode.measure.access.local import LocalMachine
+from homenode.measure.gpu.agreement import TOLERANCE_RATIO, agreed, agreement_findings
+from homenode.measure.gpu.suite import measured_gpus
+from homenode.measure.gpu_load_program import load_program
+from homenode.measure.gpu_load_sampling import sample_under_load
+from homenode.measure.model import Depth, Group, SuiteOptions
+from homenode.measure.orders import BenchOptions
+from homenode.measure.results.vantage import Vantage
+from homenode.measure.runner import run_bench
+from homenode.wording import command_line, plural
 
 if TYPE_CHECKING:
-    from homenode.findings import Finding
     from homenode.measure.access.machine import Machine
-    from homenode.measure.model import Group
     from homenode.measure.results.model import Run
 
 TOOL = "nvbandwidth"
@@ -30,12 +45,12 @@ class Visit(Struct):
 
     folder: Path
     python: str
-    groups: "tuple[Group, ...] | None"
+    groups: tuple[Group, ...] | None
     limit_s: float
     started_s: float
     is_quiet: bool
     checked: list[str] = field(default_factory=list)
-    findings: "list[Finding]" = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
 
     def part(self, name: str, work: Callable[[], str]) -> bool:
         """Whether the part was done; its outcome is a line in any case."""
@@ -54,7 +69,6 @@ class Visit(Struct):
 
 def gpu_check(asked: GpuCheckArguments) -> None:
     """All parts on this machine."""
-    from homenode.measure.access.local import LocalMachine
 
     alone = LocalMachine(without={TOOL})
     visit_gpus(
@@ -69,7 +83,7 @@ def visit_gpus(
     python: str,
     limit_s: float,
     *,
-    groups: "tuple[Group, ...] | None" = None,
+    groups: tuple[Group, ...] | None = None,
     as_json: bool = False,
 ) -> None:
     """All parts on a machine. alone: the same where nvbandwidth counts as not installed.
@@ -77,11 +91,6 @@ def visit_gpus(
     Raises UsageError where the folder exists, HostError where there is no GPU to measure. Exits
     with 1 where a part was not possible or a figure is not as it should be.
     """
-    from homenode.findings import Findings, in_order
-    from homenode.formats import encode
-    from homenode.gap import Gap
-    from homenode.machine.discover.host import discover
-    from homenode.measure.gpu.suite import measured_gpus
 
     if folder.exists():
         raise UsageError(f"{folder}: expected a new folder, found one", hint="-o names another")
@@ -100,8 +109,6 @@ def visit_gpus(
     write_text(folder / "gpu-check.json", encode("findings", found) + "\n")
     print_findings(found, as_json=as_json)
     if not as_json:
-        from homenode.wording import command_line
-
         note(f"wrote {folder}; next: {command_line('homenode', 'report', folder / 'results')}")
     exit_if_bad(found.findings, otherwise=not passed)
 
@@ -124,7 +131,6 @@ def _all_parts(visit: Visit, machine: "Machine", alone: "Machine") -> bool:
 
 
 def _capture(visit: Visit) -> str:
-    from homenode.machine.snapshot.capture import capture_host
 
     with working("reading this machine"):
         captured = capture_host(visit.folder / "host.tar.gz", None, redacted=True, overwrite=False)
@@ -132,11 +138,6 @@ def _capture(visit: Visit) -> str:
 
 
 def _links(visit: Visit, machine: "Machine") -> str:
-    from homenode.check.doctor.diagnosis import Circumstances, diagnose
-    from homenode.check.doctor.links import Load
-    from homenode.machine.discover.host import discover
-    from homenode.measure.gpu_load_program import load_program
-    from homenode.measure.gpu_load_sampling import sample_under_load
 
     snapshot = machine.snapshot()
     program = load_program(None)
@@ -149,11 +150,6 @@ def _links(visit: Visit, machine: "Machine") -> str:
 
 
 def _figures(visit: Visit, machine: "Machine", name: str, runs: "dict[str, Run]") -> str:
-    from homenode.measure.model import Depth, Group, SuiteOptions
-    from homenode.measure.orders import BenchOptions
-    from homenode.measure.results.vantage import Vantage
-    from homenode.measure.runner import run_bench
-    from homenode.wording import plural
 
     all_of_gpus = (
         Group.GPU_COPY,
@@ -181,7 +177,6 @@ def _figures(visit: Visit, machine: "Machine", name: str, runs: "dict[str, Run]"
 
 
 def _agreement(visit: Visit, runs: "dict[str, Run]") -> str:
-    from homenode.measure.gpu.agreement import TOLERANCE_RATIO, agreed, agreement_findings
 
     if len(runs) != 2:
         raise HostError("expected figures of both, found one alone")

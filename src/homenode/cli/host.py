@@ -105,7 +105,7 @@ def install_setup(asked: HostSetupInstallArguments) -> None:
     """Put the files in place."""
     from homenode.change.host_setup.installation import Installation
     from homenode.change.journal import default_root
-    from homenode.cli.apply import changing_host
+    from homenode.cli.restore import changing_host
     from homenode.vm.hypervisor.connection import DEFAULT
 
     files = _files(asked.plans, None, asked.isolate)

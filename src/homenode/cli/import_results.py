@@ -3,9 +3,11 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from homenode.cli.answers import ImportedRun, ImportedRuns
 from homenode.cli.arguments.measure import ImportArguments
-from homenode.cli.terminal import console, note
+from homenode.cli.terminal import console, note, print_json
 from homenode.errors import HostError, InputError, UsageError
+from homenode.formats import encode
 from homenode.gap import Gap
 from homenode.measure.imported.files import find_sources
 from homenode.measure.imported.runs import Imported, ImportOptions, imported_runs, unread_files
@@ -27,8 +29,11 @@ def import_results(asked: ImportArguments) -> None:
     with_figures = tuple(one for one in runs if one.run.samples)
     if with_figures:
         _check_places(with_figures, asked.output)
-    _print(runs, skipped, everything=asked.everything)
+    if not asked.json:
+        _print(runs, skipped, everything=asked.everything)
     if not with_figures:
+        if asked.json:
+            print_json(encode("imported-runs", _answer(runs, skipped, asked, written=False)))
         named = ", ".join(map(str, asked.folders))
         if runs:
             raise InputError(
@@ -40,7 +45,35 @@ def import_results(asked: ImportArguments) -> None:
             hint="homenode import --help lists the tools that are known",
         )
     if not asked.dry_run:
-        _write(with_figures, asked.output)
+        for one in with_figures:
+            write_run(asked.output, one.run)
+        several = "s" if len(with_figures) > 1 else ""
+        note(f"wrote {len(with_figures)} run{several} below {asked.output}")
+    if asked.json:
+        print_json(
+            encode("imported-runs", _answer(runs, skipped, asked, written=not asked.dry_run))
+        )
+
+
+def _answer(
+    runs: tuple[Imported, ...], skipped: Sequence[Gap], asked: ImportArguments, *, written: bool
+) -> ImportedRuns:
+    told = tuple(
+        ImportedRun(
+            system=one.run.head.system,
+            name=one.run.head.name,
+            layout=one.run.head.switches.name,
+            vantage=str(one.run.head.vantage),
+            samples=len(one.run.samples),
+            metrics=tuple(dict.fromkeys(sample.metric for sample in one.run.samples)),
+            files=one.files,
+            gaps=one.gaps,
+        )
+        for one in runs
+    )
+    return ImportedRuns(
+        folder=str(asked.output), written=written, runs=told, left_out=tuple(skipped)
+    )
 
 
 def _layouts(texts: Sequence[str]) -> dict[str, Switches]:
@@ -73,12 +106,6 @@ def _check_places(runs: tuple[Imported, ...], output: Path) -> None:
                 f"{path}: expected one run of this name, found {paths.count(path)}",
                 hint="import the folders one by one, each with its own --system",
             )
-
-
-def _write(runs: tuple[Imported, ...], output: Path) -> None:
-    for one in runs:
-        write_run(output, one.run)
-    note(f"wrote {len(runs)} run{'s' if len(runs) > 1 else ''} below {output}")
 
 
 def _print(runs: tuple[Imported, ...], skipped: list[Gap], *, everything: bool) -> None:

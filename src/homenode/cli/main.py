@@ -113,9 +113,7 @@ KUBEVIRT = Command(
       homenode kubevirt check vmi.json --host node.tar.gz
     """,
     commands=(
-        Command(
-            "on-define-domain", f"{_CLUSTER}OnDefineDomainArguments", "pods:on_define_domain"
-        ),
+        Command("on-define-domain", f"{_CLUSTER}OnDefineDomainArguments", "pods:on_define_domain"),
         Command("receive", f"{_CLUSTER}KubevirtReceiveArguments", "pods:receive"),
         Command("check", f"{_CLUSTER}KubevirtCheckArguments", "pods:check"),
         Command("fit", f"{_CLUSTER}KubevirtFitArguments", "pods:fit"),
@@ -173,7 +171,7 @@ PROGRAM = Command(
     """,
     commands=(
         Command("show", f"{_PLACE}ShowArguments", "host:show", PLACE),
-        Command("plan", f"{_PLACE}PlanArguments", "planning:plan", PLACE),
+        Command("plan", f"{_PLACE}PlanArguments", "plan_target:plan", PLACE),
         Command("apply", f"{_PLACE}ApplyArguments", "apply:apply", PLACE),
         Command("replan", f"{_PLACE}ReplanArguments", "apply:replan", PLACE),
         Command("restore", f"{_PLACE}RestoreArguments", "restore:restore", PLACE),

@@ -1,11 +1,13 @@
 """homenode nccl-topo: a guest's topology file for NCCL or RCCL, and what becomes of it. [I/O]"""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from homenode.check.verify.verification import load_guest
 from homenode.cli.arguments.cluster import NcclTopoArguments
 from homenode.cli.terminal import (
     check_can_write,
@@ -18,16 +20,34 @@ from homenode.cli.terminal import (
     write_text,
 )
 from homenode.errors import UsageError
+from homenode.findings import Finding, Findings, in_order
+from homenode.formats import encode
 from homenode.input_files import read_input
+from homenode.machine.pci import DeviceKind
+from homenode.machine.tools.nvidia_smi_query import parse
+from homenode.nccl.assemble import Assembled, assemble_topology
+from homenode.nccl.bus_numbers import left_to_libvirt
+from homenode.nccl.checks import check_topology, flavour_of
+from homenode.nccl.comparison import compare_topology
+from homenode.nccl.doubts import tuned_elsewhere
+from homenode.nccl.explanation import explain
+from homenode.nccl.fabric import check_fabric, check_fabric_of_host
+from homenode.nccl.guest_side import guest_side
+from homenode.nccl.guest_tree import GuestTree, tree_of_document, tree_of_host, tree_of_plan
+from homenode.nccl.log import read_log
+from homenode.nccl.log_comparison import compare_log
+from homenode.nccl.log_facts import facts_of_log
+from homenode.nccl.strict_reader import read_topology
+from homenode.nccl.topology import NcclVariant
+from homenode.nccl.write import cloud_config, write_topology
+from homenode.plan.devices.fabric import may_have_nvswitches
+from homenode.plan.stored import read_plan_for
+from homenode.vm.domain.read import open_domain, vm_of
+from homenode.vm.sources import load_host
+from homenode.wording import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from homenode.findings import Finding
     from homenode.machine.topology import Host
-    from homenode.nccl.assemble import Assembled
-    from homenode.nccl.guest_tree import GuestTree
-    from homenode.nccl.topology import NcclVariant
 
 _MAKE = "Make a file"
 _JUDGE = "Check a file"
@@ -36,7 +56,6 @@ _EXPLAIN = "Explain"
 
 def nccl_topo(asked: NcclTopoArguments) -> None:
     """Make, check or explain a topology file."""
-    from homenode.nccl.topology import NcclVariant
 
     wanted = _Wanted(
         asked.host, asked.lspci, asked.domain, asked.plan, asked.guest, asked.nvidia_smi
@@ -116,10 +135,6 @@ def _explain(
 ) -> None:
     from homenode.decide.evidence.documents import publications
     from homenode.decide.nccl_memory import memory_of_words, published_memory
-    from homenode.findings import Findings, in_order
-    from homenode.nccl.checks import check_topology
-    from homenode.nccl.explanation import explain
-    from homenode.nccl.strict_reader import read_topology
 
     data = None if check is None else read_input(check, "a topology file")
     found = [] if data is None else list(check_topology(data, str(check)))
@@ -134,18 +149,12 @@ def _explain(
     made = explain(tree, file, memory)
     checked: tuple[str, ...] = ()
     if log is not None:
-        from homenode.nccl.log import read_log
-        from homenode.nccl.log_comparison import compare_log
-        from homenode.nccl.log_facts import facts_of_log
-
         text = read_input(log, "a log").decode("utf-8", "replace")
         checked, differing = compare_log(made, facts_of_log(text), str(log))
         found += differing
         found += read_log(text, str(log)).findings if file is not None else ()
     findings = in_order([*made.findings, *found])
     if as_json:
-        from homenode.formats import encode
-
         print_json(encode("nccl-explanation", replace(made, findings=findings)))
     else:
         from homenode.show.findings_text import findings_text
@@ -157,11 +166,8 @@ def _explain(
     exit_if_bad(findings)
 
 
-def _tree(wanted: _Wanted, *, has_file: bool) -> "tuple[GuestTree, str]":
+def _tree(wanted: _Wanted, *, has_file: bool) -> tuple[GuestTree, str]:
     """The machine that is explained, and the name of the host that it runs on."""
-    from homenode.check.verify.verification import load_guest
-    from homenode.nccl.guest_tree import tree_of_document, tree_of_host, tree_of_plan
-    from homenode.vm.sources import load_host
 
     if wanted.guest is not None:
         guest = load_guest(wanted.guest)
@@ -171,14 +177,9 @@ def _tree(wanted: _Wanted, *, has_file: bool) -> "tuple[GuestTree, str]":
     if wanted.domain is None and wanted.plan is None:
         return tree_of_host(host), host.name
     if wanted.domain is None:
-        from homenode.plan.stored import read_plan_for
-
         assert wanted.plan is not None, "one of the two is given"
         plan = read_plan_for(host, read_input(wanted.plan, "a saved plan"), str(wanted.plan))
         return tree_of_plan(plan, host), host.name
-    from homenode.nccl.bus_numbers import left_to_libvirt
-    from homenode.nccl.guest_side import guest_side
-    from homenode.vm.domain.read import open_domain, vm_of
 
     document = open_domain(read_input(wanted.domain, "a domain document"), str(wanted.domain))
     facts = vm_of(document)
@@ -188,14 +189,7 @@ def _tree(wanted: _Wanted, *, has_file: bool) -> "tuple[GuestTree, str]":
     return tree_of_document(facts, host, addresses), host.name
 
 
-def _assembled(wanted: _Wanted, flavour: "NcclVariant") -> "Assembled":
-    from homenode.check.verify.verification import load_guest
-    from homenode.nccl.assemble import assemble_topology
-    from homenode.nccl.doubts import tuned_elsewhere
-    from homenode.nccl.guest_side import guest_side
-    from homenode.plan.stored import read_plan_for
-    from homenode.vm.domain.read import open_domain, vm_of
-    from homenode.vm.sources import load_host
+def _assembled(wanted: _Wanted, flavour: NcclVariant) -> Assembled:
 
     assert wanted.domain is not None, "_refuse_nonsense asks for it"
     source = str(wanted.domain)
@@ -215,11 +209,7 @@ def _assembled(wanted: _Wanted, flavour: "NcclVariant") -> "Assembled":
     return replace(made, findings=(*made.findings, *more))
 
 
-def _fabric(made: "Assembled", host: "Host", path: Path | None) -> "Iterator[Finding]":
-    from homenode.machine.pci import DeviceKind
-    from homenode.machine.tools.nvidia_smi_query import parse
-    from homenode.nccl.fabric import check_fabric, check_fabric_of_host
-    from homenode.plan.devices.fabric import may_have_nvswitches
+def _fabric(made: Assembled, host: "Host", path: Path | None) -> Iterator[Finding]:
 
     gpus = [placed.bdf for placed in made.devices if placed.kind is DeviceKind.GPU]
     whole = [device for bdf in gpus if (device := host.device(bdf)) is not None]
@@ -231,8 +221,7 @@ def _fabric(made: "Assembled", host: "Host", path: Path | None) -> "Iterator[Fin
     return check_fabric(bdfs, query, str(path)) if may_have_nvswitches(host) else iter(())
 
 
-def _write(made: "Assembled", output: Path | None, cloud_init: Path | None) -> None:
-    from homenode.nccl.write import cloud_config, write_topology
+def _write(made: Assembled, output: Path | None, cloud_init: Path | None) -> None:
 
     text = write_topology(made.topology)
     if output is None:
@@ -245,9 +234,8 @@ def _write(made: "Assembled", output: Path | None, cloud_init: Path | None) -> N
         note(f"wrote {cloud_init}")
 
 
-def _print_made(made: "Assembled", output: Path | None, *, as_json: bool) -> None:
+def _print_made(made: Assembled, output: Path | None, *, as_json: bool) -> None:
     """The table where the file is not on standard output itself; doubts to standard error."""
-    from homenode.findings import Findings, in_order
 
     findings = in_order(made.findings)
     if as_json:
@@ -257,14 +245,13 @@ def _print_made(made: "Assembled", output: Path | None, *, as_json: bool) -> Non
             from homenode.show.nccl_text import topology_text
 
             console().print(topology_text(made))
-        from homenode.wording import printable
 
         for finding in findings:
             note(printable(str(finding)))
     exit_if_bad(findings)
 
 
-def _stated(made: "Assembled") -> str:
+def _stated(made: Assembled) -> str:
     topology = made.topology
     return (
         f"{topology.flavour} topology: {len(topology.cpus)} cpus, "
@@ -277,19 +264,14 @@ def _judge(
     wanted: _Wanted,
     check: Path | None,
     log: Path | None,
-    flavour: "NcclVariant | None",
+    flavour: NcclVariant | None,
     *,
     as_json: bool,
 ) -> None:
-    from homenode.findings import Findings, in_order
 
     checked: list[str] = []
     found: list[Finding] = []
     if check is not None:
-        from homenode.nccl.checks import check_topology, flavour_of
-        from homenode.nccl.comparison import compare_topology
-        from homenode.nccl.strict_reader import read_topology
-
         data = read_input(check, "a topology file")
         found += check_topology(data, str(check), flavour)
         checked.append(f"{check}: what NCCL's parser refuses or silently ignores")
@@ -301,8 +283,6 @@ def _judge(
             found += made.findings
             checked.append(f"{wanted.domain}: {_stated(made)}")
     if log is not None:
-        from homenode.nccl.log import read_log
-
         verdict = read_log(read_input(log, "a log").decode("utf-8", "replace"), str(log))
         found += verdict.findings
         checked += verdict.checked

@@ -1,4 +1,4 @@
-"""What `homenode plan --target` does: a plan written for another hypervisor than libvirt. [I/O]"""
+"""homenode plan: for libvirt, by planning, or written for another hypervisor. [I/O]"""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +15,8 @@ from homenode.cli.terminal import (
     print_json,
     write_bytes,
 )
+from homenode.decide.auto_layout import settled
+from homenode.decide.evidence.sources import load_evidence
 from homenode.errors import FINDINGS, UsageError
 from homenode.plan.vm_file import (
     LIBVIRT,
@@ -27,7 +29,10 @@ from homenode.plan.vm_file import (
 )
 from homenode.vm.domain.copy import check_name
 from homenode.vm.domain.new import DEFAULT_NAME
-from homenode.vm.plan_model import Unplannable, is_critical
+from homenode.vm.domain.restore import write_tuned
+from homenode.vm.plan_model import Plan, Unplannable, is_critical
+from homenode.vm.plan_options import refuse_objective
+from homenode.vm.sources import load_host
 from homenode.vm.targets.registry import TARGETS, others
 from homenode.wording import did_you_mean
 
@@ -72,7 +77,7 @@ def run(
     original: bytes | None,
     document: str,
     asked: PlanArguments,
-) -> None:
+) -> Plan:
     """Plan, print and write. Nothing is written unless everything before succeeded."""
     if asked.manual.node_pus:
         raise UsageError("--node-pus: expected a domain document, found --target or another file")
@@ -87,8 +92,7 @@ def run(
     _print(planned, verdict, host, document, asked)
     for line in notes:
         note(line)
-    if is_critical(planned.plan):
-        raise SystemExit(FINDINGS)
+    return planned.plan
 
 
 def _planned(
@@ -96,9 +100,6 @@ def _planned(
     document: str,
     asked: PlanArguments,
 ) -> "tuple[Host, TargetPlan, Verdict | None]":
-    from homenode.decide.auto_layout import settled
-    from homenode.decide.evidence.sources import load_evidence
-    from homenode.vm.sources import load_host
 
     names = asked.hosts or (None,)
     if len(names) > 1 and (asked.lspci is not None or asked.options.replaces):
@@ -159,7 +160,6 @@ def _write(planned: TargetPlan, host: "Host", document: str, asked: PlanArgument
 def _write_files(
     planned: TargetPlan, output: Path, document: str, asked: PlanArguments
 ) -> list[str]:
-    from homenode.vm.domain.restore import write_tuned
 
     rendering = planned.rendering
     companions = [output.with_name(output.name + suffix) for suffix, _ in rendering.companions]
@@ -178,3 +178,17 @@ def _write_files(
     is_script = rendering.document.startswith(b"#!")
     write_bytes(output, rendering.document, SCRIPT_MODE if is_script else None)
     return [*lines, f"wrote {output}"]
+
+
+def plan(asked: PlanArguments) -> None:
+    """Plan, write and print as it is asked."""
+    if asked.document is not None and asked.vm_file is not None:
+        raise UsageError("give either --vm or a VM file, not both")
+    refuse_objective(asked.options)
+    original, source = planning.read_original(asked)
+    if is_for_libvirt(original, source, asked.target):
+        made = planning.tune_and_write(original, source, asked).plan
+    else:
+        made = run(original, source, asked)
+    if is_critical(made):
+        raise SystemExit(FINDINGS)

@@ -1,11 +1,11 @@
 """homenode plan: read, tune, print, write; for libvirt or for another target. [I/O]"""
 
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from homenode.cli import plan_target, planning
 from homenode.cli.arguments.place import PlanArguments
 from homenode.cli.terminal import (
     STANDARD_OUTPUT,
@@ -21,34 +21,35 @@ from homenode.cli.terminal import (
     write_bytes,
     write_text,
 )
-from homenode.errors import FINDINGS, UsageError
+from homenode.decide.auto_layout import NotRecommended, refuse_auto, settled
+from homenode.decide.evidence.sources import load_evidence
+from homenode.errors import UsageError
 from homenode.input_files import read_input
 from homenode.plan.tuning import Tuning, tune, tune_manually
-from homenode.vm.plan_model import Unplannable, is_critical
-from homenode.vm.plan_options import refuse_objective
+from homenode.vm.domain.read import read_vm
+from homenode.vm.domain.restore import SavedOriginal, is_tuned_output, saved_original, write_tuned
+from homenode.vm.domain.schema import refuse_new_errors
+from homenode.vm.plan_model import Plan, Unplannable
+from homenode.vm.sources import load_host
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
     from homenode.decide.evidence.model import Evidence
     from homenode.decide.verdict import Verdict
     from homenode.machine.topology import Host
     from homenode.plan.request import GuestRequest
-    from homenode.vm.domain.restore import SavedOriginal
     from homenode.vm.model import Vm
-    from homenode.vm.plan_model import Plan
 
 
 OPTIONS = "options"
 """What to call a VM of which only options say something."""
 
 
-def run(asked: PlanArguments, agreed: "Callable[[], bool] | None" = None) -> None:
+def run(asked: PlanArguments, agreed: Callable[[], bool] | None = None) -> Tuning:
     """Plan for libvirt, write and print; see `tune_and_write`."""
-    tune_and_write(*read_original(asked), asked, agreed)
+    return tune_and_write(*read_original(asked), asked, agreed)
 
 
-def read_original(asked: PlanArguments) -> "tuple[bytes | None, str]":
+def read_original(asked: PlanArguments) -> tuple[bytes | None, str]:
     """The document or VM file that is planned for, None where options say all; and what to call it.
 
     Raises HostError, InputError and UsageError before anything is planned.
@@ -65,8 +66,8 @@ def tune_and_write(
     original: bytes | None,
     source: str,
     asked: PlanArguments,
-    agreed: "Callable[[], bool] | None" = None,
-) -> None:
+    agreed: Callable[[], bool] | None = None,
+) -> Tuning:
     """Plan, write and print. Nothing is written unless everything before succeeded.
 
     agreed: asked before a tuned document is written, when all is printed; without it files are
@@ -84,7 +85,6 @@ def tune_and_write(
             if original is None:
                 raise UsageError("--node-pus: expected a domain document, found none")
             _refuse_with_ranges(asked)
-            from homenode.decide.auto_layout import refuse_auto
 
             refuse_auto(options)
             tuning = tune_manually(original, source, options, asked.manual, copy_name=asked.name)
@@ -104,8 +104,7 @@ def tune_and_write(
         lines = _write(tuning, host, original, asked, source) if agreed() else []
     for line in lines:
         note(line)
-    if is_critical(tuning.plan):
-        raise SystemExit(FINDINGS)
+    return tuning
 
 
 def with_versions(host: "Host", asked: PlanArguments) -> "Host":
@@ -121,7 +120,7 @@ def with_versions(host: "Host", asked: PlanArguments) -> "Host":
     )
 
 
-def hosts_after(hosts: "tuple[Host, ...]", plans: "Sequence[Path]") -> "tuple[Host, ...]":
+def hosts_after(hosts: "tuple[Host, ...]", plans: Sequence[Path]) -> "tuple[Host, ...]":
     """The hosts with the VMs of the saved plans of --after. Raises InputError, UsageError."""
     if not plans:
         return hosts
@@ -141,14 +140,12 @@ def _check_outputs(asked: PlanArguments) -> None:
     check_can_write(asked.output, force=True)
     paths = [asked.output, asked.save_plan, asked.svg]
     if asked.output is not None and asked.output != STANDARD_OUTPUT:
-        from homenode.vm.domain.restore import saved_original
-
         saved = saved_original(asked.output)
         paths += [saved.original, saved.record]
     refuse_one_path(paths)
 
 
-def refuse_one_path(paths: "Iterable[Path | None]") -> None:
+def refuse_one_path(paths: Iterable[Path | None]) -> None:
     """Raises UsageError where two of the files that a command writes are one."""
     seen: set[Path] = set()
     for path in paths:
@@ -182,7 +179,6 @@ def check_tuned_output(document: str, path: Path | None, *, force: bool | None =
     overwrite it; None where no option says so."""
     if path is None or path == STANDARD_OUTPUT or force or not path.is_file():
         return
-    from homenode.vm.domain.restore import is_tuned_output
 
     # Over the document itself the original is kept, and so it is over what was tuned from it.
     is_same = document != "-" and Path(document).exists() and path.samefile(document)
@@ -218,10 +214,6 @@ def _on_best_host(
     document: str,
     asked: PlanArguments,
 ) -> "tuple[Host, Tuning, Verdict | None]":
-    from homenode.decide.auto_layout import settled
-    from homenode.decide.evidence.sources import load_evidence
-    from homenode.vm.domain.read import read_vm
-    from homenode.vm.sources import load_host
 
     names = asked.hosts or (None,)
     if len(names) > 1 and asked.lspci is not None:
@@ -258,7 +250,6 @@ def best_of(
     evidence: "Evidence",
     asked: PlanArguments,
 ) -> "Host":
-    from homenode.decide.auto_layout import NotRecommended, settled
     from homenode.plan.rank import rank
     from homenode.plan.request import request_for
     from homenode.show.fit_text import rank_text
@@ -314,7 +305,7 @@ def _print(
         print_diff(original or b"", tuning.document, document, str(asked.output or "tuned"))
 
 
-def note_critical(made: "Plan") -> None:
+def note_critical(made: Plan) -> None:
     """What makes the exit code 1, where the explanation is not printed."""
     from homenode.show.plan.explain import finding_lines
 
@@ -323,7 +314,7 @@ def note_critical(made: "Plan") -> None:
 
 
 def print_explanation(
-    made: "Plan",
+    made: Plan,
     request: "GuestRequest | None",
     verdict: "Verdict | None",
     host: "Host | None",
@@ -363,8 +354,6 @@ def write_document(tuning: Tuning, original: bytes | None, output: Path, mode: i
 
     original: None = a new domain.
     """
-    from homenode.vm.domain.restore import write_tuned
-    from homenode.vm.domain.schema import refuse_new_errors
 
     gap = refuse_new_errors(tuning.original, tuning.document, tuning.libvirt)
     lines = [] if gap is None else [f"not checked: {gap}"]
@@ -378,12 +367,12 @@ def write_document(tuning: Tuning, original: bytes | None, output: Path, mode: i
     return lines
 
 
-def written(saved: "SavedOriginal") -> str:
+def written(saved: SavedOriginal) -> str:
     """What to say of a tuned document and its original."""
     return f"wrote {saved.output} (original in {saved.original}; homenode restore undoes it)"
 
 
-def plan_document(made: "Plan", request: "GuestRequest | None", host: "Host | None") -> str:
+def plan_document(made: Plan, request: "GuestRequest | None", host: "Host | None") -> str:
     """The plan's document with its proof, which is made here; without one in manual mode. host: as
     it was planned on."""
     from homenode.plan.stored import encode_plan
@@ -396,7 +385,7 @@ def plan_document(made: "Plan", request: "GuestRequest | None", host: "Host | No
 
 
 def write_plan_files(
-    made: "Plan", document: str, host: "Host | None", asked: PlanArguments
+    made: Plan, document: str, host: "Host | None", asked: PlanArguments
 ) -> list[str]:
     """The plan's document and its picture, where they are wanted. What to say of them."""
     if asked.save_plan is not None:
@@ -408,15 +397,3 @@ def write_plan_files(
         write_text(asked.svg, topology_map(host, made))
     files = (one for one in (asked.save_plan, asked.svg) if one is not None)
     return [f"wrote {one}" for one in files if one != STANDARD_OUTPUT]
-
-
-def plan(asked: PlanArguments) -> None:
-    """Plan, write and print as it is asked."""
-    if asked.document is not None and asked.vm_file is not None:
-        raise UsageError("give either --vm or a VM file, not both")
-    refuse_objective(asked.options)
-    original, source = planning.read_original(asked)
-    if plan_target.is_for_libvirt(original, source, asked.target):
-        planning.tune_and_write(original, source, asked)
-    else:
-        plan_target.run(original, source, asked)

@@ -5,6 +5,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
+from homenode import __version__
+from homenode.bdf import Bdf
 from homenode.cli.arguments.cluster import (
     KubevirtCheckArguments,
     KubevirtFitArguments,
@@ -14,6 +18,7 @@ from homenode.cli.arguments.cluster import (
     OnDefineDomainArguments,
     PodFitArguments,
 )
+from homenode.cli.pool_reading import note_failures, read_the_pool
 from homenode.cli.terminal import (
     check_can_write,
     console,
@@ -22,27 +27,33 @@ from homenode.cli.terminal import (
     print_findings,
     write_text,
 )
+from homenode.cluster.pods.checkpoints import FILES, read_checkpoints
+from homenode.cluster.pods.fit import Fit, fit_findings
+from homenode.cluster.pods.kubelet import read_kubelet, usual_kubelet
+from homenode.cluster.pods.machine import node_of_host, with_known_memory
+from homenode.cluster.pods.manifest import read_manifest
+from homenode.cluster.pods.pod import Pod, read_pod
+from homenode.cluster.pods.pool_fit import pool_fit, pool_fit_findings
 from homenode.errors import HomenodeError, HostError, UsageError
 from homenode.input_files import read_input
+from homenode.measure.results.received import receive_run
+from homenode.package_files import package_text
+from homenode.show.fit_text import fit_text, pool_fit_text
+from homenode.vm.sources import load_host
 
 if TYPE_CHECKING:
-    from homenode.bdf import Bdf
-    from homenode.cluster.pods.fit import Fit
-    from homenode.cluster.pods.pod import Pod
     from homenode.findings import Findings
     from homenode.machine.topology import Host, PagePool
 
 
 def pod_fit(asked: PodFitArguments) -> None:
     """Print whether the pod is admitted."""
-    from homenode.cluster.pods.manifest import read_manifest
-    from homenode.cluster.pods.pod import read_pod
 
     document = read_manifest(read_input(asked.pod, "a Pod"), str(asked.pod), "a Pod")
     answer_fit(read_pod(document, str(asked.pod)), asked.node, asked.json)
 
 
-def answer_fit(pod: "Pod", node: NodeOptions, json: bool) -> None:
+def answer_fit(pod: Pod, node: NodeOptions, json: bool) -> None:
     """Print the answer; exit with 1 where the pod is refused or not aligned."""
     if (node.host is None) == (not node.pool):
         raise UsageError(
@@ -52,9 +63,6 @@ def answer_fit(pod: "Pod", node: NodeOptions, json: bool) -> None:
     if node.pool:
         _answer_pool(pod, node, named, json)
         return
-    from homenode.cluster.pods.fit import fit_findings
-    from homenode.show.fit_text import fit_text
-    from homenode.vm.sources import load_host
 
     machine = load_host(node.host)
     found = _fit_on(pod, machine, node.kubelet, node.state, named)
@@ -62,13 +70,8 @@ def answer_fit(pod: "Pod", node: NodeOptions, json: bool) -> None:
 
 
 def _answer_pool(
-    pod: "Pod", node: NodeOptions, named: "dict[str, tuple[Bdf, ...]]", json: bool
+    pod: Pod, node: NodeOptions, named: dict[str, tuple[Bdf, ...]], json: bool
 ) -> None:
-    from msgspec.structs import replace
-
-    from homenode.cli.pool_reading import note_failures, read_the_pool
-    from homenode.cluster.pods.pool_fit import pool_fit, pool_fit_findings
-    from homenode.show.fit_text import pool_fit_text
 
     pool = read_the_pool(node.pool)
     note_failures(pool)
@@ -110,16 +113,13 @@ def _of_node(given: Path | None, name: str) -> Path | None:
 
 
 def _fit_on(
-    pod: "Pod",
+    pod: Pod,
     machine: "Host",
     kubelet: Path | None,
     state: Path | None,
-    named: "dict[str, tuple[Bdf, ...]]",
-) -> "Fit":
-    from homenode.cluster.pods.checkpoints import FILES, read_checkpoints
+    named: dict[str, tuple[Bdf, ...]],
+) -> Fit:
     from homenode.cluster.pods.fit import fit
-    from homenode.cluster.pods.kubelet import read_kubelet, usual_kubelet
-    from homenode.cluster.pods.machine import node_of_host, with_known_memory
 
     config = (
         usual_kubelet(machine)
@@ -148,8 +148,7 @@ def _print(findings: "Findings", show_table: Callable[[], None], json: bool) -> 
     exit_if_bad(findings.findings)
 
 
-def _named_devices(texts: tuple[str, ...]) -> "dict[str, tuple[Bdf, ...]]":
-    from homenode.bdf import Bdf
+def _named_devices(texts: tuple[str, ...]) -> dict[str, tuple[Bdf, ...]]:
 
     found: dict[str, tuple[Bdf, ...]] = {}
     for text in texts:
@@ -173,8 +172,6 @@ def receive(asked: KubevirtReceiveArguments) -> None:
     """Store the run."""
     import sys
 
-    from homenode.measure.results.received import receive_run
-
     note(f"wrote {receive_run(sys.stdin.buffer, asked.results, asked.name)}")
 
 
@@ -183,9 +180,6 @@ def check(asked: KubevirtCheckArguments) -> None:
     from homenode.cluster.kubevirt.cluster import read_cluster
     from homenode.cluster.kubevirt.fit import check_fit
     from homenode.cluster.kubevirt.vmi import vmi_of
-    from homenode.cluster.pods.kubelet import read_kubelet
-    from homenode.cluster.pods.manifest import read_manifest
-    from homenode.vm.sources import load_host
 
     what = "a VirtualMachineInstance"
     read = vmi_of(
@@ -215,7 +209,6 @@ def check(asked: KubevirtCheckArguments) -> None:
 def fit(asked: KubevirtFitArguments) -> None:
     """Print whether the VM's pod is admitted."""
     from homenode.cluster.kubevirt.vmi import launcher_pod, vmi_of
-    from homenode.cluster.pods.manifest import read_manifest
 
     what = "a VirtualMachineInstance"
     document = read_manifest(read_input(asked.vmi, what), str(asked.vmi), what)
@@ -225,10 +218,8 @@ def fit(asked: KubevirtFitArguments) -> None:
 
 def manifest(asked: KubevirtManifestArguments) -> None:
     """Write the manifests."""
-    from homenode import __version__
     from homenode.cluster.kubevirt.hook_file import hook_file
     from homenode.cluster.kubevirt.manifests import manifests, next_steps
-    from homenode.package_files import package_text
 
     options = asked.manifest
     written = manifests(options, hook_file(_own_source, __version__))
@@ -261,7 +252,6 @@ def _own_source(name: str) -> str | None:
     top, *rest = name.split(".")
     if top != "homenode":
         return None
-    from homenode.package_files import package_text
 
     for path in ((*rest, "__init__.py"), (*rest[:-1], "".join((*rest[-1:], ".py")))):
         with contextlib.suppress(OSError):

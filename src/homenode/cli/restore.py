@@ -1,8 +1,11 @@
 """homenode restore: the original document of a file or a domain, exactly. [I/O]"""
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
 
-from homenode.cli.apply import changing_host, is_file_target
 from homenode.cli.arguments.place import RestoreArguments
 from homenode.cli.terminal import note, note_error, print_diff, say
 from homenode.errors import UsageError
@@ -81,7 +84,7 @@ def _list_open() -> None:
 
 
 def restore_domains(
-    names: "Sequence[str]", connect: str, *, keep_edits: bool = False, dry_run: bool = False
+    names: Sequence[str], connect: str, *, keep_edits: bool = False, dry_run: bool = False
 ) -> None:
     """Restore several, the last first. What stands against any of them is said before the first is
     changed."""
@@ -165,3 +168,44 @@ def restore_domain(
 def _note_moved(moved: tuple[str, ...]) -> None:
     for device in moved:
         note(f"{device}: its address was on a bus of the layout; libvirt gives it another")
+
+
+def is_file_target(name: str) -> bool:
+    """Whether a TARGET is a file rather than a domain's name."""
+    if "/" in name or name.endswith(".xml"):
+        return True
+    try:
+        return Path(f"{name}.orig").exists()
+    except OSError:  # longer than the name of a file may be
+        return False
+
+
+@contextmanager
+def changing_host(
+    command: str, names: Sequence[str], connect: str, *, dry_run: bool = False
+) -> Iterator[None]:
+    """Hold the host's lock, from the look at its state to the change: a dry run holds none.
+
+    On a terminal, who waits for it sees who holds it.
+    """
+    if dry_run:
+        yield
+        return
+    from homenode.change.host_lock import host_locked, lock_of_one_user
+    from homenode.change.journal import default_root
+    from homenode.wording import command_line
+
+    def waiting(holder: str) -> None:
+        if sys.stderr.isatty():
+            note(f"waiting until this host is no longer changed by {holder}")
+
+    words = command_line("homenode", command, *names)
+    with host_locked(default_root(), connect, words, waiting):
+        if (reason := lock_of_one_user(connect)) is not None:
+            _note_once(f"change this host as one user, from one place: {reason}")
+        yield
+
+
+@cache
+def _note_once(text: str) -> None:
+    note(text)

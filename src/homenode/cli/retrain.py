@@ -1,20 +1,36 @@
 """homenode doctor retrain, and the hook that libvirt calls. [I/O]"""
 
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from homenode.change.retrain.config_file import SysfsConfigSpace
+from homenode.change.retrain.config_registers import SPEED_OF_CODE
+from homenode.change.retrain.device_use import device_uses
+from homenode.change.retrain.execution import RetrainResult, RetrainStep, explain_interrupted
+from homenode.change.retrain.hook import (
+    START,
+    STARTED,
+    dropped_links,
+    gpus_of_domain,
+    has_devices,
+    slot_links,
+)
+from homenode.change.retrain.install import libvirt_hook, systemd_unit
+from homenode.change.retrain.journal import LinkRecords, WallClock, open_retrain, retrain_journal
+from homenode.change.retrain.plan import RetrainPlan, describe, plan_retrain
 from homenode.cli.arguments.check import RetrainArguments, RetrainHookArguments
 from homenode.cli.terminal import note, note_error, print_file, print_findings, say
 from homenode.errors import FINDINGS, HomenodeError, InputError, UsageError
+from homenode.findings import Finding, Findings
 from homenode.input_files import read_input
+from homenode.machine.discover import discover
+from homenode.machine.snapshot.live import LiveSnapshot
+from homenode.machine.snapshot.protocol import QuietSnapshot
+from homenode.trusted_path import changeable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from homenode.bdf import Bdf
-    from homenode.change.retrain.execution import RetrainResult
-    from homenode.change.retrain.plan import RetrainPlan
-    from homenode.findings import Finding
     from homenode.machine.topology import Host
 
     Say = Callable[[str], None]
@@ -26,8 +42,6 @@ def retrain(asked: RetrainArguments) -> None:
     Changes the target speed in a port's Link Control 2 and sets Retrain Link, nothing else.
     Refuses while a VM or a driver uses anything behind the port.
     """
-    from homenode.change.retrain.config_registers import SPEED_OF_CODE
-    from homenode.change.retrain.install import libvirt_hook, systemd_unit
 
     devices = asked.devices
     if asked.target is not None and asked.target not in SPEED_OF_CODE:
@@ -77,15 +91,6 @@ def hook(asked: RetrainHookArguments) -> None:
 
 
 def _hook(domain: str, operation: str, xml: bytes, target: int | None) -> None:
-    from homenode.change.retrain.hook import (
-        START,
-        STARTED,
-        dropped_links,
-        gpus_of_domain,
-        has_devices,
-        slot_links,
-    )
-    from homenode.change.retrain.journal import LinkRecords
 
     if operation not in (START, STARTED) or not has_devices(xml):
         return
@@ -106,13 +111,8 @@ def _hook(domain: str, operation: str, xml: bytes, target: int | None) -> None:
 
 
 def _one(
-    host: "Host", bdf: "Bdf", target: int | None, *, apply: bool, say: "Say"
-) -> "tuple[Finding, ...]":
-    from homenode.change.retrain.config_file import SysfsConfigSpace
-    from homenode.change.retrain.device_use import device_uses
-    from homenode.change.retrain.execution import RetrainStep, explain_interrupted
-    from homenode.change.retrain.journal import WallClock, open_retrain, retrain_journal
-    from homenode.change.retrain.plan import describe, plan_retrain
+    host: "Host", bdf: "Bdf", target: int | None, *, apply: bool, say: Say
+) -> tuple[Finding, ...]:
 
     space = SysfsConfigSpace()
     plan = plan_retrain(host, bdf, space, device_uses(host.pci_devices), target)
@@ -132,8 +132,7 @@ def _one(
     return step.result.findings
 
 
-def _say_result(plan: "RetrainPlan", result: "RetrainResult", say: "Say") -> None:
-    from homenode.change.retrain.config_registers import SPEED_OF_CODE
+def _say_result(plan: RetrainPlan, result: RetrainResult, say: Say) -> None:
 
     for line in result.log:
         say(line)
@@ -144,8 +143,7 @@ def _say_result(plan: "RetrainPlan", result: "RetrainResult", say: "Say") -> Non
     )
 
 
-def _print(findings: "list[Finding]", devices: "tuple[Bdf, ...]", *, as_json: bool) -> None:
-    from homenode.findings import Findings
+def _print(findings: list[Finding], devices: "tuple[Bdf, ...]", *, as_json: bool) -> None:
 
     found = Findings(checked=tuple(f"link of {bdf}" for bdf in devices), findings=tuple(findings))
     if as_json or findings:
@@ -154,9 +152,6 @@ def _print(findings: "list[Finding]", devices: "tuple[Bdf, ...]", *, as_json: bo
 
 def _this_machine() -> "Host":
     """The PCI tree of this machine, with no tool asked: hooks and early boot must not wait."""
-    from homenode.machine.discover import discover
-    from homenode.machine.snapshot.live import LiveSnapshot
-    from homenode.machine.snapshot.protocol import QuietSnapshot
 
     return discover(QuietSnapshot(LiveSnapshot()))
 
@@ -170,7 +165,6 @@ def _program() -> str:
     from pathlib import Path
 
     import homenode
-    from homenode.trusted_path import changeable
 
     for path in (Path(sys.argv[0]), Path(sys.executable).with_name("homenode")):
         if path.name in ("homenode", "homenode.pyz") and path.exists():

@@ -13,6 +13,7 @@ from msgspec import structs
 from msgspec.structs import replace
 
 from homenode.change.journal import default_root
+from homenode.cli.answers import TrialBoot, TrialStanding, TrialStatus
 from homenode.cli.arguments.measure import (
     RunArguments,
     SuiteArguments,
@@ -24,15 +25,34 @@ from homenode.cli.arguments.measure import (
 from homenode.cli.bench import bench_options
 from homenode.cli.command import as_words
 from homenode.cli.planning import hosts_after
-from homenode.cli.terminal import check_can_write, console, interruptible, note, note_error, update
+from homenode.cli.terminal import (
+    check_can_write,
+    console,
+    interruptible,
+    note,
+    note_error,
+    print_json,
+    update,
+)
 from homenode.errors import UNPLANNABLE, HomenodeError, HostError, InputError, UsageError
+from homenode.formats import encode
 from homenode.input_files import read_input
+from homenode.measure.access.ssh import SshChannel
+from homenode.measure.gpu.collectives import EXPERIMENT_TEST_S, settings_of
 from homenode.measure.layouts.boot_steps import rollback
 from homenode.measure.layouts.guest import GuestReach, again
 from homenode.measure.layouts.guest_access import GuestAccess, Transport
-from homenode.measure.layouts.journal import Head, JournalFile, What, domain_locked, known_trials
+from homenode.measure.layouts.journal import (
+    Head,
+    JournalFile,
+    Known,
+    What,
+    domain_locked,
+    known_trials,
+)
 from homenode.measure.layouts.prepare import (
     Preflight,
+    TrialRequest,
     latest,
     preflight,
     prepare,
@@ -41,11 +61,22 @@ from homenode.measure.layouts.prepare import (
 )
 from homenode.measure.layouts.runner import Trial, outcome_code, run_trial, steps_of
 from homenode.measure.layouts.trial_config import BARE, Measuring
+from homenode.measure.model import PROBE, Group
 from homenode.measure.progress import Pace, Progress
 from homenode.measure.results.model import Run
+from homenode.measure.results.store import read_run
 from homenode.measure.results.vantage import Vantage
+from homenode.measure.suite import suite_for
 from homenode.process import find_program
-from homenode.show.trial_text import progress_line
+from homenode.show.trial_text import (
+    advice_text,
+    causes_text,
+    experiment_text,
+    outcomes_text,
+    progress_line,
+    schedule_text,
+    status_text,
+)
 from homenode.vm.hypervisor.connection import checked_uri, is_local
 from homenode.vm.hypervisor.virsh import Virsh
 from homenode.vm.layout import PRESETS, Pinning, preset_named, unknown_layout
@@ -56,10 +87,10 @@ from homenode.vm.plan_options import (
     PciGranularity,
     PlanOptions,
 )
+from homenode.vm.sources import load_host
 
 if TYPE_CHECKING:
     from homenode.machine.topology import Host
-    from homenode.measure.layouts.prepare import TrialRequest
 
 
 _BOOT_S = 60.0
@@ -132,7 +163,6 @@ def show_status(asked: TrialStatusArguments) -> None:
 
     Raises InputError where none has that name.
     """
-    from homenode.show.trial_text import status_text
 
     name = asked.name
     found = known_trials(default_root(), name)
@@ -142,7 +172,11 @@ def show_status(asked: TrialStatusArguments) -> None:
         raise InputError(
             f"{name}: expected a trial of it, found none", hint="homenode trial status lists all"
         )
-    for known in found if name is None else found[-1:]:
+    shown = found if name is None else found[-1:]
+    if asked.json:
+        print_json(encode("trial-status", TrialStatus(trials=tuple(map(_standing, shown)))))
+        return
+    for known in shown:
         if known.head is None:
             note(f"{known.folder}: {known.reason}")
             continue
@@ -152,6 +186,36 @@ def show_status(asked: TrialStatusArguments) -> None:
     if name is not None and len(found) > 1:
         earlier = ", ".join(one.folder.name for one in found[:-1])
         note(f"earlier: {earlier} (homenode trial status ID shows one)")
+
+
+def _standing(known: Known) -> TrialStanding:
+    head, state = known.head, known.state
+    if head is None:
+        return TrialStanding(folder=str(known.folder), reason=known.reason)
+    boots = []
+    for step in steps_of(head):
+        entry = state.outcomes.get(step.number)
+        boots.append(
+            TrialBoot(
+                number=step.number,
+                layout=step.variant,
+                came_to=None if entry is None else entry.what,
+                detail="" if entry is None else entry.detail,
+                run=None if entry is None else entry.run,
+                samples=None if entry is None else entry.samples,
+                findings=() if entry is None else entry.findings,
+            )
+        )
+    return TrialStanding(
+        folder=str(known.folder),
+        id=head.id,
+        domain=head.source,
+        connect=head.connect,
+        running=JournalFile(default_root(), head.id).is_locked,
+        ended=state.ended,
+        to_undo=tuple(one.kind for one in state.changes),
+        boots=tuple(boots),
+    )
 
 
 def _run(
@@ -205,7 +269,6 @@ def _conclude(head: Head, journal: JournalFile, report: Path | None, host: str |
     from homenode.decide.machine_facts import facts_of_measured
     from homenode.decide.trial_conclusion import conclude
     from homenode.show.results_text import comparison_text, verdicts_text
-    from homenode.show.trial_text import advice_text, causes_text, outcomes_text
 
     known = journal.known()
     code = outcome_code(known.state)
@@ -213,7 +276,6 @@ def _conclude(head: Head, journal: JournalFile, report: Path | None, host: str |
     runs, folders = _runs(head, journal)
     if runs:
         begun = reopen(head, journal).config
-        from homenode.vm.sources import load_host
 
         machine = facts_of_measured(runs, load_host(host), publications())
         found = conclude(
@@ -255,7 +317,6 @@ def _report(folders: list[str], head: Head, host: str | None, path: Path) -> boo
 
 def _runs(head: Head, journal: JournalFile) -> tuple[list[Run], list[str]]:
     """The measured boots, by layout in the order of the head, and where they lie."""
-    from homenode.measure.results.store import read_run
 
     state = journal.known().state
     order = {layout: at for at, layout in enumerate((*head.layouts, BARE))}
@@ -270,15 +331,12 @@ def _runs(head: Head, journal: JournalFile) -> tuple[list[Run], list[str]]:
 
 
 def _host(asked: TrialArguments) -> "Host":
-    from homenode.vm.sources import load_host
 
     return hosts_after((load_host(asked.host),), asked.after)[0]
 
 
 def _host_of_guests(measuring: Measuring, host: "Host | None") -> "Host | None":
     """The host, where guests get an NCCL file of it."""
-    from homenode.measure.model import Group
-    from homenode.vm.sources import load_host
 
     if Group.COLLECTIVES not in measuring.suite.groups:
         return None
@@ -288,9 +346,6 @@ def _host_of_guests(measuring: Measuring, host: "Host | None") -> "Host | None":
 def _seconds_of_boots(host: "Host", checked: Preflight) -> dict[str, float]:
     """By variant, as a suite is planned on a machine like the host; GPU tests are known in the
     guest."""
-    from homenode.measure.gpu.collectives import EXPERIMENT_TEST_S, settings_of
-    from homenode.measure.model import PROBE, Group
-    from homenode.measure.suite import suite_for
 
     measuring = checked.begun.measuring
     try:
@@ -308,8 +363,6 @@ def _seconds_of_boots(host: "Host", checked: Preflight) -> dict[str, float]:
 
 def _show(checked: Preflight, seconds: float | None) -> None:
     """Print the schedule. Exits where a layout does not fit, or something stands against it."""
-    from homenode.measure.model import Group
-    from homenode.show.trial_text import experiment_text, schedule_text
 
     steps = steps_of(checked.head)
     console().print(schedule_text(checked.head, checked.fitted, steps, seconds or 0.0))
@@ -356,7 +409,6 @@ def _probe(given: Path | None) -> bytes:
 
 
 def _read_host() -> "Host":
-    from homenode.vm.sources import load_host
 
     return load_host(None)
 
@@ -437,7 +489,6 @@ def check(asked: TrialArguments) -> None:
 
 def check_access(reaching: GuestAccess) -> None:
     """Raises UsageError for an address, user, port or key that no guest could be reached by."""
-    from homenode.measure.access.ssh import SshChannel
 
     if reaching.transport is not Transport.SSH:
         return
@@ -448,10 +499,8 @@ def check_access(reaching: GuestAccess) -> None:
         )
 
 
-def trial_request(domain: str, asked: TrialArguments) -> "TrialRequest":
+def trial_request(domain: str, asked: TrialArguments) -> TrialRequest:
     """The trial that is asked for. Its name has the time in it unless the user gave one."""
-    from homenode.measure.layouts.prepare import TrialRequest
-    from homenode.measure.layouts.trial_config import Measuring
 
     own = asked.id or f"{_word(domain)}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
     run = bench_options(own, asked.suite, asked.own, RunArguments(vantage=Vantage.GUEST))
@@ -517,7 +566,7 @@ def _check_lists(asked: TrialArguments) -> None:
         raise UsageError(f"--node-pus: expected --sibling-pus for layout {smt[0]}, found none")
 
 
-def _placing(asked: TrialArguments) -> "tuple[PlanOptions, tuple[str, ...]]":
+def _placing(asked: TrialArguments) -> tuple[PlanOptions, tuple[str, ...]]:
     """The placement, and the same as options of `homenode apply`."""
     # The GPUs are those that the VM has, whatever NVLink is between them.
     options = structs.replace(asked.options, layout=layouts_of(asked)[0], without_nvlink=True)

@@ -1,10 +1,12 @@
 """homenode verify: does a document, a booted guest or the real one match its plan. [I/O]"""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from msgspec import structs
 
+from homenode.check.verify.boot.stand_in_boot import BootOptions
+from homenode.check.verify.verification import Verified, VerifyRequest
+from homenode.check.verify.verification import verify as verify_wanted
 from homenode.cli.arguments.check import VerifyArguments
 from homenode.cli.terminal import (
     check_can_write,
@@ -13,14 +15,17 @@ from homenode.cli.terminal import (
     interruptible,
     note,
     print_findings,
+    print_json,
     working,
     write_text,
 )
 from homenode.errors import FINDINGS, UsageError
+from homenode.findings import Severity, in_order
+from homenode.formats import encode
 from homenode.input_files import read_input
-
-if TYPE_CHECKING:
-    from homenode.check.verify.verification import Verified
+from homenode.machine.pci import DeviceKind
+from homenode.vm.hypervisor.connection import DEFAULT
+from homenode.vm.sources import load_host
 
 
 def verify(asked: VerifyArguments) -> None:
@@ -29,14 +34,9 @@ def verify(asked: VerifyArguments) -> None:
     target = asked.target
     if asked.proof:
         given = (asked.plan, asked.lspci, asked.live, asked.guest, asked.svg, target)
-        if (
-            asked.document is None
-            or asked.boot
-            or asked.json
-            or any(one is not None for one in given)
-        ):
+        if asked.document is None or asked.boot or any(one is not None for one in given):
             raise UsageError("--proof: expected the saved plan, and --host alone with it")
-        verify_proof(asked.document, asked.host)
+        _verify_proof(asked.document, asked.host, as_json=asked.json)
         return
     if asked.live is not None:
         if asked.boot or any(
@@ -47,13 +47,9 @@ def verify(asked: VerifyArguments) -> None:
                 "--live: expected no document, --host, --lspci, --boot, --guest or --target: a "
                 "running domain is checked where it runs"
             )
-        from homenode.vm.hypervisor.connection import DEFAULT
 
         verify_live(asked.live, asked.connect or DEFAULT, asked.plan, as_json=asked.json)
         return
-    from homenode.check.verify.boot.stand_in_boot import BootOptions
-    from homenode.check.verify.verification import VerifyRequest
-    from homenode.check.verify.verification import verify as verify_wanted
 
     if target is not None:
         from homenode.cli.plan_target import refuse_unknown_target
@@ -79,11 +75,9 @@ def verify(asked: VerifyArguments) -> None:
     exit_if_bad(verified.findings.findings)
 
 
-def _with_nccl(verified: "Verified") -> "Verified":
+def _with_nccl(verified: Verified) -> Verified:
     """With what NCCL will do in a guest of several GPUs."""
 
-    from homenode.findings import Severity, in_order
-    from homenode.machine.pci import DeviceKind
     from homenode.nccl.explanation import explain, statements_of
     from homenode.nccl.guest_tree import tree_of_host
 
@@ -112,7 +106,7 @@ def _refuse_idle(asked: VerifyArguments) -> None:
         raise UsageError("give either --svg or --live, not both")
 
 
-def _print(verified: "Verified", *, as_json: bool) -> None:
+def _print(verified: Verified, *, as_json: bool) -> None:
     def views() -> None:
         from homenode.show.findings_text import checks_text
 
@@ -122,7 +116,7 @@ def _print(verified: "Verified", *, as_json: bool) -> None:
     print_findings(verified.findings, as_json=as_json, before=views)
 
 
-def _draw(verified: "Verified", svg: Path) -> None:
+def _draw(verified: Verified, svg: Path) -> None:
     from homenode.show.topology_map import topology_map
 
     for number, guest in enumerate(verified.guests):
@@ -148,7 +142,6 @@ def verify_live(name: str, connect: str, plan: Path | None, *, as_json: bool) ->
     made = None
     if plan is not None:
         from homenode.plan.stored import read_plan_for
-        from homenode.vm.sources import load_host
 
         content = read_input(plan, "a saved plan", hint="homenode plan --save-plan P.json")
         made = read_plan_for(load_host(None), content, str(plan))
@@ -157,7 +150,7 @@ def verify_live(name: str, connect: str, plan: Path | None, *, as_json: bool) ->
     exit_if_bad(findings.findings)
 
 
-def verify_proof(path: Path, host: str | None) -> None:
+def _verify_proof(path: Path, host: str | None, *, as_json: bool) -> None:
     """Print what the proof of a saved plan proves; exit 1 where it is false or there is none.
 
     host: whose facts the proof must state; None = they are taken as stated. Raises InputError.
@@ -171,17 +164,31 @@ def verify_proof(path: Path, host: str | None) -> None:
 
     content = read_input(path, "a saved plan", hint="homenode plan --save-plan P.json")
     plan, proof = decode_plan(content, str(path))
+    lines: list[str] = []
+    reason = None
     if isinstance(proof, NotProved):
-        note(f"nothing is proved: {proof.not_proved}")
+        reason = f"nothing is proved: {proof.not_proved}"
+    else:
+        try:
+            if host is not None:
+                stated = load_host(host)
+                read_plan_for(stated, content, str(path))
+                for wrong in wrong_facts(stated, proof):
+                    raise FalseProofError(wrong)
+            verified(plan, proof)
+            lines = conclusions(plan, proof)
+        except FalseProofError as error:
+            reason = f"the proof is false: {error}"
+    if as_json:
+        from homenode.cli.answers import ProofCheck
+
+        told = ProofCheck(
+            plan=str(path), proved=reason is None, conclusions=tuple(lines), reason=reason
+        )
+        print_json(encode("proof-check", told))
+    elif reason is not None:
+        note(reason)
+    else:
+        console().print("\n".join(lines), highlight=False, markup=False)
+    if reason is not None:
         raise SystemExit(FINDINGS)
-    try:
-        if host is not None:
-            stated = load_host(host)
-            read_plan_for(stated, content, str(path))
-            for wrong in wrong_facts(stated, proof):
-                raise FalseProofError(wrong)
-        verified(plan, proof)
-    except FalseProofError as error:
-        note(f"the proof is false: {error}")
-        raise SystemExit(FINDINGS) from None
-    console().print("\n".join(conclusions(plan, proof)), highlight=False, markup=False)

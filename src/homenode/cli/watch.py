@@ -6,15 +6,26 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
+from homenode.change import journal
+from homenode.change.record_folder import RecordFolder
+from homenode.check.doctor.expectation_file import parse_expectation
+from homenode.check.metrics import metrics
+from homenode.check.watch.alert import KIND, Changes, WatchState, changes
+from homenode.check.watch.observation import look
 from homenode.cli.arguments.check import WatchArguments
 from homenode.cli.terminal import note, print_json, say
+from homenode.durable import part_name, replace_watched_file, sweep_parts
 from homenode.errors import FINDINGS, HostError, InputError, of_os
+from homenode.formats import decode, encode
+from homenode.gap import Gap
 from homenode.input_files import read_input
+from homenode.machine.snapshot.live import LiveSnapshot
+from homenode.vm.sources import snapshot_of
 
 if TYPE_CHECKING:
-    from homenode.change.record_folder import RecordFolder
     from homenode.check.doctor.expectation import CertifiedHost
-    from homenode.check.watch.alert import Changes, WatchState
     from homenode.machine.snapshot.protocol import Snapshot
 
 EXPECTATION = Path("/etc/homenode/expect.toml")
@@ -29,13 +40,6 @@ _WAIT_S = 60.0
 def watch(asked: WatchArguments) -> None:
     """Look once, and say what is new."""
     textfile = asked.textfile
-    from msgspec.structs import replace
-
-    from homenode.check.metrics import metrics
-    from homenode.check.watch.alert import KIND, changes
-    from homenode.check.watch.observation import look
-    from homenode.formats import encode
-    from homenode.gap import Gap
 
     folder = _state_folder(asked.state, asked.host)
     before = None if folder is None else _before(folder)
@@ -70,10 +74,9 @@ def watch(asked: WatchArguments) -> None:
 
 
 @contextmanager
-def _alone(folder: Path | None) -> "Iterator[RecordFolder | HostError | None]":
+def _alone(folder: Path | None) -> Iterator[RecordFolder | HostError | None]:
     """The folder of the last look, for one writer: what a kill left half-written there is gone.
     The error where it cannot be had: the file of metrics does not wait for it."""
-    from homenode.change.record_folder import RecordFolder
 
     with ExitStack() as inside:
         found: RecordFolder | HostError | None = None
@@ -88,7 +91,6 @@ def _alone(folder: Path | None) -> "Iterator[RecordFolder | HostError | None]":
 
 def _write_outside(path: Path, content: bytes) -> None:
     """Replace a file of another program's folder by way of one of our own in it. Raises OSError."""
-    from homenode.durable import part_name, replace_watched_file, sweep_parts
 
     own = path.parent / _OWN
     own.mkdir(mode=0o700, exist_ok=True)
@@ -108,16 +110,12 @@ def _named(path: Path, expected: str, hint: str | None = None) -> Iterator[None]
 
 def _snapshot(host: str | None) -> "Snapshot":
     if host is None:
-        from homenode.machine.snapshot.live import LiveSnapshot
-
         return LiveSnapshot()
-    from homenode.vm.sources import snapshot_of
 
     return snapshot_of(host)
 
 
 def _expectation(given: Path | None, host: str | None) -> "CertifiedHost | None":
-    from homenode.check.doctor.expectation_file import parse_expectation
 
     path = given
     if path is None and host is None and EXPECTATION.exists():
@@ -129,17 +127,14 @@ def _expectation(given: Path | None, host: str | None) -> "CertifiedHost | None"
 
 
 def _state_folder(given: Path | None, host: str | None) -> Path | None:
-    from homenode.change.journal import default_root
 
     if given is None and host is not None:
         return None
-    return given or default_root() / "watch"
+    return given or journal.default_root() / "watch"
 
 
-def _before(folder: Path) -> "WatchState | None":
+def _before(folder: Path) -> WatchState | None:
     """The last look; None where there was none or it cannot be read, which is noted."""
-    from homenode.check.watch.alert import KIND, WatchState
-    from homenode.formats import decode
 
     path = folder / _STATE
     if not path.exists():
@@ -151,7 +146,7 @@ def _before(folder: Path) -> "WatchState | None":
         return None
 
 
-def _say(found: "Changes", state: "WatchState") -> None:
+def _say(found: Changes, state: WatchState) -> None:
     """What is new, a line each; below systemd with the journal's levels, and nothing else."""
     in_journal = bool(os.environ.get("JOURNAL_STREAM"))
     for alert in found.raised:

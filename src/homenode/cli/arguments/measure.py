@@ -339,6 +339,7 @@ class TrialStatusArguments(Struct, frozen=True, kw_only=True):
         str | None,
         Arg("[NAME]", "A domain or a trial's id. Default: all trials.", complete="domain_names"),
     ] = None
+    json: JsonOption = False
 
 
 class TrialResumeArguments(Struct, frozen=True, kw_only=True):
@@ -474,3 +475,4 @@ class ImportArguments(Struct, frozen=True, kw_only=True):
     everything: Annotated[
         bool, Flag("--all", "List everything that was left out or is not known.")
     ] = False
+    json: JsonOption = False

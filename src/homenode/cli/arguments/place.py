@@ -162,6 +162,7 @@ class ApplyArguments(Struct, frozen=True, kw_only=True):
     save_plan: SavePlanOption = None
     quiet: QuietOption = False
     force: ForceOption = False
+    json: JsonOption = False
 
 
 class ReplanArguments(Struct, frozen=True, kw_only=True):
@@ -183,6 +184,7 @@ class ReplanArguments(Struct, frozen=True, kw_only=True):
     connect: ConnectOption = DEFAULT
     yes: Annotated[bool, Flag("--yes -y", "Define without asking.")] = False
     dry_run: DryRunOption = False
+    json: JsonOption = False
 
 
 class RestoreArguments(Struct, frozen=True, kw_only=True):

@@ -157,6 +157,7 @@ class SlurmBindArguments(Struct, frozen=True, kw_only=True):
         Path | None,
         Opt("--wrapper", "FILE", "Write a script that binds each rank where it runs, and stop."),
     ] = None
+    json: JsonOption = False
 
 
 class SlurmStudyArguments(Struct, frozen=True, kw_only=True):

@@ -2,23 +2,36 @@
 
 from pathlib import Path
 
+from msgspec import Struct
+
 from homenode.bdf import Bdf
 from homenode.cli.arguments.slurm import SlurmBindArguments
 from homenode.cli.slurm.topo import with_topo
-from homenode.cli.terminal import console, note, say, write_text
+from homenode.cli.terminal import console, note, print_json, say, write_text
 from homenode.cluster.slurm.config_files import read_config
 from homenode.cluster.slurm.gres import device_order
 from homenode.cluster.slurm.home_nodes import gpus_in_order
-from homenode.cluster.slurm.ranks import RankOptions, bind_ranks, sbatch_lines, srun_flags
+from homenode.cluster.slurm.ranks import Rank, RankOptions, bind_ranks, sbatch_lines, srun_flags
 from homenode.cluster.slurm.wrapper import WRAPPER
 from homenode.cpuset import CpuSet
 from homenode.errors import ParseError, UsageError
+from homenode.findings import Finding
+from homenode.formats import encode
 from homenode.indices import NodeIndex
 from homenode.machine.topology import Host
 from homenode.show.findings_text import finding_text
 from homenode.show.fit_text import ranks_text
 from homenode.vm.sources import load_host
 from homenode.wording import command_line
+
+
+class SlurmBind(Struct, frozen=True, kw_only=True):
+    """What --json prints. flags: of srun; sbatch: lines of the script."""
+
+    ranks: tuple[Rank, ...]
+    flags: tuple[str, ...]
+    sbatch: tuple[str, ...]
+    findings: tuple[Finding, ...]
 
 
 def bind(asked: SlurmBindArguments) -> None:
@@ -40,6 +53,17 @@ def bind(asked: SlurmBindArguments) -> None:
     words = srun_flags(
         binding, asked.memory, None if asked.gres is None else _places(asked.gres, machine)
     )
+    if asked.json:
+        if asked.flags or asked.explain:
+            raise UsageError("--json: expected neither --flags nor --explain with it, found one")
+        told = SlurmBind(
+            ranks=binding.ranks,
+            flags=tuple(words),
+            sbatch=tuple(sbatch_lines(binding)),
+            findings=binding.findings,
+        )
+        print_json(encode("slurm-bind", told))
+        return
     if asked.flags:
         say(" ".join(words))
         return

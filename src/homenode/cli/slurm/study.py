@@ -12,11 +12,26 @@ from msgspec.structs import replace
 from homenode.cli.arguments.slurm import SlurmStudyArguments
 from homenode.cli.bench import shown_progress
 from homenode.cli.terminal import note, say
+from homenode.cluster.bindings import queue_client
+from homenode.cluster.bindings.experiments import (
+    NO_PARTITION,
+    Shape,
+    Study,
+    StudyOptions,
+    check_options,
+)
+from homenode.cluster.bindings.folder import StudyFolder, read_study
+from homenode.cluster.bindings.queue_client import account
+from homenode.cluster.bindings.run import SlurmQueue, made_study
+from homenode.cluster.bindings.scripts import script_name
+from homenode.cpuset import CpuSet
 from homenode.errors import FINDINGS, HostError, UsageError
+from homenode.machine.tools.slurm_hostlist import expand_hostlist
+from homenode.measure.experiment import Patience, run_tasks
+from homenode.show.trial_text import missing_lines
+from homenode.vm.sources import load_host
 
 if TYPE_CHECKING:
-    from homenode.cluster.bindings.experiments import Shape, Study, StudyOptions
-    from homenode.cluster.bindings.folder import StudyFolder
     from homenode.measure.progress import Progress
 
 _MOST_SHOWN = 20
@@ -28,7 +43,6 @@ GRACE_POLLS = 18
 
 def study(asked: SlurmStudyArguments) -> None:
     """Begin or continue the study."""
-    from homenode.cluster.bindings.experiments import StudyOptions, check_options
 
     options = StudyOptions(
         partition_exclusive=asked.partition_exclusive,
@@ -67,7 +81,6 @@ def study(asked: SlurmStudyArguments) -> None:
         raise UsageError(f"--minutes {asked.minutes}: expected 1 to {MAX_TIME:g}")
     if asked.setup is not None and not Path(asked.setup).is_file():
         raise UsageError(f"--setup {asked.setup}: expected a file that jobs can read, found none")
-    from homenode.cluster.bindings.folder import StudyFolder
 
     folder = StudyFolder(asked.output)
     try:
@@ -89,7 +102,6 @@ def study(asked: SlurmStudyArguments) -> None:
 
 
 def _has_slurm() -> bool:
-    from homenode.cluster.bindings import queue_client
 
     try:
         queue_client.nodes()
@@ -98,12 +110,8 @@ def _has_slurm() -> bool:
     return True
 
 
-def _write_described(folder: "StudyFolder", options: "StudyOptions", host: str) -> None:
+def _write_described(folder: StudyFolder, options: StudyOptions, host: str) -> None:
     """The scripts alone, for reading: a study begins where Slurm can be asked."""
-    from homenode.cluster.bindings.experiments import NO_PARTITION
-    from homenode.cluster.bindings.run import made_study
-    from homenode.cluster.bindings.scripts import script_name
-    from homenode.vm.sources import load_host
 
     described = load_host(host)
     made = made_study(options, host, described, secrets.token_hex(3), is_described=True)
@@ -117,11 +125,8 @@ def _write_described(folder: "StudyFolder", options: "StudyOptions", host: str) 
     note("nothing was submitted; on the cluster the same command without --dry-run begins a study")
 
 
-def _made(folder: "StudyFolder", options: "StudyOptions", host: str | None) -> "tuple[Study, bool]":
+def _made(folder: StudyFolder, options: StudyOptions, host: str | None) -> tuple[Study, bool]:
     """The study that is there, or a new one; whether it is new."""
-    from homenode.cluster.bindings.experiments import check_options
-    from homenode.cluster.bindings.run import made_study
-    from homenode.vm.sources import load_host
 
     if folder.has_journal:
         found = folder.load()
@@ -132,7 +137,6 @@ def _made(folder: "StudyFolder", options: "StudyOptions", host: str | None) -> "
                 hint="leave them out to continue it, or choose another folder with -o",
             )
         return found, False
-    from homenode.cluster.bindings.queue_client import account
 
     # Written down: a script that is submitted by hand asks for the same.
     options = replace(options, account=options.account or account())
@@ -142,7 +146,7 @@ def _made(folder: "StudyFolder", options: "StudyOptions", host: str | None) -> "
     return folder.create(made, described), True
 
 
-def _others(found: "Study", options: "StudyOptions", host: str | None) -> list[str]:
+def _others(found: Study, options: StudyOptions, host: str | None) -> list[str]:
     """Options that the user gave and that are not those of the study that is there.
 
     Not which homenode continues it, nor what the environment said.
@@ -160,11 +164,8 @@ def _others(found: "Study", options: "StudyOptions", host: str | None) -> list[s
 
 
 def _go(
-    folder: "StudyFolder", made: "Study", is_new: bool, times: tuple[float, float, float | None]
+    folder: StudyFolder, made: Study, is_new: bool, times: tuple[float, float, float | None]
 ) -> None:
-    from homenode.cluster.bindings.folder import read_study
-    from homenode.cluster.bindings.run import SlurmQueue
-    from homenode.measure.experiment import Patience, run_tasks
 
     poll_s, blocked_s, wait_s = times
     queue = SlurmQueue(folder, made, grace_s=GRACE_POLLS * poll_s)
@@ -188,10 +189,9 @@ def _go(
 
 
 def _end(
-    folder: "StudyFolder", progress: "Progress", unmeasured: tuple[tuple[str, str], ...]
+    folder: StudyFolder, progress: "Progress", unmeasured: tuple[tuple[str, str], ...]
 ) -> None:
     """Say what is missing and why; exit 1 where anything is."""
-    from homenode.show.trial_text import missing_lines
 
     missing = progress.missing()
     total = len(progress.tasks)
@@ -212,8 +212,7 @@ def _end(
         raise SystemExit(FINDINGS)
 
 
-def _note_scripts(folder: "StudyFolder", made: "Study") -> None:
-    from homenode.cluster.bindings.scripts import script_name
+def _note_scripts(folder: StudyFolder, made: Study) -> None:
 
     for one in made.everything():
         say(str(folder.path / script_name(one)))
@@ -239,19 +238,16 @@ def _words(app: str | None) -> tuple[str, ...]:
 
 
 def _node_list(text: str | None) -> tuple[str, ...]:
-    from homenode.machine.tools.slurm_hostlist import expand_hostlist
 
     return () if text is None else expand_hostlist(text, "--nodelist")
 
 
 def _numbers(text: str | None) -> tuple[int, ...] | None:
-    from homenode.cpuset import CpuSet
 
     return None if text is None else tuple(int(n) for n in CpuSet.parse(text, "--numa"))
 
 
-def _shapes(shared: Sequence[str], mig: Sequence[str]) -> "tuple[Shape, ...]":
-    from homenode.cluster.bindings.experiments import Shape, StudyOptions
+def _shapes(shared: Sequence[str], mig: Sequence[str]) -> tuple[Shape, ...]:
 
     shapes = [] if shared else list(StudyOptions().shapes)
     for text in shared:

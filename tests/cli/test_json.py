@@ -1,0 +1,156 @@
+"""Every command answers as JSON, but those that write a file or run for hours."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+import msgspec
+import pytest
+from msgspec import Struct
+
+from homenode.cli.answers import Applied, ImportedRuns, ProofCheck, TrialStatus
+from homenode.cli.slurm.bind import SlurmBind
+from homenode.errors import UsageError
+from homenode.findings import Finding
+from homenode.gap import Gap
+from tests.apply_documents import NAME, ORIGINAL
+from tests.command_line import every_command, homenode
+from tests.doc_pages import read_page
+from tests.measure.test_import import STUDY
+from tests.virsh_stand_in import UUID, StandIn
+
+HOST = ("--host", "small-2n8c-2gpu")
+WITHOUT = {
+    "bench setup": "prints commands, or runs them",
+    "capture": "writes an archive, which has a manifest",
+    "host-setup install": "writes the files that show prints",
+    "host-setup show": "prints files",
+    "host-setup undo": "removes files",
+    "kubevirt manifest": "writes YAML",
+    "kubevirt on-define-domain": "prints a domain document",
+    "kubevirt receive": "stores a run",
+    "pool capture": "writes captures",
+    "pool export": "prints a scheduler's own words",
+    "pool remove": "pool vms --json says what is left",
+    "restore": "gives a document back",
+    "slurm study": "hours; slurm report --json says how far it is",
+    "trial": "hours; trial status --json says how far it is",
+    "trial resume": "likewise",
+    "trial undo": "likewise",
+    "watch certify": "prints TOML",
+}
+
+
+def test_every_command_has_json_or_a_reason() -> None:
+    without = {
+        " ".join(words[1:])
+        for words, one in every_command()
+        if one.record and "--json" not in {name for p in one.parameters for name in p.opt.names}
+    }
+    assert without == set(WITHOUT)
+
+
+@pytest.fixture
+def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandIn:
+    stand_in = StandIn(tmp_path / "daemon", NAME, ORIGINAL)
+    monkeypatch.setenv("PATH", f"{stand_in.bin}:/usr/bin:/bin")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    return stand_in
+
+
+def _json(kind: str, *words: str | Path) -> dict[str, Any]:
+    done = homenode(*words, "--json")
+    assert done.exception is None, done.output
+    found: dict[str, Any] = json.loads(done.stdout)
+    assert found["format"] == f"homenode.{kind}/1"
+    return found
+
+
+def test_apply_says_what_it_would_do_and_what_it_did(daemon: StandIn) -> None:
+    words = ("apply", UUID, "--layout", "pin-numa", *HOST)
+    would = _json("applied", *words, "--dry-run")
+    assert would["dry_run"] and would["domains"][0]["changed"]
+    assert daemon.definition() == ORIGINAL
+    (done,) = _json("applied", *words, "--yes")["domains"]
+    assert (done["name"], done["uuid"], done["changed"]) == (NAME, UUID, True)
+    assert done["plan"]["format"] == "homenode.plan/2"
+    assert done["plan"]["vm"]["name"] == NAME
+    assert Path(done["original"]).read_bytes().strip() == ORIGINAL.strip()
+    assert not _json("applied", *words, "--yes")["domains"][0]["changed"]
+    (again,) = _json("applied", "replan", UUID, *HOST, "--dry-run")["domains"]
+    assert not again["changed"]
+    assert isinstance(homenode(*words, "--json").exception, UsageError), "it would ask"
+
+
+def test_apply_names_what_stands_against_it(daemon: StandIn) -> None:
+    daemon.put("saved", "yes")
+    done = homenode("apply", UUID, "--layout", "pin", *HOST, "--dry-run", "--json")
+    assert done.exit_code == 2
+    (domain,) = json.loads(done.stdout)["domains"]
+    assert [one["id"] for one in domain["obstacles"]] == ["managed-save"]
+
+
+def test_apply_says_what_becomes_of_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "vm.xml"
+    path.write_bytes(ORIGINAL)
+    (done,) = _json("applied", "apply", path, "--layout", "pin", *HOST, "--yes")["domains"]
+    assert (done["name"], done["uuid"], done["original"]) == (str(path), None, f"{path}.orig")
+    assert path.read_bytes() != ORIGINAL
+
+
+def test_a_proof_says_what_it_proves_or_why_it_is_none(tmp_path: Path) -> None:
+    plan = tmp_path / "p.json"
+    new = ("plan", "--host", "hgx-h100", "--gpus", "1", "--vcpus", "4", "--memory", "8GiB")
+    assert homenode(*new, "-q", "--save-plan", plan).exit_code == 0
+    found = _json("proof-check", "verify", plan, "--proof")
+    assert found["proved"] and found["conclusions"] and found["reason"] is None
+    text = json.loads(plan.read_text())
+    text["cost"][0]["value"] = 7
+    plan.write_text(json.dumps(text))
+    done = homenode("verify", plan, "--proof", "--json")
+    assert done.exit_code == 1
+    assert not json.loads(done.stdout)["proved"]
+
+
+def test_ranks_are_the_ones_that_the_flags_give() -> None:
+    found = _json("slurm-bind", "slurm", "bind", "--tasks", "8", "--host", "hgx-h100")
+    assert [rank["rank"] for rank in found["ranks"]] == list(range(8))
+    printed = homenode("slurm", "bind", "--tasks", "8", "--host", "hgx-h100", "--flags").stdout
+    assert found["flags"] == printed.split()
+
+
+def test_imported_runs_name_what_was_left_out(tmp_path: Path) -> None:
+    folder = tmp_path / "h200" / "default"
+    folder.mkdir(parents=True)
+    for file, text in STUDY.items():
+        (folder / file).write_text(text)
+    (tmp_path / "other").write_text("nothing that is known")
+    words = ("import", tmp_path, "-o", tmp_path / "out", "--dry-run")
+    found = _json("imported-runs", *words)
+    assert not found["written"] and not (tmp_path / "out").exists()
+    assert [run["name"] for run in found["runs"]] == ["default"]
+    assert found["left_out"]
+
+
+def test_no_trial_is_an_empty_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    assert _json("trial-status", "trial", "status")["trials"] == []
+
+
+@pytest.mark.parametrize("record", [Applied, ImportedRuns, TrialStatus, SlurmBind, ProofCheck])
+def test_every_field_of_an_answer_is_documented(record: type[Struct]) -> None:
+    words = read_page("docs/formats/answers.md").words_in_code()
+    fields = [name for one in _records(record) for name in one.__struct_fields__]
+    assert not set(fields) - words
+
+
+def _records(of: type[Struct]) -> Iterator[type[Struct]]:
+    """The record, and those of this program's answers below it."""
+    yield of
+    for field in msgspec.structs.fields(of):
+        for one in (field.type, *get_args(field.type)):
+            if isinstance(one, type) and issubclass(one, Struct) and one not in (Gap, Finding):
+                yield from _records(one)

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from msgspec import Struct
 
-from homenode.cli.answers import Applied, ImportedRuns, ProofCheck, TrialStatus
+from homenode.cli.answers import ApplyAnswer, ImportedRuns, ProofCheck, TrialStatus
 from homenode.cli.slurm.bind import SlurmBind
 from homenode.errors import UsageError
 from homenode.findings import Finding
@@ -140,7 +140,7 @@ def test_no_trial_is_an_empty_list(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert _json("trial-status", "trial", "status")["trials"] == []
 
 
-@pytest.mark.parametrize("record", [Applied, ImportedRuns, TrialStatus, SlurmBind, ProofCheck])
+@pytest.mark.parametrize("record", [ApplyAnswer, ImportedRuns, TrialStatus, SlurmBind, ProofCheck])
 def test_every_field_of_an_answer_is_documented(record: type[Struct]) -> None:
     words = read_page("docs/formats/answers.md").words_in_code()
     fields = [name for one in _records(record) for name in one.__struct_fields__]

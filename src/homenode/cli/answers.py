@@ -32,7 +32,7 @@ class AppliedDomain(Struct, frozen=True, kw_only=True):
     threads: tuple[MovedThread, ...] = ()
 
 
-class Applied(Struct, frozen=True, kw_only=True):
+class ApplyAnswer(Struct, frozen=True, kw_only=True):
     """Of apply and replan. dry_run: `changed` is what would be."""
 
     dry_run: bool

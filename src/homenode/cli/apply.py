@@ -10,10 +10,9 @@ from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.change import journal
-from homenode.change.apply.define_step import Applied as DefineResult
-from homenode.change.apply.define_step import DomainChange
+from homenode.change.apply.define_step import Applied, DomainChange
 from homenode.change.apply.definition import apply_definitions, preview_definition
-from homenode.cli.answers import Applied, AppliedDomain, MovedThread
+from homenode.cli.answers import AppliedDomain, ApplyAnswer, MovedThread
 from homenode.cli.arguments.place import ApplyArguments, PlanArguments, ReplanArguments
 from homenode.cli.command import as_words
 from homenode.cli.planning import hosts_after
@@ -280,7 +279,7 @@ def _change(
         _answer(asked, map(_applied, done), tunings)
 
 
-def _previewed(virsh: Virsh, change: DomainChange, root: Path, *, quiet: bool) -> DefineResult:
+def _previewed(virsh: Virsh, change: DomainChange, root: Path, *, quiet: bool) -> Applied:
     would = preview_definition(virsh, change.name, change.tuned, change.original, root)
     name = would.state.name
     if not quiet:
@@ -296,7 +295,7 @@ def _previewed(virsh: Virsh, change: DomainChange, root: Path, *, quiet: bool) -
     return would
 
 
-def _applied(one: DefineResult) -> AppliedDomain:
+def _applied(one: Applied) -> AppliedDomain:
     return AppliedDomain(
         name=one.state.name,
         uuid=one.state.uuid,
@@ -316,7 +315,7 @@ def _answer(
     """What was done, or would be, as JSON; with the plans where they were made here."""
     plans = [msgspec.json.decode(encode_plan(one.plan)) for one in tunings] or repeat(None)
     told = tuple(replace(one, plan=plan) for one, plan in zip(domains, plans, strict=False))
-    print_json(encode("applied", Applied(dry_run=asked.dry_run, domains=told)))
+    print_json(encode("applied", ApplyAnswer(dry_run=asked.dry_run, domains=told)))
 
 
 def _confirm(question: str) -> None:

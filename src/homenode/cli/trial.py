@@ -1,29 +1,23 @@
 """homenode trial: what is asked, and how it begins, goes on, concludes, is undone. [I/O]"""
 
-import os
-import re
 import sys
-import time
 from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from msgspec import structs
 from msgspec.structs import replace
 
 from homenode.change.journal import default_root
 from homenode.cli.answers import TrialBoot, TrialStanding, TrialStatus
 from homenode.cli.arguments.measure import (
-    RunArguments,
-    SuiteArguments,
     TrialArguments,
     TrialResumeArguments,
     TrialStatusArguments,
     TrialUndoArguments,
 )
-from homenode.cli.bench import bench_options
-from homenode.cli.command import as_words
+from homenode.cli.bench_options import check as check_options
+from homenode.cli.bench_options import check_access, trial_request
 from homenode.cli.planning import hosts_after
 from homenode.cli.terminal import (
     check_can_write,
@@ -37,11 +31,10 @@ from homenode.cli.terminal import (
 from homenode.errors import UNPLANNABLE, HomenodeError, HostError, InputError, UsageError
 from homenode.formats import encode
 from homenode.input_files import read_input
-from homenode.measure.access.ssh import SshChannel
 from homenode.measure.gpu.collectives import EXPERIMENT_TEST_S, settings_of
 from homenode.measure.layouts.boot_steps import rollback
 from homenode.measure.layouts.guest import GuestReach, again
-from homenode.measure.layouts.guest_access import GuestAccess, Transport
+from homenode.measure.layouts.guest_access import GuestAccess
 from homenode.measure.layouts.journal import (
     Head,
     JournalFile,
@@ -52,7 +45,6 @@ from homenode.measure.layouts.journal import (
 )
 from homenode.measure.layouts.prepare import (
     Preflight,
-    TrialRequest,
     latest,
     preflight,
     prepare,
@@ -65,7 +57,6 @@ from homenode.measure.model import PROBE, Group
 from homenode.measure.progress import Pace, Progress
 from homenode.measure.results.model import Run
 from homenode.measure.results.store import read_run
-from homenode.measure.results.vantage import Vantage
 from homenode.measure.suite import suite_for
 from homenode.process import find_program
 from homenode.show.trial_text import (
@@ -77,16 +68,8 @@ from homenode.show.trial_text import (
     schedule_text,
     status_text,
 )
-from homenode.vm.hypervisor.connection import checked_uri, is_local
+from homenode.vm.hypervisor.connection import is_local
 from homenode.vm.hypervisor.virsh import Virsh
-from homenode.vm.layout import PRESETS, Pinning, preset_named, unknown_layout
-from homenode.vm.plan_options import (
-    DeviceLocality,
-    EmulatorPolicy,
-    MemoryMode,
-    PciGranularity,
-    PlanOptions,
-)
 from homenode.vm.sources import load_host
 
 if TYPE_CHECKING:
@@ -102,7 +85,7 @@ _STATIC_PROBE = "homenode-probe-static"
 
 def begin_trial(asked: TrialArguments) -> None:
     """Look, show the schedule, and run it; exits with the contract's code."""
-    check(asked)
+    check_options(asked)
     check_can_write(asked.report)
     virsh = Virsh(asked.connect)
     host = _host(asked)
@@ -436,153 +419,3 @@ class _Waiting:
         if waited_s - self._said_s >= self._EVERY_S:
             self._said_s = waited_s
             note(line)
-
-
-def is_experiment(suite: SuiteArguments) -> bool:
-    """Whether the experiment on collectives is asked for."""
-    return "collectives" in (suite.tests or "").replace(" ", "").split(",")
-
-
-def layouts_of(asked: TrialArguments) -> tuple[str, ...]:
-    """Layouts to compare, the study's names as presets; unknown names stay, to be refused.
-
-    Without a list those that the experiment's questions compare; none of another trial.
-    """
-    usual = "default,pin,pin-numa,pin-numa-pci" if is_experiment(asked.suite) else ""
-    names = (one.strip() for one in (asked.layouts or usual).split(",") if one.strip())
-    return tuple(one if (found := preset_named(one)) is None else found.name for one in names)
-
-
-def check(asked: TrialArguments) -> None:
-    """Raises UsageError for options that do not go together."""
-    if asked.as_copy == asked.in_place:
-        raise UsageError(
-            "give either --as-copy or --in-place",
-            hint="--as-copy boots a copy with its own name and throw-away disks; --in-place boots "
-            "the VM itself, and restores its definition after",
-        )
-    layouts = layouts_of(asked)
-    if not layouts:
-        raise UsageError(
-            "--layouts: expected some, found none",
-            hint="--layouts default,pin,pin-numa,pin-numa-pci",
-        )
-    check_access(asked.access.guest)
-    for one in layouts:
-        if one not in PRESETS:
-            raise unknown_layout(one, "--layouts")
-    _check_lists(asked)
-    if asked.bare and all(PRESETS[one].pinning is Pinning.NONE for one in layouts):
-        raise UsageError(
-            "--bare: expected a layout that pins as well, found none: it says which PUs",
-            hint="--layouts default,pin",
-        )
-    if asked.host is None and not is_local(checked_uri(asked.connect)):
-        raise UsageError(
-            f"--connect {asked.connect}: expected --host as well, since the daemon is on another "
-            "machine",
-            hint="homenode capture --ssh HOST -o host.tar.gz, then --host host.tar.gz",
-        )
-    if asked.bare and not is_local(checked_uri(asked.connect)):
-        raise UsageError("--bare: expected a libvirt of this machine: the suite runs here")
-
-
-def check_access(reaching: GuestAccess) -> None:
-    """Raises UsageError for an address, user, port or key that no guest could be reached by."""
-
-    if reaching.transport is not Transport.SSH:
-        return
-    SshChannel(reaching.address or "localhost", reaching.user, Path("known_hosts"), reaching.port)
-    if reaching.key is not None and not os.access(reaching.key, os.R_OK):
-        raise UsageError(
-            f"--ssh-key {reaching.key}: expected a private key that can be read, found none"
-        )
-
-
-def trial_request(domain: str, asked: TrialArguments) -> TrialRequest:
-    """The trial that is asked for. Its name has the time in it unless the user gave one."""
-
-    own = asked.id or f"{_word(domain)}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
-    run = bench_options(own, asked.suite, asked.own, RunArguments(vantage=Vantage.GUEST))
-    measuring = Measuring(
-        run.suite,
-        run.repeats,
-        run.seed,
-        run.app,
-        asked.access.answer_within,
-        asked.access.stop_within,
-    )
-    placing, words = _placing(asked)
-    return TrialRequest(
-        own,
-        layouts_of(asked),
-        asked.boots or (1 if is_experiment(asked.suite) else 3),
-        run.seed,
-        asked.bare,
-        asked.as_copy,
-        asked.results,
-        placing,
-        words,
-        measuring,
-        asked.access.guest,
-        asked.manual if asked.manual.node_pus else None,
-        _manual_words(asked),
-    )
-
-
-def _manual_words(asked: TrialArguments) -> tuple[str, ...]:
-    """PUs that the user gives, as options of `homenode plan`."""
-    if not asked.manual.node_pus:
-        return ()
-    given = asked.options
-    chosen = PlanOptions(
-        page_bytes=given.page_bytes,
-        memory_mode=given.memory_mode,
-        unequal_cells=given.unequal_cells,
-    )
-    return (*as_words(asked.manual), *as_words(chosen))
-
-
-def _check_lists(asked: TrialArguments) -> None:
-    """Raises UsageError for PU lists together with options that choose PUs."""
-    if not asked.manual.node_pus:
-        if asked.manual.sibling_pus:
-            raise UsageError("--sibling-pus: expected --node-pus as well, found none")
-        return
-    others = structs.replace(
-        asked.options,
-        page_bytes=None,
-        pci_granularity=PciGranularity.CELL,
-        memory_mode=MemoryMode.STRICT,
-        unequal_cells=False,
-        device_locality=DeviceLocality.PREFER,
-        emulator_policy=EmulatorPolicy.AUTO,
-    )
-    given = ["--after"] if asked.after else [*as_words(others)]
-    if given:
-        raise UsageError(f"give either --node-pus or {given[0]}, not both")
-    smt = [one for one in layouts_of(asked) if PRESETS[one].pinning is Pinning.ALL_PUS]
-    if smt and not asked.manual.sibling_pus:
-        raise UsageError(f"--node-pus: expected --sibling-pus for layout {smt[0]}, found none")
-
-
-def _placing(asked: TrialArguments) -> tuple[PlanOptions, tuple[str, ...]]:
-    """The placement, and the same as options of `homenode apply`."""
-    # The GPUs are those that the VM has, whatever NVLink is between them.
-    options = structs.replace(asked.options, layout=layouts_of(asked)[0], without_nvlink=True)
-    words = [*as_words(asked.options)]
-    for path in asked.after:
-        words += ["--after", str(path.absolute())]
-    if asked.host is not None:
-        words += ["--host", _from_anywhere(asked.host)]
-    return options, tuple(words)
-
-
-def _from_anywhere(source: str) -> str:
-    """A host's file, such that a command names it in whatever folder it is run."""
-    return str(Path(source).absolute()) if Path(source).exists() else source
-
-
-def _word(domain: str) -> str:
-    """The domain's name as part of a folder's."""
-    return re.sub(r"[^A-Za-z0-9_.-]+", "-", domain).strip("-.")[:60] or "vm"

@@ -1,0 +1,328 @@
+"""What bench and trial are asked for, as the orders of a run and the request of a trial. [I/O]"""
+
+import os
+import re
+import shlex
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from msgspec import structs
+
+from homenode.cli.arguments.measure import (
+    AppArguments,
+    RunArguments,
+    SuiteArguments,
+    TrialArguments,
+)
+from homenode.cli.command import as_words
+from homenode.cpuset import CpuSet
+from homenode.errors import UsageError
+from homenode.input_files import read_input
+from homenode.measure.access.ssh import SshChannel
+from homenode.measure.environment import is_virtual
+from homenode.measure.layouts.guest_access import GuestAccess, Transport
+from homenode.measure.layouts.prepare import (
+    TrialRequest,
+)
+from homenode.measure.layouts.trial_config import Measuring
+from homenode.measure.model import Depth, Group, SuiteOptions
+from homenode.measure.orders import AppOrder, BenchOptions, check_name
+from homenode.measure.results.model import UNKNOWN_SWITCHES, Switches
+from homenode.measure.results.vantage import Vantage
+from homenode.plan.stored import read_plan
+from homenode.units import parse_bytes
+from homenode.vm.hypervisor.connection import checked_uri, is_local
+from homenode.vm.layout import PRESETS, Pinning, preset_named, unknown_layout
+from homenode.vm.plan_options import (
+    DeviceLocality,
+    EmulatorPolicy,
+    MemoryMode,
+    PciGranularity,
+    PlanOptions,
+)
+from homenode.wording import did_you_mean
+
+if TYPE_CHECKING:
+    pass
+
+if TYPE_CHECKING:
+    pass
+
+_LARGEST_TOPOLOGY = 100_000
+"""It is an argument of a program; Linux takes 128 KiB in one."""
+
+
+def bench_options(
+    name: str, suite: SuiteArguments, app: AppArguments, run: RunArguments
+) -> BenchOptions:
+    """The run that is asked for. Raises UsageError, naming the option, and InputError for files."""
+
+    plan = None
+    if run.plan is not None:
+        plan = read_plan(read_input(run.plan, "a saved plan"), str(run.plan))
+    if run.domain is not None and plan is None:
+        raise UsageError("--domain: expected --plan as well, whose document it is")
+    if (run.experiment is None) != (run.block is None):
+        raise UsageError(
+            "--experiment, --block: expected both, found one",
+            hint="a block is a round of the study: one run of each of its alternatives",
+        )
+    if run.experiment is not None:
+        check_name(run.experiment, "--experiment")
+    document = None
+    if run.domain is not None:
+        document = read_input(run.domain, "a domain document")
+    return BenchOptions(
+        name=name,
+        suite=_suite(suite),
+        repeats=suite.repeat,
+        seed=suite.seed,
+        switches=UNKNOWN_SWITCHES if run.layout is None else _switches(run.layout),
+        vantage=run.vantage or _vantage(has_plan=plan is not None),
+        plan=plan,
+        domain_xml=document,
+        boot=run.boot,
+        app=_app(app),
+        pus=None if run.pus is None else CpuSet.parse(run.pus, "--pus"),
+        nodes=None if run.nodes is None else tuple(CpuSet.parse(run.nodes, "--nodes")),
+        host_kind=run.host_kind,
+        arrangement=run.arrangement,
+        force=run.force,
+        marks=_marks(run),
+        experiment=run.experiment,
+        block=run.block,
+    )
+
+
+def _suite(typed: SuiteArguments) -> SuiteOptions:
+
+    if typed.quick and typed.full:
+        raise UsageError("give either --quick or --full, not both")
+    names = [] if typed.tests is None else [one.strip() for one in typed.tests.split(",")]
+    known = [str(group) for group in Group if group is not Group.APP]
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise UsageError(
+            f"--tests: expected some of {', '.join(known)}, found {', '.join(unknown) or 'none'}",
+            hint=did_you_mean(unknown[0], known).strip() or None,
+        )
+    largest = parse_bytes(typed.nccl_max_msg)
+    if not 8 <= largest <= 1 << 40:
+        raise UsageError(f"--nccl-max-msg {typed.nccl_max_msg}: expected 8 B to 1 TiB")
+    depth = Depth.QUICK if typed.quick else Depth.FULL if typed.full else Depth.NORMAL
+    groups = tuple(dict.fromkeys(Group(name) for name in names))
+    topology = None
+    if typed.nccl_topo is not None:
+        topology = read_input(typed.nccl_topo, "a topology file").decode("utf-8", "replace")
+        if len(topology) > _LARGEST_TOPOLOGY:
+            raise UsageError(
+                f"--nccl-topo {typed.nccl_topo}: expected at most {_LARGEST_TOPOLOGY} characters, "
+                f"found {len(topology)}"
+            )
+    return SuiteOptions(groups, depth, largest, typed.python, topology)
+
+
+def _app(typed: AppArguments) -> AppOrder | None:
+
+    if (typed.app is None) != (typed.metric is None):
+        raise UsageError(
+            "--app, --metric: expected both, found one",
+            hint=r"for example --app 'python3 train.py' --metric 'images/s: ([0-9.]+)'",
+        )
+    if typed.app is None or typed.metric is None:
+        return None
+    try:
+        argv = tuple(shlex.split(typed.app))
+    except ValueError as error:
+        raise UsageError(f"--app: expected a command, found: {error}") from None
+    if not argv:
+        raise UsageError("--app: expected a command, found nothing")
+    return AppOrder(
+        argv, typed.metric, typed.lower_is_better, Path(argv[0]).name, float(typed.app_timeout)
+    )
+
+
+def _switches(layout: str) -> Switches:
+
+    preset = preset_named(layout)
+    if preset is None:
+        raise unknown_layout(layout)
+    return Switches.of(preset)
+
+
+def _marks(typed: RunArguments) -> tuple[str, ...]:
+    """Raises UsageError for a virtual machine that is called a host, unless it is forced."""
+    if typed.vantage is not Vantage.HOST or not _is_virtual():
+        return ()
+    if not typed.force:
+        raise UsageError(
+            "--vantage host: expected a machine that is no virtual one, found a virtual machine",
+            hint="leave it out: the run is of a guest; --force measures, and marks the run",
+        )
+    return ("measured in a virtual machine, and called a host (--vantage host --force)",)
+
+
+def _vantage(*, has_plan: bool) -> Vantage:
+    """Where we run: a guest of a plan, a Slurm job, a virtual machine, or a host."""
+    if has_plan:
+        return Vantage.GUEST
+    if os.environ.get("SLURM_JOB_ID"):
+        return Vantage.JOB
+    return Vantage.GUEST if _is_virtual() else Vantage.HOST
+
+
+def _is_virtual() -> bool:
+    from homenode.machine.snapshot.live import LiveSnapshot
+
+    return is_virtual(LiveSnapshot())
+
+
+def is_experiment(suite: SuiteArguments) -> bool:
+    """Whether the experiment on collectives is asked for."""
+    return "collectives" in (suite.tests or "").replace(" ", "").split(",")
+
+
+def layouts_of(asked: TrialArguments) -> tuple[str, ...]:
+    """Layouts to compare, the study's names as presets; unknown names stay, to be refused.
+
+    Without a list those that the experiment's questions compare; none of another trial.
+    """
+    usual = "default,pin,pin-numa,pin-numa-pci" if is_experiment(asked.suite) else ""
+    names = (one.strip() for one in (asked.layouts or usual).split(",") if one.strip())
+    return tuple(one if (found := preset_named(one)) is None else found.name for one in names)
+
+
+def check(asked: TrialArguments) -> None:
+    """Raises UsageError for options that do not go together."""
+    if asked.as_copy == asked.in_place:
+        raise UsageError(
+            "give either --as-copy or --in-place",
+            hint="--as-copy boots a copy with its own name and throw-away disks; --in-place boots "
+            "the VM itself, and restores its definition after",
+        )
+    layouts = layouts_of(asked)
+    if not layouts:
+        raise UsageError(
+            "--layouts: expected some, found none",
+            hint="--layouts default,pin,pin-numa,pin-numa-pci",
+        )
+    check_access(asked.access.guest)
+    for one in layouts:
+        if one not in PRESETS:
+            raise unknown_layout(one, "--layouts")
+    _check_lists(asked)
+    if asked.bare and all(PRESETS[one].pinning is Pinning.NONE for one in layouts):
+        raise UsageError(
+            "--bare: expected a layout that pins as well, found none: it says which PUs",
+            hint="--layouts default,pin",
+        )
+    if asked.host is None and not is_local(checked_uri(asked.connect)):
+        raise UsageError(
+            f"--connect {asked.connect}: expected --host as well, since the daemon is on another "
+            "machine",
+            hint="homenode capture --ssh HOST -o host.tar.gz, then --host host.tar.gz",
+        )
+    if asked.bare and not is_local(checked_uri(asked.connect)):
+        raise UsageError("--bare: expected a libvirt of this machine: the suite runs here")
+
+
+def check_access(reaching: GuestAccess) -> None:
+    """Raises UsageError for an address, user, port or key that no guest could be reached by."""
+
+    if reaching.transport is not Transport.SSH:
+        return
+    SshChannel(reaching.address or "localhost", reaching.user, Path("known_hosts"), reaching.port)
+    if reaching.key is not None and not os.access(reaching.key, os.R_OK):
+        raise UsageError(
+            f"--ssh-key {reaching.key}: expected a private key that can be read, found none"
+        )
+
+
+def trial_request(domain: str, asked: TrialArguments) -> TrialRequest:
+    """The trial that is asked for. Its name has the time in it unless the user gave one."""
+
+    own = asked.id or f"{_word(domain)}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
+    run = bench_options(own, asked.suite, asked.own, RunArguments(vantage=Vantage.GUEST))
+    measuring = Measuring(
+        run.suite,
+        run.repeats,
+        run.seed,
+        run.app,
+        asked.access.answer_within,
+        asked.access.stop_within,
+    )
+    placing, words = _placing(asked)
+    return TrialRequest(
+        id=own,
+        layouts=layouts_of(asked),
+        boots=asked.boots or (1 if is_experiment(asked.suite) else 3),
+        seed=run.seed,
+        bare=asked.bare,
+        as_copy=asked.as_copy,
+        results=asked.results,
+        placing=placing,
+        apply_words=words,
+        measuring=measuring,
+        reaching=asked.access.guest,
+        ranges=asked.manual if asked.manual.node_pus else None,
+        plan_words=_manual_words(asked),
+    )
+
+
+def _manual_words(asked: TrialArguments) -> tuple[str, ...]:
+    """PUs that the user gives, as options of `homenode plan`."""
+    if not asked.manual.node_pus:
+        return ()
+    given = asked.options
+    chosen = PlanOptions(
+        page_bytes=given.page_bytes,
+        memory_mode=given.memory_mode,
+        unequal_cells=given.unequal_cells,
+    )
+    return (*as_words(asked.manual), *as_words(chosen))
+
+
+def _check_lists(asked: TrialArguments) -> None:
+    """Raises UsageError for PU lists together with options that choose PUs."""
+    if not asked.manual.node_pus:
+        if asked.manual.sibling_pus:
+            raise UsageError("--sibling-pus: expected --node-pus as well, found none")
+        return
+    others = structs.replace(
+        asked.options,
+        page_bytes=None,
+        pci_granularity=PciGranularity.CELL,
+        memory_mode=MemoryMode.STRICT,
+        unequal_cells=False,
+        device_locality=DeviceLocality.PREFER,
+        emulator_policy=EmulatorPolicy.AUTO,
+    )
+    given = ["--after"] if asked.after else [*as_words(others)]
+    if given:
+        raise UsageError(f"give either --node-pus or {given[0]}, not both")
+    smt = [one for one in layouts_of(asked) if PRESETS[one].pinning is Pinning.ALL_PUS]
+    if smt and not asked.manual.sibling_pus:
+        raise UsageError(f"--node-pus: expected --sibling-pus for layout {smt[0]}, found none")
+
+
+def _placing(asked: TrialArguments) -> tuple[PlanOptions, tuple[str, ...]]:
+    """The placement, and the same as options of `homenode apply`."""
+    # The GPUs are those that the VM has, whatever NVLink is between them.
+    options = structs.replace(asked.options, layout=layouts_of(asked)[0], without_nvlink=True)
+    words = [*as_words(asked.options)]
+    for path in asked.after:
+        words += ["--after", str(path.absolute())]
+    if asked.host is not None:
+        words += ["--host", _from_anywhere(asked.host)]
+    return options, tuple(words)
+
+
+def _from_anywhere(source: str) -> str:
+    """A host's file, such that a command names it in whatever folder it is run."""
+    return str(Path(source).absolute()) if Path(source).exists() else source
+
+
+def _word(domain: str) -> str:
+    """The domain's name as part of a folder's."""
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", domain).strip("-.")[:60] or "vm"

@@ -44,7 +44,7 @@ from homenode.cluster.slurm.gres import gres_lines
 from homenode.cluster.slurm.hooks import hooks
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError, UsageError
-from homenode.machine.tools.sinfo import parse_nodes
+from homenode.machine.tools.slurm_nodes import parse_nodes
 from homenode.plan.vm_file import vm_of_options
 from homenode.show.pool_text import defragment_text
 from homenode.vm.targets.registry import target_named

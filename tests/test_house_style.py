@@ -117,7 +117,6 @@ STILL_POSITIONAL = {
     "cluster/bindings/experiments.py": 2,
     "cluster/bindings/run.py": 1,
     "measure/environment.py": 1,
-    "measure/figures/torch_programs.py": 2,
     "measure/gpu/collectives.py": 3,
     "measure/layouts/journal.py": 1,
     "measure/layouts/prepare.py": 2,
@@ -131,9 +130,7 @@ STILL_POSITIONAL = {
     "show/page/machine.py": 1,
     "cluster/slurm/client.py": 1,
     "cluster/slurm/job_allocation.py": 3,
-    "machine/tools/nccl_tests_json.py": 2,
-    "machine/tools/nccl_tests_text.py": 2,
-    "machine/tools/sinfo.py": 1,
+    "machine/tools/slurm_nodes.py": 1,
     "check/verify/live/capture.py": 1,
 }
 """Calls with so many, by file: none may be added, what is gone is taken out."""
@@ -141,13 +138,11 @@ STILL_POSITIONAL = {
 STILL_TWO_MEANINGS = {
     "Answer",
     "Binding",
-    "Choice",
     "Command",
     "Config",
     "Doubt",
     "Edit",
     "Entry",
-    "Family",
     "Gathered",
     "Home",
     "Layout",

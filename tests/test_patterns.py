@@ -35,6 +35,9 @@ LINEAR = 2.6
 PASSED_ON = {
     "machine/snapshot/redacted_domain.py": "fullmatch",
     "machine/tools/openssl_speed.py": "fullmatch",
+    "machine/tools/nccl_tests.py": "fullmatch",
+    "machine/tools/nvbandwidth.py": "fullmatch",
+    "machine/tools/study_programs.py": "fullmatch",
     "machine/tools/scontrol.py:_LINES[]": "fullmatch",
     "machine/snapshot/contents.py": "fullmatch",
 }

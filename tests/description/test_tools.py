@@ -6,7 +6,7 @@ from homenode.errors import InputError
 from homenode.machine.description.parse import parse_description
 from homenode.machine.description.render import render
 from homenode.machine.description.shipped import load_shipped
-from homenode.machine.tools import nvidia_smi_topo, rocm_smi_topo
+from homenode.machine.tools import amd_smi, nvidia_smi
 from homenode.machine.tools.lspci import parse as parse_lspci
 from homenode.machine.tools.versions import parse_qemu_version, parse_virsh_version
 
@@ -21,7 +21,7 @@ def _output(text: str, command: str) -> str:
 
 def test_nvidia_smi_tells_nvlinks_and_the_nodes_of_gpu_memory() -> None:
     output = render(load_shipped("gh200x4")).command_output("nvidia-smi-topo")
-    matrix = nvidia_smi_topo.parse(output or "")
+    matrix = nvidia_smi.parse_topology(output or "")
     assert [device.memory_node for device in matrix.devices] == [4, 12, 20, 28]
     assert [str(device.cpus) for device in matrix.devices] == [
         "0-71",
@@ -33,7 +33,7 @@ def test_nvidia_smi_tells_nvlinks_and_the_nodes_of_gpu_memory() -> None:
 
 
 def test_nvidia_smi_tells_how_gpus_without_nvlink_reach_each_other() -> None:
-    matrix = nvidia_smi_topo.parse(
+    matrix = nvidia_smi.parse_topology(
         _output(
             """
             [[root]]
@@ -59,14 +59,14 @@ def test_gpus_of_another_driver_are_not_seen_and_have_no_links() -> None:
         [[root]]
         ports = ["gpu", { model = "gpu", driver = "vfio-pci" }]
         """
-    assert len(nvidia_smi_topo.parse(_output(text, "nvidia-smi-topo")).devices) == 1
+    assert len(nvidia_smi.parse_topology(_output(text, "nvidia-smi-topo")).devices) == 1
     with pytest.raises(InputError, match="GPUs that the driver nvidia has"):
         _output(text + '[[link]]\nbetween = "gpu"\ncount = 2', "nvidia-smi-topo")
 
 
 def test_rocm_smi_tells_xgmi_between_physical_functions_only() -> None:
     output = render(load_shipped("mi350x-epyc9575f")).command_output("rocm-smi-topo")
-    topology = rocm_smi_topo.parse(output or "")
+    topology = amd_smi.parse_rocm_topology(output or "")
     assert len(topology.gpus) == 8
     assert topology.links[0] == (None, *["XGMI"] * 7)
     assert [node for _, node in topology.node_of_gpu] == [0, 0, 0, 0, 1, 1, 1, 1]

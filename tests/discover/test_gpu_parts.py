@@ -16,7 +16,7 @@ from homenode.machine.pci import DeviceKind, GpuPart, PartKind, PciDevice
 from homenode.machine.snapshot.gather import gather
 from homenode.machine.snapshot.memory import MemorySnapshot
 from homenode.machine.snapshot.redact import Identities, redact
-from homenode.machine.tools import amd_smi, nvidia_smi_mig
+from homenode.machine.tools import amd_smi, nvidia_smi
 from homenode.machine.topology import Host
 from homenode.show.device_groups import DeviceCard, card_extras
 from homenode.units import GIB
@@ -235,17 +235,17 @@ def test_amd_smi_counts_partitions_where_sysfs_gives_no_mode() -> None:
 
 def test_outputs_of_tools_that_are_cut_or_mixed_up_are_refused_or_read() -> None:
     instances = render(parse_description(HOST, "p")).command_output("nvidia-smi-mig") or ""
-    assert [(i.profile, i.number) for i in nvidia_smi_mig.parse_instances(instances)][:2] == [
+    assert [(i.profile, i.number) for i in nvidia_smi.parse_instances(instances)][:2] == [
         ("3g.40gb", 1),
         ("1g.10gb+me", 2),
     ]
-    assert nvidia_smi_mig.parse_instances("No GPU instances found: Not Found\n") == ()
+    assert nvidia_smi.parse_instances("No GPU instances found: Not Found\n") == ()
     with pytest.raises(ParseError):
-        nvidia_smi_mig.parse_instances("|   0  MIG 1g.10gb   19   9   2:1 |\n" * 2)
+        nvidia_smi.parse_instances("|   0  MIG 1g.10gb   19   9   2:1 |\n" * 2)
     with pytest.raises(ParseError):
-        nvidia_smi_mig.parse_list("  MIG 1g.10gb Device 0: (UUID: MIG-a)\n")
-    survives(nvidia_smi_mig.parse_instances, instances)
-    survives(nvidia_smi_mig.parse_list, "GPU 0: A (UUID: GPU-1)\n  MIG 1g.5gb Device 0: (UUID: M)")
+        nvidia_smi.parse_list("  MIG 1g.10gb Device 0: (UUID: MIG-a)\n")
+    survives(nvidia_smi.parse_instances, instances)
+    survives(nvidia_smi.parse_list, "GPU 0: A (UUID: GPU-1)\n  MIG 1g.5gb Device 0: (UUID: M)")
     survives(
         amd_smi.parse_partitions, '{"current_partition": [{"gpu_id": 0, "partition_id": "0"}]}'
     )

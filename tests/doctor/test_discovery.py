@@ -159,7 +159,7 @@ def test_acs_target_speeds_and_replays_come_from_tools() -> None:
     assert redirecting is not None and redirecting.acs is not None
     assert {"ReqRedir", "CmpltRedir"} <= set(redirecting.acs)
 
-    from homenode.machine.tools.nvidia_smi_query import parse
+    from homenode.machine.tools.nvidia_smi import parse_query as parse
 
     query = parse(shared("machines/nvidia-smi/qx-h100.xml").read_text())
     assert all(gpu.replays is not None and gpu.replays < 1000 for gpu in query.gpus)

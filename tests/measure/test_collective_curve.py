@@ -2,8 +2,7 @@
 
 import pytest
 
-from homenode.machine.tools.nccl_tests import parse
-from homenode.machine.tools.nccl_tests_records import NcclTests
+from homenode.machine.tools.nccl_tests import NcclTests, parse
 from homenode.measure.figures.collective_curve import curve_of, flat_curve
 from tests.shared_data import needs_shared, shared
 

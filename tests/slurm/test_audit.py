@@ -16,8 +16,8 @@ from homenode.cluster.slurm.job_allocation import JobAllocation, allocation_on, 
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError, ParseError
 from homenode.findings import Finding, Severity
-from homenode.machine.tools.scontrol import NodeShape, parse_scontrol_jobs
-from homenode.machine.tools.slurm_job import Job, is_asked_for
+from homenode.machine.tools.scontrol import Job, is_asked_for, parse_scontrol_jobs
+from homenode.machine.tools.slurm_nodes import NodeShape
 from homenode.machine.tools.squeue import parse_squeue_jobs
 from homenode.machine.topology import Host
 from homenode.vm.sources import load_host

@@ -14,8 +14,8 @@ from homenode.cluster.slurm.hooks import hooks
 from homenode.cluster.slurm.memory_bind import MemoryBind
 from homenode.cluster.slurm.ranks import RankOptions, bind_ranks, srun_flags
 from homenode.cluster.slurm.record import parse_record
-from homenode.machine.tools.scontrol import parse_scontrol_jobs, shown_shapes
-from homenode.machine.tools.sinfo import SHAPES_COMMAND, parse_shapes
+from homenode.machine.tools.scontrol import parse_scontrol_jobs
+from homenode.machine.tools.slurm_nodes import SHAPES_COMMAND, parse_shapes, shown_shapes
 from homenode.machine.tools.squeue import parse_squeue_jobs
 from homenode.vm.sources import load_host
 from tests.slurm.testbed import Testbed, running

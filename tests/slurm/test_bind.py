@@ -19,7 +19,7 @@ from homenode.cpuset import CpuSet
 from homenode.errors import InputError, UsageError
 from homenode.indices import NodeIndex
 from homenode.machine.discover.pci_nodes import Locality
-from homenode.machine.tools.nvidia_smi_topo import parse
+from homenode.machine.tools.nvidia_smi import parse_topology as parse
 from homenode.machine.topology import Host
 from homenode.vm.plan_model import Unplannable
 from homenode.vm.sources import load_host

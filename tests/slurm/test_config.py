@@ -10,9 +10,13 @@ from homenode.cluster.slurm.config import ConfigFile, parse_config
 from homenode.cluster.slurm.gres import autodetect_for, gres_lines, lines_for
 from homenode.cluster.slurm.nodes import node_classes, node_definitions
 from homenode.errors import ParseError
-from homenode.machine.tools.scontrol import NodeShape, parse_scontrol_jobs, shown_shapes
-from homenode.machine.tools.slurm_hostlist import compress_hostlist, expand_hostlist
-from homenode.machine.tools.slurm_job import gpu_count, owned_gpus
+from homenode.machine.tools.scontrol import gpu_count, owned_gpus, parse_scontrol_jobs
+from homenode.machine.tools.slurm_nodes import (
+    NodeShape,
+    compress_hostlist,
+    expand_hostlist,
+    shown_shapes,
+)
 
 GRES = """\
 # GPUs of the cluster

@@ -12,8 +12,8 @@ from homenode.cluster.slurm.job_allocation import allocation_on, node_machine
 from homenode.cluster.slurm.nodes import node_definitions
 from homenode.cluster.slurm.record import parse_record, recorded_allocation
 from homenode.errors import ParseError
-from homenode.machine.tools.scontrol import parse_scontrol_jobs, shown_shapes
-from homenode.machine.tools.slurm_job import Job
+from homenode.machine.tools.scontrol import Job, parse_scontrol_jobs
+from homenode.machine.tools.slurm_nodes import shown_shapes
 from homenode.machine.tools.squeue import parse_squeue_jobs
 from tests.mutations import MUTATIONS, mutations, survives
 from tests.slurm.gpu_nodes import (

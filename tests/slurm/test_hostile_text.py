@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from homenode.cluster.slurm.audit import audit
-from homenode.machine.tools.scontrol import parse_scontrol_jobs, shown_shapes
-from homenode.machine.tools.slurm_job import Job
+from homenode.machine.tools.scontrol import Job, parse_scontrol_jobs
+from homenode.machine.tools.slurm_nodes import shown_shapes
 from homenode.machine.tools.squeue import parse_squeue_jobs
 from tests.slurm.gpu_nodes import TESTBED
 from tests.slurm.hostile_jobs import FIELDS, FORGED, PIECES, Said, document, listing

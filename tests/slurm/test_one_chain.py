@@ -23,7 +23,7 @@ from homenode.cluster.bindings.study_report import study_report
 from homenode.decide.alternative import alternatives
 from homenode.decide.compare import compare
 from homenode.decide.comparison import Effect, Outcome
-from homenode.machine.tools.sinfo import ClusterNode
+from homenode.machine.tools.slurm_nodes import ClusterNode
 from homenode.measure import runner
 from homenode.measure.access import local
 from homenode.measure.layouts import guest

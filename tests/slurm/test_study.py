@@ -28,7 +28,7 @@ from homenode.cluster.bindings.run import statuses, unrecorded
 from homenode.cluster.bindings.scripts import job_name, script_name, script_of
 from homenode.cluster.slurm.client import will_pass
 from homenode.errors import UsageError
-from homenode.machine.tools.sinfo import ClusterNode, parse_nodes
+from homenode.machine.tools.slurm_nodes import ClusterNode, parse_nodes
 from homenode.machine.tools.squeue import JobState, QueuedJob, needs_somebody, parse_states
 from homenode.measure.progress import Progress, TaskState, TaskStatus
 from homenode.show.terminal_text import PrintableConsole

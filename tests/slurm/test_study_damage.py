@@ -15,7 +15,7 @@ from homenode.cluster.bindings.study_report import StudyReport, study_report
 from homenode.cpuset import CpuSet
 from homenode.errors import HomenodeError
 from homenode.formats import encode
-from homenode.machine.tools.sinfo import ClusterNode
+from homenode.machine.tools.slurm_nodes import ClusterNode
 from homenode.measure.results.lines import run_text
 from homenode.measure.results.model import UNKNOWN_SWITCHES, Condition, Origin, Run, RunHead, Sample
 from homenode.measure.results.store import write_run

@@ -9,7 +9,7 @@ from homenode.bdf import Bdf
 from homenode.errors import ParseError
 from homenode.machine.discover import discover
 from homenode.machine.pci import DeviceLink, LinkKind
-from homenode.machine.tools import amd_smi, rocm_smi_json
+from homenode.machine.tools import amd_smi
 from homenode.machine.topology import Host
 from tests.mutations import survives
 from tests.sysfs_trees import cpu_files, pci_function, snapshot
@@ -96,7 +96,7 @@ def test_releases_of_amd_smi_without_addresses_are_read() -> None:
 @pytest.mark.parametrize("lower", [False, True])
 def test_rocm_smi_tells_each_pair_once(lower: bool) -> None:
     text = json.dumps(ROCM)
-    topology = rocm_smi_json.parse(text.lower().replace("xgmi", "XGMI") if lower else text)
+    topology = amd_smi.parse_rocm_json(text.lower().replace("xgmi", "XGMI") if lower else text)
     assert topology.links == LINKS
     assert topology.hops == ((0, 2, 1), (2, 0, 1), (1, 1, 0))
     assert topology.bdf_of_gpu == ((0, A), (1, B), (2, C))
@@ -123,13 +123,13 @@ def test_what_is_no_topology_is_refused(text: str) -> None:
         amd_smi.parse_topology(text)
     if "gpu" not in text:
         with pytest.raises(ParseError):
-            rocm_smi_json.parse(text)
+            amd_smi.parse_rocm_json(text)
 
 
 def test_damaged_outputs_are_read_or_refused() -> None:
     survives(amd_smi.parse_topology, json.dumps(AMD, indent=1))
     survives(amd_smi.parse_topology, json.dumps(OLD_AMD, indent=1))
-    survives(rocm_smi_json.parse, json.dumps(ROCM, indent=1))
+    survives(amd_smi.parse_rocm_json, json.dumps(ROCM, indent=1))
 
 
 def _host(**outputs: str) -> Host:

@@ -5,10 +5,9 @@ from typing import Any
 
 import pytest
 
-from homenode.bdf import Bdf
 from homenode.errors import ParseError
+from homenode.machine.tools.nccl_tests import CollectiveLibrary as Family
 from homenode.machine.tools.nccl_tests import argv, parse
-from homenode.machine.tools.nccl_tests_records import Family
 from tests.mutations import MUTATIONS, survives
 from tests.shared_data import needs_shared, shared
 
@@ -118,7 +117,6 @@ def test_bus_bandwidth_is_not_the_column_before_it() -> None:
     assert run.average_bus_bytes_per_s == pytest.approx(187.14e9)
     last = run.rows[-1]
     assert last.out_of_place is not None and last.in_place is not None
-    assert last.out_of_place.algorithm_bytes_per_s == pytest.approx(214.75e9)
     assert last.in_place.time_ns == pytest.approx(1.2e9)
 
 
@@ -131,12 +129,9 @@ def test_what_was_run_is_kept() -> None:
     assert not run.gaps
 
 
-def test_hosts_are_numbered_and_not_named() -> None:
+def test_gpus_are_named_and_hosts_are_not() -> None:
     run = parse(TEXT)
-    assert [(rank.host, rank.address) for rank in run.ranks] == [
-        (0, Bdf.parse("0000:19:00.0")),
-        (1, Bdf.parse("0000:3b:00.0")),
-    ]
+    assert run.gpu_names == ("NVIDIA H200", "NVIDIA H200")
     assert "gpuhost" not in repr(run)
 
 
@@ -145,7 +140,7 @@ def test_old_tables_have_no_root_and_ranks_no_address() -> None:
     old = old.replace("[0000:19:00]", "[0x19]").replace("Group  0 ", "")
     run = parse(old)
     assert run.peak_bus_bytes_per_s() == pytest.approx(375.81e9)
-    assert run.ranks[0].address is None
+    assert len(run.gpu_names) == 2
 
 
 def test_data_that_were_not_checked_are_not_called_right() -> None:
@@ -180,7 +175,7 @@ def test_columns_of_single_iterations_and_time_stamps_do_not_shift_the_others() 
 def test_rccl_with_one_half_is_read() -> None:
     run = parse(RCCL)
     assert (run.family, run.version, run.gpus) == (Family.RCCL, "develop:ae3e635", 8)
-    assert run.ranks[0].address == Bdf.parse("0000:11:00.0")
+    assert run.gpu_names == ("AMD Instinct MI300X",)
     assert run.rows[0].out_of_place is None
     assert run.peak_bus_bytes_per_s() == pytest.approx(289.16e9)
 
@@ -250,10 +245,10 @@ def test_errors_of_a_run_are_gaps() -> None:
         (TEXT.replace("busbw", "allbw"), "columns time, algbw, busbw"),
         ("{", "JSON"),
         (document(results=[]), "1 to 4096 results"),
-        (document(results=[{}]), "out of place or in place"),
-        (document().replace("31460.0", '"31460.0"'), "time: a number"),
-        (document().replace("31460.0", "-1.0"), "a number from 0"),
-        (document().replace("8589934592", "8.5"), "size: a whole number"),
+        (document(results=[{"size": 8}]), "out of place or in place"),
+        (document().replace("31460.0", '"31460.0"'), "results.*time"),
+        (document().replace("31460.0", "-1.0"), "results.*time"),
+        (document().replace("8589934592", "8.5"), "results.*size"),
     ],
 )
 def test_output_that_is_none_is_refused(text: str, says: str) -> None:

@@ -6,7 +6,7 @@ from msgspec.structs import replace
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError, ParseError
-from homenode.machine.tools import nvidia_smi_query, nvidia_smi_topo
+from homenode.machine.tools import nvidia_smi
 from tests.mutations import survives
 from tests.shared_data import SHARED
 
@@ -43,7 +43,7 @@ def _published(*parts: str) -> str:
 
 
 def test_the_matrix_of_four_gh200_has_lists_of_nodes() -> None:
-    matrix = nvidia_smi_topo.parse(_published("topo-m", "gh200x4-nvidia-smi-topo-m.txt"))
+    matrix = nvidia_smi.parse_topology(_published("topo-m", "gh200x4-nvidia-smi-topo-m.txt"))
     assert [device.memory_node for device in matrix.devices] == [4, 12, 20, 28]
     assert matrix.devices[1].nodes == (1, 13, 14, 15, 16, 17, 18, 19)
     assert matrix.devices[3].cpus == CpuSet.parse("216-287")
@@ -52,7 +52,7 @@ def test_the_matrix_of_four_gh200_has_lists_of_nodes() -> None:
 
 def test_the_matrix_with_terminal_codes_and_legend_is_read() -> None:
     text = _published("topo-m", "rtxpro6000x8-2xturin-nvidia-smi-topo-m.txt")
-    matrix = nvidia_smi_topo.parse(text)
+    matrix = nvidia_smi.parse_topology(text)
     assert [device.name for device in matrix.devices] == [f"GPU{i}" for i in range(8)]
     assert matrix.links[0] == ("X", "PIX", "NODE", "NODE", "SYS", "SYS", "SYS", "SYS")
     assert matrix.devices[7].cpus == CpuSet.parse("64-127,192-238")
@@ -60,7 +60,7 @@ def test_the_matrix_with_terminal_codes_and_legend_is_read() -> None:
 
 
 def test_nics_and_gpus_without_cpus_are_distinguished() -> None:
-    matrix = nvidia_smi_topo.parse(NICS)
+    matrix = nvidia_smi.parse_topology(NICS)
     gpu0, gpu1, nic = matrix.devices
     assert (gpu0.cpus, gpu0.nodes) == (CpuSet.parse("0-35"), (0,))
     assert (gpu1.cpus, gpu1.nodes, gpu1.memory_node) == (None, (1,), None)
@@ -84,7 +84,7 @@ def test_tabs_that_do_not_count_columns_are_understood(
     row: str, cpus: str | None, nodes: tuple[int, ...] | None, memory_node: int | None
 ) -> None:
     text = f"\tGPU0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\n{row}\n"
-    (device,) = nvidia_smi_topo.parse(text).devices
+    (device,) = nvidia_smi.parse_topology(text).devices
     assert device.cpus == (None if cpus is None else CpuSet.parse(cpus))
     assert (device.nodes, device.memory_node) == (nodes, memory_node)
 
@@ -94,7 +94,7 @@ def test_older_matrices_have_fewer_columns_and_names_of_nics() -> None:
         "\tGPU0\tmlx5_0\tCPU Affinity\tNUMA Affinity\n"
         "GPU0\t X \tPHB\t0-31\t\tN/A\nmlx5_0\tPHB\t X \n"
     )
-    gpu, nic = nvidia_smi_topo.parse(text).devices
+    gpu, nic = nvidia_smi.parse_topology(text).devices
     assert (gpu.cpus, gpu.nodes, nic.name) == (CpuSet.parse("0-31"), None, "mlx5_0")
 
 
@@ -116,11 +116,11 @@ def test_older_matrices_have_fewer_columns_and_names_of_nics() -> None:
 )
 def test_a_matrix_that_is_none_is_refused(text: str, says: str) -> None:
     with pytest.raises(ParseError, match=says):
-        nvidia_smi_topo.parse(text)
+        nvidia_smi.parse_topology(text)
 
 
 def test_a_query_tells_links_and_c2c() -> None:
-    query = nvidia_smi_query.parse(QUERY)
+    query = nvidia_smi.parse_query(QUERY)
     (gpu,) = query.gpus
     assert (query.driver_version, query.cuda_version) == ("550.54.15", None)
     assert gpu.bdf == Bdf.parse("0009:01:00.0")
@@ -132,14 +132,14 @@ def test_a_query_tells_links_and_c2c() -> None:
 
 
 def test_what_a_query_says_oddly_is_listed_and_not_lost() -> None:
-    query = nvidia_smi_query.parse(QUERY)
+    query = nvidia_smi.parse_query(QUERY)
     assert query.gpus[0].device_max_gen is None
     ((bdf, path, text),) = query.unread
     assert (str(bdf), text) == ("0009:01:00.0", "five") and path.endswith("max_device_link_gen")
 
 
 def test_the_published_query_of_eight_h100_is_read_whole() -> None:
-    query = nvidia_smi_query.parse(_published("nvidia-smi", "qx-h100.xml"))
+    query = nvidia_smi.parse_query(_published("nvidia-smi", "qx-h100.xml"))
     assert len(query.gpus) == 8 and not query.unread
     assert {gpu.name for gpu in query.gpus} == {"NVIDIA H100 80GB HBM3"}
     assert {(gpu.max_gen, gpu.max_width, gpu.c2c) for gpu in query.gpus} == {(5, 16, False)}
@@ -165,27 +165,27 @@ def test_the_published_query_of_eight_h100_is_read_whole() -> None:
 )
 def test_a_query_that_is_none_is_refused(text: str, says: str) -> None:
     with pytest.raises(InputError, match=says):
-        nvidia_smi_query.parse(text)
+        nvidia_smi.parse_query(text)
 
 
 def test_no_external_file_is_read() -> None:
     text = QUERY.replace("nvsmi_device_v12.dtd", "file:///etc/passwd").replace("550.54.15", "&x;")
     try:
-        assert nvidia_smi_query.parse(text).driver_version is None
+        assert nvidia_smi.parse_query(text).driver_version is None
     except ParseError as error:
         assert "x" in error.message
 
 
 def test_nvlink_counts_need_no_second_table() -> None:
-    matrix = nvidia_smi_topo.parse(NICS)
+    matrix = nvidia_smi.parse_topology(NICS)
     assert replace(matrix, nic_names=()).nvlinks(0, 1) == 18
 
 
 @pytest.mark.parametrize(
     ("parser", "text"),
     [
-        (nvidia_smi_topo.parse, NICS),
-        (nvidia_smi_query.parse, QUERY),
+        (nvidia_smi.parse_topology, NICS),
+        (nvidia_smi.parse_query, QUERY),
     ],
     ids=["topo", "query"],
 )

@@ -3,7 +3,7 @@
 import pytest
 
 from homenode.errors import ParseError
-from homenode.machine.tools.rocm_smi_topo import parse
+from homenode.machine.tools.amd_smi import parse_rocm_topology as parse
 from tests.mutations import survives
 
 OUTPUT = """

@@ -7,8 +7,8 @@ import pytest
 from msgspec.structs import fields
 
 from homenode.errors import ParseError
-from homenode.machine.tools import nccl_tuning_log
-from homenode.machine.tools.nccl_tuning_log import choice
+from homenode.machine.tools import nccl_tests
+from homenode.machine.tools.nccl_tests import nccl_choice as choice
 from homenode.machine.tools.torch_report import (
     TorchChoice,
     TorchDevice,
@@ -148,19 +148,19 @@ def test_an_output_without_a_document_is_reported() -> None:
 
 
 def test_choices_have_names_whatever_the_version_prints() -> None:
-    assert nccl_tuning_log.parse(LOG) == (
+    assert nccl_tests.parse_tuning_log(LOG) == (
         choice(8, "RING", "LL"),
         choice(16, "TREE", "SIMPLE"),
         choice(1 << 20, "NVLS", "SIMPLE"),
     )
-    assert nccl_tuning_log.in_words(nccl_tuning_log.parse(LOG)) == (
+    assert nccl_tests.in_words(nccl_tests.parse_tuning_log(LOG)) == (
         "RING LL 8 B; TREE SIMPLE 16 B; NVLS SIMPLE 1 MiB"
     )
 
 
 def test_a_log_without_choices_is_reported() -> None:
     with pytest.raises(ParseError, match="8 Bytes -> Algo"):
-        nccl_tuning_log.parse("NCCL INFO Bootstrap\n")
+        nccl_tests.parse_tuning_log("NCCL INFO Bootstrap\n")
 
 
 @pytest.mark.parametrize("document", [COPIES, REDUCE], ids=["copies", "all-reduce"])
@@ -169,7 +169,7 @@ def test_damaged_reports_give_figures_or_a_parse_error(document: dict[str, Any])
 
 
 def test_damaged_logs_give_choices_or_a_parse_error() -> None:
-    survives(lambda text: nccl_tuning_log.in_words(nccl_tuning_log.parse(text)), LOG, MUTATIONS)
+    survives(lambda text: nccl_tests.in_words(nccl_tests.parse_tuning_log(text)), LOG, MUTATIONS)
 
 
 def test_the_page_of_the_format_names_every_field() -> None:

@@ -24,7 +24,7 @@ from homenode.findings import Finding, Findings, in_order
 from homenode.formats import encode
 from homenode.input_files import read_input
 from homenode.machine.pci import DeviceKind
-from homenode.machine.tools.nvidia_smi_query import parse
+from homenode.machine.tools.nvidia_smi import parse_query as parse
 from homenode.nccl.assemble import Assembled, assemble_topology
 from homenode.nccl.bus_numbers import left_to_libvirt
 from homenode.nccl.checks import check_topology, flavour_of

@@ -22,7 +22,6 @@ from homenode.machine.tools import (
     intel_mlc,
     likwid_bench,
     nccl_tests,
-    nccl_tuning_log,
     nvbandwidth,
     openssl_speed,
     rocm_bandwidth_test,
@@ -32,10 +31,8 @@ from homenode.machine.tools import (
     transferbench,
 )
 from homenode.machine.tools.homenode_probe import parse
-from homenode.machine.tools.nccl_tests_records import NcclTests
-from homenode.machine.tools.nccl_tests_text import PARAMETERS_LINE
-from homenode.machine.tools.nvbandwidth_records import NvbandwidthDevice, NvbandwidthRun
-from homenode.machine.tools.nvbandwidth_text import TABLE_LINE
+from homenode.machine.tools.nccl_tests import PARAMETERS_LINE, NcclTests
+from homenode.machine.tools.nvbandwidth import TABLE_LINE, NvbandwidthDevice, NvbandwidthRun
 from homenode.machine.topology import Host
 from homenode.measure.figures import amd as amd_figures
 from homenode.measure.figures import collective_curve, collective_log
@@ -108,7 +105,7 @@ def _by_bus(run: NvbandwidthRun, test: BenchTest, host: Host) -> NvbandwidthRun:
     names = {gpu.bdf: gpu.name or "NVIDIA GPU" for gpu in measured_gpus(host, [])}
     gpus = test.gpus or tuple(sorted(names))
     matrices = [matrix for one in run.tests for matrix in one.matrices]
-    if {len(matrix.column_labels) for matrix in matrices} != {len(gpus)}:
+    if {matrix.columns for matrix in matrices} != {len(gpus)}:
         return run
     devices = tuple(
         NvbandwidthDevice(number, names.get(gpu, "NVIDIA GPU"), gpu)
@@ -190,7 +187,7 @@ def _varied(one: Sample, *words: str | None) -> Sample:
 def _choices(test: BenchTest, text: str, host: Host) -> Figures:
     """A library that does not log its choices leaves a gap: nothing else depends on them."""
     try:
-        words = nccl_tuning_log.in_words(nccl_tuning_log.parse(text))
+        words = nccl_tests.in_words(nccl_tests.parse_tuning_log(text))
     except ParseError as error:
         return Figures(gaps=(Gap("collective algorithm", error.message),))
     return Figures(conditions=(Condition("collective algorithm", words),))

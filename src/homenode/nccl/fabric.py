@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from homenode.bdf import Bdf
 from homenode.catalogue import finding
 from homenode.findings import Finding
-from homenode.machine.tools.nvidia_smi_query import NvidiaQuery
+from homenode.machine.tools.nvidia_smi import NvidiaQuery
 from homenode.machine.topology import Host
 from homenode.plan.devices.fabric import board_of_host, modules_of_host
 from homenode.plan.devices.partitions import (

@@ -38,9 +38,8 @@ from homenode.cluster.slurm.record import TaskRecord, with_tasks
 from homenode.errors import HostError, ParseError, ToolError, UsageError
 from homenode.findings import Findings, Severity
 from homenode.input_files import read_input
-from homenode.machine.tools.scontrol import NodeShape, shown_shapes
-from homenode.machine.tools.slurm_hostlist import expand_hostlist
-from homenode.machine.tools.slurm_job import Job, is_asked_for
+from homenode.machine.tools.scontrol import Job, is_asked_for
+from homenode.machine.tools.slurm_nodes import NodeShape, expand_hostlist, shown_shapes
 from homenode.vm.sources import load_host
 
 

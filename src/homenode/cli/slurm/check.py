@@ -19,7 +19,7 @@ from homenode.cluster.slurm.check import check as judge
 from homenode.cluster.slurm.check_slurm import SlurmVersion
 from homenode.cluster.slurm.config_files import read_config
 from homenode.errors import HostError, UsageError
-from homenode.machine.tools.slurm_hostlist import expand_hostlist
+from homenode.machine.tools.slurm_nodes import expand_hostlist
 from homenode.vm.sources import load_host
 
 _VERSION = re.compile(r"(\d\d)\.(\d\d?)(?:\.(\d{1,3}))?", re.ASCII)

@@ -26,7 +26,7 @@ from homenode.cluster.bindings.run import SlurmQueue, made_study
 from homenode.cluster.bindings.scripts import script_name
 from homenode.cpuset import CpuSet
 from homenode.errors import FINDINGS, HostError, UsageError
-from homenode.machine.tools.slurm_hostlist import expand_hostlist
+from homenode.machine.tools.slurm_nodes import expand_hostlist
 from homenode.measure.experiment import Patience, run_tasks
 from homenode.show.trial_text import missing_lines
 from homenode.vm.sources import load_host

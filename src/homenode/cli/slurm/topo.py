@@ -4,7 +4,7 @@ from pathlib import Path
 
 from homenode.cluster.slurm.home_nodes import with_affinities
 from homenode.input_files import read_input
-from homenode.machine.tools.nvidia_smi_topo import parse
+from homenode.machine.tools.nvidia_smi import parse_topology as parse
 from homenode.machine.topology import Host
 
 

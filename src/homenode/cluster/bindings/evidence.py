@@ -36,8 +36,7 @@ from homenode.gap import Gap
 from homenode.indices import NodeIndex
 from homenode.machine.pci import DeviceKind, PciDevice
 from homenode.machine.tools import nccl_tests
-from homenode.machine.tools.scontrol import parse_scontrol_jobs
-from homenode.machine.tools.slurm_job import Job
+from homenode.machine.tools.scontrol import Job, parse_scontrol_jobs
 from homenode.machine.topology import Host
 from homenode.measure.figures.nvidia import Binding, sections
 from homenode.measure.imported.runs import ImportOptions, SourceFolder, imported_runs

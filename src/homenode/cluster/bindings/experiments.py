@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from homenode.cluster.slurm.home_nodes import bindable_node, bindable_nodes
 from homenode.errors import UsageError
 from homenode.machine.pci import DeviceKind
-from homenode.machine.tools.sinfo import ClusterNode
+from homenode.machine.tools.slurm_nodes import ClusterNode
 from homenode.machine.topology import Host, NumaNode
 from homenode.measure.app_metric import check_metric
 from homenode.measure.model import Group

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from homenode.cluster.slurm.client import ask
 from homenode.errors import NoAnswerError, ToolError
-from homenode.machine.tools import sinfo
-from homenode.machine.tools.sinfo import ClusterNode
+from homenode.machine.tools import slurm_nodes
+from homenode.machine.tools.slurm_nodes import ClusterNode
 from homenode.machine.tools.squeue import QueuedJob, parse_states, states_command
 
 _JOB_ID = re.compile(r"(\d{1,10})(?:;\S+)?", re.ASCII)
@@ -16,7 +16,7 @@ _JOB_ID = re.compile(r"(\d{1,10})(?:;\S+)?", re.ASCII)
 
 def nodes() -> tuple[ClusterNode, ...]:
     """Every node of every partition. Raises NoAnswerError, ToolError."""
-    return sinfo.parse_nodes(ask(sinfo.COMMAND))
+    return slurm_nodes.parse_nodes(ask(slurm_nodes.COMMAND))
 
 
 def jobs() -> tuple[QueuedJob, ...]:

@@ -8,8 +8,8 @@ from homenode.catalogue import finding
 from homenode.cluster.slurm.job_allocation import AllocatedGpu, JobAllocation, NodeTree
 from homenode.findings import Finding, Findings, in_order
 from homenode.indices import NodeIndex
-from homenode.machine.tools.slurm_hostlist import compress_hostlist
-from homenode.machine.tools.slurm_job import Job
+from homenode.machine.tools.scontrol import Job
+from homenode.machine.tools.slurm_nodes import compress_hostlist
 from homenode.plan.allocations import listed
 from homenode.wording import nodes_text, number_list, plural
 

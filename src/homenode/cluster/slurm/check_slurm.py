@@ -14,7 +14,7 @@ from homenode.cluster.slurm.cpu_ids import core_order
 from homenode.cluster.slurm.home_nodes import nodes_with_cpus
 from homenode.cluster.slurm.nodes import NodeClass
 from homenode.findings import Finding, Severity
-from homenode.machine.tools.scontrol import NodeShape
+from homenode.machine.tools.slurm_nodes import NodeShape
 from homenode.machine.topology import Host
 from homenode.units import MIB
 from homenode.wording import command_line, plural

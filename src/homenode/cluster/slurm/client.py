@@ -16,9 +16,8 @@ from homenode.cluster.slurm.record import (
 )
 from homenode.errors import InputError, NoAnswerError, ParseError, ToolError
 from homenode.input_files import read_plain
-from homenode.machine.tools.scontrol import JOBS_COMMAND, NodeShape, parse_scontrol_jobs
-from homenode.machine.tools.sinfo import SHAPES_COMMAND, parse_shapes
-from homenode.machine.tools.slurm_job import Job, is_asked_for
+from homenode.machine.tools.scontrol import JOBS_COMMAND, Job, is_asked_for, parse_scontrol_jobs
+from homenode.machine.tools.slurm_nodes import SHAPES_COMMAND, NodeShape, parse_shapes
 from homenode.machine.tools.squeue import NUMBERS_COMMAND, json_command, parse_squeue_jobs
 from homenode.process import Completed, ToolTimeoutError, run
 

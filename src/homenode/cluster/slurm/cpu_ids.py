@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from msgspec import Struct
 
 from homenode.cpuset import CpuSet
-from homenode.machine.tools.scontrol import NodeShape
+from homenode.machine.tools.slurm_nodes import NodeShape
 from homenode.machine.topology import Host
 
 _MANY = 1 << 32

@@ -19,7 +19,7 @@ from homenode.cpuset import CpuSet
 from homenode.errors import InputError, ParseError
 from homenode.indices import NodeIndex
 from homenode.machine.pci import LinkKind
-from homenode.machine.tools.slurm_hostlist import Hostlists, compress_hostlist
+from homenode.machine.tools.slurm_nodes import Hostlists, compress_hostlist
 from homenode.machine.topology import Host
 
 _COUNT = re.compile(r"([0-9]{1,15})([kmgtp]?)\Z", re.IGNORECASE | re.ASCII)

@@ -15,7 +15,7 @@ from homenode.errors import InputError, UsageError
 from homenode.indices import NodeIndex
 from homenode.machine.discover.pci_nodes import Locality
 from homenode.machine.pci import DeviceKind, PciDevice
-from homenode.machine.tools.nvidia_smi_topo import TopoDevice, TopoMatrix
+from homenode.machine.tools.nvidia_smi import TopoDevice, TopoMatrix
 from homenode.machine.topology import Host, MemoryKind, NumaNode
 
 

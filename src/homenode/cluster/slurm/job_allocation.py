@@ -17,8 +17,8 @@ from homenode.cluster.slurm.home_nodes import (
 )
 from homenode.cpuset import CpuSet
 from homenode.indices import NodeIndex
-from homenode.machine.tools.scontrol import NodeShape
-from homenode.machine.tools.slurm_job import Job, NodeShare
+from homenode.machine.tools.scontrol import Job, NodeShare
+from homenode.machine.tools.slurm_nodes import NodeShape
 from homenode.machine.topology import Host
 
 

@@ -13,9 +13,8 @@ from homenode.cluster.slurm.gres import (
     lines_for,
 )
 from homenode.errors import InputError, ParseError
-from homenode.machine.tools.scontrol import NodeShape, node_shape
-from homenode.machine.tools.slurm_hostlist import Hostlists, compress_hostlist
-from homenode.machine.tools.slurm_job import gpu_types, has_slices
+from homenode.machine.tools.scontrol import gpu_types, has_slices
+from homenode.machine.tools.slurm_nodes import Hostlists, NodeShape, compress_hostlist, node_shape
 
 
 class NodeDefinition(Struct, frozen=True):

@@ -16,15 +16,9 @@ from homenode.machine.discover.pci_nodes import Locality, StatedNode
 from homenode.machine.pci import DeviceKind, DeviceLink, LinkKind, PciDevice
 from homenode.machine.snapshot.contents import COMMAND_OF_NAME
 from homenode.machine.snapshot.protocol import Snapshot
-from homenode.machine.tools import (
-    amd_smi,
-    nvidia_smi_query,
-    nvidia_smi_topo,
-    rocm_smi_json,
-    rocm_smi_topo,
-)
-from homenode.machine.tools.nvidia_smi_query import NvidiaGpu
-from homenode.machine.tools.rocm_smi_topo import RocmTopology
+from homenode.machine.tools import amd_smi, nvidia_smi
+from homenode.machine.tools.amd_smi import RocmTopology
+from homenode.machine.tools.nvidia_smi import NvidiaGpu
 
 _C2C_GPUS = {
     0x2342,  # GH200 120GB
@@ -35,7 +29,7 @@ _C2C_GPUS = {
 """GPUs on one board with a Grace CPU, which NVLink-C2C joins. Source: pci.ids."""
 
 
-_TOPO = " ".join(nvidia_smi_topo.COMMAND)
+_TOPO = " ".join(nvidia_smi.TOPOLOGY_COMMAND)
 
 
 class DeviceLinks(Struct, frozen=True):
@@ -72,7 +66,7 @@ def read_device_links(
     topo = snapshot.command_output("nvidia-smi-topo") if nvidia else None
     if topo is not None:
         try:
-            matrix = nvidia_smi_topo.parse(topo)
+            matrix = nvidia_smi.parse_topology(topo)
         except ParseError as error:
             gaps.append(Gap("NVLinks", str(error)))
         else:
@@ -99,7 +93,7 @@ def _query(snapshot: Snapshot, gaps: list[Gap]) -> dict[Bdf, NvidiaGpu]:
     if text is None:
         return {}
     try:
-        query = nvidia_smi_query.parse(text)
+        query = nvidia_smi.parse_query(text)
     except ParseError as error:
         gaps.append(Gap("GPUs as nvidia-smi names them", str(error)))
         return {}
@@ -117,7 +111,7 @@ def _has_c2c(gpu: PciDevice, queried: NvidiaGpu | None) -> bool:
 
 
 def _numbered(
-    matrix: nvidia_smi_topo.TopoMatrix, gpus: list[PciDevice], known: tuple[Bdf, ...]
+    matrix: nvidia_smi.TopoMatrix, gpus: list[PciDevice], known: tuple[Bdf, ...]
 ) -> list[PciDevice]:
     """The GPUs in the order of the tool's numbers; known: those that it or its driver names."""
     by_bdf = {gpu.bdf: gpu for gpu in gpus}
@@ -135,7 +129,7 @@ def _with_driver(gpus: list[PciDevice], driver: str, count: int) -> list[PciDevi
 
 
 def _nvlinks(
-    matrix: nvidia_smi_topo.TopoMatrix,
+    matrix: nvidia_smi.TopoMatrix,
     gpus: list[PciDevice],
     gpu_of_node: dict[NodeIndex, Bdf],
     gaps: list[Gap],
@@ -158,7 +152,7 @@ def _nvlinks(
 
 
 def _nodes_of_rows(
-    matrix: nvidia_smi_topo.TopoMatrix, gpus: list[PciDevice], locality: Locality, gaps: list[Gap]
+    matrix: nvidia_smi.TopoMatrix, gpus: list[PciDevice], locality: Locality, gaps: list[Gap]
 ) -> dict[Bdf, StatedNode]:
     """The nodes of GPUs that the firmware gives none, by their rows; a gap where a row and sysfs,
     or the two affinities of a row, name different nodes."""
@@ -182,8 +176,8 @@ def _nodes_of_rows(
 
 _AMD_TOOLS = (
     ("amd-smi-topology", amd_smi.parse_topology),
-    ("rocm-smi-json", rocm_smi_json.parse),
-    ("rocm-smi-topo", rocm_smi_topo.parse),
+    ("rocm-smi-json", amd_smi.parse_rocm_json),
+    ("rocm-smi-topo", amd_smi.parse_rocm_topology),
 )
 """In the order of trust: those that print addresses first."""
 

@@ -21,8 +21,8 @@ from homenode.machine.discover.device_kinds import AMD
 from homenode.machine.discover.readings import read_lines, read_word
 from homenode.machine.pci import DeviceKind, GpuPart, PartKind, PciDevice, is_uuid, nominal_bytes
 from homenode.machine.snapshot.protocol import Snapshot
-from homenode.machine.tools import amd_smi, nvidia_smi_mig
-from homenode.machine.tools.nvidia_smi_query import NvidiaGpu
+from homenode.machine.tools import amd_smi, nvidia_smi
+from homenode.machine.tools.nvidia_smi import NvidiaGpu
 from homenode.units import MIB
 
 _PCI = "/sys/bus/pci/devices"
@@ -139,8 +139,8 @@ def _mig(snapshot: Snapshot, queried: Mapping[Bdf, NvidiaGpu], found: _Found) ->
     if not divided:
         return
     try:
-        instances = nvidia_smi_mig.parse_instances(snapshot.command_output("nvidia-smi-mig") or "")
-        listed = nvidia_smi_mig.parse_list(snapshot.command_output("nvidia-smi-list") or "")
+        instances = nvidia_smi.parse_instances(snapshot.command_output("nvidia-smi-mig") or "")
+        listed = nvidia_smi.parse_list(snapshot.command_output("nvidia-smi-list") or "")
     except ParseError as error:
         found.gaps.append(Gap("MIG instances", str(error)))
         return

@@ -34,7 +34,7 @@ from homenode.machine.discover.settings import (
 from homenode.machine.discover.states import PuStates, read_states
 from homenode.machine.pci import DeviceKind, PciDevice
 from homenode.machine.snapshot.protocol import BoundedSnapshot, Snapshot
-from homenode.machine.tools.nvidia_smi_query import NvidiaGpu
+from homenode.machine.tools.nvidia_smi import NvidiaGpu
 from homenode.machine.tools.xml_text import parse_xml
 from homenode.machine.topology import Host, Pu, RunningDomain
 

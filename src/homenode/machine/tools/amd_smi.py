@@ -1,4 +1,28 @@
-"""amd-smi: links between AMD GPUs, and how each is divided.
+"""rocm-smi --showtopo: hops and links between AMD GPUs, and their nodes.
+
+    =============================== Link Type between two GPUs ===============================
+           GPU0         GPU1
+    GPU0   0            XGMI
+    GPU1   XGMI         0
+
+    ======================================= Numa Nodes =======================================
+    GPU[0]          : (Topology) Numa Node: 0
+    GPU[0]          : (Topology) Numa Affinity: 0
+
+Seen of ROCm 5.2 to 7.1. Source: rocm_smi.py of ROCm/rocm_smi_lib.
+
+rocm-smi --showbus --showtopo --json: links, nodes and addresses of AMD GPUs.
+
+    {"card0": {"PCI Bus": "0000:C1:00.0", "(Topology) Numa Node": "0"},
+     "card1": {"PCI Bus": "0000:C6:00.0", "(Topology) Numa Node": "1"},
+     "system": {"(Topology) Weight between DRM devices 0 and 1": "15",
+                "(Topology) Hops between DRM devices 0 and 1": "1",
+                "(Topology) Link type between DRM devices 0 and 1": "XGMI"}}
+
+Each pair is given once. Releases differ in capitals, and print warnings before it. Source:
+rocm_smi.py of ROCm/rocm_smi_lib, ROCm 5.2 to 7.1.
+
+amd-smi: links between AMD GPUs, and how each is divided.
 
 `amd-smi topology --json`:
 
@@ -24,14 +48,206 @@ Seen of ROCm 6.2 to 7.1. Source: CHANGELOG.md of ROCm/amdsmi (6.2: topology --js
 amdsmi_commands.py; ROCm/legacy-rocm-build issue 4477.
 """
 
+import re
 from typing import Any
 
 from msgspec import Struct
 
 from homenode.bdf import Bdf
 from homenode.errors import ParseError
-from homenode.machine.tools.json_documents import first_value
-from homenode.machine.tools.rocm_smi_topo import MAX_GPUS, RocmTopology
+from homenode.indices import NodeIndex
+from homenode.machine.tools.lines import first_json
+
+ROCM_COMMAND = ("rocm-smi", "--showtopo")
+MAX_GPUS = 512
+
+_ROCM = "rocm-smi --showtopo"
+_ROCM_GPU = re.compile(r"GPU(\d{1,4})", re.ASCII)
+_NUMA = re.compile(
+    r"GPU ?\[?(\d{1,4})\]?\s*: \(Topology\) Numa (Node|Affinity): (-?\d{1,5}|N/A)", re.ASCII
+)
+_SECTIONS = {
+    "Weight between two GPUs": "weights",
+    "Hops between two GPUs": "hops",
+    "Link Type between two GPUs": "links",
+}
+
+
+class RocmTopology(Struct, frozen=True):
+    """gpus: the tool's indices (not BDFs), ascending.
+
+    weights, hops: shape (gpus, gpus), [from][to]; None where the tool says N/A; 0 on the diagonal.
+    links: "XGMI" or "PCIE", None on the diagonal and where unknown. Each is empty where its
+    section is missing.
+    node_of_gpu: (GPU, node) where the tool knows one: it says -1 where it does not.
+    bdf_of_gpu: (GPU, address), of outputs that print addresses.
+    """
+
+    gpus: tuple[int, ...]
+    weights: tuple[tuple[int | None, ...], ...]
+    hops: tuple[tuple[int | None, ...], ...]
+    links: tuple[tuple[str | None, ...], ...]
+    node_of_gpu: tuple[tuple[int, NodeIndex], ...]
+    bdf_of_gpu: tuple[tuple[int, Bdf], ...] = ()
+
+
+def parse_rocm_topology(text: str) -> RocmTopology:
+    """The sections that we know; others are skipped, as later versions add some.
+
+    Raises ParseError where a table is not square, or two tables have different GPUs.
+    """
+    section = ""
+    columns: list[int] = []
+    gpus: tuple[int, ...] = ()
+    tables: dict[str, list[list[str]]] = {name: [] for name in _SECTIONS.values()}
+    nodes: dict[int, NodeIndex] = {}
+    for number, line in enumerate(text.split("\n"), start=1):
+        words = line.split()
+        title = _title(line.strip())
+        if title is not None:
+            _check_whole(section, columns, tables, number)
+            section, columns = _SECTIONS.get(title, title), []
+        elif words and section in tables:
+            if not columns:
+                columns = _columns(words, line, number)
+                if gpus and tuple(columns) != gpus:
+                    raise ParseError(
+                        _ROCM, f"GPUs as in the table above: {gpus}", line, line=number
+                    )
+                gpus = tuple(columns)
+                tables[section].clear()
+            else:
+                tables[section].append(_row(words, columns, len(tables[section]), line, number))
+        elif words and section == "Numa Nodes":
+            found = _NUMA.fullmatch(line.strip())
+            if found is None:
+                raise ParseError(_ROCM, "GPU[0]: (Topology) Numa Node: 0", line, line=number)
+            if found[2] == "Node" and found[3].isdigit():
+                nodes[int(found[1])] = NodeIndex(int(found[3]))
+        elif words and not section:
+            raise ParseError(_ROCM, "a title between equals signs", line, line=number)
+    _check_whole(section, columns, tables, text.count("\n") + 1)
+    if not gpus and not nodes:
+        raise ParseError(_ROCM, "a table of GPUs", text.strip()[:80])
+    return RocmTopology(
+        gpus or tuple(sorted(nodes)),
+        _numbers(tables["weights"]),
+        _numbers(tables["hops"]),
+        tuple(tuple(cell if cell.isalpha() else None for cell in row) for row in tables["links"]),
+        tuple(sorted(nodes.items())),
+    )
+
+
+def _columns(words: list[str], line: str, number: int) -> list[int]:
+    found = [_ROCM_GPU.fullmatch(word) for word in words]
+    columns = [int(gpu[1]) for gpu in found if gpu is not None]
+    if len(columns) != len(words) or columns != sorted(set(columns)) or len(columns) > MAX_GPUS:
+        raise ParseError(_ROCM, "columns GPU0 GPU1 ...", line, line=number)
+    return columns
+
+
+def _row(words: list[str], columns: list[int], position: int, line: str, number: int) -> list[str]:
+    good = position < len(columns) and words[0] == f"GPU{columns[position]}"
+    if not good or len(words) != len(columns) + 1:
+        raise ParseError(_ROCM, f"a row of {len(columns)} values for each GPU", line, line=number)
+    if not all(word == "N/A" or (word.isascii() and word.isalnum()) for word in words[1:]):
+        raise ParseError(_ROCM, "numbers or kinds of link", line, line=number)
+    return words[1:]
+
+
+def _title(line: str) -> str | None:
+    """The words between two bars; None where there are none.
+
+    >>> _title("===== Numa Nodes ====="), _title("GPU0"), _title("====")
+    ('Numa Nodes', None, '')
+    """
+    if len(line) < 2 or not line.startswith("=") or not line.endswith("="):
+        return None
+    return line.strip("=").removeprefix(" ").removesuffix(" ")
+
+
+def _check_whole(
+    section: str, columns: list[int], tables: dict[str, list[list[str]]], number: int
+) -> None:
+    if section in tables and len(tables[section]) != len(columns):
+        raise ParseError(_ROCM, f"{len(columns)} rows", f"{len(tables[section])} rows", line=number)
+
+
+def _numbers(table: list[list[str]]) -> tuple[tuple[int | None, ...], ...]:
+    return tuple(
+        tuple(int(cell) if cell.isdigit() and len(cell) < 10 else None for cell in row)
+        for row in table
+    )
+
+
+ROCM_JSON_COMMAND = ("rocm-smi", "--showbus", "--showtopo", "--json")
+
+_ROCM_JSON = "rocm-smi --showtopo --json"
+_CARD = re.compile(r"(?:card|gpu)(\d{1,4})", re.ASCII)
+_PAIR = re.compile(
+    r"\(topology\) (weight|hops|link type) between drm devices (\d{1,4}) and (\d{1,4})",
+    re.ASCII,
+)
+
+
+def parse_rocm_json(text: str) -> RocmTopology:
+    """The tables, symmetric, as of `rocm-smi --showtopo`. Other keys are skipped.
+
+    Raises ParseError where the text is no such object or holds no GPU.
+    """
+    value = first_json(text, _ROCM_JSON)
+    if not isinstance(value, dict):
+        raise ParseError(_ROCM_JSON, "a JSON object", text.strip()[:80])
+    cards: dict[int, dict[str, Any]] = {}
+    pairs: dict[tuple[str, int, int], str] = {}
+    for name, fields in value.items():
+        card = _CARD.fullmatch(name.lower())
+        if not isinstance(fields, dict):
+            continue
+        lowered = {str(key).lower(): field for key, field in fields.items()}
+        if card is not None:
+            cards[int(card[1])] = lowered
+        for key, field in lowered.items():
+            found = _PAIR.fullmatch(key)
+            if found is not None:
+                a, b = int(found[2]), int(found[3])
+                pairs[found[1], a, b] = pairs[found[1], b, a] = str(field).upper()
+    gpus = tuple(sorted({*cards, *(gpu for _, a, b in pairs for gpu in (a, b))}))
+    if not gpus or len(gpus) > MAX_GPUS:
+        expected = "cards, or links between devices" if not gpus else f"at most {MAX_GPUS} GPUs"
+        raise ParseError(_ROCM_JSON, expected, text.strip()[:80])
+
+    def table(kind: str) -> tuple[tuple[str, ...], ...]:
+        if not any(of == kind for of, _, _ in pairs):
+            return ()
+        return tuple(
+            tuple("0" if a == b else pairs.get((kind, a, b), "") for b in gpus) for a in gpus
+        )
+
+    return RocmTopology(
+        gpus,
+        tuple(tuple(_digits(cell) for cell in row) for row in table("weight")),
+        tuple(tuple(_digits(cell) for cell in row) for row in table("hops")),
+        tuple(
+            tuple(cell if cell in ("XGMI", "PCIE") else None for cell in row)
+            for row in table("link type")
+        ),
+        tuple(
+            (gpu, NodeIndex(node))
+            for gpu in sorted(cards)
+            if (node := _digits(str(cards[gpu].get("(topology) numa node", "")))) is not None
+        ),
+        tuple(
+            (gpu, Bdf.parse(str(bus), _ROCM_JSON))
+            for gpu in sorted(cards)
+            if (bus := cards[gpu].get("pci bus")) not in (None, "", "N/A")
+        ),
+    )
+
+
+def _digits(cell: str) -> int | None:
+    return int(cell) if cell.isascii() and cell.isdigit() and len(cell) < 10 else None
+
 
 TOPOLOGY_COMMAND = ("amd-smi", "topology", "--json")
 PARTITION_COMMAND = ("amd-smi", "partition", "--current", "--json")
@@ -56,7 +272,7 @@ def parse_topology(text: str) -> RocmTopology:
 
     Raises ParseError where the text is no such list, or names a GPU twice.
     """
-    value = first_value(text, _TOPOLOGY)
+    value = first_json(text, _TOPOLOGY)
     if isinstance(value, dict):
         value = value.get("gpu_data")
     if not isinstance(value, list) or not value or not all(isinstance(one, dict) for one in value):
@@ -124,7 +340,7 @@ def _kind(value: Any) -> str | None:
 
 def parse_partitions(text: str) -> tuple[AmdPartitions, ...]:
     """The GPUs, in the tool's order. Raises ParseError."""
-    value = first_value(text, _PARTITIONS)
+    value = first_json(text, _PARTITIONS)
     rows = value.get("current_partition") if isinstance(value, dict) else value
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise ParseError(_PARTITIONS, "a list current_partition", text.strip()[:80])

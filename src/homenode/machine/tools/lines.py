@@ -1,24 +1,124 @@
-"""Lines: what a tool printed, line by line, and the values that are taken of it.
+"""Lines: what a tool printed, line by line, and the values that are taken of it; numbers and JSON.
 
 A reader of a tool's output says what it wants of a line; where the line stands, and whose output it
 is, goes with the line into every error and gap.
+
+Figures of measurements are finite and not negative. "N/A", "nan" and "-" are how tools say that
+there is none: they become None, never 0. JSON documents stand between other lines: tools print
+warnings before, between and behind them.
 """
 
-from collections.abc import Callable, Iterator
-from typing import NamedTuple, TypeVar
+import json
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator
+from typing import Annotated, Any, NamedTuple, TypeVar
+
+import msgspec
+from msgspec import Meta
 
 from homenode.errors import ParseError
 from homenode.gap import Gap
-from homenode.machine.tools import figures
+
+LARGEST = 1e21
+"""No bandwidth, time or count that a tool prints in its own unit comes near."""
+
+_DECIMAL = re.compile(r"\d{1,25}(?:\.\d{0,25})?(?:[eE][+-]?\d{1,3})?", re.ASCII)
+_COUNT = re.compile(r"\d{1,18}", re.ASCII)
+_ABSENT = frozenset({"n/a", "na", "nan", "-nan", "-"})
+
+Whole = Annotated[int, Meta(ge=0)]
+Figure = Annotated[float, Meta(ge=0, lt=LARGEST)]
+"""Numbers of JSON, as `Line.whole` and `Line.figure` are of text."""
+
+MAX_DOCUMENTS = 64
+
+_DECODER = json.JSONDecoder()
 
 T = TypeVar("T")
 
 
+def record(value: object, kind: type[T], source: str, line: int | None = None) -> T:
+    """A value of JSON as a record. Raises ParseError: what is not of its form, and where."""
+    try:
+        return msgspec.convert(value, kind)
+    except (msgspec.ValidationError, OverflowError, UnicodeError, RecursionError) as error:
+        expected = f"what {source} writes"
+        raise ParseError(source, expected, str(error), line=line) from None
+
+
+def json_object(
+    text: str, source: str, parse_constant: Callable[[str], object] | None = None
+) -> dict[str, Any]:
+    """The one object that a text is. parse_constant: of NaN and Infinity. Raises ParseError."""
+    try:
+        value = json.loads(text, parse_constant=parse_constant)
+    except (ValueError, RecursionError) as error:  # nested thousands deep, or a number of megabytes
+        raise ParseError(source, "JSON", f"{error}"[:100]) from None
+    if not isinstance(value, dict):
+        raise ParseError(source, "a JSON object", type(value).__name__)
+    return value
+
+
+def first_json(text: str, source: str) -> Any:
+    """The first object or list that begins a line; what tools print around it is skipped.
+
+    Raises ParseError where none is there, or it is no JSON.
+    """
+    at = 0
+    while at < len(text):
+        end = text.find("\n", at)
+        end = len(text) if end < 0 else end
+        start = at + len(text[at:end]) - len(text[at:end].lstrip("\ufeff \t\r"))
+        # "[WARNING] ..." is a line of some tools
+        if (
+            text[start : start + 1] == "{"
+            or text[start:end].rstrip() == "["
+            or (text[start : start + 1] == "[" and text[start + 1 : end].lstrip()[:1] in ("{", "]"))
+        ):
+            try:
+                return _DECODER.raw_decode(text, start)[0]
+            except (ValueError, RecursionError) as error:
+                line = text.count("\n", 0, start) + 1
+                raise ParseError(source, "JSON", f"{error}"[:100], line=line) from None
+        at = end + 1
+    raise ParseError(source, "JSON", text.strip()[:80])
+
+
+def json_objects(text: str, source: str) -> Iterator[dict[str, Any]]:
+    """Objects that begin with a line that is just "{", in their order; other lines are skipped.
+
+    A line such as "{warning}" begins none. Raises ParseError for one that begins so and is no JSON.
+    """
+    at, found = 0, 0
+    while (start := _opening_line(text, at)) is not None:
+        try:
+            value, at = _DECODER.raw_decode(text, start)
+        except (ValueError, RecursionError) as error:
+            line = text.count("\n", 0, start) + 1
+            raise ParseError(source, "a JSON document", f"{error}"[:100], line=line) from None
+        found += 1
+        if found > MAX_DOCUMENTS:
+            raise ParseError(source, f"at most {MAX_DOCUMENTS} documents", "more")
+        if isinstance(value, dict):
+            yield value
+
+
+def _opening_line(text: str, at: int) -> int | None:
+    while at < len(text):
+        end = text.find("\n", at)
+        end = len(text) if end < 0 else end
+        if text[at:end].strip() == "{":
+            return text.index("{", at)
+        at = end + 1
+    return None
+
+
 class Line(NamedTuple):
-    """One line. source: whose output it is of. number: counted from 1."""
+    """One line. source: whose output it is of. number: counted from 1; None = of no line."""
 
     text: str
-    number: int
+    number: int | None
     source: str
 
     def error(self, expected: str, found: str | None = None) -> ParseError:
@@ -29,29 +129,49 @@ class Line(NamedTuple):
 
     def whole(self, word: str, expected: str, most: int | None = None) -> int:
         """A whole number of at most 18 digits. Raises ParseError."""
-        number = figures.count(word, self.source, expected, self.number)
-        if most is not None and number > most:
+        if not _COUNT.fullmatch(word):
+            raise self.error(expected, word)
+        if most is not None and int(word) > most:
             raise self.error(f"{expected}, at most {most}", word)
-        return number
+        return int(word)
 
     def figure(self, word: str, expected: str) -> float:
-        """A finite number that is not negative. Raises ParseError."""
-        return figures.figure(word, self.source, expected, self.number)
+        """A finite number that is not negative, such as 12.4 or 1.2e+06. Raises ParseError.
+
+        >>> Line("", None, "tool").figure("1.2e+06", "a time")
+        1200000.0
+        """
+        if not _DECIMAL.fullmatch(word):
+            raise self.error(expected, word)
+        value = float(word)
+        if not math.isfinite(value) or value > LARGEST:
+            raise self.error(f"{expected} below {LARGEST:g}", word)
+        return value
 
     def positive(self, word: str, expected: str) -> float:
-        """As `figure`, above zero."""
-        return figures.positive(word, self.source, expected, self.number)
+        """As `figure`, above zero: a rate of zero is a run that measured nothing."""
+        value = self.figure(word, f"{expected} above 0")
+        if value == 0:
+            raise self.error(f"{expected} above 0", word)
+        return value
 
     def figure_or_none(self, word: str, expected: str, scale: float = 1.0) -> float | None:
         """As `figure`, times scale; None for N/A, nan and -."""
-        value = figures.figure_or_none(word, self.source, expected, self.number)
-        return None if value is None else value * scale
+        return None if word.lower() in _ABSENT else self.figure(word, expected) * scale
 
     def named(self, word: str, expected: str) -> str:
         """The word as it is, where one stands. Raises ParseError."""
         if not word:
             raise self.error(expected, word)
         return word
+
+
+Take = Callable[[Line, "re.Match[str]"], bool | None]
+"""What is done with a line that has the form of a row; False = the row is not for it here."""
+
+Row = tuple["re.Pattern[str]", Take | str | None]
+"""The form of a line, and what is done with it. A name: its first group is the value of that name,
+which may stand there again. None: the line says nothing."""
 
 
 class Lines:
@@ -61,19 +181,38 @@ class Lines:
     as they are found, and taken at its end.
     """
 
-    def __init__(self, text: str, source: str, *, stripped: bool = True) -> None:
+    def __init__(
+        self, text: str, source: str, *, stripped: bool = True, blank: bool = False
+    ) -> None:
         self.source = source
         self.gaps: list[Gap] = []
         self._text = text
-        self._stripped = stripped
+        self._stripped, self._blank = stripped, blank
         self._values: dict[str, tuple[str, Line]] = {}
 
     def __iter__(self) -> Iterator[Line]:
         # Not splitlines: a name may hold other letters at which Python ends lines.
         for number, raw in enumerate(self._text.split("\n"), start=1):
             text = raw.strip() if self._stripped else raw.rstrip()
-            if text:
+            if text or self._blank:
                 yield Line(text, number, self.source)
+
+    def read(self, rows: Iterable[Row]) -> None:
+        """Each line by the first row that it has the form of and that takes it; lines of none are
+        gaps. Blank lines too where the lines have them."""
+        rows = tuple(rows)
+        for line in self:
+            if not any(self._took(line, pattern, take) for pattern, take in rows):
+                self.unknown(line)
+
+    def _took(self, line: Line, pattern: "re.Pattern[str]", take: Take | str | None) -> bool:
+        found = pattern.fullmatch(line.text)
+        if found is None:
+            return False
+        if isinstance(take, str):
+            self.keep_same(take, found[1], line)
+            return True
+        return take is None or take(line, found) is not False
 
     def unknown(self, line: Line) -> None:
         """Nothing reads it: a gap."""

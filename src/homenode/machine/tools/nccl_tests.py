@@ -1,6 +1,11 @@
-"""nccl-tests and rccl-tests: collectives over message sizes.
+"""nccl-tests and rccl-tests: collectives over message sizes; NCCL's log of what it chose for each.
 
     all_reduce_perf -b 8 -e 8G -f 2 -g 8 -w 10 -n 100 [-J out.json]
+
+#       size         count      type   redop    root     time   algbw   busbw  #wrong     time ...
+#        (B)    (elements)                               (us)  (GB/s)  (GB/s)             (us) ...
+  1073741824     268435456     float     sum      -1  4012.30  267.61  468.32       0  4009.80 ...
+# Avg bus bandwidth    : 248.724
 
 Seen of nccl-tests 2.0 to 2.19.6 and rccl-tests ae3e635; JSON of versions 1 to 3 (-J, since 2.17.3).
 Source: src/common.cu and src/util.cu of both.
@@ -10,38 +15,443 @@ Source: src/common.cu and src/util.cu of both.
 * There was no root column before 2.11, and a column "error" in place of "#wrong".
 * -O 0 of rccl-tests prints one half; newer nccl-tests leave a half blank.
 * "Avg bus bandwidth" is over all sizes, small ones included.
-* The JSON holds the whole environment, secrets included: `env` and `args` are not read.
-* Host names are not kept; hosts are numbered as they appear.
+* The JSON holds the whole environment, secrets included: `env` and `args` are not read. A number
+  may be the text "nan", and version 1 spells "bandwidith".
+
+NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=TUNING, of NCCL 2.19 to 2.26, logs on rank 0, between the lines of
+the table; older versions print numbers. Source: enqueue.cc of these, public logs.
+
+    node:1:2 [0] NCCL INFO 8 Bytes -> Algo 1 proto 0 time 11.200000
+    node:1:2 [0] NCCL INFO AllReduce: 8 Bytes -> Algo RING proto LL channel{Lo..Hi}={0..0}
 """
 
-from homenode.machine.tools.nccl_tests_json import parse_json
-from homenode.machine.tools.nccl_tests_records import NcclTests
-from homenode.machine.tools.nccl_tests_text import parse_text
+import re
+from collections.abc import Iterable, Sequence
+from enum import StrEnum
+from itertools import groupby
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct, field
+
+from homenode.errors import ParseError
+from homenode.gap import Gap
+from homenode.machine.tools.lines import Figure, Line, Lines, Whole, json_object, record
+from homenode.units import format_bytes
+
+SOURCE = "nccl-tests"
+MAX_ROWS = 4096
+
+
+class CollectiveLibrary(StrEnum):
+    """Whose library was measured."""
+
+    NCCL = "nccl"
+    RCCL = "rccl"
+
+
+class NcclHalf(Struct, frozen=True, kw_only=True):
+    """One half of a row. wrong: elements that came out wrong; None where not checked."""
+
+    time_ns: float
+    bus_bytes_per_s: float
+    wrong: int | None
+
+
+class NcclRow(Struct, frozen=True, kw_only=True):
+    """One message size. A half that was not run is None."""
+
+    size_bytes: int
+    out_of_place: NcclHalf | None
+    in_place: NcclHalf | None
+
+    def halves(self) -> tuple[NcclHalf, ...]:
+        """Those that were run."""
+        return tuple(half for half in (self.out_of_place, self.in_place) if half is not None)
+
+
+class NcclTests(Struct, frozen=True, kw_only=True):
+    """One run. None where the tool does not say.
+
+    collective: "all_reduce" and so on. library_version: as NCCL numbers it (22809).
+    iterations, warmups: of each size. gpu_names: of the ranks; of JSON, of the first rank of each
+    process. is_correct: whether data were checked and all of it was right; None where not checked.
+    average_bus_bytes_per_s: the tool's own, over all sizes and halves.
+    """
+
+    family: CollectiveLibrary = CollectiveLibrary.NCCL
+    version: str | None = None
+    library_version: str | None = None
+    collective: str | None = None
+    gpus: int | None = None
+    warmups: int | None = None
+    iterations: int | None = None
+    gpu_names: tuple[str, ...] = ()
+    rows: tuple[NcclRow, ...]
+    is_correct: bool | None
+    average_bus_bytes_per_s: float | None
+    gaps: tuple[Gap, ...] = ()
+
+    def peak_bus_bytes_per_s(self) -> float:
+        """The greatest of all sizes and halves."""
+        return max(half.bus_bytes_per_s for row in self.rows for half in row.halves())
 
 
 def argv(
     gpus: int, *, largest_bytes: int, warmups: int = 10, iterations: int = 100
 ) -> tuple[str, ...]:
     """The command of an all-reduce from 8 bytes up, doubling; data are checked."""
-    return (
-        "all_reduce_perf",
-        "-b",
-        "8",
-        "-e",
-        str(largest_bytes),
-        "-f",
-        "2",
-        "-g",
-        str(gpus),
-        "-w",
-        str(warmups),
-        "-n",
-        str(iterations),
-        "-c",
-        "1",
-    )
+    options = f"-b 8 -e {largest_bytes} -f 2 -g {gpus} -w {warmups} -n {iterations} -c 1"
+    return ("all_reduce_perf", *options.split())
 
 
 def parse(text: str) -> NcclTests:
     """The one run of an output, text or the file of -J. Raises ParseError."""
-    return parse_json(text) if text.lstrip().startswith("{") else parse_text(text)
+    return _parse_json(text) if text.lstrip().startswith("{") else _Table(text).run()
+
+
+PARAMETERS_LINE = re.compile(r"# nThread (\d+) nGpus (\d+) .*", re.ASCII)
+"""Opens every run, but for lines with the version."""
+
+_VERSION = re.compile(r"# nccl-tests version (\S+)(?: nccl-headers=\S+ nccl-library=(\S+))?")
+_RCCL_VERSION = re.compile(r"\s*(?:# )?rccl-tests: Version (\S+)", re.ASCII)
+_STARTING = re.compile(r"# Collective test starting: (\w+?)(?:_perf)?", re.ASCII)
+_RANK = re.compile(
+    r"#\s+Rank\s+\d+ (?:Group\s+\d+ )?Pid\s+\d+ on\s+\S+ device\s+\d+ \[[0-9a-fA-Fx:.]+\] "
+    r"(.+)",
+    re.ASCII,
+)
+_PARAMETER = re.compile(r"(warmup iters|agg iters|iters): (\d+)", re.ASCII)
+_OUT_OF_BOUNDS = re.compile(r"# Out of bounds values : (\d+) .*", re.ASCII)
+_AVERAGE = re.compile(r"# Avg bus bandwidth\s*+: (\S++).*", re.ASCII)
+_TIMESTAMP = re.compile(r"\d{4}-\d\d-\d\d|\d\d:\d\d:\d\d(?:\.\d+)?", re.ASCII)
+_LIBRARY_LOG = re.compile(r".*\b(?:NCCL|RCCL) (?:INFO|WARN|TRACE|version)\b.*")
+_COMMENT = re.compile(r"#.*")
+_ROW = re.compile(r".*")
+_LEFT = ["size", "count", "type", "redop"]
+_HALF = ("time", "algbw", "busbw")
+_WRONG = ("#wrong", "error", "wrong")
+
+
+class _Table:
+    """The text of a run so far.
+
+    left: columns before the first half. half: names of one half's columns; halves: 1 or 2.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.family = CollectiveLibrary.NCCL
+        self.gpu_names: list[str] = []
+        self.left = self.halves = 0
+        self.half: tuple[str, ...] = ()
+        self.rows: list[NcclRow] = []
+        self.lines = Lines(text, SOURCE, stripped=False)
+        self.lines.read(
+            [
+                (PARAMETERS_LINE, self._parameters),
+                (_RCCL_VERSION, self._rccl),
+                (_VERSION, self._version),
+                (_STARTING, "collective"),
+                (_RANK, self._rank),
+                (_OUT_OF_BOUNDS, "out of bounds"),
+                (_AVERAGE, "average"),
+                (_COMMENT, self._comment),
+                (_LIBRARY_LOG, None),
+                # Launchers, numactl and the library's last error write between the rows.
+                (_ROW, self._row),
+            ]
+        )
+
+    def _parameters(self, line: Line, found: "re.Match[str]") -> None:
+        gpus = line.whole(found[1], "threads") * line.whole(found[2], "GPUs")
+        self.lines.keep_same("gpus", str(gpus), line)
+        for name, value in _PARAMETER.findall(line.text):
+            self.lines.keep_same(name, value, line)
+
+    def _rccl(self, line: Line, found: "re.Match[str]") -> None:
+        self.family = CollectiveLibrary.RCCL
+        self.lines.keep_same("version", found[1], line)
+
+    def _version(self, line: Line, found: "re.Match[str]") -> None:
+        self.lines.keep_same("version", found[1], line)
+        if found[2] is not None:
+            self.lines.keep_same("library", found[2], line)
+
+    def _rank(self, line: Line, found: "re.Match[str]") -> None:
+        self.gpu_names.append(found[1].strip())
+        if len(self.gpu_names) > MAX_ROWS:
+            raise line.error(f"at most {MAX_ROWS} ranks")
+
+    def _comment(self, line: Line, found: "re.Match[str]") -> None:
+        """The header; everything else behind a "#" explains: units, titles, "# Using devices"."""
+        words = line.text.lstrip("#").split()
+        if words[:4] != _LEFT:
+            return
+        if self.half:
+            raise line.error("one table")
+        self.left = 5 if words[4:5] == ["root"] else 4
+        words = words[self.left :]
+        self.halves = words.count("time")
+        length = words.index("time", 1) if self.halves == 2 else len(words)
+        half = tuple(words[:length])
+        repeated = tuple(words[length : 2 * length]) == half
+        if half[:3] != _HALF or self.halves > 2 or (self.halves == 2 and not repeated):
+            raise line.error("columns time, algbw, busbw, once or twice")
+        self.half = tuple(word for word in half if not word.startswith("timestamp"))
+
+    def _row(self, line: Line, found: "re.Match[str]") -> bool:
+        words = line.text.split()
+        if not self.half or len(words) < 5 or not (words[0].isdigit() and words[1].isdigit()):
+            return False
+        words = [word for word in words if not _TIMESTAMP.fullmatch(word)]
+        width = len(self.half)
+        figures = words[self.left :]
+        # A half that was not run is blank: out of place when in place alone was asked for.
+        if len(figures) not in (width, 2 * width if self.halves == 2 else width):
+            expected = f"{self.left} and {self.halves} x {width} columns"
+            raise line.error(expected, " ".join(words))
+        first = self._half(line, figures[:width]) if len(figures) > width else None
+        second = self._half(line, figures[-width:])
+        size = line.whole(words[0], "a size")
+        self.rows.append(NcclRow(size_bytes=size, out_of_place=first, in_place=second))
+        if len(self.rows) > MAX_ROWS:
+            raise line.error(f"at most {MAX_ROWS} rows")
+        return True
+
+    def _half(self, line: Line, words: Sequence[str]) -> NcclHalf:
+        wrong = next((w for w, name in zip(words, self.half, strict=True) if name in _WRONG), "N/A")
+        found = line.figure_or_none(wrong.rstrip("*"), "a number of wrong values")
+        _rate(line, words[1])
+        return NcclHalf(
+            time_ns=line.figure(words[0].rstrip("*"), "a time in us") * 1e3,
+            bus_bytes_per_s=_rate(line, words[2]),
+            wrong=None if found is None else int(found),
+        )
+
+    def run(self) -> NcclTests:
+        lines = self.lines
+        if not self.rows:
+            hint = lines.gaps[-1].reason if lines.gaps else "the run ended before it measured"
+            raise lines.error("a table of sizes", hint=hint)
+        average = lines.given("average", _of_average, "")
+        if average is None:
+            lines.gaps.append(Gap(SOURCE, "no average at the end: the run ended early"))
+        out_of_bounds = lines.given("out of bounds", Line.whole, "a whole number")
+        return NcclTests(
+            family=self.family,
+            version=lines.given("version", Line.named, "a version"),
+            library_version=lines.given("library", Line.named, "a version"),
+            collective=lines.given("collective", Line.named, "a collective"),
+            gpus=lines.given("gpus", Line.whole, "a whole number"),
+            warmups=lines.given("warmup iters", Line.whole, "a whole number"),
+            iterations=lines.given("iters", Line.whole, "a whole number"),
+            gpu_names=tuple(self.gpu_names),
+            rows=tuple(self.rows),
+            is_correct=_is_correct(self.rows, out_of_bounds),
+            average_bus_bytes_per_s=average,
+            gaps=tuple(lines.gaps),
+        )
+
+
+def _rate(line: Line, word: str) -> float:
+    return line.figure(word.rstrip("*"), "a bandwidth in GB/s") * 1e9
+
+
+def _of_average(line: Line, word: str, expected: str) -> float:
+    return _rate(line, word)
+
+
+def _is_correct(rows: Sequence[NcclRow], out_of_bounds: int | None) -> bool | None:
+    """Whether the data were checked and right. "0 OK" stands there without a check too."""
+    wrongs = [half.wrong for row in rows for half in row.halves() if half.wrong is not None]
+    if any(wrongs) or out_of_bounds:
+        return False
+    return True if wrongs else None
+
+
+_NOT_READ = {"version", "start_time", "args", "env", "end_time"}
+"""args and env hold the user's environment."""
+
+_Nan = Annotated[str, Meta(pattern=r"^\s*-?[nN][aA][nN]\s*$")]
+_FigureOrNan = Figure | _Nan | None
+
+
+class _JsonHalf(Struct):
+    alg_bw: Figure
+    bus_bw: Figure
+    time: Figure | None = None
+    cpu_time: Figure | None = None
+    nwrong: _FigureOrNan = None
+
+    def half(self) -> NcclHalf:
+        time_us = self.cpu_time if self.time is None else self.time
+        if time_us is None:
+            raise ParseError(SOURCE, "a time", "none")
+        wrong = int(self.nwrong) if isinstance(self.nwrong, float) else None
+        return NcclHalf(time_ns=time_us * 1e3, bus_bytes_per_s=self.bus_bw * 1e9, wrong=wrong)
+
+
+class _JsonRow(Struct):
+    size: Whole
+    out_of_place: _JsonHalf | None = None
+    in_place: _JsonHalf | None = None
+    experiment_name: str | None = None
+
+
+class _JsonDevice(Struct):
+    device_info: str = ""
+
+
+class _JsonConfig(Struct):
+    nthreads: Whole | None = None
+    ngpus: Whole | None = None
+    warmup_iters: Whole | None = None
+    iterations: Whole | None = None
+    devices: tuple[_JsonDevice, ...] = ()
+
+
+class _JsonAverage(Struct):
+    bandwidth: _FigureOrNan = None
+    bandwidith: _FigureOrNan = None
+
+
+class _JsonCount(Struct):
+    count: Whole | None = None
+
+
+class _JsonRun(Struct):
+    results: tuple[_JsonRow, ...]
+    nccl_version: Whole | None = None
+    config: _JsonConfig = field(default_factory=_JsonConfig)
+    out_of_bounds: _JsonCount = field(default_factory=_JsonCount)
+    average_bus_bandwidth: _JsonAverage = field(default_factory=_JsonAverage)
+    average_bus_bandwidith: _JsonAverage = field(default_factory=_JsonAverage)
+    errors: tuple[Any, ...] | None = None
+
+
+def _parse_json(text: str) -> NcclTests:
+    document = json_object(text, SOURCE, parse_constant=str)
+    run = record(document, _JsonRun, SOURCE)
+    if not 0 < len(run.results) <= MAX_ROWS:
+        raise ParseError(SOURCE, f"1 to {MAX_ROWS} results", str(len(run.results)))
+    rows = tuple(_row(row) for row in run.results)
+    unknown = sorted(set(document) - {*_JsonRun.__struct_fields__} - _NOT_READ)
+    config = run.config
+    gpus = None
+    if config.nthreads is not None and config.ngpus is not None:
+        gpus = config.nthreads * config.ngpus
+    name = run.results[0].experiment_name
+    return NcclTests(
+        library_version=None if run.nccl_version is None else str(run.nccl_version),
+        collective=None if name is None else _COLLECTIVES.get(name, name.lower()[:40]),
+        gpus=gpus,
+        warmups=config.warmup_iters,
+        iterations=config.iterations,
+        gpu_names=tuple(device.device_info[:200].strip() for device in config.devices),
+        rows=rows,
+        is_correct=_is_correct(rows, run.out_of_bounds.count),
+        average_bus_bytes_per_s=_average(run),
+        gaps=(
+            *(Gap(SOURCE, f"key not known: {key[:80]!r}") for key in unknown),
+            *(Gap(SOURCE, f"error: {str(error)[:200]}") for error in (run.errors or ())[:16]),
+        ),
+    )
+
+
+def _row(row: _JsonRow) -> NcclRow:
+    if row.out_of_place is None and row.in_place is None:
+        raise ParseError(SOURCE, "a result out of place or in place", "none")
+    first, second = (
+        None if half is None else half.half() for half in (row.out_of_place, row.in_place)
+    )
+    return NcclRow(size_bytes=row.size, out_of_place=first, in_place=second)
+
+
+def _average(run: _JsonRun) -> float | None:
+    for one in (run.average_bus_bandwidth, run.average_bus_bandwidith):
+        for value in (one.bandwidth, one.bandwidith):
+            if value is not None:
+                return value * 1e9 if isinstance(value, float) else None
+    return None
+
+
+_COLLECTIVES = {
+    "AllReduce": "all_reduce",
+    "AllGather": "all_gather",
+    "ReduceScatter": "reduce_scatter",
+    "AlltoAll": "alltoall",
+    "AlltoAllv": "alltoallv",
+    "SendRecv": "sendrecv",
+    "HyperCube": "hypercube",
+}
+
+TUNING_LOG = "NCCL tuning log"
+ALGORITHMS = ("TREE", "RING", "COLLNET_DIRECT", "COLLNET_CHAIN", "NVLS", "NVLS_TREE", "PAT")
+PROTOCOLS = ("LL", "LL128", "SIMPLE")
+MAX_LINES = 1 << 20
+
+_CHOICE_LINE = re.compile(
+    r"NCCL INFO (?:(\w+): )?(\d+) Bytes -> Algo (\w{1,20}) proto (\w{1,20})\b", re.ASCII
+)
+
+
+class NcclChoice(Struct, frozen=True, order=True):
+    """What is mistaken for messages of a size."""
+
+    size_bytes: int
+    algorithm: str
+    protocol: str
+
+
+def parse_tuning_log(text: str) -> tuple[NcclChoice, ...]:
+    """The choice of each size, ascending; the last one where a size is logged twice.
+
+    Raises ParseError where no line gives one.
+    """
+    found: dict[int, NcclChoice] = {}
+    for number, line in enumerate(text.split("\n"), start=1):
+        if number > MAX_LINES:
+            raise ParseError(TUNING_LOG, f"at most {MAX_LINES} lines", "more")
+        match = _CHOICE_LINE.search(line)
+        if match is None or (match[1] or "AllReduce") != "AllReduce":
+            continue
+        size = Line(line, number, TUNING_LOG).whole(match[2], "a size in bytes")
+        found[size] = nccl_choice(size, match[3], match[4])
+    if not found:
+        raise ParseError(
+            TUNING_LOG,
+            "lines such as '8 Bytes -> Algo RING proto LL'",
+            "none",
+            hint="NCCL before 2.19 and some builds do not log it",
+        )
+    return tuple(found[size] for size in sorted(found))
+
+
+def nccl_choice(size_bytes: int, algorithm: str, protocol: str) -> NcclChoice:
+    """With names for numbers.
+
+    >>> nccl_choice(8, "1", "0")
+    NcclChoice(size_bytes=8, algorithm='RING', protocol='LL')
+    """
+    return NcclChoice(size_bytes, _named(algorithm, ALGORITHMS), _named(protocol, PROTOCOLS))
+
+
+def _named(text: str, names: tuple[str, ...]) -> str:
+    if text.isdecimal() and text.isascii() and int(text) < len(names):
+        return names[int(text)]
+    return "".join(c for c in text[:20].upper() if c.isprintable())
+
+
+def in_words(choices: Iterable[NcclChoice]) -> str:
+    """Sizes of one choice as one range.
+
+    >>> in_words([nccl_choice(size, "RING", "LL") for size in (8, 16)])
+    'RING LL 8 B to 16 B'
+    """
+    parts = []
+    for (algorithm, protocol), group in groupby(
+        sorted(choices), key=lambda one: (one.algorithm, one.protocol)
+    ):
+        sizes = [one.size_bytes for one in group]
+        ends = " to ".join(format_bytes(size) for size in dict.fromkeys((sizes[0], sizes[-1])))
+        parts.append(f"{algorithm} {protocol} {ends}")
+    return "; ".join(parts)

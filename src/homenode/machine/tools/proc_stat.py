@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from homenode.cpuset import MAX_PU_INDEX, PuIndex
 from homenode.errors import ParseError
-from homenode.machine.tools.figures import count
+from homenode.machine.tools.lines import Lines
 
 PATH = "/proc/stat"
 
@@ -32,14 +32,14 @@ class PuTimes(Struct, frozen=True):
 def parse(text: str) -> tuple[PuTimes, ...]:
     """The online PUs, ascending. Raises ParseError."""
     found: dict[int, PuTimes] = {}
-    for number, line in enumerate(text.split("\n"), start=1):
-        matched = _LINE.fullmatch(line.rstrip())
+    for line in Lines(text, PATH, stripped=False):
+        matched = _LINE.fullmatch(line.text)
         if matched is None:
             continue  # the sum of all PUs, interrupts, context switches, forks
         pu = int(matched[1])
         if pu > MAX_PU_INDEX or pu in found:
-            raise ParseError(PATH, f"each PU once, up to {MAX_PU_INDEX}", line, line=number)
-        ticks = [count(word, PATH, "ticks", number) for word in matched[2].split()]
+            raise line.error(f"each PU once, up to {MAX_PU_INDEX}")
+        ticks = [line.whole(word, "ticks") for word in matched[2].split()]
         user, nice, system, idle, *rest = ticks
         iowait, irq, softirq, stolen = (*rest, 0, 0, 0, 0)[:4]
         found[pu] = PuTimes(

@@ -1,4 +1,8 @@
-"""Scontrol: jobs from `scontrol show job -d` and nodes from `scontrol show node`.
+"""SlurmJob: what a job has on its nodes, and GPUs as Slurm prints them in Gres= and GRES=.
+
+Source: scontrol(1), show job; gres.conf(5) of 22.05.
+
+Scontrol: jobs from `scontrol show job -d` and nodes from `scontrol show node`.
 
 Seen: 22.05.8 (Debian 12). Every version from 20.02 to 26.05 prints these lines in this order,
 others between them:
@@ -31,9 +35,174 @@ from msgspec.structs import replace
 
 from homenode.cpuset import CpuSet
 from homenode.errors import ParseError
-from homenode.machine.tools.json_documents import whole
-from homenode.machine.tools.slurm_hostlist import Hostlists
-from homenode.machine.tools.slurm_job import RUNNING, Job, NodeShare, owned_gpus, plain_number
+from homenode.machine.tools.slurm_nodes import Hostlists
+
+_HELD = re.compile(
+    r"(?P<name>gpu|shard|mps)(?::(?P<type>[^:(),]+?))?(?::(?P<count>[0-9]{1,6}))?(?:\((?P<detail>[^()]*)\))?\Z",
+    re.ASCII,
+)
+_CNT = re.compile(r"CNT:([0-9]{1,9})\Z", re.ASCII)
+_SHARES = re.compile(r"[0-9]{1,9}/[0-9]{1,9}(?:,[0-9]{1,9}/[0-9]{1,9})*\Z", re.ASCII)
+_MIG_TYPE = re.compile(r"(?<![0-9])[0-9]+g\.[0-9]+gb", re.IGNORECASE | re.ASCII)
+
+
+RUNNING = frozenset({"RUNNING", "SIGNALING", "RESIZING"})
+"""States of jobs whose processes run: while a user signals a job, Slurm says only that."""
+
+
+class OwnedGpus(Struct, frozen=True):
+    """The GPUs that a job holds on a node, or has a share of (shard, mps).
+
+    indices: places in the node's list of devices; None where Slurm gives only how many. sliced:
+    True where some are parts of GPUs (MIG): each part has a place of its own in that list.
+    """
+
+    count: int
+    indices: tuple[int, ...] | None
+    sliced: bool = False
+
+
+class NodeShare(Struct, frozen=True):
+    """What a job holds on one node, in Slurm's own numbers.
+
+    cpu_ids: abstract CPU ids (scontrol). cores: (socket, core of the socket) (squeue --json). One
+    of the two is given where Slurm shows CPUs at all.
+    """
+
+    node: str
+    cpu_ids: CpuSet | None
+    cores: tuple[tuple[int, int], ...] | None
+    gpus: OwnedGpus
+
+
+class Job(Struct, frozen=True):
+    """id: as users write it ("11_0" of an array, "12+1" of a heterogeneous job).
+
+    number: what Slurm counts by, so that an array's tasks are found by either. state: "RUNNING",
+    ... user: None where not given. shares: of a job that runs. queue_wait_s: from when it could
+    have started; None where not known. unreadable: why its record gives nothing but its id and
+    its name; None where it can be read.
+    """
+
+    id: str
+    number: str
+    name: str
+    user: str | None
+    state: str
+    shares: tuple[NodeShare, ...]
+    queue_wait_s: float | None = None
+    unreadable: str | None = None
+
+    @property
+    def runs(self) -> bool:
+        return self.state in RUNNING
+
+
+def is_asked_for(job: Job, asked: tuple[str, ...]) -> bool:
+    """True where a job is one of those that the user named, or a task of one; () = all."""
+    whole = re.split("[_+]", job.id, maxsplit=1)[0]
+    return not asked or bool({job.id, job.number, whole} & set(asked))
+
+
+MAX_GPUS = 4096
+"""Of a node, with MIG slices and shares."""
+
+
+def owned_gpus(text: str, source: str) -> OwnedGpus:
+    """The GPUs of a text such as "gpu:h100:6(IDX:0-1,4-7),nic:1".
+
+    >>> owned_gpus("gpu:h100:3(IDX:0-1,4)", "job 7")
+    OwnedGpus(count=3, indices=(0, 1, 4), sliced=False)
+    >>> owned_gpus("gpu(CNT:2)", "job 7").indices, owned_gpus("(null)", "job 7").count
+    (None, 0)
+    >>> owned_gpus("shard:h100:3(0/4,3/4)", "job 7").indices
+    (1,)
+
+    Raises ParseError. Source: Slurm's gres_stepmgr_job_build_details.
+    """
+    count = 0
+    indices: set[int] = set()
+    known = True
+    sliced = False
+    for item in _outside_brackets(text):
+        bare = item.removeprefix("gres/").removeprefix("gres:")
+        if re.split("[:(]", bare, maxsplit=1)[0] not in ("gpu", "shard", "mps"):
+            continue
+        match = _HELD.match(bare)
+        if match is None:
+            raise ParseError(source, "GPUs such as gpu:h100:2(IDX:0-1)", item)
+        kind, number = match["type"], match["count"]
+        if number is None and kind is not None and _digits(kind):
+            kind, number = None, kind
+        found = _places(match["detail"] or "", source)
+        if found is not None:
+            indices |= set(found)
+            count += len(found)
+            sliced = sliced or bool(kind is not None and found and _MIG_TYPE.search(kind))
+        else:
+            counted = _CNT.match(match["detail"] or "")
+            amount = int(number or (counted[1] if counted else "1"))
+            count += amount
+            known = known and not amount
+    return OwnedGpus(count, tuple(sorted(indices)) if known else None, sliced)
+
+
+def _places(detail: str, source: str) -> tuple[int, ...] | None:
+    """The devices that "IDX:0-1" or, of shared ones, "0/4,3/4" names; None where none are."""
+    its = detail.removeprefix("IDX:")
+    if detail.startswith("IDX:") and its != "N/A":
+        places = CpuSet.parse(its, source)
+        if len(places) > MAX_GPUS:
+            raise ParseError(source, f"at most {MAX_GPUS} GPUs of a node", its)
+        return tuple(places)
+    if _SHARES.match(detail):
+        in_use = (int(share.partition("/")[0]) for share in detail.split(","))
+        return tuple(place for place, amount in enumerate(in_use) if amount)
+    return None
+
+
+def gpu_types(text: str) -> dict[str, int]:
+    """GPUs of a node's Gres= by their type in small letters, as Slurm compares them; "" = no type.
+
+    >>> gpu_types("gpu:H100:6(S:0-1),gpu:a100:no_consume:2,nic:2"), gpu_types("gpu:8")
+    ({'h100': 6, 'a100': 2}, {'': 8})
+    """
+    counts: dict[str, int] = {}
+    for item in _outside_brackets(text):
+        name, *rest = item.partition("(")[0].split(":")
+        if name != "gpu":
+            continue
+        count = int(rest.pop()) if rest and _digits(rest[-1]) else 1
+        kind = next((word.lower() for word in rest if word != "no_consume"), "")
+        counts[kind] = counts.get(kind, 0) + count
+    return counts
+
+
+def gpu_count(text: str) -> int | None:
+    """GPUs of a node's Gres= ("gpu:h100:8(S:0-1),nic:2"); None where it names none."""
+    counts = gpu_types(text)
+    return sum(counts.values()) if counts else None
+
+
+def has_slices(text: str) -> bool:
+    """True where a node's Gres=, or a line's Type=, names MIG slices ("gpu:1g.10gb:7")."""
+    return _MIG_TYPE.search(text) is not None
+
+
+def _digits(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) < 7
+
+
+def _outside_brackets(text: str) -> Iterator[str]:
+    """The items between the commas that stand outside round brackets."""
+    depth = start = 0
+    for at, letter in enumerate(text):
+        depth += (letter == "(") - (letter == ")")
+        if letter == "," and depth <= 0:
+            yield text[start:at].strip()
+            start = at + 1
+    yield text[start:].strip()
+
 
 JOBS_COMMAND = ("scontrol", "--all", "show", "job", "-d")
 
@@ -240,114 +409,3 @@ def _shares(
     gpus = owned_gpus(gres, source)
     for node in lists.expand(nodes, source, line=line):
         yield NodeShare(node, cpu_ids, None, gpus)
-
-
-class NodeShape(Struct, frozen=True):
-    """Sockets x cores x threads. cpus: Slurm's CPUs; as many as cores where it schedules cores.
-
-    A core has as many abstract ids as threads either way (seen: 22.05.8, CPUs=32 of 2 x 16 x 2,
-    where a job of 4 CPUs is given as CPU_IDs=0-7; scontrol counts by ThreadsPerCore alone).
-    """
-
-    sockets: int
-    cores_per_socket: int
-    threads_per_core: int
-    cpus: int
-
-    @property
-    def cores(self) -> int:
-        return self.sockets * self.cores_per_socket
-
-    def __str__(self) -> str:
-        return f"{self.sockets} x {self.cores_per_socket} x {self.threads_per_core}"
-
-
-_SHAPE = {
-    "sockets": re.compile(r"(?:^|\s)Sockets=(\S*)"),
-    "corespersocket": re.compile(r"(?:^|\s)CoresPerSocket=(\S*)"),
-    "threadspercore": re.compile(r"(?:^|\s)ThreadsPerCore=(\S*)"),
-    "cpus": re.compile(r"(?:^|\s)CPUTot=(\S*)"),
-}
-
-
-def shown_shapes(text: str, source: str) -> dict[str, NodeShape | None]:
-    """Shapes by node name from `scontrol show node`: as text, with --oneliner too, or with --json.
-
-    None for a node that stands twice, or that has one of these numbers twice or without a value:
-    comments, reasons and features of nodes are printed as somebody wrote them. Raises ParseError
-    for a text that shows no node.
-    """
-    shown: list[tuple[str, dict[str, str] | None]]
-    if text.lstrip().startswith("{"):
-        shown = list(_json_nodes(text, source))
-    else:
-        shown = [(block.split(maxsplit=1)[0], _text_shape(block)) for block in _node_blocks(text)]
-    if not shown:
-        raise ParseError(source, "nodes that begin with NodeName=", text.strip()[:80], line=1)
-    shapes: dict[str, NodeShape | None] = {}
-    for name, values in shown:
-        shapes[name] = None if name in shapes or values is None else _shape(values, source)
-    return shapes
-
-
-def _shape(values: dict[str, str], source: str) -> NodeShape | None:
-    try:
-        return node_shape(values, source, None)
-    except ParseError:
-        return None
-
-
-def _text_shape(block: str) -> dict[str, str] | None:
-    found = {key: pattern.findall(block) for key, pattern in _SHAPE.items()}
-    if any(len(values) != 1 for values in found.values()):
-        return None
-    return {key: values[0] for key, values in found.items()}
-
-
-def _node_blocks(text: str) -> Iterator[str]:
-    """The text of each node: from behind its NodeName= up to the next one."""
-    for block in re.split(r"^NodeName=", text, flags=re.MULTILINE)[1:]:
-        if block[:1].strip():
-            yield block
-
-
-def _json_nodes(text: str, source: str) -> Iterator[tuple[str, dict[str, str] | None]]:
-    nodes = whole(text, source).get("nodes")
-    keys = {
-        "sockets": "sockets",
-        "corespersocket": "cores",
-        "threadspercore": "threads",
-        "cpus": "cpus",
-    }
-    for node in nodes if isinstance(nodes, list) else ():
-        if isinstance(node, dict) and isinstance(node.get("name"), str):
-            yield (
-                node["name"],
-                {ours: str(plain_number(node.get(its))) for ours, its in keys.items()},
-            )
-
-
-def node_shape(values: dict[str, str], source: str, line: int | None) -> NodeShape | None:
-    """The shape of a node's keys, in lower case; None where they give too little of it."""
-
-    def number(*keys: str) -> int | None:
-        text = next((values[key] for key in keys if values.get(key)), None)
-        if text is None:
-            return None
-        is_number = text.isascii() and text.isdigit() and len(text) < 10
-        if not is_number or not 0 < int(text) <= 65_536:
-            raise ParseError(source, f"{keys[0]}= with a number from 1", text, line=line)
-        return int(text)
-
-    sockets = number("sockets")
-    if sockets is None and (of_board := number("socketsperboard")) is not None:
-        sockets = of_board * (number("boards") or 1)
-    cores, threads = number("corespersocket"), number("threadspercore")
-    cpus = number("cpus", "procs")
-    if cores is None and sockets is None:
-        # Seen: 22.05.8 takes every CPU for a socket then, of one core.
-        return None if cpus is None else NodeShape(cpus, 1, 1, cpus)
-    cores, threads = cores or 1, threads or 1
-    if sockets is None:
-        sockets = max(1, (cpus or cores * threads) // (cores * threads))
-    return NodeShape(sockets, cores, threads, cpus or sockets * cores * threads)

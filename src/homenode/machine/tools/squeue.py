@@ -28,16 +28,9 @@ from typing import Any
 from msgspec import Struct
 
 from homenode.errors import ParseError
-from homenode.machine.tools.json_documents import whole
-from homenode.machine.tools.slurm_hostlist import expand_hostlist
-from homenode.machine.tools.slurm_job import (
-    RUNNING,
-    Job,
-    NodeShare,
-    OwnedGpus,
-    owned_gpus,
-    plain_number,
-)
+from homenode.machine.tools.lines import json_object
+from homenode.machine.tools.scontrol import RUNNING, Job, NodeShare, OwnedGpus, owned_gpus
+from homenode.machine.tools.slurm_nodes import expand_hostlist, plain_number
 
 NUMBERS_COMMAND = ("squeue", "--all", "--noheader", "--states=all", "--format=%A")
 MAX_STATES = 1_000_000
@@ -72,7 +65,7 @@ def parse_squeue_jobs(text: str, source: str = "squeue --json") -> tuple[Job, ..
 
     Raises ParseError.
     """
-    document = whole(text, source)
+    document = json_object(text, source)
     jobs = document.get("jobs")
     if not isinstance(jobs, list):
         raise ParseError(source, 'a list "jobs"', f"{list(document)[:8]}")

@@ -17,9 +17,10 @@ Seen of revision 8476fab. Source: their sources. What the outputs do not say:
 import re
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from homenode.errors import ParseError
-from homenode.machine.tools.figures import count, figure, positive
+from homenode.machine.tools.lines import Line, Lines
 
 MAX_POINTS = 1000
 
@@ -52,17 +53,16 @@ class GpuCopies(Struct, frozen=True):
 def parse_chase(text: str) -> tuple[ChasePoint, ...]:
     """The points of a curve, ascending. Raises ParseError."""
     points: list[ChasePoint] = []
-    for number, raw in enumerate(text.split("\n"), start=1):
-        line = raw.strip()
-        if not line or line.startswith("#"):
+    for line in Lines(text, _CHASE):
+        if line.text.startswith("#"):
             continue
-        found = _POINT.fullmatch(line)
+        found = _POINT.fullmatch(line.text)
         if found is None:
-            raise ParseError(_CHASE, "a size and a latency", line, line=number)
-        size = count(found[1], _CHASE, "a size in bytes", number)
+            raise line.error("a size and a latency")
+        size = line.whole(found[1], "a size in bytes")
         if points and size <= points[-1].size_bytes:
-            raise ParseError(_CHASE, "ascending sizes", line, line=number)
-        points.append(ChasePoint(size, figure(found[2], _CHASE, "a latency in ns", number)))
+            raise line.error("ascending sizes")
+        points.append(ChasePoint(size, line.figure(found[2], "a latency in ns")))
     if not 0 < len(points) <= MAX_POINTS:
         raise ParseError(_CHASE, f"1 to {MAX_POINTS} sizes", str(len(points)))
     return tuple(points)
@@ -74,45 +74,39 @@ def parse_matmul(text: str) -> float:
     Raises ParseError; the last line of what went wrong instead is its hint.
     """
     said = ""
-    for number, raw in enumerate(text.split("\n"), start=1):
-        line = raw.strip()
-        found = _PRODUCT.fullmatch(line)
+    for line in Lines(text, _MATMUL):
+        found = _PRODUCT.fullmatch(line.text)
         if found is not None:
-            products = count(found[1], _MATMUL, "a number of products", number)
-            total = positive(found[2], _MATMUL, "a time in s", number)
+            products = line.whole(found[1], "a number of products")
+            total = line.positive(found[2], "a time in s")
             if products == 0:
-                raise ParseError(_MATMUL, "at least one product", line, line=number)
+                raise line.error("at least one product")
             return total / products * 1e9
-        said = line or said
-    raise ParseError(
-        _MATMUL, "'100 matmuls: 2.115s (21.1ms each)'", "none", hint=said[:200] or None
-    )
+        said = line.text
+    expected = "'100 matmuls: 2.115s (21.1ms each)'"
+    raise ParseError(_MATMUL, expected, "none", hint=said[:200] or None)
 
 
 def parse_copies(text: str) -> tuple[GpuCopies, ...]:
     """The GPUs of one run. Raises ParseError."""
-    gpus: list[tuple[int, str, dict[str, float]]] = []
-    for number, raw in enumerate(text.split("\n"), start=1):
-        line = raw.strip()
-        gpu, copy = _GPU.fullmatch(line), _COPY.fullmatch(line)
-        if gpu is not None:
-            device = count(gpu[1], _COPIES, "a device", number)
-            if any(device == known for known, _, _ in gpus):
-                raise ParseError(_COPIES, "each GPU once", line, line=number)
-            gpus.append((device, gpu[2], {}))
-        elif copy is not None:
-            if not gpus or copy[1] in gpus[-1][2]:
-                raise ParseError(_COPIES, "a GPU, then each direction once", line, line=number)
-            gpus[-1][2][copy[1]] = positive(copy[2], _COPIES, "GB/s", number) * 1e9
-    if not any(rates for _, _, rates in gpus):
+    gpus: dict[int, GpuCopies] = {}
+
+    def gpu(line: Line, found: "re.Match[str]") -> None:
+        device = line.whole(found[1], "a device")
+        if device in gpus:
+            raise line.error("each GPU once")
+        gpus[device] = GpuCopies(device, found[2], None, None, None)
+
+    def copy(line: Line, found: "re.Match[str]") -> None:
+        name = found[1].lower().replace("-", "_")
+        last = next(reversed(gpus.values()), None)
+        if last is None or getattr(last, name) is not None:
+            raise line.error("a GPU, then each direction once")
+        gpus[last.device] = replace(last, **{name: line.positive(found[2], "GB/s") * 1e9})
+
+    Lines(text, _COPIES).read([(_GPU, gpu), (_COPY, copy)])
+    if not any(
+        one.host_to_device or one.device_to_host or one.device_to_device for one in gpus.values()
+    ):
         raise ParseError(_COPIES, "GPU 0 [NAME] and its bandwidths", "none")
-    return tuple(
-        GpuCopies(
-            device,
-            name,
-            rates.get("Host-to-Device"),
-            rates.get("Device-to-Host"),
-            rates.get("Device-to-Device"),
-        )
-        for device, name, rates in gpus
-    )
+    return tuple(gpus.values())

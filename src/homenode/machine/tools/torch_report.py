@@ -16,8 +16,8 @@ from msgspec import Struct
 
 from homenode.bdf import Bdf
 from homenode.errors import ParseError
-from homenode.machine.tools import json_documents
-from homenode.machine.tools.figures import LARGEST
+from homenode.machine.tools import lines
+from homenode.machine.tools.lines import LARGEST
 
 SOURCE = "torch report"
 FORMAT = "homenode.torch/1"
@@ -134,7 +134,7 @@ def _documents(text: str) -> Iterator[TorchRun]:
         if not line.startswith('{"format"'):
             continue
         try:
-            document = json_documents.whole(line[:MAX_LINE], SOURCE)
+            document = lines.json_object(line[:MAX_LINE], SOURCE)
         except ParseError as error:
             raise ParseError(SOURCE, error.expected, error.found, line=number) from None
         if document.get("format") != FORMAT:

@@ -6,7 +6,7 @@ from msgspec import Struct
 
 from homenode.catalogue import finding
 from homenode.findings import Finding, Severity
-from homenode.machine.tools.nccl_tests_records import NcclRow, NcclTests
+from homenode.machine.tools.nccl_tests import NcclRow, NcclTests
 from homenode.measure.results.flat_curve import FLAT_FROM_BYTES, flat_from
 from homenode.units import format_bytes
 

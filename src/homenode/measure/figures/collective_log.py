@@ -13,7 +13,7 @@ from msgspec import Struct
 from homenode.cpuset import CpuSet
 from homenode.errors import ParseError
 from homenode.gap import Gap
-from homenode.machine.tools import json_documents
+from homenode.machine.tools import lines
 from homenode.machine.topology import Host
 from homenode.measure.figures.sample import Figures, sample
 from homenode.measure.model import CollectiveSettings
@@ -54,7 +54,7 @@ def split(output: str) -> tuple[str, Watched]:
     found = _LINE.search(output)
     if found is None:
         raise ParseError(_SOURCE, "a line of collective_watch", "none")
-    document = json_documents.whole(found[1], _SOURCE)
+    document = lines.json_object(found[1], _SOURCE)
     log = document.get("log")
     if not isinstance(log, str):
         raise ParseError(_SOURCE, "the log as text", type(log).__name__)
@@ -65,7 +65,7 @@ def split(output: str) -> tuple[str, Watched]:
         facts_of_log(log),
         _looks(document),
         tuple(ids) if given and isinstance(ids, list) else None,
-        None if host is None else _looks(json_documents.whole(host[1], "the host")),
+        None if host is None else _looks(lines.json_object(host[1], "the host")),
     )
     return _HOST.sub("", output[: found.start()] + output[found.end() :]), watched
 

@@ -20,16 +20,16 @@ from homenode.bdf import Bdf
 from homenode.errors import ParseError
 from homenode.gap import Gap
 from homenode.machine.tools.cuda_bandwidth_test import CudaBandwidthTest, Direction
-from homenode.machine.tools.nccl_tests_records import NcclTests
+from homenode.machine.tools.nccl_tests import NcclTests
 from homenode.machine.tools.numactl import parse_show
-from homenode.machine.tools.nvbandwidth_records import (
+from homenode.machine.tools.nvbandwidth import (
+    VERSION_LINE,
     NvbandwidthMatrix,
     NvbandwidthRun,
     NvbandwidthTest,
     Status,
     Unit,
 )
-from homenode.machine.tools.nvbandwidth_text import VERSION_LINE
 from homenode.machine.tools.study_programs import GpuCopies
 from homenode.measure.figures.sample import FigureList, Figures, sample
 from homenode.measure.results.model import Condition, Sample
@@ -216,7 +216,7 @@ def _place(
         return {"device": address, "index": None if address is not None else column}
     device, peer = address_of.get(row), address_of.get(column)
     if device is None or peer is None:
-        return {"index": row * len(matrix.column_labels) + column}
+        return {"index": row * matrix.columns + column}
     return {"device": device, "peer": peer}
 
 
@@ -255,7 +255,7 @@ def of_nccl(run: NcclTests, collective: str | None) -> Figures:
     found.condition("tool collective GPUs", run.gpus)
     if run.iterations is not None and run.warmups is not None:
         found.condition("collective repeats", f"{run.warmups} + {run.iterations}")
-    return found.figures(rank.name for rank in run.ranks)
+    return found.figures(run.gpu_names)
 
 
 def of_cuda(run: CudaBandwidthTest) -> Figures:

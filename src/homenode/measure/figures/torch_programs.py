@@ -6,8 +6,9 @@ from typing import Any
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.gap import Gap
-from homenode.machine.tools.nccl_tests_records import Family, NcclHalf, NcclRow, NcclTests
-from homenode.machine.tools.nccl_tuning_log import choice, in_words
+from homenode.machine.tools.nccl_tests import CollectiveLibrary as Family
+from homenode.machine.tools.nccl_tests import NcclHalf, NcclRow, NcclTests, in_words
+from homenode.machine.tools.nccl_tests import nccl_choice as choice
 from homenode.machine.tools.torch_report import TorchFigure, TorchRow, TorchRun
 from homenode.measure.figures.nvidia import of_nccl
 from homenode.measure.figures.sample import Figures, joined, sample
@@ -44,25 +45,21 @@ def nccl_of(run: TorchRun) -> NcclTests:
     """An all-reduce as nccl-tests would give it. The run has rows."""
     family = Family.RCCL if run.runtime.startswith("hip") else Family.NCCL
     return NcclTests(
-        family,
-        None,
-        None,
-        "all_reduce",
-        run.gpus,
-        run.warmups,
-        min(row.iterations for row in run.rows),
-        (),
-        tuple(_row(row, run.gpus) for row in run.rows),
-        all(row.wrong_ranks == 0 for row in run.rows),
-        _mean(run),
-        (),
+        family=family,
+        collective="all_reduce",
+        gpus=run.gpus,
+        warmups=run.warmups,
+        iterations=min(row.iterations for row in run.rows),
+        rows=tuple(_row(row, run.gpus) for row in run.rows),
+        is_correct=all(row.wrong_ranks == 0 for row in run.rows),
+        average_bus_bytes_per_s=_mean(run),
     )
 
 
 def _row(row: TorchRow, gpus: int) -> NcclRow:
-    rate = row.size_bytes / row.time_ns * 1e9
-    half = NcclHalf(row.time_ns, rate, _bus(rate, gpus), row.wrong_ranks)
-    return NcclRow(row.size_bytes, row.size_bytes // 4, "float", "sum", None, None, half)
+    rate = _bus(row.size_bytes / row.time_ns * 1e9, gpus)
+    half = NcclHalf(time_ns=row.time_ns, bus_bytes_per_s=rate, wrong=row.wrong_ranks)
+    return NcclRow(size_bytes=row.size_bytes, out_of_place=None, in_place=half)
 
 
 def _bus(rate: float, gpus: int) -> float:

@@ -15,7 +15,7 @@ from homenode.bdf import Bdf
 from homenode.errors import ParseError
 from homenode.gap import Gap
 from homenode.machine.pci import DeviceKind, PciDevice
-from homenode.machine.tools import json_documents, nvbandwidth
+from homenode.machine.tools import lines, nvbandwidth
 from homenode.machine.topology import Host, NumaNode
 from homenode.measure.gpu.collectives import (
     collective_tests,
@@ -60,7 +60,7 @@ def parse_shown(text: str) -> ShownGpus | None:
     line = next((one for one in text.split("\n") if one.startswith('{"format"')), None)
     if line is None:
         raise ParseError(_SOURCE, f'a line with "format": "{FORMAT}"', text.strip()[:60] or "none")
-    found = json_documents.whole(line, _SOURCE)
+    found = lines.json_object(line, _SOURCE)
     addresses, reason = found.get("addresses"), found.get("reason")
     if found.get("format") != FORMAT or not isinstance(reason, str | None):
         raise ParseError(_SOURCE, FORMAT, line[:60])

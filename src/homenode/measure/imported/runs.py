@@ -25,7 +25,7 @@ from msgspec.structs import replace
 
 from homenode.errors import InputError, ParseError
 from homenode.gap import Gap
-from homenode.machine.tools import json_documents, numactl, stream, study_programs
+from homenode.machine.tools import lines, numactl, stream, study_programs
 from homenode.measure.figures import nvidia as gpu_figures
 from homenode.measure.figures import processors as cpu_figures
 from homenode.measure.figures.sample import Figures, joined, sample
@@ -354,7 +354,7 @@ def vcpus_of(files: Mapping[str, str]) -> int | None:
     if hardware is not None:
         return sum(len(node.pus) for node in hardware.nodes) or None
     try:
-        found = json_documents.whole(files.get("metadata.json", ""), "metadata.json").get("vcpus")
+        found = lines.json_object(files.get("metadata.json", ""), "metadata.json").get("vcpus")
     except ParseError:
         return None
     return found if isinstance(found, int) and 0 < found < 1 << 20 else None
@@ -388,7 +388,7 @@ def _or_gap(reader: Callable[[str], Figures], name: str, text: str) -> Figures:
 
 
 def _metadata(text: str) -> Figures:
-    found = json_documents.whole(text, "metadata.json")
+    found = lines.json_object(text, "metadata.json")
     devices: Any = found.get("gpu_devices")
     names = [name for name in devices if isinstance(name, str)] if isinstance(devices, list) else []
     return Figures(gpu_names=tuple(dict.fromkeys(name[:100] for name in names)))

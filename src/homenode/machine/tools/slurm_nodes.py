@@ -1,0 +1,366 @@
+"""Hostlist: node names as Slurm writes them, such as gpu[01-36,40],login1.
+
+Source: slurm.conf(5), "NodeName"; scontrol(1), show hostnames.
+
+Sinfo: the nodes of each partition, and what Slurm takes each node for.
+
+    sinfo --noheader --Node --format="%N|%P|%T|%c|%m|%G"
+    sinfo --all --noheader --Node --format="%X|%Y|%Z|%c|%N"
+
+Seen: 22.05.8. Source: sinfo(1). Plain columns, not --json: their layout is the same in all
+versions. None of these columns is a comment, a reason or a feature.
+"""
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from msgspec import Struct
+
+from homenode.errors import ParseError
+from homenode.machine.tools.lines import json_object
+
+MAX_NAMES = 65_536
+"""More names than this are refused, so that a hostile n[0-999999999] costs nothing."""
+
+MAX_ALL_NAMES = 250_000
+"""In all expressions of one text: each of them names the same thousands again at no cost."""
+
+MAX_NAME_CHARS = 256
+
+_PLAIN = re.compile(r"[^\[\],\s]+")
+_NUMBER_AT_END = re.compile(r"(.*?)([0-9]{1,9})\Z", re.DOTALL)
+
+
+def expand_hostlist(
+    text: str, source: str = "host list", *, line: int | None = None, most: int = MAX_NAMES
+) -> tuple[str, ...]:
+    """The names of an expression, in its order.
+
+    >>> expand_hostlist("gpu[01-03,07],login")
+    ('gpu01', 'gpu02', 'gpu03', 'gpu07', 'login')
+    >>> expand_hostlist("/dev/nvidia[0-1]")
+    ('/dev/nvidia0', '/dev/nvidia1')
+
+    Raises ParseError for brackets that do not close, ranges that fall, and too many names.
+    """
+    names: list[str] = []
+    for part in _parts(text, source, line):
+        names += _expand(part, source, line, most - len(names))
+    return tuple(names)
+
+
+class Hostlists:
+    """The expressions of one text, which have a limit together."""
+
+    def __init__(self) -> None:
+        self._left = MAX_ALL_NAMES
+
+    def expand(self, text: str, source: str, *, line: int | None = None) -> tuple[str, ...]:
+        """As `expand_hostlist`."""
+        names = expand_hostlist(text, source, line=line, most=min(MAX_NAMES, self._left))
+        self._left -= len(names)
+        return names
+
+
+def compress_hostlist(names: Iterable[str]) -> str:
+    """The expression of names; runs of numbers of one width become ranges.
+
+    >>> compress_hostlist(("gpu01", "gpu02", "gpu04", "login"))
+    'gpu[01-02,04],login'
+    """
+    groups: dict[tuple[str, int], list[int]] = {}
+    plain: list[str] = []
+    for name in dict.fromkeys(names):
+        match = _NUMBER_AT_END.match(name)
+        if match is None:
+            plain.append(name)
+        else:
+            groups.setdefault((match[1], len(match[2])), []).append(int(match[2]))
+    said = [
+        f"{prefix}{_bracketed(sorted(numbers), width)}"
+        for (prefix, width), numbers in groups.items()
+    ]
+    return ",".join([*said, *plain])
+
+
+def _bracketed(numbers: list[int], width: int) -> str:
+    runs: list[tuple[int, int]] = []
+    for number in numbers:
+        if runs and runs[-1][1] == number - 1:
+            runs[-1] = (runs[-1][0], number)
+        else:
+            runs.append((number, number))
+    texts = [f"{a:0{width}}" if a == b else f"{a:0{width}}-{b:0{width}}" for a, b in runs]
+    return texts[0] if len(numbers) == 1 else f"[{','.join(texts)}]"
+
+
+def _parts(text: str, source: str, line: int | None) -> Iterator[str]:
+    """The expressions between the commas that stand outside brackets."""
+    start = 0
+    inside = False
+    for at, letter in enumerate(text):
+        if letter == "[" and not inside:
+            inside = True
+        elif letter == "]" and inside:
+            inside = False
+        elif letter in "[]":
+            raise ParseError(source, "brackets that pair", text, line=line)
+        elif letter == "," and not inside:
+            yield text[start:at]
+            start = at + 1
+    if inside:
+        raise ParseError(source, "a closing bracket", text, line=line)
+    yield text[start:]
+
+
+def _expand(part: str, source: str, line: int | None, space: int) -> list[str]:
+    """All names of one expression; it may have several brackets."""
+    names = [""]
+    at = 0
+    while at < len(part):
+        if part[at] == "[":
+            end = part.index("]", at)
+            numbers = list(_numbers(part[at + 1 : end], source, line, space))
+            if len(names) * len(numbers) > space:
+                raise ParseError(source, f"at most {space} more names", part, line=line)
+            names = [name + number for name in names for number in numbers]
+            at = end + 1
+            continue
+        plain = _PLAIN.match(part, at)
+        if plain is None:
+            raise ParseError(source, "a name without blanks", part, line=line)
+        if len(names[0]) + len(plain[0]) > MAX_NAME_CHARS:
+            raise ParseError(source, f"names of at most {MAX_NAME_CHARS} letters", part, line=line)
+        names = [name + plain[0] for name in names]
+        at = plain.end()
+    if names == [""] or not space:
+        raise ParseError(source, "a name" if space else "fewer names", part, line=line)
+    return names
+
+
+def _numbers(text: str, source: str, line: int | None, space: int) -> Iterator[str]:
+    """The numbers of a bracket, with the leading zeros that they have."""
+    for item in text.split(","):
+        first, dash, last = item.partition("-")
+        if not (_digits(first) and (_digits(last) if dash else True)):
+            raise ParseError(source, "numbers such as [01-36,40]", item, line=line)
+        end = int(last) if dash else int(first)
+        if end < int(first) or end - int(first) >= space:
+            raise ParseError(
+                source, f"an ascending range of at most {space} names", item, line=line
+            )
+        for number in range(int(first), end + 1):
+            yield f"{number:0{len(first)}}"
+
+
+def _digits(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= 9
+
+
+def plain_number(value: Any) -> int | None:
+    """A number of Slurm's JSON: plain, or of {"set", "infinite", "number"}; None where not set."""
+    if isinstance(value, dict):
+        if not value.get("set", True) or value.get("infinite"):
+            return None
+        value = value.get("number")
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+class NodeShape(Struct, frozen=True):
+    """Sockets x cores x threads. cpus: Slurm's CPUs; as many as cores where it schedules cores.
+
+    A core has as many abstract ids as threads either way (seen: 22.05.8, CPUs=32 of 2 x 16 x 2,
+    where a job of 4 CPUs is given as CPU_IDs=0-7; scontrol counts by ThreadsPerCore alone).
+    """
+
+    sockets: int
+    cores_per_socket: int
+    threads_per_core: int
+    cpus: int
+
+    @property
+    def cores(self) -> int:
+        return self.sockets * self.cores_per_socket
+
+    def __str__(self) -> str:
+        return f"{self.sockets} x {self.cores_per_socket} x {self.threads_per_core}"
+
+
+_SHAPE = {
+    "sockets": re.compile(r"(?:^|\s)Sockets=(\S*)"),
+    "corespersocket": re.compile(r"(?:^|\s)CoresPerSocket=(\S*)"),
+    "threadspercore": re.compile(r"(?:^|\s)ThreadsPerCore=(\S*)"),
+    "cpus": re.compile(r"(?:^|\s)CPUTot=(\S*)"),
+}
+
+
+def shown_shapes(text: str, source: str) -> dict[str, NodeShape | None]:
+    """Shapes by node name from `scontrol show node`: as text, with --oneliner too, or with --json.
+
+    None for a node that stands twice, or that has one of these numbers twice or without a value:
+    comments, reasons and features of nodes are printed as somebody wrote them. Raises ParseError
+    for a text that shows no node.
+    """
+    shown: list[tuple[str, dict[str, str] | None]]
+    if text.lstrip().startswith("{"):
+        shown = list(_json_nodes(text, source))
+    else:
+        shown = [(block.split(maxsplit=1)[0], _text_shape(block)) for block in _node_blocks(text)]
+    if not shown:
+        raise ParseError(source, "nodes that begin with NodeName=", text.strip()[:80], line=1)
+    shapes: dict[str, NodeShape | None] = {}
+    for name, values in shown:
+        shapes[name] = None if name in shapes or values is None else _shape(values, source)
+    return shapes
+
+
+def _shape(values: dict[str, str], source: str) -> NodeShape | None:
+    try:
+        return node_shape(values, source, None)
+    except ParseError:
+        return None
+
+
+def _text_shape(block: str) -> dict[str, str] | None:
+    found = {key: pattern.findall(block) for key, pattern in _SHAPE.items()}
+    if any(len(values) != 1 for values in found.values()):
+        return None
+    return {key: values[0] for key, values in found.items()}
+
+
+def _node_blocks(text: str) -> Iterator[str]:
+    """The text of each node: from behind its NodeName= up to the next one."""
+    for block in re.split(r"^NodeName=", text, flags=re.MULTILINE)[1:]:
+        if block[:1].strip():
+            yield block
+
+
+def _json_nodes(text: str, source: str) -> Iterator[tuple[str, dict[str, str] | None]]:
+    nodes = json_object(text, source).get("nodes")
+    keys = {
+        "sockets": "sockets",
+        "corespersocket": "cores",
+        "threadspercore": "threads",
+        "cpus": "cpus",
+    }
+    for node in nodes if isinstance(nodes, list) else ():
+        if isinstance(node, dict) and isinstance(node.get("name"), str):
+            yield (
+                node["name"],
+                {ours: str(plain_number(node.get(its))) for ours, its in keys.items()},
+            )
+
+
+def node_shape(values: dict[str, str], source: str, line: int | None) -> NodeShape | None:
+    """The shape of a node's keys, in lower case; None where they give too little of it."""
+
+    def number(*keys: str) -> int | None:
+        text = next((values[key] for key in keys if values.get(key)), None)
+        if text is None:
+            return None
+        is_number = text.isascii() and text.isdigit() and len(text) < 10
+        if not is_number or not 0 < int(text) <= 65_536:
+            raise ParseError(source, f"{keys[0]}= with a number from 1", text, line=line)
+        return int(text)
+
+    sockets = number("sockets")
+    if sockets is None and (of_board := number("socketsperboard")) is not None:
+        sockets = of_board * (number("boards") or 1)
+    cores, threads = number("corespersocket"), number("threadspercore")
+    cpus = number("cpus", "procs")
+    if cores is None and sockets is None:
+        # Seen: 22.05.8 takes every CPU for a socket then, of one core.
+        return None if cpus is None else NodeShape(cpus, 1, 1, cpus)
+    cores, threads = cores or 1, threads or 1
+    if sockets is None:
+        sockets = max(1, (cpus or cores * threads) // (cores * threads))
+    return NodeShape(sockets, cores, threads, cpus or sockets * cores * threads)
+
+
+COMMAND = ("sinfo", "--noheader", "--Node", "--format=%N|%P|%T|%c|%m|%G")
+SHAPES_COMMAND = ("sinfo", "--all", "--noheader", "--Node", "--format=%X|%Y|%Z|%c|%N")
+MAX_LINES = 1_000_000
+
+_NODE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}", re.ASCII)
+_GRES = re.compile(r"([A-Za-z0-9_.-]+)(?::([A-Za-z0-9_.+-]+))?:(\d{1,6})(?:\(.*\))?", re.ASCII)
+# As drivers name profiles: 1g.10gb, 1g.10gb+me, 3g.40gb; Slurm's AutoDetect: a100_1g.10gb.
+_SLICE = re.compile(r"(?:\w+_)?\d+g\.\d+gb", re.ASCII)
+# As sinfo(1) marks states: "idle*" does not respond, "idle~" is powered down, and so on.
+_MARKS = "*~#!%$@^-+"
+
+
+class ClusterNode(Struct, frozen=True):
+    """A node as Slurm declares it. gpus: whole ones; None where it declares none.
+
+    state: as sinfo prints it, in lower case, without its marks. gpu_type: of the whole GPUs, where
+    MIG slices stand next to them: else a job that asks for a GPU may get a slice.
+    """
+
+    name: str
+    partition: str
+    is_default: bool
+    state: str
+    cpus: int
+    memory_mib: int
+    gpus: int | None
+    gpu_type: str | None = None
+
+
+def parse_nodes(text: str) -> tuple[ClusterNode, ...]:
+    """A record for each node and partition. Lines that are none are left out."""
+    found = []
+    for line in text.split("\n")[:MAX_LINES]:
+        fields = line.strip().split("|")
+        if len(fields) != 6 or not _NODE_NAME.fullmatch(fields[0]):
+            continue
+        name, partition, state, cpus, memory, offered = fields
+        if not (cpus.isdigit() and memory.rstrip("+").isdigit()):
+            continue
+        found.append(
+            ClusterNode(
+                name,
+                partition.rstrip("*"),
+                partition.endswith("*"),
+                state.rstrip(_MARKS).lower(),
+                int(cpus),
+                int(memory.rstrip("+")),
+                *_gpus(offered),
+            )
+        )
+    return tuple(found)
+
+
+def parse_shapes(text: str) -> dict[str, NodeShape]:
+    """Shapes by node name. Raises ParseError for a line that shows none.
+
+    >>> parse_shapes("2|16|2|64|gpu01\\n2|16|2|64|gpu01\\n")
+    {'gpu01': NodeShape(sockets=2, cores_per_socket=16, threads_per_core=2, cpus=64)}
+    """
+    shapes: dict[str, NodeShape] = {}
+    for number, line in enumerate(filter(None, text.split("\n")), start=1):
+        *sizes, name = line.strip().split("|", 4)
+        keys = ("sockets", "corespersocket", "threadspercore", "cpus")
+        shape = node_shape(dict(zip(keys, sizes, strict=False)), "sinfo", number)
+        if shape is None or not name:
+            raise ParseError("sinfo", "SOCKETS|CORES|THREADS|CPUS|NODE", line, line=number)
+        shapes[name] = shape
+    return shapes
+
+
+def _gpus(offered: str) -> tuple[int | None, str | None]:
+    """Whole GPUs of a text, and their type where MIG slices stand next to them.
+
+    >>> _gpus("gpu:h100:8(S:0-1)"), _gpus("gpu:1g.10gb:7(S:0,1),gpu:a100:6,nic:2")
+    ((8, None), (6, 'a100'))
+    >>> _gpus("(null)"), _gpus("gpu:4")
+    ((None, None), (4, None))
+    """
+    # A comma inside parentheses lists sockets: gpu:8(S:0,1)
+    parts = re.sub(r"\([^()]*\)", "", offered).split(",")
+    gpus = [found for part in parts if (found := _GRES.fullmatch(part)) and found[1] == "gpu"]
+    slices = [one for one in gpus if one[2] and _SLICE.match(one[2])]
+    whole = [one for one in gpus if one not in slices]
+    types = {one[2] for one in whole}
+    only = types.pop() if slices and len(types) == 1 else None
+    return (sum(int(one[3]) for one in whole) if gpus else None), only

@@ -1,23 +1,31 @@
 """A run of the suite in a process of its own, to be killed: python -m tests.bench_child ROOT [...].
 
+    --resume  --on ssh://... | kubernetes://...  --probe FILE
+
 The machine is this one, but small: its snapshot is a described host's, its probe a shell script.
 """
 
 import sys
 from collections.abc import Collection, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 
+from homenode.cluster.kubevirt.job_channel import JobChannel
 from homenode.machine.description.render import render
 from homenode.machine.description.shipped import load_shipped
 from homenode.machine.snapshot.protocol import Snapshot
 from homenode.measure import runner
 from homenode.measure.access.local import LocalMachine
+from homenode.measure.access.remote_host import RemoteHost, SshHost
 from homenode.measure.model import PROBE, Depth, Group, SuiteOptions
 from homenode.measure.orders import BenchOptions
 from homenode.measure.results.vantage import Vantage
 from homenode.process import Completed
 
 GROUPS = (Group.CPU_SINGLE, Group.CPU_ALL, Group.CORE_TO_CORE, Group.PLACEMENT)
+
+
+IDLE = "cpu0 0 0 0 100 0 0 0 0 0 0\n"
 
 
 class SmallMachine(LocalMachine):
@@ -32,7 +40,7 @@ class SmallMachine(LocalMachine):
         environment: Mapping[str, str] | None = None,
     ) -> Completed:
         if argv[0] == "cat":
-            return Completed(tuple(argv), 0, "cpu0 0 0 0 100 0 0 0 0 0 0\n", "")
+            return Completed(tuple(argv), 0, IDLE, "")
         return super().run(argv, timeout_s, input, environment=environment)
 
     def installed(self, names: Collection[str]) -> frozenset[str]:
@@ -42,18 +50,52 @@ class SmallMachine(LocalMachine):
         return render(load_shipped("x86-1p1n4c4t"))
 
 
+class SmallHost(RemoteHost):
+    """The same as another host."""
+
+    def run(
+        self,
+        argv: Sequence[str],
+        timeout_s: float,
+        input: str | None = None,
+        *,
+        environment: Mapping[str, str] | None = None,
+    ) -> Completed:
+        if argv[0] == "cat":
+            return Completed(tuple(argv), 0, IDLE, "")
+        return super().run(argv, timeout_s, input, environment=environment)
+
+    def installed(self, names: Collection[str]) -> frozenset[str]:
+        return frozenset({PROBE})
+
+    def snapshot(self) -> Snapshot:
+        return render(load_shipped("x86-1p1n4c4t"))
+
+
+def _machine(root: str, words: Sequence[str]) -> SmallMachine | SmallHost:
+    given = dict(pairwise(words))
+    on = given.get("--on")
+    if on is None:
+        return SmallMachine()
+    channel = SshHost(on) if on.startswith("ssh:") else JobChannel.of(on, root)
+    return SmallHost(channel, root, Path(given["--probe"]).read_bytes())
+
+
 def main(root: str, *words: str) -> None:
     runner.IDLE_S = 0.0
     orders = BenchOptions(
         "killed", SuiteOptions(GROUPS, Depth.QUICK), repeats=4, vantage=Vantage.HOST, boot="b"
     )
+    machine = _machine(root, words)
     runner.run_bench(
-        SmallMachine(),
+        machine,
         orders,
         Path(root),
         lambda progress: print(progress.done, flush=True),
         resume="--resume" in words,
     )
+    if isinstance(machine, SmallHost):
+        machine.clean_up()
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import pytest
 
 from homenode.cluster.kubevirt.manifest_options import ClaimScope, ManifestOptions
 from homenode.cluster.kubevirt.manifests import claim_template
-from homenode.cluster.kubevirt.measuring_jobs import guest_job, node_job
+from homenode.cluster.kubevirt.measuring_jobs import guest_job, node_job, shell_job
 from tests.kubelet.cases import our_answers
 from tests.kubelet.oracle import COUNT, RECORDED, SEED, build, random_cases
 
@@ -54,7 +54,8 @@ def test_measuring_jobs_are_what_restricted_namespaces_admit(tmp_path: Path) -> 
         text = json.dumps(job)
         return subprocess.run([program], input=text, capture_output=True, text=True).stdout
 
-    for job in (guest_job(ManifestOptions()), node_job(ManifestOptions(node="node-7"))):
+    of_node = ManifestOptions(node="node-7")
+    for job in (guest_job(ManifestOptions()), node_job(of_node), shell_job(of_node, "bench")):
         assert refused(job) == ""
         pod = job["spec"]["template"]["spec"]
         for context in (pod["securityContext"], pod["containers"][0]["securityContext"]):

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from homenode.cluster.kubevirt.cluster import Cluster
 from homenode.cluster.kubevirt.fit import check_fit
@@ -21,7 +22,7 @@ from homenode.cluster.kubevirt.manifests import (
     permitted_devices,
     virtual_machine,
 )
-from homenode.cluster.kubevirt.measuring_jobs import guest_job, node_job, results_claim
+from homenode.cluster.kubevirt.measuring_jobs import guest_job, node_job, results_claim, shell_job
 from homenode.cluster.kubevirt.vmi import demand_of, read_vmi
 from homenode.cluster.pods.kubelet import read_kubelet
 from homenode.errors import UsageError
@@ -205,7 +206,8 @@ def test_yaml_readers_and_kubernetes_schema_take_every_file() -> None:
         }
         for name, documents in expected.items():
             assert list(yaml.safe_load_all(files[name])) == documents
-    for document in (results_claim(OPTIONS), guest_job(OPTIONS), node_job(OPTIONS)):
+    shell = shell_job(replace(OPTIONS, node="n1"), "bench")
+    for document in (results_claim(OPTIONS), guest_job(OPTIONS), node_job(OPTIONS), shell):
         version = kubernetes_validate.latest_version()
         kubernetes_validate.validate(document, version, strict=True)
 

@@ -1,5 +1,6 @@
 """kill -9 of a real run, at many moments: --resume completes it, nothing is lost or doubled."""
 
+import hashlib
 import os
 import random
 import select
@@ -7,14 +8,17 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from homenode.measure.results.store import read_run
 from tests import probe_documents
+from tests.kubevirt.stand_in_kubectl import kubectl_on_path
 from tests.measure.test_resume import untimed
 from tests.probe_build import ROOT
+from tests.ssh_daemon import ssh_daemon
 
 KILLS = 12
 ENDS_S = 300
@@ -61,21 +65,26 @@ def start(root: Path, tools: Path, *words: str) -> "subprocess.Popen[str]":
     )
 
 
+def folder_of(root: Path) -> str:
+    """What a run's folder on another host is called."""
+    return f"homenode-{hashlib.sha256(str(root).encode()).hexdigest()[:12]}"
+
+
 def order_of(root: Path) -> Path:
     return root / "cpu-only" / "killed" / "journal.jsonl"
 
 
-def cut(root: Path, tools: Path, kills: int, rng: random.Random) -> int:
+def cut(root: Path, tools: Path, kills: int, rng: random.Random, where: Sequence[str] = ()) -> int:
     """A run that is killed at most so often and then completed; how often it was."""
     killed = 0
     while True:
         words = ["--resume"] if order_of(root).exists() else []
-        child = start(root, tools, *words)
+        child = start(root, tools, *words, *where)
         if killed < kills:
             assert child.stdout is not None
             if rng.random() < 0.8:
                 child.stdout.readline()  # the first step begins
-            time.sleep(rng.uniform(0.0, 0.12))
+            time.sleep(rng.uniform(0.0, 0.12) * (5 if where else 1))
             child.send_signal(signal.SIGKILL)
         _, errors = child.communicate(timeout=ENDS_S)
         if child.returncode == 0:
@@ -84,7 +93,28 @@ def cut(root: Path, tools: Path, kills: int, rng: random.Random) -> int:
         killed += 1
 
 
-def test_killed_many_times_it_comes_to_what_it_would_have(tools: Path, tmp_path: Path) -> None:
+@pytest.fixture(params=["here", "kubernetes", pytest.param("ssh", marks=pytest.mark.root)])
+def where(
+    request: pytest.FixtureRequest, tmp_path: Path, tools: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[str, ...]]:
+    """Options that say which machine is measured: all of them are this one."""
+    probe = ("--probe", str(tools / "homenode-probe"))
+    if request.param == "here":
+        yield ()
+    elif request.param == "kubernetes":
+        with kubectl_on_path(tmp_path, monkeypatch) as jobs:
+            yield ("--on", "kubernetes://ml/n1?gpus=1", *probe)
+            assert jobs() == [], "no job is left"
+    else:
+        with ssh_daemon(tmp_path, monkeypatch) as port:
+            yield ("--on", f"ssh://root@127.0.0.1:{port}", *probe)
+    for name in map(folder_of, tmp_path.glob("cut after *")):
+        assert not list(Path("/").glob(f"run/{name}")) + list(Path("/tmp").glob(name))
+
+
+def test_killed_many_times_it_comes_to_what_it_would_have(
+    tools: Path, tmp_path: Path, where: tuple[str, ...]
+) -> None:
     ended = tools / "ended"
     whole = start(tmp_path / "whole", tools)
     _, errors = whole.communicate(timeout=ENDS_S)
@@ -94,10 +124,11 @@ def test_killed_many_times_it_comes_to_what_it_would_have(tools: Path, tmp_path:
 
     rng = random.Random(4)
     total = 0
-    while total < KILLS:  # a busy machine may wake us only when a run is through
+    kills = KILLS // 2 if where else KILLS
+    while total < kills:  # a busy machine may wake us only when a run is through
         ended.unlink()
         root = tmp_path / f"cut after {total}"
-        killed = cut(root, tools, KILLS - total, rng)
+        killed = cut(root, tools, kills - total, rng, where)
         run = read_run(root / "cpu-only" / "killed")
         assert untimed(run).head == untimed(untouched).head
         assert run.head.unusable == ()

@@ -1,6 +1,7 @@
-"""homenode bench and bench setup: the suite, run here; the tools that it needs, built. [I/O]"""
+"""homenode bench and bench setup: the suite, here or elsewhere; the tools for it. [I/O]"""
 
 import os
+import platform
 import shlex
 import sys
 from collections.abc import Callable, Iterator
@@ -8,11 +9,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from homenode.cli.arguments.measure import (
     BenchArguments,
     BenchSetupArguments,
 )
-from homenode.cli.bench_options import bench_options
+from homenode.cli.bench_options import bench_options, static_probe
 from homenode.cli.terminal import (
     console,
     error_console,
@@ -24,27 +27,41 @@ from homenode.cli.terminal import (
 from homenode.errors import FINDINGS, HostError, ToolError, UsageError
 from homenode.findings import Findings
 from homenode.measure.access.local import LocalMachine
-from homenode.measure.orders import BenchOptions, BenchOutcome
+from homenode.measure.access.remote_host import RemoteHost, SshHost
+from homenode.measure.orders import BenchOptions, BenchOutcome, check_name
+from homenode.measure.results.vantage import Vantage
 from homenode.measure.runner import look_over, run_bench
 
 if TYPE_CHECKING:
     from homenode.measure.access.machine import Machine
+    from homenode.measure.access.remote_host import HostChannel
     from homenode.measure.progress import Progress
     from homenode.measure.setup.plan import SetupPlan, SetupStep, Vendor
 
 
+_KUBERNETES = "kubernetes://"
+
+
 def bench(asked: BenchArguments) -> None:
     """Measure, or print the steps."""
-    options = bench_options(asked.name, asked.suite, asked.own, asked.run)
     if asked.dry_run and asked.json:
         raise UsageError(
             "give either --dry-run or --json, not both",
             hint="the steps are for people; --json prints the findings of a run",
         )
-    if asked.dry_run:
-        _print_steps(options)
-        return
-    outcome = _run(options, asked.results, resume=asked.resume, quiet=asked.json)
+    if asked.probe is not None and asked.on is None:
+        raise UsageError("--probe: expected --on as well: the machine that it is copied to")
+    check_name(asked.name)
+    with _machine(asked) as machine:
+        elsewhere = None if asked.on is None else machine.snapshot()
+        run = asked.run
+        if asked.on is not None and asked.on.startswith(_KUBERNETES):
+            run = replace(run, vantage=run.vantage or Vantage.JOB)
+        options = bench_options(asked.name, asked.suite, asked.own, run, elsewhere=elsewhere)
+        if asked.dry_run:
+            _print_steps(machine, options)
+            return
+        outcome = _run(machine, options, asked.results, resume=asked.resume, quiet=asked.json)
     _print(outcome, as_json=asked.json)
     if outcome.run is not None and not outcome.run.samples:
         raise HostError(
@@ -54,8 +71,34 @@ def bench(asked: BenchArguments) -> None:
     exit_if_bad(outcome.findings)
 
 
-def _run(orders: BenchOptions, results: Path, *, resume: bool, quiet: bool) -> BenchOutcome:
+@contextmanager
+def _machine(asked: BenchArguments) -> "Iterator[Machine]":
+    """Where is measured. Nothing of ours is left there."""
+    if asked.on is None:
+        yield LocalMachine()
+        return
+    run = f"{platform.node()}:{asked.results.absolute() / asked.name}"
+    machine = RemoteHost(_channel(asked.on, run), run, static_probe(asked.probe))
+    try:
+        yield machine
+    finally:
+        try:
+            machine.clean_up()
+        except ToolError as error:
+            note(f"{error}: what was put there is left; --resume uses it again")
 
+
+def _channel(on: str, run: str) -> "HostChannel":
+    if not on.startswith(_KUBERNETES):
+        return SshHost(on)
+    from homenode.cluster.kubevirt.job_channel import JobChannel
+
+    return JobChannel.of(on, run)
+
+
+def _run(
+    machine: "Machine", orders: BenchOptions, results: Path, *, resume: bool, quiet: bool
+) -> BenchOutcome:
     begun = resume
     with shown_progress("steps", quiet=quiet) as show:
 
@@ -66,9 +109,7 @@ def _run(orders: BenchOptions, results: Path, *, resume: bool, quiet: bool) -> B
 
         try:
             with interruptible():
-                return run_bench(
-                    LocalMachine(), orders, results, on_progress, resume=resume, notify=note
-                )
+                return run_bench(machine, orders, results, on_progress, resume=resume, notify=note)
         except KeyboardInterrupt:
             if begun:
                 note(f"interrupted; what was measured is kept. Continue: {_resuming()}")
@@ -85,10 +126,10 @@ def _resuming() -> str:
     return shlex.join(["homenode", *words, "--resume"])
 
 
-def _print_steps(orders: BenchOptions) -> None:
+def _print_steps(machine: "Machine", orders: BenchOptions) -> None:
     from homenode.show.results_text import steps_text
 
-    ready, _ = look_over(LocalMachine(), orders)
+    ready, _ = look_over(machine, orders)
     console().print(steps_text(ready.record))
     for finding in ready.mismatch:
         note(str(finding))

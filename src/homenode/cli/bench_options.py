@@ -3,6 +3,7 @@
 import os
 import re
 import shlex
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,6 +32,7 @@ from homenode.measure.orders import AppOrder, BenchOptions, check_name
 from homenode.measure.results.model import UNKNOWN_SWITCHES, Switches
 from homenode.measure.results.vantage import Vantage
 from homenode.plan.stored import read_plan
+from homenode.process import find_program
 from homenode.units import parse_bytes
 from homenode.vm.hypervisor.connection import checked_uri, is_local
 from homenode.vm.layout import PRESETS, Pinning, preset_named, unknown_layout
@@ -44,20 +46,25 @@ from homenode.vm.plan_options import (
 from homenode.wording import did_you_mean
 
 if TYPE_CHECKING:
-    pass
+    from homenode.machine.snapshot.protocol import Snapshot
 
-if TYPE_CHECKING:
-    pass
-
+_STATIC_PROBE = "homenode-probe-static"
 _LARGEST_TOPOLOGY = 100_000
 """It is an argument of a program; Linux takes 128 KiB in one."""
 
 
 def bench_options(
-    name: str, suite: SuiteArguments, app: AppArguments, run: RunArguments
+    name: str,
+    suite: SuiteArguments,
+    app: AppArguments,
+    run: RunArguments,
+    *,
+    elsewhere: "Snapshot | None" = None,
 ) -> BenchOptions:
-    """The run that is asked for. Raises UsageError, naming the option, and InputError for files."""
+    """The run that is asked for. elsewhere: the machine to measure; None = this one.
 
+    Raises UsageError, naming the option, and InputError for files.
+    """
     plan = None
     if run.plan is not None:
         plan = read_plan(read_input(run.plan, "a saved plan"), str(run.plan))
@@ -79,7 +86,7 @@ def bench_options(
         repeats=suite.repeat,
         seed=suite.seed,
         switches=UNKNOWN_SWITCHES if run.layout is None else _switches(run.layout),
-        vantage=run.vantage or _vantage(has_plan=plan is not None),
+        vantage=run.vantage or _vantage(elsewhere, has_plan=plan is not None),
         plan=plan,
         domain_xml=document,
         boot=run.boot,
@@ -89,7 +96,7 @@ def bench_options(
         host_kind=run.host_kind,
         arrangement=run.arrangement,
         force=run.force,
-        marks=_marks(run),
+        marks=_marks(run, elsewhere),
         experiment=run.experiment,
         block=run.block,
     )
@@ -151,9 +158,9 @@ def _switches(layout: str) -> Switches:
     return Switches.of(preset)
 
 
-def _marks(typed: RunArguments) -> tuple[str, ...]:
+def _marks(typed: RunArguments, elsewhere: "Snapshot | None") -> tuple[str, ...]:
     """Raises UsageError for a virtual machine that is called a host, unless it is forced."""
-    if typed.vantage is not Vantage.HOST or not _is_virtual():
+    if typed.vantage is not Vantage.HOST or not _is_virtual(elsewhere):
         return ()
     if not typed.force:
         raise UsageError(
@@ -163,19 +170,19 @@ def _marks(typed: RunArguments) -> tuple[str, ...]:
     return ("measured in a virtual machine, and called a host (--vantage host --force)",)
 
 
-def _vantage(*, has_plan: bool) -> Vantage:
+def _vantage(elsewhere: "Snapshot | None", *, has_plan: bool) -> Vantage:
     """Where we run: a guest of a plan, a Slurm job, a virtual machine, or a host."""
     if has_plan:
         return Vantage.GUEST
-    if os.environ.get("SLURM_JOB_ID"):
+    if elsewhere is None and os.environ.get("SLURM_JOB_ID"):
         return Vantage.JOB
-    return Vantage.GUEST if _is_virtual() else Vantage.HOST
+    return Vantage.GUEST if _is_virtual(elsewhere) else Vantage.HOST
 
 
-def _is_virtual() -> bool:
+def _is_virtual(elsewhere: "Snapshot | None") -> bool:
     from homenode.machine.snapshot.live import LiveSnapshot
 
-    return is_virtual(LiveSnapshot())
+    return is_virtual(elsewhere or LiveSnapshot())
 
 
 def is_experiment(suite: SuiteArguments) -> bool:
@@ -326,3 +333,24 @@ def _from_anywhere(source: str) -> str:
 def _word(domain: str) -> str:
     """The domain's name as part of a folder's."""
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", domain).strip("-.")[:60] or "vm"
+
+
+def static_probe(given: Path | None) -> bytes:
+    """The static probe: the one named, else that of this installation."""
+    neighbours = Path(sys.executable).with_name(_STATIC_PROBE)
+    found = given or (neighbours if neighbours.exists() else None) or find_program(_STATIC_PROBE)
+    if found is None:
+        raise UsageError(
+            f"--probe: expected a static probe, found no {_STATIC_PROBE} next to {sys.executable} "
+            "or on PATH",
+            hint="make -C native static, then --probe build/probe/homenode-probe-static",
+        )
+    from homenode.check.verify.boot.initramfs import is_static
+
+    content = read_input(Path(found), "the static probe")
+    if content[:4] == b"\x7fELF" and content[18:20] == b"\x3e\x00" and not is_static(content):
+        raise UsageError(
+            f"--probe {found}: expected a static program, found one that needs libraries",
+            hint="make -C native static",
+        )
+    return content

@@ -17,7 +17,7 @@ from homenode.cli.arguments.measure import (
     TrialUndoArguments,
 )
 from homenode.cli.bench_options import check as check_options
-from homenode.cli.bench_options import check_access, trial_request
+from homenode.cli.bench_options import check_access, static_probe, trial_request
 from homenode.cli.planning import hosts_after
 from homenode.cli.terminal import (
     check_can_write,
@@ -30,7 +30,6 @@ from homenode.cli.terminal import (
 )
 from homenode.errors import UNPLANNABLE, HomenodeError, HostError, InputError, UsageError
 from homenode.formats import encode
-from homenode.input_files import read_input
 from homenode.measure.gpu.collectives import EXPERIMENT_TEST_S, settings_of
 from homenode.measure.layouts.boot_steps import rollback
 from homenode.measure.layouts.guest import GuestReach, again
@@ -58,7 +57,6 @@ from homenode.measure.progress import Pace, Progress
 from homenode.measure.results.model import Run
 from homenode.measure.results.store import read_run
 from homenode.measure.suite import suite_for
-from homenode.process import find_program
 from homenode.show.trial_text import (
     advice_text,
     causes_text,
@@ -80,7 +78,6 @@ _BOOT_S = 60.0
 """From start to answer and from there to off, as a server of the day takes; for the estimate."""
 
 _PER_TEST_S = 1.0
-_STATIC_PROBE = "homenode-probe-static"
 
 
 def begin_trial(asked: TrialArguments) -> None:
@@ -99,7 +96,7 @@ def begin_trial(asked: TrialArguments) -> None:
         _show(checked, Pace(boot_s).left(step.variant for step in steps_of(checked.head)))
         if asked.dry_run:
             return
-        probe = _probe(asked.access.probe)
+        probe = static_probe(asked.access.probe)
         journal = JournalFile(default_root(), checked.head.id)
         with journal.held() as lock:
             if asked.report is not None:
@@ -122,7 +119,8 @@ def resume_trial(asked: TrialResumeArguments) -> None:
     head, journal = known.head, JournalFile(default_root(), known.head.id)
     alone = domain_locked(default_root(), head.source_uuid or head.uuid)
     with alone, journal.held() as lock:
-        _run(Virsh(head.connect), head, journal, lock, _probe(asked.access.probe), reaching, None)
+        probe = static_probe(asked.access.probe)
+        _run(Virsh(head.connect), head, journal, lock, probe, reaching, None)
     kept = reopen(head, journal).config.report
     _conclude(head, journal, asked.report or (None if kept is None else Path(kept)), None)
 
@@ -368,27 +366,6 @@ def _show(checked: Preflight, seconds: float | None) -> None:
     if short:
         note("nothing was booted; leave these layouts out, or free what they need")
         raise SystemExit(UNPLANNABLE)
-
-
-def _probe(given: Path | None) -> bytes:
-    """The static probe: the one named, else that of this installation."""
-    neighbours = Path(sys.executable).with_name(_STATIC_PROBE)
-    found = given or (neighbours if neighbours.exists() else None) or find_program(_STATIC_PROBE)
-    if found is None:
-        raise UsageError(
-            f"--probe: expected a static probe, found no {_STATIC_PROBE} next to {sys.executable} "
-            "or on PATH",
-            hint="make -C native static, then --probe build/probe/homenode-probe-static",
-        )
-    from homenode.check.verify.boot.initramfs import is_static
-
-    content = read_input(Path(found), "the static probe")
-    if content[:4] == b"\x7fELF" and content[18:20] == b"\x3e\x00" and not is_static(content):
-        raise UsageError(
-            f"--probe {found}: expected a static program, found one that needs libraries",
-            hint="make -C native static",
-        )
-    return content
 
 
 def _read_host() -> "Host":

@@ -1,6 +1,6 @@
 """Runner: runs the suite on a machine, step by step, and keeps every step as it ends. [I/O]
 
-The executor of `bench`: a task is one command.
+The executor of `bench`: a task is one command, on this machine or on any other Machine.
 
 Killed at any moment, it loses the step that ran then; called again with `resume`, it continues
 that one. A resumed run must be of the same machine, boot, tests, rounds and seed: a machine that
@@ -25,6 +25,7 @@ from homenode.machine.snapshot.protocol import Snapshot
 from homenode.machine.topology import Host
 from homenode.measure.access.local import LocalMachine
 from homenode.measure.access.machine import Machine
+from homenode.measure.access.remote_host import RemoteHost
 from homenode.measure.app_metric import MAX_KEPT as MAX_APP_OUTPUT
 from homenode.measure.app_metric import check_metric, figure_of
 from homenode.measure.derived_run import Derived, derived, reading_of, schedule_of
@@ -92,7 +93,7 @@ def run_bench(
     head = ready.record.head
     with open_run(root, head.system, head.name, resume=resume, notify=notify) as folder:
         record = _ordered(folder, ready.record)
-        if isinstance(machine, LocalMachine):
+        if isinstance(machine, LocalMachine | RemoteHost):
             # What it starts holds the lock too: if we are killed, the next run waits for it.
             machine = machine.holding(folder.tool_lock)
         _keep_context(folder, orders, record, snapshot)

@@ -384,12 +384,27 @@ class BenchArguments(Struct, frozen=True, kw_only=True):
     Examples:
       homenode bench pin-1 --layout pin --quick
       homenode bench numa-1 --plan plan.json --tests stream,nccl
+      homenode bench bare-7 --on ssh://root@gpu7 --resume
     """
 
     name: Annotated[str, Arg("NAME", "Name of the run and its folder.")]
     suite: SuiteArguments = SuiteArguments()
     own: AppArguments = AppArguments()
     run: RunArguments = RunArguments()
+    on: Annotated[
+        str | None,
+        Opt(
+            "--on",
+            "WHERE",
+            "Measure there, with nothing installed: ssh://[USER@]HOST[:PORT], or a job in "
+            "kubernetes://[NAMESPACE/]NODE. Default: this machine.",
+            panel=WHERE,
+        ),
+    ] = None
+    probe: Annotated[
+        Path | None,
+        Opt("--probe", "FILE", "With --on: the static probe to copy.", panel=WHERE, rare=True),
+    ] = None
     results: Annotated[
         Path, Opt("--results", "DIR", "Results folder; the run is DIR/<gpu>/NAME.")
     ] = Path("results")

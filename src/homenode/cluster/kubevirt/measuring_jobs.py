@@ -103,6 +103,19 @@ def node_job(options: ManifestOptions) -> dict[str, Any]:
     return job
 
 
+def shell_job(options: ManifestOptions, name: str) -> dict[str, Any]:
+    """Holds a node's CPUs and GPUs for `homenode bench --on kubernetes://`, which runs its tests
+    there one by one. Nothing is stored there."""
+    job = _job(options, name, ["sleep", str(LONGEST_S)])
+    pod = job["spec"]["template"]["spec"]
+    del pod["volumes"], pod["containers"][0]["volumeMounts"]
+    pod["terminationGracePeriodSeconds"] = 1  # sleep does not heed the signal that asks it to end
+    if options.gpus:
+        pod["containers"][0]["resources"] = {"limits": {"nvidia.com/gpu": str(options.gpus)}}
+    pod["nodeSelector"] = {"kubernetes.io/hostname": options.node}
+    return job
+
+
 def _job(options: ManifestOptions, name: str, command: list[str]) -> dict[str, Any]:
     container: dict[str, Any] = {
         "name": "bench",

@@ -36,11 +36,12 @@ def run_script(
     mark: str,
     environment: Mapping[str, str] | None = None,
     stdin: str | None = None,
+    prefix: Sequence[str] = (),
 ) -> str:
     """A line that runs a program and then says mark and status on standard error.
 
-    stdin: a file there to feed it; None = the script's own standard input. Where there is a
-    `timeout`, it ends the program there too.
+    stdin: a file there to feed it; None = the script's own standard input. prefix: what starts the
+    program. Where there is a `timeout`, it ends the program there too.
 
     >>> run_script(["echo", "a b"], 5, "M").startswith("PATH=")
     True
@@ -50,7 +51,7 @@ def run_script(
         for name, value in (environment or {}).items()
         if _VARIABLE.match(name)
     )
-    words = " ".join(map(quote, argv))
+    words = " ".join(map(quote, (*prefix, *argv)))
     fed = "" if stdin is None else f" <{quote(stdin)}"
     seconds = max(1, round(timeout_s))
     return (
@@ -103,6 +104,7 @@ def octal_script(content: bytes) -> str:
 
 
 _FOLDERS = ("/run", "/tmp", "/var/tmp", "/dev/shm", "/root")  # noqa: S108
+_IS_OURS = '[ -n "$(find $d -prune -type d -user "$(id -u)" -perm 700 2>/dev/null)" ]'
 _COLLECT_S = 600.0
 _SHORT_S = 60.0
 _LEAST_BYTES_PER_S = 2_000
@@ -117,13 +119,16 @@ class RemoteMachine:
 
     Files that must be there lie in a folder that only its owner can read. A program that was put
     there is found by its name.
+    folder: its name, where one that is there is used again; None = a new one.
     """
 
-    __slots__ = ("_channel", "_folder", "_programs")
+    __slots__ = ("_channel", "_folder", "_name", "_prefix", "_programs")
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: Channel, folder: str | None = None) -> None:
         self._channel = channel
+        self._name = folder
         self._folder: str | None = None
+        self._prefix: tuple[str, ...] = ()
         self._programs: dict[str, str] = {}
 
     @property
@@ -144,7 +149,7 @@ class RemoteMachine:
         most = self._channel.most_input_bytes
         if input is not None and most is not None and len(input.encode()) > most:
             stdin, piped = self._staged(input), None
-        script = run_script(words, timeout_s, mark, environment, stdin)
+        script = run_script(words, timeout_s, mark, environment, stdin, self._prefix)
         if stdin is not None:
             script += f"; rm -f {quote(stdin)}"
         started = time.monotonic()
@@ -188,8 +193,10 @@ class RemoteMachine:
             self._programs[name] = there
             return there
         path = f"{self._own_folder()}/{name}"
-        self._put(content, path, timeout_s)
-        found = self._sum(path)
+        found = None if self._name is None else self._sum(path)
+        if found != wanted:
+            self._put(content, path, timeout_s)
+            found = self._sum(path)
         if found != wanted:
             raise ToolError(
                 f"{self.name}: {path}: expected sha256 {wanted}, found {found or 'none'}",
@@ -230,9 +237,10 @@ class RemoteMachine:
     def _own_folder(self) -> str:
         """A folder there whose programs may run: /tmp is noexec on many a machine."""
         if self._folder is None:
-            name = f"homenode-{secrets.token_hex(6)}"
+            name = self._name or f"homenode-{secrets.token_hex(6)}"
+            own = "false" if self._name is None else _IS_OURS
             tries = "; ".join(
-                f"d={folder}/{name}; mkdir -m 700 $d 2>/dev/null && "
+                f"d={folder}/{name}; {{ mkdir -m 700 $d 2>/dev/null || {own}; }} && "
                 f'{{ echo "exit 0" >$d/try; chmod 700 $d/try; sh -c $d/try 2>/dev/null '
                 f"&& rm $d/try && echo $d && exit; rm -rf $d; }}"
                 for folder in _FOLDERS

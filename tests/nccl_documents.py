@@ -6,8 +6,7 @@ from homenode.bdf import Bdf
 from homenode.machine.topology import Host
 from homenode.nccl.assemble import Assembled, assemble_topology
 from homenode.nccl.guest_side import GuestSide, guest_side
-from homenode.nccl.topology import NcclVariant
-from homenode.nccl.write import write_topology
+from homenode.nccl.topology import NcclVariant, write_topology
 from homenode.plan.tuning import tune
 from homenode.vm.domain.read import open_domain, vm_of
 from homenode.vm.plan_model import Plan

@@ -125,7 +125,7 @@ STILL_POSITIONAL = {
     "metrics.py": 21,
     "plan/devices/options.py": 2,
     "plan/search/ladder.py": 1,
-    "plan/shape/device_places.py": 1,
+    "plan/shape/pcie_tree.py": 1,
     "show/page/collectives.py": 1,
     "show/page/machine.py": 1,
     "cluster/slurm/client.py": 1,

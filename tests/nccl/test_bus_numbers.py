@@ -12,7 +12,7 @@ from homenode.bdf import Bdf
 from homenode.check.verify.boot.guest_files import find_guest_files
 from homenode.check.verify.boot.stand_in_boot import Booted, BootOptions, boot_stand_in
 from homenode.errors import HomenodeError, InputError
-from homenode.nccl.bus_numbers import bus_numbers, kernel_address, left_to_libvirt
+from homenode.nccl.guest_side import bus_numbers, kernel_address, left_to_libvirt
 from homenode.plan.stored import encode_plan, read_plan
 from homenode.vm.domain.read import open_domain, read_vm, vm_of
 from homenode.vm.guest_observation import path_of_address, paths_of_guest

@@ -14,7 +14,18 @@ from homenode.cpuset import CpuSet
 from homenode.indices import NodeIndex
 from homenode.machine.pci import DeviceKind, PciLink
 from homenode.nccl.explanation import Explanation, Memory, Processes, explain
-from homenode.nccl.graph import Graph, PathType, graph_of
+from homenode.nccl.graph import (
+    NCCL_2_20,
+    NCCL_2_21,
+    NCCL_2_26,
+    NCCL_2_30,
+    NCCL_LIBRARIES,
+    RCCL,
+    Graph,
+    Library,
+    PathType,
+    graph_of,
+)
 from homenode.nccl.guest_side import guest_side
 from homenode.nccl.guest_tree import (
     GuestTree,
@@ -25,15 +36,6 @@ from homenode.nccl.guest_tree import (
     tree_of_document,
     tree_of_host,
     tree_of_plan,
-)
-from homenode.nccl.library import (
-    NCCL_2_20,
-    NCCL_2_21,
-    NCCL_2_26,
-    NCCL_2_30,
-    NCCL_LIBRARIES,
-    RCCL,
-    Library,
 )
 from homenode.nccl.strict_reader import ReadTopology, read_topology
 from homenode.plan.tuning import tune

@@ -9,7 +9,7 @@ from homenode.cpuset import CpuSet
 from homenode.machine.pci import PciLink
 from homenode.nccl.explanation import Explanation, explain
 from homenode.nccl.guest_tree import GuestTree, TreeGpu, TreeLink
-from homenode.nccl.log_comparison import compare_log
+from homenode.nccl.log import compare_log
 from homenode.nccl.log_facts import LogBuffers, LogGraph, LogPath, LogTransport, facts_of_log
 from tests.nccl.logs import log_of
 

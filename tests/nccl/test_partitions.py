@@ -6,7 +6,7 @@ from homenode.bdf import Bdf
 from homenode.findings import Finding, Severity
 from homenode.machine.tools.nvidia_smi import NvidiaQuery
 from homenode.machine.tools.nvidia_smi import parse_query as parse
-from homenode.nccl.fabric import check_fabric
+from homenode.nccl.assemble import check_fabric
 from homenode.plan.devices.partitions import (
     PARTITIONS,
     Board,

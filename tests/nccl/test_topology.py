@@ -16,10 +16,13 @@ from homenode.nccl.assemble import Assembled, assemble_topology
 from homenode.nccl.checks import check_topology
 from homenode.nccl.comparison import compare_topology
 from homenode.nccl.strict_reader import read_topology
-from homenode.nccl.topology import NcclCpu, NcclPci, NcclTopology, NcclVariant
-from homenode.nccl.write import (
+from homenode.nccl.topology import (
     DEFAULT_PATH,
     KEPT_PATH,
+    NcclCpu,
+    NcclPci,
+    NcclTopology,
+    NcclVariant,
     cloud_config,
     format_affinity,
     link_speed_text,

@@ -18,7 +18,7 @@ from homenode.plan.request import GuestRequest
 from homenode.plan.search.expander_slots import expander_slots
 from homenode.plan.search.place import Inventory
 from homenode.plan.shape.assemble import assemble
-from homenode.plan.shape.bus_windows import ExpanderNeed, Window, assign_windows
+from homenode.plan.shape.pcie_tree import ExpanderNeed, Window, assign_windows
 from homenode.units import GIB
 from homenode.vm.layout import PRESETS, GuestCells
 from homenode.vm.model import GuestAddress, GuestPciController, PortModel

@@ -14,7 +14,7 @@ from homenode.machine.topology import Host
 from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest
 from homenode.plan.shape.assemble import assemble
-from homenode.plan.shape.device_places import device_places
+from homenode.plan.shape.pcie_tree import device_places
 from homenode.vm.model import GuestAddress, GuestHostdev, GuestPciController, PortModel
 from homenode.vm.plan_model import Unplannable
 from homenode.vm.plan_options import PciGranularity

@@ -6,7 +6,7 @@ from msgspec import structs
 from msgspec.structs import replace
 
 from homenode.machine.topology import Host
-from homenode.plan.rank import RankedHost, rank
+from homenode.plan.planner import RankedHost, rank
 from homenode.plan.request import GuestRequest
 from homenode.units import GIB
 from homenode.vm.plan_model import Unplannable

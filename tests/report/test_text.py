@@ -11,7 +11,7 @@ from homenode.doc import Doc
 from homenode.indices import NodeIndex
 from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import HostSettings
-from homenode.plan.rank import rank
+from homenode.plan.planner import rank
 from homenode.show.fit_text import rank_text
 from homenode.show.host_tree import host_tree
 from homenode.show.plan.explain import explain, rejections_text

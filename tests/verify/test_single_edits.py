@@ -16,7 +16,7 @@ from homenode.cpuset import CpuSet
 from homenode.errors import InputError
 from homenode.findings import are_bad
 from homenode.objective import Objective
-from homenode.plan.shape.memory_devices import together
+from homenode.plan.shape.guest_numa import together
 from homenode.plan.tuning import tune
 from homenode.units import GIB, MIB
 from homenode.vm.domain.controllers import QEMU_NAMESPACE as QEMU

@@ -20,7 +20,7 @@ from homenode.machine.snapshot.capture import capture
 from homenode.machine.snapshot.memory import MemorySnapshot
 from homenode.machine.tools.acpi_tables import ProximityDomain
 from homenode.machine.topology import Host
-from homenode.plan.shape.memory_devices import together
+from homenode.plan.shape.guest_numa import together
 from homenode.plan.stored import encode_plan
 from homenode.units import GIB, MIB
 from homenode.vm.plan_model import Plan, with_vm

@@ -25,21 +25,22 @@ from homenode.formats import encode
 from homenode.input_files import read_input
 from homenode.machine.pci import DeviceKind
 from homenode.machine.tools.nvidia_smi import parse_query as parse
-from homenode.nccl.assemble import Assembled, assemble_topology
-from homenode.nccl.bus_numbers import left_to_libvirt
+from homenode.nccl.assemble import (
+    Assembled,
+    assemble_topology,
+    check_fabric,
+    check_fabric_of_host,
+    tuned_elsewhere,
+)
 from homenode.nccl.checks import check_topology, flavour_of
 from homenode.nccl.comparison import compare_topology
-from homenode.nccl.doubts import tuned_elsewhere
 from homenode.nccl.explanation import explain
-from homenode.nccl.fabric import check_fabric, check_fabric_of_host
-from homenode.nccl.guest_side import guest_side
+from homenode.nccl.guest_side import guest_side, left_to_libvirt
 from homenode.nccl.guest_tree import GuestTree, tree_of_document, tree_of_host, tree_of_plan
-from homenode.nccl.log import read_log
-from homenode.nccl.log_comparison import compare_log
+from homenode.nccl.log import compare_log, read_log
 from homenode.nccl.log_facts import facts_of_log
 from homenode.nccl.strict_reader import read_topology
-from homenode.nccl.topology import NcclVariant
-from homenode.nccl.write import cloud_config, write_topology
+from homenode.nccl.topology import NcclVariant, cloud_config, write_topology
 from homenode.plan.devices.fabric import may_have_nvswitches
 from homenode.plan.stored import read_plan_for
 from homenode.vm.domain.read import open_domain, vm_of

@@ -250,7 +250,7 @@ def best_of(
     evidence: "Evidence",
     asked: PlanArguments,
 ) -> "Host":
-    from homenode.plan.rank import rank
+    from homenode.plan.planner import rank
     from homenode.plan.request import request_for
     from homenode.show.fit_text import rank_text
 

@@ -12,7 +12,7 @@ from homenode.findings import Finding
 from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import Host
 from homenode.measure.results.model import Origin, Run, host_kind
-from homenode.plan.shape.initiators import is_grace
+from homenode.plan.shape.guest_numa import is_grace
 from homenode.vm.fingerprint import host_fingerprint
 
 

@@ -1,25 +1,20 @@
-"""Assemble: a guest's topology from the host's PCIe tree and the guest's own addresses."""
+"""Assemble: a guest's topology from the host's PCIe tree and the guest's own addresses,
+and what is not known, or not good, of it."""
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from msgspec import Struct, field
 
 from homenode.bdf import Bdf
+from homenode.catalogue import finding
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError
 from homenode.findings import Finding
 from homenode.indices import NodeIndex
 from homenode.machine.pci import DeviceKind, PciDevice, PciLink, PortType
+from homenode.machine.tools.nvidia_smi import NvidiaQuery
 from homenode.machine.topology import Host, with_certain_nodes
-from homenode.nccl.doubts import (
-    cpu_unknown,
-    device_without_node,
-    floating_vcpus,
-    known_vendor,
-    link_unknown,
-    switch_link_unknown,
-    too_many_nodes,
-)
 from homenode.nccl.guest_side import GuestSide, nearest_vcpus, numa_ids, vcpus_of_nodes
 from homenode.nccl.topology import (
     SWITCH_CLASS,
@@ -28,6 +23,172 @@ from homenode.nccl.topology import (
     NcclTopology,
     NcclVariant,
 )
+from homenode.plan.devices.fabric import board_of_host, modules_of_host
+from homenode.plan.devices.partitions import (
+    Board,
+    board_of,
+    partition_of,
+    partitions_of_size,
+)
+from homenode.vm.fingerprint import host_fingerprint
+from homenode.vm.model import LayoutRecord
+
+_MOST_SHOWN = 4
+
+
+def check_fabric(gpus: Iterable[Bdf], query: NvidiaQuery, source: str) -> Iterator[Finding]:
+    """A finding where the GPUs are no partition; one where it is unknown.
+
+    gpus: the guest's. query: nvidia-smi -q -x of the host, which knows their modules. Boards
+    without NVSwitches have no partitions, and no finding.
+    """
+    wanted = tuple(sorted(gpus))
+    board = board_of(gpu.name for gpu in query.gpus)
+    if board is None or not wanted:
+        return
+    modules = {gpu.bdf: gpu.module_id for gpu in query.gpus}
+    known = {bdf: module for bdf, module in modules.items() if module is not None}
+    missing = [bdf for bdf in wanted if bdf not in known]
+    if missing:
+        yield finding(
+            "nccl-partition-unknown",
+            _named(missing),
+            expected="a module id in nvidia-smi -q -x",
+            observed="none",
+            source=source,
+        )
+        return
+    yield from _odd(wanted, board, known, source)
+
+
+def check_fabric_of_host(gpus: Iterable[Bdf], host: Host) -> Iterator[Finding]:
+    """The same from a host whose source gives the modules; nothing where it did not."""
+    wanted = tuple(sorted(gpus))
+    board, known = board_of_host(host), modules_of_host(host)
+    if board is not None and wanted and all(bdf in known for bdf in wanted):
+        yield from _odd(wanted, board, known, host.name)
+
+
+def _odd(
+    wanted: tuple[Bdf, ...], board: Board, known: Mapping[Bdf, int], source: str
+) -> Iterator[Finding]:
+    if partition_of(board, (known[bdf] for bdf in wanted)) is not None:
+        return
+    allowed = partitions_of_size(board, len(wanted), known)
+    shown = "; ".join(_named(one) for one in allowed[:_MOST_SHOWN])
+    stated = ",".join(str(known[bdf]) for bdf in wanted)
+    yield finding(
+        "nccl-no-partition",
+        _named(wanted),
+        expected=f"a set of {len(wanted)} GPUs that is a partition of {board}"
+        + (f": {shown}" if shown else ", which has none of that size"),
+        observed=f"modules {stated}, which are none",
+        source=source,
+    )
+
+
+def _named(gpus: Iterable[Bdf]) -> str:
+    return ", ".join(map(str, gpus))
+
+
+_VENDOR = re.compile(r"[A-Za-z0-9 ]{1,12}\Z", re.ASCII)
+_ADDED_FOR_GPU = 2  # <gpu>, and at least one <nvlink>
+_ADDED_FOR_NIC = 2  # <nic> and <net>
+
+
+def tuned_elsewhere(record: LayoutRecord | None, host: Host, source: str) -> Iterator[Finding]:
+    """A finding where homenode has tuned the document for another host: the same addresses may be
+    other devices there."""
+    here = host_fingerprint(host)
+    if record is not None and record.host is not None and not here.startswith(record.host):
+        yield finding(
+            "tuned-for-other-host",
+            source,
+            expected=f"a document tuned for host {host.name!r} (topology {here[:12]})",
+            observed=f"one tuned for another (topology {record.host[:12]})",
+            case="of a topology file",
+            source=source,
+        )
+
+
+def device_without_node(device: PciDevice, host: Host) -> Finding:
+    return finding(
+        "nccl-device-without-node",
+        str(device.bdf),
+        expected="a NUMA node of the host",
+        observed=f"none known on host {host.name!r}: it is left out of the file",
+        source="host",
+    )
+
+
+def link_unknown(device: PciDevice) -> Finding:
+    return finding(
+        "nccl-link-unknown",
+        str(device.bdf),
+        expected="its link's speed and width",
+        observed="unknown to the host's source",
+        source="host",
+    )
+
+
+def switch_link_unknown(switch: PciDevice, gt_per_s: float, width: int) -> Finding:
+    return finding(
+        "nccl-switch-link-unknown",
+        f"switch {switch.bdf}",
+        expected="the speed and width of its link to the root",
+        observed=f"unknown: {gt_per_s:g} GT/s x{width} assumed",
+        source="host",
+    )
+
+
+def floating_vcpus(guest: GuestSide, used: Sequence[NodeIndex], source: str) -> Iterator[Finding]:
+    """A finding where vCPUs may run anywhere on several nodes."""
+    is_pinned = any(pin is not None for pin in guest.vcpu_pins)
+    if is_pinned or any(cell.nodes for cell in guest.cells) or len(used) < 2:
+        return
+    yield finding(
+        "nccl-vcpus-float",
+        "vCPUs",
+        expected="pins, or cells bound to host nodes",
+        observed=f"neither: any vCPU may run on any of nodes {CpuSet(used)}",
+        source=source,
+    )
+
+
+def known_vendor(host: Host) -> str | None:
+    """The CPU's vendor where it can be one: 12 letters of CPUID, from a source that we distrust."""
+    vendor = host.cpu.vendor
+    return vendor if vendor is not None and _VENDOR.match(vendor) else None
+
+
+def cpu_unknown(host: Host) -> Iterator[Finding]:
+    """A finding where the host does not give its CPU; other architectures need not."""
+    stated = (known_vendor(host), host.cpu.family, host.cpu.model)
+    if host.architecture == "x86_64" and None in stated:
+        yield finding(
+            "nccl-cpu-unknown",
+            "CPU",
+            expected="vendor, family and model of the host's CPU",
+            observed="the host's source does not give all three",
+            source="host",
+        )
+
+
+def too_many_nodes(
+    topology: NcclTopology, kinds: Sequence[DeviceKind], source: str
+) -> Iterable[Finding]:
+    """A finding where the file itself is small enough, but not with what NCCL adds to it."""
+    after = topology.nodes + _ADDED_FOR_GPU + _ADDED_FOR_NIC * kinds.count(DeviceKind.NIC)
+    most = topology.flavour.most_nodes
+    if after > most:
+        yield finding(
+            "nccl-too-many-nodes",
+            "file",
+            expected=f"at most {most} elements with those that NCCL adds",
+            observed=f"{topology.nodes}, and {after} with a <nic> and a <net> for each NIC",
+            source=source,
+        )
+
 
 AMD_VENDOR = 0x1002
 _ARCHITECTURES = {"x86_64": "x86_64", "aarch64": "arm64", "ppc64le": "ppc64", "ppc64": "ppc64"}

@@ -16,9 +16,18 @@ from homenode.catalogue import finding
 from homenode.cpuset import CpuSet
 from homenode.findings import Finding
 from homenode.gap import Gap
-from homenode.nccl.graph import CpuNode, Graph, PathType, graph_of
+from homenode.nccl.graph import (
+    NCCL_LIBRARIES,
+    RCCL,
+    BufferSource,
+    CpuNode,
+    Graph,
+    Library,
+    LinkSource,
+    PathType,
+    graph_of,
+)
 from homenode.nccl.guest_tree import GuestTree
-from homenode.nccl.library import NCCL_LIBRARIES, RCCL, BufferSource, Library, LinkSource
 from homenode.nccl.strict_reader import ReadTopology
 
 

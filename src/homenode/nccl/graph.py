@@ -2,20 +2,136 @@
 
 A system of CPU nodes (one for each NUMA node with a GPU), switches, GPUs and NVSwitches. Paths are
 those of the fewest links and, of these, the fastest. Source: src/graph/{xml.cc,topo.cc,paths.cc}.
+
+What versions of NCCL, and RCCL, do differently was read in NVIDIA/nccl at 2.20.5 (ab2b89c), 2.22.3
+(178b6b7), 2.26.2 (f44ac75) and 2.30.7, and in ROCm/rccl. A version between two of these counts as
+the older one.
 """
 
+import re
 from collections.abc import Iterator, Sequence
-from enum import IntEnum
+from enum import IntEnum, StrEnum
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import ParseError
 from homenode.machine.pci import PciLink
 from homenode.nccl.guest_tree import GuestTree, TreeGpu, TreeLink
-from homenode.nccl.library import Library, LinkSource
 from homenode.nccl.strict_reader import ReadTopology, XmlNode, read_link_speed, read_number
+from homenode.nccl.topology import NcclVariant
+
+
+class LinkSource(StrEnum):
+    """Where the library reads the speed of a GPU's link that no file gives."""
+
+    SYSFS = "the lesser of port and device in sysfs"
+    DRIVER = "the driver (NVML)"
+
+
+class BufferSource(StrEnum):
+    """Where host buffers between processes come from."""
+
+    SHARED_FILE = "a file in /dev/shm, on the node of the thread that allocates it"
+    HOST_NUMA_ID = "cuMem at the GPU's HOST_NUMA_ID; a negative one becomes node 0"
+
+
+class Library(Struct, frozen=True, kw_only=True):
+    """A version. version: (major, minor), None for RCCL. knows_newer_intel: it has rates for
+    Sapphire and Emerald Rapids. knows_c2c: NVLink-C2C is a kind of its own; it was NVLink."""
+
+    name: str
+    flavour: NcclVariant
+    version: tuple[int, int] | None
+    link_source: LinkSource
+    buffers: BufferSource
+    knows_newer_intel: bool
+    cpu_link_source: str
+    p2p_through_cpus: bool = False
+    knows_c2c: bool = False
+
+    def gb_per_s_between_cpus(
+        self, architecture: str | None, vendor: str | None, family: int | None, model: int | None
+    ) -> float:
+        """What the library takes the link between two nodes' CPUs for."""
+        if architecture == "ppc64":
+            return 32.0
+        if architecture == "arm64":
+            return 6.0
+        if architecture != "x86_64":
+            return _LOCAL
+        if vendor == "AuthenticAMD":
+            return 16.0
+        if vendor == "CentaurHauls" or vendor == "  Shanghai  ":
+            return 9.0 if (family, model) == (7, 0x5B) else 6.0
+        if vendor != "GenuineIntel":
+            return _LOCAL
+        steps = _INTEL if self.knows_newer_intel else _OLDER_INTEL
+        return next((gb for least, gb in steps if family == 6 and (model or 0) >= least), 6.0)
+
+
+_LOCAL = 5000.0
+_OLDER_INTEL = ((0x55, 10.0),)
+_INTEL = ((0xCF, 40.0), (0x8F, 22.0), *_OLDER_INTEL)
+"""Least model number of family 6 -> GB/s: Emerald Rapids, Sapphire Rapids, Skylake on."""
+
+NCCL_2_20 = Library(
+    name="2.20",
+    flavour=NcclVariant.NCCL,
+    version=(2, 20),
+    link_source=LinkSource.SYSFS,
+    buffers=BufferSource.SHARED_FILE,
+    knows_newer_intel=False,
+    cpu_link_source="src/graph/topo.cc (ncclTopoAddCpu), 2.20.5",
+)
+NCCL_2_21 = replace(
+    NCCL_2_20, name="2.21", version=(2, 21), cpu_link_source="src/graph/topo.h:20-22, 2.22.3"
+)
+NCCL_2_26 = replace(
+    NCCL_2_20,
+    name="2.26",
+    version=(2, 26),
+    buffers=BufferSource.HOST_NUMA_ID,
+    knows_newer_intel=True,
+    cpu_link_source="src/graph/topo.h:21-25, 2.26.2",
+)
+NCCL_2_30 = replace(
+    NCCL_2_26,
+    name="2.30",
+    version=(2, 30),
+    link_source=LinkSource.DRIVER,
+    cpu_link_source="src/graph/topo.h (ERP_QPI_BW), 2.30.7",
+    knows_c2c=True,
+)
+RCCL = replace(
+    NCCL_2_20,
+    name="RCCL",
+    flavour=NcclVariant.RCCL,
+    version=None,
+    knows_newer_intel=True,
+    cpu_link_source="src/graph/topo.h of ROCm/rccl",
+    p2p_through_cpus=True,
+)
+
+NCCL_LIBRARIES = (NCCL_2_20, NCCL_2_21, NCCL_2_26, NCCL_2_30)
+
+_VERSION = re.compile(r"(\d{1,3})\.(\d{1,3})", re.ASCII)
+
+
+def library_of(version: str) -> Library | None:
+    """The library that behaves as this version: the newest known one that is not newer.
+
+    >>> library_of("2.28.9+cuda13.0").name, library_of("2.18.3").name, library_of("new")
+    ('2.26', '2.20', None)
+    """
+    found = _VERSION.match(version)
+    if found is None:
+        return None
+    number = int(found[1]), int(found[2])
+    older = [one for one in NCCL_LIBRARIES if one.version is not None and one.version <= number]
+    return older[-1] if older else NCCL_LIBRARIES[0]
 
 
 class PathType(IntEnum):
@@ -133,7 +249,8 @@ class _System(Struct):
             for node in nodes:
                 path = found[node]
                 for link in self.links.get(node, ()):
-                    if node != base and node[0] == "gpu" and not _passes_gpu(link, path):
+                    passes = link.type is PathType.NVL and link.to[0] == "gpu" and path.links <= 1
+                    if node != base and node[0] == "gpu" and not passes:
                         continue
                     there = found.get(link.to)
                     gb_per_s = min(path.gb_per_s, link.gb_per_s)
@@ -147,10 +264,6 @@ class _System(Struct):
                         reached.append(link.to)
             nodes = reached
         return found
-
-
-def _passes_gpu(link: _Link, path: Path) -> bool:
-    return link.type is PathType.NVL and link.to[0] == "gpu" and path.links <= 1
 
 
 def _step_type(node: _Key, link: _Link, path: Path) -> PathType:
@@ -186,7 +299,7 @@ def graph_of(tree: GuestTree, library: Library, file: ReadTopology | None = None
             number = -1 if gpu.node is None else gpu.node
             cpu = cpus.setdefault(number, _cpu_of_tree(number, tree))
             up = tuple(_switches_of_tree(gpu))
-            rate = _rate_of_tree(gpu.link, library, is_gpu=True)
+            rate = _rate(_read_by(gpu.link, library))
         else:
             stated = read_number(place[0].get("numaid"))
             cpu = cpus[-1 if stated is None else stated]
@@ -298,10 +411,6 @@ def _rate_of_file(pci: XmlNode, link: TreeLink, library: Library) -> float:
     return _rate((speed, width))
 
 
-def _rate_of_tree(link: TreeLink, library: Library, *, is_gpu: bool) -> float:
-    return _rate(_read_by(link, library) if is_gpu else _least(link))
-
-
 def _read_by(link: TreeLink, library: Library) -> tuple[float | None, int | None]:
     if library.link_source is LinkSource.DRIVER and link.own is not None:
         return link.own.max_gt_per_s, link.own.max_width
@@ -362,18 +471,13 @@ def _connect_nvlinks(system: _System, tree: GuestTree) -> None:
             continue
         rate = gpu.link_gb_per_s
         own: _Key = ("gpu", str(gpu.address))
-        if not gpu.is_amd and (
-            sum(count for _, count in links) > _MOST_DIRECT_NVLINKS or _is_switched(links)
-        ):
+        # All 18 links of a Hopper GPU to one neighbour: it stands for the switch.
+        is_switched = any(count >= _MOST_DIRECT_NVLINKS for _, count in links)
+        if not gpu.is_amd and (is_switched or sum(n for _, n in links) > _MOST_DIRECT_NVLINKS):
             system.connect(own, ("nvs", _NVSWITCH), PathType.NVL, links[0][1] * rate)
             continue
         for other, count in links:
             system.add(own, ("gpu", str(other)), PathType.NVL, count * rate)
-
-
-def _is_switched(links: Sequence[tuple[Bdf, int]]) -> bool:
-    """All 18 links of a Hopper GPU to one neighbour: it stands for the switch."""
-    return any(count >= _MOST_DIRECT_NVLINKS for _, count in links)
 
 
 def _connect_cpus(system: _System, cpus: Sequence[CpuNode], library: Library) -> None:

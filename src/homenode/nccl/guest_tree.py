@@ -15,8 +15,7 @@ from homenode.errors import InputError
 from homenode.gap import Gap
 from homenode.machine.pci import DeviceKind, LinkKind, PciDevice, PciLink
 from homenode.machine.topology import Host
-from homenode.nccl.bus_numbers import bus_numbers, kernel_address
-from homenode.nccl.guest_side import nodes_in_order
+from homenode.nccl.guest_side import bus_numbers, kernel_address, nodes_in_order
 from homenode.vm.layout import GuestCells
 from homenode.vm.model import GuestAddress, GuestPciController, Vm, cell_of_hostdev
 from homenode.vm.plan_model import Plan

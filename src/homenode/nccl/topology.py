@@ -1,6 +1,7 @@
 """NcclTopology: CPUs, PCIe switches, GPUs and NICs as NCCL's topology file gives a guest them.
 
-Source: src/graph/{xml.h,xml.cc,topo.cc} of NVIDIA/nccl and ROCm/rccl.
+Source: src/graph/{xml.h,xml.cc,topo.cc} of NVIDIA/nccl and ROCm/rccl. Its parser
+reads characters, not XML: no declaration, no tabs, one space between attributes, a tag on one line.
 """
 
 from collections.abc import Iterator
@@ -102,3 +103,115 @@ class NcclTopology(Struct, frozen=True):
         for cpu in self.cpus:
             for child in cpu.children:
                 yield from child.walk()
+
+
+def write_topology(topology: NcclTopology) -> str:
+    """The file, ASCII, with a newline at its end."""
+    lines = [f'<system version="{topology.flavour.version}">']
+    vcpus = max((cpu.affinity.bits.bit_length() for cpu in topology.cpus), default=0)
+    for cpu in topology.cpus:
+        lines += _element("  ", "cpu", _cpu_attributes(cpu, vcpus), _below(cpu.children, "    "))
+    lines.append("</system>")
+    return "\n".join(lines) + "\n"
+
+
+def format_affinity(vcpus: CpuSet, size: int) -> str:
+    """A mask of at least `size` bits in groups of 32, the highest first, as NCCL reads it.
+
+    >>> format_affinity(CpuSet(range(32, 48)), 64)
+    '0000ffff,00000000'
+    """
+    groups = max(1, -(-max(size, vcpus.bits.bit_length()) // 32))
+    return ",".join(
+        f"{vcpus.bits >> 32 * group & 0xFFFFFFFF:08x}" for group in reversed(range(groups))
+    )
+
+
+def link_speed_text(gt_per_s: float) -> str:
+    """NCCL's text for a speed; for one that it does not know, that of the next lower one.
+
+    >>> link_speed_text(32.0), link_speed_text(128.0)
+    ('32.0 GT/s PCIe', '64.0 GT/s PCIe')
+    """
+    known = [speed for speed in LINK_SPEEDS if speed <= gt_per_s]
+    return LINK_SPEEDS[max(known, default=min(LINK_SPEEDS))]
+
+
+def _cpu_attributes(cpu: NcclCpu, vcpus: int) -> Iterator[tuple[str, str]]:
+    yield "numaid", str(cpu.numa_id)
+    yield "affinity", format_affinity(cpu.affinity, vcpus)
+    if cpu.architecture is not None:
+        yield "arch", cpu.architecture
+    if cpu.vendor is not None:
+        yield "vendor", cpu.vendor
+    # NCCL fills both in where familyid is missing, and fails where modelid alone is.
+    if cpu.family is not None and cpu.model is not None:
+        yield "familyid", str(cpu.family)
+        yield "modelid", str(cpu.model)
+
+
+def _below(children: tuple[NcclPci, ...], indent: str) -> Iterator[str]:
+    for child in children:
+        inside = _below(child.children, indent + "  ")
+        yield from _element(indent, "pci", _pci_attributes(child), inside)
+
+
+def _pci_attributes(pci: NcclPci) -> Iterator[tuple[str, str]]:
+    yield "busid", pci.bus_id
+    yield "class", f"0x{pci.class_code:06x}"
+    if pci.is_virtual:
+        for name in ("vendor", "device", "subsystem_vendor", "subsystem_device"):
+            yield name, f"0x{NO_DEVICE:04x}"
+    if pci.gt_per_s is not None:
+        yield "link_speed", link_speed_text(pci.gt_per_s)
+    if pci.width is not None:
+        yield "link_width", str(pci.width)
+
+
+def _element(
+    indent: str, name: str, attributes: Iterator[tuple[str, str]], inside: Iterator[str]
+) -> Iterator[str]:
+    tag = " ".join([name, *(f'{key}="{value}"' for key, value in attributes)])
+    lines = list(inside)
+    if not lines:
+        yield f"{indent}<{tag}/>"
+        return
+    yield f"{indent}<{tag}>"
+    yield from lines
+    yield f"{indent}</{name}>"
+
+
+DEFAULT_PATH = "/var/run/nvidia-topologyd/virtualTopology.xml"
+KEPT_PATH = "/etc/nccl/virtualTopology.xml"
+_TMPFILES_PATH = "/etc/tmpfiles.d/nccl-topology.conf"
+_RUN_PATH = DEFAULT_PATH.removeprefix("/var")
+
+
+def cloud_config(topology: str) -> str:
+    """The cloud-config of a file's text; to be merged with others that a VM may have.
+
+    NCCL and RCCL look at NCCL_TOPO_FILE, else at DEFAULT_PATH. That is on a tmpfs, so the file
+    itself lies in /etc, and systemd-tmpfiles copies it at each boot. A copy, because a symbolic
+    link would lead nowhere in a container that mounts the folder.
+
+    The text is indented, so it must have no tabs and no control characters: write_topology's has
+    none.
+    """
+    folder = _RUN_PATH.rpartition("/")[0]
+    rules = f"d {folder} 0755 root root -\nC {_RUN_PATH} 0644 root root - {KEPT_PATH}\n"
+    return (
+        "#cloud-config\n"
+        "write_files:\n"
+        f"{_file(KEPT_PATH, topology)}"
+        f"{_file(_TMPFILES_PATH, rules)}"
+        "runcmd:\n"
+        f"  - [install, -D, -m, '0644', {KEPT_PATH}, {DEFAULT_PATH}]\n"
+    )
+
+
+def _file(path: str, content: str) -> str:
+    indented = "".join(f"      {line}\n" for line in content.splitlines())
+    return (
+        f"  - path: {path}\n    owner: root:root\n    permissions: '0644'\n"
+        f"    content: |\n{indented}"
+    )

@@ -17,7 +17,7 @@ from homenode.plan.placement import Placement
 from homenode.plan.proof.statement import NotProved, Proof
 from homenode.plan.request import GuestRequest
 from homenode.plan.shape.guest_numa import guest_memory
-from homenode.plan.shape.numbering import numbering
+from homenode.plan.shape.guest_topology import numbering
 from homenode.vm.fingerprint import RECORDED, host_fingerprint
 from homenode.vm.model import MAX_VCPUS, GuestCache, PortModel, Vm, VmCell
 from homenode.vm.plan_model import PageReservation, Plan, Rejection, Unplannable

@@ -8,7 +8,7 @@ from homenode.cluster.slurm.ranks import Binding, Rank
 from homenode.cpuset import CpuSet
 from homenode.doc import Cell, Doc, Span, Table, Text
 from homenode.machine.topology import Host
-from homenode.plan.rank import RankedHost
+from homenode.plan.planner import RankedHost
 from homenode.wording import nodes_text, number_list, pus_text
 
 

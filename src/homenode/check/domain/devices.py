@@ -23,7 +23,7 @@ from homenode.plan.shape.aperture import (
     DEFAULT_WINDOW_BYTES,
     prefetchable_window_bytes,
 )
-from homenode.plan.shape.initiators import initiator_nodes_of, is_grace
+from homenode.plan.shape.guest_numa import initiator_nodes_of, is_grace
 from homenode.units import GIB, KIB, MIB, format_bytes, format_limit
 from homenode.vm.domain.document import Document
 from homenode.vm.domain.hostdevs import element_of_bdf, initiators_of

@@ -23,7 +23,7 @@ from homenode.machine.discover.readings import numbered, read_number, read_pus
 from homenode.machine.pci import DeviceKind, PciBridge, PciDevice
 from homenode.machine.snapshot.protocol import Snapshot
 from homenode.machine.topology import CpuModel, Host, NumaNode
-from homenode.plan.shape.initiators import GRACE_GPUS, initiator_nodes
+from homenode.plan.shape.guest_numa import GRACE_GPUS, initiator_nodes
 
 _HINT = "the hook needs the host's /sys, read-only, as KubeVirt's own containers have it"
 

@@ -22,8 +22,7 @@ from homenode.machine.pci import DeviceKind, PciDevice
 from homenode.machine.snapshot.protocol import Snapshot
 from homenode.machine.topology import Host
 from homenode.plan.request import GuestRequest
-from homenode.plan.shape.guest_numa import guest_distances
-from homenode.plan.shape.initiators import is_grace, with_initiator_cells
+from homenode.plan.shape.guest_numa import guest_distances, is_grace, with_initiator_cells
 from homenode.plan.shape.pcie import MirroredPcie, mirror_cells
 from homenode.vm.domain.cells import cell_bytes, edit_cells, read_cells, read_distances
 from homenode.vm.domain.cputune import read_pins

@@ -16,8 +16,8 @@ from homenode.gap import Gap
 from homenode.indices import NodeIndex
 from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import CoreKind
-from homenode.plan.findings.of_placement import placement_findings
 from homenode.plan.placement import Placement
+from homenode.plan.placement_findings import placement_findings
 from homenode.plan.search.cost import terms
 from homenode.plan.search.ladder import Concession, Fallback, MemoryRule, fallback_name
 from homenode.plan.search.memory import NodeMemory, page_size_bytes

@@ -13,11 +13,10 @@ from msgspec.structs import replace
 
 from homenode.machine.topology import LOCAL_DISTANCE, Host
 from homenode.plan.allocations import Allocations, allocations
+from homenode.plan.device_findings import device_findings
 from homenode.plan.devices.options import DeviceInventory, DeviceOptions, device_options
-from homenode.plan.findings.of_devices import device_findings
-from homenode.plan.findings.of_placement import memory_short
-from homenode.plan.findings.siblings import document_siblings, whole_core_costs
 from homenode.plan.placement import Placement
+from homenode.plan.placement_findings import document_siblings, memory_short, whole_core_costs
 from homenode.plan.request import GuestRequest
 from homenode.plan.search.attempt import Attempt
 from homenode.plan.search.cost import Cost

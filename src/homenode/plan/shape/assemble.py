@@ -20,13 +20,23 @@ from homenode.plan.search.ladder import Concession
 from homenode.plan.shape.aperture import ApertureChoice, aperture
 from homenode.plan.shape.caches import guest_cache, shared_llcs
 from homenode.plan.shape.consequences import consequences
-from homenode.plan.shape.guest_numa import bound, guest_memory, page_size
-from homenode.plan.shape.guest_topology import guest_topology, may_share_sockets
-from homenode.plan.shape.initiators import initiator_cells
-from homenode.plan.shape.memory_devices import device_bytes_of_cells, together
-from homenode.plan.shape.numbering import numbering, offline_vcpus, without_online
+from homenode.plan.shape.guest_numa import (
+    bound,
+    device_bytes_of_cells,
+    guest_memory,
+    initiator_cells,
+    page_size,
+    together,
+)
+from homenode.plan.shape.guest_topology import (
+    guest_topology,
+    may_share_sockets,
+    numbering,
+    offline_vcpus,
+    without_online,
+)
 from homenode.plan.shape.pcie import MirroredPcie, mirror_pcie
-from homenode.plan.shape.pcie_document import PcieDocument
+from homenode.plan.shape.pcie_build import PcieDocument
 from homenode.vm.fingerprint import RECORDED, host_fingerprint
 from homenode.vm.gpu_parts import mediated_gaps, parts_at
 from homenode.vm.layout import GuestCells, GuestPcie, MemoryBinding, Pinning

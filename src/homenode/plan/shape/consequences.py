@@ -6,7 +6,7 @@ from homenode.indices import NodeIndex
 from homenode.machine.pci import DeviceKind, PciDevice
 from homenode.machine.topology import Host
 from homenode.plan.request import GuestRequest
-from homenode.plan.shape.numbering import offline_vcpus, online_text
+from homenode.plan.shape.guest_topology import offline_vcpus, online_text
 from homenode.units import format_bytes, format_limit
 from homenode.vm.layout import GuestCells
 from homenode.vm.model import (

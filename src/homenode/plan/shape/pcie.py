@@ -1,11 +1,11 @@
 """Guest PCIe: an expander bus per cell, a port per device, next to what the document has.
 
-Every device goes to its place of device_places.py. Ports of places that are not used, but come
+Every device goes to its place of pcie_tree.py. Ports of places that are not used, but come
 before one that is, stay empty: an address then depends on the kinds of devices that a VM gets and
 not on which, and libvirt finds no gap to fill. They serve hot-plug too.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 
 from msgspec import Struct
@@ -18,25 +18,69 @@ from homenode.machine.pci import DeviceKind, PciDevice
 from homenode.machine.topology import CoreKind, Host
 from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest
-from homenode.plan.shape.device_places import Place, device_places, sparse_places
-from homenode.plan.shape.nearest_cells import (
-    NearestCell,
-    nearest_cell_finding,
-    nearest_cells,
-)
-from homenode.plan.shape.pcie_build import PcieBuild
-from homenode.plan.shape.pcie_document import PcieDocument, refuse_machine
-from homenode.plan.shape.pcie_tree import pcie_tree
-from homenode.plan.shape.port_assignments import (
+from homenode.plan.shape.pcie_build import (
+    PcieBuild,
+    PcieDocument,
     PortAssignment,
     assignments_of,
     base_of,
     best_ones,
+    refuse_machine,
     right_ones,
 )
+from homenode.plan.shape.pcie_tree import Place, device_places, pcie_tree, sparse_places
 from homenode.vm.model import GuestAddress, GuestCellId, GuestPciController, PortModel
 from homenode.vm.plan_model import PlanFinding, plan_finding
 from homenode.vm.plan_options import PciGranularity
+
+
+class NearestCell(Struct, frozen=True):
+    """The guest's cell that is nearest to a host node without one. distance: the host's SLIT."""
+
+    cell: int
+    node: NodeIndex
+    distance: int
+
+
+def nearest_cells(host: Host, nodes: Sequence[NodeIndex]) -> dict[NodeIndex, NearestCell]:
+    """For each host node that is no cell's the nearest cell, the lowest among equals.
+
+    nodes: host node of each cell. Empty where the host gives no distances: then none is nearest.
+    """
+    known = {node.index for node in host.nodes}
+    if host.distances is None or not nodes or not known.issuperset(nodes):
+        return {}
+    found: dict[NodeIndex, NearestCell] = {}
+    for node in known.difference(nodes):
+        far = [host.distance(node, other) or 0 for other in nodes]
+        cell = far.index(min(far))
+        found[node] = NearestCell(cell, nodes[cell], far[cell])
+    return found
+
+
+def nearest_cell_finding(
+    devices: Iterable[tuple[Bdf, NodeIndex]], nearest: Mapping[NodeIndex, NearestCell]
+) -> tuple[PlanFinding, ...]:
+    """One finding for all devices on a cell that is not their node's. devices: with their nodes."""
+    by_node: dict[NodeIndex, list[Bdf]] = {}
+    for bdf, node in devices:
+        by_node.setdefault(node, []).append(bdf)
+    if not by_node:
+        return ()
+    stated = "; ".join(
+        f"{', '.join(map(str, bdfs))} of host node {node} on cell {nearest[node].cell} (host node "
+        f"{nearest[node].node}), at distance {nearest[node].distance}"
+        for node, bdfs in sorted(by_node.items())
+    )
+    count = sum(map(len, by_node.values()))
+    return (
+        plan_finding(
+            "device-on-nearest-cell",
+            f"{count} device{'' if count == 1 else 's'}",
+            f"their host nodes have no cell, so each hangs on the nearest one: {stated}",
+        ),
+    )
+
 
 MOST_SPARE_PORTS = 16
 

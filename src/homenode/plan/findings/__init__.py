@@ -1,1 +1,0 @@
-"""Findings: what the user should know of a placement that works."""

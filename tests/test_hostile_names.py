@@ -25,15 +25,12 @@ from homenode.check.doctor.expectation_file import parse_expectation, render_exp
 from homenode.cluster.bindings.experiments import (
     Experiment,
     Mode,
-    Shape,
-    StudyOptions,
     check_options,
     choose_nodes,
 )
 from homenode.cluster.bindings.scripts import script_of
 from homenode.cluster.kubevirt.manifest_options import ManifestOptions
-from homenode.cluster.kubevirt.manifests import manifests
-from homenode.cluster.kubevirt.yaml_text import yaml_text
+from homenode.cluster.kubevirt.manifests import manifests, yaml_text
 from homenode.cluster.pool.export import export, unnamed
 from homenode.cluster.pool.model import Pool
 from homenode.cluster.pool.moves import Move, MoveGroup, MovePlan
@@ -42,6 +39,7 @@ from homenode.cluster.pool.scheduler import Scheduler
 from homenode.cluster.slurm.config import config_word, parse_config, with_words
 from homenode.cluster.slurm.gres import gres_lines
 from homenode.cluster.slurm.hooks import hooks
+from homenode.cluster.slurm.options import Shape, StudyOptions
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError, UsageError
 from homenode.machine.tools.slurm_nodes import parse_nodes

@@ -10,7 +10,7 @@ import pytest
 from msgspec import Struct
 
 from homenode.cli.answers import ApplyAnswer, ImportedRuns, ProofCheck, TrialStatus
-from homenode.cli.slurm.bind import SlurmBind
+from homenode.cli.slurm import SlurmBind
 from homenode.errors import UsageError
 from homenode.findings import Finding
 from homenode.gap import Gap

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from homenode.cluster.kubevirt.manifest_options import ClaimScope, ManifestOptions
-from homenode.cluster.kubevirt.manifests import claim_template
-from homenode.cluster.kubevirt.measuring_jobs import guest_job, node_job, shell_job
+from homenode.cluster.kubevirt.manifests import claim_template, guest_job, node_job, shell_job
 from tests.kubelet.cases import our_answers
 from tests.kubelet.oracle import COUNT, RECORDED, SEED, build, random_cases
 

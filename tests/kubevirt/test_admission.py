@@ -8,8 +8,7 @@ from random import Random
 
 import pytest
 
-from homenode.cluster.kubevirt.admission_rules import _RULES, admission_findings
-from homenode.cluster.kubevirt.cluster import read_cluster
+from homenode.cluster.kubevirt.admission_rules import _RULES, admission_findings, read_cluster
 from homenode.cluster.kubevirt.vmi import vmi_of
 from tests.kubevirt.kubevirt_code import build
 from tests.kubevirt.vmis import Case, random_case

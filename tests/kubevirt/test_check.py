@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from homenode.cluster.kubevirt.cluster import Cluster, read_cluster
+from homenode.cluster.kubevirt.admission_rules import Cluster, read_cluster
 from homenode.cluster.kubevirt.fit import check_fit
 from homenode.cluster.kubevirt.manifest_options import ClaimScope, ManifestOptions
 from homenode.cluster.kubevirt.manifests import gates_of, virtual_machine

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from homenode.bdf import Bdf
-from homenode.cluster.kubevirt.device_metadata import BASE, claimed_nodes
+from homenode.cluster.kubevirt.needed_host import BASE, claimed_nodes
 from homenode.cluster.kubevirt.placing import place_devices
 from homenode.machine.snapshot.memory import MemorySnapshot
 from tests.kubevirt_documents import document, small_host

@@ -7,22 +7,25 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from homenode.cluster.kubevirt.cluster import Cluster
+from homenode.cluster.kubevirt.admission_rules import Cluster
 from homenode.cluster.kubevirt.fit import check_fit
 from homenode.cluster.kubevirt.manifest_options import ClaimScope, HookVersion, ManifestOptions
 from homenode.cluster.kubevirt.manifests import (
     GATES,
     claim_template,
     gate_patch,
+    guest_job,
     hook_annotation,
     hook_configmap,
     hyperconverged_patch,
     manifests,
     next_steps,
+    node_job,
     permitted_devices,
+    results_claim,
+    shell_job,
     virtual_machine,
 )
-from homenode.cluster.kubevirt.measuring_jobs import guest_job, node_job, results_claim, shell_job
 from homenode.cluster.kubevirt.vmi import demand_of, read_vmi
 from homenode.cluster.pods.kubelet import read_kubelet
 from homenode.errors import UsageError

@@ -13,8 +13,14 @@ import pytest
 
 from homenode.cli.main import BENCH
 from homenode.cluster.kubevirt.manifest_options import ManifestOptions
-from homenode.cluster.kubevirt.manifests import GATES, gate_patch, manifests, virtual_machine
-from homenode.cluster.kubevirt.measuring_jobs import GUEST_SCRIPT, NODE_SCRIPT
+from homenode.cluster.kubevirt.manifests import (
+    GATES,
+    GUEST_SCRIPT,
+    NODE_SCRIPT,
+    gate_patch,
+    manifests,
+    virtual_machine,
+)
 from homenode.errors import UsageError
 from homenode.measure.results.lines import run_text
 from tests.command_line import homenode

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from homenode.cluster.slurm.audit import audit
 from homenode.cluster.slurm.config import parse_config
-from homenode.cluster.slurm.cpu_ids import core_order
 from homenode.cluster.slurm.gres import device_order
 from homenode.cluster.slurm.job_allocation import JobAllocation, allocation_on, node_machine
+from homenode.cluster.slurm.numbering import core_order
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError, ParseError
 from homenode.findings import Finding, Severity

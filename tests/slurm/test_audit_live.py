@@ -11,7 +11,7 @@ import pytest
 from homenode.cli import main, terminal
 from homenode.cluster.slurm.client import ask_jobs, ask_tasks
 from homenode.cluster.slurm.hooks import hooks
-from homenode.cluster.slurm.memory_bind import MemoryBind
+from homenode.cluster.slurm.options import MemoryBind
 from homenode.cluster.slurm.ranks import RankOptions, bind_ranks, srun_flags
 from homenode.cluster.slurm.record import parse_record
 from homenode.machine.tools.scontrol import parse_scontrol_jobs

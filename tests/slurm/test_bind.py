@@ -5,8 +5,8 @@ import re
 import pytest
 from msgspec.structs import replace
 
-from homenode.cluster.slurm.home_nodes import with_affinities
-from homenode.cluster.slurm.memory_bind import MemoryBind
+from homenode.cluster.slurm.numbering import with_affinities
+from homenode.cluster.slurm.options import MemoryBind
 from homenode.cluster.slurm.ranks import (
     Binding,
     RankOptions,

@@ -8,8 +8,8 @@ from msgspec.structs import replace
 from homenode.cluster.slurm.check import Checked, check
 from homenode.cluster.slurm.check_slurm import SlurmVersion
 from homenode.cluster.slurm.config import parse_config
-from homenode.cluster.slurm.cpu_ids import core_order
 from homenode.cluster.slurm.gres import right_gpus
+from homenode.cluster.slurm.numbering import core_order
 from homenode.errors import InputError, ParseError
 from homenode.findings import Severity
 from homenode.machine.topology import Host

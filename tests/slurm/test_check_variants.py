@@ -7,8 +7,8 @@ import pytest
 
 from homenode.cluster.slurm.check import check
 from homenode.cluster.slurm.config import parse_config
-from homenode.cluster.slurm.cpu_ids import core_order
 from homenode.cluster.slurm.gres import RightGpu, right_gpus
+from homenode.cluster.slurm.numbering import core_order
 from homenode.cpuset import CpuSet
 from homenode.findings import Severity
 from homenode.machine.topology import Host

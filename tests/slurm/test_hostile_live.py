@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from homenode.cli import main, terminal
-from homenode.cluster.bindings import queue_client
 from homenode.cluster.pool.export import export
 from homenode.cluster.pool.scheduler import Scheduler
+from homenode.cluster.slurm import client
 from homenode.cluster.slurm.config import config_word, parse_config
 from homenode.cluster.slurm.gres import gres_lines
 from tests.hostile_names import NAMES
@@ -212,7 +212,7 @@ def test_a_study_knows_its_jobs_by_their_names_alone(
     monkeypatch.setenv("SLURM_CONF", slurm.environment["SLURM_CONF"])
     name = f"a|b\n{near}|N/A|CANCELLED|hn-abc-x|gpu01|None"
     _say(slurm, far, "JobName", name)
-    found = {(job.job, job.name, job.said) for job in queue_client.jobs()}
+    found = {(job.job, job.name, job.said) for job in client.jobs()}
     assert (far, name, "RUNNING") in found
     assert not [one for one in found if one[0] == near and one[2] != "RUNNING"]
 

@@ -10,16 +10,11 @@ from pathlib import Path
 import pytest
 
 from homenode.cli import main
-from homenode.cluster.bindings.experiments import (
-    Experiment,
-    Mode,
-    Study,
-    StudyOptions,
-    experiments_for,
-)
+from homenode.cluster.bindings.experiments import Experiment, Mode, Study, experiments_for
 from homenode.cluster.bindings.folder import StudyFolder, read_sources
+from homenode.cluster.bindings.report import study_report
 from homenode.cluster.bindings.scripts import script_of
-from homenode.cluster.bindings.study_report import study_report
+from homenode.cluster.slurm.options import StudyOptions
 from homenode.decide.alternative import alternatives
 from homenode.decide.compare import compare
 from homenode.decide.comparison import Effect, Outcome
@@ -158,7 +153,7 @@ def effect_of_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Effect:
         attempt.mkdir(parents=True)
         (attempt / "done").touch()
     found = read_sources([folder])
-    report = study_report("x", found.jobs, None, found.missing, found.gaps)
+    report = study_report("x", found)
     return only(effect for one in report.comparisons for effect in one.effects)
 
 

@@ -15,9 +15,7 @@ from homenode.cli.main import main
 from homenode.cluster.bindings.experiments import (
     Experiment,
     Mode,
-    Shape,
     Study,
-    StudyOptions,
     check_options,
     choose_nodes,
     experiments_for,
@@ -27,6 +25,7 @@ from homenode.cluster.bindings.folder import StudyFolder
 from homenode.cluster.bindings.run import statuses, unrecorded
 from homenode.cluster.bindings.scripts import job_name, script_name, script_of
 from homenode.cluster.slurm.client import will_pass
+from homenode.cluster.slurm.options import Shape, StudyOptions
 from homenode.errors import UsageError
 from homenode.machine.tools.slurm_nodes import ClusterNode, parse_nodes
 from homenode.machine.tools.squeue import JobState, QueuedJob, needs_somebody, parse_states
@@ -157,8 +156,6 @@ def test_nodes_of_both_queues_and_idle_ones_come_first() -> None:
         StudyOptions(tests=("steram",)),
         StudyOptions(app=("a",)),
         StudyOptions(app=("a",), metric="no group"),
-        StudyOptions(nodes=0),
-        StudyOptions(rounds=0),
     ],
 )
 def test_what_must_not_stand_in_a_script_is_refused(options: StudyOptions) -> None:

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from homenode.bdf import Bdf
-from homenode.cluster.bindings.experiments import Shape, Study, StudyOptions, experiments_for
+from homenode.cluster.bindings.experiments import Study, experiments_for
 from homenode.cluster.bindings.folder import StudyFolder, read_sources
-from homenode.cluster.bindings.study_report import StudyReport, study_report
+from homenode.cluster.bindings.report import StudyReport, study_report
+from homenode.cluster.slurm.options import Shape, StudyOptions
 from homenode.cpuset import CpuSet
 from homenode.errors import HomenodeError
 from homenode.formats import encode
@@ -92,7 +93,7 @@ def a_run(name: str, block: int | None, said: str = "made up") -> Run:
 def shown(folder: Path, width: int = 40) -> str:
     """The report in both of its forms."""
     found = read_sources([folder])
-    made: StudyReport = study_report("x", found.jobs, found.collective, found.missing, found.gaps)
+    made: StudyReport = study_report("x", found)
     json.loads(encode("slurm-report", made))
     out = io.StringIO()
     console = PrintableConsole(file=out, width=width, color_system=None)

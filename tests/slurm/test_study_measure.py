@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from homenode.cluster.bindings.evidence import parse_record
-from homenode.cluster.bindings.experiments import Experiment, Mode, Study, StudyOptions
+from homenode.cluster.bindings.evidence import StudySources, parse_record
+from homenode.cluster.bindings.experiments import Experiment, Mode, Study
 from homenode.cluster.bindings.folder import read_study
+from homenode.cluster.bindings.report import study_report
 from homenode.cluster.bindings.scripts import script_of
-from homenode.cluster.bindings.study_report import study_report
+from homenode.cluster.slurm.options import StudyOptions
 from homenode.measure.results.model import Origin
 
 HERE = Path(__file__).parent
@@ -107,7 +108,7 @@ def test_a_job_leaves_an_ordinary_run_with_raw_output_and_time(tmp_path: Path) -
     assert (alone.record.queue_wait_s, alone.record.others) == (7.0, 1)
     # CPU ids 32-35 are the first cores of socket 1, and GPU 3 is on socket 0.
     assert alone.cpu_nodes == (1,)
-    report = study_report("x", found.jobs, None, (), ())
+    report = study_report("x", StudySources(jobs=found.jobs))
     assert [str(job.locality) for job in report.jobs] == ["lost", "bound by the study"]
 
 

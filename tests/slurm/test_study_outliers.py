@@ -3,10 +3,15 @@
 import pytest
 from msgspec.structs import replace
 
-from homenode.cluster.bindings.evidence import Collective, collective_of, evidence_of, parse_record
-from homenode.cluster.bindings.study_maps import StudyMatrix
-from homenode.cluster.bindings.study_outliers import slow_in_collective, slow_nodes_and_links
-from homenode.cluster.bindings.study_report import study_report
+from homenode.cluster.bindings.evidence import (
+    Collective,
+    StudySources,
+    collective_of,
+    evidence_of,
+    parse_record,
+)
+from homenode.cluster.bindings.maps import StudyMatrix, slow_in_collective, slow_nodes_and_links
+from homenode.cluster.bindings.report import study_report
 from homenode.machine.description.parse import parse_description
 from homenode.machine.description.render import render
 from homenode.machine.discover import discover
@@ -100,7 +105,7 @@ def test_the_nearest_nic_of_each_gpu_is_named() -> None:
     )
     host = discover(render(described), read_running_domain)
     one = evidence_of(ALONE, run_of("a"), parse_record({}, 1), host, None)
-    report = study_report("x", (one,), None, (), ())
+    report = study_report("x", StudySources(jobs=(one,)))
     assert [line.nearness for line in report.nics] == ["same switch", "another node"]
     assert "nearest NIC of each GPU" in text_of(report)
 

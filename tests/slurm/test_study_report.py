@@ -17,22 +17,24 @@ from homenode.cli.main import main
 from homenode.cluster.bindings.evidence import (
     AttemptRecord,
     JobEvidence,
+    StudySources,
     collective_of,
     evidence_of,
     parse_record,
 )
 from homenode.cluster.bindings.experiments import Experiment, Mode
 from homenode.cluster.bindings.folder import read_sources
-from homenode.cluster.bindings.study_maps import matrices
-from homenode.cluster.bindings.study_report import StudyReport, study_report
-from homenode.cluster.bindings.study_verdicts import (
+from homenode.cluster.bindings.maps import matrices
+from homenode.cluster.bindings.report import (
     FAR,
     NEAR,
     JobLocality,
     Queue,
+    StudyReport,
     comparisons,
     copies_as_runs,
     locality_of,
+    study_report,
 )
 from homenode.cluster.slurm.job_allocation import node_machine
 from homenode.cpuset import CpuSet
@@ -70,7 +72,7 @@ def text_of(report: StudyReport, width: int = 100) -> str:
 
 def of_folder(folder: Path) -> StudyReport:
     found = read_sources([folder])
-    return study_report("x", found.jobs, found.collective, found.missing, found.gaps)
+    return study_report("x", found)
 
 
 @pytest.fixture
@@ -238,7 +240,7 @@ def test_a_record_tells_waits_hours_and_neighbours() -> None:
 def test_files_that_are_damaged_or_missing_are_gaps(texts: dict[str, str]) -> None:
     one = judged(run_of("a"), texts)
     assert one.node == "n1"
-    report = study_report("x", (one,), None, (), one.gaps)
+    report = study_report("x", StudySources(jobs=(one,), gaps=one.gaps))
     assert "a" in text_of(report)
     json.loads(encode("slurm-report", report))
 
@@ -303,7 +305,7 @@ def test_shared_jobs_do_for_copies_where_they_are_near_bound_and_as_fast(
     shared: float, memory: tuple[int, ...], expected: Queue
 ) -> None:
     jobs = (job(Mode.EXCLUSIVE, 50e9), job(Mode.TOGETHER, shared, memory_nodes=memory))
-    report = study_report("x", jobs, None, (), ())
+    report = study_report("x", StudySources(jobs=jobs))
     assert report.verdicts[0].queue is expected
 
 
@@ -318,7 +320,7 @@ def test_slices_are_compared_with_whole_gpus_and_decide_nothing() -> None:
         NEAR,
         ("1 GPU, together", "slice gpu:1g.10gb, together"),
     )
-    report = study_report("x", jobs, None, (), ())
+    report = study_report("x", StudySources(jobs=jobs))
     assert "slice gpu:1g.10gb, together" in text_of(report)
     assert report.verdicts[0].queue is Queue.EITHER
 
@@ -332,7 +334,7 @@ def test_jobs_that_did_not_measure_together_stand_apart() -> None:
 def test_the_own_programs_time_is_shown_in_seconds() -> None:
     took = (Sample("app-time:gmx", "ns", 42e9),)
     jobs = (job(Mode.ALONE, 1.0, samples=took), job(Mode.TOGETHER, 1.0, samples=took))
-    text = text_of(study_report("x", jobs, None, (), ()))
+    text = text_of(study_report("x", StudySources(jobs=jobs)))
     assert "42 s" in text
     assert "1 GPU, alone" in text
 
@@ -340,7 +342,7 @@ def test_the_own_programs_time_is_shown_in_seconds() -> None:
 def test_the_job_of_all_nodes_counts_its_gpu_hours() -> None:
     found = collective_of({"started": "1000\n", "ended": "2800\n"}, gpus=24)
     assert found.gpu_hours == 12.0
-    report = study_report("x", (job(Mode.EXCLUSIVE, 50e9),), found, (), ())
+    report = study_report("x", StudySources(jobs=(job(Mode.EXCLUSIVE, 50e9),), collective=found))
     assert "12.00 GPU-hours" in text_of(report)
 
 
@@ -480,10 +482,10 @@ def _between(node: str, binding: int, rate: float, number: int) -> JobEvidence:
 
 def test_one_binding_on_two_nodes_of_the_cluster_is_one_binding() -> None:
     jobs = tuple(_between(node, 0, 130e9, 0) for node in ("n1", "n2"))
-    multi = study_report("x", jobs, None, (), ()).verdicts[2]
+    multi = study_report("x", StudySources(jobs=jobs)).verdicts[2]
     assert (multi.queue, multi.measured) == (Queue.UNKNOWN, False)
     jobs += tuple(_between(node, 1, 130e9, 0) for node in ("n1", "n2"))
-    assert study_report("x", jobs, None, (), ()).verdicts[2].queue is Queue.EITHER
+    assert study_report("x", StudySources(jobs=jobs)).verdicts[2].queue is Queue.EITHER
 
 
 def test_what_sharing_changes_rests_on_the_users_own_program_alone() -> None:
@@ -491,32 +493,21 @@ def test_what_sharing_changes_rests_on_the_users_own_program_alone() -> None:
     jobs = tuple(
         job(mode, 1.0, name=str(mode), samples=(inside,)) for mode in (Mode.EXCLUSIVE, Mode.ALONE)
     )
-    assert not study_report("x", jobs, None, (), ()).verdicts[1].measured
+    assert not study_report("x", StudySources(jobs=jobs)).verdicts[1].measured
     rng = random.Random(5)
 
     def verdict_of(ratio: float, count: int) -> tuple[Queue, bool]:
-        found = study_report(
-            "x",
-            tuple(
-                job(
-                    mode,
-                    1.0,
-                    name=f"{mode}-{number}",
-                    samples=(
-                        Sample(
-                            "app-time:gmx",
-                            "ns",
-                            1e9 * level * rng.lognormvariate(0, 0.005),
-                        ),
-                    ),
-                )
-                for mode, level in ((Mode.EXCLUSIVE, 1.0), (Mode.ALONE, ratio))
-                for number in range(count)
-            ),
-            None,
-            (),
-            (),
-        ).verdicts[1]
+        jobs = tuple(
+            job(
+                mode,
+                1.0,
+                name=f"{mode}-{number}",
+                samples=(Sample("app-time:gmx", "ns", 1e9 * level * rng.lognormvariate(0, 0.005)),),
+            )
+            for mode, level in ((Mode.EXCLUSIVE, 1.0), (Mode.ALONE, ratio))
+            for number in range(count)
+        )
+        found = study_report("x", StudySources(jobs=jobs)).verdicts[1]
         return found.queue, found.measured
 
     assert verdict_of(1.0, 4) == (Queue.SHARED, True)
@@ -564,6 +555,6 @@ def test_copies_by_sm_are_apart_from_those_by_copy_engines() -> None:
         Sample("h2d-bandwidth", "bytes_per_s", rate, device=gpu, node=0, variant=variant)
         for rate, variant in ((50e9, None), (40e9, "sm"), (90e9, "both ways"))
     )
-    report = study_report("x", (job(Mode.EXCLUSIVE, 50e9, samples=both),), None, (), ())
+    report = study_report("x", StudySources(jobs=(job(Mode.EXCLUSIVE, 50e9, samples=both),)))
     assert {(one.method, one.mean) for one in report.spreads} == {("CE", 50e9), ("SM", 40e9)}
     assert all(one.deviation is None for one in report.spreads)

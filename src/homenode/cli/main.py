@@ -130,11 +130,11 @@ SLURM = Command(
       homenode slurm check gres.conf slurm.conf --host node.tar.gz
     """,
     commands=(
-        Command("audit", f"{_SLURM}SlurmAuditArguments", "slurm.audit:audit"),
-        Command("study", f"{_SLURM}SlurmStudyArguments", "slurm.study:study"),
-        Command("report", f"{_SLURM}SlurmReportArguments", "slurm.report:report"),
-        Command("check", f"{_SLURM}SlurmCheckArguments", "slurm.check:check"),
-        Command("bind", f"{_SLURM}SlurmBindArguments", "slurm.bind:bind"),
+        Command("audit", f"{_SLURM}SlurmAuditArguments", "slurm:audit"),
+        Command("study", f"{_SLURM}SlurmStudyArguments", "slurm_study:study"),
+        Command("report", f"{_SLURM}SlurmReportArguments", "slurm_study:report"),
+        Command("check", f"{_SLURM}SlurmCheckArguments", "slurm:check"),
+        Command("bind", f"{_SLURM}SlurmBindArguments", "slurm:bind"),
     ),
 )
 LIST = Command(

@@ -177,7 +177,7 @@ def receive(asked: KubevirtReceiveArguments) -> None:
 
 def check(asked: KubevirtCheckArguments) -> None:
     """Print what does not fit together."""
-    from homenode.cluster.kubevirt.cluster import read_cluster
+    from homenode.cluster.kubevirt.admission_rules import read_cluster
     from homenode.cluster.kubevirt.fit import check_fit
     from homenode.cluster.kubevirt.vmi import vmi_of
 

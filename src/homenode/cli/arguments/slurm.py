@@ -6,8 +6,7 @@ from typing import Annotated
 from msgspec import Struct
 
 from homenode.cli.options import HostOption, JsonOption
-from homenode.cluster.slurm.memory_bind import MemoryBind
-from homenode.cluster.slurm.spool import SPOOL
+from homenode.cluster.slurm.options import MAX_TIME, SPOOL, MemoryBind, StudyOptions
 from homenode.opt import Arg, Flag, Opt
 
 TopoOption = Annotated[
@@ -181,17 +180,7 @@ class SlurmStudyArguments(Struct, frozen=True, kw_only=True):
             "continued.",
         ),
     ]
-    partition_exclusive: Annotated[
-        str | None,
-        Opt("--partition-exclusive", "P", "Whole nodes. Default: the cluster's default."),
-    ] = None
-    partition_shared: Annotated[
-        str | None, Opt("--partition-shared", "Q", "Parts of nodes. Default: as for whole ones.")
-    ] = None
-    nodes: Annotated[int, Opt("--nodes", "N", "Cluster nodes to study.")] = 1
-    rounds: Annotated[
-        int, Opt("--rounds", "N", "Jobs of each kind on each node, in mixed order.")
-    ] = 3
+    study: StudyOptions = StudyOptions()
     nodelist: Annotated[
         str | None, Opt("--nodelist", "A,B", "These cluster nodes, instead of N.")
     ] = None
@@ -225,46 +214,19 @@ class SlurmStudyArguments(Struct, frozen=True, kw_only=True):
             rare=True,
         ),
     ] = ()
-    cpus_per_gpu: Annotated[
-        int | None,
-        Opt("--cpus-per-gpu", "N", "CPUs of shared jobs. Default: an even share.", rare=True),
-    ] = None
-    tests: Annotated[
-        tuple[str, ...],
-        Opt(
-            "--tests",
-            "TEST",
-            "Tests of homenode bench; none = no CPU test. Repeatable. Default: stream and "
-            "mem-latency.",
-        ),
-    ] = ()
     app: Annotated[
         str | None, Opt("--app", "CMD", "Your own program, under each binding.", rare=True)
     ] = None
-    metric: Annotated[
-        str | None,
-        Opt("--metric", "REGEX", "Finds its figure: the group of the last match.", rare=True),
-    ] = None
-    lower_is_better: Annotated[
-        bool, Flag("--lower-is-better", "The figure is a time.", rare=True)
-    ] = False
-    between_nodes: Annotated[
-        bool, Flag("--between-nodes", "Also all-reduce on and between the nodes.")
-    ] = False
-    mpi: Annotated[
-        str | None, Opt("--mpi", "TYPE", "For srun between nodes (pmix, pmi2).", rare=True)
-    ] = None
-    minutes: Annotated[int, Opt("--minutes", "M", "Time limit of a job.", rare=True)] = 30
-    account: Annotated[str | None, Opt("--account", "A", "For sbatch.", rare=True)] = None
-    qos: Annotated[str | None, Opt("--qos", "Q", "For sbatch.", rare=True)] = None
-    reservation: Annotated[str | None, Opt("--reservation", "R", "For sbatch.", rare=True)] = None
-    setup: Annotated[
-        str | None,
-        Opt("--setup", "FILE", "A shell file that jobs read first (module load …).", rare=True),
-    ] = None
     wait: Annotated[
         float | None,
-        Opt("--wait", "MINUTES", "Wait no longer than this; the jobs go on.", rare=True),
+        Opt(
+            "--wait",
+            "MINUTES",
+            "Wait no longer than this; the jobs go on.",
+            ge=0,
+            le=MAX_TIME,
+            rare=True,
+        ),
     ] = None
     patience: Annotated[
         float,
@@ -273,10 +235,15 @@ class SlurmStudyArguments(Struct, frozen=True, kw_only=True):
             "MINUTES",
             "Wait this long where every job waits for a drained node or a hold, or the controller "
             "is silent.",
+            ge=0,
+            le=MAX_TIME,
             rare=True,
         ),
     ] = 10.0
-    poll: Annotated[float, Opt("--poll", "SECONDS", "Between looks at the queue.", rare=True)] = 5
+    poll: Annotated[
+        float,
+        Opt("--poll", "SECONDS", "Between looks at the queue.", ge=0.001, le=MAX_TIME, rare=True),
+    ] = 5
     dry_run: Annotated[bool, Flag("--dry-run -n", "Write the scripts, and submit nothing.")] = False
 
 

@@ -462,6 +462,18 @@ class Collective(Struct, frozen=True):
     gpu_hours: float | None = None
 
 
+class StudySources(Struct, frozen=True, kw_only=True):
+    """What studies came to. missing: jobs without results. unmeasured: (job, what it was asked for
+    and has no figure of). gaps: what is open, with the job's name.
+    """
+
+    jobs: tuple[JobEvidence, ...] = ()
+    collective: Collective | None = None
+    missing: tuple[str, ...] = ()
+    gaps: tuple[Gap, ...] = ()
+    unmeasured: tuple[tuple[str, str], ...] = ()
+
+
 def collective_of(texts: Mapping[str, str], gpus: int = 0) -> Collective:
     """The peaks of a job's files: node-A.txt, pair-A+B.txt, all.txt. gpus: that it had."""
     nodes: list[tuple[str, float]] = []

@@ -12,7 +12,8 @@ from enum import StrEnum
 from msgspec import Struct
 from msgspec.structs import replace
 
-from homenode.cluster.slurm.home_nodes import bindable_node, bindable_nodes
+from homenode.cluster.slurm.numbering import bindable_node, bindable_nodes
+from homenode.cluster.slurm.options import StudyOptions
 from homenode.errors import UsageError
 from homenode.machine.pci import DeviceKind
 from homenode.machine.tools.slurm_nodes import ClusterNode
@@ -26,10 +27,7 @@ NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:+-]{0,99}", re.ASCII)
 
 MAX_JOBS = 64
 """Of one shape at once on one node; MIG gives a node of 8 GPUs 56 slices."""
-MAX_NODES = 4096
-MAX_ROUNDS = 100
 _SEED = 1
-MAX_CPUS = 65536
 _TESTS = frozenset(Group) - {Group.APP}
 
 
@@ -41,56 +39,6 @@ class Mode(StrEnum):
     ALONE = "alone"  # the shared queue, and no other job of this study next to it
     TOGETHER = "together"  # the shared queue, several jobs of one shape at once
     COLLECTIVE = "collective"  # all nodes of the study, whole
-
-
-class Shape(Struct, frozen=True):
-    """A job of the shared queue. gpus: of one job. jobs: at once on a node."""
-
-    gpus: int
-    jobs: int
-    gres: str = "gpu"
-
-    @property
-    def name(self) -> str:
-        """As files are called.
-
-        >>> Shape(2, 2).name, Shape(1, 4, "gpu:1g.10gb").name
-        ('shared-2gpu', 'shared-1slice-1g.10gb')
-        """
-        if self.gres == "gpu":
-            return f"shared-{self.gpus}gpu"
-        return f"shared-{self.gpus}slice-{self.gres.rpartition(':')[2]}"
-
-
-class StudyOptions(Struct, frozen=True):
-    """What the user asks for. None: the cluster's or the host's own.
-
-    rounds: jobs of each kind on each node; a verdict is measured from three on. numa: NUMA nodes to
-    bind to. minutes: time limit of a job. app: words of a command, which runs in app_folder.
-    metric: pattern of its figure. setup: a shell file that jobs source first ("module load …").
-    """
-
-    partition_exclusive: str | None = None
-    partition_shared: str | None = None
-    nodes: int = 1
-    rounds: int = 3
-    node_list: tuple[str, ...] = ()
-    numa: tuple[int, ...] | None = None
-    shapes: tuple[Shape, ...] = (Shape(1, 4), Shape(2, 2))
-    cpus_per_gpu: int | None = None
-    minutes: int = 30
-    account: str | None = None
-    qos: str | None = None
-    reservation: str | None = None
-    tests: tuple[str, ...] = ("stream", "mem-latency")
-    app: tuple[str, ...] = ()
-    app_folder: str = "."
-    metric: str | None = None
-    lower_is_better: bool = False
-    between_nodes: bool = False
-    mpi: str | None = None
-    homenode: str = "homenode"
-    setup: str | None = None
 
 
 class Experiment(Struct, frozen=True):
@@ -171,12 +119,6 @@ def check_options(options: StudyOptions) -> None:
             raise UsageError(
                 f"--shared {shape.gpus}x{shape.jobs}: expected GPUs x jobs of 1 to {MAX_JOBS}"
             )
-    if not 0 < options.rounds <= MAX_ROUNDS:
-        raise UsageError(f"--rounds {options.rounds}: expected 1 to {MAX_ROUNDS}")
-    if not 0 < options.nodes <= MAX_NODES:
-        raise UsageError(f"--nodes {options.nodes}: expected 1 to {MAX_NODES}")
-    if options.cpus_per_gpu is not None and not 0 < options.cpus_per_gpu <= MAX_CPUS:
-        raise UsageError(f"--cpus-per-gpu {options.cpus_per_gpu}: expected 1 to {MAX_CPUS}")
     for name in options.tests:
         if name not in _TESTS:
             raise UsageError(

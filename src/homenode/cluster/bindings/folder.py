@@ -25,8 +25,8 @@ from msgspec.structs import replace
 
 from homenode import formats
 from homenode.cluster.bindings.evidence import (
-    Collective,
     JobEvidence,
+    StudySources,
     collective_of,
     evidence_of,
     evidence_of_logs,
@@ -275,19 +275,6 @@ def attempts(folder: Path, experiment: str, task: int) -> tuple[Path, ...]:
 MAX_FILE_BYTES = 16 << 20
 
 
-class StudySources(Struct, frozen=True):
-    """missing: jobs without results. unmeasured: (job, what it was asked for and has no figure of).
-
-    gaps: what is open, with the job's name.
-    """
-
-    jobs: tuple[JobEvidence, ...] = ()
-    collective: Collective | None = None
-    missing: tuple[str, ...] = ()
-    gaps: tuple[Gap, ...] = ()
-    unmeasured: tuple[tuple[str, str], ...] = ()
-
-
 def read_sources(folders: Iterable[Path]) -> StudySources:
     """All of them together. Raises InputError for what is no study, runs or logs."""
     found = StudySources()
@@ -303,11 +290,11 @@ def read_sources(folders: Iterable[Path]) -> StudySources:
         else:
             one = _of_others(folder)
         found = StudySources(
-            found.jobs + one.jobs,
-            one.collective or found.collective,
-            found.missing + one.missing,
-            found.gaps + one.gaps,
-            found.unmeasured + one.unmeasured,
+            jobs=found.jobs + one.jobs,
+            collective=one.collective or found.collective,
+            missing=found.missing + one.missing,
+            gaps=found.gaps + one.gaps,
+            unmeasured=found.unmeasured + one.unmeasured,
         )
     return found
 
@@ -342,8 +329,13 @@ def read_study(folder: Path, study: Study) -> StudySources:
             if app and not any(s.metric.startswith("app-") for s in one.samples):
                 unmeasured.append((name, f"no figure of {Path(app[0]).name}"))
     gaps += _joined(jobs)
-    missing = tuple(_missing(folder, study))
-    return StudySources(tuple(jobs), collective, missing, tuple(gaps), tuple(unmeasured))
+    return StudySources(
+        jobs=tuple(jobs),
+        collective=collective,
+        missing=tuple(_missing(folder, study)),
+        gaps=tuple(gaps),
+        unmeasured=tuple(unmeasured),
+    )
 
 
 def _evidence(
@@ -464,4 +456,4 @@ def _of_others(folder: Path) -> StudySources:
         loaded = load_runs(folder)
         gaps = tuple(Gap(one.path, one.reason) for one in loaded.skipped if loaded.runs)
         found = evidence_of_runs(loaded.runs)
-    return StudySources(found, gaps=gaps)
+    return StudySources(jobs=found, gaps=gaps)

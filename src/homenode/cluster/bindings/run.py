@@ -12,11 +12,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 
 from msgspec.structs import replace
 
-from homenode.cluster.bindings import queue_client
 from homenode.cluster.bindings.experiments import (
     Experiment,
     Study,
-    StudyOptions,
     choose_nodes,
     described_nodes,
     experiments_for,
@@ -24,8 +22,9 @@ from homenode.cluster.bindings.experiments import (
     nodes_to_bind_to,
 )
 from homenode.cluster.bindings.folder import StudyEntry, StudyFolder, attempts, done_attempt
-from homenode.cluster.bindings.queue_client import is_full
 from homenode.cluster.bindings.scripts import job_name, script_name
+from homenode.cluster.slurm import client
+from homenode.cluster.slurm.options import StudyOptions
 from homenode.errors import InputError, NoAnswerError, ToolError, UsageError
 from homenode.machine.tools.squeue import JobState, QueuedJob, needs_somebody
 from homenode.machine.topology import Host
@@ -59,7 +58,7 @@ def made_study(
     if is_described and described is not None:
         found = described_nodes(described, options)
     else:
-        found = queue_client.nodes()
+        found = client.nodes()
     whole, shared = choose_nodes(found, options)
     if described is None:
         return Study(id, options, whole, shared, None, look_experiments(whole))
@@ -84,7 +83,7 @@ class SlurmQueue:
         self._seconds: Mapping[tuple[str, int], float | None] = {}
 
     def look(self) -> Progress:
-        self._queued = queue_client.jobs()
+        self._queued = client.jobs()
         for experiment, job in unrecorded(self.study, self._queued):
             self._note(StudyEntry(submitted=experiment, job=job))
         tasks = self._tasks()
@@ -107,7 +106,7 @@ class SlurmQueue:
         waiting = self._jobs_in(JobState.PENDING)
         for name in dict.fromkeys(task.id for task in tasks):
             if name in waiting:
-                queue_client.cancel(waiting[name])
+                client.cancel(waiting[name])
             self._note(StudyEntry(again=name))
 
     def begin(self, tasks: Sequence[TaskStatus]) -> None:
@@ -171,7 +170,7 @@ class SlurmQueue:
         unfinished = {task.id for task in tasks if task.state is not TaskState.DONE}
         for name, job in self._jobs_in(JobState.PENDING).items():
             if name not in unfinished:
-                queue_client.cancel(job)
+                client.cancel(job)
 
     def _jobs_in(self, *states: JobState) -> dict[str, str]:
         """The latest job of each experiment where it is in one of these states, in whole or in
@@ -212,13 +211,11 @@ class SlurmQueue:
         names = dict.fromkeys((*one.after, *behind))
         after = tuple(alive[name] for name in names if name in alive)
         try:
-            job = queue_client.submit(
-                self._folder.path, script_name(one), after, self._folder.owned
-            )
+            job = client.submit(self._folder.path, script_name(one), after, self._folder.owned)
         except NoAnswerError:
             raise
         except ToolError as error:
-            if is_full(error.message) and alive:
+            if client.is_full(error.message) and alive:
                 raise QueueFullError(error.message) from None
             self._note(StudyEntry(refused=one.id, reason=error.message))
             return None

@@ -6,7 +6,8 @@ Everything that came from outside is quoted (shlex), or was checked to be a name
 import shlex
 from collections.abc import Iterator
 
-from homenode.cluster.bindings.experiments import Experiment, Mode, StudyOptions
+from homenode.cluster.bindings.experiments import Experiment, Mode
+from homenode.cluster.slurm.options import StudyOptions
 from homenode.wording import plural
 
 COPIES = ("gpu-bandwidth", "gpu-peer")

@@ -11,8 +11,7 @@ from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
 from homenode.catalogue import finding
-from homenode.cluster.kubevirt.admission_rules import admission_findings
-from homenode.cluster.kubevirt.cluster import FIRST_VERSION, Cluster
+from homenode.cluster.kubevirt.admission_rules import FIRST_VERSION, Cluster, admission_findings
 from homenode.cluster.kubevirt.manifest_options import HookVersion
 from homenode.cluster.kubevirt.vmi import HOOK_ANNOTATION, Demand, Vmi, demand_of, launcher_pod
 from homenode.cluster.pods.admission import TOPOLOGY_AFFINITY

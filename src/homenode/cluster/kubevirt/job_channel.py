@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Struct
 
 from homenode.cluster.kubevirt.manifest_options import ManifestOptions
-from homenode.cluster.kubevirt.measuring_jobs import shell_job
+from homenode.cluster.kubevirt.manifests import shell_job
 from homenode.errors import ToolError, UsageError
 from homenode.measure.access.machine import Said
 from homenode.process import Completed, ToolTimeoutError, run

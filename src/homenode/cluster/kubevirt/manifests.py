@@ -1,18 +1,22 @@
 """Manifests: what a cluster needs so that its VMs get the hook, and jobs that measure them.
 
+The jobs run `homenode bench` and collect its runs on one volume. Documents are YAML that people can
+edit, in block style, with quotes only where needed: Kubernetes takes JSON as well, but a VM that
+somebody is to fill in should not be one.
+
 Source: kubevirt.io/v1 (VirtualMachine, KubeVirt), hco.kubevirt.io/v1beta1 (HyperConverged);
-KubeVirt cmd/sidecars for the shim.
+KubeVirt cmd/sidecars for the shim; batch/v1 (Job), v1 (PersistentVolumeClaim).
 """
 
 import json
 import re
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from homenode.cluster.kubevirt.manifest_options import ClaimScope, ManifestOptions
-from homenode.cluster.kubevirt.measuring_jobs import USER, guest_job, node_job, results_claim
 from homenode.cluster.kubevirt.vmi import EVEN_ANNOTATION, HOOK_ANNOTATION
-from homenode.cluster.kubevirt.yaml_text import yaml_text
 from homenode.errors import UsageError
+from homenode.ssh_options import CLOSED
 
 GATES = ("Sidecar", "CPUManager")
 HOOK_FILE = "onDefineDomain"
@@ -314,3 +318,233 @@ RUN pip install --no-cache-dir --require-hashes -r /tmp/requirements.lock \\
  && rm -rf /var/lib/apt/lists/* && useradd -u {USER} -m homenode
 USER {USER}
 """
+
+
+USER = 1001
+"""Of the image: not root, and with a name, which ssh asks for."""
+
+LONGEST_S = 6 * 3600
+"""A guest that never ends ends here."""
+
+_NAME = 'name="$NAME-$(date -u +%Y%m%dT%H%M%SZ)"\ncode=0\n'
+_VERDICT = '# 1: measured, with findings. They are in the run.\n[ "$code" -le 1 ] || exit "$code"\n'
+
+_REACH = f"""\
+reach() {{
+  ssh {" ".join(CLOSED)} -i /ssh/key -o BatchMode=yes \\
+    -o GlobalKnownHostsFile=/dev/null -o UserKnownHostsFile="$2" -o HostKeyAlias="$alias" \\
+    -o StrictHostKeyChecking="$1" -o HashKnownHosts=no -o UpdateHostKeys=no \\
+    -- "$GUEST" "$3"
+}}
+run() {{ reach yes "$keys" "$1"; }}
+keys=/ssh/known_hosts
+alias=${{GUEST#*@}}
+if [ ! -s "$keys" ]; then
+  keys=/results/.known_hosts-$NAME
+  alias=$NAME
+  if [ ! -s "$keys" ]; then
+    first=$(mktemp "$keys.XXXXXX")
+    reach accept-new "$first" true || {{ code=$?; rm -f "$first"; exit "$code"; }}
+    ln "$first" "$keys" 2>/dev/null || [ -s "$keys" ] || cp "$first" "$keys"
+    rm -f "$first"
+  fi
+fi
+run true || {{
+  echo "$GUEST: expected a login, and the host key of $keys" >&2
+  echo "  hint: if the guest was installed anew, take its old key out of that file" >&2
+  exit 3
+}}
+"""
+"""A known_hosts in the secret says whose key it must be. Else the first job's login takes the
+guest's, and keeps it on the volume under the VM's name: its address changes with each of its pods.
+"""
+
+GUEST_SCRIPT = (
+    "set -eu\n"
+    + _REACH
+    + _NAME
+    + "run \"homenode bench '$name' --results homenode-results\" || code=$?\n"
+    + "run \"cd homenode-results && tar -cf - */'$name'\" | \\\n"
+    + '  homenode kubevirt receive "$name" --results /results\n'
+    + _VERDICT
+)
+NODE_SCRIPT = (
+    "set -eu\n" + _NAME + 'homenode bench "$name" --results /results || code=$?\n' + _VERDICT
+)
+"""Each run has a name of its own, so that a job that is applied again adds one."""
+
+
+def results_claim(options: ManifestOptions) -> dict[str, Any]:
+    """Where the jobs of all VMs and nodes leave their results."""
+    return {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": "homenode-results", "namespace": options.namespace},
+        "spec": {
+            "accessModes": ["ReadWriteMany"],
+            "resources": {"requests": {"storage": "1Gi"}},
+        },
+    }
+
+
+def guest_job(options: ManifestOptions) -> dict[str, Any]:
+    """Runs the suite in the guest over ssh, and fetches what it wrote."""
+    job = _job(options, f"homenode-bench-{options.vm}", ["sh", "-c", GUEST_SCRIPT])
+    pod = job["spec"]["template"]["spec"]
+    container = pod["containers"][0]
+    container["env"] = [
+        {"name": "GUEST", "value": options.guest},
+        {"name": "NAME", "value": options.vm},
+    ]
+    container["volumeMounts"].append({"name": "ssh", "mountPath": "/ssh", "readOnly": True})
+    pod["volumes"].append(
+        {"name": "ssh", "secret": {"secretName": "homenode-ssh", "defaultMode": 0o440}}
+    )
+    return job
+
+
+def node_job(options: ManifestOptions) -> dict[str, Any]:
+    """Runs the suite on a node itself, with all of its GPUs: what the VM is compared with."""
+    job = _job(options, "homenode-bench-node", ["sh", "-c", NODE_SCRIPT])
+    pod = job["spec"]["template"]["spec"]
+    container = pod["containers"][0]
+    container["env"] = [{"name": "NAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}]
+    container["resources"] = {"limits": {"nvidia.com/gpu": str(options.gpus)}}
+    if options.node is not None:
+        pod["nodeSelector"] = {"kubernetes.io/hostname": options.node}
+    return job
+
+
+def shell_job(options: ManifestOptions, name: str) -> dict[str, Any]:
+    """Holds a node's CPUs and GPUs for `homenode bench --on kubernetes://`, which runs its tests
+    there one by one. Nothing is stored there."""
+    job = _job(options, name, ["sleep", str(LONGEST_S)])
+    pod = job["spec"]["template"]["spec"]
+    del pod["volumes"], pod["containers"][0]["volumeMounts"]
+    pod["terminationGracePeriodSeconds"] = 1  # sleep does not heed the signal that asks it to end
+    if options.gpus:
+        pod["containers"][0]["resources"] = {"limits": {"nvidia.com/gpu": str(options.gpus)}}
+    pod["nodeSelector"] = {"kubernetes.io/hostname": options.node}
+    return job
+
+
+def _job(options: ManifestOptions, name: str, command: list[str]) -> dict[str, Any]:
+    container: dict[str, Any] = {
+        "name": "bench",
+        "image": options.bench_image,
+        "imagePullPolicy": "IfNotPresent",
+        "command": command,
+        "volumeMounts": [{"name": "results", "mountPath": "/results"}],
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+        },
+    }
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": name, "namespace": options.namespace},
+        "spec": {
+            "backoffLimit": 0,
+            "activeDeadlineSeconds": LONGEST_S,
+            "template": {
+                "metadata": {"labels": {"app": "homenode-bench"}},
+                "spec": {
+                    "restartPolicy": "Never",
+                    "automountServiceAccountToken": False,
+                    # The volume is written, and root's ssh key read, through the group: then ssh
+                    # does not mind the key's mode. With the container's, it is what Kubernetes'
+                    # profile "restricted" asks for.
+                    "securityContext": {
+                        "runAsUser": USER,
+                        "runAsNonRoot": True,
+                        "fsGroup": USER,
+                        "seccompProfile": {"type": "RuntimeDefault"},
+                    },
+                    "containers": [container],
+                    "volumes": [
+                        {
+                            "name": "results",
+                            "persistentVolumeClaim": {"claimName": "homenode-results"},
+                        }
+                    ],
+                },
+            },
+        },
+    }
+
+
+_PLAIN = re.compile(r"[A-Za-z/][A-Za-z0-9 _./@-]*(?::[A-Za-z0-9_./-]+)*\Z", re.ASCII)
+_SHORT = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\t": "\\t"}
+_WORDS = frozenset({"true", "false", "yes", "no", "on", "off", "null", "y", "n"})
+
+
+def yaml_text(*documents: Mapping[str, Any]) -> str:
+    """Documents with "---" between them. Values are texts, numbers, truths, lists and mappings.
+
+    >>> print(yaml_text({"a": [{"b": "on", "c": 1}], "d": {}}), end="")
+    a:
+    - b: "on"
+      c: 1
+    d: {}
+    """
+    return "---\n".join("".join(f"{line}\n" for line in _mapping(d, "")) for d in documents)
+
+
+def _mapping(value: Mapping[str, Any], indent: str) -> Iterator[str]:
+    for key, inner in value.items():
+        yield from _entry(f"{indent}{_scalar(key)}:", inner, indent)
+
+
+def _entry(head: str, value: Any, indent: str) -> Iterator[str]:
+    if isinstance(value, Mapping) and value:
+        yield head
+        yield from _mapping(value, f"{indent}  ")
+    elif isinstance(value, list | tuple) and value:
+        yield head
+        yield from _sequence(value, indent)
+    elif isinstance(value, str) and _is_block(value):
+        yield f"{head} |"
+        yield from (f"{indent}  {line}" if line else "" for line in value[:-1].split("\n"))
+    else:
+        yield f"{head} {_scalar(value)}"
+
+
+def _is_block(value: str) -> bool:
+    """Whether a text of lines is the same in block style, which ends with the last of them."""
+    bare = value.removesuffix("\n")
+    return (
+        "" != bare != value
+        and bare == bare.strip()
+        and all(letter.isprintable() or letter in "\n\t" for letter in value)
+    )
+
+
+def _sequence(value: Sequence[Any], indent: str) -> Iterator[str]:
+    for item in value:
+        if isinstance(item, Mapping) and item:
+            lines = list(_mapping(item, f"{indent}  "))
+            yield f"{indent}- {lines[0][len(indent) + 2 :]}"
+            yield from lines[1:]
+        else:
+            yield from _entry(f"{indent}-", item, indent)
+
+
+def _scalar(value: Any) -> str:
+    if not isinstance(value, str):
+        return json.dumps(value)
+    if _PLAIN.match(value) and value == value.rstrip() and value.lower() not in _WORDS:
+        return value
+    if '"' in value and value.isprintable():
+        return "'" + value.replace("'", "''") + "'"
+    return '"' + "".join(map(_escaped, value)) + '"'
+
+
+def _escaped(letter: str) -> str:
+    """Within double quotes. Not as JSON has it: YAML knows no pairs of surrogates."""
+    if letter in _SHORT:
+        return _SHORT[letter]
+    number = ord(letter)
+    if letter.isprintable():
+        return letter
+    return f"\\u{number:04x}" if number < 1 << 16 else f"\\U{number:08x}"

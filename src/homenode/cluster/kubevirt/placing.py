@@ -236,7 +236,7 @@ def _with_claimed_nodes(host: Host, snapshot: Snapshot) -> Host:
     silent = [d for d in host.pci_devices if d.node is None and d.kind is not DeviceKind.BRIDGE]
     if not silent:
         return host
-    from homenode.cluster.kubevirt.device_metadata import claimed_nodes
+    from homenode.cluster.kubevirt.needed_host import claimed_nodes
 
     node_of = claimed_nodes(snapshot)
     locality = Locality.of(host.nodes, CpuSet(), host.distances)

@@ -16,11 +16,11 @@ from homenode.cluster.slurm.check_slurm import (
     check_includes,
     check_shape,
     check_slurm,
+    corrected_gres,
+    corrected_slurm,
     without_absence,
 )
 from homenode.cluster.slurm.config import Config
-from homenode.cluster.slurm.corrected import corrected_gres, corrected_slurm
-from homenode.cluster.slurm.cpu_ids import CoreOrder, core_order
 from homenode.cluster.slurm.gres import (
     GresLine,
     RightGpu,
@@ -30,8 +30,14 @@ from homenode.cluster.slurm.gres import (
     placed_files,
     right_gpus,
 )
-from homenode.cluster.slurm.home_nodes import gpu_memory_nodes, gpus_in_order, nodes_with_cpus
 from homenode.cluster.slurm.nodes import NodeClass, defines_nodes, node_classes
+from homenode.cluster.slurm.numbering import (
+    CoreOrder,
+    core_order,
+    gpu_memory_nodes,
+    gpus_in_order,
+    nodes_with_cpus,
+)
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError
 from homenode.findings import Finding, Findings, Severity, in_order

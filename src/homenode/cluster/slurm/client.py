@@ -1,10 +1,17 @@
-"""Client: Slurm's own programs with the user's configuration, or files with their output. [I/O]"""
+"""Client: Slurm's own programs with the user's configuration, and files of Slurm's. [I/O]
+
+Files are programs' output, records, and configuration. An Include line is followed to files in the
+folder of the file that the user named, and below it: what another folder of this machine holds need
+not be the cluster's, and is not the user's choice.
+"""
 
 import os
 import re
+import secrets
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from homenode.cluster.slurm.config import MAX_TEXT_CHARS, Config, ConfigFile, parse_config
 from homenode.cluster.slurm.gres import DeviceOrder
 from homenode.cluster.slurm.job_allocation import JobAllocation
 from homenode.cluster.slurm.record import (
@@ -15,10 +22,18 @@ from homenode.cluster.slurm.record import (
     recorded_allocation,
 )
 from homenode.errors import InputError, NoAnswerError, ParseError, ToolError
-from homenode.input_files import read_plain
+from homenode.input_files import read_below, read_file, read_plain
+from homenode.machine.tools import slurm_nodes
 from homenode.machine.tools.scontrol import JOBS_COMMAND, Job, is_asked_for, parse_scontrol_jobs
-from homenode.machine.tools.slurm_nodes import SHAPES_COMMAND, NodeShape, parse_shapes
-from homenode.machine.tools.squeue import NUMBERS_COMMAND, json_command, parse_squeue_jobs
+from homenode.machine.tools.slurm_nodes import SHAPES_COMMAND, ClusterNode, NodeShape, parse_shapes
+from homenode.machine.tools.squeue import (
+    NUMBERS_COMMAND,
+    QueuedJob,
+    json_command,
+    parse_squeue_jobs,
+    parse_states,
+    states_command,
+)
 from homenode.process import Completed, ToolTimeoutError, run
 
 _TIMEOUT_S = 90.0
@@ -206,3 +221,111 @@ def _read(path: Path) -> str:
     except OSError as error:
         raise InputError(f"{path}: expected a record, found: {error.strerror}") from None
     return content.decode("utf-8", "replace")
+
+
+_MOST_BYTES = 4 * MAX_TEXT_CHARS
+
+
+def read_config(path: Path) -> Config:
+    """A configuration file and those that it includes.
+
+    Raises InputError for a file that cannot be read, ParseError that names a line.
+    """
+    folder = path.parent
+
+    def include(name: str, neighbours: str) -> tuple[ConfigFile, ...] | str:
+        # As Slurm does: next to the file that has the line; an absolute name stays as it is.
+        other = Path(neighbours).parent / name
+        try:
+            others = sorted(other.parent.glob(other.name)) if "*" in name else [other]
+            top = folder.resolve()
+            if not all(one.resolve().is_relative_to(top) for one in [other, *others]):
+                return f"it lies outside the folder of {path.name}"
+            if not others or not all(one.is_file() for one in others):
+                return "there is no such file"
+            return tuple(ConfigFile(str(one), _included(top, one)) for one in others)
+        except OSError as error:
+            return f"{error.strerror}"
+        except (ValueError, RuntimeError) as error:  # a name with a NUL, links in a circle
+            return str(error)
+
+    content = read_file(path, "a configuration file of Slurm", most=_MOST_BYTES)
+    return parse_config(content.decode("utf-8", "replace"), str(path), include)
+
+
+def _included(top: Path, path: Path) -> str:
+    inside = path.resolve().relative_to(top)
+    return read_below(top, str(inside), _MOST_BYTES).decode("utf-8", "replace")
+
+
+_SUBMITTED_ID = re.compile(r"(\d{1,10})(?:;\S+)?", re.ASCII)
+
+
+def nodes() -> tuple[ClusterNode, ...]:
+    """Every node of every partition. Raises NoAnswerError, ToolError."""
+    return slurm_nodes.parse_nodes(ask(slurm_nodes.COMMAND))
+
+
+def jobs() -> tuple[QueuedJob, ...]:
+    """This user's jobs, also those that ended lately. Raises NoAnswerError, ToolError."""
+    mark = secrets.token_hex(8)
+    return parse_states(ask(states_command(os.getuid(), mark)), mark)
+
+
+def submit(
+    folder: Path, script: str, after: tuple[str, ...], kept_open: tuple[int, ...] = ()
+) -> str:
+    """Submit a script of a study, to run in the study's folder; the job's id.
+
+    after: ids of jobs that must have ended. kept_open: the study's lock: sbatch goes on where we
+    are killed, and whoever continues the study must see its job. Raises NoAnswerError: then it
+    may have been accepted all the same; and ToolError where Slurm refused it.
+    """
+    words = ["sbatch", "--parsable", f"--chdir={folder}"]
+    if after:
+        words.append(f"--dependency=afterany:{':'.join(after)}")
+    text = ask((*words, f"{folder}/{script}"), _passed_to_jobs(), kept_open)
+    found = _SUBMITTED_ID.fullmatch(text.strip().splitlines()[-1] if text.strip() else "")
+    if found is None:
+        raise ToolError(f"sbatch: expected a job's id, found {text.strip()[:80]!r}")
+    return found[1]
+
+
+def cancel(job: str) -> None:
+    """Cancel a job, all tasks of an array. Raises NoAnswerError.
+
+    That Slurm no longer knows it is no error: then it is gone, as it should be.
+    """
+    try:
+        ask(("scancel", job))
+    except NoAnswerError:
+        raise
+    except ToolError:
+        return
+
+
+def _passed_to_jobs() -> dict[str, str]:
+    """The user's environment: sbatch hands it on, and modules and libraries are found by it.
+
+    Without the variables of a job that we run in: a study may be started from one. Without sbatch's
+    own, which count more than what the script says: SBATCH_PARTITION would move every job.
+    """
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("SLURM_", "SLURMD_", "SBATCH_")) and name not in ("PATH", "LC_ALL")
+    }
+
+
+def account() -> str | None:
+    """The account that the user's environment names for sbatch."""
+    return os.environ.get("SBATCH_ACCOUNT") or os.environ.get("SLURM_ACCOUNT") or None
+
+
+def is_full(error: str) -> bool:
+    """True where sbatch takes no more jobs of this user for now.
+
+    >>> is_full("AssocMaxSubmitJobLimit; Batch job submission failed: Job violates accounting/QOS")
+    True
+    """
+    return "SubmitJob" in error or "MaxJobCount" in error or "Slurm temporarily" in error

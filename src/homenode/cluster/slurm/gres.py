@@ -13,8 +13,7 @@ from msgspec import Struct
 
 from homenode.bdf import Bdf
 from homenode.cluster.slurm.config import Config, ConfigLine, config_word
-from homenode.cluster.slurm.cpu_ids import CoreOrder, core_order
-from homenode.cluster.slurm.home_nodes import gpus_in_order, home_node
+from homenode.cluster.slurm.numbering import CoreOrder, core_order, gpus_in_order, home_node
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError, ParseError
 from homenode.indices import NodeIndex

@@ -7,8 +7,8 @@ be taken for settings.
 Source: slurm.conf(5), Prolog, Epilog, TaskProlog; https://slurm.schedmd.com/prolog_epilog.html.
 """
 
+from homenode.cluster.slurm.options import SPOOL
 from homenode.cluster.slurm.record import KIND, VERSION
-from homenode.cluster.slurm.spool import SPOOL
 from homenode.errors import UsageError
 
 _MOST_BYTES = 512 << 10

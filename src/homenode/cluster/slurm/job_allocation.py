@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from msgspec import Struct
 
 from homenode.bdf import Bdf
-from homenode.cluster.slurm.cpu_ids import CoreOrder, core_order
-from homenode.cluster.slurm.home_nodes import (
+from homenode.cluster.slurm.numbering import (
+    CoreOrder,
+    core_order,
     gpu_memory_nodes,
     gpus_in_order,
     home_node,

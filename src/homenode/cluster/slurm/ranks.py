@@ -18,14 +18,14 @@ from msgspec import Struct
 
 from homenode.bdf import Bdf
 from homenode.catalogue import finding
-from homenode.cluster.slurm.home_nodes import (
+from homenode.cluster.slurm.numbering import (
     bindable_node,
     gpus_in_order,
     home_node,
     nodes_of,
     nodes_with_cpus,
 )
-from homenode.cluster.slurm.memory_bind import MemoryBind
+from homenode.cluster.slurm.options import MemoryBind
 from homenode.cpuset import CpuSet
 from homenode.errors import UsageError
 from homenode.findings import Finding

@@ -1,7 +1,7 @@
-"""Study verdicts: which queue for which kind of work, each with the evidence for it.
+"""Report: what a study came to as one value; which queue for which work, with the evidence for it.
 
-The kinds are those of the GH200 study: bound by copies between host and GPU, bound by computing,
-several GPUs that talk to each other, and development. What was not measured is said to be so.
+The kinds of work are those of the GH200 study: bound by copies between host and GPU, bound by
+computing, several GPUs that talk to each other, and development. What was not measured is said.
 Figures are compared as those of layouts are: jobs are boots, bindings and queues the alternatives.
 """
 
@@ -10,11 +10,19 @@ from enum import StrEnum
 from statistics import fmean, median, stdev
 
 from msgspec import Struct
-from msgspec.structs import replace
 
-from homenode.cluster.bindings.evidence import JobEvidence, device_of
+from homenode.cluster.bindings.evidence import Collective, JobEvidence, StudySources, device_of
 from homenode.cluster.bindings.experiments import Mode
-from homenode.cluster.bindings.study_maps import COPIES, StudyMatrix, homes_of, runs_by
+from homenode.cluster.bindings.maps import (
+    COPIES,
+    Outlier,
+    StudyMatrix,
+    homes_of,
+    matrices,
+    runs_by,
+    slow_in_collective,
+    slow_nodes_and_links,
+)
 from homenode.decide.alternative import alternatives
 from homenode.decide.compare import compare
 from homenode.decide.comparison import Comparison, Outcome
@@ -22,7 +30,8 @@ from homenode.decide.statement import ground_of, sentence_of
 from homenode.decide.verdict import verdict
 from homenode.decide.words import multiple_text
 from homenode.findings import Severity
-from homenode.measure.results.model import Run, Sample
+from homenode.gap import Gap
+from homenode.measure.results.model import CPU_ONLY, GPU_UNKNOWN, Run, Sample
 from homenode.objective import Objective
 
 _BOUND = "bound to node"
@@ -103,7 +112,16 @@ def _list(nodes: Iterable[int]) -> str:
 
 def verdicts(jobs: tuple[JobEvidence, ...], maps: Sequence[StudyMatrix]) -> tuple[WorkVerdict, ...]:
     """One for each kind of work, in the study's order."""
-    return (_copies(jobs, maps), _computing(jobs), _between_gpus(jobs), _development(jobs))
+    answers = {
+        "memory-bound GPU codes": _copies(jobs, maps),
+        "compute-bound GPU codes": _computing(jobs),
+        "multi-GPU (NVLink)": _between_gpus(jobs),
+        "development, testing": _development(jobs),
+    }
+    return tuple(
+        WorkVerdict(work=work, queue=queue, rationale=why, evidence=tuple(evidence), measured=known)
+        for work, (queue, why, evidence, known) in answers.items()
+    )
 
 
 NEAR, FAR = "memory on the GPU's own node", "memory on another node"
@@ -121,18 +139,13 @@ def copies_as_runs(jobs: Iterable[JobEvidence], metrics: Sequence[str] = COPIES)
             return None
         return _copy_label(job, sample, homes[job.node])
 
-    order = (NEAR, FAR)
     runs = runs_by(every, label_of)
-    return tuple(
-        sorted(
-            runs,
-            key=lambda run: (
-                order.index(run.head.arrangement or "")
-                if run.head.arrangement in order
-                else len(order)
-            ),
-        )
-    )
+    return tuple(sorted(runs, key=lambda run: _by_place(run.head.arrangement or "")))
+
+
+def _by_place(label: str) -> int:
+    """Copies near first, then far, then those of shared jobs."""
+    return {NEAR: 0, FAR: 1}.get(label, 2)
 
 
 METHODS = {None: "CE", "sm": "SM", "read sm": "SM"}
@@ -185,18 +198,11 @@ def spreads(jobs: tuple[JobEvidence, ...]) -> tuple[CopySpread, ...]:
         if (each := [median(of) for of in by_place.values()])
     ]
     known = [*COPIES, "p2p-bandwidth"]
-    order = [NEAR, FAR]
-    return tuple(
-        sorted(
-            found,
-            key=lambda one: (
-                known.index(one.metric),
-                one.method,
-                order.index(one.label) if one.label in order else len(order),
-                one.label,
-            ),
-        )
-    )
+
+    def place_of(one: CopySpread) -> tuple[int, str, int, str]:
+        return known.index(one.metric), one.method, _by_place(one.label), one.label
+
+    return tuple(sorted(found, key=place_of))
 
 
 def _homes_by_node(jobs: Sequence[JobEvidence]) -> dict[str, dict[str, int]]:
@@ -252,11 +258,14 @@ def between_gpus(jobs: Iterable[JobEvidence]) -> tuple[Run, ...]:
     return runs_by(jobs, label_of)
 
 
-def _copies(jobs: tuple[JobEvidence, ...], maps: Sequence[StudyMatrix]) -> WorkVerdict:
-    work = "memory-bound GPU codes"
+Answer = tuple[Queue, str, Sequence[str], bool]
+"""What to submit to, why, the evidence, and whether it follows from a figure of this study."""
+
+
+def _copies(jobs: tuple[JobEvidence, ...], maps: Sequence[StudyMatrix]) -> Answer:
     local = [one for one in maps if one.metric == "h2d-bandwidth" and one.local is not None]
     if not local:
-        return _unknown(work, "host to device was not measured from each NUMA node")
+        return _unknown("host to device was not measured from each NUMA node")
     evidence = [_on_node(one) for one in local[:_SHOWN]]
     # A slice of a GPU is no part of this question.
     whole = tuple(job for job in jobs if job.gres == "gpu")
@@ -270,39 +279,23 @@ def _copies(jobs: tuple[JobEvidence, ...], maps: Sequence[StudyMatrix]) -> WorkV
     ]
     if not shared:
         reason = "bound to the GPUs' nodes it gets the local figure; shared jobs were not measured"
-        return WorkVerdict(
-            work=work,
-            queue=Queue.EXCLUSIVE,
-            rationale=reason,
-            evidence=tuple(evidence),
-            measured=True,
-        )
+        return Queue.EXCLUSIVE, reason, evidence, True
     places = [locality_of(job)[0] for job in shared]
     evidence.append(_places(places))
     shapes = {job.shape for job in shared}
     if JobLocality.LOST in places or shapes & {*made.avoid}:
         reason = "shared jobs are placed away from their GPUs, or get less than local copies"
-        return WorkVerdict(
-            work=work,
-            queue=Queue.EXCLUSIVE,
-            rationale=reason,
-            evidence=tuple(evidence),
-            measured=True,
-        )
+        return Queue.EXCLUSIVE, reason, evidence, True
     if not shapes <= {made.choice, *made.also}:
-        return replace(_unknown(work, sentence_of(made)), evidence=tuple(evidence))
+        return _unknown(sentence_of(made), *evidence)
     if all(place is JobLocality.KEPT for place in places):
         reason = "shared jobs are placed and bound at their GPUs, and copy as fast as whole nodes"
-        return WorkVerdict(
-            work=work, queue=Queue.EITHER, rationale=reason, evidence=tuple(evidence), measured=True
-        )
+        return Queue.EITHER, reason, evidence, True
     reason = (
         "maximises copies: numactl --membind holds memory at the GPU; shared jobs copied as fast "
         "here, but nothing holds their memory there"
     )
-    return WorkVerdict(
-        work=work, queue=Queue.EXCLUSIVE, rationale=reason, evidence=tuple(evidence), measured=True
-    )
+    return Queue.EXCLUSIVE, reason, evidence, True
 
 
 def _on_node(one: StudyMatrix) -> str:
@@ -312,9 +305,8 @@ def _on_node(one: StudyMatrix) -> str:
     return text
 
 
-def _computing(jobs: tuple[JobEvidence, ...]) -> WorkVerdict:
+def _computing(jobs: tuple[JobEvidence, ...]) -> Answer:
     """By the user's own program alone: copies and products inside a GPU do not feel its host."""
-    work = "compute-bound GPU codes"
     own = sorted({s.metric for job in jobs for s in job.samples if s.metric.startswith("app-")})
     for metric in own:
         runs = runs_by(
@@ -331,88 +323,56 @@ def _computing(jobs: tuple[JobEvidence, ...]) -> WorkVerdict:
         evidence = f"{metric}: {PARTS} {multiple} {WHOLE}, {effect.level}, n = {effect.boots}"
         if effect.outcome is Outcome.CANNOT_TELL:
             doubts = ", ".join(effect.doubts) or "its interval is wide"
-            return replace(
-                _unknown(work, f"measure more jobs of each: {doubts}"), evidence=(evidence,)
-            )
+            return _unknown(f"measure more jobs of each: {doubts}", evidence)
         if effect.outcome is Outcome.NO_DIFFERENCE:
             reason = "your program runs as fast in a part of a node"
-            return WorkVerdict(
-                work=work, queue=Queue.SHARED, rationale=reason, evidence=(evidence,), measured=True
-            )
+            return Queue.SHARED, reason, (evidence,), True
         queue = Queue.SHARED if effect.outcome is Outcome.BETTER else Queue.EXCLUSIVE
-        reason = "your program runs at another speed next to other jobs"
-        return WorkVerdict(
-            work=work, queue=queue, rationale=reason, evidence=(evidence,), measured=True
-        )
-    return WorkVerdict(
-        work=work,
-        queue=Queue.SHARED,
-        rationale="acceptable: what never leaves the GPU does not depend on the host's nodes",
-        evidence=("no figure of this study computes; --app measures your own program",),
-        measured=False,
-    )
+        return queue, "your program runs at another speed next to other jobs", (evidence,), True
+    reason = "acceptable: what never leaves the GPU does not depend on the host's nodes"
+    nothing = "no figure of this study computes; --app measures your own program"
+    return Queue.SHARED, reason, (nothing,), False
 
 
-def _between_gpus(jobs: tuple[JobEvidence, ...]) -> WorkVerdict:
-    work = "multi-GPU (NVLink)"
+def _between_gpus(jobs: tuple[JobEvidence, ...]) -> Answer:
     runs = between_gpus(jobs)
     if len({run.head.arrangement for run in runs}) < 2:
-        return _unknown(work, "copies between GPUs were measured under one binding, or none")
+        return _unknown("copies between GPUs were measured under one binding, or none")
     made = verdict("", alternatives(runs), Objective.COLLECTIVE)
-    evidence = (f"{ground_of(made)}: {sentence_of(made)}",)
+    evidence = f"{ground_of(made)}: {sentence_of(made)}"
     if made.choice is None:
-        return replace(_unknown(work, sentence_of(made)), evidence=evidence)
+        return _unknown(sentence_of(made), evidence)
     if not made.avoid:
         reason = "copies between GPUs do not pass the CPUs: no binding is shown to matter"
-        return WorkVerdict(
-            work=work, queue=Queue.EITHER, rationale=reason, evidence=evidence, measured=True
-        )
+        return Queue.EITHER, reason, (evidence,), True
     reason = "copies between GPUs depend on the binding: they pass host memory"
-    return WorkVerdict(
-        work=work, queue=Queue.EXCLUSIVE, rationale=reason, evidence=evidence, measured=True
-    )
+    return Queue.EXCLUSIVE, reason, (evidence,), True
 
 
-def _development(jobs: tuple[JobEvidence, ...]) -> WorkVerdict:
-    work = "development, testing"
+def _development(jobs: tuple[JobEvidence, ...]) -> Answer:
     waits: dict[bool, list[float]] = {}
     for job in jobs:
         if job.record.queue_wait_s is not None:
             waits.setdefault(job.mode is Mode.EXCLUSIVE, []).append(job.record.queue_wait_s)
     if len(waits) < 2:
-        return WorkVerdict(
-            work=work,
-            queue=Queue.SHARED,
-            rationale="a part of a node is usually free sooner than a whole one",
-            evidence=("queue waits were not recorded for both queues",),
-            measured=False,
-        )
+        reason = "a part of a node is usually free sooner than a whole one"
+        return Queue.SHARED, reason, ("queue waits were not recorded for both queues",), False
     whole, shared = median(waits[True]), median(waits[False])
     evidence = (
         f"median wait {whole:.0f} s for whole nodes (n = {len(waits[True])}), "
         f"{shared:.0f} s for parts (n = {len(waits[False])})",
     )
     if shared < whole:
-        return WorkVerdict(
-            work=work,
-            queue=Queue.SHARED,
-            rationale="parts of nodes started sooner",
-            evidence=evidence,
-            measured=True,
-        )
+        return Queue.SHARED, "parts of nodes started sooner", evidence, True
     if shared == whole:
         reason = "waits were equal; a part of a node costs fewer GPU-hours"
-        return WorkVerdict(
-            work=work, queue=Queue.SHARED, rationale=reason, evidence=evidence, measured=True
-        )
+        return Queue.SHARED, reason, evidence, True
     reason = "whole nodes started sooner here; parts cost fewer GPU-hours"
-    return WorkVerdict(
-        work=work, queue=Queue.EITHER, rationale=reason, evidence=evidence, measured=True
-    )
+    return Queue.EITHER, reason, evidence, True
 
 
-def _unknown(work: str, why: str) -> WorkVerdict:
-    return WorkVerdict(work=work, queue=Queue.UNKNOWN, rationale=why, evidence=(), measured=False)
+def _unknown(why: str, *evidence: str) -> Answer:
+    return Queue.UNKNOWN, why, evidence, False
 
 
 def _places(places: list[JobLocality]) -> str:
@@ -422,3 +382,134 @@ def _places(places: list[JobLocality]) -> str:
 
 def _rate(value: float) -> str:
     return f"{value / 1e9:.1f} GB/s"
+
+
+class JobLine(Struct, frozen=True, kw_only=True):
+    """One job: where it was and what it cost. None where it was not recorded.
+
+    met: jobs that measured at the same time, of how many. others: other people's on the node.
+    """
+
+    name: str
+    node: str
+    mode: Mode
+    gpus: int
+    locality: JobLocality
+    why: str
+    queue_wait_s: float | None
+    gpu_hours: float | None
+    met: str | None
+    others: int | None
+
+
+class NicLine(Struct, frozen=True, kw_only=True):
+    """How near a GPU's nearest NIC is."""
+
+    node: str
+    gpu: str
+    nic: str
+    nearness: str
+
+
+class StudyReport(Struct, frozen=True, kw_only=True):
+    """replayed: what stand-ins for measuring tools said; such figures mean nothing.
+
+    systems: kinds of GPU; figures over all nodes mean little where there are several. comparisons:
+    of copies by where memory was, and of all else by how jobs were bound. spreads: of copies, by
+    how they were made. setup: hardware and tools, (what, which).
+    missing: jobs without results, and why.
+    """
+
+    source: str
+    replayed: tuple[str, ...]
+    nodes: tuple[str, ...]
+    systems: tuple[str, ...]
+    matrices: tuple[StudyMatrix, ...]
+    comparisons: tuple[Comparison, ...]
+    jobs: tuple[JobLine, ...]
+    verdicts: tuple[WorkVerdict, ...]
+    outliers: tuple[Outlier, ...]
+    collective: Collective | None
+    nics: tuple[NicLine, ...]
+    missing: tuple[str, ...]
+    gaps: tuple[Gap, ...]
+    spreads: tuple[CopySpread, ...] = ()
+    setup: tuple[tuple[str, str], ...] = ()
+
+
+def study_report(source: str, sources: StudySources) -> StudyReport:
+    """The report of this evidence. source: the folder, in the user's words."""
+    jobs, collective = sources.jobs, sources.collective
+    found = matrices(jobs)
+    outliers = slow_nodes_and_links(found)
+    if collective is not None:
+        outliers += slow_in_collective(collective)
+    said = [job.replayed for job in jobs] + [collective.replayed if collective else None]
+    return StudyReport(
+        source=source,
+        replayed=tuple(dict.fromkeys(one for one in said if one is not None)),
+        nodes=tuple(dict.fromkeys(job.node for job in jobs)),
+        systems=tuple(sorted({job.run.head.system for job in jobs} - {CPU_ONLY, GPU_UNKNOWN})),
+        matrices=found,
+        comparisons=tuple(comparisons(jobs)),
+        jobs=tuple(_line(job) for job in jobs),
+        verdicts=verdicts(jobs, found),
+        outliers=outliers,
+        collective=collective,
+        nics=tuple(
+            dict.fromkeys(
+                NicLine(node=job.node, gpu=str(one.gpu), nic=str(one.nic), nearness=one.nearness)
+                for job in jobs
+                for one in job.nics
+            )
+        ),
+        missing=sources.missing,
+        gaps=(*sources.gaps, *(collective.gaps if collective is not None else ())),
+        spreads=spreads(jobs),
+        setup=tuple(_setup(jobs)),
+    )
+
+
+_TOLD_OF_SETUP = ("driver", "kernel", "microcode", "governor", "clock")
+
+
+def _setup(jobs: tuple[JobEvidence, ...]) -> Iterator[tuple[str, str]]:
+    """Hardware and tools, as the runs say them; several values where jobs had not the same."""
+    systems = sorted({job.run.head.system for job in jobs} - {CPU_ONLY, GPU_UNKNOWN})
+    if systems:
+        yield "GPU", ", ".join(systems)
+    kinds = sorted({job.run.head.host_kind for job in jobs if job.run.head.host_kind})
+    if kinds:
+        yield "machine", "; ".join(kinds)
+    whole = [job for job in jobs if job.mode is Mode.EXCLUSIVE]
+    if whole:
+        yield "GPUs per node", str(max(job.gpus for job in whole))
+        nodes = sorted({job.bound_to for job in whole if job.bound_to is not None})
+        yield "NUMA nodes bound to", ", ".join(map(str, nodes)) or "none"
+    shapes = sorted({job.shape for job in jobs if job.mode is not Mode.EXCLUSIVE})
+    if shapes:
+        yield "shared jobs", "; ".join(shapes)
+    stated: dict[str, dict[str, None]] = {}
+    for job in jobs:
+        for one in job.run.head.conditions:
+            if one.name.startswith("tool ") or one.name in _TOLD_OF_SETUP:
+                stated.setdefault(one.name.removeprefix("tool "), {})[one.value] = None
+    for name, values in stated.items():
+        yield name, ", ".join(values)
+
+
+def _line(job: JobEvidence) -> JobLine:
+    locality, why = locality_of(job)
+    record = job.record
+    return JobLine(
+        name=job.name,
+        node=job.node,
+        mode=job.mode,
+        gpus=job.gpus,
+        locality=locality,
+        why=why,
+        queue_wait_s=record.queue_wait_s,
+        gpu_hours=record.gpu_hours,
+        met=record.met,
+        others=record.others,
+    )

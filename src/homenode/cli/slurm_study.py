@@ -1,87 +1,50 @@
-"""homenode slurm study: run the study of bindings and queues on a cluster. [I/O]"""
+"""homenode slurm study and report: the study of bindings and queues on a cluster. [I/O]"""
 
 import secrets
 import shlex
 import sys
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from homenode.cli.arguments.slurm import SlurmStudyArguments
+from homenode import __version__
+from homenode.cli.arguments.slurm import SlurmReportArguments, SlurmStudyArguments
 from homenode.cli.bench import shown_progress
-from homenode.cli.terminal import note, say
-from homenode.cluster.bindings import queue_client
-from homenode.cluster.bindings.experiments import (
-    NO_PARTITION,
-    Shape,
-    Study,
-    StudyOptions,
-    check_options,
-)
-from homenode.cluster.bindings.folder import StudyFolder, read_study
-from homenode.cluster.bindings.queue_client import account
+from homenode.cli.terminal import check_can_write, console, note, print_json, say, write_text
+from homenode.cluster.bindings.experiments import NO_PARTITION, Study, check_options
+from homenode.cluster.bindings.folder import StudyFolder, read_sources, read_study
+from homenode.cluster.bindings.report import study_report
 from homenode.cluster.bindings.run import SlurmQueue, made_study
 from homenode.cluster.bindings.scripts import script_name
+from homenode.cluster.slurm import client
+from homenode.cluster.slurm.options import Shape, StudyOptions
 from homenode.cpuset import CpuSet
-from homenode.errors import FINDINGS, HostError, UsageError
+from homenode.errors import FINDINGS, HostError, InputError, UsageError
+from homenode.formats import encode
 from homenode.machine.tools.slurm_nodes import expand_hostlist
 from homenode.measure.experiment import Patience, run_tasks
+from homenode.measure.progress import Progress
+from homenode.show.html import html_page
+from homenode.show.slurm_study import slurm_study_page, slurm_study_text
 from homenode.show.trial_text import missing_lines
 from homenode.vm.sources import load_host
 
-if TYPE_CHECKING:
-    from homenode.measure.progress import Progress
-
 _MOST_SHOWN = 20
 _OPTIONS = {"node_list": "nodelist", "shapes": "shared", "app_folder": "app in another folder"}
-MAX_TIME = 1e6
 GRACE_POLLS = 18
 """So many looks long a job's files may take: 90 s; NFS shows a folder's new files within 60."""
 
 
 def study(asked: SlurmStudyArguments) -> None:
     """Begin or continue the study."""
-
-    options = StudyOptions(
-        partition_exclusive=asked.partition_exclusive,
-        partition_shared=asked.partition_shared,
-        nodes=asked.nodes,
-        rounds=asked.rounds,
-        node_list=_node_list(asked.nodelist),
-        numa=_numbers(asked.numa),
-        shapes=_shapes(asked.shared, asked.mig),
-        cpus_per_gpu=asked.cpus_per_gpu,
-        minutes=asked.minutes,
-        account=asked.account,
-        qos=asked.qos,
-        reservation=asked.reservation,
-        tests=tuple(test for test in asked.tests if test != "none")
-        if asked.tests
-        else StudyOptions().tests,
-        app=_words(asked.app),
-        app_folder=str(Path.cwd()) if asked.app else ".",
-        metric=asked.metric,
-        lower_is_better=asked.lower_is_better,
-        between_nodes=asked.between_nodes,
-        mpi=asked.mpi,
-        homenode=_program(),
-        setup=None if asked.setup is None else str(Path(asked.setup).resolve()),
-    )
+    options = _options(asked)
     check_options(options)
-    for option, value in (
-        ("--patience", asked.patience),
-        ("--poll", asked.poll),
-        ("--wait", asked.wait or 0.0),
-    ):
-        if not 0 <= value <= MAX_TIME or (option == "--poll" and value == 0):
-            raise UsageError(f"{option} {value:g}: expected a time above 0, {MAX_TIME:g} at most")
-    if not 1 <= asked.minutes <= MAX_TIME:
-        raise UsageError(f"--minutes {asked.minutes}: expected 1 to {MAX_TIME:g}")
-    if asked.setup is not None and not Path(asked.setup).is_file():
-        raise UsageError(f"--setup {asked.setup}: expected a file that jobs can read, found none")
-
+    if options.setup is not None and not Path(options.setup).is_file():
+        raise UsageError(
+            f"--setup {asked.study.setup}: expected a file that jobs can read, found none"
+        )
     folder = StudyFolder(asked.output)
     try:
         if asked.dry_run and asked.host is not None and not folder.has_journal and not _has_slurm():
@@ -91,20 +54,31 @@ def study(asked: SlurmStudyArguments) -> None:
         if asked.dry_run:
             _note_scripts(folder, made)
             return
-        _go(
-            folder,
-            made,
-            is_new,
-            (asked.poll, asked.patience * 60, None if asked.wait is None else asked.wait * 60),
-        )
+        wait_s = None if asked.wait is None else asked.wait * 60
+        _go(folder, made, is_new, Patience(asked.poll, asked.patience * 60, wait_s))
     finally:
         folder.close()
 
 
-def _has_slurm() -> bool:
+def _options(asked: SlurmStudyArguments) -> StudyOptions:
+    """The study's options, with what its words mean. Raises UsageError."""
+    setup, app = asked.study.setup, _words(asked.app)
+    return replace(
+        asked.study,
+        node_list=() if asked.nodelist is None else expand_hostlist(asked.nodelist, "--nodelist"),
+        numa=None if asked.numa is None else tuple(map(int, CpuSet.parse(asked.numa, "--numa"))),
+        shapes=_shapes(asked.shared, asked.mig),
+        tests=tuple(test for test in asked.study.tests if test != "none"),
+        app=app,
+        app_folder=str(Path.cwd()) if asked.app else ".",
+        homenode=_program(),
+        setup=None if setup is None else str(Path(setup).resolve()),
+    )
 
+
+def _has_slurm() -> bool:
     try:
-        queue_client.nodes()
+        client.nodes()
     except HostError:
         return False
     return True
@@ -139,7 +113,7 @@ def _made(folder: StudyFolder, options: StudyOptions, host: str | None) -> tuple
         return found, False
 
     # Written down: a script that is submitted by hand asks for the same.
-    options = replace(options, account=options.account or account())
+    options = replace(options, account=options.account or client.account())
     check_options(options)
     described = None if host is None else load_host(host)
     made = made_study(options, host, described, secrets.token_hex(3))
@@ -163,13 +137,8 @@ def _others(found: Study, options: StudyOptions, host: str | None) -> list[str]:
     )
 
 
-def _go(
-    folder: StudyFolder, made: Study, is_new: bool, times: tuple[float, float, float | None]
-) -> None:
-
-    poll_s, blocked_s, wait_s = times
-    queue = SlurmQueue(folder, made, grace_s=GRACE_POLLS * poll_s)
-    patience = Patience(poll_s, blocked_s, wait_s)
+def _go(folder: StudyFolder, made: Study, is_new: bool, patience: Patience) -> None:
+    queue = SlurmQueue(folder, made, grace_s=GRACE_POLLS * patience.poll_s)
     note(f"study {made.id} in {folder.path}")
     with shown_progress("jobs") as observe:
         try:
@@ -188,11 +157,8 @@ def _go(
     _end(folder, progress, found.unmeasured)
 
 
-def _end(
-    folder: StudyFolder, progress: "Progress", unmeasured: tuple[tuple[str, str], ...]
-) -> None:
+def _end(folder: StudyFolder, progress: Progress, unmeasured: tuple[tuple[str, str], ...]) -> None:
     """Say what is missing and why; exit 1 where anything is."""
-
     missing = progress.missing()
     total = len(progress.tasks)
     note(f"{total - len(missing) - len(unmeasured)} of {total} jobs have results")
@@ -213,7 +179,6 @@ def _end(
 
 
 def _note_scripts(folder: StudyFolder, made: Study) -> None:
-
     for one in made.everything():
         say(str(folder.path / script_name(one)))
     if not made.experiments:
@@ -237,18 +202,7 @@ def _words(app: str | None) -> tuple[str, ...]:
         raise UsageError(f"--app: expected a command, found: {error}") from None
 
 
-def _node_list(text: str | None) -> tuple[str, ...]:
-
-    return () if text is None else expand_hostlist(text, "--nodelist")
-
-
-def _numbers(text: str | None) -> tuple[int, ...] | None:
-
-    return None if text is None else tuple(int(n) for n in CpuSet.parse(text, "--numa"))
-
-
 def _shapes(shared: Sequence[str], mig: Sequence[str]) -> tuple[Shape, ...]:
-
     shapes = [] if shared else list(StudyOptions().shapes)
     for text in shared:
         gpus, is_pair, jobs = text.partition("x")
@@ -256,3 +210,29 @@ def _shapes(shared: Sequence[str], mig: Sequence[str]) -> tuple[Shape, ...]:
             raise UsageError(f"--shared {text[:20]}: expected GPUSxJOBS such as 1x4")
         shapes.append(Shape(int(gpus), int(jobs)))
     return (*shapes, *(Shape(1, 4, gres) for gres in mig))
+
+
+def report(asked: SlurmReportArguments) -> None:
+    """Print the study, or write its page."""
+    output = asked.output
+    if output is not None and output.suffix.lower() not in (".html", ".htm"):
+        raise UsageError(f"-o {output}: expected a name that ends in .html")
+    if output is not None and asked.json:
+        raise UsageError("give either -o or --json, not both")
+    check_can_write(output)
+    source = ", ".join(map(str, asked.folders))
+    found = read_sources(asked.folders)
+    if not found.jobs and not found.missing:
+        raise InputError(
+            f"{source}: expected jobs of a study, found none",
+            hint="homenode slurm study makes them; logs are named exclusive_… and shared_…",
+        )
+    made = study_report(source, found)
+    if output is not None:
+        when = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, homenode {__version__}"
+        write_text(output, html_page(slurm_study_page(made, when)))
+        note(f"wrote {output}")
+    elif asked.json:
+        print_json(encode("slurm-report", made))
+    else:
+        console().print(slurm_study_text(made, everything=asked.everything))

@@ -1,0 +1,406 @@
+"""homenode slurm audit, check and bind: jobs, configuration and ranks against a machine. [I/O]
+
+audit: are jobs' CPUs, GPUs and memory on the same nodes. check: gres.conf and slurm.conf against a
+node's machine. bind: srun's flags, or a wrapper, that put ranks where their GPUs are.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from homenode.bdf import Bdf
+from homenode.cli.arguments.slurm import (
+    SlurmAuditArguments,
+    SlurmBindArguments,
+    SlurmCheckArguments,
+)
+from homenode.cli.terminal import (
+    check_can_write,
+    console,
+    exit_if_bad,
+    note,
+    print_diff,
+    print_file,
+    print_findings,
+    print_json,
+    say,
+    working,
+    write_text,
+)
+from homenode.cluster.slurm.audit import audit as judge_jobs
+from homenode.cluster.slurm.check import check as judge_files
+from homenode.cluster.slurm.check_slurm import SlurmVersion
+from homenode.cluster.slurm.client import (
+    ask_jobs,
+    ask_shapes,
+    ask_tasks,
+    is_json,
+    read_config,
+    read_jobs,
+    read_records,
+)
+from homenode.cluster.slurm.config import parse_config
+from homenode.cluster.slurm.gres import DeviceOrder, device_order
+from homenode.cluster.slurm.hooks import hooks
+from homenode.cluster.slurm.job_allocation import (
+    JobAllocation,
+    NodeMachine,
+    allocation_on,
+    node_machine,
+    unknown_allocation,
+)
+from homenode.cluster.slurm.numbering import gpus_in_order, with_affinities
+from homenode.cluster.slurm.ranks import Rank, RankOptions, bind_ranks, sbatch_lines, srun_flags
+from homenode.cluster.slurm.record import TaskRecord, with_tasks
+from homenode.cluster.slurm.wrapper import WRAPPER
+from homenode.cpuset import CpuSet
+from homenode.errors import HostError, ParseError, ToolError, UsageError
+from homenode.findings import Finding, Findings, Severity
+from homenode.formats import encode
+from homenode.indices import NodeIndex
+from homenode.input_files import read_input
+from homenode.machine.tools.nvidia_smi import parse_topology as parse
+from homenode.machine.tools.scontrol import Job, is_asked_for
+from homenode.machine.tools.slurm_nodes import NodeShape, expand_hostlist, shown_shapes
+from homenode.machine.topology import Host
+from homenode.show.findings_text import finding_text
+from homenode.show.fit_text import ranks_text
+from homenode.vm.sources import load_host
+from homenode.wording import command_line
+
+
+def audit(asked: SlurmAuditArguments) -> None:
+    """Print where jobs and their GPUs are apart."""
+    if asked.hooks is not None:
+        _write_hooks(asked.hooks, asked.spool)
+        return
+    order = None if asked.gres is None else _order(asked.gres)
+    if asked.look and (asked.records is not None or asked.jobs_file is not None):
+        raise UsageError("--look: expected without --jobs and --records: it asks jobs that run")
+    if asked.records is not None and (asked.jobs_file is not None or asked.nodes_file is not None):
+        raise UsageError("--records: expected without --jobs and --nodes, which are of live jobs")
+    with working("reading the jobs"):
+        if asked.records is not None:
+            found = judge_jobs(read_records(asked.records, asked.jobs, order))
+        else:
+            listed, not_checked = _listed(asked.jobs, asked.jobs_file)
+            shapes = _shapes(asked.jobs_file, asked.nodes_file)
+            machines = _machines(asked.host)
+            found = judge_jobs(
+                _running(listed, shapes, machines, order, look=asked.look),
+                [job for job in listed if job.unreadable is not None],
+            )
+            found = replace(found, not_checked=not_checked)
+    if asked.json:
+        print_findings(found, as_json=True)
+    else:
+        _show(found, asked.show_all)
+    exit_if_bad(found.findings)
+
+
+def _show(found: Findings, show_all: bool) -> None:
+    shown = tuple(f for f in found.findings if show_all or f.severity is not Severity.INFO)
+    left_out = len(found.findings) - len(shown)
+    print_findings(replace(found, findings=shown), as_json=False)
+    if left_out:
+        note(f"{left_out} more of severity info: --all")
+
+
+def _listed(
+    asked: tuple[str, ...], jobs_file: Path | None
+) -> tuple[tuple[Job, ...], tuple[str, ...]]:
+    """The jobs, and what their listing leaves open.
+
+    Raises UsageError where one that was asked for does not run.
+    """
+
+    open_questions: tuple[str, ...] = ()
+    if jobs_file is None:
+        jobs = ask_jobs(asked)
+    else:
+        text = _text(jobs_file, "jobs as Slurm lists them")
+        jobs = read_jobs(text, str(jobs_file), asked)
+        if not is_json(text):
+            open_questions = (
+                "records of more jobs that a user wrote into a comment: `squeue --json` has none",
+            )
+    for name in asked:
+        own = [job for job in jobs if is_asked_for(job, (name,))]
+        # An array may run in part.
+        if own and not any(job.runs or job.unreadable is not None for job in own):
+            states = ", ".join(sorted({job.state for job in own}))
+            raise UsageError(
+                f"job {name}: expected a job that runs, found {states}",
+                hint="of jobs that ended only records remain: --records DIR",
+            )
+    return jobs, open_questions
+
+
+def _shapes(jobs_file: Path | None, nodes_file: Path | None) -> Mapping[str, NodeShape | None]:
+    if nodes_file is not None:
+        return shown_shapes(_text(nodes_file, "nodes as Slurm lists them"), str(nodes_file))
+    return ask_shapes() if jobs_file is None else {}
+
+
+def _running(
+    jobs: Iterable[Job],
+    shapes: Mapping[str, NodeShape | None],
+    machines: Mapping[str, NodeMachine],
+    order: DeviceOrder | None,
+    *,
+    look: bool,
+) -> Iterator[JobAllocation]:
+    """What each job that runs has on each of its nodes."""
+    for job in jobs:
+        for share in job.shares if job.runs else ():
+            shape = shapes.get(share.node)
+            if shape is None and share.node in shapes:
+                reason = "the listing of nodes has it twice, or without sockets, cores and threads"
+                yield unknown_allocation(
+                    job, share.node, reason, "--nodes FILE with each node once"
+                )
+                continue
+            machine = machines.get(share.node, machines.get(""))
+            numbers = None if order is None else order.numbers(share.node)
+            owned = allocation_on(job, share, machine, shape, numbers)
+            if look and owned.gpus:
+                owned = with_tasks(owned, _looked_at(job, share.node))
+            yield owned
+
+
+def _looked_at(job: Job, node: str) -> tuple[TaskRecord, ...]:
+    """The job's processes there; none, with a note, where no step may be started."""
+    try:
+        return ask_tasks(job, node)
+    except (ParseError, ToolError) as error:
+        note(f"not looked at: job {job.id} on {node}: {error.message}")
+        return ()
+
+
+def _order(path: Path) -> DeviceOrder:
+    if str(path) == "-":
+        return device_order(parse_config(_text(path, "a configuration file of Slurm"), "-"))
+    return device_order(read_config(path))
+
+
+def _machines(hosts: tuple[str, ...]) -> Mapping[str, NodeMachine]:
+    """Machines by node name; "" is that of all other nodes. Each source is read once."""
+    sources: dict[str, str | None] = {} if hosts else {"": None}
+    for given in hosts:
+        names, named, source = given.partition("=")
+        # A path may hold a "=", but a list of nodes holds no "/".
+        if not named or "/" in names:
+            names, source = "", given
+        if not source:
+            raise UsageError(f"--host {given}: expected NODES=SOURCE, found no source")
+        for name in expand_hostlist(names, f"--host {given}") if names else ("",):
+            sources[name] = source
+    read = {source: node_machine(load_host(source)) for source in dict.fromkeys(sources.values())}
+    return {name: read[source] for name, source in sources.items()}
+
+
+def _text(path: Path, what: str) -> str:
+    return read_input(path, what).decode("utf-8", "replace")
+
+
+def _write_hooks(folder: Path, spool: str) -> None:
+    written = hooks(spool)
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"{folder}: expected a folder, found a file")
+    there = [folder / name for name in written if (folder / name).exists()]
+    if there:
+        raise UsageError(
+            f"{there[0]}: expected nothing there yet, found a file",
+            hint="name another folder; what you have edited is not overwritten",
+        )
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        check_can_write(*(folder / name for name in written))
+        for name, text in written.items():
+            write_text(folder / name, text, 0o644 if name == "README" else 0o755)
+            note(f"wrote {folder / name}")
+    except OSError as error:
+        raise HostError(f"{folder}: expected to write there, found: {error.strerror}") from None
+
+
+_VERSION = re.compile(r"(\d\d)\.(\d\d?)(?:\.(\d{1,3}))?", re.ASCII)
+
+
+def check(asked: SlurmCheckArguments) -> None:
+    """Print what is wrong with the files, and what they should say."""
+    of_gres, of_slurm = read_config(asked.gres), read_config(asked.slurm)
+    checked = judge_files(
+        of_gres,
+        of_slurm,
+        with_topo(load_host(asked.host), asked.topo),
+        cgroup=None if asked.cgroup is None else read_config(asked.cgroup),
+        nodes=() if asked.nodes is None else expand_hostlist(asked.nodes, "--nodes"),
+        version=None if asked.slurm_version is None else _version(asked.slurm_version),
+    )
+    files = (
+        (asked.gres, of_gres.text, checked.gres),
+        (asked.slurm, of_slurm.text, checked.slurm),
+        *((Path(name), before, after) for name, before, after in checked.included),
+    )
+    if asked.show and not asked.json:
+        for path, _, after in files:
+            print_file(f"# {path.name}\n{after}" + ("" if after.endswith("\n") else "\n"))
+    else:
+        print_findings(checked.findings, as_json=asked.json)
+        for path, before, after in files if asked.diff and not asked.json else ():
+            if before != after:
+                say("")
+                print_diff(before.encode(), after.encode(), str(path), f"{path} as it should be")
+    if asked.output is not None:
+        _write(asked.output, files, (asked.gres.parent, asked.slurm.parent))
+    exit_if_bad(checked.findings.findings)
+
+
+def _version(text: str) -> SlurmVersion:
+    match = _VERSION.search(text)
+    if match is None:
+        raise UsageError(f"--slurm-version: expected a version such as 22.05.8, found {text!r}")
+    return SlurmVersion(int(match[1]), int(match[2]), int(match[3] or 0))
+
+
+def _write(
+    folder: Path, files: tuple[tuple[Path, str, str], ...], parents: tuple[Path, ...]
+) -> None:
+    """All files, over nothing; included ones where they are next to the others.
+
+    parents: of the two files that the user named.
+    """
+    paths = [folder / _below(path, parents) for path, _, _ in files]
+    if len(set(paths)) < len(paths):
+        raise UsageError(f"{paths[0]}: expected files of different names, found one")
+    for path in paths:
+        if path.exists():
+            raise UsageError(
+                f"{path}: expected nothing there yet, found a file",
+                hint="name another folder; the files in use are not overwritten",
+            )
+    try:
+        for path in paths:
+            path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise HostError(f"{folder}: expected to write there, found: {error.strerror}") from None
+    check_can_write(*paths)
+    for path, (_, _, after) in zip(paths, files, strict=True):
+        write_text(path, after)
+        note(f"wrote {path}")
+
+
+def _below(path: Path, parents: tuple[Path, ...]) -> Path:
+    """The path as it lies in the folder of the file that includes it; never one outside."""
+    for parent in parents:
+        if path.resolve().is_relative_to(parent.resolve()):
+            return path.resolve().relative_to(parent.resolve())
+    return Path(path.name)
+
+
+class SlurmBind(Struct, frozen=True, kw_only=True):
+    """What bind --json prints. flags: of srun; sbatch: lines of the script."""
+
+    ranks: tuple[Rank, ...]
+    flags: tuple[str, ...]
+    sbatch: tuple[str, ...]
+    findings: tuple[Finding, ...]
+
+
+def bind(asked: SlurmBindArguments) -> None:
+    """Print the flags, or write the wrapper."""
+    if asked.wrapper is not None:
+        _write_wrapper(asked.wrapper)
+        return
+    if asked.tasks is None:
+        raise UsageError("--tasks: expected the number of tasks on each node, found none")
+    machine = with_topo(load_host(asked.host), asked.topo)
+    options = RankOptions(
+        asked.tasks,
+        None if asked.gpus is None else _gpus(asked.gpus, machine),
+        asked.cores,
+        asked.siblings,
+        None if asked.node is None else NodeIndex(asked.node),
+    )
+    binding = bind_ranks(machine, options)
+    words = srun_flags(
+        binding, asked.memory, None if asked.gres is None else _places(asked.gres, machine)
+    )
+    if asked.json:
+        if asked.flags or asked.explain:
+            raise UsageError("--json: expected neither --flags nor --explain with it, found one")
+        told = SlurmBind(
+            ranks=binding.ranks,
+            flags=tuple(words),
+            sbatch=tuple(sbatch_lines(binding)),
+            findings=binding.findings,
+        )
+        print_json(encode("slurm-bind", told))
+        return
+    if asked.flags:
+        say(" ".join(words))
+        return
+    if asked.explain:
+        console().print(ranks_text(binding, machine))
+    say("\n".join(sbatch_lines(binding)))
+    say("\nsrun \\")
+    for flag in words:
+        say(f"  {flag} \\")
+    say("  COMMAND")
+    if binding.findings:
+        for finding in binding.findings:
+            say("")
+            console().print(finding_text(finding))
+
+
+def _places(gres: Path, host: Host) -> dict[int, int]:
+    return device_order(read_config(gres)).places(len(gpus_in_order(host)))
+
+
+def _gpus(text: str, host: Host) -> tuple[int, ...]:
+    """Numbers of GPUs: a list of numbers, or of addresses. Raises UsageError."""
+    if ":" not in text:
+        try:
+            numbers = tuple(number for part in text.split(",") for number in CpuSet.parse(part))
+        except ParseError as error:
+            raise UsageError(
+                f"--gpus: expected numbers such as 0-3, found {error.found!r}"
+            ) from None
+        if not numbers:
+            raise UsageError("--gpus: expected numbers such as 0-3, found none")
+        return numbers
+    by_bdf = {gpu.bdf: index for index, gpu in enumerate(gpus_in_order(host))}
+    found = []
+    for part in text.split(","):
+        try:
+            bdf = Bdf.parse(part)
+        except ParseError:
+            raise UsageError(
+                f"--gpus: expected an address such as 3b:00.0, found {part!r}"
+            ) from None
+        if bdf not in by_bdf:
+            known = ", ".join(map(str, by_bdf))
+            raise UsageError(f"--gpus: expected a GPU of {host.name} ({known}), found {bdf}")
+        found.append(by_bdf[bdf])
+    return tuple(found)
+
+
+def _write_wrapper(path: Path) -> None:
+    if path.exists():
+        raise UsageError(f"{path}: expected nothing there yet, found a file")
+    write_text(path, WRAPPER, 0o755)
+    note(f"wrote {path}")
+    wrapper = str(path) if "/" in str(path) else f"./{path}"
+    note(f"srun --gpus-per-task=1 --cpus-per-task=N {command_line(wrapper)} COMMAND")
+
+
+def with_topo(host: Host, topo: Path | None) -> Host:
+    """The host with its GPUs' nodes as the listing has them; as it is without one."""
+    if topo is None:
+        return host
+
+    text = read_input(topo, "the output of nvidia-smi topo -m").decode("utf-8", "replace")
+    return with_affinities(host, parse(text), str(topo))

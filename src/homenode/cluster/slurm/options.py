@@ -1,0 +1,119 @@
+"""Options: what slurm's commands are asked for, with how each is typed on a command line."""
+
+from enum import StrEnum
+from typing import Annotated
+
+from msgspec import Struct
+
+from homenode.opt import Flag, Opt
+
+SPOOL = "/var/spool/homenode-slurm"
+"""Where the hooks of a node keep what they saw of jobs."""
+
+MAX_NODES = 4096
+MAX_ROUNDS = 100
+MAX_CPUS = 65536
+MAX_TIME = 1e6
+
+
+class MemoryBind(StrEnum):
+    """How memory is bound to the node of a rank's GPU."""
+
+    STRICT = "strict"
+    PREFERRED = "preferred"
+    NONE = "none"
+
+
+class Shape(Struct, frozen=True):
+    """A job of the shared queue. gpus: of one job. jobs: at once on a node."""
+
+    gpus: int
+    jobs: int
+    gres: str = "gpu"
+
+    @property
+    def name(self) -> str:
+        """As files are called.
+
+        >>> Shape(2, 2).name, Shape(1, 4, "gpu:1g.10gb").name
+        ('shared-2gpu', 'shared-1slice-1g.10gb')
+        """
+        if self.gres == "gpu":
+            return f"shared-{self.gpus}gpu"
+        return f"shared-{self.gpus}slice-{self.gres.rpartition(':')[2]}"
+
+
+class StudyOptions(Struct, frozen=True):
+    """What the user asks of a study. None: the cluster's or the host's own.
+
+    rounds: a verdict is measured from three on. numa: NUMA nodes to bind to. app: words of a
+    command, which runs in app_folder. homenode: as the nodes find it.
+    """
+
+    partition_exclusive: Annotated[
+        str | None,
+        Opt("--partition-exclusive", "P", "Whole nodes. Default: the cluster's default."),
+    ] = None
+    partition_shared: Annotated[
+        str | None, Opt("--partition-shared", "Q", "Parts of nodes. Default: as for whole ones.")
+    ] = None
+    nodes: Annotated[int, Opt("--nodes", "N", "Cluster nodes to study.", ge=1, le=MAX_NODES)] = 1
+    rounds: Annotated[
+        int,
+        Opt(
+            "--rounds",
+            "N",
+            "Jobs of each kind on each node, in mixed order.",
+            ge=1,
+            le=MAX_ROUNDS,
+        ),
+    ] = 3
+    node_list: tuple[str, ...] = ()
+    numa: tuple[int, ...] | None = None
+    shapes: tuple[Shape, ...] = (Shape(1, 4), Shape(2, 2))
+    cpus_per_gpu: Annotated[
+        int | None,
+        Opt(
+            "--cpus-per-gpu",
+            "N",
+            "CPUs of shared jobs. Default: an even share.",
+            ge=1,
+            le=MAX_CPUS,
+            rare=True,
+        ),
+    ] = None
+    minutes: Annotated[
+        int, Opt("--minutes", "M", "Time limit of a job.", ge=1, le=MAX_TIME, rare=True)
+    ] = 30
+    account: Annotated[str | None, Opt("--account", "A", "For sbatch.", rare=True)] = None
+    qos: Annotated[str | None, Opt("--qos", "Q", "For sbatch.", rare=True)] = None
+    reservation: Annotated[str | None, Opt("--reservation", "R", "For sbatch.", rare=True)] = None
+    tests: Annotated[
+        tuple[str, ...],
+        Opt(
+            "--tests",
+            "TEST",
+            "Tests of homenode bench; none = no CPU test. Repeatable. Default: stream and "
+            "mem-latency.",
+        ),
+    ] = ("stream", "mem-latency")
+    app: tuple[str, ...] = ()
+    app_folder: str = "."
+    metric: Annotated[
+        str | None,
+        Opt("--metric", "REGEX", "Finds its figure: the group of the last match.", rare=True),
+    ] = None
+    lower_is_better: Annotated[
+        bool, Flag("--lower-is-better", "The figure is a time.", rare=True)
+    ] = False
+    between_nodes: Annotated[
+        bool, Flag("--between-nodes", "Also all-reduce on and between the nodes.")
+    ] = False
+    mpi: Annotated[
+        str | None, Opt("--mpi", "TYPE", "For srun between nodes (pmix, pmi2).", rare=True)
+    ] = None
+    homenode: str = "homenode"
+    setup: Annotated[
+        str | None,
+        Opt("--setup", "FILE", "A shell file that jobs read first (module load …).", rare=True),
+    ] = None

@@ -139,7 +139,7 @@ def test_a_document_cut_or_flipped_anywhere_is_read_or_refused(
 def test_what_is_inserted_can_be_removed_without_a_trace(name: str, data: st.DataObject) -> None:
     document = parse_document(sample(name), name)
     sibling = data.draw(st.sampled_from(list(document.root.walk())[1:]))
-    new = [New("added", (("a", "<&'\""),), (New("inner", text="é & x"),))]
+    new = [New("added", {"a": "<&'\""}, (New("inner", text="é & x"),))]
     insert = data.draw(st.sampled_from([insert_after, insert_before]))
     after = apply(document, insert(document, sibling, new))
     added = next(e for e in after.root.walk() if e.name == "added")

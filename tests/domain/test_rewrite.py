@@ -221,8 +221,8 @@ def test_the_same_vcpu_count_keeps_current() -> None:
 
 
 def test_a_topology_that_hidden_siblings_contradict_goes() -> None:
-    assert tuned("gpu-with-audio-and-nics", "pin").root.at("cpu", "topology") is None
-    assert tuned("gpu-with-audio-and-nics", "default").root.at("cpu", "topology") is not None
+    assert tuned("gpu-with-audio-and-nics", "pin").root.at("cpu/topology") is None
+    assert tuned("gpu-with-audio-and-nics", "default").root.at("cpu/topology") is not None
 
 
 def test_dies_are_written_only_where_there_are_several() -> None:
@@ -251,7 +251,7 @@ def test_memory_as_it_was_leaves_the_users_numatune_alone() -> None:
 
 
 def test_a_bound_layout_replaces_numads_choice() -> None:
-    memory = tuned("empty-cputune", "pin-bound").root.at("numatune", "memory")
+    memory = tuned("empty-cputune", "pin-bound").root.at("numatune/memory")
     assert memory is not None
     assert memory.attributes == (("mode", "strict"), ("nodeset", "0,1"))
 
@@ -297,10 +297,10 @@ def test_new_cells_share_memory_as_the_old_ones_did() -> None:
 
 
 def test_huge_pages_name_every_cell() -> None:
-    pages = tuned("study", "pin-numa", page_bytes=GIB).root.at("memoryBacking", "hugepages", "page")
+    pages = tuned("study", "pin-numa", page_bytes=GIB).root.at("memoryBacking/hugepages/page")
     assert pages is not None
     assert pages.attributes == (("size", "1"), ("unit", "GiB"), ("nodeset", "0,1"))
-    flat = tuned("study", "pin", page_bytes=2 * MIB).root.at("memoryBacking", "hugepages", "page")
+    flat = tuned("study", "pin", page_bytes=2 * MIB).root.at("memoryBacking/hugepages/page")
     assert flat is not None
     assert flat.attributes == (("size", "2"), ("unit", "MiB"))
     assert b"<hugepages/>" in tuned("study", "pin", page_bytes=0).text
@@ -366,7 +366,7 @@ def test_topoext_is_off_where_a_guest_is_shown_no_l3_and_its_cpu_might_have_it(
     assert shown is not None
     features = [feature.get("policy") for feature in shown.all("feature")]
     assert features == ([] if expected is None else [expected])
-    cache = after.at("cpu", "cache")
+    cache = after.at("cpu/cache")
     assert cache is not None and (cache.get("mode"), cache.get("level")) == ("disable", None)
     assert rewrite(rewrite(xml, off), off) == rewrite(xml, off)
 

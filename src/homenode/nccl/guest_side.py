@@ -95,11 +95,11 @@ def left_to_libvirt(document: Document) -> Loose | None:
     if devices is None:
         return Loose("no <devices>", document.root.line)
     for element in devices.children:
-        if _is_on_pci(element) and guest_address(document, element) is None:
+        if _is_on_pci(element) and guest_address(element) is None:
             return Loose(f"<{element.tag}> without one", element.line)
     if devices.child("memballoon") is None:
         return Loose("no <memballoon>", devices.line)
-    machine = document.root.at("os", "type")
+    machine = document.root.at("os/type")
     is_x86 = machine is None or machine.get("arch") in (None, "x86_64", "i686")
     if is_x86 and not any(e.get("type") == "usb" for e in devices.all("controller")):
         return Loose("no USB controller", devices.line)

@@ -181,11 +181,11 @@ def _number(text: str | None, otherwise: int) -> int:
 def _devices(document: Document) -> Iterator[tuple[Bdf, int]]:
     devices = document.root.child("devices")
     for element in () if devices is None else devices.children:
-        source = element.at("source", "address") if element.name == "hostdev" else None
+        source = element.at("source/address") if element.name == "hostdev" else None
         if source is None or element.get("type") != "pci":
             continue
         try:
-            yield host_address(document, source), element.line
+            yield host_address(source), element.line
         except HomenodeError:  # what cannot be read has been said by whoever reads the document
             continue
 

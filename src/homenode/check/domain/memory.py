@@ -287,7 +287,7 @@ _PULLING = (DeviceKind.GPU, DeviceKind.NIC)
 
 def is_bound_by_numad(document: Document) -> bool:
     """Whether libvirt asks numad for the nodes at each start, and then binds to them."""
-    memory = document.root.at("numatune", "memory")
+    memory = document.root.at("numatune/memory")
     return memory is not None and memory.get("placement") == "auto"
 
 

@@ -454,7 +454,7 @@ def planned_cells(
 ) -> tuple[VmCell, ...]:
     """The cells exactly as the document has them, with the host's distances where it gives none."""
     found = read_cells(document)
-    stated = [read_distances(document, element) for element, _ in found]
+    stated = [read_distances(element) for element, _ in found]
     known = tuple(node for node in nodes.node_of_cell if node is not None)
     online = {node.index for node in host.nodes}
     if not any(stated) and len(known) == len(found) and set(known) <= online:
@@ -463,9 +463,9 @@ def planned_cells(
         VmCell(
             id=i
             if element.get("id") is None
-            else decimal(document, element, element.get("id") or "", "a cell id"),
+            else decimal(element, element.get("id") or "", "a cell id"),
             vcpus=vcpus,
-            memory_bytes=cell_bytes(document, element),
+            memory_bytes=cell_bytes(element),
             host_nodes=tuple(n for n, cell in nodes.cell_of_node.items() if cell == i),
             distances=stated[i],
         )

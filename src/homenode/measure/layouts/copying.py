@@ -212,7 +212,7 @@ def _overlay(disk: WritableDisk, id: str) -> Path:
 
 
 def _nvram(document: bytes, source: str) -> str | None:
-    nvram = open_domain(document, source).root.at("os", "nvram")
+    nvram = open_domain(document, source).root.at("os/nvram")
     if nvram is None:
         return None
     under = nvram.child("source")

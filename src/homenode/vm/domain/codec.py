@@ -36,7 +36,6 @@ from homenode.vm.domain.cpu import (
     edit_acpi,
     edit_cpu,
     edit_vcpus,
-    has_acpi,
     read_architecture,
     read_offline_vcpus,
     read_topoext,
@@ -51,7 +50,7 @@ from homenode.vm.domain.cputune import (
     read_vcpu_pins,
 )
 from homenode.vm.domain.document import Document
-from homenode.vm.domain.fields import decimal, needed, size_bytes
+from homenode.vm.domain.fields import decimal, needed, size_of
 from homenode.vm.domain.hostdevs import (
     edit_hostdevs,
     edit_initiators,
@@ -142,7 +141,7 @@ class Since(Struct, frozen=True):
     def is_in(self, document: Document, vm: Vm) -> bool:
         """Whether a document has it."""
         if self.path is not None:
-            return document.root.at(*self.path.split("/")) is not None
+            return document.root.at(self.path) is not None
         return self.there(document, vm)
 
 
@@ -155,47 +154,28 @@ UNSAID = {
 """Facts of a VM that no document says, and why."""
 
 
-def _has(*path: str) -> Callable[[Document], bool]:
-    return lambda document: document.root.at(*path) is not None
+def _has(path: str) -> Callable[[Document], bool]:
+    return lambda document: document.root.at(path) is not None
 
 
-def _text(*path: str) -> Callable[[Document], str | None]:
-    def read(document: Document) -> str | None:
-        element = document.root.at(*path)
-        return (element.text.strip() if element is not None else "") or None
-
-    return read
+def _value(path: str) -> Callable[[Document], str | None]:
+    return lambda document: document.root.value(path)
 
 
-def _attribute(name: str, *path: str) -> Callable[[Document], str | None]:
-    def read(document: Document) -> str | None:
-        element = document.root.at(*path)
-        return None if element is None else element.get(name)
-
-    return read
-
-
-def _size(*path: str) -> Callable[[Document], int | None]:
+def _size(path: str) -> Callable[[Document], int | None]:
     def read(document: Document) -> int | None:
-        element = document.root.at(*path)
-        if element is None:
-            return None
-        return size_bytes(document, element, element.text, element.get("unit"))
+        element = document.root.at(path)
+        return None if element is None else size_of(element)
 
     return read
 
 
 def read_name(document: Document) -> str:
     """The domain's name. Raises ParseError where there is none."""
-    name = _text("name")(document)
+    name = document.root.value("name")
     if name is None:
         raise ParseError(document.source, "a domain with a <name>", "none")
     return name
-
-
-def _read_topology(document: Document) -> tuple[int, int, int, int] | None:
-    topology = document.root.at("cpu", "topology")
-    return None if topology is None else read_topology(document, topology)
 
 
 def _read_cpu_mode(document: Document) -> str | None:
@@ -207,16 +187,16 @@ def _read_cpu_mode(document: Document) -> str | None:
 
 
 def _read_address_bits(document: Document) -> int | None:
-    element = document.root.at("cpu", "maxphysaddr")
+    element = document.root.at("cpu/maxphysaddr")
     bits = None if element is None else element.get("bits")
     if element is None or bits is None:
         return None
-    return decimal(document, element, bits, "address bits")
+    return decimal(element, bits, "address bits")
 
 
 def _read_firmware(document: Document) -> str | None:
-    named = _attribute("firmware", "os")(document)
-    loader = document.root.at("os", "loader")
+    named = document.root.value("os/@firmware")
+    loader = document.root.at("os/loader")
     if named or loader is None:
         return named or None
     return "efi" if loader.get("type") == "pflash" else "bios"
@@ -229,13 +209,12 @@ def _read_launch_security(document: Document) -> str | None:
 
 def _read_shared_access(document: Document) -> bool:
     cells = (e.get("memAccess") for e in cell_elements(document))
-    return "shared" in (_attribute("mode", "memoryBacking", "access")(document), *cells)
+    return "shared" in (document.root.value("memoryBacking/access/@mode"), *cells)
 
 
 def _read_cells(document: Document) -> tuple[VmCell, ...]:
     memnodes = read_memnodes(document)
-    unbound: tuple[str | None, CpuSet] = (None, CpuSet())
-    binding = read_binding(document) or unbound
+    binding = read_binding(document) or (None, CpuSet())
     cells = []
     for i, (element, vcpus) in enumerate(read_cells(document)):
         mode, nodes = memnodes.get(i) or binding
@@ -243,11 +222,11 @@ def _read_cells(document: Document) -> tuple[VmCell, ...]:
             VmCell(
                 id=i,
                 vcpus=vcpus,
-                memory_bytes=cell_bytes(document, element),
+                memory_bytes=cell_bytes(element),
                 nodes=nodes,
                 mode=mode,
                 page_bytes=page_bytes_of_cell(document, i),
-                distances=read_distances(document, element),
+                distances=read_distances(element),
             )
         )
     return tuple(cells)
@@ -268,9 +247,9 @@ def _once(
 
 ROWS: tuple[Row, ...] = (
     _once("vcpu", "vcpus", lambda document: read_vcpus(document)[0], edit_vcpus),
-    _row("", "domain_type", lambda document: needed(document, document.root, "type")),
+    _row("", "domain_type", lambda document: needed(document.root, "type")),
     _once("name", "name", read_name),
-    _once("uuid", "uuid", _text("uuid")),
+    _once("uuid", "uuid", _value("uuid")),
     _once("metadata"),
     _row("metadata/layout", "record", read_record, edit_metadata),
     _once("vcpus", "offline_vcpus", read_offline_vcpus, edit_vcpus),
@@ -289,22 +268,22 @@ ROWS: tuple[Row, ...] = (
     _once("memoryBacking"),
     _once("memoryBacking/hugepages", "page_bytes", read_page_bytes, edit_memory_backing),
     _once("memoryBacking/access", "memory_access_shared", _read_shared_access),
-    _row("memtune/hard_limit", "hard_limit_bytes", _size("memtune", "hard_limit")),
+    _row("memtune/hard_limit", "hard_limit_bytes", _size("memtune/hard_limit")),
     _once("numatune"),
     _once("numatune/memory", "binding", read_binding, edit_numatune),
     _row("numatune/memnode", "bound_nodes", read_bound_nodes, edit_numatune),
     _once("os"),
-    _once("os/type", "machine", _attribute("machine", "os", "type")),
+    _once("os/type", "machine", _value("os/type/@machine")),
     _once("os/nvram"),
     _row("os/loader", "firmware", _read_firmware),
     _once("features"),
-    _row("features/acpi", "has_acpi", has_acpi, edit_acpi),
+    _row("features/acpi", "has_acpi", _has("features/acpi"), edit_acpi),
     _row("features/ioapic", None, None, edit_iommu),
     _once("cpu", "cpu_mode", _read_cpu_mode),
-    _row("cpu/model", "cpu_model", _text("cpu", "model")),
+    _row("cpu/model", "cpu_model", _value("cpu/model")),
     _row("cpu/feature", "topoext", read_topoext, edit_cpu),
-    _once("cpu/topology", "cpu_topology", _read_topology, edit_cpu),
-    _once("cpu/cache", "cpu_cache", _attribute("mode", "cpu", "cache"), edit_cpu),
+    _once("cpu/topology", "cpu_topology", read_topology, edit_cpu),
+    _once("cpu/cache", "cpu_cache", _value("cpu/cache/@mode"), edit_cpu),
     _once("cpu/maxphysaddr", "physical_address_bits", _read_address_bits, edit_cpu),
     _once("cpu/numa"),
     _row("cpu/numa/cell", "cells", _read_cells, edit_cells),
@@ -328,11 +307,16 @@ ROWS: tuple[Row, ...] = (
     _row("devices/interface", "hostdevs", None, edit_hostdevs, edit_shared_slots),
     _row("devices/memory", "memory_devices", read_memory_devices, edit_memory_devices),
     _row("devices/memory", "has_dimms", lambda document: bool(memory_devices(document))),
-    _row("devices/iommu", "iommu_model", _attribute("model", "devices", "iommu"), edit_iommu),
-    _row("devices/iommu", "has_iommu", _has("devices", "iommu")),
+    _row("devices/iommu", "iommu_model", _value("devices/iommu/@model"), edit_iommu),
+    _row("devices/iommu", "has_iommu", _has("devices/iommu")),
     _row("devices", "addresses", read_addresses),
     _once("launchSecurity", "launch_security", _read_launch_security),
-    _row("commandline", "has_qemu_commandline", _has(_COMMANDLINE), edit_aperture),
+    _row(
+        "commandline",
+        "has_qemu_commandline",
+        lambda document: bool(document.root.child(_COMMANDLINE)),
+        edit_aperture,
+    ),
 )
 """In the order in which they are read: what has no vCPUs is no VM to begin with."""
 
@@ -361,9 +345,7 @@ def _has_model(vm: Vm, model: PortModel) -> bool:
 
 def _drivers(document: Document) -> Iterator[bool]:
     """Of each IOMMU with a <driver>, whether it is the host's own."""
-    devices = document.root.child("devices")
-    for iommu in () if devices is None else devices.all("iommu"):
-        driver = iommu.child("driver")
+    for driver in (iommu.child("driver") for iommu in document.root.all("devices/iommu")):
         if driver is not None:
             yield driver.get("accel") == "on"
 
@@ -393,7 +375,7 @@ SINCE = (
         (6, 1, 0),
         (4, 1, 0),
         planned=lambda asked: asked.plan.topology is not None and asked.plan.topology.dies > 1,
-        there=lambda document, vm: (_attribute("dies", "cpu", "topology")(document) or "1") != "1",
+        there=lambda document, vm: (document.root.value("cpu/topology/@dies") or "1") != "1",
     ),
     Since(
         "<feature name='topoext'>",

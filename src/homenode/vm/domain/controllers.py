@@ -9,7 +9,7 @@ import re
 
 from homenode.errors import InputError
 from homenode.vm.domain.cells import cell_elements
-from homenode.vm.domain.document import DEVICES_ORDER, DOMAIN_ORDER, Document, Element
+from homenode.vm.domain.document import Document, Element
 from homenode.vm.domain.edits import (
     Edit,
     New,
@@ -17,12 +17,13 @@ from homenode.vm.domain.edits import (
     apply,
     insert_after,
     insert_before,
-    insert_in_order,
-    remove,
+    put,
+    removed,
     set_attribute,
+    set_attributes,
     set_text,
 )
-from homenode.vm.domain.fields import any_base, decimal, format_size, guest_address, size_bytes
+from homenode.vm.domain.fields import any_base, decimal, format_size, guest_address, number, size_of
 from homenode.vm.domain.hostdevs import new_address, place
 from homenode.vm.model import GuestAddress, GuestPciController, PortModel
 from homenode.vm.plan_model import Plan
@@ -41,40 +42,29 @@ def pci_controllers(document: Document) -> tuple[tuple[int, Element], ...]:
 
     One without an index gets the lowest free one, as libvirt does after parsing.
     """
-    devices = document.root.child("devices")
-    elements = [
-        e for e in (() if devices is None else devices.all("controller")) if e.get("type") == "pci"
-    ]
+    elements = [e for e in document.root.all("devices/controller") if e.get("type") == "pci"]
     given = {
-        e.start: decimal(document, e, e.get("index") or "", "a controller's index")
+        e.start: number(e, "index", "a controller's index")
         for e in elements
         if e.get("index") is not None
     }
     in_use = set(given.values())
-    found: list[tuple[int, Element]] = []
-    for element in elements:
-        index = given.get(element.start)
-        if index is None:
-            index = next(i for i in range(len(elements) + 1) if i not in in_use)
-            in_use.add(index)
-        found.append((index, element))
-    return tuple(found)
+    free = (i for i in range(len(elements) + 1) if i not in in_use)
+    return tuple((given[e.start] if e.start in given else next(free), e) for e in elements)
 
 
 def read_controllers(document: Document) -> tuple[GuestPciController, ...]:
     """The PCI controllers, by index."""
     controllers = []
     for index, element in pci_controllers(document):
-        bus_nr = element.child("target")
-        bus_text = None if bus_nr is None else bus_nr.get("busNr")
-        node = element.at("target", "node")
+        bus_nr, node = element.value("target/@busNr"), element.at("target/node")
         controllers.append(
             GuestPciController(
                 index=index,
                 model=element.get("model") or ("pcie-root" if index == 0 else "pci-bridge"),
-                address=guest_address(document, element),
-                bus_nr=None if bus_text is None else any_base(document, element, bus_text, "busNr"),
-                cell=None if node is None else decimal(document, node, node.text, "a guest cell"),
+                address=guest_address(element),
+                bus_nr=None if bus_nr is None else any_base(element, bus_nr, "busNr"),
+                cell=None if node is None else decimal(node, node.text, "a guest cell"),
             )
         )
     return tuple(sorted(controllers, key=lambda controller: controller.index))
@@ -87,7 +77,11 @@ def edit_controllers(document: Document, plan: Plan) -> Document:
     the plan's. Raises InputError where an index is used by another controller, or where one that
     the plan calls existing is not there: then the plan is for another document.
     """
-    document = _without_dangling_nodes(document)
+    # An expander bus of an earlier layout loses a <node> that names a cell that is no more.
+    cells = len(cell_elements(document))
+    nodes = [node for _, e in pci_controllers(document) if (node := e.at("target/node"))]
+    gone = [node for node in nodes if decimal(node, node.text, "a guest cell") >= cells]
+    document = removed(document, gone)
     have = {controller.index: controller for controller in read_controllers(document)}
     missing: list[GuestPciController] = []
     adjusted: list[GuestPciController] = []
@@ -100,7 +94,8 @@ def edit_controllers(document: Document, plan: Plan) -> Document:
         elif there is None or not _same(there, controller):
             raise InputError(
                 f"{document.source}: expected PCI controller {controller.index} to be "
-                f"{'' if controller.existing else 'free for '}{_words(controller)}, "
+                f"{'' if controller.existing else 'free for '}{controller.model} at "
+                f"{controller.address}, "
                 f"found {'none' if there is None else there.model + ' at ' + str(there.address)}",
                 hint="plan again for this document",
             )
@@ -109,24 +104,13 @@ def edit_controllers(document: Document, plan: Plan) -> Document:
         return document
     chassis = _free_chassis(document, [c.index for c in missing if _has_chassis(c)])
     new = [_new(controller, chassis.get(controller.index)) for controller in missing]
-    devices = document.root.child("devices")
-    if devices is None:
-        whole = New("devices", children=tuple(new))
-        return apply(document, insert_in_order(document, document.root, whole, DOMAIN_ORDER))
-    pci = pci_controllers(document)
-    others = devices.all("controller")
-    if pci or others:
-        last = max((element for _, element in pci), key=lambda e: e.start) if pci else others[-1]
-        return apply(document, insert_after(document, last, new))
-    if not devices.children:
-        return apply(document, append(document, devices, new))
-    document = apply(document, insert_in_order(document, devices, new[0], DEVICES_ORDER))
-    first = pci_controllers(document)[0][1]
-    return apply(document, insert_after(document, first, new[1:]))
-
-
-def _words(controller: GuestPciController) -> str:
-    return f"{controller.model} at {controller.address}"
+    others = document.root.all("devices/controller")
+    if not others:
+        first, *new = new
+        document = put(document, "devices", first)
+        others = document.root.all("devices/controller")
+    of_pci = [element for element in others if element.get("type") == "pci"]
+    return apply(document, insert_after(document, (of_pci or others)[-1], new))
 
 
 def _same(there: GuestPciController, wanted: GuestPciController) -> bool:
@@ -150,26 +134,30 @@ def _adjust(document: Document, controllers: list[GuestPciController]) -> Docume
     """Address, bus number and cell of controllers that the document has in part."""
     for controller in controllers:
         element = dict(pci_controllers(document))[controller.index]
-        edits = place(document, element, _address(controller))
-        document = apply(document, edits)
+        document = apply(document, place(document, element, _address(controller)))
         if controller.bus_nr is None:
             continue
         element = dict(pci_controllers(document))[controller.index]
-        target = element.child("target")
-        node = () if controller.cell is None else (New("node", text=str(controller.cell)),)
+        target, text = element.child("target"), element.value("target/@busNr")
+        new = _target(controller)
+        edits = []
         if target is None:
-            given = (("busNr", str(controller.bus_nr)),)
-            document = apply(document, append(document, element, [New("target", given, node)]))
-            continue
-        text = target.get("busNr")
-        if text is None or any_base(document, element, text, "busNr") != controller.bus_nr:
-            edits = set_attribute(document, target, "busNr", str(controller.bus_nr))
-            document = apply(document, edits)
-        element = dict(pci_controllers(document))[controller.index]
-        target = element.child("target")
-        if target is not None and target.child("node") is None:
-            document = apply(document, append(document, target, node))
+            edits = append(document, element, [new])
+        elif target.child("node") is None:
+            edits = append(document, target, new.children)
+        if target is not None and (
+            text is None or any_base(element, text, "busNr") != controller.bus_nr
+        ):
+            edits += set_attributes(document, target, new.attributes)
+        document = apply(document, edits)
     return document
+
+
+def _target(controller: GuestPciController) -> New:
+    """<target> of an expander bus."""
+    bus_nr = None if controller.bus_nr is None else str(controller.bus_nr)
+    node = () if controller.cell is None else (New("node", text=str(controller.cell)),)
+    return New("target", {"busNr": bus_nr}, node)
 
 
 def _address(controller: GuestPciController) -> GuestAddress:
@@ -186,47 +174,32 @@ def _free_chassis(document: Document, indices: list[int]) -> dict[int, int]:
 
     QEMU refuses two ports with one chassis number.
     """
-    in_use = set()
-    for index, element in pci_controllers(document):
-        target = element.child("target")
-        text = None if target is None else target.get("chassis")
-        in_use.add(index if text is None else any_base(document, element, text, "chassis"))
+    in_use = {chassis_of(index, element) for index, element in pci_controllers(document)}
     chosen: dict[int, int] = {}
     for index in indices:
-        number = next(n for n in (index, *range(1, 256 + len(indices))) if n not in in_use)
-        in_use.add(number)
-        chosen[index] = number
+        free = next(n for n in (index, *range(1, 256 + len(indices))) if n not in in_use)
+        in_use.add(free)
+        chosen[index] = free
     return chosen
 
 
+def chassis_of(index: int, controller: Element) -> int:
+    """Of a port: the index where it names none, as libvirt does."""
+    text = controller.value("target/@chassis")
+    return index if text is None else any_base(controller, text, "chassis")
+
+
 def _new(controller: GuestPciController, chassis: int | None) -> New:
-    children = [New("model", (("name", _QEMU_DEVICE[controller.model]),))]
+    at = _address(controller)
+    children = [New("model", {"name": _QEMU_DEVICE[controller.model]})]
     if controller.model == PortModel.EXPANDER_BUS:
-        node = () if controller.cell is None else (New("node", text=str(controller.cell)),)
-        given = () if controller.bus_nr is None else (("busNr", str(controller.bus_nr)),)
-        children.append(New("target", given, node))
+        children.append(_target(controller))
     elif chassis is not None:
         # libvirt's own numbering of ports: slot and function as one number.
-        at = _address(controller)
-        port = at.device << 3 | at.function
-        children.append(New("target", (("chassis", str(chassis)), ("port", f"0x{port:x}"))))
-    children.append(new_address(_address(controller)))
-    return New(
-        "controller",
-        (("type", "pci"), ("index", str(controller.index)), ("model", str(controller.model))),
-        tuple(children),
-    )
-
-
-def _without_dangling_nodes(document: Document) -> Document:
-    """An expander bus of an earlier layout loses a <node> that names a cell that is no more."""
-    cells = len(cell_elements(document))
-    edits: list[Edit] = []
-    for _, element in pci_controllers(document):
-        node: Element | None = element.at("target", "node")
-        if node is not None and decimal(document, node, node.text, "a guest cell") >= cells:
-            edits += remove(document, node)
-    return apply(document, edits)
+        port = f"0x{at.device << 3 | at.function:x}"
+        children.append(New("target", {"chassis": str(chassis), "port": port}))
+    head = {"type": "pci", "index": str(controller.index), "model": str(controller.model)}
+    return New("controller", head, (*children, new_address(at)))
 
 
 QEMU_NAMESPACE = "http://libvirt.org/schemas/domain/qemu/1.0"
@@ -248,17 +221,19 @@ def read_hole(document: Document) -> int | None:
     """<pcihole64> of the root bus in bytes, None where it is not set."""
     root = _root_bus(document)
     hole = None if root is None else root.child("pcihole64")
-    return None if hole is None else size_bytes(document, hole, hole.text, hole.get("unit"))
+    return None if hole is None else size_of(hole)
 
 
 def read_window_mib(document: Document) -> int | None:
     """OVMF's own 64-bit window in MiB, as <qemu:commandline> gives it; None where it does not."""
-    commandline = document.root.child(f"{{{QEMU_NAMESPACE}}}commandline")
-    found = (
-        _WINDOW.match(argument.get("value") or "")
-        for argument in (() if commandline is None else commandline.children)
-    )
+    found = (_WINDOW.match(one.get("value") or "") for one in qemu_arguments(document))
     return next((int(match[2]) for match in found if match is not None), None)
+
+
+def qemu_arguments(document: Document) -> tuple[Element, ...]:
+    """What is in <qemu:commandline>."""
+    commandline = document.root.child(f"{{{QEMU_NAMESPACE}}}commandline")
+    return () if commandline is None else commandline.children
 
 
 def _root_bus(document: Document) -> Element | None:
@@ -267,53 +242,47 @@ def _root_bus(document: Document) -> Element | None:
 
 def _with_hole(document: Document, size: int) -> Document:
     root = _root_bus(document)
-    number, unit = format_size(size, ("GiB", "MiB"))
-    new = New("pcihole64", (("unit", unit),), text=number)
+    text, unit = format_size(size, ("GiB", "MiB"))
+    new = New("pcihole64", {"unit": unit}, text=text)
     if root is None:
-        controller = New(
-            "controller", (("type", "pci"), ("index", "0"), ("model", "pcie-root")), (new,)
-        )
-        devices = document.root.child("devices")
-        if devices is None:
-            whole = New("devices", children=(controller,))
-            return apply(document, insert_in_order(document, document.root, whole, DOMAIN_ORDER))
-        others = pci_controllers(document)
+        head = {"type": "pci", "index": "0", "model": "pcie-root"}
+        controller = New("controller", head, (new,))
+        others = [element for _, element in pci_controllers(document)]
         if others:
-            first = min((element for _, element in others), key=lambda e: e.start)
-            return apply(document, insert_before(document, first, [controller]))
-        return apply(document, insert_in_order(document, devices, controller, DEVICES_ORDER))
+            return apply(document, insert_before(document, others[0], [controller]))
+        return put(document, "devices", controller)
     hole = root.child("pcihole64")
     if hole is None:
         return apply(document, append(document, root, [new]))
-    if size_bytes(document, hole, hole.text, hole.get("unit")) >= size:
+    if size_of(hole) >= size:
         return document
-    edits = set_text(document, hole, number) + set_attribute(document, hole, "unit", unit)
+    edits = set_text(document, hole, text) + set_attribute(document, hole, "unit", unit)
     return apply(document, edits)
 
 
 def _with_window(document: Document, mib: int) -> Document:
-    commandline = document.root.child(f"{{{QEMU_NAMESPACE}}}commandline")
     before: Element | None = None
-    for argument in () if commandline is None else commandline.children:
+    for argument in qemu_arguments(document):
         match = _WINDOW.match(argument.get("value") or "")
         if match is not None:
             edits: list[Edit] = []
             if before is None or before.get("value") != "-fw_cfg":
-                option = New(argument.tag, (("value", "-fw_cfg"),))
+                option = New(argument.tag, {"value": "-fw_cfg"})
                 edits += insert_before(document, argument, [option])
             if int(match[2]) < mib:
                 edits += set_attribute(document, argument, "value", f"{match[1]}{mib}")
             return apply(document, edits)
         before = argument
     values = ("-fw_cfg", f"name=opt/ovmf/X-PciMmio64Mb,string={mib}")
+    commandline = document.root.child(f"{{{QEMU_NAMESPACE}}}commandline")
     if commandline is not None:
         prefix = commandline.tag.removesuffix("commandline")
-        arguments = [New(f"{prefix}arg", (("value", value),)) for value in values]
+        arguments = [New(f"{prefix}arg", {"value": value}) for value in values]
         return apply(document, append(document, commandline, arguments))
     document, prefix = _with_qemu_prefix(document)
     new = New(
         f"{prefix}:commandline",
-        children=tuple(New(f"{prefix}:arg", (("value", value),)) for value in values),
+        children=tuple(New(f"{prefix}:arg", {"value": value}) for value in values),
     )
     return apply(document, append(document, document.root, [new]))
 

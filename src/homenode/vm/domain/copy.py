@@ -20,6 +20,7 @@ from homenode.vm.domain.edits import (
     set_attributes,
     set_text,
 )
+from homenode.vm.domain.hostdevs import is_pci_function
 from homenode.vm.domain.read import open_domain
 from homenode.vm.plan_model import PlanFinding, plan_finding
 
@@ -75,26 +76,23 @@ def copied_mac(original_mac: str, name: str) -> str:
 def shared_with_original(xml: bytes, source: str = "domain") -> tuple[PlanFinding, ...]:
     """What a copy of this domain has in common with it, so that both may not run at once."""
     document = open_domain(xml, source)
-    devices = document.root.child("devices")
-    found = (_shared(element) for element in (() if devices is None else devices.children))
+    found = map(_shared, document.root.all("devices/*"))
     return tuple(finding for finding in found if finding is not None)
 
 
 def _shared(element: Element) -> PlanFinding | None:
-    target = element.child("target")
-    name = (None if target is None else target.get("dev")) or f"on line {element.line}"
-    source = element.child("source")
-    path = None if source is None else source.get("path")
+    name = element.value("target/@dev") or f"on line {element.line}"
+    path = element.value("source/@path")
     if element.name == "disk":
-        writable = element.get("device") in (None, "disk", "lun") and source is not None
-        if not writable or element.child("readonly") is not None:
+        writable = element.get("device") in (None, "disk", "lun")
+        if not writable or not element.all("source") or element.all("readonly"):
             return None
         kind = "copy-shares-disk"
         detail = "both domains write it: running both at once destroys its file system"
-    elif _is_host_device(element):
+    elif is_pci_function(element):
         kind = "copy-shares-device"
         detail = "both domains are given this host device: only one of them can run"
-    elif element.name == "interface" and target is not None:
+    elif element.name == "interface" and element.all("target"):
         if name.startswith(("vnet", "macvtap", "on line")):
             return None  # libvirt chooses these again
         kind = "copy-shares-tap"
@@ -109,30 +107,21 @@ def _shared(element: Element) -> PlanFinding | None:
     return plan_finding(kind, f"{element.name} {name}", detail)
 
 
-def _is_host_device(element: Element) -> bool:
-    return (element.name == "hostdev" and element.get("type") == "pci") or (
-        element.name == "interface" and element.get("type") == "hostdev"
-    )
-
-
 def _identity(document: Document, original: str, name: str) -> list[Edit]:
     root = document.root
     element = root.child("name")
     assert element is not None, "read_name has read it"
     edits = set_text(document, element, name) + drop_attribute(document, root, "id")
-    uuid = root.child("uuid")
-    if uuid is not None:
-        edits += set_text(document, uuid, _new_uuid(document, uuid, name))
-    for number in root.all("hwuuid"):
-        edits += set_text(document, number, _new_uuid(document, number, name))
-    generation = root.child("genid")
-    if generation is not None and generation.text.strip():
-        edits += set_text(document, generation, _new_uuid(document, generation, name))
     # libvirt refuses an SMBIOS uuid that is not the domain's.
-    for sysinfo in root.all("sysinfo"):
-        for entry in sysinfo.walk():
-            if entry.name == "entry" and entry.get("name") == "uuid" and entry.text.strip():
-                edits += set_text(document, entry, _new_uuid(document, entry, name))
+    entries = [
+        entry
+        for sysinfo in root.all("sysinfo")
+        for entry in sysinfo.walk()
+        if entry.name == "entry" and entry.get("name") == "uuid"
+    ]
+    chosen = [one for one in (*root.all("genid")[:1], *entries) if one.text.strip()]
+    for one in (*root.all("uuid"), *root.all("hwuuid"), *chosen):
+        edits += set_text(document, one, _new_uuid(document, one, name))
     return edits
 
 
@@ -147,7 +136,7 @@ def _new_uuid(document: Document, element: Element, name: str) -> str:
 
 
 def _firmware(document: Document, original: str, name: str) -> list[Edit]:
-    nvram = document.root.at("os", "nvram")
+    nvram = document.root.at("os/nvram")
     if nvram is None:
         return []
     source = nvram.child("source")
@@ -169,9 +158,8 @@ def _own_path(path: str, original: str, name: str) -> str:
 
 
 def _devices(document: Document, original: str, name: str) -> list[Edit]:
-    devices = document.root.child("devices")
     edits: list[Edit] = []
-    for element in () if devices is None else devices.children:
+    for element in document.root.all("devices/*"):
         if element.name == "interface":
             mac = element.child("mac")
             address = None if mac is None else mac.get("address")

@@ -5,7 +5,7 @@ from collections import Counter
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError
 from homenode.vm.domain.cpu import read_vcpus
-from homenode.vm.domain.document import DOMAIN_ORDER, Document, Element
+from homenode.vm.domain.document import Document, Element
 from homenode.vm.domain.edits import (
     Edit,
     New,
@@ -13,12 +13,13 @@ from homenode.vm.domain.edits import (
     apply,
     insert_after,
     insert_before,
-    insert_in_order,
     is_bare,
+    put,
     remove,
+    removed,
     set_attribute,
 )
-from homenode.vm.domain.fields import decimal, format_set, needed, pu_set
+from homenode.vm.domain.fields import decimal, format_set, number, pu_set
 from homenode.vm.model import MAX_VCPUS
 from homenode.vm.plan_model import Plan
 
@@ -34,17 +35,10 @@ def iothread_ids(document: Document) -> tuple[int, ...]:
 
     Source: libvirt's formatdomain, IOThreads Allocation.
     """
-    listed = document.root.child("iothreadids")
-    ids = {
-        decimal(document, e, needed(document, e, "id"), "an IOThread id")
-        for e in (() if listed is None else listed.all("iothread"))
-    }
-    count_element = document.root.child("iothreads")
-    count = (
-        0
-        if count_element is None
-        else decimal(document, count_element, count_element.text, "the number of IOThreads")
-    )
+    listed = document.root.all("iothreadids/iothread")
+    ids = {number(e, "id", "an IOThread id") for e in listed}
+    stated = document.root.child("iothreads")
+    count = 0 if stated is None else decimal(stated, stated.text, "the number of IOThreads")
     if count > MAX_VCPUS or 0 in ids:
         raise InputError(
             f"{document.source}: expected at most {MAX_VCPUS} IOThreads with ids from 1, "
@@ -76,7 +70,7 @@ def edit_cputune(document: Document, plan: Plan) -> Document:
         document = _replace(document, wanted, found)
     cputune = document.root.child("cputune")
     if cputune is not None and not cputune.attributes and is_bare(document, cputune):
-        return apply(document, remove(document, cputune))
+        return removed(document, [cputune])
     return document
 
 
@@ -104,7 +98,7 @@ def read_iothread_pins(document: Document) -> tuple[tuple[int, CpuSet], ...]:
 
 def _everywhere(document: Document) -> CpuSet | None:
     vcpu = document.root.child("vcpu")
-    return None if vcpu is None else pu_set(document, vcpu, "cpuset")
+    return None if vcpu is None else pu_set(vcpu, "cpuset")
 
 
 def pin_counts(document: Document) -> dict[Key, int]:
@@ -116,8 +110,7 @@ def _wanted(document: Document, plan: Plan) -> dict[Key, CpuSet]:
     wanted: dict[Key, CpuSet] = {}
     if plan.emulator_pus is not None:
         wanted["emulatorpin", 0] = plan.emulator_pus
-    for vcpu, pus in enumerate(plan.vcpu_pins):
-        wanted["vcpupin", vcpu] = pus
+    wanted |= {("vcpupin", vcpu): pus for vcpu, pus in enumerate(plan.vcpu_pins)}
     threads = iothread_ids(document)
     if plan.iothread_pus and len(plan.iothread_pus) != len(threads):
         raise InputError(
@@ -125,31 +118,25 @@ def _wanted(document: Document, plan: Plan) -> dict[Key, CpuSet]:
             f"found {len(threads)}",
             hint="plan again for this document",
         )
-    for thread, pus in zip(threads, plan.iothread_pus, strict=False):
-        if pus:
-            wanted["iothreadpin", thread] = pus
-    return wanted
+    pairs = zip(threads, plan.iothread_pus, strict=False)
+    return wanted | {("iothreadpin", thread): pus for thread, pus in pairs if pus}
 
 
 def _found(document: Document) -> list[tuple[Key, Element, CpuSet]]:
-    cputune = document.root.child("cputune")
     found = []
-    for element in () if cputune is None else cputune.children:
+    for element in document.root.all("cputune/*"):
         if element.name not in ("emulatorpin", "vcpupin", "iothreadpin"):
             continue
-        number = 0
-        if element.name in _NUMBER_OF:
-            attribute = _NUMBER_OF[element.name]
-            number = decimal(document, element, needed(document, element, attribute), attribute)
-        pus = pu_set(document, element, "cpuset")
-        found.append(((element.name, number), element, CpuSet() if pus is None else pus))
+        attribute = _NUMBER_OF.get(element.name)
+        which = 0 if attribute is None else number(element, attribute)
+        found.append(((element.name, which), element, pu_set(element, "cpuset") or CpuSet()))
     return found
 
 
 def _new(key: Key, pus: CpuSet) -> New:
-    name, number = key
-    which = ((_NUMBER_OF[name], str(number)),) if name in _NUMBER_OF else ()
-    return New(name, (*which, ("cpuset", format_set(pus))))
+    name, which = key
+    of = {_NUMBER_OF[name]: str(which)} if name in _NUMBER_OF else {}
+    return New(name, {**of, "cpuset": format_set(pus)})
 
 
 def _change_in_place(
@@ -185,22 +172,17 @@ def _replace(
     document: Document, wanted: dict[Key, CpuSet], found: list[tuple[Key, Element, CpuSet]]
 ) -> Document:
     """All old pins go; the new ones stand where the first of them stood, else at the front."""
-    edits: list[Edit] = []
-    for _, element, _ in found:
-        edits += remove(document, element)
-    cputune = document.root.child("cputune")
     ours = {element.start for _, element, _ in found}
-    ahead = 0  # how many other elements come before the first pin
-    if cputune is not None and ours:
-        ahead = next(i for i, e in enumerate(cputune.children) if e.start in ours)
-    document = apply(document, edits)
+    # How many other elements come before the first pin.
+    children = document.root.all("cputune/*")
+    ahead = next((i for i, e in enumerate(children) if e.start in ours), 0)
+    document = removed(document, [element for _, element, _ in found])
     news = [_new(key, pus) for key, pus in wanted.items()]
+    cputune = document.root.child("cputune")
     if not news:
         return document
-    cputune = document.root.child("cputune")
     if cputune is None:
-        whole = New("cputune", children=tuple(news))
-        return apply(document, insert_in_order(document, document.root, whole, DOMAIN_ORDER))
+        return put(document, "", New("cputune", children=tuple(news)))
     if ahead:
         return apply(document, insert_after(document, cputune.children[ahead - 1], news))
     if cputune.children:
@@ -210,14 +192,13 @@ def _replace(
 
 def _with_vcpus_that_are(document: Document, vcpus: int) -> Document:
     """Schedulers, cache and bandwidth shares lose vCPUs that are no more, and go with the last."""
-    cputune = document.root.child("cputune")
     present = CpuSet(range(vcpus))
     edits: list[Edit] = []
     gone_until = -1
-    for element in () if cputune is None else cputune.walk():
+    for element in (one for part in document.root.all("cputune/*") for one in part.walk()):
         if element.name not in _LISTS_OF_VCPUS or element.start < gone_until:
             continue
-        named = pu_set(document, element, "vcpus")
+        named = pu_set(element, "vcpus")
         if named is None or named <= present:
             continue
         if named.isdisjoint(present):

@@ -7,12 +7,18 @@ guest then finds its devices broken.
 
 from collections import Counter
 from collections.abc import Iterator
+from math import prod
 
 from msgspec import Struct
 
 from homenode.cpuset import CpuSet
-from homenode.vm.domain.cells import cell_bytes, read_cells
-from homenode.vm.domain.controllers import QEMU_NAMESPACE, pci_controllers, read_controllers
+from homenode.vm.domain.cells import cells_bytes, read_cells
+from homenode.vm.domain.controllers import (
+    chassis_of,
+    pci_controllers,
+    qemu_arguments,
+    read_controllers,
+)
 from homenode.vm.domain.cpu import read_topology, read_vcpus
 from homenode.vm.domain.cputune import iothread_ids, pin_counts
 from homenode.vm.domain.document import Document, Element
@@ -35,6 +41,10 @@ class Broken(Struct, frozen=True, order=True):
 
     def __str__(self) -> str:
         return f"{self.subject}: expected {self.expected}, found {self.observed} ({self.id})"
+
+
+def _broken(id: str, subject: str, expected: str, observed: object) -> Broken:
+    return Broken(id=id, subject=subject, expected=expected, observed=str(observed))
 
 
 def crosscheck(document: Document) -> tuple[Broken, ...]:
@@ -61,46 +71,26 @@ def _threads(document: Document) -> Iterator[Broken]:
     for (name, number), count in pin_counts(document).items():
         what = f"<{name}>" if name == "emulatorpin" else f"<{name}> for {number}"
         if count > 1:
-            yield Broken(id="pin-twice", subject=what, expected="one", observed=str(count))
+            yield _broken("pin-twice", what, "one", count)
         if name == "vcpupin" and number >= vcpus:
-            yield Broken(
-                id="pin-of-no-vcpu",
-                subject=what,
-                expected=f"a vCPU below {vcpus}",
-                observed=str(number),
-            )
+            yield _broken("pin-of-no-vcpu", what, f"a vCPU below {vcpus}", number)
         if name == "iothreadpin" and number not in threads:
-            yield Broken(
-                id="pin-of-no-iothread",
-                subject=what,
-                expected=f"one of {list(threads)}",
-                observed=str(number),
-            )
-    devices = document.root.child("devices")
-    for element in () if devices is None else devices.children:
-        driver = element.child("driver")
-        given = None if driver is None else driver.get("iothread")
+            yield _broken("pin-of-no-iothread", what, f"one of {list(threads)}", number)
+    for element in document.root.all("devices/*"):
+        driver, given = element.child("driver"), element.value("driver/@iothread")
         if driver is not None and given is not None:
-            number = decimal(document, driver, given, "an IOThread")
+            number = decimal(driver, given, "an IOThread")
             if number not in threads:
-                yield Broken(
-                    id="iothread-of-none",
-                    subject=f"<{element.tag}><driver iothread>",
-                    expected=f"one of {list(threads)}",
-                    observed=given,
+                yield _broken(
+                    "iothread-of-none",
+                    f"<{element.tag}><driver iothread>",
+                    f"one of {list(threads)}",
+                    given,
                 )
-    topology = document.root.at("cpu", "topology")
-    if topology is not None:
-        sockets, dies, cores, per_core = read_topology(document, topology)
-        product = sockets * dies * cores * per_core
-        if product != vcpus:
-            shape = f"{sockets} x {dies} x {cores} x {per_core} = {product}"
-            yield Broken(
-                id="topology-product",
-                subject="<topology>",
-                expected=f"{vcpus} vCPUs",
-                observed=shape,
-            )
+    topology = read_topology(document)
+    if topology is not None and prod(topology) != vcpus:
+        shape = f"{' x '.join(map(str, topology))} = {prod(topology)}"
+        yield _broken("topology-product", "<topology>", f"{vcpus} vCPUs", shape)
 
 
 def _cells(document: Document) -> Iterator[Broken]:
@@ -109,37 +99,19 @@ def _cells(document: Document) -> Iterator[Broken]:
     everything = CpuSet(range(vcpus))
     seen = CpuSet()
     for i, (element, inside) in enumerate(cells):
-        number = decimal(document, element, element.get("id") or str(i), "a cell id")
+        number = decimal(element, element.get("id") or str(i), "a cell id")
         if number != i:
-            yield Broken(
-                id="cell-ids",
-                subject="<cell> ids",
-                expected="0, 1, 2, ... without gaps",
-                observed=str(number),
-            )
+            yield _broken("cell-ids", "<cell> ids", "0, 1, 2, ... without gaps", number)
         if not inside.isdisjoint(seen):
-            yield Broken(
-                id="cells-overlap",
-                subject=f"cell {i}",
-                expected="vCPUs of its own",
-                observed=str(inside & seen),
-            )
+            yield _broken("cells-overlap", f"cell {i}", "vCPUs of its own", inside & seen)
         if not inside <= everything:
-            yield Broken(
-                id="cell-of-no-vcpu",
-                subject=f"cell {i}",
-                expected=f"vCPUs below {vcpus}",
-                observed=str(inside - everything),
+            yield _broken(
+                "cell-of-no-vcpu", f"cell {i}", f"vCPUs below {vcpus}", inside - everything
             )
         seen |= inside
     if cells and seen & everything != everything:
         missing = str(everything - seen)
-        yield Broken(
-            id="vcpu-in-no-cell",
-            subject="<numa>",
-            expected="every vCPU in a cell",
-            observed=f"{missing} in none",
-        )
+        yield _broken("vcpu-in-no-cell", "<numa>", "every vCPU in a cell", f"{missing} in none")
     for i, (element, _) in enumerate(cells):
         yield from _siblings(document, element, i, len(cells))
     yield from _names_of_cells(document, len(cells))
@@ -147,23 +119,16 @@ def _cells(document: Document) -> Iterator[Broken]:
 
 def _siblings(document: Document, cell: Element, id: int, cells: int) -> Iterator[Broken]:
     """Distances to cells that are there, one to each."""
-    distances = cell.child("distances")
     seen: set[int] = set()
-    for sibling in () if distances is None else distances.all("sibling"):
-        other = decimal(document, sibling, sibling.get("id") or "", "a cell id")
+    for sibling in cell.all("distances/sibling"):
+        other = decimal(sibling, sibling.get("id") or "", "a cell id")
         if other >= cells:
-            yield Broken(
-                id="distance-of-no-cell",
-                subject=f"distances of cell {id}",
-                expected=f"a cell below {cells}",
-                observed=str(other),
+            yield _broken(
+                "distance-of-no-cell", f"distances of cell {id}", f"a cell below {cells}", other
             )
         if other in seen:
-            yield Broken(
-                id="distance-twice",
-                subject=f"distances of cell {id}",
-                expected=f"one to cell {other}",
-                observed="two",
+            yield _broken(
+                "distance-twice", f"distances of cell {id}", f"one to cell {other}", "two"
             )
         seen.add(other)
 
@@ -173,70 +138,46 @@ def _names_of_cells(document: Document, cells: int) -> Iterator[Broken]:
     there = f"a cell below {cells}" if cells else "no cell: the guest is flat"
     for cell in read_memnodes(document):
         if cell >= cells:
-            yield Broken(
-                id="memnode-of-no-cell", subject="<memnode>", expected=there, observed=str(cell)
-            )
-    pages = document.root.at("memoryBacking", "hugepages")
-    for page in () if pages is None else pages.all("page"):
-        named = pu_set(document, page, "nodeset")
+            yield _broken("memnode-of-no-cell", "<memnode>", there, cell)
+    for page in document.root.all("memoryBacking/hugepages/page"):
+        named = pu_set(page, "nodeset")
         if named is not None and not named <= CpuSet(range(cells)):
-            yield Broken(
-                id="page-of-no-cell", subject="<page>", expected=there, observed=str(named)
-            )
-    devices = document.root.child("devices")
-    for element in () if devices is None else devices.children:
-        node = element.at("target", "node")
-        if node is not None and any_base(document, node, node.text, "a guest cell") >= cells:
-            yield Broken(
-                id="device-of-no-cell",
-                subject=f"<{element.tag}>",
-                expected=there,
-                observed=node.text.strip(),
-            )
+            yield _broken("page-of-no-cell", "<page>", there, named)
+    for element in document.root.all("devices/*"):
+        node = element.at("target/node")
+        if node is not None and any_base(node, node.text, "a guest cell") >= cells:
+            yield _broken("device-of-no-cell", f"<{element.tag}>", there, node.text.strip())
         acpi = element.child("acpi")
-        named = None if acpi is None else pu_set(document, acpi, "nodeset")
+        named = None if acpi is None else pu_set(acpi, "nodeset")
         if named is not None and not named <= CpuSet(range(cells)):
-            yield Broken(
-                id="device-of-no-cell",
-                subject=f"<{element.tag}><acpi>",
-                expected=there,
-                observed=str(named),
-            )
+            yield _broken("device-of-no-cell", f"<{element.tag}><acpi>", there, named)
 
 
 def _memory(document: Document) -> Iterator[Broken]:
-    cells = read_cells(document)
-    if cells:
-        total = sum(cell_bytes(document, element) for element, _ in cells)
+    if read_cells(document):
+        total = cells_bytes(document)
         expected = read_memory(document) - memory_device_bytes(document)
         if total != expected:
-            yield Broken(
-                id="memory-sum",
-                subject="the memory of all cells",
-                expected=f"{expected} bytes, as <memory>",
-                observed=f"{total} bytes",
+            yield _broken(
+                "memory-sum",
+                "the memory of all cells",
+                f"{expected} bytes, as <memory>",
+                f"{total} bytes",
             )
 
 
 def _command_line(document: Document) -> Iterator[Broken]:
     """-fw_cfg and its value, one behind the other: QEMU takes either alone for something else."""
-    commandline = document.root.child(f"{{{QEMU_NAMESPACE}}}commandline")
-    words = [e.get("value") or "" for e in (() if commandline is None else commandline.children)]
+    words = [e.get("value") or "" for e in qemu_arguments(document)]
     for before, word in zip(("", *words), (*words, ""), strict=True):
         is_value = "opt/ovmf/X-PciMmio64Mb" in word
         if before == "-fw_cfg" and (not word or word.startswith("-")):
-            yield Broken(
-                id="fw-cfg-broken",
-                subject="<qemu:arg> -fw_cfg",
-                expected="its value behind it",
-                observed=word or "none",
+            yield _broken(
+                "fw-cfg-broken", "<qemu:arg> -fw_cfg", "its value behind it", word or "none"
             )
         if is_value and before != "-fw_cfg":
-            yield Broken(
-                id="fw-cfg-broken",
-                subject=f"<qemu:arg> {word}",
-                expected="-fw_cfg before it",
-                observed=before or "none",
+            yield _broken(
+                "fw-cfg-broken", f"<qemu:arg> {word}", "-fw_cfg before it", before or "none"
             )
 
 
@@ -277,12 +218,7 @@ def check_pci(document: Document) -> Iterator[Broken]:
 def _indices(controllers: tuple[GuestPciController, ...]) -> Iterator[Broken]:
     for index, count in Counter(c.index for c in controllers).items():
         if count > 1:
-            yield Broken(
-                id="controller-twice",
-                subject=f"PCI controller {index}",
-                expected="one",
-                observed=str(count),
-            )
+            yield _broken("controller-twice", f"PCI controller {index}", "one", count)
 
 
 def _places(document: Document, controllers: tuple[GuestPciController, ...]) -> Iterator[Broken]:
@@ -290,48 +226,28 @@ def _places(document: Document, controllers: tuple[GuestPciController, ...]) -> 
     devices = addressed_devices(document)
     for address, count in Counter(address for address, _ in devices).items():
         if count > 1:
-            yield Broken(
-                id="address-twice",
-                subject=f"guest address {address}",
-                expected="one device",
-                observed=str(count),
-            )
+            yield _broken("address-twice", f"guest address {address}", "one device", count)
     in_use = dict(devices)
     for address, element in devices:
         what = f"<{element.tag}> at {address}"
         model = model_of.get(address.bus)
         if model in _ONE_SLOT and address.device:
-            yield Broken(
-                id="slot-of-port",
-                subject=what,
-                expected="slot 0, the only one of a port",
-                observed=str(address.device),
-            )
+            yield _broken("slot-of-port", what, "slot 0, the only one of a port", address.device)
         if model == _EXPANDER and element.get("model") not in _ON_EXPANDER:
-            yield Broken(
-                id="endpoint-on-expander",
-                subject=what,
-                expected="a root port between",
-                observed="an expander bus",
-            )
+            yield _broken("endpoint-on-expander", what, "a root port between", "an expander bus")
         of_chipset = address.bus == 0 and address.device == _CHIPSET_SLOT.get(model or "")
         if address.function and not of_chipset:
             first = type(address)(address.domain, address.bus, address.device, 0)
             head = in_use.get(first)
             place = None if head is None else head.child("address")
             if place is None:
-                yield Broken(
-                    id="function-without-0",
-                    subject=what,
-                    expected=f"a device at {first}",
-                    observed="none",
-                )
+                yield _broken("function-without-0", what, f"a device at {first}", "none")
             elif place.get("multifunction") != "on":
-                yield Broken(
-                    id="multifunction-off",
-                    subject=f"<{head.tag if head else ''}> at {first}",
-                    expected="multifunction='on' next to other functions",
-                    observed="it is not",
+                yield _broken(
+                    "multifunction-off",
+                    f"<{head.tag if head else ''}> at {first}",
+                    "multifunction='on' next to other functions",
+                    "it is not",
                 )
 
 
@@ -353,11 +269,11 @@ def _windows(document: Document, controllers: tuple[GuestPciController, ...]) ->
             root = model_of[parent]
             steps += 1
         if steps > len(controllers):
-            yield Broken(
-                id="controller-loop",
-                subject=f"PCI controller {controller.index}",
-                expected="a path to a root bus",
-                observed="a loop",
+            yield _broken(
+                "controller-loop",
+                f"PCI controller {controller.index}",
+                "a path to a root bus",
+                "a loop",
             )
             return
         buses_below[root.index if root.model == _EXPANDER else 0] += 1
@@ -367,12 +283,7 @@ def _windows(document: Document, controllers: tuple[GuestPciController, ...]) ->
     expanders = [c for c in controllers if c.model == _EXPANDER and c.bus_nr is not None]
     for number, count in Counter(c.bus_nr for c in expanders).items():
         if count > 1:
-            yield Broken(
-                id="busnr-twice",
-                subject=f"busNr {number}",
-                expected="one expander bus",
-                observed=str(count),
-            )
+            yield _broken("busnr-twice", f"busNr {number}", "one expander bus", count)
     starts = sorted({c.bus_nr for c in expanders if c.bus_nr is not None})
     for controller in expanders:
         start = controller.bus_nr
@@ -380,47 +291,34 @@ def _windows(document: Document, controllers: tuple[GuestPciController, ...]) ->
         end = next((other for other in starts if other > start), LAST_BUS + 1)
         need = 1 + buses_below[controller.index]
         if not 0 < start <= LAST_BUS or end - start < need:
-            yield Broken(
-                id="bus-window",
-                subject=f"expander bus {controller.index} at busNr {start}",
-                expected=f"{need} buses",
-                observed=f"{max(0, end - start)}, up to {end - 1}",
+            yield _broken(
+                "bus-window",
+                f"expander bus {controller.index} at busNr {start}",
+                f"{need} buses",
+                f"{max(0, end - start)}, up to {end - 1}",
             )
     if starts and starts[0] < 1 + buses_below[0]:
-        yield Broken(
-            id="bus-window",
-            subject="the root bus",
-            expected=f"{1 + buses_below[0]} buses",
-            observed=str(starts[0]),
-        )
+        yield _broken("bus-window", "the root bus", f"{1 + buses_below[0]} buses", starts[0])
 
 
 def _chassis(document: Document) -> Iterator[Broken]:
     numbers: Counter[int] = Counter()
     for index, element in pci_controllers(document):
         if element.get("model") in _ONE_SLOT:
-            target = element.child("target")
-            text = None if target is None else target.get("chassis")
-            numbers[index if text is None else any_base(document, element, text, "chassis")] += 1
+            numbers[chassis_of(index, element)] += 1
     for number, count in numbers.items():
         if count > 1:
-            yield Broken(
-                id="chassis-twice",
-                subject=f"chassis {number}",
-                expected="one port",
-                observed=str(count),
-            )
+            yield _broken("chassis-twice", f"chassis {number}", "one port", count)
 
 
 def _model_names(document: Document) -> Iterator[Broken]:
     for index, element in pci_controllers(document):
-        named = element.child("model")
-        name = None if named is None else named.get("name")
+        name = element.value("model/@name")
         known = _NAMES.get(element.get("model") or "")
         if name is not None and known is not None and name not in known:
-            yield Broken(
-                id="controller-model-name",
-                subject=f"PCI controller {index}",
-                expected=f"<model name> {' or '.join(known)}",
-                observed=name,
+            yield _broken(
+                "controller-model-name",
+                f"PCI controller {index}",
+                f"<model name> {' or '.join(known)}",
+                name,
             )

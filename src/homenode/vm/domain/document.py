@@ -10,9 +10,10 @@ import codecs
 import re
 from collections.abc import Iterator
 from functools import cached_property
+from typing import Any, NamedTuple
 from xml.parsers import expat
 
-from msgspec import Struct, field
+from msgspec import Struct
 
 from homenode.errors import InputError, ParseError
 from homenode.wording import printable
@@ -44,19 +45,21 @@ class Element(Struct, frozen=True):
     name: the local name, or "{namespace}name". tag: the name as written, with its prefix.
     text: its own character data, in order, without that of its children.
     start..tag_end: the start tag. tag_end..content_end: what is inside. ..end: the end tag; all
-    three are equal where the element closes itself.
+    three are equal where the element closes itself. source: of the document, for messages.
+    Paths below an element are of names: "target/node"; its attributes are "@bus", "address/@bus".
     """
 
     name: str
     tag: str
     attributes: tuple[tuple[str, str], ...]
-    children: tuple["Element", ...]
-    text: str
     start: int
     tag_end: int
+    line: int
+    source: str
+    children: tuple["Element", ...]
+    text: str
     content_end: int
     end: int
-    line: int
 
     @property
     def closes_itself(self) -> bool:
@@ -70,16 +73,30 @@ class Element(Struct, frozen=True):
         """The first child of that name, or None."""
         return next((child for child in self.children if child.name == name), None)
 
-    def all(self, name: str) -> tuple["Element", ...]:
-        """The children of that name, in document order."""
-        return tuple(child for child in self.children if child.name == name)
+    def all(self, path: str) -> tuple["Element", ...]:
+        """The elements at the end of a path, in document order; those of any name where it ends in
+        "*"."""
+        above, _, name = path.rpartition("/")
+        here = self.at(above) if above else self
+        found = () if here is None else here.children
+        return tuple(child for child in found if name in ("*", child.name))
 
-    def at(self, *path: str) -> "Element | None":
-        """The first element down a path of names, or None."""
+    def at(self, path: str) -> "Element | None":
+        """The first element down a path, or None."""
         here: Element | None = self
-        for name in path:
+        for name in path.split("/"):
             here = here.child(name) if here is not None else None
         return here
+
+    def value(self, path: str) -> str | None:
+        """The attribute down a path, or the text of the element there without the white space
+        around it; None where there is none."""
+        above, _, name = path.rpartition("/")
+        if not name.startswith("@"):
+            element = self.at(path)
+            return None if element is None else element.text.strip() or None
+        owner = self.at(above) if above else self
+        return None if owner is None else owner.get(name[1:])
 
     def walk(self) -> Iterator["Element"]:
         """The element and everything below it, in document order."""
@@ -212,7 +229,7 @@ class _Builder:
     def __init__(self, text: bytes, source: str) -> None:
         self.text = text
         self.source = source
-        self.open: list[_OpenElement] = []
+        self.open: list[_Open] = []
         self.root: Element | None = None
         self.count = self.devices = self.namespaces = 0
         self.alike: dict[str, int] = {}
@@ -245,7 +262,7 @@ class _Builder:
         of_name = self.alike[name] = self.alike.get(name, 0) + 1
         if of_name > _ALIKE.get(name, MAX_ALIKE):
             raise self.too_many(f"{of_name - 1} elements <{printable(name)[:60]}>")
-        if len(self.open) == 2 and self.open[1].name == "devices":
+        if len(self.open) == 2 and self.open[1].known["name"] == "devices":
             self.devices += 1
             if self.devices > MAX_DEVICES:
                 raise self.too_many(f"{MAX_DEVICES} elements in <devices>")
@@ -259,8 +276,21 @@ class _Builder:
         pairs = tuple(
             (_names(attributes[i])[0], attributes[i + 1]) for i in range(0, len(attributes), 2)
         )
-        line = self.parser.CurrentLineNumber
-        self.open.append(_OpenElement(local, tag, pairs, here, match.end(), line))
+        self.open.append(
+            _Open(
+                {
+                    "name": local,
+                    "tag": tag,
+                    "attributes": pairs,
+                    "start": here,
+                    "tag_end": match.end(),
+                    "line": self.parser.CurrentLineNumber,
+                    "source": self.source,
+                },
+                [],
+                [],
+            )
+        )
 
     def too_many(self, what: str) -> InputError:
         line = self.parser.CurrentLineNumber
@@ -271,22 +301,18 @@ class _Builder:
 
     def finish(self, _name: str) -> None:
         opened = self.open.pop()
-        if self.text[opened.tag_end - 2 : opened.tag_end] == b"/>":
-            content_end = end = opened.tag_end
+        tag_end = opened.known["tag_end"]
+        if self.text[tag_end - 2 : tag_end] == b"/>":
+            content_end = end = tag_end
         else:
             content_end = self.parser.CurrentByteIndex
             end = self.text.index(b">", content_end) + 1
         element = Element(
-            opened.name,
-            opened.tag,
-            opened.attributes,
-            tuple(opened.children),
-            "".join(opened.text),
-            opened.start,
-            opened.tag_end,
-            content_end,
-            end,
-            opened.line,
+            **opened.known,
+            children=tuple(opened.children),
+            text="".join(opened.text),
+            content_end=content_end,
+            end=end,
         )
         if self.open:
             self.open[-1].children.append(element)
@@ -297,15 +323,12 @@ class _Builder:
         self.open[-1].text.append(data)
 
 
-class _OpenElement(Struct):
-    name: str
-    tag: str
-    attributes: tuple[tuple[str, str], ...]
-    start: int
-    tag_end: int
-    line: int
-    children: list[Element] = field(default_factory=list)
-    text: list[str] = field(default_factory=list)
+class _Open(NamedTuple):
+    """An element whose end has not come: what is known of it, and what is in it so far."""
+
+    known: dict[str, Any]
+    children: list[Element]
+    text: list[str]
 
 
 def _names(expat_name: str) -> tuple[str, str]:
@@ -333,31 +356,23 @@ def _index(text: bytes, source: str, codec: str, mark: bytes) -> Document:
     return Document(text, builder.root, source, codec, mark)
 
 
-DOMAIN_ORDER = tuple(
-    """
-    name uuid hwuuid genid title description metadata maxMemory memory currentMemory
-    blkiotune memtune memoryBacking vcpu vcpus iothreads iothreadids defaultiothread cputune
-    numatune iommufd resource sysinfo bootloader bootloader_args os idmap features cpu clock
-    on_poweroff on_reboot on_crash on_lockfailure pm perf devices seclabel keywrap
-    launchSecurity
-""".split()
-)
-"""Children of <domain>. Source: virDomainDefFormatInternalSetRootName, libvirt 9.0, 12.2."""
-
-CPU_ORDER = ("model", "vendor", "maxphysaddr", "topology", "cache", "feature", "numa")
-"""Children of <cpu>. Source: virCPUDefFormatBuf and virDomainNumaDefFormatXML, libvirt 9.0."""
-
-MEMORY_BACKING_ORDER = (
-    "hugepages",
-    "nosharepages",
-    "locked",
-    "source",
-    "access",
-    "allocation",
-    "discard",
-)
-
-FEATURES_ORDER = ("acpi", "apic", "pae", "hap", "viridian", "hyperv", "kvm", "pvspinlock", "ioapic")
-
-DEVICES_ORDER = ("emulator", "disk", "filesystem", "controller", "lease", "smartcard", "serial")
-"""The first children of <devices>: a controller goes behind the disks."""
+ORDER: dict[str, tuple[str, ...]] = {
+    name: tuple(children.split())
+    for name, children in {
+        "domain": """
+            name uuid hwuuid genid title description metadata maxMemory memory currentMemory
+            blkiotune memtune memoryBacking vcpu vcpus iothreads iothreadids defaultiothread cputune
+            numatune iommufd resource sysinfo bootloader bootloader_args os idmap features cpu clock
+            on_poweroff on_reboot on_crash on_lockfailure pm perf devices seclabel keywrap
+            launchSecurity
+        """,
+        "cpu": "model vendor maxphysaddr topology cache feature numa",
+        "memoryBacking": "hugepages nosharepages locked source access allocation discard",
+        "numatune": "memory memnode",
+        "features": "acpi apic pae hap viridian hyperv kvm pvspinlock ioapic",
+        "devices": "emulator disk filesystem controller lease smartcard serial",
+    }.items()
+}
+"""Children of these elements, as libvirt prints them; of <devices> the first ones: a controller
+goes behind the disks. Source: virDomainDefFormatInternalSetRootName, libvirt 9.0, 12.2;
+virCPUDefFormatBuf and virDomainNumaDefFormatXML, libvirt 9.0."""

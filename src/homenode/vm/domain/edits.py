@@ -5,11 +5,12 @@ indentation, the line ends and the quotes that the document already has.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 
 from msgspec import Struct
 
-from homenode.vm.domain.document import Document, Element, parse_document
+from homenode.vm.domain.document import ORDER, Document, Element, parse_document
 
 _BLANK = b" \t\r\n"
 _COMMENT_ON_LINE = re.compile(rb"(?:[ \t]*<!--(?:[^\r\n-]|-(?!->))*-->)+[ \t]*(?=[\r\n]|\Z)")
@@ -23,11 +24,15 @@ class Edit(Struct, frozen=True):
     new: bytes
 
 
+Attributes = Mapping[str, str | None]
+
+
 class New(Struct, frozen=True):
-    """An element to be written. With text it has no children."""
+    """An element to be written. With text it has no children. An attribute that is None is left
+    out."""
 
     name: str
-    attributes: tuple[tuple[str, str], ...] = ()
+    attributes: Attributes = MappingProxyType({})
     children: tuple["New", ...] = ()
     text: str | None = None
 
@@ -71,9 +76,7 @@ def drop_attribute(document: Document, element: Element, name: str) -> list[Edit
     return [] if span is None else [Edit(span.start, span.end, b"")]
 
 
-def set_attributes(
-    document: Document, element: Element, values: dict[str, str | None]
-) -> list[Edit]:
+def set_attributes(document: Document, element: Element, values: Attributes) -> list[Edit]:
     """Edits that set each attribute, or drop it where its value is None."""
     edits: list[Edit] = []
     for name, value in values.items():
@@ -181,13 +184,12 @@ def transplant(
     return [Edit(opened.start, opened.end, opened.new + written + closing)]
 
 
-def insert_in_order(
-    document: Document, parent: Element, new: New, order: tuple[str, ...]
-) -> list[Edit]:
-    """Edits that put a new element where `order`, libvirt's own, would have it among siblings.
+def insert_in_order(document: Document, parent: Element, new: New) -> list[Edit]:
+    """Edits that put a new element where ORDER, libvirt's own, would have it among siblings.
 
     After the last sibling that comes earlier; else before the first one; else as the only child.
     """
+    order = ORDER.get(parent.name, ())
     if new.name in order:
         earlier = order[: order.index(new.name)]
         siblings = [child for child in parent.children if child.name in earlier]
@@ -196,6 +198,47 @@ def insert_in_order(
         if parent.children:
             return insert_before(document, parent.children[0], [new])
     return append(document, parent, [new])
+
+
+def put(document: Document, path: str, new: New) -> Document:
+    """The document with a new element in the one at a path below the root, in order. What there is
+    not of the path is made."""
+    parent = document.root
+    names = path.split("/") if path else []
+    for depth, name in enumerate(names):
+        child = parent.child(name)
+        if child is None:
+            for missing in reversed(names[depth:]):
+                new = New(missing, children=(new,))
+            break
+        parent = child
+    return apply(document, insert_in_order(document, parent, new))
+
+
+def with_attributes(document: Document, path: str, values: Attributes) -> Document:
+    """The document with these attributes of the element at a path, which is made where there is
+    none."""
+    element = document.root.at(path)
+    if element is not None:
+        return apply(document, set_attributes(document, element, values))
+    above, _, name = path.rpartition("/")
+    return put(document, above, New(name, values))
+
+
+def removed(document: Document, elements: Iterable[Element]) -> Document:
+    """The document without some elements, none of which is in another."""
+    return apply(document, [edit for element in elements for edit in remove(document, element)])
+
+
+def without(document: Document, element: Element) -> Document:
+    """The document without an element; what was around it goes, too, where nothing is left of
+    it."""
+    around = document.parent_of[element.start]
+    document = removed(document, [element])
+    (left,) = (one for one in document.root.walk() if one.start == around.start)
+    if is_bare(document, left) and not left.attributes:
+        return removed(document, [left])
+    return apply(document, close_up(document, left))
 
 
 def _blank_before(document: Document, offset: int) -> bytes:
@@ -230,8 +273,9 @@ def _step(document: Document, element: Element) -> bytes:
 def _render(node: New, document: Document, line: bytes, step: bytes) -> bytes:
     quote = document.quote
     head = f"<{node.name}".encode()
-    for name, value in node.attributes:
-        head += f" {name}={quote}".encode() + escaped(value, quote) + quote.encode()
+    for name, value in node.attributes.items():
+        if value is not None:
+            head += f" {name}={quote}".encode() + escaped(value, quote) + quote.encode()
     if node.text is not None:
         return head + b">" + escaped(node.text) + f"</{node.name}>".encode()
     if not node.children:

@@ -7,67 +7,77 @@ from homenode.bdf import Bdf, PciAddress
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError, ParseError
 from homenode.units import GIB, KIB, MIB, bytes_of
-from homenode.vm.domain.document import Document, Element
+from homenode.vm.domain.document import Element
 from homenode.vm.model import GuestAddress
 
 _DECIMAL = re.compile(r"\s*\+?(\d{1,19})\s*\Z", re.ASCII)
 _ANY_BASE = re.compile(r"\s*(0[xX][0-9a-fA-F]{1,8}|0[0-7]{1,10}|0|[1-9]\d{0,9})\s*\Z", re.ASCII)
 
 
-def where(document: Document, element: Element) -> str:
+def where(element: Element) -> str:
     """What to call an element in a message."""
-    return f"{document.source}:{element.line}: <{element.tag}>"
+    return f"{element.source}:{element.line}: <{element.tag}>"
 
 
-def decimal(document: Document, element: Element, text: str, what: str) -> int:
+def decimal(element: Element, text: str, what: str) -> int:
     """A whole number in decimal digits. Raises ParseError."""
     match = _DECIMAL.match(text)
     if match is None:
-        raise ParseError(document.source, f"{what}, a whole number", text, line=element.line)
+        raise ParseError(element.source, f"{what}, a whole number", text, line=element.line)
     return int(match[1])
 
 
-def any_base(document: Document, element: Element, text: str, what: str) -> int:
+def any_base(element: Element, text: str, what: str) -> int:
     """A number as C writes it: 0x1f, 037 or 31; so libvirt reads parts of addresses and busNr.
 
     Raises ParseError. Source: virStrToLong_uip with base 0 in virPCIDeviceAddressParseXML.
     """
     match = _ANY_BASE.match(text)
     if match is None:
-        raise ParseError(document.source, f"{what}, such as 0x1f or 31", text, line=element.line)
+        raise ParseError(element.source, f"{what}, such as 0x1f or 31", text, line=element.line)
     digits = match[1]
     if digits[:2] in ("0x", "0X"):
         return int(digits, 16)
     return int(digits, 8 if digits.startswith("0") else 10)
 
 
-def size_bytes(document: Document, element: Element, text: str, unit: str | None) -> int:
+def size_bytes(element: Element, text: str, unit: str | None) -> int:
     """Bytes of a size with libvirt's unit attribute; without one the unit is KiB.
 
     Rounded up to whole KiB, in which libvirt keeps every size of a domain.
     Raises ParseError or InputError.
     """
-    number = decimal(document, element, text, f"the size in <{element.tag}>")
+    number = decimal(element, text, f"the size in <{element.tag}>")
     try:
         return -(-bytes_of(number, "KiB" if unit is None else unit) // KIB) * KIB
     except InputError as error:
-        raise InputError(f"{where(document, element)}: {error.message}") from None
+        raise InputError(f"{where(element)}: {error.message}") from None
 
 
-def pu_set(document: Document, element: Element, attribute: str) -> CpuSet | None:
+def size_of(element: Element) -> int:
+    """Bytes of an element that is a size. Raises as size_bytes."""
+    return size_bytes(element, element.text, element.get("unit"))
+
+
+def number(element: Element, attribute: str, what: str | None = None) -> int:
+    """The whole number in an attribute that libvirt demands. Raises ParseError."""
+    return decimal(element, needed(element, attribute), what or attribute)
+
+
+def pu_set(element: Element, attribute: str) -> CpuSet | None:
     """The set in an attribute, None where it is absent. Raises ParseError."""
     text = element.get(attribute)
     if text is None:
         return None
-    return CpuSet.parse(text, f"{where(document, element)} {attribute}")
+    return CpuSet.parse(text, f"{where(element)} {attribute}")
 
 
-def needed(document: Document, element: Element, attribute: str) -> str:
+def needed(element: Element, attribute: str) -> str:
     """The value of an attribute that libvirt demands. Raises ParseError."""
     value = element.get(attribute)
     if value is None:
         raise ParseError(
-            document.source,
+            element.source,
             f"<{element.tag}> with {attribute}=",
             f"<{element.tag}> without it",
             line=element.line,
@@ -75,26 +85,26 @@ def needed(document: Document, element: Element, attribute: str) -> str:
     return value
 
 
-def _parts(document: Document, address: Element) -> tuple[int, int, int, int]:
+def _parts(address: Element) -> tuple[int, int, int, int]:
     """(domain, bus, device, function); an attribute that is not there is 0."""
     numbers = []
     for name, limit in (("domain", 1 << 32), ("bus", 256), ("slot", 32), ("function", 8)):
         text = address.get(name) or "0"
-        number = any_base(document, address, text, f"a PCI {name}")
+        number = any_base(address, text, f"a PCI {name}")
         if number >= limit:
             raise ParseError(
-                document.source, f"a PCI {name} below {limit:#x}", text, line=address.line
+                address.source, f"a PCI {name} below {limit:#x}", text, line=address.line
             )
         numbers.append(number)
     return numbers[0], numbers[1], numbers[2], numbers[3]
 
 
-def host_address(document: Document, address: Element) -> Bdf:
+def host_address(address: Element) -> Bdf:
     """The host function that a <source>'s <address> names. Raises ParseError."""
-    return Bdf(*_parts(document, address))
+    return Bdf(*_parts(address))
 
 
-def guest_address(document: Document, owner: Element) -> GuestAddress | None:
+def guest_address(owner: Element) -> GuestAddress | None:
     """Where a device is plugged in; None where libvirt is to choose.
 
     An address of zeros means "choose one" too. Source: virDeviceInfoPCIAddressIsWanted.
@@ -102,7 +112,7 @@ def guest_address(document: Document, owner: Element) -> GuestAddress | None:
     address = owner.child("address")
     if address is None or address.get("type") != "pci":
         return None
-    parts = _parts(document, address)
+    parts = _parts(address)
     return GuestAddress(*parts) if any(parts[:3]) else None
 
 

@@ -1,7 +1,7 @@
 """Findings: what the user should know of a plan in this document, beyond what the planner knows."""
 
 from homenode.vm.domain.controllers import read_controllers
-from homenode.vm.domain.cpu import has_acpi, needs_acpi
+from homenode.vm.domain.cpu import needs_acpi
 from homenode.vm.domain.document import Document, Element
 from homenode.vm.domain.hostdevs import addressed_devices
 from homenode.vm.domain.limits import launch_findings
@@ -42,8 +42,7 @@ def _ports_that_libvirt_fills(after: Document, plan: Plan) -> tuple[PlanFinding,
         on_root = above is None or above.model == "pcie-root"
         if controller.model in _PORTS and not on_root and controller.index not in in_use:
             empty += 1
-    devices = after.root.child("devices")
-    floating = [e for e in (() if devices is None else devices.children) if _floats(e)]
+    floating = list(filter(_floats, after.root.all("devices/*")))
     if not empty or not floating:
         return ()
     names = ", ".join(f"<{element.tag}>" for element in floating[:4])
@@ -59,12 +58,10 @@ def _ports_that_libvirt_fills(after: Document, plan: Plan) -> tuple[PlanFinding,
 
 def _floats(device: Element) -> bool:
     """A PCI device for which libvirt will choose the place."""
-    address = device.child("address")
-    if address is not None:
+    if device.child("address") is not None:
         return False
     if device.name == "disk":
-        target = device.child("target")
-        return target is not None and target.get("bus") == "virtio"
+        return device.value("target/@bus") == "virtio"
     if device.name == "controller":
         virtual = device.get("type") in ("scsi", "virtio-serial", "usb")
         return virtual and device.get("model") != "none"
@@ -92,7 +89,8 @@ def _taint(before: Document, after: Document) -> tuple[PlanFinding, ...]:
 
 
 def _acpi(before: Document, after: Document, plan: Plan) -> tuple[PlanFinding, ...]:
-    if not has_acpi(before) and has_acpi(after):
+    had, has = (one.root.at("features/acpi") is not None for one in (before, after))
+    if not had and has:
         return (
             plan_finding(
                 "acpi-added",
@@ -102,7 +100,7 @@ def _acpi(before: Document, after: Document, plan: Plan) -> tuple[PlanFinding, .
             ),
         )
     expanders = any(c.model == PortModel.EXPANDER_BUS for c in plan.vm.controllers)
-    if has_acpi(after) or not needs_acpi(plan) or not expanders:
+    if has or not needs_acpi(plan) or not expanders:
         return ()
     return (
         plan_finding(

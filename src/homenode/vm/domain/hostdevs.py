@@ -13,7 +13,9 @@ from homenode.vm.domain.edits import (
     append,
     apply,
     insert_after,
+    put,
     remove,
+    removed,
     set_attribute,
     set_attributes,
 )
@@ -27,24 +29,24 @@ def hostdev_elements(document: Document) -> tuple[tuple[Element, bool], ...]:
 
     Those with <address type='unassigned'/> are not given to the guest and are left out.
     """
-    devices = document.root.child("devices")
     found: list[tuple[Element, bool]] = []
-    for element in () if devices is None else devices.children:
-        is_hostdev = (
-            element.name == "hostdev"
-            and element.get("type") == "pci"
-            and element.get("mode") in (None, "subsystem")
-        )
-        is_interface = element.name == "interface" and element.get("type") == "hostdev"
-        source = element.at("source", "address")
-        if not (is_hostdev or is_interface) or source is None:
+    for element in document.root.all("devices/*"):
+        source = element.at("source/address")
+        if source is None or not is_pci_function(element):
             continue
+        is_interface = element.name == "interface"
         if is_interface and source.get("type") not in (None, "pci"):
             continue
-        address = element.child("address")
-        if address is None or address.get("type") != "unassigned":
+        is_given = is_interface or element.get("mode") in (None, "subsystem")
+        if is_given and element.value("address/@type") != "unassigned":
             found.append((element, is_interface))
     return tuple(found)
+
+
+def is_pci_function(element: Element) -> bool:
+    """Whether a device is a PCI function of the host."""
+    kind = {"hostdev": "pci", "interface": "hostdev"}.get(element.name)
+    return kind is not None and element.get("type") == kind
 
 
 def read_hostdevs(document: Document) -> tuple[GuestHostdev, ...]:
@@ -52,9 +54,9 @@ def read_hostdevs(document: Document) -> tuple[GuestHostdev, ...]:
     hostdevs: list[GuestHostdev] = []
     seen: set[str] = set()
     for element, is_interface in hostdev_elements(document):
-        source = element.at("source", "address")
+        source = element.at("source/address")
         assert source is not None, "hostdev_elements gives those with a source"
-        bdf = host_address(document, source)
+        bdf = host_address(source)
         if str(bdf) in seen:
             raise InputError(
                 f"{document.source}:{element.line}: expected each host device once, found {bdf} "
@@ -62,12 +64,11 @@ def read_hostdevs(document: Document) -> tuple[GuestHostdev, ...]:
                 hint="remove one of the two",
             )
         seen.add(str(bdf))
-        alias = element.child("alias")
         hostdevs.append(
             GuestHostdev(
                 bdf=bdf,
-                address=guest_address(document, element),
-                alias=None if alias is None else alias.get("name"),
+                address=guest_address(element),
+                alias=element.value("alias/@name"),
                 is_interface=is_interface,
                 managed=is_interface or element.get("managed") == "yes",
             )
@@ -78,13 +79,11 @@ def read_hostdevs(document: Document) -> tuple[GuestHostdev, ...]:
 def mediated_elements(document: Document) -> tuple[tuple[str, Element], ...]:
     """(UUID, element) of every mediated PCI device; lower case. Raises ParseError for what is no
     UUID: libvirt takes it for a name of sysfs."""
-    devices = document.root.child("devices")
     found = []
-    for element in () if devices is None else devices.all("hostdev"):
-        source = element.at("source", "address")
+    for element in document.root.all("devices/hostdev"):
         if element.get("type") != "mdev" or element.get("model") not in (None, "vfio-pci"):
             continue
-        given = "" if source is None else (source.get("uuid") or "")
+        given = element.value("source/address/@uuid") or ""
         uuid = canonical_uuid(given)
         if uuid is None:
             where = f"{document.source}:{element.line}: <hostdev type='mdev'>"
@@ -104,7 +103,7 @@ def read_mediated(document: Document) -> tuple[GuestMediated, ...]:
                 f"{uuid} a second time",
                 hint="remove one of the two",
             )
-        found[uuid] = GuestMediated(uuid, guest_address(document, element))
+        found[uuid] = GuestMediated(uuid, guest_address(element))
     return tuple(found.values())
 
 
@@ -116,7 +115,7 @@ def replace_sources(document: Document, replaced: Mapping[Bdf, Bdf]) -> Document
     elements = element_of_bdf(document)
     edits: list[Edit] = []
     for old, new in replaced.items():
-        source = None if old not in elements else elements[old].at("source", "address")
+        source = None if old not in elements else elements[old].at("source/address")
         if source is None:
             raise InputError(f"{document.source}: expected the device {old}, found none of it")
         edits += set_attributes(document, source, address_attributes(new))
@@ -136,7 +135,7 @@ def edit_initiators(document: Document, plan: Plan) -> Document:
         if device.initiator_cells:
             nodeset = format_set(CpuSet(device.initiator_cells))
             if acpi is None:
-                edits += append(document, element, [New("acpi", (("nodeset", nodeset),))])
+                edits += append(document, element, [New("acpi", {"nodeset": nodeset})])
             else:
                 edits += set_attribute(document, acpi, "nodeset", nodeset)
         elif acpi is not None and not initiators_of(document, element) <= CpuSet(
@@ -159,7 +158,7 @@ def edit_hostdevs(document: Document, plan: Plan) -> Document:
         for key, element in there.items()
         if (key not in kept if isinstance(key, Bdf) else key in plan.mediated_removed)
     ]
-    document = apply(document, [edit for e in surplus for edit in remove(document, e)])
+    document = removed(document, surplus)
     element_of = _element_of_device(document)
     edits: list[Edit] = []
     for device in plan.devices:
@@ -174,7 +173,7 @@ def edit_hostdevs(document: Document, plan: Plan) -> Document:
         return document
     devices = document.root.child("devices")
     if devices is None:
-        return apply(document, append(document, document.root, [New("devices", (), tuple(new))]))
+        return put(document, "", New("devices", children=tuple(new)))
     hostdevs = devices.all("hostdev")
     if hostdevs:
         return apply(document, insert_after(document, hostdevs[-1], new))
@@ -183,8 +182,7 @@ def edit_hostdevs(document: Document, plan: Plan) -> Document:
 
 def initiators_of(document: Document, hostdev: Element) -> CpuSet:
     """The cells that a <hostdev> names for the device's own memory."""
-    acpi = hostdev.child("acpi")
-    named = None if acpi is None else acpi.get("nodeset")
+    named = hostdev.value("acpi/@nodeset")
     return CpuSet() if named is None else CpuSet.parse(named, f"{document.source}: <acpi nodeset>")
 
 
@@ -192,9 +190,9 @@ def element_of_bdf(document: Document) -> dict[Bdf, Element]:
     """The elements of passed-through PCI functions."""
     found = {}
     for element, _ in hostdev_elements(document):
-        source = element.at("source", "address")
+        source = element.at("source/address")
         assert source is not None, "hostdev_elements gives those with a source"
-        found[host_address(document, source)] = element
+        found[host_address(source)] = element
     return found
 
 
@@ -211,24 +209,19 @@ def _key(device: GuestHostdev) -> Bdf | str:
 def _new(device: GuestHostdev) -> New:
     where = () if device.address is None else (new_address(device.address),)
     if device.uuid is not None:
-        source = New("source", children=(New("address", (("uuid", device.uuid),)),))
-        kind: tuple[tuple[str, str], ...] = (("type", "mdev"), ("model", "vfio-pci"))
+        source = New("address", {"uuid": device.uuid})
+        kind = {"type": "mdev", "model": "vfio-pci"}
     else:
-        given = tuple((name, v) for name, v in address_attributes(device.bdf).items() if v)
-        source = New("source", children=(New("address", given),))
-        kind = (("type", "pci"), ("managed", "yes" if device.managed else "no"))
-    return New("hostdev", (("mode", "subsystem"), *kind), (source, *where))
+        source = New("address", address_attributes(device.bdf))
+        kind = {"type": "pci", "managed": "yes" if device.managed else "no"}
+    children = (New("source", children=(source,)), *where)
+    return New("hostdev", {"mode": "subsystem", **kind}, children)
 
 
 def addressed_devices(document: Document) -> tuple[tuple[GuestAddress, Element], ...]:
     """(guest address, device) of whatever is plugged in at a PCI address, in document order."""
-    devices = document.root.child("devices")
-    found: list[tuple[GuestAddress, Element]] = []
-    for element in () if devices is None else devices.children:
-        address = guest_address(document, element)
-        if address is not None:
-            found.append((address, element))
-    return tuple(found)
+    devices = ((guest_address(e), e) for e in document.root.all("devices/*"))
+    return tuple((address, element) for address, element in devices if address is not None)
 
 
 def read_addresses(document: Document) -> tuple[GuestAddress, ...]:
@@ -253,13 +246,12 @@ def edit_shared_slots(document: Document, plan: Plan) -> Document:
 
 def new_address(address: PciAddress) -> New:
     """The <address> of a device in the guest."""
-    given = tuple((name, value) for name, value in address_attributes(address).items() if value)
-    return New("address", (("type", "pci"), *given))
+    return New("address", {"type": "pci", **address_attributes(address)})
 
 
 def place(document: Document, device: Element, address: GuestAddress) -> list[Edit]:
     """Edits that plug a device in at an address; none where it is there."""
-    if guest_address(document, device) == address:
+    if guest_address(device) == address:
         return []
     old = device.child("address")
     if old is None:

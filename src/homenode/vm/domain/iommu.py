@@ -18,17 +18,16 @@ from homenode.errors import InputError
 from homenode.machine.tools.versions import Version
 from homenode.machine.topology import Host
 from homenode.vm.domain.controllers import pci_controllers
-from homenode.vm.domain.cpu import with_feature
-from homenode.vm.domain.document import DOMAIN_ORDER, Document
+from homenode.vm.domain.document import Document
 from homenode.vm.domain.edits import (
     Edit,
     New,
     append,
     apply,
-    insert_in_order,
-    remove,
+    put,
+    removed,
     set_attribute,
-    set_attributes,
+    with_attributes,
 )
 from homenode.vm.domain.hostdevs import hostdev_elements
 from homenode.vm.model import PortModel, Vm
@@ -82,16 +81,14 @@ def edit_smmus(document: Document, buses: tuple[int, ...]) -> Document:
     """An accelerated SMMUv3 for each of these buses that has none; ats, ril, oas, ssidsize and
     cmdqv stay QEMU's, which asks the host. One for the whole machine stays alone."""
     devices = document.root.child("devices")
-    there = () if devices is None else devices.all("iommu")
-    drivers = [element.child("driver") for element in there]
-    if devices is None or any(d is None or d.get("pciBus") is None for d in drivers):
+    have = [element.value("driver/@pciBus") for element in document.root.all("devices/iommu")]
+    if devices is None or None in have:
         return document
-    have = {None if driver is None else driver.get("pciBus") for driver in drivers}
     new = [
         New(
             "iommu",
-            (("model", "smmuv3"),),
-            (New("driver", (("pciBus", str(bus)), ("accel", "on"))),),
+            {"model": "smmuv3"},
+            (New("driver", {"pciBus": str(bus), "accel": "on"}),),
         )
         for bus in buses
         if str(bus) not in have
@@ -101,15 +98,23 @@ def edit_smmus(document: Document, buses: tuple[int, ...]) -> Document:
 
 def _without_buses(document: Document) -> Document:
     """Without the accelerated SMMUv3 of buses that are no more."""
-    indices = {str(index) for index, _ in pci_controllers(document)}
-    devices = document.root.child("devices")
-    edits: list[Edit] = []
-    for element in () if devices is None else devices.all("iommu"):
-        driver = element.child("driver")
-        bus = None if driver is None or driver.get("accel") != "on" else driver.get("pciBus")
-        if bus is not None and bus not in indices:
-            edits += remove(document, element)
-    return apply(document, edits)
+    indices = {None, *(str(index) for index, _ in pci_controllers(document))}
+    return removed(
+        document,
+        [
+            element
+            for element in document.root.all("devices/iommu")
+            if element.value("driver/@accel") == "on"
+            and element.value("driver/@pciBus") not in indices
+        ],
+    )
+
+
+def _found(libvirt: Version | None, qemu: Version | None) -> str:
+    return " and ".join(
+        f"{name} {'unknown' if version is None else '.'.join(map(str, version))}"
+        for name, version in (("libvirt", libvirt), ("QEMU", qemu))
+    )
 
 
 def smmu_left_out(
@@ -127,11 +132,7 @@ def smmu_left_out(
     if guest.iommu_model is not None or not devices:
         return None
     if not can_accelerate(libvirt, qemu):
-        found = " and ".join(
-            f"{name} {'unknown' if version is None else '.'.join(map(str, version))}"
-            for name, version in (("libvirt", libvirt), ("QEMU", qemu))
-        )
-        why = f"it needs libvirt 12.7 and QEMU 11.1 or newer, found {found}"
+        why = f"it needs libvirt 12.7 and QEMU 11.1 or newer, found {_found(libvirt, qemu)}"
         case = None
     elif not buses:
         why = "no bus of the guest has devices of one root complex of the host alone"
@@ -154,47 +155,32 @@ def edit_iommu(document: Document, plan: Plan) -> Document:
     refuses an older one). Raises InputError for another model.
     """
     document = _without_buses(document)
-    machine = document.root.at("os", "type")
-    arch = None if machine is None else machine.get("arch")
+    root = document.root
     # iommu_needed is also said of a guest that has one already: that one stays as it is.
-    if not plan.vm.has_iommu or plan.vcpus <= MOST_VCPUS_WITHOUT or arch not in (None, "x86_64"):
+    is_x86 = root.value("os/type/@arch") in (None, "x86_64")
+    if not plan.vm.has_iommu or plan.vcpus <= MOST_VCPUS_WITHOUT or not is_x86:
         return document
     # Under TCG there is no kernel irqchip, so that QEMU refuses eim.
-    eim = "on" if document.root.get("type") == "kvm" else None
-    driver: dict[str, str | None] = {"intremap": "on", "eim": eim}
-    if plan.devices:
-        driver["caching_mode"] = "on"  # QEMU: "Device assignment is not allowed without" it
-    given = tuple((name, value) for name, value in driver.items() if value is not None)
-    devices = document.root.child("devices")
-    iommu = None if devices is None else devices.child("iommu")
-    if iommu is None:
-        new = New("iommu", (("model", "intel"),), (New("driver", given),))
-        if devices is None:
-            whole = New("devices", children=(new,))
-            document = apply(
-                document, insert_in_order(document, document.root, whole, DOMAIN_ORDER)
-            )
-        else:
-            document = apply(document, append(document, devices, [new]))
-    elif iommu.get("model") not in ("intel", "amd"):
+    eim = "on" if root.get("type") == "kvm" else None
+    # QEMU: "Device assignment is not allowed without" caching_mode.
+    driver = {"intremap": "on", "eim": eim, "caching_mode": "on" if plan.devices else None}
+    iommu = root.at("devices/iommu")
+    model = "intel" if iommu is None else iommu.get("model")
+    if iommu is not None and model not in ("intel", "amd"):
         raise InputError(
             f"{document.source}:{iommu.line}: expected <iommu model='intel'> or 'amd' for "
-            f"{plan.vcpus} vCPUs, found {iommu.get('model')!r}, which does not remap interrupts",
+            f"{plan.vcpus} vCPUs, found {model!r}, which does not remap interrupts",
             hint="use model='intel', or at most 255 vCPUs",
         )
+    if model == "amd":
+        driver = {"intremap": "on", "xtsup": "on"}
+    given = {name: value for name, value in driver.items() if value is not None}
+    if iommu is None:
+        new = New("iommu", {"model": "intel"}, (New("driver", given),))
+        document = put(document, "devices", new)
     else:
-        if iommu.get("model") == "amd":
-            driver = {"intremap": "on", "xtsup": "on"}
-            given = tuple((name, value) for name, value in driver.items() if value is not None)
-        there = iommu.child("driver")
-        wanted = {name: value for name, value in driver.items() if value is not None}
-        edits = (
-            append(document, iommu, [New("driver", given)])
-            if there is None
-            else set_attributes(document, there, dict(wanted))
-        )
-        document = apply(document, edits)
-    return with_feature(document, "ioapic", {"driver": "qemu"}) if eim else document
+        document = with_attributes(document, "devices/iommu/driver", given)
+    return with_attributes(document, "features/ioapic", {"driver": "qemu"}) if eim else document
 
 
 LIBVIRT_WITH_IOMMUFD: Version = (12, 1, 0)
@@ -216,46 +202,39 @@ def can_have_iommufd(libvirt: Version | None, qemu: Version | None) -> bool:
 
 def edit_iommufd(document: Document, libvirt: Version) -> Document:
     """Every passed-through function through iommufd. What says so already stays."""
-    edits: list[Edit] = []
     of_vm = document.root.child("iommufd")
     whole = libvirt >= LIBVIRT_WITH_IOMMUFD_OF_VM
-    if of_vm is not None and of_vm.get("enabled") != "yes":
-        edits += set_attribute(document, of_vm, "enabled", "yes")
-    elif of_vm is None and whole:
-        new = New("iommufd", (("enabled", "yes"),))
-        edits += insert_in_order(document, document.root, new, DOMAIN_ORDER)
+    edits: list[Edit] = []
     for element, is_interface in hostdev_elements(document):
         driver = element.child("driver")
-        if driver is not None and driver.get("iommufd") == "no":
+        said = None if driver is None else driver.get("iommufd")
+        if driver is not None and said == "no":
             edits += set_attribute(document, driver, "iommufd", "yes")
-        elif whole or is_interface or of_vm is not None:
+        elif said is not None or whole or is_interface or of_vm is not None:
             continue
         elif driver is None:
-            edits += append(document, element, [New("driver", (("iommufd", "yes"),))])
-        elif driver.get("iommufd") != "yes":
+            edits += append(document, element, [New("driver", {"iommufd": "yes"})])
+        else:
             edits += set_attribute(document, driver, "iommufd", "yes")
-    return apply(document, edits)
+    document = apply(document, edits)
+    if of_vm is None and not whole:
+        return document
+    return with_attributes(document, "iommufd", {"enabled": "yes"})
 
 
 def has_iommufd(document: Document) -> bool:
     """Whether all PCI devices of the host are opened through iommufd, which counts no mappings."""
-    of_vm = document.root.child("iommufd")
-    default = "no" if of_vm is None else of_vm.get("enabled") or "no"
-    drivers = [element.child("driver") for element, _ in hostdev_elements(document)]
-    said = [default if driver is None else driver.get("iommufd") or default for driver in drivers]
+    default = document.root.value("iommufd/@enabled") or "no"
+    said = [e.value("driver/@iommufd") or default for e, _ in hostdev_elements(document)]
     return bool(said) and all(word == "yes" for word in said)
 
 
 def iommufd_missing(guest: Vm, libvirt: Version | None, qemu: Version | None) -> PlanFinding:
     """What was left out, and from which versions it works."""
-    found = " and ".join(
-        f"{name} {'unknown' if version is None else '.'.join(map(str, version))}"
-        for name, version in (("libvirt", libvirt), ("QEMU", qemu))
-    )
     return plan_finding(
         "iommufd-missing",
         f"launch security {guest.launch_security}",
         "devices of such a guest need iommufd, which was left out: expected libvirt "
         "12.1 and QEMU "
-        f"8.2 or newer, found {found}",
+        f"8.2 or newer, found {_found(libvirt, qemu)}",
     )

@@ -48,24 +48,16 @@ def read_kept(document: Document) -> tuple[str, ...]:
 
 def _settings(document: Document) -> Iterator[str]:
     root = document.root
-    for name in _SECTIONS:
-        section = root.child(name)
-        for element in () if section is None else section.children:
-            if element.name not in _PINS:
-                yield from _lines(document, element)
-    cpu = root.child("cpu")
-    for element in () if cpu is None else cpu.children:
-        if element.name in _OF_CPU:
-            yield from _lines(document, element)
+    shared = [e for name in _SECTIONS for e in root.all(f"{name}/*") if e.name not in _PINS]
+    of_cpu = [e for e in root.all("cpu/*") if e.name in _OF_CPU]
+    for element in (*shared, *of_cpu, *root.all("maxMemory")[:1]):
+        yield from _lines(element)
     for i, cell in enumerate(cell_elements(document)):
         for name in ("memAccess", "discard"):
             if cell.get(name) is not None:
                 yield f"cell {i} {name}={cell.get(name)}"
-    most = root.child("maxMemory")
-    if most is not None:
-        yield from _lines(document, most)
-    boot, loader = root.child("os"), root.at("os", "loader")
-    if boot is not None and loader is not None and boot.get("firmware") is None:
+    loader = root.at("os/loader")
+    if loader is not None and root.value("os/@firmware") is None:
         # Where the document names the firmware's kind alone, libvirt chooses the loader.
         for name in ("readonly", "secure", "type"):
             if loader.get(name) is not None:
@@ -83,45 +75,43 @@ def _settings(document: Document) -> Iterator[str]:
 
 
 def _of_devices(document: Document) -> Iterator[str]:
-    devices = document.root.child("devices")
-    for element in () if devices is None else devices.children:
+    for element in document.root.all("devices/*"):
         driver = element.child("driver")
         if element.name == "iommu":
             yield f"iommu model={element.get('model')}"
             if driver is not None:
-                yield from _lines(document, driver, "iommu ")
+                yield from _lines(driver, "iommu ")
         elif driver is not None and driver.get("iothread") is not None:
-            target = element.child("target")
-            name = None if target is None else target.get("dev")
-            yield f"{element.tag} {name or ''} iothread={driver.get('iothread')}"
+            name = element.value("target/@dev") or ""
+            yield f"{element.tag} {name} iothread={driver.get('iothread')}"
     pairs = zip(hostdev_elements(document), read_hostdevs(document), strict=True)
     for (element, _), hostdev in pairs:
-        driver = element.child("driver")
+        program = element.value("driver/@name")
         yield f"hostdev {hostdev.bdf} managed={'yes' if hostdev.managed else 'no'}"
-        if driver is not None and driver.get("name") not in _VFIO:
-            yield f"hostdev {hostdev.bdf} driver={driver.get('name')}"
+        if program not in _VFIO:
+            yield f"hostdev {hostdev.bdf} driver={program}"
 
 
-def _lines(document: Document, element: Element, above: str = "") -> Iterator[str]:
+def _lines(element: Element, above: str = "") -> Iterator[str]:
     """An element, and each below it, by itself."""
     values = dict(element.attributes)
     text = element.text.strip()
     if element.name in _SIZES:
-        text = f"{size_bytes(document, element, element.text, values.pop('unit', None))} bytes"
+        text = f"{size_bytes(element, element.text, values.pop('unit', None))} bytes"
     elif element.name == "tseg":
-        text = f"{size_bytes(document, element, element.text, values.pop('unit', 'MiB'))} bytes"
+        text = f"{size_bytes(element, element.text, values.pop('unit', 'MiB'))} bytes"
     elif element.name in _WITH_SIZE and values.get("size") is not None:
         size = values.pop("size")
-        values["bytes"] = str(size_bytes(document, element, size, values.pop("unit", None)))
+        values["bytes"] = str(size_bytes(element, size, values.pop("unit", None)))
     for name, value in _DEFAULTS.get(element.name, {}).items():
         values.setdefault(name, value)
     if values.get("state") == "on":  # what a feature without a state is
         del values["state"]
     for name in _SETS:
         if name in values:
-            values[name] = str(CpuSet.parse(values[name], document.source))
+            values[name] = str(CpuSet.parse(values[name], element.source))
     words = [f"{name}={value}" for name, value in sorted(values.items())]
     if words or text or element.name not in _NOT_PRINTED:
         yield " ".join(filter(None, (f"{above}{element.tag}", *words, text)))
     for child in element.children:
-        yield from _lines(document, child, f"{above}{element.tag} ")
+        yield from _lines(child, f"{above}{element.tag} ")

@@ -23,26 +23,32 @@ from homenode.vm.domain.edits import (
 from homenode.vm.domain.hostdevs import addressed_devices
 from homenode.vm.domain.xml_equivalence import tree_of
 
-_IDENTITY: dict[str, tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]] = {
-    "vcpupin": (((), ("vcpu",)),),
-    "vcpusched": (((), ("vcpus",)),),
-    "iothreadpin": (((), ("iothread",)),),
-    "memnode": (((), ("cellid",)),),
-    "cell": (((), ("id",)),),
-    "sibling": (((), ("id",)),),
-    "vcpu": (((), ("id",)),),
-    "feature": (((), ("name",)),),
-    "page": (((), ("size", "unit", "nodeset")),),
-    "controller": (((), ("type", "index")),),
-    "disk": ((("target",), ("dev",)),),
-    "filesystem": ((("target",), ("dir",)),),
-    "interface": ((("mac",), ("address",)), (("source", "address"), ("bus", "slot", "function"))),
+_IDENTITY: dict[str, tuple[str, ...]] = {
+    "vcpupin": ("@vcpu",),
+    "vcpusched": ("@vcpus",),
+    "iothreadpin": ("@iothread",),
+    "memnode": ("@cellid",),
+    "cell": ("@id",),
+    "sibling": ("@id",),
+    "vcpu": ("@id",),
+    "feature": ("@name",),
+    "page": ("@size", "@unit", "@nodeset"),
+    "controller": ("@type", "@index"),
+    "disk": ("target/@dev",),
+    "filesystem": ("target/@dir",),
+    "interface": (
+        "mac/@address",
+        *(f"source/address/@{name}" for name in ("bus", "slot", "function")),
+    ),
     "hostdev": (
-        ((), ("type",)),
-        (("source", "address"), ("domain", "bus", "slot", "function", "uuid", "device")),
+        "@type",
+        *(
+            f"source/address/@{name}"
+            for name in ("domain", "bus", "slot", "function", "uuid", "device")
+        ),
     ),
 }
-"""What names an element among its like: (path below it, attributes). The others by their order."""
+"""What names an element among its like, as paths below it. The others by their order."""
 
 _Key = tuple[str, ...]
 
@@ -221,11 +227,7 @@ def _keyed(element: Element | None) -> dict[_Key, Element]:
 
 
 def _identity(element: Element) -> tuple[str, ...]:
-    values: list[str] = []
-    for path, attributes in _IDENTITY.get(element.name, ()):
-        at = element.at(*path)
-        values += [(at.get(name) if at is not None else None) or "" for name in attributes]
-    return tuple(values)
+    return tuple(element.value(path) or "" for path in _IDENTITY.get(element.name, ()))
 
 
 def _unchanged(was: dict[_Key, Element], put: dict[_Key, Element]) -> frozenset[str]:
@@ -267,10 +269,8 @@ def _unplugged(merged: Document, now: Document) -> tuple[Document, tuple[str, ..
 
 
 def _buses(document: Document) -> frozenset[int]:
-    devices = document.root.child("devices")
-    found = () if devices is None else devices.all("controller")
     return frozenset(
         int(index)
-        for controller in found
+        for controller in document.root.all("devices/controller")
         if controller.get("type") == "pci" and (index := controller.get("index") or "").isdecimal()
     )

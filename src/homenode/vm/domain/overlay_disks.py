@@ -60,7 +60,7 @@ def with_overlays(xml: bytes, path_of_target: Mapping[str, str], source: str) ->
         edits += set_attributes(document, under, {"dev": None, "file": path})
         driver = element.child("driver")
         if driver is None:
-            wanted = New("driver", (("name", "qemu"), ("type", "qcow2")))
+            wanted = New("driver", {"name": "qemu", "type": "qcow2"})
             edits += insert_before(document, under, [wanted])
         else:
             edits += set_attribute(document, driver, "type", "qcow2")
@@ -70,10 +70,9 @@ def with_overlays(xml: bytes, path_of_target: Mapping[str, str], source: str) ->
 
 
 def _writable(document: Document) -> tuple[Element, ...]:
-    devices = document.root.child("devices")
     return tuple(
         disk
-        for disk in (() if devices is None else devices.all("disk"))
+        for disk in document.root.all("devices/disk")
         if disk.get("device") in (None, "disk", "lun", "floppy")
         and disk.child("readonly") is None
         and disk.child("source") is not None
@@ -81,8 +80,7 @@ def _writable(document: Document) -> tuple[Element, ...]:
 
 
 def _refuse_folders(document: Document) -> None:
-    devices = document.root.child("devices")
-    for folder in () if devices is None else devices.all("filesystem"):
+    for folder in document.root.all("devices/filesystem"):
         if folder.child("readonly") is None and folder.get("type") != "ram":
             raise InputError(
                 f"{document.source}:{folder.line}: expected no folder of the host's that the guest "
@@ -95,12 +93,9 @@ def _disk(document: Document, element: Element) -> WritableDisk:
     kind = element.get("type") or "file"
     under = element.child("source")
     path = None if under is None else under.get(_OVER.get(kind, ""))
-    encrypted = element.child("encryption") is not None or (
-        under is not None and under.child("encryption") is not None
-    )
+    encrypted = element.all("encryption") or element.all("source/encryption")
     target = _target(document, element)
-    driver = element.child("driver")
-    content = (None if driver is None else driver.get("type")) or "raw"
+    content = element.value("driver/@type") or "raw"
     what = None
     if encrypted:
         what = "an encrypted one"
@@ -122,8 +117,7 @@ def _disk(document: Document, element: Element) -> WritableDisk:
 
 
 def _target(document: Document, element: Element) -> str:
-    target = element.child("target")
-    name = None if target is None else target.get("dev")
+    name = element.value("target/@dev")
     if name is None or not _TARGET.match(name):
         raise InputError(f"{document.source}:{element.line}: expected <target dev=...> of a disk")
     return name

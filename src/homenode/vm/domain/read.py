@@ -11,7 +11,7 @@ from homenode.vm.domain.cpu import read_vcpus
 from homenode.vm.domain.cputune import iothread_ids, read_pins
 from homenode.vm.domain.document import Document, parse_document
 from homenode.vm.domain.fields import host_address, pu_set
-from homenode.vm.domain.hostdevs import read_mediated
+from homenode.vm.domain.hostdevs import is_pci_function, read_mediated
 from homenode.vm.domain.memory import (
     read_binding,
     read_memnodes,
@@ -74,11 +74,9 @@ def open_domain(xml: bytes, source: str) -> Document:
             "its pins and nodes over by hand",
         )
     for row in ROWS:
-        *path, name = row.path.split("/")
-        parent = root.at(*path) if row.once else None
-        several = () if parent is None else parent.all(name)
+        several = root.all(row.path) if row.once else ()
         if len(several) > 1:
-            around = path[-1] if path else "domain"
+            name, around = several[0].name, document.parent_of[several[0].start].name
             raise InputError(
                 f"{source}:{several[1].line}: expected one <{name}> in <{around}>, "
                 f"found {len(several)}, the first at line {several[0].line}",
@@ -104,7 +102,7 @@ def read_running_domain(xml: bytes, running: bool, source: str = "domain") -> Ru
     document = open_domain(xml, source)
     vcpus, _ = read_vcpus(document)
     vcpu = document.root.child("vcpu")
-    fallback = None if vcpu is None else pu_set(document, vcpu, "cpuset")
+    fallback = None if vcpu is None else pu_set(vcpu, "cpuset")
     pins = read_pins(document)
     memory = read_memory(document)
     binding = read_binding(document)
@@ -115,7 +113,7 @@ def read_running_domain(xml: bytes, running: bool, source: str = "domain") -> Ru
     for cell, element in enumerate(cell_elements(document)):
         if cell in memnodes:
             mode, nodes = memnodes[cell]
-            size = min(cell_bytes(document, element), rest)
+            size = min(cell_bytes(element), rest)
             _spread(in_use, nodes, size)
             rest -= size
             bound = bound and mode != "preferred"
@@ -148,12 +146,9 @@ def _spread(in_use: dict[NodeIndex, int], nodes: CpuSet, size: int) -> None:
 
 def _all_devices(document: Document) -> tuple[Bdf, ...]:
     """Every host function that the domain holds, those not shown to its guest included."""
-    devices = document.root.child("devices")
     found = set()
-    for element in () if devices is None else devices.children:
-        source = element.at("source", "address")
-        is_pci = element.name == "hostdev" and element.get("type") == "pci"
-        is_pci = is_pci or (element.name == "interface" and element.get("type") == "hostdev")
-        if is_pci and source is not None and source.get("type") in (None, "pci"):
-            found.add(host_address(document, source))
+    for element in filter(is_pci_function, document.root.all("devices/*")):
+        source = element.at("source/address")
+        if source is not None and source.get("type") in (None, "pci"):
+            found.add(host_address(source))
     return tuple(sorted(found))

@@ -62,9 +62,9 @@ def choose_cpu(document: Document, *, kvm: bool) -> CpuChoice:
     """The document's own <cpu> where this machine can run it, else an Intel model with SMT."""
     cpu = document.root.child("cpu")
     mode = None if cpu is None else cpu.get("mode") or ("custom" if cpu.child("model") else None)
-    name = document.root.at("cpu", "model")
+    name = document.root.at("cpu/model")
     model = None if name is None else name.text.strip()
-    cache = document.root.at("cpu", "cache")
+    cache = document.root.at("cpu/cache")
     l3 = None if cache is None else cache.get("mode")
     if l3 not in _L3:
         l3 = None
@@ -357,8 +357,8 @@ def _switches(document: Document) -> tuple[tuple[str, bool], ...]:
 
 def _is_shared(document: Document) -> bool:
     """Whether the memory is a memfd that other processes map, as vhost-user wants it."""
-    source = document.root.at("memoryBacking", "source")
-    access = document.root.at("memoryBacking", "access")
+    source = document.root.at("memoryBacking/source")
+    access = document.root.at("memoryBacking/access")
     return (source is not None and source.get("type") == "memfd") or (
         access is not None and access.get("mode") == "shared"
     )
@@ -367,7 +367,7 @@ def _is_shared(document: Document) -> bool:
 def _iommu(document: Document) -> tuple[str, ...] | None:
     """Switches of an Intel IOMMU as QEMU spells them. eim needs KVM, and more vCPUs than there
     are here."""
-    iommu = document.root.at("devices", "iommu")
+    iommu = document.root.at("devices/iommu")
     if iommu is None or iommu.get("model") != "intel":
         return None
     driver = iommu.child("driver")
@@ -397,9 +397,9 @@ def _left_out(
             yield f"the devices' BARs and the address space for them{why}"
     elif made.space is not None and made.space.shift:
         yield f"the size of BARs, their window and memory, all divided by {1 << made.space.shift}"
-    if root.at("cpu", "maxphysaddr") is not None:
+    if root.at("cpu/maxphysaddr") is not None:
         yield "address bits (<maxphysaddr>)"
-    if root.at("cpu", "numa", "interconnects") is not None:
+    if root.at("cpu/numa/interconnects") is not None:
         yield "latencies and bandwidths of cells (<interconnects>)"
     backing = root.child("memoryBacking")
     for element in () if backing is None else backing.children:

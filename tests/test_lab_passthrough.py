@@ -7,8 +7,8 @@ import pytest
 
 from homenode.cpuset import CpuSet
 from homenode.machine.tools.versions import Version
+from homenode.vm.domain.merge import same_definition
 from homenode.vm.domain.read import read_vm
-from homenode.vm.domain.xml_equivalence import same_definition
 from homenode.vm.sources import load_host
 from tests.lab.boot import Booted, boot
 from tests.lab.inside import without_iommufd

@@ -80,8 +80,7 @@ def verify(domain: Domain, host: HostSource = None, plan: Plan | None = None) ->
     from homenode.check.domain.verification import verify_document
     from homenode.findings import in_order
     from homenode.vm.domain.read import open_domain
-    from homenode.vm.domain.schema import validate
-    from homenode.vm.hypervisor.parser import parsed_by_libvirt
+    from homenode.vm.domain.schema import parsed_by_libvirt, validate
 
     document = open_domain(*_document(domain))
     errors, gap = validate(document.to_bytes())

@@ -21,7 +21,7 @@ from homenode.change.apply.definition import (
 )
 from homenode.change.apply.store import DomainStore
 from homenode.errors import InputError
-from homenode.vm.domain.xml_equivalence import same_definition
+from homenode.vm.domain.merge import same_definition
 from homenode.vm.hypervisor.virsh import Virsh
 from tests.apply.test_killed import in_child
 from tests.apply_documents import NAME, ORIGINAL, tuned

@@ -19,7 +19,7 @@ from homenode.machine.topology import Host
 from homenode.plan.tuning import Tuning, tune
 from homenode.plan.vm_file import size_of_options
 from homenode.units import KIB
-from homenode.vm.domain.new import new_domain
+from homenode.vm.domain.copy import new_domain
 from homenode.vm.layout import PRESETS, GuestCells, GuestPcie
 from homenode.vm.model import VmCell
 from homenode.vm.plan_model import Plan, Unplannable

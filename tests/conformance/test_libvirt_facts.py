@@ -6,7 +6,7 @@ import pytest
 
 from homenode.plan.tuning import tune
 from homenode.units import GIB, MIB
-from homenode.vm.domain.new import new_domain
+from homenode.vm.domain.copy import new_domain
 from tests.conformance.libvirt import planned_of_document, read_document
 from tests.targets.written import host_named, options
 

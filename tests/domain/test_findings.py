@@ -1,6 +1,6 @@
 """Findings of a document: what neither the planner nor libvirt would say."""
 
-from homenode.vm.domain.findings import document_findings
+from homenode.vm.domain.limits import document_findings
 from homenode.vm.domain.read import read_vm
 from homenode.vm.domain.rewrite import rewrite
 from homenode.vm.model import GuestAddress, GuestPciController, PortModel

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from homenode.errors import InputError
 from homenode.plan.tuning import tune
 from homenode.vm.domain.document import parse_document
-from homenode.vm.domain.merge import Merged, take_out
+from homenode.vm.domain.merge import Merged, same_definition, take_out
 from homenode.vm.domain.read import open_domain
-from homenode.vm.domain.xml_equivalence import same_definition
 from homenode.vm.layout import PRESETS
 from homenode.vm.plan_options import PlanOptions
 from tests.apply_documents import ORIGINAL, tuned

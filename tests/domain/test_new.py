@@ -21,8 +21,8 @@ from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import Host
 from homenode.plan.tuning import tune
 from homenode.units import GIB, KIB
+from homenode.vm.domain.copy import new_domain
 from homenode.vm.domain.crosscheck import crosscheck
-from homenode.vm.domain.new import new_domain
 from homenode.vm.domain.read import open_domain, read_vm, vm_of
 from homenode.vm.domain.schema import validate
 from homenode.vm.plan_options import PlanOptions

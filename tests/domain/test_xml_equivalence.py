@@ -1,6 +1,6 @@
 """Two prints of one definition are the same, two definitions are not."""
 
-from homenode.vm.domain.xml_equivalence import same_definition
+from homenode.vm.domain.merge import same_definition
 
 DOMAIN = b"""<domain type='kvm'>
   <name>a</name>

@@ -19,7 +19,7 @@ from homenode.measure.layouts.copying import Prepared, make_copy, prepare_copy, 
 from homenode.measure.layouts.guest import is_there
 from homenode.measure.layouts.journal import Copy
 from homenode.trusted_path import let_in
-from homenode.vm.domain.overlay_disks import WritableDisk, with_overlays, writable_disks
+from homenode.vm.domain.copy import WritableDisk, with_overlays, writable_disks
 from homenode.vm.domain.read import read_vm
 from homenode.vm.hypervisor.virsh import Virsh
 from tests.disk_images import image

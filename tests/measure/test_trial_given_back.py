@@ -26,7 +26,7 @@ from homenode.measure.layouts.journal import (
 from homenode.measure.layouts.prepare import latest, preflight, prepare
 from homenode.measure.layouts.runner import run_trial
 from homenode.measure.results.store import load_runs
-from homenode.vm.domain.xml_equivalence import same_definition
+from homenode.vm.domain.merge import same_definition
 from homenode.vm.hypervisor.virsh import Virsh
 from tests.apply_documents import NAME, ORIGINAL, tuned
 from tests.simulated_trial import (

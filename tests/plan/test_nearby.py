@@ -12,7 +12,7 @@ from homenode.plan.planner import plan
 from homenode.plan.request import GuestRequest
 from homenode.plan.tuning import tune
 from homenode.units import GIB
-from homenode.vm.domain.new import new_domain
+from homenode.vm.domain.copy import new_domain
 from homenode.vm.plan_options import PlanOptions
 from homenode.vm.sources import load_host
 from tests.plan.test_fabric import board

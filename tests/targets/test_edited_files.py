@@ -18,8 +18,8 @@ from homenode.vm.layout import Pinning
 from homenode.vm.plan_options import PlanOptions
 from homenode.vm.targets import qm_conf
 from homenode.vm.targets.hypervisors import qemu, xen
-from homenode.vm.targets.json_edit import with_members
 from homenode.vm.targets.registry import TARGETS, target_named
+from homenode.vm.targets.text_edit import with_members
 from tests.targets.examples import EXAMPLES, FILES
 from tests.targets.written import again, edited, options, written
 

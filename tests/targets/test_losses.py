@@ -21,8 +21,7 @@ from homenode.vm.model import (
     Vm,
 )
 from homenode.vm.plan_model import Aperture, Plan, with_vm
-from homenode.vm.targets.docs_page import targets_page
-from homenode.vm.targets.registry import TARGETS, target_named
+from homenode.vm.targets.registry import TARGETS, target_named, targets_page
 from homenode.vm.targets.target import Feature, Target, features_of, lost_features
 from tests.targets.written import host_named, options, written
 
@@ -125,7 +124,7 @@ def test_the_plan_of_these_tests_asks_for_all_that_a_plan_can_ask_for() -> None:
 def test_the_page_of_targets_is_written_from_their_tables() -> None:
     page = Path(__file__).parents[2] / "docs" / "targets.md"
     assert page.read_text() == targets_page().rstrip("\n") + "\n", (
-        "write it again: python -c 'from homenode.vm.targets.docs_page import targets_page; "
+        "write it again: python -c 'from homenode.vm.targets.registry import targets_page; "
         "print(targets_page().rstrip())' > docs/targets.md"
     )
 

@@ -20,8 +20,7 @@ from homenode.plan.shape.guest_numa import together
 from homenode.plan.tuning import tune
 from homenode.units import GIB, MIB
 from homenode.vm.domain.controllers import QEMU_NAMESPACE as QEMU
-from homenode.vm.domain.kept import read_kept, with_kept
-from homenode.vm.domain.read import open_domain
+from homenode.vm.domain.read import open_domain, read_kept, with_kept
 from homenode.vm.domain.rewrite import rewrite
 from homenode.vm.domain.schema import validate
 from homenode.vm.layout import PRESETS, Siblings

@@ -10,8 +10,7 @@ from homenode.findings import Finding, Severity, are_bad
 from homenode.machine.topology import PagePool
 from homenode.units import GIB, MIB
 from homenode.vm.domain.read import open_domain
-from homenode.vm.domain.schema import SchemaError
-from homenode.vm.hypervisor.parser import parsed_by_libvirt
+from homenode.vm.domain.schema import SchemaError, parsed_by_libvirt
 from homenode.vm.sources import load_host
 from tests.kubevirt_documents import document as kubevirt_document
 from tests.verify_documents import PLAIN, changed, findings_of, small_host

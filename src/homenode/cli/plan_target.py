@@ -27,8 +27,7 @@ from homenode.plan.vm_file import (
     read_vm,
     vm_of_options,
 )
-from homenode.vm.domain.copy import check_name
-from homenode.vm.domain.new import DEFAULT_NAME
+from homenode.vm.domain.copy import DEFAULT_NAME, check_name
 from homenode.vm.domain.restore import write_tuned
 from homenode.vm.plan_model import Plan, Unplannable, is_critical
 from homenode.vm.plan_options import refuse_objective

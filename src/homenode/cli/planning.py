@@ -225,7 +225,7 @@ def _on_best_host(
     copy_name = asked.name
     if original is None:
         from homenode.plan.vm_file import size_of_options
-        from homenode.vm.domain.new import DEFAULT_NAME, new_domain
+        from homenode.vm.domain.copy import DEFAULT_NAME, new_domain
 
         original = new_domain(
             *size_of_options(asked.options),

@@ -21,7 +21,6 @@ from homenode.plan.stored import domain_of_plan
 from homenode.vm.domain.codec import refuse_older
 from homenode.vm.domain.copy import copy_domain, shared_with_original
 from homenode.vm.domain.crosscheck import Broken, crosscheck
-from homenode.vm.domain.findings import document_findings
 from homenode.vm.domain.iommu import (
     can_accelerate,
     can_have_iommufd,
@@ -32,10 +31,9 @@ from homenode.vm.domain.iommu import (
     smmu_buses,
     smmu_left_out,
 )
-from homenode.vm.domain.kept import with_kept
-from homenode.vm.domain.limits import check_vcpus
+from homenode.vm.domain.limits import check_vcpus, document_findings
 from homenode.vm.domain.memory import nodemask_not_strict
-from homenode.vm.domain.read import open_domain, vm_of
+from homenode.vm.domain.read import open_domain, vm_of, with_kept
 from homenode.vm.domain.rewrite import rewrite
 from homenode.vm.model import Vm
 from homenode.vm.plan_model import Plan, PlanFinding, Unplannable

@@ -11,8 +11,8 @@ from homenode.machine.topology import Host
 from homenode.plan.planner import plan
 from homenode.plan.request import GuestRequest, request_for
 from homenode.vm.domain.codec import refuse_older
+from homenode.vm.domain.copy import DEFAULT_NAME
 from homenode.vm.domain.limits import check_vcpus, refuse_unsafe
-from homenode.vm.domain.new import DEFAULT_NAME
 from homenode.vm.domain.read import read_vm as read_domain
 from homenode.vm.model import Vm
 from homenode.vm.plan_model import Plan, PlanFinding, plan_finding

@@ -15,7 +15,7 @@ from homenode.change.apply.obstacles import Obstacle
 from homenode.change.apply.store import DomainStore, sha256
 from homenode.change.step import TO_UNDO, ChangeEntry, ChangeState, Note
 from homenode.errors import HostError, InputError
-from homenode.vm.domain.xml_equivalence import same_definition
+from homenode.vm.domain.merge import same_definition
 from homenode.vm.hypervisor.connection import with_connection
 from homenode.vm.hypervisor.domain_state import DomainState
 from homenode.vm.hypervisor.virsh import RefusedError, Virsh

@@ -24,9 +24,8 @@ from homenode.change.apply.store import DomainStore, other_daemons, saved_origin
 from homenode.change.host_lock import host_locked
 from homenode.change.step import TO_UNDO, ChangeEntry, ChangeState
 from homenode.errors import HomenodeError, HostError, InputError, UsageError
-from homenode.vm.domain.merge import take_out
+from homenode.vm.domain.merge import same_definition, take_out
 from homenode.vm.domain.read import open_domain, read_vm
-from homenode.vm.domain.xml_equivalence import same_definition
 from homenode.vm.hypervisor.connection import with_connection
 from homenode.vm.hypervisor.domain_state import DomainState
 from homenode.vm.hypervisor.virsh import Virsh, is_lost

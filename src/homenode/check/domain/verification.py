@@ -16,14 +16,12 @@ from homenode.vm.domain.cpu import edit_cpu
 from homenode.vm.domain.crosscheck import crosscheck
 from homenode.vm.domain.document import Document, Element
 from homenode.vm.domain.iommu import edit_iommu
-from homenode.vm.domain.kept import read_kept
 from homenode.vm.domain.metadata import edit_metadata
-from homenode.vm.domain.read import vm_of
+from homenode.vm.domain.read import read_kept, vm_of
 from homenode.vm.domain.rewrite import STEPS
-from homenode.vm.domain.schema import SchemaError
+from homenode.vm.domain.schema import Parsed, SchemaError
 from homenode.vm.facts import diff
 from homenode.vm.fingerprint import host_fingerprint, is_made_for
-from homenode.vm.hypervisor.parser import Parsed
 from homenode.vm.model import Vm
 from homenode.vm.plan_model import Plan
 

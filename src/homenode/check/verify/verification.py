@@ -25,9 +25,8 @@ from homenode.machine.topology import Host
 from homenode.plan.stored import read_plan, read_plan_for
 from homenode.plan.vm_file import kind_of, target_of
 from homenode.vm.domain.read import open_domain, vm_of
-from homenode.vm.domain.schema import validate
+from homenode.vm.domain.schema import parsed_by_libvirt, validate
 from homenode.vm.fingerprint import host_fingerprint
-from homenode.vm.hypervisor.parser import parsed_by_libvirt
 from homenode.vm.model import Vm
 from homenode.vm.plan_model import Plan, vm_as_it_runs
 from homenode.vm.sources import files_of, load_host

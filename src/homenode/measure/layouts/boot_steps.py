@@ -33,7 +33,7 @@ from homenode.measure.layouts.guest import (
     stop,
 )
 from homenode.measure.layouts.journal import BOOT, COPY, LAYOUT, Head, JournalFile
-from homenode.vm.domain.xml_equivalence import same_definition
+from homenode.vm.domain.merge import same_definition
 from homenode.vm.hypervisor.virsh import Virsh
 from homenode.wording import command_line
 

@@ -16,8 +16,13 @@ from homenode.measure.layouts.guest import is_there
 from homenode.measure.layouts.journal import Copy
 from homenode.process import run
 from homenode.trusted_path import private_folder
-from homenode.vm.domain.copy import copied_uuid, copy_domain
-from homenode.vm.domain.overlay_disks import WritableDisk, with_overlays, writable_disks
+from homenode.vm.domain.copy import (
+    WritableDisk,
+    copied_uuid,
+    copy_domain,
+    with_overlays,
+    writable_disks,
+)
 from homenode.vm.domain.read import open_domain
 from homenode.vm.hypervisor.connection import is_local
 from homenode.vm.hypervisor.domain_state import DomainState

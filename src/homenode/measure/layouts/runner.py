@@ -54,8 +54,8 @@ from homenode.measure.schedule import ScheduledTask
 from homenode.nccl.assemble import AMD_VENDOR, assemble_topology
 from homenode.nccl.guest_side import guest_side
 from homenode.nccl.topology import NcclVariant, write_topology
+from homenode.vm.domain.merge import same_definition
 from homenode.vm.domain.read import open_domain, vm_of
-from homenode.vm.domain.xml_equivalence import same_definition
 from homenode.vm.hypervisor.connection import is_local
 from homenode.vm.hypervisor.virsh import Virsh
 from homenode.vm.layout import Pinning

@@ -17,7 +17,7 @@ from homenode.measure.orders import AppOrder, BenchOptions
 from homenode.measure.results.model import UNKNOWN_SWITCHES, Condition, Switches
 from homenode.measure.results.vantage import Vantage
 from homenode.measure.schedule import ScheduledTask, schedule
-from homenode.vm.domain.overlay_disks import WritableDisk
+from homenode.vm.domain.copy import WritableDisk
 from homenode.vm.layout import PRESETS
 from homenode.vm.plan_model import Plan
 

@@ -1,20 +1,27 @@
-"""Copy: a domain that can stand next to the one that it was made from.
+"""Copy: the document of a new domain: of a VM without one, that can stand next to the one that it was
+made from, or that has throw-away disks over that one's.
 
 Everything that must be a domain's own gets a new value, derived from the original's and the new
-name: the same copy twice is the same bytes. What two domains would still share is a finding.
-"""
+name: the same copy twice is the same bytes. What two domains would still share is a finding."""
 
 import hashlib
 import re
 import uuid as uuids
+from collections.abc import Mapping
+
+from msgspec import Struct
 
 from homenode.errors import InputError, UsageError
+from homenode.units import GIB, KIB, MIB
 from homenode.vm.domain.codec import read_name
 from homenode.vm.domain.document import Document, Element
 from homenode.vm.domain.edits import (
     Edit,
+    New,
     apply,
     drop_attribute,
+    escaped,
+    insert_before,
     remove,
     set_attribute,
     set_attributes,
@@ -188,3 +195,171 @@ def _graphics(document: Document, element: Element) -> list[Edit]:
     if element.get("websocket") not in (None, "-1"):
         values["websocket"] = "-1"
     return set_attributes(document, element, values)
+
+
+DEFAULT_NAME = "vm"
+
+_MACHINES = {
+    # The GIC of every host with more than 8 cores; QEMU's default is version 2.
+    "aarch64": ("virt", "<acpi/>\n    <gic version='3'/>"),
+    "x86_64": ("q35", "<acpi/>\n    <apic/>"),
+}
+"""Machine type and features, by architecture. Both have UEFI and a PCIe tree."""
+
+_DOCUMENT = """\
+<domain type='kvm'>
+  <name>{name}</name>
+  <memory unit='{unit}'>{memory}</memory>
+  <vcpu placement='static'>{vcpus}</vcpu>
+  <os firmware='efi'>
+    <type arch='{architecture}' machine='{machine}'>hvm</type>
+  </os>
+  <features>
+    {features}
+  </features>
+  <cpu mode='host-passthrough' check='none' migratable='off'/>
+  <devices>
+    <serial type='pty'/>
+    <console type='pty'/>
+    <memballoon model='none'/>
+  </devices>
+</domain>
+"""
+
+
+def new_domain(
+    vcpus: int, memory_bytes: int, *, architecture: str | None, name: str = DEFAULT_NAME
+) -> bytes:
+    """A KVM guest of this size, with UEFI and the host's CPU, and without disk and network.
+
+    architecture: of the host, None = x86_64. Memory is whole KiB, rounded up as libvirt does.
+    Raises UsageError for a name that libvirt would refuse, InputError for an architecture without
+    such a machine.
+    """
+    architecture = architecture or "x86_64"
+    if architecture not in _MACHINES:
+        raise InputError(
+            f"a new VM: expected a host of {' or '.join(sorted(_MACHINES))}, found {architecture}",
+            hint="give a domain document: virsh dumpxml --inactive NAME > VM.xml",
+        )
+    machine, features = _MACHINES[architecture]
+    memory_bytes = -(-memory_bytes // KIB) * KIB
+    unit, size = next(
+        (unit, size)
+        for unit, size in (("GiB", GIB), ("MiB", MIB), ("KiB", KIB))
+        if memory_bytes % size == 0
+    )
+    return _DOCUMENT.format(
+        name=escaped(check_name(name)).decode(),
+        unit=unit,
+        memory=memory_bytes // size,
+        vcpus=vcpus,
+        architecture=architecture,
+        machine=machine,
+        features=features,
+    ).encode()
+
+
+_FORMATS = ("raw", "qcow2")
+_TARGET = re.compile(r"[A-Za-z0-9_:]{1,64}\Z", re.ASCII)
+_OVER = {"file": "file", "block": "dev"}
+"""Disk types that an overlay can lie over, with the attribute that names what is under it."""
+
+
+class WritableDisk(Struct, frozen=True):
+    """A disk that the guest may write. target: its name in the guest. path: file or block device.
+
+    format: of its content; "raw" where the document does not say, as libvirt takes it.
+    """
+
+    target: str
+    path: str
+    format: str
+    is_block: bool
+
+
+def writable_disks(xml: bytes, source: str) -> tuple[WritableDisk, ...]:
+    """Every disk that needs an overlay, in the document's order.
+
+    Raises InputError for one that cannot have one: on the network, from a pool, encrypted, a part
+    of a file, of another format than raw and qcow2, or passed through as a LUN; for a name that is
+    no absolute path; and for a folder of the host's that the guest may write.
+    """
+    document = open_domain(xml, source)
+    _refuse_folders(document)
+    return tuple(_disk(document, element) for element in _writable(document))
+
+
+def with_overlays(xml: bytes, path_of_target: Mapping[str, str], source: str) -> bytes:
+    """The document with each of these disks replaced by a qcow2 file."""
+    document = open_domain(xml, source)
+    edits: list[Edit] = []
+    for element in _writable(document):
+        path = path_of_target[_target(document, element)]
+        under = element.child("source")
+        assert under is not None, "_writable leaves out disks without one"
+        edits += set_attribute(document, element, "type", "file")
+        edits += set_attributes(document, under, {"dev": None, "file": path})
+        driver = element.child("driver")
+        if driver is None:
+            wanted = New("driver", {"name": "qemu", "type": "qcow2"})
+            edits += insert_before(document, under, [wanted])
+        else:
+            edits += set_attribute(document, driver, "type", "qcow2")
+        for chain in element.all("backingStore"):
+            edits += remove(document, chain)
+    return apply(document, edits).to_bytes()
+
+
+def _writable(document: Document) -> tuple[Element, ...]:
+    return tuple(
+        disk
+        for disk in document.root.all("devices/disk")
+        if disk.get("device") in (None, "disk", "lun", "floppy")
+        and disk.child("readonly") is None
+        and disk.child("source") is not None
+    )
+
+
+def _refuse_folders(document: Document) -> None:
+    for folder in document.root.all("devices/filesystem"):
+        if folder.child("readonly") is None and folder.get("type") != "ram":
+            raise InputError(
+                f"{document.source}:{folder.line}: expected no folder of the host's that the guest "
+                "may write, found a <filesystem>: a copy would write the same one",
+                hint="--in-place works on the VM itself; or make it <readonly/>",
+            )
+
+
+def _disk(document: Document, element: Element) -> WritableDisk:
+    kind = element.get("type") or "file"
+    under = element.child("source")
+    path = None if under is None else under.get(_OVER.get(kind, ""))
+    encrypted = element.all("encryption") or element.all("source/encryption")
+    target = _target(document, element)
+    content = element.value("driver/@type") or "raw"
+    what = None
+    if encrypted:
+        what = "an encrypted one"
+    elif path is None or element.get("device") == "lun":
+        what = f"{element.get('device') or 'disk'} of {kind}"
+    elif not path.startswith("/"):  # qemu-img would take it for a protocol and connect, say
+        what = f"{path[:200]!r}, which is no absolute path"
+    elif content not in _FORMATS:
+        what = f"one of format {content[:40]}"
+    elif under is not None and under.child("slices") is not None:
+        what = "a part of a file"
+    if path is None or what is not None:
+        raise InputError(
+            f"{document.source}:{element.line}: disk {target}: expected a file or block device "
+            f"that an overlay can lie over, found {what}",
+            hint="--in-place works on the VM itself, and its disks",
+        )
+    return WritableDisk(target, path, content, kind == "block")
+
+
+def _target(document: Document, element: Element) -> str:
+    name = element.value("target/@dev")
+    if name is None or not _TARGET.match(name):
+        raise InputError(f"{document.source}:{element.line}: expected <target dev=...> of a disk")
+    return name

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from homenode.vm.domain.crosscheck import crosscheck
-from homenode.vm.domain.document import Document, Element
+from homenode.vm.domain.document import Document, Element, parse_document
 from homenode.vm.domain.edits import (
     Edit,
     apply,
@@ -21,7 +21,6 @@ from homenode.vm.domain.edits import (
     transplant,
 )
 from homenode.vm.domain.hostdevs import addressed_devices
-from homenode.vm.domain.xml_equivalence import tree_of
 
 _IDENTITY: dict[str, tuple[str, ...]] = {
     "vcpupin": ("@vcpu",),
@@ -274,3 +273,28 @@ def _buses(document: Document) -> frozenset[int]:
         for controller in document.root.all("devices/controller")
         if controller.get("type") == "pci" and (index := controller.get("index") or "").isdecimal()
     )
+
+
+Tree = tuple[str, tuple[tuple[str, str], ...], str, tuple["Tree", ...]]
+
+
+def same_definition(one: bytes, other: bytes) -> bool:
+    """True where both say the same. Devices may come in another order by type, and controllers in
+    any; two disks, NICs or cells may not. Raises ParseError or InputError for what is no XML."""
+    if one == other:
+        return True
+    first, second = parse_document(one, "definition"), parse_document(other, "definition")
+    return tree_of(first.root) == tree_of(second.root)
+
+
+def tree_of(element: Element, *, is_devices: bool = False) -> Tree:
+    """An element as a value: equal where two elements say the same. is_devices: it is <devices>."""
+    children = [
+        tree_of(child, is_devices=element.name == "domain" and child.name == "devices")
+        for child in element.children
+    ]
+    if is_devices:
+        children.sort(key=lambda child: (child[0], child if child[0] == "controller" else ()))
+    # White space next to elements is layout; without any it is the value.
+    text = element.text.strip() if element.children else element.text
+    return element.name, tuple(sorted(element.attributes)), text, tuple(children)

@@ -35,7 +35,7 @@ from homenode.vm.targets.target import (
     shape_of_siblings,
     shows_siblings,
 )
-from homenode.vm.targets.yaml_edit import Entry, YamlText, parse_yaml, quoted
+from homenode.vm.targets.text_edit import Entry, YamlText, parse_yaml, quoted
 
 _SIZE = re.compile(r"([0-9]{1,15})(B|kB|MB|GB|TB|KiB|MiB|GiB|TiB)?\Z", re.ASCII)
 _DECIMAL = {"": 1, "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}

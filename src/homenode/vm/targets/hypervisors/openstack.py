@@ -21,7 +21,6 @@ from homenode.vm.layout import GuestCells, Pinning, Siblings
 from homenode.vm.model import GuestHostdev, Vm, VmCell
 from homenode.vm.plan_model import Plan, PlanFinding, plan_finding
 from homenode.vm.targets.codec import Codec, Row, Writing, number_of, text_of
-from homenode.vm.targets.json_edit import offset_of, with_members
 from homenode.vm.targets.script import quoted
 from homenode.vm.targets.target import (
     Feature,
@@ -31,6 +30,7 @@ from homenode.vm.targets.target import (
     one_node_each,
     pus_of,
 )
+from homenode.vm.targets.text_edit import offset_of, with_members
 from homenode.wording import printable
 
 _LISTED = re.compile(r"(?<![^=,\s])([^=,\s]++)='([^']*+)'", re.ASCII)

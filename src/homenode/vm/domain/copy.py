@@ -1,5 +1,5 @@
-"""Copy: the document of a new domain: of a VM without one, that can stand next to the one that it was
-made from, or that has throw-away disks over that one's.
+"""Copy: the document of a new domain: of a VM without one, that can stand next to the one that it
+was made from, or that has throw-away disks over that one's.
 
 Everything that must be a domain's own gets a new value, derived from the original's and the new
 name: the same copy twice is the same bytes. What two domains would still share is a finding."""

@@ -82,6 +82,7 @@ fuzz: $(STAMP)
 kills: $(STAMP)
 	HOMENODE_KILLS=500 $(BIN)/pytest -s -n0 -m "libvirt or not lab" tests/change/test_killed.py
 	HOMENODE_KILLS=100 $(BIN)/pytest -s -n0 -m "libvirt or not lab" tests/apply/test_killed.py
+	HOMENODE_KILLS=100 $(BIN)/pytest -s -n0 -m libvirt tests/change/test_real_daemon.py
 
 bench: $(STAMP)
 	$(BIN)/python bench/plan_speed.py

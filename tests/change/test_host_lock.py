@@ -88,6 +88,8 @@ def uuid_of(number: int) -> str:
 class SmallHost:
     """One node of a few cores, and a daemon whose domains the host's folder shows at once."""
 
+    connect = URI
+
     def __init__(self, folder: Path) -> None:
         self.folder, self.state, self.bin = folder / "host", folder / "state", folder / "bin"
         write_tree(render(parse_description(HOST, "small")), self.folder)
@@ -119,6 +121,7 @@ class SmallHost:
             yes=True,
             host=str(self.folder),
             quiet=True,
+            connect=self.connect,
         )
 
     def definitions(self) -> dict[str, bytes]:

@@ -34,8 +34,10 @@ def is_edited(given: bytes, before: bytes, owned: bytes) -> bool:
     old, new, found = _parts(before), _parts(given), _parts(owned)
     if (old & new) - found or _devices(new) != _devices(found):
         return True
-    # Anything else that the given one does not have is libvirt's, in an element that changed.
+    # Anything else that the given one does not have is libvirt's, in an element that changed, or
+    # the address of a device that did: of a GPU that the VM did not have.
     changed = {path for path, _ in (new - old) + (old - new)}
+    changed |= {f"{path}/address" for path in changed if path.startswith("/domain/devices/")}
     return any(path not in changed for path, _ in found - new)
 
 

@@ -1,0 +1,139 @@
+"""Ten homenodes at once on a real libvirtd, and a libvirtd that is killed under them."""
+
+import os
+import random
+import shlex
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from homenode.change.apply.definition import apply_definition, restore_definition
+from homenode.change.apply.store import journals_of_domains
+from homenode.change.journal import default_root
+from homenode.change.open_changes import open_changes
+from homenode.errors import HomenodeError
+from homenode.vm.hypervisor.virsh import Virsh
+from tests.apply_documents import ORIGINAL, tuned
+from tests.change.test_host_lock import VMS, SmallHost, code_of, in_child
+from tests.command_line import restore
+from tests.two_node_libvirt import TwoNodes, two_nodes
+
+pytestmark = [pytest.mark.libvirt, pytest.mark.root]
+
+KILLS = int(os.environ.get("HOMENODE_KILLS", "4"))
+SEED = 20261123
+LAYOUTS = ("pin", "pin-numa", "pin-numa-pci")
+
+_SHOWS = """#!/bin/sh
+# The machine's own virsh; what it has defined is then shown by the described host.
+real={virsh}; state={state}; uri={uri}
+case "$*" in *" define "*) ;; *) exec $real "$@" ;; esac
+$real "$@" || exit
+for domain in $($real -q -c "$uri" list --all --uuid); do
+  $real -q -c "$uri" dumpxml --inactive "$domain" >"$state/new" &&
+    mv "$state/new" "$state/$domain.xml"
+done
+{{ echo '<domains>'; cat "$state"/*.xml; echo '</domains>'; }} >"$state/all"
+mv "$state/all" {host}/commands/virsh-domains
+"""
+
+
+@pytest.fixture
+def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TwoNodes]:
+    with two_nodes() as found:
+        monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "records"))
+        monkeypatch.setattr("os.geteuid", lambda: 1000)
+        yield found
+
+
+def define(daemon: TwoNodes, document: Path) -> None:
+    """And again from its own print: only then are the controllers that it added in their order."""
+    uuid = document.read_text().partition("<uuid>")[2].partition("</uuid>")[0]
+    for _ in range(2):
+        defined = daemon.virsh("define", str(document))
+        assert defined.returncode == 0, defined.stderr
+        document.write_text(daemon.virsh("dumpxml", "--inactive", "--security-info", uuid).stdout)
+
+
+class RealHost(SmallHost):
+    """The described host whose domains a real daemon has."""
+
+    def __init__(self, folder: Path, daemon: TwoNodes) -> None:
+        super().__init__(folder)
+        self.connect = daemon.uri
+        virsh = shutil.which("virsh")
+        text = _SHOWS.format(
+            virsh=virsh,
+            uri=shlex.quote(daemon.uri),
+            state=shlex.quote(str(self.state)),
+            host=shlex.quote(str(self.folder)),
+        )
+        (self.bin / "virsh").write_text(text)
+        for document in sorted(self.state.glob("*.xml")):
+            define(daemon, document)
+
+    def definitions(self) -> dict[str, bytes]:
+        virsh = Virsh(self.connect)
+        uuids = sorted(path.stem for path in self.state.glob("*.xml"))
+        return {uuid: virsh.definition(uuid) for uuid in uuids}
+
+
+def test_applies_at_once_on_a_real_daemon_give_no_core_gpu_or_page_twice(
+    daemon: TwoNodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = RealHost(tmp_path, daemon)
+    monkeypatch.setenv("PATH", f"{host.bin}:{os.environ['PATH']}")
+    before = host.definitions()
+    children = [in_child(lambda at=number: host.apply(at)) for number in range(VMS)]  # type: ignore[misc]
+    assert [code_of(child) for child in children] == [0] * VMS
+    host.check_alone(VMS)
+    assert all(before[uuid] != now for uuid, now in host.definitions().items())
+    restore([f"vm{number}" for number in range(VMS)], connect=daemon.uri)
+    assert host.definitions() == before
+
+
+def test_a_daemon_killed_at_any_moment_loses_nothing(daemon: TwoNodes, tmp_path: Path) -> None:
+    document = tmp_path / "domain.xml"
+    document.write_bytes(ORIGINAL)
+    define(daemon, document)
+    virsh = Virsh(daemon.uri)
+    (uuid,) = daemon.virsh("list", "--all", "--uuid").stdout.split()
+    original, root = virsh.definition(uuid), default_root()
+    name = virsh.domain(uuid).name
+
+    def apply(layout: str) -> None:
+        now = virsh.definition(uuid)
+        apply_definition(virsh, name, tuned(layout, now), now, root)
+
+    choose = random.Random(SEED)
+    started = time.monotonic()
+    apply("pin")
+    longest_s = time.monotonic() - started
+    interrupted = 0
+    for _ in range(KILLS):
+        works: tuple[Callable[[], object], ...] = (
+            *(partial(apply, layout) for layout in LAYOUTS),
+            partial(restore_definition, virsh, name, root),
+        )
+        child = in_child(choose.choice(works))
+        killer = threading.Timer(choose.uniform(0, longest_s), daemon.kill)
+        killer.start()
+        interrupted += code_of(child) != 0
+        killer.join()
+        daemon.start()
+        if choose.random() < 0.5:
+            restore_definition(virsh, name, root)
+            assert virsh.definition(uuid) == original
+            apply(choose.choice(LAYOUTS))
+    restore_definition(virsh, name, root)
+    assert virsh.definition(uuid) == original
+    left = [
+        one for one in open_changes(journals_of_domains(root)) if isinstance(one, HomenodeError)
+    ]
+    assert not left
+    print(f"{KILLS} kills of libvirtd, {interrupted} while a command ran")

@@ -97,8 +97,8 @@ _METRICS = (
         unit=_BANDWIDTH,
         lower_is_better=False,
         matters=0.10,
-        about="mean bus bandwidth of an all-reduce over message sizes; small messages weigh as much as "
-        "large ones",
+        about="mean bus bandwidth of an all-reduce over message sizes; small messages weigh as "
+        "much as large ones",
         rise="small messages became faster, or transport through memory stays on the GPUs' nodes",
         fall="small messages became slower, or transport crosses nodes",
         boot_variation=TWO_STATES,

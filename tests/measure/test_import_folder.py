@@ -88,7 +88,9 @@ def test_a_folder_that_goes_away_meanwhile_is_reported(
     (tmp_path / "log.txt").write_text(mlc.OUTPUT)
     read = import_folder._texts
 
-    def slow(paths: list[Path], skipped: list[Gap], here: str, left: int) -> dict[str, str]:
+    def slow(
+        paths: list[Path], skipped: list[Gap], here: str, left: int
+    ) -> tuple[dict[str, str], dict[str, float]]:
         if here == str(tmp_path):
             (tmp_path / "gone").rmdir()
         return read(paths, skipped, here, left)

@@ -26,8 +26,9 @@ from homenode.decide.evidence.model import Evidence
 from homenode.decide.evidence.sources import load_sources, published_hosts
 from homenode.decide.machine_facts import facts_of_host, of_host
 from homenode.decide.verdict import Verdicts
-from homenode.errors import UsageError
+from homenode.errors import HomenodeError, UsageError
 from homenode.formats import encode
+from homenode.machine.topology import Host
 from homenode.objective import Objective
 from homenode.show.results_text import comparison_text, verdicts_text
 from homenode.vm.sources import load_host
@@ -64,12 +65,21 @@ def recommend(asked: RecommendArguments) -> None:
     else:
         printed = None if not loaded else {run.head.system for run in loaded}
         hosts = published_hosts(printed)
-        found = decide_for_machines(Evidence(publications(), loaded), hosts, wanted)
+        here = _this_machine() if any(run.head.host is not None for run in loaded) else None
+        found = decide_for_machines(Evidence(publications(), loaded), hosts, wanted, here)
     verdicts = Verdicts(found, tuple(reason for one in named for reason in one.skipped))
     if asked.json:
         print_json(encode("verdict", verdicts))
     else:
         console().print(verdicts_text(verdicts, notes=asked.notes))
+
+
+def _this_machine() -> Host | None:
+    """The machine that runs may name as their host; None where it cannot be read."""
+    try:
+        return load_host(None)
+    except HomenodeError:
+        return None
 
 
 RESULTS = Path("results")

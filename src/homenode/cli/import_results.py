@@ -11,9 +11,11 @@ from homenode.formats import encode
 from homenode.gap import Gap
 from homenode.measure.imported.files import find_sources
 from homenode.measure.imported.runs import Imported, ImportOptions, imported_runs, unread_files
-from homenode.measure.results.model import Switches
+from homenode.measure.results.model import Switches, host_kind
 from homenode.measure.results.store import FILE, run_folder, write_run
+from homenode.vm.fingerprint import host_fingerprint
 from homenode.vm.layout import PRESETS, preset_named
+from homenode.vm.sources import load_host
 
 _SHOWN = 20
 
@@ -22,7 +24,15 @@ def import_results(asked: ImportArguments) -> None:
     """Read the outputs, and write runs."""
     found = find_sources(asked.folders)
     sources = found.folders
-    options = ImportOptions(asked.system, asked.host_kind, asked.vantage, _layouts(asked.layout))
+    host = None if asked.machine is None else load_host(asked.machine)
+    options = ImportOptions(
+        system=asked.system,
+        host_kind=asked.host_kind or (None if host is None else host_kind(host)),
+        host=None if host is None else host_fingerprint(host),
+        vantage=asked.vantage,
+        layouts=_layouts(asked.layout),
+        order=tuple(filter(None, (asked.order or "").split(","))),
+    )
     runs = imported_runs(sources, options)
     skipped = list(found.skipped)
     skipped += [gap for folder in sources for gap in unread_files(folder)]

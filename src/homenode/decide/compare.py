@@ -19,6 +19,7 @@ from homenode.decide.comparison import (
 )
 from homenode.decide.correction import holm
 from homenode.decide.doubts import Metrics, doubts_between
+from homenode.decide.health import figure_findings
 from homenode.decide.intervals import CONFIDENCE, LEAST_BOOTS, interval
 from homenode.decide.outcomes import Found, judged, metric_of_effect
 from homenode.decide.summary import Series, SeriesKey, headline
@@ -54,7 +55,8 @@ def compare(
         raise InputError(f"--bare: expected a run on the host itself, found {baseline.label}")
     joined = with_joint_states(chosen)
     made = {one.label: one.series for one in joined}
-    return compare_series(joined, made, objective, bare=bare, skipped=skipped)
+    found = compare_series(joined, made, objective, bare=bare, skipped=skipped)
+    return structs.replace(found, doubts=once([*_sick(chosen), *found.doubts]))
 
 
 def compare_series(
@@ -87,6 +89,19 @@ def compare_series(
         doubts=once(doubts),
         skipped=tuple(skipped),
     )
+
+
+def _sick(chosen: Sequence[Alternative]) -> Iterator[Doubt]:
+    """What the figures themselves say of the machine's links: no layout cures it."""
+    for one in figure_findings([run for each in chosen for run in each.runs]):
+        yield Doubt(
+            id=one.id,
+            subject=one.subject,
+            detail=f"{one.observed}; expected {one.expected}",
+            blocks=False,
+            cause="a link that trained low, or shares its lanes: every layout is slow alike",
+            remedy=one.fix or "homenode doctor",
+        )
 
 
 def _against(

@@ -33,13 +33,14 @@ class EvidenceLevel(StrEnum):
         return list(EvidenceLevel).index(self)
 
 
-FEW_BOOTS, PRINTED, ORDER, STATES = (
+FEW_BOOTS, PRINTED, ORDER, NO_ORDER, STATES = (
     "few-boots",
     "published-figures",
     "blocked-order",
+    "unknown-order",
     "boots-apart",
 )
-WEAKENING = frozenset({FEW_BOOTS, PRINTED, ORDER})
+WEAKENING = frozenset({FEW_BOOTS, PRINTED, ORDER, NO_ORDER})
 """Doubts that leave no interval to trust, but differences far beyond any between boots."""
 
 

@@ -12,10 +12,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from msgspec.structs import replace
 
 from homenode.decide.alternative import Alternative, alternatives
-from homenode.decide.comparison import EvidenceLevel
+from homenode.decide.comparison import Doubt, EvidenceLevel
 from homenode.decide.evidence.model import Derivation, Evidence, Publication, PublishedVerdict
 from homenode.decide.health import figure_findings
-from homenode.decide.machine_facts import MachineFacts, machines_in
+from homenode.decide.machine_facts import MachineFacts, machines_in, of_no_machine
 from homenode.decide.statement import huge_page_advice, sentence_of
 from homenode.decide.verdict import (
     Reason,
@@ -88,7 +88,25 @@ def decide_all(
         found = [without_cells(one, ReasonId.PRIVATE_MEMORY) for one in found]
     else:
         found = [_with_initiators(one, machine, expander_buses, has_gpus) for one in found]
+    strangers = of_no_machine(evidence.runs, machine)
+    found = [replace(one, doubts=(*one.doubts, *strangers)) for one in found]
+    found = [_with_unseen_links(one, machine) for one in found]
     return tuple(_with_answer(evidence, machine, one) for one in found)
+
+
+def _with_unseen_links(found: Verdict, machine: MachineFacts) -> Verdict:
+    """Figures of GPUs of a machine whose links no one has looked at may be those of a sick one."""
+    if machine.nodes is not None or found.objective not in _OF_GPUS or found.choice is None:
+        return found
+    doubt = Doubt(
+        id="links-unseen",
+        subject=machine.name,
+        detail="the links of its GPUs were not looked at",
+        blocks=False,
+        cause="the runs do not bring their host along",
+        remedy="give --host: a link that trained low makes every layout slow",
+    )
+    return replace(found, doubts=(*found.doubts, doubt))
 
 
 def _decided(
@@ -146,17 +164,20 @@ def _with_answer(evidence: Evidence, machine: MachineFacts, found: Verdict) -> V
 
 
 def decide_for_machines(
-    evidence: Evidence, hosts: Mapping[str, Host], objectives: Sequence[Objective]
+    evidence: Evidence,
+    hosts: Mapping[str, Host],
+    objectives: Sequence[Objective],
+    here: Host | None = None,
 ) -> tuple[Verdict, ...]:
     """The answers for every machine that the evidence's runs are of; without runs, for every
     machine that publications have figures of.
 
-    hosts: descriptions of published machines, by name. Left out are objectives that no figure is
-    of, where the machine's topology is unknown as well.
+    hosts: descriptions of published machines, by name. here: this machine. Left out are objectives
+    that no figure is of, where the machine's topology is unknown as well.
     """
     found = [
         one
-        for machine in machines_in(evidence, hosts)
+        for machine in machines_in(evidence, hosts, here)
         for one in decide_all(evidence, machine, objectives)
         if machine.nodes is not None or one.level is not EvidenceLevel.REASONED or one.passed
     ]

@@ -1,10 +1,10 @@
 """Doubts: what makes two alternatives incomparable, or a result less than it seems."""
 
-from collections.abc import Iterable, Iterator, Set
-from itertools import chain
+from collections.abc import Iterable, Iterator, Sequence, Set
+from itertools import chain, pairwise
 
 from homenode.decide.alternative import Alternative
-from homenode.decide.comparison import ORDER, Doubt
+from homenode.decide.comparison import NO_ORDER, ORDER, Doubt
 from homenode.measure.results.model import Origin, RunHead
 from homenode.measure.results.vantage import Vantage
 from homenode.vm.layout import GuestCells, GuestPcie, Siblings
@@ -33,7 +33,7 @@ def doubts_between(
         _other_machine(subject, *heads),
         _other_conditions(subject, *heads),
         _other_vcpus(subject, first, second),
-        _blocked_order(subject, *heads),
+        _order(subject, *heads),
         *(doubts_of(one, metrics) for one in (first, second)),
     )
     return tuple(dict.fromkeys(found))
@@ -164,11 +164,29 @@ def _other_vcpus(subject: str, first: Alternative, second: Alternative) -> Itera
     )
 
 
-def _blocked_order(subject: str, first: list[RunHead], second: list[RunHead]) -> Iterator[Doubt]:
-    """All of one before all of the other: whatever drifts looks like the layout."""
-    times = [[head.started_s for head in heads] for heads in (first, second)]
-    known = [[time for time in one if time is not None] for one in times]
-    if not all(known) or known != times or sum(map(_boots, first + second)) < 3:
+def _order(subject: str, first: list[RunHead], second: list[RunHead]) -> Iterator[Doubt]:
+    """All of one before all of the other: whatever drifts looks like the layout. Where nothing says
+    in which order imported runs were measured, it may have been that one."""
+    heads = (*first, *second)
+    if sum(map(_boots, heads)) < 3 or any(head.origin is Origin.PUBLISHED for head in heads):
+        return
+    places = [[head.place for head in one] for one in (first, second)]
+    times = [[head.started_s for head in one] for one in (first, second)]
+    known = _all_known(places) or _all_known(times)
+    of_files = any(head.of_files for head in heads) and not _all_known(places)
+    if known is None or (of_files and _are_together(known)):
+        if any(head.origin is Origin.IMPORTED for head in heads):
+            yield Doubt(
+                id=NO_ORDER,
+                subject=subject,
+                detail="nothing says in which order the runs were measured",
+                blocks=True,
+                cause="imported outputs have no time, and times of copied files are those of the "
+                "copy"
+                if known
+                else "imported outputs have no time",
+                remedy="homenode import --order RUN,RUN,… names the runs as they were measured",
+            )
         return
     if max(known[0]) < min(known[1]) or max(known[1]) < min(known[0]):
         yield Doubt(
@@ -180,6 +198,30 @@ def _blocked_order(subject: str, first: list[RunHead], second: list[RunHead]) ->
             "it all",
             remedy="boot the layouts in mixed order: homenode trial does",
         )
+    elif of_files:
+        yield Doubt(
+            id="order-of-files",
+            subject=subject,
+            detail="the order of the runs is that of their files' times",
+            blocks=False,
+            cause="imported outputs say no time; a copy or an edit changes a file's",
+            remedy="homenode import --order RUN,RUN,… names the runs as they were measured",
+        )
+
+
+_COPIED_TOGETHER_S = 1.0
+"""No two runs of a measuring program end so close to each other; files of one copy do."""
+
+
+def _all_known(places: Sequence[Sequence[float | None]]) -> list[list[float]] | None:
+    """The places of both sides; None where one is unknown."""
+    known = [[place for place in one if place is not None] for one in places]
+    return known if known == places else None
+
+
+def _are_together(places: Sequence[Sequence[float]]) -> bool:
+    ordered = sorted(chain.from_iterable(places))
+    return any(later - one < _COPIED_TOGETHER_S for one, later in pairwise(ordered))
 
 
 def _boots(head: RunHead) -> int:

@@ -1,4 +1,4 @@
-"""Health: what speaks against recommending anything for a machine: its links, and its figures.
+"""Health: what figures of a machine say against recommending anything for it.
 
 A link at a fraction of its speed makes every layout slow, and their comparison worthless.
 """
@@ -7,9 +7,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 
 from homenode.catalogue import finding
-from homenode.check.doctor.links import link_findings, silent_device_findings
-from homenode.findings import Finding, Severity
-from homenode.machine.topology import Host
+from homenode.findings import Finding
 from homenode.measure.results.flat_curve import FLAT_FROM_BYTES, flat_from
 from homenode.measure.results.model import Origin, Run
 from homenode.units import format_bytes
@@ -17,12 +15,6 @@ from homenode.units import format_bytes
 LOW_COPY_BYTES_PER_S = 8e9
 """Copies between host and GPU below this: what PCIe Gen 2 x16, or Gen 3 x8, can carry at most.
 Every x16 link since 2012 carries twice as much."""
-
-
-def link_health(host: Host) -> tuple[Finding, ...]:
-    """Critical findings of the doctor about the host's links."""
-    found = (*link_findings(host), *silent_device_findings(host))
-    return tuple(one for one in found if one.severity is Severity.CRITICAL)
 
 
 def figure_findings(runs: Sequence[Run]) -> tuple[Finding, ...]:

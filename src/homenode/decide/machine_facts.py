@@ -1,17 +1,19 @@
 """MachineFacts: what counts about a machine, next to its figures, for what to run on it."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from enum import StrEnum
 
 from msgspec import Struct, structs
 from msgspec.structs import replace
 
+from homenode.check.doctor.links import link_health
+from homenode.decide.comparison import Doubt, once
 from homenode.decide.evidence.model import Evidence, Publication, System
-from homenode.decide.health import link_health
 from homenode.findings import Finding
 from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import Host
-from homenode.measure.results.model import Origin, Run, host_kind
+from homenode.measure.results.model import Origin, Run, RunHead, hardware_of, host_kind
 from homenode.plan.shape.guest_numa import is_grace
 from homenode.vm.fingerprint import host_fingerprint
 
@@ -22,7 +24,7 @@ class MachineFacts(Struct, frozen=True, kw_only=True):
     fingerprint, kind: as in the head of its runs; None = unknown. results: the folder that
     its runs name, where they name no host; None where the machine itself is known. nodes: with
     PUs, None = unknown. grace_gpus: it has some, with initiator nodes. systems: of publications,
-    that are its kind. findings: about its links.
+    that are its kind. findings: about its links. hardware: names of its processor and GPUs.
     """
 
     name: str
@@ -35,6 +37,7 @@ class MachineFacts(Struct, frozen=True, kw_only=True):
     grace_gpus: bool
     systems: tuple[tuple[str, str], ...]
     findings: tuple[Finding, ...]
+    hardware: tuple[str, ...] = ()
 
 
 def facts_of_host(host: Host, publications: Sequence[Publication]) -> MachineFacts:
@@ -53,6 +56,7 @@ def facts_of_host(host: Host, publications: Sequence[Publication]) -> MachineFac
             host.name, host.cpu.name or "", [gpu.name or "" for gpu in gpus], publications
         ),
         findings=link_health(host),
+        hardware=hardware_of(host),
     )
 
 
@@ -76,23 +80,103 @@ def facts_of_runs(
     )
 
 
+class Belonging(StrEnum):
+    """Whether a run that names no host is one of a host's."""
+
+    SHOWN = "shown"  # it names a processor or GPU that the host has, and none that it has not
+    OTHER = "other"  # it names one that the host has not
+    UNKNOWN = "unknown"  # it names none, or none by its model
+
+
+def belonging(head: RunHead, names: Iterable[str]) -> Belonging:
+    """names: of the host's processor and GPUs. The folder of a run is named for its GPU."""
+    host = [models for name in names if (models := _models(name))]
+    stated = [models for name in (*head.hardware, head.system) if (models := _models(name))]
+    if not host or not stated:
+        return Belonging.UNKNOWN
+    is_there = all(any(_are_one(models, one) for one in host) for models in stated)
+    return Belonging.SHOWN if is_there else Belonging.OTHER
+
+
 def of_host(runs: Sequence[Run], host: Host) -> tuple[Run, ...]:
-    """Runs with those that name no host as this host's, where they are all of one machine: whoever
-    names a host next to them says so."""
+    """Runs with those that name no host as this host's, where what they name shows that they are:
+    its processor or its GPUs. All of them are of one machine, or none is taken for this one."""
     nameless = [
         run for run in runs if run.head.host is None and run.head.origin is not Origin.PUBLISHED
     ]
-    if len({(run.head.system, run.head.host_kind) for run in nameless}) != 1:
+    names = hardware_of(host)
+    shown = [run for run in nameless if belonging(run.head, names) is Belonging.SHOWN]
+    if len({(run.head.system, run.head.host_kind) for run in shown}) != 1:
         return tuple(runs)
     fingerprint = host_fingerprint(host)
     return tuple(
-        Run(structs.replace(run.head, host=fingerprint), run.samples) if run in nameless else run
+        Run(structs.replace(run.head, host=fingerprint), run.samples) if run in shown else run
         for run in runs
     )
 
 
-def machines_in(evidence: Evidence, hosts: Mapping[str, Host]) -> tuple[MachineFacts, ...]:
-    """The machines of the evidence's runs, own ones first; without runs, the published ones."""
+def of_no_machine(runs: Sequence[Run], machine: MachineFacts) -> tuple[Doubt, ...]:
+    """What is said of runs that name no host and count for none, where the machine is a known
+    one."""
+    if machine.fingerprint is None or machine.nodes is None:
+        return ()
+    heads = (run.head for run in runs if run.head.origin is not Origin.PUBLISHED)
+    return once(_stranger(head, machine) for head in heads if head.host is None)
+
+
+def _stranger(head: RunHead, machine: MachineFacts) -> Doubt:
+    is_other = belonging(head, machine.hardware) is Belonging.OTHER
+    named = ", ".join(head.hardware or (head.system,))
+    return Doubt(
+        id="other-machine" if is_other else "machine-unknown",
+        subject=head.system,
+        detail=f"these runs name {named}, which {machine.name} has not: they do not count here"
+        if is_other
+        else "these runs name no host and no model of a processor or GPU: they do not count here",
+        blocks=False,
+        cause="they were measured on another machine"
+        if is_other
+        else "outputs of other tools seldom say where they ran, nor does a bench in a guest "
+        "without its plan",
+        remedy="homenode recommend without --host says what they show of their own machine"
+        if is_other
+        else "if they are of this machine: homenode import --machine, or bench --plan",
+    )
+
+
+_WORD = re.compile(r"[a-z0-9]+")
+_MODEL = re.compile(r"(?=[a-z]*\d)[a-z0-9]{3,12}")
+_NO_MODEL = re.compile(
+    r"\d{1,5}(?:gb|gib|mb|w|core|mhz|ghz)|sxm\d?|pcie\d?|gen\d|ddr\d|hbm\d[a-z]?"
+)
+_VARIANTS = frozenset({"ti", "super", "ada", "pro", "quadro", "titan", "laptop", "nvl"})
+_LONGEST_NAME = 200
+
+
+def _models(name: str) -> frozenset[str]:
+    """The words of a processor's or GPU's name that distinguish its model: those with a digit, but
+    for sizes and connectors, and those of variants; none where none has a digit.
+
+    >>> sorted(_models("NVIDIA A100-SXM4-80GB")), sorted(_models("AMD EPYC 9654 96-Core Processor"))
+    (['a100'], ['9654'])
+    """
+    words = _WORD.findall(name[:_LONGEST_NAME].lower())
+    numbers = {w for w in words if _MODEL.fullmatch(w) and not _NO_MODEL.fullmatch(w)}
+    return frozenset(numbers | (_VARIANTS & set(words))) if numbers else frozenset()
+
+
+def _are_one(models: frozenset[str], others: frozenset[str]) -> bool:
+    """Whether two names can be of one model. lspci says more than the driver: GH100 [H200 SXM]."""
+    return bool((models & others) - _VARIANTS) and models & _VARIANTS == others & _VARIANTS
+
+
+def machines_in(
+    evidence: Evidence, hosts: Mapping[str, Host], here: Host | None = None
+) -> tuple[MachineFacts, ...]:
+    """The machines of the evidence's runs, own ones first; without runs, the published ones.
+
+    here: this machine, whose links count where runs name it as their host.
+    """
     own: dict[tuple[str, str | None], list[Run]] = {}
     printed = {run.head.system for run in evidence.runs if run.head.origin is Origin.PUBLISHED}
     for run in evidence.runs:
@@ -102,7 +186,10 @@ def machines_in(evidence: Evidence, hosts: Mapping[str, Host]) -> tuple[MachineF
     found = []
     for (system, where), runs in own.items():
         name = system if len(several) == len(own) else f"{system} on {where or 'some host'}"
-        found.append(facts_of_runs(name, runs, evidence.publications))
+        if here is None:
+            found.append(facts_of_runs(name, runs, evidence.publications))
+        else:
+            found.append(replace(facts_of_measured(runs, here, evidence.publications), name=name))
     for publication in evidence.publications:
         for one in publication.systems:
             if one.host is not None and (one.name in printed or not evidence.runs):

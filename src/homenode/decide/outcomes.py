@@ -5,7 +5,15 @@ from typing import NamedTuple
 
 from msgspec import structs
 
-from homenode.decide.comparison import ORDER, PRINTED, WEAKENING, Effect, EvidenceLevel, Outcome
+from homenode.decide.comparison import (
+    NO_ORDER,
+    ORDER,
+    PRINTED,
+    WEAKENING,
+    Effect,
+    EvidenceLevel,
+    Outcome,
+)
 from homenode.decide.correction import Tested, corrected
 from homenode.decide.intervals import CONFIDENCE, Interval
 from homenode.metrics import Metric, metric_of
@@ -64,7 +72,8 @@ def _outcome(effect: Effect, p: float | None, apart: float) -> Outcome:
     direction = Outcome.BETTER if effect.gain > 1 else Outcome.WORSE
     if effect.doubts:
         least = metric_of_effect(effect).boot_variation
-        least = max(least, LEAST_BEYOND_DRIFT) if ORDER in effect.doubts else least
+        can_drift = not {ORDER, NO_ORDER}.isdisjoint(effect.doubts)
+        least = max(least, LEAST_BEYOND_DRIFT) if can_drift else least
         return direction if apart >= least else Outcome.CANNOT_TELL
     if p is None or effect.low is None or effect.high is None:
         return Outcome.CANNOT_TELL

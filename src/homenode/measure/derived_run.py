@@ -91,7 +91,7 @@ def derived(
         *_once(finding for one in read for finding in one.reading.findings),
         *other_channels,
     ]
-    marks = [*record.marks]
+    marks = [*record.head.unusable, *record.marks]
     marks += [str(one) for one in findings if one.id in MARKING]
     for extra in (
         _failed(steps),

@@ -11,6 +11,7 @@ from msgspec import Struct, structs
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
+from homenode.check.doctor.links import link_health
 from homenode.check.verify.guest.expectation import Expectation, expectation_of
 from homenode.check.verify.guest.view import view_of_guest
 from homenode.cpuset import CpuSet
@@ -33,6 +34,7 @@ from homenode.measure.results.model import (
     Origin,
     RunHead,
     Switches,
+    hardware_of,
     host_kind,
     system_of,
 )
@@ -216,7 +218,14 @@ def _head(
         conditions=tuple(_versions(orders, host, document)),
         experiment=orders.experiment,
         block=orders.block,
+        hardware=hardware_of(host),
+        # A guest's ports are made by its hypervisor, and say nothing of the links below them.
+        unusable=() if in_guest else tuple(map(_as_reason, link_health(host))),
     )
+
+
+def _as_reason(one: Finding) -> str:
+    return f"{one.id}: {one.subject}: {one.observed}"
 
 
 def _host_of(plan: Plan | None) -> str | None:

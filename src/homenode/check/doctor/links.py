@@ -366,3 +366,9 @@ def _is_known(link: Link) -> bool:
     own = link.lower.link
     has = own is not None and own.current_gt_per_s is not None and own.current_width is not None
     return link.capable is not None and has
+
+
+def link_health(host: Host) -> tuple[Finding, ...]:
+    """Critical findings about the host's links: they speak against trusting any figure of it."""
+    found = (*link_findings(host), *silent_device_findings(host))
+    return tuple(one for one in found if one.severity is Severity.CRITICAL)

@@ -481,6 +481,14 @@ class ImportArguments(Struct, frozen=True, kw_only=True):
     host_kind: Annotated[
         str | None, Opt("--host-kind", "TEXT", "What machines of this kind have in common.")
     ] = None
+    machine: Annotated[
+        str | None,
+        Opt("--machine", "SOURCE", "The host that the tools ran on, as --host of plan takes it."),
+    ] = None
+    order: Annotated[
+        str | None,
+        Opt("--order", "RUN,…", "All runs as they were measured. Default: by the files' times."),
+    ] = None
     vantage: Annotated[
         Vantage | None, Opt("--vantage", "NAME", "Where the tools ran. Default: by the files.")
     ] = None

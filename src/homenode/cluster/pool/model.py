@@ -6,7 +6,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
-from homenode.decide.health import link_health
+from homenode.check.doctor.links import link_health
 from homenode.indices import NodeIndex
 from homenode.machine.pci import DeviceKind, PciDevice
 from homenode.machine.topology import Host, NumaNode, PagePool, RunningDomain

@@ -56,7 +56,8 @@ def find_sources(paths: Sequence[Path]) -> FoundFolders:
                 found[parent] = source
                 folders.append(parent)
             texts = {**found[parent].texts, **source.texts}
-            found[parent] = replace(found[parent], texts=texts)
+            times = {**found[parent].times, **source.times}
+            found[parent] = replace(found[parent], texts=texts, times=times)
     merged = [found[one] if isinstance(one, Path) else one for one in folders]
     return FoundFolders(tuple(merged), tuple(skipped))
 
@@ -72,8 +73,8 @@ def find_folders(root: Path) -> FoundFolders:
     skipped: list[Gap] = []
     if root.is_file():
         named = root.resolve()  # a link that the user names is followed
-        texts = _texts([named], skipped, str(root.parent), MAX_BYTES)
-        folder = _folder(named.parent, named.parent, texts)
+        texts, times = _texts([named], skipped, str(root.parent), MAX_BYTES)
+        folder = _folder(named.parent, named.parent, texts, times)
         return FoundFolders((folder,) if texts else (), tuple(skipped))
     folders: list[SourceFolder] = []
     seen, left = 0, MAX_BYTES
@@ -97,7 +98,7 @@ def find_folders(root: Path) -> FoundFolders:
                 f"{root}: expected at most {MAX_FILES} files, found more",
                 hint="name the folders of the results themselves",
             )
-        texts = _texts([path / name for name in sorted(names)], skipped, here, left)
+        texts, times = _texts([path / name for name in sorted(names)], skipped, here, left)
         left -= sum(map(len, texts.values()))
         if left < 0:
             raise InputError(
@@ -105,11 +106,11 @@ def find_folders(root: Path) -> FoundFolders:
                 hint="name the folders of the results themselves",
             )
         if texts:
-            folders.append(_folder(root.resolve(), path.resolve(), texts))
+            folders.append(_folder(root.resolve(), path.resolve(), texts, times))
     return FoundFolders(tuple(folders), tuple(skipped))
 
 
-def _folder(root: Path, path: Path, texts: dict[str, str]) -> SourceFolder:
+def _folder(root: Path, path: Path, texts: dict[str, str], times: dict[str, float]) -> SourceFolder:
     """Called from the named folder on: results do not carry where a user keeps them."""
     inside = path.relative_to(root).parts
     return SourceFolder(
@@ -117,17 +118,23 @@ def _folder(root: Path, path: Path, texts: dict[str, str]) -> SourceFolder:
         _printable(path.name),
         _printable(path.parent.name),
         texts,
+        times,
     )
 
 
-def _texts(paths: list[Path], skipped: list[Gap], here: str, left: int) -> dict[str, str]:
-    """The texts by name; with the first that makes them more than `left` characters it ends."""
+def _texts(
+    paths: list[Path], skipped: list[Gap], here: str, left: int
+) -> tuple[dict[str, str], dict[str, float]]:
+    """The texts by name, and when each was written; with the first that makes them more than `left`
+    characters it ends."""
     found = {}
+    times = {}
     for path in paths:
         if path.name.startswith("."):
             continue
         try:
             text = _decoded(read_below(path.parent, path.name, MAX_FILE_BYTES))
+            written_s = path.lstat().st_mtime
         except OSError as error:
             skipped.append(Gap(f"{here}/{path.name}", error.strerror or str(error)))
             continue
@@ -139,10 +146,11 @@ def _texts(paths: list[Path], skipped: list[Gap], here: str, left: int) -> dict[
             skipped.append(Gap(f"{here}/{path.name}", f"a line of more than {MAX_LINE} characters"))
             continue
         found[_printable(path.name)] = text
+        times[_printable(path.name)] = written_s
         left -= len(text)
         if left < 0:
             break
-    return found
+    return found, times
 
 
 def _decoded(data: bytes) -> str:

@@ -57,22 +57,30 @@ _RESULTS_FOLDERS = frozenset({"results", "data", ""})
 class SourceFolder(Struct, frozen=True):
     """One folder's files. path: as people call it, from the named folder on, "/" between names.
 
-    above: the name of the folder above it. texts: by file name.
+    above: the name of the folder above it. texts: by file name. times: when each was last written,
+    seconds since 1970 (UTC), as far as it is known.
     """
 
     path: str
     name: str
     above: str
     texts: Mapping[str, str]
+    times: Mapping[str, float] = field(default_factory=dict)
 
 
 class ImportOptions(Struct, frozen=True):
-    """What the user knows and the files do not say. layouts: switches by run name."""
+    """What the user knows and the files do not say.
+
+    host: fingerprint of the machine. layouts: switches by run name. order: names of all runs in the
+    order in which they were measured; () = as the files' times say.
+    """
 
     system: str | None = None
     host_kind: str | None = None
+    host: str | None = None
     vantage: Vantage | None = None
     layouts: Mapping[str, Switches] = field(default_factory=dict)
+    order: tuple[str, ...] = ()
 
 
 class Imported(Struct, frozen=True):
@@ -86,7 +94,8 @@ class Imported(Struct, frozen=True):
 def imported_runs(folders: Iterable[SourceFolder], options: ImportOptions) -> tuple[Imported, ...]:
     """The runs of these folders, in order, each with a name of its own.
 
-    Raises InputError for a layout of a run that is not there.
+    Raises InputError for a layout of a run that is not there, and for an order that does not name
+    each run once.
     """
     drafts = [draft for folder in folders for draft in _of_folder(folder, options)]
     places = [(draft.head.system, draft.head.name) for draft in drafts]
@@ -100,8 +109,23 @@ def imported_runs(folders: Iterable[SourceFolder], options: ImportOptions) -> tu
         else _by_folder(draft, is_whole_path=True)
         for draft, place, one, name in zip(drafts, places, short, names, strict=True)
     ]
-    layouts = _layouts(options.layouts, [draft.head.name for draft in drafts])
-    return tuple(_finished(draft, layouts.get(draft.head.name)) for draft in drafts)
+    last = [draft.head.name for draft in drafts]
+    layouts = _layouts(options.layouts, last)
+    ordered = _places(options.order, last)
+    return tuple(
+        _finished(draft, layouts.get(draft.head.name), ordered.get(draft.head.name), options)
+        for draft in drafts
+    )
+
+
+def _places(order: Sequence[str], names: Sequence[str]) -> dict[str, int]:
+    """The place of each run in the order that the user gave; none where none was given."""
+    if order and sorted(order) != sorted(names):
+        raise InputError(
+            f"--order: expected each run once, found {', '.join(order)}",
+            hint=f"runs: {', '.join(names) or 'none'}",
+        )
+    return {name: place for place, name in enumerate(order)}
 
 
 def _layouts(asked: Mapping[str, Switches], names: Sequence[str]) -> dict[str, Switches]:
@@ -175,7 +199,6 @@ def _study(folder: SourceFolder, options: ImportOptions) -> _Draft:
         _origin(folder.texts.values()),
         options.vantage or Vantage.GUEST,
         switches_of(folder.name),
-        host_kind=options.host_kind,
         vcpus=vcpus_of(folder.texts),
         conditions=figures.conditions,
         source=folder.path,
@@ -201,7 +224,6 @@ def _logs(
         _origin(folder.texts[name] for name in files),
         vantage,
         switches_of(folder.name),
-        host_kind=options.host_kind,
         host_addresses=vantage is not Vantage.GUEST,
         conditions=figures.conditions,
         source=folder.path,
@@ -209,9 +231,22 @@ def _logs(
     return _Draft(head, folder, files, figures, is_study=False)
 
 
-def _finished(draft: _Draft, layout: Switches | None) -> Imported:
+def _finished(
+    draft: _Draft, layout: Switches | None, place: int | None, options: ImportOptions
+) -> Imported:
     """The run under the layout that the user names, else the one that its folder is named for."""
-    head = draft.head if layout is None else structs.replace(draft.head, switches=layout)
+    times = [draft.folder.times[name] for name in draft.files if name in draft.folder.times]
+    head = structs.replace(
+        draft.head,
+        switches=draft.head.switches if layout is None else layout,
+        host_kind=options.host_kind,
+        host=options.host,
+        started_s=min(times, default=None),
+        ended_s=max(times, default=None),
+        of_files=bool(times),
+        place=place,
+        hardware=draft.figures.gpu_names,
+    )
     if draft.is_study:
         texts = draft.folder.texts
         head = structs.replace(head, unusable=tuple(contradictions(texts, head.switches)))

@@ -176,8 +176,11 @@ class RunHead(Struct, frozen=True):
     identity of each boot, in the order of Sample.boot; empty where unknown. unusable: why nothing
     must be concluded from this run, as the suite noted it. source: the document or folder.
     started_s, ended_s: of the first and the last step, in seconds since 1970 (UTC); None where
-    unknown. experiment: id of the trial or study of which this run is a part. block: its round
-    there, from 0: a block holds one run of each layout or binding, taken one after another.
+    unknown. of_files: these are times of the files that an imported run was read from. place: of
+    an imported run, in the order of measuring that the user gave. experiment: id of the trial or
+    study of which this run is a part. block: its round there, from 0: a block holds one run of each
+    layout or binding, taken one after another. hardware: processors and GPUs, as the machine or
+    the tool names them.
     """
 
     name: str
@@ -202,8 +205,11 @@ class RunHead(Struct, frozen=True):
     source: str | None = None
     started_s: float | None = None
     ended_s: float | None = None
+    of_files: bool = False
+    place: int | None = None
     experiment: str | None = None
     block: int | None = None
+    hardware: tuple[str, ...] = ()
 
 
 class FigureKey(Struct, frozen=True, gc=False):
@@ -298,3 +304,9 @@ def host_kind(host: Host) -> str:
     parts = [f"{len(host.packages) or 1}x {cpu}"]
     parts += [f"{names.count(name)}x {name}" for name in dict.fromkeys(names)]
     return ", ".join(parts)
+
+
+def hardware_of(host: Host) -> tuple[str, ...]:
+    """The names of a host's processor and of its GPUs, each once."""
+    gpus = (gpu.name for gpu in host.devices_of_kind(DeviceKind.GPU))
+    return tuple(dict.fromkeys(name for name in (host.cpu.name, *gpus) if name))

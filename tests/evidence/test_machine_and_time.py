@@ -1,0 +1,153 @@
+"""Imported runs: of which machine they are, and in which order they were measured."""
+
+import os
+import random
+from pathlib import Path
+
+import pytest
+from msgspec import structs
+
+from homenode.decide.alternative import alternatives
+from homenode.decide.compare import compare
+from homenode.decide.comparison import NO_ORDER, ORDER, EvidenceLevel, Outcome
+from homenode.decide.machine_facts import Belonging, belonging
+from homenode.measure.results.model import Origin, Run, hardware_of
+from homenode.vm.sources import load_host
+from tests.command_line import homenode
+from tests.simulated_runs import simulated_run
+
+STREAM = """-------------------------------------------------------------
+STREAM version $Revision: 5.10 $
+-------------------------------------------------------------
+This system uses 8 bytes per array element.
+-------------------------------------------------------------
+Array size = 800000000 (elements), Offset = 0 (elements)
+Memory per array = 6103.5 MiB (= 6.0 GiB).
+Number of Threads counted = 64
+-------------------------------------------------------------
+Function    Best Rate MB/s  Avg time     Min time     Max time
+Copy:       {rate:.1f}     0.042     0.041     0.043
+Scale:      {rate:.1f}     0.042     0.041     0.043
+Add:        {rate:.1f}     0.042     0.041     0.043
+Triad:      {rate:.1f}     0.042     0.041     0.043
+-------------------------------------------------------------
+Solution Validates: avg error less than 1.000000e-13 on all three arrays
+"""
+HOUR_S = 3600
+
+
+@pytest.mark.parametrize(
+    ("hardware", "host", "expected"),
+    [
+        (("NVIDIA H100 80GB HBM3",), "hgx-h100", Belonging.SHOWN),
+        (("AMD Instinct MI350X VF",), "hgx-h100", Belonging.OTHER),
+        (("AMD Instinct MI350X VF",), "mi350x-epyc9575f", Belonging.SHOWN),
+        (("NVIDIA GeForce RTX 4090",), "rtx4080-i9-14900k", Belonging.OTHER),
+        (("NVIDIA GeForce RTX 4090",), "rtx4090-epyc7702", Belonging.SHOWN),
+        (("AMD EPYC 7702 64-Core Processor",), "rtx4090-epyc7702", Belonging.SHOWN),
+        (("AMD EPYC 9654 96-Core Processor",), "rtx4090-epyc7702", Belonging.OTHER),
+        # One that it has and one that it has not: another machine.
+        (("AMD EPYC 7702", "NVIDIA H100 PCIe"), "rtx4090-epyc7702", Belonging.OTHER),
+        (("QEMU Virtual CPU version 2.5+",), "hgx-h100", Belonging.UNKNOWN),
+        ((), "hgx-h100", Belonging.UNKNOWN),
+    ],
+)
+def test_a_run_belongs_to_a_host_whose_hardware_it_names(
+    hardware: tuple[str, ...], host: str, expected: Belonging
+) -> None:
+    head = structs.replace(_imported("pin", 1.0).head, system="cpu-only", hardware=hardware)
+    assert belonging(head, hardware_of(load_host(host))) is expected
+
+
+def _imported(layout: str, rate: float, started_s: float | None = None) -> Run:
+    made = simulated_run(
+        layout, {"memory-bandwidth": ("bytes_per_s", 1e11 * rate)}, random.Random(rate), boots=1
+    )
+    head = structs.replace(
+        made.head, origin=Origin.IMPORTED, host=None, started_s=started_s, boots=(), block=None
+    )
+    return Run(structs.replace(head, name=f"{layout}-{rate}"), made.samples)
+
+
+def _outcome(runs: list[Run]) -> tuple[tuple[str, ...], Outcome]:
+    (effect,) = compare(alternatives(runs)).effects
+    return effect.doubts, effect.outcome
+
+
+RATES = (1.00, 1.02, 1.04, 1.06, 1.08, 1.10)
+
+
+def test_without_times_and_order_no_winner_is_stated() -> None:
+    runs = [_imported("pin" if i < 3 else "pin-numa", rate) for i, rate in enumerate(RATES)]
+    doubts, outcome = _outcome(runs)
+    assert NO_ORDER in doubts
+    assert outcome is Outcome.CANNOT_TELL
+
+
+@pytest.mark.parametrize("step_s", [0.0, 0.01, 0.5])
+def test_times_of_files_that_were_copied_together_are_none(step_s: float) -> None:
+    runs = [
+        _imported("pin" if i % 2 else "pin-numa", rate, 1e9 + i * step_s)
+        for i, rate in enumerate(RATES)
+    ]
+    runs = [Run(structs.replace(run.head, of_files=True), run.samples) for run in runs]
+    assert NO_ORDER in _outcome(runs)[0]
+
+
+def test_an_order_that_the_user_gives_counts_before_times() -> None:
+    mixed = [_imported("pin" if i % 2 else "pin-numa", rate) for i, rate in enumerate(RATES)]
+    placed = [
+        Run(structs.replace(run.head, place=place), run.samples) for place, run in enumerate(mixed)
+    ]
+    assert not {ORDER, NO_ORDER} & set(_outcome(placed)[0])
+    blocked = sorted(mixed, key=lambda run: run.head.switches.name)
+    placed = [
+        Run(structs.replace(run.head, place=place), run.samples)
+        for place, run in enumerate(blocked)
+    ]
+    assert ORDER in _outcome(placed)[0]
+
+
+def test_a_difference_beyond_any_drift_is_provisional() -> None:
+    runs = [_imported("pin", 1 + i / 100) for i in range(3)]
+    runs += [_imported("pin-numa", 3 + i / 100) for i in range(3)]
+    (effect,) = compare(alternatives(runs)).effects
+    assert (effect.outcome, effect.level) == (Outcome.BETTER, EvidenceLevel.PROVISIONAL)
+
+
+@pytest.fixture
+def logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Equal layouts on a machine that drifts by a tenth, an hour between two logs."""
+    for number, rate in enumerate(RATES):
+        layout = "pin" if number < 3 else "pin-numa"
+        path = tmp_path / "logs" / layout / f"stream-{chr(97 + number)}.txt"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(STREAM.format(rate=200000 * rate))
+        os.utime(path, (1e9 + number * HOUR_S,) * 2)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_equal_layouts_that_drift_are_not_told_apart(logs: Path) -> None:
+    done = homenode("import", "logs/pin", "logs/pin-numa", "-o", "res")
+    assert done.exit_code == 0, done.stderr
+    said = homenode("compare", "res")
+    assert "blocked" in said.stdout + said.stderr or "before all boots" in said.stdout
+    found = homenode("recommend", "res", "--objective", "host-bandwidth")
+    assert "measured here" not in found.stdout
+    assert "rather than" not in found.stdout
+
+
+def test_an_order_names_each_run_once(logs: Path) -> None:
+    done = homenode("import", "logs", "--order", "stream-a,stream-b", "-o", "res")
+    assert done.exit_code == 2
+    assert "--order: expected each run once" in str(done.exception)
+
+
+def test_runs_that_show_no_machine_do_not_count_for_a_host(logs: Path) -> None:
+    homenode("import", "logs", "-o", "res")
+    found = homenode("recommend", "res", "--host", "hgx-h100")
+    assert "these runs name no host" in " ".join(found.stdout.split())
+    homenode("import", "logs", "--machine", "hgx-h100", "-o", "own")
+    found = homenode("recommend", "own", "--host", "hgx-h100")
+    assert "these runs name no host" not in " ".join(found.stdout.split())

@@ -153,7 +153,6 @@ STILL_TWO_MEANINGS = {
     "Place",
     "Placed",
     "Placing",
-    "Policy",
     "Prepared",
     "Rank",
     "Row",

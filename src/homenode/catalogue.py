@@ -84,7 +84,7 @@ def finding(
     subject: str,
     expected: str,
     observed: str,
-    source: str,
+    source: str = "",
     *,
     severity: Severity | None = None,
     case: str | None = None,
@@ -94,7 +94,8 @@ def finding(
 ) -> Finding:
     """A finding with the severity, cost and fix of its page, but for those that are given.
 
-    case: which of the page's texts. values: what stands in them for `{word}`.
+    case: which of the page's texts. values: what stands in them for `{word}`. source: "" = what the
+    caller's caller says of all that it finds (findings.sourced).
     """
     entry = entry_of(id)
     return Finding(

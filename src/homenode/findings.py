@@ -80,6 +80,11 @@ def in_order(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     return tuple(sorted(dict.fromkeys(findings), key=lambda finding: _RANK[finding.severity]))
 
 
+def sourced(findings: Iterable[Finding], source: str) -> tuple[Finding, ...]:
+    """The same; those that name no source of their own get this one."""
+    return tuple(one if one.source else replace(one, source=source) for one in findings)
+
+
 def are_bad(findings: Iterable[Finding]) -> bool:
     """True where there is something critical or a warning: a command then exits with 1."""
     return any(finding.is_bad for finding in findings)

@@ -60,6 +60,17 @@ def _escape(letter: str) -> str:
     return "".join(f"\\x{byte:02x}" for byte in letter.encode("utf-8", "surrogateescape"))
 
 
+def first_few(texts: Iterable[str], most: int, between: str = ", ") -> str:
+    """The first of some texts, and how many more there are.
+
+    >>> first_few(["a", "b", "c"], 2), first_few(["a"], 2), first_few([], 2)
+    ('a, b and 1 more', 'a', '')
+    """
+    every = list(texts)
+    more = len(every) - most
+    return between.join(every[:most]) + (f" and {more} more" if more > 0 else "")
+
+
 def plural(count: int, noun: str, nouns: str | None = None) -> str:
     """A count with its noun.
 

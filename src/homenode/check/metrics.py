@@ -5,25 +5,26 @@ addresses, node numbers and VM names, so that the number of series is bounded by
 Source: Prometheus documentation, "Exposition formats", version 0.0.4.
 """
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
-from msgspec import Struct
-
-from homenode.check.watch.alert import WatchState
-from homenode.findings import Findings, Severity
+from homenode.check.watch.alert import Alert, WatchState
+from homenode.findings import Finding, Findings, Severity
 from homenode.machine.device_path import device_paths
 from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import Host
 
 Labels = Mapping[str, str]
+Sample = tuple[Labels, float]
 
 
-class Gauge(Struct, frozen=True, kw_only=True):
+class Gauge(NamedTuple):
     """A metric whose value may rise and fall, with its samples: labels and value."""
 
     name: str
     help: str
-    samples: tuple[tuple[Labels, float], ...]
+    samples: Sequence[Sample]
 
 
 def exposition(gauges: Iterable[Gauge]) -> str:
@@ -41,37 +42,21 @@ def exposition(gauges: Iterable[Gauge]) -> str:
 
 def prometheus(findings: Findings, host: str) -> str:
     """Counts by severity, 0 included, and one line of value 1 for each finding."""
-    return exposition(finding_gauges(findings, host))
-
-
-def finding_gauges(findings: Findings, host: str) -> tuple[Gauge, ...]:
-    """The same as gauges."""
-    counts = dict.fromkeys(Severity, 0)
-    for finding in findings.findings:
-        counts[finding.severity] += 1
-    return (
-        Gauge(
-            name="homenode_findings",
-            help="Number of findings by severity.",
-            samples=tuple(({"host": host, "severity": str(one)}, counts[one]) for one in counts),
-        ),
-        Gauge(
-            name="homenode_finding",
-            help="One finding.",
-            samples=tuple(
-                (
-                    {
-                        "host": host,
-                        "id": one.id,
-                        "severity": str(one.severity),
-                        "subject": one.subject,
-                    },
-                    1.0,
-                )
-                for one in findings.findings
-            ),
-        ),
+    counts = Counter(finding.severity for finding in findings.findings)
+    by_severity: list[Sample] = [
+        ({"host": host, "severity": str(one)}, counts[one]) for one in Severity
+    ]
+    each: list[Sample] = [({"host": host, **_of(one)}, 1) for one in findings.findings]
+    return exposition(
+        (
+            Gauge("homenode_findings", "Number of findings by severity.", by_severity),
+            Gauge("homenode_finding", "One finding.", each),
+        )
     )
+
+
+def _of(one: Finding | Alert) -> Labels:
+    return {"id": one.id, "severity": str(one.severity), "subject": one.subject}
 
 
 def _labels(labels: Labels) -> str:
@@ -105,88 +90,54 @@ _MOST = 256
 def metrics(state: WatchState, host: Host, cpu_s: float) -> str:
     """The text file of one look."""
     by_severity = {Severity.CRITICAL: 0, Severity.WARNING: 0}
-    for alert in state.alerts:
-        by_severity[alert.severity] = by_severity.get(alert.severity, 0) + 1
+    by_severity |= Counter(alert.severity for alert in state.alerts)
+    counts: list[Sample] = [({"severity": str(one)}, n) for one, n in by_severity.items()]
+    each: list[Sample] = [(_of(one), 1) for one in state.alerts[:_MOST]]
     troubled = {name for alert in state.alerts for name in alert.domains}
-    return exposition(
-        (
-            Gauge(
-                name="homenode_watch_last_run_timestamp_seconds",
-                help="When homenode watch ran last.",
-                samples=(({}, round(state.time_s, 3)),),
-            ),
-            Gauge(
-                name="homenode_watch_cpu_seconds",
-                help="Processor time of the last run.",
-                samples=(({}, round(cpu_s, 3)),),
-            ),
-            Gauge(
-                name="homenode_watch_not_read",
-                help="Things that the last run could not look at.",
-                samples=(({}, len(state.not_read)),),
-            ),
-            Gauge(
-                name="homenode_alerts",
-                help="Alerts by severity.",
-                samples=tuple(
-                    ({"severity": str(one)}, count) for one, count in by_severity.items()
-                ),
-            ),
-            Gauge(
-                name="homenode_alert",
-                help="One alert; it is absent when it is cleared.",
-                samples=tuple(
-                    ({"id": one.id, "severity": str(one.severity), "subject": one.subject}, 1)
-                    for one in state.alerts[:_MOST]
-                ),
-            ),
-            Gauge(
-                name="homenode_domain_as_planned",
-                help="1 where a tuned VM runs as planned, else 0.",
-                samples=tuple(
-                    ({"domain": name}, int(name not in troubled)) for name in state.domains[:_MOST]
-                ),
-            ),
-            *_pages(host),
-            *_links(host),
-        )
-    )
-
-
-def _pages(host: Host) -> tuple[Gauge, Gauge]:
-    pools = [(node, pool) for node in host.nodes for pool in node.page_pools]
-    labels = [{"node": str(node.index), "page_bytes": str(pool.page_bytes)} for node, pool in pools]
-    return (
+    names = state.domains[:_MOST]
+    domains: list[Sample] = [({"domain": name}, int(name not in troubled)) for name in names]
+    pools = [
+        ({"node": str(node.index), "page_bytes": str(pool.page_bytes)}, pool)
+        for node in host.nodes
+        for pool in node.page_pools
+    ]
+    reserved: list[Sample] = [(labels, pool.total_pages) for labels, pool in pools]
+    free: list[Sample] = [(labels, pool.free_pages) for labels, pool in pools]
+    gauges = (
         Gauge(
-            name="homenode_huge_pages",
-            help="Huge pages reserved on a node.",
-            samples=tuple(zip(labels, (float(pool.total_pages) for _, pool in pools), strict=True)),
+            "homenode_watch_last_run_timestamp_seconds",
+            "When homenode watch ran last.",
+            [({}, round(state.time_s, 3))],
         ),
         Gauge(
-            name="homenode_huge_pages_free",
-            help="Huge pages of a node that nothing uses.",
-            samples=tuple(zip(labels, (float(pool.free_pages) for _, pool in pools), strict=True)),
+            "homenode_watch_cpu_seconds",
+            "Processor time of the last run.",
+            [({}, round(cpu_s, 3))],
         ),
-    )
-
-
-def _links(host: Host) -> tuple[Gauge]:
-    rates = {
-        path.device: min(
-            (link.current.bytes_per_s for link in path.links if link.current is not None),
-            default=None,
-        )
-        for path in device_paths(host)
-        if path.device.kind in _WATCHED
-    }
-    return (
         Gauge(
-            name="homenode_pcie_path_bytes_per_second",
-            help="Rate of the slowest PCIe link between a device and its processor, as it is now.",
-            samples=tuple(
-                ({"device": str(device.bdf), "kind": str(device.kind)}, rate)
-                for device, rate in rates.items()
-                if rate is not None
-            )[:_MOST],
+            "homenode_watch_not_read",
+            "Things that the last run could not look at.",
+            [({}, len(state.not_read))],
+        ),
+        Gauge("homenode_alerts", "Alerts by severity.", counts),
+        Gauge("homenode_alert", "One alert; it is absent when it is cleared.", each),
+        Gauge("homenode_domain_as_planned", "1 where a tuned VM runs as planned, else 0.", domains),
+        Gauge("homenode_huge_pages", "Huge pages reserved on a node.", reserved),
+        Gauge("homenode_huge_pages_free", "Huge pages of a node that nothing uses.", free),
+        Gauge(
+            "homenode_pcie_path_bytes_per_second",
+            "Rate of the slowest PCIe link between a device and its processor, as it is now.",
+            _rates(host)[:_MOST],
         ),
     )
+    return exposition(gauges)
+
+
+def _rates(host: Host) -> list[Sample]:
+    found: list[Sample] = []
+    for path in device_paths(host):
+        device = path.device
+        rates = [link.current.bytes_per_s for link in path.links if link.current is not None]
+        if rates and device.kind in _WATCHED:
+            found.append(({"device": str(device.bdf), "kind": str(device.kind)}, min(rates)))
+    return found

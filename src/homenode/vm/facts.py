@@ -12,6 +12,7 @@ from msgspec import Struct
 from homenode.cpuset import CpuSet
 from homenode.units import format_bytes
 from homenode.vm.model import GuestAddress, Vm, VmCell, vcpus_text
+from homenode.wording import first_few
 
 _SHOWN = 6
 """So many of a list are shown."""
@@ -101,9 +102,7 @@ def _devices(vm: Vm, get: Callable[[Any], Any]) -> Said:
 
 
 def _some(texts: Iterable[str]) -> str:
-    every = list(texts)
-    more = len(every) - _SHOWN
-    return (", ".join(every[:_SHOWN]) + (f" and {more} more" if more > 0 else "")) or "none"
+    return first_few(texts, _SHOWN) or "none"
 
 
 def _pins(vm: Vm) -> tuple[CpuSet | None, ...]:

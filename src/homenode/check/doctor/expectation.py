@@ -73,22 +73,12 @@ def certify(
 ) -> CertifiedHost:
     """What the host is like now. A GPU's link that is idle counts with the speed that it can."""
     summary = summarise(host)
-    links = _links(host)
     return CertifiedHost(
         host=host.name,
         counts={name: getattr(summary, name) for name in COUNTS if _states(host, name)},
         memory_bytes=summary.memory_bytes,
         distances=host.distances,
-        devices=tuple(
-            CertifiedDevice(
-                bdf=device.bdf,
-                kind=device.kind,
-                ids=_ids(device),
-                node=None if device.node is None else int(device.node),
-                link=None if device.bdf not in links else links[device.bdf].rate,
-            )
-            for device in _certified(host)
-        ),
+        devices=_certified(host),
         floors=dict(floors or {}),
         huge_pages={
             (int(node.index), pool.page_bytes): pool.total_pages
@@ -97,6 +87,21 @@ def certify(
             if pool.total_pages
         },
         accepted=accepted,
+    )
+
+
+def _certified(host: Host) -> tuple[CertifiedDevice, ...]:
+    links = _links(host)
+    return tuple(
+        CertifiedDevice(
+            bdf=device.bdf,
+            kind=device.kind,
+            ids=_ids(device),
+            node=None if device.node is None else int(device.node),
+            link=None if device.bdf not in links else links[device.bdf].rate,
+        )
+        for device in host.pci_devices
+        if device.kind in CERTIFIED_KINDS and device.physical_function is None
     )
 
 
@@ -140,33 +145,30 @@ def topology_drift(expected: CertifiedHost, host: Host) -> Iterator[tuple[str, F
             ),
         )
     for name, was, now in differing:
-        yield name, _topology(name.replace("_", " "), was, now, source)
+        subject = name.replace("_", " ")
+        yield name, finding("drift-topology", subject, was, now, source)
 
 
 def _differences(expected: CertifiedHost, host: Host) -> Iterator[tuple[str, str, str | None]]:
     """Name, what was certified, and what the host has; None = its source does not say."""
-    summary = summarise(host)
+    there = certify(host)
     for name, count in expected.counts.items():
-        found = getattr(summary, name) if _states(host, name) else None
+        found = there.counts.get(name)
         if found != count:
             yield name, str(count), None if found is None else str(found)
-    was, now = expected.memory_bytes, summary.memory_bytes
+    was, now = expected.memory_bytes, there.memory_bytes
     if was is not None and (now is None or abs(now - was) * _MEMORY_TOLERANCE > was):
         yield "memory", f"about {was} bytes", None if now is None else str(now)
-    if expected.distances is not None and host.distances != expected.distances:
-        found = _matrix(host.distances) if host.nodes else None
-        yield "distances", _matrix(expected.distances), found
+    if expected.distances is not None and there.distances != expected.distances:
+        matrix = _matrix(there.distances) if host.nodes else None
+        yield "distances", _matrix(expected.distances), matrix
 
 
 def huge_page_drift(expected: CertifiedHost, host: Host) -> Iterator[Finding]:
     """Nodes with fewer reserved huge pages than certified; free ones are not compared."""
     if host.nodes_assumed:  # said of the counts
         return
-    now = {
-        (int(node.index), pool.page_bytes): pool.total_pages
-        for node in host.nodes
-        for pool in node.page_pools
-    }
+    now = certify(host).huge_pages
     for (node, size), pages in expected.huge_pages.items():
         found = now.get((node, size), 0)
         if host.nodes and found < pages:
@@ -230,41 +232,39 @@ class DeviceDrift(Struct, frozen=True, kw_only=True):
 
 def device_drift(expected: CertifiedHost, host: Host) -> Iterator[DeviceDrift]:
     """Differences of GPUs, NICs, NVSwitches and NVMe drives, by address."""
-    source = f"expectation of {expected.host}"
-    now = {device.bdf: device for device in _certified(host)}
-    links = _links(host)
-    was = {device.bdf: device for device in expected.devices}
     if not host.pci_devices:  # said of the counts
         return
+    source = f"expectation of {expected.host}"
+    links = _links(host)
+    was = {device.bdf: device for device in expected.devices}
+    now = {device.bdf: device for device in _certified(host)}
+
+    def differs(
+        device: CertifiedDevice, change: DeviceChange, before: str, after: str
+    ) -> DeviceDrift:
+        found = finding("drift-device", f"{device.kind} {device.bdf}", before, after, source)
+        return DeviceDrift(bdf=device.bdf, change=change, finding=found)
+
     for bdf in sorted(was.keys() | now.keys()):
         old, new = was.get(bdf), now.get(bdf)
-        if old is None and new is not None:
-            yield DeviceDrift(
-                bdf=bdf,
-                change=DeviceChange.PRESENCE,
-                finding=_device(new.kind, bdf, "no such device", f"{new.kind} {_ids(new)}", source),
-            )
-        elif old is not None and new is None:
-            yield DeviceDrift(
-                bdf=bdf,
-                change=DeviceChange.PRESENCE,
-                finding=_device(old.kind, bdf, f"{old.kind} {old.ids}", "no such device", source),
-            )
-        elif old is not None and new is not None:
-            ids = _ids(new)
-            if old.kind is not new.kind or (old.ids and ids and old.ids != ids):
-                before, after = f"{old.kind} {old.ids}", f"{new.kind} {_ids(new)}"
-                changed = _device(old.kind, bdf, before, after, source)
-                yield DeviceDrift(bdf=bdf, change=DeviceChange.IDENTITY, finding=changed)
-                continue
-            node = None if new.node is None else int(new.node)
-            # Earlier versions certified the node that the firmware names.
-            is_same = old.node == node or old.node == new.firmware_node is not None
-            if not is_same and not host.nodes_assumed:
-                moved = _device(old.kind, bdf, f"node {old.node}", f"node {node}", source)
-                yield DeviceDrift(bdf=bdf, change=DeviceChange.NODE, finding=moved)
-            for finding in _link(old, links.get(bdf), source):
-                yield DeviceDrift(bdf=bdf, change=DeviceChange.LINK, finding=finding)
+        before, after = (
+            "no such device" if one is None else f"{one.kind} {one.ids}" for one in (old, new)
+        )
+        if old is None or new is None:
+            present = was.get(bdf) or now[bdf]
+            yield differs(present, DeviceChange.PRESENCE, before, after)
+            continue
+        if old.kind is not new.kind or (old.ids and new.ids and old.ids != new.ids):
+            yield differs(old, DeviceChange.IDENTITY, before, after)
+            continue
+        # Earlier versions certified the node that the firmware names.
+        device = host.device(bdf)
+        firmware = None if device is None else device.firmware_node
+        is_same = old.node == new.node or old.node == firmware is not None
+        if not is_same and not host.nodes_assumed:
+            yield differs(old, DeviceChange.NODE, f"node {old.node}", f"node {new.node}")
+        for found in _link(old, links.get(bdf), source):
+            yield DeviceDrift(bdf=bdf, change=DeviceChange.LINK, finding=found)
 
 
 def _link(old: CertifiedDevice, found: "_Slowest | None", source: str) -> Iterator[Finding]:
@@ -288,7 +288,7 @@ def _link(old: CertifiedDevice, found: "_Slowest | None", source: str) -> Iterat
             f"{old.kind} {old.bdf}",
             expected=old.link.with_rate(),
             observed=f"{found.rate.with_rate()}{idle}",
-            severity=Severity.CRITICAL if found.idle is None else Severity.INCONCLUSIVE,
+            severity=None if found.idle is None else Severity.INCONCLUSIVE,
             values={"share": f"{lost:.0f}"},
             source=source,
         )
@@ -325,28 +325,10 @@ def _links(host: Host) -> dict[Bdf, _Slowest]:
     return found
 
 
-def _certified(host: Host) -> list[PciDevice]:
-    return [
-        device
-        for device in host.pci_devices
-        if device.kind in CERTIFIED_KINDS and device.physical_function is None
-    ]
-
-
 def _ids(device: PciDevice) -> str | None:
     if device.vendor_id is None or device.device_id is None:
         return None
     return f"{device.vendor_id:04x}:{device.device_id:04x}"
-
-
-def _topology(subject: str, expected: str, observed: str, source: str) -> Finding:
-    return finding("drift-topology", subject, expected=expected, observed=observed, source=source)
-
-
-def _device(kind: DeviceKind, bdf: Bdf, expected: str, observed: str, source: str) -> Finding:
-    return finding(
-        "drift-device", f"{kind} {bdf}", expected=expected, observed=observed, source=source
-    )
 
 
 def _matrix(distances: tuple[tuple[int, ...], ...] | None) -> str:

@@ -17,6 +17,7 @@ from homenode.machine.link_path import Link, lane_sharers, links_above
 from homenode.machine.link_rate import SPEEDS, LinkRate, gigabytes
 from homenode.machine.pci import DeviceKind, PciDevice
 from homenode.machine.topology import Host
+from homenode.wording import first_few
 
 _IDLE_SPEED = 2.5
 _WITHOUT_LOAD = frozenset({None, "vfio-pci", "pci-stub", "nvgrace_gpu_vfio_pci"})
@@ -337,11 +338,9 @@ def unknown_link_findings(host: Host) -> Iterator[Finding]:
     ]
     if not blind:
         return
-    more = len(blind) - _MOST_NAMED
-    named = ", ".join(map(str, blind[:_MOST_NAMED])) + (f" and {more} more" if more > 0 else "")
     yield finding(
         "pcie-link-unknown",
-        f"GPU {named}",
+        f"GPU {first_few(map(str, blind), _MOST_NAMED)}",
         expected="speed and width of both ends of the link, maximum and current",
         observed=f"{host.name} does not give them",
         source="LnkCap and LnkSta of lspci -vvv, which it shows to root only",

@@ -52,7 +52,7 @@ def _of_function(device: PciDevice) -> Iterator[Finding]:
             str(device.bdf),
             expected="no uncorrected errors",
             observed=_stated(lost),
-            severity=Severity.INFO if harmless else Severity.WARNING,
+            severity=Severity.INFO if harmless else None,
             source=f"{folder}/aer_dev_nonfatal, aer_dev_fatal",
         )
     retries = sum(count for name, count in errors.correctable if name in _OF_THE_WIRE)
@@ -175,7 +175,7 @@ def _redirected(switch: Bdf, devices: list[PciDevice], ports: list[Bdf]) -> Find
         if passed
         else "transfers between them that stay below their switch",
         observed=f"ports {', '.join(map(str, ports))} redirect them to the root complex (ACS){ats}",
-        severity=Severity.INFO if passed else Severity.WARNING,
+        severity=Severity.INFO if passed else None,
         case="in a VM" if passed else None,
         values={"port": ports[0]},
         source=_SOURCE,

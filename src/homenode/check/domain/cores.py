@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from homenode.catalogue import finding
 from homenode.check.domain.pins import nodes_of
+from homenode.check.verify.guest.expectation import groups_of
 from homenode.cpuset import CpuSet
 from homenode.errors import ParseError
 from homenode.findings import Finding
@@ -25,6 +26,7 @@ from homenode.plan.shape.caches import (
 )
 from homenode.vm.domain.document import Document
 from homenode.vm.model import GuestCache, Vm
+from homenode.wording import first_few
 
 _MANY_SOCKETS = 2
 
@@ -39,7 +41,6 @@ def topology_findings(facts: Vm, document: Document, host: Host) -> Iterator[Fin
                 "<topology>",
                 expected="a topology",
                 observed=f"none: libvirt makes it {facts.vcpus} sockets of one core",
-                source=facts.source,
             )
         return
     sockets, dies, cores, threads = topology
@@ -52,15 +53,11 @@ def topology_findings(facts: Vm, document: Document, host: Host) -> Iterator[Fin
     yield from _cache(facts, host)
 
 
-def _groups(vcpus: int, size: int) -> list[CpuSet]:
-    return [CpuSet(range(first, first + size)) for first in range(0, vcpus, size)]
-
-
 def _sockets(facts: Vm, per_socket: int) -> Iterator[Finding]:
     for cell in facts.cells:
         cut = [
             number
-            for number, socket in enumerate(_groups(facts.vcpus, per_socket))
+            for number, socket in enumerate(groups_of(facts.vcpus, per_socket))
             if not socket.isdisjoint(cell.vcpus)
             and not socket <= cell.vcpus
             and not cell.vcpus <= socket
@@ -71,14 +68,13 @@ def _sockets(facts: Vm, per_socket: int) -> Iterator[Finding]:
                 f"cell {cell.id}",
                 expected=f"whole sockets of {per_socket} vCPUs",
                 observed=f"parts of socket {CpuSet(cut)}",
-                source=facts.source,
             )
 
 
 def _threads(facts: Vm, host: Host, threads: int) -> Iterator[Finding]:
     core_of = {pu: core.index for core in host.cores for pu in core.pus}
     lying: list[int] = []
-    for group in _groups(facts.vcpus, threads):
+    for group in groups_of(facts.vcpus, threads):
         pins = [facts.vcpu_pins[vcpu] for vcpu in group]
         if any(pin is None for pin in pins):
             continue
@@ -91,7 +87,6 @@ def _threads(facts: Vm, host: Host, threads: int) -> Iterator[Finding]:
             f"vCPUs {CpuSet(lying)}",
             expected=f"each {threads} vCPUs that the guest takes for siblings on one core",
             observed="on several cores",
-            source=facts.source,
         )
     elif not facts.is_pinned:
         yield finding(
@@ -100,7 +95,6 @@ def _threads(facts: Vm, host: Host, threads: int) -> Iterator[Finding]:
             expected="siblings that are siblings on the host",
             observed=f"threads={threads} and no pins",
             case="no pins",
-            source=facts.source,
         )
 
 
@@ -122,18 +116,16 @@ def _topoext(facts: Vm, document: Document, host: Host) -> Iterator[Finding]:
         "<cpu>",
         expected="<feature policy='require' name='topoext'/>: AMD gives siblings through it",
         observed="no such feature" if policy is None else f"policy {policy}",
-        source=facts.source,
     )
 
 
 def _cache(facts: Vm, host: Host) -> Iterator[Finding]:
     """vCPUs that the guest takes to share an L3, and that lie on several LLCs."""
-    guest = facts
     shared = shared_llcs(host, facts.vcpu_pins)
-    if guest.architecture != "x86_64" or not facts.is_pinned or shared is None:
+    if facts.architecture != "x86_64" or not facts.is_pinned or shared is None:
         return
-    cache, shape = stated_cache(guest), stated_topology(guest, guest.vcpus)
-    told = told_l3(cache, shape, guest_cpu(host, guest), llc_threads(host, shared))
+    cache, shape = stated_cache(facts), stated_topology(facts, facts.vcpus)
+    told = told_l3(cache, shape, guest_cpu(host, facts), llc_threads(host, shared))
     lying = [
         group for group in told or () if not any(group <= llc_vcpus for llc_vcpus in shared.groups)
     ]
@@ -145,7 +137,6 @@ def _cache(facts: Vm, host: Host) -> Iterator[Finding]:
         f"vCPUs {CpuSet.union(lying)}",
         expected="vCPUs that the guest sees behind one L3, behind one last-level cache of the host",
         observed="behind several",
-        source=facts.source,
     )
 
 
@@ -162,8 +153,7 @@ def thread_findings(facts: Vm, host: Host) -> Iterator[Finding]:
 def _switched_off(facts: Vm, host: Host) -> Iterator[Finding]:
     if host.settings.smt_control not in _SWITCHED_OFF:
         return
-    topology = facts.cpu_topology
-    threads = 1 if topology is None else topology[3]
+    threads = facts.threads_per_core
     offline = CpuSet(pu.index for pu in host.pus if not pu.online)
     asleep = facts.pinned_pus & offline
     if threads < 2 and not asleep:
@@ -202,7 +192,6 @@ def _emulator_on_siblings(facts: Vm, host: Host) -> Iterator[Finding]:
             "<emulatorpin>",
             expected="a core without vCPUs",
             observed=f"PUs {emulator}, siblings of vCPUs, while PUs {free} have none",
-            source=facts.source,
         )
 
 
@@ -335,12 +324,11 @@ def _of_the_host(facts: Vm, ours: CpuSet, host: Host) -> Iterator[Finding]:
 
 
 def _words(interrupts: list[tuple[PciDevice, PciInterrupt]]) -> str:
-    named = ", ".join(
+    texts = (
         f"IRQ {each.number} of {device.bdf} ({device.driver}) on PU {each.pus}"
-        for device, each in interrupts[:_MOST_NAMED]
+        for device, each in interrupts
     )
-    more = len(interrupts) - _MOST_NAMED
-    return named + (f" and {more} more" if more > 0 else "")
+    return first_few(texts, _MOST_NAMED)
 
 
 def _of_the_vm(facts: Vm, ours: CpuSet, host: Host) -> Iterator[Finding]:

@@ -40,16 +40,14 @@ from homenode.vm.model import EXPANDER, GuestHostdev, GuestPciController, Vm, ce
 def devices_alone(facts: Vm) -> Iterator[Finding]:
     """What devices say without a host: expander buses on a machine that has them, and ACPI, by
     which a guest learns of them."""
-    guest = facts
-    expanders = [c for c in guest.controllers if c.model == EXPANDER]
-    if expanders and not (guest.is_q35 or guest.is_virt):
+    expanders = [c for c in facts.controllers if c.model == EXPANDER]
+    if expanders and not (facts.is_q35 or facts.is_virt):
         yield finding(
             "expander-on-other-machine",
-            f"machine {guest.machine or 'none'}",
+            f"machine {facts.machine or 'none'}",
             expected="q35 or virt, the machines with PCIe expander buses",
-            observed=f"{guest.machine or 'the default'} with {len(expanders)} of them",
-            case=None if guest.architecture == "x86_64" else "other architecture",
-            source=facts.source,
+            observed=f"{facts.machine or 'the default'} with {len(expanders)} of them",
+            case=None if facts.architecture == "x86_64" else "other architecture",
         )
     yield from _acpi_missing(facts, expanders)
 
@@ -65,8 +63,13 @@ def _acpi_missing(facts: Vm, expanders: list[GuestPciController]) -> Iterator[Fi
             "<features>",
             expected=f"<acpi/>, by which the guest learns its {' and '.join(shown)}",
             observed="none",
-            source=facts.source,
         )
+
+
+def passed_devices(facts: Vm, host: Host) -> list[PciDevice]:
+    """The host's functions that the VM has, in the host's order."""
+    passed = {hostdev.bdf for hostdev in facts.hostdevs}
+    return [device for device in host.pci_devices if device.bdf in passed]
 
 
 def devices_on_host(facts: Vm, host: Host) -> Iterator[Finding]:
@@ -77,7 +80,6 @@ def devices_on_host(facts: Vm, host: Host) -> Iterator[Finding]:
             "host devices",
             expected="the host's PCI functions",
             observed="the host's source gives none",
-            source=facts.source,
         )
         return
     shows_some = bool(functions_of_parts(host))
@@ -88,25 +90,22 @@ def devices_on_host(facts: Vm, host: Host) -> Iterator[Finding]:
             expected=f"a mediated device of {host.name}",
             observed="none of that UUID" if shows_some else "the host's source gives none",
             case="mediated device",
-            source=facts.source,
         )
-    by_bdf = {device.bdf: device for device in host.pci_devices}
     passed = {hostdev.bdf for hostdev in facts.hostdevs}
     for hostdev in with_mediated(facts, host).hostdevs:
-        device = by_bdf.get(hostdev.bdf)
+        device = host.device(hostdev.bdf)
         if device is None or device.kind is DeviceKind.BRIDGE:
             yield finding(
                 "device-of-no-host",
                 str(hostdev.bdf),
                 expected=f"a device of {host.name}",
                 observed="none there" if device is None else "a bridge",
-                source=facts.source,
             )
             continue
         yield from _in_use(facts, host, hostdev.uuid or hostdev.bdf)
         if hostdev.uuid is None:
-            yield from _unmanaged(facts, host, hostdev, device)
-            yield from _group(facts, host, device, passed)
+            yield from _unmanaged(host, hostdev, device)
+            yield from _group(host, device, passed)
         yield from _place(facts, hostdev, device.node)
 
 
@@ -119,14 +118,11 @@ def _in_use(facts: Vm, host: Host, held: Bdf | str) -> Iterator[Finding]:
                 str(held),
                 expected="a device that no other VM has",
                 observed=f"{neighbour(domain)} has it",
-                severity=severity_of_neighbour(domain, Severity.CRITICAL),
-                source=facts.source,
+                severity=severity_of_neighbour(domain),
             )
 
 
-def _unmanaged(
-    facts: Vm, host: Host, hostdev: GuestHostdev, device: PciDevice
-) -> Iterator[Finding]:
+def _unmanaged(host: Host, hostdev: GuestHostdev, device: PciDevice) -> Iterator[Finding]:
     is_vgpu = any(part.profile for part in parts_at(host.device_at, device.bdf))
     if hostdev.managed or is_vgpu or "vfio" in (device.driver or ""):
         return
@@ -135,12 +131,11 @@ def _unmanaged(
         str(device.bdf),
         expected="driver vfio-pci, because without managed='yes' that is left to you",
         observed=f"driver {device.driver}" if device.driver else "no driver that is known",
-        severity=Severity.CRITICAL if device.driver else Severity.INCONCLUSIVE,
-        source=facts.source,
+        severity=None if device.driver else Severity.INCONCLUSIVE,
     )
 
 
-def _group(facts: Vm, host: Host, device: PciDevice, passed: set[Bdf]) -> Iterator[Finding]:
+def _group(host: Host, device: PciDevice, passed: set[Bdf]) -> Iterator[Finding]:
     """VFIO gives away a whole IOMMU group: nothing else in it may have a driver of the host."""
     if device.iommu_group is None:
         return
@@ -159,7 +154,6 @@ def _group(facts: Vm, host: Host, device: PciDevice, passed: set[Bdf]) -> Iterat
             str(device.bdf),
             expected=f"IOMMU group {device.iommu_group} with no host driver in it",
             observed=stated,
-            source=facts.source,
         )
 
 
@@ -169,34 +163,24 @@ def _place(facts: Vm, hostdev: GuestHostdev, node: NodeIndex | None) -> Iterator
     homes = [cell.id for cell in facts.cells if node in cell.nodes]
     if not homes:
         return  # the guest has no memory there: no cell is the device's
-    home = CpuSet(homes)
     cell = cell_of_hostdev(facts, hostdev)
+    wanted = (
+        f"the expander bus of cell {CpuSet(homes)}, whose memory is on the device's node {node}"
+    )
     if cell is None:
-        yield finding(
-            "device-without-cell",
-            str(hostdev.bdf),
-            expected=f"the expander bus of cell {home}, whose memory is on the device's node "
-            f"{node}",
-            observed=f"at {hostdev.address or 'no address'}, on the root bus",
-            source=facts.source,
-        )
+        there = f"at {hostdev.address or 'no address'}, on the root bus"
+        yield finding("device-without-cell", str(hostdev.bdf), wanted, there)
     elif cell not in homes:
-        yield finding(
-            "device-on-other-cell",
-            str(hostdev.bdf),
-            expected=f"the expander bus of cell {home}, whose memory is on the device's node "
-            f"{node}",
-            observed=f"at {hostdev.address}, on that of cell {cell}",
-            source=facts.source,
-        )
+        there = f"at {hostdev.address}, on that of cell {cell}"
+        yield finding("device-on-other-cell", str(hostdev.bdf), wanted, there)
 
 
 def passthrough_findings(facts: Vm, document: Document, host: Host) -> Iterator[Finding]:
     """No IOMMU, companions of the same IOMMU group, and what boards and Grace GPUs need."""
-    passed = {hostdev.bdf for hostdev in facts.hostdevs}
-    devices = [device for device in host.pci_devices if device.bdf in passed]
+    devices = passed_devices(facts, host)
     if not devices:
         return
+    passed = {hostdev.bdf for hostdev in facts.hostdevs}
     if host.settings.iommus == () and all(d.iommu_group is None for d in devices):
         yield finding(
             "iommu-off",
@@ -205,7 +189,7 @@ def passthrough_findings(facts: Vm, document: Document, host: Host) -> Iterator[
             observed="none in /sys/class/iommu, and no IOMMU groups",
             source="/sys/class/iommu; Documentation/driver-api/vfio.rst",
         )
-    yield from _companions(facts, host, devices, passed)
+    yield from _companions(host, devices, passed)
     yield from _nvswitches(facts, host, passed)
     yield from _initiators(facts, document, host, devices)
 
@@ -231,7 +215,6 @@ def _initiators(
             expected=f"{needed} cells without vCPUs and memory, as many as the host has nodes for "
             "these GPUs, in their <acpi nodeset=>",
             observed=str(given or "none"),
-            source=facts.source,
         )
 
 
@@ -251,13 +234,10 @@ def _nvswitches(facts: Vm, host: Host, passed: set[Bdf]) -> Iterator[Finding]:
                 ", ".join(map(str, missing)),
                 expected=f"passed to the VM with all {len(board.gpus)} GPUs that they join",
                 observed="the GPUs alone",
-                source=facts.source,
             )
 
 
-def _companions(
-    facts: Vm, host: Host, devices: list[PciDevice], passed: set[Bdf]
-) -> Iterator[Finding]:
+def _companions(host: Host, devices: list[PciDevice], passed: set[Bdf]) -> Iterator[Finding]:
     """Devices that no other VM and not the host can use while this VM runs."""
     groups = {device.iommu_group for device in devices} - {None}
     owned = [
@@ -276,7 +256,6 @@ def _companions(
             ", ".join(str(d.bdf) for d in owned[:16]),
             expected="IOMMU groups that hold the VM's devices only",
             observed="in one group with a device of the VM, and not passed",
-            source=facts.source,
         )
 
 
@@ -288,7 +267,6 @@ DMA_ENTRY_LIMIT = 65535
 """Default of vfio_iommu_type1.dma_entry_limit."""
 
 _OWN_BARS = 6
-_HOST_BITS_MODES = frozenset({"host-passthrough", "maximum"})
 _CONFIDENTIAL_PAGE_BYTES = 2 * MIB
 _LOW_WINDOW_BYTES = 4 * GIB
 
@@ -312,21 +290,20 @@ class Limits(Struct, frozen=True, kw_only=True):
 
 def limits(facts: Vm, devices: list[PciDevice]) -> Limits:
     """The needs of a domain with these devices."""
-    guest = facts
-    factor = len(devices) if guest.has_iommu and devices else 1
+    factor = len(devices) if facts.has_iommu and devices else 1
     bars = sum(
         bar.size_bytes
         for device in devices
         for bar in device.bars
         if bar.is_memory and bar.index < _OWN_BARS
     )
-    whole = guest.memory_bytes + guest.memory_device_bytes
+    whole = facts.memory_bytes + facts.memory_device_bytes
     mapped = whole + bars
     page = facts.page_bytes or 4 * KIB
     window = prefetchable_window_bytes(devices)
     regions = len(devices) * _OWN_BARS + 8
     entries = regions
-    if guest.launch_security is not None:
+    if facts.launch_security is not None:
         entries += -(-whole // _CONFIDENTIAL_PAGE_BYTES)
     return Limits(
         memlock_bytes=factor * (whole + GIB),
@@ -334,7 +311,7 @@ def limits(facts: Vm, devices: list[PciDevice]) -> Limits:
         iommu_pages=-(-mapped // page),
         dma_entries=entries,
         window_bytes=window,
-        address_bits=_address_bits(max(whole, guest.max_memory_bytes or 0), window),
+        address_bits=_address_bits(max(whole, facts.max_memory_bytes or 0), window),
     )
 
 
@@ -357,8 +334,7 @@ def describe_limits(needs: Limits, devices: int) -> str:
 
 def limit_findings(facts: Vm, document: Document, host: Host) -> Iterator[Finding]:
     """What will exceed a limit: DMA mappings, address bits, the window for BARs."""
-    passed = {hostdev.bdf for hostdev in facts.hostdevs}
-    devices = [device for device in host.pci_devices if device.bdf in passed]
+    devices = passed_devices(facts, host)
     if not devices:
         return
     needs = limits(facts, devices)
@@ -370,16 +346,14 @@ def limit_findings(facts: Vm, document: Document, host: Host) -> Iterator[Findin
             expected=f"at most {limit} mappings (vfio_iommu_type1.dma_entry_limit)",
             observed=f"about {needs.dma_entries}: private memory is mapped in pieces of 2 MiB",
             values={"entries": 1 << (needs.dma_entries - 1).bit_length()},
-            source=facts.source,
         )
     if facts.architecture == "x86_64" and needs.window_bytes > DEFAULT_WINDOW_BYTES:
         yield from _addresses(facts, needs)
 
 
 def _addresses(facts: Vm, needs: Limits) -> Iterator[Finding]:
-    guest = facts
-    bits = guest.physical_address_bits
-    shows_host = guest.domain_type == "kvm" and guest.cpu_mode in _HOST_BITS_MODES
+    bits = facts.physical_address_bits
+    shows_host = facts.domain_type == "kvm" and facts.cpu_mode in ("host-passthrough", "maximum")
     if bits is None and not shows_host:
         bits = DEFAULT_ADDRESS_BITS
     if bits is not None and bits < needs.address_bits:
@@ -390,19 +364,17 @@ def _addresses(facts: Vm, needs: Limits) -> Iterator[Finding]:
             f"{format_bytes(needs.window_bytes)} of BARs above the memory",
             observed=str(bits),
             values={"bits": needs.address_bits},
-            source=facts.source,
         )
     elif (
         not shows_host
-        and (guest.firmware or "bios").lower() != "bios"
-        and not guest.has_qemu_commandline
-        and max(DEFAULT_WINDOW_BYTES, guest.pcihole64_bytes or 0) < needs.window_bytes
+        and (facts.firmware or "bios").lower() != "bios"
+        and not facts.has_qemu_commandline
+        and max(DEFAULT_WINDOW_BYTES, facts.pcihole64_bytes or 0) < needs.window_bytes
     ):
         yield finding(
             "pci-window-small",
             "pcie-root",
             expected=f"a 64-bit window of {format_bytes(needs.window_bytes)} for the BARs",
-            observed=format_bytes(max(DEFAULT_WINDOW_BYTES, guest.pcihole64_bytes or 0)),
+            observed=format_bytes(max(DEFAULT_WINDOW_BYTES, facts.pcihole64_bytes or 0)),
             values={"kibibytes": needs.window_bytes // KIB},
-            source=facts.source,
         )

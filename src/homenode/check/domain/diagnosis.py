@@ -23,6 +23,7 @@ from homenode.check.domain.devices import (
     devices_on_host,
     limit_findings,
     limits,
+    passed_devices,
     passthrough_findings,
 )
 from homenode.check.domain.memory import memory_alone, memory_findings, memory_on_host
@@ -36,7 +37,7 @@ from homenode.check.domain.pins import (
 from homenode.check.domain.verification import broken_references
 from homenode.cpuset import CpuSet
 from homenode.errors import HomenodeError
-from homenode.findings import Finding, Severity
+from homenode.findings import Finding, Severity, sourced
 from homenode.machine.topology import Host
 from homenode.vm.domain.document import Document, Element
 from homenode.vm.domain.fields import host_address
@@ -60,9 +61,9 @@ def domain_findings(facts: Vm, document: Document, host: Host) -> list[Finding]:
     found += devices_on_host(facts, host)
     found += passthrough_findings(facts, document, host)
     return [
-        _weighed(finding, facts, host)
-        for finding in found
-        if finding.id != "emulator-on-vcpu" or not _fills(facts, host)
+        _weighed(one, facts, host)
+        for one in sourced(found, facts.source)
+        if one.id != "emulator-on-vcpu" or not _fills(facts, host)
     ]
 
 
@@ -99,8 +100,7 @@ def domain_checked(facts: Vm, host: Host) -> list[str]:
         else f"{facts.source}: references, devices and limits of {facts.name}; "
         f"{host.name} gives no PUs to hold its pins against"
     ]
-    passed = {hostdev.bdf for hostdev in facts.hostdevs}
-    devices = [device for device in host.pci_devices if device.bdf in passed]
+    devices = passed_devices(facts, host)
     if devices:
         lines.append(describe_limits(limits(facts, devices), len(devices)))
     if is_flat_by_evidence(facts, host):

@@ -36,13 +36,12 @@ class _Demand(Struct, frozen=True):
 
 def memory_alone(facts: Vm) -> Iterator[Finding]:
     """What memory says without a host: whether VFIO may lock it."""
-    guest = facts
-    if not guest.hostdevs or facts.hard_limit_bytes is None:
+    if not facts.hostdevs or facts.hard_limit_bytes is None:
         return
-    wanted = guest.memory_bytes + guest.memory_device_bytes + VFIO_EXTRA_BYTES
+    wanted = facts.memory_bytes + facts.memory_device_bytes + VFIO_EXTRA_BYTES
     each = ""
-    if guest.has_iommu and len(guest.hostdevs) > 1:
-        wanted *= len(guest.hostdevs)
+    if facts.has_iommu and len(facts.hostdevs) > 1:
+        wanted *= len(facts.hostdevs)
         each = ", once for each device behind a vIOMMU"
     if facts.hard_limit_bytes < wanted:
         yield finding(
@@ -51,7 +50,6 @@ def memory_alone(facts: Vm) -> Iterator[Finding]:
             expected=f"at least {format_bytes(wanted)}: VFIO locks all memory and QEMU needs "
             f"its own{each}",
             observed=format_bytes(facts.hard_limit_bytes),
-            source=facts.source,
         )
 
 
@@ -70,9 +68,9 @@ def memory_on_host(facts: Vm, host: Host) -> Iterator[Finding]:
     for size in sorted(sizes, key=lambda size: -1 if size is None else size):
         some = [d for d in demands if d.page_bytes == size and d.nodes <= CpuSet(known)]
         if size is None:
-            yield from _ordinary(some, known, facts, running)
+            yield from _ordinary(some, known, running)
         else:
-            yield from _huge(some, known, size, facts, running)
+            yield from _huge(some, known, size, running)
 
 
 def _runs(facts: Vm, host: Host) -> bool | None:
@@ -174,15 +172,16 @@ def _short_of(
     free: dict[int, int | None],
     total: dict[int, int | None],
     running: bool | None,
-) -> Iterator[tuple[CpuSet, int, int, Severity]]:
-    """(nodes, needed, room, severity). A running VM has its memory already: then only the nodes'
-    size can be too small. Where no one knows whether it runs, what is free decides nothing."""
+) -> Iterator[tuple[CpuSet, int, int, Severity | None]]:
+    """(nodes, needed, room, severity); None = the usual one. A running VM has its memory already:
+    then only the nodes' size can be too small. Where no one knows whether it runs, what is free
+    decides nothing."""
     for nodes, needed, space in _shortages(demands, total if running else free):
         doubtful = running is None and (nodes, needed) not in {
             (where, asked) for where, asked, _ in _shortages(demands, total)
         }
         hard = any(d.mode in ("strict", "restrictive") for d in demands if d.nodes <= nodes)
-        severity = Severity.CRITICAL if hard else Severity.WARNING
+        severity = None if hard else Severity.WARNING
         yield nodes, needed, space, Severity.INCONCLUSIVE if doubtful else severity
 
 
@@ -190,17 +189,14 @@ def _places(nodes: CpuSet, known: Iterable[int]) -> str:
     return "all nodes of the host" if nodes == CpuSet(known) and len(nodes) > 1 else f"node {nodes}"
 
 
-def _free_memory(space: str, severity: Severity) -> str:
+def _free_memory(space: str, severity: Severity | None) -> str:
     if severity is not Severity.INCONCLUSIVE:
         return space
     return f"{space}; a running domain with a redacted name may be this very VM"
 
 
 def _ordinary(
-    demands: list[_Demand],
-    known: dict[int, NumaNode],
-    facts: Vm,
-    running: bool | None,
+    demands: list[_Demand], known: dict[int, NumaNode], running: bool | None
 ) -> Iterator[Finding]:
     free: dict[int, int | None] = {}
     total: dict[int, int | None] = {}
@@ -216,18 +212,13 @@ def _ordinary(
             _places(nodes, known),
             expected=f"{format_bytes(needed)} free for the VM",
             observed=_free_memory(format_bytes(space), severity),
-            severity=Severity.CRITICAL if needed > most else severity,
+            severity=None if needed > most else severity,
             case="all nodes" if nodes == CpuSet(known) else None,
-            source=facts.source,
         )
 
 
 def _huge(
-    demands: list[_Demand],
-    known: dict[int, NumaNode],
-    page: int,
-    facts: Vm,
-    running: bool | None,
+    demands: list[_Demand], known: dict[int, NumaNode], page: int, running: bool | None
 ) -> Iterator[Finding]:
     sizes = sorted({pool.page_bytes for node in known.values() for pool in node.page_pools})
     if not sizes:
@@ -236,10 +227,9 @@ def _huge(
             "huge pages",
             expected="the host's pools of huge pages",
             observed="none in the capture or description of the host",
-            source=facts.source,
         )
         # Pools can be made of what there is, and of no more.
-        yield from _ordinary(demands, known, facts, True)
+        yield from _ordinary(demands, known, True)
         return
     if page not in sizes:
         yield finding(
@@ -247,7 +237,6 @@ def _huge(
             "<hugepages>",
             expected=f"a size that the host has: {', '.join(map(format_bytes, sizes))}",
             observed=format_bytes(page),
-            source=facts.source,
         )
         return
     for demand in demands:
@@ -257,7 +246,6 @@ def _huge(
                 demand.subject,
                 expected=f"whole pages of {format_bytes(page)}",
                 observed=f"{demand.memory_bytes} bytes",
-                source=facts.source,
             )
     free: dict[int, int | None] = dict.fromkeys(known, 0)
     total: dict[int, int | None] = dict.fromkeys(known, 0)
@@ -266,19 +254,14 @@ def _huge(
             if pool.page_bytes == page:
                 free[index], total[index] = page * pool.free_pages, page * pool.total_pages
     for nodes, needed, space, severity in _short_of(demands, free, total, running):
-        first = nodes.first()
+        missing = -(-(needed - space) // page)
         yield finding(
             "huge-pages-short",
             _places(nodes, known),
             expected=f"{-(-needed // page)} free pages of {format_bytes(page)}",
             observed=_free_memory(str(space // page), severity),
             severity=severity,
-            values={
-                "pages": -(-(needed - space) // page),
-                "node": first,
-                "kilobytes": page // 1024,
-            },
-            source=facts.source,
+            values={"pages": missing, "node": nodes.first(), "kilobytes": page // 1024},
         )
 
 
@@ -313,31 +296,26 @@ def _unbound_next_to_vcpus(facts: Vm, host: Host) -> Iterator[Finding]:
             f"cells {CpuSet(unbound)}",
             expected="memory bound to the node of the cell's vCPUs",
             observed="no <memnode> and no <memory>",
-            source=facts.source,
         )
     elif len(facts.cells) < 2 and facts.binding is None and len(vcpu_nodes) == 1:
-        as_planned = (
-            facts.record is not None and facts.record.layout.memory is MemoryBinding.AS_IT_WAS
-        )
+        record = facts.record
+        as_planned = record is not None and record.layout.memory is MemoryBinding.AS_IT_WAS
         yield finding(
             "memory-unbound",
             "<numatune>",
             expected=f"memory bound to node {vcpu_nodes}, where the vCPUs are",
             observed="no binding",
-            severity=Severity.INFO if as_planned else Severity.WARNING,
-            source=facts.source,
+            severity=Severity.INFO if as_planned else None,
         )
     elif len(facts.cells) < 2 and facts.binding is not None:
         away = facts.binding[1] - vcpu_nodes
         if vcpu_nodes and away:
+            is_all = facts.binding[1] == away
             yield finding(
                 "memory-elsewhere",
                 "<numatune>",
                 expected=f"memory on nodes {vcpu_nodes}, where the vCPUs are",
-                observed=f"nodes {away} as well"
-                if facts.binding[1] != away
-                else f"on nodes {away} only",
-                source=facts.source,
+                observed=f"on nodes {away} only" if is_all else f"nodes {away} as well",
             )
 
 
@@ -351,22 +329,24 @@ def _modes(facts: Vm) -> Iterator[Finding]:
             f"cells {CpuSet(cell.id for cell in soft)}",
             expected="mode strict, as <memory> says",
             observed=f"<memnode> with mode {', '.join(sorted({str(cell.mode) for cell in soft}))}",
-            source=facts.source,
         )
+
+
+def _bound_nodes(facts: Vm) -> CpuSet:
+    """Host nodes that memory of the whole VM or of a cell is bound to."""
+    whole = CpuSet() if facts.binding is None else facts.binding[1]
+    return CpuSet.union((whole, *(cell.nodes for cell in facts.cells)))
 
 
 def _gpu_nodes(facts: Vm, host: Host) -> Iterator[Finding]:
     gpu_nodes = CpuSet(n.index for n in host.nodes if n.memory_kind is MemoryKind.GPU)
-    bound = facts.binding[1] if facts.binding is not None else CpuSet()
-    for cell in facts.cells:
-        bound |= cell.nodes
+    bound = _bound_nodes(facts)
     if not bound.isdisjoint(gpu_nodes):
         yield finding(
             "memory-on-gpu",
             f"node {bound & gpu_nodes}",
             expected="nodes of the CPUs' own memory",
             observed="memory of a GPU",
-            source=facts.source,
         )
 
 
@@ -377,13 +357,8 @@ def _far_devices(facts: Vm, host: Host) -> Iterator[Finding]:
     """
     if not facts.is_pinned:
         return
-    here = nodes_of(facts.pinned_pus, host)
-    if facts.binding is not None:
-        here |= facts.binding[1]
-    for cell in facts.cells:
-        here |= cell.nodes
-    by_bdf = {device.bdf: device for device in host.pci_devices}
-    passed = [by_bdf.get(hostdev.bdf) for hostdev in facts.hostdevs]
+    here = nodes_of(facts.pinned_pus, host) | _bound_nodes(facts)
+    passed = (host.device(hostdev.bdf) for hostdev in facts.hostdevs)
     pulling = [
         device
         for device in passed
@@ -392,8 +367,7 @@ def _far_devices(facts: Vm, host: Host) -> Iterator[Finding]:
     homes = {node.package for node in host.nodes if node.index in {d.node for d in pulling}}
     # Cores that do not divide over the devices' packages have to leave some devices far, and so
     # has a package without memory.
-    topology = facts.cpu_topology
-    cores = facts.vcpus // (1 if topology is None else topology[3])
+    cores = facts.vcpus // facts.threads_per_core
     divides = not homes or cores % len(homes) == 0
     divides = divides and not any(node.memory_bytes == 0 for node in host.nodes if node.pus)
     near = _packages_whole(here, host)
@@ -404,10 +378,9 @@ def _far_devices(facts: Vm, host: Host) -> Iterator[Finding]:
                 str(device.bdf),
                 expected=f"vCPUs and memory on the device's node {device.node}",
                 observed=f"all of them on nodes {here}",
-                severity=Severity.WARNING if divides else Severity.INFO,
+                severity=None if divides else Severity.INFO,
                 case=None if divides else "uneven cores",
                 values={"packages": len(homes)},
-                source=facts.source,
             )
 
 

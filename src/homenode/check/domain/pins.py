@@ -20,11 +20,7 @@ def pins_alone(facts: Vm) -> Iterator[Finding]:
     floating = CpuSet(i for i, pin in enumerate(facts.vcpu_pins) if not pin)
     if floating and facts.is_pinned:
         yield finding(
-            "vcpu-not-pinned",
-            vcpus_text(floating),
-            expected="a pin for each vCPU",
-            observed="none",
-            source=facts.source,
+            "vcpu-not-pinned", vcpus_text(floating), expected="a pin for each vCPU", observed="none"
         )
     elif floating:
         yield finding(
@@ -33,7 +29,6 @@ def pins_alone(facts: Vm) -> Iterator[Finding]:
             expected="pins",
             observed="none: each vCPU may run on any PU",
             severity=Severity.INFO,
-            source=facts.source,
         )
     owners: dict[int, list[int]] = {}
     for vcpu, pin in enumerate(facts.vcpu_pins):
@@ -46,7 +41,6 @@ def pins_alone(facts: Vm) -> Iterator[Finding]:
                 vcpus_text(CpuSet(vcpus)),
                 expected="a PU for each",
                 observed=f"all on PU {pu}",
-                source=facts.source,
             )
     single = CpuSet(owners)
     if facts.emulator_pus and not facts.emulator_pus.isdisjoint(single) and facts.is_pinned:
@@ -55,7 +49,6 @@ def pins_alone(facts: Vm) -> Iterator[Finding]:
             "<emulatorpin>",
             expected="PUs without vCPUs",
             observed=f"PU {facts.emulator_pus & single}, where vCPUs run too",
-            source=facts.source,
         )
 
 
@@ -72,15 +65,10 @@ def _enough(facts: Vm, host: Host) -> Iterator[Finding]:
     """More vCPUs than PUs: KVM takes that, and the VM has no more than the host. Pins to PUs that
     are not there are named by themselves."""
     online = sum(pu.online for pu in host.pus)
-    started = facts.vcpus - len(facts.offline_vcpus)
+    started = facts.vcpus_online
     if 0 < online < started:
-        yield finding(
-            "vcpus-above-pus",
-            f"{started} vCPUs",
-            expected=f"at most the {online} PUs of {host.name}",
-            observed=str(started),
-            source=facts.source,
-        )
+        most = f"at most the {online} PUs of {host.name}"
+        yield finding("vcpus-above-pus", f"{started} vCPUs", most, str(started))
 
 
 def _threads(facts: Vm) -> Iterator[tuple[str, CpuSet]]:
@@ -104,7 +92,6 @@ def _existence(facts: Vm, host: Host) -> Iterator[Finding]:
                 who,
                 expected=f"PUs of {host.name}: {present}",
                 observed=f"PU {pin - present}, which is not there",
-                source=facts.source,
             )
         elif pin.isdisjoint(online):
             yield finding(
@@ -112,7 +99,6 @@ def _existence(facts: Vm, host: Host) -> Iterator[Finding]:
                 who,
                 expected="a PU that is online",
                 observed=f"PU {pin}, which is offline",
-                source=facts.source,
             )
         elif not pin <= online:
             yield finding(
@@ -123,7 +109,6 @@ def _existence(facts: Vm, host: Host) -> Iterator[Finding]:
                 severity=Severity.WARNING,
                 case="some of a pin",
                 values={"pu": (pin - online).first()},
-                source=facts.source,
             )
         elif pin.isdisjoint(allowed):
             yield finding(
@@ -131,15 +116,12 @@ def _existence(facts: Vm, host: Host) -> Iterator[Finding]:
                 who,
                 expected="a PU that the cgroup allows",
                 observed=f"PU {pin}, which it does not",
-                source=facts.source,
             )
 
 
 def _cores(facts: Vm, host: Host) -> Iterator[Finding]:
     """Two vCPUs on siblings of one core, although the guest takes them for two cores."""
-    topology = facts.cpu_topology
-    threads = 1 if topology is None else topology[3]
-    if threads > 1:
+    if facts.threads_per_core > 1:
         return
     for core in host.cores:
         on_it = [
@@ -153,16 +135,13 @@ def _cores(facts: Vm, host: Host) -> Iterator[Finding]:
                 expected="a core for each: the guest is shown no siblings",
                 observed=f"core {core.id.core} of package {core.id.package} (PUs {core.pus}) "
                 "has them all",
-                source=facts.source,
             )
 
 
 def _cells_at_home(facts: Vm, host: Host) -> Iterator[Finding]:
     present = CpuSet(pu.index for pu in host.pus)
-    pus_of_node = {int(node.index): node.pus for node in host.nodes}
     for cell in facts.cells:
-        homes = [pus_of_node[node] for node in host_nodes(cell.nodes, host)]
-        near = CpuSet.from_bits(sum({pus.bits for pus in homes}))
+        near = CpuSet.union(node.pus for node in host.nodes if node.index in cell.nodes)
         if not near:  # memory on nodes without PUs only
             continue
         far = [
@@ -180,17 +159,11 @@ def _cells_at_home(facts: Vm, host: Host) -> Iterator[Finding]:
                 f"cell {cell.id}, {vcpus_text(CpuSet(far))}",
                 expected=f"PUs of node {cell.nodes} ({near}), where the cell's memory is",
                 observed=f"PUs {pins}",
-                source=facts.source,
             )
 
 
-def host_nodes(nodes: CpuSet, host: Host) -> list[int]:
-    """Those of the nodes that the host has."""
-    return [node.index for node in host.nodes if node.index in nodes]
-
-
 def _others(facts: Vm, host: Host) -> Iterator[Finding]:
-    ours = CpuSet.union(facts.vcpu_pins)
+    ours = facts.pinned_pus
     for domain in host.domains:
         if not domain.running or domain.name == facts.name:
             continue
@@ -204,8 +177,7 @@ def _others(facts: Vm, host: Host) -> Iterator[Finding]:
                 f"PUs {pus}",
                 expected="cores without other VMs",
                 observed=f"vCPUs of {neighbour(domain)}",
-                severity=severity_of_neighbour(domain, Severity.WARNING),
-                source=facts.source,
+                severity=severity_of_neighbour(domain),
             )
 
 
@@ -221,9 +193,10 @@ def neighbour(domain: RunningDomain) -> str:
     return f"running domain {domain.name!r}{doubt}"
 
 
-def severity_of_neighbour(domain: RunningDomain, severity: Severity) -> Severity:
-    """The severity of a clash with it: nothing is sure of a domain whose name is redacted."""
-    return Severity.INCONCLUSIVE if domain.has_pseudonym else severity
+def severity_of_neighbour(domain: RunningDomain) -> Severity | None:
+    """The severity of a clash with it: nothing is sure of a domain whose name is redacted. None =
+    the usual one."""
+    return Severity.INCONCLUSIVE if domain.has_pseudonym else None
 
 
 _KIND_WORDS = {CoreKind.PERFORMANCE: "P", CoreKind.EFFICIENCY: "E"}
@@ -274,8 +247,7 @@ def _llcs(facts: Vm, host: Host) -> Iterator[Finding]:
         f"{len(used)} cores of vCPUs",
         expected=f"{plural(needed, 'last-level cache')} for them",
         observed=f"they lie in {touched}",
-        severity=Severity.WARNING if touched >= least else Severity.INFO,
-        source=facts.source,
+        severity=None if touched >= least else Severity.INFO,
     )
 
 
@@ -309,7 +281,6 @@ def _kinds(facts: Vm, host: Host) -> Iterator[Finding]:
         "vCPUs",
         expected="cores of one kind: the guest's scheduler takes all vCPUs for equal",
         observed=stated + cache,
-        source=facts.source,
     )
 
 
@@ -328,7 +299,6 @@ def _host_core(facts: Vm, host: Host) -> Iterator[Finding]:
         expected="a core without vCPUs, for the host and QEMU's own threads",
         observed=f"vCPUs on each of {plural(len(cores), 'core')}",
         case=None if can_pair else "siblings taken",
-        source=facts.source,
     )
 
 
@@ -352,23 +322,16 @@ def _flat_over_nodes(facts: Vm, host: Host) -> Iterator[Finding]:
     nodes = nodes_of(facts.pinned_pus, host)
     if len(nodes) < 2:
         return
-    most = max(len(core_pus) for core_pus in _cores_by_node(host)) if host.nodes else 0
-    fits = facts.vcpus <= most
+    most = max(
+        (sum(not c.pus.isdisjoint(node.pus) for c in host.cores) for node in host.nodes), default=0
+    )
     yield finding(
         "flat-over-nodes",
         f"{facts.vcpus} vCPUs",
         expected="vCPUs on one host node, or a guest that is shown the nodes",
         observed=f"a flat guest pinned over nodes {nodes}",
-        case="one node suffices" if fits else None,
-        source=facts.source,
+        case="one node suffices" if facts.vcpus <= most else None,
     )
-
-
-def _cores_by_node(host: Host) -> list[list[int]]:
-    return [
-        [core.index for core in host.cores if not core.pus.isdisjoint(node.pus)]
-        for node in host.nodes
-    ]
 
 
 def _helpers(facts: Vm) -> Iterator[Finding]:
@@ -381,7 +344,6 @@ def _helpers(facts: Vm) -> Iterator[Finding]:
                 f"IOThread {number}",
                 expected="PUs without vCPUs",
                 observed=f"only PUs {pin}, where vCPUs run",
-                source=facts.source,
             )
     single = all(pin is None or len(pin) <= 2 for pin in facts.vcpu_pins)
     if facts.emulator_pus is None and single:
@@ -390,7 +352,6 @@ def _helpers(facts: Vm) -> Iterator[Finding]:
             "<emulatorpin>",
             expected="a pin, as the vCPUs have",
             observed="none: QEMU's own threads run anywhere, on the vCPUs' PUs too",
-            source=facts.source,
         )
 
 
@@ -410,7 +371,6 @@ def _isolation(facts: Vm, host: Host) -> Iterator[Finding]:
             f"vCPUs {CpuSet(floating)}",
             expected="one PU for each vCPU where PUs are isolated",
             observed=f"sets of isolated PUs ({isolated}), over which the kernel balances nothing",
-            source=facts.source,
         )
     emulator = facts.emulator_pus
     if emulator is not None and len(emulator & isolated) > 1:
@@ -419,7 +379,6 @@ def _isolation(facts: Vm, host: Host) -> Iterator[Finding]:
             "<emulatorpin>",
             expected="PUs that are not isolated",
             observed=f"isolated PUs {emulator & isolated}",
-            source=facts.source,
         )
     pus = facts.pinned_pus
     if pus and pus.isdisjoint(isolated) and len(isolated) >= ceil(len(pus) / 2):
@@ -428,5 +387,4 @@ def _isolation(facts: Vm, host: Host) -> Iterator[Finding]:
             "vCPUs",
             expected=f"isolated PUs {isolated}",
             observed=f"pins on other PUs: {pus}",
-            source=facts.source,
         )

@@ -8,7 +8,7 @@ from homenode.check.domain.devices import devices_alone, devices_on_host
 from homenode.check.domain.memory import memory_alone, memory_on_host
 from homenode.check.domain.pins import pins_alone, pins_on_host
 from homenode.errors import InputError
-from homenode.findings import Finding, Findings, Severity, in_order, merged
+from homenode.findings import Finding, Findings, Severity, in_order, merged, sourced
 from homenode.machine.topology import Host
 from homenode.vm.domain.codec import ROWS, SINCE, UNSAID, older_than
 from homenode.vm.domain.controllers import edit_aperture, edit_controllers
@@ -24,6 +24,7 @@ from homenode.vm.facts import diff
 from homenode.vm.fingerprint import host_fingerprint, is_made_for
 from homenode.vm.model import Vm
 from homenode.vm.plan_model import Plan
+from homenode.wording import first_few
 
 _NOT_CHECKED = "the host's KVM and VFIO, and the files of disks, networks, emulator and firmware"
 """What else a start needs, and no capture of a host has."""
@@ -45,7 +46,7 @@ def verify_document(
     """
     facts = vm_of(document)
     found = [
-        *schema_findings(schema_errors, parsed, document.source),
+        *schema_findings(schema_errors, parsed),
         *broken_references(document),
         *pins_alone(facts),
         *memory_alone(facts),
@@ -67,48 +68,39 @@ def verify_document(
         checked.append(f"plan of layout {plan.layout.name}: every element that it sets")
         if plan.layout.cells == "mirrored" and plan.layout.pcie == "as-it-was":
             found = [one for one in found if one.id != "device-without-cell"]
-            found += _left_on_root(facts, plan)
+            found += _left_on_root(plan)
     left = () if host is None else (_NOT_CHECKED,)
-    return Findings(checked=tuple(checked), findings=in_order(merged(found)), not_checked=left)
+    answer = in_order(merged(sourced(found, document.source)))
+    return Findings(checked=tuple(checked), findings=answer, not_checked=left)
 
 
-def _record(facts: Vm, host: Host) -> list[Finding]:
+def _record(facts: Vm, host: Host) -> Iterator[Finding]:
     """Whether homenode has tuned the document for this host."""
-    record = facts.record
-    if record is None or record.host is None:
-        return []
-    is_ours = is_made_for(host, record.host)
-    if is_ours:
-        return []
+    planned_for = None if facts.record is None else facts.record.host
+    is_ours = planned_for is None or is_made_for(host, planned_for)
+    if planned_for is None or is_ours:
+        return
     unread = "" if is_ours is False else "; not all of this host's nodes and devices could be read"
-    return [
-        finding(
-            "tuned-for-other-host",
-            facts.name,
-            expected=f"a document tuned for host {host.name} "
-            f"(topology {host_fingerprint(host)[:12]})",
-            observed=f"one tuned for another (topology {record.host[:12]}){unread}",
-            severity=Severity.INCONCLUSIVE if unread else Severity.WARNING,
-            source=facts.source,
-        )
-    ]
+    yield finding(
+        "tuned-for-other-host",
+        facts.name,
+        expected=f"a document tuned for host {host.name} (topology {host_fingerprint(host)[:12]})",
+        observed=f"one tuned for another (topology {planned_for[:12]}){unread}",
+        severity=Severity.INCONCLUSIVE if unread else None,
+    )
 
 
-def _left_on_root(facts: Vm, plan: Plan) -> list[Finding]:
+def _left_on_root(plan: Plan) -> Iterator[Finding]:
     """The layout leaves devices on the root bus: that is as planned, and worth knowing."""
     placed = [str(device.bdf) for device in plan.devices if device.cell is None]
-    if not placed:
-        return []
-    return [
-        finding(
+    if placed:
+        yield finding(
             "devices-without-node",
             ", ".join(placed[:8]),
             expected=f"no NUMA node in the guest, as layout {plan.layout.name} has it",
             observed="no NUMA node",
             severity=Severity.INFO,
-            source=facts.source,
         )
-    ]
 
 
 def broken_references(document: Document) -> Iterator[Finding]:
@@ -122,52 +114,40 @@ def broken_references(document: Document) -> Iterator[Finding]:
             expected=broken.expected,
             observed=broken.observed,
             severity=Severity.WARNING if is_lone else None,
-            source=document.source,
         )
 
 
-def schema_findings(
-    errors: Sequence[SchemaError], parsed: Parsed | None, source: str
-) -> Iterator[Finding]:
+def schema_findings(errors: Sequence[SchemaError], parsed: Parsed | None) -> Iterator[Finding]:
     """A finding for each departure from libvirt's own schema, the first few of them; one for all
     where libvirt's parser, which is less strict, takes the document whole; one for what the parser
     refuses though the schema has nothing against it, as two disks of one name.
 
     parsed: what the parser made of it, None where it was not asked.
     """
+
+    def departs(
+        subject: str, observed: str, case: str | None, severity: Severity | None = None
+    ) -> Finding:
+        allowed = "what libvirt's domain.rng allows"
+        return finding("schema", subject, allowed, observed, case=case, severity=severity)
+
+    whole = "the document"
     if not errors:
         if parsed is not None and parsed.refusal is not None:
-            yield _schema("the document", parsed.refusal, "refused", source)
+            yield departs(whole, parsed.refusal, "refused")
     elif parsed is None:
         for error in errors[:8]:
-            yield _schema(f"line {error.line}", error.message, None, source)
+            yield departs(f"line {error.line}", error.message, None)
     elif parsed.refusal is not None:
-        yield _schema("the document", parsed.refusal, "libvirt refuses the definition", source)
+        yield departs(whole, parsed.refusal, "libvirt refuses the definition")
     elif parsed.dropped:
         for path in parsed.dropped[:8]:
             parent, _, name = path.rpartition("/")
             where = f"<{parent}> with {name[1:]}=" if name[0] == "@" else f"<{name}> in <{parent}>"
-            yield _schema(where, "one that libvirt does not know there", "dropped", source)
+            yield departs(where, "one that libvirt does not know there", "dropped")
     else:
         message = "; ".join(dict.fromkeys(error.message for error in errors[:3]))
-        yield finding(
-            "schema",
-            "the document",
-            expected=_ALLOWED,
-            observed=message,
-            severity=Severity.INFO,
-            case="taken",
-            source=source,
-        )
-
-
-_ALLOWED = "what libvirt's domain.rng allows"
-
-
-def _schema(subject: str, observed: str, case: str | None, source: str) -> Finding:
-    return finding(
-        "schema", subject, expected=_ALLOWED, observed=observed, case=case, source=source
-    )
+        yield departs(whole, message, "taken", Severity.INFO)
 
 
 _ALSO_RUN = {"x86_64": ("i686",), "aarch64": ("armv7l", "armv6l"), "ppc64le": ("ppc64",)}
@@ -186,7 +166,6 @@ def versions_on_host(document: Document, guest: Vm, host: Host) -> Iterator[Find
             expected=f"{host.architecture}, the host's",
             observed=guest.architecture,
             values={"architecture": host.architecture},
-            source=document.source,
         )
     settings = host.settings
     for row in SINCE:
@@ -199,7 +178,6 @@ def versions_on_host(document: Document, guest: Vm, host: Host) -> Iterator[Find
                 expected=f"{program} {want} or newer",
                 observed=f"{program} {have}",
                 values={"program": program, "element": row.element},
-                source=document.source,
             )
 
 
@@ -224,9 +202,7 @@ def as_planned(
     named = set(also)
     for one in diff(plan.vm, vm, plan.unsaid | UNSAID.keys()):
         named.update(one.fact.fields)
-        yield finding(
-            f"plan-{one.fact.id}", one.subject, one.expected, one.observed, document.source
-        )
+        yield finding(f"plan-{one.fact.id}", one.subject, one.expected, one.observed)
     reported = {path for path, field in _FIELD_OF_PATH.items() if field in named}
     known = {path.rpartition("/")[2] for path in reported}
     for step in STEPS:
@@ -244,7 +220,6 @@ def as_planned(
             ", ".join(f"<{tag}>" for tag in sorted(tags)),
             _some([text for *_, text in wanted]),
             _some([text for *_, text in there]),
-            document.source,
             case=_CASES.get(step),
         )
     yield from _settings(document, plan, known)
@@ -279,7 +254,7 @@ def _settings(document: Document, plan: Plan, known: set[str]) -> Iterator[Findi
     if gone or new:
         names = dict.fromkeys(one.partition(" ")[0] for one in (*gone, *new))
         subject = ", ".join(f"<{name}>" for name in names)
-        yield finding("plan-setting", subject, _some(gone), _some(new), document.source)
+        yield finding("plan-setting", subject, _some(gone), _some(new))
 
 
 def _difference(
@@ -311,5 +286,4 @@ def _parts(element: Element, above: str) -> Iterator[_Part]:
 
 
 def _some(texts: list[str]) -> str:
-    more = len(texts) - _SHOWN
-    return (", ".join(texts[:_SHOWN]) + (f" and {more} more" if more > 0 else "")) or "none"
+    return first_few(texts, _SHOWN) or "none"

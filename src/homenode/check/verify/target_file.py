@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Collection, Iterator
 
-from msgspec import structs
 from msgspec.structs import replace
 
 from homenode.catalogue import entry_of, finding
@@ -14,7 +13,7 @@ from homenode.machine.topology import Host
 from homenode.plan.vm_file import VmFile, on_host
 from homenode.vm.facts import diff
 from homenode.vm.layout import GuestCells
-from homenode.vm.model import GuestHostdev, Vm
+from homenode.vm.model import Vm
 from homenode.vm.plan_model import KEPT, Plan
 from homenode.vm.plan_options import MemoryMode
 from homenode.vm.targets.registry import target_named
@@ -177,13 +176,8 @@ def _hook(
     if not plan.vcpu_pins:
         return
     if hook is None:
-        yield finding(
-            "target-hook-missing",
-            "hook script",
-            "the pins of single vCPUs",
-            "no hook script",
-            source,
-        )
+        what = "hook script"
+        yield finding("target-hook-missing", what, "the pins of single vCPUs", f"no {what}", source)
         return
     vcpus, emulator, _ = pins_in(hook.decode("utf-8", "replace"))
     if vcpus != plan.vcpu_pins:
@@ -195,21 +189,11 @@ def _hook(
         yield from _missing_lines(hook, planned, f"{source}: hook script")
 
 
-_SEEN = frozenset(
-    (
-        Feature.TOPOLOGY,
-        Feature.THREADS,
-        Feature.DIES,
-        Feature.CACHE,
-        Feature.CELLS,
-        Feature.UNEQUAL_CELLS,
-        Feature.DISTANCES,
-        Feature.DEVICES,
-        Feature.DEVICE_CELLS,
-        Feature.DEVICE_TREE,
-        Feature.INITIATORS,
-    )
-)
+_SEEN = frozenset(Feature) & {
+    *(Feature.TOPOLOGY, Feature.THREADS, Feature.DIES, Feature.CACHE, Feature.CELLS),
+    *(Feature.UNEQUAL_CELLS, Feature.DISTANCES, Feature.INITIATORS),
+    *(Feature.DEVICES, Feature.DEVICE_CELLS, Feature.DEVICE_TREE),
+}
 """What of a plan a guest sees. Pins, host nodes and huge pages it does not."""
 
 
@@ -226,27 +210,27 @@ def expectation_for_target(plan: Plan, target: str, host: Host | None = None) ->
         vm = module.as_started(vm, host)
     if lost & {Feature.TOPOLOGY, Feature.THREADS}:
         vm = replace(vm, cpu_topology=None)
-    if Feature.CACHE in lost:
-        vm = replace(vm, cpu_cache=None)
+    for feature, nothing in _WITHOUT.items():
+        vm = replace(vm, **nothing) if feature in lost else vm
     if Feature.DISTANCES in lost:
-        cells = tuple(replace(cell, distances=()) for cell in vm.cells)
-        vm = replace(vm, cells=cells)
-    if Feature.CELLS in lost:
-        vm = replace(vm, cells=())
-    if Feature.DEVICES in lost:
-        vm = replace(vm, hostdevs=())
+        vm = replace(vm, cells=tuple(replace(cell, distances=()) for cell in vm.cells))
     # Who can build no tree of switches plugs devices in wherever it likes.
     chooses = module.support[Feature.DEVICE_TREE].level is Level.LOST
-
-    def placed(one: GuestHostdev) -> GuestHostdev:
-        return replace(one, address=None) if chooses else one
-
-    vm = replace(vm, hostdevs=tuple(map(placed, vm.hostdevs)))
-    return structs.replace(
+    if chooses:
+        vm = replace(vm, hostdevs=tuple(replace(one, address=None) for one in vm.hostdevs))
+    return replace(
         expectation_of(vm, host=host),
         addresses_by=module.title if chooses else None,
         has_device_cells=Feature.DEVICE_CELLS not in lost,
     )
+
+
+_WITHOUT: dict[Feature, dict[str, object]] = {
+    Feature.CACHE: {"cpu_cache": None},
+    Feature.CELLS: {"cells": ()},
+    Feature.DEVICES: {"hostdevs": ()},
+}
+"""What a guest is not shown by a target that lacks a feature."""
 
 
 def lost_in_guest(plan: Plan, target: str, expected: Expectation, source: str) -> Iterator[Finding]:
@@ -259,10 +243,8 @@ def lost_in_guest(plan: Plan, target: str, expected: Expectation, source: str) -
 def _refuse_plan_of_others(plan: Plan, target: Target, name: str, lost: frozenset[Feature]) -> None:
     title = target.title
     if Feature.VGPUS in lost:
-        names = ", ".join(
-            device.uuid or str(device.bdf) for device in plan.devices if is_vgpu(device)
-        )
-        what = f"the vGPU {names}"
+        vgpus = filter(is_vgpu, plan.devices)
+        what = f"the vGPU {', '.join(one.uuid or str(one.bdf) for one in vgpus)}"
     elif plan.vm.memory_device_bytes:
         what = "memory devices"
     else:

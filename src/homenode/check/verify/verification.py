@@ -3,11 +3,16 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from homenode.catalogue import finding
 from homenode.check.domain.verification import verify_document
-from homenode.check.verify.boot.stand_in_boot import BootOptions, boot_command, boot_stand_in
+from homenode.check.verify.boot.stand_in_boot import (
+    Booted,
+    BootOptions,
+    boot_command,
+    boot_stand_in,
+)
 from homenode.check.verify.guest.checks import FirmwareNodes, firmware_nodes
 from homenode.check.verify.guest.expectation import Expectation, expectation_of
 from homenode.check.verify.guest.view import (
@@ -24,6 +29,7 @@ from homenode.input_files import read_file, read_input
 from homenode.machine.topology import Host
 from homenode.plan.stored import read_plan, read_plan_for
 from homenode.plan.vm_file import kind_of, target_of
+from homenode.vm.domain.document import Document
 from homenode.vm.domain.read import open_domain, vm_of
 from homenode.vm.domain.schema import parsed_by_libvirt, validate
 from homenode.vm.fingerprint import host_fingerprint
@@ -33,6 +39,8 @@ from homenode.vm.sources import files_of, load_host
 from homenode.vm.targets.registry import TARGETS, target_named
 
 _SSH = "ssh:"
+_BOOTING = "booting a test guest; seconds to minutes"
+_MOST_HOOK_BYTES = 16 << 20
 Notify = Callable[[str], None]
 
 
@@ -71,80 +79,120 @@ def verify(wanted: VerifyRequest, notify: Notify) -> Verified:
     kin where this machine cannot boot guests or the guest cannot be reached.
     """
     _refuse_nonsense(wanted)
-    document = None
+    content, document = None, None
     if wanted.document is not None:
         content = read_input(wanted.document, "a file that can be read")
-        if target_of(content) is not None:
-            return _of_target(content, wanted.document, wanted, notify)
-        document = open_domain(content, str(wanted.document))
+        if target_of(content) is None:
+            document = open_domain(content, str(wanted.document))
+        elif wanted.guest is not None:
+            raise UsageError(
+                f"{wanted.document}: expected a domain document with --guest, found a file of "
+                "another kind",
+                hint="homenode verify --plan P.json --guest SOURCE --target NAME",
+            )
     facts = None if document is None else vm_of(document)
-    plan = (
-        None
-        if wanted.plan is None
-        else read_plan(read_input(wanted.plan, "a saved plan"), str(wanted.plan))
-    )
+    plan = None
+    if wanted.plan is not None:
+        plan = read_plan(read_input(wanted.plan, "a saved plan"), str(wanted.plan))
     host, skipped = _host(wanted, plan, facts)
-    found: list[Finding] = [*skipped]
-    checked: list[str] = []
-    left: list[str] = []
-    views: list[GuestView] = []
-    guests: list[Host] = []
+    answer = _Answer(wanted=wanted, notify=notify, plan=plan, host=host, found=[*skipped])
     if document is not None:
-        errors, gap = validate(document.to_bytes())
-        answer = verify_document(
-            document,
-            plan=plan,
-            host=host,
-            schema_errors=errors,
-            parsed=parsed_by_libvirt(document),
-        )
-        found += answer.findings
-        checked += answer.checked
-        left += [*([str(gap)] if gap else []), *answer.not_checked]
-    if document is not None and facts is not None and wanted.boot is not None:
-        notify("booting a test guest; seconds to minutes")
-        booted = boot_stand_in(document, facts, wanted.boot, host)
-        found += booted.findings
-        checked.append(f"test guest, {booted.how}: {booted.seconds:.1f} s")
-        found += not_in_stand_in(booted.stand_in, document.source)
-        if booted.guest is not None:
-            expected = _expected(plan, facts, host)
-            guests.append(as_passed_through(booted.guest, expected, booted.stand_in, host))
-            views.append(view_of_stand_in(expected, booted.stand_in, booted.guest))
+        answer.add_document(document)
+    elif content is not None:
+        answer.add_target_file(content, str(wanted.document))
     if wanted.guest is not None:
-        guest, firmware = _guest_of(wanted.guest)
-        guests.append(guest)
-        if plan is not None and wanted.target is not None:
-            expected = expectation_for_target(plan, wanted.target, host)
-            found += lost_in_guest(plan, wanted.target, expected, guest.name)
-            checked.append(f"guest {guest.name} of {wanted.target}: its own view")
+        answer.add_guest(wanted.guest, facts)
+    found = [*answer.found, *(finding for view in answer.views for finding in view.findings)]
+    findings = Findings(
+        checked=tuple(answer.checked),
+        findings=in_order(merged(found) if document is not None or content is None else found),
+        not_checked=tuple(answer.left),
+    )
+    return Verified(findings, tuple(answer.views), tuple(answer.guests), host, plan)
+
+
+class _Answer(Struct, kw_only=True):
+    """What comes together of an answer. left: what was not checked."""
+
+    wanted: VerifyRequest
+    notify: Notify
+    plan: Plan | None
+    host: Host | None
+    found: list[Finding]
+    checked: list[str] = field(default_factory=list)
+    left: list[str] = field(default_factory=list)
+    views: list[GuestView] = field(default_factory=list)
+    guests: list[Host] = field(default_factory=list)
+
+    def add_document(self, document: Document) -> None:
+        errors, gap = validate(document.to_bytes())
+        parsed = parsed_by_libvirt(document)
+        self.left += [] if gap is None else [str(gap)]
+        self._add(
+            verify_document(
+                document, plan=self.plan, host=self.host, schema_errors=errors, parsed=parsed
+            )
+        )
+        if self.wanted.boot is not None:
+            self.notify(_BOOTING)
+            facts = vm_of(document)
+            booted = boot_stand_in(document, facts, self.wanted.boot, self.host)
+            self._add_boot(booted, _expected(self.plan, facts, self.host), document.source)
+
+    def add_target_file(self, content: bytes, source: str) -> None:
+        """A file of another hypervisor than libvirt. Raises UsageError without a plan, InputError
+        for a target that no test guest boots for."""
+        target, plan = kind_of(content, source), self.plan
+        if plan is None:
+            raise UsageError(
+                f"{source}: expected the plan to compare it with, found none",
+                hint="homenode plan --target ... --save-plan P.json, then verify FILE --plan "
+                "P.json",
+            )
+        module, script = target_named(target), None
+        hook = None if module.hook_suffix is None else Path(source + module.hook_suffix)
+        if hook is not None and hook.is_file():
+            script = read_file(hook, "the hook that was written with it", most=_MOST_HOOK_BYTES)
+        self._add(verify_target(content, source, target, plan, host=self.host, hook=script))
+        if self.wanted.boot is None:
+            return
+        if module.words_of is None:
+            can = (name for name in TARGETS if target_named(name).words_of is not None)
+            raise InputError(
+                f"{source}: expected a file for {' or '.join(can)} to boot, found one for "
+                f"{module.title}",
+                hint="verify it without --boot",
+            )
+        words = tuple(module.words_of(content, source))
+        self.notify(_BOOTING)
+        booted = boot_command(words, source, self.wanted.boot)
+        self._add_boot(booted, expectation_of(plan.vm, host=self.host), source)
+
+    def add_guest(self, source: str, facts: Vm | None) -> None:
+        plan, host, target = self.plan, self.host, self.wanted.target
+        guest, firmware = _guest_of(source)
+        if plan is not None and target is not None:
+            expected = expectation_for_target(plan, target, host)
+            self.found += lost_in_guest(plan, target, expected, guest.name)
+            self.checked.append(f"guest {guest.name} of {target}: its own view")
         else:
             expected = _expected(plan, facts, host)
-            checked.append(f"guest {guest.name}: its own view")
-        views.append(view_of_guest(expected, guest, host, firmware))
-    found += [finding for view in views for finding in view.findings]
-    answers = Findings(
-        checked=tuple(checked), findings=in_order(merged(found)), not_checked=tuple(left)
-    )
-    return Verified(answers, tuple(views), tuple(guests), host, plan)
+            self.checked.append(f"guest {guest.name}: its own view")
+        self.guests.append(guest)
+        self.views.append(view_of_guest(expected, guest, host, firmware))
 
+    def _add(self, found: Findings) -> None:
+        self.found += found.findings
+        self.checked += found.checked
+        self.left += found.not_checked
 
-def _of_target(content: bytes, path: Path, wanted: VerifyRequest, notify: Notify) -> Verified:
-    """A file of another hypervisor than libvirt."""
-    if wanted.guest is not None:
-        raise UsageError(
-            f"{path}: expected a domain document with --guest, found a file of another kind",
-            hint="homenode verify --plan P.json --guest SOURCE --target NAME",
-        )
-    plan = (
-        None
-        if wanted.plan is None
-        else read_plan(read_input(wanted.plan, "a saved plan"), str(wanted.plan))
-    )
-    host, skipped = _host(wanted, plan, None)
-    found, views, guests = verify_target_file(content, path, plan, host, wanted.boot, notify)
-    answers = Findings(checked=found.checked, findings=in_order([*skipped, *found.findings]))
-    return Verified(answers, views, guests, host, plan)
+    def _add_boot(self, booted: Booted, expected: Expectation, source: str) -> None:
+        self.found += [*booted.findings, *not_in_stand_in(booted.stand_in, source)]
+        self.checked.append(f"test guest, {booted.how}: {booted.seconds:.1f} s")
+        if booted.guest is not None:
+            shown = as_passed_through(booted.guest, expected, booted.stand_in, self.host)
+            self.guests.append(shown)
+            self.views.append(view_of_stand_in(expected, booted.stand_in, booted.guest))
 
 
 def load_guest(source: str) -> Host:
@@ -226,54 +274,3 @@ def _expected(plan: Plan | None, facts: Vm | None, host: Host | None) -> Expecta
     vm = facts if plan is None else vm_as_it_runs(plan, facts)
     assert vm is not None, "_refuse_nonsense asks for one of the two"
     return expectation_of(vm, host=host, document=facts)
-
-
-_MOST_HOOK_BYTES = 16 << 20
-
-
-def verify_target_file(
-    content: bytes,
-    path: Path,
-    plan: Plan | None,
-    host: Host | None,
-    boot: BootOptions | None,
-    notify: Callable[[str], None],
-) -> tuple[Findings, tuple[GuestView, ...], tuple[Host, ...]]:
-    """What of a target's file is not as planned, and what its test guest reports.
-
-    Raises UsageError without a plan, InputError for a target that no test guest boots for.
-    """
-    source = str(path)
-    target = kind_of(content, source)
-    if plan is None:
-        raise UsageError(
-            f"{source}: expected the plan to compare it with, found none",
-            hint="homenode plan --target ... --save-plan P.json, then verify FILE --plan P.json",
-        )
-    module = target_named(target)
-    script = None
-    hook = None if module.hook_suffix is None else path.with_name(path.name + module.hook_suffix)
-    if hook is not None and hook.is_file():
-        script = read_file(hook, "the hook that was written with it", most=_MOST_HOOK_BYTES)
-    found = verify_target(content, source, target, plan, host=host, hook=script)
-    if boot is None:
-        return found, (), ()
-    if module.words_of is None:
-        bootable = " or ".join(name for name in TARGETS if target_named(name).words_of is not None)
-        raise InputError(
-            f"{source}: expected a file for {bootable} to boot, found one for {module.title}",
-            hint="verify it without --boot",
-        )
-    words = tuple(module.words_of(content, source))
-    notify("booting a test guest; seconds to minutes")
-    booted = boot_command(words, source, boot)
-    extra = [*booted.findings, *not_in_stand_in(booted.stand_in, source)]
-    checked = (*found.checked, f"test guest, {booted.how}: {booted.seconds:.1f} s")
-    views: tuple[GuestView, ...] = ()
-    guests: tuple[Host, ...] = ()
-    if booted.guest is not None:
-        expected = expectation_of(plan.vm, host=host)
-        views = (view_of_stand_in(expected, booted.stand_in, booted.guest),)
-        guests = (as_passed_through(booted.guest, expected, booted.stand_in, host),)
-        extra += views[0].findings
-    return Findings(checked=checked, findings=in_order([*found.findings, *extra])), views, guests

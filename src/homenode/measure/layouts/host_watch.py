@@ -101,8 +101,8 @@ class HostWatch:
 def _by_node(vm: RunningVm | None) -> dict[str, int]:
     found: Counter[str] = Counter()
     for area in () if vm is None else vm.areas:
-        for node, pages in area.pages_by_node:
-            found[str(node)] += pages * area.page_bytes
+        for node, pages in area.policy.pages_by_node:
+            found[str(node)] += pages * area.policy.page_bytes
     return dict(sorted(found.items()))
 
 

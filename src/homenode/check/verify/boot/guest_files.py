@@ -216,17 +216,8 @@ def _boots(kernel: Path, initramfs: bytes) -> bool:
         image, console = folder / "initramfs", folder / "console"
         create_file(image, initramfs, synced=False)
         argv = (
-            *(
-                qemu_program() or PROGRAM,
-                "-machine",
-                "q35",
-                "-accel",
-                "kvm",
-                "-cpu",
-                "host",
-                "-m",
-                "256M",
-            ),
+            qemu_program() or PROGRAM,
+            *("-machine", "q35", "-accel", "kvm", "-cpu", "host", "-m", "256M"),
             *("-kernel", str(kernel.absolute()), "-initrd", str(image)),
             *("-append", "console=ttyS0 quiet panic=-1", "-serial", f"file:{console}"),
             *("-serial", "null", "-nodefaults", "-no-user-config", "-no-reboot"),

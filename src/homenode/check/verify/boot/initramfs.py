@@ -49,7 +49,7 @@ poweroff -f
 _NOTHING: Mapping[str, bytes] = MappingProxyType({})
 
 
-class Entry(Struct, frozen=True):
+class ArchiveMember(Struct, frozen=True):
     """One member of an archive. device: (major, minor) of a device node."""
 
     path: str
@@ -70,15 +70,15 @@ def initramfs(busybox: bytes, init: str = _INIT, programs: Mapping[str, bytes] =
             hint="apt-get install busybox-static",
         )
     entries = (
-        *(Entry(folder, _FOLDER) for folder in ("bin", "dev", "proc", "sys")),
-        Entry("dev/console", _CHARACTER_DEVICE, device=(5, 1)),
-        Entry("bin/busybox", _FILE, busybox),
-        Entry("collector", _FILE, collector_script().encode()),
-        *(Entry(f"bin/{name}", _FILE, content) for name, content in programs.items()),
-        Entry("init", _FILE, init.encode()),
+        *(ArchiveMember(folder, _FOLDER) for folder in ("bin", "dev", "proc", "sys")),
+        ArchiveMember("dev/console", _CHARACTER_DEVICE, device=(5, 1)),
+        ArchiveMember("bin/busybox", _FILE, busybox),
+        ArchiveMember("collector", _FILE, collector_script().encode()),
+        *(ArchiveMember(f"bin/{name}", _FILE, content) for name, content in programs.items()),
+        ArchiveMember("init", _FILE, init.encode()),
     )
     return b"".join(_member(number, entry) for number, entry in enumerate(entries, start=1)) + (
-        _member(0, Entry(_TRAILER, 0))
+        _member(0, ArchiveMember(_TRAILER, 0))
     )
 
 
@@ -90,32 +90,17 @@ def is_static(program: bytes) -> bool:
     offset = int.from_bytes(program[32:40], "little")
     size = int.from_bytes(program[54:56], "little")
     count = int.from_bytes(program[56:58], "little")
-    kinds = (
-        int.from_bytes(program[offset + i * size : offset + i * size + 4], "little")
-        for i in range(count)
-    )
+    starts = (offset + i * size for i in range(count))
+    kinds = (int.from_bytes(program[start : start + 4], "little") for start in starts)
     return _PT_INTERP not in kinds
 
 
-def _member(number: int, entry: Entry) -> bytes:
+def _member(number: int, entry: ArchiveMember) -> bytes:
     """A header of 13 numbers of 8 hexadecimal digits, the name, the content; padded to 4 bytes."""
     name = entry.path.encode() + b"\0"
     major, minor = entry.device
-    numbers = (
-        number,
-        entry.mode,
-        0,
-        0,
-        1,
-        0,
-        len(entry.content),
-        0,
-        0,
-        major,
-        minor,
-        len(name),
-        0,
-    )
+    size = len(entry.content)
+    numbers = (number, entry.mode, 0, 0, 1, 0, size, 0, 0, major, minor, len(name), 0)
     header = b"070701" + b"".join(b"%08X" % each for each in numbers)
     return _padded(header + name) + _padded(entry.content)
 
@@ -235,12 +220,12 @@ def kernel_findings(log: str, bdf_of: dict[Bdf, str], source: str) -> Iterator[F
             source=source,
         )
     for topic, texts in other.items():
-        more = len(texts) - _SHOWN
+        more = f"; and {len(texts) - _SHOWN} more" if len(texts) > _SHOWN else ""
         yield finding(
             "guest-kernel-warning",
             f"{topic}, in the guest's kernel log",
             expected="no warning",
-            observed="; ".join(texts[:_SHOWN]) + (f"; and {more} more" if more > 0 else ""),
+            observed="; ".join(texts[:_SHOWN]) + more,
             source=source,
         )
 

@@ -100,15 +100,8 @@ def acceptance(uri: str, document: Document, name: str) -> tuple[Finding, ...]:
     said = " ".join(done.stderr.split())
     if changed:
         return (_not_judged(said, document.source),)
-    return (
-        finding(
-            "refused-by-libvirt",
-            "the document",
-            expected=f"libvirt at {uri} to take it",
-            observed=said[:400],
-            source=document.source,
-        ),
-    )
+    wanted = f"libvirt at {uri} to take it"
+    return (finding("refused-by-libvirt", "the document", wanted, said[:400], document.source),)
 
 
 def _not_judged(said: str, source: str) -> Finding:
@@ -174,13 +167,8 @@ def daemons_own_trouble(refused: tuple[Finding, ...], uri: str) -> tuple[Finding
 
 def could_not_start(said: str, uri: str) -> Finding:
     """A finding that the test guest was booted with QEMU directly because of what libvirt did."""
-    return finding(
-        "libvirt-could-not-start",
-        "the test guest",
-        expected=f"libvirt at {uri} to start it",
-        observed=said,
-        source=uri,
-    )
+    wanted = f"libvirt at {uri} to start it"
+    return finding("libvirt-could-not-start", "the test guest", wanted, said, uri)
 
 
 def _is_there(uri: str, name: str) -> bool:

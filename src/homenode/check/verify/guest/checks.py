@@ -4,8 +4,7 @@ Cells and nodes are matched by their vCPUs: a guest's kernel numbers nodes by th
 meets them, which is that of the vCPUs, whatever their cells are called.
 """
 
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from msgspec import UNSET, Struct, UnsetType
 
@@ -20,13 +19,15 @@ from homenode.machine.topology import Host, NumaNode
 from homenode.units import MIB, format_bytes
 from homenode.vm.guest_observation import Observation
 from homenode.vm.model import VmCell
+from homenode.wording import first_few
 
 KERNEL_SHARE = 16
 """One part in so many of a node's memory may be the kernel's own tables."""
 
 
 class Check(Struct, frozen=True):
-    """One line of the comparison. finding: None where expected and observed agree."""
+    """One line of the comparison. finding: None where expected and observed agree; its source is
+    left to whoever knows the guest."""
 
     subject: str
     expected: str
@@ -34,30 +35,240 @@ class Check(Struct, frozen=True):
     finding: Finding | None
 
 
-class Tolerance(Struct, frozen=True):
-    """What the observer must forgive.
+def check(
+    id: str,
+    subject: str,
+    expected: str,
+    observed: str,
+    *,
+    agree: bool = False,
+    severity: Severity | None = None,
+    cost: str | UnsetType | None = UNSET,
+    fix: str | UnsetType | None = UNSET,
+) -> Check:
+    """A line, with the finding `guest-ID` unless the two agree."""
+    if agree:
+        return Check(subject, expected, observed, None)
+    wrong = finding(
+        f"guest-{id}", subject, expected, observed, severity=severity, cost=cost, fix=fix
+    )
+    return Check(subject, expected, observed, wrong)
 
-    cpu_substituted: why sockets, siblings and LLCs say nothing; None where they do.
-    kernel_bytes: memory on any node that the guest's kernel may keep for itself.
-    ballooned_bytes: what a balloon may have taken, of any node.
+
+class GuestComparison(Struct, frozen=True):
+    """What was expected of a guest, and what it reports.
+
+    node_of_cell: of match_nodes. kernel_bytes: memory on any node that the guest's kernel may keep
+    for itself. substituted: why sockets, siblings and LLCs say nothing; None where they do.
     """
 
-    cpu_substituted: str | None = None
-    kernel_bytes: int = 1024 * MIB
-    ballooned_bytes: int = 0
+    expected: Expectation
+    observed: Observation
+    node_of_cell: Mapping[int, NumaNode]
+    kernel_bytes: int
+    substituted: str | None
+
+    def lines(self) -> Iterator[Check]:
+        """Every line but those of devices, in the order of a reader's interest."""
+        wanted, there = CpuSet(range(self.expected.vm.vcpus)), self.observed.vcpus
+        yield check("vcpus", "vCPUs", str(wanted), str(there), agree=wanted == there)
+        yield from self._nodes()
+        yield from self._distances()
+        yield from self._memory()
+        yield from self._cpu_groups()
+
+    def _nodes(self) -> Iterator[Check]:
+        wanted, found = len(self.expected.cells), len(self.observed.nodes)
+        yield check("nodes", "NUMA nodes", str(wanted), str(found), agree=wanted == found)
+        for cell in self.expected.cells:
+            node = self.node_of_cell.get(cell.id)
+            there = None if node is None else f"node {node.index}: vCPUs {node.pus or 'none'}"
+            yield check(
+                "node-vcpus",
+                f"cell {cell.id}",
+                f"vCPUs {cell.vcpus or 'none'}",
+                there or "no such node",
+                agree=node is not None and node.pus == cell.vcpus,
+            )
+
+    def _distances(self) -> Iterator[Check]:
+        expected, matrix = self.expected, self.observed.guest.distances
+        position = {node.index: i for i, node in enumerate(self.observed.nodes)}
+        nodes = [self.node_of_cell.get(cell.id) for cell in expected.cells]
+        columns = [position[node.index] for node in nodes if node is not None]
+        for cell, here, row in zip(expected.cells, nodes, expected.distances or (), strict=False):
+            found = None
+            if matrix is not None and here is not None and None not in nodes:
+                found = tuple(matrix[position[here.index]][i] for i in columns)
+            yield check(
+                "distances",
+                f"distances from cell {cell.id}",
+                _numbers(row),
+                _numbers(found or ()),
+                agree=found == row,
+            )
+
+    def _memory(self) -> Iterator[Check]:
+        balloon = self.expected.vm.ballooned_bytes
+        for cell in self.expected.cells:
+            node = self.node_of_cell.get(cell.id)
+            if node is None:
+                continue
+            found, most = node.memory_bytes, cell.memory_bytes
+            least = most - most // KERNEL_SHARE - self.kernel_bytes - balloon
+            more = self.expected.memory_device_bytes(cell.id)
+            wanted = f"{format_bytes(most)} less the kernel's own"
+            if more:
+                wanted += f", up to {format_bytes(more)} more in memory devices"
+            if balloon:
+                wanted += f", {format_bytes(balloon)} for the balloon"
+            yield check(
+                "node-memory",
+                f"memory of cell {cell.id}",
+                wanted,
+                "not given" if found is None else format_bytes(found),
+                agree=found is not None and least <= found <= most + more + MIB,
+                severity=Severity.INCONCLUSIVE if found is None else None,
+            )
+
+    def _cpu_groups(self) -> Iterator[Check]:
+        expected, guest = self.expected, self.observed.guest
+        if expected.vm.cpu_topology is not None:
+            _, dies, per_die, threads = expected.vm.cpu_topology
+            sockets = expected.runs_of(dies * per_die * threads)
+            packages = tuple(package.pus for package in guest.packages) or None
+            yield _groups("sockets", "sockets", sockets, packages, None)
+            cores = tuple(core.pus for core in guest.cores) or None
+            wanted = expected.runs_of(threads)
+            yield _groups("siblings", "cores, siblings", wanted, cores, self.substituted)
+        if expected.l3 is not None:
+            yield _groups("llcs", "L3 caches", expected.l3, self.observed.l3, self.substituted)
+
+    def devices(self, host: Host | None = None) -> Iterator[Check]:
+        """A line for each device's node, and one for its link where the host of the devices is
+        given.
+
+        A device is found by its path in the guest's PCI tree, which is exact. Where the path is not
+        known, all functions with the device's ids are looked at: whether they are as many as
+        planned, and on the nodes that were planned for them.
+        """
+        for device in self.expected.devices:
+            yield self._by_ids(device) if device.path is None else self._by_path(device)
+            if host is not None:
+                yield from self._link(device, host)
+
+    def _by_path(self, device: ExpectedDevice) -> Check:
+        subject, wanted = f"device {device.bdf}", self._wanted(device)
+        found = self._found(device)
+        if found is None:
+            where = f"{wanted}, at {device.path}"
+            return check("device-missing", subject, where, "no function there")
+        if _is_other(device, found):
+            ids = f"{device.vendor_id:04x}:{device.device_id:04x} at {device.path}"
+            other = f"{found.vendor_id:04x}:{found.device_id:04x}"
+            return check("device-other", subject, ids, other)
+        there = f"{_node(found.reported_node)}, as {found.bdf}"
+        agree = not self.expected.has_device_cells or self._agrees(device, found.reported_node)
+        return check("device-node", subject, wanted, there, agree=agree)
+
+    def _found(self, device: ExpectedDevice) -> PciDevice | None:
+        return None if device.path is None else self.observed.device_at(device.path)
+
+    def _wanted(self, device: ExpectedDevice) -> str:
+        if not self.expected.has_device_cells:
+            return "there, on any node"
+        if device.cell is None:
+            return "no node"
+        home = self.node_of_cell.get(device.cell)
+        return f"the node of cell {device.cell}" + ("" if home is None else f" (node {home.index})")
+
+    def _agrees(self, device: ExpectedDevice, node: int | None) -> bool:
+        """Whether the guest's node of a device is its cell's. A cell that the guest lacks is no
+        node's, which is not the "none" that a device without a cell is to have."""
+        if device.cell is None:
+            return node is None
+        home = self.node_of_cell.get(device.cell)
+        return home is not None and node == home.index
+
+    def _by_ids(self, device: ExpectedDevice) -> Check:
+        """Where the address is not known. Of several of a kind it is not known which is which."""
+        subject, wanted = f"device {device.bdf}", self._wanted(device)
+        ids = (device.vendor_id, device.device_id)
+        if None in ids:
+            return self._unknown(device, "its guest address is not known")
+        kind = [one for one in self.expected.devices if (one.vendor_id, one.device_id) == ids]
+        functions = self.observed.guest.pci_devices
+        alike = [one for one in functions if (one.vendor_id, one.device_id) == ids]
+        if kind.index(device) >= len(alike):
+            stated = f"{len(alike)} of its kind, where {len(kind)} are planned"
+            return check("device-missing", subject, wanted, stated)
+        is_one_node = len({one.reported_node for one in alike}) == 1
+        stated = f"{_node(alike[0].reported_node)}, as all {len(alike)} of its kind"
+        if not self.expected.has_device_cells:
+            stated = stated if is_one_node else f"one of {len(alike)} of its kind"
+            return check("device-node", subject, wanted, stated, agree=True)
+        if is_one_node:
+            agree = self._agrees(device, alike[0].reported_node)
+            return check("device-node", subject, wanted, stated, agree=agree)
+        there = sum(self._agrees(device, one.reported_node) for one in alike)
+        planned = sum(one.cell == device.cell for one in kind)
+        if there < planned:
+            stated = f"{there} of its kind there, where {planned} are planned"
+            return check("device-node", subject, wanted, stated)
+        why = f"its guest address is not known, and {len(alike)} of its kind differ"
+        return self._unknown(device, why)
+
+    def _unknown(self, device: ExpectedDevice, why: str) -> Check:
+        by = self.expected.addresses_by
+        fix = "name the running domain's document too: virsh dumpxml NAME > VM.xml"
+        if by is not None and device.vendor_id is None:
+            fix = "name the plan's host: --host"
+        elif by is not None:
+            fix = f"{by} chose it: compare serial numbers, as of nvidia-smi -q"
+        return check(
+            "device-node",
+            f"device {device.bdf}",
+            self._wanted(device),
+            why,
+            severity=Severity.INCONCLUSIVE,
+            cost=None,
+            fix=fix,
+        )
+
+    def _link(self, device: ExpectedDevice, host: Host) -> Iterator[Check]:
+        real, found = host.device(device.bdf), self._found(device)
+        if real is None or real.link is None or found is None or _is_other(device, found):
+            return
+        wanted = _rate(real.link.max_gt_per_s, real.link.max_width)
+        stated = [_rate(found.link.max_gt_per_s, found.link.max_width)] if found.link else []
+        # NCCL and others take the slowest link on the way for the device's.
+        ports = self.observed.port_links(found)
+        stated += [_rate(port.current_gt_per_s, port.current_width) for port in ports]
+        known = [rate for rate in stated if rate is not None]
+        if wanted is not None and known:
+            yield check(
+                "device-link",
+                f"link of {device.bdf}",
+                f"{_link_text(real.link)}, as on the host",
+                f"{min(known):g} GT/s in all lanes on the slowest part of its path",
+                agree=min(known) >= wanted,
+            )
 
 
-def compare(
-    expected: Expectation, observed: Observation, tolerance: Tolerance
-) -> tuple[Check, ...]:
-    """Every line of the comparison but devices, in the order of a reader's interest."""
-    node_of_cell = match_nodes(expected, observed)
-    return (
-        *_vcpus(expected, observed),
-        *_nodes(expected, observed, node_of_cell),
-        *_distances(expected, observed, node_of_cell),
-        *_memory(expected, observed, node_of_cell, tolerance),
-        *_cpu_groups(expected, observed, tolerance),
+def compared(
+    expected: Expectation,
+    observed: Observation,
+    kernel_bytes: int = 1024 * MIB,
+    substituted: str | None = None,
+) -> GuestComparison:
+    """The two, with the nodes that are the cells."""
+    nodes = match_nodes(expected, observed)
+    return GuestComparison(
+        expected=expected,
+        observed=observed,
+        node_of_cell=nodes,
+        kernel_bytes=kernel_bytes,
+        substituted=substituted,
     )
 
 
@@ -83,262 +294,29 @@ def match_nodes(expected: Expectation, observed: Observation) -> dict[int, NumaN
     return found
 
 
-def check(
-    id: str,
-    subject: str,
-    expected: str,
-    observed: str,
-    agree: bool,
-    source: str,
-    *,
-    severity: Severity | None = None,
-    cost: str | UnsetType | None = UNSET,
-    fix: str | UnsetType | None = UNSET,
-) -> Check:
-    """A line, with the finding `guest-ID` unless the two agree."""
-    if agree:
-        return Check(subject, expected, observed, None)
-    wrong = finding(
-        f"guest-{id}", subject, expected, observed, source, severity=severity, cost=cost, fix=fix
-    )
-    return Check(subject, expected, observed, wrong)
-
-
-def _vcpus(expected: Expectation, observed: Observation) -> Iterator[Check]:
-    wanted = CpuSet(range(expected.vm.vcpus))
-    yield check(
-        "vcpus",
-        "vCPUs",
-        str(wanted),
-        str(observed.vcpus),
-        wanted == observed.vcpus,
-        observed.source,
-    )
-
-
-def _nodes(
-    expected: Expectation, observed: Observation, node_of_cell: dict[int, NumaNode]
-) -> Iterator[Check]:
-    wanted, found = len(expected.cells), len(observed.nodes)
-    yield check(
-        "nodes",
-        "NUMA nodes",
-        str(wanted),
-        str(found),
-        wanted == found,
-        observed.source,
-    )
-    for cell in expected.cells:
-        node = node_of_cell.get(cell.id)
-        yield check(
-            "node-vcpus",
-            f"cell {cell.id}",
-            f"vCPUs {cell.vcpus or 'none'}",
-            "no such node" if node is None else f"node {node.index}: vCPUs {node.pus or 'none'}",
-            node is not None and node.pus == cell.vcpus,
-            observed.source,
-        )
-
-
-def _distances(
-    expected: Expectation, observed: Observation, node_of_cell: dict[int, NumaNode]
-) -> Iterator[Check]:
-    if expected.distances is None:
-        return
-    position = {node.index: i for i, node in enumerate(observed.nodes)}
-    nodes = [node_of_cell.get(cell.id) for cell in expected.cells]
-    for cell, row in zip(expected.cells, expected.distances, strict=True):
-        here = node_of_cell.get(cell.id)
-        found = None
-        if observed.guest.distances is not None and here is not None and None not in nodes:
-            whole = observed.guest.distances[position[here.index]]
-            found = tuple(whole[position[node.index]] for node in nodes if node is not None)
-        yield check(
-            "distances",
-            f"distances from cell {cell.id}",
-            " ".join(map(str, row)),
-            "none" if found is None else " ".join(map(str, found)),
-            found == row,
-            observed.source,
-        )
-
-
-def _memory(
-    expected: Expectation,
-    observed: Observation,
-    node_of_cell: dict[int, NumaNode],
-    tolerance: Tolerance,
-) -> Iterator[Check]:
-    for cell in expected.cells:
-        node = node_of_cell.get(cell.id)
-        if node is None:
-            continue
-        found = node.memory_bytes
-        least = cell.memory_bytes - cell.memory_bytes // KERNEL_SHARE - tolerance.kernel_bytes
-        least -= tolerance.ballooned_bytes
-        more = expected.memory_device_bytes(cell.id)
-        wanted = f"{format_bytes(cell.memory_bytes)} less the kernel's own"
-        if more:
-            wanted += f", up to {format_bytes(more)} more in memory devices"
-        if tolerance.ballooned_bytes:
-            wanted += f", {format_bytes(tolerance.ballooned_bytes)} for the balloon"
-        yield check(
-            "node-memory",
-            f"memory of cell {cell.id}",
-            wanted,
-            "not given" if found is None else format_bytes(found),
-            found is not None and least <= found <= cell.memory_bytes + more + MIB,
-            observed.source,
-            severity=None if found is not None else Severity.INCONCLUSIVE,
-        )
-
-
-def _cpu_groups(
-    expected: Expectation, observed: Observation, tolerance: Tolerance
-) -> Iterator[Check]:
-    topology = expected.vm.cpu_topology
-    reason = tolerance.cpu_substituted
-    if topology is not None:
-        _, dies, per_die, threads = topology
-        sockets = expected.runs_of(dies * per_die * threads)
-        yield _groups(
-            "sockets",
-            "sockets",
-            sockets,
-            tuple(package.pus for package in observed.guest.packages) or None,
-            observed.source,
-            None,
-        )
-        cores = expected.runs_of(threads)
-        yield _groups(
-            "siblings",
-            "cores, siblings",
-            cores,
-            tuple(core.pus for core in observed.guest.cores) or None,
-            observed.source,
-            reason,
-        )
-    if expected.l3 is not None:
-        yield _groups(
-            "llcs",
-            "L3 caches",
-            expected.l3,
-            observed.l3,
-            observed.source,
-            reason,
-        )
-
-
 def _groups(
     id: str,
     subject: str,
     wanted: tuple[CpuSet, ...],
     found: tuple[CpuSet, ...] | None,
-    source: str,
     reason: str | None,
 ) -> Check:
     expected, observed = _stated(wanted), "not given" if found is None else _stated(found)
-    if reason is not None or found is None:
-        why = observed if reason is None else f"{observed}; {reason}"
-        doubt = check(
-            id,
-            subject,
-            expected,
-            why,
-            False,
-            source,
-            severity=Severity.INCONCLUSIVE,
-            cost=None,
-            fix=None,
-        )
-        return Check(subject, expected, observed, doubt.finding)
-    return check(
-        id,
-        subject,
-        expected,
-        observed,
-        set(wanted) == set(found),
-        source,
-    )
+    if reason is None and found is not None:
+        return check(id, subject, expected, observed, agree=set(wanted) == set(found))
+    why = observed if reason is None else f"{observed}; {reason}"
+    doubt = check(id, subject, expected, why, severity=Severity.INCONCLUSIVE, cost=None, fix=None)
+    return Check(subject, expected, observed, doubt.finding)
 
 
 def _stated(groups: tuple[CpuSet, ...]) -> str:
     if not groups:
         return "none"
-    shown = " ".join(str(group) for group in groups[:8])
-    more = f" and {len(groups) - 8} more" if len(groups) > 8 else ""
-    return f"{len(groups)}: vCPUs {shown}{more}"
+    return f"{len(groups)}: vCPUs {first_few(map(str, groups), 8, ' ')}"
 
 
-def compare_devices(
-    expected: Expectation, observed: Observation, host: Host | None = None, *, links: bool
-) -> tuple[Check, ...]:
-    """A line for each device's node, and where `links` is set one for its link.
-
-    A device is found by its path in the guest's PCI tree, which is exact. Where the path is not
-    known, all functions with the device's ids are looked at: whether they are as many as planned,
-    and on the nodes that were planned for them.
-    """
-    node_of_cell = match_nodes(expected, observed)
-    lines: list[Check] = []
-    for device in expected.devices:
-        if device.path is None:
-            lines.append(_by_ids(device, expected, observed, node_of_cell))
-        else:
-            lines += _device(device, expected, observed, node_of_cell)
-        if links and host is not None:
-            lines += _link(device, observed, host)
-    return tuple(lines)
-
-
-def _device(
-    device: ExpectedDevice,
-    expected: Expectation,
-    observed: Observation,
-    node_of_cell: dict[int, NumaNode],
-) -> Iterator[Check]:
-    subject, wanted = f"device {device.bdf}", _wanted(device, expected, node_of_cell)
-    assert device.path is not None, "compare_devices finds the others by their ids"
-    found = observed.device_at(device.path)
-    if found is None:
-        yield check(
-            "device-missing",
-            subject,
-            f"{wanted}, at {device.path}",
-            "no function there",
-            False,
-            observed.source,
-        )
-        return
-    if _is_other(device, found):
-        yield check(
-            "device-other",
-            subject,
-            f"{device.vendor_id:04x}:{device.device_id:04x} at {device.path}",
-            f"{found.vendor_id:04x}:{found.device_id:04x}",
-            False,
-            observed.source,
-        )
-        return
-    yield check(
-        "device-node",
-        subject,
-        wanted,
-        f"{_node(found.reported_node)}, as {found.bdf}",
-        not expected.has_device_cells or _agrees(device, node_of_cell, found.reported_node),
-        observed.source,
-    )
-
-
-def _wanted(
-    device: ExpectedDevice, expected: Expectation, node_of_cell: dict[int, NumaNode]
-) -> str:
-    if not expected.has_device_cells:
-        return "there, on any node"
-    if device.cell is None:
-        return "no node"
-    home = node_of_cell.get(device.cell)
-    return f"the node of cell {device.cell}" + ("" if home is None else f" (node {home.index})")
+def _numbers(row: tuple[int, ...]) -> str:
+    return " ".join(map(str, row)) or "none"
 
 
 def _is_other(device: ExpectedDevice, found: PciDevice) -> bool:
@@ -346,93 +324,8 @@ def _is_other(device: ExpectedDevice, found: PciDevice) -> bool:
     return known and (device.vendor_id, device.device_id) != (found.vendor_id, found.device_id)
 
 
-def _agrees(device: ExpectedDevice, node_of_cell: dict[int, NumaNode], node: int | None) -> bool:
-    """Whether the guest's node of a device is its cell's. A cell that the guest lacks is no node's,
-    which is not the "none" that a device without a cell is to have."""
-    home = None if device.cell is None else node_of_cell.get(device.cell)
-    return node is None if device.cell is None else home is not None and node == home.index
-
-
 def _node(node: int | None) -> str:
-    return "numa_node -1" if node is None else f"numa_node {node}"
-
-
-def _by_ids(
-    device: ExpectedDevice,
-    expected: Expectation,
-    observed: Observation,
-    node_of_cell: dict[int, NumaNode],
-) -> Check:
-    """Where the address is not known. Of several of a kind it is not known which is which."""
-    subject, wanted = f"device {device.bdf}", _wanted(device, expected, node_of_cell)
-    ids = (device.vendor_id, device.device_id)
-    kind = [one for one in expected.devices if (one.vendor_id, one.device_id) == ids]
-    alike = [one for one in observed.guest.pci_devices if (one.vendor_id, one.device_id) == ids]
-    if None in ids:
-        return _unknown(device, expected, observed, wanted, "its guest address is not known")
-    if kind.index(device) >= len(alike):
-        stated = f"{len(alike)} of its kind, where {len(kind)} are planned"
-        return check("device-missing", subject, wanted, stated, False, observed.source)
-    nodes = Counter(one.reported_node for one in alike)
-    stated = f"{_node(alike[0].reported_node)}, as all {len(alike)} of its kind"
-    if not expected.has_device_cells:
-        stated = stated if len(nodes) == 1 else f"one of {len(alike)} of its kind"
-        return check("device-node", subject, wanted, stated, True, observed.source)
-    if len(nodes) == 1:
-        agree = _agrees(device, node_of_cell, alike[0].reported_node)
-        return check("device-node", subject, wanted, stated, agree, observed.source)
-    there = sum(_agrees(device, node_of_cell, one.reported_node) for one in alike)
-    planned = sum(one.cell == device.cell for one in kind)
-    if there < planned:
-        stated = f"{there} of its kind there, where {planned} are planned"
-        return check("device-node", subject, wanted, stated, False, observed.source)
-    why = f"its guest address is not known, and {len(alike)} of its kind differ"
-    return _unknown(device, expected, observed, wanted, why)
-
-
-def _unknown(
-    device: ExpectedDevice, expected: Expectation, observed: Observation, wanted: str, why: str
-) -> Check:
-    fix = "name the running domain's document too: virsh dumpxml NAME > VM.xml"
-    if expected.addresses_by is not None:
-        fix = f"{expected.addresses_by} chose it: compare serial numbers, as of nvidia-smi -q"
-        fix = "name the plan's host: --host" if device.vendor_id is None else fix
-    return check(
-        "device-node",
-        f"device {device.bdf}",
-        wanted,
-        why,
-        False,
-        observed.source,
-        severity=Severity.INCONCLUSIVE,
-        cost=None,
-        fix=fix,
-    )
-
-
-def _link(device: ExpectedDevice, observed: Observation, host: Host) -> Iterator[Check]:
-    real = host.device(device.bdf)
-    found = None if device.path is None else observed.device_at(device.path)
-    if real is None or real.link is None or found is None or _is_other(device, found):
-        return
-    wanted = _rate(real.link.max_gt_per_s, real.link.max_width)
-    stated = [_rate(found.link.max_gt_per_s, found.link.max_width)] if found.link else []
-    # NCCL and others take the slowest link on the way for the device's.
-    stated += [
-        _rate(port.current_gt_per_s, port.current_width) for port in observed.port_links(found)
-    ]
-    known = [rate for rate in stated if rate is not None]
-    if wanted is None or not known:
-        return
-    slowest = min(known)
-    yield check(
-        "device-link",
-        f"link of {device.bdf}",
-        f"{_link_text(real.link)}, as on the host",
-        f"{slowest:g} GT/s in all lanes on the slowest part of its path",
-        slowest >= wanted,
-        observed.source,
-    )
+    return f"numa_node {-1 if node is None else node}"
 
 
 def _rate(gt_per_s: float | None, width: int | None) -> float | None:
@@ -469,35 +362,24 @@ def firmware_nodes(snapshot: Snapshot) -> FirmwareNodes | None:
     return FirmwareNodes(domains, parse_slit(table, f"{snapshot.name}: SLIT"))
 
 
-def firmware_checks(expected: Expectation, found: FirmwareNodes, source: str) -> Iterator[Check]:
+def firmware_checks(expected: Expectation, found: FirmwareNodes) -> Iterator[Check]:
     """Cells in the order of their numbers are domains in the order of theirs. Sizes are left to the
     kernel's view: every hypervisor keeps some memory for itself."""
+
+    def line(subject: str, wanted: str, there: str) -> Check:
+        return check("firmware-nodes", subject, wanted, there, agree=wanted == there)
+
     cells, domains = expected.cells, found.domains
-    agree = len(cells) == len(domains)
-    wanted, there = str(len(cells)), str(len(domains))
-    yield check("firmware-nodes", "SRAT: nodes", wanted, there, agree, source)
-    if not agree:
+    yield line("SRAT: nodes", str(len(cells)), str(len(domains)))
+    if len(cells) != len(domains):
         return
     for cell, domain in zip(cells, domains, strict=True):
-        yield check(
-            "firmware-nodes",
-            f"SRAT: cell {cell.id}",
-            f"{len(cell.vcpus)} vCPUs",
-            f"{domain.cpus} vCPUs",
-            len(cell.vcpus) == domain.cpus,
-            source,
-        )
-    numbers = [domain.number for domain in domains]
+        wanted, there = f"{len(cell.vcpus)} vCPUs", f"{domain.cpus} vCPUs"
+        yield line(f"SRAT: cell {cell.id}", wanted, there)
     if expected.distances is None or found.distances is None:
         return
+    numbers = [domain.number for domain in domains]
     for cell, row, number in zip(cells, expected.distances, numbers, strict=True):
         whole = found.distances[number] if number < len(found.distances) else ()
         given = tuple(whole[other] for other in numbers if other < len(whole))
-        yield check(
-            "firmware-nodes",
-            f"SLIT: distances from cell {cell.id}",
-            " ".join(map(str, row)),
-            " ".join(map(str, given)) or "none",
-            given == row,
-            source,
-        )
+        yield line(f"SLIT: distances from cell {cell.id}", _numbers(row), _numbers(given))

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from msgspec import Struct, structs
+from msgspec import Struct
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
@@ -11,14 +11,12 @@ from homenode.check.verify.boot.stand_in import StandIn
 from homenode.check.verify.guest.checks import (
     Check,
     FirmwareNodes,
-    Tolerance,
     check,
-    compare,
-    compare_devices,
+    compared,
     firmware_checks,
 )
 from homenode.check.verify.guest.expectation import Expectation, without_vcpus
-from homenode.findings import Finding
+from homenode.findings import Finding, sourced
 from homenode.machine.pci import PciDevice
 from homenode.machine.topology import Host
 from homenode.units import MIB, format_bytes
@@ -42,23 +40,19 @@ class GuestView(Struct, frozen=True):
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        return tuple(line.finding for line in self.checks if line.finding is not None)
+        found = (line.finding for line in self.checks if line.finding is not None)
+        return sourced(found, self.observation.source)
 
 
 def view_of_stand_in(expected: Expectation, stand_in: StandIn, guest: Host) -> GuestView:
     """A booted test guest: memory is scaled, devices are where the document has them, and links say
     nothing."""
     observation = observation_of(guest)
-    reason = stand_in.cpu.substituted
-    tolerance = Tolerance(reason, STAND_IN_KERNEL_BYTES)
     if stand_in.vm.offline_vcpus:
         expected = without_vcpus(expected, stand_in.vm.offline_vcpus)
     scaled = of_stand_in(expected, stand_in)
-    lines = (
-        *compare(scaled, observation, tolerance),
-        *compare_devices(scaled, observation, links=False),
-    )
-    return GuestView("the test guest", lines, observation)
+    both = compared(scaled, observation, STAND_IN_KERNEL_BYTES, stand_in.cpu.substituted)
+    return GuestView("the test guest", (*both.lines(), *both.devices()), observation)
 
 
 def view_of_guest(
@@ -72,30 +66,19 @@ def view_of_guest(
     observation = observation_of(guest)
     given: tuple[Check, ...] = ()
     if firmware is not None:  # it counts all vCPUs, those that are offline too
-        given = tuple(firmware_checks(expected, firmware, observation.source))
+        given = tuple(firmware_checks(expected, firmware))
     offline = expected.vm.offline_vcpus
     if offline and len(observation.vcpus) == expected.vm.vcpus_online:
         expected = without_vcpus(expected, offline)
-    tolerance = Tolerance(ballooned_bytes=expected.vm.ballooned_bytes)
-    lines = (
-        *compare(expected, observation, tolerance),
-        *given,
-        *_huge_pages(observation),
-        *compare_devices(expected, observation, host, links=True),
-    )
+    both = compared(expected, observation)
+    lines = (*both.lines(), *given, *_huge_pages(observation), *both.devices(host))
     return GuestView("the guest", lines, observation)
 
 
 def not_in_stand_in(stand_in: StandIn, source: str) -> Iterator[Finding]:
     """What of the document no test guest gives, each by name."""
     for what in stand_in.left_out:
-        yield finding(
-            "not-in-stand-in",
-            what,
-            expected="the test guest to have it",
-            observed="left out",
-            source=source,
-        )
+        yield finding("not-in-stand-in", what, "the test guest to have it", "left out", source)
 
 
 def as_passed_through(
@@ -110,14 +93,12 @@ def as_passed_through(
         real = None if host is None else host.device(device.bdf)
         if there is not None and real is not None:
             shown[there] = real
-    return structs.replace(
+    return replace(
         guest,
         pci_devices=tuple(
             device
             if (real := shown.get(device.bdf)) is None
-            else structs.replace(
-                device, kind=real.kind, name=f"stands in for {real.bdf}", link=None
-            )
+            else replace(device, kind=real.kind, name=f"stands in for {real.bdf}", link=None)
             for device in guest.pci_devices
         ),
     )
@@ -127,12 +108,11 @@ def of_stand_in(expected: Expectation, stand_in: StandIn) -> Expectation:
     """The same, for a test guest: less memory, and other devices in the devices' places."""
     address_of = {bdf: address for address, bdf in stand_in.devices if bdf is not None}
     cells = tuple(
-        structs.replace(cell, memory_bytes=stand_in.scaled(cell.memory_bytes))
-        for cell in expected.cells
+        replace(cell, memory_bytes=stand_in.scaled(cell.memory_bytes)) for cell in expected.cells
     )
     return replace(
         expected,
-        vm=structs.replace(expected.vm, cells=cells, memory_devices=()),
+        vm=replace(expected.vm, cells=cells, memory_devices=(), ballooned_bytes=0),
         devices=tuple(
             replace(
                 device,
@@ -156,15 +136,11 @@ def _huge_pages(observed: Observation) -> Iterator[Check]:
             for node in observed.nodes
         ]
         if any(counts) and len(counts) > 1:
-            stated = ", ".join(
-                f"node {node.index}: {count}"
-                for node, count in zip(observed.nodes, counts, strict=True)
-            )
+            pairs = zip(observed.nodes, counts, strict=True)
             yield check(
                 "huge-pages",
                 f"the guest's huge pages of {format_bytes(size)}",
                 "some on every node, or none",
-                stated,
-                all(counts),
-                observed.source,
+                ", ".join(f"node {node.index}: {count}" for node, count in pairs),
+                agree=all(counts),
             )

@@ -20,8 +20,8 @@ from homenode.check.verify.live.procfs import (
     BackendObject,
     DeviceInterrupt,
     HostPlaces,
+    MappedMemory,
     Neighbour,
-    Policy,
     RamArea,
     RunningVm,
     TaskTimes,
@@ -223,20 +223,11 @@ def _areas(
     for area in parse_maps(maps):
         policy = policies.get(area.start)
         if policy is not None and _is_memory(area, policy, sizes):
-            areas.append(
-                RamArea(
-                    area.end - area.start,
-                    policy.file,
-                    policy.mode,
-                    policy.nodes,
-                    policy.page_bytes,
-                    policy.pages_by_node,
-                )
-            )
+            areas.append(RamArea(area.end - area.start, policy))
     return tuple(areas)
 
 
-def _is_memory(area: Area, policy: Policy, sizes: Iterable[int]) -> bool:
+def _is_memory(area: Area, policy: MappedMemory, sizes: Iterable[int]) -> bool:
     if area.permissions[1] != "w":
         return False
     slack = max(_ALWAYS_TOGETHER, policy.page_bytes)

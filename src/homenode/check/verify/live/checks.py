@@ -12,7 +12,6 @@ from homenode.check.verify.live.procfs import (
     RamArea,
     RunningVm,
     ThreadKind,
-    VmThread,
 )
 from homenode.cpuset import CpuSet
 from homenode.findings import Finding, Findings, Severity, in_order
@@ -25,107 +24,80 @@ _KVMS_OWN = "kvm-nx-lpage-re"
 first; it wakes up once an hour and no one can pin it for good."""
 
 
+_PINNED = {
+    ThreadKind.VCPU: ("live-vcpu", "vCPU", "vcpupin"),
+    ThreadKind.IOTHREAD: ("live-iothread", "IOThread", "iothreadpin"),
+}
+"""Threads that are pinned one by one: id of the finding, word, virsh's command."""
+
+
 def thread_findings(expected: Vm, vm: RunningVm) -> Iterator[Finding]:
     """vCPUs, then IOThreads, then everything else that QEMU runs."""
     if any(thread.kind is ThreadKind.ALL_VCPUS for thread in vm.threads):
         if expected.is_pinned:
-            yield _inconclusive(vm, "vCPUs", "one thread runs them all (TCG, thread=single)", None)
+            yield _inconclusive(vm, "one thread runs them all (TCG, thread=single)", None)
     else:
         yield from _vcpus(expected, vm)
-    found = {t.number: t for t in vm.threads if t.kind is ThreadKind.IOTHREAD}
     for number, pus in expected.iothread_pins:
-        yield from _one(vm, f"IOThread {number}", found.get(number), pus, "live-iothread", expected)
+        yield from _pinned(expected, vm, ThreadKind.IOTHREAD, number, pus)
     if expected.emulator_pus is None:
         return
-    strays = [
-        thread
-        for thread in vm.threads
-        if thread.kind is ThreadKind.EMULATOR
-        and thread.name != _KVMS_OWN
-        and not thread.allowed <= expected.emulator_pus
-    ]
-    for name in dict.fromkeys(thread.name for thread in strays):
-        allowed = CpuSet.union(t.allowed for t in strays if t.name == name)
-        yield _stray(
-            vm,
-            f"emulator thread {name!r}",
-            allowed,
-            expected.emulator_pus,
-            "live-emulator",
-            expected,
-        )
+    apart = expected.emulator_pus
+    strays: dict[str, list[CpuSet]] = {}
+    for thread in vm.threads:
+        is_qemus = thread.kind is ThreadKind.EMULATOR and thread.name != _KVMS_OWN
+        if is_qemus and not thread.allowed <= apart:
+            strays.setdefault(thread.name, []).append(thread.allowed)
+    for name, sets in strays.items():
+        fix = f"virsh emulatorpin {vm.uuid} {apart}"
+        where = CpuSet.union(sets)
+        yield _stray("live-emulator", f"emulator thread {name!r}", where, apart, fix, expected)
 
 
 def _vcpus(expected: Vm, vm: RunningVm) -> Iterator[Finding]:
-    found = {t.number: t for t in vm.threads if t.kind is ThreadKind.VCPU}
-    pins = expected.vcpu_pins
+    found = vm.threads_of(ThreadKind.VCPU)
     if not found and expected.is_pinned:
         why = "no thread is named CPU N/KVM (debug-threads=off?) and no cgroup distinguishes them"
-        yield _inconclusive(vm, "vCPUs", why, "start it through libvirt")
+        yield _inconclusive(vm, why, "start it through libvirt")
         return
-    for number, pin in enumerate(pins):
-        thread = found.get(number)
-        if pin is not None and not (thread is None and number in expected.offline_vcpus):
-            yield from _one(vm, f"vCPU {number}", thread, pin, "live-vcpu", expected)
-    more = sorted(n for n in found if n is not None and n >= len(pins))
+    for number, pin in enumerate(expected.vcpu_pins):
+        if pin is not None and not (number not in found and number in expected.offline_vcpus):
+            yield from _pinned(expected, vm, ThreadKind.VCPU, number, pin)
+    pins = len(expected.vcpu_pins)
+    more = CpuSet(n for n in found if n is not None and n >= pins)
     if more:
-        yield finding(
-            "live-vcpus",
-            vm.name,
-            expected=f"{len(pins)} vCPUs",
-            observed=f"vCPUs {CpuSet(more)} as well",
-            source=expected.source,
-        )
+        there = f"vCPUs {more} as well"
+        yield finding("live-vcpus", vm.name, f"{pins} vCPUs", there, expected.source)
 
 
-def _one(
-    vm: RunningVm,
-    subject: str,
-    thread: VmThread | None,
-    pus: CpuSet,
-    id: str,
-    expected: Vm,
+def _pinned(
+    expected: Vm, vm: RunningVm, kind: ThreadKind, number: int, pus: CpuSet
 ) -> Iterator[Finding]:
+    name, word, command = _PINNED[kind]
+    thread, subject = vm.threads_of(kind).get(number), f"{word} {number}"
     if thread is None:
-        yield finding(
-            f"{id}-missing",
-            subject,
-            expected=f"a thread on PUs {pus}",
-            observed="no such thread",
-            source=expected.source,
-        )
+        wanted = f"a thread on PUs {pus}"
+        yield finding(f"{name}-missing", subject, wanted, "no such thread", expected.source)
     elif not thread.allowed <= pus:
-        yield _stray(vm, subject, thread.allowed, pus, id, expected)
+        fix = f"virsh {command} {vm.uuid} {number} {pus}"
+        yield _stray(name, subject, thread.allowed, pus, fix, expected)
 
 
-def _stray(
-    vm: RunningVm,
-    subject: str,
-    allowed: CpuSet,
-    pus: CpuSet,
-    id: str,
-    expected: Vm,
-) -> Finding:
-    fix = {
-        "live-vcpu": "virsh vcpupin {} {} {}",
-        "live-iothread": "virsh iothreadpin {} {} {}",
-        "live-emulator": "virsh emulatorpin {} {}",
-    }[id]
-    words = [vm.uuid, *([subject.rpartition(" ")[2]] if fix.count("{}") == 3 else []), str(pus)]
+def _stray(id: str, subject: str, allowed: CpuSet, pus: CpuSet, fix: str, expected: Vm) -> Finding:
     return finding(
         id,
         subject,
         expected=f"PUs {pus}",
         observed=f"PUs {allowed or 'none'}",
-        fix=f"{fix.format(*words)} (homenode apply --live-pins does all of them)",
+        fix=f"{fix} (homenode apply --live-pins does all of them)",
         source=expected.source,
     )
 
 
-def _inconclusive(vm: RunningVm, subject: str, why: str, fix: str | None) -> Finding:
+def _inconclusive(vm: RunningVm, why: str, fix: str | None) -> Finding:
     return finding(
         "live-threads",
-        subject,
+        "vCPUs",
         expected="a thread for each, where it is pinned",
         observed=why,
         fix=fix,
@@ -186,39 +158,23 @@ def neighbour_findings(expected: Vm, vm: RunningVm) -> Iterator[Finding]:
         subject = f"{what} (process {other.process})"
         busy = other.busy_ratio >= BUSY_RATIO
         load = f", busy {100 * other.busy_ratio:.0f} % of a PU there" if busy else ""
+        name, values = "live-busy-neighbour", None
         if other.is_vcpu and not other.floats:
-            yield finding(
-                "live-shared-core",
-                subject,
-                expected="no vCPU on the VM's cores",
-                observed=f"{other.threads} vCPUs on PUs {meeting}{load}",
-                source="/proc",
-            )
+            name, wanted = "live-shared-core", "no vCPU on the VM's cores"
+            there = f"{other.threads} vCPUs on PUs {meeting}{load}"
         elif other.is_vcpu:
-            yield finding(
-                "live-floating-vm",
-                subject,
-                expected="vCPUs pinned apart from this VM's",
-                observed=f"{other.threads} vCPUs that may run anywhere, on PUs {meeting} too{load}",
-                source="/proc",
-            )
+            name, wanted = "live-floating-vm", "vCPUs pinned apart from this VM's"
+            there = f"{other.threads} vCPUs that may run anywhere, on PUs {meeting} too{load}"
         elif other.allowed <= cores and not other.floats:
-            yield finding(
-                "live-pinned-there",
-                subject,
-                expected="nothing else bound to the VM's cores",
-                observed=f"{other.threads} threads that may run on PUs {other.allowed} only{load}",
-                values={"process": other.process},
-                source="/proc",
-            )
+            name, wanted = "live-pinned-there", "nothing else bound to the VM's cores"
+            there = f"{other.threads} threads that may run on PUs {other.allowed} only{load}"
+            values = {"process": other.process}
         elif busy:
-            yield finding(
-                "live-busy-neighbour",
-                subject,
-                expected="the VM's PUs to itself",
-                observed=f"{100 * other.busy_ratio:.0f} % of a PU over {vm.watched_s:g} s",
-                source="/proc",
-            )
+            wanted = "the VM's PUs to itself"
+            there = f"{100 * other.busy_ratio:.0f} % of a PU over {vm.watched_s:g} s"
+        else:
+            continue
+        yield finding(name, subject, wanted, there, "/proc", values=values)
 
 
 def verify_live(expected: Vm, vm: RunningVm) -> Findings:
@@ -232,13 +188,7 @@ def verify_live(expected: Vm, vm: RunningVm) -> Findings:
         *interrupt_findings(expected, vm),
         *neighbour_findings(expected, vm),
         *(
-            finding(
-                "live-unread",
-                gap.subject,
-                expected="something to judge by",
-                observed=gap.reason,
-                source=vm.name,
-            )
+            finding("live-unread", gap.subject, "something to judge by", gap.reason, vm.name)
             for gap in vm.gaps
         ),
     ]
@@ -257,7 +207,7 @@ def _checked(expected: Vm, vm: RunningVm) -> tuple[str, ...]:
     for memory in cell_memory(expected, vm):
         where = "not bound" if not memory.piece.nodes else f"node {memory.piece.nodes}"
         pages = "not found" if memory.area is None else stated_pages(memory.area)
-        lines.append(f"{memory_subject(memory.piece)} ({where}): {pages}")
+        lines.append(f"{memory.piece.subject} ({where}): {pages}")
     lines.append(
         f"{len(vm.interrupts)} interrupts of passed-through devices; other processes on PUs "
         f"{vm.host.cores_of(expected.pinned_pus) or 'none'}, watched for {vm.watched_s:g} s"
@@ -278,6 +228,13 @@ class MemoryPiece(Struct, frozen=True):
     mode: str | None
     page_bytes: int | None
     device: str | None = None
+
+    @property
+    def subject(self) -> str:
+        """What to call it: "memory of cell 1" or "memory device dimm0 (cell 1)"."""
+        if self.device is None:
+            return f"memory of cell {self.cell}"
+        return f"memory device {self.device} (cell {self.cell})"
 
 
 def memory_pieces(vm: Vm) -> tuple[MemoryPiece, ...]:
@@ -326,11 +283,11 @@ def cell_memory(expected: Vm, vm: RunningVm) -> tuple[CellMemory, ...]:
         size = piece.memory_bytes if backend is None else backend.size_bytes
         nodes = CpuSet() if backend is None else backend.host_nodes
         candidates = sorted(
-            (area for area in left if 0 <= area.size_bytes - size < max(area.page_bytes, 64 * KIB)),
+            (area for area in left if _holds(area, size)),
             key=lambda area: (
                 not _named(area, backend),
-                area.policy_nodes != nodes,
-                -sum(pages for _, pages in area.pages_by_node),
+                area.policy.nodes != nodes,
+                -sum(pages for _, pages in area.policy.pages_by_node),
             ),
         )
         area = candidates[0] if candidates else None
@@ -340,13 +297,15 @@ def cell_memory(expected: Vm, vm: RunningVm) -> tuple[CellMemory, ...]:
     return tuple(matched)
 
 
+def _holds(area: RamArea, memory_bytes: int) -> bool:
+    return 0 <= area.size_bytes - memory_bytes < max(area.policy.page_bytes, 64 * KIB)
+
+
 def memory_findings(expected: Vm, vm: RunningVm) -> Iterator[Finding]:
     """Cell by cell: binding, pages, page size; then what was swapped out."""
     if vm.areas:
         for memory in cell_memory(expected, vm):
-            yield from _binding(memory, vm)
-            yield from _pages(memory, vm)
-            yield from _page_size(memory, vm)
+            yield from _of_piece(memory, vm)
     if vm.swapped_bytes:
         yield finding(
             "live-swapped",
@@ -367,88 +326,63 @@ def _backend(vm: RunningVm, piece: MemoryPiece, *, alone: bool) -> BackendObject
 
 
 def _named(area: RamArea, backend: BackendObject | None) -> bool:
-    if area.file is None or backend is None:
+    if area.policy.file is None or backend is None:
         return False
-    name = area.file.rpartition("/")[2]
+    name = area.policy.file.rpartition("/")[2]
     return name.startswith((f"qemu_back_mem._objects_{backend.name}.", f"{backend.name}."))
 
 
-def _binding(memory: CellMemory, vm: RunningVm) -> Iterator[Finding]:
-    piece, backend = memory.piece, memory.backend
-    if not piece.nodes or backend is None or not backend.host_nodes:
-        return  # bound for the whole process, if at all: its pages show it
-    if backend.host_nodes != piece.nodes:
-        yield finding(
-            "live-binding",
-            memory_subject(piece),
-            expected=f"bound to node {piece.nodes}",
-            observed=f"bound to node {backend.host_nodes}",
-            source=f"/proc/{vm.process}/cmdline",
-        )
+def _of_piece(memory: CellMemory, vm: RunningVm) -> Iterator[Finding]:
+    piece, backend, area = memory.piece, memory.backend, memory.area
+    subject, process = piece.subject, f"/proc/{vm.process}"
+    # Without nodes of its own it is bound for the whole process, if at all: its pages show it.
+    nodes = CpuSet() if backend is None else backend.host_nodes
+    if piece.nodes and nodes and nodes != piece.nodes:
+        wanted, there = f"bound to node {piece.nodes}", f"bound to node {nodes}"
+        yield finding("live-binding", subject, wanted, there, f"{process}/cmdline")
+    source = f"{process}/numa_maps"
+    if piece.nodes and area is None:
+        wanted = f"a mapping of {format_bytes(piece.memory_bytes)} on node {piece.nodes}"
+        yield finding("live-memory-unknown", subject, wanted, "no mapping of that size", source)
+    elif area is not None:
+        yield from _pages(piece, area, source)
+    size = vm.default_huge_bytes if piece.page_bytes == 0 else piece.page_bytes
+    found = None if area is None else area.policy.page_bytes
+    if found is not None and size is not None and found != size:
+        wanted, there = f"pages of {format_bytes(size)}", f"pages of {format_bytes(found)}"
+        yield finding("live-page-size", subject, wanted, there, source)
 
 
-def _pages(memory: CellMemory, vm: RunningVm) -> Iterator[Finding]:
-    piece, area, source = memory.piece, memory.area, f"/proc/{vm.process}/numa_maps"
+def _pages(piece: MemoryPiece, area: RamArea, source: str) -> Iterator[Finding]:
     if not piece.nodes:
         return
-    if area is None:
-        yield finding(
-            "live-memory-unknown",
-            memory_subject(piece),
-            expected=f"a mapping of {format_bytes(piece.memory_bytes)} on node {piece.nodes}",
-            observed="no mapping of that size",
-            source=source,
-        )
-        return
-    here = sum(pages for node, pages in area.pages_by_node if node in piece.nodes)
-    away = tuple((node, pages) for node, pages in area.pages_by_node if node not in piece.nodes)
+    here = sum(pages for node, pages in area.policy.pages_by_node if node in piece.nodes)
+    away = sum(pages for node, pages in area.policy.pages_by_node) - here
     if away:
-        strays = sum(pages for _, pages in away)
         strict = piece.mode not in ("preferred", "interleave")
         yield finding(
             "live-memory",
-            memory_subject(piece),
+            piece.subject,
             expected=f"every page on node {piece.nodes}",
             observed=stated_pages(area),
-            severity=Severity.CRITICAL if strict else Severity.WARNING,
-            values={"share": f"{100 * strays / (here + strays):.0f}"},
+            severity=None if strict else Severity.WARNING,
+            values={"share": f"{100 * away / (here + away):.0f}"},
             source=source,
         )
     elif not here:
         yield finding(
             "live-memory-untouched",
-            memory_subject(piece),
+            piece.subject,
             expected=f"pages on node {piece.nodes}",
-            observed=f"bound to node {area.policy_nodes or 'any'}, and nothing has touched it yet",
+            observed=f"bound to node {area.policy.nodes or 'any'}, and nothing has touched it yet",
             source=source,
         )
-
-
-def _page_size(memory: CellMemory, vm: RunningVm) -> Iterator[Finding]:
-    piece, area = memory.piece, memory.area
-    wanted = vm.default_huge_bytes if piece.page_bytes == 0 else piece.page_bytes
-    if area is None or wanted is None or area.page_bytes == wanted:
-        return
-    yield finding(
-        "live-page-size",
-        memory_subject(piece),
-        expected=f"pages of {format_bytes(wanted)}",
-        observed=f"pages of {format_bytes(area.page_bytes)}",
-        source=f"/proc/{vm.process}/numa_maps",
-    )
 
 
 def stated_pages(area: RamArea) -> str:
     """Where the pages are, in words: "256 MiB on node 1 and 4 KiB on node 0"."""
     parts = [
-        f"{format_bytes(pages * area.page_bytes)} on node {node}"
-        for node, pages in sorted(area.pages_by_node, key=lambda pair: -pair[1])
+        f"{format_bytes(pages * area.policy.page_bytes)} on node {node}"
+        for node, pages in sorted(area.policy.pages_by_node, key=lambda pair: -pair[1])
     ]
     return " and ".join(parts) or "nothing touched yet"
-
-
-def memory_subject(piece: MemoryPiece) -> str:
-    """What to call it: "memory of cell 1" or "memory device dimm0 (cell 1)"."""
-    if piece.device is None:
-        return f"memory of cell {piece.cell}"
-    return f"memory device {piece.device} (cell {piece.cell})"

@@ -55,20 +55,27 @@ class BackendObject(Struct, frozen=True):
     policy: str | None
 
 
-class RamArea(Struct, frozen=True):
-    """A mapping of QEMU that is large enough to be guest memory.
+class MappedMemory(NamedTuple):
+    """A mapping in /proc/PID/numa_maps.
 
-    file: what backs it (hugetlbfs, memfd), None = anonymous. policy, policy_nodes: of mbind.
-    page_bytes: of the pages that the kernel uses. pages_by_node: (node, pages of that size) that
-    are there now; pages that nothing has touched yet are nowhere.
+    mode, nodes: of mbind. file: what backs it (hugetlbfs, memfd), None = anonymous. page_bytes: of
+    the pages that the kernel uses. pages_by_node: (node, pages of that size) that are there now;
+    pages that nothing has touched yet are nowhere.
     """
 
-    size_bytes: int
+    start: int
+    mode: str
+    nodes: CpuSet
     file: str | None
-    policy: str
-    policy_nodes: CpuSet
     page_bytes: int
     pages_by_node: tuple[tuple[NodeIndex, int], ...]
+
+
+class RamArea(NamedTuple):
+    """A mapping of QEMU that is large enough to be guest memory."""
+
+    size_bytes: int
+    policy: MappedMemory
 
 
 class DeviceInterrupt(Struct, frozen=True):
@@ -145,6 +152,10 @@ class RunningVm(Struct, frozen=True):
     host: HostPlaces
     gaps: tuple[Gap, ...]
 
+    def threads_of(self, kind: ThreadKind) -> dict[int | None, VmThread]:
+        """By their numbers."""
+        return {thread.number: thread for thread in self.threads if thread.kind is kind}
+
 
 _VCPU = re.compile(r"CPU (\d{1,5})/", re.ASCII)
 _IOTHREAD = re.compile(r"IO iothread(\d{1,5})\Z", re.ASCII)
@@ -167,17 +178,6 @@ class Area(NamedTuple):
     start: int
     end: int
     permissions: str
-
-
-class Policy(NamedTuple):
-    """A mapping in /proc/PID/numa_maps. pages_by_node counts pages of page_bytes."""
-
-    start: int
-    mode: str
-    nodes: CpuSet
-    file: str | None
-    page_bytes: int
-    pages_by_node: tuple[tuple[NodeIndex, int], ...]
 
 
 class TaskTimes(NamedTuple):
@@ -235,7 +235,7 @@ def parse_maps(text: str) -> tuple[Area, ...]:
     return tuple(Area(int(m[1], 16), int(m[2], 16), m[3]) for m in found if m is not None)
 
 
-def parse_numa_maps(text: str, source: str) -> tuple[Policy, ...]:
+def parse_numa_maps(text: str, source: str) -> tuple[MappedMemory, ...]:
     """The mappings in /proc/PID/numa_maps, in its order.
 
     A policy that this kernel has and we do not know keeps its name. Raises ParseError.
@@ -243,7 +243,7 @@ def parse_numa_maps(text: str, source: str) -> tuple[Policy, ...]:
     return tuple(_policy(line, source) for line in text.splitlines() if line.strip())
 
 
-def _policy(line: str, source: str) -> Policy:
+def _policy(line: str, source: str) -> MappedMemory:
     match = _POLICY.match(line)
     if match is None:
         raise ParseError(source, "an address and a memory policy", line)
@@ -260,7 +260,7 @@ def _policy(line: str, source: str) -> Policy:
     except ValueError:
         raise ParseError(source, "counts of pages", line) from None
     nodes = CpuSet.parse(match["nodes"] or "", source)
-    return Policy(
+    return MappedMemory(
         int(match["start"], 16), match["mode"], nodes, file, page_kib * KIB, tuple(sorted(pages))
     )
 

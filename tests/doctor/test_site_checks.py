@@ -9,10 +9,12 @@ from msgspec.structs import replace
 
 from homenode.catalogue import catalogue, entry_of, finding
 from homenode.check.doctor.diagnosis import site_findings
+from homenode.check.watch.observation import look
 from homenode.errors import InputError
 from homenode.findings import Severity
 from tests.cli.test_plan import homenode
 from tests.targets.written import host_named
+from tests.watch.test_watch import snapshot
 
 HOST = "small-2n8c-2gpu"
 PAGE = """# Racks
@@ -83,6 +85,16 @@ def test_the_doctor_runs_it_and_explain_prints_its_page(
     done = homenode("explain", "rack-too-warm")
     assert done.returncode == 0
     assert "Open the door of rack `RACK`." in done.stdout
+
+
+def test_the_watch_alerts_of_it_and_of_the_rest_where_it_fails(install: Install) -> None:
+    machine = snapshot()
+    folder = install("racks_watched")
+    assert {"rack 7", "rack 8"} <= {one.subject for one in look(machine, None, None).state.alerts}
+    sys.path.remove(str(folder))
+    install("racks_failing", "def check(host): raise OSError('no sensor')")
+    (gap,) = (one for one in look(machine, None, None).state.not_read if "checks" in one.subject)
+    assert "no sensor" in gap.reason
 
 
 def test_pages_of_others_are_not_looked_for_where_homenode_has_the_id(install: Install) -> None:

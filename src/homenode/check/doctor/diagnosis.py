@@ -7,7 +7,7 @@ package:
     racks = "our_racks.checks:check"
 
 `check(host)` makes findings with homenode.catalogue.finding; their texts are the pages (*.md) next
-to the module, in the form of docs/findings. `homenode doctor` runs each check.
+to the module, in the form of docs/findings. `homenode doctor` and `homenode watch` run each check.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping

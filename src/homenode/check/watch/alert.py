@@ -3,9 +3,10 @@
 The outcome of one look is kept for the next: what is new follows from it.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.catalogue import finding
@@ -64,11 +65,15 @@ class WatchedDomain(Struct, frozen=True, kw_only=True):
 
 
 def alerts(
-    expected: CertifiedHost | None, host: Host, domains: Iterable[WatchedDomain] = ()
+    expected: CertifiedHost | None,
+    host: Host,
+    domains: Iterable[WatchedDomain] = (),
+    site: Iterable[Finding] = (),
 ) -> tuple[Alert, ...]:
     """The alerts on a host and its VMs, the worst first; one for each cause.
 
-    expected: what was certified; None = only what the doctor knows to be wrong on any host.
+    expected: what was certified; None = only what the doctor knows to be wrong on any host. site:
+    what checks of other distributions found on the host.
     """
     found = list(_drifts(expected, host)) if expected is not None else []
     accepted = set() if expected is None else set(expected.accepted)
@@ -79,7 +84,7 @@ def alerts(
         explained |= PRESENCE
     found += [
         _alert((finding,))
-        for finding in diagnose(host).findings
+        for finding in (*diagnose(host).findings, *site)
         if finding.is_bad and finding.id not in accepted | explained
     ]
     for domain in domains:
@@ -104,17 +109,17 @@ def _drifts(expected: CertifiedHost, host: Host) -> Iterator[Alert]:
     if len({one.bdf in was_there for one in presence}) == 2:
         # Some are gone and some are new: cards that were moved, or buses with other numbers.
         devices = [one for one in devices if one not in presence]
-        yield _alert(
-            tuple(one.finding for one in presence),
-            "addresses",
-            devices=tuple(one.bdf for one in presence),
-        )
+        yield _of_devices(presence, "addresses")
     for slot in dict.fromkeys(_slot(one) for one in devices):
-        mine = [one for one in devices if _slot(one) == slot]
-        yield _alert(tuple(one.finding for one in mine), devices=tuple(one.bdf for one in mine))
+        yield _of_devices([one for one in devices if _slot(one) == slot])
     pages = tuple(huge_page_drift(expected, host))
     if pages:
         yield _alert(pages, "huge pages")
+
+
+def _of_devices(changed: Sequence[DeviceDrift], subject: str | None = None) -> Alert:
+    findings = tuple(one.finding for one in changed)
+    return _alert(findings, subject, devices=tuple(one.bdf for one in changed))
 
 
 def _slot(drift: DeviceDrift) -> tuple[int, int, int]:
@@ -130,29 +135,20 @@ def _add_domain(found: list[Alert], domain: WatchedDomain) -> None:
     for number, alert in enumerate(found):
         is_cause = alert.id == "drift-topology" and alert.subject == "topology"
         if is_cause or set(alert.devices) & set(domain.devices):
-            found[number] = Alert(
-                id=alert.id,
-                severity=alert.severity,
-                subject=alert.subject,
-                findings=(*alert.findings, *bad),
-                domains=(*alert.domains, domain.name),
-                devices=alert.devices,
-            )
+            findings, domains = (*alert.findings, *bad), (*alert.domains, domain.name)
+            found[number] = replace(alert, findings=findings, domains=domains)
             return
     if domain.is_foreign:
-        bad = (_foreign(domain), *bad)
+        foreign = finding(
+            "plan-of-other-host",
+            domain.name,
+            expected="a layout planned for this host",
+            observed="one planned for another host, or before this host's topology changed",
+            values={"domain": command_line(*operands(domain.name))},
+            source="the layout's record in the domain's <metadata>",
+        )
+        bad = (foreign, *bad)
     found.append(_alert(bad, domain.name, domains=(domain.name,)))
-
-
-def _foreign(domain: WatchedDomain) -> Finding:
-    return finding(
-        "plan-of-other-host",
-        domain.name,
-        expected="a layout planned for this host",
-        observed="one planned for another host, or before this host's topology changed",
-        values={"domain": command_line(*operands(domain.name))},
-        source="the layout's record in the domain's <metadata>",
-    )
 
 
 def _alert(
@@ -162,12 +158,10 @@ def _alert(
     domains: tuple[str, ...] = (),
     devices: tuple[Bdf, ...] = (),
 ) -> Alert:
-    first = findings[0]
-    worst = in_order(findings)[0].severity
     return Alert(
-        id=first.id,
-        severity=worst,
-        subject=subject or first.subject,
+        id=findings[0].id,
+        severity=in_order(findings)[0].severity,
+        subject=subject or findings[0].subject,
         findings=findings,
         domains=domains,
         devices=devices,

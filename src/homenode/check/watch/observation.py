@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
+from homenode.check.doctor.diagnosis import site_findings
 from homenode.check.doctor.expectation import UNREAD, CertifiedHost, topology_drift
 from homenode.check.watch.alert import WatchedDomain, WatchState, alerts
-from homenode.errors import HomenodeError
+from homenode.errors import HomenodeError, InputError
 from homenode.findings import Finding
 from homenode.gap import Gap
 from homenode.machine.discover.host import discover
@@ -47,7 +48,12 @@ def look(snapshot: Snapshot, expected: CertifiedHost | None, connect: str | None
         failures = snapshot.failures if isinstance(snapshot, LiveSnapshot) else {}
         not_read.append(Gap("running VMs", failures.get("virsh-domains", "no output of virsh")))
     domains = _domains(quiet, host, connect, not_read)
-    found = alerts(expected, host, domains)
+    site: tuple[Finding, ...] = ()
+    try:
+        site = tuple(site_findings(host))
+    except InputError as error:  # the other alerts are no less needed
+        not_read.append(Gap("checks of other distributions", error.message))
+    found = alerts(expected, host, domains, site)
     if expected is None:
         not_read.append(Gap("recorded state", "no file; write one: homenode watch certify -o"))
     else:

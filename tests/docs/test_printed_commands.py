@@ -86,10 +86,8 @@ SAFE = {
 }
 QUOTED = ("command_line(", "shlex.quote(", "quote(", "_again(")
 NOT_PRINTED = {
-    "cluster/slurm/hooks.py",
-    "cluster/slurm/wrapper.py",
     "machine/snapshot/collector.py",
-    "cluster/kubevirt/measuring_jobs.py",
+    "cluster/kubevirt/manifests.py",
     "measure/access/remote.py",
     "measure/access/serial_console.py",
     "measure/access/console_frame.py",

@@ -26,7 +26,7 @@ from homenode.cluster.kubevirt.manifests import (
     shell_job,
     virtual_machine,
 )
-from homenode.cluster.kubevirt.vmi import demand_of, read_vmi
+from homenode.cluster.kubevirt.vmi import read_vmi
 from homenode.cluster.pods.kubelet import read_kubelet
 from homenode.errors import UsageError
 from homenode.vm.sources import load_host
@@ -113,7 +113,7 @@ def test_a_vm_of_two_packages_has_two_sockets_and_no_room_for_more(
 
 def test_the_check_has_nothing_to_say_of_the_vm() -> None:
     vmi = read_vmi(json.dumps(virtual_machine(OPTIONS)), "vm.yaml")
-    assert demand_of(vmi).gpus == 8
+    assert vmi.gpu_count == 8
     assert check_fit(vmi, None, None, Cluster(frozenset(GATES))).findings == ()
 
 

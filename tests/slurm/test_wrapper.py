@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from homenode.cluster.slurm.wrapper import WRAPPER
+from homenode.cluster.slurm.hooks import rank_wrapper
 
 STATUS = "Cpus_allowed_list:\t{}\n"
 
@@ -22,7 +22,7 @@ class Rank:
         self.tools = folder / "tools"
         self.tools.mkdir()
         self.script = folder / "bind-rank.sh"
-        self.script.write_text(WRAPPER)
+        self.script.write_text(rank_wrapper())
         for node, cpus in ((0, "0-3"), (1, "4-7"), (4, "")):
             self._write(f"sys/devices/system/node/node{node}/cpulist", f"{cpus}\n")
         self._write("sys/devices/system/cpu/online", "0-7\n")
@@ -261,6 +261,6 @@ def test_it_is_plain_posix_shell() -> None:
     if shellcheck is None:
         pytest.skip("shellcheck is not installed")
     done = subprocess.run(
-        [shellcheck, "-s", "sh", "-"], input=WRAPPER, text=True, capture_output=True
+        [shellcheck, "-s", "sh", "-"], input=rank_wrapper(), text=True, capture_output=True
     )
     assert done.returncode == 0, done.stdout

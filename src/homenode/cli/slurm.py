@@ -44,7 +44,7 @@ from homenode.cluster.slurm.client import (
 )
 from homenode.cluster.slurm.config import parse_config
 from homenode.cluster.slurm.gres import DeviceOrder, device_order
-from homenode.cluster.slurm.hooks import hooks
+from homenode.cluster.slurm.hooks import hooks, rank_wrapper
 from homenode.cluster.slurm.job_allocation import (
     JobAllocation,
     NodeMachine,
@@ -55,7 +55,6 @@ from homenode.cluster.slurm.job_allocation import (
 from homenode.cluster.slurm.numbering import gpus_in_order, with_affinities
 from homenode.cluster.slurm.ranks import Rank, RankOptions, bind_ranks, sbatch_lines, srun_flags
 from homenode.cluster.slurm.record import TaskRecord, with_tasks
-from homenode.cluster.slurm.wrapper import WRAPPER
 from homenode.cpuset import CpuSet
 from homenode.errors import HostError, ParseError, ToolError, UsageError
 from homenode.findings import Finding, Findings, Severity
@@ -391,7 +390,7 @@ def _gpus(text: str, host: Host) -> tuple[int, ...]:
 def _write_wrapper(path: Path) -> None:
     if path.exists():
         raise UsageError(f"{path}: expected nothing there yet, found a file")
-    write_text(path, WRAPPER, 0o755)
+    write_text(path, rank_wrapper(), 0o755)
     note(f"wrote {path}")
     wrapper = str(path) if "/" in str(path) else f"./{path}"
     note(f"srun --gpus-per-task=1 --cpus-per-task=N {command_line(wrapper)} COMMAND")

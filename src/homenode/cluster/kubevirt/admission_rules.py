@@ -337,8 +337,7 @@ def _cpu(vmi: Vmi) -> Iterator[Finding]:
     most, (sockets, _) = down(cpu, "maxSockets"), _topology(vmi)
     if isinstance(most, int) and 0 < most < sockets:
         yield _refused("sockets-above-most", f"{sockets} of {most}")
-    features = down(cpu, "features")
-    for feature in features if isinstance(features, list) else ():
+    for feature in vmi.listed("domain", "cpu", "features"):
         if (down(feature, "policy") or "") not in _FEATURES:
             yield _refused("cpu-feature-policy", f"{down(feature, 'name')}: {feature['policy']}")
     is_arm = vmi.at("architecture") == "arm64"
@@ -378,11 +377,6 @@ def _iothreads(vmi: Vmi) -> Iterator[Finding]:
         yield _refused("iothreads-count", count)
 
 
-def _listed(vmi: Vmi, *path: str) -> list[Any]:
-    value = vmi.at(*path)
-    return value if isinstance(value, list) else []
-
-
 def _text(value: Any, name: str) -> str | None:
     found = down(value, name)
     return found if isinstance(found, str) else None
@@ -392,7 +386,7 @@ def _claims(vmi: Vmi, cluster: Cluster | None) -> Iterator[Finding]:
     """Devices by resource claim (DRA), and by name next to these."""
     requests: list[tuple[str, str]] = []
     for group, gate in _CLAIM_GATES.items():
-        devices = _listed(vmi, "domain", "devices", group)
+        devices = vmi.listed("domain", "devices", group)
         names = [_text(one, "deviceName") for one in devices]
         claims = [(_text(one, "claimName"), _text(one, "requestName")) for one in devices]
         by_claim = [
@@ -415,7 +409,7 @@ def _claims(vmi: Vmi, cluster: Cluster | None) -> Iterator[Finding]:
     for pair, count in Counter(requests).items():
         if count > 1:
             yield _refused("claim-request-twice", f"{'/'.join(pair)} {count} times")
-    listed = _listed(vmi, "resourceClaims")
+    listed = vmi.listed("resourceClaims")
     known = Counter(_text(one, "name") or "" for one in listed)
     missing = sorted({pair[0] for pair in requests} - set(known))
     twice = sorted(name for name, count in known.items() if count > 1)
@@ -487,7 +481,7 @@ def _launch_security(vmi: Vmi, cluster: Cluster | None) -> Iterator[Finding]:
         "attestation": attested and vmi.at("startStrategy") != "Paused",
         "bootOrder": any(
             down(one, "bootOrder") is not None
-            for one in _listed(vmi, "domain", "devices", "interfaces")
+            for one in vmi.listed("domain", "devices", "interfaces")
         ),
     }
     if any(conflicts.values()):
@@ -500,7 +494,7 @@ def _permitted(vmi: Vmi, cluster: Cluster) -> Iterator[Finding]:
         return
     groups = ("hostDevices",) if cluster.has_gate("GPUsWithDRA") else ("gpus", "hostDevices")
     for group in groups:
-        names = [down(one, "deviceName") for one in _listed(vmi, "domain", "devices", group)]
+        names = [down(one, "deviceName") for one in vmi.listed("domain", "devices", group)]
         for name in sorted({name for name in names if isinstance(name, str)}):
             if name not in cluster.permitted:
                 yield finding(

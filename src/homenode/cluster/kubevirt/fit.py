@@ -13,7 +13,7 @@ from itertools import pairwise
 from homenode.catalogue import finding
 from homenode.cluster.kubevirt.admission_rules import FIRST_VERSION, Cluster, admission_findings
 from homenode.cluster.kubevirt.manifest_options import HookVersion
-from homenode.cluster.kubevirt.vmi import HOOK_ANNOTATION, Demand, Vmi, demand_of, launcher_pod
+from homenode.cluster.kubevirt.vmi import HOOK_ANNOTATION, Vmi, guest_of, launcher_pod
 from homenode.cluster.pods.admission import TOPOLOGY_AFFINITY
 from homenode.cluster.pods.checkpoints import Checkpoints
 from homenode.cluster.pods.fit import fit, fit_findings, kubelet_findings
@@ -27,6 +27,7 @@ from homenode.machine.topology import Host
 from homenode.plan.devices.fabric import board_of_host
 from homenode.plan.devices.partitions import partition_sizes
 from homenode.units import format_bytes
+from homenode.vm.model import Vm
 
 NATIVE = "PCINUMAAwareTopology"
 ROOT_COMPLEX_ANNOTATION = "kubevirt.io/placePCIDevicesOnRootComplex"
@@ -39,9 +40,9 @@ def check_fit(
     vmi: Vmi, kubelet: Kubelet | None, host: Host | None, cluster: Cluster | None
 ) -> Findings:
     """Findings on one VMI. kubelet, host, cluster: None = not given, and not judged."""
-    demand = demand_of(vmi)
-    found = [*admission_findings(vmi, cluster), *_spec(vmi, demand), *_hooks(vmi)]
-    found += _gates(demand, cluster)
+    guest = guest_of(vmi)
+    found = [*admission_findings(vmi, cluster), *_spec(vmi, guest), *_hooks(vmi)]
+    found += _gates(vmi, cluster)
     checked = [f"VMI {vmi.name}: CPU placement, cells, memory, devices, hook"]
     if cluster is not None:
         version = "" if cluster.version is None else " {}.{}".format(*cluster.version)
@@ -51,17 +52,15 @@ def check_fit(
             f"kubelet: cpuManagerPolicy {kubelet.cpu_policy}, topologyManagerPolicy "
             f"{kubelet.topology_policy}, memoryManagerPolicy {kubelet.memory_policy}"
         )
-        found += _kubelet(demand, kubelet)
+        found += _kubelet(vmi, guest, kubelet)
         nodes = 0 if host is None else len(host.nodes)
         found += kubelet_findings(kubelet.policies(), nodes)
     if host is not None:
         checked.append(f"node {host.name}: PUs, NUMA nodes, huge pages, GPUs")
-        found += node_findings(demand, kubelet, host)
-        found += memory_findings(demand, aligned_nodes(demand, kubelet, host), host)
-        refused = demand.memory_bytes is None or any(
-            finding.severity is Severity.CRITICAL for finding in found
-        )
-        if kubelet is not None and not refused:
+        found += node_findings(vmi, guest, kubelet, host)
+        found += memory_findings(guest, aligned_nodes(vmi, kubelet, host), host)
+        refused = any(finding.severity is Severity.CRITICAL for finding in found)
+        if kubelet is not None and guest.memory_bytes and not refused:
             found += _verdict(vmi, kubelet, host)
     return Findings(checked=tuple(checked), findings=in_order(found))
 
@@ -77,7 +76,7 @@ def _verdict(vmi: Vmi, kubelet: Kubelet, host: Host) -> Iterator[Finding]:
     yield from (one for one in fit_findings(found, host.name).findings if one.id in ids)
 
 
-def _spec(vmi: Vmi, demand: Demand) -> Iterator[Finding]:
+def _spec(vmi: Vmi, guest: Vm) -> Iterator[Finding]:
     if vmi.instancetype is not None:
         yield finding(
             "instancetype",
@@ -86,7 +85,7 @@ def _spec(vmi: Vmi, demand: Demand) -> Iterator[Finding]:
             observed="a VirtualMachine that takes them from an instance type or preference",
             source="the object",
         )
-    if demand.passed and vmi.annotations.get(ROOT_COMPLEX_ANNOTATION) == "true":
+    if vmi.passed_count and vmi.annotations.get(ROOT_COMPLEX_ANNOTATION) == "true":
         yield finding(
             "devices-on-root-complex",
             f"annotation {ROOT_COMPLEX_ANNOTATION}",
@@ -95,7 +94,7 @@ def _spec(vmi: Vmi, demand: Demand) -> Iterator[Finding]:
             "hook leaves what was put there explicitly",
             source="KubeVirt, converter.go: PlacePCIDevicesOnRootComplex",
         )
-    if not demand.dedicated:
+    if not vmi.is_dedicated:
         yield finding(
             "cpus-not-dedicated",
             "spec.domain.cpu.dedicatedCpuPlacement",
@@ -103,17 +102,17 @@ def _spec(vmi: Vmi, demand: Demand) -> Iterator[Finding]:
             observed="not set: the vCPUs are not pinned, so the guest can be shown no node",
             source=_ADMISSION,
         )
-    if demand.mapped and demand.most_memory_bytes is not None:
+    if vmi.is_mapped and guest.max_memory_bytes is not None:
         yield finding(
             "mapping-with-plugged-memory",
             "spec.domain.memory.maxGuest",
             expected="none next to guestMappingPassthrough",
-            observed=f"{format_bytes(demand.most_memory_bytes)}: KubeVirt does not plug "
+            observed=f"{format_bytes(guest.max_memory_bytes)}: KubeVirt does not plug "
             "memory into a guest "
             "with cells, and refuses the VMI",
             source="KubeVirt, liveupdate/memory: ValidateLiveUpdateMemory",
         )
-    if demand.dedicated and not demand.mapped:
+    if vmi.is_dedicated and not vmi.is_mapped:
         yield finding(
             "guest-flat",
             "spec.domain.cpu.numa",
@@ -122,7 +121,7 @@ def _spec(vmi: Vmi, demand: Demand) -> Iterator[Finding]:
             "its devices have none",
             source="IBM Developer, Optimizing GPU accelerated VMs with KubeVirt",
         )
-    if demand.dedicated and not demand.emulator_apart:
+    if vmi.is_dedicated and not vmi.is_emulator_apart:
         yield finding(
             "emulator-on-vcpu",
             "spec.domain.cpu.isolateEmulatorThread",
@@ -163,13 +162,13 @@ def _wrong_hook(text: str) -> str | None:
     return None
 
 
-def _gates(demand: Demand, cluster: Cluster | None) -> Iterator[Finding]:
+def _gates(vmi: Vmi, cluster: Cluster | None) -> Iterator[Finding]:
     source = "KubeVirt, feature gates"
     native = cluster is not None and cluster.has_gate(NATIVE)
-    if demand.passed and demand.mapped and not demand.hooked and not native:
+    if vmi.passed_count and vmi.is_mapped and not vmi.is_hooked and not native:
         yield finding(
             "devices-without-node",
-            f"{demand.passed} devices",
+            f"{vmi.passed_count} devices",
             expected=f"homenode's hook, or the gate {NATIVE} (KubeVirt 1.8 and newer)",
             observed="no hook in the annotations"
             + ("" if cluster is None else ", and the gate is off"),
@@ -188,7 +187,7 @@ def _gates(demand: Demand, cluster: Cluster | None) -> Iterator[Finding]:
                 observed="{}.{}: it ignores the gate".format(*(cluster.version or ())),
                 source=source,
             )
-    if demand.dedicated and not cluster.has_gate("CPUManager"):
+    if vmi.is_dedicated and not cluster.has_gate("CPUManager"):
         yield finding(
             "gate-cpu-manager-off",
             "feature gate CPUManager",
@@ -196,7 +195,7 @@ def _gates(demand: Demand, cluster: Cluster | None) -> Iterator[Finding]:
             observed="off",
             source=source,
         )
-    if demand.hooked and native:
+    if vmi.is_hooked and native:
         yield finding(
             "hook-beside-native",
             f"feature gate {NATIVE}",
@@ -206,8 +205,8 @@ def _gates(demand: Demand, cluster: Cluster | None) -> Iterator[Finding]:
         )
 
 
-def _kubelet(demand: Demand, kubelet: Kubelet) -> Iterator[Finding]:
-    if demand.dedicated and kubelet.cpu_policy != "static":
+def _kubelet(vmi: Vmi, guest: Vm, kubelet: Kubelet) -> Iterator[Finding]:
+    if vmi.is_dedicated and kubelet.cpu_policy != "static":
         yield finding(
             "cpu-manager-off",
             "kubelet cpuManagerPolicy",
@@ -217,7 +216,7 @@ def _kubelet(demand: Demand, kubelet: Kubelet) -> Iterator[Finding]:
             "scheduled nowhere",
             source=_CPU,
         )
-    if demand.passed and kubelet.topology_policy == "none":
+    if vmi.passed_count and kubelet.topology_policy == "none":
         yield finding(
             "topology-manager-off",
             "kubelet topologyManagerPolicy",
@@ -225,7 +224,7 @@ def _kubelet(demand: Demand, kubelet: Kubelet) -> Iterator[Finding]:
             observed="none: CPUs, pages and devices come from any nodes",
             source=_TOPOLOGY,
         )
-    if demand.mapped and kubelet.seccomp_default:
+    if vmi.is_mapped and kubelet.seccomp_default:
         yield finding(
             "binding-forbidden",
             "kubelet seccompDefault",
@@ -235,7 +234,7 @@ def _kubelet(demand: Demand, kubelet: Kubelet) -> Iterator[Finding]:
             "with 'cannot bind memory to host NUMA nodes: Operation not permitted'",
             source="kubevirt#17248",
         )
-    if demand.page_bytes is not None and kubelet.memory_policy != "Static":
+    if guest.page_bytes is not None and kubelet.memory_policy != "Static":
         yield finding(
             "memory-manager-off",
             "kubelet memoryManagerPolicy",
@@ -261,38 +260,38 @@ def gpus_of_node(host: Host) -> dict[NodeIndex | None, int]:
     return count
 
 
-def aligned_nodes(demand: Demand, kubelet: Kubelet | None, host: Host) -> int:
+def aligned_nodes(vmi: Vmi, kubelet: Kubelet | None, host: Host) -> int:
     """NUMA nodes that the VM takes at least: for its PUs, and for its GPUs."""
-    by_pus = _fewest(free_pus(kubelet, host).values(), demand.pus)
-    by_gpus = _fewest(gpus_of_node(host).values(), demand.gpus)
+    by_pus = _fewest(free_pus(kubelet, host).values(), vmi.dedicated_pus)
+    by_gpus = _fewest(gpus_of_node(host).values(), vmi.gpu_count)
     return max(1, by_pus, by_gpus)
 
 
-def node_findings(demand: Demand, kubelet: Kubelet | None, host: Host) -> Iterator[Finding]:
+def node_findings(vmi: Vmi, guest: Vm, kubelet: Kubelet | None, host: Host) -> Iterator[Finding]:
     """What does not come together, or comes together by luck."""
     pus = free_pus(kubelet, host)
-    if demand.dedicated and demand.pus > sum(pus.values()):
+    if vmi.is_dedicated and vmi.dedicated_pus > sum(pus.values()):
         yield finding(
             "pus-short",
-            f"{demand.pus} dedicated PUs",
+            f"{vmi.dedicated_pus} dedicated PUs",
             expected=f"at most {sum(pus.values())}, which kubelet can give",
-            observed=f"{demand.vcpus} vCPUs, and {demand.pus - demand.vcpus} for QEMU's own "
-            "threads",
+            observed=f"{guest.vcpus} vCPUs, and {vmi.dedicated_pus - guest.vcpus} for QEMU's "
+            "own threads",
             case="of PUs",
             values={"pus": sum(pus.values())},
             source=_CPU,
         )
     siblings = max((len(core.pus) for core in host.cores), default=1)
     full = kubelet is not None and kubelet.has_cpu_option("full-pcpus-only")
-    if demand.dedicated and full and demand.pus % siblings:
+    if vmi.is_dedicated and full and vmi.dedicated_pus % siblings:
         yield finding(
             "smt-alignment",
-            f"{demand.pus} dedicated PUs",
+            f"{vmi.dedicated_pus} dedicated PUs",
             expected=f"a multiple of {siblings}, the PUs of a core, as full-pcpus-only wants",
-            observed=f"{demand.pus}: kubelet refuses the pod (SMTAlignmentError)",
+            observed=f"{vmi.dedicated_pus}: kubelet refuses the pod (SMTAlignmentError)",
             source=_CPU,
         )
-    if demand.dedicated and kubelet is not None and siblings > 1 and not full:
+    if vmi.is_dedicated and kubelet is not None and siblings > 1 and not full:
         yield finding(
             "cores-shared",
             "kubelet cpuManagerPolicyOptions",
@@ -300,40 +299,40 @@ def node_findings(demand: Demand, kubelet: Kubelet | None, host: Host) -> Iterat
             observed="not set: a core's siblings may go to two VMs",
             source=_CPU,
         )
-    if demand.threads > siblings:
+    if guest.threads_per_core > siblings:
         yield finding(
             "threads-without-siblings",
             "spec.domain.cpu.threads",
             expected=f"at most {siblings}, as the node's cores have",
-            observed=str(demand.threads),
+            observed=str(guest.threads_per_core),
             source="kubevirt#11749",
         )
-    yield from _gpus(demand, kubelet, host)
+    yield from _gpus(vmi, kubelet, host)
     if kubelet is not None and kubelet.topology_policy != "none":
-        yield from _topology(demand, kubelet, host)
+        yield from _topology(vmi, kubelet, host)
 
 
-def _gpus(demand: Demand, kubelet: Kubelet | None, host: Host) -> Iterator[Finding]:
+def _gpus(vmi: Vmi, kubelet: Kubelet | None, host: Host) -> Iterator[Finding]:
     count = gpus_of_node(host)
     if not host.pci_devices:
-        if demand.gpus:
+        if vmi.gpu_count:
             yield finding(
                 "gpus-unknown",
-                f"{demand.gpus} GPUs",
+                f"{vmi.gpu_count} GPUs",
                 expected="the node's PCI devices",
                 observed="none in the source",
                 source=host.name,
             )
         return
-    if demand.gpus > sum(count.values()):
+    if vmi.gpu_count > sum(count.values()):
         yield finding(
             "gpus-short",
-            f"{demand.gpus} GPUs",
+            f"{vmi.gpu_count} GPUs",
             expected=f"at most {sum(count.values())} on the node",
-            observed=str(demand.gpus),
+            observed=str(vmi.gpu_count),
             source=host.name,
         )
-    elif demand.gpus and count.get(None):
+    elif vmi.gpu_count and count.get(None):
         yield finding(
             "device-node-unknown",
             f"{count[None]} GPUs of the node",
@@ -343,20 +342,20 @@ def _gpus(demand: Demand, kubelet: Kubelet | None, host: Host) -> Iterator[Findi
         )
     board = board_of_host(host)
     sizes = () if board is None else partition_sizes(board)
-    if board is not None and demand.gpus and demand.gpus not in sizes:
+    if board is not None and vmi.gpu_count and vmi.gpu_count not in sizes:
         yield finding(
             "gpus-no-partition",
-            f"{demand.gpus} GPUs of an {board} board",
+            f"{vmi.gpu_count} GPUs of an {board} board",
             expected=f"{', '.join(map(str, sizes))}: Fabric Manager's partitions",
-            observed=f"{demand.gpus}: no partition, so that the GPUs have no NVLink among them",
+            observed=f"{vmi.gpu_count}: no partition, so that the GPUs have no NVLink among them",
             source="NVIDIA Fabric Manager user guide, shared NVSwitch virtualization",
         )
     may_spread = kubelet is None or kubelet.topology_policy != "single-numa-node"
-    if may_spread and 1 < demand.gpus < sum(count.values()) and len(count) > 1:
+    if may_spread and 1 < vmi.gpu_count < sum(count.values()) and len(count) > 1:
         spread = ", ".join(f"{n} on node {node}" for node, n in sorted(count.items(), key=str))
         yield finding(
             "gpus-may-spread",
-            f"{demand.gpus} GPUs",
+            f"{vmi.gpu_count} GPUs",
             expected="all of as few nodes as hold them",
             observed=f"{spread}: Topology Manager's hints do not "
             "count devices, so that they may come from more",
@@ -364,9 +363,9 @@ def _gpus(demand: Demand, kubelet: Kubelet | None, host: Host) -> Iterator[Findi
         )
 
 
-def _topology(demand: Demand, kubelet: Kubelet, host: Host) -> Iterator[Finding]:
+def _topology(vmi: Vmi, kubelet: Kubelet, host: Host) -> Iterator[Finding]:
     nodes = len(host.nodes)
-    needed = aligned_nodes(demand, kubelet, host)
+    needed = aligned_nodes(vmi, kubelet, host)
     distant = 1 < needed < nodes and nodes > 2
     if distant and kubelet.topology_options.get("prefer-closest-numa-nodes") != "true":
         yield finding(
@@ -392,13 +391,13 @@ def _fewest(sizes: Iterable[int], needed: int) -> int:
 _SPLIT = "KubeVirt, virtwrap/converter/vcpu: memory is shared evenly over the cells"
 
 
-def memory_findings(demand: Demand, nodes: int, host: Host) -> Iterator[Finding]:
+def memory_findings(guest: Vm, nodes: int, host: Host) -> Iterator[Finding]:
     """Huge pages that are missing. nodes: NUMA nodes that the VM takes at least."""
-    size, page = demand.memory_bytes, demand.page_bytes
+    size, page = guest.memory_bytes, guest.page_bytes
     if page is None:
         return
     subject = f"huge pages of {format_bytes(page)}"
-    if size is None:
+    if not size:
         yield finding(
             "memory-unknown",
             "spec.domain.memory.guest",
@@ -451,7 +450,7 @@ def memory_findings(demand: Demand, nodes: int, host: Host) -> Iterator[Finding]
             observed=f"{', '.join(map(str, free))} free",
             source=_SPLIT,
         )
-    most = -(-(demand.most_memory_bytes or 0) // page)
+    most = -(-(guest.max_memory_bytes or 0) // page)
     if sum(free) < most and sum(free) >= pages:
         yield finding(
             "huge-pages-for-growth",

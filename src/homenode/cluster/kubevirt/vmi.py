@@ -5,7 +5,9 @@ virt-controller/services (renderresources.go, template.go) and hypervisor/kvm (G
 KubeVirt 1.8.4.
 """
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping
+from math import prod
 from typing import Any
 
 from msgspec import Struct
@@ -16,6 +18,7 @@ from homenode.cluster.pods.pod import MEMORY, Container, Pod
 from homenode.cluster.pods.quantity import parse_quantity
 from homenode.errors import InputError, ParseError
 from homenode.units import GIB, MIB
+from homenode.vm.model import Vm
 
 _NOTHING: Mapping[str, Any] = {}
 _TYPES: Mapping[str, type] = {
@@ -38,6 +41,15 @@ _TYPES: Mapping[str, type] = {
 """Of what is below spec.domain: the API server refuses others."""
 
 
+HOOK_ANNOTATION = "hooks.kubevirt.io/hookSidecars"
+EVEN_ANNOTATION = "alpha.kubevirt.io/EmulatorThreadCompleteToEvenParity"
+"""QEMU's own threads get two PUs where one would make the sum odd. KubeVirt puts it on VMIs itself
+where the gate AlignCPUs is on and the KubeVirt CR has it.
+
+Source: KubeVirt, virt-controller/services/renderresources.go, WithCPUPinning.
+"""
+
+
 class Vmi(Struct, frozen=True):
     """A VMI, or the template of a VM.
 
@@ -55,6 +67,50 @@ class Vmi(Struct, frozen=True):
     def at(self, *path: str) -> Any:
         """What is down a path of names in the spec; None where it is not there."""
         return down(self.spec, *path)
+
+    def listed(self, *path: str) -> list[Any]:
+        """The list down a path; an empty one where there is none."""
+        found = self.at(*path)
+        return found if isinstance(found, list) else []
+
+    @property
+    def is_dedicated(self) -> bool:
+        return bool(self.at("domain", "cpu", "dedicatedCpuPlacement"))
+
+    @property
+    def is_emulator_apart(self) -> bool:
+        return bool(self.at("domain", "cpu", "isolateEmulatorThread"))
+
+    @property
+    def is_mapped(self) -> bool:
+        """Whether the guest gets cells."""
+        return self.at("domain", "cpu", "numa", "guestMappingPassthrough") is not None
+
+    @property
+    def is_hooked(self) -> bool:
+        return HOOK_ANNOTATION in self.annotations
+
+    @property
+    def gpu_count(self) -> int:
+        """GPUs of any kind."""
+        return len(self.listed("domain", "devices", "gpus"))
+
+    @property
+    def passed_count(self) -> int:
+        """Functions of the host, GPUs and SR-IOV NICs among them."""
+        nics = self.listed("domain", "devices", "interfaces")
+        others = len(self.listed("domain", "devices", "hostDevices"))
+        return self.gpu_count + others + sum(down(one, "sriov") is not None for one in nics)
+
+    @property
+    def dedicated_pus(self) -> int:
+        """PUs asked of kubelet, those of the emulator and of a pool of IOThreads included."""
+        pool = self.at("domain", "ioThreads", "supplementalPoolThreadCount")
+        has_pool = self.at("domain", "ioThreadsPolicy") == "supplementalPool" and pool is not None
+        pus = guest_of(self).vcpus + (parse_quantity(pool, "ioThreads") if has_pool else 0)
+        if self.is_emulator_apart:
+            pus += 2 if EVEN_ANNOTATION in self.annotations and pus % 2 == 0 else 1
+        return pus
 
 
 def read_vmi(text: str | bytes, source: str, *, needs_domain: bool = False) -> Vmi:
@@ -155,92 +211,58 @@ def _address(text: str, source: str, group: str) -> tuple[int, int, int, int]:
     return at.domain, at.bus, at.device, at.function
 
 
-HOOK_ANNOTATION = "hooks.kubevirt.io/hookSidecars"
-EVEN_ANNOTATION = "alpha.kubevirt.io/EmulatorThreadCompleteToEvenParity"
-"""QEMU's own threads get two PUs where one would make the sum odd. KubeVirt puts it on VMIs itself
-where the gate AlignCPUs is on and the KubeVirt CR has it.
-
-Source: KubeVirt, virt-controller/services/renderresources.go, WithCPUPinning.
-"""
-
-
-class Demand(Struct, frozen=True):
-    """vcpus: of the guest. threads: of its topology. pus: dedicated ones asked of kubelet, those of
-    the emulator and of a pool of IOThreads included. memory_bytes, page_bytes: None where not said.
-    most_memory_bytes: to which memory may be plugged in while it runs; None = it is not to grow.
-    gpus: how many, of any kind. passed: functions of the host, GPUs and SR-IOV NICs among them.
-    """
-
-    vcpus: int
-    threads: int
-    pus: int
-    dedicated: bool
-    emulator_apart: bool
-    mapped: bool
-    memory_bytes: int | None
-    most_memory_bytes: int | None
-    page_bytes: int | None
-    gpus: int
-    passed: int
-    hooked: bool
-
-
-def demand_of(vmi: Vmi) -> Demand:
-    """The demand of a VMI. Raises ParseError for a quantity that is none."""
+def _topology(vmi: Vmi) -> tuple[int, int, int, int] | None:
+    """Sockets, dies, cores and threads; None where nothing of them is set."""
     cpu = vmi.at("domain", "cpu")
-    counts = [_count(down(cpu, name), name) for name in ("sockets", "cores", "threads")]
-    vcpus = 1
-    for count in counts:
-        vcpus *= count or 1
-    if not any(counts):
-        asked = vmi.at("domain", "resources", "limits", "cpu") or vmi.at(
-            "domain", "resources", "requests", "cpu"
-        )
-        vcpus = vcpus if asked is None else parse_quantity(asked, "resources.cpu")
-    memory = vmi.at("domain", "memory", "guest")
-    for kind in ("limits", "requests"):
-        memory = memory or vmi.at("domain", "resources", kind, "memory")
-    page = vmi.at("domain", "memory", "hugepages", "pageSize")
-    gpus = _listed(vmi, "gpus")
-    nics = [one for one in _listed(vmi, "interfaces") if down(one, "sriov") is not None]
-    emulator_apart = bool(down(cpu, "isolateEmulatorThread"))
-    pus = vcpus + _pool(vmi)
-    if emulator_apart:
-        pus += 2 if EVEN_ANNOTATION in vmi.annotations and pus % 2 == 0 else 1
-    size = None if memory is None else parse_quantity(memory, "memory")
-    most = vmi.at("domain", "memory", "maxGuest")
-    most_bytes = None if most is None else parse_quantity(most, "memory.maxGuest")
-    return Demand(
-        vcpus=vcpus,
-        threads=counts[2] or 1,
-        pus=pus,
-        dedicated=bool(down(cpu, "dedicatedCpuPlacement")),
-        emulator_apart=emulator_apart,
-        mapped=down(cpu, "numa", "guestMappingPassthrough") is not None,
-        memory_bytes=size,
-        most_memory_bytes=most_bytes if most_bytes and most_bytes > (size or 0) else None,
-        page_bytes=None if page is None else parse_quantity(page, "memory.hugepages.pageSize"),
-        gpus=len(gpus),
-        passed=len(gpus) + len(_listed(vmi, "hostDevices")) + len(nics),
-        hooked=HOOK_ANNOTATION in vmi.annotations,
+    sockets, cores, threads = (
+        0 if (count := down(cpu, name)) is None else parse_quantity(count, f"cpu.{name}")
+        for name in ("sockets", "cores", "threads")
     )
+    return (sockets or 1, 1, cores or 1, threads or 1) if sockets or cores or threads else None
 
 
-def _listed(vmi: Vmi, name: str) -> list[Any]:
-    found = vmi.at("domain", "devices", name)
-    return found if isinstance(found, list) else []
+def _vcpus(vmi: Vmi) -> int:
+    topology = _topology(vmi)
+    if topology is not None:
+        return prod(topology)
+    resources = vmi.at("domain", "resources")
+    asked = down(resources, "limits", "cpu") or down(resources, "requests", "cpu")
+    return 1 if asked is None else parse_quantity(asked, "resources.cpu")
 
 
-def _pool(vmi: Vmi) -> int:
-    """IOThreads with PUs of their own."""
-    if vmi.at("domain", "ioThreadsPolicy") != "supplementalPool":
-        return 0
-    threads = vmi.at("domain", "ioThreads", "supplementalPoolThreadCount")
-    return 0 if threads is None else parse_quantity(threads, "ioThreads")
+def _memory(vmi: Vmi) -> int:
+    """0 where the VMI does not say."""
+    memory, resources = vmi.at("domain", "memory", "guest"), vmi.at("domain", "resources")
+    memory = memory or down(resources, "limits", "memory") or down(resources, "requests", "memory")
+    return 0 if memory is None else parse_quantity(memory, "memory")
 
 
-def _count(value: Any, name: str) -> int:
-    return 0 if value is None else parse_quantity(value, f"cpu.{name}")
+def _most_memory(vmi: Vmi) -> int | None:
+    """To which memory may be plugged in while it runs; None = it is not to grow."""
+    most = vmi.at("domain", "memory", "maxGuest")
+    most_bytes = 0 if most is None else parse_quantity(most, "memory.maxGuest")
+    return most_bytes if most_bytes > _memory(vmi) else None
+
+
+def _page(vmi: Vmi) -> int | None:
+    page = vmi.at("domain", "memory", "hugepages", "pageSize")
+    return None if page is None else parse_quantity(page, "memory.hugepages.pageSize")
+
+
+_FACTS: Mapping[str, Callable[[Vmi], Any]] = {
+    "name": lambda vmi: vmi.name,
+    "vcpus": _vcpus,
+    "cpu_topology": _topology,
+    "memory_bytes": _memory,
+    "max_memory_bytes": _most_memory,
+    "page_bytes": _page,
+}
+"""Facts of a VM, and how a VMI says them. It is read alone: a plan for KubeVirt is kubelet's."""
+
+
+def guest_of(vmi: Vmi) -> Vm:
+    """The VM of a VMI. Raises ParseError for a quantity that is none."""
+    return Vm(**{fact: read(vmi) for fact, read in _FACTS.items()})
 
 
 _FIXED_MIB = 25 + 100 + 25 + 40 + 30
@@ -254,44 +276,41 @@ def launcher_pod(vmi: Vmi) -> Pod:
     Memory is KubeVirt's estimate for QEMU and its own processes, and the guest's where it is not
     in huge pages.
     """
-    demand = demand_of(vmi)
-    overhead = _overhead_bytes(vmi, demand.vcpus, demand.passed > 0, demand.dedicated)
-    guest = demand.memory_bytes or 0
+    vm = guest_of(vmi)
+    guest = vm.memory_bytes
+    overhead = _overhead_bytes(vmi, vm.vcpus)
     page = vmi.at("domain", "memory", "hugepages", "pageSize")
     memory = {MEMORY: overhead + (0 if page else guest)}
     if page:
         memory[f"hugepages-{page}"] = guest
-    devices: dict[str, int] = {}
-    for group in ("gpus", "hostDevices"):
-        listed = vmi.at("domain", "devices", group)
-        for device in listed if isinstance(listed, list) else ():
-            name = down(device, "deviceName")
-            if isinstance(name, str):
-                devices[name] = devices.get(name, 0) + 1
+    devices = [
+        name
+        for group in ("gpus", "hostDevices")
+        for device in vmi.listed("domain", "devices", group)
+        if isinstance(name := down(device, "deviceName"), str)
+    ]
     compute = Container(
         name="compute",
-        cpu_milli=1000 * demand.pus,
+        cpu_milli=1000 * vmi.dedicated_pus,
         memory_bytes=memory,
-        devices=devices,
-        is_guaranteed=demand.dedicated,
+        devices=dict(Counter(devices)),
+        is_guaranteed=vmi.is_dedicated,
     )
-    hooks = [
-        Container(
-            name=f"hook-sidecar-{i}",
-            cpu_milli=_SIDECAR["cpu"],
-            memory_bytes={MEMORY: _SIDECAR[MEMORY]},
-        )
-        for i in range(1 if HOOK_ANNOTATION in vmi.annotations else 0)
-    ]
-    return Pod(name=f"virt-launcher-{vmi.name}", containers=(compute, *hooks))
+    hook = Container(
+        name="hook-sidecar-0",
+        cpu_milli=_SIDECAR["cpu"],
+        memory_bytes={MEMORY: _SIDECAR[MEMORY]},
+    )
+    containers = (compute, hook) if vmi.is_hooked else (compute,)
+    return Pod(name=f"virt-launcher-{vmi.name}", containers=containers)
 
 
-def _overhead_bytes(vmi: Vmi, vcpus: int, passed: bool, dedicated: bool) -> int:
+def _overhead_bytes(vmi: Vmi, vcpus: int) -> int:
     requested: Any = vmi.at("domain", "resources", "requests", "memory")
     tables = 0 if requested is None else parse_quantity(requested, "resources.memory") // 512
     mib = _FIXED_MIB + 8 * max(1, vcpus) + 8
     mib += 0 if vmi.at("domain", "devices", "autoattachGraphicsDevice") is False else 32
     mib += 128 if vmi.at("architecture") == "arm64" else 0
     mib += 53 if vmi.at("domain", "devices", "tpm") is not None else 0
-    mib += 100 if dedicated else 0
-    return tables + mib * MIB + (GIB if passed else 0)
+    mib += 100 if vmi.is_dedicated else 0
+    return tables + mib * MIB + (GIB if vmi.passed_count else 0)

@@ -1,13 +1,4 @@
-"""Wrapper: a script that runs a rank on the node of its GPU, found out where it runs.
-
-For jobs that share nodes, where Slurm takes no masks, and for nodes that are not alike. It never
-widens what Slurm allows: the rank keeps those of its CPUs that are on the GPU's node. Memory is
-bound where that is allowed, preferred where it is not, left as it was where neither is.
-Source: numactl(8), taskset(1), Documentation/ABI/testing/sysfs-bus-pci, numa_node; the KFD's
-topology in /sys/class/kfd.
-"""
-
-WRAPPER = r"""#!/bin/sh
+#!/bin/sh
 # homenode: run a rank on the NUMA node of its GPU.
 #
 #   srun --gpus-per-task=1 --cpus-per-task=8 bind-rank.sh COMMAND [ARGUMENT...]
@@ -161,4 +152,3 @@ elif [ -n "$own" ] && command -v taskset >/dev/null; then
   exec taskset -c "$own" "$@"
 fi
 exec "$@"
-"""

@@ -25,7 +25,7 @@ from homenode.show.html import html_page
 from homenode.show.page.document import document_of
 from homenode.show.page.gathered import gather
 from homenode.show.page.machine import machines_of
-from homenode.show.plan.explain import explain, rejections_text
+from homenode.show.explain import explain, rejections_text
 from homenode.show.terminal_text import PrintableConsole
 from homenode.show.topology_map import topology_map
 from homenode.vm.domain.restore import write_tuned

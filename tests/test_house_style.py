@@ -109,8 +109,6 @@ POSITIONAL = 7
 STILL_POSITIONAL = {
     "change/apply/define_step.py": 1,
     "change/apply/definition.py": 2,
-    "cli/trial_options.py": 1,
-    "cli/verify.py": 1,
     "vm/domain/document.py": 1,
     "cluster/kubevirt/needed_host.py": 1,
     "cluster/bindings/evidence.py": 3,
@@ -126,8 +124,6 @@ STILL_POSITIONAL = {
     "plan/devices/options.py": 2,
     "plan/search/ladder.py": 1,
     "plan/shape/pcie_tree.py": 1,
-    "show/page/collectives.py": 1,
-    "show/page/machine.py": 1,
     "cluster/slurm/client.py": 1,
     "cluster/slurm/job_allocation.py": 3,
     "machine/tools/slurm_nodes.py": 1,

@@ -4,7 +4,7 @@ import shlex
 
 import pytest
 
-from homenode.cli import completion
+from homenode.cli import help as completion
 from homenode.cli.command import WrongCall, call_of
 from homenode.cli.help import examples_of, help_lines
 from homenode.cli.main import PROGRAM, main

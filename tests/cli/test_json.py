@@ -9,8 +9,11 @@ import msgspec
 import pytest
 from msgspec import Struct
 
-from homenode.cli.answers import ApplyAnswer, ImportedRuns, ProofCheck, TrialStatus
+from homenode.cli.apply import ApplyAnswer
+from homenode.cli.import_results import ImportedRuns
 from homenode.cli.slurm import SlurmBind
+from homenode.cli.trial import TrialStatus
+from homenode.cli.verify import ProofCheck
 from homenode.errors import UsageError
 from homenode.findings import Finding
 from homenode.gap import Gap

@@ -85,10 +85,8 @@ def test_commands_do_their_work_in_files_that_are_loaded_when_it_begins(at_start
     files = (
         "arguments",
         "command",
-        "completion",
         "help",
         "main",
-        "options",
         "cluster.slurm",
         "terminal",
     )

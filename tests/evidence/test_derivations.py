@@ -16,9 +16,9 @@ from homenode.decide.verdict import ReasonId, Verdict
 from homenode.errors import InputError
 from homenode.measure.results.model import Run
 from homenode.objective import Objective
-from homenode.show.page.collectives import collective_chain
 from homenode.show.page.gathered import gather
 from homenode.show.page.machine import machines_of
+from homenode.show.page.printed import collective_chain
 from homenode.vm.fingerprint import host_fingerprint
 from homenode.vm.sources import load_host
 from tests.simulated_runs import simulated_run

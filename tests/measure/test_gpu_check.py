@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
-from homenode.cli.gpu_check import visit_gpus
+from homenode.cli.bench import visit_gpus
 from homenode.errors import HostError, UsageError
 from homenode.measure import runner
 from homenode.measure.gpu.agreement import agreed, agreement_findings

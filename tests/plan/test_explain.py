@@ -11,9 +11,9 @@ from homenode.gap import Gap
 from homenode.indices import NodeIndex
 from homenode.machine.topology import Host
 from homenode.plan.planner import plan as plan_on
+from homenode.show.cost_words import term_lines, term_words
+from homenode.show.explain import explain
 from homenode.show.host_groups import host_counts
-from homenode.show.plan.cost_words import term_lines, term_words
-from homenode.show.plan.explain import explain
 from homenode.units import GIB
 from homenode.vm.layout import PRESETS
 from homenode.vm.plan_model import (

@@ -13,7 +13,7 @@ from homenode.machine.topology import Host
 from homenode.plan.request import GuestRequest
 from homenode.plan.shape.assemble import assemble
 from homenode.plan.stored import domain_of_plan
-from homenode.show.plan.explain import explain
+from homenode.show.explain import explain
 from homenode.units import GIB
 from homenode.vm.domain.codec import INITIATORS, required_versions
 from homenode.vm.domain.read import open_domain, vm_of

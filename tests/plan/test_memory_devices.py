@@ -15,7 +15,7 @@ from homenode.machine.topology import Host
 from homenode.plan.request import GuestRequest
 from homenode.plan.search.place import place
 from homenode.plan.tuning import tune
-from homenode.show.plan.explain import explain
+from homenode.show.explain import explain
 from homenode.units import GIB
 from homenode.vm.domain.document import parse_document
 from homenode.vm.domain.read import read_vm, vm_of

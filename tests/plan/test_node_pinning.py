@@ -10,7 +10,7 @@ from homenode.cpuset import CpuSet
 from homenode.plan.planner import plan as plan_of
 from homenode.plan.shape.assemble import assemble
 from homenode.plan.stored import domain_of_plan
-from homenode.show.plan.explain import explain
+from homenode.show.explain import explain
 from homenode.show.topology_map import topology_map
 from homenode.vm.domain.read import open_domain, vm_of
 from homenode.vm.domain.rewrite import rewrite

@@ -28,7 +28,7 @@ from homenode.cluster.pool.replay.trace import (
 from homenode.cluster.pool.sources import load_pool
 from homenode.errors import InputError, UsageError
 from homenode.show.html import html_page
-from homenode.show.replay_text import simulation_page
+from homenode.show.pool_page import simulation_page
 
 pytest.importorskip("numpy")
 

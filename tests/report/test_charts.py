@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from homenode.show.charts.bars import (
+from homenode.show.bars import (
     Bar,
     BarGroup,
     ForestRow,
@@ -18,10 +18,9 @@ from homenode.show.charts.bars import (
     range_figures,
     short_figure,
 )
-from homenode.show.charts.curves import MOST_CELLS, Curve, Level, Matrix, curve_chart, heat_map
-from homenode.show.charts.paths import GuestCell, HostNode, Paths, paths_picture
-from homenode.show.palette import HEAT, SERIES, chart_style, series_number
-from homenode.show.svg_canvas import text_width
+from homenode.show.curves import MOST_CELLS, Curve, Level, Matrix, curve_chart, heat_map
+from homenode.show.paths import GuestCell, HostNode, Paths, paths_picture
+from homenode.show.svg_canvas import HEAT, SERIES, chart_style, series_number, text_width
 
 FIGURES = st.floats(1e-12, 1e30, allow_nan=False, allow_infinity=False)
 NAMES = st.text(max_size=60)

@@ -12,10 +12,10 @@ from homenode.doc import Cell, Doc, Section, plain, tables
 from homenode.metrics import METRICS
 from homenode.objective import Objective
 from homenode.show.html import html_page
-from homenode.show.page.collectives import ChainLink
 from homenode.show.page.document import document_of
 from homenode.show.page.gathered import gather
 from homenode.show.page.machine import Machine, machines_of
+from homenode.show.page.printed import ChainLink
 from homenode.show.page.verdict_card import VerdictCard, verdict_card
 from homenode.vm.sources import load_host
 from tests.explained import items, pictures, rows, section

@@ -12,9 +12,9 @@ from homenode.indices import NodeIndex
 from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import HostSettings
 from homenode.plan.planner import rank
+from homenode.show.explain import explain, rejections_text
 from homenode.show.fit_text import rank_text
 from homenode.show.host_tree import host_tree
-from homenode.show.plan.explain import explain, rejections_text
 from homenode.show.terminal_text import PrintableConsole
 from homenode.vm.layout import PRESETS
 from homenode.vm.plan_model import Plan, Rejection, Unplannable

@@ -15,7 +15,7 @@ from homenode.machine.description.shipped import shipped_hosts
 from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import CpuModel, Host
 from homenode.plan.planner import plan
-from homenode.show.palette import CELL_COLOURS, CellColour, style_sheet
+from homenode.show.svg_canvas import CELL_COLOURS, CellColour, style_sheet
 from homenode.show.topology_map import topology_map
 from homenode.vm.layout import PRESETS
 from homenode.vm.plan_model import Plan, with_vm

@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
+from msgspec import Struct
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.change import journal
 from homenode.change.apply.define_step import Applied, DomainChange
 from homenode.change.apply.definition import apply_definitions, preview_definition
-from homenode.cli.answers import AppliedDomain, ApplyAnswer, MovedThread
+from homenode.change.apply.obstacles import Obstacle
 from homenode.cli.arguments.place import ApplyArguments, PlanArguments, ReplanArguments
 from homenode.cli.command import as_words
 from homenode.cli.planning import hosts_after
@@ -28,6 +29,7 @@ from homenode.cli.terminal import (
     print_json,
     write_text,
 )
+from homenode.cpuset import CpuSet
 from homenode.decide.auto_layout import settled
 from homenode.decide.evidence.sources import load_evidence
 from homenode.errors import FINDINGS, HostError, UsageError
@@ -53,6 +55,35 @@ if TYPE_CHECKING:
     from homenode.change.apply.live_pins import Moved
     from homenode.machine.topology import Host
     from homenode.vm.model import GuestHostdev
+
+
+class MovedThread(Struct, frozen=True, kw_only=True):
+    """A thread of a running domain. kind: "vcpu", "emulator" or "iothread"."""
+
+    kind: str
+    number: int
+    before: CpuSet
+    after: CpuSet
+
+
+class AppliedDomain(Struct, frozen=True, kw_only=True):
+    """A domain, or a file, whose uuid is None. plan: as plan --json prints it; None: given."""
+
+    name: str
+    uuid: str | None
+    changed: bool
+    original: str | None
+    plan: dict[str, object] | None
+    obstacles: tuple[Obstacle, ...] = ()
+    edited: bool = False
+    threads: tuple[MovedThread, ...] = ()
+
+
+class ApplyAnswer(Struct, frozen=True, kw_only=True):
+    """Of apply and replan. dry_run: `changed` is what would be."""
+
+    dry_run: bool
+    domains: tuple[AppliedDomain, ...]
 
 
 def apply(asked: ApplyArguments) -> None:
@@ -221,7 +252,7 @@ def tuned_together(
         if gap is not None:
             note(f"not checked: {gap}")
         if not quiet:
-            from homenode.show.plan.explain import explain
+            from homenode.show.explain import explain
 
             console().print(explain(tuning.plan, tuning.host or machine))
             verdict = chosen[name].verdict

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from homenode.cli.answers import ImportedRun, ImportedRuns
+from msgspec import Struct
+
 from homenode.cli.arguments.measure import ImportArguments
 from homenode.cli.terminal import console, note, print_json
 from homenode.errors import HostError, InputError, UsageError
@@ -18,6 +19,28 @@ from homenode.vm.layout import PRESETS, preset_named
 from homenode.vm.sources import load_host
 
 _SHOWN = 20
+
+
+class ImportedRun(Struct, frozen=True, kw_only=True):
+    """samples: how many. gaps: what the files left open."""
+
+    system: str
+    name: str
+    layout: str
+    vantage: str
+    samples: int
+    metrics: tuple[str, ...]
+    files: tuple[str, ...]
+    gaps: tuple[Gap, ...]
+
+
+class ImportedRuns(Struct, frozen=True, kw_only=True):
+    """Of import. written: False of a dry run."""
+
+    folder: str
+    written: bool
+    runs: tuple[ImportedRun, ...]
+    left_out: tuple[Gap, ...]
 
 
 def import_results(asked: ImportArguments) -> None:

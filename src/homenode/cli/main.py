@@ -59,7 +59,7 @@ TRIAL = Command(
         Command("undo", f"{_MEASURE}TrialUndoArguments", "trial:rollback_trial"),
     ),
 )
-GPU_CHECK = Command("gpu-check", f"{_MEASURE}GpuCheckArguments", "gpu_check:gpu_check")
+GPU_CHECK = Command("gpu-check", f"{_MEASURE}GpuCheckArguments", "bench:gpu_check")
 BENCH = Command(
     "bench",
     f"{_MEASURE}BenchArguments",
@@ -147,14 +147,14 @@ LIST = Command(
       homenode list findings pcie-link-narrow
     """,
     commands=(
-        Command("hosts", f"{_CONCLUDE}HostsArguments", "reference:hosts"),
-        Command("layouts", f"{_CONCLUDE}LayoutsArguments", "reference:layouts"),
-        Command("findings", f"{_CONCLUDE}FindingsArguments", "reference:findings"),
+        Command("hosts", f"{_CONCLUDE}HostsArguments", "host:hosts"),
+        Command("layouts", f"{_CONCLUDE}LayoutsArguments", "host:layouts"),
+        Command("findings", f"{_CONCLUDE}FindingsArguments", "host:findings"),
     ),
 )
 EARLIER = (
     *(one._replace(hidden=True) for one in LIST.commands if one.name != "findings"),
-    Command("explain", f"{_CONCLUDE}FindingsArguments", "reference:findings", hidden=True),
+    Command("explain", f"{_CONCLUDE}FindingsArguments", "host:findings", hidden=True),
     CERTIFY._replace(name="expect", hidden=True),
     GPU_CHECK._replace(hidden=True),
 )
@@ -218,13 +218,13 @@ def _about_the_program(words: Sequence[str]) -> None:
     if words[0] == "--version":
         say(f"homenode {__version__}")
         return
-    from homenode.cli import completion
+    from homenode.cli.help import install, script, shell_of
 
     shell = words[1] if len(words) > 1 else None
     if words[0] == "--show-completion":
-        say(completion.script(completion.shell_of(shell)))
+        say(script(shell_of(shell)))
     else:
-        completion.install(completion.shell_of(shell))
+        install(shell_of(shell))
 
 
 def main() -> None:
@@ -234,7 +234,7 @@ def main() -> None:
     os.environ["PATH"] = ":".join(folders) or os.defpath
     asked = os.environ.get("_HOMENODE_COMPLETE")
     if asked is not None:
-        from homenode.cli.completion import answer
+        from homenode.cli.help import answer
 
         answer(asked, PROGRAM)
         sys.exit(0)

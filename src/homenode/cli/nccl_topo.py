@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from homenode.check.verify.verification import load_guest
@@ -50,97 +49,58 @@ from homenode.wording import printable
 if TYPE_CHECKING:
     from homenode.machine.topology import Host
 
-_MAKE = "Make a file"
-_JUDGE = "Check a file"
-_EXPLAIN = "Explain"
-
 
 def nccl_topo(asked: NcclTopoArguments) -> None:
     """Make, check or explain a topology file."""
-
-    wanted = _Wanted(
-        asked.host, asked.lspci, asked.domain, asked.plan, asked.guest, asked.nvidia_smi
-    )
+    flavour = NcclVariant.RCCL if asked.rccl else None
     if asked.explain:
-        _refuse_making(asked.output, asked.cloud_init, asked.nvidia_smi)
-        _explain(wanted, asked.check, asked.log, asked.stream, as_json=asked.json)
+        if any(one is not None for one in (asked.output, asked.cloud_init, asked.nvidia_smi)):
+            raise UsageError(
+                "--explain: expected no --output, --cloud-init or --nvidia-smi, found one",
+                hint="make the file in one run and explain it in another with --check",
+            )
+        _explain(asked)
         return
-    if asked.stream is not None:
-        raise UsageError("--stream: expected --explain as well, found none")
-    _refuse_nonsense(
-        wanted, asked.output, asked.cloud_init, asked.check, asked.log, json=asked.json
-    )
+    _refuse_nonsense(asked)
     if asked.check is not None or asked.log is not None:
-        _judge(
-            wanted,
-            asked.check,
-            asked.log,
-            NcclVariant.RCCL if asked.rccl else None,
-            as_json=asked.json,
-        )
+        _judge(asked, flavour)
         return
     check_can_write(asked.output, asked.cloud_init, force=asked.force)
-    made = _assembled(wanted, NcclVariant.RCCL if asked.rccl else NcclVariant.NCCL)
+    made = _assembled(asked, flavour or NcclVariant.NCCL)
     _write(made, asked.output, asked.cloud_init)
     _print_made(made, asked.output, as_json=asked.json)
 
 
-class _Wanted(Struct, frozen=True):
-    """What the file is made from."""
-
-    host: str | None
-    lspci: Path | None
-    domain: Path | None
-    plan: Path | None
-    guest: str | None
-    nvidia_smi: Path | None
-
-
-def _refuse_nonsense(
-    wanted: _Wanted,
-    output: Path | None,
-    cloud_init: Path | None,
-    check: Path | None,
-    log: Path | None,
-    *,
-    json: bool,
-) -> None:
-    judging = check is not None or log is not None
-    if wanted.domain is None and not judging:
+def _refuse_nonsense(asked: NcclTopoArguments) -> None:
+    if asked.stream is not None:
+        raise UsageError("--stream: expected --explain as well, found none")
+    judging = asked.check is not None or asked.log is not None
+    if asked.domain is None and not judging:
         raise UsageError(
             "expected --domain to make a file for, or --check or --log to check one, found none",
             hint="homenode nccl-topo --host H --domain VM.xml -o topo.xml",
         )
-    if judging and (output is not None or cloud_init is not None):
+    if judging and (asked.output is not None or asked.cloud_init is not None):
         raise UsageError(
             "--check and --log: expected no --output and no --cloud-init, found one",
             hint="make the file in one run and judge it in another",
         )
-    neighbours = (wanted.plan, wanted.guest, wanted.nvidia_smi)
-    if wanted.domain is None and any(one is not None for one in neighbours):
+    neighbours = (asked.plan, asked.guest, asked.nvidia_smi)
+    if asked.domain is None and any(one is not None for one in neighbours):
         raise UsageError("--plan, --guest and --nvidia-smi: expected --domain as well, found none")
-    if json and not judging and output is None:
+    if asked.json and not judging and asked.output is None:
         raise UsageError("--json: expected --output for the file itself, found none")
 
 
-def _refuse_making(output: Path | None, cloud_init: Path | None, nvidia_smi: Path | None) -> None:
-    if any(one is not None for one in (output, cloud_init, nvidia_smi)):
-        raise UsageError(
-            "--explain: expected no --output, --cloud-init or --nvidia-smi, found one",
-            hint="make the file in one run and explain it in another with --check",
-        )
-
-
-def _explain(
-    wanted: _Wanted, check: Path | None, log: Path | None, stream: str | None, *, as_json: bool
-) -> None:
+def _explain(asked: NcclTopoArguments) -> None:
+    check, log, stream = asked.check, asked.log, asked.stream
     from homenode.decide.evidence.documents import publications
     from homenode.decide.nccl_memory import memory_of_words, published_memory
 
     data = None if check is None else read_input(check, "a topology file")
     found = [] if data is None else list(check_topology(data, str(check)))
     file = None if data is None else read_topology(data, str(check))
-    tree, host_name = _tree(wanted, has_file=file is not None)
+    tree, host_name = _tree(asked, has_file=file is not None)
     nodes = len(tree.vcpus_of_node)
     memory = (
         published_memory(publications(), host_name, nodes)
@@ -155,7 +115,7 @@ def _explain(
         found += differing
         found += read_log(text, str(log)).findings if file is not None else ()
     findings = in_order([*made.findings, *found])
-    if as_json:
+    if asked.json:
         print_json(encode("nccl-explanation", replace(made, findings=findings)))
     else:
         from homenode.show.findings_text import findings_text
@@ -167,22 +127,22 @@ def _explain(
     exit_if_bad(findings)
 
 
-def _tree(wanted: _Wanted, *, has_file: bool) -> tuple[GuestTree, str]:
+def _tree(asked: NcclTopoArguments, *, has_file: bool) -> tuple[GuestTree, str]:
     """The machine that is explained, and the name of the host that it runs on."""
 
-    if wanted.guest is not None:
-        guest = load_guest(wanted.guest)
-        on = guest.name if wanted.host is None else load_host(wanted.host).name
+    if asked.guest is not None:
+        guest = load_guest(asked.guest)
+        on = guest.name if asked.host is None else load_host(asked.host).name
         return tree_of_host(guest), on
-    host = load_host(wanted.host, lspci=wanted.lspci)
-    if wanted.domain is None and wanted.plan is None:
+    host = load_host(asked.host, lspci=asked.lspci)
+    if asked.domain is None and asked.plan is None:
         return tree_of_host(host), host.name
-    if wanted.domain is None:
-        assert wanted.plan is not None, "one of the two is given"
-        plan = read_plan_for(host, read_input(wanted.plan, "a saved plan"), str(wanted.plan))
+    if asked.domain is None:
+        assert asked.plan is not None, "one of the two is given"
+        plan = read_plan_for(host, read_input(asked.plan, "a saved plan"), str(asked.plan))
         return tree_of_plan(plan, host), host.name
 
-    document = open_domain(read_input(wanted.domain, "a domain document"), str(wanted.domain))
+    document = open_domain(read_input(asked.domain, "a domain document"), str(asked.domain))
     facts = vm_of(document)
     # With a file the addresses must be the guest's own: they are what the file is matched by.
     known = has_file or left_to_libvirt(document) is None
@@ -190,23 +150,23 @@ def _tree(wanted: _Wanted, *, has_file: bool) -> tuple[GuestTree, str]:
     return tree_of_document(facts, host, addresses), host.name
 
 
-def _assembled(wanted: _Wanted, flavour: NcclVariant) -> Assembled:
+def _assembled(asked: NcclTopoArguments, flavour: NcclVariant) -> Assembled:
 
-    assert wanted.domain is not None, "_refuse_nonsense asks for it"
-    source = str(wanted.domain)
-    document = open_domain(read_input(wanted.domain, "a domain document"), source)
-    host = load_host(wanted.host, lspci=wanted.lspci)
+    assert asked.domain is not None, "_refuse_nonsense asks for it"
+    source = str(asked.domain)
+    document = open_domain(read_input(asked.domain, "a domain document"), source)
+    host = load_host(asked.host, lspci=asked.lspci)
     plan = (
         None
-        if wanted.plan is None
-        else read_plan_for(host, read_input(wanted.plan, "a saved plan"), str(wanted.plan))
+        if asked.plan is None
+        else read_plan_for(host, read_input(asked.plan, "a saved plan"), str(asked.plan))
     )
-    guest = None if wanted.guest is None else load_guest(wanted.guest)
+    guest = None if asked.guest is None else load_guest(asked.guest)
     facts = vm_of(document)
     side = guest_side(document, facts, plan=plan, guest=guest)
     made = assemble_topology(host, side, flavour, source)
     more = [*tuned_elsewhere(facts.record, host, source)]
-    more += _fabric(made, host, wanted.nvidia_smi)
+    more += _fabric(made, host, asked.nvidia_smi)
     return replace(made, findings=(*made.findings, *more))
 
 
@@ -261,14 +221,8 @@ def _stated(made: Assembled) -> str:
     )
 
 
-def _judge(
-    wanted: _Wanted,
-    check: Path | None,
-    log: Path | None,
-    flavour: NcclVariant | None,
-    *,
-    as_json: bool,
-) -> None:
+def _judge(asked: NcclTopoArguments, flavour: NcclVariant | None) -> None:
+    check, log = asked.check, asked.log
 
     checked: list[str] = []
     found: list[Finding] = []
@@ -277,16 +231,16 @@ def _judge(
         found += check_topology(data, str(check), flavour)
         checked.append(f"{check}: what NCCL's parser refuses or silently ignores")
         readable = not any(finding.id == "nccl-unreadable" for finding in found)
-        if wanted.domain is not None and readable:
+        if asked.domain is not None and readable:
             read = read_topology(data, str(check))
-            made = _assembled(wanted, flavour or flavour_of(read))
+            made = _assembled(asked, flavour or flavour_of(read))
             found += compare_topology(read, made.topology)
             found += made.findings
-            checked.append(f"{wanted.domain}: {_stated(made)}")
+            checked.append(f"{asked.domain}: {_stated(made)}")
     if log is not None:
         verdict = read_log(read_input(log, "a log").decode("utf-8", "replace"), str(log))
         found += verdict.findings
         checked += verdict.checked
     findings = Findings(checked=tuple(checked), findings=in_order(found))
-    print_findings(findings, as_json=as_json)
+    print_findings(findings, as_json=asked.json)
     exit_if_bad(findings.findings)

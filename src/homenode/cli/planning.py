@@ -282,7 +282,7 @@ def say_why_not(error: Unplannable, *, as_json: bool = False) -> None:
 
         print_json(encode_refusal(error))
     else:
-        from homenode.show.plan.explain import rejections_text
+        from homenode.show.explain import rejections_text
 
         error_console().print(rejections_text(error))
 
@@ -307,7 +307,7 @@ def _print(
 
 def note_critical(made: Plan) -> None:
     """What makes the exit code 1, where the explanation is not printed."""
-    from homenode.show.plan.explain import finding_lines
+    from homenode.show.explain import finding_lines
 
     for line in finding_lines(made, ("critical",)):
         note(line)
@@ -322,7 +322,7 @@ def print_explanation(
 ) -> None:
     """Where the VM goes and why, for people; with the request, which sizes nearby give it more."""
     from homenode.plan.nearby import nearby_sizes
-    from homenode.show.plan.explain import explain
+    from homenode.show.explain import explain
 
     shown = (
         error_console()

@@ -62,7 +62,7 @@ from homenode.formats import encode
 from homenode.input_files import input_lines, read_input
 from homenode.plan.stored import domain_of_plan, encode_plan
 from homenode.plan.tuning import tune
-from homenode.show.plan.explain import explain
+from homenode.show.explain import explain
 from homenode.show.pool_text import defragment_text, drain_text, places_text
 from homenode.vm.domain.read import read_vm
 from homenode.vm.domain.schema import refuse_new_errors
@@ -108,9 +108,7 @@ def place(asked: PoolPlaceArguments) -> None:
             places = PoolPlaces(pool, sizes, planner)
             for number in range(1, asked.count + 1):
                 name = guest.name if asked.count == 1 else f"{guest.name}-{number}"
-                if not _place_one(
-                    original, document, name, by_shape, places, asked, record, number
-                ):
+                if not _place_one(asked, original, name, by_shape, places, record, number=number):
                     break
                 placed = number
         if placed < asked.count:
@@ -153,17 +151,17 @@ def _flavour_of_shapes(
 
 
 def _place_one(
+    asked: PoolPlaceArguments,
     original: bytes,
-    document: str,
     name: str,
     by_shape: dict[int, Flavour],
     places: PoolPlaces,
-    asked: PoolPlaceArguments,
     record: PlacementRecord | None,
+    *,
     number: int,
 ) -> bool:
     """Whether a host takes it."""
-
+    document = asked.document or "-"
     screen = error_console() if asked.output == STANDARD_OUTPUT else console()
     ranking = places.ranked(by_shape, vm=name, among=asked.among or None)
     first = list(islice(ranking, 3))
@@ -283,7 +281,6 @@ def note_that_it_waits() -> None:
 def remove(asked: PoolRemoveArguments) -> None:
     """Remove the records of VMs."""
     names, packing, folder = asked.vms, asked.packing, asked.pool
-
     if not names and packing is None:
         raise UsageError("pool remove: expected names of VMs or --packing DIR, found neither")
     if not folder.is_dir():

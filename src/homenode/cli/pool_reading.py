@@ -42,9 +42,8 @@ from homenode.formats import encode
 from homenode.input_files import read_input
 from homenode.show import pool_text
 from homenode.show.html import html_page
-from homenode.show.pool_page import pool_page
+from homenode.show.pool_page import pool_page, simulation_page, simulation_text
 from homenode.show.pool_text import vms_text
-from homenode.show.replay_text import simulation_page, simulation_text
 from homenode.wording import command_line, did_you_mean, plural
 
 
@@ -261,9 +260,9 @@ def _simulate_random(
         pool,
         sizes,
         weights,
-        asked.policy,
-        asked.orders,
-        show_progress,
+        policies=asked.policy,
+        orders=asked.orders,
+        progress=show_progress,
         load=asked.load,
         vms=asked.vms,
     )

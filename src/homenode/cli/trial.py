@@ -6,10 +6,10 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from homenode.change.journal import default_root
-from homenode.cli.answers import TrialBoot, TrialStanding, TrialStatus
 from homenode.cli.arguments.measure import (
     TrialArguments,
     TrialResumeArguments,
@@ -80,12 +80,44 @@ _BOOT_S = 60.0
 _PER_TEST_S = 1.0
 
 
+class TrialBoot(Struct, frozen=True, kw_only=True):
+    """came_to: see the journal's `what`; None: to be done."""
+
+    number: int
+    layout: str
+    came_to: str | None
+    detail: str
+    run: str | None
+    samples: int | None
+    findings: tuple[str, ...]
+
+
+class TrialStanding(Struct, frozen=True, kw_only=True):
+    """A trial. reason: why its folder cannot be read; then the rest is not known."""
+
+    folder: str
+    reason: str | None = None
+    id: str | None = None
+    domain: str | None = None
+    connect: str | None = None
+    running: bool = False
+    ended: bool = False
+    to_undo: tuple[str, ...] = ()
+    boots: tuple[TrialBoot, ...] = ()
+
+
+class TrialStatus(Struct, frozen=True, kw_only=True):
+    """Of trial status."""
+
+    trials: tuple[TrialStanding, ...]
+
+
 def begin_trial(asked: TrialArguments) -> None:
     """Look, show the schedule, and run it; exits with the contract's code."""
     check_options(asked)
     check_can_write(asked.report)
     virsh = Virsh(asked.connect)
-    host = _host(asked)
+    host = hosts_after((load_host(asked.host),), asked.after)[0]
     state = virsh.domain(asked.name)
     want = trial_request(state.name, asked)
     # A dry run writes nothing, a lock neither.
@@ -104,7 +136,7 @@ def begin_trial(asked: TrialArguments) -> None:
                 checked = replace(checked, begun=begun)
             prepare(checked, journal)
             note(f"trial {checked.head.id}; journal in {journal.path}")
-            _run(virsh, checked.head, journal, lock, probe, None, host, boot_s)
+            _run(virsh, checked.head, journal, lock, probe, host=host, boot_s=boot_s)
     _conclude(checked.head, journal, asked.report, asked.host)
 
 
@@ -120,7 +152,7 @@ def resume_trial(asked: TrialResumeArguments) -> None:
     alone = domain_locked(default_root(), head.source_uuid or head.uuid)
     with alone, journal.held() as lock:
         probe = static_probe(asked.access.probe)
-        _run(Virsh(head.connect), head, journal, lock, probe, reaching, None)
+        _run(Virsh(head.connect), head, journal, lock, probe, reaching=reaching)
     kept = reopen(head, journal).config.report
     _conclude(head, journal, asked.report or (None if kept is None else Path(kept)), None)
 
@@ -205,8 +237,9 @@ def _run(
     journal: JournalFile,
     lock: int,
     probe: bytes,
-    reaching: GuestAccess | None,
-    host: "Host | None",
+    *,
+    reaching: GuestAccess | None = None,
+    host: "Host | None" = None,
     boot_s: Mapping[str, float] | None = None,
 ) -> None:
     """host: that the guests run on; None: this machine, where it is needed."""
@@ -223,7 +256,7 @@ def _run(
         on_wait=_Waiting(),
         notify=note,
         host=_host_of_guests(begun.config.measuring, host),
-        read_host=_read_host if is_local(virsh.connect) else None,
+        read_host=(lambda: load_host(None)) if is_local(virsh.connect) else None,
         boot_s=boot_s or {},
     )
     with interruptible():
@@ -263,10 +296,10 @@ def _conclude(head: Head, journal: JournalFile, report: Path | None, host: str |
             runs,
             head.argument,
             head.connect,
-            begun.apply_words,
-            publications(),
-            machine,
-            begun.plan_words,
+            apply_words=begun.apply_words,
+            publications=publications(),
+            machine=machine,
+            plan_words=begun.plan_words,
         )
         for comparison in (found.comparison, found.of_bare):
             if comparison is not None and not found.emulated:
@@ -309,11 +342,6 @@ def _runs(head: Head, journal: JournalFile) -> tuple[list[Run], list[str]]:
                 runs.append(read_run(folder))
                 folders.append(str(folder))
     return runs, folders
-
-
-def _host(asked: TrialArguments) -> "Host":
-
-    return hosts_after((load_host(asked.host),), asked.after)[0]
 
 
 def _host_of_guests(measuring: Measuring, host: "Host | None") -> "Host | None":
@@ -366,11 +394,6 @@ def _show(checked: Preflight, seconds: float | None) -> None:
     if short:
         note("nothing was booted; leave these layouts out, or free what they need")
         raise SystemExit(UNPLANNABLE)
-
-
-def _read_host() -> "Host":
-
-    return load_host(None)
 
 
 def _say_step(progress: Progress) -> None:

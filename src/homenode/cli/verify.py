@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from msgspec import structs
+from msgspec import Struct, structs
 
 from homenode.check.verify.boot.stand_in_boot import BootOptions
 from homenode.check.verify.verification import Verified, VerifyRequest
@@ -26,6 +26,15 @@ from homenode.input_files import read_input
 from homenode.machine.pci import DeviceKind
 from homenode.vm.hypervisor.connection import DEFAULT
 from homenode.vm.sources import load_host
+
+
+class ProofCheck(Struct, frozen=True, kw_only=True):
+    """Of verify --proof. reason: why it is false, or is none; None where it is true."""
+
+    plan: str
+    proved: bool
+    conclusions: tuple[str, ...]
+    reason: str | None
 
 
 def verify(asked: VerifyArguments) -> None:
@@ -62,7 +71,13 @@ def verify(asked: VerifyArguments) -> None:
         BootOptions(asked.connect, asked.kernel, asked.timeout, asked.keep) if asked.boot else None
     )
     wanted = VerifyRequest(
-        asked.document, asked.plan, asked.host, asked.lspci, options, asked.guest, target
+        document=asked.document,
+        plan=asked.plan,
+        host=asked.host,
+        lspci=asked.lspci,
+        boot=options,
+        guest=asked.guest,
+        target=target,
     )
     # Interruptible, since a test guest would run on.
     with interruptible(), working("booting a test guest" if asked.boot else "checking"):
@@ -180,8 +195,6 @@ def _verify_proof(path: Path, host: str | None, *, as_json: bool) -> None:
         except FalseProofError as error:
             reason = f"the proof is false: {error}"
     if as_json:
-        from homenode.cli.answers import ProofCheck
-
         told = ProofCheck(
             plan=str(path), proved=reason is None, conclusions=tuple(lines), reason=reason
         )

@@ -8,7 +8,7 @@ from functools import cache
 from homenode.doc import Cell, Doc, Words, plain, spans
 from homenode.errors import HostError
 from homenode.package_files import package_text
-from homenode.show.palette import chart_style, key_style, style_sheet
+from homenode.show.svg_canvas import chart_style, key_style, style_sheet
 from homenode.wording import printable
 
 _DRAWINGS = "svg:is(.map,.host)"

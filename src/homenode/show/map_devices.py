@@ -23,8 +23,7 @@ from homenode.show.device_groups import (
     short_addresses,
 )
 from homenode.show.host_groups import memory_nodes
-from homenode.show.palette import CELL_COLOURS
-from homenode.show.svg_canvas import SvgCanvas, wrap
+from homenode.show.svg_canvas import CELL_COLOURS, SvgCanvas, wrap
 from homenode.vm.model import GuestHostdev
 from homenode.vm.plan_model import Plan
 from homenode.wording import plural, printable

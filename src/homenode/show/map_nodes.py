@@ -17,8 +17,7 @@ from homenode.show.host_groups import (
     memory_parts,
 )
 from homenode.show.map_devices import DeviceFacts, draw_devices
-from homenode.show.palette import CELL_COLOURS
-from homenode.show.svg_canvas import LEAST_TEXT_SIZE, SvgCanvas, text_width, wrap
+from homenode.show.svg_canvas import CELL_COLOURS, LEAST_TEXT_SIZE, SvgCanvas, text_width, wrap
 from homenode.units import format_bytes
 from homenode.vm.model import GuestCellId
 from homenode.vm.plan_model import Plan

@@ -10,9 +10,9 @@ from homenode.decide.comparison import Comparison, Effect, Outcome
 from homenode.decide.words import figure_text, multiple_text, range_text
 from homenode.doc import Cell, Doc, Gallery, Items, Part, Picture, Section, Table, Text
 from homenode.metrics import METRICS
-from homenode.show.charts.bars import Bar, BarGroup, bar_chart
-from homenode.show.charts.curves import Matrix as HeatMatrix
-from homenode.show.charts.curves import heat_map
+from homenode.show.bars import Bar, BarGroup, bar_chart
+from homenode.show.curves import Matrix as HeatMatrix
+from homenode.show.curves import heat_map
 from homenode.wording import plural
 
 _SHADES = 5

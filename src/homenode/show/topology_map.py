@@ -30,8 +30,7 @@ from homenode.show.map_nodes import (
     rows_of_cores,
     use_label,
 )
-from homenode.show.palette import CELL_COLOURS, style_sheet
-from homenode.show.svg_canvas import SvgCanvas, text_width, wrap
+from homenode.show.svg_canvas import CELL_COLOURS, SvgCanvas, style_sheet, text_width, wrap
 from homenode.units import format_bytes
 from homenode.vm.plan_model import Plan
 from homenode.wording import nodes_text, plural, pus_text

@@ -6,7 +6,7 @@ from typing import Annotated
 from msgspec import Struct
 
 from homenode.bdf import Bdf
-from homenode.cli.options import ForceOption, HostOption, JsonOption, LspciOption, OutputOption
+from homenode.cli.arguments import ForceOption, HostOption, JsonOption, LspciOption, OutputOption
 from homenode.opt import Arg, Flag, Opt
 from homenode.vm.hypervisor.connection import DEFAULT
 

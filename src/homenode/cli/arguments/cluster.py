@@ -5,7 +5,7 @@ from typing import Annotated
 
 from msgspec import Struct
 
-from homenode.cli.options import ForceOption, HostOption, JsonOption, LspciOption
+from homenode.cli.arguments import ForceOption, HostOption, JsonOption, LspciOption
 from homenode.cluster.kubevirt.manifest_options import ManifestOptions, OnError
 from homenode.opt import Arg, Flag, Opt
 from homenode.vm.plan_options import PciGranularity

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from msgspec import Struct
 
-from homenode.cli.options import ForceOption, HostOption, JsonOption, LspciOption
+from homenode.cli.arguments import ForceOption, HostOption, JsonOption, LspciOption
 from homenode.objective import Objective
 from homenode.opt import Arg, Flag, Opt
 

@@ -5,8 +5,8 @@ from typing import Annotated
 
 from msgspec import Struct
 
+from homenode.cli.arguments import AfterOption, ConnectOption, HostOption, JsonOption
 from homenode.cli.command import Only
-from homenode.cli.options import AfterOption, ConnectOption, HostOption, JsonOption
 from homenode.measure.layouts.guest_access import ANSWER_S, STOP_S, GuestAccess, Transport
 from homenode.measure.results.vantage import Vantage
 from homenode.opt import Arg, Flag, Opt

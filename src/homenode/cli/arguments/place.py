@@ -5,7 +5,7 @@ from typing import Annotated
 
 from msgspec import Struct
 
-from homenode.cli.options import (
+from homenode.cli.arguments import (
     AfterOption,
     ConnectOption,
     DomainArgument,

@@ -5,8 +5,8 @@ from typing import Annotated
 
 from msgspec import Struct
 
+from homenode.cli.arguments import JsonOption, PoolOption, ResultsOption
 from homenode.cli.command import Without
-from homenode.cli.options import JsonOption, PoolOption, ResultsOption
 from homenode.cluster.pool.scheduler import Scheduler
 from homenode.opt import Arg, Flag, Opt
 from homenode.vm.plan_options import PlanOptions

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from msgspec import Struct
 
-from homenode.cli.options import HostOption, JsonOption
+from homenode.cli.arguments import HostOption, JsonOption
 from homenode.cluster.slurm.options import MAX_TIME, SPOOL, MemoryBind, StudyOptions
 from homenode.opt import Arg, Flag, Opt
 

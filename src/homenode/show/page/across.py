@@ -10,7 +10,7 @@ from homenode.decide.words import figure_text, multiple_text, range_text
 from homenode.doc import Cell, Picture, Span, Table, Words
 from homenode.machine.pci import DeviceKind
 from homenode.metrics import METRICS, Metric
-from homenode.show.charts.bars import (
+from homenode.show.bars import (
     Bar,
     BarGroup,
     bar_chart,

@@ -11,9 +11,7 @@ from homenode.doc import Cell, Doc, Gallery, Items, Part, Picture, Section, Span
 from homenode.machine.pci import DeviceKind
 from homenode.metrics import METRICS
 from homenode.show.page.across import across_pictures, effects_table, link_speeds, summary_table
-from homenode.show.page.collectives import collective_chain
-from homenode.show.page.host_part import HostPart, host_lines, host_part, map_sections
-from homenode.show.page.machine import Machine
+from homenode.show.page.machine import HostPart, Machine, host_lines, host_part, map_sections
 from homenode.show.page.pictures import (
     bar_pictures,
     better_text,
@@ -27,7 +25,12 @@ from homenode.show.page.pictures import (
     path_pictures,
     profile_picture,
 )
-from homenode.show.page.printed import field_section, printed_part, source_sections
+from homenode.show.page.printed import (
+    collective_chain,
+    field_section,
+    printed_part,
+    source_sections,
+)
 from homenode.show.page.verdict_card import (
     VerdictCard,
     decisions_table,

@@ -13,7 +13,7 @@ from homenode.decide.words import figure_text, multiple_text, range_text
 from homenode.doc import Picture
 from homenode.measure.figures.processors import DEVIATION
 from homenode.metrics import METRICS, Metric, metric_of
-from homenode.show.charts.bars import (
+from homenode.show.bars import (
     Bar,
     BarGroup,
     ForestRow,
@@ -22,10 +22,10 @@ from homenode.show.charts.bars import (
     forest_chart,
     size_text,
 )
-from homenode.show.charts.curves import Curve, Level, Matrix, curve_chart, heat_map
-from homenode.show.charts.paths import meant_paths, paths_picture, paths_text, planned_paths
+from homenode.show.curves import Curve, Level, Matrix, curve_chart, heat_map
 from homenode.show.page.machine import Machine
-from homenode.show.palette import series_number
+from homenode.show.paths import meant_paths, paths_picture, paths_text, planned_paths
+from homenode.show.svg_canvas import series_number
 
 MOST_CURVES = 8
 """In one chart."""

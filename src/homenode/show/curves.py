@@ -7,7 +7,7 @@ from itertools import groupby
 
 from msgspec import Struct
 
-from homenode.show.charts.bars import (
+from homenode.show.bars import (
     Scale,
     alike_figures,
     bounds,
@@ -16,9 +16,8 @@ from homenode.show.charts.bars import (
     short_figure,
     size_text,
 )
-from homenode.show.palette import HEAT
 from homenode.show.svg_canvas import CHART_WIDTH as WIDTH
-from homenode.show.svg_canvas import SvgCanvas, text_width
+from homenode.show.svg_canvas import HEAT, SvgCanvas, text_width
 
 _LEFT, _TOP, _PLOT_HEIGHT = 50.0, 14.0, 190.0
 _LEGEND_ROW = 17.0

@@ -66,12 +66,12 @@ def paths_picture(paths: Paths) -> str:
         _wires(canvas, cell, y, node_y)
     for node in nodes:
         devices = plural(node.devices, paths.noun) if node.devices else ""
-        _box(canvas, 0, node_y[node.index], node.name, "", devices, "box2")
+        _box(canvas, (0, node_y[node.index]), (node.name, "", devices), "box2")
     for cell, y in zip(cells, cell_y, strict=True):
         count = sum(number for _, number in cell.devices_of_node)
         name = "at no node" if cell.index is None else f"cell {cell.index}"
         devices = plural(count, paths.noun) if count else ""
-        _box(canvas, _RIGHT, y, name, cell.detail, devices, "box")
+        _box(canvas, (_RIGHT, y), (name, cell.detail, devices), "box")
     y = height + 8
     left_out = len(paths.nodes) + len(paths.cells) - len(nodes) - len(cells)
     if left_out:
@@ -125,8 +125,9 @@ def _wire(canvas: SvgCanvas, start: float, end: float, *, is_far: bool) -> None:
 
 
 def _box(
-    canvas: SvgCanvas, x: float, y: float, name: str, detail: str, devices: str, classes: str
+    canvas: SvgCanvas, corner: tuple[float, float], texts: tuple[str, str, str], classes: str
 ) -> None:
+    (x, y), (name, detail, devices) = corner, texts
     canvas.rect(x, y, _BOX, _ROW, classes, radius=5)
     canvas.text(x + 8, y + 14, name, bold=True, width=_BOX - 14)
     if detail:

@@ -10,15 +10,17 @@ from homenode.doc import Doc, Section, Table, Text
 from homenode.indices import NodeIndex
 from homenode.machine.topology import Host
 from homenode.plan.nearby import NearbySize
-from homenode.show.plan.cost_words import span_lines, term_lines, term_value, term_words
-from homenode.show.plan.explain_guest import (
+from homenode.show.cost_words import span_lines, term_lines, term_value, term_words
+from homenode.show.explain_guest import (
     apertures_section,
     cells_section,
     devices_section,
+    line_text,
     pages_section,
+    section,
+    subjects_text,
     topology_section,
 )
-from homenode.show.plan.explanation import line_text, section, subjects_text
 from homenode.units import format_bytes
 from homenode.vm.layout import Pinning, layout_text
 from homenode.vm.plan_model import Plan, Rejection, Unplannable

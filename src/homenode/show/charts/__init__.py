@@ -1,1 +1,0 @@
-"""Charts: small SVG pictures of figures: bars, curves, heat maps, effects, paths."""

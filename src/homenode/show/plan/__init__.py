@@ -1,1 +1,0 @@
-"""Words: a plan in sentences and tables. explain.py is the way in."""

@@ -21,11 +21,11 @@ from homenode.machine.snapshot.capture import capture_host
 from homenode.machine.topology import Host, summarise
 from homenode.plan.stored import encode_plan
 from homenode.plan.tuning import tune
+from homenode.show.explain import explain, rejections_text
 from homenode.show.html import html_page
 from homenode.show.page.document import document_of
 from homenode.show.page.gathered import gather
 from homenode.show.page.machine import machines_of
-from homenode.show.explain import explain, rejections_text
 from homenode.show.terminal_text import PrintableConsole
 from homenode.show.topology_map import topology_map
 from homenode.vm.domain.restore import write_tuned

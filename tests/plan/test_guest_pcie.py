@@ -455,7 +455,7 @@ def test_the_search_knows_for_which_nodes_pcie_0_has_slots(seed: int) -> None:
         earlier = placed((2,) * 12, devices=names)
         request = after(request, assemble(host, request, earlier))
     options = Inventory(host).search(host, request).options
-    slots = expander_slots(host, request, options, [node.index for node in host.nodes])
+    slots = expander_slots(host, request, options, tuple(node.index for node in host.nodes))
     assert slots is not None
     said = set()
     for _ in range(12):

@@ -62,10 +62,10 @@ class DeviceOptions(Struct, frozen=True, dict=True):
     named: functions that it gets in any case, host order. named_gpus: as bits of `gpus`, as far as
     they are among them. homes: of each named device with a known node: (node, whether it is a GPU
     or a NIC paired with a named GPU, whether it is a GPU).
-    count: how many of the GPUs in `open` (bits) to choose. groups: GPUs (bits) of one of which all
-    are chosen: of an NVLink partition, of a package, or any_gpus = all in `open`. sets: GPU sets
-    (bits) that are wholly free now. link_groups: of each
-    GPU the number of its NVLink or xGMI group, () where none of the host's GPUs is linked.
+    count: how many GPUs to choose. groups: GPUs (bits) of one of which all are chosen: of an NVLink
+    partition, of a package, or any_gpus = all that are free. sets: GPU sets (bits) that are wholly
+    free now. link_groups: of each GPU the number of its NVLink or xGMI group, () where none of the
+    host's GPUs is linked.
     without_node: functions whose node is unknown. brought: what the GPUs bring along.
     """
 
@@ -74,7 +74,6 @@ class DeviceOptions(Struct, frozen=True, dict=True):
     named_positions: tuple[int, ...]
     homes: tuple[tuple[NodeIndex, bool, bool], ...]
     gpus: tuple[GpuCandidate, ...]
-    open: int
     count: int
     groups: tuple[int, ...]
     any_gpus: bool
@@ -96,6 +95,11 @@ class DeviceOptions(Struct, frozen=True, dict=True):
         for gpu in own:
             functions |= {gpu.bdf, *gpu.companions}
         return tuple(sorted(functions.union(self.brought.of(gpu.bdf for gpu in own))))
+
+    def among(self, groups: Iterable[int]) -> "DeviceOptions | None":
+        """The options with these groups of GPUs to choose from; None where all have too few."""
+        enough = tuple(one for one in groups if one.bit_count() >= self.count)
+        return replace(self, groups=enough) if enough else None
 
     def positions(self, gpus: int) -> tuple[int, ...]:
         """Positions among the host's GPUs of the named and these chosen ones."""
@@ -164,7 +168,7 @@ class DeviceOptions(Struct, frozen=True, dict=True):
         if not self.count:
             return 0
         if self.any_gpus:
-            return self.least_lost(0, ((self.open, self.count),)).gpus
+            return self.least_lost(0, ((self.groups[0], self.count),)).gpus
         ties = replace(self._ties, link_groups=())
         found = (ties.least(self.named_gpus, ((one, self.count),))[0] for one in self.groups)
         return min(
@@ -309,7 +313,6 @@ def device_options(
         tuple(sorted(position[gpu.bdf] for gpu in named_gpus)),
         homes,
         gpus,
-        open_gpus,
         count,
         (open_gpus,) if choices.groups is None else choices.groups,
         choices.groups is None,

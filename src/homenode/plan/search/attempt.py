@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 
-from msgspec import Struct, structs
+from msgspec import Struct
 from msgspec.structs import replace
 
 from homenode.cpuset import CpuSet
@@ -86,39 +86,46 @@ class Attempt:
 
     @cached_property
     def _solved(self) -> tuple[Solution | None, bool]:
-        """(the solution, whether none fits where there is none). Nodes whose devices may need too
-        many expander buses are left out where the best of all do need them."""
-        if not self._needs_slots:
-            return self._unlimited
-        found, is_known = self._solve(self._limited)
-        assert self.search.slots is not None
-        if self.search.slots.count:  # other GPUs on nodes that were left out may need fewer
+        """(the solution, whether none fits where there is none): of all nodes and GPUs where pcie.0
+        has slots for it."""
+        found, is_known = self._solve(self.problem)
+        if found is None or self._has_slots(found):
+            return found, is_known
+        for problem in self._within_slots():
+            found, is_known = self._solve(problem)
+            if found is not None and self._has_slots(found):
+                break
+            found = None
+        if self.problem.devices.options.count:  # other nodes, or other GPUs, were left out
             return found and replace(found, optimal=None), False
         return found, is_known
-
-    @cached_property
-    def _unlimited(self) -> tuple[Solution | None, bool]:
-        return self._solve(self.problem)
-
-    @cached_property
-    def _limited(self) -> SearchProblem:
-        return structs.replace(self.problem, slots=self.search.slots)
 
     def _solve(self, problem: SearchProblem) -> tuple[Solution | None, bool]:
         if not self.request.options.explicit_cells:
             return solve(problem, self.search.work)
         return solve_fixed(problem, self._nodes_of_cells, self.search.work), True
 
-    @cached_property
-    def _needs_slots(self) -> bool:
-        """Whether the devices of the best placing need more expander buses than there are."""
-        solution, slots = self._unlimited[0], self.search.slots
-        if solution is None or slots is None:
-            return False
-        best, host = solution.best, self.host
-        devices = self.problem.devices.options.chosen(best.gpus)
-        homes = {host.device_at[bdf].node for bdf in devices if bdf in host.device_at}
-        return not slots.suffice_for(sum(1 << node for node, _ in best.split), homes)
+    def _has_slots(self, solution: Solution) -> bool:
+        """Whether the devices of a solution find the expander buses that they need."""
+        if self.search.slots is None:
+            return True
+        devices = self.search.options.chosen(solution.best.gpus)
+        known = (self.host.device_at.get(bdf) for bdf in devices)
+        homes = {one.node for one in known if one is not None and one.node is not None}
+        return self.search.slots.suffice(solution.best.nodes, homes)
+
+    def _within_slots(self) -> Iterator[SearchProblem]:
+        """The problem with nodes or GPUs for which pcie.0 has slots: of given devices all such
+        nodes; where GPUs are chosen no more nodes than slots, then GPUs of no more homes."""
+        problem, slots = self.problem, self.search.slots
+        assert slots is not None
+        if not problem.devices.options.count:
+            yield replace(problem, slots=slots)
+            return
+        yield replace(problem, most_nodes=min(problem.most_nodes, slots.free))
+        options = slots.narrowed(problem.devices.options)
+        if options is not None:
+            yield replace(problem, devices=replace(problem.devices, options=options))
 
     @property
     def solution(self) -> Solution | None:
@@ -180,8 +187,7 @@ class Attempt:
                 "no nodes hold the cells as they are given",
                 "leave node= out, or make the cells smaller",
             )
-        problem = self._limited if self._needs_slots else self.problem
-        return whole_host(self.host, self.request, problem, self.fallback)
+        return whole_host(self.host, self.request, self.problem, self.fallback, self.search.slots)
 
     @property
     def is_possible(self) -> bool:
@@ -276,7 +282,7 @@ class Attempt:
         if not self.fallback.shares or self.request.layout.pinning is Pinning.NODE:
             return None
         siblings = Siblings.EXPOSED if self._threads > 1 else Siblings.HIDDEN
-        layout = structs.replace(self.request.layout, pinning=Pinning.ALL_PUS, siblings=siblings)
+        layout = replace(self.request.layout, pinning=Pinning.ALL_PUS, siblings=siblings)
         return named(layout)
 
     @property

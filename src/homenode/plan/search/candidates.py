@@ -332,10 +332,10 @@ class Candidates:
         devices = self.problem.devices
         pulled = [0] * len(self.problem.supplies)
         homes = [one.home.node for one in devices.named if one.is_gpu]
-        for number in members(devices.options.open if devices.options.count else 0):
-            home = devices.gpu_homes[number]
-            if home is not None:
-                homes.append(home.node)
+        if devices.options.count:
+            gpus = {number for group in devices.options.groups for number in members(group)}
+            of_gpus = (devices.gpu_homes[number] for number in gpus)
+            homes += [home.node for home in of_gpus if home is not None]
         for bit in homes:
             if bit:
                 pulled[bit.bit_length() - 1] -= 1

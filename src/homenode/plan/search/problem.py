@@ -460,7 +460,7 @@ class PlacementSearch(Struct, frozen=True, kw_only=True, dict=True):
     @cached_property
     def slots(self) -> ExpanderSlots | None:
         """For expander buses; None where they suffice on any nodes."""
-        nodes = [cores.index for cores in self.free[0].nodes]
+        nodes = tuple(cores.index for cores in self.free[0].nodes)
         return expander_slots(self.host, self.request, self.options, nodes)
 
     @cached_property

@@ -14,6 +14,7 @@ from homenode.indices import NodeIndex
 from homenode.machine.topology import CoreKind, Host, MemoryKind
 from homenode.plan.allocations import Allocations
 from homenode.plan.request import GuestRequest
+from homenode.plan.search.expander_slots import ExpanderSlots
 from homenode.plan.search.ladder import Fallback
 from homenode.plan.search.memory import memory_text, overhead_bytes, page_size_bytes
 from homenode.plan.search.problem import SearchProblem
@@ -95,7 +96,11 @@ def _unasked_memory(host: Host, request: GuestRequest) -> tuple[NodeIndex, ...]:
 
 
 def whole_host(
-    host: Host, request: GuestRequest, problem: SearchProblem, fallback: Fallback
+    host: Host,
+    request: GuestRequest,
+    problem: SearchProblem,
+    fallback: Fallback,
+    slots: ExpanderSlots | None,
 ) -> Rejection:
     """Why no set of nodes does: too few cores in all, too little memory, too few nodes, or nodes
     that cannot reach each other."""
@@ -145,12 +150,12 @@ def whole_host(
             "no nodes that hold the VM have all of its GPUs",
             f"take --device-locality {DeviceLocality.PREFER}, other GPUs or fewer vCPUs",
         )
-    if problem.slots is not None and fits(structs.replace(problem, slots=None)):
+    if slots is not None and fits(problem):
         return Rejection(
             "expander-buses",
             indices,
             "the devices lie next to more cells than pcie.0 has free slots for expander buses "
-            f"({problem.slots.free})",
+            f"({slots.free})",
             "pass fewer devices, allow fewer nodes with --max-nodes, or take --layout pin-numa, "
             "which leaves the PCI tree as it was",
         )

@@ -40,6 +40,11 @@ class Placing(Struct, frozen=True, kw_only=True):
     gpus: int
     cost: Cost
 
+    @property
+    def nodes(self) -> int:
+        """As bits."""
+        return sum(1 << node for node, _ in self.split)
+
 
 class Solution(Struct, frozen=True, kw_only=True):
     """The placing of least cost. optimal: None where not all were compared.
@@ -86,7 +91,7 @@ def _preferred(problem: SearchProblem, work: Work, uneven: "_Search") -> Solutio
     if uneven.cannot_undercut(preferred.best.cost) or not uneven.ranked:
         return preferred
     least, is_least = uneven.least_first
-    own = problem.first_terms(_nodes_of(preferred.best))
+    own = problem.first_terms(preferred.best.nodes)
     assert own is not None, "these nodes were chosen"
     costs = zip(problem.first, own, least, strict=True)
     if all(mine <= other for name, mine, other in costs if name in _COSTS_OF_EQUALITY):
@@ -140,27 +145,17 @@ def without_first_gpu(
     """The best on the same nodes without the first of the GPUs that were chosen; None where there
     is none. keeps_split: cells are given one by one; else it may be another one."""
     options, without = problem.devices.options, best.gpus & -best.gpus
-    if not without:
+    fewer = options.among(one & ~without for one in options.groups) if without else None
+    if fewer is None:
         return None
-    groups = tuple(one & ~without for one in options.groups)
-    groups = tuple(one for one in groups if one.bit_count() >= options.count)
-    if not groups:
-        return None
-    fewer = replace(options, open=options.open & ~without, groups=groups)
-    devices = replace(problem.devices, options=fewer)
-    other = replace(problem, devices=devices)
-    nodes = _nodes_of(best)
+    other = replace(problem, devices=replace(problem.devices, options=fewer))
+    nodes = best.nodes
     if other.first_terms(nodes) is None:
         return None
     is_equal = problem.equal and len({groups for _, groups in best.split}) == 1
     search = _Search(other, Work(STEPS_TO_EXPLAIN), equal=is_equal)
     ranges = _fixed(best.split) if keeps_split else search.ranges(nodes)
     return search.work_out(nodes, search.nearest.choices(nodes, ranges))
-
-
-def _nodes_of(placing: Placing) -> int:
-    """As bits."""
-    return sum(1 << node for node, _ in placing.split)
 
 
 def _fixed(split: Split) -> tuple[GroupRange, ...]:
@@ -271,7 +266,7 @@ class _Search:
             branching = self._branching(self._names, self._cost_on)
             better = self._placings.get(branching.better(self.key(done[0])))
             if better is not None:
-                nodes = _nodes_of(better)
+                nodes = better.nodes
                 done.insert(0, better)
                 far = [one for one in far if one != nodes]
                 others = [one for one in others if one != nodes]

@@ -22,7 +22,6 @@ from homenode.plan.search.cost import terms
 from homenode.plan.search.ladder import Concession, Fallback, MemoryRule, fallback_name
 from homenode.plan.search.memory import NodeMemory, page_size_bytes
 from homenode.plan.search.problem import PlacementSearch, SearchProblem, Split
-from homenode.plan.search.rejections import single_nodes, whole_host
 from homenode.plan.search.solve import Placing, Solution, solve, solve_fixed, without_first_gpu
 from homenode.plan.search.split import pages_within, splits_of_cells
 from homenode.plan.search.supply import SiblingGroup, Usable
@@ -152,8 +151,13 @@ class Attempt:
     @property
     def _groups_of_cells(self) -> list[int]:
         """Of the cells given."""
-        each = self.fallback.grouping.threads if self.request.keep_vcpus else 1
+        each = self.vcpus_of_group
         return [cell.vcpus // each for cell in self.request.options.explicit_cells]
+
+    @property
+    def vcpus_of_group(self) -> int:
+        """As far as vCPUs were asked for, and not cores."""
+        return self.fallback.grouping.threads if self.request.keep_vcpus else 1
 
     # Why it is not taken.
 
@@ -170,24 +174,6 @@ class Attempt:
             return False  # too few for the vCPUs themselves
         left = self.search.free[0].cores_without_vcpus - self.problem.groups
         return left < self.request.host_reserve.cores
-
-    def single_nodes(self) -> Iterator[Rejection]:
-        """Why one node does not do, for each that does not."""
-        return single_nodes(
-            self.host, self.request, self.problem, self.fallback, self.free, self.search.others
-        )
-
-    @cached_property
-    def rejection(self) -> Rejection:
-        """Why no set of nodes does."""
-        if self.request.options.explicit_cells:
-            return Rejection(
-                "cells",
-                (),
-                "no nodes hold the cells as they are given",
-                "leave node= out, or make the cells smaller",
-            )
-        return whole_host(self.host, self.request, self.problem, self.fallback, self.search.slots)
 
     @property
     def is_possible(self) -> bool:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
 
+from homenode.machine.topology import LOCAL_DISTANCE
 from homenode.plan.bit_sets import members
 from homenode.plan.search.candidates import Candidates
 from homenode.plan.search.cell_sizes import CellSizes, cell_sizes, least_uneven
@@ -63,7 +64,8 @@ class Branching:
         self.names, self.work_out = names, work_out
         self.is_complete = True
         self._best: Key = ()
-        self._number, self._additive = 0, self._additive_terms(1)
+        self._number = 0
+        self._additive: dict[str, _Sums] = {}
         self._far: dict[int, list[int]] = {}
         self._sizes: dict[tuple[int, ...], CellSizes] = {}
 
@@ -72,10 +74,12 @@ class Branching:
         self._best = best
         bounds = []
         for number, able in self.candidates.counts(self.problem.eligible):
-            self._number, self._additive = number, self._additive_terms(number)
-            low = [self._least(name, 0, able, number) for name in self.problem.first]
+            self._number = number
+            low = tuple([self._least(name, 0, able, number) for name in self.problem.first])
             bounds.append((low, number, able))
-        for _, number, able in sorted(bounds):
+        for low, number, able in sorted(bounds):
+            if self._best and low > self._best[: len(low)]:
+                break
             self._number, self._additive = number, self._additive_terms(number)
             if not self._visit(0, able, number):
                 self.is_complete = False
@@ -171,7 +175,7 @@ class Branching:
         if name in ("nodes_spanned", "minus_nodes_spanned"):
             return number if name == "nodes_spanned" else -number
         if name == "node_distance":
-            return distances.worst(chosen) if chosen else 0
+            return distances.worst(chosen) if chosen else self._least_distance(may, left)
         if name in CellSizes._fields:
             return getattr(self._least_sizes(chosen, may, left), name)
         if name == "device_distance":
@@ -286,6 +290,14 @@ class Branching:
                 if left <= 0:
                     break
         return number
+
+    def _least_distance(self, may: int, left: int) -> int:
+        """Within which no node of these has too few others for a set of so many."""
+        between, nodes = self.problem.distances.between, members(may)
+        if left < 2:
+            return LOCAL_DISTANCE
+        rows = ([between[node][other] for other in nodes if other != node] for node in nodes)
+        return min([sorted(row)[left - 2] for row in rows])
 
     def _least_away(self, chosen: int, may: int, left: int) -> int:
         named, groups = self._at_home

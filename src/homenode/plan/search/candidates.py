@@ -2,15 +2,13 @@
 
 Up to MOST_LISTED_NODES nodes, every set. Beyond, sets that are grown from each node outwards: the
 nearest nodes, package by package. Where the distances are hierarchical these are the clusters of
-the hierarchy; that nothing better exists is then known only where a lower bound is met, or from
-branching.py.
+the hierarchy; that nothing better exists is then known only from branching.py.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import combinations
 
-from homenode.machine.topology import LOCAL_DISTANCE
 from homenode.plan.bit_sets import members
 from homenode.plan.search.cell_sizes import (
     CellSizes,
@@ -19,7 +17,6 @@ from homenode.plan.search.cell_sizes import (
     cell_sizes,
     least_uneven,
 )
-from homenode.plan.search.cost import Cost
 from homenode.plan.search.problem import SearchProblem, Work
 from homenode.plan.search.supply import even_parts
 
@@ -433,71 +430,6 @@ class Candidates:
     def _smallest_first(self) -> tuple[int, ...]:
         nodes = range(len(self._capacity))
         return tuple(sorted(nodes, key=lambda node: (self._capacity[node], -node)))
-
-    # Lower bounds.
-
-    def least_packages(self) -> int:
-        """A number of packages that no set of nodes can undercut."""
-        owned = sorted(self.problem.groups_of_package.values(), reverse=True)
-        left = self.problem.groups
-        for number, groups in enumerate(owned, 1):
-            left -= groups
-            if left <= 0:
-                return number
-        return len(owned)
-
-    def least_nodes(self) -> int:
-        """A number of nodes that no set can undercut."""
-        left = self.problem.groups
-        for number, groups in enumerate(sorted(self._capacity, reverse=True), 1):
-            left -= groups
-            if left <= 0:
-                return number
-        return len(self._capacity)
-
-    def is_least(self, cost: Cost) -> bool:
-        """Whether the cost meets a lower bound in every term but the indices."""
-        problem = self.problem
-        has_devices = bool(problem.devices.named or problem.devices.options.count)
-        if has_devices or problem.shares or "minus_nodes_spanned" in problem.first:
-            return False
-        number = cost.nodes_spanned
-        free = sorted(
-            (problem.supplies[n].whole_cores for n in members(self.problem.eligible)),
-            reverse=not problem.pack,
-        )
-        balance = sum(free[:number]) * (1 if problem.pack else -1)
-        if problem.even_splits:
-            even = least_uneven(
-                (problem.groups,) * number, problem.groups, counts_sockets=problem.counts_sockets
-            )
-            if even is None or even.sizes != tuple(
-                getattr(cost, one) for one in even.sizes._fields
-            ):
-                return False
-        return (
-            cost.packages_spanned == self.least_packages()
-            and number == self.least_nodes()
-            and cost.node_distance == self._least_distance(number)
-            and cost.gpu_sets_lost == 0
-            and cost.unisolated_cores == 0
-            and cost.llcs_spanned == number
-            and not cost.unequal_llcs
-            and cost.pages_to_reserve == 0
-            and cost.balance_cores == balance
-        )
-
-    def _least_distance(self, number: int) -> int:
-        """A distance within which no node has too few others for a set of `number` nodes."""
-        if number == 1:
-            return LOCAL_DISTANCE
-        distances, eligible = self.problem.distances, tuple(members(self.problem.eligible))
-        best = distances.levels[-1]
-        for node in eligible:
-            row = sorted(distances.between[node][other] for other in eligible if other != node)
-            if len(row) >= number - 1:
-                best = min(best, row[number - 2])
-        return best
 
 
 def _with_first(first: int, order: list[int]) -> list[int]:

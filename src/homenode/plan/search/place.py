@@ -27,15 +27,17 @@ from homenode.plan.search.rejections import (
     host_core,
     is_of_cores,
     refusal,
+    single_nodes,
     space_for,
     unusable_nodes,
+    whole_host,
     with_hint,
 )
 from homenode.plan.search.solve import may_be_nearer
 from homenode.plan.search.split import check_cells
 from homenode.plan.search.supply import CoreInventory, usable
 from homenode.vm.layout import GuestCells, MemoryBinding, Pinning, with_siblings
-from homenode.vm.plan_model import Unplannable
+from homenode.vm.plan_model import Rejection, Unplannable
 from homenode.vm.plan_options import DocumentSiblings, Policy
 
 
@@ -162,15 +164,15 @@ def _unplaced(
 
 
 class _Walk:
-    """One walk down the ladder. misses: fallbacks that hold the VM on no nodes. rejections: why,
-    and why single nodes of those that do hold it do not. brief: they are not asked for. is_sure:
-    whatever was passed over is known to be impossible or no better."""
+    """One walk down the ladder. misses: fallbacks that hold the VM on no nodes, each with why.
+    rejections: these, and why single nodes of those that do hold it do not; none where brief.
+    is_sure: whatever was passed over is known to be impossible or no better."""
 
     def __init__(self, search: PlacementSearch, *, brief: bool) -> None:
         self.search, self.brief = search, brief
         self.host, self.request = search.host, search.request
         self.rejections = list(unusable_nodes(self.host, self.request))
-        self.misses: list[Attempt] = []
+        self.misses: list[tuple[Attempt, Rejection]] = []
         self.is_sure = True
 
     def placement(self) -> Placement:
@@ -184,54 +186,50 @@ class _Walk:
         attempts = (Attempt(self.search, fallback) for fallback in ladder)
         for attempt in attempts:
             supply = attempt.supply
-            if supply in too_few:
-                continue  # whatever of the memory gives way
-            if attempt.problem.key() in refused:
-                continue  # nothing gave way that counts here
+            # Whatever of the memory gives way; and where nothing gave way that counts here.
+            if supply in too_few or attempt.problem.key() in refused:
+                continue
             if attempt.takes_host_core:
-                self.rejections.append(host_core(self.request, attempt.problem))
+                self.rejections.append(host_core(attempt))
                 continue
             self.is_sure &= attempt.knows_refusal
-            if attempt.solution is not None:
-                if not attempt.is_possible:
-                    continue
+            if attempt.solution is None:
+                refused.add(attempt.problem.key())
+                if sum(supply[1:]) < supply[0]:
+                    too_few.add(supply)
+                self._miss(attempt)
+            elif attempt.is_possible:
                 self._reject_single_nodes(attempt)
                 best = self._better(attempt, attempts) or attempt
                 found = best.placement if self.brief else best.explained(self.rejections)
                 return found if self.is_sure else replace(found, optimal=None)
-            refused.add(attempt.problem.key())
-            if sum(supply[1:]) < supply[0]:
-                too_few.add(supply)
-            self._miss(attempt)
         if self.brief:
             raise Unplannable(f"no placement on host {self.host.name!r}")
         raise self._refusal()
 
     def _reject_single_nodes(self, attempt: Attempt) -> None:
         if not self.brief and attempt.refuses_single_nodes:
-            self.rejections += attempt.single_nodes()
+            self.rejections += single_nodes(attempt)
 
     def _miss(self, attempt: Attempt) -> None:
         if self.brief:
             return
-        if all(attempt.cores != one.cores for one in self.misses):
-            self.rejections += attempt.single_nodes()
-        self.misses.append(attempt)
-        self.rejections.append(attempt.rejection)
+        if all(attempt.cores != one.cores for one, _ in self.misses):
+            self.rejections += single_nodes(attempt)
+        self.misses.append((attempt, whole_host(attempt)))
+        self.rejections.append(self.misses[-1][1])
 
     def _refusal(self) -> Unplannable:
         """What to raise. It says first what more cores would not cure, of the first fallback where
         that is; else the fallback whose cores come nearest."""
-        request, misses = self.request, self.misses
-        first = next((one for one in misses if not is_of_cores(one.rejection)), None)
-        if first is None and misses:
-            first = max(misses, key=lambda one: space_for(request, one.problem, one.fallback))
         headline, rejections = None, self.rejections
-        if first is not None:
-            own = first.rejection
-            headline = with_hint(request, first.problem, first.fallback, own)
+        if self.misses:
+            nearest = max(self.misses, key=lambda one: space_for(one[0]))
+            cured = (one for one in self.misses if not is_of_cores(one[1]))
+            first, own = next(cured, nearest)
+            headline = with_hint(first, own)
             rejections = [headline if one == own else one for one in rejections]
-        return refusal(self.host, request, self.search.free[0], rejections, headline)
+        return refusal(self.host, self.request, self.search.free[0], rejections, headline)
 
     def _better(self, first: Attempt, later: Iterable[Attempt]) -> Attempt | None:
         """A later fallback that is better, where only the host's last core or memory next to its

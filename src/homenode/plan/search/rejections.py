@@ -6,18 +6,15 @@ Hints come from the same sums as the refusal itself; no search is made to word o
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 
-from msgspec import structs
 from msgspec.structs import replace
 
 from homenode.cpuset import CpuSet
 from homenode.indices import NodeIndex
 from homenode.machine.topology import CoreKind, Host, MemoryKind
-from homenode.plan.allocations import Allocations
 from homenode.plan.request import GuestRequest
-from homenode.plan.search.expander_slots import ExpanderSlots
+from homenode.plan.search.attempt import Attempt
 from homenode.plan.search.ladder import Fallback
 from homenode.plan.search.memory import memory_text, overhead_bytes, page_size_bytes
-from homenode.plan.search.problem import SearchProblem
 from homenode.plan.search.solve import fits
 from homenode.plan.search.supply import Supply, Usable
 from homenode.units import format_bytes
@@ -50,37 +47,35 @@ def unusable_nodes(host: Host, request: GuestRequest) -> Iterator[Rejection]:
         )
 
 
-def single_nodes(
-    host: Host,
-    request: GuestRequest,
-    problem: SearchProblem,
-    fallback: Fallback,
-    free: Usable,
-    others: Allocations,
-) -> Iterator[Rejection]:
-    """Why one node does not do, for each node of the problem that does not."""
-    need = problem.groups
-    page = page_size_bytes(host, request)
+def single_nodes(attempt: Attempt) -> Iterator[Rejection]:
+    """Why one node does not do, for each node that does not."""
+    problem, request = attempt.problem, attempt.request
+    page = page_size_bytes(attempt.host, request)
     pages = problem.pages or problem.pages_together
     for supply, memory in zip(problem.supplies, problem.memory, strict=True):
         where = f"node {supply.cores.index} (PUs {supply.cores.pus})"
         indices = (supply.cores.index,)
-        if supply.groups < need:
-            detail = f"{where}: needs {_groups_text(fallback, need)}, {supply.groups} free"
-            owned = _owned(request, supply, free, others)
-            yield Rejection(
-                "pus" if fallback.grouping.counts_pus else "cores",
-                indices,
-                f"{detail}; {owned}" if owned else detail,
-            )
+        if supply.groups < problem.groups:
+            needs = _groups_text(attempt.fallback, problem.groups)
+            owned = _owned(attempt, supply)
+            detail = f"{where}: needs {needs}, {supply.groups} free"
+            yield _of_cores(attempt, indices, f"{detail}; {owned}" if owned else detail)
         elif memory.pages is not None and memory.pages < pages:
             kind = "" if request.page_bytes is None else f" in pages of {format_bytes(page)}"
-            yield Rejection(
-                "memory" if request.page_bytes is None else "pages",
-                indices,
-                f"{where}: needs {format_bytes(pages * page)}{kind}, "
-                f"{format_bytes(memory.pages * page)} free",
-            )
+            needs = f"{format_bytes(pages * page)}{kind}"
+            found = f"{where}: needs {needs}, {format_bytes(memory.pages * page)} free"
+            yield _of_memory(attempt, indices, found)
+
+
+def _of_cores(attempt: Attempt, nodes: tuple[NodeIndex, ...], detail: str) -> Rejection:
+    return Rejection("pus" if attempt.fallback.grouping.counts_pus else "cores", nodes, detail)
+
+
+def _of_memory(
+    attempt: Attempt, nodes: tuple[NodeIndex, ...], detail: str, hint: str | None = None
+) -> Rejection:
+    constraint = "memory" if attempt.request.page_bytes is None else "pages"
+    return Rejection(constraint, nodes, detail, hint)
 
 
 def _unasked_memory(host: Host, request: GuestRequest) -> tuple[NodeIndex, ...]:
@@ -95,52 +90,46 @@ def _unasked_memory(host: Host, request: GuestRequest) -> tuple[NodeIndex, ...]:
     )
 
 
-def whole_host(
-    host: Host,
-    request: GuestRequest,
-    problem: SearchProblem,
-    fallback: Fallback,
-    slots: ExpanderSlots | None,
-) -> Rejection:
+def whole_host(attempt: Attempt) -> Rejection:
     """Why no set of nodes does: too few cores in all, too little memory, too few nodes, or nodes
     that cannot reach each other."""
+    request, problem = attempt.request, attempt.problem
+    if request.options.explicit_cells:
+        detail = "no nodes hold the cells as they are given"
+        return Rejection("cells", (), detail, "leave node= out, or make the cells smaller")
     indices = tuple(supply.cores.index for supply in problem.supplies)
+    together, memory = _together(indices), memory_text(request)
     total = sum(supply.groups for supply in problem.supplies)
-    page = page_size_bytes(host, request)
     free = [memory.pages for memory in problem.memory]
     known = [pages for pages in free if pages is not None]
     wanted = problem.pages or problem.pages_together or problem.pages_anywhere
     wanted += sum(pages for _, pages in problem.device_pages)
     if total < problem.groups:
-        return Rejection(
-            "pus" if fallback.grouping.counts_pus else "cores",
-            indices,
-            f"{_together(indices)}: need {_groups_text(fallback, problem.groups)}, {total} free",
-        )
+        needs = _groups_text(attempt.fallback, problem.groups)
+        return _of_cores(attempt, indices, f"{together}: need {needs}, {total} free")
     if len(known) == len(free) and sum(known) < wanted:
-        extra = overhead_bytes(request) if fallback.keeps_memory else 0
-        options = [f"--allow-memory-node {node}" for node in _unasked_memory(host, request)[:4]]
+        extra = overhead_bytes(request) if attempt.fallback.keeps_memory else 0
+        others = _unasked_memory(attempt.host, request)[:4]
+        options = " ".join(f"--allow-memory-node {node}" for node in others)
         neighbours = f" and {format_bytes(extra)} for QEMU and page tables" if extra else ""
-        return Rejection(
-            "memory" if request.page_bytes is None else "pages",
+        left = format_bytes(sum(known) * page_size_bytes(attempt.host, request))
+        return _of_memory(
+            attempt,
             indices,
-            f"{_together(indices)}: need {memory_text(request)}{neighbours}, "
-            f"{format_bytes(sum(known) * page)} free",
-            "lower the memory"
-            + (f", or allow other memory: {' '.join(options)}" if options else ""),
+            f"{together}: need {memory}{neighbours}, {left} free",
+            "lower the memory" + (f", or allow other memory: {options}" if options else ""),
         )
-    if problem.most_nodes < len(indices) and fits(
-        structs.replace(problem, most_nodes=len(indices))
-    ):
-        enough = range(problem.most_nodes + 1, len(indices) + 1)
+    allowed, every = problem.most_nodes, len(indices)
+    if allowed < every and fits(replace(problem, most_nodes=every)):
+        enough = range(allowed + 1, every + 1)
         place = bisect_left(
-            enough, True, key=lambda number: fits(structs.replace(problem, most_nodes=number))
+            enough, True, key=lambda number: fits(replace(problem, most_nodes=number))
         )
         number = enough[min(place, len(enough) - 1)]
         return Rejection(
             "max-nodes",
             indices,
-            f"at most {_count(problem.most_nodes)} allowed, {number} needed",
+            f"at most {_count(allowed)} allowed, {number} needed",
             f"allow {_count(number)} with --max-nodes {number}",
         )
     if problem.devices.requires_home and fits(problem):
@@ -150,6 +139,7 @@ def whole_host(
             "no nodes that hold the VM have all of its GPUs",
             f"take --device-locality {DeviceLocality.PREFER}, other GPUs or fewer vCPUs",
         )
+    slots = attempt.search.slots
     if slots is not None and fits(problem):
         return Rejection(
             "expander-buses",
@@ -160,76 +150,73 @@ def whole_host(
             "which leaves the PCI tree as it was",
         )
     if problem.device_pages:
-        return Rejection(
-            "memory" if request.page_bytes is None else "pages",
+        return _of_memory(
+            attempt,
             indices,
-            f"{_together(indices)}: need {memory_text(request)}, and the memory devices of some "
-            "cell find no node with space for them next to the cell's share",
+            f"{together}: need {memory}, and the memory devices of some cell find no node with "
+            "space for them next to the cell's share",
             "spread the memory devices over the cells, or make them smaller",
         )
     elsewhere = ""
     if request.layout.memory is MemoryBinding.BOUND_PER_CELL:
         elsewhere = ", or take --layout pin-bound: memory of other nodes helps there"
-    owned = sum(problem.capacity(node) for node in range(len(indices)))
+    owned = sum(problem.capacities)
     if owned < problem.groups:
-        return Rejection(
-            "memory" if request.page_bytes is None else "pages",
+        return _of_memory(
+            attempt,
             indices,
-            f"{_together(indices)}: need {memory_text(request)}; {owned} of {problem.groups} cores "
-            "have their share of it on their node",
+            f"{together}: need {memory}; {owned} of {problem.groups} cores have their share of it "
+            "on their node",
             f"lower the memory{elsewhere}",
         )
     if any(problem.distances.unreachable):
         return Rejection(
             "distance", indices, "the nodes with space cannot reach each other (distance 255)"
         )
-    return Rejection(
-        "memory" if request.page_bytes is None else "pages",
+    number = min(allowed, problem.groups)
+    return _of_memory(
+        attempt,
         indices,
-        f"each node gets a core of the VM: {_count(min(problem.most_nodes, problem.groups))} do "
-        f"not hold {memory_text(request)}",
+        f"each node gets a core of the VM: {_count(number)} do not hold {memory}",
         f"lower the memory, or ask for more vCPUs{elsewhere}",
     )
 
 
-def with_hint(
-    request: GuestRequest, problem: SearchProblem, fallback: Fallback, rejection: Rejection
-) -> Rejection:
+def with_hint(attempt: Attempt, rejection: Rejection) -> Rejection:
     """The rejection, and how many vCPUs would fit where it has no hint yet."""
     if rejection.hint is not None:
         return rejection
-    count = most_vcpus(request, problem, fallback)
-    kept = " with --keep-vcpus" if request.keep_vcpus else ""
+    count = _most_vcpus(attempt)
+    kept = " with --keep-vcpus" if attempt.request.keep_vcpus else ""
     return replace(rejection, hint=f"lower vcpus to {count}{kept}" if count else None)
 
 
-def space_for(request: GuestRequest, problem: SearchProblem, fallback: Fallback) -> int:
+def space_for(attempt: Attempt) -> int:
     """vCPUs that the cores of a fallback have space for, whatever their memory."""
-    total = sum(supply.groups for supply in problem.supplies)
-    return total * (fallback.grouping.threads if request.keep_vcpus else 1)
+    return sum(attempt.supply[1:]) * attempt.vcpus_of_group
 
 
-def host_core(request: GuestRequest, problem: SearchProblem) -> Rejection:
+def host_core(attempt: Attempt) -> Rejection:
     """That the host would keep no core."""
     return Rejection(
         "host-core",
         (),
-        f"{problem.groups} cores for vCPUs leave the host fewer than "
-        f"{request.host_reserve.cores} without vCPUs",
+        f"{attempt.problem.groups} cores for vCPUs leave the host fewer than "
+        f"{attempt.request.host_reserve.cores} without vCPUs",
     )
 
 
-def most_vcpus(request: GuestRequest, problem: SearchProblem, fallback: Fallback) -> int:
+def _most_vcpus(attempt: Attempt) -> int:
     """The most vCPUs, fewer than were asked for, that the fallback has space for; 0 = none."""
-    total = sum(supply.groups for supply in problem.supplies)
-    tries = range(min(problem.groups - 1, total), 0, -1)
-    place = bisect_left(tries, True, key=lambda groups: fits(_smaller(problem, groups)))
-    groups = tries[place] if place < len(tries) else 0
-    return groups * (fallback.grouping.threads if request.keep_vcpus else 1)
+    problem = attempt.problem
 
+    def do(groups: int) -> bool:
+        most_nodes = min(problem.most_nodes, groups)
+        return fits(replace(problem, groups=groups, most_nodes=most_nodes))
 
-def _smaller(problem: SearchProblem, groups: int) -> SearchProblem:
-    return structs.replace(problem, groups=groups, most_nodes=min(problem.most_nodes, groups))
+    tries = range(min(problem.groups - 1, sum(attempt.supply[1:])), 0, -1)
+    place = bisect_left(tries, True, key=do)
+    return tries[place] * attempt.vcpus_of_group if place < len(tries) else 0
 
 
 def refusal(
@@ -268,9 +255,9 @@ def _groups_text(fallback: Fallback, groups: int) -> str:
     return f"{groups} free whole{kind} cores{siblings}"
 
 
-def _owned(request: GuestRequest, supply: Supply, free: Usable, others: Allocations) -> str:
+def _owned(attempt: Attempt, supply: Supply) -> str:
     """Who has the node's other PUs."""
-    pus = supply.cores.pus
+    request, others, pus = attempt.request, attempt.search.others, supply.cores.pus
     parts = []
     reserved = (request.options.reserved_pus | request.housekeeping_pus) & pus
     if reserved:
@@ -279,7 +266,7 @@ def _owned(request: GuestRequest, supply: Supply, free: Usable, others: Allocati
         owned = one.cores & pus
         if owned:
             parts.append(f"{len(owned)} PUs in use by {one.domain!r} ({owned})")
-    rest = pus - free.pus - reserved - others.vcpu_cores - others.service_cores
+    rest = pus - attempt.free.pus - reserved - others.vcpu_cores - others.service_cores
     if request.options.emulator_pus is not None:
         rest -= request.options.emulator_pus
     if rest:

@@ -230,7 +230,9 @@ class _Search:
 
     def cannot_undercut(self, cost: Cost) -> bool:
         """Whether no split could cost less of what equal cells may not; a few sums."""
-        return cost.nodes_spanned == self.candidates.least_nodes() and self.cannot_be_nearer(cost)
+        return next(self.candidates.counts(self.problem.eligible))[
+            0
+        ] == cost.nodes_spanned and self.cannot_be_nearer(cost)
 
     # The rest: the split and the GPUs of one set of nodes.
 
@@ -258,11 +260,8 @@ class _Search:
         near, far = self._nearest_of(tied, bounds)
         done = [self.work_out(*item) for item in near]
         done.sort(key=self.rest_of)
-        is_exact = are_all and (
-            (self.exact and self.nearest.exact and self.candidates.exact)
-            or self.candidates.is_least(done[0].cost)
-        )
-        if not is_exact and not (are_all and self.candidates.exact):
+        is_exact = are_all and self.exact and self.nearest.exact and self.candidates.exact
+        if not (are_all and self.candidates.exact):
             branching = self._branching(self._names, self._cost_on)
             better = self._placings.get(branching.better(self.key(done[0])))
             if better is not None:

@@ -378,8 +378,8 @@ class Attempt:
         host where the VM has every other core of it."""
         free, fallback, split = self.free, self.fallback, self.best.split
         kinds = fallback.grouping.kinds
-        cores = [core.free for core in free.nodes[node].cores if core.kind in kinds]
-        whole = sum(core.whole for other, _ in split for core in free.nodes[other].cores)
+        cores = [pus for pus, shape in free.nodes[node].cores if shape.kind in kinds]
+        whole = sum(shape.whole for other, _ in split for _, shape in free.nodes[other].cores)
         if (
             node == split[-1][0]
             and fallback.keeps_core
@@ -505,7 +505,8 @@ class Attempt:
         search, cores = self.search, self.problem.supplies[node].cores
         gpus = self.best.gpus | search.options.named_gpus
         taken = self._vcpu_pus.bits
-        spare = sum(core.whole and not core.free & taken for core in self.free.nodes[node].cores)
+        free = self.free.nodes[node].cores
+        spare = sum(shape.whole and not pus & taken for pus, shape in free)
         every = [gpu for gpu in search.options.gpus if gpu.home == cores.index]
         left = sum(not gpus >> gpu.number & 1 for gpu in every)
         if not left:

@@ -18,6 +18,7 @@ from enum import StrEnum
 from itertools import product
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from homenode.errors import UsageError
 from homenode.machine.topology import CoreKind
@@ -49,7 +50,7 @@ class Concession(StrEnum):
     UNEQUAL_CELLS = "unequal cells"
 
 
-class Fallback(Struct, frozen=True):
+class Fallback(Struct, frozen=True, kw_only=True):
     """One step. grouping: what a sibling group is; groups: how many the VM needs.
 
     mixed: of several kinds of core. shares: there are more vCPUs than whole cores, so that some
@@ -60,10 +61,10 @@ class Fallback(Struct, frozen=True):
     groups: int
     mixed: bool
     shares: bool
-    memory: MemoryRule
+    memory: MemoryRule = MemoryRule.FOLLOWS
     equal: bool
-    keeps_core: bool
-    keeps_memory: bool
+    keeps_core: bool = True
+    keeps_memory: bool = True
     concessions: tuple[Concession, ...]
 
     def idle_siblings(self, request: GuestRequest) -> int:
@@ -101,33 +102,38 @@ def check_layout(layout: Layout, policy: Policy) -> None:
         )
 
 
-class _Cores(Struct, frozen=True):
-    """How sibling groups are made on one fallback."""
-
-    grouping: Grouping
-    groups: int
-    shares: bool
-    concessions: tuple[Concession, ...]
-
-
 def fallbacks(request: GuestRequest, free: Usable) -> Iterator[Fallback]:
     """The fallbacks for this request, highest first."""
     shapes = {shape for node in free.nodes for shape, _ in node.shapes}
     kinds = frozenset(shape.kind for shape in shapes)
     hybrid = CoreKind.EFFICIENCY in kinds and CoreKind.PERFORMANCE in kinds
     one_kind = frozenset({CoreKind.PERFORMANCE}) if hybrid else kinds
-    ways: list[tuple[bool, _Cores]] = []
-    for way in (_ways, _shared):
+    ways: list[Fallback] = []
+    for ways_of in (_ways, _shared):
         for mixed in (False, True) if hybrid and not request.options.explicit_cells else (False,):
             of_kinds = kinds if mixed else one_kind
             widest = max((shape.pus for shape in shapes if shape.kind in of_kinds), default=1)
-            ways += ((mixed, cores) for cores in way(request, widest, of_kinds, mixed=mixed))
+            ways += ways_of(request, widest, of_kinds, mixed=mixed)
     # Nothing is pinned that could leave the host without a core.
     keeps_core = (True,) if request.layout.pinning is Pinning.NONE else (True, False)
-    memory_rules = _memory_rules(request)
-    for keeps_memory, (mixed, cores) in product((True, False), ways):
-        for keeps, memory in product(keeps_core, memory_rules):
-            yield _fallback(request, mixed, cores, keeps, keeps_memory, memory)
+    rules = tuple(product(keeps_core, _memory_rules(request)))
+    for keeps_memory, way, (keeps, memory) in product((True, False), ways, rules):
+        given = (
+            *(() if keeps_memory else (Concession.HOST_MEMORY,)),
+            *way.concessions,
+            *(() if keeps else (Concession.HOST_CORE,)),
+            *_OF_RULE[memory],
+        )
+        yield replace(
+            way, keeps_memory=keeps_memory, keeps_core=keeps, memory=memory, concessions=given
+        )
+
+
+_OF_RULE = {
+    MemoryRule.FOLLOWS: (),
+    MemoryRule.UNEVEN: (Concession.UNEVEN_MEMORY,),
+    MemoryRule.ELSEWHERE: (Concession.MEMORY_ELSEWHERE,),
+}
 
 
 def _counts_pus(request: GuestRequest) -> bool:
@@ -138,7 +144,7 @@ def _counts_pus(request: GuestRequest) -> bool:
 
 def _ways(
     request: GuestRequest, widest: int, kinds: frozenset[CoreKind | None], *, mixed: bool
-) -> Iterator[_Cores]:
+) -> Iterator[Fallback]:
     """Groups as the layout wants them, then of fewer siblings. vCPUs that are no multiple of a
     group leave siblings of the last one idle, and the guest is shown none: no topology says so."""
     counts_pus, keeps = _counts_pus(request), request.keep_vcpus
@@ -153,17 +159,36 @@ def _ways(
         if pins_all and (mixed or idle or threads < widest):
             hides = idle or threads == 1
             fewer = (Concession.SIBLINGS_NOT_EXPOSED if hides else Concession.FEWER_SIBLINGS,)
-        yield _Cores(Grouping(threads, kinds, counts_pus), groups, False, fewer)
+        yield _way(request, Grouping(threads, kinds, counts_pus), groups, fewer, mixed=mixed)
 
 
 def _shared(
     request: GuestRequest, widest: int, kinds: frozenset[CoreKind | None], *, mixed: bool
-) -> Iterator[_Cores]:
+) -> Iterator[Fallback]:
     """More vCPUs than cores. Where PUs are counted anyway, the layout's own groups were all."""
-    if request.layout.pinning is Pinning.NONE or _counts_pus(request):
-        return
-    grouping = Grouping(1, kinds, counts_pus=True)
-    yield _Cores(grouping, request.vcpus, True, (Concession.SHARED_CORES,))
+    if request.layout.pinning is not Pinning.NONE and not _counts_pus(request):
+        grouping, shared = Grouping(1, kinds, counts_pus=True), (Concession.SHARED_CORES,)
+        yield _way(request, grouping, request.vcpus, shared, mixed=mixed)
+
+
+def _way(
+    request: GuestRequest,
+    grouping: Grouping,
+    groups: int,
+    given: tuple[Concession, ...],
+    *,
+    mixed: bool,
+) -> Fallback:
+    """One on which nothing gives way but these."""
+    options, cells = request.options, request.layout.cells
+    return Fallback(
+        grouping=grouping,
+        groups=groups,
+        mixed=mixed,
+        shares=Concession.SHARED_CORES in given,
+        equal=cells is GuestCells.MIRRORED and not options.unequal_cells and not mixed,
+        concessions=(Concession.MIXED_KINDS, *given) if mixed else given,
+    )
 
 
 def _memory_rules(request: GuestRequest) -> tuple[MemoryRule, ...]:
@@ -173,44 +198,6 @@ def _memory_rules(request: GuestRequest) -> tuple[MemoryRule, ...]:
     if layout.cells is GuestCells.MIRRORED and layout.memory is MemoryBinding.BOUND_PER_CELL:
         return MemoryRule.FOLLOWS, MemoryRule.UNEVEN
     return MemoryRule.FOLLOWS, MemoryRule.UNEVEN, MemoryRule.ELSEWHERE
-
-
-def _fallback(
-    request: GuestRequest,
-    mixed: bool,
-    cores: _Cores,
-    keeps_core: bool,
-    keeps_memory: bool,
-    memory: MemoryRule,
-) -> Fallback:
-    given: list[Concession] = []
-    if not keeps_memory:
-        given.append(Concession.HOST_MEMORY)
-    if mixed:
-        given.append(Concession.MIXED_KINDS)
-    given += cores.concessions
-    if not keeps_core:
-        given.append(Concession.HOST_CORE)
-    if memory is MemoryRule.UNEVEN:
-        given.append(Concession.UNEVEN_MEMORY)
-    if memory is MemoryRule.ELSEWHERE:
-        given.append(Concession.MEMORY_ELSEWHERE)
-    equal = (
-        request.layout.cells is GuestCells.MIRRORED
-        and not request.options.unequal_cells
-        and not mixed
-    )
-    return Fallback(
-        cores.grouping,
-        cores.groups,
-        mixed,
-        cores.shares,
-        memory,
-        equal,
-        keeps_core,
-        keeps_memory,
-        tuple(given),
-    )
 
 
 def fallback_name(span: str, given: tuple[Concession, ...]) -> str:

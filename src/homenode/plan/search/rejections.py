@@ -271,7 +271,7 @@ def _owned(attempt: Attempt, supply: Supply) -> str:
         rest -= request.options.emulator_pus
     if rest:
         parts.append(f"{len(rest)} PUs not allowed ({rest})")
-    broken = CpuSet.from_bits(sum(core.free for core in supply.cores.cores if not core.whole))
+    broken = CpuSet.from_bits(sum(pus for pus, shape in supply.cores.cores if not shape.whole))
     if broken:
         parts.append(f"{len(broken)} PUs on cores that are not free as a whole ({broken})")
     return "; ".join(parts)

@@ -28,21 +28,9 @@ UNKNOWN_LLC = 1 << 20
 """Cores whose LLC is unknown are one pool, after all others; never one LLC per core."""
 
 
-class FreeCore(NamedTuple):
-    """A core with PUs that the VM may use. free: bits. whole: no one else may use any of it."""
-
-    free: int
-    whole: bool
-    isolated: bool
-    llc: int
-    package: PackageIndex
-    kind: CoreKind | None
-    llc_bytes: int = 0
-
-
 class CoreShape(NamedTuple):
-    """What cores have in common that give a VM the same. pus: free ones of each. llc_bytes: of
-    their LLC, 0 = unknown."""
+    """What cores have in common that give a VM the same. pus: free ones of each. whole: no one else
+    may use any of them. llc_bytes: of their LLC, 0 = unknown."""
 
     pus: int
     whole: bool
@@ -53,20 +41,18 @@ class CoreShape(NamedTuple):
     llc_bytes: int = 0
 
 
-class NodeCores(Struct, frozen=True, dict=True):
-    """A node of PUs. shapes: those of its cores with free PUs; shaped: (free PUs, shape) of each,
-    ascending."""
+FreeCore = tuple[int, CoreShape]
+"""A core with PUs that the VM may use: those that are free, as bits."""
+
+
+class NodeCores(Struct, frozen=True):
+    """A node of PUs. cores: those with free PUs, ascending; shapes: how many there are of each."""
 
     position: int
     index: NodeIndex
     pus: CpuSet
-    shaped: tuple[tuple[int, CoreShape], ...]
+    cores: tuple[FreeCore, ...]
     shapes: tuple[tuple[CoreShape, int], ...]
-
-    @cached_property
-    def cores(self) -> tuple[FreeCore, ...]:
-        """The cores with free PUs, ascending."""
-        return tuple(FreeCore(free, *shape[1:]) for free, shape in self.shaped)
 
 
 class Usable(Struct, frozen=True):
@@ -141,9 +127,7 @@ def usable(
     if request.options.emulator_pus is not None:
         barred |= request.options.emulator_pus.bits
     open_pus = inventory.allowed & ~barred
-    by_node: dict[NodeIndex | None, list[tuple[int, CoreShape]]] = {
-        node.index: [] for node in host.nodes
-    }
+    by_node: dict[NodeIndex | None, list[FreeCore]] = {node.index: [] for node in host.nodes}
     known: dict[CoreShape, CoreShape] = {}
     free_of_vcpus = 0
     for bits, node, shape in inventory.cores:
@@ -167,11 +151,11 @@ def usable(
     return Usable(CpuSet.from_bits(open_pus), CpuSet.from_bits(isolated), nodes, free_of_vcpus)
 
 
-def _node_cores(position: int, node: NumaNode, shaped: list[tuple[int, CoreShape]]) -> NodeCores:
-    counts: dict[int, tuple[CoreShape, int]] = {}
-    for _, shape in shaped:
-        counts[id(shape)] = shape, counts.get(id(shape), (shape, 0))[1] + 1
-    return NodeCores(position, node.index, node.pus, tuple(shaped), tuple(counts.values()))
+def _node_cores(position: int, node: NumaNode, cores: list[FreeCore]) -> NodeCores:
+    shapes = {id(shape): shape for _, shape in cores}
+    counts = Counter([id(shape) for _, shape in cores])
+    numbers = tuple([(shapes[one], count) for one, count in counts.items()])
+    return NodeCores(position, node.index, node.pus, tuple(cores), numbers)
 
 
 Rank = tuple[int, bool, bool]
@@ -210,19 +194,13 @@ class Grouping(NamedTuple):
 
     def groups(self, cores: Iterable[FreeCore]) -> Iterator[SiblingGroup]:
         """The groups of these cores, in their order."""
-        for core in cores:
-            if core.kind not in self.kinds or not (self.counts_pus or core.whole):
-                continue
-            free, number = core.free, 0
+        for free, shape in cores:
             first = free & -free
-            while free.bit_count() >= self.threads:
+            for number in range(self.of_core(shape)):
                 pus = lowest(free, self.threads)
-                rank = _rank(core, number)
-                yield SiblingGroup(pus, first, core.llc, core.package, core.kind, rank)
-                if not self.counts_pus:
-                    break
                 free &= ~pus
-                number += 1
+                rank = _rank(shape, number)
+                yield SiblingGroup(pus, first, shape.llc, shape.package, shape.kind, rank)
 
 
 class Tier(NamedTuple):
@@ -443,7 +421,7 @@ _SECOND = 2
 """The turn in which whole cores give their second group."""
 
 
-def _rank(core: FreeCore | CoreShape, number: int) -> Rank:
+def _rank(core: CoreShape, number: int) -> Rank:
     """Of a core's group of that number, from 0."""
     return 2 * number + (not core.whole), _is_weak(core.kind), not core.isolated
 

@@ -16,6 +16,7 @@ Each IOThread gets a core of its own after the emulator; where those run out a s
 it shares with the emulator.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, islice
 
@@ -157,14 +158,16 @@ def _next_to_vcpus(
         pus = CpuSet.from_bits(siblings[0])
         return pus, (_on_siblings(pus),)
     if not vcpu_pus.bits & free.isolated.bits:
-        return vcpu_pus, (_shares(vcpu_pus),)
-    return None, (_unpinned(),)
+        shares = "no PU is left next to the vCPUs', so QEMU's own threads run on them"
+        return vcpu_pus, (plan_finding("emulator-shares-vcpus", f"PUs {vcpu_pus}", shares),)
+    unpinned = "every PU that is left is isolated, so QEMU's own threads are not pinned"
+    return None, (plan_finding("emulator-not-pinned", "emulator", unpinned),)
 
 
 def _own_spare_cores(free: Usable, nodes: Sequence[int], vcpu_pus: CpuSet) -> dict[int, list[int]]:
     """Spare cores of each of the VM's nodes: of the LLCs that it is in before others."""
     mine = frozenset(
-        core.llc for node in nodes for core in free.nodes[node].cores if core.free & vcpu_pus.bits
+        shape.llc for node in nodes for pus, shape in free.nodes[node].cores if pus & vcpu_pus.bits
     )
     return {node: _spare_cores(free, node, vcpu_pus, mine) for node in nodes}
 
@@ -180,17 +183,15 @@ def _spare_cores(free: Usable, node: int, vcpu_pus: CpuSet, llcs: frozenset[int]
     preference: efficiency cores, then these LLCs, then the fullest, so that free LLCs stay whole.
     """
     barred = vcpu_pus.bits | free.isolated.bits
-    cores = [core for core in free.nodes[node].cores if core.whole and not core.free & barred]
-    spare: dict[int, int] = {}
-    for core in cores:
-        spare[core.llc] = spare.get(core.llc, 0) + 1
+    cores = [(p, shape) for p, shape in free.nodes[node].cores if shape.whole and not p & barred]
+    spare = Counter([shape.llc for _, shape in cores])
 
     def rank(core: FreeCore) -> tuple[bool, bool, int, int]:
-        fresh = core.llc not in llcs
-        strong = core.kind is not CoreKind.EFFICIENCY
-        return strong, fresh, spare[core.llc], core.free & -core.free
+        pus, shape = core
+        strong = shape.kind is not CoreKind.EFFICIENCY
+        return strong, shape.llc not in llcs, spare[shape.llc], pus & -pus
 
-    return [core.free for core in sorted(cores, key=rank)]
+    return [pus for pus, _ in sorted(cores, key=rank)]
 
 
 def _free_siblings(free: Usable, nodes: Sequence[int], vcpu_pus: CpuSet) -> list[int]:
@@ -198,8 +199,8 @@ def _free_siblings(free: Usable, nodes: Sequence[int], vcpu_pus: CpuSet) -> list
     return [
         idle
         for node in nodes
-        for core in free.nodes[node].cores
-        if core.free & vcpu_pus.bits and (idle := core.free & ~(vcpu_pus.bits | free.isolated.bits))
+        for pus, _ in free.nodes[node].cores
+        if pus & vcpu_pus.bits and (idle := pus & ~(vcpu_pus.bits | free.isolated.bits))
     ]
 
 
@@ -208,20 +209,4 @@ def _on_siblings(pus: CpuSet) -> PlanFinding:
         "emulator-on-siblings",
         f"PUs {pus}",
         "no core without vCPUs is free, so QEMU's own threads share a core with a vCPU",
-    )
-
-
-def _shares(pus: CpuSet) -> PlanFinding:
-    return plan_finding(
-        "emulator-shares-vcpus",
-        f"PUs {pus}",
-        "no PU is left next to the vCPUs', so QEMU's own threads run on them",
-    )
-
-
-def _unpinned() -> PlanFinding:
-    return plan_finding(
-        "emulator-not-pinned",
-        "emulator",
-        "every PU that is left is isolated, so QEMU's own threads are not pinned",
     )

@@ -1,9 +1,9 @@
 """GpuTies: which of GPUs that are equally near are chosen, by the GPU sets that they break."""
 
-from collections.abc import Iterator, Sequence
-from functools import cached_property
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache, cached_property, reduce
 from heapq import nsmallest
-from operator import itemgetter
+from operator import itemgetter, or_
 
 from msgspec import Struct
 
@@ -59,29 +59,15 @@ class GpuTies(Struct, frozen=True, dict=True):
             found, is_complete = found | chosen, is_complete and are_all
         return found, is_complete
 
-    def _around(self, gpus: int) -> int:
-        """All GPUs of the sets that these are in."""
-        known = self._known_around.get(gpus)
-        if known is None:
-            known = gpus
-            for one in (*self.sets, *self.link_groups):
-                known |= one if one & gpus else 0
-            self._known_around[gpus] = known
-        return known
+    @cached_property
+    def _around(self) -> Callable[[int], int]:
+        """All GPUs of the sets that some are in."""
+        sets = (*self.sets, *self.link_groups)
+        return cache(lambda gpus: reduce(or_, [one for one in sets if one & gpus], gpus))
 
     @cached_property
-    def _known_around(self) -> dict[int, int]:
-        return {}
-
-    @cached_property
-    def _known(self) -> dict[tuple[int, tuple[tuple[int, int], ...]], tuple[int, bool]]:
-        return {}
-
-    def _least_of(self, sure: int, tied: tuple[tuple[int, int], ...]) -> tuple[int, bool]:
-        known = self._known.get((sure, tied))
-        if known is None:
-            known = self._known[sure, tied] = self._compared(sure, tied)
-        return known
+    def _least_of(self) -> Callable[[int, tuple[tuple[int, int], ...]], tuple[int, bool]]:
+        return cache(self._compared)
 
     def _compared(self, sure: int, tied: tuple[tuple[int, int], ...]) -> tuple[int, bool]:
         reach = sum(gpus for gpus, _ in tied)

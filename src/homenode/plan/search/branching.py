@@ -6,7 +6,7 @@ known cost. Where the budget does not end it, no set is better.
 """
 
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 from homenode.machine.topology import LOCAL_DISTANCE
@@ -66,7 +66,6 @@ class Branching:
         self._best: Key = ()
         self._number = 0
         self._additive: dict[str, _Sums] = {}
-        self._far: dict[int, list[int]] = {}
         self._sizes: dict[tuple[int, ...], CellSizes] = {}
 
     def better(self, best: Key) -> Key:
@@ -74,12 +73,14 @@ class Branching:
         self._best = best
         bounds = []
         for number, able in self.candidates.counts(self.problem.eligible):
-            self._number = number
-            low = tuple([self._least(name, 0, able, number) for name in self.problem.first])
-            bounds.append((low, number, able))
-        for low, number, able in sorted(bounds):
-            if self._best and low > self._best[: len(low)]:
-                break
+            self._number, low = number, tuple[Any, ...]()
+            for name in self.problem.first:
+                low += (self._least(name, 0, able, number),)
+                if best and low > best[: len(low)]:
+                    break
+            else:
+                bounds.append((low, number, able))
+        for _, number, able in sorted(bounds):
             self._number, self._additive = number, self._additive_terms(number)
             if not self._visit(0, able, number):
                 self.is_complete = False
@@ -151,9 +152,8 @@ class Branching:
                     of_package = self.problem.distances.nodes_of_package
                     may &= sum([of_package[package] for package in members(packages)])
             elif name == "node_distance":
-                far = self._farther(value)
                 for node in members(chosen):
-                    may &= ~far[node]
+                    may &= ~self._farther(value)[node]
             if may.bit_count() < left:
                 return None
             if low != value:
@@ -235,14 +235,13 @@ class Branching:
         links, lost = min((one.link_groups, one.sets_lost) for one in found)
         return {"gpu_link_groups": links, "gpu_sets_lost": lost}
 
-    def _farther(self, limit: int) -> list[int]:
-        """For each node, the nodes that are farther from it."""
-        if limit not in self._far:
-            self._far[limit] = [
-                sum([1 << other for other, distance in enumerate(row) if distance > limit])
-                for row in self.problem.distances.between
-            ]
-        return self._far[limit]
+    @cached_property
+    def _farther(self) -> Callable[[int], list[int]]:
+        """For each node, the nodes that are farther from it than a limit."""
+        between = [list(enumerate(row)) for row in self.problem.distances.between]
+        return cache(
+            lambda limit: [sum([1 << one for one, far in row if far > limit]) for row in between]
+        )
 
     def _least_class(self, chosen: int, may: int, left: int) -> int:
         """So few more packages as nodes are near to only so many GPUs."""

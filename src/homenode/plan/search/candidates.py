@@ -6,7 +6,7 @@ the hierarchy; that nothing better exists is then known only from branching.py.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import combinations
 
 from homenode.plan.bit_sets import members
@@ -15,10 +15,10 @@ from homenode.plan.search.cell_sizes import (
     CellSplits,
     GroupRange,
     cell_sizes,
+    even_split,
     least_uneven,
 )
 from homenode.plan.search.problem import SearchProblem, Work
-from homenode.plan.search.supply import even_parts
 
 MOST_LISTED_NODES = 8
 MOST_PACKAGES = 8
@@ -52,17 +52,14 @@ class Candidates:
         self._grown_before: dict[int, bool] = {}
         self._has_found = False
         self._capacity = problem.capacities
-        self._able: dict[int, int] = {}
-        self._splits: dict[int, CellSplits] = {}
         self._orders_from: dict[int, tuple[list[int], list[int]]] = {}
-        self._limits_memory = bool(problem.pages_together or problem.pages_anywhere)
         unreachable = problem.distances.unreachable
         self._fruitless = 0
         self._unreachable = unreachable if any(unreachable) else ()
 
-    def groups(self, device_class: Callable[[int], int]) -> Iterator[Bounded]:
-        """The sets, in groups of ascending lower bound. device_class: of packages (bits)."""
-        problem = self.problem
+    def groups(self) -> Iterator[Bounded]:
+        """The sets, in groups of ascending lower bound."""
+        problem, device_class = self.problem, self.problem.devices.least_class
         if next(self.counts(problem.eligible), None) is None:
             return  # no number of nodes holds the VM
         if problem.first[:2] != ("device_class", "packages_spanned"):
@@ -104,13 +101,11 @@ class Candidates:
                     yield nodes
         yield from self._sets(eligible, 0)
 
-    def splits(self, nodes: int) -> CellSplits:
+    @cached_property
+    def splits(self) -> Callable[[int], CellSplits]:
         """The splits over the chosen nodes (bits) that may be the best, whatever the devices: the
         least uneven ones, or all where the devices come first."""
-        known = self._splits.get(nodes)
-        if known is None:
-            known = self._splits[nodes] = self._splits_over(tuple(members(nodes)))
-        return known
+        return cache(lambda nodes: self._splits_over(members(nodes)))
 
     def _splits_over(self, nodes: Sequence[int]) -> CellSplits:
         problem, number = self.problem, len(nodes)
@@ -141,7 +136,7 @@ class Candidates:
             return tuple(GroupRange(1, core) for core in least)
         room = [limit - core for limit, core in zip(limits, least, strict=True)]
         left = groups - sum(least)
-        most = max(even_parts(room, left))
+        most = max(even_split([GroupRange(0, one) for one in room], left))
         more = [min(most, one) for one in room]
         fewer = more if sum(more) == left else [min(most - 1, one) for one in room]
         return tuple(
@@ -172,20 +167,17 @@ class Candidates:
                 return False
             if min(capacities) < 1 or sum(capacities) < problem.groups:
                 return False
-        if not problem.has_slots(nodes):
-            return False
-        if not self._limits_memory:
-            return True
-        return problem.holds_together(tuple(members(nodes))) and problem.holds_with_others(nodes)
+        return (
+            problem.has_slots(nodes)
+            and problem.holds_together(nodes)
+            and problem.holds_with_others(nodes)
+        )
 
-    def _able_to(self, number: int) -> int:
+    @cached_property
+    def _able_to(self) -> Callable[[int], int]:
         """The nodes that can have an equal share among so many, memory devices aside."""
-        if number not in self._able:
-            each = self.problem.groups // number
-            self._able[number] = sum(
-                1 << n for n, most in enumerate(self._capacity) if most >= each
-            )
-        return self._able[number]
+        groups, most = self.problem.groups, list(enumerate(self._capacity))
+        return cache(lambda number: sum([1 << n for n, one in most if one >= groups // number]))
 
     def counts(self, nodes: int) -> Iterator[tuple[int, int]]:
         """(a number of these nodes that may do, those of them that may be among so many),
@@ -288,7 +280,7 @@ class Candidates:
         for seed in members(nodes):
             if not self.problem.earlier_equals[seed]:
                 for order in self._outwards(seed):
-                    yield _with_first(seed, [node for node in order if nodes >> node & 1])
+                    yield [seed, *(node for node in order if nodes >> node & 1 and node != seed)]
                 if self._pulled[seed]:
                     yield self._near_devices(seed, nodes)
         every = (self._by_weight, self._by_capacity) if any(self._pulled) else (self._by_capacity,)
@@ -430,9 +422,3 @@ class Candidates:
     def _smallest_first(self) -> tuple[int, ...]:
         nodes = range(len(self._capacity))
         return tuple(sorted(nodes, key=lambda node: (self._capacity[node], -node)))
-
-
-def _with_first(first: int, order: list[int]) -> list[int]:
-    order.remove(first)
-    order.insert(0, first)
-    return order

@@ -4,6 +4,7 @@ Where no cell may share a socket with another, a socket has as many cores as div
 of 11 and 10 make 21 sockets of one core, cells of 14 and 7 three of seven.
 """
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from math import gcd, isqrt
 from typing import NamedTuple
@@ -86,17 +87,46 @@ def _levelled(most: Sequence[int], total: int, step: int) -> tuple[GroupRange, .
     low, over = divmod(total, len(most))
     if min(most) >= low + (over > 0):
         return (GroupRange(low * step, (low + (over > 0)) * step, step),) * len(most)
-    high = max(most)
-    while low < high:
-        level = (low + high + 1) // 2
-        if sum([min(one, level) for one in most]) <= total:
-            low = level
-        else:
-            high = level - 1
+    low = fill_level([0] * len(most), most, total)
     more = sum([min(one, low) for one in most]) < total
     return tuple(
         GroupRange(min(one, low) * step, min(one, low + more) * step, step) for one in most
     )
+
+
+def fill_level(least: Sequence[int], most: Sequence[int], total: int, step: int = 1) -> int:
+    """The highest level, in steps, to which all can be filled at least, each from its least to its
+    most, that comes to no more than the total.
+
+    >>> fill_level((0, 0, 4), (8, 1, 8), 8)
+    3
+    """
+
+    def filled(level: int) -> int:
+        return sum([min(max(low, level), high) for low, high in zip(least, most, strict=True)])
+
+    levels = range(0, max(most, default=0) + 1, step)
+    return levels[bisect_right(levels, total, key=filled) - 1]
+
+
+def even_split(ranges: Sequence[GroupRange], total: int) -> tuple[int, ...]:
+    """The even-most split: all filled to one level as far as they go, extras on the first.
+
+    >>> even_split([GroupRange(0, 8), GroupRange(0, 1), GroupRange(0, 8)], 8)
+    (4, 1, 3)
+    """
+    least, most = [one.least for one in ranges], [one.most for one in ranges]
+    if sum(least) == total:
+        return tuple(least)
+    step = ranges[0].step
+    level = fill_level(least, most, total, step)
+    split = [min(max(low, level), high) for low, high in zip(least, most, strict=True)]
+    over = total - sum(split)
+    for i, high in enumerate(most):
+        if over and split[i] == level and level < high:
+            split[i] += step
+            over -= step
+    return tuple(split)
 
 
 def _divisors(number: int) -> tuple[int, ...]:

@@ -4,8 +4,8 @@ The GPUs to choose from count with the NICs of the VM that are paired with them.
 for some packages or nodes is remembered: the problems of all fallbacks have the same devices.
 """
 
-from collections.abc import Iterable, Sequence
-from functools import cached_property
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache, cached_property
 
 from msgspec import Struct
 
@@ -200,19 +200,9 @@ class SearchDevices(Struct, frozen=True, kw_only=True, dict=True):
         return tuple({id(one.home): one.home for one in self.named if one.pulls}.values())
 
     @cached_property
-    def _least(self) -> dict[int, int]:
-        return {}
-
-    @cached_property
-    def _near(self) -> dict[int, tuple[int, tuple[GpuGroup, ...]]]:
-        return {}
-
-    def least_class(self, packages: int) -> int:
-        """The least class of the worst device that nodes of these packages (bits) can come to."""
-        known = self._least.get(packages)
-        if known is None:
-            known = self._least[packages] = self._class(self.groups, packages)
-        return known
+    def least_class(self) -> Callable[[int], int]:
+        """The least class of the worst device that nodes of some packages (bits) can come to."""
+        return cache(lambda packages: self._class(self.groups, packages))
 
     def _class(self, groups: Sequence[GpuGroup], packages: int) -> int:
         count = self.options.count
@@ -239,25 +229,26 @@ class SearchDevices(Struct, frozen=True, kw_only=True, dict=True):
         return [group for group, each in zip(groups, away, strict=True) if each == least]
 
     def _class_and_groups(self, nodes: int) -> tuple[int, tuple[GpuGroup, ...]]:
-        packages = self.distances.packages_of(nodes)
         # GPUs that must be at home are chosen by the nodes, others by their packages alone.
-        key = nodes if self.requires_home else packages
-        known = self._near.get(key)
-        if known is None:
-            groups = self.groups
-            if self.requires_home:
-                groups = tuple([GpuGroup.of(group.near(nodes)[0]) for group in groups])
-            # What named devices cost anyway costs nothing more.
-            limit = self._class(groups, packages)
-            found = []
-            for group in groups:
-                near = group.homes
-                if self.compares_classes:
-                    near = tuple([one for one in near if one.device_class(packages) <= limit])
-                if sum([one.count for one in near]) >= self.options.count:
-                    found.append(group if len(near) == len(group.homes) else GpuGroup.of(near))
-            known = self._near[key] = limit, tuple(found)
-        return known
+        return self._near(self.distances.packages_of(nodes), nodes if self.requires_home else 0)
+
+    @cached_property
+    def _near(self) -> Callable[[int, int], tuple[int, tuple[GpuGroup, ...]]]:
+        return cache(self._near_packages)
+
+    def _near_packages(self, packages: int, nodes: int) -> tuple[int, tuple[GpuGroup, ...]]:
+        groups, found = self.groups, []
+        if self.requires_home:
+            groups = tuple([GpuGroup.of(group.near(nodes)[0]) for group in groups])
+        # What named devices cost anyway costs nothing more.
+        limit = self._class(groups, packages)
+        for group in groups:
+            near = group.homes
+            if self.compares_classes:
+                near = tuple([one for one in near if one.device_class(packages) <= limit])
+            if sum([one.count for one in near]) >= self.options.count:
+                found.append(group if len(near) == len(group.homes) else GpuGroup.of(near))
+        return limit, tuple(found)
 
     def away(self, nodes: int) -> int:
         """GPUs away from home, for a set of nodes (bits) that near_groups() has groups for."""

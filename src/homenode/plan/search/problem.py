@@ -3,8 +3,8 @@
 PlacementSearch states one problem per fallback of the ladder; solve.py solves it.
 """
 
-from collections.abc import Iterable, Sequence
-from functools import cached_property
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache, cached_property
 
 from msgspec import Struct, field, structs
 
@@ -38,7 +38,7 @@ from homenode.plan.search.supply import (
 )
 from homenode.plan.shape.guest_topology import may_share_sockets
 from homenode.vm.layout import GuestCells
-from homenode.vm.plan_options import Balance, DeviceLocality
+from homenode.vm.plan_options import Balance, DeviceLocality, Policy
 
 Split = tuple[tuple[int, int], ...]
 """(node position, sibling groups there), ascending by node."""
@@ -202,11 +202,11 @@ class SearchProblem(Struct, frozen=True, kw_only=True, dict=True):
         """Pages of so many groups, rounded up."""
         return -(-self.pages * groups // self.groups)
 
-    def holds_together(self, nodes: Sequence[int]) -> bool:
-        """Whether the nodes have the memory that need not lie next to its vCPUs."""
+    def holds_together(self, nodes: int) -> bool:
+        """Whether the nodes (bits) have the memory that need not lie next to its vCPUs."""
         if not self.pages_together:
             return True
-        pages = [self.memory[node].pages for node in nodes]
+        pages = [self.memory[node].pages for node in members(nodes)]
         known = [count for count in pages if count is not None]
         wanted = self.pages_together + sum(pages for _, pages in self.device_pages)
         return len(known) < len(pages) or sum(known) >= wanted
@@ -271,16 +271,10 @@ class SearchProblem(Struct, frozen=True, kw_only=True, dict=True):
         return tuple(result)
 
     @cached_property
-    def _costs(self) -> dict[tuple[int, int], AllocationCost]:
-        return {}
-
-    def cost_of(self, node: int, groups: int) -> AllocationCost:
-        """What so many groups on the node come to. Remembered: a search asks for it often."""
-        known = self._costs.get((node, groups))
-        if known is None:
-            known = self.supplies[node].cost(groups, self.hosts_isolation)
-            self._costs[node, groups] = known
-        return known
+    def cost_of(self) -> Callable[[int, int], AllocationCost]:
+        """What so many groups on a node come to. Remembered: a search asks for it often."""
+        supplies, isolation = self.supplies, self.hosts_isolation
+        return cache(lambda node, groups: supplies[node].cost(groups, isolation))
 
     def short_pages(self, node: int, groups: int) -> int:
         """Huge pages that are still to be reserved there."""
@@ -301,9 +295,7 @@ class SearchProblem(Struct, frozen=True, kw_only=True, dict=True):
             short += self.short_pages(node, groups)
         sizes = cell_sizes([groups for _, groups in split], counts_sockets=self.counts_sockets)
         nodes = tuple([node for node, _ in split])
-        bare = self._bare_costs.get(nodes)
-        if bare is None:
-            bare = self._bare_costs[nodes] = self._bare_cost(nodes)
+        bare = self._bare_cost(nodes)
         return bare._replace(
             device_class=nearness[0],
             packages_spanned=bare.packages_spanned + more_packages,
@@ -324,11 +316,11 @@ class SearchProblem(Struct, frozen=True, kw_only=True, dict=True):
         )
 
     @cached_property
-    def _bare_costs(self) -> dict[tuple[int, ...], Cost]:
-        return {}
+    def _bare_cost(self) -> Callable[[tuple[int, ...]], Cost]:
+        """What nodes come to whatever the split and the devices, whose terms are 0."""
+        return cache(self._cost_of_nodes)
 
-    def _bare_cost(self, nodes: tuple[int, ...]) -> Cost:
-        """What the nodes come to whatever the split and the devices, whose terms are 0."""
+    def _cost_of_nodes(self, nodes: tuple[int, ...]) -> Cost:
         sign, packages = 1 if self.pack else -1, self.distances.packages
         return Cost._make([0] * (len(Cost._fields) - 3) + [(), (), ()])._replace(
             vcpus_beyond_cores=self.beyond_cores(nodes) if self.shares else 0,
@@ -360,36 +352,35 @@ class PlacementSearch(Struct, frozen=True, kw_only=True, dict=True):
     work: Work = field(default_factory=lambda: Work(MOST_STEPS))
 
     @cached_property
-    def _supplies(self) -> dict[tuple[int, Grouping], tuple[Supply, ...]]:
-        return {}
+    def _supplies(self) -> Callable[[bool, Grouping], tuple[Supply, ...]]:
+        """What each node with PUs gives, whether or not the host keeps its cores."""
+        return cache(
+            lambda keeps_core, grouping: tuple(
+                [supply(cores, grouping) for cores in self.free[not keeps_core].nodes]
+            )
+        )
 
     @cached_property
-    def _memory(self) -> dict[bool, dict[NodeIndex, NodeMemory]]:
-        return {}
+    def _memory(self) -> Callable[[bool], dict[NodeIndex, NodeMemory]]:
+        """What each node can give, whether or not the host keeps its memory."""
+        return cache(lambda keeps: node_memory(self.host, self.request, keeps_reserve=keeps))
 
     def free_on(self, fallback: Fallback) -> Usable:
         return self.free[not fallback.keeps_core]
 
     def memory_on(self, fallback: Fallback) -> dict[NodeIndex, NodeMemory]:
-        if fallback.keeps_memory not in self._memory:
-            self._memory[fallback.keeps_memory] = node_memory(
-                self.host, self.request, keeps_reserve=fallback.keeps_memory
-            )
-        return self._memory[fallback.keeps_memory]
+        return self._memory(fallback.keeps_memory)
 
     def supplies(self, fallback: Fallback) -> tuple[Supply, ...]:
         """What each node with PUs gives on a fallback."""
-        free = self.free_on(fallback)
-        key = (id(free), fallback.grouping)
-        if key not in self._supplies:
-            self._supplies[key] = tuple(supply(cores, fallback.grouping) for cores in free.nodes)
-        return self._supplies[key]
+        has_service = self.free[0] is not self.free[1]
+        return self._supplies(fallback.keeps_core or not has_service, fallback.grouping)
 
     def problem(self, fallback: Fallback) -> SearchProblem:
         """The problem of a fallback."""
         host, request = self.host, self.request
         first, rest = request_order(request, shares=fallback.shares)
-        pages = cell_pages_wanted(host, request)
+        pages, memory = cell_pages_wanted(host, request), self.memory_on(fallback)
         devices = device_pages(host, request)
         by_cell = (
             fallback.memory is not MemoryRule.ELSEWHERE
@@ -403,7 +394,7 @@ class PlacementSearch(Struct, frozen=True, kw_only=True, dict=True):
         return structs.replace(
             self._bare,
             supplies=self.supplies(fallback),
-            memory=tuple(self.memory_on(fallback)[cores.index] for cores in self.free[0].nodes),
+            memory=tuple([memory[cores.index] for cores in self.free[0].nodes]),
             groups=fallback.groups,
             equal=fallback.equal and not fallback.shares and not fallback.idle_siblings(request),
             # Cells of mixed kinds are two for each node. Where PUs are counted, fewer sockets would
@@ -428,7 +419,6 @@ class PlacementSearch(Struct, frozen=True, kw_only=True, dict=True):
     def _bare(self) -> SearchProblem:
         """What the problems of all fallbacks have in common."""
         request, options, nodes = self.request, self.options, self.free[0].nodes
-        first, rest = request_order(request, shares=False)
         page_bytes = page_size_bytes(self.host, request)
         most_nodes = min(len(nodes), request.options.max_nodes or len(nodes))
         has_cells = (
@@ -440,8 +430,8 @@ class PlacementSearch(Struct, frozen=True, kw_only=True, dict=True):
         return SearchProblem(
             pack=request.options.balance is Balance.PACK
             or (request.options.balance is None and options.has_gpus),
-            first=first,
-            rest=rest,
+            first=(),
+            rest=(),
             even_splits=not request.options.unequal_cells,
             counts_sockets=request.layout.cells is GuestCells.MIRRORED
             and not may_share_sockets(self.host, request),
@@ -500,7 +490,7 @@ class PlacementSearch(Struct, frozen=True, kw_only=True, dict=True):
             ),
             gpu_nodes=sum(bit.get(node, 0) for node in of_gpus),
             requires_home=request.options.device_locality is DeviceLocality.REQUIRE,
-            compares_classes="device_class" in request_order(request, shares=False)[0],
+            compares_classes=request.options.policy is not Policy.ANY,
             distances=self._between,
         )
 

@@ -181,7 +181,7 @@ class _Search:
         the least terms."""
         found: list[tuple[tuple[int, ...], int]] = []
         least: list[tuple[int, ...]] = []
-        for bound, sets in self.candidates.groups(self.problem.devices.least_class):
+        for bound, sets in self.candidates.groups():
             if least and bound > least[0][: len(bound)]:
                 break
             for nodes in sets:
@@ -225,7 +225,7 @@ class _Search:
         """Whether no split could cost fewer packages, nearer devices or more homes; a few sums."""
         if cost.gpus_away_from_home:
             return False
-        bound, _ = next(self.candidates.groups(self.problem.devices.least_class), ((), ()))
+        bound, _ = next(self.candidates.groups(), ((), ()))
         return bound == (cost.device_class, cost.packages_spanned)
 
     def cannot_undercut(self, cost: Cost) -> bool:

@@ -9,7 +9,7 @@ from itertools import islice, permutations
 
 from homenode.errors import UsageError
 from homenode.plan.request import GuestRequest
-from homenode.plan.search.cell_sizes import GroupRange
+from homenode.plan.search.cell_sizes import GroupRange, even_split
 from homenode.plan.search.problem import SearchProblem, Split, Work
 from homenode.plan.search.supply import are_unequal
 from homenode.vm.layout import GuestCells
@@ -40,7 +40,7 @@ def least_split(
     """
     work.spend(3 * len(nodes))
     left = problem.groups - sum([one.least for one in ranges])
-    even = _even(ranges, left)
+    even = even_split(ranges, problem.groups)
     if not left or sum(one.most > one.least for one in ranges) < 2:
         return tuple(zip(nodes, even, strict=True)), True
     sums = _sums(problem, nodes, even)
@@ -121,30 +121,6 @@ def _by_size(problem: SearchProblem, node: int, numbers: Sequence[int]) -> dict[
         if size:
             found.setdefault(size, []).append(groups)
     return found
-
-
-def _even(ranges: Sequence[GroupRange], left: int) -> tuple[int, ...]:
-    """The even-most split: all filled to one level as far as they go, extras on the first."""
-    split = [one.least for one in ranges]
-    if not left:
-        return tuple(split)
-    step = ranges[0].step
-    total = sum(split) + left
-    low, high = min(split) // step, max(one.most for one in ranges) // step
-    while low < high:
-        level = (low + high + 1) // 2
-        if sum(min(max(one.least, level * step), one.most) for one in ranges) <= total:
-            low = level
-        else:
-            high = level - 1
-    low *= step
-    split = [min(max(one.least, low), one.most) for one in ranges]
-    over = total - sum(split)
-    for i, one in enumerate(ranges):
-        if over and split[i] == low and split[i] < one.most:
-            split[i] += step
-            over -= step
-    return tuple(split)
 
 
 def _sums(

@@ -10,7 +10,6 @@ Where PUs are counted and not cores, each core gives a group before any gives it
 cores first, then those of which others have a part. Second groups are shared out over the LLCs.
 """
 
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
@@ -23,6 +22,7 @@ from homenode.indices import NodeIndex, PackageIndex
 from homenode.machine.topology import CoreKind, Host, NumaNode
 from homenode.plan.allocations import Allocations
 from homenode.plan.request import GuestRequest
+from homenode.plan.search.cell_sizes import GroupRange, even_split
 
 UNKNOWN_LLC = 1 << 20
 """Cores whose LLC is unknown are one pool, after all others; never one LLC per core."""
@@ -274,7 +274,7 @@ class Part(NamedTuple):
                     drawn[tier.rank, llc] = each
                 break
             if tier.rank[0] >= _SECOND:
-                parts = even_parts([groups for _, groups in tier.llcs], left)
+                parts = even_split([GroupRange(0, groups) for _, groups in tier.llcs], left)
                 for (llc, _), groups in zip(tier.llcs, parts, strict=True):
                     drawn[tier.rank, llc] = groups
                 break
@@ -445,23 +445,6 @@ def _part(package: PackageIndex | None, counts: Iterable[tuple[CoreShape, int, i
         for rank in sorted(tiers)
     ]
     return Part(package, sum([tier.total for tier in made]), tuple(made))
-
-
-def even_parts(limits: Sequence[int], wanted: int) -> tuple[int, ...]:
-    """Parts that come to `wanted`, as even as these limits allow; the extra ones on the first.
-
-    >>> even_parts((8, 1, 8), 8), even_parts((4, 4), 8)
-    ((4, 1, 3), (4, 4))
-    """
-    levels = range(max(limits, default=0) + 1)
-    level = bisect_right(levels, wanted, key=lambda one: sum([min(one, n) for n in limits])) - 1
-    parts = [min(level, limit) for limit in limits]
-    left = wanted - sum(parts)
-    for i, limit in enumerate(limits):
-        if left and limit > level:
-            parts[i] += 1
-            left -= 1
-    return tuple(parts)
 
 
 def _largest(

@@ -111,7 +111,7 @@ def _hook(domain: str, operation: str, xml: bytes, target: int | None) -> None:
 
 
 def _one(
-    host: "Host", bdf: "Bdf", target: int | None, *, apply: bool, say: Say
+    host: "Host", bdf: "Bdf", target: int | None, *, apply: bool, say: "Say"
 ) -> tuple[Finding, ...]:
 
     space = SysfsConfigSpace()
@@ -132,7 +132,7 @@ def _one(
     return step.result.findings
 
 
-def _say_result(plan: RetrainPlan, result: RetrainResult, say: Say) -> None:
+def _say_result(plan: RetrainPlan, result: RetrainResult, say: "Say") -> None:
 
     for line in result.log:
         say(line)

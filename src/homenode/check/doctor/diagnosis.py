@@ -92,7 +92,7 @@ def diagnose(
         checked += _not_known(host)
         return Findings(checked=tuple(checked), findings=in_order(merged(found)))
     # Loaded only here: most of what a look at a host alone would load.
-    from homenode.check.domain.diagnosis import DocumentLines, domain_checked, domain_findings
+    from homenode.check.domain.diagnosis import domain_checked, domain_findings, located
     from homenode.check.domain.memory import is_bound_by_numad
     from homenode.vm.domain.read import vm_of
 
@@ -100,10 +100,7 @@ def diagnose(
     found += [*domain_findings(facts, document, host), *collective_findings(host, facts)]
     found += settings_findings(host, facts, memory_is_bound=is_bound_by_numad(document))
     checked += [*domain_checked(facts, host), *_not_known(host)]
-    lines = DocumentLines(document)
-    return Findings(
-        checked=tuple(checked), findings=in_order(lines.located(one) for one in merged(found))
-    )
+    return Findings(checked=tuple(checked), findings=in_order(located(merged(found), document)))
 
 
 def _not_known(host: Host) -> list[str]:

@@ -5,7 +5,7 @@ address); the element with that name is looked up here, in one place for all of 
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
 
@@ -36,11 +36,11 @@ from homenode.check.domain.pins import (
 )
 from homenode.check.domain.verification import broken_references
 from homenode.cpuset import CpuSet
-from homenode.errors import HomenodeError
 from homenode.findings import Finding, Severity, sourced
 from homenode.machine.topology import Host
-from homenode.vm.domain.document import Document, Element
+from homenode.vm.domain.document import Document
 from homenode.vm.domain.fields import host_address
+from homenode.vm.domain.hostdevs import hostdev_elements
 from homenode.vm.facts import diff
 from homenode.vm.hypervisor.domain_state import LivePin, domain_argument
 from homenode.vm.model import Vm
@@ -113,81 +113,53 @@ def domain_checked(facts: Vm, host: Host) -> list[str]:
 
 
 _TAG = re.compile(r"<(\w[\w:-]*)>")
-_VCPUS = re.compile(r"\bvCPUs? (\d[\d,-]*)")
-_CELLS = re.compile(r"\bcells? (\d[\d,-]*)")
-_IOTHREAD = re.compile(r"\bIOThread (\d+)")
 _ADDRESS = re.compile(r"\b[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]\b")
+_NUMBERED = (
+    (re.compile(r"\bvCPUs? (\d[\d,-]*)"), "vcpupin", "vcpu", "vcpu"),
+    (re.compile(r"\bcells? (\d[\d,-]*)"), "cell", "id", "cell"),
+    (re.compile(r"\bIOThread (\d+)"), "iothreadpin", "iothread", "iothreads"),
+)
+"""How a subject names a thing with a number, the element of it, the attribute with the number, and
+the element that is shown where there is none."""
 
 
-class DocumentLines:
-    """The lines of a document's pins, cells, devices and other elements."""
-
-    __slots__ = ("_cells", "_devices", "_iothreads", "_pins", "_source", "_tags")
-
-    def __init__(self, document: Document) -> None:
-        self._source = document.source
-        self._tags: dict[str, int] = {}
-        self._pins: dict[int, int] = {}
-        self._cells: dict[int, int] = {}
-        self._iothreads: dict[int, int] = {}
-        self._devices: dict[Bdf, int] = {}
-        cells = 0
-        for element in document.root.walk():
-            self._tags.setdefault(element.name, element.line)
-            if element.name == "vcpupin":
-                _keep(self._pins, element, "vcpu")
-            elif element.name == "iothreadpin":
-                _keep(self._iothreads, element, "iothread")
-            elif element.name == "cell":
-                self._cells.setdefault(_number(element.get("id"), cells), element.line)
-                cells += 1
-        for bdf, line in _devices(document):
-            self._devices.setdefault(bdf, line)
-
-    def line_of(self, subject: str) -> int | None:
-        """The line of the first thing that a subject names; None where it names nothing here."""
-        if (device := _ADDRESS.search(subject)) is not None:
-            return self._devices.get(Bdf.parse(device[0]))
-        if (tag := _TAG.search(subject)) is not None:
-            return self._tags.get(tag[1])
-        for pattern, lines, otherwise in (
-            (_VCPUS, self._pins, "vcpu"),
-            (_CELLS, self._cells, "cell"),
-            (_IOTHREAD, self._iothreads, "iothreads"),
-        ):
-            if (numbers := pattern.search(subject)) is not None:
-                first = next(iter(CpuSet.parse(numbers[1].rstrip(",-"), "subject")), -1)
-                return lines.get(first, self._tags.get(otherwise))
-        return None
-
-    def located(self, finding: Finding) -> Finding:
-        """The finding with "file:line" as its source, where it is about this document."""
-        if finding.source != self._source:
-            return finding
-        line = self.line_of(finding.subject)
-        return finding if line is None else replace(finding, source=f"{self._source}:{line}")
+def located(findings: Iterable[Finding], document: Document) -> Iterator[Finding]:
+    """The findings; those that name an element of the document have "file:line" as their source."""
+    lines: dict[tuple[str, int | None], int] = {}
+    numbers = {element: attribute for _, element, attribute, _ in _NUMBERED}
+    cells = 0
+    for element in document.root.walk():
+        lines.setdefault((element.name, None), element.line)
+        if element.name in numbers:
+            given = element.get(numbers[element.name]) or ""
+            number = int(given) if given.isascii() and given.isdigit() else None
+            if element.name == "cell":
+                number, cells = cells if number is None else number, cells + 1
+            lines.setdefault((element.name, number), element.line)
+    devices: dict[Bdf, int] = {}
+    for element, is_interface in hostdev_elements(document):
+        source = element.at("source/address")
+        if source is not None and not is_interface:
+            devices.setdefault(host_address(source), element.line)
+    for one in findings:
+        line = _line_of(one.subject, lines, devices) if one.source == document.source else None
+        yield one if line is None else replace(one, source=f"{one.source}:{line}")
 
 
-def _keep(lines: dict[int, int], element: Element, attribute: str) -> None:
-    number = _number(element.get(attribute), -1)
-    if number >= 0:
-        lines.setdefault(number, element.line)
-
-
-def _number(text: str | None, otherwise: int) -> int:
-    return int(text) if text is not None and text.isascii() and text.isdigit() else otherwise
-
-
-def _devices(document: Document) -> Iterator[tuple[Bdf, int]]:
-    devices = document.root.child("devices")
-    for element in () if devices is None else devices.children:
-        source = element.at("source/address") if element.name == "hostdev" else None
-        if source is None or element.get("type") != "pci":
-            continue
-        try:
-            yield host_address(source), element.line
-        except HomenodeError:  # what cannot be read has been said by whoever reads the document
-            continue
+def _line_of(
+    subject: str, lines: Mapping[tuple[str, int | None], int], devices: Mapping[Bdf, int]
+) -> int | None:
+    """The line of the first thing that a subject names; None where it names nothing here."""
+    if (device := _ADDRESS.search(subject)) is not None:
+        return devices.get(Bdf.parse(device[0]))
+    if (tag := _TAG.search(subject)) is not None:
+        return lines.get((tag[1], None))
+    for pattern, element, _, otherwise in _NUMBERED:
+        if (numbers := pattern.search(subject)) is not None:
+            first = CpuSet.parse(numbers[1].rstrip(",-"), "subject").first()
+            line = None if first is None else lines.get((element, first))
+            return lines.get((otherwise, None)) if line is None else line
+    return None
 
 
 _NOT_PLACED = (

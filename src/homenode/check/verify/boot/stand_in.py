@@ -20,7 +20,6 @@ from collections.abc import Iterable, Iterator
 
 from msgspec import Struct
 from msgspec.structs import replace
-from msgspec.structs import replace as placed
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
@@ -291,32 +290,31 @@ def stand_in_of(
     QEMU's command line can say. Raises HostError for guests that it cannot stand in for: other
     architectures, too many vCPUs.
     """
-    guest = facts
-    if guest.architecture != "x86_64":
+    if facts.architecture != "x86_64":
         raise HostError(
             f"{facts.source}: expected an x86_64 guest to boot a test guest for, found "
-            f"{guest.architecture}",
+            f"{facts.architecture}",
             hint="verify the document alone, without --boot, and the real guest with --guest",
         )
-    if guest.vcpus > MOST_VCPUS:
+    if facts.vcpus > MOST_VCPUS:
         raise HostError(
             f"{facts.source}: expected at most {MOST_VCPUS} vCPUs to boot a test guest for, found "
-            f"{guest.vcpus}",
+            f"{facts.vcpus}",
             hint="verify the document alone, and the real guest with --guest",
         )
-    ratio = memory_ratio([c.memory_bytes for c in facts.cells] or [guest.memory_bytes])
+    ratio = memory_ratio([c.memory_bytes for c in facts.cells] or [facts.memory_bytes])
     controllers, devices = _tree(document, facts)
     direct = not through_libvirt
-    wants_uefi = guest.firmware is not None and guest.firmware != "bios"
-    space = address_map(document, guest, host) if direct and host is not None else None
+    wants_uefi = facts.firmware is not None and facts.firmware != "bios"
+    space = address_map(document, facts, host) if direct and host is not None else None
     bare = StandIn(
         vm=Vm(
-            name=guest.name,
+            name=facts.name,
             source=facts.source,
             machine=machine,
-            vcpus=guest.vcpus,
-            offline_vcpus=guest.offline_vcpus,
-            cpu_topology=guest.cpu_topology,
+            vcpus=facts.vcpus,
+            offline_vcpus=facts.offline_vcpus,
+            cpu_topology=facts.cpu_topology,
             memory_bytes=0,
             controllers=controllers,
             has_acpi=facts.has_acpi,
@@ -331,10 +329,10 @@ def stand_in_of(
         space=space,
     )
     left = tuple(_left_out(document, facts, bare, host, has_ovmf))
-    if direct and not kvm and guest.vcpus > MOST_TOGETHER and (controllers or devices):
+    if direct and not kvm and facts.vcpus > MOST_TOGETHER and (controllers or devices):
         left = (*left, APART)
     cells = tuple(map(bare.scaled_cell, facts.cells))
-    total = sum(cell.memory_bytes for cell in cells) or bare.scaled(guest.memory_bytes)
+    total = sum(cell.memory_bytes for cell in cells) or bare.scaled(facts.memory_bytes)
     vm = replace(bare.vm, memory_bytes=total, cells=cells)
     return replace(bare, vm=vm, left_out=left)
 
@@ -382,18 +380,18 @@ def _iommu(document: Document) -> tuple[str, ...] | None:
 def _left_out(
     document: Document, facts: Vm, made: StandIn, host: Host | None, has_ovmf: bool
 ) -> Iterator[str]:
-    guest, root = facts, document.root
-    if guest.machine not in (None, made.machine, *_SAME_AS_HERE):
-        yield f"machine type {guest.machine}, which this QEMU lacks ({made.machine} instead)"
+    root = document.root
+    if facts.machine not in (None, made.machine, *_SAME_AS_HERE):
+        yield f"machine type {facts.machine}, which this QEMU lacks ({made.machine} instead)"
     features = root.child("features")
     for feature in () if features is None else features.children:
         if feature.name not in (*_FEATURES, *_SWITCHES):
             yield f"the feature {feature.tag}"
-    if guest.firmware is not None and guest.firmware != "bios" and not made.uefi:
+    if facts.firmware is not None and facts.firmware != "bios" and not made.uefi:
         yield "UEFI firmware" + ("" if has_ovmf else " (no image here: apt-get install ovmf)")
-    if guest.hostdevs and made.space is None:
+    if facts.hostdevs and made.space is None:
         why = " (the devices' host is not known)" if host is None else ""
-        if host is None or address_map(document, guest, host) is not None:
+        if host is None or address_map(document, facts, host) is not None:
             yield f"the devices' BARs and the address space for them{why}"
     elif made.space is not None and made.space.shift:
         yield f"the size of BARs, their window and memory, all divided by {1 << made.space.shift}"
@@ -405,12 +403,12 @@ def _left_out(
     for element in () if backing is None else backing.children:
         if element.name not in _BACKING:
             yield f"memory backing {element.tag}"
-    if guest.has_dimms:
+    if facts.has_dimms:
         yield "memory devices"
-    if guest.has_iommu and made.iommu is None:
+    if facts.has_iommu and made.iommu is None:
         yield "the vIOMMU"
-    if guest.launch_security is not None:
-        yield f"launch security {guest.launch_security}"
+    if facts.launch_security is not None:
+        yield f"launch security {facts.launch_security}"
     commandline = root.child(f"{{{QEMU_NAMESPACE}}}commandline")
     if commandline is not None and any(
         "opt/ovmf/X-PciMmio64Mb" not in (e.get("value") or "") and e.get("value") != "-fw_cfg"
@@ -423,29 +421,28 @@ def _tree(
     document: Document, facts: Vm
 ) -> tuple[tuple[GuestPciController, ...], tuple[tuple[GuestAddress, Bdf | None], ...]]:
     """Controllers and endpoints; what has no address gets one on the root bus."""
-    guest = facts
-    known = [c for c in guest.controllers if c.model in _MODELS]
+    known = [c for c in facts.controllers if c.model in _MODELS]
     places = {c.address for c in known if c.address is not None}
     endpoints: dict[GuestAddress, Bdf | None] = {}
     buses = {0} | {c.index for c in known}
     for address, element in addressed_devices(document):
-        of_chipset = address.bus == 0 and address.device in _CHIPSET_SLOTS[guest.is_q35]
+        of_chipset = address.bus == 0 and address.device in _CHIPSET_SLOTS[facts.is_q35]
         is_bridge = element.name == "controller" and element.get("type") == "pci"
         if not (is_bridge or of_chipset or address in places) and address.bus in buses:
             endpoints[address] = None
-    for hostdev in guest.hostdevs:
+    for hostdev in facts.hostdevs:
         if hostdev.address is not None and hostdev.address.bus in buses:
             endpoints[hostdev.address] = hostdev.bdf
     slots = _free_slots({a.device for a in (*places, *endpoints) if a.bus == 0})
     controllers = [
-        c if c.address is not None else placed(c, address=GuestAddress(0, 0, next(slots), 0))
+        c if c.address is not None else replace(c, address=GuestAddress(0, 0, next(slots), 0))
         for c in known
     ]
     next_index = max(buses) + 1
-    for hostdev in guest.hostdevs:
+    for hostdev in facts.hostdevs:
         if hostdev.address is None:
             at = GuestAddress(0, 0, next(slots), 0)
-            if guest.is_q35:
+            if facts.is_q35:
                 controllers.append(GuestPciController(next_index, "pcie-root-port", at))
                 at = GuestAddress(0, next_index, 0, 0)
                 next_index += 1

@@ -1,8 +1,8 @@
 """Expectation: what a guest must report if it is what was planned."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
-from msgspec import Struct, structs
+from msgspec import Struct
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
@@ -71,12 +71,12 @@ class Expectation(Struct, frozen=True):
 def without_vcpus(expected: Expectation, absent: CpuSet) -> Expectation:
     """The same for a guest in which some vCPUs are offline from the start."""
     cells = tuple(
-        structs.replace(cell, vcpus=next(iter(_renumbered((cell.vcpus,), absent)), CpuSet()))
+        replace(cell, vcpus=next(iter(_renumbered((cell.vcpus,), absent)), CpuSet()))
         for cell in expected.vm.cells
     )
     l3 = None if expected.l3 is None else _renumbered(expected.l3, absent)
     left = expected.vm.vcpus - len(absent)
-    vm = structs.replace(expected.vm, vcpus=left, cells=cells)
+    vm = replace(expected.vm, vcpus=left, cells=cells)
     return replace(expected, vm=vm, l3=l3, absent=absent)
 
 
@@ -102,7 +102,9 @@ def expectation_of(vm: Vm, *, host: Host | None = None, document: Vm | None = No
         address = address_of[one.bdf]
         path = None if address is None else path_of_address(address, really.controllers)
         cell = cell_of_hostdev(vm, one) if one.cell is None else one.cell
-        return ExpectedDevice(one.bdf, cell, path, *_ids(host, one.bdf))
+        real = None if host is None else host.device(one.bdf)
+        ids = (None, None) if real is None else (real.vendor_id, real.device_id)
+        return ExpectedDevice(one.bdf, cell, path, *ids)
 
     return Expectation(vm, tuple(map(device, vm.hostdevs)), _l3(vm, host))
 
@@ -114,12 +116,6 @@ def groups_of(vcpus: int, size: int) -> tuple[CpuSet, ...]:
     (CpuSet('0-1'), CpuSet('2-3'))
     """
     return tuple(CpuSet(range(i, min(i + size, vcpus))) for i in range(0, vcpus, size))
-
-
-def _ids(host: Host | None, bdf: Bdf) -> Iterator[int | None]:
-    device = None if host is None else host.device(bdf)
-    yield None if device is None else device.vendor_id
-    yield None if device is None else device.device_id
 
 
 def _l3(vm: Vm, host: Host | None) -> tuple[CpuSet, ...] | None:

@@ -70,11 +70,12 @@ class Watch(Struct, frozen=True):
 
 class _Task(Struct, frozen=True):
     process: int
-    id: int
-    name: str
-    is_vcpu: bool
-    allowed: CpuSet
+    thread: VmThread
     times: TaskTimes
+
+    @property
+    def is_vcpu(self) -> bool:
+        return self.thread.kind in (ThreadKind.VCPU, ThreadKind.ALL_VCPUS)
 
 
 def capture_running_vm(uuid: str, watch: Watch, files: "ProcFiles | None" = None) -> RunningVm:
@@ -187,17 +188,20 @@ def _process_of(proc: ProcFiles, uuid: str) -> tuple[int, tuple[str, ...]]:
 
 def _threads(proc: ProcFiles, process: int) -> Iterator[VmThread]:
     for task in proc.numbers(f"/proc/{process}/task"):
-        folder = f"/proc/{process}/task/{task}"
-        allowed = _allowed(proc, folder)
-        if allowed is not None:
-            name = (proc.text(f"{folder}/comm") or "").rstrip("\n")
-            kind, number = thread_kind(name, proc.text(f"{folder}/cgroup") or "")
-            yield VmThread(task, name, kind, number, allowed)
+        if (thread := _thread(proc, process, task, with_cgroup=True)) is not None:
+            yield thread
 
 
-def _allowed(proc: ProcFiles, folder: str) -> CpuSet | None:
+def _thread(proc: ProcFiles, process: int, task: int, *, with_cgroup: bool) -> VmThread | None:
+    folder = f"/proc/{process}/task/{task}"
     listed = status_field(proc.text(f"{folder}/status") or "", "Cpus_allowed_list")
-    return None if listed is None else CpuSet.parse(listed, f"{folder}/status")
+    if listed is None:
+        return None
+    allowed = CpuSet.parse(listed, f"{folder}/status")
+    name = (proc.text(f"{folder}/comm") or "").rstrip("\n")
+    cgroup = proc.text(f"{folder}/cgroup") if with_cgroup else None
+    kind, number = thread_kind(name, cgroup or "")
+    return VmThread(task, name, kind, number, allowed)
 
 
 def _areas(
@@ -210,12 +214,8 @@ def _areas(
     maps = proc.text(f"/proc/{process}/maps")
     numa_maps = proc.text(f"/proc/{process}/numa_maps")
     if not maps or not numa_maps:
-        gaps.append(
-            Gap(
-                "memory by node",
-                f"/proc/{process}/numa_maps: expected to read it, found no permission",
-            )
-        )
+        why = f"/proc/{process}/numa_maps: expected to read it, found no permission"
+        gaps.append(Gap("memory by node", why))
         return ()
     sizes = {backend.size_bytes for backend in found} or set(watch.memory_bytes)
     policies = {policy.start: policy for policy in parse_numa_maps(numa_maps, "numa_maps")}
@@ -261,25 +261,16 @@ def _interrupts(
                 unread.setdefault(bdf, irq)
             yield DeviceInterrupt(bdf, irq, name, allowed, effective)
     for bdf, irq in unread.items():
-        gaps.append(
-            Gap(
-                f"interrupts of {bdf}",
-                f"/proc/irq/{irq}/smp_affinity_list: expected to read it, found no permission",
-            )
-        )
+        why = f"/proc/irq/{irq}/smp_affinity_list: expected to read it, found no permission"
+        gaps.append(Gap(f"interrupts of {bdf}", why))
 
 
 def _places(proc: ProcFiles) -> HostPlaces:
     node_folder, cpu_folder = "/sys/devices/system/node", "/sys/devices/system/cpu"
     online = CpuSet.parse(proc.text(f"{cpu_folder}/online") or "")
-    nodes = (
-        (NodeIndex(n), proc.text(f"{node_folder}/node{n}/cpulist"))
-        for n in proc.numbers(node_folder, "node")
-    )
-    siblings = (
-        proc.text(f"{cpu_folder}/cpu{pu}/topology/thread_siblings_list")
-        for pu in proc.numbers(cpu_folder, "cpu")
-    )
+    indices, pus = proc.numbers(node_folder, "node"), proc.numbers(cpu_folder, "cpu")
+    nodes = ((NodeIndex(n), proc.text(f"{node_folder}/node{n}/cpulist")) for n in indices)
+    siblings = (proc.text(f"{cpu_folder}/cpu{pu}/topology/thread_siblings_list") for pu in pus)
     cores = {CpuSet.parse(text) for text in siblings if text}
     return HostPlaces(
         online,
@@ -293,31 +284,31 @@ def _neighbours(proc: ProcFiles, own: int, host: HostPlaces, watch: Watch) -> tu
     cores = host.cores_of(watch.pus)
     if not cores:
         return ()
-    before = [
-        task for task in proc.tasks if task.process != own and not task.allowed.isdisjoint(cores)
-    ]
+    others = (task for task in proc.tasks if task.process != own)
+    before = [task for task in others if not task.thread.allowed.isdisjoint(cores)]
     time.sleep(watch.seconds)
     ticks_per_s = os.sysconf("SC_CLK_TCK")
     grouped: dict[tuple[int, bool, CpuSet], list[tuple[_Task, float]]] = {}
     for task in before:
-        now = _times(proc.text_now, task.process, task.id) if watch.seconds else None
+        allowed = task.thread.allowed
+        now = _times(proc.text_now, task.process, task.thread.id) if watch.seconds else None
         spent = 0 if now is None or now.pu not in watch.pus else now.ticks - task.times.ticks
         busy_ratio = spent / ticks_per_s / watch.seconds if watch.seconds else 0.0
-        if task.is_vcpu or task.allowed <= cores or busy_ratio > 0:
+        if task.is_vcpu or allowed <= cores or busy_ratio > 0:
             # vCPUs of one VM are given together, unless some are pinned and some are not.
-            pinned_vcpu = task.is_vcpu and not host.online <= task.allowed
-            key = (task.process, task.is_vcpu, CpuSet() if pinned_vcpu else task.allowed)
+            pinned_vcpu = task.is_vcpu and not host.online <= allowed
+            key = (task.process, task.is_vcpu, CpuSet() if pinned_vcpu else allowed)
             grouped.setdefault(key, []).append((task, busy_ratio))
     return tuple(
         Neighbour(
-            process,
-            members[0][0].name,
-            domain_name(proc.argv(process)) if "-uuid" in proc.argv(process) else None,
-            len(members),
-            CpuSet.union(task.allowed for task, _ in members),
-            is_vcpu,
-            host.online <= members[0][0].allowed,
-            round(sum(busy for _, busy in members), 3),
+            process=process,
+            name=members[0][0].thread.name,
+            domain=domain_name(proc.argv(process)) if "-uuid" in proc.argv(process) else None,
+            threads=len(members),
+            allowed=CpuSet.union(task.thread.allowed for task, _ in members),
+            is_vcpu=is_vcpu,
+            floats=host.online <= members[0][0].thread.allowed,
+            busy_ratio=round(sum(busy for _, busy in members), 3),
         )
         for (process, is_vcpu, _), members in sorted(grouped.items(), key=lambda one: one[0][:2])
     )
@@ -325,16 +316,12 @@ def _neighbours(proc: ProcFiles, own: int, host: HostPlaces, watch: Watch) -> tu
 
 def _tasks(proc: ProcFiles, process: int) -> Iterator[_Task]:
     for task in proc.numbers(f"/proc/{process}/task"):
-        folder = f"/proc/{process}/task/{task}"
         times = _times(proc.text, process, task)
         if times is None or times.flags & KERNEL_THREAD:
             return
-        allowed = _allowed(proc, folder)
-        if allowed is not None:
-            name = (proc.text(f"{folder}/comm") or "").rstrip("\n")
-            kind, _ = thread_kind(name, "")
-            is_vcpu = kind in (ThreadKind.VCPU, ThreadKind.ALL_VCPUS)
-            yield _Task(process, task, name, is_vcpu, allowed, times)
+        thread = _thread(proc, process, task, with_cgroup=False)
+        if thread is not None:
+            yield _Task(process, thread, times)
 
 
 def _times(read: Callable[[str], str | None], process: int, task: int) -> TaskTimes | None:

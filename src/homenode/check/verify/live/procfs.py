@@ -295,11 +295,8 @@ def backends(argv: Sequence[str]) -> tuple[BackendObject, ...]:
         except HomenodeError:
             continue  # QEMU would have refused it: this is no QEMU
         policy = fields.get("policy")
-        found.append(
-            BackendObject(
-                str(fields.get("id", "")), size, nodes, None if policy is None else str(policy)
-            )
-        )
+        word = None if policy is None else str(policy)
+        found.append(BackendObject(str(fields.get("id", "")), size, nodes, word))
     return tuple(found)
 
 

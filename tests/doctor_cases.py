@@ -15,7 +15,7 @@ from homenode.check.doctor.diagnosis import Circumstances, diagnose
 from homenode.check.doctor.expectation import certify, drift
 from homenode.findings import Finding
 from homenode.machine.discover.lspci import host_from_lspci
-from homenode.machine.link_rate import LinkRate
+from homenode.machine.link_path import LinkRate
 from homenode.machine.pci import DeviceKind, PciDevice, PciErrors, PciLink, PortType
 from homenode.machine.topology import Host, PagePool
 from tests.doctor_domains import diagnosed as found_in

@@ -10,7 +10,7 @@ def write_tree(snapshot: MemorySnapshot, folder: Path) -> None:
     """Writes every file and link below a folder, which must be new or empty.
 
     lstopo reads it with HWLOC_FSROOT=folder; tool outputs are in commands/NAME, where
-    machine/snapshot/folder.py looks for them. Raises InputError where the folder holds something,
+    machine/snapshot/live.py looks for them. Raises InputError where the folder holds something,
     or a path of the snapshot leads out of it.
     """
     if folder.exists() and any(folder.iterdir()):

@@ -16,7 +16,7 @@ from homenode.machine.description.parse import parse_description
 from homenode.machine.pci import DeviceKind, PciLink, PortType
 from homenode.machine.topology import CoreKind, Host, MemoryKind
 
-HOSTS = Path(__file__).parents[2] / "src" / "homenode" / "hosts"
+HOSTS = Path(__file__).parents[2] / "src" / "homenode" / "machine" / "hosts"
 
 TWO = """
 name = "two"

@@ -11,7 +11,7 @@ from lxml import etree
 from msgspec.structs import replace
 
 from homenode.errors import UsageError
-from homenode.machine.description.model import HostDescription
+from homenode.machine.description.document import HostDescription
 from homenode.machine.description.render import render
 from homenode.machine.description.shipped import load_shipped, shipped_hosts
 from homenode.machine.discover.host import discover

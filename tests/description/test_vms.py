@@ -8,8 +8,7 @@ from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError
 from homenode.formats import decode, encode
-from homenode.machine.host_reserve import HostReserve
-from homenode.machine.topology import Host, RunningDomain
+from homenode.machine.topology import Host, HostReserve, RunningDomain
 from homenode.units import GIB
 from homenode.vm.sources import load_host
 

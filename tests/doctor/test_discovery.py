@@ -11,7 +11,7 @@ from homenode.machine.description.render import render
 from homenode.machine.description.shipped import load_shipped
 from homenode.machine.discover import discover
 from homenode.machine.discover.lspci import add_lspci, host_from_lspci
-from homenode.machine.discover.pci_fields import parse_config
+from homenode.machine.discover.pci_tree import parse_config
 from homenode.machine.pci import PciErrors, PciInterrupt
 from homenode.machine.snapshot.collector import parse_collected
 from homenode.machine.snapshot.gather import gather

@@ -12,7 +12,7 @@ from homenode.change.retrain.install import UNIT_NAME, libvirt_hook, systemd_uni
 from homenode.change.retrain.journal import LinkRecords
 from homenode.errors import InputError
 from homenode.findings import Severity
-from homenode.machine.link_rate import LinkRate
+from homenode.machine.link_path import LinkRate
 from homenode.machine.pci import PciLink
 from tests.doctor.test_retrain import GPU, SICK, sick
 from tests.doctor.test_retrain_refusals import AUDIO

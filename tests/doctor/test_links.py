@@ -10,9 +10,8 @@ from homenode.bdf import Bdf
 from homenode.check.doctor.diagnosis import diagnose
 from homenode.check.doctor.links import Load, link_findings
 from homenode.findings import Finding, Severity, are_bad
-from homenode.machine.device_path import describe_paths
 from homenode.machine.discover.lspci import host_from_lspci
-from homenode.machine.link_rate import LinkRate, rates_that_fit
+from homenode.machine.link_path import LinkRate, describe_paths, rates_that_fit
 from homenode.machine.pci import DeviceKind, PciDevice, PciErrors, PciLink
 from homenode.machine.topology import Host
 from homenode.vm.sources import load_host

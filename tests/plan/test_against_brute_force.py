@@ -15,9 +15,8 @@ from msgspec import structs
 from msgspec.structs import replace
 
 from homenode.cpuset import CpuSet
-from homenode.machine.host_reserve import HostReserve
 from homenode.machine.pci import DeviceKind, DeviceLink, LinkKind
-from homenode.machine.topology import Host, PagePool, RunningDomain
+from homenode.machine.topology import Host, HostReserve, PagePool, RunningDomain
 from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest
 from homenode.plan.search import candidates

@@ -11,8 +11,7 @@ from homenode.cpuset import CpuSet
 from homenode.decide.auto_layout import settled
 from homenode.decide.evidence.sources import load_evidence
 from homenode.errors import UsageError
-from homenode.machine.host_reserve import HostReserve
-from homenode.machine.topology import CoreKind, Host
+from homenode.machine.topology import CoreKind, Host, HostReserve
 from homenode.plan.placement import Placement
 from homenode.plan.planner import plan
 from homenode.plan.request import GuestRequest, request_for

@@ -10,9 +10,8 @@ from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
-from homenode.machine.host_reserve import HostReserve
 from homenode.machine.pci import DeviceKind
-from homenode.machine.topology import CpuModel, Host, PagePool
+from homenode.machine.topology import CpuModel, Host, HostReserve, PagePool
 from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest
 from homenode.plan.search.place import place

@@ -11,8 +11,8 @@ from msgspec.structs import replace
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError, UsageError
-from homenode.machine.host_reserve import HostReserve
 from homenode.machine.pci import DeviceKind, PciLink
+from homenode.machine.topology import HostReserve
 from homenode.plan.planner import plan as plan_vm
 from homenode.plan.request import GuestRequest
 from homenode.plan.search.expander_slots import expander_slots

@@ -16,9 +16,8 @@ from msgspec import structs
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import UsageError
-from homenode.machine.host_reserve import HostReserve
 from homenode.machine.pci import DeviceKind
-from homenode.machine.topology import Host
+from homenode.machine.topology import Host, HostReserve
 from homenode.plan.request import GuestRequest
 from homenode.plan.search.place import place
 from homenode.units import GIB

@@ -7,7 +7,7 @@ from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import UsageError
 from homenode.indices import NodeIndex
-from homenode.machine.host_reserve import HostReserve
+from homenode.machine.topology import HostReserve
 from homenode.objective import Objective
 from homenode.plan.planner import plan
 from homenode.plan.request import layout_for, request_for

@@ -11,8 +11,7 @@ from msgspec.structs import replace
 
 from homenode.cpuset import CpuSet
 from homenode.errors import UsageError
-from homenode.machine.host_reserve import HostReserve
-from homenode.machine.topology import Host, RunningDomain
+from homenode.machine.topology import Host, HostReserve, RunningDomain
 from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest
 from homenode.plan.search.ladder import Concession

@@ -11,9 +11,8 @@ from homenode.cluster.pool.model import passable_gpus
 from homenode.cluster.pool.outlook import outlook
 from homenode.cluster.pool.planner import Planner
 from homenode.errors import InputError
-from homenode.machine.host_reserve import HostReserve
 from homenode.machine.pci import GpuPart, PartKind
-from homenode.machine.topology import Host, PagePool
+from homenode.machine.topology import Host, HostReserve, PagePool
 from homenode.plan.planner import plan
 from homenode.plan.search.cost import INDICES
 from homenode.plan.search.place import place

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from homenode.check.watch.alert import Alert, WatchState
 from homenode.findings import Finding, Findings, Severity
-from homenode.machine.device_path import device_paths
+from homenode.machine.link_path import device_paths
 from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import Host
 

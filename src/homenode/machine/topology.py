@@ -19,8 +19,22 @@ from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet, PuIndex
 from homenode.gap import Gap
 from homenode.indices import CoreIndex, LlcIndex, NodeIndex, PackageIndex
-from homenode.machine.host_reserve import HostReserve
 from homenode.machine.pci import DeviceKind, DeviceLink, PciDevice, PortType, RootComplex
+
+
+class HostReserve(Struct, frozen=True):
+    """What a placement leaves to the host until nothing else fits.
+
+    cores: whole cores of the host without vCPUs, whosever. memory_bytes: of each node; None = the
+    larger of 2 GiB and 2 % of the node. What QEMU needs for the VM comes on top.
+    """
+
+    cores: int = 1
+    memory_bytes: int | None = None
+
+
+DEFAULT_HOST_RESERVE = HostReserve()
+
 
 LOCAL_DISTANCE = 10
 """The SLIT's distance from a node to itself. Source: ACPI 6.5, 5.2.17."""

@@ -18,7 +18,7 @@ from homenode.cpuset import CpuSet
 from homenode.errors import ParseError
 from homenode.findings import Finding, Severity, in_order
 from homenode.gap import Gap
-from homenode.machine.discover.settings import read_cpu_fields
+from homenode.machine.discover.system import read_cpu_fields
 from homenode.machine.pci import DeviceKind
 from homenode.machine.snapshot.protocol import Snapshot
 from homenode.machine.tools.proc_stat import PATH as PROC_STAT

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
-from homenode.machine.discover.pci_fields import parse_link_speed
+from homenode.machine.discover.pci_tree import parse_link_speed
 from homenode.machine.pci import PciDevice, PciLink
 from homenode.machine.snapshot.protocol import Snapshot
 from homenode.machine.topology import Host

@@ -8,9 +8,8 @@ from msgspec.structs import replace
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError, UsageError
-from homenode.machine.host_reserve import DEFAULT_HOST_RESERVE, HostReserve
 from homenode.machine.pci import DeviceKind
-from homenode.machine.topology import Host
+from homenode.machine.topology import DEFAULT_HOST_RESERVE, Host, HostReserve
 from homenode.units import KIB, MIB, format_bytes, parse_bytes
 from homenode.vm.gpu_parts import (
     function_of_uuid,

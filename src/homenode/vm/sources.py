@@ -15,7 +15,7 @@ from homenode.machine.topology import Host
 from homenode.wording import did_you_mean
 
 if TYPE_CHECKING:
-    from homenode.machine.description.model import HostDescription
+    from homenode.machine.description.document import HostDescription
 
 _MAX_TEXT_BYTES = 16 << 20
 _MAX_TREE_CHARACTERS = 8 << 20

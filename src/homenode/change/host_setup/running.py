@@ -12,7 +12,7 @@ from homenode.cpuset import CpuSet
 from homenode.errors import ParseError
 from homenode.gap import Gap
 from homenode.input_files import read_start
-from homenode.machine.discover.settings import IRQBALANCE
+from homenode.machine.discover.system import IRQBALANCE
 
 _MOST_BYTES = 1 << 20
 

@@ -10,8 +10,7 @@ from collections.abc import Iterator, Mapping
 from homenode.bdf import Bdf
 from homenode.catalogue import finding
 from homenode.findings import Finding
-from homenode.machine.device_path import device_paths
-from homenode.machine.link_rate import LinkRate, gigabytes
+from homenode.machine.link_path import LinkRate, device_paths, gigabytes
 from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import Host
 from homenode.vm.domain.hostdevs import read_hostdevs

@@ -13,7 +13,7 @@ from homenode.change.record_folder import RecordFolder
 from homenode.change.retrain.execution import KIND
 from homenode.change.step import UNSETTLED, ChangeEntry, ChangeHead, ChangeState
 from homenode.errors import HomenodeError, InputError
-from homenode.machine.link_rate import LinkRate
+from homenode.machine.link_path import LinkRate
 
 FOLDER = "/run/homenode/retrain"
 """Gone after a boot, which resets the registers as well."""

@@ -27,7 +27,7 @@ from homenode.check.doctor.links import (
 )
 from homenode.check.doctor.transfers import copy_findings, error_findings, peer_findings
 from homenode.findings import Finding, Findings, in_order, merged
-from homenode.machine.device_path import describe_paths
+from homenode.machine.link_path import describe_paths
 from homenode.machine.topology import Host
 from homenode.plugins import loaded, refused, registered
 

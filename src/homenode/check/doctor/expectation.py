@@ -9,8 +9,7 @@ from msgspec.structs import replace
 from homenode.bdf import Bdf
 from homenode.catalogue import finding
 from homenode.findings import Finding, Severity
-from homenode.machine.device_path import device_paths
-from homenode.machine.link_rate import LinkRate, gigabytes
+from homenode.machine.link_path import LinkRate, device_paths, gigabytes
 from homenode.machine.pci import DeviceKind, PciDevice
 from homenode.machine.topology import Host, summarise
 from homenode.units import format_bytes

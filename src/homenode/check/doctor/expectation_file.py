@@ -35,7 +35,7 @@ from homenode.check.doctor.expectation import (
     CertifiedHost,
 )
 from homenode.machine.description.document import LinkText
-from homenode.machine.link_rate import LinkRate
+from homenode.machine.link_path import LinkRate
 from homenode.machine.pci import DeviceKind
 from homenode.toml_text import Count, Line, Table, decode_toml
 

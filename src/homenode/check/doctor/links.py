@@ -11,10 +11,18 @@ from enum import StrEnum
 from homenode.bdf import Bdf
 from homenode.catalogue import finding
 from homenode.findings import Finding, Severity
-from homenode.machine.device_path import JUDGED, DevicePath, device_paths
 from homenode.machine.discover.lspci import AFTER_A_CUT, NO_ANSWER
-from homenode.machine.link_path import Link, lane_sharers, links_above
-from homenode.machine.link_rate import SPEEDS, LinkRate, gigabytes
+from homenode.machine.link_path import (
+    JUDGED,
+    SPEEDS,
+    DevicePath,
+    Link,
+    LinkRate,
+    device_paths,
+    gigabytes,
+    lane_sharers,
+    links_above,
+)
 from homenode.machine.pci import DeviceKind, PciDevice
 from homenode.machine.topology import Host
 from homenode.wording import first_few

@@ -15,8 +15,7 @@ from collections.abc import Iterator, Mapping
 from homenode.bdf import Bdf
 from homenode.catalogue import finding
 from homenode.findings import Finding, Severity
-from homenode.machine.device_path import device_paths
-from homenode.machine.link_rate import LinkRate, gigabytes, rates_that_fit
+from homenode.machine.link_path import LinkRate, device_paths, gigabytes, rates_that_fit
 from homenode.machine.pci import DeviceKind, LinkKind, PciDevice, PciErrors, PortType
 from homenode.machine.topology import Host
 

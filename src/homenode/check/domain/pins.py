@@ -8,8 +8,7 @@ from math import ceil
 from homenode.catalogue import finding
 from homenode.cpuset import CpuSet
 from homenode.findings import Finding, Severity
-from homenode.machine.host_reserve import DEFAULT_HOST_RESERVE
-from homenode.machine.topology import CoreKind, Host, RunningDomain
+from homenode.machine.topology import DEFAULT_HOST_RESERVE, CoreKind, Host, RunningDomain
 from homenode.vm.fingerprint import is_made_for
 from homenode.vm.model import Vm, vcpus_text
 from homenode.wording import plural

@@ -21,18 +21,19 @@ from homenode.cluster.pods.objects import MAX_BYTES, down
 from homenode.cpuset import CpuSet
 from homenode.errors import HostError, ParseError
 from homenode.indices import NodeIndex
-from homenode.machine.discover.device_kinds import (
-    NVIDIA,
-    PCI_BRIDGE_CLASS,
-    device_kind,
-    port_types_by_structure,
-)
-from homenode.machine.discover.distances import read_distances
-from homenode.machine.discover.nodes import NODE
+from homenode.machine.discover.nodes import NODE, read_distances
 from homenode.machine.discover.pci_nodes import Locality
 from homenode.machine.discover.pci_tree import PCI, TreePlace, place_by_path
 from homenode.machine.discover.readings import numbered, read_number, read_pus
-from homenode.machine.pci import DeviceKind, PciBridge, PciDevice
+from homenode.machine.pci import (
+    NVIDIA,
+    PCI_BRIDGE_CLASS,
+    DeviceKind,
+    PciBridge,
+    PciDevice,
+    device_kind,
+    port_types_by_structure,
+)
 from homenode.machine.snapshot.protocol import Snapshot
 from homenode.machine.topology import CpuModel, Host, NumaNode
 from homenode.plan.shape.guest_numa import GRACE_GPUS, initiator_nodes

@@ -30,9 +30,8 @@ from homenode.cpuset import CpuSet
 from homenode.errors import UsageError
 from homenode.findings import Finding
 from homenode.indices import NodeIndex
-from homenode.machine.host_reserve import HostReserve
 from homenode.machine.pci import PciDevice
-from homenode.machine.topology import Host
+from homenode.machine.topology import Host, HostReserve
 from homenode.plan.request import GuestRequest
 from homenode.plan.search.ladder import Concession
 from homenode.plan.search.place import place

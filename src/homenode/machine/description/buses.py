@@ -3,7 +3,7 @@
 A given address is honoured: the port above it takes that bus, and what follows is numbered on.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations, pairwise
 
 from msgspec import Struct, field
@@ -13,26 +13,221 @@ from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError
 from homenode.indices import NodeIndex
-from homenode.machine.description.document import HostDocument, LinkTable
-from homenode.machine.description.functions import (
-    Place,
-    Placed,
-    bridge,
-    endpoint_functions,
-    trained,
+from homenode.machine.description.devices import (
+    NVIDIA_DRIVER,
+    ROOT_PORT,
+    SWITCH_PORT,
+    DeviceModel,
+    Endpoint,
+    Port,
+    Root,
+    Switch,
 )
-from homenode.machine.description.models import NVIDIA_DRIVER, DeviceModel
-from homenode.machine.description.tree import Endpoint, Port, Root, Switch
-from homenode.machine.discover.device_kinds import AMD, NVIDIA
+from homenode.machine.description.document import HostDocument, LinkTable
+from homenode.machine.discover.gpus import partition_count
 from homenode.machine.pci import (
+    AMD,
+    NVIDIA,
     DeviceKind,
     DeviceLink,
+    GpuPart,
     LinkKind,
+    PartKind,
+    PciBridge,
     PciDevice,
     PciLink,
     PortType,
     RootComplex,
+    nominal_bytes,
 )
+
+
+class FunctionPlace(Struct, frozen=True):
+    """Where functions are: their root complex with its node, and what is local to which node.
+
+    pus_of_node: of None is what is local to no known node. models: for the bridges' ids.
+    """
+
+    source: str
+    root_complex: str
+    domain: int
+    node: NodeIndex | None
+    pus_of_node: Mapping[int | None, CpuSet]
+    models: Mapping[str, DeviceModel]
+
+    def error(self, where: str, expected: str, found: object) -> InputError:
+        return InputError(f"{self.source}: {where}: expected {expected}, found {found}")
+
+
+class PlacedFunction(Struct, frozen=True):
+    """A function, its model ("" for bridges), and the name and group that the file gives it."""
+
+    device: PciDevice
+    model: str = ""
+    name: str | None = None
+    iommu_group: int | None = None
+
+
+def endpoint_functions(
+    place: FunctionPlace, endpoint: Endpoint, bdf: Bdf, parent: Bdf | None, link: PciLink | None
+) -> tuple[PlacedFunction, ...]:
+    """Every function of a device, its virtual ones too. bdf: function 0. Raises InputError."""
+    if bdf.function:
+        raise place.error(f"{endpoint.where}.bdf", "function 0 of the device", str(bdf))
+    node = place.node
+    if endpoint.node is not None:
+        node = None if endpoint.node < 0 else NodeIndex(endpoint.node)
+    models = (endpoint.model, *endpoint.functions)
+    physical = [
+        _function(place, model, Bdf(bdf.domain, bdf.bus, bdf.device, i), parent, node, link)
+        for i, model in enumerate(models)
+    ]
+    virtual = _virtual_functions(place, endpoint, physical[0])
+    physical[0] = _divided(place, endpoint, physical[0], [each.device.bdf for each in virtual])
+    first = PlacedFunction(physical[0], endpoint.model.name, endpoint.name, endpoint.iommu_group)
+    others = (
+        PlacedFunction(f, m.name) for f, m in zip(physical[1:], endpoint.functions, strict=True)
+    )
+    return (first, *others, *virtual)
+
+
+def _divided(
+    place: FunctionPlace, endpoint: Endpoint, gpu: PciDevice, virtual: Sequence[Bdf]
+) -> PciDevice:
+    """The GPU with its parts; virtual: addresses of its virtual functions."""
+    model = endpoint.model
+    if gpu.kind is not DeviceKind.GPU:
+        return gpu
+    vendors = {PartKind.MIG: NVIDIA, PartKind.PARTITION: AMD}
+    if vendors.get(model.divided_by or PartKind.MEDIATED, gpu.vendor_id) != gpu.vendor_id:
+        raise place.error(f"{endpoint.where}.divided_by", "what GPUs of its vendor can", model.name)
+    if model.divided_by is PartKind.MIG and gpu.driver not in (None, NVIDIA_DRIVER):
+        expected = f"{NVIDIA_DRIVER!r} on a GPU with MIG instances"
+        raise place.error(f"{endpoint.where}.driver", expected, repr(gpu.driver))
+    mode = {PartKind.MIG: "mig", PartKind.PARTITION: "".join(model.parts)}
+    return replace(
+        gpu,
+        parts=tuple(_parts(model, gpu, virtual)),
+        partition_mode=None if model.divided_by is None else mode.get(model.divided_by),
+        memory_partition_mode=model.memory_mode,
+    )
+
+
+def _parts(model: DeviceModel, gpu: PciDevice, virtual: Sequence[Bdf]) -> Iterator[GpuPart]:
+    kind, bdf = model.divided_by, gpu.bdf
+    if kind is PartKind.MEDIATED:
+        for number, profile in enumerate(model.parts):
+            uuid = f"{bdf.domain:08x}-{bdf.bus:02x}{bdf.device:02x}-4000-8000-{number:012x}"
+            where = virtual[number] if virtual else bdf
+            yield GpuPart(kind, profile, nominal_bytes(profile), where, uuid)
+        return
+    # Virtual functions without a vGPU type, next to ones that have one, can carry nothing yet.
+    types = model.parts if kind is PartKind.VIRTUAL_FUNCTION else (None,) * len(virtual)
+    for where, one in zip(virtual, types, strict=False):
+        yield GpuPart(PartKind.VIRTUAL_FUNCTION, one, nominal_bytes(one), where)
+    if kind is PartKind.MIG:
+        for number, profile in enumerate(model.parts, start=1):
+            yield GpuPart(kind, profile, nominal_bytes(profile), number=number)
+    elif kind is PartKind.PARTITION:
+        count = partition_count(model.parts[0], gpu.device_id)
+        for number in range(count if count > 1 else 0):
+            yield GpuPart(kind, model.parts[0], number=number)
+
+
+def bridge(
+    place: FunctionPlace,
+    kind: PortType,
+    bdf: Bdf,
+    parent: Bdf | None,
+    link: PciLink | None,
+    buses: tuple[int, int],
+) -> PlacedFunction:
+    """A port with the buses below it, (secondary, subordinate)."""
+    model = place.models[ROOT_PORT if kind is PortType.ROOT_PORT else SWITCH_PORT]
+    function = _function(place, model, bdf, parent, place.node, link)
+    return PlacedFunction(replace(function, bridge=PciBridge(kind, *buses), driver="pcieport"))
+
+
+def trained(device: PciLink, port: PciLink | None, up: PciLink | None) -> tuple[PciLink, PciLink]:
+    """The link of a device as it and as the port above it report it.
+
+    Both ends report what is up: the least of what both can do, unless `up` says otherwise.
+    """
+    ends = (device, port or device)
+    if up is None:
+        up = PciLink(
+            min(end.max_gt_per_s or 0.0 for end in ends),
+            min(end.max_width or 0 for end in ends),
+            None,
+            None,
+        )
+    below, above = (
+        PciLink(up.current_gt_per_s, up.current_width, end.max_gt_per_s, end.max_width)
+        for end in ends
+    )
+    return below, above
+
+
+def _virtual_functions(
+    place: FunctionPlace, endpoint: Endpoint, physical: PciDevice
+) -> tuple[PlacedFunction, ...]:
+    """VFs follow the last function on the same bus. Source: PCIe 6.0, 9.2.1.2 (stride 1)."""
+    model, bdf = endpoint.model, physical.bdf
+    first = (bdf.device << 3) + 1 + len(endpoint.functions)
+    if first + model.vfs > 256:
+        raise place.error(f"{endpoint.where}.vfs", f"at most {256 - first}", model.vfs)
+    virtual = replace(
+        model,
+        device_id=model.vf_device_id or model.device_id,
+        driver=model.vf_driver,
+        total_vfs=None,
+        bars=(),
+    )
+    functions = (
+        _function(
+            place,
+            virtual,
+            Bdf(bdf.domain, bdf.bus, i >> 3, i & 7),
+            physical.parent,
+            physical.node,
+            None,
+        )
+        for i in range(first, first + model.vfs)
+    )
+    return tuple(
+        PlacedFunction(replace(function, physical_function=bdf), f"{model.name}-vf")
+        for function in functions
+    )
+
+
+def _function(
+    place: FunctionPlace,
+    model: DeviceModel,
+    bdf: Bdf,
+    parent: Bdf | None,
+    node: NodeIndex | None,
+    link: PciLink | None,
+) -> PciDevice:
+    return PciDevice(
+        bdf=bdf,
+        kind=model.kind,
+        class_code=model.class_code,
+        vendor_id=model.vendor_id,
+        device_id=model.device_id,
+        root_complex=place.root_complex,
+        parent=parent,
+        node=node,
+        local_pus=place.pus_of_node[node],
+        subsystem_vendor_id=model.subsystem_vendor_id or model.vendor_id,
+        subsystem_device_id=model.subsystem_device_id or 0,
+        link=link,
+        driver=model.driver,
+        sriov_total_vfs=model.total_vfs,
+        sriov_num_vfs=None if model.total_vfs is None else model.vfs,
+        bars=model.bars,
+        name=model.label,
+    )
+
 
 MAX_FUNCTIONS = 16_384
 """Most PCI functions of a described host: a short file could otherwise name millions."""
@@ -41,7 +236,7 @@ _LAST_BUS = 0xFF
 _DEFAULT_UPLINK = PciLink(32.0, 16, 32.0, 16)
 
 
-class PciTree(Struct, frozen=True):
+class DescribedPci(Struct, frozen=True):
     """The tree with addresses; devices ascending. Names: a device's own, or MODEL.N."""
 
     root_complexes: tuple[RootComplex, ...] = ()
@@ -57,12 +252,12 @@ def address(
     pus_of_node: Mapping[int | None, CpuSet],
     *,
     iommu: bool,
-) -> PciTree:
+) -> DescribedPci:
     """The PCI tree of described roots. pus_of_node: of None is what is local to no known node.
 
     Raises InputError where windows of buses overlap, run out, or an address contradicts its place.
     """
-    placed: list[Placed] = []
+    placed: list[PlacedFunction] = []
     complexes: list[RootComplex] = []
     windows: dict[int, list[tuple[int, int]]] = {}
     for root in roots:
@@ -72,7 +267,7 @@ def address(
             bus = max((last for _, last in in_use), default=-1) + 1
         name = f"pci{root.domain:04x}:{bus:02x}"
         node = None if root.node is None else NodeIndex(root.node)
-        place = Place(source, name, root.domain, node, pus_of_node, models)
+        place = FunctionPlace(source, name, root.domain, node, pus_of_node, models)
         found, last = _root(place, root, bus)
         for first_used, last_used in in_use:
             if bus <= last_used and first_used <= last:
@@ -97,7 +292,7 @@ def address(
         if each.model:
             bdfs = bdfs_of_model.get(each.model, ())
             bdfs_of_model[each.model] = (*bdfs, each.device.bdf)
-    return PciTree(
+    return DescribedPci(
         tuple(sorted(complexes, key=lambda each: (each.domain, each.bus))),
         _grouped(placed) if iommu else tuple(each.device for each in placed),
         _names(source, placed, bdfs_of_model),
@@ -106,7 +301,7 @@ def address(
 
 
 def _names(
-    source: str, placed: Sequence[Placed], bdfs_of_model: Mapping[str, tuple[Bdf, ...]]
+    source: str, placed: Sequence[PlacedFunction], bdfs_of_model: Mapping[str, tuple[Bdf, ...]]
 ) -> dict[str, Bdf]:
     names = {
         f"{model}.{i}": bdf for model, bdfs in bdfs_of_model.items() for i, bdf in enumerate(bdfs)
@@ -123,13 +318,13 @@ def _names(
     return names | own
 
 
-def _stated_node(placed: Sequence[Placed]) -> NodeIndex | None:
+def _stated_node(placed: Sequence[PlacedFunction]) -> NodeIndex | None:
     """The node of a root complex, which only the functions on its own bus show."""
     nodes = {each.device.node for each in placed if each.device.parent is None} - {None}
     return nodes.pop() if len(nodes) == 1 else None
 
 
-def _grouped(placed: Sequence[Placed]) -> tuple[PciDevice, ...]:
+def _grouped(placed: Sequence[PlacedFunction]) -> tuple[PciDevice, ...]:
     """The devices with IOMMU groups: one per slot and per virtual function, unless set."""
     used = {each.iommu_group for each in placed}
     group_of_slot: dict[tuple[int, int, int], int] = {}
@@ -152,13 +347,13 @@ def _grouped(placed: Sequence[Placed]) -> tuple[PciDevice, ...]:
     return tuple(grouped)
 
 
-def _root(place: Place, root: Root, bus: int) -> tuple[list[Placed], int]:
+def _root(place: FunctionPlace, root: Root, bus: int) -> tuple[list[PlacedFunction], int]:
     """One root complex's functions, and the last bus that it uses."""
     on_bus = len(root.ports) + len(root.integrated)
     if not 1 <= on_bus <= 31:
         # The kernel shows no root complex without functions.
         raise place.error(f"{root.where}.ports", "1 to 31 devices on its bus", on_bus)
-    placed: list[Placed] = []
+    placed: list[PlacedFunction] = []
     last = bus
     for i, port in enumerate(root.ports, 1):
         bdf = Bdf(root.domain, bus, i, 0)
@@ -173,8 +368,8 @@ def _root(place: Place, root: Root, bus: int) -> tuple[list[Placed], int]:
 
 
 def _port(
-    place: Place, port: Port, kind: PortType, bdf: Bdf, parent: Bdf | None, last: int
-) -> tuple[list[Placed], int]:
+    place: FunctionPlace, port: Port, kind: PortType, bdf: Bdf, parent: Bdf | None, last: int
+) -> tuple[list[PlacedFunction], int]:
     """A port and what is below it, with the last bus used so far."""
     child = port.child
     bus = _free_bus(place, port.where, last)
@@ -198,15 +393,15 @@ def _port(
 
 
 def _switch(
-    place: Place, switch: Switch, parent: Bdf, bus: int, port_link: PciLink | None
-) -> tuple[list[Placed], PciLink, int]:
+    place: FunctionPlace, switch: Switch, parent: Bdf, bus: int, port_link: PciLink | None
+) -> tuple[list[PlacedFunction], PciLink, int]:
     """A switch whose upstream port is on a bus: its functions, the link above it, the last bus."""
     if len(switch.children) > 32:
         raise place.error(switch.where, "at most 32 ports of a switch", len(switch.children))
     upstream = Bdf(place.domain, bus, 0, 0)
     link, above = trained(switch.link or port_link or _DEFAULT_UPLINK, port_link, switch.trained)
     inner = last = _free_bus(place, switch.where, bus)
-    below: list[Placed] = []
+    below: list[PlacedFunction] = []
     for i, child in enumerate(switch.children):
         bdf = Bdf(place.domain, inner, i, 0)
         found, last = _port(place, child, PortType.SWITCH_DOWNSTREAM, bdf, upstream, last)
@@ -215,7 +410,7 @@ def _switch(
     return [own, *below], above, last
 
 
-def _endpoint_address(place: Place, endpoint: Endpoint, bus: int) -> Bdf:
+def _endpoint_address(place: FunctionPlace, endpoint: Endpoint, bus: int) -> Bdf:
     """The address of a device below a port: as given, else the first of the next free bus."""
     given = endpoint.bdf
     if given is None:
@@ -230,7 +425,7 @@ def _endpoint_address(place: Place, endpoint: Endpoint, bus: int) -> Bdf:
     return given
 
 
-def _free_bus(place: Place, where: str, last: int) -> int:
+def _free_bus(place: FunctionPlace, where: str, last: int) -> int:
     if last >= _LAST_BUS:
         raise place.error(where, f"buses up to {_LAST_BUS:#x}", hex(last + 1))
     return last + 1
@@ -239,7 +434,7 @@ def _free_bus(place: Place, where: str, last: int) -> int:
 _VENDOR_OF_KIND = {LinkKind.NVLINK: NVIDIA, LinkKind.C2C: NVIDIA, LinkKind.XGMI: AMD}
 
 
-def parse_links(file: HostDocument, tree: PciTree) -> tuple[DeviceLink, ...]:
+def parse_links(file: HostDocument, tree: DescribedPci) -> tuple[DeviceLink, ...]:
     """Every link of [[link]], each pair once, ascending by address.
 
     between: a model (each of its devices with each other) or names of devices; C2C joins each of
@@ -283,7 +478,7 @@ def _check(table: LinkTable, kind: LinkKind, device: PciDevice) -> None:
         raise table.refusal("between", "GPUs with a node, whose CPU they join", str(device.bdf))
 
 
-def _devices(table: LinkTable, tree: PciTree) -> tuple[PciDevice, ...]:
+def _devices(table: LinkTable, tree: DescribedPci) -> tuple[PciDevice, ...]:
     value = table.between
     names = value if isinstance(value, tuple) else [value]
     found: list[Bdf] = []

@@ -1,16 +1,51 @@
-"""Tables of a host.toml: its keys and the types of their values; docs/formats/host-toml.md."""
+"""Tables of a host.toml: its keys and the types of their values; docs/formats/host-toml.md.
+
+What is described *is* a Host: rendering it to files and discovering those gives it back.
+"""
 
 import re
 from typing import Annotated, Any, ClassVar, Literal
 
-from msgspec import Meta, defstruct, field
+from msgspec import Meta, Struct, defstruct, field
 from msgspec.structs import fields
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.machine.pci import LinkKind, PartKind, PciLink
-from homenode.machine.topology import LOCAL_DISTANCE, CoreKind, HostSummary
+from homenode.machine.topology import LOCAL_DISTANCE, CoreKind, Host, HostSummary
 from homenode.toml_text import NO_LIMIT, Count, Line, Size, Table
+
+
+class CacheSizes(Struct, frozen=True):
+    """Sizes of the caches below the last level, each private to a core; bytes, None = not drawn."""
+
+    l1_data_bytes: int | None = None
+    l1_instruction_bytes: int | None = None
+    l2_bytes: int | None = None
+
+
+class Fact(Struct, frozen=True):
+    """One statement about the real machine. source is None where the statement is assumed."""
+
+    statement: str
+    source: str | None
+
+
+class HostDescription(Struct, frozen=True):
+    """A machine as its host.toml gives it.
+
+    source: the file, for messages. about: one line for people.
+    facts:  what is published, with its source, and what is assumed.
+    expect: (field of HostSummary, count) that discovery must find; the file checks itself.
+    """
+
+    source: str
+    about: str
+    host: Host
+    caches: CacheSizes = CacheSizes()
+    facts: tuple[Fact, ...] = ()
+    expect: tuple[tuple[str, int], ...] = ()
+
 
 VERSION = 1
 """Newest version of the format that this program reads."""

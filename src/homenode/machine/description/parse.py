@@ -3,31 +3,37 @@
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
+from msgspec import Struct
 from msgspec.structs import fields
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet, PuIndex
 from homenode.errors import InputError
 from homenode.indices import CoreIndex, LlcIndex, NodeIndex, PackageIndex
-from homenode.machine.description.buses import PciTree, address, parse_links
-from homenode.machine.description.cpus import CoreSlot, parse_cores
-from homenode.machine.description.document import VERSION, HostDocument
-from homenode.machine.description.model import CacheSizes, Fact, HostDescription
-from homenode.machine.description.models import parse_models
-from homenode.machine.description.nodes import (
+from homenode.machine.description.buses import DescribedPci, address, parse_links
+from homenode.machine.description.devices import parse_models, parse_roots
+from homenode.machine.description.document import (
+    VERSION,
+    CacheSizes,
+    Fact,
+    HostDescription,
+    HostDocument,
+)
+from homenode.machine.description.system import (
+    CoreSlot,
     NodeSlot,
+    parse_cores,
     parse_distances,
     parse_nodes,
     tables_of_nodes,
 )
-from homenode.machine.description.settings import PuSettings, parse_pu_settings, parse_settings
-from homenode.machine.description.tree import parse_roots
 from homenode.machine.description.vms import parse_housekeeping, parse_reserve, parse_vms
 from homenode.machine.topology import (
     Core,
     CoreId,
     CpuModel,
     Host,
+    HostSettings,
     HostSummary,
     Llc,
     MemoryKind,
@@ -36,6 +42,55 @@ from homenode.machine.topology import (
     Pu,
 )
 from homenode.toml_text import decode_toml
+
+
+class PuSettings(Struct, frozen=True):
+    """PUs out of the cgroup of whoever looked, in isolcpus=, and in nohz_full=."""
+
+    disallowed: CpuSet
+    isolated: CpuSet
+    nohz_full: CpuSet
+
+
+def parse_pu_settings(file: HostDocument, online: CpuSet) -> PuSettings:
+    table = file.settings
+    for where, key, pus in (
+        (file, "disallowed_pus", file.disallowed_pus),
+        (table, "isolated", table.isolated),
+        (table, "nohz_full", table.nohz_full),
+    ):
+        if not pus <= online:
+            raise where.refusal(key, f"some of the online PUs {online}", str(pus))
+    if file.disallowed_pus == online:
+        raise file.refusal("disallowed_pus", f"some of the PUs {online}, not all", str(online))
+    return PuSettings(file.disallowed_pus, table.isolated, table.nohz_full)
+
+
+def parse_settings(file: HostDocument, online: CpuSet, *, smt: bool) -> HostSettings:
+    """The settings; SMT's and the kernel's command line follow from the rest where not given.
+
+    online: the PUs that have the governor. smt: whether some core has online siblings.
+    """
+    table = file.settings
+    governor = table.governor
+    words = [
+        f"{word}={pus}"
+        for pus, word in ((table.isolated, "isolcpus"), (table.nohz_full, "nohz_full"))
+        if pus
+    ]
+    return HostSettings(
+        kernel_release=table.kernel_release,
+        kernel_command_line=table.kernel_command_line
+        or " ".join(["BOOT_IMAGE=/boot/vmlinuz", "ro", *words]),
+        smt_control=table.smt_control or ("on" if smt else "notsupported"),
+        governors=None if governor is None else (governor,),
+        pus_of_governor=None if governor is None else ((governor, online),),
+        transparent_hugepages=table.transparent_hugepages,
+        numa_balancing=table.numa_balancing,
+        libvirt_version=None if table.libvirt is None else table.libvirt.numbers,
+        qemu_version=None if table.qemu is None else table.qemu.numbers,
+    )
+
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}\Z")
 
@@ -115,7 +170,7 @@ def _tree(
     cpu_vendor: str | None,
     nodes: Sequence[NodeSlot],
     local: Mapping[int | None, CpuSet],
-) -> PciTree:
+) -> DescribedPci:
     models = parse_models(file, cpu_vendor)
     indices = [node.index for node in nodes]
     roots = parse_roots(file, models, indices)

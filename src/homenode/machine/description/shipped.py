@@ -1,7 +1,7 @@
-"""Hosts that come with homenode: the files of src/homenode/hosts, by name. [I/O]"""
+"""Hosts that come with homenode: the files of src/homenode/machine/hosts, by name. [I/O]"""
 
 from homenode.errors import UsageError
-from homenode.machine.description.model import HostDescription
+from homenode.machine.description.document import HostDescription
 from homenode.machine.description.parse import parse_description
 from homenode.package_files import package_names, package_text
 from homenode.wording import did_you_mean

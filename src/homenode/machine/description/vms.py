@@ -6,12 +6,11 @@ from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError
 from homenode.indices import NodeIndex
-from homenode.machine.description.buses import PciTree
+from homenode.machine.description.buses import DescribedPci
 from homenode.machine.description.document import HostDocument, VmTable
-from homenode.machine.description.nodes import NodeSlot
-from homenode.machine.host_reserve import DEFAULT_HOST_RESERVE, HostReserve
+from homenode.machine.description.system import NodeSlot
 from homenode.machine.pci import is_uuid
-from homenode.machine.topology import RunningDomain
+from homenode.machine.topology import DEFAULT_HOST_RESERVE, HostReserve, RunningDomain
 from homenode.toml_text import Size, Table, decode_value
 
 
@@ -36,7 +35,7 @@ def parse_vms(
     nodes: Sequence[NodeSlot],
     online: CpuSet,
     pus_of_node: Mapping[int | None, CpuSet],
-    tree: PciTree,
+    tree: DescribedPci,
 ) -> tuple[RunningDomain, ...]:
     """The [[vm]] tables, in order. Raises InputError where two have one name or one device."""
     found: list[RunningDomain] = []
@@ -65,7 +64,7 @@ def _vm(
     known: Sequence[int],
     online: CpuSet,
     pus_of_node: Mapping[int | None, CpuSet],
-    tree: PciTree,
+    tree: DescribedPci,
 ) -> RunningDomain:
     if not table.name or "/" in table.name:
         raise table.refusal("name", "the VM's name, without /", table.name)
@@ -165,7 +164,7 @@ def _online(table: Table, key: str, pus: CpuSet, online: CpuSet) -> CpuSet:
     return pus
 
 
-def _devices(table: VmTable, tree: PciTree) -> tuple[Bdf, ...]:
+def _devices(table: VmTable, tree: DescribedPci) -> tuple[Bdf, ...]:
     """Functions by the name of the device or by address."""
     there = {device.bdf for device in tree.devices}
     found: set[Bdf] = set()
@@ -185,7 +184,7 @@ def _devices(table: VmTable, tree: PciTree) -> tuple[Bdf, ...]:
     return tuple(sorted(found))
 
 
-def _mediated(table: VmTable, tree: PciTree) -> tuple[str, ...]:
+def _mediated(table: VmTable, tree: DescribedPci) -> tuple[str, ...]:
     """Mediated devices, by UUID."""
     there = {part.uuid for device in tree.devices for part in device.parts if part.uuid}
     given = [text for text in table.devices if is_uuid(text)]

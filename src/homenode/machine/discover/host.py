@@ -7,15 +7,18 @@ from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
-from homenode.errors import HomenodeError
+from homenode.errors import HomenodeError, ParseError
 from homenode.gap import Gap
-from homenode.machine.discover.crosscheck import check_against_libvirt
-from homenode.machine.discover.device_links import read_device_links
-from homenode.machine.discover.distances import read_distances, read_memory_paths
-from homenode.machine.discover.gpu_memory import name_memory, read_driver_gpus
-from homenode.machine.discover.gpu_parts import with_parts
+from homenode.machine.discover.gpus import read_device_links, with_parts
 from homenode.machine.discover.lspci import add_lspci
-from homenode.machine.discover.nodes import Nodes, read_nodes
+from homenode.machine.discover.nodes import (
+    Nodes,
+    name_memory,
+    read_distances,
+    read_driver_gpus,
+    read_memory_paths,
+    read_nodes,
+)
 from homenode.machine.discover.pci_nodes import (
     Locality,
     StatedNode,
@@ -24,19 +27,73 @@ from homenode.machine.discover.pci_nodes import (
 )
 from homenode.machine.discover.pci_tree import PciTree, read_pci_tree
 from homenode.machine.discover.processors import Processors, read_processors
-from homenode.machine.discover.settings import (
+from homenode.machine.discover.system import (
+    PuStates,
     cpu_model,
     read_architecture,
     read_cpu_fields,
     read_settings,
+    read_states,
     read_versions,
 )
-from homenode.machine.discover.states import PuStates, read_states
 from homenode.machine.pci import DeviceKind, PciDevice
 from homenode.machine.snapshot.protocol import BoundedSnapshot, Snapshot
+from homenode.machine.tools import virsh_capabilities
 from homenode.machine.tools.nvidia_smi import NvidiaGpu
 from homenode.machine.tools.xml_text import parse_xml
 from homenode.machine.topology import Host, Pu, RunningDomain
+
+
+def check_against_libvirt(snapshot: Snapshot, host: Host) -> tuple[Gap, ...]:
+    """Gaps for nodes, PUs of nodes, SMT siblings and distances that `virsh capabilities` gives
+    otherwise. Ours is kept: libvirt reads the same /sys, but when its daemon started or last
+    looked. Nothing where virsh was not run. A host of one node is not checked: libvirtd may take
+    seconds to answer, because it asks every emulator first, and could say little.
+    """
+    if len(host.nodes) < 2:
+        return ()
+    text = snapshot.command_output("virsh-capabilities")
+    if text is None:
+        return ()
+    try:
+        cells = {cell.node: cell for cell in virsh_capabilities.parse(text).cells}
+    except ParseError as error:
+        return (Gap("libvirt's view of the host", str(error)),)
+    gaps: list[Gap] = []
+    online = CpuSet(pu.index for pu in host.pus if pu.online)
+    ours = {node.index: node for node in host.nodes}
+    # libvirt may leave out nodes with neither PUs nor memory, of which a GH200 has 28.
+    expected = {n.index for n in host.nodes if n.pus or n.memory_bytes}
+    if cells and (expected - set(cells) or set(cells) - set(ours)):
+        said = ", ".join(map(str, sorted(cells)))
+        gaps.append(Gap("NUMA nodes", f"libvirt has {said}; used those of sysfs"))
+    siblings_of = {pu: core.pus for core in host.cores for pu in core.pus}
+    place = {node.index: i for i, node in enumerate(host.nodes)}
+    for index in sorted(set(cells) & set(ours)):
+        cell, node = cells[index], ours[index]
+        pus = CpuSet(cpu.pu for cpu in cell.cpus) & online
+        if pus != node.pus:
+            gaps.append(_gap(f"PUs of node {index}", pus, node.pus))
+        for cpu in cell.cpus:
+            own = siblings_of.get(cpu.pu)
+            if cpu.siblings is not None and own is not None and cpu.siblings & online != own:
+                gaps.append(_gap(f"SMT siblings of PU {cpu.pu}", cpu.siblings, own))
+                break  # the first of a node says it; there may be hundreds
+        for other, distance in cell.distances:
+            own_distance = (
+                host.distances[place[index]][place[other]]
+                if host.distances is not None and other in place
+                else None
+            )
+            if own_distance is not None and own_distance != distance:
+                subject = f"distance from node {index} to node {other}"
+                gaps.append(_gap(subject, distance, own_distance))
+    return tuple(gaps)
+
+
+def _gap(subject: str, theirs: object, ours: object) -> Gap:
+    return Gap(subject, f"libvirt says {theirs}, sysfs says {ours}; used sysfs")
+
 
 ReadDomain = Callable[[bytes, bool, str], RunningDomain]
 """From the XML of one domain, as `virsh dumpxml` prints it, whether it runs, and what to call it in

@@ -13,14 +13,10 @@ from homenode.cpuset import CpuSet
 from homenode.errors import ParseError
 from homenode.gap import Gap
 from homenode.indices import NodeIndex
-from homenode.machine.discover.device_kinds import (
+from homenode.machine.discover.pci_nodes import root_complexes
+from homenode.machine.pci import (
     NVIDIA,
     PCI_BRIDGE_CLASS,
-    device_kind,
-    port_types_by_structure,
-)
-from homenode.machine.discover.pci_nodes import nodes_of_root_complexes
-from homenode.machine.pci import (
     DeviceKind,
     DeviceLink,
     LinkKind,
@@ -28,6 +24,8 @@ from homenode.machine.pci import (
     PciDevice,
     PortType,
     RootComplex,
+    device_kind,
+    port_types_by_structure,
 )
 from homenode.machine.tools.hwloc_xml import HwlocDistances, HwlocObject, pus_of
 from homenode.machine.topology import NumaNode
@@ -80,13 +78,7 @@ def read_hwloc_pci(
         _device(bdf, functions[bdf], classes[bdf], port_types.get(bdf), node_of, listed, source)
         for bdf in sorted(functions)
     )
-    node_of_root, root_gaps = nodes_of_root_complexes(devices)
-    roots = tuple(
-        sorted(
-            (_root_complex(name, node) for name, node in node_of_root.items()),
-            key=lambda root: (root.domain, root.bus),
-        )
-    )
+    roots, root_gaps = root_complexes(devices)
     gaps = [
         *root_gaps,
         Gap("PCI functions that hwloc left out", "lstopo keeps only some without --filter io:all"),
@@ -207,11 +199,6 @@ def _device(
         name=function.obj.infos.get("PCIDevice") or function.obj.attributes.get("name"),
         bridge=bridge,
     )
-
-
-def _root_complex(name: str, node: NodeIndex | None) -> RootComplex:
-    domain, _, bus = name.removeprefix("pci").partition(":")
-    return RootComplex(name, int(domain, 16), int(bus, 16), node)
 
 
 def _links(

@@ -13,13 +13,15 @@ from homenode.cpuset import CpuSet
 from homenode.errors import InputError, ParseError
 from homenode.gap import Gap
 from homenode.indices import NodeIndex
-from homenode.machine.discover.device_kinds import (
+from homenode.machine.discover.pci_nodes import Locality, root_complexes
+from homenode.machine.pci import (
     PCI_BRIDGE_CLASS,
+    PciBridge,
+    PciDevice,
+    PortType,
     device_kind,
     port_types_by_structure,
 )
-from homenode.machine.discover.pci_nodes import Locality, nodes_of_root_complexes
-from homenode.machine.pci import PciBridge, PciDevice, PortType, RootComplex
 from homenode.machine.tools.lspci import LspciFunction, ends_within_a_line, parse
 from homenode.machine.topology import CpuModel, Host
 
@@ -80,15 +82,10 @@ def overlay_lspci(host: Host, text: str, source: str = "lspci") -> Host:
         reason = f"{host.name} has them, {source} does not; left out"
         gaps.append(Gap(f"{len(lost)} PCI functions ({lost[0]}, ...)", reason))
     kept = {device.bdf for device in devices}
-    node_of_root, root_gaps = nodes_of_root_complexes(devices)
+    roots, root_gaps = root_complexes(devices)
     return replace(
         host,
-        root_complexes=tuple(
-            sorted(
-                (_root_complex(name, node) for name, node in node_of_root.items()),
-                key=lambda root: (root.domain, root.bus),
-            )
-        ),
+        root_complexes=roots,
         pci_devices=devices,
         links=tuple(
             link for link in host.links if link.a in kept and (link.b is None or link.b in kept)
@@ -265,11 +262,6 @@ def _root_of(bdf: Bdf, parent_of: dict[Bdf, Bdf | None]) -> str:
     while (above := parent_of.get(top)) is not None:
         top = above
     return f"pci{top.domain:04x}:{top.bus:02x}"
-
-
-def _root_complex(name: str, node: NodeIndex | None) -> RootComplex:
-    domain, _, bus = name.removeprefix("pci").partition(":")
-    return RootComplex(name, int(domain, 16), int(bus, 16), node)
 
 
 def _bridge(function: LspciFunction, guessed: PortType) -> PciBridge:

@@ -1,12 +1,15 @@
-"""Nodes: NUMA nodes of a host, their PUs, memory and huge pages, from sysfs.
+"""Nodes: NUMA nodes of a host, their PUs, memory and huge pages, and how far they are apart.
 
 Source: Documentation/ABI/stable/sysfs-devices-node.
 """
 
 import re
+from collections.abc import Mapping
 
 from msgspec import Struct
+from msgspec.structs import replace
 
+from homenode.bdf import Bdf
 from homenode.cpuset import MAX_PU_INDEX, CpuSet, PuIndex
 from homenode.errors import InputError, ParseError
 from homenode.gap import Gap
@@ -18,9 +21,17 @@ from homenode.machine.discover.readings import (
     read_mask,
     read_number,
     read_pus,
+    read_word,
 )
 from homenode.machine.snapshot.protocol import Snapshot
-from homenode.machine.topology import NumaNode, Package, PagePool
+from homenode.machine.topology import (
+    LOCAL_DISTANCE,
+    MemoryKind,
+    MemoryPath,
+    NumaNode,
+    Package,
+    PagePool,
+)
 from homenode.units import KIB
 
 NODE = "/sys/devices/system/node"
@@ -192,3 +203,176 @@ def _page_pools(snapshot: Snapshot, folder: str) -> tuple[PagePool, ...]:
         if total is not None and free is not None:
             pools.append(PagePool(int(match[1]) * KIB, total, free))
     return tuple(sorted(pools))
+
+
+Distances = tuple[tuple[int, ...], ...]
+
+_BYTES_PER_MB = 1_000_000
+"""The kernel says MB/s, as ACPI does, and fills the same files of CXL memory from the rates of PCIe
+links, in millions. Source: Documentation/ABI/stable/sysfs-devices-node, accessY/initiators;
+ACPI 6.5, 5.2.28.4; pcie_link_speed_mbps() in cxl_pci_get_bandwidth()."""
+
+
+def parse_distances(text: str, source: str = "distance") -> tuple[int, ...]:
+    """Distances from one NUMA node to every online node, in node order.
+
+    Shape (nodes,); SLIT units, dimensionless, 10 = the node itself.
+    Raises ParseError if a field is not an integer or the line is empty.
+    Source: /sys/devices/system/node/nodeN/distance; ACPI SLIT.
+
+    >>> parse_distances("10 21 31")
+    (10, 21, 31)
+    """
+    fields = text.split()
+    if not fields or not all(_is_distance(field) for field in fields):
+        raise ParseError(source, "distances such as 10 21", text)
+    return tuple(int(field) for field in fields)
+
+
+def read_distances(
+    snapshot: Snapshot, nodes: tuple[NumaNode, ...], online: tuple[int, ...]
+) -> tuple[Distances | None, tuple[Gap, ...]]:
+    """SLIT distances, shape (nodes, nodes), [from][to]; None with a gap where they do not fit.
+
+    online: the numbers of all online nodes, which are the columns of the kernel's table.
+    """
+    if len(nodes) == 1:
+        return ((LOCAL_DISTANCE,),), ()
+    rows: list[tuple[int, ...]] = []
+    for node in nodes:
+        path = f"{NODE}/node{node.index}/distance"
+        text = read_word(snapshot, path)
+        if text is None:
+            return None, (Gap("distances", f"{path} is absent or empty"),)
+        row = parse_distances(text, f"{snapshot.name}: {path}")
+        if len(row) != len(online):
+            reason = f"{path} has {len(row)} columns, {len(online)} nodes are online"
+            return None, (Gap("distances", reason),)
+        distance_to = dict(zip(online, row, strict=True))
+        rows.append(tuple(distance_to[other.index] for other in nodes))
+    odd = [
+        Gap(f"distance of node {node.index} to itself", f"firmware says {rows[i][i]}, not 10")
+        for i, node in enumerate(nodes)
+        if rows[i][i] != LOCAL_DISTANCE
+    ]
+    return tuple(rows), tuple(odd)
+
+
+def read_memory_paths(snapshot: Snapshot, nodes: tuple[NumaNode, ...]) -> tuple[MemoryPath, ...]:
+    """HMAT's figures for the best initiators of each target node, by (initiator, target).
+
+    access0 counts any initiator, access1 CPUs only; one folder gives one set of figures for all of
+    its initiators. Source: Documentation/admin-guide/mm/numaperf.rst.
+    """
+    known = CpuSet(node.index for node in nodes)
+    paths: dict[tuple[int, int], MemoryPath] = {}
+    for node in nodes:
+        for access in ("access0", "access1"):
+            folder = f"{NODE}/node{node.index}/{access}/initiators"
+            initiators = numbered(snapshot.list(folder), "node")
+            if not initiators:
+                continue
+            figures = [
+                read_number(snapshot, f"{folder}/{file}")
+                for file in ("read_latency", "write_latency", "read_bandwidth", "write_bandwidth")
+            ]
+            # 0 is what the kernel prints for figures that the firmware left out
+            known_figures = [figure or None for figure in figures]
+            if not any(known_figures):
+                continue
+            read_ns, write_ns, read_mb, write_mb = known_figures
+            for initiator in initiators:
+                if initiator in known:
+                    paths.setdefault(
+                        (initiator, node.index),
+                        MemoryPath(
+                            initiator=NodeIndex(initiator),
+                            target=node.index,
+                            read_latency_ns=read_ns,
+                            write_latency_ns=write_ns,
+                            read_bytes_per_s=read_mb and read_mb * _BYTES_PER_MB,
+                            write_bytes_per_s=write_mb and write_mb * _BYTES_PER_MB,
+                        ),
+                    )
+    return tuple(paths[key] for key in sorted(paths))
+
+
+def _is_distance(field: str) -> bool:
+    return field.isascii() and field.isdigit() and len(field) <= 5
+
+
+_GPUS = "/proc/driver/nvidia/gpus"
+_DAX = "/sys/bus/dax/devices"
+
+
+def read_driver_gpus(snapshot: Snapshot) -> tuple[dict[NodeIndex, Bdf], tuple[Bdf, ...]]:
+    """GPUs by the node of their memory, and every GPU that the NVIDIA driver has, ascending.
+
+    Source: numa_status of NVIDIA's driver, such as "Node: 4" and "Status: online" on lines; seen on
+    a POWER9 with V100s, documented for GH200. "Status: offline" or node -1 means no node.
+    """
+    gpu_of_node: dict[NodeIndex, Bdf] = {}
+    gpus: list[Bdf] = []
+    for name in snapshot.list(_GPUS) or ():
+        try:
+            bdf = Bdf.parse(name)
+        except ParseError:
+            continue  # a control file of some driver version
+        gpus.append(bdf)
+        fields: dict[str, str] = {}
+        for line in read_lines(snapshot, f"{_GPUS}/{name}/numa_status"):
+            key, _, value = line.partition(":")
+            fields[key.strip()] = value.strip()
+        node = fields.get("Node", "")
+        is_online = fields.get("Status", "online").lower() == "online"
+        if is_online and node.isascii() and node.isdigit() and len(node) < 7:
+            gpu_of_node[NodeIndex(int(node))] = bdf
+    return gpu_of_node, tuple(sorted(gpus))
+
+
+def name_memory(
+    snapshot: Snapshot,
+    nodes: tuple[NumaNode, ...],
+    by_driver: Mapping[NodeIndex, Bdf],
+    by_tool: Mapping[NodeIndex, Bdf],
+) -> tuple[tuple[NumaNode, ...], tuple[Gap, ...]]:
+    """The nodes with the kind of their memory. by_driver, by_tool: GPU by node, of numa_status and
+    of nvidia-smi; the driver decides.
+
+    A node with PUs has DRAM unless something else is known of it. One without PUs may be anything:
+    its kind is unknown unless a GPU's driver or a DAX device names it.
+    """
+    gaps: list[Gap] = []
+    gpu_of_node = {**by_tool, **by_driver}
+    for index in sorted(set(by_driver) & set(by_tool)):
+        if by_driver[index] != by_tool[index]:
+            reason = f"the driver says {by_driver[index]}, nvidia-smi says {by_tool[index]}"
+            gaps.append(Gap(f"GPU of node {index}", f"{reason}; used the driver's"))
+    present = {node.index for node in nodes}
+    for index in sorted(set(gpu_of_node) - present):
+        reason = f"{gpu_of_node[index]} has its memory there, but the node is not online"
+        gaps.append(Gap(f"node {index}", reason))
+    dax = _dax_nodes(snapshot)
+    named: list[NumaNode] = []
+    for node in nodes:
+        gpu = gpu_of_node.get(node.index)
+        kind = MemoryKind.DRAM if node.pus else None
+        if gpu is not None:
+            kind = MemoryKind.GPU
+        elif node.index in dax:
+            kind = MemoryKind.OTHER
+        elif kind is None and node.memory_bytes != 0:
+            reason = "no PUs, and neither the GPU driver nor a DAX device names the node"
+            gaps.append(Gap(f"node {node.index} kind of memory", reason))
+        named.append(replace(node, memory_kind=kind, gpu=gpu))
+    return tuple(named), tuple(gaps)
+
+
+def _dax_nodes(snapshot: Snapshot) -> set[int]:
+    """Nodes whose memory came online from a DAX device: persistent, CXL or high-bandwidth."""
+    nodes: set[int] = set()
+    for device in snapshot.list(_DAX) or ():
+        word = read_word(snapshot, f"{_DAX}/{device}/target_node")
+        if word is not None and word.isascii() and word.isdigit() and len(word) < 7:
+            nodes.add(int(word))
+    return nodes

@@ -10,7 +10,7 @@ from homenode.cpuset import CpuSet
 from homenode.errors import ParseError
 from homenode.gap import Gap
 from homenode.indices import NodeIndex
-from homenode.machine.pci import DeviceKind, PciDevice
+from homenode.machine.pci import DeviceKind, PciDevice, RootComplex
 from homenode.machine.snapshot.protocol import Snapshot
 from homenode.machine.topology import Host, MemoryKind, NumaNode, nearest_cpu_nodes
 
@@ -196,6 +196,18 @@ def nodes_of_root_complexes(
         if len(nodes) > 1
     )
     return {n: next(iter(nodes)) if len(nodes) == 1 else None for n, nodes in seen.items()}, gaps
+
+
+def root_complexes(
+    devices: Iterable[PciDevice],
+) -> tuple[tuple[RootComplex, ...], tuple[Gap, ...]]:
+    """The root complexes of functions, by domain and bus, with their nodes."""
+    node_of_root, gaps = nodes_of_root_complexes(devices)
+    roots: list[RootComplex] = []
+    for name, node in node_of_root.items():
+        domain, _, bus = name.removeprefix("pci").partition(":")
+        roots.append(RootComplex(name, int(domain, 16), int(bus, 16), node))
+    return tuple(sorted(roots, key=lambda root: (root.domain, root.bus))), gaps
 
 
 NAMED_KINDS = frozenset({DeviceKind.GPU, DeviceKind.NIC, DeviceKind.NVSWITCH, DeviceKind.NVME})

@@ -12,9 +12,14 @@ from homenode import __version__
 from homenode.durable import PRIVATE, replace_file
 from homenode.errors import HostError, UsageError, of_os
 from homenode.machine.snapshot.collector import collector_script, parse_collected
-from homenode.machine.snapshot.gather import Gathered, gather
+from homenode.machine.snapshot.gather import (
+    MANIFEST,
+    GatheredFiles,
+    Manifest,
+    encode_manifest,
+    gather,
+)
 from homenode.machine.snapshot.live import LiveSnapshot
-from homenode.machine.snapshot.manifest import MANIFEST, Manifest, encode_manifest
 from homenode.machine.snapshot.memory import MemorySnapshot
 from homenode.machine.snapshot.protocol import Snapshot
 from homenode.machine.snapshot.redact import Identities, identities_of, redact
@@ -152,7 +157,7 @@ def _user_part(ssh: str) -> tuple[str, ...]:
     return (user,) if at else ()
 
 
-def _absent(gathered: Gathered) -> tuple[str, ...]:
+def _absent(gathered: GatheredFiles) -> tuple[str, ...]:
     return (*gathered.absent, *gathered.commands_absent)
 
 

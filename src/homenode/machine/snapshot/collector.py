@@ -31,9 +31,9 @@ from homenode.machine.snapshot.contents import (
     IDENTITY_PATHS,
     PATHS,
     SERIAL_PATHS,
-    Command,
     Kind,
     PathRule,
+    ToolCommand,
 )
 from homenode.machine.snapshot.gather import MAX_TABLE_BYTES
 from homenode.machine.snapshot.memory import MemorySnapshot
@@ -178,7 +178,7 @@ def _reading_lines(rule: PathRule) -> Iterator[str]:
         yield f"f {glob}"
 
 
-def _command_lines(command: Command) -> Iterator[str]:
+def _command_lines(command: ToolCommand) -> Iterator[str]:
     """Lines that run a tool, where it is there, and frame what it says.
 
     The exit status comes through the same pipe, after a line of its own.

@@ -92,7 +92,7 @@ class PathRule(Struct, frozen=True):
     unless: str | None = None
 
 
-class Command(Struct, frozen=True):
+class ToolCommand(Struct, frozen=True):
     """A tool whose output is read.
 
     spellings: the argv, and others to try where the first program is not there.
@@ -363,33 +363,33 @@ def _rocm(program: str, *arguments: str) -> tuple[tuple[str, ...], ...]:
 # The read-only connection: a capture must not be able to change a host.
 _VIRSH = ("virsh", "-q", "-r", "-c", "qemu:///system")
 
-COMMANDS: tuple[Command, ...] = (
-    Command(
+COMMANDS: tuple[ToolCommand, ...] = (
+    ToolCommand(
         "lspci",
         (("lspci", "-D", "-nn", "-vvv"), ("/usr/sbin/lspci", "-D", "-nn", "-vvv")),
         "names, port types, links' capabilities, slots",
         60,
     ),
-    Command("nvidia-smi-query", (("nvidia-smi", "-q", "-x"),), "GPUs, C2C, PCIe links", 60),
-    Command("nvidia-smi-topo", (("nvidia-smi", "topo", "-m"),), "NVLink, GPU memory nodes", 60),
-    Command("nvidia-smi-list", (("nvidia-smi", "-L"),), "MIG instances: profiles, UUIDs", 60),
-    Command("nvidia-smi-mig", (("nvidia-smi", "mig", "-lgi"),), "MIG instances: numbers", 60),
-    Command("rocm-smi-topo", _rocm("rocm-smi", "--showtopo"), "xGMI links", 60),
-    Command(
+    ToolCommand("nvidia-smi-query", (("nvidia-smi", "-q", "-x"),), "GPUs, C2C, PCIe links", 60),
+    ToolCommand("nvidia-smi-topo", (("nvidia-smi", "topo", "-m"),), "NVLink, GPU memory nodes", 60),
+    ToolCommand("nvidia-smi-list", (("nvidia-smi", "-L"),), "MIG instances: profiles, UUIDs", 60),
+    ToolCommand("nvidia-smi-mig", (("nvidia-smi", "mig", "-lgi"),), "MIG instances: numbers", 60),
+    ToolCommand("rocm-smi-topo", _rocm("rocm-smi", "--showtopo"), "xGMI links", 60),
+    ToolCommand(
         "rocm-smi-json",
         _rocm("rocm-smi", "--showbus", "--showtopo", "--json"),
         "xGMI links, by addresses",
         60,
     ),
-    Command("amd-smi-topology", _rocm("amd-smi", "topology", "--json"), "xGMI links", 60),
-    Command(
+    ToolCommand("amd-smi-topology", _rocm("amd-smi", "topology", "--json"), "xGMI links", 60),
+    ToolCommand(
         "amd-smi-partition",
         _rocm("amd-smi", "partition", "--current", "--json"),
         "how AMD GPUs are divided",
         60,
     ),
-    Command("virsh-capabilities", ((*_VIRSH, "capabilities"),), "cross-check of nodes and PUs"),
-    Command(
+    ToolCommand("virsh-capabilities", ((*_VIRSH, "capabilities"),), "cross-check of nodes and PUs"),
+    ToolCommand(
         "virsh-domains",
         # UUIDs, not names: a domain may be named "--help".
         ((*_VIRSH, "dumpxml"),),
@@ -397,8 +397,8 @@ COMMANDS: tuple[Command, ...] = (
         each=(*_VIRSH, "list", "--all", "--uuid"),
         wrapped="domains",
     ),
-    Command("virsh-version", ((*_VIRSH, "version"),), "libvirt's version: what it accepts"),
-    Command(
+    ToolCommand("virsh-version", ((*_VIRSH, "version"),), "libvirt's version: what it accepts"),
+    ToolCommand(
         "qemu-version",
         (
             ("qemu-system-x86_64", "--version"),
@@ -409,7 +409,7 @@ COMMANDS: tuple[Command, ...] = (
         "QEMU's version: what it accepts",
     ),
     # Not "uname -a": the host's name is private.
-    Command("uname", (("uname", "-s", "-r", "-v", "-m"),), "kernel and architecture"),
+    ToolCommand("uname", (("uname", "-s", "-r", "-v", "-m"),), "kernel and architecture"),
 )
 
 COMMAND_OF_NAME = {command.name: command for command in COMMANDS}
@@ -428,5 +428,5 @@ SERIAL_PATHS = tuple(
 )
 """As IDENTITY_PATHS: each is one text, that only root may read."""
 
-IDENTITY_COMMANDS = (Command("user", (("id", "-un"),), "whose name to redact", 10),)
+IDENTITY_COMMANDS = (ToolCommand("user", (("id", "-un"),), "whose name to redact", 10),)
 """As IDENTITY_PATHS."""

@@ -1,7 +1,8 @@
 """Gather: what of the contents table a snapshot holds, and what of PCI config space is kept.
 
 What a live host, a folder, or another machine's collector offers passes through here on its way
-into a capture: a file that is not in the table, or not of its form, stays behind.
+into a capture: a file that is not in the table, or not of its form, stays behind. What a capture
+says of itself is in manifest.json at its top.
 """
 
 import re
@@ -11,14 +12,53 @@ from functools import cache
 
 from msgspec import Struct
 
+from homenode import formats
 from homenode.machine.snapshot.contents import BRIDGE_CLASS, COMMANDS, PATHS, Kind, PathRule
 from homenode.machine.snapshot.memory import MemorySnapshot
 from homenode.machine.snapshot.protocol import Snapshot
 
+MANIFEST = "manifest.json"
+KIND = "snapshot"
+
+
+class Manifest(Struct, frozen=True):
+    """What is in a capture and what is not. No time and no host name: equal hosts, equal files.
+
+    homenode:     version of the program that wrote it.
+    redacted:     names, serials and addresses are pseudonyms.
+    files, links: how many there are.
+    commands:     tools whose output is in it.
+    absent:       globs of the contents table that matched nothing on the host.
+    left_out:     (path or tool, reason): was there, is not in the capture.
+    not_everywhere: "host name", "user name": too short or too common a word to be distinguished
+    from other text, so that it has a pseudonym only where it is known to stand.
+    """
+
+    homenode: str
+    redacted: bool
+    files: int
+    links: int
+    commands: tuple[str, ...]
+    absent: tuple[str, ...]
+    left_out: tuple[tuple[str, str], ...]
+    not_everywhere: tuple[str, ...] = ()
+
+
+def encode_manifest(manifest: Manifest) -> str:
+    """The JSON document."""
+    left_out = [{"what": what, "reason": reason} for what, reason in manifest.left_out]
+    return formats.encode(KIND, manifest, changed={"left_out": left_out})
+
+
+def check_manifest(text: str, source: str) -> None:
+    """Raises InputError where a capture is newer than this program, or the document no manifest."""
+    formats.version_of(text.encode("utf-8", "replace"), KIND, f"{source}: {MANIFEST}")
+
+
 _NAME_IN_PATH = re.compile(r"[A-Za-z0-9_.:@+-]{1,255}", re.ASCII)
 
 
-class Gathered(Struct, frozen=True):
+class GatheredFiles(Struct, frozen=True):
     """What was found, as a snapshot, and what was not.
 
     absent: globs of the table that matched nothing, in the table's order.
@@ -36,7 +76,7 @@ class _Unlike(Exception):
     """A text that does not have its form."""
 
 
-def gather(snapshot: Snapshot) -> Gathered:
+def gather(snapshot: Snapshot) -> GatheredFiles:
     """The part of a snapshot that the contents table names, at real paths under /sys.
 
     An empty file is one that said nothing, and is left out. Texts end with one line end, so that
@@ -63,7 +103,7 @@ def gather(snapshot: Snapshot) -> Gathered:
         if not found:
             absent.append(rule.glob)
     outputs = {command.name: snapshot.command_output(command.name) for command in COMMANDS}
-    return Gathered(
+    return GatheredFiles(
         MemorySnapshot(
             snapshot.name,
             {**in_use[Kind.FILE], **in_use[Kind.CONFIG], **in_use[Kind.TABLE]},

@@ -18,8 +18,11 @@ from homenode.machine.snapshot.contents import IDENTITY_COMMANDS, IDENTITY_PATHS
 from homenode.machine.snapshot.memory import MemorySnapshot
 from homenode.machine.snapshot.protocol import Snapshot
 from homenode.machine.snapshot.pseudonyms import Pseudonyms
-from homenode.machine.snapshot.redacted_domain import redact_domains
-from homenode.machine.snapshot.redacted_xml import redact_capabilities, redact_nvidia_query
+from homenode.machine.snapshot.redacted_xml import (
+    redact_capabilities,
+    redact_domains,
+    redact_nvidia_query,
+)
 
 _SHORTEST_SECRET = 4
 """Characters; most files of /sys are shorter ("1", "0-3")."""

@@ -24,7 +24,7 @@ T = TypeVar("T")
 Latencies = tuple[float | None, ...]
 
 
-class Doubt(Struct, frozen=True):
+class ProbeDoubt(Struct, frozen=True):
     """What makes the document's figures less than they seem."""
 
     id: str
@@ -184,7 +184,7 @@ class ProbeDocument(Struct, frozen=True):
     machine: ProbeMachine
     pus: str
     contention: Contention
-    doubts: tuple[Doubt, ...]
+    doubts: tuple[ProbeDoubt, ...]
     instruction_set: str | None = None
     runs: tuple[BandwidthRun, ...] = ()
     curves: tuple[LatencyCurve, ...] = ()
@@ -236,7 +236,7 @@ def parse(text: str) -> ProbeDocument:
         machine=_of(document, "machine", ProbeMachine),
         pus=_of(document, "pus", str),
         contention=_of(document, "contention", Contention),
-        doubts=_of(document, "doubts", tuple[Doubt, ...]),
+        doubts=_of(document, "doubts", tuple[ProbeDoubt, ...]),
         instruction_set=_of(document, "instruction_set", str | None, None),
         **found,
     )

@@ -10,8 +10,7 @@ from msgspec import Struct
 
 from homenode.bdf import Bdf
 from homenode.gap import Gap
-from homenode.machine.discover.device_kinds import NVIDIA
-from homenode.machine.pci import DeviceKind, PciDevice
+from homenode.machine.pci import NVIDIA, DeviceKind, PciDevice
 from homenode.machine.topology import Host
 from homenode.plan.allocations import Allocations
 from homenode.plan.devices.partitions import (

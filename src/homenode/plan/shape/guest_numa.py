@@ -16,8 +16,7 @@ from homenode.cpuset import CpuSet
 from homenode.errors import InputError
 from homenode.gap import Gap
 from homenode.indices import NodeIndex
-from homenode.machine.discover.device_kinds import NVIDIA
-from homenode.machine.pci import PciDevice
+from homenode.machine.pci import NVIDIA, PciDevice
 from homenode.machine.topology import LOCAL_DISTANCE, Host
 from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest

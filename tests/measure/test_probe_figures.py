@@ -130,8 +130,8 @@ def test_an_llc_that_is_not_there_is_a_finding() -> None:
         ({"format": "homenode.plan/1"}, "homenode.probe/1"),
         ({"command": "rm"}, "one of bandwidth"),
         ({"one": None}, "one as homenode-probe writes it"),
-        ({"machine": []}, "machine as homenode-probe writes it"),
-        ({"pus": 7}, "pus as homenode-probe writes it"),
+        ({"machine": []}, "`$.machine`"),
+        ({"pus": 7}, "`$.pus`"),
     ],
 )
 def test_what_is_no_document_is_refused(change: dict[str, Any], says: str) -> None:

@@ -43,7 +43,6 @@ GPU 3          : (Topology) Numa Node: 0
 def test_tables_are_read_by_their_titles() -> None:
     topology = parse(OUTPUT)
     assert topology.gpus == (0, 1, 3)
-    assert topology.weights == ((0, 15, None), (15, 0, 72), (None, 72, 0))
     assert topology.hops[2] == (3, 3, 0)
     assert topology.links == (
         (None, "XGMI", "PCIE"),

@@ -35,35 +35,23 @@ Running against daemon: 10.1.0
 """
 
 
-def test_cells_have_memory_pages_distances_and_cpus() -> None:
-    capabilities = virsh_capabilities.parse(CAPABILITIES)
-    first, second = capabilities.cells
-    assert (first.node, first.memory_bytes) == (0, 1 << 20)
-    assert first.pages == ((4096, 256), (1 << 30, 2))
-    assert first.distances == ((0, 10), (8, 40))
-    assert first.cpus[0].siblings == CpuSet([0, 128]) and first.cpus[0].package == 0
+def test_cells_have_distances_and_cpus() -> None:
+    first, second = virsh_capabilities.parse(CAPABILITIES)
+    assert (first.node, first.distances) == (0, ((0, 10), (8, 40)))
+    assert first.cpus[0].siblings == CpuSet([0, 128])
     assert (second.node, second.cpus) == (8, ())
-    assert (capabilities.architecture, capabilities.iommu) == ("x86_64", False)
 
 
-def test_an_offline_pu_has_no_place() -> None:
-    offline = virsh_capabilities.parse(CAPABILITIES).cells[0].cpus[1]
-    assert offline.pu == 5
-    assert (offline.package, offline.die, offline.core, offline.siblings) == (None,) * 4
-
-
-def test_cache_banks_have_sizes_in_bytes() -> None:
-    (bank,) = virsh_capabilities.parse(CAPABILITIES).caches
-    assert (bank.level, bank.kind, bank.size_bytes) == (3, "both", 32 << 20)
-    assert bank.pus == CpuSet.parse("0-7,128-135")
+def test_an_offline_pu_has_no_siblings() -> None:
+    offline = virsh_capabilities.parse(CAPABILITIES)[0].cpus[1]
+    assert (offline.pu, offline.siblings) == (5, None)
 
 
 def test_published_capabilities_are_read() -> None:
     path = SHARED / "machines" / "libvirt-caps" / "virt-manager-kvm-x86_64-caps.xml"
     if not path.is_file():
         pytest.skip(f"{path} is not there")
-    capabilities = virsh_capabilities.parse(path.read_text())
-    (cell,) = capabilities.cells
+    (cell,) = virsh_capabilities.parse(path.read_text())
     assert len(cell.cpus) == 8
     assert {str(cpu.siblings) for cpu in cell.cpus} == {"0,4", "1,5", "2,6", "3,7"}
 
@@ -75,8 +63,6 @@ def test_published_capabilities_are_read() -> None:
         ("id='8'><", "id='0'><", "each cell once"),
         ("id='5'", "id='five'", "a number for cpu id"),
         ("id='5'", "id='70000'", "PUs up to"),
-        ("unit='MiB'", "unit='parsec'", "a unit of bytes"),
-        (">1024<", ">-1<", "a number for memory"),
         ("siblings='0,128'", "siblings='x'", "a list"),
         ("capabilities>", "domain>", "expected <capabilities>"),
     ],

@@ -7,7 +7,7 @@ Source: the object types of hwloc (hwloc.h), Documentation/ABI/stable/sysfs-devi
 Documentation/admin-guide/cputopology.rst of the Linux kernel.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from functools import cached_property
 from typing import NamedTuple
@@ -341,6 +341,41 @@ class Host(Struct, frozen=True, dict=True):
             if bridge.bridge and bridge.bridge.port_type is PortType.SWITCH_UPSTREAM:
                 return bridge.bdf
         return None
+
+
+def assemble_pus(
+    every: CpuSet,
+    online: CpuSet,
+    *,
+    cores: Sequence[Core],
+    llcs: Sequence[Llc],
+    nodes: Sequence[NumaNode],
+    packages: Sequence[Package],
+    die_of_pu: Mapping[PuIndex, int],
+    disallowed: CpuSet,
+    isolated: CpuSet = CpuSet(),
+    nohz_full: CpuSet = CpuSet(),
+) -> tuple[Pu, ...]:
+    """Every PU, ascending, with the core, LLC, node, package and die it is in."""
+    core_of = {pu: core.index for core in cores for pu in core.pus}
+    llc_of = {pu: llc.index for llc in llcs for pu in llc.pus}
+    node_of = {pu: node.index for node in nodes for pu in node.pus}
+    package_of = {pu: package.index for package in packages for pu in package.pus}
+    return tuple(
+        Pu(
+            index=pu,
+            core=core_of.get(pu),
+            llc=llc_of.get(pu),
+            node=node_of.get(pu),
+            package=package_of.get(pu),
+            die=die_of_pu.get(pu),
+            online=pu in online,
+            allowed=pu not in disallowed,
+            isolated=pu in isolated,
+            nohz_full=pu in nohz_full,
+        )
+        for pu in every
+    )
 
 
 class HostSummary(Struct, frozen=True):

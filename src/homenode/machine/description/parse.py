@@ -39,7 +39,7 @@ from homenode.machine.topology import (
     MemoryKind,
     NumaNode,
     Package,
-    Pu,
+    assemble_pus,
 )
 from homenode.toml_text import decode_toml
 
@@ -126,16 +126,30 @@ def parse_description(text: str, source: str) -> HostDescription:
         found = "no last-level cache" if without else f"llc_level = {level}"
         raise file.refusal("caches", "a last-level cache above them", found)
     llcs = llcs_of(slots, online, level, _bytes(file.llc_size))
+    packages = packages_of(slots, online)
+    host_nodes = numa_nodes(source, nodes, local, tree.bdf_of_name)
+    settings = parse_pu_settings(file, online)
     host = Host(
         name=file.name,
         architecture=file.architecture,
         cpu=cpu,
-        packages=packages_of(slots, online),
-        nodes=numa_nodes(source, nodes, local, tree.bdf_of_name),
+        packages=packages,
+        nodes=host_nodes,
         distances=parse_distances(file, nodes),
         llcs=llcs,
         cores=cores,
-        pus=pus_of(slots, cores, llcs, online, parse_pu_settings(file, online)),
+        pus=assemble_pus(
+            CpuSet(pu for slot in slots for pu in slot.pus),
+            online,
+            cores=cores,
+            llcs=llcs,
+            nodes=host_nodes,
+            packages=packages,
+            die_of_pu={PuIndex(pu): slot.die for slot in slots for pu in slot.pus if pu in online},
+            disallowed=settings.disallowed,
+            isolated=settings.isolated,
+            nohz_full=settings.nohz_full,
+        ),
         root_complexes=tree.root_complexes,
         pci_devices=tree.devices,
         links=parse_links(file, tree),
@@ -257,38 +271,6 @@ def packages_of(slots: Sequence[CoreSlot], online: CpuSet) -> tuple[Package, ...
         for index, pus in sorted(members.items())
         if pus & online
     )
-
-
-def pus_of(
-    slots: Sequence[CoreSlot],
-    cores: Sequence[Core],
-    llcs: Sequence[Llc],
-    online: CpuSet,
-    settings: PuSettings,
-) -> tuple[Pu, ...]:
-    """Every PU ascending; an offline one says nothing of where it is, as in sysfs."""
-    core_of = {pu: core.index for core in cores for pu in core.pus}
-    llc_of = {pu: llc.index for llc in llcs for pu in llc.pus}
-    found = []
-    for slot in slots:
-        for number in slot.pus:
-            pu = PuIndex(number)
-            here = pu in online
-            found.append(
-                Pu(
-                    index=pu,
-                    core=core_of[pu] if here else None,
-                    llc=llc_of.get(pu),
-                    node=NodeIndex(slot.node) if here else None,
-                    package=PackageIndex(slot.package) if here else None,
-                    die=slot.die if here else None,
-                    online=here,
-                    allowed=pu not in settings.disallowed,
-                    isolated=pu in settings.isolated,
-                    nohz_full=pu in settings.nohz_full,
-                )
-            )
-    return tuple(sorted(found, key=lambda pu: pu.index))
 
 
 def _memory_kind(node: NodeSlot, pus: CpuSet) -> MemoryKind | None:

@@ -12,7 +12,6 @@ from homenode.gap import Gap
 from homenode.machine.discover.gpus import read_device_links, with_parts
 from homenode.machine.discover.lspci import add_lspci
 from homenode.machine.discover.nodes import (
-    Nodes,
     name_memory,
     read_distances,
     read_driver_gpus,
@@ -26,9 +25,8 @@ from homenode.machine.discover.pci_nodes import (
     with_stated_nodes,
 )
 from homenode.machine.discover.pci_tree import PciTree, read_pci_tree
-from homenode.machine.discover.processors import Processors, read_processors
+from homenode.machine.discover.processors import read_processors
 from homenode.machine.discover.system import (
-    PuStates,
     cpu_model,
     read_architecture,
     read_cpu_fields,
@@ -41,7 +39,7 @@ from homenode.machine.snapshot.protocol import BoundedSnapshot, Snapshot
 from homenode.machine.tools import virsh_capabilities
 from homenode.machine.tools.nvidia_smi import NvidiaGpu
 from homenode.machine.tools.xml_text import parse_xml
-from homenode.machine.topology import Host, Pu, RunningDomain
+from homenode.machine.topology import Host, RunningDomain, assemble_pus
 
 
 def check_against_libvirt(snapshot: Snapshot, host: Host) -> tuple[Gap, ...]:
@@ -56,7 +54,7 @@ def check_against_libvirt(snapshot: Snapshot, host: Host) -> tuple[Gap, ...]:
     if text is None:
         return ()
     try:
-        cells = {cell.node: cell for cell in virsh_capabilities.parse(text).cells}
+        cells = {cell.node: cell for cell in virsh_capabilities.parse(text)}
     except ParseError as error:
         return (Gap("libvirt's view of the host", str(error)),)
     gaps: list[Gap] = []
@@ -148,7 +146,18 @@ def discover(snapshot: Snapshot, read_domain: ReadDomain | None = None) -> Host:
         distances=distances,
         llcs=processors.llcs,
         cores=processors.cores,
-        pus=assemble_pus(states, processors, nodes),
+        pus=assemble_pus(
+            CpuSet.from_bits(states.online.bits | states.offline.bits),
+            states.online,
+            cores=processors.cores,
+            llcs=processors.llcs,
+            nodes=nodes.nodes,
+            packages=processors.packages,
+            die_of_pu=processors.die_of_pu,
+            disallowed=states.online - states.allowed,
+            isolated=states.isolated,
+            nohz_full=states.nohz_full,
+        ),
         root_complexes=tree.root_complexes,
         pci_devices=devices,
         links=links.links,
@@ -205,28 +214,6 @@ def _as_driver_says(
         if device.kind is DeviceKind.GPU and (gpu := queried.get(device.bdf)) is not None
         else device
         for device in devices
-    )
-
-
-def assemble_pus(states: PuStates, processors: Processors, nodes: Nodes) -> tuple[Pu, ...]:
-    """Every PU that is present, ascending, with the core, LLC, node, package and die it is in."""
-    core_of = {pu: core.index for core in processors.cores for pu in core.pus}
-    llc_of = {pu: llc.index for llc in processors.llcs for pu in llc.pus}
-    package_of = {pu: package.index for package in processors.packages for pu in package.pus}
-    return tuple(
-        Pu(
-            index=pu,
-            core=core_of.get(pu),
-            llc=llc_of.get(pu),
-            node=nodes.node_of_pu.get(pu),
-            package=package_of.get(pu),
-            die=processors.die_of_pu.get(pu),
-            online=pu in states.online,
-            allowed=pu not in states.online - states.allowed,
-            isolated=pu in states.isolated,
-            nohz_full=pu in states.nohz_full,
-        )
-        for pu in CpuSet.from_bits(states.online.bits | states.offline.bits)
     )
 
 

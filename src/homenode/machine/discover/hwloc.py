@@ -34,7 +34,7 @@ from homenode.machine.topology import (
     NumaNode,
     Package,
     PagePool,
-    Pu,
+    assemble_pus,
 )
 
 _BASE_PAGE_BYTES = 65536  # the largest base page of any architecture; huge pages are larger
@@ -213,7 +213,16 @@ def host_from_hwloc(text: str | bytes, name: str) -> Host:
         distances=distances,
         llcs=llcs,
         cores=cores,
-        pus=_assemble(listed, left_out, allowed, found, packages, nodes, llcs, cores),
+        pus=assemble_pus(
+            listed | left_out,
+            listed,
+            cores=cores,
+            llcs=llcs,
+            nodes=nodes,
+            packages=packages,
+            die_of_pu={pu: die for die, pus in found.dies for pu in pus},
+            disallowed=listed - allowed,
+        ),
         root_complexes=roots,
         pci_devices=devices,
         links=links,
@@ -312,36 +321,6 @@ def _kind_of_pu(kinds: tuple[HwlocCpuKind, ...], source: str) -> dict[PuIndex, C
                 break
     pairs = zip(sets, chosen, strict=True)
     return {pu: kind for pus, kind in pairs if kind is not None for pu in pus}
-
-
-def _assemble(
-    listed: CpuSet,
-    left_out: CpuSet,
-    allowed: CpuSet,
-    found: _Found,
-    packages: tuple[Package, ...],
-    nodes: tuple[NumaNode, ...],
-    llcs: tuple[Llc, ...],
-    cores: tuple[Core, ...],
-) -> tuple[Pu, ...]:
-    core_of = {pu: core.index for core in cores for pu in core.pus}
-    llc_of = {pu: llc.index for llc in llcs for pu in llc.pus}
-    node_of = {pu: node.index for node in nodes for pu in node.pus}
-    package_of_pu = {pu: package.index for package in packages for pu in package.pus}
-    die_of = {pu: die for die, pus in found.dies for pu in pus}
-    return tuple(
-        Pu(
-            index=pu,
-            core=core_of.get(pu),
-            llc=llc_of.get(pu),
-            node=node_of.get(pu),
-            package=package_of_pu.get(pu),
-            die=die_of.get(pu),
-            online=pu in listed,
-            allowed=pu not in listed or pu in allowed,
-        )
-        for pu in listed | left_out
-    )
 
 
 def _cpu_model(machine: HwlocObject, infos: dict[str, str]) -> CpuModel:

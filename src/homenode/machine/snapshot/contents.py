@@ -116,17 +116,27 @@ def _file(path: str, form: Form, why: str, keep: tuple[str, ...] = ()) -> PathRu
     return PathRule(path, Kind.FILE, form, why, keep)
 
 
-def _instead(folder: str, name: str, form: Form, of: str) -> PathRule:
-    why = f"as {of}, of older kernels"
-    return PathRule(f"{folder}/{name}", Kind.FILE, form, why, unless=f"{folder}/{of}")
-
-
-def _mask(folder: str, name: str, instead_of: str) -> PathRule:
-    return _instead(folder, name, Form.MASK, instead_of)
+def _instead(folder: str, form: Form, names: str) -> tuple[PathRule, ...]:
+    """Files of older kernels. names: "cpumap:cpulist" is one that stands for the other."""
+    pairs = (pair.split(":") for pair in names.split())
+    return tuple(
+        PathRule(
+            f"{folder}/{name}",
+            Kind.FILE,
+            form,
+            f"as {of}, of older kernels",
+            unless=f"{folder}/{of}",
+        )
+        for name, of in pairs
+    )
 
 
 def _link(path: str, form: Form, why: str) -> PathRule:
     return PathRule(path, Kind.LINK, form, why)
+
+
+def _folder(path: str, why: str) -> PathRule:
+    return PathRule(path, Kind.FOLDER, Form.NAME, why)
 
 
 _SYSTEM = "/sys/devices/system"
@@ -139,6 +149,8 @@ _ACPI = "/sys/firmware/acpi/tables"
 _EFFECTIVE = "cpuset.cpus.effective cpuset.mems.effective"
 _VFIO = "/sys/module/vfio_iommu_type1/parameters"
 
+_F = Form
+
 BRIDGE_CLASS = "0x0604"
 """How the class of a PCI-to-PCI bridge begins, in its file; every PCIe port is one."""
 
@@ -146,176 +158,173 @@ PATHS: tuple[PathRule, ...] = (
     # CPUs
     *_files(
         f"{_SYSTEM}/cpu",
-        Form.LIST,
+        _F.LIST,
         "online offline possible present isolated nohz_full",
         "which PUs there are, run, and are kept from the scheduler",
     ),
-    *_files(f"{_SYSTEM}/cpu/smt", Form.WORD, "control active", "SMT switched on or off"),
-    *_files(_CPU, Form.NUMBER, "online cpu_capacity", "offline PUs; kinds of core on arm64"),
+    *_files(f"{_SYSTEM}/cpu/smt", _F.WORD, "control active", "SMT switched on or off"),
+    *_files(_CPU, _F.NUMBER, "online cpu_capacity", "offline PUs; kinds of core on arm64"),
     *_files(
         f"{_CPU}/topology",
-        Form.NUMBER,
+        _F.NUMBER,
         "physical_package_id die_id cluster_id core_id",
         "package, die and core of a PU",
     ),
     *_files(
         f"{_CPU}/topology",
-        Form.LIST,
+        _F.LIST,
         "core_cpus_list thread_siblings_list cluster_cpus_list die_cpus_list package_cpus_list "
         "core_siblings_list",
         "SMT siblings; PUs of a cluster, a die and a package",
     ),
-    _mask(f"{_CPU}/topology", "core_cpus", "core_cpus_list"),
-    _mask(f"{_CPU}/topology", "thread_siblings", "thread_siblings_list"),
-    _mask(f"{_CPU}/topology", "core_siblings", "core_siblings_list"),
-    _mask(f"{_CPU}/topology", "cluster_cpus", "cluster_cpus_list"),
-    *_files(f"{_CPU}/cache/index[0-9]*", Form.NUMBER, "level", "which caches are last-level"),
-    *_files(f"{_CPU}/cache/index[0-9]*", Form.WORD, "type", "instruction caches are left out"),
-    *_files(f"{_CPU}/cache/index[0-9]*", Form.SIZE, "size", "size of the LLC"),
-    *_files(f"{_CPU}/cache/index[0-9]*", Form.LIST, "shared_cpu_list", "PUs of an LLC"),
-    _mask(f"{_CPU}/cache/index[0-9]*", "shared_cpu_map", "shared_cpu_list"),
-    _link(f"{_CPU}/cpufreq", Form.TO_POLICY, "the frequency policy of a PU"),
+    *_instead(
+        f"{_CPU}/topology",
+        _F.MASK,
+        "core_cpus:core_cpus_list thread_siblings:thread_siblings_list "
+        "core_siblings:core_siblings_list cluster_cpus:cluster_cpus_list",
+    ),
+    *_files(f"{_CPU}/cache/index[0-9]*", _F.NUMBER, "level", "which caches are last-level"),
+    *_files(f"{_CPU}/cache/index[0-9]*", _F.WORD, "type", "instruction caches are left out"),
+    *_files(f"{_CPU}/cache/index[0-9]*", _F.SIZE, "size", "size of the LLC"),
+    *_files(f"{_CPU}/cache/index[0-9]*", _F.LIST, "shared_cpu_list", "PUs of an LLC"),
+    *_instead(f"{_CPU}/cache/index[0-9]*", _F.MASK, "shared_cpu_map:shared_cpu_list"),
+    _link(f"{_CPU}/cpufreq", _F.TO_POLICY, "the frequency policy of a PU"),
     *_files(
         f"{_CPU}/cpufreq",
-        Form.NUMBER,
+        _F.NUMBER,
         "base_frequency cpuinfo_max_freq",
         "kinds of core where nothing else gives them",
     ),
-    *_files(f"{_CPU}/cpufreq", Form.WORD, "scaling_governor scaling_driver", "slow by choice?"),
-    *_files(f"{_CPU}/acpi_cppc", Form.NUMBER, "highest_perf", "kinds of core on AMD"),
-    *_files("/sys/devices", Form.LIST, "cpu_core/cpus cpu_atom/cpus", "P and E cores of Intel"),
-    *_files("/sys/devices", Form.LIST, "cpu_lowpower/cpus", "low-power E cores of Intel"),
+    *_files(f"{_CPU}/cpufreq", _F.WORD, "scaling_governor scaling_driver", "slow by choice?"),
+    *_files(f"{_CPU}/acpi_cppc", _F.NUMBER, "highest_perf", "kinds of core on AMD"),
+    *_files("/sys/devices", _F.LIST, "cpu_core/cpus cpu_atom/cpus", "P and E cores of Intel"),
+    *_files("/sys/devices", _F.LIST, "cpu_lowpower/cpus", "low-power E cores of Intel"),
     *_files(
         f"{_CPU}/cpuidle/state[0-9]*",
-        Form.NUMBER,
+        _F.NUMBER,
         "latency disable",
         "how long a PU takes to wake up",
     ),
-    *_files(f"{_SYSTEM}/cpu/intel_pstate", Form.NUMBER, "no_turbo", "turbo switched off"),
-    *_files(f"{_SYSTEM}/cpu/cpufreq", Form.NUMBER, "boost", "boost switched off"),
+    *_files(f"{_SYSTEM}/cpu/intel_pstate", _F.NUMBER, "no_turbo", "turbo switched off"),
+    *_files(f"{_SYSTEM}/cpu/cpufreq", _F.NUMBER, "boost", "boost switched off"),
     # NUMA nodes
     *_files(
         f"{_SYSTEM}/node",
-        Form.LIST,
+        _F.LIST,
         "online possible has_cpu has_memory has_normal_memory has_generic_initiator",
         "nodes with and without CPUs, memory, GPUs as initiators",
     ),
-    *_files(_NODE, Form.LIST, "cpulist", "PUs of a node"),
-    _mask(_NODE, "cpumap", "cpulist"),
-    *_files(_NODE, Form.NUMBERS, "distance", "SLIT"),
-    *_files(_NODE, Form.NODE_MEMINFO, "meminfo", "memory of a node, total and free"),
+    *_files(_NODE, _F.LIST, "cpulist", "PUs of a node"),
+    *_instead(_NODE, _F.MASK, "cpumap:cpulist"),
+    *_files(_NODE, _F.NUMBERS, "distance", "SLIT"),
+    *_files(_NODE, _F.NODE_MEMINFO, "meminfo", "memory of a node, total and free"),
     *_files(
         f"{_NODE}/hugepages/hugepages-*kB",
-        Form.NUMBER,
+        _F.NUMBER,
         "nr_hugepages free_hugepages surplus_hugepages",
         "huge pages of a node",
     ),
     *_files(
         f"{_NODE}/access[01]/initiators",
-        Form.NUMBER,
+        _F.NUMBER,
         "read_latency write_latency read_bandwidth write_bandwidth",
         "HMAT: how fast the node is from its best initiators",
     ),
-    _link(f"{_NODE}/access[01]/initiators/node[0-9]*", Form.TO_NODE, "HMAT: the best initiators"),
-    _link("/sys/bus/dax/devices/*", Form.TO_DAX, "memory that is no ordinary node's: CXL, GPUs"),
-    *_files("/sys/bus/dax/devices/*", Form.NUMBER, "target_node", "the node it became"),
+    _link(f"{_NODE}/access[01]/initiators/node[0-9]*", _F.TO_NODE, "HMAT: the best initiators"),
+    _link("/sys/bus/dax/devices/*", _F.TO_DAX, "memory that is no ordinary node's: CXL, GPUs"),
+    *_files("/sys/bus/dax/devices/*", _F.NUMBER, "target_node", "the node it became"),
     *(
-        PathRule(f"{_ACPI}/{name}", Kind.TABLE, Form.NAME, f"{what}, as firmware gives it; root")
+        PathRule(f"{_ACPI}/{name}", Kind.TABLE, _F.NAME, f"{what}, as firmware gives it; root")
         for name, what in (("SRAT", "nodes"), ("SLIT", "their distances"))
     ),
     # Memory settings
     *_files(
         "/sys/kernel/mm/hugepages/hugepages-*kB",
-        Form.NUMBER,
+        _F.NUMBER,
         "nr_hugepages free_hugepages",
         "huge pages of the host",
     ),
-    *_files("/sys/kernel/mm/transparent_hugepage", Form.CHOICE, "enabled defrag", "THP"),
-    *_files("/sys/kernel/mm/ksm", Form.NUMBER, "run", "KSM merges pages across nodes"),
-    *_files("/proc/sys/kernel", Form.NUMBER, "numa_balancing", "moves pages behind our back"),
-    *_files("/proc/sys/vm", Form.NUMBER, "zone_reclaim_mode", "reclaim before a remote node"),
-    _file("/proc/meminfo", Form.FIELDS, "memory where there are no nodes"),
+    *_files("/sys/kernel/mm/transparent_hugepage", _F.CHOICE, "enabled defrag", "THP"),
+    *_files("/sys/kernel/mm/ksm", _F.NUMBER, "run", "KSM merges pages across nodes"),
+    *_files("/proc/sys/kernel", _F.NUMBER, "numa_balancing", "moves pages behind our back"),
+    *_files("/proc/sys/vm", _F.NUMBER, "zone_reclaim_mode", "reclaim before a remote node"),
+    _file("/proc/meminfo", _F.FIELDS, "memory where there are no nodes"),
     # PCI
-    _link(_PCI, Form.TO_DEVICE, "where a function hangs in the PCI tree"),
+    _link(_PCI, _F.TO_DEVICE, "where a function hangs in the PCI tree"),
     *_files(
         _PCI,
-        Form.HEX,
+        _F.HEX,
         "class vendor device revision subsystem_vendor subsystem_device",
         "what a function is",
     ),
-    *_files(_PCI, Form.NUMBER, "numa_node", "locality; -1 is unknown"),
-    *_files(_PCI, Form.LIST, "local_cpulist", "locality, in PUs"),
-    _mask(_PCI, "local_cpus", "local_cpulist"),
-    *_files(_PCI, Form.SPEED, "current_link_speed max_link_speed", "slow links"),
-    *_files(_PCI, Form.NUMBER, "current_link_width max_link_width", "narrow links"),
-    *_files(_PCI, Form.WORD, "power_state", "an idle device's link may be slow for that alone"),
+    *_files(_PCI, _F.NUMBER, "numa_node", "locality; -1 is unknown"),
+    *_files(_PCI, _F.LIST, "local_cpulist", "locality, in PUs"),
+    *_instead(_PCI, _F.MASK, "local_cpus:local_cpulist"),
+    *_files(_PCI, _F.SPEED, "current_link_speed max_link_speed", "slow links"),
+    *_files(_PCI, _F.NUMBER, "current_link_width max_link_width", "narrow links"),
+    *_files(_PCI, _F.WORD, "power_state", "an idle device's link may be slow for that alone"),
     *_files(
         _PCI,
-        Form.COUNTS,
+        _F.COUNTS,
         "aer_dev_correctable aer_dev_nonfatal aer_dev_fatal",
         "errors on links since the kernel started",
     ),
-    *_files(_PCI, Form.NUMBER, "boot_vga", "the host's own console"),
-    *_files(_PCI, Form.NUMBER, "sriov_totalvfs sriov_numvfs", "SR-IOV"),
-    *_files(_PCI, Form.RESOURCE, "resource", "BAR sizes: apertures of the guest"),
+    *_files(_PCI, _F.NUMBER, "boot_vga", "the host's own console"),
+    *_files(_PCI, _F.NUMBER, "sriov_totalvfs sriov_numvfs", "SR-IOV"),
+    *_files(_PCI, _F.RESOURCE, "resource", "BAR sizes: apertures of the guest"),
+    *_files(_PCI, _F.NUMBER, "secondary_bus_number subordinate_bus_number", "buses below a bridge"),
+    _link(f"{_PCI}/driver", _F.TO_DRIVER, "who drives it"),
+    _link(f"{_PCI}/iommu_group", _F.TO_GROUP, "with what it is isolated"),
+    _link(f"{_PCI}/physfn", _F.TO_DEVICE, "the function that it is a virtual function of"),
+    *_files(f"{_PCI}/nvidia", _F.NUMBER, "current_vgpu_type", "the vGPU of a virtual function"),
+    *_files(f"{_PCI}/nvidia", _F.FIELDS, "creatable_vgpu_types", "names of vGPU types"),
     *_files(
         _PCI,
-        Form.NUMBER,
-        "secondary_bus_number subordinate_bus_number",
-        "buses below a bridge",
-    ),
-    _link(f"{_PCI}/driver", Form.TO_DRIVER, "who drives it"),
-    _link(f"{_PCI}/iommu_group", Form.TO_GROUP, "with what it is isolated"),
-    _link(f"{_PCI}/physfn", Form.TO_DEVICE, "the function that it is a virtual function of"),
-    *_files(f"{_PCI}/nvidia", Form.NUMBER, "current_vgpu_type", "the vGPU of a virtual function"),
-    *_files(f"{_PCI}/nvidia", Form.FIELDS, "creatable_vgpu_types", "names of vGPU types"),
-    *_files(
-        _PCI,
-        Form.WORD,
+        _F.WORD,
         "current_compute_partition current_memory_partition",
         "how an AMD GPU is divided",
     ),
-    _link("/sys/class/mdev_bus/*", Form.TO_DEVICE, "functions that mediated devices are made on"),
-    _link(f"{_MDEV}/*", Form.TO_MEDIATED, "mediated devices: parts of a GPU"),
-    _link(f"{_MDEV}/*/mdev_type", Form.TO_MEDIATED_TYPE, "their type"),
-    *_files(f"{_MDEV}/*/mdev_type", Form.NAME, "name description", "their type's name and memory"),
-    PathRule(f"{_PCI}/config", Kind.CONFIG, Form.NAME, "port type of a bridge; root reads it"),
-    PathRule(f"{_PCI}/infiniband/*", Kind.FOLDER, Form.NAME, "NIC names as nvidia-smi gives them"),
-    *_files("/sys/class/pci_bus/*", Form.LIST, "cpulistaffinity", "locality of a root complex"),
-    _link("/sys/class/pci_bus/*", Form.TO_BUS, "the bus of a root complex"),
-    PathRule("/sys/class/iommu", Kind.FOLDER, Form.NAME, "empty where no IOMMU is on"),
-    _link("/sys/class/iommu/*", Form.TO_IOMMU, "whether an IOMMU is on"),
-    *_files("/sys/kernel/iommu_groups/*", Form.WORD, "type", "translated, or passed through"),
-    _file(f"{_VFIO}/dma_entry_limit", Form.NUMBER, "how many mappings a VM's devices may have"),
+    _link("/sys/class/mdev_bus/*", _F.TO_DEVICE, "functions that mediated devices are made on"),
+    _link(f"{_MDEV}/*", _F.TO_MEDIATED, "mediated devices: parts of a GPU"),
+    _link(f"{_MDEV}/*/mdev_type", _F.TO_MEDIATED_TYPE, "their type"),
+    *_files(f"{_MDEV}/*/mdev_type", _F.NAME, "name description", "their type's name and memory"),
+    PathRule(f"{_PCI}/config", Kind.CONFIG, _F.NAME, "port type of a bridge; root reads it"),
+    _folder(f"{_PCI}/infiniband/*", "NIC names as nvidia-smi gives them"),
+    *_files("/sys/class/pci_bus/*", _F.LIST, "cpulistaffinity", "locality of a root complex"),
+    _link("/sys/class/pci_bus/*", _F.TO_BUS, "the bus of a root complex"),
+    _folder("/sys/class/iommu", "empty where no IOMMU is on"),
+    _link("/sys/class/iommu/*", _F.TO_IOMMU, "whether an IOMMU is on"),
+    *_files("/sys/kernel/iommu_groups/*", _F.WORD, "type", "translated, or passed through"),
+    _file(f"{_VFIO}/dma_entry_limit", _F.NUMBER, "how many mappings a VM's devices may have"),
     # Interrupts
-    _file(f"{_PCI}/msi_irqs/[0-9]*", Form.WORD, "the numbers of a function's interrupts"),
-    _file(f"{_IRQ}/effective_affinity_list", Form.LIST, "the PUs that handle them"),
-    _instead(_IRQ, "smp_affinity_list", Form.LIST, "effective_affinity_list"),
+    _file(f"{_PCI}/msi_irqs/[0-9]*", _F.WORD, "the numbers of a function's interrupts"),
+    _file(f"{_IRQ}/effective_affinity_list", _F.LIST, "the PUs that handle them"),
+    *_instead(_IRQ, _F.LIST, "smp_affinity_list:effective_affinity_list"),
     *(
-        PathRule(f"/sys/fs/cgroup/{way}", Kind.FOLDER, Form.NAME, "whether irqbalance runs")
+        _folder(f"/sys/fs/cgroup/{way}", "whether irqbalance runs")
         for way in ("system.slice/irqbalance.service", "systemd/system.slice/irqbalance.service")
     ),
     # The system
-    *_files("/sys/devices/virtual/dmi/id", Form.NAME, "product_name sys_vendor", "which machine"),
-    _file("/proc/device-tree/model", Form.NAME, "which machine, on arm64"),
-    *_files("/sys/hypervisor", Form.WORD, "type", "Xen"),
-    *_files("/proc/sys/kernel", Form.NAME, "osrelease", "the kernel"),
-    *_files("/proc/sys/kernel", Form.WORD, "arch", "the architecture"),
+    *_files("/sys/devices/virtual/dmi/id", _F.NAME, "product_name sys_vendor", "which machine"),
+    _file("/proc/device-tree/model", _F.NAME, "which machine, on arm64"),
+    *_files("/sys/hypervisor", _F.WORD, "type", "Xen"),
+    *_files("/proc/sys/kernel", _F.NAME, "osrelease", "the kernel"),
+    *_files("/proc/sys/kernel", _F.WORD, "arch", "the architecture"),
     PathRule(
-        "/proc/version", Kind.FILE, Form.NAME, "the kernel", unless="/proc/sys/kernel/osrelease"
+        "/proc/version", Kind.FILE, _F.NAME, "the kernel", unless="/proc/sys/kernel/osrelease"
     ),
     PathRule(
         "/proc/hwloc-nofile-info",  # hwloc-gather-topology writes it into its trees
         Kind.FILE,
-        Form.FIELDS,
+        _F.FIELDS,
         "the architecture",
         ("Architecture", "OSRelease"),
         unless="/proc/sys/kernel/osrelease",
     ),
-    _file("/proc/cmdline", Form.COMMAND_LINE, "isolcpus, nohz_full, hugepages, iommu and the like"),
+    _file("/proc/cmdline", _F.COMMAND_LINE, "isolcpus, nohz_full, hugepages, iommu and the like"),
     _file(
         "/proc/cpuinfo",
-        Form.FIELDS,
+        _F.FIELDS,
         "CPU model",
         (
             "processor",
@@ -331,24 +340,22 @@ PATHS: tuple[PathRule, ...] = (
     ),
     _file(
         "/proc/self/status",
-        Form.FIELDS,
+        _F.FIELDS,
         "PUs and nodes that the cgroup allows",
         ("Cpus_allowed", "Mems_allowed"),
     ),
-    *_files("/sys/fs/cgroup", Form.LIST, _EFFECTIVE, "PUs and nodes that the cgroup allows"),
+    *_files("/sys/fs/cgroup", _F.LIST, _EFFECTIVE, "PUs and nodes that the cgroup allows"),
     *_files(
         "/sys/fs/cgroup/cpuset",  # version 1
-        Form.LIST,
+        _F.LIST,
         "cpuset.cpus cpuset.effective_cpus cpuset.mems cpuset.effective_mems",
         "PUs and nodes that the cgroup allows",
     ),
-    *_files(
-        "/sys/fs/cgroup/machine.slice", Form.LIST, _EFFECTIVE, "what libvirt's machines may use"
-    ),
-    _file("/proc/driver/nvidia/gpus/*/numa_status", Form.FIELDS, "the node of a GPU's memory"),
+    *_files("/sys/fs/cgroup/machine.slice", _F.LIST, _EFFECTIVE, "what libvirt's machines may use"),
+    _file("/proc/driver/nvidia/gpus/*/numa_status", _F.FIELDS, "the node of a GPU's memory"),
     _file(
         "/proc/driver/nvidia/gpus/*/information",
-        Form.FIELDS,
+        _F.FIELDS,
         "model of a GPU",
         ("Model", "Bus Location", "Bus Type", "Device Minor"),
     ),

@@ -1,28 +1,20 @@
-"""Redacted XML: what of the tools' documents a capture keeps. All else goes.
-
-Domains are in machine/snapshot/redacted_xml.py.
+"""Redacted XML: what of tools' documents and libvirt's domains a capture keeps.
 
 The lists say what stays, not what goes: an element that a later libvirt or driver brings may hold
-anything. Elements on them are structure: counts, sizes, addresses, places.
+anything. Elements on them are structure: counts, sizes, addresses, places. Every value of a domain
+has a closed form: a number, a set, a size's unit, a word that libvirt itself defines. So nothing
+that someone named survives, wherever libvirt takes free text: aliases, titles, metadata, disks,
+networks, serials, secrets, arguments of QEMU. What a domain is read for: vm/domain/read.py.
 
-Source: libvirt's docs/schemas/capability.rng; nvsmi_device_v12.dtd.
-
-Redacted domain: what of a libvirt domain a capture keeps, and in which form.
-
-The list is what a host's running domains are read for (domain/read.py: read_running_domain). Every
-value on it has a closed form: a number, a set, a size's unit, a word that libvirt itself defines.
-So nothing that someone named survives, wherever libvirt takes free text: aliases, titles, metadata,
-disks, networks, serials, secrets, arguments of QEMU.
-
-Source: libvirt's docs/schemas/domaincommon.rng and basictypes.rng.
+Source: libvirt's docs/schemas: capability.rng, domaincommon.rng, basictypes.rng;
+nvsmi_device_v12.dtd.
 """
 
 import re
 from collections.abc import Mapping
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from lxml import etree
-from msgspec import Struct, field
 
 from homenode.machine.snapshot.pseudonyms import Pseudonyms
 from homenode.machine.tools.xml_text import parse_xml
@@ -39,18 +31,10 @@ _CAPABILITIES: Rules = {
     "uuid": frozenset(),
     "guest": frozenset(),
     **dict.fromkeys(
-        (
-            "cpu",
-            "power_management",
-            "iommu",
-            "migration_features",
-            "topology",
-            "cache",
-            "memory_bandwidth",
-            "os_type",
-            "arch",
-            "features",
-        ),
+        """
+        cpu power_management iommu migration_features topology cache memory_bandwidth os_type arch
+        features
+        """.split(),
         WHOLE,
     ),
 }
@@ -229,139 +213,108 @@ _EMULATOR = re.compile(
 )
 
 
-class Kept(Struct, frozen=True):
+_FORMS = {
+    "access": _ACCESS,
+    "address": _PART_OF_ADDRESS,
+    "mode": _MODE,
+    "number": _NUMBER,
+    "placement": _PLACEMENT,
+    "set": _SET,
+    "switch": _SWITCH,
+    "unit": _UNIT,
+    "uuid": _UUID,
+    "arch": _words(*_ARCHITECTURES),
+    "machine": _MACHINE,
+    "emulator": _EMULATOR,
+}
+"""What a value may be, besides the words that stand in its row."""
+
+
+class Kept(NamedTuple):
     """An element that stays. attributes: name -> form; text: its form, None = no text stays."""
 
-    attributes: Mapping[str, re.Pattern[str]] = field(default_factory=dict)
-    text: re.Pattern[str] | None = None
-    children: "Mapping[str, Kept]" = field(default_factory=dict)
+    attributes: dict[str, re.Pattern[str]]
+    text: re.Pattern[str] | None
 
 
-_SIZE = Kept({"unit": _UNIT}, _NUMBER)
-_HOST_ADDRESS = Kept(
-    {
-        "type": _words("pci"),
-        **dict.fromkeys(("domain", "bus", "slot", "function"), _PART_OF_ADDRESS),
-        "uuid": _UUID,
-    }
-)
-_SOURCE = Kept(children={"address": _HOST_ADDRESS})
-_HOST_DEVICE = {"managed": _SWITCH}
+def _kept(row: str) -> Kept:
+    """Of a row such as "unit=unit type=a|b =number": its attributes, and its text."""
+    forms = {}
+    for item in row.split():
+        name, _, form = item.partition("=")
+        forms[name] = _FORMS.get(form) or _words(*form.split("|"))
+    return Kept({name: form for name, form in forms.items() if name}, forms.get(""))
 
-_DOMAIN = Kept(
-    {"type": _words("kvm", "qemu", "xen", "lxc", "hvf", "bhyve", "vz"), "id": _NUMBER},
-    children={
+
+_SIZE = "unit=unit =number"
+_SOURCE = {
+    "source": "",
+    "source/address": (
+        "type=pci domain=address bus=address slot=address function=address uuid=uuid"
+    ),
+}
+_DOMAIN = {
+    path: _kept(row)
+    for path, row in {
+        "": "type=kvm|qemu|xen|lxc|hvf|bhyve|vz id=number",
         "memory": _SIZE,
         "currentMemory": _SIZE,
-        "maxMemory": Kept({"unit": _UNIT, "slots": _NUMBER}, _NUMBER),
-        "memoryBacking": Kept(
-            children={
-                "hugepages": Kept(
-                    children={"page": Kept({"size": _NUMBER, "unit": _UNIT, "nodeset": _SET})}
-                ),
-                "nosharepages": Kept(),
-                "locked": Kept(),
-                "source": Kept({"type": _words("file", "anonymous", "memfd")}),
-                "access": Kept({"mode": _ACCESS}),
-                "allocation": Kept({"mode": _words("immediate", "ondemand"), "threads": _NUMBER}),
-            }
+        "maxMemory": "unit=unit slots=number =number",
+        "memoryBacking": "",
+        "memoryBacking/hugepages": "",
+        "memoryBacking/hugepages/page": "size=number unit=unit nodeset=set",
+        "memoryBacking/nosharepages": "",
+        "memoryBacking/locked": "",
+        "memoryBacking/source": "type=file|anonymous|memfd",
+        "memoryBacking/access": "mode=access",
+        "memoryBacking/allocation": "mode=immediate|ondemand threads=number",
+        "vcpu": "placement=placement cpuset=set current=number =number",
+        "vcpus": "",
+        "vcpus/vcpu": "id=number enabled=switch hotpluggable=switch order=number",
+        "iothreads": "=number",
+        "iothreadids": "",
+        "iothreadids/iothread": "id=number",
+        "cputune": "",
+        "cputune/vcpupin": "vcpu=number cpuset=set",
+        "cputune/emulatorpin": "cpuset=set",
+        "cputune/iothreadpin": "iothread=number cpuset=set",
+        "numatune": "",
+        "numatune/memory": "mode=mode placement=placement nodeset=set",
+        "numatune/memnode": "cellid=number mode=mode nodeset=set",
+        "os": "",
+        "os/type": "arch=arch machine=machine =hvm|xen|xenpvh|linux|exe|uml",
+        "cpu": "mode=custom|host-model|host-passthrough|maximum",
+        "cpu/topology": "sockets=number dies=number clusters=number cores=number threads=number",
+        "cpu/numa": "",
+        "cpu/numa/cell": (
+            "id=number cpus=set memory=number unit=unit memAccess=access discard=switch"
         ),
-        "vcpu": Kept({"placement": _PLACEMENT, "cpuset": _SET, "current": _NUMBER}, _NUMBER),
-        "vcpus": Kept(
-            children={
-                "vcpu": Kept(
-                    {
-                        "id": _NUMBER,
-                        "enabled": _SWITCH,
-                        "hotpluggable": _SWITCH,
-                        "order": _NUMBER,
-                    }
-                )
-            }
+        "cpu/numa/cell/distances": "",
+        "cpu/numa/cell/distances/sibling": "id=number value=number",
+        "devices": "",
+        "devices/emulator": "=emulator",
+        "devices/hostdev": (
+            "mode=subsystem|capabilities type=pci|usb|scsi|scsi_host|mdev "
+            "model=vfio-pci|vfio-ccw|vfio-ap managed=switch"
         ),
-        "iothreads": Kept(text=_NUMBER),
-        "iothreadids": Kept(children={"iothread": Kept({"id": _NUMBER})}),
-        "cputune": Kept(
-            children={
-                "vcpupin": Kept({"vcpu": _NUMBER, "cpuset": _SET}),
-                "emulatorpin": Kept({"cpuset": _SET}),
-                "iothreadpin": Kept({"iothread": _NUMBER, "cpuset": _SET}),
-            }
+        **{f"devices/hostdev/{path}": row for path, row in _SOURCE.items()},
+        "devices/interface": "type=hostdev managed=switch",
+        **{f"devices/interface/{path}": row for path, row in _SOURCE.items()},
+        "devices/memory": "model=dimm|nvdimm|virtio-pmem|virtio-mem|sgx-epc",
+        "devices/memory/source": "",
+        "devices/memory/source/nodemask": "=set",
+        "devices/memory/source/pagesize": _SIZE,
+        "devices/memory/target": "",
+        **dict.fromkeys(
+            (f"devices/memory/target/{name}" for name in ("size", "requested", "current", "block")),
+            _SIZE,
         ),
-        "numatune": Kept(
-            children={
-                "memory": Kept({"mode": _MODE, "placement": _PLACEMENT, "nodeset": _SET}),
-                "memnode": Kept({"cellid": _NUMBER, "mode": _MODE, "nodeset": _SET}),
-            }
-        ),
-        "os": Kept(
-            children={
-                "type": Kept(
-                    {"arch": _words(*_ARCHITECTURES), "machine": _MACHINE},
-                    _words("hvm", "xen", "xenpvh", "linux", "exe", "uml"),
-                )
-            }
-        ),
-        "cpu": Kept(
-            {"mode": _words("custom", "host-model", "host-passthrough", "maximum")},
-            children={
-                "topology": Kept(
-                    dict.fromkeys(("sockets", "dies", "clusters", "cores", "threads"), _NUMBER)
-                ),
-                "numa": Kept(
-                    children={
-                        "cell": Kept(
-                            {
-                                "id": _NUMBER,
-                                "cpus": _SET,
-                                "memory": _NUMBER,
-                                "unit": _UNIT,
-                                "memAccess": _ACCESS,
-                                "discard": _SWITCH,
-                            },
-                            children={
-                                "distances": Kept(
-                                    children={"sibling": Kept({"id": _NUMBER, "value": _NUMBER})}
-                                )
-                            },
-                        )
-                    }
-                ),
-            },
-        ),
-        "devices": Kept(
-            children={
-                "emulator": Kept(text=_EMULATOR),
-                "hostdev": Kept(
-                    {
-                        "mode": _words("subsystem", "capabilities"),
-                        "type": _words("pci", "usb", "scsi", "scsi_host", "mdev"),
-                        "model": _words("vfio-pci", "vfio-ccw", "vfio-ap"),
-                        **_HOST_DEVICE,
-                    },
-                    children={"source": _SOURCE},
-                ),
-                "interface": Kept(
-                    {"type": _words("hostdev"), **_HOST_DEVICE}, children={"source": _SOURCE}
-                ),
-                "memory": Kept(
-                    {"model": _words("dimm", "nvdimm", "virtio-pmem", "virtio-mem", "sgx-epc")},
-                    children={
-                        "source": Kept(children={"nodemask": Kept(text=_SET), "pagesize": _SIZE}),
-                        "target": Kept(
-                            children={
-                                **dict.fromkeys(("size", "requested", "current", "block"), _SIZE),
-                                "node": Kept(text=_NUMBER),
-                            }
-                        ),
-                    },
-                ),
-            }
-        ),
-        "launchSecurity": Kept({"type": _words("sev", "sev-snp", "tdx", "s390-pv")}),
-    },
-)
-"""libvirt also checks <name> and <uuid>, which are pseudonyms."""
+        "devices/memory/target/node": "=number",
+        "launchSecurity": "type=sev|sev-snp|tdx|s390-pv",
+    }.items()
+}
+"""The elements of a domain that stay, by their path. libvirt also checks <name> and <uuid>, which
+are pseudonyms."""
 
 
 def redact_domains(text: str, names: Pseudonyms) -> str:
@@ -373,7 +326,7 @@ def redact_domains(text: str, names: Pseudonyms) -> str:
     redacted = etree.Element("domains")
     redacted.text = "\n"
     for domain in root.findall("domain"):
-        kept = _copy(domain, _DOMAIN)
+        kept = _copy(domain, "")
         identity = []
         for tag, kind in (("name", "vm"), ("uuid", "uuid")):
             secret = (domain.findtext(tag) or "").strip()
@@ -396,18 +349,19 @@ def redact_domains(text: str, names: Pseudonyms) -> str:
     return etree.tostring(redacted, encoding="unicode") + "\n"
 
 
-def _copy(element: etree._Element, rule: Kept) -> etree._Element:
-    """The element with what its rule lets through; namespaces and comments stay behind."""
+def _copy(element: etree._Element, path: str) -> etree._Element:
+    """The element with what its row lets through; namespaces and comments stay behind."""
     copied = etree.Element(str(element.tag))
-    for name, form in rule.attributes.items():
+    row = _DOMAIN[path]
+    for name, form in row.attributes.items():
         value = element.get(name)
         if value is not None and form.fullmatch(value):
             copied.set(name, value)
-    if rule.text is not None and element.text and rule.text.fullmatch(element.text.strip()):
+    if row.text is not None and element.text and row.text.fullmatch(element.text.strip()):
         copied.text = element.text.strip()
     for child in element:
         # Comments and entities are nodes without a name.
-        below = rule.children.get(child.tag) if isinstance(child.tag, str) else None
-        if below is not None:
+        below = f"{path}/{child.tag}".lstrip("/") if isinstance(child.tag, str) else ""
+        if below in _DOMAIN and below:
             copied.append(_copy(child, below))
     return copied

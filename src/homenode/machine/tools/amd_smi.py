@@ -56,7 +56,7 @@ from msgspec import Struct
 from homenode.bdf import Bdf
 from homenode.errors import ParseError
 from homenode.indices import NodeIndex
-from homenode.machine.tools.lines import first_json
+from homenode.machine.tools.lines import Line, Lines, first_json
 
 ROCM_COMMAND = ("rocm-smi", "--showtopo")
 MAX_GPUS = 512
@@ -76,7 +76,7 @@ _SECTIONS = {
 class RocmTopology(Struct, frozen=True):
     """gpus: the tool's indices (not BDFs), ascending.
 
-    weights, hops: shape (gpus, gpus), [from][to]; None where the tool says N/A; 0 on the diagonal.
+    hops: shape (gpus, gpus), [from][to]; None where the tool says N/A; 0 on the diagonal.
     links: "XGMI" or "PCIE", None on the diagonal and where unknown. Each is empty where its
     section is missing.
     node_of_gpu: (GPU, node) where the tool knows one: it says -1 where it does not.
@@ -84,7 +84,6 @@ class RocmTopology(Struct, frozen=True):
     """
 
     gpus: tuple[int, ...]
-    weights: tuple[tuple[int | None, ...], ...]
     hops: tuple[tuple[int | None, ...], ...]
     links: tuple[tuple[str | None, ...], ...]
     node_of_gpu: tuple[tuple[int, NodeIndex], ...]
@@ -97,61 +96,59 @@ def parse_rocm_topology(text: str) -> RocmTopology:
     Raises ParseError where a table is not square, or two tables have different GPUs.
     """
     section = ""
-    columns: list[int] = []
+    columns: tuple[int, ...] = ()
     gpus: tuple[int, ...] = ()
     tables: dict[str, list[list[str]]] = {name: [] for name in _SECTIONS.values()}
     nodes: dict[int, NodeIndex] = {}
-    for number, line in enumerate(text.split("\n"), start=1):
-        words = line.split()
-        title = _title(line.strip())
+    line = Line("", 1, _ROCM)
+    for line in Lines(text, _ROCM):
+        words = line.text.split()
+        title = _title(line.text)
         if title is not None:
-            _check_whole(section, columns, tables, number)
-            section, columns = _SECTIONS.get(title, title), []
-        elif words and section in tables:
-            if not columns:
-                columns = _columns(words, line, number)
-                if gpus and tuple(columns) != gpus:
-                    raise ParseError(
-                        _ROCM, f"GPUs as in the table above: {gpus}", line, line=number
-                    )
-                gpus = tuple(columns)
-                tables[section].clear()
-            else:
-                tables[section].append(_row(words, columns, len(tables[section]), line, number))
-        elif words and section == "Numa Nodes":
-            found = _NUMA.fullmatch(line.strip())
+            _check_whole(section, columns, tables, line)
+            section, columns = _SECTIONS.get(title, title), ()
+        elif section in tables and not columns:
+            columns = _columns(words, line)
+            if gpus and columns != gpus:
+                raise line.error(f"GPUs as in the table above: {gpus}")
+            gpus = columns
+            tables[section].clear()
+        elif section in tables:
+            tables[section].append(_row(words, columns, len(tables[section]), line))
+        elif section == "Numa Nodes":
+            found = _NUMA.fullmatch(line.text)
             if found is None:
-                raise ParseError(_ROCM, "GPU[0]: (Topology) Numa Node: 0", line, line=number)
+                raise line.error("GPU[0]: (Topology) Numa Node: 0")
             if found[2] == "Node" and found[3].isdigit():
                 nodes[int(found[1])] = NodeIndex(int(found[3]))
-        elif words and not section:
-            raise ParseError(_ROCM, "a title between equals signs", line, line=number)
-    _check_whole(section, columns, tables, text.count("\n") + 1)
+        elif not section:
+            raise line.error("a title between equals signs")
+    _check_whole(section, columns, tables, line)
     if not gpus and not nodes:
         raise ParseError(_ROCM, "a table of GPUs", text.strip()[:80])
     return RocmTopology(
         gpus or tuple(sorted(nodes)),
-        _numbers(tables["weights"]),
-        _numbers(tables["hops"]),
+        tuple(tuple(_number(cell) for cell in row) for row in tables["hops"]),
         tuple(tuple(cell if cell.isalpha() else None for cell in row) for row in tables["links"]),
         tuple(sorted(nodes.items())),
     )
 
 
-def _columns(words: list[str], line: str, number: int) -> list[int]:
+def _columns(words: list[str], line: Line) -> tuple[int, ...]:
     found = [_ROCM_GPU.fullmatch(word) for word in words]
-    columns = [int(gpu[1]) for gpu in found if gpu is not None]
-    if len(columns) != len(words) or columns != sorted(set(columns)) or len(columns) > MAX_GPUS:
-        raise ParseError(_ROCM, "columns GPU0 GPU1 ...", line, line=number)
+    columns = tuple(int(gpu[1]) for gpu in found if gpu is not None)
+    ascending = columns == tuple(sorted(set(columns)))
+    if len(columns) != len(words) or not ascending or len(columns) > MAX_GPUS:
+        raise line.error("columns GPU0 GPU1 ...")
     return columns
 
 
-def _row(words: list[str], columns: list[int], position: int, line: str, number: int) -> list[str]:
+def _row(words: list[str], columns: tuple[int, ...], position: int, line: Line) -> list[str]:
     good = position < len(columns) and words[0] == f"GPU{columns[position]}"
     if not good or len(words) != len(columns) + 1:
-        raise ParseError(_ROCM, f"a row of {len(columns)} values for each GPU", line, line=number)
+        raise line.error(f"a row of {len(columns)} values for each GPU")
     if not all(word == "N/A" or (word.isascii() and word.isalnum()) for word in words[1:]):
-        raise ParseError(_ROCM, "numbers or kinds of link", line, line=number)
+        raise line.error("numbers or kinds of link")
     return words[1:]
 
 
@@ -167,17 +164,10 @@ def _title(line: str) -> str | None:
 
 
 def _check_whole(
-    section: str, columns: list[int], tables: dict[str, list[list[str]]], number: int
+    section: str, columns: tuple[int, ...], tables: dict[str, list[list[str]]], line: Line
 ) -> None:
     if section in tables and len(tables[section]) != len(columns):
-        raise ParseError(_ROCM, f"{len(columns)} rows", f"{len(tables[section])} rows", line=number)
-
-
-def _numbers(table: list[list[str]]) -> tuple[tuple[int | None, ...], ...]:
-    return tuple(
-        tuple(int(cell) if cell.isdigit() and len(cell) < 10 else None for cell in row)
-        for row in table
-    )
+        raise line.error(f"{len(columns)} rows", f"{len(tables[section])} rows")
 
 
 ROCM_JSON_COMMAND = ("rocm-smi", "--showbus", "--showtopo", "--json")
@@ -226,8 +216,7 @@ def parse_rocm_json(text: str) -> RocmTopology:
 
     return RocmTopology(
         gpus,
-        tuple(tuple(_digits(cell) for cell in row) for row in table("weight")),
-        tuple(tuple(_digits(cell) for cell in row) for row in table("hops")),
+        tuple(tuple(_number(cell) for cell in row) for row in table("hops")),
         tuple(
             tuple(cell if cell in ("XGMI", "PCIE") else None for cell in row)
             for row in table("link type")
@@ -235,7 +224,7 @@ def parse_rocm_json(text: str) -> RocmTopology:
         tuple(
             (gpu, NodeIndex(node))
             for gpu in sorted(cards)
-            if (node := _digits(str(cards[gpu].get("(topology) numa node", "")))) is not None
+            if (node := _number(str(cards[gpu].get("(topology) numa node", "")))) is not None
         ),
         tuple(
             (gpu, Bdf.parse(str(bus), _ROCM_JSON))
@@ -243,10 +232,6 @@ def parse_rocm_json(text: str) -> RocmTopology:
             if (bus := cards[gpu].get("pci bus")) not in (None, "", "N/A")
         ),
     )
-
-
-def _digits(cell: str) -> int | None:
-    return int(cell) if cell.isascii() and cell.isdigit() and len(cell) < 10 else None
 
 
 TOPOLOGY_COMMAND = ("amd-smi", "topology", "--json")
@@ -283,13 +268,12 @@ def parse_topology(text: str) -> RocmTopology:
     if len(of_gpu) < len(value):
         raise ParseError(_TOPOLOGY, "each GPU once", ", ".join(map(str, sorted(of_gpu))))
     gpus = tuple(sorted(of_gpu))
-    links, hops, weights = (
+    links, hops = (
         tuple(tuple(_cell(of_gpu[a], b, names) for b in gpus) for a in gpus)
-        for names in (("link_type",), ("num_hops", "hops"), ("weight",))
+        for names in (("link_type",), ("num_hops", "hops"))
     )
     return RocmTopology(
         gpus,
-        tuple(tuple(_number(cell) for cell in row) for row in weights),
         tuple(tuple(_number(cell) for cell in row) for row in hops),
         tuple(tuple(_kind(cell) for cell in row) for row in links),
         (),

@@ -7,12 +7,12 @@ here, and it is read strictly: a guest that we measure may print anything.
 """
 
 import math
-from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Struct, field
 
 from homenode.errors import ParseError
+from homenode.machine.tools.lines import record
 
 SOURCE = "homenode-probe"
 FORMAT = "homenode.probe"
@@ -20,7 +20,6 @@ VERSION = 1
 MAX_SAMPLES = 1_000_000
 """Of one document; an hour of samples of a millisecond is more than any suite asks for."""
 
-T = TypeVar("T")
 Latencies = tuple[float | None, ...]
 
 
@@ -173,14 +172,14 @@ class LookedPair(Struct, frozen=True):
     pus: tuple[int, int]
 
 
-class ProbeDocument(Struct, frozen=True):
+class ProbeDocument(Struct, frozen=True, kw_only=True):
     """One run of the probe. Of the tuples below `contention`, those of its command are filled.
 
     placement's pairs are `looked_pairs`, core-to-core's are `handoffs`.
     """
 
     command: str
-    version: str
+    version: str = field(name="probe_version")
     machine: ProbeMachine
     pus: str
     contention: Contention
@@ -199,20 +198,17 @@ class ProbeDocument(Struct, frozen=True):
     verdict: str | None = None
 
 
-_FIELDS: dict[str, tuple[tuple[str, str, Any], ...]] = {
-    "bandwidth": (("runs", "runs", tuple[BandwidthRun, ...]),),
-    "latency": (("curves", "curves", tuple[LatencyCurve, ...]),),
-    "core-to-core": (("pairs", "handoffs", tuple[Handoffs, ...]),),
-    "throughput": (("one", "one", Rates), ("all", "all", Rates)),
-    "smt": (("cores", "cores", tuple[SmtCore, ...]),),
-    "loaded-latency": (("points", "points", tuple[LoadedPoint, ...]),),
-    "placement": (
-        ("pairs", "looked_pairs", tuple[LookedPair, ...]),
-        ("series", "series", tuple[Look, ...]),
-        ("verdict", "verdict", str),
-    ),
+_OF_EVERY_COMMAND = "command probe_version machine pus contention doubts instruction_set".split()
+_FIELDS = {
+    "bandwidth": (("runs", "runs"),),
+    "latency": (("curves", "curves"),),
+    "core-to-core": (("pairs", "handoffs"),),
+    "throughput": (("one", "one"), ("all", "all")),
+    "smt": (("cores", "cores"),),
+    "loaded-latency": (("points", "points"),),
+    "placement": (("pairs", "looked_pairs"), ("series", "series"), ("verdict", "verdict")),
 }
-"""Of each command: key of the document, field of the record, type. All of them are required."""
+"""Of each command: key of the document, field of the record. All of them are required."""
 
 
 def parse(text: str) -> ProbeDocument:
@@ -224,22 +220,21 @@ def parse(text: str) -> ProbeDocument:
     if not isinstance(document, dict):
         raise ParseError(SOURCE, f'"format": "{FORMAT}/{VERSION}"', type(document).__name__)
     _check_format(document.get("format"))
-    command = _of(document, "command", str)
-    if command not in _FIELDS:
-        raise ParseError(SOURCE, f"one of {', '.join(_FIELDS)}", command)
-    found: dict[str, Any] = {name: _of(document, key, kind) for key, name, kind in _FIELDS[command]}
+    command = document.get("command")
+    if not isinstance(command, str) or command not in _FIELDS:
+        raise ParseError(SOURCE, f"one of {', '.join(_FIELDS)}", str(command))
+    own = dict(_FIELDS[command])
+    missing = next((key for key in own if key not in document), None)
+    if missing is not None:
+        raise ParseError(SOURCE, f"a field {missing}", "none")
+    kept = {key: document[key] for key in _OF_EVERY_COMMAND if key in document}
+    kept |= {name: document[key] for key, name in own.items()}
     if command == "latency":
-        found["levels"] = _of(document, "levels", tuple[LatencyLevel, ...], ())
-    parsed = ProbeDocument(
-        command=command,
-        version=_of(document, "probe_version", str),
-        machine=_of(document, "machine", ProbeMachine),
-        pus=_of(document, "pus", str),
-        contention=_of(document, "contention", Contention),
-        doubts=_of(document, "doubts", tuple[ProbeDoubt, ...]),
-        instruction_set=_of(document, "instruction_set", str | None, None),
-        **found,
-    )
+        kept["levels"] = document.get("levels", ())
+    parsed = record(kept, ProbeDocument, SOURCE)
+    empty = next((key for key, name in own.items() if getattr(parsed, name) is None), None)
+    if empty is not None:
+        raise ParseError(SOURCE, f"{empty} as homenode-probe writes it", "null")
     _check_values(document, "document")
     return parsed
 
@@ -255,20 +250,6 @@ def _check_format(found: object) -> None:
             version,
             hint="it is of a newer homenode-probe: update this homenode",
         )
-
-
-_REQUIRED = object()
-
-
-def _of(document: dict[str, Any], key: str, kind: Any, default: Any = _REQUIRED) -> Any:
-    if key not in document:
-        if default is _REQUIRED:
-            raise ParseError(SOURCE, f"a field {key}", "none")
-        return default
-    try:
-        return msgspec.convert(document[key], kind)
-    except (msgspec.ValidationError, RecursionError) as error:
-        raise ParseError(SOURCE, f"{key} as homenode-probe writes it", str(error)) from None
 
 
 _ABOVE_ZERO = tuple(

@@ -29,31 +29,14 @@ _THREAD = re.compile(
     r"Group: \d+ Thread \d+ Global Thread \d+ running on (?:hwthread|core) (\d+) - .*", re.ASCII
 )
 _VALUE = re.compile(r"([A-Z][A-Za-z/ .()-]*?):\s+(\S+)(?: sec)?", re.ASCII)
-_KEYS = {
-    "Cycles",
-    "CPU Clock",
-    "Cycle Clock",
-    "Time",
-    "Iterations",
-    "Iterations per thread",
-    "Inner loop executions",
-    "Size (Byte)",
-    "Size per thread",
-    "Number of Flops",
-    "MFlops/s",
-    "Data volume (Byte)",
-    "MByte/s",
-    "Cycles per update",
-    "Cycles per cacheline",
-    "Loads per update",
-    "Stores per update",
-    "Load bytes per element",
-    "Store bytes per elem.",
-    "Load/store ratio",
-    "Instructions",
-    "UOPs",
-    "Number of micro-operations",
-}
+_KEYS = set(
+    """
+Cycles:CPU Clock:Cycle Clock:Time:Iterations:Iterations per thread:Inner loop executions:
+Size (Byte):Size per thread:Number of Flops:MFlops/s:Data volume (Byte):MByte/s:Cycles per update:
+Cycles per cacheline:Loads per update:Stores per update:Load bytes per element:
+Store bytes per elem.:Load/store ratio:Instructions:UOPs:Number of micro-operations
+""".replace("\n", "").split(":")
+)
 _SAYS_NOTHING = re.compile(
     r"-+|Running without Marker API\..*|Allocate: .*|Initialization: .*|LIKWID MICRO BENCHMARK|"
     r"Using \d+ work groups|Activate Marker API.*|INFO.*|WARN.*"

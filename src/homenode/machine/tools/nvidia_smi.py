@@ -1,7 +1,6 @@
 """nvidia-smi -q -x: what NVIDIA's driver says of each GPU.
 
-Only for GPUs that the driver holds: those given to vfio-pci are not listed. The PCIe generation
-and width are those of the link while idle, unless performance_state says P0.
+Only for GPUs that the driver holds: those given to vfio-pci are not listed.
 
 Seen of drivers 535 to 580 (nvsmi_device_v12.dtd, v13). Source: man nvidia-smi, "GPU ATTRIBUTES".
 
@@ -40,29 +39,18 @@ from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import ParseError
 from homenode.indices import NodeIndex
+from homenode.machine.tools.lines import Line, Lines
 from homenode.machine.tools.xml_text import parse_xml
 from homenode.units import MIB
 
 QUERY_COMMAND = ("nvidia-smi", "-q", "-x")
 
 _SOURCE = "nvidia-smi -q -x"
-_WIDTH = re.compile(r"(\d{1,2})x", re.ASCII)
 _MIB = re.compile(r"(\d{1,9}) MiB", re.ASCII)
 _NUMBER = re.compile(r"(\d{1,9})", re.ASCII)
-_ABSENT = frozenset(
-    {
-        "",
-        "n/a",
-        "none",
-        "not supported",
-        "unknown error",
-        "insufficient permissions",
-        "gpu is lost",
-        "gpu requires reset",
-        "not available",
-        "not found",
-        "requested functionality has been deprecated",
-    }
+_ABSENT = re.compile(
+    r"|n/a|none|not supported|unknown error|insufficient permissions|gpu is lost|"
+    r"gpu requires reset|not available|not found|requested functionality has been deprecated"
 )
 
 
@@ -77,50 +65,29 @@ class NvidiaMigDevice(Struct, frozen=True):
     memory_bytes: int | None
 
 
-class NvidiaGpu(Struct, frozen=True):
+class NvidiaGpu(Struct, frozen=True, kw_only=True):
     """One GPU. None where the driver says N/A, or where its version does not have the field.
 
-    index:     position in the output: the number that other nvidia-smi commands use.
-    max_gen:   PCIe generation that GPU and host both can; device_max_gen is the GPU's own.
-    c2c:       an NVLink-C2C to the host's CPU is in use.
-    addressing_mode: "ATS" where the CPU's page tables serve the GPU (GH200, GB200), "HMM", ...
-    virtualization_mode: "Pass-Through" in a guest, "None" on a bare host.
-    memory_bytes, bar1_bytes: totals. replays: packets that its link sent again since its driver
-    was loaded; a sound machine has a hundred.
+    c2c: an NVLink-C2C to the host's CPU is in use. replays: packets that its link sent again since
+    its driver was loaded; a sound machine has a hundred.
     """
 
-    index: int
     bdf: Bdf
-    uuid: str | None
     name: str | None
-    architecture: str | None
-    board_part_number: str | None
-    vbios_version: str | None
     module_id: int | None
-    current_gen: int | None
-    max_gen: int | None
-    device_max_gen: int | None
-    current_width: int | None
-    max_width: int | None
     c2c: bool | None
     mig: bool | None
-    addressing_mode: str | None
-    virtualization_mode: str | None
     performance_state: str | None
-    memory_bytes: int | None
-    bar1_bytes: int | None
-    replays: int | None = None
-    mig_devices: tuple[NvidiaMigDevice, ...] = ()
+    replays: int | None
+    mig_devices: tuple[NvidiaMigDevice, ...]
 
 
 class NvidiaQuery(Struct, frozen=True):
-    """gpus: in the tool's order.
+    """gpus: in the tool's order, which is that of the numbers that other commands use.
 
     unread: (GPU, element, text) whose text we do not understand; its field is None.
     """
 
-    driver_version: str | None
-    cuda_version: str | None
     gpus: tuple[NvidiaGpu, ...]
     unread: tuple[tuple[Bdf, str, str], ...]
 
@@ -135,17 +102,15 @@ def parse_query(text: str) -> NvidiaQuery:
     gpus = tuple(_gpu(gpu, index, unread) for index, gpu in enumerate(root.findall("gpu")))
     if len({gpu.bdf for gpu in gpus}) != len(gpus):
         raise ParseError(_SOURCE, "each GPU once", ", ".join(str(gpu.bdf) for gpu in gpus))
-    return NvidiaQuery(
-        _text(root, "driver_version"), _text(root, "cuda_version"), gpus, tuple(unread)
-    )
+    return NvidiaQuery(gpus, tuple(unread))
 
 
 def _gpu(gpu: etree._Element, index: int, unread: list[tuple[Bdf, str, str]]) -> NvidiaGpu:
     bdf = Bdf.parse(str(gpu.get("id", "")), f"{_SOURCE}: gpu {index}")
 
-    def number(path: str, pattern: "re.Pattern[str]" = _NUMBER) -> int | None:
+    def number(path: str) -> int | None:
         found = _text(gpu, path)
-        matched = None if found is None else pattern.fullmatch(found)
+        matched = None if found is None else _NUMBER.fullmatch(found)
         if found is not None and matched is None:
             unread.append((bdf, path, found))
         return None if matched is None else int(matched[1])
@@ -156,31 +121,13 @@ def _gpu(gpu: etree._Element, index: int, unread: list[tuple[Bdf, str, str]]) ->
             unread.append((bdf, path, found))
         return {"Enabled": True, "Disabled": False}.get(found or "")
 
-    memory_mib = number("fb_memory_usage/total", _MIB)
-    bar1_mib = number("bar1_memory_usage/total", _MIB)
-    link = "pci/pci_gpu_link_info"
     return NvidiaGpu(
-        index=index,
         bdf=bdf,
-        uuid=_text(gpu, "uuid"),
         name=_text(gpu, "product_name"),
-        architecture=_text(gpu, "product_architecture"),
-        board_part_number=_text(gpu, "board_part_number"),
-        vbios_version=_text(gpu, "vbios_version"),
         module_id=number("platformInfo/module_id"),
-        current_gen=number(f"{link}/pcie_gen/current_link_gen"),
-        max_gen=number(f"{link}/pcie_gen/max_link_gen"),
-        device_max_gen=number(f"{link}/pcie_gen/max_device_link_gen"),
-        current_width=number(f"{link}/link_widths/current_link_width", _WIDTH),
-        max_width=number(f"{link}/link_widths/max_link_width", _WIDTH),
         c2c=switch("c2c_mode"),
         mig=switch("mig_mode/current_mig"),
-        addressing_mode=_text(gpu, "addressing_mode"),
-        # "None" is a mode here: no virtualization.
-        virtualization_mode=_plain(gpu, "gpu_virtualization_mode/virtualization_mode"),
         performance_state=_text(gpu, "performance_state"),
-        memory_bytes=None if memory_mib is None else memory_mib * MIB,
-        bar1_bytes=None if bar1_mib is None else bar1_mib * MIB,
         replays=number("pci/replay_counter"),
         mig_devices=_mig_devices(gpu, bdf, unread),
     )
@@ -202,15 +149,10 @@ def _mig_devices(
     return tuple(found)
 
 
-def _plain(element: etree._Element, path: str) -> str | None:
-    text = (element.findtext(path) or "").strip()
-    return None if text in ("", "N/A", "[N/A]") else text
-
-
 def _text(element: etree._Element, path: str) -> str | None:
     """The text at a path; None where it is missing or one of the many ways to say so."""
     text = (element.findtext(path) or "").strip()
-    return None if text.strip("[]").lower() in _ABSENT else text
+    return None if _ABSENT.fullmatch(text.strip("[]").lower()) else text
 
 
 TOPOLOGY_COMMAND = ("nvidia-smi", "topo", "-m")
@@ -269,24 +211,23 @@ def parse_topology(text: str) -> TopoMatrix:
     rows: list[tuple[TopoDevice, tuple[str | None, ...]]] = []
     nic_names: list[tuple[str, str]] = []
     in_legend = False
-    for number, raw in enumerate(text.split("\n"), start=1):
-        line = _TERMINAL_CODE.sub("", raw).rstrip()
-        if not line.strip():
+    for line in Lines(_TERMINAL_CODE.sub("", text), _TOPOLOGY, stripped=False):
+        if not line.text.strip():
             continue
         if not names:
-            names, affinities = _header(line, number)
-        elif line.strip() in ("Legend:", "NIC Legend:"):
+            names, affinities = _header(line)
+        elif line.text.strip() in ("Legend:", "NIC Legend:"):
             in_legend = True
         elif in_legend:
-            nic = _NIC_NAME.fullmatch(line)
+            nic = _NIC_NAME.fullmatch(line.text)
             if nic is not None:
                 nic_names.append((nic[1], nic[2]))
-            elif not _LEGEND.match(line):
-                raise ParseError(_TOPOLOGY, "a line of the legend", line, line=number)
+            elif not _LEGEND.match(line.text):
+                raise line.error("a line of the legend")
+        elif len(rows) == len(names):
+            raise line.error(f"{len(names)} rows")
         else:
-            if len(rows) == len(names):
-                raise ParseError(_TOPOLOGY, f"{len(names)} rows", line, line=number)
-            rows.append(_row(line, names[len(rows)], len(names), affinities, number))
+            rows.append(_row(line, names[len(rows)], len(names), affinities))
     if not names or len(rows) != len(names):
         raise ParseError(_TOPOLOGY, f"{len(names) or 'some'} rows", f"{len(rows)} rows")
     return TopoMatrix(
@@ -294,47 +235,47 @@ def parse_topology(text: str) -> TopoMatrix:
     )
 
 
-def _header(line: str, number: int) -> tuple[list[str], int]:
+def _header(line: Line) -> tuple[list[str], int]:
     """Names of the columns, and how many affinities stand behind them."""
-    devices, _, tail = line.partition(_AFFINITIES[0])
+    devices, _, tail = line.text.partition(_AFFINITIES[0])
     names = devices.split()
-    found = " ".join((_AFFINITIES[0] + tail).split()) if tail or _AFFINITIES[0] in line else ""
+    found = " ".join((_AFFINITIES[0] + tail).split()) if tail or _AFFINITIES[0] in line.text else ""
     for count in range(len(_AFFINITIES) + 1):
         if found == " ".join(_AFFINITIES[:count]):
             break
     else:
-        raise ParseError(_TOPOLOGY, f"columns {', '.join(_AFFINITIES)}", found, line=number)
+        raise line.error(f"columns {', '.join(_AFFINITIES)}", found)
     good = all(_TOPO_DEVICE.fullmatch(name) for name in names) and len(set(names)) == len(names)
     if not names or not good or len(names) > MAX_DEVICES or not names[0].startswith("GPU"):
-        raise ParseError(_TOPOLOGY, "a header: GPU0 GPU1 ... CPU Affinity", line, line=number)
+        raise line.error("a header: GPU0 GPU1 ... CPU Affinity")
     return names, count
 
 
 def _row(
-    line: str, name: str, columns: int, affinities: int, number: int
+    line: Line, name: str, columns: int, affinities: int
 ) -> tuple[TopoDevice, tuple[str | None, ...]]:
-    words = line.split()
+    words = line.text.split()
     if words[0] != name:
-        raise ParseError(_TOPOLOGY, f"the row of {name}", line, line=number)
+        raise line.error(f"the row of {name}")
     links = words[1 : columns + 1]
     if len(links) != columns or not all(link == "N/A" or _LINK.fullmatch(link) for link in links):
-        raise ParseError(_TOPOLOGY, f"{columns} links such as NV18 or SYS", line, line=number)
-    values = _affinities(line, words[columns + 1 :], columns, affinities, number)
+        raise line.error(f"{columns} links such as NV18 or SYS")
+    values = _affinities(line, words[columns + 1 :], columns, affinities)
     cpus, nodes, memory_node = (*values, None, None, None)[:3]
+    where = f"{_TOPOLOGY}:{line.number}"
     return (
         TopoDevice(
             name,
-            None if cpus is None else CpuSet.parse(cpus, f"{_TOPOLOGY}:{number}"),
-            None if nodes is None else tuple(NodeIndex(node) for node in _nodes(nodes, number)),
-            None if memory_node is None else _node(memory_node, number),
+            None if cpus is None else CpuSet.parse(cpus, where),
+            # A list of nodes is written as one of PUs is: 0,5-11.
+            None if nodes is None else tuple(map(NodeIndex, CpuSet.parse(nodes, where))),
+            None if memory_node is None else _node(line, memory_node),
         ),
         tuple(None if link == "N/A" else link for link in links),
     )
 
 
-def _affinities(
-    line: str, words: list[str], columns: int, affinities: int, number: int
-) -> list[str | None]:
+def _affinities(line: Line, words: list[str], columns: int, affinities: int) -> list[str | None]:
     """The last columns of a row, with None for what is not there.
 
     Short values have a tab more behind them, so that tabs do not count columns:
@@ -346,29 +287,24 @@ def _affinities(
     if not words:
         return []
     if len(words) < affinities:
-        cells = [cell.strip() for cell in line.split("\t")][columns + 1 :]
-        if "\t" not in line or not cells:
-            raise ParseError(_TOPOLOGY, f"{affinities} affinities", line, line=number)
+        cells = [cell.strip() for cell in line.text.split("\t")][columns + 1 :]
+        if "\t" not in line.text or not cells:
+            raise line.error(f"{affinities} affinities")
         # The last column always says something; of the first two one is empty, or both.
         last = [words[-1]] if affinities == len(_AFFINITIES) else []
         rest = words[: len(words) - len(last)]
         first = [*([] if cells[0] else ["N/A"]), *rest]
         words = [*first, *["N/A"] * (affinities - len(last) - len(first)), *last]
     if len(words) != affinities:
-        raise ParseError(_TOPOLOGY, f"{affinities} affinities", line, line=number)
+        raise line.error(f"{affinities} affinities")
     return [None if word == "N/A" else word for word in words]
 
 
-def _nodes(text: str, number: int) -> CpuSet:
-    """A list of nodes is written as one of PUs is: 0,5-11."""
-    return CpuSet.parse(text, f"{_TOPOLOGY}:{number}")
-
-
-def _node(text: str, number: int) -> NodeIndex | None:
+def _node(line: Line, text: str) -> NodeIndex | None:
     if text == "-1":
         return None
     if not (text.isascii() and text.isdigit() and len(text) < 6):
-        raise ParseError(_TOPOLOGY, "a node or N/A", text, line=number)
+        raise line.error("a node or N/A", text)
     return NodeIndex(int(text))
 
 

@@ -27,23 +27,16 @@ _OPERATIONS = re.compile(r"Total operations: (\S+) \(\s*(\S+) per second\)", re.
 _TRANSFERRED = re.compile(r"(\S+) MiB transferred \((\S+) MiB/sec\)", re.ASCII)
 _PAIR = re.compile(r"([^\s/]+)/(\S+)", re.ASCII)
 _SECONDS = re.compile(r"(\S+?)s", re.ASCII)
-_TITLES = {
-    "CPU speed:",
-    "General statistics:",
-    "Latency (ms):",
-    "Threads fairness:",
-    "Throughput:",
-}
-_SAYS_NOTHING = (
-    "Running the test with following options:",
-    "Running memory speed test with the following options:",
-    "Initializing random number generator from",
-    "Initializing worker threads...",
-    "Threads started!",
-    "Report intermediate results every",
-    "Additional request validation enabled",
-    "Target transaction rate:",
-    "WARNING:",
+_TITLE = re.compile(r"(?:CPU speed|General statistics|Latency \(ms\)|Threads fairness|Throughput):")
+_SAYS_NOTHING = re.compile(
+    r"(?:Running the test with following options:|Initializing random number generator from|"
+    r"Running memory speed test with the following options:|Initializing worker threads\.\.\.|"
+    r"Threads started!|Report intermediate results every|Additional request validation enabled|"
+    r"Target transaction rate:|WARNING:).*"
+)
+_NOT_READ = re.compile(
+    r"Latency \(ms\):(?:min|avg|max|sum)|Threads fairness:execution time \(avg/stddev\)|"
+    r"total size|operations(?: per second)?|.*th percentile"
 )
 
 
@@ -77,20 +70,6 @@ class SysbenchRun(Struct, frozen=True, kw_only=True):
     gaps: tuple[Gap, ...]
 
 
-_NOT_READ = frozenset(
-    {
-        "Latency (ms):min",
-        "Latency (ms):avg",
-        "Latency (ms):max",
-        "Latency (ms):sum",
-        "Threads fairness:execution time (avg/stddev)",
-        "total size",
-        "operations",
-        "operations per second",
-    }
-)
-
-
 def parse(text: str) -> SysbenchRun:
     """The one run of an output. Raises ParseError, also for one that was cut short."""
     lines = Lines(text, _SOURCE)
@@ -105,7 +84,7 @@ def parse(text: str) -> SysbenchRun:
             version = f"{found[1]}.{found[2]}{found[3]}"
         elif version is None:
             continue  # a shell's prompt or warnings may stand before it
-        elif line.text in _TITLES:
+        elif _TITLE.fullmatch(line.text):
             title = line.text
         else:
             _value(line, title, lines)
@@ -121,7 +100,7 @@ def _value(line: Line, title: str, lines: Lines) -> None:
     elif found := _TRANSFERRED.fullmatch(line.text):
         line.positive(found[1], "MiB transferred")
         lines.keep("transferred per second", found[2], line)
-    elif not _INTERVAL.fullmatch(line.text) and not line.text.startswith(_SAYS_NOTHING):
+    elif not _INTERVAL.fullmatch(line.text) and not _SAYS_NOTHING.fullmatch(line.text):
         name, _, value = line.text.partition(":")
         if value.strip():
             lines.keep(f"{title}{name.strip()}", value.strip(), line)
@@ -163,7 +142,7 @@ def _memory(lines: Lines) -> SysbenchMemory:
 
 def _unread(lines: Lines) -> Iterator[Gap]:
     for name, word, line in lines.untaken():
-        if name not in _NOT_READ and not name.endswith("th percentile"):
+        if not _NOT_READ.fullmatch(name):
             text = f"{name}: {word}"
             yield Gap(f"{_SOURCE} line {line.number}", f"not known: {text[:80]!r}")
 

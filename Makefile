@@ -117,7 +117,8 @@ $(TOOLS)/.ready: packaging/tools.lock
 	$(TOOLS)/bin/pip install --quiet --disable-pip-version-check --require-hashes -r $<
 	@touch $@
 
-docs: $(TOOLS)/.ready
+docs: $(TOOLS)/.ready $(STAMP)
+	$(BIN)/python -m tests.option_tables
 	$(TOOLS)/bin/sphinx-build -q -W --keep-going -b html -c packaging/docs docs build/site
 	@echo "pages: build/site/index.html"
 

@@ -38,6 +38,7 @@ from tests.command_line import every_command
 from tests.doc_pages import DOCS, FOLDER_SHOWN, ROOT, Page, all_pages, first_column, missing_output
 from tests.doc_pages import read_page as page
 from tests.finding_ids import ids_given
+from tests.option_tables import rewritten
 
 FORMATS = {
     "comparison": Comparison,
@@ -172,6 +173,12 @@ def test_a_command_page_names_every_option_and_every_choice(name: str) -> None:
         missing = {*one.opt.names, *getattr(one.opt, "off", ())} - options
         assert not missing, f"{name}.md: no row for {missing}"
         assert set(one.choices) <= words, f"{name}.md does not name {one.choices}"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_page_has_names_and_defaults_as_the_records_have_them(name: str) -> None:
+    found = page(f"docs/commands/{name}.md")
+    assert rewritten(found) == found.text, "python -m tests.option_tables writes it"
 
 
 def test_the_pages_name_no_option_that_does_not_exist() -> None:

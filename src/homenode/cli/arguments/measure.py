@@ -384,7 +384,6 @@ class BenchArguments(Struct, frozen=True, kw_only=True):
     Examples:
       homenode bench pin-1 --layout pin --quick
       homenode bench numa-1 --plan plan.json --tests stream,nccl
-      homenode bench bare-7 --on ssh://root@gpu7 --resume
     """
 
     name: Annotated[str, Arg("NAME", "Name of the run and its folder.")]

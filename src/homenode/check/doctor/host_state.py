@@ -9,7 +9,7 @@ from homenode.catalogue import finding
 from homenode.cpuset import CpuSet
 from homenode.findings import Finding, Severity
 from homenode.machine.pci import DeviceKind
-from homenode.machine.topology import Core, Host, NumaNode, Package
+from homenode.machine.topology import Core, Host, Package
 from homenode.nccl.explanation import explain
 from homenode.nccl.guest_tree import GuestTree, tree_of_document, tree_of_host
 from homenode.units import GIB, format_bytes
@@ -41,7 +41,7 @@ def layout_findings(host: Host, *, with_advice: bool = True) -> Iterator[Finding
                 f"{len(llcs)} last-level caches",
                 source=_FIRMWARE,
             )
-        elif with_advice and len(llcs) >= _MANY_LLCS and _is_whole_package(node, packages):
+        elif with_advice and len(llcs) >= _MANY_LLCS and packages and packages[0].pus == node.pus:
             yield finding(
                 "node-spans-llcs",
                 f"node {node.index}",
@@ -58,10 +58,6 @@ def _are_cores(packages: list[Package], cores: tuple[Core, ...]) -> bool:
     return all(
         sum(not core.pus.isdisjoint(package.pus) for core in cores) == 1 for package in packages
     )
-
-
-def _is_whole_package(node: NumaNode, packages: list[Package]) -> bool:
-    return bool(packages) and packages[0].pus == node.pus
 
 
 def _without(host: Host) -> Iterator[Finding]:

@@ -324,12 +324,8 @@ def _silent(host: Host) -> Iterator[PciDevice]:
     subjects = {gap.subject for gap in host.gaps}
     for device in host.pci_devices:
         is_silent = f"{NO_ANSWER} {device.bdf}" in subjects
-        if is_silent and device.kind in JUDGED and not _sleeps(device):
+        if is_silent and device.kind in JUDGED and not (device.power_state or "").startswith("D3"):
             yield device
-
-
-def _sleeps(device: PciDevice) -> bool:
-    return (device.power_state or "").startswith("D3")
 
 
 def unknown_link_findings(host: Host) -> Iterator[Finding]:

@@ -126,9 +126,7 @@ def _cache(facts: Vm, host: Host) -> Iterator[Finding]:
         return
     cache, shape = stated_cache(facts), stated_topology(facts, facts.vcpus)
     told = told_l3(cache, shape, guest_cpu(host, facts), llc_threads(host, shared))
-    lying = [
-        group for group in told or () if not any(group <= llc_vcpus for llc_vcpus in shared.groups)
-    ]
+    lying = [group for group in told or () if not any(group <= llc for llc in shared.groups)]
     if not lying:
         return
     is_passed = cache is GuestCache.PASSTHROUGH

@@ -240,6 +240,7 @@ def _nvswitches(facts: Vm, host: Host, passed: set[Bdf]) -> Iterator[Finding]:
 def _companions(host: Host, devices: list[PciDevice], passed: set[Bdf]) -> Iterator[Finding]:
     """Devices that no other VM and not the host can use while this VM runs."""
     groups = {device.iommu_group for device in devices} - {None}
+    slots = {(bdf.domain, bdf.bus, bdf.device) for bdf in passed}
     owned = [
         other
         for other in host.pci_devices
@@ -248,7 +249,7 @@ def _companions(host: Host, devices: list[PciDevice], passed: set[Bdf]) -> Itera
         and other.kind is not DeviceKind.BRIDGE
         and other.class_code >> 16 != 0x06
         and (other.driver is None or is_viable_driver(other.driver))
-        and not any(_same_slot(other.bdf, bdf) for bdf in passed)
+        and (other.bdf.domain, other.bdf.bus, other.bdf.device) not in slots
     ]
     if owned:
         yield finding(
@@ -257,10 +258,6 @@ def _companions(host: Host, devices: list[PciDevice], passed: set[Bdf]) -> Itera
             expected="IOMMU groups that hold the VM's devices only",
             observed="in one group with a device of the VM, and not passed",
         )
-
-
-def _same_slot(a: Bdf, b: Bdf) -> bool:
-    return (a.domain, a.bus, a.device) == (b.domain, b.bus, b.device)
 
 
 DMA_ENTRY_LIMIT = 65535

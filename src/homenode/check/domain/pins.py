@@ -359,15 +359,13 @@ def _isolation(facts: Vm, host: Host) -> Iterator[Finding]:
     isolated = CpuSet(pu.index for pu in host.pus if pu.isolated)
     if not isolated:
         return
-    floating = [
-        vcpu
-        for vcpu, pin in enumerate(facts.vcpu_pins)
-        if pin is not None and len(pin & isolated) > 1
-    ]
+    floating = CpuSet(
+        vcpu for vcpu, pin in enumerate(facts.vcpu_pins) if pin and len(pin & isolated) > 1
+    )
     if floating:
         yield finding(
             "floats-on-isolated",
-            f"vCPUs {CpuSet(floating)}",
+            f"vCPUs {floating}",
             expected="one PU for each vCPU where PUs are isolated",
             observed=f"sets of isolated PUs ({isolated}), over which the kernel balances nothing",
         )

@@ -50,6 +50,8 @@ class BootFiles(Struct, frozen=True):
 
 def stand_in_xml(stand_in: StandIn, name: str, files: BootFiles, command: str, *, kvm: bool) -> str:
     """The document of a transient domain. command: the kernel's command line."""
+    switches = (f"<{n} state='{_on(is_on)}'/>" for n, is_on in stand_in.switches)
+    acpi = "<acpi/>" if stand_in.vm.has_acpi else ""
     lines = [
         f"<domain type={quoteattr('kvm' if kvm else 'qemu')}>",
         f"  <name>{_text(name)}</name>",
@@ -62,7 +64,7 @@ def stand_in_xml(stand_in: StandIn, name: str, files: BootFiles, command: str, *
         f"    <initrd>{_text(files.initramfs)}</initrd>",
         f"    <cmdline>{_text(command)}</cmdline>",
         "  </os>",
-        f"  <features>{_features(stand_in)}</features>",
+        f"  <features>{acpi}<apic/>{''.join(switches)}</features>",
         *_cpu(stand_in),
         "  <on_poweroff>destroy</on_poweroff>",
         "  <on_reboot>destroy</on_reboot>",
@@ -81,11 +83,6 @@ def stand_in_xml(stand_in: StandIn, name: str, files: BootFiles, command: str, *
 
 
 _SHARED = "  <memoryBacking><source type='memfd'/><access mode='shared'/></memoryBacking>"
-
-
-def _features(stand_in: StandIn) -> str:
-    switches = (f"<{n} state='{'on' if is_on else 'off'}'/>" for n, is_on in stand_in.switches)
-    return f"{'<acpi/>' if stand_in.vm.has_acpi else ''}<apic/>{''.join(switches)}"
 
 
 def _vcpus(stand_in: StandIn) -> list[str]:
@@ -113,7 +110,8 @@ def _text(text: str) -> str:
 
 
 def _cpu(stand_in: StandIn) -> list[str]:
-    lines = [_cpu_start(stand_in.cpu)]
+    match = " match='exact'" if stand_in.cpu.mode == "custom" else ""
+    lines = [f"  <cpu mode='{stand_in.cpu.mode}'{match} check='none'>"]
     if stand_in.cpu.model is not None:
         lines.append(f"    <model fallback='allow'>{stand_in.cpu.model}</model>")
     if stand_in.vm.cpu_topology is not None:
@@ -144,12 +142,6 @@ def _cpu(stand_in: StandIn) -> list[str]:
             lines.append("      </cell>")
         lines.append("    </numa>")
     return [*lines, "  </cpu>"]
-
-
-def _cpu_start(cpu: CpuChoice) -> str:
-    if cpu.mode == "custom":
-        return "  <cpu mode='custom' match='exact' check='none'>"
-    return f"  <cpu mode='{cpu.mode}' check='none'>"
 
 
 def _controllers(stand_in: StandIn) -> list[str]:
@@ -201,6 +193,7 @@ def stand_in_argv(
     stand_in: StandIn, name: str, files: BootFiles, command: str, *, kvm: bool
 ) -> tuple[str, ...]:
     """The command line; QEMU ends when the guest powers off, panics or reboots."""
+    iommu = stand_in.iommu
     tree = QemuPciTree(
         "pcie.0" if "q35" in stand_in.machine else "pci.0", "pci.", stand_in.shared_slots
     )
@@ -214,7 +207,7 @@ def stand_in_argv(
         *_numa(stand_in),
         *_later_vcpus(stand_in),
         *_firmware(stand_in, files),
-        *_iommu(stand_in),
+        *([] if iommu is None else ["-device", ",".join(("intel-iommu", *iommu))]),
         *(word for c in stand_in.vm.controllers for word in ("-device", tree.controller(c))),
         *(
             word
@@ -293,10 +286,6 @@ def _later_vcpus(stand_in: StandIn) -> list[str]:
         place = f"socket-id={socket},die-id={die},core-id={core},thread-id={thread}"
         words += ["-device", f"{name}-x86_64-cpu,{place}"]
     return words
-
-
-def _iommu(stand_in: StandIn) -> list[str]:
-    return [] if stand_in.iommu is None else ["-device", ",".join(("intel-iommu", *stand_in.iommu))]
 
 
 def _endpoint(stand_in: StandIn, bdf: Bdf | None) -> str:

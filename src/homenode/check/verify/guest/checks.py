@@ -12,7 +12,7 @@ from homenode.catalogue import finding
 from homenode.check.verify.guest.expectation import Expectation, ExpectedDevice
 from homenode.cpuset import CpuSet
 from homenode.findings import Finding, Severity
-from homenode.machine.pci import PciDevice, PciLink
+from homenode.machine.pci import PciDevice
 from homenode.machine.snapshot.protocol import Snapshot
 from homenode.machine.tools.acpi_tables import ProximityDomain, parse_slit, parse_srat
 from homenode.machine.topology import Host, NumaNode
@@ -249,7 +249,7 @@ class GuestComparison(Struct, frozen=True):
             yield check(
                 "device-link",
                 f"link of {device.bdf}",
-                f"{_link_text(real.link)}, as on the host",
+                f"{real.link.max_gt_per_s:g} GT/s x{real.link.max_width}, as on the host",
                 f"{min(known):g} GT/s in all lanes on the slowest part of its path",
                 agree=min(known) >= wanted,
             )
@@ -330,10 +330,6 @@ def _node(node: int | None) -> str:
 
 def _rate(gt_per_s: float | None, width: int | None) -> float | None:
     return None if gt_per_s is None or width is None else gt_per_s * width
-
-
-def _link_text(link: PciLink) -> str:
-    return f"{link.max_gt_per_s:g} GT/s x{link.max_width}"
 
 
 _TABLES = "/sys/firmware/acpi/tables"

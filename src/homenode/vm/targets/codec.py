@@ -68,7 +68,7 @@ class Row(Struct, frozen=True, kw_only=True):
     is_compared: bool = True
 
 
-def _nothing(writing: Any) -> Iterable[PlanFinding]:
+def _nothing(*_: Any) -> Iterable[PlanFinding]:
     return ()
 
 
@@ -76,7 +76,7 @@ class Codec(Struct, frozen=True, kw_only=True):
     """name: of the target. new: the text of a file that says no plan. edited: that of a writing's
     file with entries in it; companions: (suffix, content) of files next to it, of the same. refuse
     raises InputError for what the target cannot take safely; most_vcpus: without an IOMMU that
-    remaps interrupts. findings: what only this plan or this file has."""
+    remaps interrupts. findings: what only this plan or this file has, of the same as companions."""
 
     name: str
     rows: Sequence[Row]
@@ -85,7 +85,7 @@ class Codec(Struct, frozen=True, kw_only=True):
     edited: Callable[[Any, Mapping[str, Any]], str]
     refuse: Callable[[Any], None] = _nothing  # type: ignore[assignment]
     most_vcpus: int | None = 255
-    findings: Callable[[Any], Iterable[PlanFinding]] = _nothing
+    findings: Callable[[Any, Any], Iterable[PlanFinding]] = _nothing
     companions: Callable[[Any, Mapping[str, Any]], tuple[tuple[str, bytes], ...]] = lambda *_: ()
 
     def read_vm(self, content: bytes, source: str) -> Vm:
@@ -124,7 +124,7 @@ class Codec(Struct, frozen=True, kw_only=True):
                 wanted |= row.write(writing)
         text = self.edited(writing, wanted)
         companions = self.companions(writing, wanted)
-        return Rendering(text.encode(), companions, tuple(self.findings(writing)))
+        return Rendering(text.encode(), companions, tuple(self.findings(writing, wanted)))
 
     def target(self, **more: Any) -> Target:
         """The target of this format. more: the other fields of a Target."""

@@ -7,6 +7,7 @@ a value is doubled, a key may be given several times.
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 from uuid import UUID, uuid5
 
 from homenode.bdf import Bdf
@@ -32,12 +33,12 @@ DEVICE_OF_MODEL: Mapping[str, str] = {
 
 _MODEL_OF_DEVICE = {device: model for model, device in DEVICE_OF_MODEL.items()}
 _WITH_CHASSIS = ("pcie-root-port", "pcie-switch-downstream-port")
-_POLICY_OF_MODE = {
+POLICY_OF_MODE = {
     MemoryMode.STRICT: "bind",
     MemoryMode.INTERLEAVE: "interleave",
     MemoryMode.PREFERRED: "preferred",
 }
-_MODE_OF_POLICY = {policy: mode.value for mode, policy in _POLICY_OF_MODE.items()}
+_MODE_OF_POLICY = {policy: mode.value for mode, policy in POLICY_OF_MODE.items()}
 _MEDIATED = "/sys/bus/mdev/devices/"
 _NAMESPACE = UUID("6c5bd0d3-43f1-4c65-9c2e-8f6d3a4c5b10")
 """Of UUIDs that are made of a VM's name."""
@@ -129,7 +130,7 @@ def backend(plan: Plan, cell: VmCell, id: str) -> str:
     if plan.memory_mode is not None:
         mirrored = plan.is_mirrored
         nodes = CpuSet(cell.host_nodes if mirrored else plan.memory_nodes)
-        policy = _POLICY_OF_MODE[plan.memory_mode]
+        policy = POLICY_OF_MODE[plan.memory_mode]
         bound = f"{ranges_text('host-nodes', nodes)},policy={policy}"
     return f"{kind},id={id},size={size_text(cell.memory_bytes)}{pages}{bound}"
 
@@ -273,7 +274,15 @@ def _set_of(pairs: Iterable[tuple[str, str]], key: str, source: str) -> CpuSet:
 
 
 def vm_of_command(options: Options, source: str) -> Vm:
-    """What a command line says: topology, cells and their memory, devices and their cells.
+    """The VM of a command line. Raises as read_command."""
+    said = read_command(options, source)
+    pins = (None,) * said["vcpus"]
+    return Vm(name="vm", source=source, cpu_mode="host-passthrough", vcpu_pins=pins, **said)
+
+
+def read_command(options: Options, source: str) -> dict[str, Any]:
+    """What a command line says, as fields of a Vm: topology, cells and their memory, devices and
+    their cells.
 
     A later -smp adds to and overrides an earlier one, as QEMU merges them. Raises ParseError.
     """
@@ -318,27 +327,22 @@ def vm_of_command(options: Options, source: str) -> Vm:
     tree = device_tree(options, source)
     if memory is None:
         raise ParseError(source, "-smp and -m", "none")
-    vcpus = _number(smp, "cpus", source) if "cpus" in smp else 1
     hostdevs, mediated = passed_through(
         ((device.host, device.cell) for device in tree.devices),
         dict(_initiators(objects, tree, source)),
     )
-    return Vm(
-        name="vm",
-        source=source,
-        cpu_mode="host-passthrough",
-        vcpus=vcpus,
-        memory_bytes=memory,
-        page_bytes=max((page for page in pages if page is not None), default=None),
-        cpu_topology=_topology(smp, source),
-        binding=bound,
-        cells=tuple(cells),
-        vcpu_pins=(None,) * vcpus,
-        hostdevs=hostdevs,
-        mediated=mediated,
-        has_iommu=has_iommu,
-        pcihole64_bytes=hole,
-    )
+    return {
+        "vcpus": _number(smp, "cpus", source) if "cpus" in smp else 1,
+        "memory_bytes": memory,
+        "page_bytes": max((page for page in pages if page is not None), default=None),
+        "cpu_topology": _topology(smp, source),
+        "binding": bound,
+        "cells": tuple(cells),
+        "hostdevs": hostdevs,
+        "mediated": mediated,
+        "has_iommu": has_iommu,
+        "pcihole64_bytes": hole,
+    }
 
 
 def _number(keys: Mapping[str, str], key: str, source: str) -> int:
@@ -382,6 +386,24 @@ def _cell(
         distances=row,
         page_bytes=page,
     )
+
+
+def device_words(
+    plan: Plan,
+    tree: QemuPciTree,
+    places: Mapping[Bdf, GuestAddress | None],
+    *,
+    device_id: str,
+    initiator_id: str,
+) -> Iterator[tuple[str, str]]:
+    """-device of each passed-through device at its place, with the cells of its own memory."""
+    for number, device in enumerate(plan.devices):
+        address = places[device.bdf]
+        at = "" if address is None else tree.at(address)
+        yield "-device", f"{vfio_text(device)},id={device_id}{number}{at}"
+        for cell in device.initiator_cells:
+            where = f"pci-dev={device_id}{number},node={cell}"
+            yield "-object", f"acpi-generic-initiator,id={initiator_id}{cell},{where}"
 
 
 @dataclass(frozen=True, slots=True)

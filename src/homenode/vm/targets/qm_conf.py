@@ -9,6 +9,8 @@ import re
 import shlex
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 from msgspec import structs
 from msgspec.structs import replace
@@ -16,13 +18,12 @@ from msgspec.structs import replace
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError, ParseError
-from homenode.machine.pci import canonical_uuid
 from homenode.machine.topology import Host
 from homenode.units import MIB
 from homenode.vm.model import GuestAddress, GuestHostdev, Vm
 from homenode.vm.plan_model import Plan, with_vm
-from homenode.vm.plan_options import MemoryMode
-from homenode.vm.targets.qemu_command import escaped, options_of, ranges_text, vm_of_command
+from homenode.vm.targets.codec import number_of, text_of
+from homenode.vm.targets.qemu_command import escaped, options_of, ranges_text, read_command
 from homenode.vm.targets.script import PIN, PREPARE, plan_values
 
 KEY = re.compile(r"([a-z][a-z0-9_-]{0,40}):(.*+)\Z", re.ASCII)
@@ -48,32 +49,62 @@ OWN_SLOTS = (
 """Of pcie.0: display, vIOMMU, root ports of hostpci4 to 15, ivshmem, USB, sound, root ports of
 hostpci0 to 3, the bridge, the chipset."""
 
-POLICIES = {
-    MemoryMode.STRICT: "bind",
-    MemoryMode.INTERLEAVE: "interleave",
-    MemoryMode.PREFERRED: "preferred",
-}
 
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Conf:
     """A qm configuration. lines: with their ends. live: how many of them are before the first
     section (a snapshot, pending changes). values: of the live ones. pending: keys that the next
-    start changes or removes."""
+    start changes or removes. source: its name, which may say the VM's number."""
 
     lines: tuple[str, ...]
     live: int
     values: Mapping[str, str]
     pending: tuple[str, ...]
+    source: str
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Sockets and cores. Raises ParseError."""
+        return count_of(self.values, "sockets", self.source), count_of(
+            self.values, "cores", self.source
+        )
+
+    @property
+    def machine(self) -> str:
+        return (self.values.get("machine") or "pc").partition(",")[0].removeprefix("type=")
+
+    @property
+    def vmid(self) -> str | None:
+        match = _VMID.search(self.source)
+        return None if match is None else match[1]
+
+    @cached_property
+    def said(self) -> Mapping[str, Any]:
+        """Fields of a Vm: what the command says that Proxmox makes of it, and the keys that it is
+        made of. Raises ParseError or InputError."""
+        values, source, (sockets, cores) = self.values, self.source, self.shape
+        vm = read_command(options_of(command_of(self)[1:], source), source)
+        names = [*(one.bdf for one in vm["hostdevs"]), *(one.uuid for one in vm["mediated"])]
+        if len(set(names)) < len(names):
+            raise InputError(f"{source}: expected each host device once, found one twice")
+        is_shaped = "cores" in values or "sockets" in values
+        pages = page_bytes_of(values, source)
+        return vm | {
+            "vcpus": sockets * cores,
+            "cpu_topology": (vm["cpu_topology"] or (sockets, 1, cores, 1)) if is_shaped else None,
+            "page_bytes": pages if vm["page_bytes"] is None else vm["page_bytes"],
+            "has_iommu": vm["has_iommu"] or "viommu" in values.get("machine", ""),
+        }
+
+    def numbered(self, pattern: re.Pattern[str]) -> list[str]:
+        """The keys that a pattern takes, in the order of their numbers."""
+        keys = filter(pattern.match, self.values)
+        return sorted(keys, key=lambda key: int(key.lstrip("abcdefghijklmnopqrstuvwxyz")))
 
 
 def parse(content: bytes, source: str) -> Conf:
     """Raises ParseError for a line that is none of a configuration, or a key given twice."""
-    try:
-        text = content.decode()
-    except UnicodeDecodeError:
-        raise ParseError(source, "a qm configuration in UTF-8", "other bytes") from None
-    lines = tuple(text.splitlines(keepends=True))
+    lines = tuple(text_of(content, source, "a qm configuration").splitlines(keepends=True))
     values: dict[str, str] = {}
     live = len(lines)
     for number, line in enumerate(lines):
@@ -89,7 +120,7 @@ def parse(content: bytes, source: str) -> Conf:
         if match[1] in values:
             raise ParseError(source, f"{match[1]} once", "it again", line=number + 1)
         values[match[1]] = match[2].strip(" \t")
-    return Conf(lines, live, values, tuple(_pending(lines[live:])))
+    return Conf(lines, live, values, tuple(_pending(lines[live:])), source)
 
 
 def _pending(lines: tuple[str, ...]) -> Iterator[str]:
@@ -121,48 +152,6 @@ def is_short_conf(content: bytes) -> bool:
         return False
 
 
-def read_vm(content: bytes, source: str) -> Vm:
-    """The VM of a configuration; the pins of single vCPUs are in the hook script.
-
-    Raises ParseError or InputError.
-    """
-    values = parse(content, source).values
-    sockets, cores = count_of(values, "sockets", source), count_of(values, "cores", source)
-    machine = (values.get("machine") or "pc").partition(",")[0].removeprefix("type=")
-    vm = vm_of_command(options_of(command(content, source)[1:], source), source)
-    names = [*(one.bdf for one in vm.hostdevs), *(one.uuid for one in vm.mediated)]
-    if len(set(names)) < len(names):
-        raise InputError(f"{source}: expected each host device once, found one twice")
-    cpu = dict(pairs_of(values.get("cpu", "")))
-    model = cpu.get("", cpu.get("cputype", "kvm64"))
-    affinity = values.get("affinity")
-    pages = _page_bytes(values, source)
-    return structs.replace(
-        vm,
-        name=values.get("name") or f"VM {vmid_of(source) or ''}".strip(),
-        uuid=canonical_uuid(dict(pairs_of(values.get("smbios1", ""))).get("uuid", "")),
-        domain_type="qemu" if values.get("kvm") == "0" else "kvm",
-        architecture=values.get("arch", "x86_64"),
-        machine="q35" if "q35" in machine else machine,
-        firmware="efi" if values.get("bios") == "ovmf" else None,
-        launch_security="sev" if values.get("amd-sev") else None,
-        cpu_mode={"host": "host-passthrough", "max": "maximum"}.get(model, "custom"),
-        vcpus=sockets * cores,
-        cpu_topology=vm.cpu_topology or (sockets, 1, cores, 1)
-        if "cores" in values or "sockets" in values
-        else None,
-        page_bytes=pages if vm.page_bytes is None else vm.page_bytes,
-        emulator_pus=None if affinity is None else CpuSet.parse(affinity, f"{source}: affinity"),
-        addresses=OWN_SLOTS if "q35" in machine else (),
-        has_iommu=vm.has_iommu or "viommu" in values.get("machine", ""),
-    )
-
-
-def vmid_of(source: str) -> str | None:
-    match = _VMID.search(source)
-    return None if match is None else match[1]
-
-
 def start_timeout_s(keys: Collection[str], memory_bytes: int) -> int:
     """After how many seconds Proxmox ends the start of a VM whose configuration has these keys.
 
@@ -192,7 +181,7 @@ def _memory_mib(values: Mapping[str, str], source: str) -> int:
     return int(size)
 
 
-def _page_bytes(values: Mapping[str, str], source: str) -> int | None:
+def page_bytes_of(values: Mapping[str, str], source: str) -> int | None:
     pages = values.get("hugepages")
     if pages is None:
         return None
@@ -210,124 +199,115 @@ def pairs_of(value: str) -> tuple[tuple[str, str], ...]:
     return tuple(found)
 
 
-def whole_cards(content: bytes, source: str) -> tuple[Bdf, ...]:
-    """The first function of each card that hostpciN names without a function."""
-    values = parse(content, source).values
-    found = []
-    for key in filter(HOSTPCI.match, values):
-        keys = dict(pairs_of(values[key]))
-        for name in (keys.get("", "") or keys.get("host", "")).split(";"):
-            if name and "." not in name and "mdev" not in keys:
-                found.append(function_of(name, f"{source}: {key}"))
-    return tuple(found)
-
-
 def with_whole_cards(vm: Vm, content: bytes, source: str, host: Host) -> Vm:
-    """The VM with every function that the host has of cards named without one."""
-    cards = {(bdf.domain, bdf.bus, bdf.device) for bdf in whole_cards(content, source)}
+    """The VM with every function that the host has of cards that hostpciN names without one."""
+    conf = parse(content, source)
+    cards = {
+        card_of(function_of(name, f"{source}: {key}"))
+        for key in conf.numbered(HOSTPCI)
+        for name in functions_of(conf.values[key])
+        if "." not in name and "mdev" not in dict(pairs_of(conf.values[key]))
+    }
     there = {hostdev.bdf for hostdev in vm.hostdevs}
     more = tuple(
         GuestHostdev(device.bdf, None)
         for device in host.pci_devices
-        if (device.bdf.domain, device.bdf.bus, device.bdf.device) in cards
-        and device.bdf not in there
+        if card_of(device.bdf) in cards and device.bdf not in there
     )
     return structs.replace(vm, hostdevs=(*vm.hostdevs, *more))
+
+
+def functions_of(value: str) -> list[str]:
+    """The functions that a hostpciN names."""
+    keys = dict(pairs_of(value))
+    return [name for name in (keys.get("", "") or keys.get("host", "")).split(";") if name]
+
+
+def card_of(bdf: Bdf) -> tuple[int, int, int]:
+    return bdf.domain, bdf.bus, bdf.device
 
 
 def function_of(name: str, source: str) -> Bdf:
     return Bdf.parse(name if "." in name else f"{name}.0", source)
 
 
-def _arg_words(values: Mapping[str, str], source: str) -> list[str]:
-    try:
-        return shlex.split(values.get("args", ""))
-    except ValueError as error:
-        raise ParseError(f"{source}: args", "words of a shell", str(error)) from None
-
-
 def command(content: bytes, source: str) -> tuple[str, ...]:
     """What Proxmox makes of a configuration, as far as it says where parts of the guest are."""
-    values = parse(content, source).values
-    sockets, cores = count_of(values, "sockets", source), count_of(values, "cores", source)
+    return command_of(parse(content, source))
+
+
+def command_of(conf: Conf) -> tuple[str, ...]:
+    """As command, of one that is parsed."""
+    values, source, (sockets, cores) = conf.values, conf.source, conf.shape
     total = sockets * cores
     online = count_of(values, "vcpus", source) if "vcpus" in values else total
     memory = _memory_mib(values, source)
-    machine = (values.get("machine") or "pc").partition(",")[0].removeprefix("type=")
-    is_q35 = "q35" in machine
-    words = ["qemu-system-x86_64", "-name", escaped(values.get("name") or "vm")]
-    words += ["-machine", f"type={machine}"]
-    words += ["-smp", f"{online},sockets={sockets},cores={cores},maxcpus={total}"]
-    words += ["-m", str(memory)]
-    words += [word for pair in _numa_words(values, sockets, cores, memory, source) for word in pair]
-    if "viommu=intel" in values.get("machine", ""):
-        words += ["-device", "intel-iommu,intremap=on,caching-mode=on"]
-    words += [
-        word for value in _own_devices(values, source, is_q35=is_q35) for word in ("-device", value)
+    pairs = [
+        ("-name", escaped(values.get("name") or "vm")),
+        ("-machine", f"type={conf.machine}"),
+        ("-smp", f"{online},sockets={sockets},cores={cores},maxcpus={total}"),
+        ("-m", str(memory)),
+        *_numa_words(conf, memory),
     ]
-    return (*words, *_arg_words(values, source))
+    if "viommu=intel" in values.get("machine", ""):
+        pairs.append(("-device", "intel-iommu,intremap=on,caching-mode=on"))
+    pairs += [("-device", value) for value in _own_devices(conf)]
+    try:
+        args = shlex.split(values.get("args", ""))
+    except ValueError as error:
+        raise ParseError(f"{source}: args", "words of a shell", str(error)) from None
+    return ("qemu-system-x86_64", *(word for pair in pairs for word in pair), *args)
 
 
-def _numa_words(
-    values: Mapping[str, str], sockets: int, cores: int, memory: int, source: str
-) -> Iterator[tuple[str, str]]:
+def _numa_words(conf: Conf, memory: int) -> Iterator[tuple[str, str]]:
     """Cells of numaN lines; without those, one for each socket."""
+    values, (sockets, cores) = conf.values, conf.shape
     if values.get("numa") not in ("1", "yes", "on", "true"):
         return
-    keys = sorted((key for key in values if NUMA.match(key)), key=lambda key: int(key[4:]))
-    for number, key in enumerate(keys or [""] * sockets):
+    pages = page_bytes_of(values, conf.source)
+    kind, path = "memory-backend-ram", ""
+    if pages is not None:
+        kind, folder = "memory-backend-file", (pages or 2 * MIB) // 1024
+        path = f",mem-path=/run/hugepages/kvm/{folder}kB,share=on,prealloc=yes"
+    for number, key in enumerate(conf.numbered(NUMA) or [""] * sockets):
         given = dict(pairs_of(values[key])) if key else {}
         size = given.get("memory", "0") if key else str(memory // sockets)
-        if not (size.isascii() and size.isdigit() and len(size) < 12):
-            raise ParseError(f"{source}: {key}", "memory in MiB", size)
-        first = number * cores
-        where = f"{source}: {key}"
-        vcpus = (
-            CpuSet.parse(given.get("cpus", "").replace(";", ","), where)
-            if key
-            else CpuSet(range(first, first + cores))
-        )
-        node = key[4:] if key else str(number)
+        where = f"{conf.source}: {key}"
+        number_of(size, where, expected="memory in MiB")
+        vcpus = CpuSet(range(number * cores, number * cores + cores))
+        if key:
+            vcpus = CpuSet.parse(given.get("cpus", "").replace(";", ","), where)
+        node = key[4:] or str(number)
         bound = ""
         if "hostnodes" in given:
             nodes = CpuSet.parse(given["hostnodes"].replace(";", ","), where)
             bound = f"{ranges_text('host-nodes', nodes)},policy={given.get('policy', '')}"
-        pages = _page_bytes(values, source)
-        kind = "memory-backend-ram"
-        path = ""
-        if pages is not None:
-            kind = "memory-backend-file"
-            path = (
-                f",mem-path=/run/hugepages/kvm/{(pages or 2 * MIB) // 1024}kB,share=on,prealloc=yes"
-            )
         yield "-object", f"{kind},id=ram-node{node},size={size}M{path}{bound}"
         yield "-numa", f"node,nodeid={node}{ranges_text('cpus', vcpus)},memdev=ram-node{node}"
 
 
-def _own_devices(values: Mapping[str, str], source: str, *, is_q35: bool) -> Iterator[str]:
+def _own_devices(conf: Conf) -> Iterator[str]:
     """Root ports of its q35 machine, and the functions of hostpciN."""
-    keys = sorted(filter(HOSTPCI.match, values), key=lambda key: int(key[7:]))
+    keys = conf.numbered(HOSTPCI)
+    is_q35 = "q35" in conf.machine
     if is_q35:
-        more = [int(key[7:]) for key in keys if int(key[7:]) > 3]
-        for port in (*range(4), *more):
+        for port in (*range(4), *(number for key in keys if (number := int(key[7:])) > 3)):
             slot = f"0x1c.{port}" if port < 4 else f"{0x10 + (port - 4) // 8:#x}.{(port - 4) % 8}"
             yield (
                 f"pcie-root-port,id=ich9-pcie-port-{port + 1},bus=pcie.0,addr={slot},"
                 f"chassis={port + 1},multifunction=on"
             )
     for key in keys:
-        number = int(key[7:])
-        given = dict(pairs_of(values[key]))
-        if "mdev" in given:
-            continue  # a vGPU that Proxmox makes, of the GPU that is named
-        names = [n for n in (given.get("", "") or given.get("host", "")).split(";") if n]
-        for index, name in enumerate(names):
-            bdf = function_of(name, f"{source}: {key}")
+        given = dict(pairs_of(conf.values[key]))
+        names = functions_of(conf.values[key])
+        # A vGPU that Proxmox makes, of the GPU that is named, is none of these.
+        for index, name in enumerate(names if "mdev" not in given else ()):
+            bdf = function_of(name, f"{conf.source}: {key}")
             sub = f".{index}" if len(names) > 1 else ""
             at = ""
             if is_q35 and given.get("pcie") in ("1", "on", "yes", "true"):
                 shared = ",multifunction=on" if len(names) > 1 and not index else ""
-                at = f",bus=ich9-pcie-port-{number + 1},addr=0x0{sub}{shared}"
+                at = f",bus=ich9-pcie-port-{int(key[7:]) + 1},addr=0x0{sub}{shared}"
             yield f"vfio-pci,host={bdf},id={key}{sub}{at}"
 
 

@@ -467,10 +467,23 @@ def _refuse_by_number(cells: Sequence[VmCell]) -> None:
             )
 
 
-def _findings(writing: Writing[Instance]) -> Iterator[PlanFinding]:
+def _findings(writing: Writing[Instance], _: object) -> Iterator[PlanFinding]:
     plan, host = writing.plan, writing.host
-    if not plan.vcpu_pins or host is None:
-        return
+    if plan.vcpu_pins and host is not None:
+        yield from _of_host(plan, host)
+    if plan.devices and plan.vcpu_pins and writing.file.value(_HOTPLUG) is None:
+        yield plan_finding(
+            "target-not-carried",
+            writing.guest.name,
+            f"{_HOTPLUG} is not in the file, since Incus before 6.0.5 and 6.1 to 6.14 "
+            "refuse it; without it newer ones keep address space for more memory in "
+            "front of the devices' BARs",
+            case="Incus",
+        )
+
+
+def _of_host(plan: Plan, host: Host) -> Iterator[PlanFinding]:
+    """What Incus derives from the host otherwise than the plan."""
     pus = pus_of(plan.vcpu_pins)
     planned = tuple(pu for pin in plan.vcpu_pins for pu in pin)
     if incus_order(pus, host) != planned:
@@ -491,19 +504,6 @@ def _findings(writing: Writing[Instance]) -> Iterator[PlanFinding]:
         )
 
 
-def _hotplug_left(writing: Writing[Instance]) -> Iterator[PlanFinding]:
-    plan = writing.plan
-    if plan.devices and plan.vcpu_pins and writing.file.value(_HOTPLUG) is None:
-        yield plan_finding(
-            "target-not-carried",
-            writing.guest.name,
-            f"{_HOTPLUG} is not in the file, since Incus before 6.0.5 and 6.1 to 6.14 "
-            "refuse it; without it newer ones keep address space for more memory in "
-            "front of the devices' BARs",
-            case="Incus",
-        )
-
-
 CODEC = Codec(
     name="incus",
     rows=ROWS,
@@ -511,7 +511,7 @@ CODEC = Codec(
     new=_new,
     edited=_edited,
     refuse=_refuse,
-    findings=lambda writing: (*_findings(writing), *_hotplug_left(writing)),
+    findings=_findings,
 )
 TARGET = CODEC.target(
     title="Incus",

@@ -342,7 +342,7 @@ def _nova_conf(plan: Plan, host: Host) -> PlanFinding:
     )
 
 
-def _findings(writing: Writing[Flavor]) -> Iterator[PlanFinding]:
+def _findings(writing: Writing[Flavor], _: object) -> Iterator[PlanFinding]:
     plan, host = writing.plan, writing.host
     if plan.vcpu_pins and host is not None:
         yield _nova_conf(plan, host)

@@ -9,21 +9,25 @@ begin with "hn".
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError
 from homenode.indices import NodeIndex
-from homenode.machine.topology import Host
+from homenode.machine.pci import canonical_uuid
 from homenode.units import GIB, MIB
-from homenode.vm.model import GuestCache, Vm
+from homenode.vm.model import GuestCache
 from homenode.vm.plan_model import Plan, PlanFinding, plan_finding
-from homenode.vm.targets.codec import Entry, with_entries
+from homenode.vm.targets.codec import Codec, Entry, Row, Writing, with_entries
 from homenode.vm.targets.qemu_command import (
+    POLICY_OF_MODE,
     QemuPciTree,
+    device_words,
     distance_words,
     fields_of,
+    has_backend,
     options_of,
     size_text,
     slots_shared,
@@ -36,76 +40,27 @@ from homenode.vm.targets.qm_conf import (
     KEY,
     NUMA,
     OWN_SLOTS,
-    POLICIES,
     Conf,
+    card_of,
     command,
-    count_of,
     function_of,
+    functions_of,
     hook_script,
     is_conf,
     is_short_conf,
     pairs_of,
     parse,
-    read_vm,
     start_timeout_s,
-    vmid_of,
     with_whole_cards,
 )
 from homenode.vm.targets.target import (
     Feature,
-    Rendering,
-    Target,
     indirect,
     is_vgpu,
     lost,
     native,
-    pus_of,
     refuse_arm,
-    refuse_unsafe_name,
-    whole_units,
 )
-
-SUPPORT = {
-    Feature.VCPU_PINS: indirect(
-        "`affinity` is one set of PUs for all threads; the hook script pins each vCPU after the "
-        "start",
-        "without the hook script vCPUs float over the VM's PUs",
-    ),
-    Feature.EMULATOR_PINS: indirect(
-        "by the hook script after the start", "without it QEMU's threads run on the vCPUs' PUs"
-    ),
-    Feature.IOTHREAD_PINS: lost(
-        "Proxmox names IOThreads by their disk, and the plan by number",
-        "IOThreads run wherever the emulator may",
-    ),
-    Feature.TOPOLOGY: native("`sockets`, `cores`"),
-    Feature.THREADS: indirect(
-        "by -smp in `args`", "its web page shows cores where the guest sees threads"
-    ),
-    Feature.DIES: indirect("by -smp in `args`", "its web page shows cores alone"),
-    Feature.CACHE: indirect("by -global in `args`", "nothing checks it on another host"),
-    Feature.CELLS: native("`numaN: cpus=,memory=`, at most 8"),
-    Feature.UNEQUAL_CELLS: native("`numaN: memory=`"),
-    Feature.DISTANCES: indirect("by -numa dist in `args`", "its web page does not show them"),
-    Feature.MEMORY_NODES: native("`numaN: hostnodes=,policy=`, a range of nodes"),
-    Feature.MEMORY_MODE: native("`numaN: policy=`"),
-    Feature.HUGE_PAGES: native("`hugepages: 2` or `1024`"),
-    Feature.DEVICES: native("`hostpciN`, at most 16; in `args` where the layout shows PCIe"),
-    Feature.DEVICE_CELLS: indirect(
-        "an expander bus has to go into `args`, and with it the devices",
-        "Proxmox neither binds nor reserves them: the hook script does, in Proxmox's own list",
-    ),
-    Feature.DEVICE_TREE: indirect("by `args`", "its web page does not show the switches"),
-    Feature.INITIATORS: indirect("by acpi-generic-initiator in `args`", "needs QEMU 9.0"),
-    Feature.WINDOW: indirect(
-        "by -global in `args`", "the window of OVMF before 2023 must be set by hand"
-    ),
-    Feature.IOMMU: native("`machine: q35,viommu=intel`"),
-    Feature.VGPUS: indirect(
-        "by vfio-pci and -uuid in `args`: `mdev=` of hostpciN makes another one at each start",
-        "its web page does not show it, and another VM can take it",
-    ),
-}
 
 _HOOK_SUFFIX = ".hook.sh"
 _MOST_CELLS = 8
@@ -129,80 +84,9 @@ _GLOBALS = (
 )
 
 
-def render(plan: Plan, guest: Vm, host: Host | None, given: bytes | None, source: str) -> Rendering:
-    """The configuration with the plan in it, and its hook script. What is not ours stays.
-
-    Raises InputError where Proxmox cannot take the plan.
-    """
-    conf = parse(given or b"", source)
-    name = refuse_unsafe_name(guest.name, source)
-    refuse_arm(guest, "proxmox", "its q35 machine")
-    _refuse(plan, conf, source)
-    memory = whole_units(plan.memory_bytes, MIB, "memory", "proxmox")
-    sockets, cores = _sockets_and_cores(plan, conf)
-    wanted: dict[str, str | None] = {
-        "sockets": str(sockets),
-        "cores": str(cores),
-        "memory": _with_default(conf.values.get("memory"), "current", str(memory)),
-        "numa": "1" if _has_nodes(plan) else ("0" if conf.values.get("numa") else None),
-        "affinity": _affinity(plan),
-    }
-    if given is not None and sockets == 1 and "sockets" not in conf.values:
-        del wanted["sockets"]
-    if "vcpus" in conf.values:
-        wanted["vcpus"] = str(plan.vcpus)
-    if plan.page_bytes is not None:
-        wanted["hugepages"] = str(plan.page_bytes // MIB) if plan.page_bytes else "any"
-    lines = _numa_lines(plan, host)
-    of_user = not plan.vcpu_pins and not lines and _OUR_HOOK not in conf.values.get(_HOOK_KEY, "")
-    if of_user and sum(bool(NUMA.match(key)) for key in conf.values) == 1:
-        del wanted["numa"]  # one cell, which the layout leaves as it was
-    else:
-        wanted |= dict.fromkeys(filter(NUMA.match, conf.values), None)
-    wanted |= lines
-    if given is None:
-        wanted |= {"name": re.sub(r"[^A-Za-z0-9.-]", "-", name)[:63].strip("-.") or "vm"}
-        wanted |= {"machine": "q35", "cpu": "host", "scsihw": "virtio-scsi-single"}
-        if guest.domain_type != "kvm":
-            wanted |= {"kvm": "0", "cpu": "max"}
-    if plan.devices and (plan.vcpu_pins or given is None):
-        wanted["balloon"] = "0"
-    if plan.vm.has_iommu and "viommu" not in conf.values.get("machine", ""):
-        wanted["machine"] = f"{conf.values.get('machine', 'q35')},viommu=intel"
-    findings: list[PlanFinding] = []
-    mirrored = any(device.cell is not None for device in plan.devices) and bool(plan.vm.controllers)
-    wanted |= _hostpci(plan, conf, source, findings, mirrored=mirrored)
-    args = conf.values.get("args")
-    if "-uuid" not in (args or "").split():  # in front of ours, as the next plan finds it
-        args = " ".join(
-            (*filter(None, [args]), *(w for pair in uuid_words(plan, guest) for w in pair))
-        )
-    hole = None if given is None else read_vm(given, source).pcihole64_bytes
-    wanted["args"] = _with_args(args, _args_of(plan, hole, mirrored=mirrored), source)
-    findings += _timeout({**conf.values, **wanted}, plan, vmid_of(source) or "VMID")
-    hook = hook_script(plan, mirrored=mirrored)
-    suffix = _HOOK_SUFFIX
-    if hook is not None:
-        wanted[_HOOK_KEY] = _hookscript(conf, source, findings)
-    elif conf.values.get(_HOOK_KEY, "").startswith(_OUR_HOOK):
-        wanted[_HOOK_KEY] = None
-    undone = sorted(set(conf.pending) & {key for key, value in wanted.items() if value is not None})
-    if undone:
-        findings.append(
-            plan_finding(
-                "target-left",
-                "Proxmox: [PENDING]",
-                f"the next start changes {', '.join(undone)} again, which the plan sets",
-                case="pending",
-            )
-        )
-    head = "" if given is not None else f"# homenode: layout {plan.layout.name}\n"
-    text = head + _edited(conf, wanted)
-    companions = () if hook is None else ((suffix, hook.encode()),)
-    return Rendering(text.encode(), companions, tuple(findings))
-
-
-def _refuse(plan: Plan, conf: Conf, source: str) -> None:
+def _refuse(writing: Writing[Conf]) -> None:
+    plan, conf, source = writing.plan, writing.file, writing.source
+    refuse_arm(writing.guest, "proxmox", "its q35 machine")
     machine = conf.values.get("machine", "q35" if not conf.values else "pc")
     if plan.vm.controllers and "q35" not in machine:
         raise InputError(
@@ -225,8 +109,7 @@ def _refuse(plan: Plan, conf: Conf, source: str) -> None:
         raise InputError(
             f"proxmox: expected huge pages of 2 MiB or 1 GiB, found {plan.page_bytes} bytes"
         )
-    mirrored = plan.is_mirrored
-    bound = [CpuSet(cell.host_nodes) for cell in plan.cells] if mirrored else []
+    bound = [CpuSet(cell.host_nodes) for cell in plan.cells] if plan.is_mirrored else []
     bound = [] if plan.memory_mode is None else bound or [CpuSet(plan.memory_nodes)]
     for nodes in bound:
         if "," in str(nodes):
@@ -244,17 +127,54 @@ def _refuse(plan: Plan, conf: Conf, source: str) -> None:
         raise InputError("proxmox: expected vCPUs in every guest cell with memory, found none")
 
 
-def _has_nodes(plan: Plan) -> bool:
-    mirrored = plan.is_mirrored
-    return mirrored or plan.memory_mode is not None or plan.page_bytes is not None
+def _read_head(conf: Conf) -> Mapping[str, Any]:
+    values = conf.values
+    cpu = dict(pairs_of(values.get("cpu", "")))
+    model = cpu.get("", cpu.get("cputype", "kvm64"))
+    return {
+        "name": values.get("name") or f"VM {conf.vmid or ''}".strip(),
+        "uuid": canonical_uuid(dict(pairs_of(values.get("smbios1", ""))).get("uuid", "")),
+        "domain_type": "qemu" if values.get("kvm") == "0" else "kvm",
+        "architecture": values.get("arch", "x86_64"),
+        "machine": "q35" if "q35" in conf.machine else conf.machine,
+        "firmware": "efi" if values.get("bios") == "ovmf" else None,
+        "launch_security": "sev" if values.get("amd-sev") else None,
+        "cpu_mode": {"host": "host-passthrough", "max": "maximum"}.get(model, "custom"),
+        "addresses": OWN_SLOTS if "q35" in conf.machine else (),
+    }
 
 
-def _sockets_and_cores(plan: Plan, conf: Conf) -> tuple[int, int]:
-    shape = plan.topology
+def _write_head(writing: Writing[Conf]) -> Mapping[str, str]:
+    if not writing.is_new:
+        return {}
+    is_kvm = writing.guest.domain_type == "kvm"
+    head = {
+        "name": re.sub(r"[^A-Za-z0-9.-]", "-", writing.guest.name)[:63].strip("-.") or "vm",
+        "machine": "q35",
+        "cpu": "host" if is_kvm else "max",
+        "scsihw": "virtio-scsi-single",
+    }
+    return head if is_kvm else {**head, "kvm": "0"}
+
+
+def _said(*fields: str) -> Callable[[Conf], Mapping[str, Any]]:
+    """A reader of what the command says that Proxmox makes of the configuration."""
+    return lambda conf: {field: conf.said[field] for field in fields}
+
+
+def _write_size(writing: Writing[Conf]) -> Mapping[str, str | None]:
+    plan, values = writing.plan, writing.file.values
+    shape, (sockets, _) = plan.topology, writing.file.shape
     if shape is not None:
-        return shape.sockets, plan.vcpus // shape.sockets
-    sockets = count_of(conf.values, "sockets", "proxmox")
-    return (sockets, plan.vcpus // sockets) if not plan.vcpus % sockets else (1, plan.vcpus)
+        sockets = shape.sockets
+    elif plan.vcpus % sockets:
+        sockets = 1
+    wanted = {"sockets": str(sockets)}
+    if not writing.is_new and sockets == 1 and "sockets" not in values:
+        wanted = {}
+    memory = _with_default(values.get("memory"), "current", str(writing.memory_mib))
+    wanted |= {"cores": str(plan.vcpus // sockets), "memory": memory}
+    return wanted | ({"vcpus": str(plan.vcpus)} if "vcpus" in values else {})
 
 
 def _with_default(value: str | None, key: str, text: str) -> str:
@@ -266,74 +186,112 @@ def _with_default(value: str | None, key: str, text: str) -> str:
     return ",".join([text, *kept])
 
 
-def _affinity(plan: Plan) -> str | None:
-    if not plan.vcpu_pins:
-        return None
-    pus = pus_of(plan.vcpu_pins)
-    return str(pus if plan.emulator_pus is None else pus | plan.emulator_pus)
+def _numa_lines(writing: Writing[Conf]) -> dict[str, str | None]:
+    plan, host = writing.plan, writing.host
+    lines: dict[str, str | None] = {}
+    for cell in plan.cells if plan.is_mirrored or has_backend(plan) else ():
+        if not cell.vcpus:
+            continue  # Proxmox wants vCPUs in each: those of initiators are in args
+        bound = ""
+        if plan.memory_mode is not None:
+            nodes = CpuSet(cell.host_nodes if plan.is_mirrored else plan.memory_nodes)
+            policy = POLICY_OF_MODE[plan.memory_mode]
+            bound = f",hostnodes={_semicolons(nodes)},policy={policy}"
+        elif plan.page_bytes is not None:
+            # Proxmox asks for the nodes of huge pages, of a VM that is bound to none as well;
+            # preferred leaves the others to it.
+            there = () if host is None else host.nodes
+            usable = (node.index for node in there if node.memory_bytes and node.pus)
+            first = (*plan.nodes, *usable, NodeIndex(0))[0]
+            bound = f",hostnodes={first},policy=preferred"
+        size = writing.mib_of(cell)
+        lines[f"numa{cell.id}"] = f"cpus={_semicolons(cell.vcpus)}{bound},memory={size}"
+    return lines
 
 
 def _semicolons(numbers: CpuSet) -> str:
     return str(numbers).replace(",", ";")
 
 
-def _memory_nodes(host: Host) -> tuple[NodeIndex, ...]:
-    return tuple(node.index for node in host.nodes if node.memory_bytes and node.pus)
+def _keeps_cell(writing: Writing[Conf]) -> bool:
+    """Whether the file has one cell, which the layout leaves as it was."""
+    hook = writing.file.values.get(_HOOK_KEY, "")
+    of_user = not writing.plan.vcpu_pins and not _numa_lines(writing) and _OUR_HOOK not in hook
+    return of_user and len(writing.file.numbered(NUMA)) == 1
 
 
-def _numa_lines(plan: Plan, host: Host | None) -> dict[str, str | None]:
-    if not _has_nodes(plan):
-        return {}
-    lines: dict[str, str | None] = {}
-    mirrored = plan.is_mirrored
-    for cell in plan.cells:
-        if not cell.vcpus:
-            continue  # Proxmox wants vCPUs in each: those of initiators are in args
-        size = whole_units(cell.memory_bytes, MIB, f"memory of cell {cell.id}", "proxmox")
-        bound = ""
-        if plan.memory_mode is not None:
-            nodes = CpuSet(cell.host_nodes if mirrored else plan.memory_nodes)
-            bound = f",hostnodes={_semicolons(nodes)},policy={POLICIES[plan.memory_mode]}"
-        elif plan.page_bytes is not None:
-            # Proxmox asks for the nodes of huge pages, of a VM that is bound to none as well;
-            # preferred leaves the others to it.
-            first = (*plan.nodes, *(() if host is None else _memory_nodes(host)), NodeIndex(0))[0]
-            bound = f",hostnodes={first},policy=preferred"
-        lines[f"numa{cell.id}"] = f"cpus={_semicolons(cell.vcpus)}{bound},memory={size}"
-    return lines
+def _write_numa(writing: Writing[Conf]) -> Mapping[str, str | None]:
+    plan, there = writing.plan, writing.file.values.get("numa")
+    has_nodes = plan.is_mirrored or has_backend(plan)
+    return {} if _keeps_cell(writing) else {"numa": "1" if has_nodes else "0" if there else None}
 
 
-def _hostpci(
-    plan: Plan, conf: Conf, source: str, findings: list[PlanFinding], *, mirrored: bool
-) -> dict[str, str | None]:
-    """hostpciN lines: as they are where their devices stay, gone where args has them."""
+def _write_cells(writing: Writing[Conf]) -> Mapping[str, str | None]:
+    page = writing.plan.page_bytes
+    pages = {} if page is None else {"hugepages": str(page // MIB) if page else "any"}
+    if _keeps_cell(writing):
+        return pages
+    return {**pages, **dict.fromkeys(writing.file.numbered(NUMA), None), **_numa_lines(writing)}
+
+
+def _write_affinity(writing: Writing[Conf]) -> Mapping[str, str | None]:
+    plan = writing.plan
+    pus = CpuSet.union((*plan.vcpu_pins, plan.emulator_pus))
+    return {"affinity": str(pus) if plan.vcpu_pins else None}
+
+
+def _write_hook(writing: Writing[Conf]) -> Mapping[str, str | None]:
+    there = writing.file.values.get(_HOOK_KEY)
+    if _hook(writing) is not None:
+        return {_HOOK_KEY: there or _own_hook(writing)}
+    return {_HOOK_KEY: None} if (there or "").startswith(_OUR_HOOK) else {}
+
+
+def _read_pins(conf: Conf) -> Mapping[str, Any]:
+    affinity = conf.values.get("affinity")
+    where = f"{conf.source}: affinity"
+    return {"emulator_pus": None if affinity is None else CpuSet.parse(affinity, where)}
+
+
+def _in_args(plan: Plan) -> bool:
+    """The devices are on expander buses, which only `args` can say."""
+    return any(device.cell is not None for device in plan.devices) and bool(plan.vm.controllers)
+
+
+def _hook(writing: Writing[Conf]) -> str | None:
+    return hook_script(writing.plan, mirrored=_in_args(writing.plan))
+
+
+def _own_hook(writing: Writing[Conf]) -> str:
+    return f"{_OUR_HOOK}{writing.file.vmid or 'vm'}.sh"
+
+
+def _hostpci(writing: Writing[Conf]) -> tuple[dict[str, str | None], list[PlanFinding]]:
+    """hostpciN lines, as they are where their devices stay, gone where args has them; and what of
+    them is left."""
+    plan, conf = writing.plan, writing.file
     planned = {device.bdf for device in plan.devices if not is_vgpu(device)}
     lines: dict[str, str | None] = {}
+    left: dict[str, str] = {}
     there: set[Bdf] = set()
     for key in filter(HOSTPCI.match, conf.values):
-        pairs = pairs_of(conf.values[key])
-        keys = dict(pairs)
-        names = [n for n in (keys.get("", "") or keys.get("host", "")).split(";") if n]
-        functions = {function_of(name, f"{source}: {key}") for name in names}
+        keys, names = dict(pairs_of(conf.values[key])), functions_of(conf.values[key])
+        functions = {function_of(name, f"{writing.source}: {key}") for name in names}
         if not functions or "mdev" in keys:
-            findings.append(_left(key, "names a mapping or a mediated device: it stays as it is"))
-        elif mirrored and functions & planned:
-            lines[key] = None
-            dropped = [name for name in keys if name not in ("", "host", "pcie")]
-            if dropped:
-                findings.append(
-                    _left(key, f"its {', '.join(dropped)} is not carried over into args")
-                )
-        elif functions & planned:
-            cards = {_card(f) for f in functions if any("." not in name for name in names)}
-            there |= functions | {bdf for bdf in planned if _card(bdf) in cards}
-        else:
+            left[key] = "names a mapping or a mediated device: it stays as it is"
+        elif not functions & planned:
             lines[key] = None  # other GPUs were chosen in its place
-    if mirrored:
-        return lines
-    in_use = {key for key in conf.values if HOSTPCI.match(key)} - {
-        key for key, value in lines.items() if value is None
-    }
+        elif _in_args(plan):
+            lines[key] = None
+            dropped = ", ".join(name for name in keys if name not in ("", "host", "pcie"))
+            left |= {key: f"its {dropped} is not carried over into args"} if dropped else {}
+        else:
+            cards = {card_of(f) for f in functions if any("." not in name for name in names)}
+            there |= functions | {bdf for bdf in planned if card_of(bdf) in cards}
+    findings = [plan_finding("target-left", f"Proxmox: {key}", why) for key, why in left.items()]
+    if _in_args(plan):
+        return lines, findings
+    in_use = {key for key in conf.values if key not in lines}
     free = iter(f"hostpci{i}" for i in range(_MOST_DEVICES) if f"hostpci{i}" not in in_use)
     groups: dict[Bdf, list[Bdf]] = {}
     for device in plan.devices:
@@ -345,70 +303,73 @@ def _hostpci(
         if not key:
             raise InputError(f"proxmox: expected at most {_MOST_DEVICES} devices, found more")
         lines[key] = ";".join(map(str, members)) + pcie
-    return lines
+    return lines, findings
 
 
-def _card(bdf: Bdf) -> tuple[int, int, int]:
-    return bdf.domain, bdf.bus, bdf.device
+def _write_devices(writing: Writing[Conf]) -> Mapping[str, str | None]:
+    plan, lines = writing.plan, _hostpci(writing)[0]
+    balloon = bool(plan.devices) and (bool(plan.vcpu_pins) or writing.is_new)
+    return {"balloon": "0", **lines} if balloon else lines
 
 
-def _left(key: str, detail: str) -> PlanFinding:
-    return plan_finding("target-left", f"Proxmox: {key}", detail)
+def _write_iommu(writing: Writing[Conf]) -> Mapping[str, str]:
+    machine = writing.file.values.get("machine", "q35")
+    lacks = writing.plan.vm.has_iommu and "viommu" not in machine
+    return {"machine": f"{machine},viommu=intel"} if lacks else {}
 
 
-def _args_of(plan: Plan, before: int | None, *, mirrored: bool) -> str:
-    """before: the window for BARs that is there."""
-    words: list[tuple[str, str]] = []
+def _write_args(writing: Writing[Conf]) -> Mapping[str, str | None]:
+    plan, args = writing.plan, writing.file.values.get("args")
+    if "-uuid" not in (args or "").split():  # in front of ours, as the next plan finds it
+        uuid = (word for pair in uuid_words(plan, writing.guest) for word in pair)
+        args = " ".join((*filter(None, [args]), *uuid))
+    before = None if writing.is_new else writing.file.said["pcihole64_bytes"]
+    ours = " ".join(f"{option} {value}" for option, value in _words(plan, before))
+    return {"args": _with_args(args, ours, writing.source)}
+
+
+_CACHES = {
+    GuestCache.PASSTHROUGH: ("host-cache-info=on", "l3-cache=off"),
+    GuestCache.EMULATED: ("l3-cache=on",),
+    GuestCache.DISABLED: ("l3-cache=off",),
+}
+
+
+def _words(plan: Plan, before: int | None) -> Iterator[tuple[str, str]]:
+    """Ours in `args`. before: the window for BARs that is there."""
     shape = plan.topology
     if shape is not None and (shape.threads > 1 or shape.dies > 1):
-        words.append(("-smp", f"{smp_text(plan)},maxcpus={plan.vcpus}"))
-    words += [
-        ("-numa", f"node,nodeid={cell.id}")
-        for cell in plan.cells
-        if not cell.vcpus and plan.is_mirrored
-    ]
-    words += distance_words(plan)
+        yield "-smp", f"{smp_text(plan)},maxcpus={plan.vcpus}"
+    for cell in plan.cells if plan.is_mirrored else ():
+        if not cell.vcpus:
+            yield "-numa", f"node,nodeid={cell.id}"
+    yield from distance_words(plan)
     if plan.vm.topoext is not None:
-        words.append(("-global", f"x86_64-cpu.topoext={'on' if plan.vm.topoext else 'off'}"))
-    if plan.cache is GuestCache.PASSTHROUGH:
-        words.append(("-global", "x86_64-cpu.host-cache-info=on"))
-        words.append(("-global", "x86_64-cpu.l3-cache=off"))
-    elif plan.cache is GuestCache.EMULATED:
-        words.append(("-global", "x86_64-cpu.l3-cache=on"))
-    elif plan.cache is GuestCache.DISABLED:
-        words.append(("-global", "x86_64-cpu.l3-cache=off"))
+        yield "-global", f"x86_64-cpu.topoext={'on' if plan.vm.topoext else 'off'}"
+    for switch in () if plan.cache is None else _CACHES[plan.cache]:
+        yield "-global", f"x86_64-cpu.{switch}"
     window = plan.aperture
     hole = before if window is None else window.pcihole64_bytes or before
     if hole is not None:
-        words.append(("-global", f"q35-pcihost.pci-hole64-size={size_text(hole)}"))
-    if mirrored:
-        words += _tree_words(plan)
-    else:
-        words += [
-            ("-device", f"{vfio_text(device)},id={_ID}dev{number}")
-            for number, device in enumerate(plan.devices)
-            if is_vgpu(device)
-        ]
-    return " ".join(f"{option} {value}" for option, value in words)
+        yield "-global", f"q35-pcihost.pci-hole64-size={size_text(hole)}"
+    if _in_args(plan):
+        yield from _tree_words(plan)
+        return
+    for number, device in enumerate(plan.devices):
+        if is_vgpu(device):
+            yield "-device", f"{vfio_text(device)},id={_ID}dev{number}"
 
 
 def _tree_words(plan: Plan) -> list[tuple[str, str]]:
     controllers = plan.vm.controllers
-    places = [d.address for d in plan.devices if d.address is not None]
-    places += [c.address for c in controllers if c.address is not None]
-    tree = QemuPciTree("pcie.0", f"{_ID}.", slots_shared(places), _CHASSIS_BASE)
-    words = [("-device", tree.controller(controller)) for controller in controllers]
-    for number, device in enumerate(plan.devices):
-        at = "" if device.address is None else tree.at(device.address)
-        words.append(("-device", f"{vfio_text(device)},id={_ID}dev{number}{at}"))
-        words += [
-            (
-                "-object",
-                f"acpi-generic-initiator,id={_ID}gi{cell},pci-dev={_ID}dev{number},node={cell}",
-            )
-            for cell in device.initiator_cells
-        ]
-    return words
+    used = [d.address for d in plan.devices if d.address is not None]
+    used += [c.address for c in controllers if c.address is not None]
+    tree = QemuPciTree("pcie.0", f"{_ID}.", slots_shared(used), _CHASSIS_BASE)
+    places = {device.bdf: device.address for device in plan.devices}
+    return [
+        *(("-device", tree.controller(controller)) for controller in controllers),
+        *device_words(plan, tree, places, device_id=f"{_ID}dev", initiator_id=f"{_ID}gi"),
+    ]
 
 
 _WORD = re.compile(r"""(?:[^\s"'\\]|\\.|"(?:[^"\\]|\\.)*+"|'[^']*+')++""")
@@ -447,9 +408,11 @@ def _is_ours(option: str, value: str) -> bool:
     )
 
 
-def _timeout(values: Mapping[str, str | None], plan: Plan, vmid: str) -> Iterator[PlanFinding]:
-    """What a start with these devices may take by Proxmox's own rule, where it gives less."""
-    keys = {key for key, value in values.items() if value is not None}
+def _findings(writing: Writing[Conf], wanted: Mapping[str, str | None]) -> Iterator[PlanFinding]:
+    plan, conf = writing.plan, writing.file
+    yield from _hostpci(writing)[1]
+    # What a start with these devices may take by Proxmox's own rule, where it gives less.
+    keys = {key for key, value in {**conf.values, **wanted}.items() if value is not None}
     needed = start_timeout_s(keys | {"hostpci0"}, plan.memory_bytes)
     given = start_timeout_s(keys, plan.memory_bytes)
     if plan.devices and given < needed:
@@ -458,36 +421,41 @@ def _timeout(values: Mapping[str, str | None], plan: Plan, vmid: str) -> Iterato
             "Proxmox: time-out of the start",
             f"Proxmox does not see devices in args: it ends a start after {given} s, "
             f"and with hostpciN after {needed} s, since VFIO pins all memory",
-            values={"vmid": vmid, "seconds": needed},
+            values={"vmid": conf.vmid or "VMID", "seconds": needed},
         )
-
-
-def _hookscript(conf: Conf, source: str, findings: list[PlanFinding]) -> str | None:
-    there = conf.values.get(_HOOK_KEY)
-    ours = f"{_OUR_HOOK}{vmid_of(source) or 'vm'}.sh"
-    if there is None or there == ours:
-        findings.append(
-            plan_finding(
-                "target-hook",
-                "Proxmox: hookscript",
-                f"{ours} does not start the VM until the hook script is there: Proxmox refuses",
-                case="to be copied",
-                values={"name": ours[15:]},
-            )
-        )
-        return ours
-    findings.append(
-        plan_finding(
+    hook = wanted.get(_HOOK_KEY)
+    if hook is not None and hook == _own_hook(writing):
+        yield plan_finding(
             "target-hook",
             "Proxmox: hookscript",
-            f"{there} is there already and stays: vCPUs are not pinned and devices not bound",
+            f"{hook} does not start the VM until the hook script is there: Proxmox refuses",
+            case="to be copied",
+            values={"name": hook[15:]},
         )
-    )
-    return there
+    elif hook is not None:
+        yield plan_finding(
+            "target-hook",
+            "Proxmox: hookscript",
+            f"{hook} is there already and stays: vCPUs are not pinned and devices not bound",
+        )
+    undone = sorted(set(conf.pending) & {key for key, value in wanted.items() if value is not None})
+    if undone:
+        yield plan_finding(
+            "target-left",
+            "Proxmox: [PENDING]",
+            f"the next start changes {', '.join(undone)} again, which the plan sets",
+            case="pending",
+        )
 
 
-def _edited(conf: Conf, wanted: Mapping[str, str | None]) -> str:
+def _companions(writing: Writing[Conf], _: object) -> tuple[tuple[str, bytes], ...]:
+    hook = _hook(writing)
+    return () if hook is None else ((_HOOK_SUFFIX, hook.encode()),)
+
+
+def _edited(writing: Writing[Conf], wanted: Mapping[str, str | None]) -> str:
     """The configuration with these values; sections and the blank lines before them stay last."""
+    conf = writing.file
     live, at = "".join(conf.lines[: conf.live]), 0
     entries = []
     for line in conf.lines[: conf.live]:
@@ -505,13 +473,112 @@ def _edited(conf: Conf, wanted: Mapping[str, str | None]) -> str:
     return text + live[end:] + "".join(conf.lines[conf.live :])
 
 
-TARGET = Target(
+_IN_ARGS = {
+    Feature.DISTANCES: indirect("by -numa dist in `args`", "its web page does not show them"),
+    Feature.THREADS: indirect(
+        "by -smp in `args`", "its web page shows cores where the guest sees threads"
+    ),
+    Feature.DIES: indirect("by -smp in `args`", "its web page shows cores alone"),
+    Feature.CACHE: indirect("by -global in `args`", "nothing checks it on another host"),
+    Feature.DEVICE_CELLS: indirect(
+        "an expander bus has to go into `args`, and with it the devices",
+        "Proxmox neither binds nor reserves them: the hook script does, in Proxmox's own list",
+    ),
+    Feature.DEVICE_TREE: indirect("by `args`", "its web page does not show the switches"),
+    Feature.INITIATORS: indirect("by acpi-generic-initiator in `args`", "needs QEMU 9.0"),
+    Feature.WINDOW: indirect(
+        "by -global in `args`", "the window of OVMF before 2023 must be set by hand"
+    ),
+    Feature.VGPUS: indirect(
+        "by vfio-pci and -uuid in `args`: `mdev=` of hostpciN makes another one at each start",
+        "its web page does not show it, and another VM can take it",
+    ),
+}
+
+ROWS = (
+    Row(
+        says={
+            Feature.TOPOLOGY: native("`sockets`, `cores`"),
+        },
+        read=_said("vcpus", "memory_bytes", "cpu_topology"),
+        write=_write_size,
+    ),
+    Row(
+        says={
+            Feature.CELLS: native("`numaN: cpus=,memory=`, at most 8"),
+            Feature.UNEQUAL_CELLS: native("`numaN: memory=`"),
+        },
+        read=_said("cells"),
+        write=_write_numa,
+    ),
+    Row(
+        says={
+            Feature.VCPU_PINS: indirect(
+                "`affinity` is one set of PUs for all threads; the hook script pins each vCPU "
+                "after the start",
+                "without the hook script vCPUs float over the VM's PUs",
+            ),
+            Feature.EMULATOR_PINS: indirect(
+                "by the hook script after the start",
+                "without it QEMU's threads run on the vCPUs' PUs",
+            ),
+        },
+        read=_read_pins,
+        write=_write_affinity,
+        is_compared=False,
+    ),
+    Row(
+        says={
+            Feature.MEMORY_NODES: native("`numaN: hostnodes=,policy=`, a range of nodes"),
+            Feature.MEMORY_MODE: native("`numaN: policy=`"),
+            Feature.HUGE_PAGES: native("`hugepages: 2` or `1024`"),
+        },
+        read=_said("binding", "page_bytes"),
+        write=_write_cells,
+    ),
+    Row(read=_read_head, write=_write_head),
+    Row(
+        says={
+            Feature.DEVICES: native(
+                "`hostpciN`, at most 16; in `args` where the layout shows PCIe"
+            ),
+        },
+        read=_said("hostdevs", "mediated"),
+        write=_write_devices,
+    ),
+    Row(
+        says={
+            Feature.IOMMU: native("`machine: q35,viommu=intel`"),
+        },
+        read=_said("has_iommu"),
+        write=_write_iommu,
+    ),
+    Row(says=_IN_ARGS, read=_said("pcihole64_bytes"), write=_write_args),
+    Row(
+        says={
+            Feature.IOTHREAD_PINS: lost(
+                "Proxmox names IOThreads by their disk, and the plan by number",
+                "IOThreads run wherever the emulator may",
+            ),
+        },
+        write=_write_hook,
+    ),
+)
+
+CODEC = Codec(
+    name="proxmox",
+    rows=ROWS,
+    parse=parse,
+    new=lambda guest, plan: f"# homenode: layout {plan.layout.name}\n",
+    edited=_edited,
+    refuse=_refuse,
+    most_vcpus=None,
+    findings=_findings,
+    companions=_companions,
+)
+TARGET = CODEC.target(
     title="Proxmox",
     source="qm(1) and src/test/cfg2cmd of qemu-server 9.2",
-    support=SUPPORT,
-    unread=frozenset(("pins", "emulator", "iothreads")),
-    render=render,
-    read_vm=read_vm,
     recognises=is_conf,
     may_be=is_short_conf,
     one_socket=True,

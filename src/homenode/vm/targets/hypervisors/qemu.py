@@ -1,78 +1,39 @@
-"""QEMU: the plan as a script that starts QEMU with every option, and pins its threads."""
+"""QEMU: the plan as a script that starts QEMU with every option, and pins its threads.
 
-from msgspec import structs
+What a row writes is options under a name of its own; the script has them in the order of the rows.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
 from msgspec.structs import replace
 
+from homenode.bdf import Bdf
 from homenode.errors import InputError, ParseError
 from homenode.machine.pci import canonical_uuid
-from homenode.machine.topology import Host
 from homenode.vm.layout import GuestCells
 from homenode.vm.model import GuestAddress, GuestPciController, Vm
 from homenode.vm.plan_model import Plan, PlanFinding, plan_finding
+from homenode.vm.targets.codec import Codec, Row, Writing
 from homenode.vm.targets.qemu_command import (
+    Options,
     QemuPciTree,
     cpu_text,
+    device_words,
     escaped,
     fields_of,
     has_backend,
     numa_words,
     options_of,
+    read_command,
     size_text,
     slots_shared,
     smp_text,
     uuid_words,
-    vfio_text,
-    vm_of_command,
 )
 from homenode.vm.targets.script import PIN, PREPARE, array_in, pins_in, plan_values, quoted
-from homenode.vm.targets.target import (
-    Feature,
-    Rendering,
-    Target,
-    indirect,
-    native,
-    refuse_unsafe_name,
-)
+from homenode.vm.targets.target import Feature, indirect, native
 from homenode.wording import printable
-
-SUPPORT = {
-    Feature.VCPU_PINS: indirect(
-        "QEMU has no option: the script pins its threads by taskset after the start",
-        "vCPUs float for the first moments, and nothing pins threads that come later",
-    ),
-    Feature.EMULATOR_PINS: native("taskset around QEMU"),
-    Feature.IOTHREAD_PINS: indirect(
-        "taskset after the start, of threads named iothreadN",
-        "disks must be given to an IOThread by hand",
-    ),
-    Feature.TOPOLOGY: native("-smp"),
-    Feature.THREADS: native("-smp threads="),
-    Feature.DIES: native("-smp dies="),
-    Feature.CACHE: native("-cpu l3-cache=, host-cache-info="),
-    Feature.CELLS: native("-numa node"),
-    Feature.UNEQUAL_CELLS: native("-numa node"),
-    Feature.DISTANCES: native("-numa dist"),
-    Feature.MEMORY_NODES: native("-object memory-backend-*,host-nodes="),
-    Feature.MEMORY_MODE: native("-object memory-backend-*,policy="),
-    Feature.HUGE_PAGES: native("-object memory-backend-memfd,hugetlb=on"),
-    Feature.DEVICES: indirect(
-        "-device vfio-pci; the script's `prepare` gives them to vfio-pci",
-        "nothing keeps another VM from taking the same device",
-    ),
-    Feature.DEVICE_CELLS: native("-device pxb-pcie,numa_node="),
-    Feature.DEVICE_TREE: native("-device x3130-upstream, xio3130-downstream"),
-    Feature.INITIATORS: indirect(
-        "-object acpi-generic-initiator (QEMU 9.0)",
-        "no accelerated SMMUv3 is written, so that the GPU's driver has no address translation",
-    ),
-    Feature.WINDOW: native("-global q35-pcihost.pci-hole64-size, -cpu phys-bits, -fw_cfg"),
-    Feature.IOMMU: native("-device intel-iommu; of aarch64 -machine iommu=smmuv3"),
-    Feature.VGPUS: indirect(
-        "-device vfio-pci,sysfsdev= of mediated devices, host= of functions; -uuid, by which "
-        "NVIDIA's vGPU manager knows the VM",
-        "nothing keeps another VM from taking the same vGPU",
-    ),
-}
 
 _HOLE = "q35-pcihost.pci-hole64-size="
 _FIRMWARE_WINDOW = "name=opt/ovmf/X-PciMmio64Mb,string="
@@ -117,29 +78,65 @@ esac
 """
 
 
-def render(plan: Plan, guest: Vm, host: Host | None, given: bytes | None, source: str) -> Rendering:
-    """The script. Same input, same bytes."""
-    name = refuse_unsafe_name(guest.name, source)
-    words = _words_of_user(plan, guest)
-    locked = 0 if plan.aperture is None else plan.aperture.memlock_bytes // 1024
-    text = "".join(
-        (
-            _HEAD.format(
-                name=printable(name),
-                host=printable(plan.host_name or "unknown"),
-                layout=plan.layout.name,
-                file="SCRIPT",
-                words="\n#     ".join(words),
-            ),
-            plan_values(plan),
-            f"locked_kib={locked}\n",
-            _qemu_array(command(plan, guest, () if given is None else words_of(given, source))),
-            PREPARE,
-            PIN,
-            _TAIL,
+class Script(NamedTuple):
+    """A script that this module wrote: its command, program first, and the options of that."""
+
+    text: str
+    words: tuple[str, ...]
+    options: Options
+    source: str
+
+    @property
+    def is_arm(self) -> bool:
+        return self.words[0].endswith("aarch64")
+
+    def value(self, option: str) -> str:
+        """Of the last option of that name; "" where there is none."""
+        return dict(self.options).get(option) or ""
+
+
+def parse(content: bytes, source: str) -> Script:
+    """Raises ParseError for what is no script of this module."""
+    text = content.decode("utf-8", "replace")
+    words = array_in(text, "qemu")
+    if not words:
+        raise ParseError(source, "a script of homenode with a qemu=( ) array", "none")
+    return Script(text, words, options_of(words[1:], source), source)
+
+
+def _new(guest: Vm, plan: Plan) -> str:
+    return f"\nqemu=(\n  qemu-system-{guest.architecture}\n)\n"
+
+
+def _refuse(writing: Writing[Script]) -> None:
+    if writing.guest.architecture not in ("x86_64", "aarch64"):
+        raise InputError(
+            f"qemu: expected a guest of x86_64 or aarch64, found {writing.guest.architecture}",
         )
+
+
+Pairs = list[tuple[str, str | None]]
+"""Options with their dash, and their values."""
+
+
+def _edited(writing: Writing[Script], wanted: Mapping[str, Pairs]) -> str:
+    """The script, whole: same plan, same bytes."""
+    plan, guest = writing.plan, writing.guest
+    locked = 0 if plan.aperture is None else plan.aperture.memlock_bytes // 1024
+    pairs = (pair for own in wanted.values() for pair in own)
+    command = (
+        f"qemu-system-{guest.architecture}",
+        *(part for pair in pairs for part in pair if part is not None),
     )
-    return Rendering(text.encode(), (), _not_carried(guest, words))
+    head = _HEAD.format(
+        name=printable(guest.name),
+        host=printable(plan.host_name or "unknown"),
+        layout=plan.layout.name,
+        file="SCRIPT",
+        words="\n#     ".join(_words_of_user(plan, guest)),
+    )
+    values = f"{plan_values(plan)}locked_kib={locked}\n{_qemu_array(command)}"
+    return f"{head}{values}{PREPARE}{PIN}{_TAIL}"
 
 
 def _qemu_array(words: tuple[str, ...]) -> str:
@@ -173,72 +170,103 @@ def _root(guest: Vm) -> str:
     return "pcie.0" if guest.is_q35 or guest.is_virt else "pci.0"
 
 
-def _not_carried(guest: Vm, words: tuple[str, ...]) -> tuple[PlanFinding, ...]:
-    return (
-        plan_finding(
-            "target-not-carried",
-            guest.name,
-            "disks, network, firmware and consoles of the VM are not in the script: it "
-            "says where "
-            "vCPUs, memory and devices go",
-            case="QEMU",
-            values={"words": " ".join(words[:2])},
-        ),
+def _findings(writing: Writing[Script], _: object) -> Iterator[PlanFinding]:
+    words = _words_of_user(writing.plan, writing.guest)
+    yield plan_finding(
+        "target-not-carried",
+        writing.guest.name,
+        "disks, network, firmware and consoles of the VM are not in the script: it "
+        "says where "
+        "vCPUs, memory and devices go",
+        case="QEMU",
+        values={"words": " ".join(words[:2])},
     )
 
 
-def command(plan: Plan, guest: Vm, before: tuple[str, ...] = ()) -> tuple[str, ...]:
-    """The command line, program first. before: the one that this replaces; its window for BARs
-    stays where the plan asks for none. Raises InputError for what QEMU cannot take."""
-    is_arm = guest.architecture == "aarch64"
-    if guest.architecture not in ("x86_64", "aarch64"):
-        raise InputError(
-            f"qemu: expected a guest of x86_64 or aarch64, found {guest.architecture}",
-        )
+def _read_head(script: Script) -> Mapping[str, Any]:
+    machine = script.value("machine").partition(",")[0]
+    is_max = script.value("cpu").startswith("max")
+    return {
+        "name": dict(fields_of(script.value("name"))[1]).get("guest", "vm"),
+        "uuid": canonical_uuid(script.value("uuid")),
+        "domain_type": "qemu" if script.value("accel") == "tcg" else "kvm",
+        "architecture": "aarch64" if script.is_arm else "x86_64",
+        "machine": machine or ("virt" if script.is_arm else "pc"),
+        "cpu_mode": "maximum" if is_max else "host-passthrough",
+    }
+
+
+def _write_head(writing: Writing[Script]) -> Mapping[str, Pairs]:
+    guest, is_kvm = writing.guest, writing.guest.domain_type == "kvm"
+    name = f"guest={escaped(guest.name)},debug-threads=on"
+    accelerator = ("-accel", "kvm" if is_kvm else "tcg")
+    return {"head": [("-name", name), ("-machine", _machine(writing.plan, guest)), accelerator]}
+
+
+def _write_cpu(writing: Writing[Script]) -> Mapping[str, Pairs]:
+    model = "host" if writing.guest.domain_type == "kvm" else "max"
+    return {"cpu": [("-cpu", cpu_text(writing.plan, model)), ("-smp", smp_text(writing.plan))]}
+
+
+def _read_command(script: Script) -> Mapping[str, Any]:
+    said = read_command(script.options, script.source)
+    model = "smmuv3" if script.is_arm else "intel"
+    return {**said, "iommu_model": model if said["has_iommu"] else None}
+
+
+def _write_memory(writing: Writing[Script]) -> Mapping[str, Pairs]:
+    size = f"size={size_text(writing.plan.memory_bytes)}"
+    return {"memory": [("-m", size), *numa_words(writing.plan)]}
+
+
+def _write_iommu(writing: Writing[Script]) -> Mapping[str, Pairs]:
+    has_own = writing.plan.vm.has_iommu and writing.guest.architecture == "x86_64"
+    device = "intel-iommu,intremap=on,eim=on,caching-mode=on"
+    return {"iommu": [("-device", device)] if has_own else []}
+
+
+def _write_devices(writing: Writing[Script]) -> Mapping[str, Pairs]:
+    plan, guest = writing.plan, writing.guest
     controllers, places = _tree(plan, guest)
-    tree = QemuPciTree(
-        root=_root(guest),
-        shared_slots=slots_shared(
-            (*places.values(), *(c.address for c in controllers if c.address is not None))
-        ),
-    )
-    kvm = guest.domain_type == "kvm"
-    words: list[tuple[str, str | None]] = [
-        ("-name", f"guest={escaped(guest.name)},debug-threads=on"),
-        ("-machine", _machine(plan, guest)),
-        ("-accel", "kvm" if kvm else "tcg"),
-        ("-cpu", cpu_text(plan, "host" if kvm else "max")),
-        ("-smp", smp_text(plan)),
-        ("-m", f"size={size_text(plan.memory_bytes)}"),
-        *numa_words(plan),
-    ]
-    if plan.vm.has_iommu and not is_arm:
-        words.append(("-device", "intel-iommu,intremap=on,eim=on,caching-mode=on"))
-    words += [("-device", tree.controller(controller)) for controller in controllers]
-    for number, device in enumerate(plan.devices):
-        at = tree.at(places[device.bdf])
-        words.append(("-device", f"{vfio_text(device)},id=hostdev{number}{at}"))
-        words += [
-            ("-object", f"acpi-generic-initiator,id=gi{cell},pci-dev=hostdev{number},node={cell}")
-            for cell in device.initiator_cells
-        ]
-    words += uuid_words(plan, guest)
-    words += [("-object", f"iothread,id=iothread{i + 1}") for i in range(len(plan.iothread_pus))]
+    used = (*places.values(), *(c.address for c in controllers if c.address is not None))
+    tree = QemuPciTree(root=_root(guest), shared_slots=slots_shared(used))
+    bridges = (("-device", tree.controller(controller)) for controller in controllers)
+    devices = device_words(plan, tree, places, device_id="hostdev", initiator_id="gi")
+    return {"devices": [*bridges, *devices, *uuid_words(plan, guest)]}
+
+
+def _read_pins(script: Script) -> Mapping[str, Any]:
+    vcpus, emulator, iothreads = pins_in(script.text)
+    return {
+        "vcpu_pins": vcpus,
+        "emulator_pus": emulator,
+        "iothread_ids": tuple(range(1, len(iothreads) + 1)),
+        "iothread_pins": tuple((n, pus) for n, pus in enumerate(iothreads, 1) if pus),
+    }
+
+
+def _write_iothreads(writing: Writing[Script]) -> Mapping[str, Pairs]:
+    """The pins themselves are values of the script."""
+    numbers = range(1, len(writing.plan.iothread_pus) + 1)
+    return {"iothreads": [("-object", f"iothread,id=iothread{number}") for number in numbers]}
+
+
+def _write_window(writing: Writing[Script]) -> Mapping[str, Pairs]:
+    """That of the file stays where the plan asks for none."""
     window = {
         option: value
-        for option, value in options_of(before[1:], "script")
+        for option, value in writing.file.options
         if (option == "global" and (value or "").startswith(_HOLE))
         or (option == "fw_cfg" and (value or "").startswith(_FIRMWARE_WINDOW))
     }
-    wanted = plan.aperture
-    if wanted is not None and wanted.pcihole64_bytes is not None and guest.is_q35:
+    wanted = writing.plan.aperture
+    if wanted is not None and wanted.pcihole64_bytes is not None and writing.guest.is_q35:
         window["global"] = _HOLE + size_text(wanted.pcihole64_bytes)
     if wanted is not None and wanted.firmware_mmio64_mib is not None:
         window["fw_cfg"] = f"{_FIRMWARE_WINDOW}{wanted.firmware_mmio64_mib}"
-    words += [(f"-{option}", window[option]) for option in ("global", "fw_cfg") if option in window]
-    words += [("-nodefaults", None), ("-no-user-config", None), ("-display", "none")]
-    program = "qemu-system-aarch64" if is_arm else "qemu-system-x86_64"
-    return (program, *(part for pair in words for part in pair if part is not None))
+    words: Pairs = [(f"-{o}", window[o]) for o in ("global", "fw_cfg") if o in window]
+    alone: Pairs = [("-nodefaults", None), ("-no-user-config", None), ("-display", "none")]
+    return {"window": [*words, *alone]}
 
 
 def _machine(plan: Plan, guest: Vm) -> str:
@@ -256,7 +284,7 @@ def _machine(plan: Plan, guest: Vm) -> str:
 
 def _tree(
     plan: Plan, guest: Vm
-) -> tuple[tuple[GuestPciController, ...], dict[object, GuestAddress]]:
+) -> tuple[tuple[GuestPciController, ...], dict[Bdf, GuestAddress]]:
     """Bridges, parents first, and the address of each device: a root port of its own on pcie.0
     where neither plan nor document has one for it."""
     # Cells of the document are no more, but for those that the plan mirrors.
@@ -280,7 +308,7 @@ def _tree(
 
     for controller in plan.vm.controllers:
         use(controller.index)
-    places: dict[object, GuestAddress] = {}
+    places: dict[Bdf, GuestAddress] = {}
     for device in plan.devices:
         if device.address is not None and use(device.address.bus):
             places[device.bdf] = device.address
@@ -318,38 +346,9 @@ def _tree(
     return tuple(used.values()), places
 
 
-def read_vm(content: bytes, source: str) -> Vm:
-    """The VM of one of our scripts: its command line and its pins. Raises ParseError."""
-    words = words_of(content, source)
-    options = dict(options_of(words[1:], source))
-    vm = vm_of_command(options_of(words[1:], source), source)
-    vcpus, emulator, iothreads = pins_in(content.decode("utf-8", "replace"))
-    is_arm = words[0].endswith("aarch64")
-    architecture = "aarch64" if is_arm else "x86_64"
-    machine = (options.get("machine") or "").partition(",")[0]
-    return structs.replace(
-        vm,
-        name=dict(fields_of(options.get("name") or "")[1]).get("guest", "vm"),
-        uuid=canonical_uuid(options.get("uuid") or ""),
-        domain_type="qemu" if options.get("accel") == "tcg" else "kvm",
-        architecture=architecture,
-        machine=machine or ("virt" if is_arm else "pc"),
-        cpu_mode="maximum" if (options.get("cpu") or "").startswith("max") else "host-passthrough",
-        vcpu_pins=vcpus or vm.vcpu_pins,
-        emulator_pus=emulator,
-        iothread_ids=tuple(range(1, len(iothreads) + 1)),
-        iothread_pins=tuple((n, pus) for n, pus in enumerate(iothreads, 1) if pus),
-        iommu_model=None if not vm.has_iommu else "smmuv3" if is_arm else "intel",
-    )
-
-
 def words_of(content: bytes, source: str) -> tuple[str, ...]:
     """The command line in a script that `render` wrote. Raises ParseError."""
-    text = content.decode("utf-8", "replace")
-    words = array_in(text, "qemu")
-    if not words:
-        raise ParseError(source, "a script of homenode with a qemu=( ) array", "none")
-    return words
+    return parse(content, source).words
 
 
 def is_script(content: bytes) -> bool:
@@ -357,13 +356,101 @@ def is_script(content: bytes) -> bool:
     return content.startswith(b"#!") and b"\nqemu=(" in content[:1_000_000]
 
 
-TARGET = Target(
+ROWS = (
+    Row(read=_read_head, write=_write_head),
+    Row(
+        says={
+            Feature.TOPOLOGY: native("-smp"),
+            Feature.THREADS: native("-smp threads="),
+            Feature.DIES: native("-smp dies="),
+            Feature.CACHE: native("-cpu l3-cache=, host-cache-info="),
+        },
+        read=_read_command,
+        write=_write_cpu,
+    ),
+    Row(
+        says={
+            Feature.CELLS: native("-numa node"),
+            Feature.UNEQUAL_CELLS: native("-numa node"),
+            Feature.DISTANCES: native("-numa dist"),
+            Feature.MEMORY_NODES: native("-object memory-backend-*,host-nodes="),
+            Feature.MEMORY_MODE: native("-object memory-backend-*,policy="),
+            Feature.HUGE_PAGES: native("-object memory-backend-memfd,hugetlb=on"),
+        },
+        read=_read_command,
+        write=_write_memory,
+    ),
+    Row(
+        says={
+            Feature.IOMMU: native("-device intel-iommu; of aarch64 -machine iommu=smmuv3"),
+        },
+        read=_read_command,
+        write=_write_iommu,
+    ),
+    Row(
+        says={
+            Feature.DEVICES: indirect(
+                "-device vfio-pci; the script's `prepare` gives them to vfio-pci",
+                "nothing keeps another VM from taking the same device",
+            ),
+            Feature.DEVICE_CELLS: native("-device pxb-pcie,numa_node="),
+            Feature.DEVICE_TREE: native("-device x3130-upstream, xio3130-downstream"),
+            Feature.INITIATORS: indirect(
+                "-object acpi-generic-initiator (QEMU 9.0)",
+                "no accelerated SMMUv3 is written, so that the GPU's driver has no address "
+                "translation",
+            ),
+            Feature.VGPUS: indirect(
+                "-device vfio-pci,sysfsdev= of mediated devices, host= of functions; -uuid, by "
+                "which NVIDIA's vGPU manager knows the VM",
+                "nothing keeps another VM from taking the same vGPU",
+            ),
+        },
+        read=_read_command,
+        write=_write_devices,
+    ),
+    Row(
+        says={
+            Feature.VCPU_PINS: indirect(
+                "QEMU has no option: the script pins its threads by taskset after the start",
+                "vCPUs float for the first moments, and nothing pins threads that come later",
+            ),
+            Feature.EMULATOR_PINS: native("taskset around QEMU"),
+        },
+        read=_read_pins,
+    ),
+    Row(  # of a test guest, which has as many IOThreads as its plan
+        says={
+            Feature.IOTHREAD_PINS: indirect(
+                "taskset after the start, of threads named iothreadN",
+                "disks must be given to an IOThread by hand",
+            ),
+        },
+        write=_write_iothreads,
+        is_compared=False,
+    ),
+    Row(
+        says={
+            Feature.WINDOW: native("-global q35-pcihost.pci-hole64-size, -cpu phys-bits, -fw_cfg"),
+        },
+        read=_read_command,
+        write=_write_window,
+    ),
+)
+
+CODEC = Codec(
+    name="qemu",
+    rows=ROWS,
+    parse=parse,
+    new=_new,
+    edited=_edited,
+    refuse=_refuse,
+    most_vcpus=None,
+    findings=_findings,
+)
+TARGET = CODEC.target(
     title="QEMU",
     source="qemu-system(1) of QEMU 7.2 and 10.1; options tried by starting QEMU 7.2",
-    support=SUPPORT,
-    unread=frozenset(("iothreads",)),
-    render=render,
-    read_vm=read_vm,
     recognises=is_script,
     one_socket=True,
     runs_qemu=True,

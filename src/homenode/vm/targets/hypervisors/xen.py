@@ -368,7 +368,7 @@ def _refuse(writing: Writing[Config]) -> None:
         )
 
 
-def _findings(writing: Writing[Config]) -> Iterator[PlanFinding]:
+def _findings(writing: Writing[Config], _: object) -> Iterator[PlanFinding]:
     """The choice that only Xen gives to vCPUs that float over nodes, as XAPI places its VMs; and
     where dom0 runs."""
     plan = writing.plan

@@ -25,8 +25,8 @@ class VmFact(Struct, frozen=True, kw_only=True, gc=False):
     """One row.
 
     id: also of the finding, behind "plan-". subject: where a document has what is said of the whole
-    VM; title: the same in words. fields: of Vm that it is made of, which the tables of formats
-    name. of: what a VM says; None = its first field. same: whether two values mean the same. show: a value as text; nothing:
+    VM; title: the same in words. of: what a VM says. fields: of Vm that it is made of, which the
+    tables of formats name. same: whether two values mean the same. show: a value as text; nothing:
     the text where there is none. show_both: what is shown of two long values, (subject, expected,
     observed). alone: a thing of which only the second source says something is a difference, too.
     after: facts whose difference, of the same thing or of the whole VM, says it already.
@@ -35,17 +35,14 @@ class VmFact(Struct, frozen=True, kw_only=True, gc=False):
     id: str
     subject: str = ""
     title: str = ""
+    of: Callable[[Vm], Said]
     fields: tuple[str, ...]
-    of: Callable[[Vm], Said] | None = None
     same: Callable[[Any, Any], bool] = eq
     show: Callable[[Any], str] = str
     nothing: str = "none"
     show_both: Callable[[Any, Any], tuple[str, str, str]] | None = None
     alone: bool = False
     after: tuple[str, ...] = ()
-
-    def said_by(self, vm: Vm) -> Said:
-        return _said(getattr(vm, self.fields[0])) if self.of is None else self.of(vm)
 
 
 class VmDifference(Struct, frozen=True, kw_only=True, gc=False):
@@ -66,7 +63,7 @@ def diff(planned: Vm, found: Vm, lost: Iterable[str] = ()) -> Iterator[VmDiffere
     for fact in FACTS:
         if fact.id in skipped:
             continue
-        wanted, there = fact.said_by(planned), fact.said_by(found)
+        wanted, there = fact.of(planned), fact.of(found)
         said = [thing for thing, value in wanted.items() if value is not None]
         more = [thing for thing in there if thing not in wanted] if fact.alone else []
         for thing in (*said, *more):
@@ -183,12 +180,14 @@ FACTS: tuple[VmFact, ...] = (
         id="vcpus",
         subject="<vcpu>",
         title="number of vCPUs",
+        of=lambda vm: _said(vm.vcpus),
         fields=("vcpus",),
     ),
     VmFact(
         id="memory",
         subject="<memory>",
         title="memory",
+        of=lambda vm: _said(vm.memory_bytes),
         fields=("memory_bytes", "ballooned_bytes", "max_memory_bytes"),
         show=format_bytes,
     ),
@@ -230,6 +229,7 @@ FACTS: tuple[VmFact, ...] = (
         id="domain-type",
         subject="<domain>",
         title="accelerator",
+        of=lambda vm: _said(vm.domain_type),
         fields=("domain_type",),
         show="type {}".format,
     ),
@@ -261,6 +261,7 @@ FACTS: tuple[VmFact, ...] = (
         id="vcpus-online",
         subject="<vcpu>",
         title="vCPUs at the start",
+        of=lambda vm: _said(vm.offline_vcpus),
         fields=("offline_vcpus",),
         show=lambda off: f"{vcpus_text(off)} offline" if off else "every vCPU there at the start",
     ),
@@ -268,6 +269,7 @@ FACTS: tuple[VmFact, ...] = (
         id="current-memory",
         subject="<currentMemory>",
         title="memory at the start",
+        of=lambda vm: _said(vm.ballooned_bytes),
         fields=("ballooned_bytes",),
         show=lambda size: f"{format_bytes(size)} in the balloon",
     ),
@@ -290,6 +292,7 @@ FACTS: tuple[VmFact, ...] = (
         id="iothreads",
         subject="<iothreadpin>",
         title="IOThreads' PUs",
+        of=lambda vm: _said(vm.iothread_pins),
         fields=("iothread_pins",),
         show=lambda pins: "no pins" if not pins else _some(f"{n} -> {pus}" for n, pus in pins),
     ),

@@ -8,10 +8,9 @@ from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.machine.pci import PciDevice, PciLink
 from homenode.machine.topology import Host, NumaNode
-from homenode.vm.model import GuestAddress, GuestPciController
+from homenode.vm.model import EXPANDER, GuestAddress, GuestPciController
 
 _ROOTS = ("pcie-root", "pci-root")
-_EXPANDER = "pcie-expander-bus"
 _DEEPEST = 32
 
 
@@ -50,7 +49,7 @@ def path_of_address(
             return GuestPath(0, tuple(reversed(steps)))
         if controller is None:
             return None
-        if controller.model == _EXPANDER:
+        if controller.model == EXPANDER:
             if controller.bus_nr is None:
                 return None
             return GuestPath(controller.bus_nr, tuple(reversed(steps)))

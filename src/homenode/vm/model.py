@@ -1,5 +1,6 @@
 """Vm: one VM as a plan, a document, a target's file, a process or a guest says it."""
 
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import NamedTuple, NewType
 
@@ -47,6 +48,19 @@ class PortModel(StrEnum):
 
 
 EXPANDER = PortModel.EXPANDER_BUS.value
+PORTS = (PortModel.ROOT_PORT.value, PortModel.SWITCH_DOWNSTREAM.value)
+"""With one slot, and a chassis number."""
+
+QEMU_DEVICE: Mapping[str, str] = {
+    "pcie-expander-bus": "pxb-pcie",
+    "pcie-root-port": "pcie-root-port",
+    "pcie-switch-upstream-port": "x3130-upstream",
+    "pcie-switch-downstream-port": "xio3130-downstream",
+    "pcie-to-pci-bridge": "pcie-pci-bridge",
+    "dmi-to-pci-bridge": "i82801b11-bridge",
+    "pci-bridge": "pci-bridge",
+}
+"""QEMU's devices for libvirt's models. Source: virDomainControllerPCIModelName, libvirt 9.0."""
 
 
 class GuestAddress(PciAddress):

@@ -25,16 +25,8 @@ from homenode.vm.domain.edits import (
 )
 from homenode.vm.domain.fields import any_base, decimal, format_size, guest_address, number, size_of
 from homenode.vm.domain.hostdevs import new_address, place
-from homenode.vm.model import GuestAddress, GuestPciController, PortModel
+from homenode.vm.model import PORTS, QEMU_DEVICE, GuestAddress, GuestPciController, PortModel
 from homenode.vm.plan_model import Plan
-
-_QEMU_DEVICE: dict[str, str] = {
-    PortModel.EXPANDER_BUS: "pxb-pcie",
-    PortModel.ROOT_PORT: "pcie-root-port",
-    PortModel.SWITCH_UPSTREAM: "x3130-upstream",
-    PortModel.SWITCH_DOWNSTREAM: "xio3130-downstream",
-}
-"""<model name=...>: QEMU's device. Source: virDomainControllerPCIModelName, libvirt 9.0."""
 
 
 def pci_controllers(document: Document) -> tuple[tuple[int, Element], ...]:
@@ -102,7 +94,7 @@ def edit_controllers(document: Document, plan: Plan) -> Document:
     document = _adjust(document, adjusted)
     if not missing:
         return document
-    chassis = _free_chassis(document, [c.index for c in missing if _has_chassis(c)])
+    chassis = _free_chassis(document, [c.index for c in missing if c.model in PORTS])
     new = [_new(controller, chassis.get(controller.index)) for controller in missing]
     others = document.root.all("devices/controller")
     if not others:
@@ -165,10 +157,6 @@ def _address(controller: GuestPciController) -> GuestAddress:
     return controller.address
 
 
-def _has_chassis(controller: GuestPciController) -> bool:
-    return controller.model in (PortModel.ROOT_PORT, PortModel.SWITCH_DOWNSTREAM)
-
-
 def _free_chassis(document: Document, indices: list[int]) -> dict[int, int]:
     """Chassis of new ports: the index, as libvirt does, or where that is in use the next free one.
 
@@ -191,7 +179,7 @@ def chassis_of(index: int, controller: Element) -> int:
 
 def _new(controller: GuestPciController, chassis: int | None) -> New:
     at = _address(controller)
-    children = [New("model", {"name": _QEMU_DEVICE[controller.model]})]
+    children = [New("model", {"name": QEMU_DEVICE[controller.model]})]
     if controller.model == PortModel.EXPANDER_BUS:
         children.append(_target(controller))
     elif chassis is not None:

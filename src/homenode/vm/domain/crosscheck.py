@@ -25,7 +25,7 @@ from homenode.vm.domain.document import Document, Element
 from homenode.vm.domain.fields import any_base, decimal, pu_set
 from homenode.vm.domain.hostdevs import addressed_devices
 from homenode.vm.domain.memory import memory_device_bytes, read_memnodes, read_memory
-from homenode.vm.model import GuestPciController
+from homenode.vm.model import EXPANDER, PORTS, QEMU_DEVICE, GuestPciController, PortModel
 
 
 class Broken(Struct, frozen=True, order=True):
@@ -182,8 +182,6 @@ def _command_line(document: Document) -> Iterator[Broken]:
 
 
 LAST_BUS = 255
-_ONE_SLOT = ("pcie-root-port", "pcie-switch-downstream-port")
-_EXPANDER = "pcie-expander-bus"
 _ON_EXPANDER = (
     "pcie-root-port",
     "pcie-switch-upstream-port",
@@ -191,14 +189,9 @@ _ON_EXPANDER = (
     "pcie-to-pci-bridge",
 )
 
-_NAMES = {
-    "pcie-expander-bus": ("pxb-pcie",),
-    "pcie-root-port": ("pcie-root-port", "ioh3420"),
-    "pcie-switch-upstream-port": ("x3130-upstream",),
-    "pcie-switch-downstream-port": ("xio3130-downstream",),
-}
-"""QEMU's devices for a model. Source: qemuDomainValidate of controllers, libvirt 9.0, which refuses
-any other."""
+_OTHER_NAMES = {"pcie-root-port": "ioh3420"}
+"""Of models, next to QEMU_DEVICE. Source: qemuDomainValidate of controllers, libvirt 9.0, which
+refuses any other."""
 
 _CHIPSET_SLOT = {"pcie-root": 0x1F, "pci-root": 1, "": 0x1F}
 """Where function 0 is the machine's own: q35's LPC next to SATA, i440fx's ISA next to IDE and USB.
@@ -231,9 +224,9 @@ def _places(document: Document, controllers: tuple[GuestPciController, ...]) -> 
     for address, element in devices:
         what = f"<{element.tag}> at {address}"
         model = model_of.get(address.bus)
-        if model in _ONE_SLOT and address.device:
+        if model in PORTS and address.device:
             yield _broken("slot-of-port", what, "slot 0, the only one of a port", address.device)
-        if model == _EXPANDER and element.get("model") not in _ON_EXPANDER:
+        if model == EXPANDER and element.get("model") not in _ON_EXPANDER:
             yield _broken("endpoint-on-expander", what, "a root port between", "an expander bus")
         of_chipset = address.bus == 0 and address.device == _CHIPSET_SLOT.get(model or "")
         if address.function and not of_chipset:
@@ -259,10 +252,10 @@ def _windows(document: Document, controllers: tuple[GuestPciController, ...]) ->
     model_of = {controller.index: controller for controller in controllers}
     buses_below: Counter[int] = Counter()
     for controller in controllers:
-        if controller.model == _EXPANDER or controller.index == 0:
+        if controller.model == EXPANDER or controller.index == 0:
             continue
         root, steps = controller, 0
-        while root.model != _EXPANDER and root.index and steps <= len(controllers):
+        while root.model != EXPANDER and root.index and steps <= len(controllers):
             parent = 0 if root.address is None else root.address.bus
             if parent not in model_of:
                 break  # libvirt adds the controller, on the root bus
@@ -276,11 +269,11 @@ def _windows(document: Document, controllers: tuple[GuestPciController, ...]) ->
                 "a loop",
             )
             return
-        buses_below[root.index if root.model == _EXPANDER else 0] += 1
+        buses_below[root.index if root.model == EXPANDER else 0] += 1
     named = {address.bus for address, _ in addressed_devices(document) if not address.domain}
     last = max({*named, *model_of}, default=0)
     buses_below[0] += last - sum(0 < index <= last for index in model_of)
-    expanders = [c for c in controllers if c.model == _EXPANDER and c.bus_nr is not None]
+    expanders = [c for c in controllers if c.model == EXPANDER and c.bus_nr is not None]
     for number, count in Counter(c.bus_nr for c in expanders).items():
         if count > 1:
             yield _broken("busnr-twice", f"busNr {number}", "one expander bus", count)
@@ -304,7 +297,7 @@ def _windows(document: Document, controllers: tuple[GuestPciController, ...]) ->
 def _chassis(document: Document) -> Iterator[Broken]:
     numbers: Counter[int] = Counter()
     for index, element in pci_controllers(document):
-        if element.get("model") in _ONE_SLOT:
+        if element.get("model") in PORTS:
             numbers[chassis_of(index, element)] += 1
     for number, count in numbers.items():
         if count > 1:
@@ -314,8 +307,9 @@ def _chassis(document: Document) -> Iterator[Broken]:
 def _model_names(document: Document) -> Iterator[Broken]:
     for index, element in pci_controllers(document):
         name = element.value("model/@name")
-        known = _NAMES.get(element.get("model") or "")
-        if name is not None and known is not None and name not in known:
+        model = element.get("model") or ""
+        known = [names[model] for names in (QEMU_DEVICE, _OTHER_NAMES) if model in names]
+        if name is not None and model in tuple(PortModel) and name not in known:
             yield _broken(
                 "controller-model-name",
                 f"PCI controller {index}",

@@ -16,7 +16,7 @@ from homenode.vm.domain.document import Document, Element
 from homenode.vm.domain.hostdevs import addressed_devices
 from homenode.vm.domain.read import open_domain, vm_of
 from homenode.vm.layout import MemoryBinding
-from homenode.vm.model import PortModel, Vm
+from homenode.vm.model import PORTS, PortModel, Vm
 from homenode.vm.plan_model import Plan, PlanFinding, plan_finding
 
 _MEASURED = frozenset({"sev-es", "sev-snp", "tdx"})
@@ -146,7 +146,6 @@ def check_vcpus(
     )
 
 
-_PORTS = ("pcie-root-port", "pcie-switch-downstream-port")
 _ON_PCI = frozenset({"interface", "sound", "video", "rng", "filesystem", "vsock", "crypto"})
 
 
@@ -177,7 +176,7 @@ def _ports_that_libvirt_fills(after: Document, plan: Plan) -> tuple[PlanFinding,
     for controller in controllers.values():
         above = None if controller.address is None else controllers.get(controller.address.bus)
         on_root = above is None or above.model == "pcie-root"
-        if controller.model in _PORTS and not on_root and controller.index not in in_use:
+        if controller.model in PORTS and not on_root and controller.index not in in_use:
             empty += 1
     floating = list(filter(_floats, after.root.all("devices/*")))
     if not empty or not floating:

@@ -15,24 +15,21 @@ from homenode.cpuset import CpuSet
 from homenode.errors import ParseError
 from homenode.machine.pci import canonical_uuid
 from homenode.units import GIB, KIB, MIB, TIB
-from homenode.vm.model import GuestAddress, GuestCache, GuestHostdev, GuestPciController, Vm, VmCell
+from homenode.vm.model import (
+    PORTS,
+    QEMU_DEVICE,
+    GuestAddress,
+    GuestCache,
+    GuestHostdev,
+    GuestPciController,
+    Vm,
+    VmCell,
+)
 from homenode.vm.plan_model import Plan
 from homenode.vm.plan_options import MemoryMode
 from homenode.vm.targets.target import is_vgpu, passed_through
 
-DEVICE_OF_MODEL: Mapping[str, str] = {
-    "pcie-expander-bus": "pxb-pcie",
-    "pcie-root-port": "pcie-root-port",
-    "pcie-switch-upstream-port": "x3130-upstream",
-    "pcie-switch-downstream-port": "xio3130-downstream",
-    "pcie-to-pci-bridge": "pcie-pci-bridge",
-    "dmi-to-pci-bridge": "i82801b11-bridge",
-    "pci-bridge": "pci-bridge",
-}
-"""QEMU's devices for libvirt's models. Source: virDomainControllerPCIModelName, libvirt 9.0."""
-
-_MODEL_OF_DEVICE = {device: model for model, device in DEVICE_OF_MODEL.items()}
-_WITH_CHASSIS = ("pcie-root-port", "pcie-switch-downstream-port")
+_MODEL_OF_DEVICE = {device: model for model, device in QEMU_DEVICE.items()}
 POLICY_OF_MODE = {
     MemoryMode.STRICT: "bind",
     MemoryMode.INTERLEAVE: "interleave",
@@ -193,12 +190,12 @@ class QemuPciTree:
 
     def controller(self, controller: GuestPciController) -> str:
         """-device of a bridge."""
-        words = f"{DEVICE_OF_MODEL[controller.model]},id={self.prefix}{controller.index}"
+        words = f"{QEMU_DEVICE[controller.model]},id={self.prefix}{controller.index}"
         if controller.bus_nr is not None:
             words += f",bus_nr={controller.bus_nr}"
             if controller.cell is not None:
                 words += f",numa_node={controller.cell}"
-        if controller.model in _WITH_CHASSIS:
+        if controller.model in PORTS:
             words += f",chassis={self.chassis_base + controller.index}"
         elif controller.model == "pci-bridge":
             words += f",chassis_nr={controller.index}"

@@ -21,9 +21,8 @@ from homenode.check.verify.boot.stand_in import (
 )
 from homenode.units import MIB
 from homenode.vm.domain.fields import address_attributes, format_set
-from homenode.vm.model import GuestAddress
+from homenode.vm.model import QEMU_DEVICE, GuestAddress
 from homenode.vm.targets.qemu_command import (
-    DEVICE_OF_MODEL,
     Options,
     QemuPciTree,
     device_tree,
@@ -422,7 +421,7 @@ def _booted(
         elif option == "device" and first == "vfio-pci":
             place = [pair for pair in pairs if pair[0] in ("bus", "addr", "multifunction")]
             value = joined("virtio-serial-pci", place)
-        elif option == "device" and first in DEVICE_OF_MODEL.values():
+        elif option == "device" and first in QEMU_DEVICE.values():
             value = joined(first, [pair for pair in pairs if pair[0] in _BRIDGE_KEYS])
         else:
             if option not in _NO_PART_OF_THE_GUEST and first != "iothread":

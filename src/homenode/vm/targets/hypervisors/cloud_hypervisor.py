@@ -131,31 +131,28 @@ def fields_of(value: str) -> dict[str, str]:
     >>> fields_of("guest_numa_id=0,cpus=[0-3,8],memory_zones=mem0")
     {'guest_numa_id': '0', 'cpus': '[0-3,8]', 'memory_zones': 'mem0'}
     """
-    words, depth, word = [], 0, ""
-    for letter in value:
-        depth += (letter == "[") - (letter == "]")
-        if letter == "," and not depth:
-            words.append(word)
-            word = ""
-        else:
-            word += letter
-    if depth:
+    if value.count("[") != value.count("]"):
         raise ParseError("Cloud Hypervisor", "a value whose brackets are closed", value[:60])
-    return {key: text for key, _, text in (one.partition("=") for one in (*words, word) if one)}
+    return {key: text for key, _, text in (one.partition("=") for one in _split(value, ",") if one)}
 
 
 def _list(value: str) -> list[str]:
     """The elements of [a,b] or a; those of older releases are separated by colons."""
     inside = value.removeprefix("[").removesuffix("]") if value.startswith("[") else value
-    found, depth, word = [], 0, ""
-    for letter in inside:
+    words = [word.strip() for word in _split(inside, ",:")]
+    return words if words[-1] else words[:-1]
+
+
+def _split(value: str, separators: str) -> list[str]:
+    """The words between separators that are in no brackets."""
+    words, depth = [""], 0
+    for letter in value:
         depth += (letter == "[") - (letter == "]")
-        if letter in ",:" and not depth:
-            found.append(word.strip())
-            word = ""
+        if letter in separators and not depth:
+            words.append("")
         else:
-            word += letter
-    return [*found, word.strip()] if word.strip() else found
+            words[-1] += letter
+    return words
 
 
 def _merged(keys: Keys, wanted: Mapping[str, str | None]) -> str:

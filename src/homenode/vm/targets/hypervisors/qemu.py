@@ -282,9 +282,7 @@ def _machine(plan: Plan, guest: Vm) -> str:
     return ",".join(words)
 
 
-def _tree(
-    plan: Plan, guest: Vm
-) -> tuple[tuple[GuestPciController, ...], dict[Bdf, GuestAddress]]:
+def _tree(plan: Plan, guest: Vm) -> tuple[tuple[GuestPciController, ...], dict[Bdf, GuestAddress]]:
     """Bridges, parents first, and the address of each device: a root port of its own on pcie.0
     where neither plan nor document has one for it."""
     # Cells of the document are no more, but for those that the plan mirrors.

@@ -12,10 +12,9 @@ from msgspec.structs import fields
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import HomenodeError
-from homenode.vm.domain.codec import ROWS, Row
+from homenode.vm.domain.codec import ROWS, STEPS, Row
 from homenode.vm.domain.document import Document, Element
 from homenode.vm.domain.read import open_domain, read_running_domain, read_vm, vm_of
-from homenode.vm.domain.rewrite import STEPS
 from homenode.vm.model import GuestAddress, GuestCache, Vm
 from homenode.vm.plan_model import Aperture, Plan, with_vm
 from tests.domain_corpus import sample

@@ -10,7 +10,7 @@ from homenode.check.domain.pins import pins_alone, pins_on_host
 from homenode.errors import InputError
 from homenode.findings import Finding, Findings, Severity, in_order, merged, sourced
 from homenode.machine.topology import Host
-from homenode.vm.domain.codec import ROWS, SINCE, UNSAID, older_than
+from homenode.vm.domain.codec import ROWS, SINCE, STEPS, UNSAID, older_than
 from homenode.vm.domain.controllers import edit_aperture, edit_controllers
 from homenode.vm.domain.cpu import edit_cpu
 from homenode.vm.domain.crosscheck import crosscheck
@@ -18,7 +18,6 @@ from homenode.vm.domain.document import Document, Element
 from homenode.vm.domain.iommu import edit_iommu
 from homenode.vm.domain.metadata import edit_metadata
 from homenode.vm.domain.read import read_kept, vm_of
-from homenode.vm.domain.rewrite import STEPS
 from homenode.vm.domain.schema import Parsed, SchemaError
 from homenode.vm.facts import diff
 from homenode.vm.fingerprint import host_fingerprint, is_made_for

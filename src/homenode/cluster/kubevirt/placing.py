@@ -25,13 +25,14 @@ from homenode.plan.request import GuestRequest
 from homenode.plan.shape.guest_numa import guest_distances, is_grace, with_initiator_cells
 from homenode.plan.shape.pcie import MirroredPcie, mirror_cells
 from homenode.vm.domain.cells import cell_bytes, edit_cells, read_cells, read_distances
-from homenode.vm.domain.cputune import read_pins
+from homenode.vm.domain.codec import PCIE_STEPS
+from homenode.vm.domain.cpu import read_pins
 from homenode.vm.domain.document import Document
 from homenode.vm.domain.fields import decimal
 from homenode.vm.domain.hostdevs import edit_initiators, hostdev_elements
 from homenode.vm.domain.memory import read_memnodes
 from homenode.vm.domain.read import open_domain, vm_of
-from homenode.vm.domain.rewrite import PCIE_STEPS, rewrite_by
+from homenode.vm.domain.rewrite import rewrite_by
 from homenode.vm.layout import GuestCells, GuestPcie, Layout, MemoryBinding, Pinning, Siblings
 from homenode.vm.model import (
     EXPANDER,

@@ -15,74 +15,44 @@ from msgspec import Struct
 from homenode.cpuset import CpuSet
 from homenode.errors import HostError, ParseError
 from homenode.machine.tools.versions import Version
-from homenode.vm.domain.cells import (
-    cell_bytes,
-    cell_elements,
-    edit_cells,
-    edit_memory_backing,
-    page_bytes_of_cell,
-    read_cells,
-    read_distances,
-    read_page_bytes,
-)
-from homenode.vm.domain.controllers import (
-    QEMU_NAMESPACE,
-    edit_aperture,
-    edit_controllers,
-    read_controllers,
-    read_hole,
-)
-from homenode.vm.domain.cpu import (
-    edit_acpi,
-    edit_cpu,
-    edit_vcpus,
-    read_architecture,
-    read_offline_vcpus,
-    read_topoext,
-    read_topology,
-    read_vcpus,
-)
-from homenode.vm.domain.cputune import (
-    edit_cputune,
-    iothread_ids,
-    read_emulator,
-    read_iothread_pins,
-    read_vcpu_pins,
-)
+from homenode.vm.domain import cells, controllers, cpu, hostdevs, iommu, memory
 from homenode.vm.domain.document import Document
 from homenode.vm.domain.fields import decimal, needed, size_of
-from homenode.vm.domain.hostdevs import (
-    edit_hostdevs,
-    edit_initiators,
-    edit_shared_slots,
-    read_addresses,
-    read_hostdevs,
-    read_mediated,
-)
-from homenode.vm.domain.iommu import (
-    LIBVIRT_WITH_ACCEL,
-    MOST_VCPUS_WITHOUT,
-    QEMU_WITH_ACCEL,
-    edit_iommu,
-)
-from homenode.vm.domain.memory import (
-    edit_memory,
-    edit_memory_devices,
-    edit_numatune,
-    memory_devices,
-    read_ballooned,
-    read_binding,
-    read_bound_nodes,
-    read_memnodes,
-    read_memory_devices,
-    read_own_memory,
-)
 from homenode.vm.domain.metadata import edit_metadata, read_record
 from homenode.vm.layout import MemoryBinding
 from homenode.vm.model import PortModel, Vm, VmCell
 from homenode.vm.plan_model import Plan
 
 Step = Callable[[Document, Plan], Document]
+
+STEPS: tuple[Step, ...] = (
+    cpu.edit_vcpus,
+    memory.edit_memory,
+    cpu.edit_cpu,
+    cells.edit_cells,
+    memory.edit_memory_devices,
+    cells.edit_memory_backing,
+    cpu.edit_cputune,
+    memory.edit_numatune,
+    controllers.edit_controllers,
+    hostdevs.edit_hostdevs,
+    hostdevs.edit_initiators,
+    hostdevs.edit_shared_slots,
+    controllers.edit_aperture,
+    cpu.edit_acpi,
+    iommu.edit_iommu,
+    edit_metadata,  # last: edit_numatune reads the record of the layout before
+)
+"""Cells come before whatever names a cell, controllers before what is plugged into them."""
+
+PCIE_STEPS: tuple[Step, ...] = (
+    cells.edit_cells,
+    controllers.edit_controllers,
+    hostdevs.edit_hostdevs,
+    hostdevs.edit_shared_slots,
+    cpu.edit_acpi,
+)
+"""For a plan whose pins and memory are the document's own: its PCIe tree and distances alone."""
 
 
 class Row(Struct, frozen=True):
@@ -145,7 +115,7 @@ class Since(Struct, frozen=True):
         return self.there(document, vm)
 
 
-_COMMANDLINE = f"{{{QEMU_NAMESPACE}}}commandline"
+_COMMANDLINE = f"{{{controllers.QEMU_NAMESPACE}}}commandline"
 
 UNSAID = {
     "device-cell": "the controllers above the device say its cell",
@@ -180,10 +150,8 @@ def read_name(document: Document) -> str:
 
 def _read_cpu_mode(document: Document) -> str | None:
     """The mode; libvirt takes a <model> without one for custom, and neither for no CPU model."""
-    cpu = document.root.child("cpu")
-    if cpu is None:
-        return None
-    return cpu.get("mode") or (None if cpu.child("model") is None else "custom")
+    mode, model = document.root.value("cpu/@mode"), document.root.at("cpu/model")
+    return mode or (None if model is None else "custom")
 
 
 def _read_address_bits(document: Document) -> int | None:
@@ -208,28 +176,28 @@ def _read_launch_security(document: Document) -> str | None:
 
 
 def _read_shared_access(document: Document) -> bool:
-    cells = (e.get("memAccess") for e in cell_elements(document))
-    return "shared" in (document.root.value("memoryBacking/access/@mode"), *cells)
+    of_cells = (e.get("memAccess") for e in cells.cell_elements(document))
+    return "shared" in (document.root.value("memoryBacking/access/@mode"), *of_cells)
 
 
 def _read_cells(document: Document) -> tuple[VmCell, ...]:
-    memnodes = read_memnodes(document)
-    binding = read_binding(document) or (None, CpuSet())
-    cells = []
-    for i, (element, vcpus) in enumerate(read_cells(document)):
+    memnodes = memory.read_memnodes(document)
+    binding = memory.read_binding(document) or (None, CpuSet())
+    found = []
+    for i, (element, vcpus) in enumerate(cells.read_cells(document)):
         mode, nodes = memnodes.get(i) or binding
-        cells.append(
+        found.append(
             VmCell(
                 id=i,
                 vcpus=vcpus,
-                memory_bytes=cell_bytes(element),
+                memory_bytes=cells.cell_bytes(element),
                 nodes=nodes,
                 mode=mode,
-                page_bytes=page_bytes_of_cell(document, i),
-                distances=read_distances(element),
+                page_bytes=cells.page_bytes_of_cell(document, i),
+                distances=cells.read_distances(element),
             )
         )
-    return tuple(cells)
+    return tuple(found)
 
 
 def _row(path: str, field: str | None, read: Callable[[Document], Any] | None, *steps: Step) -> Row:
@@ -246,76 +214,85 @@ def _once(
 
 
 ROWS: tuple[Row, ...] = (
-    _once("vcpu", "vcpus", lambda document: read_vcpus(document)[0], edit_vcpus),
+    _once("vcpu", "vcpus", lambda document: cpu.read_vcpus(document)[0], cpu.edit_vcpus),
     _row("", "domain_type", lambda document: needed(document.root, "type")),
     _once("name", "name", read_name),
     _once("uuid", "uuid", _value("uuid")),
     _once("metadata"),
     _row("metadata/layout", "record", read_record, edit_metadata),
-    _once("vcpus", "offline_vcpus", read_offline_vcpus, edit_vcpus),
-    _once("iothreads", "iothread_ids", iothread_ids),
+    _once("vcpus", "offline_vcpus", cpu.read_offline_vcpus, cpu.edit_vcpus),
+    _once("iothreads", "iothread_ids", cpu.iothread_ids),
     _once("iothreadids", "iothread_pus"),
     _once("cputune"),
-    _row("cputune/vcpupin", "vcpu_pins", read_vcpu_pins, edit_cputune),
-    _row("cputune/emulatorpin", "emulator_pus", read_emulator, edit_cputune),
-    _row("cputune/iothreadpin", "iothread_pins", read_iothread_pins, edit_cputune),
-    _row("cputune/vcpusched", None, None, edit_cputune),
-    _row("cputune/cachetune", None, None, edit_cputune),
-    _row("cputune/memorytune", None, None, edit_cputune),
-    _once("memory", "memory_bytes", read_own_memory, edit_memory),
-    _once("currentMemory", "ballooned_bytes", read_ballooned, edit_memory),
-    _once("maxMemory", "max_memory_bytes", _size("maxMemory"), edit_memory),
+    _row("cputune/vcpupin", "vcpu_pins", cpu.read_vcpu_pins, cpu.edit_cputune),
+    _row("cputune/emulatorpin", "emulator_pus", cpu.read_emulator, cpu.edit_cputune),
+    _row("cputune/iothreadpin", "iothread_pins", cpu.read_iothread_pins, cpu.edit_cputune),
+    _row("cputune/vcpusched", None, None, cpu.edit_cputune),
+    _row("cputune/cachetune", None, None, cpu.edit_cputune),
+    _row("cputune/memorytune", None, None, cpu.edit_cputune),
+    _once("memory", "memory_bytes", memory.read_own_memory, memory.edit_memory),
+    _once("currentMemory", "ballooned_bytes", memory.read_ballooned, memory.edit_memory),
+    _once("maxMemory", "max_memory_bytes", _size("maxMemory"), memory.edit_memory),
     _once("memoryBacking"),
-    _once("memoryBacking/hugepages", "page_bytes", read_page_bytes, edit_memory_backing),
+    _once(
+        "memoryBacking/hugepages", "page_bytes", cells.read_page_bytes, cells.edit_memory_backing
+    ),
     _once("memoryBacking/access", "memory_access_shared", _read_shared_access),
     _row("memtune/hard_limit", "hard_limit_bytes", _size("memtune/hard_limit")),
     _once("numatune"),
-    _once("numatune/memory", "binding", read_binding, edit_numatune),
-    _row("numatune/memnode", "bound_nodes", read_bound_nodes, edit_numatune),
+    _once("numatune/memory", "binding", memory.read_binding, memory.edit_numatune),
+    _row("numatune/memnode", "bound_nodes", memory.read_bound_nodes, memory.edit_numatune),
     _once("os"),
     _once("os/type", "machine", _value("os/type/@machine")),
     _once("os/nvram"),
     _row("os/loader", "firmware", _read_firmware),
     _once("features"),
-    _row("features/acpi", "has_acpi", _has("features/acpi"), edit_acpi),
-    _row("features/ioapic", None, None, edit_iommu),
+    _row("features/acpi", "has_acpi", _has("features/acpi"), cpu.edit_acpi),
+    _row("features/ioapic", None, None, iommu.edit_iommu),
     _once("cpu", "cpu_mode", _read_cpu_mode),
     _row("cpu/model", "cpu_model", _value("cpu/model")),
-    _row("cpu/feature", "topoext", read_topoext, edit_cpu),
-    _once("cpu/topology", "cpu_topology", read_topology, edit_cpu),
-    _once("cpu/cache", "cpu_cache", _value("cpu/cache/@mode"), edit_cpu),
-    _once("cpu/maxphysaddr", "physical_address_bits", _read_address_bits, edit_cpu),
+    _row("cpu/feature", "topoext", cpu.read_topoext, cpu.edit_cpu),
+    _once("cpu/topology", "cpu_topology", cpu.read_topology, cpu.edit_cpu),
+    _once("cpu/cache", "cpu_cache", _value("cpu/cache/@mode"), cpu.edit_cpu),
+    _once("cpu/maxphysaddr", "physical_address_bits", _read_address_bits, cpu.edit_cpu),
     _once("cpu/numa"),
-    _row("cpu/numa/cell", "cells", _read_cells, edit_cells),
-    _row("cpu/numa/interconnects", None, None, edit_cells),
+    _row("cpu/numa/cell", "cells", _read_cells, cells.edit_cells),
+    _row("cpu/numa/interconnects", None, None, cells.edit_cells),
     _once("devices"),
-    _row("devices/emulator", "architecture", read_architecture),
+    _row("devices/emulator", "architecture", cpu.read_architecture),
     Row(
         "devices/controller",
         "controllers",
-        read_controllers,
-        (edit_controllers, edit_aperture, edit_shared_slots),
+        controllers.read_controllers,
+        (controllers.edit_controllers, controllers.edit_aperture, hostdevs.edit_shared_slots),
     ),
-    _row("devices/controller/pcihole64", "pcihole64_bytes", read_hole, edit_aperture),
+    _row(
+        "devices/controller/pcihole64",
+        "pcihole64_bytes",
+        controllers.read_hole,
+        controllers.edit_aperture,
+    ),
     Row(
         "devices/hostdev",
         "hostdevs",
-        read_hostdevs,
-        (edit_hostdevs, edit_initiators, edit_shared_slots),
+        hostdevs.read_hostdevs,
+        (hostdevs.edit_hostdevs, hostdevs.edit_initiators, hostdevs.edit_shared_slots),
     ),
-    _row("devices/hostdev", "mediated", read_mediated, edit_hostdevs),
-    _row("devices/interface", "hostdevs", None, edit_hostdevs, edit_shared_slots),
-    _row("devices/memory", "memory_devices", read_memory_devices, edit_memory_devices),
-    _row("devices/memory", "has_dimms", lambda document: bool(memory_devices(document))),
-    _row("devices/iommu", "iommu_model", _value("devices/iommu/@model"), edit_iommu),
+    _row("devices/hostdev", "mediated", hostdevs.read_mediated, hostdevs.edit_hostdevs),
+    _row("devices/interface", "hostdevs", None, hostdevs.edit_hostdevs, hostdevs.edit_shared_slots),
+    _row(
+        "devices/memory", "memory_devices", memory.read_memory_devices, memory.edit_memory_devices
+    ),
+    _row("devices/memory", "has_dimms", lambda document: bool(memory.memory_devices(document))),
+    _row("devices/iommu", "iommu_model", _value("devices/iommu/@model"), iommu.edit_iommu),
     _row("devices/iommu", "has_iommu", _has("devices/iommu")),
-    _row("devices", "addresses", read_addresses),
+    _row("devices", "addresses", hostdevs.read_addresses),
     _once("launchSecurity", "launch_security", _read_launch_security),
     _row(
         "commandline",
         "has_qemu_commandline",
         lambda document: bool(document.root.child(_COMMANDLINE)),
-        edit_aperture,
+        controllers.edit_aperture,
     ),
 )
 """In the order in which they are read: what has no vCPUs is no VM to begin with."""
@@ -323,7 +300,7 @@ ROWS: tuple[Row, ...] = (
 
 def _needs_iommu(asked: Asked) -> bool:
     vm = asked.plan.vm
-    return vm.has_iommu and vm.vcpus > MOST_VCPUS_WITHOUT and not asked.is_virt
+    return vm.has_iommu and vm.vcpus > iommu.MOST_VCPUS_WITHOUT and not asked.is_virt
 
 
 def _needs_amd_iommu(asked: Asked, *, has_devices: bool) -> bool:
@@ -345,7 +322,7 @@ def _has_model(vm: Vm, model: PortModel) -> bool:
 
 def _drivers(document: Document) -> Iterator[bool]:
     """Of each IOMMU with a <driver>, whether it is the host's own."""
-    for driver in (iommu.child("driver") for iommu in document.root.all("devices/iommu")):
+    for driver in (one.child("driver") for one in document.root.all("devices/iommu")):
         if driver is not None:
             yield driver.get("accel") == "on"
 
@@ -475,8 +452,8 @@ SINCE = (
     ),
     Since(  # which no plan asks for: it is written where the host can have it
         "<iommu model='smmuv3'><driver accel=>",
-        LIBVIRT_WITH_ACCEL,
-        QEMU_WITH_ACCEL,
+        iommu.LIBVIRT_WITH_ACCEL,
+        iommu.QEMU_WITH_ACCEL,
         there=lambda document, vm: True in _drivers(document),
     ),
     Since("<metadata>", (0, 9, 10), planned=_is_pinned),

@@ -19,8 +19,7 @@ from homenode.vm.domain.controllers import (
     qemu_arguments,
     read_controllers,
 )
-from homenode.vm.domain.cpu import read_topology, read_vcpus
-from homenode.vm.domain.cputune import iothread_ids, pin_counts
+from homenode.vm.domain.cpu import iothread_ids, pin_counts, read_topology, read_vcpus
 from homenode.vm.domain.document import Document, Element
 from homenode.vm.domain.fields import any_base, decimal, pu_set
 from homenode.vm.domain.hostdevs import addressed_devices

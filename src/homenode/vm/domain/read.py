@@ -14,8 +14,7 @@ from homenode.machine.topology import RunningDomain
 from homenode.vm.domain.cells import cell_bytes, cell_elements, read_page_bytes
 from homenode.vm.domain.codec import ROWS, read_name
 from homenode.vm.domain.controllers import QEMU_NAMESPACE
-from homenode.vm.domain.cpu import read_vcpus
-from homenode.vm.domain.cputune import iothread_ids, read_pins
+from homenode.vm.domain.cpu import iothread_ids, read_pins, read_vcpus
 from homenode.vm.domain.document import Document, Element, parse_document
 from homenode.vm.domain.fields import host_address, pu_set, size_bytes
 from homenode.vm.domain.hostdevs import (

@@ -4,47 +4,13 @@ Each step edits one group of elements and gives the next document; none knows of
 is refused where the result would have a broken reference that the input did not have.
 """
 
-from collections.abc import Callable
-
 from homenode.errors import InputError
-from homenode.vm.domain.cells import edit_cells, edit_memory_backing
-from homenode.vm.domain.controllers import edit_aperture, edit_controllers
-from homenode.vm.domain.cpu import edit_acpi, edit_cpu, edit_vcpus
-from homenode.vm.domain.cputune import edit_cputune
+from homenode.vm.domain.codec import STEPS, Step
 from homenode.vm.domain.crosscheck import crosscheck
-from homenode.vm.domain.document import Document
-from homenode.vm.domain.hostdevs import edit_hostdevs, edit_initiators, edit_shared_slots
-from homenode.vm.domain.iommu import edit_iommu
 from homenode.vm.domain.limits import refuse_unsafe
-from homenode.vm.domain.memory import edit_memory, edit_memory_devices, edit_numatune
-from homenode.vm.domain.metadata import edit_metadata
 from homenode.vm.domain.read import open_domain, vm_of
 from homenode.vm.model import PortModel, Vm
 from homenode.vm.plan_model import Plan
-
-STEPS: tuple[Callable[[Document, Plan], Document], ...] = (
-    edit_vcpus,
-    edit_memory,
-    edit_cpu,
-    edit_cells,
-    edit_memory_devices,
-    edit_memory_backing,
-    edit_cputune,
-    edit_numatune,
-    edit_controllers,
-    edit_hostdevs,
-    edit_initiators,
-    edit_shared_slots,
-    edit_aperture,
-    edit_acpi,
-    edit_iommu,
-    edit_metadata,  # last: edit_numatune reads the record of the layout before
-)
-"""Cells come before whatever names a cell, controllers before what is plugged into them."""
-
-PCIE_STEPS = (edit_cells, edit_controllers, edit_hostdevs, edit_shared_slots, edit_acpi)
-"""For a plan whose pins and memory are the document's own: its PCIe tree and distances alone."""
-
 
 _SHARED_SLOT = (
     "a passed-through device leaves the slot that it shares: delete the <address> of what is left "
@@ -62,9 +28,7 @@ def rewrite(xml: bytes, plan: Plan, source: str = "domain") -> bytes:
     return rewrite_by(STEPS, xml, plan, source)
 
 
-def rewrite_by(
-    steps: tuple[Callable[[Document, Plan], Document], ...], xml: bytes, plan: Plan, source: str
-) -> bytes:
+def rewrite_by(steps: tuple[Step, ...], xml: bytes, plan: Plan, source: str) -> bytes:
     """As rewrite, with some of STEPS, in order."""
     document = open_domain(xml, source)
     guest = vm_of(document)

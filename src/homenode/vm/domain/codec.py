@@ -81,38 +81,14 @@ class Asked(NamedTuple):
 class Since(Struct, frozen=True):
     """An element and the oldest versions that take it; qemu None: any that is still in use.
 
-    A plan writes it that says something in a field of its Vm, or of its aperture (window), that
-    adds a controller of that model, or as `planned` says. A document has it at that path, or as
-    `there` says.
+    is_planned: whether a plan writes it. is_in: whether a document has it.
     """
 
     element: str
     libvirt: Version
     qemu: Version | None = None
-    field: str | None = None
-    window: str | None = None
-    model: PortModel | None = None
-    planned: Callable[[Asked], bool] = lambda asked: False
-    path: str | None = None
-    there: Callable[[Document, Vm], bool] = lambda document, vm: False
-
-    def is_planned(self, asked: Asked) -> bool:
-        """Whether a plan writes it."""
-        plan = asked.plan
-        if self.field is not None:
-            return bool(getattr(plan.vm, self.field))
-        if self.window is not None:
-            return plan.aperture is not None and getattr(plan.aperture, self.window) is not None
-        if self.model is not None:
-            added = [c.model for c in plan.vm.controllers if not c.existing]
-            return self.model in added and self.planned(asked)
-        return self.planned(asked)
-
-    def is_in(self, document: Document, vm: Vm) -> bool:
-        """Whether a document has it."""
-        if self.path is not None:
-            return document.root.at(self.path) is not None
-        return self.there(document, vm)
+    is_planned: Callable[[Asked], bool] = lambda asked: False
+    is_in: Callable[[Document, Vm], bool] = lambda document, vm: False
 
 
 _COMMANDLINE = f"{{{controllers.QEMU_NAMESPACE}}}commandline"
@@ -312,8 +288,26 @@ def _is_pinned(asked: Asked) -> bool:
     return asked.plan.vm.is_pinned
 
 
-def _always(asked: Asked) -> bool:
-    return True
+def _says(field: str) -> Callable[[Asked], bool]:
+    """The plan says something in a field of its Vm."""
+    return lambda asked: bool(getattr(asked.plan.vm, field))
+
+
+def _widens(size: str) -> Callable[[Asked], bool]:
+    """The plan sets a size of its aperture."""
+    return lambda asked: getattr(asked.plan.aperture, size, None) is not None
+
+
+def _adds(model: PortModel, *, is_virt: bool | None = None) -> Callable[[Asked], bool]:
+    """The plan adds a controller of a model; is_virt None: to any machine type."""
+    return lambda asked: (
+        is_virt in (None, asked.is_virt)
+        and any(c.model == model and not c.existing for c in asked.plan.vm.controllers)
+    )
+
+
+def _at(path: str) -> Callable[[Document, Vm], bool]:
+    return lambda document, vm: document.root.at(path) is not None
 
 
 def _has_model(vm: Vm, model: PortModel) -> bool:
@@ -332,131 +326,121 @@ INITIATORS = Since(
     "<hostdev><acpi nodeset=>",
     (11, 8, 0),
     (9, 0, 0),
-    planned=lambda asked: any(device.initiator_cells for device in asked.plan.vm.hostdevs),
+    lambda asked: any(device.initiator_cells for device in asked.plan.vm.hostdevs),
 )
 
 SINCE = (
-    Since("<vcpupin>", (0, 9, 0), planned=_is_pinned),
-    Since("<emulatorpin>", (0, 10, 0), field="emulator_pus"),
-    Since("<iothreadpin>", (1, 2, 9), (2, 0, 0), field="iothread_pins", path="cputune/iothreadpin"),
-    Since("<numa><cell>", (0, 9, 8), field="cells", path="cpu/numa"),
+    Since("<vcpupin>", (0, 9, 0), None, _is_pinned),
+    Since("<emulatorpin>", (0, 10, 0), None, _says("emulator_pus")),
+    Since(
+        "<iothreadpin>", (1, 2, 9), (2, 0, 0), _says("iothread_pins"), _at("cputune/iothreadpin")
+    ),
+    Since("<numa><cell>", (0, 9, 8), None, _says("cells"), _at("cpu/numa")),
     Since(
         "<cell><distances>",
         (3, 10, 0),
         (2, 10, 0),
-        planned=lambda asked: any(cell.distances for cell in asked.plan.vm.cells),
-        path="cpu/numa/cell/distances",
+        lambda asked: any(cell.distances for cell in asked.plan.vm.cells),
+        _at("cpu/numa/cell/distances"),
     ),
     Since(
         "<topology dies=>",
         (6, 1, 0),
         (4, 1, 0),
-        planned=lambda asked: asked.plan.topology is not None and asked.plan.topology.dies > 1,
-        there=lambda document, vm: (document.root.value("cpu/topology/@dies") or "1") != "1",
+        lambda asked: asked.plan.topology is not None and asked.plan.topology.dies > 1,
+        lambda document, vm: (document.root.value("cpu/topology/@dies") or "1") != "1",
     ),
     Since(
         "<feature name='topoext'>",
         (4, 5, 0),
         (3, 0, 0),
-        field="topoext",
-        there=lambda document, vm: vm.topoext is not None,
+        _says("topoext"),
+        lambda document, vm: vm.topoext is not None,
     ),
-    Since("<cpu><cache>", (3, 3, 0), (2, 9, 0), field="cpu_cache", path="cpu/cache"),
-    Since("<numatune><memory>", (0, 9, 3), field="binding"),
+    Since("<cpu><cache>", (3, 3, 0), (2, 9, 0), _says("cpu_cache"), _at("cpu/cache")),
+    Since("<numatune><memory>", (0, 9, 3), None, _says("binding")),
     Since(
         "<memnode>",
         (1, 2, 7),
         (2, 1, 0),
-        planned=lambda asked: (
+        lambda asked: (
             asked.plan.vm.binding is not None
             and asked.plan.layout.memory is MemoryBinding.BOUND_PER_CELL
         ),
-        path="numatune/memnode",
+        _at("numatune/memnode"),
     ),
     Since(
         "<hugepages><page>",
         (1, 2, 5),
         (2, 1, 0),
-        field="page_bytes",
-        path="memoryBacking/hugepages/page",
+        _says("page_bytes"),
+        _at("memoryBacking/hugepages/page"),
     ),
     Since(
         "<controller model='pcie-expander-bus'>",
         (1, 3, 4),
         (2, 6, 0),
-        model=_EXPANDER,
-        planned=lambda asked: not asked.is_virt,
-        there=lambda document, vm: not vm.is_virt and _has_model(vm, _EXPANDER),
+        _adds(_EXPANDER, is_virt=False),
+        lambda document, vm: not vm.is_virt and _has_model(vm, _EXPANDER),
     ),
     Since(
         "<controller model='pcie-expander-bus'> on aarch64 virt",
         (6, 1, 0),
         (6, 0, 0),
-        model=_EXPANDER,
-        planned=lambda asked: asked.is_virt,
-        there=lambda document, vm: vm.is_virt and _has_model(vm, _EXPANDER),
+        _adds(_EXPANDER, is_virt=True),
+        lambda document, vm: vm.is_virt and _has_model(vm, _EXPANDER),
     ),
-    Since(
-        "<controller model='pcie-root-port'>",
-        (1, 2, 19),
-        model=PortModel.ROOT_PORT,
-        planned=_always,
-    ),
-    Since(
-        "<model name='pcie-root-port'>",
-        (3, 3, 0),
-        (2, 9, 0),
-        model=PortModel.ROOT_PORT,
-        planned=_always,
-    ),
+    Since("<controller model='pcie-root-port'>", (1, 2, 19), None, _adds(PortModel.ROOT_PORT)),
+    Since("<model name='pcie-root-port'>", (3, 3, 0), (2, 9, 0), _adds(PortModel.ROOT_PORT)),
     Since(
         "<controller model='pcie-switch-upstream-port'>",
         (1, 2, 19),
-        model=_SWITCH,
-        planned=_always,
-        there=lambda document, vm: _has_model(vm, _SWITCH),
+        None,
+        _adds(_SWITCH),
+        lambda document, vm: _has_model(vm, _SWITCH),
     ),
     Since(
         "<pcihole64>",
         (1, 1, 2),
-        window="pcihole64_bytes",
-        there=lambda document, vm: vm.pcihole64_bytes is not None,
+        None,
+        _widens("pcihole64_bytes"),
+        lambda document, vm: vm.pcihole64_bytes is not None,
     ),
     Since(
         "<maxphysaddr>",
         (8, 7, 0),
         (2, 7, 0),
-        window="physical_address_bits",
-        path="cpu/maxphysaddr",
+        _widens("physical_address_bits"),
+        _at("cpu/maxphysaddr"),
     ),
-    Since("<qemu:commandline> -fw_cfg", (0, 8, 3), (2, 6, 0), window="firmware_mmio64_mib"),
+    Since("<qemu:commandline> -fw_cfg", (0, 8, 3), (2, 6, 0), _widens("firmware_mmio64_mib")),
     INITIATORS,
     Since(
         "<iommu><driver eim=>",
         (3, 4, 0),
         (2, 8, 0),
-        planned=lambda asked: _needs_iommu(asked) and asked.iommu_model != "amd",
-        there=lambda document, vm: False in _drivers(document),
+        lambda asked: _needs_iommu(asked) and asked.iommu_model != "amd",
+        lambda document, vm: False in _drivers(document),
     ),
     Since(
         "<iommu model='amd'><driver xtsup=>",
         (12, 2, 0),
         (9, 0, 0),
-        planned=lambda asked: _needs_amd_iommu(asked, has_devices=False),
+        lambda asked: _needs_amd_iommu(asked, has_devices=False),
     ),
     Since(
         "<iommu model='amd'><driver xtsup=> with passed-through devices",
         (12, 2, 0),
         (9, 2, 0),
-        planned=lambda asked: _needs_amd_iommu(asked, has_devices=True),
+        lambda asked: _needs_amd_iommu(asked, has_devices=True),
     ),
     Since(  # which no plan asks for: it is written where the host can have it
         "<iommu model='smmuv3'><driver accel=>",
         iommu.LIBVIRT_WITH_ACCEL,
         iommu.QEMU_WITH_ACCEL,
-        there=lambda document, vm: True in _drivers(document),
+        is_in=lambda document, vm: True in _drivers(document),
     ),
-    Since("<metadata>", (0, 9, 10), planned=_is_pinned),
+    Since("<metadata>", (0, 9, 10), None, _is_pinned),
 )
 
 

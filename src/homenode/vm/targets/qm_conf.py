@@ -22,7 +22,7 @@ from homenode.machine.topology import Host
 from homenode.units import MIB
 from homenode.vm.model import GuestAddress, GuestHostdev, Vm
 from homenode.vm.plan_model import Plan, with_vm
-from homenode.vm.targets.codec import number_of, text_of
+from homenode.vm.targets.codec import Entry, number_of, text_of, with_entries
 from homenode.vm.targets.qemu_command import escaped, options_of, ranges_text, read_command
 from homenode.vm.targets.script import PIN, PREPARE, plan_values
 
@@ -309,6 +309,34 @@ def _own_devices(conf: Conf) -> Iterator[str]:
                 shared = ",multifunction=on" if len(names) > 1 and not index else ""
                 at = f",bus=ich9-pcie-port-{int(key[7:]) + 1},addr=0x0{sub}{shared}"
             yield f"vfio-pci,host={bdf},id={key}{sub}{at}"
+
+
+def with_default(value: str | None, key: str, text: str) -> str:
+    """A property string with the value of its default key replaced."""
+    if value is None:
+        return text
+    words = value.split(",")
+    kept = [word for word in words if "=" in word and word.partition("=")[0] != key]
+    return ",".join([text, *kept])
+
+
+def edited(conf: Conf, wanted: Mapping[str, str | None]) -> str:
+    """The configuration with these values; sections and the blank lines before them stay last."""
+    live, at = "".join(conf.lines[: conf.live]), 0
+    entries = []
+    for line in conf.lines[: conf.live]:
+        match = KEY.match(line.strip())
+        if match is not None and not line.lstrip().startswith("#"):
+            start = at + len(line) - len(line.lstrip())
+            value = match[2].strip(" \t")
+            first = start + match.start(2) + len(match[2]) - len(match[2].lstrip(" \t"))
+            entries.append(Entry(match[1], value, start, first, first + len(value)))
+        at += len(line)
+    end = len(live.rstrip("\r\n")) if live.strip() else 0
+    end = live.find("\n", end) + 1 or len(live)
+    values = {key: [] if text is None else [(text, text)] for key, text in wanted.items()}
+    text = with_entries(live[:end], entries, values, joint=": ")
+    return text + live[end:] + "".join(conf.lines[conf.live :])
 
 
 _HOOK = r"""#!/usr/bin/env bash

@@ -20,7 +20,7 @@ from homenode.machine.pci import canonical_uuid
 from homenode.units import GIB, MIB
 from homenode.vm.model import GuestCache
 from homenode.vm.plan_model import Plan, PlanFinding, plan_finding
-from homenode.vm.targets.codec import Codec, Entry, Row, Writing, with_entries
+from homenode.vm.targets.codec import Codec, Row, Writing
 from homenode.vm.targets.qemu_command import (
     POLICY_OF_MODE,
     QemuPciTree,
@@ -37,12 +37,12 @@ from homenode.vm.targets.qemu_command import (
 )
 from homenode.vm.targets.qm_conf import (
     HOSTPCI,
-    KEY,
     NUMA,
     OWN_SLOTS,
     Conf,
     card_of,
     command,
+    edited,
     function_of,
     functions_of,
     hook_script,
@@ -51,6 +51,7 @@ from homenode.vm.targets.qm_conf import (
     pairs_of,
     parse,
     start_timeout_s,
+    with_default,
     with_whole_cards,
 )
 from homenode.vm.targets.target import (
@@ -172,18 +173,9 @@ def _write_size(writing: Writing[Conf]) -> Mapping[str, str | None]:
     wanted = {"sockets": str(sockets)}
     if not writing.is_new and sockets == 1 and "sockets" not in values:
         wanted = {}
-    memory = _with_default(values.get("memory"), "current", str(writing.memory_mib))
+    memory = with_default(values.get("memory"), "current", str(writing.memory_mib))
     wanted |= {"cores": str(plan.vcpus // sockets), "memory": memory}
     return wanted | ({"vcpus": str(plan.vcpus)} if "vcpus" in values else {})
-
-
-def _with_default(value: str | None, key: str, text: str) -> str:
-    """A property string with the value of its default key replaced."""
-    if value is None:
-        return text
-    words = value.split(",")
-    kept = [word for word in words if "=" in word and word.partition("=")[0] != key]
-    return ",".join([text, *kept])
 
 
 def _numa_lines(writing: Writing[Conf]) -> dict[str, str | None]:
@@ -195,8 +187,8 @@ def _numa_lines(writing: Writing[Conf]) -> dict[str, str | None]:
         bound = ""
         if plan.memory_mode is not None:
             nodes = CpuSet(cell.host_nodes if plan.is_mirrored else plan.memory_nodes)
-            policy = POLICY_OF_MODE[plan.memory_mode]
-            bound = f",hostnodes={_semicolons(nodes)},policy={policy}"
+            named, policy = str(nodes).replace(",", ";"), POLICY_OF_MODE[plan.memory_mode]
+            bound = f",hostnodes={named},policy={policy}"
         elif plan.page_bytes is not None:
             # Proxmox asks for the nodes of huge pages, of a VM that is bound to none as well;
             # preferred leaves the others to it.
@@ -204,13 +196,9 @@ def _numa_lines(writing: Writing[Conf]) -> dict[str, str | None]:
             usable = (node.index for node in there if node.memory_bytes and node.pus)
             first = (*plan.nodes, *usable, NodeIndex(0))[0]
             bound = f",hostnodes={first},policy=preferred"
-        size = writing.mib_of(cell)
-        lines[f"numa{cell.id}"] = f"cpus={_semicolons(cell.vcpus)}{bound},memory={size}"
+        vcpus, size = str(cell.vcpus).replace(",", ";"), writing.mib_of(cell)
+        lines[f"numa{cell.id}"] = f"cpus={vcpus}{bound},memory={size}"
     return lines
-
-
-def _semicolons(numbers: CpuSet) -> str:
-    return str(numbers).replace(",", ";")
 
 
 def _keeps_cell(writing: Writing[Conf]) -> bool:
@@ -352,24 +340,18 @@ def _words(plan: Plan, before: int | None) -> Iterator[tuple[str, str]]:
     hole = before if window is None else window.pcihole64_bytes or before
     if hole is not None:
         yield "-global", f"q35-pcihost.pci-hole64-size={size_text(hole)}"
-    if _in_args(plan):
-        yield from _tree_words(plan)
+    if not _in_args(plan):
+        for number, device in enumerate(plan.devices):
+            if is_vgpu(device):
+                yield "-device", f"{vfio_text(device)},id={_ID}dev{number}"
         return
-    for number, device in enumerate(plan.devices):
-        if is_vgpu(device):
-            yield "-device", f"{vfio_text(device)},id={_ID}dev{number}"
-
-
-def _tree_words(plan: Plan) -> list[tuple[str, str]]:
-    controllers = plan.vm.controllers
-    used = [d.address for d in plan.devices if d.address is not None]
-    used += [c.address for c in controllers if c.address is not None]
-    tree = QemuPciTree("pcie.0", f"{_ID}.", slots_shared(used), _CHASSIS_BASE)
     places = {device.bdf: device.address for device in plan.devices}
-    return [
-        *(("-device", tree.controller(controller)) for controller in controllers),
-        *device_words(plan, tree, places, device_id=f"{_ID}dev", initiator_id=f"{_ID}gi"),
-    ]
+    used = (*places.values(), *(controller.address for controller in plan.vm.controllers))
+    shared = slots_shared(address for address in used if address is not None)
+    tree = QemuPciTree("pcie.0", f"{_ID}.", shared, _CHASSIS_BASE)
+    for controller in plan.vm.controllers:
+        yield "-device", tree.controller(controller)
+    yield from device_words(plan, tree, places, device_id=f"{_ID}dev", initiator_id=f"{_ID}gi")
 
 
 _WORD = re.compile(r"""(?:[^\s"'\\]|\\.|"(?:[^"\\]|\\.)*+"|'[^']*+')++""")
@@ -453,26 +435,6 @@ def _companions(writing: Writing[Conf], _: object) -> tuple[tuple[str, bytes], .
     return () if hook is None else ((_HOOK_SUFFIX, hook.encode()),)
 
 
-def _edited(writing: Writing[Conf], wanted: Mapping[str, str | None]) -> str:
-    """The configuration with these values; sections and the blank lines before them stay last."""
-    conf = writing.file
-    live, at = "".join(conf.lines[: conf.live]), 0
-    entries = []
-    for line in conf.lines[: conf.live]:
-        match = KEY.match(line.strip())
-        if match is not None and not line.lstrip().startswith("#"):
-            start = at + len(line) - len(line.lstrip())
-            value = match[2].strip(" \t")
-            first = start + match.start(2) + len(match[2]) - len(match[2].lstrip(" \t"))
-            entries.append(Entry(match[1], value, start, first, first + len(value)))
-        at += len(line)
-    end = len(live.rstrip("\r\n")) if live.strip() else 0
-    end = live.find("\n", end) + 1 or len(live)
-    values = {key: [] if text is None else [(text, text)] for key, text in wanted.items()}
-    text = with_entries(live[:end], entries, values, joint=": ")
-    return text + live[end:] + "".join(conf.lines[conf.live :])
-
-
 _IN_ARGS = {
     Feature.DISTANCES: indirect("by -numa dist in `args`", "its web page does not show them"),
     Feature.THREADS: indirect(
@@ -497,9 +459,7 @@ _IN_ARGS = {
 
 ROWS = (
     Row(
-        says={
-            Feature.TOPOLOGY: native("`sockets`, `cores`"),
-        },
+        says={Feature.TOPOLOGY: native("`sockets`, `cores`")},
         read=_said("vcpus", "memory_bytes", "cpu_topology"),
         write=_write_size,
     ),
@@ -539,17 +499,13 @@ ROWS = (
     Row(read=_read_head, write=_write_head),
     Row(
         says={
-            Feature.DEVICES: native(
-                "`hostpciN`, at most 16; in `args` where the layout shows PCIe"
-            ),
+            Feature.DEVICES: native("`hostpciN`, at most 16; in `args` where the layout shows PCIe")
         },
         read=_said("hostdevs", "mediated"),
         write=_write_devices,
     ),
     Row(
-        says={
-            Feature.IOMMU: native("`machine: q35,viommu=intel`"),
-        },
+        says={Feature.IOMMU: native("`machine: q35,viommu=intel`")},
         read=_said("has_iommu"),
         write=_write_iommu,
     ),
@@ -559,7 +515,7 @@ ROWS = (
             Feature.IOTHREAD_PINS: lost(
                 "Proxmox names IOThreads by their disk, and the plan by number",
                 "IOThreads run wherever the emulator may",
-            ),
+            )
         },
         write=_write_hook,
     ),
@@ -570,7 +526,7 @@ CODEC = Codec(
     rows=ROWS,
     parse=parse,
     new=lambda guest, plan: f"# homenode: layout {plan.layout.name}\n",
-    edited=_edited,
+    edited=lambda writing, wanted: edited(writing.file, wanted),
     refuse=_refuse,
     most_vcpus=None,
     findings=_findings,

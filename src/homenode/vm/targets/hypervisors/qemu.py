@@ -379,9 +379,7 @@ ROWS = (
         write=_write_memory,
     ),
     Row(
-        says={
-            Feature.IOMMU: native("-device intel-iommu; of aarch64 -machine iommu=smmuv3"),
-        },
+        says={Feature.IOMMU: native("-device intel-iommu; of aarch64 -machine iommu=smmuv3")},
         read=_read_command,
         write=_write_iommu,
     ),
@@ -422,14 +420,14 @@ ROWS = (
             Feature.IOTHREAD_PINS: indirect(
                 "taskset after the start, of threads named iothreadN",
                 "disks must be given to an IOThread by hand",
-            ),
+            )
         },
         write=_write_iothreads,
         is_compared=False,
     ),
     Row(
         says={
-            Feature.WINDOW: native("-global q35-pcihost.pci-hole64-size, -cpu phys-bits, -fw_cfg"),
+            Feature.WINDOW: native("-global q35-pcihost.pci-hole64-size, -cpu phys-bits, -fw_cfg")
         },
         read=_read_command,
         write=_write_window,

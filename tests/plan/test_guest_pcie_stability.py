@@ -300,8 +300,7 @@ def test_any_machine_gets_a_sound_tree_that_stays_and_shrinks_in_place(
 def is_last_of_its_kind(machine: tuple[Host, GuestRequest, Placement], bdf: Bdf) -> bool:
     """No other seat of its section and node is used, so that a fresh plan does not count them."""
     host, _, placement = machine
-    by_bdf = {device.bdf: device for device in host.pci_devices}
-    places = device_places(host, by_bdf, {node.index: 0 for node in host.nodes})
+    places = device_places(host, {node.index: 0 for node in host.nodes})
     mine = next((place for place in places if bdf in place.functions), None)
     return mine is not None and not any(
         (place.section, place.node) == (mine.section, mine.node)

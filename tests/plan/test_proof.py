@@ -179,6 +179,25 @@ def test_a_family_left_out_or_said_twice_is_refused() -> None:
                 search["tree"] = tree
 
 
+def test_equal_cells_are_left_out_for_no_cost_that_no_placing_has() -> None:
+    """Without a set of least first terms, each family has to be impossible."""
+    planted = 0
+    for seed, _, _, proof, document in proved():
+        for number, step in enumerate(proof.steps):
+            for place, search in enumerate(step.searches):
+                if step.outcome != "chosen" or search.splits != "equal" or len(step.searches) < 2:
+                    continue
+                families = roots(proof.facts, step, equal=True)
+                term = document["cost"][0]["name"]
+                tree = [family.rejection() or term for family in reversed(families)]
+                false = {"splits": "equal", "tree": tree, "first": [-1]}
+                other = deepcopy(document)
+                other["proof"]["steps"][number]["searches"][place] = false
+                planted += term in tree
+                assert term not in tree or verdict(other) == "false", seed
+    assert planted
+
+
 def test_facts_that_are_not_the_hosts_are_found() -> None:
     for seed, host, _, _, document in proved(range(60)):
         facts = document["proof"]["facts"]

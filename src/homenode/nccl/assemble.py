@@ -17,6 +17,8 @@ from homenode.machine.tools.nvidia_smi import NvidiaQuery
 from homenode.machine.topology import Host, with_certain_nodes
 from homenode.nccl.guest_side import GuestSide, nearest_vcpus, numa_ids, vcpus_of_nodes
 from homenode.nccl.topology import (
+    ADDED_FOR_GPU,
+    ADDED_FOR_NIC,
     SWITCH_CLASS,
     NcclCpu,
     NcclPci,
@@ -92,8 +94,6 @@ def _named(gpus: Iterable[Bdf]) -> str:
 
 
 _VENDOR = re.compile(r"[A-Za-z0-9 ]{1,12}\Z", re.ASCII)
-_ADDED_FOR_GPU = 2  # <gpu>, and at least one <nvlink>
-_ADDED_FOR_NIC = 2  # <nic> and <net>
 
 
 def tuned_elsewhere(record: LayoutRecord | None, host: Host, source: str) -> Iterator[Finding]:
@@ -178,7 +178,7 @@ def too_many_nodes(
     topology: NcclTopology, kinds: Sequence[DeviceKind], source: str
 ) -> Iterable[Finding]:
     """A finding where the file itself is small enough, but not with what NCCL adds to it."""
-    after = topology.nodes + _ADDED_FOR_GPU + _ADDED_FOR_NIC * kinds.count(DeviceKind.NIC)
+    after = topology.nodes + ADDED_FOR_GPU + ADDED_FOR_NIC * kinds.count(DeviceKind.NIC)
     most = topology.flavour.most_nodes
     if after > most:
         yield finding(

@@ -16,53 +16,25 @@ from homenode.nccl.strict_reader import (
     read_number,
     read_topology,
 )
-from homenode.nccl.topology import NcclVariant
+from homenode.nccl.topology import ADDED_FOR_GPU, ADDED_FOR_NIC, NcclVariant
 
 _KNOWN = {
-    "system": {"version", "name"},
-    "cpu": {
-        "numaid",
-        "affinity",
-        "affinity_offset",
-        "arch",
-        "vendor",
-        "familyid",
-        "modelid",
-        "host_hash",
-    },
-    "pci": {
-        "busid",
-        "class",
-        "vendor",
-        "device",
-        "subsystem_vendor",
-        "subsystem_device",
-        "link_speed",
-        "link_width",
-    },
-    "gpu": {"dev", "sm", "rank", "gdr", "mlopart", "gcn", "arch", "mem"},
-    "nic": set[str](),
-    "net": {
-        "name",
-        "dev",
-        "speed",
-        "port",
-        "guid",
-        "maxconn",
-        "gdr",
-        "latency",
-        "coll",
-        "gin",
-        "rma",
-        "rail",
-        "plane",
-        "net",
-    },
-    "nvlink": {"target", "count", "tclass"},
-    "xgmi": {"target", "count", "tclass"},
-    "c2c": {"bw", "count"},
-    "pcilink": {"target"},
+    name: {*words.split()}
+    for name, words in {
+        "system": "version name",
+        "cpu": "numaid affinity affinity_offset arch vendor familyid modelid host_hash",
+        "pci": "busid class vendor device subsystem_vendor subsystem_device link_speed link_width",
+        "gpu": "dev sm rank gdr mlopart gcn arch mem",
+        "nic": "",
+        "net": "name dev speed port guid maxconn gdr latency coll gin rma rail plane net",
+        "nvlink": "target count tclass",
+        "xgmi": "target count tclass",
+        "c2c": "bw count",
+        "pcilink": "target",
+    }.items()
 }
+"""The attributes of each element."""
+
 _ARCHITECTURES = ("x86_64", "arm64", "ppc64")
 _VENDORS = ("GenuineIntel", "AuthenticAMD", "CentaurHauls", "  Shanghai  ")
 _BUS_ID = re.compile(
@@ -84,8 +56,6 @@ _OF_A_DUMP = ("gpu", "nic", "net")
 _FEW_CHILDREN = 40
 """MAX_SUBS of NCCL 2.20."""
 
-_ADDED_FOR_GPU = 2  # <gpu>, and at least one <nvlink>
-_ADDED_FOR_NIC = 2  # <nic> and <net>
 Found = Iterator[Finding]
 
 
@@ -146,10 +116,10 @@ def _whole(read: ReadTopology, flavour: NcclVariant | None) -> Found:
             observed="one that it ignores, with all that is in it",
             source=read.source,
         )
-    names = Counter(node.name for system in read.systems for node in system.walk())
-    more = 0 if names["gpu"] else _ADDED_FOR_GPU
+    names = Counter(node.name for node in read.walk())
+    more = 0 if names["gpu"] else ADDED_FOR_GPU
     if not names["nic"]:
-        more += _ADDED_FOR_NIC * sum(_is_nic(node) for node in _named(read, "pci"))
+        more += ADDED_FOR_NIC * sum(_is_nic(node) for node in read.walk("pci"))
     most = (flavour or flavour_of(read)).most_nodes
     if read.nodes + more > most:
         yield finding(
@@ -160,8 +130,7 @@ def _whole(read: ReadTopology, flavour: NcclVariant | None) -> Found:
             source=read.source,
         )
     for attribute in ("busid", "numaid"):
-        nodes = [node for system in read.systems for node in system.walk()]
-        values = [node.get(attribute) for node in nodes]
+        values = [node.get(attribute) for node in read.walk()]
         if attribute == "numaid":  # "01" is 1 as well
             values = [None if (n := read_number(v)) is None else str(n) for v in values]
         for value, count in Counter(values).items():
@@ -190,22 +159,21 @@ def _of_versions(read: ReadTopology, flavour: NcclVariant) -> Found:
             case="RCCL" if is_rccl else None,
             source=read.source,
         )
-    for system in read.systems:
-        for node in system.walk():
-            if len(node.children) > _FEW_CHILDREN:
-                yield finding(
-                    "nccl-children",
-                    f"<{node.name}> in line {node.line}",
-                    expected=f"at most {_FEW_CHILDREN} elements in one",
-                    observed=str(len(node.children)),
-                    source=read.source,
-                )
+    for node in read.walk():
+        if len(node.children) > _FEW_CHILDREN:
+            yield finding(
+                "nccl-children",
+                f"<{node.name}> in line {node.line}",
+                expected=f"at most {_FEW_CHILDREN} elements in one",
+                observed=str(len(node.children)),
+                source=read.source,
+            )
 
 
 def _overlaps(read: ReadTopology) -> Found:
     masks = [
         (node, CpuSet.parse_mask(node.get("affinity") or ""))
-        for node in _named(read, "cpu")
+        for node in read.walk("cpu")
         if _AFFINITY.match(node.get("affinity") or "")
     ]
     for i, (node, mask) in enumerate(masks):
@@ -223,18 +191,17 @@ def _overlaps(read: ReadTopology) -> Found:
 def _elements(read: ReadTopology, flavour: NcclVariant | None) -> Found:
     flavour = flavour or flavour_of(read)
     yield from _of_a_dump(read, flavour)
-    for system in read.systems:
-        for node in system.walk():
-            yield from _attributes(read, node)
-            if node.name == "cpu":
-                yield from _cpu_checks(read, node)
-            if node.name == "pci":
-                yield from _pci_checks(read, node, flavour)
+    for node in read.walk():
+        yield from _attributes(read, node)
+        if node.name == "cpu":
+            yield from _cpu_checks(read, node)
+        if node.name == "pci":
+            yield from _pci_checks(read, node, flavour)
 
 
 def _of_a_dump(read: ReadTopology, flavour: NcclVariant) -> Found:
     for name in _OF_A_DUMP:
-        lines = [node.line for node in _named(read, name)]
+        lines = [node.line for node in read.walk(name)]
         if lines:
             # RCCL's own published VM files have them.
             severity = Severity.WARNING if flavour is NcclVariant.NCCL else Severity.INFO
@@ -407,11 +374,6 @@ def _link(read: ReadTopology, pci: XmlNode, where: str) -> Found:
             severity=severity,
             source=read.source,
         )
-
-
-def _named(read: ReadTopology, name: str) -> Iterator[XmlNode]:
-    for system in read.systems:
-        yield from (node for node in system.walk() if node.name == name)
 
 
 def _is_nic(pci: XmlNode) -> bool:

@@ -29,6 +29,7 @@ from homenode.nccl.graph import (
 )
 from homenode.nccl.guest_tree import GuestTree
 from homenode.nccl.strict_reader import ReadTopology
+from homenode.wording import plural
 
 
 class Processes(StrEnum):
@@ -188,11 +189,9 @@ def _merged(views: Sequence[LibraryView]) -> LibraryView:
 
 
 def _same(one: LibraryView, other: LibraryView) -> bool:
-    return (one.nodes, one.pairs, one.bindings, one.buffers) == (
-        other.nodes,
-        other.pairs,
-        other.bindings,
-        other.buffers,
+    return all(
+        getattr(one, name) == getattr(other, name)
+        for name in ("nodes", "pairs", "bindings", "buffers")
     )
 
 
@@ -316,7 +315,8 @@ def _statements(
 ) -> Iterator[Statement]:
     library = graph.library
     without = [node for node in nodes if node.numa_id == -1]
-    text = f"{len(nodes)}: {', '.join(_node_text(node) for node in nodes)}"
+    each = (f"node {node.numa_id} with {plural(len(node.gpus), 'GPU')}" for node in nodes)
+    text = f"{len(nodes)}: {', '.join(each)}"
     if tree.nic_nodes:
         numbers = ", ".join(map(str, tree.nic_nodes))
         text += f"; and node {numbers} with NICs alone, where NCCL uses them"
@@ -364,11 +364,6 @@ def _statements(
         yield _buffer_statement(
             library, processes, [b for b in buffers if b.processes is processes]
         )
-
-
-def _node_text(node: NodeSeen) -> str:
-    gpus = f"{len(node.gpus)} GPU{'s' if len(node.gpus) != 1 else ''}"
-    return f"node {node.numa_id} with {gpus}"
 
 
 def _identity(cpu: CpuNode) -> tuple[str | None, str | None, int | None, int | None]:

@@ -80,6 +80,11 @@ class ReadTopology(Struct, frozen=True, kw_only=True):
     nodes: int
     single_quotes: tuple[int, ...] = ()
 
+    def walk(self, name: str | None = None) -> Iterator[XmlNode]:
+        """All elements, or those of a name, in document order."""
+        nodes = (node for system in self.systems for node in system.walk())
+        return (node for node in nodes if name in (None, node.name))
+
 
 def read_topology(data: bytes, source: str) -> ReadTopology:
     """The file as NCCL reads it. Raises ParseError, with the line, where NCCL would fail."""

@@ -25,6 +25,8 @@ OLD_LINK_SPEEDS = ("2.5 GT/s", "5 GT/s", "8 GT/s", "16 GT/s", "32 GT/s")
 """As kernels up to 5.6 print them. NCCL compares with what a text starts with."""
 
 SWITCH_CLASS = 0x060400
+ADDED_FOR_GPU = 2  # NCCL adds <gpu>, and at least one <nvlink>
+ADDED_FOR_NIC = 2  # <nic> and <net>
 NO_DEVICE = 0xFFFF
 """Vendor and device of a virtual switch. Broadcom's 0x1000 makes NCCL look for peer links."""
 

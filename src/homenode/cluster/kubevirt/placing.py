@@ -164,7 +164,7 @@ def place_devices(
         options=PlanOptions(LAYOUT.name, pci_granularity=granularity),
     )
     mirrored = mirror_cells(
-        placed_host, by_bdf, request, placeable, nodes.cell_of_node, len(guest.cell_vcpus)
+        placed_host, request, placeable, nodes.cell_of_node, len(guest.cell_vcpus)
     )
     cells_of_gpu: dict[Bdf, CpuSet] = {}
     grace = tuple(by_bdf[bdf] for bdf in placeable if is_grace(by_bdf[bdf]))

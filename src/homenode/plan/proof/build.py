@@ -16,13 +16,12 @@ from homenode.json_text import decode_json
 from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import Host, with_certain_nodes
 from homenode.plan.bit_sets import members
-from homenode.plan.proof.family import Family
 from homenode.plan.proof.statement import (
     VERSION,
     Device,
+    DeviceHome,
     Facts,
     Goal,
-    Home,
     NotProved,
     Outcome,
     Proof,
@@ -31,11 +30,11 @@ from homenode.plan.proof.statement import (
     Step,
     plan_document,
 )
-from homenode.plan.proof.trees import NotProvedError, Placing, deepest, least_set, tree_of
-from homenode.plan.proof.verifier import FalseProofError, check_chosen, roots
+from homenode.plan.proof.trees import BranchOrder, NotProvedError, deepest, least_set, tree_of
+from homenode.plan.proof.verifier import FalseProofError, Placings, check_chosen, roots
 from homenode.plan.request import GuestRequest
 from homenode.plan.search.attempt import Attempt
-from homenode.plan.search.devices import Home as SearchHome
+from homenode.plan.search.devices import Home
 from homenode.plan.search.ladder import Concession, Fallback, MemoryRule, fallbacks
 from homenode.plan.search.place import Inventory
 from homenode.plan.search.problem import PlacementSearch, SearchProblem
@@ -148,11 +147,11 @@ class _Builder:
                 reason = str(error)
         return terms, msgspec.structs.replace(step, searches=searches, reason=reason)
 
-    def _placing(self, facts: Facts) -> Placing:
+    def _placing(self, facts: Facts) -> BranchOrder:
         nodes = tuple(facts.nodes.index(node) for node in self.nodes)
         chosen = dict(self.cost)["gpus"]
         gpus = tuple(n for n, one in enumerate(facts.devices) if one.position in chosen)
-        return Placing(nodes, gpus, self.split)
+        return BranchOrder(nodes, gpus, self.split)
 
     def _likely(self, facts: Facts) -> list[list[int]]:
         """The sets of nodes that the plan names: of the runners-up, and the chosen one last."""
@@ -166,7 +165,7 @@ class _Builder:
         own = self.cost[: len(problem.first)]
         placing = self._placing(facts)
 
-        def every() -> list[Family]:
+        def every() -> list[Placings]:
             return roots(facts, step, equal=other == "equal")
 
         if main == "equal":
@@ -179,7 +178,7 @@ class _Builder:
             tree = tree_of(every(), [], placing, ties=False)
         else:
             goal = list(zip(problem.first, first, strict=True))
-            tree = tree_of(every(), goal, Placing(tuple(nodes)), ties=True)
+            tree = tree_of(every(), goal, BranchOrder(tuple(nodes)), ties=True)
         if isinstance(tree, int):
             raise NotProvedError("the choice between equal and unequal cells is not proved")
         return Search(splits=other, tree=tree, least=nodes, first=first)
@@ -224,7 +223,7 @@ class _Builder:
         near, ties = self._near(), compared == "not-better"
         for outcome, goal in (("no-set", []), (compared, near)):
             families = roots(facts, step, equal=False)
-            tree = tree_of(families, goal, Placing(), ties=ties and bool(goal))
+            tree = tree_of(families, goal, BranchOrder(), ties=ties and bool(goal))
             if not isinstance(tree, int):
                 searches = [Search(splits="any", tree=tree)]
                 return msgspec.structs.replace(step, outcome=outcome, searches=searches)
@@ -243,16 +242,16 @@ class _Builder:
 
 def _facts(search: PlacementSearch, problem: SearchProblem) -> Facts:
     options, nodes = problem.devices.options, len(problem.supplies)
-    rows: dict[int, Home] = {}
+    rows: dict[int, DeviceHome] = {}
     numbers: dict[int, int] = {}
 
-    def number(home: SearchHome, host_node: int) -> int:
+    def number(home: Home, host_node: int) -> int:
         if id(home) not in numbers:
             numbers[id(home)] = len(numbers)
-            rows[id(home)] = Home(host_node=host_node, distances=list(home.to_package))
+            rows[id(home)] = DeviceHome(host_node=host_node, distances=list(home.to_package))
         return numbers[id(home)]
 
-    def node_of(home: SearchHome) -> int:
+    def node_of(home: Home) -> int:
         return home.node.bit_length() - 1 if home.node else nodes
 
     devices = []

@@ -4,11 +4,11 @@ docs/formats/proof.md says what each field means. Nodes, homes and GPUs are posi
 of the facts.
 """
 
-import re
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Literal
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import Meta
 
 from homenode.errors import InputError
 from homenode.json_text import NotJsonError, decode_json
@@ -18,16 +18,20 @@ MOST_NODES = 1_024
 MOST_VERTICES = 100_000
 MOST_SIZE = 50_000_000
 MOST_NUMBER = 1 << 62
-_VERTEX = re.compile(
-    r"[a-z_]{1,30}|(node|gpu|package) [0-9]{1,6}|groups [0-9]{1,6} [0-9]{1,6}", re.ASCII
-)
+Number = Annotated[int, Meta(ge=0, le=MOST_NUMBER)]
+Signed = Annotated[int, Meta(ge=-MOST_NUMBER, le=MOST_NUMBER)]
+Positive = Annotated[int, Meta(ge=1, le=MOST_NUMBER)]
+Groups = Annotated[int, Meta(ge=1, le=1 << 16)]
+_BRANCH = r"(node|gpu|package) [0-9]{1,6}|groups [0-9]{1,6} [0-9]{1,6}"
+Vertex = Annotated[str, Meta(pattern=rf"^([a-z_]{{1,30}}|{_BRANCH})\Z")]
+"""A split of a family into two, or what excludes it."""
 
 
-class Home(msgspec.Struct, frozen=True, kw_only=True):
+class DeviceHome(msgspec.Struct, frozen=True, kw_only=True):
     """A node that devices lie on. distances: to each package."""
 
     host_node: int
-    distances: list[int]
+    distances: list[Number]
 
 
 class Device(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -39,9 +43,9 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     bdf: str = ""
     position: int | None = None
     host_node: int | None = None
-    distances: list[int] = []
-    homes: list[int] = []
-    node: int | None = None
+    distances: list[Number] = []
+    homes: list[Number] = []
+    node: Number | None = None
     link: int | None = None
     is_alone: bool = False
 
@@ -50,19 +54,19 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """What all steps have in common. given: devices that the VM gets in any case; device_count: so
     many with those of one of `choices`."""
 
-    nodes: list[int]
-    packages: list[int]
-    distances: list[list[int]]
-    homes: list[Home]
+    nodes: Annotated[list[Number], Meta(min_length=1, max_length=MOST_NODES)]
+    packages: list[Number]
+    distances: list[list[Number]]
+    homes: list[DeviceHome]
     devices: list[Device]
-    given: list[int]
-    device_count: int
-    choices: list[list[int]]
-    gpu_sets: list[list[int]]
+    given: list[Number]
+    device_count: Number
+    choices: list[list[Number]]
+    gpu_sets: list[list[Number]]
     reserved: str
     locality: Literal["require", "prefer", "ignore"]
-    most_nodes: int
-    page_bytes: int
+    most_nodes: Positive
+    page_bytes: Positive
 
     @property
     def gives_a_choice(self) -> bool:
@@ -81,17 +85,17 @@ class Search(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     terms, which are `first`."""
 
     splits: Splits
-    tree: list[str]
-    least: list[int] | None = None
+    tree: list[Vertex]
+    least: list[Number] | None = None
     first: list[int] = []
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One or several fallbacks of the ladder that come to the same numbers."""
 
-    fallbacks: list[list[str]]
+    fallbacks: Annotated[list[list[str]], Meta(min_length=1)]
     outcome: Outcome
-    groups: int
+    groups: Groups
     reason: str = ""
     cores_left: int = 0
     cores_kept: int = 0
@@ -103,14 +107,14 @@ class Step(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     threads: int = 1
     counts_pus: bool = False
     kinds: list[str | None] = []
-    supply: list[int] = []
-    room: list[int] = []
-    whole_cores: list[int] = []
+    supply: list[Number] = []
+    room: list[Number] = []
+    whole_cores: list[Number] = []
     memory: Literal["follows", "together", "anywhere", "none"] = "none"
-    pages: int = 0
-    free_pages: list[int | None] = []
-    costs: dict[str, list[list[int]]] = {}
-    llc_parts: list[list[int]] = []
+    pages: Number = 0
+    free_pages: list[Number | None] = []
+    costs: dict[str, list[list[Signed]]] = {}
+    llc_parts: list[list[Signed]] = []
     searches: list[Search] = []
 
 
@@ -134,7 +138,7 @@ class Term(msgspec.Struct, frozen=True):
     value: int | tuple[int, ...]
 
 
-class Layout(msgspec.Struct, frozen=True):
+class PlanLayout(msgspec.Struct, frozen=True):
     pcie: str
 
 
@@ -156,7 +160,7 @@ class PlanDocument(msgspec.Struct, frozen=True):
     """What a verifier reads of a plan's document."""
 
     policy: Literal["cores-first", "memory-first", "spread", "any"]
-    layout: Layout
+    layout: PlanLayout
     rung: str
     nodes: list[int]
     devices: list[Owned]
@@ -254,90 +258,76 @@ def decode_plan(content: bytes, source: str) -> tuple[PlanDocument, Proof | NotP
 
 
 def checked(proof: Proof) -> Proof:
-    """The proof, with lists of their lengths and numbers of their ranges. Raises ValueError."""
-    facts, count = proof.facts, len(proof.facts.nodes)
-    _check("nodes", [count], 1, MOST_NODES)
-    _check("nodes", facts.nodes)
-    _check("packages", facts.packages, 0, max(facts.packages, default=0))
-    packages, homes, devices = 1 + max(facts.packages, default=0), len(facts.homes), facts.devices
+    """The proof, with lists of their lengths and positions within theirs. Raises ValueError."""
+    facts, count, devices = proof.facts, len(proof.facts.nodes), proof.facts.devices
+    searches = [search for step in proof.steps for search in step.searches]
+    _check_size(proof, [search.tree for search in searches])
+    packages = 1 + max(facts.packages, default=0)
     rows: list[tuple[str, Sequence[object], int]] = [
-        ("distances", one, count) for one in facts.distances
+        ("packages", facts.packages, count),
+        ("distances", facts.distances, count),
+        *(("distances", one, count) for one in facts.distances),
+        *(("devices.distances", one.distances, count) for one in devices),
+        *(("homes.distances", one.distances, packages) for one in facts.homes),
     ]
-    rows += [("homes.distances", one.distances, packages) for one in facts.homes]
-    rows += [("devices.distances", one.distances, count) for one in devices]
-    rows += [("packages", facts.packages, count), ("distances", facts.distances, count)]
     for step in proof.steps:
-        _check("groups", [step.groups], 1, 1 << 16)
-        _check("fallbacks", [len(step.fallbacks)], 1)
-        _check("pages", [step.pages])
         if step.outcome not in ("host-core", "unproved"):
             rows += _rows(step, count)
-    vertices = sum(len(search.tree) for step in proof.steps for search in step.searches)
-    _check("tree", [vertices], 0, MOST_VERTICES)
-    largest = max((step.groups for step in proof.steps), default=0)
-    size = count * count // 16 + largest + len(devices) * count
-    size += sum(1 + len(one) for one in facts.gpu_sets)
-    _check("tree times nodes, GPUs and groups", [vertices * size], 0, MOST_SIZE)
-    most = {"node": count, "groups": count, "gpu": len(devices), "package": packages}
-    for search in (search for step in proof.steps for search in step.searches):
-        least = search.least or [0]
-        _check("least", least, 0, count - 1)
-        if least != sorted(set(least)):
-            raise ValueError(f"least: expected nodes, ascending, found {least}")
-        for vertex in search.tree:
-            if not _VERTEX.fullmatch(vertex):
-                raise ValueError(f"tree: expected a branch or what excludes it, found {vertex!r}")
-            if " " in vertex:
-                _check(vertex, [int(vertex.split()[1])], 0, most[vertex.split()[0]] - 1)
     for name, values, length in rows:
         if len(values) != length:
             raise ValueError(f"{name}: expected {length} values, found {len(values)}")
-    _check("distances", (far for row in facts.distances for far in row))
-    _check("homes.distances", (far for one in facts.homes for far in one.distances))
-    _check("devices.distances", (far for one in devices for far in one.distances))
-    _check("devices.homes", (home for one in devices for home in one.homes), 0, homes - 1)
-    _check("devices.node", (one.node for one in devices if one.node is not None), 0, count)
-    sets = [("choices", one) for one in facts.choices] + [
-        ("gpu_sets", one) for one in facts.gpu_sets
-    ]
-    for name, one in (("given", facts.given), *sets):
-        _check(name, one, 0, len(devices) - 1)
-        if len(set(one)) < len(one):
-            raise ValueError(f"{name}: expected each device once")
-    if any(not set(facts.given).isdisjoint(one) for one in facts.choices):
-        raise ValueError("choices: expected none of the devices that are given")
-    _check("device_count", [facts.device_count], len(facts.given), len(devices))
-    _check("most_nodes", [facts.most_nodes], 1)
-    _check("page_bytes", [facts.page_bytes], 1)
-    if any(facts.distances[a][b] != facts.distances[b][a] for a in range(count) for b in range(a)):
-        raise ValueError("distances: expected as far there as back")
-    if facts.nodes != sorted(set(facts.nodes)):
-        raise ValueError("nodes: expected them ascending")
+    sets = [facts.given, *facts.choices, *facts.gpu_sets]
+    least = [search.least for search in searches if search.least is not None]
+    below = {"node": count, "groups": count, "gpu": len(devices), "package": packages}
+    splits = [vertex.split() for search in searches for vertex in search.tree if " " in vertex]
+    for name, numbers, end in (
+        ("given, choices, gpu_sets", sets, len(devices)),
+        ("least", least, count),
+        ("devices.homes", [one.homes for one in devices], len(facts.homes)),
+        ("devices.node", [[one.node] for one in devices if one.node is not None], count + 1),
+        *((split[0], [[int(split[1])]], below[split[0]]) for split in splits),
+    ):
+        found = next((number for row in numbers for number in row if number >= end), None)
+        if found is not None:
+            raise ValueError(f"{name}: expected numbers below {end}, found {found}")
+    far = facts.distances
+    same = all(far[a][b] == far[b][a] for a in range(count) for b in range(a))
+    for is_so, what in (
+        (all(len(set(one)) == len(one) for one in sets), "given, choices, gpu_sets: each once"),
+        (all(set(facts.given).isdisjoint(one) for one in facts.choices), "choices: none given"),
+        (all(one == sorted(set(one)) for one in [facts.nodes, *least]), "nodes, ascending"),
+        (len(facts.given) <= facts.device_count <= len(devices), "device_count: of the devices"),
+        (same, "distances as far there as back"),
+    ):
+        if not is_so:
+            raise ValueError(f"expected {what}; found others")
     return proof
 
 
 def _rows(step: Step, count: int) -> Iterator[tuple[str, Sequence[object], int]]:
-    """The lists of a step and how long they are, its numbers being of their ranges."""
-    _check("pages", [step.pages], step.memory != "none")
-    for name, row in (
-        ("supply", step.supply),
-        ("room", step.room),
-        ("whole_cores", step.whole_cores),
-        ("free_pages", [0 if pages is None else pages for pages in step.free_pages]),
-    ):
-        _check(name, row)
-        yield name, row, count
+    """The lists of a step and how long they are."""
+    if step.memory != "none" and not step.pages:
+        raise ValueError("pages: expected some, found 0")
+    for name in ("supply", "room", "whole_cores", "free_pages"):
+        yield name, getattr(step, name), count
     if any(most < room for most, room in zip(step.supply, step.room, strict=False)):
         raise ValueError("room: expected at most the supply")
     for name, of_nodes in [*step.costs.items(), ("llc_parts", step.llc_parts)]:
         if step.outcome == "chosen":
             yield name, of_nodes, count
         for own, most in zip(of_nodes, step.room, strict=False):
-            _check(name, own, -MOST_NUMBER)
-            _check(name, [len(own)], min(most, 1), most)
+            if not min(most, 1) <= len(own) <= most:
+                raise ValueError(f"{name}: expected 1 to {most} values, found {len(own)}")
 
 
-def _check(name: str, numbers: Iterable[int], least: int = 0, most: int = MOST_NUMBER) -> None:
-    for number in numbers:
-        if not least <= number <= most:
-            raise ValueError(f"{name}: expected numbers of {least} to {most}, found {number}")
+def _check_size(proof: Proof, trees: Sequence[Sequence[str]]) -> None:
+    """What a verifier would take long for is no proof."""
+    facts, count, vertices = proof.facts, len(proof.facts.nodes), sum(map(len, trees))
+    size = count * count // 16 + max((step.groups for step in proof.steps), default=0)
+    size += len(facts.devices) * count + sum(1 + len(one) for one in facts.gpu_sets)
+    for name, found, most in (
+        ("tree", vertices, MOST_VERTICES),
+        ("tree times nodes, GPUs and groups", vertices * size, MOST_SIZE),
+    ):
+        if found > most:
+            raise ValueError(f"{name}: expected at most {most}, found {found}")

@@ -4,9 +4,8 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from homenode.plan.proof.family import AWAY, Family
 from homenode.plan.proof.statement import Facts, Goal, Splits, Step
-from homenode.plan.proof.verifier import roots
+from homenode.plan.proof.verifier import AWAY, Placings, roots
 
 FEW_NODES = 8
 """With more nodes a tree splits by packages before it does by nodes."""
@@ -20,7 +19,7 @@ class NotProvedError(Exception):
     """Says why there is no proof."""
 
 
-class Placing(Struct, frozen=True):
+class BranchOrder(Struct, frozen=True):
     """What to branch on first: nodes, GPUs and groups of the nodes, of the facts."""
 
     nodes: tuple[int, ...] = ()
@@ -29,7 +28,7 @@ class Placing(Struct, frozen=True):
 
 
 def deepest(
-    facts: Facts, step: Step, splits: Splits, cost: Goal, first: int, placing: Placing
+    facts: Facts, step: Step, splits: Splits, cost: Goal, first: int, placing: BranchOrder
 ) -> tuple[int, list[str]]:
     """(so many terms, their tree): as many as can be proved. first: how many the nodes decide."""
     terms = len(cost)
@@ -42,7 +41,9 @@ def deepest(
     raise NotProvedError("the first terms are not proved within the budget")
 
 
-def tree_of(families: list[Family], goal: Goal, placing: Placing, *, ties: bool) -> list[str] | int:
+def tree_of(
+    families: list[Placings], goal: Goal, placing: BranchOrder, *, ties: bool
+) -> list[str] | int:
     """The tree; where there is none, so many terms as there might be one for: where these are
     those of the goal, it is the number of nodes that makes it too large."""
     names = [name for name, _ in goal]
@@ -70,12 +71,12 @@ def tree_of(families: list[Family], goal: Goal, placing: Placing, *, ties: bool)
     return tree
 
 
-def work_of(family: Family) -> int:
+def work_of(family: Placings) -> int:
     """Roughly, what it takes to compare a family."""
     return 20 + len(family.inside) * (1 + len(family.more) // 8)
 
 
-def _branch(family: Family, placing: Placing, term: str) -> str | None:
+def _branch(family: Placings, placing: BranchOrder, term: str) -> str | None:
     """What to tell apart in a family that may cost less in a term; None where it is one placing."""
     packages = family.facts.packages
     known = {*family.packages, *(packages[node] for node in family.must)}
@@ -104,7 +105,7 @@ def _branch(family: Family, placing: Placing, term: str) -> str | None:
     return None
 
 
-def _cut(family: Family, placing: Placing) -> str | None:
+def _cut(family: Placings, placing: BranchOrder) -> str | None:
     """What leaves out numbers of groups that no split of the least unevenness has, or none that
     shares cores as late as it can."""
     step, must = family.step, family.must
@@ -146,7 +147,7 @@ def _cut(family: Family, placing: Placing) -> str | None:
     return None
 
 
-def _cost(family: Family, node: int, term: str) -> int:
+def _cost(family: Placings, node: int, term: str) -> int:
     """What a node adds to a term, or so: the least first are those that make a bound too low."""
     facts, step = family.facts, family.step
     if term in step.costs:
@@ -163,7 +164,7 @@ def _cost(family: Family, node: int, term: str) -> int:
 
 
 def least_set(
-    families: list[Family], names: Sequence[str], likely: Sequence[Sequence[int]]
+    families: list[Placings], names: Sequence[str], likely: Sequence[Sequence[int]]
 ) -> tuple[list[int] | None, list[int]]:
     """(a set of nodes of the least first terms, these terms); None where no set holds the VM."""
     best: tuple[list[int], list[int]] | None = None
@@ -186,7 +187,7 @@ def least_set(
         if not family.may:
             best = family.must, [family.bound(name) for name in names]
             continue
-        branch = _branch(family, Placing(), term)
+        branch = _branch(family, BranchOrder(), term)
         assert branch is not None
         waiting += reversed(family.branches(branch))
     raise NotProvedError("the choice between equal and unequal cells is not proved")

@@ -84,16 +84,16 @@ def assemble(host: Host | None, request: GuestRequest, placement: Placement) -> 
     cache = guest_cache(host, request, placement, shape.topology, llcs)
 
     by_bdf = {} if host is None else host.device_at
-    pcie = _pcie(host, by_bdf, request, placement)
+    pcie = _pcie(host, request, placement)
     devices = _devices(host, request, placement, cells, by_bdf, pcie)
-    initiators = initiator_cells(host, by_bdf, request, placement, cells)
+    initiators = initiator_cells(host, request, placement, cells)
     nothing = CpuSet()
     devices = tuple(
         structs.replace(device, initiator_cells=initiators.cells_of_gpu.get(device.bdf, nothing))
         for device in devices
     )
     has_iommu = request.guest.has_iommu or (is_x86 and vcpus > MOST_VCPUS_WITHOUT_IOMMU)
-    window = _aperture(host, request, placement, by_bdf, has_iommu)
+    window = _aperture(host, request, placement, has_iommu)
     binding = _binding(request, placement)
     guest = request.guest
     fingerprint = "" if host is None else host_fingerprint(host)
@@ -162,17 +162,7 @@ def assemble(host: Host | None, request: GuestRequest, placement: Placement) -> 
             *window.findings,
             *initiators.findings,
         ),
-        consequences=consequences(
-            host,
-            by_bdf,
-            request,
-            vcpus,
-            cells,
-            shape.topology,
-            devices,
-            () if pcie is None else pcie.controllers,
-            window.aperture,
-        ),
+        consequences=consequences(host, request, vm, cells, window.aperture),
         gaps=(
             *placement.gaps,
             *memory.gaps,
@@ -189,12 +179,7 @@ def assemble(host: Host | None, request: GuestRequest, placement: Placement) -> 
     )
 
 
-def _pcie(
-    host: Host | None,
-    by_bdf: dict[Bdf, PciDevice],
-    request: GuestRequest,
-    placement: Placement,
-) -> MirroredPcie | None:
+def _pcie(host: Host | None, request: GuestRequest, placement: Placement) -> MirroredPcie | None:
     """The mirrored tree; None where the layout leaves PCIe as it was."""
     if request.layout.pcie is GuestPcie.AS_IT_WAS:
         return None
@@ -210,7 +195,7 @@ def _pcie(
             "mirrors is the host's",
             hint="name the host with --host, or choose pin, pin-numa or pin-numa-smt",
         )
-    return mirror_pcie(host, by_bdf, request, placement)
+    return mirror_pcie(host, request, placement)
 
 
 def _devices(
@@ -302,19 +287,18 @@ def _aperture(
     host: Host | None,
     request: GuestRequest,
     placement: Placement,
-    by_bdf: dict[Bdf, PciDevice],
     has_iommu: bool,
 ) -> ApertureChoice:
     if host is None:
         return ApertureChoice(None)
-    missing = [str(bdf) for bdf in placement.devices if bdf not in by_bdf]
+    missing = [str(bdf) for bdf in placement.devices if bdf not in host.device_at]
     if missing:
         raise InputError(
             f"device {', '.join(missing)}: expected PCI functions of host {host.name}, found none "
             "there",
             hint="homenode show lists the host's devices",
         )
-    passed = [by_bdf[bdf] for bdf in placement.devices]
+    passed = [host.device_at[bdf] for bdf in placement.devices]
     ignored: list[Gap] = []  # guest_memory has given them
     pages = page_size(host, request, ignored)
     return aperture(request, passed, has_iommu, pages, host.settings)

@@ -6,7 +6,7 @@ from homenode.indices import NodeIndex
 from homenode.machine.pci import DeviceKind, PciDevice
 from homenode.machine.topology import Host
 from homenode.plan.request import GuestRequest
-from homenode.plan.shape.guest_topology import offline_vcpus, online_text
+from homenode.plan.shape.guest_topology import online_text
 from homenode.units import format_bytes, format_limit
 from homenode.vm.layout import GuestCells
 from homenode.vm.model import (
@@ -15,42 +15,41 @@ from homenode.vm.model import (
     GuestPciController,
     GuestTopology,
     PortModel,
+    Vm,
     VmCell,
 )
 from homenode.vm.plan_model import Aperture
+from homenode.wording import plural
 
 
 def consequences(
     host: Host | None,
-    by_bdf: dict[Bdf, PciDevice],
     request: GuestRequest,
-    vcpus: int,
+    vm: Vm,
     cells: tuple[VmCell, ...],
-    topology: GuestTopology | None,
-    devices: tuple[GuestHostdev, ...],
-    controllers: tuple[GuestPciController, ...],
     window: Aperture | None,
 ) -> tuple[str, ...]:
-    """Sentences in the order in which a user would meet them. by_bdf: the host's functions."""
+    """Sentences in the order in which a user would meet them. vm: as planned; cells: its own, also
+    of a flat guest."""
     said: list[str] = []
     guest = request.guest
-    if vcpus != guest.vcpus:
-        said.append(f"The guest has {vcpus} vCPUs instead of {guest.vcpus}.")
+    if vm.vcpus != guest.vcpus:
+        said.append(f"The guest has {vm.vcpus} vCPUs instead of {guest.vcpus}.")
     if request.memory_bytes != guest.memory_bytes:
         said.append(
             f"The guest has {format_bytes(request.memory_bytes)} of memory instead of "
             f"{format_bytes(guest.memory_bytes)}."
         )
-    said += _cells(host, request, cells, offline_vcpus(request, vcpus))
-    said += _topology(host, request, cells, topology)
+    said += _cells(host, request, cells, vm.offline_vcpus)
+    said += _topology(host, request, cells, vm.cpu_topology and GuestTopology(*vm.cpu_topology))
     if host is not None:
         before = {hostdev.bdf: hostdev.address for hostdev in guest.hostdevs}
-        said += _moved(by_bdf, before, devices)
-        said += _locality(by_bdf, devices)
-    empty = _empty_ports(devices, controllers)
+        said += _moved(host.device_at, before, vm.hostdevs)
+        said += _locality(host.device_at, vm.hostdevs)
+    empty = _empty_ports(vm.hostdevs, vm.controllers)
     if empty:
         said.append(
-            f"{_count(empty, 'empty PCIe port')} keep{'s' if empty == 1 else ''} a place for "
+            f"{plural(empty, 'empty PCIe port')} keep{'s' if empty == 1 else ''} a place for "
             f"devices that this VM does not have, so that no address changes when they come or go."
         )
     if window is not None:
@@ -71,7 +70,7 @@ def _cells(
         f"{format_bytes(cell.memory_bytes)}"
         for cell in cells
     )
-    said = [f"The guest sees {_count(len(cells), 'NUMA node')}: {sizes}."]
+    said = [f"The guest sees {plural(len(cells), 'NUMA node')}: {sizes}."]
     if len(cells) > 1 and host is not None and not cells[0].distances:
         said.append("The guest is shown no distances and takes all its NUMA nodes for equally far.")
     return said
@@ -101,7 +100,7 @@ def _topology(
         if None not in packages and len(packages) < len(cells) == topology.sockets:
             said.append(
                 f"Each of {len(cells)} guest cells is a socket, although the host has them on "
-                f"{_count(len(packages), 'package')}."
+                f"{plural(len(packages), 'package')}."
             )
     if topology.threads > 1:
         said.append(f"The guest sees {topology.threads} threads a core.")
@@ -132,7 +131,7 @@ def _moved(
         said.append(f"{kind} {device.bdf} moves {path}{where}.")
     if nics:
         said.append(
-            f"Names of {_count(nics, 'network interface')} that follow the PCI path (enpXsY) "
+            f"Names of {plural(nics, 'network interface')} that follow the PCI path (enpXsY) "
             "change in the guest; names by MAC or by altname do not."
         )
     return said
@@ -177,7 +176,3 @@ _KIND_NAMES = {
     DeviceKind.NVME: "NVMe drive",
     DeviceKind.AUDIO: "audio function",
 }
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"

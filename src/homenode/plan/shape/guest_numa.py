@@ -373,14 +373,14 @@ def is_grace(device: PciDevice) -> bool:
 
 def initiator_cells(
     host: Host | None,
-    by_bdf: dict[Bdf, PciDevice],
     request: GuestRequest,
     placement: Placement,
     cells: tuple[VmCell, ...],
 ) -> InitiatorCells:
     """The cells that the Grace GPUs of the VM need, where the layout shows the guest its PCIe tree
     and the host's libvirt and QEMU can give them; else a finding."""
-    passed = [by_bdf[bdf] for bdf in placement.devices if bdf in by_bdf]
+    known = {} if host is None else host.device_at
+    passed = [known[bdf] for bdf in placement.devices if bdf in known]
     grace = tuple(device for device in passed if is_grace(device))
     if host is None or not grace or not request.guest.is_virt:
         return InitiatorCells(cells, {})

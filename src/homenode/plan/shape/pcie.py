@@ -28,7 +28,7 @@ from homenode.plan.shape.pcie_build import (
     refuse_machine,
     right_ones,
 )
-from homenode.plan.shape.pcie_tree import Place, device_places, pcie_tree, sparse_places
+from homenode.plan.shape.pcie_tree import PortPlace, device_places, pcie_tree, sparse_places
 from homenode.vm.model import GuestAddress, GuestCellId, GuestPciController, PortModel
 from homenode.vm.plan_model import PlanFinding, plan_finding
 from homenode.vm.plan_options import PciGranularity
@@ -96,10 +96,8 @@ class MirroredPcie(Struct, frozen=True):
     findings: tuple[PlanFinding, ...]
 
 
-def mirror_pcie(
-    host: Host, by_bdf: dict[Bdf, PciDevice], request: GuestRequest, placement: Placement
-) -> MirroredPcie:
-    """Controllers and addresses for a request whose layout mirrors PCIe. by_bdf: the host's.
+def mirror_pcie(host: Host, request: GuestRequest, placement: Placement) -> MirroredPcie:
+    """Controllers and addresses for a request whose layout mirrors PCIe.
 
     Raises InputError for a machine type without PCIe expander buses, for a device that the host
     does not have or that is a bridge; Unplannable where 256 buses are too few.
@@ -113,7 +111,6 @@ def mirror_pcie(
         cell_of_node = {node: cell for cell, node in reversed(cells)}
     return mirror_cells(
         host,
-        by_bdf,
         request,
         placement.devices,
         cell_of_node,
@@ -133,7 +130,6 @@ def _is_efficient(host: Host, placement: Placement, cell: int) -> bool:
 
 def mirror_cells(
     host: Host,
-    by_bdf: dict[Bdf, PciDevice],
     request: GuestRequest,
     devices: tuple[Bdf, ...],
     cell_of_node: dict[NodeIndex, int],
@@ -150,10 +146,10 @@ def mirror_cells(
         raise UsageError(
             f"--spare-ports: expected 0 to {MOST_SPARE_PORTS}, found {request.options.spare_ports}"
         )
-    _refuse_unfit(by_bdf, devices)
+    _refuse_unfit(host.device_at, devices)
     any_port = request.options.pci_granularity is PciGranularity.CELL
     nearest_of_node = {node: to.cell for node, to in nearest.items()}
-    places = device_places(host, by_bdf, cell_of_node, nearest_of_node)
+    places = device_places(host, cell_of_node, nearest_of_node)
     if any_port:
         places = sparse_places(places, devices)
     stated = PcieDocument(request.guest, cells, ())
@@ -165,7 +161,7 @@ def mirror_cells(
     base = base_of(stated, tree, assignments, addresses, any_port)
     kept = right_ones(stated, assignments, addresses) if stated.has_tree else {}
     if not any_port:
-        kept = best_ones(request, stated, tree, base, assignments, addresses, kept)
+        kept = best_ones(stated, tree, base, assignments, addresses, kept)
     leaving = [
         addresses[bdf]
         for assignment in assignments
@@ -205,9 +201,11 @@ def mirror_cells(
         if bdf not in cell_of and expander is not None and expander.cell is not None:
             cell_of[bdf] = GuestCellId(expander.cell)
     controllers = build.controllers()
-    findings = _unplaced(by_bdf, devices, cell_of_node, address_of, cell_of)
+    findings = _unplaced(host.device_at, devices, cell_of_node, address_of, cell_of)
     near = [
-        (bdf, node) for bdf in devices if (node := by_bdf[bdf].node) is not None and node in nearest
+        (bdf, node)
+        for bdf in devices
+        if (node := host.device_at[bdf].node) is not None and node in nearest
     ]
     findings += nearest_cell_finding(near, nearest)
     if request.options.pci_granularity is not PciGranularity.CELL:
@@ -227,7 +225,7 @@ def mirror_cells(
 
 
 def _cells_with_bus(
-    stated: PcieDocument, places: tuple[Place, ...], devices: tuple[Bdf, ...], cells: int
+    stated: PcieDocument, places: tuple[PortPlace, ...], devices: tuple[Bdf, ...], cells: int
 ) -> tuple[int, ...]:
     """Every cell; only those that get a device where pcie.0 has no slot for so many buses. The
     search chooses no nodes for which these are too many (search/expander_slots.py)."""

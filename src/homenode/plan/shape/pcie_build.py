@@ -8,7 +8,6 @@ from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.errors import InputError
-from homenode.plan.request import GuestRequest
 from homenode.plan.shape.pcie_tree import (
     SLOTS_PER_BUS,
     ExpanderNeed,
@@ -48,7 +47,7 @@ class PcieDocument:
             else replace(controller, cell=None)
             for controller in guest.controllers
         }
-        self.cells = cells
+        self.guest, self.cells = guest, cells
         gone = set(leaving)
         staying = [address for address in guest.addresses if address not in gone]
         plugged = [c.address for c in guest.controllers if c.address is not None]
@@ -437,7 +436,6 @@ def right_ones(
 
 
 def best_ones(
-    request: GuestRequest,
     stated: PcieDocument,
     tree: PcieTree,
     base: int | None,
@@ -456,7 +454,7 @@ def best_ones(
         for bdf in assignment.function_of
         if assignment.position not in ideal and bdf in addresses
     ]
-    freed = PcieBuild(PcieDocument(request.guest, stated.cells, moving), tree, base)
+    freed = PcieBuild(PcieDocument(stated.guest, stated.cells, moving), tree, base)
     return {
         position: address
         for position, address in right.items()

@@ -36,7 +36,7 @@ MOST_EMPTY_PORTS = 16
 """For devices of one kind and node that a VM does not have: as many as two boards of GPUs."""
 
 
-class Section(IntEnum):
+class PortSection(IntEnum):
     """Kinds of port, the likeliest to be passed first: ports before a used one cost a port each."""
 
     GPU = 0
@@ -49,7 +49,7 @@ class Section(IntEnum):
     VF_PARENT = 7  # its virtual functions are what is passed
 
 
-class Place(Struct, frozen=True):
+class PortPlace(Struct, frozen=True):
     """A port for one host device.
 
     node: the device's. near: the cell is only the nearest one. functions: those of the host that
@@ -61,7 +61,7 @@ class Place(Struct, frozen=True):
     node: NodeIndex
     cell: int
     near: bool
-    section: Section
+    section: PortSection
     order: tuple[int, ...]
     root_complex: str
     switch: Bdf | None
@@ -69,7 +69,7 @@ class Place(Struct, frozen=True):
     @property
     def slot_order(self) -> tuple[int, ...]:
         """Sorts ports on one bus: the cell's own first, each GPU next to its NIC."""
-        section = Section.GPU if self.section is Section.PAIRED_NIC else self.section
+        section = PortSection.GPU if self.section is PortSection.PAIRED_NIC else self.section
         return (self.near, section, *self.order)
 
 
@@ -99,17 +99,16 @@ class _Tree(Struct):
 
 def device_places(
     host: Host,
-    by_bdf: dict[Bdf, PciDevice],
     cell_of_node: dict[NodeIndex, int],
     nearest_of_node: Mapping[NodeIndex, int] = MappingProxyType({}),
-) -> tuple[Place, ...]:
+) -> tuple[PortPlace, ...]:
     """Every port of the cells, in the order in which ports are numbered.
 
     GPUs of all cells come before the NICs of any, so that a VM of GPUs alone has no idle port. The
     n-th GPU of each cell comes before the next one of any. nearest_of_node: cells of nodes that
     have none of their own; their devices come last and move no other.
     """
-    tree = _Tree(by_bdf)
+    tree = _Tree(host.device_at)
     cell_of = {**nearest_of_node, **cell_of_node}
     local = [
         device
@@ -125,15 +124,26 @@ def device_places(
     groups = _groups(physical)
     switches = {group[0].bdf: tree.switch_above(group[0].parent) for group in groups}
     paired = set(own_nics((group[0] for group in groups), switches).values())
-    places: list[Place] = []
+    places: list[PortPlace] = []
 
     def add(
-        functions: tuple[Bdf, ...], like: PciDevice, section: Section, order: tuple[int, ...]
+        functions: tuple[Bdf, ...], like: PciDevice, section: PortSection, order: tuple[int, ...]
     ) -> None:
         node = like.node
         assert node is not None  # only devices of cell_of are here
         near, switch, root = node not in cell_of_node, switches[like.bdf], like.root_complex
-        places.append(Place(functions, node, cell_of[node], near, section, order, root, switch))
+        places.append(
+            PortPlace(
+                functions=functions,
+                node=node,
+                cell=cell_of[node],
+                near=near,
+                section=section,
+                order=order,
+                root_complex=root,
+                switch=switch,
+            )
+        )
 
     for group in groups:
         first = group[0]
@@ -145,27 +155,27 @@ def device_places(
             add((children[0].bdf,), first, section, _key(children[0].bdf))
             for number, child in enumerate(children[1:], start=1):
                 order = (number, section, *_key(child.bdf))
-                add((child.bdf,), first, Section.FURTHER_VF, order)
-            section = Section.VF_PARENT
+                add((child.bdf,), first, PortSection.FURTHER_VF, order)
+            section = PortSection.VF_PARENT
         add(functions, first, section, _key(first.bdf))
     for orphans in virtual.values():
         for number, child in enumerate(orphans):
             switches[child.bdf] = tree.switch_above(child.parent)
             order = (number, _section(child, paired), *_key(child.bdf))
-            add((child.bdf,), child, Section.FURTHER_VF, order)
+            add((child.bdf,), child, PortSection.FURTHER_VF, order)
     return _interleaved(places)
 
 
-def sparse_places(places: tuple[Place, ...], devices: tuple[Bdf, ...]) -> tuple[Place, ...]:
+def sparse_places(places: tuple[PortPlace, ...], devices: tuple[Bdf, ...]) -> tuple[PortPlace, ...]:
     """The ports that a VM's numbering counts: of each section and node of which it gets a device.
 
     A group of which it would leave more than MOST_EMPTY_SEATS empty before a used one is counted
     by its used ports alone. docs/decisions/0004-guest-pcie-places.md says what that costs.
     """
     wanted = set(devices)
-    used: dict[tuple[Section, NodeIndex], int] = {}
-    length: dict[tuple[Section, NodeIndex], int] = {}
-    number: dict[tuple[Section, NodeIndex], int] = {}
+    used: dict[tuple[PortSection, NodeIndex], int] = {}
+    length: dict[tuple[PortSection, NodeIndex], int] = {}
+    number: dict[tuple[PortSection, NodeIndex], int] = {}
     for place in places:
         group = place.section, place.node
         number[group] = number.get(group, 0) + 1
@@ -181,10 +191,10 @@ def sparse_places(places: tuple[Place, ...], devices: tuple[Bdf, ...]) -> tuple[
     )
 
 
-def _interleaved(places: list[Place]) -> tuple[Place, ...]:
-    """Section by section, and in each the nodes in turn; ports on nearest cells last."""
-    ranks: dict[tuple[Section, NodeIndex], int] = {}
-    keyed: list[tuple[bool, Section, int, int, NodeIndex, Place]] = []
+def _interleaved(places: list[PortPlace]) -> tuple[PortPlace, ...]:
+    """PortSection by section, and in each the nodes in turn; ports on nearest cells last."""
+    ranks: dict[tuple[PortSection, NodeIndex], int] = {}
+    keyed: list[tuple[bool, PortSection, int, int, NodeIndex, PortPlace]] = []
     for place in sorted(places, key=lambda place: (place.section, place.order)):
         rank = ranks.get((place.section, place.node), 0)
         ranks[place.section, place.node] = rank + 1
@@ -208,18 +218,18 @@ def _groups(physical: list[PciDevice]) -> list[list[PciDevice]]:
     return groups
 
 
-def _section(device: PciDevice, paired: set[Bdf]) -> Section:
+def _section(device: PciDevice, paired: set[Bdf]) -> PortSection:
     match device.kind:
         case DeviceKind.GPU:
-            return Section.GPU
+            return PortSection.GPU
         case DeviceKind.NIC:
-            return Section.PAIRED_NIC if device.bdf in paired else Section.NIC
+            return PortSection.PAIRED_NIC if device.bdf in paired else PortSection.NIC
         case DeviceKind.NVSWITCH:
-            return Section.NVSWITCH
+            return PortSection.NVSWITCH
         case DeviceKind.NVME:
-            return Section.NVME
+            return PortSection.NVME
         case _:
-            return Section.OTHER
+            return PortSection.OTHER
 
 
 def _key(bdf: Bdf) -> BdfKey:
@@ -386,7 +396,7 @@ class PcieTree(Struct, frozen=True):
 
 
 def pcie_tree(
-    places: tuple[Place, ...],
+    places: tuple[PortPlace, ...],
     cells: Sequence[int],
     granularity: PciGranularity,
     spare_ports: int,
@@ -436,7 +446,7 @@ def pcie_tree(
         key = expander_of_unit[unit]
         if key not in expanders:
             expanders[key] = add(PortModel.EXPANDER_BUS, cell, None, None)
-            pulled += place.section <= Section.PAIRED_NIC and not place.near
+            pulled += place.section <= PortSection.PAIRED_NIC and not place.near
         if not _is_switch(granularity, place):
             ports.append(add(PortModel.ROOT_PORT, cell, expanders[key], slot_of_unit[unit]))
             continue
@@ -453,14 +463,14 @@ def pcie_tree(
     return PcieTree(tuple(nodes), port_of_function, max(leading, 1), max(pulled, 1))
 
 
-def _is_switch(granularity: PciGranularity, place: Place) -> bool:
+def _is_switch(granularity: PciGranularity, place: PortPlace) -> bool:
     """Shown as a device below a switch. Virtual functions beyond the first never are: there may be
     more of them than a switch has slots."""
     mirrors = granularity is PciGranularity.SWITCH and place.switch is not None
-    return mirrors and place.section < Section.FURTHER_VF
+    return mirrors and place.section < PortSection.FURTHER_VF
 
 
-def _switch_units(places: tuple[Place, ...]) -> list[int]:
+def _switch_units(places: tuple[PortPlace, ...]) -> list[int]:
     """For each place the number of the first place that shares its mirrored switch."""
     first: dict[tuple[Bdf, int, int], int] = {}
     count: dict[Bdf, int] = {}

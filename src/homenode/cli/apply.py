@@ -226,7 +226,6 @@ def tuned_together(
     quiet: bool,
 ) -> tuple[Tuning, ...]:
     """Plan VMs by name on one host, and explain it. Exits where they do not fit."""
-
     machine = load_host(host)
     # Where they run already, their own pins do not count as allocated.
     others = tuple(domain for domain in machine.domains if domain.name not in originals)
@@ -401,7 +400,6 @@ def _note_threads(moved: "Moved", verb: str) -> None:
 
 def replan(asked: ReplanArguments) -> None:
     """Plan again, show the difference, ask, and define it."""
-
     _check_can_ask(asked)
     if asked.host is None and not is_local(asked.connect):
         raise UsageError(
@@ -452,7 +450,6 @@ def replan(asked: ReplanArguments) -> None:
 
 
 def _replaced(words: Sequence[str]) -> Mapping[Bdf, Bdf]:
-
     found: dict[Bdf, Bdf] = {}
     for word in words:
         old, equals, new = word.partition("=")

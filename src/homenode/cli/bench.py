@@ -156,7 +156,6 @@ def _print_steps(machine: "Machine", orders: BenchOptions) -> None:
 
 
 def _print(outcome: BenchOutcome, *, as_json: bool) -> None:
-
     steps = () if outcome.run is None else (f"{len(outcome.run.samples)} samples",)
     findings = Findings(checked=steps, findings=outcome.findings)
 
@@ -340,7 +339,6 @@ class Visit(Struct):
 
 def gpu_check(asked: GpuCheckArguments) -> None:
     """All parts on this machine."""
-
     alone = LocalMachine(without={TOOL})
     visit_gpus(
         LocalMachine(), alone, asked.output, asked.python, float(asked.limit), as_json=asked.json
@@ -362,7 +360,6 @@ def visit_gpus(
     Raises UsageError where the folder exists, HostError where there is no GPU to measure. Exits
     with 1 where a part was not possible or a figure is not as it should be.
     """
-
     if folder.exists():
         raise UsageError(f"{folder}: expected a new folder, found one", hint="-o names another")
     host = discover(machine.snapshot())
@@ -402,14 +399,12 @@ def _all_parts(visit: Visit, machine: "Machine", alone: "Machine") -> bool:
 
 
 def _capture(visit: Visit) -> str:
-
     with working("reading this machine"):
         captured = capture_host(visit.folder / "host.tar.gz", None, redacted=True, overwrite=False)
     return f"{captured.manifest.files} files, redacted, in host.tar.gz"
 
 
 def _links(visit: Visit, machine: "Machine") -> str:
-
     snapshot = machine.snapshot()
     program = load_program(None)
     with working(f"reading links while {program.argv[0]} copies"):
@@ -421,7 +416,6 @@ def _links(visit: Visit, machine: "Machine") -> str:
 
 
 def _figures(visit: Visit, machine: "Machine", name: str, runs: "dict[str, Run]") -> str:
-
     all_of_gpus = (
         Group.GPU_COPY,
         Group.GPU_BANDWIDTH,
@@ -448,7 +442,6 @@ def _figures(visit: Visit, machine: "Machine", name: str, runs: "dict[str, Run]"
 
 
 def _agreement(visit: Visit, runs: "dict[str, Run]") -> str:
-
     if len(runs) != 2:
         raise HostError("expected figures of both, found one alone")
     first, second = runs[RUN], runs[TORCH_RUN]

@@ -103,7 +103,6 @@ def bench_options(
 
 
 def _suite(typed: SuiteArguments) -> SuiteOptions:
-
     if typed.quick and typed.full:
         raise UsageError("give either --quick or --full, not both")
     names = [] if typed.tests is None else [one.strip() for one in typed.tests.split(",")]
@@ -131,7 +130,6 @@ def _suite(typed: SuiteArguments) -> SuiteOptions:
 
 
 def _app(typed: AppArguments) -> AppOrder | None:
-
     if (typed.app is None) != (typed.metric is None):
         raise UsageError(
             "--app, --metric: expected both, found one",
@@ -151,7 +149,6 @@ def _app(typed: AppArguments) -> AppOrder | None:
 
 
 def _switches(layout: str) -> Switches:
-
     preset = preset_named(layout)
     if preset is None:
         raise unknown_layout(layout)
@@ -236,7 +233,6 @@ def check(asked: TrialArguments) -> None:
 
 def check_access(reaching: GuestAccess) -> None:
     """Raises UsageError for an address, user, port or key that no guest could be reached by."""
-
     if reaching.transport is not Transport.SSH:
         return
     SshChannel(reaching.address or "localhost", reaching.user, Path("known_hosts"), reaching.port)
@@ -248,7 +244,6 @@ def check_access(reaching: GuestAccess) -> None:
 
 def trial_request(domain: str, asked: TrialArguments) -> TrialRequest:
     """The trial that is asked for. Its name has the time in it unless the user gave one."""
-
     own = asked.id or f"{_word(domain)}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
     run = bench_options(own, asked.suite, asked.own, RunArguments(vantage=Vantage.GUEST))
     measuring = Measuring(

@@ -6,6 +6,7 @@ annotation; a field that is a record itself brings its own fields along.
 
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
 from enum import StrEnum
 from importlib import import_module
 from pathlib import Path
@@ -49,6 +50,18 @@ class Without(Only):
 
     def takes(self, name: str, panel: str) -> bool:
         return not super().takes(name, panel)
+
+
+class Under:
+    """In the annotation of a record: the panel of its options, and whether all of them are rare."""
+
+    def __init__(self, panel: str, *, rare: bool = False) -> None:
+        self.panel, self.rare = panel, rare
+
+    def of(self, one: "Parameter") -> "Parameter":
+        opt = copy(one.opt)
+        opt.panel, opt.rare = self.panel, self.rare or opt.rare
+        return one._replace(opt=opt)
 
 
 class Parameter(NamedTuple):
@@ -123,9 +136,10 @@ def parameters_of(record: Any, path: tuple[str, ...] = ()) -> Iterator[Parameter
         base = annotation.__origin__ if about else annotation
         if _is_record(annotation):
             limits = [one for one in about if isinstance(one, Only)]
+            under = [one for one in about if isinstance(one, Under)]
             for one in parameters_of(base, (*path, name)):
                 if all(limit.takes(one.path[-1], one.opt.panel) for limit in limits):
-                    yield one
+                    yield under[0].of(one) if under else one
             continue
         for opt in about:
             if isinstance(opt, Opt):

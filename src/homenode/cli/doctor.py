@@ -63,7 +63,7 @@ def doctor(asked: DoctorArguments) -> None:
     ):
         refuse_to_overwrite(asked.fix, has_force=True)
     known = _circumstances(asked.h2d, asked.known_width)
-    loaded = _host(asked.host, asked.lspci)
+    loaded = load_host(asked.host, lspci=asked.lspci)
     _check_addresses(known, loaded)
     if asked.under_load or asked.load_command is not None:
         if not asked.under_load:
@@ -73,7 +73,7 @@ def doctor(asked: DoctorArguments) -> None:
         loaded, known = _under_load(loaded, known, asked.load_command)
     original = _document(asked.document, asked.live)
     source = asked.live or asked.document or "domain"
-    opened = None if original is None else _opened(original, source)
+    opened = None if original is None else open_domain(original, source)
     found = diagnose(loaded, opened, known)
     if own := tuple(site_findings(loaded)):
         found = Findings(checked=found.checked, findings=in_order((*found.findings, *own)))
@@ -119,7 +119,6 @@ def certify(asked: CertifyArguments) -> None:
 
 def _note_faults(host: "Host") -> tuple[str, ...]:
     """Ids of what is wrong: it counts as sound from then on, so it is noted."""
-
     if host.nodes_assumed:
         note(
             f"{host.name}: its NUMA nodes cannot be read, and it is certified as one node; "
@@ -131,11 +130,6 @@ def _note_faults(host: "Host") -> tuple[str, ...]:
         if ids:
             note(f"certified as it is, {severity}: {', '.join(ids)}; look: homenode doctor")
     return tuple(sorted({finding.id for finding in found if finding.is_bad}))
-
-
-def _host(source: str | None, lspci: Path | None) -> "Host":
-
-    return load_host(source, lspci=lspci)
 
 
 def _under_load(
@@ -182,13 +176,7 @@ def _document(path: str | None, live: str | None) -> bytes | None:
     return read_input(path, "a domain document", hint=hint)
 
 
-def _opened(original: bytes, source: str) -> "Document":
-
-    return open_domain(original, source)
-
-
 def _circumstances(h2d: Sequence[str], known_width: Sequence[str]) -> Circumstances:
-
     rates: dict[Bdf, float] = {}
     everyone: float | None = None
     for text in h2d:
@@ -208,7 +196,6 @@ def _circumstances(h2d: Sequence[str], known_width: Sequence[str]) -> Circumstan
 
 def _check_addresses(known: Circumstances, host: "Host") -> None:
     """Raises UsageError for a device that the host does not have: it would count for nothing."""
-
     for option, bdfs in (("--h2d", known.h2d), ("--known-width", known.known_widths)):
         for bdf in bdfs:
             device = host.device(bdf)

@@ -129,7 +129,6 @@ def _explain(asked: NcclTopoArguments) -> None:
 
 def _tree(asked: NcclTopoArguments, *, has_file: bool) -> tuple[GuestTree, str]:
     """The machine that is explained, and the name of the host that it runs on."""
-
     if asked.guest is not None:
         guest = load_guest(asked.guest)
         on = guest.name if asked.host is None else load_host(asked.host).name
@@ -151,7 +150,6 @@ def _tree(asked: NcclTopoArguments, *, has_file: bool) -> tuple[GuestTree, str]:
 
 
 def _assembled(asked: NcclTopoArguments, flavour: NcclVariant) -> Assembled:
-
     assert asked.domain is not None, "_refuse_nonsense asks for it"
     source = str(asked.domain)
     document = open_domain(read_input(asked.domain, "a domain document"), source)
@@ -171,7 +169,6 @@ def _assembled(asked: NcclTopoArguments, flavour: NcclVariant) -> Assembled:
 
 
 def _fabric(made: Assembled, host: "Host", path: Path | None) -> Iterator[Finding]:
-
     gpus = [placed.bdf for placed in made.devices if placed.kind is DeviceKind.GPU]
     whole = [device for bdf in gpus if (device := host.device(bdf)) is not None]
     # A virtual function has the NVLinks of its physical one.
@@ -183,7 +180,6 @@ def _fabric(made: Assembled, host: "Host", path: Path | None) -> Iterator[Findin
 
 
 def _write(made: Assembled, output: Path | None, cloud_init: Path | None) -> None:
-
     text = write_topology(made.topology)
     if output is None:
         print_json(text)
@@ -197,7 +193,6 @@ def _write(made: Assembled, output: Path | None, cloud_init: Path | None) -> Non
 
 def _print_made(made: Assembled, output: Path | None, *, as_json: bool) -> None:
     """The table where the file is not on standard output itself; doubts to standard error."""
-
     findings = in_order(made.findings)
     if as_json:
         print_findings(Findings(checked=(_stated(made),), findings=findings), as_json=True)

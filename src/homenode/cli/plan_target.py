@@ -99,7 +99,6 @@ def _planned(
     document: str,
     asked: PlanArguments,
 ) -> "tuple[Host, TargetPlan, Verdict | None]":
-
     names = asked.hosts or (None,)
     if len(names) > 1 and (asked.lspci is not None or asked.options.replaces):
         raise UsageError("--lspci, --replaces: expected one --host, found several")
@@ -159,7 +158,6 @@ def _write(planned: TargetPlan, host: "Host", document: str, asked: PlanArgument
 def _write_files(
     planned: TargetPlan, output: Path, document: str, asked: PlanArguments
 ) -> list[str]:
-
     rendering = planned.rendering
     companions = [output.with_name(output.name + suffix) for suffix, _ in rendering.companions]
     check_can_write(*companions, force=asked.force)

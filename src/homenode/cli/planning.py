@@ -214,7 +214,6 @@ def _on_best_host(
     document: str,
     asked: PlanArguments,
 ) -> "tuple[Host, Tuning, Verdict | None]":
-
     names = asked.hosts or (None,)
     if len(names) > 1 and asked.lspci is not None:
         raise UsageError("--lspci: expected one --host to lay it over, found several")
@@ -354,7 +353,6 @@ def write_document(tuning: Tuning, original: bytes | None, output: Path, mode: i
 
     original: None = a new domain.
     """
-
     gap = refuse_new_errors(tuning.original, tuning.document, tuning.libvirt)
     lines = [] if gap is None else [f"not checked: {gap}"]
     if output == STANDARD_OUTPUT:

@@ -48,7 +48,6 @@ if TYPE_CHECKING:
 
 def pod_fit(asked: PodFitArguments) -> None:
     """Print whether the pod is admitted."""
-
     document = read_manifest(read_input(asked.pod, "a Pod"), str(asked.pod), "a Pod")
     answer_fit(read_pod(document, str(asked.pod)), asked.node, asked.json)
 
@@ -72,7 +71,6 @@ def answer_fit(pod: Pod, node: NodeOptions, json: bool) -> None:
 def _answer_pool(
     pod: Pod, node: NodeOptions, named: dict[str, tuple[Bdf, ...]], json: bool
 ) -> None:
-
     pool = read_the_pool(node.pool)
     note_failures(pool)
     fits: list[tuple[str, Fit]] = []
@@ -149,7 +147,6 @@ def _print(findings: "Findings", show_table: Callable[[], None], json: bool) -> 
 
 
 def _named_devices(texts: tuple[str, ...]) -> dict[str, tuple[Bdf, ...]]:
-
     found: dict[str, tuple[Bdf, ...]] = {}
     for text in texts:
         resource, is_one, listed = text.partition("=")

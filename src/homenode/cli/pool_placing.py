@@ -128,7 +128,6 @@ def _flavour_of_shapes(
     gpu_model: str | None,
 ) -> dict[int, Flavour]:
     """The VM on each kind of host; a kind for which no layout is recommended is left out."""
-
     found = {}
     names: dict[int, PoolHost] = {}
     for host in pool.hosts:
@@ -215,7 +214,6 @@ def _refusals(
     places: PoolPlaces, by_shape: dict[int, Flavour], vm: str, among: Sequence[str]
 ) -> tuple[RefusedHosts, ...]:
     """Why the hosts that may be chosen refuse the VM."""
-
     if among:
         hosts = tuple(host for host in places.pool().hosts if host.name in among)
         places = PoolPlaces(replace(places.pool(), hosts=hosts), (), places.planner)

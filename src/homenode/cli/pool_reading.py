@@ -253,7 +253,6 @@ def _simulate_random(
     asked: PoolSimulateArguments,
     show_progress: Progress,
 ) -> Simulation:
-
     what = f"{asked.vms} VMs at {asked.load:.0%} load on {len(pool.hosts)} hosts"
     return simulate_hosts(
         what,

@@ -42,7 +42,6 @@ def retrain(asked: RetrainArguments) -> None:
     Changes the target speed in a port's Link Control 2 and sets Retrain Link, nothing else.
     Refuses while a VM or a driver uses anything behind the port.
     """
-
     devices = asked.devices
     if asked.target is not None and asked.target not in SPEED_OF_CODE:
         raise UsageError(f"--target: expected a generation from 1 to 6, found {asked.target}")
@@ -91,7 +90,6 @@ def hook(asked: RetrainHookArguments) -> None:
 
 
 def _hook(domain: str, operation: str, xml: bytes, target: int | None) -> None:
-
     if operation not in (START, STARTED) or not has_devices(xml):
         return
     host = _this_machine()
@@ -113,7 +111,6 @@ def _hook(domain: str, operation: str, xml: bytes, target: int | None) -> None:
 def _one(
     host: "Host", bdf: "Bdf", target: int | None, *, apply: bool, say: "Say"
 ) -> tuple[Finding, ...]:
-
     space = SysfsConfigSpace()
     plan = plan_retrain(host, bdf, space, device_uses(host.pci_devices), target)
     for line in describe(plan):
@@ -133,7 +130,6 @@ def _one(
 
 
 def _say_result(plan: RetrainPlan, result: RetrainResult, say: "Say") -> None:
-
     for line in result.log:
         say(line)
     now = result.registers
@@ -144,7 +140,6 @@ def _say_result(plan: RetrainPlan, result: RetrainResult, say: "Say") -> None:
 
 
 def _print(findings: list[Finding], devices: "tuple[Bdf, ...]", *, as_json: bool) -> None:
-
     found = Findings(checked=tuple(f"link of {bdf}" for bdf in devices), findings=tuple(findings))
     if as_json or findings:
         print_findings(found, as_json=as_json, with_sources=True)
@@ -152,7 +147,6 @@ def _print(findings: list[Finding], devices: "tuple[Bdf, ...]", *, as_json: bool
 
 def _this_machine() -> "Host":
     """The PCI tree of this machine, with no tool asked: hooks and early boot must not wait."""
-
     return discover(QuietSnapshot(LiveSnapshot()))
 
 

@@ -115,7 +115,6 @@ def _listed(
 
     Raises UsageError where one that was asked for does not run.
     """
-
     open_questions: tuple[str, ...] = ()
     if jobs_file is None:
         jobs = ask_jobs(asked)
@@ -326,7 +325,11 @@ def bind(asked: SlurmBindArguments) -> None:
     )
     binding = bind_ranks(machine, options)
     words = srun_flags(
-        binding, asked.memory, None if asked.gres is None else _places(asked.gres, machine)
+        binding,
+        asked.memory,
+        None
+        if asked.gres is None
+        else device_order(read_config(asked.gres)).places(len(gpus_in_order(machine))),
     )
     if asked.json:
         if asked.flags or asked.explain:
@@ -353,10 +356,6 @@ def bind(asked: SlurmBindArguments) -> None:
         for finding in binding.findings:
             say("")
             console().print(finding_text(finding))
-
-
-def _places(gres: Path, host: Host) -> dict[int, int]:
-    return device_order(read_config(gres)).places(len(gpus_in_order(host)))
 
 
 def _gpus(text: str, host: Host) -> tuple[int, ...]:

@@ -86,7 +86,6 @@ def _has_slurm() -> bool:
 
 def _write_described(folder: StudyFolder, options: StudyOptions, host: str) -> None:
     """The scripts alone, for reading: a study begins where Slurm can be asked."""
-
     described = load_host(host)
     made = made_study(options, host, described, secrets.token_hex(3), is_described=True)
     folder.write_dry(made)
@@ -101,7 +100,6 @@ def _write_described(folder: StudyFolder, options: StudyOptions, host: str) -> N
 
 def _made(folder: StudyFolder, options: StudyOptions, host: str | None) -> tuple[Study, bool]:
     """The study that is there, or a new one; whether it is new."""
-
     if folder.has_journal:
         found = folder.load()
         if others := _others(found, options, host):

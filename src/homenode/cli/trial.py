@@ -176,7 +176,6 @@ def show_status(asked: TrialStatusArguments) -> None:
 
     Raises InputError where none has that name.
     """
-
     name = asked.name
     found = known_trials(default_root(), name)
     if not found and name is None:
@@ -331,7 +330,6 @@ def _report(folders: list[str], head: Head, host: str | None, path: Path) -> boo
 
 def _runs(head: Head, journal: JournalFile) -> tuple[list[Run], list[str]]:
     """The measured boots, by layout in the order of the head, and where they lie."""
-
     state = journal.known().state
     order = {layout: at for at, layout in enumerate((*head.layouts, BARE))}
     runs, folders = [], []
@@ -346,7 +344,6 @@ def _runs(head: Head, journal: JournalFile) -> tuple[list[Run], list[str]]:
 
 def _host_of_guests(measuring: Measuring, host: "Host | None") -> "Host | None":
     """The host, where guests get an NCCL file of it."""
-
     if Group.COLLECTIVES not in measuring.suite.groups:
         return None
     return load_host(None) if host is None else host
@@ -355,7 +352,6 @@ def _host_of_guests(measuring: Measuring, host: "Host | None") -> "Host | None":
 def _seconds_of_boots(host: "Host", checked: Preflight) -> dict[str, float]:
     """By variant, as a suite is planned on a machine like the host; GPU tests are known in the
     guest."""
-
     measuring = checked.begun.measuring
     try:
         tests = suite_for(host, {PROBE}, measuring.suite).tests
@@ -372,7 +368,6 @@ def _seconds_of_boots(host: "Host", checked: Preflight) -> dict[str, float]:
 
 def _show(checked: Preflight, seconds: float | None) -> None:
     """Print the schedule. Exits where a layout does not fit, or something stands against it."""
-
     steps = steps_of(checked.head)
     console().print(schedule_text(checked.head, checked.fitted, steps, seconds or 0.0))
     suite = checked.begun.measuring.suite

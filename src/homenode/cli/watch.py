@@ -77,7 +77,6 @@ def watch(asked: WatchArguments) -> None:
 def _alone(folder: Path | None) -> Iterator[RecordFolder | HostError | None]:
     """The folder of the last look, for one writer: what a kill left half-written there is gone.
     The error where it cannot be had: the file of metrics does not wait for it."""
-
     with ExitStack() as inside:
         found: RecordFolder | HostError | None = None
         if folder is not None:
@@ -91,7 +90,6 @@ def _alone(folder: Path | None) -> Iterator[RecordFolder | HostError | None]:
 
 def _write_outside(path: Path, content: bytes) -> None:
     """Replace a file of another program's folder by way of one of our own in it. Raises OSError."""
-
     own = path.parent / _OWN
     own.mkdir(mode=0o700, exist_ok=True)
     sweep_parts(own)
@@ -116,7 +114,6 @@ def _snapshot(host: str | None) -> "Snapshot":
 
 
 def _expectation(given: Path | None, host: str | None) -> "CertifiedHost | None":
-
     path = given
     if path is None and host is None and EXPECTATION.exists():
         path = EXPECTATION
@@ -127,7 +124,6 @@ def _expectation(given: Path | None, host: str | None) -> "CertifiedHost | None"
 
 
 def _state_folder(given: Path | None, host: str | None) -> Path | None:
-
     if given is None and host is not None:
         return None
     return given or journal.default_root() / "watch"
@@ -135,7 +131,6 @@ def _state_folder(given: Path | None, host: str | None) -> Path | None:
 
 def _before(folder: Path) -> WatchState | None:
     """The last look; None where there was none or it cannot be read, which is noted."""
-
     path = folder / _STATE
     if not path.exists():
         return None

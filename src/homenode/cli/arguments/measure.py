@@ -6,7 +6,7 @@ from typing import Annotated
 from msgspec import Struct
 
 from homenode.cli.arguments import AfterOption, ConnectOption, HostOption, JsonOption
-from homenode.cli.command import Only
+from homenode.cli.command import Only, Under
 from homenode.measure.layouts.guest_access import ANSWER_S, STOP_S, GuestAccess, Transport
 from homenode.measure.results.vantage import Vantage
 from homenode.opt import Arg, Flag, Opt
@@ -34,21 +34,16 @@ class SuiteArguments(Struct, frozen=True, kw_only=True):
             "placement, gpu-copy, gpu-compute, gpu-bandwidth, gpu-small-copies, gpu-peer, nccl, "
             "collectives. Default: all that can run, but collectives.",
             complete="test_lists",
-            panel=SUITE,
         ),
     ] = None
     repeat: Annotated[
-        int,
-        Opt("--repeat", "N", "Rounds. Each test runs once in each.", ge=1, le=1000, panel=SUITE),
+        int, Opt("--repeat", "N", "Rounds. Each test runs once in each.", ge=1, le=1000)
     ] = 3
-    quick: Annotated[bool, Flag("--quick", "Half a second a figure.", panel=SUITE)] = False
-    full: Annotated[bool, Flag("--full", "Eight seconds a figure.", panel=SUITE, rare=True)] = False
-    seed: Annotated[
-        int, Opt("--seed", "N", "Seed of the random order.", panel=SUITE, rare=True)
-    ] = 1
+    quick: Annotated[bool, Flag("--quick", "Half a second a figure.")] = False
+    full: Annotated[bool, Flag("--full", "Eight seconds a figure.", rare=True)] = False
+    seed: Annotated[int, Opt("--seed", "N", "Seed of the random order.", rare=True)] = 1
     nccl_max_msg: Annotated[
-        str,
-        Opt("--nccl-max-msg", "SIZE", "Largest message of collectives.", panel=SUITE, rare=True),
+        str, Opt("--nccl-max-msg", "SIZE", "Largest message of collectives.", rare=True)
     ] = "1GiB"
     nccl_topo: Annotated[
         Path | None,
@@ -56,7 +51,6 @@ class SuiteArguments(Struct, frozen=True, kw_only=True):
             "--nccl-topo",
             "FILE",
             "The topology file that the test collectives gives to NCCL. A trial makes it.",
-            panel=SUITE,
             rare=True,
         ),
     ] = None
@@ -67,7 +61,6 @@ class SuiteArguments(Struct, frozen=True, kw_only=True):
             "FILE",
             "A Python with PyTorch, used where GPU tools are missing; homenode need not be "
             "installed there.",
-            panel=SUITE,
             rare=True,
         ),
     ] = "python3"
@@ -77,8 +70,7 @@ class AppArguments(Struct, frozen=True, kw_only=True):
     """A program of the user's, measured as one more test."""
 
     app: Annotated[
-        str | None,
-        Opt("--app", "CMD", "A command to measure, started without a shell.", panel=OWN, rare=True),
+        str | None, Opt("--app", "CMD", "A command to measure, started without a shell.")
     ] = None
     metric: Annotated[
         str | None,
@@ -86,8 +78,6 @@ class AppArguments(Struct, frozen=True, kw_only=True):
             "--metric",
             "REGEX",
             "Finds its figure: one group, searched line by line; the last match counts.",
-            panel=OWN,
-            rare=True,
         ),
     ] = None
     lower_is_better: Annotated[
@@ -97,8 +87,6 @@ class AppArguments(Struct, frozen=True, kw_only=True):
             "The figure is a time in seconds, or a rate.",
             also="--lower",
             off="--higher-is-better",
-            panel=OWN,
-            rare=True,
         ),
     ] = False
     app_timeout: Annotated[
@@ -109,8 +97,6 @@ class AppArguments(Struct, frozen=True, kw_only=True):
             "Seconds after which it is stopped and has no figure.",
             ge=1,
             le=1000000,
-            panel=OWN,
-            rare=True,
         ),
     ] = 3600
 
@@ -124,7 +110,6 @@ class RunArguments(Struct, frozen=True, kw_only=True):
             "--plan",
             "PLAN.json",
             "The plan of this guest. It is verified first, and a copy kept with the run.",
-            panel=WHERE,
         ),
     ] = None
     domain: Annotated[
@@ -133,7 +118,6 @@ class RunArguments(Struct, frozen=True, kw_only=True):
             "--domain",
             "FILE",
             "With --plan: the guest's domain document, of which a copy is kept with the run.",
-            panel=WHERE,
             rare=True,
         ),
     ] = None
@@ -144,83 +128,49 @@ class RunArguments(Struct, frozen=True, kw_only=True):
             "NAME",
             "The layout of this guest. Default: the plan's.",
             complete="layouts",
-            panel=WHERE,
         ),
     ] = None
     arrangement: Annotated[
         str | None,
-        Opt(
-            "--arrangement",
-            "TEXT",
-            "What else was chosen: a queue, a policy.",
-            panel=WHERE,
-            rare=True,
-        ),
+        Opt("--arrangement", "TEXT", "What else was chosen: a queue, a policy.", rare=True),
     ] = None
     boot: Annotated[
-        str | None,
-        Opt(
-            "--boot", "ID", "Identity of this boot. Default: the kernel's.", panel=WHERE, rare=True
-        ),
+        str | None, Opt("--boot", "ID", "Identity of this boot. Default: the kernel's.", rare=True)
     ] = None
     experiment: Annotated[
-        str | None,
-        Opt("--experiment", "ID", "The study that this run is a part of.", panel=WHERE, rare=True),
+        str | None, Opt("--experiment", "ID", "The study that this run is a part of.", rare=True)
     ] = None
     block: Annotated[
         int | None,
-        Opt(
-            "--block",
-            "N",
-            "Its round there, from 0; with --experiment.",
-            ge=0,
-            panel=WHERE,
-            rare=True,
-        ),
+        Opt("--block", "N", "Its round there, from 0; with --experiment.", ge=0, rare=True),
     ] = None
     vantage: Annotated[
-        Vantage | None, Opt("--vantage", "NAME", "Where this is. Default: detected.", panel=WHERE)
+        Vantage | None, Opt("--vantage", "NAME", "Where this is. Default: detected.")
     ] = None
-    pus: Annotated[
-        str | None, Opt("--pus", "LIST", "Measure on these PUs alone.", panel=WHERE, rare=True)
-    ] = None
+    pus: Annotated[str | None, Opt("--pus", "LIST", "Measure on these PUs alone.", rare=True)] = (
+        None
+    )
     nodes: Annotated[
-        str | None, Opt("--nodes", "LIST", "Measure on these nodes alone.", panel=WHERE, rare=True)
+        str | None, Opt("--nodes", "LIST", "Measure on these nodes alone.", rare=True)
     ] = None
     host_kind: Annotated[
-        str | None,
-        Opt(
-            "--host-kind", "TEXT", "What hosts of this kind have in common.", panel=WHERE, rare=True
-        ),
+        str | None, Opt("--host-kind", "TEXT", "What hosts of this kind have in common.", rare=True)
     ] = None
     force: Annotated[
-        bool,
-        Flag(
-            "--force -f", "Measure a guest that is not as planned. It marks the run.", panel=WHERE
-        ),
+        bool, Flag("--force -f", "Measure a guest that is not as planned. It marks the run.")
     ] = False
 
 
 class AccessOptions(Struct, frozen=True, kw_only=True):
     """How a guest is reached, and how long it may take."""
 
-    reach: Annotated[
-        Transport | None, Opt("--reach", "NAME", "Default: ssh.", panel=ACCESS, rare=True)
-    ] = None
-    address: Annotated[
-        str | None,
-        Opt("--address", "ADDRESS", "Default: libvirt's lease.", panel=ACCESS, rare=True),
-    ] = None
-    ssh_user: Annotated[
-        str, Opt("--ssh-user", "USER", "Also of the console.", panel=ACCESS, rare=True)
-    ] = "root"
-    ssh_port: Annotated[int, Opt("--ssh-port", "N", "", panel=ACCESS, rare=True)] = 22
-    ssh_key: Annotated[
-        Path | None, Opt("--ssh-key", "FILE", "A private key.", panel=ACCESS, rare=True)
-    ] = None
+    reach: Annotated[Transport | None, Opt("--reach", "NAME", "Default: ssh.")] = None
+    address: Annotated[str | None, Opt("--address", "ADDRESS", "Default: libvirt's lease.")] = None
+    ssh_user: Annotated[str, Opt("--ssh-user", "USER", "Also of the console.")] = "root"
+    ssh_port: Annotated[int, Opt("--ssh-port", "N", "")] = 22
+    ssh_key: Annotated[Path | None, Opt("--ssh-key", "FILE", "A private key.")] = None
     probe: Annotated[
-        Path | None,
-        Opt("--probe", "FILE", "The static probe to copy to the guest.", panel=ACCESS, rare=True),
+        Path | None, Opt("--probe", "FILE", "The static probe to copy to the guest.")
     ] = None
     answer_within: Annotated[
         float,
@@ -229,8 +179,6 @@ class AccessOptions(Struct, frozen=True, kw_only=True):
             "SECONDS",
             "How long a guest may take to answer after its start.",
             ge=1,
-            panel=ACCESS,
-            rare=True,
         ),
     ] = ANSWER_S
     stop_within: Annotated[
@@ -240,8 +188,6 @@ class AccessOptions(Struct, frozen=True, kw_only=True):
             "SECONDS",
             "How long a guest may take to shut down before it is stopped.",
             ge=0,
-            panel=ACCESS,
-            rare=True,
         ),
     ] = STOP_S
 
@@ -279,9 +225,9 @@ class TrialArguments(Struct, frozen=True, kw_only=True):
     """
 
     name: Annotated[str, Arg("NAME", "The domain: its name or UUID.", complete="domain_names")]
-    suite: SuiteArguments = SuiteArguments()
-    own: AppArguments = AppArguments()
-    access: AccessOptions = AccessOptions()
+    suite: Annotated[SuiteArguments, Under(SUITE)] = SuiteArguments()
+    own: Annotated[AppArguments, Under(OWN, rare=True)] = AppArguments()
+    access: Annotated[AccessOptions, Under(ACCESS, rare=True)] = AccessOptions()
     manual: ManualRanges = ManualRanges()
     options: Annotated[PlanOptions, Only(PLACEMENT, "page_bytes", "pci_granularity")] = (
         PlanOptions()
@@ -351,7 +297,7 @@ class TrialResumeArguments(Struct, frozen=True, kw_only=True):
     """
 
     name: TrialArgument
-    access: AccessOptions = AccessOptions()
+    access: Annotated[AccessOptions, Under(ACCESS, rare=True)] = AccessOptions()
     report: ReportOption = None
 
 
@@ -387,9 +333,9 @@ class BenchArguments(Struct, frozen=True, kw_only=True):
     """
 
     name: Annotated[str, Arg("NAME", "Name of the run and its folder.")]
-    suite: SuiteArguments = SuiteArguments()
-    own: AppArguments = AppArguments()
-    run: RunArguments = RunArguments()
+    suite: Annotated[SuiteArguments, Under(SUITE)] = SuiteArguments()
+    own: Annotated[AppArguments, Under(OWN, rare=True)] = AppArguments()
+    run: Annotated[RunArguments, Under(WHERE)] = RunArguments()
     on: Annotated[
         str | None,
         Opt(

@@ -352,7 +352,7 @@ def _against_reference(machines: Sequence[Machine], metric: Metric) -> Picture |
                 high,
                 1,
                 note=note,
-                text=_range_text(series, metric.unit),
+                text=_two(series.low, series.high, metric.unit),
             )
         )
     title = f"{metric.title}: machines against {name}"
@@ -400,10 +400,6 @@ def _copies(machine: Machine, metric: Metric) -> str:
         return ""
     low, high = min(one.low for one in series), max(one.high for one in series)
     return _two(low, high, metric.unit)
-
-
-def _range_text(series: Series, unit: str) -> str:
-    return _two(series.low, series.high, unit)
 
 
 def _two(low: float, high: float, unit: str) -> str:

@@ -247,7 +247,7 @@ def _legend() -> Iterator[Picture]:
     yield Picture("", canvas.svg(_GPU), ("a node's cores by VM, below its memory",))
 
 
-_WIDTH, _HEIGHT, _LEFT, _TOP = 760.0, 300.0, 60.0, 14.0
+_CHART_WIDTH, _HEIGHT, _LEFT, _TOP = 760.0, 300.0, 60.0, 14.0
 
 
 def simulation_text(simulation: Simulation) -> Doc:
@@ -302,15 +302,15 @@ def _chart(simulation: Simulation) -> Iterator[Picture]:
     x_name, y_name = simulation.curve_of
     right = max(x for _, curve in curves for x, _ in curve) or 1.0
     top = max(y for _, curve in curves for _, y in curve) or 1.0
-    across = Scale(0.0, right, _LEFT, _WIDTH - 10)
+    across = Scale(0.0, right, _LEFT, _CHART_WIDTH - 10)
     up = Scale(0.0, top, _HEIGHT, _TOP)
-    canvas = SvgCanvas.chart(f"{y_name} over {x_name}, a curve for each policy", _WIDTH)
+    canvas = SvgCanvas.chart(f"{y_name} over {x_name}, a curve for each policy", _CHART_WIDTH)
     for y in _steps(top):
         canvas.line((across.start, up.at(y)), (across.end, up.at(y)), classes="grid")
         canvas.text(_LEFT - 6, up.at(y) + 4, f"{y:g}", 10, "dim", anchor="end")
     for x in _steps(right):
         canvas.text(across.at(x), _HEIGHT + 16, f"{x:g}", 10, "dim", anchor="middle")
-    canvas.text(_WIDTH / 2, _HEIGHT + 32, x_name, 11, "dim", anchor="middle")
+    canvas.text(_CHART_WIDTH / 2, _HEIGHT + 32, x_name, 11, "dim", anchor="middle")
     canvas.text(0, 10, f"{y_name}, first order", 11, "dim")
     for number, (name, curve) in enumerate(curves):
         series = number % len(SERIES)

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.change.retrain.execution import explain_interrupted
-from homenode.change.retrain.hook import dropped_links
+from homenode.change.retrain.install import dropped_links
 from homenode.change.retrain.plan import Use, plan_retrain
 from homenode.check.doctor.diagnosis import Circumstances, diagnose
 from homenode.check.doctor.expectation import certify, drift

@@ -18,9 +18,9 @@ from homenode.json_text import NotJsonError, decode_json
 from homenode.machine.topology import Host
 from homenode.measure.access.guest_agent import GuestAgent
 from homenode.measure.layouts.journal import Entry, Head
-from homenode.measure.results.lines import parse_run, run_text
 from homenode.measure.results.received import MAX_BYTES, receive_run
-from homenode.measure.setup.run import FOLDER, OLD_RECORD, setup_journal
+from homenode.measure.results.store import parse_run, run_text
+from homenode.measure.tool_setup import FOLDER, OLD_RECORD, setup_journal
 from homenode.plan.stored import read_plan_for
 from homenode.vm.sources import load_host
 from tests.report_runs import full_run

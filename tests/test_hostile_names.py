@@ -18,8 +18,7 @@ from msgspec import structs
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
-from homenode.change.host_setup.files import HOOK, Isolation, setup_files
-from homenode.change.host_setup.needs import HostNeeds
+from homenode.change.host_setup.files import HOOK, HostNeeds, Isolation, setup_files
 from homenode.change.retrain.install import libvirt_hook, systemd_unit
 from homenode.check.doctor.expectation_file import parse_expectation, render_expectation
 from homenode.cluster.bindings.experiments import (

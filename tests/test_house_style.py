@@ -119,7 +119,7 @@ STILL_POSITIONAL = {
     "measure/layouts/journal.py": 1,
     "measure/layouts/prepare.py": 2,
     "measure/runner.py": 1,
-    "measure/setup/plan.py": 4,
+    "measure/tool_setup.py": 4,
     "metrics.py": 21,
     "plan/devices/options.py": 2,
     "plan/search/ladder.py": 1,

@@ -14,8 +14,8 @@ from homenode.measure.access.local import LocalMachine
 from homenode.measure.access.machine import Machine, Said
 from homenode.measure.access.remote import RemoteMachine
 from homenode.measure.gpu.machine import COLLECTIVES, COPIES
-from homenode.measure.gpu_load_program import load_program
-from homenode.measure.program_text import ask_for_torch, run_program
+from homenode.measure.gpu_load_sampling import load_program
+from homenode.measure.tools_installed import ask_for_torch, run_program
 from tests.source_trees import FILES, SOURCE, nodes
 
 ROOT = Path(__file__).parent.parent
@@ -194,9 +194,9 @@ def test_a_python_is_started_in_one_way_only() -> None:
                 continue
             words = [one.value for one in node.elts if isinstance(one, ast.Constant)]
             starts = "-c" in words and "-I" not in words and _names_a_python(node)
-            if starts and inside != "measure/program_text.py":
+            if starts and inside != "measure/tools_installed.py":
                 broken.append(f"{inside}:{node.lineno}")
-        if "program_text(" in path.read_text() and inside != "measure/program_text.py":
+        if "program_text(" in path.read_text() and inside != "measure/tools_installed.py":
             broken.append(f"{inside}: program_text")
     assert not broken
 

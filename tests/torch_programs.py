@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from homenode.measure.access.local import LocalMachine
-from homenode.measure.program_text import program_text
+from homenode.measure.tools_installed import program_text
 from homenode.process import Completed
 
 STAND_IN = Path(__file__).parent / "torch_stand_in"

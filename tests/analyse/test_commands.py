@@ -11,9 +11,8 @@ from homenode.decide.comparison import Comparison
 from homenode.decide.verdict import Verdicts
 from homenode.errors import HomenodeError
 from homenode.formats import decode
-from homenode.measure.results.lines import run_text
 from homenode.measure.results.model import Run
-from homenode.measure.results.store import FILE, write_run
+from homenode.measure.results.store import FILE, run_text, write_run
 from tests.command_line import homenode
 from tests.simulated_runs import simulated_run
 

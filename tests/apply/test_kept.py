@@ -2,7 +2,7 @@
 
 import pytest
 
-from homenode.change.apply.domain_diff import not_kept
+from homenode.change.apply.define_step import not_kept
 
 DEVICE = (
     "<hostdev mode='subsystem' type='pci' managed='yes'><source>"

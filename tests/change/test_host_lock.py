@@ -18,8 +18,7 @@ import pytest
 from homenode.change import host_lock
 from homenode.change.apply.store import journals_of_domains
 from homenode.change.host_lock import host_locked, lock_of_one_user
-from homenode.change.journal import default_root
-from homenode.change.open_changes import OpenChange, open_changes
+from homenode.change.journal import OpenChange, default_root, open_changes
 from homenode.cli.restore import restore_domain
 from homenode.cpuset import CpuSet
 from homenode.errors import HomenodeError, HostError

@@ -20,17 +20,15 @@ from homenode.change.apply.definition import apply_definitions, restore_definiti
 from homenode.change.apply.live_pins import apply_live_pins, restore_live_pins
 from homenode.change.apply.store import journals_of_domains
 from homenode.change.host_lock import host_locked
-from homenode.change.host_setup.files import HOOK, Isolation, setup_files
+from homenode.change.host_setup.files import HOOK, HostNeeds, Isolation, NodePages, setup_files
 from homenode.change.host_setup.installation import Installation
-from homenode.change.host_setup.needs import HostNeeds, NodePages
-from homenode.change.retrain.execution import RetrainStep
-from homenode.change.retrain.journal import open_retrain, retrain_journal
+from homenode.change.retrain.execution import RetrainStep, open_retrain, retrain_journal
 from homenode.cli import watch
 from homenode.cli.arguments.check import WatchArguments
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError
 from homenode.measure.access.local import LocalMachine
-from homenode.measure.setup.run import carry_out, take_back
+from homenode.measure.tool_setup import carry_out, take_back
 from homenode.vm.domain.restore import restore, write_tuned
 from homenode.vm.hypervisor.virsh import Virsh
 from tests.apply_documents import NAME, ORIGINAL, tuned

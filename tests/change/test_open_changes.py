@@ -9,16 +9,14 @@ import pytest
 from homenode.bdf import Bdf
 from homenode.change.apply.definition import apply_definition, restore_definition
 from homenode.change.apply.store import DomainStore
-from homenode.change.host_setup.files import Isolation, setup_files
+from homenode.change.host_setup.files import HostNeeds, Isolation, NodePages, setup_files
 from homenode.change.host_setup.installation import Installation
-from homenode.change.host_setup.needs import HostNeeds, NodePages
-from homenode.change.retrain import journal as retrain_journals
-from homenode.change.retrain.execution import KIND
-from homenode.change.retrain.journal import retrain_journal
+from homenode.change.retrain import execution as retrain_journals
+from homenode.change.retrain.execution import KIND, retrain_journal
 from homenode.change.step import ChangeEntry, ChangeState
 from homenode.cpuset import CpuSet
 from homenode.measure.layouts.journal import BOOT, Head, JournalFile
-from homenode.measure.setup.run import setup_journal
+from homenode.measure.tool_setup import setup_journal
 from homenode.vm.hypervisor.virsh import Virsh
 from tests.apply_documents import NAME, ORIGINAL, tuned
 from tests.command_line import homenode

@@ -14,8 +14,7 @@ import pytest
 
 from homenode.change.apply.definition import apply_definition, restore_definition
 from homenode.change.apply.store import journals_of_domains
-from homenode.change.journal import default_root
-from homenode.change.open_changes import open_changes
+from homenode.change.journal import default_root, open_changes
 from homenode.errors import HomenodeError
 from homenode.vm.hypervisor.virsh import Virsh
 from tests.apply_documents import ORIGINAL, tuned

@@ -8,7 +8,6 @@ import pytest
 from homenode import formats
 from homenode.decide.evidence.model import Certainty
 from homenode.decide.evidence.parse import parse_publications
-from homenode.measure.results.lines import parse_run
 from homenode.measure.results.model import (
     Condition,
     GpuPlace,
@@ -18,6 +17,7 @@ from homenode.measure.results.model import (
     Statistic,
     Switches,
 )
+from homenode.measure.results.store import parse_run
 from homenode.measure.results.vantage import Vantage
 from homenode.metrics import METRICS
 from tests.doc_pages import ROOT, first_column, read_page

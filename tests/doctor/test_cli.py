@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from homenode import trusted_path
 from homenode.bdf import Bdf
-from homenode.change.retrain.config_file import SysfsConfigSpace
+from homenode.change.retrain.config_registers import SysfsConfigSpace
 from homenode.check.doctor.expectation import certify, drift
 from homenode.check.metrics import prometheus
 from homenode.cli import retrain as retrain_command

@@ -7,9 +7,16 @@ from pathlib import Path
 import pytest
 
 from homenode.bdf import Bdf
-from homenode.change.retrain.hook import dropped_links, gpus_of_domain, has_devices, slot_links
-from homenode.change.retrain.install import UNIT_NAME, libvirt_hook, systemd_unit
-from homenode.change.retrain.journal import LinkRecords
+from homenode.change.retrain.execution import LinkRecords
+from homenode.change.retrain.install import (
+    UNIT_NAME,
+    dropped_links,
+    gpus_of_domain,
+    has_devices,
+    libvirt_hook,
+    slot_links,
+    systemd_unit,
+)
 from homenode.errors import InputError
 from homenode.findings import Severity
 from homenode.machine.link_path import LinkRate

@@ -17,8 +17,12 @@ from homenode.errors import ToolError, UsageError
 from homenode.findings import Severity
 from homenode.machine.pci import PciLink
 from homenode.machine.topology import Host
-from homenode.measure.gpu_load_program import LoadProgram, load_program, reached_by
-from homenode.measure.gpu_load_sampling import sample_under_load
+from homenode.measure.gpu_load_sampling import (
+    LoadProgram,
+    load_program,
+    reached_by,
+    sample_under_load,
+)
 from tests.doctor_cases import GPU_4080, changed
 from tests.doctor_domains import host
 from tests.torch_programs import GPUS, STAND_IN, copies
@@ -154,8 +158,8 @@ def test_only_gpus_that_the_copy_reached_are_faulty_when_slow() -> None:
 def test_rates_of_the_copy_are_judged_unless_the_user_gave_some(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from homenode.measure import gpu_load_program as programs
     from homenode.measure import gpu_load_sampling as load_sampling
+    from homenode.measure import gpu_load_sampling as programs
 
     reached = programs.Reached(frozenset({GPU_4080}), {GPU_4080: 5.3e9})
     monkeypatch.setattr(load_sampling, "sample_under_load", lambda host, *_: (host, reached))

@@ -10,9 +10,15 @@ from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.change.retrain.config_registers import read_registers
-from homenode.change.retrain.device_use import device_uses
-from homenode.change.retrain.execution import RetrainResult, RetrainStep, explain_interrupted
-from homenode.change.retrain.journal import open_retrain, retrain_journal, retrain_journals
+from homenode.change.retrain.execution import (
+    RetrainResult,
+    RetrainStep,
+    device_uses,
+    explain_interrupted,
+    open_retrain,
+    retrain_journal,
+    retrain_journals,
+)
 from homenode.change.retrain.plan import (
     RetrainPlan,
     Use,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from homenode.change.apply.domain_diff import is_printed
+from homenode.change.apply.define_step import is_printed
 from homenode.units import GIB
 from homenode.vm.domain.copy import copy_domain
 from homenode.vm.domain.read import read_vm

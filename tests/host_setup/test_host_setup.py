@@ -9,18 +9,19 @@ import pytest
 from msgspec import structs
 from msgspec.structs import replace
 
-from homenode.change.host_setup.check import unmet
+from homenode.change.host_setup.check import read_running, unmet
 from homenode.change.host_setup.files import (
     HOOK,
+    HostNeeds,
     Isolation,
+    NodePages,
     SetupFile,
     after_removal,
     kernel_parameters,
+    needs_of,
     setup_files,
 )
 from homenode.change.host_setup.installation import Installation
-from homenode.change.host_setup.needs import HostNeeds, NodePages, needs_of
-from homenode.change.host_setup.running import read_running
 from homenode.cpuset import CpuSet
 from homenode.errors import UsageError
 from homenode.machine.topology import Host, PagePool

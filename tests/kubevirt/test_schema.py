@@ -22,7 +22,7 @@ from homenode.cluster.kubevirt.manifests import (
     virtual_machine,
 )
 from homenode.errors import UsageError
-from homenode.measure.results.lines import run_text
+from homenode.measure.results.store import run_text
 from tests.command_line import homenode
 from tests.report_runs import full_run
 from tests.ssh_targets import new_key, ssh_target

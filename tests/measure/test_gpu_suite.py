@@ -10,7 +10,6 @@ from homenode.errors import UsageError
 from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import Host
 from homenode.measure.gpu.collectives import ON_GPU_NODES
-from homenode.measure.gpu.suite import ALL_AT_ONCE, HOST_COPIES
 from homenode.measure.model import (
     CONTROLS,
     PYTHON,
@@ -22,7 +21,7 @@ from homenode.measure.model import (
     Suite,
     SuiteOptions,
 )
-from homenode.measure.suite import suite_for
+from homenode.measure.suite import ALL_AT_ONCE, HOST_COPIES, suite_for
 from tests.small_hosts import DeviceSpec, even_host
 
 NVIDIA = frozenset({"numactl", "nvbandwidth", "all_reduce_perf"})

@@ -17,13 +17,12 @@ from homenode.machine.tools import rocm_bandwidth_test
 from homenode.measure import runner
 from homenode.measure.access.local import LocalMachine
 from homenode.measure.figures import amd as amd_figures
-from homenode.measure.gpu.suite import ShownGpus, parse_shown
 from homenode.measure.model import TORCH, BenchTest, Depth, Group, Reader, Suite, SuiteOptions
 from homenode.measure.orders import BenchOptions
-from homenode.measure.program_text import program_text
 from homenode.measure.results.vantage import Vantage
 from homenode.measure.step_reading import figures_of_step
-from homenode.measure.suite import suite_for
+from homenode.measure.suite import ShownGpus, parse_shown, suite_for
+from homenode.measure.tools_installed import program_text
 from homenode.process import Completed
 from tests.measure import test_gpu_run as gpu_run
 from tests.measure.test_gpu_suite import NVIDIA, TWO, by_id, host_with

@@ -17,10 +17,9 @@ from homenode.measure import runner
 from homenode.measure.model import Group, SuiteOptions
 from homenode.measure.orders import BenchOptions
 from homenode.measure.progress import Progress
-from homenode.measure.record import StepRecord
 from homenode.measure.results.model import Run
 from homenode.measure.results.store import load_runs, read_run
-from homenode.measure.run_folder import RunFolder
+from homenode.measure.run_folder import RunFolder, StepRecord
 from homenode.measure.schedule import left_of, schedule
 from tests.bench_machines import FakeMachine
 from tests.measure.test_runner import ORDERS, QUICK, run

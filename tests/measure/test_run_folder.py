@@ -11,9 +11,16 @@ from homenode.errors import HostError, InputError
 from homenode.formats import line
 from homenode.measure import runner
 from homenode.measure.orders import BenchOptions
-from homenode.measure.record import BenchEntry, StepRecord, StepStatus, digest
 from homenode.measure.results.vantage import Vantage
-from homenode.measure.run_folder import RAW, RunFolder, open_run
+from homenode.measure.run_folder import (
+    RAW,
+    BenchEntry,
+    RunFolder,
+    StepRecord,
+    StepStatus,
+    digest,
+    open_run,
+)
 from tests.bench_machines import FakeMachine
 
 ORDER = runner.look_over(FakeMachine(), BenchOptions("x", vantage=Vantage.HOST))[0].record

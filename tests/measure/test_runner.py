@@ -16,11 +16,10 @@ from homenode.measure.access.machine import Machine
 from homenode.measure.model import PROBE, Depth, Group, SuiteOptions
 from homenode.measure.orders import AppOrder, BenchOptions, BenchOutcome
 from homenode.measure.progress import Progress
-from homenode.measure.record import StepRecord
 from homenode.measure.results.model import UNSETTLED, Run, Sample
 from homenode.measure.results.store import load_runs, read_run
 from homenode.measure.results.vantage import Vantage
-from homenode.measure.run_folder import RunFolder
+from homenode.measure.run_folder import RunFolder, StepRecord
 from homenode.process import Completed, ToolTimeoutError
 from homenode.vm.sources import load_host
 from tests import probe_documents

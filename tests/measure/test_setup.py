@@ -14,22 +14,20 @@ import pytest
 from homenode.errors import HomenodeError, HostError, InputError, ToolError, UsageError
 from homenode.machine.tools.gpu_architectures import parse_amd, parse_nvidia
 from homenode.measure.access.local import LocalMachine
-from homenode.measure.setup.plan import (
+from homenode.measure.tool_setup import (
+    FOLDER,
     NEEDED,
+    OLD_RECORD,
     SOURCES,
     SetupPlan,
     SetupStep,
     ToolSource,
     Vendor,
-    setup_plan,
-)
-from homenode.measure.setup.run import (
-    FOLDER,
-    OLD_RECORD,
     carry_out,
     installed,
     setup_journal,
     setup_journals,
+    setup_plan,
     take_back,
 )
 from tests.command_line import homenode

@@ -20,8 +20,18 @@ from msgspec.structs import replace
 
 from homenode.errors import ToolError
 from homenode.measure.access.local import LocalMachine
-from homenode.measure.setup.plan import NEEDED, SOURCES, SetupPlan, ToolSource, Vendor, setup_plan
-from homenode.measure.setup.run import carry_out, installed, setup_journal, take_back
+from homenode.measure.tool_setup import (
+    NEEDED,
+    SOURCES,
+    SetupPlan,
+    ToolSource,
+    Vendor,
+    carry_out,
+    installed,
+    setup_journal,
+    setup_plan,
+    take_back,
+)
 from tests.https_proxy import certificate, proxy
 from tests.processes import wait_for_end
 

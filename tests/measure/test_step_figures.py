@@ -9,9 +9,9 @@ from homenode.bdf import Bdf
 from homenode.errors import ParseError
 from homenode.indices import NodeIndex
 from homenode.machine.topology import Host
-from homenode.measure.gpu.suite import BY_BUS, HOST_COPIES
 from homenode.measure.model import BenchTest, Group, Reader
 from homenode.measure.step_reading import figures_of_step
+from homenode.measure.suite import BY_BUS, HOST_COPIES
 from tests.mutations import MUTATIONS, survives
 from tests.small_hosts import DeviceSpec, even_host
 from tests.tools import test_nccl_tests as nccl

@@ -7,12 +7,11 @@ import pytest
 
 from homenode.machine.tools import torch_report
 from homenode.measure.access.local import LocalMachine
-from homenode.measure.gpu.suite import parse_shown
 from homenode.measure.model import Depth, Group, SuiteOptions
-from homenode.measure.program_text import program_text
 from homenode.measure.programs.torch_place import nodes_to_bind
 from homenode.measure.step_reading import figures_of_step
-from homenode.measure.suite import suite_for
+from homenode.measure.suite import parse_shown, suite_for
+from homenode.measure.tools_installed import program_text
 from homenode.vm.sources import load_host
 
 pytestmark = pytest.mark.gpu

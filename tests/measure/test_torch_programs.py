@@ -17,11 +17,11 @@ from homenode.measure.access.local import LocalMachine
 from homenode.measure.figures.sample import Figures
 from homenode.measure.gpu.machine import TorchPython
 from homenode.measure.model import BenchTest, Group
-from homenode.measure.program_text import program_text
 from homenode.measure.programs import torch_copies, torch_place
 from homenode.measure.programs.torch_copies import copy_size
 from homenode.measure.programs.torch_place import free_bytes, nodes_to_bind, numbers_of
 from homenode.measure.step_reading import figures_of_step
+from homenode.measure.tools_installed import program_text
 from tests.small_hosts import DeviceSpec, even_host
 from tests.torch_programs import GPUS, copies, run_program
 

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from homenode.bdf import Bdf
-from homenode.change.host_setup.files import Isolation, setup_files
-from homenode.change.host_setup.needs import HostNeeds, NodePages
+from homenode.change.host_setup.files import HostNeeds, Isolation, NodePages, setup_files
 from homenode.change.retrain.install import systemd_unit
 from homenode.cpuset import CpuSet
 from homenode.unit_rights import OF_ALL_UNITS

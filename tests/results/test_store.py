@@ -10,7 +10,6 @@ from msgspec.structs import replace
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import HostError, InputError
-from homenode.measure.results.lines import end_line, head_line, parse_run, run_text, sample_line
 from homenode.measure.results.model import (
     UNKNOWN_SWITCHES,
     Condition,
@@ -22,7 +21,17 @@ from homenode.measure.results.model import (
     Statistic,
     Switches,
 )
-from homenode.measure.results.store import FILE, load_runs, read_run, write_run
+from homenode.measure.results.store import (
+    FILE,
+    end_line,
+    head_line,
+    load_runs,
+    parse_run,
+    read_run,
+    run_text,
+    sample_line,
+    write_run,
+)
 from homenode.measure.results.vantage import Vantage
 from homenode.vm.layout import PRESETS, MemoryBinding
 from tests.mutations import survives

@@ -17,9 +17,8 @@ from homenode.cpuset import CpuSet
 from homenode.errors import HomenodeError
 from homenode.formats import encode
 from homenode.machine.tools.slurm_nodes import ClusterNode
-from homenode.measure.results.lines import run_text
 from homenode.measure.results.model import UNKNOWN_SWITCHES, Condition, Origin, Run, RunHead, Sample
-from homenode.measure.results.store import write_run
+from homenode.measure.results.store import run_text, write_run
 from homenode.measure.results.vantage import Vantage
 from homenode.show.slurm_study import slurm_study_text
 from homenode.show.terminal_text import PrintableConsole

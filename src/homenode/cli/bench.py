@@ -40,13 +40,12 @@ from homenode.machine.snapshot.capture import capture_host
 from homenode.measure.access.local import LocalMachine
 from homenode.measure.access.remote_host import RemoteHost, SshHost
 from homenode.measure.gpu.agreement import TOLERANCE_RATIO, agreed, agreement_findings
-from homenode.measure.gpu.suite import measured_gpus
-from homenode.measure.gpu_load_program import load_program
-from homenode.measure.gpu_load_sampling import sample_under_load
+from homenode.measure.gpu_load_sampling import load_program, sample_under_load
 from homenode.measure.model import Depth, Group, SuiteOptions
 from homenode.measure.orders import BenchOptions, BenchOutcome, check_name
 from homenode.measure.results.vantage import Vantage
 from homenode.measure.runner import look_over, run_bench
+from homenode.measure.suite import measured_gpus
 from homenode.wording import command_line, plural
 
 if TYPE_CHECKING:
@@ -54,7 +53,7 @@ if TYPE_CHECKING:
     from homenode.measure.access.remote_host import HostChannel
     from homenode.measure.progress import Progress
     from homenode.measure.results.model import Run
-    from homenode.measure.setup.plan import SetupPlan, SetupStep, Vendor
+    from homenode.measure.tool_setup import SetupPlan, SetupStep, Vendor
 
 
 _KUBERNETES = "kubernetes://"
@@ -184,7 +183,7 @@ def set_up(asked: BenchSetupArguments) -> None:
         _remove(chosen)
         return
     from homenode.change.journal import default_root
-    from homenode.measure.setup.run import carry_out
+    from homenode.measure.tool_setup import carry_out
 
     machine = LocalMachine()
     plan = _plan(machine, str(chosen))
@@ -207,14 +206,14 @@ def set_up(asked: BenchSetupArguments) -> None:
 
 
 def _remove(prefix: Path) -> None:
-    from homenode.measure.setup.run import take_back
+    from homenode.measure.tool_setup import take_back
 
     for path in take_back(prefix):
         note(f"removed {path}")
 
 
 def _plan(machine: "Machine", prefix: str) -> "SetupPlan":
-    from homenode.measure.setup.plan import NEEDED, SOURCES, setup_plan
+    from homenode.measure.tool_setup import NEEDED, SOURCES, setup_plan
 
     vendor, architectures = _gpus(machine)
     names = NEEDED | {source.program for source in SOURCES}
@@ -236,7 +235,7 @@ def _cuda_home() -> str | None:
 def _gpus(machine: "Machine") -> "tuple[Vendor, tuple[str, ...]]":
     """Whose GPUs, and what to build for. Raises HostError where no driver gives it."""
     from homenode.machine.tools import gpu_architectures as tool
-    from homenode.measure.setup.plan import Vendor
+    from homenode.measure.tool_setup import Vendor
 
     reasons = []
     for vendor, command, parse in (

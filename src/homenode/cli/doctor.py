@@ -139,8 +139,7 @@ def _under_load(
     import shlex
 
     from homenode.machine.snapshot.live import LiveSnapshot
-    from homenode.measure.gpu_load_program import load_program
-    from homenode.measure.gpu_load_sampling import sample_under_load
+    from homenode.measure.gpu_load_sampling import load_program, sample_under_load
 
     try:
         words = None if command is None else shlex.split(command)

@@ -40,9 +40,8 @@ from homenode.vm.sources import load_host
 from homenode.wording import did_you_mean
 
 if TYPE_CHECKING:
-    from homenode.change.host_setup.files import Isolation, SetupFile
+    from homenode.change.host_setup.files import HostNeeds, Isolation, SetupFile
     from homenode.change.host_setup.installation import FileChange
-    from homenode.change.host_setup.needs import HostNeeds
 
 
 def show(asked: ShowArguments) -> None:
@@ -141,9 +140,8 @@ def undo_setup(asked: HostSetupUndoArguments) -> None:
 
 def check_setup(asked: HostSetupCheckArguments) -> None:
     """Compare the running host with what the plans need."""
-    from homenode.change.host_setup.check import unmet
+    from homenode.change.host_setup.check import read_running, unmet
     from homenode.change.host_setup.files import HOOK, Isolation, setup_files
-    from homenode.change.host_setup.running import read_running
     from homenode.findings import Findings
 
     needs, machine = _needs(asked.plans, asked.host)
@@ -184,7 +182,7 @@ def _files(plans: Sequence[Path], host: str | None, isolate: str) -> "tuple[Setu
 
 
 def _needs(plans: Sequence[Path], host: str | None) -> "tuple[HostNeeds, Host]":
-    from homenode.change.host_setup.needs import needs_of
+    from homenode.change.host_setup.files import needs_of
     from homenode.plan.stored import read_plan_for
     from homenode.vm.sources import load_host
 

@@ -58,11 +58,10 @@ def _list_open() -> None:
     """Applies, host set-ups, retrains, set-ups of tools and trials of this user on this host."""
     from homenode.change.apply.store import journals_of_domains
     from homenode.change.host_setup.installation import setup_journal
-    from homenode.change.journal import default_root
-    from homenode.change.open_changes import OpenChange, open_changes
-    from homenode.change.retrain.journal import retrain_journals
+    from homenode.change.journal import OpenChange, default_root, open_changes
+    from homenode.change.retrain.execution import retrain_journals
     from homenode.measure.layouts.journal import JournalFile, known_trials
-    from homenode.measure.setup.run import setup_journals
+    from homenode.measure.tool_setup import setup_journals
 
     root = default_root()
     journals = (

@@ -4,20 +4,27 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from homenode.change.retrain.config_file import SysfsConfigSpace
-from homenode.change.retrain.config_registers import SPEED_OF_CODE
-from homenode.change.retrain.device_use import device_uses
-from homenode.change.retrain.execution import RetrainResult, RetrainStep, explain_interrupted
-from homenode.change.retrain.hook import (
+from homenode.change.retrain.config_registers import SPEED_OF_CODE, SysfsConfigSpace
+from homenode.change.retrain.execution import (
+    LinkRecords,
+    RetrainResult,
+    RetrainStep,
+    WallClock,
+    device_uses,
+    explain_interrupted,
+    open_retrain,
+    retrain_journal,
+)
+from homenode.change.retrain.install import (
     START,
     STARTED,
     dropped_links,
     gpus_of_domain,
     has_devices,
+    libvirt_hook,
     slot_links,
+    systemd_unit,
 )
-from homenode.change.retrain.install import libvirt_hook, systemd_unit
-from homenode.change.retrain.journal import LinkRecords, WallClock, open_retrain, retrain_journal
 from homenode.change.retrain.plan import RetrainPlan, describe, plan_retrain
 from homenode.cli.arguments.check import RetrainArguments, RetrainHookArguments
 from homenode.cli.terminal import note, note_error, print_file, print_findings, say

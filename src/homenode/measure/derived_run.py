@@ -24,9 +24,9 @@ from homenode.measure.figures.probe import StepReading
 from homenode.measure.figures.sample import numbered
 from homenode.measure.model import BenchTest, Reader, intended_channels
 from homenode.measure.preparation import usable_pus
-from homenode.measure.record import LookRecord, RunRecord, StepRecord, StepStatus
 from homenode.measure.results.model import UNSETTLED, Condition, Origin, Run, Sample
 from homenode.measure.results.placement_states import Bracket, States, states_of
+from homenode.measure.run_folder import LookRecord, RunRecord, StepRecord, StepStatus
 from homenode.measure.schedule import Schedule, moved_rounds, schedule
 from homenode.measure.step_reading import REPLAYED, disturbed, read_app, read_step
 from homenode.metrics import metric_of

@@ -1,16 +1,101 @@
-"""LoadSampling: links of GPUs while a copy runs, because idle ones slow down. [I/O]"""
+"""LoadSampling: links of GPUs while a copy runs, because idle ones slow down. [I/O]
+
+What copies is the first that is there: nvbandwidth, rocm-bandwidth-test, our own program in a
+Python with PyTorch.
+"""
 
 import threading
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from statistics import median
 
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
+from homenode.errors import ToolError, UsageError
 from homenode.machine.discover.pci_tree import parse_link_speed
 from homenode.machine.pci import PciDevice, PciLink
 from homenode.machine.snapshot.protocol import Snapshot
+from homenode.machine.tools import torch_report
 from homenode.machine.topology import Host
-from homenode.measure.gpu_load_program import LoadProgram, Reached, reached_by
+from homenode.measure.access.local import LocalMachine
+from homenode.measure.gpu.machine import COPIES
+from homenode.measure.tools_installed import ask_for_torch, run_program
+from homenode.process import Completed, ToolMissingError, find_program, run
+
+LOADS: tuple[tuple[str, ...], ...] = (
+    ("nvbandwidth", "-t", "host_to_device_memcpy_ce", "-b", "1024", "-i", "20"),
+    ("rocm-bandwidth-test", "-H"),
+)
+"""Programs that copy to every GPU in turn."""
+
+PYTHON = "python3"
+_TORCH_LOAD = (PYTHON, "-", "host-copies", "--seconds", "2")
+_H2D = "h2d-bandwidth"
+_ASK_S = 60.0
+
+
+class LoadProgram(Struct, frozen=True):
+    """is_torch: argv is of a Python that runs our torch_copies, and prints homenode.torch/1."""
+
+    argv: tuple[str, ...]
+    is_torch: bool = False
+
+    def run(self, timeout_s: float) -> Completed:
+        """Run it on this machine to its end. Raises as process.run does."""
+        if self.is_torch:
+            return run_program(LocalMachine(), self.argv, timeout_s, COPIES)
+        return run(self.argv, timeout_s)
+
+
+class Reached(Struct, frozen=True):
+    """gpus: to which it copied, None where it does not say. h2d: bytes/s, host to device."""
+
+    gpus: frozenset[Bdf] | None = None
+    h2d: Mapping[Bdf, float] = field(default_factory=dict)
+
+
+def load_program(given: Sequence[str] | None) -> LoadProgram:
+    """The program that makes the load. Raises UsageError where none is installed."""
+    for argv in (tuple(given),) if given else LOADS:
+        if find_program(argv[0]) is not None:
+            return LoadProgram(argv)
+    if not given and _has_torch():
+        return LoadProgram(_TORCH_LOAD, is_torch=True)
+    names = " or ".join(argv[0] for argv in LOADS)
+    wanted = given[0] if given else f"{names}, or {PYTHON} with PyTorch"
+    raise UsageError(
+        f"--under-load: expected {wanted} to be installed, found none on PATH",
+        hint='name a program that copies to the GPUs: --load-command "PROGRAM ARGUMENTS"',
+    )
+
+
+def reached_by(program: LoadProgram, output: str) -> Reached:
+    """What the program says of its GPUs. Raises ToolError where it copied to none."""
+    if not program.is_torch:
+        return Reached()
+    h2d: dict[Bdf, list[float]] = {}
+    for document in torch_report.parse(output):
+        address_of = {device.index: device.address for device in document.devices}
+        for figure in document.figures:
+            address = address_of.get(figure.device)
+            if figure.metric == _H2D and figure.variant is None and address is not None:
+                h2d.setdefault(Bdf.parse(address), []).extend(figure.samples)
+    if not h2d:
+        raise ToolError(
+            f"{' '.join(program.argv)}: expected copies to a GPU, found none",
+            hint='name a program that copies to the GPUs: --load-command "PROGRAM ARGUMENTS"',
+        )
+    return Reached(frozenset(h2d), {gpu: median(rates) for gpu, rates in h2d.items() if rates})
+
+
+def _has_torch() -> bool:
+    try:
+        return ask_for_torch(LocalMachine(), PYTHON, _ASK_S).stdout.strip() == "True"
+    except (ToolMissingError, ToolError):
+        return False
+
 
 _EVERY_S = 0.05
 _LONGEST_S = 600.0

@@ -22,10 +22,8 @@ from homenode.machine.pci import DeviceKind
 from homenode.machine.snapshot.protocol import Snapshot
 from homenode.machine.topology import Host
 from homenode.measure.environment import says_tcg
-from homenode.measure.gpu.suite import ShownGpus
 from homenode.measure.model import CONTROLS, PROBE, BenchTest, Group, Reader, Suite
 from homenode.measure.orders import AppOrder, BenchOptions, restricted_to
-from homenode.measure.record import RunRecord
 from homenode.measure.results.model import (
     CPU_ONLY,
     UNKNOWN_SWITCHES,
@@ -39,7 +37,8 @@ from homenode.measure.results.model import (
     system_of,
 )
 from homenode.measure.results.vantage import Vantage
-from homenode.measure.suite import suite_for
+from homenode.measure.run_folder import RunRecord
+from homenode.measure.suite import ShownGpus, suite_for
 from homenode.vm.domain.read import open_domain, vm_of
 from homenode.vm.fingerprint import host_fingerprint
 from homenode.vm.guest_observation import paths_of_guest

@@ -35,26 +35,30 @@ from homenode.measure.figures.probe import StepReading
 from homenode.measure.model import BenchTest, Reader
 from homenode.measure.orders import BenchOptions, BenchOutcome, check_name
 from homenode.measure.preparation import Prepared, affinity, allowed_nodes, prepared
-from homenode.measure.program_text import run_program
 from homenode.measure.progress import Pace, Progress, TaskState, TaskStatus
-from homenode.measure.record import (
+from homenode.measure.results.vantage import Vantage
+from homenode.measure.run_folder import (
+    DOMAIN,
+    HOST,
     MAX_KEPT,
+    PLAN,
     LookRecord,
+    RunFolder,
     RunRecord,
     StepRecord,
     StepStatus,
     differences,
     digest,
     kept_output,
+    open_run,
 )
-from homenode.measure.results.vantage import Vantage
-from homenode.measure.run_folder import DOMAIN, HOST, PLAN, RunFolder, open_run
 from homenode.measure.schedule import ScheduledTask, left_of
 from homenode.measure.tools_installed import (
     boot_identity,
     gpus_shown_by,
     installed_on,
     pu_times,
+    run_program,
 )
 from homenode.plan.stored import encode_plan
 from homenode.process import Completed, ToolMissingError, ToolTimeoutError

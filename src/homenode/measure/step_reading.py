@@ -35,19 +35,19 @@ from homenode.machine.tools.nccl_tests import PARAMETERS_LINE, NcclTests
 from homenode.machine.tools.nvbandwidth import TABLE_LINE, NvbandwidthDevice, NvbandwidthRun
 from homenode.machine.topology import Host
 from homenode.measure.figures import amd as amd_figures
-from homenode.measure.figures import collective_curve, collective_log
+from homenode.measure.figures import collective_log
 from homenode.measure.figures import nvidia as gpu_figures
 from homenode.measure.figures import processors as cpu_figures
 from homenode.measure.figures import torch_programs as torch_figures
-from homenode.measure.figures.collective_curve import CollectiveCurve, flat_curve
+from homenode.measure.figures.collective_log import CollectiveCurve, flat_curve
 from homenode.measure.figures.nvidia import Binding, sections
 from homenode.measure.figures.probe import BracketedSample, StepReading, probe_figures
 from homenode.measure.figures.sample import Figures, joined, numbered, sample
 from homenode.measure.figures.torch_programs import COPYING_THREAD
-from homenode.measure.gpu.suite import BY_BUS, measured_gpus
 from homenode.measure.model import BenchTest, Group, Reader
 from homenode.measure.orders import AppOrder
 from homenode.measure.results.model import Condition, Sample
+from homenode.measure.suite import BY_BUS, measured_gpus
 
 T = TypeVar("T")
 
@@ -160,8 +160,8 @@ def _torch(test: BenchTest, text: str, host: Host) -> Figures:
 
 def _collective(figures: Figures, run: NcclTests, test: BenchTest) -> Figures:
     """With what the curve says, and the test's variant on every sample."""
-    curve = collective_curve.curve_of(run) if figures.samples else None
-    finding = collective_curve.flat_curve(run, test.id) if curve is not None else None
+    curve = collective_log.curve_of(run) if figures.samples else None
+    finding = collective_log.flat_curve(run, test.id) if curve is not None else None
     samples = (*figures.samples, *_half_peak(curve))
     conditions = figures.conditions
     if test.variant is None and test.binding is not None:

@@ -1,27 +1,345 @@
 """Suite: which tests a machine gets, with the commands that run them.
 
-The probe measures processors and memory everywhere; GPUs are in gpu_suite.
+The probe measures processors and memory everywhere. Each host transfer of a GPU runs once from
+every node and once as the tool itself binds: the matrix of nodes and GPUs is the result, not its
+best cell. Installed tools come first, PyTorch stands in for them. /sys shows all GPUs; a job, a
+container or CUDA_VISIBLE_DEVICES may leave us fewer, in another order: those that the driver shows
+are measured.
 """
 
 from collections.abc import Collection, Iterator
 
+from msgspec import Struct
 from msgspec.structs import replace
 
+from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
-from homenode.errors import UsageError
+from homenode.errors import ParseError, UsageError
 from homenode.gap import Gap
+from homenode.machine.pci import DeviceKind, PciDevice
+from homenode.machine.tools import lines, nvbandwidth
 from homenode.machine.topology import Host, NumaNode
-from homenode.measure.gpu.suite import ShownGpus, gpu_tests
+from homenode.measure.gpu.collectives import (
+    collective_tests,
+    experiment_tests,
+)
+from homenode.measure.gpu.machine import AMD, NVIDIA, PEERS_HANG, GpuMachine
 from homenode.measure.model import (
     BY_NAME_ALONE,
     PROBE,
+    PYTHON,
     SECONDS,
     BenchTest,
     Depth,
     Group,
+    Reader,
     Suite,
     SuiteOptions,
 )
+
+FORMAT = "homenode.gpus/1"
+MAX_GPUS = 1024
+
+_SOURCE = "GPUs shown"
+_GROUPS = (
+    Group.GPU_COPY,
+    Group.MATMUL,
+    Group.GPU_BANDWIDTH,
+    Group.GPU_SMALL,
+    Group.GPU_PEER,
+    Group.NCCL,
+)
+
+
+class ShownGpus(Struct, frozen=True):
+    """addresses: by the driver's number. reason: why there are none, in the driver's words."""
+
+    addresses: tuple[Bdf, ...]
+    reason: str | None = None
+
+
+def parse_shown(text: str) -> ShownGpus | None:
+    """What measure/programs/gpus_shown printed; None where no driver could be asked.
+
+    Slices of one GPU (MIG) have one address, and it counts once. Raises ParseError.
+    """
+    line = next((one for one in text.split("\n") if one.startswith('{"format"')), None)
+    if line is None:
+        raise ParseError(_SOURCE, f'a line with "format": "{FORMAT}"', text.strip()[:60] or "none")
+    found = lines.json_object(line, _SOURCE)
+    addresses, reason = found.get("addresses"), found.get("reason")
+    if found.get("format") != FORMAT or not isinstance(reason, str | None):
+        raise ParseError(_SOURCE, FORMAT, line[:60])
+    if addresses is None:
+        return None
+    if not isinstance(addresses, list) or len(addresses) > MAX_GPUS:
+        raise ParseError(_SOURCE, f"a list of at most {MAX_GPUS} addresses", line[:60])
+    known = [Bdf.parse(str(one), _SOURCE) for one in addresses]
+    return ShownGpus(tuple(dict.fromkeys(known)), reason)
+
+
+def shown_alone(
+    gpus: tuple[PciDevice, ...], shown: ShownGpus, left_out: list[Gap]
+) -> tuple[PciDevice, ...]:
+    """Those that are shown, in the driver's order; the others go to left_out.
+
+    All of them where the driver gives addresses that none of them has: it speaks of other ones.
+    """
+    by_address = {gpu.bdf: gpu for gpu in gpus}
+    found = tuple(by_address[one] for one in shown.addresses if one in by_address)
+    if shown.addresses and not found:
+        reason = f"the driver shows {shown.addresses[0]}, which is none of this machine's"
+        left_out.append(Gap(Group.GPU_BANDWIDTH, reason))
+        return gpus
+    hidden = [gpu for gpu in gpus if gpu not in found]
+    if not found:
+        reason = f"the driver shows no GPU to this process: {shown.reason or 'none is visible'}"
+        left_out += [Gap(group, reason) for group in _GROUPS]
+    elif hidden:
+        others = f" and {len(hidden) - 1} more" if len(hidden) > 1 else ""
+        reason = "not shown to this process (a job's or a container's devices, *_VISIBLE_DEVICES)"
+        left_out.append(Gap(Group.GPU_BANDWIDTH, f"{hidden[0].bdf}{others}: {reason}"))
+    return found
+
+
+HOST_COPIES = (
+    "host_to_device_memcpy_ce",
+    "device_to_host_memcpy_ce",
+    "host_to_device_memcpy_sm",
+    "device_to_host_memcpy_sm",
+    "host_to_device_bidirectional_memcpy_ce",
+    "device_to_host_bidirectional_memcpy_ce",
+    "host_device_latency_sm",
+)
+"""Of nvbandwidth, all since v0.5."""
+
+ALL_AT_ONCE = ("host_to_all_memcpy_ce", "all_to_host_memcpy_ce")
+PEER_COPIES = (
+    "device_to_device_memcpy_read_ce",
+    "device_to_device_memcpy_write_ce",
+    "device_to_device_memcpy_read_sm",
+    "device_to_device_memcpy_write_sm",
+)
+LOCAL_COPY = ("device_local_copy",)
+"""Since v0.7; older ones refuse the name, and PyTorch measures it."""
+
+BY_BUS = ("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+_SAMPLES = {Depth.QUICK: 1, Depth.NORMAL: 3, Depth.FULL: 9}
+
+
+def gpu_tests(
+    host: Host,
+    installed: Collection[str],
+    options: SuiteOptions,
+    left_out: list[Gap],
+    shown: ShownGpus | None = None,
+) -> Iterator[BenchTest]:
+    """The tests of a machine's GPUs; what cannot be measured goes to left_out.
+
+    shown: what the driver gives to us; None where it could not be asked: then all.
+    """
+    gpus = measured_gpus(host, left_out)
+    if not gpus:
+        left_out += [Gap(group, "no GPU") for group in _GROUPS]
+        return
+    present = len(gpus)
+    if shown is not None:
+        gpus = shown_alone(gpus, shown, left_out)
+        if not gpus:
+            return
+    nodes = tuple(node for node in host.nodes if node.pus and node.memory_bytes != 0)
+    machine = GpuMachine(gpus, nodes, frozenset(installed), options, present - len(gpus))
+    for test in _tests(machine, left_out):
+        found = _numbered_by_bus(test) if machine.is_nvidia else test
+        yield found if shown is None else _numbered(found, tuple(gpu.bdf for gpu in gpus))
+
+
+def _tests(machine: GpuMachine, left_out: list[Gap]) -> Iterator[BenchTest]:
+    copies = _nvidia_copies if machine.is_nvidia else _amd_copies
+    yield from copies(machine, left_out)
+    yield from _torch_alone(machine, left_out)
+    if len(machine.gpus) < 2:
+        reason = "one GPU alone"
+        if machine.hidden:
+            reason += f"; {machine.hidden} more of this machine's are not shown to this process"
+        left_out += [Gap(group, reason) for group in (Group.GPU_PEER, Group.NCCL)]
+        return
+    yield from collective_tests(machine, left_out)
+    if Group.COLLECTIVES in machine.suite.groups:
+        yield from experiment_tests(machine, left_out)
+
+
+def _numbered_by_bus(test: BenchTest) -> BenchTest:
+    """CUDA else numbers the fastest GPU first, and v0.10 of nvbandwidth gives numbers alone."""
+    others = tuple(_numbered_by_bus(one) for one in test.alternatives)
+    environment = (*test.environment, BY_BUS)
+    return replace(test, environment=environment, alternatives=others)
+
+
+def _numbered(test: BenchTest, gpus: tuple[Bdf, ...]) -> BenchTest:
+    others = tuple(_numbered(one, gpus) for one in test.alternatives)
+    return replace(test, gpus=gpus, alternatives=others)
+
+
+def measured_gpus(host: Host, left_out: list[Gap]) -> tuple[PciDevice, ...]:
+    """NVIDIA's, else AMD's: no tool measures both. Not those that are passed through."""
+    free: list[PciDevice] = []
+    owned: list[PciDevice] = []
+    for gpu in host.devices_of_kind(DeviceKind.GPU):
+        (owned if gpu.driver == "vfio-pci" else free).append(gpu)
+    if owned:
+        others = f" and {len(owned) - 1} more" if len(owned) > 1 else ""
+        reason = f"{owned[0].bdf}{others}: passed through (vfio-pci)"
+        left_out.append(Gap(Group.GPU_BANDWIDTH, reason))
+    for vendor in (NVIDIA, AMD):
+        chosen = tuple(gpu for gpu in free if gpu.vendor_id == vendor)
+        if chosen:
+            reason = "is of another vendor than the others: not measured"
+            left_out += [
+                Gap(Group.GPU_BANDWIDTH, f"{gpu.bdf} {reason}") for gpu in free if gpu not in chosen
+            ]
+            return chosen
+    reason = "is neither NVIDIA's nor AMD's: no tool that we drive measures it"
+    left_out += [Gap(Group.GPU_BANDWIDTH, f"{gpu.bdf} {reason}") for gpu in free]
+    return ()
+
+
+def _nvidia_copies(machine: GpuMachine, left_out: list[Gap]) -> Iterator[BenchTest]:
+    count = len(machine.gpus)
+    has_tool, torch = "nvbandwidth" in machine.installed, machine.torch
+    if not has_tool and torch is None:
+        reason = f"neither nvbandwidth nor PyTorch: {machine.without_torch()}"
+        missed = [Group.GPU_COPY, Group.GPU_BANDWIDTH] + [Group.GPU_PEER] * (count > 1)
+        left_out += [Gap(group, reason) for group in missed]
+        return
+    yield _either(
+        _nvbandwidth(machine, "gpu-copy", Group.GPU_COPY, LOCAL_COPY) if has_tool else None,
+        machine.copies("gpu-copy", Group.GPU_COPY, "local-copy"),
+    )
+    names = HOST_COPIES + (ALL_AT_ONCE if count > 1 else ())
+    host_copies = ("gpu-bandwidth", Group.GPU_BANDWIDTH, "host-copies")
+    own = _nvbandwidth(machine, "gpu-bandwidth", Group.GPU_BANDWIDTH, names)
+    yield _either(_watched(own, machine) if has_tool else None, machine.copies(*host_copies))
+    for node in machine.nodes:
+        tool = _from_node(own, node) if has_tool and "numactl" in machine.installed else None
+        if tool is None and torch is None:
+            reason = f"from node {node.index}: numactl is not installed"
+            left_out.append(Gap(Group.GPU_BANDWIDTH, reason))
+            continue
+        yield _either(tool, machine.copies(*host_copies, node))
+    if count > 1:
+        is_quick = machine.suite.depth is Depth.QUICK
+        copies = PEER_COPIES[:2] if is_quick else PEER_COPIES
+        peers = _nvbandwidth(machine, "gpu-peer", Group.GPU_PEER, copies)
+        peers = replace(peers, seconds=peers.seconds * max(1.0, count / 4))
+        torch_peers = machine.copies("gpu-peer", Group.GPU_PEER, "peer-copies")
+        yield _stopped(_either(peers if has_tool else None, torch_peers), PEERS_HANG)
+
+
+def _amd_copies(machine: GpuMachine, left_out: list[Gap]) -> Iterator[BenchTest]:
+    """AMD's tools give all nodes in one matrix, and have no affinity of their own."""
+    count = len(machine.gpus)
+    if machine.torch is None:
+        reason = machine.without_torch()
+        left_out += [Gap(group, reason) for group in (Group.GPU_COPY, Group.GPU_BANDWIDTH)]
+    else:
+        yield _either(machine.copies("gpu-copy", Group.GPU_COPY, "local-copy"))
+        yield _either(machine.copies("gpu-bandwidth", Group.GPU_BANDWIDTH, "host-copies"))
+    name, group = "gpu-bandwidth by node", Group.GPU_BANDWIDTH
+    torch = machine.copies(name, group, "host-copies", each_node=len(machine.nodes))
+    by_node = [*_amd_tools(machine, name, group), *filter(None, [torch])]
+    if by_node:
+        yield _either(*by_node)
+        if by_node[0].reads is Reader.ROCM:
+            argv = ("rocm-bandwidth-test", "-A")
+            both = _gpu_test(
+                "gpu-bandwidth both ways", Group.GPU_BANDWIDTH, argv, by_node[0].seconds
+            )
+            # ROCm 7's program of that name has no -A: then those give it that stand in for -a.
+            yield _either(replace(both, reads=Reader.ROCM), *by_node[1:])
+        if by_node[0].reads is Reader.TRANSFER_BENCH:
+            yield _transferbench(
+                "gpu-bandwidth to nodes",
+                Group.GPU_BANDWIDTH,
+                by_node[0].seconds,
+                reads_remotely=False,
+            )
+    else:
+        reason = "none of rocm-bandwidth-test, TransferBench and PyTorch is installed"
+        missed = [Group.GPU_BANDWIDTH] + [Group.GPU_PEER] * (count > 1)
+        left_out += [Gap(group, reason) for group in missed]
+        return
+    if count > 1:
+        peers = [
+            *_amd_tools(machine, "gpu-peer", Group.GPU_PEER),
+            machine.copies("gpu-peer", Group.GPU_PEER, "peer-copies"),
+        ]
+        yield _stopped(_either(*peers), PEERS_HANG)
+
+
+def _amd_tools(machine: GpuMachine, id: str, group: Group) -> Iterator[BenchTest]:
+    seconds = 0.5 * (len(machine.gpus) + len(machine.nodes)) ** 2
+    if "rocm-bandwidth-test" in machine.installed:
+        argv: tuple[str, ...] = ("rocm-bandwidth-test", "-a")
+        yield replace(_gpu_test(id, group, argv, seconds), reads=Reader.ROCM)
+    if "TransferBench" in machine.installed:
+        yield _transferbench(id, group, seconds, reads_remotely=group is Group.GPU_BANDWIDTH)
+
+
+def _transferbench(id: str, group: Group, seconds: float, *, reads_remotely: bool) -> BenchTest:
+    """By the GPUs' engines. A GPU that reads remotely copies from the host, else to it."""
+    environment = (("USE_GPU_DMA", "1"), ("USE_REMOTE_READ", str(int(reads_remotely))))
+    test = _gpu_test(id, group, ("TransferBench", "p2p"), seconds)
+    return replace(test, reads=Reader.TRANSFER_BENCH, environment=environment)
+
+
+def _torch_alone(machine: GpuMachine, left_out: list[Gap]) -> Iterator[BenchTest]:
+    """What no installed tool measures: matrix products, and copies of a few bytes."""
+    if machine.torch is None:
+        reason = machine.without_torch()
+        left_out += [Gap(group, reason) for group in (Group.MATMUL, Group.GPU_SMALL)]
+        return
+    yield _either(machine.copies("gpu-compute", Group.MATMUL, "matmul"))
+    for node in (None, *machine.nodes):
+        yield _either(machine.copies("gpu-small-copies", Group.GPU_SMALL, "small-copies", node))
+
+
+def _nvbandwidth(machine: GpuMachine, id: str, group: Group, names: tuple[str, ...]) -> BenchTest:
+    samples = _SAMPLES[machine.suite.depth]
+    argv = nvbandwidth.argv(names, samples=samples)
+    seconds = 0.4 * samples * len(machine.gpus) * len(names) + 2
+    return replace(_gpu_test(id, group, argv, seconds), reads=Reader.NVBANDWIDTH)
+
+
+def _watched(own: BenchTest, machine: GpuMachine) -> BenchTest:
+    """nvbandwidth binds itself, and gives no one where: its threads are looked at meanwhile."""
+    if PYTHON not in machine.installed:
+        return own
+    return replace(own, argv=(machine.suite.python, "-", *own.argv), program="watched")
+
+
+def _from_node(own: BenchTest, node: NumaNode) -> BenchTest:
+    """-d: else the tool moves itself to the GPU's node, and every row would be the same."""
+    binding = ("numactl", f"--cpunodebind={node.index}", f"--membind={node.index}")
+    argv = (*binding, own.argv[0], "-d", *own.argv[1:])
+    return replace(own, id=f"{own.id} from node {node.index}", argv=argv, node=node.index)
+
+
+def _either(*attempts: BenchTest | None) -> BenchTest:
+    """The first of those that there are, with the others behind it. At least one is."""
+    first, *others = (attempt for attempt in attempts if attempt is not None)
+    return first.or_else(*others)
+
+
+def _stopped(test: BenchTest, shows: str) -> BenchTest:
+    """With less patience than others: where access hangs, every round waits for it."""
+    others = tuple(_stopped(one, shows) for one in test.alternatives)
+    patience = 90 + 3 * test.seconds
+    return replace(test, timeout_s=patience, if_stopped=shows, alternatives=others)
+
+
+def _gpu_test(id: str, group: Group, argv: tuple[str, ...], seconds: float) -> BenchTest:
+    return BenchTest(id, group, argv, seconds, 120 + 10 * seconds)
 
 
 def suite_for(

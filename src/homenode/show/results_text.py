@@ -21,7 +21,7 @@ from homenode.decide.words import figure_text, multiple_text, range_text
 from homenode.doc import Doc, Part, Section, Span, Table, Text
 from homenode.measure.derived_run import schedule_of
 from homenode.measure.orders import BenchOutcome
-from homenode.measure.record import RunRecord
+from homenode.measure.run_folder import RunRecord
 from homenode.metrics import METRICS, metric_of
 from homenode.show.trial_text import duration_text
 from homenode.units import format_bytes

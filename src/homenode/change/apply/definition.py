@@ -12,13 +12,14 @@ from homenode.change.apply.define_step import (
     DefineStep,
     DomainChange,
     check_current,
+    difference_count,
     first_original,
     is_ours,
     last_known,
+    passwords_lost,
     renamed,
     with_facts,
 )
-from homenode.change.apply.domain_diff import difference_count, passwords_lost
 from homenode.change.apply.obstacles import Obstacle, obstacles
 from homenode.change.apply.store import DomainStore, other_daemons, saved_originals, sha256
 from homenode.change.host_lock import host_locked

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from homenode.change.apply.earlier_records import PIN
-from homenode.change.apply.store import DomainStore
+from homenode.change.apply.store import PIN, DomainStore
 from homenode.change.host_lock import host_locked
 from homenode.change.step import TO_UNDO, ChangeEntry, ChangeState
 from homenode.cpuset import CpuSet

@@ -1,15 +1,18 @@
-"""ConfigRegisters: the link registers of a PCI function's configuration space.
+"""ConfigRegisters: the link registers of a PCI function's configuration space, by sysfs. [I/O]
 
 Source: PCI Local Bus 3.0, 6.7 (capability list); PCIe 6.0, 7.5.3.6 to 7.5.3.8 and 7.5.3.18 to
-7.5.3.20 (Link Capabilities, Control, Status, and the same 2).
+7.5.3.20 (Link Capabilities, Control, Status, and the same 2); Documentation/PCI/sysfs-pci.rst: the
+kernel splits accesses at their natural size.
 """
 
+import os
 from typing import Protocol
 
 from msgspec import Struct
 
 from homenode.bdf import Bdf
 from homenode.errors import HostError
+from homenode.input_files import open_registers
 
 TARGET_SPEED_MASK = 0x000F
 """Of Link Control 2: the speed to train to at most."""
@@ -140,3 +143,42 @@ def read_registers(space: ConfigSpace, bdf: Bdf, *, is_port: bool = True) -> Lin
         space.read(bdf, control_2_at(at), 2) if version > 1 else 0,
         speeds or tuple(code for code in SPEED_OF_CODE if code <= most) or (1,),
     )
+
+
+class SysfsConfigSpace:
+    """The configuration space of this machine. Needs root beyond the first 64 bytes."""
+
+    def __init__(self, root: str = "/sys/bus/pci/devices") -> None:
+        self._root = root
+
+    def read(self, bdf: Bdf, offset: int, size: int) -> int:
+        try:
+            descriptor = open_registers(f"{self._root}/{bdf}/config")
+            try:
+                data = os.pread(descriptor, size, offset)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise self._error(bdf, "read", offset, error.strerror or str(error)) from None
+        if len(data) < size:
+            raise self._error(bdf, "read", offset, f"{len(data)} bytes: are you root?")
+        return int.from_bytes(data, "little")
+
+    def write(self, bdf: Bdf, offset: int, size: int, value: int) -> None:
+        try:
+            descriptor = open_registers(f"{self._root}/{bdf}/config", to_write=True)
+            try:
+                written = os.pwrite(descriptor, value.to_bytes(size, "little"), offset)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise self._error(bdf, "write", offset, error.strerror or str(error)) from None
+        if written != size:
+            raise self._error(bdf, "write", offset, f"{written} bytes written")
+
+    def _error(self, bdf: Bdf, verb: str, offset: int, found: str) -> HostError:
+        return HostError(
+            f"{self._root}/{bdf}/config: expected to {verb} the register at {offset:#x}, "
+            f"found: {found}",
+            hint="run as root; kernels in lockdown refuse writes",
+        )

@@ -1,14 +1,25 @@
-"""Retrain: carry a plan out, verify, and restore what was found where it fails.
+"""Retrain: carry a plan out, verify, and restore what was found where it fails. [I/O]
 
 A line is written before the first register is, so that an interrupted run is explained and
-continued by the next one; what was found first is what is restored.
+continued by the next one; what was found first is what is restored. A device that a VM has open is
+known by its files: QEMU opens /dev/vfio/GROUP (or, with iommufd, /dev/vfio/devices/vfioN) before a
+VM runs and keeps it until the VM ends. This needs no libvirt, which must not be asked from a hook.
+Source: Documentation/driver-api/vfio.rst.
 """
 
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Protocol
 
+import msgspec
 from msgspec import Struct
 
+from homenode import formats
+from homenode.bdf import Bdf
 from homenode.catalogue import finding
+from homenode.change.journal import Journal
+from homenode.change.record_folder import RecordFolder
 from homenode.change.retrain.config_registers import (
     RETRAIN_LINK,
     SPEED_OF_CODE,
@@ -19,10 +30,14 @@ from homenode.change.retrain.config_registers import (
     control_at,
     read_registers,
 )
-from homenode.change.retrain.plan import RetrainPlan
-from homenode.change.step import ChangeEntry, ChangeState, Note
+from homenode.change.retrain.plan import RetrainPlan, Use
+from homenode.change.step import UNSETTLED, ChangeEntry, ChangeHead, ChangeState, Note
+from homenode.errors import HomenodeError, InputError
 from homenode.findings import Finding
-from homenode.wording import command_line
+from homenode.input_files import read_kernel_file
+from homenode.machine.link_path import LinkRate
+from homenode.machine.pci import PciDevice
+from homenode.wording import command_line, printable
 
 KIND = "train-link"
 
@@ -201,3 +216,167 @@ def _control_2(entry: ChangeEntry) -> int:
 def _speed(code: int) -> str:
     speed = SPEED_OF_CODE.get(code)
     return f"speed code {code}" if speed is None else f"{speed:g} GT/s"
+
+
+FOLDER = "/run/homenode/retrain"
+"""Gone after a boot, which resets the registers as well."""
+
+_BY_HAND = "look at the port's Link Control 2 (setpci -s PORT CAP_EXP+30.w)"
+
+LINKS_FOLDER = "/run/homenode/links"
+
+
+def retrain_journal(port: Bdf, folder: str = FOLDER) -> Journal:
+    """Of the link below a port. Whoever writes holds the lock of its folder: libvirt's hook trains
+    within a start, for which another homenode may hold the host's."""
+    undo = f"setpci, as {_BY_HAND}"
+    head = ChangeHead(run=str(port), command="homenode doctor retrain", undo=undo)
+    return Journal(_files(f"{folder}/{port}"), head, _earlier)
+
+
+def retrain_journals(folder: str = FOLDER) -> Iterator[Journal]:
+    """Of all ports since the last boot."""
+    for path in sorted(Path(folder).glob("*")):
+        if path.is_dir() or path.suffix == ".json":
+            yield retrain_journal(Bdf.parse(path.name.removesuffix(".json"), str(path)), folder)
+
+
+def open_retrain(journal: Journal) -> ChangeEntry | None:
+    """The retrain that was cut short; None where none was. Raises InputError."""
+    try:
+        return next((one for one in journal.to_undo() if one.what in UNSETTLED), None)
+    except InputError as error:
+        raise InputError(error.message, hint=f"{_BY_HAND}, then remove the file") from None
+
+
+class _EarlierEntry(msgspec.Struct, frozen=True, kw_only=True):
+    port: Bdf
+    device: Bdf
+    control_2: int
+    target_code: int
+
+
+def _earlier(files: RecordFolder) -> tuple[ChangeEntry, ...]:
+    """What homenode.retrain/1 kept: a file next to the folder while a retrain is open."""
+    name = f"{files.path.name}.json"
+    content = RecordFolder(files.path.parent).read(name)
+    if content is None:
+        return ()
+    old = formats.decode(content, "retrain", _EarlierEntry, str(files.path.parent / name))
+    entry = ChangeEntry(
+        what=ChangeState.BEGIN,
+        kind=KIND,
+        subject=str(old.port),
+        before=f"{old.control_2:#06x}",
+        after=str(old.target_code),
+        facts={"device": str(old.device)},
+    )
+    return (entry,)
+
+
+class LinkRecords:
+    """What links had when a domain's start began, for the look at `started`."""
+
+    def __init__(self, folder: str = LINKS_FOLDER) -> None:
+        self._files = _files(folder)
+
+    def load(self, gpus: Iterable[Bdf]) -> dict[Bdf, LinkRate]:
+        """Of those GPUs of which there is a sound record."""
+        found: dict[Bdf, LinkRate] = {}
+        for gpu in gpus:
+            try:
+                content = self._files.read(f"{gpu}.json")
+                if content is not None:
+                    found[gpu] = formats.decode(content, "link-rate", LinkRate, f"{gpu}.json")
+            except HomenodeError:
+                continue  # as if the hook had not been there at the start
+        return found
+
+    def save(self, links: Mapping[Bdf, LinkRate]) -> None:
+        """Keeps them until they are kept again. Raises HostError where they cannot be written."""
+        self._files.make()
+        for gpu, link in links.items():
+            self._files.write(f"{gpu}.json", formats.encode("link-rate", link).encode())
+
+
+def _files(folder: str) -> RecordFolder:
+    return RecordFolder(Path(folder), hint=lambda number: "run as root")
+
+
+class WallClock:
+    """Real time."""
+
+    def wait(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+
+_FIRST_PID_NAMESPACE = "pid:[4026531836]"
+"""Source: PROC_PID_INIT_INO in include/linux/proc_ns.h."""
+
+
+def device_uses(
+    devices: Iterable[PciDevice], *, proc: str = "/proc", sys: str = "/sys"
+) -> Mapping[Bdf, Use]:
+    """Who has each function open.
+
+    holders is None where some process could not be looked into, and for a function that VFIO has
+    and whose files are not known.
+    """
+    holders = _open_vfio_files(proc)
+    found: dict[Bdf, Use] = {}
+    for device in devices:
+        files = _open_files(device, sys)
+        if holders is None or (device.driver == "vfio-pci" and not files):
+            found[device.bdf] = Use(None)
+        else:
+            names = {name for file in files for name in holders.get(file, ())}
+            found[device.bdf] = Use(tuple(sorted(names)))
+    return found
+
+
+def _open_files(device: PciDevice, sys: str) -> tuple[str, ...]:
+    number = device.iommu_group
+    group = [] if number is None else [f"/dev/vfio/{number}", f"/dev/vfio/noiommu-{number}"]
+    folder = Path(sys) / "bus/pci/devices" / str(device.bdf) / "vfio-dev"
+    try:
+        names = sorted(entry.name for entry in folder.iterdir())
+    except OSError:
+        names = []
+    return (*group, *(f"/dev/vfio/devices/{name}" for name in names))
+
+
+def _open_vfio_files(proc: str) -> dict[str, set[str]] | None:
+    """VFIO file -> processes that have it open; None where some process is out of sight.
+
+    In a container the host's QEMUs are: only the first PID namespace sees them all.
+    """
+    try:
+        if str(Path(proc, "self/ns/pid").readlink()) != _FIRST_PID_NAMESPACE:
+            return None
+    except OSError:
+        return None
+    holders: dict[str, set[str]] = {}
+    for process in Path(proc).iterdir():
+        if not process.name.isdecimal():
+            continue
+        try:
+            descriptors = tuple((process / "fd").iterdir())
+        except PermissionError:
+            return None
+        except OSError:  # it ended meanwhile
+            continue
+        for descriptor in descriptors:
+            try:
+                target = str(descriptor.readlink())
+            except PermissionError:
+                return None
+            except OSError:
+                continue
+            if target.startswith("/dev/vfio/") and target != "/dev/vfio/vfio":
+                holders.setdefault(target, set()).add(f"{_name(process)} (process {process.name})")
+    return holders
+
+
+def _name(process: Path) -> str:
+    content = read_kernel_file(str(process / "comm"))
+    return printable((content or b"").decode("utf-8", "replace").strip()) or "?"

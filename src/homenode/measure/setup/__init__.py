@@ -1,1 +1,0 @@
-"""Setup of GPU tools: planned, carried out with a record, undone."""

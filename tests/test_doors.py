@@ -150,7 +150,7 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
     },
     "change/host_setup/installation.py": {"unlink": _OWN},
     "measure/layouts/runner.py": {"shutil.move": "a run's folder, by its name"},
-    "measure/setup/run.py": {"unlink": "a program whose way and sum were looked at"},
+    "measure/tool_setup.py": {"unlink": "a program whose way and sum were looked at"},
     "plugins.py": {"importlib.metadata": "entry points of installed distributions"},
     "cluster/pods/manifest.py": {"yaml": "it is given a text"},
     "process.py": {"Popen": "the one way to start a program"},

@@ -12,7 +12,7 @@ import subprocess
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from homenode.cli import main, slurm_study
+from homenode.cli import bench, main, slurm_study
 from homenode.cluster.slurm.job_allocation import allocation_on, node_machine
 from homenode.machine.description.parse import parse_description
 from homenode.machine.description.render import render
@@ -87,6 +87,6 @@ def allowed_pus() -> str:
 
 
 if __name__ == "__main__":
-    local.LocalMachine = GpuNode  # type: ignore[misc]
+    vars(bench)["LocalMachine"] = GpuNode
     slurm_study._program = lambda: os.environ["STAND_IN_HOMENODE"]
     main.main()

@@ -260,6 +260,31 @@ def test_trouble_in_the_middle_loses_nothing(slurm: Testbed, tmp_path: Path) -> 
         assert f"ArrayTaskId={done.parents[1].name.removeprefix('task-')} " in record
 
 
+def test_slurmds_killed_while_jobs_run_lose_nothing(slurm: Testbed, tmp_path: Path) -> None:
+    folder, holds = tmp_path / "study", tmp_path / "holds"
+    holds.mkdir()
+    nodes = ("gpu01", "gpu02", "gpu03")
+    for node in nodes:
+        (holds / f"{node}-together").touch()
+    study = start(slurm, folder, *NEW, "--shared", "1x2", "--tests", "none", holds=holds)
+    raw = folder / "raw"
+    until(lambda: len(list(raw.glob("*-together-r1/task-*/*/started"))) == 6, "pairs on all nodes")
+    for node in nodes:
+        slurm.kill_node(node)
+    study.kill()
+    study.wait()
+    study = start(slurm, folder, holds=holds)
+    for node in nodes:
+        slurm.kill_node(node)
+        (holds / f"{node}-together").unlink()
+    code, text = ended(study, folder)
+    assert code == 0, text
+    assert "12 of 12 jobs have results" in text
+    assert {len(list(task.iterdir())) for task in raw.glob("*/task-*")} == {1}, "none ran twice"
+    runs = load_runs(folder / "results").runs
+    assert len(runs) == len({(run.head.name, run.head.block) for run in runs}) == 12
+
+
 def test_nodes_that_no_one_described_are_looked_at_first(slurm: Testbed, tmp_path: Path) -> None:
     folder = tmp_path / "ada's study $(id) 1"  # as people call folders
     options = (

@@ -83,6 +83,7 @@ class Testbed:
         self.environment = {**os.environ, "SLURM_CONF": str(base / "slurm.conf")}
         self._processes: list[subprocess.Popen[bytes]] = []
         self._controller: subprocess.Popen[bytes] | None = None
+        self._nodes: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self) -> None:
         """Start every daemon, and wait until all nodes are idle."""
@@ -96,7 +97,7 @@ class Testbed:
         self.start_controller()
         for node in NODES:
             (self.base / "spool" / node).mkdir()
-            self._processes.append(self._daemon("slurmd", "-D", "-N", node))
+            self._start_node(node)
         self._until_idle()
 
     def start_controller(self) -> None:
@@ -113,6 +114,18 @@ class Testbed:
         self._controller.terminate()
         self._controller.wait(180)
         self._controller = None
+
+    def kill_node(self, node: str) -> None:
+        """Kill a node's slurmd, and start it again: its jobs' steps go on meanwhile."""
+        slurmd = self._nodes[node]
+        slurmd.kill()
+        slurmd.wait()
+        self._processes.remove(slurmd)
+        self._start_node(node)
+
+    def _start_node(self, node: str) -> None:
+        self._nodes[node] = self._daemon("slurmd", "-D", "-N", node)
+        self._processes.append(self._nodes[node])
 
     def stop(self) -> None:
         """Cancel what runs, then end our own daemons."""

@@ -66,8 +66,13 @@ class GpuTies(Struct, frozen=True, dict=True):
         return cache(lambda gpus: reduce(or_, [one for one in sets if one & gpus], gpus))
 
     @cached_property
-    def _least_of(self) -> Callable[[int, tuple[tuple[int, int], ...]], tuple[int, bool]]:
-        return cache(self._compared)
+    def _known(self) -> dict[tuple[int, tuple[tuple[int, int], ...]], tuple[int, bool]]:
+        return {}
+
+    def _least_of(self, sure: int, tied: tuple[tuple[int, int], ...]) -> tuple[int, bool]:
+        if (sure, tied) not in self._known:
+            self._known[sure, tied] = self._compared(sure, tied)
+        return self._known[sure, tied]
 
     def _compared(self, sure: int, tied: tuple[tuple[int, int], ...]) -> tuple[int, bool]:
         reach = sum(gpus for gpus, _ in tied)

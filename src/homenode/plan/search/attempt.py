@@ -20,7 +20,7 @@ from homenode.plan.placement import Placement
 from homenode.plan.placement_findings import placement_findings
 from homenode.plan.search.cost import terms
 from homenode.plan.search.ladder import Concession, Fallback, MemoryRule, fallback_name
-from homenode.plan.search.memory import NodeMemory, page_size_bytes
+from homenode.plan.search.memory import page_size_bytes
 from homenode.plan.search.problem import PlacementSearch, SearchProblem, Split
 from homenode.plan.search.solve import Placing, Solution, solve, solve_fixed, without_first_gpu
 from homenode.plan.search.split import pages_within, splits_of_cells
@@ -42,8 +42,6 @@ from homenode.vm.layout import (
 )
 from homenode.vm.plan_model import Rejection, RunnerUp
 from homenode.vm.plan_options import EmulatorPolicy
-
-MOST_REFUSED_NODES = 16
 
 
 class PinnedCell(Struct, frozen=True, kw_only=True):
@@ -245,11 +243,6 @@ class Attempt:
             ),
         )
 
-    @property
-    def refuses_single_nodes(self) -> bool:
-        """Whether a plan of it says why one node does not do."""
-        return len(self.best.split) > 1 and len(self.problem.supplies) <= MOST_REFUSED_NODES
-
     @cached_property
     def _given(self) -> tuple[Concession, ...]:
         sizes = {len(cell.pins) for cell in self._cells}
@@ -400,6 +393,7 @@ class Attempt:
         chosen = list(own)
         if self.fallback.memory is MemoryRule.ELSEWHERE:
             wanted = self.problem.pages_anywhere
+            pages = {n: wanted if its.pages is None else its.pages for n, its in memory.items()}
             at = {node.index: position for position, node in enumerate(self.host.nodes)}
             between = search.distances.between
             others = sorted(
@@ -407,24 +401,18 @@ class Attempt:
                 key=lambda n: (min(between[at[n]][at[o]] for o in own), n),
             )
             most = (self.request.options.max_nodes or len(memory)) - len(own)
+            wanted -= sum(pages[node] for node in own)
 
-            def largest(nodes: Sequence[NodeIndex], count: int) -> list[NodeIndex]:
-                def pages(node: NodeIndex) -> int:
-                    known = memory[node].pages
-                    return wanted if known is None else known
+            def largest(nodes: Sequence[NodeIndex], count: int) -> int:
+                return sum(sorted((pages[node] for node in nodes), reverse=True)[:count])
 
-                return sorted(nodes, key=pages, reverse=True)[:count]
-
-            numbers = range(most + 1)
-            fewest = (n for n in numbers if _holds(memory, (*own, *largest(others, n)), wanted))
-            left = next(fewest, None)
+            left = next((n for n in range(most + 1) if largest(others, n) >= wanted), None)
             if left is None:
                 return None
             for position, node in enumerate(others):
-                rest = largest(others[position + 1 :], left - 1)
-                if left and _holds(memory, (*chosen, node, *rest), wanted):
+                if left and pages[node] + largest(others[position + 1 :], left - 1) >= wanted:
                     chosen.append(node)
-                    left -= 1
+                    wanted, left = wanted - pages[node], left - 1
         return tuple(sorted(index for node in chosen for index in memory[node].nodes))
 
     @property
@@ -527,9 +515,3 @@ def _pins(groups: Sequence[SiblingGroup]) -> Iterator[CpuSet]:
         while bits:
             yield CpuSet.from_bits(bits & -bits)
             bits &= bits - 1
-
-
-def _holds(memory: dict[NodeIndex, NodeMemory], nodes: Sequence[NodeIndex], wanted: int) -> bool:
-    pages = [memory[node].pages for node in nodes]
-    known = [count for count in pages if count is not None]
-    return len(known) < len(pages) or sum(known) >= wanted

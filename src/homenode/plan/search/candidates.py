@@ -52,6 +52,7 @@ class Candidates:
         self._grown_before: dict[int, bool] = {}
         self._has_found = False
         self._capacity = problem.capacities
+        self._splits: dict[int, CellSplits] = {}
         self._orders_from: dict[int, tuple[list[int], list[int]]] = {}
         unreachable = problem.distances.unreachable
         self._fruitless = 0
@@ -101,11 +102,12 @@ class Candidates:
                     yield nodes
         yield from self._sets(eligible, 0)
 
-    @cached_property
-    def splits(self) -> Callable[[int], CellSplits]:
+    def splits(self, nodes: int) -> CellSplits:
         """The splits over the chosen nodes (bits) that may be the best, whatever the devices: the
         least uneven ones, or all where the devices come first."""
-        return cache(lambda nodes: self._splits_over(members(nodes)))
+        if nodes not in self._splits:
+            self._splits[nodes] = self._splits_over(members(nodes))
+        return self._splits[nodes]
 
     def _splits_over(self, nodes: Sequence[int]) -> CellSplits:
         problem, number = self.problem, len(nodes)
@@ -167,11 +169,7 @@ class Candidates:
                 return False
             if min(capacities) < 1 or sum(capacities) < problem.groups:
                 return False
-        return (
-            problem.has_slots(nodes)
-            and problem.holds_together(nodes)
-            and problem.holds_with_others(nodes)
-        )
+        return problem.has_slots(nodes) and problem.holds_memory(nodes)
 
     @cached_property
     def _able_to(self) -> Callable[[int], int]:

@@ -4,8 +4,8 @@ The GPUs to choose from count with the NICs of the VM that are paired with them.
 for some packages or nodes is remembered: the problems of all fallbacks have the same devices.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from functools import cache, cached_property
+from collections.abc import Iterable, Sequence
+from functools import cached_property
 
 from msgspec import Struct
 
@@ -200,9 +200,18 @@ class SearchDevices(Struct, frozen=True, kw_only=True, dict=True):
         return tuple({id(one.home): one.home for one in self.named if one.pulls}.values())
 
     @cached_property
-    def least_class(self) -> Callable[[int], int]:
-        """The least class of the worst device that nodes of some packages (bits) can come to."""
-        return cache(lambda packages: self._class(self.groups, packages))
+    def _least(self) -> dict[int, int]:
+        return {}
+
+    @cached_property
+    def _near(self) -> dict[tuple[int, int], tuple[int, tuple[GpuGroup, ...]]]:
+        return {}
+
+    def least_class(self, packages: int) -> int:
+        """The least class of the worst device that nodes of these packages (bits) can come to."""
+        if packages not in self._least:
+            self._least[packages] = self._class(self.groups, packages)
+        return self._least[packages]
 
     def _class(self, groups: Sequence[GpuGroup], packages: int) -> int:
         count = self.options.count
@@ -230,11 +239,10 @@ class SearchDevices(Struct, frozen=True, kw_only=True, dict=True):
 
     def _class_and_groups(self, nodes: int) -> tuple[int, tuple[GpuGroup, ...]]:
         # GPUs that must be at home are chosen by the nodes, others by their packages alone.
-        return self._near(self.distances.packages_of(nodes), nodes if self.requires_home else 0)
-
-    @cached_property
-    def _near(self) -> Callable[[int, int], tuple[int, tuple[GpuGroup, ...]]]:
-        return cache(self._near_packages)
+        key = self.distances.packages_of(nodes), nodes if self.requires_home else 0
+        if key not in self._near:
+            self._near[key] = self._near_packages(*key)
+        return self._near[key]
 
     def _near_packages(self, packages: int, nodes: int) -> tuple[int, tuple[GpuGroup, ...]]:
         groups, found = self.groups, []

@@ -40,6 +40,8 @@ from homenode.vm.layout import GuestCells, MemoryBinding, Pinning, with_siblings
 from homenode.vm.plan_model import Rejection, Unplannable
 from homenode.vm.plan_options import DocumentSiblings, Policy
 
+MOST_REFUSED_NODES = 16
+
 
 class Inventory(Struct, frozen=True, dict=True):
     """What a search needs to know of a host, whoever has what of it: hosts with the same nodes,
@@ -208,7 +210,9 @@ class _Walk:
         raise self._refusal()
 
     def _reject_single_nodes(self, attempt: Attempt) -> None:
-        if not self.brief and attempt.refuses_single_nodes:
+        """Why one node does not do, where there are few and it takes several."""
+        is_one, nodes = len(attempt.best.split) == 1, attempt.problem.supplies
+        if not (self.brief or is_one) and len(nodes) <= MOST_REFUSED_NODES:
             self.rejections += single_nodes(attempt)
 
     def _miss(self, attempt: Attempt) -> None:

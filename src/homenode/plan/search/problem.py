@@ -153,7 +153,7 @@ class SearchProblem(Struct, frozen=True, kw_only=True, dict=True):
                     its.whole_cores,
                     self.memory[node].pages,
                     self.memory[node].pool_pages,
-                    tuple(sorted(between[node])),
+                    sum(between[node]),
                     tuple(home.to_node[node] for home in homes),
                     tuple(
                         (t.isolated, tuple(g for _, g in t.llcs), t.sizes) for t in its.whole.tiers
@@ -202,29 +202,20 @@ class SearchProblem(Struct, frozen=True, kw_only=True, dict=True):
         """Pages of so many groups, rounded up."""
         return -(-self.pages * groups // self.groups)
 
-    def holds_together(self, nodes: int) -> bool:
-        """Whether the nodes (bits) have the memory that need not lie next to its vCPUs."""
-        if not self.pages_together:
+    def holds_memory(self, nodes: int) -> bool:
+        """Whether the nodes (bits) have the memory that need not lie next to its vCPUs; where it
+        may lie on any node, with as many more as are allowed."""
+        wanted = self.pages_together or self.pages_anywhere
+        if not wanted:
             return True
-        pages = [self.memory[node].pages for node in members(nodes)]
-        known = [count for count in pages if count is not None]
-        wanted = self.pages_together + sum(pages for _, pages in self.device_pages)
-        return len(known) < len(pages) or sum(known) >= wanted
-
-    def holds_with_others(self, nodes: int) -> bool:
-        """Whether these nodes (bits) and as many more as are allowed have the memory that may lie
-        on any of them."""
-        if not self.pages_anywhere:
-            return True
+        wanted += sum(pages for _, pages in self.device_pages)
         own: list[int] = []
         others: list[int] = []
         for node, memory in enumerate(self.memory):
-            pages = memory.pages
-            count = self.pages_anywhere if pages is None else pages
-            (own if nodes >> node & 1 else others).append(count)
-        others.sort(reverse=True)
-        more = max(0, self.most_nodes - len(own))
-        return sum(own) + sum(others[:more]) >= self.pages_anywhere
+            pages = wanted if memory.pages is None else memory.pages
+            (own if nodes >> node & 1 else others).append(pages)
+        more = max(0, self.most_nodes - len(own)) if self.pages_anywhere else 0
+        return sum(own) + sum(sorted(others, reverse=True)[:more]) >= wanted
 
     def has_slots(self, nodes: int) -> bool:
         """Whether pcie.0 has slots for the expander buses of a guest on these nodes (bits)."""
@@ -295,7 +286,9 @@ class SearchProblem(Struct, frozen=True, kw_only=True, dict=True):
             short += self.short_pages(node, groups)
         sizes = cell_sizes([groups for _, groups in split], counts_sockets=self.counts_sockets)
         nodes = tuple([node for node, _ in split])
-        bare = self._bare_cost(nodes)
+        if nodes not in self._bare_costs:
+            self._bare_costs[nodes] = self._bare_cost(nodes)
+        bare = self._bare_costs[nodes]
         return bare._replace(
             device_class=nearness[0],
             packages_spanned=bare.packages_spanned + more_packages,
@@ -316,11 +309,11 @@ class SearchProblem(Struct, frozen=True, kw_only=True, dict=True):
         )
 
     @cached_property
-    def _bare_cost(self) -> Callable[[tuple[int, ...]], Cost]:
-        """What nodes come to whatever the split and the devices, whose terms are 0."""
-        return cache(self._cost_of_nodes)
+    def _bare_costs(self) -> dict[tuple[int, ...], Cost]:
+        return {}
 
-    def _cost_of_nodes(self, nodes: tuple[int, ...]) -> Cost:
+    def _bare_cost(self, nodes: tuple[int, ...]) -> Cost:
+        """What the nodes come to whatever the split and the devices, whose terms are 0."""
         sign, packages = 1 if self.pack else -1, self.distances.packages
         return Cost._make([0] * (len(Cost._fields) - 3) + [(), (), ()])._replace(
             vcpus_beyond_cores=self.beyond_cores(nodes) if self.shares else 0,
@@ -354,16 +347,18 @@ class PlacementSearch(Struct, frozen=True, kw_only=True, dict=True):
     @cached_property
     def _supplies(self) -> Callable[[bool, Grouping], tuple[Supply, ...]]:
         """What each node with PUs gives, whether or not the host keeps its cores."""
+        free = self.free
         return cache(
             lambda keeps_core, grouping: tuple(
-                [supply(cores, grouping) for cores in self.free[not keeps_core].nodes]
+                [supply(cores, grouping) for cores in free[not keeps_core].nodes]
             )
         )
 
     @cached_property
     def _memory(self) -> Callable[[bool], dict[NodeIndex, NodeMemory]]:
         """What each node can give, whether or not the host keeps its memory."""
-        return cache(lambda keeps: node_memory(self.host, self.request, keeps_reserve=keeps))
+        host, request = self.host, self.request
+        return cache(lambda keeps: node_memory(host, request, keeps_reserve=keeps))
 
     def free_on(self, fallback: Fallback) -> Usable:
         return self.free[not fallback.keeps_core]

@@ -83,9 +83,9 @@ def solve(problem: SearchProblem, work: Work) -> tuple[Solution | None, bool]:
 def _preferred(problem: SearchProblem, work: Work, uneven: "_Search") -> Solution | None:
     """The solution with equal cells, where these cost no more than they may; else that of all."""
     equal = _Search(problem, work, equal=True)
-    preferred = equal.best if problem.equal else None
+    preferred = equal.solution() if problem.equal else None
     if preferred is None:
-        found = uneven.best
+        found = uneven.solution()
         is_sure = not problem.equal or equal.candidates.exact
         return found if is_sure or found is None else replace(found, optimal=None)
     if uneven.cannot_undercut(preferred.best.cost) or not uneven.ranked:
@@ -96,7 +96,7 @@ def _preferred(problem: SearchProblem, work: Work, uneven: "_Search") -> Solutio
     costs = zip(problem.first, own, least, strict=True)
     if all(mine <= other for name, mine, other in costs if name in _COSTS_OF_EQUALITY):
         return preferred if is_least else replace(preferred, optimal=None)
-    found = uneven.best
+    found = uneven.solution()
     assert found is not None, "the nodes of equal cells hold the VM"
     runners_up = found.runners_up
     return replace(
@@ -236,8 +236,8 @@ class _Search:
 
     # The rest: the split and the GPUs of one set of nodes.
 
-    @cached_property
-    def best(self) -> Solution | None:
+    def solution(self) -> Solution | None:
+        """The placing of least cost. Not kept: its runners-up ask this search."""
         ranked = self.ranked
         if not ranked:
             return None

@@ -439,6 +439,19 @@ def test_nodes_that_need_more_expander_buses_than_pcie_0_has_slots_for_are_not_c
     assert "expander-buses" in [one.constraint for one in refused.value.rejections]
 
 
+def test_gpus_are_chosen_of_fewer_nodes_where_pcie_0_lacks_slots() -> None:
+    """A VM on all 32 nodes, each with a GPU, half with three: 31 are of 25 nodes at most."""
+    homes = [node for node in range(32) for _ in range(3 if node % 2 else 1)]
+    gpus = [DeviceSpec(f"{16 + i:02x}:00.0", n, DeviceKind.GPU, n) for i, n in enumerate(homes)]
+    host = even_host(32, 1, 1, 2, 1, devices=gpus, name="wide")
+    request = small_request(60, GIB, layout="pin-numa-pci")
+    request = asking(request, gpu_count=31, host_reserve=HostReserve(0, 0))
+    made = plan_vm(host, request)
+    assert len(made.nodes) > 25 >= len({device.cell for device in made.devices})
+    assert len(made.devices) == 31
+    check_tree(request, made)
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_the_search_knows_for_which_nodes_pcie_0_has_slots(seed: int) -> None:
     """Whatever the nodes and the document, the tree can be built where the search says so, and

@@ -126,7 +126,6 @@ STILL_POSITIONAL = {
     "plan/shape/pcie_tree.py": 1,
     "cluster/slurm/client.py": 1,
     "cluster/slurm/job_allocation.py": 3,
-    "machine/tools/slurm_nodes.py": 1,
     "check/verify/live/capture.py": 1,
 }
 """Calls with so many, by file: none may be added, what is gone is taken out."""

@@ -59,10 +59,9 @@ def read_hwloc_pci(
     source: str,
 ) -> Pci:
     """Root complexes, functions, links and gaps of a document."""
-    functions: dict[Bdf, _Function] = {}
-    bdf_of_object: dict[str, Bdf] = {}
-    repeated: set[Bdf] = set()
-    _walk(machine, machine, None, None, functions, bdf_of_object, repeated, source)
+    walked = _Walk(source)
+    walked.below(machine, machine, None, None)
+    functions = walked.functions
     if not functions:
         return (), (), (), (Gap("PCI functions", "the XML holds none"),)
     classes = {bdf: _type_of(f.obj, source) for bdf, f in functions.items()}
@@ -75,7 +74,14 @@ def read_hwloc_pci(
     }
     node_of = {near: found[0] for near, found in nodes_of_near.items() if len(found) == 1}
     devices = tuple(
-        _device(bdf, functions[bdf], classes[bdf], port_types.get(bdf), node_of, listed, source)
+        _device(
+            bdf,
+            functions[bdf],
+            classes[bdf],
+            _bridge(functions[bdf].obj, port_types.get(bdf), source),
+            functions[bdf].near & listed,
+            node_of,
+        )
         for bdf in sorted(functions)
     )
     roots, root_gaps = root_complexes(devices)
@@ -87,7 +93,7 @@ def read_hwloc_pci(
     ]
     gaps += [
         Gap(f"PCI function {bdf}", "twice in the XML: the first counts, on no node if they differ")
-        for bdf in sorted(repeated)
+        for bdf in sorted(walked.repeated)
     ]
     if bridges:
         gaps.append(Gap(f"port types of {len(bridges)} PCI bridges", "taken from the tree"))
@@ -95,47 +101,52 @@ def read_hwloc_pci(
     if unplaced:
         reason = "hwloc attaches them to an object that is not one node"
         gaps.append(Gap(f"node of {len(unplaced)} PCI functions ({unplaced[0]}, ...)", reason))
-    return roots, devices, _links(matrices, bdf_of_object), tuple(gaps)
+    return roots, devices, _links(matrices, walked.bdf_of_object), tuple(gaps)
 
 
-def _walk(
-    obj: HwlocObject,
-    place: HwlocObject,
-    root_complex: str | None,
-    parent: Bdf | None,
-    functions: dict[Bdf, _Function],
-    bdf_of_object: dict[str, Bdf],
-    repeated: set[Bdf],
-    source: str,
-) -> None:
-    """Collects functions below `obj`, and those that stand there twice. place: the object with PUs
-    around it. parent: the function directly above, to which OS devices belong."""
-    for child in obj.children:
-        if child.type not in ("Bridge", "PCIDev", "OSDev"):
-            _walk(child, child, None, None, functions, bdf_of_object, repeated, source)
-            continue
-        gp_index = child.attributes.get("gp_index")
-        busid = child.attributes.get("pci_busid")
-        if child.type == "OSDev":
-            if parent is not None and gp_index is not None:
-                bdf_of_object[f"OSDev:{gp_index}"] = parent
-            continue
-        if busid is None:  # a host bridge is no function of its own
-            buses = _buses(child, source)
-            name = None if buses is None else f"pci{buses[0]}:{buses[1]:02x}"
-            _walk(child, place, name, None, functions, bdf_of_object, repeated, source)
-            continue
-        bdf = Bdf.parse(busid, source)
-        root = root_complex or f"pci{bdf.domain:04x}:{bdf.bus:02x}"
-        near = pus_of(place, "cpuset", source)
-        known = functions.setdefault(bdf, _Function(child, root, parent, near))
-        if known.obj is not child:
-            # An edited document may have one twice. Its first place counts, but not for its node.
-            repeated.add(bdf)
-            functions[bdf] = replace(known, near=known.near if known.near == near else CpuSet())
-        if gp_index is not None:
-            bdf_of_object[f"PCIDev:{gp_index}"] = bdf
-        _walk(child, place, root, bdf, functions, bdf_of_object, repeated, source)
+class _Walk:
+    """Functions as they are found, those that stand there twice, and the function of each device
+    of the document, by its type and gp_index."""
+
+    def __init__(self, source: str) -> None:
+        self.functions: dict[Bdf, _Function] = {}
+        self.bdf_of_object: dict[str, Bdf] = {}
+        self.repeated: set[Bdf] = set()
+        self._source = source
+
+    def below(
+        self, obj: HwlocObject, place: HwlocObject, root_complex: str | None, parent: Bdf | None
+    ) -> None:
+        """place: the object with PUs around `obj`. parent: the function directly above, to which
+        OS devices belong."""
+        for child in obj.children:
+            if child.type not in ("Bridge", "PCIDev", "OSDev"):
+                self.below(child, child, None, None)
+                continue
+            gp_index = child.attributes.get("gp_index")
+            busid = child.attributes.get("pci_busid")
+            if child.type == "OSDev":
+                if parent is not None and gp_index is not None:
+                    self.bdf_of_object[f"OSDev:{gp_index}"] = parent
+                continue
+            if busid is None:  # a host bridge is no function of its own
+                buses = _buses(child, self._source)
+                name = None if buses is None else f"pci{buses[0]}:{buses[1]:02x}"
+                self.below(child, place, name, None)
+                continue
+            bdf = Bdf.parse(busid, self._source)
+            root = root_complex or f"pci{bdf.domain:04x}:{bdf.bus:02x}"
+            near = pus_of(place, "cpuset", self._source)
+            known = self.functions.setdefault(bdf, _Function(child, root, parent, near))
+            if known.obj is not child:
+                # An edited document may have one twice. Its first place counts, but not for its
+                # node.
+                self.repeated.add(bdf)
+                near = known.near if known.near == near else CpuSet()
+                self.functions[bdf] = replace(known, near=near)
+            if gp_index is not None:
+                self.bdf_of_object[f"PCIDev:{gp_index}"] = bdf
+            self.below(child, place, root, bdf)
 
 
 def _buses(obj: HwlocObject, source: str) -> tuple[str, int, int] | None:
@@ -168,22 +179,24 @@ def _type_of(obj: HwlocObject, source: str) -> tuple[int, int | None, int | None
     )
 
 
+def _bridge(obj: HwlocObject, port_type: PortType | None, source: str) -> PciBridge | None:
+    buses = _buses(obj, source)
+    if port_type is None:
+        return None
+    return PciBridge(port_type, *(buses[1:] if buses else (0, 0)))
+
+
 def _device(
     bdf: Bdf,
     function: _Function,
     type_fields: tuple[int, int | None, int | None, int, int],
-    port_type: PortType | None,
+    bridge: PciBridge | None,
+    near: CpuSet,
     node_of: dict[CpuSet, NodeIndex],
-    listed: CpuSet,
-    source: str,
 ) -> PciDevice:
     class_code, vendor, device, subsystem_vendor, subsystem_device = type_fields
     # What NVIDIA's library gave hwloc, also of one that had no class to read (seen on a DGX-2).
     is_nvswitch = function.obj.attributes.get("subtype") == "NVSwitch"
-    buses = _buses(function.obj, source)
-    bridge = None
-    if port_type is not None:
-        bridge = PciBridge(port_type, buses[1] if buses else 0, buses[2] if buses else 0)
     return PciDevice(
         bdf=bdf,
         kind=DeviceKind.NVSWITCH if is_nvswitch else device_kind(class_code, vendor, device),
@@ -192,8 +205,8 @@ def _device(
         device_id=device,
         root_complex=function.root_complex,
         parent=function.parent,
-        node=node_of.get(function.near & listed),
-        local_pus=function.near & listed,
+        node=node_of.get(near),
+        local_pus=near,
         subsystem_vendor_id=subsystem_vendor or None,
         subsystem_device_id=subsystem_device if subsystem_vendor else None,
         name=function.obj.infos.get("PCIDevice") or function.obj.attributes.get("name"),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from homenode.errors import ToolError
 from homenode.input_files import read_kernel_file
 from homenode.machine.snapshot.contents import COMMAND_OF_NAME, IDENTITY_COMMANDS, ToolCommand
-from homenode.machine.snapshot.protocol import follow, join
+from homenode.machine.snapshot.protocol import FilesOf, follow, join
 from homenode.process import Completed, ToolMissingError, run
 
 
@@ -101,39 +101,23 @@ _MAX_DOMAINS = 4096
 """Of one host whose XML is read; no host runs so many."""
 
 
-class LiveSnapshot:
+class LiveSnapshot(FilesOf):
     """The machine that we run on. Tools run when their output is first asked for, and once.
 
     root: where the host's /sys and /proc lie: "/", or "/host" in a container that mounts them.
     """
 
-    __slots__ = ("_failures", "_files", "_outputs")
+    __slots__ = ("_failures", "_outputs")
 
     def __init__(self, root: str = "/") -> None:
-        self._files = FolderSnapshot("this machine", root)
+        super().__init__(FolderSnapshot("this machine", root))
         self._outputs: dict[str, str | None] = {}
         self._failures: dict[str, str] = {}
-
-    @property
-    def name(self) -> str:
-        return self._files.name
 
     @property
     def failures(self) -> dict[str, str]:
         """What each tool said that was asked, is installed, and failed."""
         return dict(self._failures)
-
-    def read_text(self, path: str) -> str | None:
-        return self._files.read_text(path)
-
-    def list(self, path: str) -> tuple[str, ...] | None:
-        return self._files.list(path)
-
-    def read_link(self, path: str) -> str | None:
-        return self._files.read_link(path)
-
-    def real_path(self, path: str) -> str | None:
-        return self._files.real_path(path)
 
     def command_output(self, command: str) -> str | None:
         """Output of a tool; None where it is not installed or fails (see `failures`).

@@ -38,14 +38,13 @@ class Snapshot(Protocol):
         """Output of a tool by its name in contents.py; None where it was not run."""
 
 
-class QuietSnapshot:
-    """The files of another snapshot. commands: those that may run all the same, by their names."""
+class FilesOf:
+    """The files of another snapshot; whoever extends it says what becomes of the tools."""
 
-    __slots__ = ("_commands", "_files")
+    __slots__ = ("_files",)
 
-    def __init__(self, files: Snapshot, commands: Collection[str] = ()) -> None:
+    def __init__(self, files: Snapshot) -> None:
         self._files = files
-        self._commands = frozenset(commands)
 
     @property
     def name(self) -> str:
@@ -62,6 +61,16 @@ class QuietSnapshot:
 
     def real_path(self, path: str) -> str | None:
         return self._files.real_path(path)
+
+
+class QuietSnapshot(FilesOf):
+    """The files of another snapshot. commands: those that may run all the same, by their names."""
+
+    __slots__ = ("_commands",)
+
+    def __init__(self, files: Snapshot, commands: Collection[str] = ()) -> None:
+        super().__init__(files)
+        self._commands = frozenset(commands)
 
     def command_output(self, command: str) -> str | None:
         return self._files.command_output(command) if command in self._commands else None

@@ -67,16 +67,8 @@ class OpensslSpeed(Struct, frozen=True, kw_only=True):
 
 def argv(algorithm: str, processes: int, seconds: int) -> tuple[str, ...]:
     """The command; elapsed time, because processes that wait for a PU use no time of their own."""
-    return (
-        "openssl",
-        "speed",
-        "-elapsed",
-        "-seconds",
-        str(seconds),
-        "-multi",
-        str(processes),
-        algorithm,
-    )
+    options = f"-elapsed -seconds {seconds} -multi {processes}"
+    return ("openssl", "speed", *options.split(), algorithm)
 
 
 def parse(text: str) -> OpensslSpeed:

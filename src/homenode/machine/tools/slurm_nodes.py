@@ -317,15 +317,17 @@ def parse_nodes(text: str) -> tuple[ClusterNode, ...]:
         name, partition, state, cpus, memory, offered = fields
         if not (cpus.isdigit() and memory.rstrip("+").isdigit()):
             continue
+        gpus, gpu_type = _gpus(offered)
         found.append(
             ClusterNode(
-                name,
-                partition.rstrip("*"),
-                partition.endswith("*"),
-                state.rstrip(_MARKS).lower(),
-                int(cpus),
-                int(memory.rstrip("+")),
-                *_gpus(offered),
+                name=name,
+                partition=partition.rstrip("*"),
+                is_default=partition.endswith("*"),
+                state=state.rstrip(_MARKS).lower(),
+                cpus=int(cpus),
+                memory_mib=int(memory.rstrip("+")),
+                gpus=gpus,
+                gpu_type=gpu_type,
             )
         )
     return tuple(found)

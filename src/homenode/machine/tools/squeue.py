@@ -36,15 +36,7 @@ NUMBERS_COMMAND = ("squeue", "--all", "--noheader", "--states=all", "--format=%A
 MAX_STATES = 1_000_000
 
 _MORE_THAN_RUNNING = frozenset(
-    {
-        "COMPLETING",
-        "CONFIGURING",
-        "REQUEUED",
-        "REQUEUE_FED",
-        "REQUEUE_HOLD",
-        "STOPPED",
-        "POWER_UP_NODE",
-    }
+    "COMPLETING CONFIGURING REQUEUED REQUEUE_FED REQUEUE_HOLD STOPPED POWER_UP_NODE".split()
 )
 """Flags of a job whose processes do not run; others, such as SIGNALING, change nothing."""
 
@@ -205,21 +197,10 @@ class JobState(StrEnum):
     LOST = "lost"  # its node failed, or another job took its place: nothing of its own doing
 
 
+_RUNNING = "RUNNING COMPLETING CONFIGURING SUSPENDED STAGE_OUT SIGNALING STOPPED RESIZING".split()
 _STATES = {
     **dict.fromkeys(("PENDING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT"), JobState.PENDING),
-    **dict.fromkeys(
-        (
-            "RUNNING",
-            "COMPLETING",
-            "CONFIGURING",
-            "SUSPENDED",
-            "STAGE_OUT",
-            "SIGNALING",
-            "STOPPED",
-            "RESIZING",
-        ),
-        JobState.RUNNING,
-    ),
+    **dict.fromkeys(_RUNNING, JobState.RUNNING),
     "COMPLETED": JobState.COMPLETED,
     "CANCELLED": JobState.CANCELLED,
     **dict.fromkeys(("NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "REVOKED"), JobState.LOST),

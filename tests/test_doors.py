@@ -161,7 +161,6 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
         "rmtree": _HELD,
     },
     "machine/snapshot/capture.py": {"GzipFile": "in memory", "open": "tarfile, in memory"},
-    "machine/snapshot/live.py": {"read_text": "of a snapshot"},
     "machine/snapshot/protocol.py": {"read_text": "of a snapshot"},
     "vm/targets/hypervisors/__init__.py": {"pkgutil": "names of its own modules"},
     "vm/targets/registry.py": {"importlib.metadata": "entry points of installed distributions"},

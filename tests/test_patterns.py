@@ -35,9 +35,12 @@ LINEAR = 2.6
 PASSED_ON = {
     "machine/snapshot/redacted_xml.py": "fullmatch",
     "machine/tools/openssl_speed.py": "fullmatch",
+    "machine/tools/intel_mlc.py": "fullmatch",
     "machine/tools/nccl_tests.py": "fullmatch",
     "machine/tools/nvbandwidth.py": "fullmatch",
+    "machine/tools/rocm_bandwidth_test.py": "fullmatch",
     "machine/tools/study_programs.py": "fullmatch",
+    "machine/tools/transferbench.py": "fullmatch",
     "machine/tools/scontrol.py:_LINES[]": "fullmatch",
     "machine/snapshot/contents.py": "fullmatch",
 }

@@ -23,7 +23,7 @@ from homenode.errors import ParseError
 from homenode.gap import Gap
 from homenode.indices import NodeIndex
 from homenode.machine.discover.pci_nodes import Locality, StatedNode
-from homenode.machine.discover.readings import read_lines, read_word
+from homenode.machine.discover.readings import address_of, read_lines, read_word
 from homenode.machine.pci import (
     AMD,
     NVIDIA,
@@ -352,12 +352,12 @@ class _Found(Struct, frozen=True):
 def _mediated(snapshot: Snapshot, devices: tuple[PciDevice, ...], found: _Found) -> None:
     physical_of = {device.bdf: device.physical_function or device.bdf for device in devices}
     for name in snapshot.list(_MEDIATED_BUS) or ():
-        bdf = _bdf(name)
+        bdf = address_of(name)
         if bdf is not None:
             found.carriers.add(bdf)
     for uuid in snapshot.list(_MEDIATED) or ():
         real = snapshot.real_path(f"{_MEDIATED}/{uuid}")
-        function = None if real is None else _bdf(real.rpartition("/")[0].rpartition("/")[2])
+        function = None if real is None else address_of(real.rpartition("/")[0].rpartition("/")[2])
         if not is_uuid(uuid) or function is None:
             reason = f"{_MEDIATED} gives no PCI function that it is on"
             found.gaps.append(Gap(f"mediated device {uuid[:60]!r}", reason))
@@ -490,10 +490,3 @@ def _word(snapshot: Snapshot, bdf: Bdf, file: str) -> str | None:
 def _link_name(snapshot: Snapshot, path: str) -> str | None:
     target = snapshot.read_link(path)
     return None if target is None else target.rstrip("/").rpartition("/")[2] or None
-
-
-def _bdf(name: str) -> Bdf | None:
-    try:
-        return Bdf.parse(name)
-    except ParseError:
-        return None

@@ -15,6 +15,7 @@ from homenode.errors import InputError, ParseError
 from homenode.gap import Gap
 from homenode.indices import NodeIndex, PackageIndex
 from homenode.machine.discover.readings import (
+    address_of,
     list_readable,
     numbered,
     read_lines,
@@ -314,9 +315,8 @@ def read_driver_gpus(snapshot: Snapshot) -> tuple[dict[NodeIndex, Bdf], tuple[Bd
     gpu_of_node: dict[NodeIndex, Bdf] = {}
     gpus: list[Bdf] = []
     for name in snapshot.list(_GPUS) or ():
-        try:
-            bdf = Bdf.parse(name)
-        except ParseError:
+        bdf = address_of(name)
+        if bdf is None:
             continue  # a control file of some driver version
         gpus.append(bdf)
         fields: dict[str, str] = {}

@@ -7,9 +7,9 @@ from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
-from homenode.errors import ParseError
 from homenode.gap import Gap
 from homenode.indices import NodeIndex
+from homenode.machine.discover.readings import address_of
 from homenode.machine.pci import DeviceKind, PciDevice, RootComplex
 from homenode.machine.snapshot.protocol import Snapshot
 from homenode.machine.topology import Host, MemoryKind, NumaNode, nearest_cpu_nodes
@@ -249,11 +249,8 @@ def functions_off_the_bus(
     stray: list[Bdf] = []
     for folder in folders:
         for name in snapshot.list(folder) or ():
-            try:
-                bdf = Bdf.parse(name)
-            except ParseError:
-                continue
-            if bdf not in known:
+            bdf = address_of(name)
+            if bdf is not None and bdf not in known:
                 stray.append(bdf)
     if not stray:
         return ()

@@ -24,6 +24,7 @@ from homenode.machine.discover.pci_nodes import (
     unknown_fields,
 )
 from homenode.machine.discover.readings import (
+    address_of,
     is_hidden,
     numbered,
     read_lines,
@@ -454,12 +455,8 @@ def _bridge(tree: _Read, bdf: Bdf) -> PciBridge | None:
 
 
 def _first_bus_below(snapshot: Snapshot, folder: str) -> int:
-    for name in snapshot.list(folder) or ():
-        try:
-            return Bdf.parse(name).bus
-        except ParseError:
-            continue
-    return 0
+    found = map(address_of, snapshot.list(folder) or ())
+    return next((bdf.bus for bdf in found if bdf is not None), 0)
 
 
 def _device(tree: _Read, bdf: Bdf) -> PciDevice:

@@ -3,6 +3,7 @@
 Trees that other programs gathered hold files that end with NULs, after their line end too.
 """
 
+from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import HostError, ParseError
 from homenode.machine.snapshot.protocol import Snapshot
@@ -87,6 +88,14 @@ def numbered(names: tuple[str, ...] | None, prefix: str) -> tuple[int, ...]:
     """
     rests = (name.removeprefix(prefix) for name in names or () if name.startswith(prefix))
     return tuple(sorted(int(rest) for rest in rests if _is_index(rest)))
+
+
+def address_of(name: str) -> Bdf | None:
+    """The address that a name is; None where it is none, as of a control file."""
+    try:
+        return Bdf.parse(name)
+    except ParseError:
+        return None
 
 
 def _is_index(text: str) -> bool:

@@ -33,6 +33,8 @@ _PEAK = "Measuring Peak Injection Memory Bandwidths for the system"
 _NODES = "Measuring Memory Bandwidths between nodes within system"
 _LOADED = "Measuring Loaded Latencies for the system"
 _CACHES = "Measuring cache-to-cache transfer latency"
+_SECTION = re.compile(f"({_PEAK}|{_NODES}|{_LOADED}|{_CACHES}).*")
+_ANYTHING = re.compile(r".*")
 _HEADER = re.compile(r"(?:Numa node|Memory node|Socket)((?:\s+\d+)+)", re.ASCII)
 _ROW = re.compile(r"(\d+)((?:\s+\S+)+)", re.ASCII)
 _LOADED_ROW = re.compile(r"(\d{1,9})\s+(\S+)\s+(\S+)", re.ASCII)
@@ -102,47 +104,57 @@ class _Reader:
         self.peaks: dict[str, float] = {}
         self.loaded: list[MlcLoad] = []
         self.lines = Lines(text, _SOURCE)
-        for line in self.lines:
-            if not self._is_title(line):
-                self._read(line)
+        self.lines.read(
+            [
+                (_VERSION, self._version),
+                (_IDLE, self._idle),
+                (_SECTION, self._section),
+                (_PREFETCHERS, self._prefetchers),
+                (_ITERATION, self._latency),
+                (_ANYTHING, self._unread),
+                (_SAYS_NOTHING, None),
+                (_TITLES, None),
+                (_ANYTHING, self._cells),
+                (_ANYTHING, self._peak),
+                (_LOADED_ROW, self._load),
+            ]
+        )
 
-    def _read(self, line: Line) -> None:
-        text = line.text
-        if _PREFETCHERS.fullmatch(text):
-            self.prefetchers_were_on = True
-        elif found := _ITERATION.fullmatch(text):
-            self.latency_ns = line.positive(found[2], "a latency in ns")
-        elif self.section == _CACHES or _SAYS_NOTHING.fullmatch(text) or _TITLES.fullmatch(text):
-            return  # cache-to-cache latencies are between unnamed cores: nothing to compare
-        elif self.section in (_IDLE.pattern, _NODES):
-            self._cells(line)
-        elif self.section == _PEAK and (row := _peak_row(text)) is not None:
-            name, rate = row
-            if name in self.peaks:
-                raise line.error(f"one row {name!r}")
-            self.peaks[name] = line.positive(rate, "MB/sec") * 1e6
-        elif self.section == _LOADED and (found := _LOADED_ROW.fullmatch(text)):
-            self._load(line, found)
-        else:
-            self.lines.unknown(line)
+    def _version(self, line: Line, found: "re.Match[str]") -> None:
+        if self.version not in (None, found[1]):
+            raise line.error("one run")
+        self.version = found[1]
 
-    def _is_title(self, line: Line) -> bool:
-        """Whether the line opens a section. A section of the same kind twice is two runs."""
-        if found := _VERSION.fullmatch(line.text):
-            if self.version not in (None, found[1]):
-                raise line.error("one run")
-            self.version = found[1]
-            return True
-        if found := _IDLE.fullmatch(line.text):
-            self.section, self.access = _IDLE.pattern, found[1]
-            return True
-        for title in (_PEAK, _NODES, _LOADED, _CACHES):
-            if line.text.startswith(title):
-                self.section = title
-                return True
-        return False
+    def _idle(self, line: Line, found: "re.Match[str]") -> None:
+        self.section, self.access = _IDLE.pattern, found[1]
 
-    def _cells(self, line: Line) -> None:
+    def _section(self, line: Line, found: "re.Match[str]") -> None:
+        """A section of the same kind twice is two runs."""
+        self.section = found[1]
+
+    def _prefetchers(self, line: Line, found: "re.Match[str]") -> None:
+        self.prefetchers_were_on = True
+
+    def _latency(self, line: Line, found: "re.Match[str]") -> None:
+        self.latency_ns = line.positive(found[2], "a latency in ns")
+
+    def _unread(self, line: Line, found: "re.Match[str]") -> bool:
+        """Cache-to-cache latencies are between unnamed cores: nothing to compare."""
+        return self.section == _CACHES
+
+    def _peak(self, line: Line, found: "re.Match[str]") -> bool:
+        row = _peak_row(line.text) if self.section == _PEAK else None
+        if row is None:
+            return False
+        name, rate = row
+        if name in self.peaks:
+            raise line.error(f"one row {name!r}")
+        self.peaks[name] = line.positive(rate, "MB/sec") * 1e6
+        return True
+
+    def _cells(self, line: Line, _: "re.Match[str]") -> bool:
+        if self.section not in (_IDLE.pattern, _NODES):
+            return False
         if found := _HEADER.fullmatch(line.text):
             if self.section in self.columns:
                 raise line.error("one matrix of each kind")
@@ -150,7 +162,7 @@ class _Reader:
             if len(set(nodes)) != len(nodes) or len(nodes) > MAX_NODES:
                 raise line.error(f"at most {MAX_NODES} nodes, each once")
             self.columns[self.section] = nodes
-            return
+            return True
         columns = self.columns.get(self.section, ())
         found = _ROW.fullmatch(line.text)
         words = found[2].split() if found else []
@@ -162,8 +174,11 @@ class _Reader:
             raise line.error(f"one row of node {node}")
         scale = 1e6 if self.section == _NODES else 1.0
         rows[node] = tuple(line.figure_or_none(word, "a number", scale) for word in words)
+        return True
 
-    def _load(self, line: Line, found: "re.Match[str]") -> None:
+    def _load(self, line: Line, found: "re.Match[str]") -> bool:
+        if self.section != _LOADED:
+            return False
         if len(self.loaded) == MAX_NODES:
             raise line.error(f"at most {MAX_NODES} rows")
         self.loaded.append(
@@ -173,6 +188,7 @@ class _Reader:
                 bytes_per_s=line.positive(found[3], "MB/sec") * 1e6,
             )
         )
+        return True
 
     def run(self) -> MlcRun:
         idle, bandwidth = self._matrix(_IDLE.pattern), self._matrix(_NODES)

@@ -106,54 +106,59 @@ class _Reader:
         self.pair_is_bidirectional = False
         self.ends: dict[str, tuple[int, bool]] = {}
         self.lines = Lines(text, _SOURCE)
-        for line in self.lines:
-            self._read(line)
+        self.lines.read(
+            [
+                (_SAYS_NOTHING, None),
+                (_SIZES, None),
+                (_MATRIX, self._matrix),
+                (_OTHER_MATRIX, self._other),
+                (_PAIR, self._pair),
+                (_VERSION, self._version),
+                (_DEVICE, self._device),
+                (_END, self._end),
+                (_SIZE_ROW, self._copy),
+                (_HEADER, self._header),
+                (_ROW, self._row),
+            ]
+        )
         self._close_matrix()
 
-    def _read(self, line: Line) -> None:
-        text = line.text
-        if _SAYS_NOTHING.fullmatch(text) or _SIZES.fullmatch(text) or self._is_title(text):
-            return
-        if found := _VERSION.fullmatch(text):
-            if self.version is not None:
-                raise line.error("one run")
-            self.version = found[1]
-        elif found := _DEVICE.fullmatch(text):
-            self.devices.append(_device(line, found))
-        elif found := _END.fullmatch(text):
-            self.ends[found[1]] = (line.whole(found[2], "a device"), found[3] == "Cpu")
-        elif found := _SIZE_ROW.fullmatch(text):
-            self._copy(line, found)
-        elif found := _HEADER.fullmatch(text):
-            self._header(line, found[1].split())
-        elif self.columns and (found := _ROW.fullmatch(text)):
-            self._row(line, found)
-        else:
-            self.lines.unknown(line)
+    def _version(self, line: Line, found: "re.Match[str]") -> None:
+        if self.version is not None:
+            raise line.error("one run")
+        self.version = found[1]
 
-    def _is_title(self, text: str) -> bool:
-        if found := _MATRIX.fullmatch(text):
-            section = "one way" if found[1] == "Unidirectional" else "both ways"
-        elif _OTHER_MATRIX.fullmatch(text):
-            section = "other"
-        elif found := _PAIR.fullmatch(text):
-            section = "pair"
-            self.pair_is_bidirectional = found[1] == "Bidirectional "
-            self.ends = {}
-        else:
-            return False
+    def _device(self, line: Line, found: "re.Match[str]") -> None:
+        self.devices.append(_device(line, found))
+
+    def _end(self, line: Line, found: "re.Match[str]") -> None:
+        self.ends[found[1]] = (line.whole(found[2], "a device"), found[3] == "Cpu")
+
+    def _open(self, section: str) -> None:
         self._close_matrix()
         self.section = section
-        return True
 
-    def _header(self, line: Line, words: list[str]) -> None:
-        columns = tuple(line.whole(word, "a device") for word in words)
+    def _matrix(self, line: Line, found: "re.Match[str]") -> None:
+        self._open("one way" if found[1] == "Unidirectional" else "both ways")
+
+    def _other(self, line: Line, found: "re.Match[str]") -> None:
+        self._open("other")
+
+    def _pair(self, line: Line, found: "re.Match[str]") -> None:
+        self._open("pair")
+        self.pair_is_bidirectional = found[1] == "Bidirectional "
+        self.ends = {}
+
+    def _header(self, line: Line, found: "re.Match[str]") -> None:
+        columns = tuple(line.whole(word, "a device") for word in found[1].split())
         unique = len(set(columns)) == len(columns) <= MAX_DEVICES
         if self.section is None or self.columns or not unique:
             raise line.error("a title and one row of devices")
         self.columns = columns
 
-    def _row(self, line: Line, found: "re.Match[str]") -> None:
+    def _row(self, line: Line, found: "re.Match[str]") -> bool:
+        if not self.columns:
+            return False
         words = found[2].split()
         due = self.columns[len(self.rows)] if len(self.rows) < len(self.columns) else None
         if len(words) != len(self.columns) or line.whole(found[1], "a device") != due:
@@ -163,6 +168,7 @@ class _Reader:
         self.rows.append(
             tuple(line.figure_or_none(word, "a bandwidth or N/A", 1e9) for word in words)
         )
+        return True
 
     def _copy(self, line: Line, found: "re.Match[str]") -> None:
         if self.section != "pair" or set(self.ends) != {"Src", "Dst"}:

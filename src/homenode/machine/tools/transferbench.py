@@ -26,7 +26,7 @@ COMMAND = ("TransferBench", "p2p")
 MAX_DEVICES = 1024
 
 _SOURCE = "TransferBench"
-_VERSION = re.compile(r"TransferBench v(\S{1,20})", re.ASCII)
+_VERSION = re.compile(r"TransferBench v(\S{1,20}).*", re.ASCII)
 _TITLE = re.compile(
     r"(Uni|Bi)directional copy peak bandwidth GB/s \[(Local|Remote) read / (?:Local|Remote) write\]"
     r"(?: \(GPU-Executor: (\w+)\))?",
@@ -35,6 +35,7 @@ _TITLE = re.compile(
 _HEADER = re.compile(r"SRC(?:\+EXE)?\\(?:EXE\+)?DST((?:[ ,]+[CG]PU \d+)+),?", re.ASCII)
 _DEVICE = re.compile(r"([CG]PU) (\d+)", re.ASCII)
 _ROW = re.compile(r"([CG]PU) (\d+)\s+(->|<-|<->|min|max|sd)([ ,].*)", re.ASCII)
+_ANYTHING = re.compile(r".*")
 _ENDS = re.compile(r"[CG]PU->[CG]PU.*|Averages \(During .*")
 
 
@@ -81,29 +82,32 @@ class _Reader:
         self.cells: dict[tuple[TransferPlace, TransferPlace, bool], TransferCell] = {}
         self.rows: list[TransferPlace] = []
         self.lines = Lines(text, _SOURCE)
-        for line in self.lines:
-            self._read(line)
+        self.lines.read(
+            [
+                (_VERSION, self._version),
+                (_TITLE, self._title),
+                (_ANYTHING, self._outside),
+                (_HEADER, self._header),
+                (_ROW, self._row),
+                (_ENDS, None),
+            ]
+        )
         self._close_matrix()
 
-    def _read(self, line: Line) -> None:
-        if found := _VERSION.match(line.text):
-            self.version = found[1]
-        elif found := _TITLE.fullmatch(line.text):
-            self._close_matrix()
-            self.is_bidirectional = found[1] == "Bi"
-            self.reads_remotely = found[2] == "Remote"
-            self.executor = found[3]
-        elif self.is_bidirectional is None:
-            return
-        elif found := _HEADER.fullmatch(line.text):
-            self._header(line, found[1])
-        elif found := _ROW.fullmatch(line.text):
-            self._row(line, found)
-        elif not _ENDS.fullmatch(line.text):
-            self.lines.unknown(line)
+    def _version(self, line: Line, found: "re.Match[str]") -> None:
+        self.version = found[1]
 
-    def _header(self, line: Line, text: str) -> None:
-        columns = tuple(_place(line, *found) for found in _DEVICE.findall(text))
+    def _title(self, line: Line, found: "re.Match[str]") -> None:
+        self._close_matrix()
+        self.is_bidirectional = found[1] == "Bi"
+        self.reads_remotely = found[2] == "Remote"
+        self.executor = found[3]
+
+    def _outside(self, line: Line, found: "re.Match[str]") -> bool:
+        return self.is_bidirectional is None
+
+    def _header(self, line: Line, found: "re.Match[str]") -> None:
+        columns = tuple(_place(line, *device) for device in _DEVICE.findall(found[1]))
         if self.columns or len(set(columns)) != len(columns) or len(columns) > MAX_DEVICES:
             raise line.error("one row of devices, each once")
         self.columns = columns

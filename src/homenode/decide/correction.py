@@ -1,8 +1,8 @@
 """Correction: p values of one objective's primary metrics, for being several.
 
-One metric: Holm over the alternatives. Two metrics: closed testing, as Holm would cost what three
-boots find; an alternative must differ on both together (F) before it may differ on one. Why, and
-the error rates it holds, are in docs/decisions/0003-intervals.md.
+The p values hold over all pairs of alternatives already. Two metrics: closed testing, as Holm would
+cost what three boots find; an alternative must differ on both together (F) before it may differ on
+one. Other numbers: Holm. Why, and the error rates: docs/decisions/0003-intervals.md.
 """
 
 import math
@@ -27,21 +27,35 @@ class Tested(NamedTuple):
     interval: Interval
 
 
-def corrected(tested: Sequence[Tested]) -> tuple[float, ...]:
-    """Adjusted p values in the same order; of one objective."""
+def corrected(tested: Sequence[Tested], pairs: int) -> tuple[float, ...]:
+    """Adjusted p values in the same order; of one objective. pairs: of alternatives."""
     by_alternative: dict[str, list[int]] = {}
     for place, one in enumerate(tested):
         by_alternative.setdefault(one.alternative, []).append(place)
     metrics = {one.metric for one in tested}
     if len(metrics) != 2 or any(len(places) > 2 for places in by_alternative.values()):
-        return holm([one.interval.p for one in tested])
+        return _over_metrics(tested)
     adjusted = [1.0] * len(tested)
     for places in by_alternative.values():
-        together = _together([tested[place].interval for place in places])
+        together = min(1.0, _together([tested[place].interval for place in places]) * pairs)
         for place in places:
-            p = max(together, tested[place].interval.p)
-            adjusted[place] = min(1.0, p * len(by_alternative))
+            adjusted[place] = max(together, tested[place].interval.p)
     return tuple(adjusted)
+
+
+def _over_metrics(tested: Sequence[Tested]) -> tuple[float, ...]:
+    """Holm over the metrics, each by the least of its p values."""
+    least: dict[str, float] = {}
+    for one in tested:
+        least[one.metric] = min(one.interval.p, least.get(one.metric, 1.0))
+    factors = {
+        metric: len(least) - rank
+        for rank, metric in enumerate(sorted(least, key=least.__getitem__))
+    }
+    adjusted = dict(zip(least, holm(tuple(least.values())), strict=True))
+    return tuple(
+        max(adjusted[one.metric], min(1.0, one.interval.p * factors[one.metric])) for one in tested
+    )
 
 
 def _together(intervals: Sequence[Interval]) -> float:

@@ -14,14 +14,16 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from homenode.decide.summary import Series
-from homenode.decide.t_distribution import f_upper_p, t_quantile, two_sided_p
+from homenode.decide.t_distribution import f_upper_p, range_quantile, range_upper_p
 
 CONFIDENCE = 0.95
 LEAST_BOOTS = 3
 """Of each side. Two boots each, in one of two states at random, are apart in 1 of 8 cases."""
 
-VARIES_MORE = 0.10
-"""Level of Cochran's test. At 5 % it misses too many that vary five times as much."""
+VARIES_MORE, ONE_OF_SEVERAL_VARIES_MORE = 0.10, 0.05
+"""Level of Cochran's test, of two alternatives and of several. Of two it misses at 5 % too many
+that vary five times as much. Of several that vary alike the noisiest is set apart too often at
+10 %: what is left seems to vary less than it does."""
 
 BLOCKS_DIFFER = 0.05
 """Level of the F test that a trial's rounds must pass to be blocks: blocks cost degrees of freedom,
@@ -37,8 +39,9 @@ RESOLUTION = 1e-4
 class Interval(Struct, frozen=True, kw_only=True):
     """The ratio of two alternatives, the second over the first.
 
-    low, high: bounds of the ratio at `confidence`. p: how likely a ratio at least this far from 1
-    is by chance, uncorrected. error: standard error of the ratio's logarithm. freedom: degrees of
+    low, high: bounds of the ratio at `confidence`, which all ratios between the alternatives keep
+    at once. p: how likely a ratio at least this far from 1 is by chance between any two of them.
+    error: standard error of the ratio's logarithm. freedom: degrees of
     freedom that it rests on.
     """
 
@@ -60,20 +63,23 @@ def interval(
 ) -> Interval | None:
     """The ratio with its interval; None where there are too few boots to give one.
 
-    neighbours: the same series of other alternatives. They say nothing of the ratio, but how much
-    boots vary, where they vary alike: with several alternatives three boots of each are enough.
+    neighbours: the same series of other alternatives. They say how much boots vary, where they vary
+    alike: with several alternatives three boots of each are enough. And whoever looks at several
+    finds two that are far apart by chance: the interval is that of the studentised range over all
+    of them (Tukey and Kramer; Games and Howell where they vary unlike).
     """
     if not (_is_usable(first) and _is_usable(second)):
         return None
     others = list(filter(_is_usable, neighbours))
     difference = _mean_log(second) - _mean_log(first)
     error, freedom = _by_blocks(first, second, others) or _by_boots(first, second, others)
-    reach = t_quantile(confidence, freedom) * error
+    groups = 2 + len(others)
+    reach = range_quantile(confidence, groups, freedom) / math.sqrt(2) * error
     return Interval(
         ratio=math.exp(difference),
         low=math.exp(max(difference - reach, -_LONGEST)),
         high=math.exp(min(difference + reach, _LONGEST)),
-        p=two_sided_p(difference / error, freedom),
+        p=range_upper_p(abs(difference) / error * math.sqrt(2), groups, freedom),
         error=error,
         freedom=freedom,
         confidence=confidence,
@@ -125,12 +131,13 @@ def _pooled_where_alike(own: tuple[_Variance, ...]) -> dict[_Variance, _Variance
     test finds none that is greater than chance explains.
     """
     alike = sorted(own, reverse=True)
+    level = VARIES_MORE if len(own) == 2 else ONE_OF_SEVERAL_VARIES_MORE
     while len(alike) > 1:
         largest, *rest = alike
         neighbours = _pool(rest)
         f = largest.value / neighbours.value
         p = len(alike) * f_upper_p(f, largest.freedom, neighbours.freedom)
-        if p >= VARIES_MORE:
+        if p >= level:
             break
         alike = rest
     found = {one: one for one in own}

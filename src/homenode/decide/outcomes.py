@@ -1,5 +1,6 @@
 """Outcomes: what each effect comes to, once its p value is corrected for those next to it."""
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -49,6 +50,7 @@ def is_large(effect: Effect) -> bool:
 
 def judged(found: Sequence[Found]) -> Iterator[Effect]:
     """Effects with corrected p values and outcomes; primary ones are corrected by objective."""
+    alternatives = 1 + len({one.effect.alternative for one in found})
     families: dict[Objective | None, dict[int, Tested]] = {}
     for place, (effect, interval, _) in enumerate(found):
         if effect.primary and interval is not None:
@@ -58,7 +60,13 @@ def judged(found: Sequence[Found]) -> Iterator[Effect]:
             families.setdefault(family, {})[place] = tested
     adjusted: dict[int, float] = {}
     for family_found in families.values():
-        adjusted.update(zip(family_found, corrected(tuple(family_found.values())), strict=True))
+        adjusted.update(
+            zip(
+                family_found,
+                corrected(tuple(family_found.values()), math.comb(alternatives, 2)),
+                strict=True,
+            )
+        )
     for place, one in enumerate(found):
         p = adjusted.get(place)
         effect = structs.replace(one.effect, p_adjusted=p)

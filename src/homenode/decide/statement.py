@@ -164,9 +164,22 @@ def _answer(verdict: Verdict) -> str:
     unshown = [one for one in verdict.results if one.position is Position.UNSHOWN]
     if any(1 - min(one.ratio, 1 / one.ratio) >= METRICS[one.metric].matters for one in unshown):
         return f"{choice}; cannot tell which is best"
+    best = verdict.results[0].alternative if verdict.results else choice
+    small = [one.alternative for one in verdict.results if _excludes_one(one)]
+    if choice == best and small:
+        return f"{choice}; better than {', '.join(dict.fromkeys(small))}, by less than matters"
+    if choice in small:
+        return f"{choice}; {best} is better, by less than matters"
     if unshown:
         return f"{choice}; no difference is shown"
     return f"{choice}; no difference that matters"
+
+
+def _excludes_one(one: RankedResult) -> bool:
+    """Whether its interval shows a difference from the best, whatever its size."""
+    if one.low is None or one.high is None or one.level is not EvidenceLevel.MEASURED:
+        return False
+    return one.low > 1 or one.high < 1
 
 
 def _figures(verdict: Verdict, metric: str) -> str:

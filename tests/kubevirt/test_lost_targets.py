@@ -2,7 +2,7 @@
 
 import pytest
 
-from homenode.cluster.kubevirt.placing import Placed, place_devices
+from homenode.cluster.kubevirt.placing import PlacedXml, place_devices
 from homenode.vm.domain.read import open_domain, vm_of
 from homenode.vm.model import GuestPciController
 from homenode.vm.plan_options import PciGranularity
@@ -21,7 +21,9 @@ EXPANDER = "pcie-expander-bus"
 PINS = ((4, 5), (64, 65))
 
 
-def place(xml: str, host: str = IBM, granularity: PciGranularity = PciGranularity.CELL) -> Placed:
+def place(
+    xml: str, host: str = IBM, granularity: PciGranularity = PciGranularity.CELL
+) -> PlacedXml:
     return place_devices(xml.encode(), shipped(host), granularity=granularity)
 
 
@@ -32,7 +34,7 @@ def twice(
     knows_initiators: bool = False,
     host: str = IBM,
     granularity: PciGranularity = PciGranularity.CELL,
-) -> tuple[Placed, Placed]:
+) -> tuple[PlacedXml, PlacedXml]:
     """The answers to KubeVirt's two calls."""
     first = place(xml, host, granularity)
     between = defined_again(
@@ -44,12 +46,12 @@ def twice(
     return first, place(between, host, granularity)
 
 
-def expanders(placed: Placed) -> list[GuestPciController]:
+def expanders(placed: PlacedXml) -> list[GuestPciController]:
     read = vm_of(open_domain(placed.document, "placed"))
     return [controller for controller in read.controllers if controller.model == EXPANDER]
 
 
-def addresses(placed: Placed) -> dict[str, str]:
+def addresses(placed: PlacedXml) -> dict[str, str]:
     read = vm_of(open_domain(placed.document, "placed"))
     return {str(hostdev.bdf): str(hostdev.address) for hostdev in read.hostdevs}
 

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from homenode.cluster.kubevirt.placing import Placed, place_devices
+from homenode.cluster.kubevirt.placing import PlacedXml, place_devices
 from homenode.errors import HomenodeError, HostError, InputError
 from homenode.machine.snapshot.memory import MemorySnapshot
 from homenode.vm.domain.read import open_domain, vm_of
@@ -38,11 +38,11 @@ NATIVE = (
 )
 
 
-def place(xml: str, host: MemorySnapshot = HOST, **given: object) -> Placed:
+def place(xml: str, host: MemorySnapshot = HOST, **given: object) -> PlacedXml:
     return place_devices(xml.encode(), host, **given)  # type: ignore[arg-type]
 
 
-def guest(placed: Placed) -> Vm:
+def guest(placed: PlacedXml) -> Vm:
     return vm_of(open_domain(placed.document, "placed"))
 
 
@@ -56,7 +56,7 @@ def test_a_document_without_acpi_gets_it_with_its_expander_buses() -> None:
     assert b"<acpi/>" not in place(xml).document
 
 
-def cell_of_device(placed: Placed) -> dict[str, int | None]:
+def cell_of_device(placed: PlacedXml) -> dict[str, int | None]:
     """Function -> the cell of the expander bus that it hangs on, None on pcie.0."""
     seen = guest(placed)
     by_index = {controller.index: controller for controller in seen.controllers}
@@ -68,12 +68,12 @@ def cell_of_device(placed: Placed) -> dict[str, int | None]:
     return found
 
 
-def expanders(placed: Placed) -> list[tuple[int | None, int | None]]:
+def expanders(placed: PlacedXml) -> list[tuple[int | None, int | None]]:
     """(cell, bus number) of each expander bus."""
     return [(c.cell, c.bus_nr) for c in guest(placed).controllers if c.model == EXPANDER]
 
 
-def warnings(placed: Placed) -> list[str]:
+def warnings(placed: PlacedXml) -> list[str]:
     return [note for note in placed.notes if note.startswith("warning")]
 
 

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from homenode.cluster.slurm.numbering import with_affinities
 from homenode.cluster.slurm.options import MemoryBind
 from homenode.cluster.slurm.ranks import (
-    Binding,
+    RankBinding,
     RankOptions,
     bind_ranks,
     naive_nodes,
@@ -29,7 +29,7 @@ from tests.slurm.gpu_nodes import MI250X, machine
 HOSTS = ("hgx-h100", "gh200x4", "mi350x-epyc9575f", "rtx4090-epyc7702", "x86-2p8n128c256t-64gpu")
 
 
-def flag(binding: Binding, name: str, memory: MemoryBind = MemoryBind.STRICT) -> str:
+def flag(binding: RankBinding, name: str, memory: MemoryBind = MemoryBind.STRICT) -> str:
     found = [f for f in srun_flags(binding, memory) if f.startswith(f"--{name}=")]
     return found[0].partition("=")[2] if found else ""
 

@@ -279,15 +279,13 @@ def job(mode: Mode, rate: float, **fields: object) -> JobEvidence:
     head = {key: fields.pop(key) for key in ("experiment", "block") if key in fields}
     samples: tuple[Sample, ...] = fields.pop("samples", (copy,))  # type: ignore[assignment]
     one = JobEvidence(
-        name,
-        mode,
-        "n1",
-        "gpu",
-        1,
-        None,
-        (0,),
-        (0,),
-        run_of(name, *samples, **head),
+        name=name,
+        mode=mode,
+        node="n1",
+        gpus=1,
+        cpu_nodes=(0,),
+        memory_nodes=(0,),
+        run=run_of(name, *samples, **head),
         homes=((str(gpu), 0),),
     )
     return replace(one, **fields)

@@ -53,7 +53,13 @@ from homenode.cluster.slurm.job_allocation import (
     unknown_allocation,
 )
 from homenode.cluster.slurm.numbering import gpus_in_order, with_affinities
-from homenode.cluster.slurm.ranks import Rank, RankOptions, bind_ranks, sbatch_lines, srun_flags
+from homenode.cluster.slurm.ranks import (
+    RankOptions,
+    RankPlace,
+    bind_ranks,
+    sbatch_lines,
+    srun_flags,
+)
 from homenode.cluster.slurm.record import TaskRecord, with_tasks
 from homenode.cpuset import CpuSet
 from homenode.errors import HostError, ParseError, ToolError, UsageError
@@ -302,7 +308,7 @@ def _below(path: Path, parents: tuple[Path, ...]) -> Path:
 class SlurmBind(Struct, frozen=True, kw_only=True):
     """What bind --json prints. flags: of srun; sbatch: lines of the script."""
 
-    ranks: tuple[Rank, ...]
+    ranks: tuple[RankPlace, ...]
     flags: tuple[str, ...]
     sbatch: tuple[str, ...]
     findings: tuple[Finding, ...]

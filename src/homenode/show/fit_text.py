@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from homenode.cluster.pods.fit import Fit, given_text
 from homenode.cluster.pods.pool_fit import PoolFit, names
-from homenode.cluster.slurm.ranks import Binding, Rank
+from homenode.cluster.slurm.ranks import RankBinding, RankPlace
 from homenode.cpuset import CpuSet
 from homenode.doc import Cell, Doc, Span, Table, Text
 from homenode.machine.topology import Host
@@ -49,7 +49,7 @@ def pool_fit_text(found: PoolFit) -> Doc:
     return Doc("", (Table(heads=heads, rows=rows, folds=heads[-1:]),))
 
 
-def ranks_text(binding: Binding, host: Host) -> Doc:
+def ranks_text(binding: RankBinding, host: Host) -> Doc:
     """Which GPUs, cores and node each rank gets; the last column says what counting GPUs off would
     give instead."""
     heads = ("rank", "GPU", "address", "node", "distance", "PUs", "counted off")
@@ -70,7 +70,7 @@ def ranks_text(binding: Binding, host: Host) -> Doc:
     return Doc(f"Ranks of a node like {host.name}", (table,))
 
 
-def _distance(rank: Rank, host: Host) -> str:
+def _distance(rank: RankPlace, host: Host) -> str:
     """SLIT distance from the rank's nodes to its GPUs' nodes, the worst of them."""
     known = [
         distance

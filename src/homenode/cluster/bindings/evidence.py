@@ -21,7 +21,6 @@ from statistics import fmean
 from msgspec import Struct, structs
 from msgspec.structs import replace
 
-from homenode.bdf import Bdf
 from homenode.cluster.bindings.experiments import Experiment, Mode
 from homenode.cluster.slurm.audit import audit
 from homenode.cluster.slurm.job_allocation import (
@@ -71,15 +70,16 @@ class AttemptRecord(Struct, frozen=True):
     gaps: tuple[Gap, ...] = ()
 
 
-class NearestNic(Struct, frozen=True):
-    """How near a GPU's nearest NIC is."""
+class NicLine(Struct, frozen=True, kw_only=True):
+    """How near a GPU's nearest NIC is. node: of the cluster."""
 
-    gpu: Bdf
-    nic: Bdf
+    node: str
+    gpu: str
+    nic: str
     nearness: str
 
 
-class JobEvidence(Struct, frozen=True):
+class JobEvidence(Struct, frozen=True, kw_only=True):
     """One task of an experiment.
 
     name: unique in the study. node: of the cluster. bound_to: the NUMA node that it was bound to;
@@ -91,17 +91,17 @@ class JobEvidence(Struct, frozen=True):
     name: str
     mode: Mode
     node: str
-    gres: str
+    gres: str = "gpu"
     gpus: int
-    bound_to: int | None
-    cpu_nodes: tuple[int, ...]
-    memory_nodes: tuple[int, ...]
+    bound_to: int | None = None
+    cpu_nodes: tuple[int, ...] = ()
+    memory_nodes: tuple[int, ...] = ()
     run: Run
     homes: tuple[tuple[str, int], ...] = ()
     homes_measured: bool = False
     placement: Findings | None = None
     record: AttemptRecord = AttemptRecord()
-    nics: tuple[NearestNic, ...] = ()
+    nics: tuple[NicLine, ...] = ()
     gaps: tuple[Gap, ...] = ()
 
     @property
@@ -165,24 +165,23 @@ def evidence_of(
     """The evidence of a job. host: its node as it was when it measured; machine: the same, or as
     the user described it where that showed no devices."""
     head = run.head
-    memory = tuple(head.nodes or ())
     cpus: tuple[int, ...] = ()
     if host is not None and head.pus is not None:
         cpus = tuple(int(n.index) for n in host.nodes if not n.pus.isdisjoint(head.pus))
     return JobEvidence(
-        head.name,
-        experiment.mode,
-        experiment.nodes[0],
-        experiment.gres,
-        experiment.gpus,
-        experiment.numa,
-        cpus,
-        memory,
-        run,
+        name=head.name,
+        mode=experiment.mode,
+        node=experiment.nodes[0],
+        gres=experiment.gres,
+        gpus=experiment.gpus,
+        bound_to=experiment.numa,
+        cpu_nodes=cpus,
+        memory_nodes=tuple(head.nodes or ()),
+        run=run,
         homes=_homes(machine),
         placement=_placement(run, record, experiment, machine),
         record=record,
-        nics=() if host is None else tuple(_nearest_nics(host)),
+        nics=() if host is None else tuple(_nearest_nics(experiment.nodes[0], host)),
         gaps=record.gaps,
     )
 
@@ -265,26 +264,25 @@ def _own_allocation(
     memory = None if head.nodes is None else frozenset(map(NodeIndex, head.nodes))
     bound = None if experiment.numa is None else frozenset((NodeIndex(experiment.numa),))
     return JobAllocation(
-        "unknown" if job is None else job.id,
-        experiment.nodes[0],
-        "" if job is None else job.name,
-        None,
-        head.pus,
-        gpus,
-        machine.tree,
-        memory,
-        bound,
+        job="unknown" if job is None else job.id,
+        node=experiment.nodes[0],
+        name="" if job is None else job.name,
+        pus=head.pus,
+        gpus=gpus,
+        tree=machine.tree,
+        memory_nodes=memory,
+        bound_nodes=bound,
     )
 
 
-def _nearest_nics(host: Host) -> Iterator[NearestNic]:
+def _nearest_nics(node: str, host: Host) -> Iterator[NicLine]:
     nics = [nic for nic in host.devices_of_kind(DeviceKind.NIC) if nic.physical_function is None]
     order = ("same switch", "same root complex", "same node", "another node", "unknown")
     for gpu in host.devices_of_kind(DeviceKind.GPU):
         if nics:
             near = {nic.bdf: _nearness(host, gpu, nic) for nic in nics}
             nic = min(near, key=lambda bdf: order.index(near[bdf]))
-            yield NearestNic(gpu.bdf, nic, near[nic])
+            yield NicLine(node=node, gpu=str(gpu.bdf), nic=str(nic), nearness=near[nic])
 
 
 def _nearness(host: Host, gpu: PciDevice, nic: PciDevice) -> str:
@@ -423,15 +421,14 @@ def _imported(mode: Mode, run: Run, binding: Binding | None) -> JobEvidence:
     devices = {s.device or s.index for s in run.samples if s.metric == "h2d-bandwidth"}
     cpus, memory = ((), ()) if binding is None else (binding.cpu_nodes, binding.memory_nodes)
     return JobEvidence(
-        run.head.name,
-        mode,
-        _NODE,
-        "gpu",
-        len(devices),
-        memory[0] if len(memory) == 1 else None,
-        cpus,
-        memory,
-        run,
+        name=run.head.name,
+        mode=mode,
+        node=_NODE,
+        gpus=len(devices),
+        bound_to=memory[0] if len(memory) == 1 else None,
+        cpu_nodes=cpus,
+        memory_nodes=memory,
+        run=run,
     )
 
 

@@ -78,7 +78,7 @@ class Study(Struct, frozen=True):
     whole: tuple[ClusterNode, ...]
     shared: tuple[ClusterNode, ...]
     host: str | None
-    looks: tuple[Experiment, ...]
+    looks: tuple[Experiment, ...] = ()
     experiments: tuple[Experiment, ...] = ()
     jobs: tuple[tuple[str, str], ...] = ()
     refused: tuple[tuple[str, str], ...] = ()
@@ -192,7 +192,13 @@ def described_nodes(host: Host, options: StudyOptions) -> tuple[ClusterNode, ...
     whole = options.partition_exclusive or NO_PARTITION
     return tuple(
         ClusterNode(
-            name, partition, partition == whole, "idle", len(host.pus), memory >> 20, len(gpus)
+            name=name,
+            partition=partition,
+            is_default=partition == whole,
+            state="idle",
+            cpus=len(host.pus),
+            memory_mib=memory >> 20,
+            gpus=len(gpus),
         )
         for partition in dict.fromkeys((whole, options.partition_shared or whole))
         for name in names
@@ -343,8 +349,7 @@ def _shared(node: ClusterNode, options: StudyOptions) -> Iterator[Experiment]:
             (node.name,),
             node.partition,
             shape.gpus,
-            1,
-            shape.gres,
+            gres=shape.gres,
             cpus=(options.cpus_per_gpu or max(1, node.cpus // parts)) * shape.gpus,
             memory_mib=max(256, node.memory_mib * 9 // 10 // parts) * shape.gpus,
             gpu_type=None if is_slice else node.gpu_type,

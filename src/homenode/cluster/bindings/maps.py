@@ -8,6 +8,7 @@ at least: of two that differ, it is unknown which is slow. A slow node spoils tw
 and of three pairs that is most of them: pairs are compared with the better ones, not the median.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from statistics import fmean, median
 
@@ -199,22 +200,17 @@ def _of_metric(metric: str, matrices: list[StudyMatrix]) -> Iterator[Outlier]:
         }
         measured = {gpu for _, gpu in cells}
         slow = _wholly(cells, bad, 1)
-        rows = _wholly(cells, bad, 0)
         if slow and len(slow) * 2 > len(measured):
-            value, like = _worst([cell for cells in slow.values() for cell in cells])
             what = f"the node: {len(slow)} of {len(measured)} GPUs"
-            yield Outlier(node=matrix.node, what=what, metric=metric, value=value, usual=like)
-            continue
-        for gpu, of in slow.items():
+            odd = {what: [cell for cells in slow.values() for cell in cells]}
+        else:
+            odd = {f"the link of {gpu}": of for gpu, of in slow.items()}
+            # With one GPU, or from one NUMA node, the two cannot be distinguished.
+            rows = _wholly(cells, bad, 0) if len(measured) > 1 else {}
+            odd |= {f"NUMA node {row}: from there": of for row, of in rows.items()}
+        for what, of in odd.items():
             value, like = _worst(of)
-            what = f"the link of {gpu}"
             yield Outlier(node=matrix.node, what=what, metric=metric, value=value, usual=like)
-        # With one GPU, or from one NUMA node, the two cannot be distinguished.
-        if len(measured) > 1:
-            for row, of in rows.items():
-                value, like = _worst(of)
-                what = f"NUMA node {row}: from there"
-                yield Outlier(node=matrix.node, what=what, metric=metric, value=value, usual=like)
 
 
 def _wholly(
@@ -250,50 +246,30 @@ def _worst(cells: list[tuple[float, float]]) -> tuple[float, float]:
 
 def slow_in_collective(found: Collective) -> tuple[Outlier, ...]:
     """Nodes that are slow alone, then links: pairs that are slow while their nodes are not."""
-    outliers = []
     metric = "allreduce-busbw-peak"
+    outliers: list[Outlier] = []
+
+    def add(node: str, what: str, value: float, usual: float) -> None:
+        outliers.append(Outlier(node=node, what=what, metric=metric, value=value, usual=usual))
+
     slow: set[str] = set()
     if len(found.nodes) >= LEAST_NODES:
         usual = median(value for _, value in found.nodes)
         for node, value in found.nodes:
             if _is_slow(metric, value, usual):
                 slow.add(node)
-                outliers.append(
-                    Outlier(
-                        node=node,
-                        what="the node: all-reduce on it alone",
-                        metric=metric,
-                        value=value,
-                        usual=usual,
-                    )
-                )
+                add(node, "the node: all-reduce on it alone", value, usual)
     if len(found.pairs) < LEAST_NODES:
         return tuple(outliers)
     values = sorted(value for *_, value in found.pairs)
     usual = values[-max(1, len(values) // 4)]
     bad = [(a, b, v) for a, b, v in found.pairs if _is_slow(metric, v, usual) and not {a, b} & slow]
-    ends = [node for a, b, _ in bad for node in (a, b)]
-    both = {node for node in ends if ends.count(node) > 1}
+    ends = Counter(node for a, b, _ in bad for node in (a, b))
+    both = {node for node, count in ends.items() if count > 1}
     for node in sorted(both):
-        value = min(v for a, b, v in bad if node in (a, b))
-        outliers.append(
-            Outlier(
-                node=node,
-                what="its link to the other nodes",
-                metric=metric,
-                value=value,
-                usual=usual,
-            )
-        )
+        worst = min(v for a, b, v in bad if node in (a, b))
+        add(node, "its link to the other nodes", worst, usual)
     for a, b, value in bad:
         if not {a, b} & both:
-            outliers.append(
-                Outlier(
-                    node=a,
-                    what=f"the link between {a} and {b}",
-                    metric=metric,
-                    value=value,
-                    usual=usual,
-                )
-            )
+            add(a, f"the link between {a} and {b}", value, usual)
     return tuple(outliers)

@@ -11,7 +11,13 @@ from statistics import fmean, median, stdev
 
 from msgspec import Struct
 
-from homenode.cluster.bindings.evidence import Collective, JobEvidence, StudySources, device_of
+from homenode.cluster.bindings.evidence import (
+    Collective,
+    JobEvidence,
+    NicLine,
+    StudySources,
+    device_of,
+)
 from homenode.cluster.bindings.experiments import Mode
 from homenode.cluster.bindings.maps import (
     COPIES,
@@ -258,11 +264,11 @@ def between_gpus(jobs: Iterable[JobEvidence]) -> tuple[Run, ...]:
     return runs_by(jobs, label_of)
 
 
-Answer = tuple[Queue, str, Sequence[str], bool]
+QueueAnswer = tuple[Queue, str, Sequence[str], bool]
 """What to submit to, why, the evidence, and whether it follows from a figure of this study."""
 
 
-def _copies(jobs: tuple[JobEvidence, ...], maps: Sequence[StudyMatrix]) -> Answer:
+def _copies(jobs: tuple[JobEvidence, ...], maps: Sequence[StudyMatrix]) -> QueueAnswer:
     local = [one for one in maps if one.metric == "h2d-bandwidth" and one.local is not None]
     if not local:
         return _unknown("host to device was not measured from each NUMA node")
@@ -305,7 +311,7 @@ def _on_node(one: StudyMatrix) -> str:
     return text
 
 
-def _computing(jobs: tuple[JobEvidence, ...]) -> Answer:
+def _computing(jobs: tuple[JobEvidence, ...]) -> QueueAnswer:
     """By the user's own program alone: copies and products inside a GPU do not feel its host."""
     own = sorted({s.metric for job in jobs for s in job.samples if s.metric.startswith("app-")})
     for metric in own:
@@ -334,7 +340,7 @@ def _computing(jobs: tuple[JobEvidence, ...]) -> Answer:
     return Queue.SHARED, reason, (nothing,), False
 
 
-def _between_gpus(jobs: tuple[JobEvidence, ...]) -> Answer:
+def _between_gpus(jobs: tuple[JobEvidence, ...]) -> QueueAnswer:
     runs = between_gpus(jobs)
     if len({run.head.arrangement for run in runs}) < 2:
         return _unknown("copies between GPUs were measured under one binding, or none")
@@ -349,7 +355,7 @@ def _between_gpus(jobs: tuple[JobEvidence, ...]) -> Answer:
     return Queue.EXCLUSIVE, reason, (evidence,), True
 
 
-def _development(jobs: tuple[JobEvidence, ...]) -> Answer:
+def _development(jobs: tuple[JobEvidence, ...]) -> QueueAnswer:
     waits: dict[bool, list[float]] = {}
     for job in jobs:
         if job.record.queue_wait_s is not None:
@@ -371,7 +377,7 @@ def _development(jobs: tuple[JobEvidence, ...]) -> Answer:
     return Queue.EITHER, reason, evidence, True
 
 
-def _unknown(why: str, *evidence: str) -> Answer:
+def _unknown(why: str, *evidence: str) -> QueueAnswer:
     return Queue.UNKNOWN, why, evidence, False
 
 
@@ -400,15 +406,6 @@ class JobLine(Struct, frozen=True, kw_only=True):
     gpu_hours: float | None
     met: str | None
     others: int | None
-
-
-class NicLine(Struct, frozen=True, kw_only=True):
-    """How near a GPU's nearest NIC is."""
-
-    node: str
-    gpu: str
-    nic: str
-    nearness: str
 
 
 class StudyReport(Struct, frozen=True, kw_only=True):
@@ -449,20 +446,14 @@ def study_report(source: str, sources: StudySources) -> StudyReport:
         source=source,
         replayed=tuple(dict.fromkeys(one for one in said if one is not None)),
         nodes=tuple(dict.fromkeys(job.node for job in jobs)),
-        systems=tuple(sorted({job.run.head.system for job in jobs} - {CPU_ONLY, GPU_UNKNOWN})),
+        systems=_systems(jobs),
         matrices=found,
         comparisons=tuple(comparisons(jobs)),
         jobs=tuple(_line(job) for job in jobs),
         verdicts=verdicts(jobs, found),
         outliers=outliers,
         collective=collective,
-        nics=tuple(
-            dict.fromkeys(
-                NicLine(node=job.node, gpu=str(one.gpu), nic=str(one.nic), nearness=one.nearness)
-                for job in jobs
-                for one in job.nics
-            )
-        ),
+        nics=tuple(dict.fromkeys(one for job in jobs for one in job.nics)),
         missing=sources.missing,
         gaps=(*sources.gaps, *(collective.gaps if collective is not None else ())),
         spreads=spreads(jobs),
@@ -470,12 +461,16 @@ def study_report(source: str, sources: StudySources) -> StudyReport:
     )
 
 
+def _systems(jobs: tuple[JobEvidence, ...]) -> tuple[str, ...]:
+    return tuple(sorted({job.run.head.system for job in jobs} - {CPU_ONLY, GPU_UNKNOWN}))
+
+
 _TOLD_OF_SETUP = ("driver", "kernel", "microcode", "governor", "clock")
 
 
 def _setup(jobs: tuple[JobEvidence, ...]) -> Iterator[tuple[str, str]]:
     """Hardware and tools, as the runs say them; several values where jobs had not the same."""
-    systems = sorted({job.run.head.system for job in jobs} - {CPU_ONLY, GPU_UNKNOWN})
+    systems = _systems(jobs)
     if systems:
         yield "GPU", ", ".join(systems)
     kinds = sorted({job.run.head.host_kind for job in jobs if job.run.head.host_kind})

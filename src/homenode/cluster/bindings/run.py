@@ -61,10 +61,11 @@ def made_study(
         found = client.nodes()
     whole, shared = choose_nodes(found, options)
     if described is None:
-        return Study(id, options, whole, shared, None, look_experiments(whole))
+        looks = look_experiments(whole)
+        return Study(id=id, options=options, whole=whole, shared=shared, host=None, looks=looks)
     hosts = {node.name: described for node in (*whole, *shared)}
     planned = experiments_for(whole, shared, hosts, options)
-    return Study(id, options, whole, shared, host, (), planned)
+    return Study(id=id, options=options, whole=whole, shared=shared, host=host, experiments=planned)
 
 
 class SlurmQueue:

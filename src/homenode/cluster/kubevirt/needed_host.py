@@ -81,14 +81,14 @@ def needed_host(snapshot: Snapshot, devices: tuple[Bdf, ...]) -> Host:
             bridge = PciBridge(ports[bdf], 0, 0)
             found.append(
                 PciDevice(
-                    bdf,
-                    DeviceKind.BRIDGE,
-                    classes[bdf],
-                    None,
-                    None,
-                    place.root_complex,
-                    place.parent,
-                    None,
+                    bdf=bdf,
+                    kind=DeviceKind.BRIDGE,
+                    class_code=classes[bdf],
+                    vendor_id=None,
+                    device_id=None,
+                    root_complex=place.root_complex,
+                    parent=place.parent,
+                    node=None,
                     bridge=bridge,
                 )
             )

@@ -6,9 +6,10 @@ status but 0.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeVar
+
+from msgspec import Struct
 
 from homenode.cluster.kubevirt.manifest_options import OnError
 from homenode.cluster.kubevirt.placing import place_devices
@@ -23,8 +24,7 @@ GRANULARITY_ANNOTATION = "homenode/pci-granularity"
 Choice = TypeVar("Choice", bound=StrEnum)
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class HookAnswer(Struct, frozen=True):
     """What the hook gives. document: None where it fails. notes: lines for standard error."""
 
     document: bytes | None
@@ -39,7 +39,7 @@ def answer(
     *,
     on_error: OnError | None = None,
     granularity: PciGranularity | None = None,
-) -> Answer:
+) -> HookAnswer:
     """The hook's answer to one call. on_error, granularity: None = as the VMI's annotations say,
     else `fail` and `cell`."""
     policy = on_error or OnError.FAIL
@@ -60,13 +60,13 @@ def answer(
         return _failed(domain, policy, str(error), error.exit_code)
     except (OSError, MemoryError, RecursionError) as error:
         return _failed(domain, policy, f"{type(error).__name__}: {error}", 3)
-    return Answer(placed.document, 0, placed.notes)
+    return HookAnswer(placed.document, 0, placed.notes)
 
 
-def _failed(domain: bytes, policy: OnError, message: str, exit_code: int) -> Answer:
+def _failed(domain: bytes, policy: OnError, message: str, exit_code: int) -> HookAnswer:
     if policy is OnError.FAIL:
-        return Answer(None, exit_code, (f"error: {message}",))
-    return Answer(
+        return HookAnswer(None, exit_code, (f"error: {message}",))
+    return HookAnswer(
         domain, 0, (f"error: {message}", "the document is passed on unchanged (on-error)")
     )
 

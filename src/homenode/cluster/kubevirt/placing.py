@@ -60,7 +60,7 @@ LAYOUT = Layout(
 Place = tuple[int, int, int, int]
 
 
-class Placed(Struct, frozen=True):
+class PlacedXml(Struct, frozen=True):
     """A document with its devices placed; the input's own bytes where nothing was to be done.
 
     notes: what to know of it, one sentence each; warnings open with "warning: ".
@@ -87,7 +87,7 @@ def place_devices(
     asked_for: frozenset[Place] = frozenset(),
     granularity: PciGranularity = PciGranularity.CELL,
     source: str = "domain",
-) -> Placed:
+) -> PlacedXml:
     """The document with every passed-through function of a known node on its cell.
 
     asked_for: guest addresses that the user named; what has one stays there, as does whatever
@@ -98,11 +98,11 @@ def place_devices(
     document = open_domain(xml, source)
     guest = vm_of(document)
     if not guest.hostdevs:
-        return Placed(xml, ("no passed-through PCI function: nothing to do",))
+        return PlacedXml(xml, ("no passed-through PCI function: nothing to do",))
     if _is_grace_done(document, len(guest.cell_vcpus)):
-        return Placed(xml, ("GraceIOVirtualization has placed the GPUs already: nothing to do",))
+        return PlacedXml(xml, ("GraceIOVirtualization has placed the GPUs already: nothing to do",))
     if not guest.cell_vcpus:
-        return Placed(
+        return PlacedXml(
             xml,
             (
                 "warning: the guest is flat, so that its devices can have no NUMA node: set "
@@ -115,7 +115,7 @@ def place_devices(
     is_bound = bool(read_memnodes(document))
     if len(guest.cell_vcpus) == 1 and len(nodes.cell_of_node) > 1 and not is_bound:
         several = ", ".join(map(str, sorted(nodes.cell_of_node)))
-        return Placed(
+        return PlacedXml(
             xml,
             (
                 f"warning: the guest's one cell stands for host nodes {several}, so that a device "
@@ -141,13 +141,13 @@ def place_devices(
     if not placeable:
         on_cells = [h for h in staying if _cell_stated(guest, h.address) not in (None, -1)]
         if not on_cells:
-            return Placed(xml, (*notes, "no device is left to place: nothing to do"))
+            return PlacedXml(xml, (*notes, "no device is left to place: nothing to do"))
         # KubeVirt keeps the devices of its first definition, and drops the cells' distances.
         plan = _plan(guest, host, cells, by_bdf, MirroredPcie((), {}, {}, {}, ()), {})
         rewritten = rewrite_by((edit_cells,), xml, plan, source)
         if rewritten == xml:
-            return Placed(xml, (*notes, "no device is left to place: nothing to do"))
-        return Placed(rewritten, (*notes, "added the distances of the cells; no device moved"))
+            return PlacedXml(xml, (*notes, "no device is left to place: nothing to do"))
+        return PlacedXml(rewritten, (*notes, "added the distances of the cells; no device moved"))
     _refuse_machine(guest, source)
     # Devices that stay must not take ports: those of those would be empty.
     placed_host = replace(
@@ -184,7 +184,7 @@ def place_devices(
     if regained:
         notes.append(f"added the cell and the bus number of {len(regained)} expander buses again")
     notes.append(_summary(placeable, mirrored))
-    return Placed(rewrite_by(steps, xml, plan, source), tuple(notes))
+    return PlacedXml(rewrite_by(steps, xml, plan, source), tuple(notes))
 
 
 def _with_lost_targets(

@@ -20,7 +20,7 @@ from homenode.cluster.slurm.check_slurm import (
     corrected_slurm,
     without_absence,
 )
-from homenode.cluster.slurm.config import Config
+from homenode.cluster.slurm.config import SlurmConfig
 from homenode.cluster.slurm.gres import (
     GresLine,
     RightGpu,
@@ -61,11 +61,11 @@ class Checked(Struct, frozen=True):
 
 
 def check(
-    gres: Config,
-    slurm: Config,
+    gres: SlurmConfig,
+    slurm: SlurmConfig,
     host: Host,
     *,
-    cgroup: Config | None = None,
+    cgroup: SlurmConfig | None = None,
     nodes: Sequence[str] = (),
     version: SlurmVersion | None = None,
 ) -> Checked:
@@ -152,7 +152,7 @@ def check_gres(of: NodeClass, host: Host, source: str) -> Iterator[Finding]:
             yield from _links(of, line, own, members, f"{line.line.source}:{line.line.first}")
 
 
-def check_promised(of: NodeClass, slurm: Config) -> Iterator[Finding]:
+def check_promised(of: NodeClass, slurm: SlurmConfig) -> Iterator[Finding]:
     """Gres= of slurm.conf against the lines by hand: of these Slurm takes what it promises, by
     type, and ignores the others.
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from homenode.catalogue import finding
-from homenode.cluster.slurm.config import Config, ConfigLine, with_words
+from homenode.cluster.slurm.config import ConfigLine, SlurmConfig, with_words
 from homenode.cluster.slurm.gres import right_gpus, right_lines
 from homenode.cluster.slurm.nodes import NodeClass
 from homenode.cluster.slurm.numbering import core_order, nodes_with_cpus
@@ -48,7 +48,7 @@ class Setting(NamedTuple):
     certain: bool = True
 
 
-def right_settings(slurm: Config, version: SlurmVersion | None) -> tuple[Setting, ...]:
+def right_settings(slurm: SlurmConfig, version: SlurmVersion | None) -> tuple[Setting, ...]:
     """Settings that differ from what they should be, with the value that they should have."""
     wanted: list[Setting] = []
     select = _value(slurm, "selecttype")
@@ -95,7 +95,7 @@ _FINDING_OF_SETTING = {
 """What is found where a setting is not as it should be, and what is expected."""
 
 
-def check_slurm(slurm: Config, version: SlurmVersion | None) -> Iterator[Finding]:
+def check_slurm(slurm: SlurmConfig, version: SlurmVersion | None) -> Iterator[Finding]:
     """What is wrong with the settings of the whole cluster."""
     source = f"{slurm.source}, {_PAGE}"
     subject = "the cluster"
@@ -134,7 +134,7 @@ def check_slurm(slurm: Config, version: SlurmVersion | None) -> Iterator[Finding
 
 
 def check_shape(
-    of: NodeClass, host: Host, slurm: Config, version: SlurmVersion | None = None
+    of: NodeClass, host: Host, slurm: SlurmConfig, version: SlurmVersion | None = None
 ) -> Iterator[Finding]:
     """Memory, sockets, cores and threads as slurm.conf has them, against the machine."""
     if of.definition is None:
@@ -220,7 +220,7 @@ def right_shape(of: NodeClass, host: Host) -> NodeShape | None:
     return NodeShape(len(nodes), cores, shape.threads_per_core, shape.cpus)
 
 
-def check_cgroup(cgroup: Config | None) -> Iterator[Finding]:
+def check_cgroup(cgroup: SlurmConfig | None) -> Iterator[Finding]:
     """What task/cgroup needs to keep a job on its cores and GPUs."""
     if cgroup is None:
         yield finding(
@@ -247,7 +247,7 @@ def check_cgroup(cgroup: Config | None) -> Iterator[Finding]:
             )
 
 
-def without_absence(findings: Iterable[Finding], *files: Config) -> Iterator[Finding]:
+def without_absence(findings: Iterable[Finding], *files: SlurmConfig) -> Iterator[Finding]:
     """The same, but that what is not set is unknown where it may stand in a file not read."""
     hidden = any(file.not_read for file in files)
     for one in findings:
@@ -262,7 +262,7 @@ def without_absence(findings: Iterable[Finding], *files: Config) -> Iterator[Fin
             yield one
 
 
-def check_includes(*files: Config | None) -> Iterator[Finding]:
+def check_includes(*files: SlurmConfig | None) -> Iterator[Finding]:
     """Files that belong to these and were not read."""
     for file in files:
         for path, reason, where in () if file is None else file.not_read:
@@ -282,12 +282,12 @@ def _is_cons_tres(select: str, version: SlurmVersion | None) -> bool:
     return version is not None and version >= CONS_TRES_IS_DEFAULT
 
 
-def _value(config: Config, key: str) -> str:
+def _value(config: SlurmConfig, key: str) -> str:
     found = config.last(key)
     return "" if found is None else found[0]
 
 
-def _words(config: Config, key: str) -> tuple[str, ...]:
+def _words(config: SlurmConfig, key: str) -> tuple[str, ...]:
     return tuple(word.strip() for word in _value(config, key).split(",") if word.strip())
 
 
@@ -295,7 +295,7 @@ def _has(plugins: tuple[str, ...], name: str) -> bool:
     return any(word.lower().removeprefix("task/") == name for word in plugins)
 
 
-def _shown(config: Config, key: str) -> str:
+def _shown(config: SlurmConfig, key: str) -> str:
     """The setting as it stands, with its line."""
     found = config.last(key)
     if found is None:
@@ -305,7 +305,7 @@ def _shown(config: Config, key: str) -> str:
     return f"{value} ({file}line {line.first})"
 
 
-class Edit(NamedTuple):
+class LineEdit(NamedTuple):
     """Physical lines `first` to `last` of a file, both counted from 1, become these."""
 
     source: str
@@ -315,7 +315,7 @@ class Edit(NamedTuple):
 
 
 def corrected_gres(
-    gres: Config,
+    gres: SlurmConfig,
     classes: Sequence[NodeClass],
     host: Host,
     wrong: Iterable[NodeClass],
@@ -327,7 +327,7 @@ def corrected_gres(
     Left as they are: classes whose lines are about other nodes too, and whose machine has no node
     for its GPUs. links: give each GPU a line with its Links=.
     """
-    edits: list[Edit] = []
+    edits: list[LineEdit] = []
     gpus = right_gpus(host)
     for of in wrong:
         alone = len(classes) == 1
@@ -350,7 +350,7 @@ def corrected_gres(
 
 
 def corrected_slurm(
-    slurm: Config, classes: Sequence[NodeClass], host: Host, version: SlurmVersion | None
+    slurm: SlurmConfig, classes: Sequence[NodeClass], host: Host, version: SlurmVersion | None
 ) -> dict[str, str]:
     """The file, and those that it includes, with wrong settings set right: by name.
 
@@ -383,7 +383,7 @@ def corrected_slurm(
 
 
 def _node_sockets(
-    slurm: Config,
+    slurm: SlurmConfig,
     classes: Sequence[NodeClass],
     host: Host,
     changed: dict[ConfigLine, dict[str, str]],
@@ -409,17 +409,17 @@ def _node_sockets(
     return []
 
 
-def _edit(line: ConfigLine, lines: tuple[str, ...]) -> Edit:
-    return Edit(line.source, line.first, line.last, lines)
+def _edit(line: ConfigLine, lines: tuple[str, ...]) -> LineEdit:
+    return LineEdit(line.source, line.first, line.last, lines)
 
 
-def _comments(config: Config, lines: Iterable[ConfigLine]) -> tuple[str, ...]:
+def _comments(config: SlurmConfig, lines: Iterable[ConfigLine]) -> tuple[str, ...]:
     """What stands behind "#" on lines that go, each as a line of its own."""
     found = (re.search(r"(?<!\\)#.*", row) for at in lines for row in config.rows(at))
     return tuple(match[0] for match in found if match is not None)
 
 
-def _edited(config: Config, edits: Iterable[Edit]) -> dict[str, str]:
+def _edited(config: SlurmConfig, edits: Iterable[LineEdit]) -> dict[str, str]:
     """Its files after all edits, whose lines do not overlap: texts by name."""
     rows = {file.source: file.text.split("\n") for file in config.files}
     by_place = {(edit.source, edit.first): edit for edit in edits}

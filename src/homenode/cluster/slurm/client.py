@@ -11,7 +11,7 @@ import secrets
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from homenode.cluster.slurm.config import MAX_TEXT_CHARS, Config, ConfigFile, parse_config
+from homenode.cluster.slurm.config import MAX_TEXT_CHARS, ConfigFile, SlurmConfig, parse_config
 from homenode.cluster.slurm.gres import DeviceOrder
 from homenode.cluster.slurm.job_allocation import JobAllocation
 from homenode.cluster.slurm.record import (
@@ -210,9 +210,7 @@ def _recorded(path: Path, order: DeviceOrder | None) -> JobAllocation:
     except InputError as error:
         job, _, node = path.name.removesuffix(".rec").partition(".")
         remedy = error.hint or "it may be cut off, or changed by hand: leave it out"
-        return JobAllocation(
-            job, node, "", None, None, (), None, unknown=error.message, remedy=remedy
-        )
+        return JobAllocation(job=job, node=node, unknown=error.message, remedy=remedy)
 
 
 def _read(path: Path) -> str:
@@ -226,7 +224,7 @@ def _read(path: Path) -> str:
 _MOST_BYTES = 4 * MAX_TEXT_CHARS
 
 
-def read_config(path: Path) -> Config:
+def read_config(path: Path) -> SlurmConfig:
     """A configuration file and those that it includes.
 
     Raises InputError for a file that cannot be read, ParseError that names a line.

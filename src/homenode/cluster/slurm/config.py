@@ -69,7 +69,7 @@ class NotRead(NamedTuple):
     where: str
 
 
-class Config(Struct, frozen=True):
+class SlurmConfig(Struct, frozen=True):
     """A configuration file. text: as it was given. lines: without blank ones and comments.
 
     included: files that Include lines name, whose lines stand in `lines` in place of these.
@@ -109,7 +109,7 @@ Includer = Callable[[str, str], tuple[ConfigFile, ...] | str]
 """(a name as an Include line has it, the file with that line): the files, or why none is read."""
 
 
-def parse_config(text: str, source: str, include: Includer | None = None) -> Config:
+def parse_config(text: str, source: str, include: Includer | None = None) -> SlurmConfig:
     """The lines of a configuration file, and of those that it includes.
 
     include: reads these; None = they stay unknown, and `not_read` has them. Raises ParseError that
@@ -119,7 +119,7 @@ def parse_config(text: str, source: str, include: Includer | None = None) -> Con
         include or (lambda path, neighbours: "no other file was looked for"), [], [], []
     )
     reading.add(ConfigFile(source, text), 0)
-    return Config(
+    return SlurmConfig(
         source, text, tuple(reading.lines), tuple(reading.included), tuple(reading.not_read)
     )
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from msgspec import Struct
 
 from homenode.bdf import Bdf
-from homenode.cluster.slurm.config import Config, ConfigLine, config_word
+from homenode.cluster.slurm.config import ConfigLine, SlurmConfig, config_word
 from homenode.cluster.slurm.numbering import CoreOrder, core_order, gpus_in_order, home_node
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError, ParseError
@@ -62,7 +62,7 @@ class GresLine(Struct, frozen=True, eq=False):
         return len(self.files) if self.files else self.count if self.count is not None else 1
 
 
-def gres_lines(config: Config) -> tuple[GresLine, ...]:
+def gres_lines(config: SlurmConfig) -> tuple[GresLine, ...]:
     """The lines of a gres.conf. Raises ParseError that names the line."""
     lists = Hostlists()
     return tuple(_gres_line(line, line.source, lists) for line in config.lines)
@@ -384,7 +384,7 @@ class DeviceOrder(Struct, frozen=True):
         return {gpu: place for place, gpu in enumerate(order)}
 
 
-def device_order(gres: Config) -> DeviceOrder:
+def device_order(gres: SlurmConfig) -> DeviceOrder:
     """The order that a gres.conf gives.
 
     Raises ParseError that names the line, InputError for a file that says nothing of GPUs.

@@ -52,7 +52,7 @@ class NodeTree(Struct, frozen=True):
         return tuple(n for n, own in self.pus_of_node.items() if not own.isdisjoint(pus))
 
 
-class JobAllocation(Struct, frozen=True):
+class JobAllocation(Struct, frozen=True, kw_only=True):
     """What a job has on one node.
 
     job: its id. subject: how to call it in a finding. memory_nodes: mems_allowed of its tasks;
@@ -64,11 +64,11 @@ class JobAllocation(Struct, frozen=True):
 
     job: str
     node: str
-    name: str
-    user: str | None
-    pus: CpuSet | None
-    gpus: tuple[AllocatedGpu, ...]
-    tree: NodeTree | None
+    name: str = ""
+    user: str | None = None
+    pus: CpuSet | None = None
+    gpus: tuple[AllocatedGpu, ...] = ()
+    tree: NodeTree | None = None
     memory_nodes: frozenset[NodeIndex] | None = None
     bound_nodes: frozenset[NodeIndex] | None = None
     unknown: str | None = None
@@ -135,7 +135,7 @@ def allocation_on(
         return unknown_allocation(job, share.node, reason, remedy)
 
     if not share.gpus.count and share.gpus.indices is not None:
-        return JobAllocation(job.id, share.node, job.name, job.user, None, (), None)
+        return JobAllocation(job=job.id, node=share.node, name=job.name, user=job.user)
     if machine is None:
         return unknown("no host is given for this node")
     if shape is not None and not machine.order.fits(shape):
@@ -172,7 +172,15 @@ def allocation_on(
     except IndexError:
         return unknown(f"CPU ids beyond the {len(machine.order.pus)} cores of {machine.host.name}")
     gpus = tuple(machine.gpus[index] for index in indices)
-    return JobAllocation(job.id, share.node, job.name, job.user, pus, gpus, machine.tree)
+    return JobAllocation(
+        job=job.id,
+        node=share.node,
+        name=job.name,
+        user=job.user,
+        pus=pus,
+        gpus=gpus,
+        tree=machine.tree,
+    )
 
 
 def unknown_allocation(
@@ -180,7 +188,7 @@ def unknown_allocation(
 ) -> JobAllocation:
     """What a job has on a node where that cannot be said."""
     return JobAllocation(
-        job.id, node, job.name, job.user, None, (), None, unknown=reason, remedy=remedy
+        job=job.id, node=node, name=job.name, user=job.user, unknown=reason, remedy=remedy
     )
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
-from homenode.cluster.slurm.config import Config, ConfigLine
+from homenode.cluster.slurm.config import ConfigLine, SlurmConfig
 from homenode.cluster.slurm.gres import (
     GresLine,
     autodetect_for,
@@ -37,7 +37,7 @@ class NodeDefinition(Struct, frozen=True):
         return sum(self.gpu_types.values()) if self.gpu_types else None
 
 
-def node_definitions(config: Config) -> tuple[NodeDefinition, ...]:
+def node_definitions(config: SlurmConfig) -> tuple[NodeDefinition, ...]:
     """The nodes of a slurm.conf; NodeName=DEFAULT lines fill in what later ones leave out.
 
     Raises ParseError that names the line.
@@ -67,7 +67,7 @@ def node_definitions(config: Config) -> tuple[NodeDefinition, ...]:
     return tuple(found)
 
 
-def defines_nodes(config: Config) -> bool:
+def defines_nodes(config: SlurmConfig) -> bool:
     """Whether a slurm.conf, as far as it was read, has lines about nodes."""
     return any(line.words[0][0] == "nodename" for line in config.lines)
 
@@ -110,7 +110,9 @@ class NodeClass(Struct, frozen=True):
         return all(line.nodes is None or set(line.nodes) <= mine for line in self.lines)
 
 
-def node_classes(gres: Config, slurm: Config, wanted: Sequence[str] = ()) -> tuple[NodeClass, ...]:
+def node_classes(
+    gres: SlurmConfig, slurm: SlurmConfig, wanted: Sequence[str] = ()
+) -> tuple[NodeClass, ...]:
     """The GPU nodes of both files, those of which both say the same together.
 
     wanted: only these; () = all. Raises ParseError that names a line, InputError for a node that

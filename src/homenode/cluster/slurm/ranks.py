@@ -54,7 +54,7 @@ class RankGpu(Struct, frozen=True):
     node: NodeIndex | None
 
 
-class Rank(Struct, frozen=True):
+class RankPlace(Struct, frozen=True):
     """A task by its number on the node. cores: how many. pus: its mask. nodes: of its memory.
 
     naive: nodes that "GPU i belongs to node i / (GPUs per node)" would give; None = as it is.
@@ -68,10 +68,10 @@ class Rank(Struct, frozen=True):
     naive: tuple[NodeIndex, ...] | None
 
 
-class Binding(Struct, frozen=True):
+class RankBinding(Struct, frozen=True):
     """All tasks of a node. gpus_on_node: all that it has, so that Slurm's numbers are theirs."""
 
-    ranks: tuple[Rank, ...]
+    ranks: tuple[RankPlace, ...]
     gpus_on_node: int
     findings: tuple[Finding, ...]
 
@@ -90,7 +90,7 @@ class RankOptions(Struct, frozen=True):
     node: NodeIndex | None = None
 
 
-def bind_ranks(host: Host, wanted: RankOptions) -> Binding:
+def bind_ranks(host: Host, wanted: RankOptions) -> RankBinding:
     """Where each task goes.
 
     Raises UsageError for tasks and GPUs that do not share out evenly, for GPUs and nodes that the
@@ -116,7 +116,7 @@ def bind_ranks(host: Host, wanted: RankOptions) -> Binding:
         used = used | whole
         guess = tuple(sorted({naive[gpu.index] for gpu in share if gpu.index in naive}))
         ranks.append(
-            Rank(
+            RankPlace(
                 rank,
                 share,
                 cores,
@@ -125,7 +125,7 @@ def bind_ranks(host: Host, wanted: RankOptions) -> Binding:
                 None if guess == home or not guess else guess,
             )
         )
-    return Binding(tuple(ranks), len(devices), tuple(_findings(host, gpus, naive)))
+    return RankBinding(tuple(ranks), len(devices), tuple(_findings(host, gpus, naive)))
 
 
 def naive_nodes(host: Host) -> dict[int, NodeIndex]:
@@ -299,7 +299,7 @@ def _findings(
 
 
 def srun_flags(
-    binding: Binding, memory: MemoryBind, places: Mapping[int, int] | None = None
+    binding: RankBinding, memory: MemoryBind, places: Mapping[int, int] | None = None
 ) -> tuple[str, ...]:
     """What srun needs, one option each. The job has its nodes to itself.
 
@@ -325,7 +325,7 @@ def srun_flags(
     return tuple(flags)
 
 
-def sbatch_lines(binding: Binding) -> tuple[str, ...]:
+def sbatch_lines(binding: RankBinding) -> tuple[str, ...]:
     """The head of a batch script that asks for what the flags need."""
     return (
         "#SBATCH --exclusive",
@@ -334,7 +334,7 @@ def sbatch_lines(binding: Binding) -> tuple[str, ...]:
     )
 
 
-def _memory(binding: Binding, memory: MemoryBind) -> str:
+def _memory(binding: RankBinding, memory: MemoryBind) -> str:
     several = any(len(rank.nodes) != 1 for rank in binding.ranks)
     if several:
         masks = (f"0x{sum(1 << node for node in rank.nodes):x}" for rank in binding.ranks)

@@ -15,8 +15,9 @@ srun(1), --overlap; scontrol(1), listpids; proc(5).
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
-from msgspec import Struct, field
+from msgspec import Struct
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
@@ -68,18 +69,6 @@ class JobRecord(Struct, frozen=True):
     restart: int = 0
 
 
-class _Open(Struct):
-    """A record whose lines are still being read."""
-
-    said: dict[str, str] = field(default_factory=dict)
-    pus_of_node: list[tuple[NodeIndex, CpuSet]] = field(default_factory=list)
-    distances: list[tuple[NodeIndex, tuple[int, ...]]] = field(default_factory=list)
-    gpu_memory: list[NodeIndex] = field(default_factory=list)
-    gpus: list[AllocatedGpu] = field(default_factory=list)
-    tasks: list[TaskRecord] = field(default_factory=list)
-    slices: list[tuple[int, int]] = field(default_factory=list)
-
-
 def parse_record(text: str, source: str) -> JobRecord:
     """The record of a text. Raises ParseError that names the line."""
     if len(text) > MAX_TEXT_CHARS:
@@ -96,30 +85,38 @@ def parse_record(text: str, source: str) -> JobRecord:
             line=1,
             hint="it was written by hooks of a newer homenode: update this one",
         )
-    record = _Open()
+    said: dict[str, str] = {}
+    lists: dict[str, list[Any]] = {name: [] for name in _LISTS.values()}
     for number, line in enumerate(lines[1:], start=2):
         words = line.split()
         if words:
-            _read(record, words, source, number)
+            _read(said, lists, words, source, number)
     for needed in ("job", "node"):
-        if needed not in record.said:
+        if needed not in said:
             raise ParseError(source, f"a line {needed!r}", "none", line=len(lines))
     return JobRecord(
-        job=record.said["job"],
-        node=record.said["node"],
-        name=record.said.get("name", ""),
-        user=record.said.get("user"),
-        start_s=_seconds(record.said.get("start")),
-        end_s=_seconds(record.said.get("end")),
-        pus_of_node=tuple(record.pus_of_node),
-        distances=tuple(record.distances),
-        gpu_memory=tuple(record.gpu_memory),
-        gpus=tuple(record.gpus),
-        owned=CpuSet.parse(record.said.get("held", ""), source),
-        tasks=tuple(record.tasks),
-        slices=tuple(record.slices),
-        restart=_seconds(record.said.get("restart")) or 0,
+        job=said["job"],
+        node=said["node"],
+        name=said.get("name", ""),
+        user=said.get("user"),
+        start_s=_seconds(said.get("start")),
+        end_s=_seconds(said.get("end")),
+        owned=CpuSet.parse(said.get("held", ""), source),
+        restart=_seconds(said.get("restart")) or 0,
+        **{name: tuple(values) for name, values in lists.items()},
     )
+
+
+_SINGLE = frozenset({"job", "node", "user", "start", "end", "held", "name", "restart"})
+_LISTS = {
+    "numa": "pus_of_node",
+    "distances": "distances",
+    "gpumemory": "gpu_memory",
+    "gpu": "gpus",
+    "slices": "slices",
+    "task": "tasks",
+}
+"""Lines of which a record has several, and the field of each."""
 
 
 def parse_task(values: Sequence[str], source: str, line: int) -> TaskRecord:
@@ -133,30 +130,40 @@ def parse_task(values: Sequence[str], source: str, line: int) -> TaskRecord:
     return TaskRecord(values[0], pus, nodes, None if values[3] == "-" else values[3])
 
 
-def _read(record: _Open, words: list[str], source: str, line: int) -> None:
+def _read(
+    said: dict[str, str], lists: dict[str, list[Any]], words: list[str], source: str, line: int
+) -> None:
     key, *values = words
     try:
-        if key in ("job", "node", "user", "start", "end", "held", "name", "restart"):
-            record.said[key] = " ".join(values)
-        elif key == "numa" and len(values) in (1, 2):
-            record.pus_of_node.append((_node(values[0]), CpuSet.parse("".join(values[1:]))))
-        elif key == "distances" and len(values) > 1:
-            record.distances.append((_node(values[0]), tuple(_small(v) for v in values[1:])))
-        elif key == "gpumemory" and len(values) == 1:
-            record.gpu_memory.append(_node(values[0]))
-        elif key == "gpu" and len(values) == 3:
-            node = None if values[2] == "-1" else _node(values[2])
-            record.gpus.append(AllocatedGpu(_small(values[0]), Bdf.parse(values[1]), node))
-        elif key == "slices" and len(values) == 2:
-            record.slices.append((_small(values[0]), min(_small(values[1]), MAX_SLICES)))
-        elif key == "task":
-            record.tasks.append(parse_task(values, source, line))
+        if key in _SINGLE:
+            said[key] = " ".join(values)
+        elif key in _LISTS:
+            lists[_LISTS[key]].append(_listed(key, values, source, line))
         else:
             raise ParseError(source, "a line of a record", " ".join(words), line=line)
     except ParseError as error:
         if error.line is not None:
             raise
         raise ParseError(source, error.expected, error.found, line=line) from None
+
+
+def _listed(key: str, values: list[str], source: str, line: int) -> Any:
+    """What a line of a list says. Raises ParseError."""
+    match key, values:
+        case "numa", [node, *pus] if len(pus) < 2:
+            return _node(node), CpuSet.parse("".join(pus))
+        case "distances", [node, first, *rest]:
+            return _node(node), tuple(_small(value) for value in (first, *rest))
+        case "gpumemory", [node]:
+            return _node(node)
+        case "gpu", [number, address, node]:
+            at = None if node == "-1" else _node(node)
+            return AllocatedGpu(_small(number), Bdf.parse(address), at)
+        case "slices", [number, count]:
+            return _small(number), min(_small(count), MAX_SLICES)
+        case "task", _:
+            return parse_task(values, source, line)
+    raise ParseError(source, "a line of a record", " ".join((key, *values)), line=line)
 
 
 def _is_number(text: str) -> bool:

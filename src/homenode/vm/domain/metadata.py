@@ -3,14 +3,21 @@
 It shows a later run which numatune is homenode's own, and a reader where the pins come from.
 """
 
-from msgspec import ValidationError, convert
 from msgspec.structs import asdict
 
 from homenode.objective import Objective
 from homenode.vm.domain.document import Document, Element
 from homenode.vm.domain.edits import New, apply, put, set_attributes, without
 from homenode.vm.fingerprint import RECORDED
-from homenode.vm.layout import Layout, named
+from homenode.vm.layout import (
+    GuestCells,
+    GuestPcie,
+    Layout,
+    MemoryBinding,
+    Pinning,
+    Siblings,
+    named,
+)
 from homenode.vm.model import LayoutRecord
 from homenode.vm.plan_model import Plan
 
@@ -28,10 +35,15 @@ def read_record(document: Document) -> LayoutRecord | None:
     if element is None:
         return None
     try:
-        layout = convert(
-            {**dict(element.attributes), "name": element.get("name") or "custom"}, Layout
+        layout = Layout(
+            name=element.get("name") or "custom",
+            pinning=Pinning(element.get("pinning") or ""),
+            siblings=Siblings(element.get("siblings") or ""),
+            cells=GuestCells(element.get("cells") or ""),
+            pcie=GuestPcie(element.get("pcie") or ""),
+            memory=MemoryBinding(element.get("memory") or ""),
         )
-    except ValidationError:
+    except ValueError:
         return None
     objective = next((one for one in Objective if one == element.get("objective")), None)
     return LayoutRecord(layout=layout, host=element.get("host"), objective=objective)

@@ -10,7 +10,7 @@ from collections import Counter
 from xml.etree import ElementTree
 
 from homenode.cluster.kubevirt.manifest_options import OnError
-from homenode.cluster.kubevirt.on_define_domain import HookAnswer, answer
+from homenode.cluster.kubevirt.on_define_domain import DomainAnswer, answer
 from homenode.cluster.kubevirt.placing import place_devices
 from homenode.errors import HomenodeError
 from homenode.machine.snapshot.memory import MemorySnapshot
@@ -125,7 +125,9 @@ def damaged_vmi(rng: random.Random) -> str:
     return json.dumps(whole)
 
 
-def hooked(text: str, xml: str, host: MemorySnapshot, policy: OnError | None = None) -> HookAnswer:
+def hooked(
+    text: str, xml: str, host: MemorySnapshot, policy: OnError | None = None
+) -> DomainAnswer:
     return answer(text, xml.encode(), lambda: host, on_error=policy)
 
 

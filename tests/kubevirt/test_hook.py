@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from homenode.cluster.kubevirt.manifest_options import OnError
-from homenode.cluster.kubevirt.on_define_domain import HookAnswer, answer
+from homenode.cluster.kubevirt.on_define_domain import DomainAnswer, answer
 from homenode.errors import UsageError
 from homenode.machine.description.parse import parse_description
 from homenode.machine.description.render import render
@@ -125,7 +125,7 @@ def shim(*arguments: str, root: Path | None = None) -> subprocess.CompletedProce
 
 def in_process(
     text: str, domain: str | bytes, host: MemorySnapshot | None = None, **given: object
-) -> HookAnswer:
+) -> DomainAnswer:
     xml = domain.encode() if isinstance(domain, str) else domain
     return answer(text, xml, lambda: host or shipped(IBM), **given)  # type: ignore[arg-type]
 

@@ -13,7 +13,7 @@ import pytest
 
 from homenode.cli.pods import _own_source
 from homenode.cluster.kubevirt.hook_file import ENTRY, PORTABLE, hook_file
-from homenode.cluster.kubevirt.on_define_domain import HookAnswer, answer
+from homenode.cluster.kubevirt.on_define_domain import DomainAnswer, answer
 from homenode.errors import UsageError
 from tests.kubevirt.test_grace import grace_vm
 from tests.kubevirt_documents import (
@@ -117,7 +117,7 @@ def pythons() -> list[str]:
 def expected(vmi_text: str, domain: str, root: str) -> list[Any]:
     from homenode.machine.snapshot.live import FolderSnapshot
 
-    given: HookAnswer = answer(vmi_text, domain.encode(), lambda: FolderSnapshot("a tree", root))
+    given: DomainAnswer = answer(vmi_text, domain.encode(), lambda: FolderSnapshot("a tree", root))
     written = None if given.document is None else given.document.decode()
     return [written, given.exit_code, list(given.notes)]
 

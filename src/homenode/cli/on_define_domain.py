@@ -14,7 +14,7 @@ from homenode.errors import HostError, UsageError
 
 if TYPE_CHECKING:
     from homenode.cluster.kubevirt.manifest_options import OnError
-    from homenode.cluster.kubevirt.on_define_domain import HookAnswer
+    from homenode.cluster.kubevirt.on_define_domain import DomainAnswer
     from homenode.vm.plan_options import PciGranularity
 
 _USAGE = (
@@ -60,7 +60,7 @@ def ask(
     on_error: "OnError | None",
     granularity: "PciGranularity | None",
     root: str = "/",
-) -> "HookAnswer":
+) -> "DomainAnswer":
     """The hook's answer. root: where the host's /sys lies, as the container sees it."""
     from homenode.cluster.kubevirt.on_define_domain import answer
     from homenode.machine.snapshot.live import FolderSnapshot
@@ -74,7 +74,7 @@ def ask(
     )
 
 
-def write(given: "HookAnswer") -> int:
+def write(given: "DomainAnswer") -> int:
     """Put an answer where the shim looks for it; its exit code."""
     for note in given.notes:
         notify(note)

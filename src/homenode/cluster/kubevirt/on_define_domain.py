@@ -24,7 +24,7 @@ GRANULARITY_ANNOTATION = "homenode/pci-granularity"
 Choice = TypeVar("Choice", bound=StrEnum)
 
 
-class HookAnswer(Struct, frozen=True):
+class DomainAnswer(Struct, frozen=True):
     """What the hook gives. document: None where it fails. notes: lines for standard error."""
 
     document: bytes | None
@@ -39,7 +39,7 @@ def answer(
     *,
     on_error: OnError | None = None,
     granularity: PciGranularity | None = None,
-) -> HookAnswer:
+) -> DomainAnswer:
     """The hook's answer to one call. on_error, granularity: None = as the VMI's annotations say,
     else `fail` and `cell`."""
     policy = on_error or OnError.FAIL
@@ -60,13 +60,13 @@ def answer(
         return _failed(domain, policy, str(error), error.exit_code)
     except (OSError, MemoryError, RecursionError) as error:
         return _failed(domain, policy, f"{type(error).__name__}: {error}", 3)
-    return HookAnswer(placed.document, 0, placed.notes)
+    return DomainAnswer(placed.document, 0, placed.notes)
 
 
-def _failed(domain: bytes, policy: OnError, message: str, exit_code: int) -> HookAnswer:
+def _failed(domain: bytes, policy: OnError, message: str, exit_code: int) -> DomainAnswer:
     if policy is OnError.FAIL:
-        return HookAnswer(None, exit_code, (f"error: {message}",))
-    return HookAnswer(
+        return DomainAnswer(None, exit_code, (f"error: {message}",))
+    return DomainAnswer(
         domain, 0, (f"error: {message}", "the document is passed on unchanged (on-error)")
     )
 

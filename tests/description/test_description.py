@@ -394,7 +394,7 @@ def test_pu_lists_are_sets_of_the_host() -> None:
 
 
 def test_the_example_in_the_document_is_a_host() -> None:
-    document = (HOSTS.parents[2] / "docs" / "formats" / "host-toml.md").read_text()
+    document = (HOSTS.parents[3] / "docs" / "formats" / "host-toml.md").read_text()
     machine, vm = re.findall(r"```toml\n(.*?)```", document, re.DOTALL)
     host = host_of(machine + vm)
     assert [domain.name for domain in host.domains] == ["train-1"]

@@ -213,6 +213,9 @@ class _Bundle:
                 self.reach(module.name, node.id)
             elif isinstance(node, ast.Attribute):
                 self.attributes.add(node.attr)
+                if isinstance(node.value, ast.Name) and node.value.id in module.imported:
+                    # `module.name`; of anything else that is imported there is no such module
+                    self.reach(".".join(module.imported[node.value.id]), node.attr)
             elif isinstance(node, ast.ImportFrom) and node.module:
                 for alias in node.names:
                     self.reach(node.module, alias.name)

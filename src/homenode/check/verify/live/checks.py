@@ -18,6 +18,7 @@ from homenode.findings import Finding, Findings, Severity, in_order
 from homenode.indices import NodeIndex
 from homenode.units import KIB, format_bytes
 from homenode.vm.model import MemoryDevice, Vm, VmCell
+from homenode.wording import command_line
 
 _KVMS_OWN = "kvm-nx-lpage-re"
 """A thread that Linux 6.13 and newer start in the VM's process, on the PUs of whichever vCPU ran
@@ -49,7 +50,7 @@ def thread_findings(expected: Vm, vm: RunningVm) -> Iterator[Finding]:
         if is_qemus and not thread.allowed <= apart:
             strays.setdefault(thread.name, []).append(thread.allowed)
     for name, sets in strays.items():
-        fix = f"virsh emulatorpin {vm.uuid} {apart}"
+        fix = command_line("virsh", "emulatorpin", vm.uuid, str(apart))
         where = CpuSet.union(sets)
         yield _stray("live-emulator", f"emulator thread {name!r}", where, apart, fix, expected)
 
@@ -79,7 +80,7 @@ def _pinned(
         wanted = f"a thread on PUs {pus}"
         yield finding(f"{name}-missing", subject, wanted, "no such thread", expected.source)
     elif not thread.allowed <= pus:
-        fix = f"virsh {command} {vm.uuid} {number} {pus}"
+        fix = command_line("virsh", command, vm.uuid, str(number), str(pus))
         yield _stray(name, subject, thread.allowed, pus, fix, expected)
 
 

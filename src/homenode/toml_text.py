@@ -1,6 +1,6 @@
 """TOML files as tables of declared keys. What is wrong is named: file: key: expected, found.
 
-A Table's fields are the keys that a file may have there, with their types. msgspec checks and
+A TomlTable's fields are the keys that a file may have there, with their types. msgspec checks and
 converts; a refusal is worded from the field's declaration, never from msgspec's own message.
 """
 
@@ -46,7 +46,7 @@ class _Place(NamedTuple):
     where: str
 
 
-class Table(msgspec.Struct, forbid_unknown_fields=True, dict=True):
+class TomlTable(msgspec.Struct, forbid_unknown_fields=True, dict=True):
     """A table of a file, which knows where it stands there."""
 
     page: ClassVar[str] = ""
@@ -73,7 +73,7 @@ class Table(msgspec.Struct, forbid_unknown_fields=True, dict=True):
         for field in msgspec.structs.fields(self):
             value = getattr(self, field.name)
             for i, each in enumerate(value if isinstance(value, tuple) else (value,)):
-                if isinstance(each, Table):
+                if isinstance(each, TomlTable):
                     index = f"[{i}]" if isinstance(value, tuple) else ""
                     each.locate(source, f"{self.name_of(field.encode_name)}{index}")
 
@@ -124,7 +124,7 @@ def decode_value(value: object, of: type[T], source: str, where: str) -> T:
         raise _explained(error, value, of, source, where) from None
     except RecursionError:
         raise refusal(source, where, "tables nested less deeply", "too many") from None
-    if isinstance(decoded, Table):
+    if isinstance(decoded, TomlTable):
         decoded.locate(source, where)
     return decoded
 

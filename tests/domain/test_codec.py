@@ -12,7 +12,7 @@ from msgspec.structs import fields
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import HomenodeError
-from homenode.vm.domain.codec import ROWS, STEPS, Row
+from homenode.vm.domain.codec import ROWS, STEPS, ElementRow
 from homenode.vm.domain.document import Document, Element
 from homenode.vm.domain.read import open_domain, read_running_domain, read_vm, vm_of
 from homenode.vm.model import GuestAddress, GuestCache, Vm
@@ -183,7 +183,7 @@ def written() -> dict[str, set[str]]:
     return found
 
 
-def covers(row: Row, path: str) -> bool:
+def covers(row: ElementRow, path: str) -> bool:
     return path == row.path or path.startswith(f"{row.path}/")
 
 
@@ -197,7 +197,7 @@ def test_each_step_stands_in_the_table_and_every_element_that_it_changes() -> No
 
 
 @pytest.mark.parametrize("row", WRITTEN, ids=lambda row: row.path)
-def test_a_row_is_written_by_its_steps(row: Row) -> None:
+def test_a_row_is_written_by_its_steps(row: ElementRow) -> None:
     found = {step for path, steps in written().items() if covers(row, path) for step in steps}
     assert {step.__name__ for step in row.steps} <= found
 
@@ -222,7 +222,7 @@ def value(xml: bytes, field: str) -> object:
 
 
 @pytest.mark.parametrize("row", READ, ids=lambda row: row.path)
-def test_a_row_is_read_into_its_field(row: Row) -> None:
+def test_a_row_is_read_into_its_field(row: ElementRow) -> None:
     """The field is another without the element, or the document is refused."""
     for xml in DOCUMENTS.values():
         without = stripped(xml, row.path)
@@ -242,7 +242,7 @@ def test_every_field_of_a_vm_is_read_from_an_element() -> None:
 
 
 @pytest.mark.parametrize("row", [row for row in ROWS if row.once], ids=lambda row: row.path)
-def test_a_second_one_of_what_a_domain_has_once_is_refused(row: Row) -> None:
+def test_a_second_one_of_what_a_domain_has_once_is_refused(row: ElementRow) -> None:
     *around, name = row.path.split("/")
     twice = f"<{name}/><{name}/>"
     for parent in reversed(around):

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from homenode.errors import HostError, InputError, UsageError
 from homenode.machine.tools import qcow2
-from homenode.measure.layouts.copying import Prepared, make_copy, prepare_copy, remove_copy
+from homenode.measure.layouts.copying import PreparedCopy, make_copy, prepare_copy, remove_copy
 from homenode.measure.layouts.guest import is_there
 from homenode.measure.layouts.journal import Copy
 from homenode.trusted_path import let_in
@@ -183,7 +183,7 @@ def test_an_overlay_is_written_through_no_link_that_somebody_put_in_its_place(
     assert victim.read_bytes() == b"as it was"
 
 
-def prepared_for(disk: Path, format: str = "raw") -> tuple[Path, Prepared]:
+def prepared_for(disk: Path, format: str = "raw") -> tuple[Path, PreparedCopy]:
     """The overlay of a disk, and a copy with it that is still to be made."""
     overlay = disk.with_name("trial-1-vda.homenode-trial.qcow2")
     document = domain(
@@ -191,7 +191,7 @@ def prepared_for(disk: Path, format: str = "raw") -> tuple[Path, Prepared]:
         f"<source file='{disk}'/><target dev='vda' bus='virtio'/></disk>"
     )
     copy = Copy("3f1c6d3e-0000-4000-8000-000000000001", "vm-trial", (str(overlay),), None)
-    return overlay, Prepared(copy, document, writable_disks(document, "vm"), None)
+    return overlay, PreparedCopy(copy, document, writable_disks(document, "vm"), None)
 
 
 @pytest.fixture

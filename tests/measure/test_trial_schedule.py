@@ -12,8 +12,8 @@ from homenode.machine.topology import RunningDomain
 from homenode.measure.layouts.fitting import fit
 from homenode.measure.layouts.journal import (
     KIND,
-    Entry,
     Head,
+    TrialEntry,
     What,
     state_of,
 )
@@ -82,7 +82,7 @@ def test_a_layout_twice_or_none_is_refused(bad: list[str]) -> None:
 
 _ENTRIES = st.lists(
     st.builds(
-        Entry,
+        TrialEntry,
         at=st.just("2026-01-01T00:00:00Z"),
         what=st.sampled_from(What),
         number=st.integers(0, 5) | st.none(),
@@ -96,13 +96,13 @@ _ENTRIES = st.lists(
 _HEAD = Head("t", URI, "vm", "u", "vm", ("pin",), 1, 1, "/r")
 
 
-def decoded(content: bytes) -> tuple[Head, tuple[Entry, ...]]:
-    return formats.decode_journal(content, KIND, Head, Entry, "journal")
+def decoded(content: bytes) -> tuple[Head, tuple[TrialEntry, ...]]:
+    return formats.decode_journal(content, KIND, Head, TrialEntry, "journal")
 
 
 @given(_ENTRIES, st.integers(0, 5000))
 def test_a_journal_cut_anywhere_is_read_up_to_its_last_whole_line(
-    entries: list[Entry], cut: int
+    entries: list[TrialEntry], cut: int
 ) -> None:
     first_line = formats.head_line(KIND, _HEAD).encode()
     whole = first_line + "".join(map(formats.line, entries)).encode()

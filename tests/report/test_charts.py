@@ -18,7 +18,7 @@ from homenode.show.bars import (
     range_figures,
     short_figure,
 )
-from homenode.show.curves import MOST_CELLS, Curve, Level, Matrix, curve_chart, heat_map
+from homenode.show.curves import MOST_CELLS, Curve, Matrix, SizeRange, curve_chart, heat_map
 from homenode.show.paths import GuestCell, HostNode, Paths, paths_picture
 from homenode.show.svg_canvas import HEAT, SERIES, chart_style, series_number, text_width
 
@@ -88,7 +88,7 @@ def test_curves_of_any_figures_stay_inside(unit: str, given: list[dict[int, floa
         Curve("pin", tuple(sorted((float(size), value) for size, value in points.items())), n)
         for n, points in enumerate(given)
     ]
-    root = _inside(curve_chart("curves", unit, curves, (Level("L1", 1.0, 32768.0),)))
+    root = _inside(curve_chart("curves", unit, curves, (SizeRange("L1", 1.0, 32768.0),)))
     assert len(root.findall("circle")) == sum(len(curve.points) for curve in curves)
 
 

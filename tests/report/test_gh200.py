@@ -15,7 +15,7 @@ from homenode.decide.matrices import Axis, localities, matrices_of
 from homenode.measure.results.model import Origin
 from homenode.show.page.document import document_of
 from homenode.show.page.gathered import gather
-from homenode.show.page.machine import Machine, machines_of
+from homenode.show.page.machine import ReportedMachine, machines_of
 from homenode.show.page.verdict_card import verdict_card
 from tests.explained import rows
 from tests.report_runs import report
@@ -38,7 +38,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def machine(results: Path) -> Machine:
+def machine(results: Path) -> ReportedMachine:
     evidence = publications()
     found = gather([str(results)], evidence, ["gh200x4"])
     (one,) = machines_of(found.runs, found.stored, evidence, found.hosts)
@@ -72,13 +72,13 @@ def test_logs_that_name_no_layout_say_what_to_do_and_are_found_next_to_runs(
     assert len(gather([str(real)], publications(), []).runs) == 1 + 3, "the logs, too"
 
 
-def _machines(folders: list[Path]) -> tuple[Machine, ...]:
+def _machines(folders: list[Path]) -> tuple[ReportedMachine, ...]:
     evidence = publications()
     found = gather([str(folder) for folder in folders], evidence, [])
     return machines_of(found.runs, found.stored, evidence, found.hosts)
 
 
-def test_runs_of_made_up_logs_say_so_and_decide_nothing(machine: Machine) -> None:
+def test_runs_of_made_up_logs_say_so_and_decide_nothing(machine: ReportedMachine) -> None:
     assert {run.head.origin for run in machine.runs} == {Origin.SYNTHESISED}
     assert machine.graded.grade is Grade.NOT_REAL
     assert "its figures are synthesised" in machine.graded.reason
@@ -89,7 +89,9 @@ def test_runs_of_made_up_logs_say_so_and_decide_nothing(machine: Machine) -> Non
     ]
 
 
-def test_both_directions_and_latency_are_maps_of_four_nodes_and_four_gpus(machine: Machine) -> None:
+def test_both_directions_and_latency_are_maps_of_four_nodes_and_four_gpus(
+    machine: ReportedMachine,
+) -> None:
     exclusive = machine.chosen[0]
     matrices = {matrix.key.metric: matrix for matrix in matrices_of(exclusive)}
     assert set(matrices) == {"h2d-bandwidth", "d2h-bandwidth", "h2d-latency"}
@@ -101,7 +103,7 @@ def test_both_directions_and_latency_are_maps_of_four_nodes_and_four_gpus(machin
     assert h2d.cells[h2d.rows[2], h2d.columns[0]] == gh200_study.cells("h2d")[2][0] * 1e9
 
 
-def test_the_summary_table_is_the_studys(machine: Machine) -> None:
+def test_the_summary_table_is_the_studys(machine: ReportedMachine) -> None:
     table = {
         (row.pop("metric"), row.pop("run")): tuple(row.values())
         for row in rows(document_of([machine], (), "now"), "Local and remote")
@@ -121,7 +123,9 @@ def test_the_summary_table_is_the_studys(machine: Machine) -> None:
     )
 
 
-def test_without_a_topology_the_node_with_the_fastest_copies_is_near(machine: Machine) -> None:
+def test_without_a_topology_the_node_with_the_fastest_copies_is_near(
+    machine: ReportedMachine,
+) -> None:
     exclusive = alternatives(machine.chosen[0].runs)[0]
     found = {one.key.metric: one for one in localities(exclusive, {})}
     assert found["h2d-bandwidth"].ratio == pytest.approx(4.6456, abs=1e-3)

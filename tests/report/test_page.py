@@ -26,7 +26,7 @@ from homenode.plan.tuning import tune
 from homenode.show.html import html_for_paper, html_page
 from homenode.show.page.document import document_of
 from homenode.show.page.gathered import gather
-from homenode.show.page.machine import Machine, machines_of
+from homenode.show.page.machine import ReportedMachine, machines_of
 from homenode.show.page.verdict_card import verdict_card
 from homenode.vm.plan_options import PlanOptions
 from homenode.vm.sources import load_host
@@ -43,28 +43,28 @@ PUBLISHED = [
 ]
 
 
-def machines(*arguments: object) -> tuple[Machine, ...]:
+def machines(*arguments: object) -> tuple[ReportedMachine, ...]:
     evidence = publications()
     found = gather([str(one) for one in arguments], evidence, [])
     return machines_of(found.runs, found.stored, evidence, found.hosts)
 
 
-def of_published() -> dict[str, Machine]:
+def of_published() -> dict[str, ReportedMachine]:
     return {one.name: one for one in machines(*PUBLISHED)}
 
 
 @pytest.fixture(scope="module")
-def published() -> dict[str, Machine]:
+def published() -> dict[str, ReportedMachine]:
     return of_published()
 
 
 @pytest.fixture(scope="module")
-def document(published: dict[str, Machine]) -> Doc:
+def document(published: dict[str, ReportedMachine]) -> Doc:
     return document_of(list(published.values()), (), "now")
 
 
 @pytest.fixture(scope="module")
-def full(tmp_path_factory: pytest.TempPathFactory) -> tuple[Machine, ...]:
+def full(tmp_path_factory: pytest.TempPathFactory) -> tuple[ReportedMachine, ...]:
     return machines(full_results(tmp_path_factory.mktemp("full")))
 
 
@@ -104,7 +104,7 @@ def parsed(html: str) -> _Html:
 
 
 def test_the_studys_systems_get_the_grades_that_their_figures_support(
-    published: dict[str, Machine],
+    published: dict[str, ReportedMachine],
 ) -> None:
     grades = {name: one.graded.grade for name, one in published.items()}
     assert grades["H200"] is Grade.DEPENDS
@@ -154,7 +154,7 @@ def test_only_runs_of_one_machine_are_compared(tmp_path: Path) -> None:
         assert "other-host" not in {doubt.id for doubt in one.doubts}
 
 
-def test_every_figure_of_a_machine_is_drawn(full: tuple[Machine, ...]) -> None:
+def test_every_figure_of_a_machine_is_drawn(full: tuple[ReportedMachine, ...]) -> None:
     made = document_of(full, (), "now")
     part, other = section(made, "machine-1"), section(made, "machine-2")
     assert list(pictures(part, "Effects")) == [
@@ -183,7 +183,7 @@ def test_every_figure_of_a_machine_is_drawn(full: tuple[Machine, ...]) -> None:
     assert "No topology picture: no capture of the host" in html_page(made)
 
 
-def test_intervals_are_drawn_where_there_are_boots(full: tuple[Machine, ...]) -> None:
+def test_intervals_are_drawn_where_there_are_boots(full: tuple[ReportedMachine, ...]) -> None:
     part = section(document_of(full, (), "now"), "machine-1")
     better = pictures(part, "Effects")["pin-numa-pci against default"]
     assert re.search(r">(3\.9\d|4|4\.0\d) x \[[34]", better.svg)
@@ -393,7 +393,7 @@ def test_published_figures_alone_make_a_whole_report(tmp_path: Path) -> None:
 
 
 def test_a_card_names_what_is_no_worse_and_whose_figure_it_shows(
-    published: dict[str, Machine],
+    published: dict[str, ReportedMachine],
 ) -> None:
     figures = {
         (name, answer.objective): answer.statement

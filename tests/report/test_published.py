@@ -14,7 +14,7 @@ from homenode.objective import Objective
 from homenode.show.html import html_page
 from homenode.show.page.document import document_of
 from homenode.show.page.gathered import gather
-from homenode.show.page.machine import Machine, machines_of
+from homenode.show.page.machine import ReportedMachine, machines_of
 from homenode.show.page.printed import ChainLink
 from homenode.show.page.verdict_card import VerdictCard, verdict_card
 from homenode.vm.sources import load_host
@@ -26,7 +26,7 @@ ARTICLE = ["H200", "MI350X", "RTX PRO 6000", "RTX 4090", "RTX 4080", "RTX 5090"]
 
 
 @pytest.fixture(scope="module")
-def machines() -> tuple[Machine, ...]:
+def machines() -> tuple[ReportedMachine, ...]:
     evidence = publications()
     names = [s.name for one in evidence for s in one.systems if s.host is not None]
     found = gather([f"published:{name}" for name in names], evidence, [])
@@ -34,7 +34,7 @@ def machines() -> tuple[Machine, ...]:
 
 
 @pytest.fixture(scope="module")
-def document(machines: tuple[Machine, ...]) -> Doc:
+def document(machines: tuple[ReportedMachine, ...]) -> Doc:
     return document_of(machines, (), "now", publications=publications())
 
 
@@ -50,7 +50,7 @@ def sections(document: Doc) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def cards(machines: tuple[Machine, ...]) -> dict[str, VerdictCard]:
+def cards(machines: tuple[ReportedMachine, ...]) -> dict[str, VerdictCard]:
     return {machine.name: verdict_card(machine, "x") for machine in machines}
 
 
@@ -111,7 +111,7 @@ def test_no_page_prints_a_percentage_for_a_multiple(document: Doc) -> None:
 
 
 def test_a_lead_that_single_figures_cannot_show_is_said_and_not_hidden(
-    machines: tuple[Machine, ...],
+    machines: tuple[ReportedMachine, ...],
 ) -> None:
     (mi350x,) = [one for one in machines if one.name == "MI350X"]
     (latency,) = [one for one in mi350x.verdicts if one.objective is Objective.LATENCY]

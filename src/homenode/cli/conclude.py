@@ -34,7 +34,7 @@ from homenode.show.results_text import comparison_text, verdicts_text
 from homenode.vm.sources import load_host
 
 if TYPE_CHECKING:
-    from homenode.show.page.machine import Machine
+    from homenode.show.page.machine import ReportedMachine
 
 
 def compare(asked: CompareArguments) -> None:
@@ -127,7 +127,7 @@ def write_page(folders: list[str], host: str | None, title: str, output: Path) -
     _write(machines, skipped, title, output)
 
 
-def _note_queues(machines: "tuple[Machine, ...]") -> None:
+def _note_queues(machines: "tuple[ReportedMachine, ...]") -> None:
     """Layouts are what this report compares; jobs of two queues have none."""
     from homenode.cluster.bindings.evidence import is_of_a_queue
 
@@ -137,7 +137,7 @@ def _note_queues(machines: "tuple[Machine, ...]") -> None:
 
 def _machines(
     arguments: list[str], published: bool, hosts: Sequence[str | None]
-) -> "tuple[tuple[Machine, ...], tuple[str, ...]]":
+) -> "tuple[tuple[ReportedMachine, ...], tuple[str, ...]]":
     from homenode.show.page.gathered import gather
     from homenode.show.page.machine import machines_of
 
@@ -169,14 +169,14 @@ def _machines(
     return ordered, found.skipped
 
 
-def _place(machine: "Machine") -> tuple[bool, int]:
+def _place(machine: "ReportedMachine") -> tuple[bool, int]:
     """Measured before published, in the order in which the documents name them; of measured ones,
     the more layouts were compared, the earlier."""
     return machine.is_published, 0 if machine.is_published else -len(machine.chosen)
 
 
 def _write(
-    machines: "tuple[Machine, ...]", skipped: tuple[str, ...], title: str, output: Path
+    machines: "tuple[ReportedMachine, ...]", skipped: tuple[str, ...], title: str, output: Path
 ) -> None:
     from datetime import UTC, datetime
 
@@ -198,7 +198,7 @@ def _write(
 
 
 def _rows(
-    machines: "tuple[Machine, ...]",
+    machines: "tuple[ReportedMachine, ...]",
     skipped: tuple[str, ...],
     *,
     csv: bool,

@@ -82,7 +82,8 @@ def decide_all(
     findings = (*machine.findings, *figure_findings(own))
     critical = tuple(one for one in findings if one.severity is Severity.CRITICAL)
     found = [
-        _decided(evidence, machine, one, here, like, critical, expander_buses) for one in objectives
+        _decided(evidence, machine, one, (here, like), critical, expander_buses)
+        for one in objectives
     ]
     if private_memory:
         found = [without_cells(one, ReasonId.PRIVATE_MEMORY) for one in found]
@@ -113,18 +114,18 @@ def _decided(
     evidence: Evidence,
     machine: MachineFacts,
     objective: Objective,
-    here: Sequence[Alternative],
-    like: Mapping[str, Sequence[Alternative]],
+    measured: tuple[Sequence[Alternative], Mapping[str, Sequence[Alternative]]],
     critical: tuple[Finding, ...],
     expander_buses: bool,
 ) -> Verdict:
+    """measured: alternatives of this machine, and of each other machine of its kind."""
     if critical:
         reason = Reason(id=ReasonId.HEALTH)
         found = Verdict(
             objective=objective, system=machine.name, reasons=(reason,), findings=critical
         )
     else:
-        found = _strongest(evidence, machine, objective, here, like, expander_buses)
+        found = _strongest(evidence, machine, objective, *measured, expander_buses)
         if found.layout is None and found.choice is not None:
             found = _with_layout(found, evidence, machine, expander_buses)
     return found

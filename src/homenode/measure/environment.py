@@ -94,17 +94,17 @@ def read_environment(snapshot: Snapshot, host: Host) -> Environment:
         pools[pool.page_bytes] = pools.get(pool.page_bytes, 0) + pool.total_pages
     settings = host.settings
     return Environment(
-        online,
-        None if None in sizes else sum(size for size in sizes if size is not None),
-        tuple(sorted(pools.items())),
-        settings.governors,
-        settings.smt_control,
-        settings.transparent_hugepages,
-        settings.numa_balancing,
-        settings.kernel_release,
-        _turbo(snapshot),
-        tuple(_throttles(snapshot, online)),
-        tuple(
+        online=online,
+        memory_bytes=None if None in sizes else sum(size for size in sizes if size is not None),
+        huge_pages=tuple(sorted(pools.items())),
+        governors=settings.governors,
+        smt_control=settings.smt_control,
+        transparent_hugepages=settings.transparent_hugepages,
+        numa_balancing=settings.numa_balancing,
+        kernel_release=settings.kernel_release,
+        turbo=_turbo(snapshot),
+        throttles=tuple(_throttles(snapshot, online)),
+        links=tuple(
             LinkState(
                 device.bdf,
                 None if device.link is None else device.link.current_gt_per_s,
@@ -113,11 +113,11 @@ def read_environment(snapshot: Snapshot, host: Host) -> Environment:
             )
             for device in host.devices_of_kind(DeviceKind.GPU)
         ),
-        times,
-        tuple(gaps),
-        _microcode(snapshot),
-        _clock_limits_hz(snapshot, online),
-        is_emulated(snapshot, host),
+        times=times,
+        gaps=tuple(gaps),
+        microcode=_microcode(snapshot),
+        clock_limits_hz=_clock_limits_hz(snapshot, online),
+        emulated=is_emulated(snapshot, host),
     )
 
 

@@ -125,7 +125,13 @@ def look_over(machine: Machine, orders: BenchOptions) -> tuple[Prepared, Snapsho
     installed = installed_on(machine, orders.suite, gpus=gpus)
     shown = gpus_shown_by(machine, orders.suite, host, installed)
     ready = prepared(
-        orders, host, installed, boot, allowed_nodes(snapshot), shown, affinity(snapshot)
+        orders=orders,
+        host=host,
+        installed=installed,
+        boot=boot,
+        memory_nodes=allowed_nodes(snapshot),
+        shown=shown,
+        own_pus=affinity(snapshot),
     )
     return ready, snapshot
 
@@ -263,16 +269,16 @@ class _Session:
                 result, said = StepStatus.FAILED, failure
                 text += f"\n--- standard error\n{ended.stderr[-_MOST_ERRORS:]}"
         record = StepRecord(
-            task.number,
-            task.round,
-            task.variant,
-            test.id,
-            result,
-            0.0,
-            _output_name(task),
-            digest(text),
-            returncode,
-            (said[:_MOST_SAID],) if said else (),
+            number=task.number,
+            round=task.round,
+            test=task.variant,
+            attempt=test.id,
+            result=result,
+            seconds=0.0,
+            output=_output_name(task),
+            sha256=digest(text),
+            returncode=returncode,
+            said=(said[:_MOST_SAID],) if said else (),
         )
         return (self._read(record, test, text) if result is StepStatus.DONE else record), text
 

@@ -33,7 +33,7 @@ class Curve(Struct, frozen=True):
     series: int
 
 
-class Level(Struct, frozen=True):
+class SizeRange(Struct, frozen=True):
     """A range of sizes with a name, such as a cache level."""
 
     name: str
@@ -42,7 +42,7 @@ class Level(Struct, frozen=True):
 
 
 def curve_chart(
-    title: str, unit: str, curves: Sequence[Curve], levels: Sequence[Level] = ()
+    title: str, unit: str, curves: Sequence[Curve], levels: Sequence[SizeRange] = ()
 ) -> str:
     """The SVG of these curves. Figures and sizes are above 0."""
     canvas = SvgCanvas.chart(title)
@@ -110,7 +110,7 @@ def _sizes(canvas: SvgCanvas, across: Scale) -> None:
             free_from = x + half + 6
 
 
-def _levels(canvas: SvgCanvas, levels: Sequence[Level], across: Scale) -> None:
+def _levels(canvas: SvgCanvas, levels: Sequence[SizeRange], across: Scale) -> None:
     for number, level in enumerate(levels):
         start, end = across.at(level.low_bytes), across.at(level.high_bytes)
         if end - start < 4:

@@ -76,13 +76,13 @@ class DefineStep:
     def applied(self) -> Applied:
         """What `act` came to."""
         return Applied(
-            self.state,
-            self.store.document_path(self._base),
-            self.store.document_path(sha256(self.tuned)),
-            self._now,
-            (),
-            not self._is_untouched,
-            self._is_edited,
+            state=self.state,
+            original=self.store.document_path(self._base),
+            tuned=self.store.document_path(sha256(self.tuned)),
+            defined=self._now,
+            obstacles=(),
+            changed=not self._is_untouched,
+            edited=self._is_edited,
         )
 
     def do(self, note: Note) -> ChangeEntry:

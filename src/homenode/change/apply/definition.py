@@ -244,7 +244,16 @@ def restore_definition(
         entry = structs.replace(found.entry, before=store.save(found.original))
         if not found.changed:
             store.journal.write(with_facts(entry, name=state.name).now(ChangeState.UNDONE))
-            return Restored(state, before, True, False, before, replaced, before, ())
+            return Restored(
+                state=state,
+                definition=before,
+                exact=True,
+                changed=False,
+                before=before,
+                replaced=replaced,
+                given=before,
+                moved=(),
+            )
         step = DefineStep(virsh, state, store, lock)
         undone = step.undo(entry, store.journal.write, replaces=before)
         now = virsh.definition(state.uuid)
@@ -252,7 +261,16 @@ def restore_definition(
             # With the addresses that libvirt gave out.
             store.journal.write(structs.replace(undone, before=store.save(now)))
     exact = same_definition(now, found.original)
-    return Restored(state, now, exact, True, before, replaced, found.original, found.moved)
+    return Restored(
+        state=state,
+        definition=now,
+        exact=exact,
+        changed=True,
+        before=before,
+        replaced=replaced,
+        given=found.original,
+        moved=found.moved,
+    )
 
 
 @contextmanager

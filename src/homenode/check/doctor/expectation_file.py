@@ -37,18 +37,18 @@ from homenode.check.doctor.expectation import (
 from homenode.machine.description.document import LinkText
 from homenode.machine.link_path import LinkRate
 from homenode.machine.pci import DeviceKind
-from homenode.toml_text import Count, Line, Table, decode_toml
+from homenode.toml_text import Count, Line, TomlTable, decode_toml
 
 VERSION = 1
 _THIS_VERSION = f"{VERSION}, the version that this program reads"
 GigabytesPerSecond = Annotated[float, Meta(gt=0, lt=1e6, extra={"expected": "GB/s such as 50.0"})]
 
 
-class FloorsTable(Table):
+class FloorsTable(TomlTable):
     h2d_gb_per_s: GigabytesPerSecond | None = None
 
 
-class DeviceTable(Table):
+class DeviceTable(TomlTable):
     bdf: Bdf
     kind: DeviceKind = DeviceKind.GPU
     ids: Line | None = None
@@ -56,16 +56,18 @@ class DeviceTable(Table):
     link: LinkText | None = None
 
 
-class HugePagesTable(Table):
+class HugePagesTable(TomlTable):
     node: Count
     page_bytes: Count
     pages: Count
 
 
-CountsTable = defstruct("CountsTable", [(n, Count | None, None) for n in COUNTS], bases=(Table,))
+CountsTable = defstruct(
+    "CountsTable", [(n, Count | None, None) for n in COUNTS], bases=(TomlTable,)
+)
 
 
-class ExpectationTable(Table):
+class ExpectationTable(TomlTable):
     format: Annotated[int, Meta(ge=VERSION, le=VERSION, extra={"expected": _THIS_VERSION})]
     host: Line = ""
     memory_bytes: Count | None = None

@@ -257,7 +257,7 @@ class _Bundle:
 
 
 _ROWS = "homenode.vm.domain.codec"
-_STEPS_FROM = {"Row": 3, "_row": 3, "_once": 3}
+_STEPS_FROM = {"ElementRow": 3, "_row": 3, "_once": 3}
 """From which argument on a row names the steps that write it. The hook has steps of its own
 (PCIE_STEPS): it needs only how rows are read."""
 

@@ -10,7 +10,7 @@ from homenode.machine.pci import PciDevice
 from homenode.machine.topology import Host, NumaNode
 from homenode.plan.request import GuestRequest, request_for
 from homenode.plan.search.memory import LEAST_RESERVE_BYTES
-from homenode.toml_text import Size, Table, decode_toml
+from homenode.toml_text import Size, TomlTable, decode_toml
 from homenode.units import GIB, MIB
 from homenode.vm.gpu_parts import is_divided, parts_at, same_profile
 from homenode.vm.layout import PRESETS, Pinning
@@ -165,7 +165,7 @@ Text = Annotated[
 Number = Annotated[int, Meta(ge=1, le=_MOST)]
 
 
-class SizeTable(Table, kw_only=True):
+class SizeTable(TomlTable, kw_only=True):
     """A size of VM, but for its name."""
 
     gpus: Annotated[int, Meta(ge=0, le=_MOST)] = 0
@@ -212,7 +212,7 @@ class FlavourTable(SizeTable, kw_only=True):
 Format = Annotated[int, Meta(ge=1, le=1, extra={"expected": "1 (see docs/formats/pool.md)"})]
 
 
-class _FlavoursFile(Table, kw_only=True):
+class _FlavoursFile(TomlTable, kw_only=True):
     format: Format
     flavour: Annotated[
         tuple[FlavourTable, ...],

@@ -35,7 +35,7 @@ from homenode.plan.planner import as_placed
 from homenode.plan.search.place import place
 from homenode.plan.shape.assemble import assemble
 from homenode.plan.stored import domain_of_plan
-from homenode.toml_text import Table, decode_toml
+from homenode.toml_text import TomlTable, decode_toml
 from homenode.vm.domain.read import read_vm
 from homenode.vm.plan_model import Plan, Unplannable
 from homenode.vm.plan_options import EmulatorPolicy
@@ -88,7 +88,7 @@ class _RequestTable(FlavourTable, kw_only=True):
     fault_domains: Text | None = None
 
 
-class _RequestsFile(Table, kw_only=True):
+class _RequestsFile(TomlTable, kw_only=True):
     format: Format
     vm: Annotated[
         tuple[_RequestTable, ...],

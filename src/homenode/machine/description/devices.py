@@ -16,7 +16,7 @@ from homenode.machine.description.document import (
     RootTable,
 )
 from homenode.machine.pci import DeviceKind, PartKind, PciBar, PciLink
-from homenode.toml_text import Table, decode_value
+from homenode.toml_text import TomlTable, decode_value
 from homenode.units import GIB, KIB, MIB, parse_bytes
 from homenode.wording import did_you_mean
 
@@ -338,7 +338,7 @@ def _node(table: RootTable | ElementTable, value: object, nodes: Sequence[int]) 
 
 
 def _elements(
-    table: Table, key: str, listed: Sequence[str | ElementTable]
+    table: TomlTable, key: str, listed: Sequence[str | ElementTable]
 ) -> tuple[ElementTable, ...]:
     """The entries of a list as tables: "gpu" is short for { model = "gpu" }."""
     return tuple(
@@ -355,7 +355,7 @@ class _Elements(Struct, frozen=True):
 
     def ports(
         self,
-        table: Table,
+        table: TomlTable,
         key: str,
         listed: Sequence[str | ElementTable],
         link: PciLink | None,

@@ -13,7 +13,7 @@ from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.machine.pci import LinkKind, PartKind, PciLink
 from homenode.machine.topology import LOCAL_DISTANCE, CoreKind, Host, HostSummary
-from homenode.toml_text import NO_LIMIT, Count, Line, Size, Table
+from homenode.toml_text import NO_LIMIT, Count, Line, Size, TomlTable
 
 
 class CacheSizes(Struct, frozen=True):
@@ -103,7 +103,7 @@ DomainNumber = Annotated[int, Meta(ge=0, le=0xFFFFFFFF)]
 HugePages = Annotated[dict[str, Any], Meta(extra={"expected": 'a table such as { "1GiB" = 64 }'})]
 
 
-class HostTable(Table):
+class HostTable(TomlTable):
     page: ClassVar[str] = "docs/formats/host-toml.md"
 
 

@@ -11,7 +11,7 @@ from homenode.machine.description.document import HostDocument, VmTable
 from homenode.machine.description.system import NodeSlot
 from homenode.machine.pci import is_uuid
 from homenode.machine.topology import DEFAULT_HOST_RESERVE, HostReserve, RunningDomain
-from homenode.toml_text import Size, Table, decode_value
+from homenode.toml_text import Size, TomlTable, decode_value
 
 
 def parse_reserve(file: HostDocument) -> HostReserve | None:
@@ -158,7 +158,7 @@ def _pu_lists(
     return tuple(listed)
 
 
-def _online(table: Table, key: str, pus: CpuSet, online: CpuSet) -> CpuSet:
+def _online(table: TomlTable, key: str, pus: CpuSet, online: CpuSet) -> CpuSet:
     if not pus <= online:
         raise table.refusal(key, f"some of the online PUs {online}", str(pus))
     return pus

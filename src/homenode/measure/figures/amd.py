@@ -36,7 +36,15 @@ def of_rocm(run: RocmBandwidthTest, gpus: tuple[Bdf, ...] = ()) -> Figures:
             for column, destination in enumerate(matrix.devices):
                 value = matrix.cells[row][column]
                 if value is not None:
-                    _add_cell(found, source, destination, value, suffix, gpu_of, several)
+                    _add_cell(
+                        found=found,
+                        source=source,
+                        destination=destination,
+                        value=value,
+                        variant=suffix,
+                        gpu_of=gpu_of,
+                        several=several,
+                    )
     if several:
         found.gap("nodes", "CPU n of rocm-bandwidth-test was mistaken for node n")
     if run.matrices and not gpu_of:

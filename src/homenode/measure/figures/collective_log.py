@@ -36,7 +36,7 @@ _LEAST_BYTES = 64 << 20
 """Less than this gives no share of a node."""
 
 
-class Looks(Struct, frozen=True):
+class WatchedMachine(Struct, frozen=True):
     """Of one machine meanwhile. allocated: bytes more than before, the most, by node. busy: PUs on
     which threads ran. guest: bytes of the guest's memory by node of its host."""
 
@@ -49,9 +49,9 @@ class Watched(Struct, frozen=True):
     """What happened meanwhile. host: of a guest's host, None where it was not seen."""
 
     facts: LogFacts
-    own: Looks
+    own: WatchedMachine
     host_numa_ids: tuple[int, ...] | None
-    host: Looks | None = None
+    host: WatchedMachine | None = None
 
 
 def split(output: str) -> tuple[str, Watched]:
@@ -75,9 +75,9 @@ def split(output: str) -> tuple[str, Watched]:
     return _HOST.sub("", output[: found.start()] + output[found.end() :]), watched
 
 
-def _looks(document: Mapping[str, Any]) -> Looks:
+def _looks(document: Mapping[str, Any]) -> WatchedMachine:
     before, during = (_numbers(document.get(name)) for name in ("before", "during"))
-    return Looks(
+    return WatchedMachine(
         tuple((node, used - before[node]) for node, used in during.items() if node in before),
         tuple(_numbers(document.get("threads"))),
         tuple(_numbers(document.get("guest")).items()),

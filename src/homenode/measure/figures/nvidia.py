@@ -60,7 +60,7 @@ class Binding(Struct, frozen=True):
         return (Condition("memory binding", "one node" if is_strict else "several nodes"),)
 
 
-class Section(Struct, frozen=True):
+class LoggedRun(Struct, frozen=True):
     """One run of nvbandwidth in a log. line: of its version, from 1."""
 
     text: str
@@ -69,7 +69,7 @@ class Section(Struct, frozen=True):
     gaps: tuple[Gap, ...]
 
 
-def sections(text: str) -> Iterator[Section]:
+def sections(text: str) -> Iterator[LoggedRun]:
     """The runs of a text, each with the binding that stands before it.
 
     What stands behind the last one is part of it. Nothing where there is no run.
@@ -82,7 +82,7 @@ def sections(text: str) -> Iterator[Section]:
     ends = [*heads[1:], len(lines)]
     for head, start, end in zip(heads, starts, ends, strict=True):
         binding, gaps = _binding("\n".join(lines[head:start]))
-        yield Section("\n".join(lines[start:end]), start + 1, binding, gaps)
+        yield LoggedRun("\n".join(lines[start:end]), start + 1, binding, gaps)
 
 
 def _head_of(lines: list[str], previous: int, start: int) -> int:

@@ -106,13 +106,13 @@ def _of_tool(machine: GpuMachine, binding: HostBinding, left_out: list[Gap]) -> 
         # machine known: nccl-tests makes all its calls, however long one takes.
         patience = 120 + 30 * seconds if if_stopped is None else 90 + 3 * seconds
         test = BenchTest(
-            _id(variant),
-            Group.NCCL,
-            argv,
-            seconds,
-            patience,
-            machine.environment(peers=peers),
-            Reader.NCCL_TESTS,
+            id=_id(variant),
+            group=Group.NCCL,
+            argv=argv,
+            seconds=seconds,
+            timeout_s=patience,
+            environment=machine.environment(peers=peers),
+            reads=Reader.NCCL_TESTS,
             node=node,
             binding=binding.words,
             variant=variant,
@@ -146,13 +146,13 @@ def _choices(machine: GpuMachine) -> BenchTest:
     """A sweep of one call a size that logs what the library chose: not timed, as it logs."""
     log = (("NCCL_DEBUG", "INFO"), ("NCCL_DEBUG_SUBSYS", "TUNING"))
     return BenchTest(
-        "nccl choices",
-        Group.NCCL,
-        machine.nccl_tests(0, 1),
-        15.0,
-        180.0,
-        (*machine.environment(peers=True), *log),
-        Reader.NCCL_CHOICES,
+        id="nccl choices",
+        group=Group.NCCL,
+        argv=machine.nccl_tests(0, 1),
+        seconds=15.0,
+        timeout_s=180.0,
+        environment=(*machine.environment(peers=True), *log),
+        reads=Reader.NCCL_CHOICES,
         binding=UNBOUND,
     )
 
@@ -236,13 +236,13 @@ def _test(settings: CollectiveSettings, machine: GpuMachine) -> BenchTest:
     variables = machine.environment(peers=settings.peers)
     variables += (("NCCL_ALGO", "Ring"),) if settings.ring else ()
     return BenchTest(
-        f"collectives: {settings.name}",
-        Group.COLLECTIVES,
-        (options.python, "-", *words, "--", *tool),
-        EXPERIMENT_TEST_S,
-        120 + 20 * EXPERIMENT_TEST_S,
-        variables,
-        Reader.COLLECTIVE,
+        id=f"collectives: {settings.name}",
+        group=Group.COLLECTIVES,
+        argv=(options.python, "-", *words, "--", *tool),
+        seconds=EXPERIMENT_TEST_S,
+        timeout_s=120 + 20 * EXPERIMENT_TEST_S,
+        environment=variables,
+        reads=Reader.COLLECTIVE,
         program=_PROGRAM,
         node=node,
         variant=settings.name,

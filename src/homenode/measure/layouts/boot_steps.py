@@ -24,7 +24,7 @@ from homenode.change.host_lock import host_locked
 from homenode.change.step import ChangeEntry, ChangeState, ChangeStep, Note
 from homenode.errors import HostError
 from homenode.measure.access.machine import Machine
-from homenode.measure.layouts.copying import Prepared, make_copy, remove_copy
+from homenode.measure.layouts.copying import PreparedCopy, make_copy, remove_copy
 from homenode.measure.layouts.guest import (
     host_boot,
     is_same_host_boot,
@@ -154,7 +154,7 @@ class CopyStep(Struct, frozen=True):
     """The copy of a domain, with its throw-away disks. See ChangeStep."""
 
     on: TrialDomain
-    prepared: Prepared | None = None
+    prepared: PreparedCopy | None = None
 
     def do(self, note: Note) -> ChangeEntry:
         assert self.prepared is not None, "what is to be made is known"

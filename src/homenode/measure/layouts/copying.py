@@ -37,7 +37,7 @@ _MOST_NVRAM_BYTES = 64 << 20
 _BLOCK_FOLDER = Path("/var/lib/libvirt/images")
 
 
-class Prepared(Struct, frozen=True):
+class PreparedCopy(Struct, frozen=True):
     """A copy that is still to be made. document: its definition. disks: under the overlays.
 
     nvram: (the original's file, the copy's); None where it has none.
@@ -49,7 +49,7 @@ class Prepared(Struct, frozen=True):
     nvram: tuple[str, str] | None
 
 
-def prepare_copy(virsh: Virsh, state: DomainState, original: bytes, id: str) -> Prepared:
+def prepare_copy(virsh: Virsh, state: DomainState, original: bytes, id: str) -> PreparedCopy:
     """What a copy of a domain would be; nothing is made.
 
     Devices, sockets and host interfaces are the original's: it is off meanwhile, and libvirt lets
@@ -82,10 +82,10 @@ def prepare_copy(virsh: Virsh, state: DomainState, original: bytes, id: str) -> 
     if nvram is not None:
         _check_nvram(*nvram, name)
     copy = Copy(uuid, name, tuple(overlays.values()), None if nvram is None else nvram[1])
-    return Prepared(copy, document, disks, nvram)
+    return PreparedCopy(copy, document, disks, nvram)
 
 
-def make_copy(virsh: Virsh, prepared: Prepared, host_lock: Sequence[int] = ()) -> None:
+def make_copy(virsh: Virsh, prepared: PreparedCopy, host_lock: Sequence[int] = ()) -> None:
     """Make the overlays and define the copy. Raises HostError, or InputError for disks that are
     other ones by now; `remove_copy` undoes what was made before."""
     for disk, overlay in zip(prepared.disks, prepared.copy.overlays, strict=True):

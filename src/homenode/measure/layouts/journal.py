@@ -86,7 +86,7 @@ class Head(Struct, frozen=True):
         return domain_argument(self.source, self.source_uuid or self.uuid)
 
 
-class Entry(Struct, frozen=True):
+class TrialEntry(Struct, frozen=True):
     """One line. at: UTC, ISO 8601. number: of the boot, None where it is about all of them.
 
     run: name of the results. samples: how many were measured. findings: why a guest was not
@@ -111,7 +111,7 @@ class State(Struct, frozen=True):
     """How a trial stands. outcomes: what came of each boot, by its number. changes: steps that are
     to be undone, in the order in which they were begun. ended: nothing is left to undo or to do."""
 
-    outcomes: dict[int, Entry]
+    outcomes: dict[int, TrialEntry]
     changes: tuple[ChangeEntry, ...]
     ended: bool
 
@@ -143,14 +143,15 @@ class State(Struct, frozen=True):
         return frozenset(number for number, one in self.outcomes.items() if one.what in kinds)
 
 
-def state_of(entries: Iterable[Entry], changes: Iterable[ChangeEntry] = ()) -> State:
+def state_of(entries: Iterable[TrialEntry], changes: Iterable[ChangeEntry] = ()) -> State:
     """The state that these lines lead to. changes: those to undo.
 
-    >>> lines = [Entry("", What.FAILED, 0), Entry("", What.AGAIN, 0), Entry("", What.MEASURED, 1)]
+    >>> whats = ((What.FAILED, 0), (What.AGAIN, 0), (What.MEASURED, 1))
+    >>> lines = [TrialEntry("", what, number) for what, number in whats]
     >>> state_of(lines).outcomes.keys()
     dict_keys([1])
     """
-    outcomes: dict[int, Entry] = {}
+    outcomes: dict[int, TrialEntry] = {}
     ended = False
     for entry in entries:
         if entry.number is not None and entry.what in STATES:
@@ -169,7 +170,7 @@ class Known(Struct, frozen=True):
 
     folder: Path
     head: Head | None
-    entries: tuple[Entry, ...]
+    entries: tuple[TrialEntry, ...]
     changes: tuple[ChangeEntry, ...] = ()
     reason: str | None = None
 
@@ -178,7 +179,7 @@ class Known(Struct, frozen=True):
         return state_of(self.entries, self.changes)
 
 
-class JournalFile(ExperimentJournal[Head, Entry]):
+class JournalFile(ExperimentJournal[Head, TrialEntry]):
     """One trial's folder. Errors of the file system are HostErrors."""
 
     __slots__ = ("changes",)
@@ -187,7 +188,7 @@ class JournalFile(ExperimentJournal[Head, Entry]):
         if not _ID.match(id):
             raise InputError(f"trial {id!r}: expected letters, digits, dots and dashes")
         path = root / "trials" / id
-        super().__init__(path, KIND, Head, Entry)
+        super().__init__(path, KIND, Head, TrialEntry)
         head = ChangeHead(
             run=id, command="homenode trial", undo=command_line("homenode", "trial", "undo", id)
         )
@@ -221,7 +222,17 @@ class JournalFile(ExperimentJournal[Head, Entry]):
     ) -> None:
         """Write a line; it is on disk when this returns."""
         at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        self.add(Entry(at, what, number, detail, run, samples, findings))
+        self.add(
+            TrialEntry(
+                at=at,
+                what=what,
+                number=number,
+                detail=detail,
+                run=run,
+                samples=samples,
+                findings=findings,
+            )
+        )
 
     def known(self) -> Known:
         """What is on disk."""

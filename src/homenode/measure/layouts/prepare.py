@@ -10,7 +10,7 @@ from homenode.change.apply.definition import preview_definition
 from homenode.errors import InputError, UsageError
 from homenode.machine.topology import Host
 from homenode.measure.layouts.boot_steps import ORIGINAL
-from homenode.measure.layouts.copying import Prepared, prepare_copy
+from homenode.measure.layouts.copying import PreparedCopy, prepare_copy
 from homenode.measure.layouts.fitting import Fitted, fit, short_memory
 from homenode.measure.layouts.guest import is_there
 from homenode.measure.layouts.guest_access import GuestAccess, Transport
@@ -64,7 +64,7 @@ class Preflight(Struct, frozen=True):
     begun: TrialConfig
     original: bytes
     fitted: tuple[Fitted, ...]
-    copy: Prepared | None
+    copy: PreparedCopy | None
     obstacles: tuple[str, ...]
     unchecked: tuple[str, ...]
 
@@ -120,24 +120,24 @@ def preflight(virsh: Virsh, name: str, wanted: TrialRequest, host: Host, root: P
         source_uuid=state.uuid,
     )
     begun = TrialConfig(
-        wanted.measuring,
-        wanted.reaching,
-        host_kind(host),
-        tuple(versions_of(host)),
-        is_emulated(original),
-        (*wanted.apply_words, *_no_nvlink(original, state.name)),
-        () if copy is None else copy.disks,
-        None if copy is None else copy.nvram,
-        wanted.plan_words,
+        measuring=wanted.measuring,
+        reaching=wanted.reaching,
+        host_kind=host_kind(host),
+        versions=tuple(versions_of(host)),
+        emulated=is_emulated(original),
+        apply_words=(*wanted.apply_words, *_no_nvlink(original, state.name)),
+        disks=() if copy is None else copy.disks,
+        nvram=None if copy is None else copy.nvram,
+        plan_words=wanted.plan_words,
     )
     return Preflight(
-        head,
-        begun,
-        original,
-        fitted,
-        copy,
-        tuple(dict.fromkeys(obstacles)),
-        tuple(dict.fromkeys(unchecked)),
+        head=head,
+        begun=begun,
+        original=original,
+        fitted=fitted,
+        copy=copy,
+        obstacles=tuple(dict.fromkeys(obstacles)),
+        unchecked=tuple(dict.fromkeys(unchecked)),
     )
 
 
@@ -167,7 +167,7 @@ def reopen(head: Head, journal: JournalFile) -> Reopened:
     }
     copy = None
     if head.copy is not None:
-        copy = Prepared(head.copy, journal.kept(_COPY), config.disks, config.nvram)
+        copy = PreparedCopy(head.copy, journal.kept(_COPY), config.disks, config.nvram)
     return Reopened(head, config, layouts, copy)
 
 

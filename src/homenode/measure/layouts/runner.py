@@ -30,7 +30,7 @@ from homenode.measure.layouts.boot_steps import (
     answered,
     held_interrupts,
 )
-from homenode.measure.layouts.copying import Prepared
+from homenode.measure.layouts.copying import PreparedCopy
 from homenode.measure.layouts.fitting import no_longer_fits
 from homenode.measure.layouts.guest import Reach, answering, boot_of
 from homenode.measure.layouts.host_watch import HostWatch, allocated_between
@@ -76,7 +76,7 @@ class Reopened(Struct, frozen=True):
     head: Head
     config: TrialConfig
     layouts: Mapping[str, Tuned]
-    copy: Prepared | None
+    copy: PreparedCopy | None
 
 
 class Trial(Struct, frozen=True):

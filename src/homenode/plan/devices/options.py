@@ -255,14 +255,14 @@ def device_options(
     }
     gpus = tuple(
         GpuCandidate(
-            gpu.bdf,
-            number,
-            position[gpu.bdf],
-            gpu.node if gpu.node in known else None,
-            1 + sum(by_bdf[b].node in known for b in companions),
-            companions,
-            nics_of[gpu.bdf],
-            frozenset(
+            bdf=gpu.bdf,
+            number=number,
+            position=position[gpu.bdf],
+            home=gpu.node if gpu.node in known else None,
+            weight=1 + sum(by_bdf[b].node in known for b in companions),
+            companions=companions,
+            nics=nics_of[gpu.bdf],
+            nic_nodes=frozenset(
                 node
                 for nic in nics_of[gpu.bdf]
                 if (node := by_bdf[nic].node) is not None and node in known
@@ -272,7 +272,9 @@ def device_options(
         for companions in (inventory.companions[gpu.bdf] if count else (),)
     )
     bit_of = {gpu.bdf: 1 << gpu.number for gpu in gpus}
-    choices = _choices(host, fabric, named_gpus, free, count, others, bit_of)
+    choices = _choices(
+        host, fabric, named=named_gpus, free=free, count=count, others=others, bit_of=bit_of
+    )
     if request.options.with_nvswitches:
         boards = brought.board_choices(
             [gpu.bdf for gpu in named_gpus], [gpu.bdf for gpu in free], count
@@ -308,20 +310,20 @@ def device_options(
         if bit_of.keys() >= one
     }
     return DeviceOptions(
-        tuple(sorted(set(request.devices))),
-        sum(bit_of.get(gpu.bdf, 0) for gpu in named_gpus),
-        tuple(sorted(position[gpu.bdf] for gpu in named_gpus)),
-        homes,
-        gpus,
-        count,
-        (open_gpus,) if choices.groups is None else choices.groups,
-        choices.groups is None,
-        tuple(sorted(masks)),
-        link_groups if groups else (),
-        inventory.without_node,
-        choices.findings,
-        choices.gaps,
-        brought,
+        named=tuple(sorted(set(request.devices))),
+        named_gpus=sum(bit_of.get(gpu.bdf, 0) for gpu in named_gpus),
+        named_positions=tuple(sorted(position[gpu.bdf] for gpu in named_gpus)),
+        homes=homes,
+        gpus=gpus,
+        count=count,
+        groups=(open_gpus,) if choices.groups is None else choices.groups,
+        any_gpus=choices.groups is None,
+        sets=tuple(sorted(masks)),
+        link_groups=link_groups if groups else (),
+        without_node=inventory.without_node,
+        findings=choices.findings,
+        gaps=choices.gaps,
+        brought=brought,
     )
 
 

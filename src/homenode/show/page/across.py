@@ -18,7 +18,7 @@ from homenode.show.bars import (
     range_figures,
     short_figure,
 )
-from homenode.show.page.machine import Machine
+from homenode.show.page.machine import ReportedMachine
 from homenode.show.page.pictures import better_text, metric_bars
 from homenode.wording import plural
 
@@ -32,7 +32,9 @@ _TONES = {"better": "\u25b2 ", "worse": "\u25bc ", "mixed": "\u25b2\u25bc "}
 SeriesOf = Mapping[str, Mapping[SeriesKey, Series]]
 
 
-def summary_table(machines: Sequence[Machine], anchors: Sequence[str], *, paper: bool) -> Table:
+def summary_table(
+    machines: Sequence[ReportedMachine], anchors: Sequence[str], *, paper: bool
+) -> Table:
     """A row for each alternative of each machine, a column for each metric that anybody has."""
     series = [machine.series for machine in machines]
     shown = [
@@ -89,7 +91,7 @@ def _unbroken(unit: str) -> str:
     return unit.replace("/", "/\u2060")
 
 
-def effects_table(machines: Sequence[Machine]) -> Table | None:
+def effects_table(machines: Sequence[ReportedMachine]) -> Table | None:
     """What each switch does to each metric, over all machines; None where no one measured any.
 
     A row for each metric that some switch was measured on, or that a publication sums up.
@@ -182,7 +184,7 @@ def _only_variant(series: Mapping[SeriesKey, Series], metric: Metric) -> tuple[S
     return found if len(found) == 1 else ()
 
 
-def _best(machine: Machine, metric: Metric) -> str | None:
+def _best(machine: ReportedMachine, metric: Metric) -> str | None:
     """The alternative that a verdict found better than every other; None where one is as good.
 
     Nothing is best of figures that are emulated, of a sick machine, or of too few boots.
@@ -252,7 +254,7 @@ MOST_BARS = 60
 """In one chart."""
 
 
-def across_pictures(machines: Sequence[Machine]) -> Iterator[Picture]:
+def across_pictures(machines: Sequence[ReportedMachine]) -> Iterator[Picture]:
     """Charts of several machines on one axis; none where there is but one."""
     for metric in map(METRICS.__getitem__, BY_LAYOUT):
         groups = [
@@ -277,7 +279,7 @@ def across_pictures(machines: Sequence[Machine]) -> Iterator[Picture]:
             yield picture
 
 
-def link_speeds(machines: Sequence[Machine]) -> Table:
+def link_speeds(machines: Sequence[ReportedMachine]) -> Table:
     """Generation of the links and rate of copies of each machine that has copies, as printed or as
     measured."""
     rows = []
@@ -295,7 +297,7 @@ def link_speeds(machines: Sequence[Machine]) -> Table:
     )
 
 
-def _has_unit(machine: Machine, metric: Metric) -> bool:
+def _has_unit(machine: ReportedMachine, metric: Metric) -> bool:
     return any(
         key.metric == metric.id and key.unit == metric.unit
         for one in machine.chosen
@@ -303,7 +305,7 @@ def _has_unit(machine: Machine, metric: Metric) -> bool:
     )
 
 
-def _group_name(machine: Machine, metric: Metric) -> str:
+def _group_name(machine: ReportedMachine, metric: Metric) -> str:
     if metric.id != _COLLECTIVE:
         return machine.name
     nodes = _gpu_nodes(machine)
@@ -312,7 +314,7 @@ def _group_name(machine: Machine, metric: Metric) -> str:
     return f"{machine.name}, GPUs on {plural(len(nodes), 'node')}"
 
 
-def _gpu_nodes(machine: Machine) -> frozenset[int]:
+def _gpu_nodes(machine: ReportedMachine) -> frozenset[int]:
     """Host nodes of the guest's GPUs; of a published machine as it is described."""
     if machine.host is None:
         return frozenset(
@@ -328,7 +330,7 @@ def _gpu_nodes(machine: Machine) -> frozenset[int]:
     return frozenset(int(gpu.node) for gpu in cards[:count] if gpu.node is not None)
 
 
-def _against_reference(machines: Sequence[Machine], metric: Metric) -> Picture | None:
+def _against_reference(machines: Sequence[ReportedMachine], metric: Metric) -> Picture | None:
     """Machines against the first that has a figure; faster is above 1 whatever the metric."""
     found = []
     for machine in machines:
@@ -362,7 +364,7 @@ def _against_reference(machines: Sequence[Machine], metric: Metric) -> Picture |
     return Picture(title, svg, (note,))
 
 
-def _any_series(machine: Machine, metric: Metric) -> Series | None:
+def _any_series(machine: ReportedMachine, metric: Metric) -> Series | None:
     """The machine's figure: of the layout with the most samples; a control moves with none."""
     found: list[Series] = []
     for one in machine.every:
@@ -375,7 +377,7 @@ def _any_series(machine: Machine, metric: Metric) -> Series | None:
     return max(found, key=lambda series: (series.key.worst, series.samples), default=None)
 
 
-def _copies(machine: Machine, metric: Metric) -> str:
+def _copies(machine: ReportedMachine, metric: Metric) -> str:
     """The range over layouts and GPUs; as printed where somebody printed it for all layouts."""
     printed = [
         text
@@ -409,7 +411,7 @@ def _two(low: float, high: float, unit: str) -> str:
     return f"{range_figures(low / divisor, high / divisor)} {name}"
 
 
-def _links(machine: Machine) -> str:
+def _links(machine: ReportedMachine) -> str:
     if machine.published is not None and machine.published.pcie is not None:
         return machine.published.pcie
     if machine.host is None:

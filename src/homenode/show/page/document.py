@@ -11,7 +11,13 @@ from homenode.doc import Cell, Doc, Gallery, Items, Part, Picture, Section, Span
 from homenode.machine.pci import DeviceKind
 from homenode.metrics import METRICS
 from homenode.show.page.across import across_pictures, effects_table, link_speeds, summary_table
-from homenode.show.page.machine import HostPart, Machine, host_lines, host_part, map_sections
+from homenode.show.page.machine import (
+    HostPart,
+    ReportedMachine,
+    host_lines,
+    host_part,
+    map_sections,
+)
 from homenode.show.page.pictures import (
     bar_pictures,
     better_text,
@@ -79,7 +85,7 @@ _INTERVALS = (
 
 
 def document_of(
-    machines: Sequence[Machine],
+    machines: Sequence[ReportedMachine],
     skipped: Sequence[str],
     made: str,
     *,
@@ -136,14 +142,14 @@ def _verdicts(cards: Sequence[VerdictCard], skipped: Sequence[str]) -> Section:
     return Section(title, tuple(parts), "verdicts", "Verdicts")
 
 
-def _effects(machines: Sequence[Machine], *, has_quotes: bool) -> Section:
+def _effects(machines: Sequence[ReportedMachine], *, has_quotes: bool) -> Section:
     table = effects_table(machines)
     about = _EFFECTS + (" In quotes: what a source's own summary says." if has_quotes else "")
     name = "Effects and risks"
     return Section(name, () if table is None else (table,), "effects", name, about)
 
 
-def _chain(machines: Sequence[Machine], publications: Sequence[Publication]) -> Section:
+def _chain(machines: Sequence[ReportedMachine], publications: Sequence[Publication]) -> Section:
     table = Table(
         heads=("evidence", "statement", "source"),
         rows=collective_chain(machines, publications),
@@ -155,7 +161,7 @@ def _chain(machines: Sequence[Machine], publications: Sequence[Publication]) -> 
     return Section(title, (table,) if table.rows else (), "collectives", "Collectives")
 
 
-def _across(machines: Sequence[Machine]) -> Section:
+def _across(machines: Sequence[ReportedMachine]) -> Section:
     speeds = link_speeds(machines)
     parts: list[Part] = list(_pictures("", "", across_pictures(machines)))
     if speeds.rows:
@@ -170,7 +176,9 @@ def _pictures(
         yield Section(title, (Gallery(found, look),), about=about)
 
 
-def _machine(machine: Machine, card: VerdictCard, host: HostPart, *, paper: bool) -> Section:
+def _machine(
+    machine: ReportedMachine, card: VerdictCard, host: HostPart, *, paper: bool
+) -> Section:
     parts: list[Part] = [Text(card.about, "dim"), Text(card.reason)]
     if card.answers and not card.is_stopped:
         parts.append(verdicts_table(card))
@@ -181,7 +189,7 @@ def _machine(machine: Machine, card: VerdictCard, host: HostPart, *, paper: bool
 
 
 def _evidence(
-    machine: Machine, card: VerdictCard, host: HostPart, *, paper: bool
+    machine: ReportedMachine, card: VerdictCard, host: HostPart, *, paper: bool
 ) -> Iterator[Part]:
     matrices = {one.label: matrices_of(one) for one in machine.every}
     near_and_far = _localities(machine, matrices)
@@ -211,12 +219,12 @@ def _evidence(
     yield from _notes(machine, printed.notes, printed.remarks)
 
 
-def _details(machine: Machine) -> Iterator[Picture]:
+def _details(machine: ReportedMachine) -> Iterator[Picture]:
     for pictures in (kernel_pictures, profile_picture, fairness_picture, device_pictures):
         yield from pictures(machine)
 
 
-def _doubts(machine: Machine) -> Iterator[Section]:
+def _doubts(machine: ReportedMachine) -> Iterator[Section]:
     doubts = [
         one for one in machine.doubts if not (machine.is_published and one.id in SAID_BY_LEVEL)
     ]
@@ -231,7 +239,9 @@ def _doubt(one: Doubt) -> tuple[str | Span, ...]:
     return Span(one.id, "bold"), said, remedy
 
 
-def _notes(machine: Machine, notes: Sequence[str], remarks: Sequence[str]) -> Iterator[Section]:
+def _notes(
+    machine: ReportedMachine, notes: Sequence[str], remarks: Sequence[str]
+) -> Iterator[Section]:
     """Of a published machine what is printed; else what its verdicts and runs name."""
     verdicts, sources = machine.verdicts, []
     if not machine.is_published:
@@ -259,7 +269,7 @@ def _sources(publications: Sequence[Publication], published: Sequence[str]) -> S
     return Section("Sources", tuple(parts), "sources", "Sources")
 
 
-def _tests(machines: Sequence[Machine]) -> Section:
+def _tests(machines: Sequence[ReportedMachine]) -> Section:
     measured = {
         key.metric for machine in machines for one in machine.series.values() for key in one
     }
@@ -298,7 +308,7 @@ def _topologies(cards: Sequence[VerdictCard], hosts: Sequence[HostPart]) -> Sect
 
 
 def _localities(
-    machine: Machine, matrices: Mapping[str, Sequence[FigureMatrix]]
+    machine: ReportedMachine, matrices: Mapping[str, Sequence[FigureMatrix]]
 ) -> list[CopyLocality]:
     node_of = _nodes_of_gpus(machine)
     return [
@@ -306,7 +316,7 @@ def _localities(
     ]
 
 
-def _nodes_of_gpus(machine: Machine) -> dict[Bdf, int]:
+def _nodes_of_gpus(machine: ReportedMachine) -> dict[Bdf, int]:
     """From the host, where it is known; else from what runs on host addresses say."""
     found: dict[Bdf, int] = {}
     for run in machine.runs:
@@ -348,7 +358,7 @@ def _locality_table(found: Sequence[CopyLocality], name: str) -> Section:
     return Section("Local and remote", (table,))
 
 
-def _environment(machine: Machine) -> Iterator[Section]:
+def _environment(machine: ReportedMachine) -> Iterator[Section]:
     """What figures were taken under. Nothing of a published machine: what is known of its runs is
     printed as it was."""
     every = () if machine.is_published else machine.every

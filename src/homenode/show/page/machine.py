@@ -1,4 +1,4 @@
-"""Machine: everything that a report says of one machine, and of no other.
+"""ReportedMachine: everything that a report says of one machine, and of no other.
 
 Only what was measured on the same hardware is compared: runs are distinguished by their system and
 by the host that they name."""
@@ -53,7 +53,7 @@ class Stored(Struct, frozen=True):
     guest: Host | None = None
 
 
-class Machine(Struct, frozen=True, kw_only=True):
+class ReportedMachine(Struct, frozen=True, kw_only=True):
     """One machine's part of a report.
 
     name: unlike those of the others. chosen: its alternatives, the baseline first. rest: figures of
@@ -95,7 +95,7 @@ def machines_of(
     stored: Sequence[Stored],
     publications: Sequence[Publication],
     hosts: Mapping[str, Host],
-) -> tuple[Machine, ...]:
+) -> tuple[ReportedMachine, ...]:
     """The machines of these runs, in the order in which they come.
 
     stored: next to each run, in the same order. hosts: topologies, by a published system's
@@ -141,7 +141,7 @@ def _machine(
     neighbours: Mapping[int, Stored],
     publications: Sequence[Publication],
     hosts: Mapping[str, Host],
-) -> Machine:
+) -> ReportedMachine:
     system = _published_system(runs, publications)
     stated = runs if system is not None else _distinguished(runs)
     on_host = _bare_metal(stated)
@@ -172,7 +172,7 @@ def _machine(
     alone = rest if comparison is not None else (*chosen, *rest)
     own = (*own, *(doubt for one in alone for doubt in doubts_of(one)))
     folders = _neighbours_of(chosen, runs, stated, neighbours)
-    return Machine(
+    return ReportedMachine(
         name=name,
         runs=stated,
         chosen=chosen,
@@ -312,7 +312,7 @@ class HostPart(Struct, frozen=True, kw_only=True):
     findings: Section | None
 
 
-def host_part(machine: Machine, *, paper: bool) -> HostPart:
+def host_part(machine: ReportedMachine, *, paper: bool) -> HostPart:
     """What is known of the machine's topology."""
     host = machine.host
     svgs: list[tuple[str, str]] = []
@@ -334,7 +334,7 @@ def host_part(machine: Machine, *, paper: bool) -> HostPart:
     )
 
 
-def host_lines(machine: Machine) -> Iterator[Text]:
+def host_lines(machine: ReportedMachine) -> Iterator[Text]:
     """Where the picture of a host is from, and what of it is assumed."""
     if machine.host is not None:
         source = "as its capture says"
@@ -347,7 +347,7 @@ def host_lines(machine: Machine) -> Iterator[Text]:
         yield Text(f"The host is drawn {source}.{said}", "dim small")
 
 
-def map_sections(machine: Machine, part: HostPart) -> Iterator[Part]:
+def map_sections(machine: ReportedMachine, part: HostPart) -> Iterator[Part]:
     """The topologies, folded; or that there is none."""
     if not part.maps:
         why = "no capture of the host and no plan is stored next to these results"
@@ -360,7 +360,7 @@ def map_sections(machine: Machine, part: HostPart) -> Iterator[Part]:
         yield Section("Links of GPUs and NICs", part.links, is_open=False)
 
 
-def _findings(machine: Machine) -> Section | None:
+def _findings(machine: ReportedMachine) -> Section | None:
     found = () if machine.host is None else diagnose(machine.host).findings
     items: list[Words] = []
     for one, subjects in _by_subjects(found):

@@ -22,8 +22,8 @@ from homenode.show.bars import (
     forest_chart,
     size_text,
 )
-from homenode.show.curves import Curve, Level, Matrix, curve_chart, heat_map
-from homenode.show.page.machine import Machine
+from homenode.show.curves import Curve, Matrix, SizeRange, curve_chart, heat_map
+from homenode.show.page.machine import ReportedMachine
 from homenode.show.paths import meant_paths, paths_picture, paths_text, planned_paths
 from homenode.show.svg_canvas import series_number
 
@@ -61,7 +61,7 @@ def bar_of(label: str, series: Series, position: int, base: Series | None = None
     )
 
 
-def metric_bars(machine: Machine, metric: Metric) -> tuple[tuple[Bar, ...], str]:
+def metric_bars(machine: ReportedMachine, metric: Metric) -> tuple[tuple[Bar, ...], str]:
     """The bars of one metric of a machine, in one unit; multiples are of the first layout's."""
     found = [
         (position, one.label, series)
@@ -74,7 +74,7 @@ def metric_bars(machine: Machine, metric: Metric) -> tuple[tuple[Bar, ...], str]
     return tuple(bar_of(label, series, place, base) for place, label, series in found), unit
 
 
-def bar_pictures(machine: Machine) -> Iterator[Picture]:
+def bar_pictures(machine: ReportedMachine) -> Iterator[Picture]:
     """One chart for each metric that has a figure over all; which way is better is said."""
     for metric in METRICS.values():
         bars, unit = metric_bars(machine, metric)
@@ -91,7 +91,7 @@ def better_text(metric: Metric) -> str:
     return "less is better" if metric.lower_is_better else "more is better"
 
 
-def forest_pictures(machine: Machine) -> Iterator[Picture]:
+def forest_pictures(machine: ReportedMachine) -> Iterator[Picture]:
     """One for each alternative against the baseline, then one for each against bare metal."""
     for comparison in filter(None, (machine.comparison, machine.bare)):
         charts: dict[str, list[ForestRow]] = {}
@@ -112,7 +112,7 @@ def forest_pictures(machine: Machine) -> Iterator[Picture]:
             yield Picture(title, forest_chart(title, rows, end), (note,))
 
 
-def curve_pictures(machine: Machine) -> Iterator[Picture]:
+def curve_pictures(machine: ReportedMachine) -> Iterator[Picture]:
     """Latency over working sets, and collectives over message sizes."""
     for wanted in ("memory-latency", "allreduce-busbw", *_other_curves(machine.series)):
         metric = metric_of(wanted)
@@ -132,7 +132,7 @@ def curve_pictures(machine: Machine) -> Iterator[Picture]:
 
 
 def heat_pictures(
-    machine: Machine, matrices: Mapping[str, Sequence[FigureMatrix]]
+    machine: ReportedMachine, matrices: Mapping[str, Sequence[FigureMatrix]]
 ) -> Iterator[Picture]:
     """Matrices of nodes, GPUs and PUs; those of one metric have the same colours.
 
@@ -169,7 +169,7 @@ def locality_pictures(found: Sequence[CopyLocality]) -> Iterator[Picture]:
         yield Picture(f"{title}: near and far", svg, (note,) if note else ())
 
 
-def path_pictures(machine: Machine) -> Iterator[Picture]:
+def path_pictures(machine: ReportedMachine) -> Iterator[Picture]:
     """Host and guest side by side, for each alternative of which it is known."""
     for one in machine.chosen:
         plan = machine.plans.get(one.label)
@@ -230,7 +230,7 @@ def _other_curves(series: SeriesOf) -> list[str]:
     return sorted(names - {"allreduce-busbw"})
 
 
-def cache_levels(machine: Machine) -> tuple[Level, ...]:
+def cache_levels(machine: ReportedMachine) -> tuple[SizeRange, ...]:
     """Ranges of the caches, as the first alternative that knows its capacities gives them."""
     for one in machine.every:
         capacities = sorted(
@@ -248,7 +248,7 @@ def cache_levels(machine: Machine) -> tuple[Level, ...]:
             ends = [0.0, *(size for size, _ in capacities), max(most, capacities[-1][0])]
             names = [name.upper() for _, name in capacities] + ["DRAM"]
             return tuple(
-                Level(name, max(low, 1.0), high)
+                SizeRange(name, max(low, 1.0), high)
                 for name, low, high in zip(names, ends[:-1], ends[1:], strict=True)
             )
     return ()
@@ -321,7 +321,7 @@ SIZE_LEVELS = (
 """Working sets that stand for a level where no capacity is known: those of the study."""
 
 
-def kernel_pictures(machine: Machine) -> Iterator[Picture]:
+def kernel_pictures(machine: ReportedMachine) -> Iterator[Picture]:
     """All kernels of STREAM by layout, on all memory and on the memory of each node."""
     by_node: dict[int | None, dict[str, list[Bar]]] = {}
     for position, one in enumerate(machine.every):
@@ -354,7 +354,7 @@ def kernel_pictures(machine: Machine) -> Iterator[Picture]:
         yield Picture(title, bar_chart(title, "bytes_per_s", groups), (note,))
 
 
-def profile_picture(machine: Machine) -> Iterator[Picture]:
+def profile_picture(machine: ReportedMachine) -> Iterator[Picture]:
     """Latency from L1 to DRAM: the least and the greatest within each level."""
     levels: dict[str, list[Bar]] = {}
     for position, one in enumerate(machine.every):
@@ -376,7 +376,7 @@ def profile_picture(machine: Machine) -> Iterator[Picture]:
         yield Picture(title, bar_chart(title, "ns", groups, log=True), (note,))
 
 
-def _size_levels(machine: Machine) -> tuple[tuple[str, float, float], ...]:
+def _size_levels(machine: ReportedMachine) -> tuple[tuple[str, float, float], ...]:
     """(name, least, most bytes) of working sets, by the machine's caches where they are known."""
     known = cache_levels(machine)
     if not known:
@@ -387,7 +387,7 @@ def _size_levels(machine: Machine) -> tuple[tuple[str, float, float], ...]:
     )
 
 
-def fairness_picture(machine: Machine) -> Iterator[Picture]:
+def fairness_picture(machine: ReportedMachine) -> Iterator[Picture]:
     """Events of each thread: the mean with the spread over threads, by layout."""
     bars: list[Bar] = []
     for position, one in enumerate(machine.every):
@@ -424,7 +424,7 @@ def fairness_picture(machine: Machine) -> Iterator[Picture]:
         yield Picture(title, svg, (note,))
 
 
-def device_pictures(machine: Machine) -> Iterator[Picture]:
+def device_pictures(machine: ReportedMachine) -> Iterator[Picture]:
     """Every GPU's copies under each layout, near and far from its node where that is known."""
     figures = [(one, _device_figures(one)) for one in machine.every]
     for metric in METRICS.values():
@@ -461,7 +461,9 @@ def _device_figures(one: Alternative) -> dict[str, dict[object, list[float]]]:
     return found
 
 
-def _near_devices(machine: Machine, one: Alternative, metric: str) -> frozenset[object] | None:
+def _near_devices(
+    machine: ReportedMachine, one: Alternative, metric: str
+) -> frozenset[object] | None:
     """GPUs whose thread was on their own node; None = unknown."""
     names = {run.head.name for run in one.runs}
     for publication in machine.sources:

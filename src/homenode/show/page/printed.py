@@ -20,7 +20,7 @@ from homenode.doc import Cell, Items, Part, Section, Table
 from homenode.measure.results.model import Run, Sample
 from homenode.metrics import METRICS
 from homenode.objective import Objective
-from homenode.show.page.machine import BARE, Machine
+from homenode.show.page.machine import BARE, ReportedMachine
 
 
 class Printed(Struct, frozen=True, kw_only=True):
@@ -33,7 +33,7 @@ class Printed(Struct, frozen=True, kw_only=True):
     remarks: tuple[str, ...] = ()
 
 
-def printed_part(machine: Machine) -> Printed:
+def printed_part(machine: ReportedMachine) -> Printed:
     """What is printed of a machine."""
     parts = [_of(publication, machine) for publication in machine.sources]
     return parts[0] if parts else Printed()
@@ -125,7 +125,7 @@ def _change(report: FieldReport) -> str:
     return multiple_text(low) if low == high else f"{multiple_text(low)} to {multiple_text(high)}"
 
 
-def _of(publication: Publication, machine: Machine) -> Printed:
+def _of(publication: Publication, machine: ReportedMachine) -> Printed:
     system = machine.published
     assert system is not None
     claims = tuple(
@@ -157,7 +157,7 @@ def _of(publication: Publication, machine: Machine) -> Printed:
     )
 
 
-def _figures(publication: Publication, machine: Machine, system: System) -> Table | None:
+def _figures(publication: Publication, machine: ReportedMachine, system: System) -> Table | None:
     """Figures as printed, the source's choices in columns, and what it says of the machine."""
     figures = [one for one in publication.figures if one.system == system.name]
     used = {choice for one in figures for choice, _ in one.texts}
@@ -176,7 +176,9 @@ def _figures(publication: Publication, machine: Machine, system: System) -> Tabl
     return Table(heads=("", *heads), rows=tuple(rows), numeric=heads, look="printed")
 
 
-def _counts(machine: Machine, choices: Sequence[str], inferred: Sequence[str]) -> tuple[str, ...]:
+def _counts(
+    machine: ReportedMachine, choices: Sequence[str], inferred: Sequence[str]
+) -> tuple[str, ...]:
     known = {run.head.name: run.head.vcpus for run in machine.runs}
     return tuple(
         ""
@@ -194,7 +196,7 @@ def _title(metric: str, variant: str | None) -> str:
 
 
 def _author_row(
-    publication: Publication, theirs: PublishedVerdict, machine: Machine
+    publication: Publication, theirs: PublishedVerdict, machine: ReportedMachine
 ) -> tuple[str, ...]:
     """What the authors recommend for a use, and what ours is next to it."""
     found = [publication.choice(name) for name in theirs.choices]
@@ -206,7 +208,7 @@ def _author_row(
     return (str(use), choice, f'"{theirs.source}"', _ours(theirs, machine))
 
 
-def _ours(theirs: PublishedVerdict, machine: Machine) -> str:
+def _ours(theirs: PublishedVerdict, machine: ReportedMachine) -> str:
     if theirs.work is not None:
         return "no objective of a VM: it changes no answer above"
     agree: list[str] = []
@@ -280,7 +282,7 @@ class _Figures(Struct, frozen=True):
 
 
 def collective_chain(
-    machines: Sequence[Machine], publications: Sequence[Publication]
+    machines: Sequence[ReportedMachine], publications: Sequence[Publication]
 ) -> tuple[ChainLink, ...]:
     """What the experiment found on these machines, then the chain of what is known besides.
 
@@ -291,7 +293,7 @@ def collective_chain(
     return (*_found(machines), *chain)
 
 
-def _found(machines: Sequence[Machine]) -> Iterator[ChainLink]:
+def _found(machines: Sequence[ReportedMachine]) -> Iterator[ChainLink]:
     for machine in machines:
         bare = tuple(one for one in machine.rest if one.label == BARE)
         found = diagnose(machine.chosen, bare)
@@ -306,7 +308,7 @@ def _found(machines: Sequence[Machine]) -> Iterator[ChainLink]:
             yield ChainLink("unknown", f"{machine.name}: {one}", "channels in NCCL's log")
 
 
-def _collectives(machine: Machine) -> _Figures | None:
+def _collectives(machine: ReportedMachine) -> _Figures | None:
     flat, cells = (_value(machine, layout, _COLLECTIVE) for layout in (_FLAT, _CELLS))
     if flat is None or cells is None:
         return None
@@ -322,7 +324,7 @@ def _collectives(machine: Machine) -> _Figures | None:
     )
 
 
-def _value(machine: Machine, layout: str, metric: str) -> float | None:
+def _value(machine: ReportedMachine, layout: str, metric: str) -> float | None:
     for one in machine.chosen:
         if one.switches.name != layout:
             continue

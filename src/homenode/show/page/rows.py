@@ -12,7 +12,7 @@ from homenode.decide.comparison import Effect
 from homenode.decide.summary import Series, SeriesKey
 from homenode.errors import HostError
 from homenode.measure.results.model import FigureKey
-from homenode.show.page.machine import Machine
+from homenode.show.page.machine import ReportedMachine
 from homenode.wording import printable
 
 VERSION = 2
@@ -24,7 +24,7 @@ _STEERS = ("=", "+", "-", "@", "\t", "\r")
 """A cell that begins so is a formula to a spreadsheet."""
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True):
+class ReportRow(msgspec.Struct, frozen=True, kw_only=True):
     """One series of one alternative; the names are the columns. See docs/formats/rows.md."""
 
     machine: str
@@ -67,10 +67,10 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     doubts: str | None
 
 
-COLUMNS = Row.__struct_fields__
+COLUMNS = ReportRow.__struct_fields__
 
 
-def rows_of(machine: Machine) -> Iterator[Row]:
+def rows_of(machine: ReportedMachine) -> Iterator[ReportRow]:
     """Every series of a machine's alternatives, with its effect against the baseline."""
     effects = (
         {}
@@ -82,7 +82,7 @@ def rows_of(machine: Machine) -> Iterator[Row]:
             yield _row(machine, alternative, key, series, effects.get((alternative.label, key)))
 
 
-def csv_text(rows: Iterable[Row]) -> str:
+def csv_text(rows: Iterable[ReportRow]) -> str:
     """The rows as CSV (RFC 4180), with a head. A text that a spreadsheet would run is quoted off,
     and what steers a terminal is a question mark.
 
@@ -94,14 +94,14 @@ def csv_text(rows: Iterable[Row]) -> str:
     return "\r\n".join(lines) + "\r\n"
 
 
-def json_text(rows: Iterable[Row], skipped: Sequence[str]) -> str:
+def json_text(rows: Iterable[ReportRow], skipped: Sequence[str]) -> str:
     """The same rows as JSON, `homenode.rows/2`, with what was left out."""
     document = {"format": f"homenode.rows/{VERSION}", "skipped": skipped, "rows": list(rows)}
     encoded = msgspec.json.encode(msgspec.to_builtins(document))
     return msgspec.json.format(encoded, indent=2).decode() + "\n"
 
 
-def parquet_of(rows: Sequence[Row]) -> bytes:
+def parquet_of(rows: Sequence[ReportRow]) -> bytes:
     """The rows, column by column. Raises HostError without pyarrow."""
     try:
         arrow: Any = import_module("pyarrow")
@@ -112,7 +112,7 @@ def parquet_of(rows: Sequence[Row]) -> bytes:
             hint="pip install pyarrow, or use --csv: the rows are the same",
         ) from None
     schema, columns = [], []
-    for name, kind in get_type_hints(Row).items():
+    for name, kind in get_type_hints(ReportRow).items():
         named = str(getattr(kind, "__name__", kind)).partition(" | ")[0]
         of = getattr(arrow, _TYPES[named])()
         schema.append((name, of))
@@ -141,12 +141,16 @@ def _cell(value: object) -> str:
 
 
 def _row(
-    machine: Machine, one: Alternative, key: SeriesKey, series: Series, effect: Effect | None
-) -> Row:
+    machine: ReportedMachine,
+    one: Alternative,
+    key: SeriesKey,
+    series: Series,
+    effect: Effect | None,
+) -> ReportRow:
     head = one.runs[0].head
     switches = one.switches
     counts = {run.head.vcpus for run in one.runs}
-    return Row(
+    return ReportRow(
         machine=machine.name,
         system=head.system,
         layout=one.label,

@@ -11,7 +11,7 @@ from homenode.decide.verdict import SourceVerdict, Verdict, titles_of
 from homenode.doc import Cell, Span, Table, Words
 from homenode.measure.results.model import UNKNOWN_SWITCHES, Origin
 from homenode.objective import Objective
-from homenode.show.page.machine import Machine
+from homenode.show.page.machine import ReportedMachine
 from homenode.show.results_text import doubts_of
 from homenode.vm.layout import PRESETS
 
@@ -72,7 +72,7 @@ class VerdictCard(Struct, frozen=True, kw_only=True):
         return bool(self.answers) and not any(one.has_choice for one in self.answers)
 
 
-def verdict_card(machine: Machine, anchor: str) -> VerdictCard:
+def verdict_card(machine: ReportedMachine, anchor: str) -> VerdictCard:
     """The card of a machine."""
     graded = machine.graded
     origins = {run.head.origin for run in machine.runs}
@@ -157,7 +157,7 @@ def verdicts_table(card: VerdictCard) -> Table:
     )
 
 
-def _stop(machine: Machine) -> str:
+def _stop(machine: ReportedMachine) -> str:
     """The first of the findings that stop every recommendation, and how many are like it; of logs
     that no one said a layout of, what to do."""
     heads = [run.head for run in machine.runs]
@@ -181,7 +181,7 @@ def _stop(machine: Machine) -> str:
     return f"{subject}: found {observed}, expected {expected}.{fix}"
 
 
-def machine_line(machine: Machine) -> str:
+def machine_line(machine: ReportedMachine) -> str:
     """What the machine is, as far as anybody said."""
     if machine.published is not None:
         system = machine.published
@@ -191,7 +191,7 @@ def machine_line(machine: Machine) -> str:
     return "; ".join(kinds) or "the results do not name its processor and GPUs"
 
 
-def _authors(machine: Machine) -> Iterator[str]:
+def _authors(machine: ReportedMachine) -> Iterator[str]:
     """Of the whole machine where they say so, else of each use."""
     for publication in machine.sources:
         own = [one for one in publication.verdicts if one.system == machine.runs[0].head.system]
@@ -209,7 +209,7 @@ def _other(source: SourceVerdict, ours: Verdict) -> str:
     return ("\u2260 " if another else "") + f"{source.publication}: {theirs}"
 
 
-def _answer(one: Verdict, origins: str, machine: Machine) -> Answer:
+def _answer(one: Verdict, origins: str, machine: ReportedMachine) -> Answer:
     said = [f"measure next: {one.measure_next}"] if one.measure_next is not None else []
     ground = ground_of(one)
     if origins and one.boots is not None:

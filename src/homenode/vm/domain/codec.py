@@ -55,7 +55,7 @@ PCIE_STEPS: tuple[Step, ...] = (
 """For a plan whose pins and memory are the document's own: its PCIe tree and distances alone."""
 
 
-class Row(Struct, frozen=True):
+class ElementRow(Struct, frozen=True):
     """An element with what is below it.
 
     path: below <domain>. field: of Vm, or of RunningDomain; None = it is only written. read: the
@@ -176,8 +176,10 @@ def _read_cells(document: Document) -> tuple[VmCell, ...]:
     return tuple(found)
 
 
-def _row(path: str, field: str | None, read: Callable[[Document], Any] | None, *steps: Step) -> Row:
-    return Row(path, field, read, steps)
+def _row(
+    path: str, field: str | None, read: Callable[[Document], Any] | None, *steps: Step
+) -> ElementRow:
+    return ElementRow(path, field, read, steps)
 
 
 def _once(
@@ -185,11 +187,11 @@ def _once(
     field: str | None = None,
     read: Callable[[Document], Any] | None = None,
     *steps: Step,
-) -> Row:
-    return Row(path, field, read, steps, once=True)
+) -> ElementRow:
+    return ElementRow(path, field, read, steps, once=True)
 
 
-ROWS: tuple[Row, ...] = (
+ROWS: tuple[ElementRow, ...] = (
     _once("vcpu", "vcpus", lambda document: cpu.read_vcpus(document)[0], cpu.edit_vcpus),
     _row("", "domain_type", lambda document: needed(document.root, "type")),
     _once("name", "name", read_name),
@@ -236,7 +238,7 @@ ROWS: tuple[Row, ...] = (
     _row("cpu/numa/interconnects", None, None, cells.edit_cells),
     _once("devices"),
     _row("devices/emulator", "architecture", cpu.read_architecture),
-    Row(
+    ElementRow(
         "devices/controller",
         "controllers",
         controllers.read_controllers,
@@ -248,7 +250,7 @@ ROWS: tuple[Row, ...] = (
         controllers.read_hole,
         controllers.edit_aperture,
     ),
-    Row(
+    ElementRow(
         "devices/hostdev",
         "hostdevs",
         hostdevs.read_hostdevs,

@@ -53,7 +53,7 @@ class Option(NamedTuple):
     end: int
 
 
-class Command(NamedTuple):
+class HypervisorCommand(NamedTuple):
     text: str
     options: tuple[Option, ...]
     source: str
@@ -98,7 +98,7 @@ def _tokens(text: str, source: str) -> Iterator[tuple[str, int, int]]:
             at = match.end()
 
 
-def parse(content: bytes, source: str) -> Command:
+def parse(content: bytes, source: str) -> HypervisorCommand:
     """Raises ParseError for what is no such command."""
     text = text_of(content, source, "a command")
     spans = list(_tokens(text, source))
@@ -122,7 +122,7 @@ def parse(content: bytes, source: str) -> Command:
     for name in ("--cpus", "--memory", "--platform"):
         if sum(option.name == name for option in options) > 1:
             raise ParseError(source, f"{name} once", "it again")
-    return Command(text, tuple(options), source)
+    return HypervisorCommand(text, tuple(options), source)
 
 
 def fields_of(value: str) -> dict[str, str]:
@@ -171,7 +171,7 @@ def _new(guest: Vm, plan: Plan) -> str:
     )
 
 
-def _edited(writing: Writing[Command], wanted: Mapping[str, list[str]]) -> str:
+def _edited(writing: Writing[HypervisorCommand], wanted: Mapping[str, list[str]]) -> str:
     """The text with our options taken out and written again where the first of them was."""
     command = writing.file
     text = command.text
@@ -199,7 +199,7 @@ def _joined(words: list[tuple[str, str]], separator: str) -> str:
     return text.removeprefix(separator)
 
 
-def _read_head(command: Command) -> Mapping[str, Any]:
+def _read_head(command: HypervisorCommand) -> Mapping[str, Any]:
     platform = command.first("--platform", "")
     values = (value for option in command.options for value in option.values)
     security = "tdx" if platform.get("tdx") == "on" else None
@@ -210,7 +210,7 @@ def _read_head(command: Command) -> Mapping[str, Any]:
     }
 
 
-def _read_cpus(command: Command) -> Mapping[str, Any]:
+def _read_cpus(command: HypervisorCommand) -> Mapping[str, Any]:
     cpus = command.first("--cpus", "boot=1")
     vcpus = command.number(cpus, "boot")
     fields: dict[str, Any] = {"vcpus": vcpus}
@@ -234,7 +234,7 @@ def _read_cpus(command: Command) -> Mapping[str, Any]:
     return fields
 
 
-def _write_cpus(writing: Writing[Command]) -> Mapping[str, list[str]]:
+def _write_cpus(writing: Writing[HypervisorCommand]) -> Mapping[str, list[str]]:
     plan, shape = writing.plan, writing.plan.topology
     given = writing.file.first("--cpus", "")
     cpus: dict[str, str | None] = {"boot": str(plan.vcpus)}
@@ -250,7 +250,7 @@ def _write_cpus(writing: Writing[Command]) -> Mapping[str, list[str]]:
     return {"--cpus": [_merged(given, cpus)]}
 
 
-def _read_emulator(command: Command) -> Mapping[str, Any]:
+def _read_emulator(command: HypervisorCommand) -> Mapping[str, Any]:
     match = re.search(r"taskset -c ([0-9,-]{1,4000}) ", command.text)
     where = f"{command.source}: taskset"
     return {"emulator_pus": None if match is None else CpuSet.parse(match[1], where)}
@@ -263,12 +263,12 @@ def cell_pages(keys: Mapping[str, str], source: str) -> int | None:
     return size_of(keys["hugepage_size"], source) if "hugepage_size" in keys else 0
 
 
-def _sizes(command: Command) -> dict[str, int]:
+def _sizes(command: HypervisorCommand) -> dict[str, int]:
     where = f"{command.source}: --memory-zone"
     return {name: size_of(keys.get("size", ""), where) for name, keys in command.zones.items()}
 
 
-def _read_memory(command: Command) -> Mapping[str, Any]:
+def _read_memory(command: HypervisorCommand) -> Mapping[str, Any]:
     source, zones = command.source, command.zones.values()
     memory = command.first("--memory", "size=512M")
     total = size_of(memory.get("size", "0"), f"{source}: --memory")
@@ -281,7 +281,7 @@ def _read_memory(command: Command) -> Mapping[str, Any]:
     }
 
 
-def _write_memory(writing: Writing[Command]) -> Mapping[str, list[str]]:
+def _write_memory(writing: Writing[HypervisorCommand]) -> Mapping[str, list[str]]:
     plan, given = writing.plan, writing.file.first("--memory", "")
     pages: dict[str, str | None] = {}
     if plan.page_bytes is not None:
@@ -323,13 +323,13 @@ def _zones_of_nodes(plan: Plan) -> list[tuple[int, int, int]]:
     ]
 
 
-def _read_cells(command: Command) -> Mapping[str, Any]:
+def _read_cells(command: HypervisorCommand) -> Mapping[str, Any]:
     nodes = [(command.number(keys, "guest_numa_id"), keys) for keys in command.all("--numa")]
     nodes.sort(key=lambda node: node[0])
     return {"cells": tuple(_cell(command, number, keys, len(nodes)) for number, keys in nodes)}
 
 
-def _cell(command: Command, number: int, keys: Keys, count: int) -> VmCell:
+def _cell(command: HypervisorCommand, number: int, keys: Keys, count: int) -> VmCell:
     source, zones, sizes = command.source, command.zones, _sizes(command)
     names = _list(keys.get("memory_zones", ""))
     unknown = [name for name in names if name not in zones]
@@ -361,18 +361,18 @@ def _segments(plan: Plan) -> dict[int, int]:
     return {cell: number for number, cell in enumerate(cells, start=1)}
 
 
-def _given_devices(command: Command) -> list[tuple[Bdf | str, Keys]]:
+def _given_devices(command: HypervisorCommand) -> list[tuple[Bdf | str, Keys]]:
     return [(_device(keys), keys) for keys in command.all("--device")]
 
 
-def _names(writing: Writing[Command]) -> dict[Bdf, str]:
+def _names(writing: Writing[HypervisorCommand]) -> dict[Bdf, str]:
     """Ids of the planned devices: those that the user gave them stay."""
     given = {bdf: keys.get("id", "") for bdf, keys in _given_devices(writing.file)}
     own = {bdf: name for bdf, name in given.items() if name and not _OUR_ID.match(name)}
     return {d.bdf: own.get(d.bdf, f"homenode{i}") for i, d in enumerate(writing.plan.devices)}
 
 
-def _write_cells(writing: Writing[Command]) -> Mapping[str, list[str]]:
+def _write_cells(writing: Writing[HypervisorCommand]) -> Mapping[str, list[str]]:
     plan, segments, names = writing.plan, _segments(writing.plan), _names(writing)
     owner: dict[int, str] = {
         cell: names[device.bdf] for device in plan.devices for cell in device.initiator_cells
@@ -397,7 +397,7 @@ def _device(keys: Mapping[str, str]) -> Bdf | str:
     return canonical_uuid(name) or Bdf.parse(name, "--device path")
 
 
-def _read_devices(command: Command) -> Mapping[str, Any]:
+def _read_devices(command: HypervisorCommand) -> Mapping[str, Any]:
     cell_of: dict[int, int] = {}
     gpu_of: list[tuple[int, str]] = []
     for keys in command.all("--numa"):
@@ -419,7 +419,7 @@ def _read_devices(command: Command) -> Mapping[str, Any]:
     return {"hostdevs": hostdevs, "mediated": mediated}
 
 
-def _write_devices(writing: Writing[Command]) -> Mapping[str, list[str]]:
+def _write_devices(writing: Writing[HypervisorCommand]) -> Mapping[str, list[str]]:
     """Mediated devices are of no plan: they stay, as do the other keys of a device."""
     segments, names = _segments(writing.plan), _names(writing)
     given = _given_devices(writing.file)
@@ -438,7 +438,7 @@ def _write_devices(writing: Writing[Command]) -> Mapping[str, list[str]]:
     return {"--platform": [_merged({}, platform)] if platform else [], "--device": words}
 
 
-def _prepare(writing: Writing[Command], wanted: Any) -> tuple[tuple[str, bytes], ...]:
+def _prepare(writing: Writing[HypervisorCommand], wanted: Any) -> tuple[tuple[str, bytes], ...]:
     values = plan_values(writing.plan)
     text = (
         "#!/usr/bin/env bash\n# homenode: reserve huge pages, give the devices to vfio-pci. "

@@ -11,7 +11,13 @@ from homenode.decide.alternative import alternatives
 from homenode.decide.compare import compare
 from homenode.decide.comparison import NO_ORDER, ORDER, EvidenceLevel, Outcome
 from homenode.decide.machine_facts import Belonging, belonging
+from homenode.errors import ParseError
+from homenode.machine.tools import stream
+from homenode.measure.imported.files import find_folders
+from homenode.measure.imported.runs import ImportOptions, imported_runs
+from homenode.measure.model import Reader
 from homenode.measure.results.model import Origin, Run, hardware_of
+from homenode.measure.step_reading import figures_of
 from homenode.vm.sources import load_host
 from tests.command_line import homenode
 from tests.simulated_runs import simulated_run
@@ -151,3 +157,53 @@ def test_runs_that_show_no_machine_do_not_count_for_a_host(logs: Path) -> None:
     homenode("import", "logs", "--machine", "hgx-h100", "-o", "own")
     found = homenode("recommend", "own", "--host", "hgx-h100")
     assert "these runs name no host" not in " ".join(found.stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("unit", "expected"), [("MB", 2e11), ("GB", 2e14), ("MiB", 2e5 * 2**20), ("GiB", 2e5 * 2**30)]
+)
+def test_rates_of_stream_are_in_the_unit_of_their_head(unit: str, expected: float) -> None:
+    text = STREAM.format(rate=200000).replace("MB/s", f"{unit}/s")
+    assert stream.parse(text).kernels[0].best_bytes_per_s == pytest.approx(expected)
+
+
+def test_a_rate_in_another_unit_is_refused() -> None:
+    with pytest.raises(ParseError, match="rates in MB, GB, MiB, GiB"):
+        stream.parse(STREAM.format(rate=200000).replace("MB/s", "furlongs/s"))
+
+
+def test_arrays_that_fit_into_caches_measure_no_memory() -> None:
+    small = STREAM.format(rate=200000).replace("800000000", "100000")
+    figures = figures_of(Reader.STREAM, small, "x.txt")
+    assert not figures.samples
+    assert "fit into caches" in str(figures.gaps)
+
+
+SHOW = """policy: bind
+preferred node: 1
+physcpubind: 0 1 2 3
+cpubind: 0
+nodebind: 0
+membind: 1
+"""
+
+
+def test_memory_that_numactl_bound_is_that_node_s_and_no_headline() -> None:
+    text = STREAM.format(rate=200000)
+    assert {one.node for one in figures_of(Reader.STREAM, SHOW + text, "x").samples} == {1}
+    of_all = SHOW.replace("policy: bind", "policy: default").replace("membind: 1", "membind: 0")
+    assert {one.node for one in figures_of(Reader.STREAM, of_all + text, "x").samples} == {None}
+
+
+@pytest.mark.parametrize("tag", ["[1,0]<stdout>:", "[prterun-host-1@1,0]<stdout>: "])
+def test_tags_of_mpirun_are_removed(tag: str, tmp_path: Path) -> None:
+    text = STREAM.format(rate=200000)
+    (tmp_path / "x.log").write_text("".join(f"{tag}{line}\n" for line in text.splitlines()))
+    (run,) = imported_runs(find_folders(tmp_path).folders, ImportOptions())
+    assert run.run.samples
+
+
+def test_folders_of_other_tools_are_compared_as_they_are(logs: Path) -> None:
+    said = homenode("compare", "logs/pin", "logs/pin-numa")
+    assert said.exit_code == 0, said.exception
+    assert "memory bandwidth" in said.stdout

@@ -40,7 +40,7 @@ from homenode.measure.figures import nvidia as gpu_figures
 from homenode.measure.figures import processors as cpu_figures
 from homenode.measure.figures import torch_programs as torch_figures
 from homenode.measure.figures.collective_log import CollectiveCurve, flat_curve
-from homenode.measure.figures.nvidia import Binding, sections
+from homenode.measure.figures.nvidia import Binding, binding_in, sections
 from homenode.measure.figures.probe import BracketedSample, StepReading, probe_figures
 from homenode.measure.figures.sample import Figures, joined, numbered, sample
 from homenode.measure.figures.torch_programs import COPYING_THREAD
@@ -352,6 +352,24 @@ def _log(
     return lambda text, name: of_run(parse(text))
 
 
+def _stream_log(text: str, name: str) -> Figures:
+    """With the binding of the process, where numactl --show stands before the run."""
+    run = stream.parse(text)
+    head = text[: found.start()] if (found := _STREAM.search(text)) else ""
+    if "policy:" not in head:
+        return cpu_figures.of_stream(run)
+    binding, gaps = binding_in(head)
+    # Without a policy all memory of one node can be all that the machine has.
+    is_bound = binding is not None and (
+        "policy: bind" in head or len(binding.memory_nodes) > len(binding.cpu_nodes)
+    )
+    figures = cpu_figures.of_stream(run, binding.node if binding is not None and is_bound else None)
+    conditions = binding.conditions() if binding is not None and is_bound else ()
+    return replace(
+        figures, conditions=(*figures.conditions, *conditions), gaps=(*figures.gaps, *gaps)
+    )
+
+
 class ToolOutput(Struct, frozen=True):
     """How a tool's output is read. sign: what only it prints, for files; None where none is looked
     for. of_log: the figures of a file and its name. of_step: of a test of the suite, which also
@@ -384,7 +402,7 @@ TOOLS = {
     Reader.NCCL_CHOICES: ToolOutput(of_step=_choices),
     Reader.COLLECTIVE: ToolOutput(of_step=_watched_collective),
     Reader.INTEL_MLC: ToolOutput(_MLC, _log(intel_mlc.parse, cpu_figures.of_mlc)),
-    Reader.STREAM: ToolOutput(_STREAM, _log(stream.parse, cpu_figures.of_stream)),
+    Reader.STREAM: ToolOutput(_STREAM, _stream_log),
     Reader.SYSBENCH: ToolOutput(_SYSBENCH, _log(sysbench.parse, cpu_figures.of_sysbench)),
     Reader.LIKWID: ToolOutput(_LIKWID, _log(likwid_bench.parse, cpu_figures.of_likwid)),
     Reader.CUDA: ToolOutput(_CUDA, _log(cuda_bandwidth_test.parse, gpu_figures.of_cuda)),

@@ -4,7 +4,7 @@
 `published:SYSTEM/NAME` one of them, by the document's own word or by our layout's name.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 from msgspec import Struct
@@ -13,11 +13,15 @@ from homenode.decide.evidence.documents import publications
 from homenode.decide.evidence.model import Evidence
 from homenode.errors import InputError
 from homenode.machine.topology import Host
+from homenode.measure.imported.files import find_sources
+from homenode.measure.imported.runs import ImportOptions, imported_runs
 from homenode.measure.results.model import UNKNOWN_SWITCHES, Run
-from homenode.measure.results.store import load_runs
+from homenode.measure.results.store import FILE, load_runs
 from homenode.vm.sources import shipped_host
 
 PUBLISHED = "published:"
+_PAGES = (".html", ".pdf")
+"""Of reports: no one takes them for results."""
 
 
 class Named(Struct, frozen=True):
@@ -52,14 +56,47 @@ def published_hosts(systems: Collection[str] | None = None) -> dict[str, Host]:
 def _load(argument: str) -> Named:
     if argument.startswith(PUBLISHED):
         return Named(argument, _published(argument.removeprefix(PUBLISHED)), ())
-    loaded = load_runs(Path(argument))
-    skipped = tuple(f"{one.path}: {one.reason}" for one in loaded.skipped)
-    if not loaded.runs:
+    path = Path(argument)
+    if path.is_file() and path.name != FILE:
+        runs, left_out = imported([path])
+        return Named(argument, _some(argument, runs, left_out), tuple(left_out))
+    loaded = load_runs(path)
+    runs, left_out = imported(list(map(Path, loaded.foreign)))
+    left_out += [
+        f"{one.path}: {one.reason}" for one in loaded.skipped if one.path not in loaded.foreign
+    ]
+    return Named(argument, _some(argument, (*loaded.runs, *runs), left_out), tuple(left_out))
+
+
+def _some(argument: str, runs: Sequence[Run], skipped: Sequence[str]) -> tuple[Run, ...]:
+    if not runs:
         raise InputError(
             f"{argument}: expected at least one run, found none ({'; '.join(skipped[:5])})",
             hint="homenode bench and homenode import make runs",
         )
-    return Named(argument, loaded.runs, skipped)
+    return tuple(runs)
+
+
+def imported(paths: Sequence[Path]) -> tuple[list[Run], list[str]]:
+    """The runs of other tools' files, and what is none."""
+    if not paths:
+        return [], []
+    found = find_sources(paths)
+    runs = [one.run for one in imported_runs(found.folders, ImportOptions()) if one.run.samples]
+    read = {run.head.source for run in runs}
+    skipped = [str(gap) for gap in found.skipped]
+    skipped += [
+        f"{folder.path}: not a run of homenode's, nor the output of a tool that is read"
+        for folder in found.folders
+        if folder.path not in read and not all(name.endswith(_PAGES) for name in folder.texts)
+    ]
+    empty = [path for path in paths if not path.exists() or not any(_below(path))]
+    skipped += [f"{path}: not a run of homenode's: no file in it" for path in empty]
+    return runs, skipped
+
+
+def _below(path: Path) -> Iterator[Path]:
+    return iter((path,)) if path.is_file() else path.rglob("*")
 
 
 def _published(name: str) -> tuple[Run, ...]:

@@ -7,8 +7,9 @@ Seen of 5.9 and 5.10; the array size is compiled in. Source: stream.c 5.10.
     Function    Best Rate MB/s  Avg time     Min time     Max time
     Copy:          342008.3     0.018755     0.018713     0.018895
 
-* The rate is the best of all passes but the first, in 10^6 bytes per second. The median is not
-  printed; from the mean time follows a mean rate.
+* The rate is the best of all passes but the first, in 10^6 bytes per second, or in the unit that
+  the table's head has in other people's builds. The median is not printed; from the mean time
+  follows a mean rate.
 * Bytes are counted once per array. With ordinary stores the processor also reads each line that it
   writes: copy and scale then move 3/2 of what is reported, add and triad 4/3. Which stores the
   compiler chose cannot be seen.
@@ -21,11 +22,15 @@ from msgspec import Struct
 
 from homenode.gap import Gap
 from homenode.machine.tools.lines import Line, Lines
+from homenode.units import GIB, MIB
 
 KERNELS = ("Copy", "Scale", "Add", "Triad")
 
 _SOURCE = "STREAM"
-_HEADER = re.compile(r"Function\s+(?:Best )?Rate \(?MB/s\)?\s+Avg time\s+Min time\s+Max time")
+_HEADER = re.compile(
+    r"Function\s+(?:Best )?Rate \(?([A-Za-z]+)/s\)?\s+Avg time\s+Min time\s+Max time", re.ASCII
+)
+_UNITS = {"MB": 1e6, "GB": 1e9, "MiB": float(MIB), "GiB": float(GIB)}
 _KERNEL = re.compile(r"(Copy|Scale|Add|Triad):\s+(\S+)\s+(\S+)\s+(\S+)\s+(\S+)", re.ASCII)
 _VALUES = {
     "version": re.compile(r"STREAM version \$Revision: (\S+) \$", re.ASCII),
@@ -96,12 +101,16 @@ def parse(text: str) -> StreamRun:
     kernels: list[StreamKernel] = []
     verdicts: set[bool] = set()
     begun = False
+    unit = "MB"
     for line in lines:
         if row := _KERNEL.fullmatch(line.text):
-            kernels.append(_kernel(row, len(kernels), line))
-        elif _HEADER.fullmatch(line.text):
+            kernels.append(_kernel(row, len(kernels), line, unit))
+        elif head := _HEADER.fullmatch(line.text):
             if kernels:
                 raise line.error("one run")
+            if head[1] not in _UNITS:
+                raise line.error(f"rates in {', '.join(_UNITS)} per second", head[1])
+            unit = head[1]
         elif line.text.startswith("Failed Validation"):
             verdicts.add(False)
         elif line.text.startswith("Solution Validates"):
@@ -134,12 +143,12 @@ def _is_value(line: Line, lines: Lines) -> bool:
     return False
 
 
-def _kernel(row: "re.Match[str]", position: int, line: Line) -> StreamKernel:
+def _kernel(row: "re.Match[str]", position: int, line: Line, unit: str) -> StreamKernel:
     if position >= len(KERNELS) or row[1] != KERNELS[position]:
         raise line.error(f"one row of each of {', '.join(KERNELS)}", " ".join(row[0].split()))
     for word in row.groups()[2:]:
         line.figure(word, "a time in s")
-    rate = line.positive(row[2], "a rate in MB/s") * 1e6
+    rate = line.positive(row[2], f"a rate in {unit}/s") * _UNITS[unit]
     return StreamKernel(name=row[1], best_bytes_per_s=rate)
 
 

@@ -81,7 +81,7 @@ def sections(text: str) -> Iterator[LoggedRun]:
     heads = [0, *(_head_of(lines, a, b) for a, b in pairwise(starts))]
     ends = [*heads[1:], len(lines)]
     for head, start, end in zip(heads, starts, ends, strict=True):
-        binding, gaps = _binding("\n".join(lines[head:start]))
+        binding, gaps = binding_in("\n".join(lines[head:start]))
         yield LoggedRun("\n".join(lines[start:end]), start + 1, binding, gaps)
 
 
@@ -93,7 +93,7 @@ def _head_of(lines: list[str], previous: int, start: int) -> int:
     return start
 
 
-def _binding(head: str) -> tuple[Binding | None, tuple[Gap, ...]]:
+def binding_in(head: str) -> tuple[Binding | None, tuple[Gap, ...]]:
     """The last binding of a head; a script's own word counts where numactl says nothing."""
     said = [int(node) for node in _PINNED.findall(head)]
     at = head.rfind("policy:")

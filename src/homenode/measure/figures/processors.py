@@ -16,6 +16,9 @@ from homenode.measure.figures.sample import FigureList, Figures
 from homenode.units import MIB
 
 LEAST_DRAM_BYTES = 256 * MIB
+LEAST_ARRAY_BYTES = 32 * MIB
+"""Of one array of STREAM: its rule is four times the last-level cache, and 8 MiB of that are few.
+With less, what was measured is a cache, whatever the machine."""
 """A curve's last point is mistaken for memory from here on; below, an LLC may hold it."""
 
 DEVIATION = "deviation over threads"
@@ -49,6 +52,9 @@ def of_stream(run: StreamRun, node: int | None = None) -> Figures:
     """The best rate of each kernel. node: what its memory was bound to."""
     if run.is_valid is False:
         reason = "its own check failed: no figure of it is kept"
+        return Figures(gaps=(*run.gaps, Gap("STREAM", reason)))
+    if run.arrays_bytes is not None and run.arrays_bytes < 3 * LEAST_ARRAY_BYTES:
+        reason = f"arrays of {run.arrays_bytes // 3} bytes fit into caches: no figure of memory"
         return Figures(gaps=(*run.gaps, Gap("STREAM", reason)))
     known = run.arrays_bytes is not None
     size = f"{run.arrays_bytes} bytes in three arrays" if known else "arrays of unknown size"

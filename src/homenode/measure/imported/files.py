@@ -28,6 +28,7 @@ MAX_LINE = 16384
 """Longest line of a text that is no JSON, in characters. The longest real ones list PUs."""
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]{0,16}[mK]")
+_TAG = re.compile(r"\[[^\]\n]{1,200}?,(\d{1,7})\]<std(?:out|err)>: ?", re.ASCII)
 _LABEL = re.compile(r"( {0,4}\d{1,5}:) ?(?=nvbandwidth |# |policy:)", re.ASCII)
 
 
@@ -157,7 +158,23 @@ def _decoded(data: bytes) -> str:
     """UTF-8, or UTF-16 with its mark, as a Windows shell writes what it redirects."""
     is_wide = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     text = data.decode("utf-16" if is_wide else "utf-8-sig", "replace").replace("\r\n", "\n")
-    return _unlabelled(_COLOUR.sub("", text))
+    return _unlabelled(_untagged(_COLOUR.sub("", text)))
+
+
+def _untagged(text: str) -> str:
+    """Without the rank that `mpirun --tag-output` puts before each line; the lines of each rank
+    together, in the order of the ranks."""
+    if not _TAG.match(text):
+        return text
+    ranks: dict[int, list[str]] = {}
+    for line in text.split("\n"):
+        tag = _TAG.match(line)
+        if tag is None:
+            if line.strip():
+                return text
+            continue
+        ranks.setdefault(int(tag[1]), []).append(line[tag.end() :])
+    return "\n".join(line for _, lines in sorted(ranks.items()) for line in lines) + "\n"
 
 
 def _unlabelled(text: str) -> str:

@@ -4,19 +4,17 @@ Folders of the study's scripts and logs of other tools are read as they are, as 
 reads them. What is broken, half-written or foreign is left out with its reason; the rest is used.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 from msgspec import Struct
 
 from homenode.decide.evidence.model import Publication
-from homenode.decide.evidence.sources import PUBLISHED, load_sources
+from homenode.decide.evidence.sources import PUBLISHED, imported, load_sources
 from homenode.errors import HomenodeError, InputError
 from homenode.input_files import read_plain
 from homenode.machine.topology import Host
-from homenode.measure.imported.files import find_sources
-from homenode.measure.imported.runs import ImportOptions, imported_runs
 from homenode.measure.results.model import Run
 from homenode.measure.results.store import FILE, load_runs
 from homenode.measure.results.vantage import Vantage
@@ -32,8 +30,6 @@ PLAN = "plan.json"
 HOST = "host.tar.gz"
 MAX_PLAN_BYTES = 16 << 20
 _RESULTS_SUFFIX = ".jsonl"
-_PAGES = (".html", ".pdf")
-"""Of reports: no one takes them for results."""
 
 MOST_GUESTS = 2
 """Captures of guests that are read for one machine: each becomes a large picture."""
@@ -66,16 +62,16 @@ def gather(
     others: list[Path] = []
     loose: list[Path] = []
     for argument in arguments:
-        found, where, left_out, of_others = _of(argument, evidence)
+        found, where, left_out, foreign = _of(argument, evidence)
         runs += found
         folders += where
         skipped += left_out
-        others += of_others
-        loose += _loose(argument, of_others)
-    imported, left_out = _imported(others)
-    imported += _imported(loose)[0]
-    runs += imported
-    folders += [None] * len(imported)
+        others += foreign
+        loose += _loose(argument, foreign)
+    of_others, left_out = imported(others)
+    of_others += imported(loose)[0]
+    runs += of_others
+    folders += [None] * len(of_others)
     skipped += left_out
     if not runs:
         reasons = "; ".join(skipped[:5]) or "nothing was named"
@@ -93,7 +89,7 @@ def gather(
             if system.host is not None and system.name in wanted:
                 known[system.host] = shipped_host(system.host)
     stored = _neighbours(runs, folders, known, skipped)
-    return Gathered(tuple(runs), tuple(stored), known, tuple(skipped), len(imported))
+    return Gathered(tuple(runs), tuple(stored), known, tuple(skipped), len(of_others))
 
 
 def _of(
@@ -130,28 +126,6 @@ def _loose(argument: str, others: Sequence[Path]) -> list[Path]:
     if (folder / FILE).exists():
         return []
     return sorted(one for one in folder.iterdir() if one.is_file() and not one.is_symlink())
-
-
-def _imported(paths: Sequence[Path]) -> tuple[list[Run], list[str]]:
-    """The runs of other tools' files, and what is none."""
-    if not paths:
-        return [], []
-    found = find_sources(paths)
-    runs = [one.run for one in imported_runs(found.folders, ImportOptions()) if one.run.samples]
-    read = {run.head.source for run in runs}
-    skipped = [str(gap) for gap in found.skipped]
-    skipped += [
-        f"{folder.path}: not a run of homenode's, nor the output of a tool that is read"
-        for folder in found.folders
-        if folder.path not in read and not all(name.endswith(_PAGES) for name in folder.texts)
-    ]
-    empty = [path for path in paths if not path.exists() or not any(_below(path))]
-    skipped += [f"{path}: not a run of homenode's: no file in it" for path in empty]
-    return runs, skipped
-
-
-def _below(path: Path) -> Iterator[Path]:
-    return iter((path,)) if path.is_file() else path.rglob("*")
 
 
 def _neighbours(

@@ -65,6 +65,11 @@ BandwidthRequest request_of(const Options& options, const Session& session, cons
   request.pages = *pages;
   request.array_bytes = options.given("array-bytes") ? options.bytes("array-bytes")
                                                      : default_array_bytes(session.host(), pus);
+  if (request.array_bytes / pus.size() < StreamArrays::least_bytes()) {
+    options.reject("array-bytes", std::to_string((StreamArrays::least_bytes() * pus.size()) >> 10U) +
+                                      "K or more, " + std::to_string(StreamArrays::least_bytes() >> 10U) +
+                                      "K a thread");
+  }
   request.kernels = chosen_kernels(options);
   request.seconds = options.number("seconds", 0.01, 3600);
   return request;

@@ -59,6 +59,9 @@ class LoadedLatency {
     const auto pages = page_kind_of(options.text("pages"));
     if (!pages) options.reject("pages", "auto, huge, base or hugetlb");
     if (chain_bytes_ < 65536) options.reject("chain-bytes", "64K or more");
+    if (array_bytes_ < StreamArrays::least_bytes()) {
+      options.reject("array-bytes", std::to_string(StreamArrays::least_bytes() >> 10U) + "K or more");
+    }
     const auto kernel_name = options.text("mix");
     for (const auto& kernel : best_kernels()) {
       if (kernel.name() == kernel_name) kernel_ = kernel;

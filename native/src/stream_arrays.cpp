@@ -30,6 +30,8 @@ std::size_t StreamArrays::footprint_bytes(std::size_t array_bytes) {
   return 3 * (array_bytes + offset_room_bytes + buffer_alignment);
 }
 
+std::size_t StreamArrays::least_bytes() { return kernel_grain * period * sizeof(double); }
+
 StreamArrays::StreamArrays(std::size_t array_bytes, PageKind pages, std::optional<int> node,
                            const Host& host) {
   windows_ = std::clamp<std::size_t>(array_bytes / least_window_bytes, 1, most_windows);

@@ -273,6 +273,8 @@ MISSING_PU = str(max(allowed_pus(), default=0) + 7000)
         (("bandwidth", "--seconds", "nan"), 2, "expected a number"),
         (("bandwidth", "--seconds", "-1"), 2, "expected a number"),
         (("bandwidth", "--array-bytes", "0"), 2, "expected a size above zero"),
+        (("bandwidth", "--array-bytes", "16K"), 2, "or more, 256K a thread"),
+        (("loaded-latency", "--array-bytes", "16K"), 2, "256K or more"),
         (("bandwidth", "--array-bytes", "99999999999999G"), 2, "expected a size"),
         (("bandwidth", "--array-bytes", "18446744073709551615"), 2, "expected a size"),
         (("bandwidth", "--kernels", "read,trad"), 2, "expected all, or some of"),

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from homenode.errors import UsageError
 from homenode.machine.description.document import HostDescription
 from homenode.machine.description.render import render
-from homenode.machine.description.shipped import load_shipped, shipped_hosts
+from homenode.machine.description.shipped import is_made_up, load_shipped, shipped_hosts
 from homenode.machine.discover.host import discover
 from homenode.machine.discover.lspci import host_from_lspci
 from homenode.machine.pci import DeviceKind
@@ -161,3 +161,9 @@ def _bits(cpuset: str) -> int:
     for group in cpuset.split(","):
         bits = bits << 32 | int(group or "0", 16)
     return bits
+
+
+def test_hosts_that_are_named_for_their_shape_are_made_up() -> None:
+    real = [name for name in shipped_hosts() if not is_made_up(name)]
+    assert {"hgx-h100", "rtx4080-i9-14900k"} <= set(real)
+    assert not [name for name in real if name.startswith(("x86-", "small-", "xapi-"))]

@@ -32,7 +32,7 @@ from homenode.doc import Doc, Table
 from homenode.errors import InputError, UsageError
 from homenode.formats import encode
 from homenode.input_files import read_input
-from homenode.machine.description.shipped import load_shipped, shipped_hosts
+from homenode.machine.description.shipped import is_made_up, load_shipped, shipped_hosts
 from homenode.machine.topology import Host, summarise
 from homenode.units import format_bytes
 from homenode.vm.layout import AUTO_SUMMARY, PRESETS, STUDY_NAMES, SUMMARIES, Layout
@@ -260,12 +260,16 @@ def _study_names(name: str) -> list[str]:
 
 def hosts(asked: HostsArguments) -> None:
     """Print the names of shipped hosts, and what each is."""
-    rows = tuple((name, load_shipped(name).about) for name in shipped_hosts())
+    named = shipped_hosts()
+    shown = [name for name in named if asked.everything or not is_made_up(name)]
+    rows = tuple((name, load_shipped(name).about) for name in shown)
     if asked.json:
         _print_rows([{"name": name, "about": about} for name, about in rows])
-    else:
-        heads = ("name", "what it is")
-        console().print(Doc("", (Table(heads=heads, rows=rows, folds=heads[-1:]),)))
+        return
+    heads = ("name", "what it is")
+    console().print(Doc("", (Table(heads=heads, rows=rows, folds=heads[-1:]),)))
+    if len(shown) < len(named):
+        note(f"{len(named) - len(shown)} made-up ones, each with one unusual property: --all")
 
 
 def findings(asked: FindingsArguments) -> None:

@@ -133,6 +133,9 @@ class HostsArguments(Struct, frozen=True, kw_only=True):
       homenode show --host hgx-h100
     """
 
+    everything: Annotated[
+        bool, Flag("--all", "Also the made-up ones, each with one unusual property.")
+    ] = False
     json: JsonOption = False
 
 

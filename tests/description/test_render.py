@@ -16,7 +16,7 @@ from homenode.machine.description.render import render
 from homenode.machine.description.shipped import load_shipped, shipped_hosts
 from homenode.machine.discover.host import discover
 from homenode.machine.snapshot.contents import PATHS, Kind
-from homenode.machine.snapshot.live import FolderSnapshot
+from homenode.machine.snapshot.folder import FolderSnapshot
 from homenode.machine.snapshot.memory import MemorySnapshot
 from tests.memory_folder import memory_folder
 from tests.shared_data import SHARED

@@ -39,7 +39,7 @@ head = open(sys.argv[1]).read().rpartition("sys.meta_path.insert")[0]
 exec(head, globals())
 sys.meta_path.insert(0, Finder)
 from homenode.cluster.kubevirt.on_define_domain import answer
-from homenode.machine.snapshot.live import FolderSnapshot
+from homenode.machine.snapshot.folder import FolderSnapshot
 out = []
 for vmi, domain, root in json.load(open(sys.argv[2])):
     given = answer(vmi, domain.encode(), lambda: FolderSnapshot("a tree", root))
@@ -115,7 +115,7 @@ def pythons() -> list[str]:
 
 
 def expected(vmi_text: str, domain: str, root: str) -> list[Any]:
-    from homenode.machine.snapshot.live import FolderSnapshot
+    from homenode.machine.snapshot.folder import FolderSnapshot
 
     given: DomainAnswer = answer(vmi_text, domain.encode(), lambda: FolderSnapshot("a tree", root))
     written = None if given.document is None else given.document.decode()

@@ -10,8 +10,8 @@ from pathlib import Path
 from homenode.errors import InputError, of_os
 from homenode.input_files import read_kernel_file
 from homenode.machine.snapshot.archive import ArchiveTree, read_archive
+from homenode.machine.snapshot.folder import FolderSnapshot
 from homenode.machine.snapshot.gather import MANIFEST, check_manifest
-from homenode.machine.snapshot.live import FolderSnapshot
 from homenode.machine.snapshot.memory import MemorySnapshot
 from homenode.machine.snapshot.protocol import Snapshot
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from homenode.cli import main
+from homenode.cli import bench, main
 from homenode.cluster.bindings.experiments import Experiment, Mode, Study, experiments_for
 from homenode.cluster.bindings.folder import StudyFolder, read_sources
 from homenode.cluster.bindings.report import study_report
@@ -20,7 +20,6 @@ from homenode.decide.compare import compare
 from homenode.decide.comparison import Effect, Outcome
 from homenode.machine.tools.slurm_nodes import ClusterNode
 from homenode.measure import runner
-from homenode.measure.access import local
 from homenode.measure.layouts import guest
 from homenode.measure.layouts.runner import run_trial
 from homenode.measure.results.store import load_runs
@@ -144,7 +143,7 @@ def effect_of_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Effect:
         assert one.block is not None and one.numa is not None
         machine = Node(HOST)
         machine.place = (one.numa, one.block)
-        monkeypatch.setattr(local, "LocalMachine", lambda machine=machine: machine)
+        monkeypatch.setattr(bench, "LocalMachine", lambda machine=machine: machine)
         monkeypatch.setattr(sys, "argv", bench_words(one, options, folder))
         with pytest.raises(SystemExit) as end:
             main.main()

@@ -13,12 +13,12 @@ import re
 import time
 from typing import Self
 
-import msgspec
 from msgspec import Struct
 
 from homenode.cluster.kubevirt.manifest_options import ManifestOptions
 from homenode.cluster.kubevirt.manifests import shell_job
 from homenode.errors import ToolError, UsageError
+from homenode.json_text import NotJsonError, decode_json
 from homenode.measure.access.machine import Said
 from homenode.process import Completed, ToolTimeoutError, run
 
@@ -158,8 +158,8 @@ class JobChannel:
             self._create()
             asked = self._kubectl(("get", "pods", "-l", f"job-name={self.job}", "-o", "json"))
             try:
-                pods = msgspec.json.decode(asked.stdout_or_raise(), type=_Pods).items
-            except msgspec.DecodeError as error:
+                pods = decode_json(asked.stdout_or_raise(), _Pods).items
+            except NotJsonError as error:
                 raise ToolError(f"kubectl get pods: expected JSON, found: {error}") from None
             left = [pod for pod in pods if pod.metadata.deletion_timestamp is None]
             ready = next((pod for pod in left if pod.status.is_ready), None)

@@ -19,6 +19,7 @@ from homenode.bdf import Bdf
 from homenode.change.retrain.config_registers import SysfsConfigSpace
 from homenode.check.doctor.expectation import certify, drift
 from homenode.check.metrics import prometheus
+from homenode.cli import retrain
 from homenode.cli import retrain as retrain_command
 from homenode.cli.arguments.check import RetrainArguments, RetrainHookArguments
 from homenode.cli.command import WrongCall
@@ -307,7 +308,7 @@ def test_equal_findings_of_several_subjects_become_one_except_links() -> None:
 @pytest.fixture
 def installed_by_root(monkeypatch: pytest.MonkeyPatch) -> None:
     """As after an installation below /opt; the tests run wherever a developer has the tree."""
-    monkeypatch.setattr(trusted_path, "changeable", lambda paths: None)
+    monkeypatch.setattr(retrain, "changeable", lambda paths: None)
 
 
 @pytest.mark.usefixtures("installed_by_root")

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from homenode.decide.alternative import alternatives
 from homenode.decide.comparison import Effect, Outcome
 from homenode.decide.correction import holm
-from homenode.decide.t_distribution import (
+from homenode.decide.distributions import (
     f_upper_p,
     range_quantile,
     range_upper_p,

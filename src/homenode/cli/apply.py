@@ -344,8 +344,8 @@ def _answer(
 ) -> None:
     """What was done, or would be, as JSON; with the plans where they were made here."""
     plans = [msgspec.json.decode(encode_plan(one.plan)) for one in tunings] or repeat(None)
-    told = tuple(replace(one, plan=plan) for one, plan in zip(domains, plans, strict=False))
-    print_json(encode("applied", ApplyAnswer(dry_run=asked.dry_run, domains=told)))
+    answered = tuple(replace(one, plan=plan) for one, plan in zip(domains, plans, strict=False))
+    print_json(encode("applied", ApplyAnswer(dry_run=asked.dry_run, domains=answered)))
 
 
 def _confirm(question: str) -> None:

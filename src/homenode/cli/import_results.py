@@ -91,7 +91,7 @@ def import_results(asked: ImportArguments) -> None:
 def _answer(
     runs: tuple[Imported, ...], skipped: Sequence[Gap], asked: ImportArguments, *, written: bool
 ) -> ImportedRuns:
-    told = tuple(
+    answered = tuple(
         ImportedRun(
             system=one.run.head.system,
             name=one.run.head.name,
@@ -105,7 +105,7 @@ def _answer(
         for one in runs
     )
     return ImportedRuns(
-        folder=str(asked.output), written=written, runs=told, left_out=tuple(skipped)
+        folder=str(asked.output), written=written, runs=answered, left_out=tuple(skipped)
     )
 
 

@@ -340,13 +340,13 @@ def bind(asked: SlurmBindArguments) -> None:
     if asked.json:
         if asked.flags or asked.explain:
             raise UsageError("--json: expected neither --flags nor --explain with it, found one")
-        told = SlurmBind(
+        answer = SlurmBind(
             ranks=binding.ranks,
             flags=tuple(words),
             sbatch=tuple(sbatch_lines(binding)),
             findings=binding.findings,
         )
-        print_json(encode("slurm-bind", told))
+        print_json(encode("slurm-bind", answer))
         return
     if asked.flags:
         say(" ".join(words))

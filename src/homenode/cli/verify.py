@@ -195,10 +195,10 @@ def _verify_proof(path: Path, host: str | None, *, as_json: bool) -> None:
         except FalseProofError as error:
             reason = f"the proof is false: {error}"
     if as_json:
-        told = ProofCheck(
+        answer = ProofCheck(
             plan=str(path), proved=reason is None, conclusions=tuple(lines), reason=reason
         )
-        print_json(encode("proof-check", told))
+        print_json(encode("proof-check", answer))
     elif reason is not None:
         note(reason)
     else:

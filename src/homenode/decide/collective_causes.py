@@ -17,9 +17,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from homenode.decide.alternative import Alternative
+from homenode.decide.distributions import t_quantile
 from homenode.decide.intervals import CONFIDENCE, interval
 from homenode.decide.summary import Series, SeriesKey
-from homenode.decide.t_distribution import t_quantile
 from homenode.measure.model import CollectiveSettings, intended_channels
 from homenode.measure.results.model import Run, SampleKey
 from homenode.metrics import METRICS

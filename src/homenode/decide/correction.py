@@ -9,8 +9,8 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from homenode.decide.distributions import f_upper_p
 from homenode.decide.intervals import Interval
-from homenode.decide.t_distribution import f_upper_p
 
 ALIKE_FROM = 0.15
 """Two metrics' errors are pooled where chance explains their ratio at least this often."""

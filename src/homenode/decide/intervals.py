@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
+from homenode.decide.distributions import f_upper_p, range_quantile, range_upper_p
 from homenode.decide.summary import Series
-from homenode.decide.t_distribution import f_upper_p, range_quantile, range_upper_p
 
 CONFIDENCE = 0.95
 LEAST_BOOTS = 3

@@ -125,8 +125,8 @@ def _cache(facts: Vm, host: Host) -> Iterator[Finding]:
     if facts.architecture != "x86_64" or not facts.is_pinned or shared is None:
         return
     cache, shape = stated_cache(facts), stated_topology(facts, facts.vcpus)
-    told = told_l3(cache, shape, guest_cpu(host, facts), llc_threads(host, shared))
-    lying = [group for group in told or () if not any(group <= llc for llc in shared.groups)]
+    guest_l3 = told_l3(cache, shape, guest_cpu(host, facts), llc_threads(host, shared))
+    lying = [group for group in guest_l3 or () if not any(group <= llc for llc in shared.groups)]
     if not lying:
         return
     is_passed = cache is GuestCache.PASSTHROUGH

@@ -126,7 +126,7 @@ def _make_overlay(disk: WritableDisk, overlay: Path) -> None:
     """Raises HostError. The file is made by us, and exclusively: qemu-img would write to whatever a
     link of that name points at, in a folder that may be another user's. It has no data yet.
 
-    qemu-img opens nothing but the new file: it is told the size of what is under it.
+    qemu-img opens nothing but the new file: the size of what is under it is given.
     """
     with host_file(disk.path, f"disk {disk.target}") as original:
         try:

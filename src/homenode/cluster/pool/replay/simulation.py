@@ -15,7 +15,7 @@ from homenode.cluster.pool.replay.hosts import HostPolicy, drawn_load, replay_ho
 from homenode.cluster.pool.replay.tasks import TaskPolicy, arrivals, replay_tasks
 from homenode.cluster.pool.replay.trace import CellVm, Task, TraceNode, TwoNodeServer
 from homenode.cluster.pool.solver import optional_module
-from homenode.decide.t_distribution import t_quantile
+from homenode.decide.distributions import t_quantile
 from homenode.errors import UsageError
 
 Curve = tuple[tuple[float, float], ...]

@@ -356,12 +356,13 @@ def _stream_log(text: str, name: str) -> Figures:
     """With the binding of the process, where numactl --show stands before the run."""
     run = stream.parse(text)
     head = text[: found.start()] if (found := _STREAM.search(text)) else ""
-    if "policy:" not in head:
+    shown = head[head.rfind("policy:") :] if "policy:" in head else ""
+    if not shown:
         return cpu_figures.of_stream(run)
     binding, gaps = binding_in(head)
     # Without a policy all memory of one node can be all that the machine has.
     is_bound = binding is not None and (
-        "policy: bind" in head or len(binding.memory_nodes) > len(binding.cpu_nodes)
+        shown.startswith("policy: bind") or len(binding.memory_nodes) > len(binding.cpu_nodes)
     )
     figures = cpu_figures.of_stream(run, binding.node if binding is not None and is_bound else None)
     conditions = binding.conditions() if binding is not None and is_bound else ()

@@ -10,7 +10,13 @@ from msgspec import structs
 from homenode.decide.alternative import alternatives
 from homenode.decide.compare import compare
 from homenode.decide.comparison import NO_ORDER, ORDER, EvidenceLevel, Outcome
-from homenode.decide.machine_facts import Belonging, belonging
+from homenode.decide.machine_facts import (
+    Belonging,
+    belonging,
+    facts_of_host,
+    of_host,
+    of_no_machine,
+)
 from homenode.errors import ParseError
 from homenode.machine.tools import stream
 from homenode.measure.imported.files import find_folders
@@ -207,3 +213,24 @@ def test_folders_of_other_tools_are_compared_as_they_are(logs: Path) -> None:
     said = homenode("compare", "logs/pin", "logs/pin-numa")
     assert said.exit_code == 0, said.exception
     assert "memory bandwidth" in said.stdout
+
+
+def test_what_keeps_runs_from_counting_is_what_is_said() -> None:
+    machine = facts_of_host(load_host("hgx-h100"), ())
+    heads = {
+        "cpu-only": (),
+        "lab-a": ("NVIDIA H100",),
+        "lab-b": ("NVIDIA H100",),
+        "other": ("NVIDIA A100",),
+    }
+    runs = [
+        Run(structs.replace(made.head, system=system, hardware=hardware), made.samples)
+        for system, hardware in heads.items()
+        for made in (_imported("pin", 1.0),)
+    ]
+    assert {run.head.host for run in of_host(runs, load_host("hgx-h100"))} == {None}
+    said = {one.subject: (one.id, one.detail) for one in of_no_machine(runs, machine)}
+    assert said["other"][0] == "other-machine" and "NVIDIA A100" in said["other"][1]
+    assert said["lab-a; lab-b"][0] == "machine-unknown"
+    assert "several folders" in said["lab-a; lab-b"][1]
+    assert "no model" in said["cpu-only"][1]

@@ -125,22 +125,32 @@ def of_no_machine(runs: Sequence[Run], machine: MachineFacts) -> tuple[Doubt, ..
 
 
 def _stranger(head: RunHead, machine: MachineFacts) -> Doubt:
-    is_other = belonging(head, machine.hardware) is Belonging.OTHER
     named = ", ".join(head.hardware or (head.system,))
+    detail, cause, remedy = {
+        Belonging.OTHER: (
+            f"these runs name {named}, which {machine.name} has not: they do not count here",
+            "they were measured on another machine",
+            "homenode recommend without --host says what they show of their own machine",
+        ),
+        Belonging.SHOWN: (
+            "runs of several folders name this machine's hardware and no host: none counts here",
+            "they may be of several machines of one kind",
+            "give the folder of this machine alone, or homenode import --machine",
+        ),
+        Belonging.UNKNOWN: (
+            "these runs name no host and no model of a processor or GPU: they do not count here",
+            "outputs of other tools seldom say where they ran, nor does a bench in a guest "
+            "without its plan",
+            "if they are of this machine: homenode import --machine, or bench --plan",
+        ),
+    }[found := belonging(head, machine.hardware)]
     return Doubt(
-        id="other-machine" if is_other else "machine-unknown",
+        id="other-machine" if found is Belonging.OTHER else "machine-unknown",
         subject=head.system,
-        detail=f"these runs name {named}, which {machine.name} has not: they do not count here"
-        if is_other
-        else "these runs name no host and no model of a processor or GPU: they do not count here",
+        detail=detail,
         blocks=False,
-        cause="they were measured on another machine"
-        if is_other
-        else "outputs of other tools seldom say where they ran, nor does a bench in a guest "
-        "without its plan",
-        remedy="homenode recommend without --host says what they show of their own machine"
-        if is_other
-        else "if they are of this machine: homenode import --machine, or bench --plan",
+        cause=cause,
+        remedy=remedy,
     )
 
 

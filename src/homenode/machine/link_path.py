@@ -9,7 +9,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
-from homenode.machine.pci import DeviceKind, PciDevice, PciLink, PortType
+from homenode.machine.pci import DeviceKind, PciDevice, PciLink, PortType, is_emulated
 from homenode.machine.topology import Host
 
 SPEEDS = (2.5, 5.0, 8.0, 16.0, 32.0, 64.0)
@@ -94,7 +94,6 @@ def rates_that_fit(bytes_per_s: float, most: LinkRate) -> tuple[LinkRate, ...]:
     )
 
 
-_QEMU = 0x1B36
 _INTEL = 0x8086
 _DEEPEST = 32
 _CARD_MAKERS_WITH_SWITCHES = frozenset({0x1002, 0x8086, 0x15B3})
@@ -150,7 +149,7 @@ class Link(Struct, frozen=True, kw_only=True):
     @property
     def is_virtual(self) -> bool:
         """Below a port that QEMU emulates: no wires, and no limit."""
-        return self.upper.vendor_id == _QEMU
+        return is_emulated(self.upper)
 
     @property
     def ends_at_gpu(self) -> bool:

@@ -63,6 +63,18 @@ class PciLink(Struct, frozen=True):
     max_width: int | None
 
 
+class PciRequests(Struct, frozen=True):
+    """What Device Control lets a function do with its own requests; None where it is not printed.
+
+    relaxed_ordering: it may set the attribute, which does not say that it does. max_payload_bytes:
+    of its packets. max_read_bytes: of one read request.
+    """
+
+    relaxed_ordering: bool | None
+    max_payload_bytes: int | None
+    max_read_bytes: int | None
+
+
 class PciErrors(Struct, frozen=True):
     """What a function has counted since the kernel started (AER). Each of (name, count).
 
@@ -192,6 +204,7 @@ class PciDevice(Struct, frozen=True):
     partition_mode: str | None = None
     memory_partition_mode: str | None = None
     firmware_node: NodeIndex | None = None
+    requests: PciRequests | None = None
 
     @property
     def reported_node(self) -> NodeIndex | None:
@@ -268,6 +281,18 @@ def is_viable_driver(driver: str) -> bool:
 NVIDIA = 0x10DE
 AMD = 0x1002
 INTEL = 0x8086
+_QEMU = 0x1B36
+_QEMU_SWITCH = (0x104C, (0x8232, 0x8233))
+"""Texas Instruments' XIO3130, as QEMU's switch ports call themselves (hw/pci-bridge/xio3130_*.c);
+no GPU is below a real one, of one lane."""
+
+
+def is_emulated(port: PciDevice) -> bool:
+    """True of ports that QEMU emulates: they have no wires."""
+    vendor, devices = _QEMU_SWITCH
+    is_switch = port.vendor_id == vendor and port.device_id in devices
+    return port.vendor_id == _QEMU or is_switch
+
 
 PCI_BRIDGE_CLASS = 0x0604
 

@@ -25,7 +25,8 @@ from homenode.check.doctor.links import (
     silent_device_findings,
     unknown_link_findings,
 )
-from homenode.check.doctor.transfers import copy_findings, error_findings, peer_findings
+from homenode.check.doctor.peer_paths import peer_findings
+from homenode.check.doctor.transfers import copy_findings, error_findings
 from homenode.findings import Finding, Findings, in_order, merged
 from homenode.machine.link_path import describe_paths
 from homenode.machine.topology import Host
@@ -75,7 +76,6 @@ def diagnose(
         *copy_findings(host, known.h2d, known.h2d_all, known.known_widths),
         *error_findings(host),
         *layout_findings(host, with_advice=document is None),
-        *peer_findings(host),
     ]
     counted = any(d.errors is not None or d.link_replays is not None for d in host.pci_devices)
     looked = [
@@ -88,7 +88,8 @@ def diagnose(
     checked = [f"host {host.name}: {', '.join(looked) or 'nothing that it reports'}"]
     checked += describe_paths(host)
     if document is None:
-        found += [*settings_findings(host, None), *collective_findings(host, None)]
+        found += [*peer_findings(host), *settings_findings(host, None)]
+        found += collective_findings(host, None)
         checked += _not_known(host)
         return Findings(checked=tuple(checked), findings=in_order(merged(found)))
     # Loaded only here: most of what a look at a host alone would load.
@@ -98,6 +99,7 @@ def diagnose(
 
     facts = vm_of(document)
     found += [*domain_findings(facts, document, host), *collective_findings(host, facts)]
+    found += peer_findings(host, frozenset(hostdev.bdf for hostdev in facts.hostdevs))
     found += settings_findings(host, facts, memory_is_bound=is_bound_by_numad(document))
     checked += [*domain_checked(facts, host), *_not_known(host)]
     return Findings(checked=tuple(checked), findings=in_order(located(merged(found), document)))

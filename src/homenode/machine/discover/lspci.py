@@ -175,7 +175,8 @@ def add_lspci(
                 name=device.name or function.name,
                 bridge=bridge,
                 target_gt_per_s=device.target_gt_per_s or function.target_gt_per_s,
-                acs=_flags(function),
+                acs=_flags(function.acs),
+                requests=function.requests,
                 ats_enabled=function.ats_enabled,
             )
         )
@@ -235,7 +236,8 @@ def _devices(
             sriov_num_vfs=function.sriov_num_vfs,
             bars=function.bars,
             target_gt_per_s=function.target_gt_per_s,
-            acs=_flags(function),
+            acs=_flags(function.acs),
+            requests=function.requests,
             ats_enabled=function.ats_enabled,
         )
 
@@ -318,8 +320,8 @@ def _merged(device: PciDevice, own: PciDevice | None, gaps: list[Gap]) -> PciDev
     )
 
 
-def _flags(function: LspciFunction) -> tuple[str, ...] | None:
-    return None if function.acs is None else tuple(sorted(function.acs))
+def _flags(named: frozenset[str] | None) -> tuple[str, ...] | None:
+    return None if named is None else tuple(sorted(named))
 
 
 def _other_gaps(host: Host, devices: tuple[PciDevice, ...]) -> tuple[Gap, ...]:

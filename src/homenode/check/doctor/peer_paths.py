@@ -1,0 +1,163 @@
+"""Peer paths: transfers between GPUs, and GPUs and NICs, that leave the switch that both are below.
+
+Which they are is the model of machine.peer_route; here is what to say of them and who loses by it.
+For a VM a redirect is the price of isolation, and harmless where DirectTrans and ATS are both on
+and reads are relaxed; on a bare host no one gets anything for it.
+"""
+
+from collections.abc import Iterator
+
+from msgspec import Struct
+
+from homenode.bdf import Bdf
+from homenode.catalogue import finding
+from homenode.findings import Finding, Severity
+from homenode.machine.link_path import gigabytes
+from homenode.machine.pci import DeviceKind
+from homenode.machine.peer_route import (
+    ACS_BITS,
+    DIRECT_TRANSLATED,
+    THROUGH_ROOT,
+    AddressType,
+    PeerRoute,
+    RouteCause,
+    RouteLeg,
+    RouteWay,
+    expected_bytes_per_s,
+    is_passed,
+    peer_routes,
+)
+from homenode.machine.topology import Host
+from homenode.wording import first_few, plural
+
+_OWN_DRIVERS = {"nvidia", "amdgpu", "xe", "i915"}
+"""With these the host itself uses its GPUs. None at all counts as waiting for a VM."""
+_SOURCE = "ACSCtl of the ports, ATSCtl and DevCtl of the devices (lspci -vvv); PCIe 6.0, 6.12"
+_MOST_NAMED = 4
+
+
+class PeerFault(Struct, frozen=True, kw_only=True):
+    """Why a route is not direct, as the page of p2p-redirected has it. case: None = a bare host."""
+
+    case: str | None
+    meaning: str
+    is_vm: bool
+    at: Bdf
+
+
+_MEANINGS = {
+    RouteCause.REDIRECT: "its ports redirect requests (ACS ReqRedir)",
+    RouteCause.NO_DIRECT_TRANSLATED: "ATS is on, but its ports redirect "
+    "translated requests as well: ACS DirectTrans is off",
+    RouteCause.NOT_TRANSLATED: "ATS is off on the requester, so the IOMMU has to "
+    "translate each request",
+    RouteCause.TRANSLATION_BLOCKED: "its ports block the translated requests of ATS (ACS TransBlk)",
+    RouteCause.EGRESS: "its ports block them (ACS egress control)",
+    RouteCause.COMPLETIONS: "what is read goes up: completions without relaxed ordering "
+    "are redirected (ACS CmpltRedir)",
+    RouteCause.NOT_FORWARDED: "its ports redirect requests, and a port above does not forward them "
+    "(ACS UpstreamFwd)",
+}
+"""What stands first in the finding."""
+
+_CASES = {
+    RouteCause.NO_DIRECT_TRANSLATED: "without DirectTrans",
+    RouteCause.TRANSLATION_BLOCKED: "blocked",
+    RouteCause.EGRESS: "blocked",
+    RouteCause.COMPLETIONS: "completions",
+    RouteCause.NOT_FORWARDED: "not forwarded",
+}
+
+
+def fault_of(host: Host, route: PeerRoute) -> PeerFault | None:
+    """What is wrong with a route; None where it is direct, not known, or has no switch."""
+    leg = _spoiling(route)
+    if leg is None or leg.at is None:
+        return None
+    is_vm = AddressType.IOVA in route.addresses or not _is_own(route)
+    meaning, case = _MEANINGS[leg.cause], _CASES.get(leg.cause)
+    if leg.cause is RouteCause.REDIRECT and is_vm:
+        case = "in a VM"
+    if leg.cause is RouteCause.NOT_TRANSLATED:
+        acs = port.acs or () if (port := host.device(leg.at)) is not None else ()
+        case = "ATS off" if DIRECT_TRANSLATED in acs or "ReqRedir" not in acs else "in a VM"
+        if case == "in a VM":
+            meaning += ", and ACS DirectTrans is off"
+    return PeerFault(case=case, meaning=meaning, is_vm=is_vm, at=leg.at)
+
+
+def _spoiling(route: PeerRoute) -> RouteLeg | None:
+    for leg in (route.write, route.completion):
+        is_sure = (
+            leg.way in (RouteWay.ROOT, RouteWay.BLOCKED) or leg.cause is RouteCause.NOT_FORWARDED
+        )
+        if is_sure and leg.cause in _MEANINGS:
+            return leg
+    return None
+
+
+def _is_own(route: PeerRoute) -> bool:
+    return route.target.driver in _OWN_DRIVERS and not is_passed(route.requester)
+
+
+def peer_findings(host: Host, passed: frozenset[Bdf] = frozenset()) -> Iterator[Finding]:
+    """Routes that leave their switch, one finding for each fault. passed: functions of one VM."""
+    alike: dict[tuple[str | None, str, bool], list[tuple[PeerRoute, PeerFault]]] = {}
+    for route in peer_routes(host, passed):
+        fault = fault_of(host, route)
+        if fault is not None:
+            is_rdma = route.requester.kind is DeviceKind.NIC
+            alike.setdefault((fault.case, fault.meaning, is_rdma), []).append((route, fault))
+    for found in alike.values():
+        yield _finding(host, found, passed)
+    yield from _translated(host)
+
+
+def _finding(
+    host: Host, found: list[tuple[PeerRoute, PeerFault]], passed: frozenset[Bdf]
+) -> Finding:
+    route, fault = found[0]
+    is_rdma = route.requester.kind is DeviceKind.NIC
+    what = "NIC and GPU" if is_rdma else "GPUs"
+    pairs = [f"{one.requester.bdf} to {one.target.bdf}" for one, _ in found]
+    ports = sorted({one.at for _, one in found})
+    certain = is_rdma and (is_passed(route.requester) or route.target.bdf in passed)
+    harms = certain or not fault.is_vm
+    rate = expected_bytes_per_s(host, route)
+    observed = f"{fault.meaning}; port {first_few(map(str, ports), _MOST_NAMED)}"
+    if rate is not None and fault.case != "blocked":
+        observed += f"; about {gigabytes(rate)} of {gigabytes(rate / THROUGH_ROOT)}"
+    return finding(
+        "p2p-redirected",
+        f"{plural(len(pairs), 'pair')} of {what} below one switch: {first_few(pairs, _MOST_NAMED)}",
+        expected="transfers between them that stay below their switch"
+        if harms
+        else "isolation by ACS for VMs, at this price",
+        observed=observed,
+        severity=None if harms else Severity.INFO,
+        case=fault.case,
+        values={
+            "port": ports[0],
+            "requester": route.requester.bdf,
+            "physical": route.requester.physical_function or route.requester.bdf,
+            "bits": f"{ACS_BITS[DIRECT_TRANSLATED]:04x}",
+        },
+        source=_SOURCE,
+    )
+
+
+def _translated(host: Host) -> Iterator[Finding]:
+    """GPUs that a bare host drives itself, each transfer of which the IOMMU translates."""
+    gpus = [
+        gpu
+        for gpu in host.devices_of_kind(DeviceKind.GPU)
+        if gpu.driver in _OWN_DRIVERS and (gpu.iommu_domain or "").startswith("DMA")
+    ]
+    if len(gpus) > 1:
+        yield finding(
+            "iommu-translates",
+            f"{len(gpus)} GPUs that {gpus[0].driver} drives",
+            expected="IOMMU domains of type identity (iommu=pt)",
+            observed=f"type {gpus[0].iommu_domain}",
+            source="/sys/kernel/iommu_groups/N/type; intel/compute-runtime#942",
+        )

@@ -1,0 +1,322 @@
+"""PeerRoute: the way of requests from one PCIe function to another, and of their completions.
+
+A NIC that receives writes into a GPU's memory; one that sends reads it, and the data comes back as
+completions. Where the paths of both meet in a switch, its port decides: on requests by their
+address and ACS, on completions by ACS and their relaxed ordering, which they have of the request.
+
+Source: PCIe 6.0, 6.12.1.1 (ACS functions of downstream ports), 6.12.3 (ACS P2P request redirect and
+egress control), 2.2.6.4 and 2.2.9 (relaxed ordering), 10.1.1 (address types of ATS).
+"""
+
+from collections.abc import Iterable, Iterator
+from enum import IntEnum, StrEnum
+
+from msgspec import Struct
+
+from homenode.bdf import Bdf
+from homenode.machine.link_path import Link, links_above
+from homenode.machine.pci import DeviceKind, PciDevice, PortType, is_emulated
+from homenode.machine.topology import Host
+
+REQUEST_REDIRECT = "ReqRedir"
+COMPLETION_REDIRECT = "CmpltRedir"
+UPSTREAM_FORWARDING = "UpstreamFwd"
+EGRESS_CONTROL = "EgressCtrl"
+DIRECT_TRANSLATED = "DirectTrans"
+TRANSLATION_BLOCKING = "TransBlk"
+ACS_BITS = {
+    "SrcValid": 0x01,
+    TRANSLATION_BLOCKING: 0x02,
+    REQUEST_REDIRECT: 0x04,
+    COMPLETION_REDIRECT: 0x08,
+    UPSTREAM_FORWARDING: 0x10,
+    EGRESS_CONTROL: 0x20,
+    DIRECT_TRANSLATED: 0x40,
+}
+"""lspci's names -> bits of the ACS Control register. Source: PCIe 6.0, 7.7.11.3."""
+
+
+class AddressType(StrEnum):
+    """What the address of a request is to the switches on its way."""
+
+    BUS = "untranslated, the target's own on the bus"
+    IOVA = "untranslated, to be translated by the IOMMU"
+    TRANSLATED = "translated by ATS"
+
+
+class RouteWay(IntEnum):
+    """Where packets go, the best first."""
+
+    SWITCH = 0  # through the switch that both are below
+    ROOT = 1  # up to the root complex, and down again
+    UNKNOWN = 2
+    BLOCKED = 3  # an ACS violation: the request fails
+
+
+class RouteCause(StrEnum):
+    """What decides that packets do not stay below their switch."""
+
+    NONE = "nothing"
+    NO_SWITCH = "no switch is above both"
+    REDIRECT = "ACS redirects requests"
+    NO_DIRECT_TRANSLATED = "ACS redirects translated requests as well"
+    NOT_TRANSLATED = "the request has an address that only the IOMMU translates"
+    EGRESS = "ACS egress control"
+    TRANSLATION_BLOCKED = "ACS blocks translated requests"
+    NOT_FORWARDED = "a port above does not forward redirected requests"
+    COMPLETIONS = "ACS redirects completions without relaxed ordering"
+    UNREAD = "its source does not say"
+    VIRTUAL = "a virtual port: ACS and ATS are the host's"
+
+
+class RouteLeg(Struct, frozen=True):
+    """One way. at: the port that decides; None where no port does."""
+
+    way: RouteWay
+    cause: RouteCause = RouteCause.NONE
+    at: Bdf | None = None
+
+
+def request_way(
+    acs: frozenset[str], address: AddressType, *, denied: bool | None = None
+) -> tuple[RouteWay, RouteCause]:
+    """What the downstream port of a switch does with a memory request for a function next to it.
+
+    acs: flags that are on, as lspci names them. denied: the bit of the egress control vector that
+    is the peer's; None where it is not known, as lspci does not print it.
+
+    >>> both = frozenset({"ReqRedir", "DirectTrans"})
+    >>> [request_way(both, kind)[0].name for kind in (AddressType.TRANSLATED, AddressType.BUS)]
+    ['SWITCH', 'ROOT']
+    """
+    if address is AddressType.TRANSLATED:
+        if TRANSLATION_BLOCKING in acs:
+            return RouteWay.BLOCKED, RouteCause.TRANSLATION_BLOCKED
+        if DIRECT_TRANSLATED in acs:
+            return RouteWay.SWITCH, RouteCause.NONE
+    if address is AddressType.IOVA:  # no window of the switch has it: it goes up in any case
+        return RouteWay.ROOT, RouteCause.NOT_TRANSLATED
+    is_redirected, is_controlled = REQUEST_REDIRECT in acs, EGRESS_CONTROL in acs
+    if is_controlled and denied is None:
+        return RouteWay.UNKNOWN, RouteCause.EGRESS
+    if is_controlled and denied and not is_redirected:
+        return RouteWay.BLOCKED, RouteCause.EGRESS
+    if is_redirected and (denied or not is_controlled):
+        translated = address is AddressType.TRANSLATED
+        return RouteWay.ROOT, RouteCause.NO_DIRECT_TRANSLATED if translated else RouteCause.REDIRECT
+    return RouteWay.SWITCH, RouteCause.NONE
+
+
+def completion_way(acs: frozenset[str], *, relaxed: bool | None) -> tuple[RouteWay, RouteCause]:
+    """What the port of the function that answers does with completions. relaxed: their attribute.
+
+    No other control has a say, DirectTrans neither.
+    """
+    if COMPLETION_REDIRECT not in acs or relaxed:
+        return RouteWay.SWITCH, RouteCause.NONE
+    return (RouteWay.UNKNOWN if relaxed is None else RouteWay.ROOT), RouteCause.COMPLETIONS
+
+
+class PeerRoute(Struct, frozen=True, kw_only=True):
+    """From a requester to a target. switch: the lowest that both are below, its upstream port.
+
+    addresses: those that the requests may have. write: of requests; completion: of the data that
+    a read brings. relaxed: whether the requester may set relaxed ordering.
+    """
+
+    requester: PciDevice
+    target: PciDevice
+    switch: Bdf | None
+    addresses: tuple[AddressType, ...]
+    relaxed: bool | None
+    write: RouteLeg
+    completion: RouteLeg
+
+    @property
+    def read(self) -> RouteLeg:
+        """Of a read, whose data comes after its request: the worse of both."""
+        if self.write.way is RouteWay.SWITCH and self.completion.way is not RouteWay.SWITCH:
+            return self.completion
+        return self.write
+
+    @property
+    def is_direct(self) -> bool:
+        return self.write.way is RouteWay.SWITCH and self.completion.way is RouteWay.SWITCH
+
+
+def peer_route(
+    host: Host, requester: PciDevice, target: PciDevice, *, in_vm: bool | None = None
+) -> PeerRoute:
+    """How a function reaches another. in_vm: both are a VM's; None = as their drivers say."""
+    theirs, others = _ports(host, requester), _ports(host, target)
+    above_target = {port.bdf for port in others}
+    switch = next((port for port in theirs if port.bdf in above_target), None)
+    is_switch = switch is not None and _type(switch) is PortType.SWITCH_UPSTREAM
+    addresses = _addresses(requester, in_vm=is_passed(requester) if in_vm is None else in_vm)
+    relaxed = None if requester.requests is None else requester.requests.relaxed_ordering
+    write = completion = RouteLeg(RouteWay.ROOT, RouteCause.NO_SWITCH)
+    emulated = next((port.bdf for port in (*theirs, *others) if is_emulated(port)), None)
+    if emulated is not None:
+        write = completion = RouteLeg(RouteWay.UNKNOWN, RouteCause.VIRTUAL, emulated)
+    elif is_switch and switch is not None:
+        ingress = _port_below(theirs, switch)
+        above = theirs[theirs.index(switch) + 1 :]
+        write = _write(ingress, above, addresses)
+        completion = _completion(_port_below(others, switch), relaxed)
+    return PeerRoute(
+        requester=requester,
+        target=target,
+        switch=switch.bdf if is_switch and switch is not None else None,
+        addresses=addresses,
+        relaxed=relaxed,
+        write=write,
+        completion=completion,
+    )
+
+
+def is_passed(device: PciDevice) -> bool:
+    """Whether VFIO has a function."""
+    return device.driver is not None and "vfio" in device.driver
+
+
+def _ports(host: Host, device: PciDevice) -> tuple[PciDevice, ...]:
+    whose = device.physical_function or device.bdf
+    return host.bridges_above(whose if host.device(whose) is not None else device.bdf)
+
+
+def _type(port: PciDevice) -> PortType | None:
+    return None if port.bridge is None else port.bridge.port_type
+
+
+def _port_below(ports: tuple[PciDevice, ...], switch: PciDevice) -> PciDevice | None:
+    at = ports.index(switch)
+    return ports[at - 1] if at else None
+
+
+def _addresses(requester: PciDevice, *, in_vm: bool) -> tuple[AddressType, ...]:
+    """ATS of the function itself counts: a virtual function has its own.
+
+    Without ATS a VM's addresses are the IOMMU's to translate; a host's own too, in a domain of type
+    DMA.
+    """
+    ats = requester.ats_enabled
+    if ats is None and requester.requests is not None:
+        ats = False  # what its Device Control is printed of has no ATS capability
+    translates = in_vm or (requester.iommu_domain or "").startswith("DMA")
+    plain = AddressType.IOVA if translates else AddressType.BUS
+    if ats is None:
+        return (plain, AddressType.TRANSLATED)
+    return (AddressType.TRANSLATED,) if ats else (plain,)
+
+
+def _acs(port: PciDevice) -> frozenset[str] | None:
+    """None where it is not known; a port that is printed without the capability has no control."""
+    if port.acs is None:
+        return None if port.requests is None else frozenset()
+    return frozenset(port.acs)
+
+
+def _write(
+    ingress: PciDevice | None, above: tuple[PciDevice, ...], addresses: tuple[AddressType, ...]
+) -> RouteLeg:
+    acs = None if ingress is None else _acs(ingress)
+    if ingress is None or acs is None:
+        return RouteLeg(
+            RouteWay.UNKNOWN, RouteCause.UNREAD, None if ingress is None else ingress.bdf
+        )
+    ways = [request_way(acs, address) for address in addresses]
+    if len({way for way, _ in ways}) > 1:
+        return RouteLeg(RouteWay.UNKNOWN, RouteCause.UNREAD, ingress.bdf)
+    way, cause = ways[0]
+    if way is RouteWay.ROOT and cause is not RouteCause.NOT_TRANSLATED:
+        stuck = next(_not_forwarding(above), None)
+        if stuck is not None:
+            return RouteLeg(RouteWay.UNKNOWN, RouteCause.NOT_FORWARDED, stuck)
+    return RouteLeg(way, cause, None if way is RouteWay.SWITCH else ingress.bdf)
+
+
+def _not_forwarding(above: Iterable[PciDevice]) -> Iterator[Bdf]:
+    """Ports that a redirected request comes to and that have it for their own egress: what those
+    without upstream forwarding do is undefined."""
+    for port in above:
+        acs = _acs(port)
+        faces_down = _type(port) in (PortType.ROOT_PORT, PortType.SWITCH_DOWNSTREAM)
+        if faces_down and acs and UPSTREAM_FORWARDING not in acs:
+            yield port.bdf
+
+
+def _completion(egress: PciDevice | None, relaxed: bool | None) -> RouteLeg:
+    acs = None if egress is None else _acs(egress)
+    if egress is None or acs is None:
+        return RouteLeg(RouteWay.UNKNOWN, RouteCause.UNREAD, None if egress is None else egress.bdf)
+    way, cause = completion_way(acs, relaxed=relaxed)
+    return RouteLeg(way, cause, None if way is RouteWay.SWITCH else egress.bdf)
+
+
+THROUGH_ROOT = 27 / 48
+"""What NCCL reached between VMs with requests redirected, of what it reached without: 27 and 48
+GB/s over two ports of 200 Gb/s. Source: NVIDIA/nccl#949."""
+
+_PACKET_BYTES = 24
+"""Framing, header with 64-bit address and LCRC of a packet. Source: PCIe 6.0, 2.2.1 and 4.2."""
+
+
+def expected_bytes_per_s(host: Host, route: PeerRoute) -> float | None:
+    """What a read or write of large blocks reaches: the links' least rate less headers, and the
+    share that was measured where the way is through the root complex. None where a link is unknown,
+    or the way.
+    """
+    if max(route.write.way, route.completion.way) >= RouteWay.UNKNOWN:
+        return None
+    rates = []
+    for device in (route.requester, route.target):
+        for link in _links_below(host, device, route.switch):
+            rate = link.capable or link.current
+            if rate is None:
+                return None
+            rates.append(rate.bytes_per_s)
+    if not rates:
+        return None
+    own = route.requester.requests
+    payload = None if own is None else own.max_payload_bytes
+    share = 1.0 if payload is None else payload / (payload + _PACKET_BYTES)
+    return min(rates) * share * (1.0 if route.is_direct else THROUGH_ROOT)
+
+
+def _links_below(host: Host, device: PciDevice, switch: Bdf | None) -> Iterator[Link]:
+    whole = device if device.physical_function is None else host.device(device.physical_function)
+    for link in () if whole is None else links_above(whole, host.device_at):
+        if link.lower.bdf == switch:
+            return
+        yield link
+
+
+def peer_routes(
+    host: Host, passed: frozenset[Bdf] = frozenset(), *, within_switch: bool = True
+) -> tuple[PeerRoute, ...]:
+    """From each NIC and GPU to each other GPU of the same user, ascending by GPU.
+
+    passed: functions that are one VM's whatever their drivers are. Of NICs whose virtual functions
+    VFIO has, these count alone. within_switch: of those alone that are below one switch.
+    """
+    gpus = host.devices_of_kind(DeviceKind.GPU)
+    nics = host.devices_of_kind(DeviceKind.NIC)
+    given = {nic.physical_function for nic in nics if is_passed(nic) or nic.bdf in passed}
+    users = [
+        one
+        for one in (*nics, *(gpu for gpu in gpus if gpu.physical_function is None))
+        if one.bdf in passed
+        or (is_passed(one) if one.physical_function is not None else one.bdf not in given)
+    ]
+    found = []
+    for gpu in gpus:
+        for one in users:
+            is_vm = gpu.bdf in passed
+            if one.bdf == gpu.bdf or (one.bdf in passed) is not is_vm:
+                continue
+            if not (is_vm or None in (one.driver, gpu.driver) or is_passed(one) is is_passed(gpu)):
+                continue
+            route = peer_route(host, one, gpu, in_vm=True if is_vm else None)
+            if route.switch is not None or not within_switch:
+                found.append(route)
+    return tuple(found)

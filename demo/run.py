@@ -23,6 +23,7 @@ from homenode.plan.stored import encode_plan
 from homenode.plan.tuning import tune
 from homenode.show.explain import explain, rejections_text
 from homenode.show.html import html_page
+from homenode.show.page.answer import advice_of
 from homenode.show.page.document import document_of
 from homenode.show.page.gathered import gather
 from homenode.show.page.machine import machines_of
@@ -73,8 +74,8 @@ def _report(console: Console, out: Path) -> None:
     machines = machines_of(found.runs, found.stored, evidence, found.hosts)
     page = html_page(document_of(machines, found.skipped, "made by make demo"))
     (out / REPORT).write_text(page, encoding="utf-8")
-    grades = ", ".join(f"{one.name} {one.graded.grade}" for one in machines)
-    console.print(f"{len(machines)} machines: {grades}")
+    for one in advice_of(machines):
+        console.print(f"  {one.text}", soft_wrap=True)
 
 
 def _capture(console: Console, out: Path) -> None:

@@ -82,7 +82,7 @@ def test_the_first_table_says_what_to_run_how_sure_and_where_authors_differ(
     sick = cards["RTX 5090"]
     assert sick.is_stopped
     assert sick.authors == (
-        "Not production-ready | Fix PCIe Gen 2 link first, then fix vCPU NUMA scatter",
+        "Not production-ready: Fix PCIe Gen 2 link first, then fix vCPU NUMA scatter",
     )
     assert sick.stop.startswith(
         "GPU 0000:41:00.0: link below port 0000:40:01.0 and 7 more like it: "

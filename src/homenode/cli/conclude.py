@@ -111,6 +111,8 @@ def report(asked: ReportArguments) -> None:
     machines, skipped = _machines(runs, asked.published, asked.host)
     if output is not None:
         _write(machines, skipped, asked.title, output)
+        if not (asked.csv or asked.json or output == STANDARD_OUTPUT):
+            _say(machines)
     if asked.csv or asked.json or asked.parquet is not None:
         _rows(machines, skipped, csv=asked.csv, json=asked.json, parquet=asked.parquet)
 
@@ -195,6 +197,12 @@ def _write(
     else:
         write_text(output, html_page(document))
     note_written(output)
+
+
+def _say(machines: "tuple[ReportedMachine, ...]") -> None:
+    from homenode.show.page.answer import answer_text
+
+    console().print(answer_text(machines))
 
 
 def _rows(

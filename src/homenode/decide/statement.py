@@ -26,6 +26,21 @@ def sentence_of(verdict: Verdict) -> str:
     return "; ".join([_answer(verdict), *parts, *filter(None, more)])
 
 
+def stop_text(verdicts: Sequence[Verdict]) -> str:
+    """The first of the findings that stop every recommendation, in a few words, and how many are
+    like it; without findings why nothing is concluded; "" where nothing stops it."""
+    findings = next((one.findings for one in verdicts if one.findings), ())
+    if not findings:
+        return next((sentence_of(one) for one in verdicts if one.stopped), "")
+    first = findings[0]
+    like = sum(one.id == first.id for one in findings)
+    observed, expected = (
+        text.partition(":")[0].partition(", ")[0] for text in (first.observed, first.expected)
+    )
+    subject = first.subject if like == 1 else f"{first.subject} and {like - 1} more like it"
+    return f"{subject}: found {observed}, expected {expected}"
+
+
 def runs_as(verdict: Verdict) -> str:
     """The layout to run where that is not the choice: "run as pin-bound"; else ""."""
     if verdict.floating:

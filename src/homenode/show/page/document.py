@@ -11,6 +11,7 @@ from homenode.doc import Cell, Doc, Gallery, Items, Part, Picture, Section, Span
 from homenode.machine.pci import DeviceKind
 from homenode.metrics import METRICS
 from homenode.show.page.across import across_pictures, effects_table, link_speeds, summary_table
+from homenode.show.page.answer import answer_section
 from homenode.show.page.machine import (
     HostPart,
     ReportedMachine,
@@ -105,6 +106,7 @@ def document_of(
     published = [machine.runs[0].head.system for machine in machines if machine.is_published]
     summary = summary_table(machines, anchors, paper=paper)
     sections = (
+        answer_section(machines, anchors),
         _verdicts(cards, skipped),
         _effects(machines, has_quotes=bool(published and publications)),
         _chain(machines, publications),
@@ -133,11 +135,11 @@ def document_of(
 
 
 def _verdicts(cards: Sequence[VerdictCard], skipped: Sequence[str]) -> Section:
-    parts: list[Part] = [Text(_LAYOUTS, "small dim"), Text(_HOW_SURE, "small dim")]
+    parts: list[Part] = [decisions_table(cards)]
+    parts += (Text(one, "small dim") for one in (_LAYOUTS, _HOW_SURE, _GRADES))
     if skipped:
         which = Span("which, and why", link="skipped")
         parts.append(Text((f"{plural(len(skipped), 'folder')} skipped: ", which, "."), "small dim"))
-    parts += [decisions_table(cards), Text(_GRADES, "small dim")]
     title = "Which layout to run, for what, and how sure that is"
     return Section(title, tuple(parts), "verdicts", "Verdicts")
 

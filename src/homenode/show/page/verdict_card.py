@@ -6,9 +6,17 @@ from msgspec import Struct
 
 from homenode.decide.comparison import EvidenceLevel
 from homenode.decide.grade import Grade
-from homenode.decide.statement import effect_text, ground_of, runs_as, sentence_of, source_sentence
+from homenode.decide.statement import (
+    effect_text,
+    ground_of,
+    runs_as,
+    sentence_of,
+    source_sentence,
+    stop_text,
+)
 from homenode.decide.verdict import SourceVerdict, Verdict, titles_of
 from homenode.doc import Cell, Span, Table, Words
+from homenode.machine.pci import DeviceKind
 from homenode.measure.results.model import UNKNOWN_SWITCHES, Origin
 from homenode.objective import Objective
 from homenode.show.page.machine import ReportedMachine
@@ -33,15 +41,17 @@ class Answer(Struct, frozen=True, kw_only=True):
     """One objective. choice: what to run; "no answer" where nothing can be named. layout: of a VM,
     where the choice is none.
 
-    effect: the figure with its multiple, in a few words. sure: the level of the evidence in a word.
-    statement: the whole sentence. authors: where what publications recommend is not this;
-    published: all that they recommend, and why ours differs.
+    applies: False where the machine has not the GPUs for it. effect: the figure with its multiple,
+    in a few words. sure: the level of the evidence in a word. statement: the whole sentence.
+    authors: where what publications recommend is not this; published: all that they recommend, and
+    why ours differs.
     """
 
     objective: str
     choice: str
     has_choice: bool
     layout: str
+    applies: bool
     effect: str
     sure: str
     statement: str
@@ -119,6 +129,8 @@ def _decisions(card: VerdictCard, has_authors: bool) -> tuple[Cell, ...]:
 
 
 def _decision(one: Answer | None) -> Cell:
+    if one is not None and not one.applies:
+        return Cell((Span("\u2013", "dim"),), "none")
     if one is None or not one.has_choice:
         return Cell((Span("no figures" if one is None else "cannot tell", "dim"),), "none")
     lines: list[Words] = [
@@ -148,6 +160,7 @@ def verdicts_table(card: VerdictCard) -> Table:
             "; ".join(one.doubts),
         )
         for one in card.answers
+        if one.applies
     )
     return Table(
         heads=("objective", "run", "why", "evidence", "doubts, and what to measure next"),
@@ -168,17 +181,11 @@ def _stop(machine: ReportedMachine) -> str:
             "the logs do not say under which layout each run was made: "
             "homenode import --layout RUN=LAYOUT adds it; the figures are below"
         )
-    findings = next((one.findings for one in machine.verdicts if one.findings), ())
-    if not findings:
+    first = next((one.findings[0] for one in machine.verdicts if one.findings), None)
+    if first is None:
         return ""
-    first = findings[0]
-    like = sum(one.id == first.id for one in findings)
-    observed, expected = (
-        text.partition(":")[0].partition(", ")[0] for text in (first.observed, first.expected)
-    )
-    subject = first.subject if like == 1 else f"{first.subject} and {like - 1} more like it"
-    fix = f" Fix: {first.fix}" if first.fix else ""
-    return f"{subject}: found {observed}, expected {expected}.{fix}"
+    fix = f". Fix: {first.fix}" if first.fix else "."
+    return stop_text(machine.verdicts) + fix
 
 
 def machine_line(machine: ReportedMachine) -> str:
@@ -198,7 +205,22 @@ def _authors(machine: ReportedMachine) -> Iterator[str]:
         whole = [one for one in own if one.objective is None and one.work is None]
         for one in whole or own:
             name, is_row, rest = one.source.partition(" | ")
-            yield rest if is_row and name.startswith(machine.name) else one.source
+            said = rest if is_row and name.startswith(machine.name) else one.source
+            yield said.replace(" | ", ": ", 1).replace(" | ", ", ")
+
+
+_LEAST_GPUS = {Objective.COLLECTIVE: 2, Objective.DEVICE_TRANSFER: 1}
+
+
+def _has_gpus(machine: ReportedMachine, objective: Objective) -> bool:
+    """False where the machine is known to have fewer GPUs than the objective is about."""
+    least = _LEAST_GPUS.get(objective, 0)
+    if machine.published is not None and machine.published.gpus is not None:
+        return machine.published.gpus >= least
+    if machine.host is None:
+        return True
+    cards = machine.host.devices_of_kind(DeviceKind.GPU)
+    return sum(one.physical_function is None for one in cards) >= least
 
 
 def _other(source: SourceVerdict, ours: Verdict) -> str:
@@ -220,6 +242,7 @@ def _answer(one: Verdict, origins: str, machine: ReportedMachine) -> Answer:
         choice=one.choice or "no answer",
         has_choice=one.choice is not None,
         layout=runs_as(one),
+        applies=one.level is not EvidenceLevel.REASONED or _has_gpus(machine, one.objective),
         effect=effect_text(one),
         sure="" if one.level is None else str(one.level),
         statement=sentence_of(one),

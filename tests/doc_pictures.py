@@ -1,0 +1,64 @@
+"""The pictures of README: made by homenode itself.
+
+`python -m tests.doc_pictures` writes them; `make docs` does so before it makes the pages.
+"""
+
+import re
+import sys
+from pathlib import Path
+
+from homenode.decide.evidence.documents import publications
+from homenode.doc import Gallery
+from homenode.show.page.answer import answer_section
+from homenode.show.page.gathered import gather
+from homenode.show.page.machine import machines_of
+from homenode.show.svg_canvas import chart_style
+from tests.command_line import homenode
+from tests.doc_pages import ROOT
+
+IMAGES = ROOT / "docs" / "images"
+_SIZE = re.compile(r'(?<= )(width|height)="([\d.]+)"')
+_LARGER = 2
+
+
+def pictures(folder: Path) -> dict[str, str]:
+    """The text of each, by its file's name. folder: for what commands write."""
+    return {
+        "hgx-h100-pin-numa-pci.svg": _planned(folder / "planned.svg"),
+        "layouts-change.svg": _published(),
+    }
+
+
+def _planned(path: Path) -> str:
+    options = "--host hgx-h100 --layout pin-numa-pci --gpus 8".split()
+    done = homenode("plan", ROOT / "demo" / "gpu-vm.xml", *options, "--svg", path, "-q", "--force")
+    assert path.is_file(), done.stderr
+    return path.read_text(encoding="utf-8")
+
+
+def _published() -> str:
+    """What each layout changes, of published figures, with its style sheet inside."""
+    evidence = publications()
+    names = [s.name for one in evidence for s in one.systems if s.host is not None]
+    found = gather([f"published:{name}" for name in names], evidence, [])
+    machines = machines_of(found.runs, found.stored, evidence, found.hosts)
+    (gallery,) = (
+        one
+        for one in answer_section(machines, ["x"] * len(machines)).parts
+        if isinstance(one, Gallery)
+    )
+    head, _, rest = gallery.pictures[0].svg.partition(">")
+    head = _SIZE.sub(lambda one: f'{one[1]}="{float(one[2]) * _LARGER:g}"', head)
+    style = f"<style>{chart_style()}</style>"
+    return f'{head} xmlns="http://www.w3.org/2000/svg">{style}{rest}\n'
+
+
+def main() -> int:
+    """Write those that are not as they should be."""
+    for name, text in pictures(Path(sys.argv[1])).items():
+        (IMAGES / name).write_text(text, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

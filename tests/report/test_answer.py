@@ -1,0 +1,133 @@
+"""The first screen: a few sentences that follow from the figures, each with its evidence."""
+
+import random
+import re
+from xml.etree import ElementTree
+
+import pytest
+
+from homenode.decide.evidence.documents import publications
+from homenode.doc import Cell, Gallery, Items, Section, Table, plain, spans
+from homenode.measure.results.model import Run
+from homenode.show.page.answer import advice_of, answer_section
+from homenode.show.page.document import document_of
+from homenode.show.page.gathered import gather
+from homenode.show.page.machine import ReportedMachine, Stored, machines_of
+from tests.simulated_runs import simulated_run
+
+BANDWIDTH = ("memory-bandwidth", "bytes_per_s")
+
+
+@pytest.fixture(scope="module")
+def published() -> tuple[ReportedMachine, ...]:
+    evidence = publications()
+    names = [s.name for one in evidence for s in one.systems if s.host is not None]
+    found = gather([f"published:{name}" for name in names], evidence, [])
+    return machines_of(found.runs, found.stored, evidence, found.hosts)
+
+
+def measured(*runs: Run) -> tuple[ReportedMachine, ...]:
+    return machines_of(runs, [Stored()] * len(runs), publications(), {})
+
+
+def made(system: str, **figures: float) -> list[Run]:
+    """Runs of layouts with these bandwidths, in GB/s."""
+    rng = random.Random(len(system))
+    return [
+        simulated_run(
+            name.replace("_", "-"), {BANDWIDTH[0]: (BANDWIDTH[1], 1e9 * value)}, rng, system=system
+        )
+        for name, value in figures.items()
+    ]
+
+
+def sentences(machines: tuple[ReportedMachine, ...]) -> list[str]:
+    return [one.text for one in advice_of(machines)]
+
+
+def test_published_figures_say_what_to_run_and_what_not_and_what_to_repair(
+    published: tuple[ReportedMachine, ...],
+) -> None:
+    memory, collectives, sick = sentences(published)
+    assert "show the guest its NUMA nodes; memory bandwidth 2.6 to 7.5 x pin on all 4" in memory
+    assert "do not show the guest NUMA nodes unless its GPUs have theirs" in collectives
+    assert "0.37 to 0.47 x pin on 2 of the 3 machines" in collectives
+    assert sick.startswith("RTX 5090: repair or measure it first; GPU 0000:41:00.0")
+
+
+def test_ranges_are_those_of_the_figures_themselves() -> None:
+    machines = measured(
+        *made("A", pin=100, pin_numa=250), *made("B", pin=100, pin_numa=420), *made("C", pin=100)
+    )
+    (only,) = sentences(machines)
+    low, high = map(float, re.findall(r"[\d.]+(?= to)|(?<=to )[\d.]+", only))
+    assert low == pytest.approx(2.5, rel=0.03) and high == pytest.approx(4.2, rel=0.03)
+    assert "on all 2 machines with figures" in only, "C has nothing to compare with"
+
+
+def test_machines_that_disagree_are_both_named() -> None:
+    (only,) = sentences(
+        measured(*made("A", pin=100, pin_numa=250), *made("B", pin=100, pin_numa=50))
+    )
+    assert "measure before you show the guest its NUMA nodes" in only
+    assert " on B, " in only and only.endswith(" on A.")
+
+
+def test_layouts_that_are_equal_are_no_reason_to_do_anything() -> None:
+    machines = measured(*made("A", pin=100, pin_numa=100), *made("B", pin=100, pin_numa=100))
+    assert sentences(machines) == []
+    assert "No figure decides" in plain(answer_section(machines, ["a", "b"]).parts[0].words)  # type: ignore[union-attr]
+
+
+def test_one_machine_is_told_its_layout_and_how_sure_that_is() -> None:
+    (only,) = sentences(measured(*made("A", default=100, pin_numa=250)))
+    assert re.search(
+        r"run pin-numa; memory bandwidth 2\d\d.* GB/s, 2\.\d x default \(measured\)\.", only
+    )
+
+
+def test_each_sentence_is_a_link_to_a_section_of_the_page(
+    published: tuple[ReportedMachine, ...],
+) -> None:
+    page = document_of(published, (), "now")
+    first = page.parts[0]
+    assert isinstance(first, Section) and isinstance(first.parts[0], Items)
+    ids = {one.id for one in page.parts if isinstance(one, Section)}
+    links = [{run.link for run in spans(item)} - {""} for item in first.parts[0].items]
+    assert len(links) == 3 and all(len(one) == 1 and one <= ids for one in links)
+
+
+def test_the_picture_has_each_healthy_machine_with_its_furthest_change(
+    published: tuple[ReportedMachine, ...],
+) -> None:
+    gallery = answer_section(published, [str(n) for n in range(len(published))]).parts[1]
+    assert isinstance(gallery, Gallery)
+    drawn = ElementTree.fromstring(gallery.pictures[0].svg)
+    texts = [one.text for one in drawn.iter("text")]
+    assert "7.3 x" in texts and "0.41 x" in texts and "RTX 5090" not in texts
+    dots = [
+        float(one.get("cx", "")) for one in drawn.iter("circle") if one.find("title") is not None
+    ]
+    said = [
+        float((one.findtext("title") or "").split()[-2])
+        for one in drawn.iter("circle")
+        if one.find("title") is not None
+    ]
+    assert [x for _, x in sorted(zip(said, dots, strict=True))] == sorted(dots), "one axis"
+
+
+def test_a_machine_without_the_gpus_for_an_objective_has_a_dash(
+    published: tuple[ReportedMachine, ...],
+) -> None:
+    verdicts = document_of(published, (), "now").parts[1]
+    assert isinstance(verdicts, Section) and isinstance(verdicts.parts[0], Table)
+    table = verdicts.parts[0]
+    objectives = [plain(one).partition(";")[0] for one in table.heads]
+    dashes = {
+        (plain(row[0]).partition(" ")[0] + plain(row[0])[4:8], objectives[place])
+        for row in table.rows
+        for place, cell in enumerate(row)
+        if isinstance(cell, Cell) and plain(cell) == "–"
+    }
+    assert {objective for _, objective in dashes} == {"collective", "device-transfer"}
+    assert len(dashes) == 3, "one GPU exchanges nothing; no GPU, no copies either"

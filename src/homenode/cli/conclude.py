@@ -110,7 +110,7 @@ def report(asked: ReportArguments) -> None:
         raise UsageError(f"-o {output}: expected a name that ends in .html or .pdf")
     machines, skipped = _machines(runs, asked.published, asked.host)
     if output is not None:
-        _write(machines, skipped, asked.title, output)
+        _write(machines, skipped, asked.title, output, appendix=asked.appendix)
         if not (asked.csv or asked.json or output == STANDARD_OUTPUT):
             _say(machines)
     if asked.csv or asked.json or asked.parquet is not None:
@@ -178,7 +178,12 @@ def _place(machine: "ReportedMachine") -> tuple[bool, int]:
 
 
 def _write(
-    machines: "tuple[ReportedMachine, ...]", skipped: tuple[str, ...], title: str, output: Path
+    machines: "tuple[ReportedMachine, ...]",
+    skipped: tuple[str, ...],
+    title: str,
+    output: Path,
+    *,
+    appendix: bool = False,
 ) -> None:
     from datetime import UTC, datetime
 
@@ -188,7 +193,13 @@ def _write(
     made = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, homenode {__version__}"
     is_pdf = output.suffix.lower() == ".pdf"
     document = document_of(
-        machines, skipped, made, title=title, paper=is_pdf, publications=publications()
+        machines,
+        skipped,
+        made,
+        title=title,
+        paper=is_pdf,
+        appendix=appendix or not is_pdf,
+        publications=publications(),
     )
     if is_pdf:
         with working("writing the PDF"):

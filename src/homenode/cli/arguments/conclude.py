@@ -106,6 +106,9 @@ class ReportArguments(Struct, frozen=True, kw_only=True):
         tuple[str, ...], Opt("--host", "SOURCE", "A host of these results, to draw. Repeatable.")
     ] = ()
     title: Annotated[str, Opt("--title", "TEXT", "Title of the page.")] = "homenode report"
+    appendix: Annotated[
+        bool, Flag("--appendix", "In a PDF: also every figure, doubt and remark of each machine.")
+    ] = False
     csv: Annotated[bool, Flag("--csv", "Print every figure as a row of CSV.")] = False
     force: ForceOption = False
     json: JsonOption = False

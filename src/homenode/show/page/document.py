@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from msgspec import structs
+
 from homenode.bdf import Bdf
 from homenode.decide.comparison import Doubt
 from homenode.decide.evidence.model import Publication
@@ -85,6 +87,10 @@ _INTERVALS = (
 )
 
 
+MOST_PICTURES = 4
+"""Of one machine, in a report without its appendix: a row of a page."""
+
+
 def document_of(
     machines: Sequence[ReportedMachine],
     skipped: Sequence[str],
@@ -92,35 +98,44 @@ def document_of(
     *,
     title: str = "homenode report",
     paper: bool = False,
+    appendix: bool = True,
     publications: Sequence[Publication] = (),
 ) -> Doc:
     """The report on these machines.
 
     publications: whose general part is shown where one of their machines is. made: when and by
     what. skipped: folders that were left out, with the reason. paper: for a renderer of pages:
-    pictures have style sheets of their own, and topologies stand at the end.
+    pictures have style sheets of their own, and topologies stand at the end. appendix: with every
+    figure, doubt and remark of each machine; False: what a reader needs to judge the answer.
     """
     anchors = [f"machine-{number}" for number in range(1, len(machines) + 1)]
     cards = [verdict_card(*pair) for pair in zip(machines, anchors, strict=True)]
-    hosts = [host_part(machine, paper=paper) for machine in machines]
+    hosts = [host_part(machine, paper=paper) for machine in machines] if appendix else []
     published = [machine.runs[0].head.system for machine in machines if machine.is_published]
-    summary = summary_table(machines, anchors, paper=paper)
-    sections = (
+    sections: list[Section] = [
         answer_section(machines, anchors),
         _verdicts(cards, skipped),
         _effects(machines, has_quotes=bool(published and publications)),
         _chain(machines, publications),
         _across(machines),
-        Section("Summary", (summary,), "summary", "Summary"),
-        *(
-            _machine(machine, card, host, paper=paper)
-            for machine, card, host in zip(machines, cards, hosts, strict=True)
-        ),
-        _sources(publications, published),
-        _tests(machines),
-        *((_topologies(cards, hosts),) if paper else ()),
-        Section("Skipped", (Items(tuple(skipped)),) if skipped else (), "skipped", "Skipped"),
-    )
+    ]
+    if appendix:
+        summary = summary_table(machines, anchors, paper=paper)
+        sections += (
+            Section("Summary", (summary,), "summary", "Summary"),
+            *(
+                _machine(machine, card, host, paper=paper)
+                for machine, card, host in zip(machines, cards, hosts, strict=True)
+            ),
+            _sources(publications, published),
+            _tests(machines),
+            *((_topologies(cards, hosts),) if paper else ()),
+        )
+    else:
+        sections += (_brief(*pair) for pair in zip(machines, cards, strict=True))
+        sections += (_tests(machines), _references(publications, published))
+    skipped_items = (Items(tuple(skipped)),) if skipped else ()
+    sections.append(Section("Skipped", skipped_items, "skipped", "Skipped"))
     counts = (
         f"{plural(len(machines), 'machine')}, {plural(sum(len(m.runs) for m in machines), 'run')}"
     )
@@ -129,7 +144,7 @@ def document_of(
         tuple(one for one in sections if one.parts),
         f"{counts}. {made}",
         "Made by homenode; needs no network. Figures as rows: homenode report --csv, --json or "
-        "--parquet.",
+        f"--parquet{'' if appendix else '; all of each machine: --appendix'}.",
         next((one.hatches for one in hosts if one.hatches), ""),
     )
 
@@ -188,6 +203,27 @@ def _machine(
     parts.append(Section("", evidence, look="evidence"))
     title = (f"{card.name} ", Span(card.grade, f"grade {card.tone}"))
     return Section(title, tuple(parts), card.anchor, card.name, look="machine")
+
+
+def _brief(machine: ReportedMachine, card: VerdictCard) -> Section:
+    """A machine's answer and its pictures; its figures as rows are in the appendix."""
+    pictures = tuple(
+        structs.replace(one, note=()) for one in (*bar_pictures(machine), *_details(machine))
+    )
+    parts: list[Part] = [Text(card.about, "dim"), Text(card.reason)]
+    if pictures:
+        parts.append(Gallery(pictures[:MOST_PICTURES]))
+    title = (f"{card.name} ", Span(card.grade, f"grade {card.tone}"))
+    return Section(title, tuple(parts), card.anchor, card.name, look="machine")
+
+
+def _references(publications: Sequence[Publication], published: Sequence[str]) -> Section:
+    named = tuple(
+        f"{one.id}: {one.title}, {one.publisher}, {one.dated}"
+        for one in publications
+        if any(one.system(name) for name in published)
+    )
+    return Section("Sources", (Items(named),) if named else (), "sources", "Sources")
 
 
 def _evidence(

@@ -32,8 +32,9 @@ class CpuSet:
     (32, False, '')
     """
 
-    __slots__ = ("_bits",)
-    _bits: int
+    __slots__ = ("bits",)
+    bits: int
+    """Bit N is set where PU N is in the set."""
 
     def __init__(self, pus: Iterable[int] = ()) -> None:
         bits = 0
@@ -41,7 +42,7 @@ class CpuSet:
             if not 0 <= pu <= MAX_PU_INDEX:
                 raise ParseError("PU list", f"PUs from 0 to {MAX_PU_INDEX}", str(pu))
             bits |= 1 << pu
-        object.__setattr__(self, "_bits", bits)
+        object.__setattr__(self, "bits", bits)
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError("a CpuSet does not change")
@@ -50,7 +51,7 @@ class CpuSet:
     def from_bits(cls, bits: int) -> "CpuSet":
         """The set whose bit N says that PU N is in it."""
         new = cls.__new__(cls)
-        object.__setattr__(new, "_bits", bits)
+        object.__setattr__(new, "bits", bits)
         return new
 
     @classmethod
@@ -64,11 +65,6 @@ class CpuSet:
         for one in sets:
             bits |= 0 if one is None else one.bits
         return cls.from_bits(bits)
-
-    @property
-    def bits(self) -> int:
-        """Bit N is set where PU N is in the set."""
-        return self._bits
 
     @classmethod
     def parse(cls, text: str, source: str = "PU list") -> "CpuSet":
@@ -110,11 +106,11 @@ class CpuSet:
 
     def first(self) -> PuIndex | None:
         """The lowest PU, or None in the empty set."""
-        return PuIndex((self._bits & -self._bits).bit_length() - 1) if self._bits else None
+        return PuIndex((self.bits & -self.bits).bit_length() - 1) if self.bits else None
 
     def ranges(self) -> Iterator[tuple[int, int]]:
         """Runs of consecutive PUs as (first, last), ascending."""
-        bits, base = self._bits, 0
+        bits, base = self.bits, 0
         while bits:
             zeros = (bits & -bits).bit_length() - 1
             bits >>= zeros
@@ -136,35 +132,35 @@ class CpuSet:
                 yield PuIndex(pu)
 
     def __len__(self) -> int:
-        return self._bits.bit_count()
+        return self.bits.bit_count()
 
     def __bool__(self) -> bool:
-        return self._bits != 0
+        return self.bits != 0
 
     def __contains__(self, pu: int) -> bool:
-        return pu >= 0 and self._bits >> pu & 1 == 1
+        return pu >= 0 and self.bits >> pu & 1 == 1
 
     def __and__(self, other: "CpuSet") -> "CpuSet":
-        return CpuSet.from_bits(self._bits & other._bits)
+        return CpuSet.from_bits(self.bits & other.bits)
 
     def __or__(self, other: "CpuSet") -> "CpuSet":
-        return CpuSet.from_bits(self._bits | other._bits)
+        return CpuSet.from_bits(self.bits | other.bits)
 
     def __sub__(self, other: "CpuSet") -> "CpuSet":
-        return CpuSet.from_bits(self._bits & ~other._bits)
+        return CpuSet.from_bits(self.bits & ~other.bits)
 
     def __le__(self, other: "CpuSet") -> bool:
         """True where every PU is also in `other`."""
-        return self._bits & ~other._bits == 0
+        return self.bits & ~other.bits == 0
 
     def isdisjoint(self, other: "CpuSet") -> bool:
-        return self._bits & other._bits == 0
+        return self.bits & other.bits == 0
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, CpuSet) and self._bits == other._bits
+        return isinstance(other, CpuSet) and self.bits == other.bits
 
     def __hash__(self) -> int:
-        return hash(self._bits)
+        return hash(self.bits)
 
 
 class _ListError(Exception):

@@ -181,6 +181,11 @@ class RunningDomain(Struct, frozen=True):
     mediated: tuple[str, ...] = ()
 
     @property
+    def pins(self) -> tuple[CpuSet | None, ...]:
+        """All of them: of vCPUs, of the emulator, of IOThreads."""
+        return *self.vcpu_pins, self.emulator_pus, *self.iothread_pus
+
+    @property
     def has_pseudonym(self) -> bool:
         """True where the name is none of libvirt's, which have no "/": whose it is is unknown."""
         return "/" in self.name

@@ -8,6 +8,8 @@ its name.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import reduce
+from operator import or_
 
 from msgspec import Struct
 
@@ -100,11 +102,7 @@ def listed(names: Sequence[str], most: int = 8) -> str:
 def allocations(host: Host, request: GuestRequest) -> Allocations:
     """What the other domains of the host have."""
     cores = [core.pus.bits for core in host.cores]
-    core_of = {1 << pu: core for core in cores for pu in members(core)} if host.domains else {}
-    online, widest = 0, 1
-    for core in cores:
-        online |= core
-        widest = max(widest, core.bit_count())
+    online, widest = reduce(or_, cores, 0), max(map(int.bit_count, cores), default=1)
     gaps: list[Gap] = []
     by_domain: list[DomainCores] = []
     devices: list[tuple[Bdf, str]] = []
@@ -113,6 +111,8 @@ def allocations(host: Host, request: GuestRequest) -> Allocations:
     if unknown is not None:
         gaps.append(unknown)
     counted = list(other_domains(host, request))
+    named = CpuSet.union(pin for domain in counted for pin in domain.pins).bits
+    core_of = {pu: core for core in cores if core & named for pu in members(core)}
     of_vcpus, of_threads, ranges = 0, 0, []
     for domain in counted:
         devices += [(bdf, domain.name) for bdf in domain.devices]
@@ -175,13 +175,13 @@ def _vcpu_pins(domain: RunningDomain, widest: int, online: int) -> tuple[int, in
     pins = [0 if pin is None else pin.bits & online for pin in domain.vcpu_pins]
     pinned, floats, over = 0, 0, []
     for bits in pins:
-        if bits == 0 or online & ~bits == 0:
+        if bits in (0, online):
             floats += 1
         else:
             pinned |= bits
             over.append(bits)
     # vCPUs that share a range of more cores than there are vCPUs float over it.
-    if over and min(bits.bit_count() for bits in over) > widest and pinned.bit_count() > len(over):
+    if pinned.bit_count() > len(over) and min([bits.bit_count() for bits in over]) > widest:
         return 0, floats, over
     return pinned, floats, []
 
@@ -196,11 +196,11 @@ def _shares_of_ranges(cores: Sequence[int], in_use: int, over: Sequence[int]) ->
 
 
 def _whole(core_of: Mapping[int, int], pus: int) -> int:
-    """The cores of these PUs. core_of: by each PU, as a bit."""
+    """The cores of these PUs. core_of: by each PU."""
     found = 0
     while pus:
         first = pus & -pus
-        found |= core_of.get(first, 0)
+        found |= core_of.get(first.bit_length() - 1, 0)
         pus &= ~(found | first)
     return found
 

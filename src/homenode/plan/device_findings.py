@@ -38,8 +38,9 @@ def device_findings(
     yield from _nics_without_gpu(host, devices, others)
     yield from _brought(host, request, devices, others)
     yield from _nvswitches_left_out(host, request, devices, others)
-    pus = sum(pu.online and pu.allowed for pu in host.pus)
-    if pus and request.vcpus > pus and request.layout.pinning is Pinning.NONE:
+    floats = request.layout.pinning is Pinning.NONE
+    pus = sum(pu.online and pu.allowed for pu in host.pus) if floats else 0
+    if pus and request.vcpus > pus:
         yield plan_finding(
             "overcommitted",
             host.name,

@@ -115,8 +115,7 @@ def _in_use(host: Host) -> int:
     barred = sum(1 << pu.index for pu in host.pus if not (pu.online and pu.allowed))
     pinned = 0
     for domain in host.domains:
-        for pin in (*domain.vcpu_pins, domain.emulator_pus, *domain.iothread_pus):
-            pinned |= 0 if pin is None else pin.bits
+        pinned |= CpuSet.union(domain.pins).bits
     return barred | sum(core.pus.bits for core in host.cores if core.pus.bits & pinned)
 
 

@@ -64,8 +64,8 @@ class Branching:
         self.names, self.work_out = names, work_out
         self.is_complete = True
         self._best: Key = ()
-        self._number = 0
-        self._additive: dict[str, _Sums] = {}
+        self._nodes, self._number = range(len(self.problem.supplies)), 0
+        self._additive: dict[str, _Sums | None] = {}
         self._sizes: dict[tuple[int, ...], CellSizes] = {}
 
     def better(self, best: Key) -> Key:
@@ -81,7 +81,7 @@ class Branching:
             else:
                 bounds.append((low, number, able))
         for _, number, able in sorted(bounds):
-            self._number, self._additive = number, self._additive_terms(number)
+            self._number, self._additive = number, {}
             if not self._visit(0, able, number):
                 self.is_complete = False
                 break
@@ -164,8 +164,11 @@ class Branching:
         """What no set of the family can undercut in one term."""
         problem, number = self.problem, self._number
         distances = problem.distances
-        if name in self._additive:
-            return self._additive[name].least(chosen, may, left)
+        if name not in self._additive:
+            values = self._values_of_nodes(name)
+            self._additive[name] = _Sums(values) if values else None
+        if (sums := self._additive[name]) is not None:
+            return sums.least(chosen, may, left)
         if name == "device_class":
             return self._least_class(chosen, may, left)
         if name == "packages_spanned":
@@ -187,27 +190,27 @@ class Branching:
             return max(0, problem.groups + self._whole.least(chosen, may, left))
         return self._constant.get(name, 0)
 
-    def _additive_terms(self, number: int) -> dict[str, _Sums]:
-        """Terms that are sums over the nodes, at the least that each node can come to."""
-        problem, nodes = self.problem, range(len(self.problem.supplies))
-        sign = 1 if problem.pack else -1
-        has_gpu = [problem.devices.gpu_nodes >> node & 1 for node in nodes]
-        sums = {
-            "balance_cores": [sign * one.whole_cores for one in problem.supplies],
-            "balance_memory": [sign * problem.page_bytes * (m.pages or 0) for m in problem.memory],
-            "gpu_nodes_used": has_gpu,
-            "llcs_spanned": [1] * len(has_gpu),
-        }
-        if not problem.devices.options.has_gpus:
-            sums["gpu_sets_lost"] = has_gpu
-        if self.candidates.equal:
-            each = problem.groups // number
-            fits = [problem.supplies[node].groups >= each for node in nodes]
-            costs = [problem.cost_of(node, each) if fits[node] else None for node in nodes]
-            sums["llcs_spanned"] = [0 if one is None else one.llcs for one in costs]
-            sums["unisolated_cores"] = [0 if one is None else one.unisolated for one in costs]
-            sums["pages_to_reserve"] = [problem.short_pages(node, each) for node in nodes]
-        return {name: _Sums(values) for name, values in sums.items()}
+    def _values_of_nodes(self, name: str) -> list[int]:
+        """The least that each node can come to in a term that is a sum over the nodes; none of
+        other terms."""
+        problem, sign = self.problem, 1 if self.problem.pack else -1
+        if name == "balance_cores":
+            return [sign * one.whole_cores for one in problem.supplies]
+        if name == "balance_memory":
+            return [sign * problem.page_bytes * (one.pages or 0) for one in problem.memory]
+        has_gpus = problem.devices.options.has_gpus
+        if name == "gpu_nodes_used" or (name == "gpu_sets_lost" and not has_gpus):
+            return [problem.devices.gpu_nodes >> node & 1 for node in self._nodes]
+        if not self.candidates.equal:
+            return [1] * len(self._nodes) if name == "llcs_spanned" else []
+        each = problem.groups // self._number
+        if name == "pages_to_reserve":
+            return [problem.short_pages(node, each) for node in self._nodes]
+        if name not in ("llcs_spanned", "unisolated_cores"):
+            return []
+        groups = [min(each, one.groups) for one in problem.supplies]
+        costs = map(problem.cost_of, self._nodes, groups)
+        return [one.llcs if name == "llcs_spanned" else one.unisolated for one in costs]
 
     @cached_property
     def _needs(self) -> list[tuple[_Sums, int]]:

@@ -7,7 +7,7 @@ Memory of a GPU never counts; that of another node without PUs counts only when 
 with the node of PUs that is nearest.
 """
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import Struct
@@ -206,8 +206,8 @@ def free_memory(
     held = held or held_memory(host, request)
     untouched, own_bytes = 0, 0
     bound = sum(p.page_bytes * p.total_pages for p in node.page_pools)
-    running: Counter[int] = Counter()
-    planned: Counter[int] = Counter()
+    running: dict[int, int] = defaultdict(int)
+    planned: dict[int, int] = defaultdict(int)
     for domain, size in held.others.get(node.index, ()):
         if domain.page_bytes is not None:
             own_page = domain.page_bytes or page_size(host, replace(request, page_bytes=0), [])

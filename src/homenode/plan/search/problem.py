@@ -154,10 +154,8 @@ class SearchProblem(Struct, frozen=True, kw_only=True, dict=True):
                     self.memory[node].pages,
                     self.memory[node].pool_pages,
                     sum(between[node]),
-                    tuple(home.to_node[node] for home in homes),
-                    tuple(
-                        (t.isolated, tuple(g for _, g in t.llcs), t.sizes) for t in its.whole.tiers
-                    ),
+                    tuple([home.to_node[node] for home in homes]),
+                    self._shapes[node],
                 )
                 like = last.setdefault(key, [])
                 for position, other in enumerate(like):
@@ -169,6 +167,11 @@ class SearchProblem(Struct, frozen=True, kw_only=True, dict=True):
                     like.append(node)
             result.append(earlier)
         return tuple(result)
+
+    @cached_property
+    def _shapes(self) -> list[tuple[object, ...]]:
+        """Equal for nodes of which as many groups come to the same cost."""
+        return [one.shape() for one in self.supplies]
 
     def key(self) -> tuple[object, ...]:
         """Equal for problems of one host of which all or none have a solution."""
@@ -263,9 +266,13 @@ class SearchProblem(Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def cost_of(self) -> Callable[[int, int], AllocationCost]:
-        """What so many groups on a node come to. Remembered: a search asks for it often."""
+        """What so many groups on a node come to. Remembered: a search asks for it often, and of
+        many nodes of one shape."""
         supplies, isolation = self.supplies, self.hosts_isolation
-        return cache(lambda node, groups: supplies[node].cost(groups, isolation))
+        known: dict[tuple[object, ...], int] = {}
+        like = [known.setdefault(shape, node) for node, shape in enumerate(self._shapes)]
+        of_first = cache(lambda node, groups: supplies[node].cost(groups, isolation))
+        return lambda node, groups: of_first(like[node], groups)
 
     def short_pages(self, node: int, groups: int) -> int:
         """Huge pages that are still to be reserved there."""

@@ -10,7 +10,7 @@ Where PUs are counted and not cores, each core gives a group before any gives it
 cores first, then those of which others have a part. Second groups are shared out over the LLCs.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import NamedTuple
@@ -90,18 +90,17 @@ class CoreInventory(Struct, frozen=True, dict=True):
         """All of them; node None where the host's nodes do not have it."""
         known: dict[tuple[object, ...], CoreShape] = {}
         nodes = {node.index for node in self.host.nodes}
-        pu_at, isolated = self.host.pu_at, self.isolated
+        pu_at, not_isolated = self.host.pu_at, ~self.isolated
         sizes = {int(llc.index): llc.size_bytes or 0 for llc in self.host.llcs}
         found = []
         for core in self.host.cores:
             bits = core.pus.bits
             first = pu_at[(bits & -bits).bit_length() - 1]
             llc = UNKNOWN_LLC if first.llc is None else first.llc
-            count, package, kind = bits.bit_count(), core.id.package, core.kind
-            key = (count, True, not bits & ~isolated, llc, package, kind, sizes.get(llc, 0))
+            key = (bits.bit_count(), True, not bits & not_isolated, llc, core.id.package, core.kind)
             shape = known.get(key)
             if shape is None:
-                shape = known[key] = CoreShape(*key)
+                shape = known[key] = CoreShape(*key, sizes.get(llc, 0))
             node = first.node if first.node in nodes else None
             found.append((bits, node, shape))
         return tuple(found)
@@ -152,8 +151,11 @@ def usable(
 
 
 def _node_cores(position: int, node: NumaNode, cores: list[FreeCore]) -> NodeCores:
-    shapes = {id(shape): shape for _, shape in cores}
-    counts = Counter([id(shape) for _, shape in cores])
+    shapes: dict[int, CoreShape] = {}
+    counts: dict[int, int] = defaultdict(int)
+    for _, shape in cores:
+        shapes[id(shape)] = shape
+        counts[id(shape)] += 1
     numbers = tuple([(shapes[one], count) for one, count in counts.items()])
     return NodeCores(position, node.index, node.pus, tuple(cores), numbers)
 
@@ -335,6 +337,20 @@ class Supply(Struct, frozen=True):
     whole: Part
     groups: int
     whole_cores: int
+
+    def shape(self) -> tuple[object, ...]:
+        """Equal for nodes of which as many groups come to the same cost."""
+        if len(self.parts) > 1:
+            return (self.cores.position,)
+        if len(self.whole.tiers) == 1:
+            rank, total, llcs, sizes = self.whole.tiers[0]
+            return rank, total, tuple([groups for _, groups in llcs]), sizes
+        every = sorted({llc for tier in self.whole.tiers for llc, _ in tier.llcs})
+        number = {llc: i for i, llc in enumerate(every)}
+        return tuple(
+            (tier.rank, tuple((number[llc], groups) for llc, groups in tier.llcs), tier.sizes)
+            for tier in self.whole.tiers
+        )
 
     def allocate(self, wanted: int) -> tuple[SiblingGroup, ...]:
         """That many groups, by LLC and PU; LLCs of which more is drawn first, so that what is not

@@ -119,6 +119,7 @@ $(TOOLS)/.ready: packaging/tools.lock
 
 docs: $(TOOLS)/.ready $(STAMP)
 	$(BIN)/python -m tests.option_tables
+	$(BIN)/python -m tests.record_page
 	mkdir -p build && $(BIN)/python -m tests.doc_pictures build
 	$(TOOLS)/bin/sphinx-build -q -W --keep-going -b html -c packaging/docs docs build/site
 	@echo "pages: build/site/index.html"

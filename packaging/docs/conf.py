@@ -52,12 +52,42 @@ CONTENTS = (
             "targets",
             "measuring",
             "python",
+            "records",
             "glossary",
             "requirements",
             "supported-versions",
         ),
     ),
-    ("Tasks", ("tasks/*",)),
+    (
+        "Tasks",
+        (
+            "tasks/place-a-gpu-vm",
+            "tasks/desktops",
+            "tasks/apply-and-undo",
+            "tasks/check-a-running-vm",
+            "tasks/undo",
+            "tasks/nccl-in-a-guest",
+            "tasks/manual-pu-lists",
+            "tasks/run-a-trial",
+            "tasks/measure-a-layout",
+            "tasks/measure-gpus",
+            "tasks/compare-layouts",
+            "tasks/report-results",
+            "tasks/collectives-experiment",
+            "tasks/what-if",
+            "tasks/which-host",
+            "tasks/node-health-check",
+            "tasks/slow-gpu-link",
+            "tasks/watch-a-host",
+            "tasks/send-a-host",
+            "tasks/fleet-with-ansible",
+            "tasks/fill-a-pool",
+            "tasks/kubevirt",
+            "tasks/check-slurm-placement",
+            "tasks/study-a-slurm-cluster",
+            "tasks/*",
+        ),
+    ),
     ("Commands", ("commands/*",)),
     ("Findings", ("findings/README", "findings/*")),
     ("Formats", ("formats/*",)),
@@ -86,9 +116,15 @@ def _prepare(app: Any, name: str, source: list[str]) -> None:
     if name != root_doc or MANUAL:
         return
     for caption, entries in CONTENTS:
-        lines = "\n".join(
-            entry for entry in entries if "*" in entry or (ROOT / "docs" / f"{entry}.md").exists()
+        docs = ROOT / "docs"
+        named = [one for one in entries if "*" not in one and (docs / f"{one}.md").exists()]
+        globbed = sorted(
+            str(path.relative_to(docs).with_suffix(""))
+            for one in entries
+            if "*" in one
+            for path in docs.glob(f"{one}.md")
         )
+        lines = "\n".join(dict.fromkeys([*named, *globbed]))
         source[0] += (
             f"\n\n```{{toctree}}\n:hidden:\n:glob:\n:maxdepth: 1\n:caption: {caption}\n\n"
             f"{lines}\n```\n"

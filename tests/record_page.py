@@ -1,0 +1,141 @@
+"""docs/records.md: the records that `homenode.api` gives, with their fields, from the code itself.
+
+`python -m tests.record_page` writes it; `make docs` does so before it makes the pages.
+"""
+
+import enum
+import inspect
+import re
+import sys
+import types
+import typing
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+from msgspec import Struct
+from msgspec.structs import fields
+
+from homenode import api
+from tests.doc_pages import DOCS
+
+PAGE = DOCS / "records.md"
+_HEAD = """# Records
+
+What the functions of [homenode.api](python.md) give, field by field, from the code's own words.
+Records are frozen: `msgspec.structs.replace` makes a changed one, `to_json` the documented format
+of those that have one. `None` is "not known", or what the record says of it.
+"""
+_MODULE = re.compile(r"\b(?:homenode|collections\.abc|typing)(?:\.\w+)*\.(?=\w)")
+_DEFINED = re.compile(r"(?:(?<=^)|(?<=[.;] ))((?:\w+, )*\w+): ")
+
+
+def records() -> dict[str, type]:
+    """The exported records and enumerations and those that their fields hold, by name."""
+    found: dict[str, type] = {}
+    left = [one for name in api.__all__ if _is_record(one := getattr(api, name))]
+    while left:
+        one = left.pop(0)
+        if one.__name__ not in found:
+            found[one.__name__] = one
+            left += [held for hint in _hints(one).values() for held in _held(hint)]
+    return found
+
+
+def page() -> str:
+    """The whole page: what the interface names, then what those hold, sorted by name."""
+    known = records()
+    named = sorted(set(known) & set(api.__all__))
+    others = sorted(set(known) - set(named))
+    parts = [_HEAD]
+    for title, names in (("The interface's own", named), ("What they hold", others)):
+        parts.append(f"## {title}\n")
+        parts += [_section(known[name], known) for name in names]
+    return "\n".join(parts)
+
+
+def _is_record(one: object) -> bool:
+    return inspect.isclass(one) and issubclass(one, (Struct, enum.Enum))
+
+
+def _hints(one: type) -> dict[str, Any]:
+    if issubclass(one, Struct):
+        hints = typing.get_type_hints(one, include_extras=False)
+        return {field.name: hints[field.name] for field in fields(one)}
+    return {}
+
+
+def _held(hint: Any) -> Iterator[type]:
+    if _is_record(hint):
+        yield hint
+    for inner in typing.get_args(hint):
+        yield from _held(inner)
+
+
+def _section(one: type, known: dict[str, type]) -> str:
+    text = inspect.cleandoc(one.__doc__ or "")
+    text = re.split(r"\n\s*>>> ", text)[0].strip()
+    hints = _hints(one)
+    said = (_paragraph(part.replace("\n", " "), hints) for part in text.split("\n\n"))
+    lines = [f"### {one.__name__}", *said]
+    if issubclass(one, enum.Enum):
+        values = ", ".join(f"`{value.value}`" for value in one)
+        return "\n\n".join([*lines, f"Values: {values}.\n"])
+    rows = ["| field | type | default |", "|---|---|---|"]
+    for field in fields(one):  # type: ignore[arg-type]  # an enumeration has returned above
+        default = "" if field.required else _default(field)
+        rows.append(f"| `{field.name}` | {_type(hints[field.name], known)} | {default} |")
+    return "\n\n".join([*lines, "\n".join(rows) + "\n"])
+
+
+def _paragraph(text: str, names: dict[str, Any]) -> str:
+    """What is said of single fields becomes a list, a line each."""
+    parts = _DEFINED.split(text)
+    shown = _escaped(parts[0]).strip()
+    for subject, said in zip(parts[1::2], parts[2::2], strict=True):
+        fields_named = [one.strip() for one in subject.split(",")]
+        if set(fields_named) <= names.keys():
+            shown += f"\n* {', '.join(f'`{one}`' for one in fields_named)}: "
+        else:
+            shown += f" {subject}: "
+        shown += _escaped(said).strip()
+    return shown.strip()
+
+
+def _default(field: Any) -> str:
+    value = field.default
+    if not isinstance(value, (str, int, float, bool, tuple, frozenset, type(None), enum.Enum)):
+        return "empty"
+    shown = f'"{value.value}"' if isinstance(value, enum.Enum) else repr(value)
+    return f"`{shown}`" if len(shown) < 40 else "see the code"
+
+
+def _type(hint: Any, known: dict[str, type]) -> str:
+    """A type in the words of annotations, records as links."""
+    if hint is type(None):
+        return "None"
+    if hint is Ellipsis:
+        return "…"
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Annotated:
+        return _type(inner[0], known)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(_type(one, known) for one in inner)
+    if origin is not None:
+        name = getattr(origin, "__name__", str(origin))
+        return f"{name}\\[{', '.join(_type(one, known) for one in inner)}\\]"
+    name = getattr(hint, "__name__", _MODULE.sub("", str(hint)))
+    return f"[{name}](#{name.lower()})" if name in known else str(name)
+
+
+def _escaped(text: str) -> str:
+    return re.sub(r"([<>|*_\[\]])", r"\\\1", text)
+
+
+def main() -> int:
+    """Write the page."""
+    PAGE.write_text(page(), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -29,6 +29,7 @@ from importlib import import_module
 
 from msgspec import UNSET, Struct, UnsetType
 
+from homenode.bdf import Bdf
 from homenode.errors import HostError
 from homenode.findings import Finding, Severity, filled
 from homenode.package_files import package_names, package_text
@@ -91,11 +92,13 @@ def finding(
     values: Mapping[str, object] | None = None,
     cost: str | UnsetType | None = UNSET,
     fix: str | UnsetType | None = UNSET,
+    devices: tuple[Bdf, ...] = (),
+    count: int | None = None,
 ) -> Finding:
     """A finding with the severity, cost and fix of its page, but for those that are given.
 
     case: which of the page's texts. values: what stands in them for `{word}`. source: "" = what the
-    caller's caller says of all that it finds (findings.sourced).
+    caller's caller says of all that it finds (findings.sourced). devices, count: as in Finding.
     """
     entry = entry_of(id)
     return Finding(
@@ -107,6 +110,8 @@ def finding(
         cost=entry.printed("Cost", case, values) if cost is UNSET else cost,
         fix=entry.printed("Fix", case, values) if fix is UNSET else fix,
         source=source,
+        devices=devices,
+        count=count,
     )
 
 

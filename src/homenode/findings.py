@@ -7,6 +7,8 @@ from enum import StrEnum
 from msgspec import Struct
 from msgspec.structs import replace
 
+from homenode.bdf import Bdf
+
 
 class Severity(StrEnum):
     """How bad it is, worst first."""
@@ -33,7 +35,8 @@ class Finding(Struct, frozen=True, kw_only=True):
     id: stable, for tests, filters and documentation. subject: the thing, in the user's words.
     expected, observed: texts with units. cost: what it costs, None = unknown.
     fix: the next thing to do, None where there is nothing. source: what was looked at, or who says
-    so.
+    so. devices: host functions that it is about, the cause first; () = none, or not one by one.
+    count: how often it was seen, of what is counted.
     """
 
     id: str
@@ -44,6 +47,8 @@ class Finding(Struct, frozen=True, kw_only=True):
     cost: str | None = None
     fix: str | None = None
     source: str
+    devices: tuple[Bdf, ...] = ()
+    count: int | None = None
 
     @property
     def is_bad(self) -> bool:
@@ -114,6 +119,8 @@ def merged(findings: Iterable[Finding]) -> tuple[Finding, ...]:
                 subject=", ".join(subjects[:_LONGEST_LIST]) + tail,
                 expected=_of_all(group, [finding.expected for finding in group]),
                 observed=_of_all(group, [finding.observed for finding in group]),
+                devices=tuple(dict.fromkeys(bdf for finding in group for bdf in finding.devices)),
+                count=None,
             )
         )
     return tuple(joined)

@@ -8,12 +8,13 @@ import pytest
 from homenode.catalogue import catalogue
 from tests.doctor_cases import HOST_CASES
 from tests.doctor_guest_cases import GUEST_CASES
+from tests.doctor_health_cases import HEALTH_CASES
 from tests.doctor_quiet_cases import QUIET_CASES
 from tests.nccl.cases import NCCL_CASES
 from tests.source_trees import nodes
 
 ROOT = Path(__file__).resolve().parents[2]
-CASES = {**HOST_CASES, **GUEST_CASES, **QUIET_CASES, **NCCL_CASES}
+CASES = {**HOST_CASES, **HEALTH_CASES, **GUEST_CASES, **QUIET_CASES, **NCCL_CASES}
 DOMAINS_FILES = ("pins", "cores", "memory", "devices")
 """Of check/domain/, whose findings the doctor shows."""
 

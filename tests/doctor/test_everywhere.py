@@ -92,6 +92,7 @@ SICK = {
     # hwloc says nothing of what the ends of links can.
     "eas-tioga.xml": ["pcie-link-unknown"],
     "nvidiaDGX2.xml": ["pcie-link-unknown"],
+    "64amd64-4s2n4ca2co.tar.bz2": ["node-memory-unequal"],
 }
 """Of the published captures: what is wrong with them, or not known."""
 

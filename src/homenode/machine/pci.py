@@ -63,18 +63,6 @@ class PciLink(Struct, frozen=True):
     max_width: int | None
 
 
-class PciRequests(Struct, frozen=True):
-    """What Device Control lets a function do with its own requests; None where it is not printed.
-
-    relaxed_ordering: it may set the attribute, which does not say that it does. max_payload_bytes:
-    of its packets. max_read_bytes: of one read request.
-    """
-
-    relaxed_ordering: bool | None
-    max_payload_bytes: int | None
-    max_read_bytes: int | None
-
-
 class PciErrors(Struct, frozen=True):
     """What a function has counted since the kernel started (AER). Each of (name, count).
 
@@ -110,6 +98,29 @@ class PciBridge(Struct, frozen=True):
     port_type: PortType
     secondary_bus: int
     subordinate_bus: int
+
+
+class PciRegisters(Struct, frozen=True, kw_only=True):
+    """What the configuration space asks of a function; None where the source does not say.
+
+    memory, bus_master: it answers at its BARs, and may start transfers. max_payload_bytes,
+    max_read_request_bytes: of its packets. ten_bit_tags: of listings by pciutils before 3.10 only
+    that it could. aspm: as lspci says, "Disabled", "L1 Enabled". uncorrected: names of the errors
+    that it has seen since its status was cleared. unplaced_bars: memory BARs 0-5 without an
+    address. largest_bars: (index, bytes) of BARs that can be resized, the most that they can.
+    """
+
+    memory: bool | None = None
+    bus_master: bool | None = None
+    max_payload_bytes: int | None = None
+    max_read_request_bytes: int | None = None
+    relaxed_ordering: bool | None = None
+    extended_tags: bool | None = None
+    ten_bit_tags: bool | None = None
+    aspm: str | None = None
+    uncorrected: tuple[str, ...] | None = None
+    unplaced_bars: tuple[int, ...] = ()
+    largest_bars: tuple[tuple[int, int], ...] = ()
 
 
 class PartKind(StrEnum):
@@ -204,7 +215,13 @@ class PciDevice(Struct, frozen=True):
     partition_mode: str | None = None
     memory_partition_mode: str | None = None
     firmware_node: NodeIndex | None = None
-    requests: PciRequests | None = None
+    registers: PciRegisters | None = None
+
+    @property
+    def device_control(self) -> PciRegisters | None:
+        """Its registers where Device Control is among them: what is not there then, it has not."""
+        known = self.registers is not None and self.registers.max_payload_bytes is not None
+        return self.registers if known else None
 
     @property
     def reported_node(self) -> NodeIndex | None:

@@ -153,7 +153,8 @@ def peer_route(
     switch = next((port for port in theirs if port.bdf in above_target), None)
     is_switch = switch is not None and _type(switch) is PortType.SWITCH_UPSTREAM
     addresses = _addresses(requester, in_vm=is_passed(requester) if in_vm is None else in_vm)
-    relaxed = None if requester.requests is None else requester.requests.relaxed_ordering
+    control = requester.device_control
+    relaxed = None if control is None else control.relaxed_ordering
     write = completion = RouteLeg(RouteWay.ROOT, RouteCause.NO_SWITCH)
     emulated = next((port.bdf for port in (*theirs, *others) if is_emulated(port)), None)
     if emulated is not None:
@@ -200,7 +201,7 @@ def _addresses(requester: PciDevice, *, in_vm: bool) -> tuple[AddressType, ...]:
     DMA.
     """
     ats = requester.ats_enabled
-    if ats is None and requester.requests is not None:
+    if ats is None and requester.device_control is not None:
         ats = False  # what its Device Control is printed of has no ATS capability
     translates = in_vm or (requester.iommu_domain or "").startswith("DMA")
     plain = AddressType.IOVA if translates else AddressType.BUS
@@ -212,7 +213,7 @@ def _addresses(requester: PciDevice, *, in_vm: bool) -> tuple[AddressType, ...]:
 def _acs(port: PciDevice) -> frozenset[str] | None:
     """None where it is not known; a port that is printed without the capability has no control."""
     if port.acs is None:
-        return None if port.requests is None else frozenset()
+        return None if port.device_control is None else frozenset()
     return frozenset(port.acs)
 
 
@@ -277,7 +278,7 @@ def expected_bytes_per_s(host: Host, route: PeerRoute) -> float | None:
             rates.append(rate.bytes_per_s)
     if not rates:
         return None
-    own = route.requester.requests
+    own = route.requester.device_control
     payload = None if own is None else own.max_payload_bytes
     share = 1.0 if payload is None else payload / (payload + _PACKET_BYTES)
     return min(rates) * share * (1.0 if route.is_direct else THROUGH_ROOT)

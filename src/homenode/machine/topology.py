@@ -200,6 +200,15 @@ class CpuModel(Struct, frozen=True):
     model: int | None = None
 
 
+class FrequencyLimit(Struct, frozen=True):
+    """The clock that online PUs may have at most by their policy, and by their hardware, in kHz;
+    hardware_khz: None where it is not given."""
+
+    limit_khz: int
+    hardware_khz: int | None
+    pus: CpuSet
+
+
 class HostSettings(Struct, frozen=True):
     """Settings of the running system; None where the source does not say.
 
@@ -231,6 +240,7 @@ class HostSettings(Struct, frozen=True):
     pus_of_idle_latency_us: tuple[tuple[int, CpuSet], ...] | None = None
     irqbalance: bool | None = None
     dma_entry_limit: int | None = None
+    frequency_limits: tuple[FrequencyLimit, ...] | None = None
 
 
 def nearest_cpu_nodes(

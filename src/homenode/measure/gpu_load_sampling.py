@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.errors import ToolError, UsageError
-from homenode.machine.discover.pci_tree import parse_link_speed
+from homenode.machine.discover.pci_files import parse_link_speed
 from homenode.machine.pci import PciDevice, PciLink
 from homenode.machine.snapshot.protocol import Snapshot
 from homenode.machine.tools import torch_report

@@ -17,6 +17,8 @@ from msgspec import Struct, field
 
 from homenode.bdf import Bdf
 from homenode.catalogue import GROUP
+from homenode.check.doctor.alike import has_like_devices, odd_findings
+from homenode.check.doctor.device_state import device_state_findings
 from homenode.check.doctor.host_state import collective_findings, layout_findings, settings_findings
 from homenode.check.doctor.links import (
     Load,
@@ -68,19 +70,22 @@ def diagnose(
     Raises ParseError or InputError where the document cannot be read.
     """
     known = circumstances or Circumstances()
+    by_themselves = (*error_findings(host), *device_state_findings(host))
     found = [
         *link_findings(host, known.load, known.known_widths, known.reached),
         *unknown_link_findings(host),
         *cut_listing_findings(host),
         *silent_device_findings(host),
         *copy_findings(host, known.h2d, known.h2d_all, known.known_widths),
-        *error_findings(host),
+        *by_themselves,
+        *odd_findings(host, by_themselves),
         *layout_findings(host, with_advice=document is None),
     ]
     counted = any(d.errors is not None or d.link_replays is not None for d in host.pci_devices)
     looked = [
         *(("links",) if host.pci_devices else ()),
         *(("errors",) if counted else ()),
+        *(("like devices",) if has_like_devices(host) else ()),
         *(("nodes",) if host.nodes else ()),
         *(("peer-to-peer",) if host.pci_devices else ()),
         *(("settings",) if host.pus else ()),

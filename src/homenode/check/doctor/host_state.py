@@ -50,6 +50,36 @@ def layout_findings(host: Host, *, with_advice: bool = True) -> Iterator[Finding
                 source=_FIRMWARE,
             )
     yield from _without(host)
+    yield from _unequal(host)
+
+
+_UNEQUAL = 0.95
+"""Kernels keep up to 3 % of the first node for themselves; a DIMM of 16 is 6 %."""
+
+
+def _unequal(host: Host) -> Iterator[Finding]:
+    """Nodes with less memory than others that have as many PUs: a DIMM that is gone."""
+    if host.nodes_assumed:
+        return
+    sizes: dict[int, list[tuple[int, int]]] = {}
+    for node in host.nodes:
+        if node.pus and node.memory_bytes and node.memory_bytes >= _LEAST_COMPARED:
+            sizes.setdefault(len(node.pus), []).append((node.memory_bytes, int(node.index)))
+    for alike in sizes.values():
+        most = max(alike)[0]
+        less = [index for size, index in sorted(alike) if size < _UNEQUAL * most]
+        if less:
+            yield finding(
+                "node-memory-unequal",
+                f"node {number_list(less)}",
+                expected=f"{format_bytes(most)}, as other nodes with as many PUs",
+                observed=format_bytes(min(alike)[0]),
+                source=_FIRMWARE,
+            )
+
+
+_LEAST_COMPARED = 4 * GIB
+"""Of smaller nodes what the kernel keeps is more than that."""
 
 
 def _are_cores(packages: list[Package], cores: tuple[Core, ...]) -> bool:
@@ -106,6 +136,7 @@ def settings_findings(
     memory_is_bound: by something that the facts do not say.
     """
     yield from _governor(host, facts)
+    yield from _capped(host, facts)
     if facts is None:
         return
     yield from _idle(host, facts)
@@ -142,6 +173,22 @@ def _governor(host: Host, facts: "Vm | None") -> Iterator[Finding]:
             values={"pus": ours},
             source=_SYSFS,
         )
+
+
+def _capped(host: Host, facts: "Vm | None") -> Iterator[Finding]:
+    """PUs whose policy allows less than their hardware's clock: the VM's own where it is pinned."""
+    ours = CpuSet() if facts is None else facts.pinned_pus
+    for one in host.settings.frequency_limits or ():
+        pus = one.pus & ours if ours else one.pus
+        if pus and one.hardware_khz is not None and one.limit_khz < one.hardware_khz:
+            yield finding(
+                "frequency-capped",
+                f"cpufreq of PUs {pus}",
+                expected=f"{one.hardware_khz / 1000:g} MHz at most, as the hardware can",
+                observed=f"{one.limit_khz / 1000:g} MHz",
+                values={"share": f"{(1 - one.limit_khz / one.hardware_khz) * 100:.0f}"},
+                source="/sys/devices/system/cpu/cpuN/cpufreq/scaling_max_freq, cpuinfo_max_freq",
+            )
 
 
 def _idle(host: Host, facts: "Vm") -> Iterator[Finding]:

@@ -97,6 +97,8 @@ def _finding(
         observed += f"; {idle}, but cards of this model next to it idle with all their lanes"
     elif idle is not None and capped is not None:
         kind = "pcie-target-low"
+        # The port's register bounds every training; a card's own may follow its driver's idling.
+        severity = Severity.CRITICAL if capped is link.upper else Severity.WARNING
         observed += f"; and Link Control 2 of {capped.bdf} says {capped.target_gt_per_s:g} GT/s at "
         observed += "most: no load raises this link"
     elif idle is not None:
@@ -138,6 +140,7 @@ def _finding(
         },
         source=f"{host.name}: LnkCap and LnkSta, which are max_link_speed and current_link_speed "
         f"in /sys/bus/pci/devices/{link.lower.bdf}; PCIe 6.0, 7.5.3.6 to 7.5.3.8",
+        devices=(link.lower.bdf, *(p.device.bdf for p in affected if p.device != link.lower)),
     )
 
 
@@ -179,6 +182,7 @@ def _low_targets(
                     case="fast link",
                     values={"device": link.lower.bdf},
                     source=f"{host.name}: LnkCtl2 of {link.upper.bdf}; PCIe 6.0, 7.5.3.19",
+                    devices=(link.lower.bdf,),
                 )
 
 
@@ -316,6 +320,7 @@ def silent_device_findings(host: Host) -> Iterator[Finding]:
             observed="ones only: lspci says rev ff and unknown header type 7f",
             source=f"{host.name}: lspci -vvv; PCIe 6.0, 2.3.2 (reads that no one answers are "
             "all ones)",
+            devices=(device.bdf,),
         )
 
 
@@ -348,6 +353,7 @@ def unknown_link_findings(host: Host) -> Iterator[Finding]:
         expected="speed and width of both ends of the link, maximum and current",
         observed=f"{host.name} does not give them",
         source="LnkCap and LnkSta of lspci -vvv, which it shows to root only",
+        devices=tuple(blind),
     )
 
 

@@ -15,7 +15,7 @@ from homenode.machine.link_path import LinkRate, device_paths, gigabytes, rates_
 from homenode.machine.pci import DeviceKind, LinkKind, PciDevice, PciErrors
 from homenode.machine.topology import Host
 
-_OF_THE_WIRE = frozenset({"RxErr", "BadTLP", "BadDLLP", "Rollover", "Timeout"})
+OF_THE_WIRE = frozenset({"RxErr", "BadTLP", "BadDLLP", "Rollover", "Timeout"})
 _OF_RESETS = frozenset({"UnsupReq", "CmpltTO"})
 """Firmware's enumeration and a reset by VFIO or a driver leave these on sound machines."""
 
@@ -49,8 +49,10 @@ def _of_function(device: PciDevice) -> Iterator[Finding]:
             observed=_stated(lost),
             severity=Severity.INFO if harmless else None,
             source=f"{folder}/aer_dev_nonfatal, aer_dev_fatal",
+            devices=(device.bdf,),
+            count=sum(count for _, count in lost),
         )
-    retries = sum(count for name, count in errors.correctable if name in _OF_THE_WIRE)
+    retries = sum(count for name, count in errors.correctable if name in OF_THE_WIRE)
     replays = device.link_replays or 0
     if max(retries, replays) >= _MANY:
         stated = errors.correctable or (("replays", replays),)
@@ -60,6 +62,8 @@ def _of_function(device: PciDevice) -> Iterator[Finding]:
             expected=f"fewer than {_MANY} retries since boot",
             observed=_stated(stated),
             source=f"{folder}/aer_dev_correctable; replay_counter of nvidia-smi -q",
+            devices=(device.bdf,),
+            count=max(retries, replays),
         )
 
 

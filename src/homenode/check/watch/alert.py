@@ -28,7 +28,8 @@ from homenode.wording import command_line, operands
 LINKS = frozenset({"pcie-link-slow", "pcie-link-narrow", "pcie-target-low", "pcie-link-dropped"})
 """What the doctor says of links; a drift of a link says the same with what was certified."""
 
-PRESENCE = frozenset({"device-silent", "pcie-link-unknown"})
+PRESENCE = frozenset({"device-silent", "pcie-link-unknown", "board-incomplete", "nvlinks-few"})
+MEMORY = frozenset({"node-memory-unequal", "node-without-memory"})
 _TOPOLOGY = frozenset({*CPU_COUNTS, "memory", "distances"})
 
 
@@ -82,6 +83,8 @@ def alerts(
         explained |= LINKS
     if any(alert.id == "drift-device" for alert in found):
         explained |= PRESENCE
+    if any(alert.subject == "topology" for alert in found):
+        explained |= MEMORY
     found += [
         _alert((finding,))
         for finding in (*diagnose(host).findings, *site)

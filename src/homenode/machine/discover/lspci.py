@@ -18,6 +18,7 @@ from homenode.machine.pci import (
     PCI_BRIDGE_CLASS,
     PciBridge,
     PciDevice,
+    PciRegisters,
     PortType,
     device_kind,
     port_types_by_structure,
@@ -176,8 +177,8 @@ def add_lspci(
                 bridge=bridge,
                 target_gt_per_s=device.target_gt_per_s or function.target_gt_per_s,
                 acs=_flags(function.acs),
-                requests=function.requests,
                 ats_enabled=function.ats_enabled,
+                registers=_registers(device.registers, function.registers),
             )
         )
     return tuple(named), tuple(gaps)
@@ -237,9 +238,17 @@ def _devices(
             bars=function.bars,
             target_gt_per_s=function.target_gt_per_s,
             acs=_flags(function.acs),
-            requests=function.requests,
             ats_enabled=function.ats_enabled,
+            registers=function.registers,
         )
+
+
+def _registers(own: PciRegisters | None, listed: PciRegisters | None) -> PciRegisters | None:
+    """What the kernel and the listing say: BARs are those of the kernel as well."""
+    if own is None or listed is None:
+        return listed or own
+    unplaced = sorted({*own.unplaced_bars, *listed.unplaced_bars})
+    return replace(listed, aspm=listed.aspm or own.aspm, unplaced_bars=tuple(unplaced))
 
 
 def _bridges_by_bus(functions: Iterable[LspciFunction]) -> dict[tuple[int, int], Bdf]:
@@ -317,6 +326,7 @@ def _merged(device: PciDevice, own: PciDevice | None, gaps: list[Gap]) -> PciDev
         errors=own.errors,
         link_replays=own.link_replays,
         interrupts=own.interrupts,
+        registers=_registers(own.registers, device.registers),
     )
 
 

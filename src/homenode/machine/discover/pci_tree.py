@@ -16,6 +16,14 @@ from msgspec.structs import replace
 from homenode.bdf import Bdf
 from homenode.errors import ParseError
 from homenode.gap import Gap
+from homenode.machine.discover.pci_files import (
+    parse_link_speed,
+    read_errors,
+    read_interrupts,
+    read_kernel_registers,
+    read_link_width,
+    read_resource,
+)
 from homenode.machine.discover.pci_nodes import (
     Locality,
     functions_off_the_bus,
@@ -26,8 +34,6 @@ from homenode.machine.discover.pci_nodes import (
 from homenode.machine.discover.readings import (
     address_of,
     is_hidden,
-    numbered,
-    read_lines,
     read_number,
     read_pus,
     read_word,
@@ -35,11 +41,8 @@ from homenode.machine.discover.readings import (
 from homenode.machine.pci import (
     NVIDIA,
     PCI_BRIDGE_CLASS,
-    PciBar,
     PciBridge,
     PciDevice,
-    PciErrors,
-    PciInterrupt,
     PciLink,
     PortType,
     RootComplex,
@@ -47,105 +50,6 @@ from homenode.machine.pci import (
     port_types_by_structure,
 )
 from homenode.machine.snapshot.protocol import Snapshot
-
-_SPEED = re.compile(r"(\d{1,3}(?:\.\d)?) GT/s(?: PCIe)?", re.ASCII)
-_REGION = re.compile(r"(0x[0-9a-f]{1,16}) (0x[0-9a-f]{1,16}) (0x[0-9a-f]{1,16})", re.ASCII)
-
-# Bits of a resource's flags. Source: include/linux/ioport.h.
-_IO, _MEMORY, _PREFETCH, _MEMORY_64 = 0x100, 0x200, 0x2000, 0x100000
-
-_LAST_BAR = 12  # 0-5 BARs, 6 ROM, 7-12 SR-IOV; what follows are a bridge's windows
-_ROM = 6
-
-
-def parse_link_speed(text: str | None) -> float | None:
-    """GT/s of "32.0 GT/s PCIe" or "8 GT/s"; None of "Unknown" and "Unknown speed".
-
-    >>> parse_link_speed("32.0 GT/s PCIe"), parse_link_speed("Unknown")
-    (32.0, None)
-    """
-    match = None if text is None else _SPEED.fullmatch(text)
-    return None if match is None else float(match[1])
-
-
-def read_link_width(snapshot: Snapshot, path: str) -> int | None:
-    """Lanes; None where the file says 0 (no link) or 255 (old kernels: not known)."""
-    width = read_number(snapshot, path)
-    return None if width in (None, 0, 255) else width
-
-
-def read_resource(snapshot: Snapshot, path: str, *, is_bridge: bool) -> tuple[PciBar, ...]:
-    """The regions of a `resource` file, unused ones left out.
-
-    Lines "0x<first> 0x<last> 0x<flags>", by index. Raises ParseError.
-    Source: Documentation/PCI/sysfs-pci.rst.
-    """
-    bars: list[PciBar] = []
-    for index, line in enumerate(read_lines(snapshot, path)):
-        if index > (_ROM if is_bridge else _LAST_BAR):
-            break
-        match = _REGION.fullmatch(line.strip())
-        if match is None:
-            raise ParseError(
-                f"{snapshot.name}: {path}",
-                "first, last and flags in hexadecimal",
-                line,
-                line=index + 1,
-            )
-        first, last, flags = (int(field, 16) for field in match.groups())
-        if last <= first or not flags & (_IO | _MEMORY):
-            continue
-        bars.append(
-            PciBar(
-                index=index,
-                size_bytes=last - first + 1,
-                is_64bit=bool(flags & _MEMORY_64),
-                is_prefetchable=bool(flags & _PREFETCH),
-                is_memory=bool(flags & _MEMORY),
-            )
-        )
-    return tuple(bars)
-
-
-def read_errors(snapshot: Snapshot, folder: str) -> PciErrors | None:
-    """What a function has counted; None where it has no AER. Totals of the kernel are left out.
-
-    Raises ParseError. Source: Documentation/ABI/testing/sysfs-bus-pci-devices-aer_stats.
-    """
-    paths = [f"{folder}/aer_dev_{name}" for name in ("correctable", "nonfatal", "fatal")]
-    texts = [snapshot.read_text(path) for path in paths]
-    if all(text is None for text in texts):
-        return None
-    return PciErrors(*(_counts(snapshot, path) for path in paths))
-
-
-def _counts(snapshot: Snapshot, path: str) -> tuple[tuple[str, int], ...]:
-    """The lines "RxErr 3" of what has happened at all."""
-    counts: list[tuple[str, int]] = []
-    for number, line in enumerate(read_lines(snapshot, path), start=1):
-        name, _, count = line.strip().rpartition(" ")
-        if not name or not (count.isascii() and count.isdecimal() and len(count) <= 20):
-            raise ParseError(f"{snapshot.name}: {path}", "a name and a count", line, line=number)
-        if int(count) and not name.startswith("TOTAL_"):
-            counts.append((name, int(count)))
-    return tuple(counts)
-
-
-def read_interrupts(snapshot: Snapshot, folder: str) -> tuple[PciInterrupt, ...] | None:
-    """The function's message-signalled interrupts, ascending; None where the source gives none.
-
-    The PUs are those that really get it, else those that may. Raises ParseError.
-    """
-    numbers = numbered(snapshot.list(f"{folder}/msi_irqs"), "")
-    found: list[PciInterrupt] = []
-    for number in numbers:
-        for name in ("effective_affinity_list", "smp_affinity_list"):
-            pus = read_pus(snapshot, f"/proc/irq/{number}/{name}")
-            if pus:  # empty: the interrupt is not set up
-                found.append(PciInterrupt(number, pus))
-                break
-    return tuple(found) or None
-
 
 _PCIE_CAPABILITY = 0x10
 _LINK_CONTROL_2 = 0x30
@@ -516,6 +420,7 @@ def _device(tree: _Read, bdf: Bdf) -> PciDevice:
         else read_word(snapshot, f"/sys/kernel/iommu_groups/{group}/type"),
         errors=attempt("aer_dev", lambda _: read_errors(snapshot, folder)),
         interrupts=attempt("msi_irqs", lambda _: read_interrupts(snapshot, folder)),
+        registers=attempt("resource", lambda _: read_kernel_registers(snapshot, folder)),
     )
 
 

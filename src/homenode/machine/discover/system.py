@@ -20,7 +20,7 @@ from homenode.machine.discover.readings import (
 )
 from homenode.machine.snapshot.protocol import Snapshot
 from homenode.machine.tools.versions import Version, parse_qemu_version, parse_virsh_version
-from homenode.machine.topology import CpuModel, HostSettings
+from homenode.machine.topology import CpuModel, FrequencyLimit, HostSettings
 
 CPU = "/sys/devices/system/cpu"
 
@@ -324,7 +324,22 @@ def read_settings(
         ),
         libvirt_version=libvirt,
         qemu_version=qemu,
+        frequency_limits=_frequency_limits(snapshot, online),
     )
+
+
+def _frequency_limits(snapshot: Snapshot, online: CpuSet) -> tuple[FrequencyLimit, ...] | None:
+    found: dict[tuple[int, int | None], list[int]] = {}
+    for pu in online:
+        folder = f"{CPU}/cpu{pu}/cpufreq"
+        limit = read_number(snapshot, f"{folder}/scaling_max_freq")
+        if limit is not None:
+            hardware = read_number(snapshot, f"{folder}/cpuinfo_max_freq")
+            found.setdefault((limit, hardware), []).append(pu)
+    limits = (
+        FrequencyLimit(limit, hardware, CpuSet(pus)) for (limit, hardware), pus in found.items()
+    )
+    return tuple(sorted(limits, key=lambda one: one.pus.bits)) or None
 
 
 def _cpufreq(snapshot: Snapshot, online: CpuSet, file: str) -> tuple[str, ...] | None:

@@ -195,6 +195,7 @@ PATHS: tuple[PathRule, ...] = (
         "base_frequency cpuinfo_max_freq",
         "kinds of core where nothing else gives them",
     ),
+    *_files(f"{_CPU}/cpufreq", _F.NUMBER, "scaling_max_freq", "a clock that is capped"),
     *_files(f"{_CPU}/cpufreq", _F.WORD, "scaling_governor scaling_driver", "slow by choice?"),
     *_files(f"{_CPU}/acpi_cppc", _F.NUMBER, "highest_perf", "kinds of core on AMD"),
     *_files("/sys/devices", _F.LIST, "cpu_core/cpus cpu_atom/cpus", "P and E cores of Intel"),
@@ -262,6 +263,7 @@ PATHS: tuple[PathRule, ...] = (
     *_instead(_PCI, _F.MASK, "local_cpus:local_cpulist"),
     *_files(_PCI, _F.SPEED, "current_link_speed max_link_speed", "slow links"),
     *_files(_PCI, _F.NUMBER, "current_link_width max_link_width", "narrow links"),
+    *_files(f"{_PCI}/link", _F.NUMBER, "l0s_aspm l1_aspm", "links that sleep between transfers"),
     *_files(_PCI, _F.WORD, "power_state", "an idle device's link may be slow for that alone"),
     *_files(
         _PCI,

@@ -18,7 +18,8 @@ from msgspec import Struct
 
 from homenode.bdf import Bdf
 from homenode.errors import ParseError
-from homenode.machine.pci import PciBar, PciLink, PciRequests, PortType
+from homenode.machine.pci import PciBar, PciLink, PciRegisters, PortType
+from homenode.machine.tools.lspci_registers import parse_registers
 from homenode.units import KIB
 
 COMMAND = ("lspci", "-D", "-nn", "-vvv")
@@ -49,8 +50,6 @@ _WINDOW = re.compile(r"([0-9a-f]{8,16})-([0-9a-f]{8,16})(?! *\[(?:disabled|empty
 _SIZE = re.compile(r"\[size=(\d{1,4})([KMGTP]?)\]", re.ASCII)
 _VFS = re.compile(r"Total VFs: (\d{1,5}), Number of VFs: (\d{1,5})", re.ASCII)
 _ENABLED = re.compile(r"\b(\w+)\+", re.ASCII)
-_RELAXED = re.compile(r"\bRlxdOrd([+-])", re.ASCII)
-_SIZES = re.compile(r"MaxPayload (\d{1,5}) bytes, MaxReadReq (\d{1,5}) bytes", re.ASCII)
 _WINDOWS = ("Memory behind bridge", "Prefetchable memory behind bridge")
 _ONES_ONLY = "!!! Unknown header type 7f"
 """Also printed as "(rev ff)". Source: show_verbose in lspci.c of pciutils."""
@@ -82,7 +81,7 @@ class LspciFunction(Struct, frozen=True):
     class_code: 24 bits. name: vendor and device in words. port_type: of bridges with an Express
     capability. buses: (primary, secondary, subordinate). has_window: the bridge passes memory of
     functions below it. target_gt_per_s: LnkCtl2, the speed that the port is set to train to. acs:
-    flags of ACSCtl that are on. requests: of DevCtl. bars: with sizes only;
+    flags of ACSCtl that are on. registers: of Control, DevCtl and others. bars: with sizes only;
     those of SR-IOV have none in the listing. is_silent: its configuration space reads as ones
     only, as where nothing answers.
     """
@@ -107,10 +106,10 @@ class LspciFunction(Struct, frozen=True):
     sriov_total_vfs: int | None = None
     sriov_num_vfs: int | None = None
     acs: frozenset[str] | None = None
-    requests: PciRequests | None = None
     ats_enabled: bool | None = None
     bars: tuple[PciBar, ...] = ()
     is_silent: bool = False
+    registers: PciRegisters | None = None
 
 
 def looks_like_lspci(text: str) -> bool:
@@ -300,7 +299,6 @@ def _fields(block: list[str], source: str, header_line: int) -> dict[str, Any]:
     fields: dict[str, Any] = {}
     links: dict[str, str] = {}
     bars: list[PciBar] = []
-    control: list[str] = []
     for offset, line in enumerate(block, start=1):
         key, _, value = line.strip().partition(":")
         value = value.strip()
@@ -337,15 +335,6 @@ def _fields(block: list[str], source: str, header_line: int) -> dict[str, Any]:
             fields["sriov_total_vfs"], fields["sriov_num_vfs"] = int(vfs[1]), int(vfs[2])
         elif key == "ACSCtl":
             fields["acs"] = frozenset(_ENABLED.findall(value))
-        elif key == "DevCtl" or control:
-            # Of three lines; the last has both sizes, that of DevCap one.
-            control = [*control, line.strip()]
-            if sizes := _SIZES.match(line.strip()):
-                relaxed = next(
-                    (m[1] == "+" for text in control if (m := _RELAXED.search(text))), None
-                )
-                fields["requests"] = PciRequests(relaxed, int(sizes[1]), int(sizes[2]))
-            control = [] if sizes or len(control) > 3 else control
         elif key == "ATSCtl":
             fields["ats_enabled"] = value.startswith("Enable+")
         # All else is detail of capabilities that nothing reads.
@@ -359,6 +348,7 @@ def _fields(block: list[str], source: str, header_line: int) -> dict[str, Any]:
         fields["link"] = link
     fields["target_gt_per_s"] = _speed(links.get("LnkCtl2", ""))
     fields["bars"] = tuple(sorted(bars, key=lambda bar: bar.index))
+    fields["registers"] = parse_registers(block)
     return fields
 
 

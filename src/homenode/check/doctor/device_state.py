@@ -1,0 +1,209 @@
+"""Device state: what is wrong of a device whatever others have: BARs, registers, errors that it has
+seen, and boards that lack GPUs, NVSwitches or NVLinks that their model has.
+
+Source: PCIe 6.0, 7.5.1 (Command), 7.8.4 (AER), 7.8.6 (Resizable BAR); NVIDIA's data sheets.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+
+from msgspec import Struct
+
+from homenode.bdf import Bdf
+from homenode.catalogue import finding
+from homenode.check.doctor.alike import peer_links
+from homenode.findings import Finding, Severity
+from homenode.machine.link_path import JUDGED, links_above
+from homenode.machine.pci import NVIDIA, DeviceKind, PciDevice
+from homenode.machine.topology import Host
+from homenode.units import GIB, format_bytes
+
+
+class GpuModel(Struct, frozen=True, kw_only=True):
+    """What every GPU of a model has. bar_bytes: its largest BAR. nvlinks: None where bridges are
+    an option. board: (GPUs, NVSwitches) of boards with NVSwitches that the host sees."""
+
+    name: str
+    bar_bytes: int
+    nvlinks: int | None = None
+    boards: tuple[tuple[int, int], ...] = ()
+
+
+def _model(
+    name: str, bar_gib: int, nvlinks: int | None = None, *boards: tuple[int, int]
+) -> GpuModel:
+    return GpuModel(name=name, bar_bytes=bar_gib * GIB, nvlinks=nvlinks, boards=boards)
+
+
+_V100_BOARDS = ((8, 6), (16, 12))
+_A100_BOARDS = ((8, 6), (16, 12))
+_H100_BOARDS = ((8, 4),)
+
+MODELS = {
+    (NVIDIA, 0x1DB8): _model("V100 SXM3 32 GB", 32, 6, *_V100_BOARDS),
+    (NVIDIA, 0x20B0): _model("A100 SXM4 40 GB", 64, 12, *_A100_BOARDS),
+    (NVIDIA, 0x20B2): _model("A100 SXM4 80 GB", 128, 12, *_A100_BOARDS),
+    (NVIDIA, 0x20B5): _model("A100 PCIe 80 GB", 128),
+    (NVIDIA, 0x20F1): _model("A100 PCIe 40 GB", 64),
+    (NVIDIA, 0x20B7): _model("A30", 32),
+    (NVIDIA, 0x2330): _model("H100 SXM5 80 GB", 128, 18, *_H100_BOARDS),
+    (NVIDIA, 0x2329): _model("H20", 128, 18, *_H100_BOARDS),
+    (NVIDIA, 0x2335): _model("H200 SXM", 256, 18, *_H100_BOARDS),
+    (NVIDIA, 0x2331): _model("H100 PCIe", 128),
+    (NVIDIA, 0x2321): _model("H100 NVL", 128),
+    (NVIDIA, 0x233B): _model("H200 NVL", 256),
+    (NVIDIA, 0x2901): _model("B200", 256, 18),
+    (NVIDIA, 0x26B5): _model("L40", 64),
+    (NVIDIA, 0x26B9): _model("L40S", 64),
+    (NVIDIA, 0x27B8): _model("L4", 32),
+    (NVIDIA, 0x2BB5): _model("RTX PRO 6000 Server", 128),
+    (0x1002, 0x74A1): _model("MI300X", 256),
+}
+"""Source: pci.ids for the ids; lspci of such machines for BARs; NVIDIA's architecture papers for
+NVLinks, and its HGX and DGX manuals for boards."""
+
+_ACCELERATORS = frozenset({0x0302, 0x1200})
+"""Classes of GPUs that have no display: whose BAR is small is never meant to be."""
+
+_IN_WAITING = frozenset({None, "vfio-pci", "pci-stub", "nvgrace_gpu_vfio_pci", "mlx5_vfio_pci"})
+"""No program of the host uses a device with these: what it may do is set when it is opened."""
+
+_SERIOUS = frozenset("DLP SDES TLP FCP CmpltTO RxOF MalfTLP ECRC".split())
+"""Bits of UESta that firmware's search for devices does not set."""
+
+
+def device_state_findings(host: Host) -> Iterator[Finding]:
+    for device in host.pci_devices:
+        if device.kind in JUDGED and device.physical_function is None:
+            yield from _bars(device, host)
+            yield from _switched_off(device, host)
+    yield from _seen_errors(host)
+    yield from _boards(host)
+    yield from _few_links(host)
+
+
+def _name(device: PciDevice) -> str:
+    return f"{JUDGED.get(device.kind, 'port')} {device.bdf}"
+
+
+def _severity(device: PciDevice) -> Severity:
+    return Severity.CRITICAL if device.kind is DeviceKind.GPU else Severity.WARNING
+
+
+def _bars(device: PciDevice, host: Host) -> Iterator[Finding]:
+    unplaced = () if device.registers is None else device.registers.unplaced_bars
+    if unplaced:
+        sizes = {bar.index: format_bytes(bar.size_bytes) for bar in device.bars}
+        yield finding(
+            "bar-unassigned",
+            _name(device),
+            expected="an address for each BAR",
+            observed=", ".join(
+                f"BAR {index} ({sizes.get(index, 'size unknown')}) has none" for index in unplaced
+            ),
+            severity=_severity(device),
+            source=f"{host.name}: resource of {device.bdf} in sysfs, Region of lspci -vvv",
+            devices=(device.bdf,),
+        )
+        return
+    memory = [bar for bar in device.bars if bar.is_memory and bar.index < 6]
+    if device.kind is not DeviceKind.GPU or not memory:
+        return
+    largest = max(memory, key=lambda bar: bar.size_bytes)
+    model = MODELS.get((device.vendor_id or 0, device.device_id or 0))
+    could = 0 if model is None else model.bar_bytes
+    if device.registers is not None and device.class_code >> 8 in _ACCELERATORS:
+        could = max((could, *(size for _, size in device.registers.largest_bars)))
+    if largest.size_bytes < could:
+        yield finding(
+            "bar-small",
+            _name(device),
+            expected=f"{format_bytes(could)}, as "
+            + ("its resizable BAR can" if model is None else f"each {model.name} has"),
+            observed=f"BAR {largest.index} of {format_bytes(largest.size_bytes)}",
+            source=f"{host.name}: resource of {device.bdf} in sysfs, Region of lspci -vvv",
+            devices=(device.bdf,),
+        )
+
+
+def _switched_off(device: PciDevice, host: Host) -> Iterator[Finding]:
+    """Memory and transfers of a device that a program of the host uses."""
+    registers = device.registers
+    asleep = (device.power_state or "").startswith("D3")
+    if registers is None or device.driver in _IN_WAITING or asleep:
+        return
+    off = [
+        name
+        for name, is_on in (("Mem", registers.memory), ("BusMaster", registers.bus_master))
+        if is_on is False
+    ]
+    if off:
+        yield finding(
+            "device-switched-off",
+            _name(device),
+            expected=f"Mem+ BusMaster+ of a device that {device.driver} drives",
+            observed=" ".join(f"{name}-" for name in off),
+            severity=_severity(device),
+            values={"device": device.bdf},
+            source=f"{host.name}: Control of lspci -vvv",
+            devices=(device.bdf,),
+        )
+
+
+def _seen_errors(host: Host) -> Iterator[Finding]:
+    """Of devices and the ports above them, each once."""
+    seen: dict[Bdf, PciDevice] = {}
+    for device in host.pci_devices:
+        if device.kind in JUDGED and device.physical_function is None:
+            seen.setdefault(device.bdf, device)
+            for link in links_above(device, host.device_at):
+                seen.setdefault(link.upper.bdf, link.upper)
+                seen.setdefault(link.lower.bdf, link.lower)
+    for device in seen.values():
+        stated = () if device.registers is None else device.registers.uncorrected or ()
+        serious = [name for name in stated if name in _SERIOUS]
+        if serious:
+            yield finding(
+                "pcie-errors-seen",
+                _name(device),
+                expected="no uncorrected error in the status of its AER capability",
+                observed=f"{'+ '.join(serious)}+",
+                source=f"{host.name}: UESta of lspci -vvv",
+                devices=(device.bdf,),
+            )
+
+
+def _boards(host: Host) -> Iterator[Finding]:
+    """Boards of GPUs with NVSwitches of which a part is missing."""
+    gpus = [g for g in host.devices_of_kind(DeviceKind.GPU) if g.physical_function is None]
+    models = Counter((g.vendor_id or 0, g.device_id or 0) for g in gpus)
+    switches = len(host.devices_of_kind(DeviceKind.NVSWITCH))
+    for ids, count in models.items():
+        model = MODELS.get(ids)
+        if model is None or not model.boards or not switches or (count, switches) in model.boards:
+            continue
+        fitting = [board for board in model.boards if board[0] >= count and board[1] >= switches]
+        if fitting:
+            most, of_switches = min(fitting)
+            yield finding(
+                "board-incomplete",
+                f"board of {model.name}",
+                expected=f"{most} GPUs and {of_switches} NVSwitches",
+                observed=f"{count} GPUs and {switches} NVSwitches",
+                source=f"{host.name}: /sys/bus/pci/devices",
+            )
+
+
+def _few_links(host: Host) -> Iterator[Finding]:
+    for bdf, count in peer_links(host).items():
+        gpu = host.device_at[bdf]
+        model = MODELS.get((gpu.vendor_id or 0, gpu.device_id or 0))
+        if model is not None and model.nvlinks is not None and count < model.nvlinks:
+            yield finding(
+                "nvlinks-few",
+                _name(gpu),
+                expected=f"{model.nvlinks} NVLinks, as each {model.name} has",
+                observed=str(count),
+                source=f"{host.name}: nvidia-smi topo -m",
+                devices=(bdf,),
+            )

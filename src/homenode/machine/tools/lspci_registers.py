@@ -1,0 +1,99 @@
+"""lspci's registers of a function: what its configuration asks of it, by a table of their fields.
+
+The lines of one register go on without a name: `DevCtl:` opens, and MaxPayload stands two lines
+below. Source: ls-caps.c and ls-ecaps.c of pciutils 3.7 to 3.13.
+"""
+
+import re
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from msgspec import Struct
+
+from homenode.machine.pci import PciRegisters
+
+_REGISTER = re.compile(r"\t+([A-Z][A-Za-z0-9]{2,15}):", re.ASCII)
+_CAPABILITY = re.compile(r"\tCapabilities: \[[0-9a-f]{2,3}(?: v\d{1,2})?\] (.{1,80})", re.ASCII)
+_RESIZABLE = re.compile(
+    r"\t\tBAR ([0-5]): current size: \d{1,4}[KMGTPE]?B, supported: ([0-9KMGTPEB ]{1,600})",
+    re.ASCII,
+)
+_SIZE = re.compile(r"(\d{1,4})([KMGTPE])B", re.ASCII)
+_REGION = re.compile(r"\tRegion ([0-5]): Memory at <(?:unassigned|ignored)>", re.ASCII)
+_SET = re.compile(r"\b(\w{2,20})\+", re.ASCII)
+
+
+def _flag(found: str) -> bool:
+    return found == "+"
+
+
+class RegisterField(Struct, frozen=True):
+    """A field of PciRegisters: the registers that have it, the newest form first; the pattern of
+    its value, and what that means."""
+
+    name: str
+    registers: tuple[str, ...]
+    pattern: re.Pattern[str]
+    read: Callable[[str], Any]
+
+
+def _row(
+    name: str, registers: str, pattern: str, read: Callable[[str], Any] = _flag
+) -> RegisterField:
+    return RegisterField(name, tuple(registers.split()), re.compile(pattern, re.ASCII), read)
+
+
+FIELDS = (
+    _row("memory", "Control", r"\bMem([+-])"),
+    _row("bus_master", "Control", r"\bBusMaster([+-])"),
+    _row("max_payload_bytes", "DevCtl", r"\bMaxPayload (\d{2,4}) bytes", int),
+    _row("max_read_request_bytes", "DevCtl", r"\bMaxReadReq (\d{2,4}) bytes", int),
+    _row("relaxed_ordering", "DevCtl", r"\bRlxdOrd([+-])"),
+    _row("extended_tags", "DevCtl", r"\bExtTag([+-])"),
+    # pciutils before 3.10 prints the function's capability only.
+    _row("ten_bit_tags", "DevCtl2 DevCap2", r"\b10BitTagReq([+-])"),
+    _row("aspm", "LnkCtl", r"\bASPM ([A-Za-z0-9 ]{2,20});", str),
+)
+
+
+def parse_registers(lines: Iterable[str]) -> PciRegisters | None:
+    """Of the indented lines of a function; None where they show no register, as without root."""
+    texts: dict[str, str] = {}
+    register, capability = "", ""
+    unplaced: list[int] = []
+    resizable: list[tuple[int, int]] = []
+    for line in lines:
+        if (opened := _CAPABILITY.match(line)) is not None:
+            register, capability = "", opened[1]
+        elif (named := _REGISTER.match(line)) is not None:
+            register = named[1]
+            if register in texts:
+                register = ""  # of a second capability: the first one counts
+        elif (region := _REGION.match(line)) is not None:
+            unplaced.append(int(region[1]))
+        elif (bar := _RESIZABLE.match(line)) is not None and "Virtual" not in capability:
+            resizable += [(int(bar[1]), most) for most in _largest(bar[2])]
+        if register:
+            texts[register] = texts.get(register, "") + " " + line.strip()
+    fields: dict[str, Any] = {}
+    for row in FIELDS:
+        for name in row.registers:
+            found = row.pattern.search(texts.get(name, ""))
+            if found is not None:
+                fields[row.name] = row.read(found[1])
+                break
+    if "UESta" in texts:
+        fields["uncorrected"] = tuple(_SET.findall(texts["UESta"]))
+    if not fields:
+        return None
+    return PciRegisters(
+        **fields, unplaced_bars=tuple(unplaced), largest_bars=tuple(sorted(resizable))
+    )
+
+
+def _largest(sizes: str) -> list[int]:
+    """The largest of "64MB 128MB 256MB", in bytes."""
+    found = [
+        int(number) << 10 * (1 + "KMGTPE".index(unit)) for number, unit in _SIZE.findall(sizes)
+    ]
+    return [max(found)] if found else []

@@ -1,0 +1,292 @@
+"""Faults of single devices and nodes, as lspci and sysfs show them: each is named, with its device.
+
+The listing is that of a real HGX H100, edited; the other machines are shipped descriptions, whose
+rendered files are edited. Nothing of a fault is said of the sound machine.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from functools import cache
+
+import pytest
+
+from homenode.check.doctor.diagnosis import diagnose
+from homenode.findings import Finding
+from homenode.machine.description.render import render
+from homenode.machine.description.shipped import load_shipped
+from homenode.machine.discover.host import discover
+from homenode.machine.discover.lspci import host_from_lspci
+from homenode.machine.snapshot.memory import MemorySnapshot
+from tests.shared_data import needs_shared, shared
+
+LISTING = "machines/lspci/gpud-hgx-h100x8-lspci-vvv.txt"
+
+Files = dict[str, str]
+Edit = Callable[[Files], None]
+
+
+@cache
+def listing() -> str:
+    return shared(LISTING).read_text()
+
+
+def entry(address: str) -> str:
+    found = re.search(rf"^{re.escape(address)} .*?(?=\n\n|\Z)", listing(), re.M | re.S)
+    assert found is not None
+    return found[0]
+
+
+def edited(address: str, old: str, new: str) -> str:
+    """The listing with one text of one function replaced, wherever that function has it."""
+    before = entry(address)
+    assert old in before, (address, old)
+    return listing().replace(before, before.replace(old, new))
+
+
+def named(findings: tuple[Finding, ...], sound: tuple[Finding, ...]) -> set[tuple[str, str]]:
+    """(id, device) of what the fault adds, and of each device; "" where there is none."""
+    added = [one for one in findings if one not in sound]
+    return {(one.id, str(bdf)) for one in added for bdf in one.devices or ("",)}
+
+
+GPU, PORT, NIC, SWITCH, DRIVE = "4c:00.0", "4a:01.0", "5e:00.0", "84:00.0", "ca:00.0"
+"""A GPU and the port above it, a ConnectX-7, an NVSwitch and an NVMe drive of the listing."""
+
+LISTED: dict[str, tuple[str, str, str, str]] = {
+    # address, what it says, what it says when it is sick, the finding
+    "a GPU's BAR has no address": (
+        GPU,
+        "Region 2: Memory at ",
+        "Region 2: Memory at <unassigned>",
+        "bar-unassigned",
+    ),
+    "a GPU's BAR is small": (GPU, "[size=128G]", "[size=256M]", "bar-small"),
+    "a GPU is a slave": (GPU, "BusMaster+", "BusMaster-", "device-switched-off"),
+    "a GPU's memory is off": (GPU, "Mem+ BusMaster+", "Mem- BusMaster+", "device-switched-off"),
+    "a NIC is a slave": (NIC, "BusMaster+", "BusMaster-", "device-switched-off"),
+    "a GPU's payload": (GPU, "256 bytes, MaxR", "128 bytes, MaxR", "device-odd"),
+    "a GPU's read request": (GPU, "MaxReadReq 4096", "MaxReadReq 128", "device-odd"),
+    "a NIC's read request": (NIC, "MaxReadReq 4096", "MaxReadReq 512", "device-odd"),
+    "a GPU's extended tags": (GPU, "RlxdOrd+ ExtTag+", "RlxdOrd+ ExtTag-", "device-odd"),
+    "a GPU's relaxed ordering": (GPU, "RlxdOrd+", "RlxdOrd-", "device-odd"),
+    "a NIC's relaxed ordering": (NIC, "RlxdOrd+", "RlxdOrd-", "device-odd"),
+    "a GPU's 10-bit tags": (GPU, "10BitTagReq+", "10BitTagReq-", "device-odd"),
+    "a GPU's link sleeps": (GPU, "ASPM Disabled", "ASPM L1 Enabled", "device-odd"),
+    "an NVSwitch's payload": (SWITCH, "256 bytes, MaxR", "128 bytes, MaxR", "device-odd"),
+    "a GPU saw a broken packet": (
+        GPU,
+        "MalfTLP- ECRC- UnsupReq-",
+        "MalfTLP+ ECRC- UnsupReq-",
+        "pcie-errors-seen",
+    ),
+    "a GPU's link had an error": (GPU, "UESta:\tDLP-", "UESta:\tDLP+", "pcie-errors-seen"),
+    "a NIC saw a timeout": (NIC, "FCP- CmpltTO-", "FCP- CmpltTO+", "pcie-errors-seen"),
+    "a GPU's card can x8": (GPU, "Speed 32GT/s, Width x16", "Speed 32GT/s, Width x8", "device-odd"),
+    "a NIC has x8": (NIC, "Width x16 (ok)", "Width x8 (downgraded)", "pcie-link-narrow"),
+    "a GPU has x8": (GPU, "Width x16 (ok)", "Width x8 (downgraded)", "pcie-link-narrow"),
+    "a GPU is slow": (GPU, "Speed 32GT/s (ok)", "Speed 8GT/s (downgraded)", "pcie-link-slow"),
+    "a drive is slow": (DRIVE, "Speed 16GT/s (ok)", "Speed 2.5GT/s (downgraded)", "pcie-link-slow"),
+    "a GPU has left the bus": (
+        GPU,
+        "Device 2330 (rev a1)",
+        "Device 2330 (rev ff)\n\t!!! Unknown header type 7f",
+        "device-silent",
+    ),
+    "a GPU's driver is gone": (GPU, "\tKernel driver in use: nvidia\n", "", "device-odd"),
+}
+
+
+@cache
+def sound_listing() -> tuple[Finding, ...]:
+    return diagnose(host_from_lspci(listing(), "hgx")).findings
+
+
+@needs_shared
+@pytest.mark.parametrize("fault", LISTED)
+def test_a_fault_in_a_listing_is_named_with_its_device(fault: str) -> None:
+    address, old, new, expected = LISTED[fault]
+    if old.startswith("Region 2"):
+        old = re.findall(r"Region 2: Memory at \w+", entry(address))[0]
+    found = diagnose(host_from_lspci(edited(address, old, new), "hgx")).findings
+    assert (expected, f"0000:{address}") in named(found, sound_listing())
+
+
+@needs_shared
+@pytest.mark.parametrize(
+    "old, new, expected",
+    [
+        ("Speed 32GT/s, Width x16", "Speed 32GT/s, Width x8", "device-odd"),
+        ("Speed 32GT/s, Width x16", "Speed 16GT/s, Width x16", "device-odd"),
+        ("MaxPayload 256 bytes, MaxReadReq", "MaxPayload 128 bytes, MaxReadReq", "device-odd"),
+        ("ASPM Disabled", "ASPM L1 Enabled", "device-odd"),
+    ],
+)
+def test_a_fault_of_a_gpus_port_is_named_with_the_gpu(old: str, new: str, expected: str) -> None:
+    host = host_from_lspci(listing(), "hgx")
+    gpu = next(d for d in host.pci_devices if str(d.bdf) == f"0000:{GPU}")
+    assert gpu.parent is not None
+    found = diagnose(host_from_lspci(edited(str(gpu.parent)[5:], old, new), "hgx")).findings
+    assert (expected, str(gpu.bdf)) in named(found, sound_listing())
+
+
+@needs_shared
+def test_a_missing_nvswitch_and_a_missing_gpu_are_named() -> None:
+    for address in (SWITCH, GPU):
+        less = listing().replace(entry(address) + "\n\n", "")
+        found = diagnose(host_from_lspci(less, "hgx")).findings
+        assert ("board-incomplete", "") in named(found, sound_listing())
+
+
+@cache
+def rendered(name: str) -> MemorySnapshot:
+    return render(load_shipped(name))
+
+
+def with_edit(
+    name: str, change: Edit, tools: Callable[[dict[str, str]], None] = lambda one: None
+) -> tuple[Finding, ...]:
+    there = rendered(name)
+    files, commands = dict(there.files), dict(there.commands)
+    change(files)
+    tools(commands)
+    edited_host = MemorySnapshot(name, files, there.links, commands, there.folders)
+    return diagnose(discover(edited_host)).findings
+
+
+def functions(files: Mapping[str, str], vendor: str, device: str) -> list[str]:
+    """Folders of the functions with these ids, ascending by address."""
+    folders = [path.removesuffix("/device") for path in files if path.endswith("/device")]
+    ids = (f"0x{vendor}", f"0x{device}")
+    found = [
+        f for f in folders if (files[f"{f}/vendor"].strip(), files[f"{f}/device"].strip()) == ids
+    ]
+    return sorted(found, key=lambda folder: folder.rpartition("/")[2])
+
+
+def bar(first: int, size: int) -> str:
+    return f"0x{first:016x} 0x{first + size - 1:016x} 0x000000000014220c\n"
+
+
+def with_bar(index: int, line: str) -> Callable[[str], str]:
+    def change(text: str) -> str:
+        lines = text.splitlines(keepends=True)
+        lines[index] = line
+        return "".join(lines)
+
+    return change
+
+
+RTX = ("rtxpro6000-xeon8468v", "10de", "2bb5")
+R4090 = ("rtx4090-epyc7702", "10de", "2684")
+MI = ("mi350x-epyc9575f", "1002", "75a0")
+A100 = ("hgx-a100-ibm", "10de", "20b0")
+
+Text = str | Callable[[str], str]
+RENDERED: dict[str, tuple[str, str, str, int, str, Text, str]] = {
+    # machine, ids of the device; True where its port's file is edited; file, text, the finding
+    "rtx: a BAR without a place": (
+        *RTX,
+        0,
+        "resource",
+        with_bar(1, bar(0, 128 << 30)),
+        "bar-unassigned",
+    ),
+    "rtx: a small BAR": (*RTX, 0, "resource", with_bar(1, bar(1 << 40, 256 << 20)), "bar-small"),
+    "rtx: a port for x8": (*RTX, 1, "max_link_width", "8", "device-odd"),
+    "rtx: a port for 16 GT/s": (*RTX, 1, "max_link_speed", "16.0 GT/s PCIe", "device-odd"),
+    "rtx: errors": (
+        *RTX,
+        0,
+        "aer_dev_fatal",
+        "DLP 2\nTOTAL_ERR_FATAL 2",
+        "pcie-errors-uncorrected",
+    ),
+    "rtx: retries": (*RTX, 0, "aer_dev_correctable", "BadTLP 90000", "pcie-errors-corrected"),
+    "rtx: more retries than others": (
+        *RTX,
+        0,
+        "aer_dev_correctable",
+        "BadTLP 400",
+        "device-odd",
+    ),
+    "rtx: ASPM": (*RTX, 0, "link/l1_aspm", "1", "device-odd"),
+    "4090: a small BAR next to large ones": (
+        *R4090,
+        0,
+        "resource",
+        with_bar(1, bar(1 << 40, 64 << 20)),
+        "device-odd",
+    ),
+    "4090: a port for 8 GT/s": (*R4090, 1, "max_link_speed", "8.0 GT/s PCIe", "device-odd"),
+    "mi350x: a BAR without a place": (
+        *MI,
+        0,
+        "resource",
+        with_bar(0, bar(0, 512 << 30)),
+        "bar-unassigned",
+    ),
+    "mi350x: a small BAR": (*MI, 0, "resource", with_bar(0, bar(1 << 40, 256 << 20)), "device-odd"),
+    "mi350x: a slow link": (*MI, 0, "current_link_speed", "16.0 GT/s PCIe", "pcie-link-slow"),
+    "mi350x: a narrow link": (*MI, 0, "current_link_width", "4", "pcie-link-narrow"),
+    "mi350x: a port for x4": (*MI, 1, "max_link_width", "4", "device-odd"),
+    "mi350x: without virtual functions": (*MI, 0, "sriov_numvfs", "0", "device-odd"),
+    "a100: a port for 8 GT/s": (*A100, 1, "max_link_speed", "8.0 GT/s PCIe", "device-odd"),
+}
+
+
+def with_counters(files: Files, gpus: list[str]) -> None:
+    for folder in gpus:
+        files.setdefault(f"{folder}/link/l1_aspm", "0")
+        files.setdefault(f"{folder}/aer_dev_correctable", "BadTLP 3")
+
+
+@pytest.mark.parametrize("fault", RENDERED)
+def test_a_fault_in_sysfs_is_named_with_its_device(fault: str) -> None:
+    name, vendor, device, above, file, text, expected = RENDERED[fault]
+    gpus = functions(rendered(name).files, vendor, device)
+    assert len(gpus) >= 3
+    sick = gpus[2]
+
+    def change(files: Files) -> None:
+        with_counters(files, gpus)
+        path = f"{sick.rsplit('/', above)[0]}/{file}"
+        files[path] = f"{text}\n" if isinstance(text, str) else text(files[path])
+
+    found = with_edit(name, change)
+    sound = with_edit(name, lambda files: with_counters(files, gpus))
+    assert (expected, sick.rpartition("/")[2]) in named(found, sound)
+
+
+def test_lost_links_between_gpus_are_named() -> None:
+    def fewer(commands: dict[str, str]) -> None:
+        lines = commands["nvidia-smi-topo"].splitlines()
+        row = next(i for i, line in enumerate(lines) if line.startswith("GPU3"))
+        place = lines[row].split("\t").index(" X ") if " X " in lines[row].split("\t") else None
+        lines[row] = lines[row].replace("NV18", "NV12")
+        for i, line in enumerate(lines):
+            if line.startswith("GPU") and i != row and place is not None:
+                cells = line.split("\t")
+                cells[place] = cells[place].replace("NV18", "NV12")
+                lines[i] = "\t".join(cells)
+        commands["nvidia-smi-topo"] = "\n".join(lines) + "\n"
+
+    found = named(with_edit("hgx-h100", lambda files: None, fewer), ())
+    gpus = functions(rendered("hgx-h100").files, "10de", "2330")
+    assert {bdf for name, bdf in found if name == "nvlinks-few"} == {gpus[3].rpartition("/")[2]}
+
+
+def test_faults_of_nodes_are_named() -> None:
+    def fewer_dimms(files: Files) -> None:
+        path = "/sys/devices/system/node/node1/meminfo"
+        files[path] = re.sub(
+            r"(MemTotal: +)(\d+)", lambda m: f"{m[1]}{int(m[2]) * 15 // 16}", files[path]
+        )
+
+    def cap(files: Files) -> None:
+        for pu in range(8):
+            folder = f"/sys/devices/system/cpu/cpu{pu}/cpufreq"
+            files[f"{folder}/scaling_max_freq"] = "2000000\n"
+            files[f"{folder}/cpuinfo_max_freq"] = "3800000\n"
+
+    for change, expected in ((fewer_dimms, "node-memory-unequal"), (cap, "frequency-capped")):
+        assert (expected, "") in named(with_edit("hgx-h100", change), ())

@@ -1,0 +1,162 @@
+"""For each finding of a device's health a machine that has it and one that nearly has it."""
+
+from collections.abc import Callable
+from typing import Any
+
+from msgspec.structs import replace
+
+from homenode.bdf import Bdf
+from homenode.cpuset import CpuSet
+from homenode.machine.pci import DeviceKind, LinkKind, PciBar, PciDevice, PciLink, PciRegisters
+from homenode.machine.topology import FrequencyLimit, Host
+from homenode.units import GIB, MIB
+from tests.doctor_cases import (
+    DESKTOP,
+    GPU_4080,
+    HGX,
+    Case,
+    case,
+    changed,
+    of_host,
+    settings,
+)
+from tests.doctor_domains import gpus, host
+
+GPU = gpus(HGX, 8)[5]
+
+
+def is_one(device: PciDevice) -> bool:
+    return device.bdf == GPU
+
+
+def with_registers(
+    there: Host, which: Callable[[PciDevice], bool], fields: dict[str, Any], **others: Any
+) -> Host:
+    """The host with the registers of a sound GPU everywhere, but for some functions.
+
+    others: fields of those functions themselves."""
+    sound = PciRegisters(
+        memory=True,
+        bus_master=True,
+        max_payload_bytes=256,
+        max_read_request_bytes=4096,
+        relaxed_ordering=True,
+        extended_tags=True,
+        ten_bit_tags=True,
+        aspm="Disabled",
+        uncorrected=(),
+    )
+    all_sound = changed(there, lambda d: True, registers=sound)
+    return changed(all_sound, which, registers=replace(sound, **fields), **others)
+
+
+def with_port(there: Host, of: tuple[Bdf, ...], link: PciLink) -> Host:
+    """The host with another link on the ports right above some functions, and on those."""
+    ports = {there.bridges_above(bdf)[0].bdf for bdf in of}
+    current = replace(link, max_gt_per_s=32.0, max_width=16)
+    return changed(
+        changed(there, lambda d: d.bdf in ports, link=link), lambda d: d.bdf in of, link=current
+    )
+
+
+def with_bars(there: Host, which: Callable[[PciDevice], bool], size: int) -> Host:
+    bars = (PciBar(0, 16 * MIB, True, True), PciBar(2, size, True, True))
+    return changed(there, which, bars=bars)
+
+
+def without_nvswitch(there: Host) -> Host:
+    gone = there.devices_of_kind(DeviceKind.NVSWITCH)[1].bdf
+    return replace(there, pci_devices=tuple(d for d in there.pci_devices if d.bdf != gone))
+
+
+def with_nvlinks(there: Host, gpu: Bdf, count: int) -> Host:
+    return replace(
+        there,
+        links=tuple(
+            replace(link, count=count)
+            if link.kind is LinkKind.NVLINK and gpu in (link.a, link.b)
+            else link
+            for link in there.links
+        ),
+    )
+
+
+def with_node_memory(share: float) -> Host:
+    there = host(HGX)
+    first, *others = there.nodes
+    less = replace(first, memory_bytes=int((first.memory_bytes or 0) * share))
+    return replace(there, nodes=(less, *others))
+
+
+def _capped(khz: int) -> Host:
+    limit = FrequencyLimit(khz, 6_000_000, CpuSet(range(32)))
+    return settings(host(DESKTOP), frequency_limits=(limit,))
+
+
+_X8 = PciLink(32.0, 8, 32.0, 8)
+
+HEALTH_CASES: dict[str, Case] = {
+    "device-odd": case(
+        "hgx-h100 with one GPU on a port for x8",
+        lambda: of_host(with_port(host(HGX), (GPU,), _X8)),
+        "hgx-h100 with all GPUs on ports for x8",
+        lambda: of_host(with_port(host(HGX), tuple(gpus(HGX, 8)), _X8)),
+    ),
+    "bar-unassigned": case(
+        "hgx-h100 with BAR 2 of one GPU without an address",
+        lambda: of_host(with_registers(host(HGX), is_one, {"unplaced_bars": (2,)})),
+        "the same of a BAR of its virtual functions",
+        lambda: of_host(with_registers(host(HGX), is_one, {})),
+    ),
+    "bar-small": case(
+        "hgx-h100 with a BAR of 256 MiB on one GPU",
+        lambda: of_host(with_bars(host(HGX), is_one, 256 * MIB)),
+        "rtx4080-i9-14900k with a BAR of 256 MiB, which such cards have without Resizable BAR",
+        lambda: of_host(
+            changed(
+                with_bars(host(DESKTOP), lambda d: d.bdf == GPU_4080, 256 * MIB),
+                lambda d: d.bdf == GPU_4080,
+                class_code=0x030000,
+                registers=PciRegisters(largest_bars=((1, 16 * GIB),)),
+            )
+        ),
+    ),
+    "device-switched-off": case(
+        "hgx-h100 with BusMaster- on a GPU that nvidia drives",
+        lambda: of_host(with_registers(host(HGX), is_one, {"bus_master": False}, driver="nvidia")),
+        "the same with vfio-pci",
+        lambda: of_host(
+            with_registers(host(HGX), is_one, {"bus_master": False}, driver="vfio-pci")
+        ),
+    ),
+    "pcie-errors-seen": case(
+        "hgx-h100 with MalfTLP+ on one GPU",
+        lambda: of_host(with_registers(host(HGX), is_one, {"uncorrected": ("MalfTLP",)})),
+        "the same with UnsupReq+",
+        lambda: of_host(with_registers(host(HGX), is_one, {"uncorrected": ("UnsupReq",)})),
+    ),
+    "board-incomplete": case(
+        "hgx-h100 with 3 of its NVSwitches",
+        lambda: of_host(without_nvswitch(host(HGX))),
+        "hgx-h100",
+        lambda: of_host(host(HGX)),
+    ),
+    "nvlinks-few": case(
+        "hgx-h100 with 12 NVLinks of one GPU",
+        lambda: of_host(with_nvlinks(host(HGX), GPU, 12)),
+        "hgx-h100 with 18",
+        lambda: of_host(with_nvlinks(host(HGX), GPU, 18)),
+    ),
+    "node-memory-unequal": case(
+        "hgx-h100 with one sixteenth less on node 0",
+        lambda: of_host(with_node_memory(15 / 16)),
+        "hgx-h100 with 2 % less on node 0",
+        lambda: of_host(with_node_memory(0.98)),
+    ),
+    "frequency-capped": case(
+        "rtx4080-i9-14900k with all PUs capped at 2000 MHz of 6000",
+        lambda: of_host(_capped(2_000_000)),
+        "the same at 6000",
+        lambda: of_host(_capped(6_000_000)),
+    ),
+}

@@ -54,6 +54,7 @@ VERSIONS = {
     "trial-status": 1,
     "slurm-bind": 1,
     "proof-check": 1,
+    "why": 1,
 }
 """Newest version of each kind that this program writes and reads."""
 

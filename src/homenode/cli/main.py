@@ -162,7 +162,7 @@ EARLIER = (
 
 PROGRAM = Command(
     "homenode",
-    about=f"""Put each vCPU, page and GPU of a virtual machine on its home NUMA node.
+    about=f"""Put each vCPU, page and GPU of a VM on its home NUMA node.
     Exit codes: {", ".join(f"{code} {meaning}" for code, meaning in EXIT_CODES.items())}.
 
     Examples:
@@ -177,6 +177,7 @@ PROGRAM = Command(
         Command("restore", f"{_PLACE}RestoreArguments", "restore:restore", PLACE),
         Command("capture", f"{_PLACE}CaptureArguments", "host:capture", PLACE),
         HOST_SETUP,
+        Command("why", f"{_CHECK}WhyArguments", "why:why", CHECK),
         Command("verify", f"{_CHECK}VerifyArguments", "verify:verify", CHECK),
         DOCTOR,
         Command("watch", f"{_CHECK}WatchArguments", "watch:watch", CHECK, commands=(CERTIFY,)),

@@ -36,6 +36,7 @@ from homenode.plugins import loaded, refused, registered
 
 if TYPE_CHECKING:
     from homenode.vm.domain.document import Document
+    from homenode.vm.model import Vm
 
 
 class Circumstances(Struct, frozen=True, kw_only=True):
@@ -63,10 +64,12 @@ def diagnose(
     host: Host,
     document: "Document | None" = None,
     circumstances: Circumstances | None = None,
+    vm: "Vm | None" = None,
 ) -> Findings:
     """Everything that is wrong, the worst first, and what was looked at.
 
-    document: a domain of this host; its links are judged whether or not they are its own.
+    document: a domain of this host; its links are judged whether or not they are its own. vm: one
+    that another hypervisor's file describes.
     Raises ParseError or InputError where the document cannot be read.
     """
     known = circumstances or Circumstances()
@@ -79,7 +82,7 @@ def diagnose(
         *copy_findings(host, known.h2d, known.h2d_all, known.known_widths),
         *by_themselves,
         *odd_findings(host, by_themselves),
-        *layout_findings(host, with_advice=document is None),
+        *layout_findings(host, with_advice=document is None and vm is None),
     ]
     counted = any(d.errors is not None or d.link_replays is not None for d in host.pci_devices)
     looked = [
@@ -92,7 +95,7 @@ def diagnose(
     ]
     checked = [f"host {host.name}: {', '.join(looked) or 'nothing that it reports'}"]
     checked += describe_paths(host)
-    if document is None:
+    if document is None and vm is None:
         found += [*peer_findings(host), *settings_findings(host, None)]
         found += collective_findings(host, None)
         checked += _not_known(host)
@@ -102,12 +105,14 @@ def diagnose(
     from homenode.check.domain.memory import is_bound_by_numad
     from homenode.vm.domain.read import vm_of
 
-    facts = vm_of(document)
+    facts = vm_of(document) if document is not None else vm
+    assert facts is not None
     found += [*domain_findings(facts, document, host), *collective_findings(host, facts)]
     found += peer_findings(host, frozenset(hostdev.bdf for hostdev in facts.hostdevs))
     found += settings_findings(host, facts, memory_is_bound=is_bound_by_numad(document))
     checked += [*domain_checked(facts, host), *_not_known(host)]
-    return Findings(checked=tuple(checked), findings=in_order(located(merged(found), document)))
+    whole = merged(found) if document is None else located(merged(found), document)
+    return Findings(checked=tuple(checked), findings=in_order(whole))
 
 
 def _not_known(host: Host) -> list[str]:

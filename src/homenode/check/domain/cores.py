@@ -31,7 +31,7 @@ from homenode.wording import first_few
 _MANY_SOCKETS = 2
 
 
-def topology_findings(facts: Vm, document: Document, host: Host) -> Iterator[Finding]:
+def topology_findings(facts: Vm, document: Document | None, host: Host) -> Iterator[Finding]:
     """Sockets against cells, threads without siblings, caches and AMD's topoext."""
     topology = facts.cpu_topology
     if topology is None:
@@ -49,7 +49,8 @@ def topology_findings(facts: Vm, document: Document, host: Host) -> Iterator[Fin
     yield from _sockets(facts, dies * cores * threads)
     if threads > 1:
         yield from _threads(facts, host, threads)
-        yield from _topoext(facts, document, host)
+        if document is not None:
+            yield from _topoext(facts, document, host)
     yield from _cache(facts, host)
 
 

@@ -175,7 +175,7 @@ def _place(facts: Vm, hostdev: GuestHostdev, node: NodeIndex | None) -> Iterator
         yield finding("device-on-other-cell", str(hostdev.bdf), wanted, there)
 
 
-def passthrough_findings(facts: Vm, document: Document, host: Host) -> Iterator[Finding]:
+def passthrough_findings(facts: Vm, document: Document | None, host: Host) -> Iterator[Finding]:
     """No IOMMU, companions of the same IOMMU group, and what boards and Grace GPUs need."""
     devices = passed_devices(facts, host)
     if not devices:
@@ -191,7 +191,8 @@ def passthrough_findings(facts: Vm, document: Document, host: Host) -> Iterator[
         )
     yield from _companions(host, devices, passed)
     yield from _nvswitches(facts, host, passed)
-    yield from _initiators(facts, document, host, devices)
+    if document is not None:
+        yield from _initiators(facts, document, host, devices)
 
 
 def _initiators(
@@ -329,14 +330,14 @@ def describe_limits(needs: Limits, devices: int) -> str:
     )
 
 
-def limit_findings(facts: Vm, document: Document, host: Host) -> Iterator[Finding]:
+def limit_findings(facts: Vm, document: Document | None, host: Host) -> Iterator[Finding]:
     """What will exceed a limit: DMA mappings, address bits, the window for BARs."""
     devices = passed_devices(facts, host)
     if not devices:
         return
     needs = limits(facts, devices)
     limit = host.settings.dma_entry_limit or DMA_ENTRY_LIMIT
-    if needs.dma_entries > limit and not has_iommufd(document):
+    if needs.dma_entries > limit and (document is None or not has_iommufd(document)):
         yield finding(
             "dma-map-limit",
             f"{facts.launch_security} guest of {format_bytes(facts.memory_bytes)}",

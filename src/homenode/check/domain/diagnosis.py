@@ -47,9 +47,10 @@ from homenode.vm.model import Vm
 from homenode.wording import command_line
 
 
-def domain_findings(facts: Vm, document: Document, host: Host) -> list[Finding]:
-    """What is wrong with one domain on its host."""
-    found = [*broken_references(document), *pins_alone(facts), *memory_alone(facts)]
+def domain_findings(facts: Vm, document: Document | None, host: Host) -> list[Finding]:
+    """What is wrong with one VM on its host. document: None of one that another file describes."""
+    found = [] if document is None else list(broken_references(document))
+    found += [*pins_alone(facts), *memory_alone(facts)]
     found += [*devices_alone(facts), *limit_findings(facts, document, host)]
     if host.pus:
         found += [*pins_on_host(facts, host), *pin_findings(facts, host)]

@@ -268,13 +268,13 @@ def _huge(
 _PULLING = (DeviceKind.GPU, DeviceKind.NIC)
 
 
-def is_bound_by_numad(document: Document) -> bool:
+def is_bound_by_numad(document: Document | None) -> bool:
     """Whether libvirt asks numad for the nodes at each start, and then binds to them."""
-    memory = document.root.at("numatune/memory")
+    memory = None if document is None else document.root.at("numatune/memory")
     return memory is not None and memory.get("placement") == "auto"
 
 
-def memory_findings(facts: Vm, document: Document, host: Host) -> Iterator[Finding]:
+def memory_findings(facts: Vm, document: Document | None, host: Host) -> Iterator[Finding]:
     """Memory that is not bound, bound elsewhere, or bound in two ways; devices that are far."""
     if len(host.nodes) < 2:
         return

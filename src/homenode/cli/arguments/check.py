@@ -94,6 +94,23 @@ class VerifyArguments(Struct, frozen=True, kw_only=True):
     json: JsonOption = False
 
 
+class WhyArguments(Struct, frozen=True, kw_only=True):
+    """Say why something is slow or fails, from what you would post: files, outputs, logs.
+
+    Takes domain XML, qm and Cloud Hypervisor configurations, commands of QEMU, lspci, lstopo,
+    numactl -H, nvidia-smi, NCCL logs and files, dmesg, kubelet configurations, pods, error lines,
+    captures: several in one file, of host and guest. Exit code 1: a cause was found.
+
+    Examples:
+      homenode why vm.xml error.log lspci.txt
+      homenode why - < paste.txt
+    """
+
+    files: Annotated[tuple[str, ...], Arg("FILE...", "What you have; - for a paste.")] = ()
+    host: HostOption = None
+    json: JsonOption = False
+
+
 FleetOption = Annotated[
     tuple[str, ...],
     Opt("--pool", "POOL", "Hosts as in `pool show`: each is compared with hosts of its kind."),

@@ -1,0 +1,85 @@
+"""WhyText: the answer to a paste on one screen."""
+
+from collections.abc import Iterator
+
+from homenode.doc import Doc, Part, Span, Text, Words
+from homenode.findings import Severity
+from homenode.why.answer import LikelyCause, PasteAnswer
+from homenode.why.message import Sure
+
+_LOOKS = {Severity.CRITICAL: "critical", Severity.WARNING: "warn"}
+_MOST_READ = 6
+_MOST_LETTERS = 200
+_INDENT = 2
+
+
+def why_text(said: PasteAnswer) -> Doc:
+    """The likeliest cause with its line, what to do, what would confirm it, what to send next."""
+    parts: list[Part] = [Text(("read: ", *_read(said)), "dim")]
+    parts += [
+        Text(f"not read: {one.subject}: {_short(one.reason)}", "dim") for one in said.gaps[:2]
+    ]
+    parts.append(Text(""))
+    if said.causes:
+        parts += _first(said.causes[0])
+    elif said.sure is Sure.NOT_ENOUGH:
+        parts.append(
+            Text((Span("not enough: ", "bold"), "nothing here is of a kind that is known"))
+        )
+    else:
+        parts.append(Text(Span("nothing in this shows a fault", "bold")))
+    parts.append(_row("send next", said.send))
+    more = (*said.causes[1:], *said.worth_knowing)
+    if more:
+        parts += [Text(""), Text("also in it:", "dim"), *map(_other, more)]
+    return Doc("", tuple(parts))
+
+
+def _read(said: PasteAnswer) -> tuple[str, ...]:
+    if not said.read:
+        return ("messages only",)
+    named = [
+        f"{one.what} ({one.where}{f', {one.lines} lines' if one.lines else ''})"
+        for one in said.read[:_MOST_READ]
+    ]
+    more = len(said.read) - len(named)
+    return ("; ".join(named) + (f" and {more} more" if more else ""),)
+
+
+def _first(cause: LikelyCause) -> Iterator[Part]:
+    found = cause.finding
+    look = _LOOKS.get(found.severity, "bold")
+    if cause.sure is Sure.NOT_ENOUGH:
+        yield Text((Span("not enough: ", "bold"), cause.cause))
+    else:
+        yield Text((Span(f"{cause.sure}: ", look), Span(cause.cause, "bold"), f"  ({found.id})"))
+        yield Text(f"({cause.sure} = {cause.sure.meaning})", "dim", indent=_INDENT)
+    if cause.shown_by is not None:
+        yield _row("shown by", cause.shown_by)
+    else:
+        yield _row(
+            "shown by", f"{found.subject}: found {found.observed}, expected {found.expected}"
+        )
+    if found.fix is not None:
+        yield _row("change", found.fix)
+    if cause.confirm is not None:
+        yield _row("confirmed", cause.confirm)
+
+
+def _row(name: str, text: str) -> Text:
+    return Text((Span(f"{name:10}", "hint"), _short(text, 2 * _MOST_LETTERS)), indent=_INDENT)
+
+
+def _other(cause: LikelyCause) -> Text:
+    found = cause.finding
+    word = cause.sure if found.is_bad or cause.sure is Sure.NOT_ENOUGH else "worth knowing"
+    words: Words = (
+        Span(f"{word}: ", _LOOKS.get(found.severity, "dim")),
+        _short(f"{cause.cause} {found.subject}"),
+        f" ({found.id})",
+    )
+    return Text(words, indent=_INDENT)
+
+
+def _short(text: str, most: int = _MOST_LETTERS) -> str:
+    return text if len(text) <= most else text[: most - 1] + "…"

@@ -1,0 +1,194 @@
+"""Pieces: what a paste holds, one after another: each a file, or the output of one command.
+
+A paste mixes prompts, files and logs. A row of KINDS says how a piece begins, and how it goes on:
+with lines that a pattern takes, or up to a text that ends it. What no row takes is left to the
+messages, which are looked for in everything.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from itertools import groupby, islice
+from typing import NamedTuple
+
+from msgspec import Struct
+
+
+class PieceKind(NamedTuple):
+    """A row. id: also of the reader. hint: what the first line has, a text or one of some. starts:
+    of the first line. goes_on: of those that follow; or ends: a text in the last line. least: lines
+    that a piece has. scattered: its lines stand among others, and are one piece of a file."""
+
+    id: str
+    title: str
+    hint: str | tuple[str, ...]
+    starts: str
+    goes_on: str = ""
+    ends: str = ""
+    least: int = 1
+    scattered: bool = False
+
+
+_KEYS = (
+    "acpi|affinity|agent|args|arch|balloon|bios|boot|bootdisk|cores|cpu|cpulimit|cpuunits|"
+    "description|efidisk0|hookscript|hotplug|hugepages|kvm|lock|machine|memory|meta|name|numa|"
+    "onboot|ostype|parent|protection|scsihw|searchdomain|shares|smbios1|sockets|startup|tablet|"
+    "tags|template|vcpus|vga|vmgenid|(?:hostpci|ide|ipconfig|net|numa|sata|scsi|serial|tpmstate|"
+    r"unused|usb|virtio|audio|rng|virtiofs)\d{1,3}"
+)
+_ADDRESS = r"(?:[0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7] "
+_LSCPU = (
+    "Architecture|CPU|Byte Order|Address sizes|On-line|Off-line|Thread|Core|Socket|NUMA|Vendor|"
+    "Model|BIOS|Stepping|Frequency|BogoMIPS|Virtualization|Hypervisor|L1|L2|L3|Flags|Vulnerab"
+)
+
+KINDS = (
+    PieceKind("capabilities", "virsh capabilities", "<capabilities", r".", ends="</capabilities>"),
+    PieceKind("domcaps", "domcapabilities", "<domainCapab", r".", ends="</domainCapabilities>"),
+    PieceKind("domain", "domain XML", "<domain", r".{0,200}<domain(?:\s|>?$)", ends="</domain>"),
+    PieceKind("nccl-file", "NCCL topology file", "<system", r".{0,200}<system\s", ends="</system>"),
+    PieceKind("hwloc", "lstopo XML", "<topology", r".{0,200}<topology[\s>]", ends="</topology>"),
+    PieceKind("smi-xml", "nvidia-smi -q -x", "<nvidia_smi_log", r".", ends="</nvidia_smi_log>"),
+    PieceKind(
+        "lspci", "lspci", (":00.", ":01.", "1.0 "), rf"{_ADDRESS}\S", rf"{_ADDRESS}\S|[\t ]+\S"
+    ),
+    PieceKind("lspci-tree", "lspci -t", "-[", r"-\+?-?\[[0-9a-f]{4}:[0-9a-f]{2}", r"[\s|+\\-]"),
+    PieceKind(
+        "numactl",
+        "numactl -H",
+        "available: ",
+        r"available: \d{1,4} nodes? \(",
+        r"node[\s:]|node distances|\s*\d{1,4}:(?:\s+\d{1,4})+\s*$|No distance",
+    ),
+    PieceKind("lscpu", "lscpu", "Architecture:", r"Architecture:\s+\S", rf"(?:{_LSCPU})|\s+\S"),
+    PieceKind(
+        "topo",
+        "nvidia-smi topo -m",
+        "GPU0",
+        r"\s{0,20}(?:\x1b\[4m)?\s{0,20}GPU0\s",
+        r"(?:GPU|NIC|mlx|bnxt|ib)\S*\s|\s*$|\s+\S|(?:NIC )?Legend",
+    ),
+    PieceKind(
+        "nccl-tests", "nccl-tests", "# ", r"# (?:Collective test|nThread|Using dev)", r"#|\s+\d"
+    ),
+    PieceKind("ib-bw", "perftest", " BW", r"\s*(?:RDMA_(?:Write|Read) BW|Send BW) Test", r"\s|-|#"),
+    PieceKind("qm", "qm configuration", ": ", rf"(?:{_KEYS}): \S", rf"(?:{_KEYS}): |#", least=3),
+    PieceKind(
+        "ch",
+        "Cloud Hypervisor",
+        "cloud-hypervisor",
+        r".{0,200}\bcloud-hypervisor\b.{0,80}\s(?:--|\\)",
+        r"\s*-|.{0,400}\\$",
+    ),
+    PieceKind(
+        "qemu",
+        "QEMU command",
+        ("qemu-system-", "/usr/bin/kvm ", "qemu-kvm "),
+        r"[^<]{0,400}(?:\bqemu-system-\w+|/usr/bin/kvm|\bqemu-kvm)\s+(?:-[a-z]|\\)",
+        r"\s*-[a-z]|.{0,4000}\\$",
+    ),
+    PieceKind("configz", "kubelet configuration", "kubeletconfig", r"\s*\{.", r'[\s{}\]"]'),
+    PieceKind(
+        "manifest", "Kubernetes object", "apiVersion: ", r"apiVersion: \S", r"[\s-]|[A-Za-z]\w*:"
+    ),
+    PieceKind("nccl-log", "NCCL log", ("NCCL INFO ", "NCCL WARN "), "", scattered=True),
+    PieceKind(
+        "kernel",
+        "kernel log",
+        ("] ", "kernel: "),
+        r"[^\[]{0,80}\[ *\d{1,9}\.\d{6}\]|.{0,80}?\bkernel: ",
+        scattered=True,
+    ),
+    PieceKind(
+        "gres", "gres.conf", "Name=", r"(?:NodeName=\S+ )?(?:AutoDetect=|Name=gpu)", r"\w+=|#"
+    ),
+    PieceKind("smi", "nvidia-smi", "NVIDIA-SMI ", r"\|\s*NVIDIA-SMI ", r"[|+]"),
+    PieceKind(
+        "flavor", "flavor", "hw:", r".{0,400}?\bhw:(?:cpu_policy|numa_nodes|mem_page_size|pci_n)"
+    ),
+    PieceKind("lstopo", "lstopo", "Machine (", r"Machine \(\d", r"\s+\S"),
+)
+TITLES = {kind.id: kind.title for kind in KINDS}
+
+_STARTS = [re.compile(kind.starts) for kind in KINDS]
+_GOES_ON = [re.compile(kind.goes_on) if kind.goes_on else None for kind in KINDS]
+_MOST_LINE = 2048
+_MOST_PIECES = 256
+_MOST_TRIED = 20_000
+"""Lines that have the hint of a kind and are none of its first."""
+_FENCE = re.compile(r"\s{0,3}(?:```|~~~)")
+
+
+class Piece(Struct, frozen=True, kw_only=True):
+    """A part of a file. kind: of KINDS. line: its first, from 1."""
+
+    kind: str
+    source: str
+    line: int
+    text: str
+
+    @property
+    def lines(self) -> int:
+        return self.text.count("\n") + 1
+
+
+def pieces(text: str, source: str) -> tuple[Piece, ...]:
+    """The pieces of a text, in their order; those whose lines are scattered come last."""
+    lines = text.split("\n")
+    made: list[Piece] = []
+    scattered = []
+    begun: list[tuple[int, int]] = []
+    for number, kind in enumerate(KINDS):
+        hints = (kind.hint,) if isinstance(kind.hint, str) else kind.hint
+        if not any(hint in text for hint in hints):
+            continue
+        having = (at for at, line in enumerate(lines) if any(hint in line for hint in hints))
+        if kind.scattered:
+            starts = _STARTS[number]
+            own = [at for at in having if starts.match(lines[at], 0, _MOST_LINE)]
+            if own:
+                scattered.append(_piece(number, source, own[0], [lines[at] for at in own]))
+        else:
+            tried = islice(having, _MOST_TRIED)
+            begun += [(at, number) for at in tried if _begins(number, lines[at])]
+    free = 0
+    for at, number in sorted(begun):
+        if at < free or len(made) >= _MOST_PIECES:
+            continue
+        end = _end(number, lines, at)
+        if end - at >= KINDS[number].least:
+            made.append(_piece(number, source, at, lines[at:end]))
+            free = end
+    return (*_joined(made), *scattered)
+
+
+def _begins(number: int, line: str) -> bool:
+    return _STARTS[number].match(line, 0, _MOST_LINE) is not None
+
+
+def _piece(number: int, source: str, at: int, lines: Sequence[str]) -> Piece:
+    return Piece(kind=KINDS[number].id, source=source, line=at + 1, text="\n".join(lines))
+
+
+def _end(number: int, lines: Sequence[str], at: int) -> int:
+    """The line behind a piece."""
+    ends, goes_on = KINDS[number].ends, _GOES_ON[number]
+    if ends:
+        return next((n + 1 for n in range(at, len(lines)) if ends in lines[n]), len(lines))
+    following = at + 1
+    while following < len(lines):
+        line = lines[following]
+        if goes_on is None or goes_on.match(line, 0, _MOST_LINE) is None or _FENCE.match(line):
+            break
+        following += 1
+    return following
+
+
+def _joined(made: Sequence[Piece]) -> Iterator[Piece]:
+    """Pieces of lspci that only a blank or foreign line parts are one listing."""
+    for kind, group in groupby(made, key=lambda one: one.kind):
+        same = list(group)
+        if kind == "lspci" and len(same) > 1:
+            text = "\n".join(one.text for one in same)
+            yield Piece(kind=kind, source=same[0].source, line=same[0].line, text=text)
+        else:
+            yield from same

@@ -1,0 +1,191 @@
+"""A paste, whatever is in it, gets one answer that fits a screen."""
+
+import random
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from homenode.catalogue import catalogue, entry_of
+from homenode.why.answer import ROWS, answer
+from homenode.why.message import Message, Sure, signs
+from homenode.why.pieces import pieces
+from tests.command_line import homenode
+from tests.doctor_domains import domain
+
+ERROR = (
+    "kvm: -device vfio-pci,host=0000:01:00.0,id=hostpci0: VFIO_MAP_DMA failed: "
+    "Cannot allocate memory"
+)
+QM = "cores: 8\ncpu: host\nhostpci0: 0000:01:00,pcie=1\nmemory: 65536\nname: gpu\nsockets: 1\n"
+NUMACTL = """available: 2 nodes (0-1)
+node 0 cpus: 0 1 2 3
+node 0 size: 64000 MB
+node 0 free: 60000 MB
+node 1 cpus: 4 5 6 7
+node 1 size: 64000 MB
+node 1 free: 60000 MB
+node distances:
+node   0   1
+  0:  10  21
+  1:  21  10
+"""
+LSPCI = """00:01.0 PCI bridge [0604]: Intel Corporation Device [8086:a70d] (rev 01)
+\tBus: primary=00, secondary=01, subordinate=01, sec-latency=0
+01:00.0 VGA compatible controller [0300]: NVIDIA Corporation Device [10de:2684] (rev a1)
+\tRegion 0: Memory at 41000000 (32-bit, non-prefetchable) [size=16M]
+"""
+
+
+def _kinds(text: str) -> list[str]:
+    return [piece.kind for piece in pieces(text, "paste")]
+
+
+def test_a_paste_of_a_prompt_files_and_logs_is_parted_into_what_it_is_of() -> None:
+    xml = domain(4, ()).decode()
+    paste = "\n".join(
+        (
+            "my VM does not start:",
+            "root@pve:~# qm config 100",
+            QM,
+            f"root@pve:~# qm start 100\n{ERROR}\n$ numactl -H",
+            NUMACTL,
+            "```",
+            LSPCI,
+            "```",
+            xml,
+        )
+    )
+    assert _kinds(paste) == ["qm", "numactl", "lspci", "domain"]
+    said = answer([("paste", paste)])
+    assert said.causes[0].finding.id == "vfio-memory-lock"
+    assert said.causes[0].shown_by == f"paste:11: {ERROR}"
+    assert not said.gaps
+
+
+@pytest.mark.parametrize("parts", [(QM, NUMACTL), (NUMACTL, LSPCI), (ERROR, LSPCI, QM)])
+def test_the_order_of_files_does_not_change_what_is_found(parts: tuple[str, ...]) -> None:
+    there = answer([(f"file-{n}", text) for n, text in enumerate(parts)])
+    back = answer([(f"file-{n}", text) for n, text in reversed([*enumerate(parts)])])
+    assert {c.finding.id for c in there.causes} == {c.finding.id for c in back.causes}
+    assert there.causes[:1] == back.causes[:1]
+
+
+def test_each_message_has_a_cause_a_fix_and_what_confirms_it() -> None:
+    for row in ROWS:
+        entry = entry_of(row.id)
+        assert row.texts.strip() == row.texts.strip().lower() or "~" in row.texts, row.id
+        assert entry.parts["Fix"], row.id
+        own = entry.page.startswith("messages-")
+        assert not own or (entry.parts["Confirm"] and entry.parts["Send"]), row.id
+    assert len({row.id for row in ROWS}) == len(ROWS)
+
+
+def test_each_text_of_each_message_is_found_in_a_line_that_has_it() -> None:
+    for row in ROWS:
+        for text in row.texts.strip().splitlines():
+            words, _, pattern = text.strip().partition(" ~ ")
+            if pattern:
+                continue
+            line = words.replace(" & ", " 0000:01:00.0 ").upper()
+            found = [sign.id for sign in signs(f"before\n{line}\nafter", "log", (row,))]
+            assert found == [row.id], text
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("pci 0000:01:00.0: BAR 1: no space for [mem size 0x800000000 64bit pref]", True),
+        ("pci 0000:01:00.0: BAR 1 [mem size 0x800000000 64bit pref]: can't assign; no space", True),
+        ("pci 0000:00:1c.0: BAR 13: no space for [io  size 0x1000]", False),
+        ("pci 0000:01:00.0: BAR 6: failed to assign [mem size 0x00080000 pref]", False),
+        ("pci 0000:3b:00.0: BAR 7: failed to assign [mem size 0x00800000 64bit pref]", False),
+    ],
+)
+def test_windows_and_roms_that_every_machine_lacks_are_no_bar_without_an_address(
+    line: str, *, expected: bool
+) -> None:
+    said = answer([("dmesg", f"[    1.000000] {line}")])
+    assert [c.finding.id for c in said.causes] == ["pci-bar-unplaced"] * expected
+
+
+def test_a_line_that_names_no_cause_is_not_enough_and_a_better_one_goes_before_it() -> None:
+    last = "RuntimeError: NCCL error: unhandled system error"
+    alone = answer([("log", last)])
+    assert (alone.sure, alone.causes[0].finding.id) == (Sure.NOT_ENOUGH, "nccl-fault-unnamed")
+    both = answer([("log", f"{last}\nError while creating shared memory segment nccl-x")])
+    assert both.causes[0].finding.id == "nccl-shm-small"
+
+
+def test_nothing_that_is_known_is_not_enough_and_says_what_to_send() -> None:
+    said = answer([("paste", "it is slow, please help\n")])
+    assert (said.sure, said.causes) == (Sure.NOT_ENOUGH, ())
+    assert said.send
+
+
+@given(st.binary(max_size=2000))
+@settings(max_examples=60, deadline=None)
+def test_any_bytes_end_in_an_answer(data: bytes) -> None:
+    text = data.decode("utf-8", "replace")
+    answer([("paste", text + "\nxid (\n<domain\n01:00.0 x\n" + text)])
+
+
+HOSTILE = {
+    "nested": "<domain>" * 50_000,
+    "bomb": '<!DOCTYPE a [<!ENTITY b "c">]><domain type="kvm">&b;</domain>',
+    "line": "x" * 4_000_000,
+    "numbers": NUMACTL.replace("64000", "9" * 5000),
+    "codes": f"\x1b[2J\x9b\u202e{ERROR}\x1b]0;x\x07",
+    "zeros": "\0" * 1_000_000,
+    "listing": LSPCI * 4_000,
+    "yaml": "apiVersion: v1\nkind: Pod\n" + "a: &a [*a]\n" * 1000,
+    "json": '{"kubeletconfig":' + "[" * 100_000,
+    "command": "/usr/bin/kvm -device 'vfio-pci\n",
+    "keys": "memory: 1\n" * 100_000,
+    "nccl": "a:1:2 [0] NCCL INFO Channel 00/99999999 : " + "1 " * 100_000,
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_paste_ends_in_words(name: str) -> None:
+    begun = time.process_time()
+    result = homenode("why", "-", input=HOSTILE[name].encode())
+    assert time.process_time() - begun < 10
+    assert result.exit_code in (0, 1)
+    assert result.exception is None
+    assert all(one.isprintable() or one == "\n" for one in result.stdout)
+    assert len(result.stdout) < 8000
+
+
+def test_an_answer_fits_a_screen_of_80_columns() -> None:
+    result = homenode("why", "-", input=f"{ERROR}\n{QM}\n{NUMACTL}", env={"COLUMNS": "80"})
+    lines = result.stdout.splitlines()
+    assert len(lines) <= 24
+    assert all(len(line) <= 80 for line in lines)
+
+
+def test_each_id_of_a_message_is_on_a_page() -> None:
+    assert {row.id for row in ROWS} <= catalogue().keys()
+
+
+def test_work_grows_as_the_paste_does() -> None:
+    """Lines that all differ, which is the worst for the search."""
+    letters = random.Random(1)
+    words = ["cannot", "memory", "failed", "node", "vfio", "numa", "error", "topology", "x"]
+    lines = [" ".join(letters.choices(words, k=10)) for _ in range(60_000)]
+
+    def seconds(count: int) -> float:
+        begun = time.process_time()
+        answer([("log", "\n".join(lines[:count]))])
+        return time.process_time() - begun
+
+    seconds(1000)
+    assert seconds(60_000) < 8 * seconds(15_000) + 0.2
+
+
+def test_lines_that_differ_in_digits_are_one_line_of_a_message_that_has_none() -> None:
+    rows = (Message("gpu-off-the-bus", Sure.CERTAIN, "has fallen off"),)
+    log = "".join(f"[{n}] GPU {n} has fallen off\n" for n in range(9))
+    (sign,) = signs(log, "log", rows)
+    assert (sign.line, sign.count) == (1, 9)

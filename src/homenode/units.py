@@ -1,4 +1,4 @@
-"""Byte sizes and rates: parsing with units, and printing for people. GiB is 2^30, GB/s is 10^9."""
+"""Sizes, rates and durations: parsed with units, printed for people. GiB is 2^30, GB/s is 10^9."""
 
 import re
 
@@ -45,6 +45,23 @@ def bytes_of(number: int, unit: str) -> int:
         raise InputError(
             f"unit {unit!r}: expected one of b, KB, KiB, MB, MiB, GB, GiB, TB, TiB"
         ) from None
+
+
+_SECONDS_OF_UNIT = {"s": 1, "min": 60, "m": 60, "h": 3600, "d": 86400}
+_DURATION = re.compile(r"(\d{1,7}(?:\.\d{1,3})?) ?(s|min|m|h|d)", re.ASCII)
+
+
+def parse_duration(text: str, name: str) -> float:
+    """Seconds of "90s", "30m" or "1h30m". Raises InputError. name: of the option.
+
+    >>> parse_duration("1h30m", "--within"), parse_duration("90 s", "--within")
+    (5400.0, 90.0)
+    """
+    parts = _DURATION.findall(text)
+    seconds = sum(float(number) * _SECONDS_OF_UNIT[unit] for number, unit in parts)
+    if _DURATION.sub("", text).strip() or not seconds > 0:
+        raise InputError(f"{name}: expected a time such as 90s, 30m or 1h30m, found {text[:40]!r}")
+    return seconds
 
 
 def parse_bytes(text: str, default_unit: str = "b") -> int:

@@ -13,6 +13,7 @@ from msgspec import structs
 from homenode.cli.arguments.measure import (
     AppArguments,
     RunArguments,
+    SequenceArguments,
     SuiteArguments,
     TrialArguments,
 )
@@ -27,10 +28,12 @@ from homenode.measure.layouts.prepare import (
     TrialRequest,
 )
 from homenode.measure.layouts.trial_config import Measuring
-from homenode.measure.model import Depth, Group, SuiteOptions
+from homenode.measure.model import DECIDING, Depth, Group, SuiteOptions
 from homenode.measure.orders import AppOrder, BenchOptions, check_name
-from homenode.measure.results.model import UNKNOWN_SWITCHES, Switches
+from homenode.measure.results.model import UNKNOWN_SWITCHES, SequentialPlan, Switches
 from homenode.measure.results.vantage import Vantage
+from homenode.measure.sequence import LEAST_VARIANTS, MOST_ROUNDS
+from homenode.objective import Objective
 from homenode.plan.stored import read_plan
 from homenode.process import find_program
 from homenode.units import parse_bytes
@@ -215,6 +218,7 @@ def check(asked: TrialArguments) -> None:
     for one in layouts:
         if one not in PRESETS:
             raise unknown_layout(one, "--layouts")
+    _check_sequence(asked)
     _check_lists(asked)
     if asked.bare and all(PRESETS[one].pinning is Pinning.NONE for one in layouts):
         raise UsageError(
@@ -242,12 +246,17 @@ def check_access(reaching: GuestAccess) -> None:
         )
 
 
-def trial_request(domain: str, asked: TrialArguments) -> TrialRequest:
-    """The trial that is asked for. Its name has the time in it unless the user gave one."""
+def trial_request(domain: str, asked: TrialArguments, objective: Objective) -> TrialRequest:
+    """The trial that is asked for. Its name has the time in it unless the user gave one.
+
+    objective: what a sequence decides, where the user named none.
+    """
+    is_sequence, layouts = asked.sequence.until is not None, layouts_of(asked)
+    objective = asked.sequence.objective or objective
     own = asked.id or f"{_word(domain)}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
     run = bench_options(own, asked.suite, asked.own, RunArguments(vantage=Vantage.GUEST))
     measuring = Measuring(
-        run.suite,
+        _deciding(run.suite, objective) if is_sequence else run.suite,
         run.repeats,
         run.seed,
         run.app,
@@ -255,10 +264,13 @@ def trial_request(domain: str, asked: TrialArguments) -> TrialRequest:
         asked.access.stop_within,
     )
     placing, words = _placing(asked)
+    usual = 1 if is_experiment(asked.suite) else MOST_ROUNDS if is_sequence else 3
+    boots = asked.boots or usual
+    plan = SequentialPlan(asked.sequence.error / 100, len(layouts), boots)
     return TrialRequest(
         id=own,
-        layouts=layouts_of(asked),
-        boots=asked.boots or (1 if is_experiment(asked.suite) else 3),
+        layouts=layouts,
+        boots=boots,
         seed=run.seed,
         bare=asked.bare,
         as_copy=asked.as_copy,
@@ -269,7 +281,34 @@ def trial_request(domain: str, asked: TrialArguments) -> TrialRequest:
         reaching=asked.access.guest,
         ranges=asked.manual if asked.manual.node_pus else None,
         plan_words=_manual_words(asked),
+        sequence=plan if is_sequence else None,
+        within_s=asked.sequence.within,
+        objective=objective if is_sequence else None,
     )
+
+
+def _deciding(suite: SuiteOptions, objective: Objective) -> SuiteOptions:
+    """With the tests that decide, where the user named none, and the control of clocks."""
+    if suite.groups:
+        return suite
+    return structs.replace(suite, groups=(Group.CPU_SINGLE, *DECIDING[objective]))
+
+
+def _check_sequence(asked: TrialArguments) -> None:
+    """Raises UsageError for options that do not go with --until, or only with it."""
+    given, unsaid = asked.sequence, SequenceArguments()
+    if given.until is None:
+        for name in ("within", "error", "objective"):
+            if getattr(given, name) != getattr(unsaid, name):
+                raise UsageError(f"--{name}: expected --until decided as well")
+        return
+    if asked.bare or is_experiment(asked.suite):
+        what = "--bare" if asked.bare else "--tests collectives"
+        raise UsageError(f"give either --until or {what}, not both", hint=f"--boots 3 {what}")
+    if len(layouts_of(asked)) < LEAST_VARIANTS:
+        raise UsageError("--layouts: expected two or more to decide between, found one")
+    if asked.boots == 1:
+        raise UsageError("--boots 1: expected 2 or more with --until")
 
 
 def _manual_words(asked: TrialArguments) -> tuple[str, ...]:

@@ -28,6 +28,8 @@ from homenode.cli.terminal import (
     print_json,
     update,
 )
+from homenode.decide.auto_layout import suggested_objective
+from homenode.doc import Doc, Text
 from homenode.errors import UNPLANNABLE, HomenodeError, HostError, InputError, UsageError
 from homenode.formats import encode
 from homenode.measure.gpu.collectives import EXPERIMENT_TEST_S, settings_of
@@ -54,9 +56,11 @@ from homenode.measure.layouts.runner import Trial, outcome_code, run_trial, step
 from homenode.measure.layouts.trial_config import BARE, Measuring
 from homenode.measure.model import PROBE, Group
 from homenode.measure.progress import Pace, Progress
-from homenode.measure.results.model import Run
+from homenode.measure.results.model import Run, SequentialPlan
 from homenode.measure.results.store import read_run
+from homenode.measure.sequence import RoundLook, SequenceEnd
 from homenode.measure.suite import suite_for
+from homenode.objective import Objective
 from homenode.show.trial_text import (
     advice_text,
     causes_text,
@@ -66,6 +70,7 @@ from homenode.show.trial_text import (
     schedule_text,
     status_text,
 )
+from homenode.vm.domain.read import read_vm
 from homenode.vm.hypervisor.connection import is_local
 from homenode.vm.hypervisor.virsh import Virsh
 from homenode.vm.sources import load_host
@@ -104,6 +109,9 @@ class TrialStanding(Struct, frozen=True, kw_only=True):
     ended: bool = False
     to_undo: tuple[str, ...] = ()
     boots: tuple[TrialBoot, ...] = ()
+    objective: Objective | None = None
+    sequence: SequentialPlan | None = None
+    looks: tuple[RoundLook, ...] = ()
 
 
 class TrialStatus(Struct, frozen=True, kw_only=True):
@@ -119,7 +127,8 @@ def begin_trial(asked: TrialArguments) -> None:
     virsh = Virsh(asked.connect)
     host = hosts_after((load_host(asked.host),), asked.after)[0]
     state = virsh.domain(asked.name)
-    want = trial_request(state.name, asked)
+    vm = read_vm(virsh.definition(state.uuid), state.name)
+    want = trial_request(state.name, asked, suggested_objective(vm, asked.options, host))
     # A dry run writes nothing, a lock neither.
     alone = nullcontext() if asked.dry_run else domain_locked(default_root(), state.uuid)
     with alone:
@@ -136,7 +145,16 @@ def begin_trial(asked: TrialArguments) -> None:
                 checked = replace(checked, begun=begun)
             prepare(checked, journal)
             note(f"trial {checked.head.id}; journal in {journal.path}")
-            _run(virsh, checked.head, journal, lock, probe, host=host, boot_s=boot_s)
+            _run(
+                virsh,
+                checked.head,
+                journal,
+                lock,
+                probe,
+                host=host,
+                boot_s=boot_s,
+                within_s=checked.head.within_s,
+            )
     _conclude(checked.head, journal, asked.report, asked.host)
 
 
@@ -152,7 +170,11 @@ def resume_trial(asked: TrialResumeArguments) -> None:
     alone = domain_locked(default_root(), head.source_uuid or head.uuid)
     with alone, journal.held() as lock:
         probe = static_probe(asked.access.probe)
-        _run(Virsh(head.connect), head, journal, lock, probe, reaching=reaching)
+        more_s = asked.within
+        spent_s = known.state.looks[-1].seconds if known.state.looks else 0.0
+        within_s = head.within_s if more_s is None else spent_s + more_s
+        virsh = Virsh(head.connect)
+        _run(virsh, head, journal, lock, probe, reaching=reaching, within_s=within_s)
     kept = reopen(head, journal).config.report
     _conclude(head, journal, asked.report or (None if kept is None else Path(kept)), None)
 
@@ -192,7 +214,7 @@ def show_status(asked: TrialStatusArguments) -> None:
         if known.head is None:
             note(f"{known.folder}: {known.reason}")
             continue
-        steps = steps_of(known.head)
+        steps = steps_of(known.head, known.state.looks)
         is_running = JournalFile(default_root(), known.head.id).is_locked
         console().print(status_text(known, steps, is_running=is_running))
     if name is not None and len(found) > 1:
@@ -205,7 +227,7 @@ def _standing(known: Known) -> TrialStanding:
     if head is None:
         return TrialStanding(folder=str(known.folder), reason=known.reason)
     boots = []
-    for step in steps_of(head):
+    for step in steps_of(head, state.looks):
         entry = state.outcomes.get(step.number)
         boots.append(
             TrialBoot(
@@ -227,6 +249,9 @@ def _standing(known: Known) -> TrialStanding:
         ended=state.ended,
         to_undo=tuple(one.kind for one in state.changes),
         boots=tuple(boots),
+        objective=head.objective,
+        sequence=head.sequence,
+        looks=state.looks,
     )
 
 
@@ -240,8 +265,17 @@ def _run(
     reaching: GuestAccess | None = None,
     host: "Host | None" = None,
     boot_s: Mapping[str, float] | None = None,
+    within_s: float | None = None,
 ) -> None:
-    """host: that the guests run on; None: this machine, where it is needed."""
+    """host: that the guests run on; None: this machine, where it is needed. within_s: of a
+    sequence, from its beginning."""
+
+    def decide(kept: tuple[str, ...]) -> tuple[tuple[str, ...], SequenceEnd | None]:
+        from homenode.decide.sequential import look_at
+
+        assert head.objective is not None, "a sequence has one"
+        return look_at(_runs(head, journal)[0], kept, head.objective)
+
     begun = with_access(reopen(head, journal), reaching)
     reach = GuestReach(virsh, begun.config.reaching, journal.path / "known_hosts", probe)
     trial = Trial(
@@ -257,6 +291,8 @@ def _run(
         host=_host_of_guests(begun.config.measuring, host),
         read_host=(lambda: load_host(None)) if is_local(virsh.connect) else None,
         boot_s=boot_s or {},
+        decide=decide,
+        within_s=within_s,
     )
     with interruptible():
         try:
@@ -280,12 +316,13 @@ def _conclude(head: Head, journal: JournalFile, report: Path | None, host: str |
     """
     from homenode.decide.evidence.documents import publications
     from homenode.decide.machine_facts import facts_of_measured
+    from homenode.decide.sequential import sequential_answer
     from homenode.decide.trial_conclusion import conclude
     from homenode.show.results_text import comparison_text, verdicts_text
 
     known = journal.known()
     code = outcome_code(known.state)
-    console().print(outcomes_text(known.state, steps_of(head)))
+    console().print(outcomes_text(known.state, steps_of(head, known.state.looks)))
     runs, folders = _runs(head, journal)
     if runs:
         begun = reopen(head, journal).config
@@ -309,7 +346,9 @@ def _conclude(head: Head, journal: JournalFile, report: Path | None, host: str |
         if found.verdicts.verdicts and (own.verdicts or found.causes is None):
             console().print(verdicts_text(own))
         # Not broken into lines: it is there to be copied.
-        console().print(advice_text(found), soft_wrap=True)
+        answer = sequential_answer(found, head, known.state)
+        said = advice_text(found) if answer is None else Doc("", (Text(answer.sentence),))
+        console().print(said, soft_wrap=True)
         written = _report(folders, head, host, report or journal.path / "report.html")
         if report is not None and not written:
             code = code or HostError.exit_code
@@ -333,7 +372,8 @@ def _runs(head: Head, journal: JournalFile) -> tuple[list[Run], list[str]]:
     state = journal.known().state
     order = {layout: at for at, layout in enumerate((*head.layouts, BARE))}
     runs, folders = [], []
-    for step in sorted(steps_of(head), key=lambda step: (order[step.variant], step.round)):
+    steps = steps_of(head, state.looks)
+    for step in sorted(steps, key=lambda step: (order[step.variant], step.round)):
         outcome = state.outcomes.get(step.number)
         if step.number in state.with_figures and outcome is not None and outcome.run:
             for folder in sorted(Path(head.results).glob(f"*/{outcome.run}")):
@@ -389,6 +429,13 @@ def _show(checked: Preflight, seconds: float | None) -> None:
     if short:
         note("nothing was booted; leave these layouts out, or free what they need")
         raise SystemExit(UNPLANNABLE)
+    within_s = checked.head.within_s
+    if within_s is not None and seconds is not None and 2 * seconds > within_s:
+        raise UsageError(
+            f"--within {within_s:g}s: expected time for two rounds or more, and one round takes "
+            f"about {seconds:.0f} s",
+            hint="give more time or fewer --layouts; --quick and --repeat 1 measure less",
+        )
 
 
 def _say_step(progress: Progress) -> None:

@@ -22,6 +22,7 @@ from homenode.decide.doubts import Metrics, doubts_between
 from homenode.decide.health import figure_findings
 from homenode.decide.intervals import CONFIDENCE, LEAST_BOOTS, interval
 from homenode.decide.outcomes import Found, judged, metric_of_effect
+from homenode.decide.rounds import reached, shared, until
 from homenode.decide.summary import Series, SeriesKey, headline
 from homenode.errors import InputError
 from homenode.measure.results.model import FigureKey
@@ -76,7 +77,8 @@ def compare_series(
     found: list[Found] = []
     doubts: list[Doubt] = []
     for other in others:
-        those, doubted = _against(baseline, other, made, objective, metrics, bare=bare)
+        (first, second), series = _in_shared_rounds(baseline, other, chosen, made)
+        those, doubted = _against(first, second, series, objective, metrics, bare=bare)
         found += those
         doubts += doubted
     return Comparison(
@@ -89,6 +91,30 @@ def compare_series(
         doubts=once(doubts),
         skipped=tuple(skipped),
     )
+
+
+def _in_shared_rounds(
+    first: Alternative,
+    second: Alternative,
+    chosen: Sequence[Alternative],
+    made: SeriesByLabel,
+) -> tuple[tuple[Alternative, Alternative], SeriesByLabel]:
+    """Two alternatives, and the series of all that were chosen, up to the last round of a sequence
+    that both were in: as they were when one of them was left out of it."""
+    heads = [[run.head for run in one.runs] for one in (first, second)]
+    rounds = shared(reached(heads[0]), reached(heads[1]))
+    kept = {one.label: until(one.runs, rounds) for one in chosen} if rounds else {}
+    cut = {
+        one.label: structs.replace(one, runs=kept[one.label])
+        for one in chosen
+        if one.label in kept and len(kept[one.label]) < len(one.runs)
+    }
+    if not cut:
+        return (first, second), made
+    series = dict(made)
+    for label, one in cut.items():
+        series[label] = {key: it for key, it in one.series.items() if key in made[label]}
+    return (cut.get(first.label, first), cut.get(second.label, second)), series
 
 
 def _sick(chosen: Sequence[Alternative]) -> Iterator[Doubt]:

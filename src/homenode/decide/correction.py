@@ -37,7 +37,9 @@ def corrected(tested: Sequence[Tested], pairs: int) -> tuple[float, ...]:
         return _over_metrics(tested)
     adjusted = [1.0] * len(tested)
     for places in by_alternative.values():
-        together = min(1.0, _together([tested[place].interval for place in places]) * pairs)
+        intervals = [tested[place].interval for place in places]
+        looked = max(one.spent for one in intervals)
+        together = min(1.0, _together(intervals) * pairs * looked)
         for place in places:
             adjusted[place] = max(together, tested[place].interval.p)
     return tuple(adjusted)

@@ -108,16 +108,26 @@ def range_upper_p(q: float, groups: int, freedom: float) -> float:
         return 1.0
     spread = 6 / math.sqrt(2 * freedom)
     low = max(0.0, 1 - spread)
-    high = math.sqrt(1 + (6 * math.sqrt(2 * freedom) + 30) / freedom)
+    # Where the estimate is so large no range exceeds it: what is left is integrated finely.
+    high = min(math.sqrt(1 + (6 * math.sqrt(2 * freedom) + 30) / freedom), _WIDEST / q)
+    if low >= high:
+        return _LEAST_P
     log_front = freedom / 2 * math.log(freedom) - (freedom / 2 - 1) * math.log(2)
     log_front -= math.lgamma(freedom / 2)
-    inside = 0.0
+    beyond = 0.0
     for place, weight in _nodes():
         scale = low + (high - low) * place
         if scale > 0.0:
             exponent = log_front + (freedom - 1) * math.log(scale) - freedom * scale**2 / 2
-            inside += weight * math.exp(exponent) * _range_below(q * scale, groups)
-    return min(1.0, max(0.0, 1 - (high - low) * inside))
+            beyond += weight * math.exp(exponent) * (1 - _range_below(q * scale, groups))
+    return min(1.0, max(_LEAST_P, (high - low) * beyond))
+
+
+_WIDEST = 12.0
+"""Normal values whose range is wider than so many standard deviations: 1 in 10^15 of ten."""
+
+_LEAST_P = 1e-12
+"""What is smaller is not computed."""
 
 
 @cache
@@ -150,11 +160,16 @@ def range_quantile(confidence: float, groups: int, freedom: float) -> float:
 def _range_below(width: float, groups: int) -> float:
     """How likely so many standard normal values lie within a range of this width."""
     found = 0.0
-    for place, weight in _nodes():
-        z = 16 * place - 8
-        within = _normal(z) - _normal(z - width)
-        found += weight * math.exp(-z * z / 2) * within ** (groups - 1)
+    for z, weight, below in _greatest():
+        found += weight * (below - _normal(z - width)) ** (groups - 1)
     return min(1.0, groups * found * 16 / math.sqrt(2 * math.pi))
+
+
+@cache
+def _greatest() -> tuple[tuple[float, float, float], ...]:
+    """Places of the greatest of the values, with their weights and what lies below."""
+    places = ((16 * place - 8, weight) for place, weight in _nodes())
+    return tuple((z, weight * math.exp(-z * z / 2), _normal(z)) for z, weight in places)
 
 
 def _normal(z: float) -> float:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from homenode.decide.distributions import f_upper_p, range_quantile, range_upper_p
+from homenode.decide.rounds import FIRST_LOOK
 from homenode.decide.summary import Series
 
 CONFIDENCE = 0.95
@@ -42,7 +43,8 @@ class Interval(Struct, frozen=True, kw_only=True):
     low, high: bounds of the ratio at `confidence`, which all ratios between the alternatives keep
     at once. p: how likely a ratio at least this far from 1 is by chance between any two of them.
     error: standard error of the ratio's logarithm. freedom: degrees of
-    freedom that it rests on.
+    freedom that it rests on. spent: what p was multiplied by for the looks of a sequence; 1 where
+    there were none.
     """
 
     ratio: float
@@ -52,6 +54,7 @@ class Interval(Struct, frozen=True, kw_only=True):
     error: float
     freedom: float
     confidence: float
+    spent: float = 1.0
 
 
 def interval(
@@ -66,23 +69,28 @@ def interval(
     neighbours: the same series of other alternatives. They say how much boots vary, where they vary
     alike: with several alternatives three boots of each are enough. And whoever looks at several
     finds two that are far apart by chance: the interval is that of the studentised range over all
-    of them (Tukey and Kramer; Games and Howell where they vary unlike).
+    of them (Tukey and Kramer; Games and Howell where they vary unlike). Of a sequence it holds at
+    the error of its last look, over all that its first round had.
     """
     if not (_is_usable(first) and _is_usable(second)):
         return None
     others = list(filter(_is_usable, neighbours))
     difference = _mean_log(second) - _mean_log(first)
     error, freedom = _by_blocks(first, second, others) or _by_boots(first, second, others)
-    groups = 2 + len(others)
-    reach = range_quantile(confidence, groups, freedom) / math.sqrt(2) * error
+    looks = [one.look for one in (first, second) if one.look is not None]
+    groups = max([2 + len(others), *(variants for _, variants in looks)])
+    spent = max([1.0, *((1 - confidence) / error_then for error_then, _ in looks)])
+    at = 1 - (1 - confidence) / spent
+    reach = range_quantile(at, groups, freedom) / math.sqrt(2) * error
     return Interval(
         ratio=math.exp(difference),
         low=math.exp(max(difference - reach, -_LONGEST)),
         high=math.exp(min(difference + reach, _LONGEST)),
-        p=range_upper_p(abs(difference) / error * math.sqrt(2), groups, freedom),
+        p=min(1.0, range_upper_p(abs(difference) / error * math.sqrt(2), groups, freedom) * spent),
         error=error,
         freedom=freedom,
         confidence=confidence,
+        spent=spent,
     )
 
 
@@ -95,7 +103,8 @@ class _Variance(NamedTuple):
 
 
 def _is_usable(series: Series) -> bool:
-    return series.replicated and len(series.medians) >= LEAST_BOOTS
+    least = LEAST_BOOTS if series.look is None else FIRST_LOOK
+    return series.replicated and len(series.medians) >= least
 
 
 def _mean_log(series: Series) -> float:

@@ -17,7 +17,7 @@ from homenode.decide.comparison import (
 )
 from homenode.decide.correction import Tested, corrected
 from homenode.decide.intervals import CONFIDENCE, Interval
-from homenode.metrics import Metric, metric_of
+from homenode.metrics import TWO_STATES, Metric, metric_of
 from homenode.objective import Objective
 
 LEAST_BEYOND_DRIFT = 1.25
@@ -70,11 +70,11 @@ def judged(found: Sequence[Found]) -> Iterator[Effect]:
     for place, one in enumerate(found):
         p = adjusted.get(place)
         effect = structs.replace(one.effect, p_adjusted=p)
-        outcome = _outcome(effect, effect.p if p is None else p, one.apart)
+        outcome = _outcome(effect, effect.p if p is None else p, one)
         yield structs.replace(effect, outcome=outcome, level=_level(effect))
 
 
-def _outcome(effect: Effect, p: float | None, apart: float) -> Outcome:
+def _outcome(effect: Effect, p: float | None, found: Found) -> Outcome:
     if set(effect.doubts) - WEAKENING:
         return Outcome.CANNOT_TELL
     direction = Outcome.BETTER if effect.gain > 1 else Outcome.WORSE
@@ -82,7 +82,11 @@ def _outcome(effect: Effect, p: float | None, apart: float) -> Outcome:
         least = metric_of_effect(effect).boot_variation
         can_drift = not {ORDER, NO_ORDER}.isdisjoint(effect.doubts)
         least = max(least, LEAST_BEYOND_DRIFT) if can_drift else least
-        return direction if apart >= least else Outcome.CANNOT_TELL
+        if found.interval is not None and found.interval.spent > 1:  # a look at two boots of each
+            least = max(least, TWO_STATES)
+            if p is None or p >= 1 - CONFIDENCE:
+                return Outcome.CANNOT_TELL
+        return direction if found.apart >= least else Outcome.CANNOT_TELL
     if p is None or effect.low is None or effect.high is None:
         return Outcome.CANNOT_TELL
     if p < 1 - CONFIDENCE:

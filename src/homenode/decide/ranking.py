@@ -7,7 +7,16 @@ from msgspec import Struct
 
 from homenode.decide.alternative import Alternative
 from homenode.decide.compare import compare_series, series_key
-from homenode.decide.comparison import STATES, WEAKENING, Doubt, Effect, EvidenceLevel, Outcome
+from homenode.decide.comparison import (
+    STATES,
+    WEAKENING,
+    Comparison,
+    Doubt,
+    Effect,
+    EvidenceLevel,
+    Outcome,
+)
+from homenode.decide.rounds import left_out, reached
 from homenode.decide.summary import Series, SeriesKey, headline_series
 from homenode.decide.words import range_text
 from homenode.metrics import METRICS, Metric, primaries
@@ -112,11 +121,18 @@ def ranking_for(
         if not with_figures:
             continue
         used.update((one.label, one) for one, _ in with_figures)
+        behind = left_out(
+            {one.label: reached(run.head for run in one.runs) for one, _ in with_figures}
+        )
+        # What a sequence has left out is worse than something, whatever its early figures are.
         ordered = sorted(
             with_figures,
-            key=lambda pair: pair[1].value if metric.lower_is_better else -pair[1].value,
+            key=lambda pair: (
+                pair[0].label in behind,
+                pair[1].value if metric.lower_is_better else -pair[1].value,
+            ),
         )
-        found, doubted = _results(ordered, metric, wanted, objective)
+        found, doubted = _results(ordered, metric, wanted, objective, behind)
         results += found
         doubts += doubted
     return Ranking(tuple(results), tuple(dict.fromkeys(doubts))), tuple(used.values())
@@ -127,6 +143,7 @@ def _results(
     metric: Metric,
     wanted: frozenset[str],
     objective: Objective,
+    behind: frozenset[str],
 ) -> tuple[list[RankedResult], list[Doubt]]:
     (best, best_series), *others = ordered
 
@@ -136,8 +153,9 @@ def _results(
         bounds: tuple[float | None, float | None],
         position: Position,
         level: EvidenceLevel,
+        ratio: float = 1.0,
     ) -> RankedResult:
-        key, ratio = series.key, series.value / best_series.value
+        key = series.key
         return RankedResult(
             alternative=one.label,
             metric=metric.id,
@@ -158,12 +176,22 @@ def _results(
     made = {one.label: _of(one, wanted) for one in chosen}
     comparison = compare_series(chosen, made, objective, metrics=wanted)
     for one, series in others:
-        own = (e for e in comparison.effects if e.alternative == one.label)
-        effect = next((e for e in own if series_key(e) == series.key), None)
+        effect = _effect(comparison, one.label, series.key)
         bounds = _bounds(effect, series, best_series.value)
-        position = _position(effect, series.value / best_series.value, metric)
+        position = _position(effect, metric)
+        if one.label in behind and position is not Position.WORSE:
+            # The best of that time may have been left out later, and so be worse than the best now.
+            rivals = [each for each in chosen if each not in (best, one)]
+            for rival in rivals:
+                order = [rival, *(each for each in chosen if each is not rival)]
+                then = compare_series(order, made, objective, metrics=wanted)
+                against = _effect(then, one.label, series.key)
+                if _position(against, metric) is Position.WORSE:
+                    position = Position.WORSE
+                    break
         level = EvidenceLevel.MEASURED if effect is None else effect.level
-        found.append(result(one, series, bounds, position, level))
+        ratio = series.value / best_series.value if effect is None else effect.ratio
+        found.append(result(one, series, bounds, position, level, ratio))
     return found, [*_about(comparison.doubts, metric), *_wide(found, metric)]
 
 
@@ -207,13 +235,18 @@ def _about(doubts: Sequence[Doubt], metric: Metric) -> Iterator[Doubt]:
             yield doubt
 
 
-def _position(effect: Effect | None, ratio: float, metric: Metric) -> Position:
+def _effect(comparison: Comparison, label: str, key: SeriesKey) -> Effect | None:
+    own = (one for one in comparison.effects if one.alternative == label)
+    return next((one for one in own if series_key(one) == key), None)
+
+
+def _position(effect: Effect | None, metric: Metric) -> Position:
     doubts = frozenset(effect.doubts) - WEAKENING if effect is not None else frozenset()
     if effect is None or doubts - {STATES}:
         return Position.UNKNOWN
     if doubts:
         return Position.UNDECIDED
-    loss = 1 - (1 / ratio if metric.lower_is_better else ratio)
+    loss = 1 - effect.gain
     if effect.outcome is Outcome.WORSE and loss >= metric.matters:
         return Position.WORSE
     if effect.doubts:

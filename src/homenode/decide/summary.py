@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from msgspec import Struct, structs
 
 from homenode.bdf import Bdf
+from homenode.decide.rounds import look_of
 from homenode.measure.results.model import UNSETTLED, FigureKey, Run, RunHead, Sample, Statistic
 from homenode.metrics import Metric, metric_of
 
@@ -42,7 +43,7 @@ class Series(Struct, frozen=True, kw_only=True, dict=True):
     of everything that was used. replicated: the medians are of boots that were really made, not of
     published figures. devices: whose the slowest was taken of. blocks: of each boot,
     (experiment, round), None where it is of no round. is_range: somebody printed low and high, and
-    `value` is nothing but their middle.
+    `value` is nothing but their middle. look: see rounds.look_of.
     """
 
     key: SeriesKey
@@ -55,6 +56,7 @@ class Series(Struct, frozen=True, kw_only=True, dict=True):
     devices: frozenset[Bdf]
     blocks: tuple[tuple[str, int] | None, ...] = ()
     is_range: bool = False
+    look: tuple[float, int] | None = None
 
     @cached_property
     def value(self) -> float:
@@ -107,7 +109,9 @@ def series_of(runs: Sequence[Run]) -> dict[SeriesKey, Series]:
     if len(names) < len(runs):
         in_use = {key: _once(boots) for key, boots in in_use.items()}
     found = {key: _series(key, boots) for key, boots in in_use.items()}
-    return found | _slowest(in_use)
+    found |= _slowest(in_use)
+    look = look_of([run.head for run in runs])
+    return found if look is None else {k: structs.replace(s, look=look) for k, s in found.items()}
 
 
 def headline(series: Iterable[SeriesKey], metric: Metric) -> tuple[SeriesKey, ...]:

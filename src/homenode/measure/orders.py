@@ -7,7 +7,13 @@ from homenode.errors import UsageError
 from homenode.findings import Finding
 from homenode.gap import Gap
 from homenode.measure.model import SuiteOptions
-from homenode.measure.results.model import UNKNOWN_SWITCHES, Condition, Run, Switches
+from homenode.measure.results.model import (
+    UNKNOWN_SWITCHES,
+    Condition,
+    Run,
+    SequentialPlan,
+    Switches,
+)
 from homenode.measure.results.vantage import Vantage
 from homenode.vm.plan_model import Plan
 
@@ -40,7 +46,7 @@ class BenchOptions(Struct, frozen=True):
     above the run; None = the GPU's name, or cpu-only. host, host_kind: of the machine below a
     guest, see RunHead. emulated: no figure means anything; the probe knows TCG by itself. force:
     measure a guest that is not as planned, and mark the run. marks: why nothing must be
-    concluded, known beforehand. experiment, block: see RunHead.
+    concluded, known beforehand. experiment, block, sequence: see RunHead.
     """
 
     name: str
@@ -65,6 +71,7 @@ class BenchOptions(Struct, frozen=True):
     marks: tuple[str, ...] = ()
     experiment: str | None = None
     block: int | None = None
+    sequence: SequentialPlan | None = None
 
 
 class BenchOutcome(Struct, frozen=True):

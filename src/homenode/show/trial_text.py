@@ -145,13 +145,20 @@ def schedule_text(
         nodes = ",".join(map(str, plan.nodes))
         rows.append((one.layout, str(plan.vcpus), nodes, pins, fits))
     what = "itself" if head.copy is None else f"by a copy, {head.domain}"
+    order = ", ".join(step.variant for step in steps)
+    each = f"{plural(len(steps), 'boot')}, about {duration_text(seconds)}"
+    lines: tuple[str, ...] = (f"order: {order}", each)
+    if head.sequence is not None:
+        until = "" if head.within_s is None else f" or {duration_text(head.within_s)}"
+        lines = (
+            f"first round: {order}: {each}",
+            f"then rounds of what is still in question for {head.objective}, until it is decided: "
+            f"wrong by chance in at most {head.sequence.error:.2g} of trials; at most "
+            f"{plural(head.sequence.rounds, 'round')}{until}",
+        )
     return Doc(
         f"Trial {head.id} of {head.source} {what}",
-        (
-            Table(heads=heads, rows=tuple(rows), folds=heads[-2:]),
-            Text(f"order: {', '.join(step.variant for step in steps)}"),
-            Text(f"{plural(len(steps), 'boot')}, about {duration_text(seconds)}"),
-        ),
+        (Table(heads=heads, rows=tuple(rows), folds=heads[-2:]), *map(Text, lines)),
     )
 
 
@@ -231,6 +238,12 @@ def _left(head: Head, state: State, steps: Sequence[ScheduledTask]) -> Iterator[
         left = [said[change.kind] for change in state.changes]
         yield Text(f"left to undo: {'; '.join(left)}", "warn")
         yield Text(f"{resume} continues, {undo} undoes it")
+    elif head.sequence is not None and state.looks and state.looks[-1].ended is not None:
+        last = state.looks[-1]
+        kept = ", ".join(last.kept)
+        yield Text(
+            f"nothing left to undo; {last.ended} after {plural(last.rounds, 'round')}: {kept}"
+        )
     elif state.measured < {step.number for step in steps}:
         boots = plural(len(steps) - len(state.measured), "boot")
         yield Text(f"nothing left to undo; {boots} not measured: {resume}")

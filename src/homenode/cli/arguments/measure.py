@@ -1,5 +1,6 @@
 """What is asked of trial, bench and import. [I/O]"""
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -9,7 +10,9 @@ from homenode.cli.arguments import AfterOption, ConnectOption, HostOption, JsonO
 from homenode.cli.command import Only, Under
 from homenode.measure.layouts.guest_access import ANSWER_S, STOP_S, GuestAccess, Transport
 from homenode.measure.results.vantage import Vantage
+from homenode.objective import Objective
 from homenode.opt import Arg, Flag, Opt
+from homenode.units import parse_duration
 from homenode.vm.hypervisor.connection import DEFAULT
 from homenode.vm.plan_options import PLACEMENT, ManualRanges, PlanOptions
 
@@ -17,6 +20,7 @@ SUITE = "What is measured"
 OWN = "Your own program"
 WHERE = "Where it is measured"
 ACCESS = "How the guest is reached"
+SEQUENCE = "Until it is decided"
 
 LIMIT_S = 600
 """Of a whole gpu-check. A part that would begin later is left out by name."""
@@ -204,6 +208,61 @@ class AccessOptions(Struct, frozen=True, kw_only=True):
         return GuestAccess(transport, self.address, self.ssh_user, self.ssh_port, key)
 
 
+class Until(StrEnum):
+    """When a sequence ends."""
+
+    DECIDED = "decided"
+
+
+WithinOption = Annotated[
+    float | None,
+    Opt(
+        "--within",
+        "TIME",
+        "With --until: the time for all of it. Such as 30m or 2h.",
+        panel=SEQUENCE,
+        parse=parse_duration,
+        show=lambda seconds: f"{seconds:g}s",
+    ),
+]
+
+
+class SequenceArguments(Struct, frozen=True, kw_only=True):
+    """Rounds that are ordered one by one."""
+
+    until: Annotated[
+        Until | None,
+        Opt(
+            "--until",
+            "decided",
+            "Boot what is in question until it is decided. One layout is shown to be best, or the "
+            "others no better. Default: --boots of each.",
+        ),
+    ] = None
+    within: WithinOption = None
+    error: Annotated[
+        float,
+        Opt(
+            "--error",
+            "PERCENT",
+            "With --until: how likely its answer may be wrong by chance, over all rounds.",
+            ge=0.1,
+            le=5,
+            rare=True,
+        ),
+    ] = 5.0
+    objective: Annotated[
+        Objective | None,
+        Opt(
+            "--objective",
+            "NAME",
+            "With --until: what is to be decided, and so what is measured. Default: as the VM's "
+            "devices suggest.",
+            rare=True,
+        ),
+    ] = None
+
+
 TrialArgument = Annotated[
     str, Arg("NAME", "The domain, or the trial's id.", complete="domain_names")
 ]
@@ -216,12 +275,11 @@ ReportOption = Annotated[
 class TrialArguments(Struct, frozen=True, kw_only=True):
     """Boot a VM in each layout, verify and measure each boot, and restore the VM.
 
-    Boots of the layouts are interleaved in a random order. Ctrl-C, a crash and a lost connection
-    leave a journal, from which the subcommands below continue.
+    Boots are in a random order. What was killed continues with the commands below.
 
     Examples:
       homenode trial gpu-vm --layouts default,pin,pin-numa --as-copy --dry-run
-      homenode trial gpu-vm --layouts default,pin-numa-pci --boots 3 --in-place
+      homenode trial gpu-vm --layouts default,pin --as-copy --until decided
     """
 
     name: Annotated[str, Arg("NAME", "The domain: its name or UUID.", complete="domain_names")]
@@ -246,9 +304,14 @@ class TrialArguments(Struct, frozen=True, kw_only=True):
     boots: Annotated[
         int | None,
         Opt(
-            "--boots", "N", "Boots of each layout. Default: 3, and of --tests collectives 1.", ge=1
+            "--boots",
+            "N",
+            "Boots of each layout; with --until, the most. Default: 3, of --tests collectives 1, "
+            "with --until 8.",
+            ge=1,
         ),
     ] = None
+    sequence: Annotated[SequenceArguments, Under(SEQUENCE)] = SequenceArguments()
     as_copy: Annotated[
         bool, Flag("--as-copy", "Boot a copy with throw-away disks. The VM is unchanged.")
     ] = False
@@ -289,7 +352,7 @@ class TrialStatusArguments(Struct, frozen=True, kw_only=True):
 
 
 class TrialResumeArguments(Struct, frozen=True, kw_only=True):
-    """Continue the last trial of a domain; boots that failed are tried again.
+    """Continue the last trial of a domain, and repeat boots that failed.
 
     Examples:
       homenode trial resume gpu-vm
@@ -298,6 +361,7 @@ class TrialResumeArguments(Struct, frozen=True, kw_only=True):
 
     name: TrialArgument
     access: Annotated[AccessOptions, Under(ACCESS, rare=True)] = AccessOptions()
+    within: WithinOption = None
     report: ReportOption = None
 
 

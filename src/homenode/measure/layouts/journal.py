@@ -20,6 +20,9 @@ from homenode.change.step import ChangeEntry, ChangeHead, ChangeState
 from homenode.errors import HostError, InputError
 from homenode.measure.experiment import ExperimentJournal
 from homenode.measure.progress import TaskState
+from homenode.measure.results.model import SequentialPlan
+from homenode.measure.sequence import RoundLook
+from homenode.objective import Objective
 from homenode.vm.hypervisor.domain_state import domain_argument
 from homenode.wording import command_line
 
@@ -42,6 +45,7 @@ class What(StrEnum):
     SET_ASIDE = "set-aside"
     INTERRUPTED = "interrupted"
     ENDED = "ended"
+    LOOK = "look"
 
 
 STATES = {
@@ -65,7 +69,9 @@ class Copy(Struct, frozen=True):
 
 class Head(Struct, frozen=True):
     """What a trial is. id: its own name. domain, uuid: what it works on, a copy where `copy` says
-    so. source, source_uuid: the domain that the user named. results: folder."""
+    so. source, source_uuid: the domain that the user named. results: folder. sequence: where rounds
+    are ordered one by one, with within_s, the time for all of them, and objective, what is to be
+    decided; boots: of each layout at most then."""
 
     id: str
     connect: str
@@ -79,6 +85,9 @@ class Head(Struct, frozen=True):
     bare: bool = False
     copy: Copy | None = None
     source_uuid: str = ""
+    sequence: SequentialPlan | None = None
+    within_s: float | None = None
+    objective: Objective | None = None
 
     @property
     def argument(self) -> str:
@@ -90,8 +99,8 @@ class TrialEntry(Struct, frozen=True):
     """One line. at: UTC, ISO 8601. number: of the boot, None where it is about all of them.
 
     run: name of the results. samples: how many were measured. findings: why a guest was not
-    measured, or which tests failed. undo, boot, run_id, host_boot: of version 1, which had the
-    steps of a boot here too.
+    measured, or which tests failed. look: what was decided after a round. undo, boot, run_id,
+    host_boot: of version 1, which had the steps of a boot here too.
     """
 
     at: str
@@ -105,15 +114,18 @@ class TrialEntry(Struct, frozen=True):
     boot: str | None = None
     run_id: int | None = None
     host_boot: str | None = None
+    look: RoundLook | None = None
 
 
 class State(Struct, frozen=True):
     """How a trial stands. outcomes: what came of each boot, by its number. changes: steps that are
-    to be undone, in the order in which they were begun. ended: nothing is left to undo or to do."""
+    to be undone, in the order in which they were begun. ended: nothing is left to undo or to do.
+    looks: of a sequence."""
 
     outcomes: dict[int, TrialEntry]
     changes: tuple[ChangeEntry, ...]
     ended: bool
+    looks: tuple[RoundLook, ...] = ()
 
     @property
     def to_undo(self) -> bool:
@@ -152,14 +164,17 @@ def state_of(entries: Iterable[TrialEntry], changes: Iterable[ChangeEntry] = ())
     dict_keys([1])
     """
     outcomes: dict[int, TrialEntry] = {}
+    looks: list[RoundLook] = []
     ended = False
     for entry in entries:
+        if entry.look is not None:
+            looks.append(entry.look)
         if entry.number is not None and entry.what in STATES:
             outcomes[entry.number] = entry
             if entry.what == What.AGAIN:
                 del outcomes[entry.number]
         ended = entry.what == What.ENDED
-    return State(outcomes, tuple(changes), ended)
+    return State(outcomes, tuple(changes), ended, tuple(looks))
 
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,120}\Z", re.ASCII)
@@ -219,6 +234,7 @@ class JournalFile(ExperimentJournal[Head, TrialEntry]):
         run: str | None = None,
         samples: int | None = None,
         findings: tuple[str, ...] = (),
+        look: RoundLook | None = None,
     ) -> None:
         """Write a line; it is on disk when this returns."""
         at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
@@ -231,6 +247,7 @@ class JournalFile(ExperimentJournal[Head, TrialEntry]):
                 run=run,
                 samples=samples,
                 findings=findings,
+                look=look,
             )
         )
 

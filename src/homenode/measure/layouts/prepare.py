@@ -23,7 +23,8 @@ from homenode.measure.layouts.trial_config import (
     encode_config,
 )
 from homenode.measure.preparation import versions_of
-from homenode.measure.results.model import host_kind
+from homenode.measure.results.model import SequentialPlan, host_kind
+from homenode.objective import Objective
 from homenode.plan.stored import encode_plan, read_plan
 from homenode.vm.domain.read import open_domain, read_vm
 from homenode.vm.domain.schema import refuse_new_errors
@@ -40,6 +41,7 @@ class TrialRequest(Struct, frozen=True):
 
     placing: of the placement; the layout in it is replaced. apply_words: the same as options.
     ranges: PUs that the user gives; plan_words: the same as options of `homenode plan`.
+    sequence, within_s, objective: see Head.
     """
 
     id: str
@@ -55,6 +57,9 @@ class TrialRequest(Struct, frozen=True):
     reaching: GuestAccess
     ranges: ManualRanges | None = None
     plan_words: tuple[str, ...] = ()
+    sequence: SequentialPlan | None = None
+    within_s: float | None = None
+    objective: Objective | None = None
 
 
 class Preflight(Struct, frozen=True):
@@ -118,6 +123,9 @@ def preflight(virsh: Virsh, name: str, wanted: TrialRequest, host: Host, root: P
         bare=wanted.bare,
         copy=None if copy is None else copy.copy,
         source_uuid=state.uuid,
+        sequence=wanted.sequence,
+        within_s=wanted.within_s,
+        objective=wanted.objective,
     )
     begun = TrialConfig(
         measuring=wanted.measuring,

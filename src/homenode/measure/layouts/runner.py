@@ -51,6 +51,7 @@ from homenode.measure.progress import Pace, Progress, TaskState, TaskStatus
 from homenode.measure.results.store import read_run
 from homenode.measure.runner import run_bench
 from homenode.measure.schedule import ScheduledTask
+from homenode.measure.sequence import Decide, RoundLook, run_sequence, sequential_tasks
 from homenode.nccl.assemble import AMD_VENDOR, assemble_topology
 from homenode.nccl.guest_side import guest_side
 from homenode.nccl.topology import NcclVariant, write_topology
@@ -87,7 +88,7 @@ class Trial(Struct, frozen=True):
     start and those that it may take; notify: gets a line about everything that is worth one. host:
     that the guests run on, for their NCCL files. read_host: the same as it is now, None where it
     cannot be read: whether a layout still fits is not checked then. boot_s: of a boot of each
-    variant, as far as that is known beforehand.
+    variant, as far as that is known beforehand. decide, within_s: of a sequence, see run_sequence.
     """
 
     virsh: Virsh
@@ -102,6 +103,8 @@ class Trial(Struct, frozen=True):
     host: Host | None = None
     read_host: Callable[[], Host] | None = None
     boot_s: Mapping[str, float] = field(default_factory=dict)
+    decide: Decide | None = None
+    within_s: float | None = None
 
     @property
     def head(self) -> Head:
@@ -121,8 +124,10 @@ class Trial(Struct, frozen=True):
         return TrialDomain(self.virsh, self.head, self.journal, self.root, stop_s, self.notify)
 
 
-def steps_of(head: Head) -> tuple[ScheduledTask, ...]:
-    """The schedule of a trial."""
+def steps_of(head: Head, looks: Sequence[RoundLook] = ()) -> tuple[ScheduledTask, ...]:
+    """The schedule of a trial; of a sequence, as far as its looks have ordered it."""
+    if head.sequence is not None:
+        return sequential_tasks(head.layouts, head.seed, looks)
     layouts = (*head.layouts, BARE) if head.bare else head.layouts
     return trial_schedule(layouts, head.boots, head.seed)
 
@@ -141,7 +146,18 @@ def run_trial(trial: Trial, lock: int) -> None:
     try:
         if trial.begun.copy is not None and trial.journal.known().state.change(COPY) is None:
             CopyStep(trial.domain, trial.begun.copy).do(trial.journal.changes.write)
-        run_tasks(vm, trial.on_boot, retry=True)
+        if trial.head.sequence is None:
+            run_tasks(vm, trial.on_boot, retry=True)
+        else:
+            assert trial.decide is not None, "whoever runs a sequence decides"
+            run_sequence(
+                vm,
+                trial.head.layouts,
+                trial.decide,
+                trial.on_boot,
+                rounds=trial.head.sequence.rounds,
+                within_s=trial.within_s,
+            )
     except KeyboardInterrupt:
         try:
             trial.journal.note(What.INTERRUPTED)
@@ -177,12 +193,14 @@ class _BootedVm:
     def __init__(self, trial: Trial, lock: int) -> None:
         self._trial = trial
         self._lock = lock
-        self._steps = {str(step.number): step for step in steps_of(trial.head)}
+        self._steps: dict[str, ScheduledTask] = {}
         self._pace = Pace(trial.boot_s)
         self.alive = self._alive()
 
     def look(self) -> Progress:
-        outcomes = self._trial.journal.known().state.outcomes
+        known = self._trial.journal.known().state
+        outcomes = known.outcomes
+        self._steps = {str(one.number): one for one in steps_of(self._trial.head, known.looks)}
         tasks = []
         for name, step in self._steps.items():
             outcome = outcomes.get(step.number)
@@ -195,6 +213,15 @@ class _BootedVm:
             now="" if next_one is None else _name(next_one),
             seconds_left=self._pace.left(step.variant for step in left),
         )
+
+    def variant_of(self, task: TaskStatus) -> str:
+        return self._steps[task.id].variant
+
+    def looks(self) -> Sequence[RoundLook]:
+        return self._trial.journal.known().state.looks
+
+    def add_look(self, look: RoundLook) -> None:
+        self._trial.journal.note(What.LOOK, look=look)
 
     def again(self, tasks: Sequence[TaskStatus]) -> None:
         """What there was of a boot that is gone is kept apart: it is measured as a whole."""
@@ -392,6 +419,7 @@ def _orders(trial: Trial, step: ScheduledTask, name: str, machine: Machine) -> B
         tuned.document,
         trial=trial.head.id,
         boot=boot_of(machine),
+        sequence=trial.head.sequence,
     )
 
 

@@ -70,8 +70,11 @@ def verify(asked: VerifyArguments) -> None:
     options = (
         BootOptions(asked.connect, asked.kernel, asked.timeout, asked.keep) if asked.boot else None
     )
+    is_domain = asked.document is not None and names_domain(str(asked.document))
     wanted = VerifyRequest(
-        document=asked.document,
+        document=None if is_domain else asked.document,
+        domain=str(asked.document) if is_domain else None,
+        connect=DEFAULT if asked.connect in (None, "none") else asked.connect,
         plan=asked.plan,
         host=asked.host,
         lspci=asked.lspci,
@@ -88,6 +91,13 @@ def verify(asked: VerifyArguments) -> None:
     if asked.svg is not None:
         _draw(verified, asked.svg)
     exit_if_bad(verified.findings.findings)
+
+
+def names_domain(name: str) -> bool:
+    """Whether an argument is the name of a domain rather than a file: no path, and no file."""
+    if name == "-" or "/" in name or name.endswith((".xml", ".json")):
+        return False
+    return not Path(name).exists()
 
 
 def _with_nccl(verified: Verified) -> Verified:
@@ -113,7 +123,8 @@ def _refuse_idle(asked: VerifyArguments) -> None:
     """Options that would do nothing: whoever gives one expects what did not happen."""
     of_boot = {"--kernel": asked.kernel, "--timeout": asked.timeout, "--keep": asked.keep}
     idle = [] if asked.boot else [name for name, value in of_boot.items() if value is not None]
-    if asked.connect is not None and not asked.boot and asked.live is None:
+    elsewhere = asked.document is None or asked.host is not None
+    if asked.connect is not None and not asked.boot and asked.live is None and elsewhere:
         idle.append("--connect")
     if idle:
         raise UsageError(f"{', '.join(idle)}: expected --boot as well, found none")

@@ -7,6 +7,8 @@ from msgspec import Struct, field
 
 from homenode.catalogue import finding
 from homenode.check.domain.verification import verify_document
+from homenode.check.start.needs import not_asked
+from homenode.check.start.start_check import check_start
 from homenode.check.verify.boot.stand_in_boot import (
     Booted,
     BootOptions,
@@ -33,6 +35,9 @@ from homenode.vm.domain.document import Document
 from homenode.vm.domain.read import open_domain, vm_of
 from homenode.vm.domain.schema import parsed_by_libvirt, validate
 from homenode.vm.fingerprint import host_fingerprint
+from homenode.vm.hypervisor.connection import DEFAULT
+from homenode.vm.hypervisor.domain_state import DomainState
+from homenode.vm.hypervisor.virsh import Virsh
 from homenode.vm.model import Vm
 from homenode.vm.plan_model import Plan, vm_as_it_runs
 from homenode.vm.sources import files_of, load_host
@@ -45,11 +50,14 @@ Notify = Callable[[str], None]
 
 
 class VerifyRequest(Struct, frozen=True):
-    """What to verify. document, plan: files. host, guest: sources, as every command takes them;
-    guest also "ssh:HOST". boot: None = no test guest is booted. target: whose guest it is and whose
-    plan, by its name in vm/targets/registry.py; None = libvirt's."""
+    """What to verify. document, plan: files. domain: of the libvirt at `connect`, in place of a
+    document; there it is asked whether the VM would start. host, guest: sources, as every command
+    takes them; guest also "ssh:HOST". boot: None = no test guest is booted. target: whose guest it
+    is and whose plan, by its name in vm/targets/registry.py; None = libvirt's."""
 
     document: Path | None = None
+    domain: str | None = None
+    connect: str = DEFAULT
     plan: Path | None = None
     host: str | None = None
     lspci: Path | None = None
@@ -79,8 +87,12 @@ def verify(wanted: VerifyRequest, notify: Notify) -> Verified:
     kin where this machine cannot boot guests or the guest cannot be reached.
     """
     _refuse_nonsense(wanted)
-    content, document = None, None
-    if wanted.document is not None:
+    content, document, state = None, None, None
+    if wanted.domain is not None:
+        virsh = Virsh(wanted.connect)
+        state = virsh.domain(wanted.domain)
+        document = open_domain(virsh.definition(state.uuid), f"domain {state.name}")
+    elif wanted.document is not None:
         content = read_input(wanted.document, "a file that can be read")
         if target_of(content) is None:
             document = open_domain(content, str(wanted.document))
@@ -98,6 +110,7 @@ def verify(wanted: VerifyRequest, notify: Notify) -> Verified:
     answer = _Answer(wanted=wanted, notify=notify, plan=plan, host=host, found=[*skipped])
     if document is not None:
         answer.add_document(document)
+        answer.add_start(document, state)
     elif content is not None:
         answer.add_target_file(content, str(wanted.document))
     if wanted.guest is not None:
@@ -130,7 +143,12 @@ class _Answer(Struct, kw_only=True):
         self.left += [] if gap is None else [str(gap)]
         self._add(
             verify_document(
-                document, plan=self.plan, host=self.host, schema_errors=errors, parsed=parsed
+                document,
+                plan=self.plan,
+                host=self.host,
+                schema_errors=errors,
+                parsed=parsed,
+                is_asked=self._is_here(),
             )
         )
         if self.wanted.boot is not None:
@@ -138,6 +156,25 @@ class _Answer(Struct, kw_only=True):
             facts = vm_of(document)
             booted = boot_stand_in(document, facts, self.wanted.boot, self.host)
             self._add_boot(booted, _expected(self.plan, facts, self.host), document.source)
+
+    def add_start(self, document: Document, state: DomainState | None) -> None:
+        """Whether it would start: asked on the machine alone, which is this one unless another is
+        named, or the document is another's."""
+        if not self._is_here():
+            if self.host is None:
+                self.left.append(not_asked(document, "the host that it is for"))
+        elif state is not None and state.is_active:
+            self.checked.append(f"would it start here: it is {state.state} now, from a start here")
+        else:
+            self._add(check_start(document, self.wanted.connect))
+            if state is not None and state.managed_save:
+                self.left.append("the managed save image, from which the next start resumes it")
+
+    def _is_here(self) -> bool:
+        named = (self.wanted.host, self.wanted.lspci, self.wanted.guest)
+        return all(one is None for one in named) and (
+            self.host is not None or self.wanted.domain is not None
+        )
 
     def add_target_file(self, content: bytes, source: str) -> None:
         """A file of another hypervisor than libvirt. Raises UsageError without a plan, InputError
@@ -217,21 +254,20 @@ def _guest_of(source: str) -> tuple[Host, FirmwareNodes | None]:
 
 
 def _refuse_nonsense(wanted: VerifyRequest) -> None:
-    if wanted.document is None and wanted.guest is None:
+    has_document = wanted.document is not None or wanted.domain is not None
+    if not has_document and wanted.guest is None:
         raise UsageError(
             "expected a domain document, or a guest with --guest, found neither",
             hint="homenode verify VM.xml, or homenode verify --plan P.json --guest ssh:HOST",
         )
-    if wanted.boot is not None and wanted.document is None:
+    if wanted.boot is not None and not has_document:
         raise UsageError("--boot: expected a domain document to boot a test guest for, found none")
-    if wanted.guest is not None and wanted.plan is None and wanted.document is None:
+    if wanted.guest is not None and wanted.plan is None and not has_document:
         raise UsageError(
             "--guest: expected a plan or a domain document to compare the guest with, found none",
             hint="homenode plan --save-plan P.json",
         )
-    if wanted.target is not None and (
-        wanted.guest is None or wanted.plan is None or wanted.document is not None
-    ):
+    if wanted.target is not None and (wanted.guest is None or wanted.plan is None or has_document):
         raise UsageError(
             "--target: expected a plan and a guest, and no document, which would say it itself",
             hint="homenode verify --plan P.json --guest SOURCE --target NAME",

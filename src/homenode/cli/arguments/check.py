@@ -14,16 +14,18 @@ BOOT = "Test guest"
 
 
 class VerifyArguments(Struct, frozen=True, kw_only=True):
-    """Check a domain document against its host and plan, and what a guest of it sees.
+    """Check a VM against its host and plan, whether it would start here, and what its guest sees.
 
-    Errors that libvirt accepts silently are found as well. No domain is started or changed.
+    Without --host, this machine is asked for everything that the VM needs of it.
 
     Examples:
       homenode verify tuned.xml --plan plan.json --boot
       homenode verify --live gpu-vm
     """
 
-    document: Annotated[Path | None, Arg("[VM.xml]", "The domain document.")] = None
+    document: Annotated[
+        Path | None, Arg("[VM]", "The domain document, or a domain of this libvirt.")
+    ] = None
     plan: Annotated[Path | None, Opt("--plan", "PLAN.json", "The saved plan to compare with.")] = (
         None
     )
@@ -66,7 +68,7 @@ class VerifyArguments(Struct, frozen=True, kw_only=True):
         Opt(
             "--connect -c",
             "URI",
-            "libvirt for --live and --boot; for --boot none = QEMU directly. Default: "
+            "The libvirt that is asked; for --boot none = QEMU directly. Default: "
             "qemu:///system, and for --boot QEMU where that does not answer.",
             rare=True,
         ),

@@ -1,0 +1,178 @@
+"""Images: the head of a disk image, and the chain of those below it. [I/O]
+
+A qcow2 is read as QEMU reads its head, and no more of it than a cluster: what is written there is
+untrusted. libvirt looks at the chain before QEMU does, and refuses one whose backing file is not
+there, or has a format that the image above does not name.
+
+Source: docs/interop/qcow2.txt of QEMU 7.2; virStorageFileGetMetadata, libvirt 9.0.
+"""
+
+import os
+import struct
+from pathlib import Path
+
+from msgspec import Struct
+
+from homenode.errors import HomenodeError
+from homenode.host_files import host_file
+
+_HEAD_BYTES = 1 << 16
+_MAX_NAME = 1023
+"""Of a backing file's name: QEMU's own limit."""
+
+MAX_DEPTH = 200
+"""libvirt's own limit of a chain."""
+
+_QCOW2 = b"QFI\xfb"
+_BACKING_FORMAT, _DATA_FILE = 0xE2792ACA, 0x44415441
+_HAS_DATA_FILE, _CORRUPT = 1 << 2, 1 << 1
+_KNOWN_FEATURES = 0x1F
+"""dirty, corrupt, data file, compression, extended L2: those of QEMU 5.2 and newer."""
+
+_MAGIC = {
+    "qcow2": (0, _QCOW2),
+    "qed": (0, b"QED\0"),
+    "vmdk": (0, b"KDMV"),
+    "vdi": (0x40, b"\x7f\x10\xda\xbe"),
+    "vhdx": (0, b"vhdxfile"),
+    "luks": (0, b"LUKS\xba\xbe"),
+}
+
+
+class ImageHead(Struct, frozen=True, kw_only=True):
+    """What an image says of itself. fault: why QEMU refuses it, None = it need not. backing,
+    data_file: as they are written; format: of the backing file, None = it is not named."""
+
+    fault: str | None = None
+    backing: str | None = None
+    backing_format: str | None = None
+    data_file: str | None = None
+    is_encrypted: bool = False
+
+
+def read_head(content: bytes, format: str) -> ImageHead:
+    """The head of an image of a format, from its first bytes.
+
+    >>> read_head(b"no image", "qcow2").fault
+    'no qcow2: its first bytes are of no such image'
+    """
+    at, magic = _MAGIC.get(format, (0, b""))
+    if content[at : at + len(magic)] != magic:
+        return ImageHead(fault=f"no {format}: its first bytes are of no such image")
+    return _qcow2(content) if format == "qcow2" else ImageHead()
+
+
+def _qcow2(content: bytes) -> ImageHead:
+    if len(content) < 72:
+        return ImageHead(fault=f"a qcow2 of {len(content)} bytes, shorter than its head")
+    version, offset, size, cluster_bits = struct.unpack_from(">IQII", content, 4)
+    (crypt_method,) = struct.unpack_from(">I", content, 32)
+    if version not in (2, 3):
+        return ImageHead(fault=f"a qcow2 of version {version}")
+    if not 9 <= cluster_bits <= 21:
+        return ImageHead(fault=f"a qcow2 with clusters of 2^{cluster_bits} bytes")
+    features, head = 0, 72
+    if version == 3:
+        if len(content) < 104:
+            return ImageHead(fault=f"a qcow2 of {len(content)} bytes, shorter than its head")
+        (features,) = struct.unpack_from(">Q", content, 72)
+        (head,) = struct.unpack_from(">I", content, 100)
+    if features & ~_KNOWN_FEATURES:
+        return ImageHead(fault=f"a qcow2 with features that no QEMU has ({features:#x})")
+    if features & _CORRUPT:
+        return ImageHead(fault="a qcow2 that is marked corrupt: qemu-img check -r all")
+    extensions = _extensions(content, head)
+    data = extensions.get(_DATA_FILE)
+    return ImageHead(
+        backing=_text(content[offset : offset + min(size, _MAX_NAME)]) if offset else None,
+        backing_format=_text(extensions.get(_BACKING_FORMAT)),
+        data_file=_text(data) if features & _HAS_DATA_FILE else None,
+        is_encrypted=crypt_method != 0,
+    )
+
+
+def _extensions(content: bytes, at: int) -> dict[int, bytes]:
+    found = {}
+    while 72 <= at <= len(content) - 8:
+        kind, size = struct.unpack_from(">II", content, at)
+        if kind == 0:
+            break
+        found[kind] = content[at + 8 : at + 8 + size]
+        at += 8 + (size + 7 & ~7)
+    return found
+
+
+def _text(content: bytes | None) -> str | None:
+    return content.decode("utf-8", "replace") if content else None
+
+
+class Chain(Struct, frozen=True, kw_only=True):
+    """What came of a chain. fault: why it cannot be opened. unknown: what of it was not looked at.
+    files: of those below the image, in order. is_encrypted: the image itself."""
+
+    fault: str | None = None
+    unknown: str | None = None
+    files: tuple[str, ...] = ()
+    data_files: tuple[str, ...] = ()
+    is_encrypted: bool = False
+
+
+def chain_of(path: str, format: str, *, is_followed: bool) -> Chain:
+    """The image and what lies below it. Never raises for what is in a file."""
+    files: list[str] = []
+    data: list[str] = []
+    encrypted = False
+    here, kind = path, format
+    for _ in range(MAX_DEPTH):
+        where = "" if here == path else f"below {path}: "
+        if kind == "raw":
+            break
+        try:
+            with host_file(here, where or "the image") as file:
+                head = read_head(file.start(_HEAD_BYTES), kind)
+        except HomenodeError as error:
+            if here == path and not os.access(here, os.R_OK) and os.geteuid() != 0:
+                return Chain(unknown=f"{here}: this user may not read it")
+            return Chain(fault=error.message, files=tuple(files))
+        encrypted = encrypted or head.is_encrypted
+        if head.fault is not None:
+            return Chain(fault=f"{where}{here}: {head.fault}", files=tuple(files))
+        if head.data_file is not None:
+            named = _beside(here, head.data_file)
+            if not Path(named).exists():
+                return Chain(fault=f"{here}: its data file {named} is not there")
+            data.append(named)
+        if head.backing is None or not is_followed:
+            break
+        below = _beside(here, head.backing)
+        if not below.startswith("/"):
+            return Chain(unknown=f"{here} is over {below[:200]}, no path", files=tuple(files))
+        if below in files or below == path:
+            return Chain(fault=f"{here} is over {below}, which is over itself")
+        if not Path(below).exists():
+            return Chain(fault=f"{here}: its backing file {below} is not there")
+        if head.backing_format is None and _looks_like(below) != "raw":
+            return Chain(fault=f"{here}: it does not name the format of its backing file {below}")
+        files.append(below)
+        here, kind = below, head.backing_format or "raw"
+    else:
+        return Chain(fault=f"{path}: a chain of more than {MAX_DEPTH} images")
+    return Chain(files=tuple(files), data_files=tuple(data), is_encrypted=encrypted)
+
+
+def _beside(path: str, name: str) -> str:
+    """The path that an image names, from the folder of that image; a protocol stays as it is."""
+    name = name.removeprefix("file:")
+    if name.startswith("/") or ":" in name.partition("/")[0]:
+        return name
+    return str(Path(path).resolve().parent / name)
+
+
+def _looks_like(path: str) -> str:
+    try:
+        with host_file(path, "the backing file") as file:
+            content = file.start(_HEAD_BYTES)
+    except HomenodeError:
+        return "raw"
+    found = (name for name, (at, magic) in _MAGIC.items() if content[at:].startswith(magic))
+    return next(found, "raw")

@@ -1,0 +1,286 @@
+"""Answers of libvirt and of its QEMU to the needs of a VM. [I/O]"""
+
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from homenode.check.start.machine import StartMachine
+from homenode.check.start.needs import (
+    READY,
+    Need,
+    NeedAnswer,
+    NeedKind,
+    NeedState,
+    argument_properties,
+    missing,
+    unknown,
+)
+from homenode.check.start.paths import enterable, is_link, kernel_text, program, stat_of
+from homenode.machine.tools.xml_text import parse_xml
+
+_DRIVER = re.compile(r"[A-Za-z0-9_.+-]{1,64}\Z", re.ASCII)
+
+
+def _volume(machine: StartMachine, need: Need) -> NeedAnswer:
+    active, known = (
+        machine.names("pool-list", "--name"),
+        machine.names("pool-list", "--all", "--name"),
+    )
+    if active is None or known is None:
+        return unknown(f"pool {need.value}: libvirt at {machine.uri} does not say")
+    if need.value not in active:
+        why = "not active: virsh pool-start" if need.value in known else "no pool of that name"
+        return missing(f"pool {need.value}: {why}")
+    done = machine.virsh("vol-path", "--pool", need.value, "--vol", need.detail)
+    if done is None or done.returncode:
+        return missing(f"volume {need.detail} of pool {need.value}: there is none")
+    path = done.stdout.strip()
+    found = stat_of(path)
+    return READY if isinstance(found, NeedAnswer) else enterable(machine, path)
+
+
+def _firmware(machine: StartMachine, need: Need) -> NeedAnswer:
+    known = _values(machine, "os/enum[@name='firmware']/value")
+    if known is None:
+        return unknown("libvirt does not say which kinds of firmware it has")
+    if need.value in known:
+        return READY
+    return missing(f"{need.value}: this libvirt has {', '.join(sorted(known)) or 'none'}")
+
+
+def _values(machine: StartMachine, path: str) -> frozenset[str] | None:
+    done = machine.domain_capabilities
+    if done is None or done.returncode:
+        return None
+    root = parse_xml(done.stdout, "domainCapabilities", "virsh domcapabilities")
+    return frozenset(one.text for one in root.iterfind(path) if one.text)
+
+
+def _network(machine: StartMachine, need: Need) -> NeedAnswer:
+    active, known = (
+        machine.names("net-list", "--name"),
+        machine.names("net-list", "--all", "--name"),
+    )
+    if active is None or known is None:
+        return unknown(f"network {need.value}: libvirt at {machine.uri} does not say")
+    if need.value not in known:
+        return missing(f"network {need.value}: there is none of that name")
+    if need.value not in active:
+        return missing(f"network {need.value}: not active: virsh net-start")
+    done = machine.virsh("net-dumpxml", "--network", need.value)
+    if done is None or done.returncode:
+        return READY
+    bridge = parse_xml(done.stdout, "network", "virsh net-dumpxml").find("bridge")
+    name = None if bridge is None else bridge.get("name")
+    if name is not None and not is_link(name):
+        return missing(f"bridge {name} of network {need.value}: there is none")
+    return READY
+
+
+def _listed(*words: str) -> Callable[[StartMachine, Need], NeedAnswer]:
+    """A thing that virsh prints the document of."""
+
+    def asked(machine: StartMachine, need: Need) -> NeedAnswer:
+        done = machine.virsh(*words, need.value)
+        if done is None:
+            return unknown(f"{need.value}: libvirt at {machine.uri} does not answer")
+        return READY if done.returncode == 0 else missing(f"{need.value}: there is none")
+
+    return asked
+
+
+def _secret(machine: StartMachine, need: Need) -> NeedAnswer:
+    done = machine.virsh("secret-list")
+    if done is None or done.returncode:
+        return unknown(f"secret {need.value}: libvirt at {machine.uri} does not say")
+    rows = [line.split(None, 2) for line in done.stdout.splitlines() if line.strip()]
+    uuid = next((row[0] for row in rows if need.value in (row[0], row[-1])), None)
+    if uuid is None:
+        return missing(f"secret {need.value}: there is none")
+    dumped = machine.virsh("secret-dumpxml", uuid)
+    kept = dumped is not None and "ephemeral='no'" in dumped.stdout
+    folder = "/etc/libvirt/secrets"
+    if not kept or not os.access(folder, os.R_OK | os.X_OK):
+        return unknown(f"secret {need.value}: whether it has a value; it is not read")
+    if Path(f"{folder}/{uuid}.base64").exists():
+        return READY
+    return missing(f"secret {need.value}: it has no value: virsh secret-set-value")
+
+
+def _emulator(machine: StartMachine, need: Need) -> NeedAnswer:
+    if need.value:
+        there = program(machine, need)
+        if there.state is not NeedState.READY:
+            return NeedAnswer(there.state, there.why, "start-program")
+    done = machine.domain_capabilities
+    if done is None:
+        return unknown(f"libvirt at {machine.uri} does not answer")
+    if done.returncode == 0:
+        return READY
+    said = done.stderr.strip().splitlines()
+    why = said[-1].removeprefix("error: ") if said else "no reason given"
+    without = machine.virsh("domcapabilities", "--virttype", "qemu")
+    is_kvm = (machine.document.root.get("type") or "kvm") == "kvm"
+    lacks_kvm = is_kvm and machine.virsh("domcapabilities", "--virttype", "kvm")
+    of = None
+    if lacks_kvm and lacks_kvm.returncode and without is not None and without.returncode == 0:
+        of = "start-kvm"
+    return missing(why[:300], of)
+
+
+def _cpu(machine: StartMachine, need: Need) -> NeedAnswer:
+    done = machine.domain_capabilities
+    if done is None or done.returncode:
+        return READY if done is not None else unknown("libvirt does not answer")
+    root = parse_xml(done.stdout, "domainCapabilities", "virsh domcapabilities")
+    modes = {one.get("name"): one.get("supported") for one in root.iterfind("cpu/mode")}
+    if need.value in ("host-passthrough", "host-model", "maximum"):
+        if modes.get(need.value) == "no":
+            return missing(f"mode {need.value}: this emulator has none with this accelerator")
+        return READY
+    models = {one.text: one.get("usable") for one in root.iterfind("cpu/mode/model") if one.text}
+    if models and need.value not in models:
+        return missing(f"model {need.value}: this emulator has none of that name")
+    if models.get(need.value) == "no":
+        why = f"model {need.value}: it has features that this machine does not have"
+        if need.detail == "full":
+            return missing(why)
+        return unknown(why) if machine.document.root.get("type") != "qemu" else READY
+    if need.detail == "full":
+        return unknown("check='full': libvirt compares the CPU after the start with what QEMU gave")
+    return READY
+
+
+_RESOURCE = 1 << 24
+"""CAP_SYS_RESOURCE: who has it may raise limits."""
+
+
+def _lock(machine: StartMachine, need: Need) -> NeedAnswer:
+    """libvirtd raises QEMU's limit on locked memory; without the right to, its own one counts."""
+    for process in _libvirt_daemons():
+        status = kernel_text(f"/proc/{process}/status")
+        match = re.search(r"^CapEff:\s*([0-9a-f]{1,16})$", status, re.MULTILINE | re.ASCII)
+        if match is None:
+            continue
+        if int(match[1], 16) & _RESOURCE:
+            return READY
+        limits = kernel_text(f"/proc/{process}/limits")
+        line = next((one for one in limits.splitlines() if one.startswith("Max locked memory")), "")
+        if "unlimited" in line:
+            return READY
+        return missing(f"libvirt's daemon may lock {line.split()[-2] if line else '0'} bytes")
+    return unknown("no libvirt daemon is seen among the processes")
+
+
+def _libvirt_daemons() -> Iterator[str]:
+    for entry in Path("/proc").iterdir():
+        name = entry.name.isdecimal() and kernel_text(f"/proc/{entry.name}/comm").strip()
+        if name in ("libvirtd", "virtqemud"):
+            yield entry.name
+
+
+def _security(machine: StartMachine, need: Need) -> NeedAnswer:
+    done = machine.virsh("capabilities")
+    if done is None or done.returncode:
+        return unknown(f"libvirt at {machine.uri} does not answer")
+    root = parse_xml(done.stdout, "capabilities", "virsh capabilities")
+    models = {one.text for one in root.iterfind("host/secmodel/model")} - {"none"}
+    if need.value in models:
+        return READY
+    return missing(f"{need.value}: this libvirt has {', '.join(sorted(filter(None, models)))}")
+
+
+def _name(machine: StartMachine, need: Need) -> NeedAnswer:
+    done = machine.virsh("list", "--all", "--uuid", "--name")
+    if done is None or done.returncode:
+        return unknown(f"libvirt at {machine.uri} does not answer")
+    for line in done.stdout.splitlines():
+        uuid, _, name = line.strip().partition(" ")
+        other = bool(need.detail) and uuid != need.detail.lower()
+        if name.strip() == need.value and (other or not need.detail):
+            return missing(f"domain {need.value}: there is one with UUID {uuid}")
+        if uuid == need.detail.lower() and name.strip() != need.value:
+            return missing(f"UUID {uuid}: it is that of domain {name.strip()}")
+    return READY
+
+
+def _argument(machine: StartMachine, need: Need) -> NeedAnswer:
+    option = need.value.lstrip("-")
+    known = machine.ask_qemu("-help")
+    if not need.value.startswith("-") or not known:
+        return unknown(f"{need.value}: only a start shows what it does")
+    options = {line.split()[0].lstrip("-") for line in known.splitlines() if line[:1] == "-"}
+    if option not in options:
+        return missing(f"{need.value}: this QEMU has no such option")
+    said = argument_properties(need.detail)
+    first = said.get("driver") or said.get("qom-type") or said.get("")
+    if option in ("device", "object") and first is not None and _DRIVER.match(first):
+        listed = machine.ask_qemu(f"-{option}", f"{first},help")
+        found = _properties(listed, first, said)
+        is_placed = "" not in said or "bus" in said or "addr" in said
+        if found is READY and not is_placed and " addr=" in (listed or ""):
+            # Those in JSON come after libvirt's own, the others before them.
+            return unknown(f"{first}: QEMU places it before libvirt's devices: name bus= and addr=")
+        return found
+    if option == "machine":
+        kind = machine.document.root.value("os/type/@machine") or ""
+        listed = machine.ask_qemu("-machine", f"{kind},help") if _DRIVER.match(kind) else None
+        return _properties(listed, "the machine", said)
+    if option == "cpu" and first is not None and _DRIVER.match(first):
+        models = machine.ask_qemu("-cpu", "help") or ""
+        names = {word for line in models.splitlines() for word in line.split()[:2]}
+        return READY if not models or first in names else missing(f"CPU {first}: QEMU has none")
+    if option == "global" and (driver := need.detail.partition(".")[0]) and _DRIVER.match(driver):
+        name = need.detail.partition(".")[2].partition("=")[0]
+        return _properties(machine.ask_qemu("-device", f"{driver},help"), driver, {name: ""})
+    if option in ("fw_cfg", "drive", "blockdev"):
+        return READY
+    return unknown(f"{need.value} {need.detail[:80]}: only a start shows what it does")
+
+
+_OF_ALL = frozenset(("", "id", "bus", "driver", "qom-type", "type", "accel"))
+
+
+def _properties(listed: str | None, what: str, said: Mapping[str, str]) -> NeedAnswer:
+    """Whether a device, object or machine has these properties."""
+    if listed is None:
+        return unknown(f"{what}: this emulator is not asked")
+    if not listed:
+        return missing(f"{what}: this QEMU has none of that name")
+    known = {line.strip().partition("=")[0].replace("_", "-") for line in listed.splitlines()}
+    for name in said.keys() - _OF_ALL:
+        if name.partition(".")[0].replace("_", "-") not in known:
+            return missing(f"{what}: it has no property {name}")
+    return READY
+
+
+def _model(machine: StartMachine, need: Need) -> NeedAnswer:
+    """libvirt hands on every model that it does not know as the name of a device."""
+    if need.value.startswith("virtio") or not _DRIVER.match(need.value):
+        return READY
+    listed = machine.ask_qemu("-device", f"{need.value},help")
+    if listed is None:
+        return unknown(f"model {need.value}: this emulator is not asked")
+    return READY if listed else missing(f"model {need.value}: this QEMU has none of that name")
+
+
+def _elsewhere(machine: StartMachine, need: Need) -> NeedAnswer:
+    return unknown(f"{need.detail} of {need.value or 'another machine'}: no connection is made")
+
+
+ASKED_OF_LIBVIRT: Mapping[NeedKind, Callable[[StartMachine, Need], NeedAnswer]] = {
+    NeedKind.VOLUME: _volume,
+    NeedKind.FIRMWARE: _firmware,
+    NeedKind.NETWORK: _network,
+    NeedKind.FILTER: _listed("nwfilter-dumpxml", "--nwfilter"),
+    NeedKind.SECRET: _secret,
+    NeedKind.EMULATOR: _emulator,
+    NeedKind.CPU: _cpu,
+    NeedKind.LOCK: _lock,
+    NeedKind.SECURITY: _security,
+    NeedKind.MODEL: _model,
+    NeedKind.NAME: _name,
+    NeedKind.ARGUMENT: _argument,
+    NeedKind.ELSEWHERE: _elsewhere,
+}

@@ -1,0 +1,87 @@
+"""StartMachine: this machine's libvirt, and the QEMU that it names, asked about a domain. [I/O]"""
+
+from functools import cache, cached_property
+from pathlib import Path
+
+from homenode.check.start.qemu_user import QemuUser
+from homenode.errors import ToolError
+from homenode.machine.tools.xml_text import parse_xml
+from homenode.process import Completed, run
+from homenode.trusted_path import changeable
+from homenode.vm.domain.document import Document
+
+_ASK_S = 30.0
+
+
+class StartMachine:
+    """This machine and one libvirt of it. What is asked twice is asked once."""
+
+    def __init__(self, uri: str, document: Document) -> None:
+        self.uri = uri
+        self.document = document
+        self.said: dict[tuple[str, ...], Completed | None] = {}
+
+    def virsh(self, *words: str) -> Completed | None:
+        """None where no libvirt answers."""
+        if words not in self.said:
+            try:
+                self.said[words] = run(("virsh", "-q", "-c", self.uri, *words), _ASK_S)
+            except ToolError:
+                self.said[words] = None
+        done = self.said[words]
+        if done is not None and done.returncode and "failed to connect" in done.stderr:
+            return None
+        return done
+
+    def names(self, *words: str) -> frozenset[str] | None:
+        """The lines of a list of names."""
+        done = self.virsh(*words)
+        if done is None or done.returncode:
+            return None
+        return frozenset(line.strip() for line in done.stdout.splitlines() if line.strip())
+
+    @cached_property
+    def user(self) -> QemuUser | None:
+        """The user of this libvirt's QEMU, where that is known and another than root."""
+        done = self.virsh("capabilities")
+        return None if done is None or done.returncode else QemuUser.of_capabilities(done.stdout)
+
+    @cached_property
+    def emulators(self) -> frozenset[str]:
+        """Those that libvirt itself names; no other program of a document is run."""
+        done = self.virsh("capabilities")
+        if done is None or done.returncode:
+            return frozenset()
+        root = parse_xml(done.stdout, "capabilities", "virsh capabilities")
+        return frozenset(one.text for one in root.iterfind("guest/arch/emulator") if one.text)
+
+    @cached_property
+    def domain_capabilities(self) -> Completed | None:
+        """What the document's emulator can do with its accelerator and machine type."""
+        root = self.document.root
+        words = ["--virttype", root.get("type") or "kvm"]
+        for option, value in (
+            ("--emulatorbin", root.value("devices/emulator")),
+            ("--arch", root.value("os/type/@arch")),
+            ("--machine", root.value("os/type/@machine")),
+        ):
+            if value is not None:
+                words += [option, value]
+        return self.virsh("domcapabilities", *words)
+
+    def ask_qemu(self, *words: str) -> str | None:
+        """What the emulator prints of itself; None where it is none of libvirt's own, or fails."""
+        done = self.domain_capabilities
+        if done is None or done.returncode:
+            return None
+        path = parse_xml(done.stdout, "domainCapabilities", "virsh").findtext("path") or ""
+        if path not in self.emulators or changeable([Path(path)]) is not None:
+            return None
+        return _printed(path, words)
+
+
+@cache
+def _printed(path: str, words: tuple[str, ...]) -> str:
+    idle = () if words == ("-help",) else ("-machine", "none", "-nodefaults", "-display", "none")
+    asked = run((path, *idle, *words), _ASK_S)
+    return asked.stdout if asked.returncode == 0 else ""

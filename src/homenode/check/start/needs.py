@@ -1,0 +1,462 @@
+"""Needs: what a domain needs of the machine that starts it, as its document says it.
+
+One table: a row for each place of a document that names something of the host, with the kind of
+need that it is. What the machine answers to each kind is in paths.py and libvirt_answers.py.
+libvirt makes some things itself at the start,
+which are no needs: an NVRAM file from its template, sockets in folders of its own, ports and
+addresses that it chooses.
+
+Source: https://libvirt.org/formatdomain.html; each row was tried on libvirt 9.0 and QEMU 7.2.
+"""
+
+from collections.abc import Iterator
+from enum import StrEnum
+from typing import NamedTuple
+
+from msgspec import Struct, structs
+
+from homenode.json_text import NotJsonError, decode_json
+from homenode.vm.domain.controllers import QEMU_NAMESPACE, qemu_arguments
+from homenode.vm.domain.document import Document, Element
+
+
+class NeedKind(StrEnum):
+    """What a value must be on the machine, in words for findings."""
+
+    FILE = "a file that QEMU can read"
+    NODE = "a device node"
+    BLOCK = "a block device"
+    FOLDER = "a folder"
+    PARENT = "a folder in which the file is made"
+    PIPE = "a named pipe"
+    SOCKET = "a socket on which something listens"
+    PROGRAM = "a program"
+    IMAGE = "a disk image"
+    VOLUME = "a volume of an active storage pool"
+    VARIABLES = "a firmware image with a template of its variable store"
+    FIRMWARE = "a kind of firmware that libvirt has a description of"
+    NETWORK = "an active libvirt network"
+    BRIDGE = "a bridge"
+    LINK = "a network interface"
+    FILTER = "a libvirt network filter"
+    ADDRESS = "an address of this machine"
+    PORT = "a free port"
+    LISTENER = "a port on which something listens"
+    SECRET = "a libvirt secret with a value"  # noqa: S105
+    EMULATOR = "an emulator with this accelerator and machine type"
+    CPU = "a CPU that this emulator can give"
+    HUGE_PAGES = "a mounted hugetlbfs"
+    USB = "a USB device"
+    SCSI = "a SCSI device"
+    PCI = "a PCI function"
+    MEDIATED = "a mediated device"
+    LOCK = "a limit on locked memory that libvirt can raise"
+    SECURITY = "a security driver of this libvirt"
+    PARTITION = "a cgroup"
+    MODEL = "a network device of this QEMU"
+    NAME = "a name that no other domain has"
+    ARGUMENT = "an argument that this QEMU knows"
+    ELSEWHERE = "something on another machine"
+
+    @property
+    def words(self) -> str:
+        """What it is about: "disk image" would be "image"."""
+        return self.name.lower().replace("_", " ")
+
+
+class NeedState(StrEnum):
+    """Three answers, never a silent yes."""
+
+    READY = "ready"
+    MISSING = "missing"
+    UNKNOWN = "not known"
+
+
+class NeedAnswer(NamedTuple):
+    """Of one need. why: what was found, or why it is not known. of: the finding, where it is not
+    that of its kind."""
+
+    state: NeedState
+    why: str = ""
+    of: str | None = None
+
+
+READY = NeedAnswer(NeedState.READY)
+
+
+def missing(why: str, of: str | None = None) -> NeedAnswer:
+    return NeedAnswer(NeedState.MISSING, why, of)
+
+
+def unknown(why: str) -> NeedAnswer:
+    return NeedAnswer(NeedState.UNKNOWN, why)
+
+
+class Need(Struct, frozen=True, kw_only=True):
+    """One thing that a start needs. subject: the element, in the user's words. value: the path or
+    name. detail: what else it takes: an image's format, a volume, a port's address."""
+
+    subject: str
+    kind: NeedKind
+    value: str
+    detail: str = ""
+    # Of an image: whether the guest writes it, shares it, and the chain below it is read from it.
+    is_written: bool = True
+    is_shared: bool = False
+    is_followed: bool = False
+
+
+class _Row(Struct, frozen=True):
+    """A place of a document. path: of the elements; "*" is any name, "//" any depth. value, detail:
+    below each. where: paths with the values that they may have; None = it is not there."""
+
+    path: str
+    value: str
+    kind: NeedKind
+    where: tuple[tuple[str, tuple[str | None, ...]], ...] = ()
+    detail: str = ""
+
+
+Q = NeedKind
+_CHARACTER = ("serial", "parallel", "console", "channel", "smartcard", "redirdev")
+
+
+def _of_character_devices() -> Iterator[_Row]:
+    """<serial>, <rng><backend> and the others: one element with type= and <source>."""
+    for path in (*(f"devices/{name}" for name in _CHARACTER), "devices/rng/backend"):
+        for named, kind in (("dev", Q.NODE), ("file", Q.PARENT), ("pipe", Q.PIPE)):
+            yield _Row(path, "source/@path", kind, (("@type", (named,)),))
+        mode = "source/@mode"
+        unix, tcp = ("@type", ("unix",)), ("@type", ("tcp",))
+        yield _Row(path, "source/@path", Q.SOCKET, (unix, (mode, ("connect",))))
+        yield _Row(path, "source/@path", Q.PARENT, (unix, (mode, (None, "bind"))))
+        yield _Row(path, "source/@service", Q.LISTENER, (tcp, (mode, ("connect",))), "source/@host")
+        yield _Row(path, "source/@service", Q.PORT, (tcp, (mode, (None, "bind"))), "source/@host")
+        yield _Row(path, "log/@file", Q.PARENT)
+
+
+ROWS: tuple[_Row, ...] = (
+    _Row("os/loader", ".", Q.FILE),
+    _Row("os/kernel", ".", Q.FILE),
+    _Row("os/initrd", ".", Q.FILE),
+    _Row("os/dtb", ".", Q.FILE),
+    _Row("os/shim", ".", Q.FILE),
+    _Row("os/acpi/table", ".", Q.FILE),
+    _Row("sysinfo/entry", "@file", Q.FILE),
+    _Row("devices/*/rom", "@file", Q.FILE),
+    _Row("devices/disk", "source/@dir", Q.FOLDER, (("@type", ("dir",)),)),
+    _Row("devices/disk", "source/@path", Q.SOCKET, (("@type", ("vhostuser",)),)),
+    _Row("devices/disk/source/host", "@socket", Q.SOCKET, (("@transport", ("unix",)),)),
+    _Row(
+        "devices/disk/source/reservations/source", "@path", Q.SOCKET, (("@mode", ("client", None)),)
+    ),
+    _Row("devices//secret", "@uuid", Q.SECRET),
+    _Row("devices//secret", "@usage", Q.SECRET, (("@uuid", (None,)),)),
+    _Row("devices/tpm/backend/encryption", "@secret", Q.SECRET),
+    _Row("devices/filesystem", "source/@dir", Q.FOLDER, (("@type", ("mount", "bind", None)),)),
+    _Row("devices/filesystem", "source/@socket", Q.SOCKET),
+    _Row("devices/filesystem/binary", "@path", Q.PROGRAM),
+    _Row("devices/interface", "source/@network", Q.NETWORK, (("@type", ("network",)),)),
+    _Row("devices/interface", "source/@bridge", Q.BRIDGE, (("@type", ("bridge",)),)),
+    _Row("devices/interface", "source/@dev", Q.LINK, (("@type", ("direct",)),)),
+    _Row("devices/interface", "source/@dev", Q.NODE, (("@type", ("vdpa",)),)),
+    _Row("devices/interface", "script/@path", Q.PROGRAM, (("@type", ("ethernet",)),)),
+    _Row(
+        "devices/interface",
+        "target/@dev",
+        Q.LINK,
+        (("@type", ("ethernet",)), ("target/@managed", ("no",))),
+    ),
+    _Row(
+        "devices/interface",
+        "source/@path",
+        Q.SOCKET,
+        (("@type", ("vhostuser",)), ("source/@mode", ("client",))),
+    ),
+    _Row("devices/interface", "filterref/@filter", Q.FILTER),
+    _Row("devices/interface", "model/@type", Q.MODEL),
+    _Row("blkiotune/device", "path", Q.NODE),
+    _Row("devices/interface/backend", "@tap", Q.NODE),
+    _Row("devices/interface/backend", "@vhost", Q.NODE),
+    _Row("devices/rng/backend", ".", Q.NODE, (("@model", ("random",)),)),
+    _Row("devices/input", "source/@evdev", Q.NODE, (("@type", ("passthrough",)),)),
+    _Row("devices/input", "source/@dev", Q.NODE, (("@type", ("evdev",)),)),
+    _Row("devices/tpm/backend", "device/@path", Q.NODE, (("@type", ("passthrough",)),)),
+    _Row("devices/tpm/backend", "source/@path", Q.SOCKET, (("@type", ("external",)),)),
+    _Row("devices/graphics/gl", "@rendernode", Q.NODE),
+    _Row("devices/video/model/acceleration", "@rendernode", Q.NODE),
+    _Row("devices/graphics/listen", "@address", Q.ADDRESS, (("@type", ("address",)),)),
+    _Row("devices/graphics/listen", "@network", Q.NETWORK, (("@type", ("network",)),)),
+    _Row("devices/graphics/listen", "@socket", Q.PARENT, (("@type", ("socket",)),)),
+    _Row("devices/graphics", "@port", Q.PORT, (("@autoport", (None, "no")),), "listen/@address"),
+    _Row("devices/memory", "source/path", Q.FILE),
+    _Row("devices/shmem/server", "@path", Q.SOCKET),
+    _Row("seclabel", "@model", Q.SECURITY),
+    _Row("resource/partition", ".", Q.PARTITION),
+    *_of_character_devices(),
+)
+"""What a value alone says. What needs more than that is in _READERS."""
+
+_NAMED_BY = ("target/@dev", "target/@name", "alias/@name", "@bus", "@type")
+
+
+def needs_of(document: Document) -> tuple[Need, ...]:
+    """Everything that the domain needs of its machine, in the order of the rows."""
+    found = [need for row in ROWS for need in _of_row(document, row)]
+    for read in _READERS:
+        found += read(document)
+    return tuple(dict.fromkeys(found))
+
+
+def _of_row(document: Document, row: _Row) -> Iterator[Need]:
+    for element in _elements(document.root, row.path):
+        value = element.text.strip() if row.value == "." else element.value(row.value)
+        fits = all(element.value(path) in values for path, values in row.where)
+        if value and fits:
+            yield Need(
+                subject=_subject(document, element),
+                kind=row.kind,
+                value=value,
+                detail=(row.detail and element.value(row.detail)) or "",
+            )
+
+
+def _elements(root: Element, path: str) -> Iterator[Element]:
+    head, deep, tail = path.partition("//")
+    if deep:
+        for above in _elements(root, head):
+            yield from (one for one in above.walk() if one.name == tail)
+        return
+    name, _, rest = path.partition("/")
+    for child in root.all(name):
+        if rest:
+            yield from _elements(child, rest)
+        else:
+            yield child
+
+
+def _subject(document: Document, element: Element) -> str:
+    """The device that an element belongs to, as people name it: "disk vda"."""
+    above = document.parent_of
+    here = element
+    while (around := above.get(here.start)) is not None and around.name != "devices":
+        if around.name == "domain":
+            return f"<{element.name}>"
+        if around.name in ("os", "resource", "sysinfo"):
+            return f"<{element.name}>"
+        here = around
+    name = next((value for path in _NAMED_BY if (value := here.value(path))), "")
+    return f"{here.name} {name}".rstrip()
+
+
+def _machine(document: Document) -> Iterator[Need]:
+    root = document.root
+    emulator = root.value("devices/emulator") or ""
+    yield Need(subject="<emulator>", kind=Q.EMULATOR, value=emulator)
+    firmware = root.value("os/@firmware")
+    if firmware is not None:
+        yield Need(subject="<os>", kind=Q.FIRMWARE, value=firmware)
+    mode = root.value("cpu/@mode") or ("custom" if root.value("cpu/model") else None)
+    if mode is not None:
+        name = mode if mode != "custom" else root.value("cpu/model") or ""
+        detail = root.value("cpu/@check") or "" if mode == "custom" else ""
+        yield Need(subject="<cpu>", kind=Q.CPU, value=name, detail=detail)
+    name = root.value("name") or ""
+    yield Need(subject="<name>", kind=Q.NAME, value=name, detail=root.value("uuid") or "")
+
+
+def _firmware(document: Document) -> Iterator[Need]:
+    """The variable store: the file itself, or what it is made from and the folder for it."""
+    loader, nvram = document.root.at("os/loader"), document.root.at("os/nvram")
+    if loader is None or loader.get("type") != "pflash" or loader.get("stateless") == "yes":
+        return
+    template = None if nvram is None else nvram.get("template")
+    source = None if nvram is None else nvram.value("source/@file") or nvram.text.strip()
+    if nvram is not None and nvram.get("type") not in (None, "file"):
+        return
+    if source:
+        yield Need(subject="<nvram>", kind=Q.PARENT, value=source)
+    yield Need(
+        subject="<nvram>",
+        kind=Q.FILE if template else Q.VARIABLES,
+        value=template or loader.text.strip(),
+        detail=source or "",
+    )
+
+
+def _disks(document: Document) -> Iterator[Need]:
+    for disk in document.root.all("devices/disk"):
+        source = disk.child("source")
+        if source is None or source.get("startupPolicy") == "optional":
+            continue
+        is_disc = disk.get("device") in ("cdrom", "floppy")
+        own = Need(
+            subject=_subject(document, disk),
+            kind=Q.IMAGE,
+            value="",
+            detail=disk.value("driver/@type") or "raw",
+            is_written=disk.child("readonly") is None and disk.get("device") != "cdrom",
+            is_shared=disk.child("shareable") is not None,
+            is_followed=True,
+        )
+        if is_disc and source.get("startupPolicy") == "requisite":
+            own = structs.replace(own, is_followed=False)
+        yield from _layers(own, disk, disk.get("type") or "file")
+
+
+def _layers(top: Need, element: Element, kind: str) -> Iterator[Need]:
+    """A disk and the layers below it that the document names itself."""
+    source, below = element.child("source"), element.child("backingStore")
+    if source is None:
+        return
+    cut = below is not None
+    one = structs.replace(top, is_followed=top.is_followed and not cut)
+    pool, path = source.get("pool"), source.get("file") or source.get("dev")
+    if pool is not None:
+        yield structs.replace(one, kind=Q.VOLUME, value=pool, detail=source.get("volume") or "")
+    elif kind == "block" and path:
+        yield structs.replace(one, kind=Q.BLOCK, value=path)
+    elif kind == "file" and path:
+        yield structs.replace(one, value=path)
+    elif kind == "network":
+        yield from _served(top.subject, source)
+    elif kind == "nvme":
+        yield from _functions(top.subject, source)
+    if below is not None and below.child("source") is not None:
+        detail = below.value("format/@type") or "raw"
+        under = structs.replace(top, detail=detail, is_written=False)
+        yield from _layers(under, below, below.get("type") or "file")
+
+
+def _served(subject: str, source: Element) -> Iterator[Need]:
+    """The servers of a network disk: only one on this machine can be looked at from here."""
+    for host in source.all("host"):
+        if host.get("transport") == "unix":
+            continue
+        name, port = host.get("name") or "", host.get("port") or ""
+        here = name in _LOOPBACK and port
+        yield Need(
+            subject=subject,
+            kind=Q.LISTENER if here else Q.ELSEWHERE,
+            value=port if here else name,
+            detail=name if here else f"{source.get('protocol') or 'network'} disk",
+        )
+
+
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+
+
+def _hostdevs(document: Document) -> Iterator[Need]:
+    for one in document.root.all("devices/hostdev"):
+        source, kind = one.child("source"), one.get("type")
+        if source is None or source.get("startupPolicy") == "optional":
+            continue
+        subject = f"hostdev {kind}"
+        address = source.child("address")
+        if kind == "usb":
+            vendor, product = source.value("vendor/@id"), source.value("product/@id")
+            if vendor and product:
+                yield Need(subject=subject, kind=Q.USB, value=f"{vendor}:{product}")
+            elif address is not None:
+                place = f"{address.get('bus')}.{address.get('device')}"
+                yield Need(subject=subject, kind=Q.USB, value=place)
+        elif kind == "scsi" and address is not None and source.value("adapter/@name"):
+            parts = [address.get(name) or "0" for name in ("bus", "target", "unit")]
+            host = (source.value("adapter/@name") or "").removeprefix("scsi_host")
+            yield Need(subject=subject, kind=Q.SCSI, value=":".join((host, *parts)))
+        elif kind == "scsi" and source.get("protocol") == "iscsi":
+            yield from _served(subject, source)
+        elif kind == "scsi_host":
+            yield Need(subject=subject, kind=Q.NODE, value="/dev/vhost-scsi")
+        elif kind == "mdev" and address is not None:
+            uuid = address.get("uuid") or ""
+            yield Need(subject=subject, kind=Q.MEDIATED, value=uuid)
+        elif kind == "pci":
+            yield from _functions(subject, source)
+
+
+def _functions(subject: str, source: Element) -> Iterator[Need]:
+    address = source.child("address")
+    if address is not None:
+        words = [address.get(name) or "0" for name in ("domain", "bus", "slot", "function")]
+        yield Need(subject=subject, kind=Q.PCI, value=" ".join(words))
+
+
+def _implied(document: Document) -> Iterator[Need]:
+    """What elements without a path need."""
+    root = document.root
+    for vsock in root.all("devices/vsock"):
+        subject = _subject(document, vsock)
+        yield Need(subject=subject, kind=Q.NODE, value="/dev/vhost-vsock")
+    for backend in _elements(root, "devices/tpm/backend"):
+        if backend.get("type") == "emulator":
+            for name in ("swtpm", "swtpm_setup"):
+                yield Need(subject="tpm", kind=Q.PROGRAM, value=name)
+    for port in _elements(root, "devices/interface/virtualport"):
+        if port.get("type") == "openvswitch":
+            yield Need(subject=_subject(document, port), kind=Q.PROGRAM, value="ovs-vsctl")
+    pages = _elements(root, "memoryBacking/hugepages")
+    if any(pages) and root.value("memoryBacking/source/@type") != "memfd":
+        page = root.at("memoryBacking/hugepages/page")
+        size = "" if page is None else f"{page.get('size')} {page.get('unit') or 'KiB'}"
+        yield Need(subject="<hugepages>", kind=Q.HUGE_PAGES, value=size)
+    locked = root.at("memoryBacking/locked") is not None
+    if locked or any(one.get("type") == "pci" for one in root.all("devices/hostdev")):
+        yield Need(subject="locked memory", kind=Q.LOCK, value="locked")
+
+
+_OF_FILES = ("-drive", "-blockdev", "-pflash", "-cdrom", "-hda", "-bios", "-kernel", "-initrd")
+_MAX_ARGUMENTS = 64
+
+
+def _arguments(document: Document) -> Iterator[Need]:
+    """Each option of <qemu:commandline> with its value, each file that one names, and
+    <qemu:override>, which only QEMU itself can judge."""
+    override = document.root.child(f"{{{QEMU_NAMESPACE}}}override")
+    if override is not None:
+        yield Need(subject=f"<{override.tag}>", kind=Q.ARGUMENT, value=override.tag)
+    words = [one.get("value") or "" for one in qemu_arguments(document) if one.name.endswith("arg")]
+    at, count = 0, 0
+    while at < len(words) and count < _MAX_ARGUMENTS:
+        option, value = words[at], ""
+        if not option.startswith("-"):
+            at += 1
+            continue
+        if at + 1 < len(words) and not words[at + 1].startswith("-"):
+            value = words[at + 1]
+        yield Need(subject=option, kind=Q.ARGUMENT, value=option, detail=value)
+        if option in _OF_FILES:
+            said = argument_properties(value)
+            path = said.get("file") or said.get("filename") or value
+            if path.startswith("/"):
+                yield Need(subject=option, kind=Q.FILE, value=path)
+        at += 1 + bool(value)
+        count += 1
+
+
+def argument_properties(value: str) -> dict[str, str]:
+    """The properties of an argument, "edu,id=a" or JSON; its first word stands under "".
+
+    >>> argument_properties("edu,id=a"), argument_properties('{"driver": "edu", "id": "a"}')
+    ({'': 'edu', 'id': 'a'}, {'driver': 'edu', 'id': 'a'})
+    """
+    if value.startswith("{"):
+        try:
+            read = decode_json(value, dict[str, object])
+        except NotJsonError:
+            return {}
+        return {name: str(one) for name, one in read.items()}
+    pairs = {}
+    for number, word in enumerate(value.split(",")):
+        name, equals, text = word.partition("=")
+        pairs[name if equals else ("" if number == 0 else word)] = text if equals else word
+    return pairs
+
+
+_READERS = (_machine, _firmware, _disks, _hostdevs, _implied, _arguments)
+
+
+def not_asked(document: Document, where: str) -> str:
+    """What of a start on another machine cannot be known here; its paths are not looked at."""
+    kinds = dict.fromkeys(need.kind.words for need in needs_of(document))
+    return f"whether it would start on {where}: {', '.join(kinds)}; run homenode verify there"

@@ -1,0 +1,373 @@
+"""Paths: what this machine's files, devices and sockets answer to the needs of a VM. [I/O]
+
+What is under a path is looked at, and nothing is opened but the heads of disk images.
+"""
+
+import os
+import re
+import socket
+import stat
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from homenode.check.start.images import chain_of
+from homenode.check.start.machine import StartMachine
+from homenode.check.start.needs import READY, Need, NeedAnswer, NeedKind, missing, unknown
+from homenode.input_files import read_kernel_file, read_plain
+from homenode.json_text import NotJsonError, decode_json
+from homenode.process import find_program
+
+_LISTENING = "0A"
+
+_OWN_FOLDERS = ("/var/lib/libvirt/qemu/", "/run/libvirt/qemu/", "/var/run/libvirt/qemu/")
+"""libvirt makes these and what is below them."""
+
+_DESCRIPTIONS = ("/etc/qemu/firmware", "/usr/share/qemu/firmware")
+
+_SAFE = re.compile(r"[\w.:-]{1,64}\Z", re.ASCII)
+
+
+def stat_of(path: str) -> os.stat_result | NeedAnswer:
+    """What is under a path, or the answer where nothing is."""
+    if not path.startswith("/"):
+        return missing(f"{path[:200]!r}, which is no absolute path")
+    try:
+        return Path(path).stat()
+    except PermissionError:
+        return unknown(f"{path}: this user may not look there")
+    except (OSError, ValueError) as error:
+        what = getattr(error, "strerror", None) or str(error)
+        link = " (a link that leads nowhere)" if Path(path).is_symlink() else ""
+        return missing(f"{path}: {what.lower()}{link}")
+
+
+def _kind(
+    holds: Callable[[int], bool], expected: str
+) -> Callable[[StartMachine, Need], NeedAnswer]:
+    def asked(machine: StartMachine, need: Need) -> NeedAnswer:
+        found = stat_of(need.value)
+        if isinstance(found, NeedAnswer):
+            return found
+        if not holds(found.st_mode):
+            return missing(f"{need.value}: no {expected}")
+        return READY
+
+    return asked
+
+
+def _file(machine: StartMachine, need: Need) -> NeedAnswer:
+    found = stat_of(need.detail) if need.kind is NeedKind.FILE and need.detail else None
+    if isinstance(found, os.stat_result):
+        return READY  # a variable store that is there needs no template
+    found = stat_of(need.value)
+    if isinstance(found, NeedAnswer):
+        return found
+    if stat.S_ISDIR(found.st_mode):
+        return missing(f"{need.value}: a folder")
+    return enterable(machine, need.value)
+
+
+def enterable(machine: StartMachine, path: str) -> NeedAnswer:
+    """Whether QEMU's user gets through the folders on the way; the file itself libvirt gives it."""
+    user = machine.user
+    barred = None if user is None else user.barred(path)
+    if barred is None:
+        return READY
+    return barred if isinstance(barred, NeedAnswer) else missing(barred, "start-permission")
+
+
+def _image(machine: StartMachine, need: Need) -> NeedAnswer:
+    found = stat_of(need.value)
+    if isinstance(found, NeedAnswer):
+        return found
+    if stat.S_ISDIR(found.st_mode):
+        return missing(f"{need.value}: a folder")
+    return _content(machine, need, need.value, found)
+
+
+def _block(machine: StartMachine, need: Need) -> NeedAnswer:
+    found = stat_of(need.value)
+    if isinstance(found, NeedAnswer):
+        return found
+    if not stat.S_ISBLK(found.st_mode) and not stat.S_ISREG(found.st_mode):
+        return missing(f"{need.value}: no block device")
+    return _content(machine, need, need.value, found)
+
+
+def _content(machine: StartMachine, need: Need, path: str, found: os.stat_result) -> NeedAnswer:
+    entered = enterable(machine, path)
+    if entered is not READY:
+        return entered
+    chain = chain_of(path, need.detail, is_followed=need.is_followed)
+    if chain.fault is not None:
+        return missing(chain.fault, "start-image")
+    for below in chain.files:
+        entered = enterable(machine, below)
+        if entered is not READY:
+            return entered
+    for data in chain.data_files:
+        # libvirt knows of no data file, and leaves its owner as it is.
+        user = machine.user
+        if user is not None and not user.may_write(data):
+            why = f"{data}, the data file of {path}: user {user.name} may not write it"
+            return missing(why, "start-permission")
+    locked = _locked(need, found)
+    if locked is not None:
+        return locked
+    says_secret = any(
+        one.name == "encryption"
+        for one in machine.document.root.at("devices").walk()  # type: ignore[union-attr]
+    )
+    if chain.is_encrypted and not says_secret:
+        return missing(f"{path}: encrypted, and the document has no <encryption>", "start-image")
+    return READY if chain.unknown is None else unknown(chain.unknown)
+
+
+_WRITE_USED, _WRITE_BARRED, _READ_BARRED = 101, 201, 200
+"""Bytes that QEMU locks of an image: what it does with it, and what others may not do. Source:
+RAW_LOCK_PERM_BASE and RAW_LOCK_SHARED_BASE, block/file-posix.c of QEMU 7.2."""
+
+
+def _locked(need: Need, found: os.stat_result) -> NeedAnswer | None:
+    """Whether another QEMU has the image in a way that bars this one."""
+    own = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
+    held = set()
+    for line in kernel_text("/proc/locks").splitlines():
+        words = line.split()
+        if len(words) == 8 and words[1] == "OFDLCK" and words[5] == own:
+            first, last = int(words[6]), -1 if words[7] == "EOF" else int(words[7])
+            held |= {at for at in (_WRITE_USED, _WRITE_BARRED, _READ_BARRED) if first <= at <= last}
+    bars_us = (_WRITE_BARRED if need.is_written else _READ_BARRED) in held
+    if bars_us or (_WRITE_USED in held and not need.is_shared):
+        return missing(f"{need.value}: another process has it open to write", "start-in-use")
+    return None
+
+
+def kernel_text(path: str) -> str:
+    content = read_kernel_file(path)
+    return "" if content is None else content.decode("utf-8", "replace")
+
+
+def _parent(machine: StartMachine, need: Need) -> NeedAnswer:
+    path = need.value
+    if path.startswith(_OWN_FOLDERS):
+        return READY
+    found = stat_of(path)
+    if isinstance(found, os.stat_result) and stat.S_ISDIR(found.st_mode):
+        return missing(f"{path}: a folder")
+    above = stat_of(str(Path(path).parent))
+    if isinstance(above, NeedAnswer):
+        return above
+    return READY if stat.S_ISDIR(above.st_mode) else missing(f"{path}: not below a folder")
+
+
+def _pipe(machine: StartMachine, need: Need) -> NeedAnswer:
+    ends = [stat_of(need.value + end) for end in (".in", ".out")]
+    if all(isinstance(one, os.stat_result) for one in ends):
+        return READY
+    return _kind(stat.S_ISFIFO, "named pipe")(machine, need)
+
+
+def _socket(machine: StartMachine, need: Need) -> NeedAnswer:
+    found = _kind(stat.S_ISSOCK, "socket")(machine, need)
+    if found is not READY:
+        return found
+    listeners = {line.split()[-1] for line in kernel_text("/proc/net/unix").splitlines()[1:]}
+    if need.value not in listeners and os.path.realpath(need.value) not in listeners:
+        return unknown(f"{need.value}: no process of this network namespace listens on it")
+    return READY
+
+
+def program(machine: StartMachine, need: Need) -> NeedAnswer:
+    if not need.value.startswith("/"):
+        found = find_program(need.value)
+        return missing(f"{need.value}: not installed") if found is None else READY
+    there = stat_of(need.value)
+    if isinstance(there, NeedAnswer):
+        return there
+    if not stat.S_ISREG(there.st_mode) or not there.st_mode & 0o111:
+        return missing(f"{need.value}: not executable")
+    return READY
+
+
+def _variables(machine: StartMachine, need: Need) -> NeedAnswer:
+    """libvirt finds the template by the loader, in the descriptions that QEMU comes with."""
+    there = stat_of(need.detail) if need.detail else None
+    if isinstance(there, os.stat_result):
+        return READY
+    if isinstance(stat_of(need.value), NeedAnswer):
+        return READY  # that the loader is not there is said already
+    for template in _templates(need.value):
+        found = stat_of(template)
+        return READY if isinstance(found, os.stat_result) else found
+    return unknown(f"{need.value}: no description of firmware in {_DESCRIPTIONS[-1]} names it")
+
+
+def _templates(loader: str) -> Iterator[str]:
+    for folder in _DESCRIPTIONS:
+        try:
+            paths = sorted(Path(folder).glob("*.json"))
+        except OSError:
+            continue
+        for path in paths[:256]:
+            try:
+                said = decode_json(read_plain(path, 1 << 20), dict[str, object])
+            except (OSError, NotJsonError):
+                continue
+            mapping = said.get("mapping")
+            if not isinstance(mapping, dict):
+                continue
+            code, store = mapping.get("executable"), mapping.get("nvram-template")
+            if (
+                isinstance(code, dict)
+                and isinstance(store, dict)
+                and code.get("filename") == loader
+            ):
+                yield str(store.get("filename"))
+
+
+def is_link(name: str, inside: str = "") -> bool:
+    return bool(_SAFE.match(name)) and Path(f"/sys/class/net/{name}/{inside}").is_dir()
+
+
+def _bridge(machine: StartMachine, need: Need) -> NeedAnswer:
+    if not is_link(need.value):
+        return missing(f"bridge {need.value}: there is no interface of that name")
+    if is_link(need.value, "bridge") or find_program("ovs-vsctl") is not None:
+        return READY
+    return missing(f"{need.value}: an interface, and no bridge")
+
+
+def _link(machine: StartMachine, need: Need) -> NeedAnswer:
+    if is_link(need.value):
+        return READY
+    return missing(f"{need.value}: there is no interface of that name")
+
+
+def _address(machine: StartMachine, need: Need) -> NeedAnswer:
+    """An address is this machine's where a socket can be bound to it; the port is the kernel's."""
+    try:
+        family, kind, protocol, _, place = socket.getaddrinfo(
+            need.value, 0, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST
+        )[0]
+    except (OSError, UnicodeError):
+        known = need.value in ("localhost", socket.gethostname())
+        return READY if known else unknown(f"{need.value}: a name, which is not looked up")
+    try:
+        with socket.socket(family, kind, protocol) as one:
+            one.bind(place)
+    except OSError as error:
+        return missing(f"{need.value}: {(error.strerror or '').lower()}")
+    return READY
+
+
+def _listening() -> frozenset[int]:
+    found = set()
+    for path in ("/proc/net/tcp", "/proc/net/tcp6"):
+        for line in kernel_text(path).splitlines()[1:]:
+            words = line.split()
+            if len(words) > 3 and words[3] == _LISTENING:
+                found.add(int(words[1].rpartition(":")[2], 16))
+    return frozenset(found)
+
+
+def _port(machine: StartMachine, need: Need) -> NeedAnswer:
+    if not need.value.isdecimal() or need.value == "0":
+        return READY  # -1 and 0 are libvirt's to choose
+    if int(need.value) in _listening():
+        return missing(f"port {need.value}: something listens on it already")
+    return READY
+
+
+def _listener(machine: StartMachine, need: Need) -> NeedAnswer:
+    here = need.detail in ("", "127.0.0.1", "::1", "localhost")
+    if not here or not need.value.isdecimal():
+        return unknown(f"{need.detail}:{need.value}: no connection is made to another machine")
+    if int(need.value) in _listening():
+        return READY
+    return missing(f"{need.detail}:{need.value}: nothing listens there")
+
+
+def _huge_pages(machine: StartMachine, need: Need) -> NeedAnswer:
+    mounts = [line.split() for line in kernel_text("/proc/mounts").splitlines()]
+    if any(len(words) > 2 and words[2] == "hugetlbfs" for words in mounts):
+        return READY
+    return missing("no hugetlbfs is mounted")
+
+
+def _usb(machine: StartMachine, need: Need) -> NeedAnswer:
+    folder = Path("/sys/bus/usb/devices")
+    if not folder.is_dir():
+        return missing(f"USB device {need.value}: this machine has no USB")
+    vendor, colon, product = need.value.partition(":")
+    names = ("idVendor", "idProduct") if colon else ("busnum", "devnum")
+    parts = (vendor, product) if colon else need.value.split(".")
+    wanted = [int(one, 0) if one[:2] == "0x" or not colon else int(one, 16) for one in parts]
+    for device in folder.iterdir():
+        read = [kernel_text(str(device / name)).strip() for name in names]
+        if all(read) and [int(one, 16 if colon else 10) for one in read] == wanted:
+            return READY
+    return missing(f"USB device {need.value}: there is none")
+
+
+def _scsi(machine: StartMachine, need: Need) -> NeedAnswer:
+    if Path(f"/sys/bus/scsi/devices/{need.value}").is_dir() and _SAFE.match(need.value):
+        return READY
+    return missing(f"SCSI device {need.value}: there is none")
+
+
+def _pci(machine: StartMachine, need: Need) -> NeedAnswer:
+    words = [int(word, 0) for word in need.value.split()]
+    bdf = "{:04x}:{:02x}:{:02x}.{:x}".format(*words)
+    device = Path("/sys/bus/pci/devices") / bdf
+    if not device.is_dir():
+        return missing(f"{bdf}: there is no PCI function of that address")
+    if not (device / "iommu_group").exists():
+        return missing(f"{bdf}: in no IOMMU group: is the IOMMU on?")
+    if not Path("/dev/vfio/vfio").exists() and not Path("/dev/iommu").exists():
+        return missing(f"{bdf}: no /dev/vfio/vfio: is the module vfio-pci there?")
+    return READY
+
+
+def _mediated(machine: StartMachine, need: Need) -> NeedAnswer:
+    if _SAFE.match(need.value) and Path(f"/sys/bus/mdev/devices/{need.value}").is_dir():
+        return READY
+    return missing(f"mediated device {need.value}: there is none")
+
+
+def _partition(machine: StartMachine, need: Need) -> NeedAnswer:
+    if need.value in ("/machine", "/machine.slice"):
+        return READY  # libvirt makes its own
+    parts = [part for part in need.value.split("/") if part]
+    if not parts or any(not _SAFE.match(part) or part == ".." for part in parts):
+        return unknown(f"{need.value}: a name that is not looked up")
+    path = "/".join(part if "." in part else f"{part}.partition" for part in parts)
+    root = Path("/sys/fs/cgroup")
+    if any((one / path).is_dir() for one in (root, *root.glob("*"))):
+        return READY
+    return missing(f"cgroup {path}: libvirt makes none but its own")
+
+
+LOOKED_AT: Mapping[NeedKind, Callable[[StartMachine, Need], NeedAnswer]] = {
+    NeedKind.FILE: _file,
+    NeedKind.NODE: _kind(lambda mode: not stat.S_ISDIR(mode), "device"),
+    NeedKind.BLOCK: _block,
+    NeedKind.FOLDER: _kind(stat.S_ISDIR, "folder"),
+    NeedKind.PARENT: _parent,
+    NeedKind.PIPE: _pipe,
+    NeedKind.SOCKET: _socket,
+    NeedKind.PROGRAM: program,
+    NeedKind.IMAGE: _image,
+    NeedKind.VARIABLES: _variables,
+    NeedKind.BRIDGE: _bridge,
+    NeedKind.LINK: _link,
+    NeedKind.ADDRESS: _address,
+    NeedKind.PORT: _port,
+    NeedKind.LISTENER: _listener,
+    NeedKind.HUGE_PAGES: _huge_pages,
+    NeedKind.USB: _usb,
+    NeedKind.SCSI: _scsi,
+    NeedKind.PCI: _pci,
+    NeedKind.MEDIATED: _mediated,
+    NeedKind.PARTITION: _partition,
+}

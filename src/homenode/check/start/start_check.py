@@ -1,0 +1,153 @@
+"""StartCheck: whether a VM would start on this machine, each need by itself. [I/O]
+
+libvirt is asked last, with a copy that it defines and forgets at once: its own refusal stands where
+no need has named the reason already.
+"""
+
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from msgspec import Struct
+
+from homenode.catalogue import finding
+from homenode.check.start.libvirt_answers import ASKED_OF_LIBVIRT
+from homenode.check.start.machine import StartMachine
+from homenode.check.start.needs import Need, NeedAnswer, NeedKind, NeedState, needs_of, unknown
+from homenode.check.start.paths import LOOKED_AT
+from homenode.check.start.trial_definition import refusal
+from homenode.errors import HomenodeError
+from homenode.findings import Finding, Findings, merged, sourced
+from homenode.trusted_path import changeable
+from homenode.vm.domain.document import Document
+from homenode.vm.hypervisor.connection import is_local
+
+FINDING_OF: Mapping[NeedKind, str] = {
+    NeedKind.IMAGE: "start-file",
+    NeedKind.VOLUME: "start-storage",
+    NeedKind.FIRMWARE: "start-emulator",
+    NeedKind.EMULATOR: "start-emulator",
+    NeedKind.CPU: "start-emulator",
+    NeedKind.MODEL: "start-emulator",
+    NeedKind.SECURITY: "start-emulator",
+    NeedKind.PROGRAM: "start-program",
+    NeedKind.NETWORK: "start-network",
+    NeedKind.BRIDGE: "start-network",
+    NeedKind.LINK: "start-network",
+    NeedKind.FILTER: "start-network",
+    NeedKind.ADDRESS: "start-network",
+    NeedKind.LISTENER: "start-network",
+    NeedKind.PORT: "start-in-use",
+    NeedKind.NAME: "start-in-use",
+    NeedKind.SECRET: "start-secret",
+    NeedKind.HUGE_PAGES: "start-memory",
+    NeedKind.LOCK: "start-memory",
+    NeedKind.USB: "start-device",
+    NeedKind.SCSI: "start-device",
+    NeedKind.PCI: "start-device",
+    NeedKind.MEDIATED: "start-device",
+    NeedKind.PARTITION: "start-cgroup",
+    NeedKind.ARGUMENT: "start-argument",
+}
+"""The id of what is missing; of paths, start-file."""
+
+ANSWERS = {**LOOKED_AT, **ASKED_OF_LIBVIRT}
+_HAS_NO_COPY = ("start-program", "start-kvm", "start-emulator")
+"""What is said by the emulator is why libvirt refuses a definition as well."""
+
+
+class _Asked(Struct, frozen=True, kw_only=True):
+    """A need with its answer."""
+
+    need: Need
+    answer: NeedAnswer
+
+
+def check_start(document: Document, uri: str) -> Findings:
+    """Whether the domain of a document would start on this machine with this libvirt.
+
+    Never raises for what the machine lacks. Of a libvirt on another machine, only what that libvirt
+    itself knows is asked.
+    """
+    machine = StartMachine(uri, document)
+    asked = [_Asked(need=need, answer=_answer(machine, need)) for need in needs_of(document)]
+    found = [*_missing(asked), *_given_twice(asked), *_unknown(asked)]
+    emulator = document.root.value("devices/emulator")
+    why = None if emulator is None else changeable([Path(emulator)])
+    named = {one.id for one in found}
+    if named.isdisjoint(_HAS_NO_COPY) and is_local(uri):
+        if why is not None:
+            found.append(_not_known("the definition", f"not tried: {why}, and libvirt runs it"))
+        else:
+            found += refusal(machine, document)
+    return Findings(
+        checked=(_ready_text(asked, uri),), findings=sourced(found, f"this machine, {uri}")
+    )
+
+
+def _answer(machine: StartMachine, need: Need) -> NeedAnswer:
+    if need.kind in LOOKED_AT and not is_local(machine.uri):
+        return unknown(f"{need.value}: a path of another machine")
+    try:
+        return ANSWERS[need.kind](machine, need)
+    except HomenodeError as error:
+        return unknown(error.message)
+    except (OSError, ValueError) as error:
+        return unknown(f"{need.value}: {getattr(error, 'strerror', None) or error}")
+
+
+def _missing(asked: list[_Asked]) -> list[Finding]:
+    return [
+        finding(
+            one.answer.of or FINDING_OF.get(one.need.kind, "start-file"),
+            one.need.subject,
+            expected=one.need.kind,
+            observed=one.answer.why,
+        )
+        for one in asked
+        if one.answer.state is NeedState.MISSING
+    ]
+
+
+def _given_twice(asked: list[_Asked]) -> Iterator[Finding]:
+    """Disks of one image, of which one is written: QEMU's own locks bar the second."""
+    disks: dict[str, Need] = {}
+    for one in asked:
+        need = one.need
+        if need.kind not in (NeedKind.IMAGE, NeedKind.BLOCK) or not need.value:
+            continue
+        first = disks.setdefault(os.path.realpath(need.value), need)
+        same = first is not need and first.subject != need.subject
+        if same and (first.is_written or need.is_written) and not need.is_shared:
+            yield finding(
+                "start-in-use",
+                need.subject,
+                expected="an image that no other disk writes",
+                observed=f"{need.value}: {first.subject} has it too",
+            )
+
+
+def _unknown(asked: list[_Asked]) -> list[Finding]:
+    """What is not known, one finding for each reason."""
+    found = [
+        _not_known(one.need.subject, one.answer.why)
+        for one in asked
+        if one.answer.state is NeedState.UNKNOWN
+    ]
+    return list(merged(found))
+
+
+def _not_known(subject: str, why: str) -> Finding:
+    return finding("start-unknown", subject, expected="an answer", observed=f"not known: {why}")
+
+
+def _ready_text(asked: list[_Asked], uri: str) -> str:
+    """What is ready, by its kind, and how much is not."""
+    ready = [one.need for one in asked if one.answer.state is NeedState.READY]
+    counts = Counter(need.kind.words for need in ready)
+    parts = [name if count == 1 else f"{name} x {count}" for name, count in counts.items()]
+    return (
+        f"would it start here ({uri}): {len(ready)} of {len(asked)} needs are ready: "
+        f"{', '.join(parts)}"
+    )

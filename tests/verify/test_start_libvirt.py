@@ -1,0 +1,225 @@
+"""VMs that cannot start are named, and VMs that can are not: a real libvirt is the judge of both.
+
+Each row is defined and started paused, under TCG. What libvirt says decides what homenode must say.
+"""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from homenode.check.start.start_check import check_start
+from homenode.check.verify.boot.libvirt import SYSTEM, answering
+from homenode.process import Completed, run
+from homenode.vm.domain.read import open_domain
+
+pytestmark = [pytest.mark.libvirt, pytest.mark.root]
+
+DOCUMENT = """<domain type='{type}' xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'>
+  <name>{name}</name><memory unit='MiB'>32</memory><vcpu>1</vcpu>
+  <os><type arch='x86_64' machine='{machine}'>hvm</type>{os}</os><features><acpi/></features>{cpu}
+  <devices><emulator>{emulator}</emulator><memballoon model='none'/>
+  <controller type='usb' model='none'/>{devices}</devices>{tail}
+</domain>
+"""
+USUAL = {
+    "type": "qemu",
+    "machine": "q35",
+    "os": "",
+    "cpu": "",
+    "devices": "",
+    "tail": "",
+    "emulator": "/usr/bin/qemu-system-x86_64",
+}
+
+
+def disk(file: str, format: str = "raw", target: str = "vda", more: str = "") -> str:
+    return (
+        f"<disk type='file'><driver name='qemu' type='{format}'/><source file='{file}'{more}/>"
+        f"<target dev='{target}' bus='virtio'/></disk>"
+    )
+
+
+def arguments(*words: str) -> str:
+    inside = "".join(f"<qemu:arg value='{word}'/>" for word in words)
+    return f"<qemu:commandline>{inside}</qemu:commandline>"
+
+
+PFLASH = "<loader readonly='yes' type='pflash'>/usr/share/OVMF/OVMF_CODE_4M.fd</loader>"
+
+CANNOT: dict[str, tuple[str, dict[str, str]]] = {
+    "disk": ("start-file", {"devices": disk("{at}/gone.img")}),
+    "backing": ("start-image", {"devices": disk("{at}/broken.qcow2", "qcow2")}),
+    "no-qcow2": ("start-image", {"devices": disk("{at}/raw.img", "qcow2")}),
+    "closed": ("start-permission", {"devices": disk("{at}/closed/raw.img")}),
+    "twice": (
+        "start-in-use",
+        {"devices": disk("{at}/raw.img") + disk("{at}/raw.img", target="vdb")},
+    ),
+    "pool": (
+        "start-storage",
+        {
+            "devices": "<disk type='volume'><source pool='homenode-none' volume='v'/>"
+            "<target dev='vda' bus='virtio'/></disk>"
+        },
+    ),
+    "network": (
+        "start-network",
+        {"devices": "<interface type='network'><source network='homenode-none'/></interface>"},
+    ),
+    "bridge": (
+        "start-network",
+        {"devices": "<interface type='bridge'><source bridge='homenode9'/></interface>"},
+    ),
+    "loader": ("start-file", {"os": "<loader type='rom'>{at}/none</loader>"}),
+    "template": ("start-file", {"os": PFLASH + "<nvram template='{at}/none'>{at}/vars</nvram>"}),
+    "emulator": ("start-program", {"emulator": "{at}/none"}),
+    "machine": ("start-emulator", {"machine": "pc-q35-99.9"}),
+    "cpu": ("start-emulator", {"cpu": "<cpu><model fallback='forbid'>None-v1</model></cpu>"}),
+    "kvm": ("start-kvm", {"type": "kvm"}),
+    "serial": (
+        "start-file",
+        {"devices": "<serial type='unix'><source mode='connect' path='{at}/none'/></serial>"},
+    ),
+    "usb": (
+        "start-device",
+        {
+            "devices": "<hostdev mode='subsystem' type='usb'><source><vendor id='0xdead'/>"
+            "<product id='0xbeef'/></source></hostdev>"
+        },
+    ),
+    "argument": ("start-argument", {"tail": arguments("-device", "edu,none=1,addr=1e")}),
+    "address": (
+        "refused-by-libvirt",
+        {
+            "devices": "<video><model type='cirrus'/>"
+            "<address type='pci' slot='0x1f' function='2'/></video>"
+        },
+    ),
+}
+CAN: dict[str, dict[str, str]] = {
+    "what-is-there": {
+        "devices": disk("{at}/raw.img")
+        + disk("{at}/top.qcow2", "qcow2", "vdb")
+        + disk("{at}/broken.qcow2", target="vdc")
+        + disk("{at}/gone.img", target="vdd", more=" startupPolicy='optional'")
+        + "<serial type='file'><source path='{at}/new.log'/></serial>"
+        "<channel type='unix'><target type='virtio' name='org.qemu.guest_agent.0'/></channel>",
+        "tail": arguments("-global", "pcie-root-port.x-speed=2_5"),
+    },
+    "what-libvirt-makes": {
+        "os": PFLASH + "<nvram>/var/lib/libvirt/qemu/nvram/{name}.fd</nvram>",
+        "cpu": "<cpu mode='maximum'/>",
+    },
+}
+
+
+def virsh(*words: str, input: str | None = None) -> Completed:
+    return run(("virsh", "-q", "-c", SYSTEM, *words), 120, input)
+
+
+@pytest.fixture(scope="module")
+def at() -> Iterator[str]:
+    """A folder of images that QEMU's user may enter."""
+    for program in ("virsh", "qemu-img"):
+        if shutil.which(program) is None:
+            pytest.skip(f"no {program} here")
+    if os.geteuid() != 0 or answering(None) is None:
+        pytest.skip(f"needs root and a libvirtd at {SYSTEM}")
+    if not Path("/usr/share/OVMF/OVMF_CODE_4M.fd").exists():
+        pytest.skip("no OVMF here")
+    folder = Path("/var/lib/libvirt/images") / f"homenode-test-{uuid.uuid4().hex[:8]}"
+    folder.mkdir(mode=0o755, parents=True)
+
+    def image(name: str, *words: str) -> None:
+        subprocess.run(["qemu-img", "create", "-q", *words, str(folder / name), "1M"], check=True)
+
+    try:
+        image("raw.img", "-f", "raw")
+        image("base.qcow2", "-f", "qcow2")
+        for name, below in (("top.qcow2", "base.qcow2"), ("broken.qcow2", "gone.qcow2")):
+            image(name, "-u", "-f", "qcow2", "-b", str(folder / below), "-F", "qcow2")
+        (folder / "closed").mkdir(mode=0o700)
+        shutil.copy(folder / "raw.img", folder / "closed")
+        yield str(folder)
+    finally:
+        shutil.rmtree(folder)
+
+
+def document(row: dict[str, str], at: str) -> tuple[str, str]:
+    name = f"homenode-test-{uuid.uuid4().hex[:8]}"
+    values = {k: v.replace("{at}", at).replace("{name}", name) for k, v in {**USUAL, **row}.items()}
+    return name, DOCUMENT.format(name=name, **values)
+
+
+def starts(name: str, text: str) -> bool:
+    """What libvirt does with it; nothing of it is left."""
+    try:
+        if virsh("define", "/dev/stdin", input=text).returncode:
+            return False
+        return virsh("start", "--paused", name).returncode == 0
+    finally:
+        virsh("destroy", name)
+        virsh("undefine", "--nvram", name)
+
+
+@pytest.mark.parametrize("case", CANNOT)
+def test_a_vm_that_libvirt_cannot_start_is_named_with_the_reason(case: str, at: str) -> None:
+    expected, row = CANNOT[case]
+    name, text = document(row, at)
+    found = check_start(open_domain(text.encode(), "vm.xml"), SYSTEM).findings
+    assert expected in {one.id for one in found if one.is_bad}, found
+    assert not starts(name, text)
+
+
+@pytest.mark.parametrize("case", CAN)
+def test_a_vm_that_libvirt_starts_has_nothing_missing(case: str, at: str) -> None:
+    name, text = document(CAN[case], at)
+    found = check_start(open_domain(text.encode(), "vm.xml"), SYSTEM).findings
+    assert not [one for one in found if one.is_bad]
+    assert starts(name, text)
+
+
+def test_an_image_that_another_vm_writes_is_in_use(at: str) -> None:
+    holder, text = document({"devices": disk("{at}/base.qcow2", "qcow2")}, at)
+    assert virsh("create", "--paused", "/dev/stdin", input=text).returncode == 0
+    try:
+        _, other = document({"devices": disk("{at}/base.qcow2", "qcow2")}, at)
+        found = check_start(open_domain(other.encode(), "vm.xml"), SYSTEM).findings
+        assert "start-in-use" in {one.id for one in found}
+    finally:
+        virsh("destroy", holder)
+
+
+CHECK = """
+import sys
+from pathlib import Path
+from homenode.check.start.start_check import check_start
+from homenode.vm.domain.read import open_domain
+print("begin", flush=True)
+check_start(open_domain(Path(sys.argv[1]).read_bytes(), "vm.xml"), "qemu:///system")
+"""
+
+
+@pytest.mark.parametrize("wait_s", [0.03, 0.08, 0.15])
+def test_a_killed_check_leaves_no_domain(wait_s: float, at: str, tmp_path: Path) -> None:
+    _, text = document({}, at)
+    path = tmp_path / "vm.xml"
+    path.write_text(text)
+    process = subprocess.Popen([sys.executable, "-c", CHECK, path], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.readline()
+    time.sleep(wait_s)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    deadline = time.monotonic() + 10
+    while f"homenode-start-{process.pid}-" in virsh("list", "--all", "--name").stdout:
+        assert time.monotonic() < deadline, "what one virsh began, it ends"
+        time.sleep(0.05)

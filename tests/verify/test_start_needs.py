@@ -1,0 +1,134 @@
+"""What a VM needs of its machine, read from its document, and the heads of disk images."""
+
+import struct
+from pathlib import Path
+
+import pytest
+
+from homenode.check.start.images import chain_of, read_head
+from homenode.check.start.needs import Need, NeedKind, needs_of
+from homenode.check.start.start_check import check_start
+from homenode.vm.domain.read import open_domain
+from tests.verify_documents import PLAIN
+
+DOMAIN = "<domain type='qemu'><name>a</name><os>{os}</os><devices>{devices}</devices></domain>"
+
+
+def needs(devices: str = "", os: str = "<type>hvm</type>") -> list[tuple[NeedKind, str, str]]:
+    text = DOMAIN.format(os=os, devices=devices)
+    found = needs_of(open_domain(text.encode(), "vm.xml"))
+    always = (NeedKind.EMULATOR, NeedKind.NAME)
+    return [(need.kind, need.value, need.detail) for need in found if need.kind not in always]
+
+
+FILE = "<disk type='file'><source file='/a.img'{more}/>{below}<target dev='vda'/></disk>"
+
+
+def test_a_disk_is_an_image_in_its_format_and_an_optional_one_is_no_need() -> None:
+    assert needs(FILE.format(more="", below="")) == [(NeedKind.IMAGE, "/a.img", "raw")]
+    assert needs(FILE.format(more=" startupPolicy='optional'", below="")) == []
+    below = "<backingStore type='file'><format type='qcow2'/><source file='/b.img'/></backingStore>"
+    assert needs(FILE.format(more="", below=below)) == [
+        (NeedKind.IMAGE, "/a.img", "raw"),
+        (NeedKind.IMAGE, "/b.img", "qcow2"),
+    ]
+
+
+def test_a_socket_that_libvirt_binds_needs_its_folder_and_one_that_it_joins_itself() -> None:
+    serial = "<serial type='unix'><source mode='{mode}' path='/run/x/s'/></serial>"
+    assert needs(serial.format(mode="bind")) == [(NeedKind.PARENT, "/run/x/s", "")]
+    assert needs(serial.format(mode="connect")) == [(NeedKind.SOCKET, "/run/x/s", "")]
+
+
+def test_variables_of_firmware_need_a_template_only_where_their_file_is_not_there() -> None:
+    loader = "<type>hvm</type><loader type='pflash'>/code</loader><nvram{at}>{file}</nvram>"
+    assert needs(os=loader.format(at=" template='/vars'", file="/own")) == [
+        (NeedKind.FILE, "/code", ""),
+        (NeedKind.PARENT, "/own", ""),
+        (NeedKind.FILE, "/vars", "/own"),
+    ]
+    assert (NeedKind.VARIABLES, "/code", "/own") in needs(os=loader.format(at="", file="/own"))
+
+
+def test_a_server_on_another_machine_is_not_asked() -> None:
+    disk = (
+        "<disk type='network'><source protocol='nbd'><host name='{name}' port='10809'/></source>"
+        "<target dev='vda'/></disk>"
+    )
+    assert needs(disk.format(name="10.0.0.7")) == [(NeedKind.ELSEWHERE, "10.0.0.7", "nbd disk")]
+    assert needs(disk.format(name="localhost")) == [(NeedKind.LISTENER, "10809", "localhost")]
+
+
+def test_without_libvirt_what_is_not_there_is_named_and_the_rest_is_not_known(
+    tmp_path: Path,
+) -> None:
+    """Three answers: a disk that is missing, one that is there, and a network of no known state."""
+    here = tmp_path / "there.img"
+    here.write_bytes(bytes(512))
+    devices = "".join(
+        FILE.format(more="", below="").replace("/a.img", path).replace("vda", name)
+        for path, name in ((str(here), "vda"), (str(tmp_path / "gone.img"), "vdb"))
+    )
+    devices += "<interface type='network'><source network='lan'/></interface>"
+    text = DOMAIN.format(os="<type>hvm</type>", devices=devices)
+    nowhere = f"qemu+unix:///system?socket={tmp_path}/none"
+    found = check_start(open_domain(text.encode(), "vm.xml"), nowhere).findings
+    missing = [(one.id, one.subject) for one in found if one.is_bad]
+    assert missing == [("start-file", "disk vdb")]
+    assert {one.id for one in found if not one.is_bad} == {"start-unknown"}
+    assert any("lan" in one.observed for one in found)
+
+
+def qcow2(
+    backing: bytes = b"", *, version: int = 3, features: int = 0, named: bytes = b""
+) -> bytes:
+    head = struct.pack(
+        ">4sIQIIQIIQQIIQ", b"QFI\xfb", version, 512 if backing else 0, len(backing),
+        16, 1 << 20, 0, 1, 0, 0, 1, 0, 0,
+    )  # fmt: skip
+    head = head[:72] + struct.pack(">QQQII", features, 0, 0, 4, 104)
+    if named:
+        head += struct.pack(">II", 0xE2792ACA, len(named)) + named.ljust(8, b"\0")
+    return head.ljust(512, b"\0") + backing.ljust(512, b"\0")
+
+
+def test_the_head_of_a_qcow2_names_what_lies_below() -> None:
+    head = read_head(qcow2(b"/below.img", named=b"qcow2"), "qcow2")
+    assert (head.fault, head.backing, head.backing_format) == (None, "/below.img", "qcow2")
+    assert read_head(qcow2(), "qcow2").backing is None
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"QFI\xfb", bytes(512), qcow2(version=9), qcow2(features=1 << 40), qcow2(features=2)],
+)
+def test_what_qemu_would_not_open_has_a_fault(content: bytes) -> None:
+    assert read_head(content, "qcow2").fault
+
+
+@pytest.mark.parametrize("cut", range(0, 120, 3))
+def test_a_head_that_is_cut_anywhere_is_read_without_an_error(cut: int) -> None:
+    read_head(qcow2(b"/below.img", named=b"qcow2")[:cut], "qcow2")
+
+
+def test_a_chain_ends_with_what_is_missing_or_below_itself(tmp_path: Path) -> None:
+    names = [str(tmp_path / f"{number}.qcow2") for number in range(3)]
+    for name, below in zip(names, [*names[1:], str(tmp_path / "none")], strict=True):
+        Path(name).write_bytes(qcow2(below.encode(), named=b"qcow2"))
+    assert "none is not there" in (chain_of(names[0], "qcow2", is_followed=True).fault or "")
+    assert chain_of(names[0], "qcow2", is_followed=False).fault is None
+    Path(names[2]).write_bytes(qcow2(names[0].encode(), named=b"qcow2"))
+    assert "over itself" in (chain_of(names[0], "qcow2", is_followed=True).fault or "")
+    Path(names[2]).write_bytes(qcow2())
+    assert chain_of(names[0], "qcow2", is_followed=True).files == tuple(names[1:])
+    Path(names[0]).write_bytes(qcow2(names[1].encode()))
+    assert "format" in (chain_of(names[0], "qcow2", is_followed=True).fault or "")
+
+
+def test_every_kind_of_need_has_an_answer_and_a_known_finding() -> None:
+    from homenode.catalogue import catalogue
+    from homenode.check.start.start_check import ANSWERS, FINDING_OF
+
+    assert set(ANSWERS) == set(NeedKind)
+    assert set(FINDING_OF.values()) <= set(catalogue())
+    assert isinstance(needs_of(open_domain(PLAIN, "vm.xml"))[0], Need)

@@ -152,6 +152,7 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
     "measure/layouts/runner.py": {"shutil.move": "a run's folder, by its name"},
     "measure/tool_setup.py": {"unlink": "a program whose way and sum were looked at"},
     "plugins.py": {"importlib.metadata": "entry points of installed distributions"},
+    "cluster/pool/ledger.py": {"sqlite3": "one plain file, which it has made or looked at"},
     "cluster/pods/manifest.py": {"yaml": "it is given a text"},
     "process.py": {"Popen": "the one way to start a program"},
     "change/record_folder.py": {"unlink": _OWN},

@@ -27,6 +27,7 @@ VERSIONS = {
     "pool": 1,
     "pool-answers": 1,
     "pool-hosts": 1,
+    "pool-ledger": 1,
     "pool-moves": 1,
     "pool-packing": 1,
     "pool-placements": 1,

@@ -8,9 +8,9 @@ import pytest
 from msgspec import structs
 from msgspec.structs import replace
 
-from homenode.cluster.pool.division import ALLOWED, PackRequest, Rules
+from homenode.cluster.pool.division import ALLOWED, PackRequest
 from homenode.cluster.pool.flavour import Flavour, default_flavours
-from homenode.cluster.pool.model import Pool, PoolHost
+from homenode.cluster.pool.model import Pool, PoolHost, Rules
 from homenode.cluster.pool.pack import PackedVm, Packing, pack, parse_requests
 from homenode.cluster.pool.packing import tuned_documents
 from homenode.cluster.pool.sources import load_pool

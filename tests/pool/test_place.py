@@ -7,6 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from homenode.cluster.pool.flavour import Flavour, default_flavours
+from homenode.cluster.pool.model import VmIdentity
 from homenode.cluster.pool.place import PoolPlaces
 from homenode.plan.planner import plan
 from homenode.show.pool_text import refusal_text
@@ -96,8 +97,8 @@ def test_arrivals_and_departures_leave_no_trace() -> None:
     best = next(places.ranked(GPU2))
     vm = with_vm(pool.host(best.host), GPU2, "new").domains[-1]
     places.add(best.host.name, vm)
-    assert places.hosts_of("new") == (best.host.name,)
-    assert places.remove("new") == (best.host.name,)
+    assert places.hosts_of(VmIdentity("new")) == (best.host.name,)
+    assert places.remove(VmIdentity("new")) == (best.host.name,)
     assert [one.host.name for one in places.ranked(GPU1)] == before
 
 
@@ -105,7 +106,7 @@ def test_a_vm_that_runs_in_the_pool_makes_room_for_itself() -> None:
     host = with_vm(shipped("hgx-h100"), GPU8, "own")
     places = PoolPlaces(pool_of([("a", host)]), default_flavours())
     assert next(places.ranked(GPU8), None) is None
-    assert next(places.ranked(GPU8, vm="own")).host.name == "a"
+    assert next(places.ranked(GPU8, vm=VmIdentity("own"))).host.name == "a"
 
 
 def test_the_first_places_are_the_same_however_many_are_asked_for() -> None:

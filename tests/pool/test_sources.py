@@ -6,25 +6,15 @@ import sys
 from pathlib import Path
 
 import pytest
-from msgspec.structs import replace
 
 from homenode.cli import main
-from homenode.cluster.pool.flavour import default_flavours
 from homenode.cluster.pool.model import PoolBuilder
-from homenode.cluster.pool.outlook import outlook
-from homenode.cluster.pool.recorded import (
-    PLACEMENTS,
-    PlacementLine,
-    placement_record,
-    with_placements,
-)
 from homenode.cluster.pool.solver import install_hint, optional_module
 from homenode.cluster.pool.sources import POOL_FILE, load_pool
 from homenode.cluster.pool.stored import encode_pool, read_pool
 from homenode.errors import InputError, UsageError
-from homenode.formats import line
 from homenode.vm.domain.read import read_vm
-from tests.pool.pools import filled, pool_of, shipped, with_vm
+from tests.pool.pools import filled, pool_of, shipped
 
 HOST = Path(__file__).parents[2] / "src/homenode/machine/hosts/small-2n8c-2gpu.toml"
 
@@ -150,51 +140,6 @@ def test_a_list_of_comments_only_names_no_source(tmp_path: Path) -> None:
         load_pool([str(path)])
 
 
-def test_recorded_vms_count_until_they_are_removed(tmp_path: Path) -> None:
-    pool = pool_of([("a", shipped("hgx-h100"))])
-    (tmp_path / POOL_FILE).write_text("".join(encode_pool(pool)))
-    vm = with_vm(shipped("hgx-h100"), default_flavours()[3], "vm").domains[-1]
-    with placement_record(tmp_path) as record:
-        record.add("a", vm)
-    assert outlook(load_pool([str(tmp_path)]), default_flavours()).free.free_gpus == 0
-    with placement_record(tmp_path) as record:
-        assert record.remove("vm") == ("a",)
-        assert outlook(load_pool([str(tmp_path)]), default_flavours()).free.free_gpus == 8
-        assert record.remove("vm") == ()
-
-
-def test_a_vm_that_is_recorded_on_another_host_counts_there_only(tmp_path: Path) -> None:
-    pool = pool_of([("a", shipped("hgx-h100")), ("b", shipped("hgx-h100"))])
-    (tmp_path / POOL_FILE).write_text("".join(encode_pool(pool)))
-    vm = with_vm(shipped("hgx-h100"), default_flavours()[3], "vm").domains[-1]
-    for host in ("a", "b", "b"):
-        with placement_record(tmp_path) as record:
-            record.add(host, vm)
-    assert [len(host.domains) for host in load_pool([str(tmp_path)]).hosts] == [0, 1]
-
-
-def test_a_recorded_vm_counts_while_its_host_has_only_defined_it() -> None:
-    host = with_vm(shipped("hgx-h100"), default_flavours()[0], "vm")
-    vm = host.domains[0]
-    defined = replace(vm, planned=False)
-    pool = pool_of([("a", replace(host, domains=(defined,)))])
-    assert with_placements(pool, (PlacementLine(host="a", name="vm", vm=vm),)).hosts[0].domains == (
-        vm,
-    )
-
-
-def test_a_vm_that_runs_by_now_counts_as_it_runs() -> None:
-    host = with_vm(shipped("hgx-h100"), default_flavours()[0], "vm")
-    pool = pool_of([("a", host)])
-    lines = (
-        PlacementLine(host="a", name="vm", vm=host.domains[0]),
-        PlacementLine(host="gone", name="x"),
-    )
-    assert with_placements(pool, lines) == pool
-    assert json.loads(line(lines[1])) == {"host": "gone", "name": "x"}
-    assert PLACEMENTS.endswith("jsonl")
-
-
 def _run(
     arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> tuple[int, str]:
@@ -300,7 +245,6 @@ def test_recorded_packings_count_until_all_their_vms_are_removed(
     assert not Path("packed").exists()
     assert run(*pack) == 0
     assert placed() == ["vm-1", "vm-2", "vm-3"]
-    assert Path("pool", PLACEMENTS).read_text().count("\n") == 4  # the head, and a line for each
     assert run(*pack) == 2  # these VMs are there
     assert (run("remove", "vm-2", "nothere"), placed()) == (2, ["vm-1", "vm-3"])
     assert (run("remove", "vm-1", "--packing", "packed"), placed()) == (2, [])

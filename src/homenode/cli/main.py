@@ -84,6 +84,7 @@ POOL = Command(
         Command("vms", f"{_POOL}PoolVmsArguments", "pool_reading:list_vms"),
         Command("capture", f"{_POOL}PoolCaptureArguments", "pool_reading:capture"),
         Command("place", f"{_POOL}PoolPlaceArguments", "pool_placing:place"),
+        Command("host", f"{_POOL}PoolHostArguments", "pool_placing:mark_hosts"),
         Command("remove", f"{_POOL}PoolRemoveArguments", "pool_placing:remove"),
         Command("simulate", f"{_POOL}PoolSimulateArguments", "pool_reading:simulate"),
         Command("pack", f"{_POOL}PoolPackArguments", "pool_placing:pack"),

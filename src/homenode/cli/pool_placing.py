@@ -1,8 +1,9 @@
 """homenode pool place, remove, pack, drain, defragment: where VMs go, or move. [I/O]"""
 
 import gc
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from itertools import chain, islice
 from pathlib import Path
 
@@ -12,12 +13,14 @@ from msgspec.structs import replace
 from homenode.cli.arguments.pool import (
     PoolDefragmentArguments,
     PoolDrainArguments,
+    PoolHostArguments,
     PoolPackArguments,
     PoolPlaceArguments,
     PoolRemoveArguments,
 )
 from homenode.cli.planning import check_tuned_output, write_document
 from homenode.cli.pool_reading import (
+    MOST_NAMES,
     check_hosts,
     exit_with_failures,
     note_failures,
@@ -36,8 +39,9 @@ from homenode.cli.terminal import (
     print_json,
 )
 from homenode.cluster.pool.flavour import Flavour
-from homenode.cluster.pool.hook import Hook
-from homenode.cluster.pool.model import Pool, PoolHost
+from homenode.cluster.pool.hook_session import HookSession
+from homenode.cluster.pool.ledger import Ledger, has_ledger
+from homenode.cluster.pool.model import Availability, Pool, PoolHost
 from homenode.cluster.pool.moves import MovePlan
 from homenode.cluster.pool.moves import defragment as defragment_moves
 from homenode.cluster.pool.moves import drain as drain_moves
@@ -49,10 +53,13 @@ from homenode.cluster.pool.packing import (
     packing_text,
     read_packing,
     tuned_documents,
+    uuid_of,
     write_packing,
 )
-from homenode.cluster.pool.place import PoolPlaces, RankedPlace, RefusedHosts
-from homenode.cluster.pool.recorded import PLACEMENTS, PlacementRecord, placement_record
+from homenode.cluster.pool.place import PoolPlaces, RankedPlace
+from homenode.cluster.pool.planner import Planner
+from homenode.cluster.pool.reservations import Reservation, identity_of, seen_in
+from homenode.cluster.pool.sources import load_pool
 from homenode.decide.auto_layout import NotRecommended, settled
 from homenode.decide.evidence.model import Evidence
 from homenode.decide.evidence.sources import load_evidence
@@ -60,10 +67,12 @@ from homenode.doc import Doc
 from homenode.errors import UNPLANNABLE, HostError, InputError, UsageError
 from homenode.formats import encode
 from homenode.input_files import input_lines, read_input
+from homenode.machine.pci import canonical_uuid
 from homenode.plan.stored import domain_of_plan, encode_plan
 from homenode.plan.tuning import tune
 from homenode.show.explain import explain
 from homenode.show.pool_text import defragment_text, drain_text, places_text
+from homenode.vm.domain.copy import copied_uuid
 from homenode.vm.domain.read import read_vm
 from homenode.vm.domain.schema import refuse_new_errors
 from homenode.vm.model import Vm
@@ -98,8 +107,8 @@ def place(asked: PoolPlaceArguments) -> None:
     evidence = None
     if options.layout == "auto":
         evidence = load_evidence(asked.results)
-    with recording(sources) if asked.record else nullcontext() as record:
-        pool = read_the_pool(sources)
+    with recording(sources) if asked.record else nullcontext() as ledger:
+        pool = read_the_pool(sources, ledger)
         note_failures(pool)
         check_hosts(asked.among, pool)
         by_shape = _flavour_of_shapes(guest, options, pool, evidence, asked.gpu_model)
@@ -108,7 +117,7 @@ def place(asked: PoolPlaceArguments) -> None:
             places = PoolPlaces(pool, sizes, planner)
             for number in range(1, asked.count + 1):
                 name = guest.name if asked.count == 1 else f"{guest.name}-{number}"
-                if not _place_one(asked, original, name, by_shape, places, record, number=number):
+                if not _place_one(asked, original, name, by_shape, places, ledger, number=number):
                     break
                 placed = number
         if placed < asked.count:
@@ -155,17 +164,25 @@ def _place_one(
     name: str,
     by_shape: dict[int, Flavour],
     places: PoolPlaces,
-    record: PlacementRecord | None,
+    ledger: Ledger | None,
     *,
     number: int,
 ) -> bool:
     """Whether a host takes it."""
     document = asked.document or "-"
     screen = error_console() if asked.output == STANDARD_OUTPUT else console()
-    ranking = places.ranked(by_shape, vm=name, among=asked.among or None)
+    guest = next(iter(by_shape.values())).guest
+    uuid = None if guest is None or guest.uuid is None else canonical_uuid(guest.uuid)
+    if uuid is not None and asked.count > 1:
+        uuid = copied_uuid(uuid, name)
+    known = None if ledger is None else ledger.find(name, uuid, asked.owner)
+    own = known.identity if known else identity_of(name, uuid, asked.owner)
+    rules = known.rules if known and asked.rules.is_free else asked.rules
+    among = asked.among or None
+    ranking = places.ranked(by_shape, vm=own, among=among, rules=rules)
     first = list(islice(ranking, 3))
     if not first:
-        refused = _refusals(places, by_shape, name, asked.among)
+        refused = places.refusals(by_shape, vm=own, among=among, rules=rules)
         has_addresses = any(
             not flavour.gpus and flavour.guest is not None and flavour.guest.hostdevs
             for flavour in by_shape.values()
@@ -188,11 +205,20 @@ def _place_one(
             given = original if asked.count == 1 else tuning.original
             lines += write_document(tuning, given, output, permissions_of(document))
         lines += tuning.notes if number == 1 else ()
-        vm = structs.replace(domain_of_plan(tuning.plan), name=name)
-        places.add(one.host.name, vm)
-        if record is not None:
-            record.add(one.host.name, vm)
-            lines.append(f"recorded {name} on {one.host.name}")
+        vm = structs.replace(domain_of_plan(tuning.plan), name=name, uuid=own.uuid)
+        reservation = Reservation(
+            host=one.host.name,
+            vm=vm,
+            owner=asked.owner,
+            by_name=uuid is None and (known is None or known.by_name),
+            rules=rules,
+            seen=seen_in(places.pool(), own),
+            expires_at_s=None if asked.ttl_s is None else time.time() + asked.ttl_s,
+        )
+        places.add(one.host.name, vm, rules)
+        if ledger is not None:
+            ledger.reserve(reservation)
+            lines += _recorded(reservation, known)
         if asked.json:
             print_json(encode_plan(tuning.plan))
         elif explained:
@@ -210,14 +236,17 @@ def _place_one(
     return False
 
 
-def _refusals(
-    places: PoolPlaces, by_shape: dict[int, Flavour], vm: str, among: Sequence[str]
-) -> tuple[RefusedHosts, ...]:
-    """Why the hosts that may be chosen refuse the VM."""
-    if among:
-        hosts = tuple(host for host in places.pool().hosts if host.name in among)
-        places = PoolPlaces(replace(places.pool(), hosts=hosts), (), places.planner)
-    return places.refusals(by_shape, vm=vm)
+def _recorded(one: Reservation, known: Reservation | None) -> Iterator[str]:
+    """What was reserved, and where the VM counts besides or no longer."""
+    name = one.vm.name
+    yield f"recorded {name} on {one.host}"
+    if known is not None and one.by_name:
+        yield f"{name} has no UUID: it counts as the VM of this name that was recorded before"
+    elsewhere = [host for host, vm in one.seen if vm.running and host != one.host]
+    for host in elsewhere:
+        yield f"{name} runs on {host}, and counts there too until a capture shows it moved"
+    if known is not None and known.host not in (one.host, *elsewhere):
+        yield f"{name} no longer counts on {known.host}"
 
 
 def _note_next_step(place: RankedPlace, output: Path | None, asked: PoolPlaceArguments) -> None:
@@ -247,29 +276,41 @@ def _output_of(asked: PoolPlaceArguments, name: str) -> Path | None:
 def answer(sources: Sequence[str], flavours: Path | None) -> None:
     """Lines of JSON in, lines of JSON out, until the end of standard input."""
     sizes = read_flavours(flavours)
-    pool = read_the_pool(sources)
-    note_failures(pool)
-    with planner_of(pool, sources) as planner:
-        hook = Hook(PoolPlaces(pool, sizes, planner), sizes)
-        hook.prepare()
-    gc.freeze()  # what is kept until the end is not looked through again at requests
-    for line in input_lines():
-        if line.strip():
-            print_json(hook.answer(line))
-            hook.tidy()
-    exit_with_failures(pool)
+    folder = folder_of(sources)
+    pools: list[Pool] = []
+
+    def load() -> Pool:
+        pools[:] = [load_pool(sources, reserved=folder is None)]
+        note_failures(pools[0])
+        return pools[0]
+
+    with Ledger(folder) if folder else nullcontext() as ledger:
+        session = HookSession(load, sizes, Planner, ledger, folder)
+        gc.freeze()  # what is kept until the end is not looked through again at requests
+        for line in input_lines():
+            if line.strip():
+                print_json(session.answer(line))
+                session.tidy()
+    exit_with_failures(pools[0])
 
 
-def recording(sources: Sequence[str]) -> AbstractContextManager[PlacementRecord]:
-    """The record of the pool's folder. It is locked while the pool is read and placed on, so that
+def folder_of(sources: Sequence[str]) -> Path | None:
+    """The folder that a pool is, in which there can be a ledger."""
+    return Path(sources[0]) if len(sources) == 1 and Path(sources[0]).is_dir() else None
+
+
+@contextmanager
+def recording(sources: Sequence[str]) -> Iterator[Ledger]:
+    """The ledger of the pool's folder. It is locked while the pool is read and placed on, so that
     commands that run at once do not give one GPU to several VMs."""
-    folders = [Path(source) for source in sources if Path(source).is_dir()]
-    if len(folders) != 1 or len(sources) != 1:
+    folder = folder_of(sources)
+    if folder is None:
         raise UsageError(
             f"--record: expected one pool that is a folder, found {', '.join(sources)}",
             hint="homenode pool capture writes one",
         )
-    return placement_record(folders[0], note_that_it_waits)
+    with Ledger(folder) as ledger, ledger.writing(note_that_it_waits):
+        yield ledger
 
 
 def note_that_it_waits() -> None:
@@ -284,12 +325,16 @@ def remove(asked: PoolRemoveArguments) -> None:
     if not folder.is_dir():
         raise InputError(f"{folder}: expected a pool's folder, found none")
     wanted = dict.fromkeys([*names, *(() if packing is None else read_packing(packing))])
-    removed: dict[str, tuple[str, ...]] = {}
-    if (folder / PLACEMENTS).exists():
-        with placement_record(folder, note_that_it_waits) as record:
-            removed = {vm: hosts for vm in wanted if (hosts := record.remove(vm))}
-    for vm, hosts in removed.items():
-        note(f"removed {vm} from {', '.join(hosts)}")
+    removed: dict[str, str] = {}
+    if has_ledger(folder):
+        with Ledger(folder) as ledger, ledger.writing(note_that_it_waits):
+            for vm in wanted:
+                one = ledger.find(vm, canonical_uuid(vm), asked.owner)
+                if one is not None:
+                    ledger.release(one)
+                    removed[vm] = one.host
+    for vm, host in removed.items():
+        note(f"removed {vm} from {host}")
     missing = [vm for vm in wanted if vm not in removed]
     if missing:
         found = ", ".join(map(repr, missing[:8])) + (
@@ -301,8 +346,15 @@ def remove(asked: PoolRemoveArguments) -> None:
         )
 
 
-MOST_NAMES = 8
-"""VMs that a command to remove them names; more are named by their packing."""
+def mark_hosts(asked: PoolHostArguments) -> None:
+    """Write down whether the hosts take VMs."""
+    sources = (str(asked.pool),)
+    with recording(sources) as ledger:
+        check_hosts(asked.hosts, read_the_pool(sources, ledger))
+        for host in asked.hosts:
+            ledger.set_host(host, asked.state)
+    for host in asked.hosts:
+        note(f"{host} is {asked.state}")
 
 
 def pack(asked: PoolPackArguments) -> None:
@@ -316,8 +368,8 @@ def pack(asked: PoolPackArguments) -> None:
     text = read_input(requests, "requests as TOML").decode("utf-8", "replace")
     wanted = parse_requests(text, str(requests), read_document)
     check_file_names(name for request in wanted for name in request.names)
-    with recording(sources) if record else nullcontext() as journal:
-        pool = read_the_pool(sources)
+    with recording(sources) if record else nullcontext() as ledger:
+        pool = read_the_pool(sources, ledger)
         note_failures(pool)
         packing = pack_vms(pool, wanted, seconds=asked.time_limit)
         tuned = tuned_documents(packing, pool)
@@ -325,9 +377,12 @@ def pack(asked: PoolPackArguments) -> None:
             refuse_new_errors(one.original, one.document, one.libvirt) for one in tuned.values()
         }
         write_packing(output, packing, tuned)
-        if journal is not None:
+        if ledger is not None:
             for vm in packing.vms:
-                journal.add(vm.host, domain_of_plan(vm.plan))
+                own = replace(domain_of_plan(vm.plan), uuid=uuid_of(vm))
+                ledger.reserve(
+                    Reservation(host=vm.host, vm=own, by_name=own.uuid is None, rules=vm.rules)
+                )
     for text in dict.fromkeys(text for one in tuned.values() for text in one.notes):
         note(text)
     for gap in sorted(gap for gap in gaps if gap is not None):
@@ -360,11 +415,19 @@ def drain(asked: PoolDrainArguments) -> None:
     host, sources = asked.host, pool_named(asked.pool, ())
 
     sizes = read_flavours(asked.flavours)
-    pool = read_the_pool(sources)
-    note_failures(pool)
-    with planner_of(pool, sources) as planner:
-        plan = drain_moves(pool, host, sizes, planner)
-    _print_moves(plan, drain_text(plan, host, pool, sources), pool, as_json=asked.json)
+    is_marked = folder_of(sources) is not None and not asked.dry_run
+    with recording(sources) if is_marked else nullcontext() as ledger:
+        pool = read_the_pool(sources, ledger)
+        note_failures(pool)
+        with planner_of(pool, sources) as planner:
+            plan = drain_moves(pool, host, sizes, planner)
+        if ledger is not None:
+            ledger.set_host(host, Availability.DRAINING)
+            opened = ("host", host, "--state", "open", "--pool", sources[0])
+            undo = command_line("homenode", "pool", *opened)
+            note(f"{host} takes no VM any more; to open it again: {undo}")
+    text = drain_text(plan, host, pool, sources, reserves=folder_of(sources) is not None)
+    _print_moves(plan, text, pool, as_json=asked.json)
 
 
 def defragment(asked: PoolDefragmentArguments) -> None:
@@ -383,7 +446,8 @@ def defragment(asked: PoolDefragmentArguments) -> None:
     note_failures(pool)
     with planner_of(pool, sources) as planner:
         plan = defragment_moves(pool, wanted, sizes, planner, most=asked.most)
-    text = defragment_text(plan, wanted.name, pool, sources, asked.most)
+    reserves = folder_of(sources) is not None
+    text = defragment_text(plan, wanted.name, pool, sources, asked.most, reserves=reserves)
     _print_moves(plan, text, pool, as_json=asked.json)
 
 

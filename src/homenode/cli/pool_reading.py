@@ -26,6 +26,7 @@ from homenode.cluster.pool.capture import capture_pool, store_pool
 from homenode.cluster.pool.export import NEXT_STEP, unnamed
 from homenode.cluster.pool.export import export as export_text
 from homenode.cluster.pool.flavour import Flavour, default_flavours, parse_flavours
+from homenode.cluster.pool.ledger import Ledger, has_ledger
 from homenode.cluster.pool.model import Pool, pool_vms
 from homenode.cluster.pool.outlook import outlook
 from homenode.cluster.pool.planner import Planner
@@ -45,6 +46,9 @@ from homenode.show.html import html_page
 from homenode.show.pool_page import pool_page, simulation_page, simulation_text
 from homenode.show.pool_text import vms_text
 from homenode.wording import command_line, did_you_mean, plural
+
+MOST_NAMES = 8
+"""VMs that a message names."""
 
 
 @contextmanager
@@ -69,10 +73,12 @@ def pool_named(pool: Sequence[str], sources: Sequence[str]) -> tuple[str, ...]:
     return (*pool, *sources)
 
 
-def read_the_pool(sources: Sequence[str]) -> Pool:
-    """The pool; what was left out goes to standard error."""
+def read_the_pool(sources: Sequence[str], ledger: Ledger | None = None) -> Pool:
+    """The pool, with what is reserved in it. ledger: of its folder, while its lock is held; what
+    the hosts show of the VMs is written down."""
     with progress("reading hosts") as show_progress:
-        return load_pool(sources, show_progress)
+        pool = load_pool(sources, show_progress, reserved=ledger is None)
+    return pool if ledger is None else ledger.update(pool)
 
 
 @contextmanager
@@ -91,6 +97,20 @@ def planner_of(pool: Pool, sources: Sequence[str]) -> Iterator[Planner]:
 def note_failures(pool: Pool) -> None:
     for failure in pool.failures:
         note(f"left out {failure.source}: {failure.reason}")
+    note_lost(pool)
+
+
+def note_lost(pool: Pool) -> None:
+    """Name the VMs that count nowhere."""
+    by_host: dict[str, list[str]] = {}
+    for one in pool.lost:
+        by_host.setdefault(one.host, []).append(one.vm)
+    for host, vms in by_host.items():
+        more = f" and {len(vms) - MOST_NAMES} more" if len(vms) > MOST_NAMES else ""
+        note(
+            f"{host} is not in the pool, and counts nothing: it had "
+            f"{', '.join(vms[:MOST_NAMES])}{more}; capture it, or remove them: homenode pool remove"
+        )
 
 
 def exit_with_failures(pool: Pool) -> None:
@@ -140,6 +160,8 @@ def show(asked: PoolShowArguments) -> None:
         note(f"wrote {page}")
     if asked.json or asked.csv or asked.prometheus:
         note_failures(pool)
+    else:
+        note_lost(pool)
     exit_with_failures(pool)
 
 
@@ -167,7 +189,7 @@ def capture(asked: PoolCaptureArguments) -> None:
         if output.resolve() in [Path(source).resolve() for source in sources]:
             raise UsageError(f"--output {output}: expected another folder, found a source")
         with progress("reading hosts") as show_progress:
-            pool = load_pool(sources, show_progress, jobs=asked.jobs, recorded=False)
+            pool = load_pool(sources, show_progress, jobs=asked.jobs, reserved=False)
         number = len(pool.hosts)
         store_pool(pool, output)
     else:
@@ -183,6 +205,10 @@ def capture(asked: PoolCaptureArguments) -> None:
                 again=asked.again,
             )
         pool, number = done.pool, done.read
+    if has_ledger(output):
+        with Ledger(output) as ledger, ledger.writing():
+            ledger.forget_gone()
+            ledger.update(pool)
     if pool.hosts:
         # Later commands find what they need of hosts that have not changed.
         written = [str(output)]

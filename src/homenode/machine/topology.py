@@ -155,6 +155,10 @@ class MemoryPath(Struct, frozen=True):
     write_bytes_per_s: int | None
 
 
+DOMAINS_GAP, DOMAIN_GAP = "running domains", "domain "
+"""Of gaps: what is unknown where libvirt did not answer, and before the name of one unread VM."""
+
+
 class RunningDomain(Struct, frozen=True):
     """What a libvirt domain on this host uses.
 
@@ -165,6 +169,7 @@ class RunningDomain(Struct, frozen=True):
     planned: a VM that is to run here (a saved plan, or [[vm]] of a host.toml): it counts as if it
     ran, although the kernel's counters of free memory and pages do not know it yet.
     mediated: UUIDs of the mediated devices that it has.
+    uuid: libvirt's, in lower case; None where the source has none, or a pseudonym.
     """
 
     name: str
@@ -179,6 +184,7 @@ class RunningDomain(Struct, frozen=True):
     devices: tuple[Bdf, ...]
     planned: bool = False
     mediated: tuple[str, ...] = ()
+    uuid: str | None = None
 
     @property
     def pins(self) -> tuple[CpuSet | None, ...]:

@@ -321,8 +321,11 @@ def lost_text(lost: Sequence[LostFits]) -> str:
     return either(f"{one.count} {one.flavour}" for one in lost) or "none"
 
 
-def drain_text(plan: MovePlan, host: str, pool: Pool, sources: Sequence[str]) -> Doc:
-    """The moves that empty a host, what stays, and the commands."""
+def drain_text(
+    plan: MovePlan, host: str, pool: Pool, sources: Sequence[str], *, reserves: bool = False
+) -> Doc:
+    """The moves that empty a host, what stays, and the commands. reserves: each step
+    reserves in the pool's ledger."""
     moves = plan.moves
     if plan.stuck:
         every = plural(len(moves) + len(plan.stuck), "VM")
@@ -330,12 +333,18 @@ def drain_text(plan: MovePlan, host: str, pool: Pool, sources: Sequence[str]) ->
     elif moves:
         head = f"{plural(len(moves), 'move')} {'empties' if len(moves) == 1 else 'empty'} {host}"
     else:
-        head = f"{host} has no VM: nothing to move"
-    return _moves_text(head, plan, pool, sources)
+        head = f"{host} has no VM{' that could move' if plan.left else ': nothing to move'}"
+    return _moves_text(head, plan, pool, sources, reserves)
 
 
 def defragment_text(
-    plan: MovePlan, flavour: str, pool: Pool, sources: Sequence[str], most: int
+    plan: MovePlan,
+    flavour: str,
+    pool: Pool,
+    sources: Sequence[str],
+    most: int,
+    *,
+    reserves: bool = False,
 ) -> Doc:
     """The moves after which more VMs of a flavour fit, with what each group gains."""
     before = plan.fits_before or 0
@@ -351,10 +360,12 @@ def defragment_text(
             f"{flavour}: {before} fit with full locality, {after} after "
             f"{plural(len(plan.moves), 'move')}{stopped}"
         )
-    return _moves_text(head, plan, pool, sources)
+    return _moves_text(head, plan, pool, sources, reserves)
 
 
-def _moves_text(head: str, plan: MovePlan, pool: Pool, sources: Sequence[str]) -> Doc:
+def _moves_text(
+    head: str, plan: MovePlan, pool: Pool, sources: Sequence[str], reserves: bool
+) -> Doc:
     has_gains = any(group.flavour for group in plan.groups)
     rows = []
     for number, group in enumerate(plan.groups, start=1):
@@ -373,14 +384,17 @@ def _moves_text(head: str, plan: MovePlan, pool: Pool, sources: Sequence[str]) -
         head,
         (
             Table(heads=heads, rows=tuple(rows)),
-            *(Text(f"{one.vm} stays on {one.host}: {one.reason}", "warn") for one in plan.stuck),
+            *(
+                Text(f"{one.vm} stays on {one.host}: {one.reason}", "warn")
+                for one in (*plan.stuck, *plan.left)
+            ),
             *((Text(about),) if any(move.restart for move in plan.moves) else ()),
-            *_examples(plan, pool, sources),
+            *_examples(plan, pool, sources, reserves),
         ),
     )
 
 
-def _examples(plan: MovePlan, pool: Pool, sources: Sequence[str]) -> Iterator[Part]:
+def _examples(plan: MovePlan, pool: Pool, sources: Sequence[str], reserves: bool) -> Iterator[Part]:
     """What to run for a move of each kind; nothing is run here."""
     host_of = {host.name: host for host in pool.hosts}
     for restart, what in ((True, "by stop and start"), (False, "live")):
@@ -396,24 +410,29 @@ def _examples(plan: MovePlan, pool: Pool, sources: Sequence[str]) -> Iterator[Pa
                 about += f"; the second command on {first.to_host} when the VM is stopped: new pins"
             yield Text(f"{about}:", "bold")
             uris = host_of[first.from_host].libvirt_uri, host_of[first.to_host].libvirt_uri
-            yield Commands(_commands(first, uris, sources))
+            yield Commands(_commands(first, uris, sources, reserves))
 
 
-def _commands(move: Move, uris: tuple[str, str], sources: Sequence[str]) -> tuple[str, ...]:
+def _commands(
+    move: Move, uris: tuple[str, str], sources: Sequence[str], reserves: bool
+) -> tuple[str, ...]:
     old, new = uris
     document, tuned = f"{move.vm}.xml", f"{move.vm}-tuned.xml"
+    pools = [word for source in sources for word in ("--pool", source)]
+    gpus = ("--gpus", move.gpus) if move.gpus else ()
+    record = ("--record",) if reserves else ()
+    place = ("homenode", "pool", "place", document, *pools, "--on", move.to_host, *gpus, *record)
+    dump = command_line("virsh", "-c", old, "dumpxml", "--inactive", move.vm)
+    written = f"{dump} > {command_line(document)}"
     if not move.restart:
         flags = ("--live", "--persistent", "--undefinesource")
         return (
+            *((written, command_line(*place)) if reserves else ()),
             command_line("virsh", "-c", old, "migrate", *flags, move.vm, new),
             command_line("homenode", "replan", move.vm),
         )
-    pools = [word for source in sources for word in ("--pool", source)]
-    gpus = ("--gpus", move.gpus) if move.gpus else ()
-    place = ("homenode", "pool", "place", document, *pools, "--on", move.to_host, *gpus)
     return (
-        command_line("virsh", "-c", old, "dumpxml", "--inactive", move.vm)
-        + f" > {command_line(document)}",
+        written,
         command_line(*place, "-o", tuned),
         command_line("virsh", "-c", old, "shutdown", move.vm),
         command_line("virsh", "-c", new, "define", tuned),

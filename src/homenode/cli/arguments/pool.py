@@ -5,8 +5,9 @@ from typing import Annotated
 
 from msgspec import Struct
 
-from homenode.cli.arguments import JsonOption, PoolOption, ResultsOption
+from homenode.cli.arguments import DryRunOption, JsonOption, PoolOption, ResultsOption
 from homenode.cli.command import Without
+from homenode.cluster.pool.model import Availability, Rules
 from homenode.cluster.pool.scheduler import Scheduler
 from homenode.opt import Arg, Flag, Opt
 from homenode.vm.plan_options import PlanOptions
@@ -124,9 +125,23 @@ class PoolPlaceArguments(Struct, frozen=True, kw_only=True):
             "--output -o", "OUT", "Write the tuned document here; with --count, a folder for them."
         ),
     ] = None
+    rules: Rules = Rules()
     record: Annotated[
-        bool, Flag("--record", "Record the VM in the pool's folder: later commands count it.")
+        bool, Flag("--record", "Reserve in the pool's folder: later commands count the VM.")
     ] = False
+    owner: Annotated[
+        str,
+        Opt("--owner", "NAME", "With --record: tells VMs of one name apart that have no UUID."),
+    ] = ""
+    ttl_s: Annotated[
+        float | None,
+        Opt(
+            "--ttl",
+            "SECONDS",
+            "With --record: the VM no longer counts then, unless a capture has shown it.",
+            ge=1,
+        ),
+    ] = None
     hook: Annotated[
         bool, Flag("--hook", "Answer requests (lines of JSON) from standard input.")
     ] = False
@@ -134,7 +149,7 @@ class PoolPlaceArguments(Struct, frozen=True, kw_only=True):
 
 
 class PoolRemoveArguments(Struct, frozen=True, kw_only=True):
-    """Remove the records of VMs that pool place or pool pack has placed with --record.
+    """Remove what pool place, its hook or pool pack has reserved for VMs.
 
     Examples:
       homenode pool remove gpu-vm-1 gpu-vm-2 --pool pool/
@@ -142,10 +157,24 @@ class PoolRemoveArguments(Struct, frozen=True, kw_only=True):
     """
 
     pool: Annotated[Path, Opt("--pool", "POOL/", "The pool's folder.")]
-    vms: Annotated[tuple[str, ...], Arg("VM...", "Names of recorded VMs.")] = ()
+    vms: Annotated[tuple[str, ...], Arg("VM...", "Their names or UUIDs.")] = ()
+    owner: Annotated[str, Opt("--owner", "NAME", "Whose VMs of these names.")] = ""
     packing: Annotated[
         Path | None, Opt("--packing", "DIR", "All VMs of the packing that pool pack wrote there.")
     ] = None
+
+
+class PoolHostArguments(Struct, frozen=True, kw_only=True):
+    """Say whether hosts take VMs: open, cordoned, draining, or gone for good.
+
+    Examples:
+      homenode pool host gpu-7 gpu-8 --state cordoned --pool pool/
+      homenode pool host gpu-7 --state open --pool pool/
+    """
+
+    hosts: Annotated[tuple[str, ...], Arg("HOST...", "Their names in the pool.")]
+    pool: Annotated[Path, Opt("--pool", "POOL/", "The pool's folder.")]
+    state: Annotated[Availability, Opt("--state", "STATE", "Only open hosts take VMs.")]
 
 
 class PoolSimulateArguments(Struct, frozen=True, kw_only=True):
@@ -229,6 +258,8 @@ class PoolPackArguments(Struct, frozen=True, kw_only=True):
 class PoolDrainArguments(Struct, frozen=True, kw_only=True):
     """List the moves that empty a host, and how each VM moves. Nothing is moved.
 
+    The host takes no VM from then on, where the pool is a folder: pool host opens it again.
+
     Examples:
       homenode pool drain gpu-7 --pool pool/
       homenode pool drain gpu-7 --pool pool/ --json
@@ -237,6 +268,7 @@ class PoolDrainArguments(Struct, frozen=True, kw_only=True):
     host: Annotated[str, Arg("HOST", "Its name in the pool.")]
     pool: PoolOption
     flavours: FlavoursOption = None
+    dry_run: DryRunOption = False
     json: JsonOption = False
 
 

@@ -7,7 +7,8 @@ from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.cluster.pool.flavour import Flavour
-from homenode.cluster.pool.model import Pool
+from homenode.cluster.pool.model import Availability, Pool, Rules
+from homenode.cluster.pool.place import PoolPlaces
 from homenode.cluster.pool.planner import Planner
 from homenode.cluster.pool.solver import IntegerProgram
 from homenode.cluster.pool.state import HostState
@@ -24,22 +25,6 @@ from homenode.vm.plan_options import EmulatorPolicy
 
 ALLOWED = {Concession.UNEQUAL_CELLS, Concession.UNEVEN_MEMORY}
 """What may give way in a packing."""
-
-
-class Rules(Struct, frozen=True, kw_only=True):
-    """What a VM has to do with other VMs: names of groups; None = no group.
-
-    affinity: the group is on one host. anti_affinity: no two VMs of the group are on one host.
-    fault_domains: no two are in one fault domain.
-    """
-
-    affinity: str | None = None
-    anti_affinity: str | None = None
-    fault_domains: str | None = None
-
-    @property
-    def is_free(self) -> bool:
-        return self == Rules()
 
 
 class RequestDocument(Struct, frozen=True):
@@ -98,7 +83,8 @@ def division_model(
         model.used.append(used)
         capacity = Capacity(planner, state, [request.flavour for request, _ in kinds])
         rows: dict[tuple[str, int | None], list[tuple[int, int]]] = {}
-        for t, (request, names) in enumerate(kinds):
+        closed = pool.hosts[h].availability is not Availability.OPEN
+        for t, (request, names) in enumerate(() if closed else kinds):
             asked = planner.request(state, request.flavour)
             if asked is None or _is_too_large(planner, state, request.flavour):
                 continue
@@ -121,6 +107,7 @@ def division_model(
         every = [v for (kind, _, _), v in model.chosen.items() if kind == t]
         program.at_most([(v, 1) for v in every], len(names))
     _add_rules(model, pool, kinds)
+    _keep_apart(model, pool, planner, kinds)
     _break_symmetry(model, states, kinds)
     return model
 
@@ -168,7 +155,7 @@ def _add_rules(
             program.at_most([term for t in kind for term in on(t, h)], 1)
     domains: dict[str, list[int]] = {}
     for h, host in enumerate(pool.hosts):
-        domains.setdefault(host.fault_domain or f"host {host.name}", []).append(h)
+        domains.setdefault(host.failure_domain, []).append(h)
     for kind in members("fault_domains").values():
         for hosts in domains.values():
             program.at_most([term for t in kind for h in hosts for term in on(t, h)], 1)
@@ -178,6 +165,22 @@ def _add_rules(
         for h, variable in enumerate(chosen):
             terms = [term for t in kind for term in on(t, h)]
             program.at_most([*terms, (variable, -len(kind))], 0)
+
+
+def _keep_apart(
+    model: Model,
+    pool: Pool,
+    planner: Planner,
+    kinds: Sequence[tuple[PackRequest, tuple[str, ...]]],
+) -> None:
+    """No VM goes where one that is in the pool already forbids it."""
+    places = PoolPlaces(pool, (), planner)
+    for t, (request, _) in enumerate(kinds):
+        excluded = () if request.rules.is_free else places.excluded(None, request.rules)
+        for h, host in enumerate(pool.hosts if excluded else ()):
+            if host.name in excluded and (t, h) in model.options:
+                every = [(model.chosen[t, h, o], 1) for o in range(len(model.options[t, h]))]
+                model.program.at_most(every, 0)
 
 
 def _break_symmetry(

@@ -1,17 +1,20 @@
 """Hook: one request of a scheduler as a line of JSON, and the answer as another."""
 
 from itertools import islice
-from typing import Literal
+from typing import Annotated, Literal, Protocol
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.cluster.pool.flavour import Flavour, SizeTable, Text
+from homenode.cluster.pool.model import Rules, VmIdentity
 from homenode.cluster.pool.place import LostFits, PoolPlaces, RankedPlace
+from homenode.cluster.pool.reservations import Reservation, identity_of
 from homenode.errors import HomenodeError, InputError
 from homenode.json_text import NotJsonError, decode_json
+from homenode.machine.pci import canonical_uuid
 from homenode.machine.topology import RunningDomain, with_certain_nodes
 from homenode.plan.planner import as_placed
 from homenode.plan.search.place import place
@@ -23,19 +26,44 @@ MOST_PLACEMENTS = 40_000
 """Kept by the planner, with some 6 KiB of what belongs to each."""
 
 _MOST_SHOWN = 3
+Uuid = Annotated[
+    str,
+    Meta(
+        pattern=r"\A[0-9A-Fa-f]{8}(-?[0-9A-Fa-f]{4}){3}-?[0-9A-Fa-f]{12}\Z",
+        extra={"expected": "a UUID"},
+    ),
+]
 
 
-class HookRequest(SizeTable, kw_only=True, forbid_unknown_fields=False):
+class HookRequest(SizeTable, kw_only=True):
     """The request. op: rank = place, but the VM does not count afterwards.
 
-    vm: its name. flavour: one of the pool's; None = the size that the other keys give. hosts: names
-    that may be chosen; empty = all.
+    vm: its name. uuid: libvirt's; owner: tells VMs of one name apart that have none. flavour: one
+    of the pool's; None = the size that the other keys give. hosts: names that may be chosen; empty
+    = all. affinity, anti_affinity, fault_domains: groups, as of a packing. ttl_s: seconds after
+    which the VM no longer counts, unless a capture has shown it.
     """
 
     vm: Text
     op: Literal["place", "rank", "remove"] = "place"
     flavour: str | None = None
+    uuid: Uuid | None = None
+    owner: Text | None = None
     hosts: tuple[str, ...] = ()
+    affinity: Text | None = None
+    anti_affinity: Text | None = None
+    fault_domains: Text | None = None
+    ttl_s: Annotated[float, Meta(gt=0, le=1e9)] | None = None
+
+
+class Reservations(Protocol):
+    """Where the VMs that the hook places are kept for other commands; see `ledger`."""
+
+    def find(self, name: str, uuid: str | None, owner: str = "") -> Reservation | None: ...
+
+    def reserve(self, one: Reservation) -> None: ...
+
+    def release(self, one: Reservation) -> None: ...
 
 
 class HookPlace(Struct, frozen=True, kw_only=True):
@@ -81,38 +109,81 @@ class Hook:
             self._places.forget()
             self.prepare()
 
-    def answer(self, line: bytes) -> str:
-        """The line of JSON that answers a line. No request raises an exception."""
+    def answer(self, line: bytes, ledger: Reservations | None = None, now_s: float = 0.0) -> str:
+        """The line of JSON that answers a line. No request raises an exception.
+
+        ledger: of the pool, whose lock is held; None = VMs count until the hook ends.
+        """
         vm: str | None = None
         try:
             request = _request_of(line)
             vm = request.vm
-            answer = self._answer(request)
+            answer = self._answer(request, ledger, now_s)
         except HomenodeError as error:
             answer = HookAnswer(vm=vm, op="none", error=error.message)
-        return _encoded(answer) + "\n"
+        return encoded(answer)
 
-    def _answer(self, request: HookRequest) -> HookAnswer:
+    def _answer(
+        self, request: HookRequest, ledger: Reservations | None, now_s: float
+    ) -> HookAnswer:
+        owner = request.owner or ""
+        uuid = None if request.uuid is None else canonical_uuid(request.uuid)
+        known = None if ledger is None else ledger.find(request.vm, uuid, owner)
+        own = known.identity if known else identity_of(request.vm, uuid, owner)
         if request.op == "remove":
-            return HookAnswer(
-                vm=request.vm, op=request.op, removed_from=self._places.remove(request.vm)
-            )
-        if request.op == "place" and (there := self._places.hosts_of(request.vm)):
-            raise InputError(f"vm: expected a new one, found {request.vm!r} on {there[0]}")
+            return self._removed(request, own, ledger, known)
+        there = self._places.hosts_of(own)
+        if request.op == "place" and there:
+            if uuid is None:
+                raise InputError(f"vm: expected a new one, found {request.vm!r} on {there[0]}")
+            return HookAnswer(vm=request.vm, op=request.op, host=there[0])
         flavour = self._flavour(request)
+        rules = Rules(
+            affinity=request.affinity,
+            anti_affinity=request.anti_affinity,
+            fault_domains=request.fault_domains,
+        )
         among = set(request.hosts) or None
-        ranked = list(islice(self._places.ranked(flavour, among=among), _MOST_SHOWN))
+        ranking = self._places.ranked(flavour, vm=own, among=among, rules=rules)
+        ranked = list(islice(ranking, _MOST_SHOWN))
         shown = tuple(self._shown(one) for one in ranked)
         if not ranked:
             return HookAnswer(vm=request.vm, op=request.op, reason="no host takes it")
         best = ranked[0]
         if request.op == "place":
-            self._places.add(best.host.name, self._placed(best, flavour, request.vm))
+            placed = placed_vm(self._places, best.host.name, flavour, request.vm)
+            placed = replace(placed, uuid=own.uuid)
+            if ledger is not None:
+                ledger.reserve(
+                    Reservation(
+                        host=best.host.name,
+                        vm=placed,
+                        owner=owner,
+                        by_name=uuid is None,
+                        rules=rules,
+                        expires_at_s=None if request.ttl_s is None else now_s + request.ttl_s,
+                    )
+                )
+            self._places.add(best.host.name, placed, rules)
         return HookAnswer(vm=request.vm, op=request.op, host=best.host.name, places=shown)
 
-    def _placed(self, best: RankedPlace, flavour: Flavour, vm: str) -> RunningDomain:
-        """The VM as the planner places it on this host."""
-        return placed_vm(self._places, best.host.name, flavour, vm)
+    def _removed(
+        self,
+        request: HookRequest,
+        own: VmIdentity,
+        ledger: Reservations | None,
+        known: Reservation | None,
+    ) -> HookAnswer:
+        """A VM that a capture shows counts until another does not, for all commands alike."""
+        hosts = self._places.hosts_of(own)
+        for name in hosts:
+            domains = self._places.host(name).domains
+            stays = ledger is not None and any(vm.running and own.is_of(vm) for vm in domains)
+            if not stays:
+                self._places.take_from(name, own)
+        if ledger is not None and known is not None:
+            ledger.release(known)
+        return HookAnswer(vm=request.vm, op=request.op, removed_from=hosts)
 
     def _shown(self, one: RankedPlace) -> HookPlace:
         gpus = self._places.planner.gpus(one.state.shape)
@@ -159,5 +230,6 @@ def _request_of(line: bytes) -> HookRequest:
     return decode_value(record, HookRequest, "a request", "")
 
 
-def _encoded(answer: HookAnswer) -> str:
-    return msgspec.json.encode(answer, enc_hook=str).decode()
+def encoded(answer: HookAnswer) -> str:
+    """The answer as a line of JSON."""
+    return msgspec.json.encode(answer, enc_hook=str).decode() + "\n"

@@ -1,17 +1,79 @@
 """Pool: hosts as values. Equal machines share one Host and differ in a few numbers."""
 
 from collections.abc import Collection, Iterable
+from enum import StrEnum
+from typing import Annotated
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.check.doctor.links import link_health
+from homenode.gap import Gap
 from homenode.indices import NodeIndex
 from homenode.machine.pci import DeviceKind, PciDevice
-from homenode.machine.topology import Host, NumaNode, PagePool, RunningDomain
+from homenode.machine.topology import (
+    DOMAIN_GAP,
+    DOMAINS_GAP,
+    Host,
+    NumaNode,
+    PagePool,
+    RunningDomain,
+)
+from homenode.opt import Opt
 from homenode.vm.fingerprint import host_fingerprint
 from homenode.vm.gpu_parts import is_divided, parts_at
+
+
+class VmIdentity(Struct, frozen=True):
+    """Which VM it is: by its UUID, or by its name where one of two has no UUID."""
+
+    name: str
+    uuid: str | None = None
+
+    @classmethod
+    def of(cls, vm: RunningDomain) -> "VmIdentity":
+        return cls(vm.name, vm.uuid)
+
+    def is_of(self, vm: RunningDomain) -> bool:
+        if self.uuid is not None and vm.uuid is not None:
+            return self.uuid == vm.uuid
+        return self.name == vm.name and not vm.has_pseudonym
+
+
+class Rules(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a VM has to do with other VMs: names of groups; None = no group.
+
+    affinity: the group is on one host. anti_affinity: no two VMs of the group are on one host.
+    fault_domains: no two are in one fault domain.
+    """
+
+    affinity: Annotated[
+        str | None, Opt("--affinity", "GROUP", "All VMs of this group are on one host.")
+    ] = None
+    anti_affinity: Annotated[
+        str | None, Opt("--anti-affinity", "GROUP", "No two VMs of this group are on one host.")
+    ] = None
+    fault_domains: Annotated[
+        str | None,
+        Opt("--fault-domains", "GROUP", "No two VMs of this group are in one fault domain."),
+    ] = None
+
+    @property
+    def is_free(self) -> bool:
+        return self == Rules()
+
+
+NO_RULES = Rules()
+
+
+class Availability(StrEnum):
+    """Whether a host takes VMs: only an open one does. gone: it left the pool for good."""
+
+    OPEN = "open"
+    CORDONED = "cordoned"
+    DRAINING = "draining"
+    GONE = "gone"
 
 
 class NodeMemoryState(Struct, frozen=True, kw_only=True):
@@ -22,12 +84,14 @@ class NodeMemoryState(Struct, frozen=True, kw_only=True):
     page_pools: tuple[PagePool, ...]
 
 
-class PoolHost(Struct, frozen=True, kw_only=True):
+class PoolHost(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One machine of a pool.
 
     shape: which of the pool's shapes it is. nodes: its memory, in the shape's order of nodes.
     domains: what runs there, and VMs that were placed there and have not started. source: where it
     was read. fault_domain: the rack, row or power feed that fails as one; None where none is named.
+    lists_domains: False where libvirt did not say which VMs there are. availability, rules: as the
+    pool's ledger has them; rules by the name of the VM, of those that have some.
     """
 
     name: str
@@ -36,6 +100,14 @@ class PoolHost(Struct, frozen=True, kw_only=True):
     domains: tuple[RunningDomain, ...]
     source: str
     fault_domain: str | None = None
+    lists_domains: bool = True
+    availability: Availability = Availability.OPEN
+    rules: tuple[tuple[str, Rules], ...] = ()
+
+    @property
+    def failure_domain(self) -> str:
+        """Its fault domain; a host without one is its own."""
+        return self.fault_domain or f"host {self.name}"
 
     @property
     def libvirt_uri(self) -> str:
@@ -53,12 +125,21 @@ class PoolFailure(Struct, frozen=True):
     reason: str
 
 
+class LostReservation(Struct, frozen=True):
+    """A VM that counts nowhere, since the pool no longer has its host."""
+
+    vm: str
+    host: str
+
+
 class Pool(Struct, frozen=True, kw_only=True):
-    """Hosts, ascending by name. shapes: machines without name, memory and domains."""
+    """Hosts, ascending by name. shapes: machines without name, memory and domains. lost: VMs that
+    the pool's ledger has on other hosts."""
 
     shapes: tuple[Host, ...]
     hosts: tuple[PoolHost, ...]
     failures: tuple[PoolFailure, ...] = ()
+    lost: tuple[LostReservation, ...] = ()
 
     def host(self, one: PoolHost) -> Host:
         """The whole host."""
@@ -223,6 +304,7 @@ class PoolBuilder:
                 domains=host.domains,
                 source=source,
                 fault_domain=fault_domain,
+                lists_domains=not any(_hides_domains(gap) for gap in host.gaps),
             )
         )
         if added is not None:
@@ -271,6 +353,10 @@ class PoolBuilder:
             hosts=tuple(sorted(self._hosts, key=lambda host: natural_key(host.name))),
             failures=tuple(self._failures),
         )
+
+
+def _hides_domains(gap: Gap) -> bool:
+    return gap.subject == DOMAINS_GAP or gap.subject.startswith(DOMAIN_GAP)
 
 
 def natural_key(name: str) -> tuple[tuple[int, int | str], ...]:

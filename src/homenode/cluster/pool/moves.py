@@ -4,11 +4,12 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import combinations, islice
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.cluster.pool.flavour import DEFAULT_LAYOUT, Flavour
 from homenode.cluster.pool.hook import placed_vm
-from homenode.cluster.pool.model import Pool, PoolHost
+from homenode.cluster.pool.model import Availability, Pool, PoolHost, VmIdentity
 from homenode.cluster.pool.place import PoolPlaces
 from homenode.cluster.pool.planner import Planner
 from homenode.errors import InputError, UsageError
@@ -55,7 +56,7 @@ class MoveGroup(Struct, frozen=True, kw_only=True):
 
 
 class StuckVm(Struct, frozen=True, kw_only=True):
-    """A VM that fits on no other host. reason: what it needs."""
+    """A VM that stays on a host. reason: why."""
 
     vm: str
     host: str
@@ -64,11 +65,13 @@ class StuckVm(Struct, frozen=True, kw_only=True):
 
 class MovePlan(Struct, frozen=True, kw_only=True):
     """Groups of moves in their order, the fewest moves first. fits_before: VMs of the flavour that
-    fit with full locality before all moves; None for a drained host."""
+    fit with full locality before all moves; None for a drained host. stuck: VMs that fit on no
+    other host. left: VMs of a drained host that are shut off, or whose move is recorded already."""
 
     groups: tuple[MoveGroup, ...]
     stuck: tuple[StuckVm, ...]
     fits_before: int | None = None
+    left: tuple[StuckVm, ...] = ()
 
     @property
     def moves(self) -> tuple[Move, ...]:
@@ -88,25 +91,44 @@ def drain(
             f"pool drain: expected a host of the pool, found {host!r}",
             hint=f"{did_you_mean(host, known)}homenode pool show --pool POOL --all lists them",
         )
-    vms = [vm for vm in places.host(host).domains if vm.running or vm.planned]
+    places.put(replace(places.host(host), availability=Availability.DRAINING))
+    left = tuple(_left(places, host))
+    staying = {one.vm for one in left}
+    vms = [vm for vm in places.host(host).domains if vm.name not in staying]
     # VMs that can migrate live cost least. Else the largest first: small ones find a place next to
     # them, but not the other way round.
     largest = sorted(vms, key=lambda one: (-_devices(one), -len(one.vcpu_pins), one.name))
     for order in (sorted(largest, key=lambda one: bool(_devices(one))), largest):
-        moves = _all_moved(places, order, host, _Tries(len(places.pool().hosts), MOST_TRIES))
+        moves = _all_moved(places, order, host, _Tries(len(places.pool().hosts), MOST_TRIES, host))
         if moves is not None:
             return MovePlan(
                 groups=tuple(MoveGroup(gain=0, flavour=None, moves=(move,)) for move in moves),
                 stuck=(),
+                left=left,
             )
     groups, stuck = [], []
     for vm in largest:
-        found = next(_moves(places, vm, host), None)
+        found = next(_moves(places, vm, host, host), None)
         if found is None:
             stuck.append(StuckVm(vm=vm.name, host=host, reason=_unmovable(places, vm, host)))
         else:
             groups.append(MoveGroup(gain=0, flavour=None, moves=(found[0],)))
-    return MovePlan(groups=tuple(groups), stuck=tuple(stuck))
+    return MovePlan(groups=tuple(groups), stuck=tuple(stuck), left=left)
+
+
+def _left(places: PoolPlaces, host: str) -> Iterator[StuckVm]:
+    """The VMs of a host that no move concerns."""
+    for vm in places.host(host).domains:
+        own = VmIdentity.of(vm)
+        elsewhere = [one for one in places.hosts_of(own) if one != host]
+        if not (vm.running or vm.planned):
+            yield StuckVm(vm=vm.name, host=host, reason="it is shut off")
+        elif (
+            vm.running
+            and elsewhere
+            and any(one.planned and own.is_of(one) for one in places.host(elsewhere[0]).domains)
+        ):
+            yield StuckVm(vm=vm.name, host=host, reason=f"its move to {elsewhere[0]} is recorded")
 
 
 def defragment(
@@ -150,7 +172,11 @@ def _candidates(
     """Hosts, each with so many of its VMs without which more VMs of the flavour fit there."""
     planner = places.planner
     # Moves that are tried and rolled back change the groups; each round takes them as they are.
-    for state, names in tuple(places.members()):
+    closed = places.excluded(None)
+    for state, every in tuple(places.members()):
+        names = [name for name in every if name not in closed]
+        if not names:
+            continue
         before = planner.counts(state, flavour)[0]
         host = places.host(min(names, key=places.position))
         for vms in _sets(host.domains, number):
@@ -184,10 +210,12 @@ def _tried(
 
 
 class _Tries(Struct):
-    """targets: how many kinds of host are tried for each VM. left: moves that may be undone."""
+    """targets: how many kinds of host are tried for each VM. left: moves that may be undone.
+    emptied: the host that all its VMs leave."""
 
     targets: int
     left: int
+    emptied: str | None = None
 
 
 def _all_moved(
@@ -202,7 +230,7 @@ def _all_moved(
     if not vms:
         return () if is_enough() else None
     here = places.host(host)
-    for move, there in islice(_moves(places, vms[0], host), tries.targets):
+    for move, there in islice(_moves(places, vms[0], host, tries.emptied), tries.targets):
         rest = _all_moved(places, vms[1:], host, tries, is_enough)
         if rest is not None:
             return (move, *rest)
@@ -219,8 +247,10 @@ def _devices(vm: RunningDomain) -> int:
 
 
 def _fits(places: PoolPlaces, flavour: Flavour) -> int:
+    closed = places.excluded(None)
     return sum(
-        places.planner.counts(state, flavour)[0] * len(names) for state, names in places.members()
+        places.planner.counts(state, flavour)[0] * sum(name not in closed for name in names)
+        for state, names in places.members()
     )
 
 
@@ -284,12 +314,17 @@ def _unmovable(places: PoolPlaces, vm: RunningDomain, host: str) -> str:
     if flavour.gpus:
         kind = flavour.options.gpu_profile or flavour.gpu_model
         parts.insert(0, plural(flavour.gpus, "GPU") + (f" ({kind})" if kind else ""))
-    taken = len(places.hosts_of(vm.name)) > 1
-    without = " and no VM of this name" if taken else ""
+    own = VmIdentity.of(vm)
+    excluded = places.excluded(own, places.rules_of(host, vm), host)
+    without = " and may take it" if set(excluded) - {host} else ""
+    if len(places.hosts_of(own)) > 1:
+        without = " and no VM of this name"
     return f"no other host has {', '.join(parts[:-1])} and {parts[-1]} free together{without}"
 
 
-def _moves(places: PoolPlaces, vm: RunningDomain, host: str) -> Iterator[tuple[Move, PoolHost]]:
+def _moves(
+    places: PoolPlaces, vm: RunningDomain, host: str, emptied: str | None
+) -> Iterator[tuple[Move, PoolHost]]:
     """The VM moved to the best of the other hosts, with that host as it was before; then, once both
     hosts are restored, to the next host in another state."""
     flavour = flavour_of_vm(places, vm, host)
@@ -300,12 +335,12 @@ def _moves(places: PoolPlaces, vm: RunningDomain, host: str) -> Iterator[tuple[M
     others = {
         one.name
         for one in places.pool().hosts
-        if one.name != host
-        and shapes[one.shape].architecture == architecture
-        and all(known.name != vm.name for known in one.domains)
+        if one.name != host and shapes[one.shape].architecture == architecture
     }
     tried = set()
-    for one in places.ranked(flavour, among=others):
+    own, rules = VmIdentity.of(vm), places.rules_of(host, vm)
+    others.difference_update(places.hosts_of(own))
+    for one in places.ranked(flavour, vm=own, among=others, rules=rules, emptied=emptied):
         if one.state in tried:
             continue
         tried.add(one.state)
@@ -314,8 +349,8 @@ def _moves(places: PoolPlaces, vm: RunningDomain, host: str) -> Iterator[tuple[M
         except (Unplannable, InputError):
             continue
         there = places.host(one.host.name)
-        places.take_from(host, vm.name)
-        places.add(one.host.name, placed)
+        places.take_from(host, own)
+        places.add(one.host.name, replace(placed, uuid=vm.uuid), rules)
         restart = bool(vm.devices or vm.mediated)
         yield (
             Move(

@@ -8,7 +8,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from homenode.cluster.pool.flavour import Flavour
-from homenode.cluster.pool.model import Pool, PoolFailure, PoolHost
+from homenode.cluster.pool.model import Availability, Pool, PoolFailure, PoolHost
 from homenode.cluster.pool.planner import Planner
 from homenode.cluster.pool.state import HostState
 from homenode.cluster.pool.stranded import StrandedGpus, StrandedSearch
@@ -40,12 +40,13 @@ class Free(Struct, frozen=True, kw_only=True):
 
 
 class HostOutlook(Struct, frozen=True, kw_only=True):
-    """One host. fits: in the order of the flavours."""
+    """One host. fits: in the order of the flavours; none of a host that takes no VM."""
 
     name: str
     free: Free
     fits: tuple[FlavourFit, ...]
     stranded: tuple[StrandedGpus, ...]
+    availability: Availability = Availability.OPEN
 
     @property
     def stranded_gpus(self) -> int:
@@ -94,6 +95,9 @@ def outlook(
             progress(len(hosts), len(states))
             by_state[state] = _of_state(planner, state, flavours, search)
         known = by_state[state]
+        if host.availability is not Availability.OPEN:
+            none = tuple(replace(fit, local=0, degraded=0) for fit in known.fits)
+            known = replace(known, fits=none, stranded=(), availability=host.availability)
         hosts.append(replace(known, name=host.name, free=replace(known.free, vms=_vms(host))))
     missing: Counter[str] = Counter()
     for one in hosts:

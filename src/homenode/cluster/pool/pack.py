@@ -18,13 +18,12 @@ from homenode.cluster.pool.division import (
     Model,
     PackRequest,
     RequestDocument,
-    Rules,
     division_model,
     forbid_together,
     grouped,
 )
 from homenode.cluster.pool.flavour import Flavour, FlavourTable, Format, Text
-from homenode.cluster.pool.model import Pool, PoolHost
+from homenode.cluster.pool.model import Pool, PoolHost, Rules, VmIdentity
 from homenode.cluster.pool.place import PoolPlaces
 from homenode.cluster.pool.planner import Planner
 from homenode.cluster.pool.solver import solve
@@ -52,6 +51,7 @@ class PackedVm(Struct, frozen=True, kw_only=True):
     value: int
     plan: Plan
     document: RequestDocument | None = None
+    rules: Rules = Rules()
 
 
 class Packing(Struct, frozen=True, kw_only=True):
@@ -236,7 +236,6 @@ class _Realised:
         self.left = [list(names) for _, names in kinds]
         self.vms: list[PackedVm] = []
         self.refused: list[tuple[int, tuple[int, ...]]] = []
-        self.hosts_of_group: dict[tuple[str, str], list[PoolHost]] = {}
 
     def run(self, wanted: Sequence[Sequence[int]], bound: float | None) -> Packing:
         for number, (host, own) in enumerate(zip(self.pool.hosts, wanted, strict=True)):
@@ -368,7 +367,7 @@ class _Realised:
         alone = PoolPlaces(self.pool, (), planner)
         for host in self.pool.hosts:
             for vm in host.domains:
-                alone.take_from(host.name, vm.name)
+                alone.take_from(host.name, VmIdentity.of(vm))
         refused = alone.refusals(flavour, most=1)
         reasons = (": ".join(filter(None, (one.reason, one.detail))) for one in refused[:1])
         return ": ".join(("no host of the pool takes it, even when empty", *reasons))
@@ -376,7 +375,7 @@ class _Realised:
     def _keep(self, t: int, name: str, plan: Plan) -> None:
         request = self.kinds[t][0]
         self.left[t].remove(plan.vm.name)
-        self.places.add(name, domain_of_plan(plan))
+        self.places.add(name, domain_of_plan(plan), request.rules)
         self.vms.append(
             PackedVm(
                 name=plan.vm.name,
@@ -384,28 +383,10 @@ class _Realised:
                 value=request.flavour.worth,
                 plan=plan,
                 document=request.document,
+                rules=request.rules,
             )
         )
-        for kind in ("affinity", "anti_affinity", "fault_domains"):
-            group = getattr(request.rules, kind)
-            if group is not None:
-                self.hosts_of_group.setdefault((kind, group), []).append(self.places.host(name))
 
     def _may(self, rules: Rules, host: PoolHost) -> bool:
         """Whether the rules allow the VM there."""
-
-        def others(kind: str, group: str | None) -> list[PoolHost]:
-            return [] if group is None else self.hosts_of_group.get((kind, group), [])
-
-        together = others("affinity", rules.affinity)
-        apart = others("anti_affinity", rules.anti_affinity)
-        domains = {_domain(one) for one in others("fault_domains", rules.fault_domains)}
-        return (
-            all(one.name == host.name for one in together)
-            and all(one.name != host.name for one in apart)
-            and _domain(host) not in domains
-        )
-
-
-def _domain(host: PoolHost) -> str:
-    return host.fault_domain or f"host {host.name}"
+        return host.name not in self.places.excluded(None, rules)

@@ -7,13 +7,15 @@ from pathlib import Path
 from msgspec import Struct
 
 from homenode.cluster.pool.model import Pool
-from homenode.cluster.pool.pack import Packing
+from homenode.cluster.pool.pack import PackedVm, Packing
 from homenode.durable import replace_file
 from homenode.errors import HostError, InputError
 from homenode.formats import decode, encode
 from homenode.input_files import read_file
+from homenode.machine.pci import canonical_uuid
 from homenode.plan.stored import encode_plan
 from homenode.plan.tuning import Tuning, tune_as_planned
+from homenode.vm.domain.copy import copied_uuid
 from homenode.vm.domain.read import read_vm
 from homenode.vm.domain.restore import write_tuned
 from homenode.wording import plural
@@ -81,6 +83,15 @@ def check_file_names(names: Iterable[str]) -> None:
     for name in names:
         if not _FILE.fullmatch(name) or name == "packing":
             raise InputError(f"VM {name!r}: expected a name that can be a file's")
+
+
+def uuid_of(vm: PackedVm) -> str | None:
+    """The UUID of a packed VM, as its tuned document has it; None where libvirt will choose."""
+    if vm.document is None:
+        return None
+    guest = read_vm(vm.document.content, vm.document.source)
+    uuid = None if guest.uuid is None else canonical_uuid(guest.uuid)
+    return uuid if uuid is None or guest.name == vm.name else copied_uuid(uuid, vm.name)
 
 
 def tuned_documents(packing: Packing, pool: Pool) -> dict[str, Tuning]:

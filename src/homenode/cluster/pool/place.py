@@ -10,7 +10,14 @@ from msgspec.structs import replace
 from homenode.cluster.pool.answers import Answers
 from homenode.cluster.pool.bounds import Bounds
 from homenode.cluster.pool.flavour import Flavour
-from homenode.cluster.pool.model import Pool, PoolHost
+from homenode.cluster.pool.model import (
+    NO_RULES,
+    Availability,
+    Pool,
+    PoolHost,
+    Rules,
+    VmIdentity,
+)
 from homenode.cluster.pool.planner import FillStep, Planner
 from homenode.cluster.pool.state import HostState
 from homenode.errors import InputError
@@ -32,14 +39,14 @@ class LostFits(Struct, frozen=True):
 class RankedPlace:
     """A host that takes the VM. step: the placement on any host in this state, so that cores and
     GPUs of the same kind may be exchanged. lost: VMs that no longer fit in the pool, the largest
-    flavour first. vm: the VM's name, where it has one."""
+    flavour first. vm: which VM it is, where it is one."""
 
     host: PoolHost
     flavour: Flavour
     state: HostState
     step: FillStep
     lost: tuple[LostFits, ...]
-    vm: str | None
+    vm: VmIdentity | None
     planner: Planner = field(repr=False, compare=False)
 
     @property
@@ -51,12 +58,14 @@ class RankedPlace:
     def placement(self) -> Placement:
         """The nodes and GPUs that the planner chooses on this host. Raises Unplannable."""
         host = with_certain_nodes(self.real_host)
-        request = self.flavour.request(host, self.vm)
+        request = self.flavour.request(host, None if self.vm is None else self.vm.name)
         return place(host, request, self.planner.inventory(self.host.shape), brief=True)
 
 
-def _without_record(host: Host, vm: str | None) -> Host:
-    left = tuple(known for known in host.domains if not (known.planned and known.name == vm))
+def _without_record(host: Host, vm: VmIdentity | None) -> Host:
+    if vm is None:
+        return host
+    left = tuple(known for known in host.domains if not (known.planned and vm.is_of(known)))
     return structs.replace(host, domains=left)
 
 
@@ -109,7 +118,9 @@ class PoolPlaces:
         self._order = {host.name: number for number, host in enumerate(pool.hosts)}
         self._state: dict[str, HostState] = {}
         self._members: dict[HostState, dict[str, None]] = {}
-        self._host_of_vm: dict[str, list[str]] = {}
+        self._hosts_with: dict[str, list[str]] = {}
+        self._closed: set[str] = set()
+        self._in_group: dict[tuple[str, str], list[tuple[str, VmIdentity]]] = {}
         self._candidates: dict[tuple[HostState, Flavour], _Candidate] = {}
         for host in pool.hosts:
             self._enter(host)
@@ -139,30 +150,36 @@ class PoolPlaces:
         """The host's place in the pool's order."""
         return self._order[host]
 
-    def hosts_of(self, vm: str) -> tuple[str, ...]:
-        """Hosts that have a VM of this name."""
-        return tuple(self._host_of_vm.get(vm, ()))
+    def hosts_of(self, vm: VmIdentity) -> tuple[str, ...]:
+        """Hosts that have the VM."""
+        named = (*self._hosts_with.get(vm.name, ()), *self._hosts_with.get(vm.uuid or "", ()))
+        return tuple(
+            host for host in dict.fromkeys(named) if any(map(vm.is_of, self._hosts[host].domains))
+        )
 
     def pool(self) -> Pool:
         """The pool as it is now."""
         return replace(self.planner.pool, hosts=tuple(self._hosts.values()))
 
-    def add(self, host: str, vm: RunningDomain) -> None:
-        """A VM has arrived."""
-        one = self._hosts[host]
-        left = tuple(known for known in one.domains if known.name != vm.name)
-        self.put(replace(one, domains=(*left, vm)))
+    def add(self, host: str, vm: RunningDomain, rules: Rules = NO_RULES) -> None:
+        """A VM has arrived. What runs of it there counts too, until a capture shows it changed."""
+        one, own = self._hosts[host], VmIdentity.of(vm)
+        left = tuple(known for known in one.domains if known.running or not own.is_of(known))
+        others = tuple(known for known in one.rules if known[0] != vm.name)
+        group = () if rules.is_free else ((vm.name, rules),)
+        self.put(replace(one, domains=(*left, vm), rules=(*others, *group)))
 
-    def remove(self, vm: str) -> tuple[str, ...]:
+    def remove(self, vm: VmIdentity) -> tuple[str, ...]:
         """A VM has gone; from which hosts."""
         hosts = self.hosts_of(vm)
         for name in hosts:
             self.take_from(name, vm)
         return hosts
 
-    def take_from(self, host: str, vm: str) -> None:
-        """A VM has gone from one host; one of the same name elsewhere stays."""
-        self.put(self.planner.host_without(self._hosts[host], {vm}))
+    def take_from(self, host: str, vm: VmIdentity) -> None:
+        """A VM has gone from one host, and stays where else it is."""
+        one = self._hosts[host]
+        self.put(self.planner.host_without(one, {k.name for k in one.domains if vm.is_of(k)}))
 
     def put(self, host: PoolHost) -> None:
         """A host is in another state now."""
@@ -175,7 +192,12 @@ class PoolPlaces:
         self._state[host.name] = state
         self._members.setdefault(state, {})[host.name] = None
         for vm in host.domains:
-            self._host_of_vm.setdefault(vm.name, []).append(host.name)
+            for key in filter(None, (vm.name, vm.uuid)):
+                self._hosts_with.setdefault(key, []).append(host.name)
+        for group, vm_there in _groups(host):
+            self._in_group.setdefault(group, []).append((host.name, vm_there))
+        if host.availability is not Availability.OPEN:
+            self._closed.add(host.name)
 
     def _leave(self, host: PoolHost) -> None:
         state = self._state[host.name]
@@ -183,42 +205,93 @@ class PoolPlaces:
         if not self._members[state]:
             del self._members[state]
         for vm in host.domains:
-            self._host_of_vm[vm.name].remove(host.name)
+            for key in filter(None, (vm.name, vm.uuid)):
+                self._hosts_with[key].remove(host.name)
+                if not self._hosts_with[key]:
+                    del self._hosts_with[key]
+        for group, vm_there in _groups(host):
+            self._in_group[group].remove((host.name, vm_there))
+        self._closed.discard(host.name)
+
+    def rules_of(self, host: str, vm: RunningDomain) -> Rules:
+        """What a VM of the host has to do with others."""
+        return dict(self._hosts[host].rules).get(vm.name, NO_RULES)
+
+    def excluded(
+        self, vm: VmIdentity | None, rules: Rules = NO_RULES, emptied: str | None = None
+    ) -> dict[str, str]:
+        """The hosts that may not take the VM, whatever they have free, each with why. emptied: a
+        host that all VMs leave: they bind no VM of their affinity group."""
+        found = {name: f"the host is {self._hosts[name].availability}" for name in self._closed}
+
+        def hosts_in(kind: str, group: str | None) -> list[str]:
+            there = [] if group is None else self._in_group.get((kind, group), [])
+            return [host for host, one in there if one != vm]
+
+        if rules.affinity is not None:
+            together = {one for one in hosts_in("affinity", rules.affinity) if one != emptied}
+            for name in self._hosts if together else ():
+                if name not in together:
+                    found.setdefault(name, f"its affinity group {rules.affinity!r} is elsewhere")
+        for name in hosts_in("anti_affinity", rules.anti_affinity):
+            found.setdefault(name, f"it has a VM of the group {rules.anti_affinity!r}")
+        used = {
+            self._hosts[one].failure_domain
+            for one in hosts_in("fault_domains", rules.fault_domains)
+        }
+        for name, host in self._hosts.items() if used else ():
+            if host.failure_domain in used:
+                reason = f"its fault domain has a VM of the group {rules.fault_domains!r}"
+                found.setdefault(name, reason)
+        if vm is not None:
+            for name in self._hosts_with.get(vm.name, ()):
+                there = self._hosts[name].domains
+                if any(one.name == vm.name and not vm.is_of(one) for one in there):
+                    found.setdefault(name, "another VM of this name is there")
+        return found
 
     def ranked(
         self,
         flavour: Flavour | Mapping[int, Flavour],
         *,
-        vm: str | None = None,
+        vm: VmIdentity | None = None,
         among: Collection[str] | None = None,
+        rules: Rules = NO_RULES,
+        emptied: str | None = None,
     ) -> Iterator[RankedPlace]:
         """The hosts that take the VM, the best first; each is worked out when it is asked for.
 
-        flavour: the VM, or the VM by the number of the shape. vm: its name, where it may run in the
-        pool already: there it frees its own. among: names of hosts that may be chosen.
+        flavour: the VM, or the VM by the number of the shape. vm: which it is, where it may run in
+        the pool already: there it frees its own. among: names of hosts that may be chosen. rules,
+        emptied: as for `excluded`.
 
         Order: what gives way, then the policy's order of concerns (docs/decisions/0010) up to the
         GPU sets that the host loses; before these, the VMs that the pool can no longer take with
         full locality, largest flavour first; then, of a VM with GPUs, those left free on the host,
-        fewest first; then the rest, and at last the order of the hosts.
+        fewest first; then the rest, and at last the VM's own host and the order of the hosts.
         """
         queue: list[tuple[tuple[object, ...], int, list[str], _Candidate]] = []
-        for state, names in self._groups(vm, among):
+        own = () if vm is None else self.hosts_of(vm)
+        excluded = self.excluded(vm, rules, emptied)
+        for state, names in self._groups(vm, own, among, excluded):
             own_flavour = flavour if isinstance(flavour, Flavour) else flavour.get(state.shape)
             if own_flavour is None:
                 continue
             candidate = self._candidate(state, own_flavour)
             if not candidate.is_refused:
-                first = min(map(self._order.__getitem__, names))
+                first = -1 if names[0] in own else min(map(self._order.__getitem__, names))
                 queue.append((candidate.key, first, names, candidate))
         heapq.heapify(queue)
         while queue:
-            _, first, names, candidate = heapq.heappop(queue)
+            key, first, names, candidate = heapq.heappop(queue)
             step = candidate.step
-            if step is None or not candidate.is_complete:
+            if key == candidate.key and (step is None or not candidate.is_complete):
                 candidate.go_on()
-                if not candidate.is_refused:
-                    heapq.heappush(queue, (candidate.key, first, names, candidate))
+                step = None
+            if candidate.is_refused:
+                continue
+            if step is None or key != candidate.key:  # the VM's own host may share the candidate
+                heapq.heappush(queue, (candidate.key, first, names, candidate))
                 continue
             for name in sorted(names, key=self._order.__getitem__):
                 yield RankedPlace(
@@ -232,21 +305,25 @@ class PoolPlaces:
                 )
 
     def _groups(
-        self, vm: str | None, among: Collection[str] | None
+        self,
+        vm: VmIdentity | None,
+        own: Collection[str],
+        among: Collection[str] | None,
+        excluded: Collection[str],
     ) -> Iterator[tuple[HostState, list[str]]]:
-        """Hosts that may be chosen, by state. vm: where it runs, its share is free."""
-        own = {} if vm is None else dict.fromkeys(self.hosts_of(vm))
+        """Hosts that may be chosen, by state. own: where the VM runs, its share is free."""
         for name in own:
-            if among is None or name in among:
+            if name not in excluded and (among is None or name in among):
                 yield self.planner.state(self._hosts[name], without=vm), [name]
+        not_here = {*own, *excluded}
         if among is None:
             for state, members in self._members.items():
-                if names := [name for name in members if name not in own]:
+                if names := [name for name in members if name not in not_here]:
                     yield state, names
             return
         groups: dict[HostState, list[str]] = {}
         for name in among:
-            if name in self._state and name not in own:
+            if name in self._state and name not in not_here:
                 groups.setdefault(self._state[name], []).append(name)
         yield from groups.items()
 
@@ -261,15 +338,21 @@ class PoolPlaces:
         self,
         flavour: Flavour | Mapping[int, Flavour],
         *,
-        vm: str | None = None,
+        vm: VmIdentity | None = None,
+        among: Collection[str] | None = None,
+        rules: Rules = NO_RULES,
         most: int = MOST_EXPLAINED,
     ) -> tuple[RefusedHosts, ...]:
-        """Why hosts refuse the VM, by reason, that of most hosts first. vm: its name, where it has
-        one. most: the planner explains the refusal of at most so many kinds of host; those without
-        enough GPUs do not count."""
-        found: dict[str, list[tuple[int, HostState, str]]] = {}
+        """Why hosts refuse the VM, by reason, that of most hosts first. vm: which it is, where it
+        is one. most: the planner explains the refusal of at most so many kinds of host; those
+        without enough GPUs do not count."""
+        found: dict[str, list[tuple[int, HostState, str, list[str]]]] = {}
         asked = 0
-        for state, members in self._members.items():
+        excluded = self.excluded(vm, rules)
+        for name, reason in excluded.items():
+            if among is None or name in among:
+                found.setdefault(reason, []).append((0, self._state[name], "", [name]))
+        for state, members in self._groups(vm, (), among, excluded):
             own = flavour if isinstance(flavour, Flavour) else flavour.get(state.shape)
             free, reason, detail = 0, "no layout is recommended there", ""
             if own is not None:
@@ -280,30 +363,31 @@ class PoolPlaces:
                     reason, detail = self._too_few_gpus(state, own, free)
                 elif asked < most:
                     asked += 1
-                    reason, detail = self._reason(self._hosts[next(iter(members))], own, vm)
+                    reason, detail = self._reason(self._hosts[members[0]], own, vm)
                 else:
                     reason = _NOT_EXPLAINED
-            found.setdefault(reason, []).append((free, state, detail))
+            found.setdefault(reason, []).append((free, state, detail, members))
         refused = (self._refused(reason, groups) for reason, groups in found.items())
         return tuple(
             sorted(refused, key=lambda one: (one.reason == _NOT_EXPLAINED, -len(one.hosts)))
         )
 
-    def _refused(self, reason: str, groups: Sequence[tuple[int, HostState, str]]) -> RefusedHosts:
+    def _refused(
+        self, reason: str, groups: Sequence[tuple[int, HostState, str, list[str]]]
+    ) -> RefusedHosts:
         """The hosts of these states; nearest is one with the most free GPUs, memory, then cores."""
 
-        def space(group: tuple[int, HostState, str]) -> tuple[int, int, int]:
-            free_gpus, state, _ = group
+        def space(group: tuple[int, HostState, str, list[str]]) -> tuple[int, int, int]:
+            free_gpus, state, _, _ = group
             memory = sum(free or 0 for _, free, _ in state.memory)
             return free_gpus, memory, -sum(busy + service for busy, service in state.cores)
 
-        _, state, detail = max(groups, key=space)
-        hosts = [name for _, one, _ in groups for name in self._members[one]]
-        nearest = next(iter(self._members[state]))
+        _, _, detail, names = max(groups, key=space)
+        hosts = [name for _, _, _, members in groups for name in members]
         return RefusedHosts(
             reason=reason,
             hosts=tuple(sorted(hosts, key=self.position)),
-            nearest=nearest,
+            nearest=names[0],
             detail=detail,
         )
 
@@ -316,11 +400,11 @@ class PoolPlaces:
             return f"{few} {kind}", f"{every} in all" if every else ""
         return f"{few} free {kind}", f"{free} of {every} free" if free else ""
 
-    def _reason(self, one: PoolHost, flavour: Flavour, vm: str | None) -> tuple[str, str]:
+    def _reason(self, one: PoolHost, flavour: Flavour, vm: VmIdentity | None) -> tuple[str, str]:
         """Why the planner refuses the VM on this host, and what it found."""
         host = _without_record(self.planner.real_host(one, flavour), vm)
         try:
-            plan(host, flavour.request(host, vm))
+            plan(host, flavour.request(host, None if vm is None else vm.name))
         except InputError as refused:
             return "it does not have what the VM needs", refused.message
         except Unplannable as refused:
@@ -334,6 +418,16 @@ class PoolPlaces:
         if flavour.gpu_model or flavour.options.gpu_profile:
             return "its GPUs of that model or profile are in use", ""
         return "too little free memory, counted in steps of 64 MiB", "homenode plan may accept it"
+
+
+def _groups(host: PoolHost) -> Iterator[tuple[tuple[str, str], VmIdentity]]:
+    """The groups of the VMs that the host has, each with its VM."""
+    of_name = {vm.name: VmIdentity.of(vm) for vm in host.domains if host.rules}
+    for name, rules in host.rules:
+        for kind in ("affinity", "anti_affinity", "fault_domains"):
+            group = getattr(rules, kind)
+            if group is not None and name in of_name:
+                yield (kind, group), of_name[name]
 
 
 class _Candidate:

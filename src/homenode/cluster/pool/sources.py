@@ -8,8 +8,8 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from homenode.cluster.pool.ledger import LEDGER, PLACEMENTS, Ledger, has_ledger
 from homenode.cluster.pool.model import NodeMemoryState, Pool, PoolBuilder, PoolHost, shape_of
-from homenode.cluster.pool.recorded import PLACEMENTS, read_placements, with_placements
 from homenode.cluster.pool.stored import read_pool
 from homenode.errors import HomenodeError, InputError, UsageError, of_os
 from homenode.input_files import read_file, read_start
@@ -36,15 +36,15 @@ def load_pool(
     progress: Progress = lambda done, total: None,
     *,
     jobs: int = 8,
-    recorded: bool = True,
+    reserved: bool = True,
 ) -> Pool:
     """The pool of all these sources. A source without a host is a failure of the pool; the others
-    are read. progress: called with the number of hosts read, and of all. recorded: with the VMs
-    that `pool place --record` has placed there.
+    are read. progress: called with the number of hosts read, and of all. reserved: with what
+    the ledgers of folders have reserved.
 
     Raises UsageError if no source is named, InputError if no source gives a host.
     """
-    return _read_all(sources, progress, jobs, recorded=recorded)[0]
+    return _read_all(sources, progress, jobs, reserved=reserved)[0]
 
 
 def load_whole_hosts(
@@ -53,12 +53,12 @@ def load_whole_hosts(
     """The pool of these sources, and its hosts by name with what a pool does not store, above all
     link states; a host of a stored pool is as it is stored: what that names as its source may be
     anything by now. Raises as load_pool."""
-    pool, builder = _read_all(sources, progress, 8, recorded=True)
+    pool, builder = _read_all(sources, progress, 8, reserved=True)
     return pool, [(one.name, builder.whole.get(one.name) or pool.host(one)) for one in pool.hosts]
 
 
 def _read_all(
-    sources: Sequence[str], progress: Progress, jobs: int, *, recorded: bool
+    sources: Sequence[str], progress: Progress, jobs: int, *, reserved: bool
 ) -> tuple[Pool, PoolBuilder]:
     if not sources:
         raise UsageError(
@@ -69,8 +69,10 @@ def _read_all(
     for source in sources:
         _add(builder, source, progress, jobs)
     pool = builder.pool()
-    for source in sources if recorded else ():
-        pool = _placed(pool, source)
+    for source in sources if reserved else ():
+        if has_ledger(Path(source)):
+            with Ledger(Path(source)) as ledger:
+                pool = ledger.view(pool).pool
     if not pool.hosts:
         first = pool.failures[0]
         raise InputError(
@@ -79,14 +81,6 @@ def _read_all(
             "or list of hosts, a libvirt URI, or a host times a number: 'hgx-h100*40'",
         )
     return pool, builder
-
-
-def _placed(pool: Pool, source: str) -> Pool:
-    """The pool with the VMs that were recorded in its folder."""
-    path = Path(source) / PLACEMENTS
-    if not _exists(path):
-        return pool
-    return with_placements(pool, read_placements(_read(path), str(path)))
 
 
 def _add(
@@ -167,7 +161,7 @@ def _add_folder(builder: PoolBuilder, folder: Path, progress: Progress, jobs: in
     entries = sorted(
         path
         for path in folder.iterdir()
-        if not path.name.startswith(".") and path.name != PLACEMENTS
+        if not path.name.startswith((".", LEDGER, Path(PLACEMENTS).stem))
     )
     if not entries:
         raise InputError(f"{folder}: expected captures or host.toml files in it, found none")

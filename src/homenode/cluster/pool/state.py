@@ -14,7 +14,13 @@ from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.cluster.pool.flavour import Flavour
-from homenode.cluster.pool.model import NodeMemoryState, Pool, PoolHost, passable_gpus
+from homenode.cluster.pool.model import (
+    NodeMemoryState,
+    Pool,
+    PoolHost,
+    VmIdentity,
+    passable_gpus,
+)
 from homenode.cluster.pool.symmetry import Symmetry, symmetry
 from homenode.cpuset import CpuSet
 from homenode.indices import NodeIndex
@@ -84,7 +90,7 @@ class HostStates:
         self._canonical: dict[HostState, tuple[HostState, tuple[int, ...]]] = {}
         self._whole: dict[HostState, HostState] = {}
 
-    def state(self, one: PoolHost, without: str | None = None) -> HostState:
+    def state(self, one: PoolHost, without: VmIdentity | None = None) -> HostState:
         """The state of a machine. without: a VM there that frees its share."""
         host = self.pool.host(one)
         return self.state_of(one.shape, host, without)
@@ -100,12 +106,13 @@ class HostStates:
             one,
             nodes=tuple(_with_freed(state, node.index, freed) for node, state in nodes),
             domains=tuple(vm for vm in one.domains if vm.name not in gone),
+            rules=tuple(rules for rules in one.rules if rules[0] not in gone),
         )
 
-    def state_of(self, shape: int, host: Host, without: str | None = None) -> HostState:
+    def state_of(self, shape: int, host: Host, without: VmIdentity | None = None) -> HostState:
         request = self.probe(shape)
         if without is not None:
-            left = tuple(vm for vm in host.domains if vm.name != without)
+            left = tuple(vm for vm in host.domains if not without.is_of(vm))
             host = structs.replace(host, domains=left)
         with_vcpus, service, devices = self._masks(shape, host, request)
         memory = tuple(_memory_of(host, request, node) for node in host.nodes)

@@ -69,6 +69,7 @@ def read_pool(content: bytes, source: str, builder: PoolBuilder) -> None:
                     domains=one.domains,
                     source=one.source,
                     fault_domain=one.fault_domain,
+                    lists_domains=one.lists_domains,
                 )
             )
         elif line.failure is not None:

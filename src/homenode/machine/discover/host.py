@@ -39,7 +39,13 @@ from homenode.machine.snapshot.protocol import BoundedSnapshot, Snapshot
 from homenode.machine.tools import virsh_capabilities
 from homenode.machine.tools.nvidia_smi import NvidiaGpu
 from homenode.machine.tools.xml_text import parse_xml
-from homenode.machine.topology import Host, RunningDomain, assemble_pus
+from homenode.machine.topology import (
+    DOMAIN_GAP,
+    DOMAINS_GAP,
+    Host,
+    RunningDomain,
+    assemble_pus,
+)
 
 
 def check_against_libvirt(snapshot: Snapshot, host: Host) -> tuple[Gap, ...]:
@@ -224,11 +230,11 @@ def read_running_domains(
     be known. An unreadable one is a gap: what it uses is then unknown."""
     output = snapshot.command_output("virsh-domains")
     if output is None:
-        return (), (Gap("running domains", "virsh was not there or did not answer"),)
+        return (), (Gap(DOMAINS_GAP, "virsh was not there or did not answer"),)
     if not output.strip():
         return (), ()
     if read_domain is None:
-        return (), (Gap("running domains", "their XML was not asked for"),)
+        return (), (Gap(DOMAINS_GAP, "their XML was not asked for"),)
     root = parse_xml(output, "domains", f"{snapshot.name}: virsh dumpxml")
     domains: list[RunningDomain] = []
     gaps: list[Gap] = []
@@ -239,5 +245,5 @@ def read_running_domains(
         try:
             domains.append(read_domain(xml, running, f"domain {name}"))
         except HomenodeError as error:
-            gaps.append(Gap(f"domain {name}", error.message))
+            gaps.append(Gap(f"{DOMAIN_GAP}{name}", error.message))
     return tuple(sorted(domains, key=lambda domain: domain.name)), tuple(gaps)

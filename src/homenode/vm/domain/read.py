@@ -10,6 +10,7 @@ from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError
 from homenode.indices import NodeIndex
+from homenode.machine.pci import canonical_uuid
 from homenode.machine.topology import RunningDomain
 from homenode.vm.domain.cells import cell_bytes, cell_elements, read_page_bytes
 from homenode.vm.domain.codec import ROWS, read_name
@@ -135,8 +136,10 @@ def read_running_domain(xml: bytes, running: bool, source: str = "domain") -> Ru
         bound = bound and binding[0] != "preferred"
     elif rest:
         bound = False
+    name = read_name(document)
+    uuid = document.root.value("uuid")
     return RunningDomain(
-        name=read_name(document),
+        name=name,
         running=running,
         vcpu_pins=tuple(pins.get(("vcpupin", i), fallback) for i in range(vcpus)),
         emulator_pus=pins.get(("emulatorpin", 0), fallback),
@@ -147,6 +150,7 @@ def read_running_domain(xml: bytes, running: bool, source: str = "domain") -> Ru
         page_bytes=read_page_bytes(document),
         devices=_all_devices(document),
         mediated=tuple(sorted(one.uuid for one in read_mediated(document))),
+        uuid=None if uuid is None or "/" in name else canonical_uuid(uuid),
     )
 
 

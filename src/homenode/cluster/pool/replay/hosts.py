@@ -15,7 +15,7 @@ from msgspec import Struct
 from homenode.cluster.pool.division import PackRequest, division_model
 from homenode.cluster.pool.flavour import Flavour
 from homenode.cluster.pool.hook import placed_vm
-from homenode.cluster.pool.model import Pool
+from homenode.cluster.pool.model import Pool, VmIdentity
 from homenode.cluster.pool.place import PoolPlaces
 from homenode.cluster.pool.planner import FillStep, Planner
 from homenode.cluster.pool.solver import optional_module, solve
@@ -124,7 +124,7 @@ def replay_hosts(
         while departures and departures[0][0] <= vm.at:
             until, name, gpus = heapq.heappop(departures)
             advance(until)
-            places.remove(name)
+            places.remove(VmIdentity(name))
             used -= gpus
         advance(vm.at)
         flavour = flavours[vm.flavour]

@@ -1,0 +1,434 @@
+"""The ledger: nothing is given twice, and no VM is lost or a ghost, whatever happens meanwhile."""
+
+import errno
+import fcntl
+import json
+import os
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from homenode.bdf import Bdf
+from homenode.cli import main
+from homenode.cluster.pool import ledger as ledgers
+from homenode.cluster.pool.flavour import Flavour, default_flavours
+from homenode.cluster.pool.hook import Hook
+from homenode.cluster.pool.ledger import LEDGER, PLACEMENTS, Ledger
+from homenode.cluster.pool.model import (
+    Availability,
+    Pool,
+    PoolHost,
+    Rules,
+    VmIdentity,
+    passable_gpus,
+)
+from homenode.cluster.pool.moves import drain
+from homenode.cluster.pool.outlook import outlook
+from homenode.cluster.pool.place import PoolPlaces
+from homenode.cluster.pool.reservations import (
+    Reservation,
+    ReservationState,
+    identity_of,
+    seen_in,
+    with_reservations,
+)
+from homenode.cluster.pool.sources import POOL_FILE, load_pool
+from homenode.cluster.pool.stored import encode_pool
+from homenode.errors import HostError
+from homenode.formats import line
+from homenode.machine.topology import Host, RunningDomain
+from homenode.units import GIB
+from homenode.vm.domain.read import read_running_domain
+from tests.pool import ledger_clients
+from tests.pool.pools import pool_of, shipped, with_vm
+
+GPU1, GPU2, GPU4, GPU8 = default_flavours()
+TINY = Flavour(name="tiny", gpus=0, vcpus=1, memory_bytes=GIB)
+ONE, TWO = (f"{n}0000000-0000-4000-a000-000000000000" for n in (1, 2))
+DOCUMENT = """<domain type='kvm'><name>vm</name><uuid>%s</uuid><memory unit='GiB'>64</memory>
+<vcpu>12</vcpu><os><type arch='x86_64' machine='q35'>hvm</type></os><features><acpi/></features>
+<cpu mode='host-passthrough'/><devices/></domain>"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    Path("pool").mkdir()
+    _capture(pool_of([(name, shipped("hgx-h100")) for name in "abc"]))
+    for name, uuid in (("one.xml", ONE), ("two.xml", TWO)):
+        Path(name).write_text(DOCUMENT % uuid)
+    return Path("pool")
+
+
+def _capture(pool: Pool) -> None:
+    Path("pool", POOL_FILE).write_text("".join(encode_pool(pool)))
+
+
+def _vm(uuid: str | None = ONE, flavour: Flavour = GPU8, name: str = "vm") -> RunningDomain:
+    return replace(with_vm(shipped("hgx-h100"), flavour, name).domains[-1], uuid=uuid)
+
+
+def _shown(running: dict[str, RunningDomain], hosts: str = "abc") -> Pool:
+    """A capture that shows these VMs on these hosts."""
+    host = shipped("hgx-h100")
+    return pool_of(
+        [
+            (name, replace(host, domains=(running[name],) if name in running else ()))
+            for name in hosts
+        ]
+    )
+
+
+def _where(pool: Pool) -> dict[str, list[str | None]]:
+    return {host.name: [vm.uuid for vm in host.domains] for host in pool.hosts if host.domains}
+
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    def run(*arguments: str) -> tuple[int, str, str]:
+        words = [
+            "homenode",
+            "pool",
+            *arguments,
+            *(() if "--pool" in arguments else ("--pool", "pool")),
+        ]
+        monkeypatch.setattr("sys.argv", words)
+        with pytest.raises(SystemExit) as end:
+            main.main()
+        said = capsys.readouterr()
+        return int(str(end.value.code or 0)), said.out, said.err
+
+    return run
+
+
+def _place(run: Run, document: str, gpus: int, *more: str) -> tuple[int, str, str]:
+    layout = ("--layout", "pin-numa-pci", "--vcpus", str(6 * gpus), "--memory", f"{60 * gpus}GiB")
+    return run("place", document, "--gpus", str(gpus), *layout, "--record", *more)
+
+
+def test_two_vms_of_one_name_are_two(folder: Path, run: Run) -> None:
+    assert _place(run, "one.xml", 8)[0] == _place(run, "two.xml", 8)[0] == 0
+    assert _where(load_pool(["pool"])) == {"a": [ONE], "b": [TWO]}
+    code, _, said = run("remove", "vm")
+    assert (code, "expected a UUID" in said) == (2, True)
+    assert run("remove", TWO)[0] == 0
+    assert _where(load_pool(["pool"])) == {"a": [ONE]}
+
+
+def test_a_vm_that_is_placed_again_stays_where_it_is_and_counts_once(
+    folder: Path, run: Run
+) -> None:
+    for _ in range(3):
+        assert _place(run, "one.xml", 4)[0] == 0
+        assert _where(load_pool(["pool"])) == {"a": [ONE]}
+    code, _, said = _place(run, "one.xml", 4, "--on", "c")
+    assert (code, "no longer counts on a" in said) == (0, True)
+    assert _where(load_pool(["pool"])) == {"c": [ONE]}
+
+
+def test_owners_tell_vms_of_one_name_apart_that_have_no_uuid(folder: Path, run: Run) -> None:
+    Path("none.xml").write_text((DOCUMENT % ONE).replace(f"<uuid>{ONE}</uuid>", ""))
+    for owner in ("x", "y", "x"):
+        code, _, said = _place(run, "none.xml", 8, "--owner", owner)
+        assert code == 0
+    assert "has no UUID" in said
+    pool = load_pool(["pool"])
+    assert [len(host.domains) for host in pool.hosts] == [1, 1, 0]
+    assert run("remove", "vm", "--owner", "y")[0] == 0
+    assert [len(host.domains) for host in load_pool(["pool"]).hosts] == [1, 0, 0]
+    assert identity_of("n", None, "x") != identity_of("n", None, "y")
+
+
+def _after(one: Reservation, pool: Pool, now_s: float = 0.0) -> tuple[str, str, Pool]:
+    """Host and state of the reservation once it has met the capture, and what counts then."""
+    view = with_reservations(pool, [one], {}, now_s)
+    now = view.changed[0][1] if view.changed else one
+    return now.host, now.state, view.pool
+
+
+def test_a_capture_says_where_a_reserved_vm_is_by_now() -> None:
+    planned, running = _vm(), replace(_vm(), running=True, planned=False)
+    one = Reservation(host="a", vm=planned)
+    seen = replace(one, state=ReservationState.RUNNING)
+    defined = replace(running, running=False)
+    for reservation, shown, expected, counted in (
+        (one, {}, ("a", "planned"), {"a": [ONE]}),
+        (one, {"a": running}, ("a", "running"), {"a": [ONE]}),
+        (one, {"b": running}, ("b", "running"), {"b": [ONE]}),
+        (one, {"a": defined}, ("a", "shut off"), {"a": [ONE]}),
+        (one, {"a": defined, "b": running}, ("b", "running"), {"a": [ONE], "b": [ONE]}),
+        (one, {"b": replace(running, uuid=TWO)}, ("a", "planned"), {"a": [ONE], "b": [TWO]}),
+        (one, {"b": replace(running, uuid=None)}, ("b", "running"), {"b": [None]}),
+        (seen, {}, ("a", "gone"), {}),
+        (seen, {"b": running}, ("b", "running"), {"b": [ONE]}),
+        (seen, {"a": defined}, ("a", "shut off"), {"a": [ONE]}),
+    ):
+        host, state, pool = _after(reservation, _shown(shown))
+        assert (host, state) == expected, shown
+        assert _where(pool) == counted
+    assert _shown({"a": defined}).hosts[0].domains[0].planned is False
+
+
+def test_a_vm_counts_on_both_hosts_until_its_recorded_move_is_done() -> None:
+    running = replace(_vm(), running=True, planned=False)
+    before = _shown({"a": running})
+    moved = Reservation(host="b", vm=_vm(), seen=seen_in(before, VmIdentity("vm", ONE)))
+    for shown, expected, counted in (
+        ({"a": running}, ("b", "planned"), {"a": [ONE], "b": [ONE]}),
+        ({"a": replace(running, running=False)}, ("b", "planned"), {"a": [ONE], "b": [ONE]}),
+        ({"b": running}, ("b", "running"), {"b": [ONE]}),
+        ({"c": running}, ("c", "running"), {"c": [ONE]}),
+    ):
+        host, state, pool = _after(moved, _shown(shown))
+        assert (host, state) == expected
+        assert _where(pool) == counted
+    (stays,) = drain(_after(moved, before)[2], "a", ()).left
+    assert stays.reason == "its move to b is recorded"
+    larger = replace(moved, host="a")
+    assert len(_after(larger, before)[2].hosts[0].domains) == 2
+    assert _after(larger, _shown({"a": replace(running, devices=())}))[1] == "running"
+
+
+def test_a_host_whose_vms_are_unknown_ends_none_of_them() -> None:
+    one = Reservation(host="a", vm=_vm(), state=ReservationState.RUNNING)
+    pool = _shown({})
+    hosts = tuple(replace(host, lists_domains=False) for host in pool.hosts)
+    assert _after(one, replace(pool, hosts=hosts))[1] == "running"
+
+
+def test_a_planned_vm_counts_no_longer_than_its_time(folder: Path, run: Run) -> None:
+    one = Reservation(host="a", vm=_vm(), expires_at_s=100.0)
+    assert _where(_after(one, _shown({}), 99.0)[2]) == {"a": [ONE]}
+    assert _where(_after(one, _shown({}), 100.0)[2]) == {}
+    assert _place(run, "one.xml", 8, "--ttl", "3600")[0] == 0
+    with Ledger(folder) as ledger:
+        assert len(ledger.reservations()) == 1
+        assert ledger.next_expiry_s() < float("inf")
+
+
+def test_vms_of_hosts_that_left_the_pool_are_named(folder: Path, run: Run) -> None:
+    _place(run, "one.xml", 8)
+    _capture(_shown({}, "bc"))
+    assert "a is not in the pool, and counts nothing: it had vm" in run("show")[2]
+    _capture(_shown({"b": replace(_vm(), running=True, planned=False)}, "bc"))
+    assert load_pool(["pool"]).lost == ()
+
+
+def test_devices_that_a_planned_vm_has_are_given_to_no_other(folder: Path) -> None:
+    with Ledger(folder) as ledger, ledger.writing():
+        ledger.reserve(Reservation(host="a", vm=_vm(ONE)))
+    refused = pytest.raises(HostError, match="no other VM has")
+    with Ledger(folder) as ledger, refused, ledger.writing():
+        ledger.reserve(Reservation(host="b", vm=_vm("3" + TWO[1:], name="x")))
+        ledger.reserve(Reservation(host="a", vm=_vm(TWO, GPU1, "y")))
+    assert _where(load_pool(["pool"])) == {"a": [ONE]}
+
+
+@pytest.mark.parametrize("name", ["flock", "fcntl"])
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, None])
+def test_a_file_system_without_locks_is_refused_by_name(
+    folder: Path, run: Run, monkeypatch: pytest.MonkeyPatch, name: str, number: int | None
+) -> None:
+    def fails(*_: object) -> None:
+        if number is not None:
+            raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, name, fails)
+    monkeypatch.setattr(ledgers, "file_system", lambda _: "oldfs")
+    code, _, said = _place(run, "one.xml", 8)
+    assert (code, "expected a file system with locks, found oldfs" in said) == (3, True)
+    assert not (folder / LEDGER).exists()
+    assert sorted(path.name for path in folder.iterdir()) == [POOL_FILE]
+
+
+def test_a_file_system_that_other_machines_write_is_refused(
+    folder: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert ledgers.file_system(folder) not in (None, "nfs4")
+    monkeypatch.setattr(ledgers, "file_system", lambda _: "nfs4")
+    code, _, said = _place(run, "one.xml", 8)
+    assert (code, "found nfs4" in said) == (3, True)
+
+
+def test_a_file_that_is_no_ledger_of_this_version_is_refused(folder: Path, run: Run) -> None:
+    path = folder / LEDGER
+    path.write_bytes(b"x" * 5000)
+    assert run("show")[0] == 2
+    path.unlink()
+    _place(run, "one.xml", 8)
+    for change in (
+        "UPDATE ledger SET format = 'homenode.pool-ledger/2'",
+        "CREATE TRIGGER t AFTER DELETE ON reservation BEGIN DELETE FROM host; END",
+        "UPDATE reservation SET content = '{}'",
+    ):
+        content = path.read_bytes()
+        with sqlite3.connect(path) as connection:
+            connection.execute(change)
+        connection.close()
+        code, _, said = run("show")
+        assert (code, LEDGER in said) == (2, True), change
+        path.write_bytes(content)
+    path.rename("elsewhere")
+    path.symlink_to(Path("elsewhere").absolute())
+    assert run("show")[0] == 2
+
+
+def test_what_an_earlier_version_has_recorded_is_read_once(folder: Path, run: Run) -> None:
+    def placement(host: str, name: str, *, there: bool = True) -> str:
+        vm = json.loads(line(_vm(None, name=name))) if there else None
+        return json.dumps({"host": host, "name": name} | ({"vm": vm} if there else {})) + "\n"
+
+    head = '{"format":"homenode.pool-placements/1"}\n'
+    lines = (placement("a", "x"), placement("b", "y"), placement("b", "y", there=False))
+    (folder / PLACEMENTS).write_text(head + "".join(lines) + '{"host":"c","na')
+    for _ in range(2):
+        assert [len(host.domains) for host in load_pool(["pool"]).hosts] == [1, 0, 0]
+    assert not (folder / PLACEMENTS).exists()
+    assert run("remove", "x")[0] == 0
+    (folder / "placements.read").rename(folder / PLACEMENTS)  # as a kill may leave it
+    assert [len(host.domains) for host in load_pool(["pool"]).hosts] == [0, 0, 0]
+
+
+def test_groups_hold_over_time(folder: Path, run: Run) -> None:
+    pytest.importorskip("ortools")
+    apart = '[[vm]]\nname = "%s"\nvcpus = 2\nmemory = "4GiB"\nanti_affinity = "db"\n'
+    for name in ("x", "y"):
+        Path("v.toml").write_text("format = 1\n" + apart % name)
+        assert run("pack", "v.toml", "--record", "-o", "packed")[0] == 0
+    assert _place(run, "one.xml", 1, "--anti-affinity", "db")[0] == 0
+    assert {len(host.domains) for host in load_pool(["pool"]).hosts} == {1}
+    code, _, said = _place(run, "two.xml", 1, "--anti-affinity", "db")
+    assert (code, "a VM of the group 'db'" in said) == (4, True)
+    stuck = drain(load_pool(["pool"]), "a", ()).stuck
+    assert len(stuck) == 1
+    assert _place(run, "one.xml", 1)[0] == 0  # its group stays as it was
+    assert _place(run, "two.xml", 1, "--anti-affinity", "db")[0] == 4
+    assert run("remove", "x")[0] == 0
+    assert _place(run, "two.xml", 1, "--anti-affinity", "db")[0] == 0
+
+
+def _places(*rules: tuple[str, Rules], domains: tuple[str, ...] = ("r", "r", "s")) -> PoolPlaces:
+    pool = pool_of([(name, shipped("hgx-h100")) for name in "abc"])
+    hosts: list[PoolHost] = []
+    for host, domain in zip(pool.hosts, domains, strict=True):
+        hosts.append(replace(host, fault_domain=domain))
+    places = PoolPlaces(replace(pool, hosts=tuple(hosts)), ())
+    for number, (host_name, one) in enumerate(rules):
+        places.add(host_name, _vm(None, TINY, f"vm-{number}"), one)
+    return places
+
+
+def test_affinity_and_fault_domains_choose_among_hosts_and_leave_with_their_vms() -> None:
+    together, spread = Rules(affinity="g"), Rules(fault_domains="g")
+    places = _places(("b", together), ("a", spread))
+    new = VmIdentity("new")
+
+    def names(rules: Rules) -> list[str]:
+        return [one.host.name for one in places.ranked(TINY, vm=new, rules=rules)]
+
+    assert (names(together), names(spread)) == (["b"], ["c"])
+    places.remove(VmIdentity("vm-0"))
+    assert sorted(names(together)) == ["a", "b", "c"]
+    places = _places(("a", together), ("a", together))
+    moved = drain(places.pool(), "a", ()).moves
+    assert len(moved) == 2
+    assert len({move.to_host for move in moved}) == 1
+
+
+def test_a_host_takes_no_vm_until_it_is_opened_again(folder: Path, run: Run) -> None:
+    assert _place(run, "one.xml", 8)[0] == 0
+    defined = replace(_vm(TWO, TINY, "off"), planned=False)
+    _capture(_shown({"a": defined}))
+    code, out, said = run("drain", "a")
+    assert (code, "off stays on a: it is shut off" in out) == (0, True)
+    assert "--state open" in said
+    steps = [word for word in out.split("\n") if "pool place" in word or "--record" in word]
+    assert steps
+    assert "--record" in out
+    assert _place(run, "two.xml", 8)[0] == 0
+    assert _where(load_pool(["pool"]))["b"] == [TWO]
+    found = outlook(load_pool(["pool"]), default_flavours())
+    assert found.hosts[0].availability is Availability.DRAINING
+    assert sum(fit.local for fit in found.hosts[0].fits) == 0
+    code, _, said = run("place", "two.xml", "--gpus", "1", "--on", "a", "--layout", "pin-numa-pci")
+    assert (code, "draining" in said) == (4, True)
+    assert run("host", "a", "--state", "open")[0] == 0
+    assert run("host", "nothere", "--state", "gone")[0] == 2
+    assert run("remove", ONE)[0] == 0
+    assert _place(run, "one.xml", 8)[0] == 0
+    assert ONE in _where(load_pool(["pool"]))["a"]
+
+
+def test_a_dry_run_of_drain_leaves_the_host_open(folder: Path, run: Run) -> None:
+    assert run("drain", "a", "--dry-run")[0] == 0
+    assert load_pool(["pool"]).hosts[0].availability is Availability.OPEN
+    assert not (folder / LEDGER).exists()
+
+
+def test_the_recorded_steps_of_a_drain_give_each_vm_its_own(folder: Path, run: Run) -> None:
+    for document in ("one.xml", "two.xml"):
+        Path(document).write_text(Path(document).read_text().replace("vm<", f"{document[:3]}<"))
+        assert _place(run, document, 2, "--on", "a")[0] == 0
+    running = [replace(vm, running=True) for vm in load_pool(["pool"]).hosts[0].domains]
+    host = shipped("hgx-h100")
+    _capture(pool_of([("a", replace(host, domains=tuple(running))), ("b", host)]))
+    for document in ("one.xml", "two.xml"):
+        assert _place(run, document, 2, "--on", "b")[0] == 0
+    here = load_pool(["pool"]).hosts[1].domains
+    assert len({gpu for vm in here for gpu in vm.devices if gpu in _gpus(host)}) == 4
+    assert len(drain(load_pool(["pool"]), "a", ()).left) == 2
+
+
+def _gpus(host: Host) -> set[Bdf]:
+    return {gpu.bdf for gpu in passable_gpus(host)}
+
+
+def test_the_hook_refuses_keys_that_it_does_not_know(folder: Path) -> None:
+    pool = load_pool(["pool"])
+    hook = Hook(PoolPlaces(pool, ()), default_flavours())
+    for key in ("host", "vcpu", "Anti_affinity"):
+        answer = json.loads(hook.answer(json.dumps({"vm": "x", "gpus": 1, key: "a"}).encode()))
+        assert key in answer["error"]
+
+
+def test_the_hook_and_commands_reserve_in_one_ledger(folder: Path, run: Run) -> None:
+    log = folder.parent / "client-1.log"
+    process = ledger_clients.Asked(folder)
+    try:
+        assert process.answer(vm="x", flavour="gpu8", anti_affinity="g")["host"] == "a"
+        assert _place(run, "one.xml", 8)[0] == 0
+        assert (
+            process.answer(vm="y", gpus=1, vcpus=2, memory="4GiB", anti_affinity="g")["host"] == "c"
+        )
+        _capture(_shown({"c": replace(_vm(TWO), running=True)}))
+        assert process.answer(vm="z", flavour="gpu1")["reason"]
+        assert process.answer(vm="vm", uuid=ONE, gpus=8)["host"] == "b"
+    finally:
+        process.kill()
+    with ledger_clients.Asked(folder) as again:
+        assert again.answer(vm="x", flavour="gpu8")["error"]
+        assert again.answer(vm="x", op="remove")["removed_from"] == ["a"]
+        assert again.answer(vm="z", flavour="gpu8", ttl_s=0.001)["host"] == "a"
+        assert again.answer(vm="w", flavour="gpu8")["host"] == "a"
+    assert not log.exists()
+
+
+def test_nothing_is_given_twice_lost_or_a_ghost_whoever_is_killed(tmp_path: Path) -> None:
+    folder = tmp_path / "pool"
+    ledger_clients.begin(folder, 3)
+    done = ledger_clients.storm(folder, clients=2, operations=15, rounds=1)
+    assert done > 10
+    assert sum(ledger_clients.check(folder).values())
+
+
+def test_a_captured_vm_has_its_uuid_unless_it_is_a_pseudonym() -> None:
+    text = (DOCUMENT % ONE.upper()).encode()
+    assert read_running_domain(text, running=True).uuid == ONE
+    hidden = text.replace(b"<name>vm", b"<name>redacted/vm-1")
+    assert read_running_domain(hidden, running=True).uuid is None

@@ -23,7 +23,7 @@ def _ids() -> set[str]:
     source = ROOT / "src" / "homenode"
     files = [*(source / "check/doctor").rglob("*.py"), *(source / "change/retrain").rglob("*.py")]
     files += [source / "check/domain" / f"{name}.py" for name in DOMAINS_FILES]
-    files.append(source / "nccl" / "explanation.py")
+    files += [source / "nccl" / f"{name}.py" for name in ("explanation", "network")]
     texts = (node.value for file in files for node in nodes(file) if isinstance(node, ast.Constant))
     return {text for text in texts if isinstance(text, str)} & catalogue().keys()
 

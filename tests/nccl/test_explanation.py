@@ -23,7 +23,6 @@ from homenode.nccl.graph import (
     RCCL,
     Graph,
     Library,
-    PathType,
     graph_of,
 )
 from homenode.nccl.guest_side import guest_side
@@ -38,6 +37,7 @@ from homenode.nccl.guest_tree import (
     tree_of_plan,
 )
 from homenode.nccl.strict_reader import ReadTopology, read_topology
+from homenode.nccl.system import PathType
 from homenode.plan.tuning import tune
 from homenode.vm.domain.read import open_domain, vm_of
 from homenode.vm.plan_options import PciGranularity, PlanOptions, Policy

@@ -35,7 +35,13 @@ from homenode.nccl.checks import check_topology, flavour_of
 from homenode.nccl.comparison import compare_topology
 from homenode.nccl.explanation import explain
 from homenode.nccl.guest_side import guest_side, left_to_libvirt
-from homenode.nccl.guest_tree import GuestTree, tree_of_document, tree_of_host, tree_of_plan
+from homenode.nccl.guest_tree import (
+    GuestTree,
+    tree_of_document,
+    tree_of_host,
+    tree_of_plan,
+    with_port_rate,
+)
 from homenode.nccl.log import compare_log, read_log
 from homenode.nccl.log_facts import facts_of_log
 from homenode.nccl.strict_reader import read_topology
@@ -72,8 +78,9 @@ def nccl_topo(asked: NcclTopoArguments) -> None:
 
 
 def _refuse_nonsense(asked: NcclTopoArguments) -> None:
-    if asked.stream is not None:
-        raise UsageError("--stream: expected --explain as well, found none")
+    if asked.stream is not None or asked.port_rate is not None:
+        option = "--port-rate" if asked.stream is None else "--stream"
+        raise UsageError(f"{option}: expected --explain as well, found none")
     judging = asked.check is not None or asked.log is not None
     if asked.domain is None and not judging:
         raise UsageError(
@@ -101,6 +108,8 @@ def _explain(asked: NcclTopoArguments) -> None:
     found = [] if data is None else list(check_topology(data, str(check)))
     file = None if data is None else read_topology(data, str(check))
     tree, host_name = _tree(asked, has_file=file is not None)
+    if asked.port_rate is not None:
+        tree = with_port_rate(tree, asked.port_rate)
     nodes = len(tree.vcpus_of_node)
     memory = (
         published_memory(publications(), host_name, nodes)

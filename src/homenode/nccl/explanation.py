@@ -24,11 +24,12 @@ from homenode.nccl.graph import (
     Graph,
     Library,
     LinkSource,
-    PathType,
     graph_of,
 )
 from homenode.nccl.guest_tree import GuestTree
+from homenode.nccl.network import NetworkView, network_findings, network_of
 from homenode.nccl.strict_reader import ReadTopology
+from homenode.nccl.system import PathType
 from homenode.wording import plural
 
 
@@ -110,7 +111,8 @@ class Statement(Struct, frozen=True, kw_only=True):
 
 
 class LibraryView(Struct, frozen=True, kw_only=True):
-    """What libraries that agree make of a machine. libraries: their names."""
+    """What libraries that agree make of a machine. libraries: their names. ceilings: of data
+    that goes through host memory, as without NVLink. network: None without NICs for verbs."""
 
     libraries: tuple[str, ...]
     nodes: tuple[NodeSeen, ...]
@@ -119,6 +121,7 @@ class LibraryView(Struct, frozen=True, kw_only=True):
     buffers: tuple[Buffers, ...]
     ceilings: tuple[Ceiling, ...]
     statements: tuple[Statement, ...]
+    network: NetworkView | None = None
 
 
 class Explanation(Struct, frozen=True, kw_only=True):
@@ -153,8 +156,19 @@ def explain(
         memory=memory,
         views=tuple(_merged([view for view, _ in group]) for group in alike),
         findings=tuple(_findings(tree, graphs, file)),
-        gaps=tree.gaps,
+        gaps=(*tree.gaps, *_port_gaps(tree)),
     )
+
+
+def _port_gaps(tree: GuestTree) -> Iterator[Gap]:
+    assumed = [nic for nic in tree.nics if nic.gb_per_s is not None and nic.name is not None]
+    if assumed:
+        reason = "taken for the most that the model can, and for up: --port-rate says it"
+        yield Gap(f"speed of {plural(len(assumed), 'NIC port')}", reason)
+    for nic in tree.nics:
+        if nic.gb_per_s is None:
+            reason = "its model is not known: its PCIe path alone counts; --port-rate says it"
+            yield Gap(f"port of NIC {nic.address}", reason)
 
 
 def named(library: str) -> str:
@@ -191,7 +205,7 @@ def _merged(views: Sequence[LibraryView]) -> LibraryView:
 def _same(one: LibraryView, other: LibraryView) -> bool:
     return all(
         getattr(one, name) == getattr(other, name)
-        for name in ("nodes", "pairs", "bindings", "buffers")
+        for name in ("nodes", "pairs", "bindings", "buffers", "network")
     )
 
 
@@ -218,6 +232,14 @@ def _view(graph: Graph, tree: GuestTree, memory: Memory | None) -> LibraryView:
         statements=tuple(
             _cited(one, library) for one in _statements(graph, tree, nodes, bindings, buffers)
         ),
+        network=None if graph.nets is None else network_of(graph.nets, tree),
+    )
+
+
+def _by_nvlink(graph: Graph) -> bool:
+    """Whether NVLink carries every pair: host memory then limits nothing."""
+    return bool(graph.pairs) and all(
+        one.is_peer and one.path.type <= PathType.NVB for one in graph.pairs
     )
 
 
@@ -323,6 +345,16 @@ def _statements(
     yield Statement(
         subject="nodes that NCCL sees", text=text, source="src/graph/xml.cc:754-775, 2.30.7"
     )
+    if _by_nvlink(graph) and library is not RCCL:
+        rates = sorted({one.path.gb_per_s for one in graph.pairs})
+        yield Statement(
+            subject="NVLink",
+            text=f"carries every pair, {rates[0]:g} GB/s: rings and trees stay on it, where the "
+            "driver allows P2P; with NVSwitches and Hopper or newer NVLS as well, where Fabric "
+            "Manager runs. Without, data goes through host memory",
+            source="src/graph/paths.cc (ncclTopoSetPaths), src/graph/search.cc (ncclTopoCompute), "
+            "2.30.7",
+        )
     if len(nodes) > 1:
         rate = library.gb_per_s_between_cpus(*_identity(graph.cpus[0]))
         yield Statement(
@@ -445,6 +477,7 @@ def _findings(
             observed="none of them",
             source=tree.source,
         )
+    yield from network_findings(newest.nets, tree, has_file=file is not None)
     for graph in graphs:
         if _near_is_no_faster(graph):
             yield finding(

@@ -10,17 +10,19 @@ the older one.
 
 import re
 from collections.abc import Iterator, Sequence
-from enum import IntEnum, StrEnum
+from enum import StrEnum
 
-from msgspec import Struct, field
+from msgspec import Struct
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import ParseError
 from homenode.machine.pci import PciLink
-from homenode.nccl.guest_tree import GuestTree, TreeGpu, TreeLink
+from homenode.nccl.guest_tree import GuestTree, TreeGpu, TreeLink, TreeNic
+from homenode.nccl.nets import NetNode, NetPlan, plan_nets
 from homenode.nccl.strict_reader import ReadTopology, XmlNode, read_link_speed, read_number
+from homenode.nccl.system import LinkGraph, NodeKey, Path, PathType
 from homenode.nccl.topology import NcclVariant
 
 
@@ -40,7 +42,10 @@ class BufferSource(StrEnum):
 
 class Library(Struct, frozen=True, kw_only=True):
     """A version. version: (major, minor), None for RCCL. knows_newer_intel: it has rates for
-    Sapphire and Emerald Rapids. knows_c2c: NVLink-C2C is a kind of its own; it was NVLink."""
+    Sapphire and Emerald Rapids. knows_c2c: NVLink-C2C is a kind of its own; it was NVLink.
+    near_first: paths of a nearer kind come before those of fewer links. shares_nets: GPUs with the
+    same NICs begin at different ones by their number among these. gdr_through_c2c: GPUDirect RDMA
+    reaches through a CPU that C2C joins, and only GPUs with it relay to a NIC."""
 
     name: str
     flavour: NcclVariant
@@ -51,6 +56,9 @@ class Library(Struct, frozen=True, kw_only=True):
     cpu_link_source: str
     p2p_through_cpus: bool = False
     knows_c2c: bool = False
+    near_first: bool = False
+    shares_nets: bool = False
+    gdr_through_c2c: bool = False
 
     def gb_per_s_between_cpus(
         self, architecture: str | None, vendor: str | None, family: int | None, model: int | None
@@ -104,6 +112,9 @@ NCCL_2_30 = replace(
     link_source=LinkSource.DRIVER,
     cpu_link_source="src/graph/topo.h (ERP_QPI_BW), 2.30.7",
     knows_c2c=True,
+    near_first=True,
+    shares_nets=True,
+    gdr_through_c2c=True,
 )
 RCCL = replace(
     NCCL_2_20,
@@ -132,28 +143,6 @@ def library_of(version: str) -> Library | None:
     number = int(found[1]), int(found[2])
     older = [one for one in NCCL_LIBRARIES if one.version is not None and one.version <= number]
     return older[-1] if older else NCCL_LIBRARIES[0]
-
-
-class PathType(IntEnum):
-    """NCCL's own words, the nearest first. The libraries' numbers differ; the order does not."""
-
-    LOC = 0
-    NVL = 1
-    NVB = 2
-    C2C = 3
-    PIX = 4  # one PCIe switch
-    PXB = 5  # several
-    P2C = 6  # a CPU that C2C joins
-    PHB = 8  # a CPU
-    SYS = 9  # the link between two nodes' CPUs
-
-
-class Path(Struct, frozen=True, kw_only=True):
-    """links: how many it passes. gb_per_s: of the slowest of them, as NCCL counts."""
-
-    type: PathType
-    gb_per_s: float
-    links: int
 
 
 class CpuNode(Struct, frozen=True, kw_only=True):
@@ -191,18 +180,19 @@ class PairPath(Struct, frozen=True, kw_only=True):
 
 
 class Graph(Struct, frozen=True, kw_only=True):
-    """What a library makes of a machine. pairs: in the order of gpus."""
+    """What a library makes of a machine. pairs: in the order of gpus. nets: of a machine with NICs;
+    None for RCCL, whose choice was not read."""
 
     library: Library
     cpus: tuple[CpuNode, ...]
     gpus: tuple[GpuNode, ...]
     pairs: tuple[PairPath, ...]
+    nets: NetPlan | None = None
 
     def pair(self, a: Bdf, b: Bdf) -> PairPath:
         return next(one for one in self.pairs if {one.a, one.b} == {a, b})
 
 
-_LOCAL_GB_PER_S = 5000.0
 _GEN3_GB_PER_S_LANE = 60 / 80
 _LANE = {2.5: 15, 5.0: 30, 8.0: 60, 16.0: 120, 32.0: 240, 64.0: 480}
 _C2C_GB_PER_S = 447.12
@@ -211,74 +201,11 @@ _C2C_GB_PER_S = 447.12
 _MOST_DIRECT_NVLINKS = 18
 _NVSWITCH = "NVS"
 
-_Key = tuple[str, str]
-"""("cpu", numa id), ("pci", bus id or key), ("gpu", address), ("nvs", "")."""
-
-
-class _Link(Struct, kw_only=True):
-    to: _Key
-    type: PathType
-    gb_per_s: float
-
-
-class _System(Struct):
-    links: dict[_Key, list[_Link]] = field(default_factory=dict)
-
-    def connect(self, a: _Key, b: _Key, kind: PathType, gb_per_s: float) -> None:
-        """Both ways; links of one kind between two nodes are one, of their sum."""
-        for one, other in ((a, b), (b, a)):
-            self.add(one, other, kind, gb_per_s)
-
-    def add(self, one: _Key, other: _Key, kind: PathType, gb_per_s: float) -> None:
-        links = self.links.setdefault(one, [])
-        self.links.setdefault(other, [])
-        for link in links:
-            if link.to == other and link.type is kind:
-                link.gb_per_s += gb_per_s
-                break
-        else:
-            links.append(_Link(to=other, type=kind, gb_per_s=gb_per_s))
-        links.sort(key=lambda link: -link.gb_per_s)
-
-    def paths_to(self, base: _Key) -> dict[_Key, Path]:
-        """From every node to one. A GPU in between is passed by NVLink alone, and one at most."""
-        found = {base: Path(type=PathType.LOC, gb_per_s=_LOCAL_GB_PER_S, links=0)}
-        nodes = [base]
-        while nodes:
-            reached: list[_Key] = []
-            for node in nodes:
-                path = found[node]
-                for link in self.links.get(node, ()):
-                    passes = link.type is PathType.NVL and link.to[0] == "gpu" and path.links <= 1
-                    if node != base and node[0] == "gpu" and not passes:
-                        continue
-                    there = found.get(link.to)
-                    gb_per_s = min(path.gb_per_s, link.gb_per_s)
-                    if there is not None and (
-                        there.links <= path.links or there.gb_per_s >= gb_per_s
-                    ):
-                        continue
-                    kind = max(path.type, _step_type(node, link, path))
-                    found[link.to] = Path(type=kind, gb_per_s=gb_per_s, links=path.links + 1)
-                    if link.to not in reached:
-                        reached.append(link.to)
-            nodes = reached
-        return found
-
-
-def _step_type(node: _Key, link: _Link, path: Path) -> PathType:
-    if link.type is PathType.PIX:
-        if "cpu" in (node[0], link.to[0]):
-            return PathType.PHB
-        return PathType.PXB if node[0] == link.to[0] == "pci" else PathType.PIX
-    is_second = node[0] == "gpu" and path.type is link.type is PathType.NVL and path.links + 1 > 1
-    return PathType.NVB if is_second else link.type
-
 
 class _Up(Struct, frozen=True, kw_only=True):
     """A switch or a GPU on its way to the CPU. ids: of a switch, as TreeSwitch has them."""
 
-    key: _Key
+    key: NodeKey
     gb_per_s: float
     ids: int = 0
 
@@ -290,36 +217,83 @@ def graph_of(tree: GuestTree, library: Library, file: ReadTopology | None = None
     for element, _, _ in in_file.values():
         node = _cpu_of_file(element, tree)
         cpus.setdefault(node.numa_id, node)
-    system = _System()
+    system = LinkGraph()
     gpus: list[GpuNode] = []
     ways: list[tuple[CpuNode, tuple[_Up, ...]]] = []
-    for gpu in tree.gpus:
-        place = in_file.get(str(gpu.address))
+    devices: tuple[TreeGpu | TreeNic, ...] = (*tree.gpus, *tree.nics)
+    for device in devices:
+        place = in_file.get(str(device.address))
         if place is None:
-            number = -1 if gpu.node is None else gpu.node
+            number = -1 if device.node is None else device.node
             cpu = cpus.setdefault(number, _cpu_of_tree(number, tree))
-            up = tuple(_switches_of_tree(gpu))
-            rate = _rate(_read_by(gpu.link, library))
+            up = tuple(_switches_of_tree(device))
+            rate = _rate(_read_by(device, library))
         else:
             stated = read_number(place[0].get("numaid"))
             cpu = cpus[-1 if stated is None else stated]
             up = tuple(_switches_of_file(place[1]))
-            rate = _rate_of_file(place[2], gpu.link, library)
-        gpus.append(
-            GpuNode(address=gpu.address, cpu=cpu, link_gb_per_s=rate, from_file=place is not None)
-        )
-        ways.append((cpu, (*up, _Up(key=("gpu", str(gpu.address)), gb_per_s=rate))))
-    used = [cpu for cpu in cpus.values() if any(way[0] is cpu for way in ways)]
+            rate = _rate_of_file(place[2], device, library)
+        end = "nic" if isinstance(device, TreeNic) else "gpu"
+        if end == "gpu":
+            own = GpuNode(
+                address=device.address, cpu=cpu, link_gb_per_s=rate, from_file=place is not None
+            )
+            gpus.append(own)
+        ways.append((cpu, (*up, _Up(key=(end, str(device.address)), gb_per_s=rate))))
+    every = [cpu for cpu in cpus.values() if any(way[0] is cpu for way in ways)]
+    used = [cpu for cpu in every if any(gpu.cpu is cpu for gpu in gpus)]
     _connect_tree(system, ways)
     _connect_nvlinks(system, tree)
-    for gpu, (cpu, _) in zip(tree.gpus, ways, strict=True):
+    for gpu, own in zip(tree.gpus, gpus, strict=True):
         if gpu.has_c2c:
             kind = PathType.C2C if library.knows_c2c else PathType.NVL
-            ends: tuple[_Key, _Key] = ("gpu", str(gpu.address)), ("cpu", str(cpu.numa_id))
+            ends: tuple[NodeKey, NodeKey] = (
+                ("gpu", str(gpu.address)),
+                ("cpu", str(own.cpu.numa_id)),
+            )
             system.connect(*ends, kind, _C2C_GB_PER_S)
-    _connect_cpus(system, used, library)
+    _connect_cpus(system, every, library)
+    nets = _nets(tree, ways[len(gpus) :], every)
+    for net in nets:
+        system.connect(("nic", str(net.address)), net.key, PathType.LOC, net.gb_per_s)
     pairs = tuple(_pairs(system, used, gpus, library))
-    return Graph(library=library, cpus=tuple(used), gpus=tuple(gpus), pairs=pairs)
+    return Graph(
+        library=library,
+        cpus=tuple(used),
+        gpus=tuple(gpus),
+        pairs=pairs,
+        nets=None
+        if library.flavour is NcclVariant.RCCL or not nets
+        else plan_nets(
+            system,
+            tuple(gpu.address for gpu in gpus),
+            nets,
+            tuple(str(cpu.numa_id) for cpu in every),
+            library,
+        ),
+    )
+
+
+def _nets(
+    tree: GuestTree, ways: Sequence[tuple[CpuNode, tuple[_Up, ...]]], cpus: Sequence[CpuNode]
+) -> tuple[NetNode, ...]:
+    """In the order in which NCCL meets them: by node, then by address. They are numbered by
+    address, as the verbs library lists them."""
+    made = [
+        NetNode(number=number, address=nic.address, gb_per_s=nic.gb_per_s or _UNLIMITED)
+        for number, nic in enumerate(tree.nics)
+    ]
+    order = {id(cpu): at for at, cpu in enumerate(cpus)}
+    places = [order[id(cpu)] for cpu, _ in ways]
+    return tuple(net for _, net in sorted(zip(places, made, strict=True), key=_by_place))
+
+
+def _by_place(placed: tuple[int, NetNode]) -> tuple[int, int]:
+    return placed[0], placed[1].number
+
+
+_UNLIMITED = 1000.0
+"""GB/s of a port whose speed we do not know: its PCIe path alone limits it."""
 
 
 def _places(
@@ -382,8 +356,8 @@ def _mask(text: str) -> CpuSet:
         return CpuSet()
 
 
-def _switches_of_tree(gpu: TreeGpu) -> Iterator[_Up]:
-    for switch in gpu.switches:
+def _switches_of_tree(device: TreeGpu | TreeNic) -> Iterator[_Up]:
+    for switch in device.switches:
         rate = _rate(_least(switch.link))
         yield _Up(key=("pci", switch.key), gb_per_s=rate, ids=switch.ids)
 
@@ -401,9 +375,9 @@ def _rate_of_words(pci: XmlNode) -> float:
     return _rate((read_link_speed(pci.get("link_speed") or ""), width))
 
 
-def _rate_of_file(pci: XmlNode, link: TreeLink, library: Library) -> float:
+def _rate_of_file(pci: XmlNode, device: TreeGpu | TreeNic, library: Library) -> float:
     """The file's words where it has them; each that it lacks is the machine's."""
-    speed, width = _read_by(link, library)
+    speed, width = _read_by(device, library)
     if pci.get("link_speed") is not None:
         speed = read_link_speed(pci.get("link_speed") or "")
     if pci.get("link_width") is not None:
@@ -411,8 +385,11 @@ def _rate_of_file(pci: XmlNode, link: TreeLink, library: Library) -> float:
     return _rate((speed, width))
 
 
-def _read_by(link: TreeLink, library: Library) -> tuple[float | None, int | None]:
-    if library.link_source is LinkSource.DRIVER and link.own is not None:
+def _read_by(device: TreeGpu | TreeNic, library: Library) -> tuple[float | None, int | None]:
+    """Of GPUs some libraries ask their driver; of NICs all read sysfs."""
+    link = device.link
+    by_driver = library.link_source is LinkSource.DRIVER and isinstance(device, TreeGpu)
+    if by_driver and link.own is not None:
         return link.own.max_gt_per_s, link.own.max_width
     return _least(link)
 
@@ -432,10 +409,10 @@ def _rate(link: tuple[float | None, int | None]) -> float:
     return lane * (width or 16)
 
 
-def _connect_tree(system: _System, ways: Sequence[tuple[CpuNode, tuple[_Up, ...]]]) -> None:
-    known: set[tuple[_Key, _Key]] = set()
+def _connect_tree(system: LinkGraph, ways: Sequence[tuple[CpuNode, tuple[_Up, ...]]]) -> None:
+    known: set[tuple[NodeKey, NodeKey]] = set()
     for cpu, way in ways:
-        above: _Key = ("cpu", str(cpu.numa_id))
+        above: NodeKey = ("cpu", str(cpu.numa_id))
         for one in _flattened(way):
             if (above, one.key) not in known:
                 known.add((above, one.key))
@@ -462,7 +439,7 @@ def _broadcom(ids: int, level: int) -> int:
     return 5 if start == 0x1000C03010000000 | level * 0x1000 else 0
 
 
-def _connect_nvlinks(system: _System, tree: GuestTree) -> None:
+def _connect_nvlinks(system: LinkGraph, tree: GuestTree) -> None:
     """A GPU with more links to its neighbours than it can have is on NVSwitches."""
     here = {gpu.address for gpu in tree.gpus}
     for gpu in tree.gpus:
@@ -470,7 +447,7 @@ def _connect_nvlinks(system: _System, tree: GuestTree) -> None:
         if not links:
             continue
         rate = gpu.link_gb_per_s
-        own: _Key = ("gpu", str(gpu.address))
+        own: NodeKey = ("gpu", str(gpu.address))
         # All 18 links of a Hopper GPU to one neighbour: it stands for the switch.
         is_switched = any(count >= _MOST_DIRECT_NVLINKS for _, count in links)
         if not gpu.is_amd and (is_switched or sum(n for _, n in links) > _MOST_DIRECT_NVLINKS):
@@ -480,7 +457,7 @@ def _connect_nvlinks(system: _System, tree: GuestTree) -> None:
             system.add(own, ("gpu", str(other)), PathType.NVL, count * rate)
 
 
-def _connect_cpus(system: _System, cpus: Sequence[CpuNode], library: Library) -> None:
+def _connect_cpus(system: LinkGraph, cpus: Sequence[CpuNode], library: Library) -> None:
     for cpu in cpus:
         rate = library.gb_per_s_between_cpus(cpu.architecture, cpu.vendor, cpu.family, cpu.model)
         for other in cpus:
@@ -490,17 +467,20 @@ def _connect_cpus(system: _System, cpus: Sequence[CpuNode], library: Library) ->
 
 
 def _pairs(
-    system: _System, cpus: Sequence[CpuNode], gpus: Sequence[GpuNode], library: Library
+    system: LinkGraph, cpus: Sequence[CpuNode], gpus: Sequence[GpuNode], library: Library
 ) -> Iterator[PairPath]:
-    keys: list[_Key] = [("gpu", str(gpu.address)) for gpu in gpus]
-    to_gpu = [system.paths_to(key) for key in keys]
-    to_cpu = {cpu.numa_id: system.paths_to(("cpu", str(cpu.numa_id))) for cpu in cpus}
+    keys: list[NodeKey] = [("gpu", str(gpu.address)) for gpu in gpus]
+    near = library.near_first
+    to_gpu = [system.paths_to(key, near_first=near) for key in keys]
+    to_cpu = {
+        cpu.numa_id: system.paths_to(("cpu", str(cpu.numa_id)), near_first=near) for cpu in cpus
+    }
     limit = _limit(cpus, len(gpus), library)
     for a in range(len(gpus)):
         for b in range(a + 1, len(gpus)):
             direct = to_gpu[b][keys[a]]
-            near = _nearest(keys[b], cpus, to_cpu)
-            up, down = to_cpu[near][keys[a]], to_gpu[b]["cpu", str(near)]
+            local = _nearest(keys[b], cpus, to_cpu)
+            up, down = to_cpu[local][keys[a]], to_gpu[b]["cpu", str(local)]
             kind = max(up.type, down.type)
             if {up.type, down.type} == {PathType.PHB, PathType.C2C}:
                 kind = PathType.P2C
@@ -518,7 +498,7 @@ def _pairs(
             )
 
 
-def _nearest(gpu: _Key, cpus: Sequence[CpuNode], to_cpu: dict[int, dict[_Key, Path]]) -> int:
+def _nearest(gpu: NodeKey, cpus: Sequence[CpuNode], to_cpu: dict[int, dict[NodeKey, Path]]) -> int:
     """The CPU node of the fewest links; the first of several."""
     return min(cpus, key=lambda cpu: to_cpu[cpu.numa_id][gpu].links).numa_id
 

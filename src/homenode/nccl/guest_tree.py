@@ -8,6 +8,7 @@ last one before the root complex. Source: ncclTopoGetXmlFromSys in src/graph/xml
 from collections.abc import Iterable, Mapping
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
@@ -27,6 +28,7 @@ QEMU_SWITCH = PciLink(None, None, 2.5, 1)
 """A port of QEMU's switches (hw/pci-bridge/xio3130_*.c)."""
 
 _AMD = 0x1002
+_MELLANOX = 0x15B3
 ARCHITECTURES = {"x86_64": "x86_64", "aarch64": "arm64", "ppc64le": "ppc64", "ppc64": "ppc64"}
 
 
@@ -65,10 +67,22 @@ class TreeGpu(Struct, frozen=True, kw_only=True):
     has_c2c: bool = False
 
 
+class TreeNic(Struct, frozen=True, kw_only=True):
+    """A NIC that NCCL can use by verbs. node, switches: as of a GPU. gb_per_s: of its port, None
+    where it is not known. name: the model."""
+
+    address: Bdf
+    node: int | None
+    link: TreeLink
+    switches: tuple[TreeSwitch, ...] = ()
+    gb_per_s: float | None = None
+    name: str | None = None
+
+
 class GuestTree(Struct, frozen=True, kw_only=True):
     """A machine as NCCL sees it without a file. vcpus_of_node: of every node that has CPUs.
 
-    gpus: ascending by address. nic_nodes: nodes with NICs and without GPUs, -1 for none.
+    gpus, nics: ascending by address. nic_nodes: nodes with NICs and without GPUs, -1 for none.
     Architecture, vendor, family and model: the CPU's, as NCCL has them; None where unknown.
     """
 
@@ -81,6 +95,7 @@ class GuestTree(Struct, frozen=True, kw_only=True):
     gpus: tuple[TreeGpu, ...]
     gaps: tuple[Gap, ...] = ()
     nic_nodes: tuple[int, ...] = ()
+    nics: tuple[TreeNic, ...] = ()
 
     @property
     def vcpus(self) -> CpuSet:
@@ -120,6 +135,55 @@ def tree_of_host(host: Host) -> GuestTree:
         gpus=tuple(_gpu_of_host(host, gpu) for gpu in sorted(gpus, key=lambda gpu: gpu.bdf)),
         gaps=(*gaps, *_cpu_gaps(host)),
         nic_nodes=_nic_nodes((nic.node for nic in host.devices_of_kind(DeviceKind.NIC)), gpus),
+        nics=tuple(_nic_of_host(host, nic) for nic in _verbs_nics(host)),
+    )
+
+
+def with_port_rate(tree: GuestTree, gbit_per_s: float) -> GuestTree:
+    """With ports whose rate is known. Raises InputError for none that a port can have."""
+    if not 0.1 <= gbit_per_s <= 10_000:
+        raise InputError(f"--port-rate {gbit_per_s:g}: expected Gbit/s of a port, 0.1 to 10000")
+    nics = (replace(nic, gb_per_s=gbit_per_s / 8, name=None) for nic in tree.nics)
+    return replace(tree, nics=tuple(nics))
+
+
+def _verbs_nics(host: Host) -> list[PciDevice]:
+    """NICs that the machine itself may use by verbs, ascending by address."""
+    nics = [nic for nic in host.devices_of_kind(DeviceKind.NIC) if has_verbs(nic)]
+    own = [nic for nic in nics if nic.driver is None or "vfio" not in nic.driver]
+    return sorted(own, key=lambda nic: nic.bdf)
+
+
+def has_verbs(nic: PciDevice) -> bool:
+    """NVIDIA's and InfiniBand's. Of others no table of ours says whether they have RDMA."""
+    return nic.vendor_id == _MELLANOX or nic.class_code >> 8 in (0x0207, 0x0C06)
+
+
+def _nic_of_host(host: Host, nic: PciDevice) -> TreeNic:
+    node, switches = _place_of_host(host, nic)
+    return TreeNic(
+        address=nic.bdf,
+        node=node,
+        link=_link_of(host, nic),
+        switches=switches,
+        gb_per_s=port_gb_per_s(_model(host, nic)),
+        name=_model(host, nic),
+    )
+
+
+def _model(host: Host, nic: PciDevice) -> str | None:
+    """A virtual function is of its physical one's model."""
+    whole = None if nic.physical_function is None else host.device(nic.physical_function)
+    return (whole or nic).name
+
+
+def _place_of_host(host: Host, device: PciDevice) -> tuple[int | None, tuple[TreeSwitch, ...]]:
+    """The node and the switches of a function, which a virtual one has of its physical one."""
+    whole = None if device.physical_function is None else host.device(device.physical_function)
+    nodes = [device, *host.bridges_above((whole or device).bdf)][::2]
+    return nodes[-1].node, tuple(
+        TreeSwitch(key=str(one.bdf), link=_link_of(host, one), ids=_ids(one))
+        for one in reversed(nodes[1:])
     )
 
 
@@ -129,16 +193,12 @@ def _nic_nodes(nics: Iterable[int | None], gpus: Iterable[PciDevice | TreeGpu]) 
 
 
 def _gpu_of_host(host: Host, gpu: PciDevice) -> TreeGpu:
-    chain = [gpu, *host.bridges_above(gpu.bdf)]
-    nodes = chain[::2]
+    node, switches = _place_of_host(host, gpu)
     return TreeGpu(
         address=gpu.bdf,
-        node=nodes[-1].node,
+        node=node,
         link=_link_of(host, gpu),
-        switches=tuple(
-            TreeSwitch(key=str(one.bdf), link=_link_of(host, one), ids=_ids(one))
-            for one in reversed(nodes[1:])
-        ),
+        switches=switches,
         nvlinks=_nvlinks(
             host, gpu.bdf, {gpu.bdf: gpu.bdf for gpu in host.devices_of_kind(DeviceKind.GPU)}
         ),
@@ -244,28 +304,34 @@ def _tree(
 ) -> GuestTree:
     shown = {one.bdf: one.address for one in passed}
     gpus: list[TreeGpu] = []
-    nics: list[int | None] = []
+    nics: list[TreeNic] = []
+    nic_nodes: list[int | None] = []
     for one in passed:
         device = host.device(one.bdf)
-        if device is not None and device.kind is DeviceKind.NIC:
-            nics.append(one.node)
-        if device is None or device.kind is not DeviceKind.GPU:
+        if device is None or device.kind not in (DeviceKind.GPU, DeviceKind.NIC):
             continue
-        bridges = () if one.at is None else _bridges(one.at.bus, controllers)
-        port = _port_link(bridges[0]) if bridges else None
-        if one.at is None:  # libvirt plugs it into a port
-            port = QEMU_PORT
+        link, switches = _place_of_guest(one.at, device, controllers)
+        if device.kind is DeviceKind.NIC:
+            nic_nodes.append(one.node)
+            if has_verbs(device):
+                name = _model(host, device)
+                nics.append(
+                    TreeNic(
+                        address=one.address,
+                        node=one.node,
+                        link=link,
+                        switches=switches,
+                        gb_per_s=port_gb_per_s(name),
+                        name=name,
+                    )
+                )
+            continue
         gpus.append(
             TreeGpu(
                 address=one.address,
                 node=one.node,
-                link=TreeLink(device.link, port),
-                switches=tuple(
-                    TreeSwitch(
-                        key=f"controller {switch.index}", link=TreeLink(_port_link(switch), above)
-                    )
-                    for switch, above in reversed(_switches(bridges))
-                ),
+                link=link,
+                switches=switches,
                 nvlinks=_nvlinks(host, one.bdf, shown),
                 link_gb_per_s=peer_link_gb_per_s(device.name),
                 is_amd=device.vendor_id == _AMD,
@@ -283,7 +349,21 @@ def _tree(
         vcpus_of_node=tuple(sorted(vcpus.items())),
         gpus=tuple(sorted(gpus, key=lambda gpu: gpu.address)),
         gaps=tuple(_cpu_gaps(host)),
-        nic_nodes=_nic_nodes(nics, gpus),
+        nic_nodes=_nic_nodes(nic_nodes, gpus),
+        nics=tuple(sorted(nics, key=lambda nic: nic.address)),
+    )
+
+
+def _place_of_guest(
+    at: GuestAddress | None, device: PciDevice, controllers: tuple[GuestPciController, ...]
+) -> tuple[TreeLink, tuple[TreeSwitch, ...]]:
+    bridges = () if at is None else _bridges(at.bus, controllers)
+    port = _port_link(bridges[0]) if bridges else None
+    if at is None:  # libvirt plugs it into a port
+        port = QEMU_PORT
+    return TreeLink(device.link, port), tuple(
+        TreeSwitch(key=f"controller {switch.index}", link=TreeLink(_port_link(switch), above))
+        for switch, above in reversed(_switches(bridges))
     )
 
 
@@ -370,3 +450,27 @@ def peer_link_gb_per_s(name: str | None) -> float:
     """
     words = (name or "").replace("[", " ").replace("]", " ").replace("-", " ").split()
     return next((rate for word, rate in _LINKS if word in words), 20.0)
+
+
+_PORTS = (
+    ("ConnectX-8", 800),
+    ("ConnectX-7", 400),
+    ("ConnectX-6 Lx", 50),
+    ("ConnectX-6 Dx", 200),
+    ("ConnectX-6", 200),
+    ("ConnectX-5", 100),
+    ("ConnectX-4 Lx", 50),
+    ("ConnectX-4", 100),
+    ("BlueField-3", 400),
+    ("BlueField-2", 200),
+)
+"""Gbit/s, the most of a port of the model. Source: NVIDIA's product briefs; names of pci.ids."""
+
+
+def port_gb_per_s(name: str | None) -> float | None:
+    """GB/s that NCCL computes of a port, at the most that its model can; None of other models.
+
+    >>> port_gb_per_s("MT2910 Family [ConnectX-7]"), port_gb_per_s("mlx5Gen Virtual Function")
+    (50.0, None)
+    """
+    return next((gbit / 8 for word, gbit in _PORTS if word in (name or "")), None)

@@ -1,5 +1,7 @@
 """NcclText: where each device is in a topology file, and what NCCL will do."""
 
+from collections import Counter
+
 from homenode.cpuset import CpuSet
 from homenode.doc import Doc, Part, Section, Span, Table, Text
 from homenode.nccl.assemble import Assembled
@@ -11,6 +13,7 @@ from homenode.nccl.explanation import (
     Statement,
     named,
 )
+from homenode.nccl.network import NetworkView, NicPath
 
 
 def topology_text(made: Assembled) -> Doc:
@@ -42,12 +45,14 @@ def explanation_text(made: Explanation) -> Doc:
     file = "no topology file" if made.file is None else f"topology file {made.file}"
     parts: list[Part] = []
     for view in made.views:
-        tables = (_gpus(view), _paths(view), *((_ceilings(view),) if view.ceilings else ()))
+        tables: tuple[Part, ...] = (_gpus(view), _paths(view))
+        tables += (_ceilings(view),) if view.ceilings else ()
+        tables += () if view.network is None else _network(view.network)
         title = ", ".join(map(named, view.libraries))
         parts.append(Section(title, (*tables, *map(_statement, view.statements))))
     if made.memory is not None:
         parts += [Text(""), Text(f"STREAM: {_memory(made.memory)}", "dim")]
-    elif any(len(view.nodes) for view in made.views):
+    elif not all(_is_by_nvlink(view) for view in made.views):
         parts += [Text(""), Text("ceiling: not computed; --stream gives STREAM of each node")]
     parts += [Text(f"not known: {gap}", "dim") for gap in made.gaps]
     return Doc(f"{made.machine}, {file}", tuple(parts))
@@ -97,13 +102,43 @@ def _paths(view: LibraryView) -> Table:
     return Table(heads=heads, rows=rows, folds=heads[-1:])
 
 
+def _is_by_nvlink(view: LibraryView) -> bool:
+    return all(one.peers and one.direct in ("NVL", "NVB") for one in view.pairs)
+
+
+def _network(seen: NetworkView) -> tuple[Part, ...]:
+    """A row for each GPU: the NICs that it uses, and its path to them."""
+    rows = []
+    for gpu in dict.fromkeys(one.gpu for one in seen.paths):
+        used = [one for one in seen.paths if one.gpu == gpu and one.chosen]
+        others = Counter(one.path for one in seen.paths if one.gpu == gpu and not one.chosen)
+        paths = dict.fromkeys(_way(one) for one in used)
+        rest = ", ".join(f"{count} {path}" for path, count in sorted(others.items()))
+        nics = ", ".join(str(one.nic) for one in used)
+        gdr = "yes" if all(one.gdr for one in used) else f"no: beyond {seen.gdr_limit}"
+        rates = dict.fromkeys(f"{one.gb_per_s:g}" for one in used)
+        rows.append((str(gpu), nics, ", ".join(paths), ", ".join(rates), gdr, rest or "none"))
+    heads = ("GPU", "its NICs", "path", "GB/s", "GPUDirect RDMA", "other NICs")
+    total = f"between hosts, over the NICs that GPUs choose: {seen.gb_per_s:g} GB/s"
+    return (
+        Table(heads=heads, rows=tuple(rows), folds=("its NICs", "other NICs")),
+        Text((Span(total, "bold"), f"; the slowest is limited by {seen.limit}")),
+    )
+
+
+def _way(one: NicPath) -> str:
+    return one.path if one.relay is None else f"{one.path} by {one.relay}"
+
+
 def _ceilings(view: LibraryView) -> Table:
     rows = []
     for one in view.ceilings:
         least, most = one.least_bytes_per_s / 1e9, one.most_bytes_per_s / 1e9
         text = f"{least:.1f}" if least == most else f"{least:.1f} to {most:.1f}"
         rows.append((str(one.processes), text))
-    return Table(heads=("bus bandwidth that memory allows", "GB/s"), rows=tuple(rows))
+    head = "bus bandwidth that memory allows"
+    head += ", without NVLink" if _is_by_nvlink(view) else ""
+    return Table(heads=(head, "GB/s"), rows=tuple(rows))
 
 
 def _memory(memory: Memory) -> str:

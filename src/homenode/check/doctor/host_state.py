@@ -256,8 +256,14 @@ def collective_findings(host: Host, facts: Vm | None) -> Iterator[Finding]:
         return
     for one in explain(tree).findings:
         # What is computed without a link or the CPU's model is a guess, and nothing to act on.
-        if one.id == "nccl-gpus-without-node" or not tree.gaps:
+        if one.id in _WITHOUT_GUESS:
+            yield one
+        elif one.id == "nccl-gpus-without-node" or not tree.gaps:
             yield replace(one, severity=Severity.INFO)
+
+
+_WITHOUT_GUESS = frozenset({"nccl-virtual-switch"})
+"""Seen in the document itself, whatever is not known of the host."""
 
 
 def _tree(host: Host, facts: Vm | None) -> GuestTree | None:
@@ -266,6 +272,8 @@ def _tree(host: Host, facts: Vm | None) -> GuestTree | None:
         own = sum(gpu.driver != "vfio-pci" for gpu in gpus)
         return tree_of_host(host) if own > 1 else None
     passed = {hostdev.bdf for hostdev in facts.hostdevs}
-    if sum(gpu.bdf in passed for gpu in gpus) < 2:
+    count = sum(gpu.bdf in passed for gpu in gpus)
+    with_nic = any(nic.bdf in passed for nic in host.devices_of_kind(DeviceKind.NIC))
+    if count + with_nic < 2:
         return None
     return tree_of_document(facts, host, {})

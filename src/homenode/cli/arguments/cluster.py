@@ -270,5 +270,15 @@ class NcclTopoArguments(Struct, frozen=True, kw_only=True):
             rare=True,
         ),
     ] = None
+    port_rate: Annotated[
+        float | None,
+        Opt(
+            "--port-rate",
+            "GBIT/S",
+            "For --explain: the rate of each NIC's port. Default: the most that its model can.",
+            panel=EXPLAIN,
+            rare=True,
+        ),
+    ] = None
     force: ForceOption = False
     json: JsonOption = False

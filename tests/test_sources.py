@@ -79,7 +79,7 @@ def test_a_listing_lies_over_any_host(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (None, "found no such file or name"),
+        (None, "expected a file or the name of a host, found neither"),
         (b"just some words\n", "a text that is none of them"),
         (b"", "found an empty file"),
         (b" \n\n", "found an empty file"),

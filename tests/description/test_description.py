@@ -13,6 +13,8 @@ from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError
 from homenode.machine.description.parse import parse_description
+from homenode.machine.description.render import render
+from homenode.machine.discover.host import discover
 from homenode.machine.pci import DeviceKind, PciLink, PortType
 from homenode.machine.topology import CoreKind, Host, MemoryKind
 
@@ -399,3 +401,24 @@ def test_the_example_in_the_document_is_a_host() -> None:
     host = host_of(machine + vm)
     assert [domain.name for domain in host.domains] == ["train-1"]
     assert (len(host.packages), len(host.devices_of_kind(DeviceKind.GPU))) == (2, 4)
+
+
+UNLIKE_CACHES = """
+name = "x3d"
+cores_per_package = 16
+threads_per_core = 2
+llcs_per_package = 2
+memory_per_node = "64GiB"
+"""
+
+
+def test_last_level_caches_of_a_package_may_differ() -> None:
+    described = parse_description(UNLIKE_CACHES + 'llc_sizes = ["96MiB", "32MiB"]', "x3d")
+    host = described.host
+    assert [(str(llc.pus), (llc.size_bytes or 0) >> 20) for llc in host.llcs] == [
+        ("0-7,16-23", 96),
+        ("8-15,24-31", 32),
+    ]
+    assert discover(render(described)).llcs == host.llcs
+    with pytest.raises(InputError, match="one for each of the 2 caches"):
+        parse_description(UNLIKE_CACHES + 'llc_sizes = ["96MiB"]', "x3d")

@@ -212,7 +212,7 @@ def shipped_host(name: str) -> Host:
     known = shipped_hosts()
     if name not in known:
         raise InputError(
-            f"{name}: expected {_KINDS}; found no such file or name",
+            f"{name}: expected a file or the name of a host, found neither",
             hint=f"{did_you_mean(name, known)}homenode list hosts lists the shipped hosts",
         )
     return _described(load_shipped(name))

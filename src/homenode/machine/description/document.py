@@ -304,6 +304,7 @@ class HostDocument(HostTable):
     dies_per_package: Positive = 1
     llcs_per_package: Count = 1
     llc_size: Size | None = None
+    llc_sizes: tuple[Size, ...] = ()
     llc_level: Annotated[int, Meta(ge=1, le=4)] = 3
     cores_per_package: Cores | None = None
     threads_per_core: Threads = 1

@@ -42,6 +42,7 @@ from homenode.machine.topology import (
     assemble_pus,
 )
 from homenode.toml_text import decode_toml
+from homenode.wording import plural
 
 
 class PuSettings(Struct, frozen=True):
@@ -125,7 +126,7 @@ def parse_description(text: str, source: str) -> HostDescription:
         # The largest of them would pass for the last level.
         found = "no last-level cache" if without else f"llc_level = {level}"
         raise file.refusal("caches", "a last-level cache above them", found)
-    llcs = llcs_of(slots, online, level, _bytes(file.llc_size))
+    llcs = llcs_of(slots, online, level, _llc_sizes(file))
     packages = packages_of(slots, online)
     host_nodes = numa_nodes(source, nodes, local, tree.bdf_of_name)
     settings = parse_pu_settings(file, online)
@@ -255,13 +256,25 @@ def cores_of(slots: Sequence[CoreSlot], online: CpuSet) -> tuple[Core, ...]:
     )
 
 
+def _llc_sizes(file: HostDocument) -> tuple[int | None, ...]:
+    """In bytes, of the caches of a package in order; one for all where they are alike."""
+    if not file.llc_sizes:
+        return (_bytes(file.llc_size),)
+    count, others = len(file.llc_sizes), [one.llcs for one in file.package if one.llcs is not None]
+    if file.llc_size is not None or count != file.llcs_per_package or others:
+        wanted = f"one for each of the {file.llcs_per_package} caches of every package, or llc_size"
+        raise file.refusal("llc_sizes", wanted, plural(count, "size"))
+    return tuple(map(_bytes, file.llc_sizes))
+
+
 def llcs_of(
-    slots: Sequence[CoreSlot], online: CpuSet, level: int, size_bytes: int | None
+    slots: Sequence[CoreSlot], online: CpuSet, level: int, sizes: Sequence[int | None]
 ) -> tuple[Llc, ...]:
-    """Last-level caches that an online PU uses, by their lowest one."""
+    """Last-level caches that an online PU uses, by their lowest one. sizes: in turn."""
     sharers = _united((slot.llc, slot.pus) for slot in slots if slot.llc is not None)
-    alive = sorted((pus & online for pus in sharers.values() if pus & online), key=_lowest)
-    return tuple(Llc(LlcIndex(i), pus, level, size_bytes) for i, pus in enumerate(alive))
+    alive = [(pus & online, sizes[llc % len(sizes)]) for llc, pus in sorted(sharers.items())]
+    shown = sorted((one for one in alive if one[0]), key=lambda one: _lowest(one[0]))
+    return tuple(Llc(LlcIndex(i), pus, level, size) for i, (pus, size) in enumerate(shown))
 
 
 def packages_of(slots: Sequence[CoreSlot], online: CpuSet) -> tuple[Package, ...]:

@@ -47,7 +47,7 @@ VERSIONS = {
     "link-rate": 1,
     "slurm-study": 3,
     "slurm-report": 3,
-    "watch": 1,
+    "watch": 2,
     "host-setup": 1,
     "setup": 1,
     "applied": 1,

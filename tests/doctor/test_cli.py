@@ -165,7 +165,7 @@ def test_expectations_round_through_their_file_and_name_drift(
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("format = 2", "format"),
+        ("format = 3", "format"),
         ("", "format"),
         ("format = 1\n[counts]\ncoers = 3", "coers"),
         ("format = 1\ndistances = [[10, 20]]", "columns"),

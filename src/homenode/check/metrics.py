@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from homenode.check.watch.alert import Alert, WatchState
+from homenode.check.watch.claim import ClaimState
 from homenode.findings import Finding, Findings, Severity
 from homenode.machine.link_path import device_paths
 from homenode.machine.pci import DeviceKind
@@ -93,6 +94,14 @@ def metrics(state: WatchState, host: Host, cpu_s: float) -> str:
     by_severity |= Counter(alert.severity for alert in state.alerts)
     counts: list[Sample] = [({"severity": str(one)}, n) for one, n in by_severity.items()]
     each: list[Sample] = [(_of(one), 1) for one in state.alerts[:_MOST]]
+    stale: list[Sample] = [
+        (_of(one), int(one.state is ClaimState.STALE)) for one in state.alerts[:_MOST]
+    ]
+    claims: list[Sample] = [
+        ({"state": "proved"}, state.claims.proved),
+        ({"state": "refuted"}, state.claims.refuted),
+        ({"state": "stale"}, state.claims.stale),
+    ]
     troubled = {name for alert in state.alerts for name in alert.domains}
     names = state.domains[:_MOST]
     domains: list[Sample] = [({"domain": name}, int(name not in troubled)) for name in names]
@@ -121,6 +130,8 @@ def metrics(state: WatchState, host: Host, cpu_s: float) -> str:
         ),
         Gauge("homenode_alerts", "Alerts by severity.", counts),
         Gauge("homenode_alert", "One alert; it is absent when it is cleared.", each),
+        Gauge("homenode_alert_stale", "1 where the last run could not judge the alert.", stale),
+        Gauge("homenode_claims", "Claims by what the last run came to.", claims),
         Gauge("homenode_domain_as_planned", "1 where a tuned VM runs as planned, else 0.", domains),
         Gauge("homenode_huge_pages", "Huge pages reserved on a node.", reserved),
         Gauge("homenode_huge_pages_free", "Huge pages of a node that nothing uses.", free),

@@ -8,7 +8,12 @@ from msgspec import structs
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
-from homenode.check.doctor.diagnosis import Circumstances, diagnose, site_findings
+from homenode.check.doctor.diagnosis import (
+    Circumstances,
+    diagnose,
+    host_findings,
+    site_findings,
+)
 from homenode.check.doctor.links import Load
 from homenode.cli.arguments.check import (
     CertifyArguments,
@@ -36,6 +41,7 @@ from homenode.vm.sources import load_host
 from homenode.wording import plural, printable
 
 if TYPE_CHECKING:
+    from homenode.check.doctor.expectation import Accepted
     from homenode.machine.topology import Host
     from homenode.vm.domain.document import Document
 
@@ -117,8 +123,10 @@ def certify(asked: CertifyArguments) -> None:
     note_written(asked.output or STANDARD_OUTPUT)
 
 
-def _note_faults(host: "Host") -> tuple[str, ...]:
-    """Ids of what is wrong: it counts as sound from then on, so it is noted."""
+def _note_faults(host: "Host") -> "tuple[Accepted, ...]":
+    """What is wrong: it counts as sound from then on, so it is noted."""
+    from homenode.check.doctor.expectation import accepted_of
+
     if host.nodes_assumed:
         note(
             f"{host.name}: its NUMA nodes cannot be read, and it is certified as one node; "
@@ -129,7 +137,7 @@ def _note_faults(host: "Host") -> tuple[str, ...]:
         ids = sorted({finding.id for finding in found if finding.severity is severity})
         if ids:
             note(f"certified as it is, {severity}: {', '.join(ids)}; look: homenode doctor")
-    return tuple(sorted({finding.id for finding in found if finding.is_bad}))
+    return accepted_of((*host_findings(host), *site_findings(host)))
 
 
 def _under_load(

@@ -12,7 +12,7 @@ from homenode.change import journal
 from homenode.change.record_folder import RecordFolder
 from homenode.check.doctor.expectation_file import parse_expectation
 from homenode.check.metrics import metrics
-from homenode.check.watch.alert import KIND, Changes, WatchState, changes
+from homenode.check.watch.alert import KIND, Changes, ClaimCounts, WatchState, changes
 from homenode.check.watch.observation import look
 from homenode.cli.arguments.check import WatchArguments
 from homenode.cli.terminal import note, print_json, say
@@ -47,6 +47,7 @@ def watch(asked: WatchArguments) -> None:
         _snapshot(asked.host),
         _expectation(asked.expect, asked.host),
         None if asked.host else asked.connect,
+        before,
     )
     now = seen.state
     if textfile is not None and not textfile.parent.is_dir():
@@ -135,10 +136,14 @@ def _before(folder: Path) -> WatchState | None:
     if not path.exists():
         return None
     try:
-        return decode(read_input(path, "the last look"), KIND, WatchState, str(path))
+        found = decode(read_input(path, "the last look"), KIND, WatchState, str(path))
     except InputError as error:
         note(f"{error.message}; every alert counts as new")
         return None
+    if any(len(alert.claims) != len(alert.findings) for alert in found.alerts):
+        note(f"{path}: of an earlier homenode, without claims; every alert counts as new")
+        return None
+    return found
 
 
 def _say(found: Changes, state: WatchState) -> None:
@@ -152,10 +157,17 @@ def _say(found: Changes, state: WatchState) -> None:
             f"{level if in_journal else ''}{alert.id}: {first.subject}: expected {first.expected}, "
             f"found {first.observed}{concerned}"
         )
-    for alert in found.cleared:
-        say(f"{'<5>' if in_journal else ''}{alert.id}: {alert.subject}: cleared")
+    level = "<5>" if in_journal else ""
+    for claim in found.cleared:
+        say(f"{level}{claim}: cleared")
+    for claim in found.stale:
+        say(f"{level}{claim}: stale: {claim.reason}; the alert stands")
     for gap in found.newly_unread:
-        say(f"{'<5>' if in_journal else ''}not read: {gap}")
+        say(f"{level}not read: {gap}")
     if not in_journal:
         kept = len(state.alerts) - len(found.raised)
         say(f"{len(state.alerts)} alerts" + (f", {kept} of them known before" if kept else ""))
+        claims = state.claims
+        if claims == ClaimCounts():
+            return
+        say(f"claims: {claims.proved} proved, {claims.refuted} refuted, {claims.stale} stale")

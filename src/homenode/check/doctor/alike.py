@@ -300,6 +300,19 @@ def odd_findings(host: Host, known: Sequence[Finding] = ()) -> Iterator[Finding]
                         said |= {(bdf, name) for name in attribute.covers}
 
 
+def unread_attribute(host: Host, bdf: Bdf, subject: str) -> bool:
+    """Whether the host does not show now what a finding of that subject compared of a device."""
+    of_device = [one for group in _groups(host) for one in group if one.device.bdf == bdf]
+    rows = [
+        row for row in ATTRIBUTES if of_device and _subject(of_device[0].device, row) == subject
+    ]
+    return not rows or rows[0].read(of_device[0]) is None
+
+
+def _subject(device: PciDevice, attribute: Attribute) -> str:
+    return f"{JUDGED[device.kind]} {device.bdf}: {attribute.label}"
+
+
 def has_like_devices(host: Host) -> bool:
     """Whether there is anything to compare."""
     return any(len(group) > 1 for group in _groups(host))
@@ -331,7 +344,7 @@ def _odd(attribute: Attribute, group: Sequence[Compared], name: str) -> Iterator
         names = [str(o.device.bdf) for o, v in known if v == usual]
         yield finding(
             "device-odd",
-            f"{JUDGED[device.kind]} {device.bdf}: {attribute.label}",
+            _subject(device, attribute),
             expected=f"{attribute.shown(usual)}, as {count} like it: "
             f"{first_few(names, _MOST_NAMED)}",
             observed=attribute.shown(value),

@@ -60,6 +60,29 @@ class Circumstances(Struct, frozen=True, kw_only=True):
         )
 
 
+def host_findings(host: Host) -> tuple[Finding, ...]:
+    """What is wrong with a host alone, each device for itself."""
+    return (
+        *_of_host(host, Circumstances()),
+        *peer_findings(host),
+        *settings_findings(host, None),
+        *collective_findings(host, None),
+    )
+
+
+def _of_host(host: Host, known: Circumstances, *, with_advice: bool = True) -> Iterator[Finding]:
+    """Whatever VMs it has."""
+    by_themselves = (*error_findings(host), *device_state_findings(host))
+    yield from link_findings(host, known.load, known.known_widths, known.reached)
+    yield from unknown_link_findings(host)
+    yield from cut_listing_findings(host)
+    yield from silent_device_findings(host)
+    yield from copy_findings(host, known.h2d, known.h2d_all, known.known_widths)
+    yield from by_themselves
+    yield from odd_findings(host, by_themselves)
+    yield from layout_findings(host, with_advice=with_advice)
+
+
 def diagnose(
     host: Host,
     document: "Document | None" = None,
@@ -73,17 +96,7 @@ def diagnose(
     Raises ParseError or InputError where the document cannot be read.
     """
     known = circumstances or Circumstances()
-    by_themselves = (*error_findings(host), *device_state_findings(host))
-    found = [
-        *link_findings(host, known.load, known.known_widths, known.reached),
-        *unknown_link_findings(host),
-        *cut_listing_findings(host),
-        *silent_device_findings(host),
-        *copy_findings(host, known.h2d, known.h2d_all, known.known_widths),
-        *by_themselves,
-        *odd_findings(host, by_themselves),
-        *layout_findings(host, with_advice=document is None and vm is None),
-    ]
+    found = list(_of_host(host, known, with_advice=document is None and vm is None))
     counted = any(d.errors is not None or d.link_replays is not None for d in host.pci_devices)
     looked = [
         *(("links",) if host.pci_devices else ()),

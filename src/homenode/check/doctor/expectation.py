@@ -1,10 +1,9 @@
 """Expectation: what a host was like when it was certified, and what has drifted since."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from enum import StrEnum
 
 from msgspec import Struct, field
-from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.catalogue import finding
@@ -50,11 +49,40 @@ class CertifiedDevice(Struct, frozen=True, kw_only=True):
     link: LinkRate | None
 
 
+class Accepted(Struct, frozen=True, kw_only=True):
+    """A finding of the doctor that the host had when it was certified; no one is alerted about it.
+
+    about: the device, or the subject where it is about none; None = whatever it is about, as files
+    of version 1 have it. count: how often it had been seen; more of it is an alert.
+    """
+
+    id: str
+    about: str | None = None
+    count: int | None = None
+
+    def covers(self, found: Finding) -> bool:
+        if self.id != found.id or self.about not in (None, about(found)):
+            return False
+        return self.count is None or found.count is None or found.count <= self.count
+
+
+def about(found: Finding) -> str:
+    """What a finding is about, in every look the same: its first device, else its subject."""
+    return str(found.devices[0]) if found.devices else found.subject
+
+
+def accepted_of(findings: Iterable[Finding]) -> tuple[Accepted, ...]:
+    """What is certified with the host: all that is critical or a warning."""
+    bad = (one for one in findings if one.is_bad)
+    found = {Accepted(id=one.id, about=about(one), count=one.count): None for one in bad}
+    return tuple(sorted(found, key=lambda one: (one.id, one.about or "")))
+
+
 class CertifiedHost(Struct, frozen=True, kw_only=True):
     """A certified host. counts: by name of COUNTS. distances: SLIT, None where it had none.
 
     floors: bytes/s by name of FLOORS. huge_pages: reserved pages by node and page size in bytes.
-    accepted: ids of the doctor's warnings that the host had then; no one is alerted about them.
+    accepted: what the doctor found of the host then.
     """
 
     host: str
@@ -64,11 +92,11 @@ class CertifiedHost(Struct, frozen=True, kw_only=True):
     devices: tuple[CertifiedDevice, ...]
     floors: Mapping[str, float]
     huge_pages: Mapping[tuple[int, int], int] = field(default_factory=dict)
-    accepted: tuple[str, ...] = ()
+    accepted: tuple[Accepted, ...] = ()
 
 
 def certify(
-    host: Host, floors: Mapping[str, float] | None = None, accepted: tuple[str, ...] = ()
+    host: Host, floors: Mapping[str, float] | None = None, accepted: tuple[Accepted, ...] = ()
 ) -> CertifiedHost:
     """What the host is like now. A GPU's link that is idle counts with the speed that it can."""
     summary = summarise(host)
@@ -117,19 +145,29 @@ def drift(
     yield from _floor_drift(expected, measured_h2d)
 
 
+def unread_topology(expected: CertifiedHost, host: Host) -> dict[str, str]:
+    """What the host's source does not give of what was certified, by name, and what that was."""
+    unread = {
+        name: was
+        for name, was, now in _differences(expected, host)
+        # What a host that counts as one node has of its nodes says nothing of the real ones.
+        if now is None or (host.nodes_assumed and name in _OF_NODES)
+    }
+    pages = sum(expected.huge_pages.values())
+    if pages and (host.nodes_assumed or not any(node.page_pools for node in host.nodes)):
+        unread["huge_pages"] = f"{pages} pages"
+    return unread
+
+
 def topology_drift(expected: CertifiedHost, host: Host) -> Iterator[tuple[str, Finding]]:
     """Differences of counts, memory and distances, each with the name of what differs."""
     source = f"expectation of {expected.host}"
-    unread: dict[str, str] = {}
-    differing: list[tuple[str, str, str]] = []
-    for name, was, now in _differences(expected, host):
-        # What a host that counts as one node has of its nodes says nothing of the real ones.
-        if now is None or (host.nodes_assumed and name in _OF_NODES):
-            unread[name] = was
-        else:
-            differing.append((name, was, now))
-    if host.nodes_assumed and any(huge_page_drift(expected, replace(host, nodes_assumed=False))):
-        unread["huge_pages"] = f"{sum(expected.huge_pages.values())} pages"
+    unread = unread_topology(expected, host)
+    differing = [
+        (name, was, now)
+        for name, was, now in _differences(expected, host)
+        if now is not None and name not in unread
+    ]
     if unread:
         yield (
             UNREAD,
@@ -165,7 +203,7 @@ def _differences(expected: CertifiedHost, host: Host) -> Iterator[tuple[str, str
 
 def huge_page_drift(expected: CertifiedHost, host: Host) -> Iterator[Finding]:
     """Nodes with fewer reserved huge pages than certified; free ones are not compared."""
-    if host.nodes_assumed:  # said of the counts
+    if "huge_pages" in unread_topology(expected, host):  # said of the counts
         return
     now = certify(host).huge_pages
     for (node, size), pages in expected.huge_pages.items():
@@ -222,11 +260,12 @@ class DeviceChange(StrEnum):
 
 
 class DeviceDrift(Struct, frozen=True, kw_only=True):
-    """One difference of one device."""
+    """One difference of one device. cause: of a link, the function below the one that limits."""
 
     bdf: Bdf
     change: DeviceChange
     finding: Finding
+    cause: Bdf | None = None
 
 
 def device_drift(expected: CertifiedHost, host: Host) -> Iterator[DeviceDrift]:
@@ -241,7 +280,14 @@ def device_drift(expected: CertifiedHost, host: Host) -> Iterator[DeviceDrift]:
     def differs(
         device: CertifiedDevice, change: DeviceChange, before: str, after: str
     ) -> DeviceDrift:
-        found = finding("drift-device", f"{device.kind} {device.bdf}", before, after, source)
+        found = finding(
+            "drift-device",
+            f"{device.kind} {device.bdf}",
+            before,
+            after,
+            source,
+            devices=(device.bdf,),
+        )
         return DeviceDrift(bdf=device.bdf, change=change, finding=found)
 
     for bdf in sorted(was.keys() | now.keys()):
@@ -263,7 +309,8 @@ def device_drift(expected: CertifiedHost, host: Host) -> Iterator[DeviceDrift]:
         if not is_same and not host.nodes_assumed:
             yield differs(old, DeviceChange.NODE, f"node {old.node}", f"node {new.node}")
         for found in _link(old, links.get(bdf), source):
-            yield DeviceDrift(bdf=bdf, change=DeviceChange.LINK, finding=found)
+            cause = links[bdf].lower if bdf in links else None
+            yield DeviceDrift(bdf=bdf, change=DeviceChange.LINK, finding=found, cause=cause)
 
 
 def _link(old: CertifiedDevice, found: "_Slowest | None", source: str) -> Iterator[Finding]:
@@ -278,6 +325,7 @@ def _link(old: CertifiedDevice, found: "_Slowest | None", source: str) -> Iterat
             severity=Severity.INCONCLUSIVE,
             case="not known",
             source=source,
+            devices=(old.bdf,),
         )
     elif found.rate.bytes_per_s < old.link.bytes_per_s:
         idle = "" if found.idle is None else f" at most: it idles at {found.idle}"
@@ -290,15 +338,34 @@ def _link(old: CertifiedDevice, found: "_Slowest | None", source: str) -> Iterat
             severity=None if found.idle is None else Severity.INCONCLUSIVE,
             values={"share": f"{lost:.0f}"},
             source=source,
+            devices=(old.bdf,),
         )
 
 
 class _Slowest(Struct, frozen=True):
     """The slowest link of a path. idle: what it has, where it may just be idle; then rate is that
-    of the lanes that it has at the speed that both ends can."""
+    of the lanes that it has at the speed that both ends can. lower: the function below it."""
 
     rate: LinkRate
     idle: LinkRate | None
+    lower: Bdf
+
+
+def unproved_links(host: Host) -> dict[Bdf, str]:
+    """Devices whose path shows neither health nor a fault now, each with the reason."""
+    found: dict[Bdf, str] = {}
+    known = _links(host)
+    for path in device_paths(host):
+        bdf = path.device.bdf
+        own = [link.lower.link for link in path.links]
+        if bdf not in known or any(one is None or one.current_gt_per_s is None for one in own):
+            found[bdf] = "what its link has is not read"
+        elif any(
+            link.ends_at_gpu and link.current and link.current.gt_per_s == _IDLE_SPEED
+            for link in path.links
+        ):
+            found[bdf] = f"its link may be idle at {_IDLE_SPEED:g} GT/s"
+    return found
 
 
 def _links(host: Host) -> dict[Bdf, _Slowest]:
@@ -316,9 +383,10 @@ def _links(host: Host) -> dict[Bdf, _Slowest]:
                 break
             capable = link.capable
             if link.ends_at_gpu and rate.gt_per_s == _IDLE_SPEED and capable is not None:
-                rates.append(_Slowest(LinkRate(capable.gt_per_s, rate.width), rate))
+                fast = LinkRate(capable.gt_per_s, rate.width)
+                rates.append(_Slowest(fast, rate, link.lower.bdf))
             else:
-                rates.append(_Slowest(rate, None))
+                rates.append(_Slowest(rate, None, link.lower.bdf))
         if rates:
             found[path.device.bdf] = min(rates, key=lambda each: each.rate.bytes_per_s)
     return found

@@ -4,7 +4,10 @@ format = 1
 host = "node17"
 memory_bytes = 2199023255552
 distances = [[10, 21], [21, 10]]
-accepted = ["ksm-on"]
+[[accepted]]
+id = "pcie-errors-corrected"
+about = "0000:19:00.0"
+count = 1200
 [counts]
 packages = 2
 [floors]
@@ -31,6 +34,7 @@ from homenode.check.doctor.expectation import (
     CERTIFIED_KINDS,
     COUNTS,
     FLOORS,
+    Accepted,
     CertifiedDevice,
     CertifiedHost,
 )
@@ -39,8 +43,8 @@ from homenode.machine.link_path import LinkRate
 from homenode.machine.pci import DeviceKind
 from homenode.toml_text import Count, Line, TomlTable, decode_toml
 
-VERSION = 1
-_THIS_VERSION = f"{VERSION}, the version that this program reads"
+VERSION = 2
+_THIS_VERSION = f"1 or {VERSION}, the versions that this program reads"
 GigabytesPerSecond = Annotated[float, Meta(gt=0, lt=1e6, extra={"expected": "GB/s such as 50.0"})]
 
 
@@ -62,17 +66,23 @@ class HugePagesTable(TomlTable):
     pages: Count
 
 
+class AcceptedTable(TomlTable):
+    id: Line
+    about: Line | None = None
+    count: Count | None = None
+
+
 CountsTable = defstruct(
     "CountsTable", [(n, Count | None, None) for n in COUNTS], bases=(TomlTable,)
 )
 
 
 class ExpectationTable(TomlTable):
-    format: Annotated[int, Meta(ge=VERSION, le=VERSION, extra={"expected": _THIS_VERSION})]
+    format: Annotated[int, Meta(ge=1, le=VERSION, extra={"expected": _THIS_VERSION})]
     host: Line = ""
     memory_bytes: Count | None = None
     distances: tuple[tuple[Count, ...], ...] | None = None
-    accepted: tuple[str, ...] = ()
+    accepted: tuple[str | AcceptedTable, ...] = ()
     counts: CountsTable = field(default_factory=CountsTable)  # type: ignore[valid-type]
     floors: FloorsTable = field(default_factory=FloorsTable)
     device: tuple[DeviceTable, ...] = ()
@@ -91,9 +101,6 @@ def render_expectation(expectation: CertifiedHost) -> str:
     if expectation.distances is not None:
         rows = ", ".join("[" + ", ".join(map(str, row)) + "]" for row in expectation.distances)
         lines.append(f"distances = [{rows}]")
-    if expectation.accepted:
-        ids = ", ".join(map(_quoted, expectation.accepted))
-        lines += ["# Findings of the doctor that were there: no alert.", f"accepted = [{ids}]"]
     lines += ["", "[counts]"]
     lines += [f"{name} = {count}" for name, count in expectation.counts.items()]
     if expectation.floors:
@@ -110,6 +117,12 @@ def render_expectation(expectation: CertifiedHost) -> str:
     for (node, size), pages in expectation.huge_pages.items():
         lines += ["", "[[huge_pages]]", f"node = {node}", f"page_bytes = {size}"]
         lines.append(f"pages = {pages}")
+    for one in expectation.accepted:
+        lines += ["", "# The doctor found it: no alert.", "[[accepted]]", f"id = {_quoted(one.id)}"]
+        if one.about is not None:
+            lines.append(f"about = {_quoted(one.about)}")
+        if one.count is not None:
+            lines.append(f"count = {one.count}")
     return "\n".join(lines) + "\n"
 
 
@@ -129,7 +142,12 @@ def parse_expectation(text: str, source: str) -> CertifiedHost:
         devices=tuple(map(_device, file.device)),
         floors={name: floor * 1e9 for name, floor in floors.items() if floor is not None},
         huge_pages={(one.node, one.page_bytes): one.pages for one in file.huge_pages},
-        accepted=file.accepted,
+        accepted=tuple(
+            Accepted(id=one)
+            if isinstance(one, str)
+            else Accepted(id=one.id, about=one.about, count=one.count)
+            for one in file.accepted
+        ),
     )
 
 

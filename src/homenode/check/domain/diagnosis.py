@@ -196,6 +196,22 @@ def domain_drift(planned: Vm, running: Vm, moved: Sequence[LivePin] = ()) -> Ite
         )
 
 
+def definition_drift(planned: Vm, defined: Vm) -> Iterator[Finding]:
+    """What the next start will change of the plan: the definition was edited since.
+
+    planned: of the document that homenode defined. defined: the persistent definition."""
+    name, uuid = defined.name, defined.uuid
+    for one in diff(planned, defined, _NOT_PLACED):
+        yield finding(
+            "drift-definition",
+            f"{name}: {one.subject} at its next start",
+            expected=one.expected,
+            observed=one.observed,
+            values={"domain": command_line(domain_argument(name, uuid or name))},
+            source=defined.source,
+        )
+
+
 def _with_moved(planned: Vm, moved: Sequence[LivePin]) -> Vm:
     pus = {(pin.kind, pin.number): pin.pus for pin in moved}
     iothreads = {n: found for (kind, n), found in pus.items() if kind == "iothread"}

@@ -1,16 +1,18 @@
 """Alert: one thing that an operator must look at, with all findings that have the same cause.
 
-The outcome of one look is kept for the next: what is new follows from it.
+The outcome of one look is kept for the next: what is new, what is repaired, and what this look
+could not tell follow from it.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.catalogue import finding
-from homenode.check.doctor.diagnosis import diagnose
+from homenode.check.doctor.diagnosis import host_findings
 from homenode.check.doctor.expectation import (
     CPU_COUNTS,
     CertifiedHost,
@@ -20,7 +22,15 @@ from homenode.check.doctor.expectation import (
     huge_page_drift,
     topology_drift,
 )
-from homenode.findings import Finding, Severity, in_order
+from homenode.check.watch.claim import (
+    ClaimState,
+    Sight,
+    WatchClaim,
+    certified_claims,
+    claim_of,
+    unproved,
+)
+from homenode.findings import Finding, Severity, in_order, merged
 from homenode.gap import Gap
 from homenode.machine.topology import Host
 from homenode.wording import command_line, operands
@@ -36,7 +46,8 @@ _TOPOLOGY = frozenset({*CPU_COUNTS, "memory", "distances"})
 class Alert(Struct, frozen=True, kw_only=True):
     """id, severity, subject: of the first finding, which names the cause. findings: all of them.
 
-    domains: running VMs that it concerns, by name. devices: host addresses that it is about.
+    claims: what each of the findings refutes, in their order. domains: running VMs that it
+    concerns, by name. devices: host addresses that it is about.
     """
 
     id: str
@@ -45,11 +56,18 @@ class Alert(Struct, frozen=True, kw_only=True):
     findings: tuple[Finding, ...]
     domains: tuple[str, ...] = ()
     devices: tuple[Bdf, ...] = ()
+    claims: tuple[WatchClaim, ...] = ()
 
     @property
     def key(self) -> tuple[str, str]:
-        """What makes it the same alert in the next run."""
+        """By which alerts are sorted."""
         return self.id, self.subject
+
+    @property
+    def state(self) -> ClaimState:
+        """Stale where this look refutes nothing of it."""
+        stale = self.claims and all(one.state is ClaimState.STALE for one in self.claims)
+        return ClaimState.STALE if stale else ClaimState.REFUTED
 
 
 class WatchedDomain(Struct, frozen=True, kw_only=True):
@@ -77,57 +95,119 @@ def alerts(
     what checks of other distributions found on the host.
     """
     found = list(_drifts(expected, host)) if expected is not None else []
-    accepted = set() if expected is None else set(expected.accepted)
-    explained = set[str]()
-    if any(alert.id == "drift-link" for alert in found):
-        explained |= LINKS
-    if any(alert.id == "drift-device" for alert in found):
-        explained |= PRESENCE
-    if any(alert.subject == "topology" for alert in found):
-        explained |= MEMORY
-    found += [
-        _alert((finding,))
-        for finding in (*diagnose(host).findings, *site)
-        if finding.is_bad and finding.id not in accepted | explained
+    accepted = () if expected is None else expected.accepted
+    explained = _explained(found)
+    bad = [
+        one
+        for one in (*host_findings(host), *site)
+        if one.is_bad
+        and not any(each.covers(one) for each in accepted)
+        and not explained.get(one.id, _NOTHING).covers(one)
     ]
+    found += _grouped(bad)
     for domain in domains:
         _add_domain(found, domain)
     return tuple(sorted(found, key=lambda one: (one.severity != Severity.CRITICAL, one.key)))
 
 
+class _Cause(Struct, frozen=True):
+    """What alerts of the certified state explain: findings about these devices, or about any."""
+
+    devices: frozenset[Bdf] = frozenset()
+    is_any: bool = False
+
+    def covers(self, one: Finding) -> bool:
+        return self.is_any or not self.devices.isdisjoint(one.devices)
+
+
+_NOTHING = _Cause()
+
+
+def _explained(drifts: Sequence[Alert]) -> dict[str, _Cause]:
+    links = {bdf for alert in drifts if alert.id == "drift-link" for bdf in alert.devices}
+    explained = {one: _Cause(frozenset(links)) for one in LINKS}
+    if any(alert.id == "drift-device" for alert in drifts):
+        explained |= dict.fromkeys(PRESENCE, _Cause(is_any=True))
+    if any(alert.subject == "topology" for alert in drifts):
+        explained |= dict.fromkeys(MEMORY, _Cause(is_any=True))
+    return explained
+
+
+_ONE_CAUSE = 3
+"""So many devices with the same fault have one cause."""
+
+
+def _grouped(findings: Sequence[Finding]) -> Iterator[Alert]:
+    """One alert for what is said of many devices alike, else one for each."""
+    groups: dict[tuple[str, str, str | None, str | None], list[Finding]] = {}
+    for one in in_order(findings):
+        groups.setdefault((one.id, one.severity, one.cost, one.fix), []).append(one)
+    for group in groups.values():
+        if len(group) < _ONE_CAUSE or group[0].id in LINKS:
+            yield from (_alert((one,), devices=one.devices) for one in group)
+        else:
+            (whole,) = merged(group)
+            yield _alert(tuple(group), whole.subject, devices=whole.devices)
+
+
 def _drifts(expected: CertifiedHost, host: Host) -> Iterator[Alert]:
     topology = [(name, one) for name, one in topology_drift(expected, host) if one.is_bad]
     devices = [one for one in device_drift(expected, host) if one.finding.is_bad]
-    shape = [finding for name, finding in topology if name in _TOPOLOGY]
-    counts = [finding for name, finding in topology if name not in _TOPOLOGY]
+    pages = tuple(huge_page_drift(expected, host))
+    shape = [(name, one) for name, one in topology if name in _TOPOLOGY]
+    counts = [(name, one) for name, one in topology if name not in _TOPOLOGY]
     if shape:
-        # Other nodes mean other nodes of devices: the same cause.
-        moved = [one for one in devices if one.change is DeviceChange.NODE]
+        # Other nodes mean other nodes of devices, and a node that is gone has no pages: one cause.
+        moved = [one for one in devices if _is_of_lost_node(one, expected, host)]
         devices = [one for one in devices if one not in moved]
-        yield _alert((*shape, *(one.finding for one in moved)), "topology")
+        lost = tuple(one for one in pages if not _has_node(host, one))
+        pages = tuple(one for one in pages if one not in lost)
+        yield _alert(
+            (*(one for _, one in shape), *(one.finding for one in moved), *lost),
+            "topology",
+            aspects=(*(name for name, _ in shape), *(one.change for one in moved)),
+        )
     presence = [one for one in devices if one.change is DeviceChange.PRESENCE]
     if counts and not presence:
-        yield _alert(tuple(counts), "devices")
+        names = tuple(name for name, _ in counts)
+        yield _alert(tuple(one for _, one in counts), "devices", aspects=names)
     was_there = {one.bdf for one in expected.devices}
     if len({one.bdf in was_there for one in presence}) == 2:
         # Some are gone and some are new: cards that were moved, or buses with other numbers.
         devices = [one for one in devices if one not in presence]
         yield _of_devices(presence, "addresses")
-    for slot in dict.fromkeys(_slot(one) for one in devices):
-        yield _of_devices([one for one in devices if _slot(one) == slot])
-    pages = tuple(huge_page_drift(expected, host))
+    for cause in dict.fromkeys(map(_cause, devices)):
+        yield _of_devices([one for one in devices if _cause(one) == cause])
     if pages:
         yield _alert(pages, "huge pages")
 
 
+def _is_of_lost_node(drift: DeviceDrift, expected: CertifiedHost, host: Host) -> bool:
+    if drift.change is DeviceChange.NODE:
+        return True
+    was = next((one.node for one in expected.devices if one.bdf == drift.bdf), None)
+    lost = was is not None and host.node(was) is None
+    return lost and drift.change is DeviceChange.PRESENCE
+
+
+def _has_node(host: Host, pages: Finding) -> bool:
+    return any(pages.subject == f"node {node.index}" for node in host.nodes)
+
+
 def _of_devices(changed: Sequence[DeviceDrift], subject: str | None = None) -> Alert:
     findings = tuple(one.finding for one in changed)
-    return _alert(findings, subject, devices=tuple(one.bdf for one in changed))
+    return _alert(
+        findings,
+        subject,
+        devices=tuple(one.bdf for one in changed),
+        aspects=tuple(one.change for one in changed),
+    )
 
 
-def _slot(drift: DeviceDrift) -> tuple[int, int, int]:
-    """Functions of one card come and go together."""
-    return drift.bdf.domain, drift.bdf.bus, drift.bdf.device
+def _cause(drift: DeviceDrift) -> tuple[int, int, int]:
+    """Functions of one card come and go together, and devices below one slow link are slow."""
+    bdf = drift.bdf if drift.cause is None else drift.cause
+    return bdf.domain, bdf.bus, bdf.device
 
 
 def _add_domain(found: list[Alert], domain: WatchedDomain) -> None:
@@ -138,8 +218,12 @@ def _add_domain(found: list[Alert], domain: WatchedDomain) -> None:
     for number, alert in enumerate(found):
         is_cause = alert.id == "drift-topology" and alert.subject == "topology"
         if is_cause or set(alert.devices) & set(domain.devices):
-            findings, domains = (*alert.findings, *bad), (*alert.domains, domain.name)
-            found[number] = replace(alert, findings=findings, domains=domains)
+            found[number] = replace(
+                alert,
+                findings=(*alert.findings, *bad),
+                domains=(*alert.domains, domain.name),
+                claims=(*alert.claims, *(claim_of(one, vm=domain.name) for one in bad)),
+            )
             return
     if domain.is_foreign:
         foreign = finding(
@@ -151,7 +235,9 @@ def _add_domain(found: list[Alert], domain: WatchedDomain) -> None:
             source="the layout's record in the domain's <metadata>",
         )
         bad = (foreign, *bad)
-    found.append(_alert(bad, domain.name, domains=(domain.name,)))
+    alert = _alert(bad, domain.name, domains=(domain.name,))
+    claims = tuple(claim_of(one, vm=domain.name) for one in bad)
+    found.append(replace(alert, claims=claims))
 
 
 def _alert(
@@ -160,7 +246,9 @@ def _alert(
     *,
     domains: tuple[str, ...] = (),
     devices: tuple[Bdf, ...] = (),
+    aspects: tuple[str, ...] = (),
 ) -> Alert:
+    named = (*aspects, *[""] * (len(findings) - len(aspects)))
     return Alert(
         id=findings[0].id,
         severity=in_order(findings)[0].severity,
@@ -168,10 +256,74 @@ def _alert(
         findings=findings,
         domains=domains,
         devices=devices,
+        claims=tuple(claim_of(one, aspect) for one, aspect in zip(findings, named, strict=True)),
     )
 
 
+def with_stale(before: Iterable[Alert], now: Sequence[Alert], sight: Sight) -> tuple[Alert, ...]:
+    """The alerts of this look, and what earlier ones refuted and this one neither refutes nor
+    proves: a claim that cannot be judged is not repaired."""
+    refuted = {claim.key for alert in now for claim in alert.claims}
+    gone = {c.about for a in now for c in a.claims if c.aspect == DeviceChange.PRESENCE}
+    found = list(now)
+    for alert in before:
+        stale = tuple(
+            (finding, replace(claim, state=ClaimState.STALE, reason=reason))
+            for finding, claim in zip(alert.findings, alert.claims, strict=True)
+            if claim.key not in refuted and (claim.vm is not None or claim.about not in gone)
+            if (reason := unproved(claim, sight)) is not None
+        )
+        if not stale:
+            continue
+        ours = {claim.key for claim in alert.claims}
+        place = next(
+            (i for i, one in enumerate(found) if any(c.key in ours for c in one.claims)), None
+        )
+        kept = alert if place is None else found[place]
+        old = () if place is None else kept.claims
+        merged_alert = replace(
+            kept,
+            findings=(*(() if place is None else kept.findings), *(one for one, _ in stale)),
+            claims=(*old, *(one for _, one in stale)),
+        )
+        if place is None:
+            found.append(merged_alert)
+        else:
+            found[place] = merged_alert
+    return tuple(sorted(found, key=lambda one: (one.severity != Severity.CRITICAL, one.key)))
+
+
 KIND = "watch"
+
+
+class ClaimCounts(Struct, frozen=True, kw_only=True):
+    """How many claims, of the certified state and of tuned VMs, a look came to which state of."""
+
+    proved: int = 0
+    refuted: int = 0
+    stale: int = 0
+
+
+def count_claims(
+    expected: CertifiedHost | None, alerts: Sequence[Alert], sight: Sight
+) -> ClaimCounts:
+    """Every VM counts as one claim in itself; what is refuted beyond the certified counts too."""
+    known = {claim.key: claim for alert in alerts for claim in alert.claims}
+    troubled = {claim.vm for claim in known.values()}
+    states = Counter(claim.state for claim in known.values())
+    for claim in () if expected is None else certified_claims(expected):
+        if claim.key not in known:
+            told = unproved(claim, sight) is None
+            states[ClaimState.PROVED if told else ClaimState.STALE] += 1
+    for name in sorted(sight.running or ()):
+        if name not in troubled:
+            is_read = name not in sight.unread_vms and name not in sight.unread_live
+            states[ClaimState.PROVED if is_read else ClaimState.STALE] += 1
+    return ClaimCounts(
+        proved=states[ClaimState.PROVED],
+        refuted=states[ClaimState.REFUTED],
+        stale=states[ClaimState.STALE],
+    )
 
 
 class WatchState(Struct, frozen=True, kw_only=True):
@@ -183,30 +335,60 @@ class WatchState(Struct, frozen=True, kw_only=True):
     alerts: tuple[Alert, ...]
     domains: tuple[str, ...] = ()
     not_read: tuple[Gap, ...] = ()
+    claims: ClaimCounts = ClaimCounts()
 
 
 class Changes(Struct, frozen=True, kw_only=True):
-    """What differs from the look before, in the order of the alerts."""
+    """What differs from the look before, in the order of the alerts. raised: with a claim that was
+    not refuted before. cleared: claims that this look proves; of an alert of which nothing is left
+    the first. stale: claims that were refuted, and that this look cannot judge."""
 
     raised: tuple[Alert, ...]
-    cleared: tuple[Alert, ...]
+    cleared: tuple[WatchClaim, ...]
+    stale: tuple[WatchClaim, ...]
     newly_unread: tuple[Gap, ...]
 
     def __bool__(self) -> bool:
-        return bool(self.raised or self.cleared or self.newly_unread)
+        return bool(self.raised or self.cleared or self.stale or self.newly_unread)
 
 
 def changes(before: WatchState | None, now: WatchState) -> Changes:
-    """Alerts that are new or gone. An alert whose severity rose is new."""
-    old = {} if before is None else {alert.key: alert for alert in before.alerts}
-    new = {alert.key: alert for alert in now.alerts}
+    """What is new, repaired or no longer known. An alert whose severity rose is new."""
+    was = () if before is None else before.alerts
+    old = {claim.key: (claim, alert) for alert in was for claim in alert.claims}
+    new = {claim.key: claim for alert in now.alerts for claim in alert.claims}
     known = set() if before is None else set(before.not_read)
     return Changes(
-        raised=tuple(
-            alert
-            for key, alert in new.items()
-            if key not in old or old[key].severity != alert.severity
+        raised=tuple(alert for alert in now.alerts if _is_new(alert, old)),
+        cleared=tuple(claim for alert in was for claim in _repaired(alert, new)),
+        stale=tuple(
+            claim
+            for key, claim in new.items()
+            if claim.state is ClaimState.STALE
+            and key in old
+            and old[key][0].state is not ClaimState.STALE
         ),
-        cleared=tuple(alert for key, alert in old.items() if key not in new),
         newly_unread=tuple(gap for gap in now.not_read if gap not in known),
     )
+
+
+_Key = tuple[str, str, str, str | None]
+
+
+def _is_new(alert: Alert, old: Mapping[_Key, tuple[WatchClaim, Alert]]) -> bool:
+    if any(one.key not in old for one in alert.claims if one.state is ClaimState.REFUTED):
+        return True
+    before = [old[one.key][1].severity for one in alert.claims if one.key in old]
+    was_worst = Severity.CRITICAL in before or alert.severity in before
+    return bool(before) and not was_worst
+
+
+def _repaired(alert: Alert, new: Mapping[_Key, WatchClaim]) -> tuple[WatchClaim, ...]:
+    # A VM's finding may name more vCPUs than before: the one about fewer is no repair.
+    grown = {(one.id, one.vm) for one in new.values() if one.vm is not None}
+    gone = tuple(
+        claim
+        for claim in alert.claims
+        if claim.key not in new and (claim.id, claim.vm) not in grown
+    )
+    return gone[:1] if len(gone) == len(alert.claims) else gone

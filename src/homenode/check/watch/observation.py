@@ -8,23 +8,42 @@ import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from msgspec import Struct
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from homenode.check.doctor.diagnosis import site_findings
-from homenode.check.doctor.expectation import UNREAD, CertifiedHost, topology_drift
-from homenode.check.watch.alert import WatchedDomain, WatchState, alerts
+from homenode.check.doctor.expectation import (
+    UNREAD,
+    CertifiedHost,
+    DeviceChange,
+    device_drift,
+    topology_drift,
+)
+from homenode.check.watch.alert import (
+    WatchedDomain,
+    WatchState,
+    alerts,
+    count_claims,
+    with_stale,
+)
+from homenode.check.watch.claim import Sight
 from homenode.errors import HomenodeError, InputError
-from homenode.findings import Finding
+from homenode.findings import Finding, Severity
 from homenode.gap import Gap
 from homenode.machine.discover.host import discover
 from homenode.machine.snapshot.live import LiveSnapshot
 from homenode.machine.snapshot.protocol import QuietSnapshot, Snapshot
 from homenode.machine.topology import Host, RunningDomain
+from homenode.wording import first_few
 
 if TYPE_CHECKING:
     from homenode.check.verify.live.capture import ProcFiles
+    from homenode.vm.hypervisor.virsh import Virsh
     from homenode.vm.model import Vm
 
+
+OWN_GUESTS = "homenode-verify-"
+"""How the names of test guests begin that `verify --boot` starts: they last for seconds."""
 
 COMMANDS = ("virsh-domains", "virsh-version", "uname")
 
@@ -38,36 +57,81 @@ class WatchPass(Struct, frozen=True, kw_only=True):
     cpu_s: float
 
 
-def look(snapshot: Snapshot, expected: CertifiedHost | None, connect: str | None) -> WatchPass:
+def look(
+    snapshot: Snapshot,
+    expected: CertifiedHost | None,
+    connect: str | None,
+    before: WatchState | None = None,
+) -> WatchPass:
     """One look. connect: libvirt of this machine, whose running VMs are looked into; None = the
-    snapshot is of another machine. Raises as discover does."""
+    snapshot is of another machine. before: the look before, of which what this one cannot judge
+    stands. Raises as discover does."""
     quiet = QuietSnapshot(snapshot, COMMANDS)
     host = discover(quiet, _read_domain)
     not_read: list[Gap] = []
-    if quiet.command_output("virsh-domains") is None:
+    is_listed = quiet.command_output("virsh-domains") is not None
+    if not is_listed:
         failures = snapshot.failures if isinstance(snapshot, LiveSnapshot) else {}
         not_read.append(Gap("running VMs", failures.get("virsh-domains", "no output of virsh")))
-    domains = _domains(quiet, host, connect, not_read)
+    unread: _Unread = _Unread()
+    domains = _domains(quiet, host, connect, unread)
+    not_read += unread.gaps
     site: tuple[Finding, ...] = ()
+    unread_site: str | None = None
     try:
         site = tuple(site_findings(host))
     except InputError as error:  # the other alerts are no less needed
+        unread_site = error.message
         not_read.append(Gap("checks of other distributions", error.message))
+    sight = replace(
+        Sight.of(host, expected),
+        running=frozenset(one.name for one in domains) if is_listed else None,
+        unread_vms=unread.vms,
+        unread_live=unread.live,
+        unread_site=unread_site,
+    )
     found = alerts(expected, host, domains, site)
+    if before is not None:
+        found = with_stale(before.alerts, found, sight)
     if expected is None:
         not_read.append(Gap("recorded state", "no file; write one: homenode watch certify -o"))
     else:
-        unread = (finding for name, finding in topology_drift(expected, host) if name == UNREAD)
-        not_read += [Gap(finding.subject, finding.observed) for finding in unread]
+        missing = (finding for name, finding in topology_drift(expected, host) if name == UNREAD)
+        not_read += [Gap(finding.subject, finding.observed) for finding in missing]
+        not_read += _unread_links(expected, host)
     state = WatchState(
         host=host.name,
         time_s=time.time(),
         alerts=found,
         domains=tuple(one.name for one in domains),
         not_read=tuple(not_read),
+        claims=count_claims(expected, found, sight),
     )
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return WatchPass(state=state, host=host, cpu_s=sum(one.ru_utime + one.ru_stime for one in used))
+
+
+class _Unread(Struct):
+    """What could not be read of VMs, the reasons by VM: its document, its threads and pages."""
+
+    gaps: list[Gap] = field(default_factory=list)
+    vms: dict[str, str] = field(default_factory=dict)
+    live: dict[str, str] = field(default_factory=dict)
+
+
+def _unread_links(expected: CertifiedHost, host: Host) -> list[Gap]:
+    """One gap for all links that were certified and are not given now; a device that sleeps has
+    none, and is no gap."""
+    unknown = [
+        one.finding.devices[0]
+        for one in device_drift(expected, host)
+        if one.change is DeviceChange.LINK
+        and one.finding.severity is Severity.INCONCLUSIVE
+        and one.cause is None
+    ]
+    if not unknown:
+        return []
+    return [Gap(f"links of {first_few(map(str, unknown), 4)}", "what they have is not given")]
 
 
 def _read_domain(xml: bytes, running: bool, source: str) -> RunningDomain:
@@ -77,7 +141,7 @@ def _read_domain(xml: bytes, running: bool, source: str) -> RunningDomain:
 
 
 def _domains(
-    snapshot: Snapshot, host: Host, connect: str | None, not_read: list[Gap]
+    snapshot: Snapshot, host: Host, connect: str | None, unread: _Unread
 ) -> tuple[WatchedDomain, ...]:
     """The running domains that carry the record of a layout."""
     listed = snapshot.command_output("virsh-domains")
@@ -98,6 +162,8 @@ def _domains(
         if child.get("id") is None:  # libvirt gives only active domains an id
             continue
         name = child.findtext("name") or "a domain without a name"
+        if name.startswith(OWN_GUESTS):
+            continue
         try:
             document = open_domain(
                 etree.tostring(child, encoding="utf-8", with_tail=False), f"domain {name}"
@@ -112,14 +178,16 @@ def _domains(
             findings = domain_findings(facts, document, host) if is_known else []
             if is_ours is None and planned_for is not None:
                 reason = "could not read the host's NUMA nodes and PCI functions"
-                not_read.append(Gap(f"VM {name}: whether it was planned for this host", reason))
+                unread.gaps.append(Gap(f"VM {name}: whether it was planned for this host", reason))
+                unread.vms[name] = reason
         except HomenodeError as error:
-            not_read.append(Gap(f"VM {name}", error.message))
+            unread.gaps.append(Gap(f"VM {name}", error.message))
+            unread.vms[name] = error.message
             continue
         uuid = child.findtext("uuid")
         if connect is not None and uuid is not None:
-            findings += _changed(facts, connect, uuid, child.get("id"), not_read)
-            findings += _live(facts, uuid, files, not_read)
+            findings += _changed(facts, connect, uuid, child.get("id"), unread)
+            findings += _live(facts, uuid, files, unread)
         devices = tuple(hostdev.bdf for hostdev in facts.hostdevs)
         found.append(
             WatchedDomain(
@@ -130,26 +198,29 @@ def _domains(
 
 
 def _changed(
-    facts: "Vm", connect: str, uuid: str, run_id: str | None, not_read: list[Gap]
+    facts: "Vm", connect: str, uuid: str, run_id: str | None, unread: _Unread
 ) -> Iterable[Finding]:
-    """What differs from the document that homenode defined and the pins that it moved since; where
-    it has no record of one, from the persistent definition. Without a layout in that, the plan was
-    given up."""
+    """What differs from the document that homenode defined and the pins that it moved since, and
+    what the persistent definition will change of it at the next start; where there is no record of
+    one, what differs from the persistent definition. Without a layout in that, the plan was given
+    up."""
     from homenode.change.apply.live_pins import moved_in_run, run_mark
     from homenode.change.apply.store import DomainStore
     from homenode.change.journal import default_root
     from homenode.change.step import ChangeState
-    from homenode.check.domain.diagnosis import domain_drift
+    from homenode.check.domain.diagnosis import definition_drift, domain_drift
     from homenode.vm.domain.read import open_domain, vm_of
     from homenode.vm.hypervisor.virsh import Virsh
 
     name = facts.name
+    defined: Vm | None = None
     try:
         store = DomainStore(default_root(), connect, uuid)
         applied = store.definition()
         if applied is not None and applied.what is ChangeState.DONE:
             text = store.document(applied.facts.get("found") or applied.after)
             source = f"{name} as homenode defined it"
+            defined = _definition(Virsh(connect), name, uuid)
         else:
             text = Virsh(connect).definition(uuid)
             source = f"the persistent definition of {name}"
@@ -157,14 +228,22 @@ def _changed(
         run = int(run_id) if run_id is not None and run_id.isdecimal() else None
         moved = None if run is None else moved_in_run(store, run, run_mark(uuid))
     except HomenodeError as error:
-        not_read.append(Gap(f"VM {name}: what was planned", error.message))
+        unread.gaps.append(Gap(f"VM {name}: what was planned", error.message))
+        unread.vms[name] = error.message
         return ()
     if planned.record is None:
         return ()
-    return domain_drift(planned, facts, () if moved is None else moved[1])
+    edited = () if defined is None else definition_drift(planned, defined)
+    return (*domain_drift(planned, facts, () if moved is None else moved[1]), *edited)
 
 
-def _live(facts: "Vm", uuid: str, files: "ProcFiles", not_read: list[Gap]) -> Iterable[Finding]:
+def _definition(virsh: "Virsh", name: str, uuid: str) -> "Vm":
+    from homenode.vm.domain.read import open_domain, vm_of
+
+    return vm_of(open_domain(virsh.definition(uuid), f"the persistent definition of {name}"))
+
+
+def _live(facts: "Vm", uuid: str, files: "ProcFiles", unread: _Unread) -> Iterable[Finding]:
     """Its threads and pages, as they are at this moment: nothing is waited for."""
     from homenode.check.verify.live.capture import capture_running_vm, what_to_watch
     from homenode.check.verify.live.checks import verify_live
@@ -172,7 +251,12 @@ def _live(facts: "Vm", uuid: str, files: "ProcFiles", not_read: list[Gap]) -> It
     try:
         running = capture_running_vm(uuid, what_to_watch(facts, seconds=0), files)
     except HomenodeError as error:
-        not_read.append(Gap(f"VM {facts.name}: its threads and pages", error.message))
+        unread.gaps.append(Gap(f"VM {facts.name}: its threads and pages", error.message))
+        unread.live[facts.name] = error.message
         return ()
-    not_read += [Gap(f"VM {facts.name}: {one.subject}", one.reason) for one in running.gaps]
-    return verify_live(facts, running).findings
+    gaps = [Gap(f"VM {facts.name}: {one.subject}", one.reason) for one in running.gaps]
+    unread.gaps += gaps
+    if gaps:
+        unread.live[facts.name] = str(gaps[0])
+    others = (one for one in running.neighbours if not (one.domain or "").startswith(OWN_GUESTS))
+    return verify_live(facts, replace(running, neighbours=tuple(others))).findings

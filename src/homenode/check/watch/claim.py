@@ -1,0 +1,247 @@
+"""Claims: what is to be so of a host and its VMs. Each look proves a claim, refutes it, or neither:
+then it is stale, and what an earlier look found of it stands.
+
+A claim is known again by its finding's id, the device or VM that it is about, and its aspect.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from enum import StrEnum
+
+from msgspec import Struct, field
+
+from homenode.bdf import Bdf
+from homenode.check.doctor.alike import unread_attribute
+from homenode.check.doctor.expectation import (
+    CertifiedHost,
+    DeviceChange,
+    about,
+    unproved_links,
+    unread_topology,
+)
+from homenode.findings import Finding
+from homenode.machine.topology import Host
+
+HOST = "host"
+
+
+class ClaimState(StrEnum):
+    """What a look came to."""
+
+    PROVED = "proved"
+    REFUTED = "refuted"
+    STALE = "stale"  # it was refuted, or never judged, and this look could not tell
+
+
+class WatchClaim(Struct, frozen=True, kw_only=True):
+    """One claim. about: a device's address, the subject of a finding about none, or "host".
+
+    aspect: which of several things of it. vm: the running VM that it is of. reason: why it is
+    stale.
+    """
+
+    id: str
+    about: str
+    aspect: str = ""
+    vm: str | None = None
+    state: ClaimState = ClaimState.REFUTED
+    reason: str | None = None
+
+    @property
+    def key(self) -> tuple[str, str, str, str | None]:
+        """What makes it the same claim in the next look."""
+        return self.id, self.about, self.aspect, self.vm
+
+    def __str__(self) -> str:
+        place = (
+            self.about if self.vm is None or self.vm in self.about else f"{self.vm}, {self.about}"
+        )
+        return f"{self.id}: {place}{f' ({self.aspect})' if self.aspect else ''}"
+
+
+_PROCESS = " (process "
+"""What follows in a neighbour's subject is another number after its next start."""
+
+
+def claim_of(found: Finding, aspect: str = "", vm: str | None = None) -> WatchClaim:
+    """The claim that a finding refutes."""
+    place = about(found).partition(_PROCESS)[0]
+    return WatchClaim(id=found.id, about=place, aspect=aspect or _label(found), vm=vm)
+
+
+def _label(found: Finding) -> str:
+    """Of a device that differs from others in several things, which one."""
+    return found.subject if found.id == "device-odd" else ""
+
+
+class Sight(Struct, frozen=True, kw_only=True):
+    """What one look could see. running: tuned VMs; None = not known. unread_vms, unread_live: VMs
+    whose document, or whose threads and pages, could not be read, with the reason. links: of
+    unproved_links. topology: of unread_topology. devices: refuted presence."""
+
+    host: Host
+    running: frozenset[str] | None = None
+    unread_vms: Mapping[str, str] = field(default_factory=dict)
+    unread_live: Mapping[str, str] = field(default_factory=dict)
+    unread_site: str | None = None
+    site_ids: frozenset[str] = frozenset()
+    links: Mapping[Bdf, str] = field(default_factory=dict)
+    topology: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, host: Host, expected: CertifiedHost | None) -> "Sight":
+        topology = {} if expected is None else unread_topology(expected, host)
+        return cls(host=host, links=unproved_links(host), topology=topology)
+
+
+Unproved = Callable[[WatchClaim, Sight], str | None]
+_NOT_READ = "the host does not give it now"
+
+
+def _device(claim: WatchClaim, sight: Sight) -> Bdf | None:
+    known = (device.bdf for device in sight.host.pci_devices if str(device.bdf) == claim.about)
+    return next(known, None)
+
+
+def _topology(claim: WatchClaim, sight: Sight) -> str | None:
+    return _NOT_READ if claim.aspect in sight.topology else None
+
+
+def _presence(claim: WatchClaim, sight: Sight) -> str | None:
+    if not sight.host.pci_devices:
+        return "no PCI function is read"
+    bdf = _device(claim, sight)
+    if bdf is None or claim.aspect == DeviceChange.PRESENCE:
+        return None
+    if claim.aspect == DeviceChange.NODE:
+        return "the nodes are not read" if sight.host.nodes_assumed else None
+    return _NOT_READ if sight.host.device_at[bdf].device_id is None else None
+
+
+def _link(claim: WatchClaim, sight: Sight) -> str | None:
+    bdf = _device(claim, sight)
+    if bdf is None:
+        return _present(claim, sight)
+    below = [b for b in sight.links if b == bdf or _is_below(sight.host, b, bdf)]
+    return sight.links[below[0]] if below else None
+
+
+def _is_below(host: Host, device: Bdf, port: Bdf) -> bool:
+    return any(above.bdf == port for above in host.bridges_above(device))
+
+
+def _present(claim: WatchClaim, sight: Sight) -> str | None:
+    return "the device is not there" if _device(claim, sight) is None else None
+
+
+def _counters(claim: WatchClaim, sight: Sight) -> str | None:
+    bdf = _device(claim, sight)
+    if bdf is None:
+        return _present(claim, sight)
+    device = sight.host.device_at[bdf]
+    unread = device.errors is None and device.link_replays is None
+    return "its error counters are not read" if unread else None
+
+
+def _registers(claim: WatchClaim, sight: Sight) -> str | None:
+    bdf = _device(claim, sight)
+    if bdf is None:
+        return _present(claim, sight)
+    return _NOT_READ if sight.host.device_at[bdf].registers is None else None
+
+
+def _bars(claim: WatchClaim, sight: Sight) -> str | None:
+    bdf = _device(claim, sight)
+    if bdf is None:
+        return _present(claim, sight)
+    return None if sight.host.device_at[bdf].bars else "its BARs are not read"
+
+
+def _attribute(claim: WatchClaim, sight: Sight) -> str | None:
+    bdf = _device(claim, sight)
+    if bdf is None:
+        return _present(claim, sight)
+    return _NOT_READ if unread_attribute(sight.host, bdf, claim.aspect) else None
+
+
+def _nodes(claim: WatchClaim, sight: Sight) -> str | None:
+    return "the nodes are not read" if sight.host.nodes_assumed else None
+
+
+def _frequency(claim: WatchClaim, sight: Sight) -> str | None:
+    return _NOT_READ if sight.host.settings.frequency_limits is None else None
+
+
+def _governor(claim: WatchClaim, sight: Sight) -> str | None:
+    return _NOT_READ if sight.host.settings.scaling_drivers is None else None
+
+
+UNPROVED: Mapping[str, Unproved] = {
+    "drift-topology": _topology,
+    "drift-huge-pages": lambda claim, sight: (
+        _NOT_READ if "huge_pages" in sight.topology or not sight.host.nodes else None
+    ),
+    "drift-device": _presence,
+    **dict.fromkeys(
+        ("drift-link", "pcie-link-slow", "pcie-link-narrow", "pcie-target-low", "pcie-link-idle"),
+        _link,
+    ),
+    **dict.fromkeys(("pcie-errors-corrected", "pcie-errors-uncorrected"), _counters),
+    **dict.fromkeys(("device-switched-off", "pcie-errors-seen"), _registers),
+    **dict.fromkeys(("bar-unassigned", "bar-small"), _bars),
+    "device-odd": _attribute,
+    **dict.fromkeys(
+        ("node-memory-unequal", "node-without-memory", "node-spans-packages", "gpu-node-unknown"),
+        _nodes,
+    ),
+    "frequency-capped": _frequency,
+    **dict.fromkeys(("governor-powersave", "governor-mixed"), _governor),
+    "nvlinks-few": lambda claim, sight: None if sight.host.links else _NOT_READ,
+    "board-incomplete": lambda claim, sight: (
+        None if sight.host.pci_devices else "no PCI function is read"
+    ),
+    "p2p-redirected": lambda claim, sight: (
+        None if any(d.acs is not None for d in sight.host.pci_devices) else _NOT_READ
+    ),
+    "iommu-translates": lambda claim, sight: (
+        None if any(d.iommu_domain for d in sight.host.pci_devices) else _NOT_READ
+    ),
+}
+"""Of claims about the host: why what refutes it may be there, and this look does not see it; None
+where the look proves it. What is not here is proved by any look that reads the host."""
+
+
+def unproved(claim: WatchClaim, sight: Sight) -> str | None:
+    """Why a claim that this look does not refute is not proved either."""
+    if claim.vm is not None:
+        return _of_vm(claim, claim.vm, sight)
+    if claim.id in sight.site_ids and sight.unread_site is not None:
+        return sight.unread_site
+    judge = UNPROVED.get(claim.id)
+    return None if judge is None else judge(claim, sight)
+
+
+def _of_vm(claim: WatchClaim, vm: str, sight: Sight) -> str | None:
+    """A VM that no longer runs is nowhere else than planned."""
+    if sight.running is None:
+        return "running VMs are not known"
+    if vm not in sight.running and vm not in sight.unread_vms:
+        return None
+    if vm in sight.unread_vms:
+        return sight.unread_vms[vm]
+    return sight.unread_live.get(vm) if claim.id.startswith("live-") else None
+
+
+def certified_claims(expected: CertifiedHost) -> Iterator[WatchClaim]:
+    """Every claim of a certified state."""
+    names = [*expected.counts]
+    names += ["memory"] if expected.memory_bytes is not None else []
+    names += ["distances"] if expected.distances is not None else []
+    for name in names:
+        yield WatchClaim(id="drift-topology", about=name.replace("_", " "), aspect=name)
+    for device in expected.devices:
+        for change in (DeviceChange.PRESENCE, DeviceChange.IDENTITY, DeviceChange.NODE):
+            yield WatchClaim(id="drift-device", about=str(device.bdf), aspect=change)
+        if device.link is not None:
+            yield WatchClaim(id="drift-link", about=str(device.bdf), aspect=DeviceChange.LINK)
+    for node, _ in expected.huge_pages:
+        yield WatchClaim(id="drift-huge-pages", about=f"node {node}")

@@ -1,5 +1,7 @@
 """What NCCL's log says of the topology file, in the words of its own messages."""
 
+import pytest
+
 from homenode.findings import Severity
 from homenode.nccl.log import LogVerdict, read_log
 
@@ -29,10 +31,11 @@ def test_a_file_that_was_loaded_in_peace_gives_no_finding() -> None:
     assert "loaded 2 times" in verdict.checked[0]
 
 
-def test_a_log_on_the_topology_that_loads_none_is_critical() -> None:
+def test_a_log_that_loads_no_file_is_critical_where_there_is_one_to_load() -> None:
     text = "h:1:1 [0] NCCL INFO === System : maxBw 24.0 totalBw 24.0 ===\n"
-    verdict = read_log(text, "nccl.log")
+    verdict = read_log(text, "nccl.log", expects_file=True)
     assert ids(verdict) == {"nccl-log-not-used": Severity.CRITICAL}
+    assert ids(read_log(text, "nccl.log")) == {}
 
 
 def test_a_log_that_says_nothing_either_way_is_inconclusive() -> None:
@@ -88,6 +91,60 @@ def test_words_and_elements_that_nccl_does_not_know_are_warnings() -> None:
         "nccl-log-ignored": Severity.WARNING,
     }
     assert "'32.0 GT/s'" in [f.subject for f in verdict.findings]
+
+
+HEALTHY = """\
+n:1:2 [0] NCCL INFO NET/IB : Using [0]mlx5_0:1/IB [1]mlx5_1:1/IB [RO]; OOB eth0:10.0.0.1<0>
+n:1:2 [0] NCCL INFO === System : maxBw 48.0 totalBw 370.8 ===
+n:1:2 [0] NCCL INFO + PCI[48.0] - PCI/0-65000 (1000c03015d9100c)
+n:1:2 [0] NCCL INFO              + PCI[48.0] - NIC/0-67000
+n:1:2 [0] NCCL INFO GPU/0-68000 :NET/0-c (3/48.0/PIX) NET/0-d (5/24.0/PHB)
+n:1:2 [0] NCCL INFO Channel 00/0 : 1[1] -> 8[0] [receive] via NET/IB/0/GDRDMA
+n:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 9[1] [send] via NET/IB/0(1)/GDRDMA
+n:1:2 [0] NCCL INFO 16 coll channels, 16 nvls channels, 32 p2p channels
+"""
+
+
+def test_a_healthy_log_is_healthy_and_says_what_it_uses() -> None:
+    verdict = read_log(HEALTHY, "nccl.log")
+    assert not verdict.findings
+    shown = " ".join(verdict.checked)
+    assert "GPUDirect RDMA on 2 of 2" in shown and "relaxed ordering on" in shown
+    assert "2 NICs by verbs" in shown and "16 channels" in shown
+
+
+TROUBLES = {
+    "nccl-log-slow-link": "+ PCI[0.2] - PCI/0-69000 (104c823200000000)",
+    "nccl-log-socket": "Channel 01/0 : 1[1] -> 8[0] [receive] via NET/Socket/0",
+    "nccl-log-gdr-off": "Channel 01/0 : 1[1] -> 8[0] [receive] via NET/IB/0",
+    "nccl-log-completion": "NET/IB : Got completion from peer fe80::1%ib0<33397> with error 4, "
+    "opcode 32611, len 32611, vendor err 81 (Send)",
+}
+
+
+@pytest.mark.parametrize("id", TROUBLES)
+def test_each_trouble_of_the_network_is_named_and_nothing_else(id: str) -> None:
+    verdict = read_log(f"{HEALTHY}n:1:2 [0] NCCL INFO {TROUBLES[id]}\n", "nccl.log")
+    assert [one.id for one in verdict.findings] == [id]
+
+
+def test_gpudirect_rdma_that_is_off_has_nccls_own_reason() -> None:
+    said = {
+        "NET/IB : GPU Direct RDMA Disabled for HCA 0 'mlx5_0'": "nvidia-peermem",
+        "NET/IB : GPU Direct RDMA Disabled for GPU 1c000 / HCA 0 (distance 8 > 5)": "-o topo.xml",
+        "GPU/0-1 :GPU/0-1 (0/5000.0/LOC) NET/0-0 (5/24.0/PHB)\n"
+        "n:1:2 [0] NCCL INFO Channel 01/0 : 1[1] -> 8[0] [send] via NET/IB/0": "-o topo.xml",
+    }
+    for line, cure in said.items():
+        (found,) = read_log(f"n:1:2 [0] NCCL INFO {line}\n", "nccl.log").findings
+        assert found.id == "nccl-log-gdr-off" and cure in (found.fix or ""), line
+
+
+def test_other_completion_errors_are_not_put_down_to_acs() -> None:
+    line = (
+        "NET/IB : Got completion from peer 10.0.0.1<5> with status=12 opcode=0 len=0 vendor err 129"
+    )
+    assert not read_log(f"{HEALTHY}n:1:2 [0] NCCL WARN {line}\n", "nccl.log").findings
 
 
 def test_a_long_or_hostile_line_is_shortened() -> None:

@@ -122,7 +122,7 @@ def _explain(asked: NcclTopoArguments) -> None:
         text = read_input(log, "a log").decode("utf-8", "replace")
         checked, differing = compare_log(made, facts_of_log(text), str(log))
         found += differing
-        found += read_log(text, str(log)).findings if file is not None else ()
+        found += read_log(text, str(log), expects_file=file is not None).findings
     findings = in_order([*made.findings, *found])
     if asked.json:
         print_json(encode("nccl-explanation", replace(made, findings=findings)))
@@ -242,7 +242,8 @@ def _judge(asked: NcclTopoArguments, flavour: NcclVariant | None) -> None:
             found += made.findings
             checked.append(f"{asked.domain}: {_stated(made)}")
     if log is not None:
-        verdict = read_log(read_input(log, "a log").decode("utf-8", "replace"), str(log))
+        text = read_input(log, "a log").decode("utf-8", "replace")
+        verdict = read_log(text, str(log), expects_file=check is not None)
         found += verdict.findings
         checked += verdict.checked
     findings = Findings(checked=tuple(checked), findings=in_order(found))

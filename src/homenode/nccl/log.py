@@ -1,4 +1,5 @@
-"""Log: what NCCL's own log says of the topology file, and how that differs from what was computed.
+"""Log: what NCCL's own log says of the topology file and of its network, and how that differs from
+what was computed.
 
 RCCL's has the same words. What differs is an error of ours, another topology file, or another
 machine: each is named.
@@ -19,6 +20,12 @@ from homenode.findings import Finding, in_order
 from homenode.nccl.explanation import Explanation, LibraryView, PairSeen, Processes
 from homenode.nccl.graph import library_of
 from homenode.nccl.log_facts import LogFacts
+from homenode.nccl.log_network import (
+    LogNetwork,
+    log_network_findings,
+    network_of_log,
+    network_stated,
+)
 
 DEBUG = "NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,ENV,GRAPH"
 """What to run a job with, so that its log says all that is looked for here."""
@@ -51,23 +58,40 @@ class LogVerdict(Struct, frozen=True, kw_only=True):
     findings: tuple[Finding, ...]
 
 
-def read_log(text: str, source: str) -> LogVerdict:
-    """What a log says. A log that says nothing either way is `inconclusive`."""
+def read_log(text: str, source: str, *, expects_file: bool = False) -> LogVerdict:
+    """What a log says. A log that says nothing either way is `inconclusive`.
+
+    expects_file: NCCL was given a topology file; without one it is no fault to load none.
+    """
     lines = [match for line in text.splitlines() if (match := _NCCL.search(line))]
     said = [line[2].strip() for line in lines]
     warned = [line[2].strip() for line in lines if line[1] == "WARN"]
     loaded = Counter(match[1].strip() for line in said if (match := _LOADED.match(line)))
-    findings = in_order([*_use(said, loaded, source), *_troubles(said, warned, source)])
+    network = network_of_log(said, source)
+    about_file = _use(said, loaded, network, source, expects_file=expects_file)
+    of_network = log_network_findings(network, source)
+    findings = in_order([*about_file, *_troubles(said, warned, source), *of_network])
     times = sum(loaded.values())
     stated = f"{source}: {len(said)} lines of NCCL's, topology files loaded {times} times"
     return LogVerdict(
         loaded=tuple(loaded),
-        checked=(stated, *(f"loaded: {path}" for path in loaded)),
+        checked=(
+            stated,
+            *(f"loaded: {path}" for path in loaded),
+            *(f"{source}: {one}" for one in network_stated(network)),
+        ),
         findings=findings,
     )
 
 
-def _use(said: list[str], loaded: Counter[str], source: str) -> Iterator[Finding]:
+def _use(
+    said: list[str],
+    loaded: Counter[str],
+    network: LogNetwork,
+    source: str,
+    *,
+    expects_file: bool,
+) -> Iterator[Finding]:
     for path in _distinct(said, _NOT_OPENED):
         yield finding(
             "nccl-log-not-opened",
@@ -87,7 +111,10 @@ def _use(said: list[str], loaded: Counter[str], source: str) -> Iterator[Finding
             )
     if loaded or any(_NOT_OPENED.match(line) for line in said):
         return
-    if any(_OF_GRAPH.match(line) for line in said):
+    has_graph = any(_OF_GRAPH.match(line) for line in said)
+    if not expects_file and (has_graph or not network.is_silent):
+        return
+    if has_graph:
         yield finding(
             "nccl-log-not-used",
             "topology file",

@@ -247,7 +247,7 @@ class NcclTopoArguments(Struct, frozen=True, kw_only=True):
         Opt(
             "--log",
             "FILE",
-            "A job's log with NCCL_DEBUG=INFO: whether NCCL accepted the topology file.",
+            "A job's log with NCCL_DEBUG=INFO: its network, and whether NCCL took the file.",
             panel=JUDGE,
         ),
     ] = None

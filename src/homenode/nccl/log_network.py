@@ -1,0 +1,207 @@
+"""LogNetwork: what NCCL's log says of its network: NICs, GPUDirect RDMA, slow links and failures.
+
+Versions: 2.8 to 2.30. Source: INFO and WARN messages of src/transport/net_ib (net_ib.cc before
+2.28), net_socket.cc, src/transport/net.cc, src/graph/topo.cc and paths.cc; recorded logs of
+NVIDIA/nccl issues 214, 523, 928, 1052, 1464 and NVIDIA/nccl-tests issues 256, 380.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+
+from msgspec import Struct, field
+
+from homenode.catalogue import finding
+from homenode.findings import Finding
+from homenode.machine.tools.lines import Line, Lines, Row
+from homenode.wording import first_few, plural
+
+_SLOW_GB_PER_S = 1.0
+"""No PCIe link that a GPU or NIC has on purpose is as slow to NCCL: 2.5 GT/s x8 counts 1.5."""
+
+_BY_ACS = frozenset({4, 10, 11})
+"""Local protection, remote access and remote operation: the peer request went elsewhere."""
+
+_NEAR = frozenset({"PIX", "PXB", "P2C"})
+_MOST_NAMED = 4
+
+
+class LogNetwork(Struct, kw_only=True):
+    """devices: NICs that NCCL uses by verbs. relaxed: it says [RO]. channels: (network, by
+    GPUDirect RDMA) of each channel between hosts. off: why NCCL says that it does without, each
+    once. slow: links below 1 GB/s. nearest: the path of each GPU to its nearest NIC. errors: status
+    and vendor's error of failed completions."""
+
+    devices: int | None = None
+    relaxed: bool = False
+    channels: Counter[tuple[str, bool]] = field(default_factory=Counter)
+    off_by_driver: dict[str, None] = field(default_factory=dict)
+    off_by_distance: dict[str, None] = field(default_factory=dict)
+    slow: dict[str, str] = field(default_factory=dict)
+    nearest: dict[str, str] = field(default_factory=dict)
+    errors: Counter[tuple[int, int]] = field(default_factory=Counter)
+    ring_channels: int = 0
+
+    @property
+    def is_silent(self) -> bool:
+        said = (self.channels, self.slow, self.nearest, self.errors)
+        return not any((*said, self.off_by_driver, self.off_by_distance))
+
+    @property
+    def without_gdr(self) -> int:
+        return sum(
+            count for (net, gdr), count in self.channels.items() if net != "Socket" and not gdr
+        )
+
+
+def network_of_log(said: list[str], source: str) -> LogNetwork:
+    """said: the words behind "NCCL INFO" and the like; each line counts once."""
+    found = LogNetwork()
+    Lines("\n".join(dict.fromkeys(said)), source).read(_rows(found))
+    return found
+
+
+def _rows(found: LogNetwork) -> tuple[Row, ...]:
+    return (
+        (_SLOW_LINK, lambda _, match: _take_link(found, match)),
+        (_PATHS, lambda _, match: _take_paths(found, match)),
+        (_VIA_NET, lambda _, match: _take_channel(found, match)),
+        (_USING, lambda line, _: _take_devices(found, line)),
+        (_NO_DEVICE, lambda _, __: _take_none(found)),
+        (_OFF_BY_DRIVER, lambda _, match: found.off_by_driver.setdefault(match[1])),
+        (_OFF_BY_DISTANCE, lambda _, match: found.off_by_distance.setdefault(match[1])),
+        (_COMPLETION, lambda _, match: _take_error(found, match)),
+        (_CHANNELS, lambda _, match: _take_count(found, match)),
+        (_ANY, None),
+    )
+
+
+_SLOW_LINK = re.compile(
+    r"\+ PCI\[(\d{1,4}\.\d{1,2})\] - ((?:PCI|GPU|NIC)/[0-9a-fA-F-]{1,40})(?: .{0,80})?"
+)
+_PATHS = re.compile(r"(GPU/[0-9a-fA-F-]{1,40}) :(.*NET/.*)")
+_TO_NET = re.compile(r"NET/[0-9a-fA-F-]{1,40} \(\d{1,4}/[0-9.]{1,12}/([A-Z0-9]{3})\)")
+_VIA_NET = re.compile(
+    r"Channel \S{1,12} : \S{1,24} -> \S{1,24} \[(?:send|receive)\] via NET/(\w{1,40})/\S{1,40}.*"
+)
+_USING = re.compile(r"NET/IB\s?: Using .*")
+_NO_DEVICE = re.compile(r"NET/IB\s?: No device found.*")
+_OFF_BY_DRIVER = re.compile(
+    r"NET/\w{1,40}\s?: GPU Direct RDMA Disabled for HCA (\d{1,4} '[^']{1,60}')"
+)
+_OFF_BY_DISTANCE = re.compile(
+    r"(?:NET/\w{1,40}\s?: )?GPU Direct RDMA Disabled for "
+    r"(GPU.{1,100}\(distance \d{1,3} > \d{1,3}\)).*"
+)
+_COMPLETION = re.compile(
+    r"NET/IB\s?: Got completion .{0,160}?(?:status=|error )(\d{1,3})\b"
+    r".{0,80}?vendor err (\d{1,6})\b.*"
+)
+_CHANNELS = re.compile(r"(\d{1,4}) coll channels,.*")
+_DEVICE = re.compile(r"\[\d{1,3}\]")
+_ANY = re.compile(r".*")
+
+
+def _take_link(found: LogNetwork, match: "re.Match[str]") -> None:
+    if float(match[1]) < _SLOW_GB_PER_S:
+        found.slow[match[2]] = match[1]
+
+
+def _take_paths(found: LogNetwork, match: "re.Match[str]") -> None:
+    kinds = _TO_NET.findall(match[2])
+    if kinds:
+        near = next((kind for kind in kinds if kind in _NEAR), kinds[0])
+        found.nearest.setdefault(match[1], near)
+
+
+def _take_channel(found: LogNetwork, match: "re.Match[str]") -> None:
+    found.channels[match[1], "/GDRDMA" in match[0]] += 1
+
+
+def _take_devices(found: LogNetwork, line: Line) -> None:
+    found.devices = len(_DEVICE.findall(line.text.partition("; OOB")[0]))
+    found.relaxed = found.relaxed or "[RO]" in line.text
+
+
+def _take_none(found: LogNetwork) -> None:
+    found.devices = found.devices or 0
+
+
+def _take_error(found: LogNetwork, match: "re.Match[str]") -> None:
+    found.errors[int(match[1]), int(match[2])] += 1
+
+
+def _take_count(found: LogNetwork, match: "re.Match[str]") -> None:
+    found.ring_channels = max(found.ring_channels, int(match[1]))
+
+
+def network_stated(found: LogNetwork) -> Iterator[str]:
+    """What the log says of it, for people."""
+    between = sum(found.channels.values())
+    if between:
+        names = ", ".join(dict.fromkeys(net for net, _ in found.channels))
+        gdr = sum(count for (_, gdr), count in found.channels.items() if gdr)
+        yield f"network {names}: GPUDirect RDMA on {gdr} of {between} ends of channels"
+    if found.devices is not None:
+        order = "on" if found.relaxed else "not said to be on"
+        yield f"{plural(found.devices, 'NIC')} by verbs, relaxed ordering {order}"
+    if found.ring_channels:
+        yield plural(found.ring_channels, "channel") + " for collectives"
+
+
+def log_network_findings(found: LogNetwork, source: str) -> Iterator[Finding]:
+    """What of it costs bandwidth, or fails."""
+    if found.slow:
+        rates = ", ".join(sorted(set(found.slow.values())))
+        yield finding(
+            "nccl-log-slow-link",
+            f"{plural(len(found.slow), 'link')}: {first_few(found.slow, _MOST_NAMED)}",
+            expected="links of several GB/s",
+            observed=f"{rates} GB/s to NCCL: ports of a virtual switch, 2.5 GT/s x1",
+            source=source,
+        )
+    sockets = sum(count for (net, _), count in found.channels.items() if net == "Socket")
+    if sockets:
+        none = "NET/IB found no device" if found.devices == 0 else "over TCP"
+        yield finding(
+            "nccl-log-socket",
+            f"{plural(sockets, 'end')} of channels between hosts",
+            expected="NET/IB, or the plugin of another RDMA network",
+            observed=f"NET/Socket: {none}",
+            source=source,
+        )
+    if found.without_gdr or found.off_by_driver or found.off_by_distance:
+        yield _gdr_off(found, source)
+    for (status, vendor), count in sorted(found.errors.items()):
+        if status in _BY_ACS:
+            yield finding(
+                "nccl-log-completion",
+                "NET/IB",
+                expected="transfers that complete",
+                observed=f"{plural(count, 'failed completion')}: status {status}, vendor error "
+                f"{vendor}",
+                source=source,
+            )
+
+
+def _gdr_off(found: LogNetwork, source: str) -> Finding:
+    """With NCCL's own reason where it gives one, else by the paths of its table."""
+    far = sorted({kind for kind in found.nearest.values() if kind not in _NEAR})
+    case: str | None = None
+    if found.off_by_driver:
+        case, why = "by the driver", f"disabled for HCA {first_few(found.off_by_driver, 2)}"
+    elif found.off_by_distance:
+        case, why = "by distance", f"disabled for {first_few(found.off_by_distance, 1)}"
+    elif far:
+        case, why = "by distance", f"the nearest NICs are {' and '.join(far)}, beyond PXB"
+    else:
+        why = "no reason given"
+    count = f"{found.without_gdr} of {sum(found.channels.values())} ends of channels without it; "
+    return finding(
+        "nccl-log-gdr-off",
+        "GPUDirect RDMA",
+        expected="channels between hosts via NET/IB/…/GDRDMA",
+        observed=(count if found.without_gdr else "") + why,
+        case=case,
+        source=source,
+    )

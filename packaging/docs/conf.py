@@ -61,6 +61,7 @@ CONTENTS = (
     (
         "Tasks",
         (
+            "tasks/try-a-vm",
             "tasks/place-a-gpu-vm",
             "tasks/desktops",
             "tasks/apply-and-undo",

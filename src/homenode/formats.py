@@ -53,6 +53,7 @@ VERSIONS = {
     "applied": 1,
     "imported-runs": 1,
     "trial-status": 1,
+    "try": 1,
     "slurm-bind": 1,
     "proof-check": 1,
     "why": 1,

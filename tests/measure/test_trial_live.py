@@ -14,6 +14,7 @@ from homenode.measure.layouts.journal import BOOT, JournalFile, Known, What, kno
 from homenode.measure.layouts.runner import steps_of
 from homenode.measure.results.model import Origin
 from homenode.measure.results.store import load_runs
+from homenode.measure.sequence import SequenceEnd
 from homenode.vm.sources import load_host
 from tests.command_line import homenode
 from tests.probe_build import make
@@ -208,3 +209,23 @@ def test_a_guest_and_a_libvirtd_that_die_cost_a_boot_and_no_more(
     assert daemon.virsh("list", "--all", "--name").stdout.split("\n")[0] == NAME
     assert f"{NAME}-trial" not in daemon.virsh("list", "--all", "--name").stdout
     assert len(load_runs(tmp_path / "results").runs) == 1
+
+
+def test_try_shows_a_real_vm_and_ends_its_sequence_where_figures_mean_nothing(
+    daemon: TwoNodes, state: Path, tmp_path: Path
+) -> None:
+    before = definition(daemon)
+    words = ["try", NAME, *options(daemon, tmp_path, "default,pin", 1)[6:]]
+    words = words[: words.index("--quick")] + words[words.index("--probe") :]
+    words = words[: words.index("--report")]
+    shown = homenode(*words, "--dry-run")
+    assert shown.exit_code == 0, shown.output
+    assert "unpinned" in shown.output
+    assert "first round: " in shown.output
+    assert known_trials(state) == ()
+    done = homenode(*words, "--layouts", "default,pin", "--within", "2h", "--yes")
+    assert done.exit_code == 0, done.output
+    assert "no verdict is drawn" in done.output
+    assert definition(daemon) == before
+    (look,) = only(state).state.looks
+    assert (look.rounds, look.ended) == (1, SequenceEnd.STOPPED)

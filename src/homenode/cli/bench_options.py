@@ -13,8 +13,10 @@ from msgspec import structs
 from homenode.cli.arguments.measure import (
     AppArguments,
     RunArguments,
-    SequenceArguments,
     SuiteArguments,
+)
+from homenode.cli.arguments.trial import (
+    SequenceArguments,
     TrialArguments,
 )
 from homenode.cli.command import as_words

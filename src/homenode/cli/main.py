@@ -13,11 +13,11 @@ PLACE = "Place"
 CHECK = "Check"
 MEASURE = "Measure"
 CONCLUDE = "Conclude"
-MANY = "Many VMs"
-WORKLOADS = "Where GPU work is scheduled"
+WORKLOADS = "Many VMs, and GPU work that is scheduled"
 LOOK_UP = "Look up"
 
 _PLACE, _CHECK, _MEASURE = "arguments.place:", "arguments.check:", "arguments.measure:"
+_TRIAL = "arguments.trial:"
 _CONCLUDE, _POOL = "arguments.conclude:", "arguments.pool:"
 _CLUSTER, _SLURM = "arguments.cluster:", "arguments.slurm:"
 
@@ -50,13 +50,13 @@ DOCTOR = Command(
 CERTIFY = Command("certify", f"{_CHECK}CertifyArguments", "doctor:certify")
 TRIAL = Command(
     "trial",
-    f"{_MEASURE}TrialArguments",
+    f"{_TRIAL}TrialArguments",
     "trial:begin_trial",
     MEASURE,
     commands=(
-        Command("status", f"{_MEASURE}TrialStatusArguments", "trial:show_status"),
-        Command("resume", f"{_MEASURE}TrialResumeArguments", "trial:resume_trial"),
-        Command("undo", f"{_MEASURE}TrialUndoArguments", "trial:rollback_trial"),
+        Command("status", f"{_TRIAL}TrialStatusArguments", "trial:show_status"),
+        Command("resume", f"{_TRIAL}TrialResumeArguments", "trial:resume_trial"),
+        Command("undo", f"{_TRIAL}TrialUndoArguments", "trial:rollback_trial"),
     ),
 )
 GPU_CHECK = Command("gpu-check", f"{_MEASURE}GpuCheckArguments", "bench:gpu_check")
@@ -72,7 +72,7 @@ BENCH = Command(
 )
 POOL = Command(
     "pool",
-    panel=MANY,
+    panel=WORKLOADS,
     about="""See what still fits on many hosts, where the next VM goes, and what to move.
 
     Examples:
@@ -182,6 +182,7 @@ PROGRAM = Command(
         Command("verify", f"{_CHECK}VerifyArguments", "verify:verify", CHECK),
         DOCTOR,
         Command("watch", f"{_CHECK}WatchArguments", "watch:watch", CHECK, commands=(CERTIFY,)),
+        Command("try", f"{_TRIAL}TryArguments", "try_vm:try_vm", MEASURE),
         TRIAL,
         BENCH,
         Command("import", f"{_MEASURE}ImportArguments", "import_results:import_results", MEASURE),

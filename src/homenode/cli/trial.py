@@ -1,7 +1,7 @@
 """homenode trial: what is asked, and how it begins, goes on, concludes, is undone. [I/O]"""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,7 +10,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from homenode.change.journal import default_root
-from homenode.cli.arguments.measure import (
+from homenode.cli.arguments.trial import (
     TrialArguments,
     TrialResumeArguments,
     TrialStatusArguments,
@@ -120,8 +120,11 @@ class TrialStatus(Struct, frozen=True, kw_only=True):
     trials: tuple[TrialStanding, ...]
 
 
-def begin_trial(asked: TrialArguments) -> None:
-    """Look, show the schedule, and run it; exits with the contract's code."""
+def begin_trial(asked: TrialArguments, agreed: Callable[[], bool] | None = None) -> None:
+    """Look, show the schedule, and run it; exits with the contract's code.
+
+    agreed: asked after it is shown; None = it is not asked.
+    """
     check_options(asked)
     check_can_write(asked.report)
     virsh = Virsh(asked.connect)
@@ -135,7 +138,7 @@ def begin_trial(asked: TrialArguments) -> None:
         checked = preflight(virsh, asked.name, want, host, default_root())
         boot_s = _seconds_of_boots(host, checked)
         _show(checked, Pace(boot_s).left(step.variant for step in steps_of(checked.head)))
-        if asked.dry_run:
+        if asked.dry_run or (agreed is not None and not agreed()):
             return
         probe = static_probe(asked.access.probe)
         journal = JournalFile(default_root(), checked.head.id)

@@ -1,0 +1,269 @@
+"""What is asked of try and trial. [I/O]"""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+from msgspec import Struct
+
+from homenode.cli.arguments import AfterOption, ConnectOption, HostOption, JsonOption
+from homenode.cli.arguments.measure import (
+    ACCESS,
+    OWN,
+    SUITE,
+    AccessOptions,
+    AppArguments,
+    SuiteArguments,
+)
+from homenode.cli.command import Only, Under
+from homenode.measure.layouts.guest_access import STOP_S
+from homenode.objective import Objective
+from homenode.opt import Arg, Flag, Opt
+from homenode.units import parse_duration
+from homenode.vm.hypervisor.connection import DEFAULT
+from homenode.vm.plan_options import PLACEMENT, ManualRanges, PlanOptions
+
+SEQUENCE = "Until it is decided"
+
+
+class Until(StrEnum):
+    """When a sequence ends."""
+
+    DECIDED = "decided"
+
+
+WithinOption = Annotated[
+    float | None,
+    Opt(
+        "--within",
+        "TIME",
+        "With --until: the time for all of it. Such as 30m or 2h.",
+        panel=SEQUENCE,
+        parse=parse_duration,
+        show=lambda seconds: f"{seconds:g}s",
+    ),
+]
+
+
+class SequenceArguments(Struct, frozen=True, kw_only=True):
+    """Rounds that are ordered one by one."""
+
+    until: Annotated[
+        Until | None,
+        Opt(
+            "--until",
+            "decided",
+            "Boot what is in question until it is decided. One layout is shown to be best, or the "
+            "others no better. Default: --boots of each.",
+        ),
+    ] = None
+    within: WithinOption = None
+    error: Annotated[
+        float,
+        Opt(
+            "--error",
+            "PERCENT",
+            "With --until: how likely its answer may be wrong by chance, over all rounds.",
+            ge=0.1,
+            le=5,
+            rare=True,
+        ),
+    ] = 5.0
+    objective: Annotated[
+        Objective | None,
+        Opt(
+            "--objective",
+            "NAME",
+            "With --until: what is to be decided, and so what is measured. Default: as the VM's "
+            "devices suggest.",
+            rare=True,
+        ),
+    ] = None
+
+
+TrialArgument = Annotated[
+    str, Arg("NAME", "The domain, or the trial's id.", complete="domain_names")
+]
+
+ReportOption = Annotated[
+    Path | None, Opt("--report", "FILE", "Write the report here: .html or .pdf.")
+]
+
+
+class TrialArguments(Struct, frozen=True, kw_only=True):
+    """Boot a VM in each layout, verify and measure each boot, and restore the VM.
+
+    Boots are in a random order. What was killed continues with the commands below.
+
+    Examples:
+      homenode trial gpu-vm --layouts default,pin,pin-numa --as-copy --dry-run
+      homenode trial gpu-vm --layouts default,pin --as-copy --until decided
+    """
+
+    name: Annotated[str, Arg("NAME", "The domain: its name or UUID.", complete="domain_names")]
+    suite: Annotated[SuiteArguments, Under(SUITE)] = SuiteArguments()
+    own: Annotated[AppArguments, Under(OWN, rare=True)] = AppArguments()
+    access: Annotated[AccessOptions, Under(ACCESS, rare=True)] = AccessOptions()
+    manual: ManualRanges = ManualRanges()
+    options: Annotated[PlanOptions, Only(PLACEMENT, "page_bytes", "pci_granularity")] = (
+        PlanOptions()
+    )
+    after: AfterOption = ()
+    layouts: Annotated[
+        str | None,
+        Opt(
+            "--layouts",
+            "A,B,...",
+            "Layouts to compare. The first is the baseline; homenode list layouts. Default of "
+            "--tests collectives: default,pin,pin-numa,pin-numa-pci.",
+            complete="layout_lists",
+        ),
+    ] = None
+    boots: Annotated[
+        int | None,
+        Opt(
+            "--boots",
+            "N",
+            "Boots of each layout; with --until, the most. Default: 3, of --tests collectives 1, "
+            "with --until 8.",
+            ge=1,
+        ),
+    ] = None
+    sequence: Annotated[SequenceArguments, Under(SEQUENCE)] = SequenceArguments()
+    as_copy: Annotated[
+        bool, Flag("--as-copy", "Boot a copy with throw-away disks. The VM is unchanged.")
+    ] = False
+    in_place: Annotated[
+        bool, Flag("--in-place", "Boot the VM itself. Its definition is restored after.")
+    ] = False
+    bare: Annotated[
+        bool, Flag("--bare", "Also measure the host. On the plan's PUs and nodes alone.")
+    ] = False
+    results: Annotated[
+        Path, Opt("--results", "DIR", "Results folder. Each boot is a run in it.")
+    ] = Path("results")
+    report: ReportOption = None
+    id: Annotated[
+        str | None,
+        Opt("--name", "ID", "Name of the trial. Default: the domain and the time.", rare=True),
+    ] = None
+    dry_run: Annotated[
+        bool, Flag("--dry-run -n", "Show the plans and the schedule; do nothing.")
+    ] = False
+    connect: ConnectOption = DEFAULT
+    host: HostOption = None
+
+
+class TryArguments(Struct, frozen=True, kw_only=True):
+    """Say what is wrong with a VM of libvirt, what to change, and measure whether that helps.
+
+    Shows the worst findings of the host and the VM, the plan, what it would change and the trial,
+    and asks. A copy of the VM is then booted in each layout until it is decided, and the last line
+    says what to run, how sure that is, and how to take it back. The VM itself stays as it is.
+
+    Examples:
+      homenode try gpu-vm --dry-run
+      homenode try gpu-vm --within 1h --ssh-key ~/.ssh/lab
+    """
+
+    name: Annotated[str, Arg("NAME", "The domain: its name or UUID.", complete="domain_names")]
+    within: Annotated[
+        float,
+        Opt(
+            "--within",
+            "TIME",
+            "Begin no round of boots that would end later, such as 30m or 2h.",
+            parse=parse_duration,
+            show=lambda seconds: f"{seconds:g}s",
+        ),
+    ] = 1800.0
+    objective: Annotated[
+        Objective | None,
+        Opt("--objective", "NAME", "What the VM is for. Default: as its devices suggest."),
+    ] = None
+    layouts: Annotated[
+        str | None,
+        Opt(
+            "--layouts",
+            "A,B,...",
+            "Layouts to compare. Default: as it is, the plan's, and those that show its guest "
+            "more of the host.",
+            complete="layout_lists",
+        ),
+    ] = None
+    tests: Annotated[
+        str | None,
+        Opt(
+            "--tests",
+            "A,B",
+            "Tests instead of the objective's.",
+            complete="test_lists",
+            rare=True,
+        ),
+    ] = None
+    long: Annotated[bool, Flag("--long", "Two seconds a figure instead of half a second.")] = False
+    in_place: Annotated[
+        bool, Flag("--in-place", "Boot the VM itself. For disks that a copy cannot have.")
+    ] = False
+    access: Annotated[AccessOptions, Under(ACCESS)] = AccessOptions()
+    results: Annotated[Path, Opt("--results", "DIR", "Results folder.", rare=True)] = Path(
+        "results"
+    )
+    yes: Annotated[bool, Flag("--yes -y", "Run the trial without asking.")] = False
+    dry_run: Annotated[
+        bool, Flag("--dry-run -n", "Show all of it; boot nothing. The VM may run.")
+    ] = False
+    json: Annotated[bool, Flag("--json", "With --dry-run: print the documented JSON format.")] = (
+        False
+    )
+    connect: ConnectOption = DEFAULT
+    host: HostOption = None
+
+
+class TrialStatusArguments(Struct, frozen=True, kw_only=True):
+    """Show how far trials are.
+
+    Examples:
+      homenode trial status
+      homenode trial status gpu-vm
+    """
+
+    name: Annotated[
+        str | None,
+        Arg("[NAME]", "A domain or a trial's id. Default: all trials.", complete="domain_names"),
+    ] = None
+    json: JsonOption = False
+
+
+class TrialResumeArguments(Struct, frozen=True, kw_only=True):
+    """Continue the last trial of a domain, and repeat boots that failed.
+
+    Examples:
+      homenode trial resume gpu-vm
+      homenode trial resume gpu-vm --report trial.html
+    """
+
+    name: TrialArgument
+    access: Annotated[AccessOptions, Under(ACCESS, rare=True)] = AccessOptions()
+    within: WithinOption = None
+    report: ReportOption = None
+
+
+class TrialUndoArguments(Struct, frozen=True, kw_only=True):
+    """Stop the last trial of a domain, and restore the VM.
+
+    Examples:
+      homenode trial undo gpu-vm
+      homenode trial undo gpu-vm-20260101-120000
+    """
+
+    name: TrialArgument
+    stop_within: Annotated[
+        float,
+        Opt(
+            "--stop-within",
+            "SECONDS",
+            "How long a guest may take to shut down before it is stopped.",
+            ge=0,
+        ),
+    ] = STOP_S

@@ -5,12 +5,16 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from homenode.cli.arguments.place import RestoreArguments
 from homenode.cli.terminal import note, note_error, print_diff, say
 from homenode.errors import UsageError
 from homenode.vm.domain.restore import restore as restore_original
 from homenode.vm.hypervisor.connection import DEFAULT
+
+if TYPE_CHECKING:
+    from homenode.vm.hypervisor.virsh import Virsh
 
 
 def restore(asked: RestoreArguments) -> None:
@@ -59,6 +63,7 @@ def _list_open() -> None:
     from homenode.change.apply.store import journals_of_domains
     from homenode.change.host_setup.installation import setup_journal
     from homenode.change.journal import OpenChange, default_root, open_changes
+    from homenode.change.paused_start import paused_journals
     from homenode.change.retrain.execution import retrain_journals
     from homenode.measure.layouts.journal import JournalFile, known_trials
     from homenode.measure.tool_setup import setup_journals
@@ -66,6 +71,7 @@ def _list_open() -> None:
     root = default_root()
     journals = (
         *journals_of_domains(root),
+        *paused_journals(root),
         setup_journal(root),
         *retrain_journals(),
         *setup_journals(root),
@@ -128,6 +134,8 @@ def restore_domain(
     root = default_root()
     state = domain_to_restore(virsh, name, root)
     name, uuid = state.name, state.uuid
+    if not dry_run and _ended_paused(virsh, uuid, name) and not has_original(virsh, uuid, root):
+        return
     if forget:
         note(
             f"{name}: the present definition is the original now; the old one: "
@@ -162,6 +170,22 @@ def restore_domain(
         note(f"{name}: restored; what was there before: {done.replaced}")
     else:
         note(f"{name}: restored, but this libvirt prints it otherwise than the one before")
+
+
+def _ended_paused(virsh: "Virsh", uuid: str, name: str) -> bool:
+    """Whether a VM was there that a killed `verify --start` left paused; it is ended."""
+    from homenode.change.journal import default_root
+    from homenode.change.paused_start import end_paused, paused_journal
+    from homenode.change.step import ChangeState
+
+    root = default_root()
+    if not paused_journal(root, virsh, uuid, name).to_undo():
+        return False
+    with changing_host("restore", (name,), virsh.connect):
+        for one in end_paused(virsh, root, uuid, name):
+            kept = one.what is ChangeState.KEPT
+            note(f"{name}: {'somebody let it run: it is left alone' if kept else 'is shut off'}")
+    return True
 
 
 def _note_moved(moved: tuple[str, ...]) -> None:

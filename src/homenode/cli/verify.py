@@ -9,7 +9,9 @@ from homenode.check.verify.verification import Verified, VerifyRequest
 from homenode.check.verify.verification import verify as verify_wanted
 from homenode.cli.arguments.check import VerifyArguments
 from homenode.cli.terminal import (
+    check_can_ask,
     check_can_write,
+    confirm,
     console,
     exit_if_bad,
     interruptible,
@@ -20,7 +22,7 @@ from homenode.cli.terminal import (
     write_text,
 )
 from homenode.errors import FINDINGS, UsageError
-from homenode.findings import Severity, in_order
+from homenode.findings import Findings, Severity, in_order
 from homenode.formats import encode
 from homenode.input_files import read_input
 from homenode.machine.pci import DeviceKind
@@ -82,15 +84,62 @@ def verify(asked: VerifyArguments) -> None:
         guest=asked.guest,
         target=target,
     )
+    if asked.start:
+        _check_start_alone(asked, is_domain=is_domain)
     # Interruptible, since a test guest would run on.
     with interruptible(), working("booting a test guest" if asked.boot else "checking"):
         verified = verify_wanted(wanted, note)
         if asked.guest is not None:
             verified = _with_nccl(verified)
+    if asked.start:
+        verified = _started(verified, wanted, yes=asked.yes)
     _print(verified, as_json=asked.json)
     if asked.svg is not None:
         _draw(verified, asked.svg)
     exit_if_bad(verified.findings.findings)
+
+
+def _check_start_alone(asked: VerifyArguments, *, is_domain: bool) -> None:
+    others = (asked.host, asked.lspci, asked.guest, asked.live, asked.target)
+    if not is_domain or asked.boot or any(one is not None for one in others):
+        raise UsageError(
+            "--start: expected the name of a domain of this machine, and --plan alone with it",
+            hint="homenode verify NAME --start: the VM itself is started, not a document",
+        )
+    check_can_ask(asked=not asked.yes)
+
+
+def _started(verified: Verified, wanted: VerifyRequest, *, yes: bool) -> Verified:
+    """With what the VM shows when it is started paused; as it was where it could not start."""
+    from homenode.change.host_lock import host_locked
+    from homenode.change.journal import default_root
+    from homenode.check.start.paused import startable, verify_paused
+    from homenode.cli.restore import changing_host
+
+    assert wanted.domain is not None, "_check_start_alone has seen to it"
+    look = startable(wanted.connect, wanted.domain)
+    name, before = look.state.name, verified.findings
+    if any(one.id.startswith("start-") and one.is_bad for one in before.findings):
+        note(f"{name}: not started: what is missing is named first")
+        return verified
+    if not yes and not confirm(
+        f"Start {name} paused, with its real devices and libvirt's hooks, and end it at once?"
+    ):
+        raise SystemExit(FINDINGS)
+    root = default_root()
+    with (
+        changing_host("verify", (name, "--start"), wanted.connect),
+        host_locked(root, wanted.connect, "homenode verify --start") as locks,
+        interruptible(),
+        working(f"starting {name} paused"),
+    ):
+        seen = verify_paused(look, verified.plan, verified.host, locks)
+    findings = Findings(
+        checked=(*before.checked, *seen.checked),
+        findings=in_order([*before.findings, *seen.findings]),
+        not_checked=before.not_checked,
+    )
+    return structs.replace(verified, findings=findings)
 
 
 def names_domain(name: str) -> bool:

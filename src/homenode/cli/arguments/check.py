@@ -20,7 +20,7 @@ class VerifyArguments(Struct, frozen=True, kw_only=True):
 
     Examples:
       homenode verify tuned.xml --plan plan.json --boot
-      homenode verify --live gpu-vm
+      homenode verify gpu-vm --start
     """
 
     document: Annotated[
@@ -39,6 +39,11 @@ class VerifyArguments(Struct, frozen=True, kw_only=True):
             panel=BOOT,
         ),
     ] = False
+    start: Annotated[
+        bool,
+        Flag("--start", "Start the domain paused with its real devices, look at it, and end it."),
+    ] = False
+    yes: Annotated[bool, Flag("--yes -y", "With --start: do not ask.", rare=True)] = False
     guest: Annotated[
         str | None,
         Opt(

@@ -112,6 +112,16 @@ class Virsh:
         """Start a domain that is shut off; it has the definition of now. kept_open: as define."""
         self._say("start", "--domain", uuid, kept_open=kept_open)
 
+    def start_paused(self, uuid: str, kept_open: Sequence[int] = ()) -> None:
+        """As start; the guest runs no instruction before somebody resumes it."""
+        self._say("start", "--paused", "--domain", uuid, kept_open=kept_open)
+
+    def monitor(self, uuid: str, command: str, *, is_text: bool = False) -> str:
+        """What QEMU answers to a command of its monitor; is_text: in words for people. Only
+        commands that ask are given to it."""
+        form = ("--hmp",) if is_text else ()
+        return self._say("qemu-monitor-command", "--domain", uuid, *form, "--cmd", command)
+
     def shut_down(self, uuid: str) -> None:
         """Ask the guest to power off; whether and when it does is its own affair."""
         self._say("shutdown", "--domain", uuid)

@@ -1,0 +1,117 @@
+"""PausedStart: a domain that homenode started without letting its guest run, and its end. [I/O]
+
+Its journal says so before libvirt is asked: after a kill, `homenode restore --list` shows the VM,
+and `homenode restore` ends it. A guest that somebody let run since is theirs, and is left alone.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from msgspec import Struct, structs
+
+from homenode.change.journal import Journal, state_hint
+from homenode.change.record_folder import RecordFolder
+from homenode.change.step import ChangeEntry, ChangeHead, ChangeState, Note
+from homenode.durable import remove_file
+from homenode.vm.hypervisor.connection import with_connection
+from homenode.vm.hypervisor.virsh import Virsh
+from homenode.wording import command_line
+
+T = TypeVar("T")
+
+START = "start-paused"
+_FOLDER = "paused"
+_PAUSED = "paused"
+
+
+class PausedStart(Struct, frozen=True, kw_only=True):
+    """The step. See ChangeStep. Its facts: the domain's `name`, libvirt's `run_id` of the instance,
+    and `made`, an NVRAM file that was not there before, which libvirt makes from its template.
+
+    locks: that the daemon's program keeps.
+    """
+
+    virsh: Virsh
+    uuid: str
+    name: str
+    nvram: str | None = None
+    locks: Sequence[int] = ()
+
+    def do(self, note: Note) -> ChangeEntry:
+        is_new = self.nvram is not None and not Path(self.nvram).exists()
+        entry = ChangeEntry(
+            what=ChangeState.BEGIN,
+            kind=START,
+            subject=self.uuid,
+            made=(self.nvram,) if is_new and self.nvram is not None else (),
+            by_hand=command_line("virsh", "-c", self.virsh.connect, "destroy", self.uuid),
+            facts={"name": self.name},
+        )
+        note(entry)
+        self.virsh.start_paused(self.uuid, self.locks)
+        run_id = self.virsh.domain(self.uuid).run_id
+        facts = entry.facts | {"run_id": str(run_id)}
+        done = structs.replace(entry, what=ChangeState.DONE, facts=facts)
+        note(done)
+        return done
+
+    def undo(self, entry: ChangeEntry, note: Note) -> ChangeEntry:
+        state = self.virsh.domain(entry.subject)
+        known = entry.facts.get("run_id")
+        is_same = known is None or known == str(state.run_id)
+        if state.is_active and not (is_same and state.state == _PAUSED):
+            kept = entry.now(ChangeState.KEPT)
+            note(kept)
+            return kept
+        note(entry.now(ChangeState.UNDOING))
+        if state.is_active:
+            self.virsh.destroy(entry.subject)
+        for path in entry.made:
+            with contextlib.suppress(FileNotFoundError):
+                remove_file(Path(path))
+        undone = entry.now(ChangeState.UNDONE)
+        note(undone)
+        return undone
+
+    def is_done(self, entry: ChangeEntry) -> bool:
+        """Whether the instance is there, paused."""
+        state = self.virsh.domain(entry.subject)
+        known = entry.facts.get("run_id")
+        is_same = known is None or known == str(state.run_id)
+        return state.is_active and is_same and state.state == _PAUSED
+
+
+def paused_journal(root: Path, virsh: Virsh, uuid: str, name: str) -> Journal:
+    """The journal of a domain's paused starts. root: homenode's own folder."""
+    head = ChangeHead(
+        run=uuid,
+        command=command_line("homenode", "verify", name, "--start"),
+        undo=command_line(*with_connection(virsh.connect, "homenode", "restore", name)),
+        connect=virsh.connect,
+    )
+    return Journal(RecordFolder(root / _FOLDER / uuid, hint=state_hint), head)
+
+
+def paused_journals(root: Path) -> Iterator[Journal]:
+    """Those of all domains."""
+    folder = root / _FOLDER
+    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+        head = ChangeHead(run=path.name, command="homenode verify --start", undo="")
+        yield Journal(RecordFolder(path, hint=state_hint), head)
+
+
+def end_paused(virsh: Virsh, root: Path, uuid: str, name: str) -> tuple[ChangeEntry, ...]:
+    """End what a killed start left; each as it came out."""
+    step = PausedStart(virsh=virsh, uuid=uuid, name=name)
+    return paused_journal(root, virsh, uuid, name).undo(lambda entry: step)
+
+
+def while_paused(step: PausedStart, journal: Journal, look: Callable[[], T]) -> T:
+    """What a look at the paused VM gives; it is ended whatever happens."""
+    try:
+        step.do(journal.write)
+        return look()
+    finally:
+        journal.undo(lambda entry: step)

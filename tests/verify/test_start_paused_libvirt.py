@@ -1,0 +1,129 @@
+"""A real domain is started paused by a real libvirt, looked at, and nothing of it is left."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from homenode.change.journal import default_root
+from homenode.check.start.paused import startable, verify_paused
+from homenode.check.verify.boot.libvirt import SYSTEM, answering
+from homenode.cpuset import CpuSet
+from homenode.errors import UsageError
+from homenode.process import Completed, run
+from homenode.vm.domain.read import read_vm
+from homenode.vm.plan_model import with_vm
+from tests.domain_plans import hand_plan
+
+pytestmark = [pytest.mark.libvirt, pytest.mark.root]
+
+DOCUMENT = """<domain type='qemu'>
+  <name>{name}</name><memory unit='MiB'>64</memory>
+  <memoryBacking><allocation mode='immediate'/></memoryBacking>
+  <vcpu>2</vcpu>
+  <cputune><vcpupin vcpu='0' cpuset='0'/><vcpupin vcpu='1' cpuset='1'/></cputune>
+  <numatune><memory mode='strict' nodeset='0'/></numatune>
+  <os><type arch='x86_64' machine='q35'>hvm</type>
+    <loader readonly='yes' type='pflash'>/usr/share/OVMF/OVMF_CODE_4M.fd</loader></os>
+  <features><acpi/></features>
+  <cpu><numa><cell id='0' cpus='0' memory='32' unit='MiB'/>
+    <cell id='1' cpus='1' memory='32' unit='MiB'/></numa></cpu>
+  <devices><controller type='usb' model='none'/><memballoon model='none'/></devices>
+</domain>
+"""
+
+
+def virsh(*words: str, input: str | None = None) -> Completed:
+    return run(("virsh", "-q", "-c", SYSTEM, *words), 120, input)
+
+
+@pytest.fixture
+def name() -> Iterator[str]:
+    """A domain that is shut off."""
+    if os.geteuid() != 0 or answering(None) is None or (os.cpu_count() or 1) < 2:
+        pytest.skip(f"needs root, 2 PUs and a libvirtd at {SYSTEM}")
+    if not Path("/usr/share/OVMF/OVMF_CODE_4M.fd").exists():
+        pytest.skip("no OVMF here")
+    own = f"homenode-test-{uuid.uuid4().hex[:8]}"
+    assert virsh("define", "/dev/stdin", input=DOCUMENT.format(name=own)).returncode == 0
+    number = virsh("domuuid", own).stdout.strip()
+    try:
+        yield own
+    finally:
+        virsh("destroy", own)
+        virsh("undefine", "--nvram", own)
+        shutil.rmtree(default_root() / "paused" / number, ignore_errors=True)
+
+
+def state(name: str) -> str:
+    return virsh("domstate", name).stdout.strip()
+
+
+def homenode(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "homenode", *words], capture_output=True, text=True, check=False
+    )
+
+
+def test_a_paused_start_proves_the_placement_and_leaves_nothing(name: str) -> None:
+    files = Path("/var/lib/libvirt/qemu/nvram")
+    before = sorted(files.iterdir())
+    guest = read_vm(DOCUMENT.format(name=name).encode(), "vm.xml")
+    wrong = with_vm(hand_plan(guest, "pin"), vcpu_pins=(CpuSet([1]), CpuSet([0])))
+    seen = verify_paused(startable(SYSTEM, name), None, None)
+    swapped = verify_paused(startable(SYSTEM, name), wrong, None)
+    assert (state(name), sorted(files.iterdir())) == ("shut off", before)
+    assert not [one for one in seen.findings if one.is_bad and "busy" not in one.id
+                and "floating" not in one.id and "pinned-there" not in one.id]  # fmt: skip
+    stated = " | ".join(seen.checked)
+    assert "QEMU is prelaunch" in stated
+    assert "ram-node1: 32 MiB, policy bind, node 0" in stated
+    assert "memory of cell 1 (node 0): 32 MiB on node 0" in stated
+    moved = [one.subject for one in swapped.findings if one.id == "live-vcpu"]
+    assert moved == ["vCPU 0", "vCPU 1"]
+
+
+def test_a_vm_that_runs_is_refused(name: str) -> None:
+    assert virsh("start", "--paused", name).returncode == 0
+    with pytest.raises(UsageError, match="shut off"):
+        startable(SYSTEM, name)
+    assert state(name) == "paused"
+
+
+def test_a_start_that_libvirt_refuses_is_named_and_leaves_no_open_step(name: str) -> None:
+    look = startable(SYSTEM, name)
+    text = virsh("dumpxml", "--inactive", name).stdout
+    gone = text.replace(
+        "</devices>", "<serial type='dev'><source path='/dev/none'/></serial></devices>"
+    )
+    assert virsh("define", "/dev/stdin", input=gone).returncode == 0
+    assert [one.id for one in verify_paused(look, None, None).findings] == ["start-failed"]
+    assert name not in homenode("restore", "--list").stdout
+
+
+@pytest.mark.parametrize("is_resumed", [False, True])
+def test_what_a_kill_leaves_is_listed_and_ended_unless_somebody_let_it_run(
+    is_resumed: bool, name: str
+) -> None:
+    words = (sys.executable, "-m", "homenode", "verify", name, "--start", "--yes")
+    process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while state(name) != "paused":
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    listed = homenode("restore", "--list").stdout
+    assert f"{name}: start-paused" in listed and f"homenode restore {name}" in listed
+    if is_resumed:
+        assert virsh("resume", name).returncode == 0
+    assert homenode("restore", name).returncode == 0
+    assert state(name) == ("running" if is_resumed else "shut off")
+    assert name not in homenode("restore", "--list").stdout

@@ -292,7 +292,7 @@ METRICS: dict[str, Metric] = {metric.id: metric for metric in _METRICS}
 UNCOMPARED = frozenset(
     """
     allreduce-half-peak cache-capacity collective-bound-gpus collective-channels
-    collective-fullest-node cpu-fairness fill-ratio loaded-bandwidth
+    collective-fullest-node collective-interrupt-nodes cpu-fairness fill-ratio loaded-bandwidth
     loaded-latency memory-traffic smt-gain sysbench-memory
 """.split()
 )

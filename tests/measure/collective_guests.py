@@ -144,6 +144,8 @@ class CollectiveGuest(FakeMachine):
             "during": {"0": 2 << 30, "1": (2 if knows else 1) << 30},
             "threads": {"0": 5, "4": 5},
             "host_numa_ids": [0, 1] if one.knows_places else [-1, -1],
+            "interrupts": {"0": 500, "4" if self.shown == GPUS else "3": 500},
+            "reclaimed": 0,
         }
         return json.dumps(said)
 

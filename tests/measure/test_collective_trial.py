@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from homenode.decide.collective_causes import Cause
+from homenode.decide.collective_mechanisms import Cause
 from homenode.measure import runner as bench_runner
 from homenode.measure.layouts import guest
 from homenode.nccl.checks import check_topology
-from tests.measure.collective_guests import by_binding, by_cells, by_mechanism
+from tests.measure.collective_guests import by_binding, by_mechanism
 from tests.measure.gpu_trial import NAME, ORIGINAL, concluded
 from tests.virsh_stand_in import StandIn
 
@@ -23,11 +23,13 @@ def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandIn:
     return found
 
 
-def test_a_trial_names_the_binding_where_nothing_else_costs(
+def test_a_trial_without_the_host_asks_for_the_host_bound_to_its_first_node(
     daemon: StandIn, tmp_path: Path
 ) -> None:
-    found, runs, _ = concluded(daemon, tmp_path, by_binding, ("pin", "pin-numa"))
-    assert found.cause is Cause.SCRIPT_BINDING, found.because
+    layouts = ("pin", "pin-numa", "pin-numa-pci")
+    found, runs, _ = concluded(daemon, tmp_path, by_binding, layouts)
+    assert found.cause is Cause.CANNOT_TELL and str(Cause.SCRIPT_BINDING) in found.because
+    assert found.next_cell is not None and found.next_cell.cell == "bare, bound to the first node"
     conditions = {one.name for run in runs for one in run.head.conditions}
     assert {
         "memory on the host",
@@ -44,16 +46,17 @@ def test_a_trial_boots_guests_with_places_and_gives_each_layout_its_own_nccl_fil
     found, runs, files = concluded(daemon, tmp_path, by_mechanism, layouts)
     assert found.cause is Cause.PLACEMENT, found.because
     assert {run.head.switches.name for run in runs} == set(layouts)
-    assert len(files) == 3
+    assert len(files) == 3 * 3  # layouts, rounds
     for file in files:
         assert not any(one.is_bad for one in check_topology(file.encode(), "topo.xml"))
         addresses = {one for one in ("01:00.0", "02:00.0", "81:00.0", "c1:00.0") if one in file}
         assert addresses in ({"01:00.0", "02:00.0"}, {"81:00.0", "c1:00.0"})
-    assert sum("81:00.0" in file for file in files) == 1
+    assert sum("81:00.0" in file for file in files) == 3
 
 
 def test_a_trial_without_the_gpus_places_says_which_layout_is_missing(
     daemon: StandIn, tmp_path: Path
 ) -> None:
-    found, _, _ = concluded(daemon, tmp_path, by_cells, ("pin", "pin-numa"))
-    assert found.cause is Cause.CANNOT_TELL and "pin-numa-pci" in found.because
+    found, _, _ = concluded(daemon, tmp_path, by_mechanism, ("pin", "pin-numa"))
+    assert found.cause is Cause.CANNOT_TELL
+    assert found.next_cell is not None and "pin-numa-pci" in found.next_cell.trial

@@ -2,9 +2,11 @@
 
 import json
 import sys
+from pathlib import Path
 
 from homenode.machine.tools import torch_report
 from homenode.measure.figures.collective_log import split
+from homenode.measure.programs.collective_watch import interrupt_counts, reclaimed_pages
 from tests.torch_programs import run_program
 
 TOOL = """
@@ -76,3 +78,19 @@ def test_a_node_of_thousands_of_digits_is_none() -> None:
     document = {"log": "", "before": {"9" * 5000: 1, "0": 1}, "during": {"0": 3}}
     _, watched = split(f"# homenode collective: {json.dumps(document)}")
     assert watched.own.allocated == ((0, 2),)
+
+
+def test_interrupts_of_the_gpus_drivers_and_pages_reclaimed_are_read(tmp_path: Path) -> None:
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/interrupts").write_text(
+        "            CPU0       CPU4\n"
+        "   8:          1          2   IO-APIC    8-edge      rtc0\n"
+        "  53:        100          7   PCI-MSI 524288-edge      nvidia\n"
+        "  54:          3        400   PCI-MSI 524289-edge      nvidia\n"
+        " NMI:          0          0   Non-maskable interrupts\n"
+    )
+    (tmp_path / "proc/vmstat").write_text("pgsteal_kswapd 90\npgsteal_direct 12\n")
+    assert interrupt_counts(str(tmp_path)) == {0: 103, 4: 407}
+    assert reclaimed_pages(str(tmp_path)) == 12
+    assert interrupt_counts(str(tmp_path / "none")) == {}
+    assert reclaimed_pages(str(tmp_path / "none")) is None

@@ -344,7 +344,7 @@ def _conclude(head: Head, journal: JournalFile, report: Path | None, host: str |
             if comparison is not None and not found.emulated:
                 console().print(comparison_text(comparison))
         if found.causes is not None:
-            console().print(causes_text(found.causes))
+            console().print(causes_text(found.causes, found.next_command), soft_wrap=True)
         own = found.of_this_trial()
         if found.verdicts.verdicts and (own.verdicts or found.causes is None):
             console().print(verdicts_text(own))
@@ -415,8 +415,7 @@ def _show(checked: Preflight, seconds: float | None) -> None:
     console().print(schedule_text(checked.head, checked.fitted, steps, seconds or 0.0))
     suite = checked.begun.measuring.suite
     if Group.COLLECTIVES in suite.groups:
-        layouts = tuple(dict.fromkeys(step.variant for step in steps))
-        console().print(experiment_text(layouts, suite.depth))
+        console().print(experiment_text(suite.depth))
     for gap in checked.unchecked:
         note(f"not checked: {gap}")
     for one in checked.fitted:

@@ -30,6 +30,7 @@ class Conclusion(Struct, frozen=True, kw_only=True):
     """comparison: None where fewer than two layouts were measured. of_bare: each layout against the
     host itself, None where that was not measured. emulated: no figure means anything, and there are
     no verdicts. causes: of the experiment on collectives, None where that was not run.
+    next_command: measures the cell that separates what is left of them best.
     """
 
     comparison: Comparison | None
@@ -38,6 +39,7 @@ class Conclusion(Struct, frozen=True, kw_only=True):
     advice: tuple[Advice, ...]
     emulated: bool
     causes: Diagnosis | None = None
+    next_command: str | None = None
 
     def of_this_trial(self) -> Verdicts:
         """Verdicts of the objectives that it has figures of."""
@@ -102,4 +104,12 @@ def conclude(
         advice=advice,
         emulated=emulated,
         causes=causes,
+        next_command=_next_command(causes, domain, connect),
     )
+
+
+def _next_command(causes: Diagnosis | None, domain: str, connect: str) -> str | None:
+    if causes is None or causes.next_cell is None:
+        return None
+    words = ["homenode", "trial", domain, "--connect", connect, "--in-place", "--tests"]
+    return shlex.join([*words, "collectives", *causes.next_cell.trial])

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from homenode.decide.collective_causes import QUESTIONS, Diagnosis
+from homenode.decide.collective_causes import Diagnosis, Standing
+from homenode.decide.collective_mechanisms import MECHANISMS
 from homenode.decide.trial_conclusion import Conclusion
 from homenode.doc import Cell, Doc, Part, Span, Table, Text
 from homenode.measure.gpu.collectives import settings_of
@@ -162,19 +163,11 @@ def schedule_text(
     )
 
 
-def experiment_text(layouts: Sequence[str], depth: Depth) -> Doc:
-    """The experiment on collectives: what runs in each boot, and what each comparison decides."""
+def experiment_text(depth: Depth) -> Doc:
+    """The experiment on collectives: what runs in each boot, and what each mechanism predicts."""
     settings = settings_of(depth)
-    rows = []
-    for one in QUESTIONS:
-        missing = dict.fromkeys(
-            str(cell) if cell.layout in layouts else cell.layout
-            for cell in (one.first, one.second)
-            if cell.layout not in layouts or cell.settings not in settings
-        )
-        is_part = f"no: {', '.join(missing)}" if missing else "yes"
-        rows.append((f"{one.second} against {one.first}", one.decides, is_part))
-    heads = ("compared", "decides", "part of it")
+    rows = tuple((str(one.cause), one.slower) for one in MECHANISMS)
+    heads = ("what may cost bandwidth", "slower would be")
     runs = "; ".join(one.name for one in settings)
     left_out = "what a guest cannot run is left out by name; NCCL's log excludes what was not run"
     return Doc(
@@ -182,29 +175,44 @@ def experiment_text(layouts: Sequence[str], depth: Depth) -> Doc:
         (
             Text(f"in each boot, {len(settings)} settings of NCCL: {runs}"),
             Text(left_out),
-            Table(heads=heads, rows=tuple(rows), folds=heads),
+            Table(heads=heads, rows=rows, folds=heads),
         ),
     )
 
 
-def causes_text(found: Diagnosis) -> Doc:
-    """What the experiment on collectives shows, and how each comparison came out."""
-    heads = ("compared", "is", "ratio", "boots", "why not known")
+_STANDINGS = {
+    Standing.NAMED: "bad",
+    Standing.POSSIBLE: "warn",
+    Standing.REFUTED: "good",
+    Standing.RECORDED_OFF: "good",
+    Standing.UNMEASURED: "dim",
+}
+
+
+def causes_text(found: Diagnosis, next_command: str | None = None) -> Doc:
+    """What the experiment on collectives shows, what each mechanism predicts and which figures
+    refute it. next_command: measures the next cell."""
+    heads = ("what may cost bandwidth", "is", "slower would be", "because")
     rows = tuple(
         (
-            f"{one.question.second} against {one.question.first}",
-            str(one.change),
-            "" if one.ratio is None else f"{one.ratio:.2f}",
-            str(one.boots),
-            one.reason or "",
+            str(one.cause),
+            Cell((str(one.standing),), _STANDINGS[one.standing]),
+            one.predicts,
+            one.because,
         )
-        for one in found.answers
+        for one in found.mechanisms
     )
     how = "provisional, fewer than three boots" if found.provisional else "measured"
     lines = [found.because, *(f"also: {cause}: {because}" for cause, because in found.also)]
     lines += [*found.controls(), *map(str, found.excluded)]
-    table = Table(heads=heads, rows=rows, folds=(heads[0], heads[-1]))
-    return Doc(f"collectives: {found.cause} ({how})", (*map(Text, lines), table))
+    if found.unrecorded:
+        lines.append(f"not recorded, and so not refuted: {'; '.join(found.unrecorded)}")
+    folds = (heads[0], *heads[2:])
+    parts: list[Part] = [*map(Text, lines), Table(heads=heads, rows=rows, folds=folds)]
+    if found.next_cell is not None:
+        parts.append(Text(f"next: {found.next_cell.cell}"))
+        parts += [] if next_command is None else [Text(f"  {next_command}")]
+    return Doc(f"collectives: {found.cause} ({how})", tuple(parts))
 
 
 def status_text(known: Known, steps: Sequence[ScheduledTask], *, is_running: bool = False) -> Doc:

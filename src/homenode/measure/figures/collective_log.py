@@ -5,6 +5,7 @@ that it was of fails by name.
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -38,11 +39,15 @@ _LEAST_BYTES = 64 << 20
 
 class WatchedMachine(Struct, frozen=True):
     """Of one machine meanwhile. allocated: bytes more than before, the most, by node. busy: PUs on
-    which threads ran. guest: bytes of the guest's memory by node of its host."""
+    which threads ran. guest: bytes of the guest's memory by node of its host. interrupts: of the
+    GPUs, by PU. reclaimed: pages; numa_balancing: the kernel's setting. None where unknown."""
 
     allocated: tuple[tuple[int, int], ...]
     busy: tuple[int, ...]
     guest: tuple[tuple[int, int], ...] = ()
+    interrupts: tuple[tuple[int, int], ...] = ()
+    reclaimed: int | None = None
+    numa_balancing: int | None = None
 
 
 class Watched(Struct, frozen=True):
@@ -81,7 +86,14 @@ def _looks(document: Mapping[str, Any]) -> WatchedMachine:
         tuple((node, used - before[node]) for node, used in during.items() if node in before),
         tuple(_numbers(document.get("threads"))),
         tuple(_numbers(document.get("guest")).items()),
+        tuple(_numbers(document.get("interrupts")).items()),
+        _count(document.get("reclaimed")),
+        _count(document.get("numa_balancing")),
     )
+
+
+def _count(value: Any) -> int | None:
+    return value if isinstance(value, int) and value >= 0 else None
 
 
 def _numbers(value: Any) -> dict[int, int]:
@@ -141,17 +153,43 @@ def of_watched(settings: CollectiveSettings, watched: Watched, host: Host) -> Fi
     if watched.host_numa_ids is None:
         gaps.append(Gap("HOST_NUMA_ID", "the driver could not be asked, or does not have it"))
     return Figures(
-        tuple(_samples(watched)),
-        tuple(
-            Condition(f"nccl {what}, {name}", words)
-            for what, words in _words(watched, host)
-            if words
+        tuple(_samples(watched, host)),
+        (
+            *(
+                Condition(f"nccl {what}, {name}", words)
+                for what, words in _words(watched, host)
+                if words
+            ),
+            *_of_host(watched),
         ),
         gaps=tuple(gaps),
     )
 
 
-def _samples(watched: Watched) -> Iterator[Sample]:
+def _of_host(watched: Watched) -> Iterator[Condition]:
+    if watched.host is not None and watched.host.numa_balancing is not None:
+        yield Condition("numa balancing on the host", str(watched.host.numa_balancing))
+
+
+_LEAST_INTERRUPTS = 100
+"""Fewer say nothing of where they are handled."""
+
+_A_PART = 0.05
+"""Of all interrupts: a node with fewer does not count."""
+
+
+def _interrupt_nodes(watched: Watched, host: Host) -> int | None:
+    node_of_pu = {int(pu.index): pu.node for pu in host.pus}
+    by_node: Counter[int | None] = Counter()
+    for pu, count in watched.own.interrupts:
+        by_node[node_of_pu.get(pu)] += count
+    total = by_node.total()
+    if total < _LEAST_INTERRUPTS or None in by_node:
+        return None
+    return sum(count > _A_PART * total for count in by_node.values())
+
+
+def _samples(watched: Watched, host: Host) -> Iterator[Sample]:
     facts = watched.facts
     channels = facts.channels if facts.channels is not None else len(facts.rings) or None
     if channels is not None:
@@ -159,6 +197,9 @@ def _samples(watched: Watched) -> Iterator[Sample]:
     bound = sum(bool(cpus) for _, cpus in facts.affinities)
     if bound:  # a figure of 0 is refused everywhere; none next to the channels is none bound
         yield sample("collective-bound-gpus", "count", float(bound))
+    nodes = _interrupt_nodes(watched, host)
+    if nodes is not None:
+        yield sample("collective-interrupt-nodes", "count", float(nodes))
     allocated = [max(more, 0) for _, more in watched.own.allocated]
     if sum(allocated) >= _LEAST_BYTES:
         yield sample("collective-fullest-node", "ratio", max(allocated) / sum(allocated))
@@ -191,7 +232,11 @@ def _words(watched: Watched, host: Host) -> Iterator[tuple[str, str]]:
     node_of_pu = {int(pu.index): pu.node for pu in host.pus}
     busy = {node_of_pu.get(pu) for pu in watched.own.busy} - {None}
     yield "busy threads", f"nodes {CpuSet(node for node in busy if node is not None)}"
+    if watched.own.reclaimed is not None:
+        yield "pages reclaimed", str(watched.own.reclaimed)
     if watched.host is not None:
+        if watched.host.reclaimed is not None:
+            yield "pages reclaimed on the host", str(watched.host.reclaimed)
         yield "memory allocated on the host", _sizes(watched.host.allocated)
         yield "guest's memory on the host", _sizes(watched.host.guest)
         yield "guest's busy threads on the host", str(CpuSet(watched.host.busy))

@@ -5,7 +5,8 @@ Behind what collective_watch says of the guest comes one line of the host,
     # homenode host: {"before": {"0": bytes}, "during": {...}, "guest": {...}, "threads": {...}}
 
 before, during: used bytes of each node of the host, and the most that were used; threads: PUs with
-the number of looks at which a thread of QEMU ran there. guest: bytes of the guest's memory on each
+the number of looks at which a thread of QEMU ran there. reclaimed, numa_balancing: as
+collective_watch and the kernel have them, of the host. guest: bytes of the guest's memory on each
 node, by numa_maps of its QEMU; looked at behind the run, because a kernel that goes through page
 tables disturbs what it looks at, and what a guest has touched stays where it is.
 """
@@ -24,7 +25,13 @@ from homenode.cpuset import CpuSet
 from homenode.errors import HomenodeError
 from homenode.machine.snapshot.protocol import Snapshot
 from homenode.measure.access.machine import Machine
-from homenode.measure.programs.collective_watch import SAID, used_bytes
+from homenode.measure.programs.collective_watch import (
+    SAID,
+    more_reclaimed,
+    numa_balancing,
+    reclaimed_pages,
+    used_bytes,
+)
 from homenode.measure.programs.watched import busy_pus
 from homenode.measure.results.model import Condition
 from homenode.process import Completed
@@ -56,7 +63,7 @@ class HostWatch:
     ) -> Completed:
         if "--gpus" not in argv:
             return self._machine.run(argv, timeout_s, input, environment=environment)
-        before = used_bytes(self._root)
+        before, reclaimed = used_bytes(self._root), reclaimed_pages(self._root)
         during = dict(before)
         looks: Counter[int] = Counter()
         first, ended = self._vm(), threading.Event()
@@ -81,6 +88,8 @@ class HostWatch:
             "during": during,
             "guest": _by_node(self._vm()),
             "threads": {str(pu): count for pu, count in sorted(looks.items())},
+            "reclaimed": more_reclaimed(reclaimed, self._root),
+            "numa_balancing": numa_balancing(self._root),
         }
         return replace(made, stdout=f"{made.stdout}\n# homenode host: {json.dumps(said)}\n")
 

@@ -11,6 +11,8 @@ NCCL's log (graph, channels, affinity, transports, buffers) is written before an
 topology file lies in a folder that is removed. before, during: used bytes of each node, and the
 most that were used. threads: PUs with the number of looks at which a busy thread ran there.
 host_numa_ids: what CUDA gives as HOST_NUMA_ID of each GPU; null where it cannot be asked.
+interrupts: of the GPUs' drivers meanwhile, by PU. reclaimed: pages that allocations had to wait for
+meanwhile; null where the kernel counts none.
 """
 
 from __future__ import annotations
@@ -47,6 +49,49 @@ def used_bytes(root: str = "/") -> dict[str, int]:
         if used is not None:
             found[path.parent.name[4:]] = 1024 * int(used[1])
     return found
+
+
+_DRIVERS = re.compile(r"\b(nvidia\S*|amdgpu\S*)$")
+"""The last word of an interrupt's line in /proc/interrupts: the driver that handles it."""
+
+
+def interrupt_counts(root: str = "/") -> dict[int, int]:
+    """Of the GPUs' drivers since the start, by PU; {} where there are none."""
+    try:
+        head, *lines = Path(root, "proc/interrupts").read_text().splitlines()
+    except (OSError, ValueError):
+        return {}
+    pus = [int(word[3:]) for word in head.split() if word[3:].isdigit()]
+    found: dict[int, int] = {}
+    for line in lines:
+        if _DRIVERS.search(line):
+            for pu, word in zip(pus, line.split()[1:]):  # noqa: B905 - Python 3.8
+                found[pu] = found.get(pu, 0) + (int(word) if word.isdigit() else 0)
+    return found
+
+
+def reclaimed_pages(root: str = "/") -> int | None:
+    """Pages that were reclaimed since the start while an allocation waited; proc_vmstat(5)."""
+    try:
+        lines = Path(root, "proc/vmstat").read_text().splitlines()
+    except OSError:
+        return None
+    found = [line.split()[-1] for line in lines if line.startswith("pgsteal_direct")]
+    return sum(map(int, found)) if found else None
+
+
+def more_reclaimed(before: int | None, root: str = "/") -> int | None:
+    """Than before; None where one of the two is unknown."""
+    after = reclaimed_pages(root)
+    return None if before is None or after is None else after - before
+
+
+def numa_balancing(root: str = "/") -> int | None:
+    """kernel.numa_balancing; None where the kernel has none."""
+    try:
+        return int(Path(root, "proc/sys/kernel/numa_balancing").read_text())
+    except (OSError, ValueError):
+        return None
 
 
 def _children(process: int) -> list[int]:
@@ -143,6 +188,7 @@ def main(words: list[str]) -> int:
     numa_ids = _asked(options.gpus)
     before = used_bytes()
     during = dict(before)
+    interrupts, reclaimed = interrupt_counts(), reclaimed_pages()
     looks: dict[int, int] = {}
     with tempfile.TemporaryDirectory(prefix="homenode-") as folder:
         if options.topology is not None:
@@ -165,6 +211,10 @@ def main(words: list[str]) -> int:
             "during": during,
             "threads": {str(pu): count for pu, count in sorted(looks.items())},
             "host_numa_ids": numa_ids,
+            "interrupts": {
+                str(pu): count - interrupts.get(pu, 0) for pu, count in interrupt_counts().items()
+            },
+            "reclaimed": more_reclaimed(reclaimed),
         }
     sys.stdout.write(f"\n{SAID}{json.dumps(said)}\n")
     sys.stdout.flush()

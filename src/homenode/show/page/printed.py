@@ -302,6 +302,12 @@ def _found(machines: Sequence[ReportedMachine]) -> Iterator[ChainLink]:
         level = str(EvidenceLevel.PROVISIONAL if found.provisional else EvidenceLevel.MEASURED)
         for cause, because in ((found.cause, found.because), *found.also):
             yield ChainLink(level, f"{machine.name}: {cause}", f"the experiment: {because}")
+        if found.next_cell is not None:
+            yield ChainLink(
+                "unknown",
+                f"{machine.name}: next, {found.next_cell.cell}",
+                "the cell that separates what is left best",
+            )
         for line in found.controls():
             yield ChainLink(level, f"{machine.name}: {line}", "controls of the same trial")
         for one in found.excluded:

@@ -51,7 +51,8 @@ FORMATS = {
 }
 PAGES = all_pages()
 """Read once; a test names the page it is about."""
-SHOWING = [p for p in PAGES if p.path.parts[:2] in (("docs", "commands"), ("docs", "tasks"))]
+_SHOWING = (("docs", "commands"), ("docs", "tasks"), ("README.md",))
+SHOWING = [p for p in PAGES if p.path.parts[:2] in _SHOWING]
 COMMANDS: dict[str, Command] = {one.name: one for one in PROGRAM.commands if not one.hidden}
 PARAMETERS: dict[str, list[Parameter]] = {
     # A page documents a group of commands with all that each of them takes.
@@ -297,6 +298,7 @@ def test_a_page_shows_what_its_commands_print(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     shutil.copy(ROOT / "demo/gpu-vm.xml", tmp_path)
+    shutil.copytree(ROOT / "demo", tmp_path / "demo")
     for name, content in shown.files():
         (tmp_path / name).write_text(content, encoding="utf-8")
     monkeypatch.chdir(tmp_path)

@@ -8,6 +8,7 @@ package, each VM with full locality has too, and what is free on each package li
 from collections.abc import Collection, Iterator, Sequence
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.cluster.pool.flavour import Flavour
@@ -16,6 +17,7 @@ from homenode.cluster.pool.state import HostState
 from homenode.cpuset import CpuSet
 from homenode.indices import NodeIndex
 from homenode.machine.topology import LOCAL_DISTANCE, Host
+from homenode.plan.search.memory import overhead_bytes, reserve_bytes
 from homenode.vm.layout import MemoryBinding, Pinning, Siblings
 from homenode.vm.plan_options import DeviceLocality, MemoryMode
 
@@ -58,26 +60,30 @@ class Amount(Struct, frozen=True, kw_only=True):
 class _Nodes(Struct, frozen=True, kw_only=True):
     """The nodes of a shape. position: of each node in the list of nodes. packages: the package of
     each node, by position. classes: (position of the node, number of cores) of each class of cores.
-    gpus: position of each GPU's node. widest: most PUs of a core; None if all cores are alike."""
+    gpus: position of each GPU's node. widest: most PUs of a core. are_alike: a VM may have any of
+    the cores, and all have as many PUs."""
 
     position: dict[NodeIndex, int]
     packages: tuple[int, ...]
     classes: tuple[tuple[int, int], ...]
     gpus: dict[Bdf, int]
     widest: int
+    are_alike: bool
 
 
 class _Empty(Struct, frozen=True, kw_only=True):
     """A VM on the empty host. own: its cost, if that is certainly the least. rest: cost terms of
     the host. needs: the least that it allocates there without a fallback. home: position of its
     node; None if it has several, or a GPU is on another. one_package: whether it is on one package
-    with every GPU on a chosen node; None if full locality does not require that."""
+    with every GPU on a chosen node; None if full locality does not require that. takes: what a VM
+    on one node takes of it at most, with its emulator and what QEMU needs; None if unknown."""
 
     own: tuple[object, ...] | None
     rest: tuple[tuple[str, object], ...]
     needs: Amount
     home: int | None
     one_package: bool | None
+    takes: Amount | None
 
 
 class _Fits(Struct, frozen=True, kw_only=True):
@@ -107,6 +113,7 @@ class Bounds:
         self._empty: dict[tuple[HostState, Flavour], _Empty | None] = {}
         self._fits: dict[tuple[HostState, Flavour], _Fits | None] = {}
         self._clean: dict[tuple[HostState, Flavour], int] = {}
+        self._certain: dict[tuple[HostState, Flavour], tuple[int, int | None]] = {}
 
     def key(self, state: HostState, flavour: Flavour) -> tuple[object, ...]:
         """The beginning of a sort key that is no greater than the VM's on this host (place.py)."""
@@ -120,8 +127,6 @@ class Bounds:
         if not homes:
             return (*empty.own, UNREACHED)
         lost = self._lost(state, flavour, homes, empty.needs)
-        if len(lost) < len(self._flavours):
-            return (*empty.own, *min(zip(*lost, strict=True), default=()))
         rest = self._rest(state, flavour, nodes, homes, empty)
         return (*empty.own, *min(zip(*lost, *rest, strict=True)))
 
@@ -129,20 +134,27 @@ class Bounds:
         self, state: HostState, flavour: Flavour, homes: Sequence[int], needs: Amount
     ) -> list[list[int]]:
         """How many VMs with full locality no longer fit, at least: by flavour, then by node of the
-        VM. Ends at the first flavour of which the present number is not known."""
+        VM."""
         unfit = self._planner.unfit(state.shape, flavour)
         without_gpus = Amount(gpus=0, cores=needs.cores, memory_bytes=needs.memory_bytes)
         found = []
         for other in self._flavours:
-            before = self._planner.known_counts(state, other)
+            before = self._known(state, other)
             if before is None:
-                break
-            fits = self._fits_of(state, other) if before[0] else None
+                before = self._between(state, other)[0]
+            fits = self._fits_of(state, other) if before else None
             if fits is None:
                 found.append([0] * len(homes))
                 continue
             taken = needs if self._planner.unfit(state.shape, other) == unfit else without_gpus
-            found.append([max(0, before[0] - fits.after(home, taken)) for home in homes])
+            found.append([max(0, before - fits.after(home, taken)) for home in homes])
+        return found
+
+    def _known(self, state: HostState, flavour: Flavour) -> int | None:
+        """How many VMs fit with full locality, where that was worked out or is certain."""
+        found = self._clean.get((state, flavour), self.certain(state, flavour))
+        if found is None and (known := self._planner.known_counts(state, flavour)) is not None:
+            found = known[0]
         return found
 
     def _rest(
@@ -195,18 +207,82 @@ class Bounds:
                 service[node] += threads
             yield [free[home].cores - service[home] for home in homes]
 
+    def certain(self, state: HostState, flavour: Flavour) -> int | None:
+        """How many VMs still fit with full locality, where that needs no planner: as many as each
+        package could hold fit on single nodes, with room for their emulators and the host. The
+        planner puts a VM on one node where it can. None where the two numbers differ."""
+        least, most = self._between(state, flavour)
+        return most if least == most else None
+
+    def _between(self, state: HostState, flavour: Flavour) -> tuple[int, int | None]:
+        """The fewest and the most that may fit; most None = not known."""
+        key = state, flavour
+        if key not in self._certain:
+            self._certain[key] = self._find_between(state, flavour)
+        return self._certain[key]
+
+    def _find_between(self, state: HostState, flavour: Flavour) -> tuple[int, int | None]:
+        fits = self._fits_of(state, flavour)
+        if fits is None:
+            return 0, None
+        most = sum(fits.most)
+        if not most:
+            return 0, 0
+        nodes, empty = self._nodes_of(state.shape), self._on_empty(state, flavour)
+        request = self._planner.request(state, flavour)
+        assert nodes is not None and empty is not None and request is not None, "it has fits"
+        if empty.takes is None or any(pools for _, _, pools in state.memory):
+            return 0, most
+        service = [0] * len(nodes.packages)
+        for (node, _), (_, threads) in zip(nodes.classes, state.cores, strict=True):
+            service[node] += threads
+        sizes = zip(self._planner.pool.shapes[state.shape].nodes, state.memory, strict=True)
+        kept = [reserve_bytes(request, replace(node, memory_bytes=own[0])) for node, own in sizes]
+        overhead, host_cores = overhead_bytes(request), max(1, request.host_reserve.cores)
+        every = 0
+        for at, free in enumerate(self._free_of(state, flavour, nodes)):
+            usable = Amount(
+                gpus=free.gpus,
+                cores=free.cores - service[at] - host_cores,
+                memory_bytes=free.memory_bytes - kept[at] - overhead,
+            )
+            every += usable.holds(empty.takes)
+        return min(every, most), most
+
+    def counts(self, state: HostState, flavour: Flavour) -> tuple[int, int]:
+        """As the planner's `counts`, which is asked only where it is not certain."""
+        clean = self.certain(state, flavour)
+        if clean is not None and self._takes_no_more(state, flavour, clean):
+            return clean, clean
+        return self._planner.counts(state, flavour)
+
+    def _takes_no_more(self, state: HostState, flavour: Flavour, clean: int) -> bool:
+        """Whether so many VMs leave too few GPUs, PUs or bytes for one that gives up locality."""
+        nodes, empty = self._nodes_of(state.shape), self._on_empty(state, flavour)
+        if empty is None:
+            return True
+        request = self._planner.request(state, flavour)
+        assert nodes is not None and request is not None, "it is certain"
+        free = self._free_of(state, flavour, nodes)
+        gpus, cores = sum([one.gpus for one in free]), sum([one.cores for one in free])
+        pinned = request.layout.pinning is not Pinning.NONE
+        return (empty.needs.gpus and gpus < (clean + 1) * flavour.gpus) or bool(
+            pinned and (cores - clean * empty.needs.cores) * nodes.widest < request.vcpus
+        )
+
     def clean(self, state: HostState, flavour: Flavour) -> int:
         """How many VMs still fit with full locality: the first value of the planner's `counts`,
         found without counting those that fit with less."""
-        known = self._planner.known_counts(state, flavour)
+        known = self._known(state, flavour)
         if known is not None:
-            return known[0]
+            return known
         chain: list[tuple[tuple[HostState, Flavour], bool]] = []
         number = 0
         while True:
             key = state, flavour
-            if key in self._clean:
-                number = self._clean[key]
+            found = self._clean.get(key, self.certain(state, flavour) if chain else None)
+            if found is not None:
+                number = found
                 break
             fits = self._fits_of(state, flavour)
             none_fits = fits is not None and not any(fits.most)
@@ -296,6 +372,20 @@ class Bounds:
             needs=needs,
             home=nodes.position[step.placement.nodes[0]]
             if on_one and nodes is not None and not is_anywhere and not names_parts(request)
+            else None,
+            takes=Amount(
+                gpus=flavour.gpus,
+                cores=cores + sum(service for _, service in step.after.cores),
+                memory_bytes=request.memory_bytes + overhead_bytes(request),
+            )
+            if on_one
+            and is_bound
+            and has_whole_cores
+            and nodes is not None
+            and nodes.are_alike
+            and not is_anywhere
+            and flavour.options.gpu_profile is None
+            and not names_parts(request)
             else None,
             one_package=is_near
             if is_local and flavour.options.gpu_profile is None and not is_anywhere
@@ -393,6 +483,16 @@ def _nodes(
         numbers[packages[i]] if i in packages else len(numbers) + i for i in range(len(position))
     ]
     widest = max(len(core.pus) for core in host.cores)
+    kinds = {
+        (core.kind, tuple((pu.online, pu.allowed, pu.isolated, pu.nohz_full) for pu in own))
+        for core in host.cores
+        for own in [[host.pu_at[pu] for pu in core.pus]]
+    }
     return _Nodes(
-        position=position, packages=tuple(of_nodes), classes=tuple(found), gpus=homes, widest=widest
+        position=position,
+        packages=tuple(of_nodes),
+        classes=tuple(found),
+        gpus=homes,
+        widest=widest,
+        are_alike=len(kinds) == 1,
     )

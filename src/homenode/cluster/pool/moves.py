@@ -177,11 +177,11 @@ def _candidates(
         names = [name for name in every if name not in closed]
         if not names:
             continue
-        before = planner.counts(state, flavour)[0]
+        before = places.bounds.clean(state, flavour)
         host = places.host(min(names, key=places.position))
         for vms in _sets(host.domains, number):
             emptied = planner.state(planner.host_without(host, {vm.name for vm in vms}))
-            if planner.counts(emptied, flavour)[0] > before:
+            if places.bounds.clean(emptied, flavour) > before:
                 yield host.name, vms
 
 
@@ -249,7 +249,7 @@ def _devices(vm: RunningDomain) -> int:
 def _fits(places: PoolPlaces, flavour: Flavour) -> int:
     closed = places.excluded(None)
     return sum(
-        places.planner.counts(state, flavour)[0] * sum(name not in closed for name in names)
+        places.bounds.clean(state, flavour) * sum(name not in closed for name in names)
         for state, names in places.members()
     )
 

@@ -147,7 +147,7 @@ def _of_state(
 ) -> HostOutlook:
     fits = []
     for flavour in flavours:
-        clean, number = planner.counts(state, flavour)
+        clean, number = search.bounds.counts(state, flavour)
         fits.append(FlavourFit(flavour=flavour.name, local=clean, degraded=number - clean))
     sizes = [size for size, _, _ in state.memory]
     frees = [free for _, free, _ in state.memory]

@@ -45,7 +45,7 @@ class StrandedSearch:
         self._with_gpus = tuple(
             sorted((one for one in flavours if one.gpus), key=lambda one: (-one.gpus, one.name))
         )
-        self._bounds = Bounds(planner, self._with_gpus)
+        self.bounds = Bounds(planner, self._with_gpus)
 
     def of(self, state: HostState) -> tuple[StrandedGpus, ...]:
         """The stranded GPUs. The host is filled with the largest flavours first, then with each
@@ -70,6 +70,8 @@ class StrandedSearch:
         left = planner.free_gpus(state)
         if not left or not sizes:
             return ()
+        if any((self.bounds.certain(state, one) or 0) * one.gpus == len(left) for one in sizes):
+            return ()
         orders = [sizes, *((first, *sizes) for first in reversed(sizes))]
         for order in orders:
             run = planner.run(state, order, only_clean=True)
@@ -83,7 +85,7 @@ class StrandedSearch:
                     at = after
             if len(planner.free_gpus(at)) < len(planner.free_gpus(full)):
                 full = at
-        full = _Filling(self._after, planner, self._bounds, sizes, full).of(state)
+        full = _Filling(self._after, planner, self.bounds, sizes, full).of(state)
         left = planner.free_gpus(full)
         by_missing: dict[str, list[Bdf]] = {}
         for gpu in sorted(left):
@@ -110,7 +112,7 @@ class _Filling:
         flavours: Sequence[Flavour],
         best: HostState,
     ) -> None:
-        self._after, self._planner, self._bounds = after, planner, bounds
+        self._after, self._planner, self.bounds = after, planner, bounds
         self._flavours, self._best = flavours, best
         self._left = len(planner.free_gpus(best))
         self._seen: set[HostState] = set()
@@ -126,7 +128,7 @@ class _Filling:
         if left < self._left:
             self._best, self._left = state, left
         form = self._planner.canonical(state)
-        if form in self._seen or left - self._bounds.most_gpus(state) >= self._left:
+        if form in self._seen or left - self.bounds.most_gpus(state) >= self._left:
             return
         self._seen.add(form)
         for flavour in self._flavours:

@@ -230,3 +230,33 @@ def test_verify_says_of_a_guest_what_nccl_will_do_there(
         program(["verify", str(document), "--guest", "rtxpro6000-xeon8468v"])
     shown = " ".join(capsys.readouterr().out.split())
     assert "NCCL 2.30: nodes that NCCL sees: 2" in shown and "src/init.cc:1529" in shown
+
+
+QM = """\
+cores: 24
+sockets: 2
+memory: 65536
+machine: q35
+hostpci0: 0000:18:00,pcie=1
+hostpci1: 0000:19:00,pcie=1
+"""
+
+
+def test_a_configuration_of_qm_is_explained_and_diagnosed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "100.conf"
+    path.write_text(QM)
+    given = ("--host", "h200-xeon8558", "--domain", str(path))
+    assert run("--explain", *given, "--json") == 1
+    document = json.loads(capsys.readouterr().out)
+    (seen,) = document["views"][-1]["network"]["paths"]
+    assert (seen["path"], seen["gdr"], seen["chosen"]) == ("PHB", False, True)
+    with pytest.raises(SystemExit) as stopped:
+        program(["doctor", str(path), "--host", "h200-xeon8558", "--json"])
+    assert stopped.value.code == 1
+    found = {one["id"] for one in json.loads(capsys.readouterr().out)["findings"]}
+    assert {"unpinned", "nccl-gdr-off"} <= found
+    # A topology file is matched by the guest's addresses, which only the guest has.
+    with pytest.raises(InputError, match="the guest's own addresses"):
+        run(*given, "-o", str(tmp_path / "topo.xml"))

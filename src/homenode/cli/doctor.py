@@ -35,6 +35,7 @@ from homenode.errors import FINDINGS, UsageError
 from homenode.findings import Findings, Severity, are_bad, in_order
 from homenode.input_files import read_input
 from homenode.machine.pci import DeviceKind
+from homenode.plan.vm_file import read_vm, target_of
 from homenode.vm.domain.read import open_domain, vm_of
 from homenode.vm.domain.restore import is_tuned_output, write_tuned
 from homenode.vm.sources import load_host
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from homenode.check.doctor.expectation import Accepted
     from homenode.machine.topology import Host
     from homenode.vm.domain.document import Document
+    from homenode.vm.model import Vm
 
 
 def doctor(asked: DoctorArguments) -> None:
@@ -79,8 +81,9 @@ def doctor(asked: DoctorArguments) -> None:
         loaded, known = _under_load(loaded, known, asked.load_command)
     original = _document(asked.document, asked.live)
     source = asked.live or asked.document or "domain"
-    opened = None if original is None else open_domain(original, source)
-    found = diagnose(loaded, opened, known)
+    vm = _vm_of_target(original, source, asked.fix)
+    opened = None if original is None or vm is not None else open_domain(original, source)
+    found = diagnose(loaded, opened, known, vm)
     if own := tuple(site_findings(loaded)):
         found = Findings(checked=found.checked, findings=in_order((*found.findings, *own)))
     if asked.expect is not None:
@@ -181,6 +184,19 @@ def _document(path: str | None, live: str | None) -> bytes | None:
         return None
     hint = "virsh dumpxml --inactive NAME > VM.xml"
     return read_input(path, "a domain document", hint=hint)
+
+
+def _vm_of_target(original: bytes | None, source: str, fix: Path | None) -> "Vm | None":
+    """The VM of another hypervisor's file; None of a domain document. Raises UsageError, InputError
+    or ParseError."""
+    if original is None or target_of(original) is None:
+        return None
+    if fix is not None:
+        raise UsageError(
+            f"--fix: expected a domain document, found another hypervisor's file ({source})",
+            hint="homenode plan FILE writes it again",
+        )
+    return read_vm(original, source).guest
 
 
 def _circumstances(h2d: Sequence[str], known_width: Sequence[str]) -> Circumstances:

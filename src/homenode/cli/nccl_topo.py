@@ -18,7 +18,7 @@ from homenode.cli.terminal import (
     print_json,
     write_text,
 )
-from homenode.errors import UsageError
+from homenode.errors import InputError, UsageError
 from homenode.findings import Finding, Findings, in_order
 from homenode.formats import encode
 from homenode.input_files import read_input
@@ -48,6 +48,7 @@ from homenode.nccl.strict_reader import read_topology
 from homenode.nccl.topology import NcclVariant, cloud_config, write_topology
 from homenode.plan.devices.fabric import may_have_nvswitches
 from homenode.plan.stored import read_plan_for
+from homenode.plan.vm_file import read_vm, target_of
 from homenode.vm.domain.read import open_domain, vm_of
 from homenode.vm.sources import load_host
 from homenode.wording import printable
@@ -150,7 +151,12 @@ def _tree(asked: NcclTopoArguments, *, has_file: bool) -> tuple[GuestTree, str]:
         plan = read_plan_for(host, read_input(asked.plan, "a saved plan"), str(asked.plan))
         return tree_of_plan(plan, host), host.name
 
-    document = open_domain(read_input(asked.domain, "a domain document"), str(asked.domain))
+    data = read_input(asked.domain, "a domain document, or another VM file")
+    if target_of(data) is not None:
+        if has_file:
+            raise _without_addresses(asked.domain)
+        return tree_of_document(read_vm(data, str(asked.domain)).guest, host, {}), host.name
+    document = open_domain(data, str(asked.domain))
     facts = vm_of(document)
     # With a file the addresses must be the guest's own: they are what the file is matched by.
     known = has_file or left_to_libvirt(document) is None
@@ -158,10 +164,22 @@ def _tree(asked: NcclTopoArguments, *, has_file: bool) -> tuple[GuestTree, str]:
     return tree_of_document(facts, host, addresses), host.name
 
 
+def _without_addresses(path: Path) -> InputError:
+    return InputError(
+        f"{path}: expected the guest's own addresses, which a topology file is matched by; this "
+        "hypervisor's file does not have them",
+        hint="run homenode nccl-topo --explain in the guest, or give its capture with --guest "
+        "alone; --explain with this file needs no topology file",
+    )
+
+
 def _assembled(asked: NcclTopoArguments, flavour: NcclVariant) -> Assembled:
     assert asked.domain is not None, "_refuse_nonsense asks for it"
     source = str(asked.domain)
-    document = open_domain(read_input(asked.domain, "a domain document"), source)
+    data = read_input(asked.domain, "a domain document, or another VM file")
+    if target_of(data) is not None:
+        raise _without_addresses(asked.domain)
+    document = open_domain(data, source)
     host = load_host(asked.host, lspci=asked.lspci)
     plan = (
         None

@@ -98,7 +98,7 @@ def test_boots_go_where_they_decide_and_the_sentence_says_what_to_run_how_sure_a
     of = {name: sum(layout == name for _, layout in booted) for name in LAYOUTS}
     assert of["default"] < of["pin"] == of["pin-numa"] == answer.look.rounds
     assert daemon.definition() == ORIGINAL
-    for part in ("Run pin", "0.05 of trials", "homenode apply", "homenode restore"):
+    for part in ("Run pin", "5 % of trials", "homenode apply", "homenode restore"):
         assert part in answer.sentence
     assert "\n" not in answer.sentence
 

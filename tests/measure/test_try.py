@@ -4,12 +4,14 @@ import json
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from homenode.cli import trial as trial_work
 from homenode.cli import try_vm
 from homenode.measure import runner as bench_runner
 from homenode.measure.layouts import guest, prepare
 from homenode.measure.layouts.journal import known_trials
+from homenode.measure.layouts.runner import run_trial
 from tests.apply_documents import NAME, ORIGINAL
 from tests.command_line import Result, homenode
 from tests.simulated_trial import SimulatedReach, daemon_in
@@ -83,6 +85,37 @@ def test_nothing_is_booted_without_consent(daemon: StandIn, tmp_path: Path) -> N
     assert tried(tmp_path, "--yes", "--within", "1m").exit_code == 2
     assert tried(tmp_path, "--json").exit_code == 2
     assert not any(line.startswith(("define", "start")) for line in daemon.commands())
+
+
+def test_where_its_time_was_up_resume_with_more_time_goes_on_to_the_answer(
+    daemon: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as slow:
+        slow.setattr(
+            trial_work,
+            "run_trial",
+            lambda trial, lock: run_trial(replace(trial, within_s=1e-3), lock),
+        )
+        words = ("--in-place", "--yes", "--layouts", "default,pin-numa", "--tests", "stream")
+        first = tried(tmp_path, *words)
+    assert "resume" in first.stdout.splitlines()[-2] + first.stdout.splitlines()[-1]
+    assert "goes on" in first.stdout
+    state = json.loads(homenode("trial", "status", "--json", "--", NAME).stdout)["trials"][0]
+    assert [(one["rounds"], one["ended"]) for one in state["looks"]] == [(1, "time-up")]
+    assert len(state["boots"]) == 2
+    done = homenode("trial", "resume", "--within", "1h", "--", NAME)
+    assert done.exit_code == 0, done.output
+    assert "Run pin-numa for host-bandwidth" in done.stdout
+    again = homenode("trial", "status", "--", NAME)
+    assert "decided after 2 rounds" in again.stdout
+    assert daemon.definition() == ORIGINAL
+
+
+def test_a_host_whose_link_is_sick_is_repaired_first(daemon: StandIn, tmp_path: Path) -> None:
+    words = ("--layouts", "default,pin", "--in-place", "--until", "decided", "--dry-run")
+    done = homenode("trial", *words, "--host", "rtx5090-epyc7702", "--", NAME)
+    assert done.exit_code == 1, done.output
+    assert "nothing was booted" in done.output
 
 
 def test_with_consent_it_ends_in_one_sentence_and_the_vm_is_as_it_was(

@@ -10,6 +10,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from homenode.change.journal import default_root
+from homenode.check.doctor.links import link_health
 from homenode.cli.arguments.trial import (
     TrialArguments,
     TrialResumeArguments,
@@ -30,7 +31,8 @@ from homenode.cli.terminal import (
 )
 from homenode.decide.auto_layout import suggested_objective
 from homenode.doc import Doc, Text
-from homenode.errors import UNPLANNABLE, HomenodeError, HostError, InputError, UsageError
+from homenode.errors import FINDINGS, UNPLANNABLE, HomenodeError, HostError, InputError, UsageError
+from homenode.findings import Severity
 from homenode.formats import encode
 from homenode.measure.gpu.collectives import EXPERIMENT_TEST_S, settings_of
 from homenode.measure.layouts.boot_steps import rollback
@@ -134,6 +136,8 @@ def begin_trial(asked: TrialArguments, agreed: Callable[[], bool] | None = None)
     want = trial_request(state.name, asked, suggested_objective(vm, asked.options, host))
     # A dry run writes nothing, a lock neither.
     alone = nullcontext() if asked.dry_run else domain_locked(default_root(), state.uuid)
+    if want.sequence is not None:
+        _refuse_sick(host)
     with alone:
         checked = preflight(virsh, asked.name, want, host, default_root())
         boot_s = _seconds_of_boots(host, checked)
@@ -159,6 +163,16 @@ def begin_trial(asked: TrialArguments, agreed: Callable[[], bool] | None = None)
                 within_s=checked.head.within_s,
             )
     _conclude(checked.head, journal, asked.report, asked.host)
+
+
+def _refuse_sick(host: "Host") -> None:
+    """Exits where nothing could be decided, however often it is booted."""
+    critical = [one for one in link_health(host) if one.severity is Severity.CRITICAL]
+    for one in critical:
+        note(f"{one}; {one.fix}")
+    if critical:
+        note(f"nothing is decided on {host.name} before that is repaired, and nothing was booted")
+        raise SystemExit(FINDINGS)
 
 
 def resume_trial(asked: TrialResumeArguments) -> None:

@@ -74,6 +74,7 @@ def compare_series(
     metrics: whose doubts count.
     """
     baseline, *others = chosen
+    plans = (run.head.sequence for one in chosen for run in one.runs)
     found: list[Found] = []
     doubts: list[Doubt] = []
     for other in others:
@@ -90,6 +91,7 @@ def compare_series(
         effects=tuple(judged(found)),
         doubts=once(doubts),
         skipped=tuple(skipped),
+        sequence=next((plan for plan in plans if plan is not None), None),
     )
 
 

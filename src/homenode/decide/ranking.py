@@ -122,7 +122,11 @@ def ranking_for(
             continue
         used.update((one.label, one) for one, _ in with_figures)
         behind = left_out(
-            {one.label: reached(run.head for run in one.runs) for one, _ in with_figures}
+            {
+                one.label: reached(run.head for run in one.runs)
+                for one, _ in with_figures
+                if all(run.head.sequence is not None for run in one.runs)
+            }
         )
         # What a sequence has left out is worse than something, whatever its early figures are.
         ordered = sorted(

@@ -74,7 +74,7 @@ class SequentialAnswer(Struct, frozen=True, kw_only=True):
         if layout is None or self.command is None:
             answer = f"Nothing is shown for {objective} after {rounds}: "
             return f"{answer}{sentence_of(self.verdict)}; the VM is as it was{self._more}."
-        sure = f"wrong by chance in at most {self.plan.error:.2g} of trials"
+        sure = f"wrong by chance in at most {100 * self.plan.error:.2g} % of trials"
         if self.look.ended is not SequenceEnd.DECIDED:
             others = [one.alternative or "" for one in self.verdict.reasons if one.id in _OPEN]
             sure = f"not decided against {', '.join(others)}" if others else "not decided"

@@ -154,7 +154,7 @@ def schedule_text(
         lines = (
             f"first round: {order}: {each}",
             f"then rounds of what is still in question for {head.objective}, until it is decided: "
-            f"wrong by chance in at most {head.sequence.error:.2g} of trials; at most "
+            f"wrong by chance in at most {100 * head.sequence.error:.2g} % of trials; at most "
             f"{plural(head.sequence.rounds, 'round')}{until}",
         )
     return Doc(

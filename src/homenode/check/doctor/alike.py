@@ -340,6 +340,8 @@ def _odd(attribute: Attribute, group: Sequence[Compared], name: str) -> Iterator
     for one, value in known:
         if value == usual or not attribute.worse(value, usual):
             continue
+        if attribute.name in _WIRED and _is_built_so(one):
+            continue
         device = one.device
         names = [str(o.device.bdf) for o, v in known if v == usual]
         yield finding(
@@ -354,6 +356,17 @@ def _odd(attribute: Attribute, group: Sequence[Compared], name: str) -> Iterator
             source=f"{name}: {attribute.source}",
             devices=(device.bdf,),
         )
+
+
+_WIRED = frozenset({"link", "port", "path"})
+
+
+def _is_built_so(one: Compared) -> bool:
+    """Whether card and slot can the same: another card with the ids of the others, as the NICs that
+    manage the NVSwitches of a B200 board. No fault lowers what both ends can."""
+    own = _most(one.device)
+    is_gpu = one.device.kind is DeviceKind.GPU
+    return not is_gpu and one.port is not None and own is not None and own == _most(one.port)
 
 
 def _same_driver(group: Sequence[Compared]) -> list[list[Compared]]:

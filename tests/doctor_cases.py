@@ -310,6 +310,19 @@ HOST_CASES: dict[str, Case] = {
         "with 1 % less, which another kernel takes",
         lambda: _drifted(_with_memory(0.99)),
     ),
+    "drift-baseline": case(
+        "rtx4080-i9-14900k with another subsystem id on its GPU",
+        lambda: list(
+            drift(
+                certify(
+                    changed(host(DESKTOP), is_gpu, subsystem_vendor_id=1, subsystem_device_id=1)
+                ),
+                changed(host(DESKTOP), is_gpu, subsystem_vendor_id=1, subsystem_device_id=2),
+            )
+        ),
+        "with 4 MiB less memory",
+        lambda: _drifted(_with_memory(1 - 4 / (64 << 10))),
+    ),
     "drift-device": case(
         "rtx4080-i9-14900k without its GPU",
         lambda: _drifted(

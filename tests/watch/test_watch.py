@@ -291,6 +291,105 @@ def test_what_cannot_be_judged_stays_an_alert_as_stale_and_is_raised_and_cleared
         assert not changes(unknown, seen(drift(), expected, unknown).state).raised
 
 
+CPU, NODES = "/sys/devices/system/cpu", "/sys/devices/system/node"
+DMI = "/sys/devices/virtual/dmi/id"
+
+
+def node_memory(node: int, factor: float, less_kib: int = 0) -> dict[str, str]:
+    path = f"{NODES}/node{node}/meminfo"
+    text = rendered(HGX).files[path]
+    total = re.search(r"MemTotal: +(\d+)", text)
+    assert total is not None
+    return {path: text.replace(total[1], str(int(int(total[1]) * factor) - less_kib))}
+
+
+def renumbered() -> dict[str, str]:
+    """Siblings next to each other, where PUs of a core were 112 apart."""
+    files: dict[str, str] = {}
+    for pu in range(224):
+        pair = f"{pu & ~1}-{pu | 1}\n"
+        folder = f"{CPU}/cpu{pu}/topology"
+        files |= {f"{folder}/core_cpus_list": pair, f"{folder}/thread_siblings_list": pair}
+        files[f"{folder}/core_id"] = f"{pu // 2}\n"
+    return files
+
+
+def policies(limit: int, governor: str = "performance") -> dict[str, str]:
+    files = {}
+    for pu in range(4):
+        folder = f"{CPU}/cpu{pu}/cpufreq"
+        files[f"{folder}/scaling_max_freq"] = f"{limit}\n"
+        files[f"{folder}/cpuinfo_max_freq"] = "3800000\n"
+        files[f"{folder}/scaling_governor"] = f"{governor}\n"
+    return files
+
+
+def with_word(word: str) -> dict[str, str]:
+    return {"/proc/cmdline": f"BOOT_IMAGE=/vmlinuz root=/dev/sda1 ro {word}\n"}
+
+
+def bar_of(size: int) -> dict[str, str]:
+    path = f"{folder_of(GPU)}/resource"
+    lines = rendered(HGX).files[path].splitlines(keepends=True)
+    lines[2] = f"0x{1 << 44:016x} 0x{(1 << 44) + size - 1:016x} 0x000000000014220c\n"
+    return {path: "".join(lines)}
+
+
+def kernel(release: str) -> dict[str, str]:
+    return {"/proc/sys/kernel/osrelease": f"{release}\n"}
+
+
+BASELINES: Mapping[str, tuple[dict[str, str], dict[str, str], str | None]] = {
+    # files when it was recorded, files now, the name of the fact; None = no alert
+    "30 GiB of one node are gone": ({}, node_memory(1, 1, 30 << 20), "memory"),
+    "half of node 0 is on node 1": ({}, node_memory(0, 0.5) | node_memory(1, 1.5), "memory"),
+    "20 MiB of a node are gone": ({}, node_memory(0, 1, 20 << 10), "memory"),
+    "4 MiB of a node are gone": ({}, node_memory(0, 1, 4 << 10), None),
+    "another kernel keeps 100 MiB": (
+        kernel("6.8.0-45"),
+        kernel("6.11.0-9") | node_memory(0, 1, 100 << 10),
+        None,
+    ),
+    "another kernel": (kernel("6.8.0-45"), kernel("6.11.0-9"), None),
+    "siblings have other numbers": ({}, renumbered(), "siblings"),
+    "isolcpus is lost": (with_word("isolcpus=2-31"), with_word("quiet"), "command-line"),
+    "iommu=off": (with_word("iommu=pt"), with_word("iommu=off"), "command-line"),
+    "huge pages at boot": (with_word("hugepages=512"), with_word(""), "command-line"),
+    "a word that does not matter": (with_word("quiet"), with_word("splash"), None),
+    "another firmware": (
+        {f"{DMI}/bios_version": "2.1\n"},
+        {f"{DMI}/bios_version": "2.2\n"},
+        "firmware",
+    ),
+    "another governor": (
+        policies(3_800_000),
+        policies(3_800_000, "schedutil"),
+        "governor",
+    ),
+    "a clock is capped": (policies(3_800_000), policies(2_000_000), "frequencies"),
+    "a BAR is small": ({}, bar_of(256 << 20), "bars"),
+    "another board": ({}, {f"{folder_of(GPU)}/subsystem_device": "0x1234\n"}, "subsystem"),
+}
+
+
+@pytest.mark.parametrize("name", BASELINES)
+def test_a_changed_fact_is_one_alert_if_it_matters_until_it_is_undone(name: str) -> None:
+    good, bad, fact = BASELINES[name]
+    there = seen(snapshot(files=good), None).host
+    text = render_expectation(certify(there, accepted=accepted_of(host_findings(there))))
+    expected = parse_expectation(text, "site.toml")
+    before = seen(snapshot(files=good), expected).state
+    assert before.alerts == ()
+    drifted = seen(snapshot(files={**good, **bad}), expected, before).state
+    if fact is None:
+        assert drifted.alerts == ()
+        return
+    (alert,) = drifted.alerts
+    assert fact in {claim.aspect for claim in alert.claims}
+    assert changes(before, drifted).raised == drifted.alerts
+    assert changes(drifted, seen(snapshot(files=good), expected, drifted).state).cleared
+
+
 def test_a_vm_that_no_longer_runs_is_where_it_was_planned() -> None:
     drifted = seen(snapshot(domain=moved_pin()), certified()).state
     ended = seen(snapshot(domain=""), certified(), drifted).state
@@ -465,7 +564,7 @@ def noise(rng: random.Random) -> dict[str, str]:
             # What a kernel keeps for itself.
             total = re.search(r"MemTotal: +(\d+)", text)
             assert total is not None
-            files[name] = used.replace(total[1], str(int(total[1]) - rng.randrange(10**6)))
+            files[name] = used.replace(total[1], str(int(total[1]) - rng.randrange(4000)))
         elif name.endswith("/free_hugepages"):
             files[name] = f"{rng.randrange(512)}\n"
     for gpu in (GPU, "0000:3b:00.0"):

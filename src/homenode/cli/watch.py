@@ -149,12 +149,11 @@ def _before(folder: Path) -> WatchState | None:
 def _say(found: Changes, state: WatchState) -> None:
     """What is new, a line each; below systemd with the journal's levels, and nothing else."""
     in_journal = bool(os.environ.get("JOURNAL_STREAM"))
-    for alert in found.raised:
+    for alert, first in zip(found.raised, found.news, strict=True):
         level = "<2>" if alert.severity == "critical" else "<4>"
-        first = alert.findings[0]
         concerned = f"; VMs: {', '.join(alert.domains)}" if alert.domains else ""
         say(
-            f"{level if in_journal else ''}{alert.id}: {first.subject}: expected {first.expected}, "
+            f"{level if in_journal else ''}{first.id}: {first.subject}: expected {first.expected}, "
             f"found {first.observed}{concerned}"
         )
     level = "<5>" if in_journal else ""

@@ -7,6 +7,7 @@ from msgspec import Struct, field
 
 from homenode.bdf import Bdf
 from homenode.catalogue import finding
+from homenode.check.doctor.baseline import FactDrift, Facts, fact_drift, facts_of
 from homenode.findings import Finding, Severity
 from homenode.machine.link_path import LinkRate, device_paths, gigabytes
 from homenode.machine.pci import DeviceKind, PciDevice
@@ -82,7 +83,8 @@ class CertifiedHost(Struct, frozen=True, kw_only=True):
     """A certified host. counts: by name of COUNTS. distances: SLIT, None where it had none.
 
     floors: bytes/s by name of FLOORS. huge_pages: reserved pages by node and page size in bytes.
-    accepted: what the doctor found of the host then.
+    accepted: what the doctor found of the host then. facts: as of baseline.facts_of; files of
+    version 1 have none.
     """
 
     host: str
@@ -93,6 +95,7 @@ class CertifiedHost(Struct, frozen=True, kw_only=True):
     floors: Mapping[str, float]
     huge_pages: Mapping[tuple[int, int], int] = field(default_factory=dict)
     accepted: tuple[Accepted, ...] = ()
+    facts: Facts = field(default_factory=dict)
 
 
 def certify(
@@ -114,6 +117,7 @@ def certify(
             if pool.total_pages
         },
         accepted=accepted,
+        facts=facts_of(host),
     )
 
 
@@ -141,6 +145,7 @@ def drift(
     """
     yield from (finding for _, finding in topology_drift(expected, host))
     yield from (one.finding for one in device_drift(expected, host))
+    yield from (one.finding for one in baseline_drift(expected, host))
     yield from huge_page_drift(expected, host)
     yield from _floor_drift(expected, measured_h2d)
 
@@ -157,6 +162,11 @@ def unread_topology(expected: CertifiedHost, host: Host) -> dict[str, str]:
     if pages and (host.nodes_assumed or not any(node.page_pools for node in host.nodes)):
         unread["huge_pages"] = f"{pages} pages"
     return unread
+
+
+def baseline_drift(expected: CertifiedHost, host: Host) -> Iterator[FactDrift]:
+    """Facts that changed."""
+    return fact_drift(expected.facts, host, f"expectation of {expected.host}")
 
 
 def topology_drift(expected: CertifiedHost, host: Host) -> Iterator[tuple[str, Finding]]:

@@ -4,6 +4,10 @@ format = 1
 host = "node17"
 memory_bytes = 2199023255552
 distances = [[10, 21], [21, 10]]
+[facts.host]
+kernel = "6.8.0-45-generic"
+[facts."0000:19:00.0"]
+bars = "0 16 MiB, 2 128 GiB, 4 32 MiB"
 [[accepted]]
 id = "pcie-errors-corrected"
 about = "0000:19:00.0"
@@ -87,6 +91,7 @@ class ExpectationTable(TomlTable):
     floors: FloorsTable = field(default_factory=FloorsTable)
     device: tuple[DeviceTable, ...] = ()
     huge_pages: tuple[HugePagesTable, ...] = ()
+    facts: dict[Line, dict[Line, Line]] = field(default_factory=dict)
 
 
 def render_expectation(expectation: CertifiedHost) -> str:
@@ -117,6 +122,9 @@ def render_expectation(expectation: CertifiedHost) -> str:
     for (node, size), pages in expectation.huge_pages.items():
         lines += ["", "[[huge_pages]]", f"node = {node}", f"page_bytes = {size}"]
         lines.append(f"pages = {pages}")
+    for about, facts in expectation.facts.items():
+        lines += ["", f"[facts.{_quoted(about)}]"]
+        lines += [f"{name} = {_quoted(value)}" for name, value in facts.items()]
     for one in expectation.accepted:
         lines += ["", "# The doctor found it: no alert.", "[[accepted]]", f"id = {_quoted(one.id)}"]
         if one.about is not None:
@@ -148,6 +156,7 @@ def parse_expectation(text: str, source: str) -> CertifiedHost:
             else Accepted(id=one.id, about=one.about, count=one.count)
             for one in file.accepted
         ),
+        facts=file.facts,
     )
 
 

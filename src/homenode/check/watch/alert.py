@@ -12,12 +12,14 @@ from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.catalogue import finding
+from homenode.check.doctor.baseline import FactDrift
 from homenode.check.doctor.diagnosis import host_findings
 from homenode.check.doctor.expectation import (
     CPU_COUNTS,
     CertifiedHost,
     DeviceChange,
     DeviceDrift,
+    baseline_drift,
     device_drift,
     huge_page_drift,
     topology_drift,
@@ -39,6 +41,9 @@ LINKS = frozenset({"pcie-link-slow", "pcie-link-narrow", "pcie-target-low", "pci
 """What the doctor says of links; a drift of a link says the same with what was certified."""
 
 PRESENCE = frozenset({"device-silent", "pcie-link-unknown", "board-incomplete", "nvlinks-few"})
+_OF_NODES = frozenset({"memory", "siblings"})
+"""Facts of the baseline that a changed topology changes."""
+
 MEMORY = frozenset({"node-memory-unequal", "node-without-memory"})
 _TOPOLOGY = frozenset({*CPU_COUNTS, "memory", "distances"})
 
@@ -123,11 +128,20 @@ class _Cause(Struct, frozen=True):
 _NOTHING = _Cause()
 
 
+_STATES = {"bars": ("bar-small", "bar-unassigned"), "frequencies": ("frequency-capped",)}
+"""Of a rule of the baseline: what the doctor says of the same."""
+
+
 def _explained(drifts: Sequence[Alert]) -> dict[str, _Cause]:
     links = {bdf for alert in drifts if alert.id == "drift-link" for bdf in alert.devices}
     explained = {one: _Cause(frozenset(links)) for one in LINKS}
     if any(alert.id == "drift-device" for alert in drifts):
         explained |= dict.fromkeys(PRESENCE, _Cause(is_any=True))
+    for alert in drifts:
+        if alert.id == "drift-baseline" and alert.claims:
+            names = _STATES.get(alert.claims[0].aspect, ())
+            cause = _Cause(frozenset(alert.devices), is_any=not alert.devices)
+            explained |= dict.fromkeys(names, cause)
     if any(alert.subject == "topology" for alert in drifts):
         explained |= dict.fromkeys(MEMORY, _Cause(is_any=True))
     return explained
@@ -154,18 +168,29 @@ def _drifts(expected: CertifiedHost, host: Host) -> Iterator[Alert]:
     topology = [(name, one) for name, one in topology_drift(expected, host) if one.is_bad]
     devices = [one for one in device_drift(expected, host) if one.finding.is_bad]
     pages = tuple(huge_page_drift(expected, host))
+    facts = [one for one in baseline_drift(expected, host) if one.finding.is_bad]
+    nodes = [one for one in facts if one.rule.name in _OF_NODES]
     shape = [(name, one) for name, one in topology if name in _TOPOLOGY]
     counts = [(name, one) for name, one in topology if name not in _TOPOLOGY]
-    if shape:
+    if shape or nodes:
         # Other nodes mean other nodes of devices, and a node that is gone has no pages: one cause.
         moved = [one for one in devices if _is_of_lost_node(one, expected, host)]
         devices = [one for one in devices if one not in moved]
         lost = tuple(one for one in pages if not _has_node(host, one))
         pages = tuple(one for one in pages if one not in lost)
         yield _alert(
-            (*(one for _, one in shape), *(one.finding for one in moved), *lost),
+            (
+                *(one for _, one in shape),
+                *(one.finding for one in nodes),
+                *(one.finding for one in moved),
+                *lost,
+            ),
             "topology",
-            aspects=(*(name for name, _ in shape), *(one.change for one in moved)),
+            aspects=(
+                *(name for name, _ in shape),
+                *(one.rule.name for one in nodes),
+                *(one.change for one in moved),
+            ),
         )
     presence = [one for one in devices if one.change is DeviceChange.PRESENCE]
     if counts and not presence:
@@ -180,6 +205,18 @@ def _drifts(expected: CertifiedHost, host: Host) -> Iterator[Alert]:
         yield _of_devices([one for one in devices if _cause(one) == cause])
     if pages:
         yield _alert(pages, "huge pages")
+    yield from _of_facts([one for one in facts if one not in nodes], devices)
+
+
+def _of_facts(facts: Sequence[FactDrift], devices: Sequence[DeviceDrift]) -> Iterator[Alert]:
+    """One alert for each rule; a device that is another one has other facts for that alone."""
+    changed = {one.bdf for one in devices if one.change is DeviceChange.IDENTITY}
+    left = [one for one in facts if changed.isdisjoint(one.finding.devices)]
+    for rule in dict.fromkeys(one.rule for one in left):
+        ours = tuple(one.finding for one in left if one.rule is rule)
+        bdfs = tuple(bdf for one in ours for bdf in one.devices)
+        subject = None if len(ours) == 1 else rule.label
+        yield _alert(ours, subject, devices=bdfs, aspects=(rule.name,) * len(ours))
 
 
 def _is_of_lost_node(drift: DeviceDrift, expected: CertifiedHost, host: Host) -> bool:
@@ -339,14 +376,18 @@ class WatchState(Struct, frozen=True, kw_only=True):
 
 
 class Changes(Struct, frozen=True, kw_only=True):
-    """What differs from the look before, in the order of the alerts. raised: with a claim that was
-    not refuted before. cleared: claims that this look proves; of an alert of which nothing is left
-    the first. stale: claims that were refuted, and that this look cannot judge."""
+    """What differs from the look before, in the order of the alerts.
+
+    raised: with a claim that was not refuted before; news: of each of them the first finding that
+    is new. cleared: claims that this look proves; of an alert of which nothing is left the first.
+    stale: claims that were refuted, and that this look cannot judge.
+    """
 
     raised: tuple[Alert, ...]
     cleared: tuple[WatchClaim, ...]
     stale: tuple[WatchClaim, ...]
     newly_unread: tuple[Gap, ...]
+    news: tuple[Finding, ...] = ()
 
     def __bool__(self) -> bool:
         return bool(self.raised or self.cleared or self.stale or self.newly_unread)
@@ -358,8 +399,10 @@ def changes(before: WatchState | None, now: WatchState) -> Changes:
     old = {claim.key: (claim, alert) for alert in was for claim in alert.claims}
     new = {claim.key: claim for alert in now.alerts for claim in alert.claims}
     known = set() if before is None else set(before.not_read)
+    raised = tuple(alert for alert in now.alerts if _is_new(alert, old))
     return Changes(
-        raised=tuple(alert for alert in now.alerts if _is_new(alert, old)),
+        raised=raised,
+        news=tuple(_first_new(alert, old) for alert in raised),
         cleared=tuple(claim for alert in was for claim in _repaired(alert, new)),
         stale=tuple(
             claim
@@ -383,12 +426,22 @@ def _is_new(alert: Alert, old: Mapping[_Key, tuple[WatchClaim, Alert]]) -> bool:
     return bool(before) and not was_worst
 
 
+def _first_new(alert: Alert, old: Mapping[_Key, tuple[WatchClaim, Alert]]) -> Finding:
+    pairs = zip(alert.findings, alert.claims, strict=True)
+    return next((one for one, claim in pairs if claim.key not in old), alert.findings[0])
+
+
+def _letters(text: str) -> str:
+    """The same of "vCPU 0" and "vCPUs 0-1"."""
+    return "".join(letter for letter in text if letter.isalpha()).rstrip("s")
+
+
 def _repaired(alert: Alert, new: Mapping[_Key, WatchClaim]) -> tuple[WatchClaim, ...]:
     # A VM's finding may name more vCPUs than before: the one about fewer is no repair.
-    grown = {(one.id, one.vm) for one in new.values() if one.vm is not None}
+    grown = {(one.id, one.vm, _letters(one.about)) for one in new.values() if one.vm is not None}
     gone = tuple(
         claim
         for claim in alert.claims
-        if claim.key not in new and (claim.id, claim.vm) not in grown
+        if claim.key not in new and (claim.id, claim.vm, _letters(claim.about)) not in grown
     )
     return gone[:1] if len(gone) == len(alert.claims) else gone

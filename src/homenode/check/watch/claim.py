@@ -11,6 +11,7 @@ from msgspec import Struct, field
 
 from homenode.bdf import Bdf
 from homenode.check.doctor.alike import unread_attribute
+from homenode.check.doctor.baseline import RULES, facts_of, subject_of, unread_facts
 from homenode.check.doctor.expectation import (
     CertifiedHost,
     DeviceChange,
@@ -76,7 +77,8 @@ def _label(found: Finding) -> str:
 class Sight(Struct, frozen=True, kw_only=True):
     """What one look could see. running: tuned VMs; None = not known. unread_vms, unread_live: VMs
     whose document, or whose threads and pages, could not be read, with the reason. links: of
-    unproved_links. topology: of unread_topology. devices: refuted presence."""
+    unproved_links. topology: of unread_topology.
+    facts: subjects and names of facts that are not given. devices: refuted presence."""
 
     host: Host
     running: frozenset[str] | None = None
@@ -86,11 +88,26 @@ class Sight(Struct, frozen=True, kw_only=True):
     site_ids: frozenset[str] = frozenset()
     links: Mapping[Bdf, str] = field(default_factory=dict)
     topology: Mapping[str, str] = field(default_factory=dict)
+    facts: frozenset[tuple[str, str]] = frozenset()
 
     @classmethod
     def of(cls, host: Host, expected: CertifiedHost | None) -> "Sight":
         topology = {} if expected is None else unread_topology(expected, host)
-        return cls(host=host, links=unproved_links(host), topology=topology)
+        facts = {} if expected is None else expected.facts
+        unread = unread_facts(facts, facts_of(host))
+        return cls(
+            host=host,
+            links=unproved_links(host),
+            topology=topology,
+            facts=frozenset((_about_fact(host, about, name), name) for about, name in unread),
+        )
+
+
+def _about_fact(host: Host, about: str, name: str) -> str:
+    """What the claim of a fact is about: a device, or the subject of its finding."""
+    rule = RULES.get(name)
+    is_device = rule is None or any(str(bdf) == about for bdf in host.device_at)
+    return about if is_device or rule is None else subject_of(rule, about)
 
 
 Unproved = Callable[[WatchClaim, Sight], str | None]
@@ -175,7 +192,12 @@ def _governor(claim: WatchClaim, sight: Sight) -> str | None:
     return _NOT_READ if sight.host.settings.scaling_drivers is None else None
 
 
+def _fact(claim: WatchClaim, sight: Sight) -> str | None:
+    return _NOT_READ if (claim.about, claim.aspect) in sight.facts else None
+
+
 UNPROVED: Mapping[str, Unproved] = {
+    "drift-baseline": _fact,
     "drift-topology": _topology,
     "drift-huge-pages": lambda claim, sight: (
         _NOT_READ if "huge_pages" in sight.topology or not sight.host.nodes else None
@@ -243,5 +265,12 @@ def certified_claims(expected: CertifiedHost) -> Iterator[WatchClaim]:
             yield WatchClaim(id="drift-device", about=str(device.bdf), aspect=change)
         if device.link is not None:
             yield WatchClaim(id="drift-link", about=str(device.bdf), aspect=DeviceChange.LINK)
+    devices = {str(device.bdf) for device in expected.devices}
+    for place, facts in expected.facts.items():
+        for name in facts:
+            rule = RULES.get(name)
+            if rule is not None:
+                subject = place if place in devices else subject_of(rule, place)
+                yield WatchClaim(id="drift-baseline", about=subject, aspect=name)
     for node, _ in expected.huge_pages:
         yield WatchClaim(id="drift-huge-pages", about=f"node {node}")

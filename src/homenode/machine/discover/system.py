@@ -325,7 +325,17 @@ def read_settings(
         libvirt_version=libvirt,
         qemu_version=qemu,
         frequency_limits=_frequency_limits(snapshot, online),
+        firmware=_firmware(snapshot),
+        microcode=read_cpu_fields(snapshot).get("microcode"),
     )
+
+
+_DMI = "/sys/devices/virtual/dmi/id"
+
+
+def _firmware(snapshot: Snapshot) -> str | None:
+    words = (read_word(snapshot, f"{_DMI}/bios_{name}") for name in ("vendor", "version", "date"))
+    return " ".join(word for word in words if word) or None
 
 
 def _frequency_limits(snapshot: Snapshot, online: CpuSet) -> tuple[FrequencyLimit, ...] | None:

@@ -308,6 +308,12 @@ PATHS: tuple[PathRule, ...] = (
     ),
     # The system
     *_files("/sys/devices/virtual/dmi/id", _F.NAME, "product_name sys_vendor", "which machine"),
+    *_files(
+        "/sys/devices/virtual/dmi/id",
+        _F.NAME,
+        "bios_vendor bios_version bios_date",
+        "whether the firmware is another one",
+    ),
     _file("/proc/device-tree/model", _F.NAME, "which machine, on arm64"),
     *_files("/sys/hypervisor", _F.WORD, "type", "Xen"),
     *_files("/proc/sys/kernel", _F.NAME, "osrelease", "the kernel"),
@@ -334,6 +340,7 @@ PATHS: tuple[PathRule, ...] = (
             "cpu family",
             "model",  # also "model name"
             "stepping",
+            "microcode",
             "flags",
             "CPU ",  # arm64: CPU implementer, architecture, variant, part, revision
             "Features",

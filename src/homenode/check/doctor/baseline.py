@@ -1,0 +1,267 @@
+"""Baseline: what an operator writes down of a good host, and whether a change of it matters.
+
+One row of FACTS for each: how it is read, and how bad a change is. Each fact is about a device, a
+node, a word of the kernel's command line, or the host; its value is a text.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
+
+from homenode.catalogue import finding
+from homenode.check.doctor.alike import peer_links
+from homenode.findings import Finding, Severity
+from homenode.machine.pci import DeviceKind, PciDevice
+from homenode.machine.topology import Host
+from homenode.units import GIB, MIB, format_bytes
+
+HOST = "host"
+
+Facts = Mapping[str, Mapping[str, str]]
+"""Values by what they are about, then by the fact's name. Devices by their addresses."""
+
+Read = Callable[[Host], Mapping[str, str]]
+Judge = Callable[[str, str, bool], Severity | None]
+"""How bad a change is; None = none. The last says whether the kernel is another one."""
+
+_KINDS = (DeviceKind.GPU, DeviceKind.NIC, DeviceKind.NVSWITCH, DeviceKind.NVME)
+
+KERNEL_WORDS = tuple(
+    """
+    isolcpus nohz_full rcu_nocbs irqaffinity intel_iommu amd_iommu iommu hugepages hugepagesz
+    default_hugepagesz numa numa_balancing transparent_hugepage mitigations nosmt maxcpus nr_cpus
+    mem memmap pci pcie_aspm intel_pstate amd_pstate processor.max_cstate intel_idle.max_cstate
+    vfio-pci.ids vfio_iommu_type1.dma_entry_limit pcie_acs_override
+""".split()
+)
+"""Of the command line: what changes where VMs run and how fast."""
+
+
+class FactRule(NamedTuple):
+    """One row. name: as in the file, and the case of the page's texts. label: for people."""
+
+    name: str
+    label: str
+    read: Read
+    judge: Judge
+
+
+def _of_host(value: Callable[[Host], str | None]) -> Read:
+    def read(host: Host) -> Mapping[str, str]:
+        found = value(host)
+        return {} if found is None else {HOST: found}
+
+    return read
+
+
+def _of_devices(value: Callable[[PciDevice], str | None]) -> Read:
+    def read(host: Host) -> Mapping[str, str]:
+        return {
+            str(device.bdf): found
+            for device in host.pci_devices
+            if device.kind in _KINDS and device.physical_function is None
+            if (found := value(device)) is not None
+        }
+
+    return read
+
+
+def _is(severity: Severity) -> Judge:
+    return lambda was, now, other_kernel: severity
+
+
+_INFO, _WARNING, _CRITICAL = _is(Severity.INFO), _is(Severity.WARNING), _is(Severity.CRITICAL)
+
+
+def _less_memory(was: str, now: str, other_kernel: bool) -> Severity | None:
+    """Kernels keep other amounts for themselves; the same kernel keeps a few MiB more or less."""
+    lost = int(was) - int(now) if was.isdecimal() and now.isdecimal() else 0
+    if abs(lost) <= (GIB if other_kernel else 8 * MIB):
+        return None
+    return Severity.CRITICAL if lost > GIB else Severity.WARNING
+
+
+def _fewer(was: str, now: str, other_kernel: bool) -> Severity | None:
+    is_less = was.isdecimal() and now.isdecimal() and int(now) < int(was)
+    return Severity.WARNING if is_less else Severity.INFO
+
+
+def _other_driver(was: str, now: str, other_kernel: bool) -> Severity | None:
+    """VFIO takes a device when a VM starts, and gives it back."""
+    return Severity.WARNING if now == "none" else Severity.INFO
+
+
+def _nodes(value: Callable[[Host, int], str | None]) -> Read:
+    def read(host: Host) -> Mapping[str, str]:
+        if host.nodes_assumed:
+            return {}
+        found = ((f"node {node.index}", value(host, int(node.index))) for node in host.nodes)
+        return {name: text for name, text in found if text is not None}
+
+    return read
+
+
+def _memory(host: Host, index: int) -> str | None:
+    node = host.node(index)
+    return None if node is None or node.memory_bytes is None else str(node.memory_bytes)
+
+
+def _siblings(host: Host, index: int) -> str | None:
+    """PUs of each core, the first cores first: "0,64 1,65"."""
+    node = host.node(index)
+    if node is None or not host.cores or not node.pus:
+        return None
+    cores = (core.pus for core in host.cores if not core.pus.isdisjoint(node.pus))
+    return " ".join(map(str, sorted(cores, key=tuple)))
+
+
+def _subsystem(device: PciDevice) -> str | None:
+    if device.subsystem_vendor_id is None or device.subsystem_device_id is None:
+        return None
+    return f"{device.subsystem_vendor_id:04x}:{device.subsystem_device_id:04x}"
+
+
+def _bars(device: PciDevice) -> str | None:
+    found = [f"{b.index} {format_bytes(b.size_bytes)}" for b in device.bars if b.index < 6]
+    return ", ".join(found) or None
+
+
+def _words(host: Host) -> Mapping[str, str]:
+    line = host.settings.kernel_command_line
+    if line is None:
+        return {}
+    given: dict[str, list[str]] = {}
+    for word in line.split():
+        key, _, value = word.partition("=")
+        given.setdefault(key, []).append(value or "given")
+    return {f"kernel {key}": " ".join(given.get(key, ["not given"])) for key in KERNEL_WORDS}
+
+
+def _iommu(host: Host) -> str | None:
+    if host.settings.iommus is None:
+        return None
+    return "on" if host.settings.iommus else "off"
+
+
+def _governors(host: Host) -> str | None:
+    found = host.settings.pus_of_governor
+    return None if found is None else ", ".join(f"{name} of {pus}" for name, pus in found)
+
+
+def _frequencies(host: Host) -> str | None:
+    found = host.settings.frequency_limits
+    return None if found is None else ", ".join(f"{f.limit_khz} kHz of {f.pus}" for f in found)
+
+
+def _version(found: tuple[int, int, int] | None) -> str | None:
+    return None if found is None else ".".join(map(str, found))
+
+
+FACTS: tuple[FactRule, ...] = (
+    FactRule("memory", "memory", _nodes(_memory), _less_memory),
+    FactRule("siblings", "PUs of cores", _nodes(_siblings), _CRITICAL),
+    FactRule("kernel", "kernel", _of_host(lambda host: host.settings.kernel_release), _INFO),
+    FactRule("command-line", "command line", _words, _WARNING),
+    FactRule("firmware", "firmware", _of_host(lambda host: host.settings.firmware), _WARNING),
+    FactRule("microcode", "microcode", _of_host(lambda host: host.settings.microcode), _INFO),
+    FactRule("iommu", "IOMMU", _of_host(_iommu), _CRITICAL),
+    FactRule("governor", "governor", _of_host(_governors), _WARNING),
+    FactRule("frequencies", "frequency limits", _of_host(_frequencies), _WARNING),
+    FactRule("smt", "SMT control", _of_host(lambda host: host.settings.smt_control), _WARNING),
+    FactRule(
+        "libvirt", "libvirt", _of_host(lambda host: _version(host.settings.libvirt_version)), _INFO
+    ),
+    FactRule("bars", "BARs", _of_devices(_bars), _WARNING),
+    FactRule("subsystem", "subsystem ids", _of_devices(_subsystem), _WARNING),
+    FactRule("driver", "driver", _of_devices(lambda one: one.driver or "none"), _other_driver),
+    FactRule(
+        "nvlinks",
+        "NVLinks",
+        lambda host: {str(bdf): str(count) for bdf, count in peer_links(host).items()},
+        _fewer,
+    ),
+)
+"""What is recorded, and how bad a change is: an info is printed by `doctor --expect` alone."""
+
+RULES = {rule.name: rule for rule in FACTS}
+
+
+def facts_of(host: Host) -> dict[str, dict[str, str]]:
+    """What the host is like now; what its source does not say is left out."""
+    found: dict[str, dict[str, str]] = {}
+    for rule in FACTS:
+        for about, value in rule.read(host).items():
+            found.setdefault(about, {})[rule.name] = value
+    return found
+
+
+def subject_of(rule: FactRule, about: str) -> str:
+    return rule.label if about == HOST else f"{about}: {rule.label}"
+
+
+class FactDrift(NamedTuple):
+    """A fact that is another one now."""
+
+    rule: FactRule
+    about: str
+    finding: Finding
+
+
+def fact_drift(
+    expected: Facts, host: Host, source: str, now: Facts | None = None
+) -> Iterator[FactDrift]:
+    """Every fact that changed, and whether it matters. What the host does not say now, and what is
+    about devices and nodes that are gone, is not here."""
+    known = facts_of(host) if now is None else now
+    there = known.get(HOST, {})
+    was = expected.get(HOST, {})
+    other_kernel = was.get("kernel") != there.get("kernel")
+    for about, facts in expected.items():
+        for name, before in facts.items():
+            rule, after = RULES.get(name), known.get(about, {}).get(name)
+            if rule is None or after is None or after == before:
+                continue
+            severity = rule.judge(before, after, other_kernel)
+            if severity is not None:
+                yield FactDrift(
+                    rule, about, _finding(rule, about, before, after, severity, source, host)
+                )
+
+
+def _finding(
+    rule: FactRule, about: str, was: str, now: str, severity: Severity, source: str, host: Host
+) -> Finding:
+    devices = tuple(bdf for bdf in host.device_at if str(bdf) == about)
+    before, after = (_size(was), _size(now)) if rule.name == "memory" else (was, now)
+    if rule.name == "siblings":
+        before, after = _from_difference(was, now), _from_difference(now, was)
+    return finding(
+        "drift-baseline",
+        subject_of(rule, about),
+        expected=before,
+        observed=after,
+        severity=severity,
+        case=rule.name,
+        source=source,
+        devices=devices,
+    )
+
+
+def _size(text: str) -> str:
+    return f"{int(text) / GIB:.3f} GiB" if text.isdecimal() else text
+
+
+def _from_difference(text: str, other: str) -> str:
+    """Four words of a long list, from where it differs from another."""
+    words, others = text.split(), other.split()
+    at = next((i for i, (a, b) in enumerate(zip(words, others, strict=False)) if a != b), 0)
+    return " ".join(["..." if at else "", *words[at : at + 4], "..."]).strip()
+
+
+def unread_facts(expected: Facts, now: Facts) -> frozenset[tuple[str, str]]:
+    """(about, name) of what was recorded and is not given now."""
+    return frozenset(
+        (about, name)
+        for about, facts in expected.items()
+        for name in facts
+        if name not in now.get(about, {})
+    )

@@ -56,6 +56,7 @@ VERSIONS = {
     "try": 1,
     "slurm-bind": 1,
     "proof-check": 1,
+    "certificate": 1,
     "why": 1,
 }
 """Newest version of each kind that this program writes and reads."""

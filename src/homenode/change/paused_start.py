@@ -4,7 +4,6 @@ Its journal says so before libvirt is asked: after a kill, `homenode restore --l
 and `homenode restore` ends it. A guest that somebody let run since is theirs, and is left alone.
 """
 
-import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -69,8 +68,7 @@ class PausedStart(Struct, frozen=True, kw_only=True):
         if state.is_active:
             self.virsh.destroy(entry.subject)
         for path in entry.made:
-            with contextlib.suppress(FileNotFoundError):
-                remove_file(Path(path))
+            remove_file(Path(path))
         undone = entry.now(ChangeState.UNDONE)
         note(undone)
         return undone

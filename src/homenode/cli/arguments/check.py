@@ -95,6 +95,23 @@ class VerifyArguments(Struct, frozen=True, kw_only=True):
         Path | None,
         Opt("--svg", "FILE", "Draw the guest here, and host and plan in FILE's *-plan.svg."),
     ] = None
+    certify: Annotated[
+        Path | None,
+        Opt("--certify", "KEY", "With --live: sign what is proved, with a key of ssh, into -o."),
+    ] = None
+    certificate: Annotated[
+        Path | None, Opt("--certificate", "FILE", "Check such a certificate, and print it.")
+    ] = None
+    allowed_signers: Annotated[
+        Path | None,
+        Opt(
+            "--allowed-signers", "FILE", "Who may have signed it, as ssh-keygen has it.", rare=True
+        ),
+    ] = None
+    output: Annotated[
+        Path | None,
+        Opt("--output -o", "FILE", "The certificate; of one that is checked, its page.", rare=True),
+    ] = None
     proof: Annotated[
         bool, Flag("--proof", "Check the proof that the saved plan P.json carries.")
     ] = False

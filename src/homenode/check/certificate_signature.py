@@ -1,0 +1,168 @@
+"""CertificateSignature: a certificate is issued for a running VM, signed, and checked. [I/O]
+
+The keys are those of ssh: `ssh-keygen -Y sign` and `-Y verify`, OpenSSH 8.2 and newer, with an
+allowed-signers file as ssh-keygen(1) has it.
+"""
+
+import os
+from datetime import UTC, datetime
+from pathlib import Path
+
+from msgspec import Struct
+
+from homenode.check.certificate import (
+    NAMESPACE,
+    Certificate,
+    CertificateBody,
+    CertificateDigests,
+    CertifiedClaim,
+    CertifiedState,
+    armored,
+    digest,
+    digest_of_claims,
+    live_claims,
+    read_certificate,
+    signed_bytes,
+    unarmored,
+)
+from homenode.check.verify.guest.view import GuestView
+from homenode.check.verify.live.capture import observe_running_domain
+from homenode.durable import create_file
+from homenode.errors import InputError
+from homenode.machine.topology import Host
+from homenode.process import run
+from homenode.trusted_path import private_folder
+from homenode.vm.fingerprint import host_fingerprint
+from homenode.vm.hypervisor.virsh import Virsh
+from homenode.vm.plan_model import Plan
+from homenode.wording import command_line
+
+_ASK_S = 120.0
+
+
+class SignedBy(Struct, frozen=True, kw_only=True):
+    """Who signed a certificate, as the allowed-signers file names them."""
+
+    certificate: Certificate
+    principal: str
+
+
+def body_of_running(
+    name: str, connect: str, host: Host, plan: Plan | None, plan_bytes: bytes | None
+) -> CertificateBody:
+    """What is proved now of a domain that runs. Raises as observe_running_domain, and InputError
+    where a claim is refuted or nothing can be claimed."""
+    virsh = Virsh(connect)
+    state = virsh.domain(name)
+    expected, running = observe_running_domain(name, connect, plan)
+    claims = tuple(live_claims(expected, running, host))
+    _check_proved(state.name, claims)
+    return CertificateBody(
+        name=state.name,
+        uuid=state.uuid,
+        host_name=host.name,
+        proved_at=datetime.now(UTC).replace(microsecond=0).isoformat(),
+        layout=None if plan is None else plan.layout.name,
+        digests=CertificateDigests(
+            plan=None if plan_bytes is None else digest(plan_bytes),
+            document=digest(virsh.live_document(state.uuid)),
+            host=host_fingerprint(host),
+            live=digest_of_claims(claims),
+            guest=None,
+        ),
+        claims=claims,
+    )
+
+
+def guest_claims(view: GuestView) -> tuple[CertifiedClaim, ...]:
+    """What the guest itself reports, line by line. Raises InputError where one is refuted."""
+    claims = tuple(
+        CertifiedClaim(
+            subject=f"guest: {one.subject}",
+            expected=one.expected,
+            observed=one.observed,
+            state=_state_of(one.finding is None, one.finding is not None and one.finding.is_bad),
+            how=view.title,
+        )
+        for one in view.checks
+    )
+    _check_proved(view.title, claims)
+    return claims
+
+
+def _state_of(agrees: bool, is_bad: bool) -> CertifiedState:
+    if agrees:
+        return CertifiedState.PROVED
+    return CertifiedState.REFUTED if is_bad else CertifiedState.NOT_KNOWN
+
+
+def _check_proved(name: str, claims: tuple[CertifiedClaim, ...]) -> None:
+    wrong = [one for one in claims if one.state is CertifiedState.REFUTED]
+    if wrong:
+        first = wrong[0]
+        raise InputError(
+            f"{name}: expected every claim to hold, found {len(wrong)} that do not: "
+            f"{first.subject}: expected {first.expected}, found {first.observed}",
+            hint=command_line("homenode", "verify", "--live", name),
+        )
+    if not any(one.state is CertifiedState.PROVED for one in claims):
+        raise InputError(
+            f"{name}: expected pins, bound memory or devices to certify, found none",
+            hint="homenode apply places the VM; huge pages or prealloc put its memory on its nodes",
+        )
+
+
+def signed(body: CertificateBody, key: Path) -> Certificate:
+    """The certificate, signed with a private key of ssh, or a public one whose private half the
+    agent has. Raises ToolError where ssh-keygen does not sign."""
+    words = ("ssh-keygen", "-Y", "sign", "-q", "-n", NAMESPACE, "-f", str(key.absolute()))
+    done = run(words, _ASK_S, signed_bytes(body), on_terminal=True)
+    return Certificate(body=body, signature=unarmored(done.stdout_or_raise()))
+
+
+def check_signature(content: bytes, source: str, signers: Path) -> SignedBy:
+    """Who signed the certificate in a file. signers: an allowed-signers file.
+
+    Raises InputError where the file was changed, or its signature is none of theirs.
+    """
+    certificate = read_certificate(content, source)
+    allowed = str(signers.absolute())
+    if not os.access(allowed, os.R_OK):
+        raise InputError(f"{signers}: expected an allowed-signers file that can be read")
+    with private_folder("homenode-certificate-") as folder:
+        signature = folder / "certificate.sig"
+        create_file(signature, armored(certificate, source).encode(), synced=False)
+        common = ("-f", allowed, "-s", str(signature))
+        found = run(("ssh-keygen", "-Y", "find-principals", *common), _ASK_S)
+        for principal in found.stdout.splitlines() if found.returncode == 0 else ():
+            words = ("-Y", "verify", "-q", "-n", NAMESPACE, "-I", principal, *common)
+            done = run(("ssh-keygen", *words), _ASK_S, signed_bytes(certificate.body))
+            if done.returncode == 0:
+                return SignedBy(certificate=certificate, principal=principal)
+    raise InputError(
+        f"{source}: expected a signature of somebody in {signers}, found another, or a changed "
+        "certificate",
+        hint="ssh-keygen(1), ALLOWED SIGNERS: a line is PRINCIPAL KEYTYPE KEY",
+    )
+
+
+def differences(
+    certificate: Certificate,
+    *,
+    plan: bytes | None = None,
+    host: Host | None = None,
+    document: bytes | None = None,
+) -> tuple[str, ...]:
+    """Which of these are not what the certificate was made with."""
+    digests = certificate.body.digests
+    given = (
+        ("the plan", digests.plan, None if plan is None else digest(plan)),
+        ("the host", digests.host, None if host is None else host_fingerprint(host)),
+        ("the document", digests.document, None if document is None else digest(document)),
+        ("the claims", digests.live, digest_of_claims(certificate.body.claims)),
+    )
+    return tuple(
+        f"{what}: expected {wanted or 'none'}, found {found}"
+        for what, wanted, found in given
+        if found is not None and found != wanted
+    )

@@ -260,3 +260,19 @@ def test_a_configuration_of_qm_is_explained_and_diagnosed(
     # A topology file is matched by the guest's addresses, which only the guest has.
     with pytest.raises(InputError, match="the guest's own addresses"):
         run(*given, "-o", str(tmp_path / "topo.xml"))
+
+
+def test_an_explanation_says_what_the_host_does_to_requests_that_the_guest_does_not_see(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    host = load_host(HOST)
+    devices = tuple(
+        replace(device, acs=("CmpltRedir", "ReqRedir", "UpstreamFwd")) if device.bridge else device
+        for device in host.pci_devices
+    )
+    redirecting = folder / "host.json"
+    redirecting.write_text(encode("host", replace(host, pci_devices=devices)))
+    for source, expected in ((HOST, False), (str(redirecting), True)):
+        run("--explain", "--host", source, "--domain", str(folder / "vm.xml"), "--json")
+        found = {one["id"] for one in json.loads(capsys.readouterr().out)["findings"]}
+        assert ("p2p-redirected" in found) is expected

@@ -1,11 +1,13 @@
 """homenode nccl-topo: a guest's topology file for NCCL or RCCL, and what becomes of it. [I/O]"""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from msgspec.structs import replace
 
+from homenode.bdf import Bdf
+from homenode.check.doctor.peer_paths import route_findings
 from homenode.check.verify.verification import load_guest
 from homenode.cli.arguments.cluster import NcclTopoArguments
 from homenode.cli.terminal import (
@@ -23,6 +25,7 @@ from homenode.findings import Finding, Findings, in_order
 from homenode.formats import encode
 from homenode.input_files import read_input
 from homenode.machine.pci import DeviceKind
+from homenode.machine.peer_route import peer_routes
 from homenode.machine.tools.nvidia_smi import parse_query as parse
 from homenode.nccl.assemble import (
     Assembled,
@@ -108,7 +111,8 @@ def _explain(asked: NcclTopoArguments) -> None:
     data = None if check is None else read_input(check, "a topology file")
     found = [] if data is None else list(check_topology(data, str(check)))
     file = None if data is None else read_topology(data, str(check))
-    tree, host_name = _tree(asked, has_file=file is not None)
+    tree, host_name, of_host = _tree(asked, has_file=file is not None)
+    found += of_host
     if asked.port_rate is not None:
         tree = with_port_rate(tree, asked.port_rate)
     nodes = len(tree.vcpus_of_node)
@@ -137,31 +141,49 @@ def _explain(asked: NcclTopoArguments) -> None:
     exit_if_bad(findings)
 
 
-def _tree(asked: NcclTopoArguments, *, has_file: bool) -> tuple[GuestTree, str]:
-    """The machine that is explained, and the name of the host that it runs on."""
+def _tree(
+    asked: NcclTopoArguments, *, has_file: bool
+) -> tuple[GuestTree, str, tuple[Finding, ...]]:
+    """The machine that is explained, the name of the host that it runs on, and what that host does
+    to requests between NICs and GPUs, which the guest does not see."""
     if asked.guest is not None:
         guest = load_guest(asked.guest)
         on = guest.name if asked.host is None else load_host(asked.host).name
-        return tree_of_host(guest), on
+        return tree_of_host(guest), on, ()
     host = load_host(asked.host, lspci=asked.lspci)
     if asked.domain is None and asked.plan is None:
-        return tree_of_host(host), host.name
+        return tree_of_host(host), host.name, _peers(host, ())
     if asked.domain is None:
         assert asked.plan is not None, "one of the two is given"
         plan = read_plan_for(host, read_input(asked.plan, "a saved plan"), str(asked.plan))
-        return tree_of_plan(plan, host), host.name
+        return tree_of_plan(plan, host), host.name, _peers(host, plan.devices)
 
     data = read_input(asked.domain, "a domain document, or another VM file")
     if target_of(data) is not None:
         if has_file:
             raise _without_addresses(asked.domain)
-        return tree_of_document(read_vm(data, str(asked.domain)).guest, host, {}), host.name
+        vm = read_vm(data, str(asked.domain)).guest
+        return tree_of_document(vm, host, {}), host.name, _peers(host, vm.hostdevs)
     document = open_domain(data, str(asked.domain))
     facts = vm_of(document)
     # With a file the addresses must be the guest's own: they are what the file is matched by.
     known = has_file or left_to_libvirt(document) is None
     addresses = dict(guest_side(document, facts).bus_ids) if known else {}
-    return tree_of_document(facts, host, addresses), host.name
+    return tree_of_document(facts, host, addresses), host.name, _peers(host, facts.hostdevs)
+
+
+class _OnHost(Protocol):
+    @property
+    def bdf(self) -> Bdf: ...
+
+
+def _peers(host: "Host", devices: Iterable[_OnHost]) -> tuple[Finding, ...]:
+    """Of a VM's own devices; of all where it has none."""
+    passed = frozenset(device.bdf for device in devices)
+    own = peer_routes(host, passed)
+    return tuple(
+        route_findings(host, [one for one in own if not passed or one.target.bdf in passed], passed)
+    )
 
 
 def _without_addresses(path: Path) -> InputError:

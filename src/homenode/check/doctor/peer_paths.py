@@ -5,7 +5,7 @@ For a VM a redirect is the price of isolation, and harmless where DirectTrans an
 and reads are relaxed; on a bare host no one gets anything for it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from msgspec import Struct
 
@@ -101,16 +101,24 @@ def _is_own(route: PeerRoute) -> bool:
 
 
 def peer_findings(host: Host, passed: frozenset[Bdf] = frozenset()) -> Iterator[Finding]:
-    """Routes that leave their switch, one finding for each fault. passed: functions of one VM."""
+    """What of a host's routes leaves its switch, and what the IOMMU does to its own GPUs. passed:
+    functions of one VM."""
+    yield from route_findings(host, peer_routes(host, passed), passed)
+    yield from _translated(host)
+
+
+def route_findings(
+    host: Host, routes: Iterable[PeerRoute], passed: frozenset[Bdf] = frozenset()
+) -> Iterator[Finding]:
+    """Routes that leave their switch, one finding for each fault."""
     alike: dict[tuple[str | None, str, bool], list[tuple[PeerRoute, PeerFault]]] = {}
-    for route in peer_routes(host, passed):
+    for route in routes:
         fault = fault_of(host, route)
         if fault is not None:
             is_rdma = route.requester.kind is DeviceKind.NIC
             alike.setdefault((fault.case, fault.meaning, is_rdma), []).append((route, fault))
     for found in alike.values():
         yield _finding(host, found, passed)
-    yield from _translated(host)
 
 
 def _finding(

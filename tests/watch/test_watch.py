@@ -19,14 +19,16 @@ from homenode.bdf import Bdf
 from homenode.check.doctor.diagnosis import host_findings
 from homenode.check.doctor.expectation import CertifiedHost, accepted_of, certify
 from homenode.check.doctor.expectation_file import parse_expectation, render_expectation
-from homenode.check.domain.diagnosis import domain_drift
+from homenode.check.domain.diagnosis import definition_drift, domain_drift
 from homenode.check.metrics import metrics
+from homenode.check.verify.boot.boot_folder import domain_name as boot_domain_name
 from homenode.check.verify.live.capture import ProcFiles, Watch, capture_running_vm
 from homenode.check.verify.live.checks import verify_live
 from homenode.check.watch.alert import KIND, Alert, WatchedDomain, WatchState, alerts, changes
 from homenode.check.watch.claim import ClaimState
-from homenode.check.watch.observation import WatchPass, look
+from homenode.check.watch.observation import OWN_GUESTS, WatchPass, look
 from homenode.cpuset import CpuSet
+from homenode.findings import Severity
 from homenode.machine.description.parse import parse_description
 from homenode.machine.description.render import render
 from homenode.machine.pci import DeviceKind
@@ -402,6 +404,25 @@ def test_a_switchs_uplink_is_one_alert_for_all_devices_below() -> None:
     assert alert.id == "drift-link" and len(alert.devices) > 1
 
 
+@pytest.mark.parametrize("name", ["hgx-h100", "h200-xeon8558", "rtx4090-epyc7702"])
+def test_a_lost_node_is_one_alert(name: str) -> None:
+    text = (ROOT / f"src/homenode/machine/hosts/{name}.toml").read_text()
+    host = seen(snapshot(text), None).host
+    expected = certify(host, accepted=accepted_of(host_findings(host)))
+    last = int(host.nodes[-1].index)
+    less = without(snapshot(text), f"{NODES}/node{last}")
+    files = dict(less.files)
+    for file in ("online", "has_cpu", "has_memory", "has_normal_memory"):
+        if f"{NODES}/{file}" in files:
+            files[f"{NODES}/{file}"] = f"0-{last - 1}\n" if last > 1 else "0\n"
+    for path, row in less.files.items():
+        if path.startswith(NODES) and path.endswith("/distance"):
+            files[path] = row.strip().rpartition(" ")[0] + "\n"
+    lost = MemorySnapshot(less.name, files, less.links, less.commands, less.folders)
+    (alert,) = seen(lost, expected).state.alerts
+    assert (alert.id, alert.subject) == ("drift-topology", "topology")
+
+
 def test_a_slow_link_hides_no_other_and_more_errors_than_accepted_are_an_alert() -> None:
     def with_errors(first: int, second: int) -> MemorySnapshot:
         files = {f"{folder_of(GPU)}/aer_dev_fatal": f"DLP {first}\n"}
@@ -501,6 +522,14 @@ def test_each_part_of_a_domain_that_differs_from_its_plan_is_a_finding(
     assert list(domain_drift(facts(planned), facts(planned))) == []
     (finding,) = domain_drift(facts(planned), facts(changed))
     assert finding.subject == f"gpu-vm: {what}"
+    (edited,) = definition_drift(facts(planned), facts(changed))
+    assert (edited.id, edited.severity) == ("drift-definition", Severity.WARNING)
+
+
+def test_test_guests_of_verify_have_the_name_by_which_the_watch_leaves_them_out() -> None:
+    assert boot_domain_name(Path("/tmp/homenode-boot-x1")).startswith(OWN_GUESTS)
+    own = tuned(HGX).replace("<name>gpu-vm<", f"<name>{OWN_GUESTS}x1<")
+    assert seen(snapshot(domain=own), certified()).state.domains == ()
 
 
 def test_threads_that_homenode_moved_itself_are_no_drift_until_someone_else_moves_them() -> None:

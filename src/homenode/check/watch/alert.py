@@ -44,7 +44,11 @@ PRESENCE = frozenset({"device-silent", "pcie-link-unknown", "board-incomplete", 
 _OF_NODES = frozenset({"memory", "siblings"})
 """Facts of the baseline that a changed topology changes."""
 
-MEMORY = frozenset({"node-memory-unequal", "node-without-memory"})
+NODES = frozenset(
+    {"node-memory-unequal", "node-without-memory", "gpu-node-unknown", "node-spans-packages"}
+)
+"""What the doctor says of nodes; a changed topology says the same with what was certified."""
+
 _TOPOLOGY = frozenset({*CPU_COUNTS, "memory", "distances"})
 
 
@@ -143,7 +147,7 @@ def _explained(drifts: Sequence[Alert]) -> dict[str, _Cause]:
             cause = _Cause(frozenset(alert.devices), is_any=not alert.devices)
             explained |= dict.fromkeys(names, cause)
     if any(alert.subject == "topology" for alert in drifts):
-        explained |= dict.fromkeys(MEMORY, _Cause(is_any=True))
+        explained |= dict.fromkeys(NODES, _Cause(is_any=True))
     return explained
 
 

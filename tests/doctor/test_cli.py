@@ -29,6 +29,7 @@ from homenode.findings import Finding, Findings, Severity, merged
 from homenode.machine.pci import PciLink
 from homenode.machine.topology import Host
 from homenode.vm.sources import load_host
+from tests.command_line import homenode
 from tests.doctor_cases import changed
 from tests.doctor_domains import diagnosed, domain, gpus, host, planned
 from tests.shared_data import needs_shared, shared
@@ -421,3 +422,20 @@ def test_config_space_is_read_and_written_one_register_at_a_time(tmp_path: Path)
         space.read(bdf, 0x50, 2)
     with pytest.raises(HostError, match=r"42:00\.0"):
         space.read(Bdf.parse("42:00.0"), 0, 2)
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        "cores: 8\nmemory: 32768\nhostpci0: 0000:19:00,pcie=1\nname: a\nsockets: 1\n",
+        "cloud-hypervisor --cpus boot=8 --memory size=32G --kernel vmlinux "
+        "--device path=/sys/bus/pci/devices/0000:19:00.0\n",
+    ],
+)
+def test_a_vm_of_another_hypervisor_is_judged_as_a_domain_is(tmp_path: Path, file: str) -> None:
+    path = tmp_path / "vm"
+    path.write_text(file)
+    result = homenode("doctor", path, "--host", "hgx-h100", "--json")
+    assert json.loads(result.stdout)["findings"][0]["id"] == "unpinned"
+    refused = homenode("doctor", path, "--host", "hgx-h100", "--fix", tmp_path / "new")
+    assert refused.exit_code == 2

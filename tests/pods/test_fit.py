@@ -186,6 +186,11 @@ def test_what_keeps_a_pod_from_being_aligned_is_said(
     assert finding in ids(answered(pod, kubelet(SINGLE)))
 
 
+def test_a_pod_with_claims_is_told_that_they_are_not_judged() -> None:
+    document = manifest(container(cpu=8, memory="8Gi"), resourceClaims=[{"name": "gpu"}])
+    assert ids(answered(read_pod(document, "pod"), kubelet(SINGLE))) == {"pod-claims-not-judged"}
+
+
 def test_cpus_and_devices_on_different_nodes_are_a_warning() -> None:
     states = {"cpu_manager_state": {"policyName": "static", "defaultCpuSet": "0,56-112,168-223"}}
     found = answered(gpus(4, 20), kubelet("none"), states)

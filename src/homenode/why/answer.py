@@ -30,6 +30,7 @@ from homenode.nccl.log import read_log
 from homenode.why import (
     messages_collectives,
     messages_kernel,
+    messages_passthrough,
     messages_schedulers,
     messages_start,
 )
@@ -38,6 +39,7 @@ from homenode.why.message import Sign, Sure, signs
 from homenode.why.pieces import pieces
 
 ROWS = (
+    *messages_passthrough.ROWS,
     *messages_start.ROWS,
     *messages_kernel.ROWS,
     *messages_collectives.ROWS,
@@ -52,7 +54,17 @@ _BDF = re.compile(r"\b(?:[0-9a-f]{4}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]\b")
 _CHECK = re.compile(r"Check: ([^\n]+(?:\n[^\n]+)*)")
 _MOST_OTHERS = 4
 
+_UNLESS = (("nccl-log-gdr-off", "GDRDMA"), ("nccl-log-socket", "via NET/IB/"))
+"""Signs of pairs that are far, and what a log has where the near ones are as they should be."""
+
+_OF_HOSTS = ("unpinned", "memory-unbound", "emulator-floats", "sockets-implicit")
+"""What costs something on hosts of several nodes or with other VMs alone."""
+
+_NOT_ASKED = ("nccl-log-not-used", "nccl-log-silent")
+"""That a log names no topology file is a finding only for one who has given one."""
+
 _WEIGHTY = (
+    *("windows-", "socket-cut-by-cell", "threads-not-siblings"),
     *("pcie-link-narrow", "pcie-link-slow", "pcie-target-low", "gpu-peer-", "p2p-"),
     *("nvswitches-left-out", "initiators-missing", "host-core-taken", "core-taken", "pu-shared"),
     *("core-shared", "memory-elsewhere", "pin-off-node", "device-without-cell", "device-far"),
@@ -134,8 +146,13 @@ def _causes(
     known: PasteFacts, seen: Sequence[Sign], lines: dict[str, str]
 ) -> Iterator[LikelyCause]:
     ids = {sign.id for sign in seen}
+    # A listing is judged as a whole, and of a log that has it both ways the good way counts.
+    whole_listings = [one for one in known.of(Listing) if "Capabilities:" in one.text]
+    over = {"p2p-redirected"} if whole_listings else set()
+    over |= {one for one, text in _UNLESS if any(text in whole for whole in lines.values())}
     for sign in seen:
-        yield _of_sign(sign)
+        if sign.id not in over:
+            yield _of_sign(sign)
     for found in merged(_checked(known)):
         if found.severity is Severity.INCONCLUSIVE:
             continue
@@ -207,7 +224,8 @@ def _checked(known: PasteFacts) -> Iterator[Finding]:
         if one.is_file:
             yield from _guarded(known, one.source, check_topology(data, one.source))
         else:
-            yield from _guarded(known, one.source, read_log(one.text, one.source).findings)
+            of_log = read_log(one.text, one.source).findings
+            yield from (found for found in of_log if found.id not in _NOT_ASKED)
     kubelet = next(iter(known.of(Kubelet)), None)
     for vmi in known.of(Vmi):
         found = check_fit(vmi, kubelet, host, None).findings
@@ -246,8 +264,7 @@ def _of_vm(read: ReadVm, host: Host | None) -> Iterator[Finding]:
 
 def _without_host(found: Finding) -> Finding:
     """What costs something only on some hosts is worth knowing, and no cause."""
-    is_warning = found.severity is Severity.WARNING
-    return replace(found, severity=Severity.INFO) if is_warning else found
+    return replace(found, severity=Severity.INFO) if found.id in _OF_HOSTS else found
 
 
 def _of_pod(pod: Pod, kubelet: Kubelet | None, host: Host) -> Iterator[Finding]:

@@ -4,6 +4,15 @@ from homenode.why.message import Message, Sure
 
 ROWS = (
     Message(
+        "nccl-gdr-refused",
+        Sure.LIKELY,
+        """
+        vendor err 81
+        vendor_err 81
+        vendor error 81
+        """,
+    ),
+    Message(
         "nccl-duplicate-gpu",
         Sure.CERTAIN,
         """
@@ -48,6 +57,7 @@ ROWS = (
         "nccl-link-dead",
         Sure.LIKELY,
         """
+        got async event & port error
         got completion & error 12
         got completion & status=12
         vendor err 129
@@ -118,6 +128,7 @@ ROWS = (
         "nccl-p2p-off",
         Sure.LIKELY,
         """
+        cannot access peer device
         p2p is disabled between
         peer access is not supported between these two devices
         p2p is disabled between nvlink connected
@@ -170,6 +181,8 @@ ROWS = (
         "nccl-fault-unnamed",
         Sure.NOT_ENOUGH,
         """
+        some nccl operations have failed or timed out
+        nccl communicator was aborted
         unhandled system error
         unhandled cuda error
         ncclunhandledcudaerror
@@ -210,6 +223,49 @@ ROWS = (
         port_down (1)
         state: initializing
         port_init (2)
+        """,
+    ),
+    Message(
+        "nccl-shm-gone",
+        Sure.LIKELY,
+        """
+        error while attaching to shared memory segment
+        """,
+    ),
+    Message(
+        "efa-missing",
+        Sure.LIKELY,
+        """
+        net/ofi & no eligible providers
+        net/ofi & failed
+        unable to find a protocol that worked
+        fi_getinfo & no data available
+        """,
+    ),
+    Message(
+        "nccl-log-slow-switch",
+        Sure.CERTAIN,
+        """
+        pci[0.1] -
+        pci[0.2] -
+        pci[0.3] -
+        /0.2/phb)
+        /0.2/sys)
+        """,
+    ),
+    Message(
+        "nccl-log-gdr-off",
+        Sure.LIKELY,
+        """
+        gpu direct rdma disabled for
+        gpudirect rdma disabled
+        """,
+    ),
+    Message(
+        "nccl-log-socket",
+        Sure.LIKELY,
+        """
+        via net/socket/
         """,
     ),
 )

@@ -93,6 +93,8 @@ ROWS = (
         "pci-bar-unplaced",
         Sure.CERTAIN,
         r"""
+        failed allocating new mmio range
+        failed moving device bar
         no space for [mem ~ bar [0-5]: no space for \[mem
         failed to assign [mem ~ bar [0-5]: failed to assign \[mem
         can't assign; no space ~ bar [0-5] \[mem
@@ -285,6 +287,77 @@ ROWS = (
         Sure.LIKELY,
         """
         failed to initialize nvml: unknown error
+        """,
+    ),
+    Message(
+        "iommu-not-passthrough",
+        Sure.CERTAIN,
+        """
+        missing "iommu=pt" from kernel command line
+        missing 'iommu=pt'
+        """,
+    ),
+    Message(
+        "p2p-redirected",
+        Sure.LIKELY,
+        """
+        acsctl: & reqredir+
+        nccl warn & acs & enabled
+        acs is enabled
+        """,
+    ),
+    Message(
+        "iommu-invalidation-timeout",
+        Sure.LIKELY,
+        """
+        invalidation time-out error
+        qi: invalidation time
+        dmar: qi & timeout
+        drhd: handling fault status reg 40
+        """,
+    ),
+    Message(
+        "nic-firmware-down",
+        Sure.CERTAIN,
+        """
+        pre-initializing state, aborting
+        mlx5_core & firmware over
+        enable hca failed
+        mlx5_core & fw fatal
+        health & device has encountered & error
+        mlx5_core & poll_health & device
+        """,
+    ),
+    Message(
+        "numa-calls-forbidden",
+        Sure.CERTAIN,
+        """
+        set_mempolicy: operation not permitted
+        mbind: operation not permitted
+        set_mempolicy & operation not permitted
+        get_mempolicy: operation not permitted
+        migrate_pages & operation not permitted
+        mbind & operation not permitted
+        move_pages & operation not permitted
+        failed to set mempolicy
+        """,
+    ),
+    Message(
+        "cpuset-narrow",
+        Sure.LIKELY,
+        """
+        libnuma: warning: & out of range
+        libnuma: warning: & not in
+        numactl & is invalid
+        libnuma: warning: cpu argument
+        libnuma: warning: node argument
+        """,
+    ),
+    Message(
+        "vf-without-guid",
+        Sure.LIKELY,
+        """
+        node_guid: & 0000:0000:0000:0000
         """,
     ),
 )

@@ -7,10 +7,11 @@ ROWS = (
         "pod-refused",
         Sure.CERTAIN,
         """
+        cannot align container
+        cannot align pod
         topologyaffinityerror
         topology affinity error
         resources cannot be allocated with topology locality
-        smtalignmenterror
         numa topology & resources cannot be allocated
         unexpectedadmissionerror & memorymanager
         """,
@@ -19,6 +20,7 @@ ROWS = (
         "smt-alignment",
         Sure.CERTAIN,
         """
+        smtalignmenterror
         smt alignment error
         not multiple cpus per core
         """,
@@ -70,6 +72,7 @@ ROWS = (
         "memory-reserved-unequal",
         Sure.CERTAIN,
         """
+        invalid node allocatable configuration
         is not equal to the value & determined by node allocatable
         reserved memory & node allocatable
         reservedmemory & evictionhard
@@ -256,9 +259,31 @@ ROWS = (
         "pod-anything-else",
         Sure.NOT_ENOUGH,
         """
+        didn't match pod's node affinity
         unexpectedadmissionerror
         failedscheduling
         0/ & nodes are available
+        """,
+    ),
+    Message(
+        "slurm-nvml-missing",
+        Sure.CERTAIN,
+        """
+        autodetect nvml functionality
+        nvml functionality & lib
+        nvml library was not found
+        configured with nvml functionality
+        """,
+    ),
+    Message(
+        "slurm-gres-lines",
+        Sure.CERTAIN,
+        """
+        duplicate gres.conf record
+        some records have & file
+        gres.conf & invalid
+        unable to parse & gres.conf
+        gres_gpu & file & no such
         """,
     ),
 )

@@ -1,196 +1,13 @@
-"""MessagesStart: what QEMU, libvirt, VFIO and Proxmox print when a VM does not start."""
+"""MessagesStart: what QEMU, libvirt and Proxmox print when a VM does not start."""
 
 from homenode.why.message import Message, Sure
 
 ROWS = (
     Message(
-        "iommu-group-shared",
+        "binding-forbidden",
         Sure.CERTAIN,
         """
-        is not viable
-        please ensure all devices within the iommu_group are bound
-        """,
-    ),
-    Message(
-        "iommu-off",
-        Sure.CERTAIN,
-        """
-        iommu not present
-        no iommu detected
-        no iommu_group for device
-        no iommu found
-        host doesn't support passthrough of host pci devices
-        host doesn't support vfio pci passthrough
-        vfio: no iommu group
-        no iommu group found
-        iommu is not enabled
-        support vfio & iommu & disabled
-        no dmar devices found
-        """,
-    ),
-    Message(
-        "vfio-interrupts-unsafe",
-        Sure.CERTAIN,
-        """
-        no interrupt remapping support
-        no interrupt remapping for
-        allow_unsafe_interrupts
-        """,
-    ),
-    Message(
-        "device-rmrr",
-        Sure.CERTAIN,
-        """
-        platform rmrr requirement
-        device is ineligible for iommu domain attach
-        """,
-    ),
-    Message(
-        "vfio-bar-held",
-        Sure.CERTAIN,
-        """
-        can't reserve [mem
-        cannot reserve [mem
-        failed to mmap & bar
-        failed to map bar
-        vfio_bar_restore: reset recovery
-        failed to mmap & resource
-        """,
-    ),
-    Message(
-        "vfio-no-group-file",
-        Sure.LIKELY,
-        """
-        failed to open /dev/vfio/
-        could not open '/dev/vfio/ & no such file
-        /dev/vfio/ & no such file or directory
-        is not bound to vfio
-        unmanaged pci device
-        not bound to vfio-pci
-        verify all devices in group
-        """,
-    ),
-    Message(
-        "vfio-permission",
-        Sure.LIKELY,
-        """
-        /dev/vfio/ & permission denied
-        /dev/vfio/ & operation not permitted
-        failed to set iommu for container: operation not permitted
-        """,
-    ),
-    Message(
-        "device-in-use",
-        Sure.CERTAIN,
-        """
-        is in use by driver qemu
-        already in use by domain
-        is already in use by other
-        pci device & already in use by vmid
-        pci device & is in use by
-        """,
-    ),
-    Message(
-        "vfio-busy",
-        Sure.LIKELY,
-        """
-        could not open '/dev/vfio/ & device or resource busy
-        failed to open /dev/vfio/ & busy
-        vfio & device or resource busy
-        error getting device from group
-        """,
-    ),
-    Message(
-        "vfio-memory-lock",
-        Sure.CERTAIN,
-        """
-        vfio_map_dma failed: cannot allocate memory
-        vfio_map_dma & cannot allocate memory
-        vfio_dma_map( & (cannot allocate memory)
-        vfio_container_dma_map( & (cannot allocate memory)
-        cannot limit locked memory of process
-        vfiodmamap & cannot allocate memory
-        vfiodmamap & os error 12
-        dmamap & os error 12
-        rlimit_memlock
-        vfio_pin_pages_remote: rlimit
-        rlimit (memlock) exceeded
-        mlockall & cannot allocate memory
-        mlock: cannot allocate memory
-        realtime: failed to lock
-        vfio_pin_map_dma & cannot allocate memory
-        """,
-    ),
-    Message(
-        "dma-map-limit",
-        Sure.CERTAIN,
-        """
-        vfio_map_dma & no space left on device
-        vfio_dma_map( & (no space left on device)
-        vfio_container_dma_map( & (no space left on device)
-        dma_entry_limit
-        """,
-    ),
-    Message(
-        "vfio-address-refused",
-        Sure.LIKELY,
-        """
-        vfio_map_dma & invalid argument
-        vfio_dma_map( & (invalid argument)
-        vfio_container_dma_map( & (invalid argument)
-        vfio_map_dma & file exists
-        vfio_dma_map( & (file exists)
-        iommu address width & exceed
-        exceeds the iommu
-        iova range
-        """,
-    ),
-    Message(
-        "vfio-bar-not-mapped-for-dma",
-        Sure.LIKELY,
-        """
-        vfio_map_dma & bad address
-        vfio_dma_map( & (bad address)
-        vfio_container_dma_map( & (bad address)
-        -14 (bad address)
-        """,
-    ),
-    Message(
-        "device-does-not-reset",
-        Sure.CERTAIN,
-        """
-        not ready & after flr
-        not ready & after bus reset
-        giving up & after flr
-        unknown pci header type '127'
-        unknown header type 7f
-        invalid pci header type
-        unable to change power state from d3cold to d0
-        unable to power on device, stuck in d3
-        refused to change power state, currently in d3
-        timed out waiting for pending transaction
-        stuck in d3
-        config space inaccessible; aborting
-        failed to return from flr
-        reset failed & vfio
-        """,
-    ),
-    Message(
-        "gpu-code-43",
-        Sure.LIKELY,
-        r"""
-        code 43 ~ \bcode:? 43\b
-        error 43 ~ \berror 43\b
-        """,
-    ),
-    Message(
-        "gpu-rom-missing",
-        Sure.LIKELY,
-        """
-        invalid pci rom header signature
-        device option rom contents are probably invalid
-        failed to load option rom
-        cannot read device rom
+        cannot bind memory to host numa nodes: operation not permitted
         """,
     ),
     Message(
@@ -284,7 +101,7 @@ ROWS = (
         "memory-of-no-node",
         Sure.CERTAIN,
         """
-        cannot bind memory to host numa nodes
+        cannot bind memory to host numa nodes: invalid argument
         numa node & is out of range
         numa node & is unavailable
         numa node set & not available
@@ -336,21 +153,6 @@ ROWS = (
         """,
     ),
     Message(
-        "pci-ports-short",
-        Sure.CERTAIN,
-        """
-        no more available pci slots
-        no more available pci addresses
-        no slot/function available
-        pci: slot & not available for
-        no free hotpluggable pci
-        no pci buses available
-        too many pci devices
-        in use by & pci: slot
-        not enough free pci slots
-        """,
-    ),
-    Message(
         "memory-plug-without-cells",
         Sure.CERTAIN,
         """
@@ -381,41 +183,6 @@ ROWS = (
         """,
     ),
     Message(
-        "migration-with-passthrough",
-        Sure.CERTAIN,
-        """
-        vfio migration is not supported
-        cannot migrate domain with assigned host
-        cannot migrate & host device
-        blocked by non-migratable device
-        non-migratable device
-        can't migrate vm which uses local devices
-        can't migrate running vm & passthrough
-        hostpci & cannot live-migrate
-        live migration & pci & not supported
-        cannot be live migrated & hostdevice
-        hostdevicenotlivemigratable
-        cannot migrate vm with & passthrough
-        """,
-    ),
-    Message(
-        "vgpu-not-started",
-        Sure.LIKELY,
-        """
-        mdev & not found
-        vgpu & failed to start
-        nvidia-vgpu-mgr & error
-        vmiop_log: & error
-        available_instances & no such
-        mdev_create & no space left on device
-        failed to get vgpu
-        vgpu type & not supported
-        no available mdev
-        vfio_mdev & input/output error
-        unable to find & mdev type
-        """,
-    ),
-    Message(
         "numad-missing",
         Sure.CERTAIN,
         """
@@ -441,6 +208,85 @@ ROWS = (
         pcie expander bus & only
         pcie-expander-bus & machine
         pci expander & q
+        """,
+    ),
+    Message(
+        "topology-product",
+        Sure.CERTAIN,
+        """
+        topology doesn't match maximum vcpu count
+        topology doesn't match the desired vcpu count
+        product of the hierarchy must
+        invalid cpu topology
+        cpu topology: sockets
+        """,
+    ),
+    Message(
+        "memory-sum",
+        Sure.CERTAIN,
+        """
+        total memory for numa nodes
+        """,
+    ),
+    Message(
+        "vcpu-in-no-cell",
+        Sure.CERTAIN,
+        """
+        cpu(s) not present in any numa nodes
+        """,
+    ),
+    Message(
+        "cell-of-no-vcpu",
+        Sure.CERTAIN,
+        """
+        cpu ids in <numa> exceed the <vcpu> count
+        cpu ids in numa exceed
+        """,
+    ),
+    Message(
+        "chassis-twice",
+        Sure.CERTAIN,
+        """
+        can't add chassis slot
+        chassis & already in use
+        """,
+    ),
+    Message(
+        "cells-needed",
+        Sure.CERTAIN,
+        """
+        per-node memory binding is not supported
+        per-node binding is not
+        memnode & requires
+        numa node tuning & without
+        """,
+    ),
+    Message(
+        "start-slow",
+        Sure.LIKELY,
+        """
+        failed: got timeout
+        start failed & timeout
+        timed out waiting for & qemu
+        start-timeout
+        failed to become ready & qemu & timeout
+        """,
+    ),
+    Message(
+        "vm-cpus-short",
+        Sure.LIKELY,
+        """
+        could not fit & vcpus into
+        not enough exclusive threads
+        no more cpus available in the pool
+        not enough cpus & pinning
+        """,
+    ),
+    Message(
+        "ovirt-numa-no-fit",
+        Sure.CERTAIN,
+        """
+        did not satisfy internal filter numa
         """,
     ),
 )

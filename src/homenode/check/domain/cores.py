@@ -29,6 +29,12 @@ from homenode.vm.model import GuestCache, Vm
 from homenode.wording import first_few
 
 _MANY_SOCKETS = 2
+_WINDOWS = "microsoft.com/win"
+_WINDOWS_VCPUS = 64
+"""vCPUs of one processor group of Windows."""
+
+_ENLIGHTENMENTS = ("relaxed", "vapic", "spinlocks", "vpindex", "synic", "stimer", "tlbflush", "ipi")
+"""Those without which interrupts, timers and flushes of many vCPUs trap one by one."""
 
 
 def topology_findings(facts: Vm, document: Document | None, host: Host) -> Iterator[Finding]:
@@ -96,6 +102,31 @@ def _threads(facts: Vm, host: Host, threads: int) -> Iterator[Finding]:
             expected="siblings that are siblings on the host",
             observed=f"threads={threads} and no pins",
             case="no pins",
+        )
+
+
+def windows_findings(facts: Vm, document: Document) -> Iterator[Finding]:
+    """A large Windows guest without what KVM offers Windows in place of hardware.
+
+    Source: libvirt's formatdomain.html, hyperv; QEMU's docs/system/i386/hyperv.rst.
+    """
+    systems = (one.get("id") or "" for one in document.root.walk() if one.name.endswith("}os"))
+    if facts.vcpus <= _WINDOWS_VCPUS or not any(_WINDOWS in system for system in systems):
+        return
+    features = document.root.at("features/hyperv")
+    if features is not None and features.get("mode") == "passthrough":
+        return
+    missing = [
+        name
+        for name in _ENLIGHTENMENTS
+        if features is None or (found := features.child(name)) is None or found.get("state") != "on"
+    ]
+    if missing:
+        yield finding(
+            "windows-enlightenments",
+            f"<hyperv> of {facts.vcpus} vCPUs",
+            expected=", ".join(_ENLIGHTENMENTS),
+            observed=f"without {', '.join(missing)}",
         )
 
 

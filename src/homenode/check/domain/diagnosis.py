@@ -16,6 +16,7 @@ from homenode.check.domain.cores import (
     isolation_findings,
     thread_findings,
     topology_findings,
+    windows_findings,
 )
 from homenode.check.domain.devices import (
     describe_limits,
@@ -49,7 +50,9 @@ from homenode.wording import command_line
 
 def domain_findings(facts: Vm, document: Document | None, host: Host) -> list[Finding]:
     """What is wrong with one VM on its host. document: None of one that another file describes."""
-    found = [] if document is None else list(broken_references(document))
+    found = []
+    if document is not None:
+        found += [*broken_references(document), *windows_findings(facts, document)]
     found += [*pins_alone(facts), *memory_alone(facts)]
     found += [*devices_alone(facts), *limit_findings(facts, document, host)]
     if host.pus:

@@ -152,7 +152,8 @@ class DoctorArguments(Struct, frozen=True, kw_only=True):
     """
 
     document: Annotated[
-        str | None, Arg("[VM.xml]", "Also check this domain document; - for standard input.")
+        str | None,
+        Arg("[VM.xml]", "Also check this VM: a domain document, or a file of any target."),
     ] = None
     host: HostOption = None
     lspci: LspciOption = None

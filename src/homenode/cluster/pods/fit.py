@@ -326,6 +326,15 @@ def _findings(found: Fit) -> Iterator[Finding]:
             source=_TOPOLOGY,
         )
     yield from _unaligned(found)
+    if pod.claims:
+        yield finding(
+            "pod-claims-not-judged",
+            subject,
+            expected="devices that its requests name",
+            observed=f"resource claims {', '.join(pod.claims)}: which devices they get, and on "
+            "which nodes, is the scheduler's to say and was not judged",
+            source="Kubernetes, Dynamic Resource Allocation",
+        )
     if not pod.is_guaranteed:
         yield finding(
             "pod-not-guaranteed",

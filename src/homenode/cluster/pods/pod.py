@@ -39,12 +39,13 @@ class Pod(Struct, frozen=True, kw_only=True):
     """containers: init containers first, in the order in which the kubelet admits them.
 
     pod_level: resources of the pod as a whole are set, which the managers of Kubernetes up to 1.35
-    do not align.
+    do not align. claims: names of its resource claims, whose devices its requests do not name.
     """
 
     name: str
     containers: tuple[Container, ...]
     pod_level: bool = False
+    claims: tuple[str, ...] = ()
 
     @property
     def is_guaranteed(self) -> bool:
@@ -99,7 +100,10 @@ def read_pod(document: Mapping[str, Any], source: str) -> Pod:
     if not any(not c.is_init for c in containers):
         raise InputError(f"{source}: expected containers in the pod's spec, found none")
     return Pod(
-        name=name, containers=tuple(containers), pod_level=down(spec, "resources") is not None
+        name=name,
+        containers=tuple(containers),
+        pod_level=down(spec, "resources") is not None,
+        claims=tuple(str(one.get("name")) for one in _list(spec, "resourceClaims", source)),
     )
 
 

@@ -31,6 +31,12 @@ from tests.doctor_guests import (
     two_cells,
 )
 
+WINDOWS = (
+    "<metadata><o:libosinfo xmlns:o='http://libosinfo.org/xmlns/libvirt/domain/1.0'>"
+    "<o:os id='http://microsoft.com/win/2k22'/></o:libosinfo></metadata>"
+)
+PASSTHROUGH = "<features><hyperv mode='passthrough'/></features>"
+
 GUEST_CASES: dict[str, Case] = {
     "llc-straddled": case(
         "8 vCPUs on 8 caches of epyc9654-2p-1node",
@@ -103,6 +109,12 @@ GUEST_CASES: dict[str, Case] = {
         lambda: diagnosed(domain(2, pins=[0, 1]), ISOLATED),
         "vCPUs on 4-5",
         lambda: diagnosed(domain(2, pins=[4, 5]), ISOLATED),
+    ),
+    "windows-enlightenments": case(
+        "Windows of 65 vCPUs without <hyperv>",
+        lambda: small(65, [], cpu=topology(1, 65), more=WINDOWS),
+        "the same with hyperv passthrough",
+        lambda: small(65, [], cpu=topology(1, 65), more=f"{WINDOWS}{PASSTHROUGH}"),
     ),
     "sockets-implicit": case(
         "3 vCPUs without <topology>",

@@ -170,7 +170,9 @@ def log_network_findings(found: LogNetwork, source: str) -> Iterator[Finding]:
             observed=f"NET/Socket: {none}",
             source=source,
         )
-    if found.without_gdr or found.off_by_driver or found.off_by_distance:
+    # Of pairs that are far NCCL says so as well, while the near ones have it.
+    has_gdr = any(by_gdr for _, by_gdr in found.channels)
+    if found.without_gdr or (not has_gdr and (found.off_by_driver or found.off_by_distance)):
         yield _gdr_off(found, source)
     for (status, vendor), count in sorted(found.errors.items()):
         if status in _BY_ACS:

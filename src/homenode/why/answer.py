@@ -54,14 +54,8 @@ _BDF = re.compile(r"\b(?:[0-9a-f]{4}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]\b")
 _CHECK = re.compile(r"Check: ([^\n]+(?:\n[^\n]+)*)")
 _MOST_OTHERS = 4
 
-_UNLESS = (("nccl-log-gdr-off", "GDRDMA"), ("nccl-log-socket", "via NET/IB/"))
-"""Signs of pairs that are far, and what a log has where the near ones are as they should be."""
-
 _OF_HOSTS = ("unpinned", "memory-unbound", "emulator-floats", "sockets-implicit")
 """What costs something on hosts of several nodes or with other VMs alone."""
-
-_NOT_ASKED = ("nccl-log-not-used", "nccl-log-silent")
-"""That a log names no topology file is a finding only for one who has given one."""
 
 _WEIGHTY = (
     *("windows-", "socket-cut-by-cell", "threads-not-siblings"),
@@ -146,10 +140,9 @@ def _causes(
     known: PasteFacts, seen: Sequence[Sign], lines: dict[str, str]
 ) -> Iterator[LikelyCause]:
     ids = {sign.id for sign in seen}
-    # A listing is judged as a whole, and of a log that has it both ways the good way counts.
+    # A listing with all that lspci says is judged by the doctor.
     whole_listings = [one for one in known.of(Listing) if "Capabilities:" in one.text]
     over = {"p2p-redirected"} if whole_listings else set()
-    over |= {one for one, text in _UNLESS if any(text in whole for whole in lines.values())}
     for sign in seen:
         if sign.id not in over:
             yield _of_sign(sign)
@@ -224,8 +217,7 @@ def _checked(known: PasteFacts) -> Iterator[Finding]:
         if one.is_file:
             yield from _guarded(known, one.source, check_topology(data, one.source))
         else:
-            of_log = read_log(one.text, one.source).findings
-            yield from (found for found in of_log if found.id not in _NOT_ASKED)
+            yield from _guarded(known, one.source, read_log(one.text, one.source).findings)
     kubelet = next(iter(known.of(Kubelet)), None)
     for vmi in known.of(Vmi):
         found = check_fit(vmi, kubelet, host, None).findings

@@ -4,15 +4,6 @@ from homenode.why.message import Message, Sure
 
 ROWS = (
     Message(
-        "nccl-gdr-refused",
-        Sure.LIKELY,
-        """
-        vendor err 81
-        vendor_err 81
-        vendor error 81
-        """,
-    ),
-    Message(
         "nccl-duplicate-gpu",
         Sure.CERTAIN,
         """
@@ -240,32 +231,6 @@ ROWS = (
         net/ofi & failed
         unable to find a protocol that worked
         fi_getinfo & no data available
-        """,
-    ),
-    Message(
-        "nccl-log-slow-switch",
-        Sure.CERTAIN,
-        """
-        pci[0.1] -
-        pci[0.2] -
-        pci[0.3] -
-        /0.2/phb)
-        /0.2/sys)
-        """,
-    ),
-    Message(
-        "nccl-log-gdr-off",
-        Sure.LIKELY,
-        """
-        gpu direct rdma disabled for
-        gpudirect rdma disabled
-        """,
-    ),
-    Message(
-        "nccl-log-socket",
-        Sure.LIKELY,
-        """
-        via net/socket/
         """,
     ),
 )

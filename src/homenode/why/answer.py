@@ -116,7 +116,7 @@ def answer(texts: Sequence[tuple[str, str]], hosts: Sequence[Host] = ()) -> Past
     first = chosen[0] if chosen else None
     return PasteAnswer(
         read=tuple(PieceRead(what=w, where=where, lines=n) for w, where, n in known.read),
-        sure=first.sure if first else None if known.read else Sure.NOT_ENOUGH,
+        sure=first.sure if first else None if known.read or distinct else Sure.NOT_ENOUGH,
         causes=chosen[: _MOST_OTHERS + 1],
         worth_knowing=tuple(
             one for one in distinct if one not in bad and one.sure is not Sure.NOT_ENOUGH

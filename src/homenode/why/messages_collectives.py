@@ -48,6 +48,8 @@ ROWS = (
         "nccl-link-dead",
         Sure.LIKELY,
         """
+        failed status 12
+        got completion with error:
         got async event & port error
         got completion & error 12
         got completion & status=12
@@ -64,6 +66,7 @@ ROWS = (
         "nccl-gid-wrong",
         Sure.CERTAIN,
         """
+        failed to modify qp & rtr
         ibv_modify_qp failed & connection timed out
         ibv_modify_qp failed & network is unreachable
         ibv_modify_qp failed & invalid argument
@@ -79,6 +82,11 @@ ROWS = (
         "nccl-no-route",
         Sure.LIKELY,
         """
+        unable to init the socket connection
+        couldn't connect to
+        client socket has timed out
+        server socket has failed to listen
+        client socket has failed to connect
         no route to host
         connection refused & nccl
         nccl & connection refused
@@ -192,6 +200,8 @@ ROWS = (
         "rdma-device-missing",
         Sure.LIKELY,
         """
+        failed to initialize any net plugin
+        net plugin ib & failed
         no ib devices found
         ib device & not found
         failed to get ib devices list
@@ -231,6 +241,37 @@ ROWS = (
         net/ofi & failed
         unable to find a protocol that worked
         fi_getinfo & no data available
+        """,
+    ),
+    Message(
+        "nccl-cumem-refused",
+        Sure.LIKELY,
+        """
+        cumemcreate & fail
+        cumem host & fail
+        cumemimportfromshareablehandle
+        cumemexporttoshareablehandle
+        cuda failure 801
+        cumem & operation not supported
+        cumem & operation not permitted
+        cumem & invalid argument
+        """,
+    ),
+    Message(
+        "gpu-busy",
+        Sure.LIKELY,
+        """
+        devices are busy or unavailable
+        all cuda-capable devices are busy
+        """,
+    ),
+    Message(
+        "mpi-bind-overload",
+        Sure.CERTAIN,
+        """
+        binding more processes than
+        not enough slots available
+        bind to & more processes than cpus
         """,
     ),
 )

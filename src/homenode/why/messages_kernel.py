@@ -220,6 +220,10 @@ ROWS = (
         "numa-node-negative",
         Sure.CERTAIN,
         """
+        numa_node: -1
+        numa node: -1
+        numa_node=-1
+        numa_node = -1
         had negative value (-1), but there must be at least one numa node
         could not read numa node
         """,
@@ -332,6 +336,9 @@ ROWS = (
         "numa-calls-forbidden",
         Sure.CERTAIN,
         """
+        failed to bind memory
+        unable to bind memory
+        memory binding & not permitted
         set_mempolicy: operation not permitted
         mbind: operation not permitted
         set_mempolicy & operation not permitted
@@ -358,6 +365,35 @@ ROWS = (
         Sure.LIKELY,
         """
         node_guid: & 0000:0000:0000:0000
+        """,
+    ),
+    Message(
+        "sriov-interrupts-short",
+        Sure.CERTAIN,
+        """
+        msi-x interrupts available for sr-iov
+        minimum of & msi-x interrupts per vf
+        not enough msi-x
+        """,
+    ),
+    Message(
+        "vf-setting-refused",
+        Sure.LIKELY,
+        """
+        failed to set vf & operation not supported
+        failed to configure vf
+        vf & rtnetlink answers: operation not supported
+        set vf & link state & not supported
+        """,
+    ),
+    Message(
+        "hwloc-contradiction",
+        Sure.LIKELY,
+        """
+        invalid information from the operating system
+        looks like an error from the operating system
+        intersects with numanode
+        intersects with & without inclusion
         """,
     ),
 )

@@ -291,4 +291,36 @@ ROWS = (
         failed to acquire license from
         """,
     ),
+    Message(
+        "host-driver-in-use",
+        Sure.LIKELY,
+        """
+        non-zero usage count
+        module nvidia is in use
+        module amdgpu is in use
+        module nvidia_drm is in use
+        nvidia_modeset is in use
+        still in use & nvidia
+        """,
+    ),
+    Message(
+        "vfio-probe-failed",
+        Sure.LIKELY,
+        """
+        vfio-pci: probe of & failed
+        vfio-pci & probe with driver vfio-pci failed
+        failed to bind & vfio-pci
+        unable to bind & vfio-pci
+        write error: no such device & vfio
+        """,
+    ),
+    Message(
+        "display-without-opengl",
+        Sure.CERTAIN,
+        """
+        opengl not available
+        egl: no drm render node
+        vfio-display-dmabuf
+        """,
+    ),
 )

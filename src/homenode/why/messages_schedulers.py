@@ -7,6 +7,8 @@ ROWS = (
         "pod-refused",
         Sure.CERTAIN,
         """
+        numa & cannot be aligned
+        insufficient free resources on & numa
         cannot align container
         cannot align pod
         topologyaffinityerror
@@ -279,11 +281,58 @@ ROWS = (
         "slurm-gres-lines",
         Sure.CERTAIN,
         """
+        can't stat gres.conf file
+        waiting for gres.conf file
+        duplicate records for gpu
         duplicate gres.conf record
         some records have & file
         gres.conf & invalid
         unable to parse & gres.conf
         gres_gpu & file & no such
+        """,
+    ),
+    Message(
+        "slurm-gres-missing",
+        Sure.POSSIBLE,
+        """
+        gres=(null)
+        """,
+    ),
+    Message(
+        "claims-not-prepared",
+        Sure.LIKELY,
+        """
+        failedpreparedynamicresources
+        nodeprepareresources
+        failed to prepare dynamic resources
+        """,
+    ),
+    Message(
+        "claims-misnamed",
+        Sure.CERTAIN,
+        """
+        must specify one of: & resourceclaimname
+        resourceclaims[ & invalid value
+        """,
+    ),
+    Message(
+        "nova-live-migration-numa",
+        Sure.CERTAIN,
+        """
+        instance has an associated numa topology
+        migrationprecheckerror & numa
+        numa topolog & live migration
+        """,
+    ),
+    Message(
+        "vm-not-live-migratable",
+        Sure.CERTAIN,
+        """
+        vmi is not migratable
+        is not live migratable
+        interfacenotlivemigratable
+        disksnotlivemigratable
+        not migratable:
         """,
     ),
 )

@@ -265,6 +265,7 @@ ROWS = (
         "start-slow",
         Sure.LIKELY,
         """
+        timed out waiting for domain
         failed: got timeout
         start failed & timeout
         timed out waiting for & qemu
@@ -287,6 +288,39 @@ ROWS = (
         Sure.CERTAIN,
         """
         did not satisfy internal filter numa
+        """,
+    ),
+    Message(
+        "saved-state-refused",
+        Sure.LIKELY,
+        """
+        load of migration failed
+        error while loading state for instance
+        bad config data: i=
+        """,
+    ),
+    Message(
+        "qemu-too-old",
+        Sure.CERTAIN,
+        """
+        is not supported by this qemu binary
+        not supported with this qemu binary
+        unsupported machine type
+        is not a valid device model name
+        unknown machine type
+        does not support machine type
+        unsupported configuration: this qemu
+        """,
+    ),
+    Message(
+        "start-error-unnamed",
+        Sure.NOT_ENOUGH,
+        """
+        qemu exited with code
+        process exited while connecting to monitor
+        unexpectedly closed the monitor
+        libvirtd quit during handshake
+        end of file while reading data: input/output error
         """,
     ),
 )

@@ -43,6 +43,7 @@ PASSED_ON = {
     "machine/tools/transferbench.py": "fullmatch",
     "machine/tools/scontrol.py:_LINES[]": "fullmatch",
     "machine/snapshot/contents.py": "fullmatch",
+    "why/pieces.py": "match",
 }
 """Files, or names in them, that hand patterns over, and the method that is called with them."""
 
@@ -123,6 +124,11 @@ BUILT: dict[tuple[str, str], tuple[str, str]] = {
     ("cluster/kubevirt/manifests.py", "pattern"): (
         r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?",
         "fullmatch",
+    ),
+    ("machine/tools/lspci_registers.py", "pattern"): (r"\bASPM ([A-Za-z0-9 ]{2,20});", "search"),
+    ("why/message.py", "pattern.encode()"): (
+        r"bar [0-5]: no space for \[mem",  # the longest of the rows
+        "search",
     ),
     ("measure/app_metric.py", "pattern"): (r"tokens/s: ([0-9.]+)", "search"),  # the user's own
     ("measure/programs/torch_place.py", r"f'(?<!\\w)(?:{names}):\\s+(\\d+) kB'"): (

@@ -137,3 +137,18 @@ def test_a_certificate_is_issued_for_what_holds_and_refused_after_a_thread_moved
             body_of_running(name, SYSTEM, load_host(None), plan, None)
     finally:
         run(("virsh", "-q", "-c", SYSTEM, "vcpupin", "--live", name, "1", str(second)), 60)
+
+
+def test_a_quota_that_is_set_while_it_runs_is_named(running: tuple[str, list[int]]) -> None:
+    name = running[0]
+    virsh("schedinfo", name, "--live", "--set", "vcpu_quota=2000")
+    try:
+        found = {(one.subject, one.observed[:2]) for one in named(name, "live-quota")}
+        assert found == {("vCPU 0", "2%"), ("vCPU 1", "2%")}
+    finally:
+        virsh("schedinfo", name, "--live", "--set", "vcpu_quota=-1")
+    assert not named(name, "live-quota")
+
+
+def named(name: str, id_: str) -> list[Finding]:
+    return [one for one in verify_running_domain(name, SYSTEM).findings if one.id == id_]

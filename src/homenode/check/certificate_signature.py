@@ -35,7 +35,6 @@ from homenode.trusted_path import private_folder
 from homenode.vm.fingerprint import host_fingerprint
 from homenode.vm.hypervisor.virsh import Virsh
 from homenode.vm.plan_model import Plan
-from homenode.wording import command_line
 
 _ASK_S = 120.0
 
@@ -103,7 +102,7 @@ def _check_proved(name: str, claims: tuple[CertifiedClaim, ...]) -> None:
         raise InputError(
             f"{name}: expected every claim to hold, found {len(wrong)} that do not: "
             f"{first.subject}: expected {first.expected}, found {first.observed}",
-            hint=command_line("homenode", "verify", "--live", name),
+            hint="homenode verify --live, or --guest, names each of them",
         )
     if not any(one.state is CertifiedState.PROVED for one in claims):
         raise InputError(

@@ -7,6 +7,7 @@ from homenode.catalogue import finding
 from homenode.check.domain.devices import devices_alone, devices_on_host
 from homenode.check.domain.memory import memory_alone, memory_on_host
 from homenode.check.domain.pins import pins_alone, pins_on_host
+from homenode.check.domain.throttles import throttle_findings
 from homenode.check.start.needs import not_asked
 from homenode.errors import InputError
 from homenode.findings import Finding, Findings, Severity, in_order, merged, sourced
@@ -50,6 +51,7 @@ def verify_document(
         *pins_alone(facts),
         *memory_alone(facts),
         *devices_alone(facts),
+        *throttle_findings(document),
     ]
     checked = [f"{document.source}: schema, references, sums, PCI addresses and bus windows"]
     if host is not None:

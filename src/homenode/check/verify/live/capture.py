@@ -26,8 +26,10 @@ from homenode.check.verify.live.procfs import (
     RunningVm,
     TaskTimes,
     ThreadKind,
+    ThreadLimit,
     VmThread,
     backends,
+    cpu_cgroups,
     domain_name,
     parse_maps,
     parse_numa_maps,
@@ -110,6 +112,7 @@ def capture_running_vm(uuid: str, watch: Watch, files: "ProcFiles | None" = None
         watched_s=watch.seconds,
         host=host,
         gaps=tuple(gaps),
+        limits=tuple(_limits(proc, process)),
     )
 
 
@@ -202,6 +205,45 @@ def _thread(proc: ProcFiles, process: int, task: int, *, with_cgroup: bool) -> V
     cgroup = proc.text(f"{folder}/cgroup") if with_cgroup else None
     kind, number = thread_kind(name, cgroup or "")
     return VmThread(task, name, kind, number, allowed)
+
+
+def _limits(proc: ProcFiles, process: int) -> Iterator[ThreadLimit]:
+    """Of vCPUs and IOThreads: the scheduler's policy, and quotas of their cgroups."""
+    known: dict[str, float | None] = {}
+    for thread in _threads(proc, process):
+        if thread.kind is ThreadKind.EMULATOR:
+            continue
+        times = _times(proc.text, process, thread.id)
+        cgroup = proc.text(f"/proc/{process}/task/{thread.id}/cgroup") or ""
+        quotas = []
+        for folder in cpu_cgroups(cgroup):
+            if folder not in known:
+                known[folder] = _quota(proc, folder)
+            if (share := known[folder]) is not None:
+                quotas.append((folder, share))
+        yield ThreadLimit(
+            kind=thread.kind,
+            number=thread.number,
+            policy=0 if times is None else times.policy,
+            quotas=tuple(quotas),
+        )
+
+
+_CGROUPS = "/sys/fs/cgroup"
+
+
+def _quota(proc: ProcFiles, folder: str) -> float | None:
+    """A cgroup's share of PUs, 1.0 = one; None where nothing limits it. Of version 2, then 1."""
+    for root in (_CGROUPS, f"{_CGROUPS}/unified"):
+        words = (proc.text(f"{root}{folder}/cpu.max") or "").split()
+        if len(words) == 2 and all(word.isdecimal() for word in words):
+            return int(words[0]) / max(1, int(words[1]))
+    for root in (f"{_CGROUPS}/cpu", f"{_CGROUPS}/cpu,cpuacct"):
+        quota = (proc.text(f"{root}{folder}/cpu.cfs_quota_us") or "").strip()
+        period = (proc.text(f"{root}{folder}/cpu.cfs_period_us") or "").strip()
+        if quota.isdecimal() and period.isdecimal():
+            return int(quota) / max(1, int(period))
+    return None
 
 
 def _areas(

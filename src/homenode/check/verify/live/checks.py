@@ -106,6 +106,34 @@ def _inconclusive(vm: RunningVm, why: str, fix: str | None) -> Finding:
     )
 
 
+_YIELDING = {3: "SCHED_BATCH", 5: "SCHED_IDLE"}
+"""Policies that let other programs go first. Source: include/uapi/linux/sched.h."""
+
+
+def limit_findings(expected: Vm, vm: RunningVm) -> Iterator[Finding]:
+    """vCPUs and IOThreads that get less than the time of their PUs: by the quota of a cgroup of
+    their own or of the VM's, whoever set it, or by a scheduler that lets others go first."""
+    seen: set[str] = set()
+    for one in vm.limits:
+        word = "IOThread" if one.kind is ThreadKind.IOTHREAD else "vCPU"
+        subject = f"{word} {one.number}" if one.number is not None else f"{word}s"
+        if (policy := _YIELDING.get(one.policy)) is not None:
+            wanted = "a scheduler that gives it its turn"
+            yield finding("live-scheduler", subject, wanted, policy, vm.name)
+        for folder, share in one.quotas:
+            own = folder.rpartition("/")[2].startswith(("vcpu", "iothread"))
+            if folder in seen or share >= (1 if own else expected.vcpus):
+                continue
+            seen.add(folder)
+            yield finding(
+                "live-quota",
+                subject if own else vm.name,
+                expected=f"all time of {'a PU' if own else f'{expected.vcpus} PUs'}",
+                observed=f"{share:.0%} of a PU, by cgroup {folder}",
+                source=vm.name,
+            )
+
+
 BUSY_RATIO = 0.1
 """Of one PU's time, over which an unpinned process on the VM's PUs is worth a finding: below, it is
 a daemon that woke up."""
@@ -187,6 +215,7 @@ def verify_live(expected: Vm, vm: RunningVm) -> Findings:
         *thread_findings(expected, vm),
         *memory_findings(expected, vm),
         *interrupt_findings(expected, vm),
+        *limit_findings(expected, vm),
         *neighbour_findings(expected, vm),
         *(
             finding("live-unread", gap.subject, "something to judge by", gap.reason, vm.name)

@@ -5,7 +5,7 @@ Source: Documentation/filesystems/proc.rst, numa_maps(5) and mm/mempolicy.c (mpo
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -41,6 +41,18 @@ class VmThread(Struct, frozen=True):
     kind: ThreadKind
     number: int | None
     allowed: CpuSet
+
+
+class ThreadLimit(Struct, frozen=True, kw_only=True):
+    """What bounds a vCPU or an IOThread besides its pins. policy: of the scheduler, by its number.
+
+    quotas: of its cgroup and those above it, each with a quota: the cgroup and its share of PUs.
+    """
+
+    kind: ThreadKind
+    number: int | None
+    policy: int
+    quotas: tuple[tuple[str, float], ...]
 
 
 class BackendObject(Struct, frozen=True):
@@ -134,7 +146,7 @@ class RunningVm(Struct, frozen=True):
 
     default_huge_bytes: the host's default huge page size. swapped_bytes: of QEMU, None = unknown.
     node_of_device: host node of each passed-through function that has one.
-    watched_s: how long neighbours were watched.
+    watched_s: how long neighbours were watched. limits: of vCPUs and IOThreads.
     """
 
     name: str
@@ -151,6 +163,7 @@ class RunningVm(Struct, frozen=True):
     watched_s: float
     host: HostPlaces
     gaps: tuple[Gap, ...]
+    limits: tuple[ThreadLimit, ...] = ()
 
     def threads_of(self, kind: ThreadKind) -> dict[int | None, VmThread]:
         """By their numbers."""
@@ -181,11 +194,13 @@ class Area(NamedTuple):
 
 
 class TaskTimes(NamedTuple):
-    """Of /proc/PID/task/TID/stat. ticks: user and system time. pu: where it ran last."""
+    """Of /proc/PID/task/TID/stat. ticks: user and system time. pu: where it ran last. policy: of
+    the scheduler, as sched.h numbers them."""
 
     flags: int
     ticks: int
     pu: int
+    policy: int = 0
 
 
 KERNEL_THREAD = 0x0020_0000
@@ -220,11 +235,30 @@ def status_field(text: str, label: str) -> str | None:
     return None
 
 
+def cpu_cgroups(text: str) -> Iterator[str]:
+    """The cgroup that gives a task time, and those above it but the root, from its own upwards.
+
+    >>> list(cpu_cgroups("3:cpu,cpuacct:/machine/vm/vcpu0"))
+    ['/machine/vm/vcpu0', '/machine/vm', '/machine']
+    """
+    for line in text.splitlines():
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        parts = path.strip("/").split("/")
+        if path.startswith("/") and ".." not in parts:
+            yield from (
+                "/" + "/".join(parts[:end]) for end in range(len(parts), 0, -1) if path != "/"
+            )
+
+
 def parse_stat(text: str, source: str) -> TaskTimes:
     """The times of a task. The name in parentheses may hold anything, also parentheses."""
     fields = text.rpartition(")")[2].split()
     try:
-        return TaskTimes(int(fields[6]), int(fields[11]) + int(fields[12]), int(fields[36]))
+        ticks = int(fields[11]) + int(fields[12])
+        return TaskTimes(int(fields[6]), ticks, int(fields[36]), int(fields[38]))
     except (IndexError, ValueError):
         raise ParseError(source, "a stat line of at least 39 fields", text) from None
 

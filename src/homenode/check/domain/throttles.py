@@ -1,0 +1,98 @@
+"""Limits of a domain that slow it down whatever its placement: time of PUs, scheduler, I/O.
+
+Source: <cputune>, <iotune> and <bandwidth> of https://libvirt.org/formatdomain.html; sched(7).
+"""
+
+from collections.abc import Iterator
+
+from homenode.catalogue import finding
+from homenode.findings import Finding, Severity
+from homenode.vm.domain.document import Document, Element
+
+_PERIOD_US = 100_000
+"""libvirt's own, where none is given."""
+
+_QUOTAS = (
+    ("quota", "period", "each vCPU"),
+    ("emulator_quota", "emulator_period", "the emulator"),
+    ("iothread_quota", "iothread_period", "each IOThread"),
+)
+_SCHEDULERS = ("vcpusched", "iothreadsched", "emulatorsched")
+_YIELDING = ("idle", "batch")
+"""Schedulers that let other programs go first. fifo and rr go before them."""
+
+_MAX_DIGITS = 18
+
+
+def throttle_findings(document: Document) -> Iterator[Finding]:
+    """A finding for each limit in a document."""
+    tune = document.root.child("cputune")
+    if tune is not None:
+        yield from _quotas(document, tune)
+        for name in _SCHEDULERS:
+            for one in tune.all(name):
+                scheduler = one.get("scheduler")
+                if scheduler in _YIELDING:
+                    yield finding(
+                        "scheduler-yields",
+                        f"<{name}>",
+                        expected="a scheduler that gives the VM its turn",
+                        observed=f"{scheduler}, after every other program",
+                    )
+    yield from _transfers(document)
+
+
+def _quotas(document: Document, tune: Element) -> Iterator[Finding]:
+    for quota, period, subject in _QUOTAS:
+        share = _share(tune, quota, period)
+        if share is not None and share < 1:
+            yield _slow(subject, share, f"<{quota}>")
+    vcpus = _number(document.root.value("vcpu")) or 1
+    share = _share(tune, "global_quota", "global_period")
+    if share is not None and share < vcpus:
+        yield _slow(f"all {vcpus} vCPUs together", share, "<global_quota>")
+
+
+def _slow(subject: str, share: float, element: str) -> Finding:
+    return finding(
+        "cpu-quota",
+        subject,
+        expected="all time of their PUs",
+        observed=f"{share:.0%} of a PU, by {element}",
+    )
+
+
+def _share(tune: Element, quota: str, period: str) -> float | None:
+    """Of a PU; None where nothing limits it."""
+    given = _number(tune.value(quota))
+    if not given:
+        return None
+    return given / (_number(tune.value(period)) or _PERIOD_US)
+
+
+def _number(text: str | None) -> int | None:
+    """None where there is none: a negative one means no limit, and libvirt refuses other texts."""
+    is_number = text is not None and text.isascii() and text.isdecimal()
+    return int(text) if text is not None and is_number and len(text) <= _MAX_DIGITS else None
+
+
+def _transfers(document: Document) -> Iterator[Finding]:
+    """Disks and network interfaces with a limit: often meant so."""
+    for path, element in (("disk", "iotune"), ("interface", "bandwidth")):
+        for device in document.root.all(f"devices/{path}"):
+            tune = device.child(element)
+            if tune is None or not tune.children:
+                continue
+            said = ", ".join(_said(one) for one in tune.children[:4])
+            yield finding(
+                "io-limit",
+                f"{path} {device.value('target/@dev') or ''}".rstrip(),
+                expected="the device's own rate",
+                observed=f"<{element}>: {said}",
+                severity=Severity.INFO,
+            )
+
+
+def _said(one: Element) -> str:
+    value = one.text.strip() or " ".join(f"{name} {text}" for name, text in one.attributes)
+    return f"{one.name} {value}"[:80]

@@ -22,6 +22,7 @@ from homenode.decide.verdict import verdict
 from homenode.measure.results.model import Run
 from homenode.objective import Objective
 from tests.analyse.test_compare import GPU, LATENCY, TRIAD, compared, only
+from tests.error_rates import share
 from tests.simulated_runs import simulated_run
 
 
@@ -240,3 +241,15 @@ def test_quantiles_of_t_invert_its_tails_and_are_quickly_found(freedom: float) -
     for step in range(1000):
         t_quantile(0.95, freedom + step / 1e4)
     assert time.process_time() - start < 5
+
+
+@pytest.mark.parametrize(
+    "row",
+    ["equal, A B A B A B in rounds, 10% drift", "equal, A A B A B B, 5% drift"],
+)
+def test_a_drift_is_no_difference_in_an_order_that_leans(row: str) -> None:
+    assert share(row, 300) <= 0.08
+
+
+def test_a_difference_is_found_under_a_drift_of_a_tenth() -> None:
+    assert share("5 % better, three rounds, 10 % drift", 200) >= 0.85

@@ -230,7 +230,7 @@ def _found(
         alternative=labels[1],
         baseline_value=first.value,
         value=second.value,
-        ratio=second.value / first.value,
+        ratio=second.value / first.value if found is None or not found.adjusted else found.ratio,
         low=None if found is None else found.low,
         high=None if found is None else found.high,
         p=None if found is None else found.p,

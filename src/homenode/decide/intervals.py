@@ -12,8 +12,9 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-from homenode.decide.distributions import f_upper_p, range_quantile, range_upper_p
+from homenode.decide.distributions import f_upper_p, range_quantile, range_upper_p, two_sided_p
 from homenode.decide.rounds import FIRST_LOOK
 from homenode.decide.summary import Series
 
@@ -44,7 +45,7 @@ class Interval(Struct, frozen=True, kw_only=True):
     at once. p: how likely a ratio at least this far from 1 is by chance between any two of them.
     error: standard error of the ratio's logarithm. freedom: degrees of
     freedom that it rests on. spent: what p was multiplied by for the looks of a sequence; 1 where
-    there were none.
+    there were none. adjusted: the ratio is that of boots at one time, as a drift was seen.
     """
 
     ratio: float
@@ -55,6 +56,7 @@ class Interval(Struct, frozen=True, kw_only=True):
     freedom: float
     confidence: float
     spent: float = 1.0
+    adjusted: bool = False
 
 
 def interval(
@@ -75,23 +77,136 @@ def interval(
     if not (_is_usable(first) and _is_usable(second)):
         return None
     others = list(filter(_is_usable, neighbours))
-    difference = _mean_log(second) - _mean_log(first)
-    error, freedom = _by_blocks(first, second, others) or _by_boots(first, second, others)
     looks = [one.look for one in (first, second) if one.look is not None]
     groups = max([2 + len(others), *(variants for _, variants in looks)])
     spent = max([1.0, *((1 - confidence) / error_then for error_then, _ in looks)])
     at = 1 - (1 - confidence) / spent
-    reach = range_quantile(at, groups, freedom) / math.sqrt(2) * error
+    found = [
+        _of_estimate(one, at, groups, confidence, spent)
+        for one in _estimates(first, second, others, may_drift=not looks)
+    ]
+    least_sure = max(found, key=lambda one: one.p)
+    low, high = min(one.low for one in found), max(one.high for one in found)
+    return replace(least_sure, low=low, high=high)
+
+
+class _Estimate(NamedTuple):
+    """Of the difference of two logarithms: its standard error and degrees of freedom. adjusted: for
+    a drift over time."""
+
+    difference: float
+    error: float
+    freedom: float
+    adjusted: bool = False
+
+
+def _of_estimate(
+    one: _Estimate, at: float, groups: int, confidence: float, spent: float
+) -> Interval:
+    reach = range_quantile(at, groups, one.freedom) / math.sqrt(2) * one.error
+    distance = abs(one.difference) / one.error * math.sqrt(2)
     return Interval(
-        ratio=math.exp(difference),
-        low=math.exp(max(difference - reach, -_LONGEST)),
-        high=math.exp(min(difference + reach, _LONGEST)),
-        p=min(1.0, range_upper_p(abs(difference) / error * math.sqrt(2), groups, freedom) * spent),
-        error=error,
-        freedom=freedom,
+        ratio=math.exp(one.difference),
+        low=math.exp(max(one.difference - reach, -_LONGEST)),
+        high=math.exp(min(one.difference + reach, _LONGEST)),
+        p=min(1.0, range_upper_p(distance, groups, one.freedom) * spent),
+        error=one.error,
+        freedom=one.freedom,
         confidence=confidence,
         spent=spent,
+        adjusted=one.adjusted,
     )
+
+
+def _estimates(
+    first: Series, second: Series, others: Sequence[Series], *, may_drift: bool
+) -> list[_Estimate]:
+    """One, or two of which the less sure one counts: where the order leans to one side, a drift
+    that is too small to be seen can be the difference."""
+    difference = _mean_log(second) - _mean_log(first)
+    blocks = _by_blocks(first, second, others)
+    plain = _Estimate(difference, *(blocks or _by_boots(first, second, others))[:2])
+    trend = _by_time(first, second, others) if may_drift else None
+    if trend is None:
+        return [plain]
+    if trend.p < DRIFTS:
+        return [trend.estimate if blocks is None or trend.is_line(blocks) else plain]
+    return [plain, trend.estimate] if abs(trend.lean) > LEANS else [plain]
+
+
+DRIFTS = 0.05
+"""Level of the test for a drift over time, beyond which every boot is adjusted for it."""
+
+LEANS = 0.6
+"""Correlation between the alternative and the time: A A B A B B has 0.68, any order of A and B
+within rounds 0.29 or less."""
+
+NO_LINE = 0.05
+"""Level of the F test that the rounds must pass to explain more than a line does."""
+
+
+class _Trend(NamedTuple):
+    """estimate: adjusted for a drift that is a line over time, the same for all. variance: that it
+    leaves. p: how likely a drift like that is by chance. lean: correlation between the alternative
+    and the time."""
+
+    estimate: _Estimate
+    variance: float
+    p: float
+    lean: float
+
+    def is_line(self, blocks: "_Blocks") -> bool:
+        ratio = self.variance / blocks.variance
+        return f_upper_p(ratio, self.estimate.freedom, blocks.freedom) >= NO_LINE
+
+
+def _by_time(first: Series, second: Series, others: Iterable[Series]) -> _Trend | None:
+    """Analysis of covariance with the time of each boot; None where one is unknown, or where the
+    alternatives do not vary alike."""
+    every = [first, second, *(one for one in others if None not in one.times)]
+    times = [[time for time in one.times if time is not None] for one in every]
+    if any(len(own) < len(one.medians) for own, one in zip(times, every, strict=True)):
+        return None
+    known = [time for own in times for time in own]
+    if len(set(known)) < len(known) or (min(known) < _SECONDS <= max(known)):
+        return None
+    if not all(one.pooled for one in _pooled_where_alike(tuple(sorted(map(_own, every)))).values()):
+        return None
+    middle = [math.fsum(own) / len(own) for own in times]
+    squares = products = rest = 0.0
+    for own, one, mean in zip(times, every, middle, strict=True):
+        level = _mean_log(one)
+        squares += math.fsum((time - mean) ** 2 for time in own)
+        products += math.fsum(
+            (time - mean) * (log - level) for time, log in zip(own, one.logs, strict=True)
+        )
+        rest += math.fsum((log - level) ** 2 for log in one.logs)
+    freedom = len(known) - len(every) - 1.0
+    slope = products / squares
+    inner = math.fsum(one.inner_variance for one in every) / len(every)
+    variance = max((rest - slope * products) / freedom, inner, RESOLUTION**2)
+    later = middle[1] - middle[0]
+    counts = len(first.medians), len(second.medians)
+    spread = 1 / counts[0] + 1 / counts[1]
+    between = later**2 / spread
+    own_squares = math.fsum(
+        (time - mean) ** 2 for own, mean in zip(times[:2], middle[:2], strict=True) for time in own
+    )
+    return _Trend(
+        _Estimate(
+            _mean_log(second) - _mean_log(first) - slope * later,
+            math.sqrt(variance * (spread + later**2 / squares)),
+            freedom,
+            adjusted=True,
+        ),
+        variance,
+        two_sided_p(slope / math.sqrt(variance / squares), freedom),
+        math.copysign(math.sqrt(between / (between + own_squares)), later),
+    )
+
+
+_SECONDS = 1e6
+"""Times below are places in an order."""
 
 
 class _Variance(NamedTuple):
@@ -162,9 +277,7 @@ def _pool(variances: Sequence[_Variance]) -> _Variance:
     return _Variance(value, freedom, True)
 
 
-def _by_blocks(
-    first: Series, second: Series, others: Iterable[Series]
-) -> tuple[float, float] | None:
+def _by_blocks(first: Series, second: Series, others: Iterable[Series]) -> "_Blocks | None":
     """The same with rounds as blocks (two-way analysis of variance); None where they are none.
 
     Every alternative that has one boot in each round counts.
@@ -192,7 +305,15 @@ def _by_blocks(
     between = count * math.fsum((level - whole) ** 2 for level in of_round) / (rounds - 1)
     if f_upper_p(between / variance, rounds - 1.0, freedom) >= BLOCKS_DIFFER:
         return None
-    return math.sqrt(2 * variance / rounds), freedom
+    return _Blocks(math.sqrt(2 * variance / rounds), freedom, variance)
+
+
+class _Blocks(NamedTuple):
+    """Standard error of a difference, its degrees of freedom, the variance that rounds leave."""
+
+    error: float
+    freedom: float
+    variance: float
 
 
 def _blocks(series: Series) -> frozenset[tuple[str, int]] | None:

@@ -42,7 +42,8 @@ class Series(Struct, frozen=True, kw_only=True, dict=True):
     give it, on the logarithmic scale; 0 where they cannot. samples: how many were used. low, high:
     of everything that was used. replicated: the medians are of boots that were really made, not of
     published figures. devices: whose the slowest was taken of. blocks: of each boot,
-    (experiment, round), None where it is of no round. is_range: somebody printed low and high, and
+    (experiment, round), None where it is of no round. times: of each boot, in seconds or as its
+    place in the order; None where unknown. is_range: somebody printed low and high, and
     `value` is nothing but their middle. look: see rounds.look_of.
     """
 
@@ -55,6 +56,7 @@ class Series(Struct, frozen=True, kw_only=True, dict=True):
     replicated: bool
     devices: frozenset[Bdf]
     blocks: tuple[tuple[str, int] | None, ...] = ()
+    times: tuple[float | None, ...] = ()
     is_range: bool = False
     look: tuple[float, int] | None = None
 
@@ -80,6 +82,7 @@ _Block = tuple[str, int] | None
 class _Boot(NamedTuple):
     samples: list[Sample]
     block: _Block
+    time: float | None
 
 
 _Boots = dict[tuple[str, int], _Boot]
@@ -95,7 +98,7 @@ def series_of(runs: Sequence[Run]) -> dict[SeriesKey, Series]:
     # Under plain tuples: a key of each is made once.
     by_fields: dict[tuple[Any, ...], _Boots] = {}
     for place, run in enumerate(runs):
-        block = _block(run.head)
+        block, time = _block(run.head), _time(run.head)
         own = run.head.name if names[run.head.name] == 1 else f"{run.head.name}\n{place}"
         for fields, samples in run.groups.items():
             if fields.state != UNSETTLED:
@@ -104,7 +107,7 @@ def series_of(runs: Sequence[Run]) -> dict[SeriesKey, Series]:
                 known = boots.get(boot)
                 together = [] if known is None else known.samples
                 together += samples
-                boots[boot] = _Boot(together, block)
+                boots[boot] = _Boot(together, block, time)
     in_use = {SeriesKey(*fields): boots for fields, boots in by_fields.items()}
     if len(names) < len(runs):
         in_use = {key: _once(boots) for key, boots in in_use.items()}
@@ -153,6 +156,10 @@ def _block(head: RunHead) -> _Block:
     return (head.experiment or "", head.block or 0) if known else None
 
 
+def _time(head: RunHead) -> float | None:
+    return head.started_s if head.place is None else float(head.place)
+
+
 def _boot(boots: Sequence[str], own: str, number: int) -> tuple[str, int]:
     """Which boot, across runs: two runs of one boot are one replicate."""
     if number < len(boots):
@@ -175,6 +182,7 @@ def _series(key: SeriesKey, boots: _Boots) -> Series:
         replicated=statistics_used <= {Statistic.SAMPLE},
         devices=frozenset(),
         blocks=tuple(boot.block for boot in boots.values()),
+        times=tuple(boot.time for boot in boots.values()),
         is_range=Statistic.LOW in statistics_used,
     )
 
@@ -214,14 +222,14 @@ def _slowest(in_use: Mapping[SeriesKey, _Boots]) -> dict[SeriesKey, Series]:
         if metric is None or not metric.worst_device or key.node is not None:
             continue
         folded = structs.replace(key, device=None, peer=None, worst=True)
-        for name, (samples, block) in boots.items():
+        for name, (samples, block, time) in boots.items():
             by_index: dict[int | None, list[Sample]] = {}
             for one in samples:
                 by_index.setdefault(one.index, []).append(one)
             for index, own in by_index.items():
                 if (device := (key.device, key.peer, index)) != (None, None, None):
                     of_device = groups.setdefault(folded, {}).setdefault(device, {})
-                    of_device[name] = _Boot(own, block)
+                    of_device[name] = _Boot(own, block, time)
     return {key: _folded(key, devices) for key, devices in groups.items()}
 
 
@@ -229,14 +237,14 @@ def _folded(key: SeriesKey, devices: Mapping[object, _Boots]) -> Series:
     metric = metric_of(key.metric)
     take_worst = max if metric is not None and metric.lower_is_better else min
     by_boot: dict[tuple[str, int], list[float]] = {}
-    blocks: dict[tuple[str, int], _Block] = {}
+    blocks: dict[tuple[str, int], _Boot] = {}
     variances = []
     samples = 0
     for boots in devices.values():
         values = [[one.value for one in _undisturbed(boot.samples)] for boot in boots.values()]
         for (name, boot), found_values in zip(boots.items(), values, strict=True):
             by_boot.setdefault(name, []).append(statistics.median(found_values))
-            blocks[name] = boot.block
+            blocks[name] = boot
             samples += len(found_values)
         variances.append(_inner_variance(values))
     medians = tuple(take_worst(found) for found in by_boot.values())
@@ -250,5 +258,6 @@ def _folded(key: SeriesKey, devices: Mapping[object, _Boots]) -> Series:
         high=max(sample.value for sample in every),
         replicated=all(sample.statistic is Statistic.SAMPLE for sample in every),
         devices=frozenset(sample.device for sample in every if sample.device is not None),
-        blocks=tuple(blocks[boot] for boot in by_boot),
+        blocks=tuple(blocks[boot].block for boot in by_boot),
+        times=tuple(blocks[boot].time for boot in by_boot),
     )

@@ -4,6 +4,13 @@ from homenode.why.message import Message, Sure
 
 ROWS = (
     Message(
+        "driver-not-for-gpu",
+        Sure.CERTAIN,
+        """
+        installed in this system is not supported by the
+        """,
+    ),
+    Message(
         "gpu-off-the-bus",
         Sure.CERTAIN,
         """

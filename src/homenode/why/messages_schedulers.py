@@ -58,6 +58,7 @@ ROWS = (
         "kubelet-state-stale",
         Sure.CERTAIN,
         """
+        memory states for the numa node and resource are different
         differs from state checkpoint policy
         could not restore state from checkpoint
         could not initialize checkpoint manager

@@ -20,6 +20,7 @@ from msgspec.structs import replace
 from homenode.bdf import Bdf
 from homenode.change.host_setup.files import HOOK, HostNeeds, Isolation, setup_files
 from homenode.change.retrain.install import libvirt_hook, systemd_unit
+from homenode.check.doctor.expectation import Accepted
 from homenode.check.doctor.expectation_file import parse_expectation, render_expectation
 from homenode.cluster.bindings.experiments import (
     Experiment,
@@ -340,8 +341,11 @@ def test_a_corrected_gres_conf_names_the_nodes_that_it_named() -> None:
 def test_an_expectation_is_read_as_it_was_written() -> None:
     sound = parse_expectation('format = 1\nhost = "a"\n[counts]\n', "x")
     for name in ENCODED:
-        text = render_expectation(structs.replace(sound, host=name, accepted=(name,)))
-        assert tomllib.loads(text)["accepted"] == [name]
+        accepted = (Accepted(id=name, about=name),)
+        made = structs.replace(sound, host=name, accepted=accepted, facts={name: {name: name}})
+        text = render_expectation(made)
+        assert tomllib.loads(text)["accepted"] == [{"id": name, "about": name}]
+        assert tomllib.loads(text)["facts"] == {name: {name: name}}
         assert text.replace("\n", "").isprintable()  # it is read on a terminal
 
 

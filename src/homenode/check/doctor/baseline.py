@@ -1,7 +1,7 @@
 """Baseline: what an operator writes down of a good host, and whether a change of it matters.
 
 One row of FACTS for each: how it is read, and how bad a change is. Each fact is about a device, a
-node, a word of the kernel's command line, or the host; its value is a text.
+node or the host; its value is a text.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -25,7 +25,7 @@ Judge = Callable[[str, str, bool], Severity | None]
 
 _KINDS = (DeviceKind.GPU, DeviceKind.NIC, DeviceKind.NVSWITCH, DeviceKind.NVME)
 
-KERNEL_WORDS = tuple(
+KERNEL_WORDS = frozenset(
     """
     isolcpus nohz_full rcu_nocbs irqaffinity intel_iommu amd_iommu iommu hugepages hugepagesz
     default_hugepagesz numa numa_balancing transparent_hugepage mitigations nosmt maxcpus nr_cpus
@@ -125,15 +125,12 @@ def _bars(device: PciDevice) -> str | None:
     return ", ".join(found) or None
 
 
-def _words(host: Host) -> Mapping[str, str]:
+def _words(host: Host) -> str | None:
     line = host.settings.kernel_command_line
     if line is None:
-        return {}
-    given: dict[str, list[str]] = {}
-    for word in line.split():
-        key, _, value = word.partition("=")
-        given.setdefault(key, []).append(value or "given")
-    return {f"kernel {key}": " ".join(given.get(key, ["not given"])) for key in KERNEL_WORDS}
+        return None
+    given = (word for word in line.split() if word.partition("=")[0] in KERNEL_WORDS)
+    return " ".join(given) or "none of those that matter"
 
 
 def _iommu(host: Host) -> str | None:
@@ -160,7 +157,7 @@ FACTS: tuple[FactRule, ...] = (
     FactRule("memory", "memory", _nodes(_memory), _less_memory),
     FactRule("siblings", "PUs of cores", _nodes(_siblings), _CRITICAL),
     FactRule("kernel", "kernel", _of_host(lambda host: host.settings.kernel_release), _INFO),
-    FactRule("command-line", "command line", _words, _WARNING),
+    FactRule("command-line", "kernel's command line", _of_host(_words), _WARNING),
     FactRule("firmware", "firmware", _of_host(lambda host: host.settings.firmware), _WARNING),
     FactRule("microcode", "microcode", _of_host(lambda host: host.settings.microcode), _INFO),
     FactRule("iommu", "IOMMU", _of_host(_iommu), _CRITICAL),

@@ -34,6 +34,7 @@ from typing import Annotated
 from msgspec import Meta, defstruct, field
 
 from homenode.bdf import Bdf
+from homenode.check.doctor.baseline import RULES
 from homenode.check.doctor.expectation import (
     CERTIFIED_KINDS,
     COUNTS,
@@ -124,7 +125,10 @@ def render_expectation(expectation: CertifiedHost) -> str:
         lines.append(f"pages = {pages}")
     for about, facts in expectation.facts.items():
         lines += ["", f"[facts.{_quoted(about)}]"]
-        lines += [f"{name} = {_quoted(value)}" for name, value in facts.items()]
+        lines += [
+            f"{name if name in RULES else _quoted(name)} = {_quoted(value)}"
+            for name, value in facts.items()
+        ]
     for one in expectation.accepted:
         lines += ["", "# The doctor found it: no alert.", "[[accepted]]", f"id = {_quoted(one.id)}"]
         if one.about is not None:

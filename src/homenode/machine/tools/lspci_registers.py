@@ -38,21 +38,26 @@ class RegisterField(Struct, frozen=True):
 
 
 def _row(
-    name: str, registers: str, pattern: str, read: Callable[[str], Any] = _flag
+    name: str, registers: str, pattern: re.Pattern[str], read: Callable[[str], Any] = _flag
 ) -> RegisterField:
-    return RegisterField(name, tuple(registers.split()), re.compile(pattern, re.ASCII), read)
+    return RegisterField(name, tuple(registers.split()), pattern, read)
 
 
 FIELDS = (
-    _row("memory", "Control", r"\bMem([+-])"),
-    _row("bus_master", "Control", r"\bBusMaster([+-])"),
-    _row("max_payload_bytes", "DevCtl", r"\bMaxPayload (\d{2,4}) bytes", int),
-    _row("max_read_request_bytes", "DevCtl", r"\bMaxReadReq (\d{2,4}) bytes", int),
-    _row("relaxed_ordering", "DevCtl", r"\bRlxdOrd([+-])"),
-    _row("extended_tags", "DevCtl", r"\bExtTag([+-])"),
+    _row("memory", "Control", re.compile(r"\bMem([+-])", re.ASCII)),
+    _row("bus_master", "Control", re.compile(r"\bBusMaster([+-])", re.ASCII)),
+    _row("max_payload_bytes", "DevCtl", re.compile(r"\bMaxPayload (\d{2,4}) bytes", re.ASCII), int),
+    _row(
+        "max_read_request_bytes",
+        "DevCtl",
+        re.compile(r"\bMaxReadReq (\d{2,4}) bytes", re.ASCII),
+        int,
+    ),
+    _row("relaxed_ordering", "DevCtl", re.compile(r"\bRlxdOrd([+-])", re.ASCII)),
+    _row("extended_tags", "DevCtl", re.compile(r"\bExtTag([+-])", re.ASCII)),
     # pciutils before 3.10 prints the function's capability only.
-    _row("ten_bit_tags", "DevCtl2 DevCap2", r"\b10BitTagReq([+-])"),
-    _row("aspm", "LnkCtl", r"\bASPM ([A-Za-z0-9 ]{2,20});", str),
+    _row("ten_bit_tags", "DevCtl2 DevCap2", re.compile(r"\b10BitTagReq([+-])", re.ASCII)),
+    _row("aspm", "LnkCtl", re.compile(r"\bASPM ([A-Za-z0-9 ]{2,20});", re.ASCII), str),
 )
 
 

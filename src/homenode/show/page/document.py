@@ -61,8 +61,8 @@ _HOW_SURE: tuple[str | Span, ...] = (
     Span("\u25cf", "sure measured"),
     " measured: intervals over three boots or more. ",
     Span("\u25d0", "sure"),
-    " provisional: fewer boots, but a difference far larger than between boots; published: figures "
-    "from a publication, one run each. ",
+    " provisional: fewer boots, so that a difference is stated only where it is far larger than "
+    "between boots; published: figures from a publication, one run each. ",
     Span("\u25cb", "sure"),
     " reasoned: no figure of this machine, only its topology and figures of other machines. ",
     Span("\u2260", "differs-mark"),

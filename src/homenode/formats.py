@@ -25,7 +25,7 @@ VERSIONS = {
     "nccl-explanation": 1,
     "plan": 2,
     "pool": 1,
-    "pool-answers": 1,
+    "pool-answers": 2,
     "pool-hosts": 1,
     "pool-ledger": 1,
     "pool-moves": 1,

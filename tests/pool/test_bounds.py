@@ -212,3 +212,17 @@ def test_few_hosts_are_planned_once_it_is_known_what_fits() -> None:
         pool_of(hosts), Flavour(name="asked", gpus=1, vcpus=9, memory_bytes=64 * GIB)
     )
     assert bounded * 4 < every
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_numbers_that_are_certain_are_those_of_the_planner(seed: int) -> None:
+    pool, flavour = _case(seed + 500, EVERY)
+    planner = Planner(pool)
+    flavours = (flavour, *default_flavours())
+    bounds = Bounds(Planner(pool), flavours)
+    for host in pool.hosts:
+        state = planner.state(host)
+        for one in flavours:
+            counts = planner.counts(state, one)
+            assert bounds.certain(state, one) in (None, counts[0])
+            assert bounds.counts(state, one) == counts

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from homenode.cluster.pool.flavour import Flavour, default_flavours
 from homenode.cluster.pool.model import VmIdentity
-from homenode.cluster.pool.place import PoolPlaces
+from homenode.cluster.pool.place import PoolPlaces, score
 from homenode.plan.planner import plan
 from homenode.show.pool_text import refusal_text
 from homenode.units import GIB
@@ -131,3 +131,13 @@ def test_a_flavour_by_kind_of_host_is_placed_on_those_kinds_only() -> None:
     places = PoolPlaces(pool, default_flavours())
     own = {pool.hosts[1].shape: replace(GPU1)}
     assert [one.host.name for one in places.ranked(own)] == ["b"]
+
+
+def test_scores_of_single_hosts_are_in_the_order_of_their_pool() -> None:
+    pool = _pool()
+    flavours = default_flavours()
+    ranked = [one.host.name for one in PoolPlaces(pool, flavours).ranked(GPU2)]
+    scores = {one.name: score(pool.host(one), GPU2, flavours) for one in pool.hosts}
+    assert {name for name, one in scores.items() if one is not None} == set(ranked)
+    orders = [one.order for name in ranked if (one := scores[name]) is not None]
+    assert orders == sorted(orders)

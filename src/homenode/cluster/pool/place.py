@@ -14,6 +14,7 @@ from homenode.cluster.pool.model import (
     NO_RULES,
     Availability,
     Pool,
+    PoolBuilder,
     PoolHost,
     Rules,
     VmIdentity,
@@ -39,13 +40,15 @@ class LostFits(Struct, frozen=True):
 class RankedPlace:
     """A host that takes the VM. step: the placement on any host in this state, so that cores and
     GPUs of the same kind may be exchanged. lost: VMs that no longer fit in the pool, the largest
-    flavour first. vm: which VM it is, where it is one."""
+    flavour first. order: the least is the best, of all hosts and pools with the same flavours. vm:
+    which VM it is, where it is one."""
 
     host: PoolHost
     flavour: Flavour
     state: HostState
     step: FillStep
     lost: tuple[LostFits, ...]
+    order: tuple[object, ...]
     vm: VmIdentity | None
     planner: Planner = field(repr=False, compare=False)
 
@@ -60,6 +63,17 @@ class RankedPlace:
         host = with_certain_nodes(self.real_host)
         request = self.flavour.request(host, None if self.vm is None else self.vm.name)
         return place(host, request, self.planner.inventory(self.host.shape), brief=True)
+
+
+def score(
+    host: Host, flavour: Flavour, flavours: Sequence[Flavour], vm: VmIdentity | None = None
+) -> RankedPlace | None:
+    """The VM on one host, as it was captured with what runs there; None where it does not fit.
+    `order` compares hosts. For many requests to the same hosts, PoolPlaces keeps what was planned.
+    """
+    builder = PoolBuilder()
+    builder.add(host, host.name, host.name)
+    return next(PoolPlaces(builder.pool(), flavours).ranked(flavour, vm=vm), None)
 
 
 def _without_record(host: Host, vm: VmIdentity | None) -> Host:
@@ -300,6 +314,7 @@ class PoolPlaces:
                     state=candidate.state,
                     step=step,
                     lost=candidate.lost(),
+                    order=candidate.key,
                     vm=vm,
                     planner=self.planner,
                 )

@@ -19,6 +19,9 @@ from homenode.cluster.pool.solver import optional_module
 ARRIVED = 1.3
 """How much of the GPUs' capacity arrives, as published."""
 
+TYPICAL = 0.95
+"""Of FGD, as published: the share of the tasks that its workload is made of."""
+
 BALANCE = 2.0
 """Weight of GPUs without CPUs against GPUs that could still be filled."""
 
@@ -171,20 +174,33 @@ class _BestFit(_FirstFit):
         return machine, int(numpy.where(free >= task.gpu_milli, free, 2 * MILLI).argmin())
 
 
+def _typical(kinds: Counter[tuple[int, int, int]]) -> dict[tuple[int, int, int], int]:
+    """The most frequent kinds of task that are TYPICAL of all together."""
+    left = TYPICAL * sum(kinds.values())
+    found = {}
+    for kind, count in sorted(kinds.items(), key=lambda one: (one[1], one[0]), reverse=True):
+        if left <= 0:
+            break
+        found[kind] = count
+        left -= count
+    return found
+
+
 class _Fgd(_FirstFit):
     """Least growth of the expected fragment, as the simulator scores it: a sigmoid in whole per
-    cent. Of equal ones any, drawn."""
+    cent. Of equal ones the first. The workload is that of the most frequent kinds of task, until
+    they are TYPICAL of all."""
 
     def __init__(self, cluster: TraceCluster, rng: Any) -> None:
         super().__init__(cluster, rng)
-        self.rng = rng
         numpy = cluster.numpy
-        total = sum(cluster.kinds.values())
-        self.levels = numpy.array(sorted({cpu for cpu, _, _ in cluster.kinds}))
+        kinds = _typical(cluster.kinds)
+        total = sum(kinds.values())
+        self.levels = numpy.array(sorted({cpu for cpu, _, _ in kinds}))
         most = cluster.free.shape[1]
         part = numpy.zeros((len(self.levels) + 1, MILLI + 1))
         several = numpy.zeros((len(self.levels) + 1, most + 1))
-        for (cpu, gpus, milli), count in cluster.kinds.items():
+        for (cpu, gpus, milli), count in kinds.items():
             level = int(numpy.searchsorted(self.levels, cpu)) + 1
             if gpus == 1:
                 part[level:, milli:] += count / total
@@ -220,8 +236,7 @@ class _Fgd(_FirstFit):
         score = numpy.floor(100 / (1 + numpy.exp(-numpy.clip(gain / MILLI, -50, 50))))
         score = numpy.where(fits, score, -1)
         best = score.max(1)
-        equal = numpy.flatnonzero(best == best.max())
-        at = int(equal[int(self.rng.integers(len(equal)))])
+        at = int(best.argmax())
         return int(machines[at]), int(score[at].argmax()) if _shares(task) else None
 
     def placed(self, machine: int) -> None:

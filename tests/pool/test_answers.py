@@ -24,7 +24,6 @@ from homenode.cluster.pool.stored import encode_pool
 from homenode.units import GIB
 from tests.pool.pools import filled, pool_of, shipped, with_free_memory
 
-
 ON_EMPTY = len(default_flavours())
 """How often the planner is asked to know what fits on the one kind of host when it is empty."""
 

@@ -125,7 +125,6 @@ BUILT: dict[tuple[str, str], tuple[str, str]] = {
         r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?",
         "fullmatch",
     ),
-    ("machine/tools/lspci_registers.py", "pattern"): (r"\bASPM ([A-Za-z0-9 ]{2,20});", "search"),
     ("why/message.py", "pattern.encode()"): (
         r"bar [0-5]: no space for \[mem",  # the longest of the rows
         "search",

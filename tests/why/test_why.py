@@ -1,5 +1,6 @@
 """A paste, whatever is in it, gets one answer that fits a screen."""
 
+import json
 import random
 import time
 
@@ -8,10 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from homenode.catalogue import catalogue, entry_of
+from homenode.errors import InputError
 from homenode.why.answer import ROWS, answer
 from homenode.why.message import Message, Sure, signs
 from homenode.why.pieces import pieces
 from tests.command_line import homenode
+from tests.doc_pages import ROOT
 from tests.doctor_domains import domain
 
 ERROR = (
@@ -137,7 +140,6 @@ HOSTILE = {
     "line": "x" * 4_000_000,
     "numbers": NUMACTL.replace("64000", "9" * 5000),
     "codes": f"\x1b[2J\x9b\u202e{ERROR}\x1b]0;x\x07",
-    "zeros": "\0" * 1_000_000,
     "listing": LSPCI * 4_000,
     "yaml": "apiVersion: v1\nkind: Pod\n" + "a: &a [*a]\n" * 1000,
     "json": '{"kubeletconfig":' + "[" * 100_000,
@@ -156,6 +158,26 @@ def test_a_hostile_paste_ends_in_words(name: str) -> None:
     assert result.exception is None
     assert all(one.isprintable() or one == "\n" for one in result.stdout)
     assert len(result.stdout) < 8000
+
+
+@pytest.mark.parametrize(
+    ("pasted", "found"), [("\0" * 100_000, "binary data"), ("\n \n", "nothing")]
+)
+def test_what_is_no_text_is_refused_by_name(pasted: str, found: str) -> None:
+    result = homenode("why", "-", input=pasted)
+    assert isinstance(result.exception, InputError)
+    assert result.exception.message.endswith(f"found {found}")
+
+
+def test_json_of_kubectl_is_read_as_yaml_is() -> None:
+    samples = ROOT / "demo" / "samples"
+    result = homenode(
+        *("why", samples / "vmi.json", samples / "kubelet.json", "--host", "hgx-a100-ibm")
+    )
+    assert "(pod-refused)" in result.stdout.splitlines()[2]
+    one_line = json.dumps(json.loads((samples / "vmi.json").read_text()))
+    alone = answer([("vmi.json", one_line)])
+    assert all(cause.finding.expected != "no such line" for cause in alone.causes)
 
 
 def test_an_answer_fits_a_screen_of_80_columns() -> None:

@@ -157,7 +157,8 @@ def live_claims(expected: Vm, vm: RunningVm, host: Host | None) -> Iterator[Cert
         nodes = () if area is None else tuple(int(one) for one, _ in area.policy.pages_by_node)
         yield CertifiedClaim(
             subject=memory.piece.subject,
-            expected=f"{format_bytes(memory.piece.memory_bytes)} on node {memory.piece.nodes}",
+            expected=f"what is touched of {format_bytes(memory.piece.memory_bytes)} on node "
+            f"{memory.piece.nodes}",
             observed="no mapping" if area is None else stated_pages(area),
             state=_state(CpuSet(nodes) <= memory.piece.nodes if nodes else None),
             how=f"{where}/numa_maps",

@@ -59,7 +59,7 @@ def body_of_running(
     return CertificateBody(
         name=state.name,
         uuid=state.uuid,
-        host_name=host.name,
+        host_name=os.uname().nodename,
         proved_at=datetime.now(UTC).replace(microsecond=0).isoformat(),
         layout=None if plan is None else plan.layout.name,
         digests=CertificateDigests(

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from homenode.cli.arguments.check import WhyArguments
 from homenode.cli.terminal import console, print_json
-from homenode.errors import FINDINGS, UsageError
+from homenode.errors import FINDINGS, InputError, UsageError
 from homenode.formats import encode
 from homenode.input_files import read_input
 from homenode.machine.topology import Host
@@ -28,7 +28,11 @@ def why(asked: WhyArguments) -> None:
             continue
         content = read_input(name, "a paste, a file or a log")
         source = "paste" if name == "-" else Path(name).name
-        texts.append((_distinct(source, texts), _text(content)))
+        text = _text(content)
+        if not text.strip() or b"\0" * 4 in content:
+            found = "binary data" if text.strip() else "nothing"
+            raise InputError(f"{name}: expected text as it is posted, found {found}")
+        texts.append((_distinct(source, texts), text))
     if asked.host is not None:
         hosts.insert(0, load_host(asked.host))
     said = answer(texts, hosts)

@@ -63,7 +63,7 @@ def _first(cause: LikelyCause) -> Iterator[Part]:
     if found.fix is not None:
         yield _row("change", found.fix)
     if cause.confirm is not None:
-        yield _row("confirmed", cause.confirm)
+        yield _row("confirm", cause.confirm)
 
 
 def _row(name: str, text: str) -> Text:

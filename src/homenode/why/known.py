@@ -46,6 +46,13 @@ _VM_KINDS = ("VirtualMachineInstance", "VirtualMachine")
 _POD_KINDS = ("Pod", "Deployment", "Job", "DaemonSet", "StatefulSet", "ReplicaSet")
 
 
+_UNJUDGED = "known by its form; its content is not judged here"
+_OTHERWISE = dict.fromkeys(
+    ("gres", "slurm-conf"), "homenode slurm check gres.conf slurm.conf judges it"
+)
+"""What of a kind without a reader is said, where another command judges it."""
+
+
 class Listing(Struct, frozen=True):
     """Output of lspci, of a host or of a guest."""
 
@@ -107,6 +114,9 @@ class PasteFacts(Struct, kw_only=True):
         self.read.append((TITLES[piece.kind], where, piece.lines))
         reader = READERS.get(piece.kind)
         if reader is None:
+            self.gaps.append(
+                Gap(f"{TITLES[piece.kind]} at {where}", _OTHERWISE.get(piece.kind, _UNJUDGED))
+            )
             return
         try:
             fact = reader(piece, where)
@@ -179,6 +189,13 @@ def _manifest(piece: Piece, where: str) -> "Pod | Vmi | None":
     return read_pod(document, where) if kind in _POD_KINDS else None
 
 
+def _json_document(piece: Piece, where: str) -> "Kubelet | Pod | Vmi | None":
+    """What kubectl prints with -o json, or the kubelet's configz."""
+    if "kubeletconfig" in piece.text or '"KubeletConfiguration"' in piece.text:
+        return read_kubelet(piece.text, where)
+    return _manifest(piece, where)
+
+
 def _nccl_file(piece: Piece, where: str) -> NcclText:
     return NcclText(piece.text[piece.text.index("<system") :], where, is_file=True)
 
@@ -202,7 +219,7 @@ READERS: Mapping[str, Reader] = {
     "qm": _of_target("proxmox"),
     "ch": _of_target("cloud-hypervisor"),
     "qemu": _qemu,
-    "configz": lambda piece, where: read_kubelet(piece.text, where),
+    "json": _json_document,
     "manifest": _manifest,
 }
 

@@ -128,14 +128,16 @@ ROWS = (
         Sure.CERTAIN,
         """
         numa & requires hugepages
-        guestmappingpassthrough & hugepages
+        numa & hugepages & must be
+        numa & hugepages & required
         """,
     ),
     Message(
         "mapping-without-dedicated-cpus",
         Sure.CERTAIN,
         """
-        numa & dedicatedcpuplacement
+        numa & dedicatedcpuplacement & must be
+        numa & dedicatedcpuplacement & require
         requires dedicated cpu placement
         dedicated cpu placement & numa
         """,

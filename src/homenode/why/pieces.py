@@ -5,6 +5,7 @@ with lines that a pattern takes, or up to a text that ends it. What no row takes
 messages, which are looked for in everything.
 """
 
+import json
 import re
 from collections.abc import Iterator, Sequence
 from itertools import groupby, islice
@@ -86,7 +87,7 @@ KINDS = (
         r"[^<]{0,400}(?:\bqemu-system-\w+|/usr/bin/kvm|\bqemu-kvm)\s+(?:-[a-z]|\\)",
         r"\s*-[a-z]|.{0,4000}\\$",
     ),
-    PieceKind("configz", "kubelet configuration", "kubeletconfig", r"\s*\{.", r'[\s{}\]"]'),
+    PieceKind("json", "JSON document", "{", r"\{"),
     PieceKind(
         "manifest", "Kubernetes object", "apiVersion: ", r"apiVersion: \S", r"[\s-]|[A-Za-z]\w*:"
     ),
@@ -100,6 +101,13 @@ KINDS = (
     ),
     PieceKind(
         "gres", "gres.conf", "Name=", r"(?:NodeName=\S+ )?(?:AutoDetect=|Name=gpu)", r"\w+=|#"
+    ),
+    PieceKind(
+        "slurm-conf",
+        "slurm.conf",
+        ("ClusterName=", "SlurmctldHost="),
+        r"ClusterName=|SlurmctldHost=",
+        r"\w+=|#|\s*$",
     ),
     PieceKind("smi", "nvidia-smi", "NVIDIA-SMI ", r"\|\s*NVIDIA-SMI ", r"[|+]"),
     PieceKind(
@@ -115,6 +123,10 @@ _MOST_LINE = 2048
 _MOST_PIECES = 256
 _MOST_TRIED = 20_000
 """Lines that have the hint of a kind and are none of its first."""
+_MOST_BROKEN = 16
+"""Beginnings of JSON documents that are none: each is read to where it breaks."""
+
+_MOST_JSON = 16 << 20
 _FENCE = re.compile(r"\s{0,3}(?:```|~~~)")
 
 
@@ -151,10 +163,13 @@ def pieces(text: str, source: str) -> tuple[Piece, ...]:
             tried = islice(having, _MOST_TRIED)
             begun += [(at, number) for at in tried if _begins(number, lines[at])]
     free = 0
+    broken = 0
     for at, number in sorted(begun):
-        if at < free or len(made) >= _MOST_PIECES:
+        if at < free or len(made) >= _MOST_PIECES or broken > _MOST_BROKEN:
             continue
-        end = _end(number, lines, at)
+        is_json = KINDS[number].id == "json"
+        end = _end_of_json(lines, at) if is_json else _end(number, lines, at)
+        broken += is_json and end == at
         if end - at >= KINDS[number].least:
             made.append(_piece(number, source, at, lines[at:end]))
             free = end
@@ -181,6 +196,18 @@ def _end(number: int, lines: Sequence[str], at: int) -> int:
             break
         following += 1
     return following
+
+
+def _end_of_json(lines: Sequence[str], at: int) -> int:
+    """The line behind a JSON object of several members or lines; `at` where it is none."""
+    text = "\n".join(islice(lines, at, None))[:_MOST_JSON]
+    try:
+        value, length = json.JSONDecoder().raw_decode(text)
+    except (ValueError, RecursionError):
+        return at
+    return (
+        at + text.count("\n", 0, length) + 1 if "kubeletconfig" in value or "kind" in value else at
+    )
 
 
 def _joined(made: Sequence[Piece]) -> Iterator[Piece]:

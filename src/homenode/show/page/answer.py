@@ -32,9 +32,15 @@ def answer_section(machines: Sequence[ReportedMachine], anchors: Sequence[str]) 
     groups = tuple(_groups(machines))
     if groups:
         title = "What each layout changes"
-        note = ["x: of the same machine's first layout; a line: its 95 % interval"]
+        note = [
+            "each dot: a layout's figure as a multiple of the same machine's default layout, with its "
+            "95 % interval as a line; at the right the one that is furthest from equal"
+        ]
         if any(one.is_published for one in machines):
-            note.append("published figures are one run each, and have none")
+            note.append(
+                "published figures are one run each, without an interval; what a sentence says of "
+                "guest nodes is from pin to pin-numa"
+            )
         parts.append(Gallery((Picture(title, effect_dots(title, groups), tuple(note)),)))
     return Section("What to run", tuple(parts), "answer", "What to run", look="screen")
 

@@ -21,6 +21,8 @@ distances = {{ other_package = {distance} }}
 
 [model.gpu]
 class = "gpu"
+vendor = 0x10de
+device = 0x2684
 bars = ["16MiB", "256MiB prefetchable"]
 {link}
 

@@ -35,6 +35,7 @@ WITHOUT = {
     "kubevirt receive": "stores a run",
     "pool capture": "writes captures",
     "pool export": "prints a scheduler's own words",
+    "pool host": "pool show --json says each host's availability",
     "pool remove": "pool vms --json says what is left",
     "restore": "gives a document back",
     "slurm study": "hours; slurm report --json says how far it is",

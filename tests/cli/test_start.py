@@ -17,6 +17,7 @@ VALUES = {
     "vm.layout",
     "opt",
     "vm.plan_options",
+    "cluster.pool.rules",
     "cluster.pool.scheduler",
     "measure.results.vantage",
     "cluster.slurm.options",

@@ -17,14 +17,7 @@ from homenode.cluster.pool import ledger as ledgers
 from homenode.cluster.pool.flavour import Flavour, default_flavours
 from homenode.cluster.pool.hook import Hook
 from homenode.cluster.pool.ledger import LEDGER, PLACEMENTS, Ledger
-from homenode.cluster.pool.model import (
-    Availability,
-    Pool,
-    PoolHost,
-    Rules,
-    VmIdentity,
-    passable_gpus,
-)
+from homenode.cluster.pool.model import Pool, PoolHost, VmIdentity, passable_gpus
 from homenode.cluster.pool.moves import drain
 from homenode.cluster.pool.outlook import outlook
 from homenode.cluster.pool.place import PoolPlaces
@@ -35,6 +28,7 @@ from homenode.cluster.pool.reservations import (
     seen_in,
     with_reservations,
 )
+from homenode.cluster.pool.rules import Availability, Rules
 from homenode.cluster.pool.sources import POOL_FILE, load_pool
 from homenode.cluster.pool.stored import encode_pool
 from homenode.errors import HostError

@@ -10,9 +10,10 @@ from msgspec.structs import replace
 
 from homenode.cluster.pool.division import ALLOWED, PackRequest
 from homenode.cluster.pool.flavour import Flavour, default_flavours
-from homenode.cluster.pool.model import Pool, PoolHost, Rules
+from homenode.cluster.pool.model import Pool, PoolHost
 from homenode.cluster.pool.pack import PackedVm, Packing, pack, parse_requests
 from homenode.cluster.pool.packing import tuned_documents
+from homenode.cluster.pool.rules import Rules
 from homenode.cluster.pool.sources import load_pool
 from homenode.errors import InputError
 from homenode.machine.topology import Host, PagePool

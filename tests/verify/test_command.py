@@ -85,6 +85,8 @@ def test_json_is_the_documented_format(files: Files) -> None:
         "cost",
         "fix",
         "source",
+        "devices",
+        "count",
     ]
 
 

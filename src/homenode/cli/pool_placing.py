@@ -41,7 +41,7 @@ from homenode.cli.terminal import (
 from homenode.cluster.pool.flavour import Flavour
 from homenode.cluster.pool.hook_session import HookSession
 from homenode.cluster.pool.ledger import Ledger, has_ledger
-from homenode.cluster.pool.model import Availability, Pool, PoolHost
+from homenode.cluster.pool.model import Pool, PoolHost
 from homenode.cluster.pool.moves import MovePlan
 from homenode.cluster.pool.moves import defragment as defragment_moves
 from homenode.cluster.pool.moves import drain as drain_moves
@@ -59,6 +59,7 @@ from homenode.cluster.pool.packing import (
 from homenode.cluster.pool.place import PoolPlaces, RankedPlace
 from homenode.cluster.pool.planner import Planner
 from homenode.cluster.pool.reservations import Reservation, identity_of, seen_in
+from homenode.cluster.pool.rules import Availability
 from homenode.cluster.pool.sources import load_pool
 from homenode.decide.auto_layout import NotRecommended, settled
 from homenode.decide.evidence.model import Evidence

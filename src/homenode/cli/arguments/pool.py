@@ -7,7 +7,7 @@ from msgspec import Struct
 
 from homenode.cli.arguments import DryRunOption, JsonOption, PoolOption, ResultsOption
 from homenode.cli.command import Without
-from homenode.cluster.pool.model import Availability, Rules
+from homenode.cluster.pool.rules import Availability, Rules
 from homenode.cluster.pool.scheduler import Scheduler
 from homenode.opt import Arg, Flag, Opt
 from homenode.vm.plan_options import PlanOptions
@@ -131,7 +131,12 @@ class PoolPlaceArguments(Struct, frozen=True, kw_only=True):
     ] = False
     owner: Annotated[
         str,
-        Opt("--owner", "NAME", "With --record: tells VMs of one name apart that have no UUID."),
+        Opt(
+            "--owner",
+            "NAME",
+            "With --record: tells VMs of one name apart that have no UUID.",
+            rare=True,
+        ),
     ] = ""
     ttl_s: Annotated[
         float | None,
@@ -139,6 +144,7 @@ class PoolPlaceArguments(Struct, frozen=True, kw_only=True):
             "--ttl",
             "SECONDS",
             "With --record: the VM no longer counts then, unless a capture has shown it.",
+            rare=True,
             ge=1,
         ),
     ] = None

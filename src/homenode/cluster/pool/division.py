@@ -7,9 +7,10 @@ from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.cluster.pool.flavour import Flavour
-from homenode.cluster.pool.model import Availability, Pool, Rules
+from homenode.cluster.pool.model import Pool
 from homenode.cluster.pool.place import PoolPlaces
 from homenode.cluster.pool.planner import Planner
+from homenode.cluster.pool.rules import Availability, Rules
 from homenode.cluster.pool.solver import IntegerProgram
 from homenode.cluster.pool.state import HostState
 from homenode.errors import InputError

@@ -9,9 +9,10 @@ from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.cluster.pool.flavour import Flavour, SizeTable, Text
-from homenode.cluster.pool.model import Rules, VmIdentity
+from homenode.cluster.pool.model import VmIdentity
 from homenode.cluster.pool.place import LostFits, PoolPlaces, RankedPlace
 from homenode.cluster.pool.reservations import Reservation, identity_of
+from homenode.cluster.pool.rules import Rules
 from homenode.errors import HomenodeError, InputError
 from homenode.json_text import NotJsonError, decode_json
 from homenode.machine.pci import canonical_uuid

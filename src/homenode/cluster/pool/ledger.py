@@ -22,7 +22,7 @@ from msgspec import Struct
 
 from homenode import formats
 from homenode.change.record_folder import RecordFolder
-from homenode.cluster.pool.model import Availability, Pool
+from homenode.cluster.pool.model import Pool
 from homenode.cluster.pool.reservations import (
     LedgerView,
     Reservation,
@@ -31,6 +31,7 @@ from homenode.cluster.pool.reservations import (
     reservation_of,
     with_reservations,
 )
+from homenode.cluster.pool.rules import Availability
 from homenode.durable import (
     PRIVATE,
     open_existing,

@@ -1,14 +1,13 @@
 """Pool: hosts as values. Equal machines share one Host and differ in a few numbers."""
 
 from collections.abc import Collection, Iterable
-from enum import StrEnum
-from typing import Annotated
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.check.doctor.links import link_health
+from homenode.cluster.pool.rules import Availability, Rules
 from homenode.gap import Gap
 from homenode.indices import NodeIndex
 from homenode.machine.pci import DeviceKind, PciDevice
@@ -20,7 +19,6 @@ from homenode.machine.topology import (
     PagePool,
     RunningDomain,
 )
-from homenode.opt import Opt
 from homenode.vm.fingerprint import host_fingerprint
 from homenode.vm.gpu_parts import is_divided, parts_at
 
@@ -39,41 +37,6 @@ class VmIdentity(Struct, frozen=True):
         if self.uuid is not None and vm.uuid is not None:
             return self.uuid == vm.uuid
         return self.name == vm.name and not vm.has_pseudonym
-
-
-class Rules(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a VM has to do with other VMs: names of groups; None = no group.
-
-    affinity: the group is on one host. anti_affinity: no two VMs of the group are on one host.
-    fault_domains: no two are in one fault domain.
-    """
-
-    affinity: Annotated[
-        str | None, Opt("--affinity", "GROUP", "All VMs of this group are on one host.")
-    ] = None
-    anti_affinity: Annotated[
-        str | None, Opt("--anti-affinity", "GROUP", "No two VMs of this group are on one host.")
-    ] = None
-    fault_domains: Annotated[
-        str | None,
-        Opt("--fault-domains", "GROUP", "No two VMs of this group are in one fault domain."),
-    ] = None
-
-    @property
-    def is_free(self) -> bool:
-        return self == Rules()
-
-
-NO_RULES = Rules()
-
-
-class Availability(StrEnum):
-    """Whether a host takes VMs: only an open one does. gone: it left the pool for good."""
-
-    OPEN = "open"
-    CORDONED = "cordoned"
-    DRAINING = "draining"
-    GONE = "gone"
 
 
 class NodeMemoryState(Struct, frozen=True, kw_only=True):

@@ -9,9 +9,10 @@ from msgspec.structs import replace
 from homenode.bdf import Bdf
 from homenode.cluster.pool.flavour import DEFAULT_LAYOUT, Flavour
 from homenode.cluster.pool.hook import placed_vm
-from homenode.cluster.pool.model import Availability, Pool, PoolHost, VmIdentity
+from homenode.cluster.pool.model import Pool, PoolHost, VmIdentity
 from homenode.cluster.pool.place import PoolPlaces
 from homenode.cluster.pool.planner import Planner
+from homenode.cluster.pool.rules import Availability
 from homenode.errors import InputError, UsageError
 from homenode.machine.topology import Host, RunningDomain
 from homenode.units import format_bytes

@@ -8,8 +8,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from homenode.cluster.pool.flavour import Flavour
-from homenode.cluster.pool.model import Availability, Pool, PoolFailure, PoolHost
+from homenode.cluster.pool.model import Pool, PoolFailure, PoolHost
 from homenode.cluster.pool.planner import Planner
+from homenode.cluster.pool.rules import Availability
 from homenode.cluster.pool.state import HostState
 from homenode.cluster.pool.stranded import StrandedGpus, StrandedSearch
 

@@ -23,9 +23,10 @@ from homenode.cluster.pool.division import (
     grouped,
 )
 from homenode.cluster.pool.flavour import Flavour, FlavourTable, Format, Text
-from homenode.cluster.pool.model import Pool, PoolHost, Rules, VmIdentity
+from homenode.cluster.pool.model import Pool, PoolHost, VmIdentity
 from homenode.cluster.pool.place import PoolPlaces
 from homenode.cluster.pool.planner import Planner
+from homenode.cluster.pool.rules import Rules
 from homenode.cluster.pool.solver import solve
 from homenode.errors import InputError
 from homenode.machine.topology import with_certain_nodes

@@ -10,16 +10,9 @@ from msgspec.structs import replace
 from homenode.cluster.pool.answers import Answers
 from homenode.cluster.pool.bounds import Bounds
 from homenode.cluster.pool.flavour import Flavour
-from homenode.cluster.pool.model import (
-    NO_RULES,
-    Availability,
-    Pool,
-    PoolBuilder,
-    PoolHost,
-    Rules,
-    VmIdentity,
-)
+from homenode.cluster.pool.model import Pool, PoolBuilder, PoolHost, VmIdentity
 from homenode.cluster.pool.planner import FillStep, Planner
+from homenode.cluster.pool.rules import NO_RULES, Availability, Rules
 from homenode.cluster.pool.state import HostState
 from homenode.errors import InputError
 from homenode.machine.topology import Host, RunningDomain, with_certain_nodes

@@ -7,14 +7,8 @@ from uuid import UUID, uuid5
 from msgspec import Struct
 from msgspec.structs import replace
 
-from homenode.cluster.pool.model import (
-    Availability,
-    LostReservation,
-    Pool,
-    PoolHost,
-    Rules,
-    VmIdentity,
-)
+from homenode.cluster.pool.model import LostReservation, Pool, PoolHost, VmIdentity
+from homenode.cluster.pool.rules import Availability, Rules
 from homenode.errors import InputError
 from homenode.machine.topology import RunningDomain
 

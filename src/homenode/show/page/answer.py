@@ -33,8 +33,8 @@ def answer_section(machines: Sequence[ReportedMachine], anchors: Sequence[str]) 
     if groups:
         title = "What each layout changes"
         note = [
-            "each dot: a layout's figure as a multiple of the same machine's default layout, with its "
-            "95 % interval as a line; at the right the one that is furthest from equal"
+            "each dot: a layout's figure as a multiple of the same machine's default layout, with "
+            "its 95 % interval as a line; at the right the one that is furthest from equal"
         ]
         if any(one.is_published for one in machines):
             note.append(

@@ -1,0 +1,49 @@
+"""Rules: what a VM has to do with other VMs, and whether a host takes any: types of options."""
+
+from enum import StrEnum
+from typing import Annotated
+
+from msgspec import Struct
+
+from homenode.opt import Opt
+
+
+class Rules(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a VM has to do with other VMs: names of groups; None = no group.
+
+    affinity: the group is on one host. anti_affinity: no two VMs of the group are on one host.
+    fault_domains: no two are in one fault domain.
+    """
+
+    affinity: Annotated[
+        str | None,
+        Opt("--affinity", "GROUP", "All VMs of this group are on one host.", rare=True),
+    ] = None
+    anti_affinity: Annotated[
+        str | None, Opt("--anti-affinity", "GROUP", "No two VMs of this group are on one host.")
+    ] = None
+    fault_domains: Annotated[
+        str | None,
+        Opt(
+            "--fault-domains",
+            "GROUP",
+            "No two VMs of this group are in one fault domain.",
+            rare=True,
+        ),
+    ] = None
+
+    @property
+    def is_free(self) -> bool:
+        return self == Rules()
+
+
+NO_RULES = Rules()
+
+
+class Availability(StrEnum):
+    """Whether a host takes VMs: only an open one does. gone: it left the pool for good."""
+
+    OPEN = "open"
+    CORDONED = "cordoned"
+    DRAINING = "draining"
+    GONE = "gone"

@@ -233,9 +233,19 @@ def _write_hooks(folder: Path, spool: str) -> None:
 _VERSION = re.compile(r"(\d\d)\.(\d\d?)(?:\.(\d{1,3}))?", re.ASCII)
 
 
+_OF_SLURM_CONF = ("clustername=", "slurmctldhost=", "partitionname=")
+"""Beginnings of lines that slurm.conf has, and gres.conf never."""
+
+
 def check(asked: SlurmCheckArguments) -> None:
     """Print what is wrong with the files, and what they should say."""
     of_gres, of_slurm = read_config(asked.gres), read_config(asked.slurm)
+    starts = tuple(line.strip().casefold() for line in of_gres.text.splitlines())
+    if any(line.startswith(_OF_SLURM_CONF) for line in starts):
+        raise UsageError(
+            f"{asked.gres}: expected gres.conf, found lines of slurm.conf",
+            hint="homenode slurm check gres.conf slurm.conf: in this order",
+        )
     checked = judge_files(
         of_gres,
         of_slurm,

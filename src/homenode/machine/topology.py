@@ -457,3 +457,19 @@ def with_certain_nodes(host: Host) -> Host:
     return replace(
         host, pci_devices=tuple(replace(device, node=only) for device in host.pci_devices)
     )
+
+
+def host_of_nothing(name: str, gaps: tuple[Gap, ...] = ()) -> Host:
+    """A host of which nothing is known but its name."""
+    return Host(
+        name=name,
+        architecture=None,
+        cpu=CpuModel(None, None),
+        packages=(),
+        nodes=(),
+        distances=None,
+        llcs=(),
+        cores=(),
+        pus=(),
+        gaps=gaps,
+    )

@@ -24,7 +24,7 @@ from homenode.cluster.pods.pod import Pod
 from homenode.errors import HomenodeError
 from homenode.findings import Finding, Severity, merged
 from homenode.gap import Gap
-from homenode.machine.topology import CpuModel, Host
+from homenode.machine.topology import Host, host_of_nothing
 from homenode.nccl.checks import check_topology
 from homenode.nccl.log import read_log
 from homenode.why import (
@@ -239,17 +239,7 @@ def _of_vm(read: ReadVm, host: Host | None) -> Iterator[Finding]:
     if host is not None:
         yield from diagnose(host, read.document, vm=read.vm).findings
         return
-    nothing = Host(
-        name="a host that is not in the paste",
-        architecture=None,
-        cpu=CpuModel(None, None),
-        packages=(),
-        nodes=(),
-        distances=None,
-        llcs=(),
-        cores=(),
-        pus=(),
-    )
+    nothing = host_of_nothing("a host that is not in the paste")
     found = [_without_host(one) for one in domain_findings(read.vm, read.document, nothing)]
     yield from found if read.document is None else located(found, read.document)
 

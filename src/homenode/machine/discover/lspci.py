@@ -24,7 +24,7 @@ from homenode.machine.pci import (
     port_types_by_structure,
 )
 from homenode.machine.tools.lspci import LspciFunction, ends_within_a_line, parse
-from homenode.machine.topology import CpuModel, Host
+from homenode.machine.topology import Host, host_of_nothing
 
 AFTER_A_CUT = "PCI functions after"
 """How the subject of the gap begins that a listing has which ends too early."""
@@ -38,19 +38,8 @@ _UNASSIGNED_CLASS = 0xFF0000  # "does not fit any class"
 def host_from_lspci(text: str, name: str) -> Host:
     """A host of which only the PCI part is known: no PUs, no nodes. Raises ParseError."""
     reason = "lspci shows PCI only"
-    empty = Host(
-        name=name,
-        architecture=None,
-        cpu=CpuModel(None, None),
-        packages=(),
-        nodes=(),
-        distances=None,
-        llcs=(),
-        cores=(),
-        pus=(),
-        gaps=(Gap("PUs, cores, LLCs and NUMA nodes", reason), Gap("architecture", reason)),
-    )
-    return overlay_lspci(empty, text, name)
+    gaps = (Gap("PUs, cores, LLCs and NUMA nodes", reason), Gap("architecture", reason))
+    return overlay_lspci(host_of_nothing(name, gaps), text, name)
 
 
 def overlay_lspci(host: Host, text: str, source: str = "lspci") -> Host:

@@ -13,7 +13,7 @@ from homenode.cpuset import CpuSet
 from homenode.gap import Gap
 from homenode.machine.description.shipped import shipped_hosts
 from homenode.machine.pci import DeviceKind
-from homenode.machine.topology import CpuModel, Host
+from homenode.machine.topology import Host, host_of_nothing
 from homenode.plan.planner import plan
 from homenode.show.svg_canvas import CELL_COLOURS, CellColour, style_sheet
 from homenode.show.topology_map import topology_map
@@ -187,19 +187,10 @@ def _seconds(host: Host, planned: Plan) -> float:
 
 def test_a_source_with_pci_alone_is_drawn_by_node() -> None:
     full = hgx_host()
-    host = Host(
-        name="lspci",
-        architecture=None,
-        cpu=CpuModel(None, None),
-        packages=(),
-        nodes=(),
-        distances=None,
-        llcs=(),
-        cores=(),
-        pus=(),
+    host = replace(
+        host_of_nothing("lspci", (Gap("PUs", "lspci does not show"),)),
         root_complexes=full.root_complexes,
         pci_devices=full.pci_devices,
-        gaps=(Gap("PUs", "lspci does not show"),),
     )
     svg = topology_map(host)
     assert_legible(svg)

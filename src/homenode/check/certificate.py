@@ -125,31 +125,28 @@ def unarmored(signature: str) -> str:
 def live_claims(expected: Vm, vm: RunningVm, host: Host | None) -> Iterator[CertifiedClaim]:
     """A claim for each pinned vCPU, IOThread, piece of memory and device.
 
-    Unpinned threads and unbound memory are claimed by nobody, and are not in it.
+    Nothing is claimed of unpinned threads and unbound memory.
     """
     where = f"/proc/{vm.process}"
-    threads = vm.threads_of(ThreadKind.VCPU)
-    for number, pus in enumerate(expected.vcpu_pins):
-        if pus is None or number in expected.offline_vcpus:
-            continue
-        thread = threads.get(number)
-        yield CertifiedClaim(
-            subject=f"vCPU {number}",
-            expected=f"PUs {pus}",
-            observed="no thread" if thread is None else f"PUs {thread.allowed}",
-            state=_state(None if thread is None else thread.allowed <= pus),
-            how=f"{where}/task",
-        )
-    iothreads = vm.threads_of(ThreadKind.IOTHREAD)
-    for number, pus in expected.iothread_pins:
-        thread = iothreads.get(number)
-        yield CertifiedClaim(
-            subject=f"IOThread {number}",
-            expected=f"PUs {pus}",
-            observed="no thread" if thread is None else f"PUs {thread.allowed}",
-            state=_state(None if thread is None else thread.allowed <= pus),
-            how=f"{where}/task",
-        )
+    vcpus = (
+        (n, pus) for n, pus in enumerate(expected.vcpu_pins) if n not in expected.offline_vcpus
+    )
+    for name, kind, pins in (
+        ("vCPU", ThreadKind.VCPU, vcpus),
+        ("IOThread", ThreadKind.IOTHREAD, expected.iothread_pins),
+    ):
+        threads = vm.threads_of(kind)
+        for number, pus in pins:
+            if pus is None:
+                continue
+            thread = threads.get(number)
+            yield CertifiedClaim(
+                subject=f"{name} {number}",
+                expected=f"PUs {pus}",
+                observed="no thread" if thread is None else f"PUs {thread.allowed}",
+                state=_state(None if thread is None else thread.allowed <= pus),
+                how=f"{where}/task",
+            )
     for memory in cell_memory(expected, vm):
         if not memory.piece.nodes:
             continue

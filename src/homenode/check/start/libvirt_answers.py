@@ -4,6 +4,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from homenode.check.start.machine import StartMachine
 from homenode.check.start.needs import (
@@ -22,16 +23,33 @@ from homenode.machine.tools.xml_text import parse_xml
 _DRIVER = re.compile(r"[A-Za-z0-9_.+-]{1,64}\Z", re.ASCII)
 
 
-def _volume(machine: StartMachine, need: Need) -> NeedAnswer:
-    active, known = (
-        machine.names("pool-list", "--name"),
-        machine.names("pool-list", "--all", "--name"),
-    )
+class _Kind(NamedTuple):
+    """What libvirt starts and stops. listing, start: the commands of virsh."""
+
+    what: str
+    listing: str
+    start: str
+
+
+_POOL = _Kind("pool", "pool-list", "virsh pool-start")
+_NETWORK = _Kind("network", "net-list", "virsh net-start")
+
+
+def _unless_active(machine: StartMachine, kind: _Kind, name: str) -> NeedAnswer | None:
+    """Why a pool or a network is not in use; None where it is."""
+    active = machine.names(kind.listing, "--name")
+    known = machine.names(kind.listing, "--all", "--name")
     if active is None or known is None:
-        return unknown(f"pool {need.value}: libvirt at {machine.uri} does not say")
-    if need.value not in active:
-        why = "not active: virsh pool-start" if need.value in known else "no pool of that name"
-        return missing(f"pool {need.value}: {why}")
+        return unknown(f"{kind.what} {name}: libvirt at {machine.uri} does not say")
+    if name in active:
+        return None
+    why = f"not active: {kind.start}" if name in known else "there is none of that name"
+    return missing(f"{kind.what} {name}: {why}")
+
+
+def _volume(machine: StartMachine, need: Need) -> NeedAnswer:
+    if (inactive := _unless_active(machine, _POOL, need.value)) is not None:
+        return inactive
     done = machine.virsh("vol-path", "--pool", need.value, "--vol", need.detail)
     if done is None or done.returncode:
         return missing(f"volume {need.detail} of pool {need.value}: there is none")
@@ -58,16 +76,8 @@ def _values(machine: StartMachine, path: str) -> frozenset[str] | None:
 
 
 def _network(machine: StartMachine, need: Need) -> NeedAnswer:
-    active, known = (
-        machine.names("net-list", "--name"),
-        machine.names("net-list", "--all", "--name"),
-    )
-    if active is None or known is None:
-        return unknown(f"network {need.value}: libvirt at {machine.uri} does not say")
-    if need.value not in known:
-        return missing(f"network {need.value}: there is none of that name")
-    if need.value not in active:
-        return missing(f"network {need.value}: not active: virsh net-start")
+    if (inactive := _unless_active(machine, _NETWORK, need.value)) is not None:
+        return inactive
     done = machine.virsh("net-dumpxml", "--network", need.value)
     if done is None or done.returncode:
         return READY

@@ -354,8 +354,8 @@ def count_claims(
     states = Counter(claim.state for claim in known.values())
     for claim in () if expected is None else certified_claims(expected):
         if claim.key not in known:
-            told = unproved(claim, sight) is None
-            states[ClaimState.PROVED if told else ClaimState.STALE] += 1
+            is_proved = unproved(claim, sight) is None
+            states[ClaimState.PROVED if is_proved else ClaimState.STALE] += 1
     for name in sorted(sight.running or ()):
         if name not in troubled:
             is_read = name not in sight.unread_vms and name not in sight.unread_live

@@ -159,6 +159,17 @@ class RunArguments(Struct, frozen=True, kw_only=True):
     ] = False
 
 
+StopWithinOption = Annotated[
+    float,
+    Opt(
+        "--stop-within",
+        "SECONDS",
+        "How long a guest may take to shut down before it is stopped.",
+        ge=0,
+    ),
+]
+
+
 class AccessOptions(Struct, frozen=True, kw_only=True):
     """How a guest is reached, and how long it may take."""
 
@@ -179,15 +190,7 @@ class AccessOptions(Struct, frozen=True, kw_only=True):
             ge=1,
         ),
     ] = ANSWER_S
-    stop_within: Annotated[
-        float,
-        Opt(
-            "--stop-within",
-            "SECONDS",
-            "How long a guest may take to shut down before it is stopped.",
-            ge=0,
-        ),
-    ] = STOP_S
+    stop_within: StopWithinOption = STOP_S
 
     @property
     def is_default(self) -> bool:

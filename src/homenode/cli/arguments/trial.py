@@ -13,6 +13,7 @@ from homenode.cli.arguments.measure import (
     SUITE,
     AccessOptions,
     AppArguments,
+    StopWithinOption,
     SuiteArguments,
 )
 from homenode.cli.command import Only, Under
@@ -81,6 +82,9 @@ class SequenceArguments(Struct, frozen=True, kw_only=True):
     ] = None
 
 
+DomainArgument = Annotated[
+    str, Arg("NAME", "The domain: its name or UUID.", complete="domain_names")
+]
 TrialArgument = Annotated[
     str, Arg("NAME", "The domain, or the trial's id.", complete="domain_names")
 ]
@@ -100,7 +104,7 @@ class TrialArguments(Struct, frozen=True, kw_only=True):
       homenode trial gpu-vm --layouts default,pin --as-copy --until decided
     """
 
-    name: Annotated[str, Arg("NAME", "The domain: its name or UUID.", complete="domain_names")]
+    name: DomainArgument
     suite: Annotated[SuiteArguments, Under(SUITE)] = SuiteArguments()
     own: Annotated[AppArguments, Under(OWN, rare=True)] = AppArguments()
     access: Annotated[AccessOptions, Under(ACCESS, rare=True)] = AccessOptions()
@@ -166,7 +170,7 @@ class TryArguments(Struct, frozen=True, kw_only=True):
       homenode try gpu-vm --within 1h --ssh-key ~/.ssh/lab
     """
 
-    name: Annotated[str, Arg("NAME", "The domain: its name or UUID.", complete="domain_names")]
+    name: DomainArgument
     within: Annotated[
         float,
         Opt(
@@ -258,12 +262,4 @@ class TrialUndoArguments(Struct, frozen=True, kw_only=True):
     """
 
     name: TrialArgument
-    stop_within: Annotated[
-        float,
-        Opt(
-            "--stop-within",
-            "SECONDS",
-            "How long a guest may take to shut down before it is stopped.",
-            ge=0,
-        ),
-    ] = STOP_S
+    stop_within: StopWithinOption = STOP_S

@@ -1,6 +1,7 @@
 # make demo   set up, plan two study machines in every preset, draw them, make a report: out/
 # make test   set up, check style and types, run every test this machine can run
 # make setup  prepare .venv with homenode in it, from locked dependencies
+# make quick  tests of two minutes: no VM, Slurm, browser or PDF, none that is slow (PATHS=tests/plan: fewer)
 # make check  style and types alone (make style, make types: one of them)
 # make test-lab  the tests that take minutes (marker lab)
 # make conformance  other programs read what homenode writes: docs/supported-versions.md (SEED=, COUNT=)
@@ -21,7 +22,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 
-.PHONY: gpu-check wheel runtime setup probe demo test test-lab conformance check style types fuzz kills bench docs pyz deb dist lock clean help
+.PHONY: quick gpu-check wheel runtime setup probe demo test test-lab conformance check style types fuzz kills bench docs pyz deb dist lock clean help
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -61,6 +62,12 @@ check: style types
 
 test: check probe
 	$(BIN)/pytest -m "not lab" -n auto --maxprocesses 8 --dist loadgroup
+
+# Without a daemon, a machine that boots, or a program that takes long; and without tests/slow.txt.
+QUICK = not (slow or lab or root or libvirt or qemu or slurm or browser or pdf or gpu or nova or ansible)
+PATHS = tests
+quick: $(STAMP)
+	$(BIN)/pytest -m "$(QUICK)" -n auto --maxprocesses 8 --dist worksteal $(PATHS)
 
 test-lab: $(STAMP)
 	$(BIN)/pytest -m lab

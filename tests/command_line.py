@@ -12,7 +12,7 @@ from typing import Any
 from homenode.cli import terminal
 from homenode.cli.arguments.place import ApplyArguments, ReplanArguments, RestoreArguments
 from homenode.cli.command import Command, Parameter
-from homenode.cli.main import PROGRAM, run
+from homenode.cli.main import PROGRAM, code_of, run
 from homenode.vm.plan_options import PlanOptions
 
 
@@ -57,9 +57,13 @@ def _environment(given: Mapping[str, str]) -> Iterator[None]:
 
 
 def homenode(
-    *words: str | Path, input: str | bytes = "", env: Mapping[str, str] | None = None
+    *words: str | Path,
+    input: str | bytes = "",
+    env: Mapping[str, str] | None = None,
+    whole: bool = False,
 ) -> Result:
-    """Call it. input: what it reads from standard input."""
+    """Call it. input: what it reads from standard input. whole: errors are said, as in a terminal,
+    rather than given as the exception."""
     out, err = _Stream(), _Stream()
     streams = sys.stdout, sys.stderr, sys.stdin
     content = input if isinstance(input, bytes) else input.encode()
@@ -70,7 +74,11 @@ def homenode(
         sys.stdout, sys.stderr = out, err
         sys.stdin = io.TextIOWrapper(io.BytesIO(content), encoding="utf-8")
         try:
-            run([str(word) for word in words])
+            given = [str(word) for word in words]
+            if whole:
+                code = code_of(given)
+            else:
+                run(given)
         except SystemExit as end:
             code = end.code if isinstance(end.code, int) else int(end.code is not None)
         except Exception as error:  # noqa: BLE001 - a test says which one it expects

@@ -47,6 +47,9 @@ LIVE = frozenset({"root", "libvirt", "qemu"})
 
 TESTS = Path(__file__).parent
 
+SLOW = frozenset((TESTS / "slow.txt").read_text().split())
+"""Files of tests, and single tests, that take a second of processor time or more."""
+
 
 @pytest.fixture(autouse=True)
 def own_host_lock(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,6 +72,9 @@ def pytest_collection() -> Generator[None, object, object]:
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
+        name = item.nodeid.partition("[")[0]
+        if not SLOW.isdisjoint((name, name.partition("::")[0])):
+            item.add_marker("slow")
         names = {marker.name for marker in item.iter_markers()}
         group = _group(item.path, names)
         if group is not None:

@@ -2,8 +2,6 @@
 
 import json
 import stat
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,23 +11,15 @@ from homenode.cli.apply import tuned_together
 from homenode.units import GIB
 from homenode.vm.plan_model import is_critical
 from homenode.vm.plan_options import PlanOptions
+from tests.command_line import Result
+from tests.command_line import homenode as called
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT = ROOT / "demo" / "gpu-vm.xml"
 
 
-def homenode(
-    *arguments: str | Path, stdin: bytes | None = None
-) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(
-        [sys.executable, "-m", "homenode.cli.main", *map(str, arguments)],
-        input=stdin,
-        capture_output=True,
-        check=False,
-    )
-    return subprocess.CompletedProcess(
-        done.args, done.returncode, done.stdout.decode(), done.stderr.decode()
-    )
+def homenode(*words: str | Path, input: bytes = b"") -> Result:
+    return called(*words, input=input, whole=True)
 
 
 def test_a_tuned_document_is_written_and_undone(tmp_path: Path) -> None:
@@ -49,11 +39,11 @@ def test_a_tuned_document_is_written_and_undone(tmp_path: Path) -> None:
         "--save-plan",
         plan,
     )
-    assert done.returncode == 0, done.stderr
+    assert done.exit_code == 0, done.stderr
     assert "Why there" in done.stdout
     assert out.read_bytes() != DOCUMENT.read_bytes()
     assert json.loads(plan.read_text())["format"] == "homenode.plan/2"
-    assert homenode("restore", out).returncode == 0
+    assert homenode("restore", out).exit_code == 0
     assert out.read_bytes() == DOCUMENT.read_bytes()
 
 
@@ -79,9 +69,9 @@ def test_a_tuned_document_is_as_private_as_the_one_that_was_read(
         "pin-numa",
         "-o",
         out,
-        stdin=secret,
+        input=secret,
     )
-    assert done.returncode == 0, done.stderr
+    assert done.exit_code == 0, done.stderr
     written = sorted(tmp_path.glob("out.xml*"))
     assert [path.name for path in written] == ["out.xml", "out.xml.orig", "out.xml.orig.sha256"]
     assert {stat.S_IMODE(path.stat().st_mode) for path in written} == {expected}
@@ -90,9 +80,9 @@ def test_a_tuned_document_is_as_private_as_the_one_that_was_read(
 def test_planning_a_tuned_document_again_changes_nothing(tmp_path: Path) -> None:
     out = tmp_path / "out.xml"
     arguments = ["--host", "hgx-h100", "--layout", "pin-numa-pci", "--quiet"]
-    assert homenode("plan", DOCUMENT, *arguments, "--gpus", "8", "-o", out).returncode == 0
+    assert homenode("plan", DOCUMENT, *arguments, "--gpus", "8", "-o", out).exit_code == 0
     again = homenode("plan", out, *arguments, "--diff")
-    assert (again.returncode, again.stdout) == (0, ""), again.stdout + again.stderr
+    assert (again.exit_code, again.stdout) == (0, ""), again.stdout + again.stderr
 
 
 def test_the_diff_shows_what_changes() -> None:
@@ -111,9 +101,9 @@ def test_the_diff_shows_what_changes() -> None:
         "2MiB",
         "--diff",
         "--quiet",
-        stdin=DOCUMENT.read_bytes(),
+        input=DOCUMENT.read_bytes(),
     )
-    assert done.returncode == 0, done.stderr
+    assert done.exit_code == 0, done.stderr
     assert "+    <vcpupin vcpu='0'" in done.stdout
     assert not done.stdout.startswith("\x1b")
 
@@ -162,7 +152,7 @@ def test_explicit_pu_lists_give_the_studys_listings(
         "-o",
         out,
     )
-    assert done.returncode == 0, done.stderr
+    assert done.exit_code == 0, done.stderr
     root = etree.parse(out).getroot()
     cores = [*range(28), *range(32, 60)]
     pus = [pu for core in cores for pu in ((core, core + 64) if vcpus == 112 else (core,))]
@@ -196,7 +186,7 @@ def _rows(root: etree._Element, path: str) -> list[tuple[str, dict[str, str]]]:
 
 def test_json_is_a_plan_and_nothing_else() -> None:
     done = homenode("plan", DOCUMENT, "--host", "h200-xeon8558", "--layout", "pin", "--json")
-    assert done.returncode == 0, done.stderr
+    assert done.exit_code == 0, done.stderr
     plan = json.loads(done.stdout)
     assert len(plan["vm"]["vcpu_pins"]) == 88
 
@@ -204,14 +194,14 @@ def test_json_is_a_plan_and_nothing_else() -> None:
 def test_what_cannot_be_planned_exits_with_4_and_writes_nothing(tmp_path: Path) -> None:
     out = tmp_path / "out.xml"
     done = homenode("plan", DOCUMENT, "--host", "xapi-2n16c2t", "--layout", "pin-numa", "-o", out)
-    assert done.returncode == 4
+    assert done.exit_code == 4
     assert "88" in done.stderr
     assert not list(tmp_path.iterdir())
 
 
 def test_a_refusal_is_json_too() -> None:
     done = homenode("plan", DOCUMENT, "--host", "xapi-2n16c2t", "--layout", "pin-numa", "--json")
-    assert done.returncode == 4
+    assert done.exit_code == 4
     refusal = json.loads(done.stdout)
     assert refusal["format"] == "homenode.refusal/1"
     assert refusal["rejections"]
@@ -221,12 +211,12 @@ def test_the_94_vcpus_of_the_study_are_planned_with_unequal_cells_and_no_flag() 
     done = homenode(
         "plan", DOCUMENT, "--host", "h200-xeon8558", "--layout", "pin-numa", "--vcpus", "94"
     )
-    assert done.returncode == 0
+    assert done.exit_code == 0
     assert "4 guest cells" in done.stdout
     too_many = homenode(
         "plan", DOCUMENT, "--host", "h200-xeon8558", "--layout", "pin-numa", "--vcpus", "200"
     )
-    assert too_many.returncode == 4
+    assert too_many.exit_code == 4
     assert "192" in too_many.stderr
 
 
@@ -243,7 +233,7 @@ def test_hosts_are_ranked_and_the_best_is_planned(tmp_path: Path) -> None:
         "--save-plan",
         tmp_path / "p.json",
     )
-    assert done.returncode == 0, done.stderr
+    assert done.exit_code == 0, done.stderr
     assert done.stdout.index("epyc9654-2p-1node") < done.stdout.index("xapi-2n16c2t")
     assert json.loads((tmp_path / "p.json").read_text())["host_name"] == "epyc9654-2p-1node"
 
@@ -261,17 +251,17 @@ def test_auto_prints_the_figures_it_follows() -> None:
         "--objective",
         "collective",
     )
-    assert done.returncode == 0, done.stderr
+    assert done.exit_code == 0, done.stderr
     assert "layout pin" in done.stdout
     assert "default (20.2" in done.stdout and "doubt" in done.stdout
 
 
 def test_a_layout_need_not_be_named_and_a_sick_machine_gets_none() -> None:
     done = homenode("plan", DOCUMENT, "--host", "h200-xeon8558", "--gpus", "8")
-    assert done.returncode == 0, done.stderr
+    assert done.exit_code == 0, done.stderr
     assert "collective: pin" in done.stdout
     sick = homenode("plan", DOCUMENT, "--host", "rtx5090-epyc7702")
-    assert sick.returncode == 1
+    assert sick.exit_code == 1
     assert "pcie-link-slow" in sick.stderr and "--layout default|pin" in sick.stderr
 
 
@@ -319,7 +309,7 @@ def test_a_layout_need_not_be_named_and_a_sick_machine_gets_none() -> None:
 )
 def test_wrong_input_is_distinguished(arguments: list[str], code: int, expected: str) -> None:
     done = homenode("plan", *arguments)
-    assert done.returncode == code, done.stderr
+    assert done.exit_code == code, done.stderr
     assert expected in done.stderr
     assert "Traceback" not in done.stderr
 
@@ -328,9 +318,9 @@ def test_a_saved_plan_is_refused_on_another_host(tmp_path: Path) -> None:
     plan = tmp_path / "p.json"
     homenode("plan", DOCUMENT, "--host", "hgx-h100", "--layout", "pin", "--save-plan", plan)
     drawn = homenode("show", "--host", "hgx-h100", "--plan", plan, "--svg", tmp_path / "a.svg")
-    assert drawn.returncode == 0, drawn.stderr
+    assert drawn.exit_code == 0, drawn.stderr
     other = homenode("show", "--host", "gh200x4", "--plan", plan, "--svg", tmp_path / "b.svg")
-    assert other.returncode == 2
+    assert other.exit_code == 2
     assert "hgx-h100" in other.stderr
     assert not (tmp_path / "b.svg").exists()
 
@@ -345,7 +335,7 @@ def test_a_saved_plan_is_refused_on_another_host(tmp_path: Path) -> None:
 )
 def test_show_refuses_what_it_cannot_draw(arguments: list[str], code: int, expected: str) -> None:
     done = homenode("show", "--host", "xapi-2n16c2t", *arguments)
-    assert done.returncode == code
+    assert done.exit_code == code
     assert expected in done.stderr
     assert "Traceback" not in done.stderr
 
@@ -359,7 +349,7 @@ def test_show_prints_the_host_as_json() -> None:
 
 def test_capture_and_show_agree(tmp_path: Path) -> None:
     archive = tmp_path / "host.tar.gz"
-    assert homenode("capture", "-o", archive).returncode == 0
+    assert homenode("capture", "-o", archive).exit_code == 0
     captured = json.loads(homenode("show", "--host", archive, "--json").stdout)
     live = json.loads(homenode("show", "--json").stdout)
     assert captured["summary"] == live["summary"]
@@ -380,13 +370,13 @@ def test_a_host_is_filled_by_saved_plans(tmp_path: Path) -> None:
         "512GiB",
         "-q",
     ]
-    assert homenode("plan", DOCUMENT, *asked, "--save-plan", first).returncode == 0
+    assert homenode("plan", DOCUMENT, *asked, "--save-plan", first).exit_code == 0
     again = homenode("plan", DOCUMENT, *asked, "--after", first)
-    assert again.returncode == 2 and "--name" in again.stderr
+    assert again.exit_code == 2 and "--name" in again.stderr
     done = homenode(
         "plan", DOCUMENT, *asked, "--name", "second", "--after", first, "--save-plan", second
     )
-    assert done.returncode == 0, done.stderr
+    assert done.exit_code == 0, done.stderr
     plans = [json.loads(path.read_text()) for path in (first, second)]
     assert [plan["nodes"] for plan in plans] == [[0], [1]]
     assert not {d["bdf"] for d in plans[0]["vm"]["hostdevs"]} & {
@@ -395,11 +385,11 @@ def test_a_host_is_filled_by_saved_plans(tmp_path: Path) -> None:
     third = homenode(
         "plan", DOCUMENT, *asked, "--name", "third", "--after", first, "--after", second
     )
-    assert third.returncode == 4 and "gpu" in third.stderr.lower()
+    assert third.exit_code == 4 and "gpu" in third.stderr.lower()
     other = homenode(
         "plan", DOCUMENT, "--host", "h200-xeon8558", "--layout", "pin", "--after", first
     )
-    assert other.returncode == 2 and "hgx-h100" in other.stderr
+    assert other.exit_code == 2 and "hgx-h100" in other.stderr
 
 
 def test_explicit_cells_lie_where_they_are_asked_for() -> None:
@@ -416,7 +406,7 @@ def test_explicit_cells_lie_where_they_are_asked_for() -> None:
         "--cell",
         "vcpus=4,memory=8GiB,node=0",
     )
-    assert done.returncode == 0, done.stderr
+    assert done.exit_code == 0, done.stderr
     plan = json.loads(done.stdout)
     found = [(c["host_nodes"], c["vcpus"], c["memory_bytes"] >> 30) for c in plan["vm"]["cells"]]
     assert found == [([1], "0-7", 32), ([0], "8-11", 8)]
@@ -440,7 +430,7 @@ def test_a_critical_plan_is_written_and_exits_with_1(tmp_path: Path) -> None:
         "-o",
         out,
     )
-    assert done.returncode == 1, done.stderr
+    assert done.exit_code == 1, done.stderr
     assert out.exists() and "critical: hgx-h100" in done.stdout
 
 
@@ -450,7 +440,7 @@ SHORT_OF_MEMORY = ("--host", "small-2n8c-2gpu", "--layout", "default", "--memory
 @pytest.mark.parametrize("target", ["libvirt", "qemu", "proxmox"])
 def test_quiet_leaves_what_makes_the_exit_code_1(target: str) -> None:
     done = homenode("plan", "--vcpus", "2", "--target", target, *SHORT_OF_MEMORY)
-    assert (done.returncode, done.stdout) == (1, ""), done.stderr
+    assert (done.exit_code, done.stdout) == (1, ""), done.stderr
     assert "critical: small-2n8c-2gpu" in done.stderr
 
 
@@ -468,6 +458,6 @@ def test_quiet_of_apply_leaves_what_makes_the_exit_code_1(
 def test_no_host_is_the_best_where_none_can_hold_the_vm() -> None:
     hosts = ("--host", "small-2n8c-2gpu", "--host", "x86-1p1n4c4t")
     done = homenode("plan", DOCUMENT, *hosts, "--vcpus", "900", "--layout", "pin")
-    assert done.returncode == 4
+    assert done.exit_code == 4
     assert "best host" not in done.stderr
     assert "none of the 2 hosts can hold the VM; why " in done.stderr

@@ -26,6 +26,7 @@ from homenode.units import GIB, MIB
 from homenode.vm.plan_model import Unplannable
 from homenode.vm.plan_options import Balance, DeviceLocality, DocumentSiblings, Policy
 from tests.brute_force import Cores, Fallback, Memory, best_by_force
+from tests.seeds import seeds
 from tests.small_hosts import (
     DeviceSpec,
     NodeSpec,
@@ -459,17 +460,15 @@ def compare(host: Host, request: GuestRequest) -> None:
     assert placement.devices == best.devices
 
 
-@pytest.mark.parametrize("first", range(0, 3000, 500))
-def test_no_placement_is_better_than_the_planners(first: int) -> None:
-    for seed in range(first, first + 500):
+def test_no_placement_is_better_than_the_planners() -> None:
+    for seed in seeds(3000):
         draw = random.Random(seed)
         host = small_host(draw)
         compare(host, small_wish(draw, host))
 
 
-@pytest.mark.parametrize("first", range(0, 200, 50))
-def test_nor_on_hosts_of_more_nodes_with_several_gpus(first: int) -> None:
-    for seed in range(first, first + 50):
+def test_nor_on_hosts_of_more_nodes_with_several_gpus() -> None:
+    for seed in seeds(200):
         draw = random.Random(seed)
         host = wide_host(draw)
         compare(host, wide_wish(draw, host))
@@ -485,7 +484,8 @@ def test_nor_where_sets_of_nodes_are_too_many_to_list(monkeypatch: pytest.Monkey
     monkeypatch.setattr(candidates, "MOST_LISTED_NODES", 0)
     monkeypatch.setattr(candidates, "MOST_PACKAGES", 1)
     known = 0
-    for seed in range(300):
+    tried = seeds(300, every=4)
+    for seed in tried:
         draw = random.Random(seed)
         host = celled_host(draw) if seed % 3 else small_host(draw)
         request = celled_wish(draw, host) if seed % 3 else small_wish(draw, host)
@@ -493,19 +493,18 @@ def test_nor_where_sets_of_nodes_are_too_many_to_list(monkeypatch: pytest.Monkey
         if placement is not None and placement.optimal:
             known += 1
             compare(host, request)
-    assert known > 200
+    assert known > len(tried) * 2 / 3
 
 
 def test_nor_where_the_core_of_an_emulator_keeps_a_gpu_set_whole() -> None:
-    for seed in range(150):
+    for seed in seeds(150):
         draw = random.Random(seed)
         host = crowded_host(draw)
         compare(host, crowded_wish(draw, host))
 
 
-@pytest.mark.parametrize("first", range(0, 600, 200))
-def test_nor_where_nodes_have_many_llcs_and_the_pins_are_as_its_terms_say(first: int) -> None:
-    for seed in range(first, first + 200):
+def test_nor_where_nodes_have_many_llcs_and_the_pins_are_as_its_terms_say() -> None:
+    for seed in seeds(600):
         draw = random.Random(seed)
         host = chiplet_host(draw)
         request = chiplet_wish(draw, host)
@@ -519,15 +518,14 @@ def test_nor_where_nodes_have_many_llcs_and_the_pins_are_as_its_terms_say(first:
 
 
 def test_nor_where_nics_belong_to_some_of_the_gpus() -> None:
-    for seed in range(400):
+    for seed in seeds(400):
         draw = random.Random(seed)
         host = paired_host(draw)
         compare(host, paired_wish(draw, host))
 
 
-@pytest.mark.parametrize("first", range(0, 200, 100))
-def test_nor_where_cells_cannot_be_equal(first: int) -> None:
-    for seed in range(first, first + 100):
+def test_nor_where_cells_cannot_be_equal() -> None:
+    for seed in seeds(200):
         draw = random.Random(seed)
         host = celled_host(draw)
         compare(host, celled_wish(draw, host))

@@ -18,12 +18,13 @@ from homenode.plan.request import GuestRequest
 from homenode.units import GIB
 from homenode.vm.plan_model import Plan, Unplannable
 from homenode.vm.sources import load_host
+from tests.seeds import THOROUGH
 from tests.small_hosts import asking, small_request
 
 GPUS = 8
 PAIRS = ({1, 3}, {2, 4}, {5, 7}, {6, 8})
 FOURS = ({1, 2, 3, 4}, {5, 6, 7, 8})
-ARRIVALS = 500
+ARRIVALS = 500 if THOROUGH else 200
 SEED = 12
 """One sequence of VMs for all: the rate of 500 arrivals varies by 0.6 % between sequences."""
 MOST_REFUSED = 0.022

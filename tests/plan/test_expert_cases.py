@@ -19,6 +19,7 @@ from homenode.units import GIB
 from homenode.vm.plan_options import DeviceLocality
 from homenode.vm.sources import load_host
 from tests.brute_force import best_by_force
+from tests.seeds import THOROUGH
 from tests.shared_data import needs_shared, shared
 from tests.small_hosts import (
     DeviceSpec,
@@ -210,8 +211,9 @@ def test_cells_lie_next_to_gpus(
 ) -> None:
     request = asking(small_request(vcpus, 32 * GIB, layout="pin-numa-pci"), gpu_count=count or None)
     host = sub_nodes(homes)
-    # By force, eight GPUs on eight nodes take a minute; each is at home in one way alone.
-    placement = agreed(host, request) if count < 8 else place(host, request)
+    # By force, four GPUs take five seconds, and eight a minute; each is at home in one way alone.
+    by_force = count < (8 if THOROUGH else 4)
+    placement = agreed(host, request) if by_force else place(host, request)
     assert placement.nodes == nodes
     assert groups(placement) == split
 

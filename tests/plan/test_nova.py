@@ -26,6 +26,7 @@ from homenode.vm.plan_model import Unplannable
 from homenode.vm.plan_options import Balance, Policy
 from tests.brute_force import best_by_force, standing
 from tests.nova_planner import NovaCell, nova_cells
+from tests.seeds import seeds
 from tests.small_hosts import (
     DeviceSpec,
     NodeSpec,
@@ -79,10 +80,11 @@ def uneven_case(seeded: random.Random) -> tuple[Host, GuestRequest]:
     )
 
 
-def test_of_1500_asymmetric_requests_none_is_answered_wrongly() -> None:
+def test_no_asymmetric_request_is_answered_wrongly() -> None:
     seeded = random.Random(1500)
+    tried = seeds(1500, every=4)
     placed = uneven = 0
-    for _ in range(1500):
+    for _ in tried:
         host, request = uneven_case(seeded)
         best = best_by_force(host, request)
         try:
@@ -94,8 +96,8 @@ def test_of_1500_asymmetric_requests_none_is_answered_wrongly() -> None:
         assert tuple(term.value for term in placement.cost)[:-1] == best.key[:-1]
         placed += 1
         uneven += len({placement.vcpu_nodes.count(i) for i in range(len(placement.nodes))}) > 1
-    assert placed >= 700
-    assert uneven >= 100
+    assert placed >= len(tried) * 0.45
+    assert uneven >= len(tried) * 0.06
 
 
 def plain_case(seeded: random.Random) -> tuple[Host, GuestRequest]:

@@ -241,10 +241,10 @@ def main() -> None:
 
         answer(asked, PROGRAM)
         sys.exit(0)
-    sys.exit(_code_of(sys.argv[1:]))
+    sys.exit(code_of(sys.argv[1:]))
 
 
-def _code_of(words: Sequence[str]) -> int:
+def code_of(words: Sequence[str]) -> int:
     """The exit code; what went wrong is said."""
     try:
         run(words)

@@ -1,0 +1,10 @@
+"""Seeds: those of random cases that a run tries: some of them each time, all of them in `make fuzz`."""
+
+import os
+
+THOROUGH = "HOMENODE_FUZZ" in os.environ
+
+
+def seeds(count: int, every: int = 5) -> range:
+    """Of the seeds from 0 to count every fifth; with HOMENODE_FUZZ all."""
+    return range(0, count, 1 if THOROUGH else every)

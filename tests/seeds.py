@@ -1,4 +1,4 @@
-"""Seeds: those of random cases that a run tries: some of them each time, all of them in `make fuzz`."""
+"""Seeds of random cases: a run tries some of them, `make fuzz` all."""
 
 import os
 

@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from homenode.decide.evidence.documents import publications
-from tests.tools import test_cuda_bandwidth_test as cuda
+from tests.measure.importers import test_cuda_bandwidth_test as cuda
+from tests.measure.importers import test_stream as stream
+from tests.measure.importers import test_sysbench as sysbench
 from tests.tools import test_nccl_tests as nccl
-from tests.tools import test_stream as stream
-from tests.tools import test_sysbench as sysbench
 
 SIZES = [8 << (2 * step) for step in range(14)]
 """8 B to 512 MiB."""

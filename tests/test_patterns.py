@@ -34,8 +34,8 @@ LINEAR = 2.6
 
 PASSED_ON = {
     "machine/snapshot/redacted_xml.py": "fullmatch",
-    "machine/tools/openssl_speed.py": "fullmatch",
-    "machine/tools/intel_mlc.py": "fullmatch",
+    "measure/importers/openssl_speed.py": "fullmatch",
+    "measure/importers/intel_mlc.py": "fullmatch",
     "machine/tools/nccl_tests.py": "fullmatch",
     "machine/tools/nvbandwidth.py": "fullmatch",
     "machine/tools/rocm_bandwidth_test.py": "fullmatch",

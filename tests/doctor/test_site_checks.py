@@ -80,10 +80,10 @@ def test_the_doctor_runs_it_and_explain_prints_its_page(
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(install("racks_program")))
     done = homenode("doctor", "--host", HOST)
-    assert done.returncode == 1
+    assert done.exit_code == 1
     assert done.stdout.count("rack-too-warm") == 2
     done = homenode("explain", "rack-too-warm")
-    assert done.returncode == 0
+    assert done.exit_code == 0
     assert "Open the door of rack `RACK`." in done.stdout
 
 

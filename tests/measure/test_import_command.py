@@ -13,18 +13,18 @@ from homenode.measure.imported.files import find_folders
 from homenode.measure.imported.runs import ImportOptions, imported_runs
 from homenode.measure.results.store import FILE, load_runs, read_run
 from tests.command_line import homenode
+from tests.measure.importers import test_cuda_bandwidth_test as cuda
+from tests.measure.importers import test_intel_mlc as mlc
+from tests.measure.importers import test_likwid_bench as likwid
+from tests.measure.importers import test_openssl_speed as openssl
+from tests.measure.importers import test_stream as stream
+from tests.measure.importers import test_sysbench as sysbench
 from tests.measure.test_import import CHASE, COPIES, STUDY, folder, pinned
 from tests.mutations import MUTATIONS, mutations, survives
 from tests.shared_data import needs_shared, shared
-from tests.tools import test_cuda_bandwidth_test as cuda
-from tests.tools import test_intel_mlc as mlc
-from tests.tools import test_likwid_bench as likwid
 from tests.tools import test_nccl_tests as nccl
 from tests.tools import test_nvbandwidth as nvbandwidth
-from tests.tools import test_openssl_speed as openssl
 from tests.tools import test_rocm_bandwidth_test as rocm
-from tests.tools import test_stream as stream
-from tests.tools import test_sysbench as sysbench
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from homenode.gap import Gap
 from homenode.measure.imported import files as import_folder
 from homenode.measure.imported.files import find_folders
 from homenode.measure.imported.runs import ImportOptions, imported_runs
-from tests.tools import test_intel_mlc as mlc
+from tests.measure.importers import test_intel_mlc as mlc
 from tests.tools import test_nccl_tests as nccl
 from tests.tools import test_nvbandwidth as nvbandwidth
 

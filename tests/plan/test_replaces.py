@@ -114,7 +114,7 @@ def test_the_command_takes_it_and_refuses_it_where_it_means_nothing(tmp_path: Pa
     done = homenode(
         "plan", DOCUMENT, "--layout", "pin", "--host", "hgx-h100", "--replaces", "x", "--json"
     )
-    assert done.returncode == 2 and "--replaces" in done.stderr
+    assert done.exit_code == 2 and "--replaces" in done.stderr
     for rest in (("--node-pus", "0-3"), ("--host", "hgx-h100", "--host", "gh200x4")):
         done = homenode("plan", DOCUMENT, "--layout", "pin", "--replaces", "x", *rest)
-        assert done.returncode == 2 and "--replaces" in done.stderr, done.stderr
+        assert done.exit_code == 2 and "--replaces" in done.stderr, done.stderr

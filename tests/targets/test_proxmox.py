@@ -113,8 +113,8 @@ def test_the_command_reads_a_short_configuration_for_its_target_alone(tmp_path: 
     conf.write_bytes(SHORT[0])
     command = ("plan", conf, "--host", HOST, "--layout", "pin-numa", "-o", out)
     done = homenode(*command, "--target", "proxmox")
-    assert done.returncode == 0 and b"machine: q35,viommu=intel" in out.read_bytes(), done.stderr
-    assert homenode(*command, "--target", "xen", "--force").returncode == 2
+    assert done.exit_code == 0 and b"machine: q35,viommu=intel" in out.read_bytes(), done.stderr
+    assert homenode(*command, "--target", "xen", "--force").exit_code == 2
     assert json.loads(homenode(*command, "--target", "proxmox", "--json").stdout)["vm"]["record"]
 
 

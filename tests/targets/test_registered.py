@@ -108,11 +108,11 @@ def test_the_program_takes_it_by_name_and_knows_its_files(
     file, plan = tmp_path / "vm.box", tmp_path / "plan.json"
     size = ("--vcpus", "4", "--memory", "2GiB", "--host", HOST, "--layout", "pin-numa")
     done = homenode("plan", *size, "--target", "box", "-o", file, "--save-plan", plan)
-    assert done.returncode == 0, done.stderr
+    assert done.exit_code == 0, done.stderr
     done = homenode("verify", file, "--plan", plan, "--host", HOST)
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.exit_code == 0, done.stdout + done.stderr
     file.write_bytes(file.read_bytes().replace(b"mib=2048", b"mib=1024"))
-    assert homenode("verify", file, "--plan", plan, "--host", HOST).returncode
+    assert homenode("verify", file, "--plan", plan, "--host", HOST).exit_code
 
 
 def test_a_name_of_homenode_is_not_given_to_another(install: Install) -> None:

@@ -72,7 +72,7 @@ DECIDING = {
 
 
 class Reader(StrEnum):
-    """Whose output a text is, a test's or a file's: what turns it into figures.
+    """Whose output a test's is: what turns it into figures.
 
     PROBE is read by the probe's own reader, APP by its metric, all others by measure.step_reading.
     """
@@ -86,12 +86,6 @@ class Reader(StrEnum):
     TRANSFER_BENCH = "TransferBench"
     TORCH = "torch"  # our own program, measure/programs/torch_copies.py
     APP = "app"  # the user's own program
-    INTEL_MLC = "Intel MLC"
-    STREAM = "STREAM"
-    SYSBENCH = "sysbench"
-    LIKWID = "likwid-bench"
-    CUDA = "bandwidthTest"
-    OPENSSL = "openssl speed"
 
 
 class CollectiveSettings(Struct, frozen=True):

@@ -6,27 +6,22 @@ by its content.
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
+from functools import cache
+from importlib import import_module
 from itertools import pairwise
-from typing import TypeVar
 
 import msgspec
-from msgspec import Struct, structs
+from msgspec import structs
 from msgspec.structs import replace
 
 from homenode.cpuset import CpuSet
 from homenode.errors import ParseError
 from homenode.gap import Gap
 from homenode.machine.tools import (
-    cuda_bandwidth_test,
-    intel_mlc,
-    likwid_bench,
     nccl_tests,
     nvbandwidth,
-    openssl_speed,
     rocm_bandwidth_test,
-    stream,
-    sysbench,
     torch_report,
     transferbench,
 )
@@ -37,19 +32,24 @@ from homenode.machine.topology import Host
 from homenode.measure.figures import amd as amd_figures
 from homenode.measure.figures import collective_log
 from homenode.measure.figures import nvidia as gpu_figures
-from homenode.measure.figures import processors as cpu_figures
 from homenode.measure.figures import torch_programs as torch_figures
 from homenode.measure.figures.collective_log import CollectiveCurve, flat_curve
-from homenode.measure.figures.nvidia import Binding, binding_in, sections
+from homenode.measure.figures.nvidia import Binding, sections
 from homenode.measure.figures.probe import BracketedSample, StepReading, probe_figures
-from homenode.measure.figures.sample import Figures, joined, numbered, sample
+from homenode.measure.figures.sample import (
+    Figures,
+    ToolOutput,
+    joined,
+    numbered,
+    of_text,
+    sample,
+)
 from homenode.measure.figures.torch_programs import COPYING_THREAD
+from homenode.measure.importers import NAMES
 from homenode.measure.model import BenchTest, Group, Reader
 from homenode.measure.orders import AppOrder
 from homenode.measure.results.model import Condition, Sample
 from homenode.measure.suite import BY_BUS, measured_gpus
-
-T = TypeVar("T")
 
 _WATCHED = re.compile(r"^# homenode watched:((?: \d{1,9}:\d{1,9}){0,4096})$", re.M | re.ASCII)
 
@@ -66,8 +66,7 @@ def figures_of_step(test: BenchTest, output: str, host: Host) -> Figures:
     Their samples carry the node that the test was bound to and the test's variant. Raises
     ParseError where the output holds no figure; NCCL_CHOICES gives conditions only.
     """
-    of_step = TOOLS[test.reads].of_step
-    figures = of_step(test, output, host)
+    figures = tools()[test.reads].of_step(test, output, host)
     if not figures.samples and test.reads is not Reader.NCCL_CHOICES:
         reasons = "; ".join(map(str, figures.gaps)) or "none"
         raise ParseError(str(test.reads), f"figures of {test.id}", reasons)
@@ -272,18 +271,18 @@ _COLLECTIVE = re.compile(
 )
 
 
-def tool_of(text: str) -> Reader | None:
+def tool_of(text: str) -> str | None:
     """Whose output a text is; None where it is of none that is read."""
-    signs = ((tool, one.sign) for tool, one in TOOLS.items())
+    signs = ((tool, one.sign) for tool, one in tools().items())
     return next((tool for tool, sign in signs if sign is not None and sign.search(text)), None)
 
 
-def figures_of(tool: Reader, text: str, name: str) -> Figures:
+def figures_of(tool: str, text: str, name: str) -> Figures:
     """The figures of a file. name: the file's, for what old versions do not print.
 
     Raises ParseError. A file with several runs of nvbandwidth or nccl-tests gives all of them.
     """
-    return TOOLS[tool].of_log(text, name)
+    return tools()[tool].of_log(text, name)
 
 
 def _nvbandwidth_log(text: str, name: str) -> Figures:
@@ -338,89 +337,40 @@ def _collective_named(name: str) -> str | None:
     return None if found is None else found[0].lower().replace("-", "_")
 
 
-def _no_step(test: BenchTest, text: str, host: Host) -> Figures:
-    raise ParseError(test.id, "a tool of the suite", str(test.reads))
-
-
-def _no_log(text: str, name: str) -> Figures:
-    raise ParseError(name, "a tool's output", "what the suite alone prints")
-
-
-def _log(
-    parse: Callable[[str], T], of_run: Callable[[T], Figures]
-) -> Callable[[str, str], Figures]:
-    return lambda text, name: of_run(parse(text))
-
-
-def _stream_log(text: str, name: str) -> Figures:
-    """With the binding of the process, where numactl --show stands before the run."""
-    run = stream.parse(text)
-    head = text[: found.start()] if (found := _STREAM.search(text)) else ""
-    shown = head[head.rfind("policy:") :] if "policy:" in head else ""
-    if not shown:
-        return cpu_figures.of_stream(run)
-    binding, gaps = binding_in(head)
-    # Without a policy all memory of one node can be all that the machine has.
-    is_bound = binding is not None and (
-        shown.startswith("policy: bind") or len(binding.memory_nodes) > len(binding.cpu_nodes)
-    )
-    figures = cpu_figures.of_stream(run, binding.node if binding is not None and is_bound else None)
-    conditions = binding.conditions() if binding is not None and is_bound else ()
-    return replace(
-        figures, conditions=(*figures.conditions, *conditions), gaps=(*figures.gaps, *gaps)
-    )
-
-
-class ToolOutput(Struct, frozen=True):
-    """How a tool's output is read. sign: what only it prints, for files; None where none is looked
-    for. of_log: the figures of a file and its name. of_step: of a test of the suite, which also
-    knows its GPUs, its binding and the machine."""
-
-    sign: re.Pattern[str] | None = None
-    of_log: Callable[[str, str], Figures] = _no_log
-    of_step: Callable[[BenchTest, str, Host], Figures] = _no_step
-
-
 _NVBANDWIDTH = re.compile(
     rf'^nvbandwidth Version: |^[ \t]*"nvbandwidth" *:|^{TABLE_LINE.pattern}[ \t]*$', re.M
 )
 _NCCL_TESTS = re.compile(r'^# nThread \d|"nccl_version" *:', re.M)
-_MLC = re.compile(r"^Intel\(R\) Memory Latency Checker|^Measuring idle lat", re.M)
-_STREAM = re.compile(r"^STREAM version |^Function +(?:Best )?Rate ", re.M)
-_SYSBENCH = re.compile(r"^sysbench \d+\.\d+", re.M)
-_LIKWID = re.compile(r"^LIKWID MICRO BENCHMARK", re.M)
-_CUDA = re.compile(r"^\[CUDA Bandwidth Test\]|^ +Transfer Size \(Bytes\)|^bandwidthTest-", re.M)
 _ROCM = re.compile(r"^[ \t]*RocmBandwidthTest Version|^=+ Src Device Id:", re.M)
 _TRANSFER_BENCH = re.compile(
     r"^(?:Uni|Bi)directional copy peak bandwidth GB/s \[|^TransferBench v", re.M
 )
 _TORCH = re.compile(r'^\{"format": ?"homenode\.torch/', re.M)
-_OPENSSL = re.compile(r"^ +sign +verify .*sign/s|^type +\d+ bytes", re.M)
-
-TOOLS = {
-    Reader.NVBANDWIDTH: ToolOutput(_NVBANDWIDTH, _nvbandwidth_log, _nvbandwidth),
-    Reader.NCCL_TESTS: ToolOutput(_NCCL_TESTS, _nccl_log, _nccl),
-    Reader.NCCL_CHOICES: ToolOutput(of_step=_choices),
-    Reader.COLLECTIVE: ToolOutput(of_step=_watched_collective),
-    Reader.INTEL_MLC: ToolOutput(_MLC, _log(intel_mlc.parse, cpu_figures.of_mlc)),
-    Reader.STREAM: ToolOutput(_STREAM, _stream_log),
-    Reader.SYSBENCH: ToolOutput(_SYSBENCH, _log(sysbench.parse, cpu_figures.of_sysbench)),
-    Reader.LIKWID: ToolOutput(_LIKWID, _log(likwid_bench.parse, cpu_figures.of_likwid)),
-    Reader.CUDA: ToolOutput(_CUDA, _log(cuda_bandwidth_test.parse, gpu_figures.of_cuda)),
-    Reader.ROCM: ToolOutput(_ROCM, _log(rocm_bandwidth_test.parse, amd_figures.of_rocm), _rocm),
-    Reader.TRANSFER_BENCH: ToolOutput(
-        _TRANSFER_BENCH, _log(transferbench.parse, amd_figures.of_transferbench), _transferbench
+_OF_SUITE = (
+    ToolOutput(Reader.NVBANDWIDTH, _NVBANDWIDTH, _nvbandwidth_log, _nvbandwidth),
+    ToolOutput(Reader.NCCL_TESTS, _NCCL_TESTS, _nccl_log, _nccl),
+    ToolOutput(Reader.NCCL_CHOICES, of_step=_choices),
+    ToolOutput(Reader.COLLECTIVE, of_step=_watched_collective),
+    ToolOutput(Reader.ROCM, _ROCM, of_text(rocm_bandwidth_test.parse, amd_figures.of_rocm), _rocm),
+    ToolOutput(
+        Reader.TRANSFER_BENCH,
+        _TRANSFER_BENCH,
+        of_text(transferbench.parse, amd_figures.of_transferbench),
+        _transferbench,
     ),
-    Reader.TORCH: ToolOutput(_TORCH, _log(torch_report.parse, torch_figures.of_torch), _torch),
-    Reader.OPENSSL: ToolOutput(
-        _OPENSSL,
-        _log(openssl_speed.parse, cpu_figures.of_openssl),
-    ),
-}
-"""A row for each tool, in the order in which files are recognised."""
+    ToolOutput(Reader.TORCH, _TORCH, of_text(torch_report.parse, torch_figures.of_torch), _torch),
+)
 
 
-def lenient(tool: Reader, text: str, name: str) -> Figures:
+@cache
+def tools() -> Mapping[str, ToolOutput]:
+    """Those of the suite and each OUTPUT of `importers`, by their names, in the order in which
+    files are recognised."""
+    modules = (import_module(f"homenode.measure.importers.{name}") for name in NAMES)
+    return {one.name: one for one in (*_OF_SUITE, *(module.OUTPUT for module in modules))}
+
+
+def lenient(tool: str, text: str, name: str) -> Figures:
     """As figures_of; what cannot be read is a gap: one bad file does not lose the others."""
     try:
         return figures_of(tool, text, name)

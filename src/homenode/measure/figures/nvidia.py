@@ -1,4 +1,4 @@
-"""NVIDIA figures: samples of nvbandwidth, nccl-tests and bandwidthTest, and how they were bound.
+"""NVIDIA figures: samples of nvbandwidth and nccl-tests, and how they were bound.
 
 How a process was bound when it measured stands at the head of its log:
 
@@ -19,7 +19,6 @@ from msgspec import Struct
 from homenode.bdf import Bdf
 from homenode.errors import ParseError
 from homenode.gap import Gap
-from homenode.machine.tools.cuda_bandwidth_test import CudaBandwidthTest, Direction
 from homenode.machine.tools.nccl_tests import NcclTests
 from homenode.machine.tools.numactl import parse_show
 from homenode.machine.tools.nvbandwidth import (
@@ -133,11 +132,6 @@ _METRIC_OF_TEST: dict[str, tuple[str, str | None]] = {
     "device_to_device_memcpy_write_sm": ("p2p-bandwidth", "write sm"),
 }
 _UNITS = {Unit.BYTES_PER_S: "bytes_per_s", Unit.NS: "ns"}
-_METRIC_OF_DIRECTION = {
-    Direction.HOST_TO_DEVICE: "h2d-bandwidth",
-    Direction.DEVICE_TO_HOST: "d2h-bandwidth",
-    Direction.DEVICE_TO_DEVICE: "d2d-bandwidth",
-}
 # The row's GPU fetches from the column's, whatever the arrow of the description says
 # (testcases_ce.cpp, testcases_sm.cpp): the column's is the one that gives.
 _READS = frozenset({"device_to_device_memcpy_read_ce", "device_to_device_memcpy_read_sm"})
@@ -256,29 +250,6 @@ def of_nccl(run: NcclTests, collective: str | None) -> Figures:
     if run.iterations is not None and run.warmups is not None:
         found.condition("collective repeats", f"{run.warmups} + {run.iterations}")
     return found.figures(run.gpu_names)
-
-
-def of_cuda(run: CudaBandwidthTest) -> Figures:
-    """Each transfer of pinned memory on one device, as a sample of the run."""
-    if run.has_passed is False:
-        failed = Gap("bandwidthTest", "says FAIL: no figure of it is kept")
-        return Figures(gaps=(*run.gaps, failed))
-    how = "bandwidthTest, both directions within a GPU counted"
-    found = FigureList("device copy", how, run.gaps)
-    for transfer in run.transfers:
-        if transfer.devices > 1:
-            found.gap("bandwidthTest", f"a sum of {transfer.devices} devices: not kept")
-            continue
-        found.add(
-            _METRIC_OF_DIRECTION[transfer.direction],
-            "bytes_per_s",
-            transfer.bytes_per_s,
-            index=run.devices[0][0] if len(run.devices) == 1 else 0,
-            variant="pageable" if transfer.is_pinned is False else None,
-        )
-    for size in sorted({one.size_bytes for one in run.transfers if one.devices <= 1}):
-        found.condition("tool copy size", f"{size} bytes")
-    return found.figures(name for _, name in run.devices)
 
 
 def of_copies(gpus: tuple[GpuCopies, ...]) -> Figures:

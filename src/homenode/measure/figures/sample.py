@@ -1,14 +1,20 @@
 """Figures: what a tool's output comes to, before it is known of which run it is."""
 
-from collections.abc import Iterable
-from typing import Any
+import re
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Struct, field
 
+from homenode.errors import ParseError
 from homenode.findings import Finding
 from homenode.gap import Gap
+from homenode.machine.topology import Host
+from homenode.measure.model import BenchTest
 from homenode.measure.results.model import Condition, Sample
+
+T = TypeVar("T")
 
 
 class Figures(Struct, frozen=True):
@@ -23,6 +29,32 @@ class Figures(Struct, frozen=True):
     gpu_names: tuple[str, ...] = ()
     gaps: tuple[Gap, ...] = field(default=())
     findings: tuple[Finding, ...] = ()
+
+
+def _no_log(text: str, name: str) -> Figures:
+    raise ParseError(name, "a tool's output", "what the suite alone prints")
+
+
+def _no_step(test: BenchTest, text: str, host: Host) -> Figures:
+    raise ParseError(test.id, "a tool of the suite", test.reads)
+
+
+class ToolOutput(Struct, frozen=True):
+    """How a tool's output is read. name: the tool's, for people. sign: what only it prints, for
+    files; None where none is looked for. of_log: the figures of a file and its name. of_step: of a
+    test of the suite, which also knows its GPUs, its binding and the machine."""
+
+    name: str
+    sign: re.Pattern[str] | None = None
+    of_log: Callable[[str, str], Figures] = _no_log
+    of_step: Callable[[BenchTest, str, Host], Figures] = _no_step
+
+
+def of_text(
+    parse: Callable[[str], T], figures: Callable[[T], Figures]
+) -> Callable[[str, str], Figures]:
+    """Of a file whose name says nothing."""
+    return lambda text, name: figures(parse(text))
 
 
 class FigureList:

@@ -25,10 +25,10 @@ from msgspec.structs import replace
 
 from homenode.errors import InputError, ParseError
 from homenode.gap import Gap
-from homenode.machine.tools import lines, numactl, stream, study_programs
+from homenode.machine.tools import lines, numactl, study_programs
 from homenode.measure.figures import nvidia as gpu_figures
-from homenode.measure.figures import processors as cpu_figures
-from homenode.measure.figures.sample import Figures, joined, sample
+from homenode.measure.figures.sample import FigureList, Figures, joined, sample
+from homenode.measure.importers import cuda_bandwidth_test, stream, sysbench
 from homenode.measure.model import Reader
 from homenode.measure.results.model import (
     CPU_ONLY,
@@ -43,6 +43,7 @@ from homenode.measure.results.model import (
 )
 from homenode.measure.results.vantage import Vantage
 from homenode.measure.step_reading import figures_of, lenient, tool_of
+from homenode.units import MIB
 from homenode.vm.layout import PRESETS, GuestCells
 
 _REPEATED = re.compile(r"[_-]?(?:run|rep)[_-]?\d+\Z", re.I | re.A)
@@ -364,12 +365,12 @@ def figures_of_study(files: Mapping[str, str]) -> Figures:
     """
     read: dict[str, Callable[[str], Figures]] = {
         "metadata.json": _metadata,
-        "cpu_single.txt": lambda text: figures_of(Reader.SYSBENCH, text, "cpu_single.txt"),
-        "cpu_all.txt": lambda text: figures_of(Reader.SYSBENCH, text, "cpu_all.txt"),
-        "stream.txt": lambda text: figures_of(Reader.STREAM, text, "stream.txt"),
-        "stream_numa_local.txt": lambda text: cpu_figures.of_stream(stream.parse(text), 0),
-        "stream_numa_remote.txt": lambda text: cpu_figures.of_stream(stream.parse(text), 1),
-        "mem_latency.txt": lambda text: cpu_figures.of_chase(study_programs.parse_chase(text)),
+        "cpu_single.txt": lambda text: sysbench.OUTPUT.of_log(text, ""),
+        "cpu_all.txt": lambda text: sysbench.OUTPUT.of_log(text, ""),
+        "stream.txt": lambda text: stream.OUTPUT.of_log(text, ""),
+        "stream_numa_local.txt": lambda text: stream.of_stream(stream.parse(text), 0),
+        "stream_numa_remote.txt": lambda text: stream.of_stream(stream.parse(text), 1),
+        "mem_latency.txt": lambda text: of_chase(study_programs.parse_chase(text)),
         "gpu_compute.txt": _matmul,
         "gpu_bandwidth.txt": _copies,
         "nccl_allreduce.txt": _collective,
@@ -429,6 +430,24 @@ def _metadata(text: str) -> Figures:
     return Figures(gpu_names=tuple(dict.fromkeys(name[:100] for name in names)))
 
 
+LEAST_DRAM_BYTES = 256 * MIB
+"""A curve's last point is mistaken for memory from here on; below, an LLC may hold it."""
+
+
+def of_chase(points: Sequence[study_programs.ChasePoint]) -> Figures:
+    """The curve by size; its end as the latency of memory, where it is large enough."""
+    found = FigureList("chase", "8-byte slots, random cycle, ordinary pages")
+    for point in points:
+        found.add("memory-latency", "ns", point.latency_ns, size_bytes=point.size_bytes)
+    last = points[-1]
+    if last.size_bytes >= LEAST_DRAM_BYTES:
+        found.add("memory-latency", "ns", last.latency_ns, variant="dram")
+    else:
+        reason = f"the curve ends at {last.size_bytes} bytes, which an LLC may hold"
+        found.gap("memory latency", reason)
+    return found.figures()
+
+
 def _matmul(text: str) -> Figures:
     found = sample("matmul-time", "ns", study_programs.parse_matmul(text), index=0)
     return Figures((found,), (Condition("tool matmul", "8192 x 8192, fp32, mean of 100"),))
@@ -446,7 +465,7 @@ def _copies(text: str) -> Figures:
         elif "RocmBandwidthTest" in run or "Src Device Id" in run:
             parts.append(figures_of(Reader.ROCM, run, "gpu_bandwidth.txt"))
         else:
-            parts.append(figures_of(Reader.CUDA, run, "gpu_bandwidth.txt"))
+            parts.append(cuda_bandwidth_test.OUTPUT.of_log(run, ""))
     return joined(parts)
 
 

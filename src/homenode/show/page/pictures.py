@@ -11,7 +11,7 @@ from homenode.decide.summary import Series, SeriesKey, headline_series
 from homenode.decide.switch_effects import judged
 from homenode.decide.words import figure_text, multiple_text, range_text
 from homenode.doc import Picture
-from homenode.measure.figures.processors import DEVIATION
+from homenode.measure.importers.sysbench import DEVIATION
 from homenode.metrics import METRICS, Metric, metric_of
 from homenode.show.bars import (
     Bar,

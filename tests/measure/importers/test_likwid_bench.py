@@ -7,7 +7,7 @@ import pytest
 
 from homenode.cpuset import CpuSet
 from homenode.errors import ParseError
-from homenode.machine.tools.likwid_bench import argv, parse
+from homenode.measure.importers.likwid_bench import argv, parse
 from tests.mutations import MUTATIONS, survives
 
 OUTPUT = """\

@@ -3,7 +3,7 @@
 import pytest
 
 from homenode.errors import ParseError
-from homenode.machine.tools.cuda_bandwidth_test import Direction, parse
+from homenode.measure.importers.cuda_bandwidth_test import Direction, parse
 from tests.mutations import MUTATIONS, survives
 from tests.shared_data import needs_shared, shared
 

@@ -6,7 +6,7 @@ import subprocess
 import pytest
 
 from homenode.errors import ParseError
-from homenode.machine.tools.openssl_speed import argv, parse
+from homenode.measure.importers.openssl_speed import argv, parse
 from tests.mutations import MUTATIONS, survives
 
 RSA_3_0 = """\

@@ -23,6 +23,7 @@ from msgspec import Struct
 
 from homenode.gap import Gap
 from homenode.machine.tools.lines import Line, Lines
+from homenode.measure.figures.sample import FigureList, Figures, ToolOutput, of_text
 from homenode.units import MIB
 
 COMMAND = ("bandwidthTest", "--memory=pinned")
@@ -148,3 +149,40 @@ def _devices(line: Line, word: str) -> int:
     if not 0 < devices <= 1024:
         raise line.error("1 to 1024 devices", word)
     return devices
+
+
+_METRIC_OF_DIRECTION = {
+    Direction.HOST_TO_DEVICE: "h2d-bandwidth",
+    Direction.DEVICE_TO_HOST: "d2h-bandwidth",
+    Direction.DEVICE_TO_DEVICE: "d2d-bandwidth",
+}
+
+
+def of_cuda(run: CudaBandwidthTest) -> Figures:
+    """Each transfer of pinned memory on one device, as a sample of the run."""
+    if run.has_passed is False:
+        failed = Gap("bandwidthTest", "says FAIL: no figure of it is kept")
+        return Figures(gaps=(*run.gaps, failed))
+    how = "bandwidthTest, both directions within a GPU counted"
+    found = FigureList("device copy", how, run.gaps)
+    for transfer in run.transfers:
+        if transfer.devices > 1:
+            found.gap("bandwidthTest", f"a sum of {transfer.devices} devices: not kept")
+            continue
+        found.add(
+            _METRIC_OF_DIRECTION[transfer.direction],
+            "bytes_per_s",
+            transfer.bytes_per_s,
+            index=run.devices[0][0] if len(run.devices) == 1 else 0,
+            variant="pageable" if transfer.is_pinned is False else None,
+        )
+    for size in sorted({one.size_bytes for one in run.transfers if one.devices <= 1}):
+        found.condition("tool copy size", f"{size} bytes")
+    return found.figures(name for _, name in run.devices)
+
+
+OUTPUT = ToolOutput(
+    "bandwidthTest",
+    re.compile(r"^\[CUDA Bandwidth Test\]|^ +Transfer Size \(Bytes\)|^bandwidthTest-", re.M),
+    of_text(parse, of_cuda),
+)

@@ -23,6 +23,7 @@ from msgspec import Struct
 
 from homenode.gap import Gap
 from homenode.machine.tools.lines import Line, Lines
+from homenode.measure.figures.sample import FigureList, Figures, ToolOutput, of_text
 
 _SOURCE = "openssl speed"
 _VERSION = re.compile(r"version: (\S+)|OpenSSL (\d\S*+).*", re.ASCII)
@@ -155,3 +156,25 @@ def _bulk(line: Line, blocks: list[int]) -> Iterator[OpensslBulk]:
                 block_bytes=block,
                 bytes_per_s=line.figure(value[:-1], "a rate") * 1e3,
             )
+
+
+def of_openssl(run: OpensslSpeed) -> Figures:
+    """Operations per second, and bytes per second of bulk ciphers, as a program of one's own."""
+    found = FigureList("openssl", run.version, run.gaps)
+    for rate in run.rates:
+        if rate.operations_per_s > 0:
+            metric = f"app-rate:openssl {rate.algorithm} {rate.operation}"
+            found.add(metric, "units_per_s", rate.operations_per_s)
+    for bulk in run.bulk:
+        if bulk.bytes_per_s > 0:
+            metric, size = f"app-rate:openssl {bulk.algorithm}", bulk.block_bytes
+            found.add(metric, "bytes_per_s", bulk.bytes_per_s, size_bytes=size)
+    found.condition("tool openssl processes", run.processes)
+    return found.figures()
+
+
+OUTPUT = ToolOutput(
+    "openssl speed",
+    re.compile(r"^ +sign +verify .*sign/s|^type +\d+ bytes", re.M),
+    of_text(parse, of_openssl),
+)

@@ -18,6 +18,7 @@ from msgspec import Struct
 
 from homenode.gap import Gap
 from homenode.machine.tools.lines import Line, Lines
+from homenode.measure.figures.sample import FigureList, Figures, ToolOutput, of_text
 from homenode.units import KIB, MIB
 
 _SOURCE = "sysbench"
@@ -166,3 +167,33 @@ def _pair(line: Line, word: str, expected: str) -> tuple[float, float] | None:
         raise line.error(expected, word)
     mean, deviation = (line.figure_or_none(part, expected) for part in pair.groups())
     return None if mean is None or deviation is None else (mean, deviation)
+
+
+DEVIATION = "deviation over threads"
+"""Variant of cpu-fairness: standard deviation over mean of the threads' events."""
+
+
+def of_sysbench(run: SysbenchRun) -> Figures:
+    """Events per second, on one thread or on all; the memory test under its own name."""
+    found = FigureList("sysbench", run.version, run.gaps)
+    if run.memory is not None:
+        memory = run.memory
+        variant = f"{memory.operation} {memory.block_bytes} bytes {memory.scope}"
+        found.add("sysbench-memory", "bytes_per_s", memory.bytes_per_s, variant=variant)
+        if memory.shares_one_buffer:
+            found.gap("memory bandwidth", "sysbench's threads shared one buffer in a cache")
+    elif run.threads == 1:
+        found.add("cpu-single", "events_per_s", run.events_per_s)
+    else:
+        found.add("cpu-throughput", "events_per_s", run.events_per_s)
+        found.add("cpu-per-thread", "events_per_s", run.events_per_s / run.threads)
+        if run.events_per_thread is not None and run.events_per_thread[0] > 0:
+            mean, deviation = run.events_per_thread
+            found.add("cpu-fairness", "ratio", deviation / mean, variant=DEVIATION)
+    found.condition("tool sysbench primes", run.prime_limit)
+    return found.figures()
+
+
+OUTPUT = ToolOutput(
+    "sysbench", re.compile(r"^sysbench \d+\.\d+", re.M), of_text(parse, of_sysbench)
+)

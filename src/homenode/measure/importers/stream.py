@@ -19,9 +19,12 @@ Seen of 5.9 and 5.10; the array size is compiled in. Source: stream.c 5.10.
 import re
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from homenode.gap import Gap
 from homenode.machine.tools.lines import Line, Lines
+from homenode.measure.figures.nvidia import binding_in
+from homenode.measure.figures.sample import FigureList, Figures, ToolOutput
 from homenode.units import GIB, MIB
 
 KERNELS = ("Copy", "Scale", "Add", "Triad")
@@ -171,3 +174,51 @@ def _threads(lines: Lines) -> int | None:
         reason = f"{requested} requested, {counted} counted"
         lines.gaps.append(Gap("STREAM threads", reason))
     return counted or requested
+
+
+LEAST_ARRAY_BYTES = 32 * MIB
+"""Of one array: STREAM's rule is four times the last-level cache, and 8 MiB of that are few. With
+less, what was measured is a cache, whatever the machine."""
+
+
+def of_stream(run: StreamRun, node: int | None = None) -> Figures:
+    """The best rate of each kernel. node: what its memory was bound to."""
+    if run.is_valid is False:
+        reason = "its own check failed: no figure of it is kept"
+        return Figures(gaps=(*run.gaps, Gap("STREAM", reason)))
+    if run.arrays_bytes is not None and run.arrays_bytes < 3 * LEAST_ARRAY_BYTES:
+        reason = f"arrays of {run.arrays_bytes // 3} bytes fit into caches: no figure of memory"
+        return Figures(gaps=(*run.gaps, Gap("STREAM", reason)))
+    known = run.arrays_bytes is not None
+    size = f"{run.arrays_bytes} bytes in three arrays" if known else "arrays of unknown size"
+    version = run.version or "unknown version"
+    found = FigureList("STREAM", f"{version}, best pass, {size}", run.gaps)
+    for kernel in run.kernels:
+        name, rate = kernel.name.lower(), kernel.best_bytes_per_s
+        found.add("memory-bandwidth", "bytes_per_s", rate, variant=name, node=node)
+    return found.figures()
+
+
+_SIGN = re.compile(r"^STREAM version |^Function +(?:Best )?Rate ", re.M)
+
+
+def _stream_log(text: str, name: str) -> Figures:
+    """With the binding of the process, where numactl --show stands before the run."""
+    run = parse(text)
+    head = text[: found.start()] if (found := _SIGN.search(text)) else ""
+    shown = head[head.rfind("policy:") :] if "policy:" in head else ""
+    if not shown:
+        return of_stream(run)
+    binding, gaps = binding_in(head)
+    # Without a policy all memory of one node can be all that the machine has.
+    is_bound = binding is not None and (
+        shown.startswith("policy: bind") or len(binding.memory_nodes) > len(binding.cpu_nodes)
+    )
+    figures = of_stream(run, binding.node if binding is not None and is_bound else None)
+    conditions = binding.conditions() if binding is not None and is_bound else ()
+    return replace(
+        figures, conditions=(*figures.conditions, *conditions), gaps=(*figures.gaps, *gaps)
+    )
+
+
+OUTPUT = ToolOutput("STREAM", _SIGN, _stream_log)

@@ -16,12 +16,14 @@ Seen of v3.4 to v3.12; closed source, the format is that of published outputs.
 """
 
 import re
+from collections.abc import Iterator
 
 from msgspec import Struct
 
 from homenode.gap import Gap
 from homenode.indices import NodeIndex
 from homenode.machine.tools.lines import Line, Lines
+from homenode.measure.figures.sample import FigureList, Figures, ToolOutput, of_text
 
 COMMAND = ("mlc",)
 MAX_NODES = 1024
@@ -229,3 +231,44 @@ def _peak_row(text: str) -> tuple[str, str] | None:
     name, _, rate = text.rpartition(":")
     words = rate.split()
     return (name.strip(), words[0]) if name.strip() and len(words) == 1 else None
+
+
+_VARIANTS = {"ALL Reads": "read", "Stream-triad like": "triad"}
+
+
+def of_mlc(run: MlcRun) -> Figures:
+    """Matrices by node, peak bandwidths by mix, latency and bandwidth under load."""
+    found = FigureList("Intel MLC", run.version, run.gaps)
+    if run.latency_ns is not None:
+        found.add("memory-latency", "ns", run.latency_ns, variant="dram")
+    for matrix, metric, unit, variant in (
+        (run.idle_ns, "memory-latency", "ns", "dram"),
+        (run.bandwidth_bytes_per_s, "memory-bandwidth", "bytes_per_s", "read"),
+    ):
+        for node, peer, value in () if matrix is None else _values(matrix):
+            found.add(metric, unit, value, node=node, peer_node=peer, variant=variant)
+    for mix, rate in run.peaks:
+        variant = _VARIANTS.get(mix, mix.lower())
+        found.add("memory-bandwidth", "bytes_per_s", rate, variant=variant)
+    for load in run.loaded:
+        variant = f"delay {load.delay}"
+        found.add("loaded-latency", "ns", load.latency_ns, variant=variant)
+        found.add("loaded-bandwidth", "bytes_per_s", load.bytes_per_s, variant=variant)
+    found.condition("tool Intel MLC access", run.access)
+    if run.prefetchers_were_on:
+        found.condition("tool Intel MLC prefetchers", "could not be switched off")
+    return found.figures()
+
+
+def _values(matrix: MlcMatrix) -> Iterator[tuple[int, int, float]]:
+    for node, row in zip(matrix.rows, matrix.cells, strict=True):
+        for peer, value in zip(matrix.columns, row, strict=True):
+            if value is not None:
+                yield node, peer, value
+
+
+OUTPUT = ToolOutput(
+    "Intel MLC",
+    re.compile(r"^Intel\(R\) Memory Latency Checker|^Measuring idle lat", re.M),
+    of_text(parse, of_mlc),
+)

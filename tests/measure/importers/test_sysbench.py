@@ -3,7 +3,7 @@
 import pytest
 
 from homenode.errors import ParseError
-from homenode.machine.tools.sysbench import parse
+from homenode.measure.importers.sysbench import parse
 from tests.mutations import MUTATIONS, survives
 from tests.shared_data import needs_shared, shared
 

@@ -21,6 +21,7 @@ from msgspec import Struct
 from homenode.cpuset import CpuSet
 from homenode.gap import Gap
 from homenode.machine.tools.lines import Line, Lines
+from homenode.measure.figures.sample import FigureList, Figures, ToolOutput, of_text
 
 _SOURCE = "likwid-bench"
 _TEST = re.compile(r"Test: (\S+)", re.ASCII)
@@ -92,3 +93,15 @@ def parse(text: str) -> LikwidBench:
         bytes_per_s=rate,
         gaps=tuple(lines.gaps),
     )
+
+
+def of_likwid(run: LikwidBench) -> Figures:
+    """The bandwidth of one loop, under the loop's name."""
+    found = FigureList("likwid-bench", f"{run.size_bytes} bytes, {run.threads} threads", run.gaps)
+    found.add("memory-bandwidth", "bytes_per_s", run.bytes_per_s, variant=f"likwid {run.test}")
+    return found.figures()
+
+
+OUTPUT = ToolOutput(
+    "likwid-bench", re.compile(r"^LIKWID MICRO BENCHMARK", re.M), of_text(parse, of_likwid)
+)

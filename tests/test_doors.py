@@ -163,6 +163,7 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
     },
     "machine/snapshot/capture.py": {"GzipFile": "in memory", "open": "tarfile, in memory"},
     "machine/snapshot/protocol.py": {"read_text": "of a snapshot"},
+    "measure/importers/__init__.py": {"pkgutil": "names of its own modules"},
     "vm/targets/hypervisors/__init__.py": {"pkgutil": "names of its own modules"},
     "vm/targets/registry.py": {"importlib.metadata": "entry points of installed distributions"},
     "trusted_path.py": {

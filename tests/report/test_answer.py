@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 import pytest
 
 from homenode.decide.evidence.documents import publications
-from homenode.doc import Cell, Gallery, Items, Section, Table, plain, spans
+from homenode.doc import Cell, Gallery, Items, Section, Table, Text, plain, spans
 from homenode.measure.results.model import Run
 from homenode.show.page.answer import advice_of, answer_section
 from homenode.show.page.document import document_of
@@ -52,7 +52,7 @@ def test_published_figures_say_what_to_run_and_what_not_and_what_to_repair(
     assert "show the guest its NUMA nodes; memory bandwidth 2.6 to 7.5 x pin on all 4" in memory
     assert "do not show the guest NUMA nodes unless its GPUs have theirs" in collectives
     assert "0.37 to 0.47 x pin on 2 of the 3 machines" in collectives
-    assert sick.startswith("RTX 5090: repair or measure it first; GPU 0000:41:00.0")
+    assert sick.startswith("RTX 5090: repair it first; GPU 0000:41:00.0")
 
 
 def test_ranges_are_those_of_the_figures_themselves() -> None:
@@ -100,8 +100,11 @@ def test_each_sentence_is_a_link_to_a_section_of_the_page(
 def test_the_picture_has_each_healthy_machine_with_its_furthest_change(
     published: tuple[ReportedMachine, ...],
 ) -> None:
-    gallery = answer_section(published, [str(n) for n in range(len(published))]).parts[1]
-    assert isinstance(gallery, Gallery)
+    _, meanings, gallery = answer_section(published, [str(n) for n in range(len(published))]).parts
+    assert isinstance(gallery, Gallery) and isinstance(meanings, Text)
+    assert {"pin: ", "pin-numa: ", "pin-numa-smt: "} <= {
+        f"{name}: " for name in plain(meanings.words).replace(":", "").split()
+    }, "what the picture names is explained next to it"
     drawn = ElementTree.fromstring(gallery.pictures[0].svg)
     texts = [one.text for one in drawn.iter("text")]
     assert "7.3 x" in texts and "0.41 x" in texts and "RTX 5090" not in texts
@@ -120,8 +123,19 @@ def test_a_machine_without_the_gpus_for_an_objective_has_a_dash(
     published: tuple[ReportedMachine, ...],
 ) -> None:
     verdicts = document_of(published, (), "now").parts[1]
-    assert isinstance(verdicts, Section) and isinstance(verdicts.parts[0], Table)
-    table = verdicts.parts[0]
+    assert isinstance(verdicts, Section)
+    *legends, table = verdicts.parts
+    assert isinstance(table, Table)
+    said = " ".join(plain(one.words) for one in legends if isinstance(one, Text))
+    grades = {
+        run.text
+        for row in table.rows
+        if isinstance(row[0], Cell)
+        for line in row[0].lines
+        for run in spans(line)
+        if run.look.startswith("grade")
+    }
+    assert grades and all(f"{grade} " in said for grade in grades), "explained before the table"
     objectives = [plain(one).partition(";")[0] for one in table.heads]
     dashes = {
         (plain(row[0]).partition(" ")[0] + plain(row[0])[4:8], objectives[place])

@@ -119,6 +119,14 @@ def test_what_was_published_is_a_paper_of_eight_pages(tmp_path: Path) -> None:
 @pytest.mark.pdf
 @needs_paper
 @needs_poppler
+def test_a_paper_is_made_again_in_place_and_another_program_s_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "report.pdf"
+    assert report("published:RTX 4080", "-o", path) == 0
+    assert report("published:RTX 4080", "-o", path) == 0
+    path.write_bytes(b"%PDF-1.7\n" + bytes(9000) + b"%%EOF\n")
+    assert report("published:RTX 4080", "-o", path) == 2
+
+
 def test_names_that_mean_harm_are_words_on_paper(pdf: Path) -> None:
     assert NASTY.partition(">")[0] in words(pdf)
 

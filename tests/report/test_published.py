@@ -85,7 +85,7 @@ def test_the_first_table_says_what_to_run_how_sure_and_where_authors_differ(
         "Not production-ready: Fix PCIe Gen 2 link first, then fix vCPU NUMA scatter",
     )
     assert sick.stop.startswith(
-        "GPU 0000:41:00.0: link below port 0000:40:01.0 and 7 more like it: "
+        "GPU 0000:41:00.0 and 7 like it: "
         "found 5 GT/s x16 (8.0 GB/s), expected 16 GT/s x16 (31.5 GB/s). Fix: "
     )
     assert list(rows(document, "verdicts")[0])[1:-1] == [str(one) for one in Objective]

@@ -247,7 +247,8 @@ _SIGNATURES = (
     b"# homenode",
     b'<title id="title">Topology of ',
 )
-"""One of these stands at the beginning of every file of ours that may be overwritten."""
+"""One of these stands at the beginning of every file of ours that may be overwritten, or
+SIGNED_END at the end of one that begins with binary data."""
 
 
 def check_can_write(*paths: Path | None, force: bool | None = None) -> None:
@@ -292,15 +293,19 @@ def _check_place(path: Path) -> None:
 
 def _is_ours(path: Path) -> bool:
     """An empty file, a device such as /dev/null, or one with a signature of ours."""
-    from homenode.input_files import read_start
+    from homenode.input_files import open_plain
+    from homenode.show.html import SIGNED_END
 
     try:
         if not path.is_file():
             return True
-        start = read_start(path, _SIGNED_BYTES)
+        with open_plain(path) as file:
+            start = file.read(_SIGNED_BYTES)
+            file.seek(-min(len(start), len(SIGNED_END)), os.SEEK_END)
+            end = file.read(len(SIGNED_END))
     except OSError:
         return False
-    return not start or any(signature in start for signature in _SIGNATURES)
+    return not start or end == SIGNED_END or any(one in start for one in _SIGNATURES)
 
 
 def note_written(path: Path) -> None:

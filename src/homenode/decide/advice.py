@@ -76,9 +76,8 @@ def _is_stopped(machine: Advised) -> bool:
 
 def _repair(machine: Advised) -> Sentence:
     stop = stop_text(machine.verdicts)
-    return Sentence(
-        use=machine.name, action="repair or measure it first", figures=stop, machine=machine.name
-    )
+    action = "repair it first" if any(v.findings for v in machine.verdicts) else "measure it first"
+    return Sentence(use=machine.name, action=action, figures=stop, machine=machine.name)
 
 
 def _of_several(effects: Sequence[SwitchEffect]) -> list[Sentence]:

@@ -37,7 +37,8 @@ def stop_text(verdicts: Sequence[Verdict]) -> str:
     observed, expected = (
         text.partition(":")[0].partition(", ")[0] for text in (first.observed, first.expected)
     )
-    subject = first.subject if like == 1 else f"{first.subject} and {like - 1} more like it"
+    subject = first.subject.partition(": ")[0]
+    subject = first.subject if like == 1 else f"{subject} and {like - 1} like it"
     return f"{subject}: found {observed}, expected {expected}"
 
 

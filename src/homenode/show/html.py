@@ -16,6 +16,8 @@ _HATCHED = "".join(
     f"svg.map [data-hatch={name}]{{fill:url(#{name})}}" for name in ("taken", "barred")
 )
 _WORD_JOINER = "\u2060"
+SIGNED_END = b"\n% homenode\n"
+"""Ends our PDFs, behind the end of the document: their beginning is compressed."""
 
 
 def html_page(doc: Doc) -> str:
@@ -57,7 +59,7 @@ def pdf_pages(html: str) -> bytes:
     fetches_nothing = URLFetcher(allowed_protocols=())
     content = HTML(string=html, url_fetcher=fetches_nothing).write_pdf()
     assert isinstance(content, bytes)  # where it is given no file
-    return content
+    return content + SIGNED_END
 
 
 def missing_extra(module: str) -> HostError:
@@ -124,7 +126,8 @@ def _shown(value: object) -> object:
     """
     if type(value) is not str:
         return value
-    return _WORD_JOINER.join(map(printable, value.split(_WORD_JOINER))).replace(" %", "\u00a0%")
+    value = _WORD_JOINER.join(map(printable, value.split(_WORD_JOINER)))
+    return value.replace(" %", "\u00a0%").replace("events/s", f"events/{_WORD_JOINER}s")
 
 
 def _digest(text: str) -> str:

@@ -16,7 +16,7 @@ from homenode.vm.plan_model import Plan
 from homenode.wording import nodes_text, plural
 
 _BOX = 146.0
-_RIGHT = WIDTH - _BOX
+_RIGHT = WIDTH - _BOX - 1  # its border is inside
 _ROW, _GAP = 54.0, 8.0
 _MOST = 16
 """Nodes or cells that are drawn one by one."""

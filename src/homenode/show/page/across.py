@@ -66,9 +66,9 @@ def summary_table(
                     ),
                     Cell((one.label,), order=one.label),
                     Cell((", ".join(map(str, vcpus)),), order=float(vcpus[0]) if vcpus else None),
+                    *cells,
                     Cell((origins,), order=str(heads[0].origin)),
                     Cell((str(boots) if boots else "",), order=float(boots)),
-                    *cells,
                 )
             )
     about = (
@@ -76,7 +76,7 @@ def summary_table(
         "than every other layout of its machine, by a verdict."
     )
     return Table(
-        heads=("system", "layout", "vCPUs", "figures", "boots", *figures),
+        heads=("system", "layout", "vCPUs", *figures, "figures", "boots"),
         rows=tuple(rows),
         numeric=("vCPUs", "boots", *figures),
         name="Summary of all machines and layouts",

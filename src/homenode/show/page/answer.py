@@ -10,7 +10,7 @@ from homenode.show.effect_dots import EffectDot, EffectGroup, EffectRow, effect_
 from homenode.show.page.machine import ReportedMachine
 from homenode.show.page.pictures import better_text
 from homenode.show.svg_canvas import series_number
-from homenode.vm.layout import PRESETS
+from homenode.vm.layout import PRESETS, SUMMARIES
 
 MOST_ROWS = 24
 """Of the picture; what has no place in it is in the charts below."""
@@ -29,6 +29,8 @@ def answer_section(machines: Sequence[ReportedMachine], anchors: Sequence[str]) 
     found = advice_of(machines)
     items = tuple(_said(one, links.get(one.machine or "", "effects")) for one in found)
     parts: list[Part] = [Items(items, "sentences") if items else Text(_NOTHING)]
+    if names := _named_layouts(machines):
+        parts.append(Text(tuple(_meanings(names)), "small dim"))
     groups = tuple(_groups(machines))
     if groups:
         title = "What each layout changes"
@@ -43,6 +45,20 @@ def answer_section(machines: Sequence[ReportedMachine], anchors: Sequence[str]) 
             )
         parts.append(Gallery((Picture(title, effect_dots(title, groups), tuple(note)),)))
     return Section("What to run", tuple(parts), "answer", "What to run", look="screen")
+
+
+def _named_layouts(machines: Sequence[ReportedMachine]) -> tuple[str, ...]:
+    """Layouts that these machines have figures or verdicts of."""
+    named = {one.label for machine in machines for one in machine.every}
+    for verdict in (one for machine in machines for one in machine.verdicts):
+        named |= {verdict.choice or "", verdict.layout or ""}
+    return tuple(name for name in PRESETS if name in named)
+
+
+def _meanings(names: Sequence[str]) -> Iterator[str | Span]:
+    for name in names:
+        yield Span(name, "bold")
+        yield f": {SUMMARIES[name]}. "
 
 
 def answer_text(machines: Sequence[ReportedMachine]) -> Doc:

@@ -1,12 +1,14 @@
 """Document: a whole report, of machines and of what is known besides, as one document."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 
 from msgspec import structs
 
 from homenode.bdf import Bdf
 from homenode.decide.comparison import Doubt
 from homenode.decide.evidence.model import Publication
+from homenode.decide.grade import Grade
 from homenode.decide.matrices import CopyLocality, FigureMatrix, localities, matrices_of
 from homenode.decide.words import figure_text
 from homenode.doc import Cell, Doc, Gallery, Items, Part, Picture, Section, Span, Table, Text, plain
@@ -31,6 +33,7 @@ from homenode.show.page.pictures import (
     heat_pictures,
     kernel_pictures,
     locality_pictures,
+    mean_pictures,
     path_pictures,
     profile_picture,
 )
@@ -41,6 +44,8 @@ from homenode.show.page.printed import (
     source_sections,
 )
 from homenode.show.page.verdict_card import (
+    GRADES,
+    SIGNS,
     VerdictCard,
     decisions_table,
     verdict_card,
@@ -49,32 +54,15 @@ from homenode.show.page.verdict_card import (
 from homenode.show.results_text import SAID_BY_LEVEL
 from homenode.wording import plural
 
-_LAYOUTS: tuple[str | Span, ...] = (
-    Span("Layouts.", "bold"),
-    " default: nothing is pinned. pin: one core for each vCPU, the guest sees one NUMA node. "
-    "pin-numa: the guest also sees the host's NUMA nodes, with memory bound to them. pin-numa-smt: "
-    "and both threads of each core. pin-numa-pci: and on which node each GPU is.",
-)
-_HOW_SURE: tuple[str | Span, ...] = (
-    Span("How sure.", "bold"),
-    " ",
-    Span("\u25cf", "sure measured"),
-    " measured: intervals over three boots or more. ",
-    Span("\u25d0", "sure"),
-    " provisional: fewer boots, so that a difference is stated only where it is far larger than "
-    "between boots; published: figures from a publication, one run each. ",
-    Span("\u25cb", "sure"),
-    " reasoned: no figure of this machine, only its topology and figures of other machines. ",
-    Span("\u2260", "differs-mark"),
-    " a publication recommends another. Run as pin-bound: with memory bound as well, which a flat "
-    "guest does not see.",
-)
-_GRADES = (
-    "good: one layout is best, or no worse, for everything that figures decide. depends: "
-    "objectives want different layouts. review: check the pinning first. not ready: repair what "
-    "the finding says, then measure. not real: emulated or synthesised figures. cannot tell: no "
-    "figure decides."
-)
+_SIGNS = {
+    "measured": " measured: intervals over three boots or more. ",
+    "provisional": " provisional: fewer boots, so that a difference is stated only where it is far "
+    "larger than between boots. ",
+    "published": " published: one run each. ",
+    "reasoned": " reasoned: no figure of this machine, only its topology and figures of others. ",
+}
+_DIFFERS = " a publication recommends another. "
+_RUN_AS = "Run as pin-bound: with memory bound as well, which such a guest does not see."
 _EFFECTS = (
     "What each switch of a layout changed, over the machines where two layouts show it: pinning "
     "over default; bound memory and guest cells over pin; guest PCIe and siblings over guest "
@@ -150,13 +138,35 @@ def document_of(
 
 
 def _verdicts(cards: Sequence[VerdictCard], skipped: Sequence[str]) -> Section:
-    parts: list[Part] = [decisions_table(cards)]
-    parts += (Text(one, "small dim") for one in (_LAYOUTS, _HOW_SURE, _GRADES))
+    parts: list[Part] = [Text(one, "small dim") for one in _legends(cards)]
+    parts.append(decisions_table(cards))
     if skipped:
         which = Span("which, and why", link="skipped")
         parts.append(Text((f"{plural(len(skipped), 'folder')} skipped: ", which, "."), "small dim"))
     title = "Which layout to run, for what, and how sure that is"
     return Section(title, tuple(parts), "verdicts", "Verdicts")
+
+
+def _legends(cards: Sequence[VerdictCard]) -> Iterator[tuple[str | Span, ...]]:
+    """What the words and signs of these cards mean, before they are read."""
+    grades = {card.grade: card.tone for card in cards}
+    yield tuple(
+        one
+        for grade, tone in grades.items()
+        for one in (Span(grade, f"grade {tone}"), f" {GRADES[Grade(grade)]} ")
+    )
+    answers = [answer for card in cards for answer in card.answers if answer.has_choice]
+    levels = {one.sure for one in answers}
+    said: list[str | Span] = []
+    for level, meaning in _SIGNS.items():
+        if level in levels:
+            said += (Span(SIGNS[level], f"sure {level}"), meaning)
+    if any(one.authors for one in answers):
+        said += (Span("\u2260", "differs-mark"), _DIFFERS)
+    if any(one.layout for one in answers):
+        said.append(_RUN_AS)
+    if said:
+        yield tuple(said)
 
 
 def _effects(machines: Sequence[ReportedMachine], *, has_quotes: bool) -> Section:
@@ -208,7 +218,12 @@ def _machine(
 def _brief(machine: ReportedMachine, card: VerdictCard) -> Section:
     """A machine's answer and its pictures; its figures as rows are in the appendix."""
     pictures = tuple(
-        structs.replace(one, note=()) for one in (*bar_pictures(machine), *_details(machine))
+        structs.replace(one, note=())
+        for one in (
+            *islice(mean_pictures(machine), 1),
+            *bar_pictures(machine),
+            *_details(machine),
+        )
     )
     parts: list[Part] = [Text(card.about, "dim"), Text(card.reason)]
     if pictures:
@@ -246,6 +261,7 @@ def _evidence(
         yield _locality_table(near_and_far, machine.name)
     yield from _pictures("Near and far", "", locality_pictures(near_and_far))
     yield from _pictures("Matrices", "Every cell a median.", heat_pictures(machine, matrices))
+    yield from _pictures("Nodes and GPUs", "", mean_pictures(machine))
     yield from _pictures("Curves", "", curve_pictures(machine))
     if not paper:
         yield from map_sections(machine, host)

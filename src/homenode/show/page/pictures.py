@@ -11,6 +11,7 @@ from homenode.decide.summary import Series, SeriesKey, headline_series
 from homenode.decide.switch_effects import judged
 from homenode.decide.words import figure_text, multiple_text, range_text
 from homenode.doc import Picture
+from homenode.machine.pci import DeviceKind
 from homenode.measure.importers.sysbench import DEVIATION
 from homenode.metrics import METRICS, Metric, metric_of
 from homenode.show.bars import (
@@ -24,6 +25,7 @@ from homenode.show.bars import (
 )
 from homenode.show.curves import Curve, Matrix, SizeRange, curve_chart, heat_map
 from homenode.show.page.machine import ReportedMachine
+from homenode.show.page.printed import as_printed
 from homenode.show.paths import meant_paths, paths_picture, paths_text, planned_paths
 from homenode.show.svg_canvas import series_number
 
@@ -83,7 +85,8 @@ def bar_pictures(machine: ReportedMachine) -> Iterator[Picture]:
             if any(bar.note for bar in bars):
                 note += f"; x: of {bars[0].label}"
             svg = bar_chart(metric.title, unit, [BarGroup("", bars)])
-            yield Picture(metric.title, svg, (note,))
+            source = as_printed(machine, metric.id)
+            yield Picture(metric.title, svg, (note, source) if source else (note,))
 
 
 def better_text(metric: Metric) -> str:
@@ -148,6 +151,29 @@ def heat_pictures(
     found.sort(key=lambda pair: _matrix_order(pair[1]))  # those of one metric side by side
     for one, matrix in found[:MOST_HEAT_MAPS]:
         yield _heat_picture(one, matrix, ends[matrix.key.metric, matrix.key.variant])
+
+
+OWN_NODE, OTHER_NODE = "the GPU's own node", "another GPU's node"
+"""What evidence documents call copies of which a source prints the means over a matrix."""
+
+
+def mean_pictures(machine: ReportedMachine) -> Iterator[Picture]:
+    """Nodes and GPUs of a machine whose source prints no cell, but the means of near and far."""
+    series = [machine.series.get(label, {}) for label in (OWN_NODE, OTHER_NODE)]
+    cards = [] if machine.host is None else list(machine.host.devices_of_kind(DeviceKind.GPU))
+    nodes = sorted({card.node for card in cards if card.node is not None})
+    for metric in METRICS.values():
+        near, far = (headline_series(one, metric) for one in series)
+        if near is None or far is None or near.value == far.value or len(nodes) < 2:
+            continue
+        rows = tuple(
+            tuple((far, near)[card.node == node].value for card in cards) for node in nodes
+        )
+        names = tuple(map(str, range(len(cards))))
+        drawn = Matrix("node", "GPU", tuple(map(str, nodes)), names, rows)
+        title = f"{metric.title}, node and GPU"
+        note = f"{better_text(metric)}; the source prints the two means, and no single cell"
+        yield Picture(title, heat_map(title, metric.unit, drawn), (note,))
 
 
 def locality_pictures(found: Sequence[CopyLocality]) -> Iterator[Picture]:

@@ -39,6 +39,23 @@ def printed_part(machine: ReportedMachine) -> Printed:
     return parts[0] if parts else Printed()
 
 
+def as_printed(machine: ReportedMachine, metric: str) -> str:
+    """A metric's figures in the source's own words, and the ratios that it states; "" of none."""
+    system = machine.runs[0].head.system
+    said: list[str] = []
+    for one in machine.sources:
+        of_metric = [f for f in one.figures if (f.system, f.metric) == (system, metric)]
+        printed = dict.fromkeys(text for figure in of_metric for _, text in figure.texts)
+        stated = [
+            f'"{claim.source}"'
+            for claim in one.claims
+            if (claim.system, claim.against_system, claim.metric) == (system, system, metric)
+        ]
+        if printed:
+            said.append(f"{one.id}: {'; '.join((*printed, *stated[:1]))}")
+    return ". ".join(said)
+
+
 def source_sections(publications: Sequence[Publication], drawn: Iterable[str]) -> Iterator[Section]:
     """The publications of these systems, and what each says of no machine in particular, or of
     several."""

@@ -33,7 +33,22 @@ TONES = {
 }
 """Which look a grade has; its word says it too."""
 
-_SIGNS = {"measured": "\u25cf", "provisional": "\u25d0", "published": "\u25d0"}
+GRADES = {
+    Grade.GOOD: "one layout is best, or no worse, for every use that figures decide.",
+    Grade.DEPENDS: "its uses want different layouts.",
+    Grade.REVIEW: "check the pinning first.",
+    Grade.NOT_READY: "repair what the finding says, then measure.",
+    Grade.NOT_REAL: "emulated or synthesised figures.",
+    Grade.UNKNOWN: "no figure decides.",
+}
+"""What a grade means."""
+
+SIGNS = {
+    "measured": "\u25cf",
+    "provisional": "\u25d0",
+    "published": "\u25d0",
+    "reasoned": "\u25cb",
+}
 """How sure, at a glance."""
 
 
@@ -134,7 +149,7 @@ def _decision(one: Answer | None) -> Cell:
     if one is None or not one.has_choice:
         return Cell((Span("no figures" if one is None else "cannot tell", "dim"),), "none")
     lines: list[Words] = [
-        (Span(_SIGNS.get(one.sure, "\u25cb"), f"sure {one.sure}"), " ", _chip(one))
+        (Span(SIGNS.get(one.sure, SIGNS["reasoned"]), f"sure {one.sure}"), " ", _chip(one))
     ]
     if one.layout:
         lines.append(Span(one.layout, "small dim"))

@@ -127,6 +127,9 @@ def test_a_paper_is_made_again_in_place_and_another_program_s_is_kept(tmp_path: 
     assert report("published:RTX 4080", "-o", path) == 2
 
 
+@pytest.mark.pdf
+@needs_paper
+@needs_poppler
 def test_names_that_mean_harm_are_words_on_paper(pdf: Path) -> None:
     assert NASTY.partition(">")[0] in words(pdf)
 

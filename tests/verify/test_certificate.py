@@ -13,6 +13,7 @@ from homenode.check.certificate import (
     CertificateBody,
     CertificateDigests,
     CertifiedClaim,
+    CertifiedKind,
     CertifiedState,
     digest,
     digest_of_claims,
@@ -20,12 +21,16 @@ from homenode.check.certificate import (
     written,
 )
 from homenode.check.certificate_signature import check_signature, differences, signed
+from homenode.cpuset import CpuSet
 from homenode.errors import InputError
 from homenode.show.certificate_page import certificate_doc
 from homenode.show.html import html_page
 
 CLAIMS = tuple(
     CertifiedClaim(
+        kind=CertifiedKind.VCPU,
+        of=str(number),
+        within=CpuSet([number]),
         subject=f"vCPU {number}",
         expected=f"PUs {number}",
         observed=f"PUs {number}",
@@ -71,6 +76,24 @@ def test_who_signed_it_is_named_from_the_allowed_signers(issued: tuple[Certifica
     certificate, signers = issued
     found = check_signature(written(certificate).encode(), "c.json", signers)
     assert (found.principal, found.certificate) == ("ops@example.org", certificate)
+
+
+def test_a_public_key_is_a_signer_and_a_private_one_is_refused_by_name(
+    issued: tuple[Certificate, Path],
+) -> None:
+    certificate, signers = issued
+    content, own = written(certificate).encode(), signers.parent / "own"
+    assert check_signature(content, "c.json", own.with_suffix(".pub")).principal == "own"
+    assert "SHA256:" in check_signature(content, "c.json", None).principal
+    with pytest.raises(InputError, match="private key"):
+        check_signature(content, "c.json", own)
+
+
+def test_without_signers_a_changed_claim_is_refused(issued: tuple[Certificate, Path]) -> None:
+    certificate, _ = issued
+    forged = replace(certificate, body=replace(BODY, layout="other"))
+    with pytest.raises(InputError):
+        check_signature(written(forged).encode(), "c.json", None)
 
 
 def test_a_changed_byte_is_refused_wherever_it_is(issued: tuple[Certificate, Path]) -> None:

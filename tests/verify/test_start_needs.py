@@ -1,5 +1,6 @@
 """What a VM needs of its machine, read from its document, and the heads of disk images."""
 
+import os
 import struct
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 
 from homenode.check.start.images import chain_of, read_head
 from homenode.check.start.needs import Need, NeedKind, needs_of
+from homenode.check.start.qemu_user import QemuUser
 from homenode.check.start.start_check import check_start
 from homenode.vm.domain.read import open_domain
 from tests.verify_documents import PLAIN
@@ -36,7 +38,7 @@ def test_a_disk_is_an_image_in_its_format_and_an_optional_one_is_no_need() -> No
 
 def test_a_socket_that_libvirt_binds_needs_its_folder_and_one_that_it_joins_itself() -> None:
     serial = "<serial type='unix'><source mode='{mode}' path='/run/x/s'/></serial>"
-    assert needs(serial.format(mode="bind")) == [(NeedKind.PARENT, "/run/x/s", "")]
+    assert needs(serial.format(mode="bind")) == [(NeedKind.BOUND, "/run/x/s", "")]
     assert needs(serial.format(mode="connect")) == [(NeedKind.SOCKET, "/run/x/s", "")]
 
 
@@ -127,8 +129,44 @@ def test_a_chain_ends_with_what_is_missing_or_below_itself(tmp_path: Path) -> No
 
 def test_every_kind_of_need_has_an_answer_and_a_known_finding() -> None:
     from homenode.catalogue import catalogue
-    from homenode.check.start.start_check import ANSWERS, FINDING_OF
+    from homenode.check.start.qemu_user import QemuUser
+from homenode.check.start.start_check import ANSWERS, FINDING_OF
 
     assert set(ANSWERS) == set(NeedKind)
     assert set(FINDING_OF.values()) <= set(catalogue())
     assert isinstance(needs_of(open_domain(PLAIN, "vm.xml"))[0], Need)
+
+
+ACL = "system.posix_acl_access"
+
+
+def acl(*entries: tuple[int, int, int]) -> bytes:
+    return struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in entries)
+
+
+@pytest.mark.parametrize(
+    ("user", "mask", "enters"), [((0x02, 1, 64000), 7, True), ((0x02, 0, 64000), 7, False),
+                                 ((0x02, 7, 64000), 4, False), ((0x02, 7, 64001), 7, False)]
+)  # fmt: skip
+def test_an_access_control_list_says_whether_qemus_user_enters(
+    user: tuple[int, int, int], mask: int, enters: bool, tmp_path: Path
+) -> None:
+    if os.geteuid() == 64000:
+        pytest.skip("runs as that very user")
+    folder = tmp_path / "closed"
+    folder.mkdir(mode=0o700)
+    no_one = 0xFFFFFFFF
+    entries = ((0x01, 7, no_one), user, (0x04, 0, no_one), (0x10, mask, no_one), (0x20, 0, no_one))
+    try:
+        os.setxattr(folder, ACL, acl(*entries))
+    except OSError:
+        pytest.skip("this file system has no access control lists")
+    above = QemuUser(64000, "qemu", frozenset())
+    named = above.barred(str(folder / "disk.img"))
+    assert (named is None or str(folder) not in named.rpartition(" ")[2]) == enters
+
+
+def test_a_first_table_that_is_too_short_for_its_image_is_a_fault() -> None:
+    content = bytearray(qcow2())
+    struct.pack_into(">Q", content, 24, 1 << 60)
+    assert "first table" in (read_head(bytes(content), "qcow2").fault or "")

@@ -10,11 +10,9 @@ from typing import TypeVar
 
 from msgspec import Struct, structs
 
-from homenode.change.journal import Journal, state_hint
-from homenode.change.record_folder import RecordFolder
-from homenode.change.step import ChangeEntry, ChangeHead, ChangeState, Note
+from homenode.change.journal import Journal, domain_journal, domain_journals
+from homenode.change.step import ChangeEntry, ChangeState, Note
 from homenode.durable import remove_file
-from homenode.vm.hypervisor.connection import with_connection
 from homenode.vm.hypervisor.virsh import Virsh
 from homenode.wording import command_line
 
@@ -83,21 +81,13 @@ class PausedStart(Struct, frozen=True, kw_only=True):
 
 def paused_journal(root: Path, virsh: Virsh, uuid: str, name: str) -> Journal:
     """The journal of a domain's paused starts. root: homenode's own folder."""
-    head = ChangeHead(
-        run=uuid,
-        command=command_line("homenode", "verify", name, "--start"),
-        undo=command_line(*with_connection(virsh.connect, "homenode", "restore", name)),
-        connect=virsh.connect,
-    )
-    return Journal(RecordFolder(root / _FOLDER / uuid, hint=state_hint), head)
+    words = command_line("homenode", "verify", name, "--start")
+    return domain_journal(root / _FOLDER, virsh.connect, uuid, name, words)
 
 
 def paused_journals(root: Path) -> Iterator[Journal]:
     """Those of all domains."""
-    folder = root / _FOLDER
-    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-        head = ChangeHead(run=path.name, command="homenode verify --start", undo="")
-        yield Journal(RecordFolder(path, hint=state_hint), head)
+    return domain_journals(root / _FOLDER, "homenode verify --start")
 
 
 def end_paused(virsh: Virsh, root: Path, uuid: str, name: str) -> tuple[ChangeEntry, ...]:

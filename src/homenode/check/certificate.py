@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Iterable, Iterator
 from enum import StrEnum
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from homenode import formats
 from homenode.check.verify.live.checks import cell_memory, stated_pages
@@ -37,9 +37,25 @@ class CertifiedState(StrEnum):
     NOT_KNOWN = "not known"
 
 
-class CertifiedClaim(Struct, frozen=True, kw_only=True):
-    """One thing that was looked at. how: where it was read."""
+class CertifiedKind(StrEnum):
+    """What a claim is about, by which it is proved again."""
 
+    VCPU = "vcpu"
+    IOTHREAD = "iothread"
+    EMULATOR = "emulator"
+    MEMORY = "memory"
+    DEVICE = "device"
+    GUEST = "guest"
+
+
+class CertifiedClaim(Struct, frozen=True, kw_only=True):
+    """One thing that was looked at. how: where it was read. of: the number of a vCPU or an
+    IOThread, the address of a device. within: the PUs of a thread, the nodes of memory or of a
+    device; None = of what only the guest sees."""
+
+    kind: CertifiedKind
+    of: str = ""
+    within: CpuSet | None = None
     subject: str
     expected: str
     observed: str
@@ -122,8 +138,27 @@ def unarmored(signature: str) -> str:
     return "".join(line.strip() for line in lines if not line.startswith("-----"))
 
 
+_THREADS = {
+    CertifiedKind.VCPU: ThreadKind.VCPU,
+    CertifiedKind.IOTHREAD: ThreadKind.IOTHREAD,
+}
+
+
+class Sighting(Struct, frozen=True, kw_only=True):
+    """What a look shows of a claim. holds: None = it does not say."""
+
+    observed: str
+    holds: bool | None
+
+    @property
+    def state(self) -> CertifiedState:
+        if self.holds is None:
+            return CertifiedState.NOT_KNOWN
+        return CertifiedState.PROVED if self.holds else CertifiedState.REFUTED
+
+
 def live_claims(expected: Vm, vm: RunningVm, host: Host | None) -> Iterator[CertifiedClaim]:
-    """A claim for each pinned vCPU, IOThread, piece of memory and device.
+    """A claim for each pinned thread, piece of memory and device.
 
     Nothing is claimed of unpinned threads and unbound memory.
     """
@@ -131,59 +166,108 @@ def live_claims(expected: Vm, vm: RunningVm, host: Host | None) -> Iterator[Cert
     vcpus = (
         (n, pus) for n, pus in enumerate(expected.vcpu_pins) if n not in expected.offline_vcpus
     )
-    for name, kind, pins in (
-        ("vCPU", ThreadKind.VCPU, vcpus),
-        ("IOThread", ThreadKind.IOTHREAD, expected.iothread_pins),
+    emulator = expected.emulator_pus
+    for kind, name, pins in (
+        (CertifiedKind.VCPU, "vCPU", vcpus),
+        (CertifiedKind.IOTHREAD, "IOThread", expected.iothread_pins),
+        (CertifiedKind.EMULATOR, "emulator", (("", emulator),)),
     ):
-        threads = vm.threads_of(kind)
         for number, pus in pins:
-            if pus is None:
-                continue
-            thread = threads.get(number)
-            yield CertifiedClaim(
-                subject=f"{name} {number}",
-                expected=f"PUs {pus}",
-                observed="no thread" if thread is None else f"PUs {thread.allowed}",
-                state=_state(None if thread is None else thread.allowed <= pus),
-                how=f"{where}/task",
-            )
+            if pus is not None:
+                yield _seen(
+                    expected,
+                    vm,
+                    CertifiedClaim(
+                        kind=kind,
+                        of=str(number),
+                        within=pus,
+                        subject=f"{name} {number}".rstrip(),
+                        expected=f"PUs {pus}",
+                        observed="",
+                        state=CertifiedState.NOT_KNOWN,
+                        how=f"{where}/task",
+                    ),
+                )
     for memory in cell_memory(expected, vm):
-        if not memory.piece.nodes:
-            continue
-        area = memory.area
-        nodes = () if area is None else tuple(int(one) for one, _ in area.policy.pages_by_node)
-        yield CertifiedClaim(
-            subject=memory.piece.subject,
-            expected=f"what is touched of {format_bytes(memory.piece.memory_bytes)} on node "
-            f"{memory.piece.nodes}",
-            observed="no mapping" if area is None else stated_pages(area),
-            state=_state(CpuSet(nodes) <= memory.piece.nodes if nodes else None),
-            how=f"{where}/numa_maps",
-        )
-    yield from _devices(expected, vm, host)
-
-
-def _devices(expected: Vm, vm: RunningVm, host: Host | None) -> Iterator[CertifiedClaim]:
-    node_of = dict(vm.node_of_device)
+        piece = memory.piece
+        if piece.nodes:
+            yield _seen(
+                expected,
+                vm,
+                CertifiedClaim(
+                    kind=CertifiedKind.MEMORY,
+                    of=piece.subject,
+                    within=piece.nodes,
+                    subject=piece.subject,
+                    expected=f"{format_bytes(piece.memory_bytes)}, what is touched of it on node "
+                    f"{piece.nodes}",
+                    observed="",
+                    state=CertifiedState.NOT_KNOWN,
+                    how=f"{where}/numa_maps",
+                ),
+            )
     homes = CpuSet.union(cell.nodes for cell in expected.cells_or_whole)
     for hostdev in expected.hostdevs:
         device = None if host is None else host.device(hostdev.bdf)
         name = "" if device is None or device.name is None else f" ({device.name})"
-        node = node_of.get(hostdev.bdf)
-        is_near = None if node is None or not homes else CpuSet([node]) <= homes
-        yield CertifiedClaim(
-            subject=f"{hostdev.bdf}{name}",
-            expected="a device on a node of the VM's memory",
-            observed="node not known" if node is None else f"node {node}",
-            state=_state(is_near),
-            how=f"/sys/bus/pci/devices/{hostdev.bdf}/numa_node",
+        yield _seen(
+            expected,
+            vm,
+            CertifiedClaim(
+                kind=CertifiedKind.DEVICE,
+                of=str(hostdev.bdf),
+                within=homes,
+                subject=f"{hostdev.bdf}{name}",
+                expected="a device on a node of the VM's memory",
+                observed="",
+                state=CertifiedState.NOT_KNOWN,
+                how=f"/sys/bus/pci/devices/{hostdev.bdf}/numa_node",
+            ),
         )
 
 
-def _state(holds: bool | None) -> CertifiedState:
-    if holds is None:
-        return CertifiedState.NOT_KNOWN
-    return CertifiedState.PROVED if holds else CertifiedState.REFUTED
+def _seen(expected: Vm, vm: RunningVm, claim: CertifiedClaim) -> CertifiedClaim:
+    sighting = sight_of(claim, expected, vm)
+    return structs.replace(claim, observed=sighting.observed, state=sighting.state)
+
+
+def sight_of(claim: CertifiedClaim, found: Vm, vm: RunningVm) -> Sighting:
+    """What the running VM shows of a claim now. found: what its document says."""
+    within = claim.within
+    if within is None or claim.kind is CertifiedKind.GUEST:
+        return Sighting(observed="the guest is not asked", holds=None)
+    if claim.kind is CertifiedKind.EMULATOR:
+        return _of_emulator(vm, within)
+    if claim.kind in _THREADS:
+        number = int(claim.of) if claim.of.isdecimal() else -1
+        thread = vm.threads_of(_THREADS[claim.kind]).get(number)
+        if thread is None:
+            is_read = bool(vm.threads) and not vm.threads_of(ThreadKind.ALL_VCPUS)
+            return Sighting(observed="no thread", holds=False if is_read else None)
+        return Sighting(observed=f"PUs {thread.allowed}", holds=thread.allowed <= within)
+    if claim.kind is CertifiedKind.MEMORY:
+        areas = (m.area for m in cell_memory(found, vm) if m.piece.subject == claim.of)
+        area = next(areas, None)
+        nodes = () if area is None else tuple(int(one) for one, _ in area.policy.pages_by_node)
+        return Sighting(
+            observed="no mapping" if area is None else stated_pages(area),
+            holds=CpuSet(nodes) <= within if nodes else None,
+        )
+    if all(str(one.bdf) != claim.of for one in found.hostdevs):
+        return Sighting(observed="the VM does not have it", holds=False)
+    node = next((node for bdf, node in vm.node_of_device if str(bdf) == claim.of), None)
+    return Sighting(
+        observed="node not known" if node is None else f"node {node}",
+        holds=None if node is None or not within else CpuSet([node]) <= within,
+    )
+
+
+def _of_emulator(vm: RunningVm, within: CpuSet) -> Sighting:
+    """Of the process's own thread: what it starts besides may be moved by the kernel or QEMU."""
+    main = next((one for one in vm.threads if one.id == vm.process), None)
+    if main is None:
+        return Sighting(observed="no thread", holds=None)
+    return Sighting(observed=f"PUs {main.allowed}", holds=main.allowed <= within)
 
 
 def digest(content: bytes) -> str:

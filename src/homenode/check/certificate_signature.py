@@ -8,14 +8,16 @@ import os
 from datetime import UTC, datetime
 from pathlib import Path
 
-from msgspec import Struct
+from msgspec import Struct, json
 
 from homenode.check.certificate import (
+    MAX_BYTES,
     NAMESPACE,
     Certificate,
     CertificateBody,
     CertificateDigests,
     CertifiedClaim,
+    CertifiedKind,
     CertifiedState,
     armored,
     digest,
@@ -29,9 +31,12 @@ from homenode.check.verify.guest.view import GuestView
 from homenode.check.verify.live.capture import observe_running_domain
 from homenode.durable import create_file
 from homenode.errors import InputError
+from homenode.input_files import read_input
 from homenode.machine.topology import Host
 from homenode.process import run
 from homenode.trusted_path import private_folder
+from homenode.vm.domain.merge import tree_of
+from homenode.vm.domain.read import open_domain
 from homenode.vm.fingerprint import host_fingerprint
 from homenode.vm.hypervisor.virsh import Virsh
 from homenode.vm.plan_model import Plan
@@ -64,7 +69,7 @@ def body_of_running(
         layout=None if plan is None else plan.layout.name,
         digests=CertificateDigests(
             plan=None if plan_bytes is None else digest(plan_bytes),
-            document=digest(virsh.live_document(state.uuid)),
+            document=document_digest(virsh.live_document(state.uuid), state.name),
             host=host_fingerprint(host),
             live=digest_of_claims(claims),
             guest=None,
@@ -77,6 +82,7 @@ def guest_claims(view: GuestView) -> tuple[CertifiedClaim, ...]:
     """What the guest itself reports, line by line. Raises InputError where one is refuted."""
     claims = tuple(
         CertifiedClaim(
+            kind=CertifiedKind.GUEST,
             subject=f"guest: {one.subject}",
             expected=one.expected,
             observed=one.observed,
@@ -119,30 +125,76 @@ def signed(body: CertificateBody, key: Path) -> Certificate:
     return Certificate(body=body, signature=unarmored(done.stdout_or_raise()))
 
 
-def check_signature(content: bytes, source: str, signers: Path) -> SignedBy:
-    """Who signed the certificate in a file. signers: an allowed-signers file.
+def check_signature(content: bytes, source: str, signers: Path | None) -> SignedBy:
+    """Who signed the certificate in a file. signers: an allowed-signers file, or one of public
+    keys; None = only that it is as the owner of its key signed it, whom the key then names.
 
     Raises InputError where the file was changed, or its signature is none of theirs.
     """
     certificate = read_certificate(content, source)
-    allowed = str(signers.absolute())
-    if not os.access(allowed, os.R_OK):
-        raise InputError(f"{signers}: expected an allowed-signers file that can be read")
+    text = signed_bytes(certificate.body)
     with private_folder("homenode-certificate-") as folder:
-        signature = folder / "certificate.sig"
+        signature, allowed = folder / "certificate.sig", folder / "signers"
         create_file(signature, armored(certificate, source).encode(), synced=False)
-        common = ("-f", allowed, "-s", str(signature))
-        found = run(("ssh-keygen", "-Y", "find-principals", *common), _ASK_S)
-        for principal in found.stdout.splitlines() if found.returncode == 0 else ():
-            words = ("-Y", "verify", "-q", "-n", NAMESPACE, "-I", principal, *common)
-            done = run(("ssh-keygen", *words), _ASK_S, signed_bytes(certificate.body))
+        start = ("ssh-keygen", "-Y")
+        if signers is None:
+            own = (*start, "check-novalidate", "-n", NAMESPACE, "-s", str(signature))
+            done = run(own, _ASK_S, text)
             if done.returncode == 0:
+                key = done.stdout.strip().rpartition(" ")[2]
+                return SignedBy(certificate=certificate, principal=f"the owner of key {key}")
+            raise InputError(
+                f"{source}: expected what its own key signed, found a changed certificate"
+            )
+        create_file(allowed, _allowed(signers), synced=False)
+        common = ("-f", str(allowed), "-s", str(signature))
+        found = run((*start, "find-principals", *common), _ASK_S)
+        for principal in found.stdout.splitlines() if found.returncode == 0 else ():
+            words = ("verify", "-q", "-n", NAMESPACE, "-I", principal, *common)
+            if run((*start, *words), _ASK_S, text).returncode == 0:
                 return SignedBy(certificate=certificate, principal=principal)
     raise InputError(
         f"{source}: expected a signature of somebody in {signers}, found another, or a changed "
         "certificate",
-        hint="ssh-keygen(1), ALLOWED SIGNERS: a line is PRINCIPAL KEYTYPE KEY",
+        hint=_SIGNERS,
     )
+
+
+_SIGNERS = "a public key (KEY.pub), or lines PRINCIPAL KEYTYPE KEY: ssh-keygen(1), ALLOWED SIGNERS"
+_KEY_TYPES = ("ssh-", "ecdsa-", "sk-ssh-", "sk-ecdsa-")
+
+
+def _allowed(path: Path) -> bytes:
+    """The lines of an allowed-signers file; one of a public key gets its comment as the name, or
+    that of its file. Raises InputError where it is neither."""
+    text = read_input(path, "an allowed-signers file, or a public key", most=MAX_BYTES)
+    lines = []
+    for line in text.decode(errors="replace").splitlines():
+        words = line.split()
+        if not words or words[0].startswith("#"):
+            continue
+        if "PRIVATE" in words:
+            raise InputError(
+                f"{path}: expected its public half, found a private key", hint=_SIGNERS
+            )
+        if words[0].startswith(_KEY_TYPES) and len(words) > 1:
+            name = "-".join(words[2:]).replace(",", "-").replace('"', "") or path.name
+            line = f'{name} namespaces="{NAMESPACE}" {words[0]} {words[1]}'
+        elif len(words) < 3:
+            raise InputError(
+                f"{path}: expected an allowed-signers file, or a public key, found {line[:60]!r}",
+                hint=_SIGNERS,
+            )
+        lines.append(line)
+    if not lines:
+        raise InputError(f"{path}: expected a signer, found none", hint=_SIGNERS)
+    return "".join(f"{line}\n" for line in lines).encode()
+
+
+def document_digest(document: bytes, source: str) -> str:
+    """sha256 of what a domain's document says, without the certificate that it carries: in whatever
+    white space and order of attributes it is written."""
+    return digest(json.encode(tree_of(open_domain(document, source).root)))
 
 
 def differences(
@@ -157,7 +209,11 @@ def differences(
     given = (
         ("the plan", digests.plan, None if plan is None else digest(plan)),
         ("the host", digests.host, None if host is None else host_fingerprint(host)),
-        ("the document", digests.document, None if document is None else digest(document)),
+        (
+            "the document",
+            digests.document,
+            None if document is None else document_digest(document, "the document"),
+        ),
         ("the claims", digests.live, digest_of_claims(certificate.body.claims)),
     )
     return tuple(

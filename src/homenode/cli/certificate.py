@@ -4,7 +4,9 @@ from pathlib import Path
 
 from msgspec import structs
 
-from homenode.check.certificate import digest_of_claims, written
+from homenode.change.certificate_step import CertificateStep, certificate_journal
+from homenode.change.journal import default_root
+from homenode.check.certificate import CertificateBody, digest_of_claims, written
 from homenode.check.certificate_signature import (
     body_of_running,
     check_signature,
@@ -16,30 +18,33 @@ from homenode.check.verify.guest.expectation import expectation_of
 from homenode.check.verify.guest.view import view_of_guest
 from homenode.check.verify.verification import load_guest
 from homenode.cli.arguments.check import VerifyArguments
+from homenode.cli.restore import changing_host
 from homenode.cli.terminal import (
     check_can_write,
     console,
+    note,
     note_written,
     print_json,
     working,
     write_text,
 )
-from homenode.errors import FINDINGS, UsageError
+from homenode.errors import FINDINGS, InputError, UsageError
 from homenode.input_files import read_input
 from homenode.show.certificate_page import certificate_doc
 from homenode.show.html import html_page
 from homenode.show.terminal_text import shown
 from homenode.vm.domain.read import read_vm
-from homenode.vm.hypervisor.connection import DEFAULT
+from homenode.vm.hypervisor.connection import DEFAULT, with_connection
 from homenode.vm.hypervisor.virsh import Virsh
 from homenode.vm.plan_model import vm_as_it_runs
-from homenode.vm.sources import load_host
+from homenode.vm.sources import load_host, names_domain
+from homenode.wording import command_line
 
 _MOST_BYTES = 16 << 20
 
 
 def certify(asked: VerifyArguments) -> None:
-    """Write the signed certificate of a domain that runs here."""
+    """Write the signed certificate of a domain that runs here, to a file or into its metadata."""
     key, name, output = asked.certify, asked.live, asked.output
     assert key is not None
     others = (asked.document, asked.host, asked.lspci, asked.target, asked.svg, asked.certificate)
@@ -48,8 +53,8 @@ def certify(asked: VerifyArguments) -> None:
             "--certify: expected --live NAME, and --plan and --guest alone with it",
             hint="homenode verify --live NAME --plan P.json --certify KEY -o NAME.certificate.json",
         )
-    if output is None:
-        raise UsageError("--certify: expected -o FILE for the certificate, found none")
+    if output is None and not (asked.in_domain or asked.dry_run):
+        raise UsageError("--certify: expected -o FILE, or --in-domain, found neither")
     check_can_write(output)
     connect, plan, content = asked.connect or DEFAULT, None, None
     host = load_host(None)
@@ -69,9 +74,27 @@ def certify(asked: VerifyArguments) -> None:
             claims = guest_claims(view_of_guest(expectation, guest, host))
             digests = structs.replace(body.digests, guest=digest_of_claims(claims))
             body = structs.replace(body, guest_claims=claims, digests=digests)
-    certificate = signed(body, key)
-    write_text(output, written(certificate))
-    note_written(output)
+    if asked.dry_run:
+        console().print(shown(certificate_doc(body, None, ())))
+        where = [f"in {output}"] if output is not None else []
+        where += [f"in the metadata of {body.name}"] if asked.in_domain else []
+        note(f"would be signed and kept {' and '.join(where) or 'nowhere'}")
+        return
+    text = written(signed(body, key))
+    if output is not None:
+        write_text(output, text)
+        note_written(output)
+    if asked.in_domain:
+        _keep(Virsh(connect), body, text)
+
+
+def _keep(virsh: Virsh, body: CertificateBody, text: str) -> None:
+    root = default_root()
+    step = CertificateStep(virsh=virsh, uuid=body.uuid, name=body.name, text=text)
+    with changing_host("verify", ("--live", body.name, "--certify"), virsh.connect):
+        step.do(certificate_journal(root, virsh, body.uuid, body.name).write)
+    back = command_line(*with_connection(virsh.connect, "homenode", "restore", body.name))
+    note(f"{body.name}: kept in its metadata; homenode watch proves it again; undo: {back}")
 
 
 def check_certificate(asked: VerifyArguments) -> None:
@@ -82,14 +105,20 @@ def check_certificate(asked: VerifyArguments) -> None:
     path, signers = asked.certificate, asked.allowed_signers
     assert path is not None
     others = (asked.live, asked.guest, asked.lspci, asked.target, asked.svg)
-    if signers is None or asked.boot or asked.start or any(one is not None for one in others):
+    if asked.boot or asked.start or any(one is not None for one in others):
         raise UsageError(
-            "--certificate: expected --allowed-signers FILE, and --plan, --host, a document and -o "
-            "alone with it",
-            hint="ssh-keygen(1), ALLOWED SIGNERS: a line is PRINCIPAL KEYTYPE KEY",
+            "--certificate: expected --allowed-signers, --plan, --host, a document and -o alone "
+            "with it"
         )
     check_can_write(asked.output)
-    known = check_signature(_content(path, "a certificate") or b"", str(path), signers)
+    source, held = str(path), _of_domain(path, asked.connect or DEFAULT)
+    content = (_content(path, "a certificate") or b"") if held is None else held[0]
+    known = check_signature(content, source, signers)
+    if held is not None and known.certificate.body.uuid != held[1]:
+        raise InputError(
+            f"{source}: expected a certificate of this domain, found one of "
+            f"{known.certificate.body.name} ({known.certificate.body.uuid})"
+        )
     differs = differences(
         known.certificate,
         plan=_content(asked.plan, "a saved plan"),
@@ -106,6 +135,18 @@ def check_certificate(asked: VerifyArguments) -> None:
             note_written(asked.output)
     if differs:
         raise SystemExit(FINDINGS)
+
+
+def _of_domain(path: Path, connect: str) -> tuple[bytes, str] | None:
+    """The certificate in a domain's metadata, and the domain's UUID; None for a file."""
+    if not names_domain(str(path)):
+        return None
+    virsh = Virsh(connect)
+    state = virsh.domain(str(path))
+    step = CertificateStep(virsh=virsh, uuid=state.uuid, name=state.name)
+    if (text := step.kept()) is None:
+        raise InputError(f"domain {state.name}: expected a certificate in its metadata, found none")
+    return f"{text.strip()}\n".encode(), state.uuid
 
 
 def _content(path: Path | None, expected: str) -> bytes | None:

@@ -61,6 +61,7 @@ def restore(asked: RestoreArguments) -> None:
 def _list_open() -> None:
     """Applies, host set-ups, retrains, set-ups of tools and trials of this user on this host."""
     from homenode.change.apply.store import journals_of_domains
+    from homenode.change.certificate_step import certificate_journals
     from homenode.change.host_setup.installation import setup_journal
     from homenode.change.journal import OpenChange, default_root, open_changes
     from homenode.change.paused_start import paused_journals
@@ -72,6 +73,7 @@ def _list_open() -> None:
     journals = (
         *journals_of_domains(root),
         *paused_journals(root),
+        *certificate_journals(root),
         setup_journal(root),
         *retrain_journals(),
         *setup_journals(root),
@@ -127,6 +129,7 @@ def restore_domain(
         restore_definition,
     )
     from homenode.change.apply.live_pins import preview_restore_live_pins, restore_live_pins
+    from homenode.change.certificate_step import certificate_journal
     from homenode.change.journal import default_root
     from homenode.vm.hypervisor.virsh import Virsh
 
@@ -135,6 +138,13 @@ def restore_domain(
     state = domain_to_restore(virsh, name, root)
     name, uuid = state.name, state.uuid
     if not dry_run and _ended_paused(virsh, uuid, name) and not has_original(virsh, uuid, root):
+        return
+    certified = not forget and bool(certificate_journal(root, virsh, uuid, name).to_undo())
+    if certified and dry_run:
+        note(f"{name}: would take the certificate out of its metadata")
+    if certified and not has_original(virsh, uuid, root):
+        if not dry_run:
+            _take_out(virsh, uuid, name)
         return
     if forget:
         note(
@@ -161,6 +171,8 @@ def restore_domain(
             if not has_original(virsh, uuid, root):
                 return
         done = restore_definition(virsh, uuid, root, keep_edits=keep_edits)
+    if certified:
+        _take_out(virsh, uuid, name)
     if keep_edits:
         print_diff(done.before, done.given, f"{name} (before)", f"{name} (restored)")
         _note_moved(done.moved)
@@ -186,6 +198,18 @@ def _ended_paused(virsh: "Virsh", uuid: str, name: str) -> bool:
             kept = one.what is ChangeState.KEPT
             note(f"{name}: {'somebody let it run: it is left alone' if kept else 'is shut off'}")
     return True
+
+
+def _take_out(virsh: "Virsh", uuid: str, name: str) -> None:
+    from homenode.change.certificate_step import take_out_certificate
+    from homenode.change.journal import default_root
+    from homenode.change.step import ChangeState
+
+    with changing_host("restore", (name,), virsh.connect):
+        for one in take_out_certificate(virsh, default_root(), uuid, name):
+            kept = one.what is ChangeState.KEPT
+            now = "somebody put another one there: it is left" if kept else "is out of its metadata"
+            note(f"{name}: its certificate: {now}")
 
 
 def _note_moved(moved: tuple[str, ...]) -> None:

@@ -27,7 +27,7 @@ from homenode.formats import encode
 from homenode.input_files import read_input
 from homenode.machine.pci import DeviceKind
 from homenode.vm.hypervisor.connection import DEFAULT
-from homenode.vm.sources import load_host
+from homenode.vm.sources import load_host, names_domain
 
 
 class ProofCheck(Struct, frozen=True, kw_only=True):
@@ -147,13 +147,6 @@ def _started(verified: Verified, wanted: VerifyRequest, *, yes: bool) -> Verifie
     return structs.replace(verified, findings=findings)
 
 
-def names_domain(name: str) -> bool:
-    """Whether an argument is the name of a domain rather than a file: no path, and no file."""
-    if name == "-" or "/" in name or name.endswith((".xml", ".json")):
-        return False
-    return not Path(name).exists()
-
-
 def _with_nccl(verified: Verified) -> Verified:
     """With what NCCL will do in a guest of several GPUs."""
 
@@ -182,7 +175,12 @@ def _refuse_idle(asked: VerifyArguments) -> None:
         idle.append("--connect")
     if idle:
         raise UsageError(f"{', '.join(idle)}: expected --boot as well, found none")
-    alone = {"--output": asked.output, "--allowed-signers": asked.allowed_signers}
+    alone = {
+        "--output": asked.output,
+        "--allowed-signers": asked.allowed_signers,
+        "--in-domain": asked.in_domain or None,
+        "--dry-run": asked.dry_run or None,
+    }
     if left := [name for name, value in alone.items() if value is not None]:
         raise UsageError(f"{', '.join(left)}: expected --certify or --certificate as well")
     if asked.svg is not None and asked.live is not None:

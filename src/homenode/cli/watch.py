@@ -48,6 +48,7 @@ def watch(asked: WatchArguments) -> None:
         _expectation(asked.expect, asked.host),
         None if asked.host else asked.connect,
         before,
+        asked.allowed_signers,
     )
     now = seen.state
     if textfile is not None and not textfile.parent.is_dir():

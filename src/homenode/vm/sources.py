@@ -35,6 +35,16 @@ _KINDS = (
 )
 
 
+def names_domain(name: str) -> bool:
+    """Whether an argument is the name of a domain rather than a file: no path, and no file."""
+    if name == "-" or "/" in name or name.endswith((".xml", ".json")):
+        return False
+    try:
+        return not Path(name).exists()
+    except (OSError, ValueError):  # longer than the name of a file may be
+        return True
+
+
 def load_host(source: str | None, *, lspci: Path | None = None) -> Host:
     """The host that a source describes; None is this machine.
 

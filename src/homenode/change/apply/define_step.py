@@ -15,6 +15,7 @@ from homenode.change.apply.store import DEFINE, DomainStore, sha256
 from homenode.change.step import TO_UNDO, ChangeEntry, ChangeState, Note
 from homenode.errors import HostError, InputError
 from homenode.vm.domain.merge import same_definition
+from homenode.vm.domain.metadata import is_certificate
 from homenode.vm.domain.read import open_domain, vm_of
 from homenode.vm.facts import diff
 from homenode.vm.hypervisor.connection import with_connection
@@ -356,7 +357,7 @@ def _parts(document: bytes) -> Counter[tuple[str, str]]:
         above, element = stack.pop()
         path = f"{above}/{element.name}"
         found[path, f"{sorted(element.attributes)} {element.text.strip()}"] += 1
-        stack += [(path, child) for child in element.children]
+        stack += [(path, child) for child in element.children if not is_certificate(child)]
     return found
 
 

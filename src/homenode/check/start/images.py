@@ -26,6 +26,8 @@ MAX_DEPTH = 200
 _QCOW2 = b"QFI\xfb"
 _BACKING_FORMAT, _DATA_FILE = 0xE2792ACA, 0x44415441
 _HAS_DATA_FILE, _CORRUPT = 1 << 2, 1 << 1
+_EXTENDED_L2 = 1 << 4
+_MAX_L1_BYTES = 32 << 20
 _KNOWN_FEATURES = 0x1F
 """dirty, corrupt, data file, compression, extended L2: those of QEMU 5.2 and newer."""
 
@@ -65,7 +67,7 @@ def read_head(content: bytes, format: str) -> ImageHead:
 def _qcow2(content: bytes) -> ImageHead:
     if len(content) < 72:
         return ImageHead(fault=f"a qcow2 of {len(content)} bytes, shorter than its head")
-    version, offset, size, cluster_bits = struct.unpack_from(">IQII", content, 4)
+    version, offset, length, cluster_bits, size = struct.unpack_from(">IQIIQ", content, 4)
     (crypt_method,) = struct.unpack_from(">I", content, 32)
     if version not in (2, 3):
         return ImageHead(fault=f"a qcow2 of version {version}")
@@ -77,6 +79,11 @@ def _qcow2(content: bytes) -> ImageHead:
             return ImageHead(fault=f"a qcow2 of {len(content)} bytes, shorter than its head")
         (features,) = struct.unpack_from(">Q", content, 72)
         (head,) = struct.unpack_from(">I", content, 100)
+    (entries,) = struct.unpack_from(">I", content, 36)
+    # A cluster of the second level has addresses of eight bytes, of 16 with extended ones.
+    reach = 2 * cluster_bits - (4 if features & _EXTENDED_L2 else 3)
+    if entries * 8 > _MAX_L1_BYTES or -(-size // (1 << reach)) > entries:
+        return ImageHead(fault=f"a qcow2 of {size} bytes with a first table of {entries} entries")
     if features & ~_KNOWN_FEATURES:
         return ImageHead(fault=f"a qcow2 with features that no QEMU has ({features:#x})")
     if features & _CORRUPT:
@@ -84,7 +91,7 @@ def _qcow2(content: bytes) -> ImageHead:
     extensions = _extensions(content, head)
     data = extensions.get(_DATA_FILE)
     return ImageHead(
-        backing=_text(content[offset : offset + min(size, _MAX_NAME)]) if offset else None,
+        backing=_text(content[offset : offset + min(length, _MAX_NAME)]) if offset else None,
         backing_format=_text(extensions.get(_BACKING_FORMAT)),
         data_file=_text(data) if features & _HAS_DATA_FILE else None,
         is_encrypted=crypt_method != 0,

@@ -18,7 +18,10 @@ from homenode.check.start.needs import (
     unknown,
 )
 from homenode.check.start.paths import enterable, is_link, kernel_text, program, stat_of
+from homenode.check.start.qemu_user import user_number
+from homenode.check.verify.boot.libvirt import user_of_capabilities
 from homenode.machine.tools.xml_text import parse_xml
+from homenode.vm.domain.controllers import qemu_arguments
 
 _DRIVER = re.compile(r"[A-Za-z0-9_.+-]{1,64}\Z", re.ASCII)
 
@@ -162,18 +165,23 @@ def _cpu(machine: StartMachine, need: Need) -> NeedAnswer:
     return READY
 
 
-_RESOURCE = 1 << 24
-"""CAP_SYS_RESOURCE: who has it may raise limits."""
+_RESOURCE, _NICE = 1 << 24, 1 << 23
+"""CAP_SYS_RESOURCE: who has it may raise limits. CAP_SYS_NICE: and set schedulers."""
+
+
+def _capabilities() -> Iterator[tuple[str, int]]:
+    """Of each libvirt daemon that can be read: its process, and what it may do."""
+    for process in _libvirt_daemons():
+        status = kernel_text(f"/proc/{process}/status")
+        match = re.search(r"^CapEff:\s*([0-9a-f]{1,16})$", status, re.MULTILINE | re.ASCII)
+        if match is not None:
+            yield process, int(match[1], 16)
 
 
 def _lock(machine: StartMachine, need: Need) -> NeedAnswer:
     """libvirtd raises QEMU's limit on locked memory; without the right to, its own one counts."""
-    for process in _libvirt_daemons():
-        status = kernel_text(f"/proc/{process}/status")
-        match = re.search(r"^CapEff:\s*([0-9a-f]{1,16})$", status, re.MULTILINE | re.ASCII)
-        if match is None:
-            continue
-        if int(match[1], 16) & _RESOURCE:
+    for process, may in _capabilities():
+        if may & _RESOURCE:
             return READY
         limits = kernel_text(f"/proc/{process}/limits")
         line = next((one for one in limits.splitlines() if one.startswith("Max locked memory")), "")
@@ -190,6 +198,75 @@ def _libvirt_daemons() -> Iterator[str]:
             yield entry.name
 
 
+_SCHEDULED = "cpu/machine/cpu.rt_runtime_us"
+"""In cgroups of version 1 a group has real time only where its parent was given some."""
+
+
+def _scheduler(machine: StartMachine, need: Need) -> NeedAnswer:
+    if need.value not in ("fifo", "rr"):
+        return READY
+    if not need.detail.isdecimal() or not 1 <= int(need.detail) <= 99:
+        return missing(
+            f"{need.value} with priority {need.detail or 'none'}: no priority of 1 to 99"
+        )
+    root = Path("/sys/fs/cgroup")
+    runtime = kernel_text(str(root / _SCHEDULED)).strip()
+    if (root / "cpu/cpu.rt_runtime_us").exists() and runtime in ("", "0"):
+        return missing(f"{need.value}: libvirt's cgroup has no real time: {root / _SCHEDULED} is 0")
+    rights = [may for _, may in _capabilities()]
+    if not rights:
+        return unknown("no libvirt daemon is seen among the processes")
+    if not any(may & _NICE for may in rights):
+        return missing(f"{need.value}: libvirt's daemon has no right to set schedulers")
+    return READY
+
+
+def _weight(machine: StartMachine, need: Need) -> NeedAnswer:
+    """Source: Documentation/block/bfq-iosched.rst, Documentation/admin-guide/cgroup-v2.rst."""
+    is_first = Path("/sys/fs/cgroup/blkio").is_dir()
+    most = 1000 if is_first else 10000
+    if not need.value.isdecimal() or not 1 <= int(need.value) <= most:
+        return missing(f"weight {need.value[:40]}: the kernel takes 1 to {most}")
+    if not is_first and int(need.value) > 1000:
+        return unknown(f"weight {need.value}: the BFQ scheduler takes 1 to 1000")
+    return READY
+
+
+def _range(machine: StartMachine, need: Need) -> NeedAnswer:
+    least, _, most = need.detail.partition("-")
+    is_number = need.value.isdecimal() and need.value.isascii() and len(need.value) < 20
+    value = int(need.value) if is_number else -1
+    is_power = need.kind is not NeedKind.POWER or value & (value - 1) == 0
+    if int(least) <= value <= int(most) and is_power:
+        return READY
+    return missing(f"{need.value[:40]}: QEMU takes {least} to {most}")
+
+
+def _label(machine: StartMachine, need: Need) -> NeedAnswer:
+    user, colon, group = need.value.partition(":")
+    number = user_number(user)
+    if number is None or (colon and user_number(group, is_group=True) is None):
+        return missing(f"{need.value[:80]}: this machine has no such user or group")
+    done = machine.virsh("capabilities")
+    if need.detail != "no" or number == 0 or done is None or done.returncode:
+        return READY
+    own = user_of_capabilities(done.stdout)
+    if own is None or own == number:
+        return READY
+    why = f"{need.value}: with relabel='no' libvirt leaves QEMU's own files to user {own}"
+    return missing(why)
+
+
+def _keymap(machine: StartMachine, need: Need) -> NeedAnswer:
+    folders = (machine.ask_qemu("-L", "help") or "").split("\n")
+    known = [Path(folder, "keymaps") for folder in folders if folder.startswith("/")]
+    if not any(folder.is_dir() for folder in known) or not _DRIVER.match(need.value):
+        return unknown(f"keymap {need.value[:80]}: QEMU's folder of keymaps is not known")
+    if any((folder / need.value).exists() for folder in known):
+        return READY
+    return missing(f"keymap {need.value}: this QEMU has none of that name")
+
+
 def _security(machine: StartMachine, need: Need) -> NeedAnswer:
     done = machine.virsh("capabilities")
     if done is None or done.returncode:
@@ -202,6 +279,8 @@ def _security(machine: StartMachine, need: Need) -> NeedAnswer:
 
 
 def _name(machine: StartMachine, need: Need) -> NeedAnswer:
+    if "/" in need.value or not need.value.isprintable():
+        return missing(f"{need.value[:80]!r}: a name has no / and no line feed", "start-argument")
     done = machine.virsh("list", "--all", "--uuid", "--name")
     if done is None or done.returncode:
         return unknown(f"libvirt at {machine.uri} does not answer")
@@ -225,6 +304,11 @@ def _argument(machine: StartMachine, need: Need) -> NeedAnswer:
         return missing(f"{need.value}: this QEMU has no such option")
     said = argument_properties(need.detail)
     first = said.get("driver") or said.get("qom-type") or said.get("")
+    if (lost := _undefined(machine, said)) is not None:
+        return missing(lost)
+    if option == "netdev" and first is not None and _DRIVER.match(first):
+        kinds = (machine.ask_qemu("-netdev", "help") or "").split()
+        return READY if not kinds or first in kinds else missing(f"netdev {first}: QEMU has none")
     if option in ("device", "object") and first is not None and _DRIVER.match(first):
         listed = machine.ask_qemu(f"-{option}", f"{first},help")
         found = _properties(listed, first, said)
@@ -247,6 +331,33 @@ def _argument(machine: StartMachine, need: Need) -> NeedAnswer:
     if option in ("fw_cfg", "drive", "blockdev"):
         return READY
     return unknown(f"{need.value} {need.detail[:80]}: only a start shows what it does")
+
+
+_REFERS = ("netdev", "drive", "chardev", "memdev", "iothread", "fsdev", "rng")
+_OF_LIBVIRT = (
+    "hostnet",
+    "libvirt-",
+    "iothread",
+    "char",
+    "mem",
+    "ram-",
+    "pc.",
+    "obj",
+    "drive-",
+    "ua-",
+)
+"""How libvirt calls what it makes."""
+
+
+def _undefined(machine: StartMachine, said: Mapping[str, str]) -> str | None:
+    """What an argument refers to that neither another one nor libvirt makes."""
+    words = [one.get("value") or "" for one in qemu_arguments(machine.document)]
+    made = {argument_properties(word).get(key) for word in words for key in ("id", "node-name")}
+    for name in _REFERS:
+        value = said.get(name)
+        if value is not None and value not in made and not value.startswith(_OF_LIBVIRT):
+            return f"{name}={value}: nothing of that id is made"
+    return None
 
 
 _OF_ALL = frozenset(("", "id", "bus", "driver", "qom-type", "type", "accel"))
@@ -293,4 +404,10 @@ ASKED_OF_LIBVIRT: Mapping[NeedKind, Callable[[StartMachine, Need], NeedAnswer]] 
     NeedKind.NAME: _name,
     NeedKind.ARGUMENT: _argument,
     NeedKind.ELSEWHERE: _elsewhere,
+    NeedKind.SCHEDULER: _scheduler,
+    NeedKind.WEIGHT: _weight,
+    NeedKind.RANGE: _range,
+    NeedKind.POWER: _range,
+    NeedKind.LABEL: _label,
+    NeedKind.KEYMAP: _keymap,
 }

@@ -3,7 +3,8 @@
 from functools import cache, cached_property
 from pathlib import Path
 
-from homenode.check.start.qemu_user import QemuUser
+from homenode.check.start.qemu_user import QemuUser, user_number
+from homenode.check.verify.boot.libvirt import user_of_capabilities
 from homenode.errors import ToolError
 from homenode.machine.tools.xml_text import parse_xml
 from homenode.process import Completed, run
@@ -40,11 +41,21 @@ class StartMachine:
             return None
         return frozenset(line.strip() for line in done.stdout.splitlines() if line.strip())
 
+    @property
+    def arch(self) -> str:
+        return self.document.root.value("os/type/@arch") or "x86_64"
+
     @cached_property
     def user(self) -> QemuUser | None:
-        """The user of this libvirt's QEMU, where that is known and another than root."""
+        """The user of this VM's QEMU, where that is known and another than root."""
         done = self.virsh("capabilities")
-        return None if done is None or done.returncode else QemuUser.of_capabilities(done.stdout)
+        if done is None or done.returncode:
+            return None
+        for label in self.document.root.all("seclabel"):
+            if label.get("model") == "dac" and label.get("type") == "static":
+                number = user_number((label.value("label") or "").partition(":")[0])
+                return QemuUser.of_number(number)
+        return QemuUser.of_number(user_of_capabilities(done.stdout))
 
     @cached_property
     def emulators(self) -> frozenset[str]:

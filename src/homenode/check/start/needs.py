@@ -28,6 +28,11 @@ class NeedKind(StrEnum):
     BLOCK = "a block device"
     FOLDER = "a folder"
     PARENT = "a folder in which the file is made"
+    BOUND = "a folder in which the socket is made"
+    LOADER = "a firmware image that QEMU can map"
+    KERNEL = "a kernel that QEMU can load"
+    TABLE = "an ACPI table"
+    KEYMAP = "a keymap that this QEMU comes with"
     PIPE = "a named pipe"
     SOCKET = "a socket on which something listens"
     PROGRAM = "a program"
@@ -53,6 +58,11 @@ class NeedKind(StrEnum):
     LOCK = "a limit on locked memory that libvirt can raise"
     SECURITY = "a security driver of this libvirt"
     PARTITION = "a cgroup"
+    SCHEDULER = "a scheduler that this libvirt may set"
+    WEIGHT = "a weight that the kernel takes"
+    LABEL = "a user of this machine, whom libvirt gives what QEMU opens"
+    RANGE = "a value in QEMU's range"
+    POWER = "a power of two in QEMU's range"
     MODEL = "a network device of this QEMU"
     NAME = "a name that no other domain has"
     ARGUMENT = "an argument that this QEMU knows"
@@ -108,7 +118,8 @@ class Need(Struct, frozen=True, kw_only=True):
 
 class _Row(Struct, frozen=True):
     """A place of a document. path: of the elements; "*" is any name, "//" any depth. value, detail:
-    below each. where: paths with the values that they may have; None = it is not there."""
+    below each. where: paths with the values that they may have; None = it is not there. A detail
+    that begins with a digit stands for itself."""
 
     path: str
     value: str
@@ -129,19 +140,19 @@ def _of_character_devices() -> Iterator[_Row]:
         mode = "source/@mode"
         unix, tcp = ("@type", ("unix",)), ("@type", ("tcp",))
         yield _Row(path, "source/@path", Q.SOCKET, (unix, (mode, ("connect",))))
-        yield _Row(path, "source/@path", Q.PARENT, (unix, (mode, (None, "bind"))))
+        yield _Row(path, "source/@path", Q.BOUND, (unix, (mode, (None, "bind"))))
         yield _Row(path, "source/@service", Q.LISTENER, (tcp, (mode, ("connect",))), "source/@host")
         yield _Row(path, "source/@service", Q.PORT, (tcp, (mode, (None, "bind"))), "source/@host")
         yield _Row(path, "log/@file", Q.PARENT)
 
 
 ROWS: tuple[_Row, ...] = (
-    _Row("os/loader", ".", Q.FILE),
-    _Row("os/kernel", ".", Q.FILE),
+    _Row("os/loader", ".", Q.LOADER, detail="@type"),
+    _Row("os/kernel", ".", Q.KERNEL),
     _Row("os/initrd", ".", Q.FILE),
     _Row("os/dtb", ".", Q.FILE),
     _Row("os/shim", ".", Q.FILE),
-    _Row("os/acpi/table", ".", Q.FILE),
+    _Row("os/acpi/table", ".", Q.TABLE),
     _Row("sysinfo/entry", "@file", Q.FILE),
     _Row("devices/*/rom", "@file", Q.FILE),
     _Row("devices/disk", "source/@dir", Q.FOLDER, (("@type", ("dir",)),)),
@@ -187,12 +198,25 @@ ROWS: tuple[_Row, ...] = (
     _Row("devices/video/model/acceleration", "@rendernode", Q.NODE),
     _Row("devices/graphics/listen", "@address", Q.ADDRESS, (("@type", ("address",)),)),
     _Row("devices/graphics/listen", "@network", Q.NETWORK, (("@type", ("network",)),)),
-    _Row("devices/graphics/listen", "@socket", Q.PARENT, (("@type", ("socket",)),)),
+    _Row("devices/graphics/listen", "@socket", Q.BOUND, (("@type", ("socket",)),)),
+    _Row("devices/graphics", "@websocket", Q.PORT, detail="listen/@address"),
+    _Row("devices/graphics", "@tlsPort", Q.PORT, (("@autoport", (None, "no")),), "listen/@address"),
+    _Row("devices/graphics", "@keymap", Q.KEYMAP),
     _Row("devices/graphics", "@port", Q.PORT, (("@autoport", (None, "no")),), "listen/@address"),
     _Row("devices/memory", "source/path", Q.FILE),
     _Row("devices/shmem/server", "@path", Q.SOCKET),
     _Row("seclabel", "@model", Q.SECURITY),
+    _Row("seclabel", "label", Q.LABEL, (("@model", ("dac",)), ("@type", ("static",))), "@relabel"),
     _Row("resource/partition", ".", Q.PARTITION),
+    _Row("cpu/maxphysaddr", "@bits", Q.RANGE, detail="32-52"),
+    _Row("devices/disk/blockio", "@logical_block_size", Q.POWER, detail="512-2097152"),
+    _Row("devices/disk/blockio", "@physical_block_size", Q.POWER, detail="512-2097152"),
+    _Row("blkiotune/weight", ".", Q.WEIGHT),
+    _Row("blkiotune/device/weight", ".", Q.WEIGHT),
+    *(
+        _Row(f"cputune/{name}sched", "@scheduler", Q.SCHEDULER, detail="@priority")
+        for name in ("vcpu", "iothread", "emulator")
+    ),
     *_of_character_devices(),
 )
 """What a value alone says. What needs more than that is in _READERS."""
@@ -217,7 +241,9 @@ def _of_row(document: Document, row: _Row) -> Iterator[Need]:
                 subject=_subject(document, element),
                 kind=row.kind,
                 value=value,
-                detail=(row.detail and element.value(row.detail)) or "",
+                detail=row.detail
+                if row.detail[:1].isdigit()
+                else (row.detail and element.value(row.detail)) or "",
             )
 
 
@@ -395,6 +421,9 @@ def _implied(document: Document) -> Iterator[Need]:
     for port in _elements(root, "devices/interface/virtualport"):
         if port.get("type") == "openvswitch":
             yield Need(subject=_subject(document, port), kind=Q.PROGRAM, value="ovs-vsctl")
+    for place in ("vcpu", "numatune/memory"):
+        if root.value(f"{place}/@placement") == "auto":
+            yield Need(subject=f"<{place.rpartition('/')[2]}>", kind=Q.PROGRAM, value="numad")
     pages = _elements(root, "memoryBacking/hugepages")
     if any(pages) and root.value("memoryBacking/source/@type") != "memfd":
         page = root.at("memoryBacking/hugepages/page")
@@ -405,7 +434,32 @@ def _implied(document: Document) -> Iterator[Need]:
         yield Need(subject="locked memory", kind=Q.LOCK, value="locked")
 
 
-_OF_FILES = ("-drive", "-blockdev", "-pflash", "-cdrom", "-hda", "-bios", "-kernel", "-initrd")
+_WHOLE = ("-pflash", "-cdrom", "-hda", "-bios", "-kernel", "-initrd", "-readconfig", "-dtb")
+_PATHS: dict[str, tuple[tuple[str, str, Q], ...]] = {
+    "-drive": (("", "file", Q.FILE), ("", "filename", Q.FILE)),
+    "-blockdev": (("file", "filename", Q.FILE), ("host_device", "filename", Q.NODE)),
+    "-fw_cfg": (("", "file", Q.FILE),),
+    "-acpitable": (("", "file", Q.TABLE), ("", "data", Q.TABLE)),
+    "-smbios": (("", "file", Q.FILE),),
+    "-chardev": (
+        ("file", "path", Q.PARENT),
+        ("pipe", "path", Q.PIPE),
+        ("serial", "path", Q.NODE),
+        ("parallel", "path", Q.NODE),
+        ("socket", "path", Q.BOUND),
+    ),
+    "-object": (
+        ("memory-backend-file", "mem-path", Q.PARENT),
+        ("rng-random", "filename", Q.NODE),
+        ("secret", "file", Q.FILE),
+        ("tls-creds-x509", "dir", Q.FOLDER),
+        ("input-linux", "evdev", Q.NODE),
+    ),
+    "-fsdev": (("local", "path", Q.FOLDER),),
+    "-device": (("", "romfile", Q.FILE), ("vfio-pci", "sysfsdev", Q.FOLDER)),
+}
+"""Of an option: what it opens, by its first word ("" = any) and the property."""
+
 _MAX_ARGUMENTS = 64
 
 
@@ -425,11 +479,17 @@ def _arguments(document: Document) -> Iterator[Need]:
         if at + 1 < len(words) and not words[at + 1].startswith("-"):
             value = words[at + 1]
         yield Need(subject=option, kind=Q.ARGUMENT, value=option, detail=value)
-        if option in _OF_FILES:
-            said = argument_properties(value)
-            path = said.get("file") or said.get("filename") or value
-            if path.startswith("/"):
-                yield Need(subject=option, kind=Q.FILE, value=path)
+        said = argument_properties(value)
+        first = said.get("driver") or said.get("qom-type") or said.get("backend") or said.get("")
+        opened = [(said.get(name), kind) for of, name, kind in _PATHS.get(option, ())
+                  if of in ("", first)]  # fmt: skip
+        if option in _WHOLE:
+            opened.append((value, Q.FILE))
+        is_joined = option == "-chardev" and said.get("server") not in ("on", "server", "yes")
+        for path, kind in opened:
+            if path is not None and path.startswith("/"):
+                kind = Q.SOCKET if kind is Q.BOUND and is_joined else kind
+                yield Need(subject=option, kind=kind, value=path)
         at += 1 + bool(value)
         count += 1
 

@@ -10,9 +10,12 @@ import stat
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+from msgspec import structs
+
 from homenode.check.start.images import chain_of
 from homenode.check.start.machine import StartMachine
 from homenode.check.start.needs import READY, Need, NeedAnswer, NeedKind, missing, unknown
+from homenode.host_files import host_file
 from homenode.input_files import read_kernel_file, read_plain
 from homenode.json_text import NotJsonError, decode_json
 from homenode.process import find_program
@@ -67,13 +70,62 @@ def _file(machine: StartMachine, need: Need) -> NeedAnswer:
     return enterable(machine, need.value)
 
 
+_FLASH_STEP, _FLASH_MOST = 4096, 8 << 20
+_ROM_STEP = 65536
+_SECTOR = 512
+
+
+def _loader(machine: StartMachine, need: Need) -> NeedAnswer:
+    """Source: pc_system_flash_map and x86_bios_rom_init of QEMU 7.2; a block device is a number of
+    sectors."""
+    answer = _file(machine, structs.replace(need, detail=""))
+    if answer is not READY or machine.arch != "x86_64":
+        return answer
+    size = Path(need.value).stat().st_size
+    is_flash = need.detail == "pflash"
+    step = _FLASH_STEP if is_flash else _ROM_STEP
+    mapped = -(-size // _SECTOR) * _SECTOR if is_flash else size
+    if mapped and mapped % step == 0 and (not is_flash or mapped <= _FLASH_MOST):
+        return READY
+    most = f", at most {_FLASH_MOST}" if is_flash else ""
+    return missing(f"{need.value}: {size} bytes, no multiple of {step}{most}", "start-image")
+
+
+_HEADER_BYTES, _MAGIC_AT, _MAGIC = 5 * 512, 0x202, b"HdrS"
+
+
+def _kernel(machine: StartMachine, need: Need) -> NeedAnswer:
+    """Source: x86_load_linux of QEMU 7.2; docs of Linux, arch/x86/boot."""
+    answer = _file(machine, need)
+    if answer is not READY or machine.arch != "x86_64":
+        return answer
+    with host_file(need.value, "a kernel") as file:
+        head = file.start(_HEADER_BYTES)
+    is_kernel = head[_MAGIC_AT : _MAGIC_AT + 4] == _MAGIC
+    if is_kernel or len(head) >= _HEADER_BYTES:
+        return READY
+    return missing(f"{need.value}: {len(head)} bytes, without a kernel's header", "start-image")
+
+
+_TABLE_BYTES = 36
+
+
+def _table(machine: StartMachine, need: Need) -> NeedAnswer:
+    answer = _file(machine, need)
+    size = Path(need.value).stat().st_size if answer is READY else _TABLE_BYTES
+    if size >= _TABLE_BYTES:
+        return answer
+    why = f"{need.value}: {size} bytes, shorter than a table's header of {_TABLE_BYTES}"
+    return missing(why, "start-image")
+
+
 def enterable(machine: StartMachine, path: str) -> NeedAnswer:
     """Whether QEMU's user gets through the folders on the way; the file itself libvirt gives it."""
     user = machine.user
     barred = None if user is None else user.barred(path)
     if barred is None:
         return READY
-    return barred if isinstance(barred, NeedAnswer) else missing(barred, "start-permission")
+    return missing(barred, "start-permission")
 
 
 def _image(machine: StartMachine, need: Need) -> NeedAnswer:
@@ -168,7 +220,24 @@ def _pipe(machine: StartMachine, need: Need) -> NeedAnswer:
     return _kind(stat.S_ISFIFO, "named pipe")(machine, need)
 
 
+_SOCKET_BYTES = 107
+"""Of a path: sun_path of unix(7) less its end."""
+
+
+def _long(path: str) -> NeedAnswer | None:
+    count = len(path.encode())
+    if count <= _SOCKET_BYTES:
+        return None
+    return missing(f"{path[:60]}...: {count} bytes, more than the {_SOCKET_BYTES} of a socket")
+
+
+def _bound(machine: StartMachine, need: Need) -> NeedAnswer:
+    return _long(need.value) or _parent(machine, need)
+
+
 def _socket(machine: StartMachine, need: Need) -> NeedAnswer:
+    if (long := _long(need.value)) is not None:
+        return long
     found = _kind(stat.S_ISSOCK, "socket")(machine, need)
     if found is not READY:
         return found
@@ -350,6 +419,10 @@ def _partition(machine: StartMachine, need: Need) -> NeedAnswer:
 
 LOOKED_AT: Mapping[NeedKind, Callable[[StartMachine, Need], NeedAnswer]] = {
     NeedKind.FILE: _file,
+    NeedKind.LOADER: _loader,
+    NeedKind.KERNEL: _kernel,
+    NeedKind.TABLE: _table,
+    NeedKind.BOUND: _bound,
     NeedKind.NODE: _kind(lambda mode: not stat.S_ISDIR(mode), "device"),
     NeedKind.BLOCK: _block,
     NeedKind.FOLDER: _kind(stat.S_ISDIR, "folder"),

@@ -1,7 +1,7 @@
 """StartCheck: whether a VM would start on this machine, each need by itself. [I/O]
 
-libvirt is asked last, with a copy that it defines and forgets at once: its own refusal stands where
-no need has named the reason already.
+libvirt is asked last, for the command that would start the domain: its own refusal stands where no
+need has named the reason already.
 """
 
 import os
@@ -12,11 +12,11 @@ from pathlib import Path
 from msgspec import Struct
 
 from homenode.catalogue import finding
+from homenode.check.start.command_of_libvirt import refusal
 from homenode.check.start.libvirt_answers import ASKED_OF_LIBVIRT
 from homenode.check.start.machine import StartMachine
 from homenode.check.start.needs import Need, NeedAnswer, NeedKind, NeedState, needs_of, unknown
 from homenode.check.start.paths import LOOKED_AT
-from homenode.check.start.trial_definition import refusal
 from homenode.errors import HomenodeError
 from homenode.findings import Finding, Findings, merged, sourced
 from homenode.trusted_path import changeable
@@ -25,6 +25,12 @@ from homenode.vm.hypervisor.connection import is_local
 
 FINDING_OF: Mapping[NeedKind, str] = {
     NeedKind.IMAGE: "start-file",
+    NeedKind.KEYMAP: "start-argument",
+    NeedKind.RANGE: "start-argument",
+    NeedKind.POWER: "start-argument",
+    NeedKind.SCHEDULER: "start-cgroup",
+    NeedKind.WEIGHT: "start-cgroup",
+    NeedKind.LABEL: "start-permission",
     NeedKind.VOLUME: "start-storage",
     NeedKind.FIRMWARE: "start-emulator",
     NeedKind.EMULATOR: "start-emulator",
@@ -53,8 +59,8 @@ FINDING_OF: Mapping[NeedKind, str] = {
 """The id of what is missing; of paths, start-file."""
 
 ANSWERS = {**LOOKED_AT, **ASKED_OF_LIBVIRT}
-_HAS_NO_COPY = ("start-program", "start-kvm", "start-emulator")
-"""What is said by the emulator is why libvirt refuses a definition as well."""
+_SAYS_WHY = ("start-program", "start-kvm", "start-emulator", "start-memory")
+"""What is said of these is why libvirt refuses the domain as well."""
 
 
 class _Asked(Struct, frozen=True, kw_only=True):
@@ -76,7 +82,7 @@ def check_start(document: Document, uri: str) -> Findings:
     emulator = document.root.value("devices/emulator")
     why = None if emulator is None else changeable([Path(emulator)])
     named = {one.id for one in found}
-    if named.isdisjoint(_HAS_NO_COPY) and is_local(uri):
+    if named.isdisjoint(_SAYS_WHY) and is_local(uri):
         if why is not None:
             found.append(_not_known("the definition", f"not tried: {why}, and libvirt runs it"))
         else:

@@ -78,7 +78,8 @@ class Sight(Struct, frozen=True, kw_only=True):
     """What one look could see. running: tuned VMs; None = not known. unread_vms, unread_live: VMs
     whose document, or whose threads and pages, could not be read, with the reason. links: of
     unproved_links. topology: of unread_topology.
-    facts: subjects and names of facts that are not given. devices: refuted presence."""
+    facts: subjects and names of facts that are not given. devices: refuted presence. certified: of
+    each VM's certificate, what is not refuted: why it is stale, None = it is proved."""
 
     host: Host
     running: frozenset[str] | None = None
@@ -89,6 +90,7 @@ class Sight(Struct, frozen=True, kw_only=True):
     links: Mapping[Bdf, str] = field(default_factory=dict)
     topology: Mapping[str, str] = field(default_factory=dict)
     facts: frozenset[tuple[str, str]] = frozenset()
+    certified: Mapping[str, Mapping[str, str | None]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, host: Host, expected: CertifiedHost | None) -> "Sight":
@@ -250,6 +252,8 @@ def _of_vm(claim: WatchClaim, vm: str, sight: Sight) -> str | None:
         return None
     if vm in sight.unread_vms:
         return sight.unread_vms[vm]
+    if claim.id == "certificate-refuted":
+        return sight.certified.get(vm, {}).get(claim.about)
     return sight.unread_live.get(vm) if claim.id.startswith("live-") else None
 
 

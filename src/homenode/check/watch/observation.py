@@ -5,7 +5,8 @@ Nothing is changed, and no GPU, NIC or drive is woken: only sysfs, /proc and lib
 
 import resource
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msgspec import Struct, field
@@ -38,6 +39,8 @@ from homenode.wording import first_few
 
 if TYPE_CHECKING:
     from homenode.check.verify.live.capture import ProcFiles
+    from homenode.check.verify.live.procfs import RunningVm
+    from homenode.vm.domain.document import Document
     from homenode.vm.hypervisor.virsh import Virsh
     from homenode.vm.model import Vm
 
@@ -62,10 +65,12 @@ def look(
     expected: CertifiedHost | None,
     connect: str | None,
     before: WatchState | None = None,
+    signers: Path | None = None,
 ) -> WatchPass:
     """One look. connect: libvirt of this machine, whose running VMs are looked into; None = the
     snapshot is of another machine. before: the look before, of which what this one cannot judge
-    stands. Raises as discover does."""
+    stands. signers: who may have signed certificates in metadata; None = whoever has the key.
+    Raises as discover does."""
     quiet = QuietSnapshot(snapshot, COMMANDS)
     host = discover(quiet, _read_domain)
     not_read: list[Gap] = []
@@ -73,7 +78,7 @@ def look(
     if not is_listed:
         failures = snapshot.failures if isinstance(snapshot, LiveSnapshot) else {}
         not_read.append(Gap("running VMs", failures.get("virsh-domains", "no output of virsh")))
-    unread: _Unread = _Unread()
+    unread: _Unread = _Unread(signers=signers)
     domains = _domains(quiet, host, connect, unread)
     not_read += unread.gaps
     site: tuple[Finding, ...] = ()
@@ -88,6 +93,7 @@ def look(
         running=frozenset(one.name for one in domains) if is_listed else None,
         unread_vms=unread.vms,
         unread_live=unread.live,
+        certified=unread.certified,
         unread_site=unread_site,
     )
     found = alerts(expected, host, domains, site)
@@ -112,11 +118,15 @@ def look(
 
 
 class _Unread(Struct):
-    """What could not be read of VMs, the reasons by VM: its document, its threads and pages."""
+    """What could not be read of VMs, the reasons by VM: its document, its threads and pages.
+    certified: see Sight."""
+
+    signers: Path | None = None
 
     gaps: list[Gap] = field(default_factory=list)
     vms: dict[str, str] = field(default_factory=dict)
     live: dict[str, str] = field(default_factory=dict)
+    certified: dict[str, Mapping[str, str | None]] = field(default_factory=dict)
 
 
 def _unread_links(expected: CertifiedHost, host: Host) -> list[Gap]:
@@ -153,6 +163,7 @@ def _domains(
     from homenode.check.domain.diagnosis import domain_findings
     from homenode.check.verify.live.capture import ProcFiles
     from homenode.machine.tools.xml_text import parse_xml
+    from homenode.vm.domain.metadata import certificate_of
     from homenode.vm.domain.read import open_domain, vm_of
     from homenode.vm.fingerprint import is_made_for
 
@@ -169,7 +180,14 @@ def _domains(
                 etree.tostring(child, encoding="utf-8", with_tail=False), f"domain {name}"
             )
             facts = vm_of(document)
+            was_kept = facts.uuid is not None and connect is not None and _was_kept(facts, connect)
+            is_certified = certificate_of(document) is not None or was_kept
             if facts.record is None:
+                if is_certified and connect is not None:
+                    seen = _live(facts, document, host, unread, files, was_kept=was_kept)
+                    found.append(
+                        WatchedDomain(name=name, devices=(), is_foreign=False, findings=seen[1])
+                    )
                 continue
             planned_for = facts.record.host
             is_ours = None if planned_for is None else is_made_for(host, planned_for)
@@ -187,7 +205,8 @@ def _domains(
         uuid = child.findtext("uuid")
         if connect is not None and uuid is not None:
             findings += _changed(facts, connect, uuid, child.get("id"), unread)
-            findings += _live(facts, uuid, files, unread)
+            live, certified = _live(facts, document, host, unread, files, was_kept=was_kept)
+            findings += [*live, *certified]
         devices = tuple(hostdev.bdf for hostdev in facts.hostdevs)
         found.append(
             WatchedDomain(
@@ -243,20 +262,49 @@ def _definition(virsh: "Virsh", name: str, uuid: str) -> "Vm":
     return vm_of(open_domain(virsh.definition(uuid), f"the persistent definition of {name}"))
 
 
-def _live(facts: "Vm", uuid: str, files: "ProcFiles", unread: _Unread) -> Iterable[Finding]:
-    """Its threads and pages, as they are at this moment: nothing is waited for."""
+def _was_kept(facts: "Vm", connect: str) -> bool:
+    """Whether homenode has put a certificate into the metadata, and not taken it out."""
+    from homenode.change.certificate_step import KEEP, certificate_journal
+    from homenode.change.journal import default_root
+    from homenode.change.step import ChangeState
+    from homenode.vm.hypervisor.virsh import Virsh
+
+    uuid = facts.uuid or ""
+    journal = certificate_journal(default_root(), Virsh(connect), uuid, facts.name)
+    last = journal.last(KEEP, uuid)
+    return last is not None and last.what is ChangeState.DONE
+
+
+def _live(
+    facts: "Vm",
+    document: "Document",
+    host: Host,
+    unread: _Unread,
+    files: "ProcFiles",
+    *,
+    was_kept: bool,
+) -> tuple[tuple[Finding, ...], tuple[Finding, ...]]:
+    """Its threads and pages, as they are at this moment, and the claims of its certificate: nothing
+    is waited for."""
     from homenode.check.verify.live.capture import capture_running_vm, what_to_watch
     from homenode.check.verify.live.checks import verify_live
+    from homenode.check.watch.certified import prove_again
 
+    running: RunningVm | str
     try:
-        running = capture_running_vm(uuid, what_to_watch(facts, seconds=0), files)
+        running = capture_running_vm(facts.uuid or "", what_to_watch(facts, seconds=0), files)
     except HomenodeError as error:
         unread.gaps.append(Gap(f"VM {facts.name}: its threads and pages", error.message))
-        unread.live[facts.name] = error.message
-        return ()
-    gaps = [Gap(f"VM {facts.name}: {one.subject}", one.reason) for one in running.gaps]
-    unread.gaps += gaps
-    if gaps:
-        unread.live[facts.name] = str(gaps[0])
+        unread.live[facts.name] = running = error.message
+    else:
+        gaps = [Gap(f"VM {facts.name}: {one.subject}", one.reason) for one in running.gaps]
+        unread.gaps += gaps
+        if gaps:
+            unread.live[facts.name] = str(gaps[0])
+    proved = prove_again(document, facts, running, host, was_kept=was_kept, signers=unread.signers)
+    unread.certified[facts.name] = proved.judged
+    if isinstance(running, str):
+        return (), proved.findings
     others = (one for one in running.neighbours if not (one.domain or "").startswith(OWN_GUESTS))
-    return verify_live(facts, replace(running, neighbours=tuple(others))).findings
+    live = verify_live(facts, replace(running, neighbours=tuple(others))).findings
+    return tuple(live), proved.findings

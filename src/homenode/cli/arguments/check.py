@@ -12,6 +12,16 @@ from homenode.vm.hypervisor.connection import DEFAULT
 
 BOOT = "Test guest"
 
+SignersOption = Annotated[
+    Path | None,
+    Opt(
+        "--allowed-signers",
+        "FILE",
+        "Who may have signed certificates: ssh-keygen's allowed signers, or public keys.",
+        rare=True,
+    ),
+]
+
 
 class VerifyArguments(Struct, frozen=True, kw_only=True):
     """Check a VM against its host and plan, whether it would start here, and what its guest sees.
@@ -97,17 +107,26 @@ class VerifyArguments(Struct, frozen=True, kw_only=True):
     ] = None
     certify: Annotated[
         Path | None,
-        Opt("--certify", "KEY", "With --live: sign what is proved, with a key of ssh, into -o."),
-    ] = None
-    certificate: Annotated[
-        Path | None, Opt("--certificate", "FILE", "Check such a certificate, and print it.")
-    ] = None
-    allowed_signers: Annotated[
-        Path | None,
         Opt(
-            "--allowed-signers", "FILE", "Who may have signed it, as ssh-keygen has it.", rare=True
+            "--certify", "KEY", "With --live: sign what is proved, with a key of ssh, into -o FILE."
         ),
     ] = None
+    certificate: Annotated[
+        Path | None, Opt("--certificate", "FILE", "Check and print one; of a file, or of a domain.")
+    ] = None
+    allowed_signers: SignersOption = None
+    in_domain: Annotated[
+        bool,
+        Flag(
+            "--in-domain",
+            "With --certify: keep it in the domain's metadata, for `watch`. Undo: homenode restore "
+            "NAME.",
+            rare=True,
+        ),
+    ] = False
+    dry_run: Annotated[
+        bool, Flag("--dry-run", "With --certify: show it; sign and keep nothing.", rare=True)
+    ] = False
     output: Annotated[
         Path | None,
         Opt("--output -o", "FILE", "The certificate; of one that is checked, its page.", rare=True),
@@ -296,4 +315,5 @@ class WatchArguments(Struct, frozen=True, kw_only=True):
         Opt("--textfile", "FILE.prom", "Write metrics for the node exporter's textfile collector."),
     ] = None
     connect: Annotated[str, Opt("--connect -c", "URI", "libvirt of this machine.")] = DEFAULT
+    allowed_signers: SignersOption = None
     json: JsonOption = False

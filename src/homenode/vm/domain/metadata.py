@@ -1,6 +1,7 @@
-"""Metadata: the record in <metadata> of the layout that homenode has put on a document.
+"""Metadata: what homenode keeps in <metadata>: the record of a layout, and a certificate.
 
-It shows a later run which numatune is homenode's own, and a reader where the pins come from.
+The record shows a later run which numatune is homenode's own, and a reader where the pins come
+from. The certificate is no part of the definition: it says what was seen of it.
 """
 
 from msgspec.structs import asdict
@@ -23,6 +24,21 @@ from homenode.vm.plan_model import Plan
 
 NAMESPACE = "urn:homenode:layout:1"
 _RECORD = f"{{{NAMESPACE}}}layout"
+CERTIFICATE = "urn:homenode:certificate:1"
+_CERTIFICATE = f"{{{CERTIFICATE}}}certificate"
+
+
+def certificate_of(document: Document) -> str | None:
+    """The text of the certificate that the domain carries."""
+    found = (e.text for e in document.root.all("metadata/*") if e.name == _CERTIFICATE)
+    return next(found, None)
+
+
+def is_certificate(element: Element) -> bool:
+    """Whether an element is a certificate, or <metadata> without anything else."""
+    if element.name == "metadata":
+        return all(map(is_certificate, element.children)) and not element.text.strip()
+    return element.name == _CERTIFICATE
 
 
 def _element(document: Document) -> Element | None:

@@ -41,6 +41,11 @@ _MAGIC = {
 }
 
 
+_CHECKED = {"vdi": (0x44, "<I", 0x10001, "version"), "qed": (16, "<Q", 0x7, "features")}
+"""Of a format: where its head says what QEMU must know, and what it does. Source: block/vdi.c and
+docs/interop/qed_spec.rst of QEMU 7.2."""
+
+
 class ImageHead(Struct, frozen=True, kw_only=True):
     """What an image says of itself. fault: why QEMU refuses it, None = it need not. backing,
     data_file: as they are written; format: of the backing file, None = it is not named."""
@@ -61,7 +66,14 @@ def read_head(content: bytes, format: str) -> ImageHead:
     at, magic = _MAGIC.get(format, (0, b""))
     if content[at : at + len(magic)] != magic:
         return ImageHead(fault=f"no {format}: its first bytes are of no such image")
-    return _qcow2(content) if format == "qcow2" else ImageHead()
+    if format == "qcow2":
+        return _qcow2(content)
+    at, form, known, what = _CHECKED.get(format, (0, "<B", 0, ""))
+    if what and len(content) >= at + 8:
+        (value,) = struct.unpack_from(form, content, at)
+        if value & ~known or (what == "version" and value != known):
+            return ImageHead(fault=f"a {format} with {what} {value:#x}, which no QEMU knows")
+    return ImageHead()
 
 
 def _qcow2(content: bytes) -> ImageHead:
@@ -78,8 +90,12 @@ def _qcow2(content: bytes) -> ImageHead:
         if len(content) < 104:
             return ImageHead(fault=f"a qcow2 of {len(content)} bytes, shorter than its head")
         (features,) = struct.unpack_from(">Q", content, 72)
-        (head,) = struct.unpack_from(">I", content, 100)
-    (entries,) = struct.unpack_from(">I", content, 36)
+        refcount_order, head = struct.unpack_from(">II", content, 96)
+        if refcount_order > 6:
+            return ImageHead(fault=f"a qcow2 with counters of 2^{refcount_order} bits")
+    entries, table = struct.unpack_from(">IQ", content, 36)
+    if table % (1 << cluster_bits):
+        return ImageHead(fault=f"a qcow2 whose first table begins within a cluster, at {table}")
     # A cluster of the second level has addresses of eight bytes, of 16 with extended ones.
     reach = 2 * cluster_bits - (4 if features & _EXTENDED_L2 else 3)
     if entries * 8 > _MAX_L1_BYTES or -(-size // (1 << reach)) > entries:

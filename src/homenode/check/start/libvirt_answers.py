@@ -237,9 +237,10 @@ def _range(machine: StartMachine, need: Need) -> NeedAnswer:
     is_number = need.value.isdecimal() and need.value.isascii() and len(need.value) < 20
     value = int(need.value) if is_number else -1
     is_power = need.kind is not NeedKind.POWER or value & (value - 1) == 0
-    if int(least) <= value <= int(most) and is_power:
+    if int(least) <= value <= int(most or value) and is_power:
         return READY
-    return missing(f"{need.value[:40]}: QEMU takes {least} to {most}")
+    taken = f"{least} to {most}" if most else f"{least} or more"
+    return missing(f"{need.value[:40]}: QEMU takes {taken}")
 
 
 def _label(machine: StartMachine, need: Need) -> NeedAnswer:
@@ -308,7 +309,10 @@ def _argument(machine: StartMachine, need: Need) -> NeedAnswer:
         return missing(lost)
     if option == "netdev" and first is not None and _DRIVER.match(first):
         kinds = (machine.ask_qemu("-netdev", "help") or "").split()
-        return READY if not kinds or first in kinds else missing(f"netdev {first}: QEMU has none")
+        if kinds and first not in kinds:
+            return missing(f"netdev {first}: QEMU has none")
+        opens = first in ("tap", "bridge") and not said.keys() & {"fd", "fds"}
+        return unknown(f"netdev {first}: whether libvirt lets QEMU open it") if opens else READY
     if option in ("device", "object") and first is not None and _DRIVER.match(first):
         listed = machine.ask_qemu(f"-{option}", f"{first},help")
         found = _properties(listed, first, said)
@@ -360,6 +364,7 @@ def _undefined(machine: StartMachine, said: Mapping[str, str]) -> str | None:
     return None
 
 
+_INTEGER = re.compile(r"-?(0x[0-9a-fA-F]{1,16}|\d{1,20})\Z", re.ASCII)
 _OF_ALL = frozenset(("", "id", "bus", "driver", "qom-type", "type", "accel"))
 
 
@@ -369,10 +374,16 @@ def _properties(listed: str | None, what: str, said: Mapping[str, str]) -> NeedA
         return unknown(f"{what}: this emulator is not asked")
     if not listed:
         return missing(f"{what}: this QEMU has none of that name")
-    known = {line.strip().partition("=")[0].replace("_", "-") for line in listed.splitlines()}
+    known: dict[str, str] = {}
+    for line in listed.splitlines():
+        stated, _, form = line.strip().partition("=")
+        known[stated.replace("_", "-")] = form
     for name in said.keys() - _OF_ALL:
-        if name.partition(".")[0].replace("_", "-") not in known:
+        kind = known.get(name.partition(".")[0].replace("_", "-"))
+        if kind is None:
             return missing(f"{what}: it has no property {name}")
+        if kind.startswith("<uint") and said[name] and not _INTEGER.match(said[name]):
+            return missing(f"{what}: {name}={said[name][:40]}: no integer")
     return READY
 
 

@@ -146,6 +146,8 @@ def _of_character_devices() -> Iterator[_Row]:
         yield _Row(path, "log/@file", Q.PARENT)
 
 
+_WITHOUT_QUEUES = ("user", "server", "client", "mcast", "udp", "internal")
+
 ROWS: tuple[_Row, ...] = (
     _Row("os/loader", ".", Q.LOADER, detail="@type"),
     _Row("os/kernel", ".", Q.KERNEL),
@@ -208,6 +210,11 @@ ROWS: tuple[_Row, ...] = (
     _Row("seclabel", "@model", Q.SECURITY),
     _Row("seclabel", "label", Q.LABEL, (("@model", ("dac",)), ("@type", ("static",))), "@relabel"),
     _Row("resource/partition", ".", Q.PARTITION),
+    _Row("devices/graphics", "@listen", Q.ADDRESS),
+    _Row("maxMemory", "@slots", Q.RANGE, detail="0-256"),
+    _Row("cpu/numa/cell", "@memory", Q.RANGE, detail="1-"),
+    _Row("devices/video/model", "@heads", Q.RANGE, (("@type", ("virtio",)),), "0-16"),
+    _Row("devices/interface", "driver/@queues", Q.RANGE, (("@type", _WITHOUT_QUEUES),), "0-1"),
     _Row("cpu/maxphysaddr", "@bits", Q.RANGE, detail="32-52"),
     _Row("devices/disk/blockio", "@logical_block_size", Q.POWER, detail="512-2097152"),
     _Row("devices/disk/blockio", "@physical_block_size", Q.POWER, detail="512-2097152"),
@@ -320,7 +327,7 @@ def _disks(document: Document) -> Iterator[Need]:
             subject=_subject(document, disk),
             kind=Q.IMAGE,
             value="",
-            detail=disk.value("driver/@type") or "raw",
+            detail=_image_format(disk),
             is_written=disk.child("readonly") is None and disk.get("device") != "cdrom",
             is_shared=disk.child("shareable") is not None,
             is_followed=True,
@@ -328,6 +335,13 @@ def _disks(document: Document) -> Iterator[Need]:
         if is_disc and source.get("startupPolicy") == "requisite":
             own = structs.replace(own, is_followed=False)
         yield from _layers(own, disk, disk.get("type") or "file")
+
+
+def _image_format(disk: Element) -> str:
+    """A raw image that libvirt is to decrypt is one of LUKS."""
+    said = disk.value("driver/@type") or "raw"
+    luks = "luks" in (disk.value("encryption/@format"), disk.value("source/encryption/@format"))
+    return "luks" if luks and said == "raw" else said
 
 
 def _layers(top: Need, element: Element, kind: str) -> Iterator[Need]:
@@ -408,6 +422,9 @@ def _functions(subject: str, source: Element) -> Iterator[Need]:
         yield Need(subject=subject, kind=Q.PCI, value=" ".join(words))
 
 
+_ISA = (None, "isa-serial", "serial")
+
+
 def _implied(document: Document) -> Iterator[Need]:
     """What elements without a path need."""
     root = document.root
@@ -421,6 +438,13 @@ def _implied(document: Document) -> Iterator[Need]:
     for port in _elements(root, "devices/interface/virtualport"):
         if port.get("type") == "openvswitch":
             yield Need(subject=_subject(document, port), kind=Q.PROGRAM, value="ovs-vsctl")
+    isa = [one for one in root.all("devices/serial") if one.value("target/@type") in _ISA]
+    for name, count, most in (
+        ("serial", len(isa), 4),
+        ("parallel", len(list(root.all("devices/parallel"))), 3),
+    ):
+        if count > most:
+            yield Need(subject=f"<{name}>", kind=Q.RANGE, value=str(count), detail=f"0-{most}")
     for place in ("vcpu", "numatune/memory"):
         if root.value(f"{place}/@placement") == "auto":
             yield Need(subject=f"<{place.rpartition('/')[2]}>", kind=Q.PROGRAM, value="numad")
@@ -429,8 +453,8 @@ def _implied(document: Document) -> Iterator[Need]:
         page = root.at("memoryBacking/hugepages/page")
         size = "" if page is None else f"{page.get('size')} {page.get('unit') or 'KiB'}"
         yield Need(subject="<hugepages>", kind=Q.HUGE_PAGES, value=size)
-    locked = root.at("memoryBacking/locked") is not None
-    if locked or any(one.get("type") == "pci" for one in root.all("devices/hostdev")):
+    locked = root.at("memoryBacking/locked") or root.at("memtune/hard_limit")
+    if locked is not None or any(one.get("type") == "pci" for one in root.all("devices/hostdev")):
         yield Need(subject="locked memory", kind=Q.LOCK, value="locked")
 
 

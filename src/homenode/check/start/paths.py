@@ -3,6 +3,7 @@
 What is under a path is looked at, and nothing is opened but the heads of disk images.
 """
 
+import errno
 import os
 import re
 import socket
@@ -241,9 +242,16 @@ def _socket(machine: StartMachine, need: Need) -> NeedAnswer:
     found = _kind(stat.S_ISSOCK, "socket")(machine, need)
     if found is not READY:
         return found
-    listeners = {line.split()[-1] for line in kernel_text("/proc/net/unix").splitlines()[1:]}
-    if need.value not in listeners and os.path.realpath(need.value) not in listeners:
-        return unknown(f"{need.value}: no process of this network namespace listens on it")
+    # To ask for another type makes no connection: the kernel looks for a socket first, then at
+    # its type. Source: unix_find_bsd of net/unix/af_unix.c.
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as asked:
+        try:
+            asked.connect(need.value)
+        except OSError as error:
+            if error.errno == errno.ECONNREFUSED:
+                return missing(f"{need.value}: nothing listens on it")
+            if error.errno != errno.EPROTOTYPE:
+                return unknown(f"{need.value}: {(error.strerror or '').lower()}")
     return READY
 
 

@@ -85,9 +85,21 @@ def qcow2(
     backing: bytes = b"", *, version: int = 3, features: int = 0, named: bytes = b""
 ) -> bytes:
     head = struct.pack(
-        ">4sIQIIQIIQQIIQ", b"QFI\xfb", version, 512 if backing else 0, len(backing),
-        16, 1 << 20, 0, 1, 0, 0, 1, 0, 0,
-    )  # fmt: skip
+        ">4sIQIIQIIQQIIQ",
+        b"QFI\xfb",
+        version,
+        512 if backing else 0,
+        len(backing),
+        16,
+        1 << 20,
+        0,
+        1,
+        0,
+        0,
+        1,
+        0,
+        0,
+    )
     head = head[:72] + struct.pack(">QQQII", features, 0, 0, 4, 104)
     if named:
         head += struct.pack(">II", 0xE2792ACA, len(named)) + named.ljust(8, b"\0")
@@ -144,9 +156,14 @@ def acl(*entries: tuple[int, int, int]) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("user", "mask", "enters"), [((0x02, 1, 64000), 7, True), ((0x02, 0, 64000), 7, False),
-                                 ((0x02, 7, 64000), 4, False), ((0x02, 7, 64001), 7, False)]
-)  # fmt: skip
+    ("user", "mask", "enters"),
+    [
+        ((0x02, 1, 64000), 7, True),
+        ((0x02, 0, 64000), 7, False),
+        ((0x02, 7, 64000), 4, False),
+        ((0x02, 7, 64001), 7, False),
+    ],
+)
 def test_an_access_control_list_says_whether_qemus_user_enters(
     user: tuple[int, int, int],
     mask: int,

@@ -76,8 +76,12 @@ def certificate(name: str) -> str:
 
 
 def refuted(state: WatchState) -> list[tuple[str, str]]:
-    return [(one.id, one.subject) for alert in state.alerts for one in alert.findings
-            if one.id.startswith("certificate-")]  # fmt: skip
+    return [
+        (one.id, one.subject)
+        for alert in state.alerts
+        for one in alert.findings
+        if one.id.startswith("certificate-")
+    ]
 
 
 def test_each_claim_is_proved_refuted_or_stale(

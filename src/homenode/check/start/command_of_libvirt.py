@@ -61,8 +61,7 @@ def _collisions(document: Document, command: str) -> Iterator[Finding]:
         words = shlex.split(command.replace("\\\n", " "))
     except ValueError:
         return
-    devices = [argument_properties(b) for a, b in itertools.pairwise(words)
-               if a == "-device"]  # fmt: skip
+    devices = [argument_properties(b) for a, b in itertools.pairwise(words) if a == "-device"]
     ids = [one["id"] for one in devices if "id" in one]
     places = [(one["bus"], _slot(one["addr"])) for one in devices if "addr" in one and "bus" in one]
     if "q35" in (document.root.value("os/type/@machine") or ""):

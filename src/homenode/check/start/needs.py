@@ -505,8 +505,9 @@ def _arguments(document: Document) -> Iterator[Need]:
         yield Need(subject=option, kind=Q.ARGUMENT, value=option, detail=value)
         said = argument_properties(value)
         first = said.get("driver") or said.get("qom-type") or said.get("backend") or said.get("")
-        opened = [(said.get(name), kind) for of, name, kind in _PATHS.get(option, ())
-                  if of in ("", first)]  # fmt: skip
+        opened = [
+            (said.get(name), kind) for of, name, kind in _PATHS.get(option, ()) if of in ("", first)
+        ]
         if option in _WHOLE:
             opened.append((value, Q.FILE))
         is_joined = option == "-chardev" and said.get("server") not in ("on", "server", "yes")

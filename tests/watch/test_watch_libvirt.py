@@ -14,7 +14,7 @@ import pytest
 import homenode.change.journal
 from homenode.change.apply.live_pins import apply_live_pins, restore_live_pins
 from homenode.check.verify.boot.libvirt import SYSTEM, answering
-from homenode.check.watch.alert import KIND, Alert, WatchState
+from homenode.check.watch.alert import KIND, Alert, WatchState, changes
 from homenode.check.watch.observation import look
 from homenode.formats import decode
 from homenode.machine.snapshot.live import LiveSnapshot
@@ -127,6 +127,48 @@ def test_pins_that_virsh_moved_or_removed_are_one_alert_until_they_are_back(vm: 
         assert (alert.id, alert.findings[0].observed) == ("drift-domain", f"PU 0 -> {pus}")
         virsh("vcpupin", vm, "0", planned, "--live")
         assert seen(vm) == ()
+
+
+SETTINGS = {
+    "shares": (("schedinfo", "--live", "cpu_shares=2"), ("schedinfo", "--live", "cpu_shares=1024")),
+    "quota": (("schedinfo", "--live", "vcpu_quota=5000"), ("schedinfo", "--live", "vcpu_quota=-1")),
+    "emulator": (
+        ("schedinfo", "--live", "emulator_quota=2000"),
+        ("schedinfo", "--live", "emulator_quota=-1"),
+    ),
+    "memory": (
+        ("memtune", "--live", "--soft-limit", "8000"),
+        ("memtune", "--live", "--soft-limit", "-1"),
+    ),
+    "IOThread": (("iothreadadd", "--live", "--id", "7"), ("iothreaddel", "--live", "--id", "7")),
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_limit_or_a_thread_that_was_added_is_one_alert_until_it_is_gone(
+    name: str, vm: str
+) -> None:
+    (command, *words), (back, *backwards) = SETTINGS[name]
+    virsh(command, vm, *words)
+    before = look(LiveSnapshot(), None, SYSTEM).state
+    (alert,) = seen(vm)
+    assert alert.findings[0].id in ("drift-settings", "cpu-quota")
+    blind = look(Blind(), None, SYSTEM, before).state
+    assert not [one for one in changes(before, blind).cleared if one.vm == vm]
+    virsh(back, vm, *backwards)
+    assert seen(vm) == ()
+    assert [
+        one
+        for one in changes(blind, look(LiveSnapshot(), None, SYSTEM, blind).state).cleared
+        if one.vm == vm
+    ]
+
+
+class Blind(LiveSnapshot):
+    """No libvirt answers."""
+
+    def command_output(self, name: str) -> str | None:
+        return None if name.startswith("virsh") else super().command_output(name)
 
 
 def test_pins_that_homenode_moved_in_this_run_are_no_alert(vm: str, tmp_path: Path) -> None:

@@ -35,6 +35,7 @@ from homenode.check.domain.pins import (
     pins_alone,
     pins_on_host,
 )
+from homenode.check.domain.throttles import settings_of
 from homenode.check.domain.verification import broken_references
 from homenode.cpuset import CpuSet
 from homenode.findings import Finding, Severity, sourced
@@ -42,6 +43,7 @@ from homenode.machine.topology import Host
 from homenode.vm.domain.document import Document
 from homenode.vm.domain.fields import host_address
 from homenode.vm.domain.hostdevs import hostdev_elements
+from homenode.vm.domain.metadata import read_record
 from homenode.vm.facts import diff
 from homenode.vm.hypervisor.domain_state import LivePin, domain_argument
 from homenode.vm.model import Vm
@@ -213,6 +215,24 @@ def definition_drift(planned: Vm, defined: Vm) -> Iterator[Finding]:
             values={"domain": command_line(domain_argument(name, uuid or name))},
             source=defined.source,
         )
+
+
+def settings_drift(planned: Document, found: Document, name: str, when: str) -> Iterator[Finding]:
+    """Limits, schedulers and devices that a document has otherwise than homenode gave them. when:
+    of the definition, "at its next start"."""
+    before, now = settings_of(planned), settings_of(found)
+    if read_record(planned) is not None and read_record(found) is None:
+        now["the record of its layout"] = "none"
+        before["the record of its layout"] = "in <metadata>"
+    for subject in dict.fromkeys((*before, *now)):
+        if before.get(subject) != now.get(subject):
+            yield finding(
+                "drift-settings",
+                f"{name}: {subject}{when}",
+                expected=before.get(subject, "none"),
+                observed=now.get(subject, "none"),
+                source=found.source,
+            )
 
 
 def _with_moved(planned: Vm, moved: Sequence[LivePin]) -> Vm:

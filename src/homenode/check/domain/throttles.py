@@ -96,3 +96,56 @@ def _transfers(document: Document) -> Iterator[Finding]:
 def _said(one: Element) -> str:
     value = one.text.strip() or " ".join(f"{name} {text}" for name, text in one.attributes)
     return f"{one.name} {value}"[:80]
+
+
+_OF_TUNING = ("cputune", "memtune", "blkiotune")
+_PINS = ("vcpupin", "emulatorpin", "iothreadpin")
+_NO_LIMIT = {"shares": ("1024", "100"), "unlimited": ("9007199254740988", "9007199254740991", "-1")}
+"""What libvirt prints where nothing is limited: the kernel's own shares, and no limit."""
+
+_COUNTED = ("disk", "interface", "rng", "memory", "filesystem", "tpm", "shmem", "watchdog", "vsock")
+"""Devices that libvirt neither adds nor leaves out at a start."""
+
+
+def settings_of(document: Document) -> dict[str, str]:
+    """Limits, schedulers and devices of a domain, by the element; what limits nothing is left out.
+
+    Pins, cells and passed-through devices are the Vm's.
+    """
+    root, found = document.root, {}
+    for name in _OF_TUNING:
+        above = root.child(name)
+        for one in () if above is None else above.children:
+            share = next((row for row in _QUOTAS_ALL if row[0] == one.name), None)
+            if share is not None:
+                value = _share(above, share[0], share[1]) if above is not None else None
+                text = "" if value is None else f"{value:.0%} of a PU"
+            elif one.name.endswith("period") or one.name in _PINS:
+                continue
+            else:
+                text = one.text.strip() or _said(one)
+            if text and text not in _NO_LIMIT["unlimited"] + _NO_LIMIT.get(one.name, ()):
+                found[_place(name, one, root)] = text
+    for path, element in (("disk", "iotune"), ("interface", "bandwidth")):
+        for device in root.all(f"devices/{path}"):
+            tune = device.child(element)
+            for one in () if tune is None else tune.children:
+                where = (
+                    device.value("target/@dev") if path == "disk" else device.value("mac/@address")
+                )
+                found[f"{path} {where or ''} <{one.name}>"] = _said(one)
+    for kind in _COUNTED:
+        if count := sum(1 for _ in root.all(f"devices/{kind}")):
+            found[f"<{kind}>"] = str(count)
+    if threads := root.value("iothreads"):
+        found["<iothreads>"] = threads
+    return found
+
+
+_QUOTAS_ALL = (*_QUOTAS, ("global_quota", "global_period", "all vCPUs"))
+
+
+def _place(name: str, one: Element, root: Element) -> str:
+    """An element of a kind that there may be several of has its attributes in its name."""
+    several = one.attributes if one.name.endswith("sched") or one.name == "device" else ()
+    return " ".join((f"<{name}> <{one.name}>", *(text for _, text in several[:1])))

@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from homenode.check.verify.live.capture import ProcFiles
     from homenode.check.verify.live.procfs import RunningVm
     from homenode.vm.domain.document import Document
-    from homenode.vm.hypervisor.virsh import Virsh
     from homenode.vm.model import Vm
 
 
@@ -180,19 +179,17 @@ def _domains(
                 etree.tostring(child, encoding="utf-8", with_tail=False), f"domain {name}"
             )
             facts = vm_of(document)
-            was_kept = facts.uuid is not None and connect is not None and _was_kept(facts, connect)
-            is_certified = certificate_of(document) is not None or was_kept
-            if facts.record is None:
-                if is_certified and connect is not None:
-                    seen = _live(facts, document, host, unread, files, was_kept=was_kept)
-                    found.append(
-                        WatchedDomain(name=name, devices=(), is_foreign=False, findings=seen[1])
-                    )
+            uuid = facts.uuid if connect is not None else None
+            record = facts.record
+            was_kept = uuid is not None and _was_kept(facts, connect or "")
+            is_applied = uuid is not None and _is_applied(uuid, connect or "")
+            is_certified = was_kept or (uuid is not None and certificate_of(document) is not None)
+            if record is None and not is_applied and not is_certified:
                 continue
-            planned_for = facts.record.host
+            planned_for = None if record is None else record.host
             is_ours = None if planned_for is None else is_made_for(host, planned_for)
             # Against a host that is not known whole, its nodes and devices would look wrong.
-            is_known = is_ours is not None or not host.nodes_assumed
+            is_known = record is not None and (is_ours is not None or not host.nodes_assumed)
             findings = domain_findings(facts, document, host) if is_known else []
             if is_ours is None and planned_for is not None:
                 reason = "could not read the host's NUMA nodes and PCI functions"
@@ -202,11 +199,12 @@ def _domains(
             unread.gaps.append(Gap(f"VM {name}", error.message))
             unread.vms[name] = error.message
             continue
-        uuid = child.findtext("uuid")
         if connect is not None and uuid is not None:
-            findings += _changed(facts, connect, uuid, child.get("id"), unread)
+            is_tuned = record is not None or is_applied
+            if is_tuned:
+                findings += _changed(facts, document, connect, uuid, child.get("id"), unread)
             live, certified = _live(facts, document, host, unread, files, was_kept=was_kept)
-            findings += [*live, *certified]
+            findings += [*(live if is_tuned else ()), *certified]
         devices = tuple(hostdev.bdf for hostdev in facts.hostdevs)
         found.append(
             WatchedDomain(
@@ -217,7 +215,12 @@ def _domains(
 
 
 def _changed(
-    facts: "Vm", connect: str, uuid: str, run_id: str | None, unread: _Unread
+    facts: "Vm",
+    document: "Document",
+    connect: str,
+    uuid: str,
+    run_id: str | None,
+    unread: _Unread,
 ) -> Iterable[Finding]:
     """What differs from the document that homenode defined and the pins that it moved since, and
     what the persistent definition will change of it at the next start; where there is no record of
@@ -227,23 +230,25 @@ def _changed(
     from homenode.change.apply.store import DomainStore
     from homenode.change.journal import default_root
     from homenode.change.step import ChangeState
-    from homenode.check.domain.diagnosis import definition_drift, domain_drift
+    from homenode.check.domain.diagnosis import definition_drift, domain_drift, settings_drift
     from homenode.vm.domain.read import open_domain, vm_of
     from homenode.vm.hypervisor.virsh import Virsh
 
     name = facts.name
-    defined: Vm | None = None
+    defined: Document | None = None
     try:
         store = DomainStore(default_root(), connect, uuid)
         applied = store.definition()
         if applied is not None and applied.what is ChangeState.DONE:
             text = store.document(applied.facts.get("found") or applied.after)
             source = f"{name} as homenode defined it"
-            defined = _definition(Virsh(connect), name, uuid)
+            now = Virsh(connect).definition(uuid)
+            defined = open_domain(now, f"the persistent definition of {name}")
         else:
             text = Virsh(connect).definition(uuid)
             source = f"the persistent definition of {name}"
-        planned = vm_of(open_domain(text, source))
+        was_defined = open_domain(text, source)
+        planned = vm_of(was_defined)
         run = int(run_id) if run_id is not None and run_id.isdecimal() else None
         moved = None if run is None else moved_in_run(store, run, run_mark(uuid))
     except HomenodeError as error:
@@ -252,14 +257,27 @@ def _changed(
         return ()
     if planned.record is None:
         return ()
-    edited = () if defined is None else definition_drift(planned, defined)
-    return (*domain_drift(planned, facts, () if moved is None else moved[1]), *edited)
+    found = [
+        *domain_drift(planned, facts, () if moved is None else moved[1]),
+        *settings_drift(was_defined, document, name, ""),
+    ]
+    if defined is not None:
+        found += definition_drift(planned, vm_of(defined))
+        found += settings_drift(was_defined, defined, name, " at its next start")
+    return found
 
 
-def _definition(virsh: "Virsh", name: str, uuid: str) -> "Vm":
-    from homenode.vm.domain.read import open_domain, vm_of
+def _is_applied(uuid: str, connect: str) -> bool:
+    """Whether homenode has defined it, and not restored it."""
+    from homenode.change.apply.store import DomainStore
+    from homenode.change.journal import default_root
+    from homenode.change.step import ChangeState
 
-    return vm_of(open_domain(virsh.definition(uuid), f"the persistent definition of {name}"))
+    try:
+        applied = DomainStore(default_root(), connect, uuid).definition()
+    except HomenodeError:
+        return True  # what cannot be read is named where its plan is
+    return applied is not None and applied.what is ChangeState.DONE
 
 
 def _was_kept(facts: "Vm", connect: str) -> bool:

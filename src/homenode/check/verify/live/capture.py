@@ -208,10 +208,11 @@ def _thread(proc: ProcFiles, process: int, task: int, *, with_cgroup: bool) -> V
 
 
 def _limits(proc: ProcFiles, process: int) -> Iterator[ThreadLimit]:
-    """Of vCPUs and IOThreads: the scheduler's policy, and quotas of their cgroups."""
+    """Of vCPUs, IOThreads and the main thread: the scheduler, and quotas of their cgroups."""
     known: dict[str, float | None] = {}
+    main = _times(proc.text, process, process)
     for thread in _threads(proc, process):
-        if thread.kind is ThreadKind.EMULATOR:
+        if thread.kind is ThreadKind.EMULATOR and thread.id != process:
             continue
         times = _times(proc.text, process, thread.id)
         cgroup = proc.text(f"/proc/{process}/task/{thread.id}/cgroup") or ""
@@ -225,6 +226,7 @@ def _limits(proc: ProcFiles, process: int) -> Iterator[ThreadLimit]:
             kind=thread.kind,
             number=thread.number,
             policy=0 if times is None else times.policy,
+            nice=0 if times is None or main is None else times.nice - main.nice,
             quotas=tuple(quotas),
         )
 

@@ -106,22 +106,28 @@ def _inconclusive(vm: RunningVm, why: str, fix: str | None) -> Finding:
     )
 
 
+_WORDS = {
+    ThreadKind.IOTHREAD: "IOThread",
+    ThreadKind.EMULATOR: "emulator",
+    ThreadKind.ALL_VCPUS: "vCPUs",
+}
 _YIELDING = {3: "SCHED_BATCH", 5: "SCHED_IDLE"}
 """Policies that let other programs go first. Source: include/uapi/linux/sched.h."""
 
 
 def limit_findings(expected: Vm, vm: RunningVm) -> Iterator[Finding]:
-    """vCPUs and IOThreads that get less than the time of their PUs: by the quota of a cgroup of
-    their own or of the VM's, whoever set it, or by a scheduler that lets others go first."""
+    """Threads that get less than the time of their PUs: by the quota of a cgroup of their own or of
+    the VM's, whoever set it, or by a scheduler that lets others go first."""
     seen: set[str] = set()
     for one in vm.limits:
-        word = "IOThread" if one.kind is ThreadKind.IOTHREAD else "vCPU"
-        subject = f"{word} {one.number}" if one.number is not None else f"{word}s"
-        if (policy := _YIELDING.get(one.policy)) is not None:
+        word = _WORDS.get(one.kind, "vCPU")
+        subject = f"{word} {one.number}" if one.number is not None else word
+        policy = _YIELDING.get(one.policy) or (f"nice {one.nice} more" if one.nice > 0 else None)
+        if policy is not None:
             wanted = "a scheduler that gives it its turn"
             yield finding("live-scheduler", subject, wanted, policy, vm.name)
         for folder, share in one.quotas:
-            own = folder.rpartition("/")[2].startswith(("vcpu", "iothread"))
+            own = folder.rpartition("/")[2].startswith(("vcpu", "iothread", "emulator"))
             if folder in seen or share >= (1 if own else expected.vcpus):
                 continue
             seen.add(folder)

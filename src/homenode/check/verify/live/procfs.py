@@ -44,7 +44,8 @@ class VmThread(Struct, frozen=True):
 
 
 class ThreadLimit(Struct, frozen=True, kw_only=True):
-    """What bounds a vCPU or an IOThread besides its pins. policy: of the scheduler, by its number.
+    """What bounds a vCPU, an IOThread or QEMU's main thread besides its pins. policy: of the
+    scheduler, by its number. nice: beyond that of the main thread.
 
     quotas: of its cgroup and those above it, each with a quota: the cgroup and its share of PUs.
     """
@@ -52,6 +53,7 @@ class ThreadLimit(Struct, frozen=True, kw_only=True):
     kind: ThreadKind
     number: int | None
     policy: int
+    nice: int = 0
     quotas: tuple[tuple[str, float], ...]
 
 
@@ -201,6 +203,7 @@ class TaskTimes(NamedTuple):
     ticks: int
     pu: int
     policy: int = 0
+    nice: int = 0
 
 
 KERNEL_THREAD = 0x0020_0000
@@ -258,7 +261,7 @@ def parse_stat(text: str, source: str) -> TaskTimes:
     fields = text.rpartition(")")[2].split()
     try:
         ticks = int(fields[11]) + int(fields[12])
-        return TaskTimes(int(fields[6]), ticks, int(fields[36]), int(fields[38]))
+        return TaskTimes(int(fields[6]), ticks, int(fields[36]), int(fields[38]), int(fields[16]))
     except (IndexError, ValueError):
         raise ParseError(source, "a stat line of at least 39 fields", text) from None
 

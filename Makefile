@@ -60,8 +60,10 @@ types: $(STAMP)
 
 check: style types
 
+# One process more than there are cores: tests of daemons and of machines that boot mostly wait.
+WORKERS := $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 8 ? n + 1 : 8)))
 test: check probe
-	$(BIN)/pytest -m "not lab" -n auto --maxprocesses 8 --dist loadgroup
+	$(BIN)/pytest -m "not lab" -n $(WORKERS) --dist loadgroup
 
 # Without a daemon, a machine that boots, or a program that takes long; and without tests/slow.txt.
 QUICK = not (slow or lab or root or libvirt or qemu or slurm or browser or pdf or gpu or nova or ansible)

@@ -45,6 +45,9 @@ REQUIRED = frozenset(filter(None, os.environ.get("HOMENODE_REQUIRED_MARKERS", ""
 LIVE = frozenset({"root", "libvirt", "qemu"})
 """Markers of tests that share one daemon, or boot machines: one after the other, in one process."""
 
+GROUPS = ("live", "slurm", "packages", "pdf", "browser")
+"""Tests that run one after the other, in the order in which they begin."""
+
 TESTS = Path(__file__).parent
 
 SLOW = frozenset((TESTS / "slow.txt").read_text().split())
@@ -70,7 +73,7 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         name = item.nodeid.partition("[")[0]
         if not SLOW.isdisjoint((name, name.partition("::")[0])):
@@ -79,6 +82,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         group = _group(item.path, names)
         if group is not None:
             item.add_marker(pytest.mark.xdist_group(group))
+    if config.getoption("loadgroup", False):  # what waits most, and in one process, begins first
+        items.sort(key=_turn)
+
+
+def _turn(item: pytest.Item) -> int:
+    groups = [marker.args[0] for marker in item.iter_markers("xdist_group")]
+    return min((GROUPS.index(group) for group in groups if group in GROUPS), default=len(GROUPS))
 
 
 def _group(path: Path, markers: set[str]) -> str | None:

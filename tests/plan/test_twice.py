@@ -10,6 +10,7 @@ from homenode.vm.layout import PRESETS, Pinning, Siblings
 from homenode.vm.plan_model import Unplannable
 from homenode.vm.plan_options import PlanOptions
 from homenode.vm.sources import load_host
+from tests.seeds import THOROUGH
 
 HOSTS = sorted((Path(homenode.__file__).parent / "machine/hosts").glob("*.toml"))
 
@@ -37,7 +38,9 @@ def test_tuning_a_tuned_document_changes_nothing(path: Path) -> None:
         fresh = document(vcpus, 2)
         if architecture != b"x86_64":
             fresh = fresh.replace(b"x86_64", architecture).replace(b"q35", b"virt")
-        for layout in PRESETS:
+        for number, layout in enumerate(PRESETS):
+            if (vcpus + number) % 3 and not THOROUGH:
+                continue
             options = PlanOptions(layout, mixed_kinds=mixed)
             try:
                 once = tune(fresh, "vm.xml", options, host)

@@ -42,6 +42,9 @@ collect_ignore = ["lab", "conformance/programs"]
 REQUIRED = frozenset(filter(None, os.environ.get("HOMENODE_REQUIRED_MARKERS", "").split(",")))
 """Markers whose tests must not skip here: continuous integration owns them."""
 
+TIMES = Path(os.environ["HOMENODE_TEST_TIMES"]) if "HOMENODE_TEST_TIMES" in os.environ else None
+"""Where the processor time of each test is written, for tests/slow_tests.py."""
+
 LIVE = frozenset({"root", "libvirt", "qemu"})
 """Markers of tests that share one daemon, or boot machines: one after the other, in one process."""
 
@@ -51,7 +54,7 @@ GROUPS = ("live", "slurm", "packages", "pdf", "browser")
 TESTS = Path(__file__).parent
 
 SLOW = frozenset((TESTS / "slow.txt").read_text().split())
-"""Files of tests, and single tests, that take a second of processor time or more."""
+"""Files of tests, and single tests, that take half a second of processor time or more."""
 
 
 @pytest.fixture(autouse=True)
@@ -112,6 +115,17 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         groups = [marker.args[0] for marker in item.iter_markers("xdist_group")]
         if groups and not item.nodeid.endswith(f"@{groups[0]}"):
             raise pytest.UsageError(f"pytest-xdist does not group {item.nodeid}: run make setup")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Processor time of each test, of what it started too, where a file for it is named."""
+    before = sum(os.times()[:4])
+    ended = yield
+    if TIMES is not None:
+        with TIMES.open("a") as file:
+            file.write(f"{sum(os.times()[:4]) - before:.3f} {item.nodeid}\n")
+    return ended
 
 
 @pytest.hookimpl(wrapper=True)

@@ -130,3 +130,13 @@ def test_a_public_class_name_has_one_meaning() -> None:
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
     ]
     assert {name for name, count in Counter(names).items() if count > 1} == set()
+
+
+def test_tests_that_are_called_slow_are_there() -> None:
+    here = Path(__file__).parents[1]
+    for name in (here / "tests/slow.txt").read_text().split():
+        path, _, test = name.partition("::")
+        text = (here / path).read_text() if (here / path).exists() else ""
+        assert f"def {test.rpartition('::')[2]}(" in text, (
+            f"tests/slow.txt: {name} is gone: python -m tests.slow_tests writes the list"
+        )

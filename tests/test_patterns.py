@@ -125,10 +125,6 @@ BUILT: dict[tuple[str, str], tuple[str, str]] = {
         r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?",
         "fullmatch",
     ),
-    ("why/message.py", "pattern.encode()"): (
-        r"bar [0-5]: no space for \[mem",  # the longest of the rows
-        "search",
-    ),
     ("measure/app_metric.py", "pattern"): (r"tokens/s: ([0-9.]+)", "search"),  # the user's own
     ("measure/programs/torch_place.py", r"f'(?<!\\w)(?:{names}):\\s+(\\d+) kB'"): (
         r"(?<!\w)(?:MemFree|MemTotal):\s+(\d+) kB",

@@ -24,28 +24,22 @@ from homenode.cluster.pods.pod import Pod
 from homenode.errors import HomenodeError
 from homenode.findings import Finding, Severity, merged
 from homenode.gap import Gap
+from homenode.machine.tools.nvidia_smi import TopoMatrix
 from homenode.machine.topology import Host, host_of_nothing
 from homenode.nccl.checks import check_topology
 from homenode.nccl.log import read_log
-from homenode.why import (
-    messages_collectives,
-    messages_kernel,
-    messages_passthrough,
-    messages_schedulers,
-    messages_start,
-)
 from homenode.why.known import Listing, NcclText, PasteFacts, ReadVm, known_of
-from homenode.why.message import Sign, Sure, signs
-from homenode.why.pieces import pieces
-
-ROWS = (
-    *messages_passthrough.ROWS,
-    *messages_start.ROWS,
-    *messages_kernel.ROWS,
-    *messages_collectives.ROWS,
-    *messages_schedulers.ROWS,
+from homenode.why.message import Sign, Sure, rows, signs
+from homenode.why.outputs import (
+    IommuGroups,
+    NcclRun,
+    group_findings,
+    lone_gpu_findings,
+    matrix_findings,
+    run_findings,
 )
-"""Of two lines that are as sure, the one of the earlier row goes first."""
+from homenode.why.pasted import as_printed
+from homenode.why.pieces import pieces
 
 FROM_A_MESSAGE = "from a message"
 """The case of a page's texts for a finding of which only a line is known."""
@@ -103,10 +97,11 @@ class PasteAnswer(Struct, frozen=True, kw_only=True):
 def answer(texts: Sequence[tuple[str, str]], hosts: Sequence[Host] = ()) -> PasteAnswer:
     """The answer to a paste. texts: (where it is from, the text). hosts: read from other sources,
     such as a capture."""
+    texts = [(source, as_printed(text)) for source, text in texts]
     known = known_of([piece for source, text in texts for piece in pieces(text, source)])
     known.facts[:0] = hosts
     known.read[:0] = [("host", host.name, 0) for host in hosts]
-    seen = [sign for source, text in texts for sign in signs(text, source, ROWS)]
+    seen = [sign for source, text in texts for sign in signs(text, source, rows())]
     lines = dict(texts)
     causes = sorted(_causes(known, seen, lines), key=_order)
     distinct = tuple({cause.finding.id: cause for cause in reversed(causes)}.values())[::-1]
@@ -146,6 +141,8 @@ def _causes(
     for sign in seen:
         if sign.id not in over:
             yield _of_sign(sign)
+    for found, sure in _of_outputs(known):
+        yield _cause(found, sure, None)
     for found in merged(_checked(known)):
         if found.severity is Severity.INCONCLUSIVE:
             continue
@@ -226,6 +223,19 @@ def _checked(known: PasteFacts) -> Iterator[Finding]:
     if host is not None and host.nodes:
         for pod in pods:
             yield from _guarded(known, pod.name, _of_pod(pod, kubelet, host))
+
+
+def _of_outputs(known: PasteFacts) -> Iterator[tuple[Finding, Sure]]:
+    """What the outputs of tools show that no other command judges."""
+    for groups in known.of(IommuGroups):
+        yield from group_findings(groups)
+    for matrix in known.of(TopoMatrix):
+        yield from matrix_findings(matrix, "nvidia-smi topo -m")
+    for run in known.of(NcclRun):
+        yield from run_findings(run)
+    for listing in known.of(Listing):
+        if not listing.is_guest:
+            yield from lone_gpu_findings(listing.text, listing.source)
 
 
 def _guarded(known: PasteFacts, source: str, found: Iterable[Finding]) -> Iterator[Finding]:

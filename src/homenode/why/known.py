@@ -19,8 +19,6 @@ from homenode.gap import Gap
 from homenode.machine.discover.hwloc import host_from_hwloc
 from homenode.machine.discover.lspci import host_from_lspci, overlay_lspci
 from homenode.machine.discover.numactl import host_from_numactl
-from homenode.machine.tools.nccl_tests import NcclTests
-from homenode.machine.tools.nccl_tests import parse as parse_nccl_tests
 from homenode.machine.tools.numactl import NumactlHardware, parse_hardware
 from homenode.machine.tools.nvidia_smi import (
     NvidiaQuery,
@@ -34,6 +32,7 @@ from homenode.vm.domain.read import open_domain, vm_of
 from homenode.vm.model import Vm
 from homenode.vm.targets.qemu_command import options_of, vm_of_command
 from homenode.vm.targets.registry import target_named
+from homenode.why.outputs import IommuGroups, NcclRun, iommu_groups, nccl_run
 from homenode.why.pieces import TITLES, Piece
 
 _MOST_LISTING = 16 << 20
@@ -86,7 +85,8 @@ Fact = (
     | NumactlHardware
     | TopoMatrix
     | NvidiaQuery
-    | NcclTests
+    | NcclRun
+    | IommuGroups
     | Kubelet
     | Pod
     | Vmi
@@ -215,7 +215,9 @@ READERS: Mapping[str, Reader] = {
     "lspci": _listing,
     "numactl": lambda piece, _: parse_hardware(piece.text),
     "topo": lambda piece, _: parse_topology(piece.text),
-    "nccl-tests": lambda piece, _: parse_nccl_tests(piece.text),
+    "nccl-tests": lambda piece, where: nccl_run(piece.text, where),
+    "iommu-groups": lambda piece, where: iommu_groups(piece.text, where),
+    "kernel": lambda *_: None,  # its lines are messages
     "qm": _of_target("proxmox"),
     "ch": _of_target("cloud-hypervisor"),
     "qemu": _qemu,

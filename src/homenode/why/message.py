@@ -1,26 +1,32 @@
 """Message: lines that programs print when something fails, and the finding that each is a sign of.
 
-A row is an id, how sure it is, and texts, one a line, in small letters: `a & b` is a line with
-both, `a ~ pattern` one with the text that the pattern matches as well. They are searched as texts,
-which takes time in proportion to the paste; a pattern sees the start of such lines alone. Of lines
-that differ in digits only the first is looked at, but for texts that have digits themselves.
+The rows are in the files of messages/: `ID: SURE`, and below it texts in small letters, one a line:
+`a & b` is a line with both, `a & !b` one without b, `{a|b} c` is `a c` and `b c`, and a $ at the
+end is the line's. A text is looked for only where the paste has all of its words, in lines without
+their digits, of which each is looked at once; what has digits itself in the lines as they are. So
+time grows as the paste does.
 """
 
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from enum import StrEnum
 from functools import cache
+from itertools import product
 from typing import NamedTuple
 
 from msgspec import Struct
 
+from homenode.package_files import package_text
+
+_TABLES = ("passthrough", "start", "kernel", "collectives", "schedulers")
 _DIGITS = b"0123456789"
-_MOST_SEEN = 4096  # letters of a line that a pattern sees
-_MOST_TRIED = 2000  # lines that have a text's letters
-_FEW = 3  # texts of a group for which the lines with its word are not put together first
-_LONG = 6  # letters of a word that few lines have
-_WORD = re.compile(rb"[a-z_]{3,}")
+_MOST_TRIED = 20_000  # lines that have a text's letters
+_MOST_JOINED = 4 << 20  # letters of different words; of more, words are taken as whole ones
+_WORDS = bytes(c if chr(c) in "abcdefghijklmnopqrstuvwxyz_" else 32 for c in range(256))
+"""For translate: all that is no word is a space."""
+_PLAIN = str.maketrans("\u2018\u2019\u201c\u201d\xa0", "''\"\" ")
+_WORD = re.compile(rb"[a-z_]+")
+_CHOICES = re.compile(r"[{}]")
 
 
 class Sure(StrEnum):
@@ -37,6 +43,9 @@ class Sure(StrEnum):
     LIKELY = "likely", "other causes print the same line, and are rarer"
     POSSIBLE = "possible", "one of several causes that fit"
     NOT_ENOUGH = "not enough", "nothing here names a cause"
+
+
+_SURES = {str(one): one for one in Sure}
 
 
 class Message(NamedTuple):
@@ -62,115 +71,139 @@ class Sign(Struct, frozen=True, kw_only=True):
 
 class _Text(NamedTuple):
     order: int
-    needle: bytes
+    needle: bytes  # the longest of `all`
     all: tuple[bytes, ...]
-    pattern: re.Pattern[bytes] | None
+    none: tuple[bytes, ...]
     has_digits: bool
+    inner: frozenset[bytes]  # its words with both of their ends in it
+    edges: tuple[bytes, ...]  # the others, which may be parts of longer ones; the longest first
 
 
-_Groups = tuple[tuple[bytes, tuple[_Text, ...]], ...]
+@cache
+def rows() -> tuple[Message, ...]:
+    """All rows: of two lines that are as sure, the one of the earlier row goes first."""
+    texts = (package_text("why", "messages", f"{name}.txt") for name in _TABLES)
+    return tuple(row for text in texts for row in read_rows(text))
+
+
+def read_rows(text: str) -> Iterator[Message]:
+    """The rows of a table.
+
+    >>> [(row.id, row.texts) for row in read_rows("# on\\n\\na: likely\\n  one text\\n  more\\n")]
+    [('a', 'one text\\nmore')]
+    """
+    for block in text.split("\n\n"):
+        head, *texts = block.strip().splitlines()
+        name, _, sure = head.partition(": ")
+        if texts:
+            yield Message(name, _SURES[sure], "\n".join(line.strip() for line in texts))
 
 
 def signs(text: str, source: str, rows: Sequence[Message]) -> Iterator[Sign]:
     """The first line of each row that is a sign of it, in the order of the rows."""
-    data = text.encode("utf-8", "surrogateescape").lower()
-    lines = data.split(b"\n")
+    data = text.translate(_PLAIN).replace('\\"', '"').encode(errors="replace").lower() + b"\n"
     shapes = data.translate(None, _DIGITS).split(b"\n")
-    counts = Counter(shapes)
-    found: dict[int, int] = {}
-    with_digits, without = _grouped(tuple(rows))
-    for keys, groups in ((lines, with_digits), (shapes, without)):
-        first = dict(zip(reversed(keys), range(len(keys) - 1, -1, -1), strict=True))
-        for one, at in _places(b"\n".join(first), groups, first, lines):
-            found[one.order] = min(at, found.get(one.order, at))
-    own = text.split("\n") if found else []
-    for order, at in sorted(found.items()):
-        row = rows[order]
+    blob = b"\n".join(dict.fromkeys(shapes)) + b"\n"
+    first: dict[int, int] = {}
+    for one in _possible(blob, _texts(tuple(rows))):
+        where = data if one.has_digits else blob
+        if (begin := _line_of(one.needle, one.all, one.none, where)) is not None:
+            at = (
+                where.count(b"\n", 0, begin)
+                if one.has_digits
+                else shapes.index(where[begin : where.index(b"\n", begin)])
+            )
+            first[one.order] = min(at, first.get(one.order, at))
+    own = text.split("\n") if first else []
+    for order, at in sorted(first.items()):
         yield Sign(
-            id=row.id,
-            sure=row.sure,
+            id=rows[order].id,
+            sure=rows[order].sure,
             order=order,
             source=source,
             line=at + 1,
             text=own[at].strip(),
-            count=counts[shapes[at]],
+            count=shapes.count(shapes[at]),
         )
 
 
-def _places(
-    blob: bytes, groups: _Groups, first: dict[bytes, int], lines: Sequence[bytes]
-) -> Iterator[tuple[_Text, int]]:
-    """Each text that a line has, with the line. Texts that share a word are looked for only among
-    the lines that have it."""
-    for word, texts in groups:
-        if word not in blob:
+def _possible(blob: bytes, texts: Iterable[_Text]) -> Iterator[_Text]:
+    """The texts of which a paste has each word, or a longer one in place of the first or last; of
+    those with digits, the ones that a line has without them."""
+    words = set(blob.translate(_WORDS).split())
+    joined = b" ".join(words) if sum(map(len, words)) < _MOST_JOINED else b""
+    known: dict[bytes, bool] = {}
+    lines: dict[tuple[bytes, ...], bool] = {}
+    for one in texts:
+        if not one.inner <= words:
             continue
-        few = b"\n".join(_having(blob, word)) if len(texts) > _FEW else blob
-        for one in texts:
-            if (at := _line_of(one, few, first, lines)) is not None:
-                yield one, at
-
-
-def _having(blob: bytes, word: bytes) -> Iterator[bytes]:
-    """The lines that have a word."""
-    at = blob.find(word)
-    while at >= 0:
-        end = blob.find(b"\n", at)
-        end = len(blob) if end < 0 else end
-        yield blob[blob.rfind(b"\n", 0, at) + 1 : end]
-        at = blob.find(word, end)
+        for edge in one.edges:
+            if edge not in known:
+                known[edge] = edge in words or edge in joined
+            if not known[edge]:
+                break
+        else:
+            if one.has_digits:
+                plain = tuple(part.translate(None, _DIGITS) for part in one.all)
+                if plain not in lines:
+                    longest = max(plain, key=len)
+                    lines[plain] = _line_of(longest, plain, (), blob) is not None
+                if not lines[plain]:
+                    continue
+            yield one
 
 
 def _line_of(
-    one: _Text, blob: bytes, first: dict[bytes, int], lines: Sequence[bytes]
+    needle: bytes, parts: tuple[bytes, ...], none: tuple[bytes, ...], blob: bytes
 ) -> int | None:
-    at = blob.find(one.needle)
+    """Where the first line begins that has all parts. needle: one of them."""
+    at = blob.find(needle)
     for _ in range(_MOST_TRIED):
         if at < 0:
             return None
-        end = blob.find(b"\n", at)
-        end = len(blob) if end < 0 else end
-        number = first[blob[blob.rfind(b"\n", 0, at) + 1 : end]]
-        line = lines[number]
-        if all(part in line for part in one.all) and (
-            one.pattern is None or one.pattern.search(line[:_MOST_SEEN])
-        ):
-            return number
-        at = blob.find(one.needle, end)
+        begin, end = blob.rfind(b"\n", 0, at) + 1, blob.index(b"\n", at)
+        line = blob[begin : end + 1]
+        if all(part in line for part in parts) and not any(part in line for part in none):
+            return begin
+        at = blob.find(needle, end)
     return None
 
 
 @cache
-def _grouped(rows: tuple[Message, ...]) -> tuple[_Groups, _Groups]:
-    """The texts with digits, and those without."""
-    texts = tuple(
-        _text(order, line.strip())
+def _texts(rows: tuple[Message, ...]) -> tuple[_Text, ...]:
+    return tuple(
+        _text(order, variant)
         for order, row in enumerate(rows)
-        for line in row.texts.strip().splitlines()
-    )
-    return _by_word(one for one in texts if one.has_digits), _by_word(
-        one for one in texts if not one.has_digits
+        for line in row.texts.splitlines()
+        for variant in variants(line)
     )
 
 
-def _by_word(texts: Iterable[_Text]) -> _Groups:
-    """The texts in groups that share a word; words that many texts share come first."""
-    rest = tuple(texts)
-    groups = []
-    while rest:
-        shared = Counter(
-            word for one in rest for word in set(_WORD.findall(one.needle) or [one.needle])
-        )
-        best = max(shared, key=lambda word: (len(word) >= _LONG, shared[word], len(word)))
-        taken = tuple(one for one in rest if best in one.needle)
-        groups.append((best, taken))
-        rest = tuple(one for one in rest if best not in one.needle)
-    return tuple(groups)
+def variants(text: str) -> Iterator[str]:
+    """A text with one of each braces' choices.
+
+    >>> [*variants("{bar|rom} {0|1}: no space")][:2]
+    ['bar 0: no space', 'bar 1: no space']
+    """
+    pieces = [piece.split("|") for piece in _CHOICES.split(text)]
+    yield from ("".join(chosen) for chosen in product(*pieces))
 
 
-def _text(order: int, line: str) -> _Text:
-    words, _, pattern = line.partition(" ~ ")
-    parts = tuple(part.strip(" ").encode() for part in words.split(" & "))
-    compiled = re.compile(pattern.encode()) if pattern else None
-    has_digits = any(part.translate(None, _DIGITS) != part for part in parts)
-    return _Text(order, max(parts, key=len), parts, compiled, has_digits)
+def _text(order: int, text: str) -> _Text:
+    parts = [part.strip().replace("$", "\n").encode() for part in text.split(" & ")]
+    wanted = tuple(part for part in parts if not part.startswith(b"!"))
+    words: set[bytes] = set()
+    inner: set[bytes] = set()
+    for part in (part.translate(None, _DIGITS) for part in wanted):
+        for word in _WORD.finditer(part):
+            is_whole = word.start() > 0 and word.end() < len(part)
+            (inner if is_whole else words).add(word[0])
+    return _Text(
+        order=order,
+        needle=max(wanted, key=len),
+        all=wanted,
+        none=tuple(part[1:] for part in parts if part.startswith(b"!")),
+        has_digits=any(part.translate(None, _DIGITS) != part for part in parts),
+        inner=frozenset(inner),
+        edges=tuple(sorted(words - inner, key=len, reverse=True)),
+    )

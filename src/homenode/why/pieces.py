@@ -7,8 +7,9 @@ messages, which are looked for in everything.
 
 import json
 import re
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from itertools import groupby, islice
+from itertools import accumulate, groupby, islice
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -52,6 +53,13 @@ KINDS = (
     PieceKind(
         "lspci", "lspci", (":00.", ":01.", "1.0 "), rf"{_ADDRESS}\S", rf"{_ADDRESS}\S|[\t ]+\S"
     ),
+    PieceKind(
+        "iommu-groups",
+        "IOMMU groups",
+        ("IOMMU Group ", "IOMMU group "),
+        r"\s*IOMMU [Gg]roup \d{1,5}[: ]",
+        rf"\s*(?:IOMMU [Gg]roup \d|(?:[-*] )?{_ADDRESS})|\s*$",
+    ),
     PieceKind("lspci-tree", "lspci -t", "-[", r"-\+?-?\[[0-9a-f]{4}:[0-9a-f]{2}", r"[\s|+\\-]"),
     PieceKind(
         "numactl",
@@ -91,14 +99,11 @@ KINDS = (
     PieceKind(
         "manifest", "Kubernetes object", "apiVersion: ", r"apiVersion: \S", r"[\s-]|[A-Za-z]\w*:"
     ),
-    PieceKind("nccl-log", "NCCL log", ("NCCL INFO ", "NCCL WARN "), "", scattered=True),
     PieceKind(
-        "kernel",
-        "kernel log",
-        ("] ", "kernel: "),
-        r"[^\[]{0,80}\[ *\d{1,9}\.\d{6}\]|.{0,80}?\bkernel: ",
-        scattered=True,
+        "nccl-log", "NCCL log", ("NCCL INFO ", "NCCL WARN "), "NCCL (?:INFO|WARN) ", scattered=True
     ),
+    PieceKind("kernel", "kernel log", "] ", r"\[ *\d{1,9}\.\d{6}\] ", scattered=True),
+    PieceKind("kernel", "kernel log", "kernel: ", "kernel: ", scattered=True),
     PieceKind(
         "gres", "gres.conf", "Name=", r"(?:NodeName=\S+ )?(?:AutoDetect=|Name=gpu)", r"\w+=|#"
     ),
@@ -146,22 +151,21 @@ class Piece(Struct, frozen=True, kw_only=True):
 def pieces(text: str, source: str) -> tuple[Piece, ...]:
     """The pieces of a text, in their order; those whose lines are scattered come last."""
     lines = text.split("\n")
+    ends = [*accumulate(len(line) + 1 for line in lines)]  # where the next line begins
     made: list[Piece] = []
-    scattered = []
+    scattered: dict[str, Piece] = {}
     begun: list[tuple[int, int]] = []
     for number, kind in enumerate(KINDS):
         hints = (kind.hint,) if isinstance(kind.hint, str) else kind.hint
         if not any(hint in text for hint in hints):
             continue
-        having = (at for at, line in enumerate(lines) if any(hint in line for hint in hints))
         if kind.scattered:
-            starts = _STARTS[number]
-            own = [at for at in having if starts.match(lines[at], 0, _MOST_LINE)]
-            if own:
-                scattered.append(_piece(number, source, own[0], [lines[at] for at in own]))
+            own = _lines_of(_STARTS[number], text, ends)
+            if own and kind.id not in scattered:
+                scattered[kind.id] = _piece(number, source, own[0], [lines[at] for at in own])
         else:
-            tried = islice(having, _MOST_TRIED)
-            begun += [(at, number) for at in tried if _begins(number, lines[at])]
+            having = sorted({at for hint in hints for at in _lines_with(hint, text, ends)})
+            begun += [(at, number) for at in having if _begins(number, lines[at])]
     free = 0
     broken = 0
     for at, number in sorted(begun):
@@ -173,7 +177,29 @@ def pieces(text: str, source: str) -> tuple[Piece, ...]:
         if end - at >= KINDS[number].least:
             made.append(_piece(number, source, at, lines[at:end]))
             free = end
-    return (*_joined(made), *scattered)
+    return (*_joined(made), *scattered.values())
+
+
+def _lines_with(hint: str, text: str, ends: Sequence[int]) -> Iterator[int]:
+    """The first lines that have a text."""
+    at = text.find(hint)
+    for _ in range(_MOST_TRIED):
+        if at < 0:
+            return
+        line = bisect_right(ends, at)
+        yield line
+        at = text.find(hint, ends[line])
+
+
+def _lines_of(pattern: re.Pattern[str], text: str, ends: Sequence[int]) -> list[int]:
+    """The lines in which a pattern is found."""
+    found = pattern.search(text)
+    own = []
+    while found:
+        line = bisect_right(ends, found.start())
+        own.append(line)
+        found = pattern.search(text, ends[line])
+    return own
 
 
 def _begins(number: int, line: str) -> bool:

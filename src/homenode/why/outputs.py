@@ -1,0 +1,210 @@
+"""Outputs: what outputs of tools show that are no host's, no VM's and no log's."""
+
+import re
+from collections.abc import Iterator
+
+from msgspec import Struct
+
+from homenode.bdf import Bdf
+from homenode.catalogue import finding
+from homenode.errors import HomenodeError
+from homenode.findings import Finding, Severity
+from homenode.machine.discover.lspci import host_from_lspci
+from homenode.machine.pci import DeviceKind
+from homenode.machine.tools.nccl_tests import NcclTests
+from homenode.machine.tools.nccl_tests import parse as parse_nccl_tests
+from homenode.machine.tools.nvidia_smi import TopoMatrix
+from homenode.why.message import Sure
+from homenode.wording import first_few
+
+Judged = Iterator[tuple[Finding, Sure]]
+
+_NEAR = ("PIX", "PXB", "PHB", "NODE", "SYS")
+"""The words of nvidia-smi topo -m, the nearest first."""
+_SWITCHED = 4
+"""GPUs of boards of which none has all of them on root ports."""
+_MANY_LINES = 400
+_MOST_NAMED = 4
+_PCIE_GB_PER_S = 60
+"""More than a ring over PCIe 5.0 x16 reaches between GPUs."""
+_NVLINKED = re.compile(r"SXM|HBM3|(?<!G)H200(?! NVL)|B[23]00|H800|H20\b")
+
+
+class NcclRun(Struct, frozen=True):
+    """Output of nccl-tests. hosts: of its ranks."""
+
+    run: NcclTests
+    source: str
+    hosts: int
+
+
+class IommuGroups(Struct, frozen=True):
+    """What scripts print of /sys/kernel/iommu_groups: (group, address, class) of each function."""
+
+    functions: tuple[tuple[int, Bdf, str], ...]
+    source: str
+
+
+_GROUP = re.compile(r"\s*IOMMU [Gg]roup (\d{1,5}):?\s*")
+_FUNCTION = re.compile(
+    r"\s*(?:[-*]\s)?((?:[0-9a-f]{4}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]) ([A-Z][A-Za-z0-9 /-]{2,60})"
+)
+_RANK = re.compile(r"#\s{1,8}Rank\s.{0,60}? on\s{1,60}(\S{1,64}) device")
+_BRIDGES = ("bridge", "Signal processing", "System peripheral", "Non-Essential")
+_GPUS = ("VGA compatible", "3D controller", "Display controller")
+
+
+def nccl_run(text: str, where: str) -> NcclRun:
+    """Raises ParseError."""
+    hosts = {match[1] for line in text.split("\n") if (match := _RANK.match(line))}
+    return NcclRun(parse_nccl_tests(text), where, len(hosts))
+
+
+def iommu_groups(text: str, where: str) -> IommuGroups:
+    """The groups of a listing, a line for each function, or below a line for each group."""
+    found = []
+    group: int | None = None
+    for line in text.split("\n"):
+        rest = line
+        if (head := _GROUP.match(line)) is not None:
+            group, rest = int(head[1]), line[head.end() :]
+        if group is not None and (own := _FUNCTION.match(rest)) is not None:
+            found.append((group, Bdf.parse(own[1]), own[2].strip()))
+    return IommuGroups(tuple(found), where)
+
+
+def group_findings(groups: IommuGroups) -> Judged:
+    """GPUs that share a group with a device of another card."""
+    for group, gpu, what in groups.functions:
+        if not what.startswith(_GPUS):
+            continue
+        others = [
+            f"{bdf} {name}"
+            for number, bdf, name in groups.functions
+            if number == group
+            and (bdf.domain, bdf.bus, bdf.device) != (gpu.domain, gpu.bus, gpu.device)
+            and not any(word in name for word in _BRIDGES)
+        ]
+        if others:
+            found = finding(
+                "iommu-group-shared",
+                f"GPU {gpu} in group {group}",
+                expected="functions of its own card, and bridges",
+                observed=first_few(others, _MOST_NAMED),
+                source=groups.source,
+                case="from a message",
+            )
+            yield found, Sure.LIKELY
+
+
+def matrix_findings(matrix: TopoMatrix, source: str) -> Judged:
+    """Of nvidia-smi topo -m: NICs of another socket, no switch above many GPUs, a lost NVLink."""
+    places = range(len(matrix.devices))
+    gpus = [at for at in places if matrix.devices[at].name.startswith("GPU")]
+    nics = [at for at in places if at not in gpus]
+    best = {
+        gpu: min(_NEAR.index(way) for nic in nics if (way := matrix.links[gpu][nic]) in _NEAR)
+        for gpu in gpus
+        if any(matrix.links[gpu][nic] in _NEAR for nic in nics)
+    }
+    far = [matrix.devices[gpu].name for gpu, near in best.items() if _NEAR[near] == "SYS"]
+    if far and len(far) < len(gpus):
+        yield (
+            finding(
+                "nccl-nic-far",
+                ", ".join(far),
+                expected="a NIC at PIX, PXB, PHB or NODE",
+                observed="SYS to each NIC, where other GPUs have one nearer",
+                source=source,
+            ),
+            Sure.LIKELY,
+        )
+    ways = {matrix.links[a][b] for a in gpus for b in (*gpus, *nics) if a != b}
+    plain = {way for way in ways if way in _NEAR}
+    if len(gpus) >= _SWITCHED and nics and plain == {"PHB"}:
+        yield (
+            finding(
+                "topology-flat",
+                f"{len(gpus)} GPUs and {len(nics)} NICs",
+                expected="PIX or PXB between a GPU and its NIC, NODE or SYS to the others",
+                observed="PHB for every pair",
+                source=source,
+            ),
+            Sure.LIKELY,
+        )
+    linked = [gpu for gpu in gpus if any(matrix.nvlinks(gpu, b) for b in gpus if b != gpu)]
+    alone = [gpu for gpu in gpus if gpu not in linked]
+    whole = all(matrix.nvlinks(a, b) for a in linked for b in linked if a != b)
+    if alone and whole and len(linked) > len(alone) and len(linked) > 1:
+        yield (
+            finding(
+                "gpu-nvlink-errors",
+                first_few((matrix.devices[gpu].name for gpu in alone), _MOST_NAMED),
+                expected="NVLinks, as the other GPUs have to each other",
+                observed="none",
+                source=source,
+            ),
+            Sure.LIKELY,
+        )
+
+
+def run_findings(one: NcclRun) -> Judged:
+    """Wrong results, and NVLink that is not used."""
+    run = one.run
+    if run.is_correct is False:
+        yield (
+            finding(
+                "nccl-wrong-values",
+                run.collective or "nccl-tests",
+                expected="Out of bounds values : 0 OK",
+                observed="values that are wrong",
+                source=one.source,
+            ),
+            Sure.CERTAIN,
+        )
+    peak = run.peak_bus_bytes_per_s() / 1e9 if any(row.halves() for row in run.rows) else None
+    is_linked = run.gpu_names and all(_NVLINKED.search(name) for name in run.gpu_names)
+    is_large = max((row.size_bytes for row in run.rows), default=0) >= 1 << 26
+    is_ring = one.hosts == 1 and (run.gpus or 0) > 1 and run.collective in (None, "all_reduce")
+    if peak is not None and peak < _PCIE_GB_PER_S and is_large and is_ring and is_linked:
+        yield (
+            finding(
+                "nvlink-not-used",
+                first_few(dict.fromkeys(run.gpu_names), _MOST_NAMED),
+                expected=f"more than {_PCIE_GB_PER_S} GB/s over NVLink",
+                observed=f"{peak:.0f} GB/s between {run.gpus} GPUs of one host",
+                source=one.source,
+            ),
+            Sure.LIKELY,
+        )
+
+
+def lone_gpu_findings(text: str, where: str) -> Judged:
+    """Of a listing of a GPU without the port above it: fewer lanes may be the slot's own."""
+    if text.count("\n") > _MANY_LINES:
+        return
+    try:
+        host = host_from_lspci(text, where)
+    except HomenodeError:
+        return
+    for gpu in host.devices_of_kind(DeviceKind.GPU):
+        link = gpu.link
+        if gpu.parent is not None or gpu.bdf.bus == 0 or link is None:
+            continue
+        width, most = link.current_width, link.max_width
+        subject, expected = f"GPU {gpu.bdf}", "the link as its port has it"
+        observed = f"x{width} of the GPU's x{most}; the port above it is not in the listing"
+        if width is None or most is None or not 0 < width < most:
+            found = finding("pcie-link-unknown", subject, expected, observed, where)
+            yield found, Sure.NOT_ENOUGH
+        else:
+            found = finding(
+                "pcie-link-narrow",
+                subject,
+                expected,
+                observed,
+                where,
+                severity=Severity.WARNING,
+                cost=None,
+            )
+            yield found, Sure.POSSIBLE

@@ -21,11 +21,12 @@ Sample = tuple[Labels, float]
 
 
 class Gauge(NamedTuple):
-    """A metric whose value may rise and fall, with its samples: labels and value."""
+    """A metric with its samples: labels and value. kind: "counter" where it only rises."""
 
     name: str
     help: str
     samples: Sequence[Sample]
+    kind: str = "gauge"
 
 
 def exposition(gauges: Iterable[Gauge]) -> str:
@@ -34,7 +35,7 @@ def exposition(gauges: Iterable[Gauge]) -> str:
     for gauge in gauges:
         if not gauge.samples:
             continue
-        lines += [f"# HELP {gauge.name} {gauge.help}", f"# TYPE {gauge.name} gauge"]
+        lines += [f"# HELP {gauge.name} {gauge.help}", f"# TYPE {gauge.name} {gauge.kind}"]
         lines += dict.fromkeys(
             f"{gauge.name}{_labels(labels)} {_number(value)}" for labels, value in gauge.samples
         )

@@ -91,6 +91,7 @@ POOL = Command(
         Command("drain", f"{_POOL}PoolDrainArguments", "pool_placing:drain"),
         Command("defragment", f"{_POOL}PoolDefragmentArguments", "pool_placing:defragment"),
         Command("export", f"{_POOL}PoolExportArguments", "pool_reading:export"),
+        Command("serve", f"{_POOL}PoolServeArguments", "pool_serving:serve"),
     ),
 )
 POD = Command(

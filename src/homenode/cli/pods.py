@@ -29,7 +29,7 @@ from homenode.cli.terminal import (
 )
 from homenode.cluster.pods.checkpoints import FILES, read_checkpoints
 from homenode.cluster.pods.fit import Fit, fit_findings
-from homenode.cluster.pods.kubelet import read_kubelet, usual_kubelet
+from homenode.cluster.pods.kubelet import Kubelet, read_kubelet, usual_kubelet
 from homenode.cluster.pods.machine import node_of_host, with_known_memory
 from homenode.cluster.pods.manifest import read_manifest
 from homenode.cluster.pods.pod import Pod, read_pod
@@ -58,7 +58,7 @@ def answer_fit(pod: Pod, node: NodeOptions, json: bool) -> None:
         raise UsageError(
             "expected one of --host and --pool, found " + ("none" if node.host is None else "both")
         )
-    named = _named_devices(node.device)
+    named = named_devices(node.device)
     if node.pool:
         _answer_pool(pod, node, named, json)
         return
@@ -78,8 +78,8 @@ def _answer_pool(
     for one in pool.hosts:
         memory = tuple((n.memory_bytes, tuple(map(_pages, n.page_pools))) for n in one.nodes)
         try:
-            config = _of_node(node.kubelet, f"{one.name}.json")
-            running = _of_node(node.state, one.name)
+            config = of_node(node.kubelet, f"{one.name}.json")
+            running = of_node(node.state, one.name)
             key = one.shape, memory, config, running
             if key not in answered:
                 answered[key] = _fit_on(pod, pool.host(one), config, running, named)
@@ -98,7 +98,7 @@ def _pages(pool: "PagePool") -> tuple[int, int]:
     return pool.page_bytes, pool.total_pages
 
 
-def _of_node(given: Path | None, name: str) -> Path | None:
+def of_node(given: Path | None, name: str) -> Path | None:
     """What a folder has of one node; a file is for all of them."""
     if given is None or not given.is_dir():
         return given
@@ -110,6 +110,13 @@ def _of_node(given: Path | None, name: str) -> Path | None:
     return own
 
 
+def kubelet_of(machine: "Host", given: Path | None) -> Kubelet:
+    """The kubelet of a file, else one that aligns."""
+    if given is None:
+        return usual_kubelet(machine)
+    return read_kubelet(read_input(given, "a KubeletConfiguration as JSON"), str(given))
+
+
 def _fit_on(
     pod: Pod,
     machine: "Host",
@@ -119,11 +126,7 @@ def _fit_on(
 ) -> Fit:
     from homenode.cluster.pods.fit import fit
 
-    config = (
-        usual_kubelet(machine)
-        if kubelet is None
-        else read_kubelet(read_input(kubelet, "a KubeletConfiguration as JSON"), str(kubelet))
-    )
+    config = kubelet_of(machine, kubelet)
     texts: dict[str, str] = {}
     if state is not None:
         if not state.is_dir():
@@ -146,7 +149,8 @@ def _print(findings: "Findings", show_table: Callable[[], None], json: bool) -> 
     exit_if_bad(findings.findings)
 
 
-def _named_devices(texts: tuple[str, ...]) -> dict[str, tuple[Bdf, ...]]:
+def named_devices(texts: tuple[str, ...]) -> dict[str, tuple[Bdf, ...]]:
+    """The devices of --device, by resource."""
     found: dict[str, tuple[Bdf, ...]] = {}
     for text in texts:
         resource, is_one, listed = text.partition("=")

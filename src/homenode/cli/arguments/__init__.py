@@ -61,6 +61,27 @@ PoolOption = Annotated[
     ),
 ]
 
+KubeletOption = Annotated[
+    Path | None,
+    Opt(
+        "--kubelet",
+        "FILE",
+        "kubectl get --raw /api/v1/nodes/NODE/proxy/configz, as a file; with --pool also a "
+        "folder of NODE.json. Default: static CPU and memory managers, whole cores, "
+        "single-numa-node, one core reserved.",
+    ),
+]
+
+DeviceOption = Annotated[
+    tuple[str, ...],
+    Opt(
+        "--device",
+        "RESOURCE=BDF,...",
+        "Devices of the host that a resource stands for, such as rdma/vf=3b:00.2,3b:00.3. "
+        "nvidia.com/..., amd.com/... and gpu.intel.com/... stand for that vendor's GPUs.",
+    ),
+]
+
 ResultsOption = Annotated[
     tuple[str, ...],
     Opt(

@@ -5,7 +5,14 @@ from typing import Annotated
 
 from msgspec import Struct
 
-from homenode.cli.arguments import ForceOption, HostOption, JsonOption, LspciOption
+from homenode.cli.arguments import (
+    DeviceOption,
+    ForceOption,
+    HostOption,
+    JsonOption,
+    KubeletOption,
+    LspciOption,
+)
 from homenode.cluster.kubevirt.manifest_options import ManifestOptions, OnError
 from homenode.opt import Arg, Flag, Opt
 from homenode.vm.plan_options import PciGranularity
@@ -26,16 +33,7 @@ class NodeOptions(Struct, frozen=True, kw_only=True):
         tuple[str, ...],
         Opt("--pool", "POOL", "Nodes as in `pool show`: which of them admit the pod."),
     ] = ()
-    kubelet: Annotated[
-        Path | None,
-        Opt(
-            "--kubelet",
-            "FILE",
-            "kubectl get --raw /api/v1/nodes/NODE/proxy/configz, as a file; with --pool also a "
-            "folder of NODE.json. Default: static CPU and memory managers, whole cores, "
-            "single-numa-node, one core reserved.",
-        ),
-    ] = None
+    kubelet: KubeletOption = None
     state: Annotated[
         Path | None,
         Opt(
@@ -46,15 +44,7 @@ class NodeOptions(Struct, frozen=True, kw_only=True):
             "folders, by node. Default: nothing runs.",
         ),
     ] = None
-    device: Annotated[
-        tuple[str, ...],
-        Opt(
-            "--device",
-            "RESOURCE=BDF,...",
-            "Devices of the host that a resource stands for, such as rdma/vf=3b:00.2,3b:00.3. "
-            "nvidia.com/..., amd.com/... and gpu.intel.com/... stand for that vendor's GPUs.",
-        ),
-    ] = ()
+    device: DeviceOption = ()
 
 
 class PodFitArguments(Struct, frozen=True, kw_only=True):

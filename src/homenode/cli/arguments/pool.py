@@ -5,7 +5,14 @@ from typing import Annotated
 
 from msgspec import Struct
 
-from homenode.cli.arguments import DryRunOption, JsonOption, PoolOption, ResultsOption
+from homenode.cli.arguments import (
+    DeviceOption,
+    DryRunOption,
+    JsonOption,
+    KubeletOption,
+    PoolOption,
+    ResultsOption,
+)
 from homenode.cli.command import Without
 from homenode.cluster.pool.rules import Availability, Rules
 from homenode.cluster.pool.scheduler import Scheduler
@@ -310,3 +317,56 @@ class PoolExportArguments(Struct, frozen=True, kw_only=True):
         Scheduler, Opt("--for", "NAME", "The scheduler. For others: pool show --json.")
     ]
     flavours: FlavoursOption = None
+
+
+class PoolServeArguments(Struct, frozen=True, kw_only=True):
+    """Answer kube-scheduler: which nodes admit a pod, and on which it costs the pool least.
+
+    An extender (filter, prioritize) over HTTPS, with /healthz and /metrics. What runs is read from
+    the API server: nothing is stored. It needs Tornado (the extra `serve`).
+
+    Examples:
+      homenode pool serve --pool captures/ --kubelet configz/ --cert tls.crt --key tls.key \\
+        --client-ca ca.crt --listen 0.0.0.0:8443
+    """
+
+    pool: PoolOption = ()
+    sources: PoolArgument = ()
+    kubelet: KubeletOption = None
+    device: DeviceOption = ()
+    device_ids: Annotated[
+        Path | None,
+        Opt(
+            "--device-ids",
+            "FILE",
+            "Lines of a plugin's device name and its address, such as `nvidia-smi "
+            "--query-gpu=uuid,pci.bus_id --format=csv,noheader` prints on each node.",
+        ),
+    ] = None
+    flavours: FlavoursOption = None
+    listen: Annotated[
+        str,
+        Opt(
+            "--listen",
+            "ADDRESS:PORT",
+            "Where to answer. For other machines: with --cert, and --client-ca or --token-file.",
+        ),
+    ] = "127.0.0.1:8443"
+    cert: Annotated[Path | None, Opt("--cert", "FILE", "The certificate, as PEM.")] = None
+    key: Annotated[Path | None, Opt("--key", "FILE", "Its key, as PEM.")] = None
+    client_ca: Annotated[
+        Path | None,
+        Opt("--client-ca", "FILE", "Callers show a certificate that this authority has signed."),
+    ] = None
+    token_file: Annotated[
+        Path | None, Opt("--token-file", "FILE", "Callers send the token in this file.")
+    ] = None
+    api_server: Annotated[
+        str | None, Opt("--api-server", "URL", "Default: that of the cluster it runs in.")
+    ] = None
+    api_token: Annotated[
+        Path | None, Opt("--api-token", "FILE", "The token for it. Default: the pod's own.")
+    ] = None
+    api_ca: Annotated[
+        Path | None, Opt("--api-ca", "FILE", "Who signs its certificate. Default: the pod's own.")
+    ] = None

@@ -76,33 +76,42 @@ class _CannotAllocate(Exception):
         self.detail = detail
 
 
-def admit(pod: Pod, node: Node) -> Admission:
-    """The kubelet's answer to a pod that arrives at a node."""
+Held = Mapping[str, Mapping[str, frozenset[str]]]
+"""Container -> resource -> devices that it is known to have."""
+
+
+def admit(pod: Pod, node: Node, held: Held | None = None) -> Admission:
+    """The kubelet's answer to a pod that arrives at a node. held: of a pod that the node has
+    admitted: those are its devices, and its CPUs and memory are on their nodes."""
     policies = node.policies
     before, reusable = node, _Reusable()
     assigned: dict[str, frozenset[int]] = {}
     given: list[Given] = []
     merged = MergedHints(None, False)
-    by_pod = policies.topology_policy != "none" and policies.scope == "pod"
+    aligned = policies.topology_policy != "none"
+    by_pod = aligned and policies.scope == "pod" and not held
     if by_pod:
         hints = pod_hints(pod, node)
         merged = _merge(hints, node)
         if not _admits(merged, policies.topology_policy):
             return _refused(TOPOLOGY_AFFINITY, "", None, hints, before)
     for container in pod.containers:
-        if policies.topology_policy != "none" and not by_pod:
+        own = {} if held is None else held.get(container.name, {})
+        if aligned and own:
+            merged = MergedHints(_nodes_of(own, node), True)
+        elif aligned and not by_pod:
             hints = container_hints(pod, container, node, reusable)
             merged = _merge(hints, node)
             if not _admits(merged, policies.topology_policy):
                 return _refused(TOPOLOGY_AFFINITY, "", container.name, hints, before)
         try:
-            node, devices = _allocate_devices(container, node, merged, reusable)
+            node, devices = _allocate_devices(container, node, merged, reusable, own)
             node, cpus = _allocate_cpus(pod, container, node, merged, reusable)
             node = _allocate_memory(pod, container, node, merged, reusable)
         except _CannotAllocate as error:
             return _refused(error.reason, error.detail, container.name, (), before)
         assigned[container.name] = cpus
-        mask = None if policies.topology_policy == "none" else merged.mask
+        mask = merged.mask if aligned else None
         given.append(Given(name=container.name, mask=mask, cpus=cpus, devices=devices))
     return Admission(refusal=None, given=tuple(given), node=node)
 
@@ -190,14 +199,30 @@ def _device_hints(
     return [Hint(mask, mask.bit_count() == fewest) for mask in found]
 
 
+def _nodes_of(own: Mapping[str, frozenset[str]], node: Node) -> int | None:
+    """The nodes of devices, None where none is known."""
+    mask = 0
+    for resource, names in own.items():
+        for name in names:
+            for on in node.devices.get(resource, {}).get(name, ()):
+                mask |= 1 << on
+    return mask or None
+
+
 def _allocate_devices(
-    container: Container, node: Node, merged: MergedHints, reusable: _Reusable
+    container: Container,
+    node: Node,
+    merged: MergedHints,
+    reusable: _Reusable,
+    own: Mapping[str, frozenset[str]],
 ) -> tuple[Node, dict[str, frozenset[str]]]:
     given: dict[str, frozenset[str]] = {}
     for resource, count in container.devices.items():
         if resource not in node.devices:
             continue
-        in_use = _devices_for(node, resource, count, merged, reusable.devices.get(resource))
+        in_use = own.get(resource) or _devices_for(
+            node, resource, count, merged, reusable.devices.get(resource)
+        )
         given[resource] = in_use
         used = node.used_devices.get(resource, frozenset()) | in_use
         node = replace(node, used_devices={**node.used_devices, resource: used})
@@ -448,4 +473,4 @@ def _keep_reusable(
             kept[mask, name] = max(0, before - size)
 
 
-__all__ = ["ANY", "MEMORY", "Admission", "AdmissionRefusal", "Given", "admit"]
+__all__ = ["ANY", "MEMORY", "Admission", "AdmissionRefusal", "Given", "Held", "admit"]

@@ -11,6 +11,7 @@ from homenode.cluster.pods.admission import (
     TOPOLOGY_AFFINITY,
     Admission,
     AdmissionRefusal,
+    Held,
     admit,
 )
 from homenode.cluster.pods.hints import Hints, bits
@@ -70,7 +71,7 @@ def fit(pod: Pod, node: Node, gaps: tuple[Gap, ...] = ()) -> Fit:
     """What the kubelet of a node answers to a pod."""
     policy = node.policies.topology_policy
     answers = tuple(
-        KubeletAnswer(name, _answer(pod, _with(node, topology_policy=name))) for name in POLICIES
+        KubeletAnswer(name, answer(pod, _with(node, topology_policy=name))) for name in POLICIES
     )
     lacking = tuple(_lacking(pod, node))
     own = next(a.admission for a in answers if a.policy == policy)
@@ -92,7 +93,8 @@ def fit(pod: Pod, node: Node, gaps: tuple[Gap, ...] = ()) -> Fit:
     )
 
 
-def _answer(pod: Pod, node: Node) -> Admission:
+def answer(pod: Pod, node: Node, held: Held | None = None) -> Admission:
+    """What the kubelet answers, where that can be said. held: as for `admit`."""
     nodes, searched = len(node.numa_nodes), _searched_nodes(node)
     if any(one.id == "numa-nodes-many" for one in kubelet_findings(node.policies, nodes)):
         return Admission(
@@ -110,7 +112,7 @@ def _answer(pod: Pod, node: Node) -> Admission:
             given=(),
             node=node,
         )
-    return admit(pod, node)
+    return admit(pod, node, held)
 
 
 def _searched_nodes(node: Node) -> int:

@@ -164,6 +164,18 @@ class PoolPlaces:
             host for host in dict.fromkeys(named) if any(map(vm.is_of, self._hosts[host].domains))
         )
 
+    def lost(self, before: HostState, after: HostState, flavour: Flavour) -> int:
+        """How many VMs of a flavour no longer fit with full locality after a change."""
+        fit = self.bounds.clean(before, flavour)
+        return max(0, fit - self.bounds.clean(after, flavour)) if fit else 0
+
+    def cost_of_change(self, before: HostState, after: HostState) -> tuple[int, ...]:
+        """What an arrival that another program places costs the pool, in the order of `ranked`: the
+        VMs that no longer fit, the largest flavour first, then the free GPUs that remain."""
+        lost = (self.lost(before, after, flavour) for flavour in self.flavours)
+        gpus = self.planner.free_gpus(after) if before.owned != after.owned else ()
+        return (*lost, len(gpus))
+
     def pool(self) -> Pool:
         """The pool as it is now."""
         return replace(self.planner.pool, hosts=tuple(self._hosts.values()))
@@ -459,7 +471,7 @@ class _Candidate:
     def go_on(self) -> None:
         """Ask the planner; then the next part of the key: what one flavour more loses, and at the
         end the rest."""
-        planner, bounds = self.places.planner, self.places.bounds
+        planner = self.places.planner
         if self.step is None:
             self.step = planner.step(self.state, self.flavour)
             if self.step is None:
@@ -476,8 +488,7 @@ class _Candidate:
             self._lost.append(0)
             return
         flavour = self.places.flavours[number]
-        before = bounds.clean(self.state, flavour)
-        lost = max(0, before - bounds.clean(self.step.after, flavour)) if before else 0
+        lost = self.places.lost(self.state, self.step.after, flavour)
         self._lost.append(lost)
         self.key += (lost,)
 

@@ -15,27 +15,27 @@ from homenode.errors import UsageError
 _LIBRARIES = "ortools numpy"
 
 
-def optional_module(name: str, what: str) -> Any:
+def optional_module(name: str, what: str, libraries: str = _LIBRARIES) -> Any:
     """A library of the extra. Raises UsageError that says how to install it."""
     try:
         return import_module(name)
     except ImportError:
         raise UsageError(
             f"{what}: expected the Python package {name.partition('.')[0]}, found none",
-            hint=install_hint(),
+            hint=install_hint(libraries),
         ) from None
 
 
-def install_hint() -> str:
+def install_hint(libraries: str = _LIBRARIES) -> str:
     """The command that installs the extra's libraries for the Python that runs this, as
     docs/install.md has it. homenode.pyz has no pip; it reads further libraries from a folder."""
     if "homenode_one_file" in sys.modules:  # packaging/one_file_main.py has imported it
         python = f"python{sys.version_info.major}.{sys.version_info.minor}"
         folder = f"~/.local/share/homenode/{python}"
-        return f"{python} -m pip install --target {folder} {_LIBRARIES}"
+        return f"{python} -m pip install --target {folder} {libraries}"
     if sys.prefix == sys.base_prefix:
-        return f"sudo {sys.executable} -m pip install --break-system-packages {_LIBRARIES}"
-    return f"{sys.executable} -m pip install {_LIBRARIES}"
+        return f"sudo {sys.executable} -m pip install --break-system-packages {libraries}"
+    return f"{sys.executable} -m pip install {libraries}"
 
 
 class LinearConstraint(Struct, frozen=True, kw_only=True):

@@ -37,7 +37,9 @@ from homenode.cluster.pool.replay.simulation import (
     simulate_hosts,
     simulate_tasks,
 )
+from homenode.cluster.pool.scheduler import Scheduler
 from homenode.cluster.pool.sources import POOL_FILE, Progress, load_pool
+from homenode.cluster.scheduler.claims import claim_templates, read_slices
 from homenode.errors import FINDINGS, UsageError
 from homenode.formats import encode
 from homenode.input_files import read_input
@@ -227,8 +229,13 @@ def capture(asked: PoolCaptureArguments) -> None:
 
 def export(asked: PoolExportArguments) -> None:
     """Print what still fits in a scheduler's words."""
-    sources, scheduler = pool_named(asked.pool, asked.sources), asked.scheduler
-
+    scheduler = asked.scheduler
+    if (scheduler is Scheduler.DRA) != (asked.slices is not None):
+        raise UsageError("expected --for dra and --slices FILE together, found one of them")
+    if asked.slices is not None:
+        _export_claims(asked.slices, read_flavours(asked.flavours))
+        return
+    sources = pool_named(asked.pool, asked.sources)
     sizes = read_flavours(asked.flavours)
     pool = read_the_pool(sources)
     note_failures(pool)
@@ -242,6 +249,15 @@ def export(asked: PoolExportArguments) -> None:
     if left_out:
         raise SystemExit(FINDINGS)
     exit_with_failures(pool)
+
+
+def _export_claims(path: Path, sizes: Sequence[Flavour]) -> None:
+    devices = read_slices(read_input(path, "kubectl get resourceslices -o json"), str(path))
+    templates, loose = claim_templates(devices, sizes)
+    print_file(templates)
+    for name in loose:
+        note(f"{name}: its devices share no attribute in such a number: any of a node will do")
+    note(f"next: {NEXT_STEP[Scheduler.DRA]}")
 
 
 def simulate(asked: PoolSimulateArguments) -> None:

@@ -306,6 +306,8 @@ class PoolDefragmentArguments(Struct, frozen=True, kw_only=True):
 class PoolExportArguments(Struct, frozen=True, kw_only=True):
     """Print what still fits for a scheduler: labels, aggregates and traits, or features.
 
+    For dra: ResourceClaimTemplates whose GPUs share a NUMA node, for the devices in --slices.
+
     Examples:
       homenode pool export --pool pool/ --for kubernetes
       homenode pool export --pool pool/ --for slurm
@@ -316,6 +318,10 @@ class PoolExportArguments(Struct, frozen=True, kw_only=True):
     scheduler: Annotated[
         Scheduler, Opt("--for", "NAME", "The scheduler. For others: pool show --json.")
     ]
+    slices: Annotated[
+        Path | None,
+        Opt("--slices", "FILE", "kubectl get resourceslices -o json, for dra: no --pool then."),
+    ] = None
     flavours: FlavoursOption = None
 
 

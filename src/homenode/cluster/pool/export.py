@@ -16,8 +16,8 @@ _MOST_LETTERS = 40
 
 
 NEXT_STEP = {
-    Scheduler.KUBERNETES: "kubectl apply --server-side --field-manager homenode -f FILE, then the "
-    "same with --subresource status for the extended resources",
+    Scheduler.KUBERNETES: "kubectl apply --server-side --field-manager homenode -f FILE",
+    Scheduler.DRA: "kubectl apply -f FILE",
     Scheduler.NOVA: "openstack aggregate create, set and add host for each aggregate; the traits "
     "go to nova-compute's provider.yaml",
     Scheduler.SLURM: "scontrol < FILE",
@@ -62,17 +62,17 @@ def _words(hosts: list[HostOutlook]) -> tuple[str, ...]:
     the hosts' fits."""
     found: list[str] = []
     for fit in hosts[0].fits if hosts else ():
-        word, number = _word(fit.flavour), 1
+        word, number = dns_word(fit.flavour), 1
         while (own := word if number == 1 else f"{word}-{number}") in found:
             number += 1
         found.append(own)
     return tuple(found)
 
 
-def _word(name: str) -> str:
+def dns_word(name: str) -> str:
     """A flavour's name where only letters, digits and dashes may stand.
 
-    >>> _word("GPU 8 (large)"), _word("a" * 39 + "-b"), _word("...")
+    >>> dns_word("GPU 8 (large)"), dns_word("a" * 39 + "-b"), dns_word("...")
     ('gpu-8-large', 'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa', 'flavour')
     """
     plain = re.sub(r"[^a-z0-9]+", "-", name.casefold()).strip("-")
@@ -80,9 +80,8 @@ def _word(name: str) -> str:
 
 
 def _kubernetes(hosts: list[HostOutlook]) -> str:
-    """Nodes with labels, and the same numbers as extended resources, for kubectl apply
-    --server-side (and --subresource=status). Source: Kubernetes documentation, "Advertise Extended
-    Resources for a Node"."""
+    """Nodes with labels, for kubectl apply --server-side. No extended resources: the flavours share
+    GPUs, and whoever takes one of a flavour would leave the numbers of the others as they were."""
     words = _words(hosts)
     items = [
         {
@@ -97,12 +96,6 @@ def _kubernetes(hosts: list[HostOutlook]) -> str:
                     },
                     "homenode.io/stranded-gpus": str(host.stranded_gpus),
                 },
-            },
-            "status": {
-                "capacity": {
-                    f"homenode.io/{word}": str(fit.local)
-                    for word, fit in zip(words, host.fits, strict=True)
-                }
             },
         }
         for host in hosts

@@ -7,5 +7,6 @@ class Scheduler(StrEnum):
     """Who takes it."""
 
     KUBERNETES = "kubernetes"
+    DRA = "dra"
     NOVA = "nova"
     SLURM = "slurm"

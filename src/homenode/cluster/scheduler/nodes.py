@@ -54,9 +54,8 @@ def read_bound_pod(document: Mapping[str, Any]) -> BoundPod | None:
         return None
     meta = document.get("metadata") or {}
     conditions = down(document, "status", "conditions") or ()
-    scheduled: Mapping[str, Any] = next(
-        (one for one in conditions if one.get("type") == "PodScheduled"), {}
-    )
+    by_type: dict[Any, Mapping[str, Any]] = {one.get("type"): one for one in conditions}
+    scheduled = by_type.get("PodScheduled", {})
     node = down(document, "spec", "nodeName")
     held: dict[str, dict[str, frozenset[str]]] = {}
     for container in down(document, "status", "containerStatuses") or ():
@@ -155,6 +154,7 @@ class ClusterNodes:
         if self._pods.get(pod.uid) == pod:
             return
         self.remove(pod.uid)
+        self._learn(pod.pod)
         self._pods[pod.uid] = pod
         if pod.node is not None:
             self._on.setdefault(pod.node, {})[pod.uid] = pod
@@ -172,10 +172,7 @@ class ClusterNodes:
 
     def answer(self, name: str, pod: Pod) -> PodAnswer | None:
         """One more pod on a node; None where there is no capture of it."""
-        if not self._resources >= pod.devices.keys():
-            self._resources |= pod.devices.keys()
-            for kept in (self._now, self._known, self._empty):
-                kept.clear()
+        self._learn(pod)
         if name not in self.pool:
             return None
         state = self.state(name)
@@ -183,6 +180,13 @@ class ClusterNodes:
         if key not in state.answers:
             state.answers[key] = PodAnswer(self, state, pod)
         return state.answers[key]
+
+    def _learn(self, pod: Pod) -> None:
+        """Resources that no pod has asked for yet."""
+        if not self._resources >= pod.devices.keys():
+            self._resources |= pod.devices.keys()
+            for kept in (self._now, self._known, self._empty):
+                kept.clear()
 
     def state(self, name: str) -> NodeState:
         """A node of the pool with its pods."""

@@ -284,8 +284,8 @@ class SchedulerService:
 
 
 def serve(nodes: ClusterNodes, api: ApiServer, endpoint: Endpoint) -> None:
-    """Answer until SIGTERM or SIGINT. Raises UsageError without the library, HostError for an address
-    that cannot be listened on."""
+    """Answer until SIGTERM or SIGINT. Raises UsageError without the library, HostError where it
+    cannot listen."""
     server_module = optional_module("tornado.httpserver", "pool serve", "tornado")
     context = endpoint.context()
 

@@ -154,6 +154,10 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
     "plugins.py": {"importlib.metadata": "entry points of installed distributions"},
     "cluster/pool/ledger.py": {"sqlite3": "one plain file, which it has made or looked at"},
     "cluster/pods/manifest.py": {"yaml": "it is given a text"},
+    "cluster/scheduler/api_server.py": {
+        "http.client": "to the API server that the user names, over TLS",
+        "urllib.parse": "parts of a text",
+    },
     "process.py": {"Popen": "the one way to start a program"},
     "change/record_folder.py": {"unlink": _OWN},
     "measure/results/received.py": {

@@ -84,6 +84,7 @@ CONTENTS = (
             "tasks/fleet-with-ansible",
             "tasks/fill-a-pool",
             "tasks/kubevirt",
+            "tasks/kubernetes-scheduler",
             "tasks/check-slurm-placement",
             "tasks/study-a-slurm-cluster",
             "tasks/*",

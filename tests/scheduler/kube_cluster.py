@@ -43,6 +43,7 @@ Document = dict[str, Any]
 
 def programs() -> Path:
     """The folder with Kubernetes' programs. Skips where there is none."""
+    pytest.importorskip("tornado", reason="tornado is not installed")
     folder = os.environ.get("HOMENODE_KUBERNETES")
     if not folder:
         pytest.skip("HOMENODE_KUBERNETES names no folder: tests/scheduler/programs/build makes it")

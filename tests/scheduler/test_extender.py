@@ -17,7 +17,7 @@ from homenode.cluster.scheduler.extender import (
     read_request,
 )
 from homenode.cluster.scheduler.nodes import ClusterNodes, read_bound_pod
-from homenode.cluster.scheduler.serve import Endpoint, SchedulerService
+from homenode.cluster.scheduler.serve import ListenAddress, SchedulerService
 from homenode.errors import InputError
 from homenode.machine.pci import DeviceKind
 from tests.pool.pools import shipped
@@ -287,7 +287,7 @@ def test_a_failed_watch_is_unhealthy_until_it_is_back() -> None:
 
 def test_callers_show_a_certificate_or_the_token() -> None:
     place = {"address": "127.0.0.1", "port": 1, "certificate": None, "key": None}
-    guarded = Endpoint(**place, client_authority=None, token="0123456789abcdef")  # type: ignore[arg-type]
+    guarded = ListenAddress(**place, client_authority=None, token="0123456789abcdef")  # type: ignore[arg-type]
     assert guarded.admits("Bearer 0123456789abcdef", False)
     assert guarded.admits("Basic aG9tZW5vZGU6MDEyMzQ1Njc4OWFiY2RlZg==", False)
     for wrong in ("", "Bearer", "Bearer 0123456789abcdeg", "Basic ::", "Basic aG9tZW5vZGU6", "x y"):

@@ -15,7 +15,7 @@ from homenode.cluster.pool.outlook import outlook
 from homenode.cluster.pool.sources import load_pool
 from homenode.cluster.scheduler.api_server import api_server
 from homenode.cluster.scheduler.nodes import ClusterNodes
-from homenode.cluster.scheduler.serve import Endpoint
+from homenode.cluster.scheduler.serve import ListenAddress
 from homenode.cluster.scheduler.serve import serve as serve_nodes
 from homenode.errors import HomenodeError, UsageError
 from homenode.input_files import read_input
@@ -46,7 +46,7 @@ def _kubelets(pool: Pool, given: Path | None) -> dict[str, Kubelet]:
     return found
 
 
-def _endpoint(asked: PoolServeArguments) -> Endpoint:
+def _endpoint(asked: PoolServeArguments) -> ListenAddress:
     """Raises UsageError for an address that others reach without TLS, or without proof of who
     calls."""
     address, _, port = asked.listen.rpartition(":")
@@ -74,7 +74,7 @@ def _endpoint(asked: PoolServeArguments) -> Endpoint:
         token = content.strip()
         if len(token) < 16 or not token.isprintable():
             raise UsageError(f"{asked.token_file}: expected a token of 16 or more characters")
-    return Endpoint(
+    return ListenAddress(
         address=address,
         port=int(port),
         certificate=asked.cert,

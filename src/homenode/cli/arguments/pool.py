@@ -332,6 +332,8 @@ class PoolServeArguments(Struct, frozen=True, kw_only=True):
     the API server: nothing is stored. It needs Tornado (the extra `serve`).
 
     Examples:
+      homenode pool serve --pool 'hgx-h100*4' --api-server https://10.0.0.1:6443 \\
+        --api-token token --api-ca ca.crt
       homenode pool serve --pool captures/ --kubelet configz/ --cert tls.crt --key tls.key \\
         --client-ca ca.crt --listen 0.0.0.0:8443
     """

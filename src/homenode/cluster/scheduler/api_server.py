@@ -17,11 +17,13 @@ from urllib.parse import urlencode, urlsplit
 from msgspec import Struct
 
 from homenode.errors import HomenodeError, HostError, UsageError
+from homenode.input_files import read_file
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _TIMEOUT_S = 30
 _WATCH_S = 300
 _PAGE = 500
+_MOST_TOKEN_BYTES = 64 << 10
 _MOST_PAGE_BYTES = 256 << 20
 _MOST_LINE_BYTES = 4 << 20
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.5, 30.0
@@ -45,8 +47,9 @@ class ApiServer(Struct, frozen=True, kw_only=True):
             self.host, self.port, timeout=timeout_s, context=self.context
         )
         try:
+            token = read_file(self.token, "a token", most=_MOST_TOKEN_BYTES).decode("ascii").strip()
             headers = {
-                "Authorization": f"Bearer {self.token.read_text('ascii').strip()}",
+                "Authorization": f"Bearer {token}",
                 "Accept": "application/json",
                 "User-Agent": "homenode",
             }

@@ -57,7 +57,7 @@ _COUNTED = {
 }
 
 
-class Endpoint(Struct, frozen=True, kw_only=True):
+class ListenAddress(Struct, frozen=True, kw_only=True):
     """Where it listens. certificate, key: None = plain HTTP. client_authority: of certificates that
     callers may show. token: that they may send."""
 
@@ -283,7 +283,7 @@ class SchedulerService:
         yield "watches_failed", "Kinds that cannot be watched now.", len(self._failed)
 
 
-def serve(nodes: ClusterNodes, api: ApiServer, endpoint: Endpoint) -> None:
+def serve(nodes: ClusterNodes, api: ApiServer, endpoint: ListenAddress) -> None:
     """Answer until SIGTERM or SIGINT. Raises UsageError without the library, HostError where it
     cannot listen."""
     server_module = optional_module("tornado.httpserver", "pool serve", "tornado")
@@ -337,7 +337,7 @@ def _watch_in_thread(
     Thread(target=follow, args=(api, path, query, change), name=kind, daemon=True).start()
 
 
-async def _respond(service: SchedulerService, endpoint: Endpoint, request: Any) -> None:
+async def _respond(service: SchedulerService, endpoint: ListenAddress, request: Any) -> None:
     from tornado.httputil import HTTPHeaders, ResponseStartLine
     from tornado.iostream import StreamClosedError
 

@@ -95,12 +95,16 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
     >>> did_you_mean("pin-nume", ["pin", "pin-numa", "pin-numa-pci"])
     'did you mean pin-numa? '
+    >>> did_you_mean("mi300x", ["mi300x-epyc9654"])
+    'did you mean mi300x-epyc9654? '
     >>> did_you_mean("xyz", ["pin"])
     ''
     """
     from difflib import get_close_matches
 
-    near = get_close_matches(word, list(known), n=1)
+    names = list(known)
+    near = get_close_matches(word, names, n=1)
+    near = near or [one for one in names if word and one.startswith(word)]
     return f"did you mean {near[0]}? " if near else ""
 
 

@@ -14,6 +14,7 @@ from homenode.cluster.kubevirt.manifests import gates_of, virtual_machine
 from homenode.cluster.kubevirt.vmi import HOOK_ANNOTATION, read_vmi, vmi_of
 from homenode.cluster.pods.kubelet import Kubelet, read_kubelet
 from homenode.cluster.pods.quantity import parse_quantity
+from homenode.cpuset import CpuSet
 from homenode.errors import InputError
 from homenode.findings import Finding
 from homenode.machine.pci import DeviceKind
@@ -289,10 +290,16 @@ def test_guest_threads_need_siblings_on_the_node() -> None:
     assert "threads-without-siblings" in found(text, kubelet(reservedSystemCPUs="0"), host)
 
 
+def test_the_nodes_own_file_is_read_too() -> None:
+    written = "kind: KubeletConfiguration\ncpuManagerPolicy: static\nreservedSystemCPUs: 0,4-5\n"
+    read = read_kubelet(written, "/var/lib/kubelet/config.yaml")
+    assert read.cpu_policy == "static" and read.reserved_pus == CpuSet({0, 4, 5})
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("cpuManagerPolicy: static", "JSON"),
+        ("cpuManagerPolicy: [static", "JSON"),
         ('{"kind": "Pod"}', "Pod"),
         ('{"kubeletconfig": 7}', "int"),
         ('{"cpuManagerPolicy": 7}', "cpuManagerPolicy"),

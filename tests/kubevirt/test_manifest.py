@@ -180,7 +180,8 @@ def test_a_configmap_holds_the_hook_and_the_vm_names_it() -> None:
 
 
 def test_the_steps_name_the_prerequisites_and_the_hooks_log() -> None:
-    steps = "\n".join(next_steps(OPTIONS))
+    steps = "\n".join(next_steps(OPTIONS, "my cluster/"))
+    assert "kubectl apply -f 'my cluster/vm.yaml'" in steps, "from where the command was run"
     for word in ("kubevirt-gates.json", "GPU operator", "permittedHostDevices", "kubectl logs"):
         assert word in steps
 

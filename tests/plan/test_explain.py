@@ -13,6 +13,7 @@ from homenode.machine.topology import Host
 from homenode.plan.planner import plan as plan_on
 from homenode.show.cost_words import term_lines, term_words
 from homenode.show.explain import explain
+from homenode.show.explain_guest import CELLS_TITLE
 from homenode.show.host_groups import host_counts
 from homenode.units import GIB
 from homenode.vm.layout import PRESETS
@@ -176,9 +177,9 @@ def test_critical_findings_come_before_everything_else() -> None:
 
 
 def test_one_mirrored_cell_is_a_cell_and_a_flat_guest_is_flat() -> None:
-    for layout, name in (("pin-numa", "0"), ("pin", "flat")):
+    for layout, name in (("pin-numa", "0"), ("pin", "whole guest")):
         plan = plan_on(even_host(1), small_request(2, layout=layout))
-        table = _section(plan, even_host(1), "Guest cells").table
+        table = _section(plan, even_host(1), CELLS_TITLE).table
         assert table is not None and table.rows[0][0] == name
 
 
@@ -200,7 +201,7 @@ def test_terms_of_devices_are_said_and_what_is_nought_is_not() -> None:
 
 
 def test_each_cell_has_a_row_with_its_vcpus_pus_node_memory_and_distances() -> None:
-    table = _section(_plan(), h200_host(), "Guest cells").table
+    table = _section(_plan(), h200_host(), CELLS_TITLE).table
     assert table is not None
     assert table.rows[1] == ("1", "23-45 (23)", "24-46", "1", "384 GiB", "12 10 32 32")
 

@@ -330,7 +330,10 @@ class _Reading:
             said = self.values.get(one.path, ())
             self.values[one.path] = (*said, self.value(one, text, name))
             return
-        self.values[one.path] = self.value(one, text, name)
+        found = self.value(one, text, name)
+        if self.values.get(one.path, found) != found:
+            raise WrongCall(self.path, f"{name}: expected once, found twice, the second {text!r}")
+        self.values[one.path] = found
 
     def value(self, one: Parameter, text: str, name: str) -> Any:
         try:

@@ -114,7 +114,7 @@ def kubelet_of(machine: "Host", given: Path | None) -> Kubelet:
     """The kubelet of a file, else one that aligns."""
     if given is None:
         return usual_kubelet(machine)
-    return read_kubelet(read_input(given, "a KubeletConfiguration as JSON"), str(given))
+    return read_kubelet(read_input(given, "a KubeletConfiguration"), str(given))
 
 
 def _fit_on(
@@ -191,9 +191,7 @@ def check(asked: KubevirtCheckArguments) -> None:
     config = (
         None
         if asked.kubelet is None
-        else read_kubelet(
-            read_input(asked.kubelet, "a KubeletConfiguration as JSON"), str(asked.kubelet)
-        )
+        else read_kubelet(read_input(asked.kubelet, "a KubeletConfiguration"), str(asked.kubelet))
     )
     cluster = (
         None
@@ -244,7 +242,7 @@ def manifest(asked: KubevirtManifestArguments) -> None:
     for path, text in paths.items():
         write_text(path, text)
         note(f"wrote {path}")
-    for step in next_steps(options):
+    for step in next_steps(options, str(asked.output)):
         note(step)
 
 

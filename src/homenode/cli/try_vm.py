@@ -33,7 +33,7 @@ from homenode.findings import Finding, Findings, in_order
 from homenode.formats import encode
 from homenode.machine.pci import DeviceKind
 from homenode.objective import Objective
-from homenode.show.explain import explain
+from homenode.show.explain import explain, finding_lines
 from homenode.show.findings_text import findings_text
 from homenode.show.trial_text import duration_text
 from homenode.vm.domain.read import open_domain, vm_of
@@ -108,9 +108,10 @@ def try_vm(asked: TryArguments) -> None:
         print_json(encode("try", answer))
         return
     explained = explain(tuning.plan, tuning.host or host)
+    warned = (Text(one) for one in finding_lines(tuning.plan, ("critical", "warning")))
     shows = command_line(*with_connection(asked.connect, "homenode", "apply", state.argument))
     change = f"It adds {plural(added, 'line')} to the definition and removes {removed}; all of it:"
-    console().print(Doc(explained.title, (*explained.parts[:1], Text(change))))
+    console().print(Doc(explained.title, (*explained.parts[:1], *warned, Text(change))))
     console().print(Doc("", (Text(f"  {shows} --dry-run"),)), soft_wrap=True)
     for obstacle in would.obstacles:
         note(f"apply would refuse: {obstacle}")

@@ -61,7 +61,9 @@ def memory_text(verdict: Verdict) -> str:
     if verdict.floating:
         said += f", and the vCPUs float over these: {' '.join(verdict.words)}"
     elif bound is not None:
-        said += f": the guest stays flat, as in {bound.alternative}, and does not see the binding"
+        said += (
+            f": the guest sees one node, as in {bound.alternative}, and does not see the binding"
+        )
     return said
 
 
@@ -242,7 +244,8 @@ def _more(reason: Reason, verdict: Verdict) -> str | None:
             metrics = titles_of(verdict.objective)
             own = f"stronger figures of {metrics} cannot tell"
             if not verdict.passed:
-                own = f"this machine has no figures of {metrics} by layout"
+                of = "by layout" if verdict.why(ReasonId.NO_LAYOUT) is None else "of VMs"
+                own = f"this machine has no figures of {metrics} {of}"
             return f"by published figures of {reason.detail}; {own}"
         case ReasonId.NO_LAYOUT:
             return f"that is no layout of a VM; {reason.alternative} is what topology suggests"

@@ -116,6 +116,12 @@ def placement_lines(plan: Plan, host: Host | None) -> list[str]:
     lines = [f"Placement: {words} (policy {plan.policy})."]
     if given:
         lines.append(f"What gave way: {'; '.join(_GAVE_WAY.get(one, one) for one in given)}.")
+    if "host's last core" in given and _has_idle_siblings(plan, host):
+        half = -(-plan.vcpus // 2)
+        lines.append(
+            f"To leave the host cores, use both threads of each: --vcpus {half} --pinning all-pus "
+            f"--siblings exposed gives {2 * half} vCPUs on {plural(half, 'core')}."
+        )
     return lines
 
 
@@ -141,6 +147,13 @@ _GAVE_WAY = {
     "memory from other nodes": "some memory is on other nodes than the vCPUs",
     "unequal cells": "the guest's cells are unequal",
 }
+
+
+def _has_idle_siblings(plan: Plan, host: Host | None) -> bool:
+    if host is None or plan.layout.pinning is not Pinning.ONE_PER_CORE:
+        return False
+    used = CpuSet.union(plan.vcpu_pins)
+    return any(not core.pus.isdisjoint(used) and len(core.pus) > 1 for core in host.cores)
 
 
 def _packages(plan: Plan, host: Host | None) -> int | None:

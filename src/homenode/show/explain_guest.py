@@ -12,13 +12,15 @@ from homenode.vm.model import GuestCache, GuestHostdev, VmCell
 from homenode.vm.plan_model import Plan
 from homenode.wording import nodes_text, number_list, plural
 
+CELLS_TITLE = "Guest cells (NUMA nodes that the guest sees)"
+
 
 def cells_section(plan: Plan) -> Section:
     pinned = bool(plan.vcpu_pins)
     offline = plan.vm.offline_vcpus
     rows = tuple(
         (
-            "flat" if plan.layout.cells is GuestCells.FLAT else str(cell.id),
+            "whole guest" if plan.layout.cells is GuestCells.FLAT else str(cell.id),
             f"{cell.vcpus} ({_number(cell.vcpus, offline)})" if cell.vcpus else "none",
             (str(CpuSet.union([plan.vcpu_pins[v] for v in cell.vcpus])) or "none")
             if pinned
@@ -40,8 +42,12 @@ def cells_section(plan: Plan) -> Section:
         for device in plan.devices
         if device.initiator_cells
     ]
-    columns = ("cell", "vCPUs", "PUs", "host node", "memory", "distances")
-    return section("Guest cells", tuple(lines), Table(heads=columns, rows=rows))
+    columns = ("guest cell", "vCPUs", "PUs", "host node", "memory", "distances")
+    return section(
+        CELLS_TITLE,
+        tuple(lines),
+        Table(heads=columns, rows=rows),
+    )
 
 
 def _number(vcpus: CpuSet, offline: CpuSet) -> str:
@@ -87,7 +93,7 @@ def devices_section(plan: Plan, host: Host | None) -> Section:
         )
         for device in plan.devices
     )
-    columns = ("host BDF", "kind", "node", "cell", "guest address")
+    columns = ("host BDF", "kind", "node", "guest cell", "guest address")
     lines = _dma_lines(plan, host)
     if any(device.address is not None for device in plan.devices):
         lines += (

@@ -17,6 +17,7 @@ from homenode.cluster.kubevirt.manifest_options import ClaimScope, ManifestOptio
 from homenode.cluster.kubevirt.vmi import EVEN_ANNOTATION, HOOK_ANNOTATION
 from homenode.errors import UsageError
 from homenode.ssh_options import CLOSED
+from homenode.wording import command_line
 
 GATES = ("Sidecar", "CPUManager")
 HOOK_FILE = "onDefineDomain"
@@ -75,21 +76,31 @@ def manifests(options: ManifestOptions, hook: str) -> dict[str, str]:
     }
 
 
-def next_steps(options: ManifestOptions) -> tuple[str, ...]:
-    """What is to be done with the files, in order, and where to look when a VM does not start."""
-    hook = (
-        f"kubectl apply --server-side -f hook-configmap.yaml    (in namespace {options.namespace})"
-        if options.configmap
-        else f"podman build -t {options.image} -f Containerfile . && podman push {options.image}"
+def next_steps(options: ManifestOptions, folder: str) -> tuple[str, ...]:
+    """What is to be done with the files of a folder, in order, and where to look when a VM does not
+    start."""
+
+    def at(name: str) -> str:
+        return f"{folder.rstrip('/') or '/'}/{name}"
+
+    if options.configmap:
+        apply = command_line("kubectl", "apply", "--server-side", "-f", at("hook-configmap.yaml"))
+        hook = f"{apply}    (in namespace {options.namespace})"
+    else:
+        build = command_line("podman", "build", "-t", options.image, folder)
+        hook = f"{build} && {command_line('podman', 'push', options.image)}"
+    patch = command_line(
+        *"kubectl patch kubevirt kubevirt -n kubevirt --type json --patch-file".split(),
+        at("kubevirt-gates.json"),
     )
     return (
         f"hook: {hook}",
-        "gates: kubectl patch kubevirt kubevirt -n kubevirt --type json --patch-file "
-        "kubevirt-gates.json",
+        f"gates: {patch}",
         f"GPUs: {options.gpu} must be allocatable on the node (kubectl describe node): either the "
         "NVIDIA GPU operator's sandbox device plugin announces it, or KubeVirt does, by "
-        "spec.configuration.permittedHostDevices as in permitted-devices.yaml",
-        f"VM: kubectl apply -f vm.yaml, and virtctl start {options.vm}",
+        f"spec.configuration.permittedHostDevices as in {at('permitted-devices.yaml')}",
+        f"VM: {command_line('kubectl', 'apply', '-f', at('vm.yaml'))}, and "
+        f"{command_line('virtctl', 'start', options.vm)}",
         "log of the hook: " + log_command(options),
     )
 

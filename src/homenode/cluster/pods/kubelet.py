@@ -10,8 +10,9 @@ from typing import Any
 from msgspec import Struct, field
 
 from homenode.cluster.pods.cpu_assignment import AssignmentOptions
+from homenode.cluster.pods.manifest import read_manifest
 from homenode.cluster.pods.node import KubeletPolicies
-from homenode.cluster.pods.objects import down, read_object
+from homenode.cluster.pods.objects import down
 from homenode.cluster.pods.quantity import parse_milli, parse_quantity
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError
@@ -83,11 +84,12 @@ def usual_kubelet(host: Host) -> Kubelet:
 
 
 def read_kubelet(text: str | bytes, source: str) -> Kubelet:
-    """The settings of a KubeletConfiguration as JSON, bare or as configz wraps it.
+    """The settings of a KubeletConfiguration as YAML or JSON, bare or as configz wraps it.
 
     Raises InputError for what is no such object.
     """
-    document = read_object(text, source, "a KubeletConfiguration")
+    encoded = text.encode() if isinstance(text, str) else text
+    document = read_manifest(encoded, source, "a KubeletConfiguration")
     inner = document.get("kubeletconfig", document)
     if not isinstance(inner, dict) or inner.get("kind") not in (None, "KubeletConfiguration"):
         found = inner.get("kind") if isinstance(inner, dict) else type(inner).__name__

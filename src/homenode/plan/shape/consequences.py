@@ -149,8 +149,8 @@ def _locality(by_bdf: dict[Bdf, PciDevice], devices: tuple[GuestHostdev, ...]) -
             shares.setdefault(key, []).append(str(device.bdf))
     return [
         f"{ratio * 100:.0f} % of the guest's memory is on the node of {kind} "
-        f"{', '.join(bdfs[:8])}{' and others' if len(bdfs) > 8 else ''}; the other "
-        f"{(1 - ratio) * 100:.0f} % is remote."
+        f"{', '.join(bdfs[:8])}{' and others' if len(bdfs) > 8 else ''}"
+        + (f"; the other {(1 - ratio) * 100:.0f} % is remote." if ratio < 0.995 else ".")
         for (kind, ratio, _), bdfs in shares.items()
     ]
 

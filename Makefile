@@ -20,6 +20,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
+PROGRESS = sh packaging/with-progress
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 
 .PHONY: quick gpu-check wheel runtime setup probe demo test test-lab conformance check style types fuzz kills bench docs pyz deb dist lock clean help
@@ -36,15 +37,15 @@ $(STAMP): requirements.lock pyproject.toml hatch_build.py native/sources.txt
 	  { echo "Python has no ensurepip: install your distribution's venv package (Debian: python3-venv)" >&2; exit 3; }
 	@echo "installing homenode and its libraries into $(VENV): about a minute"
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
-	@echo "building homenode and its probe"
-	@$(INSTALL)
+	@$(PROGRESS) $(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	@echo "building homenode and its probe: half a minute"
+	@$(PROGRESS) $(INSTALL)
 	@touch $@
 
 # The probe is built by the package's build hook where there is a C++ compiler.
 probe: $(STAMP)
 	@if [ -x $(BIN)/homenode-probe ]; then exit 0; fi; \
-	if command -v "$${CXX:-c++}" >/dev/null; then echo "building homenode-probe"; $(INSTALL); else \
+	if command -v "$${CXX:-c++}" >/dev/null; then echo "building homenode-probe"; $(PROGRESS) $(INSTALL); else \
 	echo "no C++ compiler: homenode-probe is missing, and measuring (homenode bench, homenode trial) needs it." >&2; \
 	echo "  To get it: install one (Debian: apt install g++ make), then run make setup again." >&2; fi
 

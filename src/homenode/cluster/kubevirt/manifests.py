@@ -77,38 +77,23 @@ def manifests(options: ManifestOptions, hook: str) -> dict[str, str]:
 
 
 def next_steps(options: ManifestOptions, folder: str) -> tuple[str, ...]:
-    """What is to be done with the files of a folder, in order, and where to look when a VM does not
-    start."""
-
-    def at(name: str) -> str:
-        return f"{folder.rstrip('/') or '/'}/{name}"
-
-    if options.configmap:
-        apply = command_line("kubectl", "apply", "--server-side", "-f", at("hook-configmap.yaml"))
-        hook = f"{apply}    (in namespace {options.namespace})"
-    else:
-        build = command_line("podman", "build", "-t", options.image, folder)
-        hook = f"{build} && {command_line('podman', 'push', options.image)}"
-    patch = command_line(
-        *"kubectl patch kubevirt kubevirt -n kubevirt --type json --patch-file".split(),
-        at("kubevirt-gates.json"),
-    )
+    """What is to be done with a folder's files, in order, and where to look when no VM starts."""
+    at = f"{folder.rstrip('/') or '/'}/"
+    apply = command_line(*"kubectl apply --server-side -f".split(), f"{at}hook-configmap.yaml")
+    build = command_line("podman", "build", "-t", options.image, folder)
+    patch = "kubectl patch kubevirt kubevirt -n kubevirt --type json --patch-file".split()
     return (
-        f"hook: {hook}",
-        f"gates: {patch}",
+        f"hook: {apply}    (in namespace {options.namespace})"
+        if options.configmap
+        else f"hook: {build} && {command_line('podman', 'push', options.image)}",
+        f"gates: {command_line(*patch, f'{at}kubevirt-gates.json')}",
         f"GPUs: {options.gpu} must be allocatable on the node (kubectl describe node): either the "
         "NVIDIA GPU operator's sandbox device plugin announces it, or KubeVirt does, by "
-        f"spec.configuration.permittedHostDevices as in {at('permitted-devices.yaml')}",
-        f"VM: {command_line('kubectl', 'apply', '-f', at('vm.yaml'))}, and "
-        f"{command_line('virtctl', 'start', options.vm)}",
-        "log of the hook: " + log_command(options),
-    )
-
-
-def log_command(options: ManifestOptions) -> str:
-    """Prints what the hook said of a VM; events only say that the VM could not be defined."""
-    return (
-        f"kubectl logs -n {options.namespace} -l vm.kubevirt.io/name={options.vm} -c hook-sidecar-0"
+        f"spec.configuration.permittedHostDevices as in {at}permitted-devices.yaml",
+        f"VM: {command_line('kubectl', 'apply', '-f', f'{at}vm.yaml')}, virtctl start {options.vm}",
+        # Events only say that the VM could not be defined.
+        f"log of the hook: kubectl logs -n {options.namespace} -l "
+        f"vm.kubevirt.io/name={options.vm} -c hook-sidecar-0",
     )
 
 

@@ -238,7 +238,7 @@ def _verify_proof(path: Path, host: str | None, *, as_json: bool) -> None:
     """
     from homenode.plan.proof.facts import wrong_facts
     from homenode.plan.proof.statement import NotProved, conclusions, decode_plan
-    from homenode.plan.proof.verifier import FalseProofError
+    from homenode.plan.proof.statement import FalseProofError
     from homenode.plan.proof.verifier import verify as verified
     from homenode.plan.stored import read_plan_for
     from homenode.vm.sources import load_host

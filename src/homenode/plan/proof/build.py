@@ -17,10 +17,12 @@ from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import Host, with_certain_nodes
 from homenode.plan.bit_sets import members
 from homenode.plan.proof.statement import (
+    NODE_COSTS,
     VERSION,
     Device,
     DeviceHome,
     Facts,
+    FalseProofError,
     Goal,
     NotProved,
     Outcome,
@@ -30,8 +32,8 @@ from homenode.plan.proof.statement import (
     Step,
     plan_document,
 )
-from homenode.plan.proof.trees import BranchOrder, NotProvedError, deepest, least_set, tree_of
-from homenode.plan.proof.verifier import FalseProofError, Placings, check_chosen, roots
+from homenode.plan.proof.trees import BranchOrder, NotProvedError, deepest, tree_of
+from homenode.plan.proof.verifier import EQUALITY, check_placing, roots
 from homenode.plan.request import GuestRequest
 from homenode.plan.search.attempt import Attempt
 from homenode.plan.search.devices import Home
@@ -42,16 +44,6 @@ from homenode.plan.stored import encode_plan
 from homenode.vm.layout import with_siblings
 from homenode.vm.plan_model import Plan
 from homenode.vm.plan_options import DocumentSiblings, Policy
-
-NODE_COSTS = (
-    "unisolated_cores",
-    "llcs_spanned",
-    "pages_to_reserve",
-    "balance_cores",
-    "balance_memory",
-    "gpu_nodes_used",
-)
-"""Terms that are sums of what each node costs."""
 
 
 def proof_of(host: Host, request: GuestRequest, plan: Plan) -> Proof | NotProved:
@@ -112,7 +104,7 @@ class _Builder:
         problem = self.search.problem(fallback)
         step = _step(self.search, problem, fallback, "chosen")
         try:
-            check_chosen(self.document, _facts(self.search, problem), step, self.cost)
+            check_placing(self.document, _facts(self.search, problem), step, self.cost)
         except FalseProofError:
             return False
         return True
@@ -135,16 +127,19 @@ class _Builder:
         assert self.chosen is not None
         step = _step(self.search, problem, self.chosen, "chosen")
         main: Splits = "equal" if problem.equal and len(set(self.split)) == 1 else "any"
-        terms, tree = deepest(
-            facts, step, main, self.cost, len(problem.first), self._placing(facts)
-        )
-        searches = [Search(splits=main, tree=tree)]
-        reason = ""
+        placing = self._placing(facts)
+        terms, tree = deepest(facts, step, main, self.cost, len(problem.first), placing)
+        searches, reason = [Search(splits=main, tree=tree)], ""
         if problem.equal:
-            try:
-                searches.append(self._preference(facts, step, problem, main))
-            except NotProvedError as error:
-                reason = str(error)
+            # Where equal cells were chosen none is nearer; where they were not, they are farther.
+            other: Splits = "any" if main == "equal" else "equal"
+            goal = [one for one in self.cost if one[0] in EQUALITY]
+            families = roots(facts, step, equal=other == "equal")
+            found = tree_of(families, goal, placing, ties=main == "equal")
+            if isinstance(found, int):
+                reason = "the choice between equal and unequal cells is not proved"
+            else:
+                searches.append(Search(splits=other, tree=found))
         return terms, msgspec.structs.replace(step, searches=searches, reason=reason)
 
     def _placing(self, facts: Facts) -> BranchOrder:
@@ -152,36 +147,6 @@ class _Builder:
         chosen = dict(self.cost)["gpus"]
         gpus = tuple(n for n, one in enumerate(facts.devices) if one.position in chosen)
         return BranchOrder(nodes, gpus, self.split)
-
-    def _likely(self, facts: Facts) -> list[list[int]]:
-        """The sets of nodes that the plan names: of the runners-up, and the chosen one last."""
-        named = [*(one.nodes for one in reversed(self.plan.runners_up)), self.nodes]
-        return [[facts.nodes.index(node) for node in nodes] for nodes in named]
-
-    def _preference(self, facts: Facts, step: Step, problem: SearchProblem, main: Splits) -> Search:
-        """The other kind of split: where equal cells were chosen, none is nearer; where they were
-        not, the best of them costs more of what they may not."""
-        other: Splits = "any" if main == "equal" else "equal"
-        own = self.cost[: len(problem.first)]
-        placing = self._placing(facts)
-
-        def every() -> list[Placings]:
-            return roots(facts, step, equal=other == "equal")
-
-        if main == "equal":
-            tree = tree_of(every(), own, placing, ties=True)
-            if not isinstance(tree, int):
-                first = [value for _, value in own]
-                return Search(splits=other, tree=tree, least=list(placing.nodes), first=first)
-        nodes, first = least_set(every(), problem.first, self._likely(facts))
-        if nodes is None:
-            tree = tree_of(every(), [], placing, ties=False)
-        else:
-            goal = list(zip(problem.first, first, strict=True))
-            tree = tree_of(every(), goal, BranchOrder(tuple(nodes)), ties=True)
-        if isinstance(tree, int):
-            raise NotProvedError("the choice between equal and unequal cells is not proved")
-        return Search(splits=other, tree=tree, least=nodes, first=first)
 
     def _rivals(self, later: Sequence[Fallback]) -> list[Fallback]:
         """Those after the chosen one that are taken where they are nearer."""
@@ -248,7 +213,8 @@ def _facts(search: PlacementSearch, problem: SearchProblem) -> Facts:
     def number(home: Home, host_node: int) -> int:
         if id(home) not in numbers:
             numbers[id(home)] = len(numbers)
-            rows[id(home)] = DeviceHome(host_node=host_node, distances=list(home.to_package))
+            to_node = [home.to_package[package] for package in problem.distances.packages]
+            rows[id(home)] = DeviceHome(host_node=host_node, distances=to_node)
         return numbers[id(home)]
 
     def node_of(home: Home) -> int:
@@ -270,7 +236,12 @@ def _facts(search: PlacementSearch, problem: SearchProblem) -> Facts:
         if gpu.home is not None and its_home is not None:
             host_nodes.setdefault(id(its_home), gpu.home)
     has_nics = any(gpu.nics for gpu in options.gpus)
-    links = options.link_groups or (None,) * len(options.gpus)
+    linked: dict[int, list[int]] = {}
+
+    def link(gpu: int, device: int) -> None:
+        if options.link_groups:
+            linked.setdefault(options.link_groups[gpu], []).append(device)
+
     named = {gpu.position: gpu for gpu in options.gpus if options.named_gpus >> gpu.number & 1}
     of_host = search.host.devices_of_kind(DeviceKind.GPU)
     for position in options.named_positions:
@@ -280,7 +251,6 @@ def _facts(search: PlacementSearch, problem: SearchProblem) -> Facts:
                 bdf=str(of_host[position].bdf),
                 position=position,
                 distances=[0] * nodes,
-                link=None if known is None else links[known.number],
                 is_alone=has_nics and known is not None and not known.nics,
             )
         )
@@ -294,7 +264,9 @@ def _facts(search: PlacementSearch, problem: SearchProblem) -> Facts:
             device_of[gpu.number] = next(
                 at for at, one in enumerate(devices) if one.position == gpu.position
             )
+            link(gpu.number, device_of[gpu.number])
             continue
+        link(gpu.number, device_of[gpu.number])
         home = problem.devices.gpu_homes[gpu.number] if problem.devices.gpu_homes else None
         nics = problem.devices.nic_homes[gpu.number] if problem.devices.nic_homes else ()
         homes = [one for one in (home, *nics) if one is not None]
@@ -306,7 +278,6 @@ def _facts(search: PlacementSearch, problem: SearchProblem) -> Facts:
                 distances=[gpu.weight * far for far in home.to_node] if home else [0] * nodes,
                 homes=[number(one, host_nodes[id(one)]) for one in homes],
                 node=None if home is None else node_of(home),
-                link=links[gpu.number],
                 is_alone=has_nics and not gpu.nics,
             )
         )
@@ -323,6 +294,7 @@ def _facts(search: PlacementSearch, problem: SearchProblem) -> Facts:
         given=list(range(given)),
         device_count=given + options.count,
         choices=[of(one) for one in options.groups] if options.count else [[]],
+        link_groups=list(linked.values()),
         gpu_sets=[of(one) for one in options.sets] if options.has_gpus else [],
         reserved=str(_reserved(search.request)),
         locality=search.request.options.device_locality.value,
@@ -366,7 +338,7 @@ def _step(
         ),
         supply=[one.groups for one in problem.supplies],
         room=list(problem.capacities),
-        whole_cores=[one.whole_cores for one in problem.supplies],
+        cores=list(problem.whole_cores),
         memory=memory,  # type: ignore[arg-type]
         pages=pages,
         free_pages=[one.pages for one in problem.memory],

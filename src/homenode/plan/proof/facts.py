@@ -55,10 +55,8 @@ def _places(host: Host, facts: Facts, nodes: list[NumaNode]) -> Iterator[str]:
         if own is None:
             yield f"homes: expected a node of the host, found {home.host_node}"
             continue
-        for package in sorted(set(facts.packages)):
-            first = at[facts.packages.index(package)]
-            if home.distances[package] != _between(host, own, first):
-                yield f"homes: expected package distances of node {home.host_node}, found others"
+        if home.distances != [_between(host, own, other) for other in at]:
+            yield f"homes: expected package distances of node {home.host_node}, found others"
 
 
 def _between(host: Host, a: int, b: int) -> int:
@@ -139,22 +137,21 @@ def _supplies(host: Host, facts: Facts, step: Step, nodes: list[NumaNode]) -> It
             count // step.threads if step.counts_pus else count == len(core.pus) >= step.threads
             for count, core in zip(free, kinds, strict=True)
         )
-        for what, found, expected in (
-            ("groups", step.supply[number], groups),
-            ("whole cores", step.whole_cores[number], whole),
-        ):
-            if found != expected:
-                yield f"node {node.index}: expected {expected} {what}, found {found}"
         pages = step.free_pages[number]
         room = groups
         if pages is not None and step.memory == "follows":
             room = min(groups, pages * step.groups // step.pages)
         elif pages == 0 and step.memory == "together":
             room = 0
-        if step.room[number] != room:
-            yield f"node {node.index}: expected room for {room} groups, found {step.room[number]}"
+        for what, found, expected in (
+            ("groups", step.supply[number], groups),
+            ("room for groups", step.room[number], room),
+            ("whole cores", step.cores[number], min(whole, room)),
+        ):
+            if found != expected:
+                yield f"node {node.index}: expected {expected} {what}, found {found}"
         if step.outcome == "chosen":
-            yield from _costs(facts, step, number)
+            yield from _costs(facts, step, number, whole)
         if pages is None or node.memory_bytes is None:
             continue
         pools = sum(pool.page_bytes * pool.total_pages for pool in node.page_pools)
@@ -163,9 +160,9 @@ def _supplies(host: Host, facts: Facts, step: Step, nodes: list[NumaNode]) -> It
             yield f"node {node.index}: expected at most {most} bytes, found {pages} pages"
 
 
-def _costs(facts: Facts, step: Step, number: int) -> Iterator[str]:
-    """The costs of a node that are those of its cores and pages."""
-    cores, pages = step.whole_cores[number], step.free_pages[number] or 0
+def _costs(facts: Facts, step: Step, number: int, cores: int) -> Iterator[str]:
+    """The costs of a node that are those of its whole cores and pages."""
+    pages = step.free_pages[number] or 0
     for name, cost in (("balance_cores", cores), ("balance_memory", pages * facts.page_bytes)):
         row = step.costs.get(name, [[]] * len(facts.nodes))[number]
         if step.room[number] and {abs(one) for one in row} != {cost}:

@@ -5,6 +5,7 @@ of the facts.
 """
 
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -13,7 +14,7 @@ from msgspec import Meta
 from homenode.errors import InputError
 from homenode.json_text import NotJsonError, decode_json
 
-VERSION = 2
+VERSION = 3
 MOST_NODES = 1_024
 MOST_VERTICES = 100_000
 MOST_SIZE = 50_000_000
@@ -27,8 +28,17 @@ Vertex = Annotated[str, Meta(pattern=rf"^([a-z_]{{1,30}}|{_BRANCH})\Z")]
 """A split of a family into two, or what excludes it."""
 
 
+class FalseProofError(Exception):
+    """Says what of a proof is false."""
+
+
+def expect(is_so: object, what: str) -> None:
+    if not is_so:
+        raise FalseProofError(what)
+
+
 class DeviceHome(msgspec.Struct, frozen=True, kw_only=True):
-    """A node that devices lie on. distances: to each package."""
+    """A node that devices lie on. distances: to the package of each node."""
 
     host_node: int
     distances: list[Number]
@@ -38,7 +48,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What the VM gets or may get. position: among the host's GPUs. host_node: where it lies, None
     = unknown. distances: to each node, of all functions that come with it. homes: that count in
     its class. node: a GPU's position; None = it is never away, the number of nodes = it always is.
-    link: number of a GPU's link group. is_alone: it has no NIC, where other GPUs have one."""
+    is_alone: it has no NIC, where other GPUs have one."""
 
     bdf: str = ""
     position: int | None = None
@@ -46,7 +56,6 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     distances: list[Number] = []
     homes: list[Number] = []
     node: Number | None = None
-    link: int | None = None
     is_alone: bool = False
 
 
@@ -62,6 +71,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     given: list[Number]
     device_count: Number
     choices: list[list[Number]]
+    link_groups: list[list[Number]]
     gpu_sets: list[list[Number]]
     reserved: str
     locality: Literal["require", "prefer", "ignore"]
@@ -81,13 +91,10 @@ Goal = Sequence[tuple[str, Any]]
 
 
 class Search(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """All sets of nodes of a step. least: nodes of a set that has the least first
-    terms, which are `first`."""
+    """All sets of nodes of a step."""
 
     splits: Splits
     tree: list[Vertex]
-    least: list[Number] | None = None
-    first: list[int] = []
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -109,7 +116,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     kinds: list[str | None] = []
     supply: list[Number] = []
     room: list[Number] = []
-    whole_cores: list[Number] = []
+    cores: list[Number] = []
     memory: Literal["follows", "together", "anywhere", "none"] = "none"
     pages: Number = 0
     free_pages: list[Number | None] = []
@@ -125,6 +132,10 @@ class Proof(msgspec.Struct, frozen=True, kw_only=True):
     terms: int
     facts: Facts
     steps: list[Step]
+
+    @property
+    def chosen(self) -> Step:
+        return next(step for step in self.steps if step.outcome == "chosen")
 
 
 class NotProved(msgspec.Struct, frozen=True, kw_only=True):
@@ -183,6 +194,9 @@ FIRST = {
     "spread": ["minus_nodes_spanned", "device_class", "packages_spanned", "node_distance"],
 }
 EVENNESS = ["lopsided_split", "guest_sockets", "unevenness"]
+NODE_COSTS = """unisolated_cores llcs_spanned pages_to_reserve balance_cores balance_memory
+gpu_nodes_used""".split()
+"""Terms that are sums of what each node costs; of a VM without GPUs also `gpu_sets_lost`."""
 REST = """gpu_link_groups gpu_sets_lost unisolated_cores llcs_spanned unequal_llcs pages_to_reserve
 balance_cores balance_memory gpus_without_nic unevenness gpu_nodes_used nodes split gpus""".split()
 
@@ -215,7 +229,7 @@ def terms_of(plan: PlanDocument, step: Step) -> tuple[list[str], list[str]]:
 def conclusions(plan: PlanDocument, proof: Proof) -> list[str]:
     """What a true proof shows of a plan, in sentences."""
     names = [one.name for one in plan.cost]
-    step = next(step for step in proof.steps if step.outcome == "chosen")
+    step = proof.chosen
     is_equal = step.equal and len({*plan.value("split")}) == 1
     of_kind = "" if not step.reason else " with equal cells" if is_equal else ""
     terms = f"all {len(names)}"
@@ -252,37 +266,38 @@ def decode_plan(content: bytes, source: str) -> tuple[PlanDocument, Proof | NotP
         lists = [one.name for one in plan.cost if isinstance(one.value, tuple)]
         if lists != list(LISTS):
             raise ValueError(f"cost: expected lists for {', '.join(LISTS)}, found {lists}")
-        return plan, checked(msgspec.convert(plan.proof, Proof))
+        return plan, checked(plan, msgspec.convert(plan.proof, Proof))
     except (NotJsonError, msgspec.ValidationError, ValueError) as error:
         raise InputError(f"{source}: expected a plan with a proof, found: {error}") from None
 
 
-def checked(proof: Proof) -> Proof:
-    """The proof, with lists of their lengths and positions within theirs. Raises ValueError."""
+def checked(plan: PlanDocument, proof: Proof) -> Proof:
+    """The proof: of this plan, with lists of their lengths and positions within theirs. Raises
+    ValueError."""
     facts, count, devices = proof.facts, len(proof.facts.nodes), proof.facts.devices
-    searches = [search for step in proof.steps for search in step.searches]
-    _check_size(proof, [search.tree for search in searches])
+    trees = [search.tree for step in proof.steps for search in step.searches]
+    _check_size(proof, trees)
     packages = 1 + max(facts.packages, default=0)
     rows: list[tuple[str, Sequence[object], int]] = [
         ("packages", facts.packages, count),
         ("distances", facts.distances, count),
         *(("distances", one, count) for one in facts.distances),
         *(("devices.distances", one.distances, count) for one in devices),
-        *(("homes.distances", one.distances, packages) for one in facts.homes),
+        *(("homes.distances", one.distances, count) for one in facts.homes),
     ]
     for step in proof.steps:
         if step.outcome not in ("host-core", "unproved"):
             rows += _rows(step, count)
+        elif step.outcome == "host-core" and step.cores_left - step.groups >= step.cores_kept:
+            raise ValueError(f"host-core: expected fewer than {step.cores_kept} cores to be left")
     for name, values, length in rows:
         if len(values) != length:
             raise ValueError(f"{name}: expected {length} values, found {len(values)}")
-    sets = [facts.given, *facts.choices, *facts.gpu_sets]
-    least = [search.least for search in searches if search.least is not None]
+    sets = [facts.given, *facts.choices, *facts.link_groups, *facts.gpu_sets]
     below = {"node": count, "groups": count, "gpu": len(devices), "package": packages}
-    splits = [vertex.split() for search in searches for vertex in search.tree if " " in vertex]
+    splits = [vertex.split() for tree in trees for vertex in tree if " " in vertex]
     for name, numbers, end in (
-        ("given, choices, gpu_sets", sets, len(devices)),
-        ("least", least, count),
+        ("given, choices, link_groups, gpu_sets", sets, len(devices)),
         ("devices.homes", [one.homes for one in devices], len(facts.homes)),
         ("devices.node", [[one.node] for one in devices if one.node is not None], count + 1),
         *((split[0], [[int(split[1])]], below[split[0]]) for split in splits),
@@ -290,28 +305,48 @@ def checked(proof: Proof) -> Proof:
         found = next((number for row in numbers for number in row if number >= end), None)
         if found is not None:
             raise ValueError(f"{name}: expected numbers below {end}, found {found}")
-    far = facts.distances
-    same = all(far[a][b] == far[b][a] for a in range(count) for b in range(a))
+    far, pairs = facts.distances, [(a, b) for a in range(count) for b in range(a + 1)]
+    is_distance = all(far[a][b] == far[b][a] and (a != b or far[a][b] == 10) for a, b in pairs)
+    free = [devices[one] for choice in facts.choices for one in choice]
     for is_so, what in (
-        (all(len(set(one)) == len(one) for one in sets), "given, choices, gpu_sets: each once"),
+        (all(len(set(one)) == len(one) for one in sets), "given, choices, …: each once"),
         (all(set(facts.given).isdisjoint(one) for one in facts.choices), "choices: none given"),
-        (all(one == sorted(set(one)) for one in [facts.nodes, *least]), "nodes, ascending"),
+        (all(one.position is not None for one in free), "choices: GPUs of the host"),
+        (facts.nodes == sorted({*facts.nodes}), "nodes, ascending"),
         (len(facts.given) <= facts.device_count <= len(devices), "device_count: of the devices"),
-        (same, "distances as far there as back"),
+        (is_distance, "distances as far there as back, and 10"),
+        *_of_plan(plan, proof),
     ):
         if not is_so:
             raise ValueError(f"expected {what}; found others")
     return proof
 
 
+def _of_plan(plan: PlanDocument, proof: Proof) -> Iterator[tuple[bool, str]]:
+    """Whether the proof has what the plan is, each with what was expected."""
+    nodes, split, number = plan.value("nodes"), plan.value("split"), len(plan.cost)
+    is_one = [step.outcome for step in proof.steps].count("chosen") == 1
+    yield is_one, "one step that is chosen"
+    names = [*chain(*terms_of(plan, proof.chosen))] if is_one else []
+    yield [one.name for one in plan.cost] == names, f"the terms {names}"
+    yield 0 < proof.terms <= number, f"1 to {number} terms that are proved"
+    yield is_one and plan.gave_way in proof.chosen.fallbacks, f"a chosen step for {plan.gave_way}"
+    is_set = {*plan.nodes} == {*nodes} <= {*proof.facts.nodes} and len({*nodes}) == len(nodes)
+    yield is_set, f"the plan's nodes in its cost, {nodes}"
+    yield len(nodes) == len(split) > 0 > max(split, default=0), "a part of each node in the cost"
+
+
 def _rows(step: Step, count: int) -> Iterator[tuple[str, Sequence[object], int]]:
     """The lists of a step and how long they are."""
     if step.memory != "none" and not step.pages:
         raise ValueError("pages: expected some, found 0")
-    for name in ("supply", "room", "whole_cores", "free_pages"):
+    for name in ("supply", "room", "cores", "free_pages"):
         yield name, getattr(step, name), count
-    if any(most < room for most, room in zip(step.supply, step.room, strict=False)):
-        raise ValueError("room: expected at most the supply")
+    for few, many in ((step.room, step.supply), (step.cores, step.room)):
+        if any(most < one for one, most in zip(few, many, strict=False)):
+            raise ValueError("expected cores of at most the room, room of at most the supply")
+    if step.outcome == "chosen" and {*step.costs} - {"gpu_sets_lost"} != {*NODE_COSTS}:
+        raise ValueError(f"costs: expected {NODE_COSTS}, found {[*step.costs]}")
     for name, of_nodes in [*step.costs.items(), ("llc_parts", step.llc_parts)]:
         if step.outcome == "chosen":
             yield name, of_nodes, count

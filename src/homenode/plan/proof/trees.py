@@ -1,7 +1,5 @@
 """Trees: how a proof splits the placings of a step into families that the verifier excludes."""
 
-from collections.abc import Sequence
-
 from msgspec import Struct
 
 from homenode.plan.proof.statement import Facts, Goal, Splits, Step
@@ -110,7 +108,7 @@ def _cut(family: Placings, placing: BranchOrder) -> str | None:
     shares cores as late as it can."""
     step, must = family.step, family.must
     if step.shares:
-        own = {node: max(1, family.whole[node]) for node in must}
+        own = {node: max(1, family.step.cores[node]) for node in must}
         beyond = max(family.low[node] - own[node] for node in must)
         for node in must:
             fewest = min(step.room[node], own[node] + beyond - 1)
@@ -159,35 +157,5 @@ def _cost(family: Placings, node: int, term: str) -> int:
     if term == "node_distance":
         return sum(facts.distances[node])
     if term == "vcpus_beyond_cores":
-        return -family.whole[node]
+        return -family.step.cores[node]
     return 0
-
-
-def least_set(
-    families: list[Placings], names: Sequence[str], likely: Sequence[Sequence[int]]
-) -> tuple[list[int] | None, list[int]]:
-    """(a set of nodes of the least first terms, these terms); None where no set holds the VM."""
-    best: tuple[list[int], list[int]] | None = None
-    waiting = list(families)
-    for nodes in likely:
-        waiting += [family.with_nodes(nodes) for family in families if family.size == len(nodes)]
-    work = 0
-    while work < MOST_WORK:
-        if not waiting:
-            return (None, []) if best is None else best
-        family = waiting.pop()
-        work += work_of(family)
-        if family.rejection() is not None:
-            continue
-        term = ""
-        if best is not None:
-            standing, term = family.compare(list(zip(names, best[1], strict=True)))
-            if standing >= 0:
-                continue
-        if not family.may:
-            best = family.must, [family.bound(name) for name in names]
-            continue
-        branch = _branch(family, BranchOrder(), term)
-        assert branch is not None
-        waiting += reversed(family.branches(branch))
-    raise NotProvedError("the choice between equal and unequal cells is not proved")

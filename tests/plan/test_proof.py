@@ -15,8 +15,7 @@ from homenode.plan.planner import plan
 from homenode.plan.proof import trees
 from homenode.plan.proof.build import proof_of
 from homenode.plan.proof.facts import wrong_facts
-from homenode.plan.proof.statement import NotProved, Proof, decode_plan
-from homenode.plan.proof.statement import FalseProofError
+from homenode.plan.proof.statement import FalseProofError, NotProved, Proof, decode_plan
 from homenode.plan.proof.verifier import roots, verify
 from homenode.plan.request import GuestRequest
 from homenode.plan.stored import encode_plan, read_plan

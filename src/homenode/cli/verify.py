@@ -237,8 +237,7 @@ def _verify_proof(path: Path, host: str | None, *, as_json: bool) -> None:
     host: whose facts the proof must state; None = they are taken as stated. Raises InputError.
     """
     from homenode.plan.proof.facts import wrong_facts
-    from homenode.plan.proof.statement import NotProved, conclusions, decode_plan
-    from homenode.plan.proof.statement import FalseProofError
+    from homenode.plan.proof.statement import FalseProofError, NotProved, conclusions, decode_plan
     from homenode.plan.proof.verifier import verify as verified
     from homenode.plan.stored import read_plan_for
     from homenode.vm.sources import load_host

@@ -148,7 +148,7 @@ class Candidates:
     def _capacities(self, nodes: Sequence[int]) -> tuple[int, ...]:
         problem = self.problem
         if not problem.device_pages:
-            return tuple(self._capacity[node] for node in nodes)
+            return tuple([self._capacity[node] for node in nodes])
         owned = problem.devices_of_cells(len(nodes))
         return tuple(problem.capacity(n, more) for n, more in zip(nodes, owned, strict=True))
 
@@ -278,7 +278,8 @@ class Candidates:
         for seed in members(nodes):
             if not self.problem.earlier_equals[seed]:
                 for order in self._outwards(seed):
-                    yield [seed, *(node for node in order if nodes >> node & 1 and node != seed)]
+                    its = [node for node in order if nodes >> node & 1 and node != seed]
+                    yield [seed, *its]
                 if self._pulled[seed]:
                     yield self._near_devices(seed, nodes)
         every = (self._by_weight, self._by_capacity) if any(self._pulled) else (self._by_capacity,)

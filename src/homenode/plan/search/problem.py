@@ -208,17 +208,23 @@ class SearchProblem(Struct, frozen=True, kw_only=True, dict=True):
     def holds_memory(self, nodes: int) -> bool:
         """Whether the nodes (bits) have the memory that need not lie next to its vCPUs; where it
         may lie on any node, with as many more as are allowed."""
-        wanted = self.pages_together or self.pages_anywhere
+        wanted, pages = self._pages_of_nodes
         if not wanted:
             return True
-        wanted += sum(pages for _, pages in self.device_pages)
-        own: list[int] = []
-        others: list[int] = []
-        for node, memory in enumerate(self.memory):
-            pages = wanted if memory.pages is None else memory.pages
-            (own if nodes >> node & 1 else others).append(pages)
-        more = max(0, self.most_nodes - len(own)) if self.pages_anywhere else 0
-        return sum(own) + sum(sorted(others, reverse=True)[:more]) >= wanted
+        missing = wanted - sum([pages[node] for node in members(nodes)])
+        more = self.most_nodes - nodes.bit_count()
+        if missing <= 0 or not self.pages_anywhere or more <= 0:
+            return missing <= 0
+        others = [one for node, one in enumerate(pages) if not nodes >> node & 1]
+        return sum(sorted(others, reverse=True)[:more]) >= missing
+
+    @cached_property
+    def _pages_of_nodes(self) -> tuple[int, list[int]]:
+        """(pages that need not lie next to their vCPUs, what each node has for them)."""
+        wanted = self.pages_together or self.pages_anywhere
+        if wanted:
+            wanted += sum(pages for _, pages in self.device_pages)
+        return wanted, [wanted if one.pages is None else one.pages for one in self.memory]
 
     def has_slots(self, nodes: int) -> bool:
         """Whether pcie.0 has slots for the expander buses of a guest on these nodes (bits)."""

@@ -3,7 +3,9 @@
 from itertools import product
 
 import pytest
+from msgspec.structs import replace
 
+from homenode.bdf import Bdf
 from homenode.check.doctor.peer_paths import peer_findings
 from homenode.findings import Severity
 from homenode.machine.discover.lspci import host_from_lspci
@@ -166,3 +168,57 @@ def test_a_bare_host_gains_by_clearing_redirects_and_needs_no_ats() -> None:
     (found,) = peer_findings(made(REDIRECTS, vm=False))
     assert found.severity is Severity.WARNING and "0000:000c" in (found.fix or "")
     assert list(peer_findings(made({"TransBlk"}, vm=False))) == []
+
+
+def with_virtual_function(
+    on: set[str], *, vendor: str = "15b3:101e", physical: tuple[bool, bool], own: tuple[bool, bool]
+) -> Host:
+    """A second NIC below the first port whose virtual function a VM has. Each pair: ATS, RO."""
+    sign = {True: "+", False: "-"}
+    whole = lspci(on, ats=physical[0], relaxed=physical[1], driver="vfio-pci")
+    whole = whole.replace("Kernel driver in use: vfio-pci", "Kernel driver in use: mlx5_core", 1)
+    virtual = (
+        f"03:00.1 Infiniband controller [0207]: Mellanox Technologies Virtual Function [{vendor}]\n"
+        "\tCapabilities: [60] Express (v2) Endpoint, MSI 00\n"
+        f"\t\tDevCtl:\tCorrErr- NonFatalErr-\n\t\t\tRlxdOrd{sign[own[1]]} ExtTag+\n"
+        "\t\t\tMaxPayload 128 bytes, MaxReadReq 128 bytes\n"
+        f"\t\tATSCtl:\tEnable{sign[own[0]]}, Smallest Translation Unit: 00\n"
+        "\tKernel driver in use: vfio-pci\n"
+    )
+    host = host_from_lspci(whole + "\n" + virtual, "made")
+    devices = tuple(
+        replace(one, physical_function=Bdf.parse("03:00.0"))
+        if str(one.bdf) == "0000:03:00.1"
+        else one
+        for one in host.pci_devices
+    )
+    return replace(host, pci_devices=devices)
+
+
+def test_a_virtual_function_has_its_own_ats_and_the_relaxed_ordering_of_its_owner() -> None:
+    """Every setting of ACS, and of both functions."""
+    for bits in product((False, True), repeat=7):
+        redirect, completions, direct, *settings = bits
+        on = {"UpstreamFwd"} | ({"ReqRedir"} if redirect else set())
+        on |= {"CmpltRedir"} if completions else set()
+        on |= {"DirectTrans"} if direct else set()
+        host = with_virtual_function(
+            on, physical=(settings[0], settings[1]), own=(settings[2], settings[3])
+        )
+        (route,) = (r for r in peer_routes(host) if str(r.requester.bdf) == "0000:03:00.1")
+        has_ats, is_relaxed = settings[2], settings[1]
+        write = RouteWay.SWITCH if has_ats and (direct or not redirect) else RouteWay.ROOT
+        back = RouteWay.SWITCH if is_relaxed or not completions else RouteWay.ROOT
+        assert (route.write.way, route.completion.way) == (write, back), bits
+
+
+def test_only_the_nics_of_mellanox_are_told_to_use_mlxconfig() -> None:
+    pair = {"physical": (True, True), "own": (False, True)}
+    for vendor, is_theirs in (("15b3:101e", True), ("14e4:1750", False)):
+        host = with_virtual_function(REDIRECTS | {"DirectTrans"}, vendor=vendor, **pair)
+        fixes = [
+            one.fix or ""
+            for one in peer_findings(host)
+            if one.id == "p2p-redirected" and "03:00.1" in one.subject
+        ]
+        assert [("mlxconfig -d 0000:03:00.0" in fix) is is_theirs for fix in fixes] == [True], fixes

@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from homenode.bdf import Bdf
 from homenode.machine.link_path import Link, links_above
-from homenode.machine.pci import DeviceKind, PciDevice, PortType, is_emulated
+from homenode.machine.pci import DeviceKind, PciDevice, PciRegisters, PortType, is_emulated
 from homenode.machine.topology import Host
 
 REQUEST_REDIRECT = "ReqRedir"
@@ -153,7 +153,7 @@ def peer_route(
     switch = next((port for port in theirs if port.bdf in above_target), None)
     is_switch = switch is not None and _type(switch) is PortType.SWITCH_UPSTREAM
     addresses = _addresses(requester, in_vm=is_passed(requester) if in_vm is None else in_vm)
-    control = requester.device_control
+    control = _control_of(host, requester)
     relaxed = None if control is None else control.relaxed_ordering
     write = completion = RouteLeg(RouteWay.ROOT, RouteCause.NO_SWITCH)
     emulated = next((port.bdf for port in (*theirs, *others) if is_emulated(port)), None)
@@ -173,6 +173,15 @@ def peer_route(
         write=write,
         completion=completion,
     )
+
+
+def _control_of(host: Host, device: PciDevice) -> PciRegisters | None:
+    """A virtual function's own bits are reserved and read as 0: those of its physical function
+    count for it. Source: PCIe 6.0, 9.3.5.4."""
+    whole = device.physical_function
+    if whole is None:
+        return device.device_control
+    return None if (owner := host.device(whole)) is None else owner.device_control
 
 
 def is_passed(device: PciDevice) -> bool:
@@ -278,7 +287,7 @@ def expected_bytes_per_s(host: Host, route: PeerRoute) -> float | None:
             rates.append(rate.bytes_per_s)
     if not rates:
         return None
-    own = route.requester.device_control
+    own = _control_of(host, route.requester)
     payload = None if own is None else own.max_payload_bytes
     share = 1.0 if payload is None else payload / (payload + _PACKET_BYTES)
     return min(rates) * share * (1.0 if route.is_direct else THROUGH_ROOT)

@@ -24,13 +24,17 @@ _BY_ACS = frozenset({4, 10, 11})
 
 _NEAR = frozenset({"PIX", "PXB", "P2C"})
 _MOST_NAMED = 4
+_MOST_LOCAL = 8  # GPUs of a host
+_MANY_GPUS = 4
 
 
 class LogNetwork(Struct, kw_only=True):
     """devices: NICs that NCCL uses by verbs. relaxed: it says [RO]. channels: (network, by
     GPUDirect RDMA) of each channel between hosts. off: why NCCL says that it does without, each
     once. slow: links below 1 GB/s. nearest: the path of each GPU to its nearest NIC. errors: status
-    and vendor's error of failed completions."""
+    and vendor's error of failed completions. senders, nics: ranks that send to other hosts, and by
+    which NICs. variables: NCCL's own, of the environment. socket_alone: NCCL chose TCP for all.
+    ranks, local: of the communicator, and GPUs of a host."""
 
     devices: int | None = None
     relaxed: bool = False
@@ -40,6 +44,12 @@ class LogNetwork(Struct, kw_only=True):
     slow: dict[str, str] = field(default_factory=dict)
     nearest: dict[str, str] = field(default_factory=dict)
     errors: Counter[tuple[int, int]] = field(default_factory=Counter)
+    senders: set[str] = field(default_factory=set)
+    nics: set[str] = field(default_factory=set)
+    variables: dict[str, str] = field(default_factory=dict)
+    socket_alone: bool = False
+    ranks: int = 0
+    local: int = 0
     ring_channels: int = 0
 
     @property
@@ -68,6 +78,9 @@ def _rows(found: LogNetwork) -> tuple[Row, ...]:
         (_VIA_NET, lambda _, match: _take_channel(found, match)),
         (_USING, lambda line, _: _take_devices(found, line)),
         (_NO_DEVICE, lambda _, __: _take_none(found)),
+        (_SET, lambda _, match: found.variables.update({match[1]: match[2]})),
+        (_SOCKET_ALONE, lambda _, __: setattr(found, "socket_alone", True)),
+        (_RANK, lambda _, match: _take_rank(found, match)),
         (_OFF_BY_DRIVER, lambda _, match: found.off_by_driver.setdefault(match[1])),
         (_OFF_BY_DISTANCE, lambda _, match: found.off_by_distance.setdefault(match[1])),
         (_COMPLETION, lambda _, match: _take_error(found, match)),
@@ -82,7 +95,8 @@ _SLOW_LINK = re.compile(
 _PATHS = re.compile(r"(GPU/[0-9a-fA-F-]{1,40}) :(.*NET/.*)")
 _TO_NET = re.compile(r"NET/[0-9a-fA-F-]{1,40} \(\d{1,4}/[0-9.]{1,12}/([A-Z0-9]{3})\)")
 _VIA_NET = re.compile(
-    r"Channel \S{1,12} : \S{1,24} -> \S{1,24} \[(?:send|receive)\] via NET/(\w{1,40})/\S{1,40}.*"
+    r"Channel \S{1,12} : (\S{1,24}) -> \S{1,24} \[(send|receive)\] "
+    r"via NET/(\w{1,40})/(\d{0,4})\S{0,40}.*"
 )
 _USING = re.compile(r"NET/IB\s?: Using .*")
 _NO_DEVICE = re.compile(r"NET/IB\s?: No device found.*")
@@ -98,6 +112,11 @@ _COMPLETION = re.compile(
     r".{0,80}?vendor err (\d{1,6})\b.*"
 )
 _CHANNELS = re.compile(r"(\d{1,4}) coll channels,.*")
+_SET = re.compile(r"(NCCL_IB_(?:HCA|DISABLE)) set (?:by environment )?to (\S{1,200}?)\.?")
+_SOCKET_ALONE = re.compile(r"Using network Socket")
+_RANK = re.compile(
+    r"(?:\w{1,40} )?comm \w{1,20} rank \d{1,6} nranks (\d{1,6}) cudaDev (\d{1,3})\b.*"
+)
 _DEVICE = re.compile(r"\[\d{1,3}\]")
 _ANY = re.compile(r".*")
 
@@ -115,12 +134,20 @@ def _take_paths(found: LogNetwork, match: "re.Match[str]") -> None:
 
 
 def _take_channel(found: LogNetwork, match: "re.Match[str]") -> None:
-    found.channels[match[1], "/GDRDMA" in match[0]] += 1
+    found.channels[match[3], "/GDRDMA" in match[0]] += 1
+    if match[2] == "send" and match[4]:
+        found.senders.add(match[1])
+        found.nics.add(match[4])
 
 
 def _take_devices(found: LogNetwork, line: Line) -> None:
     found.devices = len(_DEVICE.findall(line.text.partition("; OOB")[0]))
     found.relaxed = found.relaxed or "[RO]" in line.text
+
+
+def _take_rank(found: LogNetwork, match: "re.Match[str]") -> None:
+    found.ranks = max(found.ranks, int(match[1]))
+    found.local = max(found.local, int(match[2]) + 1)
 
 
 def _take_none(found: LogNetwork) -> None:
@@ -170,6 +197,19 @@ def log_network_findings(found: LogNetwork, source: str) -> Iterator[Finding]:
             observed=f"NET/Socket: {none}",
             source=source,
         )
+    elif (
+        found.socket_alone
+        and found.variables.get("NCCL_IB_DISABLE") == "1"
+        and found.ranks > _MOST_LOCAL
+    ):
+        yield finding(
+            "nccl-log-socket",
+            f"{found.ranks} ranks",
+            expected="NET/IB, or the plugin of another RDMA network",
+            observed="NET/Socket: NCCL_IB_DISABLE is 1",
+            source=source,
+        )
+    yield from _few_nics(found, source)
     # Of pairs that are far NCCL says so as well, while the near ones have it.
     has_gdr = any(by_gdr for _, by_gdr in found.channels)
     if found.without_gdr or (not has_gdr and (found.off_by_driver or found.off_by_distance)):
@@ -184,6 +224,25 @@ def log_network_findings(found: LogNetwork, source: str) -> Iterator[Finding]:
                 f"{vendor}",
                 source=source,
             )
+
+
+def _few_nics(found: LogNetwork, source: str) -> Iterator[Finding]:
+    """Ranks that share a NIC while others are idle, or that NCCL_IB_HCA leaves one for."""
+    used, known = len(found.nics), found.devices or 0
+    hca = found.variables.get("NCCL_IB_HCA")
+    if 0 < used < min(known, len(found.senders)):
+        observed = f"{used} of the {known} that NCCL uses by verbs"
+    elif hca is not None and known == 1 and found.local >= _MANY_GPUS:
+        observed = f"one: NCCL_IB_HCA is {hca}"
+    else:
+        return
+    yield finding(
+        "nccl-log-nics-few",
+        f"{max(len(found.senders), found.local)} GPUs that send to other hosts",
+        expected="a NIC for each, as far as there are",
+        observed=observed,
+        source=source,
+    )
 
 
 def _gdr_off(found: LogNetwork, source: str) -> Finding:

@@ -37,6 +37,7 @@ from homenode.why.outputs import (
     lone_gpu_findings,
     matrix_findings,
     run_findings,
+    virtual_switch_findings,
 )
 from homenode.why.pasted import as_printed
 from homenode.why.pieces import pieces
@@ -137,7 +138,7 @@ def _causes(
     ids = {sign.id for sign in seen}
     # A listing with all that lspci says is judged by the doctor.
     whole_listings = [one for one in known.of(Listing) if "Capabilities:" in one.text]
-    over = {"p2p-redirected"} if whole_listings else set()
+    over = {"p2p-redirected", "nic-ats-off"} if whole_listings else set()
     for sign in seen:
         if sign.id not in over:
             yield _of_sign(sign)
@@ -234,6 +235,7 @@ def _of_outputs(known: PasteFacts) -> Iterator[tuple[Finding, Sure]]:
     for run in known.of(NcclRun):
         yield from run_findings(run)
     for listing in known.of(Listing):
+        yield from virtual_switch_findings(listing.text, listing.source, is_guest=listing.is_guest)
         if not listing.is_guest:
             yield from lone_gpu_findings(listing.text, listing.source)
 

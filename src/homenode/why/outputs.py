@@ -208,3 +208,27 @@ def lone_gpu_findings(text: str, where: str) -> Judged:
                 cost=None,
             )
             yield found, Sure.POSSIBLE
+
+
+_VIRTUAL_SWITCH = re.compile(
+    r"^\S{1,20} PCI bridge.{0,40}XIO3130 .{0,80}$(?:\n[ \t].{0,300}$){0,60}?"
+    r"\n[ \t]{1,40}LnkSta:.{0,20}2\.5GT/s.{0,20}Width x1\b",
+    re.MULTILINE,
+)
+
+
+def virtual_switch_findings(text: str, where: str, *, is_guest: bool) -> Judged:
+    """Ports of QEMU's switch in a listing of a guest, or of a few devices, by what they claim of
+    their links."""
+    found = _VIRTUAL_SWITCH.search(text)
+    if found is not None and (is_guest or text.count("\n") < _MANY_LINES):
+        yield (
+            finding(
+                "nccl-virtual-switch",
+                found[0].partition(" ")[0],
+                expected="links as fast as the host's, or a topology file for NCCL",
+                observed="2.5 GT/s x1",
+                source=where,
+            ),
+            Sure.POSSIBLE,
+        )

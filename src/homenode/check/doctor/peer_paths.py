@@ -34,6 +34,9 @@ _OWN_DRIVERS = {"nvidia", "amdgpu", "xe", "i915"}
 """With these the host itself uses its GPUs. None at all counts as waiting for a VM."""
 _SOURCE = "ACSCtl of the ports, ATSCtl and DevCtl of the devices (lspci -vvv); PCIe 6.0, 6.12"
 _MOST_NAMED = 4
+_MELLANOX = 0x15B3
+_OF_THE_NIC = ("in a VM", "ATS off")
+"""Cases whose cure is a setting of the NIC's firmware, which each maker has its own program for."""
 
 
 class PeerFault(Struct, frozen=True, kw_only=True):
@@ -111,12 +114,13 @@ def route_findings(
     host: Host, routes: Iterable[PeerRoute], passed: frozenset[Bdf] = frozenset()
 ) -> Iterator[Finding]:
     """Routes that leave their switch, one finding for each fault."""
-    alike: dict[tuple[str | None, str, bool], list[tuple[PeerRoute, PeerFault]]] = {}
+    alike: dict[tuple[str | None, str, bool, int | None], list[tuple[PeerRoute, PeerFault]]] = {}
     for route in routes:
         fault = fault_of(host, route)
         if fault is not None:
+            maker = route.requester.vendor_id if fault.case in _OF_THE_NIC else None
             is_rdma = route.requester.kind is DeviceKind.NIC
-            alike.setdefault((fault.case, fault.meaning, is_rdma), []).append((route, fault))
+            alike.setdefault((fault.case, fault.meaning, is_rdma, maker), []).append((route, fault))
     for found in alike.values():
         yield _finding(host, found, passed)
 
@@ -129,6 +133,7 @@ def _finding(
     what = "NIC and GPU" if is_rdma else "GPUs"
     pairs = [f"{one.requester.bdf} to {one.target.bdf}" for one, _ in found]
     ports = sorted({one.at for _, one in found})
+    physical = sorted({one.requester.physical_function or one.requester.bdf for one, _ in found})
     certain = is_rdma and (is_passed(route.requester) or route.target.bdf in passed)
     harms = certain or not fault.is_vm
     rate = expected_bytes_per_s(host, route)
@@ -143,11 +148,14 @@ def _finding(
         else "isolation by ACS for VMs, at this price",
         observed=observed,
         severity=None if harms else Severity.INFO,
-        case=fault.case,
+        case=fault.case
+        if fault.case not in _OF_THE_NIC or route.requester.vendor_id == _MELLANOX
+        else f"{fault.case}, other NIC",
         values={
             "port": ports[0],
             "requester": route.requester.bdf,
-            "physical": route.requester.physical_function or route.requester.bdf,
+            "physical": physical[0],
+            "others": f" (and {first_few(map(str, physical[1:]), 2)})" if physical[1:] else "",
             "bits": f"{ACS_BITS[DIRECT_TRANSLATED]:04x}",
         },
         source=_SOURCE,

@@ -246,9 +246,9 @@ def test_a_table_alone_is_read_with_the_nodes_that_its_threads_ran_on(tmp_path: 
     (path,) = logs(tmp_path, "kubevirt.log")
     assert _run(path, "-o", str(tmp_path / "results"))[0] == 0
     (found,) = load_runs(tmp_path / "results").runs
-    assert [(one.metric, one.value, one.index, one.node) for one in found.samples] == [
-        ("h2d-bandwidth", 12.5e9, 0, 1),
-        ("h2d-bandwidth", 15.46e9, 1, 0),
+    assert [(one.value, one.index, one.node, one.peer_node) for one in found.samples] == [
+        (12.5e9, 0, None, 1),
+        (15.46e9, 1, None, 0),
     ]
 
 
@@ -257,7 +257,7 @@ def test_two_tables_of_one_text_are_repeats_of_each_other(tmp_path: Path) -> Non
     path.write_text("The first:\n" + TABLE.format(12.61) + "and again:\n" + TABLE.format(15.6))
     assert _run(str(path), "-o", str(tmp_path / "results"))[0] == 0
     (found,) = load_runs(tmp_path / "results").runs
-    values = sorted((one.node, one.value) for one in found.samples if one.index == 0)
+    values = sorted((one.peer_node, one.value) for one in found.samples if one.index == 0)
     assert values == [(1, 12.61e9), (1, 15.6e9)]
 
 

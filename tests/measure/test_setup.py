@@ -5,11 +5,13 @@ import json
 import re
 import shlex
 import shutil
+import subprocess
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from homenode.errors import HomenodeError, HostError, InputError, ToolError, UsageError
 from homenode.machine.tools.gpu_architectures import parse_amd, parse_nvidia
@@ -19,6 +21,7 @@ from homenode.measure.tool_setup import (
     NEEDED,
     OLD_RECORD,
     SOURCES,
+    TORCH_PYTHON,
     SetupPlan,
     SetupStep,
     ToolSource,
@@ -87,6 +90,9 @@ def plan_of(tools: Path, prefix: Path) -> SetupPlan:
 
 def test_every_source_is_pinned() -> None:
     for source in SOURCES:
+        if source.name == "PyTorch":
+            assert source.url.startswith("https://download.pytorch.org/whl/")
+            continue
         assert (source.sha256 is None) != (source.commit is None)
         pin = source.sha256 or source.commit or ""
         assert len(pin) in (40, 64)
@@ -99,7 +105,8 @@ def test_a_plan_builds_for_the_gpus_own_architecture() -> None:
     lines = [shlex.join(step.argv) for step in plan.steps]
     assert any("-DCMAKE_CUDA_ARCHITECTURES=90;120" in line for line in lines)
     assert any("arch=compute_120,code=sm_120" in line for line in lines)
-    assert plan.installs == ("/opt/tools/bin/nvbandwidth", "/opt/tools/bin/all_reduce_perf")
+    programs = ("nvbandwidth", "all_reduce_perf", TORCH_PYTHON)
+    assert plan.installs == tuple(f"/opt/tools/bin/{one}" for one in programs)
     amd = setup_plan(Vendor.AMD, ("gfx942",), NEEDED, "/opt/tools")
     assert any("-DGPU_TARGETS=gfx942" in shlex.join(step.argv) for step in amd.steps)
 
@@ -122,9 +129,10 @@ def test_archives_are_checked_before_they_are_unpacked() -> None:
 
 
 def test_what_a_build_lacks_is_named_and_what_is_there_is_left() -> None:
-    plan = setup_plan(Vendor.NVIDIA, ("90",), NEEDED - {"nvcc"} | {"nvbandwidth"}, "/opt/tools")
+    there = {"nvbandwidth", TORCH_PYTHON}
+    plan = setup_plan(Vendor.NVIDIA, ("90",), NEEDED - {"nvcc"} | there, "/opt/tools")
     assert plan.steps == ()
-    assert plan.there == ("nvbandwidth",)
+    assert plan.there == ("nvbandwidth", TORCH_PYTHON)
     assert plan.lacks == (
         "nccl-tests: needs nvcc (packages: make g++ libnccl-dev, CUDA with its bin on PATH)",
     )
@@ -277,6 +285,41 @@ def test_damaged_answers_of_drivers_give_architectures_or_a_parse_error() -> Non
     survives(parse_nvidia, "9.0\n9.0\n12.0\n", MUTATIONS)
     text = "  Name:                    AMD EPYC\n  Name:                    gfx942\n"
     survives(parse_amd, text, MUTATIONS)
+
+
+def test_pytorch_for_an_amd_gpu_that_is_not_here_is_a_dry_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """gfx950 needs ROCm 7; no driver is asked."""
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    done = homenode("bench", "setup", "--architecture", "gfx950", "--prefix", str(tmp_path / "p"))
+    assert done.exit_code == 0, done.output
+    (pip,) = (line for line in done.stdout.splitlines() if "/bin/pip install" in line)
+    words = shlex.split(pip)
+    assert words[words.index("--index-url") + 1].endswith("/whl/rocm7.1")
+    assert "torch==2.10.0" in words
+    assert not (tmp_path / "p").exists()
+    refused = homenode("bench", "setup", "--architecture", "gfx950,90")
+    assert isinstance(refused.exception, HomenodeError)
+
+
+def test_pytorch_is_installed_in_an_environment_of_its_own_and_undone(
+    tools: Path, tmp_path: Path
+) -> None:
+    """The environment and the launcher are real; only the wheels' index is a stand-in."""
+    prefix = tmp_path / "prefix"
+    sources = tuple(one for one in SOURCES if (one.name, one.vendor) == ("PyTorch", Vendor.NVIDIA))
+    installed_here = LocalMachine().installed(NEEDED)
+    plan = setup_plan(Vendor.NVIDIA, ("90",), installed_here, str(prefix), sources)
+    steps = [one if not one.fetches else replace(one, argv=("true",)) for one in plan.steps]
+    assert sum(one.fetches for one in plan.steps) == 1
+    (program,) = carried_out(replace(plan, steps=tuple(steps)))
+    said = subprocess.run(
+        [program, "-c", "import sys; print(sys.prefix)"], capture_output=True, text=True, check=True
+    )
+    assert said.stdout.strip() == str(prefix / "share/homenode/src/torch-2.10.0")
+    assert take_back(prefix) == (program,)
+    assert not Path(program).exists()
 
 
 def test_a_prefix_that_cannot_be_written_is_reported(tools: Path, tmp_path: Path) -> None:

@@ -127,7 +127,7 @@ def test_without_a_topology_the_node_with_the_fastest_copies_is_near(
     machine: ReportedMachine,
 ) -> None:
     exclusive = alternatives(machine.chosen[0].runs)[0]
-    found = {one.key.metric: one for one in localities(exclusive, {})}
+    found = {one.key.metric: one for one in localities([exclusive], {})}
     assert found["h2d-bandwidth"].ratio == pytest.approx(4.6456, abs=1e-3)
     assert found["h2d-latency"].local == pytest.approx(739)
     assert "fastest" in found["h2d-bandwidth"].stated

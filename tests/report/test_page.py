@@ -126,7 +126,7 @@ def test_effects_and_risks_say_what_each_switch_did_and_where_it_hurt(document: 
     cell = cells["all-reduce, peak bus bandwidth", StudySwitch.CELLS]
     assert cell.startswith("\u25bc ") and "risk: 0.37 x on RTX PRO 6000" in cell
     cell = cells["memory bandwidth", StudySwitch.PINNING]
-    assert cell.startswith("\u25b2\u25bc ") and "risk: 0.61 x on RTX 4090" in cell
+    assert cell.startswith("cannot tell (0.6"), "as compare has it: one figure each"
     cell = cells["all threads", StudySwitch.SIBLINGS]
     assert cell.startswith("cannot tell (1.023 to 1.026 x)")
     assert cells["memory bandwidth", StudySwitch.PCIE] == "not measured", "no one has"

@@ -183,10 +183,10 @@ def set_up(asked: BenchSetupArguments) -> None:
         _remove(chosen)
         return
     from homenode.change.journal import default_root
-    from homenode.measure.tool_setup import carry_out
+    from homenode.measure.tool_setup import TORCH_PYTHON, carry_out
 
     machine = LocalMachine()
-    plan = _plan(machine, str(chosen))
+    plan = _plan(machine, str(chosen), asked.architecture)
     for name in plan.there:
         note(f"{name} is installed already")
     for lack in plan.lacks:
@@ -201,6 +201,9 @@ def set_up(asked: BenchSetupArguments) -> None:
         return
     for path in carry_out(plan, machine, default_root(), lambda step: note(_line(step))):
         note(f"installed {path}")
+    if any(path.endswith(f"/{TORCH_PYTHON}") for path in plan.installs):
+        python = shlex.quote(str(chosen / "bin" / TORCH_PYTHON))
+        note(f"PyTorch: homenode bench NAME --python {python}")
     if str(chosen / "bin") not in os.environ.get("PATH", "").split(":"):
         note(f"put it on PATH: export PATH={shlex.quote(str(chosen / 'bin'))}:$PATH")
 
@@ -212,12 +215,21 @@ def _remove(prefix: Path) -> None:
         note(f"removed {path}")
 
 
-def _plan(machine: "Machine", prefix: str) -> "SetupPlan":
-    from homenode.measure.tool_setup import NEEDED, SOURCES, setup_plan
+def _plan(machine: "Machine", prefix: str, architecture: str | None) -> "SetupPlan":
+    from homenode.machine.tools.gpu_architectures import named
+    from homenode.measure.tool_setup import NEEDED, SOURCES, TORCH_PYTHON, Vendor, setup_plan
+    from homenode.measure.tools_installed import ask_for_torch
 
-    vendor, architectures = _gpus(machine)
+    if architecture is None:
+        vendor, architectures = _gpus(machine)
+    else:
+        architectures = named(architecture)
+        vendor = Vendor.AMD if architectures[0].startswith("gfx") else Vendor.NVIDIA
     names = NEEDED | {source.program for source in SOURCES}
     installed = machine.installed(names)
+    if "python3" in installed and architecture is None:
+        said = ask_for_torch(machine, "python3", 60).stdout.strip()
+        installed |= {TORCH_PYTHON} if said == "True" else set()
     return setup_plan(vendor, architectures, installed, prefix, SOURCES, _cuda_home())
 
 

@@ -5,6 +5,8 @@ from itertools import chain, pairwise
 
 from homenode.decide.alternative import Alternative
 from homenode.decide.comparison import NO_ORDER, ORDER, Doubt
+from homenode.decide.matrices import localities
+from homenode.decide.words import figure_text
 from homenode.measure.results.model import Origin, RunHead
 from homenode.measure.results.vantage import Vantage
 from homenode.vm.layout import GuestCells, GuestPcie, Siblings
@@ -73,6 +75,25 @@ def doubts_of(alternative: Alternative, metrics: Metrics = None) -> Iterator[Dou
                 remedy="measure with homenode-probe, which resolves fractions of a nanosecond",
             )
     yield from _gpus_without_node(alternative, metrics)
+    yield from _far_copies(alternative, metrics)
+
+
+def _far_copies(alternative: Alternative, metrics: Metrics) -> Iterator[Doubt]:
+    """Copies of one table that fall into two groups: some GPUs were copied to from far."""
+    for one in localities([alternative], {}):
+        in_question = metrics is None or one.key.metric in metrics
+        if in_question and one.inferred and one.ratio is not None:
+            near, far = (figure_text(mean or 0, one.key.unit) for mean in (one.local, one.remote))
+            what = " ".join(filter(None, (one.key.metric, one.key.variant)))
+            yield Doubt(
+                id="far-copies",
+                subject=alternative.label,
+                detail=f"{what}: {one.cells[1]} of {sum(one.cells)} GPUs {far}, the others {near}",
+                blocks=False,
+                cause="their copies come from another node: the tool's threads know no node of "
+                "these GPUs, or were bound elsewhere",
+                remedy="give each GPU its node in the guest (pin-numa-pci), or bind each thread",
+            )
 
 
 def _other_machine(subject: str, first: list[RunHead], second: list[RunHead]) -> Iterator[Doubt]:

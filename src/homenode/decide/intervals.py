@@ -1,9 +1,10 @@
 """Intervals: how far two alternatives are apart, by what their boots say.
 
 The boot is the unit of replication: a boot's samples are condensed to their median, and the medians
-are compared on the logarithmic scale. Welch's t with Satterthwaite's degrees of freedom; variances
-are pooled over all alternatives but those that Cochran's test (ISO 5725-2) finds to vary more. In a
-trial whose rounds differ, the rounds are blocks. Error rates: docs/decisions/0003-intervals.md.
+are compared on the logarithmic scale. Welch's t with Satterthwaite's degrees of freedom; of three
+alternatives or more the variances are pooled but those that Cochran's test (ISO 5725-2) finds to
+be larger. In a trial whose rounds differ, the rounds are blocks. Error rates:
+docs/decisions/0003-intervals.md.
 """
 
 import math
@@ -170,7 +171,7 @@ def _by_time(first: Series, second: Series, others: Iterable[Series]) -> _Trend 
     known = [time for own in times for time in own]
     if len(set(known)) < len(known) or (min(known) < _SECONDS <= max(known)):
         return None
-    if not all(one.pooled for one in _pooled_where_alike(tuple(sorted(map(_own, every)))).values()):
+    if not _vary_alike(every):
         return None
     middle = [math.fsum(own) / len(own) for own in times]
     squares = products = rest = 0.0
@@ -227,10 +228,14 @@ def _mean_log(series: Series) -> float:
 
 
 def _by_boots(first: Series, second: Series, others: Iterable[Series]) -> tuple[float, float]:
-    """Standard error of the difference, and its degrees of freedom."""
+    """Standard error of the difference, and its degrees of freedom. Of two alone each has its own
+    variance: three boots are too few to show that one varies five times as much. Looks of a
+    sequence share the error, and two boots would leave one degree of freedom."""
     own = [_own(series) for series in (first, second, *others)]
-    variance_of = _pooled_where_alike(tuple(sorted(own)))
-    a, b = variance_of[own[0]], variance_of[own[1]]
+    a, b = own[:2]
+    if len(own) > 2 or first.look is not None:
+        variance_of = _pooled_where_alike(tuple(sorted(own)))
+        a, b = variance_of[a], variance_of[b]
     one, other = a.value / len(first.medians), b.value / len(second.medians)
     error = math.sqrt(one + other)
     if a.pooled and b.pooled:
@@ -271,6 +276,12 @@ def _pooled_where_alike(own: tuple[_Variance, ...]) -> dict[_Variance, _Variance
     return found
 
 
+def _vary_alike(every: Iterable[Series]) -> bool:
+    """Whether one variance can be that of all: a term of the model that few boots seem to show
+    makes the difference of two that vary unlike seem sure."""
+    return all(one.pooled for one in _pooled_where_alike(tuple(sorted(map(_own, every)))).values())
+
+
 def _pool(variances: Sequence[_Variance]) -> _Variance:
     freedom = math.fsum(one.freedom for one in variances)
     value = math.fsum(one.value * one.freedom for one in variances) / freedom
@@ -286,6 +297,8 @@ def _by_blocks(first: Series, second: Series, others: Iterable[Series]) -> "_Blo
     if blocks is None or _blocks(second) != blocks:
         return None
     every = [first, second, *(one for one in others if _blocks(one) == blocks)]
+    if not _vary_alike(every):
+        return None
     order = sorted(blocks)
     rows = [
         [dict(zip(one.blocks, one.logs, strict=True))[block] for block in order] for one in every

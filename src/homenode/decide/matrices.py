@@ -1,16 +1,18 @@
 """Matrices: figures by where they were taken: nodes and GPUs, nodes, GPUs, PUs."""
 
+import math
 import re
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from homenode.bdf import Bdf
 from homenode.decide.alternative import Alternative
 from homenode.measure.results.model import SampleKey
+from homenode.measure.results.vantage import Vantage
 
 _PAIR = re.compile(r"(\d{1,6}) to (\d{1,6})", re.ASCII)
 _SEVERAL = ("memory binding", "several nodes")
@@ -57,23 +59,27 @@ class FigureMatrix(Struct, frozen=True, kw_only=True):
 
 
 class CopyLocality(Struct, frozen=True, kw_only=True):
-    """What being near is worth: means over a node x GPU matrix.
+    """What being near is worth: means of copies between the host and its GPUs.
 
-    local, remote: over GPUs' own and other nodes; remote None where no figure is of another node.
-    cells: how many figures either mean is of. stated: how it is known which node is near.
+    local, remote: over copies with their GPU's own and another node; None where there are none.
+    cells: how many figures either mean is of. stated: how it is known which copies are near.
+    as_bound: the scheduler put the job where it was, and every copy counts as local. inferred: no
+    address, node or topology says it, but two groups of figures.
     """
 
     alternative: str
     key: MatrixKey
-    local: float
+    local: float | None
     remote: float | None
     cells: tuple[int, int]
     stated: str
+    as_bound: bool = False
+    inferred: bool = False
 
     @property
     def ratio(self) -> float | None:
         """Local over remote; of a latency remote over local: above 1 is in favour of local."""
-        if self.remote is None:
+        if self.remote is None or self.local is None:
             return None
         return self.remote / self.local if self.key.unit == "ns" else self.local / self.remote
 
@@ -99,28 +105,37 @@ def matrices_of(alternative: Alternative) -> tuple[FigureMatrix, ...]:
 
 
 def localities(
-    alternative: Alternative,
-    node_of: Mapping[Bdf, int],
-    known: Sequence[FigureMatrix] | None = None,
+    chosen: Sequence[Alternative], node_of: Mapping[Bdf, int]
 ) -> tuple[CopyLocality, ...]:
-    """Local and remote means of each node x GPU matrix.
+    """Local and remote means of the copies of a machine's alternatives, by metric.
 
-    node_of: the node of each GPU, as far as a topology gives it; for the others the node with the
-    fastest copies from host to device counts as near. Runs whose memory was bound to several nodes
-    have no remote side: their job was where the scheduler put it. known: its matrices, where they
-    were made already.
+    node_of: the host's node of each GPU, as far as a topology gives it; a guest's nodes are its
+    own, and only what it saw itself counts. Of the others the node with the
+    fastest copies from host to device is near; where each was copied to from one node only, the
+    faster of two groups that the figures fall into, of this or another alternative. Runs whose
+    memory was bound to several nodes have no remote side: their job was where the scheduler put it.
     """
-    matrices = [
-        one
-        for one in (matrices_of(alternative) if known is None else known)
-        if (one.key.rows, one.key.columns) == (Axis.NODE, Axis.GPU)
-    ]
-    conditions = [c for run in alternative.runs for c in run.head.conditions]
-    as_bound = any((one.name, one.value) == _SEVERAL for one in conditions)
-    nearest = _nearest(matrices, node_of)
-    return tuple(
-        _locality(alternative.label, one, nearest, as_bound, bool(node_of)) for one in matrices
-    )
+    copies = {one.label: _copies(one) for one in chosen}
+    found = []
+    for one in chosen:
+        own = copies[one.label]
+        as_bound = any(
+            (c.name, c.value) == _SEVERAL for run in one.runs for c in run.head.conditions
+        )
+        known = _nodes_of_gpus(one, node_of)
+        nearest = _nearest(own, known)
+        for key, figures in own.items():
+            sides, stated = _known_sides(figures, nearest, known)
+            if as_bound:
+                sides, stated = dict.fromkeys(figures, True), "as the job was bound"
+            inferred = not sides
+            if inferred:
+                others = [(label, each.get(key, {})) for label, each in copies.items()]
+                sides, stated = _inferred_sides(key, one.label, others)
+            if sides:
+                it = _locality(one.label, key, figures, sides, stated)
+                found.append(structs.replace(it, as_bound=as_bound, inferred=inferred))
+    return tuple(found)
 
 
 class _Axes(NamedTuple):
@@ -193,63 +208,125 @@ def _sorted(places: Iterable[MatrixPlace]) -> tuple[MatrixPlace, ...]:
     return tuple(sorted(unlike, key=lambda one: (str(one.address or ""), one.number)))
 
 
+_Place = tuple[int | None, MatrixPlace]
+_Figures = dict[_Place, float]
+"""Medians of copies by the node that they came from, None = unknown, and the GPU."""
+
+
+def _copies(alternative: Alternative) -> dict[MatrixKey, _Figures]:
+    """Those of two places or more. A node is where memory was bound, else where the tool's thread
+    was seen."""
+    found: dict[MatrixKey, dict[_Place, list[float]]] = {}
+    for run in alternative.runs:
+        for one, samples in run.groups.items():
+            is_copy = one.metric.startswith(("h2d-", "d2h-")) and one.peer is None
+            if is_copy and one.size_bytes is None and (one.device, one.position) != (None, None):
+                node = one.peer_node if one.node is None else one.node
+                place = node, MatrixPlace(Axis.GPU, one.position or 0, one.device)
+                key = MatrixKey(one.metric, one.unit, one.variant, Axis.NODE, Axis.GPU)
+                figures = found.setdefault(key, {}).setdefault(place, [])
+                figures.extend(sample.value for sample in samples)
+    return {
+        key: {place: statistics.median(values) for place, values in figures.items()}
+        for key, figures in found.items()
+        if len(figures) > 1
+    }
+
+
+def _nodes_of_gpus(alternative: Alternative, node_of: Mapping[Bdf, int]) -> dict[Bdf, int]:
+    """In the numbers that its figures have: a guest's are not the host's."""
+    heads = [run.head for run in alternative.runs]
+    seen = {gpu.device: gpu.node for head in heads for gpu in head.gpus if gpu.node is not None}
+    in_guest = any(head.vantage is Vantage.GUEST for head in heads)
+    return seen if in_guest else seen | dict(node_of)
+
+
 def _nearest(
-    matrices: Iterable[FigureMatrix], node_of: Mapping[Bdf, int]
+    copies: Mapping[MatrixKey, _Figures], node_of: Mapping[Bdf, int]
 ) -> dict[MatrixPlace, int]:
+    """Of GPUs that a topology has, and of those that several nodes copied to."""
     nearest: dict[MatrixPlace, int] = {}
-    for matrix in matrices:
-        for gpu in matrix.columns:
+    for key, figures in copies.items():
+        by_gpu: dict[MatrixPlace, dict[int, float]] = {}
+        for (node, gpu), value in figures.items():
             if gpu.address is not None and gpu.address in node_of:
                 nearest[gpu] = node_of[gpu.address]
-    for matrix in matrices:
-        if matrix.key.metric != "h2d-bandwidth":
-            continue
-        for gpu in matrix.columns:
-            by_node = {
-                row.number: matrix.cells[row, gpu]
-                for row in matrix.rows
-                if (row, gpu) in matrix.cells
-            }
-            if len(by_node) > 1:
-                nearest.setdefault(gpu, max(by_node, key=lambda node: by_node[node]))
+            elif node is not None:
+                by_gpu.setdefault(gpu, {})[node] = value
+        if key.metric == "h2d-bandwidth":
+            for gpu, by_node in by_gpu.items():
+                if len(by_node) > 1:
+                    nearest.setdefault(gpu, max(by_node, key=lambda node: by_node[node]))
     return nearest
 
 
-def _locality(
-    label: str,
-    matrix: FigureMatrix,
-    nearest: Mapping[MatrixPlace, int],
-    as_bound: bool,
-    by_host: bool,
-) -> CopyLocality:
-    sides = list(_sides(matrix, nearest, as_bound))
-    local = [value for value, is_local in sides if is_local]
-    remote = [value for value, is_local in sides if not is_local]
-    if not local or as_bound or not remote:
-        everything = [value for value, _ in sides]
-        stated = "as the job was bound"
-        mean = statistics.fmean(everything)
-        return CopyLocality(
-            alternative=label,
-            key=matrix.key,
-            local=mean,
-            remote=None,
-            cells=(len(everything), 0),
-            stated=stated,
-        )
+def _known_sides(
+    figures: _Figures, nearest: Mapping[MatrixPlace, int], node_of: Mapping[Bdf, int]
+) -> tuple[dict[_Place, bool], str]:
+    """Whether each copy is near; none where that is unknown of any."""
+    if any(node is None or gpu not in nearest for node, gpu in figures):
+        return {}, ""
+    by_host = all(gpu.address in node_of for _, gpu in figures if gpu.address is not None)
+    by_host = by_host and all(gpu.address is not None for _, gpu in figures)
     stated = "by the host's topology" if by_host else "by the figures: the node with fastest copies"
+    return {place: nearest[place[1]] == place[0] for place in figures}, stated
+
+
+class _Groups(NamedTuple):
+    """Two groups that figures fall into. between: a figure that parts them. ratio: of their
+    means."""
+
+    between: float
+    ratio: float
+
+
+LEAST_APART = 1.08
+"""Copies with a far node have been 1.2 to 4.7 times slower; GPUs of one node differ by 3 %."""
+
+
+def _groups(values: Iterable[float]) -> _Groups | None:
+    """The widest gap between neighbours parts them, if it is as wide as twice what either group
+    spans, and each group has two figures: one slow GPU is rather a slow link."""
+    logs = sorted(map(math.log, values))
+    if len(logs) < 4:
+        return None
+    at = max(range(2, len(logs) - 1), key=lambda n: logs[n] - logs[n - 1])
+    low, high = logs[:at], logs[at:]
+    gap = high[0] - low[-1]
+    if gap < max(math.log(LEAST_APART), 2 * (low[-1] - low[0]), 2 * (high[-1] - high[0])):
+        return None
+    ratio = math.exp(statistics.fmean(high) - statistics.fmean(low))
+    return _Groups(math.exp((high[0] + low[-1]) / 2), ratio)
+
+
+def _inferred_sides(
+    key: MatrixKey, label: str, everywhere: Sequence[tuple[str, _Figures]]
+) -> tuple[dict[_Place, bool], str]:
+    """By the two groups of the alternative's own figures, else by those of another one; none where
+    no figures fall into two groups."""
+    figures = dict(everywhere)[label]
+    for other, theirs in sorted(everywhere, key=lambda one: one[0] != label):
+        groups = _groups(theirs.values())
+        if groups is not None:
+            whose = "two groups of figures" if other == label else f"the two groups of {other}"
+            stated = f"inferred: {whose}, {groups.ratio:.2f} x apart"
+            less_is_near = key.unit == "ns"
+            return {
+                place: (value < groups.between) is less_is_near for place, value in figures.items()
+            }, stated
+    return {}, ""
+
+
+def _locality(
+    label: str, key: MatrixKey, figures: _Figures, sides: Mapping[_Place, bool], stated: str
+) -> CopyLocality:
+    local = [value for place, value in figures.items() if sides[place]]
+    remote = [value for place, value in figures.items() if not sides[place]]
     return CopyLocality(
         alternative=label,
-        key=matrix.key,
-        local=statistics.fmean(local),
-        remote=statistics.fmean(remote),
+        key=key,
+        local=statistics.fmean(local) if local else None,
+        remote=statistics.fmean(remote) if remote else None,
         cells=(len(local), len(remote)),
         stated=stated,
     )
-
-
-def _sides(
-    matrix: FigureMatrix, nearest: Mapping[MatrixPlace, int], as_bound: bool
-) -> Iterator[tuple[float, bool]]:
-    for (row, gpu), value in matrix.cells.items():
-        yield value, as_bound or nearest.get(gpu) == row.number

@@ -221,7 +221,7 @@ def _slowest(in_use: Mapping[SeriesKey, _Boots]) -> dict[SeriesKey, Series]:
         metric = metric_of(key.metric)
         if metric is None or not metric.worst_device or key.node is not None:
             continue
-        folded = structs.replace(key, device=None, peer=None, worst=True)
+        folded = structs.replace(key, device=None, peer=None, peer_node=None, worst=True)
         for name, (samples, block, time) in boots.items():
             by_index: dict[int | None, list[Sample]] = {}
             for one in samples:

@@ -11,13 +11,10 @@ from msgspec import Struct
 
 from homenode.decide.alternative import Alternative, with_joint_states
 from homenode.decide.compare import compare_series, series_key
-from homenode.decide.comparison import PRINTED, Effect, Outcome
+from homenode.decide.comparison import Effect, Outcome
 from homenode.decide.outcomes import is_large
 from homenode.decide.summary import Series, SeriesKey
 from homenode.metrics import METRICS
-
-PRINTED_MATTERS = 0.10
-"""Single printed figures that are nearer than this give nothing: their noise is unknown."""
 
 
 class StudySwitch(StrEnum):
@@ -51,7 +48,7 @@ class SwitchEffect(Struct, frozen=True, kw_only=True):
     """One switch's effect on one metric of one machine.
 
     effect: as compared. judged: better or worse by as much as matters, no difference that does, or
-    cannot tell; printed figures that differ by PRINTED_MATTERS are shown as such, one figure each.
+    cannot tell.
     """
 
     switch: StudySwitch
@@ -96,13 +93,9 @@ def _may_stand(key: SeriesKey) -> bool:
 
 
 def judged(effect: Effect) -> Outcome:
-    """The effect's outcome as far as it matters; of printed figures what their difference says."""
-    if set(effect.doubts) != {PRINTED}:
-        is_stated = effect.outcome in (Outcome.BETTER, Outcome.WORSE)
-        return Outcome.NO_DIFFERENCE if is_stated and not is_large(effect) else effect.outcome
-    if max(effect.gain, 1 / effect.gain) < 1 / (1 - PRINTED_MATTERS):
-        return Outcome.CANNOT_TELL
-    return Outcome.BETTER if effect.gain > 1 else Outcome.WORSE
+    """The effect's outcome, as `compare` has it, as far as it matters."""
+    is_stated = effect.outcome in (Outcome.BETTER, Outcome.WORSE)
+    return Outcome.NO_DIFFERENCE if is_stated and not is_large(effect) else effect.outcome
 
 
 def _is_headline(effect: Effect) -> bool:

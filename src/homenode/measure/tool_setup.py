@@ -1,7 +1,8 @@
 """Tool setup: builds pinned GPU tools for the GPUs of a machine, and takes them away. [I/O]
 
 Sources are pinned by the sha256 of their archive, or by a commit; each tool is built for the
-machine's own GPUs and nothing else. Everything lies below one prefix, with a record of it.
+machine's own GPUs and nothing else. PyTorch comes as a wheel of one version, in an environment of
+its own. Everything lies below one prefix, with a record of it.
 """
 
 import contextlib
@@ -27,6 +28,9 @@ from homenode.input_files import read_plain
 from homenode.measure.access.machine import Machine
 from homenode.wording import command_line
 
+TORCH_PYTHON = "homenode-torch-python"
+"""What the Python with PyTorch is called below the prefix."""
+
 
 class Vendor(StrEnum):
     """Whose GPUs."""
@@ -39,8 +43,9 @@ class ToolSource(Struct, frozen=True):
     """One tool at one version. program: what is installed; the build leaves
     it in build/.
 
-    url: of an archive with this sha256, or of a git repository at this commit. folder: what the
-    archive unpacks to. needs: programs, packages: their names on Debian and what has no program.
+    url: of an archive with this sha256, of a git repository at this commit, or of an index that has
+    a wheel of this version. folder: what the archive unpacks to. needs: programs, packages: their
+    names on Debian and what has no program.
     """
 
     name: str
@@ -79,7 +84,7 @@ class SetupPlan(Struct, frozen=True):
     there: tuple[str, ...]
 
 
-# Sums of the archives: Spack's recipes of these tools, 2026.
+# Sums of the archives: Spack's recipes of these tools, 2026. PyTorch for gfx950 needs ROCm 7.
 SOURCES: tuple[ToolSource, ...] = (
     ToolSource(
         name="nvbandwidth",
@@ -125,12 +130,25 @@ SOURCES: tuple[ToolSource, ...] = (
         packages="cmake hipcc libnuma-dev rocm-cmake hsa-rocr-dev",
         sha256="e36fb3943359f38c15a27bb692a91d669186005b70ea7d877af6a6580fc2c790",
     ),
+    *(
+        ToolSource(
+            name="PyTorch",
+            version="2.10.0",
+            vendor=vendor,
+            url=f"https://download.pytorch.org/whl/{build}",
+            folder="torch-2.10.0",
+            program=TORCH_PYTHON,
+            needs=("python3",),
+            packages="python3-venv, Python 3.10 or later",
+        )
+        for vendor, build in ((Vendor.NVIDIA, "cu128"), (Vendor.AMD, "rocm7.1"))
+    ),
 )
 
 NEEDED = frozenset(need for source in SOURCES for need in source.needs) | {"sha256sum", "install"}
 """Programs to look for before a plan is made."""
 
-_FETCH_S, _BUILD_S, _SHORT_S = 600.0, 3600.0, 60.0
+_FETCH_S, _BUILD_S, _SHORT_S = 1800.0, 3600.0, 60.0
 
 
 def setup_plan(
@@ -196,6 +214,11 @@ def _steps(
             _SHORT_S, "sha256sum", "--check", "--strict", input=f"{source.sha256}  {archive}\n"
         )
         yield step(_SHORT_S, "tar", "-xzf", archive, "-C", work, "--no-same-owner")
+    elif source.commit is None:
+        yield step(_SHORT_S, "python3", "-m", "venv", tree)
+        words = ("install", "--disable-pip-version-check", "--only-binary", ":all:")
+        wheel = f"torch=={source.version}"
+        yield step(_FETCH_S, f"{tree}/bin/pip", *words, "--index-url", source.url, wheel, "numpy")
     else:
         commit = str(source.commit)
         yield step(_SHORT_S, "git", "init", "--quiet", tree)
@@ -217,13 +240,20 @@ def _steps(
         yield step(_BUILD_S, *argv)
     # A full disk leaves a part of a file: not under the program's name, nor where it could be run.
     part = f"{prefix}/share/homenode/{source.program}.part"
-    yield step(_SHORT_S, "install", "-m", "755", f"{tree}/build/{source.program}", part)
+    install = ("install", "-m", "755")
+    if source.program == TORCH_PYTHON:
+        launcher = f'#!/bin/sh\nexec {tree}/bin/python "$@"\n'
+        yield step(_SHORT_S, *install, "/dev/stdin", part, input=launcher)
+    else:
+        yield step(_SHORT_S, *install, f"{tree}/build/{source.program}", part)
     yield step(_SHORT_S, "mv", "-f", "-T", part, f"{prefix}/bin/{source.program}")
 
 
 def _build(
     source: ToolSource, architectures: tuple[str, ...], tree: str, cuda_home: str | None
 ) -> Iterator[tuple[str, ...]]:
+    if source.program == TORCH_PYTHON:
+        return
     if source.name == "nccl-tests":
         code = " ".join(f"-gencode=arch=compute_{one},code=sm_{one}" for one in architectures)
         where = () if cuda_home is None else (f"CUDA_HOME={cuda_home}",)

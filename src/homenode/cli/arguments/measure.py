@@ -245,17 +245,25 @@ class BenchArguments(Struct, frozen=True, kw_only=True):
 
 
 class BenchSetupArguments(Struct, frozen=True, kw_only=True):
-    """Build the pinned GPU tools (nvbandwidth, nccl-tests, ...) for the GPU of this machine.
+    """Build the pinned GPU tools (nvbandwidth, nccl-tests, PyTorch, ...) for this machine.
 
     Examples:
       homenode bench setup
-      homenode bench setup --apply --prefix /opt/gpu-tools
+      homenode bench setup --architecture gfx950
     """
 
     apply: Annotated[bool, Flag("--apply", "Build them. Default: print the commands.")] = False
     remove: Annotated[bool, Flag("--remove", "Remove what was built.")] = False
     prefix: Annotated[
         Path | None, Opt("--prefix", "DIR", "Where to install. Default: ~/.local.")
+    ] = None
+    architecture: Annotated[
+        str | None,
+        Opt(
+            "--architecture",
+            "NAME",
+            "Build for these GPUs: 90, or gfx950. Default: this machine's, from its driver.",
+        ),
     ] = None
 
 

@@ -49,3 +49,19 @@ def parse_amd(text: str) -> tuple[str, ...]:
     if not found:
         raise ParseError("rocminfo", "a line such as 'Name: gfx942'", "none")
     return tuple(found)
+
+
+_BY_NAME = re.compile(r"(?:\d{2,3}[af]?|gfx[0-9a-f]{3,5})", re.ASCII)
+
+
+def named(text: str) -> tuple[str, ...]:
+    """Those that somebody gave by name, of one vendor: "90,120", "gfx950". Raises ParseError.
+
+    >>> named("90,120"), named("gfx950")
+    (('90', '120'), ('gfx950',))
+    """
+    found = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
+    is_amd = {one.startswith("gfx") for one in found}
+    if len(is_amd) != 1 or not all(map(_BY_NAME.fullmatch, found)):
+        raise ParseError("architecture", "90, 120 or gfx950, all of one vendor", text[:80])
+    return found

@@ -143,7 +143,8 @@ SMALL_MESSAGE_BYTES = 1024
 def of_nvbandwidth(run: NvbandwidthRun, binding: Binding | None) -> Figures:
     """Each cell of each test that passed. binding: of the process, where its log says it.
 
-    A host copy's node is the node that memory was bound to, else the one of the PUs.
+    A host copy's node is the node that memory was bound to, else the one of the PUs. Where the tool
+    put its own thread is no setting: `peer_node`, over which figures are compared.
     """
     address_of = {device.index: device.address for device in run.devices}
     gaps = list(run.gaps)
@@ -186,7 +187,7 @@ def _of_test(
             if not between_gpus and binding is not None:
                 fields["node"] = binding.node
             elif not between_gpus and second in node_of_thread:
-                fields["node"] = node_of_thread[second]
+                fields["peer_node"] = node_of_thread[second]
             yield sample(
                 metric, _UNITS[matrix.unit], value, variant=" ".join(words) or None, **fields
             )

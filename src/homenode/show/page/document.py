@@ -1,6 +1,6 @@
 """Document: a whole report, of machines and of what is known besides, as one document."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 
 from msgspec import structs
@@ -9,7 +9,7 @@ from homenode.bdf import Bdf
 from homenode.decide.comparison import Doubt
 from homenode.decide.evidence.model import Publication
 from homenode.decide.grade import Grade
-from homenode.decide.matrices import CopyLocality, FigureMatrix, localities, matrices_of
+from homenode.decide.matrices import CopyLocality, localities, matrices_of
 from homenode.decide.words import figure_text
 from homenode.doc import Cell, Doc, Gallery, Items, Part, Picture, Section, Span, Table, Text, plain
 from homenode.machine.pci import DeviceKind
@@ -245,7 +245,7 @@ def _evidence(
     machine: ReportedMachine, card: VerdictCard, host: HostPart, *, paper: bool
 ) -> Iterator[Part]:
     matrices = {one.label: matrices_of(one) for one in machine.every}
-    near_and_far = _localities(machine, matrices)
+    near_and_far = localities(machine.every, _nodes_of_gpus(machine))
     printed = printed_part(machine)
     about = "What the guest sees, and where that lies on the host."
     about += " Topology: at the end." if paper and host.maps else ""
@@ -361,25 +361,9 @@ def _topologies(cards: Sequence[VerdictCard], hosts: Sequence[HostPart]) -> Sect
     return Section("Topologies and links", (evidence,) if parts else (), "topologies")
 
 
-def _localities(
-    machine: ReportedMachine, matrices: Mapping[str, Sequence[FigureMatrix]]
-) -> list[CopyLocality]:
-    node_of = _nodes_of_gpus(machine)
-    return [
-        found for one in machine.every for found in localities(one, node_of, matrices[one.label])
-    ]
-
-
 def _nodes_of_gpus(machine: ReportedMachine) -> dict[Bdf, int]:
-    """From the host, where it is known; else from what runs on host addresses say."""
-    found: dict[Bdf, int] = {}
-    for run in machine.runs:
-        found |= {gpu.device: gpu.node for gpu in run.head.gpus if gpu.node is not None}
-    if machine.host is not None:
-        for device in machine.host.devices_of_kind(DeviceKind.GPU):
-            if device.node is not None:
-                found[device.bdf] = int(device.node)
-    return found
+    gpus = () if machine.host is None else machine.host.devices_of_kind(DeviceKind.GPU)
+    return {gpu.bdf: int(gpu.node) for gpu in gpus if gpu.node is not None}
 
 
 def _locality_table(found: Sequence[CopyLocality], name: str) -> Section:
@@ -387,15 +371,15 @@ def _locality_table(found: Sequence[CopyLocality], name: str) -> Section:
     for one in found:
         metric = METRICS.get(one.key.metric)
         what = [one.key.metric if metric is None else metric.title, one.key.variant]
-        remote = "none measured"
-        if one.remote is not None:
-            remote = f"{figure_text(one.remote, one.key.unit)} ({one.cells[1]})"
+        means = [
+            "none measured" if mean is None else f"{figure_text(mean, one.key.unit)} ({count})"
+            for mean, count in zip((one.local, one.remote), one.cells, strict=True)
+        ]
         rows.append(
             (
                 ", ".join(filter(None, what)),
                 one.alternative,
-                f"{figure_text(one.local, one.key.unit)} ({one.cells[0]})",
-                remote,
+                *means,
                 "" if one.ratio is None else f"{one.ratio:.2f}x",
                 one.stated,
             )
@@ -406,7 +390,7 @@ def _locality_table(found: Sequence[CopyLocality], name: str) -> Section:
         rows=tuple(rows),
         numeric=figures,
         name=f"Local and remote of {name}",
-        caption="Means over the node x GPU matrices; in brackets how many figures. The ratio is "
+        caption="Means over copies of nodes and GPUs; in brackets how many figures. The ratio is "
         "what being near is worth.",
     )
     return Section("Local and remote", (table,))

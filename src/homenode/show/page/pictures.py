@@ -183,8 +183,9 @@ def locality_pictures(found: Sequence[CopyLocality]) -> Iterator[Picture]:
         for one in found:
             if (one.key.metric, one.key.unit, one.key.variant) != key:
                 continue
-            near = one.alternative + (", local" if one.remote is not None else ", as bound")
-            bars.append(Bar(near, one.local, None, None, 1))
+            if one.local is not None:
+                side = "as bound" if one.as_bound else "local"
+                bars.append(Bar(f"{one.alternative}, {side}", one.local, None, None, 1))
             if one.remote is not None:
                 bars.append(Bar(f"{one.alternative}, remote", one.remote, None, None, 3))
         metric = metric_of(key[0])

@@ -17,7 +17,7 @@ from homenode.decide.evidence.model import (
 )
 from homenode.decide.words import figure_text, multiple_text
 from homenode.doc import Cell, Items, Part, Section, Table
-from homenode.measure.results.model import Run, Sample
+from homenode.measure.results.model import Sample
 from homenode.metrics import METRICS
 from homenode.objective import Objective
 from homenode.show.page.machine import BARE, ReportedMachine
@@ -243,8 +243,8 @@ def _ours(theirs: PublishedVerdict, machine: ReportedMachine) -> str:
 def _claim_row(publication: Publication, claim: Claim) -> tuple[str, ...]:
     """A ratio that a source states, word for word, what its own figures come to, and whether it
     follows."""
-    of = _figure(publication.runs, claim.system, claim.choice, claim.metric)
-    against = _figure(publication.runs, claim.against_system, claim.against, claim.metric)
+    of = _figure(publication, claim.system, claim.choice, claim.metric)
+    against = _figure(publication, claim.against_system, claim.against, claim.metric)
     names = [claim.choice, claim.against]
     if claim.system != claim.against_system:
         names = [claim.system, claim.against_system]
@@ -260,14 +260,26 @@ def _claim_row(publication: Publication, claim: Claim) -> tuple[str, ...]:
     return (quote, f"{what}: {figures}", "yes" if note is None else f"no: {note.text}")
 
 
-def _figure(runs: Sequence[Run], system: str, choice: str, metric: str) -> float | None:
-    """The printed figure; the middle of a range."""
-    for run in runs:
-        if (run.head.system, run.head.name) != (system, choice):
+def _figure(publication: Publication, system: str, choice: str, metric: str) -> float | None:
+    """The printed figure; the middle of a range; of "near" and "far" the mean over the devices of
+    every table that says which of them were near."""
+    near_by_run = {
+        name: devices
+        for one in publication.figures
+        if (one.system, one.metric, bool(one.near)) == (system, metric, True)
+        for name, devices in one.near
+    }
+    found = []
+    for run in publication.runs:
+        of_metric = [one for one in run.samples if one.metric == metric]
+        near = near_by_run.get(run.head.name, ())
+        if run.head.system != system:
             continue
-        found = [one.value for one in run.samples if one.metric == metric and _is_whole(one)]
-        return sum(found) / len(found) if found else None
-    return None
+        if run.head.name == choice:
+            found = [one for one in of_metric if _is_whole(one)]
+        elif choice in ("near", "far") and any(one.index not in near for one in of_metric) and near:
+            found += [one for one in of_metric if (one.index in near) is (choice == "near")]
+    return sum(one.value for one in found) / len(found) if found else None
 
 
 def _is_whole(sample: Sample) -> bool:

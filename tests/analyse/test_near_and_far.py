@@ -1,0 +1,95 @@
+"""Near and far copies: by the host's topology, by nodes, or by what the figures do."""
+
+import random
+from collections.abc import Sequence
+
+from homenode.bdf import Bdf
+from homenode.decide.alternative import Alternative, alternatives
+from homenode.decide.compare import compare
+from homenode.decide.comparison import Outcome
+from homenode.decide.matrices import CopyLocality, localities
+from homenode.measure.results.model import Origin, Run, RunHead, Sample, Switches
+from homenode.measure.results.vantage import Vantage
+from homenode.vm.layout import PRESETS
+
+BEFORE = (21.1, 21.0, 26.2, 26.1, 26.3, 26.2, 21.2, 20.9)
+AFTER = (26.2, 26.3, 26.4, 26.1, 25.8, 25.9, 24.9, 26.0)
+
+
+def alternative(
+    layout: str,
+    figures: Sequence[float],
+    nodes: Sequence[int | None] = (None,) * 8,
+    *,
+    metric: str = "h2d-bandwidth",
+    bound: int | None = None,
+    gpus: Sequence[Bdf] = (),
+) -> Alternative:
+    head = RunHead(
+        f"{layout}-1", "gpus", Origin.IMPORTED, Vantage.HOST, Switches.of(PRESETS[layout])
+    )
+    unit, scale = ("ns", 1.0) if "latency" in metric else ("bytes_per_s", 1e9)
+    samples = tuple(
+        Sample(
+            metric,
+            unit,
+            value * scale,
+            device=gpus[index] if gpus else None,
+            index=None if gpus else index,
+            node=bound,
+            peer_node=node,
+        )
+        for index, (value, node) in enumerate(zip(figures, nodes, strict=False))
+    )
+    (found,) = alternatives([Run(head, samples)])
+    return found
+
+
+def of(found: Sequence[CopyLocality], label: str) -> CopyLocality:
+    (one,) = (one for one in found if one.alternative == label)
+    return one
+
+
+def test_two_groups_of_figures_are_near_and_far_where_no_address_says_it() -> None:
+    before = alternative("default", BEFORE, (1,) * 8)
+    after = alternative("pin-numa-pci", AFTER, (1, 1, 1, 1, 0, 0, 0, 0))
+    found = localities([before, after], {})
+    first, second = of(found, "default"), of(found, "pin-numa-pci")
+    assert (first.cells, first.inferred) == ((4, 4), True)
+    assert first.ratio is not None
+    assert 1.2 < first.ratio < 1.3
+    assert (second.cells, second.remote) == ((8, 0), None)
+    assert not localities([after], {})
+
+
+def test_of_a_latency_the_lower_group_is_near() -> None:
+    found = localities([alternative("default", (700, 702, 1100, 1104), metric="h2d-latency")], {})
+    assert found[0].local == 701
+    assert found[0].cells == (2, 2)
+
+
+def test_gpus_that_differ_by_chance_or_one_slow_link_are_no_groups() -> None:
+    rng = random.Random(5)
+    for _ in range(300):
+        figures = [25.0 * rng.gauss(1, 0.01) for _ in range(8)]
+        assert not localities([alternative("default", figures)], {})
+    assert not localities([alternative("default", (*AFTER[:7], 12.0))], {})
+
+
+def test_copies_that_were_bound_to_the_other_node_are_remote() -> None:
+    gpus = [Bdf.parse(f"0000:{bus:02x}:00.0") for bus in (7, 8, 0x47, 0x48)]
+    bound = alternative("default", BEFORE[:2] + BEFORE[:2], bound=1, gpus=gpus)
+    (found,) = localities([bound], dict.fromkeys(gpus, 0))
+    assert (found.local, found.cells, found.inferred) == (None, (0, 4), False)
+    (found,) = localities([bound], dict.fromkeys(gpus, 1))
+    assert (found.remote, found.cells) == (None, (4, 0))
+
+
+def test_before_and_after_are_compared_whatever_node_the_threads_chose() -> None:
+    before = alternative("default", BEFORE, (1,) * 8)
+    after = alternative("pin-numa-pci", AFTER, (1, 1, 1, 1, 0, 0, 0, 0))
+    found = compare([before, after])
+    (effect,) = (one for one in found.effects if one.primary)
+    assert effect.slowest_device
+    assert effect.outcome is Outcome.BETTER
+    assert [one.subject for one in found.doubts if one.id == "far-copies"] == ["default"]

@@ -18,7 +18,7 @@ from homenode.decide.switch_effects import StudySwitch
 from homenode.doc import Doc, plain
 from homenode.errors import HostError
 from homenode.machine.snapshot.capture import capture_host
-from homenode.measure.results.model import UNKNOWN_SWITCHES, Condition, Run
+from homenode.measure.results.model import UNKNOWN_SWITCHES, Condition, Run, Sample
 from homenode.measure.results.store import write_run
 from homenode.measure.results.vantage import Vantage
 from homenode.plan.stored import encode_plan
@@ -27,6 +27,7 @@ from homenode.show.html import html_for_paper, html_page
 from homenode.show.page.document import document_of
 from homenode.show.page.gathered import gather
 from homenode.show.page.machine import ReportedMachine, machines_of
+from homenode.show.page.pictures import product_picture
 from homenode.show.page.verdict_card import verdict_card
 from homenode.vm.plan_options import PlanOptions
 from homenode.vm.sources import load_host
@@ -435,3 +436,18 @@ def test_logs_next_to_runs_are_read_and_raw_outputs_of_a_run_are_not(tmp_path: P
     assert [one for one in found.skipped if "notes" in one]
     alone = gather([str(study / "H200/default/stream.txt")], publications(), [])
     assert (len(alone.runs), alone.imported) == (1, 1)
+
+
+def test_matrix_products_are_charted_by_data_type(tmp_path: Path) -> None:
+    for number, layout in enumerate(("default", "pin")):
+        run = full_run(layout, number)
+        samples = tuple(
+            Sample("matmul-rate", "flop_per_s", rate * 1e12, boot=boot, index=0, variant=name)
+            for name, rate in (("fp32", 51.0), ("bf16", 803.0))
+            for boot in range(3)
+        )
+        write_run(tmp_path, Run(run.head, (*run.samples, *samples)))
+    (machine,) = machines(tmp_path)
+    (picture,) = product_picture(machine)
+    for said in ("fp32", "bf16", "803", "51", "TFLOP/s"):
+        assert said in picture.svg

@@ -202,8 +202,8 @@ def set_up(asked: BenchSetupArguments) -> None:
     for path in carry_out(plan, machine, default_root(), lambda step: note(_line(step))):
         note(f"installed {path}")
     if any(path.endswith(f"/{TORCH_PYTHON}") for path in plan.installs):
-        python = shlex.quote(str(chosen / "bin" / TORCH_PYTHON))
-        note(f"PyTorch: homenode bench NAME --python {python}")
+        python = chosen / "bin" / TORCH_PYTHON
+        note(f"PyTorch: {command_line('homenode', 'bench', 'NAME', '--python', python)}")
     if str(chosen / "bin") not in os.environ.get("PATH", "").split(":"):
         note(f"put it on PATH: export PATH={shlex.quote(str(chosen / 'bin'))}:$PATH")
 

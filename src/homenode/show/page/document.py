@@ -35,6 +35,7 @@ from homenode.show.page.pictures import (
     locality_pictures,
     mean_pictures,
     path_pictures,
+    product_picture,
     profile_picture,
 )
 from homenode.show.page.printed import (
@@ -274,7 +275,8 @@ def _evidence(
 
 
 def _details(machine: ReportedMachine) -> Iterator[Picture]:
-    for pictures in (kernel_pictures, profile_picture, fairness_picture, device_pictures):
+    makers = (kernel_pictures, profile_picture, fairness_picture, product_picture, device_pictures)
+    for pictures in makers:
         yield from pictures(machine)
 
 

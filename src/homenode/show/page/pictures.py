@@ -381,6 +381,19 @@ def kernel_pictures(machine: ReportedMachine) -> Iterator[Picture]:
         yield Picture(title, bar_chart(title, "bytes_per_s", groups), (note,))
 
 
+def product_picture(machine: ReportedMachine) -> Iterator[Picture]:
+    """Matrix products of the slowest GPU, by data type."""
+    by_type: dict[str, list[Bar]] = {}
+    for position, one in enumerate(machine.every):
+        for key, found in sorted(machine.series[one.label].items(), key=lambda it: str(it[0])):
+            if key.metric == "matmul-rate" and key.worst and key.variant:
+                by_type.setdefault(key.variant, []).append(bar_of(one.label, found, position))
+    if by_type:
+        title, groups = "Matrix products", [BarGroup(k, tuple(v)) for k, v in by_type.items()]
+        svg = bar_chart(title, "flop_per_s", groups)
+        yield Picture(f"{title} by data type", svg, ("more is better; the slowest GPU",))
+
+
 def profile_picture(machine: ReportedMachine) -> Iterator[Picture]:
     """Latency from L1 to DRAM: the least and the greatest within each level."""
     levels: dict[str, list[Bar]] = {}

@@ -119,10 +119,12 @@ def test_whatever_was_measured_memory_is_bound_and_no_worse_pins_are_taken(
     assert made.floating or preset.memory is not MemoryBinding.AS_IT_WAS
     if made.choice in PRESETS:
         assert seen(preset) == seen(PRESETS[made.choice])
-    pins = {"pin", "pin-bound"} & {*layouts}
+    flat = {one for one in layouts if seen(PRESETS[one]) == seen(PRESETS["pin"])}
+    pins = {one for one in flat if PRESETS[one].pinning is Pinning.ONE_PER_CORE}
     floats = made.choice == "default" and bool(pins) and not pins & {*made.also}
     assert made.floating is floats
-    assert (made.why(ReasonId.BOUND) is not None) is (made.choice in ("pin", "default"))
+    unbound = made.choice in flat and PRESETS[made.choice].memory is MemoryBinding.AS_IT_WAS
+    assert (made.why(ReasonId.BOUND) is not None) is unbound
 
 
 def collective(name: str) -> Verdict:

@@ -64,27 +64,39 @@ _UNBOUND, _BOUND = MemoryBinding.AS_IT_WAS, MemoryBinding.BOUND
 _PER_CELL = MemoryBinding.BOUND_PER_CELL
 
 _ROWS = {
-    "default": (Pinning.NONE, _WERE, _FLAT, _NO_TREE, _UNBOUND),
-    "pin": (_ALONE, _HIDDEN, _FLAT, _NO_TREE, _UNBOUND),
-    "pin-bound": (_ALONE, _HIDDEN, _FLAT, _NO_TREE, _BOUND),
-    "pin-numa": (_ALONE, _HIDDEN, _MIRRORED, _NO_TREE, _PER_CELL),
-    "pin-numa-smt": (_PAIRED, _EXPOSED, _MIRRORED, _NO_TREE, _PER_CELL),
-    "pin-numa-pci": (_ALONE, _HIDDEN, _MIRRORED, _TREE, _PER_CELL),
-    "pin-numa-pci-smt": (_PAIRED, _EXPOSED, _MIRRORED, _TREE, _PER_CELL),
+    "default": (
+        "as libvirt starts it: no pinning",
+        (Pinning.NONE, _WERE, _FLAT, _NO_TREE, _UNBOUND),
+    ),
+    "pin": (
+        "each vCPU on a core of its own",
+        (_ALONE, _HIDDEN, _FLAT, _NO_TREE, _UNBOUND),
+    ),
+    "pin-bound": (
+        "pin, and memory bound to the chosen nodes",
+        (_ALONE, _HIDDEN, _FLAT, _NO_TREE, _BOUND),
+    ),
+    "pin-numa": (
+        "pin, and the guest sees the nodes of its memory",
+        (_ALONE, _HIDDEN, _MIRRORED, _NO_TREE, _PER_CELL),
+    ),
+    "pin-numa-smt": (
+        "pin-numa with both threads of each core",
+        (_PAIRED, _EXPOSED, _MIRRORED, _NO_TREE, _PER_CELL),
+    ),
+    "pin-numa-pci": (
+        "pin-numa, and the guest sees the nodes of its GPUs",
+        (_ALONE, _HIDDEN, _MIRRORED, _TREE, _PER_CELL),
+    ),
+    "pin-numa-pci-smt": (
+        "pin-numa-pci with both threads of each core",
+        (_PAIRED, _EXPOSED, _MIRRORED, _TREE, _PER_CELL),
+    ),
 }
-PRESETS = {name: Layout(name, *switches) for name, switches in _ROWS.items()}
-"""The presets of docs/layouts.md, by name, from nothing to everything."""
+"""A row for each preset: what it does, and its switches. From nothing to everything."""
 
-SUMMARIES = {
-    "default": "as libvirt starts it: no pinning",
-    "pin": "each vCPU on a core of its own",
-    "pin-bound": "pin, and memory bound to the chosen nodes",
-    "pin-numa": "pin, and the guest sees the nodes of its memory",
-    "pin-numa-smt": "pin-numa with both threads of each core",
-    "pin-numa-pci": "pin-numa, and the guest sees the nodes of its GPUs",
-    "pin-numa-pci-smt": "pin-numa-pci with both threads of each core",
-}
-"""What each preset does, in a line."""
+PRESETS = {name: Layout(name, *switches) for name, (_, switches) in _ROWS.items()}
+SUMMARIES = {name: summary for name, (summary, _) in _ROWS.items()}
 
 AUTO_SUMMARY = "what the evidence recommends for this VM"
 

@@ -147,7 +147,7 @@ def _named(source: str) -> Host:
     if is_archive:
         return _discovered(_opened(path))
     if exists:
-        return _from_text(_text(path), path.name)
+        return host_of_text(_text(path), path.name)
     return shipped_host(source)
 
 
@@ -159,7 +159,7 @@ def _is_archive(path: Path) -> bool:
     return head.startswith(_ARCHIVE_MAGIC) or head[_TAR_MAGIC_AT:].startswith(b"ustar")
 
 
-def _from_text(text: str, name: str) -> Host:
+def host_of_text(text: str, name: str) -> Host:
     """The host of a document. Each kind is imported when it is met: most commands meet one."""
     from homenode.machine.tools.lspci import looks_like_lspci
 

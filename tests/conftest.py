@@ -36,7 +36,7 @@ sys.dont_write_bytecode = False
 # Daemons that run as other users read what tests wrote, also where root keeps its files to itself.
 os.umask(0o022)
 
-collect_ignore = ["lab", "conformance/programs"]
+collect_ignore = ["lab", "conformance/programs", "scheduler/programs"]
 """Programs that run inside virtual hosts: importing them here would run them."""
 
 REQUIRED = frozenset(filter(None, os.environ.get("HOMENODE_REQUIRED_MARKERS", "").split(",")))

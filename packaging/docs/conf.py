@@ -85,6 +85,8 @@ CONTENTS = (
             "tasks/fill-a-pool",
             "tasks/kubevirt",
             "tasks/kubernetes-scheduler",
+            "tasks/nova-scheduler",
+            "tasks/slurm-pool",
             "tasks/check-slurm-placement",
             "tasks/study-a-slurm-cluster",
             "tasks/*",

@@ -92,6 +92,19 @@ LISTED: dict[str, tuple[str, str, str, str]] = {
         "Device 2330 (rev ff)\n\t!!! Unknown header type 7f",
         "device-silent",
     ),
+    "a GPU sleeps": (GPU, "Status: D0 ", "Status: D3 ", "device-odd"),
+    "a GPU's interrupts are off": (GPU, "MSI-X: Enable+", "MSI-X: Enable-", "device-odd"),
+    "a GPU reports no errors": (
+        GPU,
+        "NonFatalErr+ FatalErr+",
+        "NonFatalErr- FatalErr-",
+        "device-odd",
+    ),
+    "a GPU masks an error": (GPU, "UEMsk:\tDLP-", "UEMsk:\tDLP+", "device-odd"),
+    "a GPU is of another board": (GPU, "Device 16c1", "Device 1626", "device-odd"),
+    "a GPU sends no atomics": (GPU, "AtomicOpsCtl: ReqEn+", "AtomicOpsCtl: ReqEn-", "device-odd"),
+    "a NIC waits shorter": (NIC, "65ms to 210ms", "50us to 50ms", "device-odd"),
+    "an NVSwitch sleeps": (SWITCH, "Status: D0 ", "Status: D3 ", "device-odd"),
     "a GPU's driver is gone": (GPU, "\tKernel driver in use: nvidia\n", "", "device-odd"),
 }
 
@@ -119,6 +132,9 @@ def test_a_fault_in_a_listing_is_named_with_its_device(fault: str) -> None:
         ("Speed 32GT/s, Width x16", "Speed 16GT/s, Width x16", "device-odd"),
         ("MaxPayload 256 bytes, MaxReadReq", "MaxPayload 128 bytes, MaxReadReq", "device-odd"),
         ("ASPM Disabled", "ASPM L1 Enabled", "device-odd"),
+        ("PowerFlt- MRL- CmdCplt- PresDet", "PowerFlt+ MRL- CmdCplt- PresDet", "device-odd"),
+        ("DpcSta:\tTrigger-", "DpcSta:\tTrigger+", "device-odd"),
+        ("BusMaster+", "BusMaster-", "device-odd"),
     ],
 )
 def test_a_fault_of_a_gpus_port_is_named_with_the_gpu(old: str, new: str, expected: str) -> None:
@@ -290,3 +306,37 @@ def test_faults_of_nodes_are_named() -> None:
 
     for change, expected in ((fewer_dimms, "node-memory-unequal"), (cap, "frequency-capped")):
         assert (expected, "") in named(with_edit("hgx-h100", change), ())
+
+
+STATES = {
+    "rows": ("<remapped_row_failure>No<", "<remapped_row_failure>Yes<"),
+    "recovery": ("<gpu_recovery_action>None<", "<gpu_recovery_action>Reset<"),
+    "slowdown": ("_hw_slowdown>Not Active<", "_hw_slowdown>Active<"),
+    "power": ("<current_power_limit>700.00 W<", "<current_power_limit>350.00 W<"),
+    "ECC": ("<current_ecc>Enabled<", "<current_ecc>Disabled<"),
+}
+
+
+@needs_shared
+@pytest.mark.parametrize("name", STATES)
+def test_what_the_driver_says_of_one_gpu_alone_is_named(name: str) -> None:
+    text = shared("machines/nvidia-smi/qx-h100.xml").read_text()
+    gpus = [one.rpartition("/")[2] for one in functions(rendered("hgx-h100").files, "10de", "2330")]
+    blocks = re.findall(r"\t<gpu id=.*?</gpu>\n", text, re.S)
+    first, last = text.index(blocks[0]), text.rindex("</gpu>\n") + len("</gpu>\n")
+    old, new = STATES[name]
+    assert old in blocks[0]
+
+    def query(sick: str | None) -> Callable[[dict[str, str]], None]:
+        said = [
+            re.sub(r'id="[^"]*"', f'id="0000{bdf.upper()}"', blocks[0], count=1) for bdf in gpus
+        ]
+        said = [
+            s.replace(old, new) if bdf == sick else s for bdf, s in zip(gpus, said, strict=True)
+        ]
+        whole = text[:first] + "".join(said) + text[last:]
+        return lambda commands: commands.update({"nvidia-smi-query": whole})
+
+    sound = with_edit("hgx-h100", lambda files: None, query(None))
+    found = with_edit("hgx-h100", lambda files: None, query(gpus[3]))
+    assert named(found, sound) == {("device-odd", gpus[3])}

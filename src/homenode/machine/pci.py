@@ -108,6 +108,7 @@ class PciRegisters(Struct, frozen=True, kw_only=True):
     that it could. aspm: as lspci says, "Disabled", "L1 Enabled". uncorrected: names of the errors
     that it has seen since its status was cleared. unplaced_bars: memory BARs 0-5 without an
     address. largest_bars: (index, bytes) of BARs that can be resized, the most that they can.
+    settings: other switches and states, by name, in lspci's words: compared with like devices only.
     """
 
     memory: bool | None = None
@@ -121,6 +122,7 @@ class PciRegisters(Struct, frozen=True, kw_only=True):
     uncorrected: tuple[str, ...] | None = None
     unplaced_bars: tuple[int, ...] = ()
     largest_bars: tuple[tuple[int, int], ...] = ()
+    settings: tuple[tuple[str, str], ...] = ()
 
 
 class PartKind(StrEnum):
@@ -179,6 +181,7 @@ class PciDevice(Struct, frozen=True):
     module_id: of a GPU on a board with NVSwitches, 1-based: its slot there, which no address gives.
     parts: of a GPU that is divided; partition_mode: "mig" where MIG is on, or AMD's "SPX" to "CPX";
     memory_partition_mode: AMD's "NPS1" to "NPS8".
+    driver_states: what NVIDIA's driver says of its settings and health, by name.
     """
 
     bdf: Bdf
@@ -216,6 +219,7 @@ class PciDevice(Struct, frozen=True):
     memory_partition_mode: str | None = None
     firmware_node: NodeIndex | None = None
     registers: PciRegisters | None = None
+    driver_states: tuple[tuple[str, str], ...] = ()
 
     @property
     def device_control(self) -> PciRegisters | None:

@@ -275,6 +275,45 @@ ATTRIBUTES: tuple[Attribute, ...] = (
 """Each is compared in this order: what covers stands before what it covers."""
 
 
+def _named(group: Sequence[Compared]) -> Iterator[Attribute]:
+    """Each setting that a source names, of the devices and of the ports above them."""
+    for label, source, states in (
+        ("{}", "lspci -vvv", _settings_of_device),
+        ("{} of its port", "lspci -vvv", _settings_of_port),
+        ("{}", "nvidia-smi -q", lambda one: one.device.driver_states),
+    ):
+        names = dict.fromkeys(name for one in group for name, _ in states(one))
+        for name in names:
+            yield Attribute(
+                "settings",
+                label.format(name),
+                _of_states(states, name),
+                source,
+                worse=_other,
+                of_driver=True,
+            )
+
+
+_SAID_ALONE = ("Control Mem", "Control BusMaster")
+"""What is wrong of a device by itself, and is said so; of a port not."""
+
+
+def _settings_of_device(one: Compared) -> tuple[tuple[str, str], ...]:
+    return tuple(pair for pair in one.registers.settings if pair[0] not in _SAID_ALONE)
+
+
+_States = Callable[[Compared], tuple[tuple[str, str], ...]]
+
+
+def _settings_of_port(one: Compared) -> tuple[tuple[str, str], ...]:
+    found = None if one.port is None else one.port.registers
+    return () if found is None else found.settings
+
+
+def _of_states(states: _States, name: str) -> Read:
+    return lambda one: dict(states(one)).get(name)
+
+
 _SAID_BY = {
     "bar-unassigned": "bars",
     "bar-small": "bars",
@@ -290,8 +329,10 @@ def odd_findings(host: Host, known: Sequence[Finding] = ()) -> Iterator[Finding]
     """
     said = {(bdf, _SAID_BY[one.id]) for one in known if one.id in _SAID_BY for bdf in one.devices}
     groups = _groups(host)
-    for attribute in ATTRIBUTES:
-        for group in groups:
+    named = [(one, [group]) for group in groups for one in _named(group)]
+    boards = _groups(host, by_board=False)
+    for attribute, of in (*((one, groups) for one in ATTRIBUTES), *named, (_BOARD, boards)):
+        for group in of:
             for members in _same_driver(group) if attribute.of_driver else (group,):
                 for one in _odd(attribute, members, host.name):
                     (bdf,) = one.devices
@@ -300,11 +341,28 @@ def odd_findings(host: Host, known: Sequence[Finding] = ()) -> Iterator[Finding]
                         said |= {(bdf, name) for name in attribute.covers}
 
 
+_BOARD = Attribute(
+    "settings",
+    "board",
+    lambda one: (
+        None
+        if one.device.kind not in (DeviceKind.GPU, DeviceKind.NVSWITCH)
+        or one.device.subsystem_device_id is None
+        else (one.device.subsystem_vendor_id or 0, one.device.subsystem_device_id)
+    ),
+    "Subsystem of lspci -n, subsystem_device in sysfs",
+    lambda ids: f"subsystem {ids[0]:04x}:{ids[1]:04x}",
+    _other,
+)
+
+
 def unread_attribute(host: Host, bdf: Bdf, subject: str) -> bool:
     """Whether the host does not show now what a finding of that subject compared of a device."""
     of_device = [one for group in _groups(host) for one in group if one.device.bdf == bdf]
     rows = [
-        row for row in ATTRIBUTES if of_device and _subject(of_device[0].device, row) == subject
+        row
+        for row in (*ATTRIBUTES, *_named(of_device), _BOARD)
+        if of_device and _subject(of_device[0].device, row) == subject
     ]
     return not rows or rows[0].read(of_device[0]) is None
 
@@ -376,7 +434,7 @@ def _same_driver(group: Sequence[Compared]) -> list[list[Compared]]:
     return list(found.values())
 
 
-def _groups(host: Host) -> list[list[Compared]]:
+def _groups(host: Host, *, by_board: bool = True) -> list[list[Compared]]:
     paths = {path.device.bdf: path for path in device_paths(host)}
     counts = peer_links(host)
     groups: dict[object, list[Compared]] = {}
@@ -388,7 +446,7 @@ def _groups(host: Host) -> list[list[Compared]]:
         subsystem = (device.subsystem_vendor_id, device.subsystem_device_id)
         if None in ids:
             continue
-        key = (device.kind, ids, subsystem, device.bdf.function)
+        key = (device.kind, ids, subsystem if by_board else None, device.bdf.function)
         links = links_above(device, host.device_at)
         outside = [link for link in links if not (link.is_inside_a_card or link.is_virtual)]
         ports = tuple(link.upper for link in outside)

@@ -216,6 +216,7 @@ def _as_driver_says(
             performance_state=gpu.performance_state,
             link_replays=gpu.replays,
             module_id=gpu.module_id,
+            driver_states=gpu.states,
         )
         if device.kind is DeviceKind.GPU and (gpu := queried.get(device.bdf)) is not None
         else device

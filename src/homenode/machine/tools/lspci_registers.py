@@ -5,7 +5,7 @@ below. Source: ls-caps.c and ls-ecaps.c of pciutils 3.7 to 3.13.
 """
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from msgspec import Struct
@@ -61,15 +61,62 @@ FIELDS = (
 )
 
 
+_SETTINGS: tuple[tuple[str, str], ...] = (
+    ("Control", "Mem BusMaster ParErr SERR"),
+    ("Status", "ParErr >SERR <PERR"),
+    ("DevCtl", "CorrErr NonFatalErr FatalErr UnsupReq NoSnoop"),
+    ("DevSta", "NonFatalErr FatalErr"),
+    ("DevCtl2", "TimeoutDis LTR ReqEn EgressBlck"),
+    ("LnkCtl", "Disabled CommClk ExtSynch AutWidDis ClockPM"),
+    ("LnkSta", "TrErr Train"),
+    ("LnkCtl2", "EnterCompliance SpeedDis"),
+    ("LnkSta2", "EqualizationComplete LinkEqualizationRequest"),
+    ("SltSta", "PowerFlt MRL"),
+    ("DpcSta", "Trigger"),
+    ("BridgeCtl", "Parity SERR >Reset"),
+    ("IOVCtl", "Enable MSE"),
+    ("ARICtl", "ACS"),
+)
+"""Switches of a register that are compared with those of like devices."""
+
+_WHOLE = ("UEMsk", "UESvrt", "CEMsk")
+_WORDS = (
+    ("DevCtl2", "Completion Timeout", re.compile(r"Completion Timeout: ([^,]{1,30}),")),
+    ("LnkCtl", "RCB", re.compile(r"\bRCB (\d{1,3}) bytes", re.ASCII)),
+    ("LnkCtl2", "Target Link Speed", re.compile(r"Target Link Speed: (\S{1,20}),")),
+    ("LnkCtl2", "Transmit Margin", re.compile(r"Transmit Margin: ([A-Za-z0-9 ]{1,40}),", re.ASCII)),
+)
+_POWER = re.compile(r"\t\tStatus: (D[0-3][a-z]{0,4}) ", re.ASCII)
+_MSI = re.compile(r"(MSI(?:-X)?): Enable([+-])", re.ASCII)
+_SWITCH = re.compile(r"([<>]?\w{2,30})([+-])", re.ASCII)
+
+
+def _settings(texts: dict[str, str]) -> Iterator[tuple[str, str]]:
+    for name, wanted in _SETTINGS:
+        found = dict(_SWITCH.findall(texts.get(name, "")))
+        yield from ((f"{name} {one}", found[one]) for one in wanted.split() if one in found)
+    for name in _WHOLE:
+        if name in texts:
+            yield name, " ".join(_SET.findall(texts[name])) or "none"
+    for name, label, pattern in _WORDS:
+        if (match := pattern.search(texts.get(name, ""))) is not None:
+            yield f"{name} {label}", match[1]
+
+
 def parse_registers(lines: Iterable[str]) -> PciRegisters | None:
     """Of the indented lines of a function; None where they show no register, as without root."""
     texts: dict[str, str] = {}
     register, capability = "", ""
     unplaced: list[int] = []
     resizable: list[tuple[int, int]] = []
+    settings: list[tuple[str, str]] = []
     for line in lines:
+        if (power := _POWER.match(line)) is not None:
+            settings.append(("power state", power[1]))
         if (opened := _CAPABILITY.match(line)) is not None:
             register, capability = "", opened[1]
+            if (interrupts := _MSI.match(capability)) is not None:
+                settings.append((f"{interrupts[1]} Enable", interrupts[2]))
         elif (named := _REGISTER.match(line)) is not None:
             register = named[1]
             if register in texts:
@@ -92,7 +139,10 @@ def parse_registers(lines: Iterable[str]) -> PciRegisters | None:
     if not fields:
         return None
     return PciRegisters(
-        **fields, unplaced_bars=tuple(unplaced), largest_bars=tuple(sorted(resizable))
+        **fields,
+        settings=tuple(dict([*settings, *_settings(texts)]).items()),
+        unplaced_bars=tuple(unplaced),
+        largest_bars=tuple(sorted(resizable)),
     )
 
 

@@ -31,6 +31,7 @@ Seen of drivers 470 to 580. Source: NVIDIA MIG user guide, "Creating GPU Instanc
 """
 
 import re
+from collections.abc import Iterator
 
 from lxml import etree
 from msgspec import Struct
@@ -69,7 +70,7 @@ class NvidiaGpu(Struct, frozen=True, kw_only=True):
     """One GPU. None where the driver says N/A, or where its version does not have the field.
 
     c2c: an NVLink-C2C to the host's CPU is in use. replays: packets that its link sent again since
-    its driver was loaded; a sound machine has a hundred.
+    its driver was loaded; a sound machine has a hundred. states: of _STATES, by their labels.
     """
 
     bdf: Bdf
@@ -80,6 +81,7 @@ class NvidiaGpu(Struct, frozen=True, kw_only=True):
     performance_state: str | None
     replays: int | None
     mig_devices: tuple[NvidiaMigDevice, ...]
+    states: tuple[tuple[str, str], ...] = ()
 
 
 class NvidiaQuery(Struct, frozen=True):
@@ -103,6 +105,44 @@ def parse_query(text: str) -> NvidiaQuery:
     if len({gpu.bdf for gpu in gpus}) != len(gpus):
         raise ParseError(_SOURCE, "each GPU once", ", ".join(str(gpu.bdf) for gpu in gpus))
     return NvidiaQuery(gpus, tuple(unread))
+
+
+_STATES: tuple[tuple[str, str], ...] = (
+    ("VBIOS", "vbios_version"),
+    ("persistence mode", "persistence_mode"),
+    ("compute mode", "compute_mode"),
+    ("ECC", "ecc_mode/current_ecc"),
+    ("recovery action", "gpu_recovery_action"),
+    ("reset required", "gpu_reset_status/reset_required"),
+    ("fabric state", "fabric/state"),
+    ("fabric status", "fabric/status"),
+    ("hardware slowdown", "clocks_event_reasons/clocks_event_reason_hw_slowdown"),
+    ("hardware thermal slowdown", "clocks_event_reasons/clocks_event_reason_hw_thermal_slowdown"),
+    ("power brake slowdown", "clocks_event_reasons/clocks_event_reason_hw_power_brake_slowdown"),
+    ("software thermal slowdown", "clocks_event_reasons/clocks_event_reason_sw_thermal_slowdown"),
+    ("row remapping pending", "remapped_rows/remapped_row_pending"),
+    ("row remapping failed", "remapped_rows/remapped_row_failure"),
+    ("uncorrectable rows remapped", "remapped_rows/remapped_row_unc"),
+    ("page retirement pending", "retired_pages/pending_retirement"),
+    ("uncorrectable SRAM errors", "ecc_errors/volatile/sram_uncorrectable_parity"),
+    ("uncorrectable SRAM errors by SEC-DED", "ecc_errors/volatile/sram_uncorrectable_secded"),
+    ("uncorrectable DRAM errors", "ecc_errors/volatile/dram_uncorrectable"),
+    ("SRAM threshold exceeded", "ecc_errors/aggregate/sram_threshold_exceeded"),
+    ("power limit", "gpu_power_readings/current_power_limit"),
+    ("maximum SM clock", "max_clocks/sm_clock"),
+    ("maximum memory clock", "max_clocks/mem_clock"),
+    ("memory", "fb_memory_usage/total"),
+    ("BAR1", "bar1_memory_usage/total"),
+    ("confidential compute", "cc_protected_memory_usage/total"),
+)
+"""Settings and health of a GPU, the label and where nvidia-smi -q -x has it."""
+
+
+def _states(gpu: etree._Element) -> Iterator[tuple[str, str]]:
+    for name, at in _STATES:
+        text = (gpu.findtext(at) or "").strip()
+        if text and "N/A" not in text:  # "None" is an answer here
+            yield name, text[:80]
 
 
 def _gpu(gpu: etree._Element, index: int, unread: list[tuple[Bdf, str, str]]) -> NvidiaGpu:
@@ -130,6 +170,7 @@ def _gpu(gpu: etree._Element, index: int, unread: list[tuple[Bdf, str, str]]) ->
         performance_state=_text(gpu, "performance_state"),
         replays=number("pci/replay_counter"),
         mig_devices=_mig_devices(gpu, bdf, unread),
+        states=tuple(_states(gpu)),
     )
 
 

@@ -439,3 +439,18 @@ def test_a_vm_of_another_hypervisor_is_judged_as_a_domain_is(tmp_path: Path, fil
     assert json.loads(result.stdout)["findings"][0]["id"] == "unpinned"
     refused = homenode("doctor", path, "--host", "hgx-h100", "--fix", tmp_path / "new")
     assert refused.exit_code == 2
+
+
+def test_a_name_that_is_no_file_is_a_domain_of_this_machine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[str] = []
+
+    def domain(self: object, name: str) -> None:
+        asked.append(name)
+        raise InputError(f"domain {name!r}: none of that name")
+
+    monkeypatch.setattr("homenode.vm.hypervisor.virsh.Virsh.domain", domain)
+    assert homenode("doctor", "gpu-vm").exit_code == 2
+    assert homenode("doctor", "none.conf").exit_code == 2
+    assert asked == ["gpu-vm"]

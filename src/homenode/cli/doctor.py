@@ -38,7 +38,7 @@ from homenode.machine.pci import DeviceKind
 from homenode.plan.vm_file import read_vm, target_of
 from homenode.vm.domain.read import open_domain, vm_of
 from homenode.vm.domain.restore import is_tuned_output, write_tuned
-from homenode.vm.sources import load_host
+from homenode.vm.sources import load_host, names_domain
 from homenode.wording import plural, printable
 
 if TYPE_CHECKING:
@@ -57,6 +57,8 @@ def doctor(asked: DoctorArguments) -> None:
         compare_hosts(asked.pool, as_json=asked.json)
         return
 
+    if asked.document is not None and asked.live is None and names_domain(asked.document):
+        asked = structs.replace(asked, document=None, live=asked.document)
     if asked.json and asked.prometheus:
         raise UsageError("give either --json or --prometheus, not both")
     if asked.document is not None and asked.live is not None:

@@ -114,14 +114,14 @@ def is_interactive() -> bool:
     return sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty()
 
 
-def check_can_ask(*, asked: bool) -> None:
+def check_can_ask(*, asked: bool, has_dry_run: bool = True) -> None:
     """Raises UsageError where a change is to be asked about and no one is there to answer."""
     if asked and not is_interactive():
         from homenode.errors import UsageError
 
         raise UsageError(
             "expected --yes, since there is no terminal to ask on",
-            hint="--dry-run shows what would change, --yes changes it",
+            hint="--dry-run shows what would change, --yes changes it" if has_dry_run else None,
         )
 
 

@@ -111,7 +111,7 @@ def _check_start_alone(asked: VerifyArguments, *, is_domain: bool) -> None:
             "--start: expected the name of a domain of this machine, and --plan alone with it",
             hint="homenode verify NAME --start: the VM itself is started, not a document",
         )
-    check_can_ask(asked=not asked.yes)
+    check_can_ask(asked=not asked.yes, has_dry_run=False)
 
 
 def _started(verified: Verified, wanted: VerifyRequest, *, yes: bool) -> Verified:

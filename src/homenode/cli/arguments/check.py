@@ -172,7 +172,7 @@ class DoctorArguments(Struct, frozen=True, kw_only=True):
 
     document: Annotated[
         str | None,
-        Arg("[VM.xml]", "Also check this VM: a domain document, or a file of any target."),
+        Arg("[VM]", "Also check this VM: a document, a file of any target, or a domain's name."),
     ] = None
     host: HostOption = None
     lspci: LspciOption = None

@@ -12,6 +12,7 @@ from homenode.catalogue import catalogue, entry_of
 from homenode.errors import InputError
 from homenode.why.answer import answer
 from homenode.why.message import Message, Sure, rows, signs, variants
+from homenode.why.pasted import as_printed
 from homenode.why.pieces import pieces
 from tests.command_line import homenode
 from tests.doc_pages import ROOT
@@ -209,3 +210,80 @@ def test_lines_that_differ_in_digits_are_one_line_of_a_message_that_has_none() -
     log = "".join(f"[{n}] GPU {n} has fallen off\n" for n in range(9))
     (sign,) = signs(log, "log", rows)
     assert (sign.line, sign.count) == (1, 9)
+
+
+XID = "NVRM: Xid (PCI:0000:01:00): 79, GPU has fallen off the bus."
+PASTED = {
+    "as it is": lambda line: line,
+    "Windows' line ends": lambda line: f"{line}\r",
+    "quoted": lambda line: f"> {line}",
+    "quoted twice": lambda line: f"> > {line}",
+    "coloured": lambda line: f"\x1b[31m{line}\x1b[0m",
+    "indented": lambda line: f"    {line}",
+    "of containerd": lambda line: f"2026-10-19T14:25:03.801614288+08:00 stderr F {line}",
+    "of Docker": lambda line: json.dumps({"log": f"{line}\n", "time": ""}, separators=(",", ":")),
+    "of the journal": lambda line: f"Feb 14 05:03:42 host kernel: {line}",
+    "curly": lambda line: line.replace("'", "\u2019"),
+}
+
+
+@pytest.mark.parametrize("way", PASTED)
+def test_a_paste_is_read_as_it_was_printed(way: str) -> None:
+    numactl = NUMACTL.splitlines()
+    lines = [*numactl, XID] if way != "of the journal" else [XID]
+    said = answer([("paste", "\n".join(map(PASTED[way], lines)))])
+    assert said.causes[0].finding.id == "gpu-off-the-bus"
+    assert (said.causes[0].shown_by or "").startswith(f"paste:{len(lines)}: ")
+    assert way == "of the journal" or said.read[0].what == "numactl -H"
+
+
+def test_xml_keeps_its_signs_and_its_lines() -> None:
+    text = "<domain type='kvm'>\n  <title>a &lt; b</title>\n> \n</domain>"
+    assert as_printed(text) == text
+
+
+MATRIX = """\tGPU0\tGPU1\tNIC0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID
+GPU0\t X \tSYS\tPIX\t0-47\t0\t\tN/A
+GPU1\tSYS\t X \t{}\t48-95\t1\t\tN/A
+NIC0\tPIX\t{}\t X
+"""
+
+
+@pytest.mark.parametrize(("way", "found"), [("SYS", ["nccl-nic-far"]), ("NODE", [])])
+def test_a_gpu_without_a_nic_on_its_side_is_named(way: str, found: list[str]) -> None:
+    said = answer([("topo", MATRIX.format(way, way))])
+    assert [cause.finding.id for cause in said.causes] == found
+
+
+def test_a_listing_of_the_gpu_alone_lacks_its_port() -> None:
+    alone = """01:00.0 3D controller [0302]: NVIDIA Corporation GH100 [10de:2330] (rev a1)
+\tCapabilities: [60] Express (v2) Endpoint, MSI 00
+\t\tLnkCap:\tPort #0, Speed 32GT/s, Width x16, ASPM not supported
+\t\tLnkSta:\tSpeed 32GT/s, Width {}
+"""
+    for width, sure in (("x16", Sure.NOT_ENOUGH), ("x8 (downgraded)", Sure.POSSIBLE)):
+        said = answer([("gpu", alone.format(width))])
+        assert said.sure is sure
+        assert "port above" in said.send
+
+
+def test_a_text_that_a_line_must_not_have_rules_it_out() -> None:
+    rows = (Message("kvm-missing", Sure.CERTAIN, "could not access kvm & !permission"),)
+    said = "Could not access KVM kernel module: "
+    assert [*signs(f"{said}No such file", "log", rows)]
+    assert not [*signs(f"{said}Permission denied", "log", rows)]
+
+
+def test_twenty_megabytes_take_two_seconds_on_a_quiet_core() -> None:
+    """In units of what this machine takes to put a tenth of them in small letters."""
+    line = "[{0}.{0:06}] pci 0000:{1:02x}:00.0: [10de:2330] type 00 class 0x030200 PCIe Endpoint"
+    text = "\n".join(line.format(n, n % 255) for n in range(26_000))
+
+    def seconds(work: object) -> float:
+        begun = time.process_time()
+        assert callable(work)
+        work()
+        return time.process_time() - begun
+
+    unit = min(seconds(lambda: [text.lower() for _ in range(10)]) for _ in range(3))
+    assert min(seconds(lambda: answer([("log", text)])) for _ in range(3)) < 60 * unit + 0.1

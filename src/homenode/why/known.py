@@ -150,7 +150,7 @@ class PasteFacts(Struct, kw_only=True):
 def _listing(piece: Piece, where: str) -> Listing:
     if len(piece.text) > _MOST_LISTING:
         raise ParseError(where, f"at most {_MOST_LISTING} letters", str(len(piece.text)))
-    return Listing(piece.text, where, _VIRTUAL.search(piece.text) is not None)
+    return Listing(f"{piece.text}\n", where, _VIRTUAL.search(piece.text) is not None)
 
 
 def _domain(piece: Piece, where: str) -> ReadVm:

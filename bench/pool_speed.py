@@ -59,9 +59,15 @@ def speed(what: str, pool: Pool, loaded_s: float, stored: StoredAnswers | None =
     print(
         f"{what}, {found.states} states: load {loaded_s:.2f} s, show {shown - begin:.2f} s, place "
         f"{placed - shown:.2f} s, hook prepared in {prepared - placed:.2f} s, a request "
-        f"{sorted(took)[30] * 1000:.1f} ms (at most {max(took) * 1000:.0f}), of a size of its own "
-        f"{sorted(others)[20] * 1000:.0f} ms (at most {max(others) * 1000:.0f}); {peak} MiB"
+        f"{percentiles(took)}, of a size of its own {percentiles(others)}; {peak} MiB"
     )
+
+
+def percentiles(took: list[float]) -> str:
+    """The median and the 99th percentile in ms."""
+    ordered = sorted(took)
+    middle, high = (ordered[int(share * (len(ordered) - 1))] for share in (0.5, 0.99))
+    return f"{middle * 1000:.1f} ms (p99 {high * 1000:.0f})"
 
 
 def planner_of(pool: Pool, stored: StoredAnswers | None) -> Planner:

@@ -1,5 +1,6 @@
 """The order of hosts with bounds, against the order in which every host is planned."""
 
+import contextlib
 import random
 from itertools import islice
 
@@ -14,6 +15,7 @@ from homenode.cluster.pool.outlook import outlook
 from homenode.cluster.pool.place import PoolPlaces, RankedPlace
 from homenode.cluster.pool.planner import Planner
 from homenode.cluster.pool.state import HostState
+from homenode.cluster.pool.stranded import StrandedGpus, StrandedSearch
 from homenode.cpuset import CpuSet
 from homenode.errors import HomenodeError
 from homenode.machine.topology import Host
@@ -226,3 +228,43 @@ def test_numbers_that_are_certain_are_those_of_the_planner(seed: int) -> None:
             counts = planner.counts(state, one)
             assert bounds.certain(state, one) in (None, counts[0])
             assert bounds.counts(state, one) == counts
+
+
+def _unlike_hgx_states() -> tuple[Planner, list[HostState]]:
+    """Hosts with VMs of sizes of their own, so that cores and memory are short on either node."""
+    rng, host = random.Random(7), shipped("hgx-h100")
+    hosts = []
+    for number in range(10):
+        one = host
+        for vm in range(rng.randrange(1, 4)):
+            flavour = Flavour(
+                name=f"vm{vm}",
+                gpus=rng.randrange(3),
+                vcpus=rng.randrange(4, 40),
+                memory_bytes=rng.randrange(8, 400) * GIB,
+            )
+            with contextlib.suppress(HomenodeError):
+                one = with_vm(one, flavour, f"vm{vm}")
+        hosts.append((f"h{number}", one))
+    planner = Planner(pool_of(hosts))
+    return planner, list(map(planner.state, planner.pool.hosts))
+
+
+def test_counts_and_stranded_gpus_of_unlike_hosts_are_the_planners_and_mostly_certain() -> None:
+    planner, states = _unlike_hgx_states()
+    search = StrandedSearch(planner, default_flavours())
+    found = [[search.bounds.counts(one, size) for size in default_flavours()] for one in states]
+    stranded = [search.of(one) for one in states]
+    asked = planner.asked
+    assert found == [[planner.counts(one, size) for size in default_flavours()] for one in states]
+
+    def counts(every: tuple[StrandedGpus, ...]) -> list[tuple[str, int]]:
+        return [(one.missing, len(one.gpus)) for one in every]
+
+    unknown = StrandedSearch(planner, default_flavours())
+    unknown.certain = lambda state, free: None  # type: ignore[method-assign]
+    assert list(map(counts, stranded)) == [counts(unknown.of(one)) for one in states]
+    assert any(stranded)
+    assert asked * 3 < planner.asked
+    for state, own in zip(states, stranded, strict=True):
+        assert {gpu for one in own for gpu in one.gpus} <= planner.free_gpus(state)

@@ -5,70 +5,32 @@ less than the best placement on the empty host. Where that has its GPUs, cores a
 package, each VM with full locality has too, and what is free on each package limits their number.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
+from homenode.cluster.pool.amounts import (
+    UNREACHED,
+    Amount,
+    NodeAmounts,
+    most_gpus_used,
+    node_amounts,
+    sums_of_parts,
+)
 from homenode.cluster.pool.flavour import Flavour
 from homenode.cluster.pool.planner import FillStep, Planner, names_parts
-from homenode.cluster.pool.state import HostState
-from homenode.cpuset import CpuSet
-from homenode.indices import NodeIndex
-from homenode.machine.topology import LOCAL_DISTANCE, Host
+from homenode.cluster.pool.state import MEMORY_STEP_BYTES, HostState
+from homenode.machine.topology import LOCAL_DISTANCE, NumaNode
+from homenode.plan.request import GuestRequest
 from homenode.plan.search.memory import overhead_bytes, reserve_bytes
 from homenode.vm.layout import MemoryBinding, Pinning, Siblings
 from homenode.vm.plan_options import DeviceLocality, MemoryMode
 
-_MOST_DIVIDED = 16
-"""Up to so many free GPUs on a part of a host, every division among the flavours is tried."""
-
-_MOST_REACHED = 2000
-"""Amounts left that are looked at for a part."""
-
-UNREACHED = 1 << 62
-"""More than a pool can lose: the host has no placement that costs as little as the bound."""
-
-
-class Amount(Struct, frozen=True, kw_only=True):
-    """GPUs, whole cores and bytes: what is free, or what a VM needs."""
-
-    gpus: int
-    cores: int
-    memory_bytes: int
-
-    def holds(self, needs: "Amount") -> int:
-        """How many VMs with these needs fit in it."""
-        most = UNREACHED
-        if needs.gpus:
-            most = self.gpus // needs.gpus
-        if needs.cores:
-            most = min(most, self.cores // needs.cores)
-        if needs.memory_bytes:
-            most = min(most, self.memory_bytes // needs.memory_bytes)
-        return max(0, most)
-
-    def without(self, other: "Amount") -> "Amount":
-        return Amount(
-            gpus=self.gpus - other.gpus,
-            cores=self.cores - other.cores,
-            memory_bytes=self.memory_bytes - other.memory_bytes,
-        )
-
-
-class _Nodes(Struct, frozen=True, kw_only=True):
-    """The nodes of a shape. position: of each node in the list of nodes. packages: the package of
-    each node, by position. classes: (position of the node, number of cores) of each class of cores.
-    gpus: position of each GPU's node. widest: most PUs of a core. are_alike: a VM may have any of
-    the cores, and all have as many PUs."""
-
-    position: dict[NodeIndex, int]
-    packages: tuple[int, ...]
-    classes: tuple[tuple[int, int], ...]
-    gpus: dict[Bdf, int]
-    widest: int
-    are_alike: bool
+_STEPS_BYTES = 4 * MEMORY_STEP_BYTES
+"""What rounding may take of a node's memory for one VM."""
 
 
 class _Empty(Struct, frozen=True, kw_only=True):
@@ -76,14 +38,17 @@ class _Empty(Struct, frozen=True, kw_only=True):
     the host. needs: the least that it allocates there without a fallback. home: position of its
     node; None if it has several, or a GPU is on another. one_package: whether it is on one package
     with every GPU on a chosen node; None if full locality does not require that. takes: what a VM
-    on one node takes of it at most, with its emulator and what QEMU needs; None if unknown."""
+    with full locality takes of each node, by position, with what QEMU needs; None if unknown.
+    threads: cores for its emulator and IOThreads. is_plain: it is on one node."""
 
     own: tuple[object, ...] | None
     rest: tuple[tuple[str, object], ...]
     needs: Amount
     home: int | None
     one_package: bool | None
-    takes: Amount | None
+    takes: dict[int, Amount] | None
+    threads: int
+    is_plain: bool
 
 
 class _Fits(Struct, frozen=True, kw_only=True):
@@ -108,11 +73,12 @@ class Bounds:
     def __init__(self, planner: Planner, flavours: Sequence[Flavour]) -> None:
         self._planner = planner
         self._flavours = tuple(flavours)
-        self._nodes: dict[int, _Nodes | None] = {}
+        self._nodes: dict[int, NodeAmounts | None] = {}
         self._free: dict[tuple[HostState, frozenset[Bdf]], tuple[Amount, ...]] = {}
         self._empty: dict[tuple[HostState, Flavour], _Empty | None] = {}
         self._fits: dict[tuple[HostState, Flavour], _Fits | None] = {}
         self._clean: dict[tuple[HostState, Flavour], int] = {}
+        self._usable: dict[tuple[object, ...], tuple[Amount, ...]] = {}
         self._certain: dict[tuple[HostState, Flavour], tuple[int, int | None]] = {}
 
     def key(self, state: HostState, flavour: Flavour) -> tuple[object, ...]:
@@ -161,7 +127,7 @@ class Bounds:
         self,
         state: HostState,
         flavour: Flavour,
-        nodes: _Nodes,
+        nodes: NodeAmounts,
         homes: Sequence[int],
         empty: _Empty,
     ) -> Iterator[list[int]]:
@@ -191,7 +157,7 @@ class Bounds:
     def _balance(
         self,
         state: HostState,
-        nodes: _Nodes,
+        nodes: NodeAmounts,
         homes: Sequence[int],
         empty: _Empty,
         value: int,
@@ -226,49 +192,134 @@ class Bounds:
         if fits is None:
             return 0, None
         most = sum(fits.most)
-        if not most:
-            return 0, 0
         nodes, empty = self._nodes_of(state.shape), self._on_empty(state, flavour)
-        request = self._planner.request(state, flavour)
-        assert nodes is not None and empty is not None and request is not None, "it has fits"
-        if empty.takes is None or any(pools for _, _, pools in state.memory):
+        assert nodes is not None and empty is not None, "it has fits"
+        if not most or empty.takes is None or any(pools for _, _, pools in state.memory):
             return 0, most
-        service = [0] * len(nodes.packages)
-        for (node, _), (_, threads) in zip(nodes.classes, state.cores, strict=True):
-            service[node] += threads
-        sizes = zip(self._planner.pool.shapes[state.shape].nodes, state.memory, strict=True)
-        kept = [reserve_bytes(request, replace(node, memory_bytes=own[0])) for node, own in sizes]
-        overhead, host_cores = overhead_bytes(request), max(1, request.host_reserve.cores)
-        every = 0
-        for at, free in enumerate(self._free_of(state, flavour, nodes)):
-            usable = Amount(
-                gpus=free.gpus,
-                cores=free.cores - service[at] - host_cores,
-                memory_bytes=free.memory_bytes - kept[at] - overhead,
-            )
-            every += usable.holds(empty.takes)
-        return min(every, most), most
+        usable = self._usable_of(state, flavour, nodes)
+        if not empty.is_plain:  # of several, each may be where the next one was to be
+            is_whole = all(usable[at].holds(own) for at, own in empty.takes.items())
+            return min(most, int(is_whole and empty.threads <= 1)), most
+        needs = next(iter(empty.takes.values()))
+        free = self._free_of(state, flavour, nodes)
+        kept = self._planner.probe(state.shape).host_reserve.cores
+        most = min(most, max(0, (sum([one.cores for one in free]) - kept) // needs.cores))
+        has_service = any(threads for _, threads in state.cores)
+        spares = not self._planner.unfit(state.shape, flavour)
+        if empty.threads > 1 or not spares or needs.cores > flavour.gpus * nodes.share:
+            needs = replace(needs, cores=needs.cores + empty.threads)
+            return min(most, sum([own.holds(needs) for own in usable])), most
+        # Emulators leave the free GPUs of a node their cores, and share one where there are few.
+        each = [own.holds(needs) for own in usable]
+        if has_service or not empty.threads:
+            return min(most, sum(each)), most
+        less = [replace(own, cores=own.cores - 1).holds(needs) for own in usable]
+        return min(most, sum(each) - any(a != b for a, b in zip(each, less, strict=True))), most
 
     def counts(self, state: HostState, flavour: Flavour) -> tuple[int, int]:
         """As the planner's `counts`, which is asked only where it is not certain."""
         clean = self.certain(state, flavour)
-        if clean is not None and self._takes_no_more(state, flavour, clean):
-            return clean, clean
-        return self._planner.counts(state, flavour)
+        more = None if clean is None else self._more(state, flavour, clean)
+        if clean is None or more is None:
+            return self._planner.counts(state, flavour)
+        return clean, clean + more
 
-    def _takes_no_more(self, state: HostState, flavour: Flavour, clean: int) -> bool:
-        """Whether so many VMs leave too few GPUs, PUs or bytes for one that gives up locality."""
+    def _more(self, state: HostState, flavour: Flavour, clean: int) -> int | None:
+        """How many VMs fit that give up locality, once those with full locality are there; None
+        where that is not certain. They take whole cores of any nodes while there are enough, then
+        one VM shares those that are left."""
         nodes, empty = self._nodes_of(state.shape), self._on_empty(state, flavour)
         if empty is None:
-            return True
+            return 0
         request = self._planner.request(state, flavour)
         assert nodes is not None and request is not None, "it is certain"
         free = self._free_of(state, flavour, nodes)
-        gpus, cores = sum([one.gpus for one in free]), sum([one.cores for one in free])
+        needs, size = empty.needs, request.memory_bytes
+        gpus = self._gpu_fits(state, flavour, nodes, free) - clean
+        cores = sum([one.cores for one in free]) - clean * needs.cores
+        memory = sum([one.memory_bytes for one in free]) - clean * needs.memory_bytes
         pinned = request.layout.pinning is not Pinning.NONE
-        return (empty.needs.gpus and gpus < (clean + 1) * flavour.gpus) or bool(
-            pinned and (cores - clean * empty.needs.cores) * nodes.widest < request.vcpus
-        )
+        left = self._left(state, flavour)
+        whole = size + overhead_bytes(request) + _STEPS_BYTES
+        found = 0
+        while not (
+            (needs.gpus and gpus <= 0)
+            or (pinned and cores * nodes.widest < request.vcpus)
+            or (needs.memory_bytes and memory < size)
+        ):
+            if left is None or not flavour.gpus:
+                return None
+            if not _has_memory(left, found, whole, needs.cores):
+                is_refused = not found and sum(own for _, own in left) < size
+                return found if is_refused else None
+            found += 1
+            gpus, memory = gpus - 1, memory - size
+            cores = cores - needs.cores if cores >= needs.cores else 0
+        return found
+
+    def _gpu_fits(
+        self, state: HostState, flavour: Flavour, nodes: NodeAmounts, free: Sequence[Amount]
+    ) -> int:
+        """How many VMs the free GPUs are enough for: on a board with NVSwitches a VM has those of
+        one package, where a package has so many."""
+        if not flavour.gpus:
+            return 0
+        of_package = Counter(nodes.packages[home] for home in nodes.gpus.values())
+        is_joined = self._planner.inventory(state.shape).devices.fabric is not None
+        if (
+            is_joined
+            and not flavour.options.without_nvlink
+            and 1 < flavour.gpus <= max(of_package.values(), default=0)
+        ):
+            parts = sums_of_parts(free, nodes.packages)
+            return sum([part.gpus // flavour.gpus for part in parts])
+        return sum([one.gpus for one in free]) // flavour.gpus
+
+    def by_node(self, state: HostState, flavour: Flavour) -> tuple[tuple[int, Amount], ...] | None:
+        """Of each node, how many VMs with full locality it takes and what they leave for others of
+        them; None where that is not certain."""
+        empty, clean = self._on_empty(state, flavour), self.certain(state, flavour)
+        if empty is None or empty.takes is None or clean is None:
+            return None
+        if clean and not empty.is_plain:
+            return None
+        nodes = self._nodes_of(state.shape)
+        assert nodes is not None, "it is certain"
+        needs = next(iter(empty.takes.values()))
+        found = []
+        for own in self._usable_of(state, flavour, nodes):
+            number = own.holds(needs) if clean else 0
+            found.append((number, own.without(needs, number)))
+        return tuple(found) if sum(number for number, _ in found) == clean else None
+
+    def _left(self, state: HostState, flavour: Flavour) -> list[tuple[int, int]] | None:
+        """Cores and bytes that the VMs with full locality leave on each node that has cores then;
+        None where it is not known how many VMs each node has."""
+        request, own = self._planner.request(state, flavour), self.by_node(state, flavour)
+        unfit = self._planner.unfit(state.shape, flavour)
+        if own is None or unfit or request is None or request.options.max_nodes is not None:
+            return None
+        nodes = self._nodes_of(state.shape)
+        assert nodes is not None, "it is known by node"
+        free = self._free_of(state, flavour, nodes)
+        usable = self._usable_of(state, flavour, nodes)
+        found = []
+        for (_, left), every, most in zip(own, free, usable, strict=True):
+            cores = left.cores + every.cores - most.cores
+            if cores > 0:
+                found.append((cores, left.memory_bytes + every.memory_bytes - most.memory_bytes))
+        return found
+
+    def needs(self, state: HostState, flavour: Flavour) -> Amount | None:
+        """What a VM with full locality takes of its node; None where it is not on one."""
+        empty = self._on_empty(state, flavour)
+        if empty is None or empty.takes is None or not empty.is_plain:
+            return None
+        return next(iter(empty.takes.values()))
+
+    def homes(self, shape: int) -> dict[Bdf, int]:
+        """The position of each GPU's node."""
+        return {} if (nodes := self._nodes_of(shape)) is None else nodes.gpus
 
     def clean(self, state: HostState, flavour: Flavour) -> int:
         """How many VMs still fit with full locality: the first value of the planner's `counts`,
@@ -300,18 +351,28 @@ class Bounds:
     def most_gpus(self, state: HostState) -> int:
         """The most GPUs that VMs of the flavours can have with full locality."""
         nodes = self._nodes_of(state.shape)
-        every = [self._fits_of(state, one) for one in self._flavours]
+        of_some = [one for one in self._flavours if self._between(state, one)[1] != 0]
+        every = [self._fits_of(state, one) for one in of_some]
         fits = [one for one in every if one is not None]
         if nodes is None or len(fits) < len(every):
             return len(self._planner.free_gpus(state))
-        fits = [one for one in fits if any(one.most)]
         if not fits:
             return 0
         # A VM that may cross packages takes from all.
         widest = min(fits, key=lambda one: len(one.parts))
-        free = self._free_of(state, None, nodes)
+        usable = [self._usable_of(state, one, nodes) for one in of_some]
+        free = [
+            Amount(
+                gpus=own.gpus,
+                cores=max(one.cores for one in each),
+                memory_bytes=max(one.memory_bytes for one in each),
+            )
+            for own, each in zip(
+                self._free_of(state, None, nodes), zip(*usable, strict=True), strict=True
+            )
+        ]
         needs = [one.needs for one in fits]
-        return sum(_gpus_used(part, needs) for part in _parts(free, widest.part_of))
+        return sum(most_gpus_used(part, needs) for part in sums_of_parts(free, widest.part_of))
 
     def _fits_of(self, state: HostState, flavour: Flavour) -> _Fits | None:
         """None where a VM may have full locality without meeting these limits."""
@@ -325,7 +386,7 @@ class Bounds:
         if nodes is None or empty is None or empty.one_package is None:
             return None
         part_of = nodes.packages if empty.one_package else (0,) * len(nodes.packages)
-        parts = _parts(self._free_of(state, flavour, nodes), part_of)
+        parts = sums_of_parts(self._usable_of(state, flavour, nodes), part_of)
         most = tuple(part.holds(empty.needs) for part in parts)
         return _Fits(needs=empty.needs, parts=parts, most=most, part_of=part_of)
 
@@ -373,12 +434,8 @@ class Bounds:
             home=nodes.position[step.placement.nodes[0]]
             if on_one and nodes is not None and not is_anywhere and not names_parts(request)
             else None,
-            takes=Amount(
-                gpus=flavour.gpus,
-                cores=cores + sum(service for _, service in step.after.cores),
-                memory_bytes=request.memory_bytes + overhead_bytes(request),
-            )
-            if on_one
+            takes=self._taken(request, step, nodes)
+            if is_local
             and is_bound
             and has_whole_cores
             and nodes is not None
@@ -387,13 +444,60 @@ class Bounds:
             and flavour.options.gpu_profile is None
             and not names_parts(request)
             else None,
+            threads=sum(service for _, service in step.after.cores),
+            is_plain=on_one,
             one_package=is_near
             if is_local and flavour.options.gpu_profile is None and not is_anywhere
             else None,
         )
 
+    def _taken(
+        self, request: GuestRequest, step: FillStep, nodes: NodeAmounts
+    ) -> dict[int, Amount] | None:
+        """What a VM on the empty host takes of each of its nodes."""
+        count = len(step.placement.nodes)
+        cores, gpus = [0] * len(nodes.packages), [0] * len(nodes.packages)
+        for (node, _), (busy, _) in zip(nodes.classes, step.after.cores, strict=True):
+            cores[node] += busy
+        for gpu in step.placement.devices:
+            if gpu in nodes.gpus:
+                gpus[nodes.gpus[gpu]] += 1
+        memory = -(-(request.memory_bytes + overhead_bytes(request)) // count) + MEMORY_STEP_BYTES
+        own = [nodes.position[node] for node in step.placement.nodes]
+        if len({cores[at] for at in own}) > 1:
+            return None
+        return {at: Amount(gpus=gpus[at], cores=cores[at], memory_bytes=memory) for at in own}
+
+    def _usable_of(
+        self, state: HostState, flavour: Flavour, nodes: NodeAmounts
+    ) -> tuple[Amount, ...]:
+        """What a VM with full locality may have of each node: no cores that serve others, and not
+        the memory that the host keeps."""
+        request = self._planner.request(state, flavour)
+        assert request is not None, "it fits on the empty host"
+        key = state, self._planner.unfit(state.shape, flavour), request.host_reserve.memory_bytes
+        found = self._usable.get(key)
+        if found is None:
+            service = [0] * len(nodes.packages)
+            for (node, _), (_, threads) in zip(nodes.classes, state.cores, strict=True):
+                service[node] += threads
+            sizes = zip(self._planner.pool.shapes[state.shape].nodes, state.memory, strict=True)
+            found = self._usable[key] = tuple(
+                Amount(
+                    gpus=free.gpus,
+                    cores=free.cores - threads,
+                    memory_bytes=max(
+                        0, free.memory_bytes - reserve_bytes(request, _sized(node, own[0]))
+                    ),
+                )
+                for free, threads, (node, own) in zip(
+                    self._free_of(state, flavour, nodes), service, sizes, strict=True
+                )
+            )
+        return found
+
     def _free_of(
-        self, state: HostState, flavour: Flavour | None, nodes: _Nodes
+        self, state: HostState, flavour: Flavour | None, nodes: NodeAmounts
     ) -> tuple[Amount, ...]:
         """What is free on each node: GPUs that the flavour takes (None = all), cores without vCPUs,
         and memory."""
@@ -412,87 +516,32 @@ class Bounds:
             )
         return found
 
-    def _nodes_of(self, shape: int) -> _Nodes | None:
+    def _nodes_of(self, shape: int) -> NodeAmounts | None:
         """None where the node of a core or GPU is not known, or a node is in several packages."""
         if shape not in self._nodes:
             host = self._planner.inventory(shape).host
             classes = [members[0] for members in self._planner.core_classes(shape)]
             numbers = map(len, self._planner.core_classes(shape))
             gpus = self._planner.gpus(shape)
-            self._nodes[shape] = _nodes(host, list(zip(classes, numbers, strict=True)), gpus)
+            self._nodes[shape] = node_amounts(host, list(zip(classes, numbers, strict=True)), gpus)
         return self._nodes[shape]
 
 
-def _parts(free: Sequence[Amount], part_of: Sequence[int]) -> tuple[Amount, ...]:
-    """The sums of what is free on the nodes of each part."""
-    parts = []
-    for number in range(max(part_of) + 1):
-        own = [one for one, part in zip(free, part_of, strict=True) if part == number]
-        gpus, cores = sum([one.gpus for one in own]), sum([one.cores for one in own])
-        parts.append(
-            Amount(gpus=gpus, cores=cores, memory_bytes=sum([one.memory_bytes for one in own]))
+def _has_memory(left: Sequence[tuple[int, int]], found: int, whole: int, cores: int) -> bool:
+    """Whether one more VM finds its memory wherever so many before it have theirs. left: cores and
+    bytes of each node with cores. whole, cores: what a VM needs."""
+    every = sum(own for _, own in left)
+    if every < (found + 1) * whole:
+        return False
+    if found == 1 and len(left) == 2 and all(own >= whole for _, own in left):
+        # The memory of the first one follows its cores; a node that it empties of cores is lost.
+        return all(
+            other - whole * (cores - free) // cores >= whole
+            for (free, _), (_, other) in (left, left[::-1])
+            if free <= cores
         )
-    return tuple(parts)
+    return not found or all(own >= (found + 1) * whole for _, own in left)
 
 
-def _gpus_used(part: Amount, needs: Sequence[Amount]) -> int:
-    """The most GPUs that VMs with these needs can have of a part."""
-    if part.gpus > _MOST_DIVIDED:
-        return part.gpus
-    reached = {part}
-    least = part.gpus
-    for need in set(needs):
-        for left in list(reached):
-            for _ in range(left.holds(need)):
-                left = left.without(need)
-                reached.add(left)
-                least = min(least, left.gpus)
-        if not least or len(reached) > _MOST_REACHED:
-            return part.gpus
-    return part.gpus - least
-
-
-def _nodes(
-    host: Host, classes: Sequence[tuple[CpuSet, int]], gpus: Collection[Bdf]
-) -> _Nodes | None:
-    """classes: of each class of cores the first core, and how many there are."""
-    position = {node.index: i for i, node in enumerate(host.nodes)}
-    package_of_core = {core.pus: core.id.package for core in host.cores}
-    packages: dict[int, object] = {}
-    found = []
-    for core, number in classes:
-        places = {
-            None if (node := host.pu_at[pu].node) is None else position.get(node) for pu in core
-        }
-        place = places.pop()
-        if places or place is None:
-            return None
-        if packages.setdefault(place, package_of_core[core]) != package_of_core[core]:
-            return None
-        found.append((place, number))
-    homes = {}
-    for gpu in gpus:
-        device = host.device(gpu)
-        home = None if device is None or device.node is None else position.get(device.node)
-        if home is None or home not in packages:
-            return None
-        homes[gpu] = home
-    numbers = {package: i for i, package in enumerate(dict.fromkeys(packages.values()))}
-    # A node without cores is of no package: what it has counts apart.
-    of_nodes = [
-        numbers[packages[i]] if i in packages else len(numbers) + i for i in range(len(position))
-    ]
-    widest = max(len(core.pus) for core in host.cores)
-    kinds = {
-        (core.kind, tuple((pu.online, pu.allowed, pu.isolated, pu.nohz_full) for pu in own))
-        for core in host.cores
-        for own in [[host.pu_at[pu] for pu in core.pus]]
-    }
-    return _Nodes(
-        position=position,
-        packages=tuple(of_nodes),
-        classes=tuple(found),
-        gpus=homes,
-        widest=widest,
-        are_alike=len(kinds) == 1,
-    )
+def _sized(node: NumaNode, size: int | None) -> NumaNode:
+    return node if node.memory_bytes == size else replace(node, memory_bytes=size)

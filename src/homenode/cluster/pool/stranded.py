@@ -70,8 +70,9 @@ class StrandedSearch:
         left = planner.free_gpus(state)
         if not left or not sizes:
             return ()
-        if any((self.bounds.certain(state, one) or 0) * one.gpus == len(left) for one in sizes):
-            return ()
+        known = self.certain(state, left)
+        if known is not None:
+            return known
         orders = [sizes, *((first, *sizes) for first in reversed(sizes))]
         for order in orders:
             run = planner.run(state, order, only_clean=True)
@@ -91,6 +92,36 @@ class StrandedSearch:
         for gpu in sorted(left):
             missing = _missing(planner, full, sizes[-1], gpu, len(left))
             by_missing.setdefault(missing, []).append(gpu)
+        return tuple(StrandedGpus(name, tuple(gpus)) for name, gpus in sorted(by_missing.items()))
+
+    def certain(self, state: HostState, free: frozenset[Bdf]) -> tuple[StrandedGpus, ...] | None:
+        """The stranded GPUs where VMs of one flavour are known to use as many GPUs as any
+        combination could: the last of each node, with what a VM of the smallest flavour lacks
+        there. None where the planner is to be asked."""
+        uses = [((self.bounds.certain(state, one) or 0) * one.gpus, one) for one in self._with_gpus]
+        used, best = max(uses, key=lambda one: one[0])
+        if used == len(free):
+            return ()
+        smallest = self._with_gpus[-1]
+        own, needs = self.bounds.by_node(state, best), self.bounds.needs(state, smallest)
+        if own is None or needs is None or used < self.bounds.most_gpus(state):
+            return None
+        homes, by_missing = self.bounds.homes(state.shape), dict[str, list[Bdf]]()
+        for node, (number, left) in enumerate(own):
+            there = sorted(gpu for gpu in free if homes[gpu] == node)[number * best.gpus :]
+            if not there:
+                continue
+            if needs.gpus > len(free) - used:
+                missing = "gpus"
+            elif needs.gpus > 1 or self._planner.unfit(state.shape, smallest):
+                return None
+            elif left.cores < needs.cores:
+                missing = "cores"
+            elif left.memory_bytes < needs.memory_bytes:
+                missing = "memory"
+            else:
+                return None
+            by_missing.setdefault(missing, []).extend(there)
         return tuple(StrandedGpus(name, tuple(gpus)) for name, gpus in sorted(by_missing.items()))
 
     def _after(self, state: HostState, flavour: Flavour) -> HostState | None:

@@ -1,0 +1,144 @@
+"""Amounts: what the nodes of a machine have of GPUs, cores and memory."""
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+
+from msgspec import Struct
+
+from homenode.bdf import Bdf
+from homenode.cpuset import CpuSet
+from homenode.indices import NodeIndex
+from homenode.machine.topology import Host
+
+_MOST_DIVIDED = 16
+"""Up to so many free GPUs on a part of a host, every division among the flavours is tried."""
+
+_MOST_REACHED = 2000
+"""Amounts left that are looked at for a part."""
+
+UNREACHED = 1 << 62
+"""More than a pool can lose: the host has no placement that costs as little as the bound."""
+
+
+class Amount(Struct, frozen=True, kw_only=True):
+    """GPUs, whole cores and bytes: what is free, or what a VM needs."""
+
+    gpus: int
+    cores: int
+    memory_bytes: int
+
+    def holds(self, needs: "Amount") -> int:
+        """How many VMs with these needs fit in it."""
+        most = UNREACHED
+        if needs.gpus:
+            most = self.gpus // needs.gpus
+        if needs.cores:
+            most = min(most, self.cores // needs.cores)
+        if needs.memory_bytes:
+            most = min(most, self.memory_bytes // needs.memory_bytes)
+        return max(0, most)
+
+    def without(self, other: "Amount", count: int = 1) -> "Amount":
+        return Amount(
+            gpus=self.gpus - count * other.gpus,
+            cores=self.cores - count * other.cores,
+            memory_bytes=self.memory_bytes - count * other.memory_bytes,
+        )
+
+
+class NodeAmounts(Struct, frozen=True, kw_only=True):
+    """The nodes of a shape. position: of each node in the list of nodes. packages: the package of
+    each node, by position. classes: (position of the node, number of cores) of each class of cores.
+    gpus: position of each GPU's node. widest: most PUs of a core. are_alike: a VM may have any of
+    the cores, and all have as many PUs. share: cores of a node for each of its GPUs, where fewest.
+    """
+
+    position: dict[NodeIndex, int]
+    packages: tuple[int, ...]
+    classes: tuple[tuple[int, int], ...]
+    gpus: dict[Bdf, int]
+    widest: int
+    are_alike: bool
+    share: int
+
+
+def sums_of_parts(free: Sequence[Amount], part_of: Sequence[int]) -> tuple[Amount, ...]:
+    """The sums of what is free on the nodes of each part."""
+    parts = []
+    for number in range(max(part_of) + 1):
+        own = [one for one, part in zip(free, part_of, strict=True) if part == number]
+        gpus, cores = sum([one.gpus for one in own]), sum([one.cores for one in own])
+        parts.append(
+            Amount(gpus=gpus, cores=cores, memory_bytes=sum([one.memory_bytes for one in own]))
+        )
+    return tuple(parts)
+
+
+def most_gpus_used(part: Amount, needs: Sequence[Amount]) -> int:
+    """The most GPUs that VMs with these needs can have of a part."""
+    if part.gpus > _MOST_DIVIDED:
+        return part.gpus
+    reached = {part}
+    least = part.gpus
+    for need in set(needs):
+        for left in list(reached):
+            for _ in range(left.holds(need)):
+                left = left.without(need)
+                reached.add(left)
+                least = min(least, left.gpus)
+        if not least or len(reached) > _MOST_REACHED:
+            return part.gpus
+    return part.gpus - least
+
+
+def node_amounts(
+    host: Host, classes: Sequence[tuple[CpuSet, int]], gpus: Collection[Bdf]
+) -> NodeAmounts | None:
+    """classes: of each class of cores the first core, and how many there are."""
+    position = {node.index: i for i, node in enumerate(host.nodes)}
+    package_of_core = {core.pus: core.id.package for core in host.cores}
+    packages: dict[int, object] = {}
+    found = []
+    for core, number in classes:
+        places = {
+            None if (node := host.pu_at[pu].node) is None else position.get(node) for pu in core
+        }
+        place = places.pop()
+        if places or place is None:
+            return None
+        if packages.setdefault(place, package_of_core[core]) != package_of_core[core]:
+            return None
+        found.append((place, number))
+    homes = {}
+    for gpu in gpus:
+        device = host.device(gpu)
+        home = None if device is None or device.node is None else position.get(device.node)
+        if home is None or home not in packages:
+            return None
+        homes[gpu] = home
+    numbers = {package: i for i, package in enumerate(dict.fromkeys(packages.values()))}
+    # A node without cores is of no package: what it has counts apart.
+    of_nodes = [
+        numbers[packages[i]] if i in packages else len(numbers) + i for i in range(len(position))
+    ]
+    widest = max(len(core.pus) for core in host.cores)
+    kinds = {
+        (core.kind, tuple((pu.online, pu.allowed, pu.isolated, pu.nohz_full) for pu in own))
+        for core in host.cores
+        for own in [[host.pu_at[pu] for pu in core.pus]]
+    }
+    return NodeAmounts(
+        position=position,
+        packages=tuple(of_nodes),
+        classes=tuple(found),
+        gpus=homes,
+        widest=widest,
+        are_alike=len(kinds) == 1,
+        share=min(
+            (
+                sum(number for at, number in found if at == home) // own
+                for home, own in Counter(homes.values()).items()
+            ),
+            default=0,
+        ),
+    )

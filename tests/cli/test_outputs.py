@@ -95,9 +95,11 @@ def test_apply_on_a_file_rewrites_it_and_restore_gives_the_original_back(tmp_pat
 def test_apply_without_a_terminal_changes_nothing_unless_yes_is_given(tmp_path: Path) -> None:
     path = tmp_path / "vm.xml"
     path.write_bytes(Path(DOCUMENT).read_bytes())
-    for target in (str(path), "a-domain"):
-        done = homenode("apply", target, *APPLY)
-        assert isinstance(done.exception, UsageError) and "--yes" in (done.exception.hint or "")
+    done = homenode("apply", str(path), *APPLY)
+    assert isinstance(done.exception, UsageError) and "--yes" in (done.exception.hint or "")
+    for command in ("apply", "try"):
+        unknown = homenode(command, "no-such-domain").exception
+        assert unknown is not None and "--yes" not in str(unknown), "the name is wrong first"
     assert path.read_bytes() == Path(DOCUMENT).read_bytes()
     assert isinstance(homenode("replan", "a-domain").exception, UsageError)
 

@@ -91,6 +91,12 @@ def test_the_first_table_says_what_to_run_how_sure_and_where_authors_differ(
     assert list(rows(document, "verdicts")[0])[1:-1] == [str(one) for one in Objective]
 
 
+def test_each_picture_of_a_machine_says_what_its_source_prints(sections: dict[str, str]) -> None:
+    assert 'study: 77,243 MB/s; 75,311 MB/s; 561,170 MB/s; "H200' in sections["H200"]
+    assert "sdumont: 411.6 GB/s; 88.6 GB/s" in sections["GH200 x4"]
+    assert sections["GH200 x4"].count("the source prints the two means") == 3, "and no cell"
+
+
 def test_a_printed_range_makes_a_range_of_multiples(
     cards: dict[str, VerdictCard], document: Doc
 ) -> None:

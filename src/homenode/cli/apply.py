@@ -88,12 +88,12 @@ class ApplyAnswer(Struct, frozen=True, kw_only=True):
 
 def apply(asked: ApplyArguments) -> None:
     """Plan, show what would change, ask, and define it."""
-    _check_can_ask(asked)
     refuse_objective(asked.options)
     if len(asked.names) > 1:
         _refuse_for_several(asked)
     if is_file_target(asked.names[0]):
         _refuse_for_file(asked)
+        _check_can_ask(asked)
         _apply_to_file(asked)
         return
 
@@ -111,6 +111,7 @@ def apply(asked: ApplyArguments) -> None:
         virsh = Virsh(asked.connect)
         states = {state.uuid: state for state in map(virsh.domain, asked.names)}
         originals = {state.name: virsh.definition(uuid) for uuid, state in states.items()}
+        _check_can_ask(asked)  # once it is known that there is something to ask about
         if asked.domain is not None:
             hint = "homenode plan VM.xml -o OUT.xml"
             tuned: tuple[bytes, ...] = (read_input(asked.domain, "a domain document", hint=hint),)

@@ -72,9 +72,9 @@ def try_vm(asked: TryArguments) -> None:
     """Show all of it, ask, and run the trial, whose last line is the answer."""
     if asked.json and not asked.dry_run:
         raise UsageError("--json: expected --dry-run as well: the trial prints for people")
-    check_can_ask(asked=not (asked.yes or asked.dry_run))
     virsh = Virsh(asked.connect)
     state = virsh.domain(asked.name)
+    check_can_ask(asked=not (asked.yes or asked.dry_run))
     if state.is_active and not asked.dry_run:
         raise UsageError(
             f"{state.name}: expected it shut off, found it {state.state}",

@@ -22,6 +22,9 @@ from homenode.metrics import METRICS
 from homenode.objective import Objective
 from homenode.show.page.machine import BARE, ReportedMachine
 
+_WHOLE = (None, "dram", "FP16 as printed")
+"""Variants of a metric's figure of the whole machine."""
+
 
 class Printed(Struct, frozen=True, kw_only=True):
     """What publications say of one machine. Empty where none does. tables: their figures, word for
@@ -44,12 +47,17 @@ def as_printed(machine: ReportedMachine, metric: str) -> str:
     system = machine.runs[0].head.system
     said: list[str] = []
     for one in machine.sources:
-        of_metric = [f for f in one.figures if (f.system, f.metric) == (system, metric)]
-        printed = dict.fromkeys(text for figure in of_metric for _, text in figure.texts)
+        printed = dict.fromkeys(
+            text
+            for figure in one.figures
+            if (figure.system, figure.metric) == (system, metric) and figure.variant in _WHOLE
+            for _, text in figure.texts
+        )
         stated = [
             f'"{claim.source}"'
             for claim in one.claims
             if (claim.system, claim.against_system, claim.metric) == (system, system, metric)
+            and "|" not in claim.source  # a row of its table: its figures say it
         ]
         if printed:
             said.append(f"{one.id}: {'; '.join((*printed, *stated[:1]))}")
@@ -283,7 +291,7 @@ def _figure(publication: Publication, system: str, choice: str, metric: str) -> 
 
 
 def _is_whole(sample: Sample) -> bool:
-    return sample.index is None and sample.variant in (None, "dram", "FP16 as printed")
+    return sample.index is None and sample.variant in _WHOLE
 
 
 _COLLECTIVE, _STREAM = "allreduce-busbw-peak", "memory-bandwidth"

@@ -31,6 +31,8 @@ help:
 setup: probe
 
 $(STAMP): requirements.lock pyproject.toml hatch_build.py native/sources.txt
+	@command -v $(PYTHON) >/dev/null || \
+	  { echo "homenode needs Python 3.11 or newer; no $(PYTHON) found. Debian: apt install python3-venv" >&2; exit 3; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "homenode needs Python 3.11 or newer; $$($(PYTHON) --version) found. Try: make PYTHON=python3.12" >&2; exit 3; }
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || \

@@ -18,10 +18,11 @@ from homenode.errors import HomenodeError
 from homenode.machine.description.shipped import load_shipped
 from homenode.machine.pci import DeviceKind
 from homenode.machine.snapshot.capture import capture_host
-from homenode.machine.topology import Host, summarise
+from homenode.machine.topology import Host
 from homenode.plan.stored import encode_plan
 from homenode.plan.tuning import tune
 from homenode.show.explain import explain, rejections_text
+from homenode.show.host_groups import host_counts
 from homenode.show.html import html_page
 from homenode.show.page.answer import advice_of
 from homenode.show.page.document import document_of
@@ -35,7 +36,7 @@ from homenode.vm.layout import PRESETS, MemoryBinding
 from homenode.vm.plan_model import Plan, Unplannable
 from homenode.vm.plan_options import PlanOptions
 from homenode.vm.sources import load_host
-from homenode.wording import number_list
+from homenode.wording import number_list, plural
 
 DOCUMENT = Path(__file__).parent / "gpu-vm.xml"
 MACHINES = (
@@ -88,12 +89,7 @@ def _capture(console: Console, out: Path) -> None:
     except HomenodeError as error:  # a container without /sys, say: the rest needs nothing of it
         console.print(f"{error.message}: this machine is left out")
         return
-    summary = summarise(host)
-    console.print(
-        f"{summary.packages} packages, {summary.numa_nodes} NUMA nodes, {summary.cores} cores, "
-        f"{summary.pus} PUs, {summary.pci_functions} PCI functions, {summary.gpus} GPUs; "
-        f"{len(host.gaps)} gaps"
-    )
+    console.print(f"{host_counts(host)}; {plural(len(host.gaps), 'thing')} not known")
     (out / "this-machine.svg").write_text(topology_map(host), encoding="utf-8")
 
 
@@ -159,7 +155,7 @@ COLUMNS = (
     "layout",
     "vCPUs",
     "nodes",
-    "cells",
+    "guest cells",
     "GPUs placed",
     "LLCs",
     "memory",
@@ -201,7 +197,7 @@ def preset_row(name: str, plan: Plan | Unplannable, host: Host | None) -> tuple[
         name,
         str(plan.vcpus),
         number_list(plan.nodes) or "any",
-        "flat" if len(plan.cells) == 1 else str(len(plan.cells)),
+        str(len(plan.cells)),
         f"{placed} of {len(devices)}" if devices else "none",
         str(len(plan.llcs)) if plan.vcpu_pins else "any",
         _BINDINGS[plan.layout.memory],

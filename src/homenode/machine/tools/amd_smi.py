@@ -58,7 +58,6 @@ from homenode.errors import ParseError
 from homenode.indices import NodeIndex
 from homenode.machine.tools.lines import Line, Lines, first_json
 
-ROCM_COMMAND = ("rocm-smi", "--showtopo")
 MAX_GPUS = 512
 
 _ROCM = "rocm-smi --showtopo"
@@ -170,8 +169,6 @@ def _check_whole(
         raise line.error(f"{len(columns)} rows", f"{len(tables[section])} rows")
 
 
-ROCM_JSON_COMMAND = ("rocm-smi", "--showbus", "--showtopo", "--json")
-
 _ROCM_JSON = "rocm-smi --showtopo --json"
 _CARD = re.compile(r"(?:card|gpu)(\d{1,4})", re.ASCII)
 _PAIR = re.compile(
@@ -235,7 +232,6 @@ def parse_rocm_json(text: str) -> RocmTopology:
 
 
 TOPOLOGY_COMMAND = ("amd-smi", "topology", "--json")
-PARTITION_COMMAND = ("amd-smi", "partition", "--current", "--json")
 
 _TOPOLOGY = "amd-smi topology --json"
 _PARTITIONS = "amd-smi partition --current --json"

@@ -22,8 +22,6 @@ from homenode.indices import NodeIndex
 from homenode.machine.tools.lines import Line, Lines
 from homenode.units import MIB
 
-HARDWARE_COMMAND = ("numactl", "--hardware")
-SHOW_COMMAND = ("numactl", "--show")
 MAX_NODES = 1024
 
 Key = TypeVar("Key")

@@ -44,8 +44,6 @@ from homenode.machine.tools.lines import Line, Lines
 from homenode.machine.tools.xml_text import parse_xml
 from homenode.units import MIB
 
-QUERY_COMMAND = ("nvidia-smi", "-q", "-x")
-
 _SOURCE = "nvidia-smi -q -x"
 _MIB = re.compile(r"(\d{1,9}) MiB", re.ASCII)
 _NUMBER = re.compile(r"(\d{1,9})", re.ASCII)
@@ -349,8 +347,6 @@ def _node(line: Line, text: str) -> NodeIndex | None:
     return NodeIndex(int(text))
 
 
-INSTANCES_COMMAND = ("nvidia-smi", "mig", "-lgi")
-LIST_COMMAND = ("nvidia-smi", "-L")
 MAX_ROWS = 4096
 
 _INSTANCES = "nvidia-smi mig -lgi"

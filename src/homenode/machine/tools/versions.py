@@ -16,9 +16,6 @@ from msgspec import Struct
 
 from homenode.errors import ParseError
 
-VIRSH_COMMAND = ("virsh", "version")
-QEMU_COMMAND = ("qemu-system-x86_64", "--version")
-
 Version = tuple[int, int, int]
 """(major, minor, micro)."""
 

@@ -99,8 +99,8 @@ def _group(path: Path, markers: set[str]) -> str | None:
     Slurm and each sshd has its own folder and ports, each installed package its own mounts."""
     if TESTS / "packaging" in path.parents:
         return "packages"  # a wheel takes long to build
-    if "slurm" in markers:
-        return "slurm"
+    if own := next(iter({"slurm", "kubernetes"} & markers), None):
+        return own
     if LIVE & markers:
         return "live"
     return next(iter({"browser", "pdf"} & markers), None)  # a page or a PDF takes long to make

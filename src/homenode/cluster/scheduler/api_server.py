@@ -22,6 +22,9 @@ from homenode.input_files import read_file
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _TIMEOUT_S = 30
 _WATCH_S = 300
+_QUIET_S = 120
+"""Of a watch; bookmarks come every minute: a connection that is dead is noticed."""
+
 _PAGE = 500
 _MOST_TOKEN_BYTES = 64 << 10
 _MOST_PAGE_BYTES = 256 << 20
@@ -113,11 +116,11 @@ def follow(api: ApiServer, path: str, query: Mapping[str, str], change: Change) 
             wait_s = _FIRST_WAIT_S
             while True:
                 version = _watch(api, path, query, version, change)
-        except HomenodeError as error:
+        except (HomenodeError, AttributeError, TypeError, ValueError) as error:
             if isinstance(error, _Refused) and error.status == http.client.NOT_FOUND:
                 change("SYNCED", {"uids": frozenset()})
                 return
-            change("FAILED", {"reason": error.message})
+            change("FAILED", {"reason": str(error)})
             if not (isinstance(error, _Refused) and error.status == http.client.GONE):
                 time.sleep(wait_s)
                 wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
@@ -150,7 +153,7 @@ def _watch(
         "allowWatchBookmarks": "true",
         "timeoutSeconds": str(_WATCH_S),
     }
-    for line in api.lines(path, watch, _WATCH_S + _TIMEOUT_S):
+    for line in api.lines(path, watch, _QUIET_S):
         event = _object(line, path)
         kind, item = event.get("type"), event.get("object") or {}
         if kind == "ERROR":

@@ -24,7 +24,7 @@ void write_sample(Json& json, const BandwidthResult& result, std::size_t i) {
 void write_kernel(Json& json, const BandwidthRequest& request, const BandwidthResult& result,
                   std::size_t index) {
   const Kernel& kernel = request.kernels[index];
-  const std::size_t elements = result.window_elements * request.pus.size();
+  const std::size_t elements = result.window_elements * result.passes * request.pus.size();
   json.object().field("kernel", name_of(kernel.operation));
   json.field("stores", kernel.stores == Stores::regular ? "regular" : "non-temporal");
   json.field("instruction_set", kernel.instruction_set);

@@ -1,7 +1,8 @@
 // One bandwidth run: kernels on a set of PUs with memory on one node, interleaved, bracketed, labelled.
 //
-// Inside the timed region: one kernel over one window of each thread's arrays, from the last thread's
-// start to the last one's end. Kernels take turns in a seeded order, so that a disturbance or a move of
+// Inside the timed region: one kernel over one window of each thread's arrays, as many times as make it
+// last 50 us (once beyond the caches), from the last thread's start to the last one's end. One pass over
+// 256 KiB lasts as long as threads need to start together. Kernels take turns in a seeded order, so that a disturbance or a move of
 // the vCPUs falls on all alike; a simpler loop that finishes one kernel before the next compares moments,
 // not kernels. Around each sample of several threads stands a bracket of core-to-core latencies:
 // samples of different placement states are never pooled.
@@ -47,7 +48,8 @@ struct BandwidthResult {
   std::vector<Stop> stop_of_kernel;
   PageReport pages;
   std::size_t array_bytes_per_thread = 0;
-  std::size_t window_elements = 0;  // of each array and thread in one sample
+  std::size_t window_elements = 0;  // of each array and thread in one pass
+  std::size_t passes = 1;           // of one sample, over the same window
   std::optional<double> latency_full_ns;     // chase over the whole destination arrays
   std::optional<double> latency_quarter_ns;  // and over a quarter: lower if caches still hold that
 };

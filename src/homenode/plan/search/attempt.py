@@ -24,7 +24,7 @@ from homenode.plan.search.memory import page_size_bytes
 from homenode.plan.search.problem import PlacementSearch, SearchProblem, Split
 from homenode.plan.search.solve import Placing, Solution, solve, solve_fixed, without_first_gpu
 from homenode.plan.search.split import pages_within, splits_of_cells
-from homenode.plan.search.supply import SiblingGroup, Usable
+from homenode.plan.search.supply import SiblingGroup
 from homenode.plan.search.threads import (
     ThreadPlaces,
     ThreadRequest,
@@ -58,14 +58,11 @@ class Attempt:
     def __init__(self, search: PlacementSearch, fallback: Fallback) -> None:
         self.search, self.fallback = search, fallback
         self.host, self.request = search.host, search.request
+        self.free = search.free_on(fallback)
 
     @cached_property
     def problem(self) -> SearchProblem:
         return self.search.problem(self.fallback)
-
-    @property
-    def free(self) -> Usable:
-        return self.search.free_on(self.fallback)
 
     @property
     def supply(self) -> tuple[int, ...]:

@@ -49,7 +49,7 @@ class Branching:
     or all up to its indices.
 
     work_out: what a set of nodes (bits) comes to by these terms, None where it cannot be chosen.
-    is_complete: whether the last search ended within its work.
+    is_complete: whether the last search ended within its work. nodes: the best set that it found.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Branching:
         self.candidates, self.problem, self.work = candidates, candidates.problem, work
         self.devices = self.problem.devices
         self.names, self.work_out = names, work_out
-        self.is_complete = True
+        self.is_complete, self.nodes = True, 0
         self._best: Key = ()
         self._nodes, self._number = range(len(self.problem.supplies)), 0
         self._additive: dict[str, _Sums | None] = {}
@@ -120,7 +120,7 @@ class Branching:
             self.work.spend(STEPS_OF_SET)
             found = self.work_out(nodes)
             if found is not None and (not self._best or found < self._best):
-                self._best = found
+                self._best, self.nodes = found, nodes
         return True
 
     @cached_property
@@ -282,15 +282,14 @@ class Branching:
         problem, distances = self.problem, self.problem.distances
         if len(distances.nodes_of_package) == len(distances.packages):
             return self._number
-        own = distances.packages_of(chosen)
-        held = problem.groups_of_package
-        number, left = own.bit_count(), problem.groups - sum([held[one] for one in members(own)])
-        if left > 0:
-            others = members(distances.packages_of(may) & ~own)
-            for groups in sorted([held[one] for one in others], reverse=True):
-                number, left = number + 1, left - groups
-                if left <= 0:
-                    break
+        own, nodes_of = distances.packages_of(chosen), distances.nodes_of_package
+        more, held = members(distances.packages_of(may) & ~own), self._needs[0][0]
+        room = [held.least(nodes_of[one] & (chosen | may), 0, 0) for one in members(own)]
+        number, left = own.bit_count(), problem.groups + sum(room)
+        for groups in sorted([held.least(nodes_of[one] & may, 0, 0) for one in more]):
+            if left <= 0:
+                break
+            number, left = number + 1, left + groups
         return number
 
     def _least_distance(self, may: int, left: int) -> int:

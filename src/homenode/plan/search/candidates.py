@@ -195,14 +195,9 @@ class Candidates:
                     yield number, nodes
             elif self.problem.groups % number == 0:
                 able = nodes & self._able_to(number)
-                if self._most_together(able) >= number:
+                lots = [lot for lot in self._apart if lot & able]
+                if (len(lots) if self._unreachable else able.bit_count()) >= number:
                     yield number, able
-
-    def _most_together(self, nodes: int) -> int:
-        """No more of these nodes reach each other."""
-        if not self._unreachable:
-            return nodes.bit_count()
-        return sum(lot & nodes != 0 for lot in self._apart)
 
     @cached_property
     def _apart(self) -> tuple[int, ...]:

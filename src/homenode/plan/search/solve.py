@@ -208,13 +208,16 @@ class _Search:
 
     @cached_property
     def least_first(self) -> tuple[tuple[int, ...], bool]:
-        """(the first terms of least cost, whether no set of nodes has less)."""
+        """(the first terms of least cost, whether no set of nodes has less). A set that has less
+        than those that were listed is listed now."""
         found = self.ranked[0][0]
         if self.candidates.exact:
             return found, True
         branching = self._branching(self.problem.first, self.problem.first_terms)
-        found = branching.better(found)
-        return found, branching.is_complete
+        least = branching.better(found)
+        if least < found:
+            self.ranked.insert(0, (least, branching.nodes))
+        return least, branching.is_complete
 
     def _branching(
         self, names: Sequence[str], work_out: Callable[[int], tuple[Any, ...] | None]

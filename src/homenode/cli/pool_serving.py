@@ -33,7 +33,7 @@ def serve(asked: PoolServeArguments) -> None:
     nodes = ClusterNodes(pool, _kubelets(pool, asked.kubelet), flavours, ids, named)
     with progress("planning") as show_progress:
         outlook(nodes.places.pool(), flavours, nodes.places.planner, show_progress)
-    serve_nodes(nodes, api, endpoint)
+    serve_nodes(nodes, api, endpoint, note)
 
 
 def _kubelets(pool: Pool, given: Path | None) -> dict[str, Kubelet]:

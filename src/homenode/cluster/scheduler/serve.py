@@ -9,11 +9,10 @@ import asyncio
 import hmac
 import signal
 import ssl
-import sys
 import time
 from base64 import b64decode
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from threading import Thread
 from typing import Any, NamedTuple
@@ -283,9 +282,11 @@ class SchedulerService:
         yield "watches_failed", "Kinds that cannot be watched now.", len(self._failed)
 
 
-def serve(nodes: ClusterNodes, api: ApiServer, endpoint: ListenAddress) -> None:
-    """Answer until SIGTERM or SIGINT. Raises UsageError without the library, HostError where it
-    cannot listen."""
+def serve(
+    nodes: ClusterNodes, api: ApiServer, endpoint: ListenAddress, note: Callable[[str], None]
+) -> None:
+    """Answer until SIGTERM or SIGINT; ``note`` takes the line that says where. Raises UsageError
+    without the library, HostError where it cannot listen."""
     server_module = optional_module("tornado.httpserver", "pool serve", "tornado")
     context = endpoint.context()
 
@@ -315,7 +316,7 @@ def serve(nodes: ClusterNodes, api: ApiServer, endpoint: ListenAddress) -> None:
         for kind, path, query in _KINDS:
             _watch_in_thread(loop, service, api, kind, path, query)
         scheme = "http" if context is None else "https"
-        print(f"listening on {scheme}://{endpoint.address}:{endpoint.port}", file=sys.stderr)
+        note(f"listening on {scheme}://{endpoint.address}:{endpoint.port}")
         await stop.wait()
         server.stop()
         await server.close_all_connections()

@@ -9,6 +9,7 @@ addresses that it chooses.
 Source: https://libvirt.org/formatdomain.html; each row was tried on libvirt 9.0 and QEMU 7.2.
 """
 
+import re
 from collections.abc import Iterator
 from enum import StrEnum
 from typing import NamedTuple
@@ -213,6 +214,8 @@ ROWS: tuple[_Row, ...] = (
     _Row("devices/graphics", "@listen", Q.ADDRESS),
     _Row("maxMemory", "@slots", Q.RANGE, detail="0-256"),
     _Row("cpu/numa/cell", "@memory", Q.RANGE, detail="1-"),
+    _Row("devices/interface", "source/@port", Q.PORT, (("@type", ("server",)),), "source/@address"),
+    _Row("devices/disk", "address/@unit", Q.RANGE, (("target/@bus", ("sata",)),), "0-5"),
     _Row("devices/video/model", "@heads", Q.RANGE, (("@type", ("virtio",)),), "0-16"),
     _Row("devices/interface", "driver/@queues", Q.RANGE, (("@type", _WITHOUT_QUEUES),), "0-1"),
     _Row("cpu/maxphysaddr", "@bits", Q.RANGE, detail="32-52"),
@@ -273,9 +276,7 @@ def _subject(document: Document, element: Element) -> str:
     above = document.parent_of
     here = element
     while (around := above.get(here.start)) is not None and around.name != "devices":
-        if around.name == "domain":
-            return f"<{element.name}>"
-        if around.name in ("os", "resource", "sysinfo"):
+        if around.name in ("domain", "os", "resource", "sysinfo"):
             return f"<{element.name}>"
         here = around
     name = next((value for path in _NAMED_BY if (value := here.value(path))), "")
@@ -460,11 +461,9 @@ def _implied(document: Document) -> Iterator[Need]:
 
 _WHOLE = ("-pflash", "-cdrom", "-hda", "-bios", "-kernel", "-initrd", "-readconfig", "-dtb")
 _PATHS: dict[str, tuple[tuple[str, str, Q], ...]] = {
-    "-drive": (("", "file", Q.FILE), ("", "filename", Q.FILE)),
     "-blockdev": (("file", "filename", Q.FILE), ("host_device", "filename", Q.NODE)),
-    "-fw_cfg": (("", "file", Q.FILE),),
+    **dict.fromkeys(("-drive", "-fw_cfg", "-smbios"), (("", "file", Q.FILE),)),
     "-acpitable": (("", "file", Q.TABLE), ("", "data", Q.TABLE)),
-    "-smbios": (("", "file", Q.FILE),),
     "-chardev": (
         ("file", "path", Q.PARENT),
         ("pipe", "path", Q.PIPE),
@@ -484,6 +483,7 @@ _PATHS: dict[str, tuple[tuple[str, str, Q], ...]] = {
 }
 """Of an option: what it opens, by its first word ("" = any) and the property."""
 
+_HOST = re.compile(r"(?:([0-9a-f]{1,4}):)?([0-9a-f]{1,2}):([0-9a-f]{1,2})\.([0-7])\Z", re.ASCII)
 _MAX_ARGUMENTS = 64
 
 
@@ -511,6 +511,9 @@ def _arguments(document: Document) -> Iterator[Need]:
         if option in _WHOLE:
             opened.append((value, Q.FILE))
         is_joined = option == "-chardev" and said.get("server") not in ("on", "server", "yes")
+        if first == "vfio-pci" and (place := _HOST.match(said.get("host", ""))) is not None:
+            where = " ".join(f"0x{word or '0'}" for word in place.groups())
+            yield Need(subject=option, kind=Q.PCI, value=where)
         for path, kind in opened:
             if path is not None and path.startswith("/"):
                 kind = Q.SOCKET if kind is Q.BOUND and is_joined else kind

@@ -45,7 +45,7 @@ def test_one_run_per_configuration_gives_the_articles_answer_as_provisional(
     made = verdicts[system, objective]
     assert made.layout == RECOMMENDED[system, objective]
     assert (made.level, made.boots) == (EvidenceLevel.PROVISIONAL, (1, 1))
-    assert ground_of(made) == "provisional, one boot each, here"
+    assert ground_of(made) == "provisional, one boot each, on a host not named"
 
 
 def test_the_rtx_5090_gets_none_and_its_card_says_why(

@@ -99,14 +99,20 @@ def ground_of(verdict: Verdict) -> str:
             sick = verdict.stopped or verdict.why(ReasonId.REFUSED)
             return "not ready" if sick else "cannot tell"
         case EvidenceLevel.MEASURED:
-            return "measured here" if verdict.here else "measured on this kind of machine"
+            return f"measured {_where(verdict)}"
         case EvidenceLevel.PROVISIONAL:
-            where = "here" if verdict.here else "on this kind of machine"
-            return f"provisional, {_boots(verdict)} each, {where}"
+            return f"provisional, {_boots(verdict)} each, {_where(verdict)}"
         case EvidenceLevel.PUBLISHED:
             return "published, one figure each"
         case EvidenceLevel.REASONED:
             return "reasoned from topology and figures of other machines"
+
+
+def _where(verdict: Verdict) -> str:
+    """Runs that name no host are of the machine that they stand under, not of one that is known."""
+    if any(doubt.id == "host-unknown" for doubt in verdict.doubts):
+        return "on a host not named"
+    return "here" if verdict.here else "on this kind of machine"
 
 
 def source_sentence(source: SourceVerdict, ours: Verdict) -> str:

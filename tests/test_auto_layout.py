@@ -123,7 +123,12 @@ def test_whatever_was_measured_memory_is_bound_and_no_worse_pins_are_taken(
     pins = {one for one in flat if PRESETS[one].pinning is Pinning.ONE_PER_CORE}
     floats = made.choice == "default" and bool(pins) and not pins & {*made.also}
     assert made.floating is floats
-    unbound = made.choice in flat and PRESETS[made.choice].memory is MemoryBinding.AS_IT_WAS
+    chosen = PRESETS.get(made.choice or "")
+    unbound = (
+        chosen is not None
+        and chosen.cells is GuestCells.FLAT
+        and chosen.memory is MemoryBinding.AS_IT_WAS
+    )
     assert (made.why(ReasonId.BOUND) is not None) is unbound
 
 

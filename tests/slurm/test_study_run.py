@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import itertools
 import json
 import os
 import random
@@ -187,9 +188,10 @@ def test_a_job_that_is_submitted_again_waits_for_those_behind_it(queue: StandIn)
     ],
 )
 def test_options_that_cannot_be_are_refused_before_anything_is_written(
-    queue: StandIn, options: tuple[str, ...], said: str
+    queue: StandIn, options: tuple[str, str], said: str
 ) -> None:
-    code, text = queue.run(*NEW, *options)
+    others = dict(zip(NEW[::2], NEW[1::2], strict=True)) | dict([options])
+    code, text = queue.run(*itertools.chain(*others.items()))
     assert code == 2, text
     assert said in text
     assert not queue.study.exists()

@@ -111,7 +111,7 @@ def alerts(
         for one in (*host_findings(host), *site)
         if one.is_bad
         and not any(each.covers(one) for each in accepted)
-        and not explained.get(one.id, _NOTHING).covers(one)
+        and not explained.get(_said(one), _NOTHING).covers(one)
     ]
     found += _grouped(bad)
     for domain in domains:
@@ -132,8 +132,21 @@ class _Cause(Struct, frozen=True):
 _NOTHING = _Cause()
 
 
-_STATES = {"bars": ("bar-small", "bar-unassigned"), "frequencies": ("frequency-capped",)}
-"""Of a rule of the baseline: what the doctor says of the same."""
+_STATES = {
+    "bars": ("bar-small", "bar-unassigned", "device-odd: BARs"),
+    "driver": ("device-odd: driver",),
+    "frequencies": ("frequency-capped",),
+    "nvlinks": ("device-odd: NVLinks or xGMI links",),
+    "subsystem": ("device-odd: board",),
+}
+"""Of a rule of the baseline: what the doctor says of the same, as of ``_said``."""
+
+
+def _said(found: Finding) -> str:
+    """A finding's id; of a device that differs from others also in what."""
+    if found.id != "device-odd":
+        return found.id
+    return f"{found.id}: {found.subject.rpartition(': ')[2]}"
 
 
 def _explained(drifts: Sequence[Alert]) -> dict[str, _Cause]:

@@ -141,7 +141,7 @@ class Sample(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     device, peer: the GPU, and the other one of a pair: host addresses where the run says
     `host_addresses`, else those that the suite saw. index: position in a tool's own order where
     nothing better is known; never used to pair. node, peer_node: where the memory or the thread
-    was; of a GPU, `peer_node` alone is where the tool's thread was seen, which nobody bound.
+    was; of a GPU, `peer_node` alone is where the tool's thread was seen, which was not bound.
     size_bytes: of a message or working set. variant: what else distinguishes series (a kernel, a
     data type, a level). boot, number: counted from 0 within the run, and within boot and series.
     state: the placement state that the probe saw; states are never pooled. count: samples behind a

@@ -367,6 +367,19 @@ def unread_attribute(host: Host, bdf: Bdf, subject: str) -> bool:
     return not rows or rows[0].read(of_device[0]) is None
 
 
+def odd_attributes(name: str) -> tuple[str, ...]:
+    """What ``odd_attribute`` says of the rows of that name."""
+    rows = [_BOARD] if name == "board" else [one for one in ATTRIBUTES if one.name == name]
+    return tuple(f"device-odd: {one.label}" for one in rows)
+
+
+def odd_attribute(found: Finding) -> str:
+    """A finding's id; of a device that differs from others also in what."""
+    if found.id != "device-odd":
+        return found.id
+    return f"{found.id}: {found.subject.rpartition(': ')[2]}"
+
+
 def _subject(device: PciDevice, attribute: Attribute) -> str:
     return f"{JUDGED[device.kind]} {device.bdf}: {attribute.label}"
 

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.catalogue import finding
+from homenode.check.doctor.alike import odd_attribute, odd_attributes
 from homenode.check.doctor.baseline import FactDrift
 from homenode.check.doctor.diagnosis import host_findings
 from homenode.check.doctor.expectation import (
@@ -111,7 +112,7 @@ def alerts(
         for one in (*host_findings(host), *site)
         if one.is_bad
         and not any(each.covers(one) for each in accepted)
-        and not explained.get(_said(one), _NOTHING).covers(one)
+        and not explained.get(odd_attribute(one), _NOTHING).covers(one)
     ]
     found += _grouped(bad)
     for domain in domains:
@@ -133,20 +134,13 @@ _NOTHING = _Cause()
 
 
 _STATES = {
-    "bars": ("bar-small", "bar-unassigned", "device-odd: BARs"),
-    "driver": ("device-odd: driver",),
+    "bars": ("bar-small", "bar-unassigned", *odd_attributes("bars")),
+    "driver": odd_attributes("driver"),
     "frequencies": ("frequency-capped",),
-    "nvlinks": ("device-odd: NVLinks or xGMI links",),
-    "subsystem": ("device-odd: board",),
+    "nvlinks": odd_attributes("peer links"),
+    "subsystem": odd_attributes("board"),
 }
-"""Of a rule of the baseline: what the doctor says of the same, as of ``_said``."""
-
-
-def _said(found: Finding) -> str:
-    """A finding's id; of a device that differs from others also in what."""
-    if found.id != "device-odd":
-        return found.id
-    return f"{found.id}: {found.subject.rpartition(': ')[2]}"
+"""Of a rule of the baseline: what the doctor says of the same, as of ``odd_attribute``."""
 
 
 def _explained(drifts: Sequence[Alert]) -> dict[str, _Cause]:

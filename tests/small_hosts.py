@@ -382,8 +382,6 @@ def small_request(
     return GuestRequest(
         guest=small_guest(vcpus, memory_bytes, hostdevs=devices, iothreads=iothreads),
         layout=chosen,
-        vcpus=vcpus,
-        memory_bytes=memory_bytes,
         options=PlanOptions(chosen.name),
         devices=tuple(Bdf.parse(bdf) for bdf in devices),
     )

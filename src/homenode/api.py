@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from msgspec import structs
 from msgspec.structs import replace
 
 from homenode.decide.comparison import Comparison
@@ -145,7 +144,7 @@ def result_rows(*folders: str) -> list[dict[str, Any]]:
     evidence = publications()
     found = gather(list(folders), evidence, ())
     machines = machines_of(found.runs, found.stored, evidence, found.hosts)
-    return [structs.asdict(row) for machine in machines for row in rows_of(machine)]
+    return [row for machine in machines for row in rows_of(machine)]
 
 
 def to_json(value: Host | Plan | Findings | Comparison) -> str:

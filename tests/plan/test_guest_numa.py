@@ -246,7 +246,7 @@ def test_cells_without_pins_are_even() -> None:
     plan = assemble(even_host(2), request, placement)
     assert [str(cell.vcpus) for cell in plan.cells] == ["0-2", "3-5"]
     with pytest.raises(InputError, match=r"5 .* 2"):
-        assemble(even_host(2), structs.replace(request, vcpus=5), placement)
+        assemble(even_host(2), asking(request, vcpus=5), placement)
 
 
 def test_vcpus_that_are_not_node_by_node_are_refused() -> None:

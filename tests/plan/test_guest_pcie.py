@@ -475,7 +475,7 @@ def test_the_search_knows_for_which_nodes_pcie_0_has_slots(seed: int) -> None:
         nodes = tuple(sorted(draw.sample(range(34), draw.randint(20, 34))))
         placement = placed((2,) * len(nodes), nodes=nodes, devices=names)
         try:
-            assemble(host, replace(request, vcpus=2 * len(nodes)), placement)
+            assemble(host, asking(request, vcpus=2 * len(nodes)), placement)
             is_built = True
         except Unplannable:
             is_built = False

@@ -130,7 +130,7 @@ def test_with_bound_huge_pages_the_emulator_has_a_pu_on_every_node() -> None:
     assert placement.emulator_pus is not None
     for node in host.nodes:
         assert not placement.emulator_pus.isdisjoint(node.pus)
-    full = place(host, replace(request, vcpus=16))
+    full = place(host, asking(request, vcpus=16))
     assert full.emulator_pus is not None
     assert all(not full.emulator_pus.isdisjoint(node.pus) for node in host.nodes)
     named = place(host, asking(request, emulator_pus=CpuSet([7])))

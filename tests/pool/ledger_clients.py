@@ -28,10 +28,10 @@ from homenode.cluster.pool.stored import encode_pool
 from homenode.durable import replace_file
 from homenode.machine.topology import RunningDomain
 from homenode.units import GIB
-from tests.pool.pools import pool_of, shipped
+from tests.pool.pools import pool_of, shipped, sized
 
 SIZES = tuple(
-    Flavour(name=f"gpu{gpus}", gpus=gpus, vcpus=2, memory_bytes=4 * GIB) for gpus in (0, 1, 2)
+    sized(name=f"gpu{gpus}", gpus=gpus, vcpus=2, memory_bytes=4 * GIB) for gpus in (0, 1, 2)
 )
 
 

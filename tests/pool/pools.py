@@ -7,12 +7,13 @@ from functools import cache
 from msgspec import structs
 from msgspec.structs import replace
 
-from homenode.cluster.pool.flavour import Flavour, default_flavours
+from homenode.cluster.pool.flavour import DEFAULT_LAYOUT, Flavour, default_flavours
 from homenode.cluster.pool.model import NodeMemoryState, Pool, PoolBuilder
 from homenode.machine.topology import Host, RunningDomain
 from homenode.plan.planner import plan
 from homenode.plan.stored import domain_of_plan
 from homenode.vm.plan_model import Unplannable
+from homenode.vm.plan_options import PlanOptions
 from homenode.vm.sources import load_host
 
 
@@ -42,6 +43,28 @@ def filled(host: Host, seed: int, most: int = 9) -> Host:
         except Unplannable:
             continue
     return host
+
+
+def sized(
+    name: str,
+    gpus: int = 0,
+    vcpus: int | None = None,
+    memory_bytes: int | None = None,
+    *,
+    page_bytes: int | None = None,
+    gpu_model: str | None = None,
+    value: int | None = None,
+    options: PlanOptions | None = None,
+) -> Flavour:
+    """A flavour of this size."""
+    options = structs.replace(
+        options or PlanOptions(DEFAULT_LAYOUT),
+        vcpus=vcpus,
+        memory_bytes=memory_bytes,
+        page_bytes=page_bytes,
+        gpu_count=gpus or None,
+    )
+    return Flavour(name=name, options=options, gpu_model=gpu_model, value=value)
 
 
 def pool_of(hosts: Sequence[tuple[str, Host]]) -> Pool:

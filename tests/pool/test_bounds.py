@@ -22,7 +22,7 @@ from homenode.machine.topology import Host
 from homenode.units import GIB
 from homenode.vm.layout import Pinning
 from homenode.vm.plan_options import DeviceLocality, DocumentSiblings, PlanOptions, Policy
-from tests.pool.pools import pool_of, shipped, with_free_memory, with_vm
+from tests.pool.pools import pool_of, shipped, sized, with_free_memory, with_vm
 from tests.small_hosts import even_host, small_request
 
 SMALL = (
@@ -40,7 +40,7 @@ LAYOUTS = ("pin", "pin-numa", "pin-numa-smt", "pin-numa-pci", "pin-numa-pci-smt"
 
 def _size(rng: random.Random, pus: int, memory_gib: int) -> Flavour:
     share = rng.choice((1, 2, 4, 8))
-    return Flavour(
+    return sized(
         name=f"size-{rng.randrange(99)}",
         gpus=rng.choice((0, 1, 1, 2, 3, 4)),
         vcpus=pus // 24 + rng.randint(1, max(1, pus // share)),
@@ -142,7 +142,7 @@ def _in_use(host: Host, gpus: tuple[int, ...], cores: range) -> Host:
     every = [gpu.bdf for gpu in passable_gpus(host)]
     pins = tuple(CpuSet.from_bits(host.cores[i].pus.bits & -host.cores[i].pus.bits) for i in cores)
     vm = replace(
-        with_vm(host, Flavour(name="vm", gpus=0, vcpus=1, memory_bytes=GIB), "vm").domains[-1],
+        with_vm(host, sized(name="vm", gpus=0, vcpus=1, memory_bytes=GIB), "vm").domains[-1],
         vcpu_pins=pins,
     )
     return replace(host, domains=(replace(vm, devices=tuple(every[i] for i in gpus)),))
@@ -152,7 +152,7 @@ def test_gpus_that_may_be_anywhere_bind_no_node() -> None:
     host = _in_use(shipped("hgx-h100"), (0, 1, 2, 3), range(56, 112))
     options = PlanOptions(layout="pin-numa", device_locality=DeviceLocality.IGNORE)
     bound, key = _bound_and_key(
-        host, Flavour(name="vm", gpus=1, vcpus=8, memory_bytes=8 * GIB, options=options)
+        host, sized(name="vm", gpus=1, vcpus=8, memory_bytes=8 * GIB, options=options)
     )
     assert bound <= key
 
@@ -162,7 +162,7 @@ def test_gpus_that_are_named_count_as_in_use(more: int) -> None:
     host = shipped("hgx-h100")
     first = passable_gpus(host)[0].bdf
     options = PlanOptions(layout="pin-numa-pci", devices=(first,))
-    asked = Flavour(name="vm", gpus=more, vcpus=8, memory_bytes=8 * GIB, options=options)
+    asked = sized(name="vm", gpus=more, vcpus=8, memory_bytes=8 * GIB, options=options)
     busy = _in_use(host, (2, 3, 6, 7), range(0))
     bound, key = _bound_and_key(busy, asked, default_flavours()[-1:])
     assert bound <= key
@@ -173,7 +173,7 @@ def test_vcpus_that_float_over_a_node_need_no_core_each(gpus: int) -> None:
     options = PlanOptions(layout="pin-bound", pinning=Pinning.NODE, policy=Policy.MEMORY_FIRST)
     host = _in_use(shipped("hgx-h100"), (4, 5, 6, 7), range(4, 112))
     bound, key = _bound_and_key(
-        host, Flavour(name="vm", gpus=gpus, vcpus=6, memory_bytes=8 * GIB, options=options)
+        host, sized(name="vm", gpus=gpus, vcpus=6, memory_bytes=8 * GIB, options=options)
     )
     assert bound <= key
 
@@ -188,7 +188,7 @@ def test_a_gpu_of_unknown_node_may_be_nearer_than_those_of_the_empty_host() -> N
         ),
     )
     busy = _in_use(host, tuple(range(7)), range(0))
-    bound, key = _bound_and_key(busy, Flavour(name="vm", gpus=1, vcpus=8, memory_bytes=8 * GIB))
+    bound, key = _bound_and_key(busy, sized(name="vm", gpus=1, vcpus=8, memory_bytes=8 * GIB))
     assert bound <= key
 
 
@@ -196,7 +196,7 @@ def test_siblings_of_one_node_are_no_less_than_whole_cores_of_two() -> None:
     host = even_host(2, 1, 1, 6, 2)
     guest = structs.replace(small_request(8).guest, cpu_topology=(1, 1, 4, 2))
     options = PlanOptions(layout="pin-numa", document_siblings=DocumentSiblings.WHEN_SHORT)
-    asked = Flavour(name="vm", gpus=0, options=options, guest=guest)
+    asked = Flavour(name="vm", options=options, guest=guest)
     bound, key = _bound_and_key(_in_use(host, (), range(5)), asked)
     assert bound <= key
     assert key[0] == 1
@@ -205,13 +205,13 @@ def test_siblings_of_one_node_are_no_less_than_whole_cores_of_two() -> None:
 def test_few_hosts_are_planned_once_it_is_known_what_fits() -> None:
     host = shipped("hgx-h100")
     sizes = [
-        Flavour(name="vm", gpus=gpus, vcpus=vcpus, memory_bytes=64 * GIB)
+        sized(name="vm", gpus=gpus, vcpus=vcpus, memory_bytes=64 * GIB)
         for gpus in (0, 1, 2)
         for vcpus in (7, 20, 31)
     ]
     hosts = [(f"h{i}", with_vm(host, size, "vm")) for i, size in enumerate(sizes)]
     every, bounded = _check(
-        pool_of(hosts), Flavour(name="asked", gpus=1, vcpus=9, memory_bytes=64 * GIB)
+        pool_of(hosts), sized(name="asked", gpus=1, vcpus=9, memory_bytes=64 * GIB)
     )
     assert bounded * 4 < every
 
@@ -237,7 +237,7 @@ def _unlike_hgx_states() -> tuple[Planner, list[HostState]]:
     for number in range(10):
         one = host
         for vm in range(rng.randrange(1, 4)):
-            flavour = Flavour(
+            flavour = sized(
                 name=f"vm{vm}",
                 gpus=rng.randrange(3),
                 vcpus=rng.randrange(4, 40),

@@ -5,12 +5,12 @@ import json
 import pytest
 from msgspec.structs import replace
 
-from homenode.cluster.pool.flavour import Flavour, default_flavours
+from homenode.cluster.pool.flavour import default_flavours
 from homenode.cluster.pool.hook import Hook
 from homenode.cluster.pool.place import PoolPlaces
 from homenode.plan.planner import plan
 from homenode.units import GIB
-from tests.pool.pools import pool_of, shipped
+from tests.pool.pools import pool_of, shipped, sized
 
 
 @pytest.fixture
@@ -105,7 +105,7 @@ def test_the_answer_names_what_the_vm_gets_where_free_memory_decides_between_nod
         for node in host.nodes
     )
     host = replace(host, nodes=nodes)
-    flavour = Flavour(name="one", gpus=1, vcpus=4, memory_bytes=8 * GIB)
+    flavour = sized(name="one", gpus=1, vcpus=4, memory_bytes=8 * GIB)
     places = PoolPlaces(pool_of([("a", host)]), (flavour,))
     answer = json.loads(Hook(places, (flavour,)).answer(b'{"vm":"v","flavour":"one"}'))
     (gpu,) = answer["places"][0]["gpus"]

@@ -37,10 +37,10 @@ from homenode.machine.topology import Host, RunningDomain
 from homenode.units import GIB
 from homenode.vm.domain.read import read_running_domain
 from tests.pool import ledger_clients
-from tests.pool.pools import pool_of, shipped, with_vm
+from tests.pool.pools import pool_of, shipped, sized, with_vm
 
 GPU1, GPU2, GPU4, GPU8 = default_flavours()
-TINY = Flavour(name="tiny", gpus=0, vcpus=1, memory_bytes=GIB)
+TINY = sized(name="tiny", gpus=0, vcpus=1, memory_bytes=GIB)
 ONE, TWO = (f"{n}0000000-0000-4000-a000-000000000000" for n in (1, 2))
 DOCUMENT = """<domain type='kvm'><name>vm</name><uuid>%s</uuid><memory unit='GiB'>64</memory>
 <vcpu>12</vcpu><os><type arch='x86_64' machine='q35'>hvm</type></os><features><acpi/></features>

@@ -5,10 +5,9 @@ import re
 
 import pytest
 from msgspec import structs
-from msgspec.structs import replace
 
 from homenode.cluster.pool.export import export, unnamed
-from homenode.cluster.pool.flavour import Flavour, default_flavours
+from homenode.cluster.pool.flavour import default_flavours
 from homenode.cluster.pool.model import Pool
 from homenode.cluster.pool.moves import MovePlan, defragment, drain
 from homenode.cluster.pool.outlook import outlook
@@ -18,7 +17,7 @@ from homenode.errors import UsageError
 from homenode.machine.topology import Host
 from homenode.units import GIB
 from homenode.vm.plan_options import PlanOptions
-from tests.pool.pools import filled, pool_of, shipped, with_vm
+from tests.pool.pools import filled, pool_of, shipped, sized, with_vm
 
 GPU1, GPU2, GPU4, GPU8 = FLAVOURS = default_flavours()
 
@@ -55,7 +54,7 @@ def test_a_drained_host_is_empty_and_every_vm_has_a_place() -> None:
 
 def test_a_vm_without_devices_may_migrate_live_and_comes_first() -> None:
     host = shipped("hgx-h100")
-    plain = replace(GPU1, name="plain", gpus=0, vcpus=4, memory_bytes=8 << 30)
+    plain = sized("plain", vcpus=4, memory_bytes=8 << 30)
     busy = with_vm(with_vm(host, GPU1, "gpu"), plain, "plain")
     plan = drain(pool_of([("a", busy), ("b", host)]), "a", FLAVOURS)
     assert [group.moves[0].restart for group in plan.groups] == [False, True]
@@ -117,7 +116,7 @@ def test_a_vm_moves_to_gpus_of_its_own_model() -> None:
 
 def test_a_vm_moves_to_hosts_of_its_own_architecture_only() -> None:
     arm = with_vm(
-        shipped("gh200x4"), Flavour(name="small", gpus=0, vcpus=4, memory_bytes=8 * GIB), "vm"
+        shipped("gh200x4"), sized(name="small", gpus=0, vcpus=4, memory_bytes=8 * GIB), "vm"
     )
     pool = pool_of([("a", arm), ("b", shipped("hgx-h100"))])
     assert [one.vm for one in drain(pool, "a", FLAVOURS).stuck] == ["vm"]
@@ -125,7 +124,7 @@ def test_a_vm_moves_to_hosts_of_its_own_architecture_only() -> None:
 
 def test_a_vm_on_siblings_moves_to_a_host_that_has_its_cores_and_no_more() -> None:
     smt = structs.replace(PlanOptions(layout="pin-numa-pci-smt"), keep_vcpus=True)
-    wide = Flavour(name="wide", gpus=0, vcpus=160, memory_bytes=64 * GIB, options=smt)
+    wide = sized(name="wide", gpus=0, vcpus=160, memory_bytes=64 * GIB, options=smt)
     empty = shipped("hgx-h100")
     assert len(empty.cores) < 160
     pool = pool_of([("a", with_vm(empty, wide, "vm")), ("b", empty)])
@@ -182,7 +181,7 @@ def test_each_scheduler_gets_what_still_fits_in_its_own_words() -> None:
 
 def test_names_that_a_scheduler_would_take_for_one_are_kept_apart() -> None:
     names = ["GPU 8", "gpu-8", "日本", "中国", "a" * 39 + "-b", *(f"z{i}" for i in range(40))]
-    flavours = [Flavour(name=name, gpus=1) for name in names]
+    flavours = [sized(name=name, gpus=1) for name in names]
     hosts = [(name, shipped("hgx-h100")) for name in ("ok-1", "a..b", "a.-b", "A")]
     found = outlook(pool_of(hosts), flavours)
     assert set(unnamed(found, Scheduler.KUBERNETES)) == {"a..b", "a.-b", "A"}
@@ -200,7 +199,7 @@ def test_names_that_a_scheduler_would_take_for_one_are_kept_apart() -> None:
 
 def test_a_vm_does_not_move_to_a_host_that_has_one_of_its_name() -> None:
     host = with_vm(
-        shipped("hgx-h100"), Flavour(name="web", gpus=1, vcpus=8, memory_bytes=8 * GIB), "web"
+        shipped("hgx-h100"), sized(name="web", gpus=1, vcpus=8, memory_bytes=8 * GIB), "web"
     )
     plan = drain(pool_of([("a", host), ("b", host)]), "a", default_flavours())
     assert plan.moves == ()

@@ -20,7 +20,7 @@ from homenode.plan.stored import domain_of_plan
 from homenode.units import GIB
 from homenode.vm.plan_model import Unplannable
 from homenode.vm.plan_options import CellRequest, EmulatorPolicy, PlanOptions
-from tests.pool.pools import filled, pool_of, shipped, with_free_memory, with_vm
+from tests.pool.pools import filled, pool_of, shipped, sized, with_free_memory, with_vm
 from tests.small_hosts import asking
 
 
@@ -93,7 +93,7 @@ def test_nodes_stand_for_each_other_although_each_has_a_gpu_that_no_vm_can_have(
     )
     found = outlook(
         pool_of([("a", structs.replace(host, pci_devices=devices))]),
-        [Flavour(name="g", gpus=1, vcpus=8, memory_bytes=GIB)],
+        [sized(name="g", gpus=1, vcpus=8, memory_bytes=GIB)],
     )
     assert found.hosts[0].fits[0].local == 6
 
@@ -125,7 +125,7 @@ def test_huge_pages_that_are_reserved_limit_what_fits() -> None:
         for node in host.nodes
     )
     host = structs.replace(host, nodes=nodes)
-    flavour = Flavour(name="huge", gpus=1, vcpus=8, memory_bytes=100 * GIB, page_bytes=GIB)
+    flavour = sized(name="huge", gpus=1, vcpus=8, memory_bytes=100 * GIB, page_bytes=GIB)
     found = outlook(pool_of([("a", host)]), [flavour])
     fit = found.hosts[0].fits[0]
     assert fit.local + fit.degraded == _one_at_a_time(host, flavour)
@@ -139,8 +139,7 @@ def test_free_memory_that_decides_nothing_is_not_asked_for_twice() -> None:
     sizes = [[(1000 - rng.randrange(20)) * GIB for _ in host.nodes] for _ in pool.hosts]
     pool = with_free_memory(pool, sizes)
     flavours = tuple(
-        Flavour(name=f"g{n}", gpus=n, vcpus=12 * n, memory_bytes=200 * GIB * n)
-        for n in (1, 2, 4, 8)
+        sized(name=f"g{n}", gpus=n, vcpus=12 * n, memory_bytes=200 * GIB * n) for n in (1, 2, 4, 8)
     )
     planner = Planner(pool)
     found = outlook(pool, flavours, planner)
@@ -151,7 +150,7 @@ def test_free_memory_that_decides_nothing_is_not_asked_for_twice() -> None:
 
 @pytest.mark.parametrize("free_gib", [70, 225, 236, 237, 238, 430, 450, 640, 660])
 def test_where_memory_decides_the_planner_is_asked_with_it(free_gib: int) -> None:
-    flavour = Flavour(name="one", gpus=1, vcpus=12, memory_bytes=200 * GIB)
+    flavour = sized(name="one", gpus=1, vcpus=12, memory_bytes=200 * GIB)
     host = shipped("hgx-h100")
     nodes = tuple(
         structs.replace(node, memory_free_bytes=(free_gib if node.index == 0 else 1000) * GIB)
@@ -165,7 +164,7 @@ def test_where_memory_decides_the_planner_is_asked_with_it(free_gib: int) -> Non
 
 def test_a_gpu_whose_node_has_no_cores_left_is_stranded_for_want_of_cores() -> None:
     host = shipped("hgx-h100")
-    big = Flavour(name="big", gpus=1, vcpus=50, memory_bytes=100 * GIB)
+    big = sized(name="big", gpus=1, vcpus=50, memory_bytes=100 * GIB)
     host = with_vm(host, big, "big")
     found = outlook(pool_of([("a", host)]), default_flavours())
     assert [(one.missing, one.gpus) for one in found.stranded] == [("cores", 3)]
@@ -174,14 +173,14 @@ def test_a_gpu_whose_node_has_no_cores_left_is_stranded_for_want_of_cores() -> N
 
 def test_a_gpu_whose_node_has_no_memory_left_is_stranded_for_want_of_memory() -> None:
     host = with_vm(
-        shipped("hgx-h100"), Flavour(name="big", gpus=1, vcpus=4, memory_bytes=900 * GIB), "big"
+        shipped("hgx-h100"), sized(name="big", gpus=1, vcpus=4, memory_bytes=900 * GIB), "big"
     )
     found = outlook(pool_of([("a", host)]), default_flavours())
     assert [(one.missing, one.gpus) for one in found.stranded] == [("memory", 3)]
 
 
 def test_gpus_too_few_for_every_flavour_are_stranded_for_want_of_gpus() -> None:
-    host = with_vm(shipped("hgx-h100"), Flavour(name="one", gpus=1), "vm")
+    host = with_vm(shipped("hgx-h100"), sized(name="one", gpus=1), "vm")
     pairs = tuple(flavour for flavour in default_flavours() if flavour.gpus > 1)
     found = outlook(pool_of([("a", host)]), pairs)
     assert [(one.missing, one.gpus) for one in found.stranded] == [("gpus", 1)]
@@ -225,7 +224,7 @@ def test_vms_of_k_cells_fit_a_host_of_n_nodes_as_often_as_the_closed_form_says(
     busy = [rng.randrange(0, 40) for _ in host.nodes]
     for node, count in zip(host.nodes, busy, strict=True):
         if count:
-            filler = Flavour(
+            filler = sized(
                 name="filler",
                 gpus=0,
                 vcpus=count,
@@ -244,7 +243,7 @@ def test_vms_of_k_cells_fit_a_host_of_n_nodes_as_often_as_the_closed_form_says(
     free = [(56 - count) // 4 for count in busy]
     placed = 0
     while True:
-        wanted = Flavour(
+        wanted = sized(
             name="vm",
             gpus=0,
             vcpus=4 * cells,
@@ -292,8 +291,8 @@ memory = "16GiB"
 value = 3
 """
     first, second = parse_flavours(text, "f.toml")
-    assert (first.gpus, first.vcpus, first.worth) == (2, None, 2)
-    assert (second.gpus, second.memory_bytes, second.worth) == (0, 16 * GIB, 3)
+    assert (first.gpus, first.options.vcpus, first.worth) == (2, None, 2)
+    assert (second.gpus, second.options.memory_bytes, second.worth) == (0, 16 * GIB, 3)
 
 
 @pytest.mark.parametrize(
@@ -325,8 +324,8 @@ def test_a_flavour_that_takes_nothing_of_a_host_is_refused() -> None:
 
 
 def test_a_flavour_of_another_model_fits_nowhere() -> None:
-    flavour = Flavour(name="b200", gpus=1, gpu_model="B200")
-    own = Flavour(name="h100", gpus=1, gpu_model="h100")
+    flavour = sized(name="b200", gpus=1, gpu_model="B200")
+    own = sized(name="h100", gpus=1, gpu_model="h100")
     found = outlook(pool_of([("a", shipped("hgx-h100"))]), [flavour, own])
     assert [fit.local for fit in found.fits] == [0, 8]
 

@@ -25,7 +25,7 @@ from homenode.vm.domain.read import read_vm
 from homenode.vm.plan_model import Unplannable
 from homenode.vm.plan_options import EmulatorPolicy, PlanOptions
 from tests.figures import numbers
-from tests.pool.pools import filled, pool_of, pus_used, shipped
+from tests.pool.pools import filled, pool_of, pus_used, shipped, sized
 from tests.small_hosts import asking
 
 pytest.importorskip("ortools")
@@ -70,7 +70,7 @@ def _check_host(host: Host, vms: Sequence[PackedVm], by_name: dict[str, PackRequ
         assert not gpus & devices, "a device of two VMs"
         devices |= gpus
         assert len(gpus) == flavour.gpus
-        assert flavour.vcpus is None or len(plan.vcpu_pins) == flavour.vcpus
+        assert flavour.options.vcpus in (None, len(plan.vcpu_pins))
         for cell in plan.cells:
             for home in cell.host_nodes:
                 memory[home] = memory.get(home, 0) + cell.memory_bytes // len(cell.host_nodes)
@@ -139,7 +139,7 @@ def test_a_small_packing_has_as_much_value_as_any(seed: int) -> None:
     rng = random.Random(seed)
     pool = load_pool(["small-2n8c-2gpu*2"])
     flavours = [
-        Flavour(
+        sized(
             name=f"vm{i}",
             gpus=rng.choice((0, 1, 1, 2)),
             vcpus=rng.choice((1, 2, 3)),
@@ -182,7 +182,7 @@ def test_rules_between_vms_are_kept() -> None:
     pool = replace(
         pool, hosts=tuple(replace(h, fault_domain=f"r{i // 2}") for i, h in enumerate(pool.hosts))
     )
-    tiny = Flavour(name="tiny", gpus=0, vcpus=1, memory_bytes=GIB // 2)
+    tiny = sized(name="tiny", gpus=0, vcpus=1, memory_bytes=GIB // 2)
     requests = [
         PackRequest(
             flavour=replace(tiny, name="a"),
@@ -216,9 +216,9 @@ def test_fewest_hosts_are_used_and_the_empty_ones_are_not() -> None:
 def test_a_vm_that_fits_nowhere_is_named_and_the_rest_goes_on() -> None:
     pool = load_pool(["hgx-h100*1"])
     requests = [
-        PackRequest(flavour=Flavour(name="huge", gpus=16), names=("huge",)),
+        PackRequest(flavour=sized(name="huge", gpus=16), names=("huge",)),
         PackRequest(
-            flavour=Flavour(name="wide", gpus=1, vcpus=500, memory_bytes=GIB), names=("wide",)
+            flavour=sized(name="wide", gpus=1, vcpus=500, memory_bytes=GIB), names=("wide",)
         ),
         PackRequest(flavour=GPU1, names=("one",)),
     ]
@@ -228,7 +228,7 @@ def test_a_vm_that_fits_nowhere_is_named_and_the_rest_goes_on() -> None:
 
 
 def test_huge_pages_that_are_to_be_reserved_are_given_to_one_vm_only() -> None:
-    big = Flavour(name="big", gpus=0, vcpus=4, memory_bytes=700 * GIB, page_bytes=GIB)
+    big = sized(name="big", gpus=0, vcpus=4, memory_bytes=700 * GIB, page_bytes=GIB)
     pool = pool_of([("a", shipped("hgx-h100"))])
     packing = pack(pool, [PackRequest(flavour=big, names=("x", "y", "z"))], seconds=5)
     check(pool, packing, [PackRequest(flavour=big, names=("x", "y", "z"))])
@@ -244,11 +244,11 @@ def test_memory_that_is_reserved_as_huge_pages_does_not_count_for_other_vms() ->
     pool = pool_of([("a", structs.replace(host, nodes=nodes))])
     asked = [
         PackRequest(
-            flavour=Flavour(name="ordinary", gpus=0, vcpus=4, memory_bytes=90 * GIB),
+            flavour=sized(name="ordinary", gpus=0, vcpus=4, memory_bytes=90 * GIB),
             names=("o1", "o2", "o3"),
         ),
         PackRequest(
-            flavour=Flavour(name="huge", gpus=0, vcpus=4, memory_bytes=500 * GIB, page_bytes=GIB),
+            flavour=sized(name="huge", gpus=0, vcpus=4, memory_bytes=500 * GIB, page_bytes=GIB),
             names=("h1", "h2", "h3"),
         ),
     ]
@@ -263,10 +263,10 @@ def test_what_vms_of_overlapping_models_share_is_in_the_bound() -> None:
     pool = pool_of([("a", host)])
     asked = [
         PackRequest(
-            flavour=Flavour(name="any", gpus=1, vcpus=1, memory_bytes=GIB), names=("a1", "a2", "a3")
+            flavour=sized(name="any", gpus=1, vcpus=1, memory_bytes=GIB), names=("a1", "a2", "a3")
         ),
         PackRequest(
-            flavour=Flavour(name="model", gpus=1, vcpus=1, memory_bytes=GIB, gpu_model="GH100"),
+            flavour=sized(name="model", gpus=1, vcpus=1, memory_bytes=GIB, gpu_model="GH100"),
             names=("m1", "m2"),
         ),
     ]
@@ -276,9 +276,9 @@ def test_what_vms_of_overlapping_models_share_is_in_the_bound() -> None:
 
 def test_each_vm_that_is_left_out_has_its_own_reason() -> None:
     apart = PackRequest(
-        flavour=Flavour(name="far", gpus=1), names=("f1", "f2"), rules=Rules(anti_affinity="far")
+        flavour=sized(name="far", gpus=1), names=("f1", "f2"), rules=Rules(anti_affinity="far")
     )
-    large = PackRequest(flavour=Flavour(name="large", gpus=16), names=("large",))
+    large = PackRequest(flavour=sized(name="large", gpus=16), names=("large",))
     packing = pack(pool_of([("a", shipped("hgx-h100"))]), [apart, large], seconds=5)
     (far, far_reason), (large_name, large_reason) = packing.unplaced
     assert (far[0], large_name, far_reason == large_reason) == ("f", "large", False)
@@ -288,7 +288,7 @@ def test_each_vm_that_is_left_out_has_its_own_reason() -> None:
 def test_a_vm_that_no_empty_host_takes_has_another_reason_than_one_that_came_too_late() -> None:
     asked = [
         PackRequest(flavour=GPU8, names=("a", "b")),
-        PackRequest(flavour=Flavour(name="huge", gpus=16), names=("huge",)),
+        PackRequest(flavour=sized(name="huge", gpus=16), names=("huge",)),
     ]
     reasons = dict(pack(pool_of([("h", shipped("hgx-h100"))]), asked, seconds=5).unplaced)
     late, huge = reasons.get("b", reasons.get("a", "")), reasons["huge"]
@@ -354,7 +354,7 @@ def test_two_hundred_vms_on_twenty_hosts_are_within_one_per_cent_of_the_bound() 
     requests = []
     for number in range(200):
         gpus = rng.choice((1, 1, 1, 1, 2, 2, 0, 0)) if number < 190 else 4
-        flavour = Flavour(
+        flavour = sized(
             name=f"vm{number}",
             gpus=gpus,
             vcpus=rng.randint(8, 13) * max(1, gpus),

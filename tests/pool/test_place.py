@@ -13,7 +13,7 @@ from homenode.plan.planner import plan
 from homenode.show.pool_text import refusal_text
 from homenode.units import GIB
 from tests.figures import numbers
-from tests.pool.pools import filled, pool_of, shipped, with_free_memory, with_vm
+from tests.pool.pools import filled, pool_of, shipped, sized, with_free_memory, with_vm
 
 GPU1, GPU2, GPU4, GPU8 = default_flavours()
 
@@ -35,7 +35,7 @@ def test_a_small_vm_goes_where_it_breaks_up_the_least() -> None:
 def test_locality_comes_before_what_the_pool_loses() -> None:
     host = shipped("hgx-h100")
     # Three GPUs of node 0 are free, but their cores are not.
-    far = with_vm(host, Flavour(name="big", gpus=1, vcpus=50, memory_bytes=100 * GIB), "big")
+    far = with_vm(host, sized(name="big", gpus=1, vcpus=50, memory_bytes=100 * GIB), "big")
     for number in range(4):
         far = with_vm(far, GPU1, f"small-{number}")
     pool = pool_of([("far", far), ("empty", host)])
@@ -67,7 +67,7 @@ def test_a_reason_is_given_once_with_the_host_that_is_nearest() -> None:
     host = shipped("hgx-h100")
     one = with_vm(host, GPU1, "one")
     two = with_vm(with_vm(host, GPU2, "a"), GPU1, "b")
-    busy = with_vm(host, Flavour(name="cpus", gpus=0, vcpus=104, memory_bytes=100 * GIB), "cpus")
+    busy = with_vm(host, sized(name="cpus", gpus=0, vcpus=104, memory_bytes=100 * GIB), "cpus")
     named = [("two", two), ("one", one), ("busy", busy), ("few", shipped("gh200x4"))]
     refused = PoolPlaces(pool_of(named), default_flavours()).refusals(GPU8)
     assert [sorted(one.hosts) for one in refused] == [["one", "two"], ["busy"], ["few"]]
@@ -82,7 +82,7 @@ def test_hosts_whose_refusal_is_not_explained_are_counted_last() -> None:
     pool = _pool(6)
     frees = [[(100 + 10 * i) * GIB for _ in host.nodes] for i, host in enumerate(pool.hosts)]
     places = PoolPlaces(with_free_memory(pool, frees), default_flavours())
-    large = Flavour(name="large", gpus=0, vcpus=2, memory_bytes=2000 * GIB)
+    large = sized(name="large", gpus=0, vcpus=2, memory_bytes=2000 * GIB)
     (every,) = places.refusals(large)
     first, rest = places.refusals(large, most=1)
     assert first.reason == every.reason

@@ -9,7 +9,7 @@ from homenode.cluster.pool.planner import Planner
 from homenode.cluster.pool.state import HostState
 from homenode.cluster.pool.stranded import StrandedSearch
 from homenode.units import GIB
-from tests.pool.pools import pool_of, shipped, with_vm
+from tests.pool.pools import pool_of, shipped, sized, with_vm
 
 
 def _least_left(planner: Planner, flavours: tuple[Flavour, ...], state: HostState) -> int:
@@ -45,7 +45,7 @@ def _check(name: str, flavours: tuple[Flavour, ...], vms: tuple[Flavour, ...] = 
 def test_no_other_filling_leaves_fewer_gpus(seed: int) -> None:
     rng = random.Random(seed)
     sizes = tuple(
-        Flavour(
+        sized(
             name=f"f{i}",
             gpus=rng.choice((1, 1, 2, 3, 4)),
             vcpus=rng.randint(8, 40),
@@ -53,7 +53,7 @@ def test_no_other_filling_leaves_fewer_gpus(seed: int) -> None:
         )
         for i in range(2)
     )
-    busy = Flavour(
+    busy = sized(
         name="busy",
         gpus=rng.randint(0, 2),
         vcpus=rng.randint(4, 40),
@@ -66,15 +66,15 @@ def test_no_other_filling_leaves_fewer_gpus(seed: int) -> None:
     "sizes",
     [
         (
-            Flavour(name="a", gpus=1, vcpus=26, memory_bytes=4 * GIB),
-            Flavour(name="b", gpus=5, vcpus=13, memory_bytes=400 * GIB),
+            sized(name="a", gpus=1, vcpus=26, memory_bytes=4 * GIB),
+            sized(name="b", gpus=5, vcpus=13, memory_bytes=400 * GIB),
         ),
         (
-            Flavour(name="a", gpus=2, vcpus=6, memory_bytes=300 * GIB),
-            Flavour(name="b", gpus=3, vcpus=10, memory_bytes=4 * GIB),
+            sized(name="a", gpus=2, vcpus=6, memory_bytes=300 * GIB),
+            sized(name="b", gpus=3, vcpus=10, memory_bytes=4 * GIB),
         ),
     ],
 )
 def test_fillings_that_change_between_flavours_are_found(sizes: tuple[Flavour, ...]) -> None:
-    _check("hgx-h100", sizes, (Flavour(name="busy", gpus=1, vcpus=21, memory_bytes=8 * GIB),))
+    _check("hgx-h100", sizes, (sized(name="busy", gpus=1, vcpus=21, memory_bytes=8 * GIB),))
     _check("hgx-h100", sizes)

@@ -151,7 +151,6 @@ def _flavour_of_shapes(
                 continue
         found[number] = Flavour(
             name=guest.name,
-            gpus=options.gpu_count or 0,
             gpu_model=gpu_model,
             options=own,
             guest=guest,

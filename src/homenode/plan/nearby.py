@@ -16,7 +16,7 @@ from homenode.errors import HomenodeError
 from homenode.machine.topology import Host, with_certain_nodes
 from homenode.plan.devices.options import DeviceInventory
 from homenode.plan.planner import as_placed
-from homenode.plan.request import GuestRequest
+from homenode.plan.request import GuestRequest, resized
 from homenode.plan.search.ladder import Concession
 from homenode.plan.search.place import Inventory, place
 from homenode.plan.shape.assemble import assemble
@@ -62,7 +62,7 @@ def nearby_sizes(host: Host, request: GuestRequest, made: Plan) -> tuple[NearbyS
         step = made.topology.threads if made.topology and made.vcpus == request.vcpus else 1
         for way in (-1, 1):
             sizes = (request.vcpus + way * one for one in range(1, MOST_STEPS * step + 1))
-            asked = ((n, replace(request, vcpus=n)) for n in sizes if n > 0 and n % step == 0)
+            asked = ((n, resized(request, n)) for n in sizes if n > 0 and n % step == 0)
             found += [
                 NearbySize(size, "vCPU", wins)
                 for size, wins in _nearest(inventory, asked, here, Gain.GPU_SETS)

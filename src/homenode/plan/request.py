@@ -37,6 +37,7 @@ from homenode.vm.plan_options import (
     EmulatorPolicy,
     PlanOptions,
     SiblingsSource,
+    size_of_cells,
 )
 
 _X86 = frozenset({"x86_64", "i686"})
@@ -48,7 +49,6 @@ class GuestRequest(Struct, frozen=True, kw_only=True):
     guest: the document's own facts. layout: docs/layouts.md; `options` names the one asked for.
     options: as the user has them; what the document, the layout or the host's description settle
     stands in the fields below, and counts instead.
-    vcpus: count; the guest's own unless the user overrides. memory_bytes likewise.
     page_bytes: huge pages to back the memory; None = ordinary pages.
     devices: host functions that the VM gets, host order: those of the document, or of --gpus.
     mediated: (function, UUID) of mediated devices among them.
@@ -61,8 +61,6 @@ class GuestRequest(Struct, frozen=True, kw_only=True):
 
     guest: Vm
     layout: Layout
-    vcpus: int
-    memory_bytes: int
     options: PlanOptions
     page_bytes: int | None = None
     devices: tuple[Bdf, ...] = ()
@@ -72,6 +70,20 @@ class GuestRequest(Struct, frozen=True, kw_only=True):
     host_reserve: HostReserve = DEFAULT_HOST_RESERVE
     housekeeping_pus: CpuSet = CpuSet()
     most_threads: int | None = None
+
+    @property
+    def vcpus(self) -> int:
+        """The guest's own unless the user has others."""
+        return self.options.vcpus or self.guest.vcpus
+
+    @property
+    def memory_bytes(self) -> int:
+        return self.options.memory_bytes or self.guest.memory_bytes
+
+
+def resized(request: GuestRequest, vcpus: int) -> GuestRequest:
+    """The request for another number of vCPUs."""
+    return replace(request, options=replace(request.options, vcpus=vcpus))
 
 
 def layout_for(options: PlanOptions) -> Layout:
@@ -230,17 +242,14 @@ def request_for(guest: Vm, options: PlanOptions, host: Host | None) -> GuestRequ
     siblings = DocumentSiblings.ALWAYS if as_document else options.document_siblings
     if not _may_weigh_siblings(guest, options, layout):
         siblings = DocumentSiblings.IGNORED
-    vcpus, memory_bytes = options.vcpus or guest.vcpus, options.memory_bytes or guest.memory_bytes
     if options.explicit_cells:
-        vcpus = sum(cell.vcpus for cell in options.explicit_cells)
-        memory_bytes = sum(cell.memory_bytes for cell in options.explicit_cells)
+        vcpus, memory_bytes = size_of_cells(options.explicit_cells)
+        options = replace(options, vcpus=vcpus, memory_bytes=memory_bytes)
         # A cell says how many vCPUs the guest sees there, siblings included.
         keep_vcpus = layout.pinning is Pinning.ALL_PUS
     return GuestRequest(
         guest=guest,
         layout=layout,
-        vcpus=vcpus,
-        memory_bytes=memory_bytes,
         options=options,
         page_bytes=page_bytes,
         devices=devices,
@@ -349,9 +358,10 @@ def _check_cells(options: PlanOptions, layout: Layout, host: Host | None) -> Non
             f"--cell: expected a layout with guest cells, found {layout.name}, which is flat",
             hint="take pin-numa or pin-numa-pci, or add --cells mirrored",
         )
+    sums = size_of_cells(cells)
     for option, given, total in (
-        ("--vcpus", options.vcpus, sum(cell.vcpus for cell in cells)),
-        ("--memory", options.memory_bytes, sum(cell.memory_bytes for cell in cells)),
+        ("--vcpus", options.vcpus, sums[0]),
+        ("--memory", options.memory_bytes, sums[1]),
     ):
         if given is not None and given != total:
             shown, found = (

@@ -8,14 +8,13 @@ from collections.abc import Iterator, Sequence
 from itertools import product
 
 from msgspec import Struct, structs
-from msgspec.structs import replace
 
 from homenode.errors import HomenodeError
 from homenode.machine.tools.versions import Version
 from homenode.machine.topology import Host
 from homenode.plan.manual import manual_placement
 from homenode.plan.planner import plan
-from homenode.plan.request import GuestRequest, request_for
+from homenode.plan.request import GuestRequest, request_for, resized
 from homenode.plan.shape.assemble import assemble
 from homenode.plan.stored import domain_of_plan
 from homenode.vm.domain.codec import refuse_older
@@ -178,7 +177,7 @@ def tune_manually(
     guest = vm_of(open_domain(before, source))
     request = request_for(guest, options, None)
     placement = manual_placement(request, ranges)
-    made = assemble(None, replace(request, vcpus=len(placement.vcpu_pins)), placement)
+    made = assemble(None, resized(request, len(placement.vcpu_pins)), placement)
     limits = check_vcpus(guest, made.vcpus, None, source)
     return _tuned(before, source, made, (*notes, *map(_sentence, limits)))
 

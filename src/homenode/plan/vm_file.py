@@ -16,7 +16,7 @@ from homenode.vm.domain.limits import check_vcpus, refuse_unsafe
 from homenode.vm.domain.read import read_vm as read_domain
 from homenode.vm.model import Vm
 from homenode.vm.plan_model import Plan, PlanFinding, plan_finding
-from homenode.vm.plan_options import PlanOptions
+from homenode.vm.plan_options import PlanOptions, size_of_cells
 from homenode.vm.targets.registry import recognised, target_named
 from homenode.vm.targets.target import (
     Feature,
@@ -82,9 +82,9 @@ def read_vm(content: bytes, source: str, named: str | None = None) -> VmFile:
 def size_of_options(options: PlanOptions) -> tuple[int, int]:
     """vCPUs and bytes of memory of a VM of which only options say something; those of --cell are
     summed. Raises UsageError where they say neither."""
-    cells = options.explicit_cells
-    vcpus = sum(cell.vcpus for cell in cells) if cells else options.vcpus
-    memory_bytes = sum(cell.memory_bytes for cell in cells) if cells else options.memory_bytes
+    vcpus, memory_bytes = options.vcpus, options.memory_bytes
+    if options.explicit_cells:
+        vcpus, memory_bytes = size_of_cells(options.explicit_cells)
     if vcpus is None or memory_bytes is None:
         given = [
             name

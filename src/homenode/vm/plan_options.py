@@ -1,5 +1,6 @@
 """PlanOptions: what a user may ask of a placement, with how each is typed on a command line."""
 
+from collections.abc import Collection
 from enum import StrEnum
 from functools import partial
 from typing import Annotated
@@ -104,6 +105,11 @@ class CellRequest(Struct, frozen=True):
     vcpus: int
     memory_bytes: int
     node: NodeIndex | None = None
+
+
+def size_of_cells(cells: Collection[CellRequest]) -> tuple[int, int]:
+    """vCPUs and bytes of memory in all."""
+    return sum(cell.vcpus for cell in cells), sum(cell.memory_bytes for cell in cells)
 
 
 class PartialReserve(Struct, frozen=True):

@@ -159,8 +159,6 @@ def place_devices(
     request = GuestRequest(
         guest=guest,
         layout=LAYOUT,
-        vcpus=guest.vcpus,
-        memory_bytes=guest.memory_bytes,
         options=PlanOptions(LAYOUT.name, pci_granularity=granularity),
     )
     mirrored = mirror_cells(

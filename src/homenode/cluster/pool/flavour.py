@@ -27,24 +27,25 @@ _MOST = 1 << 16
 class Flavour(Struct, frozen=True, kw_only=True):
     """A size of VM.
 
-    vcpus, memory_bytes: None = the share of the host's cores and memory that belongs to so many of
-    its GPUs or parts of GPUs. page_bytes: None = ordinary pages. gpu_model: a part of the GPUs'
-    name, in any case; None = any. value: what placing one VM is worth; None = its number of GPUs,
-    or 1 without GPUs. options: all other options of planning.
+    options: its size as well; vCPUs or memory that neither they nor the guest's document say are
+    the share of the host's that belongs to so many of its GPUs or parts of GPUs. gpu_model: a part
+    of the GPUs' name, in any case; None = any. value: what placing one VM is worth; None = its
+    number of GPUs, or 1 without GPUs.
     """
 
     name: str
-    gpus: int
-    vcpus: int | None = None
-    memory_bytes: int | None = None
-    page_bytes: int | None = None
     gpu_model: str | None = None
     value: int | None = None
     options: PlanOptions = field(default_factory=lambda: PlanOptions(layout=DEFAULT_LAYOUT))
     guest: Vm | None = None
 
     def __hash__(self) -> int:
-        return hash((self.name, self.gpus, self.vcpus, self.memory_bytes))
+        options = self.options
+        return hash((self.name, options.gpu_count, options.vcpus, options.memory_bytes))
+
+    @property
+    def gpus(self) -> int:
+        return self.options.gpu_count or 0
 
     @property
     def worth(self) -> int:
@@ -53,20 +54,19 @@ class Flavour(Struct, frozen=True, kw_only=True):
     def request(self, host: Host, name: str | None = None) -> GuestRequest:
         """The request for one VM on this host. name: the VM's; None = the flavour's. Raises
         InputError where the host has no GPUs to take a share of, and as request_for does."""
-        vcpus, memory_bytes = self.vcpus, self.memory_bytes
-        if self.guest is None and (vcpus is None or memory_bytes is None):
-            share = share_of(host, self.gpus, self.options.gpu_profile)
-            vcpus = share[0] if vcpus is None else vcpus
-            memory_bytes = share[1] if memory_bytes is None else memory_bytes
-        options = structs.replace(
-            self.options,
-            vcpus=vcpus if vcpus is not None else self.options.vcpus,
-            memory_bytes=memory_bytes if memory_bytes is not None else self.options.memory_bytes,
-            page_bytes=self.page_bytes if self.page_bytes is not None else self.options.page_bytes,
-            gpu_count=self.gpus or None,
-        )
+        options = self.options
+        if self.guest is None and (options.vcpus is None or options.memory_bytes is None):
+            vcpus, memory_bytes = share_of(host, self.gpus, options.gpu_profile)
+            options = structs.replace(
+                options,
+                vcpus=options.vcpus or vcpus,
+                memory_bytes=options.memory_bytes or memory_bytes,
+            )
         asked = self.guest or _blank_guest(
-            self.name, vcpus or 1, memory_bytes or GIB, host.architecture or "x86_64"
+            self.name,
+            options.vcpus or 1,
+            options.memory_bytes or GIB,
+            host.architecture or "x86_64",
         )
         if name is not None:
             asked = structs.replace(asked, name=name)
@@ -133,7 +133,10 @@ def _for_vms(node: NumaNode) -> int:
 
 def default_flavours() -> tuple[Flavour, ...]:
     """1, 2, 4 and 8 GPUs, each with its share of the host."""
-    return tuple(Flavour(name=f"gpu{count}", gpus=count) for count in DEFAULT_GPUS)
+    return tuple(
+        Flavour(name=f"gpu{count}", options=PlanOptions(DEFAULT_LAYOUT, gpu_count=count))
+        for count in DEFAULT_GPUS
+    )
 
 
 def _blank_guest(name: str, vcpus: int, memory_bytes: int, architecture: str) -> Vm:
@@ -194,13 +197,16 @@ class SizeTable(TomlTable, kw_only=True):
             raise self.refusal("page_size", "a power of two, such as 2MiB or 1GiB", int(page))
         return Flavour(
             name=name,
-            gpus=self.gpus,
-            vcpus=self.vcpus,
-            memory_bytes=None if self.memory is None else int(self.memory),
-            page_bytes=None if page is None else int(page),
             gpu_model=self.gpu_model,
             value=self.value,
-            options=PlanOptions(layout=self.layout, gpu_profile=profile),
+            options=PlanOptions(
+                layout=self.layout,
+                vcpus=self.vcpus,
+                memory_bytes=None if self.memory is None else int(self.memory),
+                page_bytes=None if page is None else int(page),
+                gpu_count=self.gpus or None,
+                gpu_profile=profile,
+            ),
             guest=guest,
         )
 

@@ -276,13 +276,13 @@ def flavour_of_vm(places: PoolPlaces, vm: RunningDomain, host: str) -> Flavour |
     has_siblings = _shares_cores(shape, vm)
     return Flavour(
         name="a VM that moves",  # one name for all: equal sizes are planned once
-        gpus=len(gpus),
-        vcpus=max(1, len(vm.vcpu_pins)),
-        memory_bytes=vm.memory_bytes or 1 << 30,
-        page_bytes=vm.page_bytes,
         gpu_model=next(iter(models), None),
         options=PlanOptions(
             layout=LAYOUT_WITH_SIBLINGS if has_siblings else DEFAULT_LAYOUT,
+            vcpus=max(1, len(vm.vcpu_pins)),
+            memory_bytes=vm.memory_bytes or 1 << 30,
+            page_bytes=vm.page_bytes,
+            gpu_count=len(gpus) or None,
             keep_vcpus=has_siblings,
             gpu_profile=next(iter(profiles), None),
         ),
@@ -311,7 +311,8 @@ def _unmovable(places: PoolPlaces, vm: RunningDomain, host: str) -> str:
     flavour = flavour_of_vm(places, vm, host)
     if flavour is None:
         return "its GPUs are of several models or profiles: plan it by hand"
-    parts = [plural(flavour.vcpus or 0, "core"), format_bytes(flavour.memory_bytes or 0)]
+    size = flavour.options
+    parts = [plural(size.vcpus or 0, "core"), format_bytes(size.memory_bytes or 0)]
     if flavour.gpus:
         kind = flavour.options.gpu_profile or flavour.gpu_model
         parts.insert(0, plural(flavour.gpus, "GPU") + (f" ({kind})" if kind else ""))

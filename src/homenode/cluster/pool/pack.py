@@ -222,7 +222,9 @@ def _assigned(
     for (t, h, _), variable in model.chosen.items():
         wanted[h] += [t] * values[variable]
     for own in wanted:
-        own.sort(key=lambda t: (-kinds[t][0].flavour.gpus, -(kinds[t][0].flavour.vcpus or 0), t))
+        own.sort(
+            key=lambda t: (-kinds[t][0].flavour.gpus, -(kinds[t][0].flavour.options.vcpus or 0), t)
+        )
     return wanted
 
 
@@ -277,8 +279,8 @@ class _Realised:
         emulators on the cores of their VMs, in several orders of VMs. Returns whether all fit."""
 
         def size(t: int) -> tuple[int, int]:
-            flavour = self.kinds[t][0].flavour
-            return -(flavour.memory_bytes or 0), -(flavour.vcpus or 0)
+            options = self.kinds[t][0].flavour.options
+            return -(options.memory_bytes or 0), -(options.vcpus or 0)
 
         best: list[tuple[int, Plan]] = []
         orders = (list(own), sorted(own, key=size), sorted(own, key=lambda t: size(t)[1]))

@@ -13,7 +13,7 @@ from msgspec import structs
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
-from homenode.cluster.pool.flavour import Flavour
+from homenode.cluster.pool.flavour import DEFAULT_LAYOUT, Flavour
 from homenode.cluster.pool.model import (
     NodeMemoryState,
     Pool,
@@ -31,6 +31,7 @@ from homenode.plan.search.memory import free_memory
 from homenode.plan.search.place import Inventory
 from homenode.units import MIB
 from homenode.vm.gpu_parts import functions_of_parts
+from homenode.vm.plan_options import PlanOptions
 
 MEMORY_STEP_BYTES = 64 * MIB
 _MOST_HOSTS = 64
@@ -355,9 +356,9 @@ class HostStates:
 
     def probe(self, shape: int) -> GuestRequest:
         if shape not in self._probe:
-            self._probe[shape] = Flavour(
-                name="\0\0\0", gpus=0, vcpus=1, memory_bytes=MEMORY_STEP_BYTES
-            ).request(self.pool.shapes[shape])
+            options = PlanOptions(DEFAULT_LAYOUT, vcpus=1, memory_bytes=MEMORY_STEP_BYTES)
+            probe = Flavour(name="\0\0\0", options=options)
+            self._probe[shape] = probe.request(self.pool.shapes[shape])
         return self._probe[shape]
 
 

@@ -11,10 +11,11 @@ from msgspec import Struct
 
 from homenode.cluster.pods.objects import read_object
 from homenode.cluster.pods.pod import HUGE_PAGES, Pod
-from homenode.cluster.pool.flavour import Flavour
+from homenode.cluster.pool.flavour import DEFAULT_LAYOUT, Flavour
 from homenode.cluster.scheduler.claims import asked
 from homenode.cluster.scheduler.nodes import BoundPod, ClusterNodes, read_bound_pod
 from homenode.errors import InputError
+from homenode.vm.plan_options import PlanOptions
 
 BEST_SCORE = 10
 """MaxExtenderPriority."""
@@ -115,9 +116,12 @@ def _by_planner(
     memory = sum(pod.memory_bytes.values())
     flavour = Flavour(
         name="pod",
-        gpus=gpus,
-        vcpus=-(-pod.cpu_milli // 1000) or None,
-        memory_bytes=memory or None,
+        options=PlanOptions(
+            DEFAULT_LAYOUT,
+            vcpus=-(-pod.cpu_milli // 1000) or None,
+            memory_bytes=memory or None,
+            gpu_count=gpus or None,
+        ),
     )
     known = [name for name in request.nodes if name in nodes.pool]
     for name in known:

@@ -221,8 +221,6 @@ def _placed(
         request = GuestRequest(
             guest=guest,
             layout=PRESETS["pin-numa"],
-            vcpus=cores,
-            memory_bytes=_MEMORY_BYTES,
             options=PlanOptions(
                 "pin-numa",
                 reserved_pus=reserved | used,

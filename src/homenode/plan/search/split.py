@@ -13,7 +13,7 @@ from homenode.plan.search.cell_sizes import GroupRange, even_split
 from homenode.plan.search.problem import SearchProblem, Split, Work
 from homenode.plan.search.supply import are_unequal
 from homenode.vm.layout import GuestCells
-from homenode.vm.plan_options import CellRequest
+from homenode.vm.plan_options import CellRequest, size_of_cells
 
 MOST_ASSIGNMENTS = 5_040
 """Ways to put the cells on nodes that are compared: all for seven cells on seven nodes."""
@@ -166,9 +166,10 @@ def check_cells(request: GuestRequest) -> None:
             f"--cell: expected a layout with guest cells, found {request.layout.name}",
             hint="take pin-numa or pin-numa-pci",
         )
+    vcpus, memory_bytes = size_of_cells(cells)
     for name, given, total in (
-        ("vCPUs", sum(cell.vcpus for cell in cells), request.vcpus),
-        ("bytes of memory", sum(cell.memory_bytes for cell in cells), request.memory_bytes),
+        ("vCPUs", vcpus, request.vcpus),
+        ("bytes of memory", memory_bytes, request.memory_bytes),
     ):
         if given != total:
             raise UsageError(

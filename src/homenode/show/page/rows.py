@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from importlib import import_module
-from typing import Any, get_type_hints
+from typing import Any
 
 import msgspec
 
@@ -18,56 +18,54 @@ from homenode.wording import printable
 VERSION = 2
 """Of the rows, whatever they are written as."""
 
-_TYPES = {"str": "string", "int": "int64", "float": "float64", "bool": "bool_"}
-
 _STEERS = ("=", "+", "-", "@", "\t", "\r")
 """A cell that begins so is a formula to a spreadsheet."""
 
 
-class ReportRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One series of one alternative; the names are the columns. See docs/formats/rows.md."""
+COLUMNS = {
+    "machine": "string",
+    "system": "string",
+    "layout": "string",
+    "pinning": "string",
+    "siblings": "string",
+    "cells": "string",
+    "pcie": "string",
+    "memory": "string",
+    "arrangement": "string",
+    "memory_mode": "string",
+    "page_bytes": "int64",
+    "vcpus": "int64",
+    "origin": "string",
+    "vantage": "string",
+    "metric": "string",
+    "unit": "string",
+    "variant": "string",
+    "size_bytes": "int64",
+    "node": "int64",
+    "peer_node": "int64",
+    "device": "string",
+    "peer": "string",
+    "state": "string",
+    "slowest_device": "bool_",
+    "value": "float64",
+    "low": "float64",
+    "high": "float64",
+    "boots": "int64",
+    "samples": "int64",
+    "baseline": "string",
+    "ratio": "float64",
+    "ratio_low": "float64",
+    "ratio_high": "float64",
+    "p": "float64",
+    "p_adjusted": "float64",
+    "outcome": "string",
+    "level": "string",
+    "doubts": "string",
+}
+"""Of a row, with their types in Arrow's words. See docs/formats/rows.md."""
 
-    machine: str
-    system: str
-    layout: str
-    pinning: str | None
-    siblings: str | None
-    cells: str | None
-    pcie: str | None
-    memory: str | None
-    arrangement: str | None
-    memory_mode: str | None
-    page_bytes: int | None
-    vcpus: int | None
-    origin: str
-    vantage: str
-    metric: str
-    unit: str
-    variant: str | None
-    size_bytes: int | None
-    node: int | None
-    peer_node: int | None
-    device: str | None
-    peer: str | None
-    state: str | None
-    slowest_device: bool
-    value: float
-    low: float
-    high: float
-    boots: int
-    samples: int
-    baseline: str | None
-    ratio: float | None
-    ratio_low: float | None
-    ratio_high: float | None
-    p: float | None
-    p_adjusted: float | None
-    outcome: str | None
-    level: str | None
-    doubts: str | None
-
-
-COLUMNS = ReportRow.__struct_fields__
+ReportRow = dict[str, Any]
+"""One series of one alternative, by column."""
 
 
 def rows_of(machine: ReportedMachine) -> Iterator[ReportRow]:
@@ -90,7 +88,7 @@ def csv_text(rows: Iterable[ReportRow]) -> str:
     True
     """
     lines = [",".join(COLUMNS)]
-    lines += [",".join(_cell(getattr(row, name)) for name in COLUMNS) for row in rows]
+    lines += [",".join(_cell(row[name]) for name in COLUMNS) for row in rows]
     return "\r\n".join(lines) + "\r\n"
 
 
@@ -112,11 +110,10 @@ def parquet_of(rows: Sequence[ReportRow]) -> bytes:
             hint="pip install pyarrow, or use --csv: the rows are the same",
         ) from None
     schema, columns = [], []
-    for name, kind in get_type_hints(ReportRow).items():
-        named = str(getattr(kind, "__name__", kind)).partition(" | ")[0]
-        of = getattr(arrow, _TYPES[named])()
+    for name, kind in COLUMNS.items():
+        of = getattr(arrow, kind)()
         schema.append((name, of))
-        columns.append(arrow.array([getattr(row, name) for row in rows], of))
+        columns.append(arrow.array([row[name] for row in rows], of))
     table = arrow.Table.from_arrays(columns, schema=arrow.schema(schema))
     sink = arrow.BufferOutputStream()
     parquet.write_table(table, sink)
@@ -150,7 +147,7 @@ def _row(
     head = one.runs[0].head
     switches = one.switches
     counts = {run.head.vcpus for run in one.runs}
-    return ReportRow(
+    row = ReportRow(
         machine=machine.name,
         system=head.system,
         layout=one.label,
@@ -174,6 +171,7 @@ def _row(
         samples=series.samples,
         **_against(effect),
     )
+    return {name: row.get(name) for name in COLUMNS}
 
 
 def _figure(key: FigureKey) -> dict[str, Any]:
@@ -185,8 +183,7 @@ def _figure(key: FigureKey) -> dict[str, Any]:
 
 def _against(effect: Effect | None) -> dict[str, Any]:
     if effect is None:
-        names = ("baseline", "ratio", "ratio_low", "ratio_high", "p", "p_adjusted", "outcome")
-        return dict.fromkeys((*names, "level", "doubts"))
+        return {}
     return {
         "baseline": effect.baseline,
         "ratio": effect.ratio,

@@ -20,7 +20,7 @@ from homenode.measure.access.guest_agent import GuestAgent
 from homenode.measure.layouts.journal import Head, TrialEntry
 from homenode.measure.results.received import MAX_BYTES, receive_run
 from homenode.measure.results.store import parse_run, run_text
-from homenode.measure.tool_setup import FOLDER, OLD_RECORD, setup_journal
+from homenode.measure.tool_setup import FOLDER, setup_journal
 from homenode.plan.stored import read_plan_for
 from homenode.vm.sources import load_host
 from tests.report_runs import full_run
@@ -48,8 +48,8 @@ HOSTILE = (
 @pytest.mark.parametrize("text", HOSTILE, ids=lambda text: ascii(text[:24]))
 def test_hostile_json_is_a_message_wherever_it_is_read(text: str, tmp_path: Path) -> None:
     content = text.encode("utf-8", "surrogateescape")
-    (tmp_path / FOLDER / OLD_RECORD).parent.mkdir(parents=True)
-    (tmp_path / FOLDER / OLD_RECORD).write_bytes(content)
+    (tmp_path / FOLDER).mkdir(parents=True)
+    (tmp_path / FOLDER / "setup.json").write_bytes(content)
     (tmp_path / "host").write_bytes(content)
     readers = (
         lambda: decode(content, "host", Host, "x"),

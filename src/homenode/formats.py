@@ -30,7 +30,6 @@ VERSIONS = {
     "pool-ledger": 1,
     "pool-moves": 1,
     "pool-packing": 1,
-    "pool-placements": 1,
     "pool-simulation": 1,
     "pool-vms": 1,
     "refusal": 1,
@@ -41,15 +40,11 @@ VERSIONS = {
     "bench": 2,
     "trial": 2,
     "trial-config": 2,
-    "apply": 2,
     "change": 1,
-    "retrain": 1,
     "link-rate": 1,
     "slurm-study": 3,
     "slurm-report": 3,
     "watch": 2,
-    "host-setup": 1,
-    "setup": 1,
     "applied": 1,
     "imported-runs": 1,
     "trial-status": 1,
@@ -59,12 +54,23 @@ VERSIONS = {
     "certificate": 1,
     "why": 1,
 }
-"""Newest version of each kind that this program writes and reads."""
+"""The version of each kind that this program writes and reads."""
 
-_SPELLINGS = {
-    "homenode-slurm-study/1": "homenode.slurm-study/1",
+INSTEAD = {
+    "host": "capture the host again: homenode capture",
+    "plan": "plan again with --save-plan",
+    "results": "measure again, or import the tools' output again",
+    "bench": "start a new run under another name",
+    "trial": "the documents in its folder are whole: virsh define the right one; start a new trial",
+    "trial-config": "homenode trial undo undoes it; then start a new one",
+    "slurm-study": "homenode slurm report reads its folder results; begin a new study elsewhere",
+    "apply": "the documents next to it are whole: virsh define the right one, then move it away",
+    "host-setup": "remove the files that it names and its folder, then install again",
+    "retrain": "look at the port's Link Control 2, then remove the file",
+    "setup": "remove the programs that it names and the file, then set up again",
+    "pool-placements": "move it away, and place its VMs again with homenode pool place --record",
 }
-"""What earlier versions wrote in `format`."""
+"""What to do with a document of an earlier version of a kind, or of a kind that is no more."""
 
 
 def encode(
@@ -82,29 +88,16 @@ def encode(
     return msgspec.json.format(msgspec.json.encode(builtins), indent=2).decode() + "\n"
 
 
-def decode(
-    text: str | bytes,
-    kind: str,
-    of: type[T],
-    source: str,
-    earlier: Callable[[dict[str, Any], int], dict[str, Any]] | None = None,
-) -> T:
+def decode(text: str | bytes, kind: str, of: type[T], source: str) -> T:
     """The value of a document. Fields that we do not know are ignored (a `head`, say).
 
-    earlier: makes a document of an earlier version, which it is given too, one of the newest.
-    Raises InputError for another kind, a newer version, text that is no JSON or a
-    missing field.
+    Raises InputError for another kind or version, text that is no JSON or a missing field.
     """
     try:
         document = decode_json(text)
     except NotJsonError as error:
         raise InputError(f"{source}: expected JSON, found: {error}") from None
-    version = _check_format(document, kind, source)
-    if earlier is not None and version < VERSIONS[kind]:
-        try:
-            document = earlier(document, version)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise InputError(f"{source}: not a valid homenode.{kind}/{version}: {error}") from None
+    _check_format(document, kind, source)
     if not issubclass(of, msgspec.Struct):  # which reads its own stored names
         for name, stored, _ in _record_fields(of):
             if stored != name and stored in document:
@@ -207,33 +200,38 @@ def _format(kind: str) -> str:
     return f"homenode.{kind}/{VERSIONS[kind]}"
 
 
-def version_of(text: bytes, kind: str, source: str) -> int:
-    """The version that a document, or a first line, names. Raises InputError for another kind, or a
-    newer version."""
+def check_format(text: bytes, kind: str, source: str) -> None:
+    """Raises InputError for a document, or a first line, of another kind or version."""
     try:
         document = decode_json(text)
     except NotJsonError as error:
         raise InputError(f"{source}: expected JSON, found: {error}") from None
-    return _check_format(document, kind, source)
+    _check_format(document, kind, source)
 
 
-def _check_format(document: object, kind: str, source: str) -> int:
+def _check_format(document: object, kind: str, source: str) -> None:
     found = document.get("format") if isinstance(document, dict) else None
     if not isinstance(found, str):
         raise InputError(
             f'{source}: expected "format": "{_format(kind)}", found '
             f"{'none' if found is None else repr(found)}"
         )
-    name, _, version = _SPELLINGS.get(found, found).partition("/")
+    name, _, version = found.partition("/")
     is_number = version.isascii() and version.isdigit() and len(version) < 7
     if name != f"homenode.{kind}" or not is_number:
-        raise InputError(f"{source}: expected a homenode.{kind} document, found {found[:60]!r}")
-    if int(version) > VERSIONS[kind]:
+        gone = name.removeprefix("homenode.")
         raise InputError(
-            f"{source}: expected homenode.{kind} up to version {VERSIONS[kind]}, found {version}",
-            hint="it was written by a newer homenode: update this one",
+            f"{source}: expected a homenode.{kind} document, found {found[:60]!r}",
+            hint=None if gone in VERSIONS else INSTEAD.get(gone),
         )
-    return int(version)
+    if int(version) != VERSIONS[kind]:
+        is_newer = int(version) > VERSIONS[kind]
+        raise InputError(
+            f"{source}: expected {_format(kind)}, found version {version}",
+            hint="it was written by a newer homenode: update this one"
+            if is_newer
+            else INSTEAD.get(kind),
+        )
 
 
 def _convert(record: object, of: type[T], expected: str) -> T:

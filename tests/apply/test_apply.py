@@ -1,6 +1,5 @@
 """Applying a tuned document to a domain, and the way back, on a stand-in for virsh."""
 
-import json
 import re
 import subprocess
 import uuid
@@ -19,7 +18,7 @@ from homenode.change.apply.definition import (
     restore_definition,
 )
 from homenode.change.apply.live_pins import apply_live_pins, preview_live_pins, restore_live_pins
-from homenode.change.apply.store import DomainStore, other_daemons
+from homenode.change.apply.store import DomainStore
 from homenode.change.journal import default_root
 from homenode.change.step import ChangeState
 from homenode.cpuset import CpuSet
@@ -318,70 +317,6 @@ def test_a_damaged_journal_says_what_to_do(daemon: StandIn, root: Path) -> None:
         with pytest.raises(InputError, match=r"journal\.jsonl") as caught:
             restore_definition(Virsh(URI), NAME, root)
         assert "virsh define the right one" in (caught.value.hint or "")
-
-
-@pytest.mark.parametrize("version", [1, 2])
-def test_what_earlier_versions_saved_is_restored_and_goes_on_in_a_journal(
-    daemon: StandIn, root: Path, version: int
-) -> None:
-    apply(root)
-    store = DomainStore(root, URI, UUID)
-    entry = store.definition()
-    assert entry is not None
-    record = {
-        "connect": URI,
-        "name": NAME,
-        "uuid": UUID,
-        "step": "applied",
-        "original": entry.before,
-        "tuned": entry.after,
-        "applied": entry.facts["found"],
-    }
-    journal = store.folder / "journal.jsonl"
-    if version == 1:
-        journal.unlink()
-        document = {"format": "homenode.apply/1"} | record
-        (store.folder / "record.json").write_text(json.dumps(document))
-    else:
-        head = {"format": "homenode.apply/2", "connect": URI, "uuid": UUID}
-        lines = (head, {"record": record | {"step": "applying"}}, {"record": record})
-        journal.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    read = store.definition()
-    assert read is not None
-    assert (read.what, read.before, read.after) == (entry.what, entry.before, entry.after)
-    assert other_daemons(root, "qemu:///session", UUID) == (URI,)
-    restore_definition(Virsh(URI), NAME, root)
-    assert daemon.definition() == ORIGINAL
-    restored = store.definition()
-    assert restored is not None and restored.what is ChangeState.UNDONE
-    assert restored.before == entry.before
-    assert journal.read_bytes().startswith(b'{"format":"homenode.change/1"')
-
-
-def test_pins_that_an_earlier_version_moved_are_moved_back(daemon: StandIn, root: Path) -> None:
-    daemon.put("id", "3")
-    daemon.put("pins/vcpu.0", "4")
-    store = DomainStore(root, URI, UUID)
-    store.folder.mkdir(parents=True)
-    pin = {"kind": "vcpu", "number": 0}
-    live = {"connect": URI, "name": NAME, "uuid": UUID, "run_id": 3}
-    live |= {"before": [pin | {"pus": "0-3"}], "after": [pin | {"pus": "4"}]}
-    head = {"format": "homenode.apply/2", "connect": URI, "uuid": UUID}
-    lines = "".join(f"{json.dumps(line)}\n" for line in (head, {"live": live}))
-    (store.folder / "journal.jsonl").write_text(lines)
-    restore_live_pins(Virsh(URI), NAME, root)
-    assert daemon.get("pins/vcpu.0") == "0-3"
-    assert restore_live_pins(Virsh(URI), NAME, root) == ()
-
-
-def test_a_record_of_version_1_that_is_damaged_is_named(daemon: StandIn, root: Path) -> None:
-    folder = DomainStore(root, URI, UUID).folder
-    folder.mkdir(parents=True)
-    for damage in (b"", b"{}", b"[1]", b'{"format": "homenode.apply/1"}'):
-        (folder / "record.json").write_bytes(damage)
-        with pytest.raises(InputError, match=r"record\.json"):
-            apply(root)
-        assert daemon.definition() == ORIGINAL
 
 
 def test_a_store_that_cannot_be_written_leaves_the_definition(

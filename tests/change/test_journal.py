@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from homenode import formats
 from homenode.change.journal import Journal
 from homenode.change.record_folder import RecordFolder
 from homenode.change.step import ChangeEntry, ChangeHead, ChangeState, Note
@@ -93,21 +94,34 @@ def test_a_step_that_fails_stays_open(journal: Journal, tmp_path: Path) -> None:
     assert entry.by_hand == f"rm {tmp_path / 'a'}"
 
 
-def test_what_an_earlier_version_kept_is_written_into_the_first_journal(tmp_path: Path) -> None:
-    files = RecordFolder(tmp_path / "record")
-    files.make()
-    files.begin('{"format": "homenode.apply/2"}\n')
-    earlier = ChangeEntry(what=ChangeState.DONE, kind="word", subject="x", after="y")
-    journal = Journal(files, HEAD, lambda files: (earlier,))
-    assert journal.to_undo() == (earlier,)
-    journal.write(earlier.now(ChangeState.UNDONE))
-    assert files.journal().startswith(b'{"format":"homenode.change/1"')
-    assert [entry.what for entry in journal.entries()] == [ChangeState.DONE, ChangeState.UNDONE]
-    assert journal.stored_head() == HEAD
+@pytest.mark.parametrize("kind", ["apply/2", "host-setup/1"])
+def test_a_journal_of_an_earlier_version_is_refused_with_what_to_do(
+    journal: Journal, kind: str
+) -> None:
+    journal.files.make()
+    journal.files.begin(f'{{"format": "homenode.{kind}"}}\n')
+    for use in (journal.entries, journal.write):
+        with pytest.raises(
+            InputError, match=rf"expected a homenode\.change document.*{kind}"
+        ) as got:
+            use()
+        assert got.value.hint == formats.INSTEAD[kind.partition("/")[0]]
+
+
+@pytest.mark.parametrize(("name", "kind"), [("record.json", "apply"), ("setup.json", "setup")])
+def test_what_an_earlier_version_kept_instead_of_a_journal_is_refused(
+    journal: Journal, name: str, kind: str
+) -> None:
+    journal.files.make()
+    for content in ("", "{}", "[1]", f'{{"format": "homenode.{kind}/1"}}'):
+        journal.files.write(name, content.encode())
+        with pytest.raises(InputError, match=name) as refused:
+            journal.entries()
+    assert refused.value.hint == formats.INSTEAD[kind]
 
 
 def test_a_newer_journal_is_refused_by_name(journal: Journal) -> None:
     journal.files.make()
     journal.files.begin('{"format": "homenode.change/9", "run": "a"}\n')
-    with pytest.raises(InputError, match="up to version 1"):
+    with pytest.raises(InputError, match="change/1, found version 9"):
         journal.entries()

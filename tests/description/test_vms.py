@@ -121,10 +121,7 @@ def test_the_operator_keeps_cores_memory_and_housekeeping_pus(tmp_path: Path) ->
         host_of(tmp_path, '[reserve]\nhousekeeping_pus = "99"')
 
 
-def test_a_stored_host_keeps_them_and_one_of_version_1_has_none(tmp_path: Path) -> None:
+def test_a_stored_host_keeps_them(tmp_path: Path) -> None:
     host = host_of(tmp_path, '[reserve]\ncores = 2\n[[vm]]\nname = "a"\nvcpus = 1')
     text = encode("host", host)
     assert decode(text, "host", Host, "h") == host
-    old = text.replace("homenode.host/3", "homenode.host/1").replace('"planned": true,', "")
-    old = old.replace('"planned": true', '"later": true')
-    assert not decode(old, "host", Host, "h").domains[0].planned

@@ -98,8 +98,6 @@ def test_what_a_description_says_of_parts_is_found_again() -> None:
     assert replace(found, gaps=()) == described()
     text = encode("host", found)
     assert decode(text, "host", Host, "h") == found
-    old = text.replace("homenode.host/3", "homenode.host/2").replace('"parts":', '"later":')
-    assert not any(gpu.parts for gpu in decode(old, "host", Host, "h").pci_devices)
 
 
 def test_a_card_says_how_its_gpu_is_divided() -> None:

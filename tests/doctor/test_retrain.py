@@ -1,6 +1,5 @@
 """Retraining writes two fields of one port, and can be undone."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -275,24 +274,6 @@ def test_a_journal_on_disk_keeps_what_was_found_and_refuses_rubbish(tmp_path: Pa
     with pytest.raises(InputError, match=r"journal\.jsonl") as refused:
         open_retrain(journal)
     assert "setpci" in (refused.value.hint or "")
-
-
-def test_a_retrain_that_an_earlier_version_left_open_is_taken_up(tmp_path: Path) -> None:
-    space = SimulatedConfig(sick())
-    plan = planned(space.host, space)
-    old = {
-        "format": "homenode.retrain/1",
-        "port": str(plan.port),
-        "device": str(plan.device),
-        "control_2": 0x1041,
-        "target_code": 4,
-    }
-    (tmp_path / f"{plan.port}.json").write_text(json.dumps(old))
-    (journal,) = retrain_journals(str(tmp_path))
-    space.reaches[plan.port] = 2
-    RetrainStep(plan, space, NoTime(), open_retrain(journal)).do(journal.write)
-    assert space.read(plan.port, LINK_CONTROL_2, 2) == 0x1041
-    assert open_retrain(journal) is None
 
 
 def test_a_gpu_behind_a_switch_of_its_own_is_trained_at_the_slot() -> None:

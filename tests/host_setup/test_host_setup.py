@@ -337,21 +337,6 @@ def runnable(folder: Path) -> list[str]:
     return sorted(one.name for one in folder.iterdir() if os.access(one, os.X_OK))
 
 
-def test_parts_that_an_earlier_homenode_left_next_to_the_files_go(tmp_path: Path) -> None:
-    installation = Installation(tmp_path / "state", tmp_path / "root")
-    installation.install(FILES)
-    hooks = (tmp_path / "root" / HOOK[1:]).parent
-    left = hooks / ".homenode-0123456789abcdef.part"
-    left.write_text("#!/bin/sh\n")
-    left.chmod(0o755)
-    theirs = hooks / ".homenode-mine.part"
-    theirs.write_text("")
-    installation.install(FILES)
-    assert runnable(hooks) == [Path(HOOK).name]
-    installation.undo()
-    assert list(hooks.iterdir()) == [theirs]
-
-
 def test_a_file_that_lost_its_permissions_is_installed_again(tmp_path: Path) -> None:
     installation = Installation(tmp_path / "state", tmp_path / "root")
     installation.install(FILES)

@@ -265,47 +265,6 @@ def test_an_interrupt_while_the_vm_is_put_back_does_not_keep_it_from_that(
     assert any("being restored" in line for line in stated)
 
 
-def test_a_trial_that_an_earlier_version_left_is_taken_back(
-    daemon: StandIn, tmp_path: Path
-) -> None:
-    """Its journal had the steps of each boot between the outcomes."""
-    root, virsh = tmp_path / "state", Virsh(URI)
-    head, journal = begun(root, wanted(tmp_path / "results", boots=1))
-    apply_definition(virsh, UUID, tuned("pin"), virsh.definition(UUID), root)
-    daemon.put("id", "1")
-    with journal.journal_path.open("a") as file:
-        file.write("".join(f'{{"at":"",{line}}}\n' for line in EARLIER))
-    state = journal.known().state
-    assert [(one.kind, one.what) for one in state.changes] == [
-        (LAYOUT, ChangeState.DONE),
-        (BOOT, ChangeState.DONE),
-    ]
-    facts = {"name": head.domain, "number": "1", "run_id": "1", "boot": "b"}
-    assert state.changes[1].facts == facts
-    assert state.changes[0].by_hand == ""
-    assert state.measured == {0}
-    rollback(virsh, head, journal, root, 0.2)
-    assert daemon.definition() == ORIGINAL
-    assert not (daemon.state / "id").exists()
-    assert not journal.known().state.to_undo
-
-
-EARLIER = (
-    '"what":"applying","number":0,"detail":"pin","undo":"homenode restore"',
-    '"what":"applied","number":0',
-    '"what":"starting","number":0',
-    '"what":"started","number":0,"run_id":7',
-    '"what":"measured","number":0,"run":"r","samples":3',
-    '"what":"stopping","number":0',
-    '"what":"stopped","number":0',
-    '"what":"applying","number":1,"detail":"pin"',
-    '"what":"applied","number":1',
-    '"what":"starting","number":1',
-    '"what":"started","number":1,"run_id":1',
-    '"what":"answered","number":1,"boot":"b"',
-)
-
-
 def test_a_damaged_journal_is_named_with_another_way_back(daemon: StandIn, tmp_path: Path) -> None:
     root = tmp_path / "state"
     head, journal = begun(root, wanted(tmp_path / "results", boots=1))

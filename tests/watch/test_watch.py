@@ -28,6 +28,7 @@ from homenode.check.watch.alert import KIND, Alert, WatchedDomain, WatchState, a
 from homenode.check.watch.claim import ClaimState
 from homenode.check.watch.observation import OWN_GUESTS, WatchPass, look
 from homenode.cpuset import CpuSet
+from homenode.errors import InputError
 from homenode.findings import Severity
 from homenode.machine.description.parse import parse_description
 from homenode.machine.description.render import render
@@ -440,12 +441,10 @@ def test_a_slow_link_hides_no_other_and_more_errors_than_accepted_are_an_alert()
 OTHER = "0000:3b:00.0"
 
 
-def test_an_expectation_of_version_1_is_read_with_what_it_accepted() -> None:
-    text = render_expectation(certified())
-    old = text.replace("format = 2", 'format = 1\naccepted = ["pcie-errors-uncorrected"]', 1)
-    read = parse_expectation(old, "site.toml")
-    files = {f"{folder_of(GPU)}/aer_dev_fatal": "DLP 4\n"}
-    assert seen(snapshot(files=files), read).state.alerts == ()
+def test_an_expectation_of_version_1_is_refused_with_what_to_do() -> None:
+    old = render_expectation(certified()).replace("format = 2", "format = 1", 1)
+    with pytest.raises(InputError, match="watch certify again"):
+        parse_expectation(old, "site.toml")
 
 
 def test_a_vms_second_drift_is_raised_and_the_first_stays_known() -> None:

@@ -36,8 +36,8 @@ _FULL = (
 )
 _NOT_WRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR)
 
-Earlier = Callable[[RecordFolder], tuple[ChangeEntry, ...]]
-"""Reads what an earlier homenode kept in the folder instead of such a journal."""
+_EARLIER = ("record.json", "setup.json")
+"""Files that homenode.apply/1 and homenode.setup/1 kept instead of such a journal."""
 
 
 def default_root() -> Path:
@@ -63,18 +63,14 @@ def state_hint(number: int | None) -> str | None:
 class Journal:
     """One folder's steps. Errors of the file system are HostErrors.
 
-    Whoever writes holds the host's lock. head: of a journal that is not there yet. earlier: reads
-    what an earlier homenode kept there; the first line that is written has it rewritten.
+    Whoever writes holds the host's lock. head: of a journal that is not there yet.
     """
 
-    __slots__ = ("_earlier", "files", "head")
+    __slots__ = ("files", "head")
 
-    def __init__(
-        self, files: RecordFolder, head: ChangeHead, earlier: Earlier = lambda files: ()
-    ) -> None:
+    def __init__(self, files: RecordFolder, head: ChangeHead) -> None:
         self.files = files
         self.head = head
-        self._earlier = earlier
 
     def stored_head(self) -> ChangeHead:
         """As the journal has it; where there is none, as it would be."""
@@ -85,9 +81,9 @@ class Journal:
 
     def entries(self) -> tuple[ChangeEntry, ...]:
         """All lines. Raises InputError."""
-        first = self._first()
-        if not first or formats.kind_of(first) not in (KIND, None):
-            return self._earlier(self.files)
+        if not self._first():
+            self._refuse_earlier()
+            return ()
         source, content = str(self.files.journal_path), self.files.journal()
         return formats.decode_journal(content, KIND, ChangeHead, ChangeEntry, source)[1]
 
@@ -105,10 +101,10 @@ class Journal:
         if formats.kind_of(self._first()) == KIND:
             self.files.append(text)
             return
-        earlier = "".join(map(formats.line, self.entries()))
+        self.entries()  # which refuses what is there
         self.files.make()
         head = formats.head_line(KIND, self.head)
-        self.files.write(self.files.journal_path.name, f"{head}{earlier}{text}".encode())
+        self.files.write(self.files.journal_path.name, f"{head}{text}".encode())
 
     def settle(self, step_of: Callable[[ChangeEntry], ChangeStep]) -> tuple[ChangeEntry, ...]:
         """Ask the host how the steps came out that a kill cut short, and write down those that
@@ -124,6 +120,12 @@ class Journal:
     def undo(self, step_of: Callable[[ChangeEntry], ChangeStep]) -> tuple[ChangeEntry, ...]:
         """Undo what was done, the last first; what each left."""
         return tuple(step_of(entry).undo(entry, self.write) for entry in reversed(self.to_undo()))
+
+    def _refuse_earlier(self) -> None:
+        """Raises InputError, which says what to do, for a file of an earlier version."""
+        for name in _EARLIER:
+            if (content := self.files.read(name)) is not None:
+                formats.check_format(content, KIND, str(self.files.path / name))
 
     def _first(self) -> bytes:
         return self.files.journal().partition(b"\n")[0]

@@ -142,7 +142,7 @@ def _before(folder: Path) -> WatchState | None:
         note(f"{error.message}; every alert counts as new")
         return None
     if any(len(alert.claims) != len(alert.findings) for alert in found.alerts):
-        note(f"{path}: of an earlier homenode, without claims; every alert counts as new")
+        note(f"{path}: expected a claim of each finding; every alert counts as new")
         return None
     return found
 

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from homenode import formats
 from homenode.change.record_folder import JOURNAL, RecordFolder
-from homenode.errors import InputError, NoAnswerError
+from homenode.errors import NoAnswerError
 from homenode.measure.progress import UNSETTLED, Progress, TaskState, TaskStatus
 
 H = TypeVar("H")
@@ -24,11 +24,10 @@ L = TypeVar("L")
 class ExperimentJournal(RecordFolder, Generic[H, L]):
     """The folder of an experiment: a head, what was ordered, and lines of one type.
 
-    A line is on the disk before what it says counts. earlier: the next step where an earlier
-    version wrote the journal; None = all versions are read. Other arguments: of RecordFolder.
+    A line is on the disk before what it says counts. Other arguments: of RecordFolder.
     """
 
-    __slots__ = ("_earlier", "_head", "_kind", "_line")
+    __slots__ = ("_head", "_kind", "_line")
 
     def __init__(
         self,
@@ -38,12 +37,10 @@ class ExperimentJournal(RecordFolder, Generic[H, L]):
         line: type[L],
         *,
         journal: str = JOURNAL,
-        earlier: str | None = None,
         **more: Any,
     ) -> None:
         super().__init__(path, journal=journal, **more)
         self._kind, self._head, self._line = kind, head, line
-        self._earlier = earlier
 
     def begin_with(self, head: H) -> None:
         """Write what was ordered. Raises HostError where there is a journal."""
@@ -56,14 +53,6 @@ class ExperimentJournal(RecordFolder, Generic[H, L]):
     def contents(self) -> tuple[H, tuple[L, ...]]:
         """Everything that is written. Raises InputError for no journal, or another version's."""
         source, content = str(self.journal_path), self.journal()
-        if content and self._earlier is not None:
-            first, newest = content.partition(b"\n")[0], formats.VERSIONS[self._kind]
-            version = formats.version_of(first, self._kind, source)
-            if version < newest:
-                raise InputError(
-                    f"{source}: expected homenode.{self._kind}/{newest}, found version {version}",
-                    hint=self._earlier,
-                )
         return formats.decode_journal(content, self._kind, self._head, self._line, source)
 
 

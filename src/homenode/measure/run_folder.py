@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from homenode import formats
 from homenode.bdf import Bdf
 from homenode.errors import HostError, InputError
 from homenode.findings import Finding
@@ -253,12 +254,8 @@ class RunFolder(ExperimentJournal[RunRecord, BenchEntry]):
     def records(self) -> tuple[RunRecord, tuple[BenchEntry, ...]] | None:
         """What was ordered, and each look and step; None where nothing was ordered yet."""
         if not self.has_journal:
-            if (self.path / _OLD_ORDER).exists():
-                raise InputError(
-                    f"{self.path}: expected a run of homenode.bench/2, found one of version 1",
-                    hint="its results are read; to go on measuring, start a new run under another "
-                    "name",
-                )
+            if (content := self.read(_OLD_ORDER)) is not None:
+                formats.check_format(content, KIND, str(self.path / _OLD_ORDER))
             return None
         return self.contents()
 

@@ -15,10 +15,8 @@ from enum import StrEnum
 from itertools import groupby
 from pathlib import Path
 
-import msgspec
 from msgspec import Struct, structs
 
-from homenode import formats
 from homenode.change.journal import Journal, state_hint
 from homenode.change.record_folder import RecordFolder
 from homenode.change.step import ChangeEntry, ChangeHead, ChangeState, Note
@@ -269,7 +267,6 @@ def _build(
 
 KIND = "install-program"
 FOLDER = "share/homenode"
-OLD_RECORD = "setup.json"
 _PREFIXES = "setups"
 _ALONE = "no other homenode bench setup"
 _WAIT_S = 10.0
@@ -295,7 +292,7 @@ def setup_journal(prefix: Path) -> Journal:
     undo = command_line("homenode", "bench", "setup", "--prefix", prefix, "--remove")
     head = ChangeHead(run=str(prefix), command="homenode bench setup --apply", undo=undo)
     files = RecordFolder(prefix / FOLDER, private=False)
-    return Journal(files, head, _earlier)
+    return Journal(files, head)
 
 
 def setup_journals(root: Path) -> Iterator[Journal]:
@@ -446,35 +443,6 @@ def installed(journal: Journal) -> tuple[ChangeEntry, ...]:
                 f"{journal.files.path}: expected programs below bin, found {entry.subject!r}"
             )
     return journal.to_undo()
-
-
-class _EarlierFile(msgspec.Struct, frozen=True, kw_only=True):
-    path: str
-    sha256: str
-
-
-class _EarlierRecord(msgspec.Struct, frozen=True, kw_only=True):
-    commands: tuple[tuple[str, ...], ...]
-    files: tuple[_EarlierFile, ...]
-
-
-def _earlier(files: RecordFolder) -> tuple[ChangeEntry, ...]:
-    """What homenode.setup/1 kept. Raises InputError."""
-    content = files.read(OLD_RECORD)
-    if content is None:
-        return ()
-    record = formats.decode(content, "setup", _EarlierRecord, str(files.path / OLD_RECORD))
-    commands = "\n".join(map(shlex.join, record.commands))
-    return tuple(
-        ChangeEntry(
-            what=ChangeState.DONE,
-            kind=KIND,
-            subject=f"{files.path.parent.parent}/{one.path}",
-            after=one.sha256,
-            facts={"commands": commands},
-        )
-        for one in record.files
-    )
 
 
 def _sum(path: Path) -> str:

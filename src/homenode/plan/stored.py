@@ -1,14 +1,12 @@
 """Stored plans: written with the host they are for, refused on another, counted as planned VMs."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
 from homenode import formats
-from homenode.cpuset import CpuSet
 from homenode.errors import InputError, UsageError
 from homenode.indices import NodeIndex
 from homenode.machine.topology import Host, RunningDomain
@@ -18,7 +16,7 @@ from homenode.plan.proof.statement import NotProved, Proof
 from homenode.plan.request import GuestRequest
 from homenode.plan.shape.guest_numa import guest_memory
 from homenode.plan.shape.guest_topology import numbering
-from homenode.vm.fingerprint import RECORDED, host_fingerprint
+from homenode.vm.fingerprint import host_fingerprint
 from homenode.vm.model import MAX_VCPUS, GuestCache, PortModel, Vm, VmCell
 from homenode.vm.plan_model import PageReservation, Plan, Rejection, Unplannable
 from homenode.vm.plan_options import MemoryMode
@@ -48,7 +46,7 @@ def encode_refusal(error: Unplannable) -> str:
 
 def read_plan(text: bytes, source: str) -> Plan:
     """The plan of a document. Raises InputError."""
-    plan = formats.decode(text, "plan", Plan, source, _from_version_1)
+    plan = formats.decode(text, "plan", Plan, source)
     for expected, is_so in _expected(plan.vm):
         if not is_so:
             raise InputError(f"{source}: not a valid homenode.plan: expected {expected}")
@@ -72,84 +70,6 @@ def _expected(vm: Vm) -> Iterator[tuple[str, bool]]:
     yield f"models in vm.controllers of {', '.join(PortModel)}", models <= set(PortModel)
     plugged = all(controller.address is not None for controller in vm.controllers)
     yield "an address of each of vm.controllers", plugged
-
-
-def _from_version_1(old: dict[str, Any], _: int) -> dict[str, Any]:
-    """A document of version 1, which had its guest in fields of its own, as one of version 2."""
-    if not 1 <= old["vcpus"] <= MAX_VCPUS:
-        raise ValueError(f"expected vcpus from 1 to {MAX_VCPUS}, found {old['vcpus']}")
-    kept = old.get("kept") or {}
-    flat = old["layout"]["cells"] == "flat"
-    mode, nodes, page_bytes = old["memory_mode"], old["memory_nodes"], old["page_bytes"]
-    binding = None if mode is None else (mode, _list(nodes))
-    per_cell = old["layout"]["memory"] == "bound-per-cell"
-    pins = old["iothread_pus"]
-    ids = old.get("iothread_ids") or range(1, len(pins) + 1)
-    size = old.get("memory_device_bytes", 0)
-    # Before `disable` there was false where the feature stays as it was.
-    topoext = old["topoext"] or (False if old["cache"] == "disable" else None)
-    vm = {
-        "name": old["domain_name"],
-        "source": f"plan of layout {old['layout']['name']}",
-        **{name: kept[name] for name in _KEPT_IN_VERSION_1 if name in kept},
-        "vcpus": old["vcpus"],
-        "cpu_topology": old["topology"],
-        "cpu_cache": None if old["cache"] == "as-it-was" else old["cache"],
-        "topoext": old["topoext"] if old["topoext"] is None else topoext,
-        "vcpu_pins": old["vcpu_pins"] or [None] * old["vcpus"],
-        "emulator_pus": old["emulator_pus"],
-        "iothread_ids": list(ids),
-        "iothread_pins": [pair for pair in zip(ids, pins, strict=False) if pair[1]],
-        "memory_bytes": old["memory_bytes"],
-        "page_bytes": page_bytes,
-        "binding": binding,
-        "memory_devices": [{"model": "", "cell": 0, "size_bytes": size, "plugged_bytes": size}]
-        if size
-        else [],
-        "cells": []
-        if flat
-        else [
-            {
-                **cell,
-                "nodes": _list(
-                    cell["host_nodes"]
-                    if per_cell and binding and cell["host_nodes"] and cell["memory_bytes"]
-                    else nodes
-                ),
-                "mode": mode,
-                "page_bytes": page_bytes,
-            }
-            for cell in old["cells"]
-        ],
-        "hostdevs": [
-            {**device, "initiator_cells": _list(device.get("initiator_cells", ()))}
-            for device in old["devices"]
-        ],
-        "controllers": old["controllers"],
-        "has_iommu": old["iommu_needed"],
-        "record": {
-            "layout": old["layout"],
-            "host": old["host_fingerprint"][:RECORDED] or None,
-            "objective": old.get("objective"),
-        },
-    }
-    return {**old, "vm": vm, "kept": kept["settings"] if kept else None}
-
-
-_KEPT_IN_VERSION_1 = (
-    "domain_type",
-    "machine",
-    "firmware",
-    "cpu_mode",
-    "cpu_model",
-    "offline_vcpus",
-    "ballooned_bytes",
-)
-
-
-def _list(numbers: Iterable[int]) -> str:
-    """A set as documents have it."""
-    return str(CpuSet(numbers))
 
 
 def read_plan_for(host: Host, text: bytes, source: str) -> Plan:

@@ -2,13 +2,12 @@
 
 One folder for each domain and daemon: journal.jsonl, and every document that homenode replaced or
 gave to libvirt as SHA256.xml, which are never deleted. They hold what the definition holds, VNC
-passwords included: only their owner may read them, as in /etc/libvirt. What earlier versions kept
-there is read, and the next change writes it into a journal of today.
+passwords included: only their owner may read them, as in /etc/libvirt.
 
 A step "define" leads from the original (before) to what libvirt was given last (after); its facts
 are the domain's `name` and what libvirt had of it then (`found`): before an act what was replaced,
-after it what it printed; earlier versions also kept `connect`, and may lack `found`. A step
-"pin-threads" holds the pins of a run's threads; its facts are `name`, `run_id` and `run_mark`.
+after it what it printed. A step "pin-threads" holds the pins of a run's threads; its facts are
+`name`, `run_id` and `run_mark`.
 """
 
 import hashlib
@@ -16,17 +15,12 @@ import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
 
-import msgspec
-
-from homenode import formats
 from homenode.change.journal import Journal, state_hint
 from homenode.change.record_folder import JOURNAL, RecordFolder
-from homenode.change.step import ChangeEntry, ChangeHead, ChangeState
+from homenode.change.step import ChangeEntry, ChangeHead
 from homenode.errors import InputError
 from homenode.vm.hypervisor.connection import with_connection
-from homenode.vm.hypervisor.domain_state import LivePin, pins_text
 from homenode.wording import command_line
 
 _SUM = re.compile(r"[0-9a-f]{64}\Z")
@@ -51,7 +45,7 @@ class DomainStore:
         self._uuid = uuid
         undo = command_line(*with_connection(connect, "homenode", "restore", uuid))
         head = ChangeHead(run=uuid, command="homenode apply", undo=undo, connect=connect)
-        self.journal = Journal(self._files, head, earlier_entries)
+        self.journal = Journal(self._files, head)
 
     @property
     def folder(self) -> Path:
@@ -76,8 +70,7 @@ class DomainStore:
             return
         with self._files.errors():
             # The journal first: documents that nothing names any more are no one's original.
-            for name in (JOURNAL, OLD_RECORD):
-                (self.folder / name).unlink(missing_ok=True)
+            (self.folder / JOURNAL).unlink(missing_ok=True)
             shutil.rmtree(self.folder)
 
     def save(self, document: bytes) -> str:
@@ -118,7 +111,7 @@ def other_daemons(root: Path, connect: str, uuid: str) -> tuple[str, ...]:
     for journal in journals_of_domains(root, f"{uuid}@*"):
         entry = None if journal.files.path == here else journal.last(DEFINE, uuid)
         if entry is not None:
-            found.append(entry.facts.get("connect") or journal.stored_head().connect)
+            found.append(journal.stored_head().connect)
     return tuple(found)
 
 
@@ -144,7 +137,7 @@ def journals_of_domains(root: Path, pattern: str = "*@*") -> Iterator[Journal]:
         run = folder.name.partition("@")[0]
         undo = command_line("homenode", "restore", run)
         head = ChangeHead(run=run, command="homenode apply", undo=undo)
-        yield Journal(_files(folder), head, earlier_entries)
+        yield Journal(_files(folder), head)
 
 
 def sha256(document: bytes) -> str:
@@ -159,99 +152,5 @@ def _daemon(connect: str) -> str:
     return hashlib.sha256(connect.encode()).hexdigest()[:8]
 
 
-KIND = "apply"
 DEFINE, PIN = "define", "pin-threads"
 """Kinds of steps."""
-
-OLD_RECORD, OLD_LIVE = "record.json", "live.json"
-_STATES = {
-    "applying": ChangeState.BEGIN,
-    "applied": ChangeState.DONE,
-    "restoring": ChangeState.UNDOING,
-    "restored": ChangeState.UNDONE,
-}
-
-
-class _Record(msgspec.Struct, frozen=True, kw_only=True):
-    """A definition. original, tuned, applied: sha256 of saved documents."""
-
-    connect: str
-    name: str
-    uuid: str
-    step: Literal["applying", "applied", "restoring", "restored"]
-    original: str
-    tuned: str
-    applied: str | None = None
-
-    def entry(self) -> ChangeEntry:
-        found = {} if self.applied is None else {"found": self.applied}
-        return ChangeEntry(
-            what=_STATES[self.step],
-            kind=DEFINE,
-            subject=self.uuid,
-            before=self.original,
-            after=self.tuned,
-            facts={"connect": self.connect, "name": self.name, **found},
-        )
-
-
-class _LiveRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """Pins of a running domain. before, after: of the threads changed."""
-
-    name: str
-    uuid: str
-    run_id: int
-    before: tuple[LivePin, ...]
-    after: tuple[LivePin, ...]
-    run_mark: str | None = None
-
-    def entry(self) -> ChangeEntry:
-        mark = {} if self.run_mark is None else {"run_mark": self.run_mark}
-        return ChangeEntry(
-            what=ChangeState.DONE,
-            kind=PIN,
-            subject=self.uuid,
-            before=pins_text(self.before),
-            after=pins_text(self.after),
-            facts={"name": self.name, "run_id": str(self.run_id), **mark},
-        )
-
-
-class _Head(msgspec.Struct, frozen=True, kw_only=True):
-    connect: str
-    uuid: str
-
-
-class _Line(msgspec.Struct, frozen=True, kw_only=True):
-    record: _Record | None = None
-    live: _LiveRecord | None = None
-    live_ended: bool = False
-
-
-def earlier_entries(files: RecordFolder) -> tuple[ChangeEntry, ...]:
-    """The steps that an earlier homenode left in a domain's folder. Raises InputError."""
-    found: list[ChangeEntry] = []
-    pinned: ChangeEntry | None = None
-    for line in _lines(files):
-        if line.record is not None:
-            found.append(line.record.entry())
-        if line.live is not None:
-            pinned = line.live.entry()
-            found.append(pinned)
-        if line.live_ended and pinned is not None:
-            found.append(pinned.now(ChangeState.UNDONE))
-    return tuple(found)
-
-
-def _lines(files: RecordFolder) -> tuple[_Line, ...]:
-    if files.has_journal:
-        source = str(files.journal_path)
-        return formats.decode_journal(files.journal(), KIND, _Head, _Line, source)[1]
-    found = []
-    if (old := files.read(OLD_RECORD)) is not None:
-        record = formats.decode(old, KIND, _Record, str(files.path / OLD_RECORD))
-        found.append(_Line(record=record))
-    if (old := files.read(OLD_LIVE)) is not None:
-        live = formats.decode(old, KIND, _LiveRecord, str(files.path / OLD_LIVE))
-        found.append(_Line(live=live))
-    return tuple(found)

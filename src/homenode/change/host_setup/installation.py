@@ -16,7 +16,6 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from homenode import formats
 from homenode.change.host_lock import host_locked
 from homenode.change.host_setup.files import SetupFile
 from homenode.change.journal import Journal
@@ -29,7 +28,6 @@ from homenode.vm.hypervisor.connection import DEFAULT
 from homenode.wording import command_line
 
 KIND = "put-file"
-EARLIER_KIND = "host-setup"
 FOLDER = "host-setup"
 _UNDO = "homenode host-setup undo"
 _MOST_BYTES = 1 << 20
@@ -48,7 +46,7 @@ class FileChange(Struct, frozen=True):
 def setup_journal(state: Path) -> Journal:
     """Of the files that are installed. state: homenode's own folder."""
     head = ChangeHead(run=FOLDER, command="homenode host-setup install", undo=_UNDO)
-    return Journal(RecordFolder(state / FOLDER, hint=lambda number: "run as root"), head, _earlier)
+    return Journal(RecordFolder(state / FOLDER, hint=lambda number: "run as root"), head)
 
 
 class Installation:
@@ -130,9 +128,7 @@ class Installation:
         """Remove what writing left: parts of files, and folders of ours in which nothing is."""
         self._files.sweep()
         entries = self._journal.entries()
-        # An earlier homenode wrote parts next to the files, and named none.
-        paths = {path for e in entries for path in (e.subject, e.part or e.subject)}
-        folders = {_at(self._root, path).parent for path in paths}
+        folders = {_at(self._root, entry.part).parent for entry in entries if entry.part}
         with self._files.errors():
             for folder in folders:
                 sweep_parts(folder)
@@ -221,41 +217,3 @@ class FileStep:
 
 def _at(root: Path, path: str) -> Path:
     return root / path.lstrip("/")
-
-
-class _EarlierHead(msgspec.Struct, frozen=True, kw_only=True):
-    root: str
-
-
-class _EarlierLine(msgspec.Struct, frozen=True, kw_only=True):
-    """A file is about to be put in place (sha256), or has been removed (None)."""
-
-    path: str
-    sha256: str | None = None
-    part: str | None = None
-    made: tuple[str, ...] = ()
-
-
-def _earlier(files: RecordFolder) -> tuple[ChangeEntry, ...]:
-    """What homenode.host-setup/1 kept. Raises InputError."""
-    if not files.has_journal:
-        return ()
-    source, found = str(files.journal_path), []
-    before: dict[str, str | None] = {}
-    for line in formats.decode_journal(
-        files.journal(), EARLIER_KIND, _EarlierHead, _EarlierLine, source
-    )[1]:
-        found.append(
-            ChangeEntry(
-                what=ChangeState.UNDONE if line.sha256 is None else ChangeState.BEGIN,
-                kind=KIND,
-                subject=line.path,
-                before=before.get(line.path),
-                after=line.sha256,
-                part=line.part,
-                made=line.made,
-                by_hand=command_line("rm", line.path),
-            )
-        )
-        before[line.path] = line.sha256
-    return tuple(found)

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Protocol
 
-import msgspec
 from msgspec import Struct
 
 from homenode import formats
@@ -231,14 +230,14 @@ def retrain_journal(port: Bdf, folder: str = FOLDER) -> Journal:
     within a start, for which another homenode may hold the host's."""
     undo = f"setpci, as {_BY_HAND}"
     head = ChangeHead(run=str(port), command="homenode doctor retrain", undo=undo)
-    return Journal(_files(f"{folder}/{port}"), head, _earlier)
+    return Journal(_files(f"{folder}/{port}"), head)
 
 
 def retrain_journals(folder: str = FOLDER) -> Iterator[Journal]:
     """Of all ports since the last boot."""
     for path in sorted(Path(folder).glob("*")):
-        if path.is_dir() or path.suffix == ".json":
-            yield retrain_journal(Bdf.parse(path.name.removesuffix(".json"), str(path)), folder)
+        if path.is_dir():
+            yield retrain_journal(Bdf.parse(path.name, str(path)), folder)
 
 
 def open_retrain(journal: Journal) -> ChangeEntry | None:
@@ -247,31 +246,6 @@ def open_retrain(journal: Journal) -> ChangeEntry | None:
         return next((one for one in journal.to_undo() if one.what in UNSETTLED), None)
     except InputError as error:
         raise InputError(error.message, hint=f"{_BY_HAND}, then remove the file") from None
-
-
-class _EarlierEntry(msgspec.Struct, frozen=True, kw_only=True):
-    port: Bdf
-    device: Bdf
-    control_2: int
-    target_code: int
-
-
-def _earlier(files: RecordFolder) -> tuple[ChangeEntry, ...]:
-    """What homenode.retrain/1 kept: a file next to the folder while a retrain is open."""
-    name = f"{files.path.name}.json"
-    content = RecordFolder(files.path.parent).read(name)
-    if content is None:
-        return ()
-    old = formats.decode(content, "retrain", _EarlierEntry, str(files.path.parent / name))
-    entry = ChangeEntry(
-        what=ChangeState.BEGIN,
-        kind=KIND,
-        subject=str(old.port),
-        before=f"{old.control_2:#06x}",
-        after=str(old.target_code),
-        facts={"device": str(old.device)},
-    )
-    return (entry,)
 
 
 class LinkRecords:

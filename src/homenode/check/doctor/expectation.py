@@ -53,8 +53,8 @@ class CertifiedDevice(Struct, frozen=True, kw_only=True):
 class Accepted(Struct, frozen=True, kw_only=True):
     """A finding of the doctor that the host had when it was certified; no one is alerted about it.
 
-    about: the device, or the subject where it is about none; None = whatever it is about, as files
-    of version 1 have it. count: how often it had been seen; more of it is an alert.
+    about: the device, or the subject where it is about none; None = whatever it is about. count:
+    how often it had been seen; more of it is an alert.
     """
 
     id: str
@@ -83,8 +83,7 @@ class CertifiedHost(Struct, frozen=True, kw_only=True):
     """A certified host. counts: by name of COUNTS. distances: SLIT, None where it had none.
 
     floors: bytes/s by name of FLOORS. huge_pages: reserved pages by node and page size in bytes.
-    accepted: what the doctor found of the host then. facts: as of baseline.facts_of; files of
-    version 1 have none.
+    accepted: what the doctor found of the host then. facts: as of baseline.facts_of.
     """
 
     host: str
@@ -312,11 +311,7 @@ def device_drift(expected: CertifiedHost, host: Host) -> Iterator[DeviceDrift]:
         if old.kind is not new.kind or (old.ids and new.ids and old.ids != new.ids):
             yield differs(old, DeviceChange.IDENTITY, before, after)
             continue
-        # Earlier versions certified the node that the firmware names.
-        device = host.device(bdf)
-        firmware = None if device is None else device.firmware_node
-        is_same = old.node == new.node or old.node == firmware is not None
-        if not is_same and not host.nodes_assumed:
+        if old.node != new.node and not host.nodes_assumed:
             yield differs(old, DeviceChange.NODE, f"node {old.node}", f"node {new.node}")
         for found in _link(old, links.get(bdf), source):
             cause = links[bdf].lower if bdf in links else None

@@ -49,7 +49,7 @@ from homenode.machine.pci import DeviceKind
 from homenode.toml_text import Count, Line, TomlTable, decode_toml
 
 VERSION = 2
-_THIS_VERSION = f"1 or {VERSION}, the versions that this program reads"
+_THIS_VERSION = f"{VERSION}, the version that this program reads: homenode watch certify again"
 GigabytesPerSecond = Annotated[float, Meta(gt=0, lt=1e6, extra={"expected": "GB/s such as 50.0"})]
 
 
@@ -83,11 +83,11 @@ CountsTable = defstruct(
 
 
 class ExpectationTable(TomlTable):
-    format: Annotated[int, Meta(ge=1, le=VERSION, extra={"expected": _THIS_VERSION})]
+    format: Annotated[int, Meta(ge=VERSION, le=VERSION, extra={"expected": _THIS_VERSION})]
     host: Line = ""
     memory_bytes: Count | None = None
     distances: tuple[tuple[Count, ...], ...] | None = None
-    accepted: tuple[str | AcceptedTable, ...] = ()
+    accepted: tuple[AcceptedTable, ...] = ()
     counts: CountsTable = field(default_factory=CountsTable)  # type: ignore[valid-type]
     floors: FloorsTable = field(default_factory=FloorsTable)
     device: tuple[DeviceTable, ...] = ()
@@ -155,10 +155,7 @@ def parse_expectation(text: str, source: str) -> CertifiedHost:
         floors={name: floor * 1e9 for name, floor in floors.items() if floor is not None},
         huge_pages={(one.node, one.page_bytes): one.pages for one in file.huge_pages},
         accepted=tuple(
-            Accepted(id=one)
-            if isinstance(one, str)
-            else Accepted(id=one.id, about=one.about, count=one.count)
-            for one in file.accepted
+            Accepted(id=one.id, about=one.about, count=one.count) for one in file.accepted
         ),
         facts=file.facts,
     )

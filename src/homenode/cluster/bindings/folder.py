@@ -15,7 +15,6 @@ jobs of this user; still, sizes are bounded and links are not followed.
 import contextlib
 import os
 import re
-import shlex
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -46,7 +45,7 @@ from homenode.measure.experiment import ExperimentJournal
 from homenode.measure.imported.files import find_folders
 from homenode.measure.results.store import FILE, load_runs, read_run
 from homenode.measure.run_folder import HOST, gaps_of_run
-from homenode.vm.sources import load_host, shipped_host
+from homenode.vm.sources import load_host
 
 JOURNAL = "study.jsonl"
 DESCRIBED = "host.json"
@@ -98,9 +97,6 @@ class StudyFolder(ExperimentJournal[StudyHead, StudyEntry]):
             journal=JOURNAL,
             private=False,
             hint=lambda number: _FULL,
-            earlier="an earlier homenode measured it: homenode slurm report "
-            f"{shlex.quote(str(path / 'results'))} reads its results; "
-            "begin a new study in another folder",
         )
         self._held_s = held_s
         self._lock = ExitStack()
@@ -389,13 +385,11 @@ class _Hosts:
         return self._known[node]
 
     def _described(self) -> Host | None:
-        """As it was when the study began. Earlier versions wrote down its name alone: of a shipped
-        host's that is enough, what lies under a path may be anything by now."""
+        """As it was when the study began."""
         content = StudyFolder(self._folder).read(DESCRIBED)
         with contextlib.suppress(InputError):
-            if content is None:
-                return shipped_host(self._study.host or "")
-            return formats.decode(content, "host", Host, DESCRIBED)
+            if content is not None:
+                return formats.decode(content, "host", Host, DESCRIBED)
         return None
 
 

@@ -52,7 +52,7 @@ def encode_manifest(manifest: Manifest) -> str:
 
 def check_manifest(text: str, source: str) -> None:
     """Raises InputError where a capture is newer than this program, or the document no manifest."""
-    formats.version_of(text.encode("utf-8", "replace"), KIND, f"{source}: {MANIFEST}")
+    formats.check_format(text.encode("utf-8", "replace"), KIND, f"{source}: {MANIFEST}")
 
 
 _NAME_IN_PATH = re.compile(r"[A-Za-z0-9_.:@+-]{1,255}", re.ASCII)

@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from homenode.change.journal import Journal
 from homenode.change.record_folder import JOURNAL, LOCK, RecordFolder
-from homenode.change.step import ChangeEntry, ChangeHead, ChangeState
+from homenode.change.step import ChangeEntry, ChangeHead
 from homenode.errors import HostError, InputError
 from homenode.measure.experiment import ExperimentJournal
 from homenode.measure.progress import TaskState
@@ -99,8 +99,7 @@ class TrialEntry(Struct, frozen=True):
     """One line. at: UTC, ISO 8601. number: of the boot, None where it is about all of them.
 
     run: name of the results. samples: how many were measured. findings: why a guest was not
-    measured, or which tests failed. look: what was decided after a round. undo, boot, run_id,
-    host_boot: of version 1, which had the steps of a boot here too.
+    measured, or which tests failed. look: what was decided after a round.
     """
 
     at: str
@@ -110,10 +109,6 @@ class TrialEntry(Struct, frozen=True):
     run: str | None = None
     samples: int | None = None
     findings: tuple[str, ...] = ()
-    undo: str | None = None
-    boot: str | None = None
-    run_id: int | None = None
-    host_boot: str | None = None
     look: RoundLook | None = None
 
 
@@ -208,7 +203,7 @@ class JournalFile(ExperimentJournal[Head, TrialEntry]):
             run=id, command="homenode trial", undo=command_line("homenode", "trial", "undo", id)
         )
         files = RecordFolder(path, journal=CHANGES)
-        self.changes = Journal(files, head, lambda files: _earlier_changes(self))
+        self.changes = Journal(files, head)
 
     @contextmanager
     def held(self) -> Iterator[int]:
@@ -266,56 +261,6 @@ class JournalFile(ExperimentJournal[Head, TrialEntry]):
         if content is None:
             raise HostError(f"{self.path / name}: expected a file of the trial, found none")
         return content
-
-
-_EARLIER = {
-    "copying": (COPY, ChangeState.BEGIN),
-    "copied": (COPY, ChangeState.DONE),
-    "removing": (COPY, ChangeState.UNDOING),
-    "removed": (COPY, ChangeState.UNDONE),
-    "applying": (LAYOUT, ChangeState.BEGIN),
-    "applied": (LAYOUT, ChangeState.DONE),
-    "restoring": (LAYOUT, ChangeState.UNDOING),
-    "restored": (LAYOUT, ChangeState.UNDONE),
-    "starting": (BOOT, ChangeState.BEGIN),
-    "started": (BOOT, ChangeState.DONE),
-    "answered": (BOOT, ChangeState.DONE),
-    "stopping": (BOOT, ChangeState.UNDOING),
-    "stopped": (BOOT, ChangeState.UNDONE),
-}
-"""Steps as version 1 wrote them between the outcomes."""
-
-
-def _earlier_changes(journal: JournalFile) -> tuple[ChangeEntry, ...]:
-    if not journal.has_journal:
-        return ()
-    head, entries = journal.contents()
-    found = []
-    name = {"name": head.domain}
-    facts: dict[str, str] = {}
-    for entry in entries:
-        if entry.what not in _EARLIER:
-            continue
-        kind, what = _EARLIER[entry.what]
-        if kind == BOOT:
-            said = {
-                "number": entry.number,
-                "run_id": entry.run_id,
-                "boot": entry.boot,
-                "host_boot": entry.host_boot,
-            }
-            facts = name if what is ChangeState.BEGIN else facts
-            facts = facts | {key: str(it) for key, it in said.items() if it is not None}
-        found.append(
-            ChangeEntry(
-                what=what,
-                kind=kind,
-                subject=head.uuid,
-                by_hand=entry.undo or "",
-                facts=facts if kind == BOOT else name,
-            )
-        )
-    return tuple(found)
 
 
 @contextmanager

@@ -10,7 +10,6 @@ from msgspec.structs import replace
 
 from homenode import formats
 from homenode.cpuset import CpuSet
-from homenode.errors import InputError
 from homenode.measure.layouts.guest_access import ANSWER_S, STOP_S, GuestAccess
 from homenode.measure.model import SuiteOptions
 from homenode.measure.orders import AppOrder, BenchOptions
@@ -77,17 +76,7 @@ def encode_config(begun: TrialConfig) -> bytes:
 
 def decode_config(content: bytes, source: str) -> TrialConfig:
     """Raises InputError, also for the configuration of a trial that an earlier version began."""
-    try:
-        version = formats.version_of(content, "trial-config", source)
-        if version < formats.VERSIONS["trial-config"]:
-            raise InputError(
-                f"{source}: expected a trial of homenode.trial-config/2, found version {version}"
-            )
-        return formats.decode(content, "trial-config", TrialConfig, source)
-    except InputError as error:
-        raise InputError(
-            error.message, hint="homenode trial undo undoes it; then start a new one"
-        ) from None
+    return formats.decode(content, "trial-config", TrialConfig, source)
 
 
 def run_name(trial: str, step: ScheduledTask) -> str:

@@ -383,8 +383,9 @@ class _Step:
         if equal is not None and self.mirrored and not self.request.options.unequal_cells:
             free = self._least(lambda split: True)
             assert free is not None
-            # Nodes count where the policy wants few, nearness where it compares it.
+            # Nodes count whether the policy wants few or many, nearness where it compares it.
             names = {"device_class", "packages_spanned", "gpus_away_from_home", "nodes_spanned"}
+            names.add("minus_nodes_spanned")
             names &= set(self.order)
             if all(equal.terms[name] <= free.terms[name] for name in names):  # type: ignore[operator]
                 return equal

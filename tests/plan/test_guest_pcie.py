@@ -452,6 +452,19 @@ def test_gpus_are_chosen_of_fewer_nodes_where_pcie_0_lacks_slots() -> None:
     check_tree(request, made)
 
 
+def test_gpus_of_several_nodes_share_a_cell_where_pcie_0_lacks_slots() -> None:
+    """A GPU on each of 40 nodes: of any 30 the first cell has those of the ten other nodes, too."""
+    gpus = [DeviceSpec(f"{16 + i:02x}:00.0", i, DeviceKind.GPU, i) for i in range(40)]
+    host = even_host(40, 1, 1, 2, 1, devices=gpus, name="wide")
+    request = small_request(60, GIB, layout="pin-numa-pci")
+    made = plan_vm(host, asking(request, gpu_count=30, host_reserve=HostReserve(0, 0)))
+    assert len(made.nodes) > 25 >= len({device.cell for device in made.devices})
+    assert len(made.devices) == 30
+    with pytest.raises(Unplannable) as refused:
+        plan_vm(host, asking(request, gpu_count=36, host_reserve=HostReserve(0, 0)))
+    assert {one.constraint for one in refused.value.rejections} >= {"search"}
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_the_search_knows_for_which_nodes_pcie_0_has_slots(seed: int) -> None:
     """Whatever the nodes and the document, the tree can be built where the search says so, and

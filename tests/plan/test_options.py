@@ -34,7 +34,7 @@ from homenode.vm.plan_options import (
     reserve_text,
 )
 from homenode.vm.sources import load_host
-from tests.small_hosts import even_host, pinned_domain
+from tests.small_hosts import asking, even_host, pinned_domain, small_request
 
 
 def guest(machine: str = "q35", gpus: int = 0, page_bytes: int | None = None) -> Vm:
@@ -290,3 +290,15 @@ def test_runners_up_of_explicit_cells_lie_where_the_cells_may(node: int | None) 
         assert [term.value for term in one.cost] > best
         assert node is None or one.nodes == (node,)
         assert len(one.nodes) == number
+
+
+def test_cells_find_the_only_nodes_that_are_free_of_many() -> None:
+    """Four cells on 24 nodes of which the last four are free; of nodes that all are, not all ways
+    are compared, which the plan says."""
+    cells = (CellRequest(3, GIB),) * 4
+    host = even_host(24, 1, 1, 4, 1, domains=[pinned_domain("0-79")])
+    request = asking(small_request(12, 4 * GIB), explicit_cells=cells)
+    made = plan(host, request)
+    assert made.nodes == (20, 21, 22, 23)
+    assert made.optimal
+    assert plan(replace(host, domains=()), request).optimal is None

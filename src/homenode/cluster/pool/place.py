@@ -97,6 +97,7 @@ _REASONS = {
     "max-nodes": "it needs more nodes than --max-nodes allows",
     "device-locality": "a GPU would be on none of its nodes",
     "expander-buses": "its devices need more expander buses than pcie.0 has slots for",
+    "search": "no nodes for it were found before the search ended",
     "cells": "no nodes have space for the cells of --cell",
 }
 """By the constraint that the nearest placement does not meet."""

@@ -12,7 +12,7 @@ from typing import Any
 from homenode.plan.proof.statement import Device, Facts, Goal, PlanDocument, Proof, Step, expect
 
 UNREACHABLE, AWAY = 255, "gpus_away_from_home"
-EQUALITY = {"device_class", "packages_spanned", AWAY, "nodes_spanned"}
+EQUALITY = {"device_class", "packages_spanned", AWAY, "nodes_spanned", "minus_nodes_spanned"}
 RULES = {"host's reserved memory", "host's last core", "uneven memory", "memory from other nodes"}
 
 

@@ -22,7 +22,14 @@ from homenode.plan.search.cost import terms
 from homenode.plan.search.ladder import Concession, Fallback, MemoryRule, fallback_name
 from homenode.plan.search.memory import page_size_bytes
 from homenode.plan.search.problem import PlacementSearch, SearchProblem, Split
-from homenode.plan.search.solve import Placing, Solution, solve, solve_fixed, without_first_gpu
+from homenode.plan.search.solve import (
+    Placing,
+    Solution,
+    best_on,
+    solve,
+    solve_fixed,
+    without_first_gpu,
+)
 from homenode.plan.search.split import pages_within, splits_of_cells
 from homenode.plan.search.supply import SiblingGroup
 from homenode.plan.search.threads import (
@@ -83,43 +90,33 @@ class Attempt:
         """(the solution, whether none fits where there is none): of all nodes and GPUs where pcie.0
         has slots for it."""
         found, is_known = self._solve(self.problem)
-        if found is None or self._has_slots(found):
+        if found is None or self._has_slots(found.best):
             return found, is_known
-        for problem in self._within_slots():
-            found, is_known = self._solve(problem)
-            if found is not None and self._has_slots(found):
-                break
-            found = None
-        if self.problem.devices.options.count:  # other nodes, or other GPUs, were left out
-            return found and replace(found, optimal=None), False
-        return found, is_known
+        found, is_known = self._solve(replace(self.problem, slots=self.search.slots))
+        if found is None or self._has_slots(found.best):
+            return found, is_known
+        slots, placing = self.search.slots, found.best
+        fewer = slots and slots.narrowed(placing.nodes)
+        assert fewer, "only nodes for which there is such a choice were compared"
+        is_given = bool(self.request.options.explicit_cells)
+        best = best_on(self.problem, placing, fewer, keeps_split=is_given)
+        return (None if best is None else replace(found, best=best, optimal=None)), False
 
     def _solve(self, problem: SearchProblem) -> tuple[Solution | None, bool]:
         if not self.request.options.explicit_cells:
             return solve(problem, self.search.work)
-        return solve_fixed(problem, self._nodes_of_cells, self.search.work), True
+        ways, are_all = self._nodes_of_cells
+        found = solve_fixed(problem, ways, self.search.work)
+        return found if found is None or are_all else replace(found, optimal=None), are_all
 
-    def _has_slots(self, solution: Solution) -> bool:
-        """Whether the devices of a solution find the expander buses that they need."""
+    def _has_slots(self, placing: Placing) -> bool:
+        """Whether the devices find the expander buses that they need."""
         if self.search.slots is None:
             return True
-        devices = self.search.options.chosen(solution.best.gpus)
+        devices = self.search.options.chosen(placing.gpus)
         known = (self.host.device_at.get(bdf) for bdf in devices)
         homes = {one.node for one in known if one is not None and one.node is not None}
-        return self.search.slots.suffice(solution.best.nodes, homes)
-
-    def _within_slots(self) -> Iterator[SearchProblem]:
-        """The problem with nodes or GPUs for which pcie.0 has slots: of given devices all such
-        nodes; where GPUs are chosen no more nodes than slots, then GPUs of no more homes."""
-        problem, slots = self.problem, self.search.slots
-        assert slots is not None
-        if not problem.devices.options.count:
-            yield replace(problem, slots=slots)
-            return
-        yield replace(problem, most_nodes=min(problem.most_nodes, slots.free))
-        options = slots.narrowed(problem.devices.options)
-        if options is not None:
-            yield replace(problem, devices=replace(problem.devices, options=options))
+        return self.search.slots.suffice(placing.nodes, homes)
 
     @property
     def solution(self) -> Solution | None:
@@ -137,8 +134,9 @@ class Attempt:
         return self.solution.best
 
     @cached_property
-    def _nodes_of_cells(self) -> dict[Split, tuple[int, ...]]:
-        """The splits that the cells given allow, with the node of each cell."""
+    def _nodes_of_cells(self) -> tuple[dict[Split, tuple[int, ...]], bool]:
+        """The splits that the cells given allow, with the node of each cell; whether these are
+        all."""
         page = page_size_bytes(self.host, self.request)
         cells = self.request.options.explicit_cells
         return splits_of_cells(self.problem, cells, self._groups_of_cells, page)
@@ -275,10 +273,14 @@ class Attempt:
         problem, names = self.problem, (*self.problem.first, *self.problem.rest)
         assert self.solution is not None
         own = terms(self.best.cost, names)
-        found = list(self.solution.runners_up())
-        keeps_split = bool(self.request.options.explicit_cells)
-        other = without_first_gpu(problem, self.best, keeps_split=keeps_split)
-        if other is not None and all(other.cost != one.cost for one in found):
+        found = [one for one in self.solution.runners_up() if self._has_slots(one)]
+        is_given = bool(self.request.options.explicit_cells)
+        other = without_first_gpu(problem, self.best, keeps_split=is_given)
+        if (
+            other is not None
+            and self._has_slots(other)
+            and all(other.cost != one.cost for one in found)
+        ):
             found.append(other)
         result = []
         options = problem.devices.options
@@ -333,7 +335,7 @@ class Attempt:
 
     def _assigned(self) -> Iterator[PinnedCell]:
         """As the user gives them, in that order; those of one node share its groups out."""
-        best, nodes = self.best, self._nodes_of_cells[self.best.split]
+        best, nodes = self.best, self._nodes_of_cells[0][self.best.split]
         left = {node: self.problem.supplies[node].allocate(number) for node, number in best.split}
         for node, number in zip(nodes, self._groups_of_cells, strict=True):
             part, left[node] = left[node][:number], left[node][number:]

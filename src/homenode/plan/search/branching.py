@@ -214,12 +214,15 @@ class Branching:
 
     @cached_property
     def _needs(self) -> list[tuple[_Sums, int]]:
-        """(what each node has, negated, and what the nodes need together): groups and pages."""
+        """(what each node has, negated, and what the nodes need together): groups, pages, slots."""
         problem, wanted = self.problem, self.problem.pages_together
         needs = [(_Sums([-groups for groups in problem.capacities]), problem.groups)]
         if wanted:
             pages = [wanted if one.pages is None else one.pages for one in problem.memory]
             needs.append((_Sums([-count for count in pages]), wanted))
+        if (slots := problem.slots) is not None:  # a node of a certain device has its own bus
+            own = _Sums([int(node in slots.certain) for node in slots.nodes])
+            needs.append((own, -slots.free - len(slots.cells_with_bus)))
         return needs
 
     @cached_property

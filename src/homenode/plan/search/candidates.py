@@ -169,7 +169,7 @@ class Candidates:
                 return False
             if min(capacities) < 1 or sum(capacities) < problem.groups:
                 return False
-        return problem.has_slots(nodes) and problem.holds_memory(nodes)
+        return problem.holds_memory(nodes) and problem.has_slots(nodes)
 
     @cached_property
     def _able_to(self) -> Callable[[int], int]:

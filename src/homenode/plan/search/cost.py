@@ -6,8 +6,6 @@ weights. The last ones are indices, so no two placements cost the same. docs/dec
 
 from typing import NamedTuple
 
-from homenode.plan.request import GuestRequest
-from homenode.vm.layout import GuestPcie
 from homenode.vm.plan_model import CostTerm
 from homenode.vm.plan_options import Policy
 
@@ -86,34 +84,13 @@ _REST = (
     *INDICES,
 )
 
-# By policy: the first terms, which depend on the set of nodes alone. "home" is
-# gpus_away_from_home, at its first place where the guest sees its PCIe tree, else at its second.
+# By policy: the first terms, which depend on the set of nodes alone; but for gpus_away_from_home,
+# which comes after the packages where the guest sees its PCIe tree, else last.
 _FIRST: dict[Policy, tuple[str, ...]] = {
-    Policy.CORES_FIRST: (
-        "device_class",
-        "packages_spanned",
-        "home",
-        "nodes_spanned",
-        "node_distance",
-        "home",
-    ),
-    Policy.MEMORY_FIRST: (
-        "nodes_spanned",
-        "device_class",
-        "packages_spanned",
-        "home",
-        "node_distance",
-        "home",
-    ),
+    Policy.CORES_FIRST: ("device_class", "packages_spanned", "nodes_spanned", "node_distance"),
+    Policy.MEMORY_FIRST: ("nodes_spanned", "device_class", "packages_spanned", "node_distance"),
     # minus_nodes_spanned counts downwards: as many nodes as there are.
-    Policy.SPREAD: (
-        "minus_nodes_spanned",
-        "device_class",
-        "packages_spanned",
-        "home",
-        "node_distance",
-        "home",
-    ),
+    Policy.SPREAD: ("minus_nodes_spanned", "device_class", "packages_spanned", "node_distance"),
     # Where the nodes lie is no concern: distances and devices are not compared.
     Policy.ANY: ("nodes_spanned",),
 }
@@ -134,31 +111,15 @@ def order(
     ('lopsided_split', 'guest_sockets', 'unevenness')
     """
     first = list(_FIRST[policy])
-    if "home" in first:
-        place = first.index("home") if shows_pcie else len(first) - 1
-        first = [
-            "gpus_away_from_home" if i == place else name
-            for i, name in enumerate(first)
-            if name != "home" or i == place
-        ]
+    if policy is not Policy.ANY:
+        place = first.index("packages_spanned") + 1 if shows_pcie else len(first)
+        first.insert(place, "gpus_away_from_home")
     if shares:
         first.insert(0, "vcpus_beyond_cores")
     rest = _REST if policy is not Policy.ANY else tuple(n for n in _REST if n not in _NEARNESS)
     if even_splits:
         rest = (*_EVENNESS, *(name for name in rest if name not in _EVENNESS))
     return tuple(first), rest
-
-
-def request_order(
-    request: GuestRequest, *, shares: bool
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The order for a request."""
-    return order(
-        request.options.policy,
-        shows_pcie=request.layout.pcie is GuestPcie.MIRRORED,
-        even_splits=not (shares or request.options.unequal_cells),
-        shares=shares,
-    )
 
 
 def terms(cost: Cost, names: tuple[str, ...]) -> tuple[CostTerm, ...]:

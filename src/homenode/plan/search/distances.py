@@ -130,22 +130,13 @@ class DistanceMatrix:
 
 def distance_matrix(host: Host) -> DistanceMatrix:
     """Distances of a host, symmetric and complete."""
-    count = len(host.nodes)
-    slit = host.distances
-    if slit is None:
-        between = tuple(
-            tuple(LOCAL_DISTANCE if i == j else REMOTE_DISTANCE for j in range(count))
-            for i in range(count)
-        )
-    else:
-        columns = tuple(zip(*slit, strict=True))
-        between = (
-            slit
-            if slit == columns
-            else tuple(
-                tuple(map(max, row, column)) for row, column in zip(slit, columns, strict=True)
-            )
-        )
+    count, between = len(host.nodes), host.distances
+    if between is None:
+        row = [REMOTE_DISTANCE] * count
+        between = tuple((*row[:i], LOCAL_DISTANCE, *row[i + 1 :]) for i in range(count))
+    columns = tuple(zip(*between, strict=True))
+    if between != columns:
+        between = tuple(tuple(map(max, *pair)) for pair in zip(between, columns, strict=True))
     packages = tuple(
         -1 - position if node.package is None else int(node.package)
         for position, node in enumerate(host.nodes)

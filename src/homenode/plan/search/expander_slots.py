@@ -4,8 +4,9 @@ pcie.0 has about 25 slots for them. A guest of more cells has a bus only where t
 (shape/pcie.py), so devices on more cells than that are refused here, before nodes are chosen.
 """
 
-from collections.abc import Iterable
-from functools import cached_property
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache, cached_property
 
 from msgspec import Struct
 
@@ -16,70 +17,96 @@ from homenode.plan.devices.options import DeviceOptions
 from homenode.plan.request import GuestRequest
 from homenode.plan.shape.pcie_build import PcieDocument
 from homenode.vm.layout import GuestPcie
+from homenode.vm.plan_options import DeviceLocality
 
 
 class ExpanderSlots(Struct, frozen=True, kw_only=True, dict=True):
     """What the devices of one VM need of pcie.0.
 
     free: slots for expander buses that are left. cells_with_bus: cells to which the document has
-    given one. certain: host nodes of devices that the VM gets in any case. nodes: those of the
-    search, whose positions are the bits of a set.
+    given one. certain: host nodes of devices that the VM gets in any case. options: the GPUs that
+    it may get; at_home: only those of its own nodes. nodes: those of the search, whose positions
+    are the bits of a set.
     """
 
     host: Host
     free: int
     cells_with_bus: frozenset[int]
     certain: frozenset[NodeIndex]
+    options: DeviceOptions
+    at_home: bool
     nodes: tuple[NodeIndex, ...]
-
-    @property
-    def own_nodes(self) -> int:
-        """The nodes (bits) that certain devices lie on."""
-        return sum(1 << i for i, node in enumerate(self.nodes) if node in self.certain)
 
     def suffice(self, nodes: int, homes: Iterable[NodeIndex] | None = None) -> bool:
         """Whether they do for a guest with a cell on each of these nodes (bits), and devices of
-        these host nodes; None = the certain ones."""
+        these host nodes; None = the certain ones, with the GPUs for which they do if any."""
         if nodes.bit_count() <= self.free:
             return True
-        positions = tuple(members(nodes))
-        cells = {self._cell(home, positions) for home in (self.certain if homes is None else homes)}
-        return len(cells - self.cells_with_bus - {None}) <= self.free
+        if homes is None and self.options.count:
+            return self.narrowed(nodes) is not None
+        return len(self._new_cells(nodes, self.certain if homes is None else homes)) <= self.free
 
-    def _cell(self, home: NodeIndex, positions: tuple[int, ...]) -> int | None:
+    def narrowed(self, nodes: int) -> DeviceOptions | None:
+        """The options with GPUs of so few cells on these nodes (bits) alone that the slots suffice:
+        of those with the most GPUs at home, else with the most. None where these are too few."""
+        for prefers_own in (True, False):
+            groups = [self._kept(homes, nodes, prefers_own) for homes in self._gpus_of_home]
+            found = self.options.among(groups)
+            if found is not None:
+                return found
+        return None
+
+    def _kept(self, homes: Mapping[NodeIndex | None, int], nodes: int, prefers_own: bool) -> int:
+        """Those of the GPUs of these homes; none where certain devices need too many slots."""
+        certain = self._new_cells(nodes, self.certain)
+        room = self.free - len(certain)
+        own, every = Counter[int | None](), dict[int | None, int]()
+        for home, gpus in homes.items():
+            is_own = home in self.nodes and bool(nodes >> self.nodes.index(home) & 1)
+            if is_own or home is None or not self.at_home:
+                cell = self._cell(home, nodes)
+                own[cell] += is_own * prefers_own * gpus.bit_count()
+                every[cell] = every.get(cell, 0) | gpus
+        served = every.keys() & (certain | self.cells_with_bus | {None})
+        most = sorted(every.keys() - served, key=lambda one: (-own[one], -every[one].bit_count()))
+        return sum(every[cell] for cell in (*served, *most[:room])) if room >= 0 else 0
+
+    def _new_cells(self, nodes: int, homes: Iterable[NodeIndex]) -> set[int | None]:
+        """The cells that need a bus for devices of these host nodes."""
+        return {self._cell(home, nodes) for home in homes} - self.cells_with_bus - {None}
+
+    def _cell(self, home: NodeIndex | None, nodes: int) -> int | None:
         """The node's own cell, else the nearest, the lowest of equals; None where none is known."""
-        row, own = self._rows.get(home), self._position.get(home)
-        if own in positions:
-            return positions.index(own)
-        return positions.index(min(positions, key=row.__getitem__)) if row else None
+        for node in self._nearest(home):
+            if nodes >> node & 1:
+                return (nodes & (1 << node) - 1).bit_count()
+        return None
 
     @cached_property
-    def _position(self) -> dict[NodeIndex, int]:
-        return {node: position for position, node in enumerate(self.nodes)}
+    def _nearest(self) -> Callable[[NodeIndex | None], list[int]]:
+        """The nodes of the search, the nearest to a host node first; none where none is known."""
+
+        def nearest(home: NodeIndex | None) -> list[int]:
+            own = [self.nodes.index(home)] if home in self.nodes else []
+            known = {node.index for node in self.host.nodes}
+            if self.host.distances is None or home is None or home not in known:
+                return own
+            row = [self.host.distance(home, node) or 0 for node in self.nodes]
+            return own + sorted(range(len(row)), key=row.__getitem__)
+
+        return cache(nearest)
 
     @cached_property
-    def _rows(self) -> dict[NodeIndex, list[int]]:
-        """Distances from each host node to each node of the search; none where none are known."""
-        if self.host.distances is None:
-            return {}
-        distance, known = self.host.distance, (node.index for node in self.host.nodes)
-        return {home: [distance(home, node) or 0 for node in self.nodes] for home in known}
-
-    def narrowed(self, options: DeviceOptions) -> DeviceOptions | None:
-        """The options with GPUs of so few host nodes alone, those with the most, that the slots
-        suffice on any nodes of the search; None where these are too few."""
-        room, groups = max(0, self.free - len(self.certain)), []
-        for group in options.groups:
-            gpus_of: dict[NodeIndex, int] = {}
-            kept = group
-            for number in members(group):
-                home = options.gpus[number].home
-                if home is not None and home not in self.certain:
-                    gpus_of[home] = gpus_of.get(home, 0) | 1 << number
-            for gpus in sorted(gpus_of.values(), key=int.bit_count, reverse=True)[room:]:
-                kept &= ~gpus
-            groups.append(kept)
-        return options.among(groups)
+    def _gpus_of_home(self) -> list[dict[NodeIndex | None, int]]:
+        """Of each group to choose from, the GPUs (bits) of each host node."""
+        home_of = [gpu.home for gpu in self.options.gpus]
+        return [
+            {
+                home: sum(1 << number for number in members(group) if home_of[number] == home)
+                for home in dict.fromkeys(home_of[number] for number in members(group))
+            }
+            for group in self.options.groups
+        ]
 
 
 def expander_slots(
@@ -99,5 +126,7 @@ def expander_slots(
         free=free,
         cells_with_bus=document.cells_with_bus,
         certain=certain,
+        options=options,
+        at_home=request.options.device_locality is DeviceLocality.REQUIRE,
         nodes=nodes,
     )

@@ -25,13 +25,10 @@ from homenode.plan.search.ladder import Concession, MemoryRule, check_layout, fa
 from homenode.plan.search.problem import PlacementSearch
 from homenode.plan.search.rejections import (
     host_core,
-    is_of_cores,
     refusal,
     single_nodes,
-    space_for,
     unusable_nodes,
     whole_host,
-    with_hint,
 )
 from homenode.plan.search.solve import may_be_nearer
 from homenode.plan.search.split import check_cells
@@ -207,7 +204,7 @@ class _Walk:
                 return found if self.is_sure else replace(found, optimal=None)
         if self.brief:
             raise Unplannable(f"no placement on host {self.host.name!r}")
-        raise self._refusal()
+        raise refusal(self.search, self.rejections, self.misses)
 
     def _reject_single_nodes(self, attempt: Attempt) -> None:
         """Why one node does not do, where there are few and it takes several."""
@@ -222,18 +219,6 @@ class _Walk:
             self.rejections += single_nodes(attempt)
         self.misses.append((attempt, whole_host(attempt)))
         self.rejections.append(self.misses[-1][1])
-
-    def _refusal(self) -> Unplannable:
-        """What to raise. It says first what more cores would not cure, of the first fallback where
-        that is; else the fallback whose cores come nearest."""
-        headline, rejections = None, self.rejections
-        if self.misses:
-            nearest = max(self.misses, key=lambda one: space_for(one[0]))
-            cured = (one for one in self.misses if not is_of_cores(one[1]))
-            first, own = next(cured, nearest)
-            headline = with_hint(first, own)
-            rejections = [headline if one == own else one for one in rejections]
-        return refusal(self.host, self.request, self.search.free[0], rejections, headline)
 
     def _better(self, first: Attempt, later: Iterable[Attempt]) -> Attempt | None:
         """A later fallback that is better, where only the host's last core or memory next to its

@@ -15,7 +15,7 @@ from homenode.plan.bit_sets import members
 from homenode.plan.devices.options import DeviceOptions, GpuChoice
 from homenode.plan.request import GuestRequest
 from homenode.plan.search.cell_sizes import cell_sizes
-from homenode.plan.search.cost import Cost, request_order
+from homenode.plan.search.cost import Cost, order
 from homenode.plan.search.devices import Home, NamedDevice, SearchDevices
 from homenode.plan.search.distances import DistanceMatrix
 from homenode.plan.search.expander_slots import ExpanderSlots, expander_slots
@@ -37,7 +37,7 @@ from homenode.plan.search.supply import (
     supply,
 )
 from homenode.plan.shape.guest_topology import may_share_sockets
-from homenode.vm.layout import GuestCells
+from homenode.vm.layout import GuestCells, GuestPcie
 from homenode.vm.plan_options import Balance, DeviceLocality, Policy
 
 Split = tuple[tuple[int, int], ...]
@@ -136,9 +136,9 @@ class SearchProblem(Struct, frozen=True, kw_only=True, dict=True):
     def earlier_equals(self) -> tuple[int, ...]:
         """For each node, the last node before it (as a bit) that is alike in all that a search
         compares; 0 where there is none. Nodes that devices lie on are like no other."""
+        if self.slots is not None:  # which of equals is the lowest decides where devices hang
+            return (0,) * len(self.supplies)
         of_devices, homes = self.devices.home_nodes, self.devices.homes
-        if self.slots is not None:
-            of_devices |= self.slots.own_nodes
         between = self.distances.between
         result: list[int] = []
         last: dict[tuple[object, ...], list[int]] = {}
@@ -387,7 +387,12 @@ class PlacementSearch(Struct, frozen=True, kw_only=True, dict=True):
     def problem(self, fallback: Fallback) -> SearchProblem:
         """The problem of a fallback."""
         host, request = self.host, self.request
-        first, rest = request_order(request, shares=fallback.shares)
+        first, rest = order(
+            request.options.policy,
+            shows_pcie=request.layout.pcie is GuestPcie.MIRRORED,
+            even_splits=not (fallback.shares or request.options.unequal_cells),
+            shares=fallback.shares,
+        )
         pages, memory = cell_pages_wanted(host, request), self.memory_on(fallback)
         devices = device_pages(host, request)
         by_cell = (

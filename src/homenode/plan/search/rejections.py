@@ -15,8 +15,9 @@ from homenode.plan.request import GuestRequest
 from homenode.plan.search.attempt import Attempt
 from homenode.plan.search.ladder import Fallback
 from homenode.plan.search.memory import memory_text, overhead_bytes, page_size_bytes
+from homenode.plan.search.problem import PlacementSearch
 from homenode.plan.search.solve import fits
-from homenode.plan.search.supply import Supply, Usable
+from homenode.plan.search.supply import Supply
 from homenode.units import format_bytes
 from homenode.vm.layout import MemoryBinding
 from homenode.vm.plan_model import Rejection, Unplannable
@@ -94,6 +95,14 @@ def whole_host(attempt: Attempt) -> Rejection:
     """Why no set of nodes does: too few cores in all, too little memory, too few nodes, or nodes
     that cannot reach each other."""
     request, problem = attempt.request, attempt.problem
+    if not attempt.knows_refusal:
+        return Rejection(
+            "search",
+            (),
+            "no set of nodes that holds the VM was found before the search ended; there may be one",
+            "ask for fewer vCPUs or GPUs, allow fewer nodes with --max-nodes, or take --layout "
+            "pin-numa, which needs no expander buses",
+        )
     if request.options.explicit_cells:
         detail = "no nodes hold the cells as they are given"
         return Rejection("cells", (), detail, "leave node= out, or make the cells smaller")
@@ -182,20 +191,6 @@ def whole_host(attempt: Attempt) -> Rejection:
     )
 
 
-def with_hint(attempt: Attempt, rejection: Rejection) -> Rejection:
-    """The rejection, and how many vCPUs would fit where it has no hint yet."""
-    if rejection.hint is not None:
-        return rejection
-    count = _most_vcpus(attempt)
-    kept = " with --keep-vcpus" if attempt.request.keep_vcpus else ""
-    return replace(rejection, hint=f"lower vcpus to {count}{kept}" if count else None)
-
-
-def space_for(attempt: Attempt) -> int:
-    """vCPUs that the cores of a fallback have space for, whatever their memory."""
-    return sum(attempt.supply[1:]) * attempt.vcpus_of_group
-
-
 def host_core(attempt: Attempt) -> Rejection:
     """That the host would keep no core."""
     return Rejection(
@@ -220,20 +215,29 @@ def _most_vcpus(attempt: Attempt) -> int:
 
 
 def refusal(
-    host: Host,
-    request: GuestRequest,
-    free: Usable,
+    search: PlacementSearch,
     rejections: Sequence[Rejection],
-    first: Rejection | None,
+    misses: Sequence[tuple[Attempt, Rejection]],
 ) -> Unplannable:
-    """What to raise: the nearest miss in the message, every rejection in the value."""
+    """What to raise: the nearest miss in the message, with how many vCPUs would fit where it has no
+    other hint, every rejection in the value. The nearest is the first that more cores would not
+    cure; else the fallback whose cores come nearest."""
+    host, request, kept = search.host, search.request, tuple(dict.fromkeys(rejections))
+    said = next(iter(kept), None)
+    if misses:
+        of_cores = ("cores", "pus", "host-core")
+        nearest = max(misses, key=lambda one: sum(one[0].supply[1:]) * one[0].vcpus_of_group)
+        first, own = next((one for one in misses if one[1].constraint not in of_cores), nearest)
+        said = own
+        if own.hint is None and (count := _most_vcpus(first)):
+            with_siblings = " with --keep-vcpus" if request.keep_vcpus else ""
+            said = replace(own, hint=f"lower vcpus to {count}{with_siblings}")
+        kept = tuple(said if one == own else one for one in kept)
     kinds = [core.kind for core in host.cores]
     strong, weak = kinds.count(CoreKind.PERFORMANCE), kinds.count(CoreKind.EFFICIENCY)
     of_kinds = f" ({strong} performance, {weak} efficiency)" if weak else ""
-    pus = sum(pu.online for pu in host.pus)
-    summary = f"the host has {pus} PUs on {len(kinds)} cores{of_kinds}, {len(free.pus)} PUs free"
-    kept = tuple(dict.fromkeys(rejections))
-    said = first if first is not None else next(iter(kept), None)
+    pus, free = sum(pu.online for pu in host.pus), len(search.free[0].pus)
+    summary = f"the host has {pus} PUs on {len(kinds)} cores{of_kinds}, {free} PUs free"
     reason = "no core is free" if said is None else said.detail
     return Unplannable(
         f"no placement for {request.vcpus} vCPUs and {memory_text(request)} on host "
@@ -275,11 +279,6 @@ def _owned(attempt: Attempt, supply: Supply) -> str:
     if broken:
         parts.append(f"{len(broken)} PUs on cores that are not free as a whole ({broken})")
     return "; ".join(parts)
-
-
-def is_of_cores(rejection: Rejection) -> bool:
-    """Whether more cores, and nothing else, would have helped."""
-    return rejection.constraint in ("cores", "pus", "host-core")
 
 
 def _named(indices: tuple[NodeIndex, ...]) -> str:

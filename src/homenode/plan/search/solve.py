@@ -15,6 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from homenode.plan.bit_sets import members
+from homenode.plan.devices.options import DeviceOptions
 from homenode.plan.search.branching import Branching
 from homenode.plan.search.candidates import Candidates
 from homenode.plan.search.cell_sizes import GroupRange
@@ -57,12 +58,13 @@ class Solution(Struct, frozen=True, kw_only=True):
     runners_up: Callable[[], Sequence[Placing]]
 
 
-_COSTS_OF_EQUALITY = (
+_COSTS_OF_EQUALITY = {
     "device_class",
     "packages_spanned",
     "gpus_away_from_home",
     "nodes_spanned",
-)
+    "minus_nodes_spanned",
+}
 """Terms of which equal cells may cost no more than unequal ones, as far as the policy has them."""
 
 
@@ -71,7 +73,7 @@ def solve(problem: SearchProblem, work: Work) -> tuple[Solution | None, bool]:
     where none was found). Same problem and work, same solution.
 
     Equal cells are preferred while they cost no class of device distance, no package, no GPU its
-    home and no further node. Where they do, they are a runner-up.
+    home and no further node, nor, where many are wanted, one fewer. Else they are a runner-up.
     """
     if sum(problem.capacities) < problem.groups:
         return None, True
@@ -146,15 +148,20 @@ def without_first_gpu(
     is none. keeps_split: cells are given one by one; else it may be another one."""
     options, without = problem.devices.options, best.gpus & -best.gpus
     fewer = options.among(one & ~without for one in options.groups) if without else None
-    if fewer is None:
+    return best_on(problem, best, fewer, keeps_split=keeps_split) if fewer else None
+
+
+def best_on(
+    problem: SearchProblem, other: Placing, options: DeviceOptions, *, keeps_split: bool
+) -> Placing | None:
+    """The best on the nodes of another placing, of these GPUs; None where these are too far."""
+    problem = replace(problem, devices=replace(problem.devices, options=options))
+    nodes = other.nodes
+    if problem.first_terms(nodes) is None:
         return None
-    other = replace(problem, devices=replace(problem.devices, options=fewer))
-    nodes = best.nodes
-    if other.first_terms(nodes) is None:
-        return None
-    is_equal = problem.equal and len({groups for _, groups in best.split}) == 1
-    search = _Search(other, Work(STEPS_TO_EXPLAIN), equal=is_equal)
-    ranges = _fixed(best.split) if keeps_split else search.ranges(nodes)
+    is_equal = problem.equal and len({groups for _, groups in other.split}) == 1
+    search = _Search(problem, Work(STEPS_TO_EXPLAIN), equal=is_equal)
+    ranges = _fixed(other.split) if keeps_split else search.ranges(nodes)
     return search.work_out(nodes, search.nearest.choices(nodes, ranges))
 
 
@@ -233,9 +240,9 @@ class _Search:
 
     def cannot_undercut(self, cost: Cost) -> bool:
         """Whether no split could cost less of what equal cells may not; a few sums."""
-        return next(self.candidates.counts(self.problem.eligible))[
-            0
-        ] == cost.nodes_spanned and self.cannot_be_nearer(cost)
+        numbers = [number for number, _ in self.candidates.counts(self.problem.eligible)]
+        best = numbers[-1 if "minus_nodes_spanned" in self.problem.first else 0]
+        return best == cost.nodes_spanned and self.cannot_be_nearer(cost)
 
     # The rest: the split and the GPUs of one set of nodes.
 

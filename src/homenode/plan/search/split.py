@@ -4,8 +4,9 @@ Where that is left open, the split of least cost; or the splits of cells that th
 one (--cell).
 """
 
-from collections.abc import Iterator, Sequence
-from itertools import islice, permutations
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice, pairwise
 
 from homenode.errors import UsageError
 from homenode.plan.request import GuestRequest
@@ -16,7 +17,7 @@ from homenode.vm.layout import GuestCells
 from homenode.vm.plan_options import CellRequest, size_of_cells
 
 MOST_ASSIGNMENTS = 5_040
-"""Ways to put the cells on nodes that are compared: all for seven cells on seven nodes."""
+"""Ways to put the cells on nodes that are compared: all for seven unlike cells on seven nodes."""
 
 MOST_SUMS = 60_000
 """Sums that are compared for one split; beyond, the even split is used."""
@@ -139,7 +140,7 @@ def least_sums(problem: SearchProblem, nodes: Sequence[int]) -> tuple[int, int, 
     for node in nodes:
         by_llc: dict[int, int] = {}
         for tier in problem.supplies[node].whole.tiers:
-            isolated += tier.total * tier.isolated
+            isolated += tier.total * (not tier.rank[2])
             for llc, groups in tier.llcs:
                 by_llc[llc] = by_llc.get(llc, 0) + groups
         sizes += by_llc.values()
@@ -180,54 +181,79 @@ def check_cells(request: GuestRequest) -> None:
 
 def splits_of_cells(
     problem: SearchProblem, cells: Sequence[CellRequest], groups: Sequence[int], page_bytes: int
-) -> dict[Split, tuple[int, ...]]:
-    """The splits that hold the cells, of so many groups each, and the first way that comes to each:
-    the node of each cell."""
-    ways: dict[Split, tuple[int, ...]] = {}
-    for nodes in _assignments(problem, cells, groups, page_bytes):
-        by_node: dict[int, int] = {}
-        for node, number in zip(nodes, groups, strict=True):
-            by_node[node] = by_node.get(node, 0) + number
-        ways.setdefault(tuple(sorted(by_node.items())), nodes)
-    return ways
-
-
-def _assignments(
-    problem: SearchProblem, cells: Sequence[CellRequest], groups: Sequence[int], page_bytes: int
-) -> Iterator[tuple[int, ...]]:
-    """Node positions of the cells, for each way that holds them; cells that name no node get nodes
-    of their own."""
+) -> tuple[dict[Split, tuple[int, ...]], bool]:
+    """(the splits that hold the cells, of so many groups each, with the node of each cell; whether
+    these are all). Cells that name no node get nodes of their own, those near devices first; of
+    equal cells the first ones get the lower nodes."""
     number = {supply.cores.index: i for i, supply in enumerate(problem.supplies)}
-    named = [None if cell.node is None else number.get(cell.node) for cell in cells]
-    for cell, position in zip(cells, named, strict=True):
-        if cell.node is not None and position is None:
+    for cell in cells:
+        if cell.node is not None and cell.node not in number:
             raise UsageError(
                 f"--cell node={cell.node}: expected a node with PUs ({', '.join(map(str, number))})"
             )
-    open_cells = [i for i, position in enumerate(named) if position is None]
-    open_nodes = [i for i in range(len(problem.supplies)) if i not in named]
     pages = [-(-cell.memory_bytes // page_bytes) for cell in cells]
-    for chosen in islice(permutations(open_nodes, len(open_cells)), MOST_ASSIGNMENTS):
-        nodes = list(named)
-        for i, node in zip(open_cells, chosen, strict=True):
-            nodes[i] = node
-        filled = tuple(node for node in nodes if node is not None)
-        if _holds(problem, filled, groups, pages):
-            yield filled
+    named = {i: number[cell.node] for i, cell in enumerate(cells) if cell.node is not None}
+
+    def holds(node: int, its: Iterable[int]) -> bool:
+        some, space = list(its), problem.memory[node].pages
+        has_cores = sum(groups[i] for i in some) <= problem.supplies[node].groups
+        return has_cores and (space is None or sum(pages[i] for i in some) <= space)
+
+    kinds = {i: (groups[i], pages[i]) for i in range(len(cells)) if i not in named}
+    loose = sorted(kinds, key=kinds.__getitem__)
+    is_held = all(holds(n, (i for i in named if named[i] == n)) for n in set(named.values()))
+    if not is_held or len({*named.values()}) + len(loose) > problem.most_nodes:
+        return {}, True
+    rows, gpus = problem.devices.named_rows, problem.devices.gpu_nodes
+    order = sorted(
+        set(range(len(problem.supplies))) - set(named.values()),
+        key=lambda node: (rows[node], not gpus >> node & 1, node),
+    )
+    options = [[node for node in order if holds(node, (i,))] for i in loose]
+    alike = [kinds[i] == kinds[j] for i, j in pairwise(loose)]
+    found = list(islice(_choices(options, [*alike, False]), MOST_ASSIGNMENTS + 1))
+    ways: dict[Split, tuple[int, ...]] = {}
+    for chosen in found[:MOST_ASSIGNMENTS]:
+        its = sorted(zip((kinds[i] for i in loose), chosen, strict=True))
+        nodes = named | {i: node for i, (_, node) in zip(loose, its, strict=True)}
+        by_node = Counter[int]()
+        for i, node in nodes.items():
+            by_node[node] += groups[i]
+        ways.setdefault(tuple(sorted(by_node.items())), tuple(nodes[i] for i in range(len(cells))))
+    return ways, len(found) <= MOST_ASSIGNMENTS
 
 
-def _holds(
-    problem: SearchProblem, nodes: Sequence[int], groups: Sequence[int], pages: Sequence[int]
-) -> bool:
-    for node in set(nodes):
-        supply = problem.supplies[node]
-        here = [i for i, other in enumerate(nodes) if other == node]
-        if sum(groups[i] for i in here) > supply.groups:
-            return False
-        space = problem.memory[node].pages
-        if space is not None and sum(pages[i] for i in here) > space:
-            return False
-    return len(set(nodes)) <= problem.most_nodes
+def _choices(options: Sequence[list[int]], alike: Sequence[bool]) -> Iterator[tuple[int, ...]]:
+    """All ways to take another one of each. alike: the next is like this one, and of all that are
+    alike each takes one after that of the one before."""
+    if not options:
+        yield ()
+        return
+    same = next(i for i, is_like in enumerate(alike) if not is_like)
+    for place, one in enumerate(options[0]):
+        later = [options[0][place + 1 :]] * same
+        rest = later + [[other for other in its if other != one] for its in options[same + 1 :]]
+        if _can_differ(rest):
+            for more in _choices(rest, alike[1:]):
+                yield one, *more
+
+
+def _can_differ(options: Sequence[list[int]]) -> bool:
+    """Whether one of each can be taken, all different."""
+    if all(len(its) > i for i, its in enumerate(sorted(options, key=len))):
+        return True
+    taken: dict[int, int] = {}
+
+    def take(i: int, seen: set[int]) -> bool:
+        for one in options[i]:
+            if one not in seen:
+                seen.add(one)
+                if one not in taken or take(taken[one], seen):
+                    taken[one] = i
+                    return True
+        return False
+
+    return all(take(i, set()) for i in range(len(options)))
 
 
 def pages_within(total: int, weights: Sequence[int], space: Sequence[int]) -> tuple[int, ...]:

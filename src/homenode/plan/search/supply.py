@@ -218,10 +218,6 @@ class Tier(NamedTuple):
     def size_of_llc(self) -> dict[int, int]:
         return {llc: size for (llc, _), size in zip(self.llcs, self.sizes, strict=True)}
 
-    @property
-    def isolated(self) -> bool:
-        return not self.rank[2]
-
 
 class AllocationCost(NamedTuple):
     """How many groups are not isolated, and the LLCs and packages in use, for so many groups.
@@ -292,7 +288,7 @@ class Part(NamedTuple):
         unisolated, left, extra = 0, wanted, 0
         last: Tier | None = None
         for tier in self.tiers:
-            if hosts_isolation and not tier.isolated:
+            if hosts_isolation and tier.rank[2]:
                 unisolated += min(left, tier.total)
             if left >= tier.total:
                 for llc, groups in tier.llcs:
@@ -368,7 +364,7 @@ class Supply(Struct, frozen=True):
                 chosen.append(group)
 
         def place(group: SiblingGroup) -> tuple[bool, int, int, int, int]:
-            weak = _is_weak(group.kind)
+            weak = group.kind is CoreKind.EFFICIENCY
             return weak, -of_llc[group.llc], group.llc, group.core, group.pus & -group.pus
 
         return tuple(sorted(chosen, key=place))
@@ -429,17 +425,14 @@ def lowest(bits: int, count: int) -> int:
     return result
 
 
-def _is_weak(kind: CoreKind | None) -> bool:
-    return kind is CoreKind.EFFICIENCY
-
-
 _SECOND = 2
 """The turn in which whole cores give their second group."""
 
 
 def _rank(core: CoreShape, number: int) -> Rank:
     """Of a core's group of that number, from 0."""
-    return 2 * number + (not core.whole), _is_weak(core.kind), not core.isolated
+    is_weak = core.kind is CoreKind.EFFICIENCY
+    return 2 * number + (not core.whole), is_weak, not core.isolated
 
 
 def _part(package: PackageIndex | None, counts: Iterable[tuple[CoreShape, int, int]]) -> Part:

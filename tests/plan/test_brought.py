@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 from lxml import etree
 from msgspec import structs
-from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.errors import UsageError
@@ -82,7 +81,7 @@ def test_gpus_that_share_a_nic_bring_it_once() -> None:
 def test_gpus_whose_nic_is_free_are_chosen() -> None:
     host = hgx(nic(0x1A), nic(0x4D, 1), nic(0x9C, 2))
     busy = pinned_domain("0", name="other", devices=("1a:00.0",))
-    request = replace(wanting(2, with_nics=True), vcpus=2)
+    request = asking(wanting(2, with_nics=True), vcpus=2)
     assert found(structs.replace(host, domains=(busy,)), request)[0] == ["4d:00.0"]
 
 

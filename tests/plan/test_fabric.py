@@ -114,7 +114,7 @@ def test_gpus_whose_module_is_unknown_are_chosen_with_a_gap() -> None:
 
 def test_all_gpus_of_a_board_are_a_partition_whatever_their_modules() -> None:
     host = board((None,) * 8)
-    for request in (some(8, 16), replace(named(*range(8)), vcpus=16)):
+    for request in (some(8, 16), asking(named(*range(8)), vcpus=16)):
         assert not any("NVLink" in gap.subject for gap in place(host, request).gaps)
 
 

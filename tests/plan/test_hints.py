@@ -41,7 +41,7 @@ def test_kept_vcpus_beyond_the_host_are_lowered_to_all_its_pus(vcpus: int, offer
 
 
 def test_memory_comes_before_cores_that_fewer_siblings_lack() -> None:
-    request = replace(smt(16, keep=True), memory_bytes=900 * GIB)
+    request = asking(smt(16, keep=True), memory_bytes=900 * GIB)
     error = refusal(even_host(2, 1, 1, 4, 2), request)
     assert 900 in numbers(error.message)
 
@@ -67,12 +67,12 @@ def followed(request: GuestRequest, hint: str) -> Iterator[GuestRequest]:
         nodes = re.search(r"--max-nodes (\d+)", offer)
         memory = re.search(r"lower the memory to (\d+) ([GM])iB", offer)
         if counts:
-            yield from (replace(changed, vcpus=int(n)) for n in counts.groups() if n)
+            yield from (asking(changed, vcpus=int(n)) for n in counts.groups() if n)
         elif nodes:
             yield asking(changed, max_nodes=int(nodes[1]))
         elif memory:
             size = int(memory[1]) * (GIB if memory[2] == "G" else MIB)
-            yield replace(changed, memory_bytes=size)
+            yield asking(changed, memory_bytes=size)
         elif changed != request:
             yield changed
 

@@ -44,7 +44,7 @@ from homenode.cpuset import CpuSet
 from homenode.errors import InputError, UsageError
 from homenode.machine.tools.slurm_nodes import parse_nodes
 from homenode.plan.vm_file import vm_of_options
-from homenode.show.pool_text import defragment_text
+from homenode.show.pool_text import MovesFor, defragment_text
 from homenode.vm.targets.registry import target_named
 from homenode.vm.targets.target import Rendering
 from homenode.wording import command_line, operands
@@ -437,7 +437,7 @@ def test_no_move_is_printed_for_a_vm_that_virsh_takes_for_another() -> None:
             groups=(MoveGroup(gain=1, flavour="gpu1", moves=moves),), stuck=(), fits_before=0
         )
         console = Console(width=200, record=True, file=io.StringIO())
-        console.print(defragment_text(plan, "gpu1", pool, ["pool"], 4))
+        console.print(defragment_text(plan, "gpu1", pool, MovesFor(sources=["pool"]), 4))
         text = console.export_text()
         assert ("virsh -c" in text) == (name == "vm")
         assert name == "vm" or "by its UUID" in text

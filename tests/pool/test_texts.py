@@ -15,7 +15,14 @@ from homenode.cluster.pool.outlook import FlavourFit, Free, HostOutlook, PoolOut
 from homenode.doc import Doc
 from homenode.show.html import html_page
 from homenode.show.pool_page import MOST_ALONE, pool_page
-from homenode.show.pool_text import MOST_ROWS, defragment_text, drain_text, pool_text, vms_text
+from homenode.show.pool_text import (
+    MOST_ROWS,
+    MovesFor,
+    defragment_text,
+    drain_text,
+    pool_text,
+    vms_text,
+)
 from homenode.show.terminal_text import PrintableConsole, ShellCommand
 from tests.pool.pools import filled, pool_of, shipped, with_vm
 from tests.pool.test_sources import DOCUMENT, _run
@@ -149,8 +156,10 @@ def _pool() -> Pool:
 def test_moves_come_with_commands_that_a_shell_accepts(width: int, tmp_path: Path) -> None:
     pool = _pool()
     texts = [
-        drain_text(drain(pool, "a", FLAVOURS), "a", pool, ["my pool/"]),
-        defragment_text(defragment(pool, GPU8, FLAVOURS), "gpu8", pool, ["my pool/"], 8),
+        drain_text(drain(pool, "a", FLAVOURS), "a", pool, MovesFor(sources=["my pool/"])),
+        defragment_text(
+            defragment(pool, GPU8, FLAVOURS), "gpu8", pool, MovesFor(sources=["my pool/"]), 8
+        ),
     ]
     for text in texts:
         lines = printed(text, width)

@@ -1,4 +1,4 @@
-"""homenode pool place, remove, pack, drain, defragment: where VMs go, or move. [I/O]"""
+"""homenode pool place, remove, pack, host: where VMs go. [I/O]"""
 
 import gc
 import time
@@ -11,8 +11,6 @@ from msgspec import structs
 from msgspec.structs import replace
 
 from homenode.cli.arguments.pool import (
-    PoolDefragmentArguments,
-    PoolDrainArguments,
     PoolHostArguments,
     PoolPackArguments,
     PoolPlaceArguments,
@@ -42,9 +40,6 @@ from homenode.cluster.pool.flavour import Flavour
 from homenode.cluster.pool.hook_session import HookSession
 from homenode.cluster.pool.ledger import Ledger, has_ledger
 from homenode.cluster.pool.model import Pool, PoolHost
-from homenode.cluster.pool.moves import MovePlan
-from homenode.cluster.pool.moves import defragment as defragment_moves
-from homenode.cluster.pool.moves import drain as drain_moves
 from homenode.cluster.pool.pack import pack as pack_vms
 from homenode.cluster.pool.pack import parse_requests
 from homenode.cluster.pool.packing import (
@@ -59,20 +54,17 @@ from homenode.cluster.pool.packing import (
 from homenode.cluster.pool.place import PoolPlaces, RankedPlace
 from homenode.cluster.pool.planner import Planner
 from homenode.cluster.pool.reservations import Reservation, identity_of, seen_in
-from homenode.cluster.pool.rules import Availability
 from homenode.cluster.pool.sources import load_pool
 from homenode.decide.auto_layout import NotRecommended, settled
 from homenode.decide.evidence.model import Evidence
 from homenode.decide.evidence.sources import load_evidence
-from homenode.doc import Doc
 from homenode.errors import UNPLANNABLE, HostError, InputError, UsageError
-from homenode.formats import encode
 from homenode.input_files import input_lines, read_input
 from homenode.machine.pci import canonical_uuid
 from homenode.plan.stored import domain_of_plan, encode_plan
 from homenode.plan.tuning import tune
 from homenode.show.explain import explain
-from homenode.show.pool_text import defragment_text, drain_text, places_text
+from homenode.show.pool_text import places_text
 from homenode.vm.domain.copy import copied_uuid
 from homenode.vm.domain.read import read_vm
 from homenode.vm.domain.schema import refuse_new_errors
@@ -408,54 +400,3 @@ def _note_recorded(names: Sequence[str], folder: str, output: Path) -> None:
     which = operands(*names) if by_name else ("--packing", output)
     undo = command_line("homenode", "pool", "remove", "--pool", folder, *which)
     note(f"recorded {plural(len(names), 'VM')} in {folder}; to remove them: {undo}")
-
-
-def drain(asked: PoolDrainArguments) -> None:
-    """Print the moves that empty a host."""
-    host, sources = asked.host, pool_named(asked.pool, ())
-
-    sizes = read_flavours(asked.flavours)
-    is_marked = folder_of(sources) is not None and not asked.dry_run
-    with recording(sources) if is_marked else nullcontext() as ledger:
-        pool = read_the_pool(sources, ledger)
-        note_failures(pool)
-        with planner_of(pool, sources) as planner:
-            plan = drain_moves(pool, host, sizes, planner)
-        if ledger is not None:
-            ledger.set_host(host, Availability.DRAINING)
-            opened = ("host", host, "--state", "open", "--pool", sources[0])
-            undo = command_line("homenode", "pool", *opened)
-            note(f"{host} takes no VM any more; to open it again: {undo}")
-    text = drain_text(plan, host, pool, sources, reserves=folder_of(sources) is not None)
-    _print_moves(plan, text, pool, as_json=asked.json)
-
-
-def defragment(asked: PoolDefragmentArguments) -> None:
-    """Print the moves after which more large VMs fit."""
-    name, sources = asked.flavour, pool_named(asked.pool, asked.sources)
-
-    sizes = read_flavours(asked.flavours)
-    wanted = max(sizes, key=lambda one: one.gpus)
-    if name is not None:
-        found = [one for one in sizes if one.name == name]
-        if not found:
-            names = ", ".join(one.name for one in sizes)
-            raise UsageError(f"--for: expected one of {names}, found {name!r}")
-        wanted = found[0]
-    pool = read_the_pool(sources)
-    note_failures(pool)
-    with planner_of(pool, sources) as planner:
-        plan = defragment_moves(pool, wanted, sizes, planner, most=asked.most)
-    reserves = folder_of(sources) is not None
-    text = defragment_text(plan, wanted.name, pool, sources, asked.most, reserves=reserves)
-    _print_moves(plan, text, pool, as_json=asked.json)
-
-
-def _print_moves(plan: MovePlan, text: Doc, pool: Pool, *, as_json: bool) -> None:
-    if as_json:
-        print_json(encode("pool-moves", plan))
-    else:
-        console().print(text)
-    if plan.stuck:
-        raise SystemExit(UNPLANNABLE)
-    exit_with_failures(pool)

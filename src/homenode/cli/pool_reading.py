@@ -128,13 +128,13 @@ def read_flavours(path: Path | None) -> tuple[Flavour, ...]:
     return parse_flavours(content.decode("utf-8", "replace"), str(path))
 
 
-def check_hosts(names: Sequence[str], pool: Pool) -> None:
-    """Raises UsageError for a host of --on that the pool does not have."""
+def check_hosts(names: Sequence[str], pool: Pool, option: str = "--on") -> None:
+    """Raises UsageError for a host of an option that the pool does not have."""
     known = {host.name for host in pool.hosts}
     for name in names:
         if name not in known:
             raise UsageError(
-                f"--on: expected a host of the pool, found {name!r}",
+                f"{option}: expected a host of the pool, found {name!r}",
                 hint=f"{did_you_mean(name, known)}homenode pool show --pool POOL --all lists them",
             )
 

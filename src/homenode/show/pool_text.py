@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from msgspec import Struct
+
 from homenode.cluster.pool.model import Pool, PoolVms
 from homenode.cluster.pool.moves import MOST_MOVED_TOGETHER, Move, MovePlan
 from homenode.cluster.pool.outlook import FlavourFit, HostOutlook, MissingResource, PoolOutlook
@@ -321,11 +323,17 @@ def lost_text(lost: Sequence[LostFits]) -> str:
     return either(f"{one.count} {one.flavour}" for one in lost) or "none"
 
 
-def drain_text(
-    plan: MovePlan, host: str, pool: Pool, sources: Sequence[str], *, reserves: bool = False
-) -> Doc:
-    """The moves that empty a host, what stays, and the commands. reserves: each step
-    reserves in the pool's ledger."""
+class MovesFor(Struct, frozen=True, kw_only=True):
+    """What moves are printed for: commands for people, unless homenode `applies` them. reserves:
+    each command reserves in the pool's ledger."""
+
+    sources: Sequence[str]
+    reserves: bool = False
+    applies: bool = False
+
+
+def drain_text(plan: MovePlan, host: str, pool: Pool, use: MovesFor) -> Doc:
+    """The moves that empty a host, what stays, and the commands."""
     moves = plan.moves
     if plan.stuck:
         every = plural(len(moves) + len(plan.stuck), "VM")
@@ -334,18 +342,10 @@ def drain_text(
         head = f"{plural(len(moves), 'move')} {'empties' if len(moves) == 1 else 'empty'} {host}"
     else:
         head = f"{host} has no VM{' that could move' if plan.left else ': nothing to move'}"
-    return _moves_text(head, plan, pool, sources, reserves)
+    return _moves_text(head, plan, pool, use)
 
 
-def defragment_text(
-    plan: MovePlan,
-    flavour: str,
-    pool: Pool,
-    sources: Sequence[str],
-    most: int,
-    *,
-    reserves: bool = False,
-) -> Doc:
+def defragment_text(plan: MovePlan, flavour: str, pool: Pool, use: MovesFor, most: int) -> Doc:
     """The moves after which more VMs of a flavour fit, with what each group gains."""
     before = plan.fits_before or 0
     if not plan.groups:
@@ -360,19 +360,17 @@ def defragment_text(
             f"{flavour}: {before} fit with full locality, {after} after "
             f"{plural(len(plan.moves), 'move')}{stopped}"
         )
-    return _moves_text(head, plan, pool, sources, reserves)
+    return _moves_text(head, plan, pool, use)
 
 
-def _moves_text(
-    head: str, plan: MovePlan, pool: Pool, sources: Sequence[str], reserves: bool
-) -> Doc:
+def _moves_text(head: str, plan: MovePlan, pool: Pool, use: MovesFor) -> Doc:
     has_gains = any(group.flavour for group in plan.groups)
     rows = []
     for number, group in enumerate(plan.groups, start=1):
         for move in group.moves:
             is_last = move is group.moves[-1]
             gain = f"+{group.gain} {group.flavour}" if group.flavour and is_last else ""
-            how = "stop, start" if move.restart else "live"
+            how = "stop, start" if move.restart or use.applies else "live"
             row = (str(number), move.vm, move.from_host, move.to_host, str(move.gpus), how)
             rows.append((*row, gain) if has_gains else row)
     heads = ("step", "VM", "from", "to", "GPUs", "how") + (("then fits",) if has_gains else ())
@@ -389,12 +387,12 @@ def _moves_text(
                 for one in (*plan.stuck, *plan.left)
             ),
             *((Text(about),) if any(move.restart for move in plan.moves) else ()),
-            *_examples(plan, pool, sources, reserves),
+            *(() if use.applies else _examples(plan, pool, use)),
         ),
     )
 
 
-def _examples(plan: MovePlan, pool: Pool, sources: Sequence[str], reserves: bool) -> Iterator[Part]:
+def _examples(plan: MovePlan, pool: Pool, use: MovesFor) -> Iterator[Part]:
     """What to run for a move of each kind; nothing is run here."""
     host_of = {host.name: host for host in pool.hosts}
     for restart, what in ((True, "by stop and start"), (False, "live")):
@@ -410,24 +408,22 @@ def _examples(plan: MovePlan, pool: Pool, sources: Sequence[str], reserves: bool
                 about += f"; the second command on {first.to_host} when the VM is stopped: new pins"
             yield Text(f"{about}:", "bold")
             uris = host_of[first.from_host].libvirt_uri, host_of[first.to_host].libvirt_uri
-            yield Commands(_commands(first, uris, sources, reserves))
+            yield Commands(_commands(first, uris, use))
 
 
-def _commands(
-    move: Move, uris: tuple[str, str], sources: Sequence[str], reserves: bool
-) -> tuple[str, ...]:
+def _commands(move: Move, uris: tuple[str, str], use: MovesFor) -> tuple[str, ...]:
     old, new = uris
     document, tuned = f"{move.vm}.xml", f"{move.vm}-tuned.xml"
-    pools = [word for source in sources for word in ("--pool", source)]
+    pools = [word for source in use.sources for word in ("--pool", source)]
     gpus = ("--gpus", move.gpus) if move.gpus else ()
-    record = ("--record",) if reserves else ()
+    record = ("--record",) if use.reserves else ()
     place = ("homenode", "pool", "place", document, *pools, "--on", move.to_host, *gpus, *record)
     dump = command_line("virsh", "-c", old, "dumpxml", "--inactive", move.vm)
     written = f"{dump} > {command_line(document)}"
     if not move.restart:
         flags = ("--live", "--persistent", "--undefinesource")
         return (
-            *((written, command_line(*place)) if reserves else ()),
+            *((written, command_line(*place)) if use.reserves else ()),
             command_line("virsh", "-c", old, "migrate", *flags, move.vm, new),
             command_line("homenode", "replan", move.vm),
         )

@@ -23,6 +23,9 @@ from homenode.errors import InputError
 from homenode.vm.hypervisor.connection import with_connection
 from homenode.wording import command_line
 
+DOMAINS = "domains"
+"""The folder of what `apply` keeps."""
+
 _SUM = re.compile(r"[0-9a-f]{64}\Z")
 _UUID = re.compile(r"[0-9a-f-]{36}\Z")
 _DAMAGED = (
@@ -38,13 +41,21 @@ class DomainStore:
 
     __slots__ = ("_files", "_uuid", "journal")
 
-    def __init__(self, root: Path, connect: str, uuid: str) -> None:
+    def __init__(
+        self,
+        root: Path,
+        connect: str,
+        uuid: str,
+        *,
+        folder: str = DOMAINS,
+        command: str = "homenode apply",
+    ) -> None:
         if not _UUID.match(uuid):
             raise InputError(f"domain: expected a UUID, found {uuid!r}")
-        self._files = _files(root / "domains" / f"{uuid}@{_daemon(connect)}")
+        self._files = _files(root / folder / f"{uuid}@{_daemon(connect)}")
         self._uuid = uuid
         undo = command_line(*with_connection(connect, "homenode", "restore", uuid))
-        head = ChangeHead(run=uuid, command="homenode apply", undo=undo, connect=connect)
+        head = ChangeHead(run=uuid, command=command, undo=undo, connect=connect)
         self.journal = Journal(self._files, head)
 
     @property
@@ -129,15 +140,17 @@ def saved_originals(root: Path, connect: str, domain: str) -> tuple[Path, ...]:
     return tuple(found)
 
 
-def journals_of_domains(root: Path, pattern: str = "*@*") -> Iterator[Journal]:
+def journals_of_domains(
+    root: Path, pattern: str = "*@*", *, folder: str = DOMAINS
+) -> Iterator[Journal]:
     """The journals of all domains."""
     with _files(root).errors():
-        folders = sorted(path for path in (root / "domains").glob(pattern) if path.is_dir())
-    for folder in folders:
-        run = folder.name.partition("@")[0]
+        folders = sorted(path for path in (root / folder).glob(pattern) if path.is_dir())
+    for path in folders:
+        run = path.name.partition("@")[0]
         undo = command_line("homenode", "restore", run)
         head = ChangeHead(run=run, command="homenode apply", undo=undo)
-        yield Journal(_files(folder), head)
+        yield Journal(_files(path), head)
 
 
 def sha256(document: bytes) -> str:

@@ -268,29 +268,50 @@ class PoolPackArguments(Struct, frozen=True, kw_only=True):
     json: JsonOption = False
 
 
+class MoveOptions(Struct, frozen=True, kw_only=True):
+    """How moves are carried out."""
+
+    apply: Annotated[
+        bool, Flag("--apply", "Carry the moves out through libvirt, by stop and start.")
+    ] = False
+    yes: Annotated[bool, Flag("--yes -y", "Move without asking.")] = False
+    dry_run: DryRunOption = False
+    uris: Annotated[
+        tuple[str, ...],
+        Opt("--connect", "HOST=URI", "libvirt of a host. Default: qemu+ssh://HOST/system."),
+    ] = ()
+    timeout_s: Annotated[
+        float,
+        Opt("--shutdown-timeout", "SECONDS", "How long a guest may take to shut down.", ge=1),
+    ] = 300.0
+    destroy: Annotated[
+        bool, Flag("--destroy", "End a guest that does not shut down in time.", rare=True)
+    ] = False
+
+
 class PoolDrainArguments(Struct, frozen=True, kw_only=True):
-    """List the moves that empty a host, and how each VM moves. Nothing is moved.
+    """List the moves that empty a host, and how each VM moves. With --apply, move them.
 
     The host takes no VM from then on, where the pool is a folder: pool host opens it again.
 
     Examples:
       homenode pool drain gpu-7 --pool pool/
-      homenode pool drain gpu-7 --pool pool/ --json
+      homenode pool drain gpu-7 --pool pool/ --apply
     """
 
     host: Annotated[str, Arg("HOST", "Its name in the pool.")]
     pool: PoolOption
     flavours: FlavoursOption = None
-    dry_run: DryRunOption = False
+    moving: MoveOptions = MoveOptions()
     json: JsonOption = False
 
 
 class PoolDefragmentArguments(Struct, frozen=True, kw_only=True):
-    """List the moves after which more large VMs fit, fewest first. Nothing is moved.
+    """List the moves after which more large VMs fit, fewest first. With --apply, move them.
 
     Examples:
       homenode pool defragment --pool pool/
-      homenode pool defragment --pool pool/ --for gpu4 --most 2
+      homenode pool defragment --pool pool/ --for gpu4 --most 2 --apply
     """
 
     pool: PoolOption = ()
@@ -300,6 +321,7 @@ class PoolDefragmentArguments(Struct, frozen=True, kw_only=True):
         str | None, Opt("--for", "FLAVOUR", "The flavour that should fit. Default: the largest.")
     ] = None
     most: Annotated[int, Opt("--most", "N", "Stop after N additional VMs.", ge=1, le=1000)] = 8
+    moving: MoveOptions = MoveOptions()
     json: JsonOption = False
 
 

@@ -1,6 +1,6 @@
 """Moves: which VMs to move, and where, to empty a host or to make a large VM fit again."""
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import combinations, islice
 
 from msgspec import Struct
@@ -12,9 +12,11 @@ from homenode.cluster.pool.hook import placed_vm
 from homenode.cluster.pool.model import Pool, PoolHost, VmIdentity
 from homenode.cluster.pool.place import PoolPlaces
 from homenode.cluster.pool.planner import Planner
-from homenode.cluster.pool.rules import Availability
-from homenode.errors import InputError, UsageError
+from homenode.cluster.pool.rules import Availability, Rules
+from homenode.errors import HomenodeError, InputError, UsageError
 from homenode.machine.topology import Host, RunningDomain
+from homenode.plan.stored import domain_of_plan
+from homenode.plan.tuning import Tuning, tune
 from homenode.units import format_bytes
 from homenode.vm.plan_model import Unplannable
 from homenode.vm.plan_options import PlanOptions
@@ -64,10 +66,17 @@ class StuckVm(Struct, frozen=True, kw_only=True):
     reason: str
 
 
+Staying = Mapping[tuple[str, str], str]
+"""Why VMs stay where they are, by host and name."""
+
+NOBODY: Staying = {}
+
+
 class MovePlan(Struct, frozen=True, kw_only=True):
     """Groups of moves in their order, the fewest moves first. fits_before: VMs of the flavour that
     fit with full locality before all moves; None for a drained host. stuck: VMs that fit on no
-    other host. left: VMs of a drained host that are shut off, or whose move is recorded already."""
+    other host, or have to stay. left: those of a drained host that are shut off, or whose move is
+    recorded already, and those of other hosts that have to stay."""
 
     groups: tuple[MoveGroup, ...]
     stuck: tuple[StuckVm, ...]
@@ -80,11 +89,16 @@ class MovePlan(Struct, frozen=True, kw_only=True):
 
 
 def drain(
-    pool: Pool, host: str, flavours: Sequence[Flavour], planner: Planner | None = None
+    pool: Pool,
+    host: str,
+    flavours: Sequence[Flavour],
+    planner: Planner | None = None,
+    *,
+    staying: Staying = NOBODY,
 ) -> MovePlan:
     """The moves that empty a host, each VM to the host where the pool loses least. A VM that fits
-    on no other host is named, and the others are moved. Raises UsageError for a host that the pool
-    does not have."""
+    on no other host, or has to stay, is named, and the others are moved. Raises UsageError for a
+    host that the pool does not have."""
     places = PoolPlaces(pool, flavours, planner)
     known = {one.name for one in pool.hosts}
     if host not in known:
@@ -94,8 +108,9 @@ def drain(
         )
     places.put(replace(places.host(host), availability=Availability.DRAINING))
     left = tuple(_left(places, host))
-    staying = {one.vm for one in left}
-    vms = [vm for vm in places.host(host).domains if vm.name not in staying]
+    stuck = [StuckVm(vm=vm, host=on, reason=why) for (on, vm), why in staying.items() if on == host]
+    kept = {one.vm for one in (*left, *stuck)}
+    vms = [vm for vm in places.host(host).domains if vm.name not in kept]
     # VMs that can migrate live cost least. Else the largest first: small ones find a place next to
     # them, but not the other way round.
     largest = sorted(vms, key=lambda one: (-_devices(one), -len(one.vcpu_pins), one.name))
@@ -104,10 +119,10 @@ def drain(
         if moves is not None:
             return MovePlan(
                 groups=tuple(MoveGroup(gain=0, flavour=None, moves=(move,)) for move in moves),
-                stuck=(),
+                stuck=tuple(stuck),
                 left=left,
             )
-    groups, stuck = [], []
+    groups = []
     for vm in largest:
         found = next(_moves(places, vm, host, host), None)
         if found is None:
@@ -115,6 +130,48 @@ def drain(
         else:
             groups.append(MoveGroup(gain=0, flavour=None, moves=(found[0],)))
     return MovePlan(groups=tuple(groups), stuck=tuple(stuck), left=left)
+
+
+class TunedMove(Struct, frozen=True, kw_only=True):
+    """A move with what the VM is to have there. original: its definition now. vm: what it takes of
+    the new host."""
+
+    move: Move
+    vm: RunningDomain
+    original: bytes
+    tuning: Tuning
+    rules: Rules
+
+
+def tuned_moves(
+    pool: Pool,
+    moves: Sequence[Move],
+    planner: Planner,
+    document_of: Callable[[Move], bytes],
+) -> Iterator[TunedMove | StuckVm]:
+    """Each VM planned on its new host, after the moves before; up to the first that has no plan."""
+    places = PoolPlaces(pool, (), planner)
+    for move in moves:
+        vm = next(one for one in places.host(move.from_host).domains if one.name == move.vm)
+        rules, flavour = (
+            places.rules_of(move.from_host, vm),
+            flavour_of_vm(places, vm, move.from_host),
+        )
+        assert flavour is not None, "a VM without one has no move"
+        host = planner.real_host(places.host(move.to_host), flavour)
+        options = replace(flavour.options, gpu_count=flavour.gpus or None)
+        original = document_of(move)
+        try:
+            tuning = tune(original, move.vm, options, host)
+        except HomenodeError as error:
+            yield StuckVm(
+                vm=move.vm, host=move.from_host, reason=f"{move.to_host}: {error.message}"
+            )
+            return
+        placed = replace(domain_of_plan(tuning.plan), name=vm.name, uuid=vm.uuid)
+        yield TunedMove(move=move, vm=placed, original=original, tuning=tuning, rules=rules)
+        places.take_from(move.from_host, VmIdentity.of(vm))
+        places.add(move.to_host, placed, rules)
 
 
 def _left(places: PoolPlaces, host: str) -> Iterator[StuckVm]:
@@ -139,6 +196,7 @@ def defragment(
     planner: Planner | None = None,
     *,
     most: int = 8,
+    staying: Staying = NOBODY,
 ) -> MovePlan:
     """The moves after which more VMs of the flavour fit with full locality, the fewest moves per
     gain first. most: number of gains."""
@@ -146,19 +204,20 @@ def defragment(
     before = _fits(places, flavour)
     groups: list[MoveGroup] = []
     while len(groups) < most:
-        found = _next_gain(places, flavour)
+        found = _next_gain(places, flavour, staying)
         if found is None:
             break
         groups.append(found)
-    return MovePlan(groups=tuple(groups), stuck=(), fits_before=before)
+    left = (StuckVm(vm=vm, host=host, reason=why) for (host, vm), why in staying.items())
+    return MovePlan(groups=tuple(groups), stuck=(), fits_before=before, left=tuple(left))
 
 
-def _next_gain(places: PoolPlaces, flavour: Flavour) -> MoveGroup | None:
+def _next_gain(places: PoolPlaces, flavour: Flavour, staying: Staying) -> MoveGroup | None:
     """The fewest moves with a gain: each VM to its best host first, then to other hosts too."""
     for number in range(1, MOST_MOVED_TOGETHER + 1):
         for targets in (1, MOST_TARGETS):
             tries = _Tries(targets, MOST_TRIES)
-            for name, vms in _candidates(places, flavour, number):
+            for name, vms in _candidates(places, flavour, number, staying):
                 found = _tried(places, flavour, name, vms, tries)
                 if found is not None:
                     return found
@@ -168,19 +227,20 @@ def _next_gain(places: PoolPlaces, flavour: Flavour) -> MoveGroup | None:
 
 
 def _candidates(
-    places: PoolPlaces, flavour: Flavour, number: int
+    places: PoolPlaces, flavour: Flavour, number: int, staying: Staying
 ) -> Iterator[tuple[str, tuple[RunningDomain, ...]]]:
     """Hosts, each with so many of its VMs without which more VMs of the flavour fit there."""
     planner = places.planner
     # Moves that are tried and rolled back change the groups; each round takes them as they are.
-    closed = places.excluded(None)
+    closed, bound = places.excluded(None), {host for host, _ in staying}
     for state, every in tuple(places.members()):
         names = [name for name in every if name not in closed]
         if not names:
             continue
         before = places.bounds.clean(state, flavour)
-        host = places.host(min(names, key=places.position))
-        for vms in _sets(host.domains, number):
+        host = places.host(min(names, key=lambda one: (one in bound, places.position(one))))
+        movable = [vm for vm in host.domains if (host.name, vm.name) not in staying]
+        for vms in _sets(movable, number):
             emptied = planner.state(planner.host_without(host, {vm.name for vm in vms}))
             if places.bounds.clean(emptied, flavour) > before:
                 yield host.name, vms

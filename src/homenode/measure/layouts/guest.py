@@ -8,7 +8,7 @@ from typing import Protocol, TypeVar
 
 from msgspec import Struct
 
-from homenode.errors import HostError, InputError, ToolError
+from homenode.errors import HostError, ToolError
 from homenode.input_files import read_kernel_file
 from homenode.measure.access.guest_agent import GuestAgent
 from homenode.measure.access.machine import Channel, Machine
@@ -166,12 +166,12 @@ def stop(
         return "was off"
     with suppress(HostError):  # it has ended just now
         virsh.shut_down(uuid)
-    if _off_within(virsh, uuid, timeout_s / 2):
+    if virsh.is_off_within(uuid, timeout_s / 2):
         return "shut down"
     if machine is not None:
         with suppress(ToolError):  # the way breaks while it goes down
             machine.run(("poweroff",), _POWER_OFF_S)
-        if _off_within(virsh, uuid, timeout_s / 2):
+        if virsh.is_off_within(uuid, timeout_s / 2):
             return "powered off from inside"
     try:
         virsh.destroy(uuid)
@@ -211,22 +211,9 @@ def again(trial: str, action: str) -> str:
 
 def is_there(virsh: Virsh, uuid: str) -> bool:
     """Whether such a domain is defined or runs. Raises HostError where libvirt does not answer."""
-    try:
-        virsh.domain(uuid)
-    except InputError:
-        return False
-    return True
+    return virsh.find(uuid) is not None
 
 
 def _runs(virsh: Virsh, uuid: str, run_id: int | None) -> bool:
     now = virsh.domain(uuid)
     return now.is_active and run_id in (None, now.run_id)
-
-
-def _off_within(virsh: Virsh, uuid: str, timeout_s: float) -> bool:
-    deadline = time.monotonic() + timeout_s
-    while virsh.domain(uuid).is_active:
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(min(0.25, timeout_s / 4))
-    return True

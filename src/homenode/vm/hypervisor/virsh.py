@@ -4,6 +4,7 @@ Domains are named to it by UUID: a name may begin with a dash or be a number, wh
 """
 
 import re
+import time
 from collections.abc import Sequence
 
 from homenode.errors import HostError, InputError, ToolError, UsageError
@@ -67,6 +68,19 @@ class Virsh:
                 hint="give its UUID: virsh list --all --uuid --name",
             )
         return state
+
+    def find(self, uuid: str) -> DomainState | None:
+        """The domain of that UUID; None where there is none."""
+        try:
+            return self.domain(uuid)
+        except InputError:
+            return None
+
+    def domains(self, *, running: bool = False) -> dict[str, str]:
+        """Names by UUID: of all that are defined or run, or of those that run."""
+        listed = self._say("list", *(() if running else ("--all",)), "--uuid", "--name")
+        rows = (line.strip().partition(" ") for line in listed.splitlines() if line.strip())
+        return {uuid: name.strip() for uuid, _, name in rows}
 
     def definition(self, uuid: str) -> bytes:
         """The document that the next start will use, as libvirt prints it, passwords included."""
@@ -142,6 +156,19 @@ class Virsh:
     def shut_down(self, uuid: str) -> None:
         """Ask the guest to power off; whether and when it does is its own affair."""
         self._say("shutdown", "--domain", uuid)
+
+    def is_off_within(self, uuid: str, timeout_s: float) -> bool:
+        """Whether a domain is off, or goes off within the time."""
+        deadline = time.monotonic() + timeout_s
+        while self.domain(uuid).is_active:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(min(0.25, timeout_s / 4))
+        return True
+
+    def set_autostart(self, uuid: str) -> None:
+        """Have the daemon start the domain with the host."""
+        self._say("autostart", "--domain", uuid)
 
     def destroy(self, uuid: str) -> None:
         """End a running domain at once, as by pulling its plug."""

@@ -1,0 +1,318 @@
+"""VmMove: a VM that is shut off on one host and started on another, as steps. [I/O]
+
+libvirt there defines the VM before the guest is asked to shut down: what it refuses costs nothing.
+The guest never runs on both hosts, and one of them has its definition at every moment. A move that
+failed or was cut short is undone: `homenode restore`. One that came to its end is not; the old
+host's definition stays saved next to the journal.
+"""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from msgspec import Struct, structs
+
+from homenode.change.apply.define_step import not_kept
+from homenode.change.apply.store import DomainStore, journals_of_domains
+from homenode.change.journal import Journal
+from homenode.change.step import ChangeEntry, ChangeState, ChangeStep, Note
+from homenode.errors import HomenodeError, HostError, InputError
+from homenode.vm.domain.merge import same_definition
+from homenode.vm.hypervisor.connection import with_connection
+from homenode.vm.hypervisor.virsh import RefusedError, Virsh
+from homenode.wording import command_line
+
+DEFINE, SHUT_DOWN, START, UNDEFINE = "define-there", "shut-down", "start-there", "undefine-here"
+KINDS = (DEFINE, SHUT_DOWN, START, UNDEFINE)
+_FOLDER = "moves"
+_ASK_AGAIN_S, _MAY_YET_S = 5.0, 20.0
+_COMMAND = "homenode pool drain or defragment --apply"
+
+
+class PowerOff(Struct, frozen=True, kw_only=True):
+    """How a guest is shut down: asked, and where it does not within the time, ended or not."""
+
+    timeout_s: float = 300.0
+    ends: bool = False
+
+    def of(self, virsh: Virsh, uuid: str, name: str) -> None:
+        """Raises HostError for a guest that still runs."""
+        left_s = self.timeout_s
+        while left_s > 0:  # a guest that is just starting does not hear the first time
+            try:
+                virsh.shut_down(uuid)
+            except RefusedError:
+                if virsh.domain(uuid).is_active:
+                    raise
+            if virsh.is_off_within(uuid, min(_ASK_AGAIN_S, left_s)):
+                return
+            left_s -= _ASK_AGAIN_S
+        if not self.ends:
+            raise HostError(
+                f"{name}: expected its guest to shut down within {self.timeout_s:g} s, found it "
+                "running; it was asked, and may do so yet",
+                hint="shut it down from inside, or --destroy ends it",
+            )
+        virsh.destroy(uuid)
+
+
+class VmMove(Struct, frozen=True, kw_only=True):
+    """From `here` to `there`. original, tuned: sha256 of the documents in `store`."""
+
+    here: Virsh
+    there: Virsh
+    uuid: str
+    name: str
+    store: DomainStore
+    original: str
+    tuned: str
+    power_off: PowerOff = PowerOff()
+    locks: tuple[int, ...] = ()
+
+    @property
+    def journal(self) -> Journal:
+        return self.store.journal
+
+    def step(self, kind: str) -> "MoveStep":
+        return MoveStep(move=self, kind=kind)
+
+
+class MoveStep(Struct, frozen=True, kw_only=True):
+    """One of KINDS. See ChangeStep. before, after of its entries: the definition here, and the one
+    for there; facts: the VM's `name`, `from` and `to` as URIs, and `found`: what libvirt there made
+    of the definition."""
+
+    move: VmMove
+    kind: str
+
+    def do(self, note: Note) -> ChangeEntry:
+        move, own = self.move, self.move.uuid
+        back = ("define", move.store.document_path(move.original))
+        by_hand = {
+            DEFINE: ("virsh", "-c", move.there.connect, "undefine", own),
+            SHUT_DOWN: ("virsh", "-c", move.here.connect, "start", own),
+            START: ("virsh", "-c", move.there.connect, "shutdown", own),
+            UNDEFINE: ("virsh", "-c", move.here.connect, *back),
+        }
+        entry = ChangeEntry(
+            what=ChangeState.BEGIN,
+            kind=self.kind,
+            subject=own,
+            before=move.original,
+            after=move.tuned,
+            by_hand=command_line(*by_hand[self.kind]),
+            facts={"name": move.name, "from": move.here.connect, "to": move.there.connect},
+        )
+        if self.kind == UNDEFINE and move.here.domain(own).autostart:
+            entry = structs.replace(entry, facts=entry.facts | {"autostart": "yes"})
+        note(entry)
+        if self.kind == DEFINE:
+            entry = structs.replace(entry, facts=entry.facts | {"found": self._define()})
+        elif self.kind == SHUT_DOWN:
+            move.power_off.of(move.here, own, move.name)
+        elif self.kind == START:
+            self._check_off(move.here)
+            move.there.start(own, move.locks)
+        else:
+            self._undefine(starts_with_host="autostart" in entry.facts)
+        note(entry.now(ChangeState.DONE))
+        return entry.now(ChangeState.DONE)
+
+    def undo(self, entry: ChangeEntry, note: Note) -> ChangeEntry:
+        """Raises InputError for a definition there that was edited since."""
+        move, own = self.move, entry.subject
+        here, there = move.here.find(own), move.there.find(own)
+        found = entry.facts.get("found")
+        is_ours = (
+            self.kind != DEFINE
+            or there is None
+            or found is None
+            or same_definition(move.there.definition(own), move.store.document(found))
+        )
+        if not is_ours:
+            raise InputError(
+                f"{move.name}: expected the definition that its move gave it on the new host, "
+                "found another: it was edited since",
+                hint=f"to drop the edits: {entry.by_hand}",
+            )
+        note(entry.now(ChangeState.UNDOING))
+        if self.kind == UNDEFINE:
+            if here is None:
+                move.here.define(str(move.store.document_path(entry.before)), move.locks)
+            if entry.facts.get("autostart"):
+                move.here.set_autostart(own)
+        elif self.kind == START and there is not None and there.is_active:
+            move.power_off.of(move.there, own, move.name)
+        elif self.kind == SHUT_DOWN:
+            # Where a kill came after the question, the guest may shut down yet.
+            was_asked = entry.what is ChangeState.BEGIN
+            most_s = min(_MAY_YET_S, move.power_off.timeout_s) if was_asked else 0
+            if here is not None and move.here.is_off_within(own, most_s):
+                self._check_off(move.there)
+                move.here.start(own, move.locks)
+        elif self.kind == DEFINE and there is not None:
+            self._check_off(move.there)
+            move.there.undefine(own)
+        note(entry.now(ChangeState.UNDONE))
+        return entry.now(ChangeState.UNDONE)
+
+    def is_done(self, entry: ChangeEntry) -> bool:
+        here, there = self.move.here.find(entry.subject), self.move.there.find(entry.subject)
+        if self.kind == DEFINE:
+            return there is not None
+        if self.kind == SHUT_DOWN:
+            return here is None or not here.is_active
+        if self.kind == START:
+            return there is not None and there.is_active
+        return here is None
+
+    def _define(self) -> str:
+        """sha256 of the definition that libvirt made of it."""
+        move = self.move
+        move.there.define(str(move.store.document_path(move.tuned)), move.locks)
+        found = move.there.definition(move.uuid)
+        if lost := not_kept(move.store.document(move.tuned), found):
+            raise HostError(
+                f"{move.name}: expected libvirt at {move.there.connect} to keep what it was given, "
+                f"found changed: {'; '.join(lost)}"
+            )
+        return move.store.save(found)
+
+    def _undefine(self, *, starts_with_host: bool) -> None:
+        move = self.move
+        self._check_off(move.here)
+        if not same_definition(move.here.definition(move.uuid), move.store.document(move.original)):
+            raise InputError(
+                f"{move.name}: expected the definition that was moved, found another: it was "
+                "edited meanwhile"
+            )
+        if starts_with_host:
+            move.there.set_autostart(move.uuid)
+        move.here.undefine(move.uuid)
+
+    def _check_off(self, virsh: Virsh) -> None:
+        """So that the guest never runs twice on its disks."""
+        state = virsh.find(self.move.uuid)
+        if state is not None and state.is_active:
+            raise HostError(
+                f"{self.move.name}: expected it shut off at {virsh.connect}, found it {state.state}"
+            )
+
+
+def _store(root: Path, connect: str, uuid: str) -> DomainStore:
+    return DomainStore(root, connect, uuid, folder=_FOLDER, command=_COMMAND)
+
+
+def planned_move(
+    root: Path,
+    here: Virsh,
+    there: Virsh,
+    uuid: str,
+    documents: tuple[bytes, bytes],
+    power_off: PowerOff,
+) -> VmMove:
+    """A move, with its documents saved: the definition here, and the tuned one. root: of the
+    records. Raises InputError for a VM whose last move was cut short."""
+    name = here.domain(uuid).name
+    store = _store(root, here.connect, uuid)
+    for journal in move_journals(root, f"{uuid}@*"):
+        if journal.to_undo():
+            words = with_connection(journal.stored_head().connect, "homenode", "restore", uuid)
+            raise InputError(
+                f"{name}: expected no move that was cut short, found one",
+                hint=f"{command_line(*words)} undoes it",
+            )
+    return VmMove(
+        here=here,
+        there=there,
+        uuid=uuid,
+        name=name,
+        store=store,
+        original=store.save(documents[0]),
+        tuned=store.save(documents[1]),
+        power_off=power_off,
+    )
+
+
+StepOf = Callable[[ChangeEntry], ChangeStep]
+"""Of steps that belong to a move and are not of KINDS."""
+
+
+def carry_out(move: VmMove, others: StepOf) -> None:
+    """Move it. Raises what went wrong, once all is undone; where that fails too, the hint names the
+    command that undoes it later."""
+    try:
+        for kind in KINDS:
+            move.step(kind).do(move.journal.write)
+    except BaseException as error:
+        try:
+            _undo(move, others)
+        except HomenodeError as second:
+            words = with_connection(move.here.connect, "homenode", "restore", move.uuid)
+            first = error.message if isinstance(error, HomenodeError) else "interrupted"
+            raise HostError(
+                f"{first}; and it could not be undone: {second.message}",
+                hint=f"{command_line(*words)} undoes it",
+            ) from None
+        raise
+    _finish(move.journal)
+
+
+def _finish(journal: Journal) -> None:
+    journal.write(*(entry.now(ChangeState.KEPT) for entry in journal.to_undo()))
+
+
+def _undo(move: VmMove, others: StepOf) -> None:
+    move.journal.undo(lambda one: move.step(one.kind) if one.kind in KINDS else others(one))
+
+
+def move_journals(root: Path, pattern: str = "*@*") -> Iterator[Journal]:
+    """Those of all VMs that were moved from this user's hosts."""
+    for journal in journals_of_domains(root, pattern, folder=_FOLDER):
+        head = structs.replace(journal.head, command=_COMMAND)
+        yield Journal(journal.files, head)
+
+
+class CutShort(Struct, frozen=True, kw_only=True):
+    """A move that a kill cut short, or whose undo failed."""
+
+    uuid: str
+    name: str
+    entries: tuple[ChangeEntry, ...]
+
+
+def cut_short(root: Path, connect: str, domain: str) -> CutShort | None:
+    """The open move of a domain by its name or UUID from this daemon."""
+    for journal in move_journals(root):
+        entries = journal.to_undo()
+        own = [one for one in entries if domain in (one.subject, one.facts.get("name"))]
+        if own and journal.stored_head().connect == connect:
+            return CutShort(
+                uuid=own[0].subject, name=own[0].facts.get("name", domain), entries=entries
+            )
+    return None
+
+
+def undo_cut_short(
+    root: Path, connect: str, one: CutShort, power_off: PowerOff, others: StepOf
+) -> bool:
+    """Whether the VM is back; False where its move had come to its end but for the last line."""
+    store = _store(root, connect, one.uuid)
+    moved = [entry for entry in one.entries if entry.kind in KINDS]
+    first = moved[0] if moved else one.entries[0]
+    move = VmMove(
+        here=Virsh(connect),
+        there=Virsh(first.facts.get("to", connect)),
+        uuid=one.uuid,
+        name=one.name,
+        store=store,
+        original=first.before or "",
+        tuned=first.after or "",
+        power_off=power_off,
+    )
+    last = next((entry for entry in moved if entry.kind == UNDEFINE), None)
+    is_undoing = any(entry.what is ChangeState.UNDOING for entry in one.entries)
+    if last is not None and not is_undoing and move.step(UNDEFINE).is_done(last):
+        _finish(store.journal)
+        return False
+    _undo(move, others)
+    return True

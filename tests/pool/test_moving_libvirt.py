@@ -1,0 +1,186 @@
+"""Moves between two real libvirtds, killed at random moments: the VM runs on one host, and is lost
+on none. Its guest is a boot sector that powers off when it is asked to."""
+
+import os
+import random
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from homenode.change.journal import default_root
+from homenode.change.vm_move import move_journals
+from homenode.cluster.pool.ledger import Ledger
+from homenode.errors import UNPLANNABLE, HostError, InputError
+from homenode.machine.description.parse import parse_description
+from homenode.machine.description.render import render
+from tests.command_line import Result, homenode, restore
+from tests.kills import in_child
+from tests.tree_writer import write_tree
+from tests.two_node_libvirt import HOST, TwoNodes, two_nodes
+
+pytestmark = [pytest.mark.libvirt, pytest.mark.root]
+
+KILLS = int(os.environ.get("HOMENODE_KILLS", "5"))
+SEED = 20261124
+UUID = "6a1d2c50-0b9f-4a6e-8a67-3c1f0c7a5d{:02x}"
+
+# Enables the power button of the ACPI PM block that SeaBIOS puts at 0x600, waits for it, and
+# enters soft-off: mov ax, 0x100; mov dx, 0x602; out dx, ax; mov dx, 0x600; in ax, dx;
+# test ah, 1; jz -5; mov ax, 0x2000; mov dx, 0x604; out dx, ax; hlt.
+_GUEST = bytes.fromhex(
+    "b80001 ba0206 ef ba0006 ed f6c401 74fa b80020 ba0406 ef f4".replace(" ", "")
+)
+BOOT_SECTOR = (_GUEST.ljust(510, b"\0") + b"\x55\xaa").ljust(1 << 20, b"\0")
+
+DOCUMENT = """<domain type='qemu'>
+  <name>{name}</name><uuid>{uuid}</uuid>
+  <memory unit='MiB'>64</memory><vcpu>1</vcpu>
+  <cputune><vcpupin vcpu='0' cpuset='1'/></cputune>
+  <numatune><memory mode='strict' nodeset='1'/></numatune>
+  <os><type arch='x86_64' machine='q35'>hvm</type></os>
+  <features><acpi/></features>
+  <devices><emulator>{emulator}</emulator>
+    <disk type='file' device='disk'><driver name='qemu' type='raw'/><source file='{disk}'/>
+      <target dev='vda' bus='virtio'/><readonly/></disk>
+    <controller type='usb' model='none'/><memballoon model='none'/></devices>
+</domain>
+"""
+
+
+class Hosts:
+    """Two daemons as the hosts `a` and `b` of a pool, with their disks in one folder."""
+
+    def __init__(self, folder: Path, a: TwoNodes, b: TwoNodes) -> None:
+        self.folder, self.a, self.b = folder, a, b
+        self.daemons = {"a": a, "b": b}
+        self.pool, self.disks = folder / "pool", a.folder / "disks"
+        for name in self.daemons:
+            write_tree(render(parse_description(HOST, name)), folder / "hosts" / name)
+        self.disks.mkdir(exist_ok=True)
+        (self.disks / "disk").write_bytes(BOOT_SECTOR)
+
+    def run(self, vm: str, number: int = 0, how: str = "define") -> None:
+        """Have a VM run on `a`."""
+        document = self.a.folder / "vm.xml"
+        uuid, disk = UUID.format(number), self.disks / "disk"
+        text = DOCUMENT.format(name=vm, uuid=uuid, emulator=self.a.emulator, disk=disk)
+        document.write_text(text)
+        for words in ((how, str(document)), *((("start", vm),) if how == "define" else ())):
+            done = self.a.virsh(*words)
+            assert done.returncode == 0, done.stderr
+
+    def capture(self) -> None:
+        for name, daemon in self.daemons.items():
+            uuids = daemon.virsh("list", "--all", "--uuid").stdout.split()
+            listed = "".join(daemon.virsh("dumpxml", uuid).stdout for uuid in uuids)
+            output = self.folder / "hosts" / name / "commands/virsh-domains"
+            output.write_text(f"<domains>{listed}</domains>")
+        done = homenode("pool", "capture", self.folder / "hosts", "-o", self.pool)
+        assert done.exit_code == 0, done.stderr
+
+    def drain(self, *words: str) -> Result:
+        uris = [f"--connect={name}={daemon.uri}" for name, daemon in self.daemons.items()]
+        return homenode("pool", "drain", "a", "--pool", self.pool, "--apply", *uris, *words)
+
+    def states(self, vm: str) -> tuple[str, str]:
+        """What each host has of it: its state, or "" where it is not defined."""
+        return tuple(one.virsh("domstate", vm).stdout.strip() for one in (self.a, self.b))  # type: ignore[return-value]
+
+    def reserved(self) -> list[tuple[str, str]]:
+        with Ledger(self.pool) as ledger:
+            return [(one.vm.name, one.host) for one in ledger.reservations()]
+
+
+@pytest.fixture(scope="module")
+def daemons() -> Iterator[tuple[TwoNodes, TwoNodes]]:
+    with two_nodes() as a, two_nodes() as b:
+        yield a, b
+
+
+@pytest.fixture
+def hosts(
+    daemons: tuple[TwoNodes, TwoNodes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Hosts]:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "records"))
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    yield Hosts(tmp_path, *daemons)
+    for daemon in daemons:
+        for uuid in daemon.virsh("list", "--all", "--uuid").stdout.split():
+            daemon.virsh("destroy", uuid)
+            daemon.virsh("undefine", uuid)
+
+
+def test_a_drained_hosts_vms_run_on_the_other_and_those_that_cannot_are_named(hosts: Hosts) -> None:
+    hosts.run("vm")
+    hosts.run("transient", 1, "create")
+    hosts.a.virsh("autostart", "vm")
+    hosts.capture()
+    done = hosts.drain("--dry-run")
+    assert done.exit_code == UNPLANNABLE, done.output
+    assert "transient stays on a: it is transient" in done.stdout
+    assert hosts.states("vm") == ("running", "")
+    assert hosts.reserved() == []
+    done = hosts.drain("--yes")
+    assert done.exit_code == UNPLANNABLE, done.output
+    assert hosts.states("vm") == ("", "running")
+    assert "Autostart:      enable" in hosts.b.virsh("dominfo", "vm").stdout
+    assert hosts.states("transient") == ("running", "")
+    assert hosts.reserved() == [("vm", "b")]
+    again = hosts.drain("--yes")
+    assert again.exit_code == InputError.exit_code, "the capture is from before"
+    hosts.capture()
+    assert "vm" in homenode("pool", "vms", "--pool", hosts.pool, "--on", "b").stdout
+    assert open_moves() == []
+
+
+def open_moves() -> list[object]:
+    return [entry for journal in move_journals(default_root()) for entry in journal.to_undo()]
+
+
+def test_a_vm_that_does_not_start_there_runs_here_again(hosts: Hosts) -> None:
+    hosts.run("vm")
+    hosts.capture()
+    before = hosts.a.virsh("dumpxml", "--inactive", "vm").stdout
+    assert hosts.b.process is not None
+    # The other host does not have the disk.
+    there = ["nsenter", "-m", "-t", str(hosts.b.process.pid)]
+    subprocess.run([*there, "mount", "-t", "tmpfs", "none", str(hosts.disks)], check=True)
+    done = hosts.drain("--yes")
+    subprocess.run([*there, "umount", str(hosts.disks)], check=True)
+    assert done.exit_code == HostError.exit_code, done.output
+    assert hosts.states("vm") == ("running", "")
+    assert hosts.a.virsh("dumpxml", "--inactive", "vm").stdout == before
+    assert hosts.reserved() == []
+    assert open_moves() == []
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_a_move_killed_at_any_call_is_undone_or_whole(hosts: Hosts, after: bool) -> None:
+    hosts.run("vm")
+    hosts.capture()
+    before = hosts.a.virsh("dumpxml", "--inactive", "vm").stdout
+    choose, cut = random.Random(f"{SEED} {after}"), 0
+    for _ in range(KILLS):
+        in_child(lambda: hosts.drain("--yes"), choose.randint(20, 140), after=after)
+        a, b = hosts.states("vm")
+        assert a or b, "it is lost"
+        assert (a, b) != ("running", "running"), "it runs twice"
+        cut += bool(open_moves())
+        if open_moves():
+            restore(["vm"], connect=hosts.a.uri)
+        assert open_moves() == []
+        a, b = hosts.states("vm")
+        assert (a, b) in (("running", ""), ("", "running"))
+        assert hosts.reserved() == [("vm", "b")] * bool(b)
+        if not b:
+            assert hosts.a.virsh("dumpxml", "--inactive", "vm").stdout == before
+            continue
+        hosts.b.virsh("destroy", "vm")
+        hosts.b.virsh("undefine", "vm")
+        homenode("pool", "remove", "vm", "--pool", hosts.pool)
+        homenode("pool", "host", "a", "--state", "open", "--pool", hosts.pool)
+        hosts.run("vm")
+        before = hosts.a.virsh("dumpxml", "--inactive", "vm").stdout
+    assert cut

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 from msgspec import structs
-from msgspec.structs import replace
 
 from homenode.cluster.pool.flavour import default_flavours
 from homenode.cluster.pool.model import Pool, PoolHost, pool_vms
@@ -24,7 +23,7 @@ from homenode.show.pool_text import (
     vms_text,
 )
 from homenode.show.terminal_text import PrintableConsole, ShellCommand
-from tests.pool.pools import filled, pool_of, shipped, with_vm
+from tests.pool.pools import filled, pool_of, shipped, sized, with_vm
 from tests.pool.test_sources import DOCUMENT, _run
 
 GPU1, GPU2, GPU4, GPU8 = FLAVOURS = default_flavours()
@@ -146,7 +145,7 @@ def test_the_vms_of_a_pool_have_their_nodes_and_gpus_that_are_elsewhere() -> Non
 
 
 def _pool() -> Pool:
-    plain = replace(GPU1, name="plain", gpus=0, vcpus=4, memory_bytes=8 << 30)
+    plain = sized("plain", vcpus=4, memory_bytes=8 << 30)
     host = shipped("hgx-h100")
     busy = with_vm(with_vm(host, GPU1, "gpu"), plain, "plain")
     return pool_of([("a", busy), ("b", with_vm(host, GPU1, "other"))])
@@ -192,7 +191,10 @@ def test_a_command_with_quoted_words_is_not_continued_within_them() -> None:
 
 
 def test_the_page_draws_each_gpu_by_its_vm_and_names_the_vms() -> None:
-    host = with_vm(shipped("hgx-h100"), replace(GPU1, vcpus=50, memory_bytes=100 << 30), "<b>")
+    size = sized("gpu1", gpus=1, vcpus=50, memory_bytes=100 << 30)
+    host = with_vm(shipped("hgx-h100"), size, "<b>")
+        shipped("hgx-h100"), sized("gpu1", gpus=1, vcpus=50, memory_bytes=100 << 30), "<b>"
+    )
     pool = pool_of([("a", host), ("cpu", shipped("xeon-2p-cpus"))])
     page = html_page(pool_page(pool, outlook(pool, FLAVOURS)))
     maps = page.partition('<div class="charts hosts">')[2]

@@ -159,7 +159,7 @@ def tuned_moves(
         )
         assert flavour is not None, "a VM without one has no move"
         host = planner.real_host(places.host(move.to_host), flavour)
-        options = replace(flavour.options, gpu_count=flavour.gpus or None)
+        options = replace(flavour.options, vcpus=None, memory_bytes=None, page_bytes=None)
         original = document_of(move)
         try:
             tuning = tune(original, move.vm, options, host)

@@ -193,8 +193,6 @@ def test_a_command_with_quoted_words_is_not_continued_within_them() -> None:
 def test_the_page_draws_each_gpu_by_its_vm_and_names_the_vms() -> None:
     size = sized("gpu1", gpus=1, vcpus=50, memory_bytes=100 << 30)
     host = with_vm(shipped("hgx-h100"), size, "<b>")
-        shipped("hgx-h100"), sized("gpu1", gpus=1, vcpus=50, memory_bytes=100 << 30), "<b>"
-    )
     pool = pool_of([("a", host), ("cpu", shipped("xeon-2p-cpus"))])
     page = html_page(pool_page(pool, outlook(pool, FLAVOURS)))
     maps = page.partition('<div class="charts hosts">')[2]

@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterator
 from itertools import product
 from pathlib import Path
 
+from msgspec import Struct
+
 from homenode import formats
 from homenode.change.record_folder import RecordFolder
 from homenode.change.step import ChangeEntry, ChangeState, Note

@@ -186,7 +186,7 @@ def preset_row(name: str, plan: Plan | Unplannable, host: Host | None) -> tuple[
     if isinstance(plan, Unplannable):
         return (name, *("-",) * (len(COLUMNS) - 2), f"unplannable: {plan.message}")
     gpus = () if host is None else tuple(gpu.bdf for gpu in host.devices_of_kind(DeviceKind.GPU))
-    devices = [d for d in plan.devices if d.bdf in gpus] or list(plan.devices)
+    devices = [d for d in plan.vm.hostdevs if d.bdf in gpus] or list(plan.vm.hostdevs)
     placed = sum(device.cell is not None for device in devices)
     ratios = [device.local_memory_ratio for device in devices]
     known = [ratio for ratio in ratios if ratio is not None]
@@ -195,7 +195,7 @@ def preset_row(name: str, plan: Plan | Unplannable, host: Host | None) -> tuple[
         remote = f"{100 * (1 - sum(known) / len(known)):.0f} %"
     return (
         name,
-        str(plan.vcpus),
+        str(plan.vm.vcpus),
         number_list(plan.nodes) or "any",
         str(len(plan.cells)),
         f"{placed} of {len(devices)}" if devices else "none",

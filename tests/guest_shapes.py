@@ -90,7 +90,7 @@ def after(request: GuestRequest, plan: Plan) -> GuestRequest:
         GuestPciController(c.index, str(c.model), c.address, c.bus_nr, c.cell)
         for c in plan.vm.controllers
     ]
-    hostdevs = tuple(GuestHostdev(device.bdf, device.address) for device in plan.devices)
+    hostdevs = tuple(GuestHostdev(device.bdf, device.address) for device in plan.vm.hostdevs)
     moved = {hostdev.address for hostdev in guest.hostdevs}
     addresses = {address for address in guest.addresses if address not in moved}
     addresses |= {c.address for c in plan.vm.controllers if c.address is not None}
@@ -159,7 +159,7 @@ def of_model(plan: Plan, model: PortModel) -> list[GuestPciController]:
 
 
 def addresses(plan: Plan) -> dict[Bdf, GuestAddress | None]:
-    return {device.bdf: device.address for device in plan.devices}
+    return {device.bdf: device.address for device in plan.vm.hostdevs}
 
 
 def check_tree(request: GuestRequest, plan: Plan) -> None:

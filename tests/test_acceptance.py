@@ -89,7 +89,7 @@ def test_hgx_h100_gets_two_expander_buses_and_sixteen_root_ports() -> None:
     models = [controller.model for controller in tuning.plan.vm.controllers]
     assert models.count(PortModel.EXPANDER_BUS) == 2
     assert models.count(PortModel.ROOT_PORT) == 16
-    cell_of = {device.bdf: device.cell for device in tuning.plan.devices}
+    cell_of = {device.bdf: device.cell for device in tuning.plan.vm.hostdevs}
     assert [cell_of[bdf] for bdf in GPUS] == [0] * 4 + [1] * 4
     assert [cell_of[bdf] for bdf in NICS] == [0] * 4 + [1] * 4
     assert validate(tuning.document)[0] == ()
@@ -148,8 +148,8 @@ def test_a_hybrid_host_gives_p_cores_and_keeps_the_emulator_on_e_cores() -> None
     kind = {pu: core.kind for core in host.cores for pu in core.pus}
     plan = planned(host, 6, PlanOptions("pin"), memory_gib=8)
     assert {kind[pu] for pins in plan.vcpu_pins for pu in pins} == {CoreKind.PERFORMANCE}
-    assert plan.emulator_pus
-    assert {kind[pu] for pu in plan.emulator_pus} == {CoreKind.EFFICIENCY}
+    assert plan.vm.emulator_pus
+    assert {kind[pu] for pu in plan.vm.emulator_pus} == {CoreKind.EFFICIENCY}
     with pytest.raises(Unplannable, match="20 PUs"):
         planned(host, 24, PlanOptions("pin"), memory_gib=8)
 

@@ -325,7 +325,7 @@ def test_a_vm_that_the_node_of_its_gpus_holds_alone_is_placed_there(name: str) -
             return
         (node,) = made.nodes
         assert made.memory_nodes == (node,)
-        chosen = [gpus[one.bdf] for one in made.devices if one.bdf in gpus]
+        chosen = [gpus[one.bdf] for one in made.vm.hostdevs if one.bdf in gpus]
         assert chosen == [node] * count
 
 

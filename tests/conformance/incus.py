@@ -231,8 +231,8 @@ def _planned(case: Planned) -> Facts:
     assert module.as_started is not None
     vm = module.as_started(module.read_vm(case.document, "vm"), case.host)
     facts = {
-        "vCPUs": case.plan.vcpus,
-        "memory": case.plan.memory_bytes,
+        "vCPUs": case.plan.vm.vcpus,
+        "memory": case.plan.vm.memory_bytes,
         "pins": [min(pin) for pin in vm.vcpu_pins if pin is not None],
         "devices": list(map(str, bdfs_of(case.plan))),
     }

@@ -77,7 +77,7 @@ def _shown_cells(plan: Plan, given: bytes) -> tuple[VmCell, ...]:
 
 def _device_cells(plan: Plan, given: bytes) -> dict[str, int | None]:
     """Where the layout leaves the PCIe tree as it was, an expander bus of a single cell stays."""
-    found: dict[str, int | None] = {str(device.bdf): device.cell for device in plan.devices}
+    found: dict[str, int | None] = {str(device.bdf): device.cell for device in plan.vm.hostdevs}
     if plan.layout.pcie is not GuestPcie.MIRRORED and _shown_cells(plan, given):
         found |= dict(read_document(given.decode())["devices"])  # type: ignore[call-overload]
     return found
@@ -86,24 +86,24 @@ def _device_cells(plan: Plan, given: bytes) -> dict[str, int | None]:
 def planned_of_document(plan: Plan, given: bytes) -> Facts:
     cells = _shown_cells(plan, given)
     per_cell = [CpuSet(cell.host_nodes) for cell in cells]
-    places = [str(d.address) for d in plan.devices if d.address is not None]
+    places = [str(d.address) for d in plan.vm.hostdevs if d.address is not None]
     facts: dict[str, object] = {
-        "vCPUs": plan.vcpus,
-        "memory": plan.memory_bytes,
+        "vCPUs": plan.vm.vcpus,
+        "memory": plan.vm.memory_bytes,
         "pins": list(plan.vcpu_pins),
-        "emulator": plan.emulator_pus,
+        "emulator": plan.vm.emulator_pus,
         "IOThreads": list(plan.iothread_pus),
         "cells": [(cell.vcpus, cell.memory_bytes, cell.distances) for cell in cells],
         "memory of cells": per_cell if cells_of(plan) and plan.memory_mode is not None else [],
-        "huge pages": plan.page_bytes,
+        "huge pages": plan.vm.page_bytes,
         "devices": list(_device_cells(plan, given).items()),
     }
-    if len(places) == len(plan.devices):  # else libvirt chooses them
+    if len(places) == len(plan.vm.hostdevs):  # else libvirt chooses them
         facts["addresses"] = places
     if plan.memory_mode is not None:
         facts["binding"] = (str(plan.memory_mode), CpuSet(plan.memory_nodes))
-    if plan.topology is not None:
-        facts["topology"] = tuple(plan.topology)
+    if plan.vm.cpu_topology is not None:
+        facts["topology"] = tuple(plan.vm.cpu_topology)
     return facts
 
 
@@ -265,7 +265,7 @@ def _answer(name: str, tuning: Tuning, given: bytes, about: str) -> tuple[Answer
         "cell of each device": list(_device_cells(plan, given).values()),
     }
     try:
-        started = _started(printed, len(plan.devices))
+        started = _started(printed, len(plan.vm.hostdevs))
     except QemuError as error:
         return replace(answer, refusal=f"at the start: {error}"), printed
     more = {f"started: {k}": v for k, v in wanted.items() if f"started: {k}" in started}

@@ -119,23 +119,27 @@ def _read(document: bytes) -> tuple[Facts, str | None]:
 
 def _planned(case: Planned) -> Facts:
     plan = case.plan
-    whole = [(plan.vcpus, plan.memory_bytes)]
+    whole = [(plan.vm.vcpus, plan.vm.memory_bytes)]
     cells = [(len(cell.vcpus), cell.memory_bytes) for cell in plan.cells]
     mirrored = len(cells) > 1 or plan.layout.cells == "mirrored"
     names = list(map(str, bdfs_of(plan)))
     domains = any(device.bdf.domain for device in case.host.pci_devices)
     facts: dict[str, object] = {
-        "vCPUs": plan.vcpus,
-        "memory": plan.memory_bytes,
+        "vCPUs": plan.vm.vcpus,
+        "memory": plan.vm.memory_bytes,
         "devices": sorted(names if domains else [name[5:] for name in names]),
     }
-    if plan.topology is not None:
-        sockets, dies, cores, threads = plan.topology
+    if plan.vm.cpu_topology is not None:
+        sockets, dies, cores, threads = plan.vm.cpu_topology
         facts["shape"] = (sockets, dies * cores, threads)
-    if plan.page_bytes is not None:
-        facts["pages"] = plan.page_bytes
+    if plan.vm.page_bytes is not None:
+        facts["pages"] = plan.vm.page_bytes
     if plan.vcpu_pins:
-        lone = "CORE" if plan.topology is None or plan.topology.threads == 1 else "THREAD"
+        lone = (
+            "CORE"
+            if plan.vm.cpu_topology is None or plan.vm.cpu_topology.threads == 1
+            else "THREAD"
+        )
         policies = {"one-pu-per-core": lone, "node": "SHARED", "all-pus": "THREAD"}
         facts["policy"] = policies[plan.layout.pinning]
         facts["nodes"] = cells if mirrored else whole

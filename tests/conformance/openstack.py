@@ -54,7 +54,7 @@ def version() -> str:
 def host_cells(host: Host, planned: TargetPlan) -> list[dict[str, Any]]:
     """The host as Nova's compute service reports it, with the nova.conf that the findings name;
     every page is free, and as large as the plan's."""
-    page = planned.plan.page_bytes or 4 * KIB
+    page = planned.plan.vm.page_bytes or 4 * KIB
     fix = next((f.fix for f in planned.findings if f.id == "target-nova-conf"), None) or ""
     line = fix.partition("cpu_dedicated_set = ")[2].partition(";")[0]
     dedicated = CpuSet.parse(line) if line else CpuSet(pu.index for pu in host.pus if pu.online)
@@ -141,12 +141,12 @@ def planned_facts(planned: TargetPlan) -> Facts:
     plan = planned.plan
     facts: dict[str, object] = {"invalid": [], "devices": True}
     if plan.vcpu_pins:
-        facts["vCPUs with a PU of their own"] = plan.vcpus
+        facts["vCPUs with a PU of their own"] = plan.vm.vcpus
         if cells_of(plan):
             facts["cells"] = [(sorted(c.vcpus), c.memory_bytes) for c in cells_of(plan)]
             facts["host nodes"] = len(cells_of(plan))
-        if plan.topology is not None:
-            sockets, dies, cores, threads = plan.topology
+        if plan.vm.cpu_topology is not None:
+            sockets, dies, cores, threads = plan.vm.cpu_topology
             facts["topology"] = [sockets, dies * cores, threads]
     return facts
 

@@ -145,18 +145,18 @@ def _planned(case: Planned) -> Facts:
     facts = dict(planned_facts(plan))
     # Memory of files, with Proxmox's own mount; and its nodes of a VM that is bound to none.
     del facts["huge pages"]
-    if plan.page_bytes is not None and plan.memory_mode is None:
+    if plan.vm.page_bytes is not None and plan.memory_mode is None:
         del facts["bound memory"]
-    if not facts["cells"] and (plan.memory_mode, plan.page_bytes) != (None, None):
-        facts["cells"] = {0: (set(range(plan.vcpus)), plan.memory_bytes)}
+    if not facts["cells"] and (plan.memory_mode, plan.vm.page_bytes) != (None, None):
+        facts["cells"] = {0: (set(range(plan.vm.vcpus)), plan.vm.memory_bytes)}
     pus = pus_of(plan.vcpu_pins)
     document = case.document.decode().partition("\n[")[0]
     return {
         **facts,
-        "cell of each device": {str(d.bdf): d.cell for d in plan.devices},
-        "affinity": pus | (plan.emulator_pus or CpuSet()) if pus else CpuSet(),
+        "cell of each device": {str(d.bdf): d.cell for d in plan.vm.hostdevs},
+        "affinity": pus | (plan.vm.emulator_pus or CpuSet()) if pus else CpuSet(),
         "seconds to start": start_timeout_s(
-            set(re.findall(r"^(\w+):", document, re.MULTILINE)), plan.memory_bytes
+            set(re.findall(r"^(\w+):", document, re.MULTILINE)), plan.vm.memory_bytes
         ),
     }
 

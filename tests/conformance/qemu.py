@@ -44,19 +44,19 @@ def planned_facts(plan: Plan) -> Facts:
     cells = cells_of(plan)
     flat = [(0, set(map(int, plan.memory_nodes)), *bound)]
     facts: dict[str, object] = {
-        "vCPUs": plan.vcpus,
-        "memory": plan.memory_bytes,
+        "vCPUs": plan.vm.vcpus,
+        "memory": plan.vm.memory_bytes,
         "cells": {i: (set(cell.vcpus), cell.memory_bytes) for i, cell in enumerate(cells)},
         "distances": [list(c.distances[: len(cells)]) for c in cells if c.distances],
         "HMAT": False,
         "bound memory": []
         if not bound
         else [(i, set(map(int, cell.host_nodes)), *bound) for i, cell in enumerate(cells)] or flat,
-        "huge pages": [plan.page_bytes] * max(1, len(cells)) if plan.page_bytes else [],
-        "cell of each device": [device.cell for device in plan.devices],
+        "huge pages": [plan.vm.page_bytes] * max(1, len(cells)) if plan.vm.page_bytes else [],
+        "cell of each device": [device.cell for device in plan.vm.hostdevs],
     }
-    if plan.topology is not None:
-        facts["topology"] = tuple(plan.topology)
+    if plan.vm.cpu_topology is not None:
+        facts["topology"] = tuple(plan.vm.cpu_topology)
     return facts
 
 
@@ -100,7 +100,7 @@ def planned_of_script(plan: Plan) -> Facts:
         **planned_facts(plan),
         "pins": list(plan.vcpu_pins),
         "IOThreads": list(plan.iothread_pus),
-        "emulator": plan.emulator_pus,
+        "emulator": plan.vm.emulator_pus,
         "devices there": set(_ADVISED.values()),
     }
 
@@ -130,7 +130,7 @@ def ask(names: Sequence[str]) -> Iterator[Answer]:
         read: Facts = {}
         refusal = None
         try:
-            read = read_of_script(case.document.decode(), len(case.plan.devices))
+            read = read_of_script(case.document.decode(), len(case.plan.vm.hostdevs))
         except QemuError as error:
             refusal = str(error)
         yield Answer(

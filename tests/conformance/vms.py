@@ -45,7 +45,7 @@ class Planned:
 
     @property
     def about(self) -> str:
-        return f"{self.host.name}, {self.wanted.layout}, {self.plan.vcpus} vCPUs"
+        return f"{self.host.name}, {self.wanted.layout}, {self.plan.vm.vcpus} vCPUs"
 
 
 @cache
@@ -161,4 +161,4 @@ def cells_of(plan: Plan) -> tuple[VmCell, ...]:
 
 
 def bdfs_of(plan: Plan) -> list[Bdf]:
-    return sorted(device.bdf for device in plan.devices)
+    return sorted(device.bdf for device in plan.vm.hostdevs)

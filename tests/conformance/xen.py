@@ -101,8 +101,8 @@ def _read(config: dict[str, Any]) -> Facts:
 def _planned(case: Planned) -> Facts:
     plan = case.plan
     return {
-        "vCPUs": plan.vcpus,
-        "memory": plan.memory_bytes,
+        "vCPUs": plan.vm.vcpus,
+        "memory": plan.vm.memory_bytes,
         "pins": [set(pin) for pin in plan.vcpu_pins],
         "preferred": [],
         "cells": [

@@ -87,7 +87,7 @@ def test_both_names_of_a_gpus_node_give_the_same_plan(count: int, layout: str) -
     assert plans[0] == plans[1]
     initiators = sum(not cell.vcpus for cell in plans[0].cells)
     assert initiators == (8 * count if layout == "pin-numa-pci" else 0)
-    assert {device.host_node for device in plans[0].devices} == set(range(count))
+    assert {device.host_node for device in plans[0].vm.hostdevs} == set(range(count))
 
 
 def test_both_names_of_a_gpus_node_give_the_same_answer_of_the_hook() -> None:

@@ -141,7 +141,7 @@ def plans(guest: Vm) -> Iterator[Plan]:
             address=GuestAddress(0, 0, 20, one.bdf.function),
             initiator_cells=CpuSet([0] if one.bdf == Bdf(0, 0x19, 0, 0) else []),
         )
-        for one in hand_plan(guest, "default").devices
+        for one in hand_plan(guest, "default").vm.hostdevs
     ]
     pinned = hand_plan(guest, "pin")
     yield with_vm(pinned, hostdevs=tuple(devices), cpu_cache=GuestCache.PASSTHROUGH)

@@ -157,7 +157,7 @@ def test_an_amd_iommu_that_is_there_gets_what_255_vcpus_need() -> None:
 
 def test_a_host_device_that_the_plan_gives_up_goes() -> None:
     xml, plan = planned("study", "pin")
-    after = rewrite(xml, with_vm(plan, hostdevs=plan.devices[:1]))
+    after = rewrite(xml, with_vm(plan, hostdevs=plan.vm.hostdevs[:1]))
     assert [str(h.bdf) for h in read_vm(after, "after").hostdevs] == ["0000:19:00.0"]
 
 

@@ -55,7 +55,7 @@ def test_gpus_of_a_guest_have_their_hosts_addresses() -> None:
     orders = guest_orders()
     assert orders.plan is not None
     head = prepared(orders, guest_host(), INSTALLED, "b").record.head
-    planned = {device.bdf for device in orders.plan.devices}
+    planned = {device.bdf for device in orders.plan.vm.hostdevs}
     assert head.gpus
     assert {gpu.device for gpu in head.gpus} <= planned
     assert head.host_addresses

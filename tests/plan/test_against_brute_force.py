@@ -23,6 +23,7 @@ from homenode.plan.search import candidates
 from homenode.plan.search.ladder import Concession
 from homenode.plan.search.place import place
 from homenode.units import GIB, MIB
+from homenode.vm.model import GuestTopology
 from homenode.vm.plan_model import Unplannable
 from homenode.vm.plan_options import Balance, DeviceLocality, DocumentSiblings, Policy
 from tests.brute_force import Cores, Fallback, Memory, best_by_force
@@ -201,7 +202,9 @@ def small_wish(draw: random.Random, host: Host) -> GuestRequest:
     policy = draw.choice(policies)
     threads = draw.choice((2, 2, 4))
     if not layout.endswith("-smt") and vcpus % threads == 0 and draw.random() < 0.5:
-        shown = structs.replace(request.guest, cpu_topology=(1, 1, vcpus // threads, threads))
+        shown = structs.replace(
+            request.guest, cpu_topology=GuestTopology(1, 1, vcpus // threads, threads)
+        )
         request = replace(request, guest=shown, document_siblings=DocumentSiblings.WHEN_SHORT)
     chooses = bool(gpus) and draw.random() < 0.6
     # What a running VM has may be named, with a warning, but is not compared here.

@@ -56,13 +56,13 @@ def running(planned: Plan) -> RunningDomain:
         name=planned.vm.name,
         running=False,
         vcpu_pins=planned.vcpu_pins,
-        emulator_pus=planned.emulator_pus,
+        emulator_pus=planned.vm.emulator_pus,
         iothread_pus=planned.iothread_pus,
-        memory_bytes=planned.memory_bytes,
+        memory_bytes=planned.vm.memory_bytes,
         memory_bound=True,
         memory_by_node=tuple((node.index, memory[node.index]) for node in HGX.nodes),
-        page_bytes=planned.page_bytes,
-        devices=tuple(device.bdf for device in planned.devices),
+        page_bytes=planned.vm.page_bytes,
+        devices=tuple(device.bdf for device in planned.vm.hostdevs),
         planned=True,
     )
 
@@ -76,14 +76,14 @@ def wish(name: str, gpus: int, vcpus_of_gpu: int, layout: str) -> GuestRequest:
 
 
 def modules(host: Host, planned: Plan) -> set[int | None]:
-    devices = {device.bdf for device in planned.devices}
+    devices = {device.bdf for device in planned.vm.hostdevs}
     return {gpu.module_id for gpu in host.devices_of_kind(DeviceKind.GPU) if gpu.bdf in devices}
 
 
 def verdict(host: Host, planned: Plan, gpus: int) -> str:
     """joined, parted (no partition of the fabric), or across (sockets)."""
     sockets = {node.package for node in host.nodes if node.index in planned.nodes}
-    homes = {device.host_node for device in planned.devices}
+    homes = {device.host_node for device in planned.vm.hostdevs}
     if len(sockets) > 1 or not homes <= set(planned.nodes):
         return "across"
     found = modules(host, planned)

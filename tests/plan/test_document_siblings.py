@@ -19,7 +19,7 @@ from homenode.plan.search.ladder import Concession
 from homenode.plan.search.place import place
 from homenode.units import GIB, MIB
 from homenode.vm.layout import PRESETS, Siblings
-from homenode.vm.model import Vm
+from homenode.vm.model import GuestTopology, Vm
 from homenode.vm.plan_model import Plan, Unplannable
 from homenode.vm.plan_options import AUTO, DocumentSiblings, PlanOptions
 from homenode.vm.sources import load_host
@@ -34,7 +34,7 @@ EPYC = load_host("rtx4090-epyc7702")
 
 
 def guest(vcpus: int, threads: int = 2) -> Vm:
-    shown = (1, 1, vcpus // threads, threads) if threads else None
+    shown = GuestTopology(1, 1, vcpus // threads, threads) if threads else None
     return structs.replace(small_request(vcpus, 4 * GIB).guest, cpu_topology=shown)
 
 
@@ -73,8 +73,8 @@ def test_desktops_get_siblings_on_as_few_cores_and_llcs_as_hold_them(
     made = auto(guest(vcpus), host)
     used = cores_of(host, made)
     assert len(used) == cores
-    assert made.topology is not None
-    assert (made.topology.threads, made.topology.vcpus) == (2, vcpus)
+    assert made.vm.cpu_topology is not None
+    assert (made.vm.cpu_topology.threads, made.vm.cpu_topology.vcpus) == (2, vcpus)
     # Siblings that the guest is shown are siblings.
     pins = made.vcpu_pins
     assert all(pins[i] | pins[i + 1] in used for i in range(0, vcpus, 2))
@@ -96,8 +96,8 @@ def test_where_the_host_keeps_more_than_its_core_each_vcpu_gets_a_whole_core(
 ) -> None:
     made = auto(guest(vcpus), host)
     assert len(cores_of(host, made)) == vcpus
-    assert made.topology is not None
-    assert made.topology.threads == 1
+    assert made.vm.cpu_topology is not None
+    assert made.vm.cpu_topology.threads == 1
     (said,) = (f for f in made.findings if f.id == "document-siblings")
     assert "--siblings as-document" in (said.fix or "")
 
@@ -221,13 +221,13 @@ def test_smt_layouts_keep_the_vcpus_of_a_document_that_shows_siblings(
 ) -> None:
     shown = guest(16, threads)
     made = plan(EPYC, request_for(shown, PlanOptions("pin-numa-smt"), EPYC))
-    assert made.vcpus == vcpus
+    assert made.vm.vcpus == vcpus
 
 
 def test_more_vcpus_in_the_command_are_threads_too() -> None:
     asked = PlanOptions("pin-numa-smt", vcpus=24)
     made = plan(EPYC, request_for(guest(16), asked, EPYC))
-    assert (made.vcpus, len(cores_of(EPYC, made))) == (24, 12)
+    assert (made.vm.vcpus, len(cores_of(EPYC, made))) == (24, 12)
 
 
 DESKTOP = b"""<domain type='kvm'><name>win11</name><memory unit='GiB'>16</memory><vcpu>16</vcpu>

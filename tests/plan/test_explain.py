@@ -225,8 +225,8 @@ def test_local_and_remote_parts_of_dma_are_said_once_for_equal_devices() -> None
 def test_devices_of_unknown_node_and_unbound_memory_are_not_given_figures() -> None:
     plan = _plan("pin")
     devices = (
-        structs.replace(plan.devices[0], host_node=None, local_memory_ratio=None),
-        structs.replace(plan.devices[1], local_memory_ratio=None),
+        structs.replace(plan.vm.hostdevs[0], host_node=None, local_memory_ratio=None),
+        structs.replace(plan.vm.hostdevs[1], local_memory_ratio=None),
     )
     lines = _section(with_vm(plan, hostdevs=devices), h200_host(), "Devices").lines
     assert lines == (

@@ -78,7 +78,7 @@ def test_a_part_is_placed_on_its_gpus_node_and_the_finding_names_what_it_shares(
     part = gpus(virtual=True, node=1)[0]
     made = planned(part)
     assert made.nodes == (1,)
-    assert made.devices[0].cell == 0
+    assert made.vm.hostdevs[0].cell == 0
     (found,) = [f for f in made.findings if f.id == "gpu-shared"]
     assert str(gpus(virtual=False, node=1)[0]) in found.detail
     assert 3 in numbers(found.detail)
@@ -116,7 +116,7 @@ def tuned(host: Host, document: bytes = PLAIN, **options: Any) -> Tuning:
 
 def test_a_mediated_device_is_placed_on_its_gpus_node_and_written_as_one() -> None:
     made = tuned(divided(), devices=(UUIDS[2],))
-    (device,) = made.plan.devices
+    (device,) = made.plan.vm.hostdevs
     assert (made.plan.nodes, device.uuid, device.cell) == ((1,), UUIDS[2], 0)
     root = etree.fromstring(made.document)
     (hostdev,) = root.findall("devices/hostdev")
@@ -131,11 +131,11 @@ def test_a_mediated_device_is_placed_on_its_gpus_node_and_written_as_one() -> No
 
 def test_gpus_of_a_profile_are_free_parts_of_it() -> None:
     made = tuned(divided(), gpu_count=2, gpu_profile="a40-12q")
-    assert [device.uuid for device in made.plan.devices] == list(UUIDS[:2])
+    assert [device.uuid for device in made.plan.vm.hostdevs] == list(UUIDS[:2])
     made = tuned(divided(f'devices = ["{UUIDS[0]}"]'), gpu_count=1, gpu_profile="NVIDIA_A40-12Q")
-    assert [device.uuid for device in made.plan.devices] == [UUIDS[1]]
+    assert [device.uuid for device in made.plan.vm.hostdevs] == [UUIDS[1]]
     made = tuned(divided(), gpu_count=2, gpu_profile="H200X-1-18C")
-    assert {(device.managed, device.uuid) for device in made.plan.devices} == {(False, None)}
+    assert {(device.managed, device.uuid) for device in made.plan.vm.hostdevs} == {(False, None)}
     alarms = diagnose(divided(), open_domain(made.document, "vm")).findings
     assert "not-bound-to-vfio" not in {finding.id for finding in alarms}
     assert made.document.count(b'managed="no"') + made.document.count(b"managed='no'") == 2

@@ -47,7 +47,7 @@ def test_what_the_placement_says_is_in_the_plan() -> None:
     request = small_request(4)
     request = replace(request, guest=structs.replace(request.guest, iothread_ids=(1,)))
     plan = assemble(even_host(2), request, placement)
-    assert (plan.emulator_pus, plan.iothread_pus) == (CpuSet.parse("8"), (CpuSet.parse("9"),))
+    assert (plan.vm.emulator_pus, plan.iothread_pus) == (CpuSet.parse("8"), (CpuSet.parse("9"),))
     assert (plan.cost, plan.optimal) == (placement.cost, None)
     assert plan.runners_up == placement.runners_up and plan.rejections == placement.rejections
     assert placement.gaps[0] in plan.gaps and plan.fallback == "test"
@@ -103,7 +103,7 @@ def test_functions_that_the_document_has_in_one_slot_stay_a_group() -> None:
     second = GuestHostdev(guest.hostdevs[1].bdf, type(first)(0, first.bus, 0, 1))
     request = replace(request, guest=structs.replace(guest, hostdevs=(guest.hostdevs[0], second)))
     plan = assemble(host, request, placed((4,), devices=["41:00.0", "41:00.1"]))
-    assert {device.group for device in plan.devices} == {guest.hostdevs[0].bdf}
+    assert {device.group for device in plan.vm.hostdevs} == {guest.hostdevs[0].bdf}
 
 
 def test_an_unknown_device_is_refused_in_every_layout() -> None:
@@ -119,7 +119,7 @@ def test_manual_mode_needs_no_host() -> None:
         request = small_request(4, layout=layout, devices=["01:00.0"])
         placement: Placement = placed((2, 2), devices=["01:00.0"])
         plan = assemble(None, request, placement)
-        assert plan.devices[0].host_node is None and plan.devices[0].cell is None
+        assert plan.vm.hostdevs[0].host_node is None and plan.vm.hostdevs[0].cell is None
         assert plan.host_name == "" and plan.gaps == () and plan.aperture is None
 
 

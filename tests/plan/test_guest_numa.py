@@ -193,7 +193,7 @@ def test_hugepages_without_a_size_are_the_kernels_default() -> None:
     host = even_host(2)
     request = structs.replace(small_request(4, 8 * GIB), page_bytes=0)
     plan = assemble(host, request, placed((2, 2)))
-    assert plan.page_bytes == 0
+    assert plan.vm.page_bytes == 0
     assert {r.page_bytes for r in plan.page_reservations} == {2 * MIB}
     assert any(gap.subject == "default huge page size" for gap in plan.gaps)
     settings = structs.replace(host.settings, kernel_command_line="ro default_hugepagesz=1G quiet")
@@ -229,13 +229,13 @@ def test_each_device_knows_how_much_memory_is_local_to_it() -> None:
     request = small_request(4, layout="pin-numa", devices=[str(b) for b in devices])
     placement = placed((3, 1), devices=devices)
     plan = assemble(even_host(3, devices=specs), request, placement)
-    assert [device.local_memory_ratio for device in plan.devices] == [0.75, 0.25, 0.0]
+    assert [device.local_memory_ratio for device in plan.vm.hostdevs] == [0.75, 0.25, 0.0]
     free = structs.replace(request, layout=PRESETS["pin"])
     plan = assemble(even_host(3, devices=specs), free, structs.replace(placement, memory_nodes=()))
-    assert [device.local_memory_ratio for device in plan.devices] == [None] * 3
+    assert [device.local_memory_ratio for device in plan.vm.hostdevs] == [None] * 3
     spread = asking(request, layout=PRESETS["pin-bound"], memory_mode=MemoryMode.INTERLEAVE)
     plan = assemble(even_host(3, devices=specs), spread, placement)
-    assert [device.local_memory_ratio for device in plan.devices] == [0.5, 0.5, 0.0]
+    assert [device.local_memory_ratio for device in plan.vm.hostdevs] == [0.5, 0.5, 0.0]
 
 
 def test_cells_without_pins_are_even() -> None:

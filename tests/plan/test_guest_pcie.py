@@ -58,7 +58,7 @@ def test_hgx_gets_two_expander_buses_and_sixteen_root_ports() -> None:
     assert len(of_model(plan, PortModel.EXPANDER_BUS)) == 2
     assert len(of_model(plan, PortModel.ROOT_PORT)) == 16
     assert len(plan.vm.controllers) == 18
-    cells = {device.bdf: device.cell for device in plan.devices}
+    cells = {device.bdf: device.cell for device in plan.vm.hostdevs}
     assert [cells[bdf] for bdf in HGX_GPUS] == [0, 0, 0, 0, 1, 1, 1, 1]
     assert [cells[bdf] for bdf in HGX_NICS] == [0, 0, 0, 0, 1, 1, 1, 1]
     check_tree(request, plan)
@@ -69,7 +69,7 @@ def test_slots_follow_the_hosts_order_of_gpus_and_their_nics() -> None:
     plan = assemble(hgx_host(), ask(devices), placed((2, 2), devices=devices))
     port = {c.index: c.address for c in plan.vm.controllers if c.address is not None}
     for cell in (0, 1):
-        mine = [d for d in plan.devices if d.cell == cell and d.address is not None]
+        mine = [d for d in plan.vm.hostdevs if d.cell == cell and d.address is not None]
         slots = [port[d.address.bus].device for d in mine if d.address is not None]
         assert slots == list(range(8))
 
@@ -92,8 +92,8 @@ def test_a_device_without_a_node_stays_on_the_root_bus_with_a_finding() -> None:
     devices = bdfs("01:00.0", "02:00.0")
     request = ask(devices)
     plan = assemble(host, request, placed((2, 2), devices=devices))
-    assert plan.devices[0].address == request.guest.hostdevs[0].address
-    assert plan.devices[0].cell is None and plan.devices[1].cell == 1
+    assert plan.vm.hostdevs[0].address == request.guest.hostdevs[0].address
+    assert plan.vm.hostdevs[0].cell is None and plan.vm.hostdevs[1].cell == 1
     (finding,) = on_devices(plan)
     assert (finding.id, finding.severity) == ("device-node-unknown", "warning")
     assert "01:00.0" in finding.subject
@@ -107,7 +107,7 @@ def test_a_device_whose_node_has_no_cell_hangs_on_the_nearest_one_and_is_named()
     request = ask(devices)
     placement = placed((2, 2), nodes=(0, 2), devices=devices)
     plan = assemble(host, request, placement)
-    assert [device.cell for device in plan.devices] == [0, 0, 1, 1]
+    assert [device.cell for device in plan.vm.hostdevs] == [0, 0, 1, 1]
     check_tree(request, plan)
     (finding,) = on_devices(plan)
     assert (finding.id, finding.severity) == ("device-on-nearest-cell", "info")
@@ -121,7 +121,7 @@ def test_of_equally_near_cells_the_lowest_takes_a_device() -> None:
     host = structs.replace(host, distances=((10, 20, 20), (20, 10, 20), (20, 20, 10)))
     placement = placed((2, 2), nodes=(0, 2), devices=["01:00.0"])
     plan = assemble(host, ask(bdfs("01:00.0")), placement)
-    assert [device.cell for device in plan.devices] == [0]
+    assert [device.cell for device in plan.vm.hostdevs] == [0]
 
 
 def test_devices_of_other_nodes_move_none_of_the_cells_own() -> None:
@@ -136,13 +136,13 @@ def test_devices_of_other_nodes_move_none_of_the_cells_own() -> None:
             for devices in (HGX_GPUS[:4], HGX_GPUS)
         )
         assert addresses(more).items() >= addresses(alone).items()
-        assert all(device.cell == 0 for device in more.devices)
+        assert all(device.cell == 0 for device in more.vm.hostdevs)
 
 
 def test_without_distances_a_device_whose_node_the_guest_has_not_stays_and_is_named() -> None:
     host = structs.replace(even_host(2, devices=[DeviceSpec("01:00.0", 1)]), distances=None)
     plan = assemble(host, ask(bdfs("01:00.0")), placed((4,), devices=["01:00.0"]))
-    assert plan.devices[0].cell is None
+    assert plan.vm.hostdevs[0].cell is None
     assert [f.id for f in plan.findings] == ["device-without-cell"]
     assert 1 in numbers(plan.findings[0].detail)
 
@@ -154,7 +154,7 @@ def test_cells_follow_the_chosen_nodes_not_their_numbers() -> None:
         ask(bdfs("01:00.0", "02:00.0")),
         placed((2, 2), nodes=(1, 3), devices=["01:00.0", "02:00.0"]),
     )
-    assert [device.cell for device in plan.devices] == [1, 0]
+    assert [device.cell for device in plan.vm.hostdevs] == [1, 0]
 
 
 def test_gpu_and_its_audio_function_share_a_slot() -> None:
@@ -166,11 +166,11 @@ def test_gpu_and_its_audio_function_share_a_slot() -> None:
     devices = bdfs("41:00.0", "41:00.1", "41:00.2")
     request = ask(devices)
     plan = assemble(even_host(1, devices=specs), request, placed((4,), devices=devices))
-    at = [device.address for device in plan.devices]
+    at = [device.address for device in plan.vm.hostdevs]
     assert all(a is not None for a in at)
     assert {(a.bus, a.device) for a in at if a} == {(at[0].bus, 0)} if at[0] else False
     assert [a.function for a in at if a] == [0, 1, 2]
-    assert {device.group for device in plan.devices} == {devices[0]}
+    assert {device.group for device in plan.vm.hostdevs} == {devices[0]}
     assert len(of_model(plan, PortModel.ROOT_PORT)) == 1
 
 
@@ -179,14 +179,14 @@ def test_an_audio_function_alone_becomes_function_0() -> None:
     plan = assemble(
         even_host(1, devices=specs), ask(bdfs("41:00.1")), placed((4,), devices=["41:00.1"])
     )
-    assert plan.devices[0].address is not None and plan.devices[0].address.function == 0
+    assert plan.vm.hostdevs[0].address is not None and plan.vm.hostdevs[0].address.function == 0
 
 
 def test_the_functions_of_a_nic_have_a_port_each() -> None:
     specs = [DeviceSpec(f"01:00.{f}", kind=DeviceKind.NIC) for f in (0, 1)]
     devices = bdfs("01:00.0", "01:00.1")
     plan = assemble(even_host(1, devices=specs), ask(devices), placed((4,), devices=devices))
-    assert len({device.address.bus for device in plan.devices if device.address}) == 2
+    assert len({device.address.bus for device in plan.vm.hostdevs if device.address}) == 2
 
 
 def test_the_fastest_nic_below_a_switch_is_the_gpus_own() -> None:
@@ -224,7 +224,7 @@ def test_the_first_virtual_function_takes_its_parents_place() -> None:
     host = with_virtual(host, "11:00.0", 16)
     devices = bdfs("10:00.0", "11:01.0")
     plan = assemble(host, ask(devices), placed((4,), devices=devices))
-    assert [d.address for d in plan.devices] == [d.address for d in before.devices]
+    assert [d.address for d in plan.vm.hostdevs] == [d.address for d in before.vm.hostdevs]
 
 
 def test_more_devices_than_slots_get_a_second_expander_bus() -> None:
@@ -399,7 +399,7 @@ def test_cells_without_devices_have_no_bus_where_pcie_0_has_no_slots() -> None:
     plan = assemble(host, request, placement)
     buses = of_model(plan, PortModel.EXPANDER_BUS)
     assert [bus.cell for bus in buses] == [0, 9, 31]
-    assert [device.cell for device in plan.devices] == [0, 9, 31]
+    assert [device.cell for device in plan.vm.hostdevs] == [0, 9, 31]
     assert "cells-without-bus" in [finding.id for finding in plan.findings]
     check_tree(request, plan)
     again = assemble(host, after(request, plan), placement)
@@ -418,7 +418,7 @@ def test_devices_of_a_hybrid_host_hang_on_the_cell_of_performance_cores() -> Non
     for pins, cell in ((performance + efficient, 0), (efficient + performance, 1)):
         placement = placed((2, 2), nodes=(0, 0), pins=pins, devices=devices)
         plan = assemble(host, ask(devices), placement)
-        assert [device.cell for device in plan.devices] == [cell]
+        assert [device.cell for device in plan.vm.hostdevs] == [cell]
 
 
 def test_nodes_that_need_more_expander_buses_than_pcie_0_has_slots_for_are_not_chosen() -> None:
@@ -432,7 +432,7 @@ def test_nodes_that_need_more_expander_buses_than_pcie_0_has_slots_for_are_not_c
         return replace(small_request(vcpus, GIB, layout="pin-numa-pci"), guest=guest, devices=names)
 
     made = plan_vm(host, wanted(32))
-    assert len({device.cell for device in made.devices}) <= len(made.nodes) <= 25
+    assert len({device.cell for device in made.vm.hostdevs}) <= len(made.nodes) <= 25
     assert len(plan_vm(host, replace(wanted(32), layout=PRESETS["pin-numa"])).nodes) == 32
     with pytest.raises(Unplannable) as refused:
         plan_vm(host, asking(wanted(60), host_reserve=HostReserve(0, 0)))
@@ -447,8 +447,8 @@ def test_gpus_are_chosen_of_fewer_nodes_where_pcie_0_lacks_slots() -> None:
     request = small_request(60, GIB, layout="pin-numa-pci")
     request = asking(request, gpu_count=31, host_reserve=HostReserve(0, 0))
     made = plan_vm(host, request)
-    assert len(made.nodes) > 25 >= len({device.cell for device in made.devices})
-    assert len(made.devices) == 31
+    assert len(made.nodes) > 25 >= len({device.cell for device in made.vm.hostdevs})
+    assert len(made.vm.hostdevs) == 31
     check_tree(request, made)
 
 

@@ -46,7 +46,7 @@ def test_a_captured_hgx_h100_gets_the_same_tree_and_keeps_it() -> None:
     plan = assemble(host, request, placement)
     assert len(of_model(plan, PortModel.EXPANDER_BUS)) == 2
     assert len(of_model(plan, PortModel.ROOT_PORT)) == 16
-    cells = {device.bdf: device.cell for device in plan.devices}
+    cells = {device.bdf: device.cell for device in plan.vm.hostdevs}
     assert [cells[bdf] for bdf in HGX_GPUS] == [0, 0, 0, 0, 1, 1, 1, 1]
     check_tree(request, plan)
     tuned = after(request, plan)
@@ -143,7 +143,7 @@ def test_a_device_on_the_wrong_cell_moves_and_the_others_stay() -> None:
     plan = assemble(hgx_host(), request, placement)
     tuned = after(request, plan)
     far = next(c for c in of_model(plan, PortModel.EXPANDER_BUS) if c.cell == 1)
-    port = next(c for c in tuned.guest.controllers if c.index == plan.devices[0].address.bus)  # type: ignore[union-attr]
+    port = next(c for c in tuned.guest.controllers if c.index == plan.vm.hostdevs[0].address.bus)  # type: ignore[union-attr]
     wrong = structs.replace(port, address=GuestAddress(0, far.index, 30, 0))
     controllers = tuple(wrong if c.index == port.index else c for c in tuned.guest.controllers)
     tuned = replace(tuned, guest=structs.replace(tuned.guest, controllers=controllers))
@@ -276,7 +276,7 @@ def test_any_machine_gets_a_sound_tree_that_stays_and_shrinks_in_place(
     plan = assemble(host, request, placement)
     check_tree(request, plan)
     nodes = {node: i for i, node in enumerate(placement.nodes)}
-    for device in plan.devices:
+    for device in plan.vm.hostdevs:
         node = device.host_node
         if node is None or host.distances is None or node in nodes:
             assert device.cell == (None if node is None else nodes.get(NodeIndex(node)))
@@ -323,7 +323,7 @@ def test_new_controllers_follow_the_highest_index_of_the_document() -> None:
     guest = structs.replace(request.guest, controllers=(GuestPciController(0, "pcie-root"), port))
     plan = assemble(hgx_host(), replace(request, guest=guest), placed((2,), devices=HGX_GPUS[:1]))
     assert [controller.index for controller in plan.vm.controllers] == [8, 9]
-    assert plan.devices[0].address == GuestAddress(0, 9, 0, 0)
+    assert plan.vm.hostdevs[0].address == GuestAddress(0, 9, 0, 0)
     full = structs.replace(guest, controllers=(GuestPciController(255, "pcie-root-port"),))
     with pytest.raises(Unplannable, match=r"255.* 256"):
         assemble(hgx_host(), replace(request, guest=full), placed((2,), devices=HGX_GPUS[:1]))

@@ -44,21 +44,21 @@ def shaped(
 
 def test_the_studys_listing_b_has_a_socket_for_each_cell() -> None:
     plan = shaped((28, 28))
-    assert plan.topology == GuestTopology(2, 1, 28, 1)
-    assert plan.cache is None and not plan.vm.topoext
+    assert plan.vm.cpu_topology == GuestTopology(2, 1, 28, 1)
+    assert plan.vm.cpu_cache is None and not plan.vm.topoext
     assert [cell.distances for cell in plan.cells] == [(), ()]
 
 
 def test_the_studys_listing_c_shows_two_threads_a_core() -> None:
     plan = shaped((56, 56), 2, layout="pin-numa-smt")
-    assert plan.topology == GuestTopology(2, 1, 28, 2)
-    assert plan.vcpus == 112 and [len(cell.vcpus) for cell in plan.cells] == [56, 56]
+    assert plan.vm.cpu_topology == GuestTopology(2, 1, 28, 2)
+    assert plan.vm.vcpus == 112 and [len(cell.vcpus) for cell in plan.cells] == [56, 56]
 
 
 def test_the_studys_listing_a_leaves_the_cpu_as_it_was() -> None:
     request = small_request(56, layout="pin")
     plan = assemble(None, request, placed((28, 28), bound=False))
-    assert plan.topology is None and plan.cache is None
+    assert plan.vm.cpu_topology is None and plan.vm.cpu_cache is None
     assert plan.aperture is None and plan.vm.controllers == () and plan.host_fingerprint == ""
 
 
@@ -66,17 +66,17 @@ def test_the_studys_listing_a_leaves_the_cpu_as_it_was() -> None:
     ("stated", "expected"),
     [
         (None, None),
-        ((2, 1, 2, 1), None),
-        ((1, 1, 8, 1), GuestTopology(1, 1, 4, 1)),
-        ((1, 1, 2, 2), GuestTopology(1, 1, 4, 1)),
+        (GuestTopology(2, 1, 2, 1), None),
+        (GuestTopology(1, 1, 8, 1), GuestTopology(1, 1, 4, 1)),
+        (GuestTopology(1, 1, 2, 2), GuestTopology(1, 1, 4, 1)),
     ],
 )
 def test_a_flat_guest_keeps_a_topology_that_is_still_true(
-    stated: tuple[int, int, int, int] | None, expected: GuestTopology | None
+    stated: GuestTopology | None, expected: GuestTopology | None
 ) -> None:
     request = small_request(4, layout="pin")
     request = replace(request, guest=structs.replace(request.guest, cpu_topology=stated))
-    assert assemble(even_host(2), request, placed((2, 2))).topology == expected
+    assert assemble(even_host(2), request, placed((2, 2))).vm.cpu_topology == expected
 
 
 @pytest.mark.parametrize(
@@ -93,30 +93,34 @@ def test_a_flat_guest_has_a_socket_for_each_package_that_gives_as_many_cores(
     layout = structs.replace(PRESETS["pin-numa-smt"], cells=GuestCells.FLAT, name="custom")
     host = even_host(2)
     placement = placed((8,), pins=pins_of(host, *cores, siblings=True), threads=2)
-    assert assemble(host, small_request(8, layout=layout), placement).topology == expected
+    assert assemble(host, small_request(8, layout=layout), placement).vm.cpu_topology == expected
 
 
 def test_a_flat_guest_of_94_vcpus_is_two_sockets_where_its_old_topology_cannot_stay() -> None:
     host = even_host(2, 2, 1, 24, 2)
     pins = pins_of(host, (0, 24), (1, 23), (2, 24), (3, 23))
     request = small_request(94, 94 * GIB, layout="pin")
-    request = replace(request, guest=structs.replace(request.guest, cpu_topology=(1, 1, 94, 2)))
+    request = replace(
+        request, guest=structs.replace(request.guest, cpu_topology=GuestTopology(1, 1, 94, 2))
+    )
     placement = placed((24, 23, 24, 23), pins=pins, bound=False)
-    assert assemble(host, request, placement).topology == GuestTopology(2, 1, 47, 1)
+    assert assemble(host, request, placement).vm.cpu_topology == GuestTopology(2, 1, 47, 1)
 
 
 def test_the_default_layout_touches_no_topology() -> None:
     request = small_request(4, layout="default")
-    request = replace(request, guest=structs.replace(request.guest, cpu_topology=(1, 1, 2, 2)))
+    request = replace(
+        request, guest=structs.replace(request.guest, cpu_topology=GuestTopology(1, 1, 2, 2))
+    )
     placement = replace(placed(()), vcpu_nodes=())
     plan = assemble(even_host(2), request, placement)
-    assert plan.topology is None and plan.vcpus == 4 and plan.vcpu_pins == ()
+    assert plan.vm.cpu_topology is None and plan.vm.vcpus == 4 and plan.vcpu_pins == ()
 
 
 def test_cells_of_one_package_are_a_socket_each_and_it_is_said() -> None:
     host = even_host(1, 4)
     plan = shaped((4, 4, 4, 4), host=host)
-    assert plan.topology is not None and plan.topology.sockets == 4
+    assert plan.vm.cpu_topology is not None and plan.vm.cpu_topology.sockets == 4
     assert any(
         "4 guest cells is a socket" in text and "1 package" in text for text in plan.consequences
     )
@@ -124,7 +128,7 @@ def test_cells_of_one_package_are_a_socket_each_and_it_is_said() -> None:
 
 def test_unequal_cells_are_several_sockets_and_none_is_cut() -> None:
     plan = shaped((24, 20))
-    assert plan.topology == GuestTopology(11, 1, 4, 1)
+    assert plan.vm.cpu_topology == GuestTopology(11, 1, 4, 1)
     assert [f.id for f in plan.findings] == ["sockets-exceed-cells"]
 
 
@@ -143,7 +147,7 @@ def test_unequal_cells_of_an_intel_host_share_the_sockets_of_its_packages(
     host = even_host(2, 2, 1, 24, 2, vendor="GenuineIntel")
     counts = tuple(count for _, count in cores)
     plan = shaped(counts, host=host, pins=pins_of(host, *cores))
-    assert plan.topology == expected
+    assert plan.vm.cpu_topology == expected
     found = {finding.id: finding.severity for finding in plan.findings}
     assert found["cells-share-socket"] == "info" and "sockets-exceed-cells" not in found
 
@@ -155,13 +159,16 @@ def test_cells_that_share_a_socket_and_its_cache_are_shown_one_l3() -> None:
         host, llcs=(both,), pus=tuple(structs.replace(pu, llc=both.index) for pu in host.pus)
     )
     plan = shaped((5, 4), host=host, pins=[CpuSet([pu]) for pu in (0, 1, 2, 3, 4, 8, 9, 10, 11)])
-    assert plan.topology == GuestTopology(1, 1, 9, 1) and plan.cache is GuestCache.EMULATED
+    assert (
+        plan.vm.cpu_topology == GuestTopology(1, 1, 9, 1)
+        and plan.vm.cpu_cache is GuestCache.EMULATED
+    )
 
 
 @given(st.lists(st.integers(1, 24), min_size=1, max_size=6), st.sampled_from((1, 2, 4)))
 def test_no_cell_cuts_a_socket_and_the_product_is_the_vcpus(cores: list[int], threads: int) -> None:
     counts = tuple(count * threads for count in cores)
-    topology = shaped(counts, threads).topology
+    topology = shaped(counts, threads).vm.cpu_topology
     assert topology is not None and topology.vcpus == sum(counts)
     per_socket = topology.vcpus // topology.sockets
     starts = [sum(counts[:i]) for i in range(len(counts))]
@@ -198,25 +205,31 @@ def whole_llcs(vendor: str, *, siblings: bool, take: int = 4) -> tuple[Host, Pla
 def test_caches_pass_through_only_where_guest_and_host_agree() -> None:
     host, placement = whole_llcs("GenuineIntel", siblings=True)
     plan = assemble(host, small_request(32, layout="pin-numa-smt"), placement)
-    assert plan.topology == GuestTopology(2, 2, 4, 2)
-    assert plan.cache is GuestCache.PASSTHROUGH
+    assert plan.vm.cpu_topology == GuestTopology(2, 2, 4, 2)
+    assert plan.vm.cpu_cache is GuestCache.PASSTHROUGH
 
 
 def test_hidden_siblings_or_half_an_llc_get_an_emulated_l3_for_each_die() -> None:
     host, placement = whole_llcs("GenuineIntel", siblings=False)
     plan = assemble(host, small_request(16), placement)
-    assert plan.topology == GuestTopology(2, 2, 4, 1) and plan.cache is GuestCache.EMULATED
+    assert (
+        plan.vm.cpu_topology == GuestTopology(2, 2, 4, 1)
+        and plan.vm.cpu_cache is GuestCache.EMULATED
+    )
     assert not plan.gaps
     host, placement = whole_llcs("GenuineIntel", siblings=True, take=3)
     plan = assemble(host, small_request(24, layout="pin-numa-smt"), placement)
-    assert plan.topology == GuestTopology(2, 2, 3, 2) and plan.cache is GuestCache.EMULATED
+    assert (
+        plan.vm.cpu_topology == GuestTopology(2, 2, 3, 2)
+        and plan.vm.cpu_cache is GuestCache.EMULATED
+    )
 
 
 def test_amd_is_shown_a_die_for_each_llc_with_topoext() -> None:
     host, placement = whole_llcs("AuthenticAMD", siblings=False)
     plan = assemble(host, small_request(16), placement)
-    assert plan.topology == GuestTopology(2, 2, 4, 1)
-    assert plan.cache is GuestCache.EMULATED and plan.vm.topoext
+    assert plan.vm.cpu_topology == GuestTopology(2, 2, 4, 1)
+    assert plan.vm.cpu_cache is GuestCache.EMULATED and plan.vm.topoext
     assert not plan.gaps
 
 
@@ -230,7 +243,7 @@ def test_other_cpu_modes_never_pass_caches_through() -> None:
         (None, GuestCache.EMULATED),
     ):
         guest = structs.replace(request.guest, cpu_mode=mode)
-        assert assemble(host, replace(request, guest=guest), placement).cache is cache
+        assert assemble(host, replace(request, guest=guest), placement).vm.cpu_cache is cache
 
 
 @pytest.mark.parametrize("vendor", ["AuthenticAMD", "GenuineIntel", "HygonGenuine"])
@@ -238,8 +251,8 @@ def test_llcs_that_are_not_filled_equally_are_not_shown_and_amd_loses_topoext(ve
     host = even_host(2, 1, 2, 4, 1, vendor=vendor)
     pins = pins_of(host, (0, 4), (1, 2), (2, 4), (3, 2))
     plan = assemble(host, small_request(12), placed((6, 6), pins=pins))
-    assert plan.topology == GuestTopology(2, 1, 6, 1)
-    assert plan.cache is GuestCache.DISABLED
+    assert plan.vm.cpu_topology == GuestTopology(2, 1, 6, 1)
+    assert plan.vm.cpu_cache is GuestCache.DISABLED
     assert plan.vm.topoext is (None if vendor == "GenuineIntel" else False)
     assert [(f.id, f.severity) for f in plan.findings] == [("guest-l3-not-mirrored", "info")]
 
@@ -249,7 +262,7 @@ def test_siblings_of_amd_keep_an_l3_that_is_false_with_a_warning() -> None:
     pins = pins_of(host, (0, 3), (1, 2), (2, 3), (3, 2), siblings=True)
     placement = placed((10, 10), pins=pins, threads=2)
     plan = assemble(host, small_request(20, layout="pin-numa-smt"), placement)
-    assert plan.cache is GuestCache.DISABLED and plan.vm.topoext
+    assert plan.vm.cpu_cache is GuestCache.DISABLED and plan.vm.topoext
     found = [f for f in plan.findings if f.id == "guest-l3-not-mirrored"]
     assert [f.severity for f in found] == ["warning"] and "each guest socket" in found[0].detail
 
@@ -271,7 +284,7 @@ def test_amds_own_leaf_counts_off_llcs_of_which_the_last_is_not_filled(
     each = 2 * (cores_per_llc + 3)
     request = small_request(2 * each, layout="pin-numa-smt")
     request = replace(request, guest=structs.replace(request.guest, cpu_mode=mode))
-    assert assemble(host, request, placed((each, each), pins=pins, threads=2)).cache is cache
+    assert assemble(host, request, placed((each, each), pins=pins, threads=2)).vm.cpu_cache is cache
 
 
 def one_llc(host: Host) -> Host:
@@ -290,7 +303,7 @@ def test_cells_of_one_llc_share_a_socket_on_intel_and_are_shown_no_l3_elsewhere(
     ):
         host = one_llc(even_host(1, 2, 1, 4, 1, vendor=vendor))
         plan = assemble(host, small_request(6), placed((3, 3), pins=pins))
-        assert (plan.topology, plan.cache) == (topology, cache)
+        assert (plan.vm.cpu_topology, plan.vm.cpu_cache) == (topology, cache)
         says_so = any("is a socket" in text for text in plan.consequences)
         assert says_so is (topology.sockets == 2)
 
@@ -300,7 +313,7 @@ def test_llcs_that_are_not_known_are_not_shown() -> None:
     plan = assemble(
         host, small_request(4), placed((2, 2), pins=[CpuSet([i]) for i in (0, 1, 4, 5)])
     )
-    assert plan.cache is GuestCache.DISABLED and plan.llcs == ()
+    assert plan.vm.cpu_cache is GuestCache.DISABLED and plan.llcs == ()
     assert any("not known" in f.detail for f in plan.findings if f.id == "guest-l3-not-mirrored")
 
 
@@ -310,23 +323,23 @@ def test_vcpus_that_float_over_several_llcs_are_shown_none_and_over_one_its_own(
         host = even_host(2, 1, llcs, 4, 1)
         pins = [host.nodes[0].pus] * 2 + [host.nodes[1].pus] * 2
         plan = assemble(host, small_request(4, layout=layout), placed((2, 2), pins=pins))
-        assert plan.cache is cache
+        assert plan.vm.cpu_cache is cache
 
 
 @pytest.mark.parametrize("stated", [None, "emulate", "passthrough", "disable"])
 @pytest.mark.parametrize(
     ("topology", "parts", "is_true"),
     [
-        ((1, 1, 4, 1), ((0, 4),), True),
-        ((1, 1, 4, 1), ((0, 2), (1, 2)), False),
-        ((2, 1, 2, 1), ((0, 2), (1, 2)), True),
+        (GuestTopology(1, 1, 4, 1), ((0, 4),), True),
+        (GuestTopology(1, 1, 4, 1), ((0, 2), (1, 2)), False),
+        (GuestTopology(2, 1, 2, 1), ((0, 2), (1, 2)), True),
         # Without a topology libvirt makes each vCPU a socket with an L3 of its own.
         (None, ((0, 4),), False),
     ],
 )
 def test_a_flat_guest_that_is_pinned_keeps_its_caches_only_where_they_are_true(
     stated: str | None,
-    topology: tuple[int, int, int, int] | None,
+    topology: GuestTopology | None,
     parts: tuple[tuple[int, int], ...],
     is_true: bool,
 ) -> None:
@@ -337,14 +350,14 @@ def test_a_flat_guest_that_is_pinned_keeps_its_caches_only_where_they_are_true(
     kept = is_true or stated == "disable"
     if stated == "passthrough" and not is_true:
         kept = False
-    assert plan.topology is None
-    assert plan.cache is (None if kept else GuestCache.DISABLED)
+    assert plan.vm.cpu_topology is None
+    assert plan.vm.cpu_cache is (None if kept else GuestCache.DISABLED)
 
 
 def test_the_default_layout_leaves_caches_that_are_false() -> None:
     request = small_request(4, layout="default")
     plan = assemble(even_host(2), request, replace(placed(()), vcpu_nodes=()))
-    assert plan.cache is None and plan.vm.topoext is None and not plan.findings
+    assert plan.vm.cpu_cache is None and plan.vm.topoext is None and not plan.findings
 
 
 def test_zen_1_takes_eight_apic_ids_for_an_llc_whatever_it_is_shown() -> None:
@@ -353,7 +366,7 @@ def test_zen_1_takes_eight_apic_ids_for_an_llc_whatever_it_is_shown() -> None:
         host = structs.replace(host, cpu=structs.replace(host.cpu, family=0x17, model=model))
         pins = pins_of(host, (0, cores), (1, cores))
         plan = assemble(host, small_request(8), placed((8,), pins=pins))
-        assert plan.topology == GuestTopology(1, 2, 4, 1) and plan.cache is cache
+        assert plan.vm.cpu_topology == GuestTopology(1, 2, 4, 1) and plan.vm.cpu_cache is cache
 
 
 def test_arm_guests_have_no_dies_and_keep_their_caches() -> None:
@@ -361,8 +374,8 @@ def test_arm_guests_have_no_dies_and_keep_their_caches() -> None:
     request = small_request(16)
     guest = structs.replace(request.guest, architecture="aarch64", machine="virt")
     plan = assemble(host, replace(request, guest=guest), placement)
-    assert plan.topology == GuestTopology(2, 1, 8, 1)
-    assert plan.cache is None and not plan.vm.topoext
+    assert plan.vm.cpu_topology == GuestTopology(2, 1, 8, 1)
+    assert plan.vm.cpu_cache is None and not plan.vm.topoext
 
 
 def test_the_plan_names_the_llcs_under_the_vcpus() -> None:

@@ -67,7 +67,7 @@ def test_eight_cells_without_vcpus_and_memory_follow_the_cells_of_the_vm() -> No
     assert [cell.memory_bytes for cell in plan.cells] == [4 * GIB] + [0] * 8
     assert [cell.host_nodes for cell in plan.cells[1:]] == [(node,) for node in range(4, 12)]
     assert plan.cells[0].distances == (10, *[80] * 8)
-    assert plan.devices[0].initiator_cells == CpuSet(range(1, 9))
+    assert plan.vm.hostdevs[0].initiator_cells == CpuSet(range(1, 9))
     assert "initiators-missing" not in [finding.id for finding in plan.findings]
     assert INITIATORS in required_versions(plan, is_virt=True)
     assert domain_of_plan(plan).memory_by_node == ((0, 4 * GIB),)
@@ -110,6 +110,6 @@ def test_where_they_cannot_be_given_a_finding_says_why(
     machine: Host, layout: str, said: str
 ) -> None:
     plan = plan_on(machine, layout)
-    assert len(plan.cells) == 1 and not plan.devices[0].initiator_cells
+    assert len(plan.cells) == 1 and not plan.vm.hostdevs[0].initiator_cells
     (finding,) = [finding for finding in plan.findings if finding.id == "initiators-missing"]
     assert finding.subject == GPU and said in finding.detail

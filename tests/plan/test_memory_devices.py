@@ -80,7 +80,7 @@ def test_a_dimm_counts_in_pages_locked_memory_dma_and_the_summary(hgx: Host) -> 
     bare = tune(document(256, 512, ""), "vm.xml", PlanOptions("pin-numa-pci"), hgx).plan.aperture
     assert bare is not None
     assert plan.aperture.dma_map_entries == bare.dma_map_entries
-    assert [d.local_memory_ratio for d in plan.devices] == [0.25, 0.75]
+    assert [d.local_memory_ratio for d in plan.vm.hostdevs] == [0.25, 0.75]
     (summary, *_) = explain(plan, hgx).parts
     assert isinstance(summary, Text) and plain(summary.words).count("256 GiB") == 2
 

@@ -78,6 +78,6 @@ def test_the_plan_says_that_vcpus_move_and_the_map_draws_it() -> None:
 
 def test_the_guest_has_cells_but_its_caches_stay_as_they_were() -> None:
     plan = floating("pin-numa")
-    assert plan.topology == GuestTopology(2, 1, 2, 1)
+    assert plan.vm.cpu_topology == GuestTopology(2, 1, 2, 1)
     assert [cell.host_nodes for cell in plan.cells] == [(0,), (1,)]
     assert domain_of_plan(plan).vcpu_pins[0] == CpuSet.parse("0-3,8-11")

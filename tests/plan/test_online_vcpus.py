@@ -87,13 +87,13 @@ def test_cells_take_turns_by_sockets_where_the_first_ones_would_have_every_onlin
 ) -> None:
     plan = shaped(counts, CpuSet(range(online, sum(counts))))
     assert tuple(str(cell.vcpus) for cell in plan.cells) == cells
-    assert plan.topology is not None and plan.topology.sockets == sockets
+    assert plan.vm.cpu_topology is not None and plan.vm.cpu_topology.sockets == sockets
 
 
 def test_on_intel_several_cells_in_a_socket_are_better_than_many_sockets() -> None:
     plan = shaped((8, 8), CpuSet(range(6, 16)), vendor=INTEL)
     assert [len(cell.vcpus & CpuSet(range(6))) for cell in plan.cells] == [3, 3]
-    assert plan.topology == GuestTopology(1, 1, 16, 1)
+    assert plan.vm.cpu_topology == GuestTopology(1, 1, 16, 1)
     assert "cells-share-socket" in {finding.id for finding in plan.findings}
 
 
@@ -114,8 +114,8 @@ def test_no_other_turns_of_the_same_sockets_are_nearer_and_larger_ones_are_not_n
         }
         far = deviation(cells, offline)
         assert far <= 1 or idle
-        assert plan.topology is not None
-        per_socket = plan.topology.vcpus // plan.topology.sockets
+        assert plan.vm.cpu_topology is not None
+        per_socket = plan.vm.cpu_topology.vcpus // plan.vm.cpu_topology.sockets
         if vendor == INTEL and per_socket > min(counts):
             continue  # sockets hold several cells
         ways = all_ways(counts, per_socket)
@@ -154,14 +154,14 @@ def test_whichever_are_offline_pins_and_sockets_stay_with_their_cells(
     assert sorted(map(str, plan.vcpu_pins)) == sorted(map(str, pins))
     for cell, node in zip(cells, host.nodes, strict=True):
         assert all(plan.vcpu_pins[vcpu] <= node.pus for vcpu in cell)
-    assert plan.topology is not None and plan.topology.vcpus == sum(counts)
-    assert plan.topology.threads == threads
+    assert plan.vm.cpu_topology is not None and plan.vm.cpu_topology.vcpus == sum(counts)
+    assert plan.vm.cpu_topology.threads == threads
     core_of = {pu: core.index for core in host.cores for pu in core.pus}
     for first in range(0, sum(counts), threads):
         siblings = CpuSet.union(plan.vcpu_pins[first : first + threads])
         assert len({core_of[pu] for pu in siblings}) == 1
     if vendor == AMD:
-        size = sum(counts) // plan.topology.sockets
+        size = sum(counts) // plan.vm.cpu_topology.sockets
         for first in range(0, sum(counts), size):
             socket = CpuSet(range(first, first + size))
             assert any(socket <= cell for cell in cells)
@@ -188,7 +188,7 @@ def test_a_vm_of_all_gpus_with_half_of_its_vcpus_has_cpus_next_to_each() -> None
         b"<vcpu current='40' placement='static'>80</vcpu>" in written or b"current='40'" in written
     )
     assert b"cpus='0-19,40-59'" in written
-    assert plan.topology is not None and plan.topology.sockets == 4
+    assert plan.vm.cpu_topology is not None and plan.vm.cpu_topology.sockets == 4
     text = " ".join(plan.consequences)
     assert "vCPUs 20-39,60-79, of which 20-39 online" in text
     again = tune(written, "vm.xml", PlanOptions(layout="pin-numa-pci"), host)

@@ -9,6 +9,7 @@ from homenode.machine.topology import Host
 from homenode.plan.planner import RankedHost, rank
 from homenode.plan.request import GuestRequest
 from homenode.units import GIB
+from homenode.vm.model import GuestTopology
 from homenode.vm.plan_model import Unplannable
 from homenode.vm.plan_options import Balance, DocumentSiblings
 from tests.small_hosts import DeviceSpec, asking, even_host, pinned_domain, small_request
@@ -46,7 +47,7 @@ def test_a_host_that_needs_one_node_comes_before_one_that_needs_two() -> None:
 
 def test_whole_cores_of_two_nodes_come_before_the_siblings_of_one() -> None:
     request = small_request(8)
-    shown = structs.replace(request.guest, cpu_topology=(1, 1, 4, 2))
+    shown = structs.replace(request.guest, cpu_topology=GuestTopology(1, 1, 4, 2))
     request = replace(request, guest=shown, document_siblings=DocumentSiblings.WHEN_SHORT)
     idle = even_host(2, 1, 1, 6, 2, name="idle")
     busy = even_host(2, 1, 1, 6, 2, name="busy", domains=[pinned_domain("0-4")])

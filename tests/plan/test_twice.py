@@ -48,7 +48,7 @@ def test_tuning_a_tuned_document_changes_nothing(path: Path) -> None:
                 continue
             twice = tune(once.document, "vm.xml", options, host)
             if twice.document != once.document:
-                changed.append((layout, vcpus, once.plan.vcpus, twice.plan.vcpus))
+                changed.append((layout, vcpus, once.plan.vm.vcpus, twice.plan.vm.vcpus))
     assert not changed
 
 
@@ -59,4 +59,4 @@ def test_a_document_shows_no_siblings_where_the_host_has_none_to_give() -> None:
     for options in (PlanOptions("pin"), PlanOptions("pin-numa"), PlanOptions("pin-numa-smt"), flat):
         tuned = tune(stated, "vm.xml", options, host)
         assert b"threads='2'" not in tuned.document
-        assert tuned.plan.vcpus == 4
+        assert tuned.plan.vm.vcpus == 4

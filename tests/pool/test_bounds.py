@@ -21,6 +21,7 @@ from homenode.errors import HomenodeError
 from homenode.machine.topology import Host
 from homenode.units import GIB
 from homenode.vm.layout import Pinning
+from homenode.vm.model import GuestTopology
 from homenode.vm.plan_options import DeviceLocality, DocumentSiblings, PlanOptions, Policy
 from tests.pool.pools import pool_of, shipped, sized, with_free_memory, with_vm
 from tests.small_hosts import even_host, small_request
@@ -194,7 +195,7 @@ def test_a_gpu_of_unknown_node_may_be_nearer_than_those_of_the_empty_host() -> N
 
 def test_siblings_of_one_node_are_no_less_than_whole_cores_of_two() -> None:
     host = even_host(2, 1, 1, 6, 2)
-    guest = structs.replace(small_request(8).guest, cpu_topology=(1, 1, 4, 2))
+    guest = structs.replace(small_request(8).guest, cpu_topology=GuestTopology(1, 1, 4, 2))
     options = PlanOptions(layout="pin-numa", document_siblings=DocumentSiblings.WHEN_SHORT)
     asked = Flavour(name="vm", options=options, guest=guest)
     bound, key = _bound_and_key(_in_use(host, (), range(5)), asked)

@@ -109,5 +109,5 @@ def test_the_answer_names_what_the_vm_gets_where_free_memory_decides_between_nod
     places = PoolPlaces(pool_of([("a", host)]), (flavour,))
     answer = json.loads(Hook(places, (flavour,)).answer(b'{"vm":"v","flavour":"one"}'))
     (gpu,) = answer["places"][0]["gpus"]
-    assert gpu in {str(device.bdf) for device in plan(host, flavour.request(host, "v")).devices}
+    assert gpu in {str(device.bdf) for device in plan(host, flavour.request(host, "v")).vm.hostdevs}
     assert gpu in {str(bdf) for bdf in places.host("a").domains[-1].devices}

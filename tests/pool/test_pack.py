@@ -66,7 +66,7 @@ def _check_host(host: Host, vms: Sequence[PackedVm], by_name: dict[str, PackRequ
             assert core_of[pu] not in cores | own, "a core of two vCPUs"
             own.add(core_of[pu])
         cores |= own
-        gpus = {device.bdf for device in plan.devices}
+        gpus = {device.bdf for device in plan.vm.hostdevs}
         assert not gpus & devices, "a device of two VMs"
         devices |= gpus
         assert len(gpus) == flavour.gpus
@@ -339,7 +339,7 @@ def test_vms_of_documents_are_tuned_for_the_hosts_that_they_are_packed_on() -> N
         guest = read_vm(tuning.document, name)
         (packed,) = found.vms
         assert (guest.name, guest.vcpus, guest.memory_bytes) == (name, 12, 64 * GIB)
-        assert {one.bdf for one in guest.hostdevs} == {d.bdf for d in packed.plan.devices}
+        assert {one.bdf for one in guest.hostdevs} == {d.bdf for d in packed.plan.vm.hostdevs}
         options = PlanOptions(layout="pin-numa-pci", gpu_count=1)
         alone = tune(tuning.original, "a.xml", options, pool.host(pool.hosts[0]))
         assert alone.document == tuning.document

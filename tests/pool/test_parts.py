@@ -87,7 +87,7 @@ def test_parts_are_packed_as_often_as_they_are_there() -> None:
     ]
     found = pack(pool, requests, seconds=5)
     assert (found.value, found.bound) == (8, 8)
-    given = {(vm.host, d.uuid or d.bdf) for vm in found.vms for d in vm.plan.devices}
+    given = {(vm.host, d.uuid or d.bdf) for vm in found.vms for d in vm.plan.vm.hostdevs}
     assert len(given) == 8
 
 

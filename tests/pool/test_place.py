@@ -51,7 +51,7 @@ def test_a_single_placement_is_what_plan_says_of_that_host(flavour: Flavour) -> 
         real = pool.host(one.host)
         made = plan(real, flavour.request(real))
         assert (made.nodes, made.fallback) == (one.placement.nodes, one.placement.fallback)
-        assert tuple(device.bdf for device in made.devices) == one.placement.devices
+        assert tuple(device.bdf for device in made.vm.hostdevs) == one.placement.devices
 
 
 def test_hosts_that_refuse_are_those_that_plan_refuses() -> None:

@@ -111,7 +111,7 @@ def test_the_explanation_fits_narrow_and_wide_terminals(name: str, width: int) -
     text = _printed(explain(plan, host), width)
     assert max(len(line) for line in text.splitlines()) <= width
     assert "\x1b" not in text and "…" not in text
-    for device in plan.devices:
+    for device in plan.vm.hostdevs:
         assert str(device.bdf) in text
     _printed(explain(plan, host), width, "ascii")
 

@@ -106,7 +106,7 @@ def test_a_gpu_hangs_below_its_node_and_has_the_colour_of_its_cell() -> None:
         for box in rects(root)
         if box.what == "node"
     }
-    for number, device in enumerate(planned.devices):
+    for number, device in enumerate(planned.vm.hostdevs):
         # The card's title; the cell's list of devices above has the name too.
         title = [t for t in texts if t.what.split()[:1] == [f"GPU{number}"]][-1]
         box = node_boxes[f"node {device.host_node}"]
@@ -302,7 +302,7 @@ def test_a_planned_vm_is_drawn_legibly_on_a_shipped_host(
     svg = topology_map(host, drawn)
     assert_legible(svg)
     joined = " ".join(_texts(svg))
-    assert all(str(device.bdf).partition(":")[2] in joined for device in drawn.devices)
+    assert all(str(device.bdf).partition(":")[2] in joined for device in drawn.vm.hostdevs)
 
 
 CAPTURES = sorted((SHARED / "machines" / "hwloc").glob("*.xml"))

@@ -76,8 +76,8 @@ def test_the_command_of_the_readme_boots_and_every_gpu_has_its_node(vcpus: int |
     words, plan = readme_command(vcpus)
     view = seen(words, plan)
     assert wrong(view) == []
-    assert node_of_device(view) == {str(d.bdf): f"numa_node {d.cell}" for d in plan.devices}
-    assert len(plan.devices) == 8
+    assert node_of_device(view) == {str(d.bdf): f"numa_node {d.cell}" for d in plan.vm.hostdevs}
+    assert len(plan.vm.hostdevs) == 8
 
 
 def test_a_configuration_of_proxmox_boots_and_shows_its_nodes_and_a_wrong_distance() -> None:

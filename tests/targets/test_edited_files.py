@@ -93,7 +93,10 @@ def test_a_card_without_a_function_is_all_its_functions() -> None:
     audio = "x86-1p1n8c16t-gpu-audio"
     conf = b"cores: 4\nmemory: 4096\nmachine: q35\nhostpci0: 01:00,pcie=1\nname: v\n"
     planned = edited(conf, audio, plain("pin"))
-    assert [str(device.bdf) for device in planned.plan.devices] == ["0000:01:00.0", "0000:01:00.1"]
+    assert [str(device.bdf) for device in planned.plan.vm.hostdevs] == [
+        "0000:01:00.0",
+        "0000:01:00.1",
+    ]
     assert b"hostpci0: 01:00,pcie=1\n" in planned.rendering.document
     mirrored = edited(conf, audio, plain("pin-numa-pci")).rendering.document
     assert b"hostpci0" not in mirrored
@@ -165,7 +168,7 @@ def test_a_size_of_memory_that_an_operator_overrode_is_the_plans() -> None:
 def test_a_chosen_gpu_takes_the_place_of_the_one_that_was_there() -> None:
     for target in ("proxmox", "xen", "incus", "cloud-hypervisor"):
         after = edited(FILES[target], HOST, plain("pin", gpu_count=1, reserve_defined=False))
-        chosen = {str(device.bdf) for device in after.plan.devices}
+        chosen = {str(device.bdf) for device in after.plan.vm.hostdevs}
         vm = target_named(target).read_vm(after.rendering.document, "vm")
         there = {str(one.bdf) for one in vm.hostdevs}
         assert there == chosen

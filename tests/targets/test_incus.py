@@ -48,7 +48,7 @@ def test_cells_are_as_planned_in_whichever_order_incus_takes_the_nodes(
         return
     cells = [cell for cell in planned.plan.cells if cell.vcpus]
     assert "[object " not in raw(planned)
-    assert {cell.memory_bytes for cell in cells} == {planned.plan.memory_bytes // len(cells)}
+    assert {cell.memory_bytes for cell in cells} == {planned.plan.vm.memory_bytes // len(cells)}
     stated = distances(raw(planned))
     assert len(stated) == (len(cells) ** 2 if len(cells) > 1 else 0)
     for order in permutations(range(len(cells))):

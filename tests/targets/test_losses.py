@@ -48,7 +48,7 @@ def asking_for_much() -> Plan:
         ),
         third,
     )
-    one, other = made.devices
+    one, other = made.vm.hostdevs
     return with_vm(
         replace(made, aperture=Aperture(64 * GIB, 44, 65536, 5 * GIB, 4096)),
         cells=cells,
@@ -98,7 +98,7 @@ def test_a_feature_is_in_the_file_if_and_only_if_it_is_not_lost(target: str) -> 
     host = host_named(HOST)
     module = target_named(target)
     if target == "incus":  # which refuses cells of unequal memory
-        sizes = [plan.memory_bytes // 2 if cell.vcpus else 0 for cell in plan.cells]
+        sizes = [plan.vm.memory_bytes // 2 if cell.vcpus else 0 for cell in plan.cells]
         cells = zip(plan.cells, sizes, strict=True)
         plan = with_vm(
             plan, cells=tuple(structs.replace(c, memory_bytes=size) for c, size in cells)
@@ -146,5 +146,5 @@ def test_switches_of_the_host_are_a_feature_of_their_own() -> None:
 
 def test_devices_without_a_cell_are_no_loss() -> None:
     made = asking_for_much()
-    bare = tuple(GuestHostdev(d.bdf, None) for d in made.devices)
+    bare = tuple(GuestHostdev(d.bdf, None) for d in made.vm.hostdevs)
     assert Feature.DEVICE_CELLS not in features_of(with_vm(made, hostdevs=bare))

@@ -81,7 +81,7 @@ def test_the_hook_script_gives_proxmox_the_seconds(tmp_path: Path) -> None:
         check=True,
         env={"PATH": f"{tmp_path}:{os.environ['PATH']}"},
     )
-    assert done.stdout.split() == ["370", "101", "0", str(planned.plan.devices[0].bdf)]
+    assert done.stdout.split() == ["370", "101", "0", str(planned.plan.vm.hostdevs[0].bdf)]
 
 
 SHORT = [

@@ -22,7 +22,7 @@ BOX = '''
 
 from homenode.vm.targets.target import Feature, Rendering, Target, lost, native
 from homenode.units import MIB
-from homenode.vm.model import Vm
+from homenode.vm.model import GuestTopology, Vm
 
 SAID = {Feature.TOPOLOGY}
 
@@ -41,7 +41,7 @@ def read_vm(content, source):
         name="box",
         vcpus=int(values["vcpus"]),
         memory_bytes=int(values["mib"]) * MIB,
-        cpu_topology=(sockets, 1, cores, threads),
+        cpu_topology=GuestTopology(sockets, 1, cores, threads),
     )
 
 

@@ -63,7 +63,7 @@ def test_an_edit_of_a_hook_script_is_named_and_lines_of_a_user_are_not() -> None
         return [f.subject for f in found.findings if f.severity is not Severity.INFO]
 
     document = made.rendering.document
-    device = str(made.plan.devices[0].bdf).encode()
+    device = str(made.plan.vm.hostdevs[0].bdf).encode()
     assert subjects(document, hook) == []
     assert subjects(document, hook.replace(device, b"0000:ff:00.0")) == ["line of the plan"]
     more = document + b"net0: virtio=BC:24:11:00:11:22,bridge=vmbr0\ntags: gpu\n"

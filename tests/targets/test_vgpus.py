@@ -33,7 +33,7 @@ def test_a_mediated_device_is_passed_by_its_uuid_and_never_bound_to_vfio(
     text = made.rendering.document.decode()
     assert f"sysfsdev=/sys/bus/mdev/devices/{UUIDS[0]}" in text
     assert "-uuid" in text
-    assert str(made.plan.devices[0].bdf) not in text
+    assert str(made.plan.vm.hostdevs[0].bdf) not in text
     hook = dict(made.rendering.companions).get(".hook.sh")
     script = text if hook is None else hook.decode()
     assert array_in(script, "devices") == ()
@@ -70,7 +70,7 @@ def of_function(uuid: str) -> Bdf | None:
 def test_a_virtual_function_with_a_vgpu_type_keeps_its_driver() -> None:
     wanted = options("pin-numa-pci", vcpus=2, gpu_count=1, gpu_profile="H200X-1-18C")
     made = written("qemu", HOST, wanted)
-    (device,) = made.plan.devices
+    (device,) = made.plan.vm.hostdevs
     text = made.rendering.document.decode()
     assert f"vfio-pci,host={device.bdf}" in text
     assert array_in(text, "devices") == ()

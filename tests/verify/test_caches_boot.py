@@ -75,7 +75,7 @@ def booted(made: Plan, model: str, online: int, folder: Path) -> Seen:
     except HomenodeError as error:
         pytest.skip(str(error))
     (folder / "initramfs").write_bytes(initramfs(files.busybox, INIT))
-    smp = smp_text(made).removeprefix(f"{made.vcpus},")
+    smp = smp_text(made).removeprefix(f"{made.vm.vcpus},")
     cells = (
         (
             "-object",
@@ -90,12 +90,12 @@ def booted(made: Plan, model: str, online: int, folder: Path) -> Seen:
             "qemu-system-x86_64",
             *("-machine", "q35", "-accel", "tcg,thread=single"),
             *("-cpu", cpu_text(replace(made, aperture=None), model)),
-            *("-smp", f"{online},maxcpus={made.vcpus},{smp}"),
+            *("-smp", f"{online},maxcpus={made.vm.vcpus},{smp}"),
             *("-m", f"{128 * len(made.cells)}M"),
             *chain.from_iterable(cells),
             *("-nodefaults", "-display", "none", "-serial", "stdio", "-no-reboot"),
             *("-kernel", str(files.kernel), "-initrd", str(folder / "initramfs")),
-            *("-append", kernel_command(made.vcpus, kvm=False)),
+            *("-append", kernel_command(made.vm.vcpus, kvm=False)),
         ],
         capture_output=True,
         check=False,
@@ -184,10 +184,10 @@ def test_a_guest_sees_its_pins_caches_or_none_and_a_cpu_in_each_cell(
 ) -> None:
     host, request, cache = CASES[name]
     made = plan(host, request)
-    assert made.cache is cache
+    assert made.vm.cpu_cache is cache
     offline = request.guest.offline_vcpus
-    seen = booted(made, MODELS[str(host.cpu.vendor)], made.vcpus - len(offline), tmp_path)
-    assert seen.cpus == CpuSet(range(made.vcpus)) - offline
+    seen = booted(made, MODELS[str(host.cpu.vendor)], made.vm.vcpus - len(offline), tmp_path)
+    assert seen.cpus == CpuSet(range(made.vm.vcpus)) - offline
     assert seen.nodes == tuple(cell.vcpus - offline for cell in made.cells)
     assert all(seen.nodes) and len(seen.nodes) == len(made.cells)
     shown = under_the_pins(host, made, seen.cpus) if cache is GuestCache.EMULATED else frozenset()
@@ -198,9 +198,15 @@ def test_a_guest_sees_its_pins_caches_or_none_and_a_cpu_in_each_cell(
 def test_with_topoext_amd_has_an_l3_that_was_switched_off(tmp_path: Path) -> None:
     host, request, _ = CASES["3-and-2-amd"]
     made = plan(host, request)
-    assert made.vm.topoext is False and made.topology is not None and made.cache is not None
+    assert (
+        made.vm.topoext is False
+        and made.vm.cpu_topology is not None
+        and made.vm.cpu_cache is not None
+    )
     seen = booted(with_vm(made, topoext=True), MODELS[AMD], 5, tmp_path)
-    told = told_l3(made.cache, made.topology, guest_cpu(host, request.guest, topoext=True))
+    told = told_l3(
+        made.vm.cpu_cache, made.vm.cpu_topology, guest_cpu(host, request.guest, topoext=True)
+    )
     assert told is not None and seen.l3 == set(told) == {CpuSet(range(5))}
 
 

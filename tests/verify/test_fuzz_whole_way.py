@@ -137,6 +137,6 @@ def test_fuzz_random_vms_boot_as_planned() -> None:
         pytest.skip(str(error))
     for seed in seeds():
         case = case_of(seed)
-        if case is not None and case.tuning.plan.vcpus <= MOST_BOOTED_VCPUS:
+        if case is not None and case.tuning.plan.vm.vcpus <= MOST_BOOTED_VCPUS:
             print(f"seed {seed}: {case.host.name}, {case.tuning.plan.layout.name}")
             booted(case)

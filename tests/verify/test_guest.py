@@ -114,7 +114,9 @@ def test_a_device_that_is_not_there_is_missing_and_another_in_its_place_is_named
 
 def test_a_device_without_an_address_is_inconclusive_where_its_kind_differs() -> None:
     plan = tuned("pin-numa-pci").plan
-    unplaced = with_vm(plan, hostdevs=tuple(structs.replace(d, address=None) for d in plan.devices))
+    unplaced = with_vm(
+        plan, hostdevs=tuple(structs.replace(d, address=None) for d in plan.vm.hostdevs)
+    )
     found = seen(guest_host(), plan=unplaced).findings
     assert {f.severity for f in found} == {Severity.INCONCLUSIVE}
     assert "virsh dumpxml" in (found[0].fix or "")
@@ -142,14 +144,16 @@ def test_a_guest_that_is_to_be_shown_no_l3_is_asked_for_one() -> None:
     found = [f for f in seen(silent, plan=plan).findings if f.id == "guest-llcs"]
     assert [f.severity for f in found] == [Severity.INCONCLUSIVE]
     # AMD's siblings need topoext, with which Linux takes the socket for an L3.
-    assert plan.topology is not None
-    siblings = with_vm(plan, cpu_topology=plan.topology._replace(cores=1, threads=2))
+    assert plan.vm.cpu_topology is not None
+    siblings = with_vm(plan, cpu_topology=plan.vm.cpu_topology._replace(cores=1, threads=2))
     assert expectation_of(siblings.vm).l3 is None
 
 
 def test_a_device_without_a_node_is_not_at_home_because_its_cell_is_missing() -> None:
     plan = tuned("pin-numa-pci").plan
-    unplaced = with_vm(plan, hostdevs=tuple(structs.replace(d, address=None) for d in plan.devices))
+    unplaced = with_vm(
+        plan, hostdevs=tuple(structs.replace(d, address=None) for d in plan.vm.hostdevs)
+    )
     guest = guest_host()
     merged = structs.replace(
         guest,
@@ -165,7 +169,8 @@ def test_a_device_without_a_node_is_not_at_home_because_its_cell_is_missing() ->
 def test_the_document_says_where_devices_are_when_the_plan_does_not() -> None:
     tuning = tuned("pin-numa-pci")
     unplaced = with_vm(
-        tuning.plan, hostdevs=tuple(structs.replace(d, address=None) for d in tuning.plan.devices)
+        tuning.plan,
+        hostdevs=tuple(structs.replace(d, address=None) for d in tuning.plan.vm.hostdevs),
     )
     facts = vm_of(open_domain(tuning.document, "vm.xml"))
     expected = expectation_of(vm_as_it_runs(unplaced, facts), document=facts, host=small_host())

@@ -71,9 +71,11 @@ def test_a_guest_with_unequal_cells_boots_without_a_warning_of_its_topology(
     layout = "pin-numa" if threads == 1 else "pin-numa-smt"
     request = small_request(sum(cells), sum(cells) * GIB, layout=layout)
     plan = assemble(even_host(len(cells), vendor=vendor), request, placed(cells, threads=threads))
-    assert plan.topology is not None and (plan.topology.sockets == 1) == (vendor == "GenuineIntel")
+    assert plan.vm.cpu_topology is not None and (plan.vm.cpu_topology.sockets == 1) == (
+        vendor == "GenuineIntel"
+    )
     model = VENDORS[vendor] + (",topoext=on" if plan.vm.topoext else "")
-    said = console(model, plan.topology, cells)
+    said = console(model, plan.vm.cpu_topology, cells)
     assert "is not on the same node" not in said and "smpboot.c" not in said
 
 

@@ -371,7 +371,7 @@ def test_a_device_that_no_one_gives_to_vfio_does_not_start() -> None:
 
 def changed_plans(plan: Plan) -> dict[str, Plan]:
     """By field, the plan with another value of it, for each field that a document holds."""
-    assert plan.aperture is not None and plan.topology is not None
+    assert plan.aperture is not None and plan.vm.cpu_topology is not None
     vm, aperture, cells, devices = plan.vm, plan.aperture, plan.vm.cells, plan.vm.hostdevs
     expander = next(c for c in vm.controllers if c.bus_nr is not None)
     others = tuple(c for c in vm.controllers if c is not expander)
@@ -403,7 +403,7 @@ def changed_plans(plan: Plan) -> dict[str, Plan]:
         "offline_vcpus": CpuSet([3]),
         "cpu_mode": "maximum",
         "cpu_model": "Other",
-        "cpu_topology": plan.topology._replace(sockets=vm.vcpus, cores=1),
+        "cpu_topology": plan.vm.cpu_topology._replace(sockets=vm.vcpus, cores=1),
         "cpu_cache": GuestCache.PASSTHROUGH,
         "topoext": True,
         "vcpu_pins": (CpuSet([7]), *vm.vcpu_pins[1:]),

@@ -168,7 +168,7 @@ def test_cells_that_incus_adds_to_a_flat_plan_are_its_own() -> None:
 def test_a_plan_that_the_target_never_has_is_refused(target: str) -> None:
     plan = plan_for(target)
     vgpu = with_vm(
-        plan, hostdevs=tuple(structs.replace(one, managed=False) for one in plan.devices)
+        plan, hostdevs=tuple(structs.replace(one, managed=False) for one in plan.vm.hostdevs)
     )
     with pytest.raises(InputError, match=r"the vGPU 0000:11:00\.0, 0000:81:00\.0"):
         expectation_for_target(vgpu, target)

@@ -156,7 +156,7 @@ def _tree(
     if asked.domain is None:
         assert asked.plan is not None, "one of the two is given"
         plan = read_plan_for(host, read_input(asked.plan, "a saved plan"), str(asked.plan))
-        return tree_of_plan(plan, host), host.name, _peers(host, plan.devices)
+        return tree_of_plan(plan, host), host.name, _peers(host, plan.vm.hostdevs)
 
     data = read_input(asked.domain, "a domain document, or another VM file")
     if target_of(data) is not None:

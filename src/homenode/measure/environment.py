@@ -456,15 +456,15 @@ def _neighbours(host: Host, pus: CpuSet) -> Iterator[Finding]:
 
 
 def _guest(plan: Plan, now: Environment) -> Iterator[Finding]:
-    if len(now.online) != plan.vcpus:
+    if len(now.online) != plan.vm.vcpus:
         yield finding(
             "bench-vcpus",
             "guest",
-            expected=f"{plan.vcpus} vCPUs, as planned",
+            expected=f"{plan.vm.vcpus} vCPUs, as planned",
             observed=f"{len(now.online)} online",
             source="/sys/devices/system/cpu/online",
         )
-    planned = plan.memory_bytes
+    planned = plan.vm.memory_bytes
     if now.memory_bytes is not None and now.memory_bytes < planned * MEMORY_KEPT:
         yield finding(
             "bench-balloon",

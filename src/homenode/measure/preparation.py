@@ -207,7 +207,7 @@ def _head(
         host=orders.host or (_host_of(plan) if in_guest else host_fingerprint(host)),
         arrangement=orders.arrangement,
         memory_mode=None if plan is None or plan.memory_mode is None else str(plan.memory_mode),
-        page_bytes=None if plan is None else plan.page_bytes,
+        page_bytes=None if plan is None else plan.vm.page_bytes,
         vcpus=sum(pu.online for pu in host.pus) if in_guest else None,
         pus=_pinned(plan) if in_guest else usable_pus(usable),
         nodes=_nodes(plan) if in_guest else tuple(int(node.index) for node in usable.nodes),

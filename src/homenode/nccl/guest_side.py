@@ -186,7 +186,7 @@ def guest_side(
 
 def _refuse_other_plan(plan: Plan, facts: Vm) -> None:
     given = {hostdev.bdf: hostdev.address for hostdev in facts.hostdevs}
-    for device in plan.devices:
+    for device in plan.vm.hostdevs:
         if device.bdf not in given:
             raise InputError(
                 f"{facts.source}: expected device {device.bdf} of the plan in it, found none",
@@ -198,9 +198,9 @@ def _refuse_other_plan(plan: Plan, facts: Vm) -> None:
                 f"found {given[device.bdf] or 'no address'}",
                 hint="name the document that homenode plan wrote with this plan",
             )
-    if plan.vcpus != facts.vcpus:
+    if plan.vm.vcpus != facts.vcpus:
         raise InputError(
-            f"{facts.source}: expected {plan.vcpus} vCPUs as in the plan, found {facts.vcpus}",
+            f"{facts.source}: expected {plan.vm.vcpus} vCPUs as in the plan, found {facts.vcpus}",
             hint="name the document that homenode plan wrote with this plan",
         )
 

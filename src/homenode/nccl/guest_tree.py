@@ -283,14 +283,14 @@ def tree_of_plan(plan: Plan, host: Host) -> GuestTree:
     cells.sort(key=lambda cell: cell.vcpus.first() or 0)
     node_of_cell = {} if flat else {cell.id: node for node, cell in enumerate(cells)}
     passed = []
-    for device in plan.devices:
+    for device in plan.vm.hostdevs:
         address = None if device.address is None else kernel_address(device.address, numbers)
         node = None if device.cell is None else node_of_cell.get(device.cell)
         passed.append(
             _Passed(bdf=device.bdf, address=address or device.bdf, at=device.address, node=node)
         )
     vcpus = {node_of_cell[cell.id]: cell.vcpus for cell in cells if cell.id in node_of_cell}
-    everyone = {0: CpuSet(range(plan.vcpus))}
+    everyone = {0: CpuSet(range(plan.vm.vcpus))}
     source = f"plan of layout {plan.layout.name}"
     return _tree(source, vcpus or everyone, passed, controllers, host)
 

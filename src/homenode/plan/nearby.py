@@ -59,7 +59,7 @@ def nearby_sizes(host: Host, request: GuestRequest, made: Plan) -> tuple[NearbyS
     found = []
     if here.gains - {Gain.GPU_SETS}:
         # Siblings go together.
-        step = made.topology.threads if made.topology and made.vcpus == request.vcpus else 1
+        step = made.vm.threads_per_core if made.vm.vcpus == request.vcpus else 1
         for way in (-1, 1):
             sizes = (request.vcpus + way * one for one in range(1, MOST_STEPS * step + 1))
             asked = ((n, resized(request, n)) for n in sizes if n > 0 and n % step == 0)
@@ -147,7 +147,7 @@ def _breaks_sets(plan: Plan, devices: DeviceInventory) -> bool:
     """Whether several GPUs of the VM are no GPU set, nor several whole ones: of a board with
     NVSwitches one of its partitions."""
     known = {gpu.bdf for gpu in devices.gpus if gpu.physical_function is None}
-    gpus = {device.bdf for device in plan.devices} & known
+    gpus = {device.bdf for device in plan.vm.hostdevs} & known
     if len(gpus) < 2 or not devices.sets:
         return False
     if devices.fabric is not None:

@@ -94,15 +94,15 @@ def domain_of_plan(plan: Plan) -> RunningDomain:
     return RunningDomain(
         name=plan.vm.name,
         running=False,
-        vcpu_pins=plan.vcpu_pins or (None,) * plan.vcpus,
-        emulator_pus=plan.emulator_pus,
+        vcpu_pins=plan.vcpu_pins or (None,) * plan.vm.vcpus,
+        emulator_pus=plan.vm.emulator_pus,
         iothread_pus=plan.iothread_pus,
-        memory_bytes=plan.memory_bytes + plan.vm.memory_device_bytes,
+        memory_bytes=plan.vm.memory_bytes + plan.vm.memory_device_bytes,
         memory_bound=plan.memory_mode is not None and plan.memory_mode is not MemoryMode.PREFERRED,
         memory_by_node=_memory_by_node(plan),
-        page_bytes=plan.page_bytes,
-        devices=tuple(sorted(device.bdf for device in plan.devices if device.uuid is None)),
-        mediated=tuple(device.uuid for device in plan.devices if device.uuid is not None),
+        page_bytes=plan.vm.page_bytes,
+        devices=tuple(sorted(device.bdf for device in plan.vm.hostdevs if device.uuid is None)),
+        mediated=tuple(device.uuid for device in plan.vm.hostdevs if device.uuid is not None),
         planned=True,
     )
 

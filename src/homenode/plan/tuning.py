@@ -138,7 +138,7 @@ def tune_as_planned(
 def _on_host(
     before: bytes, source: str, guest: Vm, made: Plan, host: Host, notes: tuple[str, ...]
 ) -> Tuning:
-    limits = check_vcpus(guest, made.vcpus, host.settings.qemu_version, source)
+    limits = check_vcpus(guest, made.vm.vcpus, host.settings.qemu_version, source)
     refuse_older(
         made,
         host.settings.libvirt_version,
@@ -178,7 +178,7 @@ def tune_manually(
     request = request_for(guest, options, None)
     placement = manual_placement(request, ranges)
     made = assemble(None, resized(request, len(placement.vcpu_pins)), placement)
-    limits = check_vcpus(guest, made.vcpus, None, source)
+    limits = check_vcpus(guest, made.vm.vcpus, None, source)
     return _tuned(before, source, made, (*notes, *map(_sentence, limits)))
 
 

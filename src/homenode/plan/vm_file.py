@@ -14,7 +14,7 @@ from homenode.vm.domain.codec import refuse_older
 from homenode.vm.domain.copy import DEFAULT_NAME
 from homenode.vm.domain.limits import check_vcpus, refuse_unsafe
 from homenode.vm.domain.read import read_vm as read_domain
-from homenode.vm.model import Vm
+from homenode.vm.model import GuestTopology, Vm
 from homenode.vm.plan_model import Plan, PlanFinding, plan_finding
 from homenode.vm.plan_options import PlanOptions, size_of_cells
 from homenode.vm.targets.registry import recognised, target_named
@@ -157,7 +157,7 @@ def plan_for_target(vm: VmFile, options: PlanOptions, host: Host, target: str) -
     request = request_for(vm.guest, options, host)
     says_nothing = vm.kind != target or vm.guest.cpu_topology is None
     if module.one_socket and request.options.objective is None and says_nothing:
-        guest = structs.replace(vm.guest, cpu_topology=(1, 1, vm.guest.vcpus, 1))
+        guest = structs.replace(vm.guest, cpu_topology=GuestTopology(1, 1, vm.guest.vcpus, 1))
         vm, request = replace(vm, guest=guest), structs.replace(request, guest=guest)
     made = plan(host, request)
     _refuse_lost_vgpus(made, module)
@@ -165,7 +165,7 @@ def plan_for_target(vm: VmFile, options: PlanOptions, host: Host, target: str) -
     if module.runs_qemu:
         qemu = host.settings.qemu_version
         refuse_older(made, None, qemu, is_virt=vm.guest.is_virt)
-        limits = check_vcpus(vm.guest, made.vcpus, qemu, vm.source)
+        limits = check_vcpus(vm.guest, made.vm.vcpus, qemu, vm.source)
     refuse_unsafe(vm.guest, made, vm.source)
     given = vm.content if vm.kind == target else None
     rendering = module.render(made, vm.guest, host, given, vm.source)
@@ -190,7 +190,7 @@ def _refuse_lost_vgpus(plan: Plan, target: Target) -> None:
     """A file that cannot say a vGPU would pass its GPU, which ends the vGPUs of other VMs."""
     support = target.support[Feature.VGPUS]
     if support.level is Level.LOST and Feature.VGPUS in features_of(plan):
-        names = ", ".join(d.uuid or str(d.bdf) for d in plan.devices if is_vgpu(d))
+        names = ", ".join(d.uuid or str(d.bdf) for d in plan.vm.hostdevs if is_vgpu(d))
         raise InputError(
             f"target {target.title}: expected whole devices, found the vGPU {names}: {support.how}",
             hint="plan it for libvirt, qemu or proxmox",

@@ -67,13 +67,13 @@ def _nearby_line(one: NearbySize) -> str:
 def _summary(plan: Plan) -> str:
     where = nodes_text(plan.nodes) if plan.nodes else "no particular node"
     return (
-        f"{plural(plan.vcpus, 'vCPU')} and {_memory(plan)} on {where}, "
-        f"{plural(len(plan.cells), 'guest cell')}, {plural(len(plan.devices), 'device')}."
+        f"{plural(plan.vm.vcpus, 'vCPU')} and {_memory(plan)} on {where}, "
+        f"{plural(len(plan.cells), 'guest cell')}, {plural(len(plan.vm.hostdevs), 'device')}."
     )
 
 
 def _memory(plan: Plan) -> str:
-    text = format_bytes(plan.memory_bytes)
+    text = format_bytes(plan.vm.memory_bytes)
     if not plan.vm.memory_device_bytes:
         return text
     return f"{text} and {format_bytes(plan.vm.memory_device_bytes)} in memory devices"
@@ -97,7 +97,7 @@ def _placement(plan: Plan, host: Host | None) -> Section:
         idle = CpuSet(
             pu for core in host.cores if not core.pus.isdisjoint(used) for pu in core.pus - used
         )
-        idle -= plan.emulator_pus or CpuSet()
+        idle -= plan.vm.emulator_pus or CpuSet()
         if idle:
             lines.append(
                 f"Hyper-threads kept idle: each vCPU gets a whole core ({pus_text(idle)})."
@@ -117,7 +117,7 @@ def placement_lines(plan: Plan, host: Host | None) -> list[str]:
     if given:
         lines.append(f"What gave way: {'; '.join(_GAVE_WAY.get(one, one) for one in given)}.")
     if "host's last core" in given and _has_idle_siblings(plan, host):
-        half = -(-plan.vcpus // 2)
+        half = -(-plan.vm.vcpus // 2)
         lines.append(
             f"To leave the host cores, use both threads of each: --vcpus {half} --pinning all-pus "
             f"--siblings exposed gives {2 * half} vCPUs on {plural(half, 'core')}."
@@ -207,7 +207,7 @@ def _choice(plan: Plan, host: Host | None, *, whole: bool) -> Section:
             else term_value(other.decided_by, value)
             for nodes, value in ((plan.nodes, mine), (other.nodes, theirs))
         )
-        others = sorted(set(other.devices) - {device.bdf for device in plan.devices})
+        others = sorted(set(other.devices) - {device.bdf for device in plan.vm.hostdevs})
         having = f" with {subjects_text([str(bdf) for bdf in others])}" if others else ""
         lines.append(
             f"{who}, {nodes_text(other.nodes)}{having}: decided by {term_words(other.decided_by)}, "
@@ -269,11 +269,11 @@ def rejection_lines(
 def _host_threads(plan: Plan) -> Section:
     lines: list[str] = []
     used = CpuSet.union(plan.vcpu_pins)
-    if plan.emulator_pus is None:
+    if plan.vm.emulator_pus is None:
         lines.append("The emulator's threads are not pinned.")
     else:
-        lines.append(f"The emulator runs on {pus_text(plan.emulator_pus)}.")
-        shared = plan.emulator_pus & used
+        lines.append(f"The emulator runs on {pus_text(plan.vm.emulator_pus)}.")
+        shared = plan.vm.emulator_pus & used
         if shared:
             lines.append(f"It shares {pus_text(shared)} with vCPUs and may delay them.")
     lines += [f"IOThread {i} runs on {pus_text(pus)}." for i, pus in plan.vm.iothread_pins]

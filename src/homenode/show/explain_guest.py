@@ -39,7 +39,7 @@ def cells_section(plan: Plan) -> Section:
     lines += [
         f"Cells {number_list(tuple(device.initiator_cells))} are for the memory of GPU "
         f"{device.bdf}: the guest's driver puts it online there."
-        for device in plan.devices
+        for device in plan.vm.hostdevs
         if device.initiator_cells
     ]
     columns = ("guest cell", "vCPUs", "PUs", "host node", "memory", "distances")
@@ -57,20 +57,20 @@ def _number(vcpus: CpuSet, offline: CpuSet) -> str:
 
 def topology_section(plan: Plan) -> Section:
     lines: list[str] = []
-    if plan.topology is not None:
-        shape = plan.topology
+    if plan.vm.cpu_topology is not None:
+        shape = plan.vm.cpu_topology
         levels = zip(shape, ("socket", "die", "core", "thread"), strict=True)
         product = " x ".join(plural(count, noun) for count, noun in levels)
         lines.append(f"The guest sees {product} = {plural(shape.vcpus, 'vCPU')}.")
-    caches = {
+    caches: dict[str | None, str] = {
         GuestCache.PASSTHROUGH: "Its caches are the host's: they match its threads and LLCs.",
         GuestCache.EMULATED: "Its L3 is emulated, one for each die.",
         GuestCache.DISABLED: "It is shown no L3: none could be true of its vCPUs.",
         None: "Its caches stay as the document has them.",
     }
-    lines.append(caches[plan.cache])
+    lines.append(caches[plan.vm.cpu_cache])
     if plan.vm.topoext:
-        sees = plan.topology is not None and plan.topology.threads > 1
+        sees = plan.vm.threads_per_core > 1
         lines.append(
             "The CPU feature topoext is required, or an AMD guest does not see threads."
             if sees
@@ -91,11 +91,11 @@ def devices_section(plan: Plan, host: Host | None) -> Section:
             "none" if device.cell is None else str(device.cell),
             "as it was" if device.address is None else str(device.address),
         )
-        for device in plan.devices
+        for device in plan.vm.hostdevs
     )
     columns = ("host BDF", "kind", "node", "guest cell", "guest address")
     lines = _dma_lines(plan, host)
-    if any(device.address is not None for device in plan.devices):
+    if any(device.address is not None for device in plan.vm.hostdevs):
         lines += (
             "`lspci` in the guest shows other bus numbers: guest addresses are libvirt's, with the "
             "index of a controller as bus.",
@@ -105,10 +105,10 @@ def devices_section(plan: Plan, host: Host | None) -> Section:
 
 def _dma_lines(plan: Plan, host: Host | None) -> tuple[str, ...]:
     """Local and remote parts of DMA; devices with the same parts together."""
-    if not plan.devices:
+    if not plan.vm.hostdevs:
         return ()
     alike: dict[tuple[bool, float | None, int | None], list[GuestHostdev]] = {}
-    for device in plan.devices:
+    for device in plan.vm.hostdevs:
         node = device.host_node
         farthest = None if node is None else _farthest(plan.cells, host, node)
         key = (node is not None, device.local_memory_ratio, farthest)
@@ -130,7 +130,7 @@ def _dma_lines(plan: Plan, host: Host | None) -> tuple[str, ...]:
             )
             lines.append(f"{which}: {bound}, so the local part of DMA is unknown.")
             continue
-        whole = plan.memory_bytes + plan.vm.memory_device_bytes
+        whole = plan.vm.memory_bytes + plan.vm.memory_device_bytes
         local = round(whole * ratio)
         remote = whole - local
         each = "each" if len(devices) > 1 else "it"
@@ -140,7 +140,7 @@ def _dma_lines(plan: Plan, host: Host | None) -> tuple[str, ...]:
             text += f"; DMA to the other {format_bytes(remote)} is remote"
             text += f", at distances up to {farthest}" if farthest else ""
         lines.append(text + ".")
-    no_cell = [d for d in plan.devices if d.cell is None]
+    no_cell = [d for d in plan.vm.hostdevs if d.cell is None]
     if no_cell and len(plan.cells) > 1:
         lines.append(
             f"{plural(len(no_cell), 'device')} on no guest cell: the guest cannot know which "

@@ -175,7 +175,7 @@ def uses_of_pus(host: Host, plan: Plan | None) -> Mapping[int, PuUse]:
         for sibling in siblings.get(index, CpuSet()):
             if sibling not in vcpus_of_pu:
                 uses[sibling] = replace(use(sibling), other_cell=home)
-    for own in plan.emulator_pus or ():
+    for own in plan.vm.emulator_pus or ():
         uses[own] = replace(use(own), emulator=True)
     for number, threads in plan.vm.iothread_pins:
         for own in threads:

@@ -64,7 +64,7 @@ def device_facts(host: Host, plan: Plan | None) -> DeviceFacts:
     return DeviceFacts(
         gpus=gpu_numbers(host),
         short=short_addresses(host),
-        planned={} if plan is None else {device.bdf: device for device in plan.devices},
+        planned={} if plan is None else {device.bdf: device for device in plan.vm.hostdevs},
         used_by={
             bdf: domain.name
             for domain in host.domains

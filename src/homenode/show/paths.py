@@ -142,7 +142,7 @@ def planned_paths(label: str, plan: Plan, host: Host | None) -> Paths:
     on.
     """
     counted = _counted(plan, host)
-    at = {device.bdf: device for device in plan.devices if device.bdf in counted}
+    at = {device.bdf: device for device in plan.vm.hostdevs if device.bdf in counted}
     used = {int(node) for cell in plan.cells for node in cell.host_nodes}
     used |= {int(device.host_node) for device in at.values() if device.host_node is not None}
     if host is not None:
@@ -215,9 +215,9 @@ def _gpus(host: Host) -> list[PciDevice]:
 def _counted(plan: Plan, host: Host | None) -> set[object]:
     """Devices that are drawn: GPUs, where a host shows which they are; else one of each group."""
     if host is None:
-        return {device.group for device in plan.devices}
+        return {device.group for device in plan.vm.hostdevs}
     known = {gpu.bdf for gpu in host.devices_of_kind(DeviceKind.GPU)}
-    return {device.bdf for device in plan.devices if device.bdf in known}
+    return {device.bdf for device in plan.vm.hostdevs if device.bdf in known}
 
 
 def _by_node(nodes: Iterable[int | None]) -> tuple[tuple[int | None, int], ...]:

@@ -46,7 +46,7 @@ def topology_map(host: Host, plan: Plan | None = None) -> str:
     uses = uses_of_pus(host, plan)
     keep = {bdf for domain in host.domains if domain.running for bdf in domain.devices}
     if plan is not None:
-        keep |= {device.bdf for device in plan.devices}
+        keep |= {device.bdf for device in plan.vm.hostdevs}
     devices = devices_by_node(host, keep)
     scene = Scene(host, plan, uses, device_facts(host, plan))
     frames = package_frames(host, devices)
@@ -113,8 +113,8 @@ def plan_line(plan: Plan) -> str:
     parts = [
         f"VM {plan.vm.name}",
         f"layout {plan.layout.name}",
-        plural(plan.vcpus, "vCPU"),
-        format_bytes(plan.memory_bytes),
+        plural(plan.vm.vcpus, "vCPU"),
+        format_bytes(plan.vm.memory_bytes),
         nodes_text(plan.nodes) if plan.nodes else "no nodes chosen",
     ]
     if plan.fallback:
@@ -195,10 +195,10 @@ def _cell_texts(scene: Scene, cell_id: int) -> list[str]:
         f"vCPUs {cell.vcpus} ({len(cell.vcpus)})",
         f"memory {format_bytes(cell.memory_bytes)}{bound}",
     ]
-    here = [device for device in plan.devices if device.cell == cell.id]
+    here = [device for device in plan.vm.hostdevs if device.cell == cell.id]
     if here:
         texts.append(", ".join(scene.facts.name(device.bdf) for device in here))
-    elsewhere = [d.bdf for d in plan.devices if d.cell is None]
+    elsewhere = [d.bdf for d in plan.vm.hostdevs if d.cell is None]
     if len(plan.cells) == 1 and elsewhere:
         names = ", ".join(scene.facts.name(bdf) for bdf in elsewhere)
         texts.append(f"with no node in the guest: {names}")
@@ -209,14 +209,14 @@ def _guest_notes(scene: Scene, plan: Plan) -> list[str]:
     notes: list[str] = []
     if not plan.vcpu_pins:
         notes.append("The vCPUs are not pinned: they run on any PU of the host.")
-    if plan.emulator_pus is not None:
-        notes.append(f"Emulator on {pus_text(plan.emulator_pus)}.")
+    if plan.vm.emulator_pus is not None:
+        notes.append(f"Emulator on {pus_text(plan.vm.emulator_pus)}.")
     else:
         notes.append("The emulator's threads are not pinned.")
     if plan.iothread_pus:
         said = ", ".join(f"{i} on {pus_text(pus)}" for i, pus in plan.vm.iothread_pins)
         notes.append(f"IOThread {said}.")
-    elsewhere = [scene.facts.name(d.bdf) for d in plan.devices if d.cell is None]
+    elsewhere = [scene.facts.name(d.bdf) for d in plan.vm.hostdevs if d.cell is None]
     if elsewhere and len(plan.cells) > 1:
         notes.append(f"With no node in the guest: {', '.join(elsewhere)}.")
     return [" ".join(notes)]

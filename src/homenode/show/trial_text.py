@@ -144,7 +144,7 @@ def schedule_text(
         plan = one.tuning.plan
         pins = number_list(pu for pins in plan.vcpu_pins for pu in pins) or "none"
         nodes = ",".join(map(str, plan.nodes))
-        rows.append((one.layout, str(plan.vcpus), nodes, pins, fits))
+        rows.append((one.layout, str(plan.vm.vcpus), nodes, pins, fits))
     what = "itself" if head.copy is None else f"by a copy, {head.domain}"
     order = ", ".join(step.variant for step in steps)
     each = f"{plural(len(steps), 'boot')}, about {duration_text(seconds)}"

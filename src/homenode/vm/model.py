@@ -214,8 +214,7 @@ class Vm(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     cpu_mode: str | None = None
     """None where no CPU model is named."""
     cpu_model: str | None = None
-    cpu_topology: tuple[int, int, int, int] | None = None
-    """Sockets, dies, cores, threads."""
+    cpu_topology: GuestTopology | None = None
     cpu_cache: str | None = None
     """Mode of <cache>; None = there is none."""
     topoext: bool | None = None
@@ -302,7 +301,7 @@ class Vm(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     @property
     def threads_per_core(self) -> int:
         """Siblings of a core as the document shows them, 1 = none."""
-        return 1 if self.cpu_topology is None else self.cpu_topology[3]
+        return 1 if self.cpu_topology is None else self.cpu_topology.threads
 
     @property
     def memory_device_bytes(self) -> int:

@@ -15,9 +15,6 @@ from homenode.indices import LlcIndex, NodeIndex
 from homenode.objective import Objective
 from homenode.vm.layout import GuestCells, Layout
 from homenode.vm.model import (
-    GuestCache,
-    GuestHostdev,
-    GuestTopology,
     Vm,
     VmCell,
 )
@@ -180,33 +177,6 @@ class Plan(Struct, frozen=True):
         return self.layout.cells is GuestCells.MIRRORED
 
     @property
-    def vcpus(self) -> int:
-        return self.vm.vcpus
-
-    @property
-    def memory_bytes(self) -> int:
-        """Without memory devices."""
-        return self.vm.memory_bytes
-
-    @property
-    def page_bytes(self) -> int | None:
-        return self.vm.page_bytes
-
-    @property
-    def emulator_pus(self) -> CpuSet | None:
-        return self.vm.emulator_pus
-
-    @property
-    def topology(self) -> GuestTopology | None:
-        """Sockets, dies, cores and threads of the guest; None = as the document has them."""
-        return None if self.vm.cpu_topology is None else GuestTopology(*self.vm.cpu_topology)
-
-    @property
-    def cache(self) -> GuestCache | None:
-        """None = as the document has it."""
-        return None if self.vm.cpu_cache is None else GuestCache(self.vm.cpu_cache)
-
-    @property
     def memory_mode(self) -> MemoryMode | None:
         """Mode of numatune; None = as the document has it."""
         return None if self.vm.binding is None else MemoryMode(self.vm.binding[0])
@@ -215,10 +185,6 @@ class Plan(Struct, frozen=True):
     def memory_nodes(self) -> tuple[NodeIndex, ...]:
         """Host nodes that memory is bound to; () = not bound."""
         return () if self.vm.binding is None else tuple(map(NodeIndex, self.vm.binding[1]))
-
-    @property
-    def devices(self) -> tuple[GuestHostdev, ...]:
-        return self.vm.hostdevs
 
     @property
     def vcpu_pins(self) -> tuple[CpuSet, ...]:

@@ -161,7 +161,7 @@ def _cache(facts: Vm, host: Host) -> Iterator[Finding]:
     lying = [group for group in guest_l3 or () if not any(group <= llc for llc in shared.groups)]
     if not lying:
         return
-    is_passed = cache is GuestCache.PASSTHROUGH
+    is_passed = cache == GuestCache.PASSTHROUGH
     yield finding(
         "cache-passthrough-false" if is_passed else "guest-l3-false",
         f"vCPUs {CpuSet.union(lying)}",

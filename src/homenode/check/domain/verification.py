@@ -93,7 +93,7 @@ def _record(facts: Vm, host: Host) -> Iterator[Finding]:
 
 def _left_on_root(plan: Plan) -> Iterator[Finding]:
     """The layout leaves devices on the root bus: that is as planned, and worth knowing."""
-    placed = [str(device.bdf) for device in plan.devices if device.cell is None]
+    placed = [str(device.bdf) for device in plan.vm.hostdevs if device.cell is None]
     if placed:
         yield finding(
             "devices-without-node",

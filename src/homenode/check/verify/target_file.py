@@ -13,7 +13,7 @@ from homenode.machine.topology import Host
 from homenode.plan.vm_file import VmFile, on_host
 from homenode.vm.facts import diff
 from homenode.vm.layout import GuestCells
-from homenode.vm.model import Vm
+from homenode.vm.model import GuestTopology, Vm
 from homenode.vm.plan_model import KEPT, Plan
 from homenode.vm.plan_options import MemoryMode
 from homenode.vm.targets.registry import target_named
@@ -99,7 +99,7 @@ def _written_again(
     vm = VmFile(target, module.read_vm(content, source), content, source)
     vm = vm if host is None else on_host(vm, host)
     own = {controller.index for controller in plan.vm.controllers}
-    elsewhere = [d for d in plan.devices if d.address is not None and d.address.bus not in own]
+    elsewhere = [d for d in plan.vm.hostdevs if d.address is not None and d.address.bus not in own]
     if elsewhere:
         return None
     return module.render(plan, vm.guest, host, content, source)
@@ -145,7 +145,7 @@ def as_said(plan: Plan, lost: Collection[Feature]) -> Vm:
     vm = plan.vm
     if Feature.DIES in lost and vm.cpu_topology is not None:
         sockets, dies, cores, threads = vm.cpu_topology
-        vm = replace(vm, cpu_topology=(sockets, 1, dies * cores, threads))
+        vm = replace(vm, cpu_topology=GuestTopology(sockets, 1, dies * cores, threads))
     if Feature.INITIATORS in lost:
         cells = [cell for cell in vm.cells if cell.vcpus or cell.memory_bytes]
         cut = (replace(cell, distances=cell.distances[: len(cells)]) for cell in cells)
@@ -182,10 +182,10 @@ def _hook(
     vcpus, emulator, _ = pins_in(hook.decode("utf-8", "replace"))
     if vcpus != plan.vcpu_pins:
         yield _differs("hook script: PUs of vCPUs", "those of the plan", "others", source)
-    if emulator != plan.emulator_pus:
-        yield _differs("hook script: emulator's PUs", plan.emulator_pus, emulator, source)
+    if emulator != plan.vm.emulator_pus:
+        yield _differs("hook script: emulator's PUs", plan.vm.emulator_pus, emulator, source)
     planned = None if written is None else dict(written.companions).get(suffix)
-    if vcpus == plan.vcpu_pins and emulator == plan.emulator_pus and planned is not None:
+    if vcpus == plan.vcpu_pins and emulator == plan.vm.emulator_pus and planned is not None:
         yield from _missing_lines(hook, planned, f"{source}: hook script")
 
 
@@ -243,7 +243,7 @@ def lost_in_guest(plan: Plan, target: str, expected: Expectation, source: str) -
 def _refuse_plan_of_others(plan: Plan, target: Target, name: str, lost: frozenset[Feature]) -> None:
     title = target.title
     if Feature.VGPUS in lost:
-        vgpus = filter(is_vgpu, plan.devices)
+        vgpus = filter(is_vgpu, plan.vm.hostdevs)
         what = f"the vGPU {', '.join(one.uuid or str(one.bdf) for one in vgpus)}"
     elif plan.vm.memory_device_bytes:
         what = "memory devices"

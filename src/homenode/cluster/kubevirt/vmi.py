@@ -18,7 +18,7 @@ from homenode.cluster.pods.pod import MEMORY, Container, Pod
 from homenode.cluster.pods.quantity import parse_quantity
 from homenode.errors import InputError, ParseError
 from homenode.units import GIB, MIB
-from homenode.vm.model import Vm
+from homenode.vm.model import GuestTopology, Vm
 
 _NOTHING: Mapping[str, Any] = {}
 _TYPES: Mapping[str, type] = {
@@ -211,14 +211,16 @@ def _address(text: str, source: str, group: str) -> tuple[int, int, int, int]:
     return at.domain, at.bus, at.device, at.function
 
 
-def _topology(vmi: Vmi) -> tuple[int, int, int, int] | None:
-    """Sockets, dies, cores and threads; None where nothing of them is set."""
+def _topology(vmi: Vmi) -> GuestTopology | None:
+    """None where nothing of it is set."""
     cpu = vmi.at("domain", "cpu")
     sockets, cores, threads = (
         0 if (count := down(cpu, name)) is None else parse_quantity(count, f"cpu.{name}")
         for name in ("sockets", "cores", "threads")
     )
-    return (sockets or 1, 1, cores or 1, threads or 1) if sockets or cores or threads else None
+    if not (sockets or cores or threads):
+        return None
+    return GuestTopology(sockets or 1, 1, cores or 1, threads or 1)
 
 
 def _vcpus(vmi: Vmi) -> int:

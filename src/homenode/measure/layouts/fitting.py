@@ -77,9 +77,9 @@ def short_memory(fitted: Sequence[Fitted], groups: Sequence[Group]) -> tuple[str
     need, least = format_bytes(_STREAM_BYTES), f"{_LEAST_GUEST_MIB} MiB"
     return tuple(
         f"{layout}: expected {need} of free memory for STREAM, found a guest of "
-        f"{format_bytes(plan.memory_bytes)}; give it {least} or more, or other --tests"
+        f"{format_bytes(plan.vm.memory_bytes)}; give it {least} or more, or other --tests"
         for layout, plan in plans
-        if plan.memory_bytes * _SHARE_OF_STREAM < _STREAM_BYTES
+        if plan.vm.memory_bytes * _SHARE_OF_STREAM < _STREAM_BYTES
     )
 
 
@@ -101,9 +101,9 @@ def _fit(
     plan = tuning.plan
     against = _in_the_way(tuning.document, name, plan, host)
     vcpus = vm_of(open_domain(original, name)).vcpus
-    if ranges is not None and pinning is Pinning.ONE_PER_CORE and plan.vcpus != vcpus:
+    if ranges is not None and pinning is Pinning.ONE_PER_CORE and plan.vm.vcpus != vcpus:
         against.append(
-            f"--node-pus: expected {vcpus} PUs, one a vCPU of the VM, found {plan.vcpus}"
+            f"--node-pus: expected {vcpus} PUs, one a vCPU of the VM, found {plan.vm.vcpus}"
         )
     return Fitted(options.layout, tuning, tuple(against))
 
@@ -136,9 +136,12 @@ def _in_the_way(document: bytes, name: str, plan: Plan, host: Host) -> list[str]
 def _anywhere(plan: Plan, host: Host) -> list[str]:
     """What is short for memory that is not bound: it may come from every node but a GPU's."""
     nodes = [node for node in host.nodes if node.memory_kind is not MemoryKind.GPU]
-    if plan.page_bytes:
+    if plan.vm.page_bytes:
         pools = [
-            pool for node in nodes for pool in node.page_pools if pool.page_bytes == plan.page_bytes
+            pool
+            for node in nodes
+            for pool in node.page_pools
+            if pool.page_bytes == plan.vm.page_bytes
         ]
         free: int | None = sum(pool.page_bytes * pool.free_pages for pool in pools)
         what, name = "free huge pages", "huge-pages-short"
@@ -152,9 +155,9 @@ def _anywhere(plan: Plan, host: Host) -> list[str]:
         known = [size for size in sizes if size is not None]
         free = sum(known) if known and len(known) == len(sizes) else None
         what, name = "free memory", "memory-short"
-    if free is None or free >= plan.memory_bytes:
+    if free is None or free >= plan.vm.memory_bytes:
         return []
     return [
-        f"all nodes: expected {format_bytes(plan.memory_bytes)} of {what}, found "
+        f"all nodes: expected {format_bytes(plan.vm.memory_bytes)} of {what}, found "
         f"{format_bytes(free)} ({name})"
     ]

@@ -96,7 +96,7 @@ class _Builder:
     def _is_chosen(self, fallback: Fallback) -> bool:
         """Whether the plan's placing is one of the fallback's, and costs there what the plan says:
         several may bear one name."""
-        threads, vcpus = fallback.grouping.threads, self.plan.vcpus
+        threads, vcpus = fallback.grouping.threads, self.plan.vm.vcpus
         if fallback.concessions != self.given or fallback.groups != sum(self.split):
             return False
         if vcpus != fallback.groups * threads and -(-vcpus // threads) != fallback.groups:

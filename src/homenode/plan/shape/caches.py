@@ -121,7 +121,7 @@ def guest_cpu(host: Host, guest: Vm, topoext: bool | None = None) -> GuestCpu:
 
 
 def told_l3(
-    cache: GuestCache, topology: GuestTopology, cpu: GuestCpu, host_threads: int | None = None
+    cache: str, topology: GuestTopology, cpu: GuestCpu, host_threads: int | None = None
 ) -> Groups | None:
     """vCPUs that a Linux guest takes to share each L3; () where it is shown none, None where that
     is not known. host_threads: PUs of each of the host's LLCs, for caches that are passed through.
@@ -140,15 +140,15 @@ def told_l3(
             for is_amd in (True, False)
         }
         return ways.pop() if len(ways) == 1 else None
-    is_passed = cache is GuestCache.PASSTHROUGH
+    is_passed = cache == GuestCache.PASSTHROUGH
     if is_passed and host_threads is None:
         return None
-    if cache is GuestCache.DISABLED and not (cpu.is_amd and cpu.has_topoext):
+    if cache == GuestCache.DISABLED and not (cpu.is_amd and cpu.has_topoext):
         return ()
     per_die = topology.cores * topology.threads
     per_socket = per_die * topology.dies
     if cpu.is_amd:
-        if not cpu.has_topoext or cache is GuestCache.DISABLED:
+        if not cpu.has_topoext or cache == GuestCache.DISABLED:
             return _grouped(topology, lambda vcpu: vcpu // per_socket)
         threads = host_threads if is_passed and host_threads else per_die
         bits = _bits(threads) if cpu.llc_bits is None else cpu.llc_bits
@@ -162,7 +162,7 @@ def told_l3(
 
 def stated_topology(guest: Vm, vcpus: int) -> GuestTopology:
     """The document's topology; without one libvirt makes each vCPU a socket."""
-    stated = None if guest.cpu_topology is None else GuestTopology(*guest.cpu_topology)
+    stated = guest.cpu_topology
     return stated if stated and stated.vcpus == vcpus else GuestTopology(vcpus, 1, 1, 1)
 
 

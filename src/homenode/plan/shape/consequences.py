@@ -41,7 +41,7 @@ def consequences(
             f"{format_bytes(guest.memory_bytes)}."
         )
     said += _cells(host, request, cells, vm.offline_vcpus)
-    said += _topology(host, request, cells, vm.cpu_topology and GuestTopology(*vm.cpu_topology))
+    said += _topology(host, request, cells, vm.cpu_topology)
     if host is not None:
         before = {hostdev.bdf: hostdev.address for hostdev in guest.hostdevs}
         said += _moved(host.device_at, before, vm.hostdevs)

@@ -82,9 +82,11 @@ def edit_cells(document: Document, plan: Plan) -> Document:
         assert numa is not None, "there are cells"
         if len(before) > 1 and not _needs_a_cell(document):
             return without(document, numa)
-        everything = CpuSet(range(plan.vcpus))
+        everything = CpuSet(range(plan.vm.vcpus))
         distances = () if len(before) > 1 else read_distances(cell_elements(document)[0])
-        whole = VmCell(id=0, vcpus=everything, memory_bytes=plan.memory_bytes, distances=distances)
+        whole = VmCell(
+            id=0, vcpus=everything, memory_bytes=plan.vm.memory_bytes, distances=distances
+        )
         wanted = (whole,)
     if document.root.at("cpu/numa") is None:
         document = put(document, "cpu", New("numa"))
@@ -220,15 +222,15 @@ def edit_memory_backing(document: Document, plan: Plan) -> Document:
     Raises InputError where cells with pages of several sizes would become one.
     """
     cells = len(cell_elements(document))
-    if plan.page_bytes is None:
+    if plan.vm.page_bytes is None:
         return _with_cells_that_are(document, cells)
     hugepages = document.root.at("memoryBacking/hugepages")
     pages = _pages(document)
-    if hugepages is not None and _says(pages, plan.page_bytes, cells):
+    if hugepages is not None and _says(pages, plan.vm.page_bytes, cells):
         return document
-    size, unit = format_size(plan.page_bytes, ("GiB", "MiB"))
+    size, unit = format_size(plan.vm.page_bytes, ("GiB", "MiB"))
     of_cells = {"size": size, "unit": unit, "nodeset": format_set(range(cells)) if cells else None}
-    new = (New("page", of_cells),) if plan.page_bytes else ()
+    new = (New("page", of_cells),) if plan.vm.page_bytes else ()
     if hugepages is None:
         return put(document, "memoryBacking", New("hugepages", children=new))
     document = removed(document, pages)

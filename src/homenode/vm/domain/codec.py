@@ -349,7 +349,9 @@ SINCE = (
         "<topology dies=>",
         (6, 1, 0),
         (4, 1, 0),
-        lambda asked: asked.plan.topology is not None and asked.plan.topology.dies > 1,
+        lambda asked: (
+            asked.plan.vm.cpu_topology is not None and asked.plan.vm.cpu_topology.dies > 1
+        ),
         lambda document, vm: (document.root.value("cpu/topology/@dies") or "1") != "1",
     ),
     Since(

@@ -32,12 +32,12 @@ from homenode.vm.domain.edits import (
 )
 from homenode.vm.domain.fields import decimal, format_set, number, pu_set
 from homenode.vm.layout import Siblings
-from homenode.vm.model import MAX_VCPUS, GuestCache, PortModel
+from homenode.vm.model import MAX_VCPUS, GuestCache, GuestTopology, PortModel
 from homenode.vm.plan_model import Plan
 
 
-def read_topology(document: Document) -> tuple[int, int, int, int] | None:
-    """(sockets, dies, cores, threads) of <topology>; clusters are counted into the cores. None
+def read_topology(document: Document) -> GuestTopology | None:
+    """That of <topology>; clusters are counted into the cores. None
     where there is none."""
     topology = document.root.at("cpu/topology")
     if topology is None:
@@ -51,7 +51,7 @@ def read_topology(document: Document) -> tuple[int, int, int, int] | None:
                 document.source, f"{name} from 1 to {MAX_VCPUS}", str(text), line=topology.line
             )
     cores = counts["clusters"] * counts["cores"]
-    return counts["sockets"], counts["dies"], cores, counts["threads"]
+    return GuestTopology(counts["sockets"], counts["dies"], cores, counts["threads"])
 
 
 def read_architecture(document: Document) -> str:
@@ -74,8 +74,8 @@ def edit_cpu(document: Document, plan: Plan) -> Document:
     document = _with_topology(document, plan)
     if plan.vm.topoext is not None:
         document = _with_topoext(document) if plan.vm.topoext else _without_topoext(document)
-    if plan.cache is not None:
-        document = _with_cache(document, plan.cache)
+    if plan.vm.cpu_cache is not None:
+        document = _with_cache(document, plan.vm.cpu_cache)
     if plan.aperture is not None and plan.aperture.physical_address_bits is not None:
         document = _with_address_bits(document, plan.aperture.physical_address_bits)
     return document
@@ -84,7 +84,7 @@ def edit_cpu(document: Document, plan: Plan) -> Document:
 def _with_topology(document: Document, plan: Plan) -> Document:
     """The plan's topology; without one that of an earlier layout goes, which another vCPU count or
     hidden siblings contradict."""
-    there, wanted = read_topology(document), plan.topology
+    there, wanted = read_topology(document), plan.vm.cpu_topology
     if wanted is not None:
         if there == tuple(wanted):
             return document
@@ -101,7 +101,7 @@ def _with_topology(document: Document, plan: Plan) -> Document:
         return document
     sockets, dies, cores, threads = there
     shows_siblings = plan.layout.siblings is Siblings.HIDDEN and threads > 1
-    if sockets * dies * cores * threads == plan.vcpus and not shows_siblings:
+    if sockets * dies * cores * threads == plan.vm.vcpus and not shows_siblings:
         return document
     return without(document, element)
 
@@ -150,9 +150,9 @@ def _without_topoext(document: Document) -> Document:
     return _with_policy(document, "disable")
 
 
-def _with_cache(document: Document, wanted: GuestCache) -> Document:
+def _with_cache(document: Document, wanted: str) -> Document:
     cpu = document.root.child("cpu")
-    if wanted is GuestCache.PASSTHROUGH and (
+    if wanted == GuestCache.PASSTHROUGH and (
         cpu is None or cpu.get("mode") not in ("host-passthrough", "maximum")
     ):
         raise InputError(
@@ -160,7 +160,7 @@ def _with_cache(document: Document, wanted: GuestCache) -> Document:
             f"found {'no <cpu>' if cpu is None else 'mode ' + repr(cpu.get('mode') or 'custom')}",
             hint="libvirt passes caches through with this mode alone",
         )
-    level = "3" if wanted is GuestCache.EMULATED else None
+    level = "3" if wanted == GuestCache.EMULATED else None
     return with_attributes(document, "cpu/cache", {"level": level, "mode": str(wanted)})
 
 
@@ -220,9 +220,9 @@ def edit_vcpus(document: Document, plan: Plan) -> Document:
     values: dict[str, str | None] = {"cpuset": None}
     if plan.vcpu_pins:
         values["placement"] = "static"
-    if vcpus != plan.vcpus:
+    if vcpus != plan.vm.vcpus:
         values["current"] = None
-        edits += set_text(document, element, str(plan.vcpus))
+        edits += set_text(document, element, str(plan.vm.vcpus))
         for states in document.root.all("vcpus"):
             edits += remove(document, states)
     return apply(document, edits + set_attributes(document, element, values))
@@ -281,7 +281,7 @@ def edit_cputune(document: Document, plan: Plan) -> Document:
     Pins that say the same in another order or spelling stay as they are. Pins of an earlier layout
     are changed in place where their order is ours, and replaced as a block where it is not.
     """
-    document = _with_vcpus_that_are(document, plan.vcpus)
+    document = _with_vcpus_that_are(document, plan.vm.vcpus)
     wanted = _wanted(document, plan)
     found = _found(document)
     if {key: pus for key, _, pus in found} == wanted and len(found) == len(wanted):
@@ -332,8 +332,8 @@ def pin_counts(document: Document) -> dict[Key, int]:
 
 def _wanted(document: Document, plan: Plan) -> dict[Key, CpuSet]:
     wanted: dict[Key, CpuSet] = {}
-    if plan.emulator_pus is not None:
-        wanted["emulatorpin", 0] = plan.emulator_pus
+    if plan.vm.emulator_pus is not None:
+        wanted["emulatorpin", 0] = plan.vm.emulator_pus
     wanted |= {("vcpupin", vcpu): pus for vcpu, pus in enumerate(plan.vcpu_pins)}
     threads = iothread_ids(document)
     if plan.iothread_pus and len(plan.iothread_pus) != len(threads):

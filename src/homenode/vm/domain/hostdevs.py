@@ -127,7 +127,7 @@ def edit_initiators(document: Document, plan: Plan) -> Document:
     not have goes."""
     element_of = element_of_bdf(document)
     edits: list[Edit] = []
-    for device in plan.devices:
+    for device in plan.vm.hostdevs:
         element = element_of.get(device.bdf)
         if element is None:
             continue
@@ -151,7 +151,7 @@ def edit_hostdevs(document: Document, plan: Plan) -> Document:
     plan.devices is everything that the VM gets: a host device of the document that is not among
     them, such as a GPU in whose stead others were chosen, goes.
     """
-    kept = {_key(device) for device in plan.devices}
+    kept = {_key(device) for device in plan.vm.hostdevs}
     there = _element_of_device(document)
     surplus = [
         element
@@ -161,14 +161,14 @@ def edit_hostdevs(document: Document, plan: Plan) -> Document:
     document = removed(document, surplus)
     element_of = _element_of_device(document)
     edits: list[Edit] = []
-    for device in plan.devices:
+    for device in plan.vm.hostdevs:
         element = element_of.get(_key(device))
         if element is not None and device.address is not None:
             edits += place(document, element, device.address)
         if element is not None and not device.managed and element.get("managed") == "yes":
             edits += set_attribute(document, element, "managed", "no")
     document = apply(document, edits)
-    new = [_new(device) for device in plan.devices if _key(device) not in element_of]
+    new = [_new(device) for device in plan.vm.hostdevs if _key(device) not in element_of]
     if not new:
         return document
     devices = document.root.child("devices")

@@ -54,7 +54,7 @@ def smmu_buses(guest: Vm, plan: Plan, host: Host) -> tuple[int, ...]:
 
     complexes: dict[int, set[str | None]] = {}
     grace: set[int] = set()
-    for device in plan.devices:
+    for device in plan.vm.hostdevs:
         bus = None if device.address is None else top(device.address.bus)
         if bus is not None:
             known = host.device(device.bdf)
@@ -128,7 +128,7 @@ def smmu_left_out(
 
     buses: what `smmu_buses` says. Source: KubeVirt enhancement VEP-199.
     """
-    devices = [device for device in plan.devices if device.initiator_cells]
+    devices = [device for device in plan.vm.hostdevs if device.initiator_cells]
     if guest.iommu_model is not None or not devices:
         return None
     if not can_accelerate(libvirt, qemu):
@@ -158,18 +158,18 @@ def edit_iommu(document: Document, plan: Plan) -> Document:
     root = document.root
     # iommu_needed is also said of a guest that has one already: that one stays as it is.
     is_x86 = root.value("os/type/@arch") in (None, "x86_64")
-    if not plan.vm.has_iommu or plan.vcpus <= MOST_VCPUS_WITHOUT or not is_x86:
+    if not plan.vm.has_iommu or plan.vm.vcpus <= MOST_VCPUS_WITHOUT or not is_x86:
         return document
     # Under TCG there is no kernel irqchip, so that QEMU refuses eim.
     eim = "on" if root.get("type") == "kvm" else None
     # QEMU: "Device assignment is not allowed without" caching_mode.
-    driver = {"intremap": "on", "eim": eim, "caching_mode": "on" if plan.devices else None}
+    driver = {"intremap": "on", "eim": eim, "caching_mode": "on" if plan.vm.hostdevs else None}
     iommu = root.at("devices/iommu")
     model = "intel" if iommu is None else iommu.get("model")
     if iommu is not None and model not in ("intel", "amd"):
         raise InputError(
             f"{document.source}:{iommu.line}: expected <iommu model='intel'> or 'amd' for "
-            f"{plan.vcpus} vCPUs, found {model!r}, which does not remap interrupts",
+            f"{plan.vm.vcpus} vCPUs, found {model!r}, which does not remap interrupts",
             hint="use model='intel', or at most 255 vCPUs",
         )
     if model == "amd":
@@ -190,7 +190,7 @@ _NEED_IT = frozenset({"sev-snp", "tdx"})
 
 
 def needs_iommufd(guest: Vm, plan: Plan) -> bool:
-    return guest.launch_security in _NEED_IT and bool(plan.devices)
+    return guest.launch_security in _NEED_IT and bool(plan.vm.hostdevs)
 
 
 def can_have_iommufd(libvirt: Version | None, qemu: Version | None) -> bool:

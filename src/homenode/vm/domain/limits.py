@@ -30,17 +30,17 @@ def refuse_unsafe(guest: Vm, plan: Plan, source: str) -> None:
     if plan.vm.has_iommu and not guest.has_iommu:
         raise InputError(
             f"{source}: expected no guest IOMMU with launch security {kind!r}, found a plan "
-            f"for {plan.vcpus} vCPUs that needs one: an emulated IOMMU cannot read tables in "
+            f"for {plan.vm.vcpus} vCPUs that needs one: an emulated IOMMU cannot read tables in "
             "encrypted memory",
             hint="use at most 255 vCPUs",
         )
     if not guest.has_private_memory:
         return
-    if plan.page_bytes is not None and guest.page_bytes is None:
+    if plan.vm.page_bytes is not None and guest.page_bytes is None:
         raise InputError(
             f"{source}: expected ordinary pages with launch security {kind!r}, found a plan "
-            f"with pages of {plan.page_bytes} bytes: private memory comes from guest_memfd, which "
-            "has no hugetlb pages, so the reserved ones would only be lost",
+            f"with pages of {plan.vm.page_bytes} bytes: private memory comes from guest_memfd, "
+            "which has no hugetlb pages, so the reserved ones would only be lost",
             hint="plan without --page-size",
         )
     cells = [cell for cell in plan.cells if cell.memory_bytes]
@@ -59,9 +59,9 @@ def launch_findings(guest: Vm, plan: Plan) -> tuple[PlanFinding, ...]:
     if kind is None:
         return ()
     changes = []
-    if plan.vcpus != guest.vcpus:
-        changes.append(f"vCPUs {guest.vcpus} to {plan.vcpus}")
-    if plan.topology is not None and tuple(plan.topology) != guest.cpu_topology:
+    if plan.vm.vcpus != guest.vcpus:
+        changes.append(f"vCPUs {guest.vcpus} to {plan.vm.vcpus}")
+    if plan.vm.cpu_topology is not None and tuple(plan.vm.cpu_topology) != guest.cpu_topology:
         changes.append("CPU topology")
     if any(not controller.existing for controller in plan.vm.controllers):
         changes.append("ACPI tables (PCI roots)")

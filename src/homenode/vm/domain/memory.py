@@ -135,7 +135,7 @@ def edit_memory(document: Document, plan: Plan) -> Document:
     Where the amount is the document's own, nothing changes. Else <currentMemory> follows, and
     <maxMemory> is raised where it would be less.
     """
-    total = plan.memory_bytes + memory_device_bytes(document)
+    total = plan.vm.memory_bytes + memory_device_bytes(document)
     element = document.root.child("memory")
     if element is None:
         size, unit = format_size(total, ("GiB", "MiB"))

@@ -53,15 +53,15 @@ def rewrite_by(steps: tuple[Step, ...], xml: bytes, plan: Plan, source: str) -> 
 
 def _refuse_other_plans(guest: Vm, plan: Plan, source: str) -> None:
     """What no document can take, and PCIe layouts where the machine has no expander bus."""
-    if plan.vcpu_pins and len(plan.vcpu_pins) != plan.vcpus:
+    if plan.vcpu_pins and len(plan.vcpu_pins) != plan.vm.vcpus:
         raise InputError(
-            f"{source}: expected a plan with a pin for each of its {plan.vcpus} vCPUs, found "
+            f"{source}: expected a plan with a pin for each of its {plan.vm.vcpus} vCPUs, found "
             f"{len(plan.vcpu_pins)}"
         )
-    if plan.topology is not None and plan.topology.vcpus != plan.vcpus:
+    if plan.vm.cpu_topology is not None and plan.vm.cpu_topology.vcpus != plan.vm.vcpus:
         raise InputError(
-            f"{source}: expected a plan whose topology has {plan.vcpus} vCPUs, found "
-            f"{plan.topology.vcpus}"
+            f"{source}: expected a plan whose topology has {plan.vm.vcpus} vCPUs, found "
+            f"{plan.vm.cpu_topology.vcpus}"
         )
     expanders = [c for c in plan.vm.controllers if c.model == PortModel.EXPANDER_BUS]
     if expanders and not (guest.is_q35 or guest.is_virt):

@@ -46,7 +46,7 @@ class Writing(Struct, Generic[File], frozen=True, kw_only=True):
     @property
     def memory_mib(self) -> int:
         """Of the VM. Raises InputError where it is not whole."""
-        return whole_units(self.plan.memory_bytes, MIB, "memory", self.target)
+        return whole_units(self.plan.vm.memory_bytes, MIB, "memory", self.target)
 
     def mib_of(self, cell: VmCell) -> int:
         """As `memory_mib`."""

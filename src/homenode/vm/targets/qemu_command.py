@@ -22,6 +22,7 @@ from homenode.vm.model import (
     GuestCache,
     GuestHostdev,
     GuestPciController,
+    GuestTopology,
     Vm,
     VmCell,
 )
@@ -104,7 +105,7 @@ def numa_words(plan: Plan, *, prefix: str = "ram-node") -> Iterator[tuple[str, s
 
 def has_backend(plan: Plan) -> bool:
     """The guest's memory is named on the command line: it is bound, or of huge pages."""
-    return plan.memory_mode is not None or plan.page_bytes is not None
+    return plan.memory_mode is not None or plan.vm.page_bytes is not None
 
 
 def distance_words(plan: Plan) -> Iterator[tuple[str, str]]:
@@ -119,9 +120,9 @@ def backend(plan: Plan, cell: VmCell, id: str) -> str:
     """The memory of a cell: its size, its pages and the host nodes that it comes from."""
     kind = "memory-backend-ram"
     pages = ""
-    if plan.page_bytes is not None:
+    if plan.vm.page_bytes is not None:
         kind = "memory-backend-memfd"
-        size = f",hugetlbsize={size_text(plan.page_bytes)}" if plan.page_bytes else ""
+        size = f",hugetlbsize={size_text(plan.vm.page_bytes)}" if plan.vm.page_bytes else ""
         pages = f",hugetlb=on{size},prealloc=on"
     bound = ""
     if plan.memory_mode is not None:
@@ -134,11 +135,13 @@ def backend(plan: Plan, cell: VmCell, id: str) -> str:
 
 def smp_text(plan: Plan) -> str:
     """-smp of the plan; sockets alone where it leaves the topology as it was."""
-    shape = plan.topology
+    shape = plan.vm.cpu_topology
     if shape is None:
-        return str(plan.vcpus)
+        return str(plan.vm.vcpus)
     dies = f"dies={shape.dies}," if shape.dies > 1 else ""
-    return f"{plan.vcpus},sockets={shape.sockets},{dies}cores={shape.cores},threads={shape.threads}"
+    return (
+        f"{plan.vm.vcpus},sockets={shape.sockets},{dies}cores={shape.cores},threads={shape.threads}"
+    )
 
 
 def cpu_text(plan: Plan, model: str = "host") -> str:
@@ -146,11 +149,11 @@ def cpu_text(plan: Plan, model: str = "host") -> str:
     words = [model]
     if plan.vm.topoext is not None:
         words.append(f"topoext={'on' if plan.vm.topoext else 'off'}")
-    if plan.cache is GuestCache.EMULATED:
+    if plan.vm.cpu_cache == GuestCache.EMULATED:
         words.append("l3-cache=on")
-    elif plan.cache is GuestCache.PASSTHROUGH:
+    elif plan.vm.cpu_cache == GuestCache.PASSTHROUGH:
         words += ["host-cache-info=on", "l3-cache=off"]
-    elif plan.cache is GuestCache.DISABLED:
+    elif plan.vm.cpu_cache == GuestCache.DISABLED:
         words.append("l3-cache=off")
     bits = None if plan.aperture is None else plan.aperture.physical_address_bits
     if bits is not None:
@@ -170,7 +173,7 @@ def vfio_text(device: GuestHostdev) -> str:
 
 def uuid_words(plan: Plan, guest: Vm) -> Iterator[tuple[str, str]]:
     """-uuid, by which NVIDIA's vGPU manager knows the VM of a vGPU; none without a vGPU."""
-    if any(map(is_vgpu, plan.devices)):
+    if any(map(is_vgpu, plan.vm.hostdevs)):
         yield "-uuid", guest.uuid or str(uuid5(_NAMESPACE, guest.name))
 
 
@@ -349,7 +352,7 @@ def _number(keys: Mapping[str, str], key: str, source: str) -> int:
     return int(text)
 
 
-def _topology(smp: Mapping[str, str], source: str) -> tuple[int, int, int, int] | None:
+def _topology(smp: Mapping[str, str], source: str) -> GuestTopology | None:
     if "sockets" not in smp or "cores" not in smp:
         return None
     count = {
@@ -357,7 +360,9 @@ def _topology(smp: Mapping[str, str], source: str) -> tuple[int, int, int, int] 
         for key in ("sockets", "dies", "cores", "threads")
         if key in smp
     }
-    return count["sockets"], count.get("dies", 1), count["cores"], count.get("threads", 1)
+    return GuestTopology(
+        count["sockets"], count.get("dies", 1), count["cores"], count.get("threads", 1)
+    )
 
 
 def _cell(
@@ -394,7 +399,7 @@ def device_words(
     initiator_id: str,
 ) -> Iterator[tuple[str, str]]:
     """-device of each passed-through device at its place, with the cells of its own memory."""
-    for number, device in enumerate(plan.devices):
+    for number, device in enumerate(plan.vm.hostdevs):
         address = places[device.bdf]
         at = "" if address is None else tree.at(address)
         yield "-device", f"{vfio_text(device)},id={device_id}{number}{at}"

@@ -20,7 +20,7 @@ from homenode.cpuset import CpuSet
 from homenode.errors import InputError, ParseError
 from homenode.machine.topology import Host
 from homenode.units import MIB
-from homenode.vm.model import GuestAddress, GuestHostdev, Vm
+from homenode.vm.model import GuestAddress, GuestHostdev, GuestTopology, Vm
 from homenode.vm.plan_model import Plan, with_vm
 from homenode.vm.targets.codec import Entry, number_of, text_of, with_entries
 from homenode.vm.targets.qemu_command import escaped, options_of, ranges_text, read_command
@@ -91,7 +91,9 @@ class Conf:
         pages = page_bytes_of(values, source)
         return vm | {
             "vcpus": sockets * cores,
-            "cpu_topology": (vm["cpu_topology"] or (sockets, 1, cores, 1)) if is_shaped else None,
+            "cpu_topology": (vm["cpu_topology"] or GuestTopology(sockets, 1, cores, 1))
+            if is_shaped
+            else None,
             "page_bytes": pages if vm["page_bytes"] is None else vm["page_bytes"],
             "has_iommu": vm["has_iommu"] or "viommu" in values.get("machine", ""),
         }
@@ -389,6 +391,6 @@ def hook_script(plan: Plan, *, mirrored: bool) -> str | None:
         own = with_vm(own, hostdevs=())
     head = _HOOK.replace("{layout}", plan.layout.name)
     # From before `prepare` until the VM runs, with as many NICs as Proxmox takes.
-    start_s = start_timeout_s(("hostpci0", "hugepages"), plan.memory_bytes) + 5 * 32
+    start_s = start_timeout_s(("hostpci0", "hugepages"), plan.vm.memory_bytes) + 5 * 32
     reserved = f"reserved_s={start_s + 60}\n"
     return head + plan_values(own) + reserved + PREPARE + PIN + _HOOK_TAIL

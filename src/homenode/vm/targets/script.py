@@ -37,10 +37,14 @@ def plan_values(plan: Plan) -> str:
     """What `PIN` and `PREPARE` read: pins, devices, huge pages."""
     return "".join(
         (
-            assigned("emulator_pus", "" if plan.emulator_pus is None else str(plan.emulator_pus)),
+            assigned(
+                "emulator_pus", "" if plan.vm.emulator_pus is None else str(plan.vm.emulator_pus)
+            ),
             array("vcpu_pus", map(str, plan.vcpu_pins)),
             array("iothread_pus", (str(pus) for pus in plan.iothread_pus)),
-            array("devices", (str(device.bdf) for device in plan.devices if not is_vgpu(device))),
+            array(
+                "devices", (str(device.bdf) for device in plan.vm.hostdevs if not is_vgpu(device))
+            ),
             "# host node, page size in kB, pages\n",
             array(
                 "huge_pages",

@@ -11,7 +11,14 @@ from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError
 from homenode.machine.topology import Host
-from homenode.vm.model import GuestAddress, GuestHostdev, GuestMediated, PortModel, Vm
+from homenode.vm.model import (
+    GuestAddress,
+    GuestHostdev,
+    GuestMediated,
+    GuestTopology,
+    PortModel,
+    Vm,
+)
 from homenode.vm.plan_model import Plan, PlanFinding, plan_finding
 from homenode.vm.plan_options import MemoryMode
 
@@ -57,7 +64,7 @@ class Feature(StrEnum):
     EMULATOR_PINS = (
         "emulator-pins",
         "the emulator's threads on their PUs",
-        lambda p: p.emulator_pus is not None,
+        lambda p: p.vm.emulator_pus is not None,
         "emulator",
     )
     IOTHREAD_PINS = (
@@ -66,14 +73,14 @@ class Feature(StrEnum):
         lambda p: any(p.iothread_pus),
         "iothreads",
     )
-    TOPOLOGY = "topology", "sockets and cores of the guest", lambda p: p.topology, "topology"
+    TOPOLOGY = "topology", "sockets and cores of the guest", lambda p: p.vm.cpu_topology, "topology"
     THREADS = (
         "threads",
         "hyper-threads of the guest",
-        lambda p: p.topology and p.topology.threads > 1,
+        lambda p: p.vm.threads_per_core > 1,
     )
-    DIES = "dies", "dies of the guest", lambda p: p.topology and p.topology.dies > 1
-    CACHE = "cache", "shared caches of the guest", lambda p: p.cache
+    DIES = "dies", "dies of the guest", lambda p: p.vm.cpu_topology and p.vm.cpu_topology.dies > 1
+    CACHE = "cache", "shared caches of the guest", lambda p: p.vm.cpu_cache
     CELLS = (
         "cells",
         "guest cells",
@@ -100,21 +107,21 @@ class Feature(StrEnum):
     HUGE_PAGES = (
         "huge-pages",
         "huge pages",
-        lambda p: p.page_bytes is not None,
+        lambda p: p.vm.page_bytes is not None,
         *("pages", "cell-pages"),
     )
-    DEVICES = "devices", "passed-through devices", lambda p: p.devices, "device"
+    DEVICES = "devices", "passed-through devices", lambda p: p.vm.hostdevs, "device"
     DEVICE_CELLS = (
         "device-cells",
         "each device on its guest cell",
-        lambda p: any(device.cell is not None for device in p.devices),
+        lambda p: any(device.cell is not None for device in p.vm.hostdevs),
         "device-cell",
     )
     DEVICE_TREE = "device-tree", "PCIe switches of the host in the guest", _has_switches
     INITIATORS = (
         "initiators",
         "cells for a Grace GPU's own memory",
-        lambda p: any(device.initiator_cells for device in p.devices),
+        lambda p: any(device.initiator_cells for device in p.vm.hostdevs),
         "initiators",
     )
     WINDOW = "window", "address space for large BARs", _sets_window
@@ -122,7 +129,7 @@ class Feature(StrEnum):
     VGPUS = (
         "vgpus",
         "vGPUs: mediated devices, and virtual functions with a vGPU type",
-        lambda p: any(map(is_vgpu, p.devices)),
+        lambda p: any(map(is_vgpu, p.vm.hostdevs)),
     )
 
 
@@ -286,21 +293,21 @@ def refuse_arm(guest: Vm, target: str, what: str) -> None:
 
 def refuse_many_vcpus(plan: Plan, target: str, most: int) -> None:
     """Raises InputError for more vCPUs than come up without an IOMMU that remaps interrupts."""
-    if plan.vcpus > most:
+    if plan.vm.vcpus > most:
         raise InputError(
-            f"{target}: expected at most {most} vCPUs, found {plan.vcpus}",
+            f"{target}: expected at most {most} vCPUs, found {plan.vm.vcpus}",
             hint=f"choose --vcpus {most} or fewer, or the target qemu",
         )
 
 
 def shows_siblings(plan: Plan) -> bool:
     """The guest's vCPUs are sibling pairs."""
-    return plan.topology is not None and plan.topology.threads > 1
+    return plan.vm.threads_per_core > 1
 
 
-def shape_of_siblings(vcpus: int) -> tuple[int, int, int, int]:
+def shape_of_siblings(vcpus: int) -> GuestTopology:
     """Of a guest whose file records that a layout showed it siblings, without their topology."""
-    return (1, 1, max(1, vcpus // 2), 2)
+    return GuestTopology(1, 1, max(1, vcpus // 2), 2)
 
 
 def refuse_unsafe_name(name: str, source: str) -> str:

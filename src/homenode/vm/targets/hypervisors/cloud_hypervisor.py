@@ -14,7 +14,7 @@ from homenode.cpuset import CpuSet
 from homenode.errors import InputError, ParseError
 from homenode.machine.pci import canonical_uuid
 from homenode.units import MIB
-from homenode.vm.model import Vm, VmCell
+from homenode.vm.model import GuestTopology, Vm, VmCell
 from homenode.vm.plan_model import Plan
 from homenode.vm.targets.codec import Codec, Row, Writing, cpus_of, number_of, text_of
 from homenode.vm.targets.qemu_command import size_of, size_text
@@ -162,7 +162,7 @@ def _merged(keys: Keys, wanted: Mapping[str, str | None]) -> str:
 
 
 def _new(guest: Vm, plan: Plan) -> str:
-    emulator = "" if plan.emulator_pus is None else f"taskset -c {plan.emulator_pus} "
+    emulator = "" if plan.vm.emulator_pus is None else f"taskset -c {plan.vm.emulator_pus} "
     return (
         "#!/usr/bin/env bash\n"
         f"# homenode: VM {printable(guest.name)}, layout {plan.layout.name}.\n"
@@ -220,7 +220,7 @@ def _read_cpus(command: HypervisorCommand) -> Mapping[str, Any]:
         if len(counts) != 4:
             raise ParseError(where, "threads:cores:dies:packages", cpus["topology"])
         threads, cores, dies, packages = (number_of(one, where) for one in counts)
-        fields["cpu_topology"] = (packages, dies, cores, threads)
+        fields["cpu_topology"] = GuestTopology(packages, dies, cores, threads)
     if "affinity" in cpus:
         pins: list[CpuSet | None] = [None] * vcpus
         where = f"{command.source}: affinity"
@@ -235,14 +235,14 @@ def _read_cpus(command: HypervisorCommand) -> Mapping[str, Any]:
 
 
 def _write_cpus(writing: Writing[HypervisorCommand]) -> Mapping[str, list[str]]:
-    plan, shape = writing.plan, writing.plan.topology
+    plan, shape = writing.plan, writing.plan.vm.cpu_topology
     given = writing.file.first("--cpus", "")
-    cpus: dict[str, str | None] = {"boot": str(plan.vcpus)}
+    cpus: dict[str, str | None] = {"boot": str(plan.vm.vcpus)}
     if "max" in given:
-        cpus["max"] = str(plan.vcpus)
+        cpus["max"] = str(plan.vm.vcpus)
     if shape is not None:
         cpus["topology"] = f"{shape.threads}:{shape.cores}:{shape.dies}:{shape.sockets}"
-    elif "topology" in given and given.get("boot") != str(plan.vcpus):
+    elif "topology" in given and given.get("boot") != str(plan.vm.vcpus):
         cpus["topology"] = None
     if plan.vcpu_pins:
         affinity = ",".join(f"{vcpu}@[{pus}]" for vcpu, pus in enumerate(plan.vcpu_pins))
@@ -284,12 +284,12 @@ def _read_memory(command: HypervisorCommand) -> Mapping[str, Any]:
 def _write_memory(writing: Writing[HypervisorCommand]) -> Mapping[str, list[str]]:
     plan, given = writing.plan, writing.file.first("--memory", "")
     pages: dict[str, str | None] = {}
-    if plan.page_bytes is not None:
+    if plan.vm.page_bytes is not None:
         pages = {"hugepages": "on"}
-        if plan.page_bytes:
-            pages["hugepage_size"] = size_text(plan.page_bytes)
+        if plan.vm.page_bytes:
+            pages["hugepage_size"] = size_text(plan.vm.page_bytes)
     if not writing.is_mirrored and plan.memory_mode is None:
-        return {"--memory": [_merged(given, {"size": size_text(plan.memory_bytes), **pages})]}
+        return {"--memory": [_merged(given, {"size": size_text(plan.vm.memory_bytes), **pages})]}
     kept = {key: text for key, text in given.items() if key not in ("hugepages", "hugepage_size")}
     zones = []
     shared = {key: given[key] for key in ("shared", "mergeable") if key in given}
@@ -314,9 +314,9 @@ def _zones_of_nodes(plan: Plan) -> list[tuple[int, int, int]]:
     if plan.page_reservations:
         sizes = {one.node: one.page_bytes * one.pages for one in plan.page_reservations}
         return [(number, sizes[node], node) for number, node in enumerate(sorted(sizes))]
-    unit = plan.page_bytes or MIB
-    share = plan.memory_bytes // unit // len(plan.memory_nodes) * unit
-    rest = plan.memory_bytes - share * len(plan.memory_nodes)
+    unit = plan.vm.page_bytes or MIB
+    share = plan.vm.memory_bytes // unit // len(plan.memory_nodes) * unit
+    rest = plan.vm.memory_bytes - share * len(plan.memory_nodes)
     return [
         (number, share + (rest if number == 0 else 0), node)
         for number, node in enumerate(plan.memory_nodes)
@@ -355,7 +355,7 @@ def _cell(command: HypervisorCommand, number: int, keys: Keys, count: int) -> Vm
 def _segments(plan: Plan) -> dict[int, int]:
     """The PCI segment of each cell with devices. Segment 0 holds the VM's own devices, on the first
     cell with devices or none."""
-    cells = sorted({device.cell for device in plan.devices if device.cell is not None})
+    cells = sorted({device.cell for device in plan.vm.hostdevs if device.cell is not None})
     if len(cells) >= _MOST_SEGMENTS:
         raise InputError(f"cloud-hypervisor: expected fewer than {_MOST_SEGMENTS} cells")
     return {cell: number for number, cell in enumerate(cells, start=1)}
@@ -369,13 +369,13 @@ def _names(writing: Writing[HypervisorCommand]) -> dict[Bdf, str]:
     """Ids of the planned devices: those that the user gave them stay."""
     given = {bdf: keys.get("id", "") for bdf, keys in _given_devices(writing.file)}
     own = {bdf: name for bdf, name in given.items() if name and not _OUR_ID.match(name)}
-    return {d.bdf: own.get(d.bdf, f"homenode{i}") for i, d in enumerate(writing.plan.devices)}
+    return {d.bdf: own.get(d.bdf, f"homenode{i}") for i, d in enumerate(writing.plan.vm.hostdevs)}
 
 
 def _write_cells(writing: Writing[HypervisorCommand]) -> Mapping[str, list[str]]:
     plan, segments, names = writing.plan, _segments(writing.plan), _names(writing)
     owner: dict[int, str] = {
-        cell: names[device.bdf] for device in plan.devices for cell in device.initiator_cells
+        cell: names[device.bdf] for device in plan.vm.hostdevs for cell in device.initiator_cells
     }
     nodes = []
     for cell in plan.cells if writing.is_mirrored else ():
@@ -425,7 +425,7 @@ def _write_devices(writing: Writing[HypervisorCommand]) -> Mapping[str, list[str
     given = _given_devices(writing.file)
     kept = {bdf: keys for bdf, keys in given if isinstance(bdf, Bdf)}
     words = []
-    for device in writing.plan.devices:
+    for device in writing.plan.vm.hostdevs:
         keys = {"path": f"/sys/bus/pci/devices/{device.bdf}/", "id": names[device.bdf]}
         if device.cell is not None:
             keys["pci_segment"] = str(segments[device.cell])

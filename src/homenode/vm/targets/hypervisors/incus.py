@@ -20,7 +20,7 @@ from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import Host
 from homenode.units import GIB, KIB, MIB, TIB
 from homenode.vm.layout import GuestCells, Pinning, Siblings
-from homenode.vm.model import Vm, VmCell
+from homenode.vm.model import GuestTopology, Vm, VmCell
 from homenode.vm.plan_model import Plan, PlanFinding, plan_finding
 from homenode.vm.targets.codec import Codec, Row, Writing, number_of
 from homenode.vm.targets.qemu_command import size_of
@@ -130,7 +130,7 @@ def _read_cpu(instance: Instance) -> Mapping[str, Any]:
 def _write_cpu(writing: Writing[Instance]) -> Mapping[str, str | None]:
     plan = writing.plan
     if not plan.vcpu_pins:
-        return {"limits.cpu": str(plan.vcpus)}
+        return {"limits.cpu": str(plan.vm.vcpus)}
     pus = str(pus_of(plan.vcpu_pins))
     return {"limits.cpu": f"{pus}-{pus}" if pus.isdigit() else pus, "limits.cpu.nodes": None}
 
@@ -145,7 +145,7 @@ def _read_memory(instance: Instance) -> Mapping[str, Any]:
 
 def _write_memory(writing: Writing[Instance]) -> Mapping[str, str | None]:
     wanted: dict[str, str | None] = {}
-    if writing.is_new or _read_memory(writing.file)["memory_bytes"] != writing.plan.memory_bytes:
+    if writing.is_new or _read_memory(writing.file)["memory_bytes"] != writing.plan.vm.memory_bytes:
         wanted["limits.memory"] = f"{writing.memory_mib}MiB"
     if writing.plan.vcpu_pins and writing.file.value(_HOTPLUG) is not None:
         wanted[_HOTPLUG] = "false"
@@ -158,7 +158,7 @@ def _read_pages(instance: Instance) -> Mapping[str, Any]:
 
 
 def _write_pages(writing: Writing[Instance]) -> Mapping[str, str]:
-    return {} if writing.plan.page_bytes is None else {"limits.memory.hugepages": "true"}
+    return {} if writing.plan.vm.page_bytes is None else {"limits.memory.hugepages": "true"}
 
 
 def _sections(text: str) -> list[tuple[str, list[str]]]:
@@ -234,7 +234,7 @@ def _override_lines(plan: Plan) -> Iterator[str]:
     if plan.layout.cells is not GuestCells.MIRRORED or len(cells) < 2:
         return
     # Incus writes a [numa] section for each cell and one for each vCPU.
-    index = len(cells) + plan.vcpus
+    index = len(cells) + plan.vm.vcpus
     for number, cell in enumerate(cells):
         for other, distance in enumerate(cell.distances[: len(cells)]):
             yield f"[numa][{index}]"
@@ -256,7 +256,7 @@ def _read_devices(instance: Instance) -> Mapping[str, Any]:
 
 def _write_devices(writing: Writing[Instance]) -> Mapping[str, Mapping[str, Entry | None]]:
     """New entries of `devices`, and None for those whose function the VM does not get."""
-    planned = [device.bdf for device in writing.plan.devices]
+    planned = [device.bdf for device in writing.plan.vm.hostdevs]
     there = writing.file.functions
     wanted: dict[str, Entry | None] = {
         name: None for name, bdf in there.items() if bdf not in planned
@@ -321,7 +321,7 @@ def incus_order(pus: CpuSet, host: Host) -> tuple[PuIndex, ...]:
     return tuple(sorted((pu for pu in pus if pu in place), key=lambda pu: place[pu]))
 
 
-def _derived_topology(ordered: tuple[PuIndex, ...], host: Host) -> tuple[int, int, int, int]:
+def _derived_topology(ordered: tuple[PuIndex, ...], host: Host) -> GuestTopology:
     core_of = {pu: core for core in host.cores for pu in core.pus}
     packages: dict[int, set[int]] = {}
     threads: dict[int, int] = {}
@@ -330,8 +330,9 @@ def _derived_topology(ordered: tuple[PuIndex, ...], host: Host) -> tuple[int, in
         packages.setdefault(core.id.package, set()).add(core.index)
         threads[core.index] = threads.get(core.index, 0) + 1
     if len({len(one) for one in packages.values()}) == 1 and len(set(threads.values())) == 1:
-        return len(packages), 1, len(next(iter(packages.values()))), next(iter(threads.values()))
-    return 1, 1, len(ordered), 1
+        cores, each = len(next(iter(packages.values()))), next(iter(threads.values()))
+        return GuestTopology(len(packages), 1, cores, each)
+    return GuestTopology(1, 1, len(ordered), 1)
 
 
 _IRREGULAR = "irregular sets of PUs become one socket of cores"
@@ -471,7 +472,7 @@ def _findings(writing: Writing[Instance], _: object) -> Iterator[PlanFinding]:
     plan, host = writing.plan, writing.host
     if plan.vcpu_pins and host is not None:
         yield from _of_host(plan, host)
-    if plan.devices and plan.vcpu_pins and writing.file.value(_HOTPLUG) is None:
+    if plan.vm.hostdevs and plan.vcpu_pins and writing.file.value(_HOTPLUG) is None:
         yield plan_finding(
             "target-not-carried",
             writing.guest.name,

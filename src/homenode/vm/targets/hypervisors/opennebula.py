@@ -14,7 +14,7 @@ from homenode.cpuset import CpuSet
 from homenode.errors import InputError, ParseError
 from homenode.units import MIB
 from homenode.vm.layout import Pinning
-from homenode.vm.model import GuestHostdev, Vm, VmCell
+from homenode.vm.model import GuestHostdev, GuestTopology, Vm, VmCell
 from homenode.vm.plan_model import Plan
 from homenode.vm.targets.codec import (
     Codec,
@@ -152,7 +152,7 @@ def _new(guest: Vm, plan: Plan) -> str:
     if {'"', "\\"} & set(name) or "]]>" in name:
         raise InputError(f"opennebula: expected a name without quotes, \\ and ]]>, found {name!r}")
     return (
-        f'# homenode: written for onetemplate create\nNAME = "{name}"\nCPU = "{plan.vcpus}"\n'
+        f'# homenode: written for onetemplate create\nNAME = "{name}"\nCPU = "{plan.vm.vcpus}"\n'
         f'OS = [ ARCH = "{arch}", MACHINE = "{default_machine(arch)}" ]\n'
         'CPU_MODEL = [ MODEL = "host-passthrough" ]\n'
     )
@@ -173,8 +173,8 @@ def _read_size(template: Template) -> Mapping[str, Any]:
 
 def _write_size(writing: Writing[Template]) -> Mapping[str, Sequence[Parts]]:
     size = {"MEMORY": [{"": str(writing.memory_mib)}]}
-    if writing.is_new or writing.plan.vcpus > 1 or writing.file.list("VCPU"):
-        size["VCPU"] = [{"": str(writing.plan.vcpus)}]
+    if writing.is_new or writing.plan.vm.vcpus > 1 or writing.file.list("VCPU"):
+        size["VCPU"] = [{"": str(writing.plan.vm.vcpus)}]
     return size
 
 
@@ -187,7 +187,7 @@ def _numbers(template: Template, *keys: str) -> list[int]:
 def _read_topology(template: Template) -> Mapping[str, Any]:
     sockets, cores, threads = _numbers(template, "SOCKETS", "CORES", "THREADS")
     is_whole = sockets and cores and threads
-    return {"cpu_topology": (sockets, 1, cores, threads) if is_whole else None}
+    return {"cpu_topology": GuestTopology(sockets, 1, cores, threads) if is_whole else None}
 
 
 def _read_pages(template: Template) -> Mapping[str, Any]:
@@ -197,7 +197,7 @@ def _read_pages(template: Template) -> Mapping[str, Any]:
 
 def _topology(plan: Plan) -> dict[str, str]:
     """What a plan says of TOPOLOGY."""
-    shape = plan.topology
+    shape = plan.vm.cpu_topology
     wanted: dict[str, str] = {}
     if plan.vcpu_pins:
         alone = plan.layout.pinning is Pinning.ONE_PER_CORE and (not shape or shape.threads == 1)
@@ -206,8 +206,8 @@ def _topology(plan: Plan) -> dict[str, str]:
     if shape is not None:
         numbers = (shape.sockets, shape.dies * shape.cores, shape.threads)
         wanted |= zip(("SOCKETS", "CORES", "THREADS"), map(str, numbers), strict=True)
-    if plan.page_bytes is not None:
-        wanted["HUGEPAGE_SIZE"] = str((plan.page_bytes or 2 * MIB) // MIB)
+    if plan.vm.page_bytes is not None:
+        wanted["HUGEPAGE_SIZE"] = str((plan.vm.page_bytes or 2 * MIB) // MIB)
     return wanted
 
 
@@ -248,7 +248,7 @@ def _write_cells(writing: Writing[Template]) -> Mapping[str, Sequence[Parts]]:
     plan = writing.plan
     if not plan.vcpu_pins:
         return {}
-    whole = {"TOTAL_CPUS": str(plan.vcpus), "MEMORY": str(writing.memory_mib)}
+    whole = {"TOTAL_CPUS": str(plan.vm.vcpus), "MEMORY": str(writing.memory_mib)}
     return {"NUMA_NODE": list(_nodes(writing)) if writing.is_mirrored else [whole]}
 
 
@@ -275,12 +275,12 @@ def _read_devices(template: Template) -> Mapping[str, Any]:
 def _write_devices(writing: Writing[Template]) -> Mapping[str, Sequence[Parts]]:
     """Devices as lspci prints them: with domains where the host has another than 0."""
     plan, host, own = writing.plan, writing.host, writing.file.devices
-    if writing.file.has_kinds and not plan.devices:
+    if writing.file.has_kinds and not plan.vm.hostdevs:
         return {}
-    bdfs = [d.bdf for d in plan.devices] + [d.bdf for d in (host.pci_devices if host else ())]
+    bdfs = [d.bdf for d in plan.vm.hostdevs] + [d.bdf for d in (host.pci_devices if host else ())]
     domains = any(bdf.domain for bdf in bdfs)
     lists = []
-    for device in plan.devices:
+    for device in plan.vm.hostdevs:
         short = str(device.bdf) if domains else str(device.bdf).partition(":")[2]
         parts = dict(own.get(device.bdf, {"SHORT_ADDRESS": short}))
         parts.pop("ACPI_NODES", None)
@@ -356,7 +356,7 @@ def _refuse(writing: Writing[Template]) -> None:
     plan, there, mirrored = writing.plan, writing.file, writing.is_mirrored
     names = {one.key for one in there.attributes}
     order = [vcpu for cell in plan.cells for vcpu in cell.vcpus] if mirrored else []
-    size = (str(plan.vcpus), str(writing.memory_mib))
+    size = (str(plan.vm.vcpus), str(writing.memory_mib))
     same = (there.value("VCPU") or "1", there.value("MEMORY")) == size
     refused = (
         (
@@ -377,7 +377,7 @@ def _refuse(writing: Writing[Template]) -> None:
             f"{len(plan.nodes)}",
         ),
         (
-            plan.devices and there.has_kinds,
+            plan.vm.hostdevs and there.has_kinds,
             "PCI with SHORT_ADDRESS alone",
             "one by VENDOR, DEVICE or CLASS",
         ),

@@ -18,7 +18,7 @@ from homenode.machine.topology import Host
 from homenode.units import GIB, KIB, MIB
 from homenode.vm.gpu_parts import parts_at
 from homenode.vm.layout import GuestCells, Pinning, Siblings
-from homenode.vm.model import GuestHostdev, Vm, VmCell
+from homenode.vm.model import GuestHostdev, GuestTopology, Vm, VmCell
 from homenode.vm.plan_model import Plan, PlanFinding, plan_finding
 from homenode.vm.targets.codec import Codec, Row, Writing, number_of, text_of
 from homenode.vm.targets.script import quoted
@@ -147,7 +147,7 @@ def _write_size(writing: Writing[Flavor]) -> Mapping[str, Any]:
     image = {"hw_machine_type": "virt" if is_virt else "q35"}
     if writing.guest.firmware == "efi" or is_virt:
         image["hw_firmware_type"] = "uefi"
-    return {"vcpus": writing.plan.vcpus, "ram": writing.memory_mib, **image}
+    return {"vcpus": writing.plan.vm.vcpus, "ram": writing.memory_mib, **image}
 
 
 def _write_pins(writing: Writing[Flavor]) -> Mapping[str, str | None]:
@@ -176,11 +176,11 @@ def _read_topology(flavor: Flavor) -> Mapping[str, Any]:
     if not all(one.isascii() and one.isdigit() for one in shape):
         return {}
     sockets, cores, threads = map(int, shape)
-    return {"cpu_topology": (sockets, 1, cores, threads)}
+    return {"cpu_topology": GuestTopology(sockets, 1, cores, threads)}
 
 
 def _write_topology(writing: Writing[Flavor]) -> Mapping[str, str]:
-    shape = writing.plan.topology
+    shape = writing.plan.vm.cpu_topology
     if shape is None:
         return {}
     numbers = (shape.sockets, shape.dies * shape.cores, shape.threads)
@@ -196,7 +196,7 @@ def _read_pages(flavor: Flavor) -> Mapping[str, Any]:
 
 
 def _write_pages(writing: Writing[Flavor]) -> Mapping[str, str]:
-    page = writing.plan.page_bytes
+    page = writing.plan.vm.page_bytes
     return {} if page is None else {"hw:mem_page_size": str(page // KIB) if page else "large"}
 
 
@@ -237,17 +237,17 @@ def _write_cells(writing: Writing[Flavor]) -> Mapping[str, str]:
 def _write_devices(writing: Writing[Flavor]) -> Mapping[str, str]:
     plan, host = writing.plan, writing.host
     specs: dict[str, str] = {}
-    if plan.devices:
+    if plan.vm.hostdevs:
         # Nova goes by numa_node of sysfs, and takes no device without one for a "required" node.
         reported = {} if host is None else {d.bdf: d.reported_node for d in host.pci_devices}
-        homes = {reported.get(device.bdf, device.host_node) for device in plan.devices}
+        homes = {reported.get(device.bdf, device.host_node) for device in plan.vm.hostdevs}
         local = homes <= set(plan.nodes)
         specs["hw:pci_numa_affinity_policy"] = "required" if local else "preferred"
     if not _keeps_aliases(writing):
         kinds = _kinds(plan, host)
         named = ",".join(f"{_alias(kind)}:{len(devices)}" for kind, devices in kinds.items())
         specs |= {"pci_passthrough:alias": named} if kinds else {}
-    if any(device.uuid is not None for device in plan.devices):
+    if any(device.uuid is not None for device in plan.vm.hostdevs):
         specs["resources:VGPU"] = "1"
     return specs
 
@@ -262,7 +262,7 @@ def _write_machine(writing: Writing[Flavor]) -> Mapping[str, str]:
 
 def _emulator_set(plan: Plan) -> CpuSet | None:
     """The plan's emulator PUs where no vCPU has them; Nova's sets of PUs may not overlap."""
-    pus = plan.emulator_pus
+    pus = plan.vm.emulator_pus
     return pus if pus is not None and pus.isdisjoint(pus_of(plan.vcpu_pins)) else None
 
 
@@ -276,7 +276,7 @@ def _kinds(plan: Plan, host: Host | None) -> dict[Kind, list[GuestHostdev]]:
     Source: nova.pci.request (get_alias_from_config), nova.pci.devspec, nova.pci.stats.
     """
     kinds: dict[Kind, list[GuestHostdev]] = {}
-    for device in plan.devices:
+    for device in plan.vm.hostdevs:
         if device.uuid is None:
             kinds.setdefault(_kind(device.bdf, host), []).append(device)
     return dict(sorted(kinds.items(), key=str))
@@ -314,7 +314,7 @@ def _keeps_aliases(writing: Writing[Flavor]) -> bool:
     """Whether those of the flavor are for as many functions."""
     given = _given_aliases(writing.file)
     total = sum(int(one) for _, _, one in given if one.isdigit() and len(one) < 6)
-    return bool(given) and total == sum(one.uuid is None for one in writing.plan.devices)
+    return bool(given) and total == sum(one.uuid is None for one in writing.plan.vm.hostdevs)
 
 
 def _nova_conf(plan: Plan, host: Host) -> PlanFinding:
@@ -371,7 +371,7 @@ def _findings(writing: Writing[Flavor], _: object) -> Iterator[PlanFinding]:
             text,
             values={"alias": json.dumps(alias), "device_spec": json.dumps(offered)},
         )
-    for device in plan.devices:
+    for device in plan.vm.hostdevs:
         if device.uuid is not None:
             yield _vgpu(device, host)
 
@@ -417,7 +417,7 @@ def _refuse(writing: Writing[Flavor]) -> None:
             f"{len(plan.nodes)}: Nova gives dedicated vCPUs one cell, on one node",
             hint="choose --layout pin-numa, or --max-nodes 1",
         )
-    mediated = sum(device.uuid is not None for device in plan.devices)
+    mediated = sum(device.uuid is not None for device in plan.vm.hostdevs)
     if mediated > 1:
         raise InputError(
             f"openstack: expected one mediated device, found {mediated}: hypervisors of Nova take "

@@ -106,9 +106,9 @@ def _refuse(writing: Writing[Conf]) -> None:
             f"{source}: expected no memory hotplug: Proxmox refuses it next to numaN lines",
             hint="take memory out of hotplug:",
         )
-    if plan.page_bytes not in (None, 0, 2 * MIB, GIB):
+    if plan.vm.page_bytes not in (None, 0, 2 * MIB, GIB):
         raise InputError(
-            f"proxmox: expected huge pages of 2 MiB or 1 GiB, found {plan.page_bytes} bytes"
+            f"proxmox: expected huge pages of 2 MiB or 1 GiB, found {plan.vm.page_bytes} bytes"
         )
     bound = [CpuSet(cell.host_nodes) for cell in plan.cells] if plan.is_mirrored else []
     bound = [] if plan.memory_mode is None else bound or [CpuSet(plan.memory_nodes)]
@@ -119,7 +119,7 @@ def _refuse(writing: Writing[Conf]) -> None:
                 "QEMU refuses what Proxmox makes of others",
                 hint="choose a layout with a cell per node, or --max-nodes 1",
             )
-    if plan.page_bytes is not None and any(len(nodes) > 1 for nodes in bound):
+    if plan.vm.page_bytes is not None and any(len(nodes) > 1 for nodes in bound):
         raise InputError(
             "proxmox: expected one host node for huge pages of a cell, found several",
             hint="choose a layout with a cell per node, or plan without --page-size",
@@ -165,17 +165,17 @@ def _said(*fields: str) -> Callable[[Conf], Mapping[str, Any]]:
 
 def _write_size(writing: Writing[Conf]) -> Mapping[str, str | None]:
     plan, values = writing.plan, writing.file.values
-    shape, (sockets, _) = plan.topology, writing.file.shape
+    shape, (sockets, _) = plan.vm.cpu_topology, writing.file.shape
     if shape is not None:
         sockets = shape.sockets
-    elif plan.vcpus % sockets:
+    elif plan.vm.vcpus % sockets:
         sockets = 1
     wanted = {"sockets": str(sockets)}
     if not writing.is_new and sockets == 1 and "sockets" not in values:
         wanted = {}
     memory = with_default(values.get("memory"), "current", str(writing.memory_mib))
-    wanted |= {"cores": str(plan.vcpus // sockets), "memory": memory}
-    return wanted | ({"vcpus": str(plan.vcpus)} if "vcpus" in values else {})
+    wanted |= {"cores": str(plan.vm.vcpus // sockets), "memory": memory}
+    return wanted | ({"vcpus": str(plan.vm.vcpus)} if "vcpus" in values else {})
 
 
 def _numa_lines(writing: Writing[Conf]) -> dict[str, str | None]:
@@ -189,7 +189,7 @@ def _numa_lines(writing: Writing[Conf]) -> dict[str, str | None]:
             nodes = CpuSet(cell.host_nodes if plan.is_mirrored else plan.memory_nodes)
             named, policy = str(nodes).replace(",", ";"), POLICY_OF_MODE[plan.memory_mode]
             bound = f",hostnodes={named},policy={policy}"
-        elif plan.page_bytes is not None:
+        elif plan.vm.page_bytes is not None:
             # Proxmox asks for the nodes of huge pages, of a VM that is bound to none as well;
             # preferred leaves the others to it.
             there = () if host is None else host.nodes
@@ -215,7 +215,7 @@ def _write_numa(writing: Writing[Conf]) -> Mapping[str, str | None]:
 
 
 def _write_cells(writing: Writing[Conf]) -> Mapping[str, str | None]:
-    page = writing.plan.page_bytes
+    page = writing.plan.vm.page_bytes
     pages = {} if page is None else {"hugepages": str(page // MIB) if page else "any"}
     if _keeps_cell(writing):
         return pages
@@ -224,7 +224,7 @@ def _write_cells(writing: Writing[Conf]) -> Mapping[str, str | None]:
 
 def _write_affinity(writing: Writing[Conf]) -> Mapping[str, str | None]:
     plan = writing.plan
-    pus = CpuSet.union((*plan.vcpu_pins, plan.emulator_pus))
+    pus = CpuSet.union((*plan.vcpu_pins, plan.vm.emulator_pus))
     return {"affinity": str(pus) if plan.vcpu_pins else None}
 
 
@@ -243,7 +243,7 @@ def _read_pins(conf: Conf) -> Mapping[str, Any]:
 
 def _in_args(plan: Plan) -> bool:
     """The devices are on expander buses, which only `args` can say."""
-    return any(device.cell is not None for device in plan.devices) and bool(plan.vm.controllers)
+    return any(device.cell is not None for device in plan.vm.hostdevs) and bool(plan.vm.controllers)
 
 
 def _hook(writing: Writing[Conf]) -> str | None:
@@ -258,7 +258,7 @@ def _hostpci(writing: Writing[Conf]) -> tuple[dict[str, str | None], list[PlanFi
     """hostpciN lines, as they are where their devices stay, gone where args has them; and what of
     them is left."""
     plan, conf = writing.plan, writing.file
-    planned = {device.bdf for device in plan.devices if not is_vgpu(device)}
+    planned = {device.bdf for device in plan.vm.hostdevs if not is_vgpu(device)}
     lines: dict[str, str | None] = {}
     left: dict[str, str] = {}
     there: set[Bdf] = set()
@@ -282,7 +282,7 @@ def _hostpci(writing: Writing[Conf]) -> tuple[dict[str, str | None], list[PlanFi
     in_use = {key for key in conf.values if key not in lines}
     free = iter(f"hostpci{i}" for i in range(_MOST_DEVICES) if f"hostpci{i}" not in in_use)
     groups: dict[Bdf, list[Bdf]] = {}
-    for device in plan.devices:
+    for device in plan.vm.hostdevs:
         if device.bdf not in there and not is_vgpu(device):
             groups.setdefault(device.group or device.bdf, []).append(device.bdf)
     pcie = ",pcie=1" if "q35" in conf.values.get("machine", "" if conf.values else "q35") else ""
@@ -296,7 +296,7 @@ def _hostpci(writing: Writing[Conf]) -> tuple[dict[str, str | None], list[PlanFi
 
 def _write_devices(writing: Writing[Conf]) -> Mapping[str, str | None]:
     plan, lines = writing.plan, _hostpci(writing)[0]
-    balloon = bool(plan.devices) and (bool(plan.vcpu_pins) or writing.is_new)
+    balloon = bool(plan.vm.hostdevs) and (bool(plan.vcpu_pins) or writing.is_new)
     return {"balloon": "0", **lines} if balloon else lines
 
 
@@ -316,7 +316,7 @@ def _write_args(writing: Writing[Conf]) -> Mapping[str, str | None]:
     return {"args": _with_args(args, ours, writing.source)}
 
 
-_CACHES = {
+_CACHES: dict[str, tuple[str, ...]] = {
     GuestCache.PASSTHROUGH: ("host-cache-info=on", "l3-cache=off"),
     GuestCache.EMULATED: ("l3-cache=on",),
     GuestCache.DISABLED: ("l3-cache=off",),
@@ -325,27 +325,27 @@ _CACHES = {
 
 def _words(plan: Plan, before: int | None) -> Iterator[tuple[str, str]]:
     """Ours in `args`. before: the window for BARs that is there."""
-    shape = plan.topology
+    shape = plan.vm.cpu_topology
     if shape is not None and (shape.threads > 1 or shape.dies > 1):
-        yield "-smp", f"{smp_text(plan)},maxcpus={plan.vcpus}"
+        yield "-smp", f"{smp_text(plan)},maxcpus={plan.vm.vcpus}"
     for cell in plan.cells if plan.is_mirrored else ():
         if not cell.vcpus:
             yield "-numa", f"node,nodeid={cell.id}"
     yield from distance_words(plan)
     if plan.vm.topoext is not None:
         yield "-global", f"x86_64-cpu.topoext={'on' if plan.vm.topoext else 'off'}"
-    for switch in () if plan.cache is None else _CACHES[plan.cache]:
+    for switch in () if plan.vm.cpu_cache is None else _CACHES[plan.vm.cpu_cache]:
         yield "-global", f"x86_64-cpu.{switch}"
     window = plan.aperture
     hole = before if window is None else window.pcihole64_bytes or before
     if hole is not None:
         yield "-global", f"q35-pcihost.pci-hole64-size={size_text(hole)}"
     if not _in_args(plan):
-        for number, device in enumerate(plan.devices):
+        for number, device in enumerate(plan.vm.hostdevs):
             if is_vgpu(device):
                 yield "-device", f"{vfio_text(device)},id={_ID}dev{number}"
         return
-    places = {device.bdf: device.address for device in plan.devices}
+    places = {device.bdf: device.address for device in plan.vm.hostdevs}
     used = (*places.values(), *(controller.address for controller in plan.vm.controllers))
     shared = slots_shared(address for address in used if address is not None)
     tree = QemuPciTree("pcie.0", f"{_ID}.", shared, _CHASSIS_BASE)
@@ -395,9 +395,9 @@ def _findings(writing: Writing[Conf], wanted: Mapping[str, str | None]) -> Itera
     yield from _hostpci(writing)[1]
     # What a start with these devices may take by Proxmox's own rule, where it gives less.
     keys = {key for key, value in {**conf.values, **wanted}.items() if value is not None}
-    needed = start_timeout_s(keys | {"hostpci0"}, plan.memory_bytes)
-    given = start_timeout_s(keys, plan.memory_bytes)
-    if plan.devices and given < needed:
+    needed = start_timeout_s(keys | {"hostpci0"}, plan.vm.memory_bytes)
+    given = start_timeout_s(keys, plan.vm.memory_bytes)
+    if plan.vm.hostdevs and given < needed:
         yield plan_finding(
             "target-start-timeout",
             "Proxmox: time-out of the start",

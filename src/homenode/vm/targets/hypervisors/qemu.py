@@ -215,7 +215,7 @@ def _read_command(script: Script) -> Mapping[str, Any]:
 
 
 def _write_memory(writing: Writing[Script]) -> Mapping[str, Pairs]:
-    size = f"size={size_text(writing.plan.memory_bytes)}"
+    size = f"size={size_text(writing.plan.vm.memory_bytes)}"
     return {"memory": [("-m", size), *numa_words(writing.plan)]}
 
 
@@ -307,13 +307,13 @@ def _tree(plan: Plan, guest: Vm) -> tuple[tuple[GuestPciController, ...], dict[B
     for controller in plan.vm.controllers:
         use(controller.index)
     places: dict[Bdf, GuestAddress] = {}
-    for device in plan.devices:
+    for device in plan.vm.hostdevs:
         if device.address is not None and use(device.address.bus):
             places[device.bdf] = device.address
     slots = {c.address.device for c in used.values() if c.address and not c.address.bus}
     slots |= {a.device for a in places.values() if not a.bus}
     # The last ones: QEMU gives the first to its -vga and -nic before it makes any -device.
-    left = [device for device in plan.devices if device.bdf not in places]
+    left = [device for device in plan.vm.hostdevs if device.bdf not in places]
     shares = guest.is_q35 or guest.is_virt
     wanted = len({device.group if shares else device.bdf for device in left})
     slots_left = [slot for slot in range(2, 0x1A) if slot not in slots]

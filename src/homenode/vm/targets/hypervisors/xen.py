@@ -176,7 +176,7 @@ def _read_size(config: Config) -> Mapping[str, Any]:
 
 
 def _write_size(writing: Writing[Config]) -> Mapping[str, str]:
-    memory, vcpus = str(writing.memory_mib), str(writing.plan.vcpus)
+    memory, vcpus = str(writing.memory_mib), str(writing.plan.vm.vcpus)
     most = {"maxvcpus": vcpus, "maxmem": memory}
     there = {key: text for key, text in most.items() if key in writing.file.values}
     return {"vcpus": vcpus, "memory": memory, **there}
@@ -263,7 +263,7 @@ def _read_devices(config: Config) -> Mapping[str, Any]:
 def _write_devices(writing: Writing[Config]) -> Mapping[str, str | None]:
     """Each planned function; the options of one that is there stay with it."""
     specs = _devices(writing.file)
-    planned = [f'"{specs.get(d.bdf, str(d.bdf))}"' for d in writing.plan.devices]
+    planned = [f'"{specs.get(d.bdf, str(d.bdf))}"' for d in writing.plan.vm.hostdevs]
     return {"pci": "[" + ", ".join(planned) + "]" if planned else None}
 
 
@@ -359,9 +359,9 @@ def _refuse(writing: Writing[Config]) -> None:
             "guest none",
             hint='set type="hvm", or choose a flat layout',
         )
-    if writing.is_mirrored or plan.devices:
+    if writing.is_mirrored or plan.vm.hostdevs:
         refuse_arm(writing.guest, "xen", "virtual NUMA nodes and passed-through devices")
-    if plan.devices and kind == "pvh":
+    if plan.vm.hostdevs and kind == "pvh":
         raise InputError(
             f"{source}: expected type hvm or pv for passed-through devices, found pvh",
             hint='set type="hvm"',
@@ -378,12 +378,12 @@ def _findings(writing: Writing[Config], _: object) -> Iterator[PlanFinding]:
             "Xen: cpus",
             "the vCPUs stay on the PUs of their nodes while all of these are busy, too",
         )
-    if writing.is_new and plan.emulator_pus is not None:
+    if writing.is_new and plan.vm.emulator_pus is not None:
         yield plan_finding(
             "target-dom0",
             "Xen: dom0",
-            f"the plan keeps {plan.emulator_pus} for the device model",
-            values={"pus": plan.emulator_pus},
+            f"the plan keeps {plan.vm.emulator_pus} for the device model",
+            values={"pus": plan.vm.emulator_pus},
         )
 
 

@@ -28,8 +28,8 @@ SAID = {Feature.TOPOLOGY}
 
 
 def render(plan, guest, host, given, source):
-    sockets, dies, cores, threads = plan.topology
-    text = f"box\\\\nvcpus={plan.vcpus}\\\\nmib={plan.memory_bytes // MIB}\\\\n"
+    sockets, dies, cores, threads = plan.vm.cpu_topology
+    text = f"box\\\\nvcpus={plan.vm.vcpus}\\\\nmib={plan.vm.memory_bytes // MIB}\\\\n"
     return Rendering(f"{text}shape={sockets} {dies * cores} {threads}\\\\n".encode())
 
 

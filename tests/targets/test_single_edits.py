@@ -68,3 +68,28 @@ def test_an_edit_of_a_hook_script_is_named_and_lines_of_a_user_are_not() -> None
     assert subjects(document, hook.replace(device, b"0000:ff:00.0")) == ["line of the plan"]
     more = document + b"net0: virtio=BC:24:11:00:11:22,bridge=vmbr0\ntags: gpu\n"
     assert subjects(more, hook) == []
+
+
+@pytest.mark.parametrize(
+    ("target", "before", "after"),
+    [
+        ("proxmox", "cpu: host\n", ""),
+        ("proxmox", "cpu: host\n", "cpu: host\nkvm: 0\ncpulimit: 1\n"),
+        ("xen", 'type = "hvm"\n', 'type = "hvm"\npool = "other"\n'),
+        ("opennebula", "CPU_MODEL", "# CPU_MODEL"),
+        ("incus", "  limits.cpu:", "  limits.cpu.allowance: 10%\n  limits.cpu:"),
+        ("qemu", "\npin() ", '\nset -- "$@" -m 512\npin() '),
+    ],
+)
+def test_a_line_that_no_plan_sets_is_named_where_it_is_not_the_users_own(
+    target: str, before: str, after: str
+) -> None:
+    made = written(target, HOST, WANTED)
+    hook = dict(made.rendering.companions).get(".hook.sh")
+    text = made.rendering.document.decode()
+    assert before in text
+    for edit, ids in ((text, set()), (text.replace(before, after, 1), {"plan-setting"})):
+        found = verify_target(
+            edit.encode(), "vm", target, made.plan, host=host_named(HOST), hook=hook
+        )
+        assert {f.id for f in found.findings if f.severity is not Severity.INFO} == ids

@@ -26,6 +26,7 @@ from homenode.vm.targets.target import (
     default_machine,
     features_of,
     is_vgpu,
+    settings_of,
     target_findings,
 )
 
@@ -172,6 +173,7 @@ def plan_for_target(vm: VmFile, options: PlanOptions, host: Host, target: str) -
     findings = (*target_findings(module, made), *rendering.findings, *limits)
     if vm.kind != target and vm.guest.launch_security is not None:
         findings = (*findings, _not_encrypted(vm.guest, target))
+    made = structs.replace(made, kept=settings_of(module, rendering.document))
     return TargetPlan(request, made, target, given, rendering, findings)
 
 

@@ -1,7 +1,7 @@
 """A domain document against itself, the host that it is for, and its plan."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 from homenode.catalogue import finding
 from homenode.check.domain.devices import devices_alone, devices_on_host
@@ -247,15 +247,28 @@ def _settings(document: Document, plan: Plan, known: set[str]) -> Iterator[Findi
         return
     if plan.aperture is not None and plan.aperture.physical_address_bits is not None:
         known = known | {"maxphysaddr"}  # at least those of the plan, which its step checks
-    before, now = Counter(plan.kept), Counter(read_kept(document))
+    yield from changed_settings(plan.kept, read_kept(document), known=known)
+
+
+def changed_settings(
+    kept: Iterable[str],
+    now: Iterable[str],
+    *,
+    known: Collection[str] = (),
+    subject: str = "",
+    source: str = "",
+) -> Iterator[Finding]:
+    """A finding where these lines are not those of the plan. subject: "" = the elements that the
+    lines begin with."""
+    before, later = Counter(kept), Counter(now)
     gone, new = (
         sorted(one for one in lines.elements() if one.partition(" ")[0] not in known)
-        for lines in (before - now, now - before)
+        for lines in (before - later, later - before)
     )
     if gone or new:
         names = dict.fromkeys(one.partition(" ")[0] for one in (*gone, *new))
-        subject = ", ".join(f"<{name}>" for name in names)
-        yield finding("plan-setting", subject, _some(gone), _some(new))
+        what = subject or ", ".join(f"<{name}>" for name in names)
+        yield finding("plan-setting", what, _some(gone), _some(new), source)
 
 
 def _difference(

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator
 from msgspec.structs import replace
 
 from homenode.catalogue import entry_of, finding
+from homenode.check.domain.verification import changed_settings
 from homenode.check.verify.guest.expectation import Expectation, expectation_of
 from homenode.errors import InputError
 from homenode.findings import Finding, Findings, Severity, in_order
@@ -25,6 +26,7 @@ from homenode.vm.targets.target import (
     Target,
     is_vgpu,
     lost_features,
+    settings_of,
 )
 from homenode.wording import printable
 
@@ -65,6 +67,10 @@ def verify_target(
         found += _hook(hook, plan, source, written, module.hook_suffix)
     if not found and written is not None:
         found += _missing_lines(content, written.document, source)
+    if not found:
+        now = settings_of(module, content)
+        kept = now if plan.kept is None else plan.kept
+        found += changed_settings(kept, now, subject="lines that no plan sets", source=source)
     found += lost_findings(module, lost, source)
     return Findings(
         checked=(f"{source}: {module.title} against plan of layout {plan.layout.name}",),

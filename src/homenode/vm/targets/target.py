@@ -1,8 +1,10 @@
 """Target: what a hypervisor can say of a plan, what is lost by it, and how a file is written."""
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import pairwise
 from types import MappingProxyType
 
 from msgspec import Struct
@@ -224,8 +226,35 @@ class Target(Struct, frozen=True, kw_only=True):
     """A file without PUs for the emulator says that it is not pinned."""
     hook_suffix: str | None = None
     """Of the script with the pins that is written next to the file."""
+    users_own: str = ""
+    """Pattern of lines that a plan does not rely on, as `settings_of` has them."""
     words_of: Callable[[bytes, str], Sequence[str]] | None = None
     """The command of QEMU that the file starts; None where no test guest can be made of it."""
+
+
+def settings_of(target: Target, content: bytes) -> tuple[str, ...]:
+    """The lines of a file that are not the user's own, without blanks, quotes, comments and other
+    sections, each behind the less indented ones that it belongs to, and in a script behind the one
+    before it."""
+    found, above = [], list[tuple[int, str]]()
+    for line in content.decode("utf-8", "replace").splitlines():
+        text = "".join(line.split()).rstrip(",\\").translate(_NO_QUOTES)
+        if _SECTION.fullmatch(text):
+            break
+        if not text or text.startswith("#"):
+            continue
+        depth = len(line) - len(line.lstrip())
+        above = [one for one in above if one[0] < depth] + [(depth, text)]
+        path = " ".join(one for _, one in above)
+        if not (target.users_own and re.match(target.users_own, path)):
+            found.append(path)
+    if content.startswith(b"#!"):
+        found = [f"{before} / {one}" for before, one in pairwise(("", *found))]
+    return tuple(found)
+
+
+_NO_QUOTES = str.maketrans("", "", "'\"")
+_SECTION = re.compile(r"\[\w+\]")
 
 
 def is_vgpu(device: GuestHostdev) -> bool:

@@ -540,5 +540,6 @@ TARGET = CODEC.target(
     title="Cloud Hypervisor",
     source="docs/cpu.md, docs/memory.md and docs/vfio.md of Cloud Hypervisor, main of 2026-08",
     recognises=is_command,
+    users_own=r"--(disk|net|console|serial|kernel|initramfs|cmdline|firmware|api-socket|rng|vsock|tpm)",
     architecture_of_host=True,
 )

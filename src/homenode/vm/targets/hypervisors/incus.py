@@ -518,6 +518,8 @@ TARGET = CODEC.target(
     title="Incus",
     source="doc/reference/instance_options.md and instance driver of Incus 6.0 to 7.3",
     recognises=is_config,
+    users_own=r"(name|description|profiles|ephemeral|stateful|project|location|status\w*|\w+_at):|devices:"
+    r" (?!homenode)|expanded_|config: (volatile|user|image|cloud-init|boot|snapshots|migration)\.",
     architecture_of_host=True,
     needs_host=True,
     runs_qemu=True,

@@ -536,6 +536,10 @@ TARGET = CODEC.target(
     title="Proxmox",
     source="qm(1) and src/test/cfg2cmd of qemu-server 9.2",
     recognises=is_conf,
+    users_own=r"(name|description|tags|onboot|startup|boot|bootdisk|unused\d|(net|ide|sata|scsi|virtio|usb|serial"
+    r"|parallel|audio|virtiofs|ipconfig)\d+|scsihw|efidisk0|tpmstate0|vga|rng0|agent|smbios1|vmgenid|meta"
+    r"|parent|snaptime|keyboard|localtime|tablet|protection|ci\w+|sshkeys|nameserver|searchdomain"
+    r"|autostart|watchdog|spice_enhancements|running\w+|digest):",
     may_be=is_short_conf,
     one_socket=True,
     runs_qemu=True,

@@ -448,6 +448,8 @@ TARGET = CODEC.target(
     title="QEMU",
     source="qemu-system(1) of QEMU 7.2 and 10.1; options tried by starting QEMU 7.2",
     recognises=is_script,
+    users_own=r"(.* )?-(drive|blockdev|netdev|nic|display|vga|vnc|spice|serial|monitor|qmp|chardev"
+    r"|rtc|boot|name|pidfile|daemonize|device(virtio|usb|qemu-xhci|VGA|nvme|scsi|e1000|ide))",
     one_socket=True,
     runs_qemu=True,
     keeps_addresses=True,

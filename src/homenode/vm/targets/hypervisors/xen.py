@@ -401,5 +401,7 @@ TARGET = CODEC.target(
     title="Xen",
     source="xl.cfg(5) of Xen 4.20",
     recognises=is_config,
+    users_own=r"(name|uuid|disk|vif|boot|serial|vnc\w*|sdl|spice\w*|usb\w*|on_\w+|keymap|stdvga|vga"
+    r"|videoram|localtime|rtc_timeoffset|vfb|channel|vtpm|p9)=",
     architecture_of_host=True,
 )

@@ -458,8 +458,8 @@ def test_gpus_of_several_nodes_share_a_cell_where_pcie_0_lacks_slots() -> None:
     host = even_host(40, 1, 1, 2, 1, devices=gpus, name="wide")
     request = small_request(60, GIB, layout="pin-numa-pci")
     made = plan_vm(host, asking(request, gpu_count=30, host_reserve=HostReserve(0, 0)))
-    assert len(made.nodes) > 25 >= len({device.cell for device in made.devices})
-    assert len(made.devices) == 30
+    assert len(made.nodes) > 25 >= len({device.cell for device in made.vm.hostdevs})
+    assert len(made.vm.hostdevs) == 30
     with pytest.raises(Unplannable) as refused:
         plan_vm(host, asking(request, gpu_count=36, host_reserve=HostReserve(0, 0)))
     assert {one.constraint for one in refused.value.rejections} >= {"search"}

@@ -196,7 +196,10 @@ def _choice(plan: Plan, host: Host | None, *, whole: bool) -> Section:
     if plan.optimal is None:
         lines.append("Whether this is the best placement is unknown: not all were compared.")
     elif plan.optimal and len(_nodes_with_pus(host)) != 1:
-        lines.append("No placement costs less: the others were compared, or ruled out by bounds.")
+        lines.append(
+            "Of the placements on which no more gives way none costs less: the others were "
+            "compared, or ruled out by bounds."
+        )
     for place, other in enumerate(plan.runners_up if whole else plan.runners_up[:1]):
         who = "A runner-up" if place == 0 else "Another"
         mine = next((t.value for t in plan.cost if t.name == other.decided_by), None)

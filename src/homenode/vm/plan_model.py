@@ -138,7 +138,7 @@ class Plan(Struct, frozen=True):
     cost: tuple[CostTerm, ...]
     """In the order in which placements are compared."""
     optimal: bool | None
-    """No placement costs less; None = not all were compared."""
+    """No placement on which no more gives way costs less; None = not all were compared."""
     runners_up: tuple[RunnerUp, ...]
     """Feasible placements that cost more, the best first."""
     rejections: tuple[Rejection, ...]

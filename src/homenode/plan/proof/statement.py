@@ -231,11 +231,16 @@ def conclusions(plan: PlanDocument, proof: Proof) -> list[str]:
     names = [one.name for one in plan.cost]
     step = proof.chosen
     is_equal = step.equal and len({*plan.value("split")}) == 1
-    of_kind = "" if not step.reason else " with equal cells" if is_equal else ""
+    of_kind = " with equal cells" if is_equal else ""
     terms = f"all {len(names)}"
     if proof.terms < len(names):
         terms = f"the first {proof.terms} of {len(names)}"
-    said = [f"proved: no placement{of_kind} costs less, in {terms} terms of the cost"]
+    number = "more" if (plan.policy == "spread") is is_equal else "fewer"
+    others = "unequal cells are no nearer, nor on" if is_equal else "equal cells are farther, or on"
+    said = [
+        f"proved: no placement{of_kind} on its fallback costs less, in {terms} terms of the cost"
+    ]
+    said += [f"proved: {others} {number} nodes"] * (step.equal and not step.reason)
     said += [f"not proved: {step.reason}"] * bool(step.reason)
     said += [f"not proved: {', '.join(names[proof.terms :])}"] * (proof.terms < len(names))
     for other in proof.steps:

@@ -38,6 +38,7 @@ VERSIONS = {
     "comparison": 2,
     "verdict": 2,
     "bench": 2,
+    "bench-rounds": 1,
     "trial": 2,
     "trial-config": 2,
     "change": 1,

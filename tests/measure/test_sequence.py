@@ -24,7 +24,7 @@ class Queue:
     looked at again. fails: names of tasks that end badly, as often as they stand there. killed:
     begin no more tasks after so many. at_s: a clock, which a task moves on by ten seconds."""
 
-    variants: tuple[str, ...] = LAYOUTS
+    names: tuple[str, ...] = LAYOUTS
     fails: list[str] = field(default_factory=list)
     killed: int | None = None
     states: dict[str, TaskState] = field(default_factory=dict)
@@ -33,7 +33,7 @@ class Queue:
     at_s: float = 0.0
 
     def _name(self, number: int) -> str:
-        task = sequential_tasks(self.variants, 1, self.written)[number]
+        task = sequential_tasks(self.names, 1, self.written)[number]
         return f"{task.variant} {task.round}"
 
     def look(self) -> Progress:
@@ -43,7 +43,7 @@ class Queue:
                 if failed:
                     self.fails.remove(self._name(int(one)))
                 self.states[one] = TaskState.FAILED if failed else TaskState.DONE
-        tasks = sequential_tasks(self.variants, 1, self.written)
+        tasks = sequential_tasks(self.names, 1, self.written)
         waiting = TaskState.WAITING
         return Progress(
             tuple(
@@ -63,8 +63,12 @@ class Queue:
             self.states[task.id] = TaskState.RUNNING
             self.at_s += 10.0
 
-    def variant_of(self, task: TaskStatus) -> str:
-        return self._name(int(task.id)).split()[0]
+    def variants(self) -> tuple[str, ...]:
+        return self.names
+
+    def place_of(self, task: TaskStatus) -> tuple[int, str]:
+        variant, number = self._name(int(task.id)).split()
+        return int(number), variant
 
     def looks(self) -> Sequence[RoundLook]:
         return self.written
@@ -91,15 +95,16 @@ def never(kept: tuple[str, ...]) -> tuple[tuple[str, ...], SequenceEnd | None]:
 
 
 def run(place: Queue, decide: Decide, rounds: int = 8, within_s: float | None = None) -> RoundLook:
-    return run_sequence(
+    found = run_sequence(
         place,
-        place.variants,
         decide,
         lambda progress: None,
         rounds=rounds,
         within_s=within_s,
         clock=lambda: place.at_s,
     )
+    assert found is not None
+    return found
 
 
 def test_rounds_have_what_is_in_question_and_end_when_it_is_decided() -> None:

@@ -335,3 +335,54 @@ def test_a_study_is_refused_by_name_where_slurm_says_no(slurm: Testbed, tmp_path
     code, said = ended(bad, folder)
     assert code == 1, said
     assert "PartitionTimeLimit" in said or "time limit" in said.lower()
+
+
+SLOW_FROM_1 = """#!/bin/sh
+# The stand-in, as if it were a measurement: from node 1 all GPUs get two fifths.
+"{real}" "$@" | grep -v ^replayed: |
+  awk -v n="$STAND_IN_NODE" 'n == 1 && $1 ~ /^[0-9]+$/ {{ for (i = 2; i <= NF; i++)
+    if ($i ~ /[.]/) $i = $i * 0.4 }} {{ print }}'
+"""
+
+
+def test_a_sequence_of_bindings_ends_when_it_is_decided(
+    slurm: Testbed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "bin" / "nvbandwidth"
+    program.parent.mkdir()
+    program.write_text(SLOW_FROM_1.format(real=HERE / "programs" / "nvbandwidth"))
+    program.chmod(0o755)
+    path = f"{program.parent}:{slurm.environment['PATH']}"
+    monkeypatch.setitem(slurm.environment, "PATH", path)
+    folder = tmp_path / "study"
+    nodes = ("--nodelist", "gpu01", "--shared", "8x1", "--tests", "none", "--numa", "0,1")
+    place = ("--partition-exclusive", "whole", "--partition-shared", "whole", *HOST[:2])
+    process = start(slurm, folder, *place, *nodes, "--until", "decided", "--within", "1h")
+    code, said = ended(process, folder)
+    assert code == 0, said
+    answer = next(line for line in said.splitlines() if line.startswith("Run "))
+    assert "bound to node 0" in answer
+    runs = load_runs(folder / "results").runs
+    of = [run.head.arrangement for run in runs]
+    rounds = max(run.head.block or 0 for run in runs) + 1
+    assert of.count("exclusive, bound to node 1") == 2 <= rounds < 8
+    recommended = subprocess.run(
+        (
+            HOMENODE,
+            "recommend",
+            str(folder / "results"),
+            "--objective",
+            "device-transfer",
+            "--json",
+        ),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    (found,) = json.loads(recommended.stdout)["verdicts"]
+    assert answer.startswith(f"Run {found['choice']} for device-transfer")
+    # What is decided stays decided: the same command submits nothing more.
+    again = start(slurm, folder)
+    code, more = ended(again, folder)
+    assert (code, len(load_runs(folder / "results").runs)) == (0, len(runs)), more
+    assert answer in more

@@ -8,17 +8,16 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 from msgspec import structs
 
 from homenode.cli.arguments.measure import (
     AppArguments,
     RunArguments,
+    SequenceArguments,
     SuiteArguments,
 )
-from homenode.cli.arguments.trial import (
-    SequenceArguments,
-    TrialArguments,
-)
+from homenode.cli.arguments.trial import TrialArguments
 from homenode.cli.command import as_words
 from homenode.cpuset import CpuSet
 from homenode.errors import UsageError
@@ -104,7 +103,21 @@ def bench_options(
         marks=_marks(run, elsewhere),
         experiment=run.experiment,
         block=run.block,
+        sequence=None if run.sequence is None else _plan_of(run.sequence),
     )
+
+
+def _plan_of(text: str) -> SequentialPlan:
+    """As a study gives it to its jobs. Raises UsageError."""
+    try:
+        error, *counts = text.split(",")
+        names = SequentialPlan.__struct_fields__
+        numbers = zip(names, (float(error), *map(int, counts)), strict=True)
+        return msgspec.convert(dict(numbers), SequentialPlan)
+    except (ValueError, msgspec.ValidationError):
+        raise UsageError(
+            f"--sequence {text[:40]}: expected ERROR,VARIANTS,ROUNDS,MACHINES"
+        ) from None
 
 
 def _suite(typed: SuiteArguments) -> SuiteOptions:
@@ -253,12 +266,12 @@ def trial_request(domain: str, asked: TrialArguments, objective: Objective) -> T
 
     objective: what a sequence decides, where the user named none.
     """
-    is_sequence, layouts = asked.sequence.until is not None, layouts_of(asked)
+    in_sequence, layouts = asked.sequence.until is not None, layouts_of(asked)
     objective = asked.sequence.objective or objective
     own = asked.id or f"{_word(domain)}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
     run = bench_options(own, asked.suite, asked.own, RunArguments(vantage=Vantage.GUEST))
     measuring = Measuring(
-        _deciding(run.suite, objective) if is_sequence else run.suite,
+        deciding(run.suite, objective) if in_sequence else run.suite,
         run.repeats,
         run.seed,
         run.app,
@@ -266,7 +279,7 @@ def trial_request(domain: str, asked: TrialArguments, objective: Objective) -> T
         asked.access.stop_within,
     )
     placing, words = _placing(asked)
-    usual = 1 if is_experiment(asked.suite) else MOST_ROUNDS if is_sequence else 3
+    usual = 1 if is_experiment(asked.suite) else MOST_ROUNDS if in_sequence else 3
     boots = asked.boots or usual
     plan = SequentialPlan(asked.sequence.error / 100, len(layouts), boots)
     return TrialRequest(
@@ -283,26 +296,31 @@ def trial_request(domain: str, asked: TrialArguments, objective: Objective) -> T
         reaching=asked.access.guest,
         ranges=asked.manual if asked.manual.node_pus else None,
         plan_words=_manual_words(asked),
-        sequence=plan if is_sequence else None,
+        sequence=plan if in_sequence else None,
         within_s=asked.sequence.within,
-        objective=objective if is_sequence else None,
+        objective=objective if in_sequence else None,
     )
 
 
-def _deciding(suite: SuiteOptions, objective: Objective) -> SuiteOptions:
+def deciding(suite: SuiteOptions, objective: Objective) -> SuiteOptions:
     """With the tests that decide, where the user named none, and the control of clocks."""
     if suite.groups:
         return suite
     return structs.replace(suite, groups=(Group.CPU_SINGLE, *DECIDING[objective]))
 
 
+def is_sequence(given: SequenceArguments) -> bool:
+    """Whether rounds are ordered one by one. Raises UsageError for options that go with that."""
+    unsaid = SequenceArguments(until=given.until)
+    for name in ("within", "error", "objective") if given.until is None else ():
+        if getattr(given, name) != getattr(unsaid, name):
+            raise UsageError(f"--{name}: expected --until decided as well")
+    return given.until is not None
+
+
 def _check_sequence(asked: TrialArguments) -> None:
     """Raises UsageError for options that do not go with --until, or only with it."""
-    given, unsaid = asked.sequence, SequenceArguments()
-    if given.until is None:
-        for name in ("within", "error", "objective"):
-            if getattr(given, name) != getattr(unsaid, name):
-                raise UsageError(f"--{name}: expected --until decided as well")
+    if not is_sequence(asked.sequence):
         return
     if asked.bare or is_experiment(asked.suite):
         what = "--bare" if asked.bare else "--tests collectives"

@@ -14,15 +14,8 @@ from homenode.change.apply.definition import preview_definition
 from homenode.change.apply.obstacles import Obstacle
 from homenode.check.doctor.diagnosis import diagnose, site_findings
 from homenode.cli.apply import tuned_together
-from homenode.cli.arguments.measure import (
-    SuiteArguments,
-)
-from homenode.cli.arguments.trial import (
-    SequenceArguments,
-    TrialArguments,
-    TryArguments,
-    Until,
-)
+from homenode.cli.arguments.measure import SequenceArguments, SuiteArguments, Until
+from homenode.cli.arguments.trial import TrialArguments, TryArguments
 from homenode.cli.bench_options import check as check_options
 from homenode.cli.terminal import check_can_ask, confirm, console, note, print_json
 from homenode.cli.trial import begin_trial

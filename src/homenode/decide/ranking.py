@@ -134,6 +134,7 @@ def ranking_for(
             key=lambda pair: (
                 pair[0].label in behind,
                 pair[1].value if metric.lower_is_better else -pair[1].value,
+                pair[0].label,  # the same answer in whatever order the runs are read
             ),
         )
         found, doubted = _results(ordered, metric, wanted, objective, behind)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from homenode.measure.results.model import Run, RunHead, SequentialPlan
 
 FIRST_LOOK = 2
-"""Of one boot each nothing is known of how boots differ."""
+"""Boots. Of one each nothing is known of how boots differ."""
 
 FIRST_SHARE = 0.04
 """Of the error, for the first look: two boots show only what lies far beyond any boots that have
@@ -22,6 +22,11 @@ Reached = Mapping[str, int]
 """Rounds that there are runs of, by sequence."""
 
 
+def first_look(plan: SequentialPlan) -> int:
+    """After so many rounds each variant has boots enough."""
+    return -(-FIRST_LOOK // plan.machines)
+
+
 def error_at(plan: SequentialPlan, rounds: int) -> float:
     """What a look after so many rounds may be wrong by. Those of all looks add up to plan.error.
 
@@ -29,10 +34,11 @@ def error_at(plan: SequentialPlan, rounds: int) -> float:
     >>> round(sum(error_at(plan, rounds) for rounds in range(2, 9)), 6), error_at(plan, 2)
     (0.05, 0.002)
     """
-    later = plan.rounds - FIRST_LOOK
+    first = first_look(plan)
+    later = plan.rounds - first
     if later < 1:
         return plan.error
-    share = FIRST_SHARE if rounds <= FIRST_LOOK else (1 - FIRST_SHARE) / later
+    share = FIRST_SHARE if rounds <= first else (1 - FIRST_SHARE) / later
     return plan.error * share
 
 
@@ -42,7 +48,7 @@ def reached(heads: Iterable[RunHead]) -> Reached:
     for head in heads:
         if head.sequence is not None and head.experiment is not None and head.block is not None:
             known = found.get(head.experiment, 0)
-            found[head.experiment] = max(known, head.block + 1)
+            found[head.experiment] = max(known, head.block // head.sequence.machines + 1)
     return found
 
 
@@ -68,9 +74,8 @@ def until(runs: Sequence[Run], rounds: Reached) -> tuple[Run, ...]:
 
 
 def _is_later(head: RunHead, rounds: Reached) -> bool:
-    if head.sequence is None or head.block is None:
-        return False
-    return head.block >= rounds.get(head.experiment or "", head.block + 1)
+    own = reached([head])
+    return any(count > rounds.get(name, count) for name, count in own.items())
 
 
 def left_out(found: Mapping[str, Reached]) -> frozenset[str]:

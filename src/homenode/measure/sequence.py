@@ -15,7 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from homenode.measure.experiment import AT_ONCE, Executor, Patience, run_tasks
-from homenode.measure.progress import Progress, TaskStatus
+from homenode.measure.progress import Progress, TaskState, TaskStatus
 from homenode.measure.schedule import ScheduledTask, seeded_order
 
 MOST_ROUNDS = 8
@@ -50,11 +50,13 @@ Decide = Callable[[tuple[str, ...]], tuple[tuple[str, ...], SequenceEnd | None]]
 
 
 class SequentialExecutor(Executor, Protocol):
-    """An executor whose schedule grows by a round with each look: see sequential_tasks. Its tasks
-    are those of every round, the latest last."""
+    """An executor whose schedule grows by a round with each look: see sequential_tasks."""
 
-    def variant_of(self, task: TaskStatus) -> str:
-        """What it is of."""
+    def variants(self) -> tuple[str, ...]:
+        """Those of the first round, once its tasks are known."""
+
+    def place_of(self, task: TaskStatus) -> tuple[int, str]:
+        """Its round and variant. A round may have several tasks of one, on several machines."""
 
     def looks(self) -> Sequence[RoundLook]:
         """Those that are written down."""
@@ -88,7 +90,6 @@ def latest(looks: Sequence[RoundLook]) -> tuple[RoundLook, ...]:
 
 def run_sequence(
     executor: SequentialExecutor,
-    variants: Sequence[str],
     decide: Decide,
     on_progress: Callable[[Progress], None],
     *,
@@ -96,13 +97,14 @@ def run_sequence(
     within_s: float | None = None,
     patience: Patience = AT_ONCE,
     clock: Callable[[], float] = time.monotonic,
-) -> RoundLook:
+) -> RoundLook | None:
     """Run rounds until it is decided, the time is up, or there were as many as there may be.
 
     within_s: of all calls together; a round is begun where one like the last would end by then.
-    None = as long as it takes. A task that fails is tried once more; if it fails again, its variant
-    is left out of the rounds that follow. A sequence that ended as its time was up goes on where
-    there is more now. Raises what run_tasks does.
+    None = as long as it takes. A task that fails is tried once more; a variant of which all tasks
+    of a round fail again is left out of the rounds that follow. A sequence that ended as its time
+    was up goes on where there is more now. Returns the last look, with no end where patience ended
+    before: None where it did in the first round. Raises what run_tasks does.
     """
     looks = latest(executor.looks())
     if looks and looks[-1].ended is SequenceEnd.NOTHING_LEFT:
@@ -114,10 +116,11 @@ def run_sequence(
             executor.add_look(more)
             looks = (*looks[:-1], more)
     while not (looks and looks[-1].ended is not None):
-        kept, before_s = (looks[-1].kept, looks[-1].seconds) if looks else (tuple(variants), 0.0)
-        begun = clock()
-        failed = _run_round(executor, kept, on_progress, patience)
-        took_s = clock() - begun
+        before_s, begun = (looks[-1].seconds if looks else 0.0), clock()
+        failed = _run_round(executor, len(looks), on_progress, patience)
+        if failed is None:
+            break
+        kept, took_s = looks[-1].kept if looks else executor.variants(), clock() - begun
         look = RoundLook(
             rounds=len(looks) + 1,
             kept=tuple(name for name in kept if name not in failed),
@@ -130,10 +133,10 @@ def run_sequence(
             if ended is None and look.rounds >= rounds:
                 ended = SequenceEnd.MOST_ROUNDS
             look = replace(look, kept=found, ended=ended)
-        look = _in_time(look, took_s * len(look.kept) / len(kept), within_s)
+        look = _in_time(look, took_s * len(look.kept) / max(1, len(kept)), within_s)
         executor.add_look(look)
         looks = (*looks, look)
-    return looks[-1]
+    return looks[-1] if looks else None
 
 
 def _in_time(look: RoundLook, round_s: float, within_s: float | None) -> RoundLook:
@@ -145,20 +148,22 @@ def _in_time(look: RoundLook, round_s: float, within_s: float | None) -> RoundLo
 
 def _run_round(
     executor: SequentialExecutor,
-    kept: Sequence[str],
+    number: int,
     on_progress: Callable[[Progress], None],
     patience: Patience,
-) -> frozenset[str]:
-    """The variants that could not be measured in the latest round."""
+) -> frozenset[str] | None:
+    """The variants of which nothing could be measured in the latest round; None where patience
+    ended before its tasks did."""
 
     def missing(progress: Progress) -> list[TaskStatus]:
-        # The last of each name is of this round: what failed in earlier ones was left out of it.
-        newest = {executor.variant_of(task): task.id for task in progress.tasks}
-        ids = {newest[name] for name in kept}
-        return [task for task in progress.missing() if task.id in ids]
+        return [task for task in progress.missing() if executor.place_of(task)[0] == number]
 
     progress = run_tasks(executor, on_progress, patience)
-    if failed := missing(progress):
+    if progress.is_settled and (failed := missing(progress)):
         executor.again(failed)
-        failed = missing(run_tasks(executor, on_progress, patience))
-    return frozenset(map(executor.variant_of, failed))
+        progress = run_tasks(executor, on_progress, patience)
+    if not progress.is_settled:
+        return None
+    done = {executor.place_of(task) for task in progress.tasks if task.state is TaskState.DONE}
+    left = {executor.place_of(task) for task in missing(progress)} - done
+    return frozenset(variant for _, variant in left)

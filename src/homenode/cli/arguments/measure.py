@@ -1,5 +1,6 @@
 """What is asked of trial, bench and import. [I/O]"""
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -9,7 +10,9 @@ from homenode.cli.arguments import JsonOption
 from homenode.cli.command import Under
 from homenode.measure.layouts.guest_access import ANSWER_S, STOP_S, GuestAccess, Transport
 from homenode.measure.results.vantage import Vantage
+from homenode.objective import Objective
 from homenode.opt import Arg, Flag, Opt
+from homenode.units import parse_duration
 
 SUITE = "What is measured"
 OWN = "Your own program"
@@ -18,6 +21,64 @@ ACCESS = "How the guest is reached"
 
 LIMIT_S = 600
 """Of a whole gpu-check. A part that would begin later is left out by name."""
+
+
+SEQUENCE = "Until it is decided"
+
+
+class Until(StrEnum):
+    """When a sequence ends."""
+
+    DECIDED = "decided"
+
+
+WithinOption = Annotated[
+    float | None,
+    Opt(
+        "--within",
+        "TIME",
+        "With --until: the time for all of it. Such as 30m or 2h.",
+        panel=SEQUENCE,
+        parse=parse_duration,
+        show=lambda seconds: f"{seconds:g}s",
+    ),
+]
+
+
+class SequenceArguments(Struct, frozen=True, kw_only=True):
+    """Rounds that are ordered one by one."""
+
+    until: Annotated[
+        Until | None,
+        Opt(
+            "--until",
+            "decided",
+            "Measure rounds of what is in question until it is decided. One is shown to be best, "
+            "or the others no better.",
+        ),
+    ] = None
+    within: WithinOption = None
+    error: Annotated[
+        float,
+        Opt(
+            "--error",
+            "PERCENT",
+            "With --until: how likely its answer may be wrong by chance, over all rounds.",
+            ge=0.1,
+            le=5,
+            rare=True,
+        ),
+    ] = 5.0
+    objective: Annotated[
+        Objective | None,
+        Opt(
+            "--objective",
+            "NAME",
+            "With --until: what is to be decided, and so what is measured. Default: as the GPUs "
+            "suggest.",
+            rare=True,
+        ),
+    ] = None
 
 
 class SuiteArguments(Struct, frozen=True, kw_only=True):
@@ -142,6 +203,15 @@ class RunArguments(Struct, frozen=True, kw_only=True):
         int | None,
         Opt("--block", "N", "Its round there, from 0; with --experiment.", ge=0, rare=True),
     ] = None
+    sequence: Annotated[
+        str | None,
+        Opt(
+            "--sequence",
+            "E,V,R,M",
+            "The round is of a sequence: its error, variants, most rounds, machines.",
+            rare=True,
+        ),
+    ] = None
     vantage: Annotated[
         Vantage | None, Opt("--vantage", "NAME", "Where this is. Default: detected.")
     ] = None
@@ -213,13 +283,14 @@ class BenchArguments(Struct, frozen=True, kw_only=True):
 
     Examples:
       homenode bench pin-1 --layout pin --quick
-      homenode bench numa-1 --plan plan.json --tests stream,nccl
+      homenode bench near --until decided --within 30m --on ssh://gpu01
     """
 
     name: Annotated[str, Arg("NAME", "Name of the run and its folder.")]
     suite: Annotated[SuiteArguments, Under(SUITE)] = SuiteArguments()
     own: Annotated[AppArguments, Under(OWN, rare=True)] = AppArguments()
     run: Annotated[RunArguments, Under(WHERE)] = RunArguments()
+    sequence: Annotated[SequenceArguments, Under(SEQUENCE, rare=True)] = SequenceArguments()
     on: Annotated[
         str | None,
         Opt(

@@ -6,6 +6,8 @@ from typing import Annotated
 from msgspec import Struct
 
 from homenode.cli.arguments import HostOption, JsonOption
+from homenode.cli.arguments.measure import SEQUENCE, SequenceArguments
+from homenode.cli.command import Under
 from homenode.cluster.slurm.options import MAX_TIME, SPOOL, MemoryBind, StudyOptions
 from homenode.opt import Arg, Flag, Opt
 
@@ -214,6 +216,7 @@ class SlurmStudyArguments(Struct, frozen=True, kw_only=True):
             rare=True,
         ),
     ] = ()
+    sequence: Annotated[SequenceArguments, Under(SEQUENCE, rare=True)] = SequenceArguments()
     app: Annotated[
         str | None, Opt("--app", "CMD", "Your own program, under each binding.", rare=True)
     ] = None

@@ -1,6 +1,5 @@
 """What is asked of try and trial. [I/O]"""
 
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -10,11 +9,14 @@ from homenode.cli.arguments import AfterOption, ConnectOption, HostOption, JsonO
 from homenode.cli.arguments.measure import (
     ACCESS,
     OWN,
+    SEQUENCE,
     SUITE,
     AccessOptions,
     AppArguments,
+    SequenceArguments,
     StopWithinOption,
     SuiteArguments,
+    WithinOption,
 )
 from homenode.cli.command import Only, Under
 from homenode.measure.layouts.guest_access import STOP_S
@@ -23,64 +25,6 @@ from homenode.opt import Arg, Flag, Opt
 from homenode.units import parse_duration
 from homenode.vm.hypervisor.connection import DEFAULT
 from homenode.vm.plan_options import PLACEMENT, ManualRanges, PlanOptions
-
-SEQUENCE = "Until it is decided"
-
-
-class Until(StrEnum):
-    """When a sequence ends."""
-
-    DECIDED = "decided"
-
-
-WithinOption = Annotated[
-    float | None,
-    Opt(
-        "--within",
-        "TIME",
-        "With --until: the time for all of it. Such as 30m or 2h.",
-        panel=SEQUENCE,
-        parse=parse_duration,
-        show=lambda seconds: f"{seconds:g}s",
-    ),
-]
-
-
-class SequenceArguments(Struct, frozen=True, kw_only=True):
-    """Rounds that are ordered one by one."""
-
-    until: Annotated[
-        Until | None,
-        Opt(
-            "--until",
-            "decided",
-            "Boot what is in question until it is decided. One layout is shown to be best, or the "
-            "others no better. Default: --boots of each.",
-        ),
-    ] = None
-    within: WithinOption = None
-    error: Annotated[
-        float,
-        Opt(
-            "--error",
-            "PERCENT",
-            "With --until: how likely its answer may be wrong by chance, over all rounds.",
-            ge=0.1,
-            le=5,
-            rare=True,
-        ),
-    ] = 5.0
-    objective: Annotated[
-        Objective | None,
-        Opt(
-            "--objective",
-            "NAME",
-            "With --until: what is to be decided, and so what is measured. Default: as the VM's "
-            "devices suggest.",
-            rare=True,
-        ),
-    ] = None
-
 
 DomainArgument = Annotated[
     str, Arg("NAME", "The domain: its name or UUID.", complete="domain_names")

@@ -6,7 +6,7 @@ its jobs run one after another, in an order of their own. Over all nodes: one jo
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 
 from msgspec import Struct
@@ -20,7 +20,10 @@ from homenode.machine.tools.slurm_nodes import ClusterNode
 from homenode.machine.topology import Host, NumaNode
 from homenode.measure.app_metric import check_metric
 from homenode.measure.model import Group
+from homenode.measure.results.model import SequentialPlan
 from homenode.measure.schedule import seeded_order
+from homenode.measure.sequence import MOST_ROUNDS, RoundLook
+from homenode.wording import plural
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:+-]{0,99}", re.ASCII)
 """What may stand in a script without quotes, and be a file's name."""
@@ -28,6 +31,9 @@ NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:+-]{0,99}", re.ASCII)
 MAX_JOBS = 64
 """Of one shape at once on one node; MIG gives a node of 8 GPUs 56 slices."""
 _SEED = 1
+_FIRST = "-r1"
+"""How the experiments of the first round end."""
+
 _TESTS = frozenset(Group) - {Group.APP}
 
 
@@ -63,6 +69,15 @@ class Experiment(Struct, frozen=True):
     after: tuple[str, ...] = ()
     gpu_type: str | None = None
 
+    @property
+    def arrangement(self) -> str:
+        """How its jobs are bound and share their node, for the runs that they measure."""
+        if self.mode is Mode.EXCLUSIVE:
+            return f"exclusive, bound to node {self.numa}"
+        what = plural(self.gpus, "GPU") if self.gres == "gpu" else f"{self.gres} slice"
+        company = "alone" if self.jobs == 1 else f"{self.jobs} at once"
+        return f"shared, {what} a job, {company}"
+
 
 class Study(Struct, frozen=True):
     """Everything that a study's journal holds.
@@ -70,7 +85,8 @@ class Study(Struct, frozen=True):
     whole, shared: the nodes of both queues. host: the description of a node that the user named;
     None where look jobs capture each. experiments: in the order of submission; () until the nodes
     are known. jobs: (experiment, job id) in the order of submission. refused: (experiment, why).
-    repeated: experiments whose earlier jobs do not count any more, once for each time.
+    repeated: experiments whose earlier jobs do not count any more, once for each time. decisions:
+    of a sequence, the looks after its rounds.
     """
 
     id: str
@@ -83,6 +99,25 @@ class Study(Struct, frozen=True):
     jobs: tuple[tuple[str, str], ...] = ()
     refused: tuple[tuple[str, str], ...] = ()
     repeated: tuple[str, ...] = ()
+    decisions: tuple[RoundLook, ...] = ()
+
+    @property
+    def sequence(self) -> SequentialPlan | None:
+        """None where all rounds were ordered beforehand, or nothing is planned yet."""
+        error, first = self.options.error, self.first_round()
+        if error is None or not first:
+            return None
+        variants = len({one.arrangement for one in first})
+        machines = len({one.nodes for one in first})
+        return SequentialPlan(error, max(2, variants), most_rounds(self.options), machines)
+
+    def first_round(self) -> tuple[Experiment, ...]:
+        return tuple(one for one in self.experiments if one.id.endswith(_FIRST))
+
+    def rounds(self) -> int:
+        """That are planned."""
+        blocks = (one.block for one in self.experiments if one.block is not None)
+        return (max(blocks, default=-1) + 1) // max(1, len({o.nodes for o in self.first_round()}))
 
     def everything(self) -> tuple[Experiment, ...]:
         return (*self.looks, *self.experiments)
@@ -94,6 +129,10 @@ class Study(Struct, frozen=True):
     def attempts_of(self, experiment: str) -> int:
         """How often it was submitted."""
         return self.repeated.count(experiment) + sum(name == experiment for name, _ in self.jobs)
+
+
+def most_rounds(options: StudyOptions) -> int:
+    return options.rounds or (3 if options.error is None else MOST_ROUNDS)
 
 
 def check_options(options: StudyOptions) -> None:
@@ -263,28 +302,17 @@ def experiments_for(
     hosts: Mapping[str, Host],
     options: StudyOptions,
 ) -> tuple[Experiment, ...]:
-    """All jobs, in the order in which each node runs them.
+    """All jobs, in the order in which each node runs them; of a sequence those of its first round.
 
     hosts: by cluster node. Raises UsageError as nodes_to_bind_to, and for shapes that fit no node.
     """
     found: list[Experiment] = []
-    last: dict[str, tuple[str, ...]] = {}
     names = tuple(dict.fromkeys(node.name for node in (*shared, *whole)))
-    for number in range(options.rounds):
-        for place, name in enumerate(names):
-            of_node = {one.id: one for one in _of_node(name, whole, shared, hosts, options)}
-            for own in seeded_order(of_node, _SEED, number):
-                # One after the other: its wait is then for others' jobs, not for this study's own.
-                one = replace(
-                    of_node[own],
-                    id=f"{own}-r{number + 1}",
-                    block=number * len(names) + place,
-                    after=last.get(name, ()),
-                )
-                found.append(one)
-                last[name] = (one.id,)
+    of_nodes = {name: tuple(_of_node(name, whole, shared, hosts, options)) for name in names}
+    for number in range(1 if options.error is not None else most_rounds(options)):
+        found += _round(of_nodes, number, found)
     if options.between_nodes and len(whole) > 1:
-        ends = tuple(name for chain in last.values() for name in chain)
+        ends = tuple({one.nodes: one.id for one in found}.values())
         gpus = min(node.gpus or 0 for node in whole)
         types = {node.gpu_type for node in whole}
         names = tuple(node.name for node in whole)
@@ -300,6 +328,32 @@ def experiments_for(
             )
         )
     return tuple(found)
+
+
+def next_round(study: Study, kept: Collection[str]) -> tuple[Experiment, ...]:
+    """What the next round of a sequence has: the arrangements that are kept, on each node."""
+    of_nodes: dict[str, list[Experiment]] = {}
+    for one in study.first_round():
+        of_node = of_nodes.setdefault(one.nodes[0], [])
+        if one.arrangement in kept:
+            of_node.append(replace(one, id=one.id.removesuffix(_FIRST)))
+    return tuple(_round(of_nodes, study.rounds(), study.experiments))
+
+
+def _round(
+    of_nodes: Mapping[str, Sequence[Experiment]], number: int, before: Iterable[Experiment]
+) -> Iterator[Experiment]:
+    """Each node's in an order of its own. One after the other: its wait is then for others' jobs,
+    not for this study's own."""
+    last = {one.nodes[0]: (one.id,) for one in before}
+    for place, (name, experiments) in enumerate(of_nodes.items()):
+        known = {one.id: one for one in experiments}
+        for own in seeded_order(known, _SEED, number):
+            block = number * len(of_nodes) + place
+            after = last.get(name, ())
+            one = replace(known[own], id=f"{own}-r{number + 1}", block=block, after=after)
+            last[name] = (one.id,)
+            yield one
 
 
 def _of_node(

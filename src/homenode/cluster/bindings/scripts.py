@@ -6,9 +6,11 @@ Everything that came from outside is quoted (shlex), or was checked to be a name
 import shlex
 from collections.abc import Iterator
 
+from msgspec.structs import astuple
+
 from homenode.cluster.bindings.experiments import Experiment, Mode
 from homenode.cluster.slurm.options import StudyOptions
-from homenode.wording import plural
+from homenode.measure.results.model import SequentialPlan
 
 COPIES = ("gpu-bandwidth", "gpu-peer")
 """Tests of homenode bench that every job runs."""
@@ -43,18 +45,12 @@ def script_name(experiment: Experiment) -> str:
     return f"jobs/{experiment.id}.sbatch"
 
 
-def arrangement_of(experiment: Experiment) -> str:
-    """How its jobs are bound and share their node, for the runs that they measure."""
-    if experiment.mode is Mode.EXCLUSIVE:
-        return f"exclusive, bound to node {experiment.numa}"
-    what = (
-        plural(experiment.gpus, "GPU") if experiment.gres == "gpu" else f"{experiment.gres} slice"
-    )
-    company = "alone" if experiment.jobs == 1 else f"{experiment.jobs} at once"
-    return f"shared, {what} a job, {company}"
-
-
-def script_of(experiment: Experiment, options: StudyOptions, study: str) -> str:
+def script_of(
+    experiment: Experiment,
+    options: StudyOptions,
+    study: str,
+    sequence: SequentialPlan | None = None,
+) -> str:
     """The text of a job's script. It runs in the study's folder."""
     about = _ABOUT[experiment.mode].format(
         nodes=", ".join(experiment.nodes), numa=experiment.numa, jobs=experiment.jobs
@@ -66,7 +62,7 @@ def script_of(experiment: Experiment, options: StudyOptions, study: str) -> str:
         f"#   sbatch {script_name(experiment)}",
         *(f"#SBATCH {option}" for option in _options(experiment, options, study)),
         "",
-        *_body(experiment, options, study),
+        *_body(experiment, options, study, sequence),
     ]
     return "\n".join(lines) + "\n"
 
@@ -100,7 +96,9 @@ def _options(experiment: Experiment, options: StudyOptions, study: str) -> Itera
     yield "--output=log/%x-%j.txt"
 
 
-def _body(experiment: Experiment, options: StudyOptions, study: str) -> Iterator[str]:
+def _body(
+    experiment: Experiment, options: StudyOptions, study: str, sequence: SequentialPlan | None
+) -> Iterator[str]:
     if options.setup is not None:
         yield f". {shlex.quote(options.setup)}"
         yield ""
@@ -117,13 +115,15 @@ def _body(experiment: Experiment, options: StudyOptions, study: str) -> Iterator
     elif experiment.mode is Mode.LOOK:
         yield '"$homenode" capture -o "$here/host.tar.gz" || exit 3'
     else:
-        yield from _measuring(experiment, options, study)
+        yield from _measuring(experiment, options, study, sequence)
     yield 'date +%s >"$here/ended"'
     yield "# Last of all, so that whoever finds it finds everything."
     yield ': >"$here/done"'
 
 
-def _measuring(experiment: Experiment, options: StudyOptions, study: str) -> Iterator[str]:
+def _measuring(
+    experiment: Experiment, options: StudyOptions, study: str, sequence: SequentialPlan | None
+) -> Iterator[str]:
     yield ""
     yield "# What Slurm gave this job, and how many others run here."
     yield 'scontrol show job -d "$job" >"$here/job.txt" 2>"$here/job.txt.err"'
@@ -133,19 +133,25 @@ def _measuring(experiment: Experiment, options: StudyOptions, study: str) -> Ite
         yield from _meeting(experiment.jobs)
     yield ""
     yield "results=$PWD/results"
-    bench = " \\\n  ".join(('"$homenode" bench', *_bench_words(experiment, options, study)))
+    bench = " \\\n  ".join(
+        ('"$homenode" bench', *_bench_words(experiment, options, study, sequence))
+    )
     yield f"(cd {shlex.quote(options.app_folder)} && exec {bench})" if options.app else bench
     yield "code=$?"
     yield "# 1: measured, with findings."
     yield "((code < 2)) || exit $code"
 
 
-def _bench_words(experiment: Experiment, options: StudyOptions, study: str) -> Iterator[str]:
+def _bench_words(
+    experiment: Experiment, options: StudyOptions, study: str, sequence: SequentialPlan | None
+) -> Iterator[str]:
     """Words of the command that measures. The job is the boot: each is placed anew."""
     yield '"$experiment-task$task-$attempt" --results "$results"'
     yield "--vantage job --quick"
     yield f'--experiment {study} --block {experiment.block or 0} --boot "$attempt"'
-    yield f"--arrangement {shlex.quote(arrangement_of(experiment))}"
+    if sequence is not None:
+        yield f"--sequence {','.join(map(str, astuple(sequence)))}"
+    yield f"--arrangement {shlex.quote(experiment.arrangement)}"
     yield f"--tests {','.join((*COPIES, *(t for t in options.tests if t not in COPIES)))}"
     if experiment.numa is not None:
         yield f"--nodes {experiment.numa}"

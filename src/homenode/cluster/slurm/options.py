@@ -5,6 +5,7 @@ from typing import Annotated
 
 from msgspec import Struct
 
+from homenode.objective import Objective
 from homenode.opt import Flag, Opt
 
 SPOOL = "/var/spool/homenode-slurm"
@@ -46,8 +47,9 @@ class Shape(Struct, frozen=True):
 class StudyOptions(Struct, frozen=True):
     """What the user asks of a study. None: the cluster's or the host's own.
 
-    rounds: a verdict is measured from three on. numa: NUMA nodes to bind to. app: words of a
-    command, which runs in app_folder. homenode: as the nodes find it.
+    rounds: a verdict is measured from three on. error, objective, within_s: of a sequence. numa:
+    NUMA nodes to bind to. app: words of a command, which runs in app_folder. homenode: as the
+    nodes find it.
     """
 
     partition_exclusive: Annotated[
@@ -59,15 +61,19 @@ class StudyOptions(Struct, frozen=True):
     ] = None
     nodes: Annotated[int, Opt("--nodes", "N", "Cluster nodes to study.", ge=1, le=MAX_NODES)] = 1
     rounds: Annotated[
-        int,
+        int | None,
         Opt(
             "--rounds",
             "N",
-            "Jobs of each kind on each node, in mixed order.",
+            "Jobs of each kind on each node, in mixed order; with --until, the most. Default: 3, "
+            "with --until 8.",
             ge=1,
             le=MAX_ROUNDS,
         ),
-    ] = 3
+    ] = None
+    error: float | None = None
+    objective: Objective = Objective.DEVICE_TRANSFER
+    within_s: float | None = None
     node_list: tuple[str, ...] = ()
     numa: tuple[int, ...] | None = None
     shapes: tuple[Shape, ...] = (Shape(1, 4), Shape(2, 2))

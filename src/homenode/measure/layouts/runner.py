@@ -48,7 +48,7 @@ from homenode.measure.model import Group
 from homenode.measure.orders import BenchOptions
 from homenode.measure.programs.collective_watch import used_bytes
 from homenode.measure.progress import Pace, Progress, TaskState, TaskStatus
-from homenode.measure.results.store import read_run
+from homenode.measure.results.store import finished, run_named
 from homenode.measure.runner import run_bench
 from homenode.measure.schedule import ScheduledTask
 from homenode.measure.sequence import Decide, RoundLook, run_sequence, sequential_tasks
@@ -152,7 +152,6 @@ def run_trial(trial: Trial, lock: int) -> None:
             assert trial.decide is not None, "whoever runs a sequence decides"
             run_sequence(
                 vm,
-                trial.head.layouts,
                 trial.decide,
                 trial.on_boot,
                 rounds=trial.head.sequence.rounds,
@@ -214,8 +213,12 @@ class _BootedVm:
             seconds_left=self._pace.left(step.variant for step in left),
         )
 
-    def variant_of(self, task: TaskStatus) -> str:
-        return self._steps[task.id].variant
+    def variants(self) -> tuple[str, ...]:
+        return self._trial.head.layouts
+
+    def place_of(self, task: TaskStatus) -> tuple[int, str]:
+        step = self._steps[task.id]
+        return step.round, step.variant
 
     def looks(self) -> Sequence[RoundLook]:
         return self._trial.journal.known().state.looks
@@ -267,7 +270,7 @@ class _BootedVm:
         return number, machine
 
     def _run_there(self, step: ScheduledTask) -> Path | None:
-        return _run_there(Path(self._trial.head.results), run_name(self._trial.head.id, step))
+        return run_named(Path(self._trial.head.results), run_name(self._trial.head.id, step))
 
     def _boot_and_measure(self, step: ScheduledTask, machine: Machine | None) -> None:
         """One boot and its measurement. What fails is written down; the daemon's end is raised.
@@ -277,9 +280,10 @@ class _BootedVm:
         there = self._run_there(step)
         is_alive = machine is not None
         if there is not None and not is_alive:
-            samples = _samples(there)
-            if samples is not None:  # it was killed after the last sample, before it said so
-                trial.journal.note(What.MEASURED, step.number, run=name, samples=samples)
+            made = finished(there)
+            if made is not None:  # it was killed after the last sample, before it said so
+                count = len(made.samples)
+                trial.journal.note(What.MEASURED, step.number, run=name, samples=count)
                 return
             _set_aside(trial, step, there)
         try:
@@ -400,7 +404,7 @@ def _refuse_rebooted(
         now = f"none: {error.message}"
     if now == orders.boot:
         return
-    there = _run_there(Path(trial.head.results), orders.name)
+    there = run_named(Path(trial.head.results), orders.name)
     if there is not None:
         _set_aside(trial, step, there)
     raise ToolError(
@@ -471,22 +475,6 @@ def _stop(trial: Trial, machine: Machine | None) -> None:
         except HomenodeError as error:
             trial.notify(f"what was put into the guest stays there: {error.message}")
     trial.domain.undo(BOOT, machine=machine)
-
-
-def _run_there(results: Path, name: str) -> Path | None:
-    """The folder of a run, whatever system it is of."""
-    try:
-        return next((path for path in sorted(results.glob(f"*/{name}")) if path.is_dir()), None)
-    except OSError as error:
-        raise HostError(f"{results}: expected results there, found: {error.strerror}") from None
-
-
-def _samples(folder: Path) -> int | None:
-    """How many samples a finished run has; None where it is not finished, or has none."""
-    try:
-        return len(read_run(folder).samples) or None
-    except InputError:
-        return None
 
 
 def _set_aside(trial: Trial, step: ScheduledTask, folder: Path) -> None:

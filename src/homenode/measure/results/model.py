@@ -170,12 +170,14 @@ class SequentialPlan(Struct, frozen=True, order=True):
     """How the looks of a sequence of rounds share its error (docs/decisions/0023).
 
     error: most that any of its answers may be wrong by chance, over all looks together. variants:
-    how many there were in its first round. rounds: most that there may be.
+    how many there were in its first round. rounds: most that there may be. machines: that each
+    round is on, a block of its own on each.
     """
 
     error: Annotated[float, Meta(gt=0, lt=0.5)]
     variants: Annotated[int, Meta(ge=2, le=100)]
     rounds: Annotated[int, Meta(ge=2, le=100)]
+    machines: Annotated[int, Meta(ge=1)] = 1
 
 
 class RunHead(Struct, frozen=True):

@@ -185,6 +185,23 @@ def write_run(root: Path, run: Run) -> Path:
     return path
 
 
+def run_named(results: Path, name: str) -> Path | None:
+    """The folder of a run, whatever system it is of."""
+    try:
+        return next((path for path in sorted(results.glob(f"*/{name}")) if path.is_dir()), None)
+    except OSError as error:
+        raise HostError(f"{results}: expected results there, found: {error.strerror}") from None
+
+
+def finished(folder: Path) -> Run | None:
+    """A run that is finished and has samples; None for any other."""
+    try:
+        run = read_run(folder)
+    except InputError:
+        return None
+    return run if run.samples else None
+
+
 def read_run(path: Path) -> Run:
     """The run in a folder or a results.jsonl. Raises InputError."""
     file = path / FILE if path.is_dir() else path

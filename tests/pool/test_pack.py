@@ -16,7 +16,7 @@ from homenode.cluster.pool.packing import tuned_documents
 from homenode.cluster.pool.rules import Rules
 from homenode.cluster.pool.sources import load_pool
 from homenode.errors import InputError
-from homenode.machine.topology import Host, PagePool
+from homenode.machine.topology import Host, PagePool, RunningDomain
 from homenode.plan.search.place import place
 from homenode.plan.stored import domain_of_placement
 from homenode.plan.tuning import tune
@@ -25,7 +25,7 @@ from homenode.vm.domain.read import read_vm
 from homenode.vm.plan_model import Unplannable
 from homenode.vm.plan_options import EmulatorPolicy, PlanOptions
 from tests.figures import numbers
-from tests.pool.pools import filled, pool_of, pus_used, shipped, sized
+from tests.pool.pools import filled, pool_of, pus_used, shipped, sized, with_vm
 from tests.small_hosts import asking
 
 pytest.importorskip("ortools")
@@ -272,6 +272,24 @@ def test_what_vms_of_overlapping_models_share_is_in_the_bound() -> None:
     ]
     packing = pack(pool, asked, seconds=5)
     assert packing.gap == 0
+
+
+def test_gpus_that_have_to_be_of_one_package_are_so_in_the_bound() -> None:
+    host = shipped("hgx-h100")
+    for number in range(8):
+        small = sized(name="small", gpus=1, vcpus=2, memory_bytes=GIB)
+        host = with_vm(host, small, f"vm{number}")
+    package_of = {node.index: node.package for node in host.nodes}
+    halves: dict[object, list[RunningDomain]] = {}
+    for vm in host.domains:
+        node = host.device_at[vm.devices[0]].node
+        assert node is not None
+        halves.setdefault(package_of[node], []).append(vm)
+    left = tuple(own[0] for own in halves.values())  # three GPUs of each package are free
+    pool = pool_of([("a", replace(host, domains=left))])
+    two = sized(name="two", gpus=2, vcpus=4, memory_bytes=GIB)
+    found = pack(pool, [PackRequest(flavour=two, names=("x", "y", "z"))], seconds=10)
+    assert (found.value, found.bound, found.gap) == (4, 4, 0)
 
 
 def test_each_vm_that_is_left_out_has_its_own_reason() -> None:

@@ -1,5 +1,6 @@
 """Division: which VM goes to which host and nodes, as a linear program in whole numbers."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from msgspec import Struct, field, structs
@@ -15,6 +16,7 @@ from homenode.cluster.pool.solver import IntegerProgram
 from homenode.cluster.pool.state import HostState
 from homenode.errors import InputError
 from homenode.machine.topology import with_certain_nodes
+from homenode.plan.devices.options import stay_in_package
 from homenode.plan.request import GuestRequest
 from homenode.plan.search.ladder import Concession
 from homenode.plan.search.memory import overhead_bytes, reserve_bytes
@@ -46,11 +48,13 @@ class PackRequest(Struct, frozen=True, kw_only=True):
 
 class DivisionOption(Struct, frozen=True, kw_only=True):
     """One way to place a VM on a host. nodes: positions; () = anywhere on the host. away: GPUs that
-    may be on other nodes. crossed: packages beyond the first."""
+    may be on other nodes. crossed: packages beyond the first. package: of all its GPUs, where they
+    have to be of one."""
 
     nodes: tuple[int, ...]
     crossed: int
     away: int
+    package: int | None = None
 
 
 class Model(Struct, kw_only=True):
@@ -209,6 +213,8 @@ class Capacity:
         self.nodes = [node for node in host.nodes if node.pus]
         self.host = host
         self.planner, self.state = planner, state
+        self.packages = [node.package for node in self.nodes]
+        self.package_indices = {package for package in self.packages if package is not None}
         self._gpus: dict[tuple[str | None, frozenset[Bdf]], str] = {}
         self._units: dict[str, list[int]] = {}
         self._named: dict[tuple[str | None, str | None], tuple[str | None, frozenset[Bdf]]] = {}
@@ -225,7 +231,6 @@ class Capacity:
         kept = planner.probe(state.shape).host_reserve.cores
         self.all_cores = max(0, len(free) - max(0, kept - service))
         self.threads = max((len(core.pus) for core in host.cores), default=1)
-        self.packages = [node.package for node in self.nodes]
         probe = planner.probe(state.shape)
         self.memory: list[int | None] = []
         self.ordinary: list[int | None] = []
@@ -269,6 +274,13 @@ class Capacity:
                 )
                 for node in self.nodes
             ] + [sum(units.values())]
+            package_of = {node.index: node.package for node in self.host.nodes}
+            by_package = Counter[str]()
+            for number, home in zip(units.values(), homes, strict=True):
+                if home is not None:
+                    by_package[of_package(key, package_of.get(home))] += number
+            for package in {*self.packages}:
+                self._units[of_package(key, package)] = [by_package[of_package(key, package)]]
         return self._gpus[named]
 
     def _gpus_shared(self, flavour: Flavour) -> tuple[str, ...]:
@@ -302,8 +314,17 @@ class Capacity:
             if request.page_bytes is None:
                 whole.append((("ordinary memory", node), memory // count))
             if not option.away:
-                whole += [((key, node), flavour.gpus // count) for key in gpus]
+                own = flavour.gpus // count
+                whole += [((key, node), own) for key in gpus]
+                whole += [((of_package(key, self.packages[node]), None), own) for key in gpus]
+        if option.package is not None:
+            whole += [((of_package(key, option.package), None), flavour.gpus) for key in gpus]
         return whole
+
+
+def of_package(gpus: str, package: int | None) -> str:
+    """The key of those of these GPUs that are of a package."""
+    return f"{gpus} of package {package}"
 
 
 def groups_of(request: GuestRequest, threads: int) -> int:
@@ -328,7 +349,8 @@ def _options(
     for node in nodes:
         by_package.setdefault(capacity.packages[node], []).append(node)
     sets += [tuple(own) for own in by_package.values() if len(own) > 1]
-    if len(by_package) > 1:
+    stay = stay_in_package(capacity.host, request.options, gpus) and not request.devices
+    if len(by_package) > 1 and not stay:
         sets.append(tuple(nodes))
     found = []
     for one in sets:
@@ -339,7 +361,12 @@ def _options(
             continue
         crossed = len({capacity.packages[node] for node in one}) - 1
         found.append(DivisionOption(nodes=one, crossed=crossed, away=0))
-    found.append(DivisionOption(nodes=(), crossed=max(0, len(by_package) - 1), away=max(1, gpus)))
+    crossed = max(0, len(by_package) - 1)
+    found += [
+        DivisionOption(nodes=(), crossed=crossed, away=max(1, gpus), package=package)
+        for package in (sorted(capacity.package_indices) if stay else (None,))
+        if package is None or (capacity.limit((of_package(key, package), None)) or 0) >= gpus
+    ]
     return tuple(found)
 
 

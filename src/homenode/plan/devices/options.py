@@ -5,6 +5,7 @@ its root complex. GPUs are chosen together with the nodes (solve.py); here stand
 choose from.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import NamedTuple
@@ -26,6 +27,7 @@ from homenode.plan.devices.gpu_ties import GpuTies
 from homenode.plan.request import GuestRequest
 from homenode.vm.gpu_parts import free_parts, is_divided, profiles_text
 from homenode.vm.plan_model import PlanFinding, Rejection, Unplannable
+from homenode.vm.plan_options import PlanOptions
 
 
 class GpuCandidate(Struct, frozen=True):
@@ -374,12 +376,7 @@ def _of_one_package(
     NVLink to each other, and their VM spans both. None where no package of the host has so many
     GPUs, and where a GPU's package is unknown.
     """
-    package_of = {node.index: node.package for node in host.nodes}
-    home = {
-        gpu.bdf: None if gpu.node is None else package_of.get(gpu.node)
-        for gpu in host.devices_of_kind(DeviceKind.GPU)
-        if gpu.physical_function is None
-    }
+    home = _package_of_gpu(host)
     total = count + len(named)
     packages = {package for package in home.values() if package is not None}
     most = max((list(home.values()).count(package) for package in packages), default=0)
@@ -458,6 +455,27 @@ def _unknown(bdf: Bdf, host: Host) -> InputError:
         + (f"none there; nearest: {nearest}" if nearest else "no PCI functions"),
         hint=f"GPUs of the host: {gpus}" if gpus else "capture the host again with its PCI devices",
     )
+
+
+def _package_of_gpu(host: Host) -> dict[Bdf, int | None]:
+    """The package of each whole GPU, None where it is unknown."""
+    package_of = {node.index: node.package for node in host.nodes}
+    return {
+        gpu.bdf: None if gpu.node is None else package_of.get(gpu.node)
+        for gpu in host.devices_of_kind(DeviceKind.GPU)
+        if gpu.physical_function is None
+    }
+
+
+def stay_in_package(host: Host, options: PlanOptions, count: int) -> bool:
+    """Whether so many GPUs that the planner chooses are always of one package."""
+    fabric = None if options.without_nvlink else fabric_of_host(host)
+    home = _package_of_gpu(host)
+    if fabric is None or options.gpu_profile is not None or None in home.values():
+        return False
+    most = max(Counter(home.values()).values(), default=0)
+    sets = (one for one in fabric.all_partitions() if len(one) == count)
+    return 1 < count <= most and all(len({home[bdf] for bdf in one}) == 1 for one in sets)
 
 
 def _in_no_package(host: Host, others: Allocations, count: int, free: int) -> Unplannable:

@@ -5,7 +5,7 @@ from functools import cache
 from homenode.bdf import Bdf
 from homenode.machine.topology import Host
 from homenode.nccl.assemble import Assembled, assemble_topology
-from homenode.nccl.guest_side import GuestSide, guest_side
+from homenode.nccl.guest_side import GuestSide, guest_side, left_to_libvirt
 from homenode.nccl.topology import NcclVariant, write_topology
 from homenode.plan.tuning import tune
 from homenode.vm.domain.read import open_domain, vm_of
@@ -51,7 +51,7 @@ def vm(devices: tuple[str, ...], *, vcpus: int = 8, inside: str = "", type_: str
 
 def side(xml: bytes, *, plan: Plan | None = None, guest: Host | None = None) -> GuestSide:
     document = open_domain(xml, "vm.xml")
-    return guest_side(document, vm_of(document), plan=plan, guest=guest)
+    return guest_side(vm_of(document), left_to_libvirt(document), plan=plan, guest=guest)
 
 
 def assembled(host: Host, xml: bytes, flavour: NcclVariant = NcclVariant.NCCL) -> Assembled:

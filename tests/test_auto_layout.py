@@ -22,6 +22,7 @@ from homenode.findings import Finding
 from homenode.machine.description.shipped import shipped_hosts
 from homenode.machine.pci import DeviceKind, PciDevice
 from homenode.machine.topology import Host
+from homenode.nccl.guest_tree import has_verbs
 from homenode.objective import Objective
 from homenode.plan.request import layout_for
 from homenode.plan.tuning import Tuning, tune
@@ -38,6 +39,8 @@ from homenode.vm.layout import (
     Pinning,
     Siblings,
 )
+from homenode.vm.model import PortModel
+from homenode.vm.plan_model import Unplannable
 from homenode.vm.plan_options import MemoryMode, PlanOptions
 from homenode.vm.sources import load_host
 from tests.simulated_runs import simulated_run
@@ -79,6 +82,38 @@ def seen(layout: Layout) -> tuple[GuestCells, GuestPcie]:
 
 
 # What is decided.
+
+
+@EVERY_HOST
+@pytest.mark.parametrize("with_nics", [True, False])
+def test_gpus_and_rdma_nics_of_one_switch_stay_pairs_in_the_guest_and_no_others_get_switches(
+    name: str, with_nics: bool
+) -> None:
+    host = host_named(name)
+    gpus = [one.bdf for one in host.devices_of_kind(DeviceKind.GPU)]
+    try:
+        gpu_count = min(4, len(gpus)) or None
+        options = PlanOptions("auto", gpu_count=gpu_count, with_nics=with_nics and bool(gpus))
+        plan = tuned(host, auto(host, options)).plan
+    except (NotRecommended, Unplannable):
+        return
+    assert plan is not None
+    port_of = {c.index: c.address for c in plan.vm.controllers}
+    upstreams = {c.index for c in plan.vm.controllers if c.model == PortModel.SWITCH_UPSTREAM}
+    switch_of = {}  # of the guest, by device
+    for device in plan.vm.hostdevs:
+        port = port_of.get(device.address.bus) if device.address else None
+        switch_of[device.bdf] = port.bus if port is not None and port.bus in upstreams else None
+    nics = [one for one in host.devices_of_kind(DeviceKind.NIC) if one.bdf in switch_of]
+    pairs = [
+        (gpu, nic.bdf)
+        for gpu in gpus
+        for nic in nics
+        if gpu in switch_of and has_verbs(nic)
+        if host.switch_above(nic.bdf) == host.switch_above(gpu) is not None
+    ]
+    assert bool(upstreams) is bool(pairs)
+    assert all(switch_of[gpu] == switch_of[nic] is not None for gpu, nic in pairs)
 
 
 @EVERY_HOST

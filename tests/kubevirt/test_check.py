@@ -1,6 +1,7 @@
 """What the check says of VMIs, kubelets and nodes that do not go together, and of those that do."""
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -46,6 +47,7 @@ def vmi(
     domain = {
         "cpu": {
             "cores": 199,
+            "model": "host-passthrough",
             "dedicatedCpuPlacement": True,
             "isolateEmulatorThread": True,
             "numa": {"guestMappingPassthrough": {}},
@@ -434,3 +436,50 @@ def test_the_vm_and_the_gates_of_the_manifest_pass_admission(
     cluster = Cluster(frozenset(gates_of(options)), (1, 8))
     vm = json.dumps(virtual_machine(options))
     assert judged(vm, cluster) == set()
+
+
+@pytest.mark.parametrize("host", [IBM, "hgx-h100"])
+@pytest.mark.parametrize("policy", [None, "none", "best-effort", "restricted"])
+def test_the_default_vm_gets_a_fix_with_which_its_cpus_come_from_the_nodes_of_its_gpus(
+    host: str, policy: str | None
+) -> None:
+    node = load_host(host)
+    config = None if policy is None else kubelet(topologyManagerPolicy=policy)
+
+    def answered(vcpus: int) -> dict[str, Finding]:
+        return found(json.dumps(virtual_machine(ManifestOptions(vcpus=vcpus))), config, node)
+
+    odd = answered(ManifestOptions().vcpus)
+    fix = (odd.get("pod-refused") or odd["pod-not-aligned"]).fix or ""
+    wanted = re.search(r"cpu \d+ to (\d+)", fix)
+    assert wanted
+    better = answered(int(wanted[1]) - 2)  # QEMU's own threads have two
+    assert not better.keys() & {"pod-refused", "pod-not-aligned", "smt-alignment", "pus-short"}
+
+
+@pytest.mark.parametrize(
+    ("domain", "ids"),
+    [
+        ({"cpu": {"model": "Skylake-Server"}}, {"address-bits-small"}),
+        ({"cpu": {"model": "host-passthrough"}}, set()),
+        ({"cpu": {}}, set()),
+        (
+            {"memory": {"guest": "512Gi"}, "resources": {"requests": {"memory": "256Gi"}}},
+            {"memlock-low"},
+        ),
+        ({"memory": {"guest": "512Gi"}, "resources": {"requests": {"memory": "512Gi"}}}, set()),
+    ],
+)
+def test_bars_above_the_guests_address_bits_and_memory_that_cannot_be_locked_are_named(
+    domain: Mapping[str, Any], ids: set[str]
+) -> None:
+    devices = {"gpus": [{"name": f"g{i}", "deviceName": "x"} for i in range(8)]}
+    memory = {"memory": {"guest": "512Gi"}}
+    text = json.dumps(
+        {
+            "kind": "VirtualMachineInstance",
+            "spec": {"domain": {"devices": devices, **memory, **domain}},
+        }
+    )
+    names = found(text, None, load_host("hgx-h100")).keys()
+    assert names & {"address-bits-small", "pci-window-small", "memlock-low"} == ids

@@ -257,9 +257,34 @@ def test_a_configuration_of_qm_is_explained_and_diagnosed(
     assert stopped.value.code == 1
     found = {one["id"] for one in json.loads(capsys.readouterr().out)["findings"]}
     assert {"unpinned", "nccl-gdr-off"} <= found
-    # A topology file is matched by the guest's addresses, which only the guest has.
-    with pytest.raises(InputError, match="the guest's own addresses"):
+    # Proxmox adds bridges to the root bus: there the guest's addresses are only its own to say.
+    with pytest.raises(InputError, match="a file that more options may follow"):
         run(*given, "-o", str(tmp_path / "topo.xml"))
+
+
+@pytest.mark.parametrize("target", ["qemu", "proxmox", "cloud-hypervisor"])
+def test_files_of_other_hypervisors_get_the_topology_file_that_libvirts_document_gets(
+    target: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = {}
+    for name in ("libvirt", target):
+        vm, file = tmp_path / name, tmp_path / f"{name}.topo"
+        options = ("--layout", "pin-numa-pci", "--pci-granularity", "switch")
+        wanted = ("--gpus", "2", "--with-nics", "--vcpus", "16", "--memory", "64GiB", *options)
+        program(["plan", "--host", "hgx-h100", *wanted, "--target", name, "-o", str(vm)])
+        assert run("--host", "hgx-h100", "--domain", str(vm), "-o", str(file)) == 0
+        files[name] = file.read_text()
+        given = ("--host", "hgx-h100", "--domain", str(vm), "--explain", "--check", str(file))
+        capsys.readouterr()
+        assert run(*given, "--json") == 0
+        network = json.loads(capsys.readouterr().out)["views"][-1]["network"]
+        chosen = [one for one in network["paths"] if one["chosen"]]
+        assert [(one["path"], one["gdr"]) for one in chosen] == [("PIX", True)] * 2
+    if target == "cloud-hypervisor":  # its segments, where devices count from 1
+        for number in (1, 2, 3, 4):
+            assert f'"0001:00:{number:02x}.0"' in files[target]
+    else:
+        assert files[target] == files["libvirt"]
 
 
 def test_an_explanation_says_what_the_host_does_to_requests_that_the_guest_does_not_see(

@@ -25,7 +25,7 @@ from homenode.nccl.graph import (
     Library,
     graph_of,
 )
-from homenode.nccl.guest_side import guest_side
+from homenode.nccl.guest_side import guest_side, left_to_libvirt
 from homenode.nccl.guest_tree import (
     GuestTree,
     TreeGpu,
@@ -53,7 +53,7 @@ def mirrored(host: str) -> GuestTree:
     """The guest of pin-numa-pci with 88 vCPUs on all nodes."""
     document = open_domain(xml_of(host), "vm.xml")
     facts = vm_of(document)
-    addresses = dict(guest_side(document, facts).bus_ids)
+    addresses = dict(guest_side(facts, left_to_libvirt(document)).bus_ids)
     return tree_of_document(facts, load_host(host), addresses)
 
 

@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 
 from homenode.cluster.pods.admission import admit
-from homenode.cluster.pods.checkpoints import read_checkpoints
-from homenode.cluster.pods.fit import POLICIES, Fit, fit, fit_findings, kubelet_findings
+from homenode.cluster.pods.checkpoints import read_checkpoints, running_pods
+from homenode.cluster.pods.fit import POLICIES, Fit, fit, fit_findings, kubelet_findings, with_moves
 from homenode.cluster.pods.hints import SINGLE
 from homenode.cluster.pods.kubelet import Kubelet, read_kubelet, usual_kubelet
 from homenode.cluster.pods.machine import node_of_host
 from homenode.cluster.pods.manifest import read_manifest
+from homenode.cluster.pods.node import Node
 from homenode.cluster.pods.pod import Pod, read_pod
 from homenode.errors import InputError, UsageError
 from homenode.findings import are_bad
@@ -186,6 +187,35 @@ def test_what_keeps_a_pod_from_being_aligned_is_said(
     assert finding in ids(answered(pod, kubelet(SINGLE)))
 
 
+def test_the_running_pod_whose_place_lets_it_in_is_named() -> None:
+    """Node 0 (0-55, 112-167) has 12 CPUs left, and node 1 none."""
+    entries = {
+        "small": {"c": "12-15"},
+        "large": {"c": "16-55,112-131"},
+        "other": {"c": "132-167"},
+        "far": {"c": "56-111,168-223"},
+    }
+    state = {"policyName": "static", "defaultCpuSet": "0-11", "entries": entries}
+    texts = {"cpu_manager_state": json.dumps(state)}
+
+    def node_without(moved: frozenset[str]) -> Node:
+        running = read_checkpoints(texts, "state", moved)
+        return node_of_host(load_host(HOST), kubelet(SINGLE), [GPU], {}, running)[0]
+
+    running = running_pods(texts, "state")
+    assert running == ("small", "other", "large", "far")
+    for cpus, moves in (
+        (10, ()),
+        (14, ("small",)),
+        (40, ("other",)),
+        (50, ("large",)),
+        (90, ("far",)),
+    ):
+        found = with_moves(fit(gpus(1, cpus), node_without(frozenset())), running, node_without)
+        assert found.moves == moves
+        assert all(uid in str(fit_findings(found, HOST).findings) for uid in moves)
+
+
 def test_a_pod_with_claims_is_told_that_they_are_not_judged() -> None:
     document = manifest(container(cpu=8, memory="8Gi"), resourceClaims=[{"name": "gpu"}])
     assert ids(answered(read_pod(document, "pod"), kubelet(SINGLE))) == {"pod-claims-not-judged"}
@@ -209,8 +239,11 @@ def test_every_change_and_setting_that_is_named_is_admitted() -> None:
             if change is not None:
                 named += 1
                 assert admit(change.pod, change.node).refusal is None
+        apart = "pod-not-aligned" in ids(found)
         if found.own.refusal is None and not found.lacking:
-            assert found.change is None and found.setting is None
+            assert (apart or found.change is None) and found.setting is None
+        if apart and found.change is not None:
+            assert "pod-not-aligned" not in ids(fit(found.change.pod, found.change.node))
         assert are_bad(fit_findings(found, "host").findings) or found.own.refusal is None
     assert named > 10
 

@@ -44,7 +44,6 @@ from homenode.vm.plan_options import (
     DeviceLocality,
     EmulatorPolicy,
     MemoryMode,
-    PciGranularity,
     PlanOptions,
 )
 from homenode.wording import did_you_mean
@@ -353,7 +352,7 @@ def _check_lists(asked: TrialArguments) -> None:
     others = structs.replace(
         asked.options,
         page_bytes=None,
-        pci_granularity=PciGranularity.CELL,
+        pci_granularity=None,
         memory_mode=MemoryMode.STRICT,
         unequal_cells=False,
         device_locality=DeviceLocality.PREFER,

@@ -20,7 +20,7 @@ from homenode.cli.terminal import (
     print_json,
     write_text,
 )
-from homenode.errors import InputError, UsageError
+from homenode.errors import UsageError
 from homenode.findings import Finding, Findings, in_order
 from homenode.formats import encode
 from homenode.input_files import read_input
@@ -37,7 +37,7 @@ from homenode.nccl.assemble import (
 from homenode.nccl.checks import check_topology, flavour_of
 from homenode.nccl.comparison import compare_topology
 from homenode.nccl.explanation import explain
-from homenode.nccl.guest_side import guest_side, left_to_libvirt
+from homenode.nccl.guest_side import STARTED, Loose, guest_side, left_to_libvirt
 from homenode.nccl.guest_tree import (
     GuestTree,
     tree_of_document,
@@ -53,7 +53,10 @@ from homenode.plan.devices.fabric import may_have_nvswitches
 from homenode.plan.stored import read_plan_for
 from homenode.plan.vm_file import read_vm, target_of
 from homenode.vm.domain.read import open_domain, vm_of
+from homenode.vm.model import Vm
 from homenode.vm.sources import load_host
+from homenode.vm.targets.qemu_command import with_tree
+from homenode.vm.targets.registry import target_named
 from homenode.wording import printable
 
 if TYPE_CHECKING:
@@ -159,16 +162,10 @@ def _tree(
         return tree_of_plan(plan, host), host.name, _peers(host, plan.vm.hostdevs)
 
     data = read_input(asked.domain, "a domain document, or another VM file")
-    if target_of(data) is not None:
-        if has_file:
-            raise _without_addresses(asked.domain)
-        vm = read_vm(data, str(asked.domain)).guest
-        return tree_of_document(vm, host, {}), host.name, _peers(host, vm.hostdevs)
-    document = open_domain(data, str(asked.domain))
-    facts = vm_of(document)
+    facts, loose = _placed(data, asked.domain)
     # With a file the addresses must be the guest's own: they are what the file is matched by.
-    known = has_file or left_to_libvirt(document) is None
-    addresses = dict(guest_side(document, facts).bus_ids) if known else {}
+    known = has_file or loose is None
+    addresses = dict(guest_side(facts, loose).bus_ids) if known else {}
     return tree_of_document(facts, host, addresses), host.name, _peers(host, facts.hostdevs)
 
 
@@ -186,22 +183,25 @@ def _peers(host: "Host", devices: Iterable[_OnHost]) -> tuple[Finding, ...]:
     )
 
 
-def _without_addresses(path: Path) -> InputError:
-    return InputError(
-        f"{path}: expected the guest's own addresses, which a topology file is matched by; this "
-        "hypervisor's file does not have them",
-        hint="run homenode nccl-topo --explain in the guest, or give its capture with --guest "
-        "alone; --explain with this file needs no topology file",
-    )
+def _placed(data: bytes, path: Path) -> "tuple[Vm, Loose | None]":
+    """A VM with its devices' guest addresses where its file says them, and what it leaves out."""
+    name = target_of(data)
+    if name is None:
+        document = open_domain(data, str(path))
+        return vm_of(document), left_to_libvirt(document)
+    target, vm = target_named(name), read_vm(data, str(path)).guest
+    if target.placed is not None:
+        vm = target.placed(vm, data, str(path))
+    elif target.words_of is not None:
+        vm = with_tree(vm, target.words_of(data, str(path)), str(path))
+    return vm, STARTED
 
 
 def _assembled(asked: NcclTopoArguments, flavour: NcclVariant) -> Assembled:
     assert asked.domain is not None, "_refuse_nonsense asks for it"
     source = str(asked.domain)
     data = read_input(asked.domain, "a domain document, or another VM file")
-    if target_of(data) is not None:
-        raise _without_addresses(asked.domain)
-    document = open_domain(data, source)
+    facts, loose = _placed(data, asked.domain)
     host = load_host(asked.host, lspci=asked.lspci)
     plan = (
         None
@@ -209,8 +209,7 @@ def _assembled(asked: NcclTopoArguments, flavour: NcclVariant) -> Assembled:
         else read_plan_for(host, read_input(asked.plan, "a saved plan"), str(asked.plan))
     )
     guest = None if asked.guest is None else load_guest(asked.guest)
-    facts = vm_of(document)
-    side = guest_side(document, facts, plan=plan, guest=guest)
+    side = guest_side(facts, loose, plan=plan, guest=guest)
     made = assemble_topology(host, side, flavour, source)
     more = [*tuned_elsewhere(facts.record, host, source)]
     more += _fabric(made, host, asked.nvidia_smi)

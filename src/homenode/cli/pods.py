@@ -27,7 +27,7 @@ from homenode.cli.terminal import (
     print_findings,
     write_text,
 )
-from homenode.cluster.pods.checkpoints import FILES, read_checkpoints
+from homenode.cluster.pods.checkpoints import FILES, read_checkpoints, running_pods
 from homenode.cluster.pods.fit import Fit, fit_findings
 from homenode.cluster.pods.kubelet import Kubelet, read_kubelet, usual_kubelet
 from homenode.cluster.pods.machine import node_of_host, with_known_memory
@@ -42,7 +42,9 @@ from homenode.show.fit_text import fit_text, pool_fit_text
 from homenode.vm.sources import load_host
 
 if TYPE_CHECKING:
+    from homenode.cluster.pods.node import Node
     from homenode.findings import Findings
+    from homenode.gap import Gap
     from homenode.machine.topology import Host, PagePool
 
 
@@ -124,7 +126,7 @@ def _fit_on(
     state: Path | None,
     named: dict[str, tuple[Bdf, ...]],
 ) -> Fit:
-    from homenode.cluster.pods.fit import fit
+    from homenode.cluster.pods.fit import fit, with_moves
 
     config = kubelet_of(machine, kubelet)
     texts: dict[str, str] = {}
@@ -138,10 +140,14 @@ def _fit_on(
         if not texts:
             raise UsageError(f"{state}: expected {', '.join(FILES)} there, found none of them")
     pod, unknown = with_known_memory(pod, machine)
-    node, gaps = node_of_host(
-        machine, config, pod.devices, named, read_checkpoints(texts, str(state))
-    )
-    return fit(pod, node, (*unknown, *gaps))
+
+    def node_without(moved: frozenset[str]) -> "tuple[Node, tuple[Gap, ...]]":
+        running = read_checkpoints(texts, str(state), moved)
+        return node_of_host(machine, config, pod.devices, named, running)
+
+    node, gaps = node_without(frozenset())
+    found = fit(pod, node, (*unknown, *gaps))
+    return with_moves(found, running_pods(texts, str(state)), lambda gone: node_without(gone)[0])
 
 
 def _print(findings: "Findings", show_table: Callable[[], None], json: bool) -> None:

@@ -11,12 +11,13 @@ from homenode.decide.verdict import ReasonId, Verdict
 from homenode.errors import HomenodeError, UsageError
 from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import Host
+from homenode.nccl.guest_tree import has_verbs
 from homenode.objective import Objective
 from homenode.plan.request import request_for
 from homenode.plan.search.place import place
 from homenode.vm.layout import PRESETS, GuestCells, GuestPcie, MemoryBinding, Pinning
 from homenode.vm.model import Vm
-from homenode.vm.plan_options import AUTO, DocumentSiblings, PlanOptions
+from homenode.vm.plan_options import AUTO, DocumentSiblings, PciGranularity, PlanOptions
 
 
 class Settled(Struct, frozen=True):
@@ -50,6 +51,23 @@ def _gpus(guest: Vm, options: PlanOptions, host: Host) -> int:
     return len(wanted & {gpu.bdf for gpu in host.devices_of_kind(DeviceKind.GPU)})
 
 
+def _has_pairs(guest: Vm, options: PlanOptions, host: Host) -> bool:
+    """Whether the VM gets, or may get, a GPU and an RDMA NIC that share a switch of the host."""
+    named = {one for one in options.devices if isinstance(one, Bdf)}
+    named |= {hostdev.bdf for hostdev in guest.hostdevs}
+
+    def switches(kind: DeviceKind, brought: object) -> set[Bdf | None]:
+        devices = (one for one in host.devices_of_kind(kind) if brought or one.bdf in named)
+        return {
+            host.switch_above(one.physical_function or one.bdf)
+            for one in devices
+            if kind is DeviceKind.GPU or has_verbs(one)
+        }
+
+    of_gpus = switches(DeviceKind.GPU, options.gpu_count)
+    return not (of_gpus & switches(DeviceKind.NIC, options.with_nics)) <= {None}
+
+
 def settled(guest: Vm, options: PlanOptions, host: Host, evidence: Evidence) -> Settled:
     """The options with `auto` replaced by the answer of the evidence, for the objective that was
     named or that the VM's devices suggest.
@@ -63,12 +81,14 @@ def settled(guest: Vm, options: PlanOptions, host: Host, evidence: Evidence) -> 
     buses = guest.is_q35 or guest.is_virt
     known = structs.replace(evidence, runs=of_host(evidence.runs, host))
     has_gpus = _gpus(guest, options, host) > 0
+    has_pairs = _has_pairs(guest, options, host)
     verdict = decide(
         known,
         machine,
         objective,
         expander_buses=buses,
         has_gpus=has_gpus,
+        has_pairs=has_pairs,
         private_memory=guest.has_private_memory,
     )
     if verdict.layout is None:
@@ -81,6 +101,8 @@ def settled(guest: Vm, options: PlanOptions, host: Host, evidence: Evidence) -> 
     if given is None and not _has_cells(guest, chosen, host):
         verdict = without_cells(verdict, ReasonId.FEW_VCPUS)
         chosen = _with_verdict(options, verdict, verdict.layout or "pin-bound")
+    if has_pairs and chosen.pcie is GuestPcie.MIRRORED and chosen.pci_granularity is None:
+        chosen = structs.replace(chosen, pci_granularity=PciGranularity.SWITCH)
     return Settled(chosen, verdict)
 
 

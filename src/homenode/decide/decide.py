@@ -43,12 +43,14 @@ def decide(
     *,
     expander_buses: bool = True,
     has_gpus: bool | None = None,
+    has_pairs: bool = False,
     private_memory: bool = False,
 ) -> Verdict:
     """The answer for an objective on a machine.
 
     expander_buses: the VM's machine type takes them. has_gpus: of the VM, None = as the objective
-    suggests. private_memory: its pages follow no cell's binding. Same input, same verdict.
+    suggests. has_pairs: a GPU of it shares a switch with an RDMA NIC of it. private_memory: its
+    pages follow no cell's binding. Same input, same verdict.
     """
     (found,) = decide_all(
         evidence,
@@ -56,6 +58,7 @@ def decide(
         (objective,),
         expander_buses=expander_buses,
         has_gpus=has_gpus,
+        has_pairs=has_pairs,
         private_memory=private_memory,
     )
     return found
@@ -68,6 +71,7 @@ def decide_all(
     *,
     expander_buses: bool = True,
     has_gpus: bool | None = None,
+    has_pairs: bool = False,
     private_memory: bool = False,
     known: Sequence[Alternative] = (),
 ) -> tuple[Verdict, ...]:
@@ -87,8 +91,8 @@ def decide_all(
     ]
     if private_memory:
         found = [without_cells(one, ReasonId.PRIVATE_MEMORY) for one in found]
-    else:
-        found = [_with_initiators(one, machine, expander_buses, has_gpus) for one in found]
+    elif expander_buses:
+        found = [_with_tree(one, machine, has_gpus, has_pairs=has_pairs) for one in found]
     strangers = of_no_machine(evidence.runs, machine)
     found = [replace(one, doubts=(*one.doubts, *strangers)) for one in found]
     found = [_with_unseen_links(one, machine) for one in found]
@@ -131,17 +135,24 @@ def _decided(
     return found
 
 
-def _with_initiators(
-    found: Verdict, machine: MachineFacts, expander_buses: bool, has_gpus: bool | None
+def _with_tree(
+    found: Verdict, machine: MachineFacts, has_gpus: bool | None, *, has_pairs: bool
 ) -> Verdict:
-    """The verdict with a layout that gives the memory of Grace GPUs its nodes in the guest: without
-    them the guest's driver cannot put it online. What was measured here has shown that it works."""
-    has_gpus = found.objective in _OF_GPUS if has_gpus is None else has_gpus
-    needs = machine.grace_gpus and has_gpus and expander_buses and not found.here
+    """The verdict with a layout that shows the guest where its devices are, where it must know: the
+    memory of Grace GPUs has its nodes in the guest, or the guest's driver cannot put it online; and
+    NCCL uses a NIC by GPUDirect RDMA below the switch of its GPU. What was measured here has shown
+    that it works."""
     layout = found.layout
-    if not needs or layout is None or PRESETS[layout].pcie is GuestPcie.MIRRORED:
+    if layout is None or found.here or PRESETS[layout].pcie is GuestPcie.MIRRORED:
         return found
-    reasons = (*found.reasons, Reason(id=ReasonId.INITIATORS, alternative=layout))
+    has_gpus = found.objective in _OF_GPUS if has_gpus is None else has_gpus
+    if machine.grace_gpus and has_gpus:
+        why = ReasonId.INITIATORS
+    elif has_pairs and "pin-numa-pci" not in found.avoid:
+        why = ReasonId.PAIRS
+    else:
+        return found
+    reasons = (*found.reasons, Reason(id=why, alternative=layout))
     return replace(found, layout="pin-numa-pci", reasons=reasons, floating=False, measure_next=None)
 
 

@@ -48,7 +48,11 @@ def runs_as(verdict: Verdict) -> str:
         return "run with memory bound"
     if verdict.layout in (None, verdict.choice):
         return ""
-    changed = verdict.why(ReasonId.BOUND) or verdict.why(ReasonId.INITIATORS)
+    changed = (
+        verdict.why(ReasonId.BOUND)
+        or verdict.why(ReasonId.INITIATORS)
+        or verdict.why(ReasonId.PAIRS)
+    )
     if changed is not None and verdict.why(ReasonId.NO_LAYOUT) is None:
         return f"run as {verdict.layout}"
     return f"in a VM: {verdict.layout}"
@@ -242,6 +246,11 @@ def _more(reason: Reason, verdict: Verdict) -> str | None:
             return "the VM's machine type takes no expander bus"
         case ReasonId.INITIATORS:
             return f"the memory of Grace GPUs needs the NUMA nodes of {verdict.layout}"
+        case ReasonId.PAIRS:
+            return (
+                f"GPUs and RDMA NICs of one switch stay pairs with {verdict.layout}, of which NCCL "
+                "uses GPUDirect RDMA; give the guest the file of homenode nccl-topo with it"
+            )
         case ReasonId.PRIVATE_MEMORY:
             return "the private memory of an encrypted guest does not follow a cell's binding"
         case ReasonId.FEW_VCPUS:

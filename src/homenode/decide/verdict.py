@@ -31,6 +31,7 @@ class ReasonId(StrEnum):
     COMPUTED = "computed"  # what a program's own code makes of the layouts, not measured
     NO_LAYOUT = "no-layout"  # the choice is no layout: the layout is reasoned
     INITIATORS = "initiators"  # Grace GPUs need NUMA nodes in the guest for their memory
+    PAIRS = "pairs"  # GPUs and RDMA NICs of one switch stay pairs in the guest
     PRIVATE_MEMORY = "private-memory"  # an encrypted guest's pages follow no cell's binding
     FEW_VCPUS = "few-vcpus"  # fewer than the nodes whose memory the VM needs
     BOUND = "bound"  # the guest is the choice's, and the layout binds its memory as well

@@ -74,14 +74,20 @@ def bus_numbers(controllers: Iterable[GuestPciController]) -> dict[int, int]:
 def kernel_address(address: GuestAddress, buses: dict[int, int]) -> Bdf | None:
     """The address that the guest's kernel prints, or None where its bus has no number."""
     number = buses.get(address.bus)
-    return None if number is None else Bdf(0, number, address.device, address.function)
+    if number is None:
+        return None
+    return Bdf(address.domain, number, address.device, address.function)
 
 
 class Loose(Struct, frozen=True):
-    """Something that libvirt has yet to plug in. what: in words; line: in the document."""
+    """Something that the hypervisor has yet to plug in. what: in words; line: in the document."""
 
     what: str
     line: int
+
+
+STARTED = Loose("a file that more options may follow", 1)
+"""Of every file but libvirt's: what plugs in more at the start counts on the root bus alone."""
 
 
 def left_to_libvirt(document: Document) -> Loose | None:
@@ -159,20 +165,21 @@ class GuestSide(Struct, frozen=True, kw_only=True):
 
 
 def guest_side(
-    document: Document, facts: Vm, *, plan: Plan | None = None, guest: Host | None = None
+    facts: Vm, loose: Loose | None, *, plan: Plan | None = None, guest: Host | None = None
 ) -> GuestSide:
-    """The guest's side of a document.
+    """The guest's side of a VM whose file says where its devices are plugged in.
 
-    plan: whose pins and cells count, where it is at hand. guest: the guest's own view, which says
-    what its kernel really numbered. Raises InputError where a device's bus id cannot be determined,
-    and where plan, guest and document are not of one VM; each names the device.
+    loose: what will be plugged in besides. plan: whose pins and cells count, where it is at hand.
+    guest: the guest's own view, which says what its kernel really numbered. Raises InputError where
+    a device's bus id cannot be determined, and where plan, guest and file are not of one VM; each
+    names the device.
     """
     if plan is not None:
         _refuse_other_plan(plan, facts)
     vm = facts if plan is None else plan.vm
     if guest is None:
         nodes = nodes_in_order(vm.cells)
-        bus_ids = _derived(document, facts)
+        bus_ids = _derived(facts, loose)
     else:
         nodes = _nodes_of(vm.cells, guest, facts.source)
         bus_ids = _observed(facts, guest, facts.source)
@@ -185,17 +192,20 @@ def guest_side(
 
 
 def _refuse_other_plan(plan: Plan, facts: Vm) -> None:
-    given = {hostdev.bdf: hostdev.address for hostdev in facts.hostdevs}
+    given = {hostdev.bdf: hostdev for hostdev in facts.hostdevs}
     for device in plan.vm.hostdevs:
         if device.bdf not in given:
             raise InputError(
                 f"{facts.source}: expected device {device.bdf} of the plan in it, found none",
                 hint="name the document that homenode plan wrote with this plan",
             )
-        if device.address is not None and given[device.bdf] != device.address:
+        at = given[device.bdf].address
+        planned = _path(device, plan.vm.controllers)
+        moved = _path(given[device.bdf], facts.controllers) != planned
+        if planned is not None and moved and not (at and at.domain):
             raise InputError(
                 f"{facts.source}: expected device {device.bdf} at {device.address} as in the plan, "
-                f"found {given[device.bdf] or 'no address'}",
+                f"found {at or 'no address'}",
                 hint="name the document that homenode plan wrote with this plan",
             )
     if plan.vm.vcpus != facts.vcpus:
@@ -251,31 +261,30 @@ def _path(hostdev: GuestHostdev, controllers: Iterable[GuestPciController]) -> G
     return None if hostdev.address is None else path_of_address(hostdev.address, controllers)
 
 
-def _derived(document: Document, wanted: Vm) -> dict[Bdf, Bdf]:
+def _derived(wanted: Vm, loose: Loose | None) -> dict[Bdf, Bdf]:
     buses = bus_numbers(wanted.controllers)
-    loose = left_to_libvirt(document)
     found = {}
     for hostdev in wanted.hostdevs:
         path = _path(hostdev, wanted.controllers)
         if path is None or hostdev.address is None:
-            raise _not_plugged_in(hostdev.bdf, document.source)
+            raise _not_plugged_in(hostdev.bdf, wanted.source)
         if path.root_bus == 0 and len(path.steps) > 1 and loose is not None:
             raise InputError(
-                f"{document.source}:{loose.line}: expected an address on every device, so that "
+                f"{wanted.source}:{loose.line}: expected an address on every device, so that "
                 f"the bus number of {hostdev.bdf} on the root bus follows; found {loose.what}: "
-                "libvirt will add ports, and the guest's firmware counts them",
+                "the hypervisor may add ports, and the guest's firmware counts them",
                 hint="virsh define it and give the document of virsh dumpxml NAME, or a capture "
                 "made inside the guest with --guest",
             )
         address = kernel_address(hostdev.address, buses)
         if address is None:
             raise InputError(
-                f"{document.source}: expected a bus number for device {hostdev.bdf} at {path}, "
+                f"{wanted.source}: expected a bus number for device {hostdev.bdf} at {path}, "
                 "found more bridges than 256 buses have space for",
                 hint="give a capture made inside the guest with --guest",
             )
         found[hostdev.bdf] = address
-    _refuse_twice(found, document.source)
+    _refuse_twice(found, wanted.source)
     return found
 
 

@@ -368,9 +368,14 @@ class PlanOptions(Struct, frozen=True):
         MemoryBinding | None, _switch("--memory-binding", "NAME", "Override how memory is bound.")
     ] = None
     pci_granularity: Annotated[
-        PciGranularity,
-        _switch("--pci-granularity", "NAME", "What gets an expander bus of its own."),
-    ] = PciGranularity.CELL
+        PciGranularity | None,
+        _switch(
+            "--pci-granularity",
+            "NAME",
+            "What gets an expander bus of its own: a cell, unless the layout is auto and a GPU and "
+            "its RDMA NIC share a switch.",
+        ),
+    ] = None
     spare_ports: Annotated[
         int, _switch("--spare-ports", "N", "Empty root ports on each expander bus.")
     ] = 0

@@ -119,6 +119,18 @@ def matrix_findings(matrix: TopoMatrix, source: str) -> Judged:
             ),
             Sure.LIKELY,
         )
+    lone = [matrix.devices[gpu].name for gpu in gpus if matrix.devices[gpu].cpus is None]
+    if lone and len(lone) < len(gpus) and all(matrix.devices[gpu].nodes for gpu in gpus):
+        yield (
+            finding(
+                "job-gpu-far",
+                ", ".join(lone),
+                expected="CPUs of each GPU's node among those of the job that ran nvidia-smi",
+                observed="no CPU affinity, where other GPUs have one",
+                source=source,
+            ),
+            Sure.LIKELY,
+        )
     ways = {matrix.links[a][b] for a in gpus for b in (*gpus, *nics) if a != b}
     plain = {way for way in ways if way in _NEAR}
     if len(gpus) >= _SWITCHED and nics and plain == {"PHB"}:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
 from homenode.catalogue import finding
+from homenode.check.domain.devices import address_findings, limits
 from homenode.cluster.kubevirt.admission_rules import FIRST_VERSION, Cluster, admission_findings
 from homenode.cluster.kubevirt.manifest_options import HookVersion
 from homenode.cluster.kubevirt.vmi import HOOK_ANNOTATION, Vmi, guest_of, launcher_pod
@@ -19,6 +20,8 @@ from homenode.cluster.pods.checkpoints import Checkpoints
 from homenode.cluster.pods.fit import fit, fit_findings, kubelet_findings
 from homenode.cluster.pods.kubelet import Kubelet
 from homenode.cluster.pods.machine import node_of_host, with_known_memory
+from homenode.cluster.pods.quantity import parse_quantity
+from homenode.cpuset import CpuSet
 from homenode.findings import Finding, Findings, Severity, in_order
 from homenode.indices import NodeIndex
 from homenode.json_text import NotJsonError, decode_json
@@ -31,6 +34,17 @@ from homenode.vm.model import Vm
 
 NATIVE = "PCINUMAAwareTopology"
 ROOT_COMPLEX_ANNOTATION = "kubevirt.io/placePCIDevicesOnRootComplex"
+LEAST_KUBELET = Kubelet(
+    cpu_policy="static",
+    cpu_options={},
+    topology_policy="none",
+    topology_options={},
+    memory_policy="None",
+    reserved_pus=CpuSet(),
+    seccomp_default=False,
+    reserved_cpu_count=1,
+)
+"""What dedicated CPUs need and nothing else, where its configuration was not given."""
 _ADMISSION = "KubeVirt's admission of a VMI"
 _CPU = "Kubernetes, CPU Manager"
 _TOPOLOGY = "Kubernetes, Topology Manager"
@@ -60,8 +74,8 @@ def check_fit(
         found += node_findings(vmi, guest, kubelet, host)
         found += memory_findings(guest, aligned_nodes(vmi, kubelet, host), host)
         refused = any(finding.severity is Severity.CRITICAL for finding in found)
-        if kubelet is not None and guest.memory_bytes and not refused:
-            found += _verdict(vmi, kubelet, host)
+        if guest.memory_bytes and vmi.is_dedicated and not refused:
+            found += _verdict(vmi, kubelet or LEAST_KUBELET, host)
     return Findings(checked=tuple(checked), findings=in_order(found))
 
 
@@ -93,6 +107,17 @@ def _spec(vmi: Vmi, guest: Vm) -> Iterator[Finding]:
             observed="true: KubeVirt puts every device on pcie.0, where none has a node; the "
             "hook leaves what was put there explicitly",
             source="KubeVirt, converter.go: PlacePCIDevicesOnRootComplex",
+        )
+    requested = vmi.at("domain", "resources", "requests", "memory")
+    asked = guest.memory_bytes if requested is None else parse_quantity(requested, "memory")
+    if vmi.passed_count and asked < guest.memory_bytes and guest.page_bytes is None:
+        yield finding(
+            "memlock-low",
+            "spec.domain.resources.requests.memory",
+            expected=f"{format_bytes(guest.memory_bytes)}, the guest's memory, which VFIO locks",
+            observed=f"{format_bytes(asked)}: KubeVirt limits locked memory by it",
+            case="of KubeVirt",
+            source="kubevirt#8472, kubevirt#10379",
         )
     if not vmi.is_dedicated:
         yield finding(
@@ -307,12 +332,12 @@ def node_findings(vmi: Vmi, guest: Vm, kubelet: Kubelet | None, host: Host) -> I
             observed=str(guest.threads_per_core),
             source="kubevirt#11749",
         )
-    yield from _gpus(vmi, kubelet, host)
+    yield from _gpus(vmi, guest, kubelet, host)
     if kubelet is not None and kubelet.topology_policy != "none":
         yield from _topology(vmi, kubelet, host)
 
 
-def _gpus(vmi: Vmi, kubelet: Kubelet | None, host: Host) -> Iterator[Finding]:
+def _gpus(vmi: Vmi, guest: Vm, kubelet: Kubelet | None, host: Host) -> Iterator[Finding]:
     count = gpus_of_node(host)
     if not host.pci_devices:
         if vmi.gpu_count:
@@ -340,6 +365,11 @@ def _gpus(vmi: Vmi, kubelet: Kubelet | None, host: Host) -> Iterator[Finding]:
             observed="none (numa_node is -1): neither kubelet nor the hook can place them",
             source=host.name,
         )
+    gpus = [one for one in host.devices_of_kind(DeviceKind.GPU) if one.physical_function is None]
+    gpus.sort(key=lambda gpu: sum(bar.size_bytes for bar in gpu.bars), reverse=True)
+    if guest.cpu_mode not in (None, "host-model"):  # of which libvirt 9.2 and newer has the host's
+        needs = limits(guest, gpus[: vmi.gpu_count])
+        yield from address_findings(guest, needs, case="of KubeVirt")
     board = board_of_host(host)
     sizes = () if board is None else partition_sizes(board)
     if board is not None and vmi.gpu_count and vmi.gpu_count not in sizes:

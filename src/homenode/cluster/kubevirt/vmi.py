@@ -246,6 +246,12 @@ def _most_memory(vmi: Vmi) -> int | None:
     return most_bytes if most_bytes > _memory(vmi) else None
 
 
+def _cpu_mode(vmi: Vmi) -> str:
+    model = vmi.at("domain", "cpu", "model")
+    named = isinstance(model, str) and model and not model.startswith("host-")
+    return "custom" if named else str(model or "host-model")
+
+
 def _page(vmi: Vmi) -> int | None:
     page = vmi.at("domain", "memory", "hugepages", "pageSize")
     return None if page is None else parse_quantity(page, "memory.hugepages.pageSize")
@@ -258,6 +264,11 @@ _FACTS: Mapping[str, Callable[[Vmi], Any]] = {
     "memory_bytes": _memory,
     "max_memory_bytes": _most_memory,
     "page_bytes": _page,
+    "cpu_mode": _cpu_mode,
+    "firmware": lambda vmi: (
+        "bios" if vmi.at("domain", "firmware", "bootloader", "efi") is None else "efi"
+    ),
+    "architecture": lambda vmi: "aarch64" if vmi.at("architecture") == "arm64" else "x86_64",
 }
 """Facts of a VM, and how a VMI says them. It is read alone: a plan for KubeVirt is kubelet's."""
 

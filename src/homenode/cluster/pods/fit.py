@@ -1,6 +1,7 @@
 """Fit: whether a pod is admitted to a node, why not, and the smallest change that is admitted."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import combinations
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -29,6 +30,8 @@ MOST_NODES = 10
 """Sets of nodes are gone through one by one, here as in the kubelet."""
 LEAST_OPTION = 8
 """Of max-allowable-numa-nodes; also its default."""
+_MOST_MOVED = 48
+"""Running pods of which one is tried; half as many in pairs."""
 NOT_STARTED = "the kubelet does not start"
 UNANSWERED = "not known"
 
@@ -61,6 +64,8 @@ class Fit(Struct, frozen=True, kw_only=True):
     change: PodChange | None
     setting: PodChange | None
     gaps: tuple[Gap, ...] = ()
+    moves: tuple[str, ...] = ()
+    """UIDs of the fewest running pods with whose place it is admitted."""
 
     @property
     def own(self) -> Admission:
@@ -79,6 +84,8 @@ def fit(pod: Pod, node: Node, gaps: tuple[Gap, ...] = ()) -> Fit:
     is_answered = own.refusal is None or own.refusal.reason not in (NOT_STARTED, UNANSWERED)
     if is_answered and (own.refusal is not None or lacking):
         change = _smallest_change(pod, node)
+    elif is_answered and any(_apart(own)):
+        change = _smallest_change(pod, node, aligned=True)
     if is_answered and own.refusal is not None and not lacking:
         setting = _smallest_setting(pod, node)
     return Fit(
@@ -91,6 +98,18 @@ def fit(pod: Pod, node: Node, gaps: tuple[Gap, ...] = ()) -> Fit:
         setting=setting,
         gaps=gaps,
     )
+
+
+def with_moves(
+    found: Fit, running: Sequence[str], node_without: Callable[[frozenset[str]], Node]
+) -> Fit:
+    """With one or two running pods to move, where it was refused. running: UIDs, the cheapest
+    first. node_without: the node as it is when pods are gone."""
+    if found.own.refusal is None and not found.lacking:
+        return found
+    tried = (c for n in (1, 2) for c in combinations(running[: _MOST_MOVED // n], n))
+    moves = next((c for c in tried if _is_admitted(found.pod, node_without(frozenset(c)))), ())
+    return replace(found, moves=moves)
 
 
 def answer(pod: Pod, node: Node, held: Held | None = None) -> Admission:
@@ -149,12 +168,15 @@ def _lacking(pod: Pod, node: Node) -> Iterator[str]:
             yield f"{name}: {format_bytes(size)} requested, {format_bytes(sum(tables))} free"
 
 
-def _is_admitted(pod: Pod, node: Node) -> bool:
-    return admit(pod, node).refusal is None and not any(_lacking(pod, node))
+def _is_admitted(pod: Pod, node: Node, *, aligned: bool = False) -> bool:
+    given = admit(pod, node)
+    fits = given.refusal is None and not any(_lacking(pod, node))
+    return fits and not (aligned and any(_apart(given)))
 
 
-def _smallest_change(pod: Pod, node: Node) -> PodChange | None:
-    """The change of one request of one container that loses the least of it."""
+def _smallest_change(pod: Pod, node: Node, *, aligned: bool = False) -> PodChange | None:
+    """The change of one request of one container that loses the least of it. aligned: CPUs come
+    from the nodes of the devices, then."""
     best: tuple[float, PodChange] | None = None
     for i, container in enumerate(pod.containers):
         for loss, text, changed in _changes(container, node):
@@ -162,7 +184,7 @@ def _smallest_change(pod: Pod, node: Node) -> PodChange | None:
                 break
             containers = (*pod.containers[:i], changed, *pod.containers[i + 1 :])
             other = replace(pod, containers=containers)
-            if _is_admitted(other, node):
+            if _is_admitted(other, node, aligned=aligned):
                 best = (loss, PodChange(text=f"{container.name}: {text}", pod=other, node=node))
                 break
     return None if best is None else best[1]
@@ -379,16 +401,18 @@ def _fix(found: Fit) -> str | None:
         for text in (
             None if found.change is None else f"smallest change of the pod: {found.change.text}",
             None if found.setting is None else f"of the kubelet: {found.setting.text}",
+            f"or move pod {' and '.join(found.moves)}" if found.moves else None,
         )
         if text is not None
     ]
     return "; ".join(parts) or None
 
 
-def _unaligned(found: Fit) -> Iterator[Finding]:
-    """Admitted, and yet on several nodes where one would do."""
-    node = found.node
-    for given in found.own.given:
+def _apart(admission: Admission) -> Iterator[tuple[str, set[int], set[int]]]:
+    """Containers with devices of nodes that none of their CPUs is of: name, nodes of CPUs, nodes of
+    devices."""
+    node = admission.node
+    for given in admission.given:
         of_cpus = {node.cpus.places[cpu].node for cpu in given.cpus}
         of_devices = {
             n
@@ -397,13 +421,20 @@ def _unaligned(found: Fit) -> Iterator[Finding]:
             for n in node.devices[resource][name]
         }
         if of_devices and of_cpus and not of_devices <= of_cpus:
-            yield finding(
-                "pod-not-aligned",
-                f"pod {found.pod.name}, container {given.name}",
-                expected="CPUs on the NUMA nodes of its devices",
-                observed=f"CPUs on node {_listed(of_cpus)}, devices on node {_listed(of_devices)}",
-                source=_TOPOLOGY,
-            )
+            yield given.name, of_cpus, of_devices
+
+
+def _unaligned(found: Fit) -> Iterator[Finding]:
+    """Admitted, and yet on several nodes where one would do."""
+    for name, of_cpus, of_devices in _apart(found.own):
+        yield finding(
+            "pod-not-aligned",
+            f"pod {found.pod.name}, container {name}",
+            expected="CPUs on the NUMA nodes of its devices",
+            observed=f"CPUs on node {_listed(of_cpus)}, devices on node {_listed(of_devices)}",
+            fix=_fix(found),
+            source=_TOPOLOGY,
+        )
 
 
 def why_not(hints: Sequence[Hints], policy: str) -> str:

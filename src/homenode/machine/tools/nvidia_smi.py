@@ -246,7 +246,7 @@ class TopoMatrix(Struct, frozen=True):
 def parse_topology(text: str) -> TopoMatrix:
     """The matrix. Raises ParseError, also where rows and columns are not the same devices."""
     names: list[str] = []
-    affinities = 0
+    affinities = place = 0
     rows: list[tuple[TopoDevice, tuple[str | None, ...]]] = []
     nic_names: list[tuple[str, str]] = []
     in_legend = False
@@ -255,6 +255,7 @@ def parse_topology(text: str) -> TopoMatrix:
             continue
         if not names:
             names, affinities = _header(line)
+            place = line.text.find(_AFFINITIES[0])
         elif line.text.strip() in ("Legend:", "NIC Legend:"):
             in_legend = True
         elif in_legend:
@@ -266,7 +267,7 @@ def parse_topology(text: str) -> TopoMatrix:
         elif len(rows) == len(names):
             raise line.error(f"{len(names)} rows")
         else:
-            rows.append(_row(line, names[len(rows)], len(names), affinities))
+            rows.append(_row(line, names[len(rows)], len(names), affinities, place))
     if not names or len(rows) != len(names):
         raise ParseError(_TOPOLOGY, f"{len(names) or 'some'} rows", f"{len(rows)} rows")
     return TopoMatrix(
@@ -291,7 +292,7 @@ def _header(line: Line) -> tuple[list[str], int]:
 
 
 def _row(
-    line: Line, name: str, columns: int, affinities: int
+    line: Line, name: str, columns: int, affinities: int, place: int
 ) -> tuple[TopoDevice, tuple[str | None, ...]]:
     words = line.text.split()
     if words[0] != name:
@@ -299,7 +300,7 @@ def _row(
     links = words[1 : columns + 1]
     if len(links) != columns or not all(link == "N/A" or _LINK.fullmatch(link) for link in links):
         raise line.error(f"{columns} links such as NV18 or SYS")
-    values = _affinities(line, words[columns + 1 :], columns, affinities)
+    values = _affinities(line, words[columns + 1 :], columns, affinities, place)
     cpus, nodes, memory_node = (*values, None, None, None)[:3]
     where = f"{_TOPOLOGY}:{line.number}"
     return (
@@ -314,7 +315,13 @@ def _row(
     )
 
 
-def _affinities(line: Line, words: list[str], columns: int, affinities: int) -> list[str | None]:
+_SPACED = 6
+"""Letters by which a value may stand beside the name of its column."""
+
+
+def _affinities(
+    line: Line, words: list[str], columns: int, affinities: int, place: int
+) -> list[str | None]:
     """The last columns of a row, with None for what is not there.
 
     Short values have a tab more behind them, so that tabs do not count columns:
@@ -322,12 +329,16 @@ def _affinities(line: Line, words: list[str], columns: int, affinities: int) -> 
         X \\t0-63,128-191\\t0\\t\\tN/A      CPUs 0-63,128-191, node 0
         X \\t\\t1\\t\\tN/A                  no CPUs (none that the cpuset allows), node 1
         X \\t\\t\\t\\t                      a NIC
+    In a paste with spaces for tabs, CPUs stand below the name of their column. place: of it.
     """
     if not words:
         return []
     if len(words) < affinities:
         cells = [cell.strip() for cell in line.text.split("\t")][columns + 1 :]
-        if "\t" not in line.text or not cells:
+        if "\t" not in line.text and words[-1] == "N/A" and affinities == len(_AFFINITIES):
+            start = [word.start() for word in re.finditer(r"\S+", line.text)][columns + 1]
+            cells = [words[0] if abs(start - place) < _SPACED else ""]
+        elif "\t" not in line.text or not cells:
             raise line.error(f"{affinities} affinities")
         # The last column always says something; of the first two one is empty, or both.
         last = [words[-1]] if affinities == len(_AFFINITIES) else []

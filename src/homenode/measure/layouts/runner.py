@@ -53,7 +53,7 @@ from homenode.measure.runner import run_bench
 from homenode.measure.schedule import ScheduledTask
 from homenode.measure.sequence import Decide, RoundLook, run_sequence, sequential_tasks
 from homenode.nccl.assemble import AMD_VENDOR, assemble_topology
-from homenode.nccl.guest_side import guest_side
+from homenode.nccl.guest_side import guest_side, left_to_libvirt
 from homenode.nccl.topology import NcclVariant, write_topology
 from homenode.vm.domain.merge import same_definition
 from homenode.vm.domain.read import open_domain, vm_of
@@ -510,7 +510,7 @@ def topology_text(plan: Plan, document: bytes, guest: Host, host: Host) -> str:
     Raises InputError where a device's place in the guest cannot be determined.
     """
     opened = open_domain(document, "the domain")
-    side = guest_side(opened, vm_of(opened), plan=plan, guest=guest)
+    side = guest_side(vm_of(opened), left_to_libvirt(opened), plan=plan, guest=guest)
     gpus = guest.devices_of_kind(DeviceKind.GPU)
     flavour = (
         NcclVariant.RCCL if any(gpu.vendor_id == AMD_VENDOR for gpu in gpus) else NcclVariant.NCCL

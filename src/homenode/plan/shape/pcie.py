@@ -147,14 +147,15 @@ def mirror_cells(
             f"--spare-ports: expected 0 to {MOST_SPARE_PORTS}, found {request.options.spare_ports}"
         )
     _refuse_unfit(host.device_at, devices)
-    any_port = request.options.pci_granularity is PciGranularity.CELL
+    granularity = request.options.pci_granularity or PciGranularity.CELL
+    any_port = granularity is PciGranularity.CELL
     nearest_of_node = {node: to.cell for node, to in nearest.items()}
     places = device_places(host, cell_of_node, nearest_of_node)
     if any_port:
         places = sparse_places(places, devices)
     stated = PcieDocument(request.guest, cells, ())
     with_bus = _cells_with_bus(stated, places, devices, cells)
-    tree = pcie_tree(places, with_bus, request.options.pci_granularity, request.options.spare_ports)
+    tree = pcie_tree(places, with_bus, granularity, request.options.spare_ports)
     assignments = assignments_of(tree, devices)
     hostdevs = {hostdev.bdf: hostdev for hostdev in request.guest.hostdevs}
     addresses = {bdf: device.address for bdf, device in hostdevs.items() if device.address}
@@ -208,7 +209,7 @@ def mirror_cells(
         if (node := host.device_at[bdf].node) is not None and node in nearest
     ]
     findings += nearest_cell_finding(near, nearest)
-    if request.options.pci_granularity is not PciGranularity.CELL:
+    if not any_port:
         findings += tuple(_displaced_finding(assignment) for assignment in displaced)
     if any(port.model == PortModel.SWITCH_UPSTREAM for port in controllers):
         findings += (

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID, uuid5
 
+from msgspec.structs import replace
+
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import ParseError
@@ -453,6 +455,14 @@ def device_tree(options: Options, source: str) -> DeviceTree:
             host = _host_of(keys, f"{source}: vfio-pci")
             devices.append(TreeDevice(keys.get("id", ""), host, address, cell))
     return DeviceTree(tuple(controllers), tuple(devices))
+
+
+def with_tree(vm: Vm, words: Sequence[str], source: str) -> Vm:
+    """The VM with the bridges and guest addresses of its command line. Raises ParseError."""
+    tree = device_tree(options_of(words[1:], source), source)
+    at = {device.host: device.address for device in tree.devices}
+    hostdevs = tuple(replace(one, address=at.get(one.bdf)) for one in vm.hostdevs)
+    return replace(vm, controllers=tree.controllers, hostdevs=hostdevs)
 
 
 def _host_of(keys: Mapping[str, str], source: str) -> Bdf | str:

@@ -228,6 +228,9 @@ class Target(Struct, frozen=True, kw_only=True):
     """Of the script with the pins that is written next to the file."""
     users_own: str = ""
     """Pattern of lines that a plan does not rely on, as `settings_of` has them."""
+    placed: Callable[[Vm, bytes, str], Vm] | None = None
+    """The VM with its devices' guest addresses; None where the command of QEMU, or nothing, says
+    them."""
     words_of: Callable[[bytes, str], Sequence[str]] | None = None
     """The command of QEMU that the file starts; None where no test guest can be made of it."""
 

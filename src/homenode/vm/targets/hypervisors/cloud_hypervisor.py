@@ -6,19 +6,29 @@ one or more values; a value is KEY=VALUE pairs by commas; lists stand in [ ].
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
+
+from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError, ParseError
 from homenode.machine.pci import canonical_uuid
 from homenode.units import MIB
-from homenode.vm.model import GuestTopology, Vm, VmCell
+from homenode.vm.model import GuestAddress, GuestTopology, Vm, VmCell
 from homenode.vm.plan_model import Plan
 from homenode.vm.targets.codec import Codec, Row, Writing, cpus_of, number_of, text_of
 from homenode.vm.targets.qemu_command import size_of, size_text
-from homenode.vm.targets.script import PREPARE, plan_values, quoted, without_continuation
+from homenode.vm.targets.script import (
+    PREPARE,
+    array,
+    array_in,
+    plan_values,
+    quoted,
+    shell_words,
+    without_continuation,
+)
 from homenode.vm.targets.target import (
     Feature,
     indirect,
@@ -29,7 +39,6 @@ from homenode.vm.targets.target import (
 )
 from homenode.wording import printable
 
-_WORD = re.compile(r"""(?:[^\s"'\\]|\\[^\n]|"(?:[^"\\]|\\.)*+"|'[^']*+')++""")
 _PROGRAM = re.compile(r"(?:[^\s\"']*/)?cloud-hypervisor(?:-static)?\Z", re.ASCII)
 _COMMAND = re.compile(
     r"^[^#\n'\"(]*(?:^|[\s/])cloud-hypervisor(?:-static)?[ \t\r\n\\]", re.MULTILINE
@@ -79,29 +88,10 @@ def is_command(content: bytes) -> bool:
     return _COMMAND.search(content[:1_000_000].decode("utf-8", "replace")) is not None
 
 
-def _tokens(text: str, source: str) -> Iterator[tuple[str, int, int]]:
-    """Words of a shell with their places; comments are left out. Raises ParseError."""
-    at = 0
-    while at < len(text):
-        if text[at].isspace():
-            at += 1
-        elif text.startswith("\\\n", at) or text.startswith("\\\r\n", at):
-            at = text.index("\n", at) + 1
-        elif text[at] == "#":
-            end = text.find("\n", at)
-            at = len(text) if end < 0 else end
-        else:
-            match = _WORD.match(text, at)
-            if match is None:
-                raise ParseError(source, "words of a shell", text[at : at + 40])
-            yield match[0], at, match.end()
-            at = match.end()
-
-
 def parse(content: bytes, source: str) -> HypervisorCommand:
     """Raises ParseError for what is no such command."""
     text = text_of(content, source, "a command")
-    spans = list(_tokens(text, source))
+    spans = list(shell_words(text, source))
     first = next((i for i, span in enumerate(spans) if _PROGRAM.match(span[0])), None)
     if first is None:
         raise ParseError(source, "a command of cloud-hypervisor", "none")
@@ -419,6 +409,24 @@ def _read_devices(command: HypervisorCommand) -> Mapping[str, Any]:
     return {"hostdevs": hostdevs, "mediated": mediated}
 
 
+def _placed(vm: Vm, content: bytes, source: str) -> Vm:
+    """With the addresses of devices on segments other than 0: their pci_device_id, else the lowest
+    that is free, from 1 on. On segment 0 the VM's own devices come first: none is known.
+    Source: pci/src/bus.rs, releases to 53.0; main of 2026-08-20 begins with 0 on those segments.
+    """
+    command, at = parse(content, source), dict[Bdf | str, GuestAddress]()
+    for host, keys in sorted(_given_devices(command), key=lambda it: "pci_device_id" not in it[1]):
+        own = number_of(keys.get("pci_segment", "0"), f"{source}: pci_segment")
+        stated = (
+            [command.number(keys, "pci_device_id")] if "pci_device_id" in keys else range(1, 32)
+        )
+        places = (GuestAddress(own, 0, number, 0) for number in stated)
+        place = next((one for one in places if one not in at.values()), None)
+        if own and place is not None:
+            at[host] = place
+    return replace(vm, hostdevs=tuple(replace(one, address=at.get(one.bdf)) for one in vm.hostdevs))
+
+
 def _write_devices(writing: Writing[HypervisorCommand]) -> Mapping[str, list[str]]:
     """Mediated devices are of no plan: they stay, as do the other keys of a device."""
     segments, names = _segments(writing.plan), _names(writing)
@@ -443,15 +451,10 @@ def _prepare(writing: Writing[HypervisorCommand], wanted: Any) -> tuple[tuple[st
     text = (
         "#!/usr/bin/env bash\n# homenode: reserve huge pages, give the devices to vfio-pci. "
         "Run as root before the VM starts.\nset -euo pipefail\n\n"
-        f"{_array_of(values, 'devices')}{_array_of(values, 'huge_pages')}{PREPARE}\nprepare\n"
+        + "".join(array(name, array_in(values, name) or ()) for name in ("devices", "huge_pages"))
+        + f"{PREPARE}\nprepare\n"
     )
     return ((".prepare.sh", text.encode()),)
-
-
-def _array_of(text: str, name: str) -> str:
-    start = text.index(f"{name}=(")
-    end = text.index(")\n", start) + 2
-    return text[start:end]
 
 
 _LOST = {
@@ -542,4 +545,5 @@ TARGET = CODEC.target(
     recognises=is_command,
     users_own=r"--(disk|net|console|serial|kernel|initramfs|cmdline|firmware|api-socket|rng|vsock|tpm)",
     architecture_of_host=True,
+    placed=_placed,
 )

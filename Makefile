@@ -1,6 +1,6 @@
-# make demo   set up, plan two study machines in every preset, draw them, make a report: out/
+# make demo   set up, plan two study machines in every preset, draw them, make a report: out/ (half a minute)
 # make test   set up, check style and types, run every test this machine can run
-# make setup  prepare .venv with homenode in it, from locked dependencies
+# make setup  prepare .venv with homenode and its probe in it, from locked dependencies
 # make quick  tests of two minutes: no VM, Slurm, browser or PDF, none that is slow (PATHS=tests/plan: fewer)
 # make check  style and types alone (make style, make types: one of them)
 # make test-lab  the tests that take minutes (marker lab)
@@ -20,8 +20,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
+CHECKS := $(VENV)/.checks
 PROGRESS = sh packaging/with-progress
-INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check
+INSTALL = $(PIP) --no-deps --no-build-isolation -e .
 
 .PHONY: quick gpu-check wheel runtime setup probe demo test test-lab conformance check style types fuzz kills bench docs pyz deb dist lock clean help
 
@@ -30,35 +32,40 @@ help:
 
 setup: probe
 
-$(STAMP): requirements.lock pyproject.toml hatch_build.py native/sources.txt
+$(STAMP): packaging/setup.lock pyproject.toml hatch_build.py native/sources.txt
 	@command -v $(PYTHON) >/dev/null || \
 	  { echo "homenode needs Python 3.11 or newer; no $(PYTHON) found. Debian: apt install python3-venv" >&2; exit 3; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "homenode needs Python 3.11 or newer; $$($(PYTHON) --version) found. Try: make PYTHON=python3.12" >&2; exit 3; }
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || \
 	  { echo "Python has no ensurepip: install your distribution's venv package (Debian: python3-venv)" >&2; exit 3; }
-	@echo "installing homenode and its libraries into $(VENV): about a minute"
-	@$(PYTHON) -m venv $(VENV)
-	@$(PROGRESS) $(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
-	@echo "building homenode and its probe: half a minute"
-	@$(PROGRESS) $(INSTALL)
+	@echo "installing homenode and its libraries into $(VENV): about 15 seconds"
+	@$(PROGRESS) $(PYTHON) -m venv $(VENV)
+	@$(PROGRESS) $(PIP) --no-compile --require-hashes -r packaging/setup.lock
+	@HOMENODE_NO_PROBE=1 $(PROGRESS) $(INSTALL)
+	@touch $@
+
+# What checks and tests run with.
+$(CHECKS): $(STAMP) requirements.lock
+	@echo "installing what checks and tests run with: about half a minute"
+	@$(PROGRESS) $(PIP) --require-hashes -r requirements.lock
 	@touch $@
 
 # The probe is built by the package's build hook where there is a C++ compiler.
 probe: $(STAMP)
 	@if [ -x $(BIN)/homenode-probe ]; then exit 0; fi; \
-	if command -v "$${CXX:-c++}" >/dev/null; then echo "building homenode-probe"; $(PROGRESS) $(INSTALL); else \
+	if command -v "$${CXX:-c++}" >/dev/null; then echo "building homenode-probe: about a minute"; $(PROGRESS) $(INSTALL); else \
 	echo "no C++ compiler: homenode-probe is missing, and measuring (homenode bench, homenode trial) needs it." >&2; \
 	echo "  To get it: install one (Debian: apt install g++ make), then run make setup again." >&2; fi
 
-demo: probe
+demo: $(STAMP)
 	$(BIN)/python demo/run.py out
 
-style: $(STAMP)
+style: $(CHECKS)
 	$(BIN)/ruff format --check src tests bench demo packaging hatch_build.py
 	$(BIN)/ruff check src tests bench demo packaging hatch_build.py
 
-types: $(STAMP)
+types: $(CHECKS)
 	$(BIN)/mypy
 
 check: style types
@@ -71,33 +78,33 @@ test: check probe
 # Without a daemon, a machine that boots, or a program that takes long; and without tests/slow.txt.
 QUICK = not (slow or lab or root or libvirt or qemu or slurm or browser or pdf or gpu or nova or ansible)
 PATHS = tests
-quick: $(STAMP)
+quick: $(CHECKS) probe
 	$(BIN)/pytest -m "$(QUICK)" -n auto --maxprocesses 8 --dist worksteal $(PATHS)
 
-test-lab: $(STAMP)
+test-lab: $(CHECKS) probe
 	$(BIN)/pytest -m lab
 
 # JUDGE=NAME: one of them alone. CASE=SEED-NUMBER: one case of it again, as a difference names it.
-conformance: $(STAMP)
+conformance: $(CHECKS)
 	$(BIN)/python -m tests.conformance $(SEED:%=--seed %) $(COUNT:%=--count %) $(JUDGE:%=--judge %) \
 	  $(CASE:%=--case %)
 
-gpu-check: $(STAMP)
+gpu-check: $(CHECKS) probe
 	$(BIN)/homenode gpu-check -o gpu-check; code=$$?; \
 	  $(BIN)/pytest -m gpu tests/measure/test_torch_gpu.py && exit $$code
 
-fuzz: $(STAMP)
+fuzz: $(CHECKS) probe
 	HOMENODE_FUZZ=10000 HOMENODE_FUZZ_MUTATIONS=10000 $(BIN)/pytest --hypothesis-profile=thorough \
 	  -k "damaged or fuzz" tests
 	HOMENODE_FUZZ=1 $(BIN)/pytest tests/plan
 	HOMENODE_FUZZ_SECONDS=200 $(BIN)/pytest -s -m "lab or libvirt or not lab" tests/verify/test_fuzz_whole_way.py
 
-kills: $(STAMP)
+kills: $(CHECKS) probe
 	HOMENODE_KILLS=500 $(BIN)/pytest -s -n0 -m "libvirt or not lab" tests/change/test_killed.py
 	HOMENODE_KILLS=100 $(BIN)/pytest -s -n0 -m "libvirt or not lab" tests/apply/test_killed.py
 	HOMENODE_KILLS=100 $(BIN)/pytest -s -n0 -m libvirt tests/change/test_real_daemon.py
 
-bench: $(STAMP)
+bench: $(CHECKS) probe
 	$(BIN)/python bench/plan_speed.py
 	$(BIN)/python bench/host_speed.py
 	$(BIN)/python bench/command_speed.py
@@ -115,7 +122,11 @@ lock:
 	  --python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate \
 	  --custom-compile-command "make lock" -c requirements.lock - \
 	  -o src/homenode/cluster/kubevirt/requirements.lock
-	# The same with the extra, for packages; and what packages and pages are built with.
+	# The same with what builds homenode, for make setup; with the extra alone, for packages; and what
+	# packages and pages are built with.
+	sed '/^# checks/,$$d' requirements.in | $(BIN)/uv pip compile -q --universal \
+	  --python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate \
+	  --custom-compile-command "make lock" -c requirements.lock - -o packaging/setup.lock
 	sed '/^# building/,$$d' requirements.in | $(BIN)/uv pip compile -q --universal \
 	  --python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate \
 	  --custom-compile-command "make lock" -c requirements.lock - -o packaging/runtime.lock
@@ -130,7 +141,7 @@ $(TOOLS)/.ready: packaging/tools.lock
 	$(TOOLS)/bin/pip install --quiet --disable-pip-version-check --require-hashes -r $<
 	@touch $@
 
-docs: $(TOOLS)/.ready $(STAMP)
+docs: $(TOOLS)/.ready $(CHECKS)
 	$(BIN)/python -m tests.option_tables
 	$(BIN)/python -m tests.record_page
 	mkdir -p build && $(BIN)/python -m tests.doc_pictures build

@@ -4,6 +4,7 @@ Everything is what the commands do; each step prints the command that does the s
 folder to write into as its only argument.
 """
 
+import os
 import shutil
 import sys
 import time
@@ -13,7 +14,7 @@ from pathlib import Path
 from rich.console import Console
 
 from homenode.decide.evidence.documents import publications
-from homenode.doc import Doc, Table
+from homenode.doc import Doc, Table, Text
 from homenode.errors import HomenodeError
 from homenode.machine.description.shipped import load_shipped
 from homenode.machine.pci import DeviceKind
@@ -38,7 +39,7 @@ from homenode.vm.plan_options import PlanOptions
 from homenode.vm.sources import load_host
 from homenode.wording import number_list, plural
 
-DOCUMENT = Path(__file__).parent / "gpu-vm.xml"
+DOCUMENT = Path("demo") / "gpu-vm.xml"
 MACHINES = (
     # The study's guest: seven GPUs of an NVSwitch board, which are no partition of its fabric.
     ("h200-xeon8558", 7, ("--without-nvlink",)),
@@ -50,6 +51,7 @@ REPORT = "published.html"
 
 def main(out: Path) -> int:
     started = time.monotonic()
+    os.chdir(Path(__file__).parent.parent)  # the commands that are printed can be copied
     console = PrintableConsole(highlight=False)
     out.mkdir(parents=True, exist_ok=True)
     _capture(console, out)
@@ -67,6 +69,7 @@ def main(out: Path) -> int:
 
 
 def _report(console: Console, out: Path) -> None:
+    console.print()
     console.rule("What others have measured", align="left")
     console.print(f"$ homenode report --published -o {out / REPORT}", style="bold")
     evidence = publications()
@@ -82,7 +85,7 @@ def _report(console: Console, out: Path) -> None:
 def _capture(console: Console, out: Path) -> None:
     archive = out / "this-machine.tar.gz"
     console.rule("This machine", align="left")
-    console.print(f"$ homenode capture -o {archive}; homenode show --host {archive}", style="bold")
+    console.print(f"$ homenode capture -o {archive}; homenode show --host {archive}", style="bold", soft_wrap=True)
     try:
         capture_host(archive, overwrite=True)
         host = load_host(str(archive))
@@ -110,6 +113,7 @@ def _plan_machine(
         + "--layout PRESET "
         f"-o {folder}/PRESET.xml",
         style="bold",
+        soft_wrap=True,
     )
     original = DOCUMENT.read_bytes()
     plans: dict[str, Plan | Unplannable] = {}
@@ -160,7 +164,6 @@ COLUMNS = (
     "LLCs",
     "memory",
     "remote DMA",
-    "placement, or why not",
 )
 
 _BINDINGS = {
@@ -178,13 +181,18 @@ def plan_table(plans: Mapping[str, Plan | Unplannable], host: Host | None) -> Do
     the VM has no GPU); unknown where memory is not bound or a node is unknown.
     """
     rows = tuple(preset_row(name, plan, host) for name, plan in plans.items())
-    return Doc("", (Table(heads=COLUMNS, rows=rows, folds=COLUMNS[-1:]),))
+    refused = tuple(
+        Text(f"{name}: unplannable: {plan.message}")
+        for name, plan in plans.items()
+        if isinstance(plan, Unplannable)
+    )
+    return Doc("", (Table(heads=COLUMNS, rows=rows, least=("LLCs", "nodes")), *refused))
 
 
 def preset_row(name: str, plan: Plan | Unplannable, host: Host | None) -> tuple[str, ...]:
     """One line of the table, a text for each of COLUMNS."""
     if isinstance(plan, Unplannable):
-        return (name, *("-",) * (len(COLUMNS) - 2), f"unplannable: {plan.message}")
+        return (name, *("-",) * (len(COLUMNS) - 1))
     gpus = () if host is None else tuple(gpu.bdf for gpu in host.devices_of_kind(DeviceKind.GPU))
     devices = [d for d in plan.vm.hostdevs if d.bdf in gpus] or list(plan.vm.hostdevs)
     placed = sum(device.cell is not None for device in devices)
@@ -202,7 +210,6 @@ def preset_row(name: str, plan: Plan | Unplannable, host: Host | None) -> tuple[
         str(len(plan.llcs)) if plan.vcpu_pins else "any",
         _BINDINGS[plan.layout.memory],
         remote,
-        plan.fallback,
     )
 
 

@@ -49,8 +49,8 @@ def test_published_figures_say_what_to_run_and_what_not_and_what_to_repair(
     published: tuple[ReportedMachine, ...],
 ) -> None:
     memory, collectives, sick = sentences(published)
-    assert "show the guest its NUMA nodes; memory bandwidth 2.6 to 7.5 x pin on all 4" in memory
-    assert "do not show the guest NUMA nodes unless its GPUs have theirs" in collectives
+    assert "run pin-numa (show the guest its NUMA nodes); memory bandwidth 2.6 to 7.5 x pin" in memory
+    assert ": run pin, not pin-numa (do not show the guest NUMA nodes unless its" in collectives
     assert "0.37 to 0.47 x pin on 2 of the 3 machines" in collectives
     assert sick.startswith("RTX 5090: repair it first; GPU 0000:41:00.0")
 
@@ -69,7 +69,7 @@ def test_machines_that_disagree_are_both_named() -> None:
     (only,) = sentences(
         measured(*made("A", pin=100, pin_numa=250), *made("B", pin=100, pin_numa=50))
     )
-    assert "measure before you show the guest its NUMA nodes" in only
+    assert "measure pin-numa before you show the guest its NUMA nodes" in only
     assert " on B, " in only and only.endswith(" on A.")
 
 
@@ -101,9 +101,9 @@ def test_the_picture_has_each_healthy_machine_with_its_furthest_change(
     published: tuple[ReportedMachine, ...],
 ) -> None:
     _, meanings, gallery = answer_section(published, [str(n) for n in range(len(published))]).parts
-    assert isinstance(gallery, Gallery) and isinstance(meanings, Text)
+    assert isinstance(gallery, Gallery) and isinstance(meanings, Items)
     assert {"pin: ", "pin-numa: ", "pin-numa-smt: "} <= {
-        f"{name}: " for name in plain(meanings.words).replace(":", "").split()
+        plain(item).partition(" ")[0] + " " for item in meanings.items
     }, "what the picture names is explained next to it"
     drawn = ElementTree.fromstring(gallery.pictures[0].svg)
     texts = [one.text for one in drawn.iter("text")]

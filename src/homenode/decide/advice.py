@@ -124,19 +124,25 @@ def _sentence(
     title = " or ".join(dict.fromkeys(METRICS[one.effect.metric].title for one in moved))
     ratios = sorted(one.effect.ratio for one in moved)
     ways = {one.judged for one in moved}
+    layout, than = (
+        " or ".join(dict.fromkeys(getattr(one.effect, of) for one in moved))
+        for of in ("alternative", "baseline")
+    )
     if len(ways) > 1:
         least, most = (pick(moved, key=lambda one: one.effect.ratio) for pick in (min, max))
         figures = (
             f"{title} {multiple_text(least.effect.ratio)} {least.effect.baseline} on "
             f"{least.machine}, {multiple_text(most.effect.ratio)} on {most.machine}"
         )
-        return Sentence(use=use, action=f"measure before you {_DO[switch]}", figures=figures)
-    action = _DO[switch] if Outcome.BETTER in ways else _DO_NOT[switch]
+        return Sentence(use=use, action=f"measure {layout} before you {_DO[switch]}", figures=figures)
+    if Outcome.BETTER in ways:
+        action = f"run {layout} ({_DO[switch]})"
+    else:
+        action = f"run {than}, not {layout} ({_DO_NOT[switch]})"
     known = len({one.machine for one in every})
     named = len({one.machine for one in moved})
     count = f"all {named}" if named == known else f"{named} of the {known}"
     where = f"on {moved[0].machine}" if known == 1 else f"on {count} machines with figures"
-    than = " or ".join(dict.fromkeys(one.effect.baseline for one in moved))
     return Sentence(use=use, action=action, figures=f"{title} {_range(ratios)} {than} {where}")
 
 

@@ -42,8 +42,11 @@ class EffectGroup(Struct, frozen=True):
     rows: tuple[EffectRow, ...]
 
 
-def effect_dots(title: str, groups: Sequence[EffectGroup]) -> str:
-    """The SVG of these groups, one below the other on one axis; right of the line is more."""
+def effect_dots(title: str, groups: Sequence[EffectGroup], equal: str) -> str:
+    """The SVG of these groups, one below the other on one axis; right of the line is more.
+
+    equal: what stands below the line.
+    """
     canvas = SvgCanvas.chart(title)
     rows = [row for group in groups for row in group.rows]
     left = min(max(text_width(row.name, TEXT) for row in rows) + 8, _MOST_LEFT)
@@ -76,7 +79,7 @@ def effect_dots(title: str, groups: Sequence[EffectGroup]) -> str:
         y += _GAP
     for step in _STEPS:
         if low <= math.log(step) <= high:
-            said = "equal" if step == 1.0 else f"{step:g} x"
+            said = equal if step == 1.0 else f"{step:g} x"
             canvas.text(at(step), y + 6, said, 10, "dim", anchor="middle")
     return canvas.svg(y + 12)
 

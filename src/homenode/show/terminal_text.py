@@ -207,7 +207,7 @@ class TableOrList:
         kept = [at for at, head in enumerate(self._heads) if head in heads]
         for head in (self._heads[at] for at in kept):
             folds = head in self._table.folds
-            name = head.replace(" ", "\n") if stacked and not self._table.folds else head
+            name = head.replace(" ", "\n") if stacked and not folds else head
             justify: Literal["right", "left"] = "right" if head in self._table.numeric else "left"
             drawn.add_column(Line(name), no_wrap=not folds, overflow="fold", justify=justify)
         for row in self._rows:

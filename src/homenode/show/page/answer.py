@@ -30,20 +30,23 @@ def answer_section(machines: Sequence[ReportedMachine], anchors: Sequence[str]) 
     items = tuple(_said(one, links.get(one.machine or "", "effects")) for one in found)
     parts: list[Part] = [Items(items, "sentences") if items else Text(_NOTHING)]
     if names := _named_layouts(machines):
-        parts.append(Text(tuple(_meanings(names)), "small dim"))
+        meanings = ((Span(name, "bold"), f": {SUMMARIES[name]}") for name in names)
+        parts.append(Items(tuple(meanings), "layouts small dim"))
     groups = tuple(_groups(machines))
     if groups:
         title = "What each layout changes"
+        first = {one.comparison.baseline for one in machines if one.comparison is not None}
+        first &= PRESETS.keys()
+        of = first.pop() if len(first) == 1 else "first"
         note = [
-            "each dot: a layout's figure as a multiple of the same machine's default layout, with "
-            "its 95 % interval as a line; at the right the one that is furthest from equal"
+            f"each dot: a layout's figure as a multiple of the same machine's {of} layout; at the "
+            "right the one that is furthest from it"
         ]
+        if any(dot.low is not None for group in groups for row in group.rows for dot in row.dots):
+            note.append("lines: 95 % intervals")
         if any(one.is_published for one in machines):
-            note.append(
-                "published figures are one run each, without an interval; what a sentence says of "
-                "guest nodes is from pin to pin-numa"
-            )
-        parts.append(Gallery((Picture(title, effect_dots(title, groups), tuple(note)),)))
+            note.append("published figures are one run each, without an interval")
+        parts.append(Gallery((Picture(title, effect_dots(title, groups, of), tuple(note)),)))
     return Section("What to run", tuple(parts), "answer", "What to run", look="screen")
 
 
@@ -53,12 +56,6 @@ def _named_layouts(machines: Sequence[ReportedMachine]) -> tuple[str, ...]:
     for verdict in (one for machine in machines for one in machine.verdicts):
         named |= {verdict.choice or "", verdict.layout or ""}
     return tuple(name for name in PRESETS if name in named)
-
-
-def _meanings(names: Sequence[str]) -> Iterator[str | Span]:
-    for name in names:
-        yield Span(name, "bold")
-        yield f": {SUMMARIES[name]}. "
 
 
 def answer_text(machines: Sequence[ReportedMachine]) -> Doc:

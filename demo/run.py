@@ -85,7 +85,11 @@ def _report(console: Console, out: Path) -> None:
 def _capture(console: Console, out: Path) -> None:
     archive = out / "this-machine.tar.gz"
     console.rule("This machine", align="left")
-    console.print(f"$ homenode capture -o {archive}; homenode show --host {archive}", style="bold", soft_wrap=True)
+    console.print(
+        f"$ homenode capture -o {archive}; homenode show --host {archive}",
+        style="bold",
+        soft_wrap=True,
+    )
     try:
         capture_host(archive, overwrite=True)
         host = load_host(str(archive))

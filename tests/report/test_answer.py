@@ -49,7 +49,9 @@ def test_published_figures_say_what_to_run_and_what_not_and_what_to_repair(
     published: tuple[ReportedMachine, ...],
 ) -> None:
     memory, collectives, sick = sentences(published)
-    assert "run pin-numa (show the guest its NUMA nodes); memory bandwidth 2.6 to 7.5 x pin" in memory
+    assert (
+        "run pin-numa (show the guest its NUMA nodes); memory bandwidth 2.6 to 7.5 x pin" in memory
+    )
     assert ": run pin, not pin-numa (do not show the guest NUMA nodes unless its" in collectives
     assert "0.37 to 0.47 x pin on 2 of the 3 machines" in collectives
     assert sick.startswith("RTX 5090: repair it first; GPU 0000:41:00.0")

@@ -134,7 +134,9 @@ def _sentence(
             f"{title} {multiple_text(least.effect.ratio)} {least.effect.baseline} on "
             f"{least.machine}, {multiple_text(most.effect.ratio)} on {most.machine}"
         )
-        return Sentence(use=use, action=f"measure {layout} before you {_DO[switch]}", figures=figures)
+        return Sentence(
+            use=use, action=f"measure {layout} before you {_DO[switch]}", figures=figures
+        )
     if Outcome.BETTER in ways:
         action = f"run {layout} ({_DO[switch]})"
     else:

@@ -7,6 +7,7 @@ from msgspec import Struct
 
 from homenode.cli.arguments.measure import ImportArguments
 from homenode.cli.terminal import console, note, print_json
+from homenode.doc import Doc, Table
 from homenode.errors import HostError, InputError, UsageError
 from homenode.formats import encode
 from homenode.gap import Gap
@@ -142,24 +143,20 @@ def _check_places(runs: tuple[Imported, ...], output: Path) -> None:
 
 
 def _print(runs: tuple[Imported, ...], skipped: list[Gap], *, everything: bool) -> None:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False)
-    for title in ("run", "layout", "vantage", "samples", "metrics", "files"):
-        numbers = title in ("samples", "metrics", "files")
-        table.add_column(title, justify="right" if numbers else "left", overflow="fold")
-    for one in runs:
-        head, samples = one.run.head, one.run.samples
-        table.add_row(
-            f"{head.system}/{head.name}",
-            head.switches.name,
-            str(head.vantage),
-            str(len(samples)),
-            str(len({sample.metric for sample in samples})),
+    rows = tuple(
+        (
+            f"{one.run.head.system}/{one.run.head.name}",
+            one.run.head.switches.name,
+            str(one.run.head.vantage),
+            str(len(one.run.samples)),
+            str(len({sample.metric for sample in one.run.samples})),
             str(len(one.files)),
         )
-    if runs:
-        console().print(table)
+        for one in runs
+    )
+    heads = ("run", "layout", "vantage", "samples", "metrics", "files")
+    table = Table(heads=heads, rows=rows, numeric=heads[3:], least=heads[2:3], shortened=True)
+    console().print(Doc("", (table,)))
     runs_of_gap: dict[Gap, list[str]] = {}
     for one in runs:
         for gap in one.gaps:

@@ -1,6 +1,5 @@
 """Pages of pools: the sums, a map of each host, a row for each; and what a simulation came to."""
 
-import math
 from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
@@ -11,7 +10,7 @@ from homenode.cluster.pool.replay.simulation import Figure, Simulation
 from homenode.doc import Doc, Gallery, Items, Part, Picture, Section, Span, Table, Text, Words
 from homenode.machine.pci import PciDevice
 from homenode.machine.topology import Core, Host, NumaNode, RunningDomain
-from homenode.show.bars import Scale
+from homenode.show.curves import Curve, curve_chart
 from homenode.show.pool_text import fit_text, missing_text, pool_table, stranded_text
 from homenode.show.svg_canvas import CELL_COLOURS, SERIES, SvgCanvas
 from homenode.units import GIB, format_bytes
@@ -247,9 +246,6 @@ def _legend() -> Iterator[Picture]:
     yield Picture("", canvas.svg(_GPU), ("a node's cores by VM, below its memory",))
 
 
-_CHART_WIDTH, _HEIGHT, _LEFT, _TOP = 760.0, 300.0, 60.0, 14.0
-
-
 def simulation_text(simulation: Simulation) -> Doc:
     """A row for each policy; then the bound."""
     head = f"simulated: {simulation.what}; {plural(simulation.orders, 'order')}"
@@ -296,32 +292,16 @@ def simulation_page(simulation: Simulation) -> Doc:
 
 def _chart(simulation: Simulation) -> Iterator[Picture]:
     """The curves of the first order; each value holds until the next."""
-    curves = [(one.policy, one.curve) for one in simulation.outcomes if len(one.curve) > 1]
-    if not curves:
-        return
-    x_name, y_name = simulation.curve_of
-    right = max(x for _, curve in curves for x, _ in curve) or 1.0
-    top = max(y for _, curve in curves for _, y in curve) or 1.0
-    across = Scale(0.0, right, _LEFT, _CHART_WIDTH - 10)
-    up = Scale(0.0, top, _HEIGHT, _TOP)
-    canvas = SvgCanvas.chart(f"{y_name} over {x_name}, a curve for each policy", _CHART_WIDTH)
-    for y in _steps(top):
-        canvas.line((across.start, up.at(y)), (across.end, up.at(y)), classes="grid")
-        canvas.text(_LEFT - 6, up.at(y) + 4, f"{y:g}", 10, "dim", anchor="end")
-    for x in _steps(right):
-        canvas.text(across.at(x), _HEIGHT + 16, f"{x:g}", 10, "dim", anchor="middle")
-    canvas.text(_CHART_WIDTH / 2, _HEIGHT + 32, x_name, 11, "dim", anchor="middle")
-    canvas.text(0, 10, f"{y_name}, first order", 11, "dim")
-    for number, (name, curve) in enumerate(curves):
-        series = number % len(SERIES)
-        classes = f"curve l{series} dash{series}"
-        corners = [(across.at(x), up.at(y)) for x, y in _stairs(_thinned(curve))]
-        canvas.line(*corners, classes=classes, title=name)
-        left, row = _LEFT + number % 4 * 170, _HEIGHT + 52 + number // 4 * 18
-        canvas.line((left, row - 4), (left + 24, row - 4), classes=classes)
-        canvas.text(left + 30, row, name, 11)
-    svg = canvas.svg(_HEIGHT + 60 + (len(curves) - 1) // 4 * 18)
-    yield Picture(f"{y_name} over {x_name}", svg)
+    curves = tuple(
+        Curve(one.policy, tuple(_stairs(_thinned(one.curve))), number % len(SERIES))
+        for number, one in enumerate(simulation.outcomes)
+        if len(one.curve) > 1
+    )
+    if curves:
+        x_name, y_name = simulation.curve_of
+        title = f"{y_name} over {x_name}"
+        svg = curve_chart(title, f"{y_name}, first order", curves, across_name=x_name)
+        yield Picture(title, svg)
 
 
 def _thinned(
@@ -341,14 +321,3 @@ def _stairs(curve: Sequence[tuple[float, float]]) -> Iterator[tuple[float, float
             yield x, last
         yield x, y
         last = y
-
-
-def _steps(most: float) -> list[float]:
-    """Round figures from 0 to at most this, four to eleven of them.
-
-    >>> _steps(19.4), _steps(1.0)
-    ([0.0, 5.0, 10.0, 15.0], [0.0, 0.2, 0.4, 0.6, 0.8, 1.0])
-    """
-    ten = 10.0 ** math.floor(math.log10(most))
-    step = next(part * ten for part in (0.1, 0.2, 0.5, 1.0, 2.0, 5.0) if most / (part * ten) <= 6)
-    return [round(number * step, 9) for number in range(int(most / step + 1e-9) + 1)]

@@ -271,7 +271,7 @@ def _verdicts(report: StudyReport) -> Section:
     )
     parts: list[Part] = [Table(heads=heads, rows=rows, folds=heads[-1:])]
     if evidence:
-        parts += [Text("evidence"), Items(evidence)]
+        parts.append(Section("Evidence", (Items(evidence),)))
     return Section("Which queue for which work", tuple(parts), "queues", "Queues")
 
 

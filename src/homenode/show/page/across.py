@@ -19,7 +19,7 @@ from homenode.show.bars import (
     short_figure,
 )
 from homenode.show.page.machine import ReportedMachine
-from homenode.show.page.pictures import better_text, metric_bars
+from homenode.show.page.pictures import better_text, metric_bars, only_variant
 from homenode.wording import plural
 
 _AUTHOR_COLUMN = {"cells": StudySwitch.CELLS.value}
@@ -71,12 +71,15 @@ def summary_table(
                     Cell((str(boots) if boots else "",), order=float(boots)),
                 )
             )
+    columns = ("system", "layout", "vCPUs", *figures, "figures", "boots")
+    if not any(row[-1].lines[0] for row in rows):  # published alone: no one says how many boots
+        columns, rows = columns[:-1], [row[:-1] for row in rows]
     about = (
         "One row for each layout of each machine; compare only rows of one machine. \u25cf better "
         "than every other layout of its machine, by a verdict."
     )
     return Table(
-        heads=("system", "layout", "vCPUs", *figures, "figures", "boots"),
+        heads=columns,
         rows=tuple(rows),
         numeric=("vCPUs", "boots", *figures),
         name="Summary of all machines and layouts",
@@ -162,7 +165,7 @@ def _series(series: Mapping[SeriesKey, Series], metric: Metric) -> Series | None
 
     Figures in another unit (parts of a reference that was not printed) have no place in a column.
     """
-    keys = headline(series, metric) or _only_variant(series, metric)
+    keys = headline(series, metric) or only_variant(series, metric)
     found = [series[key] for key in keys if key.unit == metric.unit]
     return max(found, key=lambda one: one.samples, default=None)
 
@@ -176,12 +179,6 @@ def _parts(series: Mapping[SeriesKey, Series], metric: Metric) -> list[Series]:
         and key.node is not None
         and key.device is not None
     ]
-
-
-def _only_variant(series: Mapping[SeriesKey, Series], metric: Metric) -> tuple[SeriesKey, ...]:
-    """The one series over all nodes, devices and sizes, where there is one: "FP16 as printed"."""
-    found = tuple(key for key in series if key.metric == metric.id and key.is_over_all)
-    return found if len(found) == 1 else ()
 
 
 def _best(machine: ReportedMachine, metric: Metric) -> str | None:

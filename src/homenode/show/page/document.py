@@ -248,7 +248,8 @@ def _evidence(
     matrices = {one.label: matrices_of(one) for one in machine.every}
     near_and_far = localities(machine.every, _nodes_of_gpus(machine))
     printed = printed_part(machine)
-    about = "What the guest sees, and where that lies on the host."
+    about = "What the guest sees, and where that lies on the host"
+    about += ": as a layout means it, no plan is published." if machine.is_published else "."
     about += " Topology: at the end." if paper and host.maps else ""
     paths = path_pictures(machine)
     yield from _pictures("Host and guest side by side", about, paths, "small-multiples")

@@ -68,12 +68,23 @@ def metric_bars(machine: ReportedMachine, metric: Metric) -> tuple[tuple[Bar, ..
     found = [
         (position, one.label, series)
         for position, one in enumerate(machine.every)
-        if (series := headline_series(machine.series[one.label], metric)) is not None
+        if (series := _stands(machine.series[one.label], metric)) is not None
     ]
     unit = found[0][2].key.unit if found else metric.unit
     found = [one for one in found if one[2].key.unit == unit]
     base = found[0][2] if found and machine.chosen else None
     return tuple(bar_of(label, series, place, base) for place, label, series in found), unit
+
+
+def only_variant(series: Mapping[SeriesKey, Series], metric: Metric) -> tuple[SeriesKey, ...]:
+    """The one series over all nodes, devices and sizes, where there is one: "FP16 as printed"."""
+    found = tuple(key for key in series if key.metric == metric.id and key.is_over_all)
+    return found if len(found) == 1 else ()
+
+
+def _stands(series: Mapping[SeriesKey, Series], metric: Metric) -> Series | None:
+    only = only_variant(series, metric)
+    return headline_series(series, metric) or (series[only[0]] if only else None)
 
 
 def bar_pictures(machine: ReportedMachine) -> Iterator[Picture]:
@@ -202,16 +213,15 @@ def path_pictures(machine: ReportedMachine) -> Iterator[Picture]:
         plan = machine.plans.get(one.label)
         if plan is not None:
             paths = planned_paths(one.label, plan, machine.host)
-            note = "as planned"
+            note = "as planned. "
         elif machine.host is not None and machine.published is not None:
             meant = meant_paths(one, machine.host, machine.published.gpus)
             if meant is None:
                 continue
-            paths, note = meant, "what the layout means on this kind of host; no plan is published"
+            paths, note = meant, ""
         else:
             continue
-        said = f"{note}. {paths_text(paths)}"
-        yield Picture(one.label, paths_picture(paths), (said,))
+        yield Picture(one.label, paths_picture(paths), (f"{note}{paths_text(paths)}",))
 
 
 def _is_whole(effect: Effect) -> bool:

@@ -137,7 +137,8 @@ def _decisions(card: VerdictCard, has_authors: bool) -> tuple[Cell, ...]:
     authors = (Cell(card.authors, "small authors"),) if has_authors else ()
     if card.is_stopped or not card.answers:
         stop: Words = Span(card.stop, "small")
-        lines = (Span("repair first", "bold"), stop) if card.is_stopped else (stop,)
+        action = "measure first" if card.grade == Grade.NOT_REAL else "repair first"
+        lines = (Span(action, "bold"), stop) if card.is_stopped else (stop,)
         return (first, Cell(lines, across=len(Objective)), *authors)
     answers = {one.objective: one for one in card.answers}
     return (first, *(_decision(answers.get(str(one))) for one in Objective), *authors)

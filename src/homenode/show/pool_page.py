@@ -287,7 +287,7 @@ def simulation_page(simulation: Simulation) -> Doc:
     """The same with the curves of the first order."""
     about = f"{plural(simulation.orders, 'order')}; no VM ran. {_notes(simulation)}"
     title = f"Simulated: {simulation.what}"
-    return Doc(title, (_table(simulation), Gallery(tuple(_chart(simulation)), "wide")), about)
+    return Doc(title, (_table(simulation), Gallery(tuple(_chart(simulation)))), about)
 
 
 def _chart(simulation: Simulation) -> Iterator[Picture]:

@@ -208,6 +208,8 @@ def _draw(canvas: SvgCanvas, bar: Bar, text: str, y: float, scale: Scale, *, is_
     start = scale.at(low) if bar.is_range and has_range and low is not None else scale.start
     reach = scale.at(high) if bar.is_range and has_range and high is not None else None
     end = scale.at(bar.value) if reach is None else reach
+    if reach is not None and not scale.log:  # pale from zero to the range: its bar has a length too
+        canvas.rect(scale.start, top, start - scale.start, _HEIGHT, f"s{bar.series} pale", radius=2)
     canvas.rect(
         min(start, end - 1.5) if end - 1.5 >= scale.start else scale.start,
         top,

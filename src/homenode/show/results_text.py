@@ -1,7 +1,7 @@
 """ResultsText: what a run measured, how layouts compare, and what to run, with every doubt."""
 
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from homenode.decide.alternative import alternatives
 from homenode.decide.comparison import (
@@ -232,18 +232,44 @@ SAID_BY_LEVEL = frozenset({PRINTED, "unusable"})
 """Doubts that the level of the evidence, or the answer itself, says already."""
 
 
+MOST_IN_FULL = 3
+"""Machines; of more, a table says what to run on each."""
+
+
 def verdicts_text(verdicts: Verdicts, *, notes: bool = False) -> Doc:
     """One block per verdict. notes: also what is wrong with the figures that were published."""
     systems: dict[str, list[Verdict]] = {}
     for one in verdicts.verdicts:
         systems.setdefault(one.system, []).append(one)
-    parts: list[Part] = [
-        Section(system, tuple(_of_system(own, notes))) for system, own in systems.items()
-    ]
+    parts: list[Part] = []
+    if len(systems) > MOST_IN_FULL and not notes:
+        parts.append(_table_of(systems))
+        parts.append(
+            Text(
+                "Why, and what to measure next: homenode recommend published:H200 (a machine), or --notes",
+                "dim",
+            )
+        )
+    else:
+        parts += (Section(name, tuple(_of_system(own, notes))) for name, own in systems.items())
     parts += [Text(f"skipped: {one}", "warn") for one in verdicts.skipped]
     if not verdicts.verdicts:
         parts.append(Text("no figures for any objective"))
     return Doc("", tuple(parts))
+
+
+def _table_of(systems: Mapping[str, Sequence[Verdict]]) -> Table:
+    """A row for each machine, a column for each objective: what to run, and how sure that is."""
+    objectives = dict.fromkeys(one.objective for own in systems.values() for one in own)
+    rows = []
+    for name, own in systems.items():
+        said = {
+            one.objective: f"{one.choice or 'no answer'}, {one.level or 'unknown'}" for one in own
+        }
+        sick = any(one.why(ReasonId.HEALTH) is not None for one in own)
+        cells = ("repair first" if sick else said.get(one, "") for one in objectives)
+        rows.append((name, *cells))
+    return Table(heads=("machine", *map(str, objectives)), rows=tuple(rows))
 
 
 def layout_text(verdict: Verdict) -> Doc:

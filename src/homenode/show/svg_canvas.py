@@ -422,6 +422,7 @@ def chart_style(*, dark: bool = True) -> str:
         ".chart .whisker{stroke-width:2}",
         ".chart .far{stroke-dasharray:5 4}",
         ".chart .thick{stroke-width:2.5}",
+        ".chart .pale{fill-opacity:.3}",
         *(f".chart .dash{n}{{stroke-dasharray:{dash}}}" for n, dash in enumerate(DASHES) if dash),
         *_chart_theme(0),
     ]

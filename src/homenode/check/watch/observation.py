@@ -99,7 +99,9 @@ def look(
     if before is not None:
         found = with_stale(before.alerts, found, sight)
     if expected is None:
-        not_read.append(Gap("recorded state", "no file; write one: homenode watch certify -o"))
+        not_read.append(
+            Gap("recorded state", "no file; homenode watch certify -o /etc/homenode/expect.toml")
+        )
     else:
         missing = (finding for name, finding in topology_drift(expected, host) if name == UNREAD)
         not_read += [Gap(finding.subject, finding.observed) for finding in missing]

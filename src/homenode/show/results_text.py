@@ -244,12 +244,8 @@ def verdicts_text(verdicts: Verdicts, *, notes: bool = False) -> Doc:
     parts: list[Part] = []
     if len(systems) > MOST_IN_FULL and not notes:
         parts.append(_table_of(systems))
-        parts.append(
-            Text(
-                "Why, and what to measure next: homenode recommend published:H200 (a machine), or --notes",
-                "dim",
-            )
-        )
+        about = "Why: homenode recommend published:H200 (one machine), or --notes (all of it)"
+        parts.append(Text(about, "dim"))
     else:
         parts += (Section(name, tuple(_of_system(own, notes))) for name, own in systems.items())
     parts += [Text(f"skipped: {one}", "warn") for one in verdicts.skipped]

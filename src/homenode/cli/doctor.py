@@ -98,7 +98,9 @@ def doctor(asked: DoctorArguments) -> None:
             checked=(*found.checked, f"{asked.expect}: topology, links and floors"),
             findings=in_order((*found.findings, *drifted)),
         )
-    _print(found, loaded, json=asked.json, prometheus=asked.prometheus, everything=asked.everything)
+    checked = found.checked if asked.everything else found.checked[: 1 if original is None else 2]
+    shown = found if asked.json else structs.replace(found, checked=checked)
+    _print(shown, loaded, json=asked.json, prometheus=asked.prometheus)
     if asked.fix is not None and original is not None and opened is not None:
         _fix(original, opened, source, loaded, asked.fix, permissions_of(asked.document or "-"))
     if are_bad(found.findings):
@@ -254,16 +256,13 @@ def _gigabytes(text: str, option: str) -> float:
     return value * 1e9
 
 
-def _print(
-    found: Findings, host: "Host", *, json: bool, prometheus: bool, everything: bool
-) -> None:
+def _print(found: Findings, host: "Host", *, json: bool, prometheus: bool) -> None:
     if prometheus:
         from homenode.check.metrics import prometheus as metrics
 
         print_file(metrics(found, host.name))
     else:
-        shown = found if everything or json else structs.replace(found, checked=found.checked[:1])
-        print_findings(shown, as_json=json, with_sources=True)
+        print_findings(found, as_json=json, with_sources=True)
 
 
 def _fix(

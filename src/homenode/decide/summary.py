@@ -139,6 +139,18 @@ def headline_series(series: Mapping[SeriesKey, Series], metric: Metric) -> Serie
     return max(found, key=lambda one: one.samples, default=None)
 
 
+def only_variant(series: Iterable[SeriesKey], metric: Metric) -> tuple[SeriesKey, ...]:
+    """The one series over all nodes, devices and sizes, where there is one: "FP16 as printed"."""
+    found = tuple(key for key in series if key.metric == metric.id and key.is_over_all)
+    return found if len(found) == 1 else ()
+
+
+def shown_series(series: Mapping[SeriesKey, Series], metric: Metric) -> Series | None:
+    """The series that speaks for a metric, or its only one: nothing else is chosen by that."""
+    only = only_variant(series, metric)
+    return headline_series(series, metric) or (series[only[0]] if only else None)
+
+
 def _once(boots: _Boots) -> _Boots:
     """Without boots of which none is given the identity, and that a run of the same name has figure
     by figure: somebody gave, or imported, it twice.

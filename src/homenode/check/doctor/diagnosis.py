@@ -123,7 +123,8 @@ def diagnose(
     found += [*domain_findings(facts, document, host), *collective_findings(host, facts)]
     found += peer_findings(host, frozenset(hostdev.bdf for hostdev in facts.hostdevs))
     found += settings_findings(host, facts, memory_is_bound=is_bound_by_numad(document))
-    checked += [*domain_checked(facts, host), *_not_known(host)]
+    checked[1:1] = domain_checked(facts, host)
+    checked += _not_known(host)
     whole = merged(found) if document is None else located(merged(found), document)
     return Findings(checked=tuple(checked), findings=in_order(whole))
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from homenode.decide.comparison import Outcome
 from homenode.decide.ranking import Position
-from homenode.decide.summary import Series, SeriesKey, headline
+from homenode.decide.summary import Series, SeriesKey, headline, only_variant
 from homenode.decide.switch_effects import StudySwitch, SwitchEffect
 from homenode.decide.words import figure_text, multiple_text, range_text
 from homenode.doc import Cell, Picture, Span, Table, Words
@@ -19,7 +19,7 @@ from homenode.show.bars import (
     short_figure,
 )
 from homenode.show.page.machine import ReportedMachine
-from homenode.show.page.pictures import better_text, metric_bars, only_variant
+from homenode.show.page.pictures import better_text, metric_bars
 from homenode.wording import plural
 
 _AUTHOR_COLUMN = {"cells": StudySwitch.CELLS.value}

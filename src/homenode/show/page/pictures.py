@@ -7,7 +7,7 @@ from homenode.decide.alternative import Alternative
 from homenode.decide.compare import series_key
 from homenode.decide.comparison import Effect, Outcome
 from homenode.decide.matrices import Axis, CopyLocality, FigureMatrix, MatrixPlace
-from homenode.decide.summary import Series, SeriesKey, headline_series
+from homenode.decide.summary import Series, SeriesKey, headline_series, shown_series
 from homenode.decide.switch_effects import judged
 from homenode.decide.words import figure_text, multiple_text, range_text
 from homenode.doc import Picture
@@ -68,23 +68,12 @@ def metric_bars(machine: ReportedMachine, metric: Metric) -> tuple[tuple[Bar, ..
     found = [
         (position, one.label, series)
         for position, one in enumerate(machine.every)
-        if (series := _stands(machine.series[one.label], metric)) is not None
+        if (series := shown_series(machine.series[one.label], metric)) is not None
     ]
     unit = found[0][2].key.unit if found else metric.unit
     found = [one for one in found if one[2].key.unit == unit]
     base = found[0][2] if found and machine.chosen else None
     return tuple(bar_of(label, series, place, base) for place, label, series in found), unit
-
-
-def only_variant(series: Mapping[SeriesKey, Series], metric: Metric) -> tuple[SeriesKey, ...]:
-    """The one series over all nodes, devices and sizes, where there is one: "FP16 as printed"."""
-    found = tuple(key for key in series if key.metric == metric.id and key.is_over_all)
-    return found if len(found) == 1 else ()
-
-
-def _stands(series: Mapping[SeriesKey, Series], metric: Metric) -> Series | None:
-    only = only_variant(series, metric)
-    return headline_series(series, metric) or (series[only[0]] if only else None)
 
 
 def bar_pictures(machine: ReportedMachine) -> Iterator[Picture]:

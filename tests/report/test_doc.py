@@ -118,3 +118,10 @@ def test_what_is_sorted_linked_and_folded_on_a_page_is_plain_on_paper() -> None:
 def test_every_look_of_a_terminal_has_a_class_of_the_style_sheet() -> None:
     style = html_page(Doc("t", ())).partition("<style>")[2].partition("</style>")[0]
     assert not [look for look in LOOKS if not re.search(rf"\.{look}\b", style)]
+
+
+def test_a_cell_across_columns_has_no_label_and_those_after_it_their_own() -> None:
+    row = ("machine", Cell(("repair first",), across=2), "Fix the link")
+    page = html_page(Doc("t", (Table(heads=("of", "a", "b", "authors"), rows=(row,)),)))
+    assert '<td data-label="authors">Fix the link</td>' in page
+    assert 'data-label="a"' not in page

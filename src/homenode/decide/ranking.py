@@ -102,6 +102,10 @@ class Ranking(Struct, frozen=True):
         return tuple(dict.fromkeys(found))
 
 
+OWN_NODE, OTHER_NODE = "the GPU's own node", "another GPU's node"
+"""What evidence documents call copies of which a source prints the means over a matrix."""
+
+
 def ranking_for(
     candidates: Sequence[Alternative], objective: Objective
 ) -> tuple[Ranking, tuple[Alternative, ...]]:
@@ -134,6 +138,7 @@ def ranking_for(
             key=lambda pair: (
                 pair[0].label in behind,
                 pair[1].value if metric.lower_is_better else -pair[1].value,
+                pair[0].label != OWN_NODE,  # of equal copies the near ones
                 pair[0].label,  # the same answer in whatever order the runs are read
             ),
         )

@@ -7,6 +7,7 @@ from homenode.decide.alternative import Alternative
 from homenode.decide.compare import series_key
 from homenode.decide.comparison import Effect, Outcome
 from homenode.decide.matrices import Axis, CopyLocality, FigureMatrix, MatrixPlace
+from homenode.decide.ranking import OTHER_NODE, OWN_NODE
 from homenode.decide.summary import Series, SeriesKey, headline_series, shown_series
 from homenode.decide.switch_effects import judged
 from homenode.decide.words import figure_text, multiple_text, range_text
@@ -151,10 +152,6 @@ def heat_pictures(
     found.sort(key=lambda pair: _matrix_order(pair[1]))  # those of one metric side by side
     for one, matrix in found[:MOST_HEAT_MAPS]:
         yield _heat_picture(one, matrix, ends[matrix.key.metric, matrix.key.variant])
-
-
-OWN_NODE, OTHER_NODE = "the GPU's own node", "another GPU's node"
-"""What evidence documents call copies of which a source prints the means over a matrix."""
 
 
 def mean_pictures(machine: ReportedMachine) -> Iterator[Picture]:

@@ -135,7 +135,7 @@ def restore_domain(
     from homenode.change.journal import default_root
     from homenode.vm.hypervisor.virsh import Virsh
 
-    if not (forget or keep_edits or dry_run) and _moved_back(name, connect):
+    if not (forget or keep_edits) and _moved_back(name, connect, dry_run=dry_run):
         return
     virsh = Virsh(connect)
     root = default_root()
@@ -188,7 +188,7 @@ def restore_domain(
         note(f"{name}: restored, but this libvirt prints it otherwise than the one before")
 
 
-def _moved_back(name: str, connect: str) -> bool:
+def _moved_back(name: str, connect: str, *, dry_run: bool) -> bool:
     """Whether a move of the VM to another host of its pool was cut short; it is undone."""
     from homenode.change.journal import default_root
     from homenode.change.vm_move import cut_short
@@ -196,6 +196,9 @@ def _moved_back(name: str, connect: str) -> bool:
     found = cut_short(default_root(), connect, name)
     if found is None:
         return False
+    if dry_run:
+        note(f"{found.name}: its move to another host was cut short, and would be undone")
+        return True
     from homenode.cluster.pool.moving import undo_move
 
     with changing_host("restore", (name,), connect):

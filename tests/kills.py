@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,9 @@ CALLS = (
 """What changes a file system or starts a program."""
 
 FAILED = 70
+_BETWEEN_LOOKS_S = 0.0002
+"""Several looks between two calls, and the child has a core to itself."""
+
 Target = tuple[object, str]
 
 
@@ -28,7 +32,7 @@ def in_child(
     after: bool = False,
     with_children: bool = False,
     more: Sequence[Target] = (),
-    look: Callable[[], None] = lambda: None,
+    look: Callable[[], None] | None = None,
 ) -> int | None:
     """Does it in a process that is killed at its call of that number, before or after the call has
     happened; the number of its calls where it came to its end, else None.
@@ -52,11 +56,12 @@ def in_child(
             os._exit(code)
     os.close(writing)
     try:
-        while True:
-            ended, how = os.waitpid(child, os.WNOHANG)
-            if ended:
-                break
+        ended, how = os.waitpid(child, 0 if look is None else os.WNOHANG)
+        while not ended:
+            assert look is not None
             look()
+            time.sleep(_BETWEEN_LOOKS_S)
+            ended, how = os.waitpid(child, os.WNOHANG)
         said = os.read(reading, 64)
     finally:
         os.close(reading)

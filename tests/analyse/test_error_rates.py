@@ -23,6 +23,7 @@ from homenode.measure.results.model import Run
 from homenode.objective import Objective
 from tests.analyse.test_compare import GPU, LATENCY, TRIAD, compared, only
 from tests.error_rates import share
+from tests.seeds import draws
 from tests.simulated_runs import simulated_run
 
 
@@ -77,17 +78,17 @@ def _rate(
 
 
 def test_equal_layouts_differ_in_at_most_five_and_a_half_of_a_hundred_comparisons() -> None:
-    assert _rate(0.0, 2000) <= 0.055
+    assert _rate(0.0, draws(2000)) <= 0.055
 
 
 @pytest.mark.parametrize("noise", [0.05, 0.1])
 def test_equal_layouts_stay_equal_where_one_varies_five_or_ten_times_as_much(noise: float) -> None:
-    assert _rate(0.0, 1000, noise=noise) <= 0.08
+    assert _rate(0.0, draws(1000), noise=noise) <= 0.08
 
 
 def test_a_difference_of_five_percent_is_found_nineteen_times_in_twenty() -> None:
-    assert _rate(0.05, 1000) >= 0.95
-    assert _rate(-0.05, 400, "memory-latency") >= 0.95
+    assert _rate(0.05, draws(1000)) >= 0.95
+    assert _rate(-0.05, draws(400), "memory-latency") >= 0.95
 
 
 def _rates_of_several(
@@ -114,7 +115,7 @@ def _rates_of_several(
 
 
 def test_of_four_equal_layouts_hardly_any_is_distinguished_from_the_first() -> None:
-    in_any, *each = _rates_of_several((0, 0, 0, 0), 2000)
+    in_any, *each = _rates_of_several((0, 0, 0, 0), draws(2000))
     assert in_any <= 0.065
     assert max(each) <= 0.04
 
@@ -128,7 +129,7 @@ def test_the_one_that_is_five_percent_better_is_found_among_four() -> None:
 @pytest.mark.parametrize("varies_more", [0, 1])
 def test_one_of_four_equal_layouts_may_vary_five_times_as_much(varies_more: int) -> None:
     noise = [0.05 if place == varies_more else 0.01 for place in range(4)]
-    _, *each = _rates_of_several((0, 0, 0, 0), 1000, noise)
+    _, *each = _rates_of_several((0, 0, 0, 0), draws(1000), noise)
     assert max(each) <= 0.09
 
 
@@ -162,13 +163,13 @@ def _rates_of_two_metrics(effects: tuple[float, float], count: int) -> tuple[flo
 
 
 def test_a_difference_on_one_of_two_primary_metrics_is_found_nineteen_times_in_twenty() -> None:
-    _, changed, equal = _rates_of_two_metrics((0.05, 0.0), 1500)
+    _, changed, equal = _rates_of_two_metrics((0.05, 0.0), draws(1500))
     assert changed >= 0.92
     assert equal <= 0.065
 
 
 def test_equal_layouts_are_distinguished_on_neither_of_two_primary_metrics() -> None:
-    any_of_both, *each = _rates_of_two_metrics((0.0, 0.0), 1500)
+    any_of_both, *each = _rates_of_two_metrics((0.0, 0.0), draws(1500))
     assert any_of_both <= 0.065
     assert max(each) <= 0.04
 

@@ -53,8 +53,9 @@ class World(Protocol):
     kills: int
     """Without HOMENODE_KILLS."""
 
-    def look(self) -> None:
-        """Holds at every moment."""
+    @property
+    def look(self) -> Callable[[], None] | None:
+        """Holds at every moment; None = nothing does."""
 
     def check(self) -> None:
         """Holds after a kill."""
@@ -73,7 +74,7 @@ def parts_in(*folders: Path) -> list[Path]:
 class Domain:
     """A domain that is given layouts, restored, and edited by others."""
 
-    kills = 40
+    kills = 16
 
     def __init__(self, folder: Path, patched: pytest.MonkeyPatch) -> None:
         self.folder, self.episode, self.is_edited = folder, 0, False
@@ -154,7 +155,7 @@ class Domain:
 class Several:
     """Domains that are changed together."""
 
-    kills = 12
+    kills = 6
 
     def __init__(self, folder: Path, patched: pytest.MonkeyPatch) -> None:
         self.host, self.root, self.edited = SmallHost(folder), folder / "records", set[str]()
@@ -213,7 +214,7 @@ class Several:
 class SetupFiles:
     """Files of host-setup, next to hooks of others."""
 
-    kills = 60
+    kills = 20
 
     def __init__(self, folder: Path, elsewhere: Path | None = None) -> None:
         """elsewhere: on another file system, where /etc/homenode leads to."""
@@ -269,7 +270,7 @@ class SetupFiles:
 class Link:
     """A port whose target speed is set."""
 
-    kills = 40
+    kills = 16
 
     def __init__(self, folder: Path) -> None:
         self.space = SimulatedConfig(sick())
@@ -292,8 +293,7 @@ class Link:
             plan = planned(self.space.host, self.space)
             RetrainStep(plan, self.space, NoTime(), open_retrain(journal)).do(journal.write)
 
-    def look(self) -> None:
-        pass
+    look = None
 
     def check(self) -> None:
         journal = retrain_journal(self.port, str(self.folder / f"run{self.episode}"))
@@ -322,7 +322,7 @@ class Link:
 class Tools:
     """Programs that bench setup builds and removes."""
 
-    kills = 8
+    kills = 4
 
     def __init__(self, folder: Path, programs: Path) -> None:
         self.prefix, self.state, self.theirs = folder / "prefix", folder / "state", set[Path]()
@@ -396,7 +396,7 @@ class Metrics:
 class Outputs:
     """A document in a folder of the user's: written, written over, and restored."""
 
-    kills = 40
+    kills = 16
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.out = folder / "user", folder / "user/out.xml"
@@ -409,8 +409,8 @@ class Outputs:
             "over": lambda: write_tuned(self.out, ORIGINAL, self.over),
         }
 
-    def look(self) -> None:
-        """A part is there for two calls, whole, and only while a file is replaced."""
+    look = None
+    """A part is there for two calls, whole, and only while a file is replaced."""
 
     def check(self) -> None:
         assert len(parts_in(self.folder)) <= 1

@@ -43,13 +43,10 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def unpacked() -> Iterator[Path]:
-    """Every tree, but not the 100,000 files that neither hwloc nor discovery reads."""
+    """A folder for trees, which are unpacked as they are asked for."""
     if not (SHARED / "machines" / "sysfs").is_dir():
         pytest.skip("no shared trees")
     with memory_folder() as top:
-        for archive in sorted({name.partition("#")[0] for name in TREES.values()}):
-            with tarfile.open(SHARED / "machines" / "sysfs" / f"{archive}.tar.bz2") as tar:
-                _unpack(tar, top / archive)
         yield top
 
 
@@ -65,7 +62,8 @@ def _is_read(member: tarfile.TarInfo) -> bool:
 
 
 def _unpack(tar: tarfile.TarFile, top: Path) -> None:
-    """Content only: owners, modes and times would take most of the time."""
+    """Content only: owners, modes and times would take most of the time. Nothing of the 100,000
+    files that neither hwloc nor discovery reads."""
     made: set[str] = set()
     for member in filter(_is_read, tar):
         assert ".." not in member.name.split("/"), member.name
@@ -84,6 +82,9 @@ def _unpack(tar: tarfile.TarFile, top: Path) -> None:
 
 def _both(unpacked: Path, name: str) -> tuple[Host, Host]:
     archive, _, folder = TREES[name].partition("#")
+    if not (unpacked / archive).exists():
+        with tarfile.open(SHARED / "machines" / "sysfs" / f"{archive}.tar.bz2") as tar:
+            _unpack(tar, unpacked / archive)
     below = unpacked / archive / folder
     root = next(
         path.parent

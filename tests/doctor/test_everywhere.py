@@ -39,8 +39,10 @@ DOCUMENTS = documents()
 
 @pytest.mark.parametrize("name", shipped_hosts())
 def test_any_document_is_diagnosed_on_any_host(name: str) -> None:
-    assert DOCUMENTS
-    for document in DOCUMENTS:
+    first = shipped_hosts().index(name) % 4  # each host gets a part of them
+    chosen = DOCUMENTS if THOROUGH else DOCUMENTS[first::4]
+    assert chosen
+    for document in chosen:
         for finding in diagnose(host(name), document).findings:
             assert finding.subject and finding.expected and finding.observed and finding.source
             if finding.severity in (Severity.CRITICAL, Severity.WARNING):

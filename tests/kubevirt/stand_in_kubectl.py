@@ -15,19 +15,20 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pytest
+if TYPE_CHECKING:  # each call is a process: with pytest it takes ten times as long
+    import pytest
 
 Jobs = dict[str, dict[str, Any]]
 
 
 @contextmanager
 def kubectl_on_path(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, monkeypatch: "pytest.MonkeyPatch"
 ) -> Iterator[Callable[[], list[str]]]:
     """Names of the jobs that there are, with the stand-in in this folder first on PATH."""
-    words = (sys.executable, __file__, str(folder))
+    words = (sys.executable, "-I", "-S", __file__, str(folder))
     program = folder / "kube" / "kubectl"
     program.parent.mkdir()
     program.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')

@@ -1,6 +1,6 @@
 """Random VMs on random hosts: whatever the hook is given, it loses nothing and adds no error.
 
-HOMENODE_FUZZ is how many are tried; 500 where it is not set.
+HOMENODE_FUZZ is how many are tried; 150 where it is not set.
 """
 
 import json
@@ -20,7 +20,7 @@ from homenode.vm.domain.schema import validate
 from homenode.vm.plan_options import PciGranularity
 from tests.kubevirt_documents import defined_again, document, small_host, vmi
 
-COUNT = int(os.environ.get("HOMENODE_FUZZ", "500"))
+COUNT = int(os.environ.get("HOMENODE_FUZZ", "150"))
 NATIVE = (
     '<controller type="pci" index="1" model="pcie-expander-bus"><model name="pxb-pcie"/>'
     '<target busNr="{bus_nr}"><node>0</node></target>'
@@ -151,8 +151,8 @@ def valid(xml: bytes) -> bytes:
     return xml.replace(b'<source><address type="pci" ', b"<source><address ")
 
 
-def test_random_vms_lose_no_element_and_gain_no_schema_error() -> None:
-    placed = 0
+def test_random_vms_lose_nothing_gain_no_error_and_keep_their_places_when_defined_again() -> None:
+    placed = defined = 0
     for seed in range(COUNT):
         xml, host, granularity = a_case(random.Random(seed))
         once = place_devices(xml.encode(), host, granularity=granularity).document
@@ -163,23 +163,15 @@ def test_random_vms_lose_no_element_and_gain_no_schema_error() -> None:
             placed += 1
             errors, gap = validate(valid(once))
             assert gap is not None or not errors, f"seed {seed}: {errors[:1]}"
-    assert placed > COUNT // 3
-
-
-def test_random_vms_have_the_same_places_in_kubevirts_second_definition() -> None:
-    defined = 0
-    for seed in range(COUNT):
-        xml, host, granularity = a_case(random.Random(seed))
         if "pxb-pcie" in xml:  # KubeVirt's own: its types do not lose what they make
             continue
-        once = place_devices(xml.encode(), host, granularity=granularity).document
         defined += once != xml.encode()
         between = defined_again(xml, once.decode())
         again = place_devices(between.encode(), host, granularity=granularity).document
         first, second = (vm_of(open_domain(text, "fuzz")) for text in (once, again))
         assert second.controllers == first.controllers, f"seed {seed}"
         assert second.hostdevs == first.hostdevs, f"seed {seed}"
-    assert defined > COUNT // 3
+    assert placed > COUNT // 3 and defined > COUNT // 3
 
 
 def test_damaged_vms_are_placed_whole_or_refused_in_words() -> None:

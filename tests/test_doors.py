@@ -11,7 +11,7 @@ import pytest
 
 from tests.source_trees import FILES, SOURCE, nodes
 
-DOORS = {"input_files.py", "durable.py", "package_files.py"}
+DOORS = {"input_files.py", "durable.py"}
 OF_GUESTS = "measure/programs/"
 """Run by a guest's own Python, on its own files; they import nothing of homenode."""
 

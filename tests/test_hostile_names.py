@@ -38,8 +38,8 @@ from homenode.cluster.pool.outlook import FlavourFit, Free, HostOutlook, PoolOut
 from homenode.cluster.pool.scheduler import Scheduler
 from homenode.cluster.slurm.config import config_word, parse_config, with_words
 from homenode.cluster.slurm.gres import gres_lines
-from homenode.cluster.slurm.hooks import hooks
 from homenode.cluster.slurm.options import Shape, StudyOptions
+from homenode.cluster.slurm.record import hooks
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError, UsageError
 from homenode.machine.tools.slurm_nodes import parse_nodes

@@ -32,7 +32,7 @@ from msgspec import UNSET, Struct, UnsetType
 from homenode.bdf import Bdf
 from homenode.errors import HostError
 from homenode.findings import Finding, Severity, filled
-from homenode.package_files import package_names, package_text
+from homenode.input_files import package_names, package_text
 from homenode.plugins import loaded, refused, registered
 
 _FOLDERS = (("finding_pages",), ("..", "..", "docs", "findings"))

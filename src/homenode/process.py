@@ -295,3 +295,14 @@ def arguments_after(argv: Sequence[str], option: str) -> Iterator[str]:
     for word, value in pairwise(argv):
         if word == option:
             yield value
+
+
+CLOSED = tuple(
+    """
+    -T -a -x -k -o ForwardX11Trusted=no -o ClearAllForwardings=yes -o Tunnel=no -o
+    PermitLocalCommand=no
+""".split()
+)
+"""Options of ssh to a machine that may be hostile, whatever the user's configuration says: neither
+the user's agent, tickets, display nor network is lent to it, and no command runs here. How it is
+reached (keys, ports, ProxyJump) stays the configuration's."""

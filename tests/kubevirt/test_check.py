@@ -14,7 +14,7 @@ from homenode.cluster.kubevirt.manifest_options import ClaimScope, ManifestOptio
 from homenode.cluster.kubevirt.manifests import gates_of, virtual_machine
 from homenode.cluster.kubevirt.vmi import HOOK_ANNOTATION, read_vmi, vmi_of
 from homenode.cluster.pods.kubelet import Kubelet, read_kubelet
-from homenode.cluster.pods.quantity import parse_quantity
+from homenode.cluster.pods.manifest import parse_quantity
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError
 from homenode.findings import Finding

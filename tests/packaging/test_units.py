@@ -8,10 +8,15 @@ from pathlib import Path
 import pytest
 
 from homenode.bdf import Bdf
-from homenode.change.host_setup.files import HostNeeds, Isolation, NodePages, setup_files
+from homenode.change.host_setup.files import (
+    OF_ALL_UNITS,
+    HostNeeds,
+    Isolation,
+    NodePages,
+    setup_files,
+)
 from homenode.change.retrain.install import systemd_unit
 from homenode.cpuset import CpuSet
-from homenode.unit_rights import OF_ALL_UNITS
 from tests.systemd_namespace import systemd
 
 ROOT = Path(__file__).parents[2]

@@ -10,10 +10,9 @@ import pytest
 
 from homenode.cli import main, terminal
 from homenode.cluster.slurm.client import ask_jobs, ask_tasks
-from homenode.cluster.slurm.hooks import hooks
 from homenode.cluster.slurm.options import MemoryBind
 from homenode.cluster.slurm.ranks import RankOptions, bind_ranks, srun_flags
-from homenode.cluster.slurm.record import parse_record
+from homenode.cluster.slurm.record import hooks, parse_record
 from homenode.machine.tools.scontrol import parse_scontrol_jobs
 from homenode.machine.tools.slurm_nodes import SHAPES_COMMAND, parse_shapes, shown_shapes
 from homenode.machine.tools.squeue import parse_squeue_jobs

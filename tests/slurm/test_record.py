@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from homenode.cluster.slurm.audit import audit
 from homenode.cluster.slurm.client import read_records
-from homenode.cluster.slurm.hooks import hooks
-from homenode.cluster.slurm.record import parse_record, recorded_allocation
+from homenode.cluster.slurm.record import hooks, parse_record, recorded_allocation
 from homenode.errors import ParseError, UsageError
 from homenode.findings import Finding
 

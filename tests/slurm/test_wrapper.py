@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from homenode.cluster.slurm.hooks import rank_wrapper
+from homenode.cluster.slurm.record import rank_wrapper
 
 STATUS = "Cpus_allowed_list:\t{}\n"
 

@@ -35,9 +35,8 @@ from homenode.cluster.pods.manifest import read_manifest
 from homenode.cluster.pods.pod import Pod, read_pod
 from homenode.cluster.pods.pool_fit import pool_fit, pool_fit_findings
 from homenode.errors import HomenodeError, HostError, UsageError
-from homenode.input_files import read_input
+from homenode.input_files import package_text, read_input
 from homenode.measure.results.received import receive_run
-from homenode.package_files import package_text
 from homenode.show.fit_text import fit_text, pool_fit_text
 from homenode.vm.sources import load_host
 

@@ -44,7 +44,6 @@ from homenode.cluster.slurm.client import (
 )
 from homenode.cluster.slurm.config import parse_config
 from homenode.cluster.slurm.gres import DeviceOrder, device_order
-from homenode.cluster.slurm.hooks import hooks, rank_wrapper
 from homenode.cluster.slurm.job_allocation import (
     JobAllocation,
     NodeMachine,
@@ -60,7 +59,7 @@ from homenode.cluster.slurm.ranks import (
     sbatch_lines,
     srun_flags,
 )
-from homenode.cluster.slurm.record import TaskRecord, with_tasks
+from homenode.cluster.slurm.record import TaskRecord, hooks, rank_wrapper, with_tasks
 from homenode.cpuset import CpuSet
 from homenode.errors import HostError, ParseError, ToolError, UsageError
 from homenode.findings import Finding, Findings, Severity

@@ -7,7 +7,7 @@ from functools import cache
 
 from homenode.doc import Cell, Doc, Words, plain, spans
 from homenode.errors import HostError
-from homenode.package_files import package_text
+from homenode.input_files import package_text
 from homenode.show.svg_canvas import chart_style, key_style, style_sheet
 from homenode.wording import printable
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from homenode.package_files import package_text
+from homenode.input_files import package_text
 
 _TABLES = ("passthrough", "start", "kernel", "collectives", "schedulers")
 _DIGITS = b"0123456789"

@@ -4,6 +4,9 @@ Sources: systemd.unit(5), systemd.resource-control(5) AllowedCPUs=; Linux
 Documentation/admin-guide/kernel-parameters.txt (hugepages=NODE:COUNT since 5.16, isolcpus=,
 nohz_full=, rcu_nocbs=, irqaffinity=); irqbalance(1) IRQBALANCE_BANNED_CPULIST; libvirt "Hooks for
 specific system management".
+
+What a unit is left with: systemd.exec(5), systemd.resource-control(5); what each line is worth:
+systemd-analyze(1), security. Versions that do not know a line leave it out with a warning.
 """
 
 import shlex
@@ -15,9 +18,41 @@ from msgspec import Struct
 from homenode.cpuset import CpuSet
 from homenode.errors import UsageError
 from homenode.machine.topology import Host
-from homenode.unit_rights import unit_rights
 from homenode.vm.plan_model import Plan
 from homenode.wording import command_line
+
+OF_ALL_UNITS = (
+    "UMask=0077",
+    "ProtectSystem=strict",  # but for /dev, /proc and /sys: units write to /sys
+    "DevicePolicy=closed",
+    "ProtectKernelModules=yes",
+    "ProtectKernelLogs=yes",
+    "ProtectControlGroups=yes",
+    "ProtectClock=yes",
+    "ProtectHostname=yes",
+    "NoNewPrivileges=yes",
+    "SystemCallFilter=@system-service",
+    "SystemCallFilter=~@privileged @resources @mount",
+    "SystemCallErrorNumber=EPERM",
+    "SystemCallArchitectures=native",
+    "RestrictAddressFamilies=AF_UNIX",
+    "IPAddressDeny=any",
+    "RestrictNamespaces=yes",
+    "RestrictRealtime=yes",
+    "RestrictSUIDSGID=yes",
+    "LockPersonality=yes",
+    "MemoryDenyWriteExecute=yes",
+)
+
+
+def unit_rights(*capabilities: str, home: str = "yes") -> tuple[str, ...]:
+    """The lines. home: of ProtectHome=, "read-only" where the program may lie in one.
+
+    SYS_ADMIN is asked for by the kernel to read more than 64 bytes of a device's configuration
+    space, and SYS_PTRACE with DAC_READ_SEARCH to see which files other users' processes have open.
+    """
+    bounds = " ".join(f"CAP_{one}" for one in capabilities)
+    return (*OF_ALL_UNITS, f"ProtectHome={home}", f"CapabilityBoundingSet={bounds}")
 
 
 class NodePages(Struct, frozen=True):

@@ -11,12 +11,12 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from homenode.bdf import Bdf
 from homenode.catalogue import finding
+from homenode.change.host_setup.files import unit_rights
 from homenode.errors import UsageError
 from homenode.findings import Finding
 from homenode.machine.link_path import LinkRate, device_paths, gigabytes
 from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import Host
-from homenode.unit_rights import unit_rights
 from homenode.vm.domain.hostdevs import read_hostdevs
 from homenode.vm.domain.read import open_domain
 

@@ -23,8 +23,7 @@ from msgspec import Struct, field
 
 from homenode.catalogue import finding
 from homenode.cluster.kubevirt.vmi import HOOK_ANNOTATION, Vmi
-from homenode.cluster.pods.objects import down, read_object
-from homenode.cluster.pods.quantity import parse_milli, parse_quantity
+from homenode.cluster.pods.manifest import down, parse_milli, parse_quantity, read_object
 from homenode.errors import InputError, ParseError
 from homenode.findings import Finding
 

@@ -20,7 +20,7 @@ from homenode.cluster.pods.checkpoints import Checkpoints
 from homenode.cluster.pods.fit import fit, fit_findings, kubelet_findings
 from homenode.cluster.pods.kubelet import Kubelet
 from homenode.cluster.pods.machine import node_of_host, with_known_memory
-from homenode.cluster.pods.quantity import parse_quantity
+from homenode.cluster.pods.manifest import parse_quantity
 from homenode.cpuset import CpuSet
 from homenode.findings import Finding, Findings, Severity, in_order
 from homenode.indices import NodeIndex

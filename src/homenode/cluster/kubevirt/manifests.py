@@ -16,7 +16,7 @@ from typing import Any
 from homenode.cluster.kubevirt.manifest_options import ClaimScope, ManifestOptions
 from homenode.cluster.kubevirt.vmi import EVEN_ANNOTATION, HOOK_ANNOTATION
 from homenode.errors import UsageError
-from homenode.ssh_options import CLOSED
+from homenode.process import CLOSED
 from homenode.wording import command_line
 
 GATES = ("Sidecar", "CPUManager")

@@ -13,9 +13,8 @@ from typing import Any
 from msgspec import Struct
 
 from homenode.bdf import Bdf
-from homenode.cluster.pods.objects import down, read_object
+from homenode.cluster.pods.manifest import down, parse_quantity, read_object
 from homenode.cluster.pods.pod import MEMORY, Container, Pod
-from homenode.cluster.pods.quantity import parse_quantity
 from homenode.errors import InputError, ParseError
 from homenode.units import GIB, MIB
 from homenode.vm.model import GuestTopology, Vm

@@ -11,8 +11,8 @@ from typing import Any
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from homenode.cluster.pods.manifest import down, read_object
 from homenode.cluster.pods.node import KubeletMemory, MemoryTable, Node
-from homenode.cluster.pods.objects import down, read_object
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError
 

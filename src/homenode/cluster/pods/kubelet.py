@@ -10,10 +10,8 @@ from typing import Any
 from msgspec import Struct, field
 
 from homenode.cluster.pods.cpu_assignment import AssignmentOptions
-from homenode.cluster.pods.manifest import read_manifest
+from homenode.cluster.pods.manifest import down, parse_milli, parse_quantity, read_manifest
 from homenode.cluster.pods.node import KubeletPolicies
-from homenode.cluster.pods.objects import down
-from homenode.cluster.pods.quantity import parse_milli, parse_quantity
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError
 from homenode.machine.topology import Host

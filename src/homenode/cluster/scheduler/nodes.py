@@ -18,8 +18,8 @@ from homenode.cluster.pods.checkpoints import Checkpoints
 from homenode.cluster.pods.fit import answer, why_not
 from homenode.cluster.pods.kubelet import Kubelet
 from homenode.cluster.pods.machine import node_of_host
+from homenode.cluster.pods.manifest import down
 from homenode.cluster.pods.node import Node
-from homenode.cluster.pods.objects import down
 from homenode.cluster.pods.pod import Pod, read_pod
 from homenode.cluster.pool.flavour import Flavour
 from homenode.cluster.pool.model import Pool, PoolHost

@@ -4,7 +4,7 @@ from functools import cache
 
 from homenode.decide.evidence.model import Publication
 from homenode.decide.evidence.parse import parse_publications
-from homenode.package_files import package_names, package_text
+from homenode.input_files import package_names, package_text
 
 _FOLDER, _SUFFIX = ("decide", "evidence"), ".toml"
 _ORDER = ("study", "study-scripts", "ibm", "sdumont", "xapi")

@@ -23,8 +23,7 @@ from homenode.machine.snapshot.live import LiveSnapshot
 from homenode.machine.snapshot.memory import MemorySnapshot
 from homenode.machine.snapshot.protocol import Snapshot
 from homenode.machine.snapshot.redact import Identities, identities_of, redact
-from homenode.process import ToolMissingError, run
-from homenode.ssh_options import CLOSED
+from homenode.process import CLOSED, ToolMissingError, run
 from homenode.wording import command_line
 
 TOP = "snapshot"

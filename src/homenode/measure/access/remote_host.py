@@ -18,8 +18,7 @@ from homenode.errors import ToolError, UsageError
 from homenode.measure.access.machine import Channel, Said
 from homenode.measure.access.remote import RemoteMachine
 from homenode.measure.model import PROBE
-from homenode.process import run
-from homenode.ssh_options import CLOSED
+from homenode.process import CLOSED, run
 from homenode.wording import command_line
 
 _HOST = re.compile(

@@ -13,7 +13,11 @@ from hypothesis import HealthCheck, settings
 # The same examples each time: what a change did not break does not fail next to it. Other ones, and
 # many more, are for who asks for them: --hypothesis-profile=thorough.
 settings.register_profile(
-    "default", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+    "default",
+    deadline=None,
+    derandomize=True,
+    max_examples=40,
+    suppress_health_check=[HealthCheck.too_slow],
 )
 settings.register_profile(
     "thorough", settings.get_profile("default"), derandomize=False, max_examples=5_000

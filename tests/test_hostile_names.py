@@ -339,7 +339,7 @@ def test_a_corrected_gres_conf_names_the_nodes_that_it_named() -> None:
 
 
 def test_an_expectation_is_read_as_it_was_written() -> None:
-    sound = parse_expectation('format = 1\nhost = "a"\n[counts]\n', "x")
+    sound = parse_expectation('format = 2\nhost = "a"\n[counts]\n', "x")
     for name in ENCODED:
         accepted = (Accepted(id=name, about=name),)
         made = structs.replace(sound, host=name, accepted=accepted, facts={name: {name: name}})

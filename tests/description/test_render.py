@@ -87,7 +87,7 @@ SWITCHES = st.lists(DEVICES, min_size=1, max_size=3).map(
 PORTS = st.lists(DEVICES | SWITCHES, min_size=1, max_size=3)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(descriptions())
 def test_discovery_gives_back_what_was_described(text: str) -> None:
     described = parse_description(text, "drawn.toml").host

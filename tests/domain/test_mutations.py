@@ -81,7 +81,7 @@ def mutated(draw: st.DrawFn) -> bytes:
     return xml
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(mutated(), st.sampled_from(sorted(PRESETS)))
 def test_a_mutated_document_is_rewritten_or_refused(xml: bytes, layout: str) -> None:
     try:
@@ -93,7 +93,7 @@ def test_a_mutated_document_is_rewritten_or_refused(xml: bytes, layout: str) -> 
     assert rewrite(once, plan, "mutated") == once
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(mutated())
 def test_a_mutated_document_is_verified_or_refused(xml: bytes) -> None:
     """Against a host, as a guest's expectation and as a stand-in; numbers of any size cost
@@ -109,7 +109,7 @@ def test_a_mutated_document_is_verified_or_refused(xml: bytes) -> None:
         assert "expected" in str(error)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(mutated())
 def test_a_mutated_document_of_a_running_domain_is_read_or_refused(xml: bytes) -> None:
     try:
@@ -118,7 +118,7 @@ def test_a_mutated_document_of_a_running_domain_is_read_or_refused(xml: bytes) -
         assert "expected" in str(error)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.sampled_from(NAMES), st.data())
 def test_a_document_cut_or_flipped_anywhere_is_read_or_refused(
     name: str, data: st.DataObject
@@ -134,7 +134,7 @@ def test_a_document_cut_or_flipped_anywhere_is_read_or_refused(
         assert str(error)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.sampled_from(NAMES), st.data())
 def test_what_is_inserted_can_be_removed_without_a_trace(name: str, data: st.DataObject) -> None:
     document = parse_document(sample(name), name)

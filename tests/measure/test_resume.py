@@ -183,7 +183,7 @@ def test_an_unfinished_run_is_not_mistaken_for_whole(tmp_path: Path) -> None:
     assert "expected a finished run" in loaded.skipped[0].reason
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(st.integers(1, 5), st.integers(0, 2**32), st.integers(0, 100))
 def test_what_is_done_and_what_is_left_are_the_whole(rounds: int, seed: int, cut: int) -> None:
     made = schedule(["a", "b", "c"], ["control"], rounds, seed)

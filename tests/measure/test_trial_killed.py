@@ -29,7 +29,7 @@ from tests.simulated_trial import (
 )
 from tests.virsh_stand_in import URI, StandIn
 
-CUTS = 50
+CUTS = 20
 SEED = 7
 LAYOUTS = ("default", "pin-numa")
 KINDS = ("tool", "tool", "tool and virsh", "guest", "libvirt", "connection")
@@ -160,7 +160,7 @@ def check_done(trials: Trials, samples: dict[str, Keys]) -> None:
         assert len(run.head.boots) == 1, "no boot's samples are mixed with another's"
 
 
-def test_50_cuts_lose_and_double_nothing(daemon: StandIn, tmp_path: Path) -> None:
+def test_cuts_at_random_lose_and_double_nothing(daemon: StandIn, tmp_path: Path) -> None:
     choose = random.Random(SEED)
     trials = Trials(daemon, tmp_path)
     documents = preflight(

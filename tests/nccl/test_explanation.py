@@ -494,7 +494,7 @@ def test_a_file_gives_a_flat_guest_the_paths_of_the_tree_that_it_describes(
 
 
 @pytest.mark.lab
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=400, deadline=None)
 @given(trees(), st.sampled_from([*NCCL_LIBRARIES, RCCL]))
 def test_a_thousand_files_give_flat_guests_the_paths_of_their_trees(
     tree: GuestTree, library: Library

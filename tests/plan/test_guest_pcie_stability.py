@@ -267,7 +267,7 @@ def machines(draw: st.DrawFn) -> tuple[Host, GuestRequest, Placement]:
     return host, request, placement
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(machines())
 def test_any_machine_gets_a_sound_tree_that_stays_and_shrinks_in_place(
     machine: tuple[Host, GuestRequest, Placement],
@@ -376,7 +376,7 @@ def hand_made(draw: st.DrawFn) -> tuple[GuestRequest, Placement]:
     return request, placed((2, 2), devices=devices)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(hand_made())
 def test_any_document_gets_a_sound_tree_and_keeps_what_is_right(
     asked: tuple[GuestRequest, Placement],

@@ -17,7 +17,7 @@ from homenode.vm.plan_options import EmulatorPolicy
 from tests.plan.test_against_brute_force import small_host, small_wish
 from tests.small_hosts import asking
 
-MANY = settings(max_examples=200, deadline=None, derandomize=True)
+MANY = settings(max_examples=80, deadline=None, derandomize=True)
 
 
 def attempt(host: Host, request: GuestRequest) -> Placement | None:

@@ -60,33 +60,39 @@ class Candidates:
 
     def groups(self) -> Iterator[Bounded]:
         """The sets, in groups of ascending lower bound."""
-        problem, device_class = self.problem, self.problem.devices.least_class
+        problem = self.problem
         if next(self.counts(problem.eligible), None) is None:
             return  # no number of nodes holds the VM
         if problem.first[:2] != ("device_class", "packages_spanned"):
             yield (), self._sets(problem.eligible, 0)
             return
-        capacity = {package: n for package, n in problem.groups_of_package.items() if n}
-        packages = sorted(capacity)
-        many = len(packages) > MOST_PACKAGES
-        bounded: list[tuple[tuple[int, int], int, int]] = []
-        for number in range(1, 2 if many else len(packages) + 1):
+        packages = sorted(one for one, groups in problem.groups_of_package.items() if groups)
+        for bound, nodes, bits in self._package_sets(packages):
+            is_rest = bits.bit_count() > 1 and len(packages) > MOST_PACKAGES
+            if self._fruitless <= MOST_FRUITLESS or nodes == problem.eligible:
+                yield bound, self._grown(nodes) if is_rest else self._sets(nodes, bits)
+
+    def _package_sets(self, packages: Sequence[int]) -> Iterator[tuple[tuple[int, int], int, int]]:
+        """(lower bound, nodes, packages) of the sets of packages that may hold the VM, ascending;
+        of more than MOST_PACKAGES each alone, and then all."""
+        problem, capacity = self.problem, self.problem.groups_of_package
+        device_class, every = problem.devices.least_class, sum(1 << one for one in packages)
+        numbers = range(1, len(packages) + 1) if len(packages) <= MOST_PACKAGES else (1,)
+        left: list[tuple[tuple[int, int], int, int]] = []
+        for number in numbers:
             for chosen in combinations(packages, number):
-                if sum(capacity[package] for package in chosen) >= problem.groups:
-                    bits = sum(1 << package for package in chosen)
-                    nodes = sum(problem.distances.nodes_of_package[package] for package in chosen)
-                    bound = device_class(bits), number
-                    bounded.append((bound, nodes & problem.eligible, bits))
-        if many:
-            bits = sum(1 << package for package in packages)
-            bounded.append(((device_class(bits), 2), problem.eligible, bits))
-        bounded.sort()
-        every = max(bits for _, _, bits in bounded) if bounded else 0
-        for bound, nodes, bits in bounded:
-            if self._fruitless > MOST_FRUITLESS and bits != every:
-                continue
-            is_rest = many and bits.bit_count() > 1
-            yield bound, self._grown(nodes) if is_rest else self._sets(nodes, bits)
+                if sum([capacity[package] for package in chosen]) >= problem.groups:
+                    bits = sum([1 << package for package in chosen])
+                    nodes = sum([problem.distances.nodes_of_package[one] for one in chosen])
+                    left.append(((device_class(bits), number), nodes & problem.eligible, bits))
+            left.sort(reverse=True)
+            # Of more packages none are nearer than all of them.
+            while left and left[-1][0] <= (device_class(every), number):
+                yield left.pop()
+        if len(packages) > MOST_PACKAGES:
+            left.append(((device_class(every), 2), problem.eligible, every))
+            left.sort(reverse=True)
+        yield from reversed(left)
 
     def any_set(self) -> Iterator[int]:
         """A set that holds the VM, if there is one: a few sums where distances forbid nothing."""
@@ -271,6 +277,8 @@ class Candidates:
 
     def _orders(self, nodes: int) -> Iterator[Sequence[int]]:
         for seed in members(nodes):
+            if self.work.left <= 0:
+                break
             if not self.problem.earlier_equals[seed]:
                 for order in self._outwards(seed):
                     its = [node for node in order if nodes >> node & 1 and node != seed]

@@ -66,34 +66,35 @@ class _Home(NamedTuple):
 
 class _Splits(NamedTuple):
     """The splits within these ranges. low, room: the least groups of each node, and how many more
-    it may get; left: so many more than the least ones. step: of each room, where all are one step
-    of the same size; else 0."""
+    it may get; left: so many more than the least ones. wide: the nodes with room. step: that of
+    each of these, where all are one step of the same size; else 0."""
 
     ranges: Ranges
     low: tuple[int, ...]
     room: tuple[int, ...]
     left: int
+    wide: tuple[int, ...]
     step: int
 
     @classmethod
     def within(cls, ranges: Ranges, groups: int) -> "_Splits":
         low = tuple([one.least for one in ranges])
         room = tuple([one.most - one.least for one in ranges])
-        step = ranges[0].step if set(room) == {ranges[0].step} else 0
-        return cls(ranges, low, room, groups - sum(low), step)
+        wide = tuple([i for i, more in enumerate(room) if more])
+        step = ranges[0].step if {room[i] for i in wide} == {ranges[0].step} else 0
+        return cls(ranges, low, room, groups - sum(low), wide, step)
 
     def distance(self, weights: Sequence[int]) -> int:
         """The least sum of groups times the weight of their node."""
         total: int = sum(map(mul, self.low, weights))
         left = self.left
         if self.step:
-            return total + self.step * sum(sorted(weights)[: left // self.step])
-        for weight, room in sorted(zip(weights, self.room, strict=True)) if left else ():
-            more = min(room, left)
-            total += more * weight
-            left -= more
-            if not left:
-                break
+            more = sorted([weights[i] for i in self.wide])
+            return total + self.step * sum(more[: left // self.step])
+        for weight, room in sorted([(weights[i], self.room[i]) for i in self.wide]) if left else ():
+            if room >= left:
+                return total + left * weight
+            total, left = total + room * weight, left - room
         return total
 
     def nearest(self, weights: Sequence[int]) -> list[int]:
@@ -129,11 +130,9 @@ class _Splits(NamedTuple):
     def few(self) -> Iterator[tuple[int, ...]]:
         """The splits where they are few, each as the nodes that get a step more than their least;
         none where they are many."""
-        step = self.ranges[0].step
-        wide = [i for i, room in enumerate(self.room) if room]
-        more = self.left // step
-        if all(self.room[i] == step for i in wide) and comb(len(wide), more) <= MOST_SPLITS:
-            yield from combinations(wide, more)
+        more = self.left // self.ranges[0].step
+        if (self.step or not self.wide) and comb(len(self.wide), more) <= MOST_SPLITS:
+            yield from combinations(self.wide, more)
 
 
 class _Asked(NamedTuple):

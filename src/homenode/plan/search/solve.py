@@ -58,13 +58,9 @@ class Solution(Struct, frozen=True, kw_only=True):
     runners_up: Callable[[], Sequence[Placing]]
 
 
-_COSTS_OF_EQUALITY = {
-    "device_class",
-    "packages_spanned",
-    "gpus_away_from_home",
-    "nodes_spanned",
-    "minus_nodes_spanned",
-}
+_COSTS_OF_EQUALITY = frozenset(
+    "device_class packages_spanned gpus_away_from_home nodes_spanned minus_nodes_spanned".split()
+)
 """Terms of which equal cells may cost no more than unequal ones, as far as the policy has them."""
 
 
@@ -116,7 +112,7 @@ def may_be_nearer(problem: SearchProblem, cost: Cost) -> bool:
 
 def fits(problem: SearchProblem) -> bool:
     """Whether any set of nodes holds the VM; a few sums, without comparing."""
-    return next(Candidates(problem, Work(0), equal=False).any_set(), None) is not None
+    return any(True for _ in Candidates(problem, Work(STEPS_TO_EXPLAIN), equal=False).any_set())
 
 
 def solve_fixed(problem: SearchProblem, splits: Iterable[Split], work: Work) -> Solution | None:

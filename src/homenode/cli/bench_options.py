@@ -119,6 +119,9 @@ def _plan_of(text: str) -> SequentialPlan:
         ) from None
 
 
+_HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,252}", re.ASCII)
+
+
 def _suite(typed: SuiteArguments) -> SuiteOptions:
     if typed.quick and typed.full:
         raise UsageError("give either --quick or --full, not both")
@@ -143,7 +146,14 @@ def _suite(typed: SuiteArguments) -> SuiteOptions:
                 f"--nccl-topo {typed.nccl_topo}: expected at most {_LARGEST_TOPOLOGY} characters, "
                 f"found {len(topology)}"
             )
-    return SuiteOptions(groups, depth, largest, typed.python, topology)
+    hosts = tuple((typed.across or "").split(",")) if typed.across else ()
+    odd = [host for host in hosts if not _HOST.fullmatch(host)]
+    if odd or len(hosts) == 1 or (hosts and Group.COLLECTIVES not in groups):
+        raise UsageError(
+            f"--across {typed.across}: expected two or more names of hosts and --tests collectives",
+            hint="homenode bench --tests collectives --across node1,node2",
+        )
+    return SuiteOptions(groups, depth, largest, typed.python, topology, hosts=hosts)
 
 
 def _app(typed: AppArguments) -> AppOrder | None:

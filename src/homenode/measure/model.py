@@ -197,6 +197,7 @@ class SuiteOptions(Struct, frozen=True):
 
     python: the Python whose PyTorch measures where a tool is missing or fails. topology: text of a
     topology file for NCCL, for the tests that give it one; None: why_no_topology gives the reason.
+    hosts: those that collectives go across; () = this machine alone.
     """
 
     groups: tuple[Group, ...] = ()
@@ -205,3 +206,4 @@ class SuiteOptions(Struct, frozen=True):
     python: str = "python3"
     topology: str | None = None
     why_no_topology: str = "no topology file was given (--nccl-topo)"
+    hosts: tuple[str, ...] = ()

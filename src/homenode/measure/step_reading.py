@@ -115,9 +115,17 @@ def _by_bus(run: NvbandwidthRun, test: BenchTest, host: Host) -> NvbandwidthRun:
     return structs.replace(run, devices=devices, gaps=(*run.gaps, Gap("GPU addresses", reason)))
 
 
+_ON_HOST = re.compile(r"^#\s{1,8}Rank\s.{0,60}? on\s{1,60}(\S{1,64}) device", re.M)
+
+
 def _nccl(test: BenchTest, text: str, host: Host) -> Figures:
     (part,) = nccl_runs(text)[:1]
     run = nccl_tests.parse(part)
+    hosts = {match[1] for match in _ON_HOST.finditer(part)}
+    wanted = re.match(r"across (\d+) hosts", test.variant or "")
+    if wanted is not None and len(hosts) != int(wanted[1]):
+        found = f"{', '.join(sorted(hosts)) or 'none'}: was nccl-tests built with MPI=1?"
+        raise ParseError("nccl-tests", f"ranks on {wanted[1]} hosts", found)
     return _collective(gpu_figures.of_nccl(run, "all_reduce"), run, test)
 
 

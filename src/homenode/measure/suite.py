@@ -20,6 +20,7 @@ from homenode.machine.pci import DeviceKind, PciDevice
 from homenode.machine.tools import lines, nvbandwidth
 from homenode.machine.topology import Host, NumaNode
 from homenode.measure.gpu.collectives import (
+    across_tests,
     collective_tests,
     experiment_tests,
 )
@@ -166,7 +167,8 @@ def _tests(machine: GpuMachine, left_out: list[Gap]) -> Iterator[BenchTest]:
         return
     yield from collective_tests(machine, left_out)
     if Group.COLLECTIVES in machine.suite.groups:
-        yield from experiment_tests(machine, left_out)
+        across = across_tests if machine.suite.hosts else experiment_tests
+        yield from across(machine, left_out)
 
 
 def _numbered_by_bus(test: BenchTest) -> BenchTest:

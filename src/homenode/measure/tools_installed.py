@@ -35,6 +35,8 @@ PROGRAMS = (
     "all_reduce_perf",
     "rocm-bandwidth-test",
     "TransferBench",
+    "mpirun",
+    "srun",
 )
 """What the suite may run."""
 

@@ -113,6 +113,15 @@ class SuiteArguments(Struct, frozen=True, kw_only=True):
             rare=True,
         ),
     ] = None
+    across: Annotated[
+        str | None,
+        Opt(
+            "--across",
+            "HOST,HOST",
+            "The hosts that the test collectives goes across, this one first.",
+            rare=True,
+        ),
+    ] = None
     python: Annotated[
         str,
         Opt(

@@ -207,6 +207,68 @@ def experiment_tests(machine: GpuMachine, left_out: list[Gap]) -> Iterator[Bench
         yield _test(settings, machine)
 
 
+ACROSS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
+    ("", ()),
+    ("GPUDirect RDMA at any distance", (("NCCL_NET_GDR_LEVEL", "SYS"),)),
+    ("GPUDirect RDMA off", (("NCCL_NET_GDR_LEVEL", "LOC"),)),
+    ("relaxed ordering on", (("NCCL_IB_PCI_RELAXED_ORDERING", "1"),)),
+    ("relaxed ordering off", (("NCCL_IB_PCI_RELAXED_ORDERING", "0"),)),
+)
+"""What is changed, one at a time. ATS is a setting of NICs, which no job changes."""
+_WITH_FILE = (
+    'f=$(mktemp) && trap \'rm -f "$f"\' EXIT && printf %s "$1" >"$f" && shift && '
+    'NCCL_TOPO_FILE=$f "$@"'
+)
+
+
+def across_tests(machine: GpuMachine, left_out: list[Gap]) -> Iterator[BenchTest]:
+    """All-reduces across hosts, of nccl-tests built with MPI: a process on each host has all of its
+    GPUs, of which each has as many as this machine."""
+    hosts, tools = machine.suite.hosts, machine.installed
+    launcher = next((one for one in ("mpirun", "srun") if one in tools), None)
+    if launcher is None or "all_reduce_perf" not in tools:
+        missing = "all_reduce_perf" if launcher else "neither mpirun nor srun"
+        is_or_are = "is not installed" if launcher else "is installed"
+        left_out.append(Gap(Group.COLLECTIVES, f"across hosts: {missing} {is_or_are}"))
+        return
+    repeats = _EXPERIMENT_REPEATS[machine.suite.depth]
+    tool = machine.nccl_tests(_EXPERIMENT_WARMUPS, repeats)
+    chosen = [(name, variables, tool) for name, variables in ACROSS]
+    if machine.suite.topology is None:
+        reason = f"across hosts, NCCL file: {machine.suite.why_no_topology}"
+        left_out.append(Gap(Group.COLLECTIVES, reason))
+    else:
+        with_file = ("sh", "-c", _WITH_FILE, "sh", machine.suite.topology, *tool)
+        chosen.append(("NCCL file", (), with_file))
+    for name, variables, command in chosen:
+        variant = ", ".join(filter(None, (f"across {len(hosts)} hosts", name)))
+        yield BenchTest(
+            id=f"collectives: {variant}",
+            group=Group.COLLECTIVES,
+            argv=(*_launched(launcher, hosts, variables), *command),
+            seconds=EXPERIMENT_TEST_S,
+            timeout_s=120 + 20 * EXPERIMENT_TEST_S,
+            reads=Reader.NCCL_TESTS,
+            binding=UNBOUND,
+            variant=variant,
+        )
+
+
+def _launched(
+    launcher: str, hosts: tuple[str, ...], variables: tuple[tuple[str, str], ...]
+) -> tuple[str, ...]:
+    """The command that starts one process on each host: Open MPI's, or Slurm's in a job."""
+    given = [f"{name}={value}" for name, value in variables]
+    count = str(len(hosts))
+    if launcher == "srun":
+        exported = ",".join(("ALL", *given))
+        where = ("--nodes", count, "--ntasks-per-node", "1", "--nodelist", ",".join(hosts))
+        return ("srun", *where, f"--export={exported}")
+    more = (word for one in given for word in ("-x", one))
+    where = ("-np", count, "-H", ",".join(f"{host}:1" for host in hosts), "--bind-to", "none")
+    return ("mpirun", *where, *more)
+
+
 def _against(settings: CollectiveSettings, machine: GpuMachine) -> str | None:
     if PYTHON not in machine.installed:
         return f"{machine.suite.python} does not run there, which keeps NCCL's log"

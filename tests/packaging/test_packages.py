@@ -19,7 +19,9 @@ def _pins(path: str) -> dict[str, str]:
     return dict(re.findall(r"^([A-Za-z0-9._-]+)==(\S+)", (ROOT / path).read_text(), re.M))
 
 
-@pytest.mark.parametrize("lock", ["packaging/runtime.lock", "packaging/tools.lock"])
+@pytest.mark.parametrize(
+    "lock", ["packaging/runtime.lock", "packaging/setup.lock", "packaging/tools.lock"]
+)
 def test_every_pin_of_a_lock_has_a_hash(lock: str) -> None:
     blocks = re.split(r"^(?=[A-Za-z0-9._-]+==)", (ROOT / lock).read_text(), flags=re.M)[1:]
     assert blocks
@@ -29,7 +31,8 @@ def test_every_pin_of_a_lock_has_a_hash(lock: str) -> None:
 
 def test_packages_hold_the_versions_that_were_tested_and_no_tool_of_development() -> None:
     tested, packed = _pins("requirements.lock"), _pins("packaging/runtime.lock")
-    assert {name: tested.get(name) for name in packed} == packed
+    for pins in (packed, _pins("packaging/setup.lock")):
+        assert {name: tested.get(name) for name in pins} == pins
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     report = project["optional-dependencies"]["report"]
     needed = {re.split("[>=]", one)[0] for one in [*project["dependencies"], *report]}

@@ -267,8 +267,8 @@ def _devices(host: Host, guest: GuestSide, source: str) -> list[PciDevice]:
     if not kept:
         raise InputError(
             f"{source}: expected a passed-through GPU or NIC, found none",
-            hint="a guest without one needs no topology file; vGPUs (mdev) have no place of "
-            "their own on the host's PCIe tree",
+            hint="homenode plan VM --gpus N -o FILE gives it GPUs; a guest without one needs no "
+            "topology file; vGPUs (mdev) have no place of their own on the host's PCIe tree",
         )
     return kept
 

@@ -159,4 +159,16 @@ HEALTH_CASES: dict[str, Case] = {
         "the same at 6000",
         lambda: of_host(_capped(6_000_000)),
     ),
+    "turbo-off": case(
+        "hgx-h100 with no_turbo 1",
+        lambda: of_host(settings(host(HGX), turbo="off")),
+        "hgx-h100 with no_turbo 0",
+        lambda: of_host(settings(host(HGX), turbo="on")),
+    ),
+    "pus-offline": case(
+        "x86-2p2n8c16t-offline-pus",
+        lambda: of_host(host("x86-2p2n8c16t-offline-pus")),
+        "x86-2p2n16c16t-smt-off",
+        lambda: of_host(host("x86-2p2n16c16t-smt-off")),
+    ),
 }

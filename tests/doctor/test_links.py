@@ -283,7 +283,7 @@ def test_unknown_current_links_are_not_judged() -> None:
         ("19:00.0", "LnkSta:\tSpeed 32GT/s (ok)", "LnkSta:\tSpeed 16GT/s", "critical"),
         ("19:00.0", "Width x16 (ok)", "Width x1 (downgraded)", "critical"),
         ("1a:00.0", "LnkSta:\tSpeed 32GT/s (ok)", "LnkSta:\tSpeed 2.5GT/s (downgraded)", "warning"),
-        ("1a:00.0", "Width x16 (ok)", "Width x8 (downgraded)", "info"),
+        ("1a:00.0", "Width x16 (ok)", "Width x8 (downgraded)", "warning"),
         ("83:00.0", "LnkSta:\tSpeed 16GT/s (ok)", "LnkSta:\tSpeed 2.5GT/s (downgraded)", "warning"),
         ("18:00.0", "LnkSta:\tSpeed 16GT/s (ok)", "LnkSta:\tSpeed 8GT/s (downgraded)", "info"),
     ],

@@ -105,6 +105,12 @@ LISTED: dict[str, tuple[str, str, str, str]] = {
     "a GPU sends no atomics": (GPU, "AtomicOpsCtl: ReqEn+", "AtomicOpsCtl: ReqEn-", "device-odd"),
     "a NIC waits shorter": (NIC, "65ms to 210ms", "50us to 50ms", "device-odd"),
     "an NVSwitch sleeps": (SWITCH, "Status: D0 ", "Status: D3 ", "device-odd"),
+    "a switch's link sleeps": (
+        "5a:00.0",
+        "LnkCtl:\tASPM Disabled;",
+        "LnkCtl:\tASPM L1 Enabled;",
+        "device-odd",
+    ),
     "a GPU's driver is gone": (GPU, "\tKernel driver in use: nvidia\n", "", "device-odd"),
 }
 
@@ -226,6 +232,7 @@ RENDERED: dict[str, tuple[str, str, str, int, str, Text, str]] = {
         "device-odd",
     ),
     "rtx: ASPM": (*RTX, 0, "link/l1_aspm", "1", "device-odd"),
+    "rtx: another node than its switch": (*RTX, 0, "numa_node", "1", "device-odd"),
     "4090: a small BAR next to large ones": (
         *R4090,
         0,

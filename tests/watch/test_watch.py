@@ -351,9 +351,14 @@ BASELINES: Mapping[str, tuple[dict[str, str], dict[str, str], str | None]] = {
     "another kernel keeps 100 MiB": (
         kernel("6.8.0-45"),
         kernel("6.11.0-9") | node_memory(0, 1, 100 << 10),
-        None,
+        "kernel",
     ),
-    "another kernel": (kernel("6.8.0-45"), kernel("6.11.0-9"), None),
+    "another kernel": (kernel("6.8.0-45"), kernel("6.11.0-9"), "kernel"),
+    "turbo is off": (
+        {"/sys/devices/system/cpu/intel_pstate/no_turbo": "0\n"},
+        {"/sys/devices/system/cpu/intel_pstate/no_turbo": "1\n"},
+        "turbo",
+    ),
     "siblings have other numbers": ({}, renumbered(), "siblings"),
     "isolcpus is lost": (with_word("isolcpus=2-31"), with_word("quiet"), "command-line"),
     "iommu=off": (with_word("iommu=pt"), with_word("iommu=off"), "command-line"),

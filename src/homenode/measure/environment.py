@@ -18,7 +18,7 @@ from homenode.cpuset import CpuSet
 from homenode.errors import ParseError
 from homenode.findings import Finding, Severity, in_order
 from homenode.gap import Gap
-from homenode.machine.discover.system import read_cpu_fields
+from homenode.machine.discover.system import read_cpu_fields, read_turbo
 from homenode.machine.pci import DeviceKind
 from homenode.machine.snapshot.protocol import Snapshot
 from homenode.machine.tools.proc_stat import PATH as PROC_STAT
@@ -102,7 +102,7 @@ def read_environment(snapshot: Snapshot, host: Host) -> Environment:
         transparent_hugepages=settings.transparent_hugepages,
         numa_balancing=settings.numa_balancing,
         kernel_release=settings.kernel_release,
-        turbo=_turbo(snapshot),
+        turbo=read_turbo(snapshot),
         throttles=tuple(_throttles(snapshot, online)),
         links=tuple(
             LinkState(
@@ -224,15 +224,6 @@ def _throttles(snapshot: Snapshot, online: CpuSet) -> Iterator[tuple[str, int]]:
         counts = [int(word) for word in found if word and word.isascii() and word.isdigit()]
         if counts:
             yield name, sum(counts)
-
-
-def _turbo(snapshot: Snapshot) -> str | None:
-    """ "on" or "off": Intel's driver says no_turbo, all others boost."""
-    for path, on in (("intel_pstate/no_turbo", "0"), ("cpufreq/boost", "1")):
-        word = _word(snapshot, f"/sys/devices/system/cpu/{path}")
-        if word in ("0", "1"):
-            return "on" if word == on else "off"
-    return None
 
 
 def _microcode(snapshot: Snapshot) -> tuple[str, ...] | None:

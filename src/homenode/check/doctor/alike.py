@@ -1,11 +1,12 @@
 """Alike: devices of one model in one machine, compared with each other; the odd one out is named.
 
 What is right is what most of them have: no register says what it should hold. Devices are alike by
-kind, ids, subsystem ids and function; for what drivers set, by their driver too.
+kind, ids, subsystem ids and function; for what drivers set, by their driver too. Switches by what is
+below them.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from homenode.bdf import Bdf
@@ -249,6 +250,14 @@ ATTRIBUTES: tuple[Attribute, ...] = (
         worse=lambda value, usual: value == "none",
     ),
     Attribute(
+        "driver",
+        "answer to nvidia-smi",
+        lambda one: "given" if one.device.driver_states else "none",
+        "nvidia-smi -q",
+        worse=lambda value, usual: value == "none",
+        of_driver=True,
+    ),
+    Attribute(
         "functions",
         "virtual functions",
         lambda one: one.device.sriov_num_vfs,
@@ -299,7 +308,8 @@ _SAID_ALONE = ("Control Mem", "Control BusMaster")
 
 
 def _settings_of_device(one: Compared) -> tuple[tuple[str, str], ...]:
-    return tuple(pair for pair in one.registers.settings if pair[0] not in _SAID_ALONE)
+    said = _SAID_ALONE if one.device.kind in JUDGED else ()
+    return tuple(pair for pair in one.registers.settings if pair[0] not in said)
 
 
 _States = Callable[[Compared], tuple[tuple[str, str], ...]]
@@ -331,7 +341,8 @@ def odd_findings(host: Host, known: Sequence[Finding] = ()) -> Iterator[Finding]
     groups = _groups(host)
     named = [(one, [group]) for group in groups for one in _named(group)]
     boards = _groups(host, by_board=False)
-    for attribute, of in (*((one, groups) for one in ATTRIBUTES), *named, (_BOARD, boards)):
+    whole = [(one, groups) for one in ATTRIBUTES]
+    for attribute, of in (*whole, *named, (_BOARD, boards), (_NODE, _of_root_complexes(host))):
         for group in of:
             for members in _same_driver(group) if attribute.of_driver else (group,):
                 for one in _odd(attribute, members, host.name):
@@ -356,12 +367,18 @@ _BOARD = Attribute(
 )
 
 
+_NODE = Attribute(
+    "node", "NUMA node", lambda one: one.device.node, "numa_node in sysfs", worse=_other
+)
+"""Compared with all that is below the same root complex: one host bridge is next to one node."""
+
+
 def unread_attribute(host: Host, bdf: Bdf, subject: str) -> bool:
     """Whether the host does not show now what a finding of that subject compared of a device."""
     of_device = [one for group in _groups(host) for one in group if one.device.bdf == bdf]
     rows = [
         row
-        for row in (*ATTRIBUTES, *_named(of_device), _BOARD)
+        for row in (*ATTRIBUTES, *_named(of_device), _BOARD, _NODE)
         if of_device and _subject(of_device[0].device, row) == subject
     ]
     return not rows or rows[0].read(of_device[0]) is None
@@ -381,7 +398,7 @@ def odd_attribute(found: Finding) -> str:
 
 
 def _subject(device: PciDevice, attribute: Attribute) -> str:
-    return f"{JUDGED[device.kind]} {device.bdf}: {attribute.label}"
+    return f"{JUDGED.get(device.kind, 'switch')} {device.bdf}: {attribute.label}"
 
 
 def has_like_devices(host: Host) -> bool:
@@ -411,7 +428,7 @@ def _odd(attribute: Attribute, group: Sequence[Compared], name: str) -> Iterator
     for one, value in known:
         if value == usual or not attribute.worse(value, usual):
             continue
-        if attribute.name in _WIRED and _is_built_so(one):
+        if attribute.name in _WIRED and _is_built_so(one, attribute):
             continue
         device = one.device
         names = [str(o.device.bdf) for o, v in known if v == usual]
@@ -432,12 +449,16 @@ def _odd(attribute: Attribute, group: Sequence[Compared], name: str) -> Iterator
 _WIRED = frozenset({"link", "port", "path"})
 
 
-def _is_built_so(one: Compared) -> bool:
+def _is_built_so(one: Compared, attribute: Attribute) -> bool:
     """Whether card and slot can the same: another card with the ids of the others, as the NICs that
-    manage the NVSwitches of a B200 board. No fault lowers what both ends can."""
-    own = _most(one.device)
-    is_gpu = one.device.kind is DeviceKind.GPU
-    return not is_gpu and one.port is not None and own is not None and own == _most(one.port)
+    manage the NVSwitches of a B200 board. No fault lowers what both ends can. What switches can is
+    said of the devices below them."""
+    if one.device.kind is DeviceKind.BRIDGE:
+        return True
+    own, is_gpu = _most(one.device), one.device.kind is DeviceKind.GPU
+    of_port = None if one.port is None else _most(one.port)
+    narrower_above = attribute.name == "path" and attribute.read(one) != own
+    return not is_gpu and own is not None and own == of_port and not narrower_above
 
 
 def _same_driver(group: Sequence[Compared]) -> list[list[Compared]]:
@@ -450,7 +471,8 @@ def _same_driver(group: Sequence[Compared]) -> list[list[Compared]]:
 def _groups(host: Host, *, by_board: bool = True) -> list[list[Compared]]:
     paths = {path.device.bdf: path for path in device_paths(host)}
     counts = peer_links(host)
-    groups: dict[object, list[Compared]] = {}
+    groups: dict[Hashable, list[Compared]] = {}
+    below: dict[Bdf, tuple[tuple[PciDevice, ...], set[DeviceKind]]] = {}
     for device in host.pci_devices:
         if device.kind not in JUDGED or device.physical_function is not None:
             continue
@@ -459,13 +481,29 @@ def _groups(host: Host, *, by_board: bool = True) -> list[list[Compared]]:
         subsystem = (device.subsystem_vendor_id, device.subsystem_device_id)
         if None in ids:
             continue
-        key = (device.kind, ids, subsystem if by_board else None, device.bdf.function)
+        key: Hashable = (device.kind, ids, subsystem if by_board else None, device.bdf.function)
         links = links_above(device, host.device_at)
         outside = [link for link in links if not (link.is_inside_a_card or link.is_virtual)]
         ports = tuple(link.upper for link in outside)
         one = Compared(device, ports, paths.get(device.bdf), counts.get(device.bdf))
         groups.setdefault(key, []).append(one)
+        for index, link in enumerate(outside[1:], 1):
+            below.setdefault(link.lower.bdf, (ports[index:], set()))[1].add(device.kind)
+    for bdf, (ports, kinds) in below.items():
+        switch = host.device_at[bdf]
+        key = (switch.kind, switch.vendor_id, switch.device_id, frozenset(kinds))
+        groups.setdefault(key, []).append(Compared(switch, ports, None, None))
     return list(groups.values())
+
+
+def _of_root_complexes(host: Host) -> list[list[Compared]]:
+    """All that is below each, ports too."""
+    found: dict[str, list[Compared]] = {}
+    for device in () if host.nodes_assumed else host.pci_devices:
+        if device.physical_function is None:
+            one = Compared(device, (), None, None)
+            found.setdefault(device.root_complex, []).append(one)
+    return list(found.values())
 
 
 _LINK_GAPS = frozenset({"NVLinks", "xGMI links"})

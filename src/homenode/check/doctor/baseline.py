@@ -10,7 +10,7 @@ from typing import NamedTuple
 from homenode.catalogue import finding
 from homenode.check.doctor.alike import peer_links
 from homenode.findings import Finding, Severity
-from homenode.machine.pci import DeviceKind, PciDevice
+from homenode.machine.pci import DeviceKind, PciDevice, is_viable_driver
 from homenode.machine.topology import Host
 from homenode.units import GIB, MIB, format_bytes
 
@@ -87,7 +87,8 @@ def _fewer(was: str, now: str, other_kernel: bool) -> Severity | None:
 
 def _other_driver(was: str, now: str, other_kernel: bool) -> Severity | None:
     """VFIO takes a device when a VM starts, and gives it back."""
-    return Severity.WARNING if now == "none" else Severity.INFO
+    is_taken = now != "none" and any(is_viable_driver(name) for name in (was, now))
+    return Severity.INFO if is_taken else Severity.WARNING
 
 
 def _nodes(value: Callable[[Host, int], str | None]) -> Read:
@@ -139,6 +140,12 @@ def _iommu(host: Host) -> str | None:
     return "on" if host.settings.iommus else "off"
 
 
+def _drivers(host: Host) -> Mapping[str, str]:
+    """None is a driver's absence only where the source gives those of other functions."""
+    is_given = any(device.driver is not None for device in host.pci_devices)
+    return _of_devices(lambda one: one.driver or "none")(host) if is_given else {}
+
+
 def _governors(host: Host) -> str | None:
     found = host.settings.pus_of_governor
     return None if found is None else ", ".join(f"{name} of {pus}" for name, pus in found)
@@ -156,20 +163,22 @@ def _version(found: tuple[int, int, int] | None) -> str | None:
 FACTS: tuple[FactRule, ...] = (
     FactRule("memory", "memory", _nodes(_memory), _less_memory),
     FactRule("siblings", "PUs of cores", _nodes(_siblings), _CRITICAL),
-    FactRule("kernel", "kernel", _of_host(lambda host: host.settings.kernel_release), _INFO),
+    FactRule("kernel", "kernel", _of_host(lambda host: host.settings.kernel_release), _WARNING),
     FactRule("command-line", "kernel's command line", _of_host(_words), _WARNING),
     FactRule("firmware", "firmware", _of_host(lambda host: host.settings.firmware), _WARNING),
-    FactRule("microcode", "microcode", _of_host(lambda host: host.settings.microcode), _INFO),
+    FactRule("microcode", "microcode", _of_host(lambda host: host.settings.microcode), _WARNING),
     FactRule("iommu", "IOMMU", _of_host(_iommu), _CRITICAL),
     FactRule("governor", "governor", _of_host(_governors), _WARNING),
     FactRule("frequencies", "frequency limits", _of_host(_frequencies), _WARNING),
+    FactRule("turbo", "turbo", _of_host(lambda host: host.settings.turbo), _WARNING),
     FactRule("smt", "SMT control", _of_host(lambda host: host.settings.smt_control), _WARNING),
     FactRule(
         "libvirt", "libvirt", _of_host(lambda host: _version(host.settings.libvirt_version)), _INFO
     ),
     FactRule("bars", "BARs", _of_devices(_bars), _WARNING),
     FactRule("subsystem", "subsystem ids", _of_devices(_subsystem), _WARNING),
-    FactRule("driver", "driver", _of_devices(lambda one: one.driver or "none"), _other_driver),
+    FactRule("driver", "driver", _drivers, _other_driver),
+    FactRule("iommu-mode", "IOMMU mode", _of_devices(lambda one: one.iommu_domain), _WARNING),
     FactRule(
         "nvlinks",
         "NVLinks",

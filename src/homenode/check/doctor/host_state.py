@@ -51,6 +51,16 @@ def layout_findings(host: Host, *, with_advice: bool = True) -> Iterator[Finding
             )
     yield from _without(host)
     yield from _unequal(host)
+    offline = CpuSet(pu.index for pu in host.pus if not pu.online)
+    if offline and host.settings.smt_control == "on":
+        yield finding(
+            "pus-offline",
+            f"PUs {offline}",
+            expected="every PU online: SMT is on",
+            observed="offline",
+            values={"pus": offline},
+            source="/sys/devices/system/cpu/offline",
+        )
 
 
 _UNEQUAL = 0.95
@@ -137,6 +147,14 @@ def settings_findings(
     """
     yield from _governor(host, facts)
     yield from _capped(host, facts)
+    if host.settings.turbo == "off":
+        yield finding(
+            "turbo-off",
+            "cpufreq",
+            expected="clocks above the base clock where power and heat allow",
+            observed="off",
+            source=_SYSFS,
+        )
     if facts is None:
         return
     yield from _idle(host, facts)

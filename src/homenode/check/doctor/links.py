@@ -241,18 +241,20 @@ def _severity(
     gpus = [path for path in affected if path.device.kind is DeviceKind.GPU]
     if gpus and slow:
         return Severity.CRITICAL
-    if gpus:
-        # A narrow link may be a narrow slot, unless the same card runs wide next to it; where all
-        # of them are as narrow, the machine was built so.
-        neighbours = _peer_links(link, gpus, paths)
-        if any(o.current.width >= o.capable.width for o in neighbours if o.current and o.capable):
-            return Severity.CRITICAL
+    # A narrow link may be a narrow slot, unless the same card runs wide next to it.
+    neighbours = _peer_links(link, gpus or affected, paths)
+    next_to_wide = any(
+        o.current.width >= o.capable.width for o in neighbours if o.current and o.capable
+    )
+    if gpus and next_to_wide:
+        return Severity.CRITICAL
+    if gpus:  # where all of them are as narrow, the machine was built so
         alike = [o for o in neighbours if o.current and link.current and o.current == link.current]
         return Severity.INFO if alike and len(alike) == len(neighbours) else Severity.WARNING
     if any(path.device.kind is DeviceKind.NVSWITCH for path in affected):
         return Severity.WARNING
     is_nic = any(path.device.kind is DeviceKind.NIC for path in affected)
-    return Severity.WARNING if slow and is_nic else Severity.INFO
+    return Severity.WARNING if is_nic and (slow or next_to_wide) else Severity.INFO
 
 
 def _is_narrow_next_to_wide(
@@ -275,10 +277,10 @@ def _is_narrow_next_to_wide(
     )
 
 
-def _peer_links(link: Link, gpus: list[DevicePath], paths: tuple[DevicePath, ...]) -> list[Link]:
-    """The like links of other cards of the same model, one for each card."""
-    ours = {path.device.bdf for path in gpus}
-    model = (gpus[0].device.vendor_id, gpus[0].device.device_id)
+def _peer_links(link: Link, cards: list[DevicePath], paths: tuple[DevicePath, ...]) -> list[Link]:
+    """The like links of other cards of the first one's model, one for each card."""
+    ours = {path.device.bdf for path in cards}
+    model = (cards[0].device.vendor_id, cards[0].device.device_id)
     found: list[Link] = []
     for path in paths:
         if path.device.bdf in ours or (path.device.vendor_id, path.device.device_id) != model:

@@ -147,6 +147,9 @@ def _of_character_devices() -> Iterator[_Row]:
         yield _Row(path, "log/@file", Q.PARENT)
 
 
+_FILTERED = ("network", "bridge", "ethernet")
+"""Interfaces with a tap device, to which nwfilter's rules are tied. libvirt reads no others' filters."""
+
 _WITHOUT_QUEUES = ("user", "server", "client", "mcast", "udp", "internal")
 
 ROWS: tuple[_Row, ...] = (
@@ -187,7 +190,7 @@ ROWS: tuple[_Row, ...] = (
         Q.SOCKET,
         (("@type", ("vhostuser",)), ("source/@mode", ("client",))),
     ),
-    _Row("devices/interface", "filterref/@filter", Q.FILTER),
+    _Row("devices/interface", "filterref/@filter", Q.FILTER, (("@type", _FILTERED),)),
     _Row("devices/interface", "model/@type", Q.MODEL),
     _Row("blkiotune/device", "path", Q.NODE),
     _Row("devices/interface/backend", "@tap", Q.NODE),

@@ -142,7 +142,7 @@ def _block(machine: StartMachine, need: Need) -> NeedAnswer:
     found = stat_of(need.value)
     if isinstance(found, NeedAnswer):
         return found
-    if not stat.S_ISBLK(found.st_mode) and not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISBLK(found.st_mode) and not stat.S_ISCHR(found.st_mode):  # as QEMU's host_device
         return missing(f"{need.value}: no block device")
     return _content(machine, need, need.value, found)
 

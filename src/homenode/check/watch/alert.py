@@ -137,7 +137,9 @@ _STATES = {
     "bars": ("bar-small", "bar-unassigned", *odd_attributes("bars")),
     "driver": odd_attributes("driver"),
     "frequencies": ("frequency-capped",),
-    "nvlinks": odd_attributes("peer links"),
+    "iommu-mode": ("iommu-translates", *odd_attributes("domain")),
+    "turbo": ("turbo-off",),
+    "nvlinks": ("nvlinks-few", *odd_attributes("peer links")),
     "subsystem": odd_attributes("board"),
 }
 """Of a rule of the baseline: what the doctor says of the same, as of ``odd_attribute``."""
@@ -145,7 +147,8 @@ _STATES = {
 
 def _explained(drifts: Sequence[Alert]) -> dict[str, _Cause]:
     links = {bdf for alert in drifts if alert.id == "drift-link" for bdf in alert.devices}
-    explained = {one: _Cause(frozenset(links)) for one in LINKS}
+    of_links = (*LINKS, *(name for row in ("link", "port", "path") for name in odd_attributes(row)))
+    explained = {one: _Cause(frozenset(links)) for one in of_links}
     if any(alert.id == "drift-device" for alert in drifts):
         explained |= dict.fromkeys(PRESENCE, _Cause(is_any=True))
     for alert in drifts:
@@ -163,16 +166,19 @@ _ONE_CAUSE = 3
 
 
 def _grouped(findings: Sequence[Finding]) -> Iterator[Alert]:
-    """One alert for what is said of many devices alike, else one for each."""
+    """One alert for what is said of many devices alike, else one for each device."""
     groups: dict[tuple[str, str, str | None, str | None], list[Finding]] = {}
     for one in in_order(findings):
         groups.setdefault((one.id, one.severity, one.cost, one.fix), []).append(one)
+    alone: dict[object, list[Finding]] = {}
     for group in groups.values():
         if len(group) < _ONE_CAUSE or group[0].id in LINKS:
-            yield from (_alert((one,), devices=one.devices) for one in group)
+            for one in group:
+                alone.setdefault(one.devices or (one.id, one.subject), []).append(one)
         else:
             (whole,) = merged(group)
             yield _alert(tuple(group), whole.subject, devices=whole.devices)
+    yield from (_alert(tuple(ones), devices=ones[0].devices) for ones in alone.values())
 
 
 def _drifts(expected: CertifiedHost, host: Host) -> Iterator[Alert]:

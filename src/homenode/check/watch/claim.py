@@ -218,6 +218,7 @@ UNPROVED: Mapping[str, Unproved] = {
         _nodes,
     ),
     "frequency-capped": _frequency,
+    "turbo-off": lambda claim, sight: _NOT_READ if sight.host.settings.turbo is None else None,
     **dict.fromkeys(("governor-powersave", "governor-mixed"), _governor),
     "nvlinks-few": lambda claim, sight: None if sight.host.links else _NOT_READ,
     "board-incomplete": lambda claim, sight: (

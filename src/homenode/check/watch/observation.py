@@ -32,6 +32,7 @@ from homenode.errors import HomenodeError, InputError
 from homenode.findings import Finding, Severity
 from homenode.gap import Gap
 from homenode.machine.discover.host import discover
+from homenode.machine.snapshot.contents import COMMAND_OF_NAME
 from homenode.machine.snapshot.live import LiveSnapshot
 from homenode.machine.snapshot.protocol import QuietSnapshot, Snapshot
 from homenode.machine.topology import Host, RunningDomain
@@ -70,7 +71,9 @@ def look(
     snapshot is of another machine. before: the look before, of which what this one cannot judge
     stands. signers: who may have signed certificates in metadata; None = whoever has the key.
     Raises as discover does."""
-    quiet = QuietSnapshot(snapshot, COMMANDS)
+    # Of a capture all is read: no device is woken by what was stored.
+    is_live = isinstance(snapshot, LiveSnapshot)
+    quiet = QuietSnapshot(snapshot, COMMANDS if is_live else COMMAND_OF_NAME)
     host = discover(quiet, _read_domain)
     not_read: list[Gap] = []
     is_listed = quiet.command_output("virsh-domains") is not None

@@ -327,15 +327,25 @@ def read_settings(
         frequency_limits=_frequency_limits(snapshot, online),
         firmware=_firmware(snapshot),
         microcode=read_cpu_fields(snapshot).get("microcode"),
+        turbo=read_turbo(snapshot),
     )
+
+
+def read_turbo(snapshot: Snapshot) -> str | None:
+    """ "on" or "off": Intel's driver says no_turbo, all others boost."""
+    for path, on in (("intel_pstate/no_turbo", "0"), ("cpufreq/boost", "1")):
+        word = read_word(snapshot, f"{CPU}/{path}")
+        if word in ("0", "1"):
+            return "on" if word == on else "off"
+    return None
 
 
 _DMI = "/sys/devices/virtual/dmi/id"
 
 
 def _firmware(snapshot: Snapshot) -> str | None:
-    words = (read_word(snapshot, f"{_DMI}/bios_{name}") for name in ("vendor", "version", "date"))
-    return " ".join(word for word in words if word) or None
+    words = [read_word(snapshot, f"{_DMI}/bios_{name}") for name in ("vendor", "version", "date")]
+    return " ".join(word for word in words if word) if words[1] else None
 
 
 def _frequency_limits(snapshot: Snapshot, online: CpuSet) -> tuple[FrequencyLimit, ...] | None:

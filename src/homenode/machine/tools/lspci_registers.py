@@ -83,7 +83,6 @@ _WHOLE = ("UEMsk", "UESvrt", "CEMsk")
 _WORDS = (
     ("DevCtl2", "Completion Timeout", re.compile(r"Completion Timeout: ([^,]{1,30}),")),
     ("LnkCtl", "RCB", re.compile(r"\bRCB (\d{1,3}) bytes", re.ASCII)),
-    ("LnkCtl2", "Target Link Speed", re.compile(r"Target Link Speed: (\S{1,20}),")),
     ("LnkCtl2", "Transmit Margin", re.compile(r"Transmit Margin: ([A-Za-z0-9 ]{1,40}),", re.ASCII)),
 )
 _POWER = re.compile(r"\t\tStatus: (D[0-3][a-z]{0,4}) ", re.ASCII)

@@ -227,8 +227,8 @@ class HostSettings(Struct, frozen=True):
     pus_of_governor, pus_of_idle_latency_us: the online PUs that have each governor, and each
     latency of their deepest enabled idle state; ascending.
     irqbalance: True where its service runs. dma_entry_limit: mappings that VFIO allows a VM; None
-    where its module is not loaded. turbo: "on" or "off". firmware: its vendor, version and date; microcode: of the
-    first PU, as /proc/cpuinfo says.
+    where its module is not loaded. turbo: "on" or "off". firmware: its vendor, version and date;
+    microcode: of the first PU, as /proc/cpuinfo says.
     """
 
     kernel_release: str | None = None

@@ -1,8 +1,8 @@
 """Alike: devices of one model in one machine, compared with each other; the odd one out is named.
 
 What is right is what most of them have: no register says what it should hold. Devices are alike by
-kind, ids, subsystem ids and function; for what drivers set, by their driver too. Switches by what is
-below them.
+kind, ids, subsystem ids and function; for what drivers set, by their driver too. Switches are alike
+by their ids and by what is below them.
 """
 
 from collections import Counter

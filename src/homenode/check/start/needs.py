@@ -148,7 +148,7 @@ def _of_character_devices() -> Iterator[_Row]:
 
 
 _FILTERED = ("network", "bridge", "ethernet")
-"""Interfaces with a tap device, to which nwfilter's rules are tied. libvirt reads no others' filters."""
+"""Interfaces with a tap device, to which nwfilter ties its rules: others' filters are not read."""
 
 _WITHOUT_QUEUES = ("user", "server", "client", "mcast", "udp", "internal")
 

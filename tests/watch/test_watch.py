@@ -354,6 +354,11 @@ BASELINES: Mapping[str, tuple[dict[str, str], dict[str, str], str | None]] = {
         "kernel",
     ),
     "another kernel": (kernel("6.8.0-45"), kernel("6.11.0-9"), "kernel"),
+    "huge pages are given no more": (
+        {"/sys/kernel/mm/transparent_hugepage/enabled": "always [madvise] never\n"},
+        {"/sys/kernel/mm/transparent_hugepage/enabled": "always madvise [never]\n"},
+        "thp",
+    ),
     "turbo is off": (
         {"/sys/devices/system/cpu/intel_pstate/no_turbo": "0\n"},
         {"/sys/devices/system/cpu/intel_pstate/no_turbo": "1\n"},

@@ -9,7 +9,14 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
-from homenode.machine.pci import DeviceKind, PciDevice, PciLink, PortType, is_emulated
+from homenode.machine.pci import (
+    DeviceKind,
+    LinkKind,
+    PciDevice,
+    PciLink,
+    PortType,
+    is_emulated,
+)
 from homenode.machine.topology import Host
 
 SPEEDS = (2.5, 5.0, 8.0, 16.0, 32.0, 64.0)
@@ -329,3 +336,38 @@ def _isolation(gpu: PciDevice, host: Host) -> str:
     if gpu.iommu_domain is not None:
         parts.append(f"IOMMU domain {gpu.iommu_domain}")
     return "".join(f"; {part}" for part in parts)
+
+
+_LINK_GAPS = frozenset({"NVLinks", "xGMI links"})
+
+
+def peer_links(host: Host) -> dict[Bdf, int]:
+    """NVLinks, or GPUs joined by xGMI, of each GPU of a host with such links; a GPU without any has
+    0 where it is one that the vendor's tool would show. Empty where the tools left a gap.
+
+    With switches a GPU has as many links as to any other, without them as to all others.
+    """
+    kinds = (LinkKind.NVLINK, LinkKind.XGMI)
+    joined = [link for link in host.links if link.kind in kinds and link.b is not None]
+    if not joined or any(gap.subject in _LINK_GAPS for gap in host.gaps):
+        return {}
+    if any(link.kind is LinkKind.NVLINK and link.count is None for link in joined):
+        return {}  # hwloc says which GPUs are joined, and not by how many
+    drivers = {host.device_at[link.a].driver for link in joined if link.a in host.device_at}
+    per: dict[Bdf, list[int]] = {
+        gpu.bdf: []
+        for gpu in host.devices_of_kind(DeviceKind.GPU)
+        if gpu.physical_function is None and gpu.driver in drivers and gpu.partition_mode != "mig"
+    }
+    for link in joined:
+        for end in (link.a, link.b):
+            if end in per:
+                per[end].append(link.count or 1)
+    # All pairs of a GPU have more links together than any GPU only where they share switches.
+    shared = bool(host.devices_of_kind(DeviceKind.NVSWITCH))
+    shared = shared or max(map(sum, per.values()), default=0) > _MOST_LINKS
+    return {bdf: (max(n, default=0) if shared else sum(n)) for bdf, n in per.items()}
+
+
+_MOST_LINKS = 18
+"""Of a GPU, up to Blackwell."""

@@ -13,8 +13,20 @@ from homenode.bdf import Bdf
 from homenode.catalogue import finding
 from homenode.check.doctor.transfers import OF_THE_WIRE
 from homenode.findings import Finding, Severity
-from homenode.machine.link_path import JUDGED, DevicePath, LinkRate, device_paths, links_above
-from homenode.machine.pci import DeviceKind, LinkKind, PciDevice, PciRegisters
+from homenode.machine.link_path import (
+    JUDGED,
+    DevicePath,
+    LinkRate,
+    device_paths,
+    links_above,
+    peer_links,
+)
+from homenode.machine.pci import (
+    DeviceKind,
+    PciDevice,
+    PciRegisters,
+    is_viable_driver,
+)
 from homenode.machine.topology import Host
 from homenode.units import format_bytes
 from homenode.wording import first_few
@@ -109,6 +121,11 @@ def _slower(value: LinkRate, usual: LinkRate) -> bool:
 
 def _other(value: Any, usual: Any) -> bool:
     return True
+
+
+def _wrong_driver(value: str, usual: str) -> bool:
+    """None, or another one of the host: what VFIO has waits for a VM."""
+    return value == "none" or not any(is_viable_driver(name) for name in (value, usual))
 
 
 def _smaller(value: Any, usual: Any) -> bool:
@@ -247,7 +264,7 @@ ATTRIBUTES: tuple[Attribute, ...] = (
         "driver",
         lambda one: one.device.driver or "none",
         "driver in sysfs",
-        worse=lambda value, usual: value == "none",
+        worse=_wrong_driver,
     ),
     Attribute(
         "driver",
@@ -286,6 +303,7 @@ ATTRIBUTES: tuple[Attribute, ...] = (
 
 def _named(group: Sequence[Compared]) -> Iterator[Attribute]:
     """Each setting that a source names, of the devices and of the ports above them."""
+    may_sleep = group[0].device.kind is not DeviceKind.NVSWITCH  # when idle, by their drivers
     for label, source, states in (
         ("{}", "lspci -vvv", _settings_of_device),
         ("{} of its port", "lspci -vvv", _settings_of_port),
@@ -300,6 +318,7 @@ def _named(group: Sequence[Compared]) -> Iterator[Attribute]:
                 source,
                 worse=_other,
                 of_driver=True,
+                severity=Severity.INFO if name == "power state" and may_sleep else None,
             )
 
 
@@ -504,38 +523,3 @@ def _of_root_complexes(host: Host) -> list[list[Compared]]:
             one = Compared(device, (), None, None)
             found.setdefault(device.root_complex, []).append(one)
     return list(found.values())
-
-
-_LINK_GAPS = frozenset({"NVLinks", "xGMI links"})
-
-
-def peer_links(host: Host) -> dict[Bdf, int]:
-    """NVLinks, or GPUs joined by xGMI, of each GPU of a host with such links; a GPU without any has
-    0 where it is one that the vendor's tool would show. Empty where the tools left a gap.
-
-    With switches a GPU has as many links as to any other, without them as to all others.
-    """
-    kinds = (LinkKind.NVLINK, LinkKind.XGMI)
-    joined = [link for link in host.links if link.kind in kinds and link.b is not None]
-    if not joined or any(gap.subject in _LINK_GAPS for gap in host.gaps):
-        return {}
-    if any(link.kind is LinkKind.NVLINK and link.count is None for link in joined):
-        return {}  # hwloc says which GPUs are joined, and not by how many
-    drivers = {host.device_at[link.a].driver for link in joined if link.a in host.device_at}
-    per: dict[Bdf, list[int]] = {
-        gpu.bdf: []
-        for gpu in host.devices_of_kind(DeviceKind.GPU)
-        if gpu.physical_function is None and gpu.driver in drivers and gpu.partition_mode != "mig"
-    }
-    for link in joined:
-        for end in (link.a, link.b):
-            if end in per:
-                per[end].append(link.count or 1)
-    # All pairs of a GPU have more links together than any GPU only where they share switches.
-    shared = bool(host.devices_of_kind(DeviceKind.NVSWITCH))
-    shared = shared or max(map(sum, per.values()), default=0) > _MOST_LINKS
-    return {bdf: (max(n, default=0) if shared else sum(n)) for bdf, n in per.items()}
-
-
-_MOST_LINKS = 18
-"""Of a GPU, up to Blackwell."""

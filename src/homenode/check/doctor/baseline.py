@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 from homenode.catalogue import finding
-from homenode.check.doctor.alike import peer_links
 from homenode.findings import Finding, Severity
+from homenode.machine.link_path import peer_links
 from homenode.machine.pci import DeviceKind, PciDevice, is_viable_driver
 from homenode.machine.topology import Host
 from homenode.units import GIB, MIB, format_bytes
@@ -126,6 +126,17 @@ def _bars(device: PciDevice) -> str | None:
     return ", ".join(found) or None
 
 
+def _partition(device: PciDevice) -> str | None:
+    """NVIDIA's driver says of a GPU that is not divided only that MIG is off."""
+    modes = (device.partition_mode, device.memory_partition_mode)
+    found = " ".join(mode for mode in modes if mode is not None)
+    return found or ("whole" if device.driver_states else None)
+
+
+def _text(number: int | None) -> str | None:
+    return None if number is None else str(number)
+
+
 def _words(host: Host) -> str | None:
     line = host.settings.kernel_command_line
     if line is None:
@@ -170,6 +181,15 @@ FACTS: tuple[FactRule, ...] = (
     FactRule("iommu", "IOMMU", _of_host(_iommu), _CRITICAL),
     FactRule("governor", "governor", _of_host(_governors), _WARNING),
     FactRule("frequencies", "frequency limits", _of_host(_frequencies), _WARNING),
+    FactRule(
+        "thp", "huge pages", _of_host(lambda host: host.settings.transparent_hugepages), _WARNING
+    ),
+    FactRule(
+        "numa-balancing",
+        "NUMA balancing",
+        _of_host(lambda host: _text(host.settings.numa_balancing)),
+        _WARNING,
+    ),
     FactRule("turbo", "turbo", _of_host(lambda host: host.settings.turbo), _WARNING),
     FactRule("smt", "SMT control", _of_host(lambda host: host.settings.smt_control), _WARNING),
     FactRule(
@@ -178,6 +198,7 @@ FACTS: tuple[FactRule, ...] = (
     FactRule("bars", "BARs", _of_devices(_bars), _WARNING),
     FactRule("subsystem", "subsystem ids", _of_devices(_subsystem), _WARNING),
     FactRule("driver", "driver", _drivers, _other_driver),
+    FactRule("partition", "partition mode", _of_devices(_partition), _WARNING),
     FactRule("iommu-mode", "IOMMU mode", _of_devices(lambda one: one.iommu_domain), _WARNING),
     FactRule(
         "nvlinks",

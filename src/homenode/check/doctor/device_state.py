@@ -11,9 +11,8 @@ from msgspec import Struct
 
 from homenode.bdf import Bdf
 from homenode.catalogue import finding
-from homenode.check.doctor.alike import peer_links
 from homenode.findings import Finding, Severity
-from homenode.machine.link_path import JUDGED, links_above
+from homenode.machine.link_path import JUDGED, links_above, peer_links
 from homenode.machine.pci import NVIDIA, DeviceKind, PciDevice
 from homenode.machine.topology import Host
 from homenode.units import GIB, format_bytes

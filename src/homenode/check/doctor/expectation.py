@@ -206,7 +206,7 @@ def _differences(expected: CertifiedHost, host: Host) -> Iterator[tuple[str, str
     if was is not None and (now is None or abs(now - was) * _MEMORY_TOLERANCE > was):
         yield "memory", f"about {was} bytes", None if now is None else str(now)
     if expected.distances is not None and there.distances != expected.distances:
-        matrix = _matrix(there.distances) if host.nodes else None
+        matrix = None if there.distances is None else _matrix(there.distances)
         yield "distances", _matrix(expected.distances), matrix
 
 
@@ -214,10 +214,9 @@ def huge_page_drift(expected: CertifiedHost, host: Host) -> Iterator[Finding]:
     """Nodes with fewer reserved huge pages than certified; free ones are not compared."""
     if "huge_pages" in unread_topology(expected, host):  # said of the counts
         return
-    now = certify(host).huge_pages
     for (node, size), pages in expected.huge_pages.items():
-        found = now.get((node, size), 0)
-        if host.nodes and found < pages:
+        found = pages_of(host, node, size)
+        if found is not None and found < pages:
             yield finding(
                 "drift-huge-pages",
                 f"node {node}",
@@ -226,6 +225,14 @@ def huge_page_drift(expected: CertifiedHost, host: Host) -> Iterator[Finding]:
                 values={"pages": pages, "node": node, "kilobytes": size // 1024},
                 source=f"expectation of {expected.host}",
             )
+
+
+def pages_of(host: Host, index: int, size: int) -> int | None:
+    """Reserved huge pages of a node, 0 without the node; None where the source does not say."""
+    node = host.node(index)
+    pools = () if node is None else node.page_pools
+    found = [pool.total_pages for pool in pools if pool.page_bytes == size]
+    return found[0] if found else 0 if node is None and host.nodes else None
 
 
 def _floor_drift(expected: CertifiedHost, measured_h2d: float | None) -> Iterator[Finding]:

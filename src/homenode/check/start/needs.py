@@ -147,9 +147,7 @@ def _of_character_devices() -> Iterator[_Row]:
         yield _Row(path, "log/@file", Q.PARENT)
 
 
-_FILTERED = ("network", "bridge", "ethernet")
-"""Interfaces with a tap device, to which nwfilter ties its rules: others' filters are not read."""
-
+_FILTERED = ("network", "bridge", "ethernet")  # with a tap device; others' filters are not read
 _WITHOUT_QUEUES = ("user", "server", "client", "mcast", "udp", "internal")
 
 ROWS: tuple[_Row, ...] = (
@@ -433,8 +431,7 @@ def _implied(document: Document) -> Iterator[Need]:
     """What elements without a path need."""
     root = document.root
     for vsock in root.all("devices/vsock"):
-        subject = _subject(document, vsock)
-        yield Need(subject=subject, kind=Q.NODE, value="/dev/vhost-vsock")
+        yield Need(subject=_subject(document, vsock), kind=Q.NODE, value="/dev/vhost-vsock")
     for backend in _elements(root, "devices/tpm/backend"):
         if backend.get("type") == "emulator":
             for name in ("swtpm", "swtpm_setup"):

@@ -43,10 +43,17 @@ LINKS = frozenset({"pcie-link-slow", "pcie-link-narrow", "pcie-target-low", "pci
 
 PRESENCE = frozenset({"device-silent", "pcie-link-unknown", "board-incomplete", "nvlinks-few"})
 _OF_NODES = frozenset({"memory", "siblings"})
-"""Facts of the baseline that a changed topology changes."""
+_OF_PUS = frozenset({"governor", "frequencies"})
+"""Facts of the baseline that a changed topology changes; of PUs where the count is another one."""
 
 NODES = frozenset(
-    {"node-memory-unequal", "node-without-memory", "gpu-node-unknown", "node-spans-packages"}
+    {
+        "pus-offline",
+        "node-memory-unequal",
+        "node-without-memory",
+        "gpu-node-unknown",
+        "node-spans-packages",
+    }
 )
 """What the doctor says of nodes; a changed topology says the same with what was certified."""
 
@@ -138,6 +145,7 @@ _STATES = {
     "driver": odd_attributes("driver"),
     "frequencies": ("frequency-capped",),
     "iommu-mode": ("iommu-translates", *odd_attributes("domain")),
+    "partition": odd_attributes("mode"),
     "turbo": ("turbo-off",),
     "nvlinks": ("nvlinks-few", *odd_attributes("peer links")),
     "subsystem": odd_attributes("board"),
@@ -186,8 +194,10 @@ def _drifts(expected: CertifiedHost, host: Host) -> Iterator[Alert]:
     devices = [one for one in device_drift(expected, host) if one.finding.is_bad]
     pages = tuple(huge_page_drift(expected, host))
     facts = [one for one in baseline_drift(expected, host) if one.finding.is_bad]
-    nodes = [one for one in facts if one.rule.name in _OF_NODES]
     shape = [(name, one) for name, one in topology if name in _TOPOLOGY]
+    is_of_pus = any(name in CPU_COUNTS for name, _ in shape)
+    moving = _OF_NODES | _OF_PUS if is_of_pus else _OF_NODES
+    nodes = [one for one in facts if one.rule.name in moving]
     counts = [(name, one) for name, one in topology if name not in _TOPOLOGY]
     if shape or nodes:
         # Other nodes mean other nodes of devices, and a node that is gone has no pages: one cause.

@@ -16,6 +16,7 @@ from homenode.check.doctor.expectation import (
     CertifiedHost,
     DeviceChange,
     about,
+    pages_of,
     unproved_links,
     unread_topology,
 )
@@ -78,8 +79,9 @@ class Sight(Struct, frozen=True, kw_only=True):
     """What one look could see. running: tuned VMs; None = not known. unread_vms, unread_live: VMs
     whose document, or whose threads and pages, could not be read, with the reason. links: of
     unproved_links. topology: of unread_topology.
-    facts: subjects and names of facts that are not given. devices: refuted presence. certified: of
-    each VM's certificate, what is not refuted: why it is stale, None = it is proved."""
+    facts: subjects and names of facts that are not given. pages: nodes whose huge pages are not.
+    devices: refuted presence. certified: of each VM's certificate, what is not refuted: why it is
+    stale, None = it is proved."""
 
     host: Host
     running: frozenset[str] | None = None
@@ -90,6 +92,7 @@ class Sight(Struct, frozen=True, kw_only=True):
     links: Mapping[Bdf, str] = field(default_factory=dict)
     topology: Mapping[str, str] = field(default_factory=dict)
     facts: frozenset[tuple[str, str]] = frozenset()
+    pages: frozenset[str] = frozenset()
     certified: Mapping[str, Mapping[str, str | None]] = field(default_factory=dict)
 
     @classmethod
@@ -101,6 +104,11 @@ class Sight(Struct, frozen=True, kw_only=True):
             host=host,
             links=unproved_links(host),
             topology=topology,
+            pages=frozenset(
+                f"node {node}"
+                for node, size in ({} if expected is None else expected.huge_pages)
+                if pages_of(host, node, size) is None
+            ),
             facts=frozenset((_about_fact(host, about, name), name) for about, name in unread),
         )
 
@@ -157,7 +165,8 @@ def _counters(claim: WatchClaim, sight: Sight) -> str | None:
     if bdf is None:
         return _present(claim, sight)
     device = sight.host.device_at[bdf]
-    unread = device.errors is None and device.link_replays is None
+    replays = device.link_replays if claim.id == "pcie-errors-corrected" else None
+    unread = device.errors is None and replays is None
     return "its error counters are not read" if unread else None
 
 
@@ -202,7 +211,7 @@ UNPROVED: Mapping[str, Unproved] = {
     "drift-baseline": _fact,
     "drift-topology": _topology,
     "drift-huge-pages": lambda claim, sight: (
-        _NOT_READ if "huge_pages" in sight.topology or not sight.host.nodes else None
+        _NOT_READ if "huge_pages" in sight.topology or claim.about in sight.pages else None
     ),
     "drift-device": _presence,
     **dict.fromkeys(

@@ -125,7 +125,8 @@ def _other(value: Any, usual: Any) -> bool:
 
 def _wrong_driver(value: str, usual: str) -> bool:
     """None, or another one of the host: what VFIO has waits for a VM."""
-    return value == "none" or not any(is_viable_driver(name) for name in (value, usual))
+    is_another = usual != "none" and not any(map(is_viable_driver, (value, usual)))
+    return value == "none" or is_another
 
 
 def _smaller(value: Any, usual: Any) -> bool:

@@ -96,7 +96,7 @@ gpu-check: $(CHECKS) probe
 fuzz: $(CHECKS) probe
 	HOMENODE_FUZZ=10000 HOMENODE_FUZZ_MUTATIONS=10000 $(BIN)/pytest --hypothesis-profile=thorough \
 	  -k "damaged or fuzz" tests
-	HOMENODE_FUZZ=1 $(BIN)/pytest tests/plan
+	HOMENODE_FUZZ=1 $(BIN)/pytest tests/plan tests/analyse tests/doctor
 	HOMENODE_FUZZ_SECONDS=200 $(BIN)/pytest -s -m "lab or libvirt or not lab" tests/verify/test_fuzz_whole_way.py
 
 kills: $(CHECKS) probe

@@ -147,7 +147,7 @@ def settings_findings(
     """
     yield from _governor(host, facts)
     yield from _capped(host, facts)
-    if host.settings.turbo == "off":
+    if host.settings.turbo == "off" and host.architecture != "aarch64":  # where boost is an option
         yield finding(
             "turbo-off",
             "cpufreq",

@@ -168,7 +168,8 @@ def ask(names: Sequence[str]) -> Iterator[Answer]:
         refusal = answer.get("error")
         if refusal is None:
             try:
-                read = {**_read(answer["words"]), "seconds to start": answer["timeout"]}
+                words = [str(word) for word in answer["words"]]  # JSON::PP keeps numbers
+                read = {**_read(words), "seconds to start": answer["timeout"]}
             except QemuError as error:
                 refusal = f"QEMU: {error}"
         yield Answer(
@@ -184,7 +185,7 @@ PROXMOX = Judge(
     "place of the host's",
     setup="checkouts of qemu-server, pve-common, pve-guest-common, pve-storage and "
     "pve-access-control in a folder that HOMENODE_PVE names; perl with HTTP-Message, JSON-XS, "
-    "Devel-Cycle, File-chdir; qemu-system-x86, cc",
+    "Devel-Cycle, File-chdir, Linux-Inotify2; qemu-system-x86, cc",
     version=version,
     missing=missing,
     ask=ask,

@@ -1,7 +1,5 @@
 """What docs/targets.md says is lost is not in the files, and what it says is there is."""
 
-from pathlib import Path
-
 import pytest
 from msgspec import structs
 from msgspec.structs import replace
@@ -21,8 +19,9 @@ from homenode.vm.model import (
     Vm,
 )
 from homenode.vm.plan_model import Aperture, Plan, with_vm
-from homenode.vm.targets.registry import TARGETS, target_named, targets_page
+from homenode.vm.targets.registry import TARGETS, target_named
 from homenode.vm.targets.target import Feature, Target, features_of, lost_features
+from tests.targets.page import PAGE, targets_page
 from tests.targets.written import host_named, options, written
 
 HOST = "small-2n8c-2gpu"
@@ -122,11 +121,7 @@ def test_the_plan_of_these_tests_asks_for_all_that_a_plan_can_ask_for() -> None:
 
 
 def test_the_page_of_targets_is_written_from_their_tables() -> None:
-    page = Path(__file__).parents[2] / "docs" / "targets.md"
-    assert page.read_text() == targets_page().rstrip("\n") + "\n", (
-        "write it again: python -c 'from homenode.vm.targets.registry import targets_page; "
-        "print(targets_page().rstrip())' > docs/targets.md"
-    )
+    assert PAGE.read_text() == targets_page(), "write it again: python -m tests.targets.page"
 
 
 def test_a_flat_plan_asks_for_no_cells() -> None:

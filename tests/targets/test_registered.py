@@ -11,8 +11,9 @@ from homenode.check.verify.target_file import verify_target
 from homenode.errors import InputError
 from homenode.findings import Severity
 from homenode.plan.vm_file import plan_for_target, read_vm, vm_of_options
-from homenode.vm.targets.registry import others, target_named, targets_page
+from homenode.vm.targets.registry import others, target_named
 from tests.cli.test_plan import homenode
+from tests.targets.page import targets_page
 from tests.targets.written import host_named, options
 
 HOST = "small-2n8c-2gpu"

@@ -249,6 +249,11 @@ FACTS: tuple[VmFact, ...] = (
         fields=("firmware",),
     ),
     VmFact(
+        id="program",
+        of=lambda vm: {"<loader>": vm.loader, "<emulator>": vm.emulator},
+        fields=("loader", "emulator"),
+    ),
+    VmFact(
         id="cpu",
         subject="<cpu>",
         title="CPU model",

@@ -204,6 +204,10 @@ class Vm(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     machine: str | None = None
     """As written ("q35", "pc-q35-7.2", "pc", "virt-8.0"); None = the default one."""
     firmware: str | None = None
+    loader: str | None = None
+    """Path of the firmware, where it is named."""
+    emulator: str | None = None
+    """Path of QEMU, likewise."""
     launch_security: str | None = None
     """Type of <launchSecurity> ("sev", "sev-snp", "tdx", ...)."""
 

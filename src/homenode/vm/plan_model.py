@@ -212,7 +212,9 @@ class Plan(Struct, frozen=True):
         )
 
 
-KEPT = frozenset(("domain-type", "machine", "firmware", "cpu", "vcpus-online", "current-memory"))
+KEPT = frozenset(
+    ("domain-type", "machine", "firmware", "program", "cpu", "vcpus-online", "current-memory")
+)
 """Facts that no layout sets."""
 
 

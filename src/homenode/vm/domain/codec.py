@@ -224,6 +224,7 @@ ROWS: tuple[ElementRow, ...] = (
     _once("os/type", "machine", _value("os/type/@machine")),
     _once("os/nvram"),
     _row("os/loader", "firmware", _read_firmware),
+    _row("os/loader", "loader", _value("os/loader")),
     _once("features"),
     _row("features/acpi", "has_acpi", _has("features/acpi"), cpu.edit_acpi),
     _row("features/ioapic", None, None, iommu.edit_iommu),
@@ -238,6 +239,7 @@ ROWS: tuple[ElementRow, ...] = (
     _row("cpu/numa/interconnects", None, None, cells.edit_cells),
     _once("devices"),
     _row("devices/emulator", "architecture", cpu.read_architecture),
+    _row("devices/emulator", "emulator", _value("devices/emulator")),
     ElementRow(
         "devices/controller",
         "controllers",

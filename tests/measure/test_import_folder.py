@@ -26,7 +26,7 @@ def test_texts_that_a_windows_shell_redirected_are_read(encoding: str, tmp_path:
     assert run.run.samples
 
 
-@pytest.mark.parametrize("text", [nvbandwidth.TEXT, nccl.TEXT])
+@pytest.mark.parametrize("text", [nvbandwidth.TEXT, nccl.TEXT, mlc.OUTPUT])
 def test_labels_of_srun_and_colours_are_removed(text: str, tmp_path: Path) -> None:
     """Also where an editor took the blank behind the label of an empty line."""
     labelled = "\n".join(f"0: {line}".rstrip() for line in text.rstrip("\n").split("\n")) + "\n"
@@ -38,10 +38,18 @@ def test_labels_of_srun_and_colours_are_removed(text: str, tmp_path: Path) -> No
     assert runs[0].run.samples == runs[1].run.samples == runs[2].run.samples
 
 
-def test_lines_of_several_tasks_are_left_as_they_are(tmp_path: Path) -> None:
-    (tmp_path / "x.log").write_text("0: # a\n1: # b\n")
+@pytest.mark.parametrize(
+    ("said", "text"),
+    [
+        (" 0: # a\n11: # b\n 0:\n 0: # c\n", "# a\n\n# c\n# b\n"),
+        ("0: # a\nb\n", "0: # a\nb\n"),
+        ("12:30:01 a\n12:30:02 b\n", "12:30:01 a\n12:30:02 b\n"),
+    ],
+)
+def test_lines_of_each_task_are_together(said: str, text: str, tmp_path: Path) -> None:
+    (tmp_path / "x.log").write_text(said)
     (folder,) = find_folders(tmp_path).folders
-    assert folder.texts["x.log"] == "0: # a\n1: # b\n"
+    assert folder.texts["x.log"] == text
 
 
 def test_a_file_with_zero_bytes_is_binary_under_a_mark_too(tmp_path: Path) -> None:

@@ -28,8 +28,9 @@ MAX_LINE = 16384
 """Longest line of a text that is no JSON, in characters. The longest real ones list PUs."""
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]{0,16}[mK]")
-_TAG = re.compile(r"\[[^\]\n]{1,200}?,(\d{1,7})\]<std(?:out|err)>: ?", re.ASCII)
-_LABEL = re.compile(r"( {0,4}\d{1,5}:) ?(?=nvbandwidth |# |policy:)", re.ASCII)
+_TAG = re.compile(
+    r"(?:\[[^\]\n]{1,200}?,(\d{1,7})\]<std(?:out|err)>:| {0,4}(\d{1,5}):(?![^ \n])) ?", re.ASCII
+)
 
 
 class FoundFolders(Struct, frozen=True):
@@ -158,12 +159,12 @@ def _decoded(data: bytes) -> str:
     """UTF-8, or UTF-16 with its mark, as a Windows shell writes what it redirects."""
     is_wide = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     text = data.decode("utf-16" if is_wide else "utf-8-sig", "replace").replace("\r\n", "\n")
-    return _unlabelled(_untagged(_COLOUR.sub("", text)))
+    return _untagged(_COLOUR.sub("", text))
 
 
 def _untagged(text: str) -> str:
-    """Without the rank that `mpirun --tag-output` puts before each line; the lines of each rank
-    together, in the order of the ranks."""
+    """Without the rank that `mpirun --tag-output` or `srun --label` puts before each line; the
+    lines of each rank together, in the order of the ranks."""
     if not _TAG.match(text):
         return text
     ranks: dict[int, list[str]] = {}
@@ -173,19 +174,8 @@ def _untagged(text: str) -> str:
             if line.strip():
                 return text
             continue
-        ranks.setdefault(int(tag[1]), []).append(line[tag.end() :])
+        ranks.setdefault(int(tag[1] or tag[2]), []).append(line[tag.end() :])
     return "\n".join(line for _, lines in sorted(ranks.items()) for line in lines) + "\n"
-
-
-def _unlabelled(text: str) -> str:
-    """Without the task's number that `srun --label` puts before each line, where it is but one."""
-    first = _LABEL.match(text)
-    if first is None:
-        return text
-    label, lines = first[1], text.split("\n")
-    if not all(line.startswith(label) or not line.strip() for line in lines):
-        return text
-    return "\n".join(line[len(label) :].removeprefix(" ") for line in lines)
 
 
 def _printable(name: str) -> str:

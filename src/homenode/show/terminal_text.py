@@ -147,7 +147,8 @@ class TableOrList:
         needed = self._width(console, unfolded)
         folded = sum(min(self._longest(head), _LEAST_FOLDED) for head in table.folds)
         if needed + folded <= space:
-            yield self._fitting(console, self._heads, space - folded)
+            stacked = self._width(console, unfolded, stacked=False) + folded > space
+            yield self._drawn(self._heads, stacked=stacked)
         elif table.folds == self._heads[-1:] and needed <= space:
             yield self._fitting(console, unfolded, space)
             for row in self._rows:

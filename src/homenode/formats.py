@@ -30,6 +30,7 @@ VERSIONS = {
     "pool-ledger": 1,
     "pool-moves": 1,
     "pool-packing": 1,
+    "pool-placements": 1,
     "pool-simulation": 1,
     "pool-vms": 1,
     "refusal": 1,
@@ -69,7 +70,6 @@ INSTEAD = {
     "host-setup": "remove the files that it names and its folder, then install again",
     "retrain": "look at the port's Link Control 2, then remove the file",
     "setup": "remove the programs that it names and the file, then set up again",
-    "pool-placements": "move it away, and place its VMs again with homenode pool place --record",
 }
 """What to do with a document of an earlier version of a kind, or of a kind that is no more."""
 

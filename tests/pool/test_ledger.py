@@ -32,6 +32,7 @@ from homenode.cluster.pool.rules import Availability, Rules
 from homenode.cluster.pool.sources import POOL_FILE, load_pool
 from homenode.cluster.pool.stored import encode_pool
 from homenode.errors import HostError
+from homenode.formats import line
 from homenode.machine.topology import Host, RunningDomain
 from homenode.units import GIB
 from homenode.vm.domain.read import read_running_domain
@@ -272,11 +273,20 @@ def test_a_file_that_is_no_ledger_of_this_version_is_refused(folder: Path, run: 
     assert run("show")[0] == 2
 
 
-def test_what_an_earlier_version_has_recorded_is_refused_by_name(folder: Path, run: Run) -> None:
-    (folder / PLACEMENTS).write_text('{"format":"homenode.pool-placements/1"}\n')
-    code, _, said = run("remove", "x")
-    assert (code, "homenode.pool-placements/1" in said) == (2, True)
-    assert not (folder / LEDGER).exists()
+def test_what_an_earlier_version_has_recorded_is_read_once(folder: Path, run: Run) -> None:
+    def placement(host: str, name: str, *, there: bool = True) -> str:
+        vm = json.loads(line(_vm(None, name=name))) if there else None
+        return json.dumps({"host": host, "name": name} | ({"vm": vm} if there else {})) + "\n"
+
+    head = '{"format":"homenode.pool-placements/1"}\n'
+    lines = (placement("a", "x"), placement("b", "y"), placement("b", "y", there=False))
+    (folder / PLACEMENTS).write_text(head + "".join(lines) + '{"host":"c","na')
+    for _ in range(2):
+        assert [len(host.domains) for host in load_pool(["pool"]).hosts] == [1, 0, 0]
+    assert not (folder / PLACEMENTS).exists()
+    assert run("remove", "x")[0] == 0
+    (folder / "placements.read").rename(folder / PLACEMENTS)  # as a kill may leave it
+    assert [len(host.domains) for host in load_pool(["pool"]).hosts] == [0, 0, 0]
 
 
 def test_groups_hold_over_time(folder: Path, run: Run) -> None:

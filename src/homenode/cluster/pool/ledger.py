@@ -14,6 +14,7 @@ import stat
 import struct
 import time
 from collections.abc import Callable, Iterator
+from hashlib import blake2b
 from itertools import product
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from homenode.cluster.pool.reservations import (
     LedgerView,
     Reservation,
     ReservationState,
+    of_journal,
     reservation_of,
     with_reservations,
 )
@@ -37,13 +39,15 @@ from homenode.durable import (
     open_lock,
     part_name,
     remove_file,
+    replace_file,
 )
 from homenode.errors import HostError, InputError
 from homenode.input_files import read_kernel_file
+from homenode.machine.topology import RunningDomain
 
 LEDGER = "ledger.sqlite"
 PLACEMENTS = "placements.jsonl"
-"""What earlier versions wrote, which is refused."""
+"""What earlier versions wrote; it is read once."""
 
 _WAIT_S = 60.0
 _FORMAT = f"homenode.pool-ledger/{formats.VERSIONS['pool-ledger']}"
@@ -57,6 +61,7 @@ _SCHEMA = (
     # Of VMs that have not started. Those that run have what a capture shows.
     "CREATE TABLE device (host TEXT NOT NULL, device TEXT NOT NULL, reservation INTEGER NOT NULL "
     "REFERENCES reservation ON DELETE CASCADE, PRIMARY KEY (host, device)) WITHOUT ROWID",
+    "CREATE TABLE journal (digest TEXT PRIMARY KEY) WITHOUT ROWID",
 )
 _ALL = "SELECT id, content FROM reservation ORDER BY id"
 _OF_VM = "SELECT id, content FROM reservation WHERE uuid = ? OR name = ? ORDER BY id"
@@ -78,6 +83,20 @@ _LOCAL = "keep the pool's folder on a local file system, such as ext4 or XFS"
 _NO_LOCKS = {"SQLITE_IOERR_LOCK", "SQLITE_IOERR_RDLOCK", "SQLITE_PROTOCOL", "SQLITE_NOLFS"}
 
 
+class PlacementsHead(Struct, omit_defaults=True, frozen=True):
+    """The first line of an earlier version's journal."""
+
+    about: str = ""
+
+
+class PlacementLine(Struct, omit_defaults=True, frozen=True, kw_only=True):
+    """A VM that was placed on a host, or (vm None) one that was removed."""
+
+    host: str
+    name: str
+    vm: RunningDomain | None = None
+
+
 def has_ledger(folder: Path) -> bool:
     """Whether a folder has a ledger, or what an earlier version wrote in its place."""
     return any(os.path.lexists(folder / name) for name in (LEDGER, PLACEMENTS))
@@ -90,8 +109,6 @@ class Ledger:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self.path = folder / LEDGER
-        if first := RecordFolder(folder, journal=PLACEMENTS).journal().partition(b"\n")[0]:
-            formats.check_format(first, "pool-ledger", str(folder / PLACEMENTS))
         self._rows: dict[int, tuple[str, Reservation]] = {}
         self._decoder = formats.plain_line_decoder(Reservation)
         with self._errors():
@@ -133,13 +150,14 @@ class Ledger:
                     hint=_LOCAL,
                 )
             self._connection.execute("PRAGMA synchronous=FULL")
-        if not self._is_new():
+        if not self._is_new() and not (self._folder / PLACEMENTS).exists():
             return
         with self.writing():
             if self._is_new():
                 for statement in _SCHEMA:
                     self._connection.execute(statement)
                 self._connection.execute("INSERT INTO ledger VALUES (?)", (_FORMAT,))
+            self._import_journal()
 
     def _journal_mode(self) -> str:
         """The mode after WAL was asked for, which SQLite refuses while others open the file."""
@@ -172,6 +190,22 @@ class Ledger:
                     hint="a newer homenode wrote it: update this one",
                 )
         raise InputError(f"{self.path}: expected the tables of {_FORMAT}, found others")
+
+    def _import_journal(self) -> None:
+        path = self._folder / PLACEMENTS
+        content = RecordFolder(self._folder, journal=PLACEMENTS).journal()
+        if content:
+            digest = blake2b(content).hexdigest()
+            known = "SELECT 1 FROM journal WHERE digest = ?"
+            if self._connection.execute(known, (digest,)).fetchone() is None:
+                _, lines = formats.decode_journal(
+                    content, "pool-placements", PlacementsHead, PlacementLine, str(path)
+                )
+                for one in of_journal((line.host, line.name, line.vm) for line in lines):
+                    self.reserve(one)
+                self._connection.execute("INSERT INTO journal VALUES (?)", (digest,))
+            replace_file(path.with_suffix(".read"), content)
+        remove_file(path)
 
     @contextlib.contextmanager
     def writing(self, on_wait: Callable[[], None] = lambda: None) -> Iterator["Ledger"]:

@@ -1,6 +1,6 @@
 """Reservations: which VM has what of which host, and what a capture shows of it since."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from uuid import UUID, uuid5
 
@@ -225,3 +225,15 @@ def _with(host: PoolHost, own: Sequence[Reservation], availability: Availability
     )
     rules = tuple((one.vm.name, one.rules) for one in own if not one.rules.is_free)
     return replace(host, domains=(*left, *added), availability=availability, rules=rules)
+
+
+def of_journal(lines: Iterable[tuple[str, str, RunningDomain | None]]) -> Iterator[Reservation]:
+    """The reservations of (host, name, VM or None where it was removed), the last of a VM."""
+    found: dict[tuple[str, str], RunningDomain] = {}
+    for host, name, vm in lines:
+        found.pop((host, name), None)
+        if vm is not None:
+            found[host, name] = vm
+    by_name = {name: (host, vm) for (host, name), vm in found.items()}
+    for host, vm in by_name.values():
+        yield Reservation(host=host, vm=vm, by_name=True)

@@ -2,6 +2,7 @@
 
 import json
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from homenode.measure import runner
 from homenode.measure.access.local import LocalMachine
+from homenode.measure.gpu import power
 from homenode.measure.model import Depth, Group, SuiteOptions
 from homenode.measure.orders import BenchOptions, BenchOutcome
 from homenode.measure.results.vantage import Vantage
@@ -147,3 +149,53 @@ def test_gpus_on_two_nodes_have_ranks_of_their_own_for_each_binding(tmp_path: Pa
     assert "a process for each GPU" in peaks
     # The stand-in's GPUs are not in this machine's /sys: their node is unknown, and so is said.
     assert any("has no node here" in str(gap) for gap in outcome.gaps)
+
+
+@dataclass
+class PoweredMachine(GpuMachine):
+    """Copies go on until the power was asked for twice: 300 W, and nothing of the second GPU."""
+
+    programs: frozenset[str] = frozenset({"numactl", "nvbandwidth", "nvidia-smi"})
+    asked: int = 0
+    enough: threading.Event = field(default_factory=threading.Event)
+
+    def run(
+        self,
+        argv: Sequence[str],
+        timeout_s: float,
+        input: str | None = None,
+        *,
+        environment: Mapping[str, str] | None = None,
+    ) -> Completed:
+        if argv[0] == "nvidia-smi":
+            self.asked += 1
+            if self.asked > 1:
+                self.enough.set()
+            text = f"pci.bus_id, power.draw [W]\n0000{GPUS[0]}, 300.00\n0000{GPUS[1]}, [N/A]\n"
+            return Completed(tuple(argv), 0, text, "")
+        if "nvbandwidth" in argv:
+            assert self.enough.wait(timeout_s)
+            self.asked = 0
+            self.enough.clear()
+        return super().run(argv, timeout_s, input, environment=environment)
+
+
+def test_power_is_read_during_a_test_and_stored_with_its_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(power, "EVERY_S", 0.001)
+    outcome = run(PoweredMachine(), tmp_path, Group.GPU_BANDWIDTH)
+    assert outcome.run is not None
+    drawn = [one for one in outcome.run.samples if one.metric == "gpu-power"]
+    assert {(one.unit, one.value, str(one.device)) for one in drawn} == {("watts", 300.0, GPUS[0])}
+    assert len({one.variant for one in drawn}) > 1, "each test has its own"
+
+
+def test_amd_tools_are_read_by_the_heads_of_their_tables() -> None:
+    rocm = "device,PCI Bus,Current Socket Graphics Package Power (W)\ncard0,0000:C1:00.0,141.0\n"
+    assert [(str(one.device), one.watts) for one in power.parse_power(rocm)] == [
+        ("0000:c1:00.0", 141.0)
+    ]
+    amd = "gpu,socket_power,gfx_voltage\n0,120,N/A\n1,N/A,N/A\n"
+    assert [(one.index, one.watts) for one in power.parse_power(amd)] == [(0, 120.0)]
+    assert not list(power.parse_power("WARNING: no permission, ask the administrator\n"))

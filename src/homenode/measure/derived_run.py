@@ -21,7 +21,7 @@ from homenode.gap import Gap
 from homenode.machine.topology import Host
 from homenode.measure.environment import Environment, changes, conditions_of
 from homenode.measure.figures.probe import StepReading
-from homenode.measure.figures.sample import numbered
+from homenode.measure.figures.sample import numbered, sample
 from homenode.measure.model import BenchTest, Reader, intended_channels
 from homenode.measure.preparation import usable_pus
 from homenode.measure.results.model import UNSETTLED, Condition, Origin, Run, Sample
@@ -231,6 +231,17 @@ def _samples(record: RunRecord, read: Sequence[_Read]) -> tuple[tuple[Sample, ..
                     peer=_on_host(placed.sample.peer, on_host),
                 )
             )
+        found += [
+            sample(
+                "gpu-power",
+                "watts",
+                power.watts,
+                device=_on_host(power.device, on_host),
+                index=power.index,
+                variant=one.step.test,
+            )
+            for power in one.step.power
+        ]
     return numbered(found), states
 
 

@@ -27,6 +27,7 @@ from homenode.findings import Finding
 from homenode.gap import Gap
 from homenode.measure.environment import Environment
 from homenode.measure.experiment import ExperimentJournal
+from homenode.measure.gpu.power import GpuPower
 from homenode.measure.model import BenchTest
 from homenode.measure.orders import AppOrder
 from homenode.measure.results.model import Run, RunHead
@@ -80,6 +81,7 @@ class StepRecord(Struct, frozen=True):
     output: file in raw/ with what it printed; sha256 of that. said: why there are no figures, or
     what the attempts before this one said. started_s: seconds since 1970 (UTC). seconds: all
     attempts together. figure: of the user's own program, as its metric was found in the output.
+    power: of each GPU during the attempt that gave the output.
     """
 
     number: int
@@ -94,6 +96,7 @@ class StepRecord(Struct, frozen=True):
     said: tuple[str, ...] = ()
     figure: float | None = None
     started_s: float | None = None
+    power: tuple[GpuPower, ...] = ()
 
 
 class BenchEntry(Struct, frozen=True):

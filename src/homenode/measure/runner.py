@@ -10,7 +10,7 @@ was started again places its guests and its memory again, and is another boot fo
 import os
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -25,6 +25,7 @@ from homenode.machine.snapshot.protocol import Snapshot
 from homenode.machine.topology import Host
 from homenode.measure.access.local import LocalMachine
 from homenode.measure.access.machine import Machine
+from homenode.measure.access.remote import RemoteMachine
 from homenode.measure.access.remote_host import RemoteHost
 from homenode.measure.app_metric import MAX_KEPT as MAX_APP_OUTPUT
 from homenode.measure.app_metric import check_metric, figure_of
@@ -32,6 +33,7 @@ from homenode.measure.derived_run import Derived, derived, reading_of, schedule_
 from homenode.measure.environment import Environment, Looks, preflight, read_environment
 from homenode.measure.experiment import run_tasks
 from homenode.measure.figures.probe import StepReading
+from homenode.measure.gpu.power import GpuPower, power_sampled
 from homenode.measure.model import BenchTest, Reader
 from homenode.measure.orders import BenchOptions, BenchOutcome, check_name
 from homenode.measure.preparation import Prepared, affinity, allowed_nodes, prepared
@@ -240,14 +242,24 @@ class _Session:
         said: list[str] = []
         record = None
         for attempt in self._tests[task.variant].attempts:
-            record, output = self._attempt(task, attempt)
+            with self._power_of(attempt) as drawn:
+                record, output = self._attempt(task, attempt)
             if record.result is StepStatus.DONE:
                 break
             said += record.said
         assert record is not None, "a test is its own first attempt"
         in_use = time.monotonic() - started
-        record = replace(record, said=tuple(said), seconds=in_use, started_s=started_s)
+        record = replace(
+            record, said=tuple(said), seconds=in_use, started_s=started_s, power=tuple(drawn)
+        )
         return record, output
+
+    def _power_of(self, test: BenchTest) -> AbstractContextManager[list[GpuPower]]:
+        """Not of tests of processors, which it would disturb, nor where commands take turns."""
+        has_gpus = bool(self._host.devices_of_kind(DeviceKind.GPU))
+        if test.reads is Reader.PROBE or not has_gpus or isinstance(self.machine, RemoteMachine):
+            return nullcontext([])
+        return power_sampled(self.machine)
 
     def _attempt(self, task: ScheduledTask, test: BenchTest) -> tuple[StepRecord, str]:
         text, result, returncode, said = "", StepStatus.DONE, None, ""

@@ -1,0 +1,90 @@
+"""GpuPower: what each GPU draws while a step runs, by the first tool that is installed. [I/O]
+
+nvidia-smi and rocm-smi print addresses; amd-smi numbers GPUs in its own order. Each prints a table
+with a head; "N/A" is no figure.
+"""
+
+import csv
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from statistics import median
+
+from msgspec import Struct
+
+from homenode.bdf import Bdf
+from homenode.errors import ParseError, ToolError
+from homenode.measure.access.machine import Machine
+
+COMMANDS = {
+    argv[0]: argv
+    for argv in (
+        ("nvidia-smi", "--query-gpu=pci.bus_id,power.draw", "--format=csv,nounits"),
+        ("rocm-smi", "--showbus", "--showpower", "--csv"),
+        ("amd-smi", "metric", "--power", "--csv"),
+    )
+}
+EVERY_S = 1.0
+"""A step that is shorter has no figure: its GPUs have hardly begun."""
+
+_LONGEST_S = 10.0
+_MOST_WATTS = 1e5
+
+
+class GpuPower(Struct, frozen=True):
+    """watts: median over a step. index: position in the tool's order, where it has no address."""
+
+    watts: float
+    device: Bdf | None = None
+    index: int | None = None
+
+
+def parse_power(text: str) -> Iterator[GpuPower]:
+    """What each GPU draws now; nothing of one that does not say.
+
+    >>> [one.watts for one in parse_power("gpu,socket_power\\n0,141\\n1,N/A\\n")]
+    [141.0]
+    """
+    lines = [line for line in text.splitlines() if "," in line]
+    for row in csv.DictReader(lines, skipinitialspace=True):
+        fields = {name.lower(): value for name, value in row.items() if name and value}
+        address = next((fields[name] for name in fields if name.startswith("pci")), None)
+        watts = next((fields[name] for name in fields if "power" in name), "")
+        with suppress(ValueError, ParseError):
+            drawn = float(watts)
+            if not 0 < drawn < _MOST_WATTS:
+                continue
+            if address is not None:
+                yield GpuPower(drawn, Bdf.parse(address))
+            else:
+                yield GpuPower(drawn, index=int(fields.get("gpu", "")))
+
+
+@contextmanager
+def power_sampled(machine: Machine) -> Iterator[list[GpuPower]]:
+    """Asks the machine again and again; the list has the medians once the block has ended."""
+    found: list[GpuPower] = []
+    taken: dict[tuple[Bdf | None, int | None], list[float]] = {}
+    tool = next((name for name in COMMANDS if name in machine.installed(COMMANDS)), None)
+    if tool is None:
+        yield found
+        return
+    ended = threading.Event()
+
+    def sample() -> None:
+        # A tool that fails gives no figure, and the step goes on.
+        with suppress(ToolError, csv.Error):
+            while not ended.wait(EVERY_S):
+                text = machine.run(COMMANDS[tool], _LONGEST_S).stdout_or_raise()
+                for one in () if ended.is_set() else parse_power(text):
+                    taken.setdefault((one.device, one.index), []).append(one.watts)
+
+    with ThreadPoolExecutor(1) as pool:
+        sampler = pool.submit(sample)
+        try:
+            yield found
+        finally:
+            ended.set()
+        sampler.result()
+    found += [GpuPower(median(watts), *key) for key, watts in taken.items()]

@@ -64,8 +64,9 @@ def with_bars(there: Host, which: Callable[[PciDevice], bool], size: int) -> Hos
     return changed(there, which, bars=bars)
 
 
-def without_nvswitch(there: Host) -> Host:
-    gone = there.devices_of_kind(DeviceKind.NVSWITCH)[1].bdf
+def without_one(kind: DeviceKind) -> Host:
+    there = host(HGX)
+    gone = there.devices_of_kind(kind)[1].bdf
     return replace(there, pci_devices=tuple(d for d in there.pci_devices if d.bdf != gone))
 
 
@@ -86,6 +87,11 @@ def with_node_memory(share: float) -> Host:
     first, *others = there.nodes
     less = replace(first, memory_bytes=int((first.memory_bytes or 0) * share))
     return replace(there, nodes=(less, *others))
+
+
+def with_half_a_cache(there: Host) -> Host:
+    first, *others = there.llcs
+    return replace(there, llcs=(replace(first, size_bytes=(first.size_bytes or 0) // 2), *others))
 
 
 def _capped(khz: int) -> Host:
@@ -137,7 +143,25 @@ HEALTH_CASES: dict[str, Case] = {
     ),
     "board-incomplete": case(
         "hgx-h100 with 3 of its NVSwitches",
-        lambda: of_host(without_nvswitch(host(HGX))),
+        lambda: of_host(without_one(DeviceKind.NVSWITCH)),
+        "hgx-h100",
+        lambda: of_host(host(HGX)),
+    ),
+    "devices-uneven": case(
+        "hgx-h100 without one GPU",
+        lambda: of_host(without_one(DeviceKind.GPU)),
+        "hgx-h100",
+        lambda: of_host(host(HGX)),
+    ),
+    "llc-unequal": case(
+        "hgx-h100 with half a cache on package 0",
+        lambda: of_host(with_half_a_cache(host(HGX))),
+        "hgx-h100",
+        lambda: of_host(host(HGX)),
+    ),
+    "distances-asymmetric": case(
+        "hgx-h100 with 32 one way",
+        lambda: of_host(replace(host(HGX), distances=((10, 32), (21, 10)))),
         "hgx-h100",
         lambda: of_host(host(HGX)),
     ),

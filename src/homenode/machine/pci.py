@@ -228,6 +228,11 @@ class PciDevice(Struct, frozen=True):
         return self.registers if known else None
 
     @property
+    def has_host_driver(self) -> bool:
+        """Whether programs of the host may use it: what VFIO has waits for a VM."""
+        return self.driver is not None and not is_viable_driver(self.driver)
+
+    @property
     def reported_node(self) -> NodeIndex | None:
         """The node as numa_node in sysfs has it, which is what other programs see."""
         return self.node if self.firmware_node is None else self.firmware_node

@@ -300,7 +300,7 @@ def device_uses(
     found: dict[Bdf, Use] = {}
     for device in devices:
         files = _open_files(device, sys)
-        if holders is None or (device.driver == "vfio-pci" and not files):
+        if holders is None or ("vfio" in (device.driver or "") and not files):
             found[device.bdf] = Use(None)
         else:
             names = {name for file in files for name in holders.get(file, ())}

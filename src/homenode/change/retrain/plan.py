@@ -21,7 +21,6 @@ from homenode.machine.link_path import Link
 from homenode.machine.pci import DeviceKind, PciDevice, PortType
 from homenode.machine.topology import Host
 
-_WITHOUT_WORK = frozenset({None, "pcieport", "vfio-pci", "pci-stub"})
 _LOWEST_USEFUL_CODE = 1
 
 
@@ -203,12 +202,12 @@ def _users(host: Host, port: PciDevice, uses: Mapping[Bdf, Use]) -> tuple[str, .
         for domain in host.domains:
             if domain.running and device.bdf in domain.devices:
                 reasons.append(f"running domain {domain.name!r} has {device.bdf}")
-        if device.driver not in _WITHOUT_WORK:
+        if device.has_host_driver:
             reasons.append(f"driver {device.driver} works with {device.bdf}")
         if is_bridge:
             continue
         holders = uses.get(device.bdf, Use(None)).holders
-        if device.driver == "vfio-pci" and holders is None:
+        if "vfio" in (device.driver or "") and holders is None:
             reasons.append(f"it is unknown whether a VM has {device.bdf} (look as root)")
         for holder in holders or ():
             reasons.append(f"{holder} has the VFIO group of {device.bdf} open")

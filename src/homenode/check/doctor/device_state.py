@@ -5,7 +5,7 @@ Source: PCIe 6.0, 7.5.1 (Command), 7.8.4 (AER), 7.8.6 (Resizable BAR); NVIDIA's 
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 
 from msgspec import Struct
 
@@ -64,9 +64,6 @@ NVLinks, and its HGX and DGX manuals for boards."""
 _ACCELERATORS = frozenset({0x0302, 0x1200})
 """Classes of GPUs that have no display: whose BAR is small is never meant to be."""
 
-_IN_WAITING = frozenset({None, "vfio-pci", "pci-stub", "nvgrace_gpu_vfio_pci", "mlx5_vfio_pci"})
-"""No program of the host uses a device with these: what it may do is set when it is opened."""
-
 _SERIOUS = frozenset("DLP SDES TLP FCP CmpltTO RxOF MalfTLP ECRC".split())
 """Bits of UESta that firmware's search for devices does not set."""
 
@@ -78,6 +75,7 @@ def device_state_findings(host: Host) -> Iterator[Finding]:
             yield from _switched_off(device, host)
     yield from _seen_errors(host)
     yield from _boards(host)
+    yield from _uneven(host)
     yield from _few_links(host)
 
 
@@ -126,10 +124,11 @@ def _bars(device: PciDevice, host: Host) -> Iterator[Finding]:
 
 
 def _switched_off(device: PciDevice, host: Host) -> Iterator[Finding]:
-    """Memory and transfers of a device that a program of the host uses."""
+    """Memory and transfers of a device that a program of the host uses: of others they are set when
+    it is opened."""
     registers = device.registers
     asleep = (device.power_state or "").startswith("D3")
-    if registers is None or device.driver in _IN_WAITING or asleep:
+    if registers is None or not device.has_host_driver or asleep:
         return
     off = [
         name
@@ -191,6 +190,53 @@ def _boards(host: Host) -> Iterator[Finding]:
                 observed=f"{count} GPUs and {switches} NVSwitches",
                 source=f"{host.name}: /sys/bus/pci/devices",
             )
+
+
+def _uneven(host: Host) -> Iterator[Finding]:
+    """Nodes and switches with fewer GPUs or NICs of a model than the others like them."""
+    alike: dict[Hashable, list[PciDevice]] = {}
+    for device in host.pci_devices:
+        if device.kind in (DeviceKind.GPU, DeviceKind.NIC) and device.physical_function is None:
+            key = device.kind, device.vendor_id, device.device_id, device.bdf.function
+            alike.setdefault(key, []).append(device)
+    switch_of = {
+        device.bdf: links[-1].lower
+        for group in alike.values()
+        for device in group
+        if len(links := links_above(device, host.device_at)) > 1
+    }
+    for group in alike.values():
+        switches = [switch_of[d.bdf] for d in group if d.bdf in switch_of]
+        ids = {(one.vendor_id, one.device_id) for one in switches}
+        below = Counter(
+            {one.bdf: 0 for one in switch_of.values() if (one.vendor_id, one.device_id) in ids}
+        )
+        below.update(one.bdf for one in switches)
+        usual, count = Counter(below.values()).most_common(1)[0] if below else (0, 0)
+        near = Counter(device.node for device in group)
+        is_uneven = len(set(near.values())) > 1  # else a switch for other devices only is built so
+        places = [
+            (f"switch {bdf}", n) for bdf, n in below.items() if n < usual and (n or is_uneven)
+        ]
+        if count < _LEAST_ALIKE or 2 * count <= len(below) or not places:
+            usual = max(near.values())
+            places = [(f"node {node}", n) for node, n in near.items() if n < usual]
+            count = len(near) - len(places)
+            if None in near or len(places) != 1 or usual * count <= _LEAST_ALIKE:
+                continue
+        for place, n in places:
+            yield finding(
+                "devices-uneven",
+                f"{place}: {JUDGED[group[0].kind]}s like {group[0].bdf}",
+                expected=f"{usual}, as {count} like it",
+                observed=str(n),
+                severity=Severity.INFO if count == 1 and (usual - n) % 2 == 0 else None,
+                source=f"{host.name}: /sys/bus/pci/devices",
+            )
+
+
+_LEAST_ALIKE = 3
+"""Of fewer places or devices, an uneven number is as likely meant."""
 
 
 def _few_links(host: Host) -> Iterator[Finding]:

@@ -1,6 +1,7 @@
 """What a host's firmware and running system do to VMs, and what NCCL will not know of its GPUs."""
 
 from collections.abc import Iterator
+from itertools import combinations
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -68,9 +69,35 @@ _UNEQUAL = 0.95
 
 
 def _unequal(host: Host) -> Iterator[Finding]:
-    """Nodes with less memory than others that have as many PUs: a DIMM that is gone."""
+    """Nodes with less memory than others that have as many PUs: a DIMM that is gone. On servers
+    caches that are smaller than others, and distances of which one direction differs."""
+    caches: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    for llc in host.llcs if len(host.packages) > 1 else ():
+        if llc.size_bytes is not None:
+            key = llc.level, len(llc.pus)
+            caches.setdefault(key, []).append((llc.size_bytes, min(llc.pus)))
+    for (level, _), llcs in caches.items():
+        if min(llcs)[0] < max(llcs)[0]:
+            first = [pu for size, pu in sorted(llcs) if size < max(llcs)[0]]
+            yield finding(
+                "llc-unequal",
+                f"L{level} cache of PU {number_list(first)}",
+                expected=f"{format_bytes(max(llcs)[0])}, as others of as many PUs",
+                observed=format_bytes(min(llcs)[0]),
+                source="/sys/devices/system/cpu/cpuN/cache",
+            )
     if host.nodes_assumed:
         return
+    for a, b in combinations((node.index for node in host.nodes), 2):
+        there, back = host.distance(a, b), host.distance(b, a)
+        if there != back:
+            yield finding(
+                "distances-asymmetric",
+                f"distance of nodes {a} and {b}",
+                expected="the same both ways",
+                observed=f"{there} and {back}",
+                source=_FIRMWARE,
+            )
     sizes: dict[int, list[tuple[int, int]]] = {}
     for node in host.nodes:
         if node.pus and node.memory_bytes and node.memory_bytes >= _LEAST_COMPARED:
@@ -156,6 +183,16 @@ def settings_findings(
             source=_SYSFS,
         )
     if facts is None:
+        gpus = host.devices_of_kind(DeviceKind.GPU)
+        if gpus and host.settings.iommus == () and all(g.iommu_group is None for g in gpus):
+            yield finding(
+                "iommu-off",
+                "GPUs",
+                expected="an IOMMU, before a VM can have one",
+                observed="/sys/class/iommu is empty",
+                severity=Severity.INFO,
+                source=_SYSFS,
+            )
         return
     yield from _idle(host, facts)
     if facts.page_bytes is None:

@@ -28,8 +28,6 @@ from homenode.machine.topology import Host
 from homenode.wording import first_few
 
 _IDLE_SPEED = 2.5
-_WITHOUT_LOAD = frozenset({None, "vfio-pci", "pci-stub", "nvgrace_gpu_vfio_pci"})
-"""A program on the host reaches no GPU that has none of its drivers."""
 
 
 class Load(StrEnum):
@@ -53,7 +51,7 @@ def link_findings(
     busy: frozenset[Bdf] = frozenset()
     if load is Load.BUSY:
         gpus = host.devices_of_kind(DeviceKind.GPU)
-        driven = frozenset(gpu.bdf for gpu in gpus if gpu.driver not in _WITHOUT_LOAD)
+        driven = frozenset(gpu.bdf for gpu in gpus if gpu.has_host_driver)
         busy = driven if reached is None else reached
     behind: dict[Bdf, list[DevicePath]] = {}
     link_of: dict[Bdf, Link] = {}

@@ -230,8 +230,9 @@ UNPROVED: Mapping[str, Unproved] = {
     "turbo-off": lambda claim, sight: _NOT_READ if sight.host.settings.turbo is None else None,
     **dict.fromkeys(("governor-powersave", "governor-mixed"), _governor),
     "nvlinks-few": lambda claim, sight: None if sight.host.links else _NOT_READ,
-    "board-incomplete": lambda claim, sight: (
-        None if sight.host.pci_devices else "no PCI function is read"
+    **dict.fromkeys(
+        ("board-incomplete", "devices-uneven"),
+        lambda claim, sight: None if sight.host.pci_devices else "no PCI function is read",
     ),
     "p2p-redirected": lambda claim, sight: (
         None if any(d.acs is not None for d in sight.host.pci_devices) else _NOT_READ

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 from homenode.bdf import Bdf
 from homenode.catalogue import finding
 from homenode.check.doctor.transfers import OF_THE_WIRE
-from homenode.cpuset import CpuSet
 from homenode.findings import Finding, Severity
 from homenode.machine.link_path import (
     JUDGED,
@@ -271,14 +270,17 @@ ATTRIBUTES: tuple[Attribute, ...] = (
     Attribute(
         "driver",
         "user",
-        lambda one: (
-            None
-            if one.device.driver is None
-            else ("VMs, by VFIO", "the host")[one.device.has_host_driver]
-        ),
+        lambda one: one.device.driver and ("VFIO", "the host")[one.device.has_host_driver],
         "driver in sysfs",
         worse=_other,
         severity=Severity.INFO,
+    ),
+    Attribute(
+        "node",
+        "PUs next to it (all where numa_node is -1)",
+        lambda one: None if one.device.local_pus is None else len(one.device.local_pus),
+        "local_cpulist in sysfs",
+        worse=lambda count, usual: count >= 2 * usual,
     ),
     Attribute(
         "driver",
@@ -375,13 +377,7 @@ def odd_findings(host: Host, known: Sequence[Finding] = ()) -> Iterator[Finding]
     named = [(one, [group]) for group in groups for one in _named(group)]
     boards = _groups(host, by_board=False)
     whole = [(one, groups) for one in ATTRIBUTES]
-    for attribute, of in (
-        *whole,
-        *named,
-        (_BOARD, boards),
-        (_NODE, _of_root_complexes(host)),
-        (_near(host), groups),
-    ):
+    for attribute, of in (*whole, *named, (_BOARD, boards), (_NODE, _of_root_complexes(host))):
         for group in of:
             for members in _same_driver(group) if attribute.of_driver else (group,):
                 for one in _odd(attribute, members, host.name):
@@ -412,36 +408,12 @@ _NODE = Attribute(
 """Compared with all that is below the same root complex: one host bridge is next to one node."""
 
 
-_EVERYWHERE = "all: numa_node is -1"
-
-
-def _near(host: Host) -> Attribute:
-    """numa_node is -1 where every PU is local, though a tool gives the node."""
-    several = sum(bool(node.pus) for node in host.nodes) > 1
-    online = CpuSet(pu.index for pu in host.pus if pu.online)
-
-    def read(one: Compared) -> str | None:
-        device = one.device
-        if (
-            not several
-            or not device.local_pus
-            or (device.node is None and device.kind is DeviceKind.GPU)
-        ):
-            return None
-        return _EVERYWHERE if device.local_pus == online else "those of its node"
-
-    def worse(value: Any, usual: Any) -> bool:
-        return bool(usual != _EVERYWHERE)
-
-    return Attribute("node", "PUs next to it", read, "local_cpulist in sysfs", worse=worse)
-
-
 def unread_attribute(host: Host, bdf: Bdf, subject: str) -> bool:
     """Whether the host does not show now what a finding of that subject compared of a device."""
     of_device = [one for group in _groups(host) for one in group if one.device.bdf == bdf]
     rows = [
         row
-        for row in (*ATTRIBUTES, *_named(of_device), _BOARD, _NODE, _near(host))
+        for row in (*ATTRIBUTES, *_named(of_device), _BOARD, _NODE)
         if of_device and _subject(of_device[0].device, row) == subject
     ]
     return not rows or rows[0].read(of_device[0]) is None

@@ -208,10 +208,8 @@ def _uneven(host: Host) -> Iterator[Finding]:
     for group in alike.values():
         switches = [switch_of[d.bdf] for d in group if d.bdf in switch_of]
         ids = {(one.vendor_id, one.device_id) for one in switches}
-        below = Counter(
-            {one.bdf: 0 for one in switch_of.values() if (one.vendor_id, one.device_id) in ids}
-        )
-        below.update(one.bdf for one in switches)
+        of_model = [one for one in switch_of.values() if (one.vendor_id, one.device_id) in ids]
+        below = {one.bdf: switches.count(one) for one in of_model}
         usual, count = Counter(below.values()).most_common(1)[0] if below else (0, 0)
         near = Counter(device.node for device in group)
         is_uneven = len(set(near.values())) > 1  # else a switch for other devices only is built so

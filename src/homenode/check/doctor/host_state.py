@@ -69,49 +69,30 @@ _UNEQUAL = 0.95
 
 
 def _unequal(host: Host) -> Iterator[Finding]:
-    """Nodes with less memory than others that have as many PUs: a DIMM that is gone. On servers
-    caches that are smaller than others, and distances of which one direction differs."""
-    caches: dict[tuple[int, int], list[tuple[int, int]]] = {}
-    for llc in host.llcs if len(host.packages) > 1 else ():
-        if llc.size_bytes is not None:
-            key = llc.level, len(llc.pus)
-            caches.setdefault(key, []).append((llc.size_bytes, min(llc.pus)))
-    for (level, _), llcs in caches.items():
-        if min(llcs)[0] < max(llcs)[0]:
-            first = [pu for size, pu in sorted(llcs) if size < max(llcs)[0]]
-            yield finding(
-                "llc-unequal",
-                f"L{level} cache of PU {number_list(first)}",
-                expected=f"{format_bytes(max(llcs)[0])}, as others of as many PUs",
-                observed=format_bytes(min(llcs)[0]),
-                source="/sys/devices/system/cpu/cpuN/cache",
-            )
-    if host.nodes_assumed:
-        return
-    for a, b in combinations((node.index for node in host.nodes), 2):
+    """Nodes with less memory than others of as many PUs, a DIMM that is gone; smaller caches of
+    servers; distances of which one direction differs."""
+    nodes = () if host.nodes_assumed else host.nodes
+    memory = [(len(node.pus), node.memory_bytes or 0, int(node.index)) for node in nodes]
+    memory = [row for row in memory if row[0] and row[1] >= _LEAST_COMPARED]
+    llcs = host.llcs if len(host.packages) > 1 else ()
+    caches = [(len(llc.pus), llc.size_bytes, min(llc.pus)) for llc in llcs if llc.size_bytes]
+    for name, of, rows, share, source in (
+        ("node-memory-unequal", "node", memory, _UNEQUAL, _FIRMWARE),
+        ("llc-unequal", "LLC of PU", caches, 1, "/sys/devices/system/cpu/cpuN/cache"),
+    ):
+        for count in sorted({pus for pus, *_ in rows}):
+            alike = sorted((size, index) for pus, size, index in rows if pus == count)
+            least, most = alike[0][0], alike[-1][0]
+            if less := [index for size, index in alike if size < share * most]:
+                expected = f"{format_bytes(most)}, as others with as many PUs"
+                observed = format_bytes(least)
+                yield finding(name, f"{of} {number_list(less)}", expected, observed, source)
+    for a, b in combinations((node.index for node in nodes), 2):
         there, back = host.distance(a, b), host.distance(b, a)
         if there != back:
+            subject, observed = f"distance of nodes {a} and {b}", f"{there} and {back}"
             yield finding(
-                "distances-asymmetric",
-                f"distance of nodes {a} and {b}",
-                expected="the same both ways",
-                observed=f"{there} and {back}",
-                source=_FIRMWARE,
-            )
-    sizes: dict[int, list[tuple[int, int]]] = {}
-    for node in host.nodes:
-        if node.pus and node.memory_bytes and node.memory_bytes >= _LEAST_COMPARED:
-            sizes.setdefault(len(node.pus), []).append((node.memory_bytes, int(node.index)))
-    for alike in sizes.values():
-        most = max(alike)[0]
-        less = [index for size, index in sorted(alike) if size < _UNEQUAL * most]
-        if less:
-            yield finding(
-                "node-memory-unequal",
-                f"node {number_list(less)}",
-                expected=f"{format_bytes(most)}, as other nodes with as many PUs",
-                observed=format_bytes(min(alike)[0]),
-                source=_FIRMWARE,
+                "distances-asymmetric", subject, "the same both ways", observed, _FIRMWARE
             )
 
 
@@ -188,8 +169,8 @@ def settings_findings(
             yield finding(
                 "iommu-off",
                 "GPUs",
-                expected="an IOMMU, before a VM can have one",
-                observed="/sys/class/iommu is empty",
+                "an IOMMU for VMs",
+                "off",
                 severity=Severity.INFO,
                 source=_SYSFS,
             )

@@ -46,6 +46,12 @@ def test_memory_comes_before_cores_that_fewer_siblings_lack() -> None:
     assert 900 in numbers(error.message)
 
 
+def test_a_host_of_one_node_says_each_refusal_once_and_what_to_lower() -> None:
+    error = refusal(even_host(1, 1, 1, 4, 2), asking(small_request(88), memory_bytes=900 * GIB))
+    assert len({one.constraint for one in error.rejections}) == len(error.rejections)
+    assert error.hint == "lower vcpus to 8, and the memory"
+
+
 def test_a_limit_of_nodes_names_how_many_would_do() -> None:
     host = even_host(4, 1, 1, 4, 1)
     error = refusal(host, asking(small_request(12), max_nodes=2))
@@ -63,6 +69,8 @@ def followed(request: GuestRequest, hint: str) -> Iterator[GuestRequest]:
             unequal_cells=request.options.unequal_cells or "--unequal-cells" in offer,
             mixed_kinds=request.options.mixed_kinds or "--mixed-kinds" in offer,
         )
+        if offer.endswith(", and the memory"):
+            changed = asking(changed, memory_bytes=GIB)
         counts = re.search(r"(?:ask for|lower vcpus to) (\d+)(?: or (\d+))?", offer)
         nodes = re.search(r"--max-nodes (\d+)", offer)
         memory = re.search(r"lower the memory to (\d+) ([GM])iB", offer)

@@ -158,7 +158,7 @@ def test_each_form_of_show_has_each_host(
     metrics = _run([*shown, "--prometheus"], monkeypatch, capsys)[1]
     assert 'homenode_pool_free_gpus{host="hgx-h100-2"} 8' in metrics
     page = tmp_path / "page.html"
-    code, _ = _run([*shown, "--page", str(page)], monkeypatch, capsys)
+    code, _ = _run([*shown, "-o", str(page)], monkeypatch, capsys)
     assert code == 0
     assert page.read_text().count(", free</title>") == 16
     assert _run([*shown, "--page", str(page)], monkeypatch, capsys)[0] == 0

@@ -170,6 +170,7 @@ def test_files_are_checked_shown_and_written(run: Run) -> None:
     code, out, _ = run(*files, "--nodes", "n[1-2]")
     assert code == 1 and "(gres-cores-wrong)" in out
     assert "+Name=gpu File=/dev/nvidia[4-7] Cores=16-31" in out
+    assert run("check", "slurm.conf", "gres.conf", *files[3:], "--nodes", "n[1-2]")[1] == out
     assert "+++" not in run(*files, "--no-diff")[1]
     _, shown, _ = run(*files, "--print")
     assert "# gres.conf\nName=gpu File=/dev/nvidia[0-3] Cores=0-15\n" in shown

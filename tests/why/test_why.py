@@ -120,6 +120,12 @@ def test_a_line_that_names_no_cause_is_not_enough_and_a_better_one_goes_before_i
     assert both.causes[0].finding.id == "nccl-shm-small"
 
 
+def test_a_finding_of_a_whole_log_quotes_no_line_that_does_not_show_it() -> None:
+    said = answer([("nccl.log", (ROOT / "demo/samples/nccl.log").read_text())])
+    assert said.causes[0].finding.id == "nccl-log-socket"
+    assert "NCCL version" not in (said.causes[0].shown_by or "")
+
+
 def test_nothing_that_is_known_is_not_enough_and_says_what_to_send() -> None:
     said = answer([("paste", "it is slow, please help\n")])
     assert (said.sure, said.causes) == (Sure.NOT_ENOUGH, ())

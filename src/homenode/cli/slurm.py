@@ -232,19 +232,17 @@ def _write_hooks(folder: Path, spool: str) -> None:
 _VERSION = re.compile(r"(\d\d)\.(\d\d?)(?:\.(\d{1,3}))?", re.ASCII)
 
 
-_OF_SLURM_CONF = ("clustername=", "slurmctldhost=", "partitionname=")
+_OF_SLURM_CONF = ("clustername=", "slurmctldhost=", "partitionname=", "selecttype=", "grestypes=")
 """Beginnings of lines that slurm.conf has, and gres.conf never."""
 
 
 def check(asked: SlurmCheckArguments) -> None:
     """Print what is wrong with the files, and what they should say."""
-    of_gres, of_slurm = read_config(asked.gres), read_config(asked.slurm)
-    starts = tuple(line.strip().casefold() for line in of_gres.text.splitlines())
-    if any(line.startswith(_OF_SLURM_CONF) for line in starts):
-        raise UsageError(
-            f"{asked.gres}: expected gres.conf, found lines of slurm.conf",
-            hint="homenode slurm check gres.conf slurm.conf: in this order",
-        )
+    given = [(path, read_config(path)) for path in (asked.gres, asked.slurm)]
+    given.sort(key=lambda one: _is_slurm_conf(one[1].text))
+    (gres, of_gres), (slurm, of_slurm) = given
+    if _is_slurm_conf(of_gres.text):
+        raise UsageError(f"{gres}: expected gres.conf, found lines of slurm.conf")
     checked = judge_files(
         of_gres,
         of_slurm,
@@ -254,8 +252,8 @@ def check(asked: SlurmCheckArguments) -> None:
         version=None if asked.slurm_version is None else _version(asked.slurm_version),
     )
     files = (
-        (asked.gres, of_gres.text, checked.gres),
-        (asked.slurm, of_slurm.text, checked.slurm),
+        (gres, of_gres.text, checked.gres),
+        (slurm, of_slurm.text, checked.slurm),
         *((Path(name), before, after) for name, before, after in checked.included),
     )
     if asked.show and not asked.json:
@@ -270,6 +268,10 @@ def check(asked: SlurmCheckArguments) -> None:
     if asked.output is not None:
         _write(asked.output, files, (asked.gres.parent, asked.slurm.parent))
     exit_if_bad(checked.findings.findings)
+
+
+def _is_slurm_conf(text: str) -> bool:
+    return any(line.strip().casefold().startswith(_OF_SLURM_CONF) for line in text.splitlines())
 
 
 def _version(text: str) -> SlurmVersion:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 def console() -> "Console":
     """Standard output for people: colours only on a terminal, never wider than it.
 
-    What is piped is not wrapped, unless COLUMNS says how wide it may be, and is not padded.
+    What is piped is not wrapped, unless COLUMNS says how wide it may be.
     """
     from homenode.show.terminal_text import PrintableConsole
 
@@ -38,7 +38,7 @@ def console() -> "Console":
         markup=False,
         soft_wrap=False,
         width=None if has_width else _PIPED_COLUMNS,
-        file=None if has_width else cast("IO[str]", _WithoutPadding()),
+        file=cast("IO[str]", _WithoutPadding()),
     )
 
 
@@ -68,7 +68,7 @@ class _WithoutPadding:
         sys.stdout.flush()
 
     def isatty(self) -> bool:
-        return False
+        return sys.stdout.isatty()
 
 
 def say(text: str) -> None:

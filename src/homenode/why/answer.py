@@ -136,6 +136,7 @@ def _causes(
     known: PasteFacts, seen: Sequence[Sign], lines: dict[str, str]
 ) -> Iterator[LikelyCause]:
     ids = {sign.id for sign in seen}
+    whole = {where for _, where, count in known.read if count > 1}
     # A listing with all that lspci says is judged by the doctor.
     whole_listings = [one for one in known.of(Listing) if "Capabilities:" in one.text]
     over = {"p2p-redirected", "nic-ats-off"} if whole_listings else set()
@@ -152,7 +153,8 @@ def _causes(
         yield _cause(
             found,
             Sure.CERTAIN if is_sure else Sure.LIKELY,
-            _line_shown(found, lines),
+            # A piece is named by its first line, which shows nothing of a finding in all of it.
+            None if found.source in whole else _line_shown(found, lines),
         )
 
 

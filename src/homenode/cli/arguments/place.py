@@ -223,6 +223,9 @@ class RestoreArguments(Struct, frozen=True, kw_only=True):
     list_open: Annotated[
         bool, Flag("--list", "List what is open on this host, or can be undone.")
     ] = False
+    yes: Annotated[
+        bool, Flag("--yes -y", "Taken as `apply` takes it: restore asks nothing.", rare=True)
+    ] = False
 
 
 class CaptureArguments(Struct, frozen=True, kw_only=True):

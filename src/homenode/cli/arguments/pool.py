@@ -48,7 +48,8 @@ class PoolShowArguments(Struct, frozen=True, kw_only=True):
     csv: Annotated[bool, Flag("--csv", "Print a table for other programs.")] = False
     prometheus: Annotated[bool, Flag("--prometheus", "Print Prometheus' text format.")] = False
     page: Annotated[
-        Path | None, Opt("--page", "FILE", "Write a page (HTML) with a map of the hosts.")
+        Path | None,
+        Opt("--output -o", "FILE", "Write a page (HTML) with a map of the hosts.", also="--page"),
     ] = None
     json: JsonOption = False
 
@@ -241,7 +242,9 @@ class PoolSimulateArguments(Struct, frozen=True, kw_only=True):
             "With random: how often each flavour arrives. Default: equally often.",
         ),
     ] = None
-    page: Annotated[Path | None, Opt("--page", "FILE", "Write a page with a chart.")] = None
+    page: Annotated[
+        Path | None, Opt("--output -o", "FILE", "Write a page with a chart.", also="--page")
+    ] = None
     json: JsonOption = False
 
 

@@ -217,8 +217,14 @@ class _Walk:
             return
         if all(attempt.cores != one.cores for one, _ in self.misses):
             self.rejections += single_nodes(attempt)
-        self.misses.append((attempt, whole_host(attempt)))
-        self.rejections.append(self.misses[-1][1])
+        whole = whole_host(attempt)
+        self.misses.append((attempt, whole))
+        is_said = any(
+            (one.constraint, one.nodes) == (whole.constraint, whole.nodes)
+            for one in self.rejections
+        )
+        if len(whole.nodes) != 1 or not is_said:
+            self.rejections.append(whole)
 
     def _better(self, first: Attempt, later: Iterable[Attempt]) -> Attempt | None:
         """A later fallback that is better, where only the host's last core or memory next to its

@@ -15,7 +15,7 @@ from homenode.plan.request import GuestRequest
 from homenode.plan.search.attempt import Attempt
 from homenode.plan.search.ladder import Fallback
 from homenode.plan.search.memory import memory_text, overhead_bytes, page_size_bytes
-from homenode.plan.search.problem import PlacementSearch
+from homenode.plan.search.problem import PlacementSearch, SearchProblem
 from homenode.plan.search.solve import fits
 from homenode.plan.search.supply import Supply
 from homenode.units import format_bytes
@@ -201,9 +201,8 @@ def host_core(attempt: Attempt) -> Rejection:
     )
 
 
-def _most_vcpus(attempt: Attempt) -> int:
+def _most_vcpus(attempt: Attempt, problem: SearchProblem) -> int:
     """The most vCPUs, fewer than were asked for, that the fallback has space for; 0 = none."""
-    problem = attempt.problem
 
     def do(groups: int) -> bool:
         most_nodes = min(problem.most_nodes, groups)
@@ -229,9 +228,13 @@ def refusal(
         nearest = max(misses, key=lambda one: sum(one[0].supply[1:]) * one[0].vcpus_of_group)
         first, own = next((one for one in misses if one[1].constraint not in of_cores), nearest)
         said = own
-        if own.hint is None and (count := _most_vcpus(first)):
+        problem, also = first.problem, ""
+        if own.hint is None and not (count := _most_vcpus(first, problem)):
+            problem = replace(problem, pages=0, pages_together=0, pages_anywhere=0, device_pages=())
+            count, also = _most_vcpus(first, problem), ", and the memory"
+        if own.hint is None and count:
             with_siblings = " with --keep-vcpus" if request.keep_vcpus else ""
-            said = replace(own, hint=f"lower vcpus to {count}{with_siblings}")
+            said = replace(own, hint=f"lower vcpus to {count}{with_siblings}{also}")
         kept = tuple(said if one == own else one for one in kept)
     kinds = [core.kind for core in host.cores]
     strong, weak = kinds.count(CoreKind.PERFORMANCE), kinds.count(CoreKind.EFFICIENCY)

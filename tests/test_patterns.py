@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from homenode.machine.snapshot.pseudonyms import _PLACE_OF_HOST
+from homenode.vm.targets.registry import TARGETS, target_named
 from tests.pattern_steps import Matcher, superlinear
 from tests.source_trees import FILES, SOURCE, nodes
 
@@ -160,6 +161,10 @@ BUILT: dict[tuple[str, str], tuple[str, str]] = {
     ("machine/snapshot/redacted_xml.py", "'|'.join(map(re.escape, words))"): (
         "a|b",
         "fullmatch",
+    ),
+    ("vm/targets/target.py", "target.users_own"): (
+        "|".join(f"(?:{one})" for name in TARGETS if (one := target_named(name).users_own)),
+        "match",
     ),
 }
 """Patterns that a function makes, by file and text: what it makes, and the method it is used by."""

@@ -10,7 +10,7 @@ from homenode.units import GIB
 from homenode.vm.plan_options import PlanOptions
 from homenode.vm.sources import load_host
 from homenode.vm.targets.registry import target_named
-from homenode.vm.targets.target import target_findings
+from homenode.vm.targets.target import settings_of, target_findings
 
 
 @cache
@@ -45,7 +45,9 @@ def rendered(target: str, host: str, wanted: PlanOptions) -> TargetPlan:
     rendering = target_named(target).render(made, guest, machine, None, "vm")
     return TargetPlan(
         _planned(host, wanted).request,
-        made,
+        structs.replace(
+            made, kept=settings_of(target_named(target), rendering.document), kept_of=target
+        ),
         target,
         None,
         rendering,

@@ -19,7 +19,6 @@ from homenode.decide.auto_layout import settled
 from homenode.decide.evidence.sources import load_evidence
 from homenode.errors import FINDINGS, UsageError
 from homenode.plan.vm_file import (
-    LIBVIRT,
     TargetPlan,
     kind_of,
     on_host,
@@ -29,7 +28,7 @@ from homenode.plan.vm_file import (
 )
 from homenode.vm.domain.copy import DEFAULT_NAME, check_name
 from homenode.vm.domain.restore import write_tuned
-from homenode.vm.plan_model import Plan, Unplannable, is_critical
+from homenode.vm.plan_model import LIBVIRT, Plan, Unplannable, is_critical
 from homenode.vm.plan_options import refuse_objective
 from homenode.vm.sources import load_host
 from homenode.vm.targets.registry import TARGETS, others

@@ -69,7 +69,7 @@ def verify(asked: VerifyArguments) -> None:
 
     if target is not None:
         from homenode.cli.plan_target import refuse_unknown_target
-        from homenode.plan.vm_file import LIBVIRT
+        from homenode.vm.plan_model import LIBVIRT
 
         refuse_unknown_target(target)
         target = None if target == LIBVIRT else target

@@ -15,7 +15,7 @@ from homenode.vm.domain.copy import DEFAULT_NAME
 from homenode.vm.domain.limits import check_vcpus, refuse_unsafe
 from homenode.vm.domain.read import read_vm as read_domain
 from homenode.vm.model import GuestTopology, Vm
-from homenode.vm.plan_model import Plan, PlanFinding, plan_finding
+from homenode.vm.plan_model import LIBVIRT, Plan, PlanFinding, plan_finding
 from homenode.vm.plan_options import PlanOptions, size_of_cells
 from homenode.vm.targets.registry import recognised, target_named
 from homenode.vm.targets.target import (
@@ -29,8 +29,6 @@ from homenode.vm.targets.target import (
     settings_of,
     target_findings,
 )
-
-LIBVIRT = "libvirt"
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +171,7 @@ def plan_for_target(vm: VmFile, options: PlanOptions, host: Host, target: str) -
     findings = (*target_findings(module, made), *rendering.findings, *limits)
     if vm.kind != target and vm.guest.launch_security is not None:
         findings = (*findings, _not_encrypted(vm.guest, target))
-    made = structs.replace(made, kept=settings_of(module, rendering.document))
+    made = structs.replace(made, kept=settings_of(module, rendering.document), kept_of=target)
     return TargetPlan(request, made, target, given, rendering, findings)
 
 

@@ -20,6 +20,9 @@ from homenode.vm.model import (
 )
 from homenode.vm.plan_options import MemoryMode
 
+LIBVIRT = "libvirt"
+"""Stands for a domain document where a target's name stands for its file."""
+
 
 class Aperture(Struct, frozen=True):
     """Sizes that the devices' BARs and the memory ask of the guest's address space.
@@ -152,6 +155,8 @@ class Plan(Struct, frozen=True):
     kept: tuple[str, ...] | None = None
     """A line for each other element of the document that layouts share their sections with, which
     the plan relies on; None where there is no document, or in plans of earlier versions."""
+    kept_of: str = LIBVIRT
+    """The target whose file those lines are of."""
 
     @property
     def layout(self) -> Layout:

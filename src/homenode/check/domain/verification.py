@@ -24,7 +24,7 @@ from homenode.vm.domain.schema import Parsed, SchemaError
 from homenode.vm.facts import diff
 from homenode.vm.fingerprint import host_fingerprint, is_made_for
 from homenode.vm.model import Vm
-from homenode.vm.plan_model import Plan
+from homenode.vm.plan_model import LIBVIRT, Plan
 from homenode.wording import first_few
 
 
@@ -243,7 +243,7 @@ def _settings(document: Document, plan: Plan, known: set[str]) -> Iterator[Findi
 
     known: elements that other findings name.
     """
-    if plan.kept is None:
+    if plan.kept is None or plan.kept_of != LIBVIRT:
         return
     if plan.aperture is not None and plan.aperture.physical_address_bits is not None:
         known = known | {"maxphysaddr"}  # at least those of the plan, which its step checks

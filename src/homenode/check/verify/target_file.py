@@ -67,10 +67,9 @@ def verify_target(
         found += _hook(hook, plan, source, written, module.hook_suffix)
     if not found and written is not None:
         found += _missing_lines(content, written.document, source)
-    if not found:
+    if not found and plan.kept is not None and plan.kept_of == target:
         now = settings_of(module, content)
-        kept = now if plan.kept is None else plan.kept
-        found += changed_settings(kept, now, subject="lines that no plan sets", source=source)
+        found += changed_settings(plan.kept, now, subject="lines that no plan sets", source=source)
     found += lost_findings(module, lost, source)
     return Findings(
         checked=(f"{source}: {module.title} against plan of layout {plan.layout.name}",),

@@ -26,7 +26,7 @@ from homenode.cluster.pool.state import MEMORY_STEP_BYTES, HostState
 from homenode.machine.topology import LOCAL_DISTANCE, NumaNode
 from homenode.plan.request import GuestRequest
 from homenode.plan.search.memory import overhead_bytes, reserve_bytes
-from homenode.vm.layout import MemoryBinding, Pinning, Siblings
+from homenode.vm.layout import GuestCells, MemoryBinding, Pinning, Siblings
 from homenode.vm.plan_options import DeviceLocality, MemoryMode
 
 _STEPS_BYTES = 4 * MEMORY_STEP_BYTES
@@ -198,6 +198,9 @@ class Bounds:
             return 0, most
         usable = self._usable_of(state, flavour, nodes)
         if not empty.is_plain:  # of several, each may be where the next one was to be
+            request = self._planner.request(state, flavour)
+            if request is not None and not _has_equal_cells(request, empty.needs, usable):
+                return 0, 0
             is_whole = all(usable[at].holds(own) for at, own in empty.takes.items())
             return min(most, int(is_whole and empty.threads <= 1)), most
         needs = next(iter(empty.takes.values()))
@@ -218,11 +221,13 @@ class Bounds:
 
     def counts(self, state: HostState, flavour: Flavour) -> tuple[int, int]:
         """As the planner's `counts`, which is asked only where it is not certain."""
+        known = self._certain_counts(state, flavour)
+        return known or self._planner.counts(state, flavour, self._certain_counts)
+
+    def _certain_counts(self, state: HostState, flavour: Flavour) -> tuple[int, int] | None:
         clean = self.certain(state, flavour)
         more = None if clean is None else self._more(state, flavour, clean)
-        if clean is None or more is None:
-            return self._planner.counts(state, flavour)
-        return clean, clean + more
+        return None if clean is None or more is None else (clean, clean + more)
 
     def _more(self, state: HostState, flavour: Flavour, clean: int) -> int | None:
         """How many VMs fit that give up locality, once those with full locality are there; None
@@ -525,6 +530,22 @@ class Bounds:
             gpus = self._planner.gpus(shape)
             self._nodes[shape] = node_amounts(host, list(zip(classes, numbers, strict=True)), gpus)
         return self._nodes[shape]
+
+
+def _has_equal_cells(request: GuestRequest, needs: Amount, usable: Sequence[Amount]) -> bool:
+    """Whether nodes could hold the VM in equal cells; True where unequal ones are no fallback."""
+    if request.layout.cells is not GuestCells.MIRRORED or request.options.unequal_cells:
+        return True
+    memory = needs.memory_bytes - _STEPS_BYTES
+    for number in range(1, len(usable) + 1):
+        able = [
+            own.gpus
+            for own in usable
+            if own.cores * number >= needs.cores and own.memory_bytes * number >= memory
+        ]
+        if len(able) >= number and sum(sorted(able)[-number:]) >= needs.gpus:
+            return True
+    return False
 
 
 def _has_memory(left: Sequence[tuple[int, int]], found: int, whole: int, cores: int) -> bool:

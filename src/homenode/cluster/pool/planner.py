@@ -228,14 +228,22 @@ class Planner(HostStates):
             return True
         return step.nearness <= best.nearness and len(step.given) <= len(best.given)
 
-    def counts(self, state: HostState, flavour: Flavour) -> tuple[int, int]:
+    def counts(
+        self,
+        state: HostState,
+        flavour: Flavour,
+        certain: Callable[[HostState, Flavour], tuple[int, int] | None] | None = None,
+    ) -> tuple[int, int]:
         """(VMs of the flavour that still fit with full locality, all that fit), placed one after
-        the other."""
+        the other. certain: the same of a state, where that needs no planner."""
         known = self.known_counts(state, flavour)
         if known is not None:
             return known
-        run = self.run(state, (flavour,))
-        found = self._counted_one_by_one(state, flavour) if run is None else (run.clean, run.number)
+        run = None if certain else self.run(state, (flavour,))
+        if run is None:
+            found = self._counted_one_by_one(state, flavour, certain or (lambda *_: None))
+        else:
+            found = run.clean, run.number
         self._counts[state, flavour] = found
         if run is None and self.answers is not None:
             self.answers.stored.counts[self.digest(state, (flavour,))] = found
@@ -254,10 +262,18 @@ class Planner(HostStates):
                 self._counts[state, flavour] = known
         return known
 
-    def _counted_one_by_one(self, state: HostState, flavour: Flavour) -> tuple[int, int]:
+    def _counted_one_by_one(
+        self,
+        state: HostState,
+        flavour: Flavour,
+        certain: Callable[[HostState, Flavour], tuple[int, int] | None],
+    ) -> tuple[int, int]:
         chain: list[tuple[tuple[HostState, Flavour], bool]] = []
         at = state
         while (key := (at, flavour)) not in self._counts:
+            if (known := certain(at, flavour)) is not None:
+                self._counts[key] = known
+                break
             step = self.step(at, flavour)
             if step is None:
                 self._counts[key] = (0, 0)

@@ -4,6 +4,7 @@ python bench/pool_speed.py               processor time of show, place and the h
 python bench/pool_speed.py TRACES [N]    replays openb/ and numa-vms/ below TRACES, N orders
 """
 
+import gc
 import random
 import resource
 import sys
@@ -43,6 +44,7 @@ def speed(what: str, pool: Pool, loaded_s: float, stored: StoredAnswers | None =
     placed = time.process_time()
     hook = Hook(places, default_flavours())
     hook.prepare()
+    gc.freeze()  # as `pool hook` does
     prepared = time.process_time()
     took = []
     for number in range(60):
@@ -55,6 +57,7 @@ def speed(what: str, pool: Pool, loaded_s: float, stored: StoredAnswers | None =
         at = time.process_time()
         hook.answer(f'{{"vm":"other{number}",{size}}}'.encode())
         others.append(time.process_time() - at)
+    gc.unfreeze()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
     print(
         f"{what}, {found.states} states: load {loaded_s:.2f} s, show {shown - begin:.2f} s, place "

@@ -118,8 +118,8 @@ def test_answers_that_no_host_needs_are_left_out_of_a_file_that_is_too_large() -
     found = outlook(pool, default_flavours(), Planner(pool, answers))
     assert found.hosts[0].fits[0].local == 8
     kept = answers.to_store()
-    assert kept.counts
-    assert kept.counts.keys().isdisjoint(old)
+    assert len(answers.stored.counts) > len(kept.counts) > 0
+    assert "0" not in kept.counts
     assert kept.stranded == answers.stored.stranded != {}
 
 

@@ -78,6 +78,7 @@ class Bounds:
         self._empty: dict[tuple[HostState, Flavour], _Empty | None] = {}
         self._fits: dict[tuple[HostState, Flavour], _Fits | None] = {}
         self._clean: dict[tuple[HostState, Flavour], int] = {}
+        self._before: dict[HostState, list[tuple[int, _Fits | None, frozenset[Bdf]]]] = {}
         self._usable: dict[tuple[object, ...], tuple[Amount, ...]] = {}
         self._certain: dict[tuple[HostState, Flavour], tuple[int, int | None]] = {}
 
@@ -104,16 +105,26 @@ class Bounds:
         unfit = self._planner.unfit(state.shape, flavour)
         without_gpus = Amount(gpus=0, cores=needs.cores, memory_bytes=needs.memory_bytes)
         found = []
-        for other in self._flavours:
-            before = self._known(state, other)
-            if before is None:
-                before = self._between(state, other)[0]
-            fits = self._fits_of(state, other) if before else None
+        for before, fits, others_unfit in self._before.get(state) or self._all_before(state):
             if fits is None:
                 found.append([0] * len(homes))
                 continue
-            taken = needs if self._planner.unfit(state.shape, other) == unfit else without_gpus
+            taken = needs if others_unfit == unfit else without_gpus
             found.append([max(0, before - fits.after(home, taken)) for home in homes])
+        return found
+
+    def _all_before(self, state: HostState) -> list[tuple[int, _Fits | None, frozenset[Bdf]]]:
+        """Of each flavour, how many VMs with full locality fit, the limits that they meet, and the
+        GPUs that it does not take; kept once every number is known."""
+        found, is_final = [], True
+        for other in self._flavours:
+            before = self._known(state, other)
+            if before is None:
+                before, is_final = self._between(state, other)[0], False
+            fits = self._fits_of(state, other) if before else None
+            found.append((before, fits, self._planner.unfit(state.shape, other)))
+        if is_final:
+            self._before[state] = found
         return found
 
     def _known(self, state: HostState, flavour: Flavour) -> int | None:

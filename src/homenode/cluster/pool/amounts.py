@@ -4,11 +4,12 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.indices import NodeIndex
-from homenode.machine.topology import Host
+from homenode.machine.topology import Host, NumaNode
 
 _MOST_DIVIDED = 16
 """Up to so many free GPUs on a part of a host, every division among the flavours is tried."""
@@ -142,3 +143,39 @@ def node_amounts(
             default=0,
         ),
     )
+
+
+def has_equal_parts(usable: Sequence[Amount], needs: Amount, rounding: int) -> bool:
+    """Whether some nodes could hold a VM in parts of equal cores and memory. rounding: bytes that
+    the parts may lack together."""
+    memory = needs.memory_bytes - rounding
+    for number in range(1, len(usable) + 1):
+        able = [
+            own.gpus
+            for own in usable
+            if own.cores * number >= needs.cores and own.memory_bytes * number >= memory
+        ]
+        if len(able) >= number and sum(sorted(able)[-number:]) >= needs.gpus:
+            return True
+    return False
+
+
+def has_memory(left: Sequence[tuple[int, int]], found: int, whole: int, cores: int) -> bool:
+    """Whether one more VM finds its memory wherever so many before it have theirs. left: cores and
+    bytes of each node with cores. whole, cores: what a VM needs."""
+    every = sum(own for _, own in left)
+    if every < (found + 1) * whole:
+        return False
+    if found == 1 and len(left) == 2 and all(own >= whole for _, own in left):
+        # The memory of the first one follows its cores; a node that it empties of cores is lost.
+        return all(
+            other - whole * (cores - free) // cores >= whole
+            for (free, _), (_, other) in (left, left[::-1])
+            if free <= cores
+        )
+    return not found or all(own >= (found + 1) * whole for _, own in left)
+
+
+def sized(node: NumaNode, size: int | None) -> NumaNode:
+    """The node as if it had so much memory."""
+    return node if node.memory_bytes == size else replace(node, memory_bytes=size)

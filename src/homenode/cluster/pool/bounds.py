@@ -16,14 +16,17 @@ from homenode.cluster.pool.amounts import (
     UNREACHED,
     Amount,
     NodeAmounts,
+    has_equal_parts,
+    has_memory,
     most_gpus_used,
     node_amounts,
+    sized,
     sums_of_parts,
 )
 from homenode.cluster.pool.flavour import Flavour
 from homenode.cluster.pool.planner import FillStep, Planner, names_parts
 from homenode.cluster.pool.state import MEMORY_STEP_BYTES, HostState
-from homenode.machine.topology import LOCAL_DISTANCE, NumaNode
+from homenode.machine.topology import LOCAL_DISTANCE
 from homenode.plan.request import GuestRequest
 from homenode.plan.search.memory import overhead_bytes, reserve_bytes
 from homenode.vm.layout import GuestCells, MemoryBinding, Pinning, Siblings
@@ -114,8 +117,7 @@ class Bounds:
         return found
 
     def _all_before(self, state: HostState) -> list[tuple[int, _Fits | None, frozenset[Bdf]]]:
-        """Of each flavour, how many VMs with full locality fit, the limits that they meet, and the
-        GPUs that it does not take; kept once every number is known."""
+        """Of each flavour: VMs with full locality, their limits, GPUs that it does not take."""
         found, is_final = [], True
         for other in self._flavours:
             before = self._known(state, other)
@@ -210,7 +212,12 @@ class Bounds:
         usable = self._usable_of(state, flavour, nodes)
         if not empty.is_plain:  # of several, each may be where the next one was to be
             request = self._planner.request(state, flavour)
-            if request is not None and not _has_equal_cells(request, empty.needs, usable):
+            if (
+                request is not None
+                and request.layout.cells is GuestCells.MIRRORED
+                and not request.options.unequal_cells
+                and not has_equal_parts(usable, empty.needs, _STEPS_BYTES)
+            ):
                 return 0, 0
             is_whole = all(usable[at].holds(own) for at, own in empty.takes.items())
             return min(most, int(is_whole and empty.threads <= 1)), most
@@ -265,7 +272,7 @@ class Bounds:
         ):
             if left is None or not flavour.gpus:
                 return None
-            if not _has_memory(left, found, whole, needs.cores):
+            if not has_memory(left, found, whole, needs.cores):
                 is_refused = not found and sum(own for _, own in left) < size
                 return found if is_refused else None
             found += 1
@@ -503,7 +510,7 @@ class Bounds:
                     gpus=free.gpus,
                     cores=free.cores - threads,
                     memory_bytes=max(
-                        0, free.memory_bytes - reserve_bytes(request, _sized(node, own[0]))
+                        0, free.memory_bytes - reserve_bytes(request, sized(node, own[0]))
                     ),
                 )
                 for free, threads, (node, own) in zip(
@@ -541,39 +548,3 @@ class Bounds:
             gpus = self._planner.gpus(shape)
             self._nodes[shape] = node_amounts(host, list(zip(classes, numbers, strict=True)), gpus)
         return self._nodes[shape]
-
-
-def _has_equal_cells(request: GuestRequest, needs: Amount, usable: Sequence[Amount]) -> bool:
-    """Whether nodes could hold the VM in equal cells; True where unequal ones are no fallback."""
-    if request.layout.cells is not GuestCells.MIRRORED or request.options.unequal_cells:
-        return True
-    memory = needs.memory_bytes - _STEPS_BYTES
-    for number in range(1, len(usable) + 1):
-        able = [
-            own.gpus
-            for own in usable
-            if own.cores * number >= needs.cores and own.memory_bytes * number >= memory
-        ]
-        if len(able) >= number and sum(sorted(able)[-number:]) >= needs.gpus:
-            return True
-    return False
-
-
-def _has_memory(left: Sequence[tuple[int, int]], found: int, whole: int, cores: int) -> bool:
-    """Whether one more VM finds its memory wherever so many before it have theirs. left: cores and
-    bytes of each node with cores. whole, cores: what a VM needs."""
-    every = sum(own for _, own in left)
-    if every < (found + 1) * whole:
-        return False
-    if found == 1 and len(left) == 2 and all(own >= whole for _, own in left):
-        # The memory of the first one follows its cores; a node that it empties of cores is lost.
-        return all(
-            other - whole * (cores - free) // cores >= whole
-            for (free, _), (_, other) in (left, left[::-1])
-            if free <= cores
-        )
-    return not found or all(own >= (found + 1) * whole for _, own in left)
-
-
-def _sized(node: NumaNode, size: int | None) -> NumaNode:
-    return node if node.memory_bytes == size else replace(node, memory_bytes=size)

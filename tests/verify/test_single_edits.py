@@ -65,6 +65,7 @@ NOT_IN_THE_DOCUMENT = (
         "consequences": "text for the reader",
         "gaps": "text for the reader",
         "mediated_removed": "of the document before the plan",
+        "kept_of": "kept is compared with a file of this target alone",
         "aperture.memlock_bytes": "of the host: <memtune> is compared with what VFIO locks",
         "aperture.dma_map_entries": "of the host: libvirt has no setting for it",
         "vm": "each of its fields is compared",

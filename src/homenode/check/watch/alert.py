@@ -41,7 +41,9 @@ from homenode.wording import command_line, operands
 LINKS = frozenset({"pcie-link-slow", "pcie-link-narrow", "pcie-target-low", "pcie-link-dropped"})
 """What the doctor says of links; a drift of a link says the same with what was certified."""
 
-PRESENCE = frozenset({"device-silent", "pcie-link-unknown", "board-incomplete", "nvlinks-few"})
+PRESENCE = frozenset(
+    {"device-silent", "pcie-link-unknown", "board-incomplete", "devices-uneven", "nvlinks-few"}
+)
 _OF_NODES = frozenset({"memory", "siblings"})
 _OF_PUS = frozenset({"governor", "frequencies"})
 """Facts of the baseline that a changed topology changes; of PUs where the count is another one."""

@@ -218,8 +218,6 @@ def cases() -> list[Case]:
                 unequal_cells=unequal,
             ),
             500,
-            # 31 GPUs are next to more cells than pcie.0 has slots for expander buses.
-            layout == "pin",
         )
         for shape, distances in (("random", at_random(64)), ("packages", None))
         for layout, unequal in (("pin", False), ("pin-numa-pci", False), ("pin-numa-pci", True))

@@ -86,7 +86,8 @@ class Hosts:
 
     def states(self, vm: str) -> tuple[str, str]:
         """What each host has of it: its state, or "" where it is not defined."""
-        return tuple(one.virsh("domstate", vm).stdout.strip() for one in (self.a, self.b))  # type: ignore[return-value]
+        here, there = (one.virsh("domstate", vm).stdout.strip() for one in (self.a, self.b))
+        return here, there
 
     def reserved(self) -> list[tuple[str, str]]:
         with Ledger(self.pool) as ledger:

@@ -69,7 +69,7 @@ class StuckVm(Struct, frozen=True, kw_only=True):
 Staying = Mapping[tuple[str, str], str]
 """Why VMs stay where they are, by host and name."""
 
-NOBODY: Staying = {}
+ALL_MOVE: Staying = {}
 
 
 class MovePlan(Struct, frozen=True, kw_only=True):
@@ -94,7 +94,7 @@ def drain(
     flavours: Sequence[Flavour],
     planner: Planner | None = None,
     *,
-    staying: Staying = NOBODY,
+    staying: Staying = ALL_MOVE,
 ) -> MovePlan:
     """The moves that empty a host, each VM to the host where the pool loses least. A VM that fits
     on no other host, or has to stay, is named, and the others are moved. Raises UsageError for a
@@ -196,7 +196,7 @@ def defragment(
     planner: Planner | None = None,
     *,
     most: int = 8,
-    staying: Staying = NOBODY,
+    staying: Staying = ALL_MOVE,
 ) -> MovePlan:
     """The moves after which more VMs of the flavour fit with full locality, the fewest moves per
     gain first. most: number of gains."""

@@ -320,7 +320,7 @@ def _row(
 
 
 _SPACED = 6
-"""Letters by which a value may stand beside the name of its column."""
+"""Columns of text by which a value may be off the name of its column."""
 
 
 def _affinities(

@@ -76,7 +76,9 @@ def test_what_the_parser_and_the_reader_complain_of_is_reported() -> None:
 def test_a_bus_id_that_no_device_has_is_critical_but_not_that_of_a_virtual_switch() -> None:
     line = "INFO Could not find real path of /sys/class/pci_bus/0000:21/../../0000:21:00.0"
     verdict = log(line, line)
-    assert [(f.id, f.subject) for f in verdict.findings] == [("nccl-log-no-device", "0000:21:00.0")]
+    (found,) = verdict.findings
+    assert (found.id, found.subject) == ("nccl-log-no-device", "0000:21:00.0")
+    assert found.source == f"nccl.log:{LOADED.count(chr(10)) + 1}"
 
 
 def test_words_and_elements_that_nccl_does_not_know_are_warnings() -> None:
@@ -123,9 +125,11 @@ TROUBLES = {
 
 
 @pytest.mark.parametrize("id", TROUBLES)
-def test_each_trouble_of_the_network_is_named_and_nothing_else(id: str) -> None:
-    verdict = read_log(f"{HEALTHY}n:1:2 [0] NCCL INFO {TROUBLES[id]}\n", "nccl.log")
-    assert [one.id for one in verdict.findings] == [id]
+def test_each_trouble_of_the_network_is_named_with_its_line_and_nothing_else(id: str) -> None:
+    said = f"n:1:2 [0] NCCL INFO {TROUBLES[id]}\n"
+    verdict = read_log(f"{HEALTHY}not NCCL's\n{said}{said}", "nccl.log")
+    line = HEALTHY.count("\n") + 2
+    assert [(one.id, one.source) for one in verdict.findings] == [(id, f"nccl.log:{line}")]
 
 
 def test_gpudirect_rdma_that_is_off_has_nccls_own_reason() -> None:
@@ -138,6 +142,7 @@ def test_gpudirect_rdma_that_is_off_has_nccls_own_reason() -> None:
     for line, cure in said.items():
         (found,) = read_log(f"n:1:2 [0] NCCL INFO {line}\n", "nccl.log").findings
         assert found.id == "nccl-log-gdr-off" and cure in (found.fix or ""), line
+        assert found.source == "nccl.log:1"
 
 
 def test_other_completion_errors_are_not_put_down_to_acs() -> None:

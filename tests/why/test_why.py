@@ -120,10 +120,14 @@ def test_a_line_that_names_no_cause_is_not_enough_and_a_better_one_goes_before_i
     assert both.causes[0].finding.id == "nccl-shm-small"
 
 
-def test_a_finding_of_a_whole_log_quotes_no_line_that_does_not_show_it() -> None:
-    said = answer([("nccl.log", (ROOT / "demo/samples/nccl.log").read_text())])
-    assert said.causes[0].finding.id == "nccl-log-socket"
-    assert "NCCL version" not in (said.causes[0].shown_by or "")
+def test_a_finding_of_a_log_of_nccl_quotes_the_line_that_shows_it() -> None:
+    log = (ROOT / "demo/samples/nccl.log").read_text()
+    for paste, line in ((log, 2), (f"it is slow\n\n{NUMACTL}\n{log}", NUMACTL.count("\n") + 5)):
+        said = answer([("paste", paste)])
+        assert said.causes[0].finding.id == "nccl-log-socket"
+        shown = (said.causes[0].shown_by or "").partition(": ")
+        assert shown[0] == f"paste:{line}" and shown[2].endswith("NET/IB : No device found.")
+        assert said.read[-1].lines == log.count("\n")
 
 
 def test_nothing_that_is_known_is_not_enough_and_says_what_to_send() -> None:

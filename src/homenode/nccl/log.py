@@ -22,6 +22,7 @@ from homenode.nccl.graph import library_of
 from homenode.nccl.log_facts import LogFacts
 from homenode.nccl.log_network import (
     LogNetwork,
+    Said,
     log_network_findings,
     network_of_log,
     network_stated,
@@ -63,10 +64,14 @@ def read_log(text: str, source: str, *, expects_file: bool = False) -> LogVerdic
 
     expects_file: NCCL was given a topology file; without one it is no fault to load none.
     """
-    lines = [match for line in text.splitlines() if (match := _NCCL.search(line))]
-    said = [line[2].strip() for line in lines]
-    warned = [line[2].strip() for line in lines if line[1] == "WARN"]
-    loaded = Counter(match[1].strip() for line in said if (match := _LOADED.match(line)))
+    lines = [
+        (number, match)
+        for number, line in enumerate(text.split("\n"), start=1)
+        if (match := _NCCL.search(line))
+    ]
+    said = [(number, line[2].strip()) for number, line in lines]
+    warned = [(number, line[2].strip()) for number, line in lines if line[1] == "WARN"]
+    loaded = Counter(match[1].strip() for _, line in said if (match := _LOADED.match(line)))
     network = network_of_log(said, source)
     about_file = _use(said, loaded, network, source, expects_file=expects_file)
     of_network = log_network_findings(network, source)
@@ -85,33 +90,33 @@ def read_log(text: str, source: str, *, expects_file: bool = False) -> LogVerdic
 
 
 def _use(
-    said: list[str],
+    said: list[Said],
     loaded: Counter[str],
     network: LogNetwork,
     source: str,
     *,
     expects_file: bool,
 ) -> Iterator[Finding]:
-    for path in _distinct(said, _NOT_OPENED):
+    for number, path in _distinct(said, _NOT_OPENED):
         yield finding(
             "nccl-log-not-opened",
             path.partition(" : ")[0],
             expected="a file that NCCL can open",
             observed=path,
-            source=source,
+            source=f"{source}:{number}",
         )
-    for path in _distinct(said, _WANTED):
+    for number, path in _distinct(said, _WANTED):
         if loaded and path not in loaded:
             yield finding(
                 "nccl-log-other-file",
                 "NCCL_TOPO_FILE",
                 expected=path,
                 observed=f"loaded {', '.join(loaded)}",
-                source=source,
+                source=f"{source}:{number}",
             )
-    if loaded or any(_NOT_OPENED.match(line) for line in said):
+    if loaded or any(_NOT_OPENED.match(line) for _, line in said):
         return
-    has_graph = any(_OF_GRAPH.match(line) for line in said)
+    has_graph = any(_OF_GRAPH.match(line) for _, line in said)
     if not expects_file and (has_graph or not network.is_silent):
         return
     if has_graph:
@@ -133,47 +138,50 @@ def _use(
     )
 
 
-def _troubles(said: list[str], warned: list[str], source: str) -> Iterator[Finding]:
+def _troubles(said: list[Said], warned: list[Said], source: str) -> Iterator[Finding]:
     # As INFO, NCCL says some of these of attributes that it can do without.
-    for line in _distinct(warned, _BROKEN):
+    for number, line in _distinct(warned, _BROKEN):
         yield finding(
             "nccl-log-broken",
             "topology file",
             expected="a file that NCCL reads",
             observed=line,
-            source=source,
+            source=f"{source}:{number}",
         )
-    for bus_id in _distinct(said, _NO_PATH):
+    for number, bus_id in _distinct(said, _NO_PATH):
         if not bus_id.lower().startswith(_VIRTUAL):  # no guest has a virtual switch
             yield finding(
                 "nccl-log-no-device",
                 bus_id,
                 expected="a device of the guest",
                 observed="none at that bus id",
-                source=source,
+                source=f"{source}:{number}",
             )
-    for word in _distinct(said, _NO_WORD):
+    for number, word in _distinct(said, _NO_WORD):
         yield finding(
             "nccl-log-no-word",
             repr(word),
             expected="a speed or class that NCCL knows",
             observed="one that it does not",
-            source=source,
+            source=f"{source}:{number}",
         )
-    for line in _distinct(said, _IGNORED):
+    for number, line in _distinct(said, _IGNORED):
         yield finding(
             "nccl-log-ignored",
             "topology file",
             expected="elements that NCCL reads",
             observed=line,
-            source=source,
+            source=f"{source}:{number}",
         )
 
 
-def _distinct(said: list[str], pattern: re.Pattern[str]) -> tuple[str, ...]:
+def _distinct(said: list[Said], pattern: re.Pattern[str]) -> tuple[Said, ...]:
     """What a pattern finds, each once: every rank says it."""
-    found = (match[1].strip()[:_MOST_SHOWN] for line in said if (match := pattern.match(line)))
-    return tuple(dict.fromkeys(found))
+    found: dict[str, int] = {}
+    for number, line in said:
+        if match := pattern.match(line):
+            found.setdefault(match[1].strip()[:_MOST_SHOWN], number)
+    return tuple((number, words) for words, number in found.items())
 
 
 def compare_log(

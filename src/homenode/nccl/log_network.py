@@ -28,13 +28,18 @@ _MOST_LOCAL = 8  # GPUs of a host
 _MANY_GPUS = 4
 
 
+Said = tuple[int, str]
+"""The number of a line of a log, and the words behind "NCCL INFO" and the like in it."""
+
+
 class LogNetwork(Struct, kw_only=True):
     """devices: NICs that NCCL uses by verbs. relaxed: it says [RO]. channels: (network, by
     GPUDirect RDMA) of each channel between hosts. off: why NCCL says that it does without, each
     once. slow: links below 1 GB/s. nearest: the path of each GPU to its nearest NIC. errors: status
     and vendor's error of failed completions. senders, nics: ranks that send to other hosts, and by
     which NICs. variables: NCCL's own, of the environment. socket_alone: NCCL chose TCP for all.
-    ranks, local: of the communicator, and GPUs of a host."""
+    ranks, local: of the communicator, and GPUs of a host. lines: the first line that shows what its
+    key names."""
 
     devices: int | None = None
     relaxed: bool = False
@@ -51,11 +56,21 @@ class LogNetwork(Struct, kw_only=True):
     ranks: int = 0
     local: int = 0
     ring_channels: int = 0
+    lines: dict[object, int] = field(default_factory=dict)
 
     @property
     def is_silent(self) -> bool:
         said = (self.channels, self.slow, self.nearest, self.errors)
         return not any((*said, self.off_by_driver, self.off_by_distance))
+
+    def shows(self, name: object, line: Line) -> None:
+        """This line is the first that shows it, unless another was."""
+        self.lines.setdefault(name, line.number or 0)
+
+    def place(self, source: str, *names: object) -> str:
+        """Where the first of these that a line shows is in the log."""
+        found = next((self.lines[name] for name in names if name in self.lines), None)
+        return source if found is None else f"{source}:{found}"
 
     @property
     def without_gdr(self) -> int:
@@ -64,26 +79,34 @@ class LogNetwork(Struct, kw_only=True):
         )
 
 
-def network_of_log(said: list[str], source: str) -> LogNetwork:
-    """said: the words behind "NCCL INFO" and the like; each line counts once."""
+def network_of_log(said: list[Said], source: str) -> LogNetwork:
+    """What a log says of the network; what is said several times counts once."""
     found = LogNetwork()
-    Lines("\n".join(dict.fromkeys(said)), source).read(_rows(found))
+    first: dict[str, int] = {}
+    for number, words in said:
+        first.setdefault(words, number)
+    numbers = [*first.values()]
+    Lines("\n".join(first), source).read(_rows(found))
+    found.lines = {name: numbers[at - 1] for name, at in found.lines.items()}
     return found
 
 
 def _rows(found: LogNetwork) -> tuple[Row, ...]:
     return (
-        (_SLOW_LINK, lambda _, match: _take_link(found, match)),
-        (_PATHS, lambda _, match: _take_paths(found, match)),
-        (_VIA_NET, lambda _, match: _take_channel(found, match)),
+        (_SLOW_LINK, lambda line, match: _take_link(found, line, match)),
+        (_PATHS, lambda line, match: _take_paths(found, line, match)),
+        (_VIA_NET, lambda line, match: _take_channel(found, line, match)),
         (_USING, lambda line, _: _take_devices(found, line)),
-        (_NO_DEVICE, lambda _, __: _take_none(found)),
-        (_SET, lambda _, match: found.variables.update({match[1]: match[2]})),
+        (_NO_DEVICE, lambda line, _: _take_none(found, line)),
+        (_SET, lambda line, match: _take_variable(found, line, match)),
         (_SOCKET_ALONE, lambda _, __: setattr(found, "socket_alone", True)),
         (_RANK, lambda _, match: _take_rank(found, match)),
-        (_OFF_BY_DRIVER, lambda _, match: found.off_by_driver.setdefault(match[1])),
-        (_OFF_BY_DISTANCE, lambda _, match: found.off_by_distance.setdefault(match[1])),
-        (_COMPLETION, lambda _, match: _take_error(found, match)),
+        (_OFF_BY_DRIVER, lambda line, match: _take_reason(found, found.off_by_driver, line, match)),
+        (
+            _OFF_BY_DISTANCE,
+            lambda line, match: _take_reason(found, found.off_by_distance, line, match),
+        ),
+        (_COMPLETION, lambda line, match: _take_error(found, line, match)),
         (_CHANNELS, lambda _, match: _take_count(found, match)),
         (_ANY, None),
     )
@@ -121,20 +144,25 @@ _DEVICE = re.compile(r"\[\d{1,3}\]")
 _ANY = re.compile(r".*")
 
 
-def _take_link(found: LogNetwork, match: "re.Match[str]") -> None:
+def _take_link(found: LogNetwork, line: Line, match: "re.Match[str]") -> None:
     if float(match[1]) < _SLOW_GB_PER_S:
         found.slow[match[2]] = match[1]
+        found.shows("slow", line)
 
 
-def _take_paths(found: LogNetwork, match: "re.Match[str]") -> None:
+def _take_paths(found: LogNetwork, line: Line, match: "re.Match[str]") -> None:
     kinds = _TO_NET.findall(match[2])
     if kinds:
         near = next((kind for kind in kinds if kind in _NEAR), kinds[0])
         found.nearest.setdefault(match[1], near)
+        if near not in _NEAR:
+            found.shows("far", line)
 
 
-def _take_channel(found: LogNetwork, match: "re.Match[str]") -> None:
-    found.channels[match[3], "/GDRDMA" in match[0]] += 1
+def _take_channel(found: LogNetwork, line: Line, match: "re.Match[str]") -> None:
+    net, by_gdr = match[3], "/GDRDMA" in match[0]
+    found.channels[net, by_gdr] += 1
+    found.shows("socket" if net == "Socket" else "gdr" if by_gdr else "no gdr", line)
     if match[2] == "send" and match[4]:
         found.senders.add(match[1])
         found.nics.add(match[4])
@@ -143,6 +171,19 @@ def _take_channel(found: LogNetwork, match: "re.Match[str]") -> None:
 def _take_devices(found: LogNetwork, line: Line) -> None:
     found.devices = len(_DEVICE.findall(line.text.partition("; OOB")[0]))
     found.relaxed = found.relaxed or "[RO]" in line.text
+    found.shows("devices", line)
+
+
+def _take_variable(found: LogNetwork, line: Line, match: "re.Match[str]") -> None:
+    found.variables[match[1]] = match[2]
+    found.shows(match[1], line)
+
+
+def _take_reason(
+    found: LogNetwork, reasons: dict[str, None], line: Line, match: "re.Match[str]"
+) -> None:
+    reasons.setdefault(match[1])
+    found.shows("off", line)
 
 
 def _take_rank(found: LogNetwork, match: "re.Match[str]") -> None:
@@ -150,12 +191,15 @@ def _take_rank(found: LogNetwork, match: "re.Match[str]") -> None:
     found.local = max(found.local, int(match[2]) + 1)
 
 
-def _take_none(found: LogNetwork) -> None:
+def _take_none(found: LogNetwork, line: Line) -> None:
     found.devices = found.devices or 0
+    found.shows("no device", line)
 
 
-def _take_error(found: LogNetwork, match: "re.Match[str]") -> None:
-    found.errors[int(match[1]), int(match[2])] += 1
+def _take_error(found: LogNetwork, line: Line, match: "re.Match[str]") -> None:
+    error = int(match[1]), int(match[2])
+    found.errors[error] += 1
+    found.shows(error, line)
 
 
 def _take_count(found: LogNetwork, match: "re.Match[str]") -> None:
@@ -185,7 +229,7 @@ def log_network_findings(found: LogNetwork, source: str) -> Iterator[Finding]:
             f"{plural(len(found.slow), 'link')}: {first_few(found.slow, _MOST_NAMED)}",
             expected="links of several GB/s",
             observed=f"{rates} GB/s to NCCL: ports of a virtual switch, 2.5 GT/s x1",
-            source=source,
+            source=found.place(source, "slow"),
         )
     sockets = sum(count for (net, _), count in found.channels.items() if net == "Socket")
     if sockets:
@@ -195,7 +239,7 @@ def log_network_findings(found: LogNetwork, source: str) -> Iterator[Finding]:
             f"{plural(sockets, 'end')} of channels between hosts",
             expected="NET/IB, or the plugin of another RDMA network",
             observed=f"NET/Socket: {none}",
-            source=source,
+            source=found.place(source, *(() if found.devices else ("no device",)), "socket"),
         )
     elif (
         found.socket_alone
@@ -207,7 +251,7 @@ def log_network_findings(found: LogNetwork, source: str) -> Iterator[Finding]:
             f"{found.ranks} ranks",
             expected="NET/IB, or the plugin of another RDMA network",
             observed="NET/Socket: NCCL_IB_DISABLE is 1",
-            source=source,
+            source=found.place(source, "NCCL_IB_DISABLE"),
         )
     yield from _few_nics(found, source)
     # Of pairs that are far NCCL says so as well, while the near ones have it.
@@ -222,7 +266,7 @@ def log_network_findings(found: LogNetwork, source: str) -> Iterator[Finding]:
                 expected="transfers that complete",
                 observed=f"{plural(count, 'failed completion')}: status {status}, vendor error "
                 f"{vendor}",
-                source=source,
+                source=found.place(source, (status, vendor)),
             )
 
 
@@ -231,9 +275,9 @@ def _few_nics(found: LogNetwork, source: str) -> Iterator[Finding]:
     used, known = len(found.nics), found.devices or 0
     hca = found.variables.get("NCCL_IB_HCA")
     if 0 < used < min(known, len(found.senders)):
-        observed = f"{used} of the {known} that NCCL uses by verbs"
+        observed, shown = f"{used} of the {known} that NCCL uses by verbs", "devices"
     elif hca is not None and known == 1 and found.local >= _MANY_GPUS:
-        observed = f"one: NCCL_IB_HCA is {hca}"
+        observed, shown = f"one: NCCL_IB_HCA is {hca}", "NCCL_IB_HCA"
     else:
         return
     yield finding(
@@ -241,7 +285,7 @@ def _few_nics(found: LogNetwork, source: str) -> Iterator[Finding]:
         f"{max(len(found.senders), found.local)} GPUs that send to other hosts",
         expected="a NIC for each, as far as there are",
         observed=observed,
-        source=source,
+        source=found.place(source, shown),
     )
 
 
@@ -264,5 +308,5 @@ def _gdr_off(found: LogNetwork, source: str) -> Finding:
         expected="channels between hosts via NET/IB/…/GDRDMA",
         observed=(count if found.without_gdr else "") + why,
         case=case,
-        source=source,
+        source=found.place(source, "off", "far", "no gdr"),
     )

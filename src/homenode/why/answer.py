@@ -40,7 +40,7 @@ from homenode.why.outputs import (
     virtual_switch_findings,
 )
 from homenode.why.pasted import as_printed
-from homenode.why.pieces import pieces
+from homenode.why.pieces import TITLES, pieces
 
 FROM_A_MESSAGE = "from a message"
 """The case of a page's texts for a finding of which only a line is known."""
@@ -136,7 +136,8 @@ def _causes(
     known: PasteFacts, seen: Sequence[Sign], lines: dict[str, str]
 ) -> Iterator[LikelyCause]:
     ids = {sign.id for sign in seen}
-    whole = {where for _, where, count in known.read if count > 1}
+    # Findings of NCCL's log name lines of their own.
+    whole = {w for what, w, n in known.read if n > 1 and what != TITLES["nccl-log"]}
     # A listing with all that lspci says is judged by the doctor.
     whole_listings = [one for one in known.of(Listing) if "Capabilities:" in one.text]
     over = {"p2p-redirected", "nic-ats-off"} if whole_listings else set()

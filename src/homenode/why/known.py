@@ -196,6 +196,11 @@ def _json_document(piece: Piece, where: str) -> "Kubelet | Pod | Vmi | None":
     return _manifest(piece, where)
 
 
+def _nccl_log(piece: Piece, _: str) -> NcclText:
+    # Lines count as in the paste.
+    return NcclText("\n" * (piece.line - 1) + piece.text, piece.source, is_file=False)
+
+
 def _nccl_file(piece: Piece, where: str) -> NcclText:
     return NcclText(piece.text[piece.text.index("<system") :], where, is_file=True)
 
@@ -209,7 +214,7 @@ Reader = Callable[[Piece, str], Fact | None]
 READERS: Mapping[str, Reader] = {
     "domain": _domain,
     "nccl-file": _nccl_file,
-    "nccl-log": lambda piece, where: NcclText(piece.text, where, is_file=False),
+    "nccl-log": _nccl_log,
     "hwloc": _hwloc,
     "smi-xml": lambda piece, _: parse_query(piece.text[piece.text.index("<nvidia_smi_log") :]),
     "lspci": _listing,

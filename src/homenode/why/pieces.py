@@ -136,7 +136,8 @@ _FENCE = re.compile(r"\s{0,3}(?:```|~~~)")
 
 
 class Piece(Struct, frozen=True, kw_only=True):
-    """A part of a file. kind: of KINDS. line: its first, from 1."""
+    """A part of a file. kind: of KINDS. line: its first, from 1. text: in place of lines between
+    scattered ones, empty lines."""
 
     kind: str
     source: str
@@ -145,7 +146,8 @@ class Piece(Struct, frozen=True, kw_only=True):
 
     @property
     def lines(self) -> int:
-        return self.text.count("\n") + 1
+        """Lines that are not empty."""
+        return sum(1 for line in self.text.split("\n") if line)
 
 
 def pieces(text: str, source: str) -> tuple[Piece, ...]:
@@ -162,7 +164,10 @@ def pieces(text: str, source: str) -> tuple[Piece, ...]:
         if kind.scattered:
             own = _lines_of(_STARTS[number], text, ends)
             if own and kind.id not in scattered:
-                scattered[kind.id] = _piece(number, source, own[0], [lines[at] for at in own])
+                between = ["" for _ in range(own[-1] - own[0] + 1)]
+                for at in own:
+                    between[at - own[0]] = lines[at]
+                scattered[kind.id] = _piece(number, source, own[0], between)
         else:
             having = sorted({at for hint in hints for at in _lines_with(hint, text, ends)})
             begun += [(at, number) for at in having if _begins(number, lines[at])]

@@ -89,7 +89,8 @@ def test_each_message_has_a_cause_a_fix_and_what_confirms_it() -> None:
 def test_each_text_of_each_message_is_found_in_a_line_that_has_it() -> None:
     for row in rows():
         for text in (one for line in row.texts.splitlines() for one in variants(line)):
-            wanted = [part for part in text.split(" & ") if not part.startswith("!")]
+            parts = (part.removeprefix("@") for part in text.split(" & "))
+            wanted = [part for part in parts if not part.startswith("!")]
             line = " 0000:01:00.0 ".join(wanted).removesuffix("$").upper()
             found = [sign.id for sign in signs(f"before\n{line}\nafter", "log", (row,))]
             assert found == [row.id], text
@@ -275,6 +276,15 @@ def test_a_listing_of_the_gpu_alone_lacks_its_port() -> None:
         said = answer([("gpu", alone.format(width))])
         assert said.sure is sure
         assert "port above" in said.send
+
+
+def test_a_text_anywhere_in_the_paste_tells_two_causes_of_one_line_apart() -> None:
+    rows = (
+        Message("nccl-memory-lock", Sure.CERTAIN, "no mr & !@cuda"),
+        Message("nccl-gdr-register", Sure.LIKELY, "no mr & @cuda"),
+    )
+    for begin, found in (("", "nccl-memory-lock"), ("--use_cuda=0", "nccl-gdr-register")):
+        assert [sign.id for sign in signs(f"{begin}\nno MR", "log", rows)] == [found]
 
 
 def test_a_text_that_a_line_must_not_have_rules_it_out() -> None:

@@ -141,6 +141,7 @@ def _causes(
     # A listing with all that lspci says is judged by the doctor.
     whole_listings = [one for one in known.of(Listing) if "Capabilities:" in one.text]
     over = {"p2p-redirected", "nic-ats-off"} if whole_listings else set()
+    over |= {"pcie-link-narrow", "pcie-link-idle"} if known.of(Listing) else set()
     for sign in seen:
         if sign.id not in over:
             yield _of_sign(sign)

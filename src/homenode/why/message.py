@@ -2,7 +2,8 @@
 
 The rows are in the files of messages/: `ID: SURE`, and below it texts in small letters, one a line:
 `a & b` is a line with both, `a & !b` one without b, `{a|b} c` is `a c` and `b c`, and a $ at the
-end is the line's. A text is looked for only where the paste has all of its words, in lines without
+end is the line's; `a & @b` is a line with a where b is anywhere in the paste, `a & !@b` where it is
+not. A text is looked for only where the paste has all of its words, in lines without
 their digits, of which each is looked at once; what has digits itself in the lines as they are. So
 time grows as the paste does.
 """
@@ -74,6 +75,8 @@ class _Text(NamedTuple):
     needle: bytes  # the longest of `all`
     all: tuple[bytes, ...]
     none: tuple[bytes, ...]
+    around: tuple[bytes, ...]  # anywhere in the paste
+    nowhere: tuple[bytes, ...]
     has_digits: bool
     inner: frozenset[bytes]  # its words with both of their ends in it
     edges: tuple[bytes, ...]  # the others, which may be parts of longer ones; the longest first
@@ -107,6 +110,10 @@ def signs(text: str, source: str, rows: Sequence[Message]) -> Iterator[Sign]:
     first: dict[int, int] = {}
     for one in _possible(blob, _texts(tuple(rows))):
         where = data if one.has_digits else blob
+        if any(part not in data for part in one.around) or any(
+            part in data for part in one.nowhere
+        ):
+            continue
         if (begin := _line_of(one.needle, one.all, one.none, where)) is not None:
             at = (
                 where.count(b"\n", 0, begin)
@@ -191,7 +198,7 @@ def variants(text: str) -> Iterator[str]:
 
 def _text(order: int, text: str) -> _Text:
     parts = [part.strip().replace("$", "\n").encode() for part in text.split(" & ")]
-    wanted = tuple(part for part in parts if not part.startswith(b"!"))
+    wanted = tuple(part for part in parts if not part.startswith((b"!", b"@")))
     words: set[bytes] = set()
     inner: set[bytes] = set()
     for part in (part.translate(None, _DIGITS) for part in wanted):
@@ -202,8 +209,10 @@ def _text(order: int, text: str) -> _Text:
         order=order,
         needle=max(wanted, key=len),
         all=wanted,
-        none=tuple(part[1:] for part in parts if part.startswith(b"!")),
-        has_digits=any(part.translate(None, _DIGITS) != part for part in parts),
+        none=tuple(part[1:] for part in parts if part[:1] == b"!" and part[1:2] != b"@"),
+        around=tuple(part[1:] for part in parts if part.startswith(b"@")),
+        nowhere=tuple(part[2:] for part in parts if part.startswith(b"!@")),
+        has_digits=any(part.translate(None, _DIGITS) != part for part in wanted),
         inner=frozenset(inner),
         edges=tuple(sorted(words - inner, key=len, reverse=True)),
     )

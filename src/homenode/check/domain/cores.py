@@ -13,7 +13,7 @@ from homenode.check.domain.pins import nodes_of
 from homenode.check.verify.guest.expectation import groups_of
 from homenode.cpuset import CpuSet
 from homenode.errors import ParseError
-from homenode.findings import Finding
+from homenode.findings import Finding, Severity
 from homenode.machine.pci import DeviceKind, PciDevice, PciInterrupt
 from homenode.machine.topology import Host
 from homenode.plan.shape.caches import (
@@ -106,13 +106,14 @@ def _threads(facts: Vm, host: Host, threads: int) -> Iterator[Finding]:
 
 
 def windows_findings(facts: Vm, document: Document) -> Iterator[Finding]:
-    """A large Windows guest without what KVM offers Windows in place of hardware.
+    """A Windows guest without what KVM offers Windows in place of hardware; of a small one, timers.
 
     Source: libvirt's formatdomain.html, hyperv; QEMU's docs/system/i386/hyperv.rst.
     """
     systems = (one.get("id") or "" for one in document.root.walk() if one.name.endswith("}os"))
-    if facts.vcpus <= _WINDOWS_VCPUS or not any(_WINDOWS in system for system in systems):
+    if not any(_WINDOWS in system for system in systems):
         return
+    is_small = facts.vcpus <= _WINDOWS_VCPUS
     features = document.root.at("features/hyperv")
     if features is not None and features.get("mode") == "passthrough":
         return
@@ -121,12 +122,14 @@ def windows_findings(facts: Vm, document: Document) -> Iterator[Finding]:
         for name in _ENLIGHTENMENTS
         if features is None or (found := features.child(name)) is None or found.get("state") != "on"
     ]
-    if missing:
+    if missing and not (is_small and "stimer" not in missing):
         yield finding(
             "windows-enlightenments",
             f"<hyperv> of {facts.vcpus} vCPUs",
             expected=", ".join(_ENLIGHTENMENTS),
             observed=f"without {', '.join(missing)}",
+            severity=Severity.INFO if is_small else None,
+            case="of a small guest" if is_small else None,
         )
 
 

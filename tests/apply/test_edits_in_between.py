@@ -280,3 +280,21 @@ def test_another_domain_of_the_same_name_gets_no_original(
             restore(tmp_path / "state", keep_edits=keep_edits)
         assert "another UUID" in (caught.value.hint or "")
     assert other.definition() == edited
+
+
+def test_kept_edits_that_somebody_takes_back_later_stay_away(
+    daemon: StandIn, tmp_path: Path
+) -> None:
+    _, work = WORK["apply"]
+    start = Start(daemon, tmp_path / "state", None)
+    define = next(number for number, what in moments(start.calls_of(work)) if what == "kill-after")
+    start.again()
+    daemon.happens(define, "kill-before")
+    in_child(partial(work, start.root), None, with_virsh=False)
+    daemon.nothing_happens()
+    daemon.put_definition(with_title(ORIGINAL))
+    restore(start.root, keep_edits=True)
+    daemon.put_definition(ORIGINAL)
+    with pytest.raises(InputError):
+        restore(start.root)
+    assert daemon.definition() == ORIGINAL

@@ -241,9 +241,11 @@ def restore_definition(
         before = found.definition
         replaced = store.document_path(sha256(before))
         # Before libvirt hears of it: whatever a kill leaves is then one of the two.
-        entry = structs.replace(found.entry, before=store.save(found.original))
+        original = store.save(found.original)
+        entry = structs.replace(found.entry, before=original)
         if not found.changed:
-            store.journal.write(with_facts(entry, name=state.name).now(ChangeState.UNDONE))
+            entry = with_facts(entry, name=state.name, found=original)
+            store.journal.write(entry.now(ChangeState.UNDONE))
             return Restored(
                 state=state,
                 definition=before,

@@ -202,7 +202,7 @@ class RestoreArguments(Struct, frozen=True, kw_only=True):
         tuple[str, ...],
         Arg(
             "TARGET...",
-            "A document that `homenode plan -o` wrote, or a domain that `homenode apply` defined.",
+            "A domain that `apply` defined or a document that `plan -o` wrote.",
             complete="domain_names",
         ),
     ] = ()

@@ -1,4 +1,4 @@
-# make demo   set up, plan two study machines in every preset, draw them, make a report: out/ (half a minute)
+# make demo   set up, plan two study machines in every preset, draw them, make a report: out/ (about a minute)
 # make test   set up, check style and types, run every test this machine can run
 # make setup  prepare .venv with homenode and its probe in it, from locked dependencies
 # make quick  tests of two minutes: no VM, Slurm, browser or PDF, none that is slow (PATHS=tests/plan: fewer)

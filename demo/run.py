@@ -58,13 +58,20 @@ def main(out: Path) -> int:
     failures = sum(_plan_machine(console, out, *machine) for machine in MACHINES)
     _report(console, out)
     console.print(f"\nDone in {time.monotonic() - started:.1f} s. Where to look:")
+    found = [
+        (out / REPORT, "which layout the published figures support, and why: open in a browser"),
+        (out / "this-machine.svg", "this machine"),
+    ]
     for name, _, _ in MACHINES:
-        console.print(f"  {out / name / (DRAWN + '.svg')}  the host with its VM: open in a browser")
-        console.print(f"  {out / name / (DRAWN + '.txt')}  why there, in words")
-    console.print(
-        f"  {out / MACHINES[0][0] / (DRAWN + '.xml')}  a tuned domain; compare with {DOCUMENT}"
-    )
-    console.print(f"  {out / REPORT}  which layout the published figures support, and why")
+        drawn = out / name / DRAWN
+        found += [
+            (drawn.with_suffix(".svg"), "the host with its VM"),
+            (drawn.with_suffix(".txt"), "why there, in words"),
+            (drawn.with_suffix(".xml"), f"a tuned domain; compare with {DOCUMENT}"),
+        ]
+    for path, what in found:
+        if path.exists():
+            console.print(f"  {path}  {what}", soft_wrap=True)
     return 1 if failures else 0
 
 
@@ -96,7 +103,8 @@ def _capture(console: Console, out: Path) -> None:
     except HomenodeError as error:  # a container without /sys, say: the rest needs nothing of it
         console.print(f"{error.message}: this machine is left out")
         return
-    console.print(f"{host_counts(host)}; {plural(len(host.gaps), 'thing')} not known")
+    counts = f"{host_counts(host)}; {plural(len(host.gaps), 'thing')} not known"
+    console.print(counts, soft_wrap=True)
     (out / "this-machine.svg").write_text(topology_map(host), encoding="utf-8")
 
 
@@ -110,7 +118,7 @@ def _plan_machine(
     host = load_host(name)
     console.print()
     console.rule(name, align="left")
-    console.print(load_shipped(name).about)
+    console.print(load_shipped(name).about, soft_wrap=True)
     console.print(
         f"$ homenode plan {DOCUMENT} --host {name} --gpus {gpus} "
         + "".join(f"{option} " for option in options)

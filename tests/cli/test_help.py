@@ -6,7 +6,7 @@ import pytest
 
 from homenode.cli import help as completion
 from homenode.cli.command import WrongCall, call_of
-from homenode.cli.help import examples_of, help_lines
+from homenode.cli.help import examples_of, help_lines, summary
 from homenode.cli.main import PROGRAM, main
 from tests.command_line import every_command, homenode
 
@@ -33,6 +33,15 @@ def test_every_help_ends_with_two_examples_that_are_accepted(words: tuple[str, .
 def test_every_short_help_fits_a_screen_of_80_columns(words: tuple[str, ...]) -> None:
     lines = _help(words, 79, whole=False)
     assert len(lines) <= 40, "\n".join(lines)
+
+
+@pytest.mark.parametrize("words", EVERY, ids=" ".join)
+def test_short_help_has_whole_sentences(words: tuple[str, ...]) -> None:
+    """A sentence that is cut at a comma says something else: "Check whether a VM's CPUs"."""
+    shown = " ".join(" ".join(_help(words, 79, whole=False)).split())
+    for one in EVERY[words].commands:
+        first = summary(one).split(". ")[0].rstrip(".")
+        assert one.hidden or f"{first}." in shown
 
 
 @pytest.mark.parametrize("width", [60, 79])
@@ -68,6 +77,8 @@ def test_commands_stand_in_their_groups(capsys: pytest.CaptureFixture[str]) -> N
         (("bench", "x", "--layout", "pin-nume"), "did you mean pin-numa?"),
         (("bench", "x", "--tests", "strem"), "did you mean stream?"),
         (("slurm",), "homenode slurm audit"),
+        (("capture",), "homenode capture -o host.tar.gz"),
+        (("why", "no-such-file"), "virsh dumpxml"),
     ],
 )
 def test_a_wrong_word_is_answered_with_the_one_that_was_meant(

@@ -113,3 +113,6 @@ def test_where_they_cannot_be_given_a_finding_says_why(
     assert len(plan.cells) == 1 and not plan.vm.hostdevs[0].initiator_cells
     (finding,) = [finding for finding in plan.findings if finding.id == "initiators-missing"]
     assert finding.subject == GPU and said in finding.detail
+    # Programs that are not known cannot be updated.
+    asks_for_host = finding.fix is not None and finding.fix.startswith("plan on the host itself")
+    assert asks_for_host is ("libvirt unknown" in said)

@@ -271,6 +271,7 @@ class _Reading:
 
     def __init__(self, command: Command, path: str, words: Sequence[str]) -> None:
         self.path = path
+        self.command = command
         self.parameters = command.parameters
         self.named = {
             name: one for one in self.parameters for name in (*one.opt.names, *one.opt.also)
@@ -368,8 +369,12 @@ class _Reading:
             if one.default is REQUIRED and one.path not in self.values:
                 what = "an argument" if isinstance(one.opt, Arg) else "the option"
                 found = f"expected {what} {one.name}, found none"
-                hint = f"one of {', '.join(one.choices)}. " if one.choices else ""
-                raise WrongCall(self.path, found, hint)
+                if one.choices:
+                    raise WrongCall(self.path, found, f"one of {', '.join(one.choices)}. ")
+                from homenode.cli.help import examples_of
+
+                shown = "".join(f"{example}. " for example in examples_of(self.command)[:1])
+                raise WrongCall(self.path, found, shown)
 
 
 def read_words(command: Command, path: str, words: Sequence[str]) -> Any:

@@ -90,15 +90,12 @@ def help_lines(
 
 
 def _in_short(text: str, room: int) -> str:
-    """The first sentences of a description that fit in a line, or the first one to its last comma
-    there."""
+    """The first sentence of a description, with those behind it that fit in the same line."""
     first, *more = text.split(". ")
     for sentence in more:
         if len(first) + len(sentence) + 3 > room:
             break
         first += f". {sentence}"
-    if len(first) >= room and (cut := first.rfind(", ", 0, room - 1)) > room // 3:
-        first = first[:cut]
     return first.rstrip(".") + "."
 
 

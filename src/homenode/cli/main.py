@@ -73,7 +73,7 @@ BENCH = Command(
 POOL = Command(
     "pool",
     panel=WORKLOADS,
-    about="""See what still fits on many hosts, where the next VM goes, and what to move.
+    about="""See what fits on many hosts, where VMs go, and what to move.
 
     Examples:
       homenode pool show --pool 'hgx-h100*40'
@@ -108,7 +108,7 @@ POD = Command(
 KUBEVIRT = Command(
     "kubevirt",
     panel=WORKLOADS,
-    about="""Put the GPUs of KubeVirt VMs on their nodes: the sidecar's hook, checks, manifests.
+    about="""Put GPUs of KubeVirt VMs on their nodes: hook, checks, manifests.
 
     Examples:
       homenode kubevirt manifest -o manifests
@@ -125,7 +125,7 @@ KUBEVIRT = Command(
 SLURM = Command(
     "slurm",
     panel=WORKLOADS,
-    about="""Check and bind GPU jobs under Slurm: where jobs run, configuration files, ranks.
+    about="""Check and bind GPU jobs: where they run, configuration, ranks.
 
     Examples:
       homenode slurm audit

@@ -148,7 +148,8 @@ def _before(folder: Path) -> WatchState | None:
 
 
 def _say(found: Changes, state: WatchState) -> None:
-    """What is new, a line each; below systemd with the journal's levels, and nothing else."""
+    """What is new, a line each; below systemd with the journal's levels, and nothing else. People
+    are also told what was not read, each time: without it "0 alerts" says too much."""
     in_journal = bool(os.environ.get("JOURNAL_STREAM"))
     for alert, first in zip(found.raised, found.news, strict=True):
         level = "<2>" if alert.severity == "critical" else "<4>"
@@ -162,7 +163,7 @@ def _say(found: Changes, state: WatchState) -> None:
         say(f"{level}{claim}: cleared")
     for claim in found.stale:
         say(f"{level}{claim}: stale: {claim.reason}; the alert stands")
-    for gap in found.newly_unread:
+    for gap in found.newly_unread if in_journal else state.not_read:
         say(f"{level}not read: {gap}")
     if not in_journal:
         kept = len(state.alerts) - len(found.raised)

@@ -12,13 +12,15 @@ from homenode.show.why_text import why_text
 from homenode.vm.sources import is_host_alone, load_host
 from homenode.why.answer import answer
 
+_OF_A_VM = "virsh dumpxml VM > vm.xml; homenode why vm.xml error.log"
+
 
 def why(asked: WhyArguments) -> None:
     """Print the answer; exit 1 where a cause was found."""
     if not asked.files:
         raise UsageError(
             "expected what you would post: files, or - for a paste on standard input",
-            hint="virsh dumpxml VM > vm.xml; homenode why vm.xml error.log",
+            hint=_OF_A_VM,
         )
     texts: list[tuple[str, str]] = []
     hosts: list[Host] = []
@@ -26,7 +28,7 @@ def why(asked: WhyArguments) -> None:
         if name != "-" and is_host_alone(name):
             hosts.append(load_host(name))
             continue
-        content = read_input(name, "a paste, a file or a log")
+        content = read_input(name, "a paste, a file or a log", hint=_OF_A_VM)
         source = "paste" if name == "-" else Path(name).name
         text = _text(content)
         if not text.strip() or b"\0" * 4 in content:

@@ -149,8 +149,8 @@ def _difference(source: SourceVerdict, ours: Verdict) -> str:
         case VerdictDifference.HEALTH:
             return "the machine must be repaired first"
     return (
-        f"it has no figures of {titles_of(ours.objective)} for {theirs} on this machine; its "
-        "recommendation is based on others"
+        f"its recommendation is based on other figures; of {titles_of(ours.objective)} it has none "
+        f"for {theirs} on this machine"
     )
 
 

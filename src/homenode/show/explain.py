@@ -197,8 +197,8 @@ def _choice(plan: Plan, host: Host | None, *, whole: bool) -> Section:
         lines.append("Whether this is the best placement is unknown: not all were compared.")
     elif plan.optimal and len(_nodes_with_pus(host)) != 1:
         lines.append(
-            "Of the placements on which no more gives way none costs less: the others were "
-            "compared, or ruled out by bounds."
+            "No placement costs less without giving up more: the others were compared, or ruled "
+            "out by bounds."
         )
     for place, other in enumerate(plan.runners_up if whole else plan.runners_up[:1]):
         who = "A runner-up" if place == 0 else "Another"

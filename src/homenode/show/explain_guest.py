@@ -32,7 +32,7 @@ def cells_section(plan: Plan) -> Section:
         for cell in plan.cells
     )
     if plan.memory_mode is None:
-        line = "Memory is bound as it was before."
+        line = "The layout changes no binding of memory."
     else:
         line = f"Memory is bound to host {nodes_text(plan.memory_nodes)}, mode {plan.memory_mode}."
     lines = [line]
@@ -66,7 +66,7 @@ def topology_section(plan: Plan) -> Section:
         GuestCache.PASSTHROUGH: "Its caches are the host's: they match its threads and LLCs.",
         GuestCache.EMULATED: "Its L3 is emulated, one for each die.",
         GuestCache.DISABLED: "It is shown no L3: none could be true of its vCPUs.",
-        None: "Its caches stay as the document has them.",
+        None: "The layout sets no caches.",
     }
     lines.append(caches[plan.vm.cpu_cache])
     if plan.vm.topoext:
@@ -89,7 +89,7 @@ def devices_section(plan: Plan, host: Host | None) -> Section:
             names.get(device.bdf, "unknown"),
             "unknown" if device.host_node is None else str(device.host_node),
             "none" if device.cell is None else str(device.cell),
-            "as it was" if device.address is None else str(device.address),
+            "not planned" if device.address is None else str(device.address),
         )
         for device in plan.vm.hostdevs
     )

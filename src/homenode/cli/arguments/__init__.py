@@ -13,8 +13,8 @@ HostOption = Annotated[
     Opt(
         "--host",
         "SOURCE",
-        "The host: a capture, a folder or tar of /sys, an hwloc XML, a host.toml, lspci -vvv text, "
-        "or a shipped host's name (homenode list hosts). Default: this machine.",
+        "The host: a capture, or a name that homenode list hosts has. Default: this machine. Also "
+        "taken: a folder or tar of /sys, an hwloc XML, a host.toml, lspci -vvv text.",
         complete="host_sources",
     ),
 ]

@@ -24,7 +24,7 @@ SignersOption = Annotated[
 
 
 class VerifyArguments(Struct, frozen=True, kw_only=True):
-    """Check a VM against its host and plan, whether it would start here, and what its guest sees.
+    """Check a VM: its file, whether it starts here, what its guest sees.
 
     Without --host, this machine is asked for everything that the VM needs of it.
 
@@ -138,7 +138,7 @@ class VerifyArguments(Struct, frozen=True, kw_only=True):
 
 
 class WhyArguments(Struct, frozen=True, kw_only=True):
-    """Say why something is slow or fails, from what you would post: files, outputs, logs.
+    """Say why something is slow or fails, from files, outputs and logs.
 
     Takes domain XML, qm and Cloud Hypervisor configurations, commands of QEMU, lspci, lstopo,
     numactl -H, nvidia-smi, NCCL logs and files, dmesg, kubelet configurations, pods, error lines,
@@ -161,7 +161,7 @@ FleetOption = Annotated[
 
 
 class DoctorArguments(Struct, frozen=True, kw_only=True):
-    """Find slow links, bad settings and costly pins, each with its evidence, cost and fix.
+    """Find slow links, bad settings and costly pins, each with its fix.
 
     Nothing is changed. The exit code is 1 where something is critical or a warning.
 
@@ -279,7 +279,7 @@ class CertifyArguments(Struct, frozen=True, kw_only=True):
 
 
 class WatchArguments(Struct, frozen=True, kw_only=True):
-    """Compare the host once with what was certified, and report what is new.
+    """Compare a host with its certified state, and report what is new.
 
     Reads sysfs, /proc and libvirt; wakes no device and changes nothing. One alert for each cause: a
     slow link, a changed topology, a missing GPU, fewer huge pages, a VM that is not as planned.

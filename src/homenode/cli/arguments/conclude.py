@@ -11,7 +11,7 @@ from homenode.opt import Arg, Flag, Opt
 
 
 class RecommendArguments(Struct, frozen=True, kw_only=True):
-    """Say which layout to run for each objective, on what evidence, and what to measure next.
+    """Say which layout to run for each objective, on what evidence.
 
     With --host, for that host: by results of it, of its kind, published ones, or its topology.
 
@@ -35,7 +35,7 @@ class RecommendArguments(Struct, frozen=True, kw_only=True):
 
 
 class CompareArguments(Struct, frozen=True, kw_only=True):
-    """Compare layouts by their results, each metric's effect with an interval.
+    """Compare layouts by their results: effects with intervals.
 
     Where the interval does not decide, the answer is "cannot tell". Runs of one layout are
     combined; the boot is the unit of replication.
@@ -73,7 +73,7 @@ class CompareArguments(Struct, frozen=True, kw_only=True):
 
 
 class ReportArguments(Struct, frozen=True, kw_only=True):
-    """Report results as one self-contained page: verdicts, effects, charts, doubts.
+    """Write results as one page: verdicts, effects, charts, doubts.
 
     Without arguments: of ./results, into results/report.html. Folders of the study's
     scripts and logs of other tools are read as they are. Only runs of the same hardware

@@ -53,7 +53,7 @@ class SequenceArguments(Struct, frozen=True, kw_only=True):
         Opt(
             "--until",
             "decided",
-            "Measure rounds of what is in question until it is decided. One is shown to be best, "
+            "Measure what is in question until it is decided. One is shown to be best, "
             "or the others no better.",
         ),
     ] = None
@@ -285,7 +285,7 @@ class AccessOptions(Struct, frozen=True, kw_only=True):
 
 
 class BenchArguments(Struct, frozen=True, kw_only=True):
-    """Measure processors, memory and GPUs of this machine, repeatedly and in random order.
+    """Measure CPUs, memory and GPUs of this machine, in random order.
 
     With a plan, the guest is verified first. Every step is saved as it ends: --resume continues
     after Ctrl-C or a crash.
@@ -370,7 +370,7 @@ class GpuCheckArguments(Struct, frozen=True, kw_only=True):
 
 
 class ImportArguments(Struct, frozen=True, kw_only=True):
-    """Read outputs of other tools, and of the published study's scripts, as runs.
+    """Read outputs of other tools and of the study's scripts, as runs.
 
     Files are recognised by their content: nvbandwidth, nccl-tests, Intel MLC, STREAM,
     sysbench, bandwidthTest, rocm-bandwidth-test, TransferBench, likwid-bench, openssl speed.

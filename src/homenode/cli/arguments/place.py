@@ -27,7 +27,7 @@ from homenode.vm.targets.hypervisors import NAMES
 
 
 class ShowArguments(Struct, frozen=True, kw_only=True):
-    """Show a host: nodes, LLCs, cores, memory, the PCI tree, links, and the VMs on it.
+    """Show a host: nodes, cores, caches, PCI tree, links, and its VMs.
 
     Examples:
       homenode show
@@ -47,7 +47,7 @@ class ShowArguments(Struct, frozen=True, kw_only=True):
 
 
 class PlanArguments(Struct, frozen=True, kw_only=True):
-    """Plan where a VM goes on a host, explain it, and write the tuned domain document.
+    """Plan where a VM goes on a host, and write its tuned document.
 
     Nothing on any machine changes: the tuned document is a file. `homenode restore FILE` gives the
     original back, and `homenode apply NAME` plans and defines a domain of libvirt.
@@ -128,7 +128,7 @@ class PlanArguments(Struct, frozen=True, kw_only=True):
 
 
 class ApplyArguments(Struct, frozen=True, kw_only=True):
-    """Plan a domain of libvirt, show what would change, ask, and define it.
+    """Plan a VM of libvirt, show the change, ask, and define it.
 
     The original is saved first, and `homenode restore NAME` gives it back. Where no terminal can
     ask, nothing is changed unless --yes is given. The domain must be shut off, without a managed
@@ -166,7 +166,7 @@ class ApplyArguments(Struct, frozen=True, kw_only=True):
 
 
 class ReplanArguments(Struct, frozen=True, kw_only=True):
-    """Plan a tuned domain again for the host as it is now, in the layout that it has.
+    """Plan a tuned VM again for the host as it is now, in its layout.
 
     For a domain that came from another host, or whose host has changed. Shows the difference, asks,
     and defines; `homenode restore NAME` still gives back the first original.
@@ -188,7 +188,7 @@ class ReplanArguments(Struct, frozen=True, kw_only=True):
 
 
 class RestoreArguments(Struct, frozen=True, kw_only=True):
-    """Give back the original of a tuned document or domain, byte for byte.
+    """Give back the original of a document or domain, byte for byte.
 
     Refuses, and changes nothing, if the tuned one or its saved original was edited since. A TARGET
     with a slash or ending in .xml is a file, and so is one that has a saved original.
@@ -229,7 +229,7 @@ class RestoreArguments(Struct, frozen=True, kw_only=True):
 
 
 class CaptureArguments(Struct, frozen=True, kw_only=True):
-    """Write a snapshot of this machine (or of HOST), redacted, as one archive.
+    """Write a redacted snapshot of this machine or of HOST, one file.
 
     The archive holds what discovery reads: /sys topology, the PCI tree, settings, and the output of
     lspci, nvidia-smi, rocm-smi, amd-smi and virsh where they are installed. Give it to --host, or

@@ -32,7 +32,7 @@ FlavoursOption = Annotated[
 
 
 class PoolShowArguments(Struct, frozen=True, kw_only=True):
-    """Show what is free on each host and in sum, which VMs still fit, which GPUs are stranded.
+    """Show what is free, which VMs still fit, which GPUs are stranded.
 
     Examples:
       homenode pool show --pool 'hgx-h100*40'
@@ -55,7 +55,7 @@ class PoolShowArguments(Struct, frozen=True, kw_only=True):
 
 
 class PoolVmsArguments(Struct, frozen=True, kw_only=True):
-    """List the VMs: on which host and nodes each is, and how many of its GPUs are elsewhere.
+    """List the VMs: host and nodes of each, and its GPUs elsewhere.
 
     Examples:
       homenode pool vms --pool pool/
@@ -69,7 +69,7 @@ class PoolVmsArguments(Struct, frozen=True, kw_only=True):
 
 
 class PoolCaptureArguments(Struct, frozen=True, kw_only=True):
-    """Read many hosts over ssh at once into a folder, which every pool command takes.
+    """Read many hosts over ssh at once into a folder.
 
     Nothing is installed on the hosts. A host that fails is named and left out; the same command
     later reads those that are missing. SOURCE: hosts of captures, host.toml files and libvirt URIs,
@@ -103,7 +103,7 @@ class PoolCaptureArguments(Struct, frozen=True, kw_only=True):
 
 
 class PoolPlaceArguments(Struct, frozen=True, kw_only=True):
-    """Rank the hosts for a VM by its locality, then by what no longer fits; plan for the best.
+    """Rank the hosts for a VM by its locality; plan for the best.
 
     Examples:
       homenode pool place gpu-vm.xml --pool pool/ --gpus 2 -o tuned.xml
@@ -130,7 +130,7 @@ class PoolPlaceArguments(Struct, frozen=True, kw_only=True):
     output: Annotated[
         Path | None,
         Opt(
-            "--output -o", "OUT", "Write the tuned document here; with --count, a folder for them."
+            "--output -o", "OUT", "Write the tuned document here. With --count, a folder for them."
         ),
     ] = None
     rules: Rules = Rules()
@@ -163,7 +163,7 @@ class PoolPlaceArguments(Struct, frozen=True, kw_only=True):
 
 
 class PoolRemoveArguments(Struct, frozen=True, kw_only=True):
-    """Remove what pool place, its hook or pool pack has reserved for VMs.
+    """Remove what pool place, its hook or pool pack has reserved.
 
     Examples:
       homenode pool remove gpu-vm-1 gpu-vm-2 --pool pool/
@@ -179,7 +179,7 @@ class PoolRemoveArguments(Struct, frozen=True, kw_only=True):
 
 
 class PoolHostArguments(Struct, frozen=True, kw_only=True):
-    """Say whether hosts take VMs: open, cordoned, draining, or gone for good.
+    """Say whether hosts take VMs: open, cordoned, draining, or gone.
 
     Examples:
       homenode pool host gpu-7 gpu-8 --state cordoned --pool pool/
@@ -192,7 +192,7 @@ class PoolHostArguments(Struct, frozen=True, kw_only=True):
 
 
 class PoolSimulateArguments(Struct, frozen=True, kw_only=True):
-    """Replay arrivals under several policies: shares allocated, refusals, stranded GPUs.
+    """Replay arrivals under several policies: what is refused.
 
     Arrivals and results are simulated. Needs OR-tools (docs/install.md); without it, the error
     names the command that installs it.
@@ -249,7 +249,7 @@ class PoolSimulateArguments(Struct, frozen=True, kw_only=True):
 
 
 class PoolPackArguments(Struct, frozen=True, kw_only=True):
-    """Place many VMs at once: most value, then fewest packages crossed, then fewest hosts.
+    """Place many VMs at once: most value, fewest packages and hosts.
 
     Prints the solver's bound and the gap. Every VM has a plan of the ordinary planner. Needs
     OR-tools (docs/install.md); without it, the error names the command that installs it.
@@ -293,7 +293,7 @@ class MoveOptions(Struct, frozen=True, kw_only=True):
 
 
 class PoolDrainArguments(Struct, frozen=True, kw_only=True):
-    """List the moves that empty a host, and how each VM moves. With --apply, move them.
+    """List the moves that empty a host, or make them (--apply).
 
     The host takes no VM from then on, where the pool is a folder: pool host opens it again.
 
@@ -310,7 +310,7 @@ class PoolDrainArguments(Struct, frozen=True, kw_only=True):
 
 
 class PoolDefragmentArguments(Struct, frozen=True, kw_only=True):
-    """List the moves after which more large VMs fit, fewest first. With --apply, move them.
+    """List the moves after which more large VMs fit, or make them.
 
     Examples:
       homenode pool defragment --pool pool/
@@ -329,7 +329,7 @@ class PoolDefragmentArguments(Struct, frozen=True, kw_only=True):
 
 
 class PoolExportArguments(Struct, frozen=True, kw_only=True):
-    """Print what still fits for a scheduler: labels, aggregates and traits, or features.
+    """Print what still fits, as a scheduler's labels or features.
 
     For dra: ResourceClaimTemplates whose GPUs share a NUMA node, for the devices in --slices.
 
@@ -351,7 +351,7 @@ class PoolExportArguments(Struct, frozen=True, kw_only=True):
 
 
 class PoolServeArguments(Struct, frozen=True, kw_only=True):
-    """Answer kube-scheduler: which nodes admit a pod, and on which it costs the pool least.
+    """Answer kube-scheduler: which nodes admit a pod, and at what cost.
 
     An extender (filter, prioritize) over HTTPS, with /healthz and /metrics. What runs is read from
     the API server: nothing is stored. It needs Tornado (the extra `serve`).

@@ -39,7 +39,7 @@ ReportOption = Annotated[
 
 
 class TrialArguments(Struct, frozen=True, kw_only=True):
-    """Boot a VM in each layout, verify and measure each boot, and restore the VM.
+    """Boot a VM in each layout, verify, measure, and restore the VM.
 
     Boots are in a random order. What was killed continues with the commands below.
 
@@ -103,7 +103,7 @@ class TrialArguments(Struct, frozen=True, kw_only=True):
 
 
 class TryArguments(Struct, frozen=True, kw_only=True):
-    """Say what is wrong with a VM of libvirt, what to change, and measure whether that helps.
+    """Say what is wrong with a VM, and measure whether a layout helps.
 
     Shows the worst findings of the host and the VM, the plan, what it would change and the trial,
     and asks. A copy of the VM is then booted in each layout until it is decided, and the last line

@@ -158,7 +158,7 @@ def _next_to_vcpus(
         pus = CpuSet.from_bits(siblings[0])
         return pus, (_on_siblings(pus),)
     if not vcpu_pus.bits & free.isolated.bits:
-        shares = "no PU is left next to the vCPUs', so QEMU's own threads run on them"
+        shares = "no PU is left for QEMU's own threads, so they run on those of vCPUs"
         return vcpu_pus, (plan_finding("emulator-shares-vcpus", f"PUs {vcpu_pus}", shares),)
     unpinned = "every PU that is left is isolated, so QEMU's own threads are not pinned"
     return None, (plan_finding("emulator-not-pinned", "emulator", unpinned),)

@@ -55,7 +55,7 @@ def consequences(
     if window is not None:
         said.append(
             f"Starting the VM locks {format_limit(window.memlock_bytes)} of memory and makes at "
-            f"most {window.dma_map_entries} IOMMU entries."
+            f"most {window.dma_map_entries:,} IOMMU entries."
         )
     return tuple(said)
 
@@ -90,8 +90,8 @@ def _topology(
     sockets = before[0] if before else request.guest.vcpus
     if topology.sockets != sockets:
         many = "socket" if topology.sockets == 1 else "sockets"
-        instead = f"not {sockets}" if before else f"not the {sockets} of no <topology>"
-        said.append(f"Per-socket licences see {topology.sockets} {many}, {instead}.")
+        instead = f", not {sockets}" if before else f"; without <topology> it would be {sockets}"
+        said.append(f"Per-socket licences see {topology.sockets} {many}{instead}.")
     if host is not None and request.layout.cells is GuestCells.MIRRORED:
         nodes = {node.index: node for node in host.nodes}
         packages = {

@@ -433,7 +433,8 @@ def _missing(
             f"the guest's driver needs {needed} NUMA nodes without memory (<acpi nodeset=>): "
             f"expected libvirt 11.8 and QEMU 9.0 or newer, found {' and '.join(versions)}"
         )
-        case = "old programs"
+        libvirt = host.settings.libvirt_version
+        case = "unknown programs" if libvirt is None else "old programs"
     return plan_finding(
         "initiators-missing",
         ", ".join(str(gpu.bdf) for gpu in gpus),

@@ -6,7 +6,7 @@ import pytest
 
 from homenode.cli import help as completion
 from homenode.cli.command import WrongCall, call_of
-from homenode.cli.help import examples_of, help_lines, summary
+from homenode.cli.help import help_lines, summary
 from homenode.cli.main import PROGRAM, main
 from tests.command_line import every_command, homenode
 
@@ -19,7 +19,7 @@ def _help(words: tuple[str, ...], width: int, *, whole: bool = True) -> list[str
 
 @pytest.mark.parametrize("words", EVERY, ids=" ".join)
 def test_every_help_ends_with_two_examples_that_are_accepted(words: tuple[str, ...]) -> None:
-    examples = examples_of(EVERY[words])
+    examples = EVERY[words].examples
     assert len(examples) == 2
     for example in examples:
         called = example[example.index("homenode") :] if "homenode" in example else ""

@@ -19,6 +19,7 @@ from homenode.opt import Arg, Flag, Opt
 
 HELP = ("--help", "-h")
 HELP_ALL = "--help-all"
+EXAMPLES = "Examples:"
 REQUIRED = NODEFAULT
 """The default of a field that has none."""
 
@@ -203,6 +204,13 @@ class Command(NamedTuple):
         return self.about or (self.load().__doc__ or "" if self.record else "")
 
     @property
+    def examples(self) -> tuple[str, ...]:
+        """The commands that its help ends with."""
+        _, _, after = self.help.partition(EXAMPLES)
+        lines = after.replace("\\\n", " ").splitlines()
+        return tuple(" ".join(line.split()) for line in lines if line.strip())
+
+    @property
     def parameters(self) -> tuple[Parameter, ...]:
         return tuple(parameters_of(self.load())) if self.record else ()
 
@@ -371,9 +379,7 @@ class _Reading:
                 found = f"expected {what} {one.name}, found none"
                 if one.choices:
                     raise WrongCall(self.path, found, f"one of {', '.join(one.choices)}. ")
-                from homenode.cli.help import examples_of
-
-                shown = "".join(f"{example}. " for example in examples_of(self.command)[:1])
+                shown = "".join(f"{example}. " for example in self.command.examples[:1])
                 raise WrongCall(self.path, found, shown)
 
 

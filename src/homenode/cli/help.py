@@ -13,13 +13,12 @@ import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
-from homenode.cli.command import HELP_ALL, REQUIRED, Command, Parameter
+from homenode.cli.command import EXAMPLES, HELP_ALL, REQUIRED, Command, Parameter
 from homenode.cli.terminal import note, print_own, say, write_bytes, write_text
 from homenode.errors import UsageError
 from homenode.input_files import read_input
 from homenode.opt import Arg, Flag
 
-EXAMPLES = "Examples:"
 _WIDEST = 100
 _COLUMN = 28
 """Where descriptions begin; on a narrow terminal they stand below what they describe."""
@@ -42,13 +41,6 @@ def _bold(text: str) -> str:
 def print_help(command: Command, path: str, *, whole: bool) -> None:
     """To standard output."""
     print_own(help_text(command, path, whole=whole, to_terminal=sys.stdout.isatty()))
-
-
-def examples_of(command: Command) -> tuple[str, ...]:
-    """The commands that the help of a command ends with."""
-    _, _, after = command.help.partition(EXAMPLES)
-    joined = after.replace("\\\n", " ")
-    return tuple(" ".join(line.split()) for line in joined.splitlines() if line.strip())
 
 
 def help_lines(

@@ -3,11 +3,13 @@
 import argparse
 import datetime
 import random
+import subprocess
 import sys
 import time
+from pathlib import Path
 
 from tests.conformance.judge import Answer, Judge
-from tests.conformance.page import PAGE, Row, merged, page_of, read_rows, row_of
+from tests.conformance.page import NOT_RUN, PAGE, Row, merged, not_run, page_of, read_rows, row_of
 from tests.conformance.table import JUDGES
 
 _SHOWN = 20
@@ -54,6 +56,24 @@ def _run(judge: Judge, seed: int, count: int) -> tuple[list[Answer], int]:
     return different, done
 
 
+def row_and_differences(
+    judge: Judge, seed: int, count: int, date: str
+) -> tuple[Row, list[Answer], bool]:
+    """The row of the page, the answers that differ, and whether the judge failed: it could not be
+    built in its time, or ended or hung while it was asked, which ends no run."""
+    try:
+        reason = judge.missing()
+        if reason is not None:
+            return not_run(judge, reason), [], False
+        different, done = _run(judge, seed, count)
+        return row_of(judge, judge.version(), done, different, date), different, False
+    except subprocess.TimeoutExpired as error:
+        reason = f"{Path(error.cmd[0]).name} {error.cmd[1]} did not end in {error.timeout:.0f} s"
+    except (AssertionError, OSError, subprocess.SubprocessError) as error:
+        reason = f"{type(error).__name__}: {error}"
+    return not_run(judge, reason), [], True
+
+
 def main() -> int:
     given = _arguments()
     judges = [judge for judge in JUDGES if given.judge is None or judge.name in given.judge]
@@ -63,13 +83,13 @@ def main() -> int:
     date = datetime.date.today().isoformat()
     rows: list[Row] = []
     lines: list[str] = []
+    failed = False
     for judge in judges:
-        reason = judge.missing()
-        if reason is not None:
-            print(f"{judge.name}: not run: {reason}", file=sys.stderr)
-            continue
-        different, done = _run(judge, given.seed, given.count)
-        rows.append(row_of(judge, judge.version(), done, different, date))
+        row, different, ended = row_and_differences(judge, given.seed, given.count, date)
+        failed |= ended
+        rows.append(row)
+        if row.version == NOT_RUN:
+            print(f"{judge.name}: {row.differences}", file=sys.stderr)
         for answer in different[:_SHOWN]:
             lines.append(f"{judge.name} {answer.case}: {answer.about}: {answer.difference()}")
             lines.append(f"  again: make conformance JUDGE={judge.name} CASE={answer.case}")
@@ -79,9 +99,12 @@ def main() -> int:
     for row in rows:
         name = f"{row.program} {row.version}"
         count = row.differences.partition(":")[0]
-        print(f"{name:{width}}  {row.cases:>5} cases  {count:>3} differences")
+        if row.version == NOT_RUN:
+            print(f"{name:{width}}  {row.differences}")
+        else:
+            print(f"{name:{width}}  {row.cases:>5} cases  {count:>3} differences")
     print("\n".join(lines))
-    return int(bool(lines))
+    return int(bool(lines) or failed)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,8 @@ what it reads.
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A line of the page. differences: how many cases, with the first of them, or NOT_RUN."""
+    """A line of the page. differences: how many cases, with the first of them, or why there are
+    none."""
 
     name: str
     program: str
@@ -71,14 +72,14 @@ def row_of(judge: Judge, version: str, cases: int, different: Sequence[Answer], 
     )
 
 
-def _not_run(judge: Judge) -> Row:
+def not_run(judge: Judge, reason: str = "no run asked it") -> Row:
     return Row(
         name=judge.name,
         program=judge.program,
         version=NOT_RUN,
         what_it_read=judge.reads,
         cases="0",
-        differences=NOT_RUN,
+        differences=f"not run, because {' '.join(reason.replace('|', '/').split())}"[:_MOST],
         date=NOT_RUN,
         how_to_run_it=judge.setup,
     )
@@ -86,12 +87,13 @@ def _not_run(judge: Judge) -> Row:
 
 def merged(before: Sequence[Row], found: Iterable[Row], judges: Sequence[Judge]) -> list[Row]:
     """Rows in the order of the table of judges: the new ones in place of those of their version,
-    the others as they were, and one without cases for a program that was never asked."""
+    the others as they were. A program that answered in no run has one that says why."""
     rows = {row.key: row for row in (*before, *found)}
     result: list[Row] = []
     for judge in judges:
-        own = [row for row in rows.values() if row.name == judge.name and row.version != NOT_RUN]
-        result += sorted(own, key=lambda row: row.version) or [_not_run(judge)]
+        own = [row for row in rows.values() if row.name == judge.name]
+        answered = sorted((r for r in own if r.version != NOT_RUN), key=lambda row: row.version)
+        result += answered or own or [not_run(judge)]
     return result
 
 

@@ -28,7 +28,8 @@ def build(folder: Path, package: str = ".") -> Path:
         pytest.skip("no go here: the kubelet's managers cannot be built")
     program = folder / "oracle"
     built = subprocess.run(
-        [go, "build", "-o", str(program), package],
+        # As tests/scheduler/programs/build does: what both are made of is compiled once.
+        [go, "build", "-trimpath", "-o", str(program), package],
         cwd=FOLDER,
         capture_output=True,
         text=True,

@@ -17,7 +17,7 @@ from homenode.cluster.pods.kubelet import Kubelet, read_kubelet
 from homenode.cluster.pods.manifest import parse_quantity
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError
-from homenode.findings import Finding
+from homenode.findings import Finding, Severity
 from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import Host, PagePool
 from homenode.vm.sources import load_host
@@ -483,3 +483,41 @@ def test_bars_above_the_guests_address_bits_and_memory_that_cannot_be_locked_are
     )
     names = found(text, None, load_host("hgx-h100")).keys()
     assert names & {"address-bits-small", "pci-window-small", "memlock-low"} == ids
+
+
+@pytest.mark.parametrize(
+    ("cpu", "memory", "annotations", "id"),
+    [
+        ({"isolateEmulatorThreads": True}, {}, HOOK, "key-unknown"),
+        ({"numa": {"guestmappingpassthrough": {}}}, {}, HOOK, "key-unknown"),
+        ({}, {"guests": "8Gi"}, HOOK, "key-unknown"),
+        ({"model": "host-passthroug"}, {}, HOOK, "cpu-model-misspelt"),
+        ({"model": "HOST-MODEL"}, {}, HOOK, "cpu-model-misspelt"),
+        ({}, {"guest": None}, HOOK, "memory-unknown"),
+        ({}, {}, {**HOOK, "homenode/on-error": "FAIL"}, "hook-annotation-wrong"),
+        ({}, {}, {**HOOK, "homenode/pci-granularity": "cells"}, "hook-annotation-wrong"),
+    ],
+)
+def test_a_misspelt_key_or_word_is_named(
+    cpu: Mapping[str, Any], memory: Mapping[str, Any], annotations: Mapping[str, str], id: str
+) -> None:
+    one = found(vmi(cpu, memory, annotations=annotations))[id]
+    assert one.severity in (Severity.CRITICAL, Severity.WARNING)
+    assert id not in found(vmi({"model": "Skylake-Server"}))
+
+
+@pytest.mark.parametrize("names", [["g0", "g0"], ["g0", None], ["g0", ""]])
+def test_a_gpu_without_a_name_of_its_own_is_named(names: list[str | None]) -> None:
+    document = json.loads(vmi(gpus=2))
+    for gpu, name in zip(document["spec"]["domain"]["devices"]["gpus"], names, strict=True):
+        gpu["name"] = name
+    assert "device-name" in found(json.dumps(document))
+
+
+def test_a_machine_that_a_pattern_allows_and_qemu_lacks_is_named() -> None:
+    document = json.loads(vmi())
+    ids = []
+    for machine in ("q35", "pc-q35-9.0", "q35x"):
+        document["spec"]["domain"]["machine"] = {"type": machine}
+        ids.append("machine-misspelt" in found(json.dumps(document), gates=GATES))
+    assert ids == [False, False, True]

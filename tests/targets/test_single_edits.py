@@ -93,3 +93,13 @@ def test_a_line_that_no_plan_sets_is_named_where_it_is_not_the_users_own(
             edit.encode(), "vm", target, made.plan, host=host_named(HOST), hook=hook
         )
         assert {f.id for f in found.findings if f.severity is not Severity.INFO} == ids
+
+
+def test_an_alias_of_openstack_that_has_homenodes_name_for_another_kind_is_named() -> None:
+    made = written("openstack", HOST, WANTED)
+    text = made.rendering.document.decode()
+    (alias,) = re.findall(r'"(pci-[0-9a-f]{4}-[0-9a-f]{4}):', text)
+    for name, ids in (("h100", set()), (f"{alias[:-1]}f", {"plan-target"}), (alias, set())):
+        edit = text.replace(alias, name).encode()
+        found = verify_target(edit, "vm", "openstack", made.plan, host=host_named(HOST))
+        assert {f.id for f in found.findings if f.severity is not Severity.INFO} == ids

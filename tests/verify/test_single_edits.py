@@ -340,6 +340,7 @@ def test_settings_as_libvirt_prints_them_are_those_that_were_written(
         ("<vcpu ", "<memoryBacking><locked/></memoryBacking><vcpu ", "plan-setting"),
         ("<vcpu ", "<memoryBacking><hugepages/></memoryBacking><vcpu ", "plan-setting"),
         ("<vcpu ", "<memtune><soft_limit>9</soft_limit></memtune><vcpu ", "plan-setting"),
+        ("<vcpu ", "<resource><partition>/vms</partition></resource><vcpu ", "plan-setting"),
         ("<memballoon", "<iommu model='intel'/><memballoon", "plan-setting"),
         (
             "</domain>",

@@ -22,7 +22,7 @@ from typing import Any
 from msgspec import Struct, field
 
 from homenode.catalogue import finding
-from homenode.cluster.kubevirt.vmi import HOOK_ANNOTATION, Vmi
+from homenode.cluster.kubevirt.vmi import HOOK_ANNOTATION, Vmi, unknown_keys
 from homenode.cluster.pods.manifest import down, parse_milli, parse_quantity, read_object
 from homenode.errors import InputError, ParseError
 from homenode.findings import Finding
@@ -152,6 +152,7 @@ _CPU = "spec.domain.cpu"
 _MAPPING = f"{_CPU}.numa.guestMappingPassthrough"
 _MEMORY = "spec.domain.memory"
 _REQUESTS = "spec.domain.resources.requests"
+_HOST_MODELS = ("host-model", "host-passthrough")
 _POLICIES = ("shared", "auto", "supplementalPool")
 _FEATURES = ("", "force", "require", "optional", "disable", "forbid")
 _LEAST_MEMORY = 10**6
@@ -243,6 +244,14 @@ def admission_findings(vmi: Vmi, cluster: Cluster | None) -> Iterator[Finding]:
     yield from _claims(vmi, cluster)
     yield from _firmware(vmi)
     yield from _launch_security(vmi, cluster)
+    for path, more, known in unknown_keys(vmi):  # ValidateSchema of the webhook refuses them
+        yield finding(
+            "key-unknown",
+            path,
+            expected=f"keys of KubeVirt 1.6 to 1.9: {', '.join(known)}",
+            observed=f"{', '.join(more)}: the VMI is refused",
+            source=SOURCE,
+        )
     if cluster is not None:
         if vmi.annotations.get(HOOK_ANNOTATION) and not cluster.has_gate("Sidecar"):
             yield _refused("gate-sidecar-off", "off")
@@ -343,6 +352,14 @@ def _cpu(vmi: Vmi) -> Iterator[Finding]:
     model = down(cpu, "model")
     if is_arm and model and model != "host-passthrough":
         yield _refused("cpu-model", model)
+    if model and str(model).lower().startswith("host") and model not in _HOST_MODELS:
+        yield finding(
+            "cpu-model-misspelt",
+            f"{_CPU}.model",
+            expected=f"{' or '.join(_HOST_MODELS)}, or a CPU model",
+            observed=f"{model}: no node has its label, and the VMI is scheduled nowhere",
+            source="KubeVirt, nodeselectorrenderer.go: CPUModelLabelFromCPUModel",
+        )
     threads = down(cpu, "threads")
     dedicated = down(cpu, "dedicatedCpuPlacement") is True
     if dedicated and isinstance(threads, int) and threads > (1 if is_arm else 2):
@@ -428,6 +445,14 @@ def _machine(vmi: Vmi, cluster: Cluster) -> Iterator[Finding]:
     allowed = cluster.machines_of(_architecture(vmi))
     if not any(fnmatchcase(machine, one) for one in allowed):
         yield _refused("machine-type", f"{machine}, of {', '.join(allowed)}")
+    elif machine.startswith("q35") and machine != "q35":
+        yield finding(
+            "machine-misspelt",
+            _RULES["machine-type"][0],
+            expected="q35 or pc-q35-VERSION",
+            observed=f"{machine}, which QEMU does not have: the VM does not start",
+            source="QEMU, hw/i386/pc_q35.c",
+        )
 
 
 def _architecture(vmi: Vmi) -> str:

@@ -14,13 +14,14 @@ from homenode.catalogue import finding
 from homenode.check.domain.devices import address_findings, limits
 from homenode.cluster.kubevirt.admission_rules import FIRST_VERSION, Cluster, admission_findings
 from homenode.cluster.kubevirt.manifest_options import HookVersion
+from homenode.cluster.kubevirt.on_define_domain import CHOICES
 from homenode.cluster.kubevirt.vmi import HOOK_ANNOTATION, Vmi, guest_of, launcher_pod
 from homenode.cluster.pods.admission import TOPOLOGY_AFFINITY
 from homenode.cluster.pods.checkpoints import Checkpoints
 from homenode.cluster.pods.fit import fit, fit_findings, kubelet_findings
 from homenode.cluster.pods.kubelet import Kubelet
 from homenode.cluster.pods.machine import node_of_host, with_known_memory
-from homenode.cluster.pods.manifest import parse_quantity
+from homenode.cluster.pods.manifest import down, parse_quantity
 from homenode.cpuset import CpuSet
 from homenode.findings import Finding, Findings, Severity, in_order
 from homenode.indices import NodeIndex
@@ -72,7 +73,8 @@ def check_fit(
     if host is not None:
         checked.append(f"node {host.name}: PUs, NUMA nodes, huge pages, GPUs")
         found += node_findings(vmi, guest, kubelet, host)
-        found += memory_findings(guest, aligned_nodes(vmi, kubelet, host), host)
+        if guest.memory_bytes:
+            found += memory_findings(guest, aligned_nodes(vmi, kubelet, host), host)
         refused = any(finding.severity is Severity.CRITICAL for finding in found)
         if guest.memory_bytes and vmi.is_dedicated and not refused:
             found += _verdict(vmi, kubelet or LEAST_KUBELET, host)
@@ -99,6 +101,15 @@ def _spec(vmi: Vmi, guest: Vm) -> Iterator[Finding]:
             observed="a VirtualMachine that takes them from an instance type or preference",
             source="the object",
         )
+    if not guest.memory_bytes:
+        yield finding(
+            "memory-unknown",
+            "spec.domain.memory.guest",
+            expected="a size",
+            observed="none: huge pages could not be counted",
+            severity=Severity.WARNING if vmi.instancetype is None else None,
+            source="the VMI",
+        )
     if vmi.passed_count and vmi.annotations.get(ROOT_COMPLEX_ANNOTATION) == "true":
         yield finding(
             "devices-on-root-complex",
@@ -119,6 +130,16 @@ def _spec(vmi: Vmi, guest: Vm) -> Iterator[Finding]:
             case="of KubeVirt",
             source="kubevirt#8472, kubevirt#10379",
         )
+    for group in ("gpus", "hostDevices"):
+        names = [down(one, "name") or "" for one in vmi.listed("domain", "devices", group)]
+        if "" in names or len(set(map(str, names))) < len(names):
+            yield finding(
+                "device-name",
+                f"spec.domain.devices.{group}",
+                expected="of each device a name of its own",
+                observed=f"{', '.join(map(repr, names))}: the VM does not start",
+                source="KubeVirt, device/hostdevice/hostdev.go: NewUserDefinedAlias",
+            )
     if not vmi.is_dedicated:
         yield finding(
             "cpus-not-dedicated",
@@ -169,6 +190,16 @@ def _hooks(vmi: Vmi) -> Iterator[Finding]:
             observed=f"{wrong}: the VM does not start",
             source="KubeVirt, pkg/hooks and cmd/sidecars",
         )
+    for annotation, choices in CHOICES.items() if vmi.is_hooked else ():
+        word = vmi.annotations.get(annotation)
+        if word is not None and word not in list(choices):
+            yield finding(
+                "hook-annotation-wrong",
+                f"annotation {annotation}",
+                expected=" or ".join(choices),
+                observed=f"{word[:40]!r}: the VM does not start",
+                source="homenode kubevirt on-define-domain",
+            )
 
 
 def _wrong_hook(text: str) -> str | None:
@@ -424,20 +455,9 @@ _SPLIT = "KubeVirt, virtwrap/converter/vcpu: memory is shared evenly over the ce
 def memory_findings(guest: Vm, nodes: int, host: Host) -> Iterator[Finding]:
     """Huge pages that are missing. nodes: NUMA nodes that the VM takes at least."""
     size, page = guest.memory_bytes, guest.page_bytes
-    if page is None:
-        return
-    subject = f"huge pages of {format_bytes(page)}"
-    if not size:
-        yield finding(
-            "memory-unknown",
-            "spec.domain.memory.guest",
-            expected="a size",
-            observed="none: huge pages could not be counted",
-            source="the VMI",
-        )
-        return
-    if page == 0 or size % page:
+    if not page or size % page:
         return  # admission refuses it
+    subject = f"huge pages of {format_bytes(page)}"
     pools = [pool for node in host.nodes for pool in node.page_pools]
     if not pools:
         yield finding(

@@ -20,6 +20,8 @@ from homenode.vm.plan_options import PciGranularity
 
 ON_ERROR_ANNOTATION = "homenode/on-error"
 GRANULARITY_ANNOTATION = "homenode/pci-granularity"
+CHOICES = {ON_ERROR_ANNOTATION: OnError, GRANULARITY_ANNOTATION: PciGranularity}
+"""What the hook's annotations may say; with another word the VM does not start."""
 
 Choice = TypeVar("Choice", bound=StrEnum)
 

@@ -6,7 +6,7 @@ KubeVirt 1.8.4.
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from math import prod
 from typing import Any
 
@@ -27,8 +27,12 @@ _TYPES: Mapping[str, type] = {
     "cpu.threads": int,
     "cpu.maxSockets": int,
     "cpu.features": list,
+    "cpu.model": str,
+    "cpu.numa": dict,
     "memory": dict,
     "memory.hugepages": dict,
+    "machine": dict,
+    "machine.type": str,
     "resources": dict,
     "resources.requests": dict,
     "resources.limits": dict,
@@ -160,7 +164,7 @@ def vmi_of(document: Mapping[str, Any], source: str, *, needs_domain: bool = Fal
     )
 
 
-_WORDS = {dict: "an object", list: "a list", int: "a whole number"}
+_WORDS = {dict: "an object", list: "a list", int: "a whole number", str: "a text"}
 
 
 def _check_types(domain: Mapping[str, Any], source: str) -> None:
@@ -171,6 +175,33 @@ def _check_types(domain: Mapping[str, Any], source: str) -> None:
                 f"{source}: expected spec.domain.{path} to be {_WORDS[expected]}, found "
                 f"{type(value).__name__}"
             )
+
+
+_KEYS = {
+    "": "resources cpu memory machine firmware clock features devices ioThreadsPolicy ioThreads "
+    "chassis launchSecurity rebootPolicy",
+    "cpu": "cores sockets maxSockets threads model features dedicatedCpuPlacement numa "
+    "isolateEmulatorThread realtime",
+    "cpu.numa": "guestMappingPassthrough",
+    "memory": "guest maxGuest hugepages reservedOverhead",
+    "memory.hugepages": "pageSize",
+    "machine": "type",
+}
+"""By the path below spec.domain. Source: kubevirt.io/api v1.6.2 to v1.9.0, core/v1/schema.go."""
+_DEVICE_KEYS = "name deviceName claimName requestName virtualGPUOptions tag"
+
+
+def unknown_keys(vmi: Vmi) -> Iterator[tuple[str, list[str], list[str]]]:
+    """Keys that KubeVirt's schema lacks: where, those, and the ones that it has there."""
+    objects = [(f"domain.{path}".rstrip("."), known) for path, known in _KEYS.items()]
+    read = [(path, vmi.at(*path.split(".")), known) for path, known in objects]
+    for group in ("gpus", "hostDevices"):
+        for number, one in enumerate(vmi.listed("domain", "devices", group)):
+            read.append((f"domain.devices.{group}[{number}]", one, _DEVICE_KEYS))
+    for path, value, known in read:
+        more = sorted(set(value) - set(known.split())) if isinstance(value, Mapping) else []
+        if more:
+            yield f"spec.{path}", more, known.split()
 
 
 def _mapping(value: Any, source: str, what: str) -> Mapping[str, Any]:

@@ -183,6 +183,8 @@ _DEFAULTS = {"feature": {"policy": "require"}, "hyperv": {"mode": "custom"}}
 _NOT_PRINTED = ("ioapic", "tcg")
 """Elements that libvirt drops where they say nothing."""
 _VFIO = (None, "vfio")
+_PARTITIONS = ("/machine", "/machine.slice")
+"""That libvirt itself names for a running domain."""
 
 
 def with_kept(plan: Plan, document: Document) -> Plan:
@@ -208,6 +210,9 @@ def _settings(document: Document) -> Iterator[str]:
         for name in ("memAccess", "discard"):
             if cell.get(name) is not None:
                 yield f"cell {i} {name}={cell.get(name)}"
+    partition = root.value("resource/partition")
+    if partition not in (None, *_PARTITIONS):
+        yield f"partition {partition}"
     loader = root.at("os/loader")
     if loader is not None and root.value("os/@firmware") is None:
         # Where the document names the firmware's kind alone, libvirt chooses the loader.

@@ -22,14 +22,7 @@ from homenode.vm.model import GuestHostdev, GuestTopology, Vm, VmCell
 from homenode.vm.plan_model import Plan, PlanFinding, plan_finding
 from homenode.vm.targets.codec import Codec, Row, Writing, number_of, text_of
 from homenode.vm.targets.script import quoted
-from homenode.vm.targets.target import (
-    Feature,
-    indirect,
-    lost,
-    native,
-    one_node_each,
-    pus_of,
-)
+from homenode.vm.targets.target import Feature, indirect, lost, native, one_node_each, pus_of
 from homenode.vm.targets.text_edit import offset_of, with_members
 from homenode.wording import printable
 
@@ -41,6 +34,7 @@ _OWNED = re.compile(
 )
 _PF, _VF, _PCI = "type-PF", "type-VF", "type-PCI"
 """Nova's types of PCI functions (nova.objects.fields.PciDeviceType)."""
+_OWN_ALIAS = re.compile(r"pci-[0-9a-f]{4}-[0-9a-f]{4}(-vf)?")
 _MASK = re.compile(r"[0-9^,-]{1,4000}\Z", re.ASCII)
 _SIZE_UNITS = {"": KIB, "kb": KIB, "mb": MIB, "gb": GIB, "kib": KIB, "mib": MIB, "gib": GIB}
 
@@ -301,8 +295,7 @@ def _kind(bdf: Bdf, host: Host | None) -> Kind:
 
 def _alias(kind: Kind) -> str:
     vendor, product, of = kind
-    is_known = vendor is not None and product is not None
-    return f"pci-{vendor}-{product}" + ("-vf" if of == _VF else "") if is_known else "gpu"
+    return "gpu" if vendor is None else f"pci-{vendor}-{product}" + ("-vf" if of == _VF else "")
 
 
 def _given_aliases(flavor: Flavor) -> list[tuple[str, str, str]]:
@@ -311,8 +304,13 @@ def _given_aliases(flavor: Flavor) -> list[tuple[str, str, str]]:
 
 
 def _keeps_aliases(writing: Writing[Flavor]) -> bool:
-    """Whether those of the flavor are for as many functions."""
+    """Whether those of the flavor are for as many functions, and none has homenode's name for
+    another kind."""
     given = _given_aliases(writing.file)
+    if writing.host is not None:
+        own = set(map(_alias, _kinds(writing.plan, writing.host)))
+        if any(_OWN_ALIAS.fullmatch(name) and name not in own for name, *_ in given):
+            return False
     total = sum(int(one) for _, _, one in given if one.isdigit() and len(one) < 6)
     return bool(given) and total == sum(one.uuid is None for one in writing.plan.vm.hostdevs)
 

@@ -187,6 +187,20 @@ def test_an_alternative_that_varies_more_does_not_lend_its_variance_to_the_other
     assert _reach(lent[0]) != pytest.approx(wider * _reach(alone))
 
 
+@pytest.mark.parametrize("boots", [3, 4])
+def test_from_four_boots_on_the_noisier_of_two_counts_with_its_own_variance(boots: int) -> None:
+    """Twice the others' noise: no test of so few boots shows it."""
+    rng = random.Random(45)
+    quiet = [simulated_run(one, TRIAD, rng, boots=boots) for one in ("default", "pin", "pin-numa")]
+    noisy = simulated_run("pin-bound", TRIAD, rng, boots=boots, between=0.02)
+    reach = {one.alternative: _reach(one) for one in compared(*quiet, noisy).effects}
+    assert reach["pin"] == pytest.approx(reach["pin-numa"], rel=0.05)
+    if boots == 3:
+        assert reach["pin-bound"] == pytest.approx(reach["pin"])
+    else:
+        assert reach["pin-bound"] > 1.1 * reach["pin"]
+
+
 def _reach(effect: Effect) -> float:
     assert effect.low is not None and effect.high is not None
     return math.log(effect.high / effect.low)

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.decide.alternative import alternatives
+from homenode.decide.compare import compare
 from homenode.decide.comparison import EvidenceLevel
 from homenode.decide.decide import PRIOR, decide, decide_all, decide_for_machines, machines_with
 from homenode.decide.evidence.documents import publications
@@ -556,6 +557,23 @@ def _simulated(noise: float, values: Mapping[str, float], seed: int) -> Verdict:
         for layout, value in values.items()
     ]
     return verdict("H200", alternatives(runs), Objective.HOST_BANDWIDTH)
+
+
+def test_a_pair_that_shows_nothing_weakens_no_other_and_each_has_the_word_of_compare() -> None:
+    """Four boots are too few for 1.6 x, which states of boots explain, and enough for 2.4 x."""
+    rng = random.Random(35)
+    gains = {"default": 1.0, "pin": 1.5, "pin-numa": 2.4}
+    runs = [
+        simulated_run(name, {"memory-bandwidth": ("bytes_per_s", 8e10 * gain)}, rng, boots=4)
+        for name, gain in gains.items()
+    ]
+    made = verdict("x", alternatives(runs), Objective.HOST_BANDWIDTH)
+    assert (made.avoid, made.level) == (("default",), EvidenceLevel.MEASURED)
+    *_, best = alternatives(runs)
+    pairs = compare([best, *alternatives(runs)[:2]]).effects
+    words = {one.alternative: one.level for one in pairs if one.primary}
+    assert words == {one.alternative: one.level for one in made.results if one.ratio < 1}
+    assert words == {"default": EvidenceLevel.MEASURED, "pin": EvidenceLevel.PROVISIONAL}
 
 
 def test_layouts_that_noise_hides_are_not_called_equal() -> None:

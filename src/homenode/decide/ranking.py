@@ -93,8 +93,10 @@ class Ranking(Struct, frozen=True):
         return tuple(name for name in self._at(Position.UNDECIDED) if name not in (*worse, *kept))
 
     def level(self) -> EvidenceLevel:
-        """The weakest among its results."""
-        levels = [one.level for one in self.results]
+        """The weakest by which something is worse than the best; where nothing is, the weakest of
+        all. A pair that shows nothing weakens no other."""
+        worse = [one.level for one in self.results if one.position is Position.WORSE]
+        levels = worse or [one.level for one in self.results]
         return max(levels, key=lambda one: one.rank, default=EvidenceLevel.MEASURED)
 
     def _at(self, position: Position) -> tuple[str, ...]:

@@ -1,6 +1,6 @@
 """Statement: a verdict in sentences, for people. Nothing reads them back."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from homenode.decide.comparison import EvidenceLevel
 from homenode.decide.evidence.model import Publication
@@ -186,7 +186,7 @@ def _answer(verdict: Verdict) -> str:
         return choice
     equals = f" (no worse: {', '.join(verdict.also)})" if verdict.also else ""
     if verdict.avoid:
-        return f"{choice}{equals} rather than {', '.join(verdict.avoid)}"
+        return f"{choice}{equals} rather than {', '.join(_avoided(verdict))}"
     if verdict.why(ReasonId.MAY_BE_BETTER) is not None:
         return f"{choice}; cannot tell which is best"
     unshown = [one for one in verdict.results if one.position is Position.UNSHOWN]
@@ -201,6 +201,15 @@ def _answer(verdict: Verdict) -> str:
     if unshown:
         return f"{choice}; no difference is shown"
     return f"{choice}; no difference that matters"
+
+
+def _avoided(verdict: Verdict) -> Iterator[str]:
+    """Those that are worse, each with its own ground where that is not the verdict's."""
+    for name in verdict.avoid:
+        worse = (one for one in verdict.results if one.position is Position.WORSE)
+        levels = [one.level for one in worse if one.alternative == name]
+        own = max(levels, key=lambda level: level.rank, default=verdict.level)
+        yield name if own is verdict.level else f"{name} ({own})"
 
 
 def _excludes_one(one: RankedResult) -> bool:

@@ -25,6 +25,7 @@ from homenode.measure.results.vantage import Vantage
 from homenode.show.trial_text import advice_text
 from homenode.vm.layout import PRESETS
 from homenode.vm.sources import load_host
+from tests.measure import random_guests
 from tests.measure.collective_guests import (
     CollectiveGuest,
     Settings,
@@ -126,6 +127,16 @@ def test_the_cause_is_placement_where_the_file_and_the_places_repair_it() -> Non
     assert one.provisional and not three.provisional
     assert standing(three, Cause.GUEST_CELLS) is Standing.REFUTED
     assert standing(three, Cause.GUEST_BALANCING) is Standing.RECORDED_OFF
+
+
+def test_where_every_cell_was_measured_no_next_one_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(random_guests, "ONE_BY_ONE", settings_of(Depth.FULL))
+    guests = replace(quiet(Cause.PLACEMENT), logs="none", recorded=False)
+    found = diagnosis_of(replace(guests, boots=1))
+    assert found.next_cell is not None and found.next_cell.before is not None, "a switch is left"
+    assert diagnosis_of(quiet(Cause.PLACEMENT)).next_cell is None
 
 
 def test_a_refuted_mechanism_names_the_cells_that_refute_it_with_their_figures() -> None:

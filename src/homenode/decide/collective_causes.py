@@ -276,7 +276,8 @@ class _Conclusion:
             if one.off is not None and any(one in those for those in self._left)
         ]
         switches = [(with_it * (len(self._left) - with_it), one) for with_it, one in off]
-        score, _, _, cell = max(scored, key=lambda each: each[:3])
+        every = (0, False, False, None)  # where all that can be measured was
+        score, _, _, cell = max(scored, key=lambda each: each[:3], default=every)
         most, switch = max(switches, key=lambda each: each[0], default=(0, None))
         causes = tuple(dict.fromkeys(one.cause for those in self._left for one in _ordered(those)))
         if switch is not None and most >= score and most > 0:
@@ -287,7 +288,7 @@ class _Conclusion:
                 before=switch.off,
                 separates=causes,
             )
-        if score == 0:
+        if cell is None or score == 0:
             return self._more_boots()
         words = ["--layouts", FLAT, "--bare"] if cell.layout == BARE else ["--layouts", cell.layout]
         words += [] if cell.settings in ONE_BY_ONE else ["--full"]

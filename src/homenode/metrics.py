@@ -295,12 +295,15 @@ METRICS: dict[str, Metric] = {metric.id: metric for metric in _METRICS}
 UNCOMPARED = frozenset(
     """
     allreduce-half-peak cache-capacity collective-bound-gpus collective-channels
-    collective-fullest-node collective-interrupt-nodes cpu-fairness fill-ratio gpu-power
+    collective-fullest-node collective-interrupt-nodes cpu-fairness fill-ratio
     loaded-bandwidth loaded-latency memory-traffic smt-gain sysbench-memory
 """.split()
 )
 """What else the suite and other tools print: it explains figures, and nothing is decided by it.
 """
+
+POWER = "gpu-power"
+"""Shown next to each other, by test; more of it is neither better nor worse."""
 
 MOST_PRIMARY = 6
 """Primary metrics of an objective, at most."""

@@ -24,6 +24,7 @@ from homenode.measure.results.model import Condition, GpuPlace, Origin, Run, Sam
 from homenode.measure.results.vantage import Vantage
 from homenode.metrics import METRICS, MOST_PRIMARY, metric_of, primaries
 from homenode.objective import Objective
+from homenode.show.results_text import power_table
 from tests.simulated_runs import simulated_run
 
 TRIAD = {"memory-bandwidth": ("bytes_per_s", 100e9)}
@@ -70,6 +71,23 @@ def test_a_difference_that_cannot_matter_is_distinguished_from_not_knowing() -> 
     assert only(compared(*quiet)).outcome is Outcome.NO_DIFFERENCE
     noisy = [simulated_run(layout, TRIAD, rng, between=0.2) for layout in ("pin", "pin-numa")]
     assert only(compared(*noisy)).outcome is Outcome.CANNOT_TELL
+
+
+def test_power_is_shown_by_test_and_layout_and_decides_nothing() -> None:
+    rng = random.Random(5)
+    quiet, loud = pair(rng)
+    watts = [
+        Sample("gpu-power", "watts", value, device=gpu, boot=boot, variant="matmul")
+        for gpu, value in ((GPU, 300.0), (Bdf.parse("0000:3b:00.0"), 500.0))
+        for boot in range(3)
+    ]
+    found = compared(quiet, replace(loud, samples=(*loud.samples, *watts)))
+    assert found.power == {"pin-numa": {"matmul": 400.0}}
+    assert {one.metric for one in found.effects} == {"memory-bandwidth"}
+    assert not [one for one in found.doubts if one.id == "unknown-metric"]
+    (table,) = power_table({"pin": {}, **found.power})
+    assert (table.heads[1:], table.rows) == (("pin", "pin-numa"), (("matmul", "-", "400 W"),))
+    assert power_table({}) == ()
 
 
 def test_one_boot_of_a_layout_is_provisional_at_most_however_many_samples_it_has() -> None:

@@ -196,6 +196,10 @@ def test_amd_tools_are_read_by_the_heads_of_their_tables() -> None:
     assert [(str(one.device), one.watts) for one in power.parse_power(rocm)] == [
         ("0000:c1:00.0", 141.0)
     ]
-    amd = "gpu,socket_power,gfx_voltage\n0,120,N/A\n1,N/A,N/A\n"
+    # metric_gpu and flatten_dict of ROCm/amdsmi's amdsmi_cli; another order is none of ours.
+    head = "gpu,socket_power,gfx_voltage,soc_voltage,mem_voltage,throttle_status,power_management"
+    amd = f"{head}\n0,120,N/A,N/A,N/A,UNTHROTTLED,ENABLED\n1,N/A,N/A,N/A,N/A,N/A,N/A\n"
     assert [(one.index, one.watts) for one in power.parse_power(amd)] == [(0, 120.0)]
+    node = "gpu,ubb_power,socket_power\n0,5600,120\n"
+    assert [(one.index, one.watts) for one in power.parse_power(node)] == [(0, 120.0)]
     assert not list(power.parse_power("WARNING: no permission, ask the administrator\n"))

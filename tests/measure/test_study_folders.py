@@ -10,9 +10,12 @@ from homenode.decide.evidence.documents import publications
 from homenode.decide.evidence.model import Evidence
 from homenode.decide.grade import Grade, grade_of
 from homenode.decide.statement import ground_of
-from homenode.decide.verdict import ReasonId, Verdict
+from homenode.decide.verdict import ReasonId, Verdict, Verdicts
+from homenode.formats import decode
 from homenode.measure.results.store import load_runs
 from homenode.objective import Objective
+from homenode.show.page.gathered import gather
+from homenode.show.page.machine import machines_of
 from tests.command_line import homenode
 from tests.study_folders import write_study_folders
 
@@ -27,8 +30,12 @@ RECOMMENDED = {
 
 
 @pytest.fixture(scope="module")
-def verdicts(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, Objective], Verdict]:
-    root = tmp_path_factory.mktemp("study")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("study")
+
+
+@pytest.fixture(scope="module")
+def verdicts(root: Path) -> dict[tuple[str, Objective], Verdict]:
     systems = write_study_folders(root / "results")
     done = homenode("import", str(root / "results"), "-o", str(root / "imported"))
     assert done.exit_code == 0, done.output
@@ -46,6 +53,22 @@ def test_one_run_per_configuration_gives_the_articles_answer_as_provisional(
     assert made.layout == RECOMMENDED[system, objective]
     assert (made.level, made.boots) == (EvidenceLevel.PROVISIONAL, (1, 1))
     assert ground_of(made) == "provisional, one boot each, on a host not named"
+
+
+def test_raw_folders_are_decided_compared_and_reported_as_imported_ones(
+    verdicts: dict[tuple[str, Objective], Verdict], root: Path
+) -> None:
+    expected = {key: (one.choice, one.layout, one.level) for key, one in verdicts.items()}
+    done = homenode("recommend", root / "results", "--json")
+    found = decode(done.output, "verdict", Verdicts, "output").verdicts
+    assert {(v.system, v.objective): (v.choice, v.layout, v.level) for v in found} == expected
+    read = gather([str(root / "results")], publications(), ())
+    machines = machines_of(read.runs, read.stored, publications(), read.hosts)
+    reported = [one for machine in machines for one in machine.verdicts]
+    assert {(v.system, v.objective): (v.choice, v.layout, v.level) for v in reported} == expected
+    folders = (root / "results/H200", root / "imported/H200")
+    raw, imported = (homenode("compare", one, "--json").output for one in folders)
+    assert raw == imported
 
 
 def test_the_rtx_5090_gets_none_and_its_card_says_why(

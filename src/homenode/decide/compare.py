@@ -23,11 +23,11 @@ from homenode.decide.health import figure_findings
 from homenode.decide.intervals import CONFIDENCE, LEAST_BOOTS, interval
 from homenode.decide.outcomes import Found, judged, metric_of_effect
 from homenode.decide.rounds import reached, shared, until
-from homenode.decide.summary import Series, SeriesKey, headline
+from homenode.decide.summary import Series, SeriesKey, headline, power_by_test
 from homenode.errors import InputError
 from homenode.measure.results.model import FigureKey
 from homenode.measure.results.vantage import Vantage
-from homenode.metrics import METRICS, TWO_STATES, UNCOMPARED, Metric, metric_of, primaries
+from homenode.metrics import METRICS, POWER, TWO_STATES, UNCOMPARED, Metric, metric_of, primaries
 from homenode.objective import Objective
 
 SeriesByLabel = Mapping[str, Mapping[SeriesKey, Series]]
@@ -57,7 +57,8 @@ def compare(
     joined = with_joint_states(chosen)
     made = {one.label: one.series for one in joined}
     found = compare_series(joined, made, objective, bare=bare, skipped=skipped)
-    return structs.replace(found, doubts=once([*_sick(chosen), *found.doubts]))
+    power = {label: drawn for label, one in made.items() if (drawn := power_by_test(one))}
+    return structs.replace(found, doubts=once([*_sick(chosen), *found.doubts]), power=power)
 
 
 def compare_series(
@@ -407,7 +408,8 @@ def _unpaired(
             cause="other GPUs, or addresses of the guest, which change with the layout",
             remedy="give bench and import the plan: it gives each GPU's host address",
         )
-    unknown = sorted({key.metric for key in first if metric_of(key.metric) is None} - UNCOMPARED)
+    unnamed = {key.metric for key in first if metric_of(key.metric) is None}
+    unknown = sorted(unnamed - UNCOMPARED - {POWER})
     if unknown:
         yield Doubt(
             id="unknown-metric",

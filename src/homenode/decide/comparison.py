@@ -1,6 +1,6 @@
 """Comparison: effects with intervals, or "cannot tell", and every doubt with its remedy."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 
 from msgspec import Struct
@@ -108,7 +108,8 @@ class Comparison(Struct, frozen=True, kw_only=True):
     objective: whose primary metrics decide; None = those of every objective, each for itself.
     bare: the baseline is the host itself, and ratios are parts of bare metal. confidence: of every
     interval. skipped: folders that were left out, with the reason. sequence: whose looks the
-    intervals hold over, None where rounds were ordered beforehand.
+    intervals hold over, None where rounds were ordered beforehand. power: median watts of a GPU, by
+    alternative and test.
     """
 
     objective: str | None
@@ -120,3 +121,4 @@ class Comparison(Struct, frozen=True, kw_only=True):
     doubts: tuple[Doubt, ...]
     skipped: tuple[str, ...]
     sequence: SequentialPlan | None = None
+    power: Mapping[str, Mapping[str, float]] = {}

@@ -16,7 +16,7 @@ from msgspec import Struct, structs
 from homenode.bdf import Bdf
 from homenode.decide.rounds import look_of
 from homenode.measure.results.model import UNSETTLED, FigureKey, Run, RunHead, Sample, Statistic
-from homenode.metrics import Metric, metric_of
+from homenode.metrics import POWER, Metric, metric_of
 
 LEAST_UNDISTURBED = 3
 """Disturbed samples are left out while at least this many others are there in a boot."""
@@ -149,6 +149,15 @@ def shown_series(series: Mapping[SeriesKey, Series], metric: Metric) -> Series |
     """The series that speaks for a metric, or its only one: nothing else is chosen by that."""
     only = only_variant(series, metric)
     return headline_series(series, metric) or (series[only[0]] if only else None)
+
+
+def power_by_test(series: Mapping[SeriesKey, Series]) -> dict[str, float]:
+    """Watts of a GPU while each test ran: the median over GPUs and boots."""
+    drawn: dict[str, list[float]] = {}
+    for key, one in series.items():
+        if key.metric == POWER:
+            drawn.setdefault(key.variant or "", []).extend(one.medians)
+    return {test: statistics.median(watts) for test, watts in drawn.items()}
 
 
 def _once(boots: _Boots) -> _Boots:

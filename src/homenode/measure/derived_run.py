@@ -29,7 +29,7 @@ from homenode.measure.results.placement_states import Bracket, States, states_of
 from homenode.measure.run_folder import LookRecord, RunRecord, StepRecord, StepStatus
 from homenode.measure.schedule import Schedule, moved_rounds, schedule
 from homenode.measure.step_reading import REPLAYED, disturbed, read_app, read_step
-from homenode.metrics import metric_of
+from homenode.metrics import POWER, metric_of
 
 _SHOWN = 6
 """Placement states that a finding names."""
@@ -233,7 +233,7 @@ def _samples(record: RunRecord, read: Sequence[_Read]) -> tuple[tuple[Sample, ..
             )
         found += [
             sample(
-                "gpu-power",
+                POWER,
                 "watts",
                 power.watts,
                 device=_on_host(power.device, on_host),

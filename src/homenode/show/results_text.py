@@ -125,6 +125,7 @@ def comparison_text(comparison: Comparison, *, everything: bool = False) -> Doc:
         effects = [one for one in comparison.effects if one.alternative == label]
         tables = tuple(_tables(comparison, effects, everything))
         parts.append(Section(f"{label} against {against}", tables))
+    parts += power_table(comparison.power)
     parts += (Section("", tuple(_doubts(comparison.doubts))), Text(""))
     parts += [Text(f"skipped: {one}", "warn") for one in comparison.skipped]
     about = (
@@ -134,6 +135,17 @@ def comparison_text(comparison: Comparison, *, everything: bool = False) -> Doc:
     if comparison.sequence is not None:
         about += "; rounds were ordered one by one, and they hold over all looks at them"
     return Doc("", (*parts, Text(about)))
+
+
+def power_table(power: Mapping[str, Mapping[str, float]]) -> tuple[Table, ...]:
+    """Watts by alternative and test, a column for each alternative; none where none is known."""
+    tests = dict.fromkeys(test for drawn in power.values() for test in drawn)
+    rows = tuple(
+        (test, *(f"{drawn[test]:.0f} W" if test in drawn else "-" for drawn in power.values()))
+        for test in tests
+    )
+    heads = ("power of a GPU, median", *power)
+    return (Table(heads=heads, rows=rows, numeric=tuple(power)),) if rows else ()
 
 
 def _doubts(doubts: Iterable[Doubt]) -> Iterator[Text]:

@@ -1,10 +1,14 @@
 """GpuPower: what each GPU draws while a step runs, by the first tool that is installed. [I/O]
 
 nvidia-smi and rocm-smi print addresses; amd-smi numbers GPUs in its own order. Each prints a table
-with a head; "N/A" is no figure.
+with a head; "N/A" is no figure. Other columns have power in their names, too: power_management.
+Sources: nvidia-smi(1); ROCm/rocm_smi_lib, python_smi_tools/rocm_smi.py, showPower; ROCm/amdsmi,
+amdsmi_cli/amdsmi_commands.py, metric_gpu, and amdsmi_logger.py, flatten_dict. amd-smi of ROCm 6 has
+no --power in a VM (amdsmi_parser.py): there nothing is known without rocm-smi.
 """
 
 import csv
+import re
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -28,6 +32,9 @@ COMMANDS = {
 EVERY_S = 1.0
 """A step that is shorter has no figure: its GPUs have hardly begun."""
 
+_DRAWN = re.compile(r"power\.draw( \[w\])?|socket_power|.*graphics package power \(w\)")
+"""Heads of the columns that have it, in small letters."""
+
 _LONGEST_S = 10.0
 _MOST_WATTS = 1e5
 
@@ -50,7 +57,7 @@ def parse_power(text: str) -> Iterator[GpuPower]:
     for row in csv.DictReader(lines, skipinitialspace=True):
         fields = {name.lower(): value for name, value in row.items() if name and value}
         address = next((fields[name] for name in fields if name.startswith("pci")), None)
-        watts = next((fields[name] for name in fields if "power" in name), "")
+        watts = next((fields[name] for name in fields if _DRAWN.fullmatch(name)), "")
         with suppress(ValueError, ParseError):
             drawn = float(watts)
             if not 0 < drawn < _MOST_WATTS:

@@ -10,6 +10,7 @@ from homenode.decide.comparison import Doubt
 from homenode.decide.evidence.model import Publication
 from homenode.decide.grade import Grade
 from homenode.decide.matrices import CopyLocality, localities, matrices_of
+from homenode.decide.summary import power_by_test
 from homenode.decide.words import figure_text
 from homenode.doc import Cell, Doc, Gallery, Items, Part, Picture, Section, Span, Table, Text, plain
 from homenode.machine.pci import DeviceKind
@@ -52,7 +53,7 @@ from homenode.show.page.verdict_card import (
     verdict_card,
     verdicts_table,
 )
-from homenode.show.results_text import SAID_BY_LEVEL
+from homenode.show.results_text import SAID_BY_LEVEL, power_table
 from homenode.wording import plural
 
 _SIGNS = {
@@ -259,6 +260,8 @@ def _evidence(
     if not (paper and card.authors):
         yield from _pictures("Figures by layout", "", bar_pictures(machine))
     yield from _pictures("In detail", "", _details(machine))
+    drawn = {one.label: power_by_test(machine.series[one.label]) for one in machine.every}
+    yield from power_table({label: watts for label, watts in drawn.items() if watts})
     if near_and_far:
         yield _locality_table(near_and_far, machine.name)
     yield from _pictures("Near and far", "", locality_pictures(near_and_far))

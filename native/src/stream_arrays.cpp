@@ -14,6 +14,7 @@ constexpr std::size_t offset_room_bytes = 4096;
 constexpr std::size_t most_windows = 16;
 constexpr std::size_t least_window_bytes = std::size_t{16} << 20U;
 constexpr std::size_t period = 256;  // values repeat: small integers, exact in every sum
+static_assert(period % kernel_grain == 0);
 constexpr std::size_t checks_per_window = 61;
 
 double a_at(std::size_t i) { return static_cast<double>(i % period); }
@@ -30,12 +31,12 @@ std::size_t StreamArrays::footprint_bytes(std::size_t array_bytes) {
   return 3 * (array_bytes + offset_room_bytes + buffer_alignment);
 }
 
-std::size_t StreamArrays::least_bytes() { return kernel_grain * period * sizeof(double); }
+std::size_t StreamArrays::least_bytes() { return period * sizeof(double); }
 
 StreamArrays::StreamArrays(std::size_t array_bytes, PageKind pages, std::optional<int> node,
                            const Host& host) {
   windows_ = std::clamp<std::size_t>(array_bytes / least_window_bytes, 1, most_windows);
-  const std::size_t grain = windows_ * kernel_grain * period;
+  const std::size_t grain = windows_ * period;
   elements_ = std::max<std::size_t>(array_bytes / sizeof(double) / grain, 1) * grain;
   double* starts[3];
   for (std::size_t k = 0; k < 3; ++k) {

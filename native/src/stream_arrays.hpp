@@ -21,7 +21,7 @@ class StreamArrays {
   StreamArrays(std::size_t array_bytes, PageKind pages, std::optional<int> node, const Host& host);
 
   static std::size_t footprint_bytes(std::size_t array_bytes);  // of the three arrays together
-  static std::size_t least_bytes();  // of one array: whole grains, and whole periods of its values
+  static std::size_t least_bytes();  // of one array: whole periods of its values, which are whole grains
 
   std::size_t elements() const { return elements_; }
   std::size_t windows() const { return windows_; }

@@ -4,7 +4,7 @@ The boot is the unit of replication: a boot's samples are condensed to their med
 are compared on the logarithmic scale. Welch's t with Satterthwaite's degrees of freedom; of three
 alternatives or more the variances are pooled but those that Cochran's test (ISO 5725-2) finds to
 be larger. In a trial whose rounds differ, the rounds are blocks. Error rates:
-docs/decisions/0003-intervals.md.
+docs/decisions/0003-intervals.md, 0029-one-noisy-layout.md.
 """
 
 import math

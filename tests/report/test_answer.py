@@ -88,6 +88,14 @@ def test_one_machine_is_told_its_layout_and_how_sure_that_is() -> None:
     )
 
 
+def test_machines_whose_layouts_differ_in_several_steps_are_told_as_well() -> None:
+    """No two of them differ in one step, and a trial of these three is what README proposes."""
+    decided = made("H200", default=100, pin_numa_pci=400)
+    said = [*advice_of(measured(*decided, *made("MI350X", pin=100)))]
+    assert [one.machine for one in said] == ["H200"]
+    assert "run pin-numa-pci" in said[0].text and "4 x default" in said[0].text
+
+
 def test_each_sentence_is_a_link_to_a_section_of_the_page(
     published: tuple[ReportedMachine, ...],
 ) -> None:

@@ -21,6 +21,7 @@ from homenode.errors import InputError
 from homenode.machine.topology import Host
 from homenode.units import format_bytes
 from homenode.vm.model import Vm
+from homenode.wording import pus_text
 
 KIND = "certificate"
 NAMESPACE = "homenode"
@@ -182,7 +183,7 @@ def live_claims(expected: Vm, vm: RunningVm, host: Host | None) -> Iterator[Cert
                         of=str(number),
                         within=pus,
                         subject=f"{name} {number}".rstrip(),
-                        expected=f"PUs {pus}",
+                        expected=pus_text(pus),
                         observed="",
                         state=CertifiedState.NOT_KNOWN,
                         how=f"{where}/task",
@@ -244,7 +245,7 @@ def sight_of(claim: CertifiedClaim, found: Vm, vm: RunningVm) -> Sighting:
         if thread is None:
             is_read = bool(vm.threads) and not vm.threads_of(ThreadKind.ALL_VCPUS)
             return Sighting(observed="no thread", holds=False if is_read else None)
-        return Sighting(observed=f"PUs {thread.allowed}", holds=thread.allowed <= within)
+        return Sighting(observed=pus_text(thread.allowed), holds=thread.allowed <= within)
     if claim.kind is CertifiedKind.MEMORY:
         areas = (m.area for m in cell_memory(found, vm) if m.piece.subject == claim.of)
         area = next(areas, None)
@@ -267,7 +268,7 @@ def _of_emulator(vm: RunningVm, within: CpuSet) -> Sighting:
     main = next((one for one in vm.threads if one.id == vm.process), None)
     if main is None:
         return Sighting(observed="no thread", holds=None)
-    return Sighting(observed=f"PUs {main.allowed}", holds=main.allowed <= within)
+    return Sighting(observed=pus_text(main.allowed), holds=main.allowed <= within)
 
 
 def digest(content: bytes) -> str:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Iterator, Sequence
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from homenode.decide.comparison import EvidenceLevel, Outcome
 from homenode.decide.statement import effect_text, stop_text
@@ -65,6 +65,12 @@ def advise(machines: Sequence[Advised]) -> tuple[Sentence, ...]:
         return tuple(found[:MOST])
     healthy = [one for one in machines if not _is_stopped(one)]
     found = _of_several([effect for one in healthy for effect in one.effects])
+    if not found:  # layouts that differ in several steps have no effect of one step
+        for one in healthy:
+            better = tuple(v for v in one.verdicts if _is_by_figures(v) and not v.also)
+            for said in _of_one(structs.replace(one, verdicts=better)):
+                use = f"{one.name}, {said.use[0].lower()}{said.use[1:]}"
+                found.append(structs.replace(said, use=use))
     return (*found[: MOST - min(len(stopped), 1)], *stopped)[:MOST]
 
 
@@ -153,12 +159,16 @@ def _range(ratios: Sequence[float]) -> str:
     return low if low == high else range_text(float(low[:-2]), float(high[:-2]))
 
 
+def _is_by_figures(verdict: Verdict) -> bool:
+    return verdict.level not in (None, EvidenceLevel.REASONED)
+
+
 def _of_one(machine: Advised) -> Iterator[Sentence]:
     """A sentence for each layout that figures choose, first where it is better than others; of what
     is reasoned alone, one that says it."""
     chosen: dict[str, list[Verdict]] = {}
     for one in machine.verdicts:
-        if one.choice is not None and one.level not in (None, EvidenceLevel.REASONED):
+        if one.choice is not None and _is_by_figures(one):
             chosen.setdefault(one.choice, []).append(one)
     decided = sorted(chosen.items(), key=lambda one: all(verdict.also for verdict in one[1]))
     for choice, verdicts in decided:

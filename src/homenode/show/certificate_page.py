@@ -10,7 +10,7 @@ from homenode.check.certificate import (
 )
 from homenode.cpuset import CpuSet
 from homenode.doc import Cell, Doc, Items, Section, Table, Text
-from homenode.wording import plural
+from homenode.wording import plural, pus_text
 
 _LOOKS = {CertifiedState.PROVED: "good", CertifiedState.NOT_KNOWN: "warn"}
 _THREADS = ((CertifiedKind.VCPU, "vCPU"), (CertifiedKind.IOTHREAD, "IOThread"))
@@ -30,7 +30,9 @@ def certificate_doc(body: CertificateBody, principal: str | None, differs: tuple
         Items(tuple(_summary(body.claims)), look="plain"),
     ]
     if differs:
-        parts.append(Section(title="Not what it was made with", parts=(Items(differs),)))
+        parts.append(
+            Section(title="Given now, and different when it was made", parts=(Items(differs),))
+        )
     parts.append(
         _claims("Cores, memory and devices, as the host's kernel showed them", body.claims)
     )
@@ -54,7 +56,7 @@ def _summary(claims: tuple[CertifiedClaim, ...]) -> Iterator[str]:
         ours = [one for one in claims if one.kind is kind]
         if ours:
             pus = CpuSet.union(one.within for one in ours if one.within is not None)
-            yield f"{plural(len(ours), name)} on PUs {pus}"
+            yield f"{plural(len(ours), name)} on {pus_text(pus)}"
     memory = [one for one in claims if one.kind is CertifiedKind.MEMORY]
     if memory:
         nodes = CpuSet.union(one.within for one in memory if one.within is not None)

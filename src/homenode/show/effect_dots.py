@@ -9,7 +9,7 @@ from homenode.decide.words import multiple_text
 from homenode.show.svg_canvas import CHART_WIDTH, TEXT, SvgCanvas, text_width
 
 _ROW, _GROUP, _KEY, _GAP = 19.0, 20.0, 17.0, 6.0
-_RIGHT = 58.0
+_RIGHT = 68.0
 """Of the plot: the figure that is furthest from 1, with a dot in the colour of its layout."""
 
 _MOST_LEFT = 118.0
@@ -117,4 +117,4 @@ def _draw(
     furthest = max(row.dots, key=lambda dot: abs(math.log(dot.ratio)))
     said = multiple_text(furthest.ratio)
     canvas.text(CHART_WIDTH, middle + 4, said, 10, anchor="end", bold=True)
-    canvas.dot(CHART_WIDTH - 48, middle, 3, f"s{furthest.series}")
+    canvas.dot(CHART_WIDTH - 56, middle, 3, f"s{furthest.series}")

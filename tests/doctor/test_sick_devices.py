@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 
 import pytest
+from msgspec.structs import replace
 
 from homenode.check.doctor.diagnosis import diagnose
 from homenode.findings import Finding
@@ -16,6 +17,7 @@ from homenode.machine.description.render import render
 from homenode.machine.description.shipped import load_shipped
 from homenode.machine.discover.host import discover
 from homenode.machine.discover.lspci import host_from_lspci
+from homenode.machine.pci import DeviceKind
 from homenode.machine.snapshot.memory import MemorySnapshot
 from tests.shared_data import needs_shared, shared
 
@@ -111,6 +113,19 @@ LISTED: dict[str, tuple[str, str, str, str]] = {
         "LnkCtl:\tASPM L1 Enabled;",
         "device-odd",
     ),
+    "a GPU of another revision": (GPU, "(rev a1)", "(rev b1)", "device-odd"),
+    "a NIC has errors on a lane": (
+        NIC,
+        "LaneErrStat: 0",
+        "LaneErrStat: LaneErr at lane: 3",
+        "device-odd",
+    ),
+    "a NIC of another model": (
+        NIC,
+        "MT2910 Family [ConnectX-7]",
+        "MT28908 [ConnectX-6]",
+        "device-odd",
+    ),
     "a GPU's driver is gone": (GPU, "\tKernel driver in use: nvidia\n", "", "device-odd"),
 }
 
@@ -143,12 +158,25 @@ def test_a_fault_in_a_listing_is_named_with_its_device(fault: str) -> None:
         ("BusMaster+", "BusMaster-", "device-odd"),
     ],
 )
-def test_a_fault_of_a_gpus_port_is_named_with_the_gpu(old: str, new: str, expected: str) -> None:
+def test_a_fault_of_a_port_is_named_with_it_and_the_gpu(old: str, new: str, expected: str) -> None:
     host = host_from_lspci(listing(), "hgx")
     gpu = next(d for d in host.pci_devices if str(d.bdf) == f"0000:{GPU}")
     assert gpu.parent is not None
     found = diagnose(host_from_lspci(edited(str(gpu.parent)[5:], old, new), "hgx")).findings
     assert (expected, str(gpu.bdf)) in named(found, sound_listing())
+    assert {one.devices[0] for one in found if one not in sound_listing()} == {gpu.parent}
+
+
+@needs_shared
+@pytest.mark.parametrize("above", [1, 2])
+def test_a_switch_or_root_port_that_can_less_is_named_once_for_all_below_it(above: int) -> None:
+    host = host_from_lspci(listing(), "hgx")
+    gpu = next(d for d in host.pci_devices if str(d.bdf) == f"0000:{GPU}")
+    port = host.bridges_above(gpu.bdf)[above].bdf
+    sick = edited(str(port)[5:], "Speed 32GT/s, Width x16", "Speed 32GT/s, Width x8")
+    added = [o for o in diagnose(host_from_lspci(sick, "hgx")).findings if o not in sound_listing()]
+    assert [(one.id, one.devices[0]) for one in added] == [("device-odd", port)]
+    assert gpu.bdf in added[0].devices
 
 
 @needs_shared
@@ -223,6 +251,13 @@ RENDERED: dict[str, tuple[str, str, str, int, str, Text, str]] = {
         "DLP 2\nTOTAL_ERR_FATAL 2",
         "pcie-errors-uncorrected",
     ),
+    "rtx: one timeout after another": (
+        *RTX,
+        0,
+        "aer_dev_nonfatal",
+        "CmpltTO 40",
+        "pcie-errors-uncorrected",
+    ),
     "rtx: retries": (*RTX, 0, "aer_dev_correctable", "BadTLP 90000", "pcie-errors-corrected"),
     "rtx: more retries than others": (
         *RTX,
@@ -280,6 +315,32 @@ def test_a_fault_in_sysfs_is_named_with_its_device(fault: str) -> None:
     assert (expected, sick.rpartition("/")[2]) in named(found, sound)
 
 
+def test_a_gpu_without_an_iommu_group_is_named_where_others_have_one() -> None:
+    host = discover(rendered("hgx-h100"))
+    gpu = host.devices_of_kind(DeviceKind.GPU)[3]
+    devices = tuple(
+        replace(d, iommu_group=None) if d.bdf == gpu.bdf else d for d in host.pci_devices
+    )
+    found = named(diagnose(replace(host, pci_devices=devices)).findings, ())
+    assert ("device-odd", str(gpu.bdf)) in found
+
+
+@pytest.mark.parametrize("cell", ["NV12", "SYS"])
+def test_a_pair_of_gpus_with_fewer_links_is_named(cell: str) -> None:
+    def fewer(commands: dict[str, str]) -> None:
+        rows = [line.split("\t") for line in commands["nvidia-smi-topo"].splitlines()]
+        place = {name.strip(): i for i, name in enumerate(rows[0])}
+        for row in rows:
+            for a, b in (("GPU1", "GPU5"), ("GPU5", "GPU1")):
+                if row[0].strip() == a:
+                    row[place[b]] = cell
+        commands["nvidia-smi-topo"] = "\n".join("\t".join(row) for row in rows) + "\n"
+
+    gpus = functions(rendered("hgx-h100").files, "10de", "2330")
+    found = named(with_edit("hgx-h100", lambda files: None, fewer), ())
+    assert {bdf for _, bdf in found if bdf} == {gpus[i].rpartition("/")[2] for i in (1, 5)}
+
+
 def test_lost_links_between_gpus_are_named() -> None:
     def fewer(commands: dict[str, str]) -> None:
         lines = commands["nvidia-smi-topo"].splitlines()
@@ -311,7 +372,18 @@ def test_faults_of_nodes_are_named() -> None:
             files[f"{folder}/scaling_max_freq"] = "2000000\n"
             files[f"{folder}/cpuinfo_max_freq"] = "3800000\n"
 
-    for change, expected in ((fewer_dimms, "node-memory-unequal"), (cap, "frequency-capped")):
+    def forget(files: Files) -> None:
+        for pu in range(224):
+            folder = f"/sys/devices/system/cpu/cpu{pu}/cpufreq"
+            files[f"{folder}/scaling_driver"] = "intel_pstate\n"
+            slow = pu in (8, 9)
+            files[f"{folder}/scaling_governor"] = "powersave\n" if slow else "performance\n"
+
+    for change, expected in (
+        (fewer_dimms, "node-memory-unequal"),
+        (cap, "frequency-capped"),
+        (forget, "governor-mixed"),
+    ):
         assert (expected, "") in named(with_edit("hgx-h100", change), ())
 
 
@@ -320,6 +392,8 @@ STATES = {
     "recovery": ("<gpu_recovery_action>None<", "<gpu_recovery_action>Reset<"),
     "slowdown": ("_hw_slowdown>Not Active<", "_hw_slowdown>Active<"),
     "power": ("<current_power_limit>700.00 W<", "<current_power_limit>350.00 W<"),
+    "fabric": ("<bandwidth>N/A<", "<bandwidth>Degraded<"),
+    "MIG": ("<current_mig>Disabled<", "<current_mig>Enabled<"),
     "ECC": ("<current_ecc>Enabled<", "<current_ecc>Disabled<"),
 }
 

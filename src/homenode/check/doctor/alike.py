@@ -6,7 +6,9 @@ by their ids and by what is below them.
 """
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence, Set
+from itertools import combinations
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from homenode.bdf import Bdf
@@ -22,6 +24,7 @@ from homenode.machine.link_path import (
     peer_links,
 )
 from homenode.machine.pci import (
+    LANE_ERRORS,
     DeviceKind,
     PciDevice,
     PciRegisters,
@@ -37,31 +40,27 @@ _LEAST = 3
 
 
 class Compared(NamedTuple):
-    """One device, what is above it, and its links to others of its kind."""
+    """One function: a device, with what is above it and its links to others of its kind; or a port
+    above devices, which are below. other_end: of its link."""
 
     device: PciDevice
-    ports: tuple[PciDevice, ...]
-    path: DevicePath | None
-    peer_links: int | None
+    other_end: PciDevice | None = None
+    above: tuple[Bdf, ...] = ()
+    path: DevicePath | None = None
+    peer_links: int | None = None
+    below: tuple[PciDevice, ...] = ()
 
     @property
     def registers(self) -> PciRegisters:
         return self.device.registers or PciRegisters()
 
     @property
-    def port(self) -> PciDevice | None:
-        return self.ports[0] if self.ports else None
+    def kinds(self) -> frozenset[DeviceKind]:
+        """Of the devices that it is, or that are below it."""
+        return frozenset(one.kind for one in self.below or (self.device,))
 
 
 Read = Callable[[Compared], Any]
-
-
-def _register(name: str) -> Read:
-    return lambda one: getattr(one.registers, name)
-
-
-def _of_port(read: Callable[[PciDevice], Any]) -> Read:
-    return lambda one: None if one.port is None else read(one.port)
 
 
 def _most(device: PciDevice) -> LinkRate | None:
@@ -71,9 +70,8 @@ def _most(device: PciDevice) -> LinkRate | None:
     return LinkRate(link.max_gt_per_s, link.max_width)
 
 
-def _ports_payload(one: Compared) -> int | None:
-    found = [p.registers.max_payload_bytes for p in one.ports if p.registers is not None]
-    return min((size for size in found if size is not None), default=None)
+def _path(one: Compared) -> LinkRate | None:
+    return None if one.path is None else one.path.expected
 
 
 def _bars(one: Compared) -> tuple[tuple[int, int], ...] | None:
@@ -95,16 +93,16 @@ def _retries(one: Compared) -> int | None:
     return max(retries if retries >= _FEW_RETRIES else 0, replays if replays >= _FEW_REPLAYS else 0)
 
 
-def _isolation(one: Compared) -> tuple[str, ...] | None:
-    return None if one.port is None else one.port.acs
-
-
 def _on_off(value: Any) -> str:
     return "on" if value else "off"
 
 
 def _bytes_of(value: Any) -> str:
     return f"{value} bytes"
+
+
+def _flags(value: Iterable[str]) -> str:
+    return "+".join(value) or "none"
 
 
 def _sizes(value: Any) -> str:
@@ -123,36 +121,35 @@ def _other(value: Any, usual: Any) -> bool:
     return True
 
 
+def _none(value: str, usual: str) -> bool:
+    return value == "none"
+
+
 def _wrong_driver(value: str, usual: str) -> bool:
     """None, or another one of the host: what VFIO has waits for a VM."""
     is_another = usual != "none" and not any(map(is_viable_driver, (value, usual)))
     return value == "none" or is_another
 
 
-def _smaller(value: Any, usual: Any) -> bool:
-    return _total(value) < _total(usual)
-
-
-def _total(bars: Iterable[tuple[int, int]]) -> int:
-    return sum(size for _, size in bars)
+def _smaller(value: Iterable[tuple[int, int]], usual: Iterable[tuple[int, int]]) -> bool:
+    return sum(size for _, size in value) < sum(size for _, size in usual)
 
 
 class Attribute(NamedTuple):
-    """What is compared. name: the case of the page's texts. of_driver: a driver sets it. covers:
-    attributes that follow from this one, and are not said as well."""
+    """What is compared. name: the case of the page's texts. of_driver: a driver sets it."""
 
     name: str
     label: str
     read: Read
     source: str
-    shown: Callable[[Any], str] = str
     worse: Callable[[Any, Any], bool] = _less
+    shown: Callable[[Any], str] = str
     of_driver: bool = False
     severity: Severity | None = None
-    covers: tuple[str, ...] = ()
 
 
-_DEVCTL, _LNKCTL, _LNKCAP = "DevCtl of lspci -vvv", "LnkCtl of lspci -vvv", "LnkCap of lspci -vvv"
+_get = attrgetter
+_DEVCTL, _LNKCAP, _SYSFS_DRIVER = "lspci -vvv: DevCtl", "LnkCap of lspci -vvv", "driver in sysfs"
 
 ATTRIBUTES: tuple[Attribute, ...] = (
     Attribute(
@@ -160,119 +157,78 @@ ATTRIBUTES: tuple[Attribute, ...] = (
         "link that it can",
         lambda one: _most(one.device),
         f"{_LNKCAP}, max_link_speed and max_link_width in sysfs",
-        worse=_slower,
-        covers=("path",),
+        _slower,
     ),
+    Attribute("path", "path to the processor", _path, f"{_LNKCAP}, of all ports above", _slower),
     Attribute(
-        "port",
-        "link that its port can",
-        _of_port(_most),
-        f"{_LNKCAP}, of the port above",
-        worse=_slower,
-        covers=("path",),
+        "payload", "MaxPayload", _get("registers.max_payload_bytes"), _DEVCTL, shown=_bytes_of
     ),
-    Attribute(
-        "path",
-        "path to the processor",
-        lambda one: None if one.path is None else one.path.expected,
-        f"{_LNKCAP}, of all ports above",
-        worse=_slower,
-    ),
-    Attribute(
-        "payload",
-        "MaxPayload",
-        _register("max_payload_bytes"),
-        _DEVCTL,
-        _bytes_of,
-        covers=("port payload",),
-    ),
-    Attribute("port payload", "MaxPayload of the ports above", _ports_payload, _DEVCTL, _bytes_of),
     Attribute(
         "read request",
         "MaxReadReq",
-        _register("max_read_request_bytes"),
+        _get("registers.max_read_request_bytes"),
         _DEVCTL,
-        _bytes_of,
+        shown=_bytes_of,
         of_driver=True,
     ),
-    Attribute("tags", "extended tags", _register("extended_tags"), _DEVCTL, _on_off),
-    Attribute("tags", "10-bit tags", _register("ten_bit_tags"), "DevCtl2 of lspci -vvv", _on_off),
+    Attribute("tags", "extended tags", _get("registers.extended_tags"), _DEVCTL, shown=_on_off),
+    Attribute("tags", "10-bit tags", _get("registers.ten_bit_tags"), _DEVCTL + "2", shown=_on_off),
     Attribute(
         "ordering",
         "relaxed ordering",
-        _register("relaxed_ordering"),
+        _get("registers.relaxed_ordering"),
         _DEVCTL,
-        _on_off,
+        shown=_on_off,
         of_driver=True,
     ),
     Attribute(
         "sleep",
         "power saving of the link (ASPM)",
-        _register("aspm"),
-        f"{_LNKCTL}, link/l1_aspm in sysfs",
-        worse=lambda value, usual: usual == "Disabled",
-        covers=("port sleep",),
+        _get("registers.aspm"),
+        "LnkCtl of lspci -vvv, link/l1_aspm in sysfs",
+        lambda value, usual: usual == "Disabled",
     ),
+    Attribute("bars", "BARs", _bars, "resource in sysfs, Region of lspci -vvv", _smaller, _sizes),
     Attribute(
-        "port sleep",
-        "power saving of its port's link (ASPM)",
-        _of_port(lambda port: None if port.registers is None else port.registers.aspm),
-        f"{_LNKCTL}, of the port above",
-        worse=lambda value, usual: usual == "Disabled",
-    ),
-    Attribute("bars", "BARs", _bars, "resource in sysfs, Region of lspci -vvv", _sizes, _smaller),
-    Attribute(
-        "peer links",
-        "NVLinks or xGMI links",
-        lambda one: one.peer_links,
-        "nvidia-smi topo -m, amd-smi topology",
+        "peer links", "NVLinks or xGMI links", _get("peer_links"), "nvidia-smi topo -m, amd-smi"
     ),
     Attribute(
         "retries",
         "retries on its link",
         _retries,
         "aer_dev_correctable in sysfs, replay_counter of nvidia-smi -q",
-        lambda count: str(count or f"fewer than {_FEW_RETRIES}"),
         lambda value, usual: not usual,
+        lambda count: str(count or f"fewer than {_FEW_RETRIES}"),
     ),
     Attribute(
-        "translation",
-        "ATS",
-        lambda one: one.device.ats_enabled,
-        "ATSCtl of lspci -vvv",
-        _on_off,
-        of_driver=True,
+        "translation", "ATS", _get("device.ats_enabled"), "ATSCtl", shown=_on_off, of_driver=True
     ),
+    Attribute("isolation", "ACS", _get("device.acs"), "ACSCtl of lspci -vvv", _other, _flags),
     Attribute(
-        "isolation",
-        "ACS of its port",
-        _isolation,
-        "ACSCtl of lspci -vvv",
-        lambda flags: "+".join(flags) or "none",
-        _other,
+        "domain",
+        "IOMMU group",
+        lambda one: "none" if one.device.iommu_group is None else "one",
+        "iommu_group in sysfs",
+        _none,
     ),
     Attribute(
         "domain",
         "IOMMU domain",
-        lambda one: one.device.iommu_domain,
+        _get("device.iommu_domain"),
         "/sys/kernel/iommu_groups/N/type",
-        worse=_other,
+        _other,
         of_driver=True,
         severity=Severity.INFO,
     ),
     Attribute(
-        "driver",
-        "driver",
-        lambda one: one.device.driver or "none",
-        "driver in sysfs",
-        worse=_wrong_driver,
+        "driver", "driver", lambda one: one.device.driver or "none", _SYSFS_DRIVER, _wrong_driver
     ),
     Attribute(
         "driver",
         "user",
         lambda one: one.device.driver and ("VFIO", "the host")[one.device.has_host_driver],
-        "driver in sysfs",
-        worse=_other,
+        _SYSFS_DRIVER,
+        _other,
         severity=Severity.INFO,
     ),
     Attribute(
@@ -280,20 +236,20 @@ ATTRIBUTES: tuple[Attribute, ...] = (
         "PUs next to it (all where numa_node is -1)",
         lambda one: None if one.device.local_pus is None else len(one.device.local_pus),
         "local_cpulist in sysfs",
-        worse=lambda count, usual: count >= 2 * usual,
+        lambda count, usual: count >= 2 * usual,
     ),
     Attribute(
         "driver",
         "answer to nvidia-smi",
         lambda one: "given" if one.device.driver_states else "none",
         "nvidia-smi -q",
-        worse=lambda value, usual: value == "none",
+        _none,
         of_driver=True,
     ),
     Attribute(
         "functions",
         "virtual functions",
-        lambda one: one.device.sriov_num_vfs,
+        _get("device.sriov_num_vfs"),
         "sriov_numvfs in sysfs",
         of_driver=True,
         severity=Severity.INFO,
@@ -301,38 +257,35 @@ ATTRIBUTES: tuple[Attribute, ...] = (
     Attribute(
         "mode",
         "partition mode",
-        lambda one: one.device.partition_mode,
+        lambda one: one.device.partition_mode or ("whole" if one.device.driver_states else None),
         "nvidia-smi, current_compute_partition in sysfs",
-        worse=_other,
-        severity=Severity.INFO,
+        _other,
     ),
     Attribute(
         "mode",
         "memory partition mode",
-        lambda one: one.device.memory_partition_mode,
+        _get("device.memory_partition_mode"),
         "current_memory_partition in sysfs",
-        worse=_other,
+        _other,
     ),
 )
-"""Each is compared in this order: what covers stands before what it covers."""
+"""Of devices and of the ports above them. The path stands behind the links that it follows from."""
 
 
 def _named(group: Sequence[Compared]) -> Iterator[Attribute]:
-    """Each setting that a source names, of the devices and of the ports above them."""
-    may_sleep = group[0].device.kind is not DeviceKind.NVSWITCH  # when idle, by their drivers
-    for label, source, states in (
-        ("{}", "lspci -vvv", _settings_of_device),
-        ("{} of its port", "lspci -vvv", _settings_of_port),
-        ("{}", "nvidia-smi -q", lambda one: one.device.driver_states),
+    """Each setting that a source names."""
+    may_sleep = DeviceKind.NVSWITCH not in group[0].kinds  # when idle, by their drivers
+    for source, states in (
+        ("lspci -vvv", _settings),
+        ("nvidia-smi -q", lambda one: one.device.driver_states),
     ):
-        names = dict.fromkeys(name for one in group for name, _ in states(one))
-        for name in names:
+        for name in dict.fromkeys(name for one in group for name, _ in states(one)):
             yield Attribute(
                 "settings",
-                label.format(name),
+                name,
                 _of_states(states, name),
                 source,
-                worse=_other,
+                _where_none if name == LANE_ERRORS else _other,
                 of_driver=True,
                 severity=Severity.INFO if name == "power state" and may_sleep else None,
             )
@@ -342,21 +295,21 @@ _SAID_ALONE = ("Control Mem", "Control BusMaster")
 """What is wrong of a device by itself, and is said so; of a port not."""
 
 
-def _settings_of_device(one: Compared) -> tuple[tuple[str, str], ...]:
-    said = _SAID_ALONE if one.device.kind in JUDGED else ()
+def _settings(one: Compared) -> tuple[tuple[str, str], ...]:
+    said = () if one.below else _SAID_ALONE
     return tuple(pair for pair in one.registers.settings if pair[0] not in said)
 
 
 _States = Callable[[Compared], tuple[tuple[str, str], ...]]
 
 
-def _settings_of_port(one: Compared) -> tuple[tuple[str, str], ...]:
-    found = None if one.port is None else one.port.registers
-    return () if found is None else found.settings
-
-
 def _of_states(states: _States, name: str) -> Read:
     return lambda one: dict(states(one)).get(name)
+
+
+def _where_none(value: str, usual: str) -> bool:
+    """Where most have such errors, they are of the trainings."""
+    return usual == "0"
 
 
 _SAID_BY = {
@@ -380,31 +333,50 @@ def odd_findings(host: Host, known: Sequence[Finding] = ()) -> Iterator[Finding]
     for attribute, of in (*whole, *named, (_BOARD, boards), (_NODE, _of_root_complexes(host))):
         for group in of:
             for members in _same_driver(group) if attribute.of_driver else (group,):
-                for one in _odd(attribute, members, host.name):
-                    (bdf,) = one.devices
-                    if (bdf, attribute.name) not in said:
-                        yield one
-                        said |= {(bdf, name) for name in attribute.covers}
+                for one, found in _odd(attribute, members, host.name):
+                    bdf = one.device.bdf
+                    causes = {(bdf, attribute.name), (bdf, attribute.label)}
+                    if attribute.name == "path":  # it follows from a link that is said
+                        causes |= {(each, ATTRIBUTES[0].label) for each in (bdf, *one.above)}
+                    if said.isdisjoint(causes):
+                        yield found
+                        said.add((bdf, attribute.label))
+    yield from _odd_pairs(host, {bdf for bdf, name in said if name in _OF_PEERS})
+
+
+_OF_PEERS = ("peer links", "NVLinks or xGMI links")
+
+
+def _odd_pairs(host: Host, said: Set[Bdf]) -> Iterator[Finding]:
+    """Pairs of GPUs with fewer NVLinks than most pairs have, of GPUs that have all of theirs."""
+    gpus = sorted(bdf for bdf in peer_links(host) if bdf not in said)
+    joined = {frozenset((link.a, link.b)): link.count or 0 for link in host.links if link.b in gpus}
+    pairs = {pair: joined.get(frozenset(pair), 0) for pair in combinations(gpus, 2)}
+    usual, count = Counter(pairs.values()).most_common(1)[0] if pairs else (0, 0)
+    for (a, b), links in pairs.items():
+        if links < usual and 2 * count > len(pairs) and len(gpus) >= _LEAST:
+            yield finding(
+                "device-odd",
+                f"GPU {a} and GPU {b}: NVLinks between them",
+                expected=f"{usual}, as {count} pairs like it",
+                observed=str(links),
+                source=f"{host.name}: nvidia-smi topo -m",
+                devices=(a, b),
+            )
 
 
 _BOARD = Attribute(
     "settings",
     "board",
-    lambda one: (
-        None
-        if one.device.kind not in (DeviceKind.GPU, DeviceKind.NVSWITCH)
-        or one.device.subsystem_device_id is None
-        else (one.device.subsystem_vendor_id or 0, one.device.subsystem_device_id)
-    ),
+    lambda one: None if DeviceKind.NIC in one.kinds or one.below else board_of(one.device),
     "Subsystem of lspci -n, subsystem_device in sysfs",
-    lambda ids: f"subsystem {ids[0]:04x}:{ids[1]:04x}",
     _other,
+    lambda ids: f"subsystem {ids[0]:04x}:{ids[1]:04x}",
 )
+"""Of NICs only those in the same place are compared: others manage the machine."""
 
 
-_NODE = Attribute(
-    "node", "NUMA node", lambda one: one.device.node, "numa_node in sysfs", worse=_other
-)
+_NODE = Attribute("node", "NUMA node", _get("device.node"), "numa_node in sysfs", _other)
 """Compared with all that is below the same root complex: one host bridge is next to one node."""
 
 
@@ -414,7 +386,7 @@ def unread_attribute(host: Host, bdf: Bdf, subject: str) -> bool:
     rows = [
         row
         for row in (*ATTRIBUTES, *_named(of_device), _BOARD, _NODE)
-        if of_device and _subject(of_device[0].device, row) == subject
+        if of_device and _subject(of_device[0], row) == subject
     ]
     return not rows or rows[0].read(of_device[0]) is None
 
@@ -432,8 +404,8 @@ def odd_attribute(found: Finding) -> str:
     return f"{found.id}: {found.subject.rpartition(': ')[2]}"
 
 
-def _subject(device: PciDevice, attribute: Attribute) -> str:
-    return f"{JUDGED.get(device.kind, 'switch')} {device.bdf}: {attribute.label}"
+def _subject(one: Compared, attribute: Attribute) -> str:
+    return f"{JUDGED.get(one.device.kind, 'port')} {one.device.bdf}: {attribute.label}"
 
 
 def has_like_devices(host: Host) -> bool:
@@ -441,7 +413,9 @@ def has_like_devices(host: Host) -> bool:
     return any(len(group) > 1 for group in _groups(host))
 
 
-def _odd(attribute: Attribute, group: Sequence[Compared], name: str) -> Iterator[Finding]:
+def _odd(
+    attribute: Attribute, group: Sequence[Compared], name: str
+) -> Iterator[tuple[Compared, Finding]]:
     values = [(one, attribute.read(one)) for one in group]
     known = [(one, value) for one, value in values if value is not None]
     counts = Counter(value for _, value in known)
@@ -449,51 +423,48 @@ def _odd(attribute: Attribute, group: Sequence[Compared], name: str) -> Iterator
         return
     usual, count = counts.most_common(1)[0]
     is_majority = len(known) >= _LEAST and 2 * count > len(known)
-    is_gpu = group[0].device.kind is DeviceKind.GPU
-    if not is_majority and not is_gpu:
+    if not is_majority and DeviceKind.GPU not in group[0].kinds:
         return
     if not is_majority:  # as many have one as another: the better one could be had by all
         best = [v for v in counts if not any(attribute.worse(v, other) for other in counts)]
         if len(best) != 1:
             return
         usual, count = best[0], counts[best[0]]
-    severity = attribute.severity if is_majority else Severity.INFO
-    if group[0].device.kind is DeviceKind.NVME and severity is None:
-        severity = Severity.INFO
-    for one, value in known:
-        if value == usual or not attribute.worse(value, usual):
-            continue
+    odd = [(o, v) for o, v in known if v != usual and attribute.worse(v, usual)]
+    is_chosen = attribute.name == "mode" and len(odd) > 1  # one alone was forgotten
+    is_minor = is_chosen or not is_majority or group[0].kinds == {DeviceKind.NVME}
+    for one, value in odd:
         if attribute.name in _WIRED and _is_built_so(one, attribute):
             continue
         device = one.device
         names = [str(o.device.bdf) for o, v in known if v == usual]
-        yield finding(
-            "device-odd",
-            _subject(device, attribute),
-            expected=f"{attribute.shown(usual)}, as {count} like it: "
-            f"{first_few(names, _MOST_NAMED)}",
-            observed=attribute.shown(value),
-            severity=severity,
-            case=attribute.name,
-            values={"device": device.bdf, "port": one.port.bdf if one.port else "none"},
-            source=f"{name}: {attribute.source}",
-            devices=(device.bdf,),
+        yield (
+            one,
+            finding(
+                "device-odd",
+                _subject(one, attribute),
+                expected=f"{attribute.shown(usual)}, as {count} like it: "
+                f"{first_few(names, _MOST_NAMED)}",
+                observed=attribute.shown(value),
+                severity=Severity.INFO if is_minor else attribute.severity,
+                case=attribute.name,
+                values={"device": device.bdf},
+                source=f"{name}: {attribute.source}",
+                devices=(device.bdf, *(each.bdf for each in one.below)),
+            ),
         )
 
 
-_WIRED = frozenset({"link", "port", "path"})
+_WIRED = frozenset({"link", "path"})
 
 
 def _is_built_so(one: Compared, attribute: Attribute) -> bool:
     """Whether card and slot can the same: another card with the ids of the others, as the NICs that
-    manage the NVSwitches of a B200 board. No fault lowers what both ends can. What switches can is
-    said of the devices below them."""
-    if one.device.kind is DeviceKind.BRIDGE:
-        return True
-    own, is_gpu = _most(one.device), one.device.kind is DeviceKind.GPU
-    of_port = None if one.port is None else _most(one.port)
+    manage the NVSwitches of a B200 board. No fault lowers what both ends can."""
+    own, of_other = _most(one.device), None if one.other_end is None else _most(one.other_end)
     narrower_above = attribute.name == "path" and attribute.read(one) != own
-    return not is_gpu and own is not None and own == of_port and not narrower_above
+    is_alike = own is not None and own == of_other and not narrower_above
+    return is_alike and DeviceKind.GPU not in one.kinds
 
 
 def _same_driver(group: Sequence[Compared]) -> list[list[Compared]]:
@@ -503,32 +474,53 @@ def _same_driver(group: Sequence[Compared]) -> list[list[Compared]]:
     return list(found.values())
 
 
+def model_of(device: PciDevice) -> tuple[Hashable, ...] | None:
+    """What makes devices alike, but for their boards. Listings without -n give names in place of
+    ids."""
+    name = device.name if device.device_id is None else device.device_id
+    known = device.vendor_id is not None and name is not None
+    return (device.kind, device.vendor_id, name, device.bdf.function) if known else None
+
+
+def board_of(device: PciDevice) -> tuple[int, int] | None:
+    """Its subsystem ids."""
+    vendor, number = device.subsystem_vendor_id, device.subsystem_device_id
+    return None if vendor is None or number is None else (vendor, number)
+
+
 def _groups(host: Host, *, by_board: bool = True) -> list[list[Compared]]:
+    """Like devices; then, of each such group, the ports in the same place above them."""
     paths = {path.device.bdf: path for path in device_paths(host)}
     counts = peer_links(host)
     groups: dict[Hashable, list[Compared]] = {}
-    below: dict[Bdf, tuple[tuple[PciDevice, ...], set[DeviceKind]]] = {}
-    for device in host.pci_devices:
+    ports: dict[Hashable, dict[Bdf, Compared]] = {}
+    for device in sorted(host.pci_devices, key=lambda one: one.kind is DeviceKind.NVME):
         if device.kind not in JUDGED or device.physical_function is not None:
             continue
-        # Listings without -n give names in place of ids.
-        ids = (device.vendor_id, device.name if device.device_id is None else device.device_id)
-        subsystem = (device.subsystem_vendor_id, device.subsystem_device_id)
-        if None in ids:
+        model = model_of(device)
+        if model is None:
             continue
-        key: Hashable = (device.kind, ids, subsystem if by_board else None, device.bdf.function)
+        key: Hashable = (model, board_of(device) if by_board else None)
         links = links_above(device, host.device_at)
-        outside = [link for link in links if not (link.is_inside_a_card or link.is_virtual)]
-        ports = tuple(link.upper for link in outside)
-        one = Compared(device, ports, paths.get(device.bdf), counts.get(device.bdf))
+        wires = [link for link in links if not (link.is_inside_a_card or link.is_virtual)]
+        ends = [(link.lower, link.upper) for link in wires]
+        above = [bdf for lower, upper in ends for bdf in (lower.bdf, upper.bdf)]
+        one = Compared(
+            device,
+            ends[0][1] if ends else None,
+            tuple(bdf for bdf in above if bdf != device.bdf),
+            paths.get(device.bdf),
+            counts.get(device.bdf),
+        )
         groups.setdefault(key, []).append(one)
-        for index, link in enumerate(outside[1:], 1):
-            below.setdefault(link.lower.bdf, (ports[index:], set()))[1].add(device.kind)
-    for bdf, (ports, kinds) in below.items():
-        switch = host.device_at[bdf]
-        key = (switch.kind, switch.vendor_id, switch.device_id, frozenset(kinds))
-        groups.setdefault(key, []).append(Compared(switch, ports, None, None))
-    return list(groups.values())
+        for depth, (lower, upper) in enumerate(ends):
+            for end, other in ((lower, upper), (upper, lower)):
+                if end.bridge is not None:
+                    place = (key, depth, end.bridge.port_type, end.vendor_id, end.device_id)
+                    known = ports.setdefault(place, {}).get(end.bdf)
+                    below = (*(() if known is None else known.below), device)
+                    ports[place][end.bdf] = Compared(end, other, below=below)
+    return [*groups.values(), *(list(group.values()) for group in ports.values())]
 
 
 def _of_root_complexes(host: Host) -> list[list[Compared]]:
@@ -536,6 +528,6 @@ def _of_root_complexes(host: Host) -> list[list[Compared]]:
     found: dict[str, list[Compared]] = {}
     for device in () if host.nodes_assumed else host.pci_devices:
         if device.physical_function is None:
-            one = Compared(device, (), None, None)
+            one = Compared(device)
             found.setdefault(device.root_complex, []).append(one)
     return list(found.values())

@@ -5,12 +5,13 @@ Source: PCIe 6.0, 7.5.1 (Command), 7.8.4 (AER), 7.8.6 (Resizable BAR); NVIDIA's 
 """
 
 from collections import Counter
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping
 
 from msgspec import Struct
 
 from homenode.bdf import Bdf
 from homenode.catalogue import finding
+from homenode.check.doctor.alike import board_of, model_of
 from homenode.findings import Finding, Severity
 from homenode.machine.link_path import JUDGED, links_above, peer_links
 from homenode.machine.pci import NVIDIA, DeviceKind, PciDevice
@@ -193,44 +194,102 @@ def _boards(host: Host) -> Iterator[Finding]:
 
 
 def _uneven(host: Host) -> Iterator[Finding]:
-    """Nodes and switches with fewer GPUs or NICs of a model than the others like them."""
-    alike: dict[Hashable, list[PciDevice]] = {}
-    for device in host.pci_devices:
-        if device.kind in (DeviceKind.GPU, DeviceKind.NIC) and device.physical_function is None:
-            key = device.kind, device.vendor_id, device.device_id, device.bdf.function
-            alike.setdefault(key, []).append(device)
+    """Switches, else nodes, with fewer GPUs or NICs of a model than the others like them. Where a
+    switch has another device instead, it is that one."""
+    kinds = (DeviceKind.GPU, DeviceKind.NIC)
+    found = [d for d in host.pci_devices if d.kind in kinds and d.physical_function is None]
     switch_of = {
         device.bdf: links[-1].lower
-        for group in alike.values()
-        for device in group
+        for device in found
         if len(links := links_above(device, host.device_at)) > 1
     }
-    for group in alike.values():
-        switches = [switch_of[d.bdf] for d in group if d.bdf in switch_of]
-        ids = {(one.vendor_id, one.device_id) for one in switches}
-        of_model = [one for one in switch_of.values() if (one.vendor_id, one.device_id) in ids]
-        below = {one.bdf: switches.count(one) for one in of_model}
-        usual, count = Counter(below.values()).most_common(1)[0] if below else (0, 0)
-        near = Counter(device.node for device in group)
-        is_uneven = len(set(near.values())) > 1  # else a switch for other devices only is built so
-        places = [
-            (f"switch {bdf}", n) for bdf, n in below.items() if n < usual and (n or is_uneven)
-        ]
-        if count < _LEAST_ALIKE or 2 * count <= len(below) or not places:
-            usual = max(near.values())
-            places = [(f"node {node}", n) for node, n in near.items() if n < usual]
-            count = len(near) - len(places)
-            if None in near or len(places) != 1 or usual * count <= _LEAST_ALIKE:
-                continue
-        for place, n in places:
-            yield finding(
-                "devices-uneven",
-                f"{place}: {JUDGED[group[0].kind]}s like {group[0].bdf}",
-                expected=f"{usual}, as {count} like it",
-                observed=str(n),
-                severity=Severity.INFO if count == 1 and (usual - n) % 2 == 0 else None,
-                source=f"{host.name}: /sys/bus/pci/devices",
-            )
+    for name, key in _OF_PLACES:
+        alike: dict[Hashable, list[PciDevice]] = {}
+        for device in found:
+            alike.setdefault(key(device), []).append(device)
+        for group in alike.values():
+            below = _fewer_below(group, switch_of)
+            for switch, n, usual, _ in below:
+                others = [d for d in found if switch_of.get(d.bdf) == switch and d not in group]
+                strangers = [d for d in others if _is_instead(d, group, alike[key(d)], name)]
+                if len(strangers) == usual - n:
+                    below = [row for row in below if row[0] != switch]
+                    yield from (_stranger(d, group, name, host) for d in strangers)
+            places = [(f"switch {row[0].bdf}", *row[1:]) for row in below]
+            for place, n, usual, count in (places or _fewer_near(group)) * (name == "model"):
+                yield finding(
+                    "devices-uneven",
+                    f"{place}: {JUDGED[group[0].kind]}s like {group[0].bdf}",
+                    expected=f"{usual}, as {count} like it",
+                    observed=str(n),
+                    severity=Severity.INFO if count == 1 and (usual - n) % 2 == 0 else None,
+                    source=f"{host.name}: /sys/bus/pci/devices",
+                )
+
+
+_OF_PLACES: tuple[tuple[str, Callable[[PciDevice], Hashable]], ...] = (
+    ("model", model_of),
+    ("board", lambda device: (model_of(device), board_of(device))),
+)
+
+
+def _fewer_below(
+    group: list[PciDevice], switch_of: Mapping[Bdf, PciDevice]
+) -> list[tuple[PciDevice, int, int, int]]:
+    """Switches, of the models that a group is below, with fewer of it; how many, and what how many
+    others have."""
+    switches = [switch_of[d.bdf] for d in group if d.bdf in switch_of]
+    ids = {(one.vendor_id, one.device_id) for one in switches}
+    below = {s.bdf: s for s in switch_of.values() if (s.vendor_id, s.device_id) in ids}
+    counts = {bdf: switches.count(one) for bdf, one in below.items()}
+    usual, count = Counter(counts.values()).most_common(1)[0] if counts else (0, 0)
+    if count < _LEAST_ALIKE or 2 * count <= len(counts):
+        return []
+    near = Counter(device.node for device in group)
+    is_uneven = len(set(near.values())) > 1  # else a switch for other devices only is built so
+    fewer = {bdf: n for bdf, n in counts.items() if n < usual and (n or is_uneven)}
+    return [(below[bdf], n, usual, count) for bdf, n in fewer.items()]
+
+
+def _fewer_near(group: list[PciDevice]) -> list[tuple[str, int, int, int]]:
+    """The node next to fewer of a group than all others."""
+    near = Counter(device.node for device in group)
+    usual = max(near.values())
+    fewer = [(f"node {node}", n) for node, n in near.items() if n < usual]
+    count = len(near) - len(fewer)
+    if None in near or len(fewer) != 1 or usual * count <= _LEAST_ALIKE:
+        return []
+    return [(node, n, usual, count) for node, n in fewer]
+
+
+def _is_instead(
+    device: PciDevice, group: list[PciDevice], like: list[PciDevice], name: str
+) -> bool:
+    """Whether a device stands where one of the group would: of its maker, and rarer."""
+    first = group[0]
+    maker = (device.kind, device.vendor_id, device.bdf.function)
+    is_near = maker == (first.kind, first.vendor_id, first.bdf.function)
+    is_board = name == "board"  # of GPUs those are compared in all places
+    is_same = model_of(device) == model_of(first) and device.kind is DeviceKind.NIC
+    return is_near and (is_same or not is_board) and 2 * len(like) < len(group)
+
+
+def _stranger(device: PciDevice, group: list[PciDevice], name: str, host: Host) -> Finding:
+    def shown(one: PciDevice) -> str:
+        vendor, number = one.vendor_id or 0, one.device_id
+        if name == "board":
+            vendor, number = board_of(one) or (0, None)
+        return str(one.name) if number is None else f"{vendor:04x}:{number:04x}"
+
+    return finding(
+        "device-odd",
+        f"{JUDGED[device.kind]} {device.bdf}: {name}",
+        expected=f"{shown(group[0])}, as {len(group)} in the same place below other switches",
+        observed=shown(device),
+        values={"device": device.bdf},
+        source=f"{host.name}: /sys/bus/pci/devices",
+        devices=(device.bdf,),
+    )
 
 
 _LEAST_ALIKE = 3

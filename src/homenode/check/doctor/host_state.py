@@ -83,7 +83,9 @@ def _unequal(host: Host) -> Iterator[Finding]:
         for count in sorted({pus for pus, *_ in rows}):
             alike = sorted((size, index) for pus, size, index in rows if pus == count)
             least, most = alike[0][0], alike[-1][0]
-            if less := [index for size, index in alike if size < share * most]:
+            first = min(index for _, index in alike)  # what the kernel keeps, it takes there
+            shares = {first: share}
+            if less := [i for size, i in alike if size < shares.get(i, max(share, 0.98)) * most]:
                 expected = f"{format_bytes(most)}, as others with as many PUs"
                 observed = format_bytes(least)
                 yield finding(name, f"{of} {number_list(less)}", expected, observed, source)
@@ -141,6 +143,7 @@ def _without(host: Host) -> Iterator[Finding]:
 _DRIVERS_WITH_OWN_CLOCK = frozenset({"intel_pstate", "amd-pstate-epp", "amd_pstate_epp"})
 """With these "powersave" is the normal, dynamic choice. Source: admin-guide/pm/intel_pstate.rst."""
 
+_FAST = "performance"
 _SLOW_WAKE_US = 200
 _LARGE_GUEST_BYTES = 16 * GIB
 _SYSFS = "/sys and /proc of the host"
@@ -190,6 +193,10 @@ def _governor(host: Host, facts: "Vm | None") -> Iterator[Finding]:
         governors = tuple(name for name, _ in of_ours)
         slow = CpuSet(pu for name, pus in of_ours if name == "powersave" for pu in pus)
         mixed = min((pus for _, pus in of_ours), key=len) if len(of_ours) > 1 else mixed
+    elif facts is None:  # most PUs are set to be fast, and some were forgotten
+        others = [pus for name, pus in host.settings.pus_of_governor or () if name != _FAST]
+        mixed = CpuSet(pu for pus in others for pu in pus)
+        mixed = mixed if 2 * len(mixed) <= sum(pu.online for pu in host.pus) else CpuSet()
     if drivers is None:
         return
     if "powersave" in governors and not _DRIVERS_WITH_OWN_CLOCK.issuperset(drivers):
@@ -203,10 +210,11 @@ def _governor(host: Host, facts: "Vm | None") -> Iterator[Finding]:
     elif mixed:
         yield finding(
             "governor-mixed",
-            f"cpufreq of PUs {ours}",
-            expected="one governor for all vCPUs",
+            f"cpufreq of PUs {ours or mixed}",
+            expected="one governor for all vCPUs" if ours else "performance, as most PUs",
             observed=f"{', '.join(governors)}; PUs {mixed} differ",
-            values={"pus": ours},
+            values={"pus": ours or mixed},
+            severity=Severity.INFO if ours else None,
             source=_SYSFS,
         )
 

@@ -315,7 +315,7 @@ def silent_device_findings(host: Host) -> Iterator[Finding]:
     for device in _silent(host):
         yield finding(
             "device-silent",
-            f"{JUDGED[device.kind]} {device.bdf}",
+            f"{JUDGED.get(device.kind, 'port')} {device.bdf}",
             expected="configuration space that answers",
             observed="ones only: lspci says rev ff and unknown header type 7f",
             source=f"{host.name}: lspci -vvv; PCIe 6.0, 2.3.2 (reads that no one answers are "
@@ -325,11 +325,14 @@ def silent_device_findings(host: Host) -> Iterator[Finding]:
 
 
 def _silent(host: Host) -> Iterator[PciDevice]:
-    """Devices that are judged, are said to read as ones, and do not just sleep."""
-    subjects = {gap.subject for gap in host.gaps}
-    for device in host.pci_devices:
+    """Devices that are judged, and ports above them, that are said to read as ones and do not just
+    sleep."""
+    subjects = {gap.subject for gap in host.gaps if gap.subject.startswith(NO_ANSWER)}
+    judged = [d for d in host.pci_devices if subjects and d.kind in JUDGED]
+    seen = {port.bdf: port for d in judged for port in (d, *host.bridges_above(d.bdf))}
+    for device in seen.values():
         is_silent = f"{NO_ANSWER} {device.bdf}" in subjects
-        if is_silent and device.kind in JUDGED and not (device.power_state or "").startswith("D3"):
+        if is_silent and not (device.power_state or "").startswith("D3"):
             yield device
 
 

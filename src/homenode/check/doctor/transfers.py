@@ -17,7 +17,10 @@ from homenode.machine.topology import Host
 
 OF_THE_WIRE = frozenset({"RxErr", "BadTLP", "BadDLLP", "Rollover", "Timeout"})
 _OF_RESETS = frozenset({"UnsupReq", "CmpltTO"})
-"""Firmware's enumeration and a reset by VFIO or a driver leave these on sound machines."""
+"""Firmware's enumeration and a reset by VFIO or a driver leave these on sound machines: of the
+second a few."""
+
+_FEW_TIMEOUTS = 10
 
 _MANY = 1000
 """A training or a reset leaves a handful, a sound GPU has 150 replays; a bad contact makes
@@ -42,6 +45,7 @@ def _of_function(device: PciDevice) -> Iterator[Finding]:
     lost = (*errors.fatal, *errors.nonfatal)
     if lost:
         harmless = {name for name, _ in errors.nonfatal} <= _OF_RESETS and not errors.fatal
+        harmless = harmless and dict(errors.nonfatal).get("CmpltTO", 0) < _FEW_TIMEOUTS
         yield finding(
             "pcie-errors-uncorrected",
             str(device.bdf),

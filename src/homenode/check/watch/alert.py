@@ -42,7 +42,11 @@ LINKS = frozenset({"pcie-link-slow", "pcie-link-narrow", "pcie-target-low", "pci
 """What the doctor says of links; a drift of a link says the same with what was certified."""
 
 PRESENCE = frozenset(
-    {"device-silent", "pcie-link-unknown", "board-incomplete", "devices-uneven", "nvlinks-few"}
+    {
+        *"device-silent pcie-link-unknown board-incomplete devices-uneven nvlinks-few".split(),
+        "device-odd: model",
+        "device-odd: board",
+    }
 )
 _OF_NODES = frozenset({"memory", "siblings"})
 _OF_PUS = frozenset({"governor", "frequencies"})

@@ -21,6 +21,7 @@ from homenode.check.doctor.expectation import (
     unread_topology,
 )
 from homenode.findings import Finding
+from homenode.machine.pci import PciRegisters
 from homenode.machine.topology import Host
 
 HOST = "host"
@@ -174,7 +175,10 @@ def _registers(claim: WatchClaim, sight: Sight) -> str | None:
     bdf = _device(claim, sight)
     if bdf is None:
         return _present(claim, sight)
-    return _NOT_READ if sight.host.device_at[bdf].registers is None else None
+    registers = sight.host.device_at[bdf].registers or PciRegisters()
+    errors = claim.id == "pcie-errors-seen"
+    value = registers.uncorrected if errors else registers.bus_master
+    return _NOT_READ if value is None else None
 
 
 def _bars(claim: WatchClaim, sight: Sight) -> str | None:

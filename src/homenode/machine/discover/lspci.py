@@ -237,7 +237,10 @@ def _registers(own: PciRegisters | None, listed: PciRegisters | None) -> PciRegi
     if own is None or listed is None:
         return listed or own
     unplaced = sorted({*own.unplaced_bars, *listed.unplaced_bars})
-    return replace(listed, aspm=listed.aspm or own.aspm, unplaced_bars=tuple(unplaced))
+    settings = tuple({**dict(own.settings), **dict(listed.settings)}.items())
+    return replace(
+        listed, aspm=listed.aspm or own.aspm, unplaced_bars=tuple(unplaced), settings=settings
+    )
 
 
 def _bridges_by_bus(functions: Iterable[LspciFunction]) -> dict[tuple[int, int], Bdf]:

@@ -6,7 +6,13 @@ Source: Documentation/ABI/testing/sysfs-bus-pci.
 import re
 
 from homenode.errors import ParseError
-from homenode.machine.discover.readings import numbered, read_lines, read_number, read_pus
+from homenode.machine.discover.readings import (
+    numbered,
+    read_lines,
+    read_number,
+    read_pus,
+    read_word,
+)
 from homenode.machine.pci import PciBar, PciErrors, PciInterrupt, PciRegisters
 from homenode.machine.snapshot.protocol import Snapshot
 
@@ -89,9 +95,11 @@ def read_kernel_registers(snapshot: Snapshot, folder: str) -> PciRegisters | Non
     if any(value is not None for _, value in known):
         aspm = " ".join([name for name, value in known if value] + ["Enabled"])
         aspm = "Disabled" if aspm == "Enabled" else aspm
-    if not unplaced and aspm is None:
+    revision = read_word(snapshot, f"{folder}/revision")
+    if not unplaced and aspm is None and revision is None:
         return None
-    return PciRegisters(aspm=aspm, unplaced_bars=tuple(unplaced))
+    settings = () if revision is None else (("revision", revision.removeprefix("0x")),)
+    return PciRegisters(aspm=aspm, unplaced_bars=tuple(unplaced), settings=settings)
 
 
 def read_errors(snapshot: Snapshot, folder: str) -> PciErrors | None:

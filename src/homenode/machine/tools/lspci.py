@@ -37,7 +37,9 @@ _HEADER = re.compile(
     re.ASCII,
 )
 _CODE = re.compile(r"[0-9a-f]{4}", re.ASCII)
-_REVISION = re.compile(r" \(rev [0-9a-f]{2}\)| \(prog-if ([0-9a-f]{2})(?: \[[^\]]*\])?\)", re.ASCII)
+_REVISION = re.compile(
+    r" \(rev ([0-9a-f]{2})\)| \(prog-if ([0-9a-f]{2})(?: \[[^\]]*\])?\)", re.ASCII
+)
 _IDS = re.compile(r"(?:^| \[)([0-9a-f]{4}):([0-9a-f]{4})(?:\]|$)", re.ASCII)
 _UNNAMED_DEVICE = re.compile(r"\bDevice ([0-9a-f]{4})$", re.ASCII)
 _EXPRESS = re.compile(
@@ -263,13 +265,16 @@ def _function(number: int, header: str, block: list[str], source: str) -> LspciF
             source, 'a function such as "3b:00.0 3D controller: ..."', header, line=number
         )
     address, class_name, class_text, rest = match.groups()
-    interface = next((m[1] for m in _REVISION.finditer(rest) if m[1]), None)
+    stated = [match.groups() for match in _REVISION.finditer(rest)]
+    interface = next((code for _, code in stated if code), None)
+    revision = next((number for number, _ in stated if number), "00")
     words = _REVISION.sub("", rest).strip()
     vendor, device, name = _ids(words)
     if class_text is None and _CODE.fullmatch(class_name):
         class_text = class_name
     code = int(class_text, 16) if class_text is not None else class_code_of(class_name)
     fields = _fields(block, source, number)
+    fields["registers"] = parse_registers(block, revision)
     return LspciFunction(
         bdf=Bdf.parse(address, source),
         class_name=class_name,
@@ -348,7 +353,6 @@ def _fields(block: list[str], source: str, header_line: int) -> dict[str, Any]:
         fields["link"] = link
     fields["target_gt_per_s"] = _speed(links.get("LnkCtl2", ""))
     fields["bars"] = tuple(sorted(bars, key=lambda bar: bar.index))
-    fields["registers"] = parse_registers(block)
     return fields
 
 

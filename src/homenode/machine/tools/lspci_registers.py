@@ -10,7 +10,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from homenode.machine.pci import PciRegisters
+from homenode.machine.pci import LANE_ERRORS, PciRegisters
 
 _REGISTER = re.compile(r"\t+([A-Z][A-Za-z0-9]{2,15}):", re.ASCII)
 _CAPABILITY = re.compile(r"\tCapabilities: \[[0-9a-f]{2,3}(?: v\d{1,2})?\] (.{1,80})", re.ASCII)
@@ -18,6 +18,7 @@ _RESIZABLE = re.compile(
     r"\t\tBAR ([0-5]): current size: \d{1,4}[KMGTPE]?B, supported: ([0-9KMGTPEB ]{1,600})",
     re.ASCII,
 )
+_LANES = re.compile(r"\t\tLaneErrStat: (0|LaneErr at lane: [0-9 ]{1,80})", re.ASCII)
 _SIZE = re.compile(r"(\d{1,4})([KMGTPE])B", re.ASCII)
 _REGION = re.compile(r"\tRegion ([0-5]): Memory at <(?:unassigned|ignored)>", re.ASCII)
 _SET = re.compile(r"\b(\w{2,20})\+", re.ASCII)
@@ -102,13 +103,13 @@ def _settings(texts: dict[str, str]) -> Iterator[tuple[str, str]]:
             yield f"{name} {label}", match[1]
 
 
-def parse_registers(lines: Iterable[str]) -> PciRegisters | None:
+def parse_registers(lines: Iterable[str], revision: str = "00") -> PciRegisters | None:
     """Of the indented lines of a function; None where they show no register, as without root."""
     texts: dict[str, str] = {}
     register, capability = "", ""
     unplaced: list[int] = []
     resizable: list[tuple[int, int]] = []
-    settings: list[tuple[str, str]] = []
+    settings: list[tuple[str, str]] = [("revision", revision)]
     for line in lines:
         if (power := _POWER.match(line)) is not None:
             settings.append(("power state", power[1]))
@@ -116,6 +117,8 @@ def parse_registers(lines: Iterable[str]) -> PciRegisters | None:
             register, capability = "", opened[1]
             if (interrupts := _MSI.match(capability)) is not None:
                 settings.append((f"{interrupts[1]} Enable", interrupts[2]))
+        elif (lanes := _LANES.match(line)) is not None:
+            settings.append((LANE_ERRORS, lanes[1].strip()))
         elif (named := _REGISTER.match(line)) is not None:
             register = named[1]
             if register in texts:

@@ -107,6 +107,9 @@ def parse_query(text: str) -> NvidiaQuery:
 
 _STATES: tuple[tuple[str, str], ...] = (
     ("VBIOS", "vbios_version"),
+    ("board", "board_part_number"),
+    ("part", "gpu_part_number"),
+    ("InfoROM", "inforom_version/img_version"),
     ("persistence mode", "persistence_mode"),
     ("compute mode", "compute_mode"),
     ("ECC", "ecc_mode/current_ecc"),
@@ -114,6 +117,12 @@ _STATES: tuple[tuple[str, str], ...] = (
     ("reset required", "gpu_reset_status/reset_required"),
     ("fabric state", "fabric/state"),
     ("fabric status", "fabric/status"),
+    ("GSP firmware", "gsp_firmware_version"),
+    ("fabric bandwidth", "fabric/health/bandwidth"),
+    ("fabric route recovery", "fabric/health/route_recovery_in_progress"),
+    ("fabric route unhealthy", "fabric/health/route_unhealthy"),
+    ("fabric access timeout recovery", "fabric/health/access_timeout_recovery"),
+    ("fabric configuration", "fabric/health/incorrect_configuration"),
     ("hardware slowdown", "clocks_event_reasons/clocks_event_reason_hw_slowdown"),
     ("hardware thermal slowdown", "clocks_event_reasons/clocks_event_reason_hw_thermal_slowdown"),
     ("power brake slowdown", "clocks_event_reasons/clocks_event_reason_hw_power_brake_slowdown"),
@@ -126,6 +135,9 @@ _STATES: tuple[tuple[str, str], ...] = (
     ("uncorrectable SRAM errors by SEC-DED", "ecc_errors/volatile/sram_uncorrectable_secded"),
     ("uncorrectable DRAM errors", "ecc_errors/volatile/dram_uncorrectable"),
     ("uncorrectable DRAM errors in its life", "ecc_errors/aggregate/dram_uncorrectable"),
+    ("uncorrectable SRAM errors in its life", "ecc_errors/aggregate/sram_uncorrectable_secded"),
+    ("rows without a spare", "remapped_rows/row_remapper_histogram/row_remapper_histogram_none"),
+    ("TPC repair pending", "ecc_errors/tpc_repair_pending"),
     ("channel repair pending", "ecc_errors/channel_repair_pending"),
     ("SRAM threshold exceeded", "ecc_errors/aggregate/sram_threshold_exceeded"),
     ("power limit", "gpu_power_readings/current_power_limit"),
@@ -142,8 +154,7 @@ _STATES: tuple[tuple[str, str], ...] = (
 
 def _states(gpu: etree._Element) -> Iterator[tuple[str, str]]:
     for name, at in _STATES:
-        text = (gpu.findtext(at) or "").strip()
-        if text and "N/A" not in text:  # "None" is an answer here
+        if text := (gpu.findtext(at) or "").strip():  # "None" and "N/A" are answers here
             yield name, text[:80]
 
 

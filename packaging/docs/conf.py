@@ -114,8 +114,22 @@ def _without_dead_links(name: str, text: str) -> str:
     return re.sub(r"\[([^\[\]]*)\]\(([^()#\s]+)(?:#[^()\s]*)?\)", shown, text)
 
 
+def _as_manual(name: str, text: str) -> str:
+    """The page in the order of manual pages: synopsis, description, the rest; without pictures."""
+    words = re.sub(r"^!\[[^\]]*\]\([^)]*\)\n", "", text, flags=re.MULTILINE)
+    title, _, body = words.partition("\n\n")
+    calls = "homenode COMMAND [OPTIONS]\n"
+    if name.startswith("commands/"):
+        blocks = re.findall(r"^```\n(homenode [^`]*)^```\n", body, re.MULTILINE)
+        calls = "".join(blocks)
+        body = body.replace(f"```\n{blocks[0]}```\n", "", 1)
+    return f"{title}\n\n## Synopsis\n\n```\n{calls}```\n\n## Description\n\n{body}"
+
+
 def _prepare(app: Any, name: str, source: list[str]) -> None:
     """Adds the tables of contents for the side bar, hidden in the page itself."""
+    if MANUAL and (name == root_doc or name.startswith("commands/")):
+        source[0] = _as_manual(name, source[0])
     source[0] = _without_dead_links(name, source[0])
     if name != root_doc or MANUAL:
         return

@@ -18,7 +18,7 @@ import pytest
 
 from homenode import formats
 from homenode.cli import main, terminal
-from homenode.cli.command import Command, Parameter, call_of
+from homenode.cli.command import REQUIRED, Command, Parameter, call_of
 from homenode.cli.main import PROGRAM
 from homenode.cluster.pool.outlook import PoolOutlook
 from homenode.decide.comparison import Comparison
@@ -179,6 +179,28 @@ def test_a_command_page_names_every_option_and_every_choice(name: str) -> None:
 def test_a_command_page_has_names_and_defaults_as_the_records_have_them(name: str) -> None:
     found = page(f"docs/commands/{name}.md")
     assert rewritten(found) == found.text, "python -m tests.option_tables writes it"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_synopsis_has_what_its_command_takes(name: str) -> None:
+    """Manual pages begin with these lines. What a command cannot do without is in no brackets."""
+    blocks = [one.text for one in page(f"docs/commands/{name}.md").blocks() if not one.language]
+    lines = "\n".join(re.sub(r"\n\s+", " ", text) for text in blocks).splitlines()
+    synopsis = [line for line in lines if line.startswith(f"homenode {name} ")]
+    assert synopsis
+    for line in synopsis:
+        words = line.split()[1:]
+        command = COMMANDS[words.pop(0)]
+        while words and words[0] in command.subcommands:
+            command = command.subcommands[words.pop(0)]
+        rest = " ".join(words)
+        known = {n: one for one in command.parameters for n in (*one.opt.names, *one.opt.also)}
+        given = set(re.findall(r"(?<![\w-])--?[a-z][a-z-]*", rest))
+        assert given <= known.keys(), f"{line}: no option {given - known.keys()}"
+        needed = {one.opt.names for one in command.parameters if one.default is REQUIRED}
+        outside = set(re.findall(r"--?[a-z][a-z-]*", re.sub(r"\[[^\]]*\]", "", rest)))
+        lacking = [names for names in needed if names and not outside & set(names)]
+        assert not lacking, f"{line}: needs {lacking}"
 
 
 def test_the_pages_name_no_option_that_does_not_exist() -> None:

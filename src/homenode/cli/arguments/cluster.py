@@ -63,11 +63,11 @@ class PodFitArguments(Struct, frozen=True, kw_only=True):
 class OnDefineDomainArguments(Struct, frozen=True, kw_only=True):
     """Place a VM's devices on its cells, and print the new document.
 
-    The executable onDefineDomain does the same, and starts faster.
+    The file onDefineDomain that manifest writes does the same without homenode, and starts faster.
 
     Examples:
       homenode kubevirt on-define-domain --vmi "$VMI" --domain "$DOMAIN"
-      onDefineDomain --vmi "$VMI" --domain "$DOMAIN"
+      homenode kubevirt on-define-domain --vmi "$VMI" --domain "$DOMAIN" --root node
     """
 
     vmi: Annotated[str, Opt("--vmi", "JSON", "The VirtualMachineInstance, as the shim gives it.")]

@@ -5,8 +5,10 @@ from msgspec import structs
 from msgspec.structs import replace
 
 from homenode.cpuset import CpuSet
+from homenode.errors import HostError, UsageError
 from homenode.indices import NodeIndex
-from homenode.plan.vm_file import vm_of_options
+from homenode.machine.tools.versions import Version
+from homenode.plan.vm_file import plan_for_target, vm_of_options
 from homenode.units import GIB, MIB
 from homenode.vm.layout import GuestCells
 from homenode.vm.model import (
@@ -143,3 +145,23 @@ def test_devices_without_a_cell_are_no_loss() -> None:
     made = asking_for_much()
     bare = tuple(GuestHostdev(d.bdf, None) for d in made.vm.hostdevs)
     assert Feature.DEVICE_CELLS not in features_of(with_vm(made, hostdevs=bare))
+
+
+@pytest.mark.parametrize(
+    ("target", "layout", "older", "enough"),
+    [
+        ("proxmox", "pin", (7, 2, 6), (7, 2, 7)),
+        ("cloud-hypervisor", "pin-numa-pci", (35, 9, 0), (36, 0, 0)),
+    ],
+)
+def test_a_plan_for_a_version_that_lacks_an_option_is_refused(
+    target: str, layout: str, older: Version, enough: Version
+) -> None:
+    wanted, host = options(layout, gpu_count=1), host_named("small-2n8c-2gpu")
+    vm = vm_of_options(wanted, "x86_64")
+    with pytest.raises(HostError):
+        plan_for_target(vm, wanted, host, target, older)
+    named = plan_for_target(vm, wanted, host, target, enough).rendering
+    assert named == plan_for_target(vm, wanted, host, target).rendering
+    with pytest.raises(UsageError):
+        plan_for_target(vm, wanted, host, "qemu", enough)

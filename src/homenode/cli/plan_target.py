@@ -118,7 +118,7 @@ def _planned(
         best = planning.best_of(vm.guest, hosts, evidence, asked)
     vm = on_host(vm, best)
     chosen = settled(vm.guest, asked.options, best, evidence)
-    planned = plan_for_target(vm, chosen.options, best, target)
+    planned = plan_for_target(vm, chosen.options, best, target, asked.target_version)
     return best, planned, chosen.verdict
 
 
@@ -183,6 +183,8 @@ def plan(asked: PlanArguments) -> None:
     refuse_objective(asked.options)
     original, source = planning.read_original(asked)
     if is_for_libvirt(original, source, asked.target):
+        if asked.target_version is not None:
+            raise UsageError("--target-version: expected a --target, found libvirt: use --libvirt")
         made = planning.tune_and_write(original, source, asked).plan
     else:
         made = run(original, source, asked)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from msgspec import structs
 
 from homenode.errors import InputError, UsageError
+from homenode.machine.tools.versions import Version
 from homenode.machine.topology import Host
 from homenode.plan.planner import plan
 from homenode.plan.request import GuestRequest, request_for
@@ -26,6 +27,7 @@ from homenode.vm.targets.target import (
     default_machine,
     features_of,
     is_vgpu,
+    refuse_older_target,
     settings_of,
     target_findings,
 )
@@ -144,10 +146,13 @@ class TargetPlan:
     findings: tuple[PlanFinding, ...]
 
 
-def plan_for_target(vm: VmFile, options: PlanOptions, host: Host, target: str) -> TargetPlan:
+def plan_for_target(
+    vm: VmFile, options: PlanOptions, host: Host, target: str, version: Version | None = None
+) -> TargetPlan:
     """Plan a VM and write it for a target. The VM's file is edited where it is of that target.
 
-    Raises as homenode.plan.tuning.tune, and InputError where the target cannot take the plan.
+    version: of the target, None = not said. Raises as homenode.plan.tuning.tune, InputError where
+    the target cannot take the plan, and as refuse_older_target.
     """
     module = target_named(target)
     vm = on_host(vm, host)
@@ -160,6 +165,8 @@ def plan_for_target(vm: VmFile, options: PlanOptions, host: Host, target: str) -
         vm, request = replace(vm, guest=guest), structs.replace(request, guest=guest)
     made = plan(host, request)
     _refuse_lost_vgpus(made, module)
+    if version is not None:
+        refuse_older_target(module, made, version)
     limits: tuple[PlanFinding, ...] = ()
     if module.runs_qemu:
         qemu = host.settings.qemu_version

@@ -123,6 +123,16 @@ class PlanArguments(Struct, frozen=True, kw_only=True):
         tuple[int, int, int] | None,
         Opt("--qemu", "VERSION", "QEMU of the host, such as 8.2.", parse=version, rare=True),
     ] = None
+    target_version: Annotated[
+        tuple[int, int, int] | None,
+        Opt(
+            "--target-version",
+            "VERSION",
+            "Of the target, such as 7.2.7 of Proxmox: a plan that needs a newer one is refused.",
+            parse=version,
+            rare=True,
+        ),
+    ] = None
     quiet: QuietOption = False
     force: ForceOption = False
 

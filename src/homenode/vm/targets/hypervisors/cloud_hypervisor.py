@@ -481,10 +481,10 @@ ROWS = (
     Row(read=_read_head),
     Row(
         says={
-            Feature.VCPU_PINS: native("`--cpus affinity=`"),
-            Feature.TOPOLOGY: native("`--cpus topology=`"),
-            Feature.THREADS: native("`--cpus topology=`"),
-            Feature.DIES: native("`--cpus topology=`"),
+            Feature.VCPU_PINS: native("`--cpus affinity=`", (20, 0, 0)),
+            Feature.TOPOLOGY: native("`--cpus topology=`", (0, 9, 0)),
+            Feature.THREADS: native("`--cpus topology=`", (0, 9, 0)),
+            Feature.DIES: native("`--cpus topology=`", (0, 9, 0)),
         },
         read=_read_cpus,
         write=_write_cpus,
@@ -500,16 +500,16 @@ ROWS = (
     ),
     Row(
         says={
-            Feature.MEMORY_NODES: native("`--memory-zone host_numa_node=`"),
-            Feature.HUGE_PAGES: native("`--memory-zone hugepages=on,hugepage_size=`"),
+            Feature.MEMORY_NODES: native("`--memory-zone host_numa_node=`", (0, 10, 0)),
+            Feature.HUGE_PAGES: native("`--memory-zone hugepages=on,hugepage_size=`", (0, 13, 0)),
         },
         read=_read_memory,
         write=_write_memory,
     ),
     Row(
         says={
-            Feature.CELLS: native("`--numa`"),
-            Feature.UNEQUAL_CELLS: native("`--memory-zone size=`"),
+            Feature.CELLS: native("`--numa`", (0, 10, 0)),
+            Feature.UNEQUAL_CELLS: native("`--memory-zone size=`", (0, 10, 0)),
             Feature.DISTANCES: native("`--numa distances=`"),
         },
         read=_read_cells,
@@ -520,8 +520,8 @@ ROWS = (
             Feature.DEVICES: indirect(
                 "`--device path=`", "nothing keeps another VM from taking the same device"
             ),
-            Feature.DEVICE_CELLS: native("`--numa pci_segments=`, `--device pci_segment=`"),
-            Feature.INITIATORS: native("`--numa device_id=`"),
+            Feature.DEVICE_CELLS: native("`pci_segment=` of `--numa` and `--device`", (36, 0, 0)),
+            Feature.INITIATORS: native("`--numa device_id=`", (51, 0, 0)),
             Feature.WINDOW: native("every segment has its own window, sized by the program"),
         },
         read=_read_devices,
@@ -541,7 +541,7 @@ CODEC = Codec(
 )
 TARGET = CODEC.target(
     title="Cloud Hypervisor",
-    source="docs/cpu.md, docs/memory.md and docs/vfio.md of Cloud Hypervisor, main of 2026-08",
+    source="docs/cpu.md, memory.md, vfio.md and release-notes.md of Cloud Hypervisor, 2026-08",
     recognises=is_command,
     users_own=r"--(disk|net|console|serial|kernel|initramfs|cmdline|firmware|api-socket|rng|vsock|tpm)",
     architecture_of_host=True,

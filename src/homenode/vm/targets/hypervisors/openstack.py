@@ -519,7 +519,7 @@ ROWS = (
                 "`hw:maxphysaddr_mode`; there is no property for the 64-bit PCI window",
                 "large BARs need an OVMF of 2023 or newer, which sizes the window itself",
             ),
-            Feature.IOMMU: native("`hw:viommu_model=intel`"),
+            Feature.IOMMU: native("`hw:viommu_model=intel`", (26, 0, 0)),
         },
         read=lambda flavor: {"has_iommu": "hw:viommu_model" in flavor.specs},
         write=_write_machine,
@@ -540,7 +540,7 @@ CODEC = Codec(
 )
 TARGET = CODEC.target(
     title="OpenStack",
-    source="Nova 34.0 (2026.1): nova.api.validation.extra_specs, nova.virt.hardware",
+    source="Nova 34.0 (2026.1): nova.api.validation.extra_specs, nova.virt.hardware; release notes",
     recognises=is_flavor,
     users_own=r".* (name|description|id|links|rxtx_factor|pci_passthrough:alias|[\w-]+:is_public):",
     architecture_of_host=True,

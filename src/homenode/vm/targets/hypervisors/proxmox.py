@@ -465,8 +465,8 @@ ROWS = (
     ),
     Row(
         says={
-            Feature.CELLS: native("`numaN: cpus=,memory=`, at most 8"),
-            Feature.UNEQUAL_CELLS: native("`numaN: memory=`"),
+            Feature.CELLS: native("`numaN: cpus=,memory=`, at most 8", (3, 3, 7)),
+            Feature.UNEQUAL_CELLS: native("`numaN: memory=`", (3, 3, 7)),
         },
         read=_said("cells"),
         write=_write_numa,
@@ -474,9 +474,9 @@ ROWS = (
     Row(
         says={
             Feature.VCPU_PINS: indirect(
-                "`affinity` is one set of PUs for all threads; the hook script pins each vCPU "
-                "after the start",
+                "`affinity` is one set of PUs for all threads; the hook script pins each vCPU",
                 "without the hook script vCPUs float over the VM's PUs",
+                (7, 2, 7),
             ),
             Feature.EMULATOR_PINS: indirect(
                 "by the hook script after the start",
@@ -489,9 +489,9 @@ ROWS = (
     ),
     Row(
         says={
-            Feature.MEMORY_NODES: native("`numaN: hostnodes=,policy=`, a range of nodes"),
-            Feature.MEMORY_MODE: native("`numaN: policy=`"),
-            Feature.HUGE_PAGES: native("`hugepages: 2` or `1024`"),
+            Feature.MEMORY_NODES: native("`numaN: hostnodes=,policy=`: a range", (3, 3, 7)),
+            Feature.MEMORY_MODE: native("`numaN: policy=`", (3, 3, 7)),
+            Feature.HUGE_PAGES: native("`hugepages: 2` or `1024`", (4, 0, 83)),
         },
         read=_said("binding", "page_bytes"),
         write=_write_cells,
@@ -505,7 +505,7 @@ ROWS = (
         write=_write_devices,
     ),
     Row(
-        says={Feature.IOMMU: native("`machine: q35,viommu=intel`")},
+        says={Feature.IOMMU: native("`machine: q35,viommu=intel`", (8, 1, 2))},
         read=_said("has_iommu"),
         write=_write_iommu,
     ),
@@ -534,7 +534,7 @@ CODEC = Codec(
 )
 TARGET = CODEC.target(
     title="Proxmox",
-    source="qm(1) and src/test/cfg2cmd of qemu-server 9.2",
+    source="qm(1), src/test/cfg2cmd and debian/changelog of qemu-server 9.2",
     recognises=is_conf,
     users_own=r"(name|description|tags|onboot|startup|boot|bootdisk|unused\d|(net|ide|sata|scsi|virtio|usb|serial"
     r"|parallel|audio|virtiofs|ipconfig)\d+|scsihw|efidisk0|tpmstate0|vga|rng0|agent|smbios1|vmgenid|meta"

@@ -457,17 +457,21 @@ def test_the_default_vm_gets_a_fix_with_which_its_cpus_come_from_the_nodes_of_it
     assert not better.keys() & {"pod-refused", "pod-not-aligned", "smt-alignment", "pus-short"}
 
 
+_WHOLE_CPU = {"cpu": {"model": "host-passthrough"}}
+
+
 @pytest.mark.parametrize(
     ("domain", "ids"),
     [
         ({"cpu": {"model": "Skylake-Server"}}, {"address-bits-small"}),
         ({"cpu": {"model": "host-passthrough"}}, set()),
-        ({"cpu": {}}, set()),
+        ({"cpu": {"model": "host-model"}}, {"address-bits-small"}),
+        ({"cpu": {}}, {"address-bits-small"}),
         (
-            {"memory": {"guest": "512Gi"}, "resources": {"requests": {"memory": "256Gi"}}},
+            {**_WHOLE_CPU, "resources": {"requests": {"memory": "256Gi"}}},
             {"memlock-low"},
         ),
-        ({"memory": {"guest": "512Gi"}, "resources": {"requests": {"memory": "512Gi"}}}, set()),
+        ({**_WHOLE_CPU, "resources": {"requests": {"memory": "512Gi"}}}, set()),
     ],
 )
 def test_bars_above_the_guests_address_bits_and_memory_that_cannot_be_locked_are_named(

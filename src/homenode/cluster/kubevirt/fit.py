@@ -398,9 +398,8 @@ def _gpus(vmi: Vmi, guest: Vm, kubelet: Kubelet | None, host: Host) -> Iterator[
         )
     gpus = [one for one in host.devices_of_kind(DeviceKind.GPU) if one.physical_function is None]
     gpus.sort(key=lambda gpu: sum(bar.size_bytes for bar in gpu.bars), reverse=True)
-    if guest.cpu_mode not in (None, "host-model"):  # of which libvirt 9.2 and newer has the host's
-        needs = limits(guest, gpus[: vmi.gpu_count])
-        yield from address_findings(guest, needs, case="of KubeVirt")
+    needs = limits(guest, gpus[: vmi.gpu_count])
+    yield from address_findings(guest, needs, case="of KubeVirt")
     board = board_of_host(host)
     sizes = () if board is None else partition_sizes(board)
     if board is not None and vmi.gpu_count and vmi.gpu_count not in sizes:

@@ -82,6 +82,7 @@ class Reader(StrEnum):
     NCCL_TESTS = "nccl-tests"  # rccl-tests too
     NCCL_CHOICES = "NCCL's log"  # which algorithm it takes at which size; no figure
     COLLECTIVE = "all-reduce with NCCL's log"  # measure/programs/collective_watch.py
+    PERFTEST = "perftest"
     ROCM = "rocm-bandwidth-test"
     TRANSFER_BENCH = "TransferBench"
     TORCH = "torch"  # our own program, measure/programs/torch_copies.py

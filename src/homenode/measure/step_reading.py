@@ -37,6 +37,7 @@ from homenode.measure.figures.collective_log import CollectiveCurve, flat_curve
 from homenode.measure.figures.nvidia import Binding, sections
 from homenode.measure.figures.probe import BracketedSample, StepReading, probe_figures
 from homenode.measure.figures.sample import (
+    FigureList,
     Figures,
     ToolOutput,
     joined,
@@ -50,6 +51,7 @@ from homenode.measure.model import BenchTest, Group, Reader
 from homenode.measure.orders import AppOrder
 from homenode.measure.results.model import Condition, Sample
 from homenode.measure.suite import BY_BUS, measured_gpus
+from homenode.units import MIB
 
 _WATCHED = re.compile(r"^# homenode watched:((?: \d{1,9}:\d{1,9}){0,4096})$", re.M | re.ASCII)
 
@@ -159,7 +161,7 @@ def _watched_collective(test: BenchTest, text: str, host: Host) -> Figures:
 def _torch(test: BenchTest, text: str, host: Host) -> Figures:
     runs = torch_report.parse(text)
     figures = torch_figures.of_torch(runs)
-    if test.group is not Group.NCCL:
+    if test.group not in (Group.NCCL, Group.COLLECTIVES):
         return figures
     run = next((run for run in runs if run.rows), None)
     return figures if run is None else _collective(figures, torch_figures.nccl_of(run), test)
@@ -198,6 +200,26 @@ def _choices(test: BenchTest, text: str, host: Host) -> Figures:
     except ParseError as error:
         return Figures(gaps=(Gap("collective algorithm", error.message),))
     return Figures(conditions=(Condition("collective algorithm", words),))
+
+
+_PERFTEST = re.compile(r"^\s*(?:RDMA_(?:Write|Read)|Send) BW Test", re.M)
+_AVERAGE = re.compile(
+    r"^ *#bytes .* BW average\[(G|M|Mi)(?:b|B)/sec\].*\n *(\d+) +\d+ +\S+ +(\S+)", re.M
+)
+
+
+def _perftest(text: str, name: str) -> Figures:
+    """Of one size, as a program's own rate: the pair is the test's variant."""
+    found = FigureList("perftest", None)
+    for unit, size, rate in _AVERAGE.findall(text):
+        value = float(rate) * (1e9 / 8 if unit == "G" else MIB)
+        found.add("app-rate:ib_write_bw", "bytes_per_s", value, size_bytes=int(size))
+    return found.figures()
+
+
+def _pair(test: BenchTest, text: str, host: Host) -> Figures:
+    figures = _perftest(text, test.id)
+    return replace(figures, samples=tuple(_varied(one, test.variant) for one in figures.samples))
 
 
 def _rocm(test: BenchTest, text: str, host: Host) -> Figures:
@@ -359,6 +381,7 @@ _OF_SUITE = (
     ToolOutput(Reader.NCCL_TESTS, _NCCL_TESTS, _nccl_log, _nccl),
     ToolOutput(Reader.NCCL_CHOICES, of_step=_choices),
     ToolOutput(Reader.COLLECTIVE, of_step=_watched_collective),
+    ToolOutput(Reader.PERFTEST, _PERFTEST, _perftest, _pair),
     ToolOutput(Reader.ROCM, _ROCM, of_text(rocm_bandwidth_test.parse, amd_figures.of_rocm), _rocm),
     ToolOutput(
         Reader.TRANSFER_BENCH,

@@ -159,6 +159,8 @@ def _tests(machine: GpuMachine, left_out: list[Gap]) -> Iterator[BenchTest]:
     copies = _nvidia_copies if machine.is_nvidia else _amd_copies
     yield from copies(machine, left_out)
     yield from _torch_alone(machine, left_out)
+    if machine.suite.hosts:
+        yield from across_tests(machine, left_out)
     if len(machine.gpus) < 2:
         reason = "one GPU alone"
         if machine.hidden:
@@ -166,9 +168,8 @@ def _tests(machine: GpuMachine, left_out: list[Gap]) -> Iterator[BenchTest]:
         left_out += [Gap(group, reason) for group in (Group.GPU_PEER, Group.NCCL)]
         return
     yield from collective_tests(machine, left_out)
-    if Group.COLLECTIVES in machine.suite.groups:
-        across = across_tests if machine.suite.hosts else experiment_tests
-        yield from across(machine, left_out)
+    if Group.COLLECTIVES in machine.suite.groups and not machine.suite.hosts:
+        yield from experiment_tests(machine, left_out)
 
 
 def _numbered_by_bus(test: BenchTest) -> BenchTest:

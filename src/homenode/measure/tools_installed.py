@@ -37,6 +37,8 @@ PROGRAMS = (
     "TransferBench",
     "mpirun",
     "srun",
+    "ssh",
+    "ib_write_bw",
 )
 """What the suite may run."""
 

@@ -113,6 +113,7 @@ class TorchRun(Struct, frozen=True):
     stalled: str | None = None
     failed: str | None = None
     gpus: int = 0
+    hosts: int = 1
     bind: str = "none"
     peers: bool = True
     warmups: int = 0
@@ -158,7 +159,7 @@ def _run(document: dict[str, Any], line: int) -> TorchRun:
         _check_figure(figure, len(run.devices), line)
     for row in run.rows:
         _check_row(row, line)
-    if run.rows and not 2 <= run.gpus <= len(run.devices):
+    if run.rows and not 2 <= run.gpus <= len(run.devices) * run.hosts:
         raise ParseError(
             SOURCE, "2 or more of its devices in a collective", str(run.gpus), line=line
         )

@@ -10,8 +10,9 @@ with Depth.FULL everything is crossed. Layouts are crossed by a trial, which boo
 keeps NCCL's log; one whose log contradicts its settings gives no figure (measure.step_reading).
 """
 
+import shlex
 from collections.abc import Iterator
-from itertools import product
+from itertools import combinations, product
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -21,6 +22,7 @@ from homenode.indices import NodeIndex
 from homenode.measure.gpu.machine import PEERS_HANG, GpuMachine
 from homenode.measure.model import (
     PYTHON,
+    TORCH,
     BenchTest,
     CollectiveSettings,
     Depth,
@@ -219,20 +221,53 @@ _WITH_FILE = (
     'f=$(mktemp) && trap \'rm -f "$f"\' EXIT && printf %s "$1" >"$f" && shift && '
     'NCCL_TOPO_FILE=$f "$@"'
 )
+_BY_SSH = """t=$(cat; echo .); n=0
+for h in $1; do
+  printf %s "${t%.}" | if [ $n = 0 ]; then sh -c "$2 0"; else
+    ssh -o BatchMode=yes "$h" "$2 $n" >/dev/null
+  fi & [ $n != 0 ] || first=$!; n=$((n + 1))
+done
+wait $first; failed=$?; wait; exit $failed"""
+_PAIR = (
+    'w="timeout 40 ib_write_bw -F --report_gbits -D 5" s="ssh -o BatchMode=yes"; '
+    '$s "$1" "$w" >/dev/null & sleep 2; $s "$2" "$w $1"; failed=$?; wait; exit $failed'
+)
 
 
 def across_tests(machine: GpuMachine, left_out: list[Gap]) -> Iterator[BenchTest]:
-    """All-reduces across hosts, of nccl-tests built with MPI: a process on each host has all of its
-    GPUs, of which each has as many as this machine."""
-    hosts, tools = machine.suite.hosts, machine.installed
-    launcher = next((one for one in ("mpirun", "srun") if one in tools), None)
-    if launcher is None or "all_reduce_perf" not in tools:
-        missing = "all_reduce_perf" if launcher else "neither mpirun nor srun"
-        is_or_are = "is not installed" if launcher else "is installed"
-        left_out.append(Gap(Group.COLLECTIVES, f"across hosts: {missing} {is_or_are}"))
+    """What hosts reach together: all-reduces, and the first NIC of each pair by ib_write_bw."""
+    yield from _all_reduces(machine, left_out)
+    if not machine.installed >= {"ssh", "ib_write_bw"}:
+        left_out.append(Gap(Group.COLLECTIVES, "pairs of hosts: needs ssh and ib_write_bw"))
         return
-    repeats = _EXPERIMENT_REPEATS[machine.suite.depth]
+    for one, other in combinations(machine.suite.hosts, 2):
+        variant = f"{other} to {one}"
+        yield BenchTest(
+            id=f"collectives: ib_write_bw, {variant}",
+            group=Group.COLLECTIVES,
+            argv=("sh", "-c", _PAIR, "sh", one, other),
+            seconds=10.0,
+            timeout_s=60.0,
+            reads=Reader.PERFTEST,
+            variant=variant,
+        )
+
+
+def _all_reduces(machine: GpuMachine, left_out: list[Gap]) -> Iterator[BenchTest]:
+    """Each host has as many GPUs as this machine. nccl-tests built with MPI, a process with all
+    GPUs on each host; else our PyTorch program, started by ssh."""
+    hosts, tools = machine.suite.hosts, machine.installed
+    launcher = next((one for one in ("mpirun", "srun") if one in tools), "ssh")
+    launcher = launcher if "all_reduce_perf" in tools else "ssh"
+    if not tools >= ({"ssh", TORCH} if launcher == "ssh" else {launcher}):
+        reason = "neither all_reduce_perf with mpirun or srun nor PyTorch with ssh is installed"
+        left_out.append(Gap(Group.COLLECTIVES, f"across hosts: {reason}"))
+        return
+    repeats, test = _EXPERIMENT_REPEATS[machine.suite.depth], None
     tool = machine.nccl_tests(_EXPERIMENT_WARMUPS, repeats)
+    if launcher == "ssh":
+        test = machine.all_reduce("", repeats, "none", peers=True)
+        tool = (*test.argv, "--meet", hosts[0], "--hosts", str(len(hosts)))
     chosen = [(name, variables, tool) for name, variables in ACROSS]
     if machine.suite.topology is None:
         reason = f"across hosts, NCCL file: {machine.suite.why_no_topology}"
@@ -245,28 +280,35 @@ def across_tests(machine: GpuMachine, left_out: list[Gap]) -> Iterator[BenchTest
         yield BenchTest(
             id=f"collectives: {variant}",
             group=Group.COLLECTIVES,
-            argv=(*_launched(launcher, hosts, variables), *command),
+            argv=_launched(launcher, hosts, variables, command),
             seconds=EXPERIMENT_TEST_S,
             timeout_s=120 + 20 * EXPERIMENT_TEST_S,
-            reads=Reader.NCCL_TESTS,
+            reads=Reader.NCCL_TESTS if test is None else test.reads,
+            program=None if test is None else test.program,
             binding=UNBOUND,
             variant=variant,
         )
 
 
 def _launched(
-    launcher: str, hosts: tuple[str, ...], variables: tuple[tuple[str, str], ...]
+    launcher: str,
+    hosts: tuple[str, ...],
+    variables: tuple[tuple[str, str], ...],
+    command: tuple[str, ...],
 ) -> tuple[str, ...]:
-    """The command that starts one process on each host: Open MPI's, or Slurm's in a job."""
+    """What starts the command on each host: Open MPI's, Slurm's in a job, or ssh."""
     given = [f"{name}={value}" for name, value in variables]
     count = str(len(hosts))
     if launcher == "srun":
         exported = ",".join(("ALL", *given))
         where = ("--nodes", count, "--ntasks-per-node", "1", "--nodelist", ",".join(hosts))
-        return ("srun", *where, f"--export={exported}")
+        return ("srun", *where, f"--export={exported}", *command)
+    if launcher == "ssh":
+        there = shlex.join(("env", "PYTHONSAFEPATH=1", *given, *command, "--host"))
+        return ("sh", "-c", _BY_SSH, "sh", " ".join(hosts), there)
     more = (word for one in given for word in ("-x", one))
     where = ("-np", count, "-H", ",".join(f"{host}:1" for host in hosts), "--bind-to", "none")
-    return ("mpirun", *where, *more)
+    return ("mpirun", *where, *more, *command)
 
 
 def _against(settings: CollectiveSettings, machine: GpuMachine) -> str | None:

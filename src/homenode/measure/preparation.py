@@ -380,10 +380,7 @@ def _staying(argv: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def bound(
-    test: BenchTest,
-    pus: CpuSet,
-    nodes: tuple[int, ...] | None,
-    pus_of_node: Mapping[int, CpuSet],
+    test: BenchTest, pus: CpuSet, nodes: tuple[int, ...] | None, pus_of_node: Mapping[int, CpuSet]
 ) -> BenchTest:
     """A test kept to these PUs and nodes. The probe pins its own threads; taskset keeps others,
     and numactl their memory.
@@ -398,10 +395,7 @@ def bound(
 
 
 def _bound_argv(
-    test: BenchTest,
-    pus: CpuSet,
-    nodes: tuple[int, ...] | None,
-    pus_of_node: Mapping[int, CpuSet],
+    test: BenchTest, pus: CpuSet, nodes: tuple[int, ...] | None, pus_of_node: Mapping[int, CpuSet]
 ) -> tuple[str, ...]:
     if test.argv[0] == PROBE:
         takes_node = test.argv[1] in ("bandwidth", "latency", "loaded-latency")

@@ -204,11 +204,7 @@ class _Session:
         del self._left[tasks[0].id]
 
     def look_before(
-        self,
-        ready: Prepared,
-        plan: Plan | None,
-        snapshot: Snapshot,
-        notify: Callable[[str], None],
+        self, ready: Prepared, plan: Plan | None, snapshot: Snapshot, notify: Callable[[str], None]
     ) -> None:
         # The whole machine, as after the last step: what a run is confined to is a part of it.
         host = discover(snapshot, read_running_domain)

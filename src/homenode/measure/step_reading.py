@@ -56,10 +56,7 @@ from homenode.units import MIB
 _WATCHED = re.compile(r"^# homenode watched:((?: \d{1,9}:\d{1,9}){0,4096})$", re.M | re.ASCII)
 
 # One run of AMD's tools measures everything; a test keeps what it was run for.
-_METRICS_OF_GROUP = {
-    Group.GPU_PEER: ("p2p-",),
-    Group.GPU_BANDWIDTH: ("h2d-", "d2h-"),
-}
+_METRICS_OF_GROUP = {Group.GPU_PEER: ("p2p-",), Group.GPU_BANDWIDTH: ("h2d-", "d2h-")}
 
 
 def figures_of_step(test: BenchTest, output: str, host: Host) -> Figures:

@@ -19,11 +19,7 @@ from homenode.gap import Gap
 from homenode.machine.pci import DeviceKind, PciDevice
 from homenode.machine.tools import lines, nvbandwidth
 from homenode.machine.topology import Host, NumaNode
-from homenode.measure.gpu.collectives import (
-    across_tests,
-    collective_tests,
-    experiment_tests,
-)
+from homenode.measure.gpu.collectives import across_tests, collective_tests, experiment_tests
 from homenode.measure.gpu.machine import AMD, NVIDIA, PEERS_HANG, GpuMachine
 from homenode.measure.model import (
     BY_NAME_ALONE,
@@ -346,10 +342,7 @@ def _gpu_test(id: str, group: Group, argv: tuple[str, ...], seconds: float) -> B
 
 
 def suite_for(
-    host: Host,
-    installed: Collection[str],
-    options: SuiteOptions,
-    shown: ShownGpus | None = None,
+    host: Host, installed: Collection[str], options: SuiteOptions, shown: ShownGpus | None = None
 ) -> Suite:
     """The tests of a machine. installed: names of programs that can be run.
 

@@ -90,12 +90,7 @@ def read_log(text: str, source: str, *, expects_file: bool = False) -> LogVerdic
 
 
 def _use(
-    said: list[Said],
-    loaded: Counter[str],
-    network: LogNetwork,
-    source: str,
-    *,
-    expects_file: bool,
+    said: list[Said], loaded: Counter[str], network: LogNetwork, source: str, *, expects_file: bool
 ) -> Iterator[Finding]:
     for number, path in _distinct(said, _NOT_OPENED):
         yield finding(

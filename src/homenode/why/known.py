@@ -20,12 +20,7 @@ from homenode.machine.discover.hwloc import host_from_hwloc
 from homenode.machine.discover.lspci import host_from_lspci, overlay_lspci
 from homenode.machine.discover.numactl import host_from_numactl
 from homenode.machine.tools.numactl import NumactlHardware, parse_hardware
-from homenode.machine.tools.nvidia_smi import (
-    NvidiaQuery,
-    TopoMatrix,
-    parse_query,
-    parse_topology,
-)
+from homenode.machine.tools.nvidia_smi import NvidiaQuery, TopoMatrix, parse_query, parse_topology
 from homenode.machine.topology import Host
 from homenode.vm.domain.document import Document
 from homenode.vm.domain.read import open_domain, vm_of

@@ -376,10 +376,7 @@ def results_claim(options: ManifestOptions) -> dict[str, Any]:
         "apiVersion": "v1",
         "kind": "PersistentVolumeClaim",
         "metadata": {"name": "homenode-results", "namespace": options.namespace},
-        "spec": {
-            "accessModes": ["ReadWriteMany"],
-            "resources": {"requests": {"storage": "1Gi"}},
-        },
+        "spec": {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}},
     }
 
 
@@ -431,10 +428,7 @@ def _job(options: ManifestOptions, name: str, command: list[str]) -> dict[str, A
         "imagePullPolicy": "IfNotPresent",
         "command": command,
         "volumeMounts": [{"name": "results", "mountPath": "/results"}],
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "capabilities": {"drop": ["ALL"]},
-        },
+        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
     }
     return {
         "apiVersion": "batch/v1",

@@ -113,8 +113,7 @@ def _nodes(snapshot: Snapshot) -> tuple[NumaNode, ...]:
         numbers = CpuSet(numbered(snapshot.list(NODE), "node"))
     if not numbers:
         raise HostError(
-            f"{snapshot.name}: {NODE}: expected NUMA nodes, found none that can be read",
-            hint=_HINT,
+            f"{snapshot.name}: {NODE}: expected NUMA nodes, found none that can be read", hint=_HINT
         )
     initiators = read_pus(snapshot, f"{NODE}/has_generic_initiator") or CpuSet()
     return tuple(

@@ -52,11 +52,7 @@ def answer(
             read, GRANULARITY_ANNOTATION, PciGranularity, PciGranularity.CELL
         )
         placed = place_devices(
-            domain,
-            open_host(),
-            asked_for=read.guest_addresses,
-            granularity=by,
-            source="--domain",
+            domain, open_host(), asked_for=read.guest_addresses, granularity=by, source="--domain"
         )
     except HomenodeError as error:
         return _failed(domain, policy, str(error), error.exit_code)

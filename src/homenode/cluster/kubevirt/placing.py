@@ -157,9 +157,7 @@ def place_devices(
         ),
     )
     request = GuestRequest(
-        guest=guest,
-        layout=LAYOUT,
-        options=PlanOptions(LAYOUT.name, pci_granularity=granularity),
+        guest=guest, layout=LAYOUT, options=PlanOptions(LAYOUT.name, pci_granularity=granularity)
     )
     mirrored = mirror_cells(
         placed_host, request, placeable, nodes.cell_of_node, len(guest.cell_vcpus)

@@ -340,9 +340,7 @@ def launcher_pod(vmi: Vmi) -> Pod:
         is_guaranteed=vmi.is_dedicated,
     )
     hook = Container(
-        name="hook-sidecar-0",
-        cpu_milli=_SIDECAR["cpu"],
-        memory_bytes={MEMORY: _SIDECAR[MEMORY]},
+        name="hook-sidecar-0", cpu_milli=_SIDECAR["cpu"], memory_bytes={MEMORY: _SIDECAR[MEMORY]}
     )
     containers = (compute, hook) if vmi.is_hooked else (compute,)
     return Pod(name=f"virt-launcher-{vmi.name}", containers=containers)

@@ -293,7 +293,7 @@ class SerialConsole:
                 f"&& D=$d/{mark} && break; done; command -v base64 >/dev/null && B=yes || B=no; "
                 "[ $B = yes ] && command -v gzip >/dev/null && B=gzip; "
                 f"for s in {' '.join(SUMMERS)}; do command -v $s >/dev/null && break; s=; done; "
-                f'printf \'%s+folder %s %s %s\\n\' {mark} "$B" "$s" "$D"',
+                f'printf \'%s+folder %s %s %s\\n\' {mark} "$B" "$s" "$D"'
             ]
         )
         self._await(f"{mark}+folder ", _PATIENCE_S)

@@ -14,12 +14,7 @@ from homenode.cpuset import CpuSet
 from homenode.errors import ParseError
 from homenode.findings import Finding
 from homenode.gap import Gap
-from homenode.machine.tools.homenode_probe import (
-    SOURCE,
-    BandwidthRun,
-    Pages,
-    ProbeDocument,
-)
+from homenode.machine.tools.homenode_probe import SOURCE, BandwidthRun, Pages, ProbeDocument
 from homenode.measure.figures.sample import sample
 from homenode.measure.results.model import Condition, Sample
 from homenode.measure.results.placement_states import Bracket, with_passing

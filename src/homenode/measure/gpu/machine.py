@@ -87,13 +87,7 @@ class TorchPython(Struct, frozen=True):
         )
 
 
-_FIGURES = {
-    "host-copies": 8,
-    "small-copies": 6,
-    "local-copy": 1,
-    "matmul": 4,
-    "peer-copies": 1,
-}
+_FIGURES = {"host-copies": 8, "small-copies": 6, "local-copy": 1, "matmul": 4, "peer-copies": 1}
 """Figures of one GPU (of a pair, of peer-copies), about."""
 
 

@@ -100,7 +100,8 @@ def _rows(found: LogNetwork) -> tuple[Row, ...]:
         (_NO_DEVICE, lambda line, _: _take_none(found, line)),
         (_SET, lambda line, match: _take_variable(found, line, match)),
         (_SOCKET_ALONE, lambda _, __: setattr(found, "socket_alone", True)),
-        (_RANK, lambda _, match: _take_rank(found, match)),
+        (_RANK, lambda _, match: _take_rank(found, int(match[1]), int(match[2]) + 1)),
+        (_LOCAL, lambda _, match: _take_rank(found, int(match[1]), int(match[2]))),
         (_OFF_BY_DRIVER, lambda line, match: _take_reason(found, found.off_by_driver, line, match)),
         (
             _OFF_BY_DISTANCE,
@@ -139,6 +140,9 @@ _SET = re.compile(r"(NCCL_IB_(?:HCA|DISABLE)) set (?:by environment )?to (\S{1,2
 _SOCKET_ALONE = re.compile(r"Using network Socket")
 _RANK = re.compile(
     r"(?:\w{1,40} )?comm \w{1,20} rank \d{1,6} nranks (\d{1,6}) cudaDev (\d{1,3})\b.*"
+)
+_LOCAL = re.compile(
+    r"comm \w{1,20} rank \d{1,6} nRanks (\d{1,6}) nNodes \d{1,6} localRanks (\d{1,3})\b.*"
 )
 _DEVICE = re.compile(r"\[\d{1,3}\]")
 _ANY = re.compile(r".*")
@@ -186,9 +190,8 @@ def _take_reason(
     found.shows("off", line)
 
 
-def _take_rank(found: LogNetwork, match: "re.Match[str]") -> None:
-    found.ranks = max(found.ranks, int(match[1]))
-    found.local = max(found.local, int(match[2]) + 1)
+def _take_rank(found: LogNetwork, ranks: int, local: int) -> None:
+    found.ranks, found.local = max(found.ranks, ranks), max(found.local, local)
 
 
 def _take_none(found: LogNetwork, line: Line) -> None:

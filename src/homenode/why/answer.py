@@ -47,6 +47,8 @@ FROM_A_MESSAGE = "from a message"
 
 _BDF = re.compile(r"\b(?:[0-9a-f]{4}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]\b")
 _CHECK = re.compile(r"Check: ([^\n]+(?:\n[^\n]+)*)")
+_DEVICE = re.compile(r"^(?:[0-9a-f]{4}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7] ", re.MULTILINE)
+_FEW_DEVICES = 2
 _MOST_OTHERS = 4
 
 _OF_HOSTS = ("unpinned", "memory-unbound", "emulator-floats", "sockets-implicit")
@@ -138,9 +140,14 @@ def _causes(
     ids = {sign.id for sign in seen}
     # Findings of NCCL's log name lines of their own.
     whole = {w for what, w, n in known.read if n > 1 and what != TITLES["nccl-log"]}
-    # A listing with all that lspci says is judged by the doctor.
-    whole_listings = [one for one in known.of(Listing) if "Capabilities:" in one.text]
-    over = {"p2p-redirected", "nic-ats-off"} if whole_listings else set()
+    # A listing with all that lspci says, of more than one port, is judged by the doctor.
+    is_whole = any(
+        "Capabilities:" in one.text and len(_DEVICE.findall(one.text)) > _FEW_DEVICES
+        for one in known.of(Listing)
+    )
+    over = {"p2p-redirected", "nic-ats-off"} if is_whole else set()
+    # What NCCL writes is no file that it was given, unless the paste says so.
+    is_dump = not any("TOPO_FILE" in line for line in lines.values())
     over |= {"pcie-link-narrow", "pcie-link-idle"} if known.of(Listing) else set()
     for sign in seen:
         if sign.id not in over:
@@ -148,7 +155,7 @@ def _causes(
     for found, sure in _of_outputs(known):
         yield _cause(found, sure, None)
     for found in merged(_checked(known)):
-        if found.severity is Severity.INCONCLUSIVE:
+        if found.severity is Severity.INCONCLUSIVE or (is_dump and found.id == "nccl-of-a-dump"):
             continue
         # A line and a check that say the same are one cause, and certain.
         is_sure = found.severity is Severity.CRITICAL or found.id in ids

@@ -38,7 +38,7 @@ def test_a_value_survives_being_stored() -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("", "expected JSON"),
+        ("", "expected a homenode.host document"),
         ("[]", "found none"),
         ('{"format": "homenode.plan/1"}', "expected a homenode.host document"),
         ('{"format": "homenode.host/99"}', "expected homenode.host/3, found version 99"),

@@ -97,7 +97,7 @@ def decode(text: str | bytes, kind: str, of: type[T], source: str) -> T:
     try:
         document = decode_json(text)
     except NotJsonError as error:
-        raise InputError(f"{source}: expected JSON, found: {error}") from None
+        raise InputError(f"{source}: expected a homenode.{kind} document, found: {error}") from None
     _check_format(document, kind, source)
     if not issubclass(of, msgspec.Struct):  # which reads its own stored names
         for name, stored, _ in _record_fields(of):
@@ -206,7 +206,7 @@ def check_format(text: bytes, kind: str, source: str) -> None:
     try:
         document = decode_json(text)
     except NotJsonError as error:
-        raise InputError(f"{source}: expected JSON, found: {error}") from None
+        raise InputError(f"{source}: expected a homenode.{kind} document, found: {error}") from None
     _check_format(document, kind, source)
 
 

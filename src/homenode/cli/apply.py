@@ -401,7 +401,6 @@ def _note_threads(moved: "Moved", verb: str) -> None:
 
 def replan(asked: ReplanArguments) -> None:
     """Plan again, show the difference, ask, and define it."""
-    _check_can_ask(asked)
     if asked.host is None and not is_local(asked.connect):
         raise UsageError(
             f"--connect {asked.connect}: expected --host as well, since the daemon is on another "
@@ -421,6 +420,7 @@ def replan(asked: ReplanArguments) -> None:
                     *with_connection(asked.connect, "homenode", "apply", state.argument)
                 ),
             )
+        _check_can_ask(asked)
         machine = load_host(asked.host)
         document = replace_sources(document, _replaced(asked.device))
         _refuse_missing(vm_of(document).hostdevs, machine, state.name)

@@ -228,7 +228,8 @@ def check(asked: TrialArguments) -> None:
     """Raises UsageError for options that do not go together."""
     if asked.as_copy == asked.in_place:
         raise UsageError(
-            "give either --as-copy or --in-place",
+            "expected one of --as-copy and --in-place, found "
+            f"{'both' if asked.as_copy else 'neither'}",
             hint="--as-copy boots a copy with its own name and throw-away disks; --in-place boots "
             "the VM itself, and restores its definition after",
         )

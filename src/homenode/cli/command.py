@@ -355,7 +355,8 @@ class _Reading:
     def refuse_option(self, name: str) -> None:
         from homenode.wording import did_you_mean
 
-        known = [n for one in self.parameters for n in one.opt.names] + list(self.off)
+        known = [n for one in self.parameters for n in one.opt.names]
+        known += [*self.off, HELP[0], HELP_ALL]
         raise WrongCall(self.path, f"no option {name}", did_you_mean(name, known))
 
     def place(self) -> None:

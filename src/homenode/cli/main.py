@@ -7,7 +7,15 @@ from collections.abc import Sequence
 from homenode import __version__
 from homenode.cli.command import Command, WrongCall, call_of
 from homenode.cli.terminal import note, note_error, say
-from homenode.errors import DONE, EXIT_CODES, INTERRUPTED, HomenodeError, HostError
+from homenode.errors import (
+    DONE,
+    EXIT_CODES,
+    INTERRUPTED,
+    HomenodeError,
+    HostError,
+    InputError,
+    UsageError,
+)
 
 PLACE = "Place"
 CHECK = "Check"
@@ -214,8 +222,12 @@ def run(words: Sequence[str]) -> None:
         from homenode.cli.help import print_help
 
         print_help(call.command, call.path, whole=call.help == "--help-all")
-    else:
+        return
+    try:
         call.command.run(call.asked())
+    except (UsageError, InputError) as error:
+        error.hint = error.hint or f"{call.path} --help"
+        raise
 
 
 def _about_the_program(words: Sequence[str]) -> None:

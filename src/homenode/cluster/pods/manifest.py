@@ -15,6 +15,7 @@ from typing import Any
 import yaml  # type: ignore[import-untyped]
 
 from homenode.errors import InputError, ParseError
+from homenode.wording import plural
 
 MAX_BYTES = 4 << 20
 """Of an object; etcd takes 1.5 MiB of one."""
@@ -90,7 +91,8 @@ def read_manifest(text: bytes, source: str, what: str) -> Mapping[str, Any]:
         found = items if isinstance(items, list) else []
     if len(found) != 1 or not isinstance(found[0], dict):
         raise InputError(
-            f"{source}: expected {what}, one object, found {len(found)} documents",
+            f"{source}: expected {what}, one object, found "
+            f"{'a text' if len(found) == 1 else plural(len(found), 'document')}",
             hint="name the object: kubectl get KIND NAME -o yaml",
         )
     return found[0]

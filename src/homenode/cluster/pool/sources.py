@@ -13,7 +13,9 @@ from homenode.cluster.pool.model import NodeMemoryState, Pool, PoolBuilder, Pool
 from homenode.cluster.pool.stored import read_pool
 from homenode.errors import HomenodeError, InputError, UsageError, of_os
 from homenode.input_files import read_file, read_start
+from homenode.machine.description.shipped import shipped_hosts
 from homenode.machine.topology import Host
+from homenode.wording import did_you_mean
 
 POOL_FILE = "pool.jsonl"
 PART_FILES = "host-*.part"
@@ -75,10 +77,12 @@ def _read_all(
                 pool = ledger.view(pool).pool
     if not pool.hosts:
         first = pool.failures[0]
+        name = Path(first.source).name.partition("*")[0]
+        meant = did_you_mean(name, shipped_hosts()) if "*" in first.source else ""
         raise InputError(
             f"{first.source}: {first.reason}",
-            hint="the pool has no other host; a pool is a folder that pool capture wrote, a folder "
-            "or list of hosts, a libvirt URI, or a host times a number: 'hgx-h100*40'",
+            hint=f"{meant}a pool is a folder that pool capture wrote, a folder or list of hosts, a "
+            "libvirt URI, or a host times a number: 'hgx-h100*40'",
         )
     return pool, builder
 

@@ -18,6 +18,7 @@ from homenode.measure.imported.runs import ImportOptions, imported_runs
 from homenode.measure.results.model import UNKNOWN_SWITCHES, Run
 from homenode.measure.results.store import FILE, load_runs
 from homenode.vm.sources import shipped_host
+from homenode.wording import did_you_mean
 
 PUBLISHED = "published:"
 _PAGES = (".html", ".pdf")
@@ -106,7 +107,8 @@ def _published(name: str) -> tuple[Run, ...]:
     found = [run for run in runs if run.head.system.casefold() == system.casefold()]
     if not found:
         raise InputError(
-            f"{PUBLISHED}{system}: expected one of {', '.join(systems)}, found {system!r}"
+            f"{PUBLISHED}{system}: expected one of {'; '.join(systems)}, found {system!r}",
+            hint=did_you_mean(system, systems).strip() or None,
         )
     if choice:
         chosen = [run for run in found if choice in _names(run)]

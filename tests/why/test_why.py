@@ -156,13 +156,18 @@ HOSTILE = {
     "command": "/usr/bin/kvm -device 'vfio-pci\n",
     "keys": "memory: 1\n" * 100_000,
     "nccl": "a:1:2 [0] NCCL INFO Channel 00/99999999 : " + "1 " * 100_000,
+    "million": "<domain>" + "<a>" * 1_000_000 + "</a>" * 1_000_000,
+    "brackets": '{"kubeletconfig":' + "[" * 1_000_000 + "]" * 1_000_000,
+    "zeros": f"{ERROR}\n" * 100 + "\0" * 200 + f"{ERROR}\n",
+    "bytes": f"\udcff\udcc0\udc80{ERROR}\udcf8\n" * 1000,
+    "titles": f"\x1b]0;{ERROR}" * 20_000,
 }
 
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_paste_ends_in_words(name: str) -> None:
     begun = time.process_time()
-    result = homenode("why", "-", input=HOSTILE[name].encode())
+    result = homenode("why", "-", input=HOSTILE[name].encode(errors="surrogateescape"))
     assert time.process_time() - begun < 10
     assert result.exit_code in (0, 1)
     assert result.exception is None
@@ -171,9 +176,14 @@ def test_a_hostile_paste_ends_in_words(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("pasted", "found"), [("\0" * 100_000, "binary data"), ("\n \n", "nothing")]
+    ("pasted", "found"),
+    [
+        ("\0" * 100_000, "binary data"),
+        (random.Random(1).randbytes(100_000), "binary data"),
+        ("\n \n", "nothing"),
+    ],
 )
-def test_what_is_no_text_is_refused_by_name(pasted: str, found: str) -> None:
+def test_what_is_no_text_is_refused_by_name(pasted: str | bytes, found: str) -> None:
     result = homenode("why", "-", input=pasted)
     assert isinstance(result.exception, InputError)
     assert result.exception.message.endswith(f"found {found}")
@@ -199,6 +209,27 @@ def test_an_answer_fits_a_screen_of_80_columns() -> None:
 
 def test_each_id_of_a_message_is_on_a_page() -> None:
     assert {row.id for row in rows()} <= catalogue().keys()
+
+
+LONG = {
+    "dmesg": "".join(
+        f"[{at:6}.0] pci 0000:{at % 256:02x}:00.0: BAR 1: ok\n" for at in range(50_000)
+    ),
+    "nccl": "".join(
+        f"n{at % 99}:1:2 [0] NCCL INFO Channel {at}/0 : 7[7] -> 8[0] [send] via NET/IB/0/GDRDMA\n"
+        for at in range(25_000)
+    ),
+    "lspci": LSPCI * 2_000,
+    "line": "vfio-pci 0000:01:00.0: ok " * 80_000,
+    "words": "".join(random.Random(1).choices("abc =:[]{}<>/-\n0", k=2_000_000)),
+}
+
+
+@pytest.mark.parametrize("kind", LONG)
+def test_two_megabytes_of_a_kind_are_never_slow(kind: str) -> None:
+    begun = time.process_time()
+    answer([("paste", LONG[kind])])
+    assert time.process_time() - begun < 2
 
 
 def test_work_grows_as_the_paste_does() -> None:

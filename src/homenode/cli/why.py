@@ -12,6 +12,7 @@ from homenode.show.why_text import why_text
 from homenode.vm.sources import is_host_alone, load_host
 from homenode.why.answer import answer
 
+_TEXT = bytes([9, 10, 13, 27, *range(32, 127), *range(128, 256)])
 _OF_A_VM = "virsh dumpxml VM > vm.xml; homenode why vm.xml error.log"
 
 
@@ -31,7 +32,7 @@ def why(asked: WhyArguments) -> None:
         content = read_input(name, "a paste, a file or a log", hint=_OF_A_VM)
         source = "paste" if name == "-" else Path(name).name
         text = _text(content)
-        if not text.strip() or b"\0" * 4 in content:
+        if not text.strip() or _is_binary(content):
             found = "binary data" if text.strip() else "nothing"
             raise InputError(f"{name}: expected text as it is posted, found {found}")
         texts.append((_distinct(source, texts), text))
@@ -52,6 +53,12 @@ def _text(content: bytes) -> str:
         return content.decode("utf-16", "replace").replace("\r\n", "\n")
     text = content.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "replace")
     return text.replace("\r\n", "\n").replace("\0", "\ufffd")
+
+
+def _is_binary(content: bytes) -> bool:
+    """More of it are control letters than of a log with the zeros of a crash."""
+    text = content[:2] not in (b"\xff\xfe", b"\xfe\xff")
+    return text and 20 * len(content.translate(None, _TEXT)) > len(content)
 
 
 def _distinct(source: str, texts: list[tuple[str, str]]) -> str:

@@ -21,6 +21,7 @@ from homenode.nccl.explanation import Explanation, LibraryView, PairSeen, Proces
 from homenode.nccl.graph import library_of
 from homenode.nccl.log_facts import LogFacts
 from homenode.nccl.log_network import (
+    OF_RANKS,
     LogNetwork,
     Said,
     log_network_findings,
@@ -64,20 +65,25 @@ def read_log(text: str, source: str, *, expects_file: bool = False) -> LogVerdic
 
     expects_file: NCCL was given a topology file; without one it is no fault to load none.
     """
-    lines = [
-        (number, match)
-        for number, line in enumerate(text.split("\n"), start=1)
-        if (match := _NCCL.search(line))
-    ]
-    said = [(number, line[2].strip()) for number, line in lines]
-    warned = [(number, line[2].strip()) for number, line in lines if line[1] == "WARN"]
-    loaded = Counter(match[1].strip() for _, line in said if (match := _LOADED.match(line)))
+    first: dict[tuple[str, str], int] = {}
+    times: Counter[str] = Counter()
+    for number, line in enumerate(text.split("\n"), start=1):
+        if match := _NCCL.search(line):
+            first.setdefault((match[1], match[2].strip()), number)
+            times[match[2].strip()] += 1
+    said = [(number, words) for (_, words), number in first.items()]
+    warned = [(number, words) for (level, words), number in first.items() if level == "WARN"]
+    loaded: Counter[str] = Counter()
+    for words in times:
+        if match := _LOADED.match(words):
+            loaded[match[1].strip()] += times[words]
     network = network_of_log(said, source)
+    said = [one for one in said if not one[1].startswith(OF_RANKS)] or said[:1]
     about_file = _use(said, loaded, network, source, expects_file=expects_file)
     of_network = log_network_findings(network, source)
     findings = in_order([*about_file, *_troubles(said, warned, source), *of_network])
-    times = sum(loaded.values())
-    stated = f"{source}: {len(said)} lines of NCCL's, topology files loaded {times} times"
+    lines, files = times.total(), loaded.total()
+    stated = f"{source}: {lines} lines of NCCL's, topology files loaded {files} times"
     return LogVerdict(
         loaded=tuple(loaded),
         checked=(

@@ -84,7 +84,8 @@ def network_of_log(said: list[Said], source: str) -> LogNetwork:
     found = LogNetwork()
     first: dict[str, int] = {}
     for number, words in said:
-        first.setdefault(words, number)
+        if not words.startswith(OF_RANKS) or "via NET/" in words:
+            first.setdefault(words, number)
     numbers = [*first.values()]
     Lines("\n".join(first), source).read(_rows(found))
     found.lines = {name: numbers[at - 1] for name, at in found.lines.items()}
@@ -93,9 +94,9 @@ def network_of_log(said: list[Said], source: str) -> LogNetwork:
 
 def _rows(found: LogNetwork) -> tuple[Row, ...]:
     return (
+        (_VIA_NET, lambda line, match: _take_channel(found, line, match)),  # most lines
         (_SLOW_LINK, lambda line, match: _take_link(found, line, match)),
         (_PATHS, lambda line, match: _take_paths(found, line, match)),
-        (_VIA_NET, lambda line, match: _take_channel(found, line, match)),
         (_USING, lambda line, _: _take_devices(found, line)),
         (_NO_DEVICE, lambda line, _: _take_none(found, line)),
         (_SET, lambda line, match: _take_variable(found, line, match)),
@@ -144,8 +145,9 @@ _RANK = re.compile(
 _LOCAL = re.compile(
     r"comm \w{1,20} rank \d{1,6} nRanks (\d{1,6}) nNodes \d{1,6} localRanks (\d{1,3})\b.*"
 )
-_DEVICE = re.compile(r"\[\d{1,3}\]")
 _ANY = re.compile(r".*")
+OF_RANKS = ("Channel ", "Ring ", "Trees ")  # most lines; of these, those of the network count
+_DEVICE = re.compile(r"\[\d{1,3}\]")
 
 
 def _take_link(found: LogNetwork, line: Line, match: "re.Match[str]") -> None:

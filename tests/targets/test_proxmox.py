@@ -2,12 +2,15 @@
 
 import json
 import os
+import re
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from homenode.check.verify.target_file import verify_target
 from homenode.errors import InputError
+from homenode.findings import are_bad
 from homenode.plan.vm_file import TargetPlan, kind_of, plan_for_target, read_vm
 from homenode.units import GIB, MIB
 from homenode.vm.plan_model import PlanFinding
@@ -82,6 +85,19 @@ def test_the_hook_script_gives_proxmox_the_seconds(tmp_path: Path) -> None:
         env={"PATH": f"{tmp_path}:{os.environ['PATH']}"},
     )
     assert done.stdout.split() == ["370", "101", "0", str(planned.plan.vm.hostdevs[0].bdf)]
+
+
+def test_a_device_without_a_cell_is_put_on_the_root_bus_beside_expander_buses() -> None:
+    name = "x86-2p2n8c16t-gpu-node-unknown"
+    wanted = options("pin-numa-pci", vcpus=1, memory_bytes=1 << 30, gpu_count=2)
+    planned = written("proxmox", name, wanted)
+    assert {device.cell for device in planned.plan.vm.hostdevs} == {0, None}
+    buses = re.findall(r"vfio-pci,\S*?,bus=([\w.]+)", planned.rendering.document.decode())
+    assert len(buses) == 2 and "pcie.0" in buses
+    hook = dict(planned.rendering.companions)[".hook.sh"]
+    content, host = planned.rendering.document, host_named(name)
+    found = verify_target(content, "vm", "proxmox", planned.plan, host=host, hook=hook)
+    assert not are_bad(found.findings)
 
 
 SHORT = [

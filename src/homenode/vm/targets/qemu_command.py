@@ -403,7 +403,8 @@ def device_words(
     """-device of each passed-through device at its place, with the cells of its own memory."""
     for number, device in enumerate(plan.vm.hostdevs):
         address = places[device.bdf]
-        at = "" if address is None else tree.at(address)
+        # Without a bus, QEMU takes the expander bus, which only bridges fit.
+        at = f",bus={tree.root}" if address is None else tree.at(address)
         yield "-device", f"{vfio_text(device)},id={device_id}{number}{at}"
         for cell in device.initiator_cells:
             where = f"pci-dev={device_id}{number},node={cell}"
@@ -476,10 +477,8 @@ def _address(
     keys: Mapping[str, str], number_of: Mapping[str, int], source: str
 ) -> GuestAddress | None:
     bus = keys.get("bus", "pcie.0")
-    if "addr" not in keys and "bus" not in keys:
-        return None
-    if bus not in number_of:
-        return None
+    if bus not in number_of or not (number_of[bus] or "addr" in keys):
+        return None  # QEMU chooses the slot on the root bus
     slot, _, function = keys.get("addr", "0").partition(".")
     try:
         return GuestAddress(0, number_of[bus], int(slot, 16), int(function or "0", 16))

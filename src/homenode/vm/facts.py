@@ -3,7 +3,7 @@
 One table for all: whether a document, a target's file or what libvirt defined is as planned.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from operator import eq
 from typing import Any
 
@@ -36,7 +36,7 @@ class VmFact(Struct, frozen=True, kw_only=True, gc=False):
     subject: str = ""
     title: str = ""
     of: Callable[[Vm], Said]
-    fields: tuple[str, ...]
+    fields: tuple[str, ...] = ()
     same: Callable[[Any, Any], bool] = eq
     show: Callable[[Any], str] = str
     nothing: str = "none"
@@ -45,54 +45,60 @@ class VmFact(Struct, frozen=True, kw_only=True, gc=False):
     after: tuple[str, ...] = ()
 
 
-class VmDifference(Struct, frozen=True, kw_only=True, gc=False):
-    """fact: the row. subject: the thing; title: the same in words. expected, observed: as text."""
+class VmComparison(Struct, frozen=True, kw_only=True, gc=False):
+    """fact: the row. subject: the thing; title: the same in words. expected, observed: as text.
+    agree: whether the two mean the same."""
 
     fact: VmFact
     subject: str
     title: str
     expected: str
     observed: str
+    agree: bool
 
 
-def diff(planned: Vm, found: Vm, lost: Iterable[str] = ()) -> Iterator[VmDifference]:
-    """Where the second VM is not as the first, in the order of FACTS. What the first does not say
-    is not compared. lost: ids of facts that one of the two cannot say."""
-    skipped = frozenset(lost)
+def diff(planned: Vm, found: Vm, lost: Collection[str] = ()) -> Iterator[VmComparison]:
+    """Where the second VM is not as the first, in the order of FACTS. lost: ids of facts that one
+    of the two cannot say."""
+    facts = [fact for fact in FACTS if fact.id not in lost]
+    return (one for one in compared(planned, found, facts) if not one.agree)
+
+
+def compared(planned: Vm, found: Vm, facts: Iterable[VmFact]) -> Iterator[VmComparison]:
+    """Each thing of these facts that the first VM says, next to what the second says of it."""
     differing: set[tuple[str, str]] = set()
-    for fact in FACTS:
-        if fact.id in skipped:
-            continue
+    for fact in facts:
         wanted, there = fact.of(planned), fact.of(found)
-        said = [thing for thing, value in wanted.items() if value is not None]
+        things = [thing for thing, value in wanted.items() if value is not None]
         more = [thing for thing in there if thing not in wanted] if fact.alone else []
-        for thing in (*said, *more):
+        for thing in (*things, *more):
             want, have = wanted.get(thing), there.get(thing)
-            if thing in wanted and have is not None and fact.same(want, have):
-                continue
-            if any({(other, thing), (other, "")} & differing for other in fact.after):
-                continue
-            differing.add((fact.id, thing))
+            agree = thing in wanted and have is not None and fact.same(want, have)
+            if not agree:
+                if any({(other, thing), (other, "")} & differing for other in fact.after):
+                    continue
+                differing.add((fact.id, thing))
             named = thing
             expected, observed = (
                 fact.nothing if one is None else fact.show(one) for one in (want, have)
             )
             if fact.show_both is not None:
                 named, expected, observed = fact.show_both(want, have)
-            yield VmDifference(
+            yield VmComparison(
                 fact=fact,
                 subject=named or fact.subject,
                 title=named or fact.title,
                 expected=expected,
                 observed=observed,
+                agree=agree,
             )
 
 
-def _said(value: Any) -> Said:
+def said(value: Any) -> Said:
     return {"": value}
 
 
-def _cells(vm: Vm, get: Callable[[VmCell], Any], what: str = "") -> Said:
+def of_cells(vm: Vm, get: Callable[[VmCell], Any], what: str = "") -> Said:
     return {f"{what}cell {cell.id}": get(cell) for cell in vm.cells}
 
 
@@ -180,14 +186,14 @@ FACTS: tuple[VmFact, ...] = (
         id="vcpus",
         subject="<vcpu>",
         title="number of vCPUs",
-        of=lambda vm: _said(vm.vcpus),
+        of=lambda vm: said(vm.vcpus),
         fields=("vcpus",),
     ),
     VmFact(
         id="memory",
         subject="<memory>",
         title="memory",
-        of=lambda vm: _said(vm.memory_bytes),
+        of=lambda vm: said(vm.memory_bytes),
         fields=("memory_bytes", "ballooned_bytes", "max_memory_bytes"),
         show=format_bytes,
     ),
@@ -195,7 +201,7 @@ FACTS: tuple[VmFact, ...] = (
         id="memory-devices",
         subject="memory devices",
         title="memory devices",
-        of=lambda vm: _said(vm.memory_device_bytes),
+        of=lambda vm: said(vm.memory_device_bytes),
         fields=("memory_devices",),
         show=format_bytes,
     ),
@@ -213,7 +219,7 @@ FACTS: tuple[VmFact, ...] = (
         id="pages",
         subject="<hugepages>",
         title="huge pages",
-        of=lambda vm: _said((vm.page_bytes,)),
+        of=lambda vm: said((vm.page_bytes,)),
         fields=("page_bytes",),
         show=_page,
     ),
@@ -221,7 +227,7 @@ FACTS: tuple[VmFact, ...] = (
         id="topology",
         subject="<topology>",
         title="sockets, dies, cores, threads",
-        of=lambda vm: _said(vm.cpu_topology or ()),
+        of=lambda vm: said(vm.cpu_topology or ()),
         fields=("cpu_topology",),
         show=_shape,
     ),
@@ -229,7 +235,7 @@ FACTS: tuple[VmFact, ...] = (
         id="domain-type",
         subject="<domain>",
         title="accelerator",
-        of=lambda vm: _said(vm.domain_type),
+        of=lambda vm: said(vm.domain_type),
         fields=("domain_type",),
         show="type {}".format,
     ),
@@ -237,7 +243,7 @@ FACTS: tuple[VmFact, ...] = (
         id="machine",
         subject="<os><type>",
         title="machine type",
-        of=lambda vm: _said(vm.machine or "the default machine"),
+        of=lambda vm: said(vm.machine or "the default machine"),
         fields=("machine",),
         same=_same_machine,
     ),
@@ -245,7 +251,7 @@ FACTS: tuple[VmFact, ...] = (
         id="firmware",
         subject="<os>",
         title="firmware",
-        of=lambda vm: _said("bios" if vm.firmware in (None, "bios") else "efi"),
+        of=lambda vm: said("bios" if vm.firmware in (None, "bios") else "efi"),
         fields=("firmware",),
     ),
     VmFact(
@@ -257,7 +263,7 @@ FACTS: tuple[VmFact, ...] = (
         id="cpu",
         subject="<cpu>",
         title="CPU model",
-        of=lambda vm: _said((vm.cpu_mode, vm.cpu_model)),
+        of=lambda vm: said((vm.cpu_mode, vm.cpu_model)),
         fields=("cpu_mode", "cpu_model"),
         same=_same_cpu,
         show=lambda cpu: " ".join(filter(None, cpu)) or "the default model",
@@ -266,7 +272,7 @@ FACTS: tuple[VmFact, ...] = (
         id="vcpus-online",
         subject="<vcpu>",
         title="vCPUs at the start",
-        of=lambda vm: _said(vm.offline_vcpus),
+        of=lambda vm: said(vm.offline_vcpus),
         fields=("offline_vcpus",),
         show=lambda off: f"{vcpus_text(off)} offline" if off else "every vCPU there at the start",
     ),
@@ -274,13 +280,13 @@ FACTS: tuple[VmFact, ...] = (
         id="current-memory",
         subject="<currentMemory>",
         title="memory at the start",
-        of=lambda vm: _said(vm.ballooned_bytes),
+        of=lambda vm: said(vm.ballooned_bytes),
         fields=("ballooned_bytes",),
         show=lambda size: f"{format_bytes(size)} in the balloon",
     ),
     VmFact(
         id="pins",
-        of=lambda vm: _said(_pins(vm)),
+        of=lambda vm: said(_pins(vm)),
         fields=("vcpu_pins",),
         same=_same_pins,
         show_both=_both_pins,
@@ -289,7 +295,7 @@ FACTS: tuple[VmFact, ...] = (
         id="emulator",
         subject="<emulatorpin>",
         title="emulator's PUs",
-        of=lambda vm: _said(vm.emulator_pus or CpuSet()),
+        of=lambda vm: said(vm.emulator_pus or CpuSet()),
         fields=("emulator_pus",),
         show=_pus,
     ),
@@ -297,7 +303,7 @@ FACTS: tuple[VmFact, ...] = (
         id="iothreads",
         subject="<iothreadpin>",
         title="IOThreads' PUs",
-        of=lambda vm: _said(vm.iothread_pins),
+        of=lambda vm: said(vm.iothread_pins),
         fields=("iothread_pins",),
         show=lambda pins: "no pins" if not pins else _some(f"{n} -> {pus}" for n, pus in pins),
     ),
@@ -305,35 +311,35 @@ FACTS: tuple[VmFact, ...] = (
         id="cells",
         subject="<numa>",
         title="guest cells",
-        of=lambda vm: _said(tuple(cell.id for cell in vm.cells)),
+        of=lambda vm: said(tuple(cell.id for cell in vm.cells)),
         fields=("cells", "binding", "page_bytes"),
         same=lambda planned, found: planned == found or (not planned and len(found) == 1),
         show=lambda cells: f"{len(cells)} cells" if cells else "a flat guest",
     ),
     VmFact(
         id="cell-vcpus",
-        of=lambda vm: _cells(vm, lambda cell: cell.vcpus),
+        of=lambda vm: of_cells(vm, lambda cell: cell.vcpus),
         fields=("cells",),
         show=lambda vcpus: f"vCPUs {vcpus or 'none'}",
         after=("cells",),
     ),
     VmFact(
         id="cell-memory",
-        of=lambda vm: _cells(vm, lambda cell: cell.memory_bytes, "memory of "),
+        of=lambda vm: of_cells(vm, lambda cell: cell.memory_bytes, "memory of "),
         fields=("cells",),
         show=format_bytes,
         after=("cells",),
     ),
     VmFact(
         id="distances",
-        of=lambda vm: _cells(vm, lambda cell: cell.distances) if len(vm.cells) > 1 else {},
+        of=lambda vm: of_cells(vm, lambda cell: cell.distances) if len(vm.cells) > 1 else {},
         fields=("cells",),
         show=lambda row: f"distances {' '.join(map(str, row)) or 'none'}",
         after=("cells",),
     ),
     VmFact(
         id="cell-pages",
-        of=lambda vm: _cells(vm, lambda cell: (cell.page_bytes,)),
+        of=lambda vm: of_cells(vm, lambda cell: (cell.page_bytes,)),
         fields=("page_bytes",),
         show=_page,
         after=("cells", "pages"),
@@ -342,14 +348,14 @@ FACTS: tuple[VmFact, ...] = (
         id="binding",
         subject="<numatune><memory>",
         title="binding of memory",
-        of=lambda vm: _said(vm.binding or (None, CpuSet())),
+        of=lambda vm: said(vm.binding or (None, CpuSet())),
         fields=("binding",),
         same=_same_binding,
         show=_bound,
     ),
     VmFact(
         id="cell-binding",
-        of=lambda vm: _cells(vm, lambda cell: (cell.mode, cell.nodes), "memory of "),
+        of=lambda vm: of_cells(vm, lambda cell: (cell.mode, cell.nodes), "memory of "),
         fields=("binding",),
         same=_same_binding,
         show=_bound,
@@ -414,7 +420,7 @@ FACTS: tuple[VmFact, ...] = (
         id="iommu",
         subject="<iommu>",
         title="guest IOMMU",
-        of=lambda vm: _said(vm.has_iommu or None),
+        of=lambda vm: said(vm.has_iommu or None),
         fields=("iommu_model",),
         show=lambda _: "one",
     ),

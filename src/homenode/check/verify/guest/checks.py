@@ -5,8 +5,10 @@ meets them, which is that of the vCPUs, whatever their cells are called.
 """
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from msgspec import UNSET, Struct, UnsetType
+from msgspec.structs import replace
 
 from homenode.catalogue import finding
 from homenode.check.verify.guest.expectation import Expectation, ExpectedDevice
@@ -17,8 +19,9 @@ from homenode.machine.snapshot.protocol import Snapshot
 from homenode.machine.tools.acpi_tables import ProximityDomain, parse_slit, parse_srat
 from homenode.machine.topology import Host, NumaNode
 from homenode.units import MIB, format_bytes
+from homenode.vm.facts import Said, VmComparison, VmFact, compared, of_cells, said
 from homenode.vm.guest_observation import Observation
-from homenode.vm.model import VmCell
+from homenode.vm.model import Vm, VmCell
 from homenode.wording import first_few
 
 KERNEL_SHARE = 16
@@ -55,6 +58,78 @@ def check(
     return Check(subject, expected, observed, wrong)
 
 
+_NO_NODE = "no such node"
+_NODES = VmFact(id="nodes", title="NUMA nodes", of=lambda vm: said(len(vm.cells)))
+_KERNEL_FACTS = (
+    VmFact(
+        id="vcpus", title="vCPUs", of=lambda vm: said(CpuSet(range(vm.vcpus)) - vm.offline_vcpus)
+    ),
+    _NODES,
+    VmFact(
+        id="node-vcpus",
+        of=lambda vm: of_cells(vm, lambda cell: f"vCPUs {cell.vcpus or 'none'}"),
+        nothing=_NO_NODE,
+    ),
+    VmFact(id="distances", of=lambda vm: of_cells(vm, _row, "distances from ")),
+)
+"""What a guest's kernel says of its VM, but for memory: rows as those of vm/facts.py."""
+_FIRMWARE_FACTS = (
+    replace(_NODES, title="SRAT: nodes"),
+    VmFact(
+        id="vcpus",
+        of=lambda vm: of_cells(vm, lambda cell: f"{len(cell.vcpus)} vCPUs", "SRAT: "),
+        after=("nodes",),
+    ),
+    VmFact(
+        id="distances",
+        of=lambda vm: of_cells(vm, _row, "SLIT: distances from "),
+        after=("nodes",),
+    ),
+)
+"""What its ACPI tables say. Sizes are left to the kernel: every hypervisor keeps some memory."""
+
+
+def _memory(kernel_bytes: int) -> VmFact:
+    """The row of each node's memory, of which the kernel may keep so much for itself."""
+
+    def room(vm: Vm) -> Said:
+        more = vm.memory_devices
+        return of_cells(
+            vm,
+            lambda cell: (
+                f"memory of cell {cell.id}",
+                cell.memory_bytes,
+                sum(one.size_bytes for one in more if one.cell == cell.id or not one.model),
+                vm.ballooned_bytes,
+            ),
+        )
+
+    def same(want: tuple[str, int, int, int], have: tuple[str, int, int, int]) -> bool:
+        _, most, more, balloon = want
+        return most - most // KERNEL_SHARE - kernel_bytes - balloon <= have[1] <= most + more + MIB
+
+    def shown(want: tuple[str, int, int, int], have: Any) -> tuple[str, str, str]:
+        subject, most, more, balloon = want
+        wanted = f"{format_bytes(most)} less the kernel's own"
+        wanted += f", up to {format_bytes(more)} more in memory devices" if more else ""
+        wanted += f", {format_bytes(balloon)} for the balloon" if balloon else ""
+        return subject, wanted, _NO_NODE if have is None else format_bytes(have[1])
+
+    return VmFact(id="node-memory", of=room, same=same, show_both=shown)
+
+
+def _promised(expected: Expectation) -> Vm:
+    """The VM with the cells that are nodes of the guest, and the distances that it was shown."""
+    rows = expected.distances or ((),) * len(expected.cells)
+    pairs = zip(expected.cells, rows, strict=True)
+    cells = tuple(replace(cell, distances=row) for cell, row in pairs)
+    return replace(expected.vm, cells=cells, offline_vcpus=CpuSet())
+
+
+def _row(cell: VmCell) -> str | None:
+    return " ".join(map(str, cell.distances)) or None
+
+
 class GuestComparison(Struct, frozen=True):
     """What was expected of a guest, and what it reports.
 
@@ -70,66 +145,40 @@ class GuestComparison(Struct, frozen=True):
 
     def lines(self) -> Iterator[Check]:
         """Every line but those of devices, in the order of a reader's interest."""
-        wanted, there = CpuSet(range(self.expected.vm.vcpus)), self.observed.vcpus
-        yield check("vcpus", "vCPUs", str(wanted), str(there), agree=wanted == there)
-        yield from self._nodes()
-        yield from self._distances()
-        yield from self._memory()
+        nodes = self.node_of_cell.items()
+        unknown = {f"memory of cell {cell}" for cell, n in nodes if n.memory_bytes is None}
+        facts = (*_KERNEL_FACTS, _memory(self.kernel_bytes))
+        for one in compared(_promised(self.expected), self._shown(), facts):
+            if one.fact.id != "node-memory" or one.observed != _NO_NODE:
+                severity = Severity.INCONCLUSIVE if one.title in unknown else None
+                yield _line(one.fact.id, one, severity)
         yield from self._cpu_groups()
 
-    def _nodes(self) -> Iterator[Check]:
-        wanted, found = len(self.expected.cells), len(self.observed.nodes)
-        yield check("nodes", "NUMA nodes", str(wanted), str(found), agree=wanted == found)
-        for cell in self.expected.cells:
-            node = self.node_of_cell.get(cell.id)
-            there = None if node is None else f"node {node.index}: vCPUs {node.pus or 'none'}"
-            yield check(
-                "node-vcpus",
-                f"cell {cell.id}",
-                f"vCPUs {cell.vcpus or 'none'}",
-                there or "no such node",
-                agree=node is not None and node.pus == cell.vcpus,
+    def _shown(self) -> Vm:
+        """The VM that the guest's kernel shows, its nodes as the cells that they are."""
+        there, matrix = self.observed.vcpus, self.observed.guest.distances
+        at = {node.index: i for i, node in enumerate(self.observed.nodes)}
+        of_cell = {cell.id: self.node_of_cell.get(cell.id) for cell in self.expected.cells}
+        columns = [at[node.index] for node in of_cell.values() if node is not None]
+        rows = matrix if matrix and len(columns) == len(of_cell) else ((),) * len(at)
+        cell_of = {node.index: cell for cell, node in self.node_of_cell.items()}
+        cells = (
+            VmCell(
+                id=cell_of.get(node.index, -1 - i),
+                vcpus=node.pus,
+                memory_bytes=node.memory_bytes or 0,
+                distances=tuple(rows[i][column] for column in columns if rows[i]),
             )
-
-    def _distances(self) -> Iterator[Check]:
-        expected, matrix = self.expected, self.observed.guest.distances
-        position = {node.index: i for i, node in enumerate(self.observed.nodes)}
-        nodes = [self.node_of_cell.get(cell.id) for cell in expected.cells]
-        columns = [position[node.index] for node in nodes if node is not None]
-        for cell, here, row in zip(expected.cells, nodes, expected.distances or (), strict=False):
-            found = None
-            if matrix is not None and here is not None and None not in nodes:
-                found = tuple(matrix[position[here.index]][i] for i in columns)
-            yield check(
-                "distances",
-                f"distances from cell {cell.id}",
-                _numbers(row),
-                _numbers(found or ()),
-                agree=found == row,
-            )
-
-    def _memory(self) -> Iterator[Check]:
-        balloon = self.expected.vm.ballooned_bytes
-        for cell in self.expected.cells:
-            node = self.node_of_cell.get(cell.id)
-            if node is None:
-                continue
-            found, most = node.memory_bytes, cell.memory_bytes
-            least = most - most // KERNEL_SHARE - self.kernel_bytes - balloon
-            more = self.expected.memory_device_bytes(cell.id)
-            wanted = f"{format_bytes(most)} less the kernel's own"
-            if more:
-                wanted += f", up to {format_bytes(more)} more in memory devices"
-            if balloon:
-                wanted += f", {format_bytes(balloon)} for the balloon"
-            yield check(
-                "node-memory",
-                f"memory of cell {cell.id}",
-                wanted,
-                "not given" if found is None else format_bytes(found),
-                agree=found is not None and least <= found <= most + more + MIB,
-                severity=Severity.INCONCLUSIVE if found is None else None,
-            )
+            for i, node in enumerate(self.observed.nodes)
+        )
+        end = max(there, default=-1) + 1
+        return Vm(
+            name=self.observed.source,
+            vcpus=end,
+            offline_vcpus=CpuSet(range(end)) - there,
+            memory_bytes=0,
+            cells=tuple(cells),
+        )
 
     def _cpu_groups(self) -> Iterator[Check]:
         expected, guest = self.expected, self.observed.guest
@@ -255,7 +304,7 @@ class GuestComparison(Struct, frozen=True):
             )
 
 
-def compared(
+def guest_comparison(
     expected: Expectation,
     observed: Observation,
     kernel_bytes: int = 1024 * MIB,
@@ -315,10 +364,6 @@ def _stated(groups: tuple[CpuSet, ...]) -> str:
     return f"{len(groups)}: vCPUs {first_few(map(str, groups), 8, ' ')}"
 
 
-def _numbers(row: tuple[int, ...]) -> str:
-    return " ".join(map(str, row)) or "none"
-
-
 def _is_other(device: ExpectedDevice, found: PciDevice) -> bool:
     known = None not in (device.vendor_id, device.device_id, found.vendor_id, found.device_id)
     return known and (device.vendor_id, device.device_id) != (found.vendor_id, found.device_id)
@@ -359,23 +404,21 @@ def firmware_nodes(snapshot: Snapshot) -> FirmwareNodes | None:
 
 
 def firmware_checks(expected: Expectation, found: FirmwareNodes) -> Iterator[Check]:
-    """Cells in the order of their numbers are domains in the order of theirs. Sizes are left to the
-    kernel's view: every hypervisor keeps some memory for itself."""
-
-    def line(subject: str, wanted: str, there: str) -> Check:
-        return check("firmware-nodes", subject, wanted, there, agree=wanted == there)
-
-    cells, domains = expected.cells, found.domains
-    yield line("SRAT: nodes", str(len(cells)), str(len(domains)))
-    if len(cells) != len(domains):
-        return
-    for cell, domain in zip(cells, domains, strict=True):
-        wanted, there = f"{len(cell.vcpus)} vCPUs", f"{domain.cpus} vCPUs"
-        yield line(f"SRAT: cell {cell.id}", wanted, there)
-    if expected.distances is None or found.distances is None:
-        return
+    """Cells in the order of their numbers are domains in the order of theirs."""
+    planned, domains, rows = _promised(expected), found.domains, found.distances or ()
     numbers = [domain.number for domain in domains]
-    for cell, row, number in zip(cells, expected.distances, numbers, strict=True):
-        whole = found.distances[number] if number < len(found.distances) else ()
-        given = tuple(whole[other] for other in numbers if other < len(whole))
-        yield line(f"SLIT: distances from cell {cell.id}", _numbers(row), _numbers(given))
+    cells = [
+        VmCell(
+            id=planned.cells[i].id if i < len(planned.cells) else -1 - i,
+            vcpus=CpuSet(range(one.cpus)),
+            distances=tuple(rows[one.number][n] for n in numbers if max(one.number, n) < len(rows)),
+        )
+        for i, one in enumerate(domains)
+    ]
+    facts = _FIRMWARE_FACTS if rows else _FIRMWARE_FACTS[:-1]
+    for one in compared(planned, replace(planned, cells=tuple(cells)), facts):
+        yield _line("firmware-nodes", one)
+
+
+def _line(id: str, one: VmComparison, severity: Severity | None = None) -> Check:
+    return check(id, one.title, one.expected, one.observed, agree=one.agree, severity=severity)

@@ -57,11 +57,6 @@ class Expectation(Struct, frozen=True):
         stated = tuple(cell.distances[: len(self.cells)] for cell in self.cells)
         return stated if all(stated) else None
 
-    def memory_device_bytes(self, cell: int) -> int:
-        """The most that memory devices may add to a cell; a plan does not say which is on which."""
-        devices = self.vm.memory_devices
-        return sum(d.size_bytes for d in devices if d.cell == cell or not d.model)
-
     def runs_of(self, size: int) -> tuple[CpuSet, ...]:
         """vCPUs of each core, socket, ... that has `size` of them where none is absent."""
         everyone = groups_of(self.vm.vcpus + len(self.absent), size)

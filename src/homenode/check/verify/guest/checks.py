@@ -133,15 +133,18 @@ def _row(cell: VmCell) -> str | None:
 class GuestComparison(Struct, frozen=True):
     """What was expected of a guest, and what it reports.
 
-    node_of_cell: of match_nodes. kernel_bytes: memory on any node that the guest's kernel may keep
-    for itself. substituted: why sockets, siblings and LLCs say nothing; None where they do.
+    kernel_bytes: memory on any node that the guest's kernel may keep for itself. substituted: why
+    sockets, siblings and LLCs say nothing; None where they do.
     """
 
     expected: Expectation
     observed: Observation
-    node_of_cell: Mapping[int, NumaNode]
-    kernel_bytes: int
-    substituted: str | None
+    kernel_bytes: int = 1024 * MIB
+    substituted: str | None = None
+
+    @property
+    def node_of_cell(self) -> Mapping[int, NumaNode]:
+        return match_nodes(self.expected, self.observed)
 
     def lines(self) -> Iterator[Check]:
         """Every line but those of devices, in the order of a reader's interest."""
@@ -302,23 +305,6 @@ class GuestComparison(Struct, frozen=True):
                 f"{min(known):g} GT/s in all lanes on the slowest part of its path",
                 agree=min(known) >= wanted,
             )
-
-
-def guest_comparison(
-    expected: Expectation,
-    observed: Observation,
-    kernel_bytes: int = 1024 * MIB,
-    substituted: str | None = None,
-) -> GuestComparison:
-    """The two, with the nodes that are the cells."""
-    nodes = match_nodes(expected, observed)
-    return GuestComparison(
-        expected=expected,
-        observed=observed,
-        node_of_cell=nodes,
-        kernel_bytes=kernel_bytes,
-        substituted=substituted,
-    )
 
 
 def match_nodes(expected: Expectation, observed: Observation) -> dict[int, NumaNode]:

@@ -11,9 +11,9 @@ from homenode.check.verify.boot.stand_in import StandIn
 from homenode.check.verify.guest.checks import (
     Check,
     FirmwareNodes,
+    GuestComparison,
     check,
     firmware_checks,
-    guest_comparison,
 )
 from homenode.check.verify.guest.expectation import Expectation, without_vcpus
 from homenode.findings import Finding, sourced
@@ -51,7 +51,7 @@ def view_of_stand_in(expected: Expectation, stand_in: StandIn, guest: Host) -> G
     if stand_in.vm.offline_vcpus:
         expected = without_vcpus(expected, stand_in.vm.offline_vcpus)
     scaled = of_stand_in(expected, stand_in)
-    both = guest_comparison(scaled, observation, STAND_IN_KERNEL_BYTES, stand_in.cpu.substituted)
+    both = GuestComparison(scaled, observation, STAND_IN_KERNEL_BYTES, stand_in.cpu.substituted)
     return GuestView("the test guest", (*both.lines(), *both.devices()), observation)
 
 
@@ -70,7 +70,7 @@ def view_of_guest(
     offline = expected.vm.offline_vcpus
     if offline and len(observation.vcpus) == expected.vm.vcpus_online:
         expected = without_vcpus(expected, offline)
-    both = guest_comparison(expected, observation)
+    both = GuestComparison(expected, observation)
     lines = (*both.lines(), *given, *_huge_pages(observation), *both.devices(host))
     return GuestView("the guest", lines, observation)
 

@@ -272,7 +272,7 @@ def _said(
         for one in memdevs
         if qmp("qom-get", path=f"/objects/{one['id']}", property="type").endswith("-memfd")
     }
-    _wait_for_pins(calls, process)
+    _wait_for_pins(process)
     return Machine(
         tables=_tables(qtest),
         cpus=cpus,
@@ -285,9 +285,13 @@ def _said(
     )
 
 
-def _wait_for_pins(calls: Path, process: "subprocess.Popen[str]") -> None:
-    """Until the script waits for QEMU alone: it calls taskset no more."""
-    before = -1
-    while (now := calls.stat().st_size) != before and process.poll() is None:
-        before = now
-        time.sleep(0.15)
+def _wait_for_pins(process: "subprocess.Popen[str]") -> None:
+    """Until the script sleeps with one child: it waits for QEMU alone, and calls taskset no more.
+    QEMU itself has none."""
+    at = Path(f"/proc/{process.pid}")
+    while process.poll() is None:
+        state = (at / "stat").read_text().rpartition(")")[2].split()[0]
+        children = (at / "task" / str(process.pid) / "children").read_text().split()
+        if not children or (state == "S" and len(children) == 1):
+            return
+        time.sleep(0.05)

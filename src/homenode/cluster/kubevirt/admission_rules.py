@@ -13,6 +13,7 @@ Source: KubeVirt pkg/defaults/defaults.go, vmi-create-admitter.go
 of v1.6.1 to v1.9.0.
 """
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
@@ -21,7 +22,7 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from homenode.catalogue import finding
+from homenode.catalogue import entry_of, finding
 from homenode.cluster.kubevirt.vmi import HOOK_ANNOTATION, Vmi, unknown_keys
 from homenode.cluster.pods.manifest import down, parse_milli, parse_quantity, read_object
 from homenode.errors import InputError, ParseError
@@ -149,9 +150,6 @@ def _minor_version(value: object) -> tuple[int, int] | None:
 
 SOURCE = "KubeVirt's admission of a VMI"
 _CPU = "spec.domain.cpu"
-_MAPPING = f"{_CPU}.numa.guestMappingPassthrough"
-_MEMORY = "spec.domain.memory"
-_REQUESTS = "spec.domain.resources.requests"
 _HOST_MODELS = ("host-model", "host-passthrough")
 _POLICIES = ("shared", "auto", "supplementalPool")
 _FEATURES = ("", "force", "require", "optional", "disable", "forbid")
@@ -163,74 +161,8 @@ _ENCRYPTION_GATES = {
     "tdx": "WorkloadEncryptionTDX",
 }
 
-_RULES = {
-    "memory-missing": (f"{_MEMORY}.guest", "a size"),
-    "memory-too-small": (f"{_REQUESTS}.memory", "at least 1M"),
-    "memory-above-limit": (f"{_REQUESTS}.memory", "at most the limit"),
-    "huge-page-size-wrong": (f"{_MEMORY}.hugepages.pageSize", "a size such as 1Gi"),
-    "huge-pages-not-whole": (f"{_MEMORY}.guest", "a multiple of the page size"),
-    "dedicated-without-memory": (f"{_CPU}.dedicatedCpuPlacement", "memory as well"),
-    "memory-limit-differs": (f"{_REQUESTS}.memory", "equal to the limit with dedicated CPUs"),
-    "cpus-fractional": ("spec.domain.resources", "a whole number of CPUs"),
-    "cpu-limit-differs": (f"{_REQUESTS}.cpu", "equal to the limit with dedicated CPUs"),
-    "cpus-given-twice": (f"{_REQUESTS}.cpu", "as many as cores, sockets and threads make"),
-    "cpus-above-limit": (f"{_REQUESTS}.cpu", "at most the limit"),
-    "emulator-without-dedicated-cpus": (
-        f"{_CPU}.isolateEmulatorThread",
-        "dedicatedCpuPlacement with it",
-    ),
-    "sockets-above-most": (f"{_CPU}.sockets", "at most maxSockets"),
-    "cpu-feature-policy": (f"{_CPU}.features", "a policy: " + ", ".join(_FEATURES[1:])),
-    "cpu-model": (f"{_CPU}.model", "host-passthrough on arm64"),
-    "realtime-without-dedicated-cpus": (f"{_CPU}.realtime", "dedicatedCpuPlacement with it"),
-    "realtime-without-mapping": (f"{_CPU}.realtime", "guestMappingPassthrough with it"),
-    "mapping-without-dedicated-cpus": (_MAPPING, "dedicatedCpuPlacement with it"),
-    "mapping-without-huge-pages": (_MAPPING, "memory.hugepages with it"),
-    "threads-many": (f"{_CPU}.threads", "at most 2 with dedicated CPUs, 1 on arm64"),
-    "iothreads-policy": ("spec.domain.ioThreadsPolicy", ", ".join(_POLICIES)),
-    "iothreads-count": (
-        "spec.domain.ioThreads.supplementalPoolThreadCount",
-        "a positive number with supplementalPool",
-    ),
-    "gate-sidecar-off": ("feature gate Sidecar", "on, for the hook"),
-    "gate-host-devices-off": ("feature gate HostDevices", "on, for hostDevices"),
-    "gate-claims-off": (
-        "feature gates GPUsWithDRA and HostDevicesWithDRA",
-        "on, for gpus and hostDevices with claims",
-    ),
-    "claims-mixed": ("spec.domain.devices.gpus", "all by claim or all by deviceName"),
-    "device-named-wrongly": (
-        "spec.domain.devices",
-        "of each GPU and host device a deviceName, or a claimName and a requestName",
-    ),
-    "claim-request-twice": ("spec.domain.devices", "each claimName and requestName once"),
-    "claim-not-listed": ("spec.resourceClaims", "every claim that devices name, each once"),
-    "claim-source": (
-        "spec.resourceClaims",
-        "a resourceClaimName or a resourceClaimTemplateName of each, from KubeVirt 1.9 on",
-    ),
-    "machine-type": ("spec.domain.machine.type", "a machine that the KubeVirt CR allows"),
-    "bootloader-wrong": ("spec.domain.firmware.bootloader", "efi or bios; efi on arm64"),
-    "secure-boot-without-smm": (
-        "spec.domain.firmware.bootloader.efi",
-        "features.smm with Secure Boot, which is on where secureBoot is not false",
-    ),
-    "gate-encryption-off": (
-        "feature gates WorkloadEncryptionSEV, WorkloadEncryptionTDX, SecureExecution",
-        "on, for launchSecurity: SEV and SNP, TDX, and s390x",
-    ),
-    "launch-security-kind": (
-        "spec.domain.launchSecurity",
-        "one of sev, snp and tdx, on amd64; s390x takes any",
-    ),
-    "launch-security-without-efi": ("spec.domain.launchSecurity", "OVMF with it"),
-    "launch-security-conflict": (
-        "spec.domain.launchSecurity",
-        "with SEV and SNP no Secure Boot; with SNP and TDX no persistent EFI variables; with TDX "
-        "no SMM; no NIC that boots; attestation of SEV with startStrategy: Paused",
-    ),
-}
-"""By the id of a finding: its subject, what is expected."""
+_EXPECTED = re.compile(r"Expected (?:in|of) (.+?): (.+)\.", re.DOTALL)
+"""On the page of a rule's finding: its subject, and what is expected."""
 
 
 def admission_findings(vmi: Vmi, cluster: Cluster | None) -> Iterator[Finding]:
@@ -262,10 +194,9 @@ def admission_findings(vmi: Vmi, cluster: Cluster | None) -> Iterator[Finding]:
 
 
 def _refused(id: str, observed: Any) -> Finding:
-    subject, expected = _RULES[id]
-    return finding(
-        id, subject, expected=expected, observed=f"{observed}: the VMI is refused", source=SOURCE
-    )
+    meaning = " ".join(entry_of(id).meaning.replace("`", "").split())
+    subject, expected = _EXPECTED.findall(meaning)[0]
+    return finding(id, subject, expected, f"{observed}: the VMI is refused", SOURCE)
 
 
 def _milli(vmi: Vmi, *path: str) -> int:
@@ -316,7 +247,13 @@ def _memory(vmi: Vmi) -> Iterator[Finding]:
         return
     size = requests or _milli(vmi, "domain", "memory", "guest") or limits
     if size % page:
-        yield _refused("huge-pages-not-whole", f"{stated or size // 1000} of {pages['pageSize']}")
+        yield finding(
+            "huge-pages-not-whole",
+            "spec.domain.memory.guest",
+            "a multiple of the page size",
+            f"{stated or size // 1000} of {pages['pageSize']}" + ": the VMI is refused",
+            SOURCE,
+        )
 
 
 def _dedicated(vmi: Vmi) -> Iterator[Finding]:
@@ -448,7 +385,7 @@ def _machine(vmi: Vmi, cluster: Cluster) -> Iterator[Finding]:
     elif machine.startswith("q35") and machine != "q35":
         yield finding(
             "machine-misspelt",
-            _RULES["machine-type"][0],
+            "spec.domain.machine.type",
             expected="q35 or pc-q35-VERSION",
             observed=f"{machine}, which QEMU does not have: the VM does not start",
             source="QEMU, hw/i386/pc_q35.c",

@@ -100,12 +100,8 @@ def apply(asked: ApplyArguments) -> None:
     if asked.domain is not None:
         _refuse_planning(asked)
     check_can_write(asked.save_plan, force=asked.force)
-    if asked.domain is None and asked.host is None and not is_local(checked_uri(asked.connect)):
-        raise UsageError(
-            f"--connect {asked.connect}: expected --host as well, since the daemon is on another "
-            "machine",
-            hint="homenode capture --ssh HOST -o host.tar.gz, then --host host.tar.gz",
-        )
+    if asked.domain is None:
+        _check_host(asked)
     tunings: tuple[Tuning, ...] = ()
     with changing_host("apply", asked.names, asked.connect, dry_run=asked.dry_run):
         virsh = Virsh(asked.connect)
@@ -140,6 +136,15 @@ def _check_can_ask(asked: ApplyArguments | ReplanArguments) -> None:
     if asked.json and not (asked.yes or asked.dry_run):
         raise UsageError("--json: expected --yes or --dry-run as well: it asks nothing")
     check_can_ask(asked=not (asked.yes or asked.dry_run))
+
+
+def _check_host(asked: ApplyArguments | ReplanArguments) -> None:
+    if asked.host is None and not is_local(checked_uri(asked.connect)):
+        raise UsageError(
+            f"--connect {asked.connect}: expected --host as well, since the daemon is on another "
+            "machine",
+            hint="homenode capture --ssh HOST -o host.tar.gz, then --host host.tar.gz",
+        )
 
 
 def _refuse_for_several(asked: ApplyArguments) -> None:
@@ -401,12 +406,7 @@ def _note_threads(moved: "Moved", verb: str) -> None:
 
 def replan(asked: ReplanArguments) -> None:
     """Plan again, show the difference, ask, and define it."""
-    if asked.host is None and not is_local(asked.connect):
-        raise UsageError(
-            f"--connect {asked.connect}: expected --host as well, since the daemon is on another "
-            "machine",
-            hint="homenode capture --ssh HOST -o host.tar.gz, then --host host.tar.gz",
-        )
+    _check_host(asked)
     with changing_host("replan", (asked.name,), asked.connect, dry_run=asked.dry_run):
         virsh = Virsh(asked.connect)
         state = virsh.domain(asked.name)

@@ -378,10 +378,10 @@ class _Reading:
             if one.default is REQUIRED and one.path not in self.values:
                 what = "an argument" if isinstance(one.opt, Arg) else "the option"
                 found = f"expected {what} {one.name}, found none"
-                if one.choices:
-                    raise WrongCall(self.path, found, f"one of {', '.join(one.choices)}. ")
-                shown = "".join(f"{example}. " for example in self.command.examples[:1])
-                raise WrongCall(self.path, found, shown)
+                hint = (
+                    f"one of {', '.join(one.choices)}" if one.choices else self.command.examples[0]
+                )
+                raise WrongCall(self.path, found, f"{hint}. ")
 
 
 def read_words(command: Command, path: str, words: Sequence[str]) -> Any:

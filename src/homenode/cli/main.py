@@ -7,15 +7,7 @@ from collections.abc import Sequence
 from homenode import __version__
 from homenode.cli.command import Command, WrongCall, call_of
 from homenode.cli.terminal import note, note_error, say
-from homenode.errors import (
-    DONE,
-    EXIT_CODES,
-    INTERRUPTED,
-    HomenodeError,
-    HostError,
-    InputError,
-    UsageError,
-)
+from homenode.errors import DONE, EXIT_CODES, INTERRUPTED, USAGE, HomenodeError, HostError
 
 PLACE = "Place"
 CHECK = "Check"
@@ -225,8 +217,9 @@ def run(words: Sequence[str]) -> None:
         return
     try:
         call.command.run(call.asked())
-    except (UsageError, InputError) as error:
-        error.hint = error.hint or f"{call.path} --help"
+    except HomenodeError as error:
+        if error.exit_code == USAGE:
+            error.hint = error.hint or f"{call.path} --help"
         raise
 
 

@@ -29,9 +29,6 @@ from homenode.nccl.log_network import (
     network_stated,
 )
 
-DEBUG = "NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,ENV,GRAPH"
-"""What to run a job with, so that its log says all that is looked for here."""
-
 _NCCL = re.compile(r"NCCL (INFO|WARN|TRACE) (.*)")
 _LOADED = re.compile(r"Loading topology file (.*)")
 _WANTED = re.compile(r"NCCL_TOPO_FILE set by environment to (.*)")
@@ -77,7 +74,7 @@ def read_log(text: str, source: str, *, expects_file: bool = False) -> LogVerdic
     for words in times:
         if match := _LOADED.match(words):
             loaded[match[1].strip()] += times[words]
-    network = network_of_log(said, source)
+    network = network_of_log(said)
     said = [one for one in said if not one[1].startswith(OF_RANKS)] or said[:1]
     about_file = _use(said, loaded, network, source, expects_file=expects_file)
     of_network = log_network_findings(network, source)
@@ -139,41 +136,23 @@ def _use(
     )
 
 
+_TROUBLES = (
+    ("nccl-log-broken", _BROKEN, "topology file", "a file that NCCL reads", None),
+    ("nccl-log-no-device", _NO_PATH, "{}", "a device of the guest", "none at that bus id"),
+    ("nccl-log-no-word", _NO_WORD, "{!r}", "a speed or class that NCCL knows", "one it does not"),
+    ("nccl-log-ignored", _IGNORED, "topology file", "elements that NCCL reads", None),
+)
+"""Id, form, subject, expected and observed, which is None where it is what the line says."""
+
+
 def _troubles(said: list[Said], warned: list[Said], source: str) -> Iterator[Finding]:
-    # As INFO, NCCL says some of these of attributes that it can do without.
-    for number, line in _distinct(warned, _BROKEN):
-        yield finding(
-            "nccl-log-broken",
-            "topology file",
-            expected="a file that NCCL reads",
-            observed=line,
-            source=f"{source}:{number}",
-        )
-    for number, bus_id in _distinct(said, _NO_PATH):
-        if not bus_id.lower().startswith(_VIRTUAL):  # no guest has a virtual switch
-            yield finding(
-                "nccl-log-no-device",
-                bus_id,
-                expected="a device of the guest",
-                observed="none at that bus id",
-                source=f"{source}:{number}",
-            )
-    for number, word in _distinct(said, _NO_WORD):
-        yield finding(
-            "nccl-log-no-word",
-            repr(word),
-            expected="a speed or class that NCCL knows",
-            observed="one that it does not",
-            source=f"{source}:{number}",
-        )
-    for number, line in _distinct(said, _IGNORED):
-        yield finding(
-            "nccl-log-ignored",
-            "topology file",
-            expected="elements that NCCL reads",
-            observed=line,
-            source=f"{source}:{number}",
-        )
+    for name, pattern, subject, expected, observed in _TROUBLES:
+        # As INFO, NCCL says some of what is broken of attributes that it can do without.
+        for number, words in _distinct(warned if pattern is _BROKEN else said, pattern):
+            if pattern is _NO_PATH and words.lower().startswith(_VIRTUAL):
+                continue  # no guest has a virtual switch
+            where = f"{source}:{number}"
+            yield finding(name, subject.format(words), expected, observed or words, where)
 
 
 def _distinct(said: list[Said], pattern: re.Pattern[str]) -> tuple[Said, ...]:

@@ -13,7 +13,6 @@ from msgspec import Struct, field
 
 from homenode.catalogue import finding
 from homenode.findings import Finding
-from homenode.machine.tools.lines import Line, Lines, Row
 from homenode.wording import first_few, plural
 
 _SLOW_GB_PER_S = 1.0
@@ -63,10 +62,6 @@ class LogNetwork(Struct, kw_only=True):
         said = (self.channels, self.slow, self.nearest, self.errors)
         return not any((*said, self.off_by_driver, self.off_by_distance))
 
-    def shows(self, name: object, line: Line) -> None:
-        """This line is the first that shows it, unless another was."""
-        self.lines.setdefault(name, line.number or 0)
-
     def place(self, source: str, *names: object) -> str:
         """Where the first of these that a line shows is in the log."""
         found = next((self.lines[name] for name in names if name in self.lines), None)
@@ -79,39 +74,19 @@ class LogNetwork(Struct, kw_only=True):
         )
 
 
-def network_of_log(said: list[Said], source: str) -> LogNetwork:
+def network_of_log(said: list[Said]) -> LogNetwork:
     """What a log says of the network; what is said several times counts once."""
     found = LogNetwork()
-    first: dict[str, int] = {}
+    seen: set[str] = set()
     for number, words in said:
-        if not words.startswith(OF_RANKS) or "via NET/" in words:
-            first.setdefault(words, number)
-    numbers = [*first.values()]
-    Lines("\n".join(first), source).read(_rows(found))
-    found.lines = {name: numbers[at - 1] for name, at in found.lines.items()}
+        if words in seen or (words.startswith(OF_RANKS) and "via NET/" not in words):
+            continue
+        seen.add(words)
+        for pattern, take in _ROWS:
+            if match := pattern.fullmatch(words):
+                found.lines.setdefault(take(found, match), number)
+                break
     return found
-
-
-def _rows(found: LogNetwork) -> tuple[Row, ...]:
-    return (
-        (_VIA_NET, lambda line, match: _take_channel(found, line, match)),  # most lines
-        (_SLOW_LINK, lambda line, match: _take_link(found, line, match)),
-        (_PATHS, lambda line, match: _take_paths(found, line, match)),
-        (_USING, lambda line, _: _take_devices(found, line)),
-        (_NO_DEVICE, lambda line, _: _take_none(found, line)),
-        (_SET, lambda line, match: _take_variable(found, line, match)),
-        (_SOCKET_ALONE, lambda _, __: setattr(found, "socket_alone", True)),
-        (_RANK, lambda _, match: _take_rank(found, int(match[1]), int(match[2]) + 1)),
-        (_LOCAL, lambda _, match: _take_rank(found, int(match[1]), int(match[2]))),
-        (_OFF_BY_DRIVER, lambda line, match: _take_reason(found, found.off_by_driver, line, match)),
-        (
-            _OFF_BY_DISTANCE,
-            lambda line, match: _take_reason(found, found.off_by_distance, line, match),
-        ),
-        (_COMPLETION, lambda line, match: _take_error(found, line, match)),
-        (_CHANNELS, lambda _, match: _take_count(found, match)),
-        (_ANY, None),
-    )
 
 
 _SLOW_LINK = re.compile(
@@ -145,70 +120,94 @@ _RANK = re.compile(
 _LOCAL = re.compile(
     r"comm \w{1,20} rank \d{1,6} nRanks (\d{1,6}) nNodes \d{1,6} localRanks (\d{1,3})\b.*"
 )
-_ANY = re.compile(r".*")
 OF_RANKS = ("Channel ", "Ring ", "Trees ")  # most lines; of these, those of the network count
 _DEVICE = re.compile(r"\[\d{1,3}\]")
 
 
-def _take_link(found: LogNetwork, line: Line, match: "re.Match[str]") -> None:
-    if float(match[1]) < _SLOW_GB_PER_S:
-        found.slow[match[2]] = match[1]
-        found.shows("slow", line)
+def _take_link(found: LogNetwork, match: "re.Match[str]") -> object:
+    if float(match[1]) >= _SLOW_GB_PER_S:
+        return None
+    found.slow[match[2]] = match[1]
+    return "slow"
 
 
-def _take_paths(found: LogNetwork, line: Line, match: "re.Match[str]") -> None:
+def _take_paths(found: LogNetwork, match: "re.Match[str]") -> object:
     kinds = _TO_NET.findall(match[2])
-    if kinds:
-        near = next((kind for kind in kinds if kind in _NEAR), kinds[0])
-        found.nearest.setdefault(match[1], near)
-        if near not in _NEAR:
-            found.shows("far", line)
+    if not kinds:
+        return None
+    near = next((kind for kind in kinds if kind in _NEAR), kinds[0])
+    found.nearest.setdefault(match[1], near)
+    return "near" if near in _NEAR else "far"
 
 
-def _take_channel(found: LogNetwork, line: Line, match: "re.Match[str]") -> None:
+def _take_channel(found: LogNetwork, match: "re.Match[str]") -> object:
     net, by_gdr = match[3], "/GDRDMA" in match[0]
     found.channels[net, by_gdr] += 1
-    found.shows("socket" if net == "Socket" else "gdr" if by_gdr else "no gdr", line)
     if match[2] == "send" and match[4]:
         found.senders.add(match[1])
         found.nics.add(match[4])
+    return "socket" if net == "Socket" else "gdr" if by_gdr else "no gdr"
 
 
-def _take_devices(found: LogNetwork, line: Line) -> None:
-    found.devices = len(_DEVICE.findall(line.text.partition("; OOB")[0]))
-    found.relaxed = found.relaxed or "[RO]" in line.text
-    found.shows("devices", line)
+def _take_devices(found: LogNetwork, match: "re.Match[str]") -> object:
+    found.devices = len(_DEVICE.findall(match[0].partition("; OOB")[0]))
+    found.relaxed = found.relaxed or "[RO]" in match[0]
+    return "devices"
 
 
-def _take_variable(found: LogNetwork, line: Line, match: "re.Match[str]") -> None:
-    found.variables[match[1]] = match[2]
-    found.shows(match[1], line)
-
-
-def _take_reason(
-    found: LogNetwork, reasons: dict[str, None], line: Line, match: "re.Match[str]"
-) -> None:
-    reasons.setdefault(match[1])
-    found.shows("off", line)
-
-
-def _take_rank(found: LogNetwork, ranks: int, local: int) -> None:
-    found.ranks, found.local = max(found.ranks, ranks), max(found.local, local)
-
-
-def _take_none(found: LogNetwork, line: Line) -> None:
+def _take_none(found: LogNetwork, _: "re.Match[str]") -> object:
     found.devices = found.devices or 0
-    found.shows("no device", line)
+    return "no device"
 
 
-def _take_error(found: LogNetwork, line: Line, match: "re.Match[str]") -> None:
+def _take_variable(found: LogNetwork, match: "re.Match[str]") -> object:
+    found.variables[match[1]] = match[2]
+    return match[1]
+
+
+def _take_rank(found: LogNetwork, match: "re.Match[str]") -> object:
+    local = int(match[2]) + (match.re is _RANK)  # of a GPU's number, how many there are at least
+    found.ranks, found.local = max(found.ranks, int(match[1])), max(found.local, local)
+    return None
+
+
+def _take_driver(found: LogNetwork, match: "re.Match[str]") -> object:
+    found.off_by_driver.setdefault(match[1])
+    return "off"
+
+
+def _take_distance(found: LogNetwork, match: "re.Match[str]") -> object:
+    found.off_by_distance.setdefault(match[1])
+    return "off"
+
+
+def _take_error(found: LogNetwork, match: "re.Match[str]") -> object:
     error = int(match[1]), int(match[2])
     found.errors[error] += 1
-    found.shows(error, line)
+    return error
 
 
-def _take_count(found: LogNetwork, match: "re.Match[str]") -> None:
+def _take_count(found: LogNetwork, match: "re.Match[str]") -> object:
     found.ring_channels = max(found.ring_channels, int(match[1]))
+    return None
+
+
+_ROWS = (
+    (_VIA_NET, _take_channel),  # most lines
+    (_SLOW_LINK, _take_link),
+    (_PATHS, _take_paths),
+    (_USING, _take_devices),
+    (_NO_DEVICE, _take_none),
+    (_SET, _take_variable),
+    (_SOCKET_ALONE, lambda found, _: setattr(found, "socket_alone", True)),
+    (_RANK, _take_rank),
+    (_LOCAL, _take_rank),
+    (_OFF_BY_DRIVER, _take_driver),
+    (_OFF_BY_DISTANCE, _take_distance),
+    (_COMPLETION, _take_error),
+    (_CHANNELS, _take_count),
+)
+"""The form of what is said, and what takes it and gives what the line shows, if it does."""
 
 
 def network_stated(found: LogNetwork) -> Iterator[str]:

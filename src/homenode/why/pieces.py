@@ -162,14 +162,15 @@ def pieces(text: str, source: str) -> tuple[Piece, ...]:
         if not any(hint in text for hint in hints):
             continue
         if kind.scattered:
-            own = _lines_of(_STARTS[number], text, ends)
+            own = [*_lines_of(_STARTS[number], text, ends)]
             if own and kind.id not in scattered:
                 between = ["" for _ in range(own[-1] - own[0] + 1)]
                 for at in own:
                     between[at - own[0]] = lines[at]
                 scattered[kind.id] = _piece(number, source, own[0], between)
         else:
-            having = sorted({at for hint in hints for at in _lines_with(hint, text, ends)})
+            found = (_lines_of(re.compile(re.escape(hint)), text, ends) for hint in hints)
+            having = sorted({at for lines_of in found for at in islice(lines_of, _MOST_TRIED)})
             begun += [(at, number) for at in having if _begins(number, lines[at])]
     free = 0
     broken = 0
@@ -185,26 +186,13 @@ def pieces(text: str, source: str) -> tuple[Piece, ...]:
     return (*_joined(made), *scattered.values())
 
 
-def _lines_with(hint: str, text: str, ends: Sequence[int]) -> Iterator[int]:
-    """The first lines that have a text."""
-    at = text.find(hint)
-    for _ in range(_MOST_TRIED):
-        if at < 0:
-            return
-        line = bisect_right(ends, at)
-        yield line
-        at = text.find(hint, ends[line])
-
-
-def _lines_of(pattern: re.Pattern[str], text: str, ends: Sequence[int]) -> list[int]:
+def _lines_of(pattern: re.Pattern[str], text: str, ends: Sequence[int]) -> Iterator[int]:
     """The lines in which a pattern is found."""
     found = pattern.search(text)
-    own = []
     while found:
         line = bisect_right(ends, found.start())
-        own.append(line)
+        yield line
         found = pattern.search(text, ends[line])
-    return own
 
 
 def _begins(number: int, line: str) -> bool:

@@ -38,7 +38,6 @@ _PCI_ID = re.compile(r" *class .{1,80}, pci id ([0-9a-f]{4}):([0-9a-f]{4})\b")
 _BAR = re.compile(
     r" *bar ([0-6]): (mem|i/o) at 0x([0-9a-f]{1,16}) \[0x([0-9a-f]{1,16})\]", re.ASCII
 )
-_CELL = re.compile(r"ram-node(\d{1,4})\Z", re.ASCII)
 _FLAT = ("pc.ram", "mach-virt.ram")
 
 

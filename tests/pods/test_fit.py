@@ -6,6 +6,7 @@ from random import Random
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from homenode.cluster.pods.admission import admit
 from homenode.cluster.pods.checkpoints import read_checkpoints, running_pods
@@ -16,8 +17,10 @@ from homenode.cluster.pods.machine import node_of_host
 from homenode.cluster.pods.manifest import read_manifest
 from homenode.cluster.pods.node import Node
 from homenode.cluster.pods.pod import Pod, read_pod
+from homenode.cluster.scheduler.claims import PCI_BUS_ID, claimed
 from homenode.errors import InputError, UsageError
 from homenode.findings import are_bad
+from homenode.machine.pci import DeviceKind
 from homenode.vm.sources import load_host
 from tests.command_line import Result, homenode
 from tests.kubelet.cases import node_of, random_case
@@ -219,6 +222,37 @@ def test_the_running_pod_whose_place_lets_it_in_is_named() -> None:
 def test_a_pod_with_claims_is_told_that_they_are_not_judged() -> None:
     document = manifest(container(cpu=8, memory="8Gi"), resourceClaims=[{"name": "gpu"}])
     assert ids(answered(read_pod(document, "pod"), kubelet(SINGLE))) == {"pod-claims-not-judged"}
+
+
+@pytest.mark.parametrize(
+    ("bdf", "numa", "is_far"), [(0, None, False), (7, None, True), (0, 1, True)]
+)
+def test_where_claimed_devices_are_is_named_and_compared(
+    bdf: int, numa: int | None, is_far: bool
+) -> None:
+    host = load_host(HOST)
+    gpu = sorted(host.devices_of_kind(DeviceKind.GPU), key=lambda one: one.bdf)[bdf]
+    document = manifest(container(cpu=8, memory="8Gi"), resourceClaims=[{"name": "gpu"}])
+    made = [{"name": "gpu", "resourceClaimName": "train-gpu"}]
+    document["status"] = {"resourceClaimStatuses": made}
+    attributes: dict[str, Any] = {PCI_BUS_ID: {"string": str(gpu.bdf)}}
+    if numa is not None:
+        attributes["numaNode"] = {"int": numa}
+    device = {"name": "gpu-0", "attributes": attributes}
+    spec = {"driver": "gpu.nvidia.com", "pool": {"name": "n"}, "devices": [device]}
+    result = {"driver": "gpu.nvidia.com", "pool": "n", "device": "gpu-0"}
+    claim = {
+        "metadata": {"name": "train-gpu"},
+        "status": {"allocation": {"devices": {"results": [result]}}},
+    }
+    content = json.dumps({"items": [{"kind": "ResourceSlice", "spec": spec}, claim]}).encode()
+    pod = replace(read_pod(document, "pod"), claimed=claimed(document, content, "file", host))
+    found = answered(pod, kubelet(SINGLE))
+    assert ids(found) == ({"pod-not-aligned"} if is_far else set())
+    node = gpu.node if numa is None else numa
+    assert fit_findings(found, HOST).checked[-1] == f"resource claims: {gpu.bdf} on node {node}"
+    with pytest.raises(InputError, match="allocations"):
+        claimed(document, json.dumps({"items": [{"spec": spec}]}).encode(), "file", host)
 
 
 def test_cpus_and_devices_on_different_nodes_are_a_warning() -> None:

@@ -34,6 +34,7 @@ from homenode.cluster.pods.machine import node_of_host, with_known_memory
 from homenode.cluster.pods.manifest import read_manifest
 from homenode.cluster.pods.pod import Pod, read_pod
 from homenode.cluster.pods.pool_fit import pool_fit, pool_fit_findings
+from homenode.cluster.scheduler.claims import claimed
 from homenode.errors import HomenodeError, HostError, UsageError
 from homenode.input_files import package_text, read_input
 from homenode.measure.results.received import receive_run
@@ -50,7 +51,12 @@ if TYPE_CHECKING:
 def pod_fit(asked: PodFitArguments) -> None:
     """Print whether the pod is admitted."""
     document = read_manifest(read_input(asked.pod, "a Pod"), str(asked.pod), "a Pod")
-    answer_fit(read_pod(document, str(asked.pod)), asked.node, asked.json)
+    pod = read_pod(document, str(asked.pod))
+    if asked.claims is not None and asked.node.host is not None:
+        content = read_input(asked.claims, "claims and slices")
+        machine = load_host(asked.node.host)
+        pod = replace(pod, claimed=claimed(document, content, str(asked.claims), machine))
+    answer_fit(pod, asked.node, asked.json)
 
 
 def answer_fit(pod: Pod, node: NodeOptions, json: bool) -> None:

@@ -57,6 +57,10 @@ class PodFitArguments(Struct, frozen=True, kw_only=True):
 
     pod: Annotated[Path, Arg("POD.yaml", "A Pod, Deployment, Job or their like.")]
     node: NodeOptions = NodeOptions()
+    claims: Annotated[
+        Path | None,
+        Opt("--claims", "FILE", "With --host: kubectl get resourceclaims,resourceslices -o json."),
+    ] = None
     json: JsonOption = False
 
 

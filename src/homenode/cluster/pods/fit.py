@@ -264,13 +264,16 @@ def _smallest_setting(pod: Pod, node: Node) -> PodChange | None:
 def fit_findings(found: Fit, host_name: str) -> Findings:
     """The `findings` of a fit."""
     policies = found.node.policies
-    checked = (
+    checked: tuple[str, ...] = (
         f"pod {found.pod.name}: {requests_text(found.pod)}",
         f"node {host_name}: {plural(len(found.node.numa_nodes), 'NUMA node')}, "
         f"{len(found.node.available_cpus)} CPUs free",
         f"kubelet: topologyManagerPolicy {policies.topology_policy} (scope {policies.scope}), "
         f"cpuManagerPolicy {policies.cpu_policy}, memoryManagerPolicy {policies.memory_policy}",
     )
+    if found.pod.claimed:
+        at = (f"{name} on node {'unknown' if n is None else n}" for name, n in found.pod.claimed)
+        checked += (f"resource claims: {', '.join(at)}",)
     return Findings(checked=checked, findings=in_order(_findings(found)))
 
 
@@ -350,7 +353,7 @@ def _findings(found: Fit) -> Iterator[Finding]:
             source=_TOPOLOGY,
         )
     yield from _unaligned(found)
-    if pod.claims:
+    if pod.claims and not pod.claimed:
         yield finding(
             "pod-claims-not-judged",
             subject,
@@ -426,10 +429,16 @@ def _apart(admission: Admission) -> Iterator[tuple[str, set[int], set[int]]]:
 
 def _unaligned(found: Fit) -> Iterator[Finding]:
     """Admitted, and yet on several nodes where one would do."""
-    for name, of_cpus, of_devices in _apart(found.own):
+    apart = [(f"container {name}", cpus, devices) for name, cpus, devices in _apart(found.own)]
+    places = found.own.node.cpus.places
+    cpus = {places[cpu].node for given in found.own.given for cpu in given.cpus}
+    claimed = {node for _, node in found.pod.claimed if node is not None}
+    if cpus and not claimed <= cpus:
+        apart.append(("resource claims", cpus, claimed))
+    for what, of_cpus, of_devices in apart:
         yield finding(
             "pod-not-aligned",
-            f"pod {found.pod.name}, container {name}",
+            f"pod {found.pod.name}, {what}",
             expected="CPUs on the NUMA nodes of its devices",
             observed=f"CPUs on node {_listed(of_cpus)}, devices on node {_listed(of_devices)}",
             fix=_fix(found),

@@ -39,12 +39,14 @@ class Pod(Struct, frozen=True, kw_only=True):
 
     pod_level: resources of the pod as a whole are set, which the managers of Kubernetes up to 1.35
     do not align. claims: names of its resource claims, whose devices its requests do not name.
+    claimed: the devices that they have got, with their NUMA nodes.
     """
 
     name: str
     containers: tuple[Container, ...]
     pod_level: bool = False
     claims: tuple[str, ...] = ()
+    claimed: tuple[tuple[str, int | None], ...] = ()
 
     @property
     def is_guaranteed(self) -> bool:

@@ -184,6 +184,29 @@ def claim_names(pod: Mapping[str, Any]) -> Iterator[str]:
             yield name
 
 
+def claimed(
+    pod: Mapping[str, Any], content: bytes, source: str, host: Host
+) -> tuple[tuple[str, int | None], ...]:
+    """The devices that a pod's claims have got, with the driver's NUMA nodes or the host's. Of
+    `kubectl get resourceclaims,resourceslices -o json`. Raises InputError."""
+    items = _dicts(read_object(content, source, "ResourceClaims and ResourceSlices").get("items"))
+    known = {device.key: device for item in items for device in read_slice(item)}
+    nodes = {device.bdf: device.node for device in host.pci_devices}
+    names = set(claim_names(pod))
+    keys = [
+        key for one in items if down(one, "metadata", "name") in names for key in allocated(one)
+    ]
+    if not keys:
+        raise InputError(f"{source}: expected allocations of the pod's claims, found none")
+    found: list[tuple[str, int | None]] = []
+    for key in keys:
+        one = known.get(key)
+        node = None if one is None or one.bdf is None else nodes.get(one.bdf)
+        words = str(one.bdf) if one is not None and one.bdf is not None else "/".join(key)
+        found.append((words, node if one is None or one.numa_node is None else one.numa_node))
+    return tuple(found)
+
+
 def _bdf(text: Any) -> Bdf | None:
     try:
         return Bdf.parse(text) if isinstance(text, str) else None

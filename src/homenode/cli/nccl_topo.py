@@ -140,7 +140,11 @@ def _explain(asked: NcclTopoArguments) -> None:
 
         console().print(explanation_text(made))
         if findings or checked:
-            console().print(findings_text(Findings(checked=checked, findings=findings)))
+            console().print(
+                findings_text(
+                    Findings(checked=checked, findings=findings), with_sources=log is not None
+                )
+            )
     exit_if_bad(findings)
 
 
@@ -286,5 +290,5 @@ def _judge(asked: NcclTopoArguments, flavour: NcclVariant | None) -> None:
         found += verdict.findings
         checked += verdict.checked
     findings = Findings(checked=tuple(checked), findings=in_order(found))
-    print_findings(findings, as_json=asked.json)
+    print_findings(findings, as_json=asked.json, with_sources=log is not None)
     exit_if_bad(findings.findings)

@@ -231,7 +231,11 @@ def _take_out(virsh: "Virsh", uuid: str, name: str) -> None:
     with changing_host("restore", (name,), virsh.connect):
         for one in take_out_certificate(virsh, default_root(), uuid, name):
             kept = one.what is ChangeState.KEPT
-            now = "somebody put another one there: it is left" if kept else "is out of its metadata"
+            now = (
+                "left, since somebody put another one there"
+                if kept
+                else "removed from its metadata"
+            )
             note(f"{name}: its certificate: {now}")
 
 

@@ -16,7 +16,9 @@ from msgspec import Struct
 from msgspec.structs import fields
 
 from homenode import api
+from homenode.opt import Opt
 from tests.doc_pages import DOCS
+from tests.stored_records import meanings
 
 PAGE = DOCS / "records.md"
 _HEAD = """# Records
@@ -26,6 +28,7 @@ Records are frozen: `msgspec.structs.replace` makes a changed one, `to_json` the
 of those that have one. `None` is "not known", or what the record says of it.
 """
 _MODULE = re.compile(r"\b(?:homenode|collections\.abc|typing)(?:\.\w+)*\.(?=\w)")
+_LINK = re.compile(r"\[([^\]]*)\]\(([^)\s]+)\)")
 _DEFINED = re.compile(r"(?:(?<=^)|(?<=[.;] ))((?:\w+, )*\w+): ")
 
 
@@ -46,11 +49,19 @@ def page() -> str:
     known = records()
     named = sorted(set(known) & set(api.__all__))
     others = sorted(set(known) - set(named))
-    parts = [_HEAD]
+    parts, of_pages = [_HEAD], meanings()
     for title, names in (("The interface's own", named), ("What they hold", others)):
         parts.append(f"## {title}\n")
-        parts += [_section(known[name], known) for name in names]
+        parts += [_section(known[name], known, of_pages) for name in names]
     return "\n".join(parts)
+
+
+def _moved(link: "re.Match[str]") -> str:
+    """A link of a format page's, seen from this page: its own anchors are left out."""
+    words, target = link.groups()
+    if target.startswith("#"):
+        return words
+    return f"[{words}]({target[3:] if target.startswith('../') else f'formats/{target}'})"
 
 
 def _is_record(one: object) -> bool:
@@ -71,7 +82,7 @@ def _held(hint: Any) -> Iterator[type]:
         yield from _held(inner)
 
 
-def _section(one: type, known: dict[str, type]) -> str:
+def _section(one: type, known: dict[str, type], of_pages: dict[tuple[type, str], str]) -> str:
     text = inspect.cleandoc(one.__doc__ or "")
     text = re.split(r"\n\s*>>> ", text)[0].strip()
     hints = _hints(one)
@@ -80,10 +91,18 @@ def _section(one: type, known: dict[str, type]) -> str:
     if issubclass(one, enum.Enum):
         values = ", ".join(f"`{value.value}`" for value in one)
         return "\n\n".join([*lines, f"Values: {values}.\n"])
-    rows = ["| field | type | default |", "|---|---|---|"]
+    own = typing.get_type_hints(one, include_extras=True)
+    rows = ["| field | type | default | meaning, where the text above does not say it |"]
+    rows.append("|---|---|---|---|")
     for field in fields(one):  # type: ignore[arg-type]  # an enumeration has returned above
         default = "" if field.required else _default(field)
-        rows.append(f"| `{field.name}` | {_type(hints[field.name], known)} | {default} |")
+        options = [opt for opt in typing.get_args(own[field.name]) if isinstance(opt, Opt)]
+        is_said = re.search(rf"`{field.name}`.*: ", "\n".join(lines)) is not None
+        meaning = "" if is_said else of_pages.get((one, field.name), "")
+        if options and not is_said:
+            meaning = _escaped(options[0].help)
+        shown = _type(hints[field.name], known)
+        rows.append(f"| `{field.name}` | {shown} | {default} | {_LINK.sub(_moved, meaning)} |")
     return "\n\n".join([*lines, "\n".join(rows) + "\n"])
 
 

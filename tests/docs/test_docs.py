@@ -1,54 +1,36 @@
 """The user documentation against the program: fields, options, names, links, shown output."""
 
 import ast
-import dataclasses
 import itertools
 import re
 import shutil
 import tomllib
-import types
-import typing
 from collections.abc import Iterator
 from enum import StrEnum
 from fnmatch import fnmatch
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from homenode import formats
 from homenode.cli import main, terminal
 from homenode.cli.command import REQUIRED, Command, Parameter, call_of
 from homenode.cli.main import PROGRAM
-from homenode.cluster.pool.outlook import PoolOutlook
-from homenode.decide.comparison import Comparison
-from homenode.decide.verdict import Verdicts
 from homenode.errors import HomenodeError
-from homenode.findings import Findings
-from homenode.machine.topology import Host, HostSummary
+from homenode.machine.topology import HostSummary
 from homenode.objective import Objective
 from homenode.opt import Arg
 from homenode.plan.search.cost import order
-from homenode.plan.stored import Refusal
 from homenode.vm.domain import codec
 from homenode.vm.layout import PRESETS
-from homenode.vm.plan_model import Plan
 from homenode.vm.plan_options import Policy
 from tests.command_line import every_command
 from tests.doc_pages import DOCS, FOLDER_SHOWN, ROOT, Page, all_pages, first_column, missing_output
 from tests.doc_pages import read_page as page
 from tests.finding_ids import ids_given
 from tests.option_tables import rewritten
+from tests.stored_records import FORMATS, below, field_types, stored_names
 
-FORMATS = {
-    "comparison": Comparison,
-    "findings": Findings,
-    "host": Host,
-    "plan": Plan,
-    "pool": PoolOutlook,
-    "refusal": Refusal,
-    "verdict": Verdicts,
-}
 PAGES = all_pages()
 """Read once; a test names the page it is about."""
 _SHOWING = (("docs", "commands"), ("docs", "tasks"), ("README.md",))
@@ -61,58 +43,11 @@ PARAMETERS: dict[str, list[Parameter]] = {
 }
 
 
-def _parts(hint: object, path: str) -> Iterator[tuple[str, type]]:
-    """The classes that a field's type is made of, with the JSON path to each."""
-    if isinstance(hint, typing.NewType):
-        return
-    arguments = typing.get_args(hint)
-    if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
-        for one in arguments:
-            yield from _parts(one, path)
-    elif typing.get_origin(hint) is tuple:
-        for one in arguments:
-            if one is not ...:
-                yield from _parts(one, f"{path}[]")
-    elif isinstance(hint, type):
-        yield path, hint
-
-
-def _stored_names(of: type) -> dict[str, str]:
-    """The name of each field of a record, and how documents name it; empty for what is none."""
-    if issubclass(of, msgspec.Struct):
-        return {one.name: one.encode_name for one in msgspec.structs.fields(of)}
-    if dataclasses.is_dataclass(of):
-        return {one.name: one.metadata.get("name", one.name) for one in dataclasses.fields(of)}
-    return {name: name for name in getattr(of, "_fields", ())}
-
-
-def _field_types(of: type) -> dict[str, object]:
-    """Types of a record's fields, in order."""
-    names = _stored_names(of)
-    hints = typing.get_type_hints(of) if names else {}
-    return {name: hints[name] for name in names}
-
-
-def _below(of: type) -> dict[type, str]:
-    """Every class that a stored value is made of, with the shortest JSON path to it."""
-    found: dict[type, str] = {of: ""}
-    queue = [of]
-    while queue:
-        record = queue.pop(0)
-        for name, hint in _field_types(record).items():
-            prefix = f"{found[record]}." if found[record] else ""
-            for path, kind in _parts(hint, f"{prefix}{name}"):
-                if kind not in found and not issubclass(kind, bool):
-                    found[kind] = path
-                    queue.append(kind)
-    return found
-
-
 @pytest.mark.parametrize("kind", FORMATS)
 def test_a_format_page_lists_every_field_of_every_record_in_order(kind: str) -> None:
     sections = page(f"docs/formats/{kind}.md").sections()
-    for record, path in _below(FORMATS[kind]).items():
-        fields = tuple(_stored_names(record).values())
+    for record, path in below(FORMATS[kind]).items():
+        fields = tuple(stored_names(record).values())
         if fields:
             heading = path or "Fields"
             assert heading in sections, f"{kind}.md: no section {heading!r} for {record.__name__}"
@@ -122,7 +57,7 @@ def test_a_format_page_lists_every_field_of_every_record_in_order(kind: str) -> 
 @pytest.mark.parametrize("kind", FORMATS)
 def test_a_format_page_names_every_value_of_every_enumeration(kind: str) -> None:
     words = page(f"docs/formats/{kind}.md").words_in_code()
-    for record in _below(FORMATS[kind]):
+    for record in below(FORMATS[kind]):
         if issubclass(record, StrEnum):
             missing = [str(value) for value in record if str(value) not in words]
             assert not missing, f"{kind}.md does not name {record.__name__} {missing}"
@@ -130,7 +65,7 @@ def test_a_format_page_names_every_value_of_every_enumeration(kind: str) -> None
 
 def test_the_summary_of_a_host_is_documented_field_by_field() -> None:
     section = page("docs/formats/host.md").sections()["summary"]
-    assert first_column(section) == tuple(_field_types(HostSummary))
+    assert first_column(section) == tuple(field_types(HostSummary))
 
 
 @pytest.mark.parametrize("kind", FORMATS)

@@ -1,7 +1,8 @@
-"""README's pictures are what homenode draws today."""
+"""README's pictures and the page of records are what the code makes today."""
 
 from pathlib import Path
 
+from tests import record_page
 from tests.doc_pages import ROOT
 from tests.doc_pictures import IMAGES, pictures
 
@@ -13,3 +14,13 @@ def test_the_pictures_of_readme_are_made_by_homenode_as_it_is(tmp_path: Path) ->
     assert not stale, "python -m tests.doc_pictures DIR writes them"
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert all(f"docs/images/{name}" in readme for name in made)
+
+
+def test_the_page_of_records_is_that_of_the_code_and_says_what_fields_mean() -> None:
+    text = record_page.page()
+    assert record_page.PAGE.read_text(encoding="utf-8") == text, "python -m tests.record_page"
+    lines = text.splitlines()
+    listed = {word for line in lines if line.startswith("* `") for word in line.split("`")}
+    rows = [line.strip("| ").split(" | ") for line in lines if line.startswith("| `")]
+    silent = [row[0] for row in rows if len(row) < 4 and row[0].strip("`") not in listed]
+    assert len(rows) > 500 and len(silent) < 12, silent

@@ -142,19 +142,11 @@ def default_flavours() -> tuple[Flavour, ...]:
 def _blank_guest(name: str, vcpus: int, memory_bytes: int, architecture: str) -> Vm:
     return Vm(
         name=name,
-        uuid=None,
-        domain_type="kvm",
         architecture=architecture,
         machine="virt" if architecture == "aarch64" else "q35",
         vcpus=vcpus,
         memory_bytes=memory_bytes,
-        page_bytes=None,
-        iothread_ids=(),
         cpu_mode="host-passthrough",
-        cpu_topology=None,
-        hostdevs=(),
-        controllers=(),
-        addresses=(),
     )
 
 

@@ -254,19 +254,10 @@ def _guest(host: Host, rank: int, cores: int) -> Vm:
     """A task as the planner knows guests."""
     return Vm(
         name=f"rank {rank}",
-        uuid=None,
         domain_type="qemu",
         architecture=host.architecture or "x86_64",
-        machine=None,
         vcpus=cores,
         memory_bytes=_MEMORY_BYTES,
-        page_bytes=None,
-        iothread_ids=(),
-        cpu_mode=None,
-        cpu_topology=None,
-        hostdevs=(),
-        controllers=(),
-        addresses=(),
     )
 
 

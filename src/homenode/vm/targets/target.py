@@ -179,14 +179,6 @@ class Rendering:
     findings: tuple[PlanFinding, ...] = ()
 
 
-def _as_read(vm: Vm, content: bytes, source: str, host: Host) -> Vm:
-    return vm
-
-
-def _never(content: bytes) -> bool:
-    return False
-
-
 class Target(Struct, frozen=True, kw_only=True):
     """A hypervisor that a plan is written for: what a module of this package, or of another
     distribution, registers. Its name is the one it is registered by.
@@ -205,7 +197,7 @@ class Target(Struct, frozen=True, kw_only=True):
     read_vm: Callable[[bytes, str], Vm]
     recognises: Callable[[bytes], bool]
     """Whether a file is one of this target, by its content."""
-    may_be: Callable[[bytes], bool] = _never
+    may_be: Callable[[bytes], bool] = lambda content: False
     """Whether a file can be one of this target, for who has named the target."""
     unread: frozenset[str] = frozenset()
     """Facts of vm/facts.py that its file does not say, though the target may give them."""
@@ -219,7 +211,7 @@ class Target(Struct, frozen=True, kw_only=True):
     """Those that it occupies itself."""
     architecture_of_host: bool = False
     """A file that does not name x86_64 leaves the architecture to the host."""
-    on_host: Callable[[Vm, bytes, str, Host], Vm] = _as_read
+    on_host: Callable[[Vm, bytes, str, Host], Vm] = lambda vm, *_: vm
     """The VM with the devices that the file names by something that is on the host."""
     as_started: Callable[[Vm, Host], Vm] | None = None
     """The VM with cells, pins and shape that the target itself derives from PUs of the host."""

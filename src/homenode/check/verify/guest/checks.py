@@ -312,11 +312,8 @@ def match_nodes(expected: Expectation, observed: Observation) -> dict[int, NumaN
     left = list(observed.nodes)
     found: dict[int, NumaNode] = {}
 
-    def shared(cell: VmCell, node: NumaNode) -> int:
-        return len(cell.vcpus & node.pus)
-
     pairs = sorted(
-        ((shared(cell, node), cell, node) for cell in expected.cells for node in left),
+        ((len(cell.vcpus & node.pus), cell, node) for cell in expected.cells for node in left),
         key=lambda pair: (-pair[0], pair[1].id, pair[2].index),
     )
     for count, cell, node in pairs:

@@ -510,6 +510,34 @@ def test_a_misspelt_key_or_word_is_named(
     assert id not in found(vmi({"model": "Skylake-Server"}))
 
 
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("spec.domain.cpu.numa.guestMappingPassthrough", [{}]),
+        ("spec.domain.cpu.features", [["x"]]),
+        ("spec.domain.devices.gpus", ["g0"]),
+        ("spec.domain.machine", 1),
+        ("metadata.annotations", {"homenode/on-error": 1}),
+    ],
+)
+def test_what_the_api_server_would_not_take_is_refused(path: str, value: Any) -> None:
+    document = json.loads(vmi())
+    *above, last = path.split(".")
+    at = document
+    for name in above:
+        at = at.setdefault(name, {})
+    at[last] = value
+    with pytest.raises(InputError):
+        read_vmi(json.dumps(document), "vmi", needs_domain=True)
+
+
+def test_a_misspelt_list_of_devices_is_named() -> None:
+    document = json.loads(vmi())
+    devices = document["spec"]["domain"]["devices"]
+    devices["gpu"] = devices.pop("gpus")
+    assert "key-unknown" in found(json.dumps(document))
+
+
 @pytest.mark.parametrize("names", [["g0", "g0"], ["g0", None], ["g0", ""]])
 def test_a_gpu_without_a_name_of_its_own_is_named(names: list[str | None]) -> None:
     document = json.loads(vmi(gpus=2))

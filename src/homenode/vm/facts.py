@@ -27,9 +27,9 @@ class VmFact(Struct, frozen=True, kw_only=True, gc=False):
     id: also of the finding, behind "plan-". subject: where a document has what is said of the whole
     VM; title: the same in words. of: what a VM says. fields: of Vm that it is made of, which the
     tables of formats name. same: whether two values mean the same. show: a value as text; nothing:
-    the text where there is none. show_both: what is shown of two long values, (subject, expected,
-    observed). alone: a thing of which only the second source says something is a difference, too.
-    after: facts whose difference, of the same thing or of the whole VM, says it already.
+    the text where there is none. show_both: (subject, expected, observed) of two values; subject
+    "" = the thing. alone: what only the second source says is a difference, too. after: facts whose
+    difference, of the same thing or of the whole VM, says it already.
     """
 
     id: str
@@ -78,7 +78,7 @@ def compared(planned: Vm, found: Vm, facts: Iterable[VmFact]) -> Iterator[VmComp
                 if any({(other, thing), (other, "")} & differing for other in fact.after):
                     continue
                 differing.add((fact.id, thing))
-            named = thing
+            named = ""
             expected, observed = (
                 fact.nothing if one is None else fact.show(one) for one in (want, have)
             )
@@ -86,8 +86,8 @@ def compared(planned: Vm, found: Vm, facts: Iterable[VmFact]) -> Iterator[VmComp
                 named, expected, observed = fact.show_both(want, have)
             yield VmComparison(
                 fact=fact,
-                subject=named or fact.subject,
-                title=named or fact.title,
+                subject=named or thing or fact.subject,
+                title=named or thing or fact.title,
                 expected=expected,
                 observed=observed,
                 agree=agree,

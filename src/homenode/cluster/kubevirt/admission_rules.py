@@ -17,14 +17,13 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
-from math import prod
 from typing import Any
 
 from msgspec import Struct, field
 
 from homenode.catalogue import entry_of, finding
-from homenode.cluster.kubevirt.vmi import HOOK_ANNOTATION, Vmi, unknown_keys
-from homenode.cluster.pods.manifest import down, parse_milli, parse_quantity, read_object
+from homenode.cluster.kubevirt.vmi import HOOK_ANNOTATION, Vmi, topology_of, unknown_keys, vcpus_of
+from homenode.cluster.pods.manifest import down, parse_milli, read_object
 from homenode.errors import InputError, ParseError
 from homenode.findings import Finding
 
@@ -215,15 +214,8 @@ def _resources(vmi: Vmi, name: str) -> tuple[int, int]:
 
 def _topology(vmi: Vmi) -> tuple[int, int]:
     """Sockets and vCPUs. Where nothing is set, the CPUs of the resources become sockets."""
-    cpu = vmi.at("domain", "cpu")
-    counts = [
-        0 if (count := down(cpu, name)) is None else parse_quantity(count, f"cpu.{name}")
-        for name in ("sockets", "cores", "threads")
-    ]
-    if not any(counts):
-        requests, limits = _resources(vmi, "cpu")
-        counts[0] = -(-(limits or requests) // 1000) or 1
-    return counts[0], prod(count or 1 for count in counts)
+    shape, vcpus = topology_of(vmi), vcpus_of(vmi)
+    return shape.sockets if shape else vcpus, vcpus
 
 
 def _memory(vmi: Vmi) -> Iterator[Finding]:

@@ -29,6 +29,7 @@ _TYPES: Mapping[str, type] = {
     "cpu.features": list,
     "cpu.model": str,
     "cpu.numa": dict,
+    "cpu.numa.guestMappingPassthrough": dict,
     "memory": dict,
     "memory.hugepages": dict,
     "machine": dict,
@@ -168,8 +169,11 @@ _WORDS = {dict: "an object", list: "a list", int: "a whole number", str: "a text
 
 
 def _check_types(domain: Mapping[str, Any], source: str) -> None:
-    for path, expected in _TYPES.items():
-        value = down(domain, *path.split("."))
+    read = [(path, down(domain, *path.split(".")), expected) for path, expected in _TYPES.items()]
+    for path, value, _ in (*read,):
+        items = enumerate(value) if isinstance(value, list) else ()
+        read += [(f"{path}[{number}]", one, dict) for number, one in items]
+    for path, value, expected in read:
         if value is not None and type(value) is not expected:
             raise InputError(
                 f"{source}: expected spec.domain.{path} to be {_WORDS[expected]}, found "
@@ -186,6 +190,11 @@ _KEYS = {
     "memory": "guest maxGuest hugepages reservedOverhead",
     "memory.hugepages": "pageSize",
     "machine": "type",
+    "devices": "useVirtioTransitional disableHotplug disks watchdog interfaces inputs "
+    "autoattachPodInterface autoattachGraphicsDevice autoattachSerialConsole logSerialConsole "
+    "autoattachMemBalloon autoattachInputDevice autoattachVSOCK rng blockMultiQueue "
+    "networkInterfaceMultiqueue gpus downwardMetrics panicDevices filesystems hostDevices "
+    "clientPassthrough sound tpm video",
 }
 """By the path below spec.domain. Source: kubevirt.io/api v1.6.2 to v1.9.0, core/v1/schema.go."""
 _DEVICE_KEYS = "name deviceName claimName requestName virtualGPUOptions tag"
@@ -214,7 +223,9 @@ def _mapping(value: Any, source: str, what: str) -> Mapping[str, Any]:
 
 def _texts(value: Any, source: str) -> Mapping[str, str]:
     annotations = _mapping(value, source, "annotations")
-    return {name: text for name, text in annotations.items() if isinstance(text, str)}
+    if not all(isinstance(text, str) for text in annotations.values()):
+        raise InputError(f"{source}: expected annotations to be texts, found others")
+    return annotations
 
 
 def _addresses(spec: Mapping[str, Any], source: str) -> list[tuple[int, int, int, int]]:
@@ -241,7 +252,7 @@ def _address(text: str, source: str, group: str) -> tuple[int, int, int, int]:
     return at.domain, at.bus, at.device, at.function
 
 
-def _topology(vmi: Vmi) -> GuestTopology | None:
+def topology_of(vmi: Vmi) -> GuestTopology | None:
     """None where nothing of it is set."""
     cpu = vmi.at("domain", "cpu")
     sockets, cores, threads = (
@@ -253,8 +264,8 @@ def _topology(vmi: Vmi) -> GuestTopology | None:
     return GuestTopology(sockets or 1, 1, cores or 1, threads or 1)
 
 
-def _vcpus(vmi: Vmi) -> int:
-    topology = _topology(vmi)
+def vcpus_of(vmi: Vmi) -> int:
+    topology = topology_of(vmi)
     if topology is not None:
         return prod(topology)
     resources = vmi.at("domain", "resources")
@@ -289,8 +300,8 @@ def _page(vmi: Vmi) -> int | None:
 
 _FACTS: Mapping[str, Callable[[Vmi], Any]] = {
     "name": lambda vmi: vmi.name,
-    "vcpus": _vcpus,
-    "cpu_topology": _topology,
+    "vcpus": vcpus_of,
+    "cpu_topology": topology_of,
     "memory_bytes": _memory,
     "max_memory_bytes": _most_memory,
     "page_bytes": _page,

@@ -217,7 +217,6 @@ def recorded_allocation(record: JobRecord, numbers: Sequence[int] | None = None)
         name=record.name,
         user=record.user,
         pus=CpuSet.union(task.pus for task in record.tasks) if record.tasks else None,
-        gpus=(),
         tree=_tree(record),
         restart=record.restart,
     )

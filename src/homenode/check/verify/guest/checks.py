@@ -94,26 +94,25 @@ def _memory(kernel_bytes: int) -> VmFact:
 
     def room(vm: Vm) -> Said:
         more = vm.memory_devices
-        return of_cells(
-            vm,
-            lambda cell: (
-                f"memory of cell {cell.id}",
+        return {
+            f"memory of cell {cell.id}": (
                 cell.memory_bytes,
                 sum(one.size_bytes for one in more if one.cell == cell.id or not one.model),
                 vm.ballooned_bytes,
-            ),
-        )
+            )
+            for cell in vm.cells
+        }
 
-    def same(want: tuple[str, int, int, int], have: tuple[str, int, int, int]) -> bool:
-        _, most, more, balloon = want
-        return most - most // KERNEL_SHARE - kernel_bytes - balloon <= have[1] <= most + more + MIB
+    def same(want: tuple[int, int, int], have: tuple[int, int, int]) -> bool:
+        most, more, balloon = want
+        return most - most // KERNEL_SHARE - kernel_bytes - balloon <= have[0] <= most + more + MIB
 
-    def shown(want: tuple[str, int, int, int], have: Any) -> tuple[str, str, str]:
-        subject, most, more, balloon = want
+    def shown(want: tuple[int, int, int], have: Any) -> tuple[str, str, str]:
+        most, more, balloon = want
         wanted = f"{format_bytes(most)} less the kernel's own"
         wanted += f", up to {format_bytes(more)} more in memory devices" if more else ""
         wanted += f", {format_bytes(balloon)} for the balloon" if balloon else ""
-        return subject, wanted, _NO_NODE if have is None else format_bytes(have[1])
+        return "", wanted, _NO_NODE if have is None else format_bytes(have[0])
 
     return VmFact(id="node-memory", of=room, same=same, show_both=shown)
 

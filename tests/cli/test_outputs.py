@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from homenode.cli import terminal
 from homenode.errors import UsageError
 from tests.command_line import homenode
 
@@ -118,3 +119,14 @@ def test_on_a_terminal_apply_asks(
     done = homenode("apply", str(path), *APPLY, input=f"{answer}\n")
     assert (b"<vcpupin" in path.read_bytes()) is is_written
     assert done.exit_code == (0 if is_written else 1)
+
+
+def test_what_is_piped_to_standard_error_is_neither_wrapped_nor_padded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    terminal.error_console.cache_clear()
+    terminal.console.cache_clear()
+    done = homenode("pool", "place", DOCUMENT, "--pool", "hgx-h100*2", "--gpus", "99")
+    (refused,) = [line for line in done.stderr.splitlines() if "99 GPUs" in line]
+    assert refused.endswith("8 in all")

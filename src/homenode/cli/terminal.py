@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, cast
+from typing import IO, TYPE_CHECKING, TextIO, cast
 
 from homenode.errors import FINDINGS
 
@@ -24,51 +24,58 @@ if TYPE_CHECKING:
 
 
 @cache
-def console() -> "Console":
+def console(name: str = "stdout") -> "Console":
     """Standard output for people: colours only on a terminal, never wider than it.
 
-    What is piped is not wrapped, unless COLUMNS says how wide it may be.
+    What is piped is not wrapped, unless COLUMNS says how wide it may be. name: also "stderr".
     """
     from homenode.show.terminal_text import PrintableConsole
 
-    has_width = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdecimal()
+    is_terminal = getattr(sys, name).isatty()
+    has_width = is_terminal or os.environ.get("COLUMNS", "").isdecimal()
+    is_live = is_terminal and name == "stderr"  # where bars are drawn
     return PrintableConsole(
         highlight=False,
         emoji=False,
         markup=False,
-        soft_wrap=False,
         width=None if has_width else _PIPED_COLUMNS,
-        file=cast("IO[str]", _WithoutPadding()),
+        stderr=is_live,
+        file=None if is_live else cast("IO[str]", _WithoutPadding(name)),
     )
 
 
 @cache
 def error_console() -> "Console":
     """Standard error, likewise."""
-    from homenode.show.terminal_text import PrintableConsole
-
-    return PrintableConsole(stderr=True, highlight=False, emoji=False, markup=False)
+    return console("stderr")
 
 
 _PIPED_COLUMNS = 10_000
 
 
 class _WithoutPadding:
-    """Standard output, with no blanks at the ends of lines."""
+    """Standard output or error, with no blanks at the ends of lines."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    @property
+    def _stream(self) -> "TextIO":
+        return cast("TextIO", getattr(sys, self._name))
 
     @property
     def encoding(self) -> str:
-        return sys.stdout.encoding
+        return self._stream.encoding
 
     def write(self, text: str) -> int:
-        sys.stdout.write("\n".join(line.rstrip(" ") for line in text.split("\n")))
+        self._stream.write("\n".join(line.rstrip(" ") for line in text.split("\n")))
         return len(text)
 
     def flush(self) -> None:
-        sys.stdout.flush()
+        self._stream.flush()
 
     def isatty(self) -> bool:
-        return sys.stdout.isatty()
+        return self._stream.isatty()
 
 
 def say(text: str) -> None:

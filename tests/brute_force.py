@@ -39,8 +39,8 @@ from msgspec import structs
 from homenode.bdf import Bdf
 from homenode.machine.pci import DeviceKind, DeviceLink, LinkKind, PciDevice
 from homenode.machine.topology import Core, CoreKind, Host, NumaNode, RunningDomain
+from homenode.plan.memory import overhead_bytes
 from homenode.plan.request import GuestRequest
-from homenode.plan.search.memory import overhead_bytes
 from homenode.units import GIB, MIB
 from homenode.vm.layout import GuestCells, GuestPcie, MemoryBinding, Pinning, Siblings
 from homenode.vm.plan_options import Balance, DeviceLocality, DocumentSiblings, Policy

@@ -485,7 +485,6 @@ def test_nor_where_siblings_of_mixed_kinds_lie_on_one_core_by_chance() -> None:
 
 def test_nor_where_sets_of_nodes_are_too_many_to_list(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(candidates, "MOST_LISTED_NODES", 0)
-    monkeypatch.setattr(candidates, "MOST_PACKAGES", 1)
     known = 0
     tried = seeds(300, every=4)
     for seed in tried:

@@ -8,10 +8,10 @@ from homenode.cpuset import CpuSet
 from homenode.errors import UsageError
 from homenode.indices import NodeIndex
 from homenode.machine.topology import Host, MemoryKind, PagePool
+from homenode.plan.memory import free_memory
 from homenode.plan.planner import plan
 from homenode.plan.request import GuestRequest
 from homenode.plan.search.ladder import Concession
-from homenode.plan.search.memory import free_memory
 from homenode.plan.search.place import place
 from homenode.units import GIB, MIB
 from homenode.vm.plan_model import Rejection, Unplannable

@@ -168,3 +168,34 @@ def test_a_better_fallback_whose_search_ran_out_leaves_it_unknown_what_is_best(
     found = place(host, request)
     assert found.cost != best.cost
     assert found.optimal is None
+
+
+def test_devices_of_many_packages_have_the_vm_on_each_of_them() -> None:
+    """Ten packages of two nodes hold the VM on three of them, but each has a GPU of it."""
+    gpus = [DeviceSpec(f"{i:02x}:00.0", node=2 * i, root=i) for i in range(10)]
+    busy = pinned_domain(",".join(str(pu) for pu in range(0, 160, 5) if pu % 7))
+    host = even_host(10, 2, 1, 8, 1, devices=gpus, domains=[busy])
+    named = [str(gpu.bdf) for gpu in host.pci_devices if gpu.kind is DeviceKind.GPU]
+    placement = place(host, small_request(40, 16 * GIB, layout="pin-numa", devices=named))
+    cost = {term.name: term.value for term in placement.cost}
+    assert placement.optimal
+    assert (cost["device_class"], cost["packages_spanned"]) == (10, 10)
+    assert not cost["gpus_away_from_home"]
+
+
+@pytest.mark.parametrize(
+    ("name", "steps"),
+    [
+        # Cells of one LLC each that are not alike have unequal LLCs.
+        ("32 nodes in a row, busy, flat", 50_000),
+        # So few packages as have too few of the GPUs are not gone through.
+        ("64 nodes, 1024 PUs, 8 GPUs of 32 to choose", 100_000),
+    ],
+)
+def test_that_none_is_better_takes_few_steps_to_know(
+    monkeypatch: pytest.MonkeyPatch, name: str, steps: int
+) -> None:
+    cases = runpy.run_path(str(Path(__file__).parents[2] / "bench" / "plan_speed.py"))["cases"]()
+    case = next(one for one in cases if one.name == name)
+    monkeypatch.setattr(problem, "MOST_STEPS", steps)
+    assert place(case.host, case.request, brief=True).optimal is True

@@ -12,10 +12,10 @@ from msgspec.structs import replace
 from homenode.cpuset import CpuSet
 from homenode.errors import UsageError
 from homenode.machine.topology import Host, HostReserve, RunningDomain
+from homenode.plan.memory import overhead_bytes
 from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest
 from homenode.plan.search.ladder import Concession
-from homenode.plan.search.memory import overhead_bytes
 from homenode.plan.search.place import place
 from homenode.units import GIB
 from homenode.vm.plan_model import Unplannable

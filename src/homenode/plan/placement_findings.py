@@ -11,16 +11,17 @@ from homenode.machine.topology import CoreKind, Host
 from homenode.plan.allocations import Allocations, allocations, listed
 from homenode.plan.device_findings import device_findings
 from homenode.plan.devices.brought import are_paired
-from homenode.plan.placement import Placement
-from homenode.plan.request import GuestRequest
-from homenode.plan.search.ladder import Concession, Fallback, MemoryRule
-from homenode.plan.search.memory import (
+from homenode.plan.memory import (
+    cell_pages_wanted,
+    device_pages,
     memory_text,
     node_memory,
     overhead_bytes,
     page_size_bytes,
-    pages_wanted,
 )
+from homenode.plan.placement import Placement
+from homenode.plan.request import GuestRequest
+from homenode.plan.search.ladder import Concession, Fallback, MemoryRule
 from homenode.units import format_bytes
 from homenode.vm.layout import GuestCells, GuestPcie, MemoryBinding, Pinning, Siblings
 from homenode.vm.plan_model import PlanFinding, plan_finding
@@ -30,7 +31,8 @@ from homenode.wording import plural
 def memory_short(host: Host, request: GuestRequest) -> Iterator[PlanFinding]:
     """More memory than all nodes have free, or than they have next to what the host needs, for a VM
     whose memory no node was asked for."""
-    page, wanted = page_size_bytes(host, request), pages_wanted(host, request)
+    page, wanted = page_size_bytes(host, request), cell_pages_wanted(host, request)
+    wanted += sum(pages for _, pages in device_pages(host, request))
     free = _free_pages(host, request, keeps_reserve=False)
     if free is not None and free < wanted:
         size = format_bytes(free * page)

@@ -27,8 +27,8 @@ from homenode.cluster.pool.flavour import Flavour
 from homenode.cluster.pool.planner import FillStep, Planner, names_parts
 from homenode.cluster.pool.state import MEMORY_STEP_BYTES, HostState
 from homenode.machine.topology import LOCAL_DISTANCE
+from homenode.plan.memory import overhead_bytes, reserve_bytes
 from homenode.plan.request import GuestRequest
-from homenode.plan.search.memory import overhead_bytes, reserve_bytes
 from homenode.vm.layout import GuestCells, MemoryBinding, Pinning, Siblings
 from homenode.vm.plan_options import DeviceLocality, MemoryMode
 

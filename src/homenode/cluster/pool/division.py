@@ -17,9 +17,9 @@ from homenode.cluster.pool.state import HostState
 from homenode.errors import InputError
 from homenode.machine.topology import with_certain_nodes
 from homenode.plan.devices.options import stay_in_package
+from homenode.plan.memory import overhead_bytes, reserve_bytes
 from homenode.plan.request import GuestRequest
 from homenode.plan.search.ladder import Concession
-from homenode.plan.search.memory import overhead_bytes, reserve_bytes
 from homenode.plan.search.place import place
 from homenode.units import MIB
 from homenode.vm.layout import Pinning, Siblings

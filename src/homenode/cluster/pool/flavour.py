@@ -8,8 +8,8 @@ from homenode.cluster.pool.model import passable_gpus
 from homenode.errors import InputError
 from homenode.machine.pci import PciDevice
 from homenode.machine.topology import Host, NumaNode
+from homenode.plan.memory import LEAST_RESERVE_BYTES
 from homenode.plan.request import GuestRequest, request_for
-from homenode.plan.search.memory import LEAST_RESERVE_BYTES
 from homenode.toml_text import Size, TomlTable, decode_toml
 from homenode.units import GIB, MIB
 from homenode.vm.gpu_parts import is_divided, parts_at, same_profile

@@ -12,11 +12,11 @@ from homenode.cluster.pool.model import Pool, PoolHost, passable_gpus
 from homenode.cluster.pool.state import OTHERS, HostState, HostStates, holder
 from homenode.errors import InputError
 from homenode.machine.topology import LOCAL_DISTANCE, Host, with_certain_nodes
+from homenode.plan.memory import overhead_bytes, reserve_bytes
 from homenode.plan.placement import Placement
 from homenode.plan.planner import as_placed
 from homenode.plan.request import GuestRequest
 from homenode.plan.search.cost import INDICES
-from homenode.plan.search.memory import overhead_bytes, reserve_bytes
 from homenode.plan.search.place import place
 from homenode.plan.shape.assemble import assemble
 from homenode.plan.stored import domain_of_placement

@@ -26,8 +26,8 @@ from homenode.cpuset import CpuSet
 from homenode.indices import NodeIndex
 from homenode.machine.topology import Host, NumaNode, PagePool, RunningDomain, with_certain_nodes
 from homenode.plan.allocations import allocations, other_domains
+from homenode.plan.memory import free_memory
 from homenode.plan.request import GuestRequest
-from homenode.plan.search.memory import free_memory
 from homenode.plan.search.place import Inventory
 from homenode.units import MIB
 from homenode.vm.gpu_parts import functions_of_parts

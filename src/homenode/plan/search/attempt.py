@@ -16,11 +16,11 @@ from homenode.gap import Gap
 from homenode.indices import NodeIndex
 from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import CoreKind
+from homenode.plan.memory import page_size_bytes
 from homenode.plan.placement import Placement
 from homenode.plan.placement_findings import placement_findings
 from homenode.plan.search.cost import terms
 from homenode.plan.search.ladder import Concession, Fallback, MemoryRule, fallback_name
-from homenode.plan.search.memory import page_size_bytes
 from homenode.plan.search.problem import PlacementSearch, SearchProblem, Split
 from homenode.plan.search.solve import (
     Placing,

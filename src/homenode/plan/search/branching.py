@@ -5,6 +5,7 @@ many more out of others; what none of its sets can undercut is compared term by 
 known cost. Where the budget does not end it, no set is better.
 """
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from functools import cache, cached_property
 from typing import Any
@@ -14,15 +15,14 @@ from homenode.plan.bit_sets import members
 from homenode.plan.search.candidates import Candidates
 from homenode.plan.search.cell_sizes import CellSizes, cell_sizes, least_uneven
 from homenode.plan.search.problem import Work
+from homenode.plan.search.supply import are_unequal
 
-STEPS_OF_FAMILY = 40
-"""To compare one, next to those for each of its nodes."""
-
-STEPS_OF_SET = 100
-"""To work out one set of nodes, next to those for its GPUs and its split."""
-
-STEPS_OF_HOME = 6
-"""To bound the distances to one home of GPUs."""
+# Steps, next to those for each node, package and home that is looked at:
+STEPS_OF_FAMILY = 25  # to compare one
+STEPS_OF_SET = 100  # to work out one set of nodes, without its GPUs and its split
+STEPS_OF_PACKAGES = 15  # to count those near to devices
+STEPS_OF_SIZES = 100  # to level the cells over the nodes that hold the most
+STEPS_OF_HOME = 8  # to bound the distances to one home of GPUs
 
 Key = tuple[Any, ...]
 
@@ -36,12 +36,10 @@ class _Sums:
 
     def least(self, chosen: int, may: int, left: int) -> int:
         """Of these nodes and of the `left` others (all bits) with the least values."""
-        values, total = self.values, self._totals.get(chosen)
+        value, total = self.values.__getitem__, self._totals.get(chosen)
         if total is None:
-            total = self._totals[chosen] = sum([values[node] for node in members(chosen)])
-        if left:
-            total += sum(sorted([values[node] for node in members(may)])[:left])
-        return total
+            total = self._totals[chosen] = sum(map(value, members(chosen)))
+        return total + sum(sorted(map(value, members(may)))[:left]) if left else total
 
 
 class Branching:
@@ -64,13 +62,16 @@ class Branching:
         self.names, self.work_out = names, work_out
         self.is_complete, self.nodes = True, 0
         self._best: Key = ()
-        self._nodes, self._number = range(len(self.problem.supplies)), 0
+        self._nodes, self._number, self._class = range(len(self.problem.supplies)), 0, 0
         self._additive: dict[str, _Sums | None] = {}
         self._sizes: dict[tuple[int, ...], CellSizes] = {}
 
     def better(self, best: Key) -> Key:
         """The least cost, of all sets and the best known one (empty: none); ties go to that one."""
         self._best = best
+        if self.work.left <= 0:
+            self.is_complete = False
+            return best
         bounds = []
         for number, able in self.candidates.counts(self.problem.eligible):
             self._number, low = number, tuple[Any, ...]()
@@ -170,7 +171,8 @@ class Branching:
         if (sums := self._additive[name]) is not None:
             return sums.least(chosen, may, left)
         if name == "device_class":
-            return self._least_class(chosen, may, left)
+            self._class = self._least_class(chosen, may, left)
+            return self._class
         if name == "packages_spanned":
             return self._least_packages(chosen, may)
         if name == "gpus_away_from_home":
@@ -186,6 +188,8 @@ class Branching:
         if name == "nodes":
             nodes = sorted([*members(chosen), *members(may)[:left]])
             return tuple([problem.supplies[node].cores.index for node in nodes])
+        if name == "unequal_llcs":
+            return self._least_unequal(chosen, may, left)
         if name == "vcpus_beyond_cores":
             return max(0, problem.groups + self._whole.least(chosen, may, left))
         return self._constant.get(name, 0)
@@ -226,6 +230,12 @@ class Branching:
         return needs
 
     @cached_property
+    def _held(self) -> Callable[[int, int], _Sums]:
+        """Groups that each node holds beyond so many, and at most so many."""
+        capacities = self.problem.capacities
+        return cache(lambda low, most: _Sums([max(0, min(most, one) - low) for one in capacities]))
+
+    @cached_property
     def _whole(self) -> _Sums:
         return _Sums([-cores for cores in self.problem.whole_cores])
 
@@ -250,50 +260,67 @@ class Branching:
         )
 
     def _least_class(self, chosen: int, may: int, left: int) -> int:
-        """So few more packages as nodes are near to only so many GPUs."""
-        distances, count = self.problem.distances, self.devices.options.count
+        """So few more packages as nodes are near to only so many devices."""
+        distances = self.problem.distances
         own = distances.packages_of(chosen)
-        others = members(distances.packages_of(may) & ~own)
-        low = self.devices.least_class(distances.packages_of(chosen | may))
-        if not self._near or left >= len(others):
+        others = distances.packages_of(may) & ~own
+        low = self.devices.least_class(own | others)
+        if left >= others.bit_count() or self._packages_for(low, own, others) <= left:
             return low
-        for limit, near_package in self._near:
-            near = 0
-            for package in members(own):
-                near |= near_package[package]
-            more = sorted([(near_package[one] & ~near).bit_count() for one in others])
-            if limit >= low and near.bit_count() + sum(more[len(more) - left :]) >= count:
-                return limit
-        return low
+        classes = self.devices.classes
+        later = classes[bisect_right(classes, low) :]
+        at = bisect_left(later, True, key=lambda one: self._packages_for(one, own, others) <= left)
+        return later[at] if at < len(later) else low
 
-    @cached_property
-    def _near(self) -> list[tuple[int, list[int]]]:
-        """(class, the GPUs (bits) that are of it or nearer to each package), ascending; GPUs of no
-        known node are near to all."""
-        packages = range(len(self.problem.distances.nodes_of_package))
-        rows: list[tuple[int, Sequence[int]]] = []
-        some = {number for group in self.devices.options.groups for number in members(group)}
-        for number in sorted(some if self.devices.groups else ()):
-            home = self.devices.gpu_homes[number]
-            rows.append((1 << number, [0] * len(packages) if home is None else home.to_package))
-        return [
-            (limit, [sum([gpu for gpu, row in rows if row[one] <= limit]) for one in packages])
-            for limit in sorted({distance for _, row in rows for distance in row})
-        ]
+    def _packages_for(self, limit: int, own: int, others: int) -> int:
+        """How many other packages (bits), at least, a set with its own ones needs for all devices
+        to be of this class; more than there are where it cannot be."""
+        homes, gpus_near = self.devices.within(limit)
+        more = members(others)
+        self.work.spend(STEPS_OF_PACKAGES + len(homes) + len(more))
+        apart, taken = 0, 0
+        for near in homes:  # those that no package is near to together need one each
+            if not near & own:
+                if not near & others:
+                    return len(more) + 1
+                if not near & taken:
+                    apart, taken = apart + 1, taken | near
+        gpus, number = 0, 0
+        for package in members(own):
+            gpus |= gpus_near[package]
+        wanted = self.devices.options.count - gpus.bit_count()
+        if wanted > 0:
+            for some in sorted([(gpus_near[one] & ~gpus).bit_count() for one in more])[::-1]:
+                number, wanted = number + 1, wanted - some
+                if wanted <= 0:
+                    break
+            else:
+                return len(more) + 1
+        return max(apart, number)
 
     def _least_packages(self, chosen: int, may: int) -> int:
-        problem, distances = self.problem, self.problem.distances
+        """So few as hold the groups, and as are near to the devices."""
+        problem, distances, number = self.problem, self.problem.distances, self._number
         if len(distances.nodes_of_package) == len(distances.packages):
-            return self._number
-        own, nodes_of = distances.packages_of(chosen), distances.nodes_of_package
-        more, held = members(distances.packages_of(may) & ~own), self._needs[0][0]
-        room = [held.least(nodes_of[one] & (chosen | may), 0, 0) for one in members(own)]
-        number, left = own.bit_count(), problem.groups + sum(room)
-        for groups in sorted([held.least(nodes_of[one] & may, 0, 0) for one in more]):
-            if left <= 0:
-                break
-            number, left = number + 1, left + groups
-        return number
+            return number
+        own, of_package = distances.packages_of(chosen), distances.nodes_of_package
+        others = distances.packages_of(may) & ~own
+        # The nodes hold a level each, and what they hold beyond is in their packages, all of them.
+        most = problem.groups // number if self.candidates.equal else problem.groups
+        found, levels = 0, {0} if chosen else {0, *self._held(0, most).values}
+        for level in levels:
+            held = self._held(level, most)
+            left = problem.groups - level * number
+            left -= sum(
+                [held.least(of_package[one] & (chosen | may), 0, 0) for one in members(own)]
+            )
+            each = [held.least(of_package[one] & may, 0, 0) for one in members(others)]
+            for count, more in enumerate(sorted(each, reverse=True), 1):
+                if left > 0:
+                    found, left = max(found, count), left - more
+        if "device_class" in self.names:  # which is compared before, so it is no worse
+            found = max(found, self._packages_for(self._class, own, others))
+        return own.bit_count() + found
 
     def _least_distance(self, may: int, left: int) -> int:
         """Within which no node of these has too few others for a set of so many."""
@@ -337,6 +364,7 @@ class Branching:
             most = sorted([capacity[node] for node in members(may)], reverse=True)[:left]
             key = tuple(sorted([*most, *(capacity[node] for node in members(chosen))]))
         if key not in self._sizes:
+            self.work.spend(STEPS_OF_SIZES)
             self._sizes[key] = CellSizes(0, 0, 0)
             if self.candidates.equal:
                 each = (problem.groups // self._number,) * self._number
@@ -344,6 +372,26 @@ class Branching:
             elif splits := least_uneven(key, problem.groups, counts_sockets=counts):
                 self._sizes[key] = splits.sizes
         return self._sizes[key]
+
+    def _least_unequal(self, chosen: int, may: int, left: int) -> int:
+        """1 where it is certain that LLCs get unequal numbers of groups."""
+        problem = self.problem
+        if self.candidates.equal:
+            each = problem.groups // self._number
+            costs = [problem.cost_of(node, each) for node in members(chosen)]
+            return are_unequal(costs) if costs else 0
+        if (chosen | may) & ~self._of_one_llc or not problem.even_splits:
+            return 0
+        # Each cell is on one LLC, and how unlike the cells are was compared before.
+        squares = self._least_sizes(chosen, may, left).unevenness
+        return int(squares * self._number != problem.groups**2)
+
+    @cached_property
+    def _of_one_llc(self) -> int:
+        """Nodes (bits) whose groups are all of one LLC."""
+        problem = self.problem
+        held = [(node, one.groups) for node, one in enumerate(problem.supplies) if one.groups]
+        return sum([1 << node for node, most in held if problem.cost_of(node, most).llcs == 1])
 
     def _least_device_distance(self, chosen: int, may: int, left: int) -> int:
         """Of devices that the VM gets in any case, and of the nearest GPUs, each by itself."""
@@ -360,7 +408,7 @@ class Branching:
         def of(row: _Sums) -> int:
             distance = share * row.least(chosen, may, left)
             if over:
-                distance += over * min([row.values[node] for node in members(chosen | may)])
+                distance += over * min(map(row.values.__getitem__, members(chosen | may)))
             return distance
 
         named, groups = self._rows

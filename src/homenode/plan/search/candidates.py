@@ -21,19 +21,11 @@ from homenode.plan.search.cell_sizes import (
 from homenode.plan.search.problem import SearchProblem, Work
 
 MOST_LISTED_NODES = 8
-MOST_PACKAGES = 8
-MOST_PREFIXES = 3
-"""Numbers of nodes, from the least that will do, that are tried in one order."""
+MOST_PREFIXES = 3  # numbers of nodes, from the least that will do, that are tried in one order
 
-MOST_FRUITLESS = 1_000
-"""Orders that are grown one after the other without a set that holds the VM; then only those of
-all packages are left to try."""
-
-STEPS_OF_ORDER = 10
-"""To grow sets in one order, next to those for its nodes."""
-
-STEPS_OF_SET = 35
-"""To look at one set, next to those for its nodes."""
+# Steps, next to those for each node:
+STEPS_OF_ORDER = 10  # to grow sets in one order
+STEPS_OF_SET = 20  # to look at one set
 
 Bounded = tuple[tuple[int, ...], Iterable[int]]
 """Lower bound of the first terms of the sets that follow, and the sets."""
@@ -49,13 +41,12 @@ class Candidates:
         self.problem, self.work, self.equal = problem, work, equal
         self.exact = True
         self.most_nodes = min(problem.most_nodes, problem.groups)
-        self._grown_before: dict[int, bool] = {}
+        self._known: dict[int, bool] = {}
         self._has_found = False
         self._capacity = problem.capacities
         self._splits: dict[int, CellSplits] = {}
         self._orders_from: dict[int, tuple[list[int], list[int]]] = {}
         unreachable = problem.distances.unreachable
-        self._fruitless = 0
         self._unreachable = unreachable if any(unreachable) else ()
 
     def groups(self) -> Iterator[Bounded]:
@@ -64,35 +55,23 @@ class Candidates:
         if next(self.counts(problem.eligible), None) is None:
             return  # no number of nodes holds the VM
         if problem.first[:2] != ("device_class", "packages_spanned"):
-            yield (), self._sets(problem.eligible, 0)
+            yield (), self._sets(problem.eligible)
             return
-        packages = sorted(one for one, groups in problem.groups_of_package.items() if groups)
-        for bound, nodes, bits in self._package_sets(packages):
-            is_rest = bits.bit_count() > 1 and len(packages) > MOST_PACKAGES
-            if self._fruitless <= MOST_FRUITLESS or nodes == problem.eligible:
-                yield bound, self._grown(nodes) if is_rest else self._sets(nodes, bits)
-
-    def _package_sets(self, packages: Sequence[int]) -> Iterator[tuple[tuple[int, int], int, int]]:
-        """(lower bound, nodes, packages) of the sets of packages that may hold the VM, ascending;
-        of more than MOST_PACKAGES each alone, and then all."""
-        problem, capacity = self.problem, self.problem.groups_of_package
-        device_class, every = problem.devices.least_class, sum(1 << one for one in packages)
-        numbers = range(1, len(packages) + 1) if len(packages) <= MOST_PACKAGES else (1,)
-        left: list[tuple[tuple[int, int], int, int]] = []
-        for number in numbers:
-            for chosen in combinations(packages, number):
-                if sum([capacity[package] for package in chosen]) >= problem.groups:
-                    bits = sum([1 << package for package in chosen])
-                    nodes = sum([problem.distances.nodes_of_package[one] for one in chosen])
-                    left.append(((device_class(bits), number), nodes & problem.eligible, bits))
-            left.sort(reverse=True)
-            # Of more packages none are nearer than all of them.
-            while left and left[-1][0] <= (device_class(every), number):
-                yield left.pop()
-        if len(packages) > MOST_PACKAGES:
-            left.append(((device_class(every), 2), problem.eligible, every))
-            left.sort(reverse=True)
-        yield from reversed(left)
+        device_class, held = problem.devices.least_class, problem.groups_of_package
+        of_package, owned = problem.distances.nodes_of_package, 0
+        bounded = [
+            ((device_class(1 << one), 1), of_package[one] & problem.eligible)
+            for one, groups in held.items()
+            if groups >= problem.groups
+        ]
+        for number, groups in enumerate(sorted(held.values(), reverse=True), 1):
+            owned += groups
+            if number > 1 and owned >= problem.groups:
+                packages = sum([1 << one for one, groups in held.items() if groups])
+                bounded.append(((device_class(packages), number), problem.eligible))
+                break
+        for bound, nodes in sorted(bounded):
+            yield bound, self._sets(nodes)
 
     def any_set(self) -> Iterator[int]:
         """A set that holds the VM, if there is one: a few sums where distances forbid nothing."""
@@ -106,7 +85,7 @@ class Candidates:
                 owned += capacity[node]
                 if owned >= self.problem.groups and self.holds(nodes):
                     yield nodes
-        yield from self._sets(eligible, 0)
+        yield from self._sets(eligible)
 
     def splits(self, nodes: int) -> CellSplits:
         """The splits over the chosen nodes (bits) that may be the best, whatever the devices: the
@@ -129,7 +108,7 @@ class Candidates:
             assert splits is not None, "these nodes hold the VM"
             return splits
         most = problem.groups - number + 1
-        ranges = tuple(GroupRange(1, min(most, capacity)) for capacity in capacities)
+        ranges = tuple([_up_to(min(most, capacity)) for capacity in capacities])
         return CellSplits(CellSizes(0, 0, 0), ranges)
 
     def _shared_ranges(self, nodes: Sequence[int]) -> tuple[GroupRange, ...]:
@@ -218,29 +197,26 @@ class Candidates:
                 lots.append(1 << node)
         return tuple(lots)
 
-    def _sets(self, nodes: int, packages: int) -> Iterator[int]:
-        """The sets of these nodes that hold the VM and span all these packages (bits), smaller ones
-        first."""
+    def _sets(self, nodes: int) -> Iterator[int]:
+        """The sets of these nodes that hold the VM, smaller ones first."""
         if self.problem.shares and self._most_cores(nodes) == nodes and self.holds(nodes):
             yield nodes  # no other set has as many whole cores
             return
         if nodes.bit_count() > MOST_LISTED_NODES:
             yield from self._grown(nodes)
             return
-        distances = self.problem.distances
-        in_packages = [distances.nodes_of_package[package] for package in members(packages)]
         # Of nodes that are alike the first ones are chosen: others cost the same but for the index.
         earlier_equals = self.problem.earlier_equals
         alike = [(1 << node, one) for node in members(nodes) if (one := earlier_equals[node])]
         for number, able in self.counts(nodes):
             for chosen in combinations([1 << node for node in members(able)], number):
                 some = sum(chosen)
-                if (
-                    all(some & its for its in in_packages)
-                    and not any(some & node and not some & earlier for node, earlier in alike)
-                    and self.holds(some)
-                ):
-                    yield some
+                if any(some & node and not some & earlier for node, earlier in alike):
+                    continue
+                if some not in self._known:
+                    self._known[some] = self.holds(some)
+                    if self._known[some]:
+                        yield some
 
     def _most_cores(self, nodes: int) -> int:
         """Those of these nodes that have the most whole cores together."""
@@ -253,7 +229,7 @@ class Candidates:
         if next(self.counts(nodes), None) is None:
             return  # no number of these nodes holds the VM
         self.exact = False
-        known = self._grown_before
+        known = self._known
         if self.problem.shares and (most := self._most_cores(nodes)) and self.holds(most):
             known[most] = self._has_found = True
             yield most
@@ -261,7 +237,6 @@ class Candidates:
         for order in self._orders(nodes):
             if self._has_found and self.work.left <= 0:
                 return
-            self._fruitless += 1
             self.work.spend(STEPS_OF_ORDER + len(order))
             for grown in (
                 self._equal_prefixes(order, by_able) if self.equal else self._prefixes(order)
@@ -272,8 +247,6 @@ class Candidates:
                     if known[grown]:
                         self._has_found = True
                         yield grown
-                if known[grown]:
-                    self._fruitless = 0
 
     def _orders(self, nodes: int) -> Iterator[Sequence[int]]:
         for seed in members(nodes):
@@ -424,3 +397,8 @@ class Candidates:
     def _smallest_first(self) -> tuple[int, ...]:
         nodes = range(len(self._capacity))
         return tuple(sorted(nodes, key=lambda node: (self._capacity[node], -node)))
+
+
+@cache
+def _up_to(most: int) -> GroupRange:
+    return GroupRange(1, most)

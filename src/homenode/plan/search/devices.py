@@ -4,8 +4,11 @@ The GPUs to choose from count with the NICs of the VM that are paired with them.
 for some packages or nodes is remembered: the problems of all fallbacks have the same devices.
 """
 
-from collections.abc import Iterable, Sequence
-from functools import cached_property
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache, cached_property
+from itertools import accumulate
+from operator import itemgetter, or_
 
 from msgspec import Struct
 
@@ -14,12 +17,12 @@ from homenode.plan.devices.options import DeviceOptions
 from homenode.plan.search.distances import DistanceMatrix
 
 
-class Home(Struct, frozen=True, kw_only=True):
+class Home(Struct, frozen=True, kw_only=True, dict=True):
     """A node that devices lie on, seen from the nodes of the problem.
 
     node: its bit, 0 where it has no PUs. to_package: package-level SLIT distance to each package.
-    to_node: SLIT distance to each node. near: (class, the packages (bits) at that distance),
-    ascending.
+    to_node: SLIT distance to each node. near: (class, the packages (bits) at that distance or
+    nearer), ascending.
     """
 
     node: int
@@ -30,22 +33,34 @@ class Home(Struct, frozen=True, kw_only=True):
     @classmethod
     def seen(cls, node: int, to_package: Sequence[int], to_node: Sequence[int]) -> "Home":
         """The home at these distances."""
-        near: dict[int, int] = {}
+        at: dict[int, int] = {}
         for package, distance in enumerate(to_package):
-            near[distance] = near.get(distance, 0) | 1 << package
+            at[distance] = at.get(distance, 0) | 1 << package
+        classes = sorted(at)
+        near = zip(classes, accumulate(map(at.__getitem__, classes), or_), strict=True)
         return cls(
             node=node,
             to_package=tuple(to_package),
             to_node=tuple(to_node),
-            near=tuple(sorted(near.items())),
+            near=tuple(near),
         )
+
+    @cached_property
+    def nearest(self) -> tuple[int, ...]:
+        """The nodes by their distance."""
+        return tuple(sorted(range(len(self.to_node)), key=self.to_node.__getitem__))
 
     def class_to(self, packages: int) -> int:
         """Package-level distance to the nearest of these packages (bits)."""
-        for distance, at_that in self.near:
-            if at_that & packages:
+        for distance, near in self.near:
+            if near & packages:
                 return distance
         return 0
+
+    def within(self, limit: int) -> int:
+        """The packages (bits) to which it is of this class or nearer."""
+        at = bisect_right(self.near, limit, key=itemgetter(0))
+        return self.near[at - 1][1] if at else 0
 
 
 class NamedDevice(Struct, frozen=True, kw_only=True):
@@ -58,12 +73,14 @@ class NamedDevice(Struct, frozen=True, kw_only=True):
 
 class HomeGpus(Struct, frozen=True, kw_only=True):
     """The GPUs (bits) of one home that may be chosen, by the functions that each brings to it.
-    nics: homes in other packages of the VM's NICs that are paired with each of these."""
+    nics: homes in other packages of the VM's NICs that are paired with each of these. count: the
+    GPUs; weight: their functions."""
 
     home: Home | None
     nics: tuple[Home, ...]
     by_weight: tuple[tuple[int, int], ...]
     count: int
+    weight: int
 
     def device_class(self, packages: int) -> int:
         """The class of one of these GPUs with its NICs; 0 where no node is known."""
@@ -97,13 +114,15 @@ class GpuGroup(Struct, frozen=True, kw_only=True):
         here = sum([each * (homes & nodes).bit_count() for each, homes in self.nodes])
         return max(0, count - self.homeless - here)
 
-    def least_class(self, count: int, packages: int) -> int | None:
-        """The class of the worst of the `count` that are nearest to these packages; None where
-        there are not so many."""
-        for limit, number in sorted(
-            [(one.device_class(packages), one.count) for one in self.homes]
-        ):
-            count -= number
+    def classes(self, packages: int) -> list[int]:
+        """Of the GPUs of each home, for nodes of these packages (bits)."""
+        return [one.device_class(packages) for one in self.homes]
+
+    def least_class(self, count: int, classes: Sequence[int]) -> int | None:
+        """The class of the worst of the `count` that are nearest; None where there are not so
+        many. classes: of the GPUs of each home."""
+        for limit, home in sorted(zip(classes, self.homes, strict=True), key=itemgetter(0)):
+            count -= home.count
             if count <= 0:
                 return limit
         return None
@@ -158,6 +177,7 @@ class SearchDevices(Struct, frozen=True, kw_only=True, dict=True):
                 nics=nics,
                 by_weight=tuple(sorted(weights.items())),
                 count=sum([gpus.bit_count() for gpus in weights.values()]),
+                weight=sum([each * gpus.bit_count() for each, gpus in weights.items()]),
             )
             for home, nics, weights in by_home.values()
         )
@@ -210,14 +230,45 @@ class SearchDevices(Struct, frozen=True, kw_only=True, dict=True):
     def least_class(self, packages: int) -> int:
         """The least class of the worst device that nodes of these packages (bits) can come to."""
         if packages not in self._least:
-            self._least[packages] = self._class(self.groups, packages)
+            classes = [(group, group.classes(packages)) for group in self.groups]
+            self._least[packages] = self._class(classes, packages)
         return self._least[packages]
 
-    def _class(self, groups: Sequence[GpuGroup], packages: int) -> int:
-        count = self.options.count
+    def _class(self, classes: Sequence[tuple[GpuGroup, list[int]]], packages: int) -> int:
+        """The least that one of these groups, with its classes, can come to."""
         worst = max([home.class_to(packages) for home in self._pulling], default=0)
-        found = [group.least_class(count, packages) for group in groups]
+        found = [group.least_class(self.options.count, its) for group, its in classes]
         return max(worst, min([one for one in found if one is not None], default=0))
+
+    @cached_property
+    def classes(self) -> list[int]:
+        """All classes that a device may be of, ascending."""
+        rows = [home.to_package for home in self._pulling]
+        rows += [home.to_package for home in self.gpu_homes if home is not None]
+        return sorted({distance for row in rows for distance in row})
+
+    @cached_property
+    def within(self) -> Callable[[int], tuple[list[int], list[int]]]:
+        """(the packages (bits) that are near to each home of what the VM gets in any case, the
+        fewest first; for each package the GPUs (bits) that are near to it) within a class. GPUs of
+        no known node are near to all."""
+        every, packages = 0, len(self.distances.nodes_of_package)
+        for group in self.options.groups if self.options.count else ():
+            every |= group
+        of_home: dict[int, tuple[Home | None, int]] = {}
+        for number in members(every):
+            home = self.gpu_homes[number]
+            of_home[id(home)] = home, of_home.get(id(home), (home, 0))[1] | 1 << number
+
+        def within(limit: int) -> tuple[list[int], list[int]]:
+            named = {home.within(limit) for home in self._pulling}
+            near = [0] * packages
+            for home, gpus in of_home.values():
+                for one in members(home.within(limit) if home else (1 << packages) - 1):
+                    near[one] |= gpus
+            return sorted(named, key=int.bit_count), near
+
+        return cache(within)
 
     def device_class(self, nodes: int) -> int:
         """The class of the worst device, for a set of nodes (bits)."""
@@ -248,14 +299,15 @@ class SearchDevices(Struct, frozen=True, kw_only=True, dict=True):
         groups, found = self.groups, []
         if self.requires_home:
             groups = tuple([GpuGroup.of(group.near(nodes)[0]) for group in groups])
+        classes = [(group, group.classes(packages)) for group in groups]
         # What named devices cost anyway costs nothing more.
-        limit = self._class(groups, packages)
-        for group in groups:
-            near = group.homes
-            if self.compares_classes:
-                near = tuple([one for one in near if one.device_class(packages) <= limit])
-            if sum([one.count for one in near]) >= self.options.count:
-                found.append(group if len(near) == len(group.homes) else GpuGroup.of(near))
+        limit = self._class(classes, packages)
+        for group, its in classes:
+            if self.compares_classes and max(its, default=0) > limit:
+                homes = zip(group.homes, its, strict=True)
+                group = GpuGroup.of([one for one, worst in homes if worst <= limit])
+            if sum([one.count for one in group.homes]) >= self.options.count:
+                found.append(group)
         return limit, tuple(found)
 
     def away(self, nodes: int) -> int:

@@ -5,10 +5,10 @@ few splits each is given its nearest GPUs. Of many, a branch and bound goes over
 by home; what is left of the GPUs costs at least what each would with the split that suits it best.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, combinations
 from math import comb
-from operator import itemgetter, mul
+from operator import add, itemgetter, mul
 from typing import NamedTuple
 
 from homenode.plan.bit_sets import members
@@ -16,17 +16,10 @@ from homenode.plan.search.cell_sizes import GroupRange
 from homenode.plan.search.devices import HomeGpus
 from homenode.plan.search.problem import SearchProblem, Work
 
-MOST_SPLITS = 70
-"""Splits of one set of nodes that are asked one by one for their GPUs."""
-
-STEPS_OF_BRANCH = 20
-"""To try a number of GPUs of a home, next to those for each node."""
-
-DISTANCES_OF_STEP = 8
-"""Distances that are looked at in a step."""
-
-MOST_EQUAL = 100
-"""Numbers of GPUs by home that are equally near and are kept, for one set of nodes."""
+MOST_SPLITS = 70  # of one set of nodes, that are asked one by one for their GPUs
+MOST_EQUAL = 100  # numbers of GPUs by home that are equally near and are kept
+STEPS_OF_BRANCH = 20  # to try a number of GPUs of a home, next to those for each node
+DISTANCES_OF_STEP = 8  # that are looked at
 
 Ranges = tuple[GroupRange, ...]
 
@@ -50,6 +43,20 @@ class _Home(NamedTuple):
     row: tuple[int, ...]
     by_weight: tuple[tuple[int, int], ...]
     total: int
+
+    @classmethod
+    def of(cls, row: tuple[int, ...], homes: Sequence[HomeGpus]) -> "_Home":
+        if len(homes) == 1:
+            return cls(row, homes[0].by_weight, homes[0].count)
+        weights: dict[int, int] = {}
+        for each, gpus in [one for home in homes for one in home.by_weight]:
+            weights[each] = weights.get(each, 0) | gpus
+        return cls(row, tuple(sorted(weights.items())), sum([home.count for home in homes]))
+
+    def times(self, number: int) -> tuple[int, ...]:
+        """The row of so many of its GPUs, the lightest first."""
+        weight = self.first(number)[1]
+        return self.row if weight == 1 else tuple([weight * far for far in self.row])
 
     def first(self, number: int) -> tuple[int, int, tuple[int, int] | None]:
         """(sure GPUs, their weight with the tied ones, (tied GPUs, how many of them))."""
@@ -84,17 +91,16 @@ class _Splits(NamedTuple):
         step = ranges[0].step if {room[i] for i in wide} == {ranges[0].step} else 0
         return cls(ranges, low, room, groups - sum(low), wide, step)
 
-    def distance(self, weights: Sequence[int]) -> int:
-        """The least sum of groups times the weight of their node."""
+    def distance(self, weights: Sequence[int], nearest: Iterable[int] = ()) -> int:
+        """The least sum of groups times the weight of their node. nearest: all nodes by weight,
+        where that is known."""
         total: int = sum(map(mul, self.low, weights))
         left = self.left
-        if self.step:
-            more = sorted([weights[i] for i in self.wide])
-            return total + self.step * sum(more[: left // self.step])
-        for weight, room in sorted([(weights[i], self.room[i]) for i in self.wide]) if left else ():
-            if room >= left:
-                return total + left * weight
-            total, left = total + room * weight, left - room
+        for i in (nearest or sorted(self.wide, key=weights.__getitem__)) if left else ():
+            total += self.room[i] * weights[i]
+            left -= self.room[i]
+            if left <= 0:
+                return total + left * weights[i]
         return total
 
     def nearest(self, weights: Sequence[int]) -> list[int]:
@@ -145,10 +151,6 @@ class _Asked(NamedTuple):
     homes: tuple[_Home, ...]
     left: int
 
-    def alone(self) -> list[int]:
-        """The least distance that each home can have, if it were the only one."""
-        return [self.splits.distance(home.row) for home in self.homes]
-
     def choice(self, row: Sequence[int], sure: int, tied: tuple[tuple[int, int], ...]) -> Choice:
         """These GPUs, with all splits that are nearest to this row."""
         return Choice(self.splits.distance(row), sure, tied, self.splits.all_nearest(row))
@@ -167,15 +169,25 @@ class NearestGpus:
         self.problem, self.work = problem, work
 
     def bound(self, nodes: int, ranges: Ranges) -> int:
-        """What no choice for these nodes (bits) can undercut."""
+        """What no choice for these nodes (bits) can undercut: a search asks it of many sets, so no
+        row is narrowed to their nodes."""
         problem = self.problem
         if "device_distance" not in problem.rest:
             return 0
+        named = problem.devices.named_rows
+        every = [GroupRange(0, 0)] * len(named)
+        for node, one in zip(members(nodes), ranges, strict=True):
+            every[node] = one
+        splits = _Splits.within(tuple(every), problem.groups)
         bounds = []
-        for asked in self._asked(nodes, ranges):
-            self.work.spend(steps_of_distances(len(ranges), len(asked.homes)))
-            costs = sorted(_of_each(asked.homes, asked.alone()))
-            bounds.append(asked.splits.distance(asked.row) + sum(costs[: asked.left]))
+        for certain, others, wanted in self._homes(nodes):
+            self.work.spend(steps_of_distances(len(ranges), len(others)))
+            row = _plus(named, [(one.weight, one.home.to_node) for one in certain if one.home])
+            costs: list[int] = []
+            for home, by_weight in [(one.home, one.by_weight) for one in others]:
+                far = splits.distance(home.to_node, home.nearest) if home else 0
+                costs += _of_each(by_weight, far)
+            bounds.append(splits.distance(row) + sum(sorted(costs)[:wanted]))
         return min(bounds)
 
     def choices(self, nodes: int, ranges: Ranges, most: int | None = None) -> list[Choice]:
@@ -194,30 +206,30 @@ class NearestGpus:
             found = _least([*found, *self._of_group(asked, _most(found, most))])
         return found
 
-    def _asked(self, nodes: int, ranges: Ranges) -> Iterator[_Asked]:
-        """What is asked of each group of GPUs of which all may be chosen. GPUs at home on the nodes
-        come before all others: all of them where they are not too many."""
-        problem = self.problem
-        positions = tuple(members(nodes))
-        named = tuple([problem.devices.named_rows[node] for node in positions])
-        splits, count = _Splits.within(ranges, problem.groups), problem.devices.options.count
+    def _homes(self, nodes: int) -> Iterator[tuple[list[HomeGpus], list[HomeGpus], int]]:
+        """(homes of which the VM gets all GPUs, homes of which it gets some, and how many) for each
+        group of GPUs of which all may be chosen. GPUs at home on the nodes come before all others:
+        all of them where they are not too many."""
+        devices = self.problem.devices
+        count = devices.options.count
         if not count:
-            yield _Asked(splits, named, 0, (), 0)
+            yield [], [], 0
             return
-        for group in problem.devices.home_groups(nodes):
+        for group in devices.home_groups(nodes):
             near, far = group.near(nodes)
-            left = count - sum(one.count for one in near)
-            if left < 0:
-                homes = _merged(near, positions)
-                yield _Asked(splits, named, 0, homes, count)
-                continue
-            row, certain = named, 0
-            for one in _merged(near, positions):
-                sure, weight, _ = one.first(one.total)
-                certain |= sure
-                row = _plus(row, weight, one.row)
-            homes = _merged(far, positions) if left else ()
-            yield _Asked(splits, row, certain, homes, left)
+            left = count - sum([one.count for one in near])
+            yield ([], near, count) if left < 0 else (near, far if left else [], left)
+
+    def _asked(self, nodes: int, ranges: Ranges) -> Iterator[_Asked]:
+        """What is asked of each group of GPUs of which all may be chosen."""
+        positions, named = tuple(members(nodes)), self.problem.devices.named_rows
+        splits = _Splits.within(ranges, self.problem.groups)
+        for certain, others, left in self._homes(nodes):
+            self.work.spend(steps_of_distances(len(positions), 2 * (len(certain) + len(others))))
+            own = [(one.weight, one.home.to_node) for one in certain if one.home is not None]
+            row = tuple(map(_plus(named, own).__getitem__, positions))
+            sure = sum([gpus for one in certain for _, gpus in one.by_weight])
+            yield _Asked(splits, row, sure, _merged(others, positions), left)
 
     def _of_group(self, asked: _Asked, most: int | None) -> list[Choice]:
         if not asked.left:
@@ -241,26 +253,27 @@ class NearestGpus:
                 if (limit := _most(found, most)) is None or one.device_distance <= limit:
                     found = _least([*found, one])
             return found
-        start = _alternating(asked)
+        start = _alternating(asked, self.work)
         limit = start.device_distance if most is None else min(most, start.device_distance)
         return _within(most, _least([start, *self._branched(asked, limit)]))
 
     def _branched(self, asked: _Asked, limit: int) -> list[Choice]:
         """Those of least distance, at most the limit: a branch and bound, depth first, over how
         many GPUs each home gives, the nearest home first."""
-        alone = asked.alone()
+        self.work.spend(steps_of_distances(len(asked.row), 2 * len(asked.homes)))
+        alone = [asked.splits.distance(home.row) for home in asked.homes]
         order = sorted(range(len(alone)), key=lambda i: alone[i] * asked.homes[i].by_weight[0][0])
         homes = [asked.homes[i] for i in order]
         # Of the homes from each on: the least that so many of their GPUs come to, each by itself.
         least_of: list[list[int]] = [[0]]
         costs: list[int] = []
         for i in reversed(order):
-            costs = sorted([*costs, *_of_each([asked.homes[i]], [alone[i]])])
+            costs = sorted([*costs, *_of_each(asked.homes[i].by_weight, alone[i])])
             least_of.append([0, *accumulate(costs)])
         least_of.reverse()
-        weights = [[one.first(n)[1] for n in range(one.total + 1)] for one in homes]
+        rows = [[one.times(n) for n in range(one.total + 1)] for one in homes]
         found: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
-        work = self.work.half().half()
+        work = self.work.part(4)
 
         def visit(numbers: tuple[int, ...], left: int, row: tuple[int, ...]) -> None:
             nonlocal limit
@@ -279,7 +292,7 @@ class NearestGpus:
                     self.exact = False
                     return
                 work.spend(STEPS_OF_BRANCH + len(row))
-                more = _plus(row, weights[i][number], homes[i].row)
+                more = tuple(map(add, row, rows[i][number])) if number else row
                 bound = asked.splits.distance(more) + least_of[i + 1][left - number]
                 if bound == limit and len(found) >= MOST_EQUAL:
                     self.exact = False
@@ -299,19 +312,11 @@ class NearestGpus:
 def _merged(homes: Sequence[HomeGpus], positions: Sequence[int]) -> tuple[_Home, ...]:
     """The homes, as one those that are as far from each of these nodes."""
     nowhere = (0,) * len(positions)
-    alike: dict[tuple[int, ...], dict[int, int]] = {}
+    alike: dict[tuple[int, ...], list[HomeGpus]] = {}
     for one in homes:
-        row = nowhere
-        if one.home is not None:
-            distance = one.home.to_node
-            row = tuple([distance[node] for node in positions])
-        weights = alike.setdefault(row, {})
-        for weight, gpus in one.by_weight:
-            weights[weight] = weights.get(weight, 0) | gpus
-    return tuple(
-        _Home(row, tuple(sorted(weights.items())), sum(weights.values()).bit_count())
-        for row, weights in alike.items()
-    )
+        row = nowhere if one.home is None else tuple(map(one.home.to_node.__getitem__, positions))
+        alike.setdefault(row, []).append(one)
+    return tuple([_Home.of(row, its) for row, its in alike.items()])
 
 
 def _by_cost(homes: Sequence[_Home], distances: Sequence[int]) -> Iterator[tuple[int, int]]:
@@ -321,14 +326,18 @@ def _by_cost(homes: Sequence[_Home], distances: Sequence[int]) -> Iterator[tuple
             yield weight * distance, gpus
 
 
-def _of_each(homes: Sequence[_Home], distances: Sequence[int]) -> Iterator[int]:
-    """The same, for each GPU."""
-    for cost, gpus in _by_cost(homes, distances):
-        yield from [cost] * gpus.bit_count()
+def _of_each(by_weight: Sequence[tuple[int, int]], distance: int) -> list[int]:
+    """What each GPU of a home costs that is at this distance."""
+    costs: list[int] = []
+    for weight, gpus in by_weight:
+        costs += [weight * distance] * gpus.bit_count()
+    return costs
 
 
-def _plus(row: Sequence[int], weight: int, more: Sequence[int]) -> tuple[int, ...]:
-    return tuple([a + weight * b for a, b in zip(row, more, strict=True)])
+def _plus(row: tuple[int, ...], more: Sequence[tuple[int, Sequence[int]]]) -> tuple[int, ...]:
+    """The sum of a row and of others, each so many times."""
+    others = [one if times == 1 else [times * far for far in one] for times, one in more]
+    return tuple(map(sum, zip(row, *others, strict=True))) if others else row
 
 
 def _of_split(asked: _Asked, split: Sequence[int], distances: Sequence[int]) -> Choice:
@@ -349,24 +358,26 @@ def _of_split(asked: _Asked, split: Sequence[int], distances: Sequence[int]) -> 
     return Choice(total, sure | tied, (), ranges)
 
 
-def _alternating(asked: _Asked) -> Choice:
+def _alternating(asked: _Asked, work: Work) -> Choice:
     """A choice to begin with: the GPUs nearest to a split, the split nearest to these, and so on
     until neither gets nearer."""
-    row = tuple(map(sum, zip(asked.row, *(one.row for one in asked.homes), strict=True)))
+    row = _plus(asked.row, [(1, one.row) for one in asked.homes])
     best: Choice | None = None
     while True:
+        work.spend(steps_of_distances(len(row), len(asked.homes)))
         split = asked.splits.nearest(row)
         distances = [sum(map(mul, home.row, split)) for home in asked.homes]
         found = _of_split(asked, split, distances)
         if best is not None and found.device_distance >= best.device_distance:
             return best
-        best, row, left = found, asked.row, asked.left
-        chosen = found.sure | sum(gpus for gpus, _ in found.tied)
+        best, left = found, asked.left
+        chosen, more = found.sure | sum(gpus for gpus, _ in found.tied), []
         for i in sorted(range(len(distances)), key=distances.__getitem__):
             home = asked.homes[i]
-            number = min(left, sum(gpus for _, gpus in home.by_weight if gpus & chosen).bit_count())
+            number = min(left, sum([gpus & chosen for _, gpus in home.by_weight]).bit_count())
             left -= number
-            row = _plus(row, home.first(number)[1], home.row)
+            more += [(1, home.times(number))] * (number > 0)
+        row = _plus(asked.row, more)
 
 
 def _most(found: Sequence[Choice], most: int | None) -> int | None:

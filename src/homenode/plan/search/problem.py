@@ -13,14 +13,7 @@ from homenode.machine.topology import Host
 from homenode.plan.allocations import Allocations
 from homenode.plan.bit_sets import members
 from homenode.plan.devices.options import DeviceOptions, GpuChoice
-from homenode.plan.request import GuestRequest
-from homenode.plan.search.cell_sizes import cell_sizes
-from homenode.plan.search.cost import Cost, order
-from homenode.plan.search.devices import Home, NamedDevice, SearchDevices
-from homenode.plan.search.distances import DistanceMatrix
-from homenode.plan.search.expander_slots import ExpanderSlots, expander_slots
-from homenode.plan.search.ladder import Fallback, MemoryRule
-from homenode.plan.search.memory import (
+from homenode.plan.memory import (
     NodeMemory,
     cell_pages_wanted,
     device_pages,
@@ -28,6 +21,13 @@ from homenode.plan.search.memory import (
     overhead_bytes,
     page_size_bytes,
 )
+from homenode.plan.request import GuestRequest
+from homenode.plan.search.cell_sizes import cell_sizes
+from homenode.plan.search.cost import Cost, order
+from homenode.plan.search.devices import Home, NamedDevice, SearchDevices
+from homenode.plan.search.distances import DistanceMatrix
+from homenode.plan.search.expander_slots import ExpanderSlots, expander_slots
+from homenode.plan.search.ladder import Fallback, MemoryRule
 from homenode.plan.search.supply import (
     AllocationCost,
     Grouping,
@@ -44,7 +44,7 @@ Split = tuple[tuple[int, int], ...]
 """(node position, sibling groups there), ascending by node."""
 
 
-MOST_STEPS = 400_000
+MOST_STEPS = 350_000
 """Of the searches for one VM, on all fallbacks together."""
 
 
@@ -59,10 +59,10 @@ class Work:
     def left(self) -> int:
         return self._of_all[0] - self._kept
 
-    def half(self) -> "Work":
-        """Half of what is left; what is spent of it is spent of the whole."""
+    def part(self, share: int) -> "Work":
+        """A half, a third, … of what is left; what is spent of it is spent of the whole."""
         part = Work(0)
-        part._of_all, part._kept = self._of_all, self._of_all[0] - max(0, self.left) // 2
+        part._of_all, part._kept = self._of_all, self._of_all[0] - max(0, self.left) // share
         return part
 
     def spend(self, steps: int) -> None:

@@ -11,10 +11,10 @@ from msgspec.structs import replace
 from homenode.cpuset import CpuSet
 from homenode.indices import NodeIndex
 from homenode.machine.topology import CoreKind, Host, MemoryKind
+from homenode.plan.memory import memory_text, overhead_bytes, page_size_bytes
 from homenode.plan.request import GuestRequest
 from homenode.plan.search.attempt import Attempt
 from homenode.plan.search.ladder import Fallback
-from homenode.plan.search.memory import memory_text, overhead_bytes, page_size_bytes
 from homenode.plan.search.problem import PlacementSearch, SearchProblem
 from homenode.plan.search.solve import fits
 from homenode.plan.search.supply import Supply

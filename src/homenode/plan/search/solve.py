@@ -27,11 +27,8 @@ from homenode.plan.search.split import least_split, least_sums
 
 MOST_RUNNERS_UP = 3
 
-STEPS_OF_COST = 20
-"""To work out what one choice of GPUs and groups costs, next to those for each node."""
-
-STEPS_TO_EXPLAIN = 20_000
-"""For the runners-up, which no plan depends on."""
+STEPS_OF_COST = 20  # to work out one choice of GPUs and groups, next to those for each node
+STEPS_TO_EXPLAIN = 20_000  # for the runners-up, which no plan depends on
 
 
 class Placing(Struct, frozen=True, kw_only=True):
@@ -79,35 +76,35 @@ def solve(problem: SearchProblem, work: Work) -> tuple[Solution | None, bool]:
 
 
 def _preferred(problem: SearchProblem, work: Work, uneven: "_Search") -> Solution | None:
-    """The solution with equal cells, where these cost no more than they may; else that of all."""
+    """The solution with equal cells, where these cost no more than they may; else that of all. The
+    sets of nodes are compared first, so that only one of the two is worked out."""
     equal = _Search(problem, work, equal=True)
-    preferred = equal.solution() if problem.equal else None
-    if preferred is None:
+    if not problem.equal or not equal.ranked:
         found = uneven.solution()
-        is_sure = not problem.equal or equal.candidates.exact
+        is_sure = not problem.equal or equal.knows_refusal
         return found if is_sure or found is None else replace(found, optimal=None)
-    if uneven.cannot_undercut(preferred.best.cost) or not uneven.ranked:
-        return preferred
-    least, is_least = uneven.least_first
-    own = problem.first_terms(preferred.best.nodes)
-    assert own is not None, "these nodes were chosen"
+    if uneven.cannot_undercut(equal.ranked[0][0]) or not uneven.ranked:
+        return equal.solution()
+    (own, own_is_least), (least, is_least) = equal.least_first, uneven.least_first
     costs = zip(problem.first, own, least, strict=True)
     if all(mine <= other for name, mine, other in costs if name in _COSTS_OF_EQUALITY):
-        return preferred if is_least else replace(preferred, optimal=None)
+        preferred = equal.solution()
+        return preferred if is_least or preferred is None else replace(preferred, optimal=None)
     found = uneven.solution()
     assert found is not None, "the nodes of equal cells hold the VM"
     runners_up = found.runners_up
     return replace(
         found,
-        optimal=found.optimal if preferred.optimal or equal.candidates.exact else None,
-        runners_up=lambda: (preferred.best, *runners_up())[:MOST_RUNNERS_UP],
+        optimal=found.optimal if own_is_least else None,
+        runners_up=lambda: (equal.any_placing(), *runners_up())[:MOST_RUNNERS_UP],
     )
 
 
 def may_be_nearer(problem: SearchProblem, cost: Cost) -> bool:
     """Whether the problem may have a placing of nearer devices or of fewer packages than this; a
     few sums, without a search."""
-    return not _Search(problem, Work(0), equal=False).cannot_be_nearer(cost)
+    terms = {name: getattr(cost, name) for name in Cost._fields}
+    return not _Search(problem, Work(0), equal=False).cannot_be_nearer(terms)
 
 
 def fits(problem: SearchProblem) -> bool:
@@ -196,15 +193,9 @@ class _Search:
                     insort(least, terms)
                     del least[MOST_RUNNERS_UP + 1 :]
         if not found and not self.candidates.exact:
-
-            def first_terms(nodes: int) -> tuple[int, ...] | None:
-                terms = self.problem.first_terms(nodes)
-                if terms is not None:
-                    found.append((terms, nodes))
-                return terms
-
-            branching = self._branching(self.problem.first, first_terms)
-            branching.better(())
+            branching = self._branching(self.problem.first, self.problem.first_terms, share=2)
+            best = branching.better(())
+            found += [(best, branching.nodes)] if branching.nodes else []
             self.knows_refusal = branching.is_complete
         found.sort()
         return found
@@ -216,29 +207,36 @@ class _Search:
         found = self.ranked[0][0]
         if self.candidates.exact:
             return found, True
-        branching = self._branching(self.problem.first, self.problem.first_terms)
+        branching = self._branching(self.problem.first, self.problem.first_terms, share=4)
         least = branching.better(found)
         if least < found:
             self.ranked.insert(0, (least, branching.nodes))
         return least, branching.is_complete
 
     def _branching(
-        self, names: Sequence[str], work_out: Callable[[int], tuple[Any, ...] | None]
+        self,
+        names: Sequence[str],
+        work_out: Callable[[int], tuple[Any, ...] | None],
+        *,
+        share: int,
     ) -> Branching:
-        return Branching(self.candidates, names, work_out, self.work.half())
+        return Branching(self.candidates, names, work_out, self.work.part(share))
 
-    def cannot_be_nearer(self, cost: Cost) -> bool:
+    def cannot_be_nearer(self, cost: Mapping[str, int]) -> bool:
         """Whether no split could cost fewer packages, nearer devices or more homes; a few sums."""
-        if cost.gpus_away_from_home:
+        if cost.get("gpus_away_from_home"):
             return False
         bound, _ = next(self.candidates.groups(), ((), ()))
-        return bound == (cost.device_class, cost.packages_spanned)
+        return bound == tuple([cost.get(name) for name in ("device_class", "packages_spanned")])
 
-    def cannot_undercut(self, cost: Cost) -> bool:
-        """Whether no split could cost less of what equal cells may not; a few sums."""
+    def cannot_undercut(self, least: Sequence[int]) -> bool:
+        """Whether no split could cost less of what equal cells may not, which come to these first
+        terms; a few sums."""
         numbers = [number for number, _ in self.candidates.counts(self.problem.eligible)]
-        best = numbers[-1 if "minus_nodes_spanned" in self.problem.first else 0]
-        return best == cost.nodes_spanned and self.cannot_be_nearer(cost)
+        cost = dict(zip(self.problem.first, least, strict=True))
+        best = -numbers[-1] if "minus_nodes_spanned" in cost else numbers[0]
+        nodes = cost.get("minus_nodes_spanned", cost.get("nodes_spanned"))
+        return best == nodes and self.cannot_be_nearer(cost)
 
     # The rest: the split and the GPUs of one set of nodes.
 
@@ -268,7 +266,7 @@ class _Search:
         done.sort(key=self.rest_of)
         is_exact = are_all and self.exact and self.nearest.exact and self.candidates.exact
         if not (are_all and self.candidates.exact):
-            branching = self._branching(self._names, self._cost_on)
+            branching = self._branching(self._names, self._cost_on, share=2)
             better = self._placings.get(branching.better(self.key(done[0])))
             if better is not None:
                 nodes = better.nodes
@@ -282,6 +280,11 @@ class _Search:
             optimal=True if is_exact else None,
             runners_up=lambda: self._runners_up(done, far, bounds, others),
         )
+
+    def any_placing(self) -> Placing:
+        """On nodes of the least first terms."""
+        nodes = self.ranked[0][1]
+        return self.work_out(nodes, self.nearest.choices(nodes, self.ranges(nodes)))
 
     def _nearest_of(
         self, sets: Sequence[int], bounds: Mapping[int, int]

@@ -16,14 +16,9 @@ from homenode.plan.search.supply import are_unequal
 from homenode.vm.layout import GuestCells
 from homenode.vm.plan_options import CellRequest, size_of_cells
 
-MOST_ASSIGNMENTS = 5_040
-"""Ways to put the cells on nodes that are compared: all for seven unlike cells on seven nodes."""
-
-MOST_SUMS = 60_000
-"""Sums that are compared for one split; beyond, the even split is used."""
-
-SUMS_OF_STEP = 2
-"""Sums that take as long as a step of the search."""
+MOST_ASSIGNMENTS = 5_040  # of cells to nodes: all of seven unlike cells to seven nodes
+MOST_SUMS = 60_000  # that are compared for one split; beyond, the even split is used
+SUMS_OF_STEP = 4  # that take as long as a step of the search
 
 
 def least_split(

@@ -80,7 +80,7 @@ class SharedLlcs(Struct, frozen=True):
     def cross(self, cells: tuple[CpuSet, ...]) -> bool:
         """Whether an LLC has vCPUs of several cells."""
         return any(
-            group - cell and not group.isdisjoint(cell) for group in self.groups for cell in cells
+            not group.isdisjoint(cell) and group - cell for group in self.groups for cell in cells
         )
 
 

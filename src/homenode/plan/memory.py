@@ -89,14 +89,8 @@ def page_size_bytes(host: Host, request: GuestRequest) -> int:
     return memory_granule(request.memory_bytes, page_size(host, request, []))
 
 
-def pages_wanted(host: Host, request: GuestRequest) -> int:
-    """Whole pages that the guest's memory takes, with that of its memory devices."""
-    devices = sum(pages for _, pages in device_pages(host, request))
-    return cell_pages_wanted(host, request) + devices
-
-
 def cell_pages_wanted(host: Host, request: GuestRequest) -> int:
-    """The same without the memory devices."""
+    """Whole pages that the guest's memory takes, without its memory devices."""
     return -(-request.memory_bytes // page_size_bytes(host, request))
 
 

@@ -206,6 +206,7 @@ def test_explicit_cells_lie_on_their_nodes_in_their_order() -> None:
     assert placement.nodes == (1, 0)
     assert placement.vcpu_nodes == (0,) * 2 + (1,) * 6
     assert placement.cell_memory_bytes == (4 * GIB, 12 * GIB)
+    assert placement.concessions == ()  # unequal cells were asked for
     wrong = asking(small_request(9, 16 * GIB), explicit_cells=cells)
     with pytest.raises(UsageError, match="9 vCPUs"):
         place(host, wrong)

@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from homenode.errors import HomenodeError
 from homenode.machine.topology import Host
+from homenode.plan import nearby
 from homenode.plan.nearby import Gain, NearbySize, nearby_sizes
 from homenode.plan.planner import plan
 from homenode.plan.request import GuestRequest
@@ -47,6 +48,13 @@ def test_the_nearest_size_on_either_side_is_named_with_what_it_wins() -> None:
     # 13 on two nodes are 6 and 7; 12 would need one, 14 are 7 and 7: cells are equal, LLCs are not.
     found = near(amd(), small_request(13, layout="pin-numa"))
     assert found[12] == found[16] == (Gain.CELLS, Gain.CACHES)
+
+
+def test_sizes_are_looked_for_only_as_long_as_the_search_for_the_vm_may_take(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(nearby, "MOST_STEPS", 2)
+    assert near(amd(), small_request(11, layout="pin-numa")) == {}
 
 
 def test_nothing_is_named_where_nothing_is_missing_or_nothing_may_change() -> None:

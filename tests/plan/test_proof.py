@@ -201,6 +201,28 @@ def test_equal_cells_are_left_out_only_where_they_cost_more() -> None:
     assert planted
 
 
+@pytest.mark.parametrize(
+    ("seed", "make_host", "make_request"),
+    [(710169, small_host, small_wish), (710226, wide_host, wide_wish)],
+)
+def test_equal_cells_are_proved_where_unequal_ones_are_nearer_on_nodes_farther_apart(
+    seed: int, make_host: Callable[..., Host], make_request: Callable[..., GuestRequest]
+) -> None:
+    draw = random.Random(seed)
+    host = make_host(draw)
+    request = make_request(draw, host)
+    made = plan(host, request)
+    proof = proof_of(host, request, made)
+    assert isinstance(proof, Proof) and not proof.chosen.reason
+    document = json.loads(encode_plan(made, proof))
+    assert verdict(document) == "true"
+    (step,) = [one for one in document["proof"]["steps"] if one["outcome"] == "chosen"]
+    (second,) = [one for one in step["searches"] if one["splits"] == "any"]
+    assert "node_distance" in second["tree"]
+    second["tree"] = ["tie" if one == "node_distance" else one for one in second["tree"]]
+    assert verdict(document) == "false"
+
+
 def test_facts_that_are_not_the_hosts_are_found() -> None:
     for seed, host, _, _, document in proved(range(60)):
         facts = document["proof"]["facts"]

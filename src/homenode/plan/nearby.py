@@ -1,7 +1,8 @@
 """Nearby: sizes near the one asked for that give the guest what this one cannot have.
 
 Each is planned as the VM itself is: nothing here knows which numbers fill LLCs or cells. That costs
-as much as a dozen plans at most, so it is done where people read it, and nowhere else.
+as much as a dozen small plans at most, so it is done where people read it, and nowhere else. All of
+them share the steps of half a search: where those do not suffice, what was found has to do.
 """
 
 from collections.abc import Iterator
@@ -19,11 +20,12 @@ from homenode.plan.planner import as_placed
 from homenode.plan.request import GuestRequest, resized
 from homenode.plan.search.ladder import Concession
 from homenode.plan.search.place import Inventory, place
+from homenode.plan.search.problem import MOST_STEPS, Work
 from homenode.plan.shape.assemble import assemble
 from homenode.vm.layout import Pinning
 from homenode.vm.plan_model import Plan
 
-MOST_STEPS = 4
+MOST_SIZES = 4
 """Sizes that are tried on either side: three of four lie next to a number that fills LLCs of four
 cores, or two of eight."""
 
@@ -56,25 +58,25 @@ def nearby_sizes(host: Host, request: GuestRequest, made: Plan) -> tuple[NearbyS
     here = _shortfall(made, inventory.devices)
     if request.layout.pinning is Pinning.NONE or request.options.explicit_cells or not here.gains:
         return ()
-    found = []
+    found, work = [], Work(MOST_STEPS // 2)
     if here.gains - {Gain.GPU_SETS}:
         # Siblings go together.
         step = made.vm.threads_per_core if made.vm.vcpus == request.vcpus else 1
         for way in (-1, 1):
-            sizes = (request.vcpus + way * one for one in range(1, MOST_STEPS * step + 1))
+            sizes = (request.vcpus + way * one for one in range(1, MOST_SIZES * step + 1))
             asked = ((n, resized(request, n)) for n in sizes if n > 0 and n % step == 0)
             found += [
                 NearbySize(size, "vCPU", wins)
-                for size, wins in _nearest(inventory, asked, here, Gain.GPU_SETS)
+                for size, wins in _nearest(inventory, asked, here, Gain.GPU_SETS, work)
             ]
     if Gain.GPU_SETS in here.gains and request.options.gpu_count:
         for way in (-1, 1):
-            counts = (request.options.gpu_count + way * one for one in range(1, MOST_STEPS + 1))
+            counts = (request.options.gpu_count + way * one for one in range(1, MOST_SIZES + 1))
             wanted = ((n, structs.replace(request.options, gpu_count=n)) for n in counts if n > 0)
             asked = ((n, replace(request, options=options)) for n, options in wanted)
             found += [
                 NearbySize(count, "GPU", wins)
-                for count, wins in _nearest(inventory, asked, here, None)
+                for count, wins in _nearest(inventory, asked, here, None, work)
                 if Gain.GPU_SETS in wins
             ]
     return tuple(found)
@@ -102,16 +104,20 @@ def _nearest(
     requests: Iterator[tuple[int, GuestRequest]],
     here: _Shortfall,
     without: Gain | None,
+    work: Work,
 ) -> Iterator[tuple[int, tuple[Gain, ...]]]:
     """The nearest size that wins all, or else most of what is lacking; nearest first."""
     best: tuple[int, tuple[Gain, ...]] | None = None
     for size, asked in requests:
+        wins: tuple[Gain, ...] = ()
         try:
-            placed = place(inventory.host, asked, inventory, brief=True)
+            placed = place(inventory.host, asked, inventory, brief=True, work=work)
             plan = assemble(inventory.host, as_placed(asked, placed), placed)
+            wins = here.wins(_shortfall(plan, inventory.devices))
         except HomenodeError:
-            continue
-        wins = here.wins(_shortfall(plan, inventory.devices))
+            pass
+        if work.left <= 0:
+            break  # a search that has not ended may have missed what the size loses
         if len(wins) > len(best[1] if best else ()):
             best = size, wins
         if here.gains - {without} <= set(wins):

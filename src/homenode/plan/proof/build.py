@@ -33,7 +33,7 @@ from homenode.plan.proof.statement import (
     plan_document,
 )
 from homenode.plan.proof.trees import BranchOrder, NotProvedError, deepest, tree_of
-from homenode.plan.proof.verifier import EQUALITY, check_placing, roots
+from homenode.plan.proof.verifier import EQUALITY, FAR, check_placing, roots
 from homenode.plan.request import GuestRequest
 from homenode.plan.search.attempt import Attempt
 from homenode.plan.search.devices import Home
@@ -134,8 +134,12 @@ class _Builder:
             # Where equal cells were chosen none is nearer; where they were not, they are farther.
             other: Splits = "any" if main == "equal" else "equal"
             goal = [one for one in self.cost if one[0] in EQUALITY]
-            families = roots(facts, step, equal=other == "equal")
-            found = tree_of(families, goal, placing, ties=main == "equal")
+            wider = [one for one in self.cost if one[0] in {*EQUALITY, FAR}]
+            found: list[str] | int = 0
+            for its in (goal, wider) if main == "equal" else (goal,):
+                if isinstance(found, int):
+                    families = roots(facts, step, equal=other == "equal")
+                    found = tree_of(families, its, placing, ties=main == "equal")
             if isinstance(found, int):
                 reason = "the choice between equal and unequal cells is not proved"
             else:

@@ -124,6 +124,11 @@ class Step(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     llc_parts: list[list[Signed]] = []
     searches: list[Search] = []
 
+    @property
+    def compares_far(self) -> bool:
+        """Whether unequal cells are excluded by the distance of their nodes as well."""
+        return any("node_distance" in one.tree for one in self.searches if one.splits == "any")
+
 
 class Proof(msgspec.Struct, frozen=True, kw_only=True):
     """terms: so many of the terms of the plan's cost are proved."""
@@ -236,11 +241,15 @@ def conclusions(plan: PlanDocument, proof: Proof) -> list[str]:
     if proof.terms < len(names):
         terms = f"the first {proof.terms} of {len(names)}"
     number = "more" if (plan.policy == "spread") is is_equal else "fewer"
-    others = "unequal cells are no nearer, nor on" if is_equal else "equal cells are farther, or on"
     said = [
         f"proved: no placement{of_kind} on its fallback costs less, in {terms} terms of the cost"
     ]
-    said += [f"proved: {others} {number} nodes"] * (step.equal and not step.reason)
+    others = f"equal cells are farther, or on {number} nodes"
+    if is_equal:
+        others = f"unequal cells are no nearer, nor on {number} nodes"
+        if step.compares_far:
+            others = "unequal cells cost no less in the terms that the nodes decide"
+    said += [f"proved: {others}"] * (step.equal and not step.reason)
     said += [f"not proved: {step.reason}"] * bool(step.reason)
     said += [f"not proved: {', '.join(names[proof.terms :])}"] * (proof.terms < len(names))
     for other in proof.steps:

@@ -9,8 +9,10 @@ FEW_NODES = 8
 """With more nodes a tree splits by packages before it does by nodes."""
 
 MOST_WORK = 150_000
-"""Of one tree, as `work_of` counts: some tenths of a second. Beyond, the proof is of fewer terms,
-or there is none."""
+"""Of one tree, as `work_of` counts: some tenths of a second; of a host of at most MEDIUM_NODES
+four times as much. Beyond, the proof is of fewer terms, or there is none."""
+
+MEDIUM_NODES = 16
 
 
 class NotProvedError(Exception):
@@ -47,10 +49,11 @@ def tree_of(
     names = [name for name, _ in goal]
     tree: list[str] = []
     likely, work = len(goal), 0
+    most = MOST_WORK * (4 if families and len(families[0].low) <= MEDIUM_NODES else 1)
     while families:
         family = families.pop()
         work += work_of(family)
-        if work > MOST_WORK:
+        if work > most:
             return likely
         leaf = family.rejection()
         if leaf is None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from homenode.plan.proof.statement import Device, Facts, Goal, PlanDocument, Proof, Step, expect
 
-UNREACHABLE, AWAY = 255, "gpus_away_from_home"
+UNREACHABLE, AWAY, FAR = 255, "gpus_away_from_home", "node_distance"
 EQUALITY = {"device_class", "packages_spanned", AWAY, "nodes_spanned", "minus_nodes_spanned"}
 RULES = {"host's reserved memory", "host's last core", "uneven memory", "memory from other nodes"}
 
@@ -119,9 +119,8 @@ class Placings:
         return self.distance(row) + sum(more[: self.wanted])
 
     def distance(self, row: Sequence[int]) -> int:
-        fewest = [(row[node], self.low[node]) for node in self.must]
-        more = [(row[node], self.high[node] - self.low[node]) for node in self.inside]
-        return cheapest(fewest + sorted(more), self.step.groups)
+        more = [(row[n], self.high[n] - self.low[n]) for n in self.inside]
+        return cheapest([(row[n], self.low[n]) for n in self.must] + sorted(more), self.step.groups)
 
     def unevenness(self) -> int:
         """The sum of squares: the second group of a node adds 3, the third one 5, and so on."""
@@ -163,7 +162,7 @@ TERMS: dict[str, Callable[[Placings], Any]] = {
     AWAY: lambda of: sum(of.of_devices(lambda one: one.node not in (None, *of.inside))),
     "nodes_spanned": lambda of: of.size,
     "minus_nodes_spanned": lambda of: -of.size,
-    "node_distance": Placings.node_distance,
+    FAR: Placings.node_distance,
     "lopsided_split": lambda of: max(of.low) > 2 * min([of.high[n] for n in of.must] or of.high),
     "guest_sockets": lambda of: of.step.sockets * of.step.groups // of.unit,
     "unevenness": Placings.unevenness,
@@ -222,7 +221,8 @@ def verify(plan: PlanDocument, proof: Proof) -> None:
     main, second = ("equal", "any") if is_equal else ("any", "equal")
     goals: dict[str, tuple[Goal, bool]] = {main: (cost[: proof.terms], True)}
     if step.equal and not step.reason:
-        goals[second] = [one for one in cost if one[0] in EQUALITY], is_equal
+        compared = EQUALITY | {FAR} if is_equal and step.compares_far else EQUALITY
+        goals[second] = [one for one in cost if one[0] in compared], is_equal
     walk(facts, step, goals)
     for rule in RULES.intersection(plan.gave_way):
         kept = [one for one in plan.gave_way if one != rule]

@@ -186,7 +186,8 @@ def _way(
         groups=groups,
         mixed=mixed,
         shares=Concession.SHARED_CORES in given,
-        equal=cells is GuestCells.MIRRORED and not options.unequal_cells and not mixed,
+        equal=cells is GuestCells.MIRRORED
+        and not (mixed or options.unequal_cells or options.explicit_cells),
         concessions=(Concession.MIXED_KINDS, *given) if mixed else given,
     )
 

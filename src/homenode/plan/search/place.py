@@ -22,7 +22,7 @@ from homenode.plan.search.attempt import Attempt
 from homenode.plan.search.cost import Cost
 from homenode.plan.search.distances import DistanceMatrix, distance_matrix
 from homenode.plan.search.ladder import Concession, MemoryRule, check_layout, fallbacks
-from homenode.plan.search.problem import PlacementSearch
+from homenode.plan.search.problem import PlacementSearch, Work
 from homenode.plan.search.rejections import (
     host_core,
     refusal,
@@ -58,13 +58,15 @@ class Inventory(Struct, frozen=True, dict=True):
     def distances(self) -> DistanceMatrix:
         return distance_matrix(self.host)
 
-    def search(self, host: Host, request: GuestRequest) -> PlacementSearch:
+    def search(
+        self, host: Host, request: GuestRequest, work: Work | None = None
+    ) -> PlacementSearch:
         """The search for a VM on this host, or on one that differs in memory and VMs at most."""
         others = allocations(host, request)
         free = with_service = usable(request, others, self.cores)
         if others.service_cores:
             with_service = usable(request, others, self.cores, service_cores=True)
-        return PlacementSearch(
+        search = PlacementSearch(
             host=host,
             request=request,
             others=others,
@@ -72,21 +74,27 @@ class Inventory(Struct, frozen=True, dict=True):
             distances=self.distances,
             free=(free, with_service),
         )
+        return search if work is None else replace(search, work=work)
 
 
 def place(
-    host: Host, request: GuestRequest, inventory: Inventory | None = None, *, brief: bool = False
+    host: Host,
+    request: GuestRequest,
+    inventory: Inventory | None = None,
+    *,
+    brief: bool = False,
+    work: Work | None = None,
 ) -> Placement:
     """The placement of least cost on the first fallback that holds the VM. inventory: of a host
     that differs in memory and VMs at most; None = of this one. brief: without what only explains
-    it: runners-up, rejections, findings, gaps.
+    it: runners-up, rejections, findings, gaps. work: of several searches; None = of this one.
 
     Raises Unplannable with every rejection; UsageError for layout and policy that clash;
     InputError for devices or nodes that the host has not.
     """
     inventory = inventory or Inventory(host)
     if request.document_siblings is DocumentSiblings.WHEN_SHORT:
-        return _cores_or_siblings(host, request, inventory, brief=brief)
+        return _cores_or_siblings(host, request, inventory, brief=brief, work=work)
     layout = request.layout
     check_layout(layout, request.options.policy)
     floats = layout.pinning is Pinning.NONE
@@ -96,11 +104,11 @@ def place(
         return _unplaced(host, request, others, options)
     if request.options.explicit_cells:
         check_cells(request)
-    return _Walk(inventory.search(host, request), brief=brief).placement()
+    return _Walk(inventory.search(host, request, work), brief=brief).placement()
 
 
 def _cores_or_siblings(
-    host: Host, request: GuestRequest, inventory: Inventory, *, brief: bool
+    host: Host, request: GuestRequest, inventory: Inventory, *, brief: bool, work: Work | None
 ) -> Placement:
     """A whole core for each vCPU, unless that costs the host its last core, leaves it no more than
     it keeps, or mixes kinds of core: then siblings as the document shows them, where they fit."""
@@ -110,13 +118,13 @@ def _cores_or_siblings(
     for_siblings = replace(for_cores, layout=layout, keep_vcpus=True, most_threads=threads)
     refusal, whole, paired, costs = None, None, None, ["need more cores than are free"]
     try:
-        whole = place(host, for_cores, inventory, brief=brief)
+        whole = place(host, for_cores, inventory, brief=brief, work=work)
         costs = list(whole_core_costs(host, request, whole))
     except Unplannable as error:
         refusal = error
     if costs or not brief:
         try:
-            paired = place(host, for_siblings, inventory, brief=brief or not costs)
+            paired = place(host, for_siblings, inventory, brief=brief or not costs, work=work)
         except Unplannable:
             paired = None
     if paired is not None and (

@@ -1,8 +1,9 @@
 """Candidates: the sets of nodes that can hold a VM, in an order that lets a search stop early.
 
-Up to MOST_LISTED_NODES nodes, every set. Beyond, sets that are grown from each node outwards: the
-nearest nodes, package by package. Where the distances are hierarchical these are the clusters of
-the hierarchy; that nothing better exists is then known only from branching.py.
+Of each package and of all packages: up to MOST_LISTED_NODES nodes, every set. Beyond, sets that are
+grown from each node outwards: the nearest nodes, package by package. Where the distances are
+hierarchical these are the clusters of the hierarchy; that nothing better exists is then known only
+from branching.py.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -50,7 +51,8 @@ class Candidates:
         self._unreachable = unreachable if any(unreachable) else ()
 
     def groups(self) -> Iterator[Bounded]:
-        """The sets, in groups of ascending lower bound."""
+        """The sets, in groups of ascending lower bound: those of each package that holds the VM
+        alone, and those of all packages, which are at least as many as hold it together."""
         problem = self.problem
         if next(self.counts(problem.eligible), None) is None:
             return  # no number of nodes holds the VM

@@ -128,8 +128,10 @@ class Branching:
     def _order(self) -> list[int]:
         """The nodes of devices first, then those that hold the most."""
         of_devices, capacity = self.devices.home_nodes, self.problem.capacities
+        pages = [one.pages or 0 for one in self.problem.memory]
         return sorted(
-            range(len(capacity)), key=lambda n: (not of_devices >> n & 1, -capacity[n], n)
+            range(len(capacity)),
+            key=lambda n: (not of_devices >> n & 1, -capacity[n], -pages[n], n),
         )
 
     # Bounds.

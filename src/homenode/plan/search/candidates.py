@@ -260,7 +260,10 @@ class Candidates:
                     yield [seed, *its]
                 if self._pulled[seed]:
                     yield self._near_devices(seed, nodes)
-        every = (self._by_weight, self._by_capacity) if any(self._pulled) else (self._by_capacity,)
+        every = [self._by_weight] * any(self._pulled) + [self._by_capacity]
+        if self.problem.pages_together or self.problem.pages_anywhere:
+            memory = [one.pages or 0 for one in self.problem.memory]
+            every.append(sorted(self._by_capacity, key=lambda node: -memory[node]))
         for order in every:
             yield [node for node in order if nodes >> node & 1]
 

@@ -33,7 +33,6 @@ pkg/virt-controller/services/renderresources.go: 8 MiB a vCPU, about 250 MiB for
 _PAGE_TABLE_DIVISOR = 512
 """8 bytes for each page of 4 KiB, once for the guest (EPT, NPT) and once for the IOMMU."""
 
-
 _OVERHEAD_STEP_BYTES = 64 * MIB
 
 

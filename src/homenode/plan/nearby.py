@@ -54,11 +54,11 @@ def nearby_sizes(host: Host, request: GuestRequest, made: Plan) -> tuple[NearbyS
 
     Same input, same answer.
     """
-    inventory = Inventory(with_certain_nodes(host))
+    inventory = Inventory(with_certain_nodes(host), Work(MOST_STEPS // 2))
     here = _shortfall(made, inventory.devices)
     if request.layout.pinning is Pinning.NONE or request.options.explicit_cells or not here.gains:
         return ()
-    found, work = [], Work(MOST_STEPS // 2)
+    found = []
     if here.gains - {Gain.GPU_SETS}:
         # Siblings go together.
         step = made.vm.threads_per_core if made.vm.vcpus == request.vcpus else 1
@@ -67,7 +67,7 @@ def nearby_sizes(host: Host, request: GuestRequest, made: Plan) -> tuple[NearbyS
             asked = ((n, resized(request, n)) for n in sizes if n > 0 and n % step == 0)
             found += [
                 NearbySize(size, "vCPU", wins)
-                for size, wins in _nearest(inventory, asked, here, Gain.GPU_SETS, work)
+                for size, wins in _nearest(inventory, asked, here, Gain.GPU_SETS)
             ]
     if Gain.GPU_SETS in here.gains and request.options.gpu_count:
         for way in (-1, 1):
@@ -76,7 +76,7 @@ def nearby_sizes(host: Host, request: GuestRequest, made: Plan) -> tuple[NearbyS
             asked = ((n, replace(request, options=options)) for n, options in wanted)
             found += [
                 NearbySize(count, "GPU", wins)
-                for count, wins in _nearest(inventory, asked, here, None, work)
+                for count, wins in _nearest(inventory, asked, here, None)
                 if Gain.GPU_SETS in wins
             ]
     return tuple(found)
@@ -104,19 +104,18 @@ def _nearest(
     requests: Iterator[tuple[int, GuestRequest]],
     here: _Shortfall,
     without: Gain | None,
-    work: Work,
 ) -> Iterator[tuple[int, tuple[Gain, ...]]]:
     """The nearest size that wins all, or else most of what is lacking; nearest first."""
     best: tuple[int, tuple[Gain, ...]] | None = None
     for size, asked in requests:
         wins: tuple[Gain, ...] = ()
         try:
-            placed = place(inventory.host, asked, inventory, brief=True, work=work)
+            placed = place(inventory.host, asked, inventory, brief=True)
             plan = assemble(inventory.host, as_placed(asked, placed), placed)
             wins = here.wins(_shortfall(plan, inventory.devices))
         except HomenodeError:
             pass
-        if work.left <= 0:
+        if inventory.work is not None and inventory.work.left <= 0:
             break  # a search that has not ended may have missed what the size loses
         if len(wins) > len(best[1] if best else ()):
             best = size, wins

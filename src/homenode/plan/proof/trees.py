@@ -9,10 +9,9 @@ FEW_NODES = 8
 """With more nodes a tree splits by packages before it does by nodes."""
 
 MOST_WORK = 150_000
-"""Of one tree, as `work_of` counts: some tenths of a second; of a host of at most MEDIUM_NODES
-four times as much. Beyond, the proof is of fewer terms, or there is none."""
-
-MEDIUM_NODES = 16
+"""Of one tree, as `work_of` counts: some tenths of a second; of a host of at most
+twice as many nodes as those four times as much. Beyond, the proof is of fewer terms, or there is
+none."""
 
 
 class NotProvedError(Exception):
@@ -49,7 +48,7 @@ def tree_of(
     names = [name for name, _ in goal]
     tree: list[str] = []
     likely, work = len(goal), 0
-    most = MOST_WORK * (4 if families and len(families[0].low) <= MEDIUM_NODES else 1)
+    most = MOST_WORK * (4 if families and len(families[0].low) <= 2 * FEW_NODES else 1)
     while families:
         family = families.pop()
         work += work_of(family)

@@ -5,7 +5,6 @@ many more out of others; what none of its sets can undercut is compared term by 
 known cost. Where the budget does not end it, no set is better.
 """
 
-from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from functools import cache, cached_property
 from typing import Any
@@ -25,6 +24,7 @@ STEPS_OF_SIZES = 100  # to level the cells over the nodes that hold the most
 STEPS_OF_HOME = 8  # to bound the distances to one home of GPUs
 
 Key = tuple[Any, ...]
+WorkOut = Callable[[int], Key | None]
 
 
 class _Sums:
@@ -54,7 +54,7 @@ class Branching:
         self,
         candidates: Candidates,
         names: Sequence[str],
-        work_out: Callable[[int], Key | None],
+        work_out: WorkOut,
         work: Work,
     ) -> None:
         self.candidates, self.problem, self.work = candidates, candidates.problem, work
@@ -267,12 +267,12 @@ class Branching:
         own = distances.packages_of(chosen)
         others = distances.packages_of(may) & ~own
         low = self.devices.least_class(own | others)
-        if left >= others.bit_count() or self._packages_for(low, own, others) <= left:
-            return low
-        classes = self.devices.classes
-        later = classes[bisect_right(classes, low) :]
-        at = bisect_left(later, True, key=lambda one: self._packages_for(one, own, others) <= left)
-        return later[at] if at < len(later) else low
+        best = self._best[self.names.index("device_class")] if self._best else low
+        # Only whether it may be better than the best one, or as good, is of interest.
+        for limit in (best - 1, best):
+            if left >= others.bit_count() or self._packages_for(limit, own, others) <= left:
+                return low if limit < best else max(low, limit)
+        return max(low, best + 1)
 
     def _packages_for(self, limit: int, own: int, others: int) -> int:
         """How many other packages (bits), at least, a set with its own ones needs for all devices

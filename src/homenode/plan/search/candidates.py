@@ -77,17 +77,15 @@ class Candidates:
 
     def any_set(self) -> Iterator[int]:
         """A set that holds the VM, if there is one: a few sums where distances forbid nothing."""
-        eligible, capacity = self.problem.eligible, self._capacity
-        if sum(capacity) < self.problem.groups:
+        if sum(self._capacity) < self.problem.groups:
             return
-        if not self._unreachable:
-            nodes, owned = 0, 0
-            for node in sorted(members(eligible), key=lambda n: (-capacity[n], n)):
-                nodes |= 1 << node
-                owned += capacity[node]
-                if owned >= self.problem.groups and self.holds(nodes):
-                    yield nodes
-        yield from self._sets(eligible)
+        nodes, owned = 0, 0
+        for node in () if self._unreachable else self._by_capacity:
+            nodes |= 1 << node
+            owned += self._capacity[node]
+            if owned >= self.problem.groups and self.holds(nodes):
+                yield nodes
+        yield from self._sets(self.problem.eligible)
 
     def splits(self, nodes: int) -> CellSplits:
         """The splits over the chosen nodes (bits) that may be the best, whatever the devices: the
@@ -110,7 +108,7 @@ class Candidates:
             assert splits is not None, "these nodes hold the VM"
             return splits
         most = problem.groups - number + 1
-        ranges = tuple([_up_to(min(most, capacity)) for capacity in capacities])
+        ranges = tuple([GroupRange(1, min(most, capacity)) for capacity in capacities])
         return CellSplits(CellSizes(0, 0, 0), ranges)
 
     def _shared_ranges(self, nodes: Sequence[int]) -> tuple[GroupRange, ...]:
@@ -402,8 +400,3 @@ class Candidates:
     def _smallest_first(self) -> tuple[int, ...]:
         nodes = range(len(self._capacity))
         return tuple(sorted(nodes, key=lambda node: (self._capacity[node], -node)))
-
-
-@cache
-def _up_to(most: int) -> GroupRange:
-    return GroupRange(1, most)

@@ -17,7 +17,7 @@ from homenode.plan.devices.options import DeviceOptions
 from homenode.plan.search.distances import DistanceMatrix
 
 
-class Home(Struct, frozen=True, kw_only=True, dict=True):
+class Home(Struct, frozen=True, kw_only=True):
     """A node that devices lie on, seen from the nodes of the problem.
 
     node: its bit, 0 where it has no PUs. to_package: package-level SLIT distance to each package.
@@ -44,11 +44,6 @@ class Home(Struct, frozen=True, kw_only=True, dict=True):
             to_node=tuple(to_node),
             near=tuple(near),
         )
-
-    @cached_property
-    def nearest(self) -> tuple[int, ...]:
-        """The nodes by their distance."""
-        return tuple(sorted(range(len(self.to_node)), key=self.to_node.__getitem__))
 
     def class_to(self, packages: int) -> int:
         """Package-level distance to the nearest of these packages (bits)."""
@@ -241,31 +236,19 @@ class SearchDevices(Struct, frozen=True, kw_only=True, dict=True):
         return max(worst, min([one for one in found if one is not None], default=0))
 
     @cached_property
-    def classes(self) -> list[int]:
-        """All classes that a device may be of, ascending."""
-        rows = [home.to_package for home in self._pulling]
-        rows += [home.to_package for home in self.gpu_homes if home is not None]
-        return sorted({distance for row in rows for distance in row})
-
-    @cached_property
     def within(self) -> Callable[[int], tuple[list[int], list[int]]]:
         """(the packages (bits) that are near to each home of what the VM gets in any case, the
         fewest first; for each package the GPUs (bits) that are near to it) within a class. GPUs of
         no known node are near to all."""
-        every, packages = 0, len(self.distances.nodes_of_package)
-        for group in self.options.groups if self.options.count else ():
-            every |= group
-        of_home: dict[int, tuple[Home | None, int]] = {}
-        for number in members(every):
-            home = self.gpu_homes[number]
-            of_home[id(home)] = home, of_home.get(id(home), (home, 0))[1] | 1 << number
+        packages = len(self.distances.nodes_of_package)
+        homes = [one for group in self.groups for one in group.homes]
 
         def within(limit: int) -> tuple[list[int], list[int]]:
-            named = {home.within(limit) for home in self._pulling}
-            near = [0] * packages
-            for home, gpus in of_home.values():
-                for one in members(home.within(limit) if home else (1 << packages) - 1):
-                    near[one] |= gpus
+            named, near = {home.within(limit) for home in self._pulling}, [0] * packages
+            for one in homes:
+                gpus = sum([gpus for _, gpus in one.by_weight])
+                for its in members(one.home.within(limit) if one.home else (1 << packages) - 1):
+                    near[its] |= gpus
             return sorted(named, key=int.bit_count), near
 
         return cache(within)

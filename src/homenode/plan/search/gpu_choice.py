@@ -5,7 +5,7 @@ few splits each is given its nearest GPUs. Of many, a branch and bound goes over
 by home; what is left of the GPUs costs at least what each would with the split that suits it best.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate, combinations
 from math import comb
 from operator import add, itemgetter, mul
@@ -91,12 +91,11 @@ class _Splits(NamedTuple):
         step = ranges[0].step if {room[i] for i in wide} == {ranges[0].step} else 0
         return cls(ranges, low, room, groups - sum(low), wide, step)
 
-    def distance(self, weights: Sequence[int], nearest: Iterable[int] = ()) -> int:
-        """The least sum of groups times the weight of their node. nearest: all nodes by weight,
-        where that is known."""
+    def distance(self, weights: Sequence[int]) -> int:
+        """The least sum of groups times the weight of their node."""
         total: int = sum(map(mul, self.low, weights))
         left = self.left
-        for i in (nearest or sorted(self.wide, key=weights.__getitem__)) if left else ():
+        for i in sorted(self.wide, key=weights.__getitem__) if left else ():
             total += self.room[i] * weights[i]
             left -= self.room[i]
             if left <= 0:
@@ -169,25 +168,13 @@ class NearestGpus:
         self.problem, self.work = problem, work
 
     def bound(self, nodes: int, ranges: Ranges) -> int:
-        """What no choice for these nodes (bits) can undercut: a search asks it of many sets, so no
-        row is narrowed to their nodes."""
-        problem = self.problem
-        if "device_distance" not in problem.rest:
-            return 0
-        named = problem.devices.named_rows
-        every = [GroupRange(0, 0)] * len(named)
-        for node, one in zip(members(nodes), ranges, strict=True):
-            every[node] = one
-        splits = _Splits.within(tuple(every), problem.groups)
-        bounds = []
-        for certain, others, wanted in self._homes(nodes):
-            self.work.spend(steps_of_distances(len(ranges), len(others)))
-            row = _plus(named, [(one.weight, one.home.to_node) for one in certain if one.home])
-            costs: list[int] = []
-            for home, by_weight in [(one.home, one.by_weight) for one in others]:
-                far = splits.distance(home.to_node, home.nearest) if home else 0
-                costs += _of_each(by_weight, far)
-            bounds.append(splits.distance(row) + sum(sorted(costs)[:wanted]))
+        """What no choice for these nodes (bits) can undercut."""
+        bounds = [0] * ("device_distance" not in self.problem.rest)
+        for asked in () if bounds else self._asked(nodes, ranges):
+            self.work.spend(steps_of_distances(len(ranges), len(asked.homes)))
+            distance = asked.splits.distance
+            costs = [one for home in asked.homes for one in _of_each(home, distance(home.row))]
+            bounds.append(distance(asked.row) + sum(sorted(costs)[: asked.left]))
         return min(bounds)
 
     def choices(self, nodes: int, ranges: Ranges, most: int | None = None) -> list[Choice]:
@@ -268,7 +255,7 @@ class NearestGpus:
         least_of: list[list[int]] = [[0]]
         costs: list[int] = []
         for i in reversed(order):
-            costs = sorted([*costs, *_of_each(asked.homes[i].by_weight, alone[i])])
+            costs = sorted([*costs, *_of_each(asked.homes[i], alone[i])])
             least_of.append([0, *accumulate(costs)])
         least_of.reverse()
         rows = [[one.times(n) for n in range(one.total + 1)] for one in homes]
@@ -326,12 +313,10 @@ def _by_cost(homes: Sequence[_Home], distances: Sequence[int]) -> Iterator[tuple
             yield weight * distance, gpus
 
 
-def _of_each(by_weight: Sequence[tuple[int, int]], distance: int) -> list[int]:
+def _of_each(home: _Home, distance: int) -> list[int]:
     """What each GPU of a home costs that is at this distance."""
-    costs: list[int] = []
-    for weight, gpus in by_weight:
-        costs += [weight * distance] * gpus.bit_count()
-    return costs
+    by_weight = home.by_weight
+    return [weight * distance for weight, gpus in by_weight for _ in range(gpus.bit_count())]
 
 
 def _plus(row: tuple[int, ...], more: Sequence[tuple[int, Sequence[int]]]) -> tuple[int, ...]:

@@ -31,7 +31,6 @@ from homenode.plan.search.rejections import (
     whole_host,
 )
 from homenode.plan.search.solve import may_be_nearer
-from homenode.plan.search.split import check_cells
 from homenode.plan.search.supply import CoreInventory, usable
 from homenode.vm.layout import GuestCells, MemoryBinding, Pinning, with_siblings
 from homenode.vm.plan_model import Rejection, Unplannable
@@ -42,9 +41,11 @@ MOST_REFUSED_NODES = 16
 
 class Inventory(Struct, frozen=True, dict=True):
     """What a search needs to know of a host, whoever has what of it: hosts with the same nodes,
-    cores and devices can share it. Each part is worked out when it is first asked for."""
+    cores and devices can share it. Each part is worked out when it is first asked for. work: of all
+    searches with it; None = each has its own."""
 
     host: Host
+    work: Work | None = None
 
     @cached_property
     def cores(self) -> CoreInventory:
@@ -58,9 +59,7 @@ class Inventory(Struct, frozen=True, dict=True):
     def distances(self) -> DistanceMatrix:
         return distance_matrix(self.host)
 
-    def search(
-        self, host: Host, request: GuestRequest, work: Work | None = None
-    ) -> PlacementSearch:
+    def search(self, host: Host, request: GuestRequest) -> PlacementSearch:
         """The search for a VM on this host, or on one that differs in memory and VMs at most."""
         others = allocations(host, request)
         free = with_service = usable(request, others, self.cores)
@@ -74,27 +73,22 @@ class Inventory(Struct, frozen=True, dict=True):
             distances=self.distances,
             free=(free, with_service),
         )
-        return search if work is None else replace(search, work=work)
+        return search if self.work is None else replace(search, work=self.work)
 
 
 def place(
-    host: Host,
-    request: GuestRequest,
-    inventory: Inventory | None = None,
-    *,
-    brief: bool = False,
-    work: Work | None = None,
+    host: Host, request: GuestRequest, inventory: Inventory | None = None, *, brief: bool = False
 ) -> Placement:
     """The placement of least cost on the first fallback that holds the VM. inventory: of a host
     that differs in memory and VMs at most; None = of this one. brief: without what only explains
-    it: runners-up, rejections, findings, gaps. work: of several searches; None = of this one.
+    it: runners-up, rejections, findings, gaps.
 
     Raises Unplannable with every rejection; UsageError for layout and policy that clash;
     InputError for devices or nodes that the host has not.
     """
     inventory = inventory or Inventory(host)
     if request.document_siblings is DocumentSiblings.WHEN_SHORT:
-        return _cores_or_siblings(host, request, inventory, brief=brief, work=work)
+        return _cores_or_siblings(host, request, inventory, brief=brief)
     layout = request.layout
     check_layout(layout, request.options.policy)
     floats = layout.pinning is Pinning.NONE
@@ -102,13 +96,11 @@ def place(
         others = allocations(host, request)
         options = device_options(host, request, others, inventory.devices)
         return _unplaced(host, request, others, options)
-    if request.options.explicit_cells:
-        check_cells(request)
-    return _Walk(inventory.search(host, request, work), brief=brief).placement()
+    return _Walk(inventory.search(host, request), brief=brief).placement()
 
 
 def _cores_or_siblings(
-    host: Host, request: GuestRequest, inventory: Inventory, *, brief: bool, work: Work | None
+    host: Host, request: GuestRequest, inventory: Inventory, *, brief: bool
 ) -> Placement:
     """A whole core for each vCPU, unless that costs the host its last core, leaves it no more than
     it keeps, or mixes kinds of core: then siblings as the document shows them, where they fit."""
@@ -118,13 +110,13 @@ def _cores_or_siblings(
     for_siblings = replace(for_cores, layout=layout, keep_vcpus=True, most_threads=threads)
     refusal, whole, paired, costs = None, None, None, ["need more cores than are free"]
     try:
-        whole = place(host, for_cores, inventory, brief=brief, work=work)
+        whole = place(host, for_cores, inventory, brief=brief)
         costs = list(whole_core_costs(host, request, whole))
     except Unplannable as error:
         refusal = error
     if costs or not brief:
         try:
-            paired = place(host, for_siblings, inventory, brief=brief or not costs, work=work)
+            paired = place(host, for_siblings, inventory, brief=brief or not costs)
         except Unplannable:
             paired = None
     if paired is not None and (

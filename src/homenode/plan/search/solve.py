@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from homenode.plan.bit_sets import members
 from homenode.plan.devices.options import DeviceOptions
-from homenode.plan.search.branching import Branching
+from homenode.plan.search.branching import Branching, WorkOut
 from homenode.plan.search.candidates import Candidates
 from homenode.plan.search.cell_sizes import GroupRange
 from homenode.plan.search.cost import Cost
@@ -103,8 +103,7 @@ def _preferred(problem: SearchProblem, work: Work, uneven: "_Search") -> Solutio
 def may_be_nearer(problem: SearchProblem, cost: Cost) -> bool:
     """Whether the problem may have a placing of nearer devices or of fewer packages than this; a
     few sums, without a search."""
-    terms = {name: getattr(cost, name) for name in Cost._fields}
-    return not _Search(problem, Work(0), equal=False).cannot_be_nearer(terms)
+    return not _Search(problem, Work(0), equal=False).cannot_be_nearer(cost._asdict())
 
 
 def fits(problem: SearchProblem) -> bool:
@@ -213,13 +212,7 @@ class _Search:
             self.ranked.insert(0, (least, branching.nodes))
         return least, branching.is_complete
 
-    def _branching(
-        self,
-        names: Sequence[str],
-        work_out: Callable[[int], tuple[Any, ...] | None],
-        *,
-        share: int,
-    ) -> Branching:
+    def _branching(self, names: Sequence[str], work_out: WorkOut, *, share: int) -> Branching:
         return Branching(self.candidates, names, work_out, self.work.part(share))
 
     def cannot_be_nearer(self, cost: Mapping[str, int]) -> bool:
@@ -278,7 +271,7 @@ class _Search:
         return Solution(
             best=done[0],
             optimal=True if is_exact else None,
-            runners_up=lambda: self._runners_up(done, far, bounds, others),
+            runners_up=lambda: self._runners_up(done, [*far, *others]),
         )
 
     def any_placing(self) -> Placing:
@@ -331,30 +324,10 @@ class _Search:
         """The splits over these nodes (bits) that may be the best."""
         return self.candidates.splits(nodes).ranges
 
-    def _runners_up(
-        self,
-        done: Sequence[Placing],
-        far: Sequence[int],
-        bounds: Mapping[int, int],
-        others: Sequence[int],
-    ) -> list[Placing]:
-        """Sets of nodes after the first of those worked out: of the rest those whose devices are
-        next nearest, then others. far: sets, by the bounds of their distance; others: sets, best
-        first."""
+    def _runners_up(self, done: Sequence[Placing], others: Sequence[int]) -> list[Placing]:
+        """Sets of nodes after the first of those worked out, then of the others, best first."""
         runners = _distinct(done)[:MOST_RUNNERS_UP]
-        wanted = MOST_RUNNERS_UP - len(runners)
         nearest = self.nearest = NearestGpus(self.problem, Work(STEPS_TO_EXPLAIN))
-        next_ones: list[tuple[int, int, list[Choice]]] = []
-        for nodes in far if wanted else ():
-            most = next_ones[-1][0] if len(next_ones) == wanted else None
-            if most is not None and bounds[nodes] > most:
-                break
-            choices = nearest.choices(nodes, self.ranges(nodes), most)
-            if choices:
-                next_ones.append((choices[0].device_distance, nodes, choices))
-                next_ones.sort(key=itemgetter(0))
-                del next_ones[wanted:]
-        runners += [self.work_out(nodes, choices) for _, nodes, choices in next_ones]
         for nodes in others[: MOST_RUNNERS_UP - len(runners)]:
             runners.append(self.work_out(nodes, nearest.choices(nodes, self.ranges(nodes))))
         return runners

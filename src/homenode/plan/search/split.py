@@ -9,12 +9,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice, pairwise
 
 from homenode.errors import UsageError
-from homenode.plan.request import GuestRequest
 from homenode.plan.search.cell_sizes import GroupRange, even_split
 from homenode.plan.search.problem import SearchProblem, Split, Work
 from homenode.plan.search.supply import are_unequal
-from homenode.vm.layout import GuestCells
-from homenode.vm.plan_options import CellRequest, size_of_cells
+from homenode.vm.plan_options import CellRequest
 
 MOST_ASSIGNMENTS = 5_040  # of cells to nodes: all of seven unlike cells to seven nodes
 MOST_SUMS = 60_000  # that are compared for one split; beyond, the even split is used
@@ -152,26 +150,6 @@ def least_sums(problem: SearchProblem, nodes: Sequence[int]) -> tuple[int, int, 
 
 
 # Cells that the user gives.
-
-
-def check_cells(request: GuestRequest) -> None:
-    """Raises UsageError where the cells and the rest of the request contradict each other."""
-    cells = request.options.explicit_cells
-    if request.layout.cells is not GuestCells.MIRRORED:
-        raise UsageError(
-            f"--cell: expected a layout with guest cells, found {request.layout.name}",
-            hint="take pin-numa or pin-numa-pci",
-        )
-    vcpus, memory_bytes = size_of_cells(cells)
-    for name, given, total in (
-        ("vCPUs", vcpus, request.vcpus),
-        ("bytes of memory", memory_bytes, request.memory_bytes),
-    ):
-        if given != total:
-            raise UsageError(
-                f"--cell: expected cells of {total} {name} in all, found {given}",
-                hint="let the cells add up, or leave --vcpus and --memory out",
-            )
 
 
 def splits_of_cells(

@@ -538,8 +538,8 @@ def test_a_misspelt_list_of_devices_is_named() -> None:
     assert "key-unknown" in found(json.dumps(document))
 
 
-@pytest.mark.parametrize("names", [["g0", "g0"], ["g0", None], ["g0", ""]])
-def test_a_gpu_without_a_name_of_its_own_is_named(names: list[str | None]) -> None:
+@pytest.mark.parametrize("names", [["g0", "g0"], ["g0", None], ["g0", ""], ["g0", ["g1"]]])
+def test_a_gpu_without_a_name_of_its_own_is_named(names: list[Any]) -> None:
     document = json.loads(vmi(gpus=2))
     for gpu, name in zip(document["spec"]["domain"]["devices"]["gpus"], names, strict=True):
         gpu["name"] = name

@@ -131,8 +131,9 @@ def _spec(vmi: Vmi, guest: Vm) -> Iterator[Finding]:
             source="kubevirt#8472, kubevirt#10379",
         )
     for group in ("gpus", "hostDevices"):
-        names = [down(one, "name") or "" for one in vmi.listed("domain", "devices", group)]
-        if "" in names or len(set(map(str, names))) < len(names):
+        names = [down(one, "name") for one in vmi.listed("domain", "devices", group)]
+        texts = {name for name in names if name and isinstance(name, str)}
+        if len(texts) < len(names):
             yield finding(
                 "device-name",
                 f"spec.domain.devices.{group}",

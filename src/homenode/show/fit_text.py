@@ -50,9 +50,9 @@ def pool_fit_text(found: PoolFit) -> Doc:
 
 
 def ranks_text(binding: RankBinding, host: Host) -> Doc:
-    """Which GPUs, cores and node each rank gets; the last column says what counting GPUs off would
+    """Which GPUs, cores and node each rank gets; the last column: the node that the GPU's number alone would
     give instead."""
-    heads = ("rank", "GPU", "address", "node", "distance", "PUs", "counted off")
+    heads = ("rank", "GPU", "address", "node", "distance", "PUs", "by GPU number")
     rows = []
     for rank in binding.ranks:
         naive = "the same" if rank.naive is None else f"{nodes_text(rank.naive)}: wrong"
@@ -66,7 +66,7 @@ def ranks_text(binding: RankBinding, host: Host) -> Doc:
             naive,
         )
         rows.append(cells if rank.naive is None else tuple(Cell((one,), "warn") for one in cells))
-    table = Table(heads=heads, rows=tuple(rows), numeric=heads[:1], folds=("PUs", "counted off"))
+    table = Table(heads=heads, rows=tuple(rows), numeric=heads[:1], folds=("PUs", "by GPU number"))
     return Doc(f"Ranks of a node like {host.name}", (table,))
 
 

@@ -96,44 +96,24 @@ def _use(
     said: list[Said], loaded: Counter[str], network: LogNetwork, source: str, *, expects_file: bool
 ) -> Iterator[Finding]:
     for number, path in _distinct(said, _NOT_OPENED):
-        yield finding(
-            "nccl-log-not-opened",
-            path.partition(" : ")[0],
-            expected="a file that NCCL can open",
-            observed=path,
-            source=f"{source}:{number}",
-        )
+        where = f"{source}:{number}"
+        name = path.partition(" : ")[0]
+        yield finding("nccl-log-not-opened", name, "a file that NCCL can open", path, where)
     for number, path in _distinct(said, _WANTED):
         if loaded and path not in loaded:
-            yield finding(
-                "nccl-log-other-file",
-                "NCCL_TOPO_FILE",
-                expected=path,
-                observed=f"loaded {', '.join(loaded)}",
-                source=f"{source}:{number}",
-            )
+            observed, where = f"loaded {', '.join(loaded)}", f"{source}:{number}"
+            yield finding("nccl-log-other-file", "NCCL_TOPO_FILE", path, observed, where)
     if loaded or any(_NOT_OPENED.match(line) for _, line in said):
         return
     has_graph = any(_OF_GRAPH.match(line) for _, line in said)
     if not expects_file and (has_graph or not network.is_silent):
         return
     if has_graph:
-        yield finding(
-            "nccl-log-not-used",
-            "topology file",
-            expected="one that NCCL loads",
-            observed="NCCL looked at its topology and loaded none",
-            source=source,
-        )
+        found = "NCCL looked at its topology and loaded none"
+        yield finding("nccl-log-not-used", "topology file", "one that NCCL loads", found, source)
         return
     found = "no line about the topology" if said else "no line of NCCL's at all"
-    yield finding(
-        "nccl-log-silent",
-        "topology file",
-        expected="lines on NCCL's topology",
-        observed=found,
-        source=source,
-    )
+    yield finding("nccl-log-silent", "topology file", "lines on NCCL's topology", found, source)
 
 
 _TROUBLES = (

@@ -50,8 +50,7 @@ def pool_fit_text(found: PoolFit) -> Doc:
 
 
 def ranks_text(binding: RankBinding, host: Host) -> Doc:
-    """Which GPUs, cores and node each rank gets; the last column: the node that the GPU's number alone would
-    give instead."""
+    """Which GPUs, cores and node each rank gets, and the node that the GPU's number alone gives."""
     heads = ("rank", "GPU", "address", "node", "distance", "PUs", "by GPU number")
     rows = []
     for rank in binding.ranks:

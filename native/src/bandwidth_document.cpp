@@ -23,7 +23,7 @@ void write_sample(Json& json, const BandwidthResult& result, std::size_t i) {
 
 void write_kernel(Json& json, const BandwidthRequest& request, const BandwidthResult& result,
                   std::size_t index) {
-  const Kernel& kernel = request.kernels[index];
+  const Kernel& kernel = result.kernels[index];
   const std::size_t elements = result.window_elements * result.passes * request.pus.size();
   json.object().field("kernel", name_of(kernel.operation));
   json.field("stores", kernel.stores == Stores::regular ? "regular" : "non-temporal");
@@ -74,7 +74,7 @@ void write_bandwidth(Json& json, const BandwidthRequest& request, const Bandwidt
     json.end().field("transitions", result.states.transitions);
   }
   json.array("kernels");
-  for (std::size_t index = 0; index < request.kernels.size(); ++index) {
+  for (std::size_t index = 0; index < result.kernels.size(); ++index) {
     write_kernel(json, request, result, index);
   }
   json.end();

@@ -2,9 +2,9 @@
 //
 // Inside the timed region: one kernel over one window of each thread's arrays, as many times as make it
 // last 50 us (once beyond the caches), from the last thread's start to the last one's end. One pass over
-// 256 KiB lasts as long as threads need to start together. Kernels take turns in a seeded order, so that a disturbance or a move of
-// the vCPUs falls on all alike; a simpler loop that finishes one kernel before the next compares moments,
-// not kernels. Around each sample of several threads stands a bracket of core-to-core latencies:
+// 256 KiB lasts as long as threads need to start together. Kernels take turns in a seeded order, so that
+// a disturbance or a move of the vCPUs falls on all alike; a simpler loop that finishes one kernel before
+// the next compares moments, not kernels. Which register width suits a kernel in caches is tried. Around each sample of several threads stands a bracket of core-to-core latencies:
 // samples of different placement states are never pooled.
 #pragma once
 
@@ -38,10 +38,12 @@ struct BandwidthRequest {
   PageKind pages = PageKind::automatic;
   std::size_t array_bytes = 0;  // per array, all threads together
   std::vector<Kernel> kernels;
+  bool any_width = false;  // within caches each kernel may be that of another instruction set
   double seconds = 1.0;
 };
 
 struct BandwidthResult {
+  std::vector<Kernel> kernels;           // as they were run
   std::vector<BandwidthSample> samples;  // in the order of time
   std::vector<Bracket> brackets;         // one per sample; empty for a single thread
   StateSeries states;                    // likewise

@@ -71,11 +71,13 @@ BandwidthRequest request_of(const Options& options, const Session& session, cons
                                       "K a thread");
   }
   request.kernels = chosen_kernels(options);
+  request.any_width = options.text("isa") == "auto";
   request.seconds = options.number("seconds", 0.01, 3600);
   return request;
 }
 
-void measure_one(const BandwidthRequest& request, Session& session) {
+// The kernels as they were run.
+std::vector<Kernel> measure_one(const BandwidthRequest& request, Session& session) {
   const BandwidthResult result = run_bandwidth(request, session);
   session.doubt_pages(result.pages, request.pages != PageKind::base);
   if (!result.states.transitions.empty()) {
@@ -87,15 +89,16 @@ void measure_one(const BandwidthRequest& request, Session& session) {
   session.json().object();
   write_bandwidth(session.json(), request, result);
   session.json().end();
+  return result.kernels;
 }
 
 std::string run(const Options& options) {
   Session session("bandwidth", options);
   const BandwidthRequest one = request_of(options, session, session.pus());
-  session.json().field("instruction_set", sets_of(one.kernels));
+  std::vector<Kernel> kernels;
   session.json().array("runs");
   if (!options.flag("matrix")) {
-    measure_one(one, session);
+    kernels = measure_one(one, session);
   } else {
     if (options.given("node")) options.reject("node", "--matrix or --node, not both");
     std::size_t cells = 0;
@@ -105,7 +108,7 @@ std::string run(const Options& options) {
         if (pus.empty() || to.memory_bytes == 0) continue;
         BandwidthRequest cell = request_of(options, session, pus);
         cell.node = to.index;
-        measure_one(cell, session);
+        kernels = measure_one(cell, session);
         ++cells;
       }
     }
@@ -114,7 +117,7 @@ std::string run(const Options& options) {
                             "the kernel shows no NUMA nodes: leave --matrix out");
     }
   }
-  session.json().end();
+  session.json().end().field("instruction_set", sets_of(kernels));
   return session.finish();
 }
 

@@ -12,7 +12,7 @@
 namespace homenode {
 namespace {
 
-constexpr double bytes_per_cycle = 64.0;
+constexpr std::size_t line_bytes = 64;
 // One cycle and a bit: three is the least known, but the clock may rise after it was measured, and
 // emulators fold loads in ways of their own.
 constexpr double least_load_cycles = 1.2;
@@ -49,13 +49,15 @@ double measure_clock_hz() {
   return best_hz;
 }
 
-std::optional<std::string> bandwidth_doubt(double bytes_per_s, double clock_hz, std::size_t pus) {
+std::optional<std::string> bandwidth_doubt(double bytes_per_s, double clock_hz, std::size_t pus,
+                                           std::size_t lines) {
   if (!std::isfinite(bytes_per_s) || bytes_per_s <= 0.0) {
     return "expected a bandwidth above zero, found " + figure(bytes_per_s / 1e9, "GB/s");
   }
-  const double bound = bytes_per_cycle * clock_hz * static_cast<double>(pus);
+  const double bound = static_cast<double>(lines * line_bytes * pus) * clock_hz;
   if (bytes_per_s <= bound) return std::nullopt;
-  return "expected at most " + figure(bound / 1e9, "GB/s") + " (64 bytes per cycle and PU at " +
+  return "expected at most " + figure(bound / 1e9, "GB/s") + " (" + std::to_string(lines * line_bytes) +
+         " bytes per cycle and PU at " +
          figure(clock_hz / 1e9, "GHz") + "), found " + figure(bytes_per_s / 1e9, "GB/s");
 }
 
@@ -65,8 +67,9 @@ std::optional<std::string> latency_doubt(double latency_ns, double clock_hz) {
   return "expected a load to take at least " + figure(least_ns, "ns") + ", found " + figure(latency_ns, "ns");
 }
 
-void require_bandwidth(const std::string& what, double bytes_per_s, double clock_hz, std::size_t pus) {
-  if (const auto doubt = bandwidth_doubt(bytes_per_s, clock_hz, pus)) {
+void require_bandwidth(const std::string& what, double bytes_per_s, double clock_hz, std::size_t pus,
+                       std::size_t lines) {
+  if (const auto doubt = bandwidth_doubt(bytes_per_s, clock_hz, pus, lines)) {
     throw measure_failure(what + ": " + *doubt, "the figure is refused: is the clock of this machine steady?");
   }
 }

@@ -13,10 +13,11 @@ namespace homenode {
 enum class Operation { read, write, copy, scale, add, triad };
 enum class Stores { regular, non_temporal };
 
-// Runs over `count` doubles (a multiple of kernel_grain); c, a and b are 64-byte aligned and do not
-// overlap. Sources are never written, so values stay finite however often it runs. The sum of what
-// was read for `read`, 0 for the others.
-using KernelFunction = double (*)(double* c, const double* a, const double* b, std::size_t count);
+// Runs `passes` times over `count` doubles (a multiple of kernel_grain); c, a and b are 64-byte aligned
+// and do not overlap. Sources are never written, so values stay finite however often it runs. The sum of
+// what was read for `read`, 0 for the others.
+using KernelFunction = double (*)(double* c, const double* a, const double* b, std::size_t count,
+                                  std::size_t passes);
 
 constexpr std::size_t kernel_grain = 128;  // doubles: sixteen lines of 64 bytes
 constexpr double kernel_scalar = 3.0;
@@ -45,7 +46,7 @@ std::optional<Operation> operation_of(std::string_view name);
 std::vector<std::string> instruction_sets();
 // All kernels of one set: six operations, and non-temporal forms of the five that store.
 std::vector<Kernel> kernels_of(std::string_view instruction_set);
-// The same, each of the set whose register width suits it best.
+// The same, each of the set whose register width suits it best for arrays beyond the caches.
 std::vector<Kernel> best_kernels();
 
 // One instruction set's functions, in the order of Operation; `read` has no non-temporal form.

@@ -24,17 +24,22 @@ constexpr std::size_t streaming_vectors = 2 * line_lanes / lanes;  // two lines
 constexpr std::size_t reading_vectors = 4;                         // of each of the two streams
 constexpr std::size_t prefetch_lanes = 256;
 
-KERNEL double read_regular(double*, const double* a, const double*, std::size_t count) {
+// Passes follow one another in here: over arrays of a few KiB a call and its sums take as long as the loads.
+KERNEL double read_regular(double*, const double* a, const double*, std::size_t count, std::size_t passes) {
   Vector sum[2 * reading_vectors];
   for (auto& part : sum) part = zero();
   const std::size_t half = count / 2;
-  for (std::size_t i = 0; i < half; i += reading_vectors * lanes) {
+  for (std::size_t pass = 0; pass < passes; ++pass) {
+#pragma GCC unroll 2
+    for (std::size_t i = 0; i < half; i += reading_vectors * lanes) {
 #pragma GCC unroll 4
-    for (std::size_t k = 0; k < reading_vectors; ++k) sum[k] = plus(sum[k], load(a + i + k * lanes));
+      for (std::size_t k = 0; k < reading_vectors; ++k) sum[k] = plus(sum[k], load(a + i + k * lanes));
 #pragma GCC unroll 4
-    for (std::size_t k = 0; k < reading_vectors; ++k) {
-      sum[reading_vectors + k] = plus(sum[reading_vectors + k], load(a + half + i + k * lanes));
+      for (std::size_t k = 0; k < reading_vectors; ++k) {
+        sum[reading_vectors + k] = plus(sum[reading_vectors + k], load(a + half + i + k * lanes));
+      }
     }
+    asm volatile("" : : : "memory");  // each pass loads again
   }
   double total = 0.0;
   for (const auto& part : sum) total += sum_of(part);
@@ -46,18 +51,20 @@ KERNEL double read_regular(double*, const double* a, const double*, std::size_t 
 // each line of a step, `value` for each register.
 #define HOMENODE_STORING_KERNEL(name, vectors, put, finish, fetch, value)                  \
   KERNEL double name([[maybe_unused]] double* c, [[maybe_unused]] const double* a,         \
-                     [[maybe_unused]] const double* b, std::size_t count) {                \
+                     [[maybe_unused]] const double* b, std::size_t count, std::size_t passes) { \
     [[maybe_unused]] const Vector scalar = broadcast(kernel_scalar);                       \
-    for (std::size_t i = 0; i < count; i += vectors * lanes) {                             \
-      Vector out[vectors];                                                                 \
-      _Pragma("GCC unroll 8") for (std::size_t k = 0; k < vectors; ++k) {                  \
-        [[maybe_unused]] const std::size_t at = i + k * lanes;                             \
-        if (k * lanes % line_lanes == 0) fetch;                                            \
-        out[k] = value;                                                                    \
-      }                                                                                    \
-      _Pragma("GCC unroll 8") for (std::size_t k = 0; k < vectors; ++k) {                  \
-        put(c + i + k * lanes, out[k]);                                                    \
-        asm volatile("" : : : "memory");                                                   \
+    for (std::size_t pass = 0; pass < passes; ++pass) {                                    \
+      for (std::size_t i = 0; i < count; i += vectors * lanes) {                           \
+        Vector out[vectors];                                                               \
+        _Pragma("GCC unroll 8") for (std::size_t k = 0; k < vectors; ++k) {                \
+          [[maybe_unused]] const std::size_t at = i + k * lanes;                           \
+          if (k * lanes % line_lanes == 0) fetch;                                          \
+          out[k] = value;                                                                  \
+        }                                                                                  \
+        _Pragma("GCC unroll 8") for (std::size_t k = 0; k < vectors; ++k) {                \
+          put(c + i + k * lanes, out[k]);                                                  \
+          asm volatile("" : : : "memory");                                                 \
+        }                                                                                  \
       }                                                                                    \
     }                                                                                      \
     finish;                                                                                \

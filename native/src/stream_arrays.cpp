@@ -58,15 +58,17 @@ StreamArrays::StreamArrays(std::size_t array_bytes, PageKind pages, std::optiona
   }
 }
 
-double StreamArrays::run(const Kernel& kernel, std::size_t window) const {
+double StreamArrays::run(const Kernel& kernel, std::size_t window, std::size_t passes) const {
   const std::size_t start = window * window_elements();
-  return kernel.run(c_ + start, a_ + start, b_ + start, window_elements());
+  return kernel.run(c_ + start, a_ + start, b_ + start, window_elements(), passes);
 }
 
-void StreamArrays::require_result(const Kernel& kernel, std::size_t window, double returned) const {
+void StreamArrays::require_result(const Kernel& kernel, std::size_t window, double returned,
+                                  std::size_t passes) const {
   if (kernel.operation == Operation::read) {
     // Windows are whole periods: every period sums to 0 + 1 + ... + 255.
-    const double expected = static_cast<double>(window_elements() / period) * (period * (period - 1) / 2.0);
+    const double expected =
+        static_cast<double>(window_elements() / period * passes) * (period * (period - 1) / 2.0);
     if (returned == expected) return;
     throw measure_failure("kernel read: expected the sum " + std::to_string(expected) + ", found " +
                               std::to_string(returned), "the memory or the processor is at fault");

@@ -27,17 +27,18 @@ class StreamArrays {
   std::size_t windows() const { return windows_; }
   std::size_t window_elements() const { return elements_ / windows_; }
 
-  // The timed region: one kernel over one window. What the kernel returned.
-  double run(const Kernel& kernel, std::size_t window) const;
+  // The timed region: one kernel over one window, so many times. What the kernel returned.
+  double run(const Kernel& kernel, std::size_t window, std::size_t passes = 1) const;
 
   // The same over any whole number of grains from `first` on.
   double run_block(const Kernel& kernel, std::size_t first, std::size_t count) const {
-    return kernel.run(c_ + first, a_ + first, b_ + first, count);
+    return kernel.run(c_ + first, a_ + first, b_ + first, count, 1);
   }
 
   // Throws Failure unless the kernel really did its work over the window: the exact sum for read, the
   // right values at spread places for the others.
-  void require_result(const Kernel& kernel, std::size_t window, double returned) const;
+  void require_result(const Kernel& kernel, std::size_t window, double returned,
+                      std::size_t passes = 1) const;
   // Spoils those places, so that one kernel's results cannot pass for the next one's.
   void spoil(std::size_t window) const;
 

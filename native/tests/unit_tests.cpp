@@ -148,6 +148,11 @@ void kernels_count_and_compute_what_they_say() {
     }
   }
   CHECK(arrays.verify().pages_unknown == 0);
+  for (const auto& kernel : best_kernels()) {
+    if (kernel.stores != Stores::regular) continue;
+    if (kernel.operation == Operation::read) CHECK(kernel.instruction_set == instruction_sets().front());
+    if (kernel.operation == Operation::copy) CHECK(kernel.instruction_set == instruction_sets().back());
+  }
 }
 
 void buffers_are_where_they_were_asked_for_or_refused() {

@@ -126,8 +126,7 @@ def test_the_best_kernels_name_their_instructions_and_the_document_names_all_of_
         (kernel["kernel"], kernel["stores"]): kernel["instruction_set"]
         for kernel in document["runs"][0]["kernels"]
     }
-    assert used["read", "regular"] == sets[0]
-    assert used["copy", "regular"] == sets[-1]
+    assert set(used.values()) <= set(sets)  # within caches those that were fastest
     assert document["instruction_set"] == "+".join(name for name in sets if name in used.values())
 
 
@@ -248,6 +247,22 @@ def test_loaded_latency_begins_without_load_and_ends_with_it() -> None:
     assert all(steady) or "load-not-steady" in {doubt["id"] for doubt in document["doubts"]}
 
 
+def test_arrays_within_the_first_cache_are_as_small_as_asked_and_samples_last() -> None:
+    """Three arrays of 4 KiB are in every L1. A pass takes less than a microsecond there."""
+    run = probe("bandwidth", "--pus", one_pu(), "--array-bytes", "4K", "--seconds", "0.1").document[
+        "runs"
+    ][0]
+    assert run["array_bytes_per_thread"] == 4096
+    samples = [sample for kernel in run["kernels"] for sample in kernel["raw"]]
+    assert min(sample["elapsed_ns"] for sample in samples) >= 50_000
+    document = probe(
+        "bandwidth", "--pus", one_pu(), "--array-bytes", "16K", "--seconds", "0.05"
+    ).document
+    assert document["runs"][0]["array_bytes_per_thread"] == 16384
+    sets = {kernel["instruction_set"] for kernel in document["runs"][0]["kernels"]}
+    assert set(document["instruction_set"].split("+")) == sets
+
+
 def test_placement_reports_what_it_sees_here() -> None:
     document = probe("placement", "--pus", two_pus(), "--seconds", "0.2").document
     assert document["verdict"] in ("steady", "moves", "unknown")
@@ -273,7 +288,7 @@ MISSING_PU = str(max(allowed_pus(), default=0) + 7000)
         (("bandwidth", "--seconds", "nan"), 2, "expected a number"),
         (("bandwidth", "--seconds", "-1"), 2, "expected a number"),
         (("bandwidth", "--array-bytes", "0"), 2, "expected a size above zero"),
-        (("bandwidth", "--array-bytes", "16K"), 2, "or more, 256K a thread"),
+        (("bandwidth", "--array-bytes", "1K"), 2, "or more, 2K a thread"),
         (("loaded-latency", "--array-bytes", "16K"), 2, "256K or more"),
         (("bandwidth", "--array-bytes", "99999999999999G"), 2, "expected a size"),
         (("bandwidth", "--array-bytes", "18446744073709551615"), 2, "expected a size"),

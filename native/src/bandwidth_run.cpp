@@ -15,12 +15,12 @@ namespace {
 
 // Six times what is wanted: passes are counted by the first kernel, and another is five times as fast.
 constexpr Nanoseconds least_sample_ns = 300'000;
-constexpr Nanoseconds most_passes = 1 << 16;
+constexpr std::size_t most_passes = 1U << 16U;
 
 // No core has a larger L1. From there it may load two lines in a cycle and store a third.
 constexpr std::size_t most_l1_bytes = std::size_t{256} << 10U;
 constexpr std::size_t lines_of_l1 = 3;
-constexpr int trials_of_width = 7;
+constexpr int trials = 5;
 constexpr double faster_ratio = 1.03;
 
 constexpr std::size_t least_undisturbed = 3;
@@ -115,32 +115,31 @@ class BandwidthRun {
 
   void warm_up() {
     // The first pass over memory that a hypervisor has yet to back is slower by an order of magnitude.
-    // The last one, of a window that was run over before, says how many passes a sample takes.
     const std::size_t windows = places_.front().arrays.windows();
-    Nanoseconds once = 1;
-    for (std::size_t pass = 0; pass <= windows; ++pass) {
-      once = elapsed_of(result_.kernels.front(), pass % windows);
+    for (std::size_t window = 0; window < windows; ++window) elapsed_of(result_.kernels.front(), window);
+    // Doubled, as one pass over a few KiB takes less than reading the clock.
+    while (result_.passes < most_passes && best_of(result_.kernels.front()) < least_sample_ns) {
+      result_.passes *= 2;
     }
-    result_.passes = static_cast<std::size_t>(std::clamp<Nanoseconds>(least_sample_ns / once, 1, most_passes));
+  }
+
+  // Of a few turns the best: a neighbour's turn spoils some.
+  Nanoseconds best_of(const Kernel& kernel) {
+    Nanoseconds best = elapsed_of(kernel, 0);
+    for (int trial = 1; trial < trials; ++trial) best = std::min(best, elapsed_of(kernel, 0));
+    return best;
   }
 
   // Zen 4 copies twice as fast within its L1 with 32 bytes as with the 16 that suit it beyond the caches;
-  // others differ. The best of a few turns, as a neighbour's turn spoils some; a little faster is no reason.
+  // others differ. A little faster is no reason.
   void choose_widths() {
-    const auto best_of = [this](const Kernel& kernel) {
-      auto best = static_cast<double>(elapsed_of(kernel, 0));
-      for (int trial = 1; trial < trials_of_width; ++trial) {
-        best = std::min(best, static_cast<double>(elapsed_of(kernel, 0)));
-      }
-      return best;
-    };
     for (auto& kernel : result_.kernels) {
       const std::string_view first = kernel.instruction_set;
-      double best = best_of(kernel) / faster_ratio;
+      auto best = static_cast<Nanoseconds>(static_cast<double>(best_of(kernel)) / faster_ratio);
       for (const auto& set : instruction_sets()) {
         for (const auto& other : kernels_of(set)) {
           if (other.name() != kernel.name() || set == first) continue;
-          if (const double elapsed = best_of(other); elapsed < best) {
+          if (const Nanoseconds elapsed = best_of(other); elapsed < best) {
             best = elapsed;
             kernel = other;
           }

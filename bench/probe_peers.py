@@ -135,7 +135,9 @@ def _bandwidth(pus: list[int], rounds: int, pages: str) -> None:
                 for title, program in (("STREAM -O2", "stream_o2"), ("STREAM -O3", "stream_o3")):
                     places.append(_cas_ns(pus))
                     peer = _stream(program, pus)
-                    pairs += [(name, title, ours[name], peer[name]) for name in STREAM]
+                    pairs += [
+                        (name, title, ours[name], peer[name]) for name in STREAM if name in ours
+                    ]
             else:
                 stores = "non-temporal" if kernel.endswith("_nt") else "regular"
                 mine = _ours(pus, kernel.removesuffix("_nt"), stores, pages)[kernel]

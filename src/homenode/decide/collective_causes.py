@@ -182,9 +182,11 @@ class _Conclusion:
         elif any(one in those for those in self._left):
             standing = Standing.POSSIBLE
         elif not any(may for _, may in self._fit.pattern(one.predicts)):
-            recorded = any(
-                one.predicts(_as_planned(cell)) is not Prediction.NOT for cell in self._cells
+            planned = (  # as if nothing had been recorded of them
+                SettingCell(layout=cell.layout, switches=cell.switches, settings=cell.settings)
+                for cell in self._cells
             )
+            recorded = any(one.predicts(cell) is not Prediction.NOT for cell in planned)
             standing = Standing.RECORDED_OFF if recorded else Standing.UNMEASURED
             because = "recorded as off in every cell" if recorded else "no cell of it was measured"
         elif ground is None:
@@ -311,11 +313,6 @@ _Predict = Callable[[SettingCell], Prediction]
 
 def _said(acts: Callable[[SettingCell], bool]) -> _Predict:
     return lambda cell: Prediction.SLOWER if acts(cell) else Prediction.NOT
-
-
-def _as_planned(cell: SettingCell) -> SettingCell:
-    """The cell, as if nothing had been recorded of it."""
-    return SettingCell(layout=cell.layout, switches=cell.switches, settings=cell.settings)
 
 
 _RUNNABLE = tuple(

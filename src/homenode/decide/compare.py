@@ -166,29 +166,18 @@ def _against(
         if key.device is not None and not paired:
             own.append(_GUEST_ADDRESSES)
         blocking = dict.fromkeys(doubt.id for doubt in (*doubts, *own) if doubt.blocks)
-        labels = (baseline.label, other.label)
-        found.append(
-            _found(
-                metric,
-                labels,
-                (series[key], theirs[key]),
-                neighbours,
-                key in decisive,
-                tuple(blocking),
-            )
-        )
+        labels, pair = (baseline.label, other.label), (series[key], theirs[key])
+        found.append(_found(metric, labels, pair, neighbours, key in decisive, tuple(blocking)))
         of_series += own
     doubts += of_series
     same_pins = baseline.switches.pinning is other.switches.pinning
     moved = list(_moved_controls([one.effect for one in found], same_pins=same_pins))
     doubts += moved
     if moved:
-        found = [
-            one
-            if metric_of_effect(one.effect).control
-            else one._replace(effect=_doubted(one.effect, "control-moved"))
-            for one in found
-        ]
+        for n, one in enumerate(found):
+            if not metric_of_effect(one.effect).control:
+                doubted = (*one.effect.doubts, "control-moved")
+                found[n] = one._replace(effect=structs.replace(one.effect, doubts=doubted))
     return found, doubts
 
 
@@ -196,10 +185,6 @@ def series_key(effect: Effect) -> SeriesKey:
     """The key of the series that an effect is of."""
     names = (*FigureKey.__struct_fields__, "slowest_device")
     return SeriesKey(*(getattr(effect, name) for name in names))
-
-
-def _doubted(effect: Effect, doubt: str) -> Effect:
-    return structs.replace(effect, doubts=(*effect.doubts, doubt))
 
 
 def _decisive(keys: Iterable[SeriesKey], objective: Objective | None) -> set[SeriesKey]:

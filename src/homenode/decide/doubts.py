@@ -189,7 +189,9 @@ def _order(subject: str, first: list[RunHead], second: list[RunHead]) -> Iterato
     """All of one before all of the other: whatever drifts looks like the layout. Where nothing says
     in which order imported runs were measured, it may have been that one."""
     heads = (*first, *second)
-    if sum(map(_boots, heads)) < 3 or any(head.origin is Origin.PUBLISHED for head in heads):
+    if sum(max(1, len(head.boots)) for head in heads) < 3 or any(
+        head.origin is Origin.PUBLISHED for head in heads
+    ):
         return
     places = [[head.place for head in one] for one in (first, second)]
     times = [[head.started_s for head in one] for one in (first, second)]
@@ -243,10 +245,6 @@ def _all_known(places: Sequence[Sequence[float | None]]) -> list[list[float]] | 
 def _are_together(places: Sequence[Sequence[float]]) -> bool:
     ordered = sorted(chain.from_iterable(places))
     return any(later - one < _COPIED_TOGETHER_S for one, later in pairwise(ordered))
-
-
-def _boots(head: RunHead) -> int:
-    return max(1, len(head.boots))
 
 
 def _gpus_without_node(alternative: Alternative, metrics: Metrics) -> Iterator[Doubt]:

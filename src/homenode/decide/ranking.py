@@ -185,7 +185,10 @@ def _results(
     if not others:
         return found, []
     chosen = [one for one, _ in ordered]
-    made = {one.label: _of(one, wanted) for one in chosen}
+    made = {
+        one.label: {key: each for key, each in one.series.items() if key.metric in wanted}
+        for one in chosen
+    }
     comparison = compare_series(chosen, made, objective, metrics=wanted)
     for one, series in others:
         effect = _effect(comparison, one.label, series.key)
@@ -205,10 +208,6 @@ def _results(
         ratio = series.value / best_series.value if effect is None else effect.ratio
         found.append(result(one, series, bounds, position, level, ratio))
     return found, [*_about(comparison.doubts, metric), *_wide(found, metric)]
-
-
-def _of(candidate: Alternative, metrics: frozenset[str]) -> dict[SeriesKey, Series]:
-    return {key: one for key, one in candidate.series.items() if key.metric in metrics}
 
 
 def _wide(results: Sequence[RankedResult], metric: Metric) -> Iterator[Doubt]:

@@ -205,10 +205,10 @@ def _answer(verdict: Verdict) -> str:
 
 def _avoided(verdict: Verdict) -> Iterator[str]:
     """Those that are worse, each with its own ground where that is not the verdict's."""
+    worse = [one for one in verdict.results if one.position is Position.WORSE]
+    levels = {one.alternative: one.level for one in worse}
     for name in verdict.avoid:
-        worse = (one for one in verdict.results if one.position is Position.WORSE)
-        levels = [one.level for one in worse if one.alternative == name]
-        own = max(levels, key=lambda level: level.rank, default=verdict.level)
+        own = levels.get(name, verdict.level)
         yield name if own is verdict.level else f"{name} ({own})"
 
 
@@ -225,12 +225,12 @@ def _figures(verdict: Verdict, metric: str) -> str:
     own = next((one for one in results if one.alternative == verdict.choice), results[0])
     slowest = ", slowest GPU" if own.slowest_device else ""
     figures = [f"{own.alternative} {figure_text(own.value, own.unit)}"]
-    figures += [_multiple_of(one, own, results[0]) for one in results if one is not own]
+    figures += [
+        f"{_times(one, own, results[0])} {one.alternative} ({figure_text(one.value, one.unit)})"
+        for one in results
+        if one is not own
+    ]
     return f"{METRICS[metric].title}{slowest}: {', '.join(figures)}"
-
-
-def _multiple_of(one: RankedResult, own: RankedResult, best: RankedResult) -> str:
-    return f"{_times(one, own, best)} {one.alternative} ({figure_text(one.value, one.unit)})"
 
 
 def _times(one: RankedResult, own: RankedResult, best: RankedResult) -> str:

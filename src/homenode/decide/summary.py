@@ -98,7 +98,8 @@ def series_of(runs: Sequence[Run]) -> dict[SeriesKey, Series]:
     # Under plain tuples: a key of each is made once.
     by_fields: dict[tuple[Any, ...], _Boots] = {}
     for place, run in enumerate(runs):
-        block, time = _block(run.head), _time(run.head)
+        head = run.head
+        block, time = _block(head), head.started_s if head.place is None else float(head.place)
         own = run.head.name if names[run.head.name] == 1 else f"{run.head.name}\n{place}"
         for fields, samples in run.groups.items():
             if fields.state != UNSETTLED:
@@ -175,10 +176,6 @@ def _once(boots: _Boots) -> _Boots:
 def _block(head: RunHead) -> _Block:
     known = head.experiment is not None and head.block is not None
     return (head.experiment or "", head.block or 0) if known else None
-
-
-def _time(head: RunHead) -> float | None:
-    return head.started_s if head.place is None else float(head.place)
 
 
 def _boot(boots: Sequence[str], own: str, number: int) -> tuple[str, int]:

@@ -54,15 +54,25 @@ class NovaCellSize(Struct, frozen=True, kw_only=True):
     gpus: int
 
 
+class NovaCell(Struct, frozen=True, kw_only=True):
+    """A NUMA cell now. size: without GPUs. used_cores, used_mib: what VMs have. rest: what else
+    Nova's fit looks at."""
+
+    size: NovaCellSize
+    used_cores: int
+    used_mib: int
+    rest: tuple[object, ...]
+
+
 class NovaHosts:
     """The hosts of a scheduler as machines that the planner knows, by their cells."""
 
     def __init__(self) -> None:
         self._pci: set[tuple[str, str]] = set()
-        self._gpus: dict[tuple[object, ...], Counter[int]] = {}
+        self._gpus: dict[tuple[NovaCellSize, ...], Counter[int]] = {}
         self._places: dict[tuple[NovaCellSize, ...], tuple[PoolPlaces, PoolHost]] = {}
-        self._orders: dict[tuple[object, ...], tuple[int, ...]] = {}
-        self._fits: dict[tuple[object, ...], Amounts | None] = {}
+        self._cells: dict[tuple[object, ...], NovaCell] = {}
+        self._orders: dict[tuple[object, ...], tuple[int, ...] | None] = {}
 
     def orders(self, hosts: Sequence[Any], spec: Any) -> list[tuple[int, ...] | None]:
         """Of each host its place in the policy's order, the least is the best: the VM's own
@@ -73,9 +83,12 @@ class NovaHosts:
             for one in request.spec:
                 if "vendor_id" in one and "product_id" in one:
                     self._pci.add((one["vendor_id"], one["product_id"]))
-        for host in hosts:
-            self._learn(host)
-        return [self._order(host, spec, requests) for host in hosts]
+        asked = repr((spec.numa_topology, [(r.count, r.spec, r.numa_policy) for r in requests]))
+        cells = [self._cells_of(host) for host in hosts]
+        for host, own in zip(hosts, cells, strict=True):
+            known = self._gpus.setdefault(_sizes(own), Counter())
+            known |= self._free_gpus(host.pci_stats)
+        return [self._order(*one, spec, asked) for one in zip(hosts, cells, strict=True)]
 
     def is_local(self, host: Any, spec: Any) -> bool:
         """Whether the VM spans no more sockets than it must, with every GPU on its cells."""
@@ -85,10 +98,39 @@ class NovaHosts:
         sockets, away = order[:2]
         return away == 0 and sockets <= self._fewest_sockets(host, spec)
 
-    def _learn(self, host: Any) -> None:
-        if host.numa_topology is not None:
-            known = self._gpus.setdefault(_cells_key(host), Counter())
-            known |= self._free_gpus(host.pci_stats)
+    def _cells_of(self, host: Any) -> tuple[NovaCell, ...]:
+        """The host's cells by id; () where it says nothing of them."""
+        cells = () if host.numa_topology is None else host.numa_topology.cells
+        return tuple(map(self._cell, sorted(cells, key=lambda cell: int(cell.id))))
+
+    def _cell(self, cell: Any) -> NovaCell:
+        rest = (
+            cell.avail_memory,
+            cell.cpu_usage,
+            tuple((p.size_kb, p.total, p.used) for p in cell.mempages),
+        )
+        cpus = frozenset(cell.pcpuset), tuple(map(frozenset, cell.siblings))
+        pinned = frozenset(cell.pinned_cpus)
+        key = (cell.id, cell.socket, cell.memory, cell.memory_usage, *cpus, pinned, rest)
+        if key not in self._cells:
+            if len(self._cells) > _MOST_KEPT:
+                self._cells.clear()
+            cores, free = _cores(cell), cell.free_pcpus
+            size = NovaCellSize(
+                id=cell.id,
+                socket=cell.socket,
+                cores=len(cores),
+                threads=max(map(len, cores), default=1),
+                memory_mib=cell.memory,
+                gpus=0,
+            )
+            self._cells[key] = NovaCell(
+                size=size,
+                used_cores=sum(not core <= free for core in cores),
+                used_mib=cell.memory_usage,
+                rest=(tuple(sorted(map(len, cell.free_siblings))), *rest),
+            )
+        return self._cells[key]
 
     def _free_gpus(self, stats: Any) -> Counter[int]:
         found: Counter[int] = Counter()
@@ -98,23 +140,14 @@ class NovaHosts:
                 found[int(pool["numa_node"])] += int(pool["count"])
         return found
 
-    def _sizes(self, host: Any) -> tuple[NovaCellSize, ...]:
-        gpus = self._gpus[_cells_key(host)]
-        return tuple(
-            NovaCellSize(
-                id=cell.id,
-                socket=cell.socket,
-                cores=len(_cores(cell)),
-                threads=max((len(core) for core in _cores(cell)), default=1),
-                memory_mib=cell.memory,
-                gpus=gpus[cell.id],
-            )
-            for cell in sorted(host.numa_topology.cells, key=lambda cell: int(cell.id))
-        )
+    def _sizes(self, cells: Sequence[NovaCell]) -> tuple[NovaCellSize, ...]:
+        sizes = _sizes(cells)
+        gpus = self._gpus[sizes]
+        return tuple(structs.replace(size, gpus=gpus[size.id]) for size in sizes)
 
     def _fewest_sockets(self, host: Any, spec: Any) -> int:
         """How many sockets of the empty host hold the VM."""
-        sizes = self._sizes(host)
+        sizes = self._sizes(self._cells_of(host))
         sockets: dict[int | None, list[NovaCellSize]] = {}
         for size in sizes:
             sockets.setdefault(size.socket, []).append(size)
@@ -130,60 +163,40 @@ class NovaHosts:
             fewest = max(fewest, next(enough, len(amounts)))
         return fewest
 
-    def _order(self, host: Any, spec: Any, requests: Sequence[Any]) -> tuple[int, ...] | None:
-        if host.numa_topology is None:
+    def _order(
+        self, host: Any, cells: tuple[NovaCell, ...], spec: Any, asked: str
+    ) -> tuple[int, ...] | None:
+        """Hosts alike share it. asked: what the VM asks for."""
+        if not any(cell.size.cores for cell in cells):
             return None
-        sizes, free = self._sizes(host), self._free_gpus(host.pci_stats)
-        if not any(size.cores for size in sizes):
-            return None
-        taken = self._taken(host, spec, requests, free)
-        if taken is None:
-            return None
-        used = {
-            cell.id: (
-                sum(not core <= cell.free_pcpus for core in _cores(cell)),
-                cell.memory_usage,
-                next(size.gpus for size in sizes if size.id == cell.id) - free[cell.id],
-            )
-            for cell in host.numa_topology.cells
-        }
-        key = (sizes, tuple(sorted(used.items())), tuple(sorted(taken.items())))
-        if key not in self._orders:
-            if len(self._orders) > _MOST_KEPT:
-                self._orders.clear()
-            self._orders[key] = self._cost(sizes, used, taken)
-        return self._orders[key]
-
-    def _taken(
-        self, host: Any, spec: Any, requests: Sequence[Any], free: Counter[int]
-    ) -> Amounts | None:
-        """What the VM would get of each cell, by Nova's own fit; hosts alike share it."""
-        cells = tuple(
-            (
-                cell.id,
-                tuple(sorted(map(len, cell.free_siblings))),
-                cell.avail_memory,
-                cell.cpu_usage,
-                tuple((p.size_kb, p.total, p.used) for p in cell.mempages),
-            )
-            for cell in host.numa_topology.cells
-        )
         pools = () if host.pci_stats is None else host.pci_stats.pools
         candidates = host.allocation_candidates or ({"mappings": spec.get_request_group_mapping()},)
         mapping = candidates[0]["mappings"]
+        known = self._gpus[_sizes(cells)]
         key = (
             cells,
-            repr(mapping),
+            tuple(sorted(known.items())),
             tuple(sorted((str(p.get("numa_node")), repr(_tags(p)), p["count"]) for p in pools)),
-            repr(spec.numa_topology),
-            repr([(one.count, one.spec, one.numa_policy) for one in requests]),
+            repr(mapping),
+            asked,
         )
-        if key in self._fits:
-            return self._fits[key]
-        if len(self._fits) > _MOST_KEPT:
-            self._fits.clear()
-        self._fits[key] = found = self._fit(host, spec, requests, free, mapping)
-        return found
+        if key not in self._orders:
+            if len(self._orders) > _MOST_KEPT:
+                self._orders.clear()
+            free = self._free_gpus(host.pci_stats)
+            taken = self._fit(host, spec, _requests(spec), free, mapping)
+            used = {
+                cell.size.id: (
+                    cell.used_cores,
+                    cell.used_mib,
+                    known[cell.size.id] - free[cell.size.id],
+                )
+                for cell in cells
+            }
+            self._orders[key] = (
+                None if taken is None else self._cost(self._sizes(cells), used, taken)
+            )
+        return self._orders[key]
 
     def _fit(
         self,
@@ -193,6 +206,7 @@ class NovaHosts:
         free: Counter[int],
         mapping: Mapping[str, Any] | None,
     ) -> Amounts | None:
+        """What the VM would get of each cell, by Nova's own fit."""
         fitted = None
         if spec.numa_topology is not None:
             fitted = import_module("nova.virt.hardware").numa_fit_instance_to_host(
@@ -265,9 +279,8 @@ def _cores(cell: Any) -> list[set[int]]:
     return [core for core in own if core]
 
 
-def _cells_key(host: Any) -> tuple[object, ...]:
-    cells = host.numa_topology.cells
-    return tuple(sorted((one.id, repr(one.socket), len(one.pcpuset), one.memory) for one in cells))
+def _sizes(cells: Sequence[NovaCell]) -> tuple[NovaCellSize, ...]:
+    return tuple(cell.size for cell in cells)
 
 
 def _as_pool(sizes: tuple[NovaCellSize, ...]) -> tuple[PoolPlaces, PoolHost]:

@@ -35,7 +35,7 @@ from homenode.cluster.pool.export import export, unnamed
 from homenode.cluster.pool.model import Pool
 from homenode.cluster.pool.moves import Move, MoveGroup, MovePlan
 from homenode.cluster.pool.outlook import FlavourFit, Free, HostOutlook, PoolOutlook
-from homenode.cluster.pool.scheduler import Scheduler
+from homenode.cluster.pool.rules import Scheduler
 from homenode.cluster.slurm.config import config_word, parse_config, with_words
 from homenode.cluster.slurm.gres import gres_lines
 from homenode.cluster.slurm.options import Shape, StudyOptions

@@ -18,7 +18,6 @@ VALUES = {
     "opt",
     "vm.plan_options",
     "cluster.pool.rules",
-    "cluster.pool.scheduler",
     "measure.results.vantage",
     "cluster.slurm.options",
     "vm.targets.hypervisors",

@@ -214,7 +214,8 @@ def test_few_hosts_are_planned_once_it_is_known_what_fits() -> None:
     every, bounded = _check(
         pool_of(hosts), sized(name="asked", gpus=1, vcpus=9, memory_bytes=64 * GIB)
     )
-    assert bounded * 4 < every
+    assert every > 12
+    assert bounded == 4, "the empty host and the first three"
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -12,7 +12,7 @@ from homenode.cluster.pool.model import Pool
 from homenode.cluster.pool.moves import MovePlan, defragment, drain
 from homenode.cluster.pool.outlook import outlook
 from homenode.cluster.pool.planner import Planner
-from homenode.cluster.pool.scheduler import Scheduler
+from homenode.cluster.pool.rules import Scheduler
 from homenode.errors import UsageError
 from homenode.machine.topology import Host
 from homenode.units import GIB

@@ -1,6 +1,7 @@
 """Replay of arrivals: against published shares, closed cases, and a strict recount."""
 
 import random
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -116,6 +117,10 @@ def test_no_machine_ever_gives_more_than_it_has(policy: TaskPolicy, seed: int) -
     in_use: list[tuple[int, Task, int | None]] = []
 
     class Watched(TraceCluster):
+        def __init__(self, drawn: Sequence[TraceNode], tasks: Sequence[Task]) -> None:
+            nodes[:] = drawn
+            super().__init__(drawn, tasks)
+
         def take(self, machine: int, task: Task, gpu: int | None) -> None:
             in_use.append((machine, task, gpu))
             super().take(machine, task, gpu)
@@ -123,7 +128,7 @@ def test_no_machine_ever_gives_more_than_it_has(policy: TaskPolicy, seed: int) -
     import homenode.cluster.pool.replay.tasks as module
 
     own = module.TraceCluster
-    module.TraceCluster = Watched  # type: ignore[misc]
+    module.TraceCluster = Watched  # type: ignore[assignment, misc]
     try:
         found = replay_tasks(nodes, tasks, policy, seed)
     finally:

@@ -11,7 +11,7 @@ import pytest
 
 from homenode.cli import main, terminal
 from homenode.cluster.pool.export import export
-from homenode.cluster.pool.scheduler import Scheduler
+from homenode.cluster.pool.rules import Scheduler
 from homenode.cluster.slurm import client
 from homenode.cluster.slurm.config import config_word, parse_config
 from homenode.cluster.slurm.gres import gres_lines

@@ -37,7 +37,7 @@ from homenode.cluster.pool.replay.simulation import (
     simulate_hosts,
     simulate_tasks,
 )
-from homenode.cluster.pool.scheduler import Scheduler
+from homenode.cluster.pool.rules import Scheduler
 from homenode.cluster.pool.sources import POOL_FILE, Progress, load_pool
 from homenode.cluster.scheduler.claims import claim_templates, read_slices
 from homenode.errors import FINDINGS, UsageError

@@ -14,8 +14,7 @@ from homenode.cli.arguments import (
     ResultsOption,
 )
 from homenode.cli.command import Without
-from homenode.cluster.pool.rules import Availability, Rules
-from homenode.cluster.pool.scheduler import Scheduler
+from homenode.cluster.pool.rules import Availability, Rules, Scheduler
 from homenode.opt import Arg, Flag, Opt
 from homenode.vm.plan_options import PlanOptions
 

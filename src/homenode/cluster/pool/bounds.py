@@ -7,6 +7,7 @@ package, each VM with full locality has too, and what is free on each package li
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from operator import mul
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -25,6 +26,7 @@ from homenode.cluster.pool.amounts import (
 )
 from homenode.cluster.pool.flavour import Flavour
 from homenode.cluster.pool.planner import FillStep, Planner, names_parts
+from homenode.cluster.pool.policy import Workload
 from homenode.cluster.pool.state import MEMORY_STEP_BYTES, HostState
 from homenode.machine.topology import LOCAL_DISTANCE
 from homenode.plan.memory import overhead_bytes, reserve_bytes
@@ -81,6 +83,7 @@ class Bounds:
         self._empty: dict[tuple[HostState, Flavour], _Empty | None] = {}
         self._fits: dict[tuple[HostState, Flavour], _Fits | None] = {}
         self._clean: dict[tuple[HostState, Flavour], int] = {}
+        self._workloads: dict[HostState, Workload] = {}
         self._before: dict[HostState, list[tuple[int, _Fits | None, frozenset[Bdf]]]] = {}
         self._usable: dict[tuple[object, ...], tuple[Amount, ...]] = {}
         self._certain: dict[tuple[HostState, Flavour], tuple[int, int | None]] = {}
@@ -96,25 +99,60 @@ class Bounds:
         homes = [number for number, own in enumerate(free) if own.holds(empty.needs)]
         if not homes:
             return (*empty.own, UNREACHED)
-        lost = self._lost(state, flavour, homes, empty.needs)
+        losses = self._losses(state, flavour, homes, empty.needs)
         rest = self._rest(state, flavour, nodes, homes, empty)
-        return (*empty.own, *min(zip(*lost, *rest, strict=True)))
+        return (*empty.own, *min(zip(losses, *rest, strict=True)))
 
-    def _lost(
+    def _losses(
         self, state: HostState, flavour: Flavour, homes: Sequence[int], needs: Amount
-    ) -> list[list[int]]:
-        """How many VMs with full locality no longer fit, at least: by flavour, then by node of the
-        VM."""
+    ) -> list[int]:
+        """The policy's loss, at least, by node of the VM."""
         unfit = self._planner.unfit(state.shape, flavour)
         without_gpus = Amount(gpus=0, cores=needs.cores, memory_bytes=needs.memory_bytes)
-        found = []
-        for before, fits, others_unfit in self._before.get(state) or self._all_before(state):
+        filled = [0] * len(homes)
+        every = self._before.get(state) or self._all_before(state)
+        for other, (before, fits, others_unfit) in zip(self._flavours, every, strict=True):
             if fits is None:
-                found.append([0] * len(homes))
                 continue
             taken = needs if others_unfit == unfit else without_gpus
-            found.append([max(0, before - fits.after(home, taken)) for home in homes])
-        return found
+            for number, home in enumerate(homes):
+                filled[number] += other.worth * max(0, before - fits.after(home, taken))
+        gpus, cores = self._planner.free_amounts(state)
+        left = gpus - flavour.gpus, cores - needs.cores
+        return [self._loss(state, one, (gpus, cores), left) for one in filled]
+
+    def loss(self, before: HostState, after: HostState, lost: Sequence[int]) -> int:
+        """What the host loses by a change, as the policy has it. lost: VMs of each flavour that
+        no longer fit."""
+        filled = sum(map(mul, lost, [flavour.worth for flavour in self._flavours]))
+        amounts = self._planner.free_amounts
+        return self._loss(before, filled, amounts(before), amounts(after))
+
+    def _loss(
+        self, state: HostState, filled: int, before: tuple[int, int], after: tuple[int, int]
+    ) -> int:
+        workload = self._workload_of(state)
+        return int(workload.worth(filled, *before) - workload.worth(0, *after))
+
+    def _workload_of(self, state: HostState) -> Workload:
+        """The flavours, each as often, on this kind of machine."""
+        empty = self._planner.empty(state)
+        if empty not in self._workloads:
+            found = [self._on_empty(state, flavour) for flavour in self._flavours]
+            sizes = [(one.needs.gpus, one.needs.cores) for one in found if one and one.needs.gpus]
+            self._workloads[empty] = Workload.of(len(self._flavours), sizes)
+        return self._workloads[empty]
+
+    def lost_at_least(
+        self, before: HostState, after: HostState, flavour: Flavour
+    ) -> tuple[int, bool]:
+        """How many VMs with full locality no longer fit, at least; whether that is their number."""
+        known, left = self._known(before, flavour), self._known(after, flavour)
+        if known == 0 or (known is not None and left is not None):
+            return max(0, known - (left or 0)), True
+        least = self._between(before, flavour)[0] if known is None else known
+        most = self._between(after, flavour)[1] if left is None else left
+        return (0 if most is None else max(0, least - most)), False
 
     def _all_before(self, state: HostState) -> list[tuple[int, _Fits | None, frozenset[Bdf]]]:
         """Of each flavour: VMs with full locality, their limits, GPUs that it does not take."""

@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable
 
 from homenode.cluster.pool.outlook import HostOutlook, PoolOutlook
-from homenode.cluster.pool.scheduler import Scheduler
+from homenode.cluster.pool.rules import Scheduler
 
 _DNS_LABEL = re.compile(r"[a-z0-9-]{1,63}", re.ASCII)
 _SLURM_NAME = re.compile(

@@ -170,12 +170,12 @@ class PoolPlaces:
         fit = self.bounds.clean(before, flavour)
         return max(0, fit - self.bounds.clean(after, flavour)) if fit else 0
 
-    def cost_of_change(self, before: HostState, after: HostState) -> tuple[int, ...]:
+    def cost_of_change(self, before: HostState, after: HostState) -> tuple[int, int]:
         """What an arrival that another program places costs the pool, in the order of `ranked`: the
-        VMs that no longer fit, the largest flavour first, then the free GPUs that remain."""
-        lost = (self.lost(before, after, flavour) for flavour in self.flavours)
+        policy's loss, then the free GPUs that remain."""
+        lost = [self.lost(before, after, flavour) for flavour in self.flavours]
         gpus = self.planner.free_gpus(after) if before.owned != after.owned else ()
-        return (*lost, len(gpus))
+        return self.bounds.loss(before, after, lost), len(gpus)
 
     def pool(self) -> Pool:
         """The pool as it is now."""
@@ -286,9 +286,9 @@ class PoolPlaces:
         emptied: as for `excluded`.
 
         Order: what gives way, then the policy's order of concerns (docs/decisions/0010) up to the
-        GPU sets that the host loses; before these, the VMs that the pool can no longer take with
-        full locality, largest flavour first; then, of a VM with GPUs, those left free on the host,
-        fewest first; then the rest, and at last the VM's own host and the order of the hosts.
+        GPU sets that the host loses; before these, the policy's loss (policy.py); then, of a VM
+        with GPUs, those left free on the host, fewest first; then the rest, and at last the VM's
+        own host and the order of the hosts.
         """
         queue: list[tuple[tuple[object, ...], int, list[str], _Candidate]] = []
         own = () if vm is None else self.hosts_of(vm)
@@ -453,49 +453,56 @@ def _groups(host: PoolHost) -> Iterator[tuple[tuple[str, str], VmIdentity]]:
 
 class _Candidate:
     """Hosts in one state, as a place for a VM. The key is first a lower bound. Then the planner is
-    asked, and the key gets further parts as the comparison needs them."""
+    asked, and the loss is worked out by flavour as the comparison needs it."""
 
-    __slots__ = ("_lost", "_rest", "flavour", "is_refused", "key", "places", "state", "step")
+    __slots__ = (
+        "_lost",
+        "_unknown",
+        "flavour",
+        "is_complete",
+        "is_refused",
+        "key",
+        "places",
+        "state",
+        "step",
+    )
 
     def __init__(self, places: PoolPlaces, flavour: Flavour, state: HostState) -> None:
         self.places, self.flavour, self.state = places, flavour, state
         self.step: FillStep | None = None
-        self.is_refused = False
+        self.is_refused = self.is_complete = False
         self._lost: list[int] = []
-        self._rest: list[object] = []
+        self._unknown: list[int] = []
         self.key: tuple[object, ...] = places.bounds.key(state, flavour)
 
-    @property
-    def is_complete(self) -> bool:
-        return len(self._lost) > len(self.places.flavours)
-
     def go_on(self) -> None:
-        """Ask the planner; then the next part of the key: what one flavour more loses, and at the
-        end the rest."""
-        planner = self.places.planner
-        if self.step is None:
-            self.step = planner.step(self.state, self.flavour)
-            if self.step is None:
+        """Ask the planner; then what one flavour more loses, and at the end the rest."""
+        places, flavours = self.places, self.places.flavours
+        step = self.step
+        if step is None:
+            self.step = step = places.planner.step(self.state, self.flavour)
+            if step is None:
                 self.is_refused = True
                 return
-            own, rest = self.step.terms
-            self.key = (len(self.step.given), *own)
-            self._rest = [value for _, value in rest]
-            return
-        number = len(self._lost)
-        if number == len(self.places.flavours):
-            free = planner.free_gpus(self.step.after) if self.flavour.gpus else ()
-            self.key += (len(free), *self._rest)
-            self._lost.append(0)
-            return
-        flavour = self.places.flavours[number]
-        lost = self.places.lost(self.state, self.step.after, flavour)
-        self._lost.append(lost)
-        self.key += (lost,)
+            for number, flavour in enumerate(flavours):
+                lost, is_exact = places.bounds.lost_at_least(self.state, step.after, flavour)
+                self._lost.append(lost)
+                if not is_exact:
+                    self._unknown.append(number)
+        elif self._unknown:
+            number = self._unknown.pop(0)
+            self._lost[number] = places.lost(self.state, step.after, flavours[number])
+        own, rest = step.terms
+        loss = places.bounds.loss(self.state, step.after, self._lost)
+        self.key = (len(step.given), *own, loss)
+        if not self._unknown:
+            free = places.planner.free_gpus(step.after) if self.flavour.gpus else ()
+            self.key += (len(free), *(value for _, value in rest))
+            self.is_complete = True
 
     def lost(self) -> tuple[LostFits, ...]:
         return tuple(
             LostFits(flavour.name, count)
-            for flavour, count in zip(self.places.flavours, self._lost, strict=False)
+            for flavour, count in zip(self.places.flavours, self._lost, strict=True)
             if count
         )

@@ -167,6 +167,11 @@ class Planner(HostStates):
             return None
         return step_of(placement, after, self.gpus(state.shape))
 
+    def free_amounts(self, state: HostState) -> tuple[int, int]:
+        """Free GPUs, and cores without vCPUs."""
+        cores = sum(map(len, self.core_classes(state.shape)))
+        return len(self.free_gpus(state)), cores - sum([busy for busy, _ in state.cores])
+
     def _free_pus(self, state: HostState) -> int:
         """PUs of cores without vCPUs: no fallback gives a VM more."""
         return sum(

@@ -1,4 +1,4 @@
-"""Rules: what a VM has to do with other VMs, and whether a host takes any: types of options."""
+"""Rules: what a VM has to do with other VMs, and other types of options of pools."""
 
 from enum import StrEnum
 from typing import Annotated
@@ -47,3 +47,12 @@ class Availability(StrEnum):
     CORDONED = "cordoned"
     DRAINING = "draining"
     GONE = "gone"
+
+
+class Scheduler(StrEnum):
+    """Who takes what a pool exports."""
+
+    KUBERNETES = "kubernetes"
+    DRA = "dra"
+    NOVA = "nova"
+    SLURM = "slurm"

@@ -2,8 +2,10 @@
 
 Policies: first fit; best fit and FGD as published (USENIX ATC'23, "Beware of Fragmentation", and
 its simulator), and ours. FGD places a task where the expected fragment grows least: what is left of
-GPUs that a task of the workload cannot use next. Ours looks further: how much of a machine could
-still be filled with each kind of task, and how many GPUs will be left without CPUs.
+GPUs that a task of the workload cannot use next. Ours is the policy of `place` (policy.py).
+
+As in that simulator, machines are in an order that the seed draws, and of equal ones the first is
+taken: it puts a drawn number before the name of each node, and takes the lowest name.
 """
 
 from collections import Counter
@@ -13,8 +15,12 @@ from typing import Any
 
 from msgspec import Struct
 
+from homenode.cluster.pool.policy import Workload
 from homenode.cluster.pool.replay.trace import MILLI, Task, TraceNode
 from homenode.cluster.pool.solver import optional_module
+
+_Kind = tuple[int, int, int, tuple[str, ...]]
+"""Of a task: CPU, GPUs, parts of each, and models of GPUs."""
 
 ARRIVED = 1.3
 """How much of the GPUs' capacity arrives, as published."""
@@ -22,8 +28,8 @@ ARRIVED = 1.3
 TYPICAL = 0.95
 """Of FGD, as published: the share of the tasks that its workload is made of."""
 
-BALANCE = 2.0
-"""Weight of GPUs without CPUs against GPUs that could still be filled."""
+_MOST = 1 << 62
+"""More than a machine can lose."""
 
 _BEST_FIT_CPU_MILLI, _BEST_FIT_GPU_MILLI = 128_000, 8_000
 """What best fit measures by: the largest machine's."""
@@ -89,7 +95,7 @@ class TraceCluster:
         number = {model: i for i, model in enumerate(models)}
         self.model = numpy.array([number[node.model] for node in nodes])
         self.models = number
-        self.kinds = Counter((t.cpu_milli, t.gpus, t.gpu_milli) for t in tasks)
+        self.kinds = Counter((t.cpu_milli, t.gpus, t.gpu_milli, t.models) for t in tasks)
 
     def holds(self, task: Task) -> Any:
         """Which machines hold the task."""
@@ -138,7 +144,7 @@ def _shares(task: Task) -> bool:
 class _FirstFit:
     """The first machine; of its GPUs the first."""
 
-    def __init__(self, cluster: TraceCluster, rng: Any) -> None:
+    def __init__(self, cluster: TraceCluster) -> None:
         self.cluster = cluster
 
     def choose(self, machines: Any, task: Task) -> tuple[int, int | None]:
@@ -152,12 +158,7 @@ class _FirstFit:
 
 
 class _BestFit(_FirstFit):
-    """The machine with least left of CPUs and GPUs, in whole per cent; of its GPUs the tightest.
-    Of equal ones any, drawn."""
-
-    def __init__(self, cluster: TraceCluster, rng: Any) -> None:
-        super().__init__(cluster, rng)
-        self.rng = rng
+    """The machine with least left of CPUs and GPUs, in whole per cent; of its GPUs the tightest."""
 
     def choose(self, machines: Any, task: Task) -> tuple[int, int | None]:
         cluster, numpy = self.cluster, self.cluster.numpy
@@ -165,16 +166,14 @@ class _BestFit(_FirstFit):
             (cluster.cpu[machines] - task.cpu_milli) / _BEST_FIT_CPU_MILLI
             + (cluster.sums[machines] - task.total_gpu_milli) / _BEST_FIT_GPU_MILLI
         ) / 2
-        score = numpy.floor((1 - left) * 100)
-        equal = numpy.flatnonzero(score == score.max())
-        machine = int(machines[equal[int(self.rng.integers(len(equal)))]])
+        machine = int(machines[int(numpy.floor((1 - left) * 100).argmax())])
         if not _shares(task):
             return machine, None
         free = cluster.free[machine]
         return machine, int(numpy.where(free >= task.gpu_milli, free, 2 * MILLI).argmin())
 
 
-def _typical(kinds: Counter[tuple[int, int, int]]) -> dict[tuple[int, int, int], int]:
+def _typical(kinds: Counter[_Kind]) -> dict[_Kind, int]:
     """The most frequent kinds of task that are TYPICAL of all together."""
     left = TYPICAL * sum(kinds.values())
     found = {}
@@ -188,32 +187,35 @@ def _typical(kinds: Counter[tuple[int, int, int]]) -> dict[tuple[int, int, int],
 
 class _Fgd(_FirstFit):
     """Least growth of the expected fragment, as the simulator scores it: a sigmoid in whole per
-    cent. Of equal ones the first. The workload is that of the most frequent kinds of task, until
-    they are TYPICAL of all."""
+    cent. The workload is that of the most frequent kinds of task, until they are TYPICAL of all."""
 
-    def __init__(self, cluster: TraceCluster, rng: Any) -> None:
-        super().__init__(cluster, rng)
+    def __init__(self, cluster: TraceCluster) -> None:
+        super().__init__(cluster)
         numpy = cluster.numpy
         kinds = _typical(cluster.kinds)
         total = sum(kinds.values())
-        self.levels = numpy.array(sorted({cpu for cpu, _, _ in kinds}))
+        self.levels = numpy.array(sorted({cpu for cpu, *_ in kinds}))
         most = cluster.free.shape[1]
-        part = numpy.zeros((len(self.levels) + 1, MILLI + 1))
-        several = numpy.zeros((len(self.levels) + 1, most + 1))
-        for (cpu, gpus, milli), count in kinds.items():
+        part = numpy.zeros((len(cluster.models), len(self.levels) + 1, MILLI + 1))
+        several = numpy.zeros((*part.shape[:2], most + 1))
+        for (cpu, gpus, milli, models), count in kinds.items():
             level = int(numpy.searchsorted(self.levels, cpu)) + 1
-            if gpus == 1:
-                part[level:, milli:] += count / total
-            elif 1 < gpus <= most:
-                several[level:, gpus:] += count / total
+            for model, number in cluster.models.items():
+                if models and model not in models:
+                    continue
+                if gpus == 1:
+                    part[number, level:, milli:] += count / total
+                elif 1 < gpus <= most:
+                    several[number, level:, gpus:] += count / total
         # What a task of the workload can use of a GPU with so much free, and of so many whole ones.
         self.of_part = part * numpy.arange(MILLI + 1)
         self.of_whole = several * numpy.arange(most + 1) * MILLI
-        self.usable = self._usable(cluster.cpu, cluster.free, cluster.whole)
+        self.usable = self._usable(cluster.model, cluster.cpu, cluster.free, cluster.whole)
 
-    def _usable(self, cpu: Any, free: Any, whole: Any) -> Any:
+    def _usable(self, model: Any, cpu: Any, free: Any, whole: Any) -> Any:
         level = self.cluster.numpy.searchsorted(self.levels, cpu, side="right")
-        return self.of_part[level[:, None], free].sum(1) + self.of_whole[level, whole]
+        parts = self.of_part[model[:, None], level[:, None], free].sum(1)
+        return parts + self.of_whole[model, level, whole]
 
     def choose(self, machines: Any, task: Task) -> tuple[int, int | None]:
         cluster, numpy = self.cluster, self.cluster.numpy
@@ -221,17 +223,19 @@ class _Fgd(_FirstFit):
             self.levels, cluster.cpu[machines] - task.cpu_milli, side="right"
         )
         free, whole = cluster.free[machines], cluster.whole[machines]
-        terms = self.of_part[level[:, None], free]
+        kind = cluster.model[machines], level
+        kinds = kind[0][:, None], level[:, None]
+        terms = self.of_part[*kinds, free]
         sums = terms.sum(1)
         if _shares(task):
             fits = free >= task.gpu_milli
             rest = numpy.where(fits, free - task.gpu_milli, 0)
-            usable = sums[:, None] - terms + self.of_part[level[:, None], rest]
-            usable += self.of_whole[level[:, None], whole[:, None] - (free == MILLI)]
+            usable = sums[:, None] - terms + self.of_part[*kinds, rest]
+            usable += self.of_whole[*kinds, whole[:, None] - (free == MILLI)]
         else:
             fits = numpy.ones((len(machines), 1), bool)
-            usable = sums - task.gpus * self.of_part[level, MILLI]
-            usable = (usable + self.of_whole[level, whole - task.gpus])[:, None]
+            usable = sums - task.gpus * self.of_part[*kind, MILLI]
+            usable = (usable + self.of_whole[*kind, whole - task.gpus])[:, None]
         gain = usable + task.total_gpu_milli - self.usable[machines][:, None]
         score = numpy.floor(100 / (1 + numpy.exp(-numpy.clip(gain / MILLI, -50, 50))))
         score = numpy.where(fits, score, -1)
@@ -242,36 +246,30 @@ class _Fgd(_FirstFit):
     def placed(self, machine: int) -> None:
         one = slice(machine, machine + 1)
         cluster = self.cluster
-        self.usable[one] = self._usable(cluster.cpu[one], cluster.free[one], cluster.whole[one])
+        now = cluster.model[one], cluster.cpu[one], cluster.free[one], cluster.whole[one]
+        self.usable[one] = self._usable(*now)
 
 
 class _Homenode(_FirstFit):
-    """Least loss of what could still be filled. Of equal ones the fullest machine.
+    """The policy of `place`, with the kinds of task as its workload: least loss, then fewest GPUs
+    left, then fewest CPUs. What a machine loses by a kind of task is kept until it changes."""
 
-    Filled with one kind of task, a machine gives so much GPU; the mean over the kinds, as often as
-    they come, is what it can still give. GPUs beyond what its CPUs can serve, at the workload's
-    mean, count as lost by BALANCE. What a machine loses by a kind of task is kept until the machine
-    changes.
-    """
-
-    def __init__(self, cluster: TraceCluster, rng: Any) -> None:
-        super().__init__(cluster, rng)
+    def __init__(self, cluster: TraceCluster) -> None:
+        super().__init__(cluster)
         numpy = cluster.numpy
-        kinds = [(cpu, gpus, milli, n) for (cpu, gpus, milli), n in cluster.kinds.items() if gpus]
-        total = max(1, sum(n for *_, n in kinds))
+        kinds = [
+            (cpu, gpus, milli, n) for (cpu, gpus, milli, _), n in cluster.kinds.items() if gpus
+        ]
         most = cluster.free.shape[1]
-        milli_of = numpy.array([milli for _, _, milli, _ in kinds])
-        gpus_of = numpy.array([gpus for _, gpus, _, _ in kinds])
+        self.cpu_of, gpus_of, milli_of, number = numpy.array(kinds or [(1, 1, 1, 0)]).T
         parts = numpy.arange(MILLI + 1)[:, None] // milli_of[None, :]
-        self.of_part = (parts * (gpus_of == 1)).astype(numpy.float32)
+        self.of_part = parts * (gpus_of == 1)
         several = numpy.arange(most + 1)[:, None] // gpus_of[None, :]
-        self.of_whole = (several * (gpus_of > 1)).astype(numpy.float32)
-        weight = numpy.array([n / total for *_, n in kinds])
-        # The published workloads weigh tasks, not GPUs: large tasks would outweigh the many.
-        self.value = (gpus_of * milli_of * weight).astype(numpy.float32)
-        self.per_cpu = (1 / numpy.array([max(1, cpu) for cpu, *_ in kinds])).astype(numpy.float32)
-        cpus = sum(cpu * n for cpu, _, _, n in kinds)
-        self.cpu_per_gpu_milli = cpus / max(1, sum(g * m * n for _, g, m, n in kinds))
+        self.of_whole = several * (gpus_of > 1)
+        self.value = gpus_of * milli_of * number
+        self.workload = Workload.of(
+            int(number.sum()), [(n * gpus * milli, n * cpu) for cpu, gpus, milli, n in kinds]
+        )
         self.worth = self._worth(cluster.cpu, cluster.free, cluster.whole)
         self.now = 1
         self.changed = numpy.zeros(len(cluster.cpu), int)
@@ -280,18 +278,17 @@ class _Homenode(_FirstFit):
     def _worth(self, cpu: Any, free: Any, whole: Any) -> Any:
         numpy = self.cluster.numpy
         by_gpu = self.of_part[free].sum(1) + self.of_whole[whole]
-        by_cpu = cpu[:, None].astype(numpy.float32) * self.per_cpu
-        filled = numpy.minimum(by_gpu, numpy.where(by_cpu < 1, 0, by_cpu)) @ self.value
-        without = free.sum(1) - cpu / max(1e-9, self.cpu_per_gpu_milli)
-        return filled - BALANCE * numpy.maximum(0, without)
+        by_cpu = cpu[:, None] // numpy.maximum(1, self.cpu_of)
+        filled = numpy.minimum(by_gpu, by_cpu) @ self.value
+        return self.workload.worth(filled, free.sum(1), cpu)
 
     def choose(self, machines: Any, task: Task) -> tuple[int, int | None]:
         cluster = self.cluster
         loss, gpu = self._losses(task)
-        left = loss[machines]
-        equal = machines[left <= left.min() + 1e-3]
-        fullest = cluster.cpu[equal] / _BEST_FIT_CPU_MILLI + cluster.sums[equal] / MILLI
-        machine = int(equal[int(fullest.argmin())])
+        order = cluster.numpy.lexsort(
+            (cluster.cpu[machines], cluster.sums[machines], loss[machines])
+        )
+        machine = int(machines[order[0]])
         return machine, int(gpu[machine]) if _shares(task) else None
 
     def _losses(self, task: Task) -> tuple[Any, Any]:
@@ -303,8 +300,8 @@ class _Homenode(_FirstFit):
             stale = numpy.flatnonzero(self.changed >= at)
         else:
             stale = numpy.arange(len(cluster.cpu))
-            loss, gpu = numpy.full(len(stale), numpy.inf), numpy.zeros(len(stale), int)
-        loss[stale] = numpy.inf
+            loss, gpu = numpy.zeros(len(stale), int), numpy.zeros(len(stale), int)
+        loss[stale] = _MOST
         stale = stale[cluster.cpu[stale] >= task.cpu_milli]
         if _shares(task):
             for number in range(cluster.free.shape[1]):
@@ -331,7 +328,7 @@ class _Homenode(_FirstFit):
         self.now += 1
 
 
-_POLICIES: dict[TaskPolicy, Callable[[TraceCluster, Any], _FirstFit]] = {
+_POLICIES: dict[TaskPolicy, Callable[[TraceCluster], _FirstFit]] = {
     TaskPolicy.FIRST_FIT: _FirstFit,
     TaskPolicy.BEST_FIT: _BestFit,
     TaskPolicy.FGD: _Fgd,
@@ -345,8 +342,9 @@ def replay_tasks(
     """Tasks in the order of a seed, one decision at a time; none departs. A task that no machine
     holds is refused."""
     numpy = optional_module("numpy", "pool simulate")
-    cluster = TraceCluster(nodes, tasks)
-    chooser = _POLICIES[policy](cluster, numpy.random.default_rng((seed, 1)))
+    drawn = numpy.random.default_rng((seed, 1)).permutation(len(nodes))
+    cluster = TraceCluster([nodes[i] for i in drawn], tasks)
+    chooser = _POLICIES[policy](cluster)
     arrived, allocated, refused = 0, 0, 0
     order = arrivals(tasks, cluster.capacity, seed)
     curve: list[tuple[float, float]] = []

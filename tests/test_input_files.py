@@ -14,7 +14,8 @@ import pytest
 from homenode import input_files
 from homenode.change.record_folder import LOCK, RecordFolder
 from homenode.cli import main
-from homenode.cluster.pool.sources import POOL_FILE, load_pool, load_whole_hosts
+from homenode.cluster.pool.sources import load_pool, load_whole_hosts
+from homenode.cluster.pool.stored import POOL_FILE
 from homenode.decide.evidence.sources import published_hosts
 from homenode.errors import HomenodeError, InputError
 from homenode.input_files import (

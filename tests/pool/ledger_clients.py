@@ -23,8 +23,8 @@ from homenode.cluster.pool.model import Pool
 from homenode.cluster.pool.place import PoolPlaces
 from homenode.cluster.pool.planner import Planner
 from homenode.cluster.pool.reservations import Reservation
-from homenode.cluster.pool.sources import POOL_FILE, load_pool
-from homenode.cluster.pool.stored import encode_pool
+from homenode.cluster.pool.sources import load_pool
+from homenode.cluster.pool.stored import POOL_FILE, encode_pool
 from homenode.durable import replace_file
 from homenode.machine.topology import RunningDomain
 from homenode.units import GIB

@@ -19,8 +19,8 @@ from homenode.cluster.pool.answers_file import (
 from homenode.cluster.pool.flavour import default_flavours
 from homenode.cluster.pool.outlook import PoolOutlook, outlook
 from homenode.cluster.pool.planner import Planner
-from homenode.cluster.pool.sources import POOL_FILE, load_pool
-from homenode.cluster.pool.stored import encode_pool
+from homenode.cluster.pool.sources import load_pool
+from homenode.cluster.pool.stored import POOL_FILE, encode_pool
 from homenode.units import GIB
 from tests.pool.pools import filled, pool_of, shipped, with_free_memory
 

@@ -10,7 +10,8 @@ import pytest
 from homenode.change.record_folder import RecordFolder
 from homenode.cluster.pool.answers_file import ANSWERS_FILE
 from homenode.cluster.pool.capture import capture_pool, read_list
-from homenode.cluster.pool.sources import POOL_FILE, load_pool
+from homenode.cluster.pool.sources import load_pool
+from homenode.cluster.pool.stored import POOL_FILE
 from homenode.errors import HostError, InputError
 from tests.ssh_daemon import ssh_daemon
 

@@ -29,8 +29,8 @@ from homenode.cluster.pool.reservations import (
     with_reservations,
 )
 from homenode.cluster.pool.rules import Availability, Rules
-from homenode.cluster.pool.sources import POOL_FILE, load_pool
-from homenode.cluster.pool.stored import encode_pool
+from homenode.cluster.pool.sources import load_pool
+from homenode.cluster.pool.stored import POOL_FILE, encode_pool
 from homenode.errors import HostError
 from homenode.formats import line
 from homenode.machine.topology import Host, RunningDomain
@@ -124,6 +124,27 @@ def test_a_vm_that_is_placed_again_stays_where_it_is_and_counts_once(
     code, _, said = _place(run, "one.xml", 4, "--on", "c")
     assert (code, "no longer counts on a" in said) == (0, True)
     assert _where(load_pool(["pool"])) == {"c": [ONE]}
+
+
+def test_a_vm_that_homenode_has_moved_counts_on_its_new_host_alone(folder: Path) -> None:
+    """Until another capture, which may show it on the old one again."""
+    vm = replace(_vm(), running=True, planned=False)
+    host = replace(shipped("hgx-h100"), domains=(vm,))
+    host = replace(host, nodes=tuple(replace(n, memory_free_bytes=GIB) for n in host.nodes))
+    _capture(pool_of([("a", host), ("b", shipped("hgx-h100"))]))
+    seen = seen_in(load_pool(["pool"]), VmIdentity.of(vm))
+    with Ledger(folder) as ledger:
+        with ledger.writing():
+            ledger.reserve(Reservation(host="b", vm=vm, seen=seen))
+        assert _where(load_pool(["pool"])) == {"a": [ONE], "b": [ONE]}
+        with ledger.writing():
+            ledger.note_moved(vm.name, ONE, "a")
+    now = load_pool(["pool"])
+    assert _where(now) == {"b": [ONE]}
+    freed = sum((node.memory_free_bytes or 0) - GIB for node in now.hosts[0].nodes)
+    assert freed == sum(size for _, size in vm.memory_by_node) > 0
+    _capture(pool_of([("a", host), ("b", shipped("hgx-h100"))]))
+    assert _where(load_pool(["pool"])) == {"a": [ONE], "b": [ONE]}
 
 
 def test_owners_tell_vms_of_one_name_apart_that_have_no_uuid(folder: Path, run: Run) -> None:

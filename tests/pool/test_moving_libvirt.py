@@ -129,6 +129,8 @@ def test_a_drained_hosts_vms_run_on_the_other_and_those_that_cannot_are_named(ho
     assert "Autostart:      enable" in hosts.b.virsh("dominfo", "vm").stdout
     assert hosts.states("transient") == ("running", "")
     assert hosts.reserved() == [("vm", "b")]
+    counted = {name: homenode("pool", "vms", "--pool", hosts.pool, "--on", name) for name in "ab"}
+    assert [name for name, done in counted.items() if " vm " in f" {done.stdout} "] == ["b"]
     again = hosts.drain("--yes")
     assert again.exit_code == InputError.exit_code, "the capture is from before"
     hosts.capture()

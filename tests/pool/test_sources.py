@@ -10,8 +10,8 @@ import pytest
 from homenode.cli import main
 from homenode.cluster.pool.model import PoolBuilder
 from homenode.cluster.pool.solver import install_hint, optional_module
-from homenode.cluster.pool.sources import POOL_FILE, load_pool
-from homenode.cluster.pool.stored import encode_pool, read_pool
+from homenode.cluster.pool.sources import load_pool
+from homenode.cluster.pool.stored import POOL_FILE, encode_pool, read_pool
 from homenode.errors import InputError, UsageError
 from homenode.vm.domain.read import read_vm
 from tests.pool.pools import filled, pool_of, shipped

@@ -1,7 +1,7 @@
 """Pods of 1, 2, 4 and 8 GPUs that arrive and leave: what becomes of them under a scheduler.
 
-`python -m tests.scheduler.kube_stream FOLDER [PODS] [NODES]` compares the stock scheduler, the one
-that packs, and homenode on one stream. FOLDER: empty, for logs.
+`python -m tests.scheduler.kube_stream FOLDER [PODS NODES SEED]` compares the stock scheduler, the
+one that packs, and homenode on one stream. FOLDER: empty, for logs.
 """
 
 import sys
@@ -207,10 +207,10 @@ def _stranded(node: Node) -> int:
     return sum(free for free in by_node.values() if free < 4)
 
 
-def compare(folder: Path, pods: int, count: int) -> dict[str, Outcome]:
+def compare(folder: Path, pods: int, count: int, seed: int) -> dict[str, Outcome]:
     """The same stream under each scheduler."""
     source, found = f"hgx-h100*{count}", {}
-    events = stream(1, pods, 8 * count)
+    events = stream(seed, pods, 8 * count)
     configz = folder / "configz.json"
     configz.write_bytes(json.encode(CONFIG))
     with control_plane(folder) as cluster:
@@ -248,4 +248,4 @@ def binding() -> dict[str, Any]:
 
 if __name__ == "__main__":
     words = sys.argv[2:]
-    compare(Path(sys.argv[1]), *(int(word) for word in words or ("200", "10")))
+    compare(Path(sys.argv[1]), *(int(word) for word in words or ("200", "10", "1")))

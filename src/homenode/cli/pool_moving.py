@@ -154,8 +154,16 @@ class _Moves:
         except BaseException:
             give_up(begun)
             raise
-        where = {one.vm.uuid: one.move.to_host for one in found.moves}
-        move_all(begun, lambda one: note(f"{one.name}: runs on {where[one.uuid]}"))
+        moves = {one.vm.uuid: one.move for one in found.moves}
+
+        def on_moved(one: VmMove) -> None:
+            move = moves[one.uuid]
+            note(f"{one.name}: runs on {move.to_host}")
+            if self._has_ledger:
+                with recording(self.sources) as ledger:
+                    ledger.note_moved(one.name, one.uuid, move.from_host)
+
+        move_all(begun, on_moved)
         note("next: capture the pool again, which shows the VMs on their new hosts")
         self._exit(found.plan, pool)
 

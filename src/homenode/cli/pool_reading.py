@@ -38,7 +38,8 @@ from homenode.cluster.pool.replay.simulation import (
     simulate_tasks,
 )
 from homenode.cluster.pool.rules import Scheduler
-from homenode.cluster.pool.sources import POOL_FILE, Progress, load_pool
+from homenode.cluster.pool.sources import Progress, load_pool
+from homenode.cluster.pool.stored import POOL_FILE
 from homenode.cluster.scheduler.claims import claim_templates, read_slices
 from homenode.errors import FINDINGS, UsageError
 from homenode.formats import encode

@@ -1,5 +1,6 @@
 """homenode pool serve: a pool as kube-scheduler's extender. [I/O]"""
 
+import gc
 import ipaddress
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,6 +34,7 @@ def serve(asked: PoolServeArguments) -> None:
     nodes = ClusterNodes(pool, _kubelets(pool, asked.kubelet), flavours, ids, named)
     with progress("planning") as show_progress:
         outlook(nodes.places.pool(), flavours, nodes.places.planner, show_progress)
+    gc.freeze()  # what is kept until the end is not looked through again at requests
     serve_nodes(nodes, api, endpoint, note)
 
 

@@ -7,6 +7,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
+from homenode.cluster.pool.state import MEMORY_STEP_BYTES
 from homenode.cpuset import CpuSet
 from homenode.indices import NodeIndex
 from homenode.machine.topology import Host, NumaNode
@@ -61,6 +62,45 @@ class NodeAmounts(Struct, frozen=True, kw_only=True):
     widest: int
     are_alike: bool
     share: int
+
+
+class VmOnEmpty(Struct, frozen=True, kw_only=True):
+    """A VM on the empty host. own: its cost, if that is certainly the least. rest: cost terms of
+    the host. needs: the least that it allocates there without a fallback. home: position of its
+    node; None if it has several, or a GPU is on another. one_package: whether it is on one package
+    with every GPU on a chosen node; None if full locality does not require that. takes: what a VM
+    with full locality takes of each node, by position, with what QEMU needs; None if unknown.
+    is_nearest: with less than full locality its own cost is greater. threads: cores for its
+    emulator and IOThreads. is_plain: it is on one node."""
+
+    own: tuple[object, ...] | None
+    rest: tuple[tuple[str, object], ...]
+    needs: Amount
+    home: int | None
+    one_package: bool | None
+    takes: dict[int, Amount] | None
+    is_nearest: bool
+    threads: int
+    is_plain: bool
+
+
+class MostFits(Struct, frozen=True, kw_only=True):
+    """How many VMs with full locality a host takes at most. parts: what is free on each package, or
+    on the whole host. most: VMs that each part takes. part_of: the part of each node."""
+
+    needs: Amount
+    parts: tuple[Amount, ...]
+    most: tuple[int, ...]
+    part_of: tuple[int, ...]
+
+    def after(self, node: int | None, taken: Amount) -> int:
+        """The most VMs that still fit once so much is allocated: of a node, or of any."""
+        if node is None:
+            whole = sums_of_parts(self.parts, (0,) * len(self.parts))[0]
+            return min(sum(self.most), whole.without(taken).holds(self.needs))
+        part = self.part_of[node]
+        left = self.parts[part].without(taken).holds(self.needs)
+        return sum(self.most) - self.most[part] + left
 
 
 def sums_of_parts(free: Sequence[Amount], part_of: Sequence[int]) -> tuple[Amount, ...]:
@@ -143,6 +183,28 @@ def node_amounts(
             default=0,
         ),
     )
+
+
+def taken_of_nodes(
+    nodes: NodeAmounts,
+    own: Sequence[NodeIndex],
+    busy: Sequence[int],
+    devices: Sequence[Bdf],
+    memory_bytes: int,
+) -> dict[int, Amount] | None:
+    """What a VM takes of each of its nodes, by position; None where some give more cores. busy: of
+    each class of cores."""
+    cores, gpus = [0] * len(nodes.packages), [0] * len(nodes.packages)
+    for (node, _), number in zip(nodes.classes, busy, strict=True):
+        cores[node] += number
+    for gpu in devices:
+        if gpu in nodes.gpus:
+            gpus[nodes.gpus[gpu]] += 1
+    memory = -(-memory_bytes // len(own)) + MEMORY_STEP_BYTES
+    at = [nodes.position[node] for node in own]
+    if len({cores[one] for one in at}) > 1:
+        return None
+    return {one: Amount(gpus=gpus[one], cores=cores[one], memory_bytes=memory) for one in at}
 
 
 def has_equal_parts(usable: Sequence[Amount], needs: Amount, rounding: int) -> bool:

@@ -9,20 +9,22 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from operator import mul
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.cluster.pool.amounts import (
     UNREACHED,
     Amount,
+    MostFits,
     NodeAmounts,
+    VmOnEmpty,
     has_equal_parts,
     has_memory,
     most_gpus_used,
     node_amounts,
     sized,
     sums_of_parts,
+    taken_of_nodes,
 )
 from homenode.cluster.pool.flavour import Flavour
 from homenode.cluster.pool.planner import FillStep, Planner, names_parts
@@ -30,46 +32,14 @@ from homenode.cluster.pool.policy import Workload
 from homenode.cluster.pool.state import MEMORY_STEP_BYTES, HostState
 from homenode.machine.topology import LOCAL_DISTANCE
 from homenode.plan.memory import overhead_bytes, reserve_bytes
-from homenode.plan.request import GuestRequest
 from homenode.vm.layout import GuestCells, MemoryBinding, Pinning, Siblings
 from homenode.vm.plan_options import DeviceLocality, MemoryMode
 
 _STEPS_BYTES = 4 * MEMORY_STEP_BYTES
 """What rounding may take of a node's memory for one VM."""
 
-
-class _Empty(Struct, frozen=True, kw_only=True):
-    """A VM on the empty host. own: its cost, if that is certainly the least. rest: cost terms of
-    the host. needs: the least that it allocates there without a fallback. home: position of its
-    node; None if it has several, or a GPU is on another. one_package: whether it is on one package
-    with every GPU on a chosen node; None if full locality does not require that. takes: what a VM
-    with full locality takes of each node, by position, with what QEMU needs; None if unknown.
-    threads: cores for its emulator and IOThreads. is_plain: it is on one node."""
-
-    own: tuple[object, ...] | None
-    rest: tuple[tuple[str, object], ...]
-    needs: Amount
-    home: int | None
-    one_package: bool | None
-    takes: dict[int, Amount] | None
-    threads: int
-    is_plain: bool
-
-
-class _Fits(Struct, frozen=True, kw_only=True):
-    """How many VMs with full locality a host takes at most. parts: what is free on each package, or
-    on the whole host. most: VMs that each part takes. part_of: the part of each node."""
-
-    needs: Amount
-    parts: tuple[Amount, ...]
-    most: tuple[int, ...]
-    part_of: tuple[int, ...]
-
-    def after(self, node: int, taken: Amount) -> int:
-        """The number of VMs that still fit once so much of a node is allocated."""
-        part = self.part_of[node]
-        left = self.parts[part].without(taken).holds(self.needs)
-        return sum(self.most) - self.most[part] + left
+_NEAREST = ["device_class", "packages_spanned", "gpus_away_from_home"]
+"""The first terms of a cost that is greater wherever the VM has less than full locality."""
 
 
 class Bounds:
@@ -80,11 +50,11 @@ class Bounds:
         self._flavours = tuple(flavours)
         self._nodes: dict[int, NodeAmounts | None] = {}
         self._free: dict[tuple[HostState, frozenset[Bdf]], tuple[Amount, ...]] = {}
-        self._empty: dict[tuple[HostState, Flavour], _Empty | None] = {}
-        self._fits: dict[tuple[HostState, Flavour], _Fits | None] = {}
+        self._empty: dict[tuple[HostState, Flavour], VmOnEmpty | None] = {}
+        self._fits: dict[tuple[HostState, Flavour], MostFits | None] = {}
         self._clean: dict[tuple[HostState, Flavour], int] = {}
         self._workloads: dict[HostState, Workload] = {}
-        self._before: dict[HostState, list[tuple[int, _Fits | None, frozenset[Bdf]]]] = {}
+        self._before: dict[HostState, list[tuple[int, MostFits | None, frozenset[Bdf]]]] = {}
         self._usable: dict[tuple[object, ...], tuple[Amount, ...]] = {}
         self._certain: dict[tuple[HostState, Flavour], tuple[int, int | None]] = {}
 
@@ -93,8 +63,13 @@ class Bounds:
         nodes, empty = self._nodes_of(state.shape), self._on_empty(state, flavour)
         if empty is None or empty.own is None:
             return ()
-        if nodes is None or empty.home is None:
+        if nodes is None:
             return empty.own
+        if empty.home is None:
+            if empty.is_nearest and self._between(state, flavour)[1] == 0:
+                return (*empty.own, UNREACHED)
+            gpus_left = self._planner.free_amounts(state)[0] - flavour.gpus if flavour.gpus else 0
+            return (*empty.own, *self._losses(state, flavour, [None], empty.needs), gpus_left)
         free = self._free_of(state, flavour, nodes)
         homes = [number for number, own in enumerate(free) if own.holds(empty.needs)]
         if not homes:
@@ -104,9 +79,9 @@ class Bounds:
         return (*empty.own, *min(zip(losses, *rest, strict=True)))
 
     def _losses(
-        self, state: HostState, flavour: Flavour, homes: Sequence[int], needs: Amount
+        self, state: HostState, flavour: Flavour, homes: Sequence[int | None], needs: Amount
     ) -> list[int]:
-        """The policy's loss, at least, by node of the VM."""
+        """The policy's loss, at least, by node of the VM; None = it is on several."""
         unfit = self._planner.unfit(state.shape, flavour)
         without_gpus = Amount(gpus=0, cores=needs.cores, memory_bytes=needs.memory_bytes)
         filled = [0] * len(homes)
@@ -154,7 +129,7 @@ class Bounds:
         most = self._between(after, flavour)[1] if left is None else left
         return (0 if most is None else max(0, least - most)), False
 
-    def _all_before(self, state: HostState) -> list[tuple[int, _Fits | None, frozenset[Bdf]]]:
+    def _all_before(self, state: HostState) -> list[tuple[int, MostFits | None, frozenset[Bdf]]]:
         """Of each flavour: VMs with full locality, their limits, GPUs that it does not take."""
         found, is_final = [], True
         for other in self._flavours:
@@ -180,7 +155,7 @@ class Bounds:
         flavour: Flavour,
         nodes: NodeAmounts,
         homes: Sequence[int],
-        empty: _Empty,
+        empty: VmOnEmpty,
     ) -> Iterator[list[int]]:
         """The key after the VMs lost, by node: GPUs left free, then the host's cost terms."""
         free = self._free_of(state, None, nodes)
@@ -210,7 +185,7 @@ class Bounds:
         state: HostState,
         nodes: NodeAmounts,
         homes: Sequence[int],
-        empty: _Empty,
+        empty: VmOnEmpty,
         value: int,
     ) -> Iterator[list[int]]:
         free = self._free_of(state, None, nodes)
@@ -435,23 +410,23 @@ class Bounds:
         needs = [one.needs for one in fits]
         return sum(most_gpus_used(part, needs) for part in sums_of_parts(free, widest.part_of))
 
-    def _fits_of(self, state: HostState, flavour: Flavour) -> _Fits | None:
+    def _fits_of(self, state: HostState, flavour: Flavour) -> MostFits | None:
         """None where a VM may have full locality without meeting these limits."""
         key = state, flavour
         if key not in self._fits:
             self._fits[key] = self._find_fits(state, flavour)
         return self._fits[key]
 
-    def _find_fits(self, state: HostState, flavour: Flavour) -> _Fits | None:
+    def _find_fits(self, state: HostState, flavour: Flavour) -> MostFits | None:
         nodes, empty = self._nodes_of(state.shape), self._on_empty(state, flavour)
         if nodes is None or empty is None or empty.one_package is None:
             return None
         part_of = nodes.packages if empty.one_package else (0,) * len(nodes.packages)
         parts = sums_of_parts(self._usable_of(state, flavour, nodes), part_of)
         most = tuple(part.holds(empty.needs) for part in parts)
-        return _Fits(needs=empty.needs, parts=parts, most=most, part_of=part_of)
+        return MostFits(needs=empty.needs, parts=parts, most=most, part_of=part_of)
 
-    def _on_empty(self, state: HostState, flavour: Flavour) -> _Empty | None:
+    def _on_empty(self, state: HostState, flavour: Flavour) -> VmOnEmpty | None:
         """The VM on the empty host; None where it does not fit there."""
         key = self._planner.empty(state), flavour
         if key not in self._empty:
@@ -459,16 +434,21 @@ class Bounds:
             self._empty[key] = None if step is None else self._as_bound(key[0], flavour, step)
         return self._empty[key]
 
-    def _as_bound(self, state: HostState, flavour: Flavour, step: FillStep) -> _Empty:
+    def _as_bound(self, state: HostState, flavour: Flavour, step: FillStep) -> VmOnEmpty:
         request, nodes = self._planner.request(state, flavour), self._nodes_of(state.shape)
         assert request is not None, "a VM was placed"
         is_local = not step.given and step.nearness[0] <= LOCAL_DISTANCE and not step.nearness[2]
         is_near = is_local and step.nearness[1] == 1
         on_one = is_near and len(step.placement.nodes) == 1
         own, rest = step.terms
+        names = [term.name for term in step.placement.cost]
         # On an empty board only partitions are chosen from; later, if none is free, any GPUs. A GPU
         # of no known node may be nearer than those that the empty host offers.
-        is_least = not step.given and step.placement.optimal and (on_one or not flavour.gpus)
+        is_least = not step.given and step.placement.optimal
+        if is_least and flavour.gpus and not on_one:
+            options = replace(flavour.options, without_nvlink=True)
+            of_any = self._planner.step(state, replace(flavour, options=options))
+            is_least = of_any is not None and of_any.terms[0] == own
         is_anywhere = request.options.device_locality is DeviceLocality.IGNORE
         is_bound = (
             request.layout.memory is not MemoryBinding.AS_IT_WAS
@@ -488,14 +468,20 @@ class Bounds:
             cores=cores,
             memory_bytes=request.memory_bytes if is_bound else 0,
         )
-        return _Empty(
+        return VmOnEmpty(
             own=(0, *own) if is_least and nodes is not None else None,
             rest=tuple(rest),
             needs=needs,
             home=nodes.position[step.placement.nodes[0]]
             if on_one and nodes is not None and not is_anywhere and not names_parts(request)
             else None,
-            takes=self._taken(request, step, nodes)
+            takes=taken_of_nodes(
+                nodes,
+                step.placement.nodes,
+                [busy for busy, _ in step.after.cores],
+                step.placement.devices,
+                request.memory_bytes + overhead_bytes(request),
+            )
             if is_local
             and is_bound
             and has_whole_cores
@@ -505,29 +491,13 @@ class Bounds:
             and flavour.options.gpu_profile is None
             and not names_parts(request)
             else None,
+            is_nearest=is_local and names[: len(_NEAREST)] == _NEAREST,
             threads=sum(service for _, service in step.after.cores),
             is_plain=on_one,
             one_package=is_near
             if is_local and flavour.options.gpu_profile is None and not is_anywhere
             else None,
         )
-
-    def _taken(
-        self, request: GuestRequest, step: FillStep, nodes: NodeAmounts
-    ) -> dict[int, Amount] | None:
-        """What a VM on the empty host takes of each of its nodes."""
-        count = len(step.placement.nodes)
-        cores, gpus = [0] * len(nodes.packages), [0] * len(nodes.packages)
-        for (node, _), (busy, _) in zip(nodes.classes, step.after.cores, strict=True):
-            cores[node] += busy
-        for gpu in step.placement.devices:
-            if gpu in nodes.gpus:
-                gpus[nodes.gpus[gpu]] += 1
-        memory = -(-(request.memory_bytes + overhead_bytes(request)) // count) + MEMORY_STEP_BYTES
-        own = [nodes.position[node] for node in step.placement.nodes]
-        if len({cores[at] for at in own}) > 1:
-            return None
-        return {at: Amount(gpus=gpus[at], cores=cores[at], memory_bytes=memory) for at in own}
 
     def _usable_of(
         self, state: HostState, flavour: Flavour, nodes: NodeAmounts

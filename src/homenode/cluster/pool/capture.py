@@ -10,8 +10,8 @@ from msgspec.structs import replace
 
 from homenode.change.record_folder import RecordFolder
 from homenode.cluster.pool.model import Pool, PoolBuilder, natural_key
-from homenode.cluster.pool.sources import PART_FILES, POOL_FILE, Progress
-from homenode.cluster.pool.stored import encode_pool, read_pool
+from homenode.cluster.pool.sources import PART_FILES, Progress
+from homenode.cluster.pool.stored import POOL_FILE, encode_pool, read_pool
 from homenode.errors import HomenodeError, InputError
 from homenode.machine.discover import discover
 from homenode.machine.snapshot.capture import collect_over_ssh

@@ -17,6 +17,7 @@ from homenode.errors import HomenodeError, InputError
 from homenode.json_text import NotJsonError, decode_json
 from homenode.machine.pci import canonical_uuid
 from homenode.machine.topology import RunningDomain, with_certain_nodes
+from homenode.plan.placement import Placement
 from homenode.plan.planner import as_placed
 from homenode.plan.search.place import place
 from homenode.plan.stored import domain_of_placement
@@ -147,13 +148,13 @@ class Hook:
         among = set(request.hosts) or None
         ranking = self._places.ranked(flavour, vm=own, among=among, rules=rules)
         ranked = list(islice(ranking, _MOST_SHOWN))
-        shown = tuple(self._shown(one) for one in ranked)
+        placements = [one.placement for one in ranked]
+        shown = tuple(map(self._shown, ranked, placements))
         if not ranked:
             return HookAnswer(vm=request.vm, op=request.op, reason="no host takes it")
         best = ranked[0]
         if request.op == "place":
-            placed = placed_vm(self._places, best.host.name, flavour, request.vm)
-            placed = replace(placed, uuid=own.uuid)
+            placed = replace(best.placed(placements[0]), uuid=own.uuid)
             if ledger is not None:
                 ledger.reserve(
                     Reservation(
@@ -186,9 +187,8 @@ class Hook:
             ledger.release(known)
         return HookAnswer(vm=request.vm, op=request.op, removed_from=hosts)
 
-    def _shown(self, one: RankedPlace) -> HookPlace:
+    def _shown(self, one: RankedPlace, placement: Placement) -> HookPlace:
         gpus = self._places.planner.gpus(one.state.shape)
-        placement = one.placement
         own = tuple(bdf for bdf in placement.devices if bdf in gpus)
         return HookPlace(
             host=one.host.name,

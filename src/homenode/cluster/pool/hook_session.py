@@ -6,11 +6,10 @@ from pathlib import Path
 
 from homenode.cluster.pool.flavour import Flavour
 from homenode.cluster.pool.hook import Hook, HookAnswer, encoded
-from homenode.cluster.pool.ledger import Ledger
+from homenode.cluster.pool.ledger import Ledger, capture_of
 from homenode.cluster.pool.model import Pool
 from homenode.cluster.pool.place import PoolPlaces
 from homenode.cluster.pool.planner import Planner
-from homenode.cluster.pool.sources import POOL_FILE
 from homenode.errors import HomenodeError
 
 
@@ -32,7 +31,7 @@ class HookSession:
         self._load, self._flavours, self._planner_of = load, tuple(flavours), planner_of
         self._ledger, self._folder = ledger, folder
         self._captured: Pool | None = None
-        self._stamp: tuple[int, ...] | None = None
+        self._stamp: str | None = None
         self._version, self._expires_s = -1, float("inf")
         if ledger is None:
             self._begin(load())
@@ -64,7 +63,7 @@ class HookSession:
         self._hook.tidy()
 
     def _refresh(self, ledger: Ledger) -> None:
-        stamp = self._file_stamp()
+        stamp = "" if self._folder is None else capture_of(self._folder)
         if self._captured is None or stamp != self._stamp:
             self._captured, self._stamp = self._load(), stamp
             self._begin(ledger.update(self._captured))
@@ -74,11 +73,3 @@ class HookSession:
                     self._places.put(host)
         self._version = ledger.version()
         self._expires_s = ledger.next_expiry_s()
-
-    def _file_stamp(self) -> tuple[int, ...]:
-        """What another capture changes."""
-        try:
-            known = ((self._folder or Path()) / POOL_FILE).stat()
-        except OSError:
-            return ()
-        return known.st_mtime_ns, known.st_size, known.st_ino

@@ -19,6 +19,7 @@ from itertools import product
 from pathlib import Path
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from homenode import formats
 from homenode.change.record_folder import RecordFolder
@@ -33,6 +34,7 @@ from homenode.cluster.pool.reservations import (
     with_reservations,
 )
 from homenode.cluster.pool.rules import Availability
+from homenode.cluster.pool.stored import POOL_FILE
 from homenode.durable import (
     PRIVATE,
     open_existing,
@@ -81,6 +83,15 @@ _NETWORK = frozenset(
 
 _LOCAL = "keep the pool's folder on a local file system, such as ext4 or XFS"
 _NO_LOCKS = {"SQLITE_IOERR_LOCK", "SQLITE_IOERR_RDLOCK", "SQLITE_PROTOCOL", "SQLITE_NOLFS"}
+
+
+def capture_of(folder: Path) -> str:
+    """What another capture of the pool changes."""
+    try:
+        known = (folder / POOL_FILE).stat()
+    except OSError:
+        return ""
+    return f"{known.st_mtime_ns} {known.st_size} {known.st_ino}"
 
 
 class PlacementsHead(Struct, omit_defaults=True, frozen=True):
@@ -268,7 +279,8 @@ class Ledger:
             states = {name: Availability(state) for name, state in rows}
         except ValueError as error:
             raise InputError(f"{self.path}: expected a state of a host, found: {error}") from None
-        return with_reservations(pool, self.reservations(), states, time.time())
+        known, capture = self.reservations(), capture_of(self._folder)
+        return with_reservations(pool, known, states, time.time(), capture)
 
     def update(self, pool: Pool) -> Pool:
         """As `view`, and write down what the capture shows of the VMs."""
@@ -297,6 +309,12 @@ class Ledger:
         """Stop counting a VM."""
         with self._errors():
             self._connection.execute("DELETE FROM reservation WHERE id = ?", (self._number(one),))
+
+    def note_moved(self, name: str, uuid: str | None, host: str) -> None:
+        """The VM runs where it is reserved, and no more on a host that the capture shows it on."""
+        known = self.find(name, uuid)
+        if known is not None:
+            self.reserve(replace(known, left=(host, capture_of(self._folder))))
 
     def set_host(self, host: str, availability: Availability) -> None:
         """Whether the host takes VMs."""

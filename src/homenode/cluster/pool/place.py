@@ -17,8 +17,10 @@ from homenode.cluster.pool.state import HostState
 from homenode.errors import InputError
 from homenode.machine.topology import Host, RunningDomain, with_certain_nodes
 from homenode.plan.placement import Placement
-from homenode.plan.planner import plan
+from homenode.plan.planner import as_placed, plan
+from homenode.plan.request import GuestRequest
 from homenode.plan.search.place import place
+from homenode.plan.stored import domain_of_placement
 from homenode.vm.plan_model import Unplannable
 
 
@@ -53,9 +55,17 @@ class RankedPlace:
     @property
     def placement(self) -> Placement:
         """The nodes and GPUs that the planner chooses on this host. Raises Unplannable."""
-        host = with_certain_nodes(self.real_host)
-        request = self.flavour.request(host, None if self.vm is None else self.vm.name)
+        host, request = self._asked()
         return place(host, request, self.planner.inventory(self.host.shape), brief=True)
+
+    def placed(self, placement: Placement) -> RunningDomain:
+        """The VM where the placement has it."""
+        host, request = self._asked()
+        return domain_of_placement(host, as_placed(request, placement), placement)
+
+    def _asked(self) -> tuple[Host, GuestRequest]:
+        host = with_certain_nodes(self.real_host)
+        return host, self.flavour.request(host, None if self.vm is None else self.vm.name)
 
 
 def score(

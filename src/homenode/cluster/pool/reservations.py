@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from homenode.cluster.pool.model import LostReservation, Pool, PoolHost, VmIdentity
 from homenode.cluster.pool.rules import Availability, Rules
+from homenode.cluster.pool.state import host_without
 from homenode.errors import InputError
 from homenode.machine.topology import RunningDomain
 
@@ -30,8 +31,9 @@ class Reservation(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     vm: its PUs, memory by node and devices. owner: tells VMs of one name without UUIDs apart.
     by_name: nothing has named its UUID. seen: the hosts that had it when it was placed here, each
-    with what it had there: that is no news of a later capture. expires_at_s: seconds since 1970;
-    a planned VM does not count from then on.
+    with what it had there: that is no news of a later capture. left: the host that homenode has
+    moved it from, and the capture that it counts no more in. expires_at_s: seconds since 1970; a
+    planned VM does not count from then on.
     """
 
     host: str
@@ -41,6 +43,7 @@ class Reservation(Struct, frozen=True, kw_only=True, omit_defaults=True):
     rules: Rules = Rules()
     state: ReservationState = ReservationState.PLANNED
     seen: tuple[tuple[str, RunningDomain], ...] = ()
+    left: tuple[str, str] | None = None
     expires_at_s: float | None = None
 
     @property
@@ -104,13 +107,15 @@ def with_reservations(
     reservations: Sequence[Reservation],
     availability: Mapping[str, Availability],
     now_s: float,
+    capture: str = "",
 ) -> LedgerView:
     """The pool with the VMs that are reserved and do not run yet, the rules of all, and the hosts
     that take no VM. A VM that runs elsewhere by now has moved; one that ran, and that its host no
-    longer has, is gone."""
+    longer has, is gone. capture: which the pool is."""
     of_pool = {host.name: host for host in pool.hosts}
     shown = _Shown(pool, reservations)
     counted: dict[str, list[Reservation]] = {}
+    moved: dict[str, list[VmIdentity]] = {}
     changed, lost = [], []
     for one in reservations:
         now = _as_captured(one, shown.of(one), of_pool, now_s)
@@ -122,8 +127,14 @@ def with_reservations(
             lost.append(LostReservation(now.vm.name, now.host))
         else:
             counted.setdefault(now.host, []).append(now)
+        if now.left is not None and now.left[1] == capture:
+            moved.setdefault(now.left[0], []).append(now.identity)
     hosts = tuple(
-        _with(host, counted.get(host.name, ()), availability.get(host.name, Availability.OPEN))
+        _with(
+            _without(pool, host, moved.get(host.name, ())),
+            counted.get(host.name, ()),
+            availability.get(host.name, Availability.OPEN),
+        )
         for host in pool.hosts
     )
     return LedgerView(pool=replace(pool, hosts=hosts, lost=tuple(lost)), changed=tuple(changed))
@@ -189,7 +200,7 @@ def _as_captured(
         return one
     if shown:  # its move was given up
         return _at(one, *shown[0])
-    return replace(one, state=ReservationState.GONE, seen=())
+    return replace(one, state=ReservationState.GONE, seen=(), left=None)
 
 
 def _at(one: Reservation, host: str, vm: RunningDomain) -> Reservation:
@@ -202,6 +213,7 @@ def _at(one: Reservation, host: str, vm: RunningDomain) -> Reservation:
         vm=replace(vm, uuid=named.vm.uuid),
         state=state,
         seen=(),
+        left=None,
         expires_at_s=None,
     )
     return one if found == one else found
@@ -212,6 +224,12 @@ def _named(one: Reservation, vm: RunningDomain) -> Reservation:
     if not one.by_name or vm.uuid is None:
         return one
     return replace(one, by_name=False, vm=replace(one.vm, uuid=vm.uuid))
+
+
+def _without(pool: Pool, host: PoolHost, moved: Sequence[VmIdentity]) -> PoolHost:
+    """The host without VMs that run elsewhere since it was captured."""
+    gone = {vm.name for vm in host.domains if any(one.is_of(vm) for one in moved)}
+    return host_without(pool.shapes[host.shape].nodes, host, gone) if gone else host
 
 
 def _with(host: PoolHost, own: Sequence[Reservation], availability: Availability) -> PoolHost:

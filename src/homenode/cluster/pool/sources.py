@@ -10,14 +10,13 @@ from msgspec.structs import replace
 
 from homenode.cluster.pool.ledger import LEDGER, PLACEMENTS, Ledger, has_ledger
 from homenode.cluster.pool.model import NodeMemoryState, Pool, PoolBuilder, PoolHost, shape_of
-from homenode.cluster.pool.stored import read_pool
+from homenode.cluster.pool.stored import POOL_FILE, read_pool
 from homenode.errors import HomenodeError, InputError, UsageError, of_os
 from homenode.input_files import read_file, read_start
 from homenode.machine.description.shipped import shipped_hosts
 from homenode.machine.topology import Host
 from homenode.wording import did_you_mean
 
-POOL_FILE = "pool.jsonl"
 PART_FILES = "host-*.part"
 """Each host that a capture has read, until all are in one file."""
 

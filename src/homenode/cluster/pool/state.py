@@ -98,17 +98,7 @@ class HostStates:
 
     def host_without(self, one: PoolHost, gone: Collection[str]) -> PoolHost:
         """The machine once these VMs have gone. The memory of those that ran is free again."""
-        freed: Counter[tuple[int, int | None]] = Counter()
-        for vm in one.domains:
-            for node, size in vm.memory_by_node if vm.running and vm.name in gone else ():
-                freed[node, vm.page_bytes] += size
-        nodes = zip(self.pool.shapes[one.shape].nodes, one.nodes, strict=True)
-        return structs.replace(
-            one,
-            nodes=tuple(_with_freed(state, node.index, freed) for node, state in nodes),
-            domains=tuple(vm for vm in one.domains if vm.name not in gone),
-            rules=tuple(rules for rules in one.rules if rules[0] not in gone),
-        )
+        return host_without(self.pool.shapes[one.shape].nodes, one, gone)
 
     def state_of(self, shape: int, host: Host, without: VmIdentity | None = None) -> HostState:
         request = self.probe(shape)
@@ -391,6 +381,23 @@ def _memory_of(
         pools.append(PagePool(pool.page_bytes, pool.total_pages, pages))
     free = None if free is None else max(0, free)
     return _stepped(node.memory_bytes), _stepped(free), tuple(pools)
+
+
+def host_without(nodes: Sequence[NumaNode], one: PoolHost, gone: Collection[str]) -> PoolHost:
+    """The same. nodes: of its shape."""
+    freed: Counter[tuple[int, int | None]] = Counter()
+    for vm in one.domains:
+        for node, size in vm.memory_by_node if vm.running and vm.name in gone else ():
+            freed[node, vm.page_bytes] += size
+    return structs.replace(
+        one,
+        nodes=tuple(
+            _with_freed(state, node.index, freed)
+            for node, state in zip(nodes, one.nodes, strict=True)
+        ),
+        domains=tuple(vm for vm in one.domains if vm.name not in gone),
+        rules=tuple(rules for rules in one.rules if rules[0] not in gone),
+    )
 
 
 def _with_freed(

@@ -9,6 +9,8 @@ from homenode.cluster.pool.model import Pool, PoolBuilder, PoolFailure, PoolHost
 from homenode.errors import InputError
 from homenode.machine.topology import Host
 
+POOL_FILE = "pool.jsonl"
+
 
 class PoolHead(Struct, omit_defaults=True, frozen=True):
     """The first line. shapes, hosts: how many lines of each follow."""

@@ -31,8 +31,6 @@ from homenode.cluster.pool.replay.trace import (
 )
 from homenode.cluster.pool.sources import load_pool
 
-LISTS = ("default", "multigpu20", "multigpu30", "multigpu40", "multigpu50")
-
 
 def speed(what: str, pool: Pool, loaded_s: float, stored: StoredAnswers | None = None) -> None:
     """stored: the answers of a captured pool's folder; None = of another pool, which has none."""
@@ -113,8 +111,9 @@ def diverse(pool: Pool, vms: int, seed: int, *, any_size: bool = False) -> Pool:
 def replay(traces: Path, orders: int) -> None:
     folder = traces / "openb"
     nodes = parse_gpu_nodes((folder / "openb_node_list_gpu_node.csv").read_text(), "nodes")
-    for name in LISTS:
-        tasks = parse_tasks((folder / f"openb_pod_list_{name}.csv").read_text(), name)
+    for path in sorted(folder.glob("openb_pod_list_*.csv")):
+        name = path.stem.removeprefix("openb_pod_list_")
+        tasks = parse_tasks(path.read_text(), name)
         found = simulate_tasks(
             name, nodes, tasks, tuple(TaskPolicy), orders, lambda done, total: None
         )

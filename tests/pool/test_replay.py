@@ -8,12 +8,19 @@ import pytest
 from msgspec.structs import replace
 
 from homenode.cluster.pool.flavour import default_flavours
+from homenode.cluster.pool.place import PoolPlaces
 from homenode.cluster.pool.planner import Planner
 from homenode.cluster.pool.replay.bound import most_accepted, most_allocated
 from homenode.cluster.pool.replay.cells import CellPolicy, replay_cells
-from homenode.cluster.pool.replay.hosts import HostPolicy, Repacking, drawn_load, replay_hosts
+from homenode.cluster.pool.replay.hosts import HostPolicy, drawn_load, replay_hosts
 from homenode.cluster.pool.replay.simulation import chosen_policies, figure, simulate_hosts
-from homenode.cluster.pool.replay.tasks import TaskPolicy, TraceCluster, arrivals, replay_tasks
+from homenode.cluster.pool.replay.tasks import (
+    TaskPolicy,
+    TraceCluster,
+    _Homenode,
+    arrivals,
+    replay_tasks,
+)
 from homenode.cluster.pool.replay.trace import (
     CellVm,
     GroupPolicy,
@@ -30,6 +37,8 @@ from homenode.cluster.pool.sources import load_pool
 from homenode.errors import InputError, UsageError
 from homenode.show.html import html_page
 from homenode.show.pool_page import simulation_page
+from homenode.units import GIB
+from tests.pool.pools import pool_of, shipped, sized, with_vm
 
 pytest.importorskip("numpy")
 
@@ -150,6 +159,30 @@ def test_no_machine_ever_gives_more_than_it_has(policy: TaskPolicy, seed: int) -
     assert found.refused + len(in_use) == found.arrived
 
 
+def test_place_and_the_replay_of_a_trace_weigh_gpus_without_cores_alike() -> None:
+    """A VM of few cores goes where free GPUs lack cores, although less fits there then."""
+    host, sizes = shipped("hgx-h100"), default_flavours()
+    busy = [sized(name="busy", gpus=0, vcpus=n, memory_bytes=64 * GIB) for n in (2, 12, 36)]
+    pool = pool_of([(f"h{i}", with_vm(host, one, "busy")) for i, one in enumerate(busy)])
+    places = PoolPlaces(pool, sizes)
+    asked = sized(name="asked", gpus=1, vcpus=3, memory_bytes=64 * GIB)
+    best = next(places.ranked(asked))
+    amounts = map(places.planner.free_amounts, map(places.planner.state, pool.hosts))
+    nodes = [
+        TraceNode(cpu_milli=cores * 1000, memory_mib=1, gpus=gpus, model="")
+        for gpus, cores in amounts
+    ]
+    kinds = [_task(size.gpus, size.request(host).vcpus) for size in sizes]
+    chooser = _Homenode(TraceCluster(nodes, kinds))
+    losses, _ = chooser._losses(_task(1, 3))
+    assert (best.host.name, losses.argmin()) == ("h2", 2)
+    assert places.cost_of_change(best.state, best.step.after)[0] == losses[2] // 1000 < 0
+
+
+def _task(gpus: int, cpus: int) -> Task:
+    return Task(cpu_milli=cpus * 1000, memory_mib=0, gpus=gpus, gpu_milli=1000)
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_no_policy_betters_the_bound(seed: int) -> None:
     pytest.importorskip("ortools")
@@ -224,19 +257,6 @@ def test_hosts_take_arrivals_until_they_are_full_and_again_after_departures() ->
     assert ours.degraded == 0
     assert all(run.refused >= 0 and 0 < run.allocated < 1 for run in runs.values())
     assert ours.refused <= runs[HostPolicy.NOVA].refused
-
-
-def test_a_solver_that_moves_all_vms_refuses_only_what_no_packing_holds() -> None:
-    pool = load_pool(["hgx-h100*1"])
-    flavours = default_flavours()
-    # Two halves of which each has one GPU in use: by moving one VM four GPUs fit together.
-    repacking = Repacking(pool, flavours, Planner(pool))
-    assert repacking.fits((2, 1, 1, 0))
-    assert not repacking.fits((1, 0, 0, 1))
-    assert not repacking.fits((9, 0, 0, 0))
-    load = drawn_load(flavours, (1, 1, 1, 1), 8, load=1.5, count=30, seed=1)
-    run = replay_hosts(pool, flavours, (1, 1, 1, 1), load, HostPolicy.REPACKED)
-    assert 0 < run.refused < run.arrived
 
 
 def test_a_simulation_says_that_it_is_one_and_has_intervals() -> None:

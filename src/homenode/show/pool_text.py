@@ -282,8 +282,8 @@ def places_text(
         for number, one in enumerate(places, start=1)
     )
     about = (
-        "Ranked by the VM's locality, then by the VMs of other flavours that no longer fit in the "
-        "pool, then by GPUs left on the host."
+        "Ranked by the VM's locality, then by the VMs of all flavours that no longer fit and the "
+        "GPUs left without cores, then by GPUs left on the host."
     )
     ranked = (Table(heads=heads, rows=rows, folds=heads[-1:]), Text(about, "dim"), Text(""))
     return Doc(

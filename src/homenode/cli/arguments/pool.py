@@ -222,7 +222,7 @@ class PoolSimulateArguments(Struct, frozen=True, kw_only=True):
             "--policy",
             "NAME",
             "first-fit, best-fit, homenode; fgd for tasks and random; with random also nova, "
-            "xapi, most-left, repacked; for cells blind-best-fit. Default: all.",
+            "xapi; for cells blind-best-fit. Default: all.",
         ),
     ] = ()
     orders: Annotated[int, Opt("--orders", "N", "Number of random orders.", ge=1, le=1000)] = 5

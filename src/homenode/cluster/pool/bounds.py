@@ -118,17 +118,6 @@ class Bounds:
             self._workloads[empty] = Workload.of(len(self._flavours), sizes)
         return self._workloads[empty]
 
-    def lost_at_least(
-        self, before: HostState, after: HostState, flavour: Flavour
-    ) -> tuple[int, bool]:
-        """How many VMs with full locality no longer fit, at least; whether that is their number."""
-        known, left = self._known(before, flavour), self._known(after, flavour)
-        if known == 0 or (known is not None and left is not None):
-            return max(0, known - (left or 0)), True
-        least = self._between(before, flavour)[0] if known is None else known
-        most = self._between(after, flavour)[1] if left is None else left
-        return (0 if most is None else max(0, least - most)), False
-
     def _all_before(self, state: HostState) -> list[tuple[int, MostFits | None, frozenset[Bdf]]]:
         """Of each flavour: VMs with full locality, their limits, GPUs that it does not take."""
         found, is_final = [], True
@@ -445,7 +434,8 @@ class Bounds:
         # On an empty board only partitions are chosen from; later, if none is free, any GPUs. A GPU
         # of no known node may be nearer than those that the empty host offers.
         is_least = not step.given and step.placement.optimal
-        if is_least and flavour.gpus and not on_one:
+        every = len(self._planner.gpus(state.shape))
+        if is_least and 0 < flavour.gpus < every and not on_one:
             options = replace(flavour.options, without_nvlink=True)
             of_any = self._planner.step(state, replace(flavour, options=options))
             is_least = of_any is not None and of_any.terms[0] == own

@@ -128,9 +128,8 @@ class PoolPlaces:
         self, pool: Pool, flavours: Sequence[Flavour], planner: Planner | None = None
     ) -> None:
         self.planner = planner or Planner(pool)
-        self.flavours = tuple(
-            sorted((one for one in flavours if one.gpus), key=lambda one: (-one.gpus, one.name))
-        )
+        counted = [one for one in flavours if one.gpus] or flavours
+        self.flavours = tuple(sorted(counted, key=lambda one: (-one.gpus, one.name)))
         self._hosts = {host.name: host for host in pool.hosts}
         self.bounds = Bounds(self.planner, self.flavours)
         self._order = {host.name: number for number, host in enumerate(pool.hosts)}
@@ -465,47 +464,31 @@ class _Candidate:
     """Hosts in one state, as a place for a VM. The key is first a lower bound. Then the planner is
     asked, and the loss is worked out by flavour as the comparison needs it."""
 
-    __slots__ = (
-        "_lost",
-        "_unknown",
-        "flavour",
-        "is_complete",
-        "is_refused",
-        "key",
-        "places",
-        "state",
-        "step",
-    )
+    __slots__ = ("_lost", "flavour", "is_complete", "is_refused", "key", "places", "state", "step")
 
     def __init__(self, places: PoolPlaces, flavour: Flavour, state: HostState) -> None:
         self.places, self.flavour, self.state = places, flavour, state
         self.step: FillStep | None = None
         self.is_refused = self.is_complete = False
         self._lost: list[int] = []
-        self._unknown: list[int] = []
         self.key: tuple[object, ...] = places.bounds.key(state, flavour)
 
     def go_on(self) -> None:
         """Ask the planner; then what one flavour more loses, and at the end the rest."""
-        places, flavours = self.places, self.places.flavours
-        step = self.step
+        places, step = self.places, self.step
         if step is None:
             self.step = step = places.planner.step(self.state, self.flavour)
             if step is None:
                 self.is_refused = True
                 return
-            for number, flavour in enumerate(flavours):
-                lost, is_exact = places.bounds.lost_at_least(self.state, step.after, flavour)
-                self._lost.append(lost)
-                if not is_exact:
-                    self._unknown.append(number)
-        elif self._unknown:
-            number = self._unknown.pop(0)
-            self._lost[number] = places.lost(self.state, step.after, flavours[number])
+        else:
+            flavour = places.flavours[len(self._lost)]
+            self._lost.append(places.lost(self.state, step.after, flavour))
         own, rest = step.terms
-        loss = places.bounds.loss(self.state, step.after, self._lost)
+        left = len(places.flavours) - len(self._lost)
+        loss = places.bounds.loss(self.state, step.after, [*self._lost, *[0] * left])
         self.key = (len(step.given), *own, loss)
-        if not self._unknown:
+        if not left:
             free = places.planner.free_gpus(step.after) if self.flavour.gpus else ()
             self.key += (len(free), *(value for _, value in rest))
             self.is_complete = True

@@ -1,8 +1,8 @@
 """Cells: servers of two NUMA nodes filled with VMs of one or two cells, one at a time.
 
 Every cell has its cores and memory on one node, and two cells of a VM are on two. Policies: first
-fit; best fit by node; best fit that sees a server as one pool and pins afterwards; ours, which
-keeps most capacity for the VMs of the workload: how many of each still fit on a server is the
+fit; best fit by node; best fit that sees a server as one pool and pins afterwards; ours, that of
+`place` (policy.py), with a rule for groups: how many VMs of each kind still fit on a server is the
 closed form of arXiv 2604.15033 for its nodes.
 """
 
@@ -13,8 +13,12 @@ from typing import Any
 
 from msgspec import Struct
 
+from homenode.cluster.pool.policy import Workload
 from homenode.cluster.pool.replay.trace import CellVm, GroupPolicy, TwoNodeServer
 from homenode.cluster.pool.solver import optional_module
+
+_LAST = 1 << 60
+"""More than any loss."""
 
 
 class CellPolicy(StrEnum):
@@ -28,8 +32,7 @@ class CellPolicy(StrEnum):
 
 class CellReplay(Struct, frozen=True, kw_only=True):
     """One order of arrivals. before_refusal: VMs placed before the first one was refused. cores:
-    share of the cores that VMs have at the end. spanning: VMs of one cell that fitted only on
-    two nodes of a server, refused for that. curve: (VMs arrived, VMs placed) now and then."""
+    share of the cores that VMs have at the end. curve: (VMs arrived, VMs placed) now and then."""
 
     placed: int
     before_refusal: int
@@ -49,12 +52,11 @@ class _Servers:
         self.total = max(1, int(self.cores.sum()))
         self.used: dict[tuple[GroupPolicy, str], dict[int, set[str]]] = {}
         kinds = Counter((vm.cores, vm.memory_gib, vm.cells) for vm in vms)
-        number = max(1, sum(kinds.values()))
         self.need_cores = numpy.array([c // k for c, _, k in kinds])
         self.need_memory = numpy.array([max(1, m // k) for _, m, k in kinds])
         self.two = numpy.array([k == 2 for _, _, k in kinds])
-        self.weight = numpy.array([c * n / number for (c, _, _), n in kinds.items()], dtype=float)
-
+        self.value = numpy.array(list(kinds.values()))
+        self.workload = Workload.of(len(vms), ())
         self.has_group = numpy.zeros(len(servers), bool)
         self.now = 0
         self.changed = numpy.zeros(len(servers), int)
@@ -77,7 +79,7 @@ class _Servers:
             found, at = self._losses[key]
             stale = numpy.flatnonzero(self.changed > at)
         else:
-            found = numpy.zeros(self.cores.shape)
+            found = numpy.zeros(self.cores.shape, int)
             stale = numpy.arange(len(self.cores))
         cores, memory = self.cores[stale], self.memory[stale]
         before = self.space(cores, memory)
@@ -126,15 +128,13 @@ class _Servers:
             servers.setdefault(server, set()).add(vm.domain)
 
     def space(self, cores: Any, memory: Any) -> Any:
-        """What servers with so much free can still hold of each kind of VM, weighted by cores and
-        by how often it comes. cores, memory: shape (servers, nodes)."""
+        """What servers with so much free are worth. cores, memory: shape (servers, nodes)."""
         numpy = self.numpy
-        cells = numpy.minimum(
-            cores[:, :, None] / self.need_cores, memory[:, :, None] / self.need_memory
+        whole = numpy.minimum(
+            cores[:, :, None] // self.need_cores, memory[:, :, None] // self.need_memory
         )
-        whole = numpy.floor(cells)
         both = numpy.where(self.two, whole.min(1), whole.sum(1))
-        return both @ self.weight
+        return self.workload.worth(both @ self.value, 0, cores.sum(1))
 
 
 def _first(servers: _Servers, vm: CellVm, choices: Any) -> int:
@@ -169,8 +169,8 @@ def _ours(servers: _Servers, vm: CellVm, choices: Any) -> int:
     else:
         loss = servers.loss(vm)[machines, nodes]
         if vm.spread is not GroupPolicy.AFFINITY:
-            loss = loss + 1e6 * servers.has_group[machines]
-        equal = numpy.flatnonzero(loss <= loss.min() + 1e-9)
+            loss = loss + _LAST * servers.has_group[machines]
+        equal = numpy.flatnonzero(loss <= loss.min())
     left = servers.cores[machines[equal]].sum(1) / servers.cores.max()
     left = left + servers.memory[machines[equal]].sum(1) / servers.memory.max()
     return int(equal[int(left.argmin())])

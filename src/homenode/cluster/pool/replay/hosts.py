@@ -5,20 +5,18 @@ differs. The load is drawn, so that results are simulated.
 """
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from enum import StrEnum
-from operator import le
 from typing import Any
 
 from msgspec import Struct
 
-from homenode.cluster.pool.division import PackRequest, division_model
 from homenode.cluster.pool.flavour import Flavour
 from homenode.cluster.pool.hook import placed_vm
 from homenode.cluster.pool.model import Pool, VmIdentity
 from homenode.cluster.pool.place import PoolPlaces
 from homenode.cluster.pool.planner import FillStep, Planner
-from homenode.cluster.pool.solver import optional_module, solve
+from homenode.cluster.pool.solver import optional_module
 from homenode.cluster.pool.state import HostState
 from homenode.cluster.pool.stranded import StrandedSearch
 from homenode.errors import InputError
@@ -33,8 +31,6 @@ class HostPolicy(StrEnum):
     FGD = "fgd"  # least growth of the expected fragment
     NOVA = "nova"  # most free memory and cores, as its weighers have it by default
     XAPI = "xapi"  # most free cores, then most free memory
-    MOST_LEFT = "most-left"  # the solver's choice without moves: most VMs of the load still fit
-    REPACKED = "repacked"  # the solver packs all running VMs again at each arrival: moves
     HOMENODE = "homenode"  # the VM's locality, then what the pool loses
 
 
@@ -104,8 +100,6 @@ def replay_hosts(
     total = sum(len(planner.gpus(host.shape)) for host in pool.hosts)
     if not total:
         raise InputError("pool simulate: expected hosts with GPUs, found none")
-    if policy is HostPolicy.REPACKED:
-        return _repacked(Repacking(pool, flavours, planner), flavours, load, total)
     places = PoolPlaces(pool, flavours, planner)
     departures: list[tuple[float, str, int]] = []
     used, refused, degraded, crossed = 0, 0, 0, 0
@@ -159,72 +153,6 @@ def replay_hosts(
     )
 
 
-class Repacking:
-    """Whether so many VMs of each flavour fit together, on the hosts as they are at the start."""
-
-    def __init__(self, pool: Pool, flavours: Sequence[Flavour], planner: Planner) -> None:
-        self._pool, self._flavours, self._planner = pool, flavours, planner
-        self._states = [planner.state(host) for host in pool.hosts]
-        self._gpus = sum(len(planner.free_gpus(state)) for state in self._states)
-        self._fit: set[tuple[int, ...]] = set()
-        self._too_many: set[tuple[int, ...]] = set()
-
-    def fits(self, counts: tuple[int, ...]) -> bool:
-        if sum(n * f.gpus for n, f in zip(counts, self._flavours, strict=True)) > self._gpus:
-            return False
-        if any(all(map(le, counts, known)) for known in self._fit):
-            return True
-        if any(all(map(le, known, counts)) for known in self._too_many):
-            return False
-        kinds = [
-            (PackRequest(flavour=flavour, names=names), names)
-            for flavour, count in zip(self._flavours, counts, strict=True)
-            if (names := tuple(f"{flavour.name}-{number}" for number in range(count)))
-        ]
-        model = division_model(self._planner, self._pool, self._states, kinds)
-        found = solve(model.program, [(v, 1) for v in model.chosen.values()], 5.0)
-        answer = found is not None and found.gain == sum(counts)
-        (self._fit if answer else self._too_many).add(counts)
-        return answer
-
-
-def _repacked(
-    repacking: Repacking, flavours: Sequence[Flavour], load: Sequence[Arrival], total: int
-) -> HostReplay:
-    """Every VM that fits once all that run are packed again: what moves could save at most."""
-    departures: list[tuple[float, int]] = []
-    running = [0] * len(flavours)
-    refused, allocated, now = 0, 0.0, 0.0
-    curve: list[tuple[float, float]] = []
-
-    def used() -> int:
-        return sum(n * flavour.gpus for n, flavour in zip(running, flavours, strict=True))
-
-    for vm in load:
-        while departures and departures[0][0] <= vm.at:
-            until, gone = heapq.heappop(departures)
-            allocated, now = allocated + used() * (until - now), until
-            running[gone] -= 1
-        allocated, now = allocated + used() * (vm.at - now), vm.at
-        running[vm.flavour] += 1
-        if repacking.fits(tuple(running)):
-            heapq.heappush(departures, (vm.until, vm.flavour))
-        else:
-            running[vm.flavour] -= 1
-            refused += 1
-        curve.append((now, used() / total))
-    share = allocated / max(1e-9, now) / total
-    return HostReplay(
-        allocated=share,
-        stranded=0.0,
-        refused=refused,
-        arrived=len(load),
-        degraded=0,
-        crossed=0,
-        curve=tuple(curve),
-    )
-
-
 def _stranded(places: PoolPlaces, search: StrandedSearch, known: dict[HostState, int]) -> int:
     number = 0
     for state, names in places.members():
@@ -245,7 +173,10 @@ def _chosen(
         best = next(places.ranked(flavour), None)
         return None if best is None else (best.host.name, best.state, best.step)
     found: list[tuple[Any, int, str, HostState, FillStep]] = []
-    for state, step, names in _holding(places, flavour):
+    for state, names in places.members():
+        step = places.planner.step(state, flavour)
+        if step is None:
+            continue
         order, name = min((places.position(name), name) for name in names)
         key = _key(places.planner, state, step, flavours, weights, policy)
         found.append((key, order, name, state, step))
@@ -253,15 +184,6 @@ def _chosen(
         return None
     _, _, name, state, step = min(found, key=lambda one: one[:2])
     return name, state, step
-
-
-def _holding(
-    places: PoolPlaces, flavour: Flavour
-) -> Iterator[tuple[HostState, FillStep, Sequence[str]]]:
-    for state, names in places.members():
-        step = places.planner.step(state, flavour)
-        if step is not None:
-            yield state, step, names
 
 
 def _key(
@@ -278,11 +200,6 @@ def _key(
     if policy is HostPolicy.FGD:
         before = _fragment(planner, state, flavours, weights)
         return _fragment(planner, step.after, flavours, weights) - before
-    if policy is HostPolicy.MOST_LEFT:
-        return sum(
-            weight * (planner.counts(state, one)[0] - planner.counts(step.after, one)[0])
-            for one, weight in zip(flavours, weights, strict=True)
-        )
     cores, memory = _free_cores(planner, state), _free_memory(state)
     if policy is HostPolicy.NOVA:
         sizes = sum(size or 0 for size, _, _ in state.memory)

@@ -275,11 +275,8 @@ def _notes(simulation: Simulation) -> str:
     bound = simulation.bound
     said = ["±: 95 % interval of the mean over the orders."] * (simulation.orders > 1)
     if bound is not None:
-        refused = bound.name.startswith("refused")
-        verb = "refuses less" if refused else "allocates more"
-        said.append(
-            f"No policy {verb} than {bound.mean:.2f} % (a linear program that knows all arrivals)."
-        )
+        known = "(a linear program that knows all arrivals)"
+        said.append(f"No policy refuses less than {bound.mean:.2f} % {known}.")
     return " ".join(said)
 
 

@@ -9,10 +9,10 @@ from msgspec import Struct
 from homenode.cluster.pool.flavour import Flavour
 from homenode.cluster.pool.model import Pool
 from homenode.cluster.pool.planner import Planner
-from homenode.cluster.pool.replay.bound import most_accepted, most_allocated
+from homenode.cluster.pool.replay.bound import most_accepted
 from homenode.cluster.pool.replay.cells import CellPolicy, replay_cells
 from homenode.cluster.pool.replay.hosts import HostPolicy, drawn_load, replay_hosts
-from homenode.cluster.pool.replay.tasks import TaskPolicy, arrivals, replay_tasks
+from homenode.cluster.pool.replay.tasks import TaskPolicy, replay_tasks
 from homenode.cluster.pool.replay.trace import CellVm, Task, TraceNode, TwoNodeServer
 from homenode.cluster.pool.solver import optional_module
 from homenode.decide.distributions import t_quantile
@@ -110,16 +110,12 @@ def simulate_tasks(
 
     names = chosen_policies(policies, tuple(TaskPolicy))
     outcomes = _outcomes(names, orders, one, progress)
-    capacity = sum(node.gpus for node in nodes) * 1000
-    bounds = [
-        most_allocated(nodes, arrivals(tasks, capacity, seed)) * 100 for seed in range(orders)
-    ]
     return Simulation(
         what=what,
         simulated=True,
         orders=orders,
         outcomes=outcomes,
-        bound=figure("allocated_percent", bounds),
+        bound=None,
         curve_of=("share of the GPUs that has arrived", "share allocated"),
     )
 

@@ -66,6 +66,9 @@ class Bounds:
         if nodes is None:
             return empty.own
         if empty.home is None:
+            request = self._planner.request(state, flavour)
+            if empty.is_plain or request is None or names_parts(request):
+                return empty.own
             if empty.is_nearest and self._between(state, flavour)[1] == 0:
                 return (*empty.own, UNREACHED)
             gpus_left = self._planner.free_amounts(state)[0] - flavour.gpus if flavour.gpus else 0
@@ -100,8 +103,7 @@ class Bounds:
         """What the host loses by a change, as the policy has it. lost: VMs of each flavour that
         no longer fit."""
         filled = sum(map(mul, lost, [flavour.worth for flavour in self._flavours]))
-        amounts = self._planner.free_amounts
-        return self._loss(before, filled, amounts(before), amounts(after))
+        return self._loss(before, filled, *map(self._planner.free_amounts, (before, after)))
 
     def _loss(
         self, state: HostState, filled: int, before: tuple[int, int], after: tuple[int, int]
@@ -434,8 +436,7 @@ class Bounds:
         # On an empty board only partitions are chosen from; later, if none is free, any GPUs. A GPU
         # of no known node may be nearer than those that the empty host offers.
         is_least = not step.given and step.placement.optimal
-        every = len(self._planner.gpus(state.shape))
-        if is_least and 0 < flavour.gpus < every and not on_one:
+        if is_least and 0 < flavour.gpus < len(self._planner.gpus(state.shape)) and not on_one:
             options = replace(flavour.options, without_nvlink=True)
             of_any = self._planner.step(state, replace(flavour, options=options))
             is_least = of_any is not None and of_any.terms[0] == own

@@ -17,8 +17,7 @@ _PARTS = 1000
 
 
 class Workload(Struct, frozen=True, kw_only=True):
-    """The kinds of VM that come. number: VMs, so that each kind counts as often as it comes.
-    cores_per_gpu: the mean in parts of a core."""
+    """The VMs that come. number: of them. cores_per_gpu: their mean, in parts of a core."""
 
     number: int
     cores_per_gpu: int

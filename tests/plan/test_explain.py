@@ -211,7 +211,7 @@ def test_each_device_has_a_row_with_its_node_cell_and_address() -> None:
     assert table is not None
     assert table.rows[6] == ("0000:cb:00.0", "gpu", "3", "3", "0000:26:00.0")
     flat = _section(_plan("pin"), h200_host(), "Devices").table
-    assert flat is not None and flat.rows[0][3:] == ("none", "as it was")
+    assert flat is not None and flat.rows[0][3:] == ("none", "not planned")
 
 
 def test_local_and_remote_parts_of_dma_are_said_once_for_equal_devices() -> None:

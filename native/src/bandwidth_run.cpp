@@ -117,8 +117,10 @@ class BandwidthRun {
     // The first pass over memory that a hypervisor has yet to back is slower by an order of magnitude.
     const std::size_t windows = places_.front().arrays.windows();
     for (std::size_t window = 0; window < windows; ++window) elapsed_of(result_.kernels.front(), window);
-    // Doubled, as one pass over a few KiB takes less than reading the clock.
-    while (result_.passes < most_passes && best_of(result_.kernels.front()) < least_sample_ns) {
+    // Doubled, as one pass over a few KiB takes less than reading the clock. Of several windows none is
+    // run over twice: caches would hold it.
+    while (windows == 1 && result_.passes < most_passes &&
+           best_of(result_.kernels.front()) < least_sample_ns) {
       result_.passes *= 2;
     }
   }

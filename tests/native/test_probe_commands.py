@@ -247,6 +247,9 @@ def test_loaded_latency_begins_without_load_and_ends_with_it() -> None:
     assert all(steady) or "load-not-steady" in {doubt["id"] for doubt in document["doubts"]}
 
 
+SHORT = ("--seconds", "0.05")
+
+
 def test_arrays_within_the_first_cache_are_as_small_as_asked_and_samples_last() -> None:
     """Three arrays of 4 KiB are in every L1. A pass takes less than a microsecond there."""
     run = probe("bandwidth", "--pus", one_pu(), "--array-bytes", "4K", "--seconds", "0.1").document[
@@ -261,6 +264,10 @@ def test_arrays_within_the_first_cache_are_as_small_as_asked_and_samples_last() 
     assert document["runs"][0]["array_bytes_per_thread"] == 16384
     sets = {kernel["instruction_set"] for kernel in document["runs"][0]["kernels"]}
     assert set(document["instruction_set"].split("+")) == sets
+    large = probe(
+        "bandwidth", "--pus", one_pu(), "--kernels", "read", "--array-bytes", "64M", *SHORT
+    ).document["runs"][0]["kernels"][0]
+    assert large["reported_bytes_per_sample"] == 16 << 20, "a window, once: caches would hold it"
 
 
 def test_placement_reports_what_it_sees_here() -> None:

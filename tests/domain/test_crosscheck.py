@@ -124,7 +124,14 @@ def cells(*spans: str, memory: str = "2") -> str:
             "a root port between",
         ),
         ("", ROOT + port(1, 0, 1, 1), "function-without-0", "a device at 0000:00:01.0"),
-        ("", ROOT + port(1, 0, 1) + port(2, 0, 1, 1), "multifunction-off", "multifunction='on'"),
+        (
+            "",
+            ROOT
+            + port(1, 0, 1).replace("function='0'", "function='0' multifunction='off'")
+            + port(2, 0, 1, 1),
+            "multifunction-off",
+            "multifunction='on'",
+        ),
         ("", ROOT + port(1, 2, 0) + port(2, 1, 0), "controller-loop", "found a loop"),
         ("", ROOT + port(1, 0, 1) + port(1, 0, 2), "controller-twice", "PCI controller 1"),
     ],

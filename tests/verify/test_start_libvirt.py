@@ -49,9 +49,62 @@ def arguments(*words: str) -> str:
     return f"<qemu:commandline>{inside}</qemu:commandline>"
 
 
+def override(alias: str, name: str, kind: str, value: str) -> str:
+    return (
+        f"<qemu:override><qemu:device alias='{alias}'><qemu:frontend><qemu:property name='{name}' "
+        f"type='{kind}' value='{value}'/></qemu:frontend></qemu:device></qemu:override>"
+    )
+
+
+NAMED = "<interface type='user'><model type='virtio'/><alias name='ua-n'/></interface>"
 PFLASH = "<loader readonly='yes' type='pflash'>/usr/share/OVMF/OVMF_CODE_4M.fd</loader>"
 
 CANNOT: dict[str, tuple[str, dict[str, str]]] = {
+    "display": ("start-argument", {"tail": arguments("-display", "none-such")}),
+    "gl": (
+        "start-argument",
+        {
+            "devices": "<graphics type='vnc'/><video><model type='virtio'>"
+            "<acceleration accel3d='yes'/></model></video>"
+        },
+    ),
+    "property": (
+        "start-argument",
+        {
+            "devices": NAMED,
+            "tail": override("ua-n", "x-none", "bool", "true"),
+        },
+    ),
+    "speed": (
+        "start-argument",
+        {
+            "devices": "<controller type='pci' index='1' model='pcie-root-port'>"
+            "<alias name='ua-p'/></controller>",
+            "tail": override("ua-p", "x-speed", "string", "33"),
+        },
+    ),
+    "initrd": ("start-argument", {"os": "<initrd>{at}/raw.img</initrd>"}),
+    "helper": ("start-argument", {"tail": arguments("-netdev", "bridge,id=n9,br=none9")}),
+    "no-bus": ("start-argument", {"tail": arguments("-device", "virtio-rng-pci,bus=pcie.9")}),
+    "flag": ("start-argument", {"tail": arguments("-cpu", "Nehalem,+avx1024")}),
+    "burst": (
+        "start-argument",
+        {
+            "devices": disk("{at}/raw.img").replace(
+                "</disk>",
+                "<iotune><total_iops_sec>100</total_iops_sec>"
+                "<total_iops_sec_max>10</total_iops_sec_max></iotune></disk>",
+            )
+        },
+    ),
+    "exact": (
+        "start-emulator",
+        {"cpu": "<cpu mode='custom' match='exact' check='full'><model>qemu64</model></cpu>"},
+    ),
+    "display-socket": (
+        "start-permission",
+        {"devices": "<graphics type='vnc'><listen type='socket' socket='{at}/v.sock'/></graphics>"},
+    ),
     "disk": ("start-file", {"devices": disk("{at}/gone.img")}),
     "backing": ("start-image", {"devices": disk("{at}/broken.qcow2", "qcow2")}),
     "no-qcow2": ("start-image", {"devices": disk("{at}/raw.img", "qcow2")}),
@@ -127,6 +180,16 @@ CANNOT: dict[str, tuple[str, dict[str, str]]] = {
     ),
 }
 CAN: dict[str, dict[str, str]] = {
+    "overridden": {
+        "devices": NAMED,
+        "tail": override("ua-n", "ctrl_rx", "bool", "false"),
+    },
+    "functions": {
+        "devices": "<controller type='pci' index='1' model='pcie-root-port'>"
+        "<address type='pci' bus='0' slot='2' function='1'/></controller>"
+        "<controller type='pci' index='2' model='pcie-root-port'>"
+        "<address type='pci' bus='0' slot='2' function='0'/></controller>"
+    },
     "what-is-there": {
         "devices": disk("{at}/raw.img")
         + disk("{at}/top.qcow2", "qcow2", "vdb")

@@ -120,7 +120,7 @@ class Link(Struct, frozen=True, kw_only=True):
     @property
     def capable(self) -> LinkRate | None:
         """What both ends and the slot can; None where either end does not say."""
-        a, b = _maximum(self.upper.link), _maximum(self.lower.link)
+        a, b = most_of(self.upper.link), most_of(self.lower.link)
         if a is None or b is None:
             return None
         both = least(a, b)
@@ -231,7 +231,8 @@ def _may_be_wired(upper: PciDevice, lower: PciDevice) -> bool:
     return above is not PortType.SWITCH_UPSTREAM and below not in faces_down
 
 
-def _maximum(link: PciLink | None) -> LinkRate | None:
+def most_of(link: PciLink | None) -> LinkRate | None:
+    """What an end can; None where it does not say."""
     if link is None or link.max_gt_per_s is None or link.max_width is None:
         return None
     return LinkRate(link.max_gt_per_s, link.max_width)

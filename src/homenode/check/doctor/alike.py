@@ -21,6 +21,7 @@ from homenode.machine.link_path import (
     LinkRate,
     device_paths,
     links_above,
+    most_of,
     peer_links,
 )
 from homenode.machine.pci import (
@@ -63,11 +64,35 @@ class Compared(NamedTuple):
 Read = Callable[[Compared], Any]
 
 
-def _most(device: PciDevice) -> LinkRate | None:
-    link = device.link
-    if link is None or link.max_gt_per_s is None or link.max_width is None:
-        return None
-    return LinkRate(link.max_gt_per_s, link.max_width)
+def _most(one: Compared) -> LinkRate | None:
+    return most_of(one.device.link)
+
+
+def _group(one: Compared) -> str:
+    return "none" if one.device.iommu_group is None else "one"
+
+
+def _driver(one: Compared) -> str:
+    return one.device.driver or "none"
+
+
+def _user(one: Compared) -> str | None:
+    return one.device.driver and ("VFIO", "the host")[one.device.has_host_driver]
+
+
+_PUS = "PUs next to it (all where numa_node is -1)"
+
+
+def _near(one: Compared) -> int | None:
+    return None if one.device.local_pus is None else len(one.device.local_pus)
+
+
+def _answer(one: Compared) -> str:
+    return "given" if one.device.driver_states else "none"
+
+
+def _mode(one: Compared) -> str | None:
+    return one.device.partition_mode or ("whole" if one.device.driver_states else None)
 
 
 def _path(one: Compared) -> LinkRate | None:
@@ -97,8 +122,12 @@ def _on_off(value: Any) -> str:
     return "on" if value else "off"
 
 
-def _bytes_of(value: Any) -> str:
+def _bytes(value: Any) -> str:
     return f"{value} bytes"
+
+
+def _few(value: int) -> str:
+    return str(value or f"fewer than {_FEW_RETRIES}")
 
 
 def _flags(value: Iterable[str]) -> str:
@@ -119,6 +148,10 @@ def _slower(value: LinkRate, usual: LinkRate) -> bool:
 
 def _other(value: Any, usual: Any) -> bool:
     return True
+
+
+def _enabled(value: str, usual: str) -> bool:
+    return usual == "Disabled"
 
 
 def _none(value: str, usual: str) -> bool:
@@ -148,126 +181,54 @@ class Attribute(NamedTuple):
     severity: Severity | None = None
 
 
-_get = attrgetter
-_DEVCTL, _LNKCAP, _SYSFS_DRIVER = "lspci -vvv: DevCtl", "LnkCap of lspci -vvv", "driver in sysfs"
+_DEVCTL, _LNKCAP = "lspci -vvv: DevCtl", "LnkCap of lspci -vvv"
 
+_OF_DRIVER = frozenset(
+    {"MaxReadReq", "relaxed ordering", "ATS", "IOMMU domain", "virtual functions", "nvidia-smi"}
+)
+_OF_USE = frozenset({"IOMMU domain", "user", "virtual functions"})
+"""Labels of what a driver sets, and of what differs by what a device is for."""
+
+
+def _row(
+    name: str,
+    label: str,
+    read: Read | str,
+    source: str,
+    worse: Callable[[Any, Any], bool] = _less,
+    shown: Callable[[Any], str] = str,
+) -> Attribute:
+    """read: also the path of an attribute of Compared."""
+    way = attrgetter(read) if isinstance(read, str) else read
+    severity = Severity.INFO if label in _OF_USE else None
+    return Attribute(name, label, way, source, worse, shown, label in _OF_DRIVER, severity)
+
+
+_AER = "aer_dev_correctable in sysfs, replay_counter of nvidia-smi -q"
+_LNKCTL = "LnkCtl of lspci -vvv, link/l1_aspm in sysfs"
 ATTRIBUTES: tuple[Attribute, ...] = (
-    Attribute(
-        "link",
-        "link that it can",
-        lambda one: _most(one.device),
-        f"{_LNKCAP}, max_link_speed and max_link_width in sysfs",
-        _slower,
-    ),
-    Attribute("path", "path to the processor", _path, f"{_LNKCAP}, of all ports above", _slower),
-    Attribute(
-        "payload", "MaxPayload", _get("registers.max_payload_bytes"), _DEVCTL, shown=_bytes_of
-    ),
-    Attribute(
-        "read request",
-        "MaxReadReq",
-        _get("registers.max_read_request_bytes"),
-        _DEVCTL,
-        shown=_bytes_of,
-        of_driver=True,
-    ),
-    Attribute("tags", "extended tags", _get("registers.extended_tags"), _DEVCTL, shown=_on_off),
-    Attribute("tags", "10-bit tags", _get("registers.ten_bit_tags"), _DEVCTL + "2", shown=_on_off),
-    Attribute(
-        "ordering",
-        "relaxed ordering",
-        _get("registers.relaxed_ordering"),
-        _DEVCTL,
-        shown=_on_off,
-        of_driver=True,
-    ),
-    Attribute(
-        "sleep",
-        "power saving of the link (ASPM)",
-        _get("registers.aspm"),
-        "LnkCtl of lspci -vvv, link/l1_aspm in sysfs",
-        lambda value, usual: usual == "Disabled",
-    ),
-    Attribute("bars", "BARs", _bars, "resource in sysfs, Region of lspci -vvv", _smaller, _sizes),
-    Attribute(
-        "peer links", "NVLinks or xGMI links", _get("peer_links"), "nvidia-smi topo -m, amd-smi"
-    ),
-    Attribute(
-        "retries",
-        "retries on its link",
-        _retries,
-        "aer_dev_correctable in sysfs, replay_counter of nvidia-smi -q",
-        lambda value, usual: not usual,
-        lambda count: str(count or f"fewer than {_FEW_RETRIES}"),
-    ),
-    Attribute(
-        "translation", "ATS", _get("device.ats_enabled"), "ATSCtl", shown=_on_off, of_driver=True
-    ),
-    Attribute("isolation", "ACS", _get("device.acs"), "ACSCtl of lspci -vvv", _other, _flags),
-    Attribute(
-        "domain",
-        "IOMMU group",
-        lambda one: "none" if one.device.iommu_group is None else "one",
-        "iommu_group in sysfs",
-        _none,
-    ),
-    Attribute(
-        "domain",
-        "IOMMU domain",
-        _get("device.iommu_domain"),
-        "/sys/kernel/iommu_groups/N/type",
-        _other,
-        of_driver=True,
-        severity=Severity.INFO,
-    ),
-    Attribute(
-        "driver", "driver", lambda one: one.device.driver or "none", _SYSFS_DRIVER, _wrong_driver
-    ),
-    Attribute(
-        "driver",
-        "user",
-        lambda one: one.device.driver and ("VFIO", "the host")[one.device.has_host_driver],
-        _SYSFS_DRIVER,
-        _other,
-        severity=Severity.INFO,
-    ),
-    Attribute(
-        "node",
-        "PUs next to it (all where numa_node is -1)",
-        lambda one: None if one.device.local_pus is None else len(one.device.local_pus),
-        "local_cpulist in sysfs",
-        lambda count, usual: count >= 2 * usual,
-    ),
-    Attribute(
-        "driver",
-        "answer to nvidia-smi",
-        lambda one: "given" if one.device.driver_states else "none",
-        "nvidia-smi -q",
-        _none,
-        of_driver=True,
-    ),
-    Attribute(
-        "functions",
-        "virtual functions",
-        _get("device.sriov_num_vfs"),
-        "sriov_numvfs in sysfs",
-        of_driver=True,
-        severity=Severity.INFO,
-    ),
-    Attribute(
-        "mode",
-        "partition mode",
-        lambda one: one.device.partition_mode or ("whole" if one.device.driver_states else None),
-        "nvidia-smi, current_compute_partition in sysfs",
-        _other,
-    ),
-    Attribute(
-        "mode",
-        "memory partition mode",
-        _get("device.memory_partition_mode"),
-        "current_memory_partition in sysfs",
-        _other,
-    ),
+    _row("link", "link that it can", _most, f"{_LNKCAP}, max_link_speed in sysfs", _slower),
+    _row("path", "path to the processor", _path, f"{_LNKCAP}, of all ports above", _slower),
+    _row("payload", "MaxPayload", "registers.max_payload_bytes", _DEVCTL, shown=_bytes),
+    _row("read request", "MaxReadReq", "registers.max_read_request_bytes", _DEVCTL, shown=_bytes),
+    _row("tags", "extended tags", "registers.extended_tags", _DEVCTL, shown=_on_off),
+    _row("tags", "10-bit tags", "registers.ten_bit_tags", f"{_DEVCTL}2", shown=_on_off),
+    _row("ordering", "relaxed ordering", "registers.relaxed_ordering", _DEVCTL, shown=_on_off),
+    _row("sleep", "power saving of the link (ASPM)", "registers.aspm", _LNKCTL, _enabled),
+    _row("bars", "BARs", _bars, "resource in sysfs, Region of lspci -vvv", _smaller, _sizes),
+    _row("peer links", "NVLinks or xGMI links", "peer_links", "nvidia-smi topo -m, amd-smi"),
+    _row("retries", "retries on its link", _retries, _AER, lambda count, usual: not usual, _few),
+    _row("translation", "ATS", "device.ats_enabled", "ATSCtl of lspci -vvv", shown=_on_off),
+    _row("isolation", "ACS", "device.acs", "ACSCtl of lspci -vvv", _other, _flags),
+    _row("domain", "IOMMU group", _group, "iommu_group in sysfs", _none),
+    _row("domain", "IOMMU domain", "device.iommu_domain", "iommu_groups/N/type", _other),
+    _row("driver", "driver", _driver, "driver in sysfs", _wrong_driver),
+    _row("driver", "user", _user, "driver in sysfs", _other),
+    _row("node", _PUS, _near, "local_cpulist in sysfs", lambda count, usual: count >= 2 * usual),
+    _row("driver", "nvidia-smi", _answer, "nvidia-smi -q", _none),
+    _row("functions", "virtual functions", "device.sriov_num_vfs", "sriov_numvfs in sysfs"),
+    _row("mode", "partition mode", _mode, "nvidia-smi, current_compute_partition", _other),
+    _row("mode", "memory partition mode", "device.memory_partition_mode", "sysfs", _other),
 )
 """Of devices and of the ports above them. The path stands behind the links that it follows from."""
 
@@ -376,7 +337,7 @@ _BOARD = Attribute(
 """Of NICs only those in the same place are compared: others manage the machine."""
 
 
-_NODE = Attribute("node", "NUMA node", _get("device.node"), "numa_node in sysfs", _other)
+_NODE = Attribute("node", "NUMA node", attrgetter("device.node"), "numa_node in sysfs", _other)
 """Compared with all that is below the same root complex: one host bridge is next to one node."""
 
 
@@ -461,7 +422,7 @@ _WIRED = frozenset({"link", "path"})
 def _is_built_so(one: Compared, attribute: Attribute) -> bool:
     """Whether card and slot can the same: another card with the ids of the others, as the NICs that
     manage the NVSwitches of a B200 board. No fault lowers what both ends can."""
-    own, of_other = _most(one.device), None if one.other_end is None else _most(one.other_end)
+    own, of_other = _most(one), one.other_end and most_of(one.other_end.link)
     narrower_above = attribute.name == "path" and attribute.read(one) != own
     is_alike = own is not None and own == of_other and not narrower_above
     return is_alike and DeviceKind.GPU not in one.kinds

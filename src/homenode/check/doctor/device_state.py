@@ -203,7 +203,7 @@ def _uneven(host: Host) -> Iterator[Finding]:
         for device in found
         if len(links := links_above(device, host.device_at)) > 1
     }
-    for name, key in _OF_PLACES:
+    for name, key, near in _OF_PLACES:
         alike: dict[Hashable, list[PciDevice]] = {}
         for device in found:
             alike.setdefault(key(device), []).append(device)
@@ -211,7 +211,8 @@ def _uneven(host: Host) -> Iterator[Finding]:
             below = _fewer_below(group, switch_of)
             for switch, n, usual, _ in below:
                 others = [d for d in found if switch_of.get(d.bdf) == switch and d not in group]
-                strangers = [d for d in others if _is_instead(d, group, alike[key(d)], name)]
+                others = [d for d in others if near(d) == near(group[0])]
+                strangers = [d for d in others if 2 * len(alike[key(d)]) < len(group)]
                 if len(strangers) == usual - n:
                     below = [row for row in below if row[0] != switch]
                     yield from (_stranger(d, group, name, host) for d in strangers)
@@ -227,10 +228,13 @@ def _uneven(host: Host) -> Iterator[Finding]:
                 )
 
 
-_OF_PLACES: tuple[tuple[str, Callable[[PciDevice], Hashable]], ...] = (
-    ("model", model_of),
-    ("board", lambda device: (model_of(device), board_of(device))),
+_Key = Callable[[PciDevice], Hashable]
+_OF_PLACES: tuple[tuple[str, _Key, _Key], ...] = (
+    ("model", model_of, lambda d: (d.kind, d.vendor_id, d.bdf.function)),
+    # Boards of GPUs are compared in all places.
+    ("board", lambda d: (model_of(d), d.kind is DeviceKind.NIC and board_of(d)), model_of),
 )
+"""Of devices in the same place, what differs; what makes them alike; what they share if not."""
 
 
 def _fewer_below(
@@ -262,24 +266,10 @@ def _fewer_near(group: list[PciDevice]) -> list[tuple[str, int, int, int]]:
     return [(node, n, usual, count) for node, n in fewer]
 
 
-def _is_instead(
-    device: PciDevice, group: list[PciDevice], like: list[PciDevice], name: str
-) -> bool:
-    """Whether a device stands where one of the group would: of its maker, and rarer."""
-    first = group[0]
-    maker = (device.kind, device.vendor_id, device.bdf.function)
-    is_near = maker == (first.kind, first.vendor_id, first.bdf.function)
-    is_board = name == "board"  # of GPUs those are compared in all places
-    is_same = model_of(device) == model_of(first) and device.kind is DeviceKind.NIC
-    return is_near and (is_same or not is_board) and 2 * len(like) < len(group)
-
-
 def _stranger(device: PciDevice, group: list[PciDevice], name: str, host: Host) -> Finding:
     def shown(one: PciDevice) -> str:
-        vendor, number = one.vendor_id or 0, one.device_id
-        if name == "board":
-            vendor, number = board_of(one) or (0, None)
-        return str(one.name) if number is None else f"{vendor:04x}:{number:04x}"
+        ids = board_of(one) if name == "board" else (one.vendor_id or 0, one.device_id)
+        return str(one.name) if ids is None or ids[1] is None else f"{ids[0]:04x}:{ids[1]:04x}"
 
     return finding(
         "device-odd",

@@ -161,6 +161,9 @@ def _cpu(machine: StartMachine, need: Need) -> NeedAnswer:
             return missing(why)
         return unknown(why) if machine.document.root.get("type") != "qemu" else READY
     if need.detail == "full":
+        features = {one.get("name") for one in machine.document.root.all("cpu/feature")}
+        if machine.document.root.get("type") == "qemu" and "hypervisor" not in features:
+            return missing("check='full': QEMU gives the guest hypervisor, which <cpu> lacks")
         return unknown("check='full': libvirt compares the CPU after the start with what QEMU gave")
     return READY
 
@@ -311,11 +314,13 @@ def _argument(machine: StartMachine, need: Need) -> NeedAnswer:
         kinds = (machine.ask_qemu("-netdev", "help") or "").split()
         if kinds and first not in kinds:
             return missing(f"netdev {first}: QEMU has none")
+        if (starts := started_by(need.value, need.detail)) is not None:
+            return unknown(f"netdev {first}: whether libvirt lets QEMU start {starts}")
         opens = first in ("tap", "bridge") and not said.keys() & {"fd", "fds"}
         return unknown(f"netdev {first}: whether libvirt lets QEMU open it") if opens else READY
     if option in ("device", "object") and first is not None and _DRIVER.match(first):
         listed = machine.ask_qemu(f"-{option}", f"{first},help")
-        found = _properties(listed, first, said)
+        found = properties(listed, first, said)
         is_placed = "" not in said or "bus" in said or "addr" in said
         if found is READY and not is_placed and " addr=" in (listed or ""):
             # Those in JSON come after libvirt's own, the others before them.
@@ -324,17 +329,32 @@ def _argument(machine: StartMachine, need: Need) -> NeedAnswer:
     if option == "machine":
         kind = machine.document.root.value("os/type/@machine") or ""
         listed = machine.ask_qemu("-machine", f"{kind},help") if _DRIVER.match(kind) else None
-        return _properties(listed, "the machine", said)
+        return properties(listed, "the machine", said)
     if option == "cpu" and first is not None and _DRIVER.match(first):
         models = machine.ask_qemu("-cpu", "help") or ""
-        names = {word for line in models.splitlines() for word in line.split()[:2]}
-        return READY if not models or first in names else missing(f"CPU {first}: QEMU has none")
+        names = {word.replace("_", "-") for word in models.split()}
+        for word in (first, *(one[1:] for one in said if one[:1] in ("+", "-"))):
+            if models and word.replace("_", "-") not in names:
+                return missing(f"CPU {word}: QEMU has none")
+        return READY
     if option == "global" and (driver := need.detail.partition(".")[0]) and _DRIVER.match(driver):
         name = need.detail.partition(".")[2].partition("=")[0]
-        return _properties(machine.ask_qemu("-device", f"{driver},help"), driver, {name: ""})
+        return properties(machine.ask_qemu("-device", f"{driver},help"), driver, {name: ""})
     if option in ("fw_cfg", "drive", "blockdev"):
         return READY
     return unknown(f"{need.value} {need.detail[:80]}: only a start shows what it does")
+
+
+def started_by(option: str, value: str) -> str | None:
+    """The program that QEMU itself would start for an argument. Source: -netdev of qemu(1)."""
+    said = argument_properties(value)
+    kind = said.get("", "")
+    if option == "-incoming" and kind.startswith("exec:"):
+        return kind.removeprefix("exec:")
+    if option != "-netdev" or said.keys() & {"fd", "fds"} or kind not in ("bridge", "tap"):
+        return None
+    own = said.get("helper") or (said.get("script", "/etc/qemu-ifup") if kind == "tap" else None)
+    return None if own == "no" else own or "qemu-bridge-helper"
 
 
 _REFERS = ("netdev", "drive", "chardev", "memdev", "iothread", "fsdev", "rng")
@@ -364,11 +384,13 @@ def _undefined(machine: StartMachine, said: Mapping[str, str]) -> str | None:
     return None
 
 
+_WORDS = re.compile(r"<\w{1,40}> +- (\w{1,20}(?:/\w{1,20})+) ", re.ASCII)
+_BOOLEANS = ("yes", "no", "true", "false", "y", "n")
 _INTEGER = re.compile(r"-?(0x[0-9a-fA-F]{1,16}|\d{1,20})\Z", re.ASCII)
 _OF_ALL = frozenset(("", "id", "bus", "driver", "qom-type", "type", "accel"))
 
 
-def _properties(listed: str | None, what: str, said: Mapping[str, str]) -> NeedAnswer:
+def properties(listed: str | None, what: str, said: Mapping[str, str]) -> NeedAnswer:
     """Whether a device, object or machine has these properties."""
     if listed is None:
         return unknown(f"{what}: this emulator is not asked")
@@ -382,8 +404,13 @@ def _properties(listed: str | None, what: str, said: Mapping[str, str]) -> NeedA
         kind = known.get(name.partition(".")[0].replace("_", "-"))
         if kind is None:
             return missing(f"{what}: it has no property {name}")
-        if kind.startswith("<uint") and said[name] and not _INTEGER.match(said[name]):
-            return missing(f"{what}: {name}={said[name][:40]}: no integer")
+        value = said[name][:40]
+        if kind.startswith("<uint") and value and not _INTEGER.match(value):
+            return missing(f"{what}: {name}={value}: no integer")
+        if (words := _WORDS.match(kind)) is not None and value:
+            taken = words[1].lower().split("/") + [*_BOOLEANS] * kind.startswith("<bool>")
+            if value.lower() not in taken:
+                return missing(f"{what}: {name}={value}: it takes {words[1]}")
     return READY
 
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from msgspec import Struct, structs
 
 from homenode.json_text import NotJsonError, decode_json
-from homenode.vm.domain.controllers import QEMU_NAMESPACE, qemu_arguments
+from homenode.vm.domain.controllers import qemu_arguments
 from homenode.vm.domain.document import Document, Element
 
 
@@ -34,6 +34,7 @@ class NeedKind(StrEnum):
     KERNEL = "a kernel that QEMU can load"
     TABLE = "an ACPI table"
     KEYMAP = "a keymap that this QEMU comes with"
+    MADE = "a folder in which QEMU makes the socket"
     PIPE = "a named pipe"
     SOCKET = "a socket on which something listens"
     PROGRAM = "a program"
@@ -202,7 +203,7 @@ ROWS: tuple[_Row, ...] = (
     _Row("devices/video/model/acceleration", "@rendernode", Q.NODE),
     _Row("devices/graphics/listen", "@address", Q.ADDRESS, (("@type", ("address",)),)),
     _Row("devices/graphics/listen", "@network", Q.NETWORK, (("@type", ("network",)),)),
-    _Row("devices/graphics/listen", "@socket", Q.BOUND, (("@type", ("socket",)),)),
+    _Row("devices/graphics/listen", "@socket", Q.MADE, (("@type", ("socket",)),)),
     _Row("devices/graphics", "@websocket", Q.PORT, detail="listen/@address"),
     _Row("devices/graphics", "@tlsPort", Q.PORT, (("@autoport", (None, "no")),), "listen/@address"),
     _Row("devices/graphics", "@keymap", Q.KEYMAP),
@@ -217,6 +218,7 @@ ROWS: tuple[_Row, ...] = (
     _Row("cpu/numa/cell", "@memory", Q.RANGE, detail="1-"),
     _Row("devices/interface", "source/@port", Q.PORT, (("@type", ("server",)),), "source/@address"),
     _Row("devices/disk", "address/@unit", Q.RANGE, (("target/@bus", ("sata",)),), "0-5"),
+    _Row("devices/disk", "driver/@queues", Q.RANGE, (("target/@bus", ("virtio",)),), "1-1024"),
     _Row("devices/video/model", "@heads", Q.RANGE, (("@type", ("virtio",)),), "0-16"),
     _Row("devices/interface", "driver/@queues", Q.RANGE, (("@type", _WITHOUT_QUEUES),), "0-1"),
     _Row("cpu/maxphysaddr", "@bits", Q.RANGE, detail="32-52"),
@@ -308,6 +310,8 @@ def _firmware(document: Document) -> Iterator[Need]:
     template = None if nvram is None else nvram.get("template")
     source = None if nvram is None else nvram.value("source/@file") or nvram.text.strip()
     if nvram is not None and nvram.get("type") not in (None, "file"):
+        if (served := nvram.child("source")) is not None:
+            yield from _served("<nvram>", served)
         return
     if source:
         yield Need(subject="<nvram>", kind=Q.PARENT, value=source)
@@ -389,6 +393,9 @@ _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 def _hostdevs(document: Document) -> Iterator[Need]:
+    for one in document.root.all("devices/interface"):
+        if one.get("type") == "hostdev" and (source := one.child("source")) is not None:
+            yield from _functions(_subject(document, one), source)
     for one in document.root.all("devices/hostdev"):
         source, kind = one.child("source"), one.get("type")
         if source is None or source.get("startupPolicy") == "optional":
@@ -446,6 +453,12 @@ def _implied(document: Document) -> Iterator[Need]:
     ):
         if count > most:
             yield Need(subject=f"<{name}>", kind=Q.RANGE, value=str(count), detail=f"0-{most}")
+    for limit in root.all("devices/disk/iotune/*"):
+        name = limit.name.removesuffix("_max")
+        least = None if name == limit.name else document.parent_of[limit.start].value(name)
+        if least is not None and least.isdecimal():
+            text = limit.text.strip()
+            yield Need(subject=f"<{limit.name}>", kind=Q.RANGE, value=text, detail=f"{least}-")
     for place in ("vcpu", "numatune/memory"):
         if root.value(f"{place}/@placement") == "auto":
             yield Need(subject=f"<{place.rpartition('/')[2]}>", kind=Q.PROGRAM, value="numad")
@@ -488,11 +501,7 @@ _MAX_ARGUMENTS = 64
 
 
 def _arguments(document: Document) -> Iterator[Need]:
-    """Each option of <qemu:commandline> with its value, each file that one names, and
-    <qemu:override>, which only QEMU itself can judge."""
-    override = document.root.child(f"{{{QEMU_NAMESPACE}}}override")
-    if override is not None:
-        yield Need(subject=f"<{override.tag}>", kind=Q.ARGUMENT, value=override.tag)
+    """Each option of <qemu:commandline> with its value, and each file that one names."""
     words = [one.get("value") or "" for one in qemu_arguments(document) if one.name.endswith("arg")]
     at, count = 0, 0
     while at < len(words) and count < _MAX_ARGUMENTS:

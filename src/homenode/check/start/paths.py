@@ -236,6 +236,16 @@ def _bound(machine: StartMachine, need: Need) -> NeedAnswer:
     return _long(need.value) or _parent(machine, need)
 
 
+def _made(machine: StartMachine, need: Need) -> NeedAnswer:
+    """Of a display: libvirt binds the sockets of other devices itself."""
+    folder, user = str(Path(need.value).parent), machine.user
+    found = _bound(machine, need)
+    if found is READY and user is not None and not user.may_write(folder):
+        why = f"{need.value}: user {user.name}, as whom QEMU runs, may not write {folder}"
+        return missing(why, "start-permission")
+    return found
+
+
 def _socket(machine: StartMachine, need: Need) -> NeedAnswer:
     if (long := _long(need.value)) is not None:
         return long
@@ -431,6 +441,7 @@ LOOKED_AT: Mapping[NeedKind, Callable[[StartMachine, Need], NeedAnswer]] = {
     NeedKind.KERNEL: _kernel,
     NeedKind.TABLE: _table,
     NeedKind.BOUND: _bound,
+    NeedKind.MADE: _made,
     NeedKind.NODE: _kind(lambda mode: not stat.S_ISDIR(mode), "device"),
     NeedKind.BLOCK: _block,
     NeedKind.FOLDER: _kind(stat.S_ISDIR, "folder"),

@@ -6,7 +6,7 @@ need has named the reason already.
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 from msgspec import Struct
@@ -23,39 +23,21 @@ from homenode.trusted_path import changeable
 from homenode.vm.domain.document import Document
 from homenode.vm.hypervisor.connection import is_local
 
-FINDING_OF: Mapping[NeedKind, str] = {
-    NeedKind.IMAGE: "start-file",
-    NeedKind.KEYMAP: "start-argument",
-    NeedKind.RANGE: "start-argument",
-    NeedKind.POWER: "start-argument",
-    NeedKind.SCHEDULER: "start-cgroup",
-    NeedKind.WEIGHT: "start-cgroup",
-    NeedKind.LABEL: "start-permission",
-    NeedKind.VOLUME: "start-storage",
-    NeedKind.FIRMWARE: "start-emulator",
-    NeedKind.EMULATOR: "start-emulator",
-    NeedKind.CPU: "start-emulator",
-    NeedKind.MODEL: "start-emulator",
-    NeedKind.SECURITY: "start-emulator",
-    NeedKind.PROGRAM: "start-program",
-    NeedKind.NETWORK: "start-network",
-    NeedKind.BRIDGE: "start-network",
-    NeedKind.LINK: "start-network",
-    NeedKind.FILTER: "start-network",
-    NeedKind.ADDRESS: "start-network",
-    NeedKind.LISTENER: "start-network",
-    NeedKind.PORT: "start-in-use",
-    NeedKind.NAME: "start-in-use",
-    NeedKind.SECRET: "start-secret",
-    NeedKind.HUGE_PAGES: "start-memory",
-    NeedKind.LOCK: "start-memory",
-    NeedKind.USB: "start-device",
-    NeedKind.SCSI: "start-device",
-    NeedKind.PCI: "start-device",
-    NeedKind.MEDIATED: "start-device",
-    NeedKind.PARTITION: "start-cgroup",
-    NeedKind.ARGUMENT: "start-argument",
+_IDS = {
+    "start-file": "IMAGE",
+    "start-argument": "KEYMAP RANGE POWER ARGUMENT",
+    "start-cgroup": "SCHEDULER WEIGHT PARTITION",
+    "start-permission": "LABEL",
+    "start-storage": "VOLUME",
+    "start-emulator": "FIRMWARE EMULATOR CPU MODEL SECURITY",
+    "start-program": "PROGRAM",
+    "start-network": "NETWORK BRIDGE LINK FILTER ADDRESS LISTENER",
+    "start-in-use": "PORT NAME",
+    "start-secret": "SECRET",
+    "start-memory": "HUGE_PAGES LOCK",
+    "start-device": "USB SCSI PCI MEDIATED",
 }
+FINDING_OF = {NeedKind[name]: found for found, names in _IDS.items() for name in names.split()}
 """The id of what is missing; of paths, start-file."""
 
 ANSWERS = {**LOOKED_AT, **ASKED_OF_LIBVIRT}
@@ -82,7 +64,8 @@ def check_start(document: Document, uri: str) -> Findings:
     emulator = document.root.value("devices/emulator")
     why = None if emulator is None else changeable([Path(emulator)])
     named = {one.id for one in found}
-    if named.isdisjoint(_SAYS_WHY) and is_local(uri):
+    # A missing function of an SR-IOV network card with a VLAN ends the daemon of libvirt 9.0.
+    if named.isdisjoint((*_SAYS_WHY, "start-device")) and is_local(uri):
         if why is not None:
             found.append(_not_known("the definition", f"not tried: {why}, and libvirt runs it"))
         else:

@@ -21,7 +21,7 @@ from homenode.check.doctor.expectation import (
     unread_topology,
 )
 from homenode.findings import Finding
-from homenode.machine.pci import PciRegisters
+from homenode.machine.pci import PciDevice, PciRegisters
 from homenode.machine.topology import Host
 
 HOST = "host"
@@ -161,31 +161,32 @@ def _present(claim: WatchClaim, sight: Sight) -> str | None:
     return "the device is not there" if _device(claim, sight) is None else None
 
 
-def _counters(claim: WatchClaim, sight: Sight) -> str | None:
-    bdf = _device(claim, sight)
-    if bdf is None:
-        return _present(claim, sight)
-    device = sight.host.device_at[bdf]
+def _of_device(read: Callable[[PciDevice, WatchClaim], bool], reason: str = _NOT_READ) -> Unproved:
+    """A claim about a device that is there and shows what it is about."""
+
+    def unproved(claim: WatchClaim, sight: Sight) -> str | None:
+        bdf = _device(claim, sight)
+        if bdf is None:
+            return _present(claim, sight)
+        return None if read(sight.host.device_at[bdf], claim) else reason
+
+    return unproved
+
+
+def _has_counters(device: PciDevice, claim: WatchClaim) -> bool:
     replays = device.link_replays if claim.id == "pcie-errors-corrected" else None
-    unread = device.errors is None and replays is None
-    return "its error counters are not read" if unread else None
+    return device.errors is not None or replays is not None
 
 
-def _registers(claim: WatchClaim, sight: Sight) -> str | None:
-    bdf = _device(claim, sight)
-    if bdf is None:
-        return _present(claim, sight)
-    registers = sight.host.device_at[bdf].registers or PciRegisters()
-    errors = claim.id == "pcie-errors-seen"
-    value = registers.uncorrected if errors else registers.bus_master
-    return _NOT_READ if value is None else None
+def _has_registers(device: PciDevice, claim: WatchClaim) -> bool:
+    found = device.registers or PciRegisters()
+    is_status = claim.id == "pcie-errors-seen"
+    return (found.uncorrected if is_status else found.bus_master) is not None
 
 
-def _bars(claim: WatchClaim, sight: Sight) -> str | None:
-    bdf = _device(claim, sight)
-    if bdf is None:
-        return _present(claim, sight)
-    return None if sight.host.device_at[bdf].bars else "its BARs are not read"
+_counters = _of_device(_has_counters, "its error counters are not read")
+_registers = _of_device(_has_registers)
+_bars = _of_device(lambda device, _: bool(device.bars), "its BARs are not read")
 
 
 def _attribute(claim: WatchClaim, sight: Sight) -> str | None:

@@ -234,7 +234,7 @@ def _places(document: Document, controllers: tuple[GuestPciController, ...]) -> 
             place = None if head is None else head.child("address")
             if place is None:
                 yield _broken("function-without-0", what, f"a device at {first}", "none")
-            elif place.get("multifunction") != "on":
+            elif place.get("multifunction") == "off":  # where it is not given, libvirt gives it
                 yield _broken(
                     "multifunction-off",
                     f"<{head.tag if head else ''}> at {first}",

@@ -64,16 +64,8 @@ class Compared(NamedTuple):
 Read = Callable[[Compared], Any]
 
 
-def _most(one: Compared) -> LinkRate | None:
-    return most_of(one.device.link)
-
-
 def _group(one: Compared) -> str:
     return "none" if one.device.iommu_group is None else "one"
-
-
-def _driver(one: Compared) -> str:
-    return one.device.driver or "none"
 
 
 def _user(one: Compared) -> str | None:
@@ -120,10 +112,6 @@ def _retries(one: Compared) -> int | None:
 
 def _on_off(value: Any) -> str:
     return "on" if value else "off"
-
-
-def _bytes(value: Any) -> str:
-    return f"{value} bytes"
 
 
 def _few(value: int) -> str:
@@ -204,13 +192,14 @@ def _row(
     return Attribute(name, label, way, source, worse, shown, label in _OF_DRIVER, severity)
 
 
+_BYTES = "{} bytes".format
 _AER = "aer_dev_correctable in sysfs, replay_counter of nvidia-smi -q"
 _LNKCTL = "LnkCtl of lspci -vvv, link/l1_aspm in sysfs"
 ATTRIBUTES: tuple[Attribute, ...] = (
-    _row("link", "link that it can", _most, f"{_LNKCAP}, max_link_speed in sysfs", _slower),
+    _row("link", "link that it can", lambda one: most_of(one.device.link), _LNKCAP, _slower),
     _row("path", "path to the processor", _path, f"{_LNKCAP}, of all ports above", _slower),
-    _row("payload", "MaxPayload", "registers.max_payload_bytes", _DEVCTL, shown=_bytes),
-    _row("read request", "MaxReadReq", "registers.max_read_request_bytes", _DEVCTL, shown=_bytes),
+    _row("payload", "MaxPayload", "registers.max_payload_bytes", _DEVCTL, shown=_BYTES),
+    _row("read request", "MaxReadReq", "registers.max_read_request_bytes", _DEVCTL, shown=_BYTES),
     _row("tags", "extended tags", "registers.extended_tags", _DEVCTL, shown=_on_off),
     _row("tags", "10-bit tags", "registers.ten_bit_tags", f"{_DEVCTL}2", shown=_on_off),
     _row("ordering", "relaxed ordering", "registers.relaxed_ordering", _DEVCTL, shown=_on_off),
@@ -222,7 +211,7 @@ ATTRIBUTES: tuple[Attribute, ...] = (
     _row("isolation", "ACS", "device.acs", "ACSCtl of lspci -vvv", _other, _flags),
     _row("domain", "IOMMU group", _group, "iommu_group in sysfs", _none),
     _row("domain", "IOMMU domain", "device.iommu_domain", "iommu_groups/N/type", _other),
-    _row("driver", "driver", _driver, "driver in sysfs", _wrong_driver),
+    _row("driver", "driver", lambda o: o.device.driver or "none", "sysfs", _wrong_driver),
     _row("driver", "user", _user, "driver in sysfs", _other),
     _row("node", _PUS, _near, "local_cpulist in sysfs", lambda count, usual: count >= 2 * usual),
     _row("driver", "nvidia-smi", _answer, "nvidia-smi -q", _none),
@@ -422,7 +411,7 @@ _WIRED = frozenset({"link", "path"})
 def _is_built_so(one: Compared, attribute: Attribute) -> bool:
     """Whether card and slot can the same: another card with the ids of the others, as the NICs that
     manage the NVSwitches of a B200 board. No fault lowers what both ends can."""
-    own, of_other = _most(one), one.other_end and most_of(one.other_end.link)
+    own, of_other = most_of(one.device.link), one.other_end and most_of(one.other_end.link)
     narrower_above = attribute.name == "path" and attribute.read(one) != own
     is_alike = own is not None and own == of_other and not narrower_above
     return is_alike and DeviceKind.GPU not in one.kinds

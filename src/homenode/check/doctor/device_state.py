@@ -35,8 +35,7 @@ def _model(
     return GpuModel(name=name, bar_bytes=bar_gib * GIB, nvlinks=nvlinks, boards=boards)
 
 
-_V100_BOARDS = ((8, 6), (16, 12))
-_A100_BOARDS = ((8, 6), (16, 12))
+_A100_BOARDS = _V100_BOARDS = ((8, 6), (16, 12))
 _H100_BOARDS = ((8, 4),)
 
 MODELS = {

@@ -161,24 +161,26 @@ def _present(claim: WatchClaim, sight: Sight) -> str | None:
     return "the device is not there" if _device(claim, sight) is None else None
 
 
-def _of_device(read: Callable[[PciDevice, WatchClaim], bool], reason: str = _NOT_READ) -> Unproved:
+def _of_device(
+    read: Callable[[PciDevice, WatchClaim, Host], bool], reason: str = _NOT_READ
+) -> Unproved:
     """A claim about a device that is there and shows what it is about."""
 
     def unproved(claim: WatchClaim, sight: Sight) -> str | None:
         bdf = _device(claim, sight)
         if bdf is None:
             return _present(claim, sight)
-        return None if read(sight.host.device_at[bdf], claim) else reason
+        return None if read(sight.host.device_at[bdf], claim, sight.host) else reason
 
     return unproved
 
 
-def _has_counters(device: PciDevice, claim: WatchClaim) -> bool:
+def _has_counters(device: PciDevice, claim: WatchClaim, _: Host) -> bool:
     replays = device.link_replays if claim.id == "pcie-errors-corrected" else None
     return device.errors is not None or replays is not None
 
 
-def _has_registers(device: PciDevice, claim: WatchClaim) -> bool:
+def _has_registers(device: PciDevice, claim: WatchClaim, _: Host) -> bool:
     found = device.registers or PciRegisters()
     is_status = claim.id == "pcie-errors-seen"
     return (found.uncorrected if is_status else found.bus_master) is not None
@@ -186,14 +188,8 @@ def _has_registers(device: PciDevice, claim: WatchClaim) -> bool:
 
 _counters = _of_device(_has_counters, "its error counters are not read")
 _registers = _of_device(_has_registers)
-_bars = _of_device(lambda device, _: bool(device.bars), "its BARs are not read")
-
-
-def _attribute(claim: WatchClaim, sight: Sight) -> str | None:
-    bdf = _device(claim, sight)
-    if bdf is None:
-        return _present(claim, sight)
-    return _NOT_READ if unread_attribute(sight.host, bdf, claim.aspect) else None
+_bars = _of_device(lambda device, *_: bool(device.bars), "its BARs are not read")
+_attribute = _of_device(lambda d, claim, host: not unread_attribute(host, d.bdf, claim.aspect))
 
 
 def _nodes(claim: WatchClaim, sight: Sight) -> str | None:

@@ -189,7 +189,8 @@ def _row(
     """read: also the path of an attribute of Compared."""
     way = attrgetter(read) if isinstance(read, str) else read
     severity = Severity.INFO if label in _OF_USE else None
-    return Attribute(name, label, way, source, worse, shown, label in _OF_DRIVER, severity)
+    row = Attribute(name, label, way, source, worse=worse, shown=shown)
+    return row._replace(of_driver=label in _OF_DRIVER, severity=severity)
 
 
 _BYTES = "{} bytes".format

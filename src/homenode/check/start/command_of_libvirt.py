@@ -13,11 +13,11 @@ from collections.abc import Iterator
 from homenode.catalogue import finding
 from homenode.check.start.libvirt_answers import properties, started_by
 from homenode.check.start.machine import StartMachine
-from homenode.check.start.needs import NeedState, argument_properties
+from homenode.check.start.needs import NeedState
 from homenode.errors import ToolError
 from homenode.findings import Finding
 from homenode.process import run
-from homenode.vm.domain.controllers import QEMU_NAMESPACE, qemu_arguments
+from homenode.vm.domain.controllers import QEMU_NAMESPACE, argument_properties, qemu_arguments
 from homenode.vm.domain.document import Document
 
 _ASK_S = 60.0
@@ -82,8 +82,7 @@ def _of_qemu(machine: StartMachine, document: Document, words: list[str]) -> Ite
         yield _refused("<initrd>", "there is no <kernel>")
 
 
-_NO_PROGRAMS = "spawn=deny"
-"""Of -sandbox: seccomp_sandbox of libvirt's qemu.conf, on where it is not named."""
+_NO_PROGRAMS = "spawn=deny"  # of -sandbox: seccomp_sandbox of libvirt's qemu.conf
 
 
 def _refused(subject: str, why: str) -> Finding:

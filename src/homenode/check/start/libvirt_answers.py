@@ -13,7 +13,6 @@ from homenode.check.start.needs import (
     NeedAnswer,
     NeedKind,
     NeedState,
-    argument_properties,
     missing,
     unknown,
 )
@@ -21,7 +20,7 @@ from homenode.check.start.paths import enterable, is_link, kernel_text, program,
 from homenode.check.start.qemu_user import user_number
 from homenode.check.verify.boot.libvirt import user_of_capabilities
 from homenode.machine.tools.xml_text import parse_xml
-from homenode.vm.domain.controllers import qemu_arguments
+from homenode.vm.domain.controllers import argument_properties, qemu_arguments
 
 _DRIVER = re.compile(r"[A-Za-z0-9_.+-]{1,64}\Z", re.ASCII)
 

@@ -2,9 +2,8 @@
 
 One table: a row for each place of a document that names something of the host, with the kind of
 need that it is. What the machine answers to each kind is in paths.py and libvirt_answers.py.
-libvirt makes some things itself at the start,
-which are no needs: an NVRAM file from its template, sockets in folders of its own, ports and
-addresses that it chooses.
+What libvirt makes itself at the start is no need: an NVRAM file from its template, sockets in
+folders of its own, ports and addresses that it chooses.
 
 Source: https://libvirt.org/formatdomain.html; each row was tried on libvirt 9.0 and QEMU 7.2.
 """
@@ -16,8 +15,7 @@ from typing import NamedTuple
 
 from msgspec import Struct, structs
 
-from homenode.json_text import NotJsonError, decode_json
-from homenode.vm.domain.controllers import qemu_arguments
+from homenode.vm.domain.controllers import argument_properties, qemu_arguments
 from homenode.vm.domain.document import Document, Element
 
 
@@ -453,12 +451,12 @@ def _implied(document: Document) -> Iterator[Need]:
     ):
         if count > most:
             yield Need(subject=f"<{name}>", kind=Q.RANGE, value=str(count), detail=f"0-{most}")
-    for limit in root.all("devices/disk/iotune/*"):
-        name = limit.name.removesuffix("_max")
-        least = None if name == limit.name else document.parent_of[limit.start].value(name)
-        if least is not None and least.isdecimal():
-            text = limit.text.strip()
-            yield Need(subject=f"<{limit.name}>", kind=Q.RANGE, value=text, detail=f"{least}-")
+    for limits in _elements(root, "devices/disk/iotune"):
+        for one in limits.children:
+            base = limits.value(one.name.removesuffix("_max")) or ""
+            if one.name.endswith("_max") and base.isdecimal():
+                text, range_ = one.text.strip(), f"{base}-"
+                yield Need(subject=f"<{one.name}>", kind=Q.RANGE, value=text, detail=range_)
     for place in ("vcpu", "numatune/memory"):
         if root.value(f"{place}/@placement") == "auto":
             yield Need(subject=f"<{place.rpartition('/')[2]}>", kind=Q.PROGRAM, value="numad")
@@ -529,25 +527,6 @@ def _arguments(document: Document) -> Iterator[Need]:
                 yield Need(subject=option, kind=kind, value=path)
         at += 1 + bool(value)
         count += 1
-
-
-def argument_properties(value: str) -> dict[str, str]:
-    """The properties of an argument, "edu,id=a" or JSON; its first word stands under "".
-
-    >>> argument_properties("edu,id=a"), argument_properties('{"driver": "edu", "id": "a"}')
-    ({'': 'edu', 'id': 'a'}, {'driver': 'edu', 'id': 'a'})
-    """
-    if value.startswith("{"):
-        try:
-            read = decode_json(value, dict[str, object])
-        except NotJsonError:
-            return {}
-        return {name: str(one) for name, one in read.items()}
-    pairs = {}
-    for number, word in enumerate(value.split(",")):
-        name, equals, text = word.partition("=")
-        pairs[name if equals else ("" if number == 0 else word)] = text if equals else word
-    return pairs
 
 
 _READERS = (_machine, _firmware, _disks, _hostdevs, _implied, _arguments)

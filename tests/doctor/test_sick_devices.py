@@ -11,6 +11,7 @@ from functools import cache
 import pytest
 from msgspec.structs import replace
 
+from homenode.bdf import Bdf
 from homenode.check.doctor.diagnosis import diagnose
 from homenode.findings import Finding
 from homenode.machine.description.render import render
@@ -165,6 +166,19 @@ def test_a_fault_of_a_port_is_named_with_it_and_the_gpu(old: str, new: str, expe
     found = diagnose(host_from_lspci(edited(str(gpu.parent)[5:], old, new), "hgx")).findings
     assert (expected, str(gpu.bdf)) in named(found, sound_listing())
     assert {one.devices[0] for one in found if one not in sound_listing()} == {gpu.parent}
+
+
+@needs_shared
+@pytest.mark.parametrize("above", [0, 1, 2])
+def test_a_port_above_a_gpu_that_does_not_answer_is_silent(above: int) -> None:
+    host = host_from_lspci(listing(), "hgx")
+    port = host.bridges_above(Bdf.parse(f"0000:{GPU}"))[above].bdf
+    head, _, rest = entry(str(port)[5:]).partition("\n")
+    silent = f"{head} (rev ff)\n\t!!! Unknown header type 7f\n{rest}"
+    sick = listing().replace(f"{head}\n{rest}", silent)
+    assert ("device-silent", str(port)) in named(
+        diagnose(host_from_lspci(sick, "hgx")).findings, sound_listing()
+    )
 
 
 @needs_shared
@@ -325,6 +339,20 @@ def test_a_gpu_without_an_iommu_group_is_named_where_others_have_one() -> None:
     assert ("device-odd", str(gpu.bdf)) in found
 
 
+@pytest.mark.parametrize("ids", [("10de", "2330"), ("15b3", "1021")])
+def test_a_gpu_or_nic_of_another_board_is_named(ids: tuple[str, str]) -> None:
+    one, *others = functions(rendered("hgx-h100").files, *ids)
+
+    def change(files: Files) -> None:
+        for folder in (one, *others):
+            files[f"{folder}/subsystem_vendor"] = "0x1028\n"
+            files[f"{folder}/subsystem_device"] = "0x0001\n" if folder == one else "0x0002\n"
+
+    assert len(others) > 2
+    found = named(with_edit("hgx-h100", change), ())
+    assert found == {("device-odd", one.rpartition("/")[2])}
+
+
 @pytest.mark.parametrize("cell", ["NV12", "SYS"])
 def test_a_pair_of_gpus_with_fewer_links_is_named(cell: str) -> None:
     def fewer(commands: dict[str, str]) -> None:
@@ -395,6 +423,7 @@ STATES = {
     "fabric": ("<bandwidth>N/A<", "<bandwidth>Degraded<"),
     "MIG": ("<current_mig>Disabled<", "<current_mig>Enabled<"),
     "ECC": ("<current_ecc>Enabled<", "<current_ecc>Disabled<"),
+    "GSP": ("<gsp_firmware_version>580.105.08<", "<gsp_firmware_version>570.86.15<"),
 }
 
 

@@ -38,6 +38,12 @@ def test_our_samples_hold_together(name: str) -> None:
     assert crosscheck(parse_document(sample(name), name)) == ()
 
 
+@pytest.mark.parametrize("dimm", ["2", "8"])
+def test_memory_may_be_that_of_the_cells_without_the_memory_devices(dimm: str) -> None:
+    device = f"<memory model='dimm'><target><size unit='GiB'>{dimm}</size></target></memory>"
+    assert "memory-sum" not in found(cells("0-1", "2-3"), device)
+
+
 def cells(*spans: str, memory: str = "2") -> str:
     inside = "".join(
         f"<cell id='{i}' cpus='{span}' memory='{memory}' unit='GiB'/>"

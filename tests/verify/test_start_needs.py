@@ -81,6 +81,25 @@ def test_without_libvirt_what_is_not_there_is_named_and_the_rest_is_not_known(
     assert any("lan" in one.observed for one in found)
 
 
+@pytest.mark.parametrize("address", [None, "0xff"])
+def test_libvirt_is_not_asked_to_take_a_vm_whose_pci_function_is_not_there(
+    address: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A missing function with a VLAN ends libvirtd 9.0. Without that function libvirt is asked."""
+    virsh, log = tmp_path / "virsh", tmp_path / "log"
+    virsh.write_text(f'#!/bin/sh\necho "$*" >>{log}\necho failed to connect >&2; exit 1\n')
+    virsh.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    nic = (
+        f"<interface type='hostdev'><source><address type='pci' domain='0xffff' bus='{address}' "
+        "slot='0x1f' function='7'/></source><vlan><tag id='42'/></vlan></interface>"
+    )
+    text = DOMAIN.format(os="<type>hvm</type>", devices="" if address is None else nic)
+    found = check_start(open_domain(text.encode(), "vm.xml"), "qemu:///system").findings
+    assert ("start-device" in {one.id for one in found}) is (address is not None)
+    assert ("domxml-to-native" in log.read_text()) is (address is None)
+
+
 def qcow2(
     backing: bytes = b"", *, version: int = 3, features: int = 0, named: bytes = b""
 ) -> bytes:

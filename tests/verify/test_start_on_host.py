@@ -105,6 +105,20 @@ def test_what_libvirts_parser_takes_whole_is_no_fault_of_the_document() -> None:
 
 
 @pytest.mark.libvirt
+@pytest.mark.parametrize("mib", [64, 128])
+def test_memory_of_cells_without_that_of_a_dimm_is_taken(mib: int) -> None:
+    """libvirt counts <memory> anew where there are cells."""
+    (found,) = schema_findings(
+        f"""<domain type='qemu'><name>d</name><maxMemory slots='1' unit='MiB'>512</maxMemory>
+        <memory unit='MiB'>64</memory><vcpu>1</vcpu><os><type machine='q35'>hvm</type></os>
+        <cpu><numa><cell id='0' cpus='0' memory='64' unit='MiB'/></numa></cpu><devices>
+        <memory model='dimm'><target><size unit='MiB'>{mib}</size><node>0</node></target></memory>
+        </devices></domain>""".encode()
+    )
+    assert found.severity is Severity.INFO, found.observed
+
+
+@pytest.mark.libvirt
 def test_what_libvirt_would_drop_in_silence_is_named() -> None:
     typo = "<cputune><vcpupinn vcpu='0' cpuset='0'/></cputune><vcpu "
     (found,) = schema_findings(changed(PLAIN, ("<vcpu ", typo)))

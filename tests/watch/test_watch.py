@@ -222,6 +222,7 @@ def test_a_drift_is_one_alert_for_each_part_that_drifted_and_is_cleared(name: st
 UPLINK = "0000:16:00.0"
 """The upstream port of the switch above the first GPU."""
 
+
 STALE: Mapping[str, tuple[Callable[[], MemorySnapshot], Callable[[], MemorySnapshot]]] = {
     # a drift, and a look that cannot tell whether it is repaired
     "a slow link idles": (
@@ -292,6 +293,32 @@ def test_what_cannot_be_judged_stays_an_alert_as_stale_and_is_raised_and_cleared
     assert not changes(unknown, seen(blind(), expected, unknown).state)
     if not said.cleared:
         assert not changes(unknown, seen(drift(), expected, unknown).state).raised
+
+
+def listed(*said: str) -> MemorySnapshot:
+    """With these lines of lspci -vvv about the GPU, which its driver has."""
+    made = snapshot()
+    links = {**made.links, f"{folder_of(GPU)}/driver": "../../bus/pci/drivers/nvidia"}
+    (line,) = (one for one in made.commands["lspci"].splitlines() if one.startswith(GPU))
+    text = made.commands["lspci"].replace(line, "\n\t".join((line, *said)))
+    commands = {**made.commands, "lspci": text}
+    return MemorySnapshot(made.name, made.files, links, commands, made.folders)
+
+
+@pytest.mark.parametrize(
+    "id, sick, sound",
+    [
+        ("device-switched-off", "Control: Mem+ BusMaster-", "Control: Mem+ BusMaster+"),
+        ("pcie-errors-seen", "UESta: DLP- MalfTLP+", "UESta: DLP- MalfTLP-"),
+    ],
+)
+def test_a_register_clears_its_alert_only_where_it_is_read(id: str, sick: str, sound: str) -> None:
+    drifted = seen(listed(sick), None).state
+    assert [(one.id, one.state) for one in drifted.alerts] == [(id, ClaimState.REFUTED)]
+    unread = seen(listed(), None, drifted).state
+    assert [(one.id, one.state) for one in unread.alerts] == [(id, ClaimState.STALE)]
+    repaired = seen(listed(sound), None, unread).state
+    assert repaired.alerts == () and changes(unread, repaired).cleared
 
 
 CPU, NODES = "/sys/devices/system/cpu", "/sys/devices/system/node"

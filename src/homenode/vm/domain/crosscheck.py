@@ -21,9 +21,9 @@ from homenode.vm.domain.controllers import (
 )
 from homenode.vm.domain.cpu import iothread_ids, pin_counts, read_topology, read_vcpus
 from homenode.vm.domain.document import Document, Element
-from homenode.vm.domain.fields import any_base, decimal, pu_set
+from homenode.vm.domain.fields import any_base, decimal, pu_set, size_of
 from homenode.vm.domain.hostdevs import addressed_devices
-from homenode.vm.domain.memory import memory_device_bytes, read_memnodes, read_memory
+from homenode.vm.domain.memory import read_memnodes, read_memory
 from homenode.vm.model import EXPANDER, PORTS, QEMU_DEVICE, GuestPciController, PortModel
 
 
@@ -153,16 +153,14 @@ def _names_of_cells(document: Document, cells: int) -> Iterator[Broken]:
 
 
 def _memory(document: Document) -> Iterator[Broken]:
-    if read_cells(document):
-        total = cells_bytes(document)
-        expected = read_memory(document) - memory_device_bytes(document)
-        if total != expected:
-            yield _broken(
-                "memory-sum",
-                "the memory of all cells",
-                f"{expected} bytes, as <memory>",
-                f"{total} bytes",
-            )
+    """<memory> is that of all cells, with that of the memory devices or without."""
+    stated = document.root.child("memory")
+    if stated is not None and read_cells(document):
+        total, whole = cells_bytes(document), read_memory(document)
+        if size_of(stated) not in (0, total, whole):
+            wanted = f"{size_of(stated)} bytes, as <memory>"
+            also = f", {whole} with memory devices" if whole != total else ""
+            yield _broken("memory-sum", "the memory of all cells", wanted, f"{total} bytes{also}")
 
 
 def _command_line(document: Document) -> Iterator[Broken]:

@@ -31,13 +31,12 @@ LIBVIRT_WITH_STRICT_MASK: Version = (12, 0, 0)
 
 
 def read_memory(document: Document) -> int:
-    """<memory> in bytes, memory devices included. Raises ParseError, InputError."""
+    """The VM's memory in bytes, memory devices included: <memory>, or where there are cells, their
+    sum, which libvirt takes whatever <memory> says. Raises ParseError, InputError."""
+    if (total := cells_bytes(document)) > 0:
+        return total + memory_device_bytes(document)
     element = document.root.child("memory")
     if element is None:
-        # libvirt takes the sum of the cells where there is no <memory>.
-        total = cells_bytes(document)
-        if total:
-            return total + memory_device_bytes(document)
         raise InputError(
             f"{document.source}: expected <memory> with the VM's memory, found none",
             hint="<memory unit='GiB'>64</memory>",
@@ -53,10 +52,7 @@ def read_own_memory(document: Document) -> int:
     there is none."""
     devices = memory_device_bytes(document)
     stated = read_memory(document)
-    memory = stated - devices
-    if memory <= 0:  # where there are cells, libvirt takes their sum, whatever <memory> says
-        memory = cells_bytes(document)
-    if memory <= 0:
+    if (memory := stated - devices) <= 0:
         raise InputError(
             f"{document.source}: expected more <memory> than the {devices} bytes of memory "
             f"devices, found {stated}",
@@ -67,9 +63,8 @@ def read_own_memory(document: Document) -> int:
 
 def read_ballooned(document: Document) -> int:
     """What of the memory the guest may have given back at the start, in bytes."""
-    whole = read_own_memory(document) + memory_device_bytes(document)
     current = document.root.child("currentMemory")
-    return max(0, whole - (read_memory(document) if current is None else size_of(current)))
+    return 0 if current is None else max(0, read_memory(document) - size_of(current))
 
 
 def memory_devices(document: Document) -> tuple[Element, ...]:
@@ -140,7 +135,7 @@ def edit_memory(document: Document, plan: Plan) -> Document:
     if element is None:
         size, unit = format_size(total, ("GiB", "MiB"))
         return put(document, "", New("memory", {"unit": unit}, text=size))
-    if read_memory(document) == total:
+    if size_of(element) == total:
         return document
     edits = _resize(document, element, total)
     current, most = document.root.child("currentMemory"), document.root.child("maxMemory")

@@ -118,6 +118,7 @@ BUILT: dict[tuple[str, str], tuple[str, str]] = {
         "search",
     ),
     ("decide/machine_facts.py", r"f'\\b{re.escape(system.name)}\\b'"): (r"\bH100\b", "search"),
+    ("why/pieces.py", "re.escape(hint)"): ("NCCL INFO", "finditer"),
     ("vm/domain/copy.py", "f'{re.escape(original)}(?![A-Za-z0-9])'"): (
         "vm7(?![A-Za-z0-9])",
         "search",

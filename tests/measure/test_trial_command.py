@@ -47,8 +47,8 @@ HERE = ("--host", HOST, "--policy", "spread")
 @pytest.mark.parametrize(
     ("words", "message", "hint"),
     [
-        (("--layouts", "pin"), "give either", "--as-copy boots a copy"),
-        (("--layouts", "pin", "--as-copy", "--in-place"), "give either", "--as-copy"),
+        (("--layouts", "pin"), "found neither", "--as-copy boots a copy"),
+        (("--layouts", "pin", "--as-copy", "--in-place"), "found both", "--as-copy"),
         (("--in-place",), "--layouts: expected some", "default,pin"),
         (("--layouts", "fast", "--in-place"), "--layouts fast", None),
         (("--layouts", "pin,pin", "--in-place", *HERE), "each once", None),

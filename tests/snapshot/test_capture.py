@@ -193,7 +193,7 @@ def test_a_newer_capture_is_refused_by_its_manifest(tmp_path: Path) -> None:
     for text, says in (
         ('{"format": "homenode.snapshot/2"}', "found version 2\n.*newer homenode"),
         ('{"format": "homenode.plan/1"}', "found 'homenode.plan/1'"),
-        ("[" * 100_000, "expected JSON"),
+        ("[" * 100_000, "expected a homenode.snapshot document"),
         ("[]", "found none"),
     ):
         with pytest.raises(InputError, match=says):

@@ -121,7 +121,11 @@ def test_without_a_host_a_plan_for_another_machine_is_compared_with_none(files: 
         (("--plan", "@plan", "--guest", "@guest", "--boot"), 2, "--boot: expected a domain"),
         (("/nowhere/vm.xml", "--host", SMALL), 2, "expected a file that can be read"),
         (("@plan", "--host", SMALL), 2, "expected well-formed XML"),
-        (("@document", "--plan", "@document", "--host", SMALL), 2, "expected JSON"),
+        (
+            ("@document", "--plan", "@document", "--host", SMALL),
+            2,
+            "expected a homenode.plan document",
+        ),
         (("@document", "--host", SMALL, "--guest", "ssh:-oProxyCommand=x"), 2, "expected a host"),
         (
             ("@document", "--host", SMALL, "--boot", "--connect", "qemu+unix:///no?socket=/no"),

@@ -124,7 +124,7 @@ def test_a_certificate_is_issued_for_what_holds_and_refused_after_a_thread_moved
     assert run((sys.executable, "-m", "homenode", *words), 120).returncode == 0
     known = check_signature(file.read_bytes(), "c.json", signers)
     seen = {one.subject: (one.observed, one.state.value) for one in known.certificate.body.claims}
-    assert seen["vCPU 1"] == (f"PUs {second}", "proved")
+    assert seen["vCPU 1"] == (f"PU {second}", "proved")
     assert seen["memory of cell 1"] == ("64 MiB on node 0", "proved")
     run(("virsh", "-q", "-c", SYSTEM, "vcpupin", "--live", name, "1", str(first)), 60)
     try:

@@ -199,7 +199,7 @@ def _choices(test: BenchTest, text: str, host: Host) -> Figures:
     return Figures(conditions=(Condition("collective algorithm", words),))
 
 
-_PERFTEST = re.compile(r"^\s*(?:RDMA_(?:Write|Read)|Send) BW Test", re.M)
+_PERFTEST = re.compile(r"^[ \t]*(?:RDMA_(?:Write|Read)|Send) BW Test", re.M)
 _AVERAGE = re.compile(
     r"^ *#bytes .* BW average\[(G|M|Mi)(?:b|B)/sec\].*\n *(\d+) +\d+ +\S+ +(\S+)", re.M
 )

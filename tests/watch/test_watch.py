@@ -148,6 +148,15 @@ def moved_pin() -> str:
     return moved
 
 
+def fewer_links(cell: str) -> MemorySnapshot:
+    """Between GPU0 and GPU1, which are next to each other in nvidia-smi topo -m."""
+    made = snapshot()
+    topo = made.commands["nvidia-smi-topo"].replace("\t X \tNV18", f"\t X \t{cell}", 1)
+    topo = topo.replace("GPU1\tNV18", f"GPU1\t{cell}", 1)
+    commands = {**made.commands, "nvidia-smi-topo": topo}
+    return MemorySnapshot(made.name, made.files, made.links, commands, made.folders)
+
+
 @dataclass(frozen=True)
 class Drift:
     """id: of each alert that it makes, alerts of them. healthy: before and after."""
@@ -185,6 +194,10 @@ DRIFTS: Mapping[str, Drift] = {
         "drift-device",
         lambda: without(snapshot(), folder_of(GPU), f"/sys/bus/pci/devices/{GPU}"),
     ),
+    "a GPU is on another node than its switch": Drift(
+        "drift-device", lambda: snapshot(files={f"{folder_of(GPU)}/numa_node": "1\n"})
+    ),
+    "a pair of GPUs has fewer NVLinks": Drift("device-odd", lambda: fewer_links("NV16")),
     "huge pages are gone": Drift(
         "drift-huge-pages",
         lambda: snapshot(PAGES, pages_gone()),
@@ -351,6 +364,7 @@ def policies(limit: int, governor: str = "performance") -> dict[str, str]:
         files[f"{folder}/scaling_max_freq"] = f"{limit}\n"
         files[f"{folder}/cpuinfo_max_freq"] = "3800000\n"
         files[f"{folder}/scaling_governor"] = f"{governor}\n"
+        files[f"{folder}/scaling_driver"] = "acpi-cpufreq\n"
     return files
 
 
@@ -404,6 +418,11 @@ BASELINES: Mapping[str, tuple[dict[str, str], dict[str, str], str | None]] = {
     "another governor": (
         policies(3_800_000),
         policies(3_800_000, "schedutil"),
+        "governor",
+    ),
+    "another governor of one PU": (
+        policies(3_800_000),
+        {f"{CPU}/cpu1/cpufreq/scaling_governor": "ondemand\n"},
         "governor",
     ),
     "a clock is capped": (policies(3_800_000), policies(2_000_000), "frequencies"),

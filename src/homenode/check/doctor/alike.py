@@ -296,6 +296,7 @@ def odd_findings(host: Host, known: Sequence[Finding] = ()) -> Iterator[Finding]
 
 
 _OF_PEERS = ("peer links", "NVLinks or xGMI links")
+_BETWEEN = ": NVLinks between them"
 
 
 def _odd_pairs(host: Host, said: Set[Bdf]) -> Iterator[Finding]:
@@ -308,7 +309,7 @@ def _odd_pairs(host: Host, said: Set[Bdf]) -> Iterator[Finding]:
         if links < usual and 2 * count > len(pairs) and len(gpus) >= _LEAST:
             yield finding(
                 "device-odd",
-                f"GPU {a} and GPU {b}: NVLinks between them",
+                f"GPU {a} and GPU {b}{_BETWEEN}",
                 expected=f"{usual}, as {count} pairs like it",
                 observed=str(links),
                 source=f"{host.name}: nvidia-smi topo -m",
@@ -333,6 +334,8 @@ _NODE = Attribute("node", "NUMA node", attrgetter("device.node"), "numa_node in 
 
 def unread_attribute(host: Host, bdf: Bdf, subject: str) -> bool:
     """Whether the host does not show now what a finding of that subject compared of a device."""
+    if subject.endswith(_BETWEEN):
+        return bdf not in peer_links(host)
     of_device = [one for group in _groups(host) for one in group if one.device.bdf == bdf]
     rows = [
         row

@@ -42,12 +42,8 @@ LINKS = frozenset({"pcie-link-slow", "pcie-link-narrow", "pcie-target-low", "pci
 """What the doctor says of links; a drift of a link says the same with what was certified."""
 
 PRESENCE = frozenset(
-    {
-        *"device-silent pcie-link-unknown board-incomplete devices-uneven nvlinks-few".split(),
-        "device-odd: model",
-        "device-odd: board",
-    }
-)
+    "device-silent pcie-link-unknown board-incomplete devices-uneven nvlinks-few".split()
+) | {"device-odd: model", "device-odd: board", "device-odd: NUMA node"}
 _OF_NODES = frozenset({"memory", "siblings"})
 _OF_PUS = frozenset({"governor", "frequencies"})
 """Facts of the baseline that a changed topology changes; of PUs where the count is another one."""
@@ -150,6 +146,7 @@ _STATES = {
     "bars": ("bar-small", "bar-unassigned", *odd_attributes("bars")),
     "driver": odd_attributes("driver"),
     "frequencies": ("frequency-capped",),
+    "governor": ("governor-mixed", "governor-powersave"),
     "iommu-mode": ("iommu-translates", *odd_attributes("domain")),
     "partition": odd_attributes("mode"),
     "turbo": ("turbo-off",),

@@ -1,7 +1,8 @@
 """Speed of planning over random large hosts: CPU seconds of one plan each, by seed. [I/O]
 
 Run `python bench/plan_corpus.py [--seeds FIRST END] [--json FILE]`. A host has 16 to 64 nodes,
-at most 1,024 PUs and 64 GPUs, and distances of one of six kinds; some of it is in use. Prints the
+at most 1,024 PUs and 64 GPUs, and distances of one of six kinds; some of it is in use. With
+--largest each host has the most of all. Prints the
 median, the 99th percentile and the slowest seeds. Two files of --json are compared with
 `--compare OLD NEW`: which costs differ, in which term, and which way.
 """
@@ -169,11 +170,78 @@ def request_of_seed(draw: random.Random, host: Host) -> GuestRequest:
     )
 
 
-def result_of(seed: int) -> dict[str, Any]:
-    """CPU seconds of the plan of a seed, and what the plan costs."""
+def largest_of_seed(seed: int) -> tuple[Host, GuestRequest]:
+    """Always 64 nodes, 1,024 PUs and 64 GPUs, with distances of four kinds, and any request."""
     draw = random.Random(seed)
-    host = host_of_seed(draw)
-    request = request_of_seed(draw, host)
+    per_package = draw.choice((1, 2, 4, 8, 8, 16, 32))
+    packages = [node // per_package for node in range(64)]
+    threads = draw.choice((1, 2))
+    cores, alike = (threads,) * (16 // threads), draw.random() < 0.3
+    half = len(cores) // 2
+    nodes = [
+        NodeSpec(
+            (cores[:half], cores[half:]) if draw.random() < 0.5 else (cores,),
+            package=package,
+            memory_bytes=(64 if alike else draw.randint(16, 96)) * GIB,
+        )
+        for package in packages
+    ]
+    kind = draw.randrange(4)
+    if kind == 0:
+        distances: Matrix | None = symmetric(64, lambda a, b: draw.randint(11, 254))
+    elif kind == 1:
+        distances = tuple(
+            tuple(10 if a == b else draw.randint(11, 254) for b in range(64)) for a in range(64)
+        )
+    elif kind == 2:
+        far, near = (20, 255), (12, 16, 20, 28, 32)
+        distances = symmetric(64, lambda a, b: draw.choice(far if draw.random() < 0.15 else near))
+    else:
+        distances = distances_of(draw, packages)
+    homes = [draw.randrange(64) if draw.random() < 0.5 else gpu for gpu in range(64)]
+    devices = []
+    for gpu, home in enumerate(homes):
+        devices.append(DeviceSpec(f"{gpu:02x}:00.0", node=home, root=home, switch=gpu % 3))
+        if gpu % 4 == 0:
+            nic = DeviceSpec(f"{gpu:02x}:01.0", node=home, root=home, kind=DeviceKind.NIC)
+            devices.append(nic)
+    host = host_of(nodes, distances=distances, devices=devices)
+    host = structs.replace(host, domains=tuple(domains_of(draw, host)))
+    return host, _request_of_largest(draw, host)
+
+
+def _request_of_largest(draw: random.Random, host: Host) -> GuestRequest:
+    taken = {bdf for domain in host.domains for bdf in domain.devices}
+    gpus = [one for one in host.devices_of_kind(DeviceKind.GPU) if one.bdf not in taken]
+    fill = draw.choice((0.05, 0.1, 0.25, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9))
+    vcpus = max(1, int(len(host.cores) * fill))
+    total = sum(node.memory_bytes or 0 for node in host.nodes) // GIB
+    memory = max(1, int(total * min(0.95, fill * draw.choice((0.3, 0.8, 1.0, 1.1, 1.2)))))
+    number = draw.randint(1, max(1, int(len(gpus) * draw.choice((0.1, 0.3, 0.5, 0.5, 0.7, 0.9)))))
+    chooses = draw.random() < 0.8
+    presets = ("pin", "pin-numa", "pin-numa", "pin-numa-pci", "pin-numa-pci", "pin-numa-smt")
+    layout = draw.choice(presets)
+    named = [] if chooses else [str(one.bdf) for one in draw.sample(gpus, number)]
+    localities = [DeviceLocality.PREFER] * 8 + [DeviceLocality.REQUIRE, DeviceLocality.IGNORE]
+    return asking(
+        small_request(vcpus, memory * GIB, layout=layout, devices=named),
+        gpu_count=number if chooses else None,
+        policy=draw.choice([Policy.CORES_FIRST] * 5 + [Policy.SPREAD, Policy.ANY]),
+        balance=draw.choice((None, Balance.PACK, Balance.SPREAD)),
+        unequal_cells=draw.random() < 0.4,
+        device_locality=draw.choice(localities),
+        keep_vcpus=layout == "pin-numa-smt" and draw.random() < 0.5,
+    )
+
+
+def result_of(seed: int, *, is_largest: bool = False) -> dict[str, Any]:
+    """CPU seconds of the plan of a seed, and what the plan costs."""
+    if is_largest:
+        host, request = largest_of_seed(seed)
+    else:
+        draw = random.Random(seed)
+        host = host_of_seed(draw)
+        request = request_of_seed(draw, host)
     start = time.process_time()
     try:
         made = plan(host, request)
@@ -220,12 +288,14 @@ def compare(old: Path, new: Path) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, nargs=2, default=(0, 200), metavar=("FIRST", "END"))
+    parser.add_argument("--largest", action="store_true")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--compare", type=Path, nargs=2, metavar=("OLD", "NEW"))
     options = parser.parse_args()
     if options.compare:
         return compare(*options.compare)
-    results = {str(seed): result_of(seed) for seed in range(*options.seeds)}
+    seeds = range(*options.seeds)
+    results = {str(seed): result_of(seed, is_largest=options.largest) for seed in seeds}
     if options.json is not None:
         options.json.write_text(json.dumps(results))
     times = sorted(one["cpu_s"] for one in results.values())

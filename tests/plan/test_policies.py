@@ -170,6 +170,14 @@ def test_a_better_fallback_whose_search_ran_out_leaves_it_unknown_what_is_best(
     assert found.optimal is None
 
 
+def test_equal_cells_to_which_both_searches_came_are_no_runner_up() -> None:
+    """Unequal cells may cost less here, but the search for them ends at the equal ones."""
+    corpus = runpy.run_path(str(Path(__file__).parents[2] / "bench" / "plan_corpus.py"))
+    placement = place(*corpus["largest_of_seed"](7035))
+    assert placement.optimal is None
+    assert all(one.cost != placement.cost for one in placement.runners_up)
+
+
 def test_devices_of_many_packages_have_the_vm_on_each_of_them() -> None:
     """Ten packages of two nodes hold the VM on three of them, but each has a GPU of it."""
     gpus = [DeviceSpec(f"{i:02x}:00.0", node=2 * i, root=i) for i in range(10)]

@@ -92,12 +92,14 @@ def _preferred(problem: SearchProblem, work: Work, uneven: "_Search") -> Solutio
         return preferred if is_least or preferred is None else replace(preferred, optimal=None)
     found = uneven.solution()
     assert found is not None, "the nodes of equal cells hold the VM"
-    runners_up = found.runners_up
-    return replace(
-        found,
-        optimal=found.optimal if own_is_least else None,
-        runners_up=lambda: (equal.any_placing(), *runners_up())[:MOST_RUNNERS_UP],
-    )
+
+    def runners_up() -> tuple[Placing, ...]:
+        alike = equal.any_placing()  # where the search ended, it may have come to the same one
+        first = () if alike.cost == found.best.cost else (alike,)
+        return (*first, *found.runners_up())[:MOST_RUNNERS_UP]
+
+    is_known = found.optimal if own_is_least else None
+    return replace(found, optimal=is_known, runners_up=runners_up)
 
 
 def may_be_nearer(problem: SearchProblem, cost: Cost) -> bool:

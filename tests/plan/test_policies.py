@@ -178,6 +178,21 @@ def test_equal_cells_to_which_both_searches_came_are_no_runner_up() -> None:
     assert all(one.cost != placement.cost for one in placement.runners_up)
 
 
+def test_the_search_ends_soon_after_its_last_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nearly 200 sets of nodes have the devices as near here, each with dozens of choices of GPUs."""
+    made: list[problem.Work] = []
+
+    class KeptWork(problem.Work):
+        def __init__(self, steps: int) -> None:
+            super().__init__(steps)
+            made.append(self)
+
+    monkeypatch.setattr(problem, "Work", KeptWork)
+    corpus = runpy.run_path(str(Path(__file__).parents[2] / "bench" / "plan_corpus.py"))
+    assert place(*corpus["largest_of_seed"](20021)).optimal is None
+    assert made[0].left > -problem.MOST_STEPS // 4, made[0].left
+
+
 def test_devices_of_many_packages_have_the_vm_on_each_of_them() -> None:
     """Ten packages of two nodes hold the VM on three of them, but each has a GPU of it."""
     gpus = [DeviceSpec(f"{i:02x}:00.0", node=2 * i, root=i) for i in range(10)]

@@ -257,7 +257,13 @@ class _Search:
             bounds = {nodes: self.nearest.bound(nodes, self.ranges(nodes)) for nodes in tied}
             tied.sort(key=bounds.__getitem__)
         near, far = self._nearest_of(tied, bounds)
-        done = [self.work_out(*item) for item in near]
+        done: list[Placing] = []
+        for nodes, choices in near:
+            if done and self.work.left <= 0:
+                self.exact = False
+                far.append(nodes)
+            else:
+                done.append(self.work_out(nodes, choices))
         done.sort(key=self.rest_of)
         is_exact = are_all and self.exact and self.nearest.exact and self.candidates.exact
         if not (are_all and self.candidates.exact):

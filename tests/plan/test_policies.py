@@ -179,7 +179,7 @@ def test_equal_cells_to_which_both_searches_came_are_no_runner_up() -> None:
 
 
 def test_the_search_ends_soon_after_its_last_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nearly 200 sets of nodes have the devices as near here, each with dozens of choices of GPUs."""
+    """Nearly 200 sets of nodes have the devices as near here, each with dozens of choices."""
     made: list[problem.Work] = []
 
     class KeptWork(problem.Work):

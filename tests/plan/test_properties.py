@@ -2,6 +2,7 @@
 
 import random
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
@@ -110,6 +111,16 @@ def test_same_host_and_request_give_the_same_placement(draw: random.Random) -> N
     first, second = attempt(host, request), attempt(host, request)
     assert first == second
     assert repr(first) == repr(second)
+
+
+@pytest.mark.parametrize("seed", [53, 665, 1286, 2596])
+def test_equal_cells_that_are_also_best_on_their_nodes_are_one_runner_up(seed: int) -> None:
+    draw = random.Random(seed)
+    host = small_host(draw)
+    placement = attempt(host, small_wish(draw, host))
+    assert placement is not None
+    found = [(other.nodes, other.devices) for other in placement.runners_up]
+    assert len(found) == len(set(found)) > 0
 
 
 @given(st.randoms(use_true_random=False))

@@ -44,7 +44,7 @@ Split = tuple[tuple[int, int], ...]
 """(node position, sibling groups there), ascending by node."""
 
 
-MOST_STEPS = 350_000
+MOST_STEPS = 320_000
 """Of the searches for one VM, on all fallbacks together."""
 
 

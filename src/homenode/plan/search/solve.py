@@ -95,8 +95,9 @@ def _preferred(problem: SearchProblem, work: Work, uneven: "_Search") -> Solutio
 
     def runners_up() -> tuple[Placing, ...]:
         alike = equal.any_placing()  # where the search ended, it may have come to the same one
+        others = [one for one in found.runners_up() if one.cost != alike.cost]
         first = () if alike.cost == found.best.cost else (alike,)
-        return (*first, *found.runners_up())[:MOST_RUNNERS_UP]
+        return (*first, *others)[:MOST_RUNNERS_UP]
 
     is_known = found.optimal if own_is_least else None
     return replace(found, optimal=is_known, runners_up=runners_up)

@@ -49,7 +49,7 @@ def test_what_libvirt_adds_of_its_own_is_no_change() -> None:
             "<node>0</node>",
             "memory device 0: 512 MiB in cell 1 on node 0-1 became 512 MiB in cell 0 on node 0-1",
         ),
-        (DIMM.format(alias=""), "", "<memory>: "),
+        (DIMM.format(alias=""), "", "memory devices: "),
         (
             "bus='0x03'",
             "bus='0x04'",

@@ -148,8 +148,8 @@ def _before(folder: Path) -> WatchState | None:
 
 
 def _say(found: Changes, state: WatchState) -> None:
-    """What is new, a line each; below systemd with the journal's levels, and nothing else. People
-    are also told what was not read, each time: without it "0 alerts" says too much."""
+    """What is new, a line each; below systemd with the journal's levels, and nothing else.
+    Elsewhere also what was not read, each time: without it "0 alerts" says too much."""
     in_journal = bool(os.environ.get("JOURNAL_STREAM"))
     for alert, first in zip(found.raised, found.news, strict=True):
         level = "<2>" if alert.severity == "critical" else "<4>"

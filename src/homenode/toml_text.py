@@ -26,6 +26,7 @@ NO_LIMIT = 1 << 62
 Count = Annotated[int, Meta(ge=0, le=NO_LIMIT)]
 
 _MAX_CHARACTERS = 1 << 20
+_MOST_VCPUS = 1 << 16
 _MAX_DOTS = 20_000_000
 """Sum over lines of the squares of their dots: to read a key of n parts takes n^2 steps and as much
 memory (Python's tomllib, 3.11 to 3.14). No line has so many that lists addresses or sizes."""
@@ -90,6 +91,13 @@ class TomlTable(msgspec.Struct, forbid_unknown_fields=True, dict=True):
         if not least <= value <= most:
             raise self.refusal(key, f"a whole number, {least} to {most}", value)
         return value
+
+
+class VmSizeTable(TomlTable, kw_only=True):
+    """What a table says of the size of a VM."""
+
+    vcpus: Annotated[int, Meta(ge=1, le=_MOST_VCPUS)] | None = None
+    page_size: Size | None = None
 
 
 def decode_toml(

@@ -23,10 +23,10 @@ from homenode.vm.layout import (
 )
 from homenode.vm.model import GuestHostdev, Vm
 from homenode.vm.plan_options import (
-    CellRequest,
     EmulatorPolicy,
     PartialReserve,
     PlanOptions,
+    cell_asked,
     cell_of,
     cell_text,
     refuse_objective,
@@ -162,7 +162,7 @@ def test_reserved_pus_are_passed_on() -> None:
     assert str(request.options.reserved_pus) == "0-3"
 
 
-CELLS = (CellRequest(6, 12 * GIB, NodeIndex(1)), CellRequest(2, 4 * GIB))
+CELLS = (cell_asked(6, 12 * GIB, NodeIndex(1)), cell_asked(2, 4 * GIB))
 
 
 def test_explicit_cells_say_the_vcpus_and_the_memory() -> None:
@@ -190,11 +190,11 @@ def test_explicit_cells_say_the_vcpus_and_the_memory() -> None:
             "each node once, found node 1 twice",
         ),
         (
-            PlanOptions("pin-numa", explicit_cells=(CellRequest(1, GIB, NodeIndex(7)),)),
+            PlanOptions("pin-numa", explicit_cells=(cell_asked(1, GIB, NodeIndex(7)),)),
             r"a node of even with PUs \(0-1\), found 7",
         ),
         (PlanOptions("pin-numa", explicit_cells=CELLS[1:] * 3), "at most 2 cells"),
-        (PlanOptions("pin-numa", explicit_cells=(CellRequest(0, GIB),)), "in cell 0, found none"),
+        (PlanOptions("pin-numa", explicit_cells=(cell_asked(0, GIB),)), "in cell 0, found none"),
         (PlanOptions("pin-numa", host_reserve=PartialReserve(cores=-1)), "0 cores or more"),
         (
             PlanOptions("pin", emulator_policy=EmulatorPolicy.HOUSEKEEPING),
@@ -279,7 +279,7 @@ def test_runners_up_of_explicit_cells_lie_where_the_cells_may(node: int | None) 
     host = load_host("hgx-h100")
     number = 2 if node is None else 1
     cells = tuple(
-        CellRequest(8 // number, 16 * GIB // number, None if node is None else NodeIndex(node))
+        cell_asked(8 // number, 16 * GIB // number, None if node is None else NodeIndex(node))
         for _ in range(number)
     )
     options = PlanOptions(layout="pin-numa-pci", gpu_count=2, explicit_cells=cells)
@@ -295,7 +295,7 @@ def test_runners_up_of_explicit_cells_lie_where_the_cells_may(node: int | None) 
 def test_cells_find_the_only_nodes_that_are_free_of_many() -> None:
     """Four cells on 24 nodes of which the last four are free; of nodes that all are, not all ways
     are compared, which the plan says."""
-    cells = (CellRequest(3, GIB),) * 4
+    cells = (cell_asked(3, GIB),) * 4
     host = even_host(24, 1, 1, 4, 1, domains=[pinned_domain("0-79")])
     request = asking(small_request(12, 4 * GIB), explicit_cells=cells)
     made = plan(host, request)

@@ -19,7 +19,7 @@ from homenode.plan.search.place import place
 from homenode.plan.stored import domain_of_plan
 from homenode.units import GIB
 from homenode.vm.plan_model import Unplannable
-from homenode.vm.plan_options import CellRequest, EmulatorPolicy, PlanOptions
+from homenode.vm.plan_options import EmulatorPolicy, PlanOptions, cell_asked
 from tests.pool.pools import filled, pool_of, shipped, sized, with_free_memory, with_vm
 from tests.small_hosts import asking
 
@@ -233,7 +233,7 @@ def test_vms_of_k_cells_fit_a_host_of_n_nodes_as_often_as_the_closed_form_says(
             )
             request = asking(
                 filler.request(host),
-                explicit_cells=(CellRequest(count, GIB, node.index),),
+                explicit_cells=(cell_asked(count, GIB, node.index),),
                 guest=structs.replace(filler.request(host).guest, name=f"filler-{node.index}"),
                 emulator_policy=EmulatorPolicy.NONE,
             )
@@ -254,7 +254,7 @@ def test_vms_of_k_cells_fit_a_host_of_n_nodes_as_often_as_the_closed_form_says(
             wanted.request(host),
             host_reserve=HostReserve(0, 0),
             emulator_policy=EmulatorPolicy.NONE,
-            explicit_cells=tuple(CellRequest(4, GIB, node.index) for node in host.nodes[:cells])
+            explicit_cells=tuple(cell_asked(4, GIB, node.index) for node in host.nodes[:cells])
             if cells == len(host.nodes)
             else (),
         )

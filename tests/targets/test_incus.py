@@ -8,7 +8,7 @@ import pytest
 from homenode.errors import InputError
 from homenode.plan.vm_file import TargetPlan
 from homenode.units import GIB, MIB
-from homenode.vm.plan_options import CellRequest, PlanOptions
+from homenode.vm.plan_options import PlanOptions, cell_asked
 from tests.targets.examples import FILES
 from tests.targets.test_edited_files import HOST, plain
 from tests.targets.written import edited, host_named, options, written
@@ -57,7 +57,7 @@ def test_cells_are_as_planned_in_whichever_order_incus_takes_the_nodes(
 
 
 def test_cells_that_a_number_tells_apart_are_refused() -> None:
-    unequal = (CellRequest(4, 16 * GIB), CellRequest(8, 48 * GIB))
+    unequal = (cell_asked(4, 16 * GIB), cell_asked(8, 48 * GIB))
     wanted = PlanOptions(layout="pin-numa", explicit_cells=unequal, gpu_count=2)
     with pytest.raises(InputError, match="equal memory"):
         written("incus", "epyc-nps4-gpu-nic", wanted)

@@ -373,7 +373,7 @@ def _check_cells(options: PlanOptions, layout: Layout, host: Host | None) -> Non
                 f"{option}: expected the sum of the cells, {shown}, found {found}",
                 hint=f"leave {option} out: the cells say it",
             )
-    named = [cell.node for cell in cells if cell.node is not None]
+    named = [node for cell in cells for node in cell.host_nodes]
     twice = sorted({node for node in named if named.count(node) > 1})
     if twice:
         raise UsageError(f"--cell: expected each node once, found node {twice[0]} twice")
@@ -413,7 +413,7 @@ def _check_counts(options: PlanOptions) -> None:
         if count is not None and count < 1:
             raise UsageError(f"{option}: expected at least 1, found {count}")
     for number, cell in enumerate(options.explicit_cells):
-        if cell.vcpus < 1 or cell.memory_bytes < 1:
+        if not cell.vcpus or cell.memory_bytes < 1:
             raise UsageError(f"--cell: expected vCPUs and memory in cell {number}, found none")
     cores = options.host_reserve.cores
     if cores is not None and cores < 0:

@@ -21,6 +21,7 @@ from homenode.vm.layout import (
     Siblings,
     ThreadPolicy,
 )
+from homenode.vm.model import MAX_VCPUS, VmCell
 
 AUTO = "auto"
 """The layout name that lets the objective choose."""
@@ -99,17 +100,17 @@ class SiblingsSource(StrEnum):
     AS_DOCUMENT = "as-document"  # the threads of its topology
 
 
-class CellRequest(Struct, frozen=True):
-    """One guest cell as the user wants it (--cell). node: the host node; None = any, in order."""
+def cell_asked(vcpus: int, memory_bytes: int, node: int | None = None) -> VmCell:
+    """One guest cell as the user wants it (--cell): so many vCPUs, on that host node; None = any,
+    in order. Which number it and its vCPUs have follows from those before it."""
+    nodes = () if node is None else (NodeIndex(node),)
+    count = CpuSet(range(vcpus))
+    return VmCell(id=0, vcpus=count, memory_bytes=memory_bytes, host_nodes=nodes)
 
-    vcpus: int
-    memory_bytes: int
-    node: NodeIndex | None = None
 
-
-def size_of_cells(cells: Collection[CellRequest]) -> tuple[int, int]:
+def size_of_cells(cells: Collection[VmCell]) -> tuple[int, int]:
     """vCPUs and bytes of memory in all."""
-    return sum(cell.vcpus for cell in cells), sum(cell.memory_bytes for cell in cells)
+    return sum(len(cell.vcpus) for cell in cells), sum(cell.memory_bytes for cell in cells)
 
 
 class PartialReserve(Struct, frozen=True):
@@ -119,14 +120,15 @@ class PartialReserve(Struct, frozen=True):
     memory_bytes: int | None = None
 
 
-def cell_of(text: str, option: str = "--cell") -> CellRequest:
+def cell_of(text: str, option: str = "--cell") -> VmCell:
     """A cell as it is typed. Raises UsageError."""
     parts = key_values(option, text, ("vcpus", "memory"), ("node",))
-    return CellRequest(
-        whole_number(f"{option}: vcpus", parts["vcpus"]),
-        size_bytes(parts["memory"], f"{option}: memory"),
-        NodeIndex(whole_number(f"{option}: node", parts["node"])) if "node" in parts else None,
-    )
+    vcpus = whole_number(f"{option}: vcpus", parts["vcpus"])
+    if vcpus > MAX_VCPUS:
+        raise UsageError(f"{option}: expected at most {MAX_VCPUS} vCPUs, found {vcpus}")
+    memory_bytes = size_bytes(parts["memory"], f"{option}: memory")
+    node = whole_number(f"{option}: node", parts["node"]) if "node" in parts else None
+    return cell_asked(vcpus, memory_bytes, node)
 
 
 def reserve_of(text: str, option: str = "--host-reserve") -> PartialReserve:
@@ -144,10 +146,10 @@ def reserve_of(text: str, option: str = "--host-reserve") -> PartialReserve:
     return PartialReserve(cores, 0 if memory == "0" else size_bytes(memory, f"{option}: memory"))
 
 
-def cell_text(cell: CellRequest) -> str:
+def cell_text(cell: VmCell) -> str:
     """A cell as it is typed."""
-    node = "" if cell.node is None else f",node={cell.node}"
-    return f"vcpus={cell.vcpus},memory={cell.memory_bytes}B{node}"
+    node = "".join(f",node={one}" for one in cell.host_nodes)
+    return f"vcpus={len(cell.vcpus)},memory={cell.memory_bytes}B{node}"
 
 
 def reserve_text(reserve: PartialReserve) -> str:
@@ -262,7 +264,7 @@ class PlanOptions(Struct, frozen=True):
         ),
     ] = DeviceLocality.PREFER
     explicit_cells: Annotated[
-        tuple[CellRequest, ...],
+        tuple[VmCell, ...],
         _placing(
             "--cell",
             "vcpus=N,memory=SIZE[,node=N]",

@@ -10,7 +10,7 @@ from homenode.machine.pci import PciDevice
 from homenode.machine.topology import Host, NumaNode
 from homenode.plan.memory import LEAST_RESERVE_BYTES
 from homenode.plan.request import GuestRequest, request_for
-from homenode.toml_text import Size, TomlTable, decode_toml
+from homenode.toml_text import Size, TomlTable, VmSizeTable, decode_toml
 from homenode.units import GIB, MIB
 from homenode.vm.gpu_parts import is_divided, parts_at, same_profile
 from homenode.vm.layout import PRESETS, Pinning
@@ -157,16 +157,13 @@ Text = Annotated[
         extra={"expected": "a text of one line"},
     ),
 ]
-Number = Annotated[int, Meta(ge=1, le=_MOST)]
 
 
-class SizeTable(TomlTable, kw_only=True):
+class SizeTable(VmSizeTable, kw_only=True):
     """A size of VM, but for its name."""
 
     gpus: Annotated[int, Meta(ge=0, le=_MOST)] = 0
-    vcpus: Number | None = None
     memory: Size | None = None
-    page_size: Size | None = None
     gpu_model: Text | None = None
     gpu_profile: Text | None = None
     value: Annotated[int, Meta(ge=0, le=_MOST)] | None = None

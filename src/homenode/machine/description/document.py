@@ -13,7 +13,7 @@ from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.machine.pci import LinkKind, PartKind, PciLink
 from homenode.machine.topology import LOCAL_DISTANCE, CoreKind, Host, HostSummary
-from homenode.toml_text import NO_LIMIT, Count, Line, Size, TomlTable
+from homenode.toml_text import NO_LIMIT, Count, Line, Size, TomlTable, VmSizeTable
 
 
 class CacheSizes(Struct, frozen=True):
@@ -251,14 +251,13 @@ class SettingsTable(HostTable):
     qemu: Version | None = None
 
 
-class VmTable(HostTable, kw_only=True):
+class VmTable(VmSizeTable, kw_only=True):
+    page: ClassVar[str] = HostTable.page
     name: Line
     state: Literal["planned", "running", "shut-off"] = "planned"
-    vcpus: Cores | None = None
     pins: str | tuple[CpuSet, ...] | None = None
     nodes: Count | tuple[Count, ...] = ()
     memory: int | str | dict[str, Any] | None = None
-    page_size: Size | None = None
     emulator: CpuSet = CpuSet()
     iothreads: tuple[CpuSet, ...] = ()
     devices: tuple[Line, ...] = ()

@@ -145,7 +145,7 @@ class Attempt:
     def _groups_of_cells(self) -> list[int]:
         """Of the cells given."""
         each = self.vcpus_of_group
-        return [cell.vcpus // each for cell in self.request.options.explicit_cells]
+        return [len(cell.vcpus) // each for cell in self.request.options.explicit_cells]
 
     @property
     def vcpus_of_group(self) -> int:

@@ -151,7 +151,7 @@ def _ways(
     pins_all = request.layout.pinning is Pinning.ALL_PUS
     widest = min(widest, request.most_threads or widest)
     for threads in range(widest if pins_all and not mixed else 1, 0, -1):
-        if keeps and any(cell.vcpus % threads for cell in request.options.explicit_cells):
+        if keeps and any(len(cell.vcpus) % threads for cell in request.options.explicit_cells):
             continue  # a cell would get half a group
         groups = -(-request.vcpus // threads) if keeps else request.vcpus
         idle = keeps and request.vcpus % threads > 0

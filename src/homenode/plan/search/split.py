@@ -12,7 +12,7 @@ from homenode.errors import UsageError
 from homenode.plan.search.cell_sizes import GroupRange, even_split
 from homenode.plan.search.problem import SearchProblem, Split, Work
 from homenode.plan.search.supply import are_unequal
-from homenode.vm.plan_options import CellRequest
+from homenode.vm.model import VmCell
 
 MOST_ASSIGNMENTS = 5_040  # of cells to nodes: all of seven unlike cells to seven nodes
 MOST_SUMS = 60_000  # that are compared for one split; beyond, the even split is used
@@ -153,19 +153,20 @@ def least_sums(problem: SearchProblem, nodes: Sequence[int]) -> tuple[int, int, 
 
 
 def splits_of_cells(
-    problem: SearchProblem, cells: Sequence[CellRequest], groups: Sequence[int], page_bytes: int
+    problem: SearchProblem, cells: Sequence[VmCell], groups: Sequence[int], page_bytes: int
 ) -> tuple[dict[Split, tuple[int, ...]], bool]:
     """(the splits that hold the cells, of so many groups each, with the node of each cell; whether
     these are all). Cells that name no node get nodes of their own, those near devices first; of
     equal cells the first ones get the lower nodes."""
     number = {supply.cores.index: i for i, supply in enumerate(problem.supplies)}
-    for cell in cells:
-        if cell.node is not None and cell.node not in number:
+    asked = {i: node for i, cell in enumerate(cells) for node in cell.host_nodes}
+    for home in asked.values():
+        if home not in number:
             raise UsageError(
-                f"--cell node={cell.node}: expected a node with PUs ({', '.join(map(str, number))})"
+                f"--cell node={home}: expected a node with PUs ({', '.join(map(str, number))})"
             )
     pages = [-(-cell.memory_bytes // page_bytes) for cell in cells]
-    named = {i: number[cell.node] for i, cell in enumerate(cells) if cell.node is not None}
+    named = {i: number[home] for i, home in asked.items()}
 
     def holds(node: int, its: Iterable[int]) -> bool:
         some, space = list(its), problem.memory[node].pages

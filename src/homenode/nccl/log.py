@@ -30,7 +30,9 @@ from homenode.nccl.log_network import (
 )
 
 _NCCL = re.compile(r"NCCL (INFO|WARN|TRACE) (.*)")
-_LOADED = re.compile(r"Loading topology file (.*)")
+_INFO = "NCCL INFO "
+_MANY = (*OF_RANKS, "GPU/", "comm ")  # of these none is about the file
+_LOADED = "Loading topology file "
 _WANTED = re.compile(r"NCCL_TOPO_FILE set by environment to (.*)")
 _NOT_OPENED = re.compile(r"Could not open XML topology file (.*)")
 _NO_PATH = re.compile(
@@ -62,24 +64,32 @@ def read_log(text: str, source: str, *, expects_file: bool = False) -> LogVerdic
 
     expects_file: NCCL was given a topology file; without one it is no fault to load none.
     """
-    first: dict[tuple[str, str], int] = {}
-    times: Counter[str] = Counter()
-    for number, line in enumerate(text.split("\n"), start=1):
-        if match := _NCCL.search(line):
-            first.setdefault((match[1], match[2].strip()), number)
-            times[match[2].strip()] += 1
-    said = [(number, words) for (_, words), number in first.items()]
-    warned = [(number, words) for (level, words), number in first.items() if level == "WARN"]
+    ends = [line[line.find("NCCL ") :] for line in text.split("\n")]
+    first = dict(zip(reversed(ends), range(len(ends), 0, -1), strict=True))
+    number_of: dict[str, int] = {}
+    warned: list[Said] = []
     loaded: Counter[str] = Counter()
-    for words in times:
-        if match := _LOADED.match(words):
-            loaded[match[1].strip()] += times[words]
+    lines = 0
+    for end, count in Counter(ends).items():
+        if end.startswith(_INFO):
+            words = end[len(_INFO) :].strip()
+        elif match := _NCCL.search(end):
+            words = match[2].strip()
+            if match[1] == "WARN":
+                warned.append((first[end], words))
+        else:
+            continue
+        lines += count
+        number_of.setdefault(words, first[end])
+        if words.startswith(_LOADED):
+            loaded[words.removeprefix(_LOADED).strip()] += count
+    said = [(number, words) for words, number in number_of.items()]
     network = network_of_log(said)
-    said = [one for one in said if not one[1].startswith(OF_RANKS)] or said[:1]
+    said = [one for one in said if not one[1].startswith(_MANY)] or said[:1]
     about_file = _use(said, loaded, network, source, expects_file=expects_file)
     of_network = log_network_findings(network, source)
     findings = in_order([*about_file, *_troubles(said, warned, source), *of_network])
-    lines, files = times.total(), loaded.total()
+    files = loaded.total()
     stated = f"{source}: {lines} lines of NCCL's, topology files loaded {files} times"
     return LogVerdict(
         loaded=tuple(loaded),

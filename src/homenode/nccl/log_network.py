@@ -75,14 +75,12 @@ class LogNetwork(Struct, kw_only=True):
 
 
 def network_of_log(said: list[Said]) -> LogNetwork:
-    """What a log says of the network; what is said several times counts once."""
+    """What a log says of the network. said: each once."""
     found = LogNetwork()
-    seen: set[str] = set()
     for number, words in said:
-        if words in seen or (words.startswith(OF_RANKS) and "via NET/" not in words):
+        if words.startswith(OF_RANKS) and "via NET/" not in words:
             continue
-        seen.add(words)
-        for pattern, take in _ROWS:
+        for pattern, take in _BY_FIRST.get(words[:1], ()):
             if match := pattern.fullmatch(words):
                 found.lines.setdefault(take(found, match), number)
                 break
@@ -95,7 +93,7 @@ _SLOW_LINK = re.compile(
 _PATHS = re.compile(r"(GPU/[0-9a-fA-F-]{1,40}) :(.*NET/.*)")
 _TO_NET = re.compile(r"NET/[0-9a-fA-F-]{1,40} \(\d{1,4}/[0-9.]{1,12}/([A-Z0-9]{3})\)")
 _VIA_NET = re.compile(
-    r"Channel \S{1,12} : (\S{1,24}) -> \S{1,24} \[(send|receive)\] "
+    r"(?:Channel|Ring) \S{1,12} : (\S{1,24}) -> \S{1,24} \[(send|receive)\] "
     r"via NET/(\w{1,40})/(\d{0,4})\S{0,40}.*"
 )
 _USING = re.compile(r"NET/IB\s?: Using .*")
@@ -105,11 +103,11 @@ _OFF_BY_DRIVER = re.compile(
 )
 _OFF_BY_DISTANCE = re.compile(
     r"(?:NET/\w{1,40}\s?: )?GPU Direct RDMA Disabled for "
-    r"(GPU.{1,100}\(distance \d{1,3} > \d{1,3}\)).*"
+    r"(GPU.{1,100}\(distance \d{1,3} >=? \d{1,3}\)).*"
 )
 _COMPLETION = re.compile(
-    r"NET/IB\s?: Got completion .{0,160}?(?:status=|error )(\d{1,3})\b"
-    r".{0,80}?vendor err (\d{1,6})\b.*"
+    r"NET/IB\s?: Got completion .{0,160}?(?:status=(?:\w{1,40}\()?|error )(\d{1,3})\b"
+    r".{0,80}?vendor[ _]err[ =](\d{1,6})\b.*"
 )
 _CHANNELS = re.compile(r"(\d{1,4}) coll channels,.*")
 _SET = re.compile(r"(NCCL_IB_(?:HCA|DISABLE)) set (?:by environment )?to (\S{1,200}?)\.?")
@@ -193,21 +191,25 @@ def _take_count(found: LogNetwork, match: "re.Match[str]") -> object:
 
 
 _ROWS = (
-    (_VIA_NET, _take_channel),  # most lines
-    (_SLOW_LINK, _take_link),
-    (_PATHS, _take_paths),
-    (_USING, _take_devices),
-    (_NO_DEVICE, _take_none),
-    (_SET, _take_variable),
-    (_SOCKET_ALONE, lambda found, _: setattr(found, "socket_alone", True)),
-    (_RANK, _take_rank),
-    (_LOCAL, _take_rank),
-    (_OFF_BY_DRIVER, _take_driver),
-    (_OFF_BY_DISTANCE, _take_distance),
-    (_COMPLETION, _take_error),
-    (_CHANNELS, _take_count),
+    ("CR", _VIA_NET, _take_channel),
+    ("+", _SLOW_LINK, _take_link),
+    ("G", _PATHS, _take_paths),
+    ("N", _USING, _take_devices),
+    ("N", _NO_DEVICE, _take_none),
+    ("N", _SET, _take_variable),
+    ("U", _SOCKET_ALONE, lambda found, _: setattr(found, "socket_alone", True)),
+    ("cn", _RANK, _take_rank),
+    ("c", _LOCAL, _take_rank),
+    ("N", _OFF_BY_DRIVER, _take_driver),
+    ("GN", _OFF_BY_DISTANCE, _take_distance),
+    ("N", _COMPLETION, _take_error),
+    ("0123456789", _CHANNELS, _take_count),
 )
-"""The form of what is said, and what takes it and gives what the line shows, if it does."""
+"""Its first letters, the form of what is said, and what takes it and gives what the line shows."""
+_BY_FIRST = {
+    first: tuple((form, take) for letters, form, take in _ROWS if first in letters)
+    for first in {letter for letters, _, _ in _ROWS for letter in letters}
+}
 
 
 def network_stated(found: LogNetwork) -> Iterator[str]:

@@ -20,18 +20,18 @@ def why_text(said: PasteAnswer) -> Doc:
         Text(f"not read: {one.subject}: {_short(one.reason)}", "dim") for one in said.gaps[:2]
     ]
     parts.append(Text(""))
-    if said.causes:
-        parts += _first(said.causes[0])
-    elif said.sure is Sure.NOT_ENOUGH:
+    causes = (*said.causes, *said.worth_knowing)
+    if not causes and said.sure is Sure.NOT_ENOUGH:
         parts.append(
             Text((Span("not enough: ", "bold"), "nothing here is of a kind that is known"))
         )
-    else:
+    elif not said.causes:
         parts.append(Text(Span("nothing in this shows a fault", "bold")))
+    if causes:
+        parts += _first(causes[0])
     parts.append(_row("send next", said.send))
-    more = (*said.causes[1:], *said.worth_knowing)
-    if more:
-        parts += [Text(""), Text("also in it:", "dim"), *map(_other, more)]
+    if causes[1:]:
+        parts += [Text(""), Text("also in it:", "dim"), *map(_other, causes[1:])]
     return Doc("", tuple(parts))
 
 
@@ -52,8 +52,10 @@ def _first(cause: LikelyCause) -> Iterator[Part]:
     if cause.sure is Sure.NOT_ENOUGH:
         yield Text((Span("not enough: ", "bold"), cause.cause))
     else:
-        yield Text((Span(f"{cause.sure}: ", look), Span(cause.cause, "bold"), f"  ({found.id})"))
-        yield Text(f"({cause.sure} = {cause.sure.meaning})", "dim", indent=_INDENT)
+        word = _word(cause)
+        yield Text((Span(f"{word}: ", look), Span(cause.cause, "bold"), f"  ({found.id})"))
+        if word == cause.sure:
+            yield Text(f"({word} = {cause.sure.meaning})", "dim", indent=_INDENT)
     if cause.shown_by is not None:
         yield _row("shown by", cause.shown_by)
     else:
@@ -66,15 +68,19 @@ def _first(cause: LikelyCause) -> Iterator[Part]:
         yield _row("confirm", cause.confirm)
 
 
+def _word(cause: LikelyCause) -> str:
+    is_cause = cause.finding.is_bad or cause.sure is Sure.NOT_ENOUGH
+    return cause.sure if is_cause else "worth knowing"
+
+
 def _row(name: str, text: str) -> Text:
     return Text((Span(f"{name:10}", "hint"), _short(text, 2 * _MOST_LETTERS)), indent=_INDENT)
 
 
 def _other(cause: LikelyCause) -> Text:
     found = cause.finding
-    word = cause.sure if found.is_bad or cause.sure is Sure.NOT_ENOUGH else "worth knowing"
     words: Words = (
-        Span(f"{word}: ", _LOOKS.get(found.severity, "dim")),
+        Span(f"{_word(cause)}: ", _LOOKS.get(found.severity, "dim")),
         _short(f"{cause.cause} {found.subject}"),
         f" ({found.id})",
     )

@@ -24,21 +24,12 @@ from homenode.cluster.pods.pod import Pod
 from homenode.errors import HomenodeError
 from homenode.findings import Finding, Severity, merged
 from homenode.gap import Gap
-from homenode.machine.tools.nvidia_smi import TopoMatrix
 from homenode.machine.topology import Host, host_of_nothing
 from homenode.nccl.checks import check_topology
 from homenode.nccl.log import read_log
 from homenode.why.known import Listing, NcclText, PasteFacts, ReadVm, known_of
 from homenode.why.message import Sign, Sure, rows, signs
-from homenode.why.outputs import (
-    IommuGroups,
-    NcclRun,
-    group_findings,
-    lone_gpu_findings,
-    matrix_findings,
-    run_findings,
-    virtual_switch_findings,
-)
+from homenode.why.outputs import lone_gpu_findings, virtual_switch_findings
 from homenode.why.pasted import as_printed
 from homenode.why.pieces import TITLES, pieces
 
@@ -62,6 +53,14 @@ _WEIGHTY = (
     *("flat-over-nodes", "unpinned", "memory-unbound", "emulator-on-vcpu", "llc-straddled"),
 )
 """Beginnings of ids of warnings: those that cost most first, all others behind them."""
+
+
+_SURE_OF_OUTPUTS = {
+    **dict.fromkeys(("nccl-wrong-values", "nccl-tests-alone", "p2p-slower"), Sure.CERTAIN),
+    **dict.fromkeys(("nccl-virtual-switch", "pcie-link-narrow"), Sure.POSSIBLE),
+    "pcie-link-unknown": Sure.NOT_ENOUGH,
+}
+"""How sure what the outputs of tools show is; all else is likely."""
 
 
 class LikelyCause(Struct, frozen=True, kw_only=True):
@@ -152,8 +151,8 @@ def _causes(
     for sign in seen:
         if sign.id not in over:
             yield _of_sign(sign)
-    for found, sure in _of_outputs(known):
-        yield _cause(found, sure, None)
+    for found in _of_outputs(known):
+        yield _cause(found, _SURE_OF_OUTPUTS.get(found.id, Sure.LIKELY), None)
     for found in merged(_checked(known)):
         if found.severity is Severity.INCONCLUSIVE or (is_dump and found.id == "nccl-of-a-dump"):
             continue
@@ -237,14 +236,9 @@ def _checked(known: PasteFacts) -> Iterator[Finding]:
             yield from _guarded(known, pod.name, _of_pod(pod, kubelet, host))
 
 
-def _of_outputs(known: PasteFacts) -> Iterator[tuple[Finding, Sure]]:
+def _of_outputs(known: PasteFacts) -> Iterator[Finding]:
     """What the outputs of tools show that no other command judges."""
-    for groups in known.of(IommuGroups):
-        yield from group_findings(groups)
-    for matrix in known.of(TopoMatrix):
-        yield from matrix_findings(matrix, "nvidia-smi topo -m")
-    for run in known.of(NcclRun):
-        yield from run_findings(run)
+    yield from known.of(Finding)
     for listing in known.of(Listing):
         yield from virtual_switch_findings(listing.text, listing.source, is_guest=listing.is_guest)
         if not listing.is_guest:

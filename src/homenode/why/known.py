@@ -20,14 +20,14 @@ from homenode.machine.discover.hwloc import host_from_hwloc
 from homenode.machine.discover.lspci import host_from_lspci, overlay_lspci
 from homenode.machine.discover.numactl import host_from_numactl
 from homenode.machine.tools.numactl import NumactlHardware, parse_hardware
-from homenode.machine.tools.nvidia_smi import NvidiaQuery, TopoMatrix, parse_query, parse_topology
+from homenode.machine.tools.nvidia_smi import parse_query
 from homenode.machine.topology import Host
 from homenode.vm.domain.document import Document
 from homenode.vm.domain.read import open_domain, vm_of
 from homenode.vm.model import Vm
 from homenode.vm.targets.qemu_command import options_of, vm_of_command
 from homenode.vm.targets.registry import target_named
-from homenode.why.outputs import IommuGroups, NcclRun, iommu_groups, nccl_run
+from homenode.why.outputs import group_findings, matrix_findings, p2p_findings, run_findings
 from homenode.why.pieces import TITLES, Piece
 
 _MOST_LISTING = 16 << 20
@@ -72,22 +72,6 @@ class NcclText(Struct, frozen=True):
     is_file: bool
 
 
-Fact = (
-    Host
-    | Listing
-    | ReadVm
-    | NcclText
-    | NumactlHardware
-    | TopoMatrix
-    | NvidiaQuery
-    | NcclRun
-    | IommuGroups
-    | Kubelet
-    | Pod
-    | Vmi
-)
-
-
 T = TypeVar("T")
 
 
@@ -95,7 +79,7 @@ class PasteFacts(Struct, kw_only=True):
     """All that was read. read: (what, where, lines) of each piece, for people. gaps: pieces that
     are of a kind and could not be read."""
 
-    facts: list[Fact] = field(default_factory=list)
+    facts: list[object] = field(default_factory=list)
     read: list[tuple[str, str, int]] = field(default_factory=list)
     gaps: list[Gap] = field(default_factory=list)
 
@@ -121,7 +105,7 @@ class PasteFacts(Struct, kw_only=True):
         if isinstance(fact, NumactlHardware):
             fact = host_from_numactl(fact, where)
         if fact is not None:
-            self.facts.append(fact)
+            self.facts += fact if isinstance(fact, list) else [fact]
 
     def host(self) -> Host | None:
         """The machine that VMs and pods are judged on: the first with nodes, or the first, with the
@@ -204,7 +188,7 @@ def _hwloc(piece: Piece, where: str) -> Host:
     return host_from_hwloc(piece.text[piece.text.index("<topology") :], where)
 
 
-Reader = Callable[[Piece, str], Fact | None]
+Reader = Callable[[Piece, str], object]
 
 READERS: Mapping[str, Reader] = {
     "domain": _domain,
@@ -214,9 +198,10 @@ READERS: Mapping[str, Reader] = {
     "smi-xml": lambda piece, _: parse_query(piece.text[piece.text.index("<nvidia_smi_log") :]),
     "lspci": _listing,
     "numactl": lambda piece, _: parse_hardware(piece.text),
-    "topo": lambda piece, _: parse_topology(piece.text),
-    "nccl-tests": lambda piece, where: nccl_run(piece.text, where),
-    "iommu-groups": lambda piece, where: iommu_groups(piece.text, where),
+    "topo": lambda piece, where: [*matrix_findings(piece.text, where)],
+    "nccl-tests": lambda piece, where: [*run_findings(piece.text, where)],
+    "p2p-test": lambda piece, where: [*p2p_findings(piece.text, where)],
+    "iommu-groups": lambda piece, where: [*group_findings(piece.text, where)],
     "kernel": lambda *_: None,  # its lines are messages
     "qm": _of_target("proxmox"),
     "ch": _of_target("cloud-hypervisor"),

@@ -19,7 +19,7 @@ from msgspec import Struct
 
 from homenode.input_files import package_text
 
-_TABLES = ("passthrough", "start", "kernel", "collectives", "schedulers")
+_TABLES = ("passthrough", "start", "kernel", "collectives", "schedulers", "unnamed")
 _DIGITS = b"0123456789"
 _MOST_TRIED = 20_000  # lines that have a text's letters
 _MOST_JOINED = 4 << 20  # letters of different words; of more, words are taken as whole ones

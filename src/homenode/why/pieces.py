@@ -79,6 +79,13 @@ KINDS = (
     PieceKind(
         "nccl-tests", "nccl-tests", "# ", r"# (?:Collective test|nThread|Using dev)", r"#|\s+\d"
     ),
+    PieceKind(
+        "p2p-test",
+        "p2pBandwidthLatencyTest",
+        "P2P Connectivity Matrix",
+        r"P2P Connectivity Matrix",
+        r"\s*(?:D\\D|\d)|(?:Uni|Bi)directional P2P=|\s*$",
+    ),
     PieceKind("ib-bw", "perftest", " BW", r"\s*(?:RDMA_(?:Write|Read) BW|Send BW) Test", r"\s|-|#"),
     PieceKind("qm", "qm configuration", ": ", rf"(?:{_KEYS}): \S", rf"(?:{_KEYS}): |#", least=3),
     PieceKind(
@@ -162,7 +169,8 @@ def pieces(text: str, source: str) -> tuple[Piece, ...]:
         if not any(hint in text for hint in hints):
             continue
         if kind.scattered:
-            own = [*_lines_of(_STARTS[number], text, ends)]
+            is_in = _STARTS[number].search(text)
+            own = [n for n, line in enumerate(lines) if is_in and _STARTS[number].search(line)]
             if own and kind.id not in scattered:
                 between = ["" for _ in range(own[-1] - own[0] + 1)]
                 for at in own:

@@ -132,7 +132,7 @@ CANNOT: dict[str, tuple[str, dict[str, str]]] = {
     "template": ("start-file", {"os": PFLASH + "<nvram template='{at}/none'>{at}/vars</nvram>"}),
     "emulator": ("start-program", {"emulator": "{at}/none"}),
     "machine": ("start-emulator", {"machine": "pc-q35-99.9"}),
-    "cpu": ("start-emulator", {"cpu": "<cpu><model fallback='forbid'>None-v1</model></cpu>"}),
+    "cpu": ("refused-by-libvirt", {"cpu": "<cpu><model fallback='forbid'>None-v1</model></cpu>"}),
     "kvm": ("start-kvm", {"type": "kvm"}),
     "serial": (
         "start-file",
@@ -159,8 +159,8 @@ CANNOT: dict[str, tuple[str, dict[str, str]]] = {
         },
     ),
     "keymap": ("start-argument", {"devices": "<graphics type='vnc' keymap='zz'/>"}),
-    "table": ("start-image", {"os": "<acpi><table type='slic'>{at}/short</table></acpi>"}),
-    "kernel": ("start-image", {"os": "<kernel>{at}/short</kernel>"}),
+    "table": ("start-argument", {"os": "<acpi><table type='slic'>{at}/short</table></acpi>"}),
+    "kernel": ("start-argument", {"os": "<kernel>{at}/short</kernel>"}),
     "file of an argument": ("start-file", {"tail": arguments("-fw_cfg", "name=opt/x,file=/none")}),
     "id of an argument": (
         "start-argument",
@@ -177,6 +177,38 @@ CANNOT: dict[str, tuple[str, dict[str, str]]] = {
             "devices": "<video><model type='cirrus'/>"
             "<address type='pci' slot='0x1f' function='2'/></video>"
         },
+    ),
+}
+# Values that only QEMU knows to be wrong.
+CANNOT |= {
+    "queue": (
+        "start-argument",
+        {"devices": disk("{at}/raw.img").replace("type='raw'", "type='raw' queue_size='100'")},
+    ),
+    "slice": (
+        "start-argument",
+        {
+            "devices": disk("{at}/raw.img").replace(
+                "/><target",
+                "><slices><slice type='storage' offset='4194304' size='512'/></slices></source>"
+                "<target",
+            )
+        },
+    ),
+    "chassis": (
+        "start-argument",
+        {
+            "devices": "".join(
+                f"<controller type='pci' index='{index}' model='pcie-root-port'>"
+                "<target chassis='7' port='16'/></controller>"
+                for index in (1, 2)
+            )
+        },
+    ),
+    "mode": ("start-permission", {"devices": disk("{at}/kept.img")}),
+    "tap": (
+        "start-in-use",
+        {"devices": "<interface type='ethernet'><target dev='lo'/></interface>"},
     ),
 }
 CAN: dict[str, dict[str, str]] = {
@@ -231,6 +263,8 @@ def at() -> Iterator[str]:
         image("base.qcow2", "-f", "qcow2")
         for name, below in (("top.qcow2", "base.qcow2"), ("broken.qcow2", "gone.qcow2")):
             image(name, "-u", "-f", "qcow2", "-b", str(folder / below), "-F", "qcow2")
+        shutil.copy(folder / "raw.img", folder / "kept.img")
+        (folder / "kept.img").chmod(0o444)
         (folder / "short").write_bytes(b"short")
         (folder / "closed").mkdir(mode=0o700)
         shutil.copy(folder / "raw.img", folder / "closed")

@@ -45,7 +45,7 @@ def test_a_socket_that_libvirt_binds_needs_its_folder_and_one_that_it_joins_itse
 def test_variables_of_firmware_need_a_template_only_where_their_file_is_not_there() -> None:
     loader = "<type>hvm</type><loader type='pflash'>/code</loader><nvram{at}>{file}</nvram>"
     assert needs(os=loader.format(at=" template='/vars'", file="/own")) == [
-        (NeedKind.LOADER, "/code", "pflash"),
+        (NeedKind.FILE, "/code", ""),
         (NeedKind.PARENT, "/own", ""),
         (NeedKind.FILE, "/vars", "/own"),
     ]

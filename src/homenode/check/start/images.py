@@ -33,7 +33,10 @@ _KNOWN_FEATURES = 0x1F
 
 _MAGIC = {
     "qcow2": (0, _QCOW2),
+    "qcow": (0, b"QFI\xfb\0\0\0\1"),
     "qed": (0, b"QED\0"),
+    "bochs": (0, b"Bochs Virtual HD Image"),
+    "cloop": (0, b"#!/bin/sh\n#V2.0 Format"),
     "vmdk": (0, b"KDMV"),
     "vdi": (0x40, b"\x7f\x10\xda\xbe"),
     "vhdx": (0, b"vhdxfile"),

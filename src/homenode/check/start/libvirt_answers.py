@@ -1,6 +1,5 @@
 """Answers of libvirt and of its QEMU to the needs of a VM. [I/O]"""
 
-import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -18,9 +17,10 @@ from homenode.check.start.needs import (
 )
 from homenode.check.start.paths import enterable, is_link, kernel_text, program, stat_of
 from homenode.check.start.qemu_user import user_number
+from homenode.check.start.rehearsal import JUDGED
 from homenode.check.verify.boot.libvirt import user_of_capabilities
 from homenode.machine.tools.xml_text import parse_xml
-from homenode.vm.domain.controllers import argument_properties, qemu_arguments
+from homenode.vm.domain.controllers import argument_properties
 
 _DRIVER = re.compile(r"[A-Za-z0-9_.+-]{1,64}\Z", re.ASCII)
 
@@ -60,23 +60,6 @@ def _volume(machine: StartMachine, need: Need) -> NeedAnswer:
     return READY if isinstance(found, NeedAnswer) else enterable(machine, path)
 
 
-def _firmware(machine: StartMachine, need: Need) -> NeedAnswer:
-    known = _values(machine, "os/enum[@name='firmware']/value")
-    if known is None:
-        return unknown("libvirt does not say which kinds of firmware it has")
-    if need.value in known:
-        return READY
-    return missing(f"{need.value}: this libvirt has {', '.join(sorted(known)) or 'none'}")
-
-
-def _values(machine: StartMachine, path: str) -> frozenset[str] | None:
-    done = machine.domain_capabilities
-    if done is None or done.returncode:
-        return None
-    root = parse_xml(done.stdout, "domainCapabilities", "virsh domcapabilities")
-    return frozenset(one.text for one in root.iterfind(path) if one.text)
-
-
 def _network(machine: StartMachine, need: Need) -> NeedAnswer:
     if (inactive := _unless_active(machine, _NETWORK, need.value)) is not None:
         return inactive
@@ -100,24 +83,6 @@ def _listed(*words: str) -> Callable[[StartMachine, Need], NeedAnswer]:
         return READY if done.returncode == 0 else missing(f"{need.value}: there is none")
 
     return asked
-
-
-def _secret(machine: StartMachine, need: Need) -> NeedAnswer:
-    done = machine.virsh("secret-list")
-    if done is None or done.returncode:
-        return unknown(f"secret {need.value}: libvirt at {machine.uri} does not say")
-    rows = [line.split(None, 2) for line in done.stdout.splitlines() if line.strip()]
-    uuid = next((row[0] for row in rows if need.value in (row[0], row[-1])), None)
-    if uuid is None:
-        return missing(f"secret {need.value}: there is none")
-    dumped = machine.virsh("secret-dumpxml", uuid)
-    kept = dumped is not None and "ephemeral='no'" in dumped.stdout
-    folder = "/etc/libvirt/secrets"
-    if not kept or not os.access(folder, os.R_OK | os.X_OK):
-        return unknown(f"secret {need.value}: whether it has a value; it is not read")
-    if Path(f"{folder}/{uuid}.base64").exists():
-        return READY
-    return missing(f"secret {need.value}: it has no value: virsh secret-set-value")
 
 
 def _emulator(machine: StartMachine, need: Need) -> NeedAnswer:
@@ -146,14 +111,7 @@ def _cpu(machine: StartMachine, need: Need) -> NeedAnswer:
     if done is None or done.returncode:
         return READY if done is not None else unknown("libvirt does not answer")
     root = parse_xml(done.stdout, "domainCapabilities", "virsh domcapabilities")
-    modes = {one.get("name"): one.get("supported") for one in root.iterfind("cpu/mode")}
-    if need.value in ("host-passthrough", "host-model", "maximum"):
-        if modes.get(need.value) == "no":
-            return missing(f"mode {need.value}: this emulator has none with this accelerator")
-        return READY
     models = {one.text: one.get("usable") for one in root.iterfind("cpu/mode/model") if one.text}
-    if models and need.value not in models:
-        return missing(f"model {need.value}: this emulator has none of that name")
     if models.get(need.value) == "no":
         why = f"model {need.value}: it has features that this machine does not have"
         if need.detail == "full":
@@ -238,8 +196,7 @@ def _range(machine: StartMachine, need: Need) -> NeedAnswer:
     least, _, most = need.detail.partition("-")
     is_number = need.value.isdecimal() and need.value.isascii() and len(need.value) < 20
     value = int(need.value) if is_number else -1
-    is_power = need.kind is not NeedKind.POWER or value & (value - 1) == 0
-    if int(least) <= value <= int(most or value) and is_power:
+    if int(least) <= value <= int(most or value):
         return READY
     taken = f"{least} to {most}" if most else f"{least} or more"
     return missing(f"{need.value[:40]}: QEMU takes {taken}")
@@ -297,7 +254,11 @@ def _name(machine: StartMachine, need: Need) -> NeedAnswer:
     return READY
 
 
+_OPENED = ("tap", "bridge")
+
+
 def _argument(machine: StartMachine, need: Need) -> NeedAnswer:
+    """Whether QEMU has the option, and what it names; the values the rehearsal tries."""
     option = need.value.lstrip("-")
     known = machine.ask_qemu("-help")
     if not need.value.startswith("-") or not known:
@@ -305,43 +266,32 @@ def _argument(machine: StartMachine, need: Need) -> NeedAnswer:
     options = {line.split()[0].lstrip("-") for line in known.splitlines() if line[:1] == "-"}
     if option not in options:
         return missing(f"{need.value}: this QEMU has no such option")
+    if need.value in JUDGED:
+        return READY
     said = argument_properties(need.detail)
-    first = said.get("driver") or said.get("qom-type") or said.get("")
-    if (lost := _undefined(machine, said)) is not None:
-        return missing(lost)
-    if option == "netdev" and first is not None and _DRIVER.match(first):
-        kinds = (machine.ask_qemu("-netdev", "help") or "").split()
-        if kinds and first not in kinds:
-            return missing(f"netdev {first}: QEMU has none")
+    first = said.get("qom-type") or said.get("type") or said.get("backend") or said.get("") or ""
+    if option in ("netdev", "chardev", "object"):
+        found = known_kind(machine, need.value, first)
         if (starts := started_by(need.value, need.detail)) is not None:
             return unknown(f"netdev {first}: whether libvirt lets QEMU start {starts}")
-        opens = first in ("tap", "bridge") and not said.keys() & {"fd", "fds"}
-        return unknown(f"netdev {first}: whether libvirt lets QEMU open it") if opens else READY
-    if option in ("device", "object") and first is not None and _DRIVER.match(first):
-        listed = machine.ask_qemu(f"-{option}", f"{first},help")
-        found = properties(listed, first, said)
-        is_placed = "" not in said or "bus" in said or "addr" in said
-        if found is READY and not is_placed and " addr=" in (listed or ""):
-            # Those in JSON come after libvirt's own, the others before them.
-            return unknown(f"{first}: QEMU places it before libvirt's devices: name bus= and addr=")
-        return found
-    if option == "machine":
-        kind = machine.document.root.value("os/type/@machine") or ""
-        listed = machine.ask_qemu("-machine", f"{kind},help") if _DRIVER.match(kind) else None
-        return properties(listed, "the machine", said)
-    if option == "cpu" and first is not None and _DRIVER.match(first):
-        models = machine.ask_qemu("-cpu", "help") or ""
-        names = {word.replace("_", "-") for word in models.split()}
-        for word in (first, *(one[1:] for one in said if one[:1] in ("+", "-"))):
-            if models and word.replace("_", "-") not in names:
-                return missing(f"CPU {word}: QEMU has none")
-        return READY
-    if option == "global" and (driver := need.detail.partition(".")[0]) and _DRIVER.match(driver):
-        name = need.detail.partition(".")[2].partition("=")[0]
-        return properties(machine.ask_qemu("-device", f"{driver},help"), driver, {name: ""})
-    if option in ("fw_cfg", "drive", "blockdev"):
+        opens = first in _OPENED and not said.keys() & {"fd", "fds"}
+        return unknown(f"netdev {first}: whether libvirt lets QEMU open it") if opens else found
+    if option in ("fw_cfg", "smbios", "drive", "blockdev"):
         return READY
     return unknown(f"{need.value} {need.detail[:80]}: only a start shows what it does")
+
+
+def known_kind(machine: StartMachine, option: str, kind: str) -> NeedAnswer:
+    """Whether this QEMU has a kind of device, object or backend."""
+    if not _DRIVER.match(kind):
+        return unknown(f"{option} {kind[:80]}: this emulator is not asked")
+    is_listed = option not in ("-device", "-object")
+    listed = machine.ask_qemu(option, "help" if is_listed else f"{kind},help")
+    if listed is None:
+        return unknown(f"{option} {kind}: this emulator is not asked")
+    if listed and (not is_listed or kind in (*listed.split(), "none")):
+        return READY
+    return missing(f"{option} {kind}: this QEMU has none of that name")
 
 
 def started_by(option: str, value: str) -> str | None:
@@ -356,95 +306,24 @@ def started_by(option: str, value: str) -> str | None:
     return None if own == "no" else own or "qemu-bridge-helper"
 
 
-_REFERS = ("netdev", "drive", "chardev", "memdev", "iothread", "fsdev", "rng")
-_OF_LIBVIRT = (
-    "hostnet",
-    "libvirt-",
-    "iothread",
-    "char",
-    "mem",
-    "ram-",
-    "pc.",
-    "obj",
-    "drive-",
-    "ua-",
-)
-"""How libvirt calls what it makes."""
-
-
-def _undefined(machine: StartMachine, said: Mapping[str, str]) -> str | None:
-    """What an argument refers to that neither another one nor libvirt makes."""
-    words = [one.get("value") or "" for one in qemu_arguments(machine.document)]
-    made = {argument_properties(word).get(key) for word in words for key in ("id", "node-name")}
-    for name in _REFERS:
-        value = said.get(name)
-        if value is not None and value not in made and not value.startswith(_OF_LIBVIRT):
-            return f"{name}={value}: nothing of that id is made"
-    return None
-
-
-_WORDS = re.compile(r"<\w{1,40}> +- (\w{1,20}(?:/\w{1,20})+) ", re.ASCII)
-_BOOLEANS = ("yes", "no", "true", "false", "y", "n")
-_INTEGER = re.compile(r"-?(0x[0-9a-fA-F]{1,16}|\d{1,20})\Z", re.ASCII)
-_OF_ALL = frozenset(("", "id", "bus", "driver", "qom-type", "type", "accel"))
-
-
-def properties(listed: str | None, what: str, said: Mapping[str, str]) -> NeedAnswer:
-    """Whether a device, object or machine has these properties."""
-    if listed is None:
-        return unknown(f"{what}: this emulator is not asked")
-    if not listed:
-        return missing(f"{what}: this QEMU has none of that name")
-    known: dict[str, str] = {}
-    for line in listed.splitlines():
-        stated, _, form = line.strip().partition("=")
-        known[stated.replace("_", "-")] = form
-    for name in said.keys() - _OF_ALL:
-        kind = known.get(name.partition(".")[0].replace("_", "-"))
-        if kind is None:
-            return missing(f"{what}: it has no property {name}")
-        value = said[name][:40]
-        if kind.startswith("<uint") and value and not _INTEGER.match(value):
-            return missing(f"{what}: {name}={value}: no integer")
-        if (words := _WORDS.match(kind)) is not None and value:
-            taken = words[1].lower().split("/") + [*_BOOLEANS] * kind.startswith("<bool>")
-            if value.lower() not in taken:
-                return missing(f"{what}: {name}={value}: it takes {words[1]}")
-    return READY
-
-
-def _model(machine: StartMachine, need: Need) -> NeedAnswer:
-    """libvirt hands on every model that it does not know as the name of a device."""
-    if need.value.startswith("virtio") or not _DRIVER.match(need.value):
-        return READY
-    listed = machine.ask_qemu("-device", f"{need.value},help")
-    if listed is None:
-        return unknown(f"model {need.value}: this emulator is not asked")
-    return READY if listed else missing(f"model {need.value}: this QEMU has none of that name")
-
-
 def _elsewhere(machine: StartMachine, need: Need) -> NeedAnswer:
     return unknown(f"{need.detail} of {need.value or 'another machine'}: no connection is made")
 
 
 ASKED_OF_LIBVIRT: Mapping[NeedKind, Callable[[StartMachine, Need], NeedAnswer]] = {
     NeedKind.VOLUME: _volume,
-    NeedKind.FIRMWARE: _firmware,
     NeedKind.NETWORK: _network,
     NeedKind.FILTER: _listed("nwfilter-dumpxml", "--nwfilter"),
-    NeedKind.SECRET: _secret,
     NeedKind.EMULATOR: _emulator,
     NeedKind.CPU: _cpu,
     NeedKind.LOCK: _lock,
     NeedKind.SECURITY: _security,
-    NeedKind.MODEL: _model,
     NeedKind.NAME: _name,
     NeedKind.ARGUMENT: _argument,
     NeedKind.ELSEWHERE: _elsewhere,
     NeedKind.SCHEDULER: _scheduler,
     NeedKind.WEIGHT: _weight,
     NeedKind.RANGE: _range,
-    NeedKind.POWER: _range,
     NeedKind.LABEL: _label,
     NeedKind.KEYMAP: _keymap,
 }

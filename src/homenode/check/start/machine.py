@@ -80,15 +80,18 @@ class StartMachine:
                 words += [option, value]
         return self.virsh("domcapabilities", *words)
 
-    def ask_qemu(self, *words: str) -> str | None:
-        """What the emulator prints of itself; None where it is none of libvirt's own, or fails."""
+    @cached_property
+    def emulator(self) -> str | None:
+        """The document's; None where it is none of libvirt's own, or others can change it."""
         done = self.domain_capabilities
         if done is None or done.returncode:
             return None
         path = parse_xml(done.stdout, "domainCapabilities", "virsh").findtext("path") or ""
-        if path not in self.emulators or changeable([Path(path)]) is not None:
-            return None
-        return _printed(path, words)
+        return path if path in self.emulators and changeable([Path(path)]) is None else None
+
+    def ask_qemu(self, *words: str) -> str | None:
+        """What the emulator prints of itself; None where it is not asked."""
+        return None if self.emulator is None else _printed(self.emulator, words)
 
 
 @cache

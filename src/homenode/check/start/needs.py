@@ -28,9 +28,6 @@ class NeedKind(StrEnum):
     FOLDER = "a folder"
     PARENT = "a folder in which the file is made"
     BOUND = "a folder in which the socket is made"
-    LOADER = "a firmware image that QEMU can map"
-    KERNEL = "a kernel that QEMU can load"
-    TABLE = "an ACPI table"
     KEYMAP = "a keymap that this QEMU comes with"
     MADE = "a folder in which QEMU makes the socket"
     PIPE = "a named pipe"
@@ -39,18 +36,16 @@ class NeedKind(StrEnum):
     IMAGE = "a disk image"
     VOLUME = "a volume of an active storage pool"
     VARIABLES = "a firmware image with a template of its variable store"
-    FIRMWARE = "a kind of firmware that libvirt has a description of"
     NETWORK = "an active libvirt network"
     BRIDGE = "a bridge"
     LINK = "a network interface"
     FILTER = "a libvirt network filter"
     ADDRESS = "an address of this machine"
     PORT = "a free port"
+    TAP = "a name for a tap device"
     LISTENER = "a port on which something listens"
-    SECRET = "a libvirt secret with a value"  # noqa: S105
     EMULATOR = "an emulator with this accelerator and machine type"
     CPU = "a CPU that this emulator can give"
-    HUGE_PAGES = "a mounted hugetlbfs"
     USB = "a USB device"
     SCSI = "a SCSI device"
     PCI = "a PCI function"
@@ -62,8 +57,6 @@ class NeedKind(StrEnum):
     WEIGHT = "a weight that the kernel takes"
     LABEL = "a user of this machine, whom libvirt gives what QEMU opens"
     RANGE = "a value in QEMU's range"
-    POWER = "a power of two in QEMU's range"
-    MODEL = "a network device of this QEMU"
     NAME = "a name that no other domain has"
     ARGUMENT = "an argument that this QEMU knows"
     ELSEWHERE = "something on another machine"
@@ -117,7 +110,7 @@ class Need(Struct, frozen=True, kw_only=True):
 
 
 class _Row(Struct, frozen=True):
-    """A place of a document. path: of the elements; "*" is any name, "//" any depth. value, detail:
+    """A place of a document. path: of the elements; "*" is any name. value, detail:
     below each. where: paths with the values that they may have; None = it is not there. A detail
     that begins with a digit stands for itself."""
 
@@ -150,12 +143,12 @@ _FILTERED = ("network", "bridge", "ethernet")  # with a tap device; others' filt
 _WITHOUT_QUEUES = ("user", "server", "client", "mcast", "udp", "internal")
 
 ROWS: tuple[_Row, ...] = (
-    _Row("os/loader", ".", Q.LOADER, detail="@type"),
-    _Row("os/kernel", ".", Q.KERNEL),
+    _Row("os/loader", ".", Q.FILE),
+    _Row("os/kernel", ".", Q.FILE),
     _Row("os/initrd", ".", Q.FILE),
     _Row("os/dtb", ".", Q.FILE),
     _Row("os/shim", ".", Q.FILE),
-    _Row("os/acpi/table", ".", Q.TABLE),
+    _Row("os/acpi/table", ".", Q.FILE),
     _Row("sysinfo/entry", "@file", Q.FILE),
     _Row("devices/*/rom", "@file", Q.FILE),
     _Row("devices/disk", "source/@dir", Q.FOLDER, (("@type", ("dir",)),)),
@@ -164,9 +157,6 @@ ROWS: tuple[_Row, ...] = (
     _Row(
         "devices/disk/source/reservations/source", "@path", Q.SOCKET, (("@mode", ("client", None)),)
     ),
-    _Row("devices//secret", "@uuid", Q.SECRET),
-    _Row("devices//secret", "@usage", Q.SECRET, (("@uuid", (None,)),)),
-    _Row("devices/tpm/backend/encryption", "@secret", Q.SECRET),
     _Row("devices/filesystem", "source/@dir", Q.FOLDER, (("@type", ("mount", "bind", None)),)),
     _Row("devices/filesystem", "source/@socket", Q.SOCKET),
     _Row("devices/filesystem/binary", "@path", Q.PROGRAM),
@@ -187,8 +177,19 @@ ROWS: tuple[_Row, ...] = (
         Q.SOCKET,
         (("@type", ("vhostuser",)), ("source/@mode", ("client",))),
     ),
+    _Row(
+        "devices/interface",
+        "target/@dev",
+        Q.TAP,
+        (("@type", _FILTERED), ("target/@managed", (None, "yes"))),
+    ),
     _Row("devices/interface", "filterref/@filter", Q.FILTER, (("@type", _FILTERED),)),
-    _Row("devices/interface", "model/@type", Q.MODEL),
+    _Row(
+        "devices/interface",
+        "source/@path",
+        Q.BOUND,
+        (("@type", ("vhostuser",)), ("source/@mode", ("server",))),
+    ),
     _Row("blkiotune/device", "path", Q.NODE),
     _Row("devices/interface/backend", "@tap", Q.NODE),
     _Row("devices/interface/backend", "@vhost", Q.NODE),
@@ -212,16 +213,8 @@ ROWS: tuple[_Row, ...] = (
     _Row("seclabel", "label", Q.LABEL, (("@model", ("dac",)), ("@type", ("static",))), "@relabel"),
     _Row("resource/partition", ".", Q.PARTITION),
     _Row("devices/graphics", "@listen", Q.ADDRESS),
-    _Row("maxMemory", "@slots", Q.RANGE, detail="0-256"),
-    _Row("cpu/numa/cell", "@memory", Q.RANGE, detail="1-"),
     _Row("devices/interface", "source/@port", Q.PORT, (("@type", ("server",)),), "source/@address"),
-    _Row("devices/disk", "address/@unit", Q.RANGE, (("target/@bus", ("sata",)),), "0-5"),
-    _Row("devices/disk", "driver/@queues", Q.RANGE, (("target/@bus", ("virtio",)),), "1-1024"),
-    _Row("devices/video/model", "@heads", Q.RANGE, (("@type", ("virtio",)),), "0-16"),
     _Row("devices/interface", "driver/@queues", Q.RANGE, (("@type", _WITHOUT_QUEUES),), "0-1"),
-    _Row("cpu/maxphysaddr", "@bits", Q.RANGE, detail="32-52"),
-    _Row("devices/disk/blockio", "@logical_block_size", Q.POWER, detail="512-2097152"),
-    _Row("devices/disk/blockio", "@physical_block_size", Q.POWER, detail="512-2097152"),
     _Row("blkiotune/weight", ".", Q.WEIGHT),
     _Row("blkiotune/device/weight", ".", Q.WEIGHT),
     *(
@@ -259,11 +252,6 @@ def _of_row(document: Document, row: _Row) -> Iterator[Need]:
 
 
 def _elements(root: Element, path: str) -> Iterator[Element]:
-    head, deep, tail = path.partition("//")
-    if deep:
-        for above in _elements(root, head):
-            yield from (one for one in above.walk() if one.name == tail)
-        return
     name, _, rest = path.partition("/")
     for child in root.all(name):
         if rest:
@@ -288,9 +276,6 @@ def _machine(document: Document) -> Iterator[Need]:
     root = document.root
     emulator = root.value("devices/emulator") or ""
     yield Need(subject="<emulator>", kind=Q.EMULATOR, value=emulator)
-    firmware = root.value("os/@firmware")
-    if firmware is not None:
-        yield Need(subject="<os>", kind=Q.FIRMWARE, value=firmware)
     mode = root.value("cpu/@mode") or ("custom" if root.value("cpu/model") else None)
     if mode is not None:
         name = mode if mode != "custom" else root.value("cpu/model") or ""
@@ -429,9 +414,6 @@ def _functions(subject: str, source: Element) -> Iterator[Need]:
         yield Need(subject=subject, kind=Q.PCI, value=" ".join(words))
 
 
-_ISA = (None, "isa-serial", "serial")
-
-
 def _implied(document: Document) -> Iterator[Need]:
     """What elements without a path need."""
     root = document.root
@@ -444,13 +426,6 @@ def _implied(document: Document) -> Iterator[Need]:
     for port in _elements(root, "devices/interface/virtualport"):
         if port.get("type") == "openvswitch":
             yield Need(subject=_subject(document, port), kind=Q.PROGRAM, value="ovs-vsctl")
-    isa = [one for one in root.all("devices/serial") if one.value("target/@type") in _ISA]
-    for name, count, most in (
-        ("serial", len(isa), 4),
-        ("parallel", len(list(root.all("devices/parallel"))), 3),
-    ):
-        if count > most:
-            yield Need(subject=f"<{name}>", kind=Q.RANGE, value=str(count), detail=f"0-{most}")
     for limits in _elements(root, "devices/disk/iotune"):
         for one in limits.children:
             base = limits.value(one.name.removesuffix("_max")) or ""
@@ -460,11 +435,6 @@ def _implied(document: Document) -> Iterator[Need]:
     for place in ("vcpu", "numatune/memory"):
         if root.value(f"{place}/@placement") == "auto":
             yield Need(subject=f"<{place.rpartition('/')[2]}>", kind=Q.PROGRAM, value="numad")
-    pages = _elements(root, "memoryBacking/hugepages")
-    if any(pages) and root.value("memoryBacking/source/@type") != "memfd":
-        page = root.at("memoryBacking/hugepages/page")
-        size = "" if page is None else f"{page.get('size')} {page.get('unit') or 'KiB'}"
-        yield Need(subject="<hugepages>", kind=Q.HUGE_PAGES, value=size)
     locked = root.at("memoryBacking/locked") or root.at("memtune/hard_limit")
     if locked is not None or any(one.get("type") == "pci" for one in root.all("devices/hostdev")):
         yield Need(subject="locked memory", kind=Q.LOCK, value="locked")
@@ -473,8 +443,9 @@ def _implied(document: Document) -> Iterator[Need]:
 _WHOLE = ("-pflash", "-cdrom", "-hda", "-bios", "-kernel", "-initrd", "-readconfig", "-dtb")
 _PATHS: dict[str, tuple[tuple[str, str, Q], ...]] = {
     "-blockdev": (("file", "filename", Q.FILE), ("host_device", "filename", Q.NODE)),
-    **dict.fromkeys(("-drive", "-fw_cfg", "-smbios"), (("", "file", Q.FILE),)),
-    "-acpitable": (("", "file", Q.TABLE), ("", "data", Q.TABLE)),
+    **dict.fromkeys(("-fw_cfg", "-smbios"), (("", "file", Q.FILE),)),
+    "-drive": (("", "file", Q.IMAGE),),
+    "-acpitable": (("", "file", Q.FILE), ("", "data", Q.FILE)),
     "-chardev": (
         ("file", "path", Q.PARENT),
         ("pipe", "path", Q.PIPE),
@@ -524,7 +495,8 @@ def _arguments(document: Document) -> Iterator[Need]:
         for path, kind in opened:
             if path is not None and path.startswith("/"):
                 kind = Q.SOCKET if kind is Q.BOUND and is_joined else kind
-                yield Need(subject=option, kind=kind, value=path)
+                detail = said.get("format") or "raw" if kind is Q.IMAGE else ""
+                yield Need(subject=option, kind=kind, value=path, detail=detail)
         at += 1 + bool(value)
         count += 1
 

@@ -11,12 +11,9 @@ import stat
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from msgspec import structs
-
 from homenode.check.start.images import chain_of
 from homenode.check.start.machine import StartMachine
 from homenode.check.start.needs import READY, Need, NeedAnswer, NeedKind, missing, unknown
-from homenode.host_files import host_file
 from homenode.input_files import read_kernel_file, read_plain
 from homenode.json_text import NotJsonError, decode_json
 from homenode.process import find_program
@@ -28,6 +25,7 @@ _OWN_FOLDERS = ("/var/lib/libvirt/qemu/", "/run/libvirt/qemu/", "/var/run/libvir
 
 _DESCRIPTIONS = ("/etc/qemu/firmware", "/usr/share/qemu/firmware")
 
+_NUMERIC = re.compile(r"[0-9a-fA-F:.]{2,45}\Z", re.ASCII)
 _SAFE = re.compile(r"[\w.:-]{1,64}\Z", re.ASCII)
 
 
@@ -71,55 +69,6 @@ def _file(machine: StartMachine, need: Need) -> NeedAnswer:
     return enterable(machine, need.value)
 
 
-_FLASH_STEP, _FLASH_MOST = 4096, 8 << 20
-_ROM_STEP = 65536
-_SECTOR = 512
-
-
-def _loader(machine: StartMachine, need: Need) -> NeedAnswer:
-    """Source: pc_system_flash_map and x86_bios_rom_init of QEMU 7.2; a block device is a number of
-    sectors."""
-    answer = _file(machine, structs.replace(need, detail=""))
-    if answer is not READY or machine.arch != "x86_64":
-        return answer
-    size = Path(need.value).stat().st_size
-    is_flash = need.detail == "pflash"
-    step = _FLASH_STEP if is_flash else _ROM_STEP
-    mapped = -(-size // _SECTOR) * _SECTOR if is_flash else size
-    if mapped and mapped % step == 0 and (not is_flash or mapped <= _FLASH_MOST):
-        return READY
-    most = f", at most {_FLASH_MOST}" if is_flash else ""
-    return missing(f"{need.value}: {size} bytes, no multiple of {step}{most}", "start-image")
-
-
-_HEADER_BYTES, _MAGIC_AT, _MAGIC = 5 * 512, 0x202, b"HdrS"
-
-
-def _kernel(machine: StartMachine, need: Need) -> NeedAnswer:
-    """Source: x86_load_linux of QEMU 7.2; docs of Linux, arch/x86/boot."""
-    answer = _file(machine, need)
-    if answer is not READY or machine.arch != "x86_64":
-        return answer
-    with host_file(need.value, "a kernel") as file:
-        head = file.start(_HEADER_BYTES)
-    is_kernel = head[_MAGIC_AT : _MAGIC_AT + 4] == _MAGIC
-    if is_kernel or len(head) >= _HEADER_BYTES:
-        return READY
-    return missing(f"{need.value}: {len(head)} bytes, without a kernel's header", "start-image")
-
-
-_TABLE_BYTES = 36
-
-
-def _table(machine: StartMachine, need: Need) -> NeedAnswer:
-    answer = _file(machine, need)
-    size = Path(need.value).stat().st_size if answer is READY else _TABLE_BYTES
-    if size >= _TABLE_BYTES:
-        return answer
-    why = f"{need.value}: {size} bytes, shorter than a table's header of {_TABLE_BYTES}"
-    return missing(why, "start-image")
-
-
 def enterable(machine: StartMachine, path: str) -> NeedAnswer:
     """Whether QEMU's user gets through the folders on the way; the file itself libvirt gives it."""
     user = machine.user
@@ -161,12 +110,15 @@ def _content(machine: StartMachine, need: Need, path: str, found: os.stat_result
     for data in chain.data_files:
         # libvirt knows of no data file, and leaves its owner as it is.
         user = machine.user
-        if user is not None and not user.may_write(data):
+        if user is not None and not user.may(Path(data), 2):
             why = f"{data}, the data file of {path}: user {user.name} may not write it"
             return missing(why, "start-permission")
     locked = _locked(need, found)
     if locked is not None:
         return locked
+    if machine.user is not None and need.is_written and not found.st_mode & 0o222:
+        why = f"{path}: mode {stat.S_IMODE(found.st_mode):o}: its owner may not write it"
+        return missing(f"{why}, to whom libvirt gives it", "start-permission")
     says_secret = any(
         one.name == "encryption"
         for one in machine.document.root.at("devices").walk()  # type: ignore[union-attr]
@@ -240,7 +192,7 @@ def _made(machine: StartMachine, need: Need) -> NeedAnswer:
     """Of a display: libvirt binds the sockets of other devices itself."""
     folder, user = str(Path(need.value).parent), machine.user
     found = _bound(machine, need)
-    if found is READY and user is not None and not user.may_write(folder):
+    if found is READY and user is not None and not user.may(Path(folder), 2):
         why = f"{need.value}: user {user.name}, as whom QEMU runs, may not write {folder}"
         return missing(why, "start-permission")
     return found
@@ -331,6 +283,13 @@ def _link(machine: StartMachine, need: Need) -> NeedAnswer:
     return missing(f"{need.value}: there is no interface of that name")
 
 
+def _tap(machine: StartMachine, need: Need) -> NeedAnswer:
+    """Source: the kernel's tun_show_flags; libvirt makes the device unless it is one already."""
+    if not is_link(need.value) or Path(f"/sys/class/net/{need.value}/tun_flags").exists():
+        return READY
+    return missing(f"{need.value}: there is an interface of that name, and it is no tap device")
+
+
 def _address(machine: StartMachine, need: Need) -> NeedAnswer:
     """An address is this machine's where a socket can be bound to it; the port is the kernel's."""
     try:
@@ -359,10 +318,19 @@ def _listening() -> frozenset[int]:
 
 
 def _port(machine: StartMachine, need: Need) -> NeedAnswer:
-    if not need.value.isdecimal() or need.value == "0":
+    """Whether a socket can be bound to it, as QEMU does."""
+    if not need.value.isdecimal() or not 0 < int(need.value) < 1 << 16:
         return READY  # -1 and 0 are libvirt's to choose
-    if int(need.value) in _listening():
-        return missing(f"port {need.value}: something listens on it already")
+    family = socket.AF_INET6 if ":" in need.detail else socket.AF_INET
+    with socket.socket(family) as one:
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            one.bind((need.detail if _NUMERIC.match(need.detail) else "", int(need.value)))
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                return missing(f"port {need.value}: something has it already")
+            if error.errno != errno.EADDRNOTAVAIL:  # which the need of the address says
+                return unknown(f"port {need.value}: {(error.strerror or '').lower()}")
     return READY
 
 
@@ -373,13 +341,6 @@ def _listener(machine: StartMachine, need: Need) -> NeedAnswer:
     if int(need.value) in _listening():
         return READY
     return missing(f"{need.detail}:{need.value}: nothing listens there")
-
-
-def _huge_pages(machine: StartMachine, need: Need) -> NeedAnswer:
-    mounts = [line.split() for line in kernel_text("/proc/mounts").splitlines()]
-    if any(len(words) > 2 and words[2] == "hugetlbfs" for words in mounts):
-        return READY
-    return missing("no hugetlbfs is mounted")
 
 
 def _usb(machine: StartMachine, need: Need) -> NeedAnswer:
@@ -437,9 +398,6 @@ def _partition(machine: StartMachine, need: Need) -> NeedAnswer:
 
 LOOKED_AT: Mapping[NeedKind, Callable[[StartMachine, Need], NeedAnswer]] = {
     NeedKind.FILE: _file,
-    NeedKind.LOADER: _loader,
-    NeedKind.KERNEL: _kernel,
-    NeedKind.TABLE: _table,
     NeedKind.BOUND: _bound,
     NeedKind.MADE: _made,
     NeedKind.NODE: _kind(lambda mode: not stat.S_ISDIR(mode), "device"),
@@ -455,8 +413,8 @@ LOOKED_AT: Mapping[NeedKind, Callable[[StartMachine, Need], NeedAnswer]] = {
     NeedKind.LINK: _link,
     NeedKind.ADDRESS: _address,
     NeedKind.PORT: _port,
+    NeedKind.TAP: _tap,
     NeedKind.LISTENER: _listener,
-    NeedKind.HUGE_PAGES: _huge_pages,
     NeedKind.USB: _usb,
     NeedKind.SCSI: _scsi,
     NeedKind.PCI: _pci,

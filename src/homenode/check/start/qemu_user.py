@@ -56,9 +56,9 @@ class QemuUser(Struct, frozen=True):
                 return f"{path}: user {self.name}, as whom QEMU runs, cannot enter {part}"
         return None
 
-    def may_write(self, path: str) -> bool:
-        """Whether it may write a file that libvirt does not give it. Raises OSError."""
-        return self._may(Path(path), Path(path).stat(), 2)
+    def may(self, path: Path, right: int) -> bool:
+        """Whether it may write (2) or read (4) what libvirt does not give it. Raises OSError."""
+        return self._may(path, path.stat(), right)
 
     def _may(self, path: Path, known: os.stat_result, right: int) -> bool:
         """Source: acl(5), ACCESS CHECK ALGORITHM; include/uapi/linux/posix_acl_xattr.h."""

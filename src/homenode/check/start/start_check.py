@@ -25,16 +25,15 @@ from homenode.vm.hypervisor.connection import is_local
 
 _IDS = {
     "start-file": "IMAGE",
-    "start-argument": "KEYMAP RANGE POWER ARGUMENT",
+    "start-argument": "KEYMAP RANGE ARGUMENT",
     "start-cgroup": "SCHEDULER WEIGHT PARTITION",
     "start-permission": "LABEL",
     "start-storage": "VOLUME",
-    "start-emulator": "FIRMWARE EMULATOR CPU MODEL SECURITY",
+    "start-emulator": "EMULATOR CPU SECURITY",
     "start-program": "PROGRAM",
     "start-network": "NETWORK BRIDGE LINK FILTER ADDRESS LISTENER",
-    "start-in-use": "PORT NAME",
-    "start-secret": "SECRET",
-    "start-memory": "HUGE_PAGES LOCK",
+    "start-in-use": "PORT TAP NAME",
+    "start-memory": "LOCK",
     "start-device": "USB SCSI PCI MEDIATED",
 }
 FINDING_OF = {NeedKind[name]: found for found, names in _IDS.items() for name in names.split()}

@@ -1,0 +1,250 @@
+"""Rehearsal: QEMU makes the VM's machine without anything of the host's, and ends at once. [I/O]
+
+Its arguments are those that libvirt would give it. Machine, CPU, memory and devices stay as they
+are; images, sockets, networks, displays and the host's devices are replaced by what QEMU makes of
+nothing. So QEMU itself judges each value that it is given. It runs as libvirt's QEMU user, may
+start no program, and no guest instruction runs.
+
+Source: qemu(1) and qapi of QEMU 7.2; what libvirt 9.0 and 11.3 print for qemu-argv.
+"""
+
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from msgspec import json
+
+from homenode.catalogue import finding
+from homenode.check.start.machine import StartMachine
+from homenode.check.start.qemu_user import QemuUser
+from homenode.errors import ToolError
+from homenode.findings import Finding
+from homenode.input_files import read_kernel_file
+from homenode.json_text import NotJsonError, decode_json
+from homenode.process import run
+from homenode.vm.domain.controllers import QEMU_NAMESPACE, argument_properties
+from homenode.vm.domain.document import Document
+
+_ASK_S = 60.0
+_NOBODY = 65534
+_SANDBOX = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"
+_END = '{"execute": "qmp_capabilities"}\n{"execute": "quit"}\n'
+
+JUDGED = frozenset(
+    "-machine -accel -cpu -m -smp -numa -uuid -boot -rtc -global -nodefaults -no-user-config "
+    "-no-hpet -no-acpi -icount -device".split()
+)
+"""Options that QEMU gets as they are, or nearly so."""
+
+_HOSTS_DEVICES = tuple(
+    "vfio- vhost- usb-host usb-mtp u2f- tpm- scsi-generic scsi-block ivshmem-doorbell loader "
+    "guest-loader ipmi-bmc-extern pvrdma ccid-card-emulated x-pci-proxy xen-".split()
+)
+"""What the names of devices begin with that open something of the host's."""
+
+_OBJECTS = {
+    **dict.fromkeys(("iothread", "throttle-group", "cryptodev-backend-builtin"), ""),
+    **dict.fromkeys(("rng-builtin", "rng-random", "rng-egd"), "rng-builtin"),
+    **{f"memory-backend-{kind}": "memory-backend-ram" for kind in ("ram", "file", "memfd")},
+}
+"""Objects by what stands for them; "" = they themselves. Others are left out."""
+
+_SIZE = 512 << 10  # of an image that is not there yet
+_SECTOR = 512
+_OF_BLOCK = ("node-name", "read-only", "discard", "detect-zeroes")
+_ABSENT = ("romfile", "prealloc")
+
+_Said = Mapping[str, object]
+
+
+def rehearsal(machine: StartMachine, document: Document, words: list[str]) -> Iterator[Finding]:
+    """A finding where QEMU refuses its arguments, or is not asked. words: of libvirt's command."""
+    user = machine.user or QemuUser(_NOBODY, "nobody", frozenset())
+    arguments = Rehearsed(document, user, words)
+    limit = read_kernel_file("/proc/sys/vm/overcommit_memory")
+    why = None
+    if machine.emulator is None:
+        why = "no emulator that libvirt names, and that only root can change"
+    elif arguments.is_confidential or limit is None or limit.strip() == b"2":
+        why = "its memory is not to be had without the VM's own backing"
+    if why is None:
+        ours = ("-qmp", "stdio", "-S", "-display", "none", "-sandbox", _SANDBOX)
+        asked = (*_as_user(user), machine.emulator or "", *arguments.kept, *ours)
+        try:
+            done = run(asked, _ASK_S, _END)
+        except ToolError as error:
+            why = error.message
+        else:
+            if done.returncode == 0:
+                return
+            lines = [line for line in done.stderr.splitlines() if "warning: " not in line]
+            said = " ".join(lines).replace(f"{machine.emulator}: ", "")
+            yield finding(
+                "start-argument",
+                "the machine",
+                expected="a machine that QEMU makes",
+                observed=said[:400] or done.failure() or "no reason given",
+            )
+            return
+    yield finding("start-unknown", "the machine", "an answer", f"not known: QEMU not asked: {why}")
+
+
+def _as_user(user: QemuUser) -> tuple[str, ...]:
+    """What makes a program run as another user, where we are root."""
+    if os.geteuid() != 0:
+        return ()
+    groups = ",".join(map(str, sorted(user.groups)))
+    ids = (f"--reuid={user.number}", f"--regid={user.number}")
+    listed = f"--groups={groups}" if groups else "--clear-groups"
+    return ("setpriv", *ids, listed, "--inh-caps=-all", "--bounding-set=-all", "--no-new-privs")
+
+
+class Rehearsed:
+    """kept: what QEMU is given."""
+
+    def __init__(self, document: Document, user: QemuUser, words: list[str]) -> None:
+        self.document, self.user = document, user
+        self.kept: list[str] = []
+        self.is_confidential = False
+        self._left_out: set[str] = set()
+        self._hubs = 0
+        for at, option in enumerate(words):
+            if not option.startswith("-"):
+                continue
+            value = words[at + 1] if at + 1 < len(words) else ""
+            value = "" if value.startswith("-") else value
+            if option in _REPLACED:
+                said = {"file": value} if option in _WHOLE else _said(value)
+                text = _REPLACED[option](self, said, value)
+                self._left_out |= set() if text else {option}
+                self.kept += [option, text] if text else []
+            elif option in JUDGED or (option == "-append" and not self._left_out & {"-kernel"}):
+                self.kept += [option, value] if value else [option]
+
+    def _machine(self, said: _Said, value: str) -> str:
+        used = {str(one) for one in said.values()}
+        self.is_confidential = not used.isdisjoint(self._left_out) or "memory-encryption" in said
+        return value
+
+    def _block(self, said: _Said, value: str) -> str:
+        """An image is a disk of its file's size: that of a firmware's must fit. What is raw lies
+        upon it as it is."""
+        if said.get("driver") == "raw":
+            return value
+        path = Path(str(said.get("filename", "")))
+        size = (path.stat().st_size if path.is_file() else 0) or _SIZE
+        made = {name: said[name] for name in _OF_BLOCK if name in said}
+        whole = -(-size // _SECTOR) * _SECTOR
+        return _json({**made, "driver": "null-co", "size": whole, "read-zeroes": True})
+
+    def _drive(self, said: _Said, value: str) -> str:
+        named = [f"{name}={said[name]}" for name in ("if", "id", "index", "unit") if name in said]
+        return ",".join(("driver=null-co", f"size={_SIZE}", *named))
+
+    def _object(self, said: _Said, value: str) -> str:
+        kind = str(said.get("qom-type") or said.get(""))
+        made = _OBJECTS.get(kind)
+        if made is None:
+            self._left_out.add(str(said.get("id")))
+            return ""
+        if not made:
+            return value
+        wanted = ("id", "size", "share") if made.startswith("memory") else ("id",)
+        parts = [f"{name}={_text(said[name])}" for name in wanted if name in said]
+        return ",".join((made, *parts))
+
+    def _netdev(self, said: _Said, value: str) -> str:
+        self._hubs += 1
+        return f"hubport,hubid={self._hubs}{_id(said)}"
+
+    def _device(self, said: _Said, value: str) -> str:
+        driver = str(said.get("driver") or said.get(""))
+        used = {str(one) for one in said.values()}
+        if driver.startswith(_HOSTS_DEVICES) or driver.rpartition("-gl")[1]:
+            return ""
+        if not used.isdisjoint(self._left_out):
+            return ""
+        if value[:1] != "{":
+            return "" if any(name in said for name in _ABSENT) else value
+        changed = overridden(self.document, str(said.get("id", "")))
+        made = {**said, **{name: one for name, one in changed.items() if one is not None}}
+        gone = {*_ABSENT, *(name for name, one in changed.items() if one is None)}
+        return _json({name: one for name, one in made.items() if name not in gone})
+
+    def _readable(self, said: _Said, value: str) -> str:
+        """libvirt gives QEMU's user the files of a domain: those that it cannot read until then are
+        left out."""
+        path = Path(str(said.get("file", "/dev/null")))
+        try:
+            is_ours = self.user.may(path, 4) and self.user.barred(str(path)) is None
+        except OSError:
+            is_ours = False
+        return value if "file" not in said or (is_ours and path.is_file()) else ""
+
+
+def _said(value: str) -> _Said:
+    """The properties of an argument, as JSON has them where it is JSON."""
+    if not value.startswith("{"):
+        return argument_properties(value)
+    try:
+        return decode_json(value, dict[str, object])
+    except NotJsonError:
+        return {}
+
+
+def _json(value: object) -> str:
+    return json.encode(value).decode()
+
+
+def _text(value: object) -> str:
+    return str(value) if not isinstance(value, bool) else ("on" if value else "off")
+
+
+def _id(said: _Said) -> str:
+    return f",id={said['id']}" if "id" in said else ""
+
+
+_WHOLE = ("-kernel", "-initrd", "-dtb", "-bios")
+_REPLACED: dict[str, Callable[[Rehearsed, _Said, str], str]] = {
+    "-machine": Rehearsed._machine,
+    "-blockdev": Rehearsed._block,
+    "-drive": Rehearsed._drive,
+    "-object": Rehearsed._object,
+    "-netdev": Rehearsed._netdev,
+    "-device": Rehearsed._device,
+    "-chardev": lambda _, said, value: f"null{_id(said)}",
+    "-fsdev": lambda _, said, value: f"synth{_id(said)}",
+    "-audiodev": lambda _, said, value: f"none{_id(said)}",
+    **dict.fromkeys((*_WHOLE, "-acpitable", "-smbios", "-fw_cfg"), Rehearsed._readable),
+}
+
+_NAMES = {"interface": "net", "hostdev": "hostdev", "video": "video", "sound": "sound"}
+_INT = re.compile(r"-?\d{1,20}\Z", re.ASCII)
+_TYPES: dict[str, Callable[[str], object]] = {
+    "bool": lambda text: text == "true",
+    **dict.fromkeys(("signed", "unsigned"), lambda text: int(text) if _INT.match(text) else text),
+}
+
+
+def overridden(document: Document, name: str) -> dict[str, object]:
+    """Properties that <qemu:override> sets of a device, which qemu-argv has not; None = it takes
+    them out. name: libvirt's own of the device, which stands there in place of a user's."""
+    space, aliases = f"{{{QEMU_NAMESPACE}}}", {name}
+    for tag, start in _NAMES.items():
+        devices = document.root.all(f"devices/{tag}")
+        named = {f"{start}{at}": one.value("alias/@name") for at, one in enumerate(devices)}
+        aliases.add(named.get(name) or name)
+    for one in document.root.all("devices/controller"):
+        if name == f"pci.{one.get('index')}" and one.get("type") == "pci":
+            aliases.add(one.value("alias/@name") or "")
+    override = document.root.child(f"{space}override")
+    return {
+        one.get("name") or "": None
+        if one.get("type") == "remove"
+        else _TYPES.get(one.get("type") or "", str)(one.get("value") or "0")
+        for device in (() if override is None else override.children)
+        if device.get("alias") in aliases
+        for one in device.walk()
+        if one.name == f"{space}property"
+    }

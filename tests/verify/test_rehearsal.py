@@ -1,0 +1,90 @@
+"""Of libvirt's command QEMU gets what is the VM's, and nothing that opens what is the host's."""
+
+from pathlib import Path
+
+import pytest
+
+from homenode.check.start.qemu_user import QemuUser
+from homenode.check.start.rehearsal import Rehearsed
+from homenode.vm.domain.read import open_domain
+
+DOCUMENT = (
+    b"<domain type='qemu' xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'>%s</domain>"
+)
+OVERRIDE = (
+    b"<devices><interface><alias name='ua-n'/></interface></devices><qemu:override>"
+    b"<qemu:device alias='ua-n'><qemu:frontend><qemu:property name='x' type='unsigned' value='7'/>"
+    b"<qemu:property name='mac' type='remove'/></qemu:frontend></qemu:device></qemu:override>"
+)
+
+
+def kept(*words: str, inside: bytes = b"") -> list[str]:
+    document = open_domain(DOCUMENT % inside, "vm.xml")
+    return Rehearsed(document, QemuUser(64000, "qemu", frozenset()), list(words)).kept
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("-device", '{"driver":"vfio-pci","host":"0000:18:00.0","id":"hostdev0"}'),
+        ("-device", "loader,file=/etc/shadow"),
+        ("-device", "e1000,romfile=/etc/shadow"),
+        ("-object", '{"qom-type":"secret","id":"s","file":"/etc/shadow"}'),
+        ("-object", "filter-dump,id=f,file=/etc/passwd"),
+        ("-mon", "chardev=m"),
+        ("-monitor", "tcp:127.0.0.1:1,server=on"),
+        ("-vnc", "0.0.0.0:0"),
+        ("-incoming", "exec:reboot"),
+        ("-daemonize",),
+        ("-D", "/etc/passwd"),
+        ("-kernel", "/no/kernel"),
+        ("-fw_cfg", "name=opt/x,file=/no/file"),
+    ],
+)
+def test_what_is_the_hosts_is_left_out(words: tuple[str, ...]) -> None:
+    assert kept(*words) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "made"),
+    [
+        (("-netdev", '{"type":"tap","fd":"27","id":"n"}'), "hubport,hubid=1,id=n"),
+        (("-netdev", "tap,id=n,script=/bin/sh"), "hubport,hubid=1,id=n"),
+        (("-chardev", "file,id=c,path=/etc/passwd"), "null,id=c"),
+        (("-fsdev", "local,id=f,path=/"), "synth,id=f"),
+        (("-audiodev", '{"id":"a","driver":"alsa"}'), "none,id=a"),
+        (("-object", "rng-random,id=r,filename=/dev/random"), "rng-builtin,id=r"),
+        (
+            ("-object", '{"qom-type":"memory-backend-file","id":"m","mem-path":"/x","size":4}'),
+            "memory-backend-ram,id=m,size=4",
+        ),
+        (("-drive", "file=/etc/passwd,if=none,id=d"), "driver=null-co,size=524288,if=none,id=d"),
+        (
+            ("-blockdev", '{"driver":"file","filename":"/no","node-name":"b"}'),
+            '{"node-name":"b","driver":"null-co","size":524288,"read-zeroes":true}',
+        ),
+    ],
+)
+def test_what_opens_something_is_replaced_under_its_name(words: tuple[str, str], made: str) -> None:
+    assert kept(*words) == [words[0], made]
+
+
+def test_a_device_of_what_was_left_out_is_left_out_and_a_machine_of_it_is_not_asked() -> None:
+    sgx = ("-object", '{"qom-type":"memory-backend-epc","id":"e","size":4}')
+    assert kept(*sgx, "-device", '{"driver":"x","memdev":"e"}') == []
+    document = open_domain(DOCUMENT % b"", "vm.xml")
+    words = [*sgx, "-machine", "q35,sgx-epc.0.memdev=e"]
+    assert Rehearsed(document, QemuUser(64000, "qemu", frozenset()), words).is_confidential
+
+
+def test_an_override_is_in_the_device_as_libvirt_puts_it_there() -> None:
+    device = '{"driver":"virtio-net-pci","id":"net0","mac":"52:54:00:00:00:01"}'
+    found = kept("-device", device, inside=OVERRIDE)
+    assert found == ["-device", '{"driver":"virtio-net-pci","id":"net0","x":7}']
+
+
+def test_only_what_qemus_user_can_read_is_given_to_it(tmp_path: Path) -> None:
+    own = tmp_path / "table"
+    own.write_bytes(bytes(36))
+    own.chmod(0o600)
+    assert kept("-acpitable", f"file={own}") == []

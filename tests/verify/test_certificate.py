@@ -132,6 +132,18 @@ def test_a_signature_of_another_key_or_for_another_purpose_is_refused(
         check_signature(of_git, "c", signers)
 
 
+@pytest.mark.parametrize("option", ['valid-before="20200101"', 'namespaces="git"'])
+def test_a_key_that_is_not_for_now_or_for_this_is_named_and_the_certificate_is_whole(
+    option: str, issued: tuple[Certificate, Path], tmp_path: Path
+) -> None:
+    certificate, signers = issued
+    principal, rest = signers.read_text().split(" ", 1)
+    expired = tmp_path / "expired"
+    expired.write_text(f"{principal} {option} {rest}")
+    with pytest.raises(InputError, match="one of key SHA256:"):
+        check_signature(written(certificate).encode(), "c.json", expired)
+
+
 def test_what_it_was_not_made_with_is_named(issued: tuple[Certificate, Path]) -> None:
     certificate, _ = issued
     assert differences(certificate, plan=PLAN) == ()

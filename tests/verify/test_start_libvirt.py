@@ -170,7 +170,7 @@ CANNOT: dict[str, tuple[str, dict[str, str]]] = {
         "start-permission",
         {"tail": "<seclabel type='static' model='dac'><label>none-such:kvm</label></seclabel>"},
     ),
-    "name": ("start-argument", {"name": "homenode/test"}),
+    "name": ("refused-by-libvirt", {"name": "homenode/test"}),
     "address": (
         "refused-by-libvirt",
         {

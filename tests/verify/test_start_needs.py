@@ -46,7 +46,7 @@ def test_variables_of_firmware_need_a_template_only_where_their_file_is_not_ther
     loader = "<type>hvm</type><loader type='pflash'>/code</loader><nvram{at}>{file}</nvram>"
     assert needs(os=loader.format(at=" template='/vars'", file="/own")) == [
         (NeedKind.FILE, "/code", ""),
-        (NeedKind.PARENT, "/own", ""),
+        (NeedKind.PARENT, "/own", "on"),
         (NeedKind.FILE, "/vars", "/own"),
     ]
     assert (NeedKind.VARIABLES, "/code", "/own") in needs(os=loader.format(at="", file="/own"))
@@ -150,6 +150,9 @@ def test_a_chain_ends_with_what_is_missing_or_below_itself(tmp_path: Path) -> No
         Path(name).write_bytes(qcow2(below.encode(), named=b"qcow2"))
     assert "none is not there" in (chain_of(names[0], "qcow2", is_followed=True).fault or "")
     assert chain_of(names[0], "qcow2", is_followed=False).fault is None
+    written = b'json:{"driver":"raw","file":{"driver":"file","filename":"%s"}}' % names[2].encode()
+    Path(names[1]).write_bytes(qcow2(written, named=b"qcow2"))
+    assert "none is not there" in (chain_of(names[1], "qcow2", is_followed=True).fault or "")
     Path(names[2]).write_bytes(qcow2(names[0].encode(), named=b"qcow2"))
     assert "over itself" in (chain_of(names[0], "qcow2", is_followed=True).fault or "")
     Path(names[2]).write_bytes(qcow2())

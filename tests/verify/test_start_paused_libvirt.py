@@ -89,6 +89,29 @@ def test_a_paused_start_proves_the_placement_and_leaves_nothing(name: str) -> No
     assert moved == ["vCPU 0", "vCPU 1"]
 
 
+def log_of(name: str) -> Path:
+    """A file that the domain's serial port then writes."""
+    path = Path(f"/var/lib/libvirt/images/{name}.log")
+    serial = f"<serial type='file'><source path='{path}'/></serial></devices>"
+    text = virsh("dumpxml", "--inactive", name).stdout.replace("</devices>", serial)
+    assert virsh("define", "/dev/stdin", input=text).returncode == 0
+    return path
+
+
+def test_a_log_that_the_start_makes_is_removed_and_one_that_it_would_empty_refuses_it(
+    name: str,
+) -> None:
+    log = log_of(name)
+    verify_paused(startable(SYSTEM, name), None, None)
+    assert not log.exists()
+    try:
+        log.write_text("what the guest said")
+        with pytest.raises(UsageError, match="empties"):
+            startable(SYSTEM, name)
+    finally:
+        log.unlink()
+
+
 def test_a_vm_that_runs_is_refused(name: str) -> None:
     assert virsh("start", "--paused", name).returncode == 0
     with pytest.raises(UsageError, match="shut off"):
@@ -133,3 +156,17 @@ def test_what_a_kill_leaves_is_listed_and_ended_unless_somebody_let_it_run(
     assert homenode("restore", name).returncode == 0
     assert state(name) == ("running" if is_resumed else "shut off")
     assert name not in homenode("restore", "--list").stdout
+
+
+def test_variables_that_a_guest_wrote_after_a_kill_are_left(name: str) -> None:
+    words = (sys.executable, "-c", HELD, name)
+    process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdout is not None and process.stdout.readline() == b"paused\n"
+    process.kill()
+    process.communicate()
+    virsh("destroy", name)
+    variables = Path(f"/var/lib/libvirt/qemu/nvram/{name}_VARS.fd")
+    with variables.open("r+b") as file:
+        file.write(b"own")
+    assert homenode("restore", name).returncode == 0
+    assert variables.exists()

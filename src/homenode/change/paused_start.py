@@ -25,31 +25,32 @@ _PAUSED = "paused"
 
 class PausedStart(Struct, frozen=True, kw_only=True):
     """The step. See ChangeStep. Its facts: the domain's `name`, libvirt's `run_id` of the instance,
-    and `made`, an NVRAM file that was not there before, which libvirt makes from its template.
+    and of each file in `made`, which was not there before, when it was last written.
 
-    locks: that the daemon's program keeps.
+    makes: files that a start makes: NVRAM from its template, logs. locks: that the daemon's program
+    keeps.
     """
 
     virsh: Virsh
     uuid: str
     name: str
-    nvram: str | None = None
+    makes: Sequence[str] = ()
     locks: Sequence[int] = ()
 
     def do(self, note: Note) -> ChangeEntry:
-        is_new = self.nvram is not None and not Path(self.nvram).exists()
         entry = ChangeEntry(
             what=ChangeState.BEGIN,
             kind=START,
             subject=self.uuid,
-            made=(self.nvram,) if is_new and self.nvram is not None else (),
+            made=tuple(path for path in self.makes if not Path(path).exists()),
             by_hand=command_line("virsh", "-c", self.virsh.connect, "destroy", self.uuid),
             facts={"name": self.name},
         )
         note(entry)
         self.virsh.start_paused(self.uuid, self.locks)
         run_id = self.virsh.domain(self.uuid).run_id
-        facts = entry.facts | {"run_id": str(run_id)}
+        written = {path: _written_at(path) for path in entry.made}
+        facts = entry.facts | {"run_id": str(run_id)} | written
         done = structs.replace(entry, what=ChangeState.DONE, facts=facts)
         note(done)
         return done
@@ -66,7 +67,8 @@ class PausedStart(Struct, frozen=True, kw_only=True):
         if state.is_active:
             self.virsh.destroy(entry.subject)
         for path in entry.made:
-            remove_file(Path(path))
+            if entry.facts.get(path, _written_at(path)) == _written_at(path):
+                remove_file(Path(path))  # a guest that ran since has written it otherwise
         undone = entry.now(ChangeState.UNDONE)
         note(undone)
         return undone
@@ -77,6 +79,11 @@ class PausedStart(Struct, frozen=True, kw_only=True):
         known = entry.facts.get("run_id")
         is_same = known is None or known == str(state.run_id)
         return state.is_active and is_same and state.state == _PAUSED
+
+
+def _written_at(path: str) -> str:
+    """In nanoseconds; "" where it is not there."""
+    return str(Path(path).stat().st_mtime_ns) if Path(path).exists() else ""
 
 
 def paused_journal(root: Path, virsh: Virsh, uuid: str, name: str) -> Journal:

@@ -137,15 +137,15 @@ def check_signature(content: bytes, source: str, signers: Path | None) -> Signed
         signature, allowed = folder / "certificate.sig", folder / "signers"
         create_file(signature, armored(certificate, source).encode(), synced=False)
         start = ("ssh-keygen", "-Y")
-        if signers is None:
-            own = (*start, "check-novalidate", "-n", NAMESPACE, "-s", str(signature))
-            done = run(own, _ASK_S, text)
-            if done.returncode == 0:
-                key = done.stdout.strip().rpartition(" ")[2]
-                return SignedBy(certificate=certificate, principal=f"the owner of key {key}")
+        own = (*start, "check-novalidate", "-n", NAMESPACE, "-s", str(signature))
+        done = run(own, _ASK_S, text)
+        if done.returncode:
             raise InputError(
                 f"{source}: expected what its own key signed, found a changed certificate"
             )
+        key = done.stdout.strip().rpartition(" ")[2]
+        if signers is None:
+            return SignedBy(certificate=certificate, principal=f"the owner of key {key}")
         create_file(allowed, _allowed(signers), synced=False)
         common = ("-f", str(allowed), "-s", str(signature))
         found = run((*start, "find-principals", *common), _ASK_S)
@@ -154,8 +154,8 @@ def check_signature(content: bytes, source: str, signers: Path | None) -> Signed
             if run((*start, *words), _ASK_S, text).returncode == 0:
                 return SignedBy(certificate=certificate, principal=principal)
     raise InputError(
-        f"{source}: expected a signature of somebody in {signers}, found another, or a changed "
-        "certificate",
+        f"{source}: expected a signature of somebody in {signers}, found one of key {key}, which "
+        "it has not, or not for now and for this purpose",
         hint=_SIGNERS,
     )
 

@@ -10,11 +10,13 @@ Source: docs/interop/qcow2.txt of QEMU 7.2; virStorageFileGetMetadata, libvirt 9
 import os
 import struct
 from pathlib import Path
+from typing import cast
 
 from msgspec import Struct
 
 from homenode.errors import HomenodeError
 from homenode.host_files import host_file
+from homenode.json_text import NotJsonError, decode_json
 
 _HEAD_BYTES = 1 << 16
 _MAX_NAME = 1023
@@ -188,6 +190,14 @@ def chain_of(path: str, format: str, *, is_followed: bool) -> Chain:
 
 def _beside(path: str, name: str) -> str:
     """The path that an image names, from the folder of that image; a protocol stays as it is."""
+    if name.startswith("json:"):
+        try:
+            said = decode_json(name.removeprefix("json:"), dict[str, object])
+        except NotJsonError:
+            return name
+        while isinstance(said.get("file"), dict):
+            said = cast(dict[str, object], said["file"])
+        name = str(said.get("filename") or said.get("file.filename") or name)
     name = name.removeprefix("file:")
     if name.startswith("/") or ":" in name.partition("/")[0]:
         return name

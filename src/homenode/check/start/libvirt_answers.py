@@ -3,7 +3,6 @@
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 from homenode.check.start.machine import StartMachine
 from homenode.check.start.needs import (
@@ -25,64 +24,44 @@ from homenode.vm.domain.controllers import argument_properties
 _DRIVER = re.compile(r"[A-Za-z0-9_.+-]{1,64}\Z", re.ASCII)
 
 
-class _Kind(NamedTuple):
-    """What libvirt starts and stops. listing, start: the commands of virsh."""
-
-    what: str
-    listing: str
-    start: str
-
-
-_POOL = _Kind("pool", "pool-list", "virsh pool-start")
-_NETWORK = _Kind("network", "net-list", "virsh net-start")
-
-
-def _unless_active(machine: StartMachine, kind: _Kind, name: str) -> NeedAnswer | None:
-    """Why a pool or a network is not in use; None where it is."""
-    active = machine.names(kind.listing, "--name")
-    known = machine.names(kind.listing, "--all", "--name")
-    if active is None or known is None:
-        return unknown(f"{kind.what} {name}: libvirt at {machine.uri} does not say")
-    if name in active:
-        return None
-    why = f"not active: {kind.start}" if name in known else "there is none of that name"
-    return missing(f"{kind.what} {name}: {why}")
+def _answered(machine: StartMachine, what: str, *words: str) -> str | NeedAnswer:
+    """What virsh prints of a thing; the need's answer where it prints none."""
+    done = machine.virsh(*words)
+    if done is None:
+        return unknown(f"{what}: libvirt at {machine.uri} does not answer")
+    if done.returncode == 0:
+        return done.stdout
+    said = [line.removeprefix("error: ") for line in done.stderr.splitlines() if line.strip()]
+    return missing(f"{what}: {said[-1] if said else 'no reason given'}")
 
 
 def _volume(machine: StartMachine, need: Need) -> NeedAnswer:
-    if (inactive := _unless_active(machine, _POOL, need.value)) is not None:
-        return inactive
-    done = machine.virsh("vol-path", "--pool", need.value, "--vol", need.detail)
-    if done is None or done.returncode:
-        return missing(f"volume {need.detail} of pool {need.value}: there is none")
-    path = done.stdout.strip()
-    found = stat_of(path)
-    return READY if isinstance(found, NeedAnswer) else enterable(machine, path)
+    what = f"volume {need.detail} of pool {need.value}"
+    path = _answered(machine, what, "vol-path", "--pool", need.value, "--vol", need.detail)
+    if isinstance(path, NeedAnswer):
+        return path
+    found = stat_of(path.strip())
+    return READY if isinstance(found, NeedAnswer) else enterable(machine, path.strip())
 
 
 def _network(machine: StartMachine, need: Need) -> NeedAnswer:
-    if (inactive := _unless_active(machine, _NETWORK, need.value)) is not None:
-        return inactive
-    done = machine.virsh("net-dumpxml", "--network", need.value)
-    if done is None or done.returncode:
-        return READY
-    bridge = parse_xml(done.stdout, "network", "virsh net-dumpxml").find("bridge")
+    what = f"network {need.value}"
+    dumped = _answered(machine, what, "net-dumpxml", "--network", need.value)
+    if isinstance(dumped, NeedAnswer):
+        return dumped
+    if need.value not in (machine.names("net-list", "--name") or ()):
+        return missing(f"{what}: not active: virsh net-start")
+    bridge = parse_xml(dumped, "network", "virsh net-dumpxml").find("bridge")
     name = None if bridge is None else bridge.get("name")
     if name is not None and not is_link(name):
-        return missing(f"bridge {name} of network {need.value}: there is none")
+        return missing(f"bridge {name} of {what}: there is none")
     return READY
 
 
-def _listed(*words: str) -> Callable[[StartMachine, Need], NeedAnswer]:
-    """A thing that virsh prints the document of."""
-
-    def asked(machine: StartMachine, need: Need) -> NeedAnswer:
-        done = machine.virsh(*words, need.value)
-        if done is None:
-            return unknown(f"{need.value}: libvirt at {machine.uri} does not answer")
-        return READY if done.returncode == 0 else missing(f"{need.value}: there is none")
-
-    return asked
+def _filter(machine: StartMachine, need: Need) -> NeedAnswer:
+    what = f"filter {need.value}"
+    found = _answered(machine, what, "nwfilter-dumpxml", "--nwfilter", need.value)
+    return found if isinstance(found, NeedAnswer) else READY
 
 
 def _emulator(machine: StartMachine, need: Need) -> NeedAnswer:
@@ -97,13 +76,9 @@ def _emulator(machine: StartMachine, need: Need) -> NeedAnswer:
         return READY
     said = done.stderr.strip().splitlines()
     why = said[-1].removeprefix("error: ") if said else "no reason given"
-    without = machine.virsh("domcapabilities", "--virttype", "qemu")
     is_kvm = (machine.document.root.get("type") or "kvm") == "kvm"
-    lacks_kvm = is_kvm and machine.virsh("domcapabilities", "--virttype", "kvm")
-    of = None
-    if lacks_kvm and lacks_kvm.returncode and without is not None and without.returncode == 0:
-        of = "start-kvm"
-    return missing(why[:300], of)
+    without = machine.virsh("domcapabilities", "--virttype", "kvm") if is_kvm else None
+    return missing(why[:300], "start-kvm" if without is not None and without.returncode else None)
 
 
 def _cpu(machine: StartMachine, need: Need) -> NeedAnswer:
@@ -131,11 +106,12 @@ _RESOURCE, _NICE = 1 << 24, 1 << 23
 
 def _capabilities() -> Iterator[tuple[str, int]]:
     """Of each libvirt daemon that can be read: its process, and what it may do."""
-    for process in _libvirt_daemons():
-        status = kernel_text(f"/proc/{process}/status")
-        match = re.search(r"^CapEff:\s*([0-9a-f]{1,16})$", status, re.MULTILINE | re.ASCII)
-        if match is not None:
-            yield process, int(match[1], 16)
+    for entry in Path("/proc").glob("[0-9]*"):
+        if kernel_text(f"{entry}/comm").strip() in ("libvirtd", "virtqemud"):
+            status = kernel_text(f"{entry}/status")
+            match = re.search(r"^CapEff:\s*([0-9a-f]{1,16})$", status, re.MULTILINE | re.ASCII)
+            if match is not None:
+                yield entry.name, int(match[1], 16)
 
 
 def _lock(machine: StartMachine, need: Need) -> NeedAnswer:
@@ -149,13 +125,6 @@ def _lock(machine: StartMachine, need: Need) -> NeedAnswer:
             return READY
         return missing(f"libvirt's daemon may lock {line.split()[-2] if line else '0'} bytes")
     return unknown("no libvirt daemon is seen among the processes")
-
-
-def _libvirt_daemons() -> Iterator[str]:
-    for entry in Path("/proc").iterdir():
-        name = entry.name.isdecimal() and kernel_text(f"/proc/{entry.name}/comm").strip()
-        if name in ("libvirtd", "virtqemud"):
-            yield entry.name
 
 
 _SCHEDULED = "cpu/machine/cpu.rt_runtime_us"
@@ -217,16 +186,6 @@ def _label(machine: StartMachine, need: Need) -> NeedAnswer:
     return missing(why)
 
 
-def _keymap(machine: StartMachine, need: Need) -> NeedAnswer:
-    folders = (machine.ask_qemu("-L", "help") or "").split("\n")
-    known = [Path(folder, "keymaps") for folder in folders if folder.startswith("/")]
-    if not any(folder.is_dir() for folder in known) or not _DRIVER.match(need.value):
-        return unknown(f"keymap {need.value[:80]}: QEMU's folder of keymaps is not known")
-    if any((folder / need.value).exists() for folder in known):
-        return READY
-    return missing(f"keymap {need.value}: this QEMU has none of that name")
-
-
 def _security(machine: StartMachine, need: Need) -> NeedAnswer:
     done = machine.virsh("capabilities")
     if done is None or done.returncode:
@@ -239,8 +198,6 @@ def _security(machine: StartMachine, need: Need) -> NeedAnswer:
 
 
 def _name(machine: StartMachine, need: Need) -> NeedAnswer:
-    if "/" in need.value or not need.value.isprintable():
-        return missing(f"{need.value[:80]!r}: a name has no / and no line feed", "start-argument")
     done = machine.virsh("list", "--all", "--uuid", "--name")
     if done is None or done.returncode:
         return unknown(f"libvirt at {machine.uri} does not answer")
@@ -313,7 +270,7 @@ def _elsewhere(machine: StartMachine, need: Need) -> NeedAnswer:
 ASKED_OF_LIBVIRT: Mapping[NeedKind, Callable[[StartMachine, Need], NeedAnswer]] = {
     NeedKind.VOLUME: _volume,
     NeedKind.NETWORK: _network,
-    NeedKind.FILTER: _listed("nwfilter-dumpxml", "--nwfilter"),
+    NeedKind.FILTER: _filter,
     NeedKind.EMULATOR: _emulator,
     NeedKind.CPU: _cpu,
     NeedKind.LOCK: _lock,
@@ -325,5 +282,4 @@ ASKED_OF_LIBVIRT: Mapping[NeedKind, Callable[[StartMachine, Need], NeedAnswer]] 
     NeedKind.WEIGHT: _weight,
     NeedKind.RANGE: _range,
     NeedKind.LABEL: _label,
-    NeedKind.KEYMAP: _keymap,
 }

@@ -28,7 +28,6 @@ class NeedKind(StrEnum):
     FOLDER = "a folder"
     PARENT = "a folder in which the file is made"
     BOUND = "a folder in which the socket is made"
-    KEYMAP = "a keymap that this QEMU comes with"
     MADE = "a folder in which QEMU makes the socket"
     PIPE = "a named pipe"
     SOCKET = "a socket on which something listens"
@@ -129,14 +128,14 @@ def _of_character_devices() -> Iterator[_Row]:
     """<serial>, <rng><backend> and the others: one element with type= and <source>."""
     for path in (*(f"devices/{name}" for name in _CHARACTER), "devices/rng/backend"):
         for named, kind in (("dev", Q.NODE), ("file", Q.PARENT), ("pipe", Q.PIPE)):
-            yield _Row(path, "source/@path", kind, (("@type", (named,)),))
+            yield _Row(path, "source/@path", kind, (("@type", (named,)),), "source/@append")
         mode = "source/@mode"
         unix, tcp = ("@type", ("unix",)), ("@type", ("tcp",))
         yield _Row(path, "source/@path", Q.SOCKET, (unix, (mode, ("connect",))))
         yield _Row(path, "source/@path", Q.BOUND, (unix, (mode, (None, "bind"))))
         yield _Row(path, "source/@service", Q.LISTENER, (tcp, (mode, ("connect",))), "source/@host")
         yield _Row(path, "source/@service", Q.PORT, (tcp, (mode, (None, "bind"))), "source/@host")
-        yield _Row(path, "log/@file", Q.PARENT)
+        yield _Row(path, "log/@file", Q.PARENT, detail="log/@append")
 
 
 _FILTERED = ("network", "bridge", "ethernet")  # with a tap device; others' filters are not read
@@ -205,7 +204,6 @@ ROWS: tuple[_Row, ...] = (
     _Row("devices/graphics/listen", "@socket", Q.MADE, (("@type", ("socket",)),)),
     _Row("devices/graphics", "@websocket", Q.PORT, detail="listen/@address"),
     _Row("devices/graphics", "@tlsPort", Q.PORT, (("@autoport", (None, "no")),), "listen/@address"),
-    _Row("devices/graphics", "@keymap", Q.KEYMAP),
     _Row("devices/graphics", "@port", Q.PORT, (("@autoport", (None, "no")),), "listen/@address"),
     _Row("devices/memory", "source/path", Q.FILE),
     _Row("devices/shmem/server", "@path", Q.SOCKET),
@@ -297,7 +295,7 @@ def _firmware(document: Document) -> Iterator[Need]:
             yield from _served("<nvram>", served)
         return
     if source:
-        yield Need(subject="<nvram>", kind=Q.PARENT, value=source)
+        yield Need(subject="<nvram>", kind=Q.PARENT, value=source, detail="on")
     yield Need(
         subject="<nvram>",
         kind=Q.FILE if template else Q.VARIABLES,

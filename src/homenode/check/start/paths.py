@@ -11,6 +11,8 @@ import stat
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+from msgspec import structs
+
 from homenode.check.start.images import chain_of
 from homenode.check.start.machine import StartMachine
 from homenode.check.start.needs import READY, Need, NeedAnswer, NeedKind, missing, unknown
@@ -82,8 +84,8 @@ def _image(machine: StartMachine, need: Need) -> NeedAnswer:
     found = stat_of(need.value)
     if isinstance(found, NeedAnswer):
         return found
-    if stat.S_ISDIR(found.st_mode):
-        return missing(f"{need.value}: a folder")
+    if not stat.S_ISREG(found.st_mode) and not stat.S_ISBLK(found.st_mode):
+        return missing(f"{need.value}: no plain file")
     return _content(machine, need, need.value, found)
 
 
@@ -104,9 +106,10 @@ def _content(machine: StartMachine, need: Need, path: str, found: os.stat_result
     if chain.fault is not None:
         return missing(chain.fault, "start-image")
     for below in chain.files:
-        entered = enterable(machine, below)
-        if entered is not READY:
-            return entered
+        read = structs.replace(need, value=below, is_written=False)
+        answer = _locked(read, Path(below).stat()) or enterable(machine, below)
+        if answer is not READY:
+            return answer
     for data in chain.data_files:
         # libvirt knows of no data file, and leaves its owner as it is.
         user = machine.user

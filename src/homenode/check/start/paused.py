@@ -9,6 +9,7 @@ from homenode.catalogue import finding
 from homenode.change.journal import default_root
 from homenode.change.paused_start import PausedStart, paused_journal, while_paused
 from homenode.check.start.monitor import COMMANDS, read_view, view_findings, view_lines
+from homenode.check.start.needs import Need, NeedKind, needs_of
 from homenode.check.verify.live.capture import observe_running_domain
 from homenode.check.verify.live.checks import verify_live
 from homenode.errors import UsageError
@@ -54,7 +55,19 @@ def startable(connect: str, name: str) -> PausedLook:
             hint=command_line("virsh", "-c", connect, "managedsave-remove", state.uuid),
         )
     document = open_domain(virsh.definition(state.uuid), f"domain {state.name}")
+    for need in _files(document):
+        path = Path(need.value)
+        if need.detail != "on" and path.is_file() and path.stat().st_size:
+            raise UsageError(
+                f"{state.name}: --start: expected no file that a start empties, found {path}",
+                hint=f"move it away, or let {need.subject} append to it",
+            )
     return PausedLook(virsh=virsh, state=state, document=document)
+
+
+def _files(document: Document) -> list[Need]:
+    """Those that the start makes where they are not there."""
+    return [need for need in needs_of(document) if need.kind is NeedKind.PARENT]
 
 
 def verify_paused(
@@ -66,7 +79,8 @@ def verify_paused(
     fails. Raises HostError where the end fails; the journal then says so.
     """
     name, uuid = on.state.name, on.state.uuid
-    step = PausedStart(virsh=on.virsh, uuid=uuid, name=name, nvram=_nvram(on.document), locks=locks)
+    makes = [need.value for need in _files(on.document)]
+    step = PausedStart(virsh=on.virsh, uuid=uuid, name=name, makes=makes, locks=locks)
     journal = paused_journal(default_root(), on.virsh, uuid, name)
     try:
         return while_paused(step, journal, lambda: _look(on, plan, host))
@@ -86,10 +100,3 @@ def _look(on: PausedLook, plan: Plan | None, host: Host | None) -> Findings:
     found = [*live.findings, *view_findings(expected, view, host)]
     named = sourced(found, f"QEMU of {on.state.name}, paused")
     return Findings(checked=(*live.checked, *view_lines(view)), findings=in_order(named))
-
-
-def _nvram(document: Document) -> str | None:
-    """The NVRAM file that the start makes, where the definition names it."""
-    element = document.root.at("os/nvram")
-    path = None if element is None else element.value("source/@file") or element.text.strip()
-    return path if path and Path(path).is_absolute() else None

@@ -33,7 +33,7 @@ _END = '{"execute": "qmp_capabilities"}\n{"execute": "quit"}\n'
 
 JUDGED = frozenset(
     "-machine -accel -cpu -m -smp -numa -uuid -boot -rtc -global -nodefaults -no-user-config "
-    "-no-hpet -no-acpi -icount -device".split()
+    "-no-hpet -no-acpi -icount -device -k".split()
 )
 """Options that QEMU gets as they are, or nearly so."""
 
@@ -215,6 +215,7 @@ _REPLACED: dict[str, Callable[[Rehearsed, _Said, str], str]] = {
     "-device": Rehearsed._device,
     "-chardev": lambda _, said, value: f"null{_id(said)}",
     "-fsdev": lambda _, said, value: f"synth{_id(said)}",
+    "-vnc": lambda _, said, value: "none",
     "-audiodev": lambda _, said, value: f"none{_id(said)}",
     **dict.fromkeys((*_WHOLE, "-acpitable", "-smbios", "-fw_cfg"), Rehearsed._readable),
 }

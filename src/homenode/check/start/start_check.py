@@ -25,7 +25,7 @@ from homenode.vm.hypervisor.connection import is_local
 
 _IDS = {
     "start-file": "IMAGE",
-    "start-argument": "KEYMAP RANGE ARGUMENT",
+    "start-argument": "RANGE ARGUMENT",
     "start-cgroup": "SCHEDULER WEIGHT PARTITION",
     "start-permission": "LABEL",
     "start-storage": "VOLUME",

@@ -94,6 +94,12 @@ def with_half_a_cache(there: Host) -> Host:
     return replace(there, llcs=(replace(first, size_bytes=(first.size_bytes or 0) // 2), *others))
 
 
+def _clocks(*khz: int) -> Host:
+    there = host(HGX)
+    limits = [FrequencyLimit(k, k, p.pus) for k, p in zip(khz, there.packages, strict=True)]
+    return settings(there, frequency_limits=tuple(limits))
+
+
 def _capped(khz: int) -> Host:
     limit = FrequencyLimit(khz, 6_000_000, CpuSet(range(32)))
     return settings(host(DESKTOP), frequency_limits=(limit,))
@@ -152,6 +158,12 @@ HEALTH_CASES: dict[str, Case] = {
         lambda: of_host(without_one(DeviceKind.GPU)),
         "hgx-h100",
         lambda: of_host(host(HGX)),
+    ),
+    "clock-unequal": case(
+        "hgx-h100 with 2 GHz at most on package 1",
+        lambda: of_host(_clocks(3_800_000, 2_000_000)),
+        "hgx-h100 with one clock on both",
+        lambda: of_host(_clocks(3_800_000, 3_800_000)),
     ),
     "llc-unequal": case(
         "hgx-h100 with half a cache on package 0",

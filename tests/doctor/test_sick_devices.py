@@ -127,6 +127,15 @@ LISTED: dict[str, tuple[str, str, str, str]] = {
         "MT28908 [ConnectX-6]",
         "device-odd",
     ),
+    "a GPU's BAR was lost in a reset": (
+        GPU,
+        "Region 2: Memory at ",
+        "Region 2: [virtual] Memory at ",
+        "device-odd",
+    ),
+    "a GPU orders by ids": (GPU, "LTR- OBFF Dis", "IDOReq+ LTR- OBFF Dis", "device-odd"),
+    "a GPU lost a phase of equalization": (GPU, "Phase3+", "Phase3-", "device-odd"),
+    "a GPU's capability is another one": (GPU, "PwrInd- RBE+", "PwrInd+ RBE+", "device-odd"),
     "a GPU's driver is gone": (GPU, "\tKernel driver in use: nvidia\n", "", "device-odd"),
 }
 
@@ -140,7 +149,7 @@ def sound_listing() -> tuple[Finding, ...]:
 @pytest.mark.parametrize("fault", LISTED)
 def test_a_fault_in_a_listing_is_named_with_its_device(fault: str) -> None:
     address, old, new, expected = LISTED[fault]
-    if old.startswith("Region 2"):
+    if old == "Region 2: Memory at " and new.endswith(">"):
         old = re.findall(r"Region 2: Memory at \w+", entry(address))[0]
     found = diagnose(host_from_lspci(edited(address, old, new), "hgx")).findings
     assert (expected, f"0000:{address}") in named(found, sound_listing())
@@ -278,6 +287,22 @@ RENDERED: dict[str, tuple[str, str, str, int, str, Text, str]] = {
         0,
         "aer_dev_correctable",
         "BadTLP 400",
+        "device-odd",
+    ),
+    "rtx: corrected errors inside the card": (
+        *RTX,
+        0,
+        "aer_dev_correctable",
+        "CorrIntErr 20000",
+        "device-odd",
+    ),
+    "a100: alone on its root complex, and another node": (
+        "a100-pcie-epyc7763",
+        "10de",
+        "20b5",
+        0,
+        "numa_node",
+        "0",
         "device-odd",
     ),
     "rtx: ASPM": (*RTX, 0, "link/l1_aspm", "1", "device-odd"),
@@ -423,6 +448,8 @@ STATES = {
     "fabric": ("<bandwidth>N/A<", "<bandwidth>Degraded<"),
     "MIG": ("<current_mig>Disabled<", "<current_mig>Enabled<"),
     "ECC": ("<current_ecc>Enabled<", "<current_ecc>Disabled<"),
+    "generation": ("<max_link_gen>5<", "<max_link_gen>4<"),
+    "addressing": ("<addressing_mode>HMM<", "<addressing_mode>None<"),
     "GSP": ("<gsp_firmware_version>580.105.08<", "<gsp_firmware_version>570.86.15<"),
 }
 

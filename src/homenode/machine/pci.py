@@ -113,7 +113,7 @@ class PciRegisters(Struct, frozen=True, kw_only=True):
     that it has seen since its status was cleared. unplaced_bars: memory BARs 0-5 without an
     address. largest_bars: (index, bytes) of BARs that can be resized, the most that they can.
     settings: other switches and states, by name, in lspci's words: compared with like devices only;
-    "revision" among them.
+    "revision" among them. others: what is on of whatever else a register has, by its name.
     """
 
     memory: bool | None = None
@@ -128,6 +128,7 @@ class PciRegisters(Struct, frozen=True, kw_only=True):
     unplaced_bars: tuple[int, ...] = ()
     largest_bars: tuple[tuple[int, int], ...] = ()
     settings: tuple[tuple[str, str], ...] = ()
+    others: tuple[tuple[str, str], ...] = ()
 
 
 class PartKind(StrEnum):
@@ -186,7 +187,7 @@ class PciDevice(Struct, frozen=True):
     module_id: of a GPU on a board with NVSwitches, 1-based: its slot there, which no address gives.
     parts: of a GPU that is divided; partition_mode: "mig" where MIG is on, or AMD's "SPX" to "CPX";
     memory_partition_mode: AMD's "NPS1" to "NPS8".
-    driver_states: what NVIDIA's driver says of its settings and health, by name.
+    driver_states: what NVIDIA's driver says of it, by the paths of nvidia-smi -q -x.
     """
 
     bdf: Bdf

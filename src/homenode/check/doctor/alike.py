@@ -6,14 +6,14 @@ by their ids and by what is below them.
 """
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence, Set
+from functools import partial
 from itertools import combinations
 from operator import attrgetter
 from typing import Any, NamedTuple
 
 from homenode.bdf import Bdf
 from homenode.catalogue import finding
-from homenode.check.doctor.transfers import OF_THE_WIRE
 from homenode.findings import Finding, Severity
 from homenode.machine.link_path import (
     JUDGED,
@@ -31,6 +31,7 @@ from homenode.machine.pci import (
     PciRegisters,
     is_viable_driver,
 )
+from homenode.machine.tools.nvidia_smi import MATTERS
 from homenode.machine.topology import Host
 from homenode.units import format_bytes
 from homenode.wording import first_few
@@ -79,6 +80,17 @@ def _near(one: Compared) -> int | None:
     return None if one.device.local_pus is None else len(one.device.local_pus)
 
 
+_ENOUGH_INTERRUPTS = 8
+"""So many are not all elsewhere by chance."""
+
+
+def _interrupts(one: Compared) -> str | None:
+    found, near = one.device.interrupts or (), one.device.local_pus
+    if near is None or len(found) < _ENOUGH_INTERRUPTS:
+        return None
+    return "none" if all(each.pus.isdisjoint(near) for each in found) else "some or all"
+
+
 def _answer(one: Compared) -> str:
     return "given" if one.device.driver_states else "none"
 
@@ -96,18 +108,15 @@ def _bars(one: Compared) -> tuple[tuple[int, int], ...] | None:
     return tuple(found) or None
 
 
-_FEW_RETRIES, _FEW_REPLAYS = 100, 500
-"""Trainings leave a handful of errors, and a sound GPU has 150 replays: as many count as none."""
+_FEW = 300
+"""Trainings leave a handful of errors, and a sound GPU has 150 replays: fewer count as none."""
 
 
-def _retries(one: Compared) -> int | None:
-    device = one.device
-    if device.errors is None and device.link_replays is None:
-        return None
-    errors = () if device.errors is None else device.errors.correctable
-    retries = sum(count for name, count in errors if name in OF_THE_WIRE)
-    replays = device.link_replays or 0
-    return max(retries if retries >= _FEW_RETRIES else 0, replays if replays >= _FEW_REPLAYS else 0)
+def _corrected(one: Compared) -> int | None:
+    errors, replays = one.device.errors, one.device.link_replays
+    counts = [] if errors is None else [sum(count for _, count in errors.correctable)]
+    counts += [] if replays is None else [replays]
+    return max((count if count >= _FEW else 0 for count in counts), default=None)
 
 
 def _on_off(value: Any) -> str:
@@ -115,7 +124,7 @@ def _on_off(value: Any) -> str:
 
 
 def _few(value: int) -> str:
-    return str(value or f"fewer than {_FEW_RETRIES}")
+    return str(value or f"fewer than {_FEW}")
 
 
 def _flags(value: Iterable[str]) -> str:
@@ -171,12 +180,6 @@ class Attribute(NamedTuple):
 
 _DEVCTL, _LNKCAP = "lspci -vvv: DevCtl", "LnkCap of lspci -vvv"
 
-_OF_DRIVER = frozenset(
-    {"MaxReadReq", "relaxed ordering", "ATS", "IOMMU domain", "virtual functions", "nvidia-smi"}
-)
-_OF_USE = frozenset({"IOMMU domain", "user", "virtual functions"})
-"""Labels of what a driver sets, and of what differs by what a device is for."""
-
 
 def _row(
     name: str,
@@ -185,38 +188,46 @@ def _row(
     source: str,
     worse: Callable[[Any, Any], bool] = _less,
     shown: Callable[[Any], str] = str,
+    **by: Any,
 ) -> Attribute:
-    """read: also the path of an attribute of Compared."""
+    """read: also the path of an attribute of Compared. by: other fields, of what is not firmware's:
+    _DRIVER's or _USE's."""
     way = attrgetter(read) if isinstance(read, str) else read
-    severity = Severity.INFO if label in _OF_USE else None
-    row = Attribute(name, label, way, source, worse=worse, shown=shown)
-    return row._replace(of_driver=label in _OF_DRIVER, severity=severity)
+    return Attribute(name, label, way, source, worse=worse, shown=shown, **by)
 
+
+_DRIVER: dict[str, Any] = {"of_driver": True}
+_USE: dict[str, Any] = {"severity": Severity.INFO}
+"""Columns: what a driver sets, and what differs by what a device is for."""
 
 _BYTES = "{} bytes".format
 _AER = "aer_dev_correctable in sysfs, replay_counter of nvidia-smi -q"
 _LNKCTL = "LnkCtl of lspci -vvv, link/l1_aspm in sysfs"
+_TYPE, _IRQS = "iommu_groups/N/type", "msi_irqs in sysfs, /proc/irq/N"
+_ATSCTL, _VFS = "ATSCtl of lspci -vvv", "sriov_numvfs in sysfs"
+_READS, _RELAXED = "registers.max_read_request_bytes", "registers.relaxed_ordering"
 ATTRIBUTES: tuple[Attribute, ...] = (
     _row("link", "link that it can", lambda one: most_of(one.device.link), _LNKCAP, _slower),
     _row("path", "path to the processor", _path, f"{_LNKCAP}, of all ports above", _slower),
-    _row("payload", "MaxPayload", "registers.max_payload_bytes", _DEVCTL, shown=_BYTES),
-    _row("read request", "MaxReadReq", "registers.max_read_request_bytes", _DEVCTL, shown=_BYTES),
+    _row("payload", "MaxPayload", "registers.max_payload_bytes", _DEVCTL, _other, _BYTES),
+    _row("read request", "MaxReadReq", _READS, _DEVCTL, shown=_BYTES, **_DRIVER),
     _row("tags", "extended tags", "registers.extended_tags", _DEVCTL, shown=_on_off),
     _row("tags", "10-bit tags", "registers.ten_bit_tags", f"{_DEVCTL}2", shown=_on_off),
-    _row("ordering", "relaxed ordering", "registers.relaxed_ordering", _DEVCTL, shown=_on_off),
+    _row("ordering", "relaxed ordering", _RELAXED, _DEVCTL, shown=_on_off, **_DRIVER),
     _row("sleep", "power saving of the link (ASPM)", "registers.aspm", _LNKCTL, _enabled),
     _row("bars", "BARs", _bars, "resource in sysfs, Region of lspci -vvv", _smaller, _sizes),
     _row("peer links", "NVLinks or xGMI links", "peer_links", "nvidia-smi topo -m, amd-smi"),
-    _row("retries", "retries on its link", _retries, _AER, lambda count, usual: not usual, _few),
-    _row("translation", "ATS", "device.ats_enabled", "ATSCtl of lspci -vvv", shown=_on_off),
+    _row("retries", "corrected errors", _corrected, _AER, lambda count, usual: not usual, _few),
+    _row("translation", "ATS", "device.ats_enabled", _ATSCTL, _other, _on_off, **_DRIVER),
     _row("isolation", "ACS", "device.acs", "ACSCtl of lspci -vvv", _other, _flags),
     _row("domain", "IOMMU group", _group, "iommu_group in sysfs", _none),
-    _row("domain", "IOMMU domain", "device.iommu_domain", "iommu_groups/N/type", _other),
+    _row("domain", "IOMMU domain", "device.iommu_domain", _TYPE, _other, **_DRIVER, **_USE),
     _row("driver", "driver", lambda o: o.device.driver or "none", "sysfs", _wrong_driver),
-    _row("driver", "user", _user, "driver in sysfs", _other),
+    _row("driver", "user", _user, "driver in sysfs", _other, **_USE),
     _row("node", _PUS, _near, "local_cpulist in sysfs", lambda count, usual: count >= 2 * usual),
-    _row("driver", "nvidia-smi", _answer, "nvidia-smi -q", _none),
-    _row("functions", "virtual functions", "device.sriov_num_vfs", "sriov_numvfs in sysfs"),
+    _row("interrupts", "interrupts on PUs next to it", _interrupts, _IRQS, _none, **_USE),
+    _row("driver", "nvidia-smi", _answer, "nvidia-smi -q", _none, **_DRIVER),
+    _row("functions", "virtual functions", "device.sriov_num_vfs", _VFS, **_DRIVER, **_USE),
     _row("mode", "partition mode", _mode, "nvidia-smi, current_compute_partition", _other),
     _row("mode", "memory partition mode", "device.memory_partition_mode", "sysfs", _other),
 )
@@ -224,22 +235,24 @@ ATTRIBUTES: tuple[Attribute, ...] = (
 
 
 def _named(group: Sequence[Compared]) -> Iterator[Attribute]:
-    """Each setting that a source names."""
+    """Each setting that a source names; what is not known to matter is an info."""
     may_sleep = DeviceKind.NVSWITCH not in group[0].kinds  # when idle, by their drivers
     for source, states in (
         ("lspci -vvv", _settings),
-        ("nvidia-smi -q", lambda one: one.device.driver_states),
+        ("lspci -vvv", attrgetter("registers.others")),
+        ("nvidia-smi -q", attrgetter("device.driver_states")),
     ):
-        for name in dict.fromkeys(name for one in group for name, _ in states(one)):
-            yield Attribute(
-                "settings",
-                name,
-                _of_states(states, name),
-                source,
-                _where_none if name == LANE_ERRORS else _other,
-                of_driver=True,
-                severity=Severity.INFO if name == "power state" and may_sleep else None,
-            )
+        stated = {one.device.bdf: dict(states(one)) for one in group}
+        for name in dict.fromkeys(name for found in stated.values() for name in found):
+            worse = _where_none if name == LANE_ERRORS else _other
+            is_minor = states is not _settings and not MATTERS.search(name)
+            by = _USE if is_minor or (name == "power state" and may_sleep) else {}
+            read = partial(_stated, stated, name)
+            yield _row("settings", name, read, source, worse, **_DRIVER, **by)
+
+
+def _stated(stated: Mapping[Bdf, Mapping[str, str]], name: str, one: Compared) -> str | None:
+    return stated[one.device.bdf].get(name)
 
 
 _SAID_ALONE = ("Control Mem", "Control BusMaster")
@@ -249,13 +262,6 @@ _SAID_ALONE = ("Control Mem", "Control BusMaster")
 def _settings(one: Compared) -> tuple[tuple[str, str], ...]:
     said = () if one.below else _SAID_ALONE
     return tuple(pair for pair in one.registers.settings if pair[0] not in said)
-
-
-_States = Callable[[Compared], tuple[tuple[str, str], ...]]
-
-
-def _of_states(states: _States, name: str) -> Read:
-    return lambda one: dict(states(one)).get(name)
 
 
 def _where_none(value: str, usual: str) -> bool:
@@ -281,7 +287,7 @@ def odd_findings(host: Host, known: Sequence[Finding] = ()) -> Iterator[Finding]
     named = [(one, [group]) for group in groups for one in _named(group)]
     boards = _groups(host, by_board=False)
     whole = [(one, groups) for one in ATTRIBUTES]
-    for attribute, of in (*whole, *named, (_BOARD, boards), (_NODE, _of_root_complexes(host))):
+    for attribute, of in (*whole, *named, (_BOARD, boards)):
         for group in of:
             for members in _same_driver(group) if attribute.of_driver else (group,):
                 for one, found in _odd(attribute, members, host.name):
@@ -292,6 +298,7 @@ def odd_findings(host: Host, known: Sequence[Finding] = ()) -> Iterator[Finding]
                     if said.isdisjoint(causes):
                         yield found
                         said.add((bdf, attribute.label))
+    yield from _odd_nodes(host)
     yield from _odd_pairs(host, {bdf for bdf, name in said if name in _OF_PEERS})
 
 
@@ -329,7 +336,23 @@ _BOARD = Attribute(
 
 
 _NODE = Attribute("node", "NUMA node", attrgetter("device.node"), "numa_node in sysfs", _other)
-"""Compared with all that is below the same root complex: one host bridge is next to one node."""
+"""Compared with the port above: one host bridge is next to one node, with all that is below it."""
+
+
+def _odd_nodes(host: Host) -> Iterator[Finding]:
+    for device in () if host.nodes_assumed else host.pci_devices:
+        port = None if device.parent is None else host.device(device.parent)
+        if port is not None and None not in (device.node, port.node) and device.node != port.node:
+            yield finding(
+                "device-odd",
+                _subject(Compared(device), _NODE),
+                expected=f"{port.node}, as the port above it: {port.bdf}",
+                observed=str(device.node),
+                case=_NODE.name,
+                values={"device": device.bdf},
+                source=f"{host.name}: {_NODE.source}",
+                devices=(device.bdf,),
+            )
 
 
 def unread_attribute(host: Host, bdf: Bdf, subject: str) -> bool:
@@ -475,13 +498,3 @@ def _groups(host: Host, *, by_board: bool = True) -> list[list[Compared]]:
                     below = (*(() if known is None else known.below), device)
                     ports[place][end.bdf] = Compared(end, other, below=below)
     return [*groups.values(), *(list(group.values()) for group in ports.values())]
-
-
-def _of_root_complexes(host: Host) -> list[list[Compared]]:
-    """All that is below each, ports too."""
-    found: dict[str, list[Compared]] = {}
-    for device in () if host.nodes_assumed else host.pci_devices:
-        if device.physical_function is None:
-            one = Compared(device)
-            found.setdefault(device.root_complex, []).append(one)
-    return list(found.values())

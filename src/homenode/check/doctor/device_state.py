@@ -64,7 +64,9 @@ NVLinks, and its HGX and DGX manuals for boards."""
 _ACCELERATORS = frozenset({0x0302, 0x1200})
 """Classes of GPUs that have no display: whose BAR is small is never meant to be."""
 
-_SERIOUS = frozenset("DLP SDES TLP FCP CmpltTO RxOF MalfTLP ECRC".split())
+_SERIOUS = frozenset(
+    "DLP SDES TLP FCP CmpltTO RxOF MalfTLP ECRC ACSViol UncorrIntErr PoisonTLPBlocked".split()
+)
 """Bits of UESta that firmware's search for devices does not set."""
 
 

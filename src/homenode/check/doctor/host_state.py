@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from itertools import combinations
-from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -16,10 +15,6 @@ from homenode.nccl.guest_tree import GuestTree, tree_of_document, tree_of_host
 from homenode.units import GIB, format_bytes
 from homenode.vm.model import Vm
 from homenode.wording import number_list
-
-if TYPE_CHECKING:
-    from homenode.vm.model import Vm
-
 
 _MANY_LLCS = 4
 _FIRMWARE = "the host's ACPI tables (SRAT, SLIT)"
@@ -64,21 +59,35 @@ def layout_findings(host: Host, *, with_advice: bool = True) -> Iterator[Finding
         )
 
 
+_CPU = "/sys/devices/system/cpu/cpuN"
+
+
+def _megahertz(khz: int) -> str:
+    return f"{khz / 1000:g} MHz"
+
+
 _UNEQUAL = 0.95
 """Kernels keep up to 3 % of the first node for themselves; a DIMM of 16 is 6 %."""
 
 
 def _unequal(host: Host) -> Iterator[Finding]:
     """Nodes with less memory than others of as many PUs, a DIMM that is gone; smaller caches of
-    servers; distances of which one direction differs."""
+    servers; packages whose clock is lower; distances of which one direction differs."""
     nodes = () if host.nodes_assumed else host.nodes
     memory = [(len(node.pus), node.memory_bytes or 0, int(node.index)) for node in nodes]
     memory = [row for row in memory if row[0] and row[1] >= _LEAST_COMPARED]
+    limits = host.settings.frequency_limits or ()
     llcs = host.llcs if len(host.packages) > 1 else ()
     caches = [(len(llc.pus), llc.size_bytes, min(llc.pus)) for llc in llcs if llc.size_bytes]
-    for name, of, rows, share, source in (
-        ("node-memory-unequal", "node", memory, _UNEQUAL, _FIRMWARE),
-        ("llc-unequal", "LLC of PU", caches, 1, "/sys/devices/system/cpu/cpuN/cache"),
+    clocks = [
+        (len(package.pus), max(khz), int(package.index))
+        for package in host.packages
+        if (khz := [o.hardware_khz or 0 for o in limits if not o.pus.isdisjoint(package.pus)])
+    ]
+    for name, of, rows, share, shown, source in (
+        ("node-memory-unequal", "node", memory, _UNEQUAL, format_bytes, _FIRMWARE),
+        ("llc-unequal", "LLC of PU", caches, 1, format_bytes, f"{_CPU}/cache"),
+        ("clock-unequal", "package", clocks, 1, _megahertz, f"{_CPU}/cpufreq/cpuinfo_max_freq"),
     ):
         for count in sorted({pus for pus, *_ in rows}):
             alike = sorted((size, index) for pus, size, index in rows if pus == count)
@@ -86,8 +95,7 @@ def _unequal(host: Host) -> Iterator[Finding]:
             first = min(index for _, index in alike)  # what the kernel keeps, it takes there
             shares = {first: share}
             if less := [i for size, i in alike if size < shares.get(i, max(share, 0.98)) * most]:
-                expected = f"{format_bytes(most)}, as others with as many PUs"
-                observed = format_bytes(least)
+                expected, observed = f"{shown(most)}, as others with as many PUs", shown(least)
                 yield finding(name, f"{of} {number_list(less)}", expected, observed, source)
     for a, b in combinations((node.index for node in nodes), 2):
         there, back = host.distance(a, b), host.distance(b, a)
@@ -150,7 +158,7 @@ _SYSFS = "/sys and /proc of the host"
 
 
 def settings_findings(
-    host: Host, facts: "Vm | None", *, memory_is_bound: bool = False
+    host: Host, facts: Vm | None, *, memory_is_bound: bool = False
 ) -> Iterator[Finding]:
     """Governor and idle states of any host; page moving and merging for a VM that they reach.
 
@@ -183,7 +191,7 @@ def settings_findings(
         yield from _small_pages(host, facts, memory_is_bound)
 
 
-def _governor(host: Host, facts: "Vm | None") -> Iterator[Finding]:
+def _governor(host: Host, facts: Vm | None) -> Iterator[Finding]:
     """Of the VM's own PUs where it is pinned and they are known one by one, else of all."""
     ours = CpuSet() if facts is None else facts.pinned_pus
     slow, mixed = CpuSet(), CpuSet()
@@ -219,7 +227,7 @@ def _governor(host: Host, facts: "Vm | None") -> Iterator[Finding]:
         )
 
 
-def _capped(host: Host, facts: "Vm | None") -> Iterator[Finding]:
+def _capped(host: Host, facts: Vm | None) -> Iterator[Finding]:
     """PUs whose policy allows less than their hardware's clock: the VM's own where it is pinned."""
     ours = CpuSet() if facts is None else facts.pinned_pus
     for one in host.settings.frequency_limits or ():
@@ -228,14 +236,14 @@ def _capped(host: Host, facts: "Vm | None") -> Iterator[Finding]:
             yield finding(
                 "frequency-capped",
                 f"cpufreq of PUs {pus}",
-                expected=f"{one.hardware_khz / 1000:g} MHz at most, as the hardware can",
-                observed=f"{one.limit_khz / 1000:g} MHz",
+                expected=f"{_megahertz(one.hardware_khz)} at most, as the hardware can",
+                observed=_megahertz(one.limit_khz),
                 values={"share": f"{(1 - one.limit_khz / one.hardware_khz) * 100:.0f}"},
-                source="/sys/devices/system/cpu/cpuN/cpufreq/scaling_max_freq, cpuinfo_max_freq",
+                source=f"{_CPU}/cpufreq/scaling_max_freq, cpuinfo_max_freq",
             )
 
 
-def _idle(host: Host, facts: "Vm") -> Iterator[Finding]:
+def _idle(host: Host, facts: Vm) -> Iterator[Finding]:
     """Of the VM's own PUs where they are known one by one, else of the lowest."""
     if not facts.is_pinned:
         return
@@ -259,7 +267,7 @@ def _idle(host: Host, facts: "Vm") -> Iterator[Finding]:
     )
 
 
-def _small_pages(host: Host, facts: "Vm", memory_is_bound: bool) -> Iterator[Finding]:
+def _small_pages(host: Host, facts: Vm, memory_is_bound: bool) -> Iterator[Finding]:
     """Only ordinary pages are merged, moved or made huge behind the VM's back."""
     settings, guest = host.settings, facts
     size = format_bytes(guest.memory_bytes)

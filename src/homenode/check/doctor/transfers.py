@@ -15,7 +15,7 @@ from homenode.machine.link_path import LinkRate, device_paths, gigabytes, rates_
 from homenode.machine.pci import DeviceKind, LinkKind, PciDevice, PciErrors
 from homenode.machine.topology import Host
 
-OF_THE_WIRE = frozenset({"RxErr", "BadTLP", "BadDLLP", "Rollover", "Timeout"})
+_OF_THE_WIRE = frozenset({"RxErr", "BadTLP", "BadDLLP", "Rollover", "Timeout"})
 _OF_RESETS = frozenset({"UnsupReq", "CmpltTO"})
 """Firmware's enumeration and a reset by VFIO or a driver leave these on sound machines: of the
 second a few."""
@@ -56,7 +56,7 @@ def _of_function(device: PciDevice) -> Iterator[Finding]:
             devices=(device.bdf,),
             count=sum(count for _, count in lost),
         )
-    retries = sum(count for name, count in errors.correctable if name in OF_THE_WIRE)
+    retries = sum(count for name, count in errors.correctable if name in _OF_THE_WIRE)
     replays = device.link_replays or 0
     if max(retries, replays) >= _MANY:
         stated = errors.correctable or (("replays", replays),)

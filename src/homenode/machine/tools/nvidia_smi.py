@@ -68,7 +68,8 @@ class NvidiaGpu(Struct, frozen=True, kw_only=True):
     """One GPU. None where the driver says N/A, or where its version does not have the field.
 
     c2c: an NVLink-C2C to the host's CPU is in use. replays: packets that its link sent again since
-    its driver was loaded; a sound machine has a hundred. states: of _STATES, by their labels.
+    its driver was loaded; a sound machine has a hundred. states: what its
+    other elements say, by their paths.
     """
 
     bdf: Bdf
@@ -105,57 +106,30 @@ def parse_query(text: str) -> NvidiaQuery:
     return NvidiaQuery(gpus, tuple(unread))
 
 
-_STATES: tuple[tuple[str, str], ...] = (
-    ("VBIOS", "vbios_version"),
-    ("board", "board_part_number"),
-    ("part", "gpu_part_number"),
-    ("InfoROM", "inforom_version/img_version"),
-    ("persistence mode", "persistence_mode"),
-    ("compute mode", "compute_mode"),
-    ("ECC", "ecc_mode/current_ecc"),
-    ("recovery action", "gpu_recovery_action"),
-    ("reset required", "gpu_reset_status/reset_required"),
-    ("fabric state", "fabric/state"),
-    ("fabric status", "fabric/status"),
-    ("GSP firmware", "gsp_firmware_version"),
-    ("fabric bandwidth", "fabric/health/bandwidth"),
-    ("fabric route recovery", "fabric/health/route_recovery_in_progress"),
-    ("fabric route unhealthy", "fabric/health/route_unhealthy"),
-    ("fabric access timeout recovery", "fabric/health/access_timeout_recovery"),
-    ("fabric configuration", "fabric/health/incorrect_configuration"),
-    ("hardware slowdown", "clocks_event_reasons/clocks_event_reason_hw_slowdown"),
-    ("hardware thermal slowdown", "clocks_event_reasons/clocks_event_reason_hw_thermal_slowdown"),
-    ("power brake slowdown", "clocks_event_reasons/clocks_event_reason_hw_power_brake_slowdown"),
-    ("software thermal slowdown", "clocks_event_reasons/clocks_event_reason_sw_thermal_slowdown"),
-    ("row remapping pending", "remapped_rows/remapped_row_pending"),
-    ("row remapping failed", "remapped_rows/remapped_row_failure"),
-    ("uncorrectable rows remapped", "remapped_rows/remapped_row_unc"),
-    ("page retirement pending", "retired_pages/pending_retirement"),
-    ("uncorrectable SRAM errors", "ecc_errors/volatile/sram_uncorrectable_parity"),
-    ("uncorrectable SRAM errors by SEC-DED", "ecc_errors/volatile/sram_uncorrectable_secded"),
-    ("uncorrectable DRAM errors", "ecc_errors/volatile/dram_uncorrectable"),
-    ("uncorrectable DRAM errors in its life", "ecc_errors/aggregate/dram_uncorrectable"),
-    ("uncorrectable SRAM errors in its life", "ecc_errors/aggregate/sram_uncorrectable_secded"),
-    ("rows without a spare", "remapped_rows/row_remapper_histogram/row_remapper_histogram_none"),
-    ("TPC repair pending", "ecc_errors/tpc_repair_pending"),
-    ("channel repair pending", "ecc_errors/channel_repair_pending"),
-    ("SRAM threshold exceeded", "ecc_errors/aggregate/sram_threshold_exceeded"),
-    ("power limit", "gpu_power_readings/current_power_limit"),
-    ("application clock", "applications_clocks/graphics_clock"),
-    ("application memory clock", "applications_clocks/mem_clock"),
-    ("maximum SM clock", "max_clocks/sm_clock"),
-    ("maximum memory clock", "max_clocks/mem_clock"),
-    ("memory", "fb_memory_usage/total"),
-    ("BAR1", "bar1_memory_usage/total"),
-    ("confidential compute", "cc_protected_memory_usage/total"),
+MATTERS = re.compile(
+    r"version|part_number|persistence_mode|compute_mode|current_ecc|recovery|reset_required|fabric/|"
+    r"_slowdown|row_(?:pending|failure|unc)|histogram_none|retirement|uncorrectable|repair_pending|"
+    r"exceeded|power_limit|applications_clocks|max_clocks|max_link|/total"
 )
-"""Settings and health of a GPU, the label and where nvidia-smi -q -x has it."""
+"""In paths of elements that tell of health and speed, where like GPUs differ in them."""
+
+_OF_ONE = re.compile(
+    r"serial|uuid|pdi|minor_number|board_id|timestamp|latest_|/pci_(?:bus|device|domain)|_util|"
+    r"module_id|chassis|slot_number|tray_index|host_id|peer_type|fabric_guid|replay_counter|used|"
+    r"p(?:erformance|ower)_state|current_link|gpu_idle|power_cap|_counters|free|reserved|_stats/|"
+    r"_temp\Z|gpu_temp_tlimit|power_draw|/clocks/|fan_speed|display_|process|cliqueId|"
+    r"product_name|c2c_mode|mig_"
+)
+"""In paths of elements that differ between sound GPUs, or with their load, or that are fields."""
 
 
-def _states(gpu: etree._Element) -> Iterator[tuple[str, str]]:
-    for name, at in _STATES:
-        if text := (gpu.findtext(at) or "").strip():  # "None" and "N/A" are answers here
-            yield name, text[:80]
+def _elements(gpu: etree._Element) -> Iterator[tuple[str, str]]:
+    """Each that has a text, by its path; "None" and "N/A" are answers here."""
+    whole = etree.ElementTree(gpu)
+    for element in gpu.iter():
+        text, path = (element.text or "").strip(), whole.getelementpath(element)
+        if text and not _OF_ONE.search(f"/{path}"):
+            yield path, text[:80]
 
 
 def _gpu(gpu: etree._Element, index: int, unread: list[tuple[Bdf, str, str]]) -> NvidiaGpu:
@@ -183,7 +157,7 @@ def _gpu(gpu: etree._Element, index: int, unread: list[tuple[Bdf, str, str]]) ->
         performance_state=_text(gpu, "performance_state"),
         replays=number("pci/replay_counter"),
         mig_devices=_mig_devices(gpu, bdf, unread),
-        states=tuple(_states(gpu)),
+        states=tuple(_elements(gpu)),
     )
 
 

@@ -27,7 +27,13 @@ from homenode.vm.domain.read import open_domain, vm_of
 from homenode.vm.model import Vm
 from homenode.vm.targets.qemu_command import options_of, vm_of_command
 from homenode.vm.targets.registry import target_named
-from homenode.why.outputs import group_findings, matrix_findings, p2p_findings, run_findings
+from homenode.why.outputs import (
+    group_findings,
+    matrix_findings,
+    p2p_findings,
+    resource_findings,
+    run_findings,
+)
 from homenode.why.pieces import TITLES, Piece
 
 _MOST_LISTING = 16 << 20
@@ -200,6 +206,7 @@ READERS: Mapping[str, Reader] = {
     "numactl": lambda piece, _: parse_hardware(piece.text),
     "topo": lambda piece, where: [*matrix_findings(piece.text, where)],
     "nccl-tests": lambda piece, where: [*run_findings(piece.text, where)],
+    "resources": lambda piece, where: [*resource_findings(piece.text, where)],
     "p2p-test": lambda piece, where: [*p2p_findings(piece.text, where)],
     "iommu-groups": lambda piece, where: [*group_findings(piece.text, where)],
     "kernel": lambda *_: None,  # its lines are messages

@@ -36,6 +36,8 @@ _P2P_ROW = re.compile(
 )
 _P2P_SLOWER = 0.75
 """Of the rate through host memory: less says that direct transfers take a worse way."""
+_FALLEN = 1 / 3
+_RESOURCE = re.compile(r"^\s{1,16}([\w.-]{1,80}/[\w.-]{1,80}):\s{1,60}(\d{1,9})$", re.MULTILINE)
 _BRIDGES = ("bridge", "Signal processing", "System peripheral", "Non-Essential")
 _GPUS = ("VGA compatible", "3D controller", "Display controller")
 
@@ -164,16 +166,26 @@ def matrix_findings(text: str, source: str) -> Iterator[Finding]:
 
 def run_findings(text: str, where: str) -> Iterator[Finding]:
     """Of nccl-tests: wrong results, runs without partners, and NVLink that is not used."""
-    run = parse_nccl_tests(text)
     ranks = [match.groups() for line in text.split("\n") if (match := _RANK.match(line))]
     copies = sum(int(rank) == 0 for rank, _ in ranks)
-    is_one_host = len({host for _, host in ranks}) == 1
-    if copies > 1 or (run.gpus == 1 and run.rows):
+    hosts = {host for _, host in ranks}
+    if copies > 1:
         yield finding(
             "nccl-tests-alone",
-            f"{copies} runs of one GPU each" if copies > 1 else "one GPU",
+            f"{copies} runs",
             expected="one run with all ranks",
-            observed="each run has a rank 0 of its own" if copies > 1 else "rank 0 alone",
+            observed="a rank 0 in each",
+            source=where,
+        )
+        return
+    run = parse_nccl_tests(text)
+    rates = [half.bus_bytes_per_s / 1e9 for row in run.rows for half in row.halves()[:1]]
+    if len(hosts) > 1 and rates and rates[-1] < _FALLEN * max(rates):
+        yield finding(
+            "nccl-falls-with-size",
+            f"the last of {len(rates)} sizes between {len(hosts)} hosts",
+            expected=f"{max(rates):.3g} GB/s, as at smaller ones",
+            observed=f"{rates[-1]:.3g} GB/s",
             source=where,
         )
     if run.is_correct is False:
@@ -187,7 +199,7 @@ def run_findings(text: str, where: str) -> Iterator[Finding]:
     peak = run.peak_bus_bytes_per_s() / 1e9 if any(row.halves() for row in run.rows) else None
     is_linked = run.gpu_names and all(_NVLINKED.search(name) for name in run.gpu_names)
     is_large = max((row.size_bytes for row in run.rows), default=0) >= 1 << 26
-    is_ring = is_one_host and (run.gpus or 0) > 1 and run.collective in (None, "all_reduce")
+    is_ring = len(hosts) == 1 and (run.gpus or 0) > 1 and run.collective in (None, "all_reduce")
     if peak is not None and peak < _PCIE_GB_PER_S and is_large and is_ring and is_linked:
         yield finding(
             "nvlink-not-used",
@@ -196,6 +208,15 @@ def run_findings(text: str, where: str) -> Iterator[Finding]:
             observed=f"{peak:.0f} GB/s between {run.gpus} GPUs of one host",
             source=where,
         )
+
+
+def resource_findings(text: str, where: str) -> Iterator[Finding]:
+    """Of Allocatable in kubectl describe node: devices of which the node has none to give, where it
+    has no others of their maker."""
+    found = dict(_RESOURCE.findall(text))
+    makers = {name.partition("/")[0] for name, count in found.items() if count != "0"}
+    if none := [name for name in found if name.partition("/")[0] not in makers]:
+        yield finding("node-offers-none", ", ".join(none), "more than 0", "0", where)
 
 
 def lone_gpu_findings(text: str, where: str) -> Iterator[Finding]:

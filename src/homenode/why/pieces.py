@@ -86,6 +86,9 @@ KINDS = (
         r"P2P Connectivity Matrix",
         r"\s*(?:D\\D|\d)|(?:Uni|Bi)directional P2P=|\s*$",
     ),
+    PieceKind(
+        "resources", "kubectl describe node", "Allocatable:", r"Allocatable:\s*$", r"\s+\S+:\s+\S+"
+    ),
     PieceKind("ib-bw", "perftest", " BW", r"\s*(?:RDMA_(?:Write|Read) BW|Send BW) Test", r"\s|-|#"),
     PieceKind("qm", "qm configuration", ": ", rf"(?:{_KEYS}): \S", rf"(?:{_KEYS}): |#", least=3),
     PieceKind(

@@ -56,7 +56,9 @@ _WEIGHTY = (
 
 
 _SURE_OF_OUTPUTS = {
-    **dict.fromkeys(("nccl-wrong-values", "nccl-tests-alone", "p2p-slower", "node-offers-none"), Sure.CERTAIN),
+    **dict.fromkeys(
+        ("nccl-wrong-values", "nccl-tests-alone", "p2p-slower", "node-offers-none"), Sure.CERTAIN
+    ),
     **dict.fromkeys(("nccl-virtual-switch", "pcie-link-narrow"), Sure.POSSIBLE),
     "pcie-link-unknown": Sure.NOT_ENOUGH,
 }

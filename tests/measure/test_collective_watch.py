@@ -38,7 +38,7 @@ def test_the_log_the_memory_and_the_threads_come_behind_the_tools_output() -> No
     )
     own, watched = split(ended.stdout_or_raise())
     assert own.strip() == "the tool's own output"
-    assert watched.facts.cpu_nodes == (0,)
+    assert watched.facts.cpu_nodes == {0: None}
     (file,) = watched.facts.files
     assert file.endswith("topology.xml")
     assert watched.own.busy and watched.host_numa_ids is None

@@ -10,7 +10,7 @@ from homenode.machine.pci import PciLink
 from homenode.nccl.explanation import Explanation, explain
 from homenode.nccl.guest_tree import GuestTree, TreeGpu, TreeLink
 from homenode.nccl.log import compare_log
-from homenode.nccl.log_facts import LogBuffers, LogGraph, LogPath, LogTransport, facts_of_log
+from homenode.nccl.log_facts import LogGraph, LogPath, facts_of_log
 from tests.nccl.logs import log_of
 
 A, B = Bdf.parse("0000:81:00.0"), Bdf.parse("0000:c1:00.0")
@@ -51,37 +51,37 @@ def machine(*nodes: int | None) -> Explanation:
 def test_every_version_gives_graph_threads_transports_and_buffers(version: str) -> None:
     facts = facts_of_log(log_of(version, affinities=VERSIONS[version]))
     assert facts.version == f"{version}+cuda12.4" and facts.rank_count == 2
-    assert [(one.rank, one.device, one.address) for one in facts.ranks] == [(0, 0, A), (1, 1, B)]
-    assert facts.cpu_nodes == (0, 1)
-    assert facts.paths == (
+    assert [(one.rank, one.device, one.address) for one in facts.ranks.values()] == [
+        (0, 0, A),
+        (1, 1, B),
+    ]
+    assert [*facts.cpu_nodes] == [0, 1]
+    assert [*facts.paths.values()] == [
         LogPath(a=A, b=B, links=3, gb_per_s=22.0, type="SYS"),
         LogPath(a=B, b=A, links=3, gb_per_s=22.0, type="SYS"),
-    )
-    assert facts.graphs == (LogGraph(pattern=4, channels=2, gb_per_s=11.0, path="SYS"),)
-    assert (facts.channels, facts.rings) == (2, ((0, 1), (0, 1)))
-    assert facts.affinities == ((0, OWN[0]), (1, OWN[1]))
-    assert facts.transports == (
-        LogTransport(sender=0, receiver=1, transport="SHM", how="direct/direct", channels=2),
-        LogTransport(sender=1, receiver=0, transport="SHM", how="direct/direct", channels=2),
-    )
-    assert [one.count for one in facts.buffers] == [4]
-    assert not facts.gaps and facts.variables == (("NCCL_DEBUG", "INFO"),)
+    ]
+    assert facts.graphs == {4: LogGraph(pattern=4, channels=2, gb_per_s=11.0, path="SYS")}
+    assert (facts.channels, facts.rings) == (2, {0: (0, 1), 1: (0, 1)})
+    assert facts.affinities == {0: OWN[0], 1: OWN[1]}
+    assert {way: len(channels) for way, channels in facts.transports.items()} == {
+        (0, 1, "SHM", "direct/direct"): 2,
+        (1, 0, "SHM", "direct/direct"): 2,
+    }
+    assert [*facts.buffers.values()] == [4]
+    assert not facts.gaps and facts.variables == {"NCCL_DEBUG": "INFO"}
     if version >= "2.22":
-        assert facts.threads == ((0, 3), (1, 7))
+        assert [*facts.threads] == [(0, 3), (1, 7)]
 
 
 def test_cumem_buffers_have_their_node() -> None:
     facts = facts_of_log(log_of("2.26.2", numa=(0, 1)))
-    placed = [one for one in facts.buffers if one.node is not None]
-    assert placed == [
-        LogBuffers(kind="cumem", node=0, device=0, count=2, size_bytes=20971520),
-        LogBuffers(kind="cumem", node=1, device=1, count=2, size_bytes=20971520),
-    ]
+    for key in (("cumem", 0, 0), ("cumem", 1, 1)):
+        assert (facts.buffers[key], facts.sizes[key]) == (2, 20971520)
 
 
 def test_a_node_without_number_is_minus_one_in_both_spellings() -> None:
     for version, node in (("2.18.3", "FFFFFFFFFFFFFFFF"), ("2.26.2", "ffffffffffffff")):
-        assert facts_of_log(log_of(version, nodes=(node, node))).cpu_nodes == (-1,)
+        assert facts_of_log(log_of(version, nodes=(node, node))).cpu_nodes == {-1: None}
 
 
 def test_other_transports_and_lines_of_the_record_are_read() -> None:
@@ -96,14 +96,14 @@ def test_other_transports_and_lines_of_the_record_are_read() -> None:
     )
     facts = facts_of_log("".join(f"h:1:2 [0] NCCL INFO {line}\n" for line in lines))
     assert facts.transport_names() == ("NET", "P2P", "SHM")
-    assert {one.how for one in facts.transports} == {
+    assert {how for *_, how in facts.transports} == {
         "CUMEM/read",
         "direct pointer",
         "Libfabric/0/GDRDMA",
         "direct",
         "direct/direct",
     }
-    assert facts.affinities == ((0, CpuSet.parse("0-1,32-47")), (1, CpuSet()))
+    assert facts.affinities == {0: CpuSet.parse("0-1,32-47"), 1: CpuSet()}
 
 
 def test_an_affinity_that_may_be_a_mask_or_a_list_is_unknown() -> None:
@@ -111,7 +111,7 @@ def test_an_affinity_that_may_be_a_mask_or_a_list_is_unknown() -> None:
     assert not facts.affinities and "10" in facts.gaps[0].reason
     for version, cpus in (("2.26.2", CpuSet([4])), ("2.28.9", CpuSet([10]))):
         text = f"NCCL version {version}\nh:1:2 [0] NCCL INFO Setting affinity for GPU 0 to 10\n"
-        assert facts_of_log(text).affinities == ((0, cpus),)
+        assert facts_of_log(text).affinities == {0: cpus}
 
 
 @given(st.text(max_size=200), st.integers(0, 40))
@@ -193,14 +193,14 @@ def test_a_ring_that_crosses_at_every_hop_is_named() -> None:
 )
 def test_a_number_of_thousands_of_digits_is_no_number(line: str) -> None:
     facts = facts_of_log("NCCL INFO " + line.format("9" * 5000))
-    assert (facts.rings, facts.graphs, facts.paths) == ((), (), ())
+    assert (facts.rings, facts.graphs, facts.paths) == ({}, {}, {})
 
 
 def test_logs_as_people_post_them_are_read_behind_whatever_stands_before() -> None:
     """mpirun, Ray, a cloud's console and a quoted mail each put words before a line."""
     plain = log_of("2.27.3", affinities=("0-3", "4-7"))
     facts = facts_of_log(plain)
-    assert facts.affinities == ((0, CpuSet.parse("0-3")), (1, CpuSet.parse("4-7")))
+    assert facts.affinities == {0: CpuSet.parse("0-3"), 1: CpuSet.parse("4-7")}
     for words in ("[1,2]<stdout>:", "(Worker pid=7) ", "  | 2026-01-02T03:04:05Z | ", "> > "):
         moved = "".join(f"{words}{line}\n" for line in plain.splitlines())
         assert facts_of_log(moved) == facts
@@ -215,7 +215,7 @@ def test_lines_that_are_cut_or_run_into_each_other_are_left_out() -> None:
         "host:1:2 [0] NCCL INFO CPU/0-0 (1/\n"
     )
     facts = facts_of_log(text)
-    assert (facts.transports, facts.affinities, facts.cpu_nodes) == ((), (), ())
+    assert (facts.transports, facts.affinities, facts.cpu_nodes) == ({}, {}, {})
 
 
 def test_a_log_of_rccl_names_its_version_and_ranks() -> None:
@@ -226,6 +226,6 @@ def test_a_log_of_rccl_names_its_version_and_ranks() -> None:
     )
     facts = facts_of_log(text)
     assert facts.version is not None and facts.version.startswith("2.21.5")
-    assert [(one.rank, one.device, str(one.address)) for one in facts.ranks] == [
+    assert [(one.rank, one.device, str(one.address)) for one in facts.ranks.values()] == [
         (2, 1, "0000:23:00.0")
     ]

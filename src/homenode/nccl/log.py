@@ -159,8 +159,8 @@ def compare_log(
 ) -> tuple[tuple[str, ...], tuple[Finding, ...]]:
     """What was compared, a line each, and what differs; the worst first."""
     view = view_for(explanation, facts)
-    address = {rank.rank: rank.address for rank in facts.ranks}
-    gpu_of_device = {rank.device: rank.address for rank in facts.ranks}
+    address = {number: rank.address for number, rank in facts.ranks.items()}
+    gpu_of_device = {rank.device: rank.address for rank in facts.ranks.values()}
     checked = [
         f"{source}: NCCL {facts.version or 'of unknown version'}, compared with what "
         f"{' and '.join(view.libraries)} computes of {explanation.machine}"
@@ -178,7 +178,7 @@ def compare_log(
         (len(facts.paths), "paths"),
         (len(facts.affinities), "affinities"),
         (len(facts.transports), "transports"),
-        (sum(one.count for one in facts.buffers), "buffers"),
+        (facts.buffers.total(), "buffers"),
         (len(facts.rings), "rings"),
     )
     checked.append(f"{source}: " + ", ".join(f"{count} {what}" for count, what in counts))
@@ -213,8 +213,8 @@ def _pair(view: LibraryView, a: Bdf, b: Bdf) -> PairSeen | None:
 
 
 def _paths(view: LibraryView, facts: LogFacts, source: str) -> Iterator[Finding]:
-    peers_off = dict(facts.variables).get("NCCL_P2P_DISABLE") == "1"
-    for path in facts.paths:
+    peers_off = facts.variables.get("NCCL_P2P_DISABLE") == "1"
+    for path in facts.paths.values():
         pair = _pair(view, path.a, path.b)
         if pair is None:
             continue
@@ -235,7 +235,7 @@ def _affinities(
     view: LibraryView, facts: LogFacts, gpu_of_device: dict[int, Bdf | None], source: str
 ) -> Iterator[Finding]:
     expected = {one.gpu: one.cpus or CpuSet() for one in view.bindings}
-    logged = {gpu_of_device.get(device): cpus for device, cpus in facts.affinities}
+    logged = {gpu_of_device.get(device): cpus for device, cpus in facts.affinities.items()}
     for gpu, cpus in expected.items():
         # Up to 2.27 NCCL says nothing where it binds nothing.
         there = logged.get(gpu, CpuSet() if facts.affinities or facts.has_graph else None)
@@ -255,16 +255,16 @@ def _affinities(
 def _transports(
     view: LibraryView, facts: LogFacts, address: dict[int, Bdf | None], source: str
 ) -> Iterator[Finding]:
-    for way in facts.transports:
-        a, b = address.get(way.sender), address.get(way.receiver)
+    for sender, receiver, transport, how in facts.transports:
+        a, b = address.get(sender), address.get(receiver)
         pair = None if a is None or b is None else _pair(view, a, b)
-        if pair is None or pair.peers or way.transport != "P2P":
+        if pair is None or pair.peers or transport != "P2P":
             continue
         yield finding(
             "nccl-log-other-transport",
             f"{a} to {b}",
             expected=f"SHM: {pair.direct} is beyond the limit {pair.limit}",
-            observed=f"{way.transport}/{way.how}",
+            observed=f"{transport}/{how}",
             source=source,
         )
 
@@ -273,16 +273,16 @@ def _buffers(
     view: LibraryView, facts: LogFacts, gpu_of_device: dict[int, Bdf | None], source: str
 ) -> Iterator[Finding]:
     expected = {one.gpu: one.nodes for one in view.buffers if one.processes is Processes.SEVERAL}
-    for buffers in facts.buffers:
-        gpu = None if buffers.device is None else gpu_of_device.get(buffers.device)
+    for (kind, node, device), count in facts.buffers.items():
+        gpu = None if device is None else gpu_of_device.get(device)
         nodes = None if gpu is None else expected.get(gpu)
-        if buffers.kind != "cumem" or nodes is None or buffers.node in nodes:
+        if kind != "cumem" or nodes is None or node in nodes:
             continue
         yield finding(
             "nccl-log-other-buffers",
             str(gpu),
             expected=f"host buffers on node {', '.join(map(str, nodes))}",
-            observed=f"{buffers.count} on node {buffers.node}",
+            observed=f"{count} on node {node}",
             source=source,
         )
 
@@ -290,9 +290,9 @@ def _buffers(
 def ring_crossings(view: LibraryView, facts: LogFacts, source: str) -> Iterator[Finding]:
     """A ring that leaves a node at every hop although some nodes have several of its GPUs."""
     node_of = {gpu: node.numa_id for node in view.nodes for gpu in node.gpus}
-    address = {rank.rank: rank.address for rank in facts.ranks}
+    address = {number: rank.address for number, rank in facts.ranks.items()}
     seen = set()
-    for ring in facts.rings:
+    for ring in facts.rings.values():
         gpus = [address.get(rank) for rank in ring]
         nodes = [node_of[gpu] for gpu in gpus if gpu is not None and gpu in node_of]
         if len(nodes) != len(ring) or len(set(nodes)) in (1, len(nodes)):

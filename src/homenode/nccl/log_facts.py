@@ -8,7 +8,7 @@ src/include/alloc.h; recorded logs in public issues of NVIDIA/nccl, nccl-tests a
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from msgspec import Struct, field
 
@@ -84,58 +84,16 @@ class LogGraph(Struct, frozen=True, kw_only=True):
     path: str
 
 
-class LogTransport(Struct, frozen=True, kw_only=True):
-    """How many channels go from a rank to another by a transport ("SHM", "P2P", "NET")."""
-
-    sender: int
-    receiver: int
-    transport: str
-    how: str
-    channels: int
-
-
-class LogBuffers(Struct, frozen=True, kw_only=True):
-    """Host buffers. kind: "shm" (a file in /dev/shm), "cumem". node: None where not given."""
-
-    kind: str
-    node: int | None
-    device: int | None
-    count: int
-    size_bytes: int
-
-
-class LogFacts(Struct, frozen=True, kw_only=True):
+class LogFacts(Struct, kw_only=True):
     """A log. cpu_nodes: NUMA ids in NCCL's order, -1 for none. rings: ranks of each channel.
 
-    channels: of collectives, None where not given. affinities: (device, CPUs); empty where NCCL
-    says that it has none. threads: (device, CPU) that proxy threads started on.
+    channels: of collectives, None where not given. affinities: CPUs of each device; empty where
+    NCCL says that it has none. threads: (device, CPU) that proxy threads started on. transports:
+    the channels from a rank to another by a transport ("SHM", "P2P", "NET") and how. buffers and
+    sizes, of the host: how many and their bytes, by kind ("shm file", "shm", "cumem"), node and
+    device, None where not given.
     """
 
-    version: str | None
-    ranks: tuple[LogRank, ...]
-    rank_count: int | None
-    cpu_nodes: tuple[int, ...]
-    paths: tuple[LogPath, ...]
-    graphs: tuple[LogGraph, ...]
-    channels: int | None
-    rings: tuple[tuple[int, ...], ...]
-    affinities: tuple[tuple[int, CpuSet], ...]
-    transports: tuple[LogTransport, ...]
-    buffers: tuple[LogBuffers, ...]
-    threads: tuple[tuple[int, int], ...]
-    files: tuple[str, ...]
-    variables: tuple[tuple[str, str], ...]
-    gaps: tuple[Gap, ...] = ()
-
-    @property
-    def has_graph(self) -> bool:
-        return bool(self.cpu_nodes)
-
-    def transport_names(self) -> tuple[str, ...]:
-        return tuple(sorted({one.transport for one in self.transports}))
-
-
-class _Reading(Struct, kw_only=True):
     version: str | None = None
     ranks: dict[int, LogRank] = field(default_factory=dict)
     rank_count: int | None = None
@@ -144,13 +102,21 @@ class _Reading(Struct, kw_only=True):
     graphs: dict[int, LogGraph] = field(default_factory=dict)
     channels: int | None = None
     rings: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    affinities: dict[int, str] = field(default_factory=dict)
+    affinities: dict[int, CpuSet] = field(default_factory=dict)
     transports: dict[tuple[int, int, str, str], set[str]] = field(default_factory=dict)
     buffers: Counter[tuple[str, int | None, int | None]] = field(default_factory=Counter)
     sizes: Counter[tuple[str, int | None, int | None]] = field(default_factory=Counter)
     threads: dict[tuple[int, int], None] = field(default_factory=dict)
     files: dict[str, None] = field(default_factory=dict)
     variables: dict[str, str] = field(default_factory=dict)
+    gaps: list[Gap] = field(default_factory=list)
+
+    @property
+    def has_graph(self) -> bool:
+        return bool(self.cpu_nodes)
+
+    def transport_names(self) -> tuple[str, ...]:
+        return tuple(sorted({transport for _, _, transport, _ in self.transports}))
 
 
 def facts_of_log(text: str) -> LogFacts:
@@ -158,7 +124,8 @@ def facts_of_log(text: str) -> LogFacts:
 
     Every rank prints the whole graph; equal lines count once.
     """
-    found = _Reading()
+    found = LogFacts()
+    affinities: dict[int, str] = {}
     seen: set[str] = set()
     for line in text.splitlines():
         line = line[:_MOST_LINE]
@@ -172,44 +139,12 @@ def facts_of_log(text: str) -> LogFacts:
         _count_buffers(found, words)
         if words not in seen:
             seen.add(words)
-            _read(found, words)
-    gaps: list[Gap] = []
-    affinities = tuple(_affinities(found, gaps))
-    return LogFacts(
-        version=found.version,
-        ranks=tuple(found.ranks[rank] for rank in sorted(found.ranks)),
-        rank_count=found.rank_count,
-        cpu_nodes=tuple(found.cpu_nodes),
-        paths=tuple(found.paths.values()),
-        graphs=tuple(found.graphs[pattern] for pattern in sorted(found.graphs)),
-        channels=found.channels,
-        rings=tuple(found.rings[channel] for channel in sorted(found.rings)),
-        affinities=affinities,
-        transports=tuple(
-            LogTransport(
-                sender=sender,
-                receiver=receiver,
-                transport=transport,
-                how=how,
-                channels=len(channels),
-            )
-            for (sender, receiver, transport, how), channels in sorted(found.transports.items())
-        ),
-        buffers=tuple(
-            LogBuffers(
-                kind=kind, node=node, device=device, count=count, size_bytes=found.sizes[key]
-            )
-            for key, count in sorted(found.buffers.items(), key=str)
-            for kind, node, device in (key,)
-        ),
-        threads=tuple(found.threads),
-        files=tuple(found.files),
-        variables=tuple(found.variables.items()),
-        gaps=tuple(gaps),
-    )
+            _read(found, words, affinities)
+    _read_affinities(found, affinities)
+    return found
 
 
-def _read(found: _Reading, words: str) -> None:
+def _read(found: LogFacts, words: str, affinities: dict[int, str]) -> None:
     if (rank := _RANK.search(words)) is not None:
         number = int(rank[1])
         if number < _MOST_RANKS:
@@ -241,9 +176,9 @@ def _read(found: _Reading, words: str) -> None:
             transport, how = "SHM", "direct"
         found.transports.setdefault((int(way[2]), int(way[3]), transport, how), set()).add(way[1])
     elif (none := _NO_AFFINITY.match(words)) is not None:
-        found.affinities.setdefault(int(none[1]), "")
+        affinities.setdefault(int(none[1]), "")
     elif (affinity := _AFFINITY.match(words)) is not None:
-        found.affinities.setdefault(int(affinity[2]), affinity[3])
+        affinities.setdefault(int(affinity[2]), affinity[3])
     elif (thread := _THREAD.match(words)) is not None:
         found.threads[int(thread[2]), int(thread[3])] = None
     elif (loaded := _LOADED.match(words)) is not None:
@@ -254,7 +189,7 @@ def _read(found: _Reading, words: str) -> None:
         found.channels = int(channels[1])
 
 
-def _count_buffers(found: _Reading, words: str) -> None:
+def _count_buffers(found: LogFacts, words: str) -> None:
     """Buffers have addresses or names of their own: equal lines are different buffers."""
     key: tuple[str, int | None, int | None]
     if (host := _CUMEM_HOST.match(words)) is not None:
@@ -272,7 +207,7 @@ def _count_buffers(found: _Reading, words: str) -> None:
     found.sizes[key] += size
 
 
-def _read_paths(found: _Reading, own: str, words: str) -> None:
+def _read_paths(found: LogFacts, own: str, words: str) -> None:
     one = _address(own)
     if one is None:
         return
@@ -310,17 +245,18 @@ def _address(text: str) -> Bdf | None:
     return Bdf(domain, bus, device, number & 0x7)
 
 
-def _affinities(found: _Reading, gaps: list[Gap]) -> Iterator[tuple[int, CpuSet]]:
-    texts = list(found.affinities.values())
-    ranges = _are_ranges(texts, found.version)
-    for device, text in sorted(found.affinities.items()):
-        if text and ranges is None:
-            gaps.append(Gap(f"affinity of GPU {device}", f"{text} may be a mask or a list"))
-            continue
+def _read_affinities(found: LogFacts, texts: dict[int, str]) -> None:
+    ranges = _are_ranges([*texts.values()], found.version)
+    for device, text in sorted(texts.items()):
+        reason = f"{text} may be a mask or a list"
         try:
-            yield device, CpuSet.parse(text) if ranges else CpuSet.parse_mask(text or "0")
+            if ranges is not None or not text:
+                cpus = CpuSet.parse(text) if ranges else CpuSet.parse_mask(text or "0")
+                found.affinities[device] = cpus
+                continue
         except ParseError as error:
-            gaps.append(Gap(f"affinity of GPU {device}", error.message))
+            reason = error.message
+        found.gaps.append(Gap(f"affinity of GPU {device}", reason))
 
 
 def _are_ranges(texts: Sequence[str], version: str | None) -> bool | None:

@@ -123,16 +123,15 @@ def _contradictions(
     if settings.file and not facts.files:
         yield "the topology file was not used"
     if not settings.file and facts.files:
-        yield f"a topology file was used: {facts.files[0]}"
+        yield f"a topology file was used: {next(iter(facts.files))}"
     lacking = _nodes_of_gpus(file or "", facts.rank_count) - {*facts.cpu_nodes}
     if settings.file and lacking:
         seen = ", ".join(map(str, facts.cpu_nodes))
         yield f"the file has GPUs on node {min(lacking)}, and the log's graph has nodes {seen}"
-    variables = dict(facts.variables)
     if not settings.peers and "P2P" in facts.transport_names():
         yield "P2P was used"
-    if settings.ring != (variables.get("NCCL_ALGO", "").lower() == "ring"):
-        yield f"NCCL_ALGO is {variables.get('NCCL_ALGO', 'not set')}"
+    if settings.ring != (facts.variables.get("NCCL_ALGO", "").lower() == "ring"):
+        yield f"NCCL_ALGO is {facts.variables.get('NCCL_ALGO', 'not set')}"
 
 
 def _nodes_of_gpus(file: str, ranks: int | None) -> set[int]:
@@ -194,7 +193,7 @@ def _samples(watched: Watched, host: Host) -> Iterator[Sample]:
     channels = facts.channels if facts.channels is not None else len(facts.rings) or None
     if channels is not None:
         yield sample("collective-channels", "count", float(channels))
-    bound = sum(bool(cpus) for _, cpus in facts.affinities)
+    bound = sum(map(bool, facts.affinities.values()))
     if bound:  # a figure of 0 is refused everywhere; none next to the channels is none bound
         yield sample("collective-bound-gpus", "count", float(bound))
     nodes = _interrupt_nodes(watched, host)
@@ -209,23 +208,23 @@ def _words(watched: Watched, host: Host) -> Iterator[tuple[str, str]]:
     facts = watched.facts
     yield "version", facts.version or ""
     nodes = " ".join(map(str, sorted(facts.cpu_nodes)))
-    rings = {" ".join(map(str, ring)) for ring in facts.rings}
+    rings = {" ".join(map(str, ring)) for ring in facts.rings.values()}
     yield "graph", f"nodes {nodes}; rings {', '.join(sorted(rings)) or 'not given'}"
     yield (
         "search",
         "; ".join(
             f"pattern {one.pattern}: {one.channels} x {one.gb_per_s:g} GB/s, {one.path}"
-            for one in facts.graphs
+            for _, one in sorted(facts.graphs.items())
         ),
     )
     yield "proxy threads", "; ".join(f"GPU {d} on CPU {cpu}" for d, cpu in facts.threads)
-    yield "threads", "; ".join(f"GPU {d} on {c or 'any CPU'}" for d, c in facts.affinities)
+    yield "threads", "; ".join(f"GPU {d} on {c or 'any CPU'}" for d, c in facts.affinities.items())
     yield "transport", ", ".join(facts.transport_names())
     yield (
         "buffers",
         ", ".join(
-            f"{one.count} {one.kind}" + ("" if one.node is None else f" on node {one.node}")
-            for one in facts.buffers
+            f"{count} {kind}" + ("" if node is None else f" on node {node}")
+            for (kind, node, _), count in sorted(facts.buffers.items(), key=str)
         ),
     )
     yield "memory allocated", _sizes(watched.own.allocated)

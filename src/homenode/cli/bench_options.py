@@ -289,7 +289,8 @@ def trial_request(domain: str, asked: TrialArguments, objective: Objective) -> T
         asked.access.stop_within,
     )
     placing, words = _placing(asked)
-    usual = 1 if is_experiment(asked.suite) else MOST_ROUNDS if in_sequence else 3
+    few = 3 if len(layouts) <= 2 else 4  # docs/decisions/0029-one-noisy-layout.md
+    usual = 1 if is_experiment(asked.suite) else MOST_ROUNDS if in_sequence else few
     boots = asked.boots or usual
     plan = SequentialPlan(asked.sequence.error / 100, len(layouts), boots)
     return TrialRequest(

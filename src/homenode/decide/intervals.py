@@ -2,14 +2,16 @@
 
 The boot is the unit of replication: a boot's samples are condensed to their median, and the medians
 are compared on the logarithmic scale. Welch's t with Satterthwaite's degrees of freedom; of three
-alternatives or more the variances are pooled but those that Cochran's test (ISO 5725-2) finds to
-be larger. In a trial whose rounds differ, the rounds are blocks. Error rates:
+alternatives or more the variances are pooled but that of the noisier of two, and those that
+Cochran's test (ISO 5725-2) finds to be larger. In a trial whose rounds differ, the rounds are
+blocks. Error rates:
 docs/decisions/0003-intervals.md, 0029-one-noisy-layout.md.
 """
 
 import math
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
+from itertools import combinations
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -28,10 +30,12 @@ VARIES_MORE, ONE_OF_SEVERAL_VARIES_MORE = 0.10, 0.05
 that vary five times as much. Of several that vary alike the noisiest is set apart too often at
 10 %: what is left seems to vary less than it does."""
 
-OWN_VARIANCE_FROM = 4
-"""Boots of each of two among several that vary alike, from which on the noisier of the two counts
-with its own variance where that is above the others': Cochran's test misses many that vary more. Of
-three boots this would miss 6 of 100 differences of 5 %."""
+BESIDE_TERMS_FROM = 4
+"""Boots of each of several, from which on the noisier of two has its own variance next to a drift
+or rounds as well: these cost freedom, of which three boots have none to spare."""
+
+MOST_CLOSED = 7
+"""Alternatives, of which a pair is tested with each subset; of more it is with all of them alone."""
 
 BLOCKS_DIFFER = 0.01
 """Level of the F test that a trial's rounds must pass to be blocks: blocks cost degrees of freedom,
@@ -77,8 +81,9 @@ def interval(
     neighbours: the same series of other alternatives. They say how much boots vary, where they vary
     alike: with several alternatives three boots of each are enough. And whoever looks at several
     finds two that are far apart by chance: the interval is that of the studentised range over all
-    of them (Tukey and Kramer; Games and Howell where they vary unlike). Of a sequence it holds at
-    the error of its last look, over all that its first round had.
+    of them (Tukey and Kramer; Games and Howell where they vary unlike). Two that the closed test
+    alone tells apart have a bound of 1. Of a sequence it holds at the error of its last look, over
+    all that its first round had.
     """
     if not (_is_usable(first) and _is_usable(second)):
         return None
@@ -92,8 +97,41 @@ def interval(
         for one in _estimates(first, second, others, may_drift=not looks)
     ]
     least_sure = max(found, key=lambda one: one.p)
-    low, high = min(one.low for one in found), max(one.high for one in found)
-    return replace(least_sure, low=low, high=high)
+    low, high, p = min(one.low for one in found), max(one.high for one in found), least_sure.p
+    if not looks and p >= 1 - confidence and len(others) <= MOST_CLOSED - 2:
+        p = min(p, _closed_p([first, second, *others], 1 - confidence))
+        if p < 1 - confidence:
+            low, high = (max(low, 1.0), high) if least_sure.ratio > 1 else (low, min(high, 1.0))
+    return replace(least_sure, low=low, high=high, p=p)
+
+
+def _closed_p(every: Sequence[Series], error: float) -> float:
+    """How likely the first two of several are as far apart by chance, by closed testing: the largest
+    p of the range over each subset that both are in (Games and Howell), with the part of the error
+    that Ryan, Einot, Gabriel and Welsch give to its size. From `error` on some p above it."""
+
+    @cache
+    def p_of(one: int, other: int, groups: int) -> float:
+        rest = [series for n, series in enumerate(every) if n not in (one, other)]
+        estimates = _estimates(every[one], every[other], rest, may_drift=True)
+        return max(
+            range_upper_p(abs(it.difference) / it.error * math.sqrt(2), groups, it.freedom)
+            for it in estimates
+        )
+
+    largest, places = 0.0, range(len(every))
+    for size in places[1:]:
+        share = 1.0 if size >= len(every) - 2 else (size + 1) / len(every)
+        for more in combinations(places[2:], size - 1):
+            least = 1.0
+            for pair in combinations((0, 1, *more), 2):
+                least = min(least, p_of(*pair, size + 1) / share)
+                if least <= largest:
+                    break
+            largest = max(largest, least)
+            if largest >= error:
+                return largest
+    return largest
 
 
 class _Estimate(NamedTuple):
@@ -246,16 +284,19 @@ def _by_boots(first: Series, second: Series, others: Iterable[Series]) -> tuple[
     error = math.sqrt(one + other)
     if a.pooled and b.pooled:
         alike = [n for n, each in enumerate(own) if variance_of[each].pooled]
-        wider, less = _widening([every[n] for n in alike], [own[n] for n in alike])
+        wider, less = _widening([every[n] for n in alike], [own[n] for n in alike], LEAST_BOOTS)
         return error * wider, a.freedom - less
     return error, (one + other) ** 2 / (one**2 / a.freedom + other**2 / b.freedom)
 
 
-def _widening(every: Sequence[Series], own: Sequence[_Variance]) -> tuple[float, float]:
+def _widening(
+    every: Sequence[Series], own: Sequence[_Variance], least: int = BESIDE_TERMS_FROM
+) -> tuple[float, float]:
     """What the pooled error of the first two of several is multiplied by, and the freedom that it
-    loses, as the noisier of the two counts with its own variance where that is above the rest's."""
+    loses, as the noisier of the two counts with its own variance where that is above the rest's.
+    least: boots of each."""
     counts = [len(one.medians) for one in every[:2]]
-    if len(every) < 3 or min(counts) < OWN_VARIANCE_FROM or every[0].look is not None:
+    if len(every) < 3 or min(counts) < least or every[0].look is not None:
         return 1.0, 0.0
     noisier = int(own[1].value > own[0].value)
     rest = _pool([one for n, one in enumerate(own) if n != noisier])

@@ -216,7 +216,7 @@ def _excludes_one(one: RankedResult) -> bool:
     """Whether its interval shows a difference from the best, whatever its size."""
     if one.low is None or one.high is None or one.level is not EvidenceLevel.MEASURED:
         return False
-    return one.low > 1 or one.high < 1
+    return one.low >= 1 or one.high <= 1
 
 
 def _figures(verdict: Verdict, metric: str) -> str:

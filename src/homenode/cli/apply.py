@@ -43,7 +43,7 @@ from homenode.vm.domain.metadata import read_record
 from homenode.vm.domain.read import open_domain, read_vm, vm_of
 from homenode.vm.domain.schema import refuse_new_errors
 from homenode.vm.fingerprint import is_made_for
-from homenode.vm.hypervisor.connection import DEFAULT, checked_uri, is_local, with_connection
+from homenode.vm.hypervisor.connection import DEFAULT, check_host, with_connection
 from homenode.vm.hypervisor.virsh import Virsh
 from homenode.vm.layout import PRESETS
 from homenode.vm.plan_model import Unplannable, is_critical
@@ -101,7 +101,7 @@ def apply(asked: ApplyArguments) -> None:
         _refuse_planning(asked)
     check_can_write(asked.save_plan, force=asked.force)
     if asked.domain is None:
-        _check_host(asked)
+        check_host(asked.host, asked.connect)
     tunings: tuple[Tuning, ...] = ()
     with changing_host("apply", asked.names, asked.connect, dry_run=asked.dry_run):
         virsh = Virsh(asked.connect)
@@ -136,15 +136,6 @@ def _check_can_ask(asked: ApplyArguments | ReplanArguments) -> None:
     if asked.json and not (asked.yes or asked.dry_run):
         raise UsageError("--json: expected --yes or --dry-run as well: it asks nothing")
     check_can_ask(asked=not (asked.yes or asked.dry_run))
-
-
-def _check_host(asked: ApplyArguments | ReplanArguments) -> None:
-    if asked.host is None and not is_local(checked_uri(asked.connect)):
-        raise UsageError(
-            f"--connect {asked.connect}: expected --host as well, since the daemon is on another "
-            "machine",
-            hint="homenode capture --ssh HOST -o host.tar.gz, then --host host.tar.gz",
-        )
 
 
 def _refuse_for_several(asked: ApplyArguments) -> None:
@@ -406,7 +397,7 @@ def _note_threads(moved: "Moved", verb: str) -> None:
 
 def replan(asked: ReplanArguments) -> None:
     """Plan again, show the difference, ask, and define it."""
-    _check_host(asked)
+    check_host(asked.host, asked.connect)
     with changing_host("replan", (asked.name,), asked.connect, dry_run=asked.dry_run):
         virsh = Virsh(asked.connect)
         state = virsh.domain(asked.name)

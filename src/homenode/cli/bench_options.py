@@ -38,7 +38,7 @@ from homenode.objective import Objective
 from homenode.plan.stored import read_plan
 from homenode.process import find_program
 from homenode.units import parse_bytes
-from homenode.vm.hypervisor.connection import checked_uri, is_local
+from homenode.vm.hypervisor.connection import check_host, checked_uri, is_local
 from homenode.vm.layout import PRESETS, Pinning, preset_named, unknown_layout
 from homenode.vm.plan_options import (
     DeviceLocality,
@@ -250,12 +250,7 @@ def check(asked: TrialArguments) -> None:
             "--bare: expected a layout that pins as well, found none: it says which PUs",
             hint="--layouts default,pin",
         )
-    if asked.host is None and not is_local(checked_uri(asked.connect)):
-        raise UsageError(
-            f"--connect {asked.connect}: expected --host as well, since the daemon is on another "
-            "machine",
-            hint="homenode capture --ssh HOST -o host.tar.gz, then --host host.tar.gz",
-        )
+    check_host(asked.host, asked.connect)
     if asked.bare and not is_local(checked_uri(asked.connect)):
         raise UsageError("--bare: expected a libvirt of this machine: the suite runs here")
 

@@ -20,12 +20,11 @@ from homenode.cli.arguments.cluster import (
 )
 from homenode.cli.pool_reading import note_failures, read_the_pool
 from homenode.cli.terminal import (
-    check_can_write,
     console,
     exit_if_bad,
     note,
     print_findings,
-    write_text,
+    write_new_files,
 )
 from homenode.cluster.pods.checkpoints import FILES, read_checkpoints, running_pods
 from homenode.cluster.pods.fit import Fit, fit_findings
@@ -35,7 +34,7 @@ from homenode.cluster.pods.manifest import read_manifest
 from homenode.cluster.pods.pod import Pod, read_pod
 from homenode.cluster.pods.pool_fit import pool_fit, pool_fit_findings
 from homenode.cluster.scheduler.claims import claimed
-from homenode.errors import HomenodeError, HostError, UsageError
+from homenode.errors import HomenodeError, UsageError
 from homenode.input_files import package_text, read_input
 from homenode.measure.results.received import receive_run
 from homenode.show.fit_text import fit_text, pool_fit_text
@@ -234,25 +233,7 @@ def manifest(asked: KubevirtManifestArguments) -> None:
     options = asked.manifest
     written = manifests(options, hook_file(_own_source, __version__))
     written |= {"requirements.lock": package_text("cluster", "kubevirt", "requirements.lock")}
-    if asked.output.exists() and not asked.output.is_dir():
-        raise UsageError(f"{asked.output}: expected a folder, found a file")
-    try:
-        asked.output.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise HostError(
-            f"{asked.output}: expected to make a folder, found: {error.strerror}"
-        ) from None
-    paths = {asked.output / name: text for name, text in written.items()}
-    there = [path for path in paths if path.exists()]
-    if there:
-        raise UsageError(
-            f"{there[0]}: expected nothing there yet, found a file",
-            hint="name another folder; what you have edited is not overwritten",
-        )
-    check_can_write(*paths)
-    for path, text in paths.items():
-        write_text(path, text)
-        note(f"wrote {path}")
+    write_new_files(asked.output, {asked.output / name: text for name, text in written.items()})
     for step in next_steps(options, str(asked.output)):
         note(step)
 

@@ -18,7 +18,6 @@ from homenode.cli.arguments.slurm import (
     SlurmCheckArguments,
 )
 from homenode.cli.terminal import (
-    check_can_write,
     console,
     exit_if_bad,
     note,
@@ -28,6 +27,7 @@ from homenode.cli.terminal import (
     print_json,
     say,
     working,
+    write_new_files,
     write_text,
 )
 from homenode.cluster.slurm.audit import audit as judge_jobs
@@ -61,7 +61,7 @@ from homenode.cluster.slurm.ranks import (
 )
 from homenode.cluster.slurm.record import TaskRecord, hooks, rank_wrapper, with_tasks
 from homenode.cpuset import CpuSet
-from homenode.errors import HostError, ParseError, ToolError, UsageError
+from homenode.errors import ParseError, ToolError, UsageError
 from homenode.findings import Finding, Findings, Severity
 from homenode.formats import encode
 from homenode.indices import NodeIndex
@@ -210,23 +210,9 @@ def _text(path: Path, what: str) -> str:
 
 
 def _write_hooks(folder: Path, spool: str) -> None:
-    written = hooks(spool)
-    if folder.exists() and not folder.is_dir():
-        raise UsageError(f"{folder}: expected a folder, found a file")
-    there = [folder / name for name in written if (folder / name).exists()]
-    if there:
-        raise UsageError(
-            f"{there[0]}: expected nothing there yet, found a file",
-            hint="name another folder; what you have edited is not overwritten",
-        )
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        check_can_write(*(folder / name for name in written))
-        for name, text in written.items():
-            write_text(folder / name, text, 0o644 if name == "README" else 0o755)
-            note(f"wrote {folder / name}")
-    except OSError as error:
-        raise HostError(f"{folder}: expected to write there, found: {error.strerror}") from None
+    written = {folder / name: text for name, text in hooks(spool).items()}
+    modes = {path: 0o644 if path.name == "README" else 0o755 for path in written}
+    write_new_files(folder, written, modes)
 
 
 _VERSION = re.compile(r"(\d\d)\.(\d\d?)(?:\.(\d{1,3}))?", re.ASCII)
@@ -291,21 +277,8 @@ def _write(
     paths = [folder / _below(path, parents) for path, _, _ in files]
     if len(set(paths)) < len(paths):
         raise UsageError(f"{paths[0]}: expected files of different names, found one")
-    for path in paths:
-        if path.exists():
-            raise UsageError(
-                f"{path}: expected nothing there yet, found a file",
-                hint="name another folder; the files in use are not overwritten",
-            )
-    try:
-        for path in paths:
-            path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise HostError(f"{folder}: expected to write there, found: {error.strerror}") from None
-    check_can_write(*paths)
-    for path, (_, _, after) in zip(paths, files, strict=True):
-        write_text(path, after)
-        note(f"wrote {path}")
+    texts = (after for _, _, after in files)
+    write_new_files(folder, dict(zip(paths, texts, strict=True)))
 
 
 def _below(path: Path, parents: tuple[Path, ...]) -> Path:

@@ -8,7 +8,7 @@ import os
 import signal
 import stat
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -327,6 +327,31 @@ def write_text(path: Path, text: str, mode: int | None = None) -> None:
         print_file(text)
         return
     write_bytes(path, text.encode(), mode)
+
+
+def write_new_files(
+    folder: Path, written: Mapping[Path, str], mode_of: Mapping[Path, int] | None = None
+) -> None:
+    """Write files below a folder, all or none. Raises UsageError where one is there already."""
+    from homenode.errors import HostError, UsageError
+
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"{folder}: expected a folder, found a file")
+    for path in written:
+        if path.exists():
+            raise UsageError(
+                f"{path}: expected nothing there yet, found a file",
+                hint="name another folder; what you have edited is not overwritten",
+            )
+    try:
+        for path in written:
+            path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise HostError(f"{folder}: expected to write there, found: {error.strerror}") from None
+    check_can_write(*written)
+    for path, text in written.items():
+        write_text(path, text, (mode_of or {}).get(path))
+        note(f"wrote {path}")
 
 
 def write_bytes(path: Path, content: bytes, mode: int | None = None) -> None:

@@ -2,7 +2,7 @@
 
 The p values hold over all pairs of alternatives already. Two metrics: closed testing, as Holm would
 cost what three boots find; an alternative must differ on both together (F) before it may differ on
-one. Other numbers: Holm. Why, and the error rates: docs/decisions/0003-intervals.md.
+one. Other numbers: Bonferroni. Why, and the error rates: docs/decisions/0003-intervals.md.
 """
 
 import math
@@ -34,7 +34,7 @@ def corrected(tested: Sequence[Tested], pairs: int) -> tuple[float, ...]:
         by_alternative.setdefault(one.alternative, []).append(place)
     metrics = {one.metric for one in tested}
     if len(metrics) != 2 or any(len(places) > 2 for places in by_alternative.values()):
-        return _over_metrics(tested)
+        return tuple(min(1.0, one.interval.p * len(metrics)) for one in tested)
     adjusted = [1.0] * len(tested)
     for places in by_alternative.values():
         intervals = [tested[place].interval for place in places]
@@ -43,21 +43,6 @@ def corrected(tested: Sequence[Tested], pairs: int) -> tuple[float, ...]:
         for place in places:
             adjusted[place] = max(together, tested[place].interval.p)
     return tuple(adjusted)
-
-
-def _over_metrics(tested: Sequence[Tested]) -> tuple[float, ...]:
-    """Holm over the metrics, each by the least of its p values."""
-    least: dict[str, float] = {}
-    for one in tested:
-        least[one.metric] = min(one.interval.p, least.get(one.metric, 1.0))
-    factors = {
-        metric: len(least) - rank
-        for rank, metric in enumerate(sorted(least, key=least.__getitem__))
-    }
-    adjusted = dict(zip(least, holm(tuple(least.values())), strict=True))
-    return tuple(
-        max(adjusted[one.metric], min(1.0, one.interval.p * factors[one.metric])) for one in tested
-    )
 
 
 def _together(intervals: Sequence[Interval]) -> float:

@@ -35,7 +35,7 @@ BESIDE_TERMS_FROM = 4
 or rounds as well: these cost freedom, of which three boots have none to spare."""
 
 MOST_CLOSED = 7
-"""Alternatives, of which a pair is tested with each subset; of more it is with all of them alone."""
+"""Alternatives, of which a pair is tested with each subset; of more it is with all of them."""
 
 BLOCKS_DIFFER = 0.01
 """Level of the F test that a trial's rounds must pass to be blocks: blocks cost degrees of freedom,
@@ -106,7 +106,7 @@ def interval(
 
 
 def _closed_p(every: Sequence[Series], error: float) -> float:
-    """How likely the first two of several are as far apart by chance, by closed testing: the largest
+    """How likely the first two of several are so far apart by chance, by closed testing: the largest
     p of the range over each subset that both are in (Games and Howell), with the part of the error
     that Ryan, Einot, Gabriel and Welsch give to its size. From `error` on some p above it."""
 

@@ -42,6 +42,15 @@ def with_connection(uri: str, *words: str) -> tuple[str, ...]:
     return words if uri == DEFAULT else (*words, "--connect", uri)
 
 
+def check_host(host: str | None, uri: str) -> None:
+    """Raises UsageError where no host is given and the daemon is on another machine."""
+    if host is None and not is_local(checked_uri(uri)):
+        raise UsageError(
+            f"--connect {uri}: expected --host as well, since the daemon is on another machine",
+            hint="homenode capture --ssh HOST -o host.tar.gz, then --host host.tar.gz",
+        )
+
+
 def is_local(uri: str) -> bool:
     """True where the daemon runs on this machine.
 

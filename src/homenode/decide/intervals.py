@@ -106,7 +106,7 @@ def interval(
 
 
 def _closed_p(every: Sequence[Series], error: float) -> float:
-    """How likely the first two of several are so far apart by chance, by closed testing: the largest
+    """How likely the first two of several are so far apart by chance, by closed tests: the largest
     p of the range over each subset that both are in (Games and Howell), with the part of the error
     that Ryan, Einot, Gabriel and Welsch give to its size. From `error` on some p above it."""
 

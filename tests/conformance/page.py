@@ -21,9 +21,6 @@ fresh seed, and writes this page; rows of other programs and versions stay as th
 `make conformance JUDGE=NAME` asks one of them. What homenode itself needs:
 [requirements](requirements.md).
 
-Cloud Hypervisor is not among them: its parser is not published as a library, and the program starts
-what it reads.
-
 """
 
 

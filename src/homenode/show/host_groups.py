@@ -1,5 +1,6 @@
 """HostGroups: cores by package, node and LLC, what runs on each PU, and a host in single lines."""
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
@@ -17,6 +18,7 @@ from homenode.machine.topology import (
     Llc,
     MemoryKind,
     NumaNode,
+    RunningDomain,
     summarise,
 )
 from homenode.show.device_groups import NodeDevices
@@ -135,52 +137,45 @@ FREE = PuUse()
 
 def uses_of_pus(host: Host, plan: Plan | None) -> Mapping[int, PuUse]:
     """The use of every online PU that has one; PUs that are not in it are free."""
-    uses: dict[int, PuUse] = {}
-
-    def use(pu: int) -> PuUse:
-        return uses.get(pu, FREE)
-
+    uses = defaultdict[int, PuUse](lambda: FREE)
     for known in host.pus:
         if known.online and not known.allowed:
             uses[known.index] = PuUse(barred=True)
         if known.online and (known.isolated or known.nohz_full):
-            uses[known.index] = replace(use(known.index), isolated=True)
+            uses[known.index] = replace(uses[known.index], isolated=True)
     siblings: dict[int, CpuSet] = {pu: core.pus for core in host.cores for pu in core.pus}
+    own = None if plan is None else plan.vm.name
     for domain in host.domains:
-        if not (domain.running or domain.planned):
-            continue
-        if plan is not None and domain.name == plan.vm.name:
-            continue
-        in_use = CpuSet()
-        for pins in domain.vcpu_pins:
-            # A vCPU that floats over the whole host takes no core from anyone.
-            if pins is not None and len(pins) < len(siblings):
-                for pu in pins:
-                    in_use |= siblings.get(pu, CpuSet())
-        for threads in (domain.emulator_pus, *domain.iothread_pus):
-            if threads is not None and len(threads) < len(siblings):
-                in_use |= threads
-        for pu in in_use:
-            uses[pu] = replace(use(pu), used_by=(*use(pu).used_by, domain.name))
+        if domain.name != own and (domain.running or domain.planned):
+            for pu in _in_use(domain, siblings):
+                uses[pu] = replace(uses[pu], used_by=(*uses[pu].used_by, domain.name))
     if plan is None:
         return uses
     cell_of_vcpu: dict[int, int] = {vcpu: cell.id for cell in plan.cells for vcpu in cell.vcpus}
-    vcpus_of_pu: dict[int, list[int]] = {}
+    vcpus_of_pu = defaultdict[int, list[int]](list)
     for vcpu, pins in enumerate(plan.vcpu_pins):
         for pu in pins:
-            vcpus_of_pu.setdefault(pu, []).append(vcpu)
+            vcpus_of_pu[pu].append(vcpu)
     for index, vcpus in vcpus_of_pu.items():
         home = cell_of_vcpu.get(vcpus[0], 0)
-        uses[index] = replace(use(index), vcpus=tuple(vcpus), cell=home)
-        for sibling in siblings.get(index, CpuSet()):
-            if sibling not in vcpus_of_pu:
-                uses[sibling] = replace(use(sibling), other_cell=home)
-    for own in plan.vm.emulator_pus or ():
-        uses[own] = replace(use(own), emulator=True)
+        uses[index] = replace(uses[index], vcpus=tuple(vcpus), cell=home)
+        for sibling in siblings.get(index, CpuSet()) - CpuSet(vcpus_of_pu):
+            uses[sibling] = replace(uses[sibling], other_cell=home)
+    for pu in plan.vm.emulator_pus or ():
+        uses[pu] = replace(uses[pu], emulator=True)
     for number, threads in plan.vm.iothread_pins:
-        for own in threads:
-            uses[own] = replace(use(own), iothreads=(*use(own).iothreads, number))
+        for pu in threads:
+            uses[pu] = replace(uses[pu], iothreads=(*uses[pu].iothreads, number))
     return uses
+
+
+def _in_use(domain: RunningDomain, siblings: Mapping[int, CpuSet]) -> CpuSet:
+    """The cores of its vCPUs and the PUs of its other threads. A thread that floats over the whole
+    host takes no core from anyone."""
+    bound = [pins for pins in domain.vcpu_pins if pins is not None and len(pins) < len(siblings)]
+    others = [pus for pus in (domain.emulator_pus, *domain.iothread_pus) if pus is not None]
+    cores = (siblings.get(pu) for pins in bound for pu in pins)
+    return CpuSet.union((*cores, *(pus for pus in others if len(pus) < len(siblings))))
 
 
 def host_counts(host: Host) -> str:

@@ -446,6 +446,22 @@ def _write_devices(writing: Writing[HypervisorCommand]) -> Mapping[str, list[str
     return {"--platform": [_merged({}, platform)] if platform else [], "--device": words}
 
 
+def _refuse(writing: Writing[HypervisorCommand]) -> None:
+    """Source: validate() in vmm/src/config.rs of Cloud Hypervisor; the dies from 52.0 on."""
+    shape = writing.plan.vm.cpu_topology
+    if shape is None:
+        return
+    arm = writing.guest.architecture == "aarch64"
+    found, most, of = (
+        (shape.dies, 1, "die a package") if arm else (shape.threads, 2, "threads a core")
+    )
+    if found > most:
+        raise InputError(
+            f"{writing.source}: expected at most {most} {of} for Cloud Hypervisor, found {found}",
+            hint="choose another layout: homenode list layouts says which show threads",
+        )
+
+
 def _prepare(writing: Writing[HypervisorCommand], wanted: Any) -> tuple[tuple[str, bytes], ...]:
     values = plan_values(writing.plan)
     text = (
@@ -536,6 +552,7 @@ CODEC = Codec(
     parse=parse,
     new=_new,
     edited=_edited,
+    refuse=_refuse,
     most_vcpus=254,
     companions=_prepare,
 )

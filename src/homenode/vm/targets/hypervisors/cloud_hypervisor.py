@@ -1,13 +1,8 @@
-"""CloudHypervisor: the plan as arguments: vCPU affinity, memory zones, NUMA nodes, PCI segments.
-
-Grammar as docs/cpu.md, memory.md, vfio.md and the tests of Cloud Hypervisor have it: an option has
-one or more values; a value is KEY=VALUE pairs by commas; lists stand in [ ].
-"""
+"""CloudHypervisor: the plan as arguments: vCPU affinity, memory zones, NUMA nodes, PCI segments."""
 
 import re
-import shlex
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -18,7 +13,14 @@ from homenode.machine.pci import canonical_uuid
 from homenode.units import MIB
 from homenode.vm.model import GuestAddress, GuestTopology, Vm, VmCell
 from homenode.vm.plan_model import Plan
-from homenode.vm.targets.codec import Codec, Row, Writing, cpus_of, number_of, text_of
+from homenode.vm.targets.codec import Codec, Row, Writing, cpus_of, number_of
+from homenode.vm.targets.hypervisor_command import (
+    HypervisorCommand,
+    Keys,
+    is_command,
+    list_of,
+    parse,
+)
 from homenode.vm.targets.qemu_command import size_of, size_text
 from homenode.vm.targets.script import (
     PREPARE,
@@ -26,7 +28,6 @@ from homenode.vm.targets.script import (
     array_in,
     plan_values,
     quoted,
-    shell_words,
     without_continuation,
 )
 from homenode.vm.targets.target import (
@@ -39,110 +40,10 @@ from homenode.vm.targets.target import (
 )
 from homenode.wording import printable
 
-_PROGRAM = re.compile(r"(?:[^\s\"']*/)?cloud-hypervisor(?:-static)?\Z", re.ASCII)
-_COMMAND = re.compile(
-    r"^[^#\n'\"(]*(?:^|[\s/])cloud-hypervisor(?:-static)?[ \t\r\n\\]", re.MULTILINE
-)
 _OURS = ("--cpus", "--memory", "--memory-zone", "--platform", "--numa", "--device")
 _MOST_SEGMENTS = 96
 _OF_DEVICE = ("path", "pci_segment", "id")
 _OUR_ID = re.compile(r"homenode[0-9]{1,4}\Z", re.ASCII)
-
-
-Keys = Mapping[str, str]
-"""KEY=VALUE pairs of a value."""
-
-
-class Option(NamedTuple):
-    """An option with its values. start, end: in the text, from the option to its last value."""
-
-    name: str
-    values: tuple[str, ...]
-    start: int
-    end: int
-
-
-class HypervisorCommand(NamedTuple):
-    text: str
-    options: tuple[Option, ...]
-    source: str
-
-    def all(self, name: str) -> list[Keys]:
-        """Of each value of an option."""
-        own = (option for option in self.options if option.name == name)
-        return [fields_of(value) for option in own for value in option.values]
-
-    def first(self, name: str, default: str) -> Keys:
-        return next(iter(self.all(name)), fields_of(default))
-
-    def number(self, keys: Keys, key: str) -> int:
-        return number_of(keys.get(key, ""), f"{self.source}: {key}")
-
-    @property
-    def zones(self) -> dict[str, Keys]:
-        return {keys.get("id", ""): keys for keys in self.all("--memory-zone")}
-
-
-def is_command(content: bytes) -> bool:
-    """Whether this is a command of Cloud Hypervisor."""
-    return _COMMAND.search(content[:1_000_000].decode("utf-8", "replace")) is not None
-
-
-def parse(content: bytes, source: str) -> HypervisorCommand:
-    """Raises ParseError for what is no such command."""
-    text = text_of(content, source, "a command")
-    spans = list(shell_words(text, source))
-    first = next((i for i, span in enumerate(spans) if _PROGRAM.match(span[0])), None)
-    if first is None:
-        raise ParseError(source, "a command of cloud-hypervisor", "none")
-    options: list[Option] = []
-    for word, start, end in spans[first + 1 :]:
-        try:
-            (bare,) = shlex.split(word)
-        except ValueError:
-            raise ParseError(source, "a word of a shell", word) from None
-        if bare.startswith("--"):
-            name, equals, value = bare.partition("=")
-            options.append(Option(name, (value,) if equals else (), start, end))
-        elif bare == "$@" or not options:
-            continue
-        else:
-            last = options.pop()
-            options.append(Option(last.name, (*last.values, bare), last.start, end))
-    for name in ("--cpus", "--memory", "--platform"):
-        if sum(option.name == name for option in options) > 1:
-            raise ParseError(source, f"{name} once", "it again")
-    return HypervisorCommand(text, tuple(options), source)
-
-
-def fields_of(value: str) -> dict[str, str]:
-    """The keys of a value; commas in [ ] are of its list.
-
-    >>> fields_of("guest_numa_id=0,cpus=[0-3,8],memory_zones=mem0")
-    {'guest_numa_id': '0', 'cpus': '[0-3,8]', 'memory_zones': 'mem0'}
-    """
-    if value.count("[") != value.count("]"):
-        raise ParseError("Cloud Hypervisor", "a value whose brackets are closed", value[:60])
-    return {key: text for key, _, text in (one.partition("=") for one in _split(value, ",") if one)}
-
-
-def _list(value: str) -> list[str]:
-    """The elements of [a,b] or a; those of older releases are separated by colons."""
-    inside = value.removeprefix("[").removesuffix("]") if value.startswith("[") else value
-    words = [word.strip() for word in _split(inside, ",:")]
-    return words if words[-1] else words[:-1]
-
-
-def _split(value: str, separators: str) -> list[str]:
-    """The words between separators that are in no brackets."""
-    words, depth = [""], 0
-    for letter in value:
-        depth += (letter == "[") - (letter == "]")
-        if letter in separators and not depth:
-            words.append("")
-        else:
-            words[-1] += letter
-    return words
 
 
 def _merged(keys: Keys, wanted: Mapping[str, str | None]) -> str:
@@ -214,12 +115,12 @@ def _read_cpus(command: HypervisorCommand) -> Mapping[str, Any]:
     if "affinity" in cpus:
         pins: list[CpuSet | None] = [None] * vcpus
         where = f"{command.source}: affinity"
-        for pair in _list(cpus["affinity"]):
+        for pair in list_of(cpus["affinity"]):
             vcpu, _, pus = pair.partition("@")
             number = number_of(vcpu, where)
             if number >= vcpus:
                 raise ParseError(where, f"vCPUs below {vcpus}", vcpu)
-            pins[number] = CpuSet.parse(",".join(_list(pus)), where)
+            pins[number] = CpuSet.parse(",".join(list_of(pus)), where)
         fields["vcpu_pins"] = tuple(pins)
     return fields
 
@@ -230,9 +131,18 @@ def _write_cpus(writing: Writing[HypervisorCommand]) -> Mapping[str, list[str]]:
     cpus: dict[str, str | None] = {"boot": str(plan.vm.vcpus)}
     if "max" in given:
         cpus["max"] = str(plan.vm.vcpus)
+    arm = writing.guest.architecture == "aarch64"
     if shape is not None:
         cpus["topology"] = f"{shape.threads}:{shape.cores}:{shape.dies}:{shape.sockets}"
-    elif "topology" in given and given.get("boot") != str(plan.vm.vcpus):
+    if shape is not None and (shape.dies > 1 if arm else shape.threads > 2):
+        # Source: validate() in vmm/src/config.rs; the dies from 52.0 on.
+        most = "1 die a package" if arm else "2 threads a core"
+        raise InputError(
+            f"{writing.source}: expected at most {most} for Cloud Hypervisor, found "
+            f"threads:cores:dies:packages {cpus['topology']}",
+            hint="choose another layout: homenode list layouts says which show threads",
+        )
+    if shape is None and "topology" in given and given.get("boot") != str(plan.vm.vcpus):
         cpus["topology"] = None
     if plan.vcpu_pins:
         affinity = ",".join(f"{vcpu}@[{pus}]" for vcpu, pus in enumerate(plan.vcpu_pins))
@@ -321,19 +231,19 @@ def _read_cells(command: HypervisorCommand) -> Mapping[str, Any]:
 
 def _cell(command: HypervisorCommand, number: int, keys: Keys, count: int) -> VmCell:
     source, zones, sizes = command.source, command.zones, _sizes(command)
-    names = _list(keys.get("memory_zones", ""))
+    names = list_of(keys.get("memory_zones", ""))
     unknown = [name for name in names if name not in zones]
     if unknown:
         raise ParseError(f"{source}: memory_zones", "zones of --memory-zone", unknown[0])
     homes = [zones[name]["host_numa_node"] for name in names if "host_numa_node" in zones[name]]
     stated = {number: 10}
-    for pair in _list(keys.get("distances", "")):
+    for pair in list_of(keys.get("distances", "")):
         other, _, distance = pair.partition("@")
         stated[number_of(other, source)] = number_of(distance, source)
     pages = [page for name in names if (page := cell_pages(zones[name], source)) is not None]
     return VmCell(
         id=number,
-        vcpus=cpus_of(",".join(_list(keys.get("cpus", ""))), f"{source}: cpus"),
+        vcpus=cpus_of(",".join(list_of(keys.get("cpus", ""))), f"{source}: cpus"),
         memory_bytes=sum(sizes[name] for name in names),
         nodes=cpus_of(",".join(homes), source),
         mode="strict" if homes else None,
@@ -392,7 +302,7 @@ def _read_devices(command: HypervisorCommand) -> Mapping[str, Any]:
     gpu_of: list[tuple[int, str]] = []
     for keys in command.all("--numa"):
         cell = command.number(keys, "guest_numa_id")
-        for segment in _list(keys.get("pci_segments", "")):
+        for segment in list_of(keys.get("pci_segments", "")):
             cell_of[number_of(segment, f"{command.source}: pci_segments")] = cell
         gpu_of += [(cell, keys["device_id"])] if "device_id" in keys else []
     devices, by_id = [], {}
@@ -444,22 +354,6 @@ def _write_devices(writing: Writing[HypervisorCommand]) -> Mapping[str, list[str
     if segments:
         platform["num_pci_segments"] = str(len(segments) + 1)
     return {"--platform": [_merged({}, platform)] if platform else [], "--device": words}
-
-
-def _refuse(writing: Writing[HypervisorCommand]) -> None:
-    """Source: validate() in vmm/src/config.rs of Cloud Hypervisor; the dies from 52.0 on."""
-    shape = writing.plan.vm.cpu_topology
-    if shape is None:
-        return
-    arm = writing.guest.architecture == "aarch64"
-    found, most, of = (
-        (shape.dies, 1, "die a package") if arm else (shape.threads, 2, "threads a core")
-    )
-    if found > most:
-        raise InputError(
-            f"{writing.source}: expected at most {most} {of} for Cloud Hypervisor, found {found}",
-            hint="choose another layout: homenode list layouts says which show threads",
-        )
 
 
 def _prepare(writing: Writing[HypervisorCommand], wanted: Any) -> tuple[tuple[str, bytes], ...]:
@@ -552,7 +446,6 @@ CODEC = Codec(
     parse=parse,
     new=_new,
     edited=_edited,
-    refuse=_refuse,
     most_vcpus=254,
     companions=_prepare,
 )

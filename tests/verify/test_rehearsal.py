@@ -88,3 +88,15 @@ def test_only_what_qemus_user_can_read_is_given_to_it(tmp_path: Path) -> None:
     own.write_bytes(bytes(36))
     own.chmod(0o600)
     assert kept("-acpitable", f"file={own}") == []
+
+
+def test_what_qemu_argv_leaves_out_of_a_network_card_is_tried() -> None:
+    nic = (
+        b"<devices><interface type='hostdev'/><interface type='bridge'><model type='virtio'/>"
+        b"<driver rx_queue_size='512'/><acpi index='5'/><mtu size='9000'/></interface></devices>"
+    )
+    device = '{"driver":"virtio-net-pci","id":"net0"}'
+    (_, made) = kept("-device", device, inside=nic)
+    assert '"acpi-index":5,"rx_queue_size":512,"host_mtu":9000' in made
+    plain = nic.replace(b"virtio", b"e1000")
+    assert kept("-device", device, inside=plain)[1].endswith('"acpi-index":5}')

@@ -205,6 +205,10 @@ CANNOT |= {
             )
         },
     ),
+    "index": (
+        "start-argument",
+        {"devices": 2 * "<interface type='user'><acpi index='5'/></interface>"},
+    ),
     "mode": ("start-permission", {"devices": disk("{at}/kept.img")}),
     "tap": (
         "start-in-use",
@@ -230,6 +234,10 @@ CAN: dict[str, dict[str, str]] = {
         + "<serial type='file'><source path='{at}/new.log'/></serial>"
         "<channel type='unix'><target type='virtio' name='org.qemu.guest_agent.0'/></channel>",
         "tail": arguments("-global", "pcie-root-port.x-speed=2_5"),
+    },
+    "spice": {
+        "devices": "<graphics type='spice'><listen type='none'/></graphics>"
+        "<channel type='spicevmc'><target type='virtio' name='com.redhat.spice.0'/></channel>"
     },
     "what-libvirt-makes": {
         "os": PFLASH + "<nvram>/var/lib/libvirt/qemu/nvram/{name}.fd</nvram>",

@@ -206,6 +206,11 @@ def test_an_access_control_list_says_whether_qemus_user_enters(
     assert (above.barred(str(folder / "disk.img")) is None) == enters
 
 
+@pytest.mark.parametrize("content", [b"KDMV", b"COWD", b"# Disk DescriptorFile\nversion=1"])
+def test_each_form_of_a_vmdk_is_one(content: bytes) -> None:
+    assert read_head(content, "vmdk").fault is None
+
+
 def test_a_first_table_that_is_too_short_for_its_image_is_a_fault() -> None:
     content = bytearray(qcow2())
     struct.pack_into(">Q", content, 24, 1 << 60)

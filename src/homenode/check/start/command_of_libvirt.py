@@ -43,8 +43,7 @@ def refusal(machine: StartMachine, document: Document) -> Iterator[Finding]:
         yield from _of_qemu(machine, words)
         yield from rehearsal(machine, document, words)
         return
-    lines = [line.removeprefix("error: ").strip() for line in done.stderr.splitlines()]
-    said = " ".join(line for line in lines if line)
+    said = " ".join(done.stderr.replace("error: ", "").split())
     is_known = "failed to connect" not in said and _NOT_ASKED not in said
     yield finding(
         "refused-by-libvirt" if is_known else "start-unknown",

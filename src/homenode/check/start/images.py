@@ -33,13 +33,13 @@ _MAX_L1_BYTES = 32 << 20
 _KNOWN_FEATURES = 0x1F
 """dirty, corrupt, data file, compression, extended L2: those of QEMU 5.2 and newer."""
 
-_MAGIC = {
+_MAGIC: dict[str, tuple[int, *tuple[bytes, ...]]] = {
     "qcow2": (0, _QCOW2),
     "qcow": (0, b"QFI\xfb\0\0\0\1"),
     "qed": (0, b"QED\0"),
     "bochs": (0, b"Bochs Virtual HD Image"),
     "cloop": (0, b"#!/bin/sh\n#V2.0 Format"),
-    "vmdk": (0, b"KDMV"),
+    "vmdk": (0, b"KDMV", b"COWD", b"# Disk DescriptorFile"),
     "vdi": (0x40, b"\x7f\x10\xda\xbe"),
     "vhdx": (0, b"vhdxfile"),
     "luks": (0, b"LUKS\xba\xbe"),
@@ -68,8 +68,8 @@ def read_head(content: bytes, format: str) -> ImageHead:
     >>> read_head(b"no image", "qcow2").fault
     'no qcow2: its first bytes are of no such image'
     """
-    at, magic = _MAGIC.get(format, (0, b""))
-    if content[at : at + len(magic)] != magic:
+    at, *magics = _MAGIC.get(format, (0, b""))
+    if not content[at:].startswith(tuple(magics)):
         return ImageHead(fault=f"no {format}: its first bytes are of no such image")
     if format == "qcow2":
         return _qcow2(content)
@@ -177,8 +177,8 @@ def chain_of(path: str, format: str, *, is_followed: bool) -> Chain:
             return Chain(unknown=f"{here} is over {below[:200]}, no path", files=tuple(files))
         if below in files or below == path:
             return Chain(fault=f"{here} is over {below}, which is over itself")
-        if not Path(below).exists():
-            return Chain(fault=f"{here}: its backing file {below} is not there")
+        if Path(below).is_dir() or not Path(below).exists():
+            return Chain(fault=f"{here}: its backing file {below} is not there, or a folder")
         if head.backing_format is None and _looks_like(below) != "raw":
             return Chain(fault=f"{here}: it does not name the format of its backing file {below}")
         files.append(below)
@@ -210,5 +210,5 @@ def _looks_like(path: str) -> str:
             content = file.start(_HEAD_BYTES)
     except HomenodeError:
         return "raw"
-    found = (name for name, (at, magic) in _MAGIC.items() if content[at:].startswith(magic))
+    found = (name for name, (at, *own) in _MAGIC.items() if content[at:].startswith(tuple(own)))
     return next(found, "raw")

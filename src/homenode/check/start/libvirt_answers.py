@@ -74,11 +74,12 @@ def _emulator(machine: StartMachine, need: Need) -> NeedAnswer:
         return unknown(f"libvirt at {machine.uri} does not answer")
     if done.returncode == 0:
         return READY
-    said = done.stderr.strip().splitlines()
-    why = said[-1].removeprefix("error: ") if said else "no reason given"
     is_kvm = (machine.document.root.get("type") or "kvm") == "kvm"
     without = machine.virsh("domcapabilities", "--virttype", "kvm") if is_kvm else None
-    return missing(why[:300], "start-kvm" if without is not None and without.returncode else None)
+    return missing(
+        done.stderr.strip()[:300],
+        "start-kvm" if without is not None and without.returncode else None,
+    )
 
 
 def _cpu(machine: StartMachine, need: Need) -> NeedAnswer:
@@ -163,8 +164,7 @@ def _weight(machine: StartMachine, need: Need) -> NeedAnswer:
 
 def _range(machine: StartMachine, need: Need) -> NeedAnswer:
     least, _, most = need.detail.partition("-")
-    is_number = need.value.isdecimal() and need.value.isascii() and len(need.value) < 20
-    value = int(need.value) if is_number else -1
+    value = int(need.value) if need.value.isdecimal() and len(need.value) < 20 else -1
     if int(least) <= value <= int(most or value):
         return READY
     taken = f"{least} to {most}" if most else f"{least} or more"
@@ -187,10 +187,10 @@ def _label(machine: StartMachine, need: Need) -> NeedAnswer:
 
 
 def _security(machine: StartMachine, need: Need) -> NeedAnswer:
-    done = machine.virsh("capabilities")
-    if done is None or done.returncode:
-        return unknown(f"libvirt at {machine.uri} does not answer")
-    root = parse_xml(done.stdout, "capabilities", "virsh capabilities")
+    said = _answered(machine, "libvirt", "capabilities")
+    if isinstance(said, NeedAnswer):
+        return said
+    root = parse_xml(said, "capabilities", "virsh capabilities")
     models = {one.text for one in root.iterfind("host/secmodel/model")} - {"none"}
     if need.value in models:
         return READY
@@ -198,10 +198,10 @@ def _security(machine: StartMachine, need: Need) -> NeedAnswer:
 
 
 def _name(machine: StartMachine, need: Need) -> NeedAnswer:
-    done = machine.virsh("list", "--all", "--uuid", "--name")
-    if done is None or done.returncode:
-        return unknown(f"libvirt at {machine.uri} does not answer")
-    for line in done.stdout.splitlines():
+    said = _answered(machine, "libvirt", "list", "--all", "--uuid", "--name")
+    if isinstance(said, NeedAnswer):
+        return said
+    for line in said.splitlines():
         uuid, _, name = line.strip().partition(" ")
         other = bool(need.detail) and uuid != need.detail.lower()
         if name.strip() == need.value and (other or not need.detail):
@@ -238,6 +238,10 @@ def _argument(machine: StartMachine, need: Need) -> NeedAnswer:
     return unknown(f"{need.value} {need.detail[:80]}: only a start shows what it does")
 
 
+_UNLISTED = ("none", "spicevmc", "spiceport", "braille")
+"""Kinds that QEMU has, or has in a module that it loads when it is asked for one."""
+
+
 def known_kind(machine: StartMachine, option: str, kind: str) -> NeedAnswer:
     """Whether this QEMU has a kind of device, object or backend."""
     if not _DRIVER.match(kind):
@@ -246,7 +250,7 @@ def known_kind(machine: StartMachine, option: str, kind: str) -> NeedAnswer:
     listed = machine.ask_qemu(option, "help" if is_listed else f"{kind},help")
     if listed is None:
         return unknown(f"{option} {kind}: this emulator is not asked")
-    if listed and (not is_listed or kind in (*listed.split(), "none")):
+    if listed and (not is_listed or kind in (*listed.split(), *_UNLISTED)):
         return READY
     return missing(f"{option} {kind}: this QEMU has none of that name")
 

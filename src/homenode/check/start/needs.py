@@ -28,7 +28,7 @@ class NeedKind(StrEnum):
     FOLDER = "a folder"
     PARENT = "a folder in which the file is made"
     BOUND = "a folder in which the socket is made"
-    MADE = "a folder in which QEMU makes the socket"
+    MADE = "a folder in which QEMU makes the file"
     PIPE = "a named pipe"
     SOCKET = "a socket on which something listens"
     PROGRAM = "a program"
@@ -202,6 +202,7 @@ ROWS: tuple[_Row, ...] = (
     _Row("devices/graphics/listen", "@address", Q.ADDRESS, (("@type", ("address",)),)),
     _Row("devices/graphics/listen", "@network", Q.NETWORK, (("@type", ("network",)),)),
     _Row("devices/graphics/listen", "@socket", Q.MADE, (("@type", ("socket",)),)),
+    _Row("devices/graphics", "@socket", Q.MADE),
     _Row("devices/graphics", "@websocket", Q.PORT, detail="listen/@address"),
     _Row("devices/graphics", "@tlsPort", Q.PORT, (("@autoport", (None, "no")),), "listen/@address"),
     _Row("devices/graphics", "@port", Q.PORT, (("@autoport", (None, "no")),), "listen/@address"),
@@ -209,6 +210,7 @@ ROWS: tuple[_Row, ...] = (
     _Row("devices/shmem/server", "@path", Q.SOCKET),
     _Row("seclabel", "@model", Q.SECURITY),
     _Row("seclabel", "label", Q.LABEL, (("@model", ("dac",)), ("@type", ("static",))), "@relabel"),
+    _Row("devices/disk/source/seclabel", "label", Q.LABEL, (("@model", ("dac",)),)),
     _Row("resource/partition", ".", Q.PARTITION),
     _Row("devices/graphics", "@listen", Q.ADDRESS),
     _Row("devices/interface", "source/@port", Q.PORT, (("@type", ("server",)),), "source/@address"),
@@ -445,11 +447,11 @@ _PATHS: dict[str, tuple[tuple[str, str, Q], ...]] = {
     "-drive": (("", "file", Q.IMAGE),),
     "-acpitable": (("", "file", Q.FILE), ("", "data", Q.FILE)),
     "-chardev": (
-        ("file", "path", Q.PARENT),
+        ("file", "path", Q.MADE),
         ("pipe", "path", Q.PIPE),
         ("serial", "path", Q.NODE),
         ("parallel", "path", Q.NODE),
-        ("socket", "path", Q.BOUND),
+        ("socket", "path", Q.MADE),
     ),
     "-object": (
         ("memory-backend-file", "mem-path", Q.PARENT),
@@ -492,7 +494,7 @@ def _arguments(document: Document) -> Iterator[Need]:
             yield Need(subject=option, kind=Q.PCI, value=where)
         for path, kind in opened:
             if path is not None and path.startswith("/"):
-                kind = Q.SOCKET if kind is Q.BOUND and is_joined else kind
+                kind = Q.SOCKET if first == "socket" and is_joined else kind
                 detail = said.get("format") or "raw" if kind is Q.IMAGE else ""
                 yield Need(subject=option, kind=kind, value=path, detail=detail)
         at += 1 + bool(value)

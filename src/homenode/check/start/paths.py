@@ -20,8 +20,6 @@ from homenode.input_files import read_kernel_file, read_plain
 from homenode.json_text import NotJsonError, decode_json
 from homenode.process import find_program
 
-_LISTENING = "0A"
-
 _OWN_FOLDERS = ("/var/lib/libvirt/qemu/", "/run/libvirt/qemu/", "/var/run/libvirt/qemu/")
 """libvirt makes these and what is below them."""
 
@@ -84,17 +82,10 @@ def _image(machine: StartMachine, need: Need) -> NeedAnswer:
     found = stat_of(need.value)
     if isinstance(found, NeedAnswer):
         return found
-    if not stat.S_ISREG(found.st_mode) and not stat.S_ISBLK(found.st_mode):
-        return missing(f"{need.value}: no plain file")
-    return _content(machine, need, need.value, found)
-
-
-def _block(machine: StartMachine, need: Need) -> NeedAnswer:
-    found = stat_of(need.value)
-    if isinstance(found, NeedAnswer):
-        return found
-    if not stat.S_ISBLK(found.st_mode) and not stat.S_ISCHR(found.st_mode):  # as QEMU's host_device
-        return missing(f"{need.value}: no block device")
+    is_block = need.kind is NeedKind.BLOCK  # QEMU's host_device takes a character device as well
+    taken = (stat.S_ISBLK, stat.S_ISCHR) if is_block else (stat.S_ISREG, stat.S_ISBLK)
+    if not any(holds(found.st_mode) for holds in taken):
+        return missing(f"{need.value}: no {'block device' if is_block else 'plain file'}")
     return _content(machine, need, need.value, found)
 
 
@@ -192,11 +183,12 @@ def _bound(machine: StartMachine, need: Need) -> NeedAnswer:
 
 
 def _made(machine: StartMachine, need: Need) -> NeedAnswer:
-    """Of a display: libvirt binds the sockets of other devices itself."""
-    folder, user = str(Path(need.value).parent), machine.user
+    """Of a display or an argument: libvirt makes what other devices have itself."""
+    path, user = Path(need.value), machine.user
+    written = path if path.is_file() else path.parent
     found = _bound(machine, need)
-    if found is READY and user is not None and not user.may(Path(folder), 2):
-        why = f"{need.value}: user {user.name}, as whom QEMU runs, may not write {folder}"
+    if found is READY and user is not None and not user.may(written, 2):
+        why = f"{need.value}: user {user.name}, as whom QEMU runs, may not write {written}"
         return missing(why, "start-permission")
     return found
 
@@ -310,40 +302,38 @@ def _address(machine: StartMachine, need: Need) -> NeedAnswer:
     return READY
 
 
-def _listening() -> frozenset[int]:
-    found = set()
-    for path in ("/proc/net/tcp", "/proc/net/tcp6"):
-        for line in kernel_text(path).splitlines()[1:]:
-            words = line.split()
-            if len(words) > 3 and words[3] == _LISTENING:
-                found.add(int(words[1].rpartition(":")[2], 16))
-    return frozenset(found)
-
-
-def _port(machine: StartMachine, need: Need) -> NeedAnswer:
-    """Whether a socket can be bound to it, as QEMU does."""
-    if not need.value.isdecimal() or not 0 < int(need.value) < 1 << 16:
-        return READY  # -1 and 0 are libvirt's to choose
-    family = socket.AF_INET6 if ":" in need.detail else socket.AF_INET
+def _bind_error(address: str, port: str) -> int | None:
+    """Why no socket can be bound to it as QEMU does, as errno; None where one can."""
+    if not 0 < int(port) < 1 << 16:  # 0 is libvirt's to choose
+        return errno.EADDRNOTAVAIL
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family) as one:
         one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            one.bind((need.detail if _NUMERIC.match(need.detail) else "", int(need.value)))
+            one.bind((address if _NUMERIC.match(address) else "", int(port)))
         except OSError as error:
-            if error.errno == errno.EADDRINUSE:
-                return missing(f"port {need.value}: something has it already")
-            if error.errno != errno.EADDRNOTAVAIL:  # which the need of the address says
-                return unknown(f"port {need.value}: {(error.strerror or '').lower()}")
-    return READY
+            return error.errno
+    return None
+
+
+def _port(machine: StartMachine, need: Need) -> NeedAnswer:
+    number = _bind_error(need.detail, need.value) if need.value.isdecimal() else None
+    if number == errno.EADDRINUSE:
+        return missing(f"port {need.value}: something has it already")
+    if number in (None, errno.EADDRNOTAVAIL):  # which the need of the address says
+        return READY
+    return unknown(f"port {need.value}: {os.strerror(number).lower()}")
 
 
 def _listener(machine: StartMachine, need: Need) -> NeedAnswer:
     here = need.detail in ("", "127.0.0.1", "::1", "localhost")
     if not here or not need.value.isdecimal():
         return unknown(f"{need.detail}:{need.value}: no connection is made to another machine")
-    if int(need.value) in _listening():
+    number = _bind_error(need.detail, need.value)
+    if number == errno.EADDRINUSE:
         return READY
-    return missing(f"{need.detail}:{need.value}: nothing listens there")
+    why = f"{need.detail}:{need.value}: nothing listens there"
+    return missing(why) if number is None else unknown(why)
 
 
 def _usb(machine: StartMachine, need: Need) -> NeedAnswer:
@@ -404,7 +394,7 @@ LOOKED_AT: Mapping[NeedKind, Callable[[StartMachine, Need], NeedAnswer]] = {
     NeedKind.BOUND: _bound,
     NeedKind.MADE: _made,
     NeedKind.NODE: _kind(lambda mode: not stat.S_ISDIR(mode), "device"),
-    NeedKind.BLOCK: _block,
+    NeedKind.BLOCK: _image,
     NeedKind.FOLDER: _kind(stat.S_ISDIR, "folder"),
     NeedKind.PARENT: _parent,
     NeedKind.PIPE: _pipe,

@@ -24,7 +24,7 @@ from homenode.input_files import read_kernel_file
 from homenode.json_text import NotJsonError, decode_json
 from homenode.process import run
 from homenode.vm.domain.controllers import QEMU_NAMESPACE, argument_properties
-from homenode.vm.domain.document import Document
+from homenode.vm.domain.document import Document, Element
 
 _ASK_S = 60.0
 _NOBODY = 65534
@@ -109,6 +109,8 @@ class Rehearsed:
         self.is_confidential = False
         self._left_out: set[str] = set()
         self._hubs = 0
+        nics = (n for n in document.root.all("devices/interface") if n.get("type") != "hostdev")
+        self._nics = {f"net{at}": _of_nic(nic) for at, nic in enumerate(nics)}
         for at, option in enumerate(words):
             if not option.startswith("-"):
                 continue
@@ -167,7 +169,8 @@ class Rehearsed:
             return ""
         if value[:1] != "{":
             return "" if any(name in said for name in _ABSENT) else value
-        changed = overridden(self.document, str(said.get("id", "")))
+        name = str(said.get("id", ""))
+        changed = {**self._nics.get(name, {}), **overridden(self.document, name)}
         made = {**said, **{name: one for name, one in changed.items() if one is not None}}
         gone = {*_ABSENT, *(name for name, one in changed.items() if one is None)}
         return _json({name: one for name, one in made.items() if name not in gone})
@@ -181,6 +184,22 @@ class Rehearsed:
         except OSError:
             is_ours = False
         return value if "file" not in said or (is_ours and path.is_file()) else ""
+
+
+_OF_NIC = {
+    "acpi-index": "acpi/@index",
+    "rx_queue_size": "driver/@rx_queue_size",
+    "tx_queue_size": "driver/@tx_queue_size",
+    "host_mtu": "mtu/@size",
+}
+
+
+def _of_nic(nic: Element) -> dict[str, int]:
+    """What qemu-argv leaves out: it makes each interface one of type ethernet."""
+    said = {name: nic.value(path) or "" for name, path in _OF_NIC.items()}
+    is_virtio = (nic.value("model/@type") or "").startswith("virtio")
+    names = _OF_NIC if is_virtio else ("acpi-index",)
+    return {name: int(said[name]) for name in names if _INT.match(said[name])}
 
 
 def _said(value: str) -> _Said:

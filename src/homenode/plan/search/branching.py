@@ -7,6 +7,7 @@ known cost. Where the budget does not end it, no set is better.
 
 from collections.abc import Callable, Sequence
 from functools import cache, cached_property
+from itertools import combinations
 from typing import Any
 
 from homenode.machine.topology import LOCAL_DISTANCE
@@ -17,14 +18,16 @@ from homenode.plan.search.problem import Work
 from homenode.plan.search.supply import are_unequal
 
 # Steps, next to those for each node, package and home that is looked at:
-STEPS_OF_FAMILY = 25  # to compare one
-STEPS_OF_SET = 100  # to work out one set of nodes, without its GPUs and its split
-STEPS_OF_PACKAGES = 15  # to count those near to devices
+STEPS_OF_FAMILY = 12  # to compare one
+STEPS_OF_TERM = 3  # of it, next to those for some nodes:
+NODES_OF_STEP = 16
+STEPS_OF_SET = 40  # to work out one set of nodes, without its GPUs and its split
+STEPS_OF_PACKAGES = 5  # to count those near to devices
 STEPS_OF_SIZES = 100  # to level the cells over the nodes that hold the most
-STEPS_OF_HOME = 8  # to bound the distances to one home of GPUs
+STEPS_OF_HOME = 6  # to bound the distances to one home of GPUs
 
 Key = tuple[Any, ...]
-WorkOut = Callable[[int], Key | None]
+WorkOut = Callable[[int, Key], Key | None]
 
 
 class _Sums:
@@ -46,7 +49,8 @@ class Branching:
     """One search for better sets. names: terms that are compared, those of the set of nodes alone
     or all up to its indices.
 
-    work_out: what a set of nodes (bits) comes to by these terms, None where it cannot be chosen.
+    work_out: what a set of nodes (bits) comes to by these terms, None where it cannot be chosen or
+    is certain to be worse than the best known cost.
     is_complete: whether the last search ended within its work. nodes: the best set that it found.
     """
 
@@ -66,12 +70,16 @@ class Branching:
         self._additive: dict[str, _Sums | None] = {}
         self._sizes: dict[tuple[int, ...], CellSizes] = {}
 
-    def better(self, best: Key) -> Key:
-        """The least cost, of all sets and the best known one (empty: none); ties go to that one."""
+    def better(self, best: Key, nodes: int = 0) -> Key:
+        """The least cost, of all sets and the best known one (empty: none); ties go to that one.
+        nodes: that one (bits)."""
         self._best = best
         if self.work.left <= 0:
             self.is_complete = False
             return best
+        if nodes:
+            self.climb(best, nodes, 1)
+            best = self._best
         bounds = []
         for number, able in self.candidates.counts(self.problem.eligible):
             self._number, low = number, tuple[Any, ...]()
@@ -82,11 +90,42 @@ class Branching:
             else:
                 bounds.append((low, number, able))
         for _, number, able in sorted(bounds):
-            self._number, self._additive = number, {}
+            self._turn_to(number)
             if not self._visit(0, able, number):
                 self.is_complete = False
                 break
         return self._best
+
+    def climb(self, best: Key, nodes: int, depth: int) -> Key:
+        """The best of the sets next to these nodes (bits), of those next to it, and so on until
+        none is better: with up to `depth` of the nodes in exchange for as many others, one less or
+        one more."""
+        self._best, self.nodes, most = (
+            best,
+            nodes,
+            dict(self.candidates.counts(self.problem.eligible)),
+        )
+        number, exchanged = nodes.bit_count(), 1
+        while exchanged <= min(depth, number):
+            before = self._best
+            for some in combinations(members(self.nodes), exchanged):
+                kept = self.nodes & ~sum([1 << node for node in some])
+                for left in (exchanged - 1, exchanged, exchanged + 1):
+                    self._turn_to(number - exchanged + left)
+                    able = most.get(self._number, 0)
+                    if not kept & ~able and not self._visit(kept, able & ~self.nodes, left):
+                        return self._best
+                if self._best != before:
+                    break
+            exchanged = 1 if self._best != before else exchanged + 1
+            number = self.nodes.bit_count()
+        return self._best
+
+    def _turn_to(self, number: int) -> None:
+        """Sets of so many nodes are looked at now."""
+        if number != self._number and self.candidates.equal:
+            self._additive = {}  # shares are others
+        self._number = number
 
     def _visit(self, chosen: int, may: int, left: int) -> bool:
         """Looks at the sets of `chosen` and `left` nodes of `may`; False where the budget ended."""
@@ -95,7 +134,7 @@ class Branching:
         while True:
             if self.work.left <= 0:
                 return False
-            self.work.spend(STEPS_OF_FAMILY + may.bit_count())
+            self.work.spend(STEPS_OF_FAMILY + may.bit_count() // 4)
             narrowed = self._narrowed(chosen, may, left)
             if narrowed is None:
                 return True
@@ -119,7 +158,7 @@ class Branching:
             return True
         if self.candidates.holds(nodes):
             self.work.spend(STEPS_OF_SET)
-            found = self.work_out(nodes)
+            found = self.work_out(nodes, self._best)
             if found is not None and (not self._best or found < self._best):
                 self._best, self.nodes = found, nodes
         return True
@@ -145,6 +184,7 @@ class Branching:
         if not self._best:
             return may
         for name, value in zip(self.names, self._best, strict=True):
+            self.work.spend(STEPS_OF_TERM + len(self._nodes) // NODES_OF_STEP)
             low = self._least(name, chosen, may, left)
             if low > value:
                 return None

@@ -6,7 +6,7 @@ by home; what is left of the GPUs costs at least what each would with the split 
 """
 
 from collections.abc import Iterator, Sequence
-from itertools import accumulate, combinations
+from itertools import accumulate, combinations, groupby
 from math import comb
 from operator import add, itemgetter, mul
 from typing import NamedTuple
@@ -18,7 +18,7 @@ from homenode.plan.search.problem import SearchProblem, Work
 
 MOST_SPLITS = 70  # of one set of nodes, that are asked one by one for their GPUs
 MOST_EQUAL = 100  # numbers of GPUs by home that are equally near and are kept
-STEPS_OF_BRANCH = 20  # to try a number of GPUs of a home, next to those for each node
+STEPS_OF_BRANCH = 10  # to try a number of GPUs of a home, next to those for each node
 DISTANCES_OF_STEP = 8  # that are looked at
 
 Ranges = tuple[GroupRange, ...]
@@ -121,15 +121,16 @@ class _Splits(NamedTuple):
         narrowed = [
             GroupRange(low, low, one.step) for low, one in zip(self.low, self.ranges, strict=True)
         ]
-        for weight in sorted(set(weights)):
-            if not left:
-                break
-            here = [i for i, other in enumerate(weights) if other == weight]
-            space = sum(self.room[i] for i in here)
+        weight = weights.__getitem__
+        for _, alike in groupby(sorted(self.wide, key=weight), key=weight):
+            here = list(alike)
+            space = sum([self.room[i] for i in here])
             for i in here:
                 one = self.ranges[i]
                 narrowed[i] = one._replace(least=one.most) if space <= left else one
             left -= min(space, left)
+            if not left:
+                break
         return tuple(narrowed)
 
     def few(self) -> Iterator[tuple[int, ...]]:
@@ -220,7 +221,9 @@ class NearestGpus:
 
     def _of_group(self, asked: _Asked, most: int | None) -> list[Choice]:
         if not asked.left:
-            return _within(most, [asked.choice(asked.row, asked.certain, ())])
+            if most is not None and asked.splits.distance(asked.row) > most:
+                return []
+            return [asked.choice(asked.row, asked.certain, ())]
         few = list(asked.splits.few())
         if few:
             found: list[Choice] = []

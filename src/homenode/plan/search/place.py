@@ -200,6 +200,7 @@ class _Walk:
             elif attempt.is_possible:
                 self._reject_single_nodes(attempt)
                 best = self._better(attempt, attempts) or attempt
+                best.finish()
                 found = best.placement if self.brief else best.explained(self.rejections)
                 return found if self.is_sure else replace(found, optimal=None)
         if self.brief:

@@ -28,6 +28,8 @@ from homenode.plan.search.split import least_split, least_sums
 MOST_RUNNERS_UP = 3
 
 STEPS_OF_COST = 20  # to work out one choice of GPUs and groups, next to those for each node
+MOST_EXCHANGED = 3  # nodes at once, where a search did not end
+MOST_STARTS = 5  # of other packages, from which better sets of nodes are looked for
 STEPS_TO_EXPLAIN = 20_000  # for the runners-up, which no plan depends on
 
 
@@ -47,12 +49,14 @@ class Placing(Struct, frozen=True, kw_only=True):
 class Solution(Struct, frozen=True, kw_only=True):
     """The placing of least cost. optimal: None where not all were compared.
 
-    runners_up: works out other sets of nodes, best first, at most MOST_RUNNERS_UP.
+    runners_up: works out other sets of nodes, best first, at most MOST_RUNNERS_UP. continued: looks
+    for a better placing with all work that is left.
     """
 
     best: Placing
     optimal: bool | None
     runners_up: Callable[[], Sequence[Placing]]
+    continued: Callable[[], "Solution"] | None = None
 
 
 _COSTS_OF_EQUALITY = frozenset(
@@ -210,7 +214,7 @@ class _Search:
         if self.candidates.exact:
             return found, True
         branching = self._branching(self.problem.first, self.problem.first_terms, share=4)
-        least = branching.better(found)
+        least = branching.better(*self.ranked[0])
         if least < found:
             self.ranked.insert(0, (least, branching.nodes))
         return least, branching.is_complete
@@ -269,7 +273,7 @@ class _Search:
         is_exact = are_all and self.exact and self.nearest.exact and self.candidates.exact
         if not (are_all and self.candidates.exact):
             branching = self._branching(self._names, self._cost_on, share=2)
-            better = self._placings.get(branching.better(self.key(done[0])))
+            better = self._placings.get(branching.better(self.key(done[0]), done[0].nodes))
             if better is not None:
                 nodes = better.nodes
                 done.insert(0, better)
@@ -277,10 +281,30 @@ class _Search:
                 others = [one for one in others if one != nodes]
             is_exact = branching.is_complete and self.exact and self.nearest.exact
         far.sort(key=bounds.__getitem__)
+        return self._solution(done, [*far, *others], is_exact=is_exact)
+
+    def _solution(self, done: list[Placing], others: list[int], *, is_exact: bool) -> Solution:
+        def continued() -> Solution:
+            branching = self._branching(self._names, self._cost_on, share=1)
+            starts: dict[int, int] = {}
+            for nodes in (*(one.nodes for one in done), *others):
+                starts.setdefault(self.problem.distances.packages_of(nodes), nodes)
+            best = self.key(done[0])
+            self._placings[best] = done[0]
+            for nodes in list(starts.values())[1:MOST_STARTS]:
+                key = self._cost_on(nodes, ())
+                best = min(best, branching.climb(key, nodes, 1)) if key else best
+            best = branching.climb(best, self._placings[best].nodes, MOST_EXCHANGED)
+            better = self._placings[best]
+            rest = [one for one in others if one != better.nodes]
+            placings = done if better is done[0] else [better, *done]
+            return self._solution(placings, rest, is_exact=is_exact)
+
         return Solution(
             best=done[0],
             optimal=True if is_exact else None,
-            runners_up=lambda: self._runners_up(done, [*far, *others]),
+            runners_up=lambda: self._runners_up(done, others),
+            continued=None if is_exact else continued,
         )
 
     def any_placing(self) -> Placing:
@@ -320,11 +344,22 @@ class _Search:
         """What it costs, up to the indices of its nodes."""
         return tuple([term.value for term in cost_terms(placing.cost, self._names)])
 
-    def _cost_on(self, nodes: int) -> tuple[Any, ...] | None:
-        """What the best placing on these nodes (bits) costs."""
-        if self.problem.first_terms(nodes) is None:
+    def _cost_on(self, nodes: int, most: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        """What the best placing on these nodes (bits) costs; None where it is more than `most`."""
+        known, farthest = self.problem.first_terms(nodes, most), None
+        if known is None:
             return None
-        placing = self.work_out(nodes, self.nearest.choices(nodes, self.ranges(nodes)))
+        if self.problem.even_splits:
+            self.work.spend(STEPS_OF_COST + nodes.bit_count())
+            known += self.candidates.splits(nodes).sizes
+        if most and most[: len(known)] < known:
+            return None
+        if known == most[: len(known)] and "device_distance" in self._names:
+            farthest = most[self._names.index("device_distance")]
+        choices = self.nearest.choices(nodes, self.ranges(nodes), farthest)
+        if not choices:
+            return None
+        placing = self.work_out(nodes, choices)
         key = self.key(placing)
         self._placings[key] = placing
         return key

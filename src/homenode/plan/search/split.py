@@ -44,13 +44,12 @@ def least_split(
     number = sum(map(len, every)) * (left + 1)
     if number > MOST_SUMS or number // SUMS_OF_STEP > work.left:
         return tuple(zip(nodes, even, strict=True)), False
-    work.spend(number // SUMS_OF_STEP)
     by_size = [_by_size(problem, node, some) for node, some in zip(nodes, every, strict=True)]
     sizes = sorted(set(by_size[0]).intersection(*by_size[1:]))
-    alike = [_least(problem, nodes, [one[size] for one in by_size]) for size in sizes]
+    alike = [_least(problem, nodes, [one[size] for one in by_size], work) for size in sizes]
     best = min(
         (unisolated, llcs, unequal, short, squares, split)
-        for unequal, ways in enumerate((alike, [_least(problem, nodes, every)]))
+        for unequal, ways in enumerate((alike, [_least(problem, nodes, every, work)]))
         for unisolated, llcs, short, squares, split in filter(None, ways)
     )
     return tuple(zip(nodes, (-groups for groups in best[-1]), strict=True)), True
@@ -64,7 +63,7 @@ _WIDTHS = (32, 32, 80, 48)
 
 
 def _least(
-    problem: SearchProblem, nodes: Sequence[int], choices: Sequence[Sequence[int]]
+    problem: SearchProblem, nodes: Sequence[int], choices: Sequence[Sequence[int]], work: Work
 ) -> _Sums | None:
     """The least sums where each node gets one of these numbers of groups, None where no way comes
     to the groups of the VM. All sums of a way are digits of one number, the split the last."""
@@ -74,6 +73,7 @@ def _least(
     for place, node, some in zip(range(len(nodes))[::-1], nodes, choices, strict=True):
         most, fewest = most + min(some), fewest + max(some)
         following: dict[int, int] = {}
+        work.spend(len(some) * (1 + len(best) // SUMS_OF_STEP))
         for number in some:
             cost = problem.cost_of(node, number)
             short = problem.short_pages(node, number)

@@ -261,49 +261,51 @@ class _Search:
         if len(tied) > 1:
             bounds = {nodes: self.nearest.bound(nodes, self.ranges(nodes)) for nodes in tied}
             tied.sort(key=bounds.__getitem__)
-        near, far = self._nearest_of(tied, bounds)
         done: list[Placing] = []
-        for nodes, choices in near:
-            if done and self.work.left <= 0:
-                self.exact = False
+        far: list[int] = []
+        best: tuple[Any, ...] = ()
+        for nodes in tied:
+            is_far = bool(done) and bounds[nodes] > self._placings[best].cost.device_distance
+            is_over = bool(done) and self.work.left <= 0
+            self.exact &= is_far or not is_over
+            key = None if is_far or is_over else self._cost_on(nodes, best)
+            if key is None:
                 far.append(nodes)
             else:
-                done.append(self.work_out(nodes, choices))
-        done.sort(key=self.rest_of)
-        is_exact = are_all and self.exact and self.nearest.exact and self.candidates.exact
-        if not (are_all and self.candidates.exact):
+                done.append(self._placings[key])
+                best = min(best or key, key)
+        is_exact = are_all and self.candidates.exact
+        if not is_exact:
             branching = self._branching(self._names, self._cost_on, share=2)
-            better = self._placings.get(branching.better(self.key(done[0]), done[0].nodes))
-            if better is not None:
-                nodes = better.nodes
-                done.insert(0, better)
-                far = [one for one in far if one != nodes]
-                others = [one for one in others if one != nodes]
-            is_exact = branching.is_complete and self.exact and self.nearest.exact
+            best = branching.better(best, self._placings[best].nodes)
+            is_exact = branching.is_complete
+        done.sort(key=self.key)
         far.sort(key=bounds.__getitem__)
-        return self._solution(done, [*far, *others], is_exact=is_exact)
+        is_exact = is_exact and self.exact and self.nearest.exact
+        return self._solution(best, done, [*far, *others], is_exact=is_exact)
 
-    def _solution(self, done: list[Placing], others: list[int], *, is_exact: bool) -> Solution:
+    def _solution(
+        self, best: tuple[Any, ...], done: list[Placing], others: list[int], *, is_exact: bool
+    ) -> Solution:
+        """The placing of this cost. done: placings on nodes of least first terms, best first;
+        others: nodes that were not worked out."""
+
         def continued() -> Solution:
-            branching = self._branching(self._names, self._cost_on, share=1)
+            branching, least = self._branching(self._names, self._cost_on, share=1), best
             starts: dict[int, int] = {}
             for nodes in (*(one.nodes for one in done), *others):
                 starts.setdefault(self.problem.distances.packages_of(nodes), nodes)
-            best = self.key(done[0])
-            self._placings[best] = done[0]
-            for nodes in list(starts.values())[1:MOST_STARTS]:
+            for nodes in list(starts.values())[:MOST_STARTS]:
                 key = self._cost_on(nodes, ())
-                best = min(best, branching.climb(key, nodes, 1)) if key else best
-            best = branching.climb(best, self._placings[best].nodes, MOST_EXCHANGED)
-            better = self._placings[best]
-            rest = [one for one in others if one != better.nodes]
-            placings = done if better is done[0] else [better, *done]
-            return self._solution(placings, rest, is_exact=is_exact)
+                least = min(least, branching.climb(key, nodes, 1)) if key else least
+            least = branching.climb(least, self._placings[least].nodes, MOST_EXCHANGED)
+            return self._solution(least, done, others, is_exact=False)
 
+        placing = self._placings[best]
         return Solution(
-            best=done[0],
+            best=placing,
             optimal=True if is_exact else None,
-            runners_up=lambda: self._runners_up(done, others),
+            runners_up=lambda: self._runners_up(placing.nodes, done, others),
             continued=None if is_exact else continued,
         )
 
@@ -311,28 +313,6 @@ class _Search:
         """On nodes of the least first terms."""
         nodes = self.ranked[0][1]
         return self.work_out(nodes, self.nearest.choices(nodes, self.ranges(nodes)))
-
-    def _nearest_of(
-        self, sets: Sequence[int], bounds: Mapping[int, int]
-    ) -> tuple[list[tuple[int, list[Choice]]], list[int]]:
-        """(the sets of nodes whose devices are nearest, with their choices; the other sets). sets:
-        ascending by the bounds of their distance."""
-        near: list[tuple[int, list[Choice]]] = []
-        far: list[int] = []
-        least: int | None = None
-        for i, nodes in enumerate(sets):
-            if least is not None and bounds[nodes] > least:
-                far += sets[i:]
-                break
-            choices = self.nearest.choices(nodes, self.ranges(nodes), least)
-            if not choices:
-                far.append(nodes)
-                continue
-            if least is None or choices[0].device_distance < least:
-                far += [nodes for nodes, _ in near]
-                near, least = [], choices[0].device_distance
-            near.append((nodes, choices))
-        return near, far
 
     @cached_property
     def _names(self) -> tuple[str, ...]:
@@ -368,11 +348,13 @@ class _Search:
         """The splits over these nodes (bits) that may be the best."""
         return self.candidates.splits(nodes).ranges
 
-    def _runners_up(self, done: Sequence[Placing], others: Sequence[int]) -> list[Placing]:
-        """Sets of nodes after the first of those worked out, then of the others, best first."""
-        runners = _distinct(done)[:MOST_RUNNERS_UP]
+    def _runners_up(
+        self, best: int, done: Sequence[Placing], others: Sequence[int]
+    ) -> list[Placing]:
+        """Sets of nodes next to the best one: those worked out, then others, best first."""
+        runners = [one for one in done if one.nodes != best][:MOST_RUNNERS_UP]
         nearest = self.nearest = NearestGpus(self.problem, Work(STEPS_TO_EXPLAIN))
-        for nodes in others[: MOST_RUNNERS_UP - len(runners)]:
+        for nodes in [one for one in others if one != best][: MOST_RUNNERS_UP - len(runners)]:
             runners.append(self.work_out(nodes, nearest.choices(nodes, self.ranges(nodes))))
         return runners
 

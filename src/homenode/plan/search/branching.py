@@ -108,13 +108,15 @@ class Branching:
         number, exchanged = nodes.bit_count(), 1
         while exchanged <= min(depth, number):
             before = self._best
-            for some in combinations(members(self.nodes), exchanged):
-                kept = self.nodes & ~sum([1 << node for node in some])
-                for left in (exchanged - 1, exchanged, exchanged + 1):
-                    self._turn_to(number - exchanged + left)
-                    able = most.get(self._number, 0)
+            for left in (exchanged - 1, exchanged, exchanged + 1):
+                self._turn_to(number - exchanged + left)
+                able = most.get(self._number, 0)
+                for some in combinations(members(self.nodes), exchanged if able else number + 1):
+                    kept = self.nodes & ~sum([1 << node for node in some])
                     if not kept & ~able and not self._visit(kept, able & ~self.nodes, left):
                         return self._best
+                    if self._best != before:
+                        break
                 if self._best != before:
                     break
             exchanged = 1 if self._best != before else exchanged + 1
@@ -416,24 +418,13 @@ class Branching:
         return self._sizes[key]
 
     def _least_unequal(self, chosen: int, may: int, left: int) -> int:
-        """1 where it is certain that LLCs get unequal numbers of groups."""
+        """1 where it is certain that LLCs get unequal numbers of groups, for equal cells."""
         problem = self.problem
         if self.candidates.equal:
             each = problem.groups // self._number
             costs = [problem.cost_of(node, each) for node in members(chosen)]
             return are_unequal(costs) if costs else 0
-        if (chosen | may) & ~self._of_one_llc or not problem.even_splits:
-            return 0
-        # Each cell is on one LLC, and how unlike the cells are was compared before.
-        squares = self._least_sizes(chosen, may, left).unevenness
-        return int(squares * self._number != problem.groups**2)
-
-    @cached_property
-    def _of_one_llc(self) -> int:
-        """Nodes (bits) whose groups are all of one LLC."""
-        problem = self.problem
-        held = [(node, one.groups) for node, one in enumerate(problem.supplies) if one.groups]
-        return sum([1 << node for node, most in held if problem.cost_of(node, most).llcs == 1])
+        return 0
 
     def _least_device_distance(self, chosen: int, may: int, left: int) -> int:
         """Of devices that the VM gets in any case, and of the nearest GPUs, each by itself."""

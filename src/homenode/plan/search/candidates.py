@@ -257,8 +257,6 @@ class Candidates:
                 for order in self._outwards(seed):
                     its = [node for node in order if nodes >> node & 1 and node != seed]
                     yield [seed, *its]
-                if self._pulled[seed]:
-                    yield self._near_devices(seed, nodes)
         every = [self._by_weight] * any(self._pulled) + [self._by_capacity]
         if wanted := self.problem.pages_together or self.problem.pages_anywhere:
             memory, groups = [one.pages or 0 for one in self.problem.memory], self.problem.groups
@@ -288,17 +286,6 @@ class Candidates:
             known = by_package, sorted(self._by_package, key=distance)
             self._orders_from[seed] = known
         return known
-
-    def _near_devices(self, seed: int, nodes: int) -> list[int]:
-        """As many nodes of GPUs as it may take, and then the others, by distance."""
-        distance, pulled = self.problem.distances.between[seed].__getitem__, self._pulled
-        own, left = [seed], self.problem.devices.options.count + pulled[seed]
-        for node in self._outwards(seed)[1]:
-            if left > 0 and pulled[node] and node != seed and nodes >> node & 1:
-                own.append(node)
-                left += pulled[node]
-        rest = sorted(self._by_package, key=lambda node: (distance(node), -pulled[node]))
-        return own + [node for node in rest if nodes >> node & 1 and node not in own]
 
     @cached_property
     def _pulled(self) -> list[int]:

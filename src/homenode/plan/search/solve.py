@@ -136,7 +136,10 @@ def solve_fixed(problem: SearchProblem, splits: Iterable[Split], work: Work) -> 
     return Solution(
         best=placings[0],
         optimal=True if is_exact else None,
-        runners_up=lambda: _distinct(placings)[:MOST_RUNNERS_UP],
+        # Of each set of nodes the first, which is the best.
+        runners_up=lambda: list({one.nodes: one for one in placings[::-1]}.values())[-2::-1][
+            :MOST_RUNNERS_UP
+        ],
     )
 
 
@@ -341,7 +344,8 @@ class _Search:
             return None
         placing = self.work_out(nodes, choices)
         key = self.key(placing)
-        self._placings[key] = placing
+        known_one = self._placings.setdefault(key, placing)
+        self._placings[key] = min(placing, known_one, key=self.rest_of)
         return key
 
     def ranges(self, nodes: int) -> tuple[GroupRange, ...]:

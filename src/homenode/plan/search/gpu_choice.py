@@ -1,13 +1,12 @@
 """GpuChoice of a set of nodes: the GPUs and the splits of the vCPUs that are nearest to each other.
 
-Which GPUs are nearest depends on how many vCPUs each node gets, and the best split on the GPUs. Of
-few splits each is given its nearest GPUs. Of many, a branch and bound goes over the numbers of GPUs
-by home; what is left of the GPUs costs at least what each would with the split that suits it best.
+Which GPUs are nearest depends on how many vCPUs each node gets, and the best split on the GPUs. One
+split is given its nearest GPUs. Of several, a branch and bound goes over the numbers of GPUs by
+home; what is left of the GPUs costs at least what each would with the split that suits it best.
 """
 
 from collections.abc import Iterator, Sequence
-from itertools import accumulate, combinations, groupby
-from math import comb
+from itertools import accumulate, groupby
 from operator import add, itemgetter, mul
 from typing import NamedTuple
 
@@ -16,7 +15,6 @@ from homenode.plan.search.cell_sizes import GroupRange
 from homenode.plan.search.devices import HomeGpus
 from homenode.plan.search.problem import SearchProblem, Work
 
-MOST_SPLITS = 70  # of one set of nodes, that are asked one by one for their GPUs
 MOST_EQUAL = 100  # numbers of GPUs by home that are equally near and are kept
 STEPS_OF_BRANCH = 10  # to try a number of GPUs of a home, next to those for each node
 DISTANCES_OF_STEP = 8  # that are looked at
@@ -73,23 +71,20 @@ class _Home(NamedTuple):
 
 class _Splits(NamedTuple):
     """The splits within these ranges. low, room: the least groups of each node, and how many more
-    it may get; left: so many more than the least ones. wide: the nodes with room. step: that of
-    each of these, where all are one step of the same size; else 0."""
+    it may get; left: so many more than the least ones. wide: the nodes with room."""
 
     ranges: Ranges
     low: tuple[int, ...]
     room: tuple[int, ...]
     left: int
     wide: tuple[int, ...]
-    step: int
 
     @classmethod
     def within(cls, ranges: Ranges, groups: int) -> "_Splits":
         low = tuple([one.least for one in ranges])
         room = tuple([one.most - one.least for one in ranges])
         wide = tuple([i for i, more in enumerate(room) if more])
-        step = ranges[0].step if {room[i] for i in wide} == {ranges[0].step} else 0
-        return cls(ranges, low, room, groups - sum(low), wide, step)
+        return cls(ranges, low, room, groups - sum(low), wide)
 
     def distance(self, weights: Sequence[int]) -> int:
         """The least sum of groups times the weight of their node."""
@@ -132,13 +127,6 @@ class _Splits(NamedTuple):
             if not left:
                 break
         return tuple(narrowed)
-
-    def few(self) -> Iterator[tuple[int, ...]]:
-        """The splits where they are few, each as the nodes that get a step more than their least;
-        none where they are many."""
-        more = self.left // self.ranges[0].step
-        if (self.step or not self.wide) and comb(len(self.wide), more) <= MOST_SPLITS:
-            yield from combinations(self.wide, more)
 
 
 class _Asked(NamedTuple):
@@ -224,25 +212,11 @@ class NearestGpus:
             if most is not None and asked.splits.distance(asked.row) > most:
                 return []
             return [asked.choice(asked.row, asked.certain, ())]
-        few = list(asked.splits.few())
-        if few:
-            found: list[Choice] = []
-            low, step = asked.splits.low, asked.splits.ranges[0].step
-            lowest = [sum(map(mul, home.row, low)) for home in asked.homes]
-            more = [[step * home.row[i] for home in asked.homes] for i in range(len(low))]
-            for chosen in few:
-                if found and self.work.left <= 0:
-                    self.exact = False
-                    break
-                self.work.spend(steps_of_distances(len(low), len(asked.homes)))
-                split = list(low)
-                for i in chosen:
-                    split[i] += step
-                distances = list(map(sum, zip(lowest, *[more[i] for i in chosen], strict=True)))
-                one = _of_split(asked, split, distances)
-                if (limit := _most(found, most)) is None or one.device_distance <= limit:
-                    found = _least([*found, one])
-            return found
+        if not asked.splits.left:
+            self.work.spend(steps_of_distances(len(asked.row), len(asked.homes)))
+            low = asked.splits.low
+            distances = [sum(map(mul, home.row, low)) for home in asked.homes]
+            return _within(most, [_of_split(asked, low, distances)])
         start = _alternating(asked, self.work)
         limit = start.device_distance if most is None else min(most, start.device_distance)
         return _within(most, _least([start, *self._branched(asked, limit)]))

@@ -418,13 +418,24 @@ class Branching:
         return self._sizes[key]
 
     def _least_unequal(self, chosen: int, may: int, left: int) -> int:
-        """1 where it is certain that LLCs get unequal numbers of groups, for equal cells."""
+        """1 where it is certain that LLCs get unequal numbers of groups."""
         problem = self.problem
         if self.candidates.equal:
             each = problem.groups // self._number
             costs = [problem.cost_of(node, each) for node in members(chosen)]
             return are_unequal(costs) if costs else 0
-        return 0
+        if (chosen | may) & ~self._of_one_llc or not problem.even_splits:
+            return 0
+        # Each cell is on one LLC, and how unlike the cells are was compared before.
+        squares = self._least_sizes(chosen, may, left).unevenness
+        return int(squares * self._number != problem.groups**2)
+
+    @cached_property
+    def _of_one_llc(self) -> int:
+        """Nodes (bits) whose groups are all of one LLC."""
+        problem = self.problem
+        held = [(node, one.groups) for node, one in enumerate(problem.supplies) if one.groups]
+        return sum([1 << node for node, most in held if problem.cost_of(node, most).llcs == 1])
 
     def _least_device_distance(self, chosen: int, may: int, left: int) -> int:
         """Of devices that the VM gets in any case, and of the nearest GPUs, each by itself."""

@@ -23,7 +23,7 @@ from homenode.plan.search.problem import SearchProblem, Work
 
 MOST_LISTED_NODES = 8
 MOST_PREFIXES = 3  # numbers of nodes, from the least that will do, that are tried in one order
-PARTS_OF_MEMORY = 4
+PARTS_OF_MEMORY = 4  # orders of nodes from what they hold of the groups to what of the pages
 
 # Steps, next to those for each node:
 STEPS_OF_ORDER = 10  # to grow sets in one order
@@ -259,14 +259,13 @@ class Candidates:
                     yield [seed, *its]
         every = [self._by_weight] * any(self._pulled) + [self._by_capacity]
         if wanted := self.problem.pages_together or self.problem.pages_anywhere:
-            memory, groups = [one.pages or 0 for one in self.problem.memory], self.problem.groups
-            for part in range(PARTS_OF_MEMORY):
-                more = [
-                    part * pages * groups + (PARTS_OF_MEMORY - part) * most * wanted
-                    for pages, most in zip(memory, self._capacity, strict=True)
+            for part in range(1, PARTS_OF_MEMORY + 1):
+                both = [
+                    part * (memory.pages or 0) * self.problem.groups
+                    + (PARTS_OF_MEMORY - part) * groups * wanted
+                    for memory, groups in zip(self.problem.memory, self._capacity, strict=True)
                 ]
-                every.append(sorted(self._by_capacity, key=lambda node: -more[node]))
-            every.append(sorted(self._by_capacity, key=lambda node: -memory[node]))
+                every.append(sorted(self._by_capacity, key=lambda node: -both[node]))
         for order in every:
             yield [node for node in order if nodes >> node & 1]
 

@@ -23,7 +23,7 @@ from homenode.plan.search.cost import Cost
 from homenode.plan.search.cost import terms as cost_terms
 from homenode.plan.search.gpu_choice import Choice, NearestGpus, steps_of_distances
 from homenode.plan.search.problem import SearchProblem, Split, Work
-from homenode.plan.search.split import least_split, least_sums
+from homenode.plan.search.split import least_split
 
 MOST_RUNNERS_UP = 3
 
@@ -378,13 +378,12 @@ class _Search:
         self.exact &= all(one.is_complete for one in chosen)
         fewest = min((one.link_groups, one.sets_lost) for one in chosen)
         splits: dict[tuple[GroupRange, ...], Split] = {}
-        least = least_sums(problem, positions)
         found = []
         for (distance, _, _, ranges), gpus in zip(choices, chosen, strict=True):
             if (gpus.link_groups, gpus.sets_lost) != fewest:
                 continue
             if ranges not in splits:
-                splits[ranges], is_exact = least_split(problem, positions, ranges, least, self.work)
+                splits[ranges], is_exact = least_split(problem, positions, ranges, self.work)
                 self.exact &= is_exact
             if not problem.devices.options.has_gpus:
                 gpus = gpus._replace(sets_lost=(nodes & problem.devices.gpu_nodes).bit_count())

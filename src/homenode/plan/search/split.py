@@ -23,22 +23,20 @@ def least_split(
     problem: SearchProblem,
     nodes: Sequence[int],
     ranges: Sequence[GroupRange],
-    bound: tuple[int, int, int],
     work: Work,
 ) -> tuple[Split, bool]:
     """(the split within these ranges of least cost, whether all were compared).
 
     Cores outside isolcpus first, then LLCs, then as many groups on each of them, then huge pages to
-    reserve, then evenness; of equals the one with the larger parts on the lower nodes. bound: the
-    least_sums() of these nodes.
+    reserve, then evenness; of equals the one with the larger parts on the lower nodes.
     """
     work.spend(3 * len(nodes))
     left = problem.groups - sum([one.least for one in ranges])
     even = even_split(ranges, problem.groups)
     if not left or sum(one.most > one.least for one in ranges) < 2:
         return tuple(zip(nodes, even, strict=True)), True
-    sums = _sums(problem, nodes, even)
-    if not sums[2] and (*sums[:2], sums[3]) == bound:
+    least = _sums(problem, nodes, [one.least for one in ranges])
+    if _sums(problem, nodes, even) == (*least[:2], 0, least[3]):  # more groups cost no less
         return tuple(zip(nodes, even, strict=True)), True
     every = [tuple(range(one.least, one.most + 1, one.step)) for one in ranges]
     number = sum(map(len, every)) * (left + 1)
@@ -124,29 +122,6 @@ def _sums(
     costs = [problem.cost_of(node, groups) for node, groups in zip(nodes, split, strict=True)]
     short = sum(problem.short_pages(node, n) for node, n in zip(nodes, split, strict=True))
     return sum(c.unisolated for c in costs), sum(c.llcs for c in costs), are_unequal(costs), short
-
-
-def least_sums(problem: SearchProblem, nodes: Sequence[int]) -> tuple[int, int, int]:
-    """Unisolated, LLCs, short pages: what no split over these nodes can undercut."""
-    sizes: list[int] = []
-    isolated, pools = 0, 0
-    for node in nodes:
-        by_llc: dict[int, int] = {}
-        for tier in problem.supplies[node].whole.tiers:
-            isolated += tier.total * (not tier.rank[2])
-            for llc, groups in tier.llcs:
-                by_llc[llc] = by_llc.get(llc, 0) + groups
-        sizes += by_llc.values()
-        pools += problem.memory[node].pool_pages
-    unisolated = max(0, problem.groups - isolated) if problem.hosts_isolation else 0
-    llcs, owned = 0, 0
-    for size in sorted(sizes, reverse=True):
-        if owned >= problem.groups:
-            break
-        owned += size
-        llcs += 1
-    short = max(0, problem.pages - pools) if problem.huge and problem.pages else 0
-    return unisolated, max(llcs, len(nodes)), short
 
 
 # Cells that the user gives.

@@ -222,3 +222,20 @@ def test_that_none_is_better_takes_few_steps_to_know(
     case = next(one for one in cases if one.name == name)
     monkeypatch.setattr(problem, "MOST_STEPS", steps)
     assert place(case.host, case.request, brief=True).optimal is True
+
+
+@pytest.mark.parametrize(
+    ("seed", "term", "best"),
+    [
+        (900002, "gpu_sets_lost", 0),
+        (900214, "gpu_nodes_used", 1),
+        (900230, "balance_memory", 971_736_350_720),
+        (900241, "device_distance", 225_900),
+    ],
+)
+def test_a_search_that_does_not_end_comes_to_the_best_that_longer_ones_found(
+    seed: int, term: str, best: int
+) -> None:
+    """On these hosts a node or more is to be exchanged for others of the first set found."""
+    corpus = runpy.run_path(str(Path(__file__).parents[2] / "bench" / "plan_corpus.py"))
+    assert dict(corpus["result_of"](seed)["cost"])[term] <= best

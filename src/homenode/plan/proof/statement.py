@@ -5,7 +5,7 @@ of the facts.
 """
 
 from collections.abc import Iterator, Sequence
-from itertools import chain
+from itertools import chain, combinations
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -341,6 +341,8 @@ def _of_plan(plan: PlanDocument, proof: Proof) -> Iterator[tuple[bool, str]]:
     nodes, split, number = plan.value("nodes"), plan.value("split"), len(plan.cost)
     is_one = [step.outcome for step in proof.steps].count("chosen") == 1
     yield is_one, "one step that is chosen"
+    is_new = all(a != b for a, b in combinations(proof.steps, 2))
+    yield is_new, "each step once"
     names = [*chain(*terms_of(plan, proof.chosen))] if is_one else []
     yield [one.name for one in plan.cost] == names, f"the terms {names}"
     yield 0 < proof.terms <= number, f"1 to {number} terms that are proved"

@@ -274,6 +274,10 @@ def test_a_process_that_keeps_a_pu_busy_is_a_warning_and_a_short_wake_up_is_none
     busy = Neighbour(77, "stress", None, 1, pus("0-15"), False, True, 0.97)
     (finding,) = verify_live(EXPECTED, replace(vm, neighbours=(busy,))).findings
     assert (finding.id, finding.subject) == ("live-busy-neighbour", "'stress' (process 77)")
+    busier = replace(busy, process=78, name="burn", busy_ratio=1.0)
+    (both,) = verify_live(EXPECTED, replace(vm, neighbours=(busy, busier))).findings
+    assert both.subject == "'burn' (process 78), 'stress' (process 77)"
+    assert both.observed == "100 %, 97 % of a PU over 0 s"
     woken = replace(busy, busy_ratio=0.02)
     assert verify_live(EXPECTED, replace(vm, neighbours=(woken,))).findings == ()
 

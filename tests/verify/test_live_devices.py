@@ -5,12 +5,11 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from homenode.check.verify.live.checks import MemoryPiece, memory_pieces
 from homenode.check.verify.live.procfs import parse_vfio_interrupts
 from homenode.findings import Findings, Severity
 from homenode.units import GIB
 from homenode.vm.domain.read import open_domain, vm_of
-from homenode.vm.model import MemoryDevice
+from homenode.vm.model import MemoryDevice, Vm
 from homenode.vm.plan_model import vm_as_it_runs
 from tests.proc_trees import MIB, ProcTree
 from tests.verify.test_live import CELLS, EXPECTED, GPU, PAGES, THREADS, ids, judged, pus
@@ -73,7 +72,8 @@ def test_a_document_names_its_memory_devices_and_the_vcpus_that_are_offline() ->
         b"<alias name='dimm0'/></memory></devices></domain>"
     )
     found = vm_of(open_domain(document, "vm.xml"))
-    assert memory_pieces(found)[1:] == (MemoryPiece(0, GIB, pus("1"), "strict", None, "dimm0"),)
+    piece = found.memory_pieces["memory device dimm0 (cell 0)"]
+    assert (piece.memory_bytes, piece.nodes, piece.mode) == (GIB, pus("1"), "strict")
     assert found.offline_vcpus == pus("1")
     one_by_one = document.replace(
         b"<numatune>",
@@ -83,6 +83,13 @@ def test_a_document_names_its_memory_devices_and_the_vcpus_that_are_offline() ->
     assert facts.offline_vcpus == pus("0")
 
 
+def _bound(vm: Vm) -> dict[str, tuple[object, ...]]:
+    return {
+        subject: (piece.memory_bytes, piece.nodes, piece.mode, piece.page_bytes)
+        for subject, piece in vm.memory_pieces.items()
+    }
+
+
 @pytest.mark.parametrize("layout", ["pin", "pin-numa", "pin-numa-pci"])
 def test_a_plan_says_of_a_process_what_its_document_does(layout: str) -> None:
     """And where its devices are on the host; memory devices are the document's alone."""
@@ -90,7 +97,7 @@ def test_a_plan_says_of_a_process_what_its_document_does(layout: str) -> None:
     document = vm_of(open_domain(tuning.document, "vm.xml"))
     running = replace(document, memory_devices=(DIMM,), offline_vcpus=pus("3"))
     planned = vm_as_it_runs(tuning.plan, running)
-    assert memory_pieces(planned) == memory_pieces(running)
+    assert _bound(planned) == _bound(running)
     for field in ("vcpu_pins", "emulator_pus", "iothread_pins", "offline_vcpus"):
         assert getattr(planned, field) == getattr(running, field)
     assert [(str(one.bdf), one.host_node) for one in planned.hostdevs] == [

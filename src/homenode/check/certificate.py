@@ -14,7 +14,7 @@ from enum import StrEnum
 from msgspec import Struct, structs
 
 from homenode import formats
-from homenode.check.verify.live.checks import cell_memory, stated_pages
+from homenode.check.verify.live.checks import stated_pages, vm_shown
 from homenode.check.verify.live.procfs import RunningVm, ThreadKind
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError
@@ -189,17 +189,16 @@ def live_claims(expected: Vm, vm: RunningVm, host: Host | None) -> Iterator[Cert
                         how=f"{where}/task",
                     ),
                 )
-    for memory in cell_memory(expected, vm):
-        piece = memory.piece
+    for subject, piece in expected.memory_pieces.items():
         if piece.nodes:
             yield _seen(
                 expected,
                 vm,
                 CertifiedClaim(
                     kind=CertifiedKind.MEMORY,
-                    of=piece.subject,
+                    of=subject,
                     within=piece.nodes,
-                    subject=piece.subject,
+                    subject=subject,
                     expected=f"{format_bytes(piece.memory_bytes)}, what is touched of it on node "
                     f"{piece.nodes}",
                     observed="",
@@ -247,12 +246,11 @@ def sight_of(claim: CertifiedClaim, found: Vm, vm: RunningVm) -> Sighting:
             return Sighting(observed="no thread", holds=False if is_read else None)
         return Sighting(observed=pus_text(thread.allowed), holds=thread.allowed <= within)
     if claim.kind is CertifiedKind.MEMORY:
-        areas = (m.area for m in cell_memory(found, vm) if m.piece.subject == claim.of)
-        area = next(areas, None)
-        nodes = () if area is None else tuple(int(one) for one, _ in area.policy.pages_by_node)
+        piece = vm_shown(found, vm).memory_pieces.get(claim.of)
+        pages = None if piece is None else piece.bytes_by_node
         return Sighting(
-            observed="no mapping" if area is None else stated_pages(area),
-            holds=CpuSet(nodes) <= within if nodes else None,
+            observed="no mapping" if pages is None else stated_pages(pages),
+            holds=CpuSet(node for node, _ in pages) <= within if pages else None,
         )
     if all(str(one.bdf) != claim.of for one in found.hostdevs):
         return Sighting(observed="the VM does not have it", holds=False)

@@ -28,8 +28,9 @@ class VmFact(Struct, frozen=True, kw_only=True, gc=False):
     VM; title: the same in words. of: what a VM says. fields: of Vm that it is made of, which the
     tables of formats name. same: whether two values mean the same. show: a value as text; nothing:
     the text where there is none. show_both: (subject, expected, observed) of two values; subject
-    "" = the thing. alone: what only the second source says is a difference, too. after: facts whose
-    difference, of the same thing or of the whole VM, says it already.
+    "" = the thing. alone: what only the second source says is a difference, too. may_lack: what it
+    does not say is none. after: facts whose difference, of the same thing or of the whole VM, says
+    it already.
     """
 
     id: str
@@ -42,26 +43,31 @@ class VmFact(Struct, frozen=True, kw_only=True, gc=False):
     nothing: str = "none"
     show_both: Callable[[Any, Any], tuple[str, str, str]] | None = None
     alone: bool = False
+    may_lack: bool = False
     after: tuple[str, ...] = ()
 
 
 class VmComparison(Struct, frozen=True, kw_only=True, gc=False):
     """fact: the row. subject: the thing; title: the same in words. expected, observed: as text.
-    agree: whether the two mean the same."""
+    wanted, found: as values, None = it says nothing. agree: whether the two mean the same."""
 
     fact: VmFact
     subject: str
     title: str
     expected: str
     observed: str
+    wanted: Any
+    found: Any
     agree: bool
 
 
-def diff(planned: Vm, found: Vm, lost: Collection[str] = ()) -> Iterator[VmComparison]:
-    """Where the second VM is not as the first, in the order of FACTS. lost: ids of facts that one
-    of the two cannot say."""
-    facts = [fact for fact in FACTS if fact.id not in lost]
-    return (one for one in compared(planned, found, facts) if not one.agree)
+def diff(
+    planned: Vm, found: Vm, lost: Collection[str] = (), facts: Iterable[VmFact] | None = None
+) -> Iterator[VmComparison]:
+    """Where the second VM is not as the first, in the order of the facts; None = FACTS. lost: ids
+    of facts that one of the two cannot say."""
+    rows = (fact for fact in (FACTS if facts is None else facts) if fact.id not in lost)
+    return (one for one in compared(planned, found, rows) if not one.agree)
 
 
 def compared(planned: Vm, found: Vm, facts: Iterable[VmFact]) -> Iterator[VmComparison]:
@@ -73,6 +79,8 @@ def compared(planned: Vm, found: Vm, facts: Iterable[VmFact]) -> Iterator[VmComp
         more = [thing for thing in there if thing not in wanted] if fact.alone else []
         for thing in (*things, *more):
             want, have = wanted.get(thing), there.get(thing)
+            if have is None and fact.may_lack:
+                continue
             agree = thing in wanted and have is not None and fact.same(want, have)
             if not agree:
                 if any({(other, thing), (other, "")} & differing for other in fact.after):
@@ -90,6 +98,8 @@ def compared(planned: Vm, found: Vm, facts: Iterable[VmFact]) -> Iterator[VmComp
                 title=named or thing or fact.title,
                 expected=expected,
                 observed=observed,
+                wanted=want,
+                found=have,
                 agree=agree,
             )
 

@@ -134,7 +134,8 @@ class MemoryDevice(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fal
     most that it holds; plugged_bytes: what the guest gets of it at the start. follows_cell: its
     memory comes from where the cell's comes from; False with a file, host nodes or pages of its
     own. has_nodemask: host nodes alone are its own. alias: libvirt's, None where it has given none.
-    mode, nodes, page_bytes: as VmCell has them; libvirt takes the cell's where the device has none.
+    mode, nodes, page_bytes, bytes_by_node: as VmCell has them; libvirt takes the cell's where the
+    device has none.
     """
 
     model: str = "dimm"
@@ -147,6 +148,12 @@ class MemoryDevice(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fal
     mode: str | None = None
     nodes: CpuSet = CpuSet()
     page_bytes: int | None = None
+    bytes_by_node: tuple[tuple[NodeIndex, int], ...] | None = None
+
+    @property
+    def memory_bytes(self) -> int:
+        """What is mapped of it."""
+        return self.size_bytes
 
     @property
     def is_host_memory(self) -> bool:
@@ -165,7 +172,8 @@ class VmCell(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     nodes: the host nodes that its memory is bound to; empty where nothing binds it. host_nodes:
     those that a plan has laid it on, bound or not. mode: of the binding, in libvirt's word; None =
     not said. page_bytes: None = ordinary pages, 0 = the default huge page size.
-    distances: to every cell, in cell order; SLIT; () = none given.
+    distances: to every cell, in cell order; SLIT; () = none given. bytes_by_node: (node, bytes) of
+    its pages that are there, the most first; None = not said.
     """
 
     id: int
@@ -176,6 +184,7 @@ class VmCell(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     mode: str | None = None
     page_bytes: int | None = None
     distances: tuple[int, ...] = ()
+    bytes_by_node: tuple[tuple[NodeIndex, int], ...] | None = None
 
 
 class LayoutRecord(Struct, frozen=True, kw_only=True):
@@ -229,6 +238,8 @@ class Vm(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """PUs of each vCPU, None where it floats."""
     emulator_pus: CpuSet | None = None
     """None = not pinned."""
+    emulator_threads: tuple[tuple[str, tuple[CpuSet, ...]], ...] = ()
+    """(name, where those of that name may run) of QEMU's other threads, by a process."""
     iothread_ids: tuple[int, ...] = ()
     iothread_pins: tuple[tuple[int, CpuSet], ...] = ()
     """(IOThread, its PUs) of those that are pinned, ascending."""
@@ -292,6 +303,18 @@ class Vm(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
             page_bytes=self.page_bytes,
         )
         return (whole,)
+
+    @property
+    def memory_pieces(self) -> dict[str, VmCell | MemoryDevice]:
+        """What QEMU maps at once, by what to call it: the memory of each cell, or of all where it
+        has none, then that of devices whose alias is known, as a running domain's document has it.
+        """
+        cells = {f"memory of cell {c.id}": c for c in self.cells_or_whole if c.memory_bytes}
+        return cells | {
+            f"memory device {one.alias} (cell {one.cell})": one
+            for one in self.memory_devices
+            if one.is_host_memory and one.alias is not None
+        }
 
     @property
     def pinned_pus(self) -> CpuSet:

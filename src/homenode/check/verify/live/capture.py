@@ -13,7 +13,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from homenode.bdf import Bdf
-from homenode.check.verify.live.checks import memory_pieces, verify_live
+from homenode.check.verify.live.checks import verify_live
 from homenode.check.verify.live.procfs import (
     KERNEL_THREAD,
     Area,
@@ -417,6 +417,6 @@ def what_to_watch(expected: Vm, seconds: float = 0.5) -> Watch:
     return Watch(
         expected.pinned_pus,
         tuple(hostdev.bdf for hostdev in expected.hostdevs),
-        tuple(piece.memory_bytes for piece in memory_pieces(expected)),
+        tuple(piece.memory_bytes for piece in expected.memory_pieces.values()),
         seconds,
     )

@@ -2,9 +2,11 @@
 each thread may run where it was planned, and only there, and what else runs on its cores.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
 
-from msgspec import Struct
+from msgspec import UNSET
+from msgspec.structs import replace
 
 from homenode.catalogue import finding
 from homenode.check.verify.live.procfs import (
@@ -17,6 +19,7 @@ from homenode.cpuset import CpuSet
 from homenode.findings import Finding, Findings, Severity, in_order
 from homenode.indices import NodeIndex
 from homenode.units import KIB, format_bytes
+from homenode.vm.facts import Said, VmComparison, VmFact, diff
 from homenode.vm.model import MemoryDevice, Vm, VmCell
 from homenode.wording import command_line
 
@@ -25,84 +28,185 @@ _KVMS_OWN = "kvm-nx-lpage-re"
 first; it wakes up once an hour and no one can pin it for good."""
 
 
-_PINNED = {
-    ThreadKind.VCPU: ("live-vcpu", "vCPU", "vcpupin"),
-    ThreadKind.IOTHREAD: ("live-iothread", "IOThread", "iothreadpin"),
-}
-"""Threads that are pinned one by one: id of the finding, word, virsh's command."""
+class _Threads(NamedTuple):
+    """Where threads may run. words: of virsh's command that pins them."""
+
+    words: tuple[str, ...]
+    pus: tuple[CpuSet, ...]
+
+    def strays(self, home: "_Threads") -> CpuSet:
+        return CpuSet.union(one for one in self.pus if not one <= home.pus[0])
 
 
-def thread_findings(expected: Vm, vm: RunningVm) -> Iterator[Finding]:
-    """vCPUs, then IOThreads, then everything else that QEMU runs."""
-    if any(thread.kind is ThreadKind.ALL_VCPUS for thread in vm.threads):
-        if expected.is_pinned:
-            yield _inconclusive(vm, "one thread runs them all (TCG, thread=single)", None)
-    else:
-        yield from _vcpus(expected, vm)
-    for number, pus in expected.iothread_pins:
-        yield from _pinned(expected, vm, ThreadKind.IOTHREAD, number, pus)
-    if expected.emulator_pus is None:
-        return
-    apart = expected.emulator_pus
-    strays: dict[str, list[CpuSet]] = {}
-    for thread in vm.threads:
-        is_qemus = thread.kind is ThreadKind.EMULATOR and thread.name != _KVMS_OWN
-        if is_qemus and not thread.allowed <= apart:
-            strays.setdefault(thread.name, []).append(thread.allowed)
-    for name, sets in strays.items():
-        fix = command_line("virsh", "emulatorpin", vm.uuid, str(apart))
-        where = CpuSet.union(sets)
-        yield _stray("live-emulator", f"emulator thread {name!r}", where, apart, fix, expected)
+Piece = VmCell | MemoryDevice
+"""Memory that QEMU maps at once."""
 
 
-def _vcpus(expected: Vm, vm: RunningVm) -> Iterator[Finding]:
-    found = vm.threads_of(ThreadKind.VCPU)
-    if not found and expected.is_pinned:
+def _of_vcpus(vm: Vm) -> Said:
+    pins = enumerate(vm.vcpu_pins)
+    return {f"vCPU {n}": pin and _Threads(("vcpupin", str(n)), (pin,)) for n, pin in pins}
+
+
+def _both_threads(home: _Threads, found: _Threads | None) -> tuple[str, str, str]:
+    pus = f"PUs {home.pus[0]}"
+    if found is None:
+        return "", f"a thread on {pus}", "no such thread"
+    return "", pus, f"PUs {found.strays(home) or 'none'}"
+
+
+def _of_pieces(get: Callable[[Piece], Any]) -> Callable[[Vm], Said]:
+    return lambda vm: {subject: get(piece) for subject, piece in vm.memory_pieces.items()}
+
+
+def _is_home(planned: Piece, found: Piece) -> bool:
+    there = found.bytes_by_node or ()
+    return bool(there) and all(node in planned.nodes for node, _ in there)
+
+
+def _both_pages(planned: Piece, found: Piece | None) -> tuple[str, str, str]:
+    node = f"node {planned.nodes}"
+    if found is None or found.bytes_by_node is None:
+        wanted = f"a mapping of {format_bytes(planned.memory_bytes)} on {node}"
+        return "", wanted, "no mapping of that size"
+    if not found.bytes_by_node:
+        bound = f"bound to node {found.nodes or 'any'}, and nothing has touched it yet"
+        return "", f"pages on {node}", bound
+    return "", f"every page on {node}", stated_pages(found.bytes_by_node)
+
+
+_VCPUS = VmFact(
+    id="live-vcpu",
+    of=_of_vcpus,
+    same=lambda home, found: all(one <= home.pus[0] for one in found.pus),
+    show_both=_both_threads,
+)
+_LIVE_FACTS = (
+    _VCPUS,
+    VmFact(
+        id="live-vcpus",
+        of=lambda vm: {vm.name: vm.vcpus},
+        same=lambda planned, found: found <= planned,
+        show_both=lambda planned, found: (
+            "",
+            f"{planned} vCPUs",
+            f"vCPUs {CpuSet(range(planned, found))} as well",
+        ),
+    ),
+    replace(
+        _VCPUS,
+        id="live-iothread",
+        of=lambda vm: {
+            f"IOThread {number}": _Threads(("iothreadpin", str(number)), (pus,))
+            for number, pus in vm.iothread_pins
+        },
+    ),
+    replace(
+        _VCPUS,
+        id="live-emulator",
+        of=lambda vm: {
+            f"emulator thread {name!r}": _Threads(("emulatorpin",), pus)
+            for name, pus in vm.emulator_threads
+        },
+    ),
+    VmFact(
+        id="live-binding",
+        of=_of_pieces(lambda piece: piece.nodes or None),
+        show="bound to node {}".format,
+        may_lack=True,
+    ),
+    VmFact(
+        id="live-memory",
+        of=_of_pieces(lambda one: one if one.nodes or one.bytes_by_node is not None else None),
+        same=_is_home,
+        show_both=_both_pages,
+    ),
+    VmFact(
+        id="live-page-size",
+        of=_of_pieces(lambda piece: piece.page_bytes),
+        show=lambda size: f"pages of {format_bytes(size)}",
+        may_lack=True,
+    ),
+)
+"""What a process shows of its VM: rows as those of vm/facts.py."""
+_OF_MEMORY = {"live-binding": "cmdline", "live-memory": "numa_maps", "live-page-size": "numa_maps"}
+"""Facts of memory, and the file of the process that shows them."""
+
+
+def placement_findings(expected: Vm, vm: RunningVm) -> Iterator[Finding]:
+    """Threads and memory that are not where they were planned."""
+    lost = set() if vm.areas else set(_OF_MEMORY)
+    is_single = any(thread.kind is ThreadKind.ALL_VCPUS for thread in vm.threads)
+    if expected.is_pinned and (is_single or not vm.threads_of(ThreadKind.VCPU)):
+        lost.add("live-vcpu")
         why = "no thread is named CPU N/KVM (debug-threads=off?) and no cgroup distinguishes them"
-        yield _inconclusive(vm, why, "start it through libvirt")
-        return
-    for number, pin in enumerate(expected.vcpu_pins):
-        if pin is not None and not (number not in found and number in expected.offline_vcpus):
-            yield from _pinned(expected, vm, ThreadKind.VCPU, number, pin)
-    pins = len(expected.vcpu_pins)
-    more = CpuSet(n for n in found if n is not None and n >= pins)
-    if more:
-        there = f"vCPUs {more} as well"
-        yield finding("live-vcpus", vm.name, f"{pins} vCPUs", there, expected.source)
+        yield finding(
+            "live-threads",
+            "vCPUs",
+            expected="a thread for each, where it is pinned",
+            observed="one thread runs them all (TCG, thread=single)" if is_single else why,
+            fix=None if is_single else UNSET,
+            source=f"/proc/{vm.process}/task",
+        )
+    shown = vm_shown(expected, vm)
+    for one in diff(_promised(expected, shown, vm), shown, lost, _LIVE_FACTS):
+        file = _OF_MEMORY.get(one.fact.id)
+        source = expected.source if file is None else f"/proc/{vm.process}/{file}"
+        name, more = _case(one, vm)
+        yield finding(name, one.subject, one.expected, one.observed, source, **more)
 
 
-def _pinned(
-    expected: Vm, vm: RunningVm, kind: ThreadKind, number: int, pus: CpuSet
-) -> Iterator[Finding]:
-    name, word, command = _PINNED[kind]
-    thread, subject = vm.threads_of(kind).get(number), f"{word} {number}"
-    if thread is None:
-        wanted = f"a thread on PUs {pus}"
-        yield finding(f"{name}-missing", subject, wanted, "no such thread", expected.source)
-    elif not thread.allowed <= pus:
-        fix = command_line("virsh", command, vm.uuid, str(number), str(pus))
-        yield _stray(name, subject, thread.allowed, pus, fix, expected)
+def _case(one: VmComparison, vm: RunningVm) -> tuple[str, dict[str, Any]]:
+    """Id of the finding of a difference, and what only this case has."""
+    name, home, found = one.fact.id, one.wanted, one.found
+    if isinstance(home, _Threads):
+        if found is None:
+            return f"{name}-missing", {}
+        command, *number = home.words
+        fix = command_line("virsh", command, vm.uuid, *number, str(home.pus[0]))
+        return name, {"fix": f"{fix} (homenode apply --live-pins does all of them)"}
+    if name != "live-memory":
+        return name, {}
+    pages = None if found is None else found.bytes_by_node
+    if not pages:
+        return "live-memory-unknown" if pages is None else "live-memory-untouched", {}
+    away = sum(size for node, size in pages if node not in home.nodes)
+    share = f"{100 * away / sum(size for _, size in pages):.0f}"
+    is_lax = home.mode in ("preferred", "interleave")
+    return name, {"values": {"share": share}, "severity": Severity.WARNING if is_lax else None}
 
 
-def _stray(id: str, subject: str, allowed: CpuSet, pus: CpuSet, fix: str, expected: Vm) -> Finding:
-    return finding(
-        id,
-        subject,
-        expected=f"PUs {pus}",
-        observed=f"PUs {allowed or 'none'}",
-        fix=f"{fix} (homenode apply --live-pins does all of them)",
-        source=expected.source,
+def _promised(expected: Vm, shown: Vm, vm: RunningVm) -> Vm:
+    """What is expected of a process: the emulator's PUs of every thread of QEMU's own, no thread of
+    a vCPU that is offline, and the host's huge pages."""
+    apart, off = expected.emulator_pus, expected.offline_vcpus
+    absent = off - CpuSet(n for n, pin in enumerate(shown.vcpu_pins) if pin is not None)
+    pins = enumerate(expected.vcpu_pins)
+    names = () if apart is None else [name for name, _ in shown.emulator_threads]
+    return replace(
+        _with_pieces(
+            expected,
+            {
+                subject: {"page_bytes": vm.default_huge_bytes}
+                for subject, piece in expected.memory_pieces.items()
+                if piece.page_bytes == 0
+            },
+        ),
+        name=vm.name,
+        vcpu_pins=tuple(None if n in absent else pin for n, pin in pins),
+        emulator_threads=tuple((name, (apart or CpuSet(),)) for name in names),
     )
 
 
-def _inconclusive(vm: RunningVm, why: str, fix: str | None) -> Finding:
-    return finding(
-        "live-threads",
-        "vCPUs",
-        expected="a thread for each, where it is pinned",
-        observed=why,
-        fix=fix,
-        source=f"/proc/{vm.process}/task",
+def _with_pieces(vm: Vm, changed: Mapping[str, Mapping[str, Any]]) -> Vm:
+    """The VM with other values of pieces of its memory, by their subjects."""
+    made = {
+        subject: replace(piece, **changed.get(subject, {}))
+        for subject, piece in vm.memory_pieces.items()
+    }
+    return replace(
+        vm,
+        cells=tuple(one for one in made.values() if isinstance(one, VmCell)),
+        memory_devices=tuple(one for one in made.values() if isinstance(one, MemoryDevice)),
     )
 
 
@@ -145,6 +249,17 @@ BUSY_RATIO = 0.1
 a daemon that woke up."""
 
 
+def _swapped(vm: RunningVm) -> Iterator[Finding]:
+    if vm.swapped_bytes:
+        yield finding(
+            "live-swapped",
+            vm.name,
+            expected="no memory swapped out",
+            observed=f"{format_bytes(vm.swapped_bytes)} swapped out",
+            source=f"/proc/{vm.process}/status",
+        )
+
+
 def interrupt_findings(expected: Vm, vm: RunningVm) -> Iterator[Finding]:
     """Devices whose interrupts other nodes serve. One finding for each device."""
     node_of = dict(vm.node_of_device) | {
@@ -183,8 +298,8 @@ def neighbour_findings(expected: Vm, vm: RunningVm) -> Iterator[Finding]:
     On most hosts every process may run everywhere: that alone is no finding. One that may run
     nowhere else is, and so are another VM's vCPUs, and whatever keeps a PU of the VM busy.
     """
-    own = expected.pinned_pus
-    cores = vm.host.cores_of(own)
+    cores = vm.host.cores_of(expected.pinned_pus)
+    busiest: list[tuple[float, str]] = []
     for other in vm.neighbours:
         meeting = other.allowed & cores
         if not meeting:
@@ -193,7 +308,7 @@ def neighbour_findings(expected: Vm, vm: RunningVm) -> Iterator[Finding]:
         subject = f"{what} (process {other.process})"
         busy = other.busy_ratio >= BUSY_RATIO
         load = f", busy {100 * other.busy_ratio:.0f} % of a PU there" if busy else ""
-        name, values = "live-busy-neighbour", None
+        values = None
         if other.is_vcpu and not other.floats:
             name, wanted = "live-shared-core", "no vCPU on the VM's cores"
             there = f"{other.threads} vCPUs on PUs {meeting}{load}"
@@ -204,12 +319,20 @@ def neighbour_findings(expected: Vm, vm: RunningVm) -> Iterator[Finding]:
             name, wanted = "live-pinned-there", "nothing else bound to the VM's cores"
             there = f"{other.threads} threads that may run on PUs {other.allowed} only{load}"
             values = {"process": other.process}
-        elif busy:
-            wanted = "the VM's PUs to itself"
-            there = f"{100 * other.busy_ratio:.0f} % of a PU over {vm.watched_s:g} s"
         else:
+            busiest += [(other.busy_ratio, subject)] if busy else []
             continue
         yield finding(name, subject, wanted, there, "/proc", values=values)
+    if busiest:
+        busiest.sort(key=lambda one: (-one[0], one[1]))
+        shares = ", ".join(f"{100 * ratio:.0f} %" for ratio, _ in busiest)
+        yield finding(
+            "live-busy-neighbour",
+            ", ".join(subject for _, subject in busiest),
+            expected="the VM's PUs to itself",
+            observed=f"{shares} of a PU over {vm.watched_s:g} s",
+            source="/proc",
+        )
 
 
 def verify_live(expected: Vm, vm: RunningVm) -> Findings:
@@ -218,8 +341,8 @@ def verify_live(expected: Vm, vm: RunningVm) -> Findings:
     What could not be read is a finding of its own, inconclusive.
     """
     found = [
-        *thread_findings(expected, vm),
-        *memory_findings(expected, vm),
+        *placement_findings(expected, vm),
+        *_swapped(vm),
         *interrupt_findings(expected, vm),
         *limit_findings(expected, vm),
         *neighbour_findings(expected, vm),
@@ -240,10 +363,11 @@ def _checked(expected: Vm, vm: RunningVm) -> tuple[str, ...]:
         f"{count} vCPU threads, {pinned} of them to be pinned; {others} emulator threads; "
         f"{len(expected.iothread_pins)} pinned IOThreads",
     ]
-    for memory in cell_memory(expected, vm):
-        where = "not bound" if not memory.piece.nodes else f"node {memory.piece.nodes}"
-        pages = "not found" if memory.area is None else stated_pages(memory.area)
-        lines.append(f"{memory.piece.subject} ({where}): {pages}")
+    shown = vm_shown(expected, vm).memory_pieces
+    for subject, piece in expected.memory_pieces.items():
+        where, there = f"node {piece.nodes}", shown[subject].bytes_by_node
+        pages = "not found" if there is None else stated_pages(there)
+        lines.append(f"{subject} ({where if piece.nodes else 'not bound'}): {pages}")
     lines.append(
         f"{len(vm.interrupts)} interrupts of passed-through devices; other processes on PUs "
         f"{vm.host.cores_of(expected.pinned_pus) or 'none'}, watched for {vm.watched_s:g} s"
@@ -251,112 +375,69 @@ def _checked(expected: Vm, vm: RunningVm) -> tuple[str, ...]:
     return tuple(lines)
 
 
-class MemoryPiece(Struct, frozen=True):
-    """Memory that QEMU maps at once: a guest cell's own, or that of a memory device.
-
-    nodes, mode, page_bytes: as VmCell has them. device: libvirt's alias ("dimm0"), None for a
-    cell's own.
-    """
-
-    cell: int
-    memory_bytes: int
-    nodes: CpuSet
-    mode: str | None
-    page_bytes: int | None
-    device: str | None = None
-
-    @property
-    def subject(self) -> str:
-        """What to call it: "memory of cell 1" or "memory device dimm0 (cell 1)"."""
-        if self.device is None:
-            return f"memory of cell {self.cell}"
-        return f"memory device {self.device} (cell {self.cell})"
+def vm_shown(expected: Vm, vm: RunningVm) -> Vm:
+    """The VM that its process shows: where threads may run, and where the pages are that memory as
+    it is expected is mapped to. None = it does not show it."""
+    vcpus, iothreads = vm.threads_of(ThreadKind.VCPU), vm.threads_of(ThreadKind.IOTHREAD)
+    count = max((n + 1 for n in vcpus if n is not None), default=0)
+    others: dict[str, list[CpuSet]] = {}
+    for thread in vm.threads:
+        if thread.kind is ThreadKind.EMULATOR and thread.name != _KVMS_OWN:
+            others.setdefault(thread.name, []).append(thread.allowed)
+    return replace(
+        _with_pieces(expected, dict(_shown_pieces(expected, vm))),
+        name=vm.name,
+        source=f"/proc/{vm.process}",
+        vcpus=count,
+        vcpu_pins=tuple(vcpus[n].allowed if n in vcpus else None for n in range(count)),
+        iothread_pins=tuple((n, one.allowed) for n, one in iothreads.items() if n is not None),
+        emulator_threads=tuple((name, tuple(pus)) for name, pus in others.items()),
+    )
 
 
-def memory_pieces(vm: Vm) -> tuple[MemoryPiece, ...]:
-    """The pieces of a VM's memory: of its cells, or of all where it has none, then of devices.
-
-    Only a running domain's document has the aliases that QEMU's backends are named by.
-    """
-
-    def piece(one: VmCell | MemoryDevice, cell: int, size: int, alias: str | None) -> MemoryPiece:
-        return MemoryPiece(cell, size, one.nodes, one.mode, one.page_bytes, alias)
-
-    cells = [
-        piece(cell, cell.id, cell.memory_bytes, None)
-        for cell in vm.cells_or_whole
-        if cell.memory_bytes
-    ]
-    devices = [
-        piece(device, device.cell, device.size_bytes, device.alias)
-        for device in vm.memory_devices
-        if device.is_host_memory and device.alias is not None
-    ]
-    return (*cells, *devices)
-
-
-class CellMemory(Struct, frozen=True):
-    """A piece with the mapping that is its memory; area None where none of its size was left."""
-
-    piece: MemoryPiece
-    backend: BackendObject | None
-    area: RamArea | None
-
-
-def cell_memory(expected: Vm, vm: RunningVm) -> tuple[CellMemory, ...]:
-    """The mapping of each piece.
+def _shown_pieces(expected: Vm, vm: RunningVm) -> Iterator[tuple[str, dict[str, Any]]]:
+    """What is shown of each piece of memory.
 
     A file gives its cell by name. Anonymous memory is known by its size and by the nodes that QEMU
     was asked to bind it to; cells that agree in both share those mappings in any order, which
     makes no difference to what is asked of them.
     """
     left = list(vm.areas)
-    matched = []
-    pieces = memory_pieces(expected)
-    alone = sum(piece.device is None for piece in pieces) == 1
-    for piece in pieces:
+    pieces = expected.memory_pieces
+    alone = sum(isinstance(piece, VmCell) for piece in pieces.values()) == 1
+    for subject, piece in pieces.items():
         backend = _backend(vm, piece, alone=alone)
         size = piece.memory_bytes if backend is None else backend.size_bytes
+        # Without nodes of its own it is bound for the whole process, if at all: its pages show it.
         nodes = CpuSet() if backend is None else backend.host_nodes
-        candidates = sorted(
+        area = min(
             (area for area in left if _holds(area, size)),
             key=lambda area: (
                 not _named(area, backend),
                 area.policy.nodes != nodes,
                 -sum(pages for _, pages in area.policy.pages_by_node),
             ),
+            default=None,
         )
-        area = candidates[0] if candidates else None
-        if area is not None:
-            left.remove(area)
-        matched.append(CellMemory(piece, backend, area))
-    return tuple(matched)
+        if area is None:
+            yield subject, {"nodes": nodes, "page_bytes": None, "bytes_by_node": None}
+            continue
+        left.remove(area)
+        page = area.policy.page_bytes
+        by_node = sorted(area.policy.pages_by_node, key=lambda pair: -pair[1])
+        there = tuple((node, pages * page) for node, pages in by_node)
+        yield subject, {"nodes": nodes, "page_bytes": page, "bytes_by_node": there}
 
 
 def _holds(area: RamArea, memory_bytes: int) -> bool:
     return 0 <= area.size_bytes - memory_bytes < max(area.policy.page_bytes, 64 * KIB)
 
 
-def memory_findings(expected: Vm, vm: RunningVm) -> Iterator[Finding]:
-    """Cell by cell: binding, pages, page size; then what was swapped out."""
-    if vm.areas:
-        for memory in cell_memory(expected, vm):
-            yield from _of_piece(memory, vm)
-    if vm.swapped_bytes:
-        yield finding(
-            "live-swapped",
-            vm.name,
-            expected="no memory swapped out",
-            observed=f"{format_bytes(vm.swapped_bytes)} swapped out",
-            source=f"/proc/{vm.process}/status",
-        )
-
-
-def _backend(vm: RunningVm, piece: MemoryPiece, *, alone: bool) -> BackendObject | None:
+def _backend(vm: RunningVm, piece: Piece, *, alone: bool) -> BackendObject | None:
     # libvirt's names. Source: qemuBuildMemoryCellBackendStr and qemuBuildMemoryDimmBackendStr.
-    name = f"ram-node{piece.cell}" if piece.device is None else f"mem{piece.device}"
+    name = f"ram-node{piece.id}" if isinstance(piece, VmCell) else f"mem{piece.alias}"
     named = next((b for b in vm.backends if b.name == name), None)
-    if named is None and alone and piece.device is None:
+    if named is None and alone and isinstance(piece, VmCell):
         return next((b for b in vm.backends if b.name.endswith(".ram")), None)
     return named
 
@@ -368,57 +449,7 @@ def _named(area: RamArea, backend: BackendObject | None) -> bool:
     return name.startswith((f"qemu_back_mem._objects_{backend.name}.", f"{backend.name}."))
 
 
-def _of_piece(memory: CellMemory, vm: RunningVm) -> Iterator[Finding]:
-    piece, backend, area = memory.piece, memory.backend, memory.area
-    subject, process = piece.subject, f"/proc/{vm.process}"
-    # Without nodes of its own it is bound for the whole process, if at all: its pages show it.
-    nodes = CpuSet() if backend is None else backend.host_nodes
-    if piece.nodes and nodes and nodes != piece.nodes:
-        wanted, there = f"bound to node {piece.nodes}", f"bound to node {nodes}"
-        yield finding("live-binding", subject, wanted, there, f"{process}/cmdline")
-    source = f"{process}/numa_maps"
-    if piece.nodes and area is None:
-        wanted = f"a mapping of {format_bytes(piece.memory_bytes)} on node {piece.nodes}"
-        yield finding("live-memory-unknown", subject, wanted, "no mapping of that size", source)
-    elif area is not None:
-        yield from _pages(piece, area, source)
-    size = vm.default_huge_bytes if piece.page_bytes == 0 else piece.page_bytes
-    found = None if area is None else area.policy.page_bytes
-    if found is not None and size is not None and found != size:
-        wanted, there = f"pages of {format_bytes(size)}", f"pages of {format_bytes(found)}"
-        yield finding("live-page-size", subject, wanted, there, source)
-
-
-def _pages(piece: MemoryPiece, area: RamArea, source: str) -> Iterator[Finding]:
-    if not piece.nodes:
-        return
-    here = sum(pages for node, pages in area.policy.pages_by_node if node in piece.nodes)
-    away = sum(pages for node, pages in area.policy.pages_by_node) - here
-    if away:
-        strict = piece.mode not in ("preferred", "interleave")
-        yield finding(
-            "live-memory",
-            piece.subject,
-            expected=f"every page on node {piece.nodes}",
-            observed=stated_pages(area),
-            severity=None if strict else Severity.WARNING,
-            values={"share": f"{100 * away / (here + away):.0f}"},
-            source=source,
-        )
-    elif not here:
-        yield finding(
-            "live-memory-untouched",
-            piece.subject,
-            expected=f"pages on node {piece.nodes}",
-            observed=f"bound to node {area.policy.nodes or 'any'}, and nothing has touched it yet",
-            source=source,
-        )
-
-
-def stated_pages(area: RamArea) -> str:
+def stated_pages(bytes_by_node: tuple[tuple[NodeIndex, int], ...]) -> str:
     """Where the pages are, in words: "256 MiB on node 1 and 4 KiB on node 0"."""
-    parts = [
-        f"{format_bytes(pages * area.policy.page_bytes)} on node {node}"
-        for node, pages in sorted(area.policy.pages_by_node, key=lambda pair: -pair[1])
-    ]
+    parts = (f"{format_bytes(size)} on node {node}" for node, size in bytes_by_node)
     return " and ".join(parts) or "nothing touched yet"

@@ -237,7 +237,7 @@ def test_a_row_is_read_into_its_field(row: ElementRow) -> None:
 
 
 def test_every_field_of_a_vm_is_read_from_an_element() -> None:
-    elsewhere = {"domain_type", "source"}
+    elsewhere = {"domain_type", "source", "emulator_threads"}
     assert {each.name for each in fields(Vm)} - elsewhere <= {row.field for row in READ}
 
 

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -553,3 +553,37 @@ def test_a_machine_that_a_pattern_allows_and_qemu_lacks_is_named() -> None:
         document["spec"]["domain"]["machine"] = {"type": machine}
         ids.append("machine-misspelt" in found(json.dumps(document), gates=GATES))
     assert ids == [False, False, True]
+
+
+def test_whatever_changes_of_a_vmi_is_named_where_the_planned_one_is_given() -> None:
+    planned = read_vmi(vmi(), "vmi")
+
+    def named(document: Any) -> bool:
+        try:
+            found = check_fit(vmi_of(document, "vmi"), None, None, None, planned).findings
+        except InputError:
+            return True
+        return any(one.id == "plan-setting" for one in found)
+
+    def edits(value: Any) -> Iterator[Any]:
+        """The value with one thing in it gone or other."""
+        if isinstance(value, dict | list):
+            for key, one in list(value.items() if isinstance(value, dict) else enumerate(value)):
+                kept = value.copy()
+                del kept[key]
+                yield kept
+                for other in edits(one):
+                    changed = value.copy()
+                    changed[key] = other
+                    yield changed
+        elif isinstance(value, int):
+            yield from (value + 1, not value)
+        else:
+            yield f"{value}0"
+
+    document = json.loads(vmi())
+    assert not named(document)
+    spec = document["spec"]
+    tried = [{**document, "spec": one} for one in edits(spec) if "domain" in one]
+    assert len(tried) > 40 and all(map(named, tried))
+    assert named({**document, "metadata": {"annotations": {}}})

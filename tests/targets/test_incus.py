@@ -5,10 +5,11 @@ from itertools import permutations
 
 import pytest
 
-from homenode.errors import InputError
+from homenode.errors import InputError, ParseError
 from homenode.plan.vm_file import TargetPlan
 from homenode.units import GIB, MIB
 from homenode.vm.plan_options import PlanOptions, cell_asked
+from homenode.vm.targets.hypervisors import incus
 from tests.targets.examples import FILES
 from tests.targets.test_edited_files import HOST, plain
 from tests.targets.written import edited, host_named, options, written
@@ -86,3 +87,10 @@ def test_a_file_has_no_key_that_a_release_refuses_unless_it_was_there() -> None:
     made = edited(there, HOST, plain("pin-numa"))
     assert re.search(rb"limits.memory.hotplug: .?false", made.rendering.document)
     assert "target-not-carried" not in {f.id for f in made.findings}
+
+
+@pytest.mark.parametrize("devices", ["gpu0", "{gpu0: {type: gpu}}", "\n  gpu0: physical"])
+def test_devices_that_are_no_mapping_are_refused(devices: str) -> None:
+    text = f"type: virtual-machine\nconfig:\n  limits.cpu: 0-1\ndevices: {devices}\n"
+    with pytest.raises(ParseError, match="as a mapping"):
+        incus.CODEC.read_vm(text.encode(), "vm.yaml")

@@ -190,14 +190,14 @@ def check(asked: KubevirtCheckArguments) -> None:
     """Print what does not fit together."""
     from homenode.cluster.kubevirt.admission_rules import read_cluster
     from homenode.cluster.kubevirt.fit import check_fit
-    from homenode.cluster.kubevirt.vmi import vmi_of
+    from homenode.cluster.kubevirt.vmi import Vmi, vmi_of
 
     what = "a VirtualMachineInstance"
-    read = vmi_of(
-        read_manifest(read_input(asked.vmi, what), str(asked.vmi), what),
-        str(asked.vmi),
-        needs_domain=True,
-    )
+
+    def read(path: Path) -> Vmi:
+        document = read_manifest(read_input(path, what), str(path), what)
+        return vmi_of(document, str(path), needs_domain=True)
+
     config = (
         None
         if asked.kubelet is None
@@ -209,7 +209,11 @@ def check(asked: KubevirtCheckArguments) -> None:
         else read_cluster(read_input(asked.kubevirt, "a KubeVirt CR as JSON"), str(asked.kubevirt))
     )
     findings = check_fit(
-        read, config, None if asked.host is None else load_host(asked.host), cluster
+        read(asked.vmi),
+        config,
+        None if asked.host is None else load_host(asked.host),
+        cluster,
+        None if asked.planned is None else read(asked.planned),
     )
     print_findings(findings, as_json=asked.json)
     exit_if_bad(findings.findings)

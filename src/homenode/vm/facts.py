@@ -148,10 +148,11 @@ def _same_pins(wanted: Sequence[CpuSet | None], found: Sequence[CpuSet | None]) 
 
 
 def _same_machine(planned: str, found: str) -> bool:
-    """libvirt writes the newest version in the place of a name without one."""
+    """libvirt writes the newest version in the place of a name without one; the other way round the
+    version is lost."""
     kinds = [next((k for k in ("q35", "virt") if k in one), "pc") for one in (planned, found)]
-    versioned = all(any(c.isdigit() for c in one.replace("q35", "")) for one in (planned, found))
-    return planned == found or (kinds[0] == kinds[1] and not versioned)
+    is_versioned = any(c.isdigit() for c in planned.replace("q35", ""))
+    return planned == found or (kinds[0] == kinds[1] and not is_versioned)
 
 
 def _same_cpu(planned: tuple[str | None, str | None], found: tuple[str | None, str | None]) -> bool:

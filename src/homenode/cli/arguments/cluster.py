@@ -128,6 +128,10 @@ class KubevirtCheckArguments(Struct, frozen=True, kw_only=True):
         Path | None,
         Opt("--kubevirt", "FILE", "kubectl get kubevirt -A -o json, as a file: its feature gates."),
     ] = None
+    planned: Annotated[
+        Path | None,
+        Opt("--planned", "FILE", "The VM as it was planned: whatever differs of it is a finding."),
+    ] = None
     host: Annotated[
         str | None,
         Opt(

@@ -12,6 +12,7 @@ from itertools import pairwise
 
 from homenode.catalogue import finding
 from homenode.check.domain.devices import address_findings, limits
+from homenode.check.domain.verification import changed_settings
 from homenode.cluster.kubevirt.admission_rules import FIRST_VERSION, Cluster, admission_findings
 from homenode.cluster.kubevirt.manifest_options import HookVersion
 from homenode.cluster.kubevirt.on_define_domain import CHOICES
@@ -52,13 +53,21 @@ _TOPOLOGY = "Kubernetes, Topology Manager"
 
 
 def check_fit(
-    vmi: Vmi, kubelet: Kubelet | None, host: Host | None, cluster: Cluster | None
+    vmi: Vmi,
+    kubelet: Kubelet | None,
+    host: Host | None,
+    cluster: Cluster | None,
+    planned: Vmi | None = None,
 ) -> Findings:
-    """Findings on one VMI. kubelet, host, cluster: None = not given, and not judged."""
+    """Findings on one VMI. kubelet, host, cluster, and planned, the VMI as it was meant to be: None
+    = not given, and not judged."""
     guest = guest_of(vmi)
     found = [*admission_findings(vmi, cluster), *_spec(vmi, guest), *_hooks(vmi)]
     found += _gates(vmi, cluster)
     checked = [f"VMI {vmi.name}: CPU placement, cells, memory, devices, hook"]
+    if planned is not None:
+        checked.append("what was planned: every key of its spec, and its annotations")
+        found += changed_settings(planned.settings(), vmi.settings(), subject=f"VMI {vmi.name}")
     if cluster is not None:
         version = "" if cluster.version is None else " {}.{}".format(*cluster.version)
         checked.append(f"KubeVirt{version}: gates {', '.join(sorted(cluster.gates)) or 'none'}")

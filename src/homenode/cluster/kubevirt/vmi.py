@@ -5,6 +5,7 @@ virt-controller/services (renderresources.go, template.go) and hypervisor/kvm (G
 KubeVirt 1.8.4.
 """
 
+import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from math import prod
@@ -71,6 +72,17 @@ class Vmi(Struct, frozen=True):
     def at(self, *path: str) -> Any:
         """What is down a path of names in the spec; None where it is not there."""
         return down(self.spec, *path)
+
+    def settings(self) -> Iterator[str]:
+        """A line for each value of the spec and each annotation, behind where it is."""
+        left: list[tuple[str, Any]] = [("spec", self.spec), ("annotations", self.annotations)]
+        while left:
+            path, value = left.pop()
+            if isinstance(value, Mapping | list) and value:
+                items = value.items() if isinstance(value, Mapping) else enumerate(value)
+                left += [(f"{path}.{key}", one) for key, one in items]
+            else:
+                yield f"{path} {json.dumps(value)}"
 
     def listed(self, *path: str) -> list[Any]:
         """The list down a path; an empty one where there is none."""

@@ -210,6 +210,8 @@ def _settings(document: Document) -> Iterator[str]:
         for name in ("memAccess", "discard"):
             if cell.get(name) is not None:
                 yield f"cell {i} {name}={cell.get(name)}"
+    if root.value("cpu/@migratable") == "off":
+        yield "cpu migratable=off"
     partition = root.value("resource/partition")
     if partition not in (None, *_PARTITIONS):
         yield f"partition {partition}"

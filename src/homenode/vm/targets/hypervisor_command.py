@@ -5,13 +5,12 @@ one or more values; a value is KEY=VALUE pairs by commas; lists stand in [ ].
 """
 
 import re
-import shlex
 from collections.abc import Mapping
 from typing import NamedTuple
 
 from homenode.errors import ParseError
 from homenode.vm.targets.codec import number_of, text_of
-from homenode.vm.targets.script import shell_words
+from homenode.vm.targets.script import shell_words, words_of
 
 _PROGRAM = re.compile(r"(?:[^\s\"']*/)?cloud-hypervisor(?:-static)?\Z", re.ASCII)
 _COMMAND = re.compile(
@@ -67,10 +66,7 @@ def parse(content: bytes, source: str) -> HypervisorCommand:
         raise ParseError(source, "a command of cloud-hypervisor", "none")
     options: list[Option] = []
     for word, start, end in spans[first + 1 :]:
-        try:
-            (bare,) = shlex.split(word)
-        except ValueError:
-            raise ParseError(source, "a word of a shell", word) from None
+        (bare,) = words_of(word, source)
         if bare.startswith("--"):
             name, equals, value = bare.partition("=")
             options.append(Option(name, (value,) if equals else (), start, end))

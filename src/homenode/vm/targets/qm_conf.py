@@ -6,7 +6,6 @@ pve-q35-4.0.cfg.
 """
 
 import re
-import shlex
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,7 +23,7 @@ from homenode.vm.model import GuestAddress, GuestHostdev, GuestTopology, Vm
 from homenode.vm.plan_model import Plan, with_vm
 from homenode.vm.targets.codec import Entry, number_of, text_of, with_entries
 from homenode.vm.targets.qemu_command import escaped, options_of, ranges_text, read_command
-from homenode.vm.targets.script import PIN, PREPARE, plan_values
+from homenode.vm.targets.script import PIN, PREPARE, plan_values, words_of
 
 KEY = re.compile(r"([a-z][a-z0-9_-]{0,40}):(.*+)\Z", re.ASCII)
 NUMA = re.compile(r"numa[0-9]{1,2}\Z", re.ASCII)
@@ -254,10 +253,7 @@ def command_of(conf: Conf) -> tuple[str, ...]:
     if "viommu=intel" in values.get("machine", ""):
         pairs.append(("-device", "intel-iommu,intremap=on,caching-mode=on"))
     pairs += [("-device", value) for value in _own_devices(conf)]
-    try:
-        args = shlex.split(values.get("args", ""))
-    except ValueError as error:
-        raise ParseError(f"{source}: args", "words of a shell", str(error)) from None
+    args = words_of(values.get("args", ""), f"{source}: args")
     return ("qemu-system-x86_64", *(word for pair in pairs for word in pair), *args)
 
 

@@ -123,23 +123,31 @@ pin() {
 """
 
 
+def words_of(text: str, where: str) -> tuple[str, ...]:
+    """The words of a shell. Raises ParseError for a quote that does not end."""
+    try:
+        return tuple(shlex.split(text))
+    except ValueError:
+        raise ParseError(where, "words of a shell", text.strip()[:60]) from None
+
+
 def array_in(text: str, name: str) -> tuple[str, ...] | None:
-    """The words of an array in one of our scripts; None where it has none."""
+    """The words of an array in one of our scripts; None where it has none. Raises ParseError."""
     start = f"\n{name}=("
     at = text.find(start)
     if at < 0:
         return None
     end = text.find("\n)", at) if not text.startswith(")", at + len(start)) else at + len(start)
-    return tuple(shlex.split(text[at + len(start) : end])) if end >= 0 else None
+    return words_of(text[at + len(start) : end], name) if end >= 0 else None
 
 
 def value_in(text: str, name: str) -> str | None:
-    """The word of a variable in one of our scripts; None where it has none."""
+    """The word of a variable in one of our scripts; None where it has none. Raises ParseError."""
     at = text.find(f"\n{name}=")
     if at < 0:
         return None
     line = text[at + len(name) + 2 :].partition("\n")[0]
-    words = shlex.split(line)
+    words = words_of(line, name)
     return words[0] if words else ""
 
 

@@ -231,15 +231,18 @@ class Target(Struct, frozen=True, kw_only=True):
 
 
 def settings_of(target: Target, content: bytes) -> tuple[str, ...]:
-    """The lines of a file that are not the user's own, without blanks, quotes, comments and other
-    sections, each behind the less indented ones that it belongs to, and in a script behind the one
-    before it."""
-    found, above = [], list[tuple[int, str]]()
+    """The lines of a file that are not the user's own, a script's interpreter among them, without
+    blanks, quotes, comments and snapshots, each behind the less indented ones that it belongs to,
+    and in a script behind the one before it."""
+    found, above, section = [], list[tuple[int, str]](), ""
     for line in content.decode("utf-8", "replace").splitlines():
         text = "".join(line.split()).rstrip(",\\").translate(_NO_QUOTES)
-        if _SECTION.fullmatch(text):
-            break
-        if not text or text.startswith("#"):
+        section = line.strip() if line.startswith("[") else section
+        if (
+            section not in ("", _PENDING)
+            or not text
+            or (text.startswith("#") and not text.startswith("#!"))
+        ):
             continue
         depth = len(line) - len(line.lstrip())
         above = [one for one in above if one[0] < depth] + [(depth, text)]
@@ -252,7 +255,8 @@ def settings_of(target: Target, content: bytes) -> tuple[str, ...]:
 
 
 _NO_QUOTES = str.maketrans("", "", "'\"")
-_SECTION = re.compile(r"\[\w+\]")
+_PENDING = "[PENDING]"
+"""What the next start changes; other sections, of Proxmox's files, are snapshots."""
 
 
 def is_vgpu(device: GuestHostdev) -> bool:

@@ -109,9 +109,16 @@ class YamlText(NamedTuple):
     def inside(self, name: str) -> list[Block]:
         """The entries of the mapping of that name."""
         block = self.block(name)
-        return [] if block is None or block.value.startswith("{}") else self.entries(block)
+        return [] if block is None else self.entries(block)
 
     def entries(self, block: Block) -> list[Block]:
+        """Those of the mapping in an entry. Raises ParseError where it is none, or in braces."""
+        value = block.value.partition("#")[0].strip()
+        if value in ("{}", "null", "~"):
+            return []
+        if value:
+            what = f"{block.key} as a mapping, a line for each key"
+            raise ParseError(self.source, what, value[:60], line=block.first + 1)
         return _blocks(self.lines, block.first + 1, block.end, self.source)
 
     def scalar(self, block: Block) -> str:

@@ -453,7 +453,7 @@ TARGET = CODEC.target(
     title="Cloud Hypervisor",
     source="docs/cpu.md, memory.md, vfio.md and release-notes.md of Cloud Hypervisor, 2026-08",
     recognises=is_command,
-    users_own=r"--(disk|net|console|serial|kernel|initramfs|cmdline|firmware|api-socket|rng|vsock|tpm)",
+    users_own=r"--(disk|net|console|serial|api-socket|rng|vsock|tpm)",
     architecture_of_host=True,
     placed=_placed,
 )

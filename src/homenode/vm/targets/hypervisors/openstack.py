@@ -542,7 +542,7 @@ TARGET = CODEC.target(
     title="OpenStack",
     source="Nova 34.0 (2026.1): nova.api.validation.extra_specs, nova.virt.hardware; release notes",
     recognises=is_flavor,
-    users_own=r".* (name|description|id|links|rxtx_factor|pci_passthrough:alias|[\w-]+:is_public):",
+    users_own=r".* (name|description|id|links|rxtx_factor|[\w-]+:is_public):",
     architecture_of_host=True,
     needs_host=True,
 )

@@ -8,7 +8,6 @@ begin with "hn".
 """
 
 import re
-import shlex
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -54,6 +53,7 @@ from homenode.vm.targets.qm_conf import (
     with_default,
     with_whole_cards,
 )
+from homenode.vm.targets.script import words_of
 from homenode.vm.targets.target import (
     Feature,
     indirect,
@@ -373,7 +373,7 @@ def _with_args(value: str | None, ours: str, source: str) -> str | None:
             index += 1
         index += 1
     kept = (kept + text[at:]).rstrip()
-    options_of(shlex.split(kept), f"{source}: args")
+    options_of(words_of(kept, f"{source}: args"), f"{source}: args")
     return " ".join(filter(None, (kept, ours))) or None
 
 

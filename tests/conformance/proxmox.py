@@ -11,7 +11,6 @@ from typing import Any
 
 from homenode.cpuset import CpuSet
 from homenode.vm.targets.qm_conf import start_timeout_s
-from homenode.vm.targets.target import pus_of
 from tests.conformance.builds import PROGRAMS, absent
 from tests.conformance.judge import Answer, Example, Facts, Judge
 from tests.conformance.qemu import planned_facts, read_facts
@@ -149,7 +148,7 @@ def _planned(case: Planned) -> Facts:
         del facts["bound memory"]
     if not facts["cells"] and (plan.memory_mode, plan.vm.page_bytes) != (None, None):
         facts["cells"] = {0: (set(range(plan.vm.vcpus)), plan.vm.memory_bytes)}
-    pus = pus_of(plan.vcpu_pins)
+    pus = plan.vm.pinned_pus
     document = case.document.decode().partition("\n[")[0]
     return {
         **facts,

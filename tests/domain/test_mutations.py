@@ -104,7 +104,7 @@ def test_a_mutated_document_is_verified_or_refused(xml: bytes) -> None:
         findings_of(xml, host=small_host())
         without_vcpus(expectation_of(facts), facts.offline_vcpus)
         what_to_watch(facts)
-        stand_in_of(document, facts, choose_cpu(document, kvm=False), "q35")
+        stand_in_of(document, facts, choose_cpu(document, facts, kvm=False), "q35")
     except (InputError, HostError) as error:
         assert "expected" in str(error)
 

@@ -13,7 +13,6 @@ from homenode.machine.topology import Host
 from homenode.plan.vm_file import TargetPlan, plan_for_target, vm_of_options
 from homenode.units import GIB
 from homenode.vm.plan_options import PlanOptions
-from homenode.vm.targets.target import pus_of
 from tests.conformance.openstack import (
     answers_to,
     asked_of,
@@ -101,7 +100,7 @@ def test_nova_finds_every_pu_of_the_plan_in_the_printed_set(layout: str) -> None
         for vcpus in (2, 7, 8):
             planned = written("openstack", name, structs.replace(wanted, vcpus=vcpus))
             given = {pu for cell in host_cells(host, planned) for pu in cell["pus"]}
-            assert set(pus_of(planned.plan.vcpu_pins)) <= given
+            assert set(planned.plan.vm.pinned_pus) <= given
             plans.append((host, planned))
     placed(plans)
 

@@ -261,7 +261,8 @@ CPU = "<cpu mode='host-passthrough'/>"
 def test_the_cpu_is_the_documents_where_it_can_run_here(
     cpu: str, kvm: bool, mode: str, model: str | None, substituted: bool
 ) -> None:
-    chosen = choose_cpu(document(changed(PLAIN, (CPU, cpu))), kvm=kvm)
+    made = document(changed(PLAIN, (CPU, cpu)))
+    chosen = choose_cpu(made, vm_of(made), kvm=kvm)
     assert (chosen.mode, chosen.model) == (mode, model)
     assert (chosen.substituted is not None) is substituted
 
@@ -271,7 +272,8 @@ def test_features_with_names_that_are_none_are_left_out() -> None:
         "<cpu mode='host-passthrough'><feature policy='require' name='topoext'/>"
         "<feature policy='disable' name='hle'/><feature name='a,b=c'/></cpu>"
     )
-    chosen = choose_cpu(document(changed(PLAIN, (CPU, cpu))), kvm=True)
+    made = document(changed(PLAIN, (CPU, cpu)))
+    chosen = choose_cpu(made, vm_of(made), kvm=True)
     assert chosen.features == (("topoext", True), ("hle", False))
 
 

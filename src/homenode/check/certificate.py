@@ -164,71 +164,48 @@ def live_claims(expected: Vm, vm: RunningVm, host: Host | None) -> Iterator[Cert
     Nothing is claimed of unpinned threads and unbound memory.
     """
     where = f"/proc/{vm.process}"
+
+    def seen(
+        kind: CertifiedKind, of: str, within: CpuSet, subject: str, wanted: str, how: str
+    ) -> CertifiedClaim:
+        claim = CertifiedClaim(
+            kind=kind,
+            of=of,
+            within=within,
+            subject=subject,
+            expected=wanted,
+            observed="",
+            state=CertifiedState.NOT_KNOWN,
+            how=how,
+        )
+        sighting = sight_of(claim, expected, vm)
+        return structs.replace(claim, observed=sighting.observed, state=sighting.state)
+
     vcpus = (
         (n, pus) for n, pus in enumerate(expected.vcpu_pins) if n not in expected.offline_vcpus
     )
-    emulator = expected.emulator_pus
     for kind, name, pins in (
         (CertifiedKind.VCPU, "vCPU", vcpus),
         (CertifiedKind.IOTHREAD, "IOThread", expected.iothread_pins),
-        (CertifiedKind.EMULATOR, "emulator", (("", emulator),)),
+        (CertifiedKind.EMULATOR, "emulator", (("", expected.emulator_pus),)),
     ):
         for number, pus in pins:
             if pus is not None:
-                yield _seen(
-                    expected,
-                    vm,
-                    CertifiedClaim(
-                        kind=kind,
-                        of=str(number),
-                        within=pus,
-                        subject=f"{name} {number}".rstrip(),
-                        expected=pus_text(pus),
-                        observed="",
-                        state=CertifiedState.NOT_KNOWN,
-                        how=f"{where}/task",
-                    ),
-                )
+                subject, wanted = f"{name} {number}".rstrip(), pus_text(pus)
+                yield seen(kind, str(number), pus, subject, wanted, f"{where}/task")
     for subject, piece in expected.memory_pieces.items():
         if piece.nodes:
-            yield _seen(
-                expected,
-                vm,
-                CertifiedClaim(
-                    kind=CertifiedKind.MEMORY,
-                    of=subject,
-                    within=piece.nodes,
-                    subject=subject,
-                    expected=f"{format_bytes(piece.memory_bytes)}, what is touched of it on node "
-                    f"{piece.nodes}",
-                    observed="",
-                    state=CertifiedState.NOT_KNOWN,
-                    how=f"{where}/numa_maps",
-                ),
-            )
+            size = format_bytes(piece.memory_bytes)
+            wanted = f"{size}, what is touched of it on node {piece.nodes}"
+            how = f"{where}/numa_maps"
+            yield seen(CertifiedKind.MEMORY, subject, piece.nodes, subject, wanted, how)
     homes = CpuSet.union(cell.nodes for cell in expected.cells_or_whole)
-    for hostdev in expected.hostdevs:
-        device = None if host is None else host.device(hostdev.bdf)
+    for bdf in (hostdev.bdf for hostdev in expected.hostdevs):
+        device = None if host is None else host.device(bdf)
         name = "" if device is None or device.name is None else f" ({device.name})"
-        yield _seen(
-            expected,
-            vm,
-            CertifiedClaim(
-                kind=CertifiedKind.DEVICE,
-                of=str(hostdev.bdf),
-                within=homes,
-                subject=f"{hostdev.bdf}{name}",
-                expected="a device on a node of the VM's memory",
-                observed="",
-                state=CertifiedState.NOT_KNOWN,
-                how=f"/sys/bus/pci/devices/{hostdev.bdf}/numa_node",
-            ),
-        )
-
-
-def _seen(expected: Vm, vm: RunningVm, claim: CertifiedClaim) -> CertifiedClaim:
-    sighting = sight_of(claim, expected, vm)
-    return structs.replace(claim, observed=sighting.observed, state=sighting.state)
+        wanted = "a device on a node of the VM's memory"
+        how = f"/sys/bus/pci/devices/{bdf}/numa_node"
+        yield seen(CertifiedKind.DEVICE, str(bdf), homes, f"{bdf}{name}", wanted, how)
 
 
 def sight_of(claim: CertifiedClaim, found: Vm, vm: RunningVm) -> Sighting:

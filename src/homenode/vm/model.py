@@ -317,6 +317,12 @@ class Vm(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
         }
 
     @property
+    def memory_nodes(self) -> CpuSet:
+        """Host nodes that memory of the whole VM or of a cell is bound to."""
+        whole = CpuSet() if self.binding is None else self.binding[1]
+        return CpuSet.union((whole, *(cell.nodes for cell in self.cells)))
+
+    @property
     def pinned_pus(self) -> CpuSet:
         """Every PU that some vCPU is pinned to."""
         return CpuSet.union(self.vcpu_pins)
@@ -337,6 +343,10 @@ class Vm(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     @property
     def is_q35(self) -> bool:
         return self.machine is not None and "q35" in self.machine
+
+    def expander_above(self, bus: int) -> GuestPciController | None:
+        """The expander bus at or above a controller's bus; None where it hangs on pcie.0."""
+        return expander_above({one.index: one for one in self.controllers}, bus)
 
     @property
     def has_private_memory(self) -> bool:
@@ -371,8 +381,5 @@ def expander_above(
 
 def cell_of_hostdev(guest: Vm, hostdev: GuestHostdev) -> int | None:
     """The guest cell whose expander bus a device hangs on; None on pcie.0."""
-    if hostdev.address is None:
-        return None
-    controllers = {controller.index: controller for controller in guest.controllers}
-    above = expander_above(controllers, hostdev.address.bus)
-    return None if above is None or above.model != EXPANDER else above.cell
+    above = None if hostdev.address is None else guest.expander_above(hostdev.address.bus)
+    return None if above is None else above.cell

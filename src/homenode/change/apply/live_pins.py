@@ -74,7 +74,7 @@ def preview_live_pins(virsh: Virsh, name: str, tuned: bytes) -> Moved:
         state,
         tuple(before for before, _ in moves),
         tuple(after for _, after in moves),
-        _nodes(running) - _nodes(facts) if _nodes(facts) else CpuSet(),
+        running.memory_nodes - facts.memory_nodes if facts.memory_nodes else CpuSet(),
     )
 
 
@@ -198,13 +198,6 @@ def _pins(facts: Vm) -> tuple[LivePin, ...]:
         *(() if emulator is None else (LivePin("emulator", 0, emulator),)),
         *(LivePin("iothread", number, pus) for number, pus in facts.iothread_pins),
     )
-
-
-def _nodes(facts: Vm) -> CpuSet:
-    bound = CpuSet() if facts.binding is None else facts.binding[1]
-    for cell in facts.cells:
-        bound |= cell.nodes
-    return bound
 
 
 _START = 19

@@ -56,7 +56,7 @@ def topology_findings(facts: Vm, document: Document | None, host: Host) -> Itera
     if threads > 1:
         yield from _threads(facts, host, threads)
         if document is not None:
-            yield from _topoext(facts, document, host)
+            yield from _topoext(facts, host)
     yield from _cache(facts, host)
 
 
@@ -133,24 +133,19 @@ def windows_findings(facts: Vm, document: Document) -> Iterator[Finding]:
         )
 
 
-def _topoext(facts: Vm, document: Document, host: Host) -> Iterator[Finding]:
+def _topoext(facts: Vm, host: Host) -> Iterator[Finding]:
     """Named models of AMD's bring the feature along; these two leave it out on purpose.
 
     Source: no_autoenable_flags of FEAT_8000_0001_ECX in QEMU's target/i386/cpu.c.
     """
     modes = ("host-passthrough", "maximum")
-    if host.cpu.vendor != "AuthenticAMD" or facts.cpu_mode not in modes:
-        return
-    cpu = document.root.child("cpu")
-    features = () if cpu is None else cpu.all("feature")
-    policy = next((f.get("policy") for f in features if f.get("name") == "topoext"), None)
-    if policy in ("require", "force"):
+    if host.cpu.vendor != "AuthenticAMD" or facts.cpu_mode not in modes or facts.topoext:
         return
     yield finding(
         "topoext-missing",
         "<cpu>",
         expected="<feature policy='require' name='topoext'/>: AMD gives siblings through it",
-        observed="no such feature" if policy is None else f"policy {policy}",
+        observed="no such feature" if facts.topoext is None else "policy disable",
     )
 
 

@@ -41,7 +41,6 @@ from homenode.cpuset import CpuSet
 from homenode.findings import Finding, Severity, sourced
 from homenode.machine.topology import Host
 from homenode.vm.domain.document import Document
-from homenode.vm.domain.fields import host_address
 from homenode.vm.domain.hostdevs import hostdev_elements
 from homenode.vm.domain.metadata import read_record
 from homenode.vm.facts import diff
@@ -142,11 +141,11 @@ def located(findings: Iterable[Finding], document: Document) -> Iterator[Finding
             if element.name == "cell":
                 number, cells = cells if number is None else number, cells + 1
             lines.setdefault((element.name, number), element.line)
-    devices: dict[Bdf, int] = {}
-    for element, is_interface in hostdev_elements(document):
-        source = element.at("source/address")
-        if source is not None and not is_interface:
-            devices.setdefault(host_address(source), element.line)
+    devices = {
+        bdf: element.line
+        for bdf, element in reversed(hostdev_elements(document))
+        if element.name == "hostdev"
+    }
     for one in findings:
         line = _line_of(one.subject, lines, devices) if one.source == document.source else None
         yield one if line is None else replace(one, source=f"{one.source}:{line}")
@@ -189,31 +188,26 @@ def domain_drift(planned: Vm, running: Vm, moved: Sequence[LivePin] = ()) -> Ite
     planned: of the document that homenode defined, or of the persistent definition. moved: threads
     of this run that homenode itself moved since.
     """
-    name, uuid = running.name, running.uuid
-    for one in diff(_with_moved(planned, moved), running, _NOT_PLACED):
-        yield finding(
-            "drift-domain",
-            f"{name}: {one.subject}",
-            expected=one.expected,
-            observed=one.observed,
-            values={"domain": command_line(domain_argument(name, uuid or name))},
-            source=planned.source,
-        )
+    yield from _drift("drift-domain", _with_moved(planned, moved), running, "", planned.source)
 
 
 def definition_drift(planned: Vm, defined: Vm) -> Iterator[Finding]:
     """What the next start will change of the plan: the definition was edited since.
 
     planned: of the document that homenode defined. defined: the persistent definition."""
-    name, uuid = defined.name, defined.uuid
-    for one in diff(planned, defined, _NOT_PLACED):
+    yield from _drift("drift-definition", planned, defined, " at its next start", defined.source)
+
+
+def _drift(id: str, planned: Vm, found: Vm, when: str, source: str) -> Iterator[Finding]:
+    name = found.name
+    for one in diff(planned, found, _NOT_PLACED):
         yield finding(
-            "drift-definition",
-            f"{name}: {one.subject} at its next start",
+            id,
+            f"{name}: {one.subject}{when}",
             expected=one.expected,
             observed=one.observed,
-            values={"domain": command_line(domain_argument(name, uuid or name))},
-            source=defined.source,
+            values={"domain": command_line(domain_argument(name, found.uuid or name))},
+            source=source,
         )
 
 

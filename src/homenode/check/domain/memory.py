@@ -332,15 +332,9 @@ def _modes(facts: Vm) -> Iterator[Finding]:
         )
 
 
-def _bound_nodes(facts: Vm) -> CpuSet:
-    """Host nodes that memory of the whole VM or of a cell is bound to."""
-    whole = CpuSet() if facts.binding is None else facts.binding[1]
-    return CpuSet.union((whole, *(cell.nodes for cell in facts.cells)))
-
-
 def _gpu_nodes(facts: Vm, host: Host) -> Iterator[Finding]:
     gpu_nodes = CpuSet(n.index for n in host.nodes if n.memory_kind is MemoryKind.GPU)
-    bound = _bound_nodes(facts)
+    bound = facts.memory_nodes
     if not bound.isdisjoint(gpu_nodes):
         yield finding(
             "memory-on-gpu",
@@ -357,7 +351,7 @@ def _far_devices(facts: Vm, host: Host) -> Iterator[Finding]:
     """
     if not facts.is_pinned:
         return
-    here = nodes_of(facts.pinned_pus, host) | _bound_nodes(facts)
+    here = nodes_of(facts.pinned_pus, host) | facts.memory_nodes
     passed = (host.device(hostdev.bdf) for hostdev in facts.hostdevs)
     pulling = [
         device

@@ -29,16 +29,15 @@ def throttle_findings(document: Document) -> Iterator[Finding]:
     tune = document.root.child("cputune")
     if tune is not None:
         yield from _quotas(document, tune)
-        for name in _SCHEDULERS:
-            for one in tune.all(name):
-                scheduler = one.get("scheduler")
-                if scheduler in _YIELDING:
-                    yield finding(
-                        "scheduler-yields",
-                        f"<{name}>",
-                        expected="a scheduler that gives the VM its turn",
-                        observed=f"{scheduler}, after every other program",
-                    )
+    for one in document.root.all("cputune/*"):
+        scheduler = one.get("scheduler")
+        if one.name in _SCHEDULERS and scheduler in _YIELDING:
+            yield finding(
+                "scheduler-yields",
+                f"<{one.name}>",
+                expected="a scheduler that gives the VM its turn",
+                observed=f"{scheduler}, after every other program",
+            )
     yield from _transfers(document)
 
 
@@ -114,11 +113,10 @@ def settings_of(document: Document) -> dict[str, str]:
     """
     root, found = document.root, {}
     for name in _OF_TUNING:
-        above = root.child(name)
-        for one in () if above is None else above.children:
+        for one in root.all(f"{name}/*"):
             share = next((row for row in _QUOTAS_ALL if row[0] == one.name), None)
             if share is not None:
-                value = _share(above, share[0], share[1]) if above is not None else None
+                value = _share(root.all(name)[0], share[0], share[1])
                 text = "" if value is None else f"{value:.0%} of a PU"
             elif one.name.endswith("period") or one.name in _PINS:
                 continue

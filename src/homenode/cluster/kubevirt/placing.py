@@ -24,11 +24,10 @@ from homenode.machine.topology import Host
 from homenode.plan.request import GuestRequest
 from homenode.plan.shape.guest_numa import guest_distances, is_grace, with_initiator_cells
 from homenode.plan.shape.pcie import MirroredPcie, mirror_cells
-from homenode.vm.domain.cells import cell_bytes, edit_cells, read_cells, read_distances
+from homenode.vm.domain.cells import edit_cells, read_cells
 from homenode.vm.domain.codec import PCIE_STEPS
 from homenode.vm.domain.cpu import read_pins
 from homenode.vm.domain.document import Document
-from homenode.vm.domain.fields import decimal
 from homenode.vm.domain.hostdevs import edit_initiators, hostdev_elements
 from homenode.vm.domain.memory import read_memnodes
 from homenode.vm.domain.read import open_domain, vm_of
@@ -42,7 +41,6 @@ from homenode.vm.model import (
     LayoutRecord,
     Vm,
     VmCell,
-    expander_above,
 )
 from homenode.vm.plan_model import Plan
 from homenode.vm.plan_options import PciGranularity, PlanOptions
@@ -137,7 +135,7 @@ def place_devices(
     notes += [note for bdf in moving if (note := _unplaceable(by_bdf[bdf], nodes)) is not None]
     placeable = tuple(sorted(bdf for bdf in moving if by_bdf[bdf].node in nodes.cell_of_node))
     gaps: list[Gap] = []
-    cells = planned_cells(document, host, nodes, gaps)
+    cells = planned_cells(guest, host, nodes, gaps)
     if not placeable:
         on_cells = [h for h in staying if _cell_stated(guest, h.address) not in (None, -1)]
         if not on_cells:
@@ -195,14 +193,13 @@ def _with_lost_targets(
     It is the cell of the functions below. Buses with nothing below them get the cells that have no
     bus yet, both in ascending order. A bus with a number of its own is somebody else's and stays.
     """
-    controllers = {controller.index: controller for controller in guest.controllers}
     lost = [c.index for c in guest.controllers if _has_lost_target(c)]
     if not lost:
         return guest, frozenset()
     cells_below: dict[int, set[int | None]] = {index: set() for index in lost}
     for hostdev in guest.hostdevs:
         at = hostdev.address
-        above = None if at is None else expander_above(controllers, at.bus)
+        above = None if at is None else guest.expander_above(at.bus)
         if above is not None and above.index in cells_below:
             node = by_bdf[hostdev.bdf].node
             cells_below[above.index].add(None if node is None else cell_of_node.get(node))
@@ -252,7 +249,7 @@ def _is_grace_done(document: Document, cells: int) -> bool:
     A nodeset of cells that are not there is the hook's own, of the first of KubeVirt's two
     definitions: the second has the devices of that one, and the cells from before it.
     """
-    for element, _ in hostdev_elements(document):
+    for _, element in hostdev_elements(document):
         acpi = element.child("acpi")
         text = None if acpi is None else acpi.get("nodeset")
         if text is not None:
@@ -272,7 +269,7 @@ def _stays(
     if at is None:
         return False
     by_name = (at.domain, at.bus, at.device, at.function) in asked_for
-    expander = _expander_above(guest, at)
+    expander = guest.expander_above(at.bus)
     chosen = expander is not None and expander.index not in regained
     return by_name or at.bus == 0 or chosen
 
@@ -288,15 +285,10 @@ def _lacks_initiators(
 
 def _cell_stated(guest: Vm, at: GuestAddress | None) -> int | None:
     """The cell of the expander bus above an address; -1 for one that names none."""
-    expander = None if at is None else _expander_above(guest, at)
+    expander = None if at is None else guest.expander_above(at.bus)
     if expander is None:
         return None
     return -1 if expander.cell is None else expander.cell
-
-
-def _expander_above(guest: Vm, at: GuestAddress) -> GuestPciController | None:
-    controllers = {controller.index: controller for controller in guest.controllers}
-    return expander_above(controllers, at.bus)
 
 
 def _note_of_staying(
@@ -446,25 +438,16 @@ def _is_within(pins: CpuSet | None, pus: CpuSet) -> bool:
     return pins is not None and bool(pins) and pins <= pus
 
 
-def planned_cells(
-    document: Document, host: Host, nodes: CellNodes, gaps: list[Gap]
-) -> tuple[VmCell, ...]:
+def planned_cells(guest: Vm, host: Host, nodes: CellNodes, gaps: list[Gap]) -> tuple[VmCell, ...]:
     """The cells exactly as the document has them, with the host's distances where it gives none."""
-    found = read_cells(document)
-    stated = [read_distances(element) for element, _ in found]
+    stated = [cell.distances for cell in guest.cells]
     known = tuple(node for node in nodes.node_of_cell if node is not None)
     online = {node.index for node in host.nodes}
-    if not any(stated) and len(known) == len(found) and set(known) <= online:
+    if not any(stated) and len(known) == len(stated) and set(known) <= online:
         stated = list(guest_distances(host, known, gaps)) or stated
-    return tuple(
-        VmCell(
-            id=i
-            if element.get("id") is None
-            else decimal(element, element.get("id") or "", "a cell id"),
-            vcpus=vcpus,
-            memory_bytes=cell_bytes(element),
-            host_nodes=tuple(n for n, cell in nodes.cell_of_node.items() if cell == i),
-            distances=stated[i],
-        )
-        for i, (element, vcpus) in enumerate(found)
-    )
+    homes = [
+        tuple(node for node, cell in nodes.cell_of_node.items() if cell == i)
+        for i in range(len(stated))
+    ]
+    rows = zip(guest.cells, homes, stated, strict=True)
+    return tuple(replace(cell, host_nodes=home, distances=row) for cell, home, row in rows)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from msgspec import Struct
 
 from homenode.errors import InputError, UsageError
-from homenode.units import GIB, KIB, MIB
+from homenode.units import KIB
 from homenode.vm.domain.codec import read_name
 from homenode.vm.domain.document import Document, Element
 from homenode.vm.domain.edits import (
@@ -27,6 +27,7 @@ from homenode.vm.domain.edits import (
     set_attributes,
     set_text,
 )
+from homenode.vm.domain.fields import format_size
 from homenode.vm.domain.hostdevs import is_pci_function
 from homenode.vm.domain.read import open_domain
 from homenode.vm.plan_model import PlanFinding, plan_finding
@@ -243,16 +244,11 @@ def new_domain(
             hint="give a domain document: virsh dumpxml --inactive NAME > VM.xml",
         )
     machine, features = _MACHINES[architecture]
-    memory_bytes = -(-memory_bytes // KIB) * KIB
-    unit, size = next(
-        (unit, size)
-        for unit, size in (("GiB", GIB), ("MiB", MIB), ("KiB", KIB))
-        if memory_bytes % size == 0
-    )
+    memory, unit = format_size(-(-memory_bytes // KIB) * KIB, ("GiB", "MiB"))
     return _DOCUMENT.format(
         name=escaped(check_name(name)).decode(),
         unit=unit,
-        memory=memory_bytes // size,
+        memory=memory,
         vcpus=vcpus,
         architecture=architecture,
         machine=machine,

@@ -24,12 +24,13 @@ from homenode.vm.model import GuestAddress, GuestHostdev, GuestMediated
 from homenode.vm.plan_model import Plan
 
 
-def hostdev_elements(document: Document) -> tuple[tuple[Element, bool], ...]:
-    """(element, is an interface) of every passed-through PCI function that names its source.
+def hostdev_elements(document: Document) -> tuple[tuple[Bdf, Element], ...]:
+    """(function, element) of every passed-through PCI function that names its source, a <hostdev>
+    or an <interface>.
 
     Those with <address type='unassigned'/> are not given to the guest and are left out.
     """
-    found: list[tuple[Element, bool]] = []
+    found: list[tuple[Bdf, Element]] = []
     for element in document.root.all("devices/*"):
         source = element.at("source/address")
         if source is None or not is_pci_function(element):
@@ -39,7 +40,7 @@ def hostdev_elements(document: Document) -> tuple[tuple[Element, bool], ...]:
             continue
         is_given = is_interface or element.get("mode") in (None, "subsystem")
         if is_given and element.value("address/@type") != "unassigned":
-            found.append((element, is_interface))
+            found.append((host_address(source), element))
     return tuple(found)
 
 
@@ -52,18 +53,16 @@ def is_pci_function(element: Element) -> bool:
 def read_hostdevs(document: Document) -> tuple[GuestHostdev, ...]:
     """The passed-through functions, in document order. Raises InputError for one given twice."""
     hostdevs: list[GuestHostdev] = []
-    seen: set[str] = set()
-    for element, is_interface in hostdev_elements(document):
-        source = element.at("source/address")
-        assert source is not None, "hostdev_elements gives those with a source"
-        bdf = host_address(source)
-        if str(bdf) in seen:
+    seen: set[Bdf] = set()
+    for bdf, element in hostdev_elements(document):
+        if bdf in seen:
             raise InputError(
                 f"{document.source}:{element.line}: expected each host device once, found {bdf} "
                 "a second time",
                 hint="remove one of the two",
             )
-        seen.add(str(bdf))
+        seen.add(bdf)
+        is_interface = element.name == "interface"
         hostdevs.append(
             GuestHostdev(
                 bdf=bdf,
@@ -188,18 +187,12 @@ def initiators_of(document: Document, hostdev: Element) -> CpuSet:
 
 def element_of_bdf(document: Document) -> dict[Bdf, Element]:
     """The elements of passed-through PCI functions."""
-    found = {}
-    for element, _ in hostdev_elements(document):
-        source = element.at("source/address")
-        assert source is not None, "hostdev_elements gives those with a source"
-        found[host_address(source)] = element
-    return found
+    return dict(hostdev_elements(document))
 
 
 def _element_of_device(document: Document) -> dict[Bdf | str, Element]:
     """Elements of passed-through functions by address, and of mediated devices by UUID."""
-    found: dict[Bdf | str, Element] = dict(mediated_elements(document))
-    return found | element_of_bdf(document)
+    return dict((*mediated_elements(document), *hostdev_elements(document)))
 
 
 def _key(device: GuestHostdev) -> Bdf | str:

@@ -205,12 +205,12 @@ def edit_iommufd(document: Document, libvirt: Version) -> Document:
     of_vm = document.root.child("iommufd")
     whole = libvirt >= LIBVIRT_WITH_IOMMUFD_OF_VM
     edits: list[Edit] = []
-    for element, is_interface in hostdev_elements(document):
+    for _, element in hostdev_elements(document):
         driver = element.child("driver")
         said = None if driver is None else driver.get("iommufd")
         if driver is not None and said == "no":
             edits += set_attribute(document, driver, "iommufd", "yes")
-        elif said is not None or whole or is_interface or of_vm is not None:
+        elif said is not None or whole or element.name == "interface" or of_vm is not None:
             continue
         elif driver is None:
             edits += append(document, element, [New("driver", {"iommufd": "yes"})])
@@ -225,7 +225,7 @@ def edit_iommufd(document: Document, libvirt: Version) -> Document:
 def has_iommufd(document: Document) -> bool:
     """Whether all PCI devices of the host are opened through iommufd, which counts no mappings."""
     default = document.root.value("iommufd/@enabled") or "no"
-    said = [e.value("driver/@iommufd") or default for e, _ in hostdev_elements(document)]
+    said = [e.value("driver/@iommufd") or default for _, e in hostdev_elements(document)]
     return bool(said) and all(word == "yes" for word in said)
 
 

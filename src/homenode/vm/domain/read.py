@@ -12,23 +12,12 @@ from homenode.errors import InputError
 from homenode.indices import NodeIndex
 from homenode.machine.pci import canonical_uuid
 from homenode.machine.topology import RunningDomain
-from homenode.vm.domain.cells import cell_bytes, cell_elements, read_page_bytes
-from homenode.vm.domain.codec import ROWS, read_name
+from homenode.vm.domain.cells import cell_elements
+from homenode.vm.domain.codec import ROWS
 from homenode.vm.domain.controllers import QEMU_NAMESPACE
-from homenode.vm.domain.cpu import iothread_ids, read_pins, read_vcpus
 from homenode.vm.domain.document import Document, Element, parse_document
 from homenode.vm.domain.fields import host_address, pu_set, size_bytes
-from homenode.vm.domain.hostdevs import (
-    hostdev_elements,
-    is_pci_function,
-    read_hostdevs,
-    read_mediated,
-)
-from homenode.vm.domain.memory import (
-    read_binding,
-    read_memnodes,
-    read_memory,
-)
+from homenode.vm.domain.hostdevs import element_of_bdf, is_pci_function
 from homenode.vm.facts import FACTS
 from homenode.vm.model import Vm
 from homenode.vm.plan_model import KEPT, Plan
@@ -114,43 +103,37 @@ def read_running_domain(xml: bytes, running: bool, source: str = "domain") -> Ru
     Raises ParseError or InputError.
     """
     document = open_domain(xml, source)
-    vcpus, _ = read_vcpus(document)
-    vcpu = document.root.child("vcpu")
-    fallback = None if vcpu is None else pu_set(vcpu, "cpuset")
-    pins = read_pins(document)
-    memory = read_memory(document)
-    binding = read_binding(document)
+    vm = vm_of(document)
     in_use: dict[NodeIndex, int] = {}
-    rest = memory
-    memnodes = read_memnodes(document)
-    bound = bool(memnodes) or binding is not None
-    for cell, element in enumerate(cell_elements(document)):
-        if cell in memnodes:
-            mode, nodes = memnodes[cell]
-            size = min(cell_bytes(element), rest)
-            _spread(in_use, nodes, size)
+    memory = rest = vm.memory_bytes + vm.memory_device_bytes
+    modes = []
+    for cell in vm.cells:
+        if cell.nodes:
+            size = min(cell.memory_bytes, rest)
+            _spread(in_use, cell.nodes, size)
             rest -= size
-            bound = bound and mode != "preferred"
-    if binding is not None:
-        _spread(in_use, binding[1], rest)
-        bound = bound and binding[0] != "preferred"
+            modes.append(cell.mode)
+    if vm.binding is not None:
+        _spread(in_use, vm.binding[1], rest)
+        modes.append(vm.binding[0])
     elif rest:
-        bound = False
-    name = read_name(document)
-    uuid = document.root.value("uuid")
+        modes.append("preferred")
+    vcpu = document.root.child("vcpu")
+    everywhere = None if vcpu is None else pu_set(vcpu, "cpuset")
+    iothreads = dict(vm.iothread_pins)
     return RunningDomain(
-        name=name,
+        name=vm.name,
         running=running,
-        vcpu_pins=tuple(pins.get(("vcpupin", i), fallback) for i in range(vcpus)),
-        emulator_pus=pins.get(("emulatorpin", 0), fallback),
-        iothread_pus=tuple(pins.get(("iothreadpin", i), fallback) for i in iothread_ids(document)),
+        vcpu_pins=vm.vcpu_pins,
+        emulator_pus=vm.emulator_pus,
+        iothread_pus=tuple(iothreads.get(i, everywhere) for i in vm.iothread_ids),
         memory_bytes=memory,
-        memory_bound=bound,
+        memory_bound="preferred" not in modes,
         memory_by_node=tuple(sorted(in_use.items())),
-        page_bytes=read_page_bytes(document),
+        page_bytes=vm.page_bytes,
         devices=_all_devices(document),
-        mediated=tuple(sorted(one.uuid for one in read_mediated(document))),
-        uuid=None if uuid is None or "/" in name else canonical_uuid(uuid),
+        mediated=tuple(sorted(one.uuid for one in vm.mediated)),
+        uuid=None if vm.uuid is None or "/" in vm.name else canonical_uuid(vm.uuid),
     )
 
 
@@ -243,12 +226,11 @@ def _of_devices(document: Document) -> Iterator[str]:
         elif driver is not None and driver.get("iothread") is not None:
             name = element.value("target/@dev") or ""
             yield f"{element.tag} {name} iothread={driver.get('iothread')}"
-    pairs = zip(hostdev_elements(document), read_hostdevs(document), strict=True)
-    for (element, _), hostdev in pairs:
-        program = element.value("driver/@name")
-        yield f"hostdev {hostdev.bdf} managed={'yes' if hostdev.managed else 'no'}"
+    for bdf, element in element_of_bdf(document).items():
+        program, managed = element.value("driver/@name"), element.get("managed") or "no"
+        yield f"hostdev {bdf} managed={'yes' if element.name == 'interface' else managed}"
         if program not in _VFIO:
-            yield f"hostdev {hostdev.bdf} driver={program}"
+            yield f"hostdev {bdf} driver={program}"
 
 
 def _lines(element: Element, above: str = "") -> Iterator[str]:

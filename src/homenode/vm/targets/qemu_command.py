@@ -43,6 +43,13 @@ _MEDIATED = "/sys/bus/mdev/devices/"
 _NAMESPACE = UUID("6c5bd0d3-43f1-4c65-9c2e-8f6d3a4c5b10")
 """Of UUIDs that are made of a VM's name."""
 
+CACHE_WORDS: Mapping[str | None, tuple[str, ...]] = {
+    GuestCache.PASSTHROUGH: ("host-cache-info=on", "l3-cache=off"),
+    GuestCache.EMULATED: ("l3-cache=on",),
+    GuestCache.DISABLED: ("l3-cache=off",),
+}
+"""Properties of a CPU model, by what the guest is shown of its caches."""
+
 _UNITS = (("G", GIB), ("M", MIB), ("K", KIB))
 _SIZE = re.compile(r"([0-9]{1,20})([BKMGT]?)(?:i?B)?\Z", re.ASCII | re.IGNORECASE)
 _FACTOR = {"": 1, "B": 1, "K": KIB, "M": MIB, "G": GIB, "T": TIB}
@@ -151,12 +158,7 @@ def cpu_text(plan: Plan, model: str = "host") -> str:
     words = [model]
     if plan.vm.topoext is not None:
         words.append(f"topoext={'on' if plan.vm.topoext else 'off'}")
-    if plan.vm.cpu_cache == GuestCache.EMULATED:
-        words.append("l3-cache=on")
-    elif plan.vm.cpu_cache == GuestCache.PASSTHROUGH:
-        words += ["host-cache-info=on", "l3-cache=off"]
-    elif plan.vm.cpu_cache == GuestCache.DISABLED:
-        words.append("l3-cache=off")
+    words += CACHE_WORDS.get(plan.vm.cpu_cache, ())
     bits = None if plan.aperture is None else plan.aperture.physical_address_bits
     if bits is not None:
         words += ["host-phys-bits=off", f"phys-bits={bits}"]

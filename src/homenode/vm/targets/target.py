@@ -394,11 +394,3 @@ def one_node_each(plan: Plan, target: str) -> tuple[int, ...]:
                 hint="choose a layout with a cell per node, or --max-nodes 1",
             )
     return tuple(cell.host_nodes[0] if cell.host_nodes else -1 for cell in plan.cells)
-
-
-def pus_of(pins: tuple[CpuSet, ...]) -> CpuSet:
-    """All PUs of some pins."""
-    bits = 0
-    for pin in pins:
-        bits |= pin.bits
-    return CpuSet.from_bits(bits)

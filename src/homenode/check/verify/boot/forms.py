@@ -6,7 +6,7 @@ bridges, addresses. What needs the real host goes: KVM, host nodes, huge pages, 
 """
 
 from collections.abc import Sequence
-from xml.sax.saxutils import quoteattr
+from xml.sax.saxutils import escape, quoteattr
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -23,6 +23,7 @@ from homenode.units import MIB
 from homenode.vm.domain.fields import address_attributes, format_set
 from homenode.vm.model import QEMU_DEVICE, GuestAddress
 from homenode.vm.targets.qemu_command import (
+    CACHE_WORDS,
     Options,
     QemuPciTree,
     device_tree,
@@ -53,15 +54,15 @@ def stand_in_xml(stand_in: StandIn, name: str, files: BootFiles, command: str, *
     acpi = "<acpi/>" if stand_in.vm.has_acpi else ""
     lines = [
         f"<domain type={quoteattr('kvm' if kvm else 'qemu')}>",
-        f"  <name>{_text(name)}</name>",
+        f"  <name>{escape(name)}</name>",
         f"  <memory unit='MiB'>{stand_in.vm.memory_bytes // MIB}</memory>",
         *([_SHARED] if stand_in.is_shared else []),
         *_vcpus(stand_in),
         "  <os>",
         f"    <type arch='x86_64' machine={quoteattr(stand_in.machine)}>hvm</type>",
-        f"    <kernel>{_text(files.kernel)}</kernel>",
-        f"    <initrd>{_text(files.initramfs)}</initrd>",
-        f"    <cmdline>{_text(command)}</cmdline>",
+        f"    <kernel>{escape(files.kernel)}</kernel>",
+        f"    <initrd>{escape(files.initramfs)}</initrd>",
+        f"    <cmdline>{escape(command)}</cmdline>",
         "  </os>",
         f"  <features>{acpi}<apic/>{''.join(switches)}</features>",
         *_cpu(stand_in),
@@ -102,10 +103,6 @@ def _vcpus(stand_in: StandIn) -> list[str]:
         state += f" order='{order}'" if is_on else ""
         lines.append(f"    <vcpu id='{vcpu}' {state}/>")
     return [*lines, "  </vcpus>"]
-
-
-def _text(text: str) -> str:
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 def _cpu(stand_in: StandIn) -> list[str]:
@@ -297,12 +294,7 @@ def _cpu_words(stand_in: StandIn) -> str:
     words = [cpu.model or {"host-passthrough": "host"}.get(cpu.mode, "max")]
     words += [f"{name}={_on(is_on)}" for name, is_on in cpu.features]
     words += [f"pmu={_on(is_on)}" for name, is_on in stand_in.switches if name == "pmu"]
-    if cpu.l3 == "emulate":
-        words.append("l3-cache=on")
-    elif cpu.l3 == "passthrough":
-        words += ["host-cache-info=on", "l3-cache=off"]
-    elif cpu.l3 == "disable":
-        words.append("l3-cache=off")
+    words += CACHE_WORDS.get(cpu.l3, ())
     return ",".join(words)
 
 

@@ -57,22 +57,16 @@ class CpuChoice(Struct, frozen=True):
     substituted: str | None
 
 
-def choose_cpu(document: Document, *, kvm: bool) -> CpuChoice:
+def choose_cpu(document: Document, facts: Vm, *, kvm: bool) -> CpuChoice:
     """The document's own <cpu> where this machine can run it, else an Intel model with SMT."""
-    cpu = document.root.child("cpu")
-    mode = None if cpu is None else cpu.get("mode") or ("custom" if cpu.child("model") else None)
-    name = document.root.at("cpu/model")
-    model = None if name is None else name.text.strip()
-    cache = document.root.at("cpu/cache")
-    l3 = None if cache is None else cache.get("mode")
-    if l3 not in _L3:
-        l3 = None
+    mode, model = facts.cpu_mode, facts.cpu_model
+    l3 = facts.cpu_cache if facts.cpu_cache in _L3 else None
     features = tuple(
         (feature.get("name") or "", feature.get("policy") not in ("disable", "forbid"))
-        for feature in (() if cpu is None else cpu.all("feature"))
+        for feature in document.root.all("cpu/feature")
         if _SAFE.match(feature.get("name") or "")
     )
-    emulated = document.root.get("type") == "qemu"
+    emulated = facts.domain_type == "qemu"
     if mode == "custom" and model is not None and _SAFE.match(model):
         if kvm or emulated or model.startswith(_INTEL):
             return CpuChoice(mode, model, features, _of_any_model(l3), None)
@@ -348,18 +342,15 @@ def memory_ratio(sizes: list[int]) -> tuple[int, int]:
 
 
 def _switches(document: Document) -> tuple[tuple[str, bool], ...]:
-    features = document.root.child("features")
-    found = () if features is None else features.children
+    found = document.root.all("features/*")
     return tuple((e.name, e.get("state") != "off") for e in found if e.name in _SWITCHES)
 
 
 def _is_shared(document: Document) -> bool:
     """Whether the memory is a memfd that other processes map, as vhost-user wants it."""
-    source = document.root.at("memoryBacking/source")
-    access = document.root.at("memoryBacking/access")
-    return (source is not None and source.get("type") == "memfd") or (
-        access is not None and access.get("mode") == "shared"
-    )
+    root = document.root
+    is_memfd = root.value("memoryBacking/source/@type") == "memfd"
+    return is_memfd or root.value("memoryBacking/access/@mode") == "shared"
 
 
 def _iommu(document: Document) -> tuple[str, ...] | None:
@@ -383,8 +374,7 @@ def _left_out(
     root = document.root
     if facts.machine not in (None, made.machine, *_SAME_AS_HERE):
         yield f"machine type {facts.machine}, which this QEMU lacks ({made.machine} instead)"
-    features = root.child("features")
-    for feature in () if features is None else features.children:
+    for feature in root.all("features/*"):
         if feature.name not in (*_FEATURES, *_SWITCHES):
             yield f"the feature {feature.tag}"
     if facts.firmware is not None and facts.firmware != "bios" and not made.uefi:
@@ -399,8 +389,7 @@ def _left_out(
         yield "address bits (<maxphysaddr>)"
     if root.at("cpu/numa/interconnects") is not None:
         yield "latencies and bandwidths of cells (<interconnects>)"
-    backing = root.child("memoryBacking")
-    for element in () if backing is None else backing.children:
+    for element in root.all("memoryBacking/*"):
         if element.name not in _BACKING:
             yield f"memory backing {element.tag}"
     if facts.has_dimms:

@@ -130,7 +130,7 @@ def boot_stand_in(
     stand_in = stand_in_of(
         document,
         facts,
-        choose_cpu(document, kvm=kvm),
+        choose_cpu(document, facts, kvm=kvm),
         _machine(program, facts.machine),
         host=host,
         has_ovmf=ovmf is not None,

@@ -91,7 +91,6 @@ def capture_running_vm(uuid: str, watch: Watch, files: "ProcFiles | None" = None
     host = proc.places
     found = backends(argv)
     status = proc.text(f"/proc/{process}/status") or ""
-    swap_kib = (status_field(status, "VmSwap") or "").removesuffix(" kB").strip()
     nodes = ((bdf, proc.text(f"/sys/bus/pci/devices/{bdf}/numa_node")) for bdf in watch.devices)
     return RunningVm(
         name=domain_name(argv) or uuid,
@@ -100,8 +99,8 @@ def capture_running_vm(uuid: str, watch: Watch, files: "ProcFiles | None" = None
         threads=tuple(_threads(proc, process)),
         backends=found,
         areas=_areas(proc, process, found, watch, gaps),
-        swapped_bytes=int(swap_kib) * KIB if swap_kib.isdecimal() else None,
-        default_huge_bytes=_default_huge_bytes(proc),
+        swapped_bytes=_bytes_of(status, "VmSwap"),
+        default_huge_bytes=_bytes_of(proc.text("/proc/meminfo") or "", "Hugepagesize"),
         interrupts=tuple(_interrupts(proc, watch.devices, gaps)),
         node_of_device=tuple(
             (bdf, NodeIndex(int(text)))
@@ -278,9 +277,8 @@ def _is_memory(area: Area, policy: MappedMemory, sizes: Iterable[int]) -> bool:
     return any(0 <= area.end - area.start - size < slack for size in sizes)
 
 
-def _default_huge_bytes(proc: ProcFiles) -> int | None:
-    size = status_field(proc.text("/proc/meminfo") or "", "Hugepagesize")
-    kib = (size or "").removesuffix(" kB").strip()
+def _bytes_of(text: str, label: str) -> int | None:
+    kib = (status_field(text, label) or "").removesuffix(" kB").strip()
     return int(kib) * KIB if kib.isdecimal() else None
 
 

@@ -19,6 +19,7 @@ from homenode.indices import NodeIndex
 from homenode.json_text import NotJsonError, decode_json
 from homenode.process import arguments_after
 from homenode.units import KIB, parse_bytes
+from homenode.vm.targets.qemu_command import fields_of
 
 
 class ThreadKind(StrEnum):
@@ -309,12 +310,8 @@ def domain_name(argv: Sequence[str]) -> str | None:
     'a,b'
     """
     for value in arguments_after(argv, "-name"):
-        for part in _split(value):
-            key, equals, text = part.partition("=")
-            if key == "guest" and equals:
-                return text
-            if not equals:
-                return key
+        first, pairs = fields_of(value)
+        return dict(pairs).get("guest", first)
     return None
 
 
@@ -322,48 +319,29 @@ def backends(argv: Sequence[str]) -> tuple[BackendObject, ...]:
     """The memory backends of a QEMU command line, in JSON (libvirt 7 and newer) or key=value."""
     found = []
     for value in arguments_after(argv, "-object"):
-        fields = _json_fields(value) if value.startswith("{") else _old_fields(value)
-        kind = str(fields.get("qom-type", ""))
+        kind, pairs = _of_json(value) if value.startswith("{") else fields_of(value)
         if not kind.startswith("memory-backend-"):
             continue
+        fields = dict(pairs)
         try:
-            size = parse_bytes(str(fields.get("size", "0")))
-            nodes = CpuSet.parse(str(fields.get("host-nodes", "")))
+            size = parse_bytes(fields.get("size", "0"))
+            # One for each run of nodes.
+            nodes = CpuSet.parse(",".join(one for key, one in pairs if key == "host-nodes"))
         except HomenodeError:
             continue  # QEMU would have refused it: this is no QEMU
-        policy = fields.get("policy")
-        word = None if policy is None else str(policy)
-        found.append(BackendObject(str(fields.get("id", "")), size, nodes, word))
+        found.append(BackendObject(fields.get("id", ""), size, nodes, fields.get("policy")))
     return tuple(found)
 
 
-def _json_fields(text: str) -> dict[str, object]:
+def _of_json(text: str) -> tuple[str, tuple[tuple[str, str], ...]]:
+    """As fields_of; a list is a text with commas."""
     try:
-        fields = decode_json(text)
+        fields = decode_json(text, dict[str, object])
     except NotJsonError:
-        return {}
-    if not isinstance(fields, dict):
-        return {}
-    nodes = fields.get("host-nodes")
-    if isinstance(nodes, list):
-        fields["host-nodes"] = ",".join(map(str, nodes))
-    return fields
-
-
-def _old_fields(text: str) -> dict[str, object]:
-    kind, *rest = _split(text)
-    fields: dict[str, object] = {"qom-type": kind}
-    for part in rest:
-        key, _, value = part.partition("=")
-        if key == "host-nodes" and key in fields:  # one for each run of nodes
-            value = f"{fields[key]},{value}"
-        fields[key] = value
-    return fields
-
-
-def _split(text: str) -> list[str]:
-    """The parts of QEMU's key=value lists; a doubled comma is a comma."""
-    return [part.replace("\0", ",") for part in text.replace(",,", "\0").split(",")]
+        return "", ()
+    kind = str(fields.pop("qom-type", ""))
+    lists = {k: ",".join(map(str, v)) for k, v in fields.items() if isinstance(v, list)}
+    return kind, tuple((key, lists.get(key, str(value))) for key, value in fields.items())
 
 
 def parse_vfio_interrupts(text: str) -> tuple[tuple[Bdf, int, str], ...]:

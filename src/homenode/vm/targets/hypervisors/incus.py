@@ -30,7 +30,6 @@ from homenode.vm.targets.target import (
     lost,
     native,
     passed_through,
-    pus_of,
     refuse_arm,
     shape_of_siblings,
     shows_siblings,
@@ -131,7 +130,7 @@ def _write_cpu(writing: Writing[Instance]) -> Mapping[str, str | None]:
     plan = writing.plan
     if not plan.vcpu_pins:
         return {"limits.cpu": str(plan.vm.vcpus)}
-    pus = str(pus_of(plan.vcpu_pins))
+    pus = str(plan.vm.pinned_pus)
     return {"limits.cpu": f"{pus}-{pus}" if pus.isdigit() else pus, "limits.cpu.nodes": None}
 
 
@@ -287,7 +286,7 @@ def _write_siblings(writing: Writing[Instance]) -> Mapping[str, str | None]:
 
 def with_host(vm: Vm, host: Host) -> Vm:
     """The VM with what Incus derives from the PUs on this host: order of vCPUs, cells, shape."""
-    pus = pus_of(tuple(pin for pin in vm.vcpu_pins if pin is not None))
+    pus = vm.pinned_pus
     ordered = incus_order(pus, host)
     node_of = {pu.index: pu.node for pu in host.pus}
     nodes = sorted({node for pu in ordered if (node := node_of.get(pu)) is not None})
@@ -425,7 +424,7 @@ def _refuse(writing: Writing[Instance]) -> None:
             "incus: expected a PU for each vCPU, found vCPUs that float over several",
             hint="choose --layout pin or pin-numa",
         )
-    pus = pus_of(plan.vcpu_pins)
+    pus = plan.vm.pinned_pus
     if len(pus) < len(plan.vcpu_pins):
         raise InputError("incus: expected a PU of its own for each vCPU, found one used twice")
     shares = len({pu.node for pu in host.pus if pu.index in pus}) if host is not None else 0
@@ -485,7 +484,7 @@ def _findings(writing: Writing[Instance], _: object) -> Iterator[PlanFinding]:
 
 def _of_host(plan: Plan, host: Host) -> Iterator[PlanFinding]:
     """What Incus derives from the host otherwise than the plan."""
-    pus = pus_of(plan.vcpu_pins)
+    pus = plan.vm.pinned_pus
     planned = tuple(pu for pin in plan.vcpu_pins for pu in pin)
     if incus_order(pus, host) != planned:
         yield plan_finding(

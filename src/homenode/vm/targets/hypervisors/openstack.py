@@ -22,7 +22,7 @@ from homenode.vm.model import GuestHostdev, GuestTopology, Vm, VmCell
 from homenode.vm.plan_model import Plan, PlanFinding, plan_finding
 from homenode.vm.targets.codec import Codec, Row, Writing, number_of, text_of
 from homenode.vm.targets.script import quoted
-from homenode.vm.targets.target import Feature, indirect, lost, native, one_node_each, pus_of
+from homenode.vm.targets.target import Feature, indirect, lost, native, one_node_each
 from homenode.vm.targets.text_edit import offset_of, with_members
 from homenode.wording import printable
 
@@ -257,7 +257,7 @@ def _write_machine(writing: Writing[Flavor]) -> Mapping[str, str]:
 def _emulator_set(plan: Plan) -> CpuSet | None:
     """The plan's emulator PUs where no vCPU has them; Nova's sets of PUs may not overlap."""
     pus = plan.vm.emulator_pus
-    return pus if pus is not None and pus.isdisjoint(pus_of(plan.vcpu_pins)) else None
+    return pus if pus is not None and pus.isdisjoint(plan.vm.pinned_pus) else None
 
 
 Kind = tuple[str | None, str | None, str | None]
@@ -319,7 +319,7 @@ def _nova_conf(plan: Plan, host: Host) -> PlanFinding:
     """The PUs that Nova may use as the plan does, which are the host's to say."""
     shared = _emulator_set(plan) or CpuSet()
     whole = plan.layout.pinning is Pinning.ONE_PER_CORE
-    in_use = pus_of(plan.vcpu_pins)
+    in_use = plan.vm.pinned_pus
     # Of a core that the emulator shares with a vCPU, the vCPU's PU alone: the plan needs it.
     free = [
         core.pus if core.pus.isdisjoint(shared) else core.pus & in_use

@@ -17,10 +17,10 @@ from homenode.errors import InputError
 from homenode.indices import NodeIndex
 from homenode.machine.pci import canonical_uuid
 from homenode.units import GIB, MIB
-from homenode.vm.model import GuestCache
 from homenode.vm.plan_model import Plan, PlanFinding, plan_finding
 from homenode.vm.targets.codec import Codec, Row, Writing
 from homenode.vm.targets.qemu_command import (
+    CACHE_WORDS,
     POLICY_OF_MODE,
     QemuPciTree,
     device_words,
@@ -316,13 +316,6 @@ def _write_args(writing: Writing[Conf]) -> Mapping[str, str | None]:
     return {"args": _with_args(args, ours, writing.source)}
 
 
-_CACHES: dict[str, tuple[str, ...]] = {
-    GuestCache.PASSTHROUGH: ("host-cache-info=on", "l3-cache=off"),
-    GuestCache.EMULATED: ("l3-cache=on",),
-    GuestCache.DISABLED: ("l3-cache=off",),
-}
-
-
 def _words(plan: Plan, before: int | None) -> Iterator[tuple[str, str]]:
     """Ours in `args`. before: the window for BARs that is there."""
     shape = plan.vm.cpu_topology
@@ -334,7 +327,7 @@ def _words(plan: Plan, before: int | None) -> Iterator[tuple[str, str]]:
     yield from distance_words(plan)
     if plan.vm.topoext is not None:
         yield "-global", f"x86_64-cpu.topoext={'on' if plan.vm.topoext else 'off'}"
-    for switch in () if plan.vm.cpu_cache is None else _CACHES[plan.vm.cpu_cache]:
+    for switch in CACHE_WORDS.get(plan.vm.cpu_cache, ()):
         yield "-global", f"x86_64-cpu.{switch}"
     window = plan.aperture
     hole = before if window is None else window.pcihole64_bytes or before

@@ -52,6 +52,12 @@ def test_what_is_the_hosts_is_left_out(words: tuple[str, ...]) -> None:
         (("-chardev", "file,id=c,path=/etc/passwd"), "null,id=c"),
         (("-vnc", "0.0.0.0:0"), "none"),
         (("-fsdev", "local,id=f,path=/"), "synth,id=f"),
+        (("-icount", "rr=record,rrfile=/etc/passwd,shift=1"), "shift=1"),
+        (("-machine", "q35,dumpdtb=/etc/passwd,usb=off"), "q35,usb=off"),
+        (
+            ("-blockdev", "driver=raw,node-name=b,file.driver=file,file.filename=/no"),
+            '{"node-name":"b","driver":"null-co","size":524288,"read-zeroes":true}',
+        ),
         (("-audiodev", '{"id":"a","driver":"alsa"}'), "none,id=a"),
         (("-object", "rng-random,id=r,filename=/dev/random"), "rng-builtin,id=r"),
         (

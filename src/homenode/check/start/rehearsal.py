@@ -50,6 +50,7 @@ _OBJECTS = {
 }
 """Objects by what stands for them; "" = they themselves. Others are left out."""
 
+_FILE = re.compile(r"(?:^|,)(?:dumpdtb|dtb|kernel|initrd|firmware|shim|rr|rrfile)=(?:[^,]|,,)*")
 _SIZE = 512 << 10  # of an image that is not there yet
 _SECTOR = 512
 _OF_BLOCK = ("node-name", "read-only", "discard", "detect-zeroes")
@@ -122,17 +123,18 @@ class Rehearsed:
                 self._left_out |= set() if text else {option}
                 self.kept += [option, text] if text else []
             elif option in JUDGED or (option == "-append" and not self._left_out & {"-kernel"}):
+                value = _without_files(value)
                 self.kept += [option, value] if value else [option]
 
     def _machine(self, said: _Said, value: str) -> str:
         used = {str(one) for one in said.values()}
         self.is_confidential = not used.isdisjoint(self._left_out) or "memory-encryption" in said
-        return value
+        return _without_files(value)
 
     def _block(self, said: _Said, value: str) -> str:
         """An image is a disk of its file's size: that of a firmware's must fit. What is raw lies
         upon it as it is."""
-        if said.get("driver") == "raw":
+        if said.get("driver") == "raw" and isinstance(said.get("file"), str):
             return value
         path = Path(str(said.get("filename", "")))
         size = (path.stat().st_size if path.is_file() else 0) or _SIZE
@@ -210,6 +212,15 @@ def _said(value: str) -> _Said:
         return decode_json(value, dict[str, object])
     except NotJsonError:
         return {}
+
+
+def _without_files(value: str) -> str:
+    """Without the properties of a machine and of -icount that QEMU reads from files or writes.
+
+    >>> _without_files("q35,dumpdtb=/x,usb=off")
+    'q35,usb=off'
+    """
+    return value if value[:1] == "{" else _FILE.sub("", value).removeprefix(",")
 
 
 def _json(value: object) -> str:

@@ -20,11 +20,12 @@ LESS_FREEDOM = 0.75
 
 
 class Tested(NamedTuple):
-    """One primary metric of an alternative against the baseline."""
+    """One primary metric of an alternative against the baseline. boots: of both."""
 
     alternative: str
     metric: str
     interval: Interval
+    boots: int
 
 
 def corrected(tested: Sequence[Tested], pairs: int) -> tuple[float, ...]:
@@ -37,24 +38,26 @@ def corrected(tested: Sequence[Tested], pairs: int) -> tuple[float, ...]:
         return tuple(min(1.0, one.interval.p * len(metrics)) for one in tested)
     adjusted = [1.0] * len(tested)
     for places in by_alternative.values():
-        intervals = [tested[place].interval for place in places]
-        looked = max(one.spent for one in intervals)
-        together = min(1.0, _together(intervals) * pairs * looked)
+        looked = max(tested[place].interval.spent for place in places)
+        together = min(1.0, _together([tested[place] for place in places]) * pairs * looked)
         for place in places:
             adjusted[place] = max(together, tested[place].interval.p)
     return tuple(adjusted)
 
 
-def _together(intervals: Sequence[Interval]) -> float:
-    """How likely differences at least this large on all of them are by chance (F)."""
-    logs = [math.log(one.ratio) for one in intervals]
-    freedom = math.fsum(one.freedom for one in intervals)
+def _together(tested: Sequence[Tested]) -> float:
+    """How likely differences at least this large on all of them are by chance (F). Where one side
+    varies more than the other, even less of the freedom counts than Satterthwaite's."""
+    intervals = [one.interval for one in tested]
     if len(intervals) == 1:
         return intervals[0].p
+    logs = [math.log(one.ratio) for one in intervals]
+    whole = math.fsum(one.freedom for one in intervals)
+    freedom = whole * min(1.0, whole / math.fsum(one.boots - 2 for one in tested))
     small, *_, large = sorted(intervals, key=lambda one: one.error)
     unlike = 2 * f_upper_p((large.error / small.error) ** 2, large.freedom, small.freedom)
     if unlike >= ALIKE_FROM:
-        variance = math.fsum(one.error**2 * one.freedom for one in intervals) / freedom
+        variance = math.fsum(one.error**2 * one.freedom for one in intervals) / whole
         f = math.fsum(log**2 for log in logs) / len(logs) / variance
         return f_upper_p(f, len(logs), freedom)
     squares = [(log / one.error) ** 2 for log, one in zip(logs, intervals, strict=True)]

@@ -34,6 +34,10 @@ BESIDE_TERMS_FROM = 4
 """Boots of each of several, from which on the noisier of two has its own variance next to a drift
 or rounds as well: these cost freedom, of which three boots have none to spare."""
 
+FREEDOM_OF_FEWER = 1.5
+"""Satterthwaite's freedom is no more than so many times that of the side with fewer boots: where
+that is the noisier one, and seems quiet by chance, many boots of the other lend it too much."""
+
 MOST_CLOSED = 7
 """Alternatives, of which a pair is tested with each subset; of more it is with all of them."""
 
@@ -286,7 +290,9 @@ def _by_boots(first: Series, second: Series, others: Iterable[Series]) -> tuple[
         alike = [n for n, each in enumerate(own) if variance_of[each].pooled]
         wider, less = _widening([every[n] for n in alike], [own[n] for n in alike], LEAST_BOOTS)
         return error * wider, a.freedom - less
-    return error, (one + other) ** 2 / (one**2 / a.freedom + other**2 / b.freedom)
+    fewer, more = sorted((len(first.medians), len(second.medians)))
+    most = math.inf if fewer == more else FREEDOM_OF_FEWER * (fewer - 1)
+    return error, min(most, (one + other) ** 2 / (one**2 / a.freedom + other**2 / b.freedom))
 
 
 def _widening(

@@ -56,7 +56,7 @@ def judged(found: Sequence[Found]) -> Iterator[Effect]:
         if effect.primary and interval is not None:
             metric = metric_of_effect(effect)
             family = (*metric.primary, *metric.stands_in, None)[0]
-            tested = Tested(effect.alternative, effect.metric, interval)
+            tested = Tested(effect.alternative, effect.metric, interval, sum(effect.boots))
             families.setdefault(family, {})[place] = tested
     adjusted: dict[int, float] = {}
     for family_found in families.values():

@@ -238,7 +238,7 @@ def _argument(machine: StartMachine, need: Need) -> NeedAnswer:
     return unknown(f"{need.value} {need.detail[:80]}: only a start shows what it does")
 
 
-_UNLISTED = ("none", "spicevmc", "spiceport", "braille")
+_UNLISTED = ("none", "spicevmc", "spiceport", "braille", "dbus")
 """Kinds that QEMU has, or has in a module that it loads when it is asked for one."""
 
 

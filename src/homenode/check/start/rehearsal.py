@@ -33,7 +33,7 @@ _END = '{"execute": "qmp_capabilities"}\n{"execute": "quit"}\n'
 
 JUDGED = frozenset(
     "-machine -accel -cpu -m -smp -numa -uuid -boot -rtc -global -nodefaults -no-user-config "
-    "-no-hpet -no-acpi -icount -device -k".split()
+    "-no-hpet -no-acpi -icount -device -k -vga".split()
 )
 """Options that QEMU gets as they are, or nearly so."""
 

@@ -133,6 +133,8 @@ LISTED: dict[str, tuple[str, str, str, str]] = {
         "Region 2: [virtual] Memory at ",
         "device-odd",
     ),
+    "a GPU lacks a capability": (GPU, "Secondary PCI Express", "Extended Capability", "device-odd"),
+    "a GPU masks its interrupts": (GPU, "Count=9 Masked-", "Count=9 Masked+", "device-odd"),
     "a GPU orders by ids": (GPU, "LTR- OBFF Dis", "IDOReq+ LTR- OBFF Dis", "device-odd"),
     "a GPU lost a phase of equalization": (GPU, "Phase3+", "Phase3-", "device-odd"),
     "a GPU's capability is another one": (GPU, "PwrInd- RBE+", "PwrInd+ RBE+", "device-odd"),

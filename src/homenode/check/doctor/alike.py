@@ -227,7 +227,7 @@ ATTRIBUTES: tuple[Attribute, ...] = (
     _row("node", _PUS, _near, "local_cpulist in sysfs", lambda count, usual: count >= 2 * usual),
     _row("interrupts", "interrupts on PUs next to it", _interrupts, _IRQS, _none, **_USE),
     _row("driver", "nvidia-smi", _answer, "nvidia-smi -q", _none, **_DRIVER),
-    _row("functions", "virtual functions", "device.sriov_num_vfs", _VFS, **_DRIVER, **_USE),
+    _row("functions", "virtual functions", "device.sriov_num_vfs", _VFS, _other, **_DRIVER, **_USE),
     _row("mode", "partition mode", _mode, "nvidia-smi, current_compute_partition", _other),
     _row("mode", "memory partition mode", "device.memory_partition_mode", "sysfs", _other),
 )
@@ -243,7 +243,11 @@ def _named(group: Sequence[Compared]) -> Iterator[Attribute]:
         ("nvidia-smi -q", attrgetter("device.driver_states")),
     ):
         stated = {one.device.bdf: dict(states(one)) for one in group}
-        for name in dict.fromkeys(name for found in stated.values() for name in found):
+        names = dict.fromkeys(name for found in stated.values() for name in found)
+        if states is not _settings:  # what one lacks, others have
+            absent = dict.fromkeys(names, "none")
+            stated = {bdf: absent | found for bdf, found in stated.items() if found}
+        for name in names:
             worse = _where_none if name == LANE_ERRORS else _other
             is_minor = states is not _settings and not MATTERS.search(name)
             by = _USE if is_minor or (name == "power state" and may_sleep) else {}
@@ -252,7 +256,7 @@ def _named(group: Sequence[Compared]) -> Iterator[Attribute]:
 
 
 def _stated(stated: Mapping[Bdf, Mapping[str, str]], name: str, one: Compared) -> str | None:
-    return stated[one.device.bdf].get(name)
+    return stated.get(one.device.bdf, {}).get(name)
 
 
 _SAID_ALONE = ("Control Mem", "Control BusMaster")

@@ -55,6 +55,7 @@ NODES = frozenset(
         "node-without-memory",
         "gpu-node-unknown",
         "node-spans-packages",
+        "distances-asymmetric",
     }
 )
 """What the doctor says of nodes; a changed topology says the same with what was certified."""

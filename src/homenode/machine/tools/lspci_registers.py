@@ -104,6 +104,9 @@ def parse_registers(lines: Iterable[str], revision: str = "00") -> PciRegisters 
             settings.append(("power state", power[1]))
         if (opened := _CAPABILITY.match(line)) is not None:
             register, capability = "", opened[1]
+            name = "Device Serial Number" if "Serial" in capability else capability
+            name = re.split(r"[:,(]", name)[0].strip()
+            others.append((f"{name} capability", capability if "MSI" in name else "there"))
             if (interrupts := _MSI.match(capability)) is not None:
                 settings.append((f"{interrupts[1]} Enable", interrupts[2]))
         elif (lanes := _LANES.match(line)) is not None:

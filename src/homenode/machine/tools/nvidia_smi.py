@@ -118,7 +118,7 @@ _OF_ONE = re.compile(
     r"module_id|chassis|slot_number|tray_index|host_id|peer_type|fabric_guid|replay_counter|used|"
     r"p(?:erformance|ower)_state|current_link|gpu_idle|power_cap|_counters|free|reserved|_stats/|"
     r"_temp\Z|gpu_temp_tlimit|power_draw|/clocks/|fan_speed|display_|process|cliqueId|"
-    r"product_name|c2c_mode|mig_"
+    r"product_name|c2c_mode|current_mig|mig_devices"
 )
 """In paths of elements that differ between sound GPUs, or with their load, or that are fields."""
 

@@ -155,8 +155,11 @@ def _causes(
             yield _of_sign(sign)
     for found in _of_outputs(known):
         yield _cause(found, _SURE_OF_OUTPUTS.get(found.id, Sure.LIKELY), None)
+    unfit = {"nccl-of-a-dump"} if is_dump else set()
+    if known.of(Listing) and not any("Host bridge" in one.text for one in known.of(Listing)):
+        unfit.add("device-of-no-host")  # lines of lspci, and not the whole of it
     for found in merged(_checked(known)):
-        if found.severity is Severity.INCONCLUSIVE or (is_dump and found.id == "nccl-of-a-dump"):
+        if found.severity is Severity.INCONCLUSIVE or found.id in unfit:
             continue
         # A line and a check that say the same are one cause, and certain.
         is_sure = found.severity is Severity.CRITICAL or found.id in ids

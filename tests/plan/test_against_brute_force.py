@@ -477,8 +477,15 @@ def test_nor_on_hosts_of_more_nodes_with_several_gpus() -> None:
         compare(host, wide_wish(draw, host))
 
 
-def test_nor_where_siblings_of_mixed_kinds_lie_on_one_core_by_chance() -> None:
-    draw = random.Random(950077)
+@pytest.mark.parametrize(
+    "seed",
+    [
+        950077,  # siblings of mixed kinds lie on one core by chance
+        8001192,  # nodes of more cores have less memory, which other nodes have
+    ],
+)
+def test_nor_on_hosts_that_once_had_a_better_one(seed: int) -> None:
+    draw = random.Random(seed)
     host = small_host(draw)
     compare(host, small_wish(draw, host))
 

@@ -254,7 +254,7 @@ class _Walk:
         limits = (*(least.get(name, 0) for name in names), 0)
         if all(mine <= limit for mine, limit in zip(concerns(best), limits, strict=True)):
             return None
-        # Where every node holds as much as before, no other set of nodes holds the VM.
+        # Where nodes hold as much as before, alone and together, no other set holds the VM.
         roomier = [
             other
             for other in later
@@ -263,6 +263,7 @@ class _Walk:
             and (
                 other.problem.capacities != problem.capacities
                 or (shares and other.problem.whole_cores != problem.whole_cores)
+                or (shares and other.problem.pages_together != problem.pages_together)
             )
         ]
 

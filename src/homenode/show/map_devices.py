@@ -32,7 +32,6 @@ _LEAST_CARD, _MOST_CARD = 140.0, 190.0
 _GAP, _PAD, _LINE = 8.0, 7.0, 12.5
 _TITLE_SIZE, _TEXT_SIZE, _LABEL_SIZE = 11.0, 10.0, 10.0
 _TRUNK, _DROP = 22.0, 12.0
-_LABEL = 17.0  # height of a frame's label line
 
 
 class DeviceFacts(Struct, frozen=True):

@@ -159,7 +159,7 @@ def _memory(expected: Vm, view: MonitorView) -> Iterator[Finding]:
 
 
 def _cpus(expected: Vm, view: MonitorView) -> Iterator[Finding]:
-    online = expected.vcpus - len(expected.offline_vcpus)
+    online = expected.vcpus_online
     if len(view.cpus) != online:
         yield finding("start-cpus", expected.name, f"{online} vCPUs", str(len(view.cpus)))
     cell_of = {int(vcpu): cell.id for cell in expected.cells for vcpu in cell.vcpus}

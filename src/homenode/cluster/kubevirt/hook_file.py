@@ -93,7 +93,6 @@ from {module} import {name}
 """
 
 Node = TypeVar("Node", bound=ast.stmt)
-Definition = ast.FunctionDef | ast.ClassDef
 
 
 def hook_file(read_source: Callable[[str], str | None], version: str) -> str:

@@ -28,7 +28,6 @@ _PLAIN = re.compile(rb"([!-~]{1,1024}\n)+")
 """Text that goes over a terminal as it is: base64, for one."""
 
 _WORTH_PACKING = 1_000
-_WIDTH = 76
 _POLYNOMIAL = 0x04C11DB7
 
 SUMMERS = ("sha256sum", "md5sum", "cksum")

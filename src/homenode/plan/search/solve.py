@@ -392,11 +392,3 @@ class _Search:
             cost = problem.cost(split, gpus, nearness, distance)
             found.append(Placing(split=split, gpus=gpus.gpus, cost=cost))
         return min(found, key=self.rest_of)
-
-
-def _distinct(found: Sequence[Placing]) -> list[Placing]:
-    """The best placing of each set of nodes but the first one's, in the order given."""
-    by_nodes: dict[tuple[int, ...], Placing] = {}
-    for placing in found:
-        by_nodes.setdefault(placing.cost.nodes, placing)
-    return list(by_nodes.values())[1:]

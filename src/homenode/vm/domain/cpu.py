@@ -228,11 +228,6 @@ def edit_vcpus(document: Document, plan: Plan) -> Document:
     return apply(document, edits + set_attributes(document, element, values))
 
 
-def has_acpi(document: Document) -> bool:
-    """Whether the guest gets ACPI tables."""
-    return document.root.at("features/acpi") is not None
-
-
 def needs_acpi(plan: Plan) -> bool:
     """Whether the plan shows the guest something that an x86 guest learns by ACPI alone."""
     return plan.is_mirrored or any(

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from homenode.bdf import Bdf, PciAddress
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError, ParseError
-from homenode.units import GIB, KIB, MIB, bytes_of
+from homenode.units import KIB, bytes_of
 from homenode.vm.domain.document import Element
 from homenode.vm.model import GuestAddress
 
@@ -148,9 +148,6 @@ def format_size(size: int, units: tuple[str, ...]) -> tuple[str, str]:
     Sizes are rounded up to whole KiB, as libvirt does.
     """
     for unit in units:
-        if size % _UNIT_BYTES[unit] == 0:
-            return str(size // _UNIT_BYTES[unit]), unit
+        if size % bytes_of(1, unit) == 0:
+            return str(size // bytes_of(1, unit)), unit
     return str(-(-size // KIB)), "KiB"
-
-
-_UNIT_BYTES = {"GiB": GIB, "MiB": MIB, "KiB": KIB}

@@ -173,7 +173,6 @@ _BACKING = ("source", "access")
 _SAME_AS_HERE = ("q35", "pc")
 """Names for the newest machine type that a QEMU has."""
 
-ROOT_MODELS = ("pcie-root", "pci-root")
 _MODELS = (
     "pcie-expander-bus",
     "pcie-root-port",

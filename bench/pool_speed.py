@@ -42,25 +42,31 @@ def speed(what: str, pool: Pool, loaded_s: float, stored: StoredAnswers | None =
     placed = time.process_time()
     hook = Hook(places, default_flavours())
     hook.prepare()
-    gc.freeze()  # as `pool hook` does
+    gc.freeze()  # as `pool place --hook` does
+    gc.disable()
     prepared = time.process_time()
-    took = []
+    took, between = [], []
     for number in range(60):
         at = time.process_time()
         hook.answer(f'{{"vm":"new{number}","gpus":{1 << number % 3}}}'.encode())
         took.append(time.process_time() - at)
+        hook.tidy()
+        between.append(time.process_time() - at - took[-1])
     others = []
     for number in range(40):
         size = f'"gpus":{number % 4},"vcpus":{7 + number},"memory":"{20 + 9 * number}GiB"'
         at = time.process_time()
         hook.answer(f'{{"vm":"other{number}",{size}}}'.encode())
         others.append(time.process_time() - at)
+        hook.tidy()
+    gc.enable()
     gc.unfreeze()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
     print(
         f"{what}, {found.states} states: load {loaded_s:.2f} s, show {shown - begin:.2f} s, place "
         f"{placed - shown:.2f} s, hook prepared in {prepared - placed:.2f} s, a request "
-        f"{percentiles(took)}, of a size of its own {percentiles(others)}; {peak} MiB"
+        f"{percentiles(took)}, after it {percentiles(between)}, of a size of its own "
+        f"{percentiles(others)}; {peak} MiB"
     )
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import random
+from collections.abc import Iterator
 from itertools import islice
 
 import pytest
@@ -19,6 +20,8 @@ from homenode.cluster.pool.stranded import StrandedGpus, StrandedSearch
 from homenode.cpuset import CpuSet
 from homenode.errors import HomenodeError
 from homenode.machine.topology import Host
+from homenode.plan.planner import rank
+from homenode.plan.search.ladder import Concession
 from homenode.units import GIB
 from homenode.vm.layout import Pinning
 from homenode.vm.model import GuestTopology
@@ -84,8 +87,8 @@ class _NoBounds(Bounds):
         super().__init__(planner, flavours)
         self._all = planner
 
-    def key(self, state: HostState, flavour: Flavour) -> tuple[object, ...]:
-        return ()
+    def keys(self, state: HostState, flavour: Flavour) -> Iterator[tuple[object, ...]]:
+        yield ()
 
     def clean(self, state: HostState, flavour: Flavour) -> int:
         return self._all.counts(state, flavour)[0]
@@ -131,11 +134,12 @@ def _bound_and_key(
     planner = Planner(pool)
     outlook(pool, flavours, planner)
     places = PoolPlaces(pool, flavours, planner)
-    bound = places.bounds.key(planner.state(pool.hosts[0]), asked)
+    bounds = list(places.bounds.keys(planner.state(pool.hosts[0]), asked))
+    assert bounds == sorted(bounds)
     every = _with_every_host_planned(pool, flavours)
     assert next(every.ranked(asked), None) is not None
-    (candidate,) = every._candidates.values()
-    return bound, candidate.key
+    (candidate,) = every._candidates[asked].values()
+    return bounds[-1], candidate.key
 
 
 def _in_use(host: Host, gpus: tuple[int, ...], cores: range) -> Host:
@@ -193,6 +197,30 @@ def test_a_gpu_of_unknown_node_may_be_nearer_than_those_of_the_empty_host() -> N
     assert bound <= key
 
 
+def test_a_host_that_keeps_its_memory_comes_before_one_that_gives_it() -> None:
+    """However many smaller things give way for that."""
+    host = shipped("small-2n8c-2gpu")
+    asked = sized(name="x", gpus=0, vcpus=3, memory_bytes=GIB * 3 // 2)
+    hosts = [("a", _in_use(host, (), range(4, 8))), ("b", _in_use(host, (), range(6, 8)))]
+    best, second = PoolPlaces(pool_of(hosts), default_flavours()).ranked(asked)
+    assert (best.host.name, second.host.name) == ("b", "a")
+    assert len(best.step.given) > len(second.step.given)
+    of_plan = rank([(one, asked.request(one)) for _, one in hosts])
+    assert [one.position for one in of_plan] == [1, 0]
+
+
+@pytest.mark.parametrize("vcpus", [19, 57])
+def test_hosts_without_room_for_unequal_cells_are_not_planned(vcpus: int) -> None:
+    """vCPUs of odd number over two nodes."""
+    host = shipped("hgx-h100")
+    free, full = _in_use(host, (), range(2)), _in_use(host, (0, 1, 2, 3), range(95))
+    asked = sized(name="x", gpus=1, vcpus=vcpus, memory_bytes=1200 * GIB)
+    places = PoolPlaces(pool_of([("a", full), ("b", free)]), default_flavours())
+    best = next(places.ranked(asked))
+    assert (best.host.name, best.step.given) == ("b", (Concession.UNEQUAL_CELLS,))
+    assert not places._candidates[asked][places._state["a"]].step
+
+
 def test_siblings_of_one_node_are_no_less_than_whole_cores_of_two() -> None:
     host = even_host(2, 1, 1, 6, 2)
     guest = structs.replace(small_request(8).guest, cpu_topology=GuestTopology(1, 1, 4, 2))
@@ -200,7 +228,7 @@ def test_siblings_of_one_node_are_no_less_than_whole_cores_of_two() -> None:
     asked = Flavour(name="vm", options=options, guest=guest)
     bound, key = _bound_and_key(_in_use(host, (), range(5)), asked)
     assert bound <= key
-    assert key[0] == 1
+    assert key[0] != 0
 
 
 def test_few_hosts_are_planned_once_it_is_known_what_fits() -> None:

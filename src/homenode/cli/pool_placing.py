@@ -278,7 +278,8 @@ def answer(sources: Sequence[str], flavours: Path | None) -> None:
 
     with Ledger(folder) if folder else nullcontext() as ledger:
         session = HookSession(load, sizes, Planner, ledger, folder)
-        gc.freeze()  # what is kept until the end is not looked through again at requests
+        gc.freeze()  # what is kept until the end is not looked through again
+        gc.disable()  # garbage is collected between requests
         for line in input_lines():
             if line.strip():
                 print_json(session.answer(line))

@@ -3,12 +3,16 @@
 place.py and manual.py make placements; assemble.py turns one into a Plan.
 """
 
+from collections.abc import Collection
+
 from msgspec import Struct
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.gap import Gap
 from homenode.indices import NodeIndex
+from homenode.plan.search.cost import INDICES
+from homenode.plan.search.ladder import Concession
 from homenode.vm.layout import Layout
 from homenode.vm.plan_model import CostTerm, PlanFinding, Rejection, RunnerUp
 
@@ -49,6 +53,45 @@ class Placement(Struct, frozen=True):
 
     @property
     def given_up(self) -> tuple[str, ...]:
-        """The concessions, and whole cores where siblings were taken: a host that has whole cores
-        is better, however near the siblings of another are."""
+        """The concessions, and whole cores where siblings were taken."""
         return (*self.concessions, "whole cores") if self.takes_siblings else self.concessions
+
+    @property
+    def concerns(self) -> list[tuple[str, object]]:
+        """What decides between hosts, by name: as between the fallbacks of one host. What gives way
+        comes first, by what is severest; whole cores too, however near the siblings of another
+        host are. The host's last core and even memory come after what they are given up for, equal
+        cells after the nodes. Then the terms of the cost go on."""
+        terms = [(term.name, term.value) for term in self.cost if term.name not in INDICES[1:]]
+        names = [name for name, _ in terms]
+        at = next((names.index(name) for name in _OF_NODES if name in names), 0)
+        given = self.given_up
+        first, later = _GIVEN_FIRST, _GIVEN_FOR_NEARNESS
+        if Concession.SHARED_CORES in given:
+            first, later = first[:2], (*first[2:], *later)
+        return [
+            ("given_up", _severity(first, given)),
+            *terms[:at],
+            ("given_up_for_nearness", _severity(later, given)),
+            *terms[at : at + 1],
+            ("unequal_cells", Concession.UNEQUAL_CELLS in given),
+            *terms[at + 1 :],
+        ]
+
+
+_OF_NODES = ("nodes_spanned", "minus_nodes_spanned")
+_GIVEN_FIRST: tuple[str, ...] = (
+    Concession.HOST_MEMORY,
+    Concession.SHARED_CORES,
+    Concession.MIXED_KINDS,
+    Concession.SIBLINGS_NOT_EXPOSED,
+    Concession.FEWER_SIBLINGS,
+    "whole cores",
+    Concession.MEMORY_ELSEWHERE,
+)
+_GIVEN_FOR_NEARNESS: tuple[str, ...] = (Concession.HOST_CORE, Concession.UNEVEN_MEMORY)
+
+
+def _severity(order: tuple[str, ...], given: Collection[str]) -> int:
+    """One bit for each that gave way, the severest first."""
+    return sum(1 << place for place, one in enumerate(reversed(order)) if one in given)

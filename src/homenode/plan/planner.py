@@ -10,7 +10,6 @@ from homenode.machine.topology import Host, with_certain_nodes
 from homenode.plan.allocations import own_is_unknown
 from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest
-from homenode.plan.search.cost import INDICES
 from homenode.plan.search.place import place
 from homenode.plan.shape.assemble import assemble
 from homenode.vm.plan_model import Plan, Unplannable
@@ -77,6 +76,5 @@ def rank(requests: Sequence[tuple[Host, GuestRequest]]) -> tuple[RankedHost, ...
 def _key(ranked: RankedHost) -> tuple[object, ...]:
     placement = ranked.placement
     if placement is None:
-        return True, 0, (), ranked.position
-    concerns = tuple(term.value for term in placement.cost if term.name not in INDICES)
-    return False, len(placement.given_up), concerns, ranked.position
+        return True, (), ranked.position
+    return False, tuple(value for _, value in placement.concerns), ranked.position

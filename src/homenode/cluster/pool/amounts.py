@@ -1,4 +1,4 @@
-"""Amounts: what the nodes of a machine have of GPUs, cores and memory."""
+"""Amounts: what the nodes of a machine have of GPUs, cores and memory, and what VMs take there."""
 
 from collections import Counter
 from collections.abc import Collection, Sequence
@@ -7,10 +7,16 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
-from homenode.cluster.pool.state import MEMORY_STEP_BYTES
+from homenode.cluster.pool.flavour import Flavour
+from homenode.cluster.pool.planner import FillStep, Planner, names_parts
+from homenode.cluster.pool.state import MEMORY_STEP_BYTES, HostState
 from homenode.cpuset import CpuSet
 from homenode.indices import NodeIndex
-from homenode.machine.topology import Host, NumaNode
+from homenode.machine.topology import LOCAL_DISTANCE, Host, NumaNode
+from homenode.plan.memory import overhead_bytes
+from homenode.plan.search.ladder import Concession
+from homenode.vm.layout import MemoryBinding, Pinning, Siblings
+from homenode.vm.plan_options import DeviceLocality, MemoryMode
 
 _MOST_DIVIDED = 16
 """Up to so many free GPUs on a part of a host, every division among the flavours is tried."""
@@ -70,6 +76,7 @@ class VmOnEmpty(Struct, frozen=True, kw_only=True):
     node; None if it has several, or a GPU is on another. one_package: whether it is on one package
     with every GPU on a chosen node; None if full locality does not require that. takes: what a VM
     with full locality takes of each node, by position, with what QEMU needs; None if unknown.
+    each: on all nodes, what it takes at least of each, or its own cost is greater; None if unknown.
     is_nearest: with less than full locality its own cost is greater. threads: cores for its
     emulator and IOThreads. is_plain: it is on one node."""
 
@@ -79,6 +86,7 @@ class VmOnEmpty(Struct, frozen=True, kw_only=True):
     home: int | None
     one_package: bool | None
     takes: dict[int, Amount] | None
+    each: Amount | None
     is_nearest: bool
     threads: int
     is_plain: bool
@@ -93,11 +101,16 @@ class MostFits(Struct, frozen=True, kw_only=True):
     most: tuple[int, ...]
     part_of: tuple[int, ...]
 
-    def after(self, node: int | None, taken: Amount) -> int:
-        """The most VMs that still fit once so much is allocated: of a node, or of any."""
+    def after(self, node: int | None, taken: Amount, each: Amount | None = None) -> int:
+        """The most VMs that still fit once so much is allocated: of a node, or of any. each: of all
+        nodes at least."""
         if node is None:
-            whole = sums_of_parts(self.parts, (0,) * len(self.parts))[0]
-            return min(sum(self.most), whole.without(taken).holds(self.needs))
+            whole = sums_of_parts(self.parts, (0,) * len(self.parts))[0].without(taken)
+            most = sum(self.most)
+            if each is not None:
+                own = zip(self.parts, map(self.part_of.count, range(len(self.parts))), strict=True)
+                most = sum(part.without(each, nodes).holds(self.needs) for part, nodes in own)
+            return min(most, whole.holds(self.needs))
         part = self.part_of[node]
         left = self.parts[part].without(taken).holds(self.needs)
         return sum(self.most) - self.most[part] + left
@@ -194,9 +207,7 @@ def taken_of_nodes(
 ) -> dict[int, Amount] | None:
     """What a VM takes of each of its nodes, by position; None where some give more cores. busy: of
     each class of cores."""
-    cores, gpus = [0] * len(nodes.packages), [0] * len(nodes.packages)
-    for (node, _), number in zip(nodes.classes, busy, strict=True):
-        cores[node] += number
+    cores, gpus = cores_of_nodes(nodes, busy), [0] * len(nodes.packages)
     for gpu in devices:
         if gpu in nodes.gpus:
             gpus[nodes.gpus[gpu]] += 1
@@ -205,6 +216,26 @@ def taken_of_nodes(
     if len({cores[one] for one in at}) > 1:
         return None
     return {one: Amount(gpus=gpus[one], cores=cores[one], memory_bytes=memory) for one in at}
+
+
+def cores_of_nodes(nodes: NodeAmounts, busy: Sequence[int]) -> list[int]:
+    """Of each class of cores so many, by the position of their node."""
+    cores = [0] * len(nodes.packages)
+    for (node, _), number in zip(nodes.classes, busy, strict=True):
+        cores[node] += number
+    return cores
+
+
+def least_of_each(
+    nodes: NodeAmounts, number: int, busy: Sequence[int], memory_bytes: int
+) -> Amount | None:
+    """What a VM on so many nodes takes at least of each, however its uneven parts lie; None where
+    it is not on all, or where other parts cost as much. busy: as for taken_of_nodes."""
+    cores = cores_of_nodes(nodes, busy)
+    if not 1 < number == len(cores) or (number > 2 and len(set(cores)) > 1):
+        return None
+    memory = memory_bytes * min(cores) // sum(cores) - MEMORY_STEP_BYTES
+    return Amount(gpus=0, cores=min(cores), memory_bytes=max(0, memory))
 
 
 def has_equal_parts(usable: Sequence[Amount], needs: Amount, rounding: int) -> bool:
@@ -241,3 +272,88 @@ def has_memory(left: Sequence[tuple[int, int]], found: int, whole: int, cores: i
 def sized(node: NumaNode, size: int | None) -> NumaNode:
     """The node as if it had so much memory."""
     return node if node.memory_bytes == size else replace(node, memory_bytes=size)
+
+
+_NEAREST = ["device_class", "packages_spanned", "gpus_away_from_home"]
+"""The first terms of a cost that is greater wherever the VM has less than full locality."""
+
+
+def vm_on_empty(
+    planner: Planner, nodes: NodeAmounts | None, state: HostState, flavour: Flavour, step: FillStep
+) -> VmOnEmpty:
+    """What is known of a flavour from the step on the empty host, whose state this is."""
+    request = planner.request(state, flavour)
+    assert request is not None, "a VM was placed"
+    is_local = not step.given and step.nearness[0] <= LOCAL_DISTANCE and not step.nearness[2]
+    is_near = is_local and step.nearness[1] == 1
+    on_one = is_near and len(step.placement.nodes) == 1
+    own, rest = step.terms
+    names = [term.name for term in step.placement.cost]
+    is_nearest = names[: len(_NEAREST)] == _NEAREST
+    # On an empty board only partitions are chosen from; later, if none is free, any GPUs. A GPU
+    # of no known node may be nearer than those that the empty host offers.
+    # Unequal cells are taken only where no equal ones are on as few nodes and as near.
+    known = {Concession.UNEQUAL_CELLS} if is_nearest else set()
+    is_least = known.issuperset(step.given) and step.placement.optimal
+    if is_least and 0 < flavour.gpus < len(planner.gpus(state.shape)) and not on_one:
+        options = replace(flavour.options, without_nvlink=True)
+        of_any = planner.step(state, replace(flavour, options=options))
+        is_least = of_any is not None and of_any.terms[0] == own
+    is_anywhere = request.options.device_locality is DeviceLocality.IGNORE
+    is_bound = (
+        request.layout.memory is not MemoryBinding.AS_IT_WAS
+        and request.page_bytes is None
+        and request.options.memory_mode is MemoryMode.STRICT
+        and not request.options.memory_nodes_allowed
+    )
+    busy = [own for own, _ in step.after.cores]
+    cores = sum(busy)
+    layout = request.layout
+    has_whole_cores = layout.pinning is Pinning.ONE_PER_CORE and layout.siblings is Siblings.HIDDEN
+    if nodes is not None and not has_whole_cores:
+        cores = min(cores, -(-request.vcpus // nodes.widest))
+    needs = Amount(
+        gpus=flavour.gpus if flavour.options.gpu_profile is None else 0,
+        cores=cores,
+        memory_bytes=request.memory_bytes if is_bound else 0,
+    )
+    return VmOnEmpty(
+        own=tuple(own) if is_least and nodes is not None else None,
+        rest=tuple(rest),
+        needs=needs,
+        home=nodes.position[step.placement.nodes[0]]
+        if on_one and nodes is not None and not is_anywhere and not names_parts(request)
+        else None,
+        takes=taken_of_nodes(
+            nodes,
+            step.placement.nodes,
+            busy,
+            step.placement.devices,
+            request.memory_bytes + overhead_bytes(request),
+        )
+        if is_local
+        and is_bound
+        and has_whole_cores
+        and nodes is not None
+        and nodes.are_alike
+        and not is_anywhere
+        and flavour.options.gpu_profile is None
+        and not names_parts(request)
+        else None,
+        each=least_of_each(
+            nodes,
+            len(step.placement.nodes),
+            busy,
+            request.memory_bytes
+            if is_bound and layout.memory is MemoryBinding.BOUND_PER_CELL
+            else 0,
+        )
+        if is_least and has_whole_cores and nodes is not None
+        else None,
+        is_nearest=is_local and is_nearest,
+        threads=sum(service for _, service in step.after.cores),
+        is_plain=on_one,
+        one_package=is_near
+        if is_local and flavour.options.gpu_profile is None and not is_anywhere
+        else None,
+    )

@@ -19,7 +19,6 @@ MOST_ANSWERS = 500_000
 """In a file. Of more, only those that this command needed are stored."""
 
 Count = Annotated[int, Meta(ge=0)]
-RunAnswer = tuple[Count, Count, Count, tuple[Count, ...]]
 CountsAnswer = tuple[Count, Count]
 StrandedAnswer = tuple[tuple[str, tuple[str, ...]], ...]
 
@@ -27,12 +26,11 @@ StrandedAnswer = tuple[tuple[str, tuple[str, ...]], ...]
 class StoredAnswers(Struct, omit_defaults=True, frozen=True, kw_only=True):
     """The file. program: the homenode that wrote it, since another may plan otherwise.
 
-    By digest: runs: clean, number, free_gpus and memory of a Run. counts: VMs that fit with full
+    By digest: counts: VMs that fit with full
     locality, and all that fit. stranded: GPUs by the resource that is missing.
     """
 
     program: str
-    runs: dict[str, RunAnswer] = field(default_factory=dict)
     counts: dict[str, CountsAnswer] = field(default_factory=dict)
     stranded: dict[str, StrandedAnswer] = field(default_factory=dict)
 
@@ -77,14 +75,13 @@ class Answers:
             return own
         return StoredAnswers(
             program=own.program,
-            runs={key: own.runs[key] for key in own.runs.keys() & self._used},
             counts={key: own.counts[key] for key in own.counts.keys() & self._used},
             stranded={key: own.stranded[key] for key in own.stranded.keys() & self._used},
         )
 
 
 def _size(stored: StoredAnswers) -> int:
-    return len(stored.runs) + len(stored.counts) + len(stored.stranded)
+    return len(stored.counts) + len(stored.stranded)
 
 
 def _digest(content: bytes) -> bytes:

@@ -24,22 +24,17 @@ from homenode.cluster.pool.amounts import (
     node_amounts,
     sized,
     sums_of_parts,
-    taken_of_nodes,
+    vm_on_empty,
 )
 from homenode.cluster.pool.flavour import Flavour
-from homenode.cluster.pool.planner import FillStep, Planner, names_parts
+from homenode.cluster.pool.planner import Planner, names_parts
 from homenode.cluster.pool.policy import Workload
 from homenode.cluster.pool.state import MEMORY_STEP_BYTES, HostState
-from homenode.machine.topology import LOCAL_DISTANCE
 from homenode.plan.memory import overhead_bytes, reserve_bytes
-from homenode.vm.layout import GuestCells, MemoryBinding, Pinning, Siblings
-from homenode.vm.plan_options import DeviceLocality, MemoryMode
+from homenode.vm.layout import GuestCells, Pinning
 
 _STEPS_BYTES = 4 * MEMORY_STEP_BYTES
 """What rounding may take of a node's memory for one VM."""
-
-_NEAREST = ["device_class", "packages_spanned", "gpus_away_from_home"]
-"""The first terms of a cost that is greater wherever the VM has less than full locality."""
 
 
 class Bounds:
@@ -54,47 +49,55 @@ class Bounds:
         self._fits: dict[tuple[HostState, Flavour], MostFits | None] = {}
         self._clean: dict[tuple[HostState, Flavour], int] = {}
         self._workloads: dict[HostState, Workload] = {}
-        self._before: dict[HostState, list[tuple[int, MostFits | None, frozenset[Bdf]]]] = {}
+        self._before: dict[HostState, list[tuple[int, int, MostFits, frozenset[Bdf]]]] = {}
         self._usable: dict[tuple[object, ...], tuple[Amount, ...]] = {}
         self._certain: dict[tuple[HostState, Flavour], tuple[int, int | None]] = {}
 
-    def key(self, state: HostState, flavour: Flavour) -> tuple[object, ...]:
-        """The beginning of a sort key that is no greater than the VM's on this host (place.py)."""
+    def keys(self, state: HostState, flavour: Flavour) -> Iterator[tuple[object, ...]]:
+        """Beginnings of a sort key that are no greater than the VM's on this host (place.py), each
+        no less than the one before."""
         nodes, empty = self._nodes_of(state.shape), self._on_empty(state, flavour)
         if empty is None or empty.own is None:
-            return ()
-        if nodes is None:
-            return empty.own
-        if empty.home is None:
+            yield ()
+        elif nodes is None:
+            yield empty.own
+        elif empty.home is None:
             request = self._planner.request(state, flavour)
+            free = self._free_of(state, flavour, nodes)
+            is_short = not sums_of_parts(free, (0,) * len(free))[0].holds(empty.needs) or (
+                empty.each is not None and not all(own.holds(empty.each) for own in free)
+            )
             if empty.is_plain or request is None or names_parts(request):
-                return empty.own
-            if empty.is_nearest and self._between(state, flavour)[1] == 0:
-                return (*empty.own, UNREACHED)
-            gpus_left = self._planner.free_amounts(state)[0] - flavour.gpus if flavour.gpus else 0
-            return (*empty.own, *self._losses(state, flavour, [None], empty.needs), gpus_left)
-        free = self._free_of(state, flavour, nodes)
-        homes = [number for number, own in enumerate(free) if own.holds(empty.needs)]
-        if not homes:
-            return (*empty.own, UNREACHED)
-        losses = self._losses(state, flavour, homes, empty.needs)
-        rest = self._rest(state, flavour, nodes, homes, empty)
-        return (*empty.own, *min(zip(losses, *rest, strict=True)))
+                yield empty.own
+            elif is_short or (empty.is_nearest and self._between(state, flavour)[1] == 0):
+                yield (*empty.own, UNREACHED)
+            else:
+                left = self._planner.free_amounts(state)[0] - flavour.gpus if flavour.gpus else 0
+                yield (*empty.own, *self._losses(state, flavour, [None], empty), left)
+        else:
+            free = self._free_of(state, flavour, nodes)
+            homes = [number for number, own in enumerate(free) if own.holds(empty.needs)]
+            if not homes:
+                yield (*empty.own, UNREACHED)
+                return
+            losses = self._losses(state, flavour, homes, empty)
+            yield (*empty.own, min(losses))
+            rest = self._rest(state, flavour, nodes, homes, empty)
+            yield (*empty.own, *min(zip(losses, *rest, strict=True)))
 
     def _losses(
-        self, state: HostState, flavour: Flavour, homes: Sequence[int | None], needs: Amount
+        self, state: HostState, flavour: Flavour, homes: Sequence[int | None], empty: VmOnEmpty
     ) -> list[int]:
         """The policy's loss, at least, by node of the VM; None = it is on several."""
-        unfit = self._planner.unfit(state.shape, flavour)
+        unfit, needs = self._planner.unfit(state.shape, flavour), empty.needs
         without_gpus = Amount(gpus=0, cores=needs.cores, memory_bytes=needs.memory_bytes)
         filled = [0] * len(homes)
-        every = self._before.get(state) or self._all_before(state)
-        for other, (before, fits, others_unfit) in zip(self._flavours, every, strict=True):
-            if fits is None:
-                continue
+        every = self._before.get(state)
+        every = self._all_before(state) if every is None else every
+        for worth, before, fits, others_unfit in every:
             taken = needs if others_unfit == unfit else without_gpus
             for number, home in enumerate(homes):
-                filled[number] += other.worth * max(0, before - fits.after(home, taken))
+                filled[number] += worth * max(0, before - fits.after(home, taken, empty.each))
         gpus, cores = self._planner.free_amounts(state)
         left = gpus - flavour.gpus, cores - needs.cores
         return [self._loss(state, one, (gpus, cores), left) for one in filled]
@@ -120,15 +123,17 @@ class Bounds:
             self._workloads[empty] = Workload.of(len(self._flavours), sizes)
         return self._workloads[empty]
 
-    def _all_before(self, state: HostState) -> list[tuple[int, MostFits | None, frozenset[Bdf]]]:
-        """Of each flavour: VMs with full locality, their limits, GPUs that it does not take."""
+    def _all_before(self, state: HostState) -> list[tuple[int, int, MostFits, frozenset[Bdf]]]:
+        """Of each flavour that still fits: its worth, VMs with full locality, their limits, GPUs
+        that it does not take."""
         found, is_final = [], True
         for other in self._flavours:
             before = self._known(state, other)
             if before is None:
                 before, is_final = self._between(state, other)[0], False
-            fits = self._fits_of(state, other) if before else None
-            found.append((before, fits, self._planner.unfit(state.shape, other)))
+            if before and (fits := self._fits_of(state, other)) is not None:
+                unfit = self._planner.unfit(state.shape, other)
+                found.append((other.worth, before, fits, unfit))
         if is_final:
             self._before[state] = found
         return found
@@ -422,73 +427,12 @@ class Bounds:
         key = self._planner.empty(state), flavour
         if key not in self._empty:
             step = self._planner.step(*key)
-            self._empty[key] = None if step is None else self._as_bound(key[0], flavour, step)
-        return self._empty[key]
-
-    def _as_bound(self, state: HostState, flavour: Flavour, step: FillStep) -> VmOnEmpty:
-        request, nodes = self._planner.request(state, flavour), self._nodes_of(state.shape)
-        assert request is not None, "a VM was placed"
-        is_local = not step.given and step.nearness[0] <= LOCAL_DISTANCE and not step.nearness[2]
-        is_near = is_local and step.nearness[1] == 1
-        on_one = is_near and len(step.placement.nodes) == 1
-        own, rest = step.terms
-        names = [term.name for term in step.placement.cost]
-        # On an empty board only partitions are chosen from; later, if none is free, any GPUs. A GPU
-        # of no known node may be nearer than those that the empty host offers.
-        is_least = not step.given and step.placement.optimal
-        if is_least and 0 < flavour.gpus < len(self._planner.gpus(state.shape)) and not on_one:
-            options = replace(flavour.options, without_nvlink=True)
-            of_any = self._planner.step(state, replace(flavour, options=options))
-            is_least = of_any is not None and of_any.terms[0] == own
-        is_anywhere = request.options.device_locality is DeviceLocality.IGNORE
-        is_bound = (
-            request.layout.memory is not MemoryBinding.AS_IT_WAS
-            and request.page_bytes is None
-            and request.options.memory_mode is MemoryMode.STRICT
-            and not request.options.memory_nodes_allowed
-        )
-        cores = sum(busy for busy, _ in step.after.cores)
-        layout = request.layout
-        has_whole_cores = (
-            layout.pinning is Pinning.ONE_PER_CORE and layout.siblings is Siblings.HIDDEN
-        )
-        if nodes is not None and not has_whole_cores:
-            cores = min(cores, -(-request.vcpus // nodes.widest))
-        needs = Amount(
-            gpus=flavour.gpus if flavour.options.gpu_profile is None else 0,
-            cores=cores,
-            memory_bytes=request.memory_bytes if is_bound else 0,
-        )
-        return VmOnEmpty(
-            own=(0, *own) if is_least and nodes is not None else None,
-            rest=tuple(rest),
-            needs=needs,
-            home=nodes.position[step.placement.nodes[0]]
-            if on_one and nodes is not None and not is_anywhere and not names_parts(request)
-            else None,
-            takes=taken_of_nodes(
-                nodes,
-                step.placement.nodes,
-                [busy for busy, _ in step.after.cores],
-                step.placement.devices,
-                request.memory_bytes + overhead_bytes(request),
+            self._empty[key] = (
+                None
+                if step is None
+                else vm_on_empty(self._planner, self._nodes_of(state.shape), *key, step)
             )
-            if is_local
-            and is_bound
-            and has_whole_cores
-            and nodes is not None
-            and nodes.are_alike
-            and not is_anywhere
-            and flavour.options.gpu_profile is None
-            and not names_parts(request)
-            else None,
-            is_nearest=is_local and names[: len(_NEAREST)] == _NEAREST,
-            threads=sum(service for _, service in step.after.cores),
-            is_plain=on_one,
-            one_package=is_near
-            if is_local and flavour.options.gpu_profile is None and not is_anywhere
-            else None,
-        )
+        return self._empty[key]
 
     def _usable_of(
         self, state: HostState, flavour: Flavour, nodes: NodeAmounts

@@ -24,7 +24,7 @@ DEFAULT_GPUS = (1, 2, 4, 8)
 _MOST = 1 << 16
 
 
-class Flavour(Struct, frozen=True, kw_only=True):
+class Flavour(Struct, frozen=True, kw_only=True, cache_hash=True):
     """A size of VM.
 
     options: its size as well; vCPUs or memory that neither they nor the guest's document say are
@@ -38,10 +38,6 @@ class Flavour(Struct, frozen=True, kw_only=True):
     value: int | None = None
     options: PlanOptions = field(default_factory=lambda: PlanOptions(layout=DEFAULT_LAYOUT))
     guest: Vm | None = None
-
-    def __hash__(self) -> int:
-        options = self.options
-        return hash((self.name, options.gpu_count, options.vcpus, options.memory_bytes))
 
     @property
     def gpus(self) -> int:

@@ -1,5 +1,8 @@
 """Hook: one request of a scheduler as a line of JSON, and the answer as another."""
 
+import gc
+from collections.abc import Iterator
+from contextlib import suppress
 from itertools import islice
 from typing import Annotated, Literal, Protocol
 
@@ -100,16 +103,26 @@ class Hook:
         self._sizes: dict[Flavour, Flavour] = {}
 
     def prepare(self) -> None:
-        """Plan the pool's flavours, so that the first requests do not wait."""
+        """Plan the pool's flavours, so that the next requests do not wait."""
         for flavour in self._flavours.values():
-            next(self._places.ranked(flavour), None)
+            with suppress(HomenodeError):  # a request is answered with it
+                self._best(self._places.ranked(flavour))
+
+    def _best(self, ranking: Iterator[RankedPlace]) -> tuple[list[RankedPlace], list[Placement]]:
+        """The first places, and what the planner chooses there."""
+        ranked = list(islice(ranking, _MOST_SHOWN))
+        return ranked, [one.placement for one in ranked]
 
     def tidy(self) -> None:
-        """Between requests: forget what requests of many sizes have left behind."""
+        """Between requests: forget what requests of many sizes have left behind, prepare for the
+        next, and collect the garbage, which shall not happen while one waits (see `gc.disable`).
+        """
         if self._places.planner.placements > MOST_PLACEMENTS:
             self._sizes.clear()
             self._places.forget()
-            self.prepare()
+            gc.collect()
+        self.prepare()
+        gc.collect(1)
 
     def answer(self, line: bytes, ledger: Reservations | None = None, now_s: float = 0.0) -> str:
         """The line of JSON that answers a line. No request raises an exception.
@@ -147,8 +160,7 @@ class Hook:
         )
         among = set(request.hosts) or None
         ranking = self._places.ranked(flavour, vm=own, among=among, rules=rules)
-        ranked = list(islice(ranking, _MOST_SHOWN))
-        placements = [one.placement for one in ranked]
+        ranked, placements = self._best(ranking)
         shown = tuple(map(self._shown, ranked, placements))
         if not ranked:
             return HookAnswer(vm=request.vm, op=request.op, reason="no host takes it")

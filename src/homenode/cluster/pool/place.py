@@ -46,6 +46,8 @@ class RankedPlace:
     order: tuple[object, ...]
     vm: VmIdentity | None
     planner: Planner = field(repr=False, compare=False)
+    known: dict[Flavour, Placement] = field(repr=False, compare=False)
+    """What was chosen for others on this very host, as long as nothing changes there."""
 
     @property
     def real_host(self) -> Host:
@@ -55,8 +57,11 @@ class RankedPlace:
     @property
     def placement(self) -> Placement:
         """The nodes and GPUs that the planner chooses on this host. Raises Unplannable."""
-        host, request = self._asked()
-        return place(host, request, self.planner.inventory(self.host.shape), brief=True)
+        if self.flavour not in self.known:
+            host, request = self._asked()
+            inventory = self.planner.inventory(self.host.shape)
+            self.known[self.flavour] = place(host, request, inventory, brief=True)
+        return self.known[self.flavour]
 
     def placed(self, placement: Placement) -> RunningDomain:
         """The VM where the placement has it."""
@@ -134,11 +139,12 @@ class PoolPlaces:
         self.bounds = Bounds(self.planner, self.flavours)
         self._order = {host.name: number for number, host in enumerate(pool.hosts)}
         self._state: dict[str, HostState] = {}
+        self._placements: dict[str, dict[Flavour, Placement]] = {}
         self._members: dict[HostState, dict[str, None]] = {}
         self._hosts_with: dict[str, list[str]] = {}
         self._closed: set[str] = set()
         self._in_group: dict[tuple[str, str], list[tuple[str, VmIdentity]]] = {}
-        self._candidates: dict[tuple[HostState, Flavour], _Candidate] = {}
+        self._candidates: dict[Flavour, dict[HostState, _Candidate]] = {}
         for host in pool.hosts:
             self._enter(host)
 
@@ -217,6 +223,7 @@ class PoolPlaces:
 
     def _enter(self, host: PoolHost) -> None:
         self._hosts[host.name] = host
+        self._placements[host.name] = {}
         state = self.planner.state(host)
         self._state[host.name] = state
         self._members.setdefault(state, {})[host.name] = None
@@ -332,6 +339,7 @@ class PoolPlaces:
                     order=candidate.key,
                     vm=vm,
                     planner=self.planner,
+                    known={} if name in own else self._placements[name],
                 )
 
     def _groups(
@@ -359,10 +367,10 @@ class PoolPlaces:
 
     def _candidate(self, state: HostState, flavour: Flavour) -> "_Candidate":
         """The state as a place for the flavour."""
-        key = (state, flavour)
-        if key not in self._candidates:
-            self._candidates[key] = _Candidate(self, flavour, state)
-        return self._candidates[key]
+        known = self._candidates.setdefault(flavour, {})
+        if state not in known:
+            known[state] = _Candidate(self, flavour, state)
+        return known[state]
 
     def refusals(
         self,
@@ -464,18 +472,21 @@ class _Candidate:
     """Hosts in one state, as a place for a VM. The key is first a lower bound. Then the planner is
     asked, and the loss is worked out by flavour as the comparison needs it."""
 
-    __slots__ = ("_lost", "flavour", "is_complete", "is_refused", "key", "places", "state", "step")
-
     def __init__(self, places: PoolPlaces, flavour: Flavour, state: HostState) -> None:
         self.places, self.flavour, self.state = places, flavour, state
         self.step: FillStep | None = None
         self.is_refused = self.is_complete = False
         self._lost: list[int] = []
-        self.key: tuple[object, ...] = places.bounds.key(state, flavour)
+        self._bounds = places.bounds.keys(state, flavour)
+        self.key = next(self._bounds)
 
     def go_on(self) -> None:
-        """Ask the planner; then what one flavour more loses, and at the end the rest."""
+        """The next bound; else ask the planner; then what one flavour more loses, and at the end
+        the rest."""
         places, step = self.places, self.step
+        if (bound := next(self._bounds, None)) is not None:
+            self.key = bound
+            return
         if step is None:
             self.step = step = places.planner.step(self.state, self.flavour)
             if step is None:
@@ -487,7 +498,7 @@ class _Candidate:
         own, rest = step.terms
         left = len(places.flavours) - len(self._lost)
         loss = places.bounds.loss(self.state, step.after, [*self._lost, *[0] * left])
-        self.key = (len(step.given), *own, loss)
+        self.key = (*own, loss)
         if not left:
             free = places.planner.free_gpus(step.after) if self.flavour.gpus else ()
             self.key += (len(free), *(value for _, value in rest))

@@ -16,7 +16,6 @@ from homenode.plan.memory import overhead_bytes, reserve_bytes
 from homenode.plan.placement import Placement
 from homenode.plan.planner import as_placed
 from homenode.plan.request import GuestRequest
-from homenode.plan.search.cost import INDICES
 from homenode.plan.search.place import place
 from homenode.plan.shape.assemble import assemble
 from homenode.plan.stored import domain_of_placement
@@ -44,25 +43,9 @@ class FillStep(Struct, frozen=True, kw_only=True):
     def terms(self) -> tuple[list[object], list[tuple[str, object]]]:
         """The cost: the VM's own terms, and from the GPU sets lost on those of the host by name,
         between which the pool's own stand."""
-        terms = [(term.name, term.value) for term in self.placement.cost]
+        terms = self.placement.concerns
         at = next((i for i, (name, _) in enumerate(terms) if name == _POOL_TERM), len(terms))
-        return (
-            [value for _, value in terms[:at]],
-            [(name, value) for name, value in terms[at:] if name not in INDICES],
-        )
-
-
-class FillRun(Struct, frozen=True, kw_only=True):
-    """VMs placed one after the other. clean: those with full locality; number: all. free_gpus: how
-    many are left. memory: of each node the bytes that must be free for it, the host's included."""
-
-    clean: int
-    number: int
-    free_gpus: int
-    memory: tuple[int, ...]
-
-
-_RunKey = tuple[HostState, tuple[Flavour, ...], bool]
+        return [value for _, value in terms[:at]], terms[at:]
 
 
 class Planner(HostStates):
@@ -79,7 +62,7 @@ class Planner(HostStates):
         self._steps: dict[tuple[HostState, Flavour], FillStep | None] = {}
         self._requests: dict[tuple[int, tuple[int | None, ...], Flavour], GuestRequest | None] = {}
         self._counts: dict[tuple[HostState, Flavour], tuple[int, int]] = {}
-        self._runs: dict[_RunKey, FillRun] = {}
+        self._amounts: dict[HostState, tuple[int, int]] = {}
         self._unfit: dict[tuple[int, Flavour], frozenset[Bdf]] = {}
         self.missing: dict[tuple[HostState, Flavour, Bdf], str | None] = {}
         """What a VM with a GPU lacks on the GPU's node, by state."""
@@ -153,7 +136,8 @@ class Planner(HostStates):
         host = self.host(state)
         hidden = tuple(sorted(free & unfit))
         if hidden:
-            host = self.host(replace(state, owned=tuple(sorted({*state.owned, *hidden}, key=str))))
+            owned = tuple(sorted({*state.owned, *hidden}, key=str))
+            host = self.host(self.known(replace(state, owned=owned)))
         self.asked += 1
         try:
             placement = place(
@@ -169,8 +153,11 @@ class Planner(HostStates):
 
     def free_amounts(self, state: HostState) -> tuple[int, int]:
         """Free GPUs, and cores without vCPUs."""
-        cores = sum(map(len, self.core_classes(state.shape)))
-        return len(self.free_gpus(state)), cores - sum([busy for busy, _ in state.cores])
+        if state not in self._amounts:
+            cores = sum(map(len, self.core_classes(state.shape)))
+            cores -= sum([busy for busy, _ in state.cores])
+            self._amounts[state] = len(self.free_gpus(state)), cores
+        return self._amounts[state]
 
     def _free_pus(self, state: HostState) -> int:
         """PUs of cores without vCPUs: no fallback gives a VM more."""
@@ -244,13 +231,9 @@ class Planner(HostStates):
         known = self.known_counts(state, flavour)
         if known is not None:
             return known
-        run = None if certain else self.run(state, (flavour,))
-        if run is None:
-            found = self._counted_one_by_one(state, flavour, certain or (lambda *_: None))
-        else:
-            found = run.clean, run.number
+        found = self._counted_one_by_one(state, flavour, certain or (lambda *_: None))
         self._counts[state, flavour] = found
-        if run is None and self.answers is not None:
+        if self.answers is not None:
             self.answers.stored.counts[self.digest(state, (flavour,))] = found
         return found
 
@@ -258,11 +241,7 @@ class Planner(HostStates):
         """As `counts`, where it was worked out before."""
         known = self._counts.get((state, flavour))
         if known is None and self.answers is not None:
-            run = self._as_if_all_free(state, (flavour,), self._known_run)
-            if run is not None:
-                known = run.clean, run.number
-            else:
-                known = self.answers.stored.counts.get(self.digest(state, (flavour,)))
+            known = self.answers.stored.counts.get(self.digest(state, (flavour,)))
             if known is not None:
                 self._counts[state, flavour] = known
         return known
@@ -291,102 +270,11 @@ class Planner(HostStates):
             self._counts[key] = (clean, number)
         return clean, number
 
-    def run(
-        self, state: HostState, flavours: tuple[Flavour, ...], *, only_clean: bool = False
-    ) -> "FillRun | None":
-        """VMs of the first flavour until none fits, then of the next, as if the whole memory of
-        each node were free; None where it matters that it is not.
-
-        only_clean: a flavour ends with the first VM of less than full locality.
-        """
-        return self._as_if_all_free(
-            state, flavours, lambda key: self._known_run(key) or self._new_run(key), only_clean
-        )
-
-    def _as_if_all_free(
-        self,
-        state: HostState,
-        flavours: tuple[Flavour, ...],
-        run_of: Callable[["_RunKey"], "FillRun | None"],
-        only_clean: bool = False,
-    ) -> "FillRun | None":
-        requests = [self.request(state, flavour) for flavour in flavours]
-        if any(one is not None and names_parts(one) for one in requests):
-            return None
-        if any(pools for _, _, pools in state.memory):
-            return None
-        form, nodes = self.canonical_order(self.with_all_memory(state))
-        run = run_of((form, flavours, only_clean))
-        if run is None:
-            return None
-        for needed, node in zip(run.memory, nodes, strict=True):
-            free = state.memory[node][1]
-            if needed and free is not None and free < needed:
-                return None
-        return run
-
-    def _known_run(self, key: _RunKey) -> "FillRun | None":
-        run = self._runs.get(key)
-        if run is None and self.answers is not None:
-            found = self.answers.stored.runs.get(self.digest(*key))
-            if found is not None and len(found[3]) == len(key[0].memory):
-                run = self._runs[key] = FillRun(
-                    clean=found[0], number=found[1], free_gpus=found[2], memory=found[3]
-                )
-        return run
-
-    def _new_run(self, key: _RunKey) -> "FillRun":
-        run = self._run(*key)
-        if self.answers is not None:
-            answer = run.clean, run.number, run.free_gpus, run.memory
-            self.answers.stored.runs[self.digest(*key)] = answer
-        return run
-
-    def digest(
-        self, state: HostState, flavours: tuple[Flavour, ...], only_clean: bool = False
-    ) -> str:
+    def digest(self, state: HostState, flavours: tuple[Flavour, ...]) -> str:
         """The key of an answer of an earlier command."""
         assert self.answers is not None
         shape = self.pool.shapes[state.shape]
-        return self.answers.digest(shape, state, flavours, "clean" if only_clean else "")
-
-    def _run(self, form: HostState, flavours: tuple[Flavour, ...], only_clean: bool) -> "FillRun":
-        chain: list[tuple[_RunKey, FillStep | None, bool, tuple[int, ...], Flavour]] = []
-        at = form
-        while (key := (at, flavours, only_clean)) not in self._runs:
-            flavour = flavours[0]
-            step = self.exact_step(at, flavour)
-            clean = step is not None and self.is_clean(at, flavour, step)
-            if step is None or (only_clean and not clean):
-                if len(flavours) == 1:
-                    free = len(self.free_gpus(at))
-                    self._runs[key] = FillRun(
-                        clean=0, number=0, free_gpus=free, memory=tuple(0 for _ in at.memory)
-                    )
-                    break
-                chain.append((key, None, False, (), flavour))
-                flavours = flavours[1:]
-            else:
-                at, nodes = self.canonical_order(self.with_all_memory(step.after))
-                chain.append((key, step, clean, nodes, flavour))
-        run = self._runs[key]
-        for key, step, clean, nodes, flavour in reversed(chain):
-            if step is not None:
-                memory = list(run.memory)
-                for needed, node in zip(run.memory, nodes, strict=True):
-                    memory[node] = needed
-                memory = [
-                    max(used + needed, used + kept) if used else needed
-                    for needed, (used, kept) in zip(memory, self._used(step, flavour), strict=True)
-                ]
-                run = FillRun(
-                    clean=run.clean + clean,
-                    number=run.number + 1,
-                    free_gpus=run.free_gpus,
-                    memory=tuple(memory),
-                )
-            self._runs[key] = run
-        return run
+        return self.answers.digest(shape, state, flavours)
 
     def _used(self, step: FillStep, flavour: Flavour) -> Iterator[tuple[int, int]]:
         """Of each node what a VM has of its memory, where all of it was free before, and what the

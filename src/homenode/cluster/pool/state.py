@@ -7,7 +7,7 @@ gets. Free memory is rounded down to 64 MiB, since the sizes of equal machines d
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from msgspec import structs
 from msgspec.structs import replace
@@ -45,31 +45,13 @@ OTHERS = "\0"
 class HostState:
     """What is allocated. cores: for each class of cores, how many have vCPUs, and how many have
     other threads only. owned: functions that VMs have, and UUIDs of mediated devices. memory:
-    (bytes, free bytes, page pools) of each node. The hash is stored, since states are looked up far
-    more often than made."""
+    (bytes, free bytes, page pools) of each node. Each is made once (`HostStates.known`), so that it
+    equals itself alone: states are looked up far more often than made."""
 
     shape: int
     cores: tuple[tuple[int, int], ...]
     owned: tuple[Bdf | str, ...]
     memory: tuple[tuple[int | None, int | None, tuple[PagePool, ...]], ...]
-    _hash: int = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_hash", hash((self.shape, self.cores, self.owned, self.memory)))
-
-    def __hash__(self) -> int:
-        return self._hash
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, HostState):
-            return NotImplemented
-        return self is other or (
-            self._hash == other._hash
-            and self.cores == other.cores
-            and self.memory == other.memory
-            and self.owned == other.owned
-            and self.shape == other.shape
-        )
 
 
 class HostStates:
@@ -83,7 +65,7 @@ class HostStates:
         self._gpus: dict[int, frozenset[Bdf]] = {}
         self._uuids: dict[int, dict[Bdf, frozenset[str]]] = {}
         self._hosts: dict[HostState, Host] = {}
-        self._states: dict[HostState, HostState] = {}
+        self._states: dict[tuple[object, ...], HostState] = {}
         self._empty: dict[HostState, HostState] = {}
         self._probe: dict[int, GuestRequest] = {}
         self._inventories: dict[int, Inventory] = {}
@@ -111,8 +93,9 @@ class HostStates:
         return self.known(HostState(shape, cores, tuple(sorted(devices, key=str)), memory))
 
     def known(self, state: HostState) -> HostState:
-        """The first state that equals this one: the same object is found fastest."""
-        return self._states.setdefault(state, state)
+        """The one state with these values."""
+        values = state.shape, state.cores, state.owned, state.memory
+        return self._states.setdefault(values, state)
 
     def _masks(
         self, shape: int, host: Host, request: GuestRequest

@@ -74,10 +74,6 @@ class StrandedSearch:
         if known is not None:
             return known
         orders = [sizes, *((first, *sizes) for first in reversed(sizes))]
-        for order in orders:
-            run = planner.run(state, order, only_clean=True)
-            if run is not None and not run.free_gpus:
-                return ()
         full = state
         for order in orders:
             at = state
@@ -86,6 +82,8 @@ class StrandedSearch:
                     at = after
             if len(planner.free_gpus(at)) < len(planner.free_gpus(full)):
                 full = at
+            if not planner.free_gpus(full):
+                return ()
         full = _Filling(self._after, planner, self.bounds, sizes, full).of(state)
         left = planner.free_gpus(full)
         by_missing: dict[str, list[Bdf]] = {}

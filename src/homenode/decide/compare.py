@@ -8,6 +8,7 @@ from msgspec import structs
 from homenode.decide.alternative import Alternative, with_joint_states
 from homenode.decide.comparison import (
     FEW_BOOTS,
+    NO_ORDER,
     PRINTED,
     STATES,
     Comparison,
@@ -146,6 +147,11 @@ def _against(
     if bare:
         doubts += _other_ground(baseline, other)
     series, theirs = made[baseline.label], made[other.label]
+    if any(doubt.id == NO_ORDER for doubt in doubts):
+        series, theirs = (
+            {key: structs.replace(each, times=()) for key, each in one.items()}
+            for one in (series, theirs)
+        )
     doubts += _unpaired(series, theirs, other.label)
     decisive = _decisive(series.keys() & theirs.keys(), objective)
     paired = _addresses_agree(baseline, other)

@@ -86,6 +86,21 @@ def test_the_devices_of_the_status_count_not_those_of_the_model() -> None:
     assert cpus < {*shipped(HOST).nodes[1].pus}
 
 
+def test_a_pod_whose_devices_nobody_says_keeps_what_it_got_as_it_arrived() -> None:
+    """Kubelets before 1.36 do not say them: others that leave move nobody."""
+    nodes = cluster()
+    for name, gpus in (("a", 4), ("b", 2), ("c", 1)):
+        put(nodes, bound(name, gpus, NAMES[0]))
+        filter_nodes(nodes, request(1))
+    nodes.remove("a")
+    put(nodes, {**bound("b", 2, NAMES[0]), "spec": {**bound("b", 2, NAMES[0])["spec"], "x": 1}})
+    free = nodes.state(NAMES[0]).node.available_devices(GPU)
+    assert {*BDFS[:4]} <= {*free}
+    assert len(free) == 5
+    put(nodes, bound("d", 1, NAMES[0], [BDFS[4]]))  # known, and of what "b" was thought to have
+    assert len(nodes.state(NAMES[0]).node.available_devices(GPU)) == 4
+
+
 def test_names_of_a_plugin_stand_for_addresses() -> None:
     nodes = cluster({"GPU-1": BDFS[4], "GPU-2": BDFS[5]})
     put(nodes, bound("a", 2, NAMES[0], ["GPU-1", "GPU-2"]))

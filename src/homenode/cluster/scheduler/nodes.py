@@ -2,7 +2,8 @@
 
 The API server says which pods a node has, and, of kubelets with ResourceHealthStatus (on from
 Kubernetes 1.36), which devices. CPUs and memory it does not say: they are those that the kubelet
-gives next to these devices. A pod whose devices are not known is admitted again as it arrived.
+gives next to these devices. A pod whose devices are not known is admitted as it arrives, and keeps
+what it got there while others come and go; after a restart it is admitted again.
 """
 
 from collections.abc import Iterable, Mapping
@@ -79,11 +80,12 @@ def read_bound_pod(document: Mapping[str, Any]) -> BoundPod | None:
 
 
 class NodeState:
-    """A node with its pods. estimated: pods of which the devices are not known. answers: what was
-    answered in this state, by what the pod asks for."""
+    """A node with its pods. estimated: pods of which the devices are not known. given: of each pod,
+    the devices of its containers. answers: what was answered in this state, by what the pod asks
+    for."""
 
-    def __init__(self, node: Node, host: PoolHost, estimated: int) -> None:
-        self.node, self.host, self.estimated = node, host, estimated
+    def __init__(self, node: Node, host: PoolHost, estimated: int, given: tuple[Held, ...]) -> None:
+        self.node, self.host, self.estimated, self.given = node, host, estimated, given
         self.answers: dict[str, PodAnswer] = {}
 
 
@@ -139,6 +141,7 @@ class ClusterNodes:
         self._kubelets, self._ids, self._named = kubelets, ids, named
         self._resources: set[str] = set(named)
         self._pods: dict[str, BoundPod] = {}
+        self._admitted: dict[str, Held] = {}
         self._on: dict[str, dict[str, BoundPod]] = {}
         self._now: dict[str, NodeState] = {}
         self._known: dict[tuple[object, ...], NodeState] = {}
@@ -153,7 +156,10 @@ class ClusterNodes:
         """A pod has arrived, or says more of itself."""
         if self._pods.get(pod.uid) == pod:
             return
+        admitted = self._admitted.get(pod.uid)
         self.remove(pod.uid)
+        if admitted is not None:
+            self._admitted[pod.uid] = admitted
         self._learn(pod.pod)
         self._pods[pod.uid] = pod
         if pod.node is not None:
@@ -162,6 +168,7 @@ class ClusterNodes:
 
     def remove(self, uid: str) -> None:
         gone = self._pods.pop(uid, None)
+        self._admitted.pop(uid, None)
         if gone is not None and gone.node is not None:
             del self._on[gone.node][uid]
             self._now.pop(gone.node, None)
@@ -193,7 +200,8 @@ class ClusterNodes:
         found = self._now.get(name)
         if found is None:
             arrived = sorted(
-                self._on.get(name, {}).values(), key=lambda one: (not one.held, one.since)
+                self._on.get(name, {}).values(),
+                key=lambda one: (not one.held, one.uid not in self._admitted, one.since),
             )
             key = (self._template(name), *map(self._key, arrived))
             if len(self._known) > _MOST_KEPT:
@@ -202,6 +210,7 @@ class ClusterNodes:
                 self._known[key] = self._with_pods(name, arrived)
             found = self._now[name] = self._known[key]
             self.estimated[name] = found.estimated
+            self._admitted.update(zip((one.uid for one in arrived), found.given, strict=True))
         return found
 
     def host(self, name: str) -> PoolHost:
@@ -213,7 +222,8 @@ class ClusterNodes:
         return one.shape, repr(one.nodes), repr(self._kubelets.get(name))
 
     def _key(self, one: BoundPod) -> tuple[object, ...]:
-        return (repr(one.pod.containers), repr(self._held(one)), self._claimed(one))
+        admitted = self._admitted.get(one.uid)
+        return (repr(one.pod.containers), repr(self._held(one) or admitted), self._claimed(one))
 
     def _claimed(self, one: BoundPod) -> tuple[ClaimedDevice, ...]:
         keys = (key for claim in one.claims for key in self.allocations.get(claim, ()))
@@ -243,19 +253,22 @@ class ClusterNodes:
         host = self.pool[name]
         machine = self.places.planner.pool.shapes[host.shape]
         domains: list[RunningDomain] = []
+        given: list[Held] = []
         for number, one in enumerate(arrived):
             before = node
             held = _of_node(self._held(one), node)
             asks = {r for c in one.pod.containers for r in c.devices if r in node.devices}
             estimated += bool(asks - {r for own in held.values() for r in own})
+            held = held or _not_in_use(self._admitted.get(one.uid, {}), node)
             found = answer(one.pod, node, held)
             if found.refusal is not None:  # its neighbours are not where they were thought to be
                 found = answer(one.pod, _without_policy(node), held)
                 found = replace(found, node=replace(found.node, policies=node.policies))
             node = found.node
+            given.append({container.name: container.devices for container in found.given})
             claimed = bdfs_on(machine, self._claimed(one))
             domains.append(_domain_of(f"pod-{number}", one.pod, before, found, claimed))
-        return NodeState(node, replace(host, domains=tuple(domains)), estimated)
+        return NodeState(node, replace(host, domains=tuple(domains)), estimated, tuple(given))
 
 
 def _emptied(host: PoolHost) -> PoolHost:
@@ -281,6 +294,16 @@ def _of_node(held: Held, node: Node) -> Held:
         }
         for container, own in held.items()
     }
+
+
+def _not_in_use(held: Held, node: Node) -> Held:
+    """What a pod was given where no status says that another has it."""
+    taken = (
+        names & node.used_devices.get(resource, frozenset())
+        for own in held.values()
+        for resource, names in own.items()
+    )
+    return {} if any(taken) else held
 
 
 def _without_policy(node: Node) -> Node:

@@ -167,6 +167,8 @@ class SchedulerService:
             return
         self._names["pods", uid] = uid
         self.nodes.put(found)
+        if found.node in self.nodes.pool and not self._unsynced:
+            self.nodes.state(found.node)  # before others come or go
         if found.node is not None or found.is_refused:
             self._settle(uid)
 

@@ -15,6 +15,7 @@ VALUES = {
     "cluster.kubevirt.manifest_options",
     "objective",
     "vm.layout",
+    "vm.model",
     "opt",
     "vm.plan_options",
     "cluster.pool.rules",

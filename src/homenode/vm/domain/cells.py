@@ -3,7 +3,7 @@
 from operator import itemgetter
 
 from homenode.cpuset import CpuSet
-from homenode.errors import InputError
+from homenode.errors import InputError, ParseError
 from homenode.vm.domain.document import Document, Element
 from homenode.vm.domain.edits import (
     Edit,
@@ -33,13 +33,19 @@ from homenode.vm.plan_model import Plan
 
 
 def cell_elements(document: Document) -> tuple[Element, ...]:
-    """The <cell> elements of the guest, by their id."""
+    """The <cell> elements of the guest, by their id. Raises ParseError where libvirt refuses:
+    each number from 0 on stands once."""
     cells = enumerate(document.root.all("cpu/numa/cell"))
     numbered = [
         (i if (given := cell.get("id")) is None else decimal(cell, given, "id"), cell)
         for i, cell in cells
     ]
-    return tuple(cell for _, cell in sorted(numbered, key=itemgetter(0)))
+    ordered = sorted(numbered, key=itemgetter(0))
+    for i, (own, cell) in enumerate(ordered):
+        if own != i:
+            expected = f"cell ids from 0 to {len(ordered) - 1}, each once"
+            raise ParseError(cell.source, expected, str(own), line=cell.line)
+    return tuple(cell for _, cell in ordered)
 
 
 def read_cells(document: Document) -> tuple[tuple[Element, CpuSet], ...]:

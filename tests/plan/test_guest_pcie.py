@@ -1,7 +1,9 @@
 """The guest's PCIe tree: expander buses, ports, places, and what the document has already."""
 
 import random
+import runpy
 from collections import Counter
+from pathlib import Path
 from time import process_time
 
 import pytest
@@ -450,6 +452,15 @@ def test_gpus_are_chosen_of_fewer_nodes_where_pcie_0_lacks_slots() -> None:
     assert len(made.nodes) > 25 >= len({device.cell for device in made.vm.hostdevs})
     assert len(made.vm.hostdevs) == 31
     check_tree(request, made)
+
+
+def test_a_search_that_goes_on_with_the_work_left_keeps_to_the_slots_of_pcie_0() -> None:
+    """64 nodes with a GPU each: 31 GPUs of 31 nodes are nearer than the best that has a bus."""
+    bench = Path(__file__).parents[2] / "bench" / "plan_speed.py"
+    name = "64 unlike nodes, packages, 31 GPUs of 64, pin-numa-pci"
+    case = next(one for one in runpy.run_path(str(bench))["cases"]() if one.name == name)
+    made = plan_vm(case.host, case.request)
+    assert len({device.cell for device in made.vm.hostdevs}) <= 25
 
 
 def test_gpus_of_several_nodes_share_a_cell_where_pcie_0_lacks_slots() -> None:

@@ -127,7 +127,8 @@ class Attempt:
         """Look for a better placing with all work that is left."""
         found, is_known = self._solved
         if found is not None and found.continued is not None:
-            self._solved = found.continued(), is_known
+            better = found.continued()
+            self._solved = (better if self._has_slots(better.best) else found), is_known
 
     @property
     def knows_refusal(self) -> bool:

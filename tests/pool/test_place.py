@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from homenode.cluster.pool.flavour import Flavour, default_flavours
 from homenode.cluster.pool.model import VmIdentity
-from homenode.cluster.pool.place import PoolPlaces, score
+from homenode.cluster.pool.place import PoolPlaces
 from homenode.plan.planner import plan
 from homenode.show.pool_text import refusal_text
 from homenode.units import GIB
@@ -137,7 +137,10 @@ def test_scores_of_single_hosts_are_in_the_order_of_their_pool() -> None:
     pool = _pool()
     flavours = default_flavours()
     ranked = [one.host.name for one in PoolPlaces(pool, flavours).ranked(GPU2)]
-    scores = {one.name: score(pool.host(one), GPU2, flavours) for one in pool.hosts}
+    alone = {one.name: pool_of([(one.name, pool.host(one))]) for one in pool.hosts}
+    scores = {
+        name: next(PoolPlaces(one, flavours).ranked(GPU2), None) for name, one in alone.items()
+    }
     assert {name for name, one in scores.items() if one is not None} == set(ranked)
     orders = [one.order for name in ranked if (one := scores[name]) is not None]
     assert orders == sorted(orders)

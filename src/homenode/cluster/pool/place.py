@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from homenode.cluster.pool.answers import Answers
 from homenode.cluster.pool.bounds import Bounds
 from homenode.cluster.pool.flavour import Flavour
-from homenode.cluster.pool.model import Pool, PoolBuilder, PoolHost, VmIdentity
+from homenode.cluster.pool.model import Pool, PoolHost, VmIdentity
 from homenode.cluster.pool.planner import FillStep, Planner
 from homenode.cluster.pool.rules import NO_RULES, Availability, Rules
 from homenode.cluster.pool.state import HostState
@@ -71,17 +71,6 @@ class RankedPlace:
     def _asked(self) -> tuple[Host, GuestRequest]:
         host = with_certain_nodes(self.real_host)
         return host, self.flavour.request(host, None if self.vm is None else self.vm.name)
-
-
-def score(
-    host: Host, flavour: Flavour, flavours: Sequence[Flavour], vm: VmIdentity | None = None
-) -> RankedPlace | None:
-    """The VM on one host, as it was captured with what runs there; None where it does not fit.
-    `order` compares hosts. For many requests to the same hosts, PoolPlaces keeps what was planned.
-    """
-    builder = PoolBuilder()
-    builder.add(host, host.name, host.name)
-    return next(PoolPlaces(builder.pool(), flavours).ranked(flavour, vm=vm), None)
 
 
 def _without_record(host: Host, vm: VmIdentity | None) -> Host:

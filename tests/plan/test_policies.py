@@ -13,6 +13,8 @@ from homenode.plan.search import problem
 from homenode.plan.search.place import place
 from homenode.units import GIB
 from homenode.vm.plan_options import Balance, Policy
+from tests.conformance.openstack import EXAMPLE as OPENSTACK
+from tests.conformance.vms import planned_cases
 from tests.figures import numbers
 from tests.small_hosts import (
     DeviceSpec,
@@ -239,3 +241,10 @@ def test_a_search_that_does_not_end_comes_to_the_best_that_longer_ones_found(
     """On these hosts a node or more is to be exchanged for others of the first set found."""
     corpus = runpy.run_path(str(Path(__file__).parents[2] / "bench" / "plan_corpus.py"))
     assert dict(corpus["result_of"](seed)["cost"])[term] <= best
+
+
+def test_the_plan_to_which_a_search_went_on_is_no_runner_up_of_itself() -> None:
+    (case,) = planned_cases(["814566-146"], "openstack", (OPENSTACK.file,))
+    nodes = case.plan.nodes
+    assert case.plan.runners_up
+    assert all(one.nodes != nodes or one.devices for one in case.plan.runners_up)

@@ -14,6 +14,7 @@ from homenode.plan.vm_file import TargetPlan, plan_for_target, vm_of_options
 from homenode.units import GIB
 from homenode.vm.plan_options import PlanOptions
 from tests.conformance.openstack import (
+    EXAMPLE,
     answers_to,
     asked_of,
     host_cells,
@@ -21,6 +22,7 @@ from tests.conformance.openstack import (
     planned_facts,
     read_facts,
 )
+from tests.conformance.vms import planned_cases
 from tests.targets.written import host_named, options, written
 
 pytestmark = pytest.mark.nova
@@ -110,3 +112,10 @@ def test_nova_refuses_a_value_that_it_does_not_know() -> None:
     flavor["extra_specs"] = {"hw:cpu_sockets": "many"}
     (answer,) = answers_to([flavor])
     assert answer["errors"]
+
+
+def test_siblings_are_not_required_where_a_node_of_the_plan_has_none() -> None:
+    """SMT is off in one package: Nova would find no place for the vCPUs there."""
+    (case,) = planned_cases(["814566-56"], "openstack", (EXAMPLE.file,))
+    assert case.host.name == "x86-2p2n16c24t-smt-off-in-one-package"
+    assert b'"hw:cpu_thread_policy": "prefer"' in case.document

@@ -153,7 +153,9 @@ def _write_pins(writing: Writing[Flavor]) -> Mapping[str, str | None]:
     smt = host is None or any(len(core.pus) > 1 for core in host.cores)
     specs: dict[str, str | None] = dict.fromkeys(filter(_OWNED.match, writing.file.specs), None)
     specs["hw:cpu_policy"] = "dedicated"
-    specs["hw:cpu_thread_policy"] = "require" if exposed and smt else "prefer"
+    used = CpuSet.union(plan.vcpu_pins)
+    are_paired = host is None or all(len(c.pus) > 1 for c in host.cores if c.pus & used)
+    specs["hw:cpu_thread_policy"] = "require" if exposed and are_paired else "prefer"
     if plan.layout.pinning is Pinning.ONE_PER_CORE and not smt:
         # Nova takes it for "a host without SMT", so that one with SMT would be passed over.
         specs["hw:cpu_thread_policy"] = "isolate"

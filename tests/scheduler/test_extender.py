@@ -86,7 +86,7 @@ def test_the_devices_of_the_status_count_not_those_of_the_model() -> None:
     assert cpus < {*shipped(HOST).nodes[1].pus}
 
 
-def test_a_pod_whose_devices_nobody_says_keeps_what_it_got_as_it_arrived() -> None:
+def test_a_pod_whose_devices_are_not_known_keeps_what_it_got_as_it_arrived() -> None:
     """Kubelets before 1.36 do not say them: others that leave move nobody."""
     nodes = cluster()
     for name, gpus in (("a", 4), ("b", 2), ("c", 1)):

@@ -293,11 +293,10 @@ class Attempt:
         options = problem.devices.options
         for placing in found:
             theirs = terms(placing.cost, names)
-            differing = [a.name for a, b in zip(own, theirs, strict=True) if a != b]
+            differing = next(a.name for a, b in zip(own, theirs, strict=True) if a != b)
             nodes = tuple(NodeIndex(node) for node in placing.cost.nodes)
-            if differing:  # else it is the plan, to which the search went on from another
-                gpus = options.chosen(placing.gpus) if options.count else ()
-                result.append(RunnerUp(nodes, theirs, differing[0], gpus))
+            gpus = options.chosen(placing.gpus) if options.count else ()
+            result.append(RunnerUp(nodes, theirs, differing, gpus))
         return tuple(sorted(result, key=lambda one: [term.value for term in one.cost]))
 
     def _host_gaps(self) -> Iterator[Gap]:

@@ -133,13 +133,13 @@ def solve_fixed(problem: SearchProblem, splits: Iterable[Split], work: Work) -> 
         return None
     placings = [placing for *_, placing in found]
     is_exact = search.exact and search.nearest.exact
+    best_of: dict[int, Placing] = {}
+    for placing in placings:
+        best_of.setdefault(placing.nodes, placing)
     return Solution(
         best=placings[0],
         optimal=True if is_exact else None,
-        # Of each set of nodes the first, which is the best.
-        runners_up=lambda: list({one.nodes: one for one in placings[::-1]}.values())[-2::-1][
-            :MOST_RUNNERS_UP
-        ],
+        runners_up=lambda: list(best_of.values())[1 : 1 + MOST_RUNNERS_UP],
     )
 
 

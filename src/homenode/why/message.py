@@ -1,9 +1,9 @@
 """Message: lines that programs print when something fails, and the finding that each is a sign of.
 
 The rows are in the files of messages/: `ID: SURE`, and below it texts in small letters, one a line:
-`a & b` is a line with both, `a & !b` one without b, `{a|b} c` is `a c` and `b c`, and a $ at the
-end is the line's; `a & @b` is a line with a where b is anywhere in the paste, `a & !@b` where it is
-not. A text is looked for only where the paste has all of its words, in lines without
+`a & b` is a line with both, `a & !b` one without b, `{a|b} c` is one with `a c` or `b c`, and a $
+at the end is the line's; `a & @b` is a line with a where b is anywhere in the paste, `a & !@b`
+where it is not. A text is looked for only where the paste has all of its words, in lines without
 their digits, of which each is looked at once; what has digits itself in the lines as they are. So
 time grows as the paste does.
 """
@@ -19,7 +19,7 @@ from msgspec import Struct
 
 from homenode.input_files import package_text
 
-_TABLES = ("passthrough", "start", "kernel", "collectives", "schedulers", "unnamed")
+_TABLES = "platforms passthrough start kernel collectives schedulers asked unnamed".split()
 _DIGITS = b"0123456789"
 _MOST_TRIED = 20_000  # lines that have a text's letters
 _MOST_JOINED = 4 << 20  # letters of different words; of more, words are taken as whole ones
@@ -70,16 +70,17 @@ class Sign(Struct, frozen=True, kw_only=True):
     count: int
 
 
+Choices = tuple[bytes, ...]
+"""Texts of which one is enough."""
+
+
 class _Text(NamedTuple):
     order: int
-    needle: bytes  # the longest of `all`
-    all: tuple[bytes, ...]
+    all: tuple[Choices, ...]
     none: tuple[bytes, ...]
-    around: tuple[bytes, ...]  # anywhere in the paste
+    around: tuple[Choices, ...]  # anywhere in the paste
     nowhere: tuple[bytes, ...]
     has_digits: bool
-    inner: frozenset[bytes]  # its words with both of their ends in it
-    edges: tuple[bytes, ...]  # the others, which may be parts of longer ones; the longest first
 
 
 @cache
@@ -108,13 +109,12 @@ def signs(text: str, source: str, rows: Sequence[Message]) -> Iterator[Sign]:
     shapes = data.translate(None, _DIGITS).split(b"\n")
     blob = b"\n".join(dict.fromkeys(shapes)) + b"\n"
     first: dict[int, int] = {}
+    is_in = cache(data.__contains__)
     for one in _possible(blob, _texts(tuple(rows))):
         where = data if one.has_digits else blob
-        if any(part not in data for part in one.around) or any(
-            part in data for part in one.nowhere
-        ):
+        if any(map(is_in, one.nowhere)) or not all(any(map(is_in, part)) for part in one.around):
             continue
-        if (begin := _line_of(one.needle, one.all, one.none, where)) is not None:
+        if (begin := _line_of(one.all, one.none, where)) is not None:
             at = (
                 where.count(b"\n", 0, begin)
                 if one.has_digits
@@ -139,80 +139,83 @@ def _possible(blob: bytes, texts: Iterable[_Text]) -> Iterator[_Text]:
     those with digits, the ones that a line has without them."""
     words = set(blob.translate(_WORDS).split())
     joined = b" ".join(words) if sum(map(len, words)) < _MOST_JOINED else b""
-    known: dict[bytes, bool] = {}
-    lines: dict[tuple[bytes, ...], bool] = {}
+    is_part = cache(joined.__contains__)
+
+    @cache
+    def has_words(choice: bytes) -> bool:
+        inner, edges = _words_of(choice)
+        return inner <= words and all(edge in words or is_part(edge) for edge in edges)
+
+    @cache
+    def has_line(plain: tuple[Choices, ...]) -> bool:
+        return _line_of(plain, (), blob) is not None
+
     for one in texts:
-        if not one.inner <= words:
-            continue
-        for edge in one.edges:
-            if edge not in known:
-                known[edge] = edge in words or edge in joined
-            if not known[edge]:
-                break
-        else:
-            if one.has_digits:
-                plain = tuple(part.translate(None, _DIGITS) for part in one.all)
-                if plain not in lines:
-                    longest = max(plain, key=len)
-                    lines[plain] = _line_of(longest, plain, (), blob) is not None
-                if not lines[plain]:
-                    continue
+        if all(any(map(has_words, part)) for part in one.all) and (
+            not one.has_digits or has_line(tuple(map(_without_digits, one.all)))
+        ):
             yield one
 
 
-def _line_of(
-    needle: bytes, parts: tuple[bytes, ...], none: tuple[bytes, ...], blob: bytes
-) -> int | None:
-    """Where the first line begins that has all parts. needle: one of them."""
-    at = blob.find(needle)
-    for _ in range(_MOST_TRIED):
-        if at < 0:
-            return None
-        begin, end = blob.rfind(b"\n", 0, at) + 1, blob.index(b"\n", at)
-        line = blob[begin : end + 1]
-        if all(part in line for part in parts) and not any(part in line for part in none):
-            return begin
-        at = blob.find(needle, end)
-    return None
+def _line_of(parts: Sequence[Choices], none: Sequence[bytes], blob: bytes) -> int | None:
+    """Where the first line begins that has one choice of each part, and none of `none`."""
+    first: int | None = None
+    for choice in max(parts, key=lambda part: min(map(len, part))):
+        at = blob.find(choice)
+        for _ in range(_MOST_TRIED):
+            if at < 0 or (first is not None and at > first):
+                break
+            begin, end = blob.rfind(b"\n", 0, at) + 1, blob.index(b"\n", at)
+            has = blob[begin : end + 1].__contains__
+            if all(any(map(has, part)) for part in parts) and not any(map(has, none)):
+                first = begin
+                break
+            at = blob.find(choice, end)
+    return first
 
 
 @cache
 def _texts(rows: tuple[Message, ...]) -> tuple[_Text, ...]:
     return tuple(
-        _text(order, variant)
-        for order, row in enumerate(rows)
-        for line in row.texts.splitlines()
-        for variant in variants(line)
+        _text(order, line) for order, row in enumerate(rows) for line in row.texts.splitlines()
     )
 
 
-def variants(text: str) -> Iterator[str]:
-    """A text with one of each braces' choices.
+def variants(part: str) -> Iterator[str]:
+    """A part of a text with one of each braces' choices.
 
     >>> [*variants("{bar|rom} {0|1}: no space")][:2]
     ['bar 0: no space', 'bar 1: no space']
     """
-    pieces = [piece.split("|") for piece in _CHOICES.split(text)]
+    pieces = [piece.split("|") for piece in _CHOICES.split(part)]
     yield from ("".join(chosen) for chosen in product(*pieces))
 
 
 def _text(order: int, text: str) -> _Text:
-    parts = [part.strip().replace("$", "\n").encode() for part in text.split(" & ")]
-    wanted = tuple(part for part in parts if not part.startswith((b"!", b"@")))
-    words: set[bytes] = set()
-    inner: set[bytes] = set()
-    for part in (part.translate(None, _DIGITS) for part in wanted):
-        for word in _WORD.finditer(part):
-            is_whole = word.start() > 0 and word.end() < len(part)
-            (inner if is_whole else words).add(word[0])
+    kinds: dict[str, list[Choices]] = {"": [], "!": [], "@": [], "!@": []}
+    for part in text.split(" & "):
+        kind = part[: len(part) - len(part.lstrip("!@"))]
+        choices = variants(part[len(kind) :].strip().replace("$", "\n"))
+        kinds[kind].append(tuple(choice.encode() for choice in choices))
+    wanted = tuple(kinds[""])
     return _Text(
         order=order,
-        needle=max(wanted, key=len),
         all=wanted,
-        none=tuple(part[1:] for part in parts if part[:1] == b"!" and part[1:2] != b"@"),
-        around=tuple(part[1:] for part in parts if part.startswith(b"@")),
-        nowhere=tuple(part[2:] for part in parts if part.startswith(b"!@")),
-        has_digits=any(part.translate(None, _DIGITS) != part for part in wanted),
-        inner=frozenset(inner),
-        edges=tuple(sorted(words - inner, key=len, reverse=True)),
+        none=sum(kinds["!"], ()),
+        around=tuple(kinds["@"]),
+        nowhere=sum(kinds["!@"], ()),
+        has_digits=any(_without_digits(part) != part for part in wanted),
     )
+
+
+def _without_digits(part: Choices) -> Choices:
+    return tuple(choice.translate(None, _DIGITS) for choice in part)
+
+
+@cache
+def _words_of(choice: bytes) -> tuple[frozenset[bytes], frozenset[bytes]]:
+    """The words with both of their ends in a text; the others, which may be parts of longer."""
+    plain = choice.translate(None, _DIGITS)
+    words = [*_WORD.finditer(plain)]
+    inner = {word[0] for word in words if word.start() > 0 and word.end() < len(plain)}
+    return frozenset(inner), frozenset(word[0] for word in words) - inner

@@ -155,7 +155,7 @@ def _causes(
             yield _of_sign(sign)
     for found in _of_outputs(known):
         yield _cause(found, _SURE_OF_OUTPUTS.get(found.id, Sure.LIKELY), None)
-    unfit = {"nccl-of-a-dump"} if is_dump else set()
+    unfit = {"nccl-of-a-dump", "nccl-link-speed", "nccl-link-width"} if is_dump else set()
     if known.of(Listing) and not any("Host bridge" in one.text for one in known.of(Listing)):
         unfit.add("device-of-no-host")  # lines of lspci, and not the whole of it
     for found in merged(_checked(known)):

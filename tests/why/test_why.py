@@ -83,7 +83,7 @@ def test_each_message_has_a_cause_a_fix_and_what_confirms_it() -> None:
         assert entry.parts["Fix"], row.id
         own = entry.page.startswith("messages-")
         assert not own or (entry.parts["Confirm"] and entry.parts["Send"]), row.id
-    assert len({row.id for row in rows()}) == len(rows())
+    assert len({(row.id, row.sure) for row in rows()}) == len(rows())
 
 
 def test_each_text_of_each_message_is_found_in_a_line_that_has_it() -> None:
@@ -318,6 +318,24 @@ def test_a_text_anywhere_in_the_paste_tells_two_causes_of_one_line_apart() -> No
     )
     for begin, found in (("", "nccl-memory-lock"), ("--use_cuda=0", "nccl-gdr-register")):
         assert [sign.id for sign in signs(f"{begin}\nno MR", "log", rows)] == [found]
+
+
+def test_words_that_people_say_are_found_at_either_end_whatever_is_between_them() -> None:
+    text = "@{ hang| stuck} & @ all reduce & !@ host b$"
+    rows = (Message("nccl-p2p-hang", Sure.POSSIBLE, text),)
+    long = "a line of a log\n" * 40_000
+    for paste, line in (
+        ("It always\n(hangs) in All-Reduce.", 2),
+        (f"all\nreduce\n{long}and there it is stuck", 40_003),
+        (f"{long}hangs in all\nreduce", 40_001),
+    ):
+        assert [sign.line for sign in signs(paste, "paste", rows)] == [line]
+    for paste in (
+        "I change all reduce",
+        f"{long}all reduce hangs\n{long}",
+        "all reduce hangs: B, host B",
+    ):
+        assert not [*signs(paste, "paste", rows)]
 
 
 def test_a_text_that_a_line_must_not_have_rules_it_out() -> None:

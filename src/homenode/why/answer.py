@@ -138,7 +138,7 @@ def _order(cause: LikelyCause) -> tuple[object, ...]:
 def _causes(
     known: PasteFacts, seen: Sequence[Sign], lines: dict[str, str]
 ) -> Iterator[LikelyCause]:
-    ids = {sign.id for sign in seen}
+    ids = {sign.id for sign in seen if sign.sure is not Sure.POSSIBLE}
     # Findings of NCCL's log name lines of their own.
     whole = {w for what, w, n in known.read if n > 1 and what != TITLES["nccl-log"]}
     # A listing with all that lspci says, of more than one port, is judged by the doctor.

@@ -3,9 +3,10 @@
 The rows are in the files of messages/: `ID: SURE`, and below it texts in small letters, one a line:
 `a & b` is a line with both, `a & !b` one without b, `{a|b} c` is one with `a c` or `b c`, and a $
 at the end is the line's; `a & @b` is a line with a where b is anywhere in the paste, `a & !@b`
-where it is not. A text is looked for only where the paste has all of its words, in lines without
-their digits, of which each is looked at once; what has digits itself in the lines as they are. So
-time grows as the paste does.
+where it is not. `@ b` is a word that begins with b at either end of the paste, where people say
+what they see, whatever is between words; a text may be of these alone. Others are looked for only
+where the paste has all of their words, in lines without their digits, of which each is looked at
+once; what has digits itself in the lines as they are. So time grows as the paste does.
 """
 
 import re
@@ -19,12 +20,14 @@ from msgspec import Struct
 
 from homenode.input_files import package_text
 
-_TABLES = "platforms passthrough start kernel collectives schedulers asked unnamed".split()
+_TABLES = "platforms passthrough start kernel collectives schedulers jobs asked said unnamed"
 _DIGITS = b"0123456789"
 _MOST_TRIED = 20_000  # lines that have a text's letters
 _MOST_JOINED = 4 << 20  # letters of different words; of more, words are taken as whole ones
 _WORDS = bytes(c if chr(c) in "abcdefghijklmnopqrstuvwxyz_" else 32 for c in range(256))
 """For translate: all that is no word is a space."""
+_FLAT = bytes(c if chr(c).isalnum() or c == 95 else 32 for c in range(128)).ljust(256, b" ")
+_SAID = 32 << 10  # letters of each end of a paste, where people say what they see
 _PLAIN = str.maketrans("\u2018\u2019\u201c\u201d\xa0", "''\"\" ")
 _WORD = re.compile(rb"[a-z_]+")
 _CHOICES = re.compile(r"[{}]")
@@ -78,15 +81,15 @@ class _Text(NamedTuple):
     order: int
     all: tuple[Choices, ...]
     none: tuple[bytes, ...]
-    around: tuple[Choices, ...]  # anywhere in the paste
-    nowhere: tuple[bytes, ...]
+    around: tuple[Choices, ...]  # anywhere in the paste; words, at its ends
+    nowhere: Choices
     has_digits: bool
 
 
 @cache
 def rows() -> tuple[Message, ...]:
     """All rows: of two lines that are as sure, the one of the earlier row goes first."""
-    texts = (package_text("why", "messages", f"{name}.txt") for name in _TABLES)
+    texts = (package_text("why", "messages", f"{name}.txt") for name in _TABLES.split())
     return tuple(row for text in texts for row in read_rows(text))
 
 
@@ -108,13 +111,20 @@ def signs(text: str, source: str, rows: Sequence[Message]) -> Iterator[Sign]:
     data = text.translate(_PLAIN).replace('\\"', '"').encode(errors="replace").lower() + b"\n"
     shapes = data.translate(None, _DIGITS).split(b"\n")
     blob = b"\n".join(dict.fromkeys(shapes)) + b"\n"
+    said = _said(data if len(data) < 2 * _SAID else data[:_SAID] + data[-_SAID:])
+
+    @cache
+    def is_in(choice: bytes) -> bool:
+        return choice in (said if choice.startswith(b" ") else data)
+
     first: dict[int, int] = {}
-    is_in = cache(data.__contains__)
     for one in _possible(blob, _texts(tuple(rows))):
         where = data if one.has_digits else blob
         if any(map(is_in, one.nowhere)) or not all(any(map(is_in, part)) for part in one.around):
             continue
-        if (begin := _line_of(one.all, one.none, where)) is not None:
+        if not one.all:
+            first.setdefault(one.order, _line_that_says(one.around[0], data))
+        elif (begin := _line_of(one.all, one.none, where)) is not None:
             at = (
                 where.count(b"\n", 0, begin)
                 if one.has_digits
@@ -195,8 +205,9 @@ def _text(order: int, text: str) -> _Text:
     kinds: dict[str, list[Choices]] = {"": [], "!": [], "@": [], "!@": []}
     for part in text.split(" & "):
         kind = part[: len(part) - len(part.lstrip("!@"))]
-        choices = variants(part[len(kind) :].strip().replace("$", "\n"))
-        kinds[kind].append(tuple(choice.encode() for choice in choices))
+        choices = variants(part[len(kind) :].rstrip().replace("$", "\n"))
+        encoded = tuple(choice.encode() for choice in choices)
+        kinds[kind].append(tuple(map(_word_of, encoded)) if "@" in kind else encoded)
     wanted = tuple(kinds[""])
     return _Text(
         order=order,
@@ -219,3 +230,23 @@ def _words_of(choice: bytes) -> tuple[frozenset[bytes], frozenset[bytes]]:
     words = [*_WORD.finditer(plain)]
     inner = {word[0] for word in words if word.start() > 0 and word.end() < len(plain)}
     return frozenset(inner), frozenset(word[0] for word in words) - inner
+
+
+def _word_of(choice: bytes) -> bytes:
+    """As it is said, where it begins with a space: a word's beginning, or with its end."""
+    if not choice.startswith(b" "):
+        return choice
+    return _said(choice) if choice.endswith(b"\n") else _said(choice)[:-1]
+
+
+def _said(text: bytes) -> bytes:
+    """The words, with a space before and behind each."""
+    return b" %s " % b" ".join(text.translate(_FLAT).split())
+
+
+def _line_that_says(words: Choices, data: bytes) -> int:
+    begins = {word.split()[0] for word in words}
+    for at, line in enumerate(data.split(b"\n")):
+        if any(one in line for one in begins) and any(word in _said(line) for word in words):
+            return at
+    return 0

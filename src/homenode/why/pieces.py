@@ -1,7 +1,7 @@
 """Pieces: what a paste holds, one after another: each a file, or the output of one command.
 
-A paste mixes prompts, files and logs. A row of KINDS says how a piece begins, and how it goes on:
-with lines that a pattern takes, or up to a text that ends it. What no row takes is left to the
+A paste mixes prompts, files and logs. A row of pieces.toml says how a piece begins, and how it goes
+on: with lines that a pattern takes, or up to a text that ends it. What no row takes is left to the
 messages, which are looked for in everything.
 """
 
@@ -10,19 +10,21 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, groupby, islice
-from typing import NamedTuple
 
 from msgspec import Struct
+from msgspec.toml import decode
+
+from homenode.input_files import package_text
 
 
-class PieceKind(NamedTuple):
-    """A row. id: also of the reader. hint: what the first line has, a text or one of some. starts:
-    of the first line. goes_on: of those that follow; or ends: a text in the last line. least: lines
-    that a piece has. scattered: its lines stand among others, and are one piece of a file."""
+class PieceKind(Struct, frozen=True, kw_only=True):
+    """A row. id: also of the reader. hints: one of them is in the first line. starts: of the
+    first line. goes_on: of those that follow; or ends: a text in the last line. least: lines that a
+    piece has. scattered: its lines stand among others, and are one piece of a file."""
 
     id: str
     title: str
-    hint: str | tuple[str, ...]
+    hints: tuple[str, ...]
     starts: str
     goes_on: str = ""
     ends: str = ""
@@ -30,106 +32,7 @@ class PieceKind(NamedTuple):
     scattered: bool = False
 
 
-_KEYS = (
-    "acpi|affinity|agent|args|arch|balloon|bios|boot|bootdisk|cores|cpu|cpulimit|cpuunits|"
-    "description|efidisk0|hookscript|hotplug|hugepages|kvm|lock|machine|memory|meta|name|numa|"
-    "onboot|ostype|parent|protection|scsihw|searchdomain|shares|smbios1|sockets|startup|tablet|"
-    "tags|template|vcpus|vga|vmgenid|(?:hostpci|ide|ipconfig|net|numa|sata|scsi|serial|tpmstate|"
-    r"unused|usb|virtio|audio|rng|virtiofs)\d{1,3}"
-)
-_ADDRESS = r"(?:[0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7] "
-_LSCPU = (
-    "Architecture|CPU|Byte Order|Address sizes|On-line|Off-line|Thread|Core|Socket|NUMA|Vendor|"
-    "Model|BIOS|Stepping|Frequency|BogoMIPS|Virtualization|Hypervisor|L1|L2|L3|Flags|Vulnerab"
-)
-
-KINDS = (
-    PieceKind("capabilities", "virsh capabilities", "<capabilities", r".", ends="</capabilities>"),
-    PieceKind("domcaps", "domcapabilities", "<domainCapab", r".", ends="</domainCapabilities>"),
-    PieceKind("domain", "domain XML", "<domain", r".{0,200}<domain(?:\s|>?$)", ends="</domain>"),
-    PieceKind("nccl-file", "NCCL topology file", "<system", r".{0,200}<system\s", ends="</system>"),
-    PieceKind("hwloc", "lstopo XML", "<topology", r".{0,200}<topology[\s>]", ends="</topology>"),
-    PieceKind("smi-xml", "nvidia-smi -q -x", "<nvidia_smi_log", r".", ends="</nvidia_smi_log>"),
-    PieceKind(
-        "lspci", "lspci", (":00.", ":01.", "1.0 "), rf"{_ADDRESS}\S", rf"{_ADDRESS}\S|[\t ]+\S"
-    ),
-    PieceKind(
-        "iommu-groups",
-        "IOMMU groups",
-        ("IOMMU Group ", "IOMMU group "),
-        r"\s*IOMMU [Gg]roup \d{1,5}[: ]",
-        rf"\s*(?:IOMMU [Gg]roup \d|(?:[-*] )?{_ADDRESS})|\s*$",
-    ),
-    PieceKind("lspci-tree", "lspci -t", "-[", r"-\+?-?\[[0-9a-f]{4}:[0-9a-f]{2}", r"[\s|+\\-]"),
-    PieceKind(
-        "numactl",
-        "numactl -H",
-        "available: ",
-        r"available: \d{1,4} nodes? \(",
-        r"node[\s:]|node distances|\s*\d{1,4}:(?:\s+\d{1,4})+\s*$|No distance",
-    ),
-    PieceKind("lscpu", "lscpu", "Architecture:", r"Architecture:\s+\S", rf"(?:{_LSCPU})|\s+\S"),
-    PieceKind(
-        "topo",
-        "nvidia-smi topo -m",
-        "GPU0",
-        r"\s{0,20}(?:\x1b\[4m)?\s{0,20}GPU0\s",
-        r"(?:GPU|NIC|mlx|bnxt|ib)\S*\s|\s*$|\s+\S|(?:NIC )?Legend",
-    ),
-    PieceKind(
-        "nccl-tests", "nccl-tests", "# ", r"# (?:Collective test|nThread|Using dev)", r"#|\s+\d"
-    ),
-    PieceKind(
-        "p2p-test",
-        "p2pBandwidthLatencyTest",
-        "P2P Connectivity Matrix",
-        r"P2P Connectivity Matrix",
-        r"\s*(?:D\\D|\d)|(?:Uni|Bi)directional P2P=|\s*$",
-    ),
-    PieceKind(
-        "resources", "kubectl describe node", "Allocatable:", r"Allocatable:\s*$", r"\s+\S+:\s+\S+"
-    ),
-    PieceKind("ib-bw", "perftest", " BW", r"\s*(?:RDMA_(?:Write|Read) BW|Send BW) Test", r"\s|-|#"),
-    PieceKind("qm", "qm configuration", ": ", rf"(?:{_KEYS}): \S", rf"(?:{_KEYS}): |#", least=3),
-    PieceKind(
-        "ch",
-        "Cloud Hypervisor",
-        "cloud-hypervisor",
-        r".{0,200}\bcloud-hypervisor\b.{0,80}\s(?:--|\\)",
-        r"\s*-|.{0,400}\\$",
-    ),
-    PieceKind(
-        "qemu",
-        "QEMU command",
-        ("qemu-system-", "/usr/bin/kvm ", "qemu-kvm "),
-        r"[^<]{0,400}(?:\bqemu-system-\w+|/usr/bin/kvm|\bqemu-kvm)\s+(?:-[a-z]|\\)",
-        r"\s*-[a-z]|.{0,4000}\\$",
-    ),
-    PieceKind("json", "JSON document", "{", r"\{"),
-    PieceKind(
-        "manifest", "Kubernetes object", "apiVersion: ", r"apiVersion: \S", r"[\s-]|[A-Za-z]\w*:"
-    ),
-    PieceKind(
-        "nccl-log", "NCCL log", ("NCCL INFO ", "NCCL WARN "), "NCCL (?:INFO|WARN) ", scattered=True
-    ),
-    PieceKind("kernel", "kernel log", "] ", r"\[ *\d{1,9}\.\d{6}\] ", scattered=True),
-    PieceKind("kernel", "kernel log", "kernel: ", "kernel: ", scattered=True),
-    PieceKind(
-        "gres", "gres.conf", "Name=", r"(?:NodeName=\S+ )?(?:AutoDetect=|Name=gpu)", r"\w+=|#"
-    ),
-    PieceKind(
-        "slurm-conf",
-        "slurm.conf",
-        ("ClusterName=", "SlurmctldHost="),
-        r"ClusterName=|SlurmctldHost=",
-        r"\w+=|#|\s*$",
-    ),
-    PieceKind("smi", "nvidia-smi", "NVIDIA-SMI ", r"\|\s*NVIDIA-SMI ", r"[|+]"),
-    PieceKind(
-        "flavor", "flavor", "hw:", r".{0,400}?\bhw:(?:cpu_policy|numa_nodes|mem_page_size|pci_n)"
-    ),
-    PieceKind("lstopo", "lstopo", "Machine (", r"Machine \(\d", r"\s+\S"),
-)
+KINDS = decode(package_text("why", "pieces.toml"), type=dict[str, tuple[PieceKind, ...]])["kinds"]
 TITLES = {kind.id: kind.title for kind in KINDS}
 
 _STARTS = [re.compile(kind.starts) for kind in KINDS]
@@ -168,8 +71,7 @@ def pieces(text: str, source: str) -> tuple[Piece, ...]:
     scattered: dict[str, Piece] = {}
     begun: list[tuple[int, int]] = []
     for number, kind in enumerate(KINDS):
-        hints = (kind.hint,) if isinstance(kind.hint, str) else kind.hint
-        if not any(hint in text for hint in hints):
+        if not any(hint in text for hint in kind.hints):
             continue
         if kind.scattered:
             is_in = _STARTS[number].search(text)
@@ -180,7 +82,7 @@ def pieces(text: str, source: str) -> tuple[Piece, ...]:
                     between[at - own[0]] = lines[at]
                 scattered[kind.id] = _piece(number, source, own[0], between)
         else:
-            found = (_lines_of(re.compile(re.escape(hint)), text, ends) for hint in hints)
+            found = (_lines_of(re.compile(re.escape(hint)), text, ends) for hint in kind.hints)
             having = sorted({at for lines_of in found for at in islice(lines_of, _MOST_TRIED)})
             begun += [(at, number) for at in having if _begins(number, lines[at])]
     free = 0

@@ -3,6 +3,7 @@ on none. Its guest is a boot sector that powers off when it is asked to."""
 
 import os
 import random
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,7 +40,7 @@ DOCUMENT = """<domain type='qemu'>
   <memory unit='MiB'>64</memory><vcpu>1</vcpu>
   <cputune><vcpupin vcpu='0' cpuset='1'/></cputune>
   <numatune><memory mode='strict' nodeset='1'/></numatune>
-  <os><type arch='x86_64' machine='q35'>hvm</type></os>
+  <os><type arch='x86_64' machine='q35'>hvm</type>{firmware}</os>
   <features><acpi/></features>
   <devices><emulator>{emulator}</emulator>
     <disk type='file' device='disk'><driver name='qemu' type='raw'/><source file='{disk}'/>
@@ -47,6 +48,11 @@ DOCUMENT = """<domain type='qemu'>
     <controller type='usb' model='none'/><memballoon model='none'/></devices>
 </domain>
 """
+
+FIRMWARE = """<loader readonly='yes' type='pflash'>{code}</loader>
+  <nvram template='{code}'>{path}</nvram>"""
+CODE = "/usr/share/seabios/bios-256k.bin"
+"""SeaBIOS as flash: it starts the boot sector, and leaves the variables to the test."""
 
 
 class Hosts:
@@ -60,12 +66,42 @@ class Hosts:
             write_tree(render(parse_description(HOST, name)), folder / "hosts" / name)
         self.disks.mkdir(exist_ok=True)
         (self.disks / "disk").write_bytes(BOOT_SECTOR)
+        self.nvram = {name: daemon.folder / "nvram" for name, daemon in self.daemons.items()}
+        for folder in self.nvram.values():
+            folder.mkdir(exist_ok=True)
+            shutil.chown(folder, "nobody")
+        if not self.mounted():
+            self.on_b("mount", "--bind", str(self.nvram["b"]), str(self.nvram["a"]))
 
-    def run(self, vm: str, number: int = 0, how: str = "define") -> None:
+    def mounted(self) -> bool:
+        return str(self.nvram["a"]) in self.on_b("cat", "/proc/mounts")
+
+    def on_b(self, *words: str) -> str:
+        """What a command says in the file systems of `b`."""
+        assert self.b.process is not None
+        there = ["nsenter", "-m", "-t", str(self.b.process.pid)]
+        return subprocess.run([*there, *words], check=True, capture_output=True, text=True).stdout
+
+    def variables(self) -> tuple[bytes | None, ...]:
+        """What each host has as the variables of the VM: the end of its file."""
+        files = [folder / "vm_VARS.fd" for folder in self.nvram.values()]
+        return tuple(file.read_bytes()[-8:] if file.exists() else None for file in files)
+
+    def write_variables(self, name: str, content: bytes) -> None:
+        """As the guest does while it runs."""
+        with (self.nvram[name] / "vm_VARS.fd").open("r+b") as file:
+            file.seek(-len(content), os.SEEK_END)
+            file.write(content)
+
+    def run(
+        self, vm: str, number: int = 0, how: str = "define", *, has_nvram: bool = False
+    ) -> None:
         """Have a VM run on `a`."""
+        nvram = FIRMWARE.format(code=CODE, path=self.nvram["a"] / f"{vm}_VARS.fd")
         document = self.a.folder / "vm.xml"
         uuid, disk = UUID.format(number), self.disks / "disk"
-        text = DOCUMENT.format(name=vm, uuid=uuid, emulator=self.a.emulator, disk=disk)
+        named = {"name": vm, "uuid": uuid, "emulator": self.a.emulator, "disk": disk}
+        text = DOCUMENT.format(**named, firmware=nvram if has_nvram else "")
         document.write_text(text)
         for words in ((how, str(document)), *((("start", vm),) if how == "define" else ())):
             done = self.a.virsh(*words)
@@ -110,7 +146,9 @@ def hosts(
     for daemon in daemons:
         for uuid in daemon.virsh("list", "--all", "--uuid").stdout.split():
             daemon.virsh("destroy", uuid)
-            daemon.virsh("undefine", uuid)
+            daemon.virsh("undefine", "--nvram", uuid)
+        for file in (daemon.folder / "nvram").iterdir():
+            file.unlink()
 
 
 def test_a_drained_hosts_vms_run_on_the_other_and_those_that_cannot_are_named(hosts: Hosts) -> None:
@@ -146,14 +184,14 @@ def test_a_vm_that_does_not_start_there_runs_here_again(hosts: Hosts) -> None:
     hosts.run("vm")
     hosts.capture()
     before = hosts.a.virsh("dumpxml", "--inactive", "vm").stdout
-    assert hosts.b.process is not None
     # The other host does not have the disk.
-    there = ["nsenter", "-m", "-t", str(hosts.b.process.pid)]
-    subprocess.run([*there, "mount", "-t", "tmpfs", "none", str(hosts.disks)], check=True)
+    hosts.on_b("mount", "-t", "tmpfs", "none", str(hosts.disks))
+    run = hosts.a.virsh("domid", "vm").stdout
     done = hosts.drain("--yes")
-    subprocess.run([*there, "umount", str(hosts.disks)], check=True)
+    hosts.on_b("umount", str(hosts.disks))
     assert done.exit_code == HostError.exit_code, done.output
     assert hosts.states("vm") == ("running", "")
+    assert hosts.a.virsh("domid", "vm").stdout == run, "it was not stopped for it"
     assert hosts.a.virsh("dumpxml", "--inactive", "vm").stdout == before
     assert hosts.reserved() == []
     assert open_moves() == []
@@ -186,4 +224,59 @@ def test_a_move_killed_at_any_call_is_undone_or_whole(hosts: Hosts, after: bool)
         homenode("pool", "host", "a", "--state", "open", "--pool", hosts.pool)
         hosts.run("vm")
         before = hosts.a.virsh("dumpxml", "--inactive", "vm").stdout
+    assert cut
+
+
+def test_uefi_variables_are_on_the_new_host_before_the_vm_starts_there(hosts: Hosts) -> None:
+    hosts.run("vm", has_nvram=True)
+    hosts.write_variables("a", b"boot0001")
+    hosts.capture()
+    (hosts.nvram["b"] / "vm_VARS.fd").write_bytes(b"of an earlier VM")
+    run = hosts.a.virsh("domid", "vm").stdout
+    assert hosts.drain("--yes").exit_code == InputError.exit_code
+    assert hosts.a.virsh("domid", "vm").stdout == run, "it was not stopped for it"
+    assert hosts.variables() == (b"boot0001", b"arlier VM"[-8:]), "a file of another is left"
+    (hosts.nvram["b"] / "vm_VARS.fd").unlink()
+    homenode("pool", "host", "a", "--state", "open", "--pool", hosts.pool)
+    done = hosts.drain("--yes")
+    assert done.exit_code == 0, done.output
+    assert hosts.states("vm") == ("", "running")
+    assert hosts.variables() == (None, b"boot0001")
+    assert open_moves() == [] and left_pools(hosts) == []
+
+
+def left_pools(hosts: Hosts) -> list[str]:
+    lists = (one.virsh("pool-list", "--all", "--name").stdout.split() for one in (hosts.a, hosts.b))
+    return [name for names in lists for name in names]
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_the_variables_survive_a_kill_at_any_call(hosts: Hosts, after: bool) -> None:
+    choose, cut, fresh = random.Random(f"{SEED} {after} nvram"), 0, True
+    for number in range(KILLS):
+        if fresh:
+            hosts.run("vm", has_nvram=True)
+            hosts.capture()
+        content = f"{number:08}".encode()
+        hosts.write_variables("a", content)
+        in_child(lambda: hosts.drain("--yes"), choose.randint(20, 260), after=after)
+        a, b = hosts.states("vm")
+        assert a or b, "it is lost"
+        assert (a, b) != ("running", "running"), "it runs twice"
+        if b == "running":
+            content = content[::-1]
+            hosts.write_variables("b", content)
+        cut += bool(open_moves())
+        if open_moves():
+            restore(["vm"], connect=hosts.a.uri)
+        a, b = hosts.states("vm")
+        assert (a, b) in (("running", ""), ("", "running"))
+        assert hosts.variables() == ((content, None) if a else (None, content))
+        assert open_moves() == [] and left_pools(hosts) == []
+        fresh = bool(b)
+        if fresh:
+            hosts.b.virsh("destroy", "vm")
+            hosts.b.virsh("undefine", "--nvram", "vm")
+            homenode("pool", "remove", "vm", "--pool", hosts.pool)
+        homenode("pool", "host", "a", "--state", "open", "--pool", hosts.pool)
     assert cut

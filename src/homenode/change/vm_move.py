@@ -1,6 +1,7 @@
 """VmMove: a VM that is shut off on one host and started on another, as steps. [I/O]
 
-libvirt there defines the VM before the guest is asked to shut down: what it refuses costs nothing.
+libvirt there defines the VM, and its UEFI variables get their file there, before the guest is asked
+to shut down: what it refuses costs nothing. Once it is off, the variables are copied.
 The guest never runs on both hosts, and one of them has its definition at every moment. A move that
 failed or was cut short is undone: `homenode restore`. One that came to its end is not; the old
 host's definition stays saved next to the journal.
@@ -12,17 +13,19 @@ from pathlib import Path
 from msgspec import Struct, structs
 
 from homenode.change.apply.define_step import not_kept
-from homenode.change.apply.store import DomainStore, journals_of_domains
+from homenode.change.apply.store import DomainStore, journals_of_domains, sha256
 from homenode.change.journal import Journal
 from homenode.change.step import ChangeEntry, ChangeState, ChangeStep, Note
 from homenode.errors import HomenodeError, HostError, InputError
 from homenode.vm.domain.merge import same_definition
+from homenode.vm.domain.read import nvram_file, open_domain
 from homenode.vm.hypervisor.connection import with_connection
 from homenode.vm.hypervisor.virsh import RefusedError, Virsh
 from homenode.wording import command_line
 
 DEFINE, SHUT_DOWN, START, UNDEFINE = "define-there", "shut-down", "start-there", "undefine-here"
-KINDS = (DEFINE, SHUT_DOWN, START, UNDEFINE)
+CREATE_NVRAM, COPY_NVRAM = "create-nvram", "copy-nvram"
+KINDS = (CREATE_NVRAM, DEFINE, SHUT_DOWN, COPY_NVRAM, START, UNDEFINE)
 _FOLDER = "moves"
 _ASK_AGAIN_S, _MAY_YET_S = 5.0, 20.0
 _COMMAND = "homenode pool drain or defragment --apply"
@@ -72,8 +75,35 @@ class VmMove(Struct, frozen=True, kw_only=True):
     def journal(self) -> Journal:
         return self.store.journal
 
-    def step(self, kind: str) -> "MoveStep":
-        return MoveStep(move=self, kind=kind)
+    @property
+    def nvram(self) -> str | None:
+        """The file of its UEFI variables."""
+        return nvram_file(open_domain(self.store.document(self.original), self.name))
+
+    def step(self, kind: str) -> ChangeStep:
+        is_of_nvram = kind in (CREATE_NVRAM, COPY_NVRAM)
+        return (NvramStep if is_of_nvram else MoveStep)(move=self, kind=kind)
+
+    def entry(self, kind: str, by_hand: tuple[str, ...], **facts: str) -> ChangeEntry:
+        """Of a step that begins."""
+        known = {"name": self.name, "from": self.here.connect, "to": self.there.connect}
+        return ChangeEntry(
+            what=ChangeState.BEGIN,
+            kind=kind,
+            subject=self.uuid,
+            before=self.original,
+            after=self.tuned,
+            by_hand=command_line(*by_hand),
+            facts=known | facts,
+        )
+
+    def check_off(self, virsh: Virsh) -> None:
+        """So that the guest never runs twice on its disks."""
+        state = virsh.find(self.uuid)
+        if state is not None and state.is_active:
+            raise HostError(
+                f"{self.name}: expected it shut off at {virsh.connect}, found it {state.state}"
+            )
 
 
 class MoveStep(Struct, frozen=True, kw_only=True):
@@ -86,22 +116,14 @@ class MoveStep(Struct, frozen=True, kw_only=True):
 
     def do(self, note: Note) -> ChangeEntry:
         move, own = self.move, self.move.uuid
-        back = ("define", move.store.document_path(move.original))
+        back = ("define", str(move.store.document_path(move.original)))
         by_hand = {
             DEFINE: ("virsh", "-c", move.there.connect, "undefine", own),
             SHUT_DOWN: ("virsh", "-c", move.here.connect, "start", own),
             START: ("virsh", "-c", move.there.connect, "shutdown", own),
             UNDEFINE: ("virsh", "-c", move.here.connect, *back),
         }
-        entry = ChangeEntry(
-            what=ChangeState.BEGIN,
-            kind=self.kind,
-            subject=own,
-            before=move.original,
-            after=move.tuned,
-            by_hand=command_line(*by_hand[self.kind]),
-            facts={"name": move.name, "from": move.here.connect, "to": move.there.connect},
-        )
+        entry = move.entry(self.kind, by_hand[self.kind])
         if self.kind == UNDEFINE and move.here.domain(own).autostart:
             entry = structs.replace(entry, facts=entry.facts | {"autostart": "yes"})
         note(entry)
@@ -110,7 +132,7 @@ class MoveStep(Struct, frozen=True, kw_only=True):
         elif self.kind == SHUT_DOWN:
             move.power_off.of(move.here, own, move.name)
         elif self.kind == START:
-            self._check_off(move.here)
+            move.check_off(move.here)
             move.there.start(own, move.locks)
         else:
             self._undefine(starts_with_host="autostart" in entry.facts)
@@ -147,10 +169,10 @@ class MoveStep(Struct, frozen=True, kw_only=True):
             was_asked = entry.what is ChangeState.BEGIN
             most_s = min(_MAY_YET_S, move.power_off.timeout_s) if was_asked else 0
             if here is not None and move.here.is_off_within(own, most_s):
-                self._check_off(move.there)
+                move.check_off(move.there)
                 move.here.start(own, move.locks)
         elif self.kind == DEFINE and there is not None:
-            self._check_off(move.there)
+            move.check_off(move.there)
             move.there.undefine(own)
         note(entry.now(ChangeState.UNDONE))
         return entry.now(ChangeState.UNDONE)
@@ -169,6 +191,7 @@ class MoveStep(Struct, frozen=True, kw_only=True):
         """sha256 of the definition that libvirt made of it."""
         move = self.move
         move.there.define(str(move.store.document_path(move.tuned)), move.locks)
+        move.there.check_disks(move.uuid)
         found = move.there.definition(move.uuid)
         if lost := not_kept(move.store.document(move.tuned), found):
             raise HostError(
@@ -179,7 +202,7 @@ class MoveStep(Struct, frozen=True, kw_only=True):
 
     def _undefine(self, *, starts_with_host: bool) -> None:
         move = self.move
-        self._check_off(move.here)
+        move.check_off(move.here)
         if not same_definition(move.here.definition(move.uuid), move.store.document(move.original)):
             raise InputError(
                 f"{move.name}: expected the definition that was moved, found another: it was "
@@ -189,13 +212,69 @@ class MoveStep(Struct, frozen=True, kw_only=True):
             move.there.set_autostart(move.uuid)
         move.here.undefine(move.uuid)
 
-    def _check_off(self, virsh: Virsh) -> None:
-        """So that the guest never runs twice on its disks."""
-        state = virsh.find(self.move.uuid)
-        if state is not None and state.is_active:
-            raise HostError(
-                f"{self.move.name}: expected it shut off at {virsh.connect}, found it {state.state}"
-            )
+
+class NvramStep(Struct, frozen=True, kw_only=True):
+    """CREATE_NVRAM, while the guest runs here, or COPY_NVRAM, once it is off: its UEFI variables
+    as a file of the new host. See ChangeStep.
+
+    Facts: those of MoveStep; `path`; `creates`: there was no such file; `copied`: sha256 of the
+    variables, which from then on are those of the new host.
+    """
+
+    move: VmMove
+    kind: str
+
+    def do(self, note: Note) -> ChangeEntry:
+        move = self.move
+        path = Path(move.nvram or "")
+        by_hand = ("virsh", "-c", move.there.connect, "vol-delete", "--vol", str(path))
+        entry = move.entry(self.kind, by_hand, path=str(path))
+        note(entry)
+        with move.here.folder(path.parent) as here, move.there.folder(path.parent) as there:
+            if self.kind == COPY_NVRAM:
+                move.check_off(move.here)
+                content = here.read(path.name)
+                there.write(path.name, content)
+                fact = {"copied": sha256(content)}
+            elif there.has(path.name):
+                raise InputError(
+                    f"{move.name}: expected no UEFI variables of its name at "
+                    f"{move.there.connect}, found {path}",
+                    hint="of an earlier VM: remove the file; of both hosts: move the VM by hand",
+                )
+            else:
+                fact = {"creates": "yes"}
+                note(structs.replace(entry, facts=entry.facts | fact))
+                there.create(path.name, here.read(path.name))
+        done = structs.replace(entry, what=ChangeState.DONE, facts=entry.facts | fact)
+        note(done)
+        return done
+
+    def undo(self, entry: ChangeEntry, note: Note) -> ChangeEntry:
+        """The guest may have run there: what it wrote is taken back."""
+        move, path = self.move, Path(entry.facts["path"])
+        note(entry.now(ChangeState.UNDOING))
+        with move.here.folder(path.parent) as here, move.there.folder(path.parent) as there:
+            if not there.has(path.name):
+                pass
+            elif "creates" in entry.facts:
+                there.remove(path.name)
+            elif "copied" in entry.facts:
+                move.check_off(move.there)
+                move.check_off(move.here)
+                content = there.read(path.name)
+                if not here.has(path.name):
+                    here.create(path.name, content)
+                elif here.read(path.name) != content:
+                    here.write(path.name, content)
+        note(entry.now(ChangeState.UNDONE))
+        return entry.now(ChangeState.UNDONE)
+
+    def is_done(self, entry: ChangeEntry) -> bool:
+        path = Path(entry.facts["path"])
+        with self.move.there.folder(path.parent) as there:
+            known = entry.facts.get("copied")
+            return there.has(path.name) and known in (None, sha256(there.read(path.name)))
 
 
 def _store(root: Path, connect: str, uuid: str) -> DomainStore:
@@ -242,7 +321,8 @@ def carry_out(move: VmMove, others: StepOf) -> None:
     command that undoes it later."""
     try:
         for kind in KINDS:
-            move.step(kind).do(move.journal.write)
+            if move.nvram or kind not in (CREATE_NVRAM, COPY_NVRAM):
+                move.step(kind).do(move.journal.write)
     except BaseException as error:
         try:
             _undo(move, others)

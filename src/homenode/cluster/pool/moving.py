@@ -22,7 +22,7 @@ from homenode.cluster.pool.reservations import Reservation, seen_in
 from homenode.errors import InputError
 from homenode.machine.topology import RunningDomain
 from homenode.vm.domain.document import Document
-from homenode.vm.domain.read import open_domain, read_running_domain
+from homenode.vm.domain.read import nvram_file, open_domain, read_running_domain
 from homenode.vm.domain.schema import refuse_new_errors
 from homenode.vm.hypervisor.virsh import Virsh
 
@@ -101,8 +101,10 @@ class PoolDaemons:
         state = here.find(vm.uuid)
         if state is None or not state.persistent:
             return "it is transient: it has no definition"
-        if state.managed_save or here.snapshots(vm.uuid):
-            return "it has snapshots or saved memory on this host: remove them first"
+        if state.managed_save or here.snapshots(vm.uuid) or here.checkpoints(vm.uuid):
+            return "it has snapshots, checkpoints or saved memory on this host: remove them first"
+        if here.has_job(vm.uuid):
+            return "it migrates or is backed up now: wait for that"
         if move.to_host not in self._names:
             self._names[move.to_host] = there.domains()
         for uuid, name in self._names[move.to_host].items():
@@ -177,8 +179,9 @@ def _taken(vm: RunningDomain | None) -> object:
 def _kept_here(document: Document) -> Iterator[str]:
     """What of a VM lies on its host alone, or is another thing on the next."""
     root = document.root
-    if root.at("os/nvram") is not None:
-        yield "its UEFI variables are a file of this host: move it by hand"
+    has_file = (nvram_file(document) or "").startswith("/")
+    if root.at("os/varstore") is not None or (root.at("os/nvram") is not None and not has_file):
+        yield "its UEFI variables are no plain file: move it by hand"
     for tpm in root.all("devices/tpm"):
         backend = tpm.child("backend")
         if backend is not None and backend.get("type") == "emulator":

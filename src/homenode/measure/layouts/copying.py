@@ -23,7 +23,7 @@ from homenode.vm.domain.copy import (
     with_overlays,
     writable_disks,
 )
-from homenode.vm.domain.read import open_domain
+from homenode.vm.domain.read import nvram_file, open_domain
 from homenode.vm.hypervisor.connection import is_local
 from homenode.vm.hypervisor.domain_state import DomainState
 from homenode.vm.hypervisor.virsh import Virsh
@@ -77,7 +77,8 @@ def prepare_copy(virsh: Virsh, state: DomainState, original: bytes, id: str) -> 
             f"--as-copy: expected no domain {name}, found one",
             hint=f"homenode trial undo {state.argument}, or virsh undefine {uuid}",
         )
-    before, after = _nvram(original, state.name), _nvram(document, name)
+    before = nvram_file(open_domain(original, state.name))
+    after = nvram_file(open_domain(document, name))
     nvram = (before, after) if before is not None and after is not None else None
     if nvram is not None:
         _check_nvram(*nvram, name)
@@ -214,11 +215,3 @@ def _overlay(disk: WritableDisk, id: str) -> Path:
         _size_of(disk, original)
         folder = _BLOCK_FOLDER if original.is_block else Path(disk.path).parent
     return folder / f"{id}-{disk.target}{_SUFFIX}"
-
-
-def _nvram(document: bytes, source: str) -> str | None:
-    nvram = open_domain(document, source).root.at("os/nvram")
-    if nvram is None:
-        return None
-    under = nvram.child("source")
-    return (nvram.text.strip() if under is None else under.get("file")) or None

@@ -256,3 +256,12 @@ def _lines(element: Element, above: str = "") -> Iterator[str]:
         yield " ".join(filter(None, (f"{above}{element.tag}", *words, text)))
     for child in element.children:
         yield from _lines(child, f"{above}{element.tag} ")
+
+
+def nvram_file(document: Document) -> str | None:
+    """The file of the UEFI variables; None where a definition names none."""
+    nvram = document.root.at("os/nvram")
+    if nvram is None:
+        return None
+    under = nvram.child("source")
+    return (nvram.text.strip() if under is None else under.get("file")) or None

@@ -3,12 +3,17 @@
 Domains are named to it by UUID: a name may begin with a dash or be a number, which is an id there.
 """
 
+import contextlib
+import os
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from hashlib import sha256
+from pathlib import Path
 
 from homenode.errors import HostError, InputError, ToolError, UsageError
 from homenode.process import Completed, ToolMissingError, run
+from homenode.vm.domain.document import parse_document
 from homenode.vm.hypervisor.connection import checked_uri
 from homenode.vm.hypervisor.domain_state import DomainState, LivePin, parse_dominfo, parse_pins
 from homenode.wording import command_line
@@ -178,6 +183,40 @@ class Virsh:
         """Remove a domain that is shut off, with its NVRAM file. Its disks stay."""
         self._say("undefine", "--nvram", "--domain", uuid)
 
+    def checkpoints(self, uuid: str) -> tuple[str, ...]:
+        """Names of the checkpoints that libvirt keeps of the domain."""
+        return tuple(self._say("checkpoint-list", "--name", "--domain", uuid).split())
+
+    def has_job(self, uuid: str) -> bool:
+        """Whether a running domain migrates, is dumped or is backed up now."""
+        kind = self._say("domjobinfo", "--domain", uuid).partition("\n")[0]
+        return kind.partition(":")[2].strip() != "None"
+
+    def check_disks(self, uuid: str) -> None:
+        """Raises RefusedError where the daemon's machine does not have one of the disks."""
+        self._say("domblkinfo", "--all", "--domain", uuid)
+
+    @contextlib.contextmanager
+    def folder(self, path: Path) -> Iterator["DaemonFolder"]:
+        """A folder of the daemon's machine, through a storage pool that it has of it, else through
+        one that is there meanwhile. What a kill left of an earlier one is removed."""
+        own = f"homenode-{sha256(bytes(path)).hexdigest()[:12]}"
+        for name in filter(None, self._say("pool-list", "--name").splitlines()):
+            document = self._say("pool-dumpxml", "--pool", name.strip())
+            target = parse_document(document.encode(), name).root.at("target/path")
+            if target is not None and Path(target.text.strip()) == path:
+                pool = name.strip()
+                self._say("pool-refresh", "--pool", pool)
+                break
+        else:
+            pool = own
+            self._say("pool-create-as", "--name", pool, "--type", "dir", "--target", str(path))
+        try:
+            yield DaemonFolder(path, pool, self._say)
+        finally:
+            if pool == own:
+                self._say("pool-destroy", "--pool", pool)
+
     def addresses(self, uuid: str) -> tuple[str, ...]:
         """Addresses of a running domain by libvirt's own leases, IPv4 first; () where it has none.
 
@@ -203,6 +242,49 @@ class Virsh:
         if completed.returncode == 0:
             return completed.stdout
         raise _failure(completed, command, self.connect)
+
+
+class DaemonFolder:
+    """Files of a daemon's machine, by their names in one folder. Methods raise HostError."""
+
+    def __init__(self, path: Path, pool: str, say: Callable[..., str]) -> None:
+        self._path, self._pool, self._say = path, pool, say
+
+    def has(self, name: str) -> bool:
+        path = str(self._path / name)
+        listed = self._say("vol-list", "--pool", self._pool).splitlines()
+        rows = (line.strip().partition(path) for line in listed)
+        return any(found and (row.strip(), end) == (name, "") for row, found, end in rows)
+
+    def read(self, name: str) -> bytes:
+        return self._exchanged("vol-download", name, b"")
+
+    def write(self, name: str, content: bytes) -> None:
+        """Replace the content of a file of that length, and read it again. Raises HostError where
+        it is not what was written."""
+        self._exchanged("vol-upload", name, content)
+        if self.read(name) != content:
+            raise HostError(f"{self._path / name}: expected it as it was written, found otherwise")
+
+    def create(self, name: str, content: bytes) -> None:
+        """Raises RefusedError where there is one of that name."""
+        size = f"{len(content)}b"
+        self._say("vol-create-as", "--pool", self._pool, name, size, "--format", "raw")
+        self.write(name, content)
+
+    def remove(self, name: str) -> None:
+        self._say("vol-delete", "--vol", str(self._path / name))
+
+    def _exchanged(self, command: str, name: str, content: bytes) -> bytes:
+        """What a file in memory, which virsh reads or writes, has in the end."""
+        descriptor = os.memfd_create("volume")
+        with os.fdopen(descriptor, "w+b") as file:
+            file.write(content)
+            file.flush()
+            where = ("--vol", str(self._path / name), "--file", f"/proc/self/fd/{descriptor}")
+            self._say(command, *where, kept_open=(descriptor,))
+            file.seek(0)
+            return file.read()
 
 
 def _failure(completed: Completed, command: str, connect: str) -> HostError | InputError:

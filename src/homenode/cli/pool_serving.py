@@ -5,6 +5,8 @@ import ipaddress
 from collections.abc import Iterator
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from homenode.bdf import Bdf
 from homenode.cli.arguments.pool import PoolServeArguments
 from homenode.cli.pods import kubelet_of, named_devices, of_node
@@ -31,7 +33,9 @@ def serve(asked: PoolServeArguments) -> None:
     with progress("reading hosts") as show_progress:
         pool = load_pool(sources, show_progress, reserved=False)
     note_failures(pool)
-    nodes = ClusterNodes(pool, _kubelets(pool, asked.kubelet), flavours, ids, named)
+    kubelets = _kubelets(pool, asked.kubelet)
+    pool = replace(pool, hosts=tuple(one for one in pool.hosts if one.name in kubelets))
+    nodes = ClusterNodes(pool, kubelets, flavours, ids, named)
     with progress("planning") as show_progress:
         outlook(nodes.places.pool(), flavours, nodes.places.planner, show_progress)
     gc.freeze()  # what is kept until the end is not looked through again at requests

@@ -98,10 +98,14 @@ def read_manifest(text: bytes, source: str, what: str) -> Mapping[str, Any]:
     return found[0]
 
 
-_QUANTITY = re.compile(r"(\d{1,18}(?:\.\d{1,9})?)(?:([eE])(\d{1,2})|([a-zA-Z]{0,2}))\Z", re.ASCII)
+_QUANTITY = re.compile(
+    r"(\d{1,18}(?:\.\d{1,9})?)(?:([eE])([+-]?\d{1,2})|([a-zA-Z]{0,2}))\Z", re.ASCII
+)
 _FACTOR = {
     "": Decimal(1),
-    "m": Decimal("0.001"),
+    "n": Decimal("1e-9"),
+    "u": Decimal("1e-6"),
+    "m": Decimal("1e-3"),
     **{name: Decimal(1000) ** power for power, name in enumerate("kMGTPE", start=1)},
     **{f"{name}i": Decimal(1024) ** power for power, name in enumerate("KMGTPE", start=1)},
 }

@@ -51,6 +51,8 @@ class ApiServer(Struct, frozen=True, kw_only=True):
         )
         try:
             token = read_file(self.token, "a token", most=_MOST_TOKEN_BYTES).decode("ascii").strip()
+            if not token.isprintable():  # the library's own message would show it
+                raise HostError(f"{self.token}: expected a token of one line, found another text")
             headers = {
                 "Authorization": f"Bearer {token}",
                 "Accept": "application/json",
@@ -120,10 +122,10 @@ def follow(api: ApiServer, path: str, query: Mapping[str, str], change: Change) 
             if isinstance(error, _Refused) and error.status == http.client.NOT_FOUND:
                 change("SYNCED", {"uids": frozenset()})
                 return
-            change("FAILED", {"reason": str(error)})
             if not (isinstance(error, _Refused) and error.status == http.client.GONE):
-                time.sleep(wait_s)
-                wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+                change("FAILED", {"reason": str(error)})
+            time.sleep(wait_s)
+            wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
 
 
 def _list(api: ApiServer, path: str, query: Mapping[str, str], change: Change) -> str:

@@ -48,7 +48,7 @@ def read_request(content: bytes) -> ExtenderRequest:
     pod, names = document.get("Pod"), document.get("NodeNames")
     if not isinstance(pod, dict):
         raise InputError("request: expected a Pod, found none")
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+    if not isinstance(names, list) or not all(map(_is_name, names)):
         raise InputError(
             "request: expected NodeNames, a list of names, found none",
             hint="nodeCacheCapable: true in the scheduler's configuration",
@@ -62,6 +62,11 @@ def read_request(content: bytes) -> ExtenderRequest:
     if found is None:
         raise InputError("request: expected a Pod to schedule, found one that has ended")
     return ExtenderRequest(pod=found, nodes=tuple(dict.fromkeys(names)))
+
+
+def _is_name(value: object) -> bool:
+    """Whether it may be the name of a node: what is answered has to be text."""
+    return isinstance(value, str) and value.isascii()
 
 
 def is_placed_by_node(pod: Pod) -> bool:

@@ -7,6 +7,7 @@ says what has become of the pods that were answered for: bound, refused or delet
 
 import asyncio
 import hmac
+import resource
 import signal
 import ssl
 import time
@@ -38,6 +39,10 @@ MOST_BODY_BYTES = 8 << 20
 _MOST_HEADER_BYTES = 16 << 10
 _BODY_TIMEOUT_S = 10
 _IDLE_TIMEOUT_S = 120
+_MOST_CONNECTIONS = 512
+_RENEWED_S = 60.0
+"""How often the certificate is read again."""
+
 _SETTLED_S = 2.0
 """The longest wait for the API server to say what has become of a pod."""
 
@@ -81,6 +86,14 @@ class ListenAddress(Struct, frozen=True, kw_only=True):
         except (OSError, ssl.SSLError) as error:
             raise HostError(f"{self.certificate}: expected certificates, found: {error}") from None
         return context
+
+    def renew(self, context: ssl.SSLContext | None, note: Callable[[str], None]) -> None:
+        """Show the certificate that is in its files by now."""
+        if context is not None and self.certificate is not None:
+            try:
+                context.load_cert_chain(self.certificate, self.key)
+            except (OSError, ssl.SSLError) as error:
+                note(f"{self.certificate}: the certificate from before stays: {error}")
 
     def admits(self, authorization: str, has_certificate: bool) -> bool:
         """Whether a caller is known. kube-scheduler sends a token as the password of its URL."""
@@ -216,8 +229,8 @@ class SchedulerService:
             return Reply(200, self.metrics().encode(), "text/plain; version=0.0.4; charset=utf-8")
         if method != "POST" or verb not in ("filter", "prioritize"):
             return _text(404, "expected POST filter or prioritize, GET healthz or metrics")
-        if self._unsynced:
-            return _text(503, f"not listed yet: {', '.join(sorted(self._unsynced))}")
+        if (health := self.health()).status != 200:
+            return health  # what it knew may be of yesterday
         try:
             request = read_request(body)
         except HomenodeError as error:
@@ -303,7 +316,7 @@ def serve(
             tasks.add(task)
             task.add_done_callback(tasks.discard)
 
-        server = server_module.HTTPServer(
+        server = _limited(server_module.HTTPServer)(
             receive,
             ssl_options=context,
             max_body_size=MOST_BODY_BYTES,
@@ -319,11 +332,36 @@ def serve(
             _watch_in_thread(loop, service, api, kind, path, query)
         scheme = "http" if context is None else "https"
         note(f"listening on {scheme}://{endpoint.address}:{endpoint.port}")
-        await stop.wait()
+        is_stopped = loop.create_task(stop.wait())
+        while not (await asyncio.wait({is_stopped}, timeout=_RENEWED_S))[0]:
+            endpoint.renew(context, note)
         server.stop()
+        if tasks:  # the scheduler would ask again for those that are cut off
+            await asyncio.wait(tasks, timeout=2 * _SETTLED_S)
         await server.close_all_connections()
 
     asyncio.run(run())
+
+
+def _limited(server: Any) -> Any:
+    """A class of servers that take only so many connections at once: files are finite, and one that
+    cannot be opened is asked for again and again."""
+    most = min(_MOST_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
+
+    class Limited(server):  # type: ignore[misc]  # its library is optional
+        def handle_stream(self, stream: Any, address: Any) -> None:
+            self.taken = getattr(self, "taken", 0)
+            if self.taken >= most:
+                stream.close()
+                return
+            self.taken += 1
+            super().handle_stream(stream, address)
+
+        def on_close(self, connection: Any) -> None:
+            self.taken -= 1
+            super().on_close(connection)
+
+    return Limited
 
 
 def _watch_in_thread(
@@ -362,8 +400,9 @@ async def _respond(service: SchedulerService, endpoint: ListenAddress, request: 
         }
     )
     start = ResponseStartLine("HTTP/1.1", reply.status, _REASONS[reply.status])
+    content = b"" if request.method == "HEAD" else reply.content
     try:
-        await request.connection.write_headers(start, headers, reply.content)
+        await request.connection.write_headers(start, headers, content)
         request.connection.finish()
     except StreamClosedError:
         pass

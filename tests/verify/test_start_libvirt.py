@@ -20,13 +20,14 @@ from homenode.vm.domain.read import open_domain
 pytestmark = [pytest.mark.libvirt, pytest.mark.root]
 
 DOCUMENT = """<domain type='{type}' xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'>
-  <name>{name}</name><memory unit='MiB'>32</memory><vcpu>1</vcpu>
+  <name>{name}</name>{memory}<vcpu>1</vcpu>
   <os><type arch='x86_64' machine='{machine}'>hvm</type>{os}</os><features><acpi/></features>{cpu}
   <devices><emulator>{emulator}</emulator><memballoon model='none'/>
   <controller type='usb' model='none'/>{devices}</devices>{tail}
 </domain>
 """
 USUAL = {
+    "memory": "<memory unit='MiB'>32</memory>",
     "type": "qemu",
     "machine": "q35",
     "os": "",
@@ -58,6 +59,15 @@ def override(alias: str, name: str, kind: str, value: str) -> str:
 
 NAMED = "<interface type='user'><model type='virtio'/><alias name='ua-n'/></interface>"
 PFLASH = "<loader readonly='yes' type='pflash'>/usr/share/OVMF/OVMF_CODE_4M.fd</loader>"
+
+SLOTS = {
+    "memory": "<maxMemory slots='1' unit='MiB'>512</maxMemory><memory unit='MiB'>32</memory>",
+    "cpu": "<cpu><numa><cell id='0' cpus='0' memory='32' unit='MiB'/></numa></cpu>",
+}
+NVDIMM = (
+    "<memory model='nvdimm'><source><path>{{at}}/{path}</path>{more}</source>"
+    "<target><size unit='MiB'>8</size><node>0</node></target></memory>"
+)
 
 CANNOT: dict[str, tuple[str, dict[str, str]]] = {
     "display": ("start-argument", {"tail": arguments("-display", "none-such")}),
@@ -209,6 +219,51 @@ CANNOT |= {
         "start-argument",
         {"devices": 2 * "<interface type='user'><acpi index='5'/></interface>"},
     ),
+    "counters": ("start-image", {"devices": disk("{at}/counters.qcow2", "qcow2")}),
+    "corrupt": ("start-image", {"devices": disk("{at}/corrupt.qcow2", "qcow2")}),
+    "below": ("start-image", {"devices": disk("{at}/over.qcow2", "qcow2")}),
+    "vpc": ("start-image", {"devices": disk("{at}/raw.img", "vpc")}),
+    "driver": (
+        "start-argument",
+        {
+            "devices": "<disk type='network'><source protocol='rbd' name='p/i'><host "
+            "name='10.0.0.1'/></source><target dev='vda' bus='virtio'/></disk>"
+        },
+    ),
+    "burst length": (
+        "start-argument",
+        {
+            "devices": disk("{at}/raw.img").replace(
+                "</disk>",
+                "<iotune><read_iops_sec>9</read_iops_sec>"
+                "<read_iops_sec_max_length>9</read_iops_sec_max_length></iotune></disk>",
+            )
+        },
+    ),
+    "room": ("start-file", {"devices": NVDIMM.format(path="raw.img", more=""), **SLOTS}),
+    "alignment": (
+        "start-argument",
+        {
+            "devices": NVDIMM.format(path="room.img", more="<alignsize unit='KiB'>12</alignsize>"),
+            **SLOTS,
+        },
+    ),
+    "macvtap": (
+        "start-network",
+        {"devices": "<interface type='direct'><source dev='lo' mode='bridge'/></interface>"},
+    ),
+    "long name": (
+        "start-in-use",
+        {"devices": "<interface type='ethernet'><target dev='homenode-test-09'/></interface>"},
+    ),
+    "queues": (
+        "start-argument",
+        {
+            "devices": "<interface type='ethernet'><model type='virtio'/><driver queues='257'/>"
+            "</interface>"
+        },
+    ),
+    "store": ("start-file", {"os": "<loader readonly='yes' type='pflash'>{at}/raw.img</loader>"}),
     "mode": ("start-permission", {"devices": disk("{at}/kept.img")}),
     "tap": (
         "start-in-use",
@@ -216,6 +271,10 @@ CANNOT |= {
     ),
 }
 CAN: dict[str, dict[str, str]] = {
+    "corrupt and only read": {
+        "devices": disk("{at}/corrupt.qcow2", "qcow2").replace("</disk>", "<readonly/></disk>")
+    },
+    "room": {"devices": NVDIMM.format(path="room.img", more=""), **SLOTS},
     "overridden": {
         "devices": NAMED,
         "tail": override("ua-n", "ctrl_rx", "bool", "false"),
@@ -274,6 +333,12 @@ def at() -> Iterator[str]:
         shutil.copy(folder / "raw.img", folder / "kept.img")
         (folder / "kept.img").chmod(0o444)
         (folder / "short").write_bytes(b"short")
+        (folder / "room.img").write_bytes(bytes(8 << 20))
+        good = (folder / "base.qcow2").read_bytes()
+        for name, place, value in (("counters", 48, 0x1234), ("corrupt", 72, 2)):
+            bad = good[:place] + value.to_bytes(8, "big") + good[place + 8 :]
+            (folder / f"{name}.qcow2").write_bytes(bad)
+        image("over.qcow2", "-u", "-f", "qcow2", "-b", f"{folder}/counters.qcow2", "-F", "qcow2")
         (folder / "closed").mkdir(mode=0o700)
         shutil.copy(folder / "raw.img", folder / "closed")
         yield str(folder)

@@ -57,8 +57,11 @@ def test_a_server_on_another_machine_is_not_asked() -> None:
         "<disk type='network'><source protocol='nbd'><host name='{name}' port='10809'/></source>"
         "<target dev='vda'/></disk>"
     )
-    assert needs(disk.format(name="10.0.0.7")) == [(NeedKind.ELSEWHERE, "10.0.0.7", "nbd disk")]
-    assert needs(disk.format(name="localhost")) == [(NeedKind.LISTENER, "10809", "localhost")]
+    driver = (NeedKind.DRIVER, "nbd", "")
+    elsewhere = (NeedKind.ELSEWHERE, "10.0.0.7", "nbd disk")
+    assert needs(disk.format(name="10.0.0.7")) == [driver, elsewhere]
+    here = (NeedKind.LISTENER, "10809", "localhost")
+    assert needs(disk.format(name="localhost")) == [driver, here]
 
 
 def test_without_libvirt_what_is_not_there_is_named_and_the_rest_is_not_known(
@@ -133,9 +136,9 @@ def test_the_head_of_a_qcow2_names_what_lies_below() -> None:
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"QFI\xfb", bytes(512), qcow2(version=9), qcow2(features=1 << 40), qcow2(features=2)],
+    [b"", b"QFI\xfb", bytes(512)],
 )
-def test_what_qemu_would_not_open_has_a_fault(content: bytes) -> None:
+def test_what_is_no_image_of_its_format_has_a_fault(content: bytes) -> None:
     assert read_head(content, "qcow2").fault
 
 
@@ -209,9 +212,3 @@ def test_an_access_control_list_says_whether_qemus_user_enters(
 @pytest.mark.parametrize("content", [b"KDMV", b"COWD", b"# Disk DescriptorFile\nversion=1"])
 def test_each_form_of_a_vmdk_is_one(content: bytes) -> None:
     assert read_head(content, "vmdk").fault is None
-
-
-def test_a_first_table_that_is_too_short_for_its_image_is_a_fault() -> None:
-    content = bytearray(qcow2())
-    struct.pack_into(">Q", content, 24, 1 << 60)
-    assert "first table" in (read_head(bytes(content), "qcow2").fault or "")

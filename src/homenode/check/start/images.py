@@ -1,7 +1,7 @@
 """Images: the head of a disk image, and the chain of those below it. [I/O]
 
-A qcow2 is read as QEMU reads its head, and no more of it than a cluster: what is written there is
-untrusted. libvirt looks at the chain before QEMU does, and refuses one whose backing file is not
+Only the names of other files are read of a head: what is written there is untrusted, and QEMU
+judges it. libvirt looks at the chain before QEMU does, and refuses one whose backing file is not
 there, or has a format that the image above does not name.
 
 Source: docs/interop/qcow2.txt of QEMU 7.2; virStorageFileGetMetadata, libvirt 9.0.
@@ -9,13 +9,14 @@ Source: docs/interop/qcow2.txt of QEMU 7.2; virStorageFileGetMetadata, libvirt 9
 
 import os
 import struct
+from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
 from msgspec import Struct
 
 from homenode.errors import HomenodeError
-from homenode.host_files import host_file
+from homenode.host_files import HostFile, host_file
 from homenode.json_text import NotJsonError, decode_json
 
 _HEAD_BYTES = 1 << 16
@@ -28,10 +29,6 @@ MAX_DEPTH = 200
 _QCOW2 = b"QFI\xfb"
 _BACKING_FORMAT, _DATA_FILE = 0xE2792ACA, 0x44415441
 _HAS_DATA_FILE, _CORRUPT = 1 << 2, 1 << 1
-_EXTENDED_L2 = 1 << 4
-_MAX_L1_BYTES = 32 << 20
-_KNOWN_FEATURES = 0x1F
-"""dirty, corrupt, data file, compression, extended L2: those of QEMU 5.2 and newer."""
 
 _MAGIC: dict[str, tuple[int, *tuple[bytes, ...]]] = {
     "qcow2": (0, _QCOW2),
@@ -46,20 +43,17 @@ _MAGIC: dict[str, tuple[int, *tuple[bytes, ...]]] = {
 }
 
 
-_CHECKED = {"vdi": (0x44, "<I", 0x10001, "version"), "qed": (16, "<Q", 0x7, "features")}
-"""Of a format: where its head says what QEMU must know, and what it does. Source: block/vdi.c and
-docs/interop/qed_spec.rst of QEMU 7.2."""
-
-
 class ImageHead(Struct, frozen=True, kw_only=True):
-    """What an image says of itself. fault: why QEMU refuses it, None = it need not. backing,
-    data_file: as they are written; format: of the backing file, None = it is not named."""
+    """What an image says of itself. fault: why it is none of its format, None = QEMU judges it.
+    backing, data_file: as they are written; format: of the backing file, None = it is not named.
+    is_corrupt: so marked, and opened to read only."""
 
     fault: str | None = None
     backing: str | None = None
     backing_format: str | None = None
     data_file: str | None = None
     is_encrypted: bool = False
+    is_corrupt: bool = False
 
 
 def read_head(content: bytes, format: str) -> ImageHead:
@@ -73,42 +67,18 @@ def read_head(content: bytes, format: str) -> ImageHead:
         return ImageHead(fault=f"no {format}: its first bytes are of no such image")
     if format == "qcow2":
         return _qcow2(content)
-    at, form, known, what = _CHECKED.get(format, (0, "<B", 0, ""))
-    if what and len(content) >= at + 8:
-        (value,) = struct.unpack_from(form, content, at)
-        if value & ~known or (what == "version" and value != known):
-            return ImageHead(fault=f"a {format} with {what} {value:#x}, which no QEMU knows")
     return ImageHead()
 
 
 def _qcow2(content: bytes) -> ImageHead:
     if len(content) < 72:
         return ImageHead(fault=f"a qcow2 of {len(content)} bytes, shorter than its head")
-    version, offset, length, cluster_bits, size = struct.unpack_from(">IQIIQ", content, 4)
+    version, offset, length = struct.unpack_from(">IQI", content, 4)
     (crypt_method,) = struct.unpack_from(">I", content, 32)
-    if version not in (2, 3):
-        return ImageHead(fault=f"a qcow2 of version {version}")
-    if not 9 <= cluster_bits <= 21:
-        return ImageHead(fault=f"a qcow2 with clusters of 2^{cluster_bits} bytes")
     features, head = 0, 72
-    if version == 3:
-        if len(content) < 104:
-            return ImageHead(fault=f"a qcow2 of {len(content)} bytes, shorter than its head")
+    if version != 2 and len(content) >= 104:
         (features,) = struct.unpack_from(">Q", content, 72)
-        refcount_order, head = struct.unpack_from(">II", content, 96)
-        if refcount_order > 6:
-            return ImageHead(fault=f"a qcow2 with counters of 2^{refcount_order} bits")
-    entries, table = struct.unpack_from(">IQ", content, 36)
-    if table % (1 << cluster_bits):
-        return ImageHead(fault=f"a qcow2 whose first table begins within a cluster, at {table}")
-    # A cluster of the second level has addresses of eight bytes, of 16 with extended ones.
-    reach = 2 * cluster_bits - (4 if features & _EXTENDED_L2 else 3)
-    if entries * 8 > _MAX_L1_BYTES or -(-size // (1 << reach)) > entries:
-        return ImageHead(fault=f"a qcow2 of {size} bytes with a first table of {entries} entries")
-    if features & ~_KNOWN_FEATURES:
-        return ImageHead(fault=f"a qcow2 with features that no QEMU has ({features:#x})")
-    if features & _CORRUPT:
-        return ImageHead(fault="a qcow2 that is marked corrupt: qemu-img check -r all")
+        (head,) = struct.unpack_from(">I", content, 100)
     extensions = _extensions(content, head)
     data = extensions.get(_DATA_FILE)
     return ImageHead(
@@ -116,6 +86,7 @@ def _qcow2(content: bytes) -> ImageHead:
         backing_format=_text(extensions.get(_BACKING_FORMAT)),
         data_file=_text(data) if features & _HAS_DATA_FILE else None,
         is_encrypted=crypt_method != 0,
+        is_corrupt=bool(features & _CORRUPT),
     )
 
 
@@ -136,20 +107,27 @@ def _text(content: bytes | None) -> str | None:
 
 class Chain(Struct, frozen=True, kw_only=True):
     """What came of a chain. fault: why it cannot be opened. unknown: what of it was not looked at.
-    files: of those below the image, in order. is_encrypted: the image itself."""
+    files: of those below the image, in order. is_encrypted, is_corrupt: the image itself."""
 
     fault: str | None = None
     unknown: str | None = None
     files: tuple[str, ...] = ()
     data_files: tuple[str, ...] = ()
     is_encrypted: bool = False
+    is_corrupt: bool = False
 
 
-def chain_of(path: str, format: str, *, is_followed: bool) -> Chain:
+Judge = Callable[[HostFile, str, ImageHead], str | None]
+"""Why QEMU does not open an image of a format; None where it does, or is not asked."""
+
+
+def chain_of(
+    path: str, format: str, judge: Judge = lambda file, kind, head: None, *, is_followed: bool
+) -> Chain:
     """The image and what lies below it. Never raises for what is in a file."""
     files: list[str] = []
     data: list[str] = []
-    encrypted = False
+    encrypted = corrupt = False
     here, kind = path, format
     for _ in range(MAX_DEPTH):
         where = "" if here == path else f"below {path}: "
@@ -158,13 +136,15 @@ def chain_of(path: str, format: str, *, is_followed: bool) -> Chain:
         try:
             with host_file(here, where or "the image") as file:
                 head = read_head(file.start(_HEAD_BYTES), kind)
+                fault = head.fault or judge(file, kind, head)
         except HomenodeError as error:
             if here == path and not os.access(here, os.R_OK) and os.geteuid() != 0:
                 return Chain(unknown=f"{here}: this user may not read it")
             return Chain(fault=error.message, files=tuple(files))
         encrypted = encrypted or head.is_encrypted
-        if head.fault is not None:
-            return Chain(fault=f"{where}{here}: {head.fault}", files=tuple(files))
+        corrupt = corrupt or (head.is_corrupt and here == path)
+        if fault is not None:
+            return Chain(fault=f"{where}{here}: {fault}", files=tuple(files))
         if head.data_file is not None:
             named = _beside(here, head.data_file)
             if not Path(named).exists():
@@ -185,7 +165,9 @@ def chain_of(path: str, format: str, *, is_followed: bool) -> Chain:
         here, kind = below, head.backing_format or "raw"
     else:
         return Chain(fault=f"{path}: a chain of more than {MAX_DEPTH} images")
-    return Chain(files=tuple(files), data_files=tuple(data), is_encrypted=encrypted)
+    return Chain(
+        files=tuple(files), data_files=tuple(data), is_encrypted=encrypted, is_corrupt=corrupt
+    )
 
 
 def _beside(path: str, name: str) -> str:

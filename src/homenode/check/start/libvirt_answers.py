@@ -16,7 +16,7 @@ from homenode.check.start.needs import (
 )
 from homenode.check.start.paths import enterable, is_link, kernel_text, program, stat_of
 from homenode.check.start.qemu_user import user_number
-from homenode.check.start.rehearsal import JUDGED
+from homenode.check.start.rehearsal import JUDGED, lacks_driver
 from homenode.check.verify.boot.libvirt import user_of_capabilities
 from homenode.machine.tools.xml_text import parse_xml
 from homenode.vm.domain.controllers import argument_properties
@@ -171,6 +171,13 @@ def _range(machine: StartMachine, need: Need) -> NeedAnswer:
     return missing(f"{need.value[:40]}: QEMU takes {taken}")
 
 
+def _driver(machine: StartMachine, need: Need) -> NeedAnswer:
+    if machine.emulator is None:
+        return unknown(f"{need.value}: this emulator is not asked")
+    why = f"{need.value}: this QEMU has no such block driver; distributions have it in a package"
+    return missing(why) if lacks_driver(machine, need.value) else READY
+
+
 def _label(machine: StartMachine, need: Need) -> NeedAnswer:
     user, colon, group = need.value.partition(":")
     number = user_number(user)
@@ -285,5 +292,6 @@ ASKED_OF_LIBVIRT: Mapping[NeedKind, Callable[[StartMachine, Need], NeedAnswer]] 
     NeedKind.SCHEDULER: _scheduler,
     NeedKind.WEIGHT: _weight,
     NeedKind.RANGE: _range,
+    NeedKind.DRIVER: _driver,
     NeedKind.LABEL: _label,
 }

@@ -17,12 +17,15 @@ from msgspec import Struct, structs
 
 from homenode.vm.domain.controllers import argument_properties, qemu_arguments
 from homenode.vm.domain.document import Document, Element
+from homenode.vm.domain.fields import size_of
+from homenode.vm.domain.memory import memory_devices
 
 
 class NeedKind(StrEnum):
     """What a value must be on the machine, in words for findings."""
 
     FILE = "a file that QEMU can read"
+    BACKING = "a file with room for the memory"
     NODE = "a device node"
     BLOCK = "a block device"
     FOLDER = "a folder"
@@ -57,6 +60,7 @@ class NeedKind(StrEnum):
     LABEL = "a user of this machine, whom libvirt gives what QEMU opens"
     RANGE = "a value in QEMU's range"
     NAME = "a name that no other domain has"
+    DRIVER = "a block driver that this QEMU has"
     ARGUMENT = "an argument that this QEMU knows"
     ELSEWHERE = "something on another machine"
 
@@ -139,6 +143,7 @@ def _of_character_devices() -> Iterator[_Row]:
 
 
 _FILTERED = ("network", "bridge", "ethernet")  # with a tap device; others' filters are not read
+_SWITCHES = ("802.1Qbg", "802.1Qbh")  # a program and a switch set them up
 _WITHOUT_QUEUES = ("user", "server", "client", "mcast", "udp", "internal")
 
 ROWS: tuple[_Row, ...] = (
@@ -161,7 +166,7 @@ ROWS: tuple[_Row, ...] = (
     _Row("devices/filesystem/binary", "@path", Q.PROGRAM),
     _Row("devices/interface", "source/@network", Q.NETWORK, (("@type", ("network",)),)),
     _Row("devices/interface", "source/@bridge", Q.BRIDGE, (("@type", ("bridge",)),)),
-    _Row("devices/interface", "source/@dev", Q.LINK, (("@type", ("direct",)),)),
+    _Row("devices/interface", "source/@dev", Q.LINK, (("@type", ("direct",)),), "@type"),
     _Row("devices/interface", "source/@dev", Q.NODE, (("@type", ("vdpa",)),)),
     _Row("devices/interface", "script/@path", Q.PROGRAM, (("@type", ("ethernet",)),)),
     _Row(
@@ -206,7 +211,6 @@ ROWS: tuple[_Row, ...] = (
     _Row("devices/graphics", "@websocket", Q.PORT, detail="listen/@address"),
     _Row("devices/graphics", "@tlsPort", Q.PORT, (("@autoport", (None, "no")),), "listen/@address"),
     _Row("devices/graphics", "@port", Q.PORT, (("@autoport", (None, "no")),), "listen/@address"),
-    _Row("devices/memory", "source/path", Q.FILE),
     _Row("devices/shmem/server", "@path", Q.SOCKET),
     _Row("seclabel", "@model", Q.SECURITY),
     _Row("seclabel", "label", Q.LABEL, (("@model", ("dac",)), ("@type", ("static",))), "@relabel"),
@@ -215,6 +219,11 @@ ROWS: tuple[_Row, ...] = (
     _Row("devices/graphics", "@listen", Q.ADDRESS),
     _Row("devices/interface", "source/@port", Q.PORT, (("@type", ("server",)),), "source/@address"),
     _Row("devices/interface", "driver/@queues", Q.RANGE, (("@type", _WITHOUT_QUEUES),), "0-1"),
+    _Row("devices/interface", "driver/@queues", Q.RANGE, (("@type", _FILTERED),), "0-256"),
+    _Row("devices/disk", "source/@protocol", Q.DRIVER, (("@type", ("network",)),)),
+    _Row(
+        "devices/interface/virtualport", "@type", Q.ELSEWHERE, (("@type", _SWITCHES),), "802.1 port"
+    ),
     _Row("blkiotune/weight", ".", Q.WEIGHT),
     _Row("blkiotune/device/weight", ".", Q.WEIGHT),
     *(
@@ -426,12 +435,11 @@ def _implied(document: Document) -> Iterator[Need]:
     for port in _elements(root, "devices/interface/virtualport"):
         if port.get("type") == "openvswitch":
             yield Need(subject=_subject(document, port), kind=Q.PROGRAM, value="ovs-vsctl")
-    for limits in _elements(root, "devices/disk/iotune"):
-        for one in limits.children:
-            base = limits.value(one.name.removesuffix("_max")) or ""
-            if one.name.endswith("_max") and base.isdecimal():
-                text, range_ = one.text.strip(), f"{base}-"
-                yield Need(subject=f"<{one.name}>", kind=Q.RANGE, value=text, detail=range_)
+    for device in memory_devices(document):
+        path, size = device.value("source/path"), device.at("target/size")
+        if path and size is not None:
+            whole = str(size_of(size))
+            yield Need(subject=_subject(document, device), kind=Q.BACKING, value=path, detail=whole)
     for place in ("vcpu", "numatune/memory"):
         if root.value(f"{place}/@placement") == "auto":
             yield Need(subject=f"<{place.rpartition('/')[2]}>", kind=Q.PROGRAM, value="numad")

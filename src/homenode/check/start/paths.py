@@ -8,7 +8,8 @@ import os
 import re
 import socket
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 from msgspec import structs
@@ -16,14 +17,13 @@ from msgspec import structs
 from homenode.check.start.images import chain_of
 from homenode.check.start.machine import StartMachine
 from homenode.check.start.needs import READY, Need, NeedAnswer, NeedKind, missing, unknown
-from homenode.input_files import read_kernel_file, read_plain
-from homenode.json_text import NotJsonError, decode_json
+from homenode.check.start.rehearsal import refused_image
+from homenode.input_files import read_kernel_file
+from homenode.machine.tools.xml_text import parse_xml
 from homenode.process import find_program
 
 _OWN_FOLDERS = ("/var/lib/libvirt/qemu/", "/run/libvirt/qemu/", "/var/run/libvirt/qemu/")
 """libvirt makes these and what is below them."""
-
-_DESCRIPTIONS = ("/etc/qemu/firmware", "/usr/share/qemu/firmware")
 
 _NUMERIC = re.compile(r"[0-9a-fA-F:.]{2,45}\Z", re.ASCII)
 _SAFE = re.compile(r"[\w.:-]{1,64}\Z", re.ASCII)
@@ -69,6 +69,14 @@ def _file(machine: StartMachine, need: Need) -> NeedAnswer:
     return enterable(machine, need.value)
 
 
+def _backing(machine: StartMachine, need: Need) -> NeedAnswer:
+    found = _file(machine, need)
+    size = 0 if found is not READY else Path(need.value).stat().st_size
+    if not 0 < size < int(need.detail):
+        return found
+    return missing(f"{need.value}: {size} bytes, less than the {need.detail} of the device")
+
+
 def enterable(machine: StartMachine, path: str) -> NeedAnswer:
     """Whether QEMU's user gets through the folders on the way; the file itself libvirt gives it."""
     user = machine.user
@@ -93,9 +101,13 @@ def _content(machine: StartMachine, need: Need, path: str, found: os.stat_result
     entered = enterable(machine, path)
     if entered is not READY:
         return entered
-    chain = chain_of(path, need.detail, is_followed=need.is_followed)
-    if chain.fault is not None:
-        return missing(chain.fault, "start-image")
+    judge = partial(refused_image, machine)
+    chain = chain_of(path, need.detail, judge, is_followed=need.is_followed)
+    fault = chain.fault
+    if chain.is_corrupt and need.is_written:
+        fault = f"{path}: a qcow2 that is marked corrupt: qemu-img check -r all"
+    if fault is not None:
+        return missing(fault, "start-image")
     for below in chain.files:
         read = structs.replace(need, value=below, is_written=False)
         answer = _locked(read, Path(below).stat()) or enterable(machine, below)
@@ -225,39 +237,16 @@ def program(machine: StartMachine, need: Need) -> NeedAnswer:
 
 
 def _variables(machine: StartMachine, need: Need) -> NeedAnswer:
-    """libvirt finds the template by the loader, in the descriptions that QEMU comes with."""
+    """libvirt makes it from the template of a loader that it lists."""
     there = stat_of(need.detail) if need.detail else None
-    if isinstance(there, os.stat_result):
-        return READY
-    if isinstance(stat_of(need.value), NeedAnswer):
-        return READY  # that the loader is not there is said already
-    for template in _templates(need.value):
-        found = stat_of(template)
-        return READY if isinstance(found, os.stat_result) else found
-    return unknown(f"{need.value}: no description of firmware in {_DESCRIPTIONS[-1]} names it")
-
-
-def _templates(loader: str) -> Iterator[str]:
-    for folder in _DESCRIPTIONS:
-        try:
-            paths = sorted(Path(folder).glob("*.json"))
-        except OSError:
-            continue
-        for path in paths[:256]:
-            try:
-                said = decode_json(read_plain(path, 1 << 20), dict[str, object])
-            except (OSError, NotJsonError):
-                continue
-            mapping = said.get("mapping")
-            if not isinstance(mapping, dict):
-                continue
-            code, store = mapping.get("executable"), mapping.get("nvram-template")
-            if (
-                isinstance(code, dict)
-                and isinstance(store, dict)
-                and code.get("filename") == loader
-            ):
-                yield str(store.get("filename"))
+    if isinstance(there, os.stat_result) or isinstance(stat_of(need.value), NeedAnswer):
+        return READY  # or that the loader is not there is said already
+    done = machine.domain_capabilities
+    if done is None or done.returncode:
+        return unknown(f"{need.value}: libvirt at {machine.uri} does not answer")
+    listed = parse_xml(done.stdout, "domainCapabilities", "virsh").iterfind("os/loader/value")
+    why = f"{need.value}: libvirt knows no template of its variable store"
+    return READY if need.value in (one.text for one in listed) else missing(why)
 
 
 def is_link(name: str, inside: str = "") -> bool:
@@ -274,12 +263,21 @@ def _bridge(machine: StartMachine, need: Need) -> NeedAnswer:
 
 def _link(machine: StartMachine, need: Need) -> NeedAnswer:
     if is_link(need.value):
-        return READY
+        kind = kernel_text(f"/sys/class/net/{need.value}/type").strip()
+        is_direct = need.detail == "direct" and kind not in ("", _ETHERNET)
+        return missing(f"{need.value}: no Ethernet, to which macvtap is") if is_direct else READY
     return missing(f"{need.value}: there is no interface of that name")
+
+
+_ETHERNET = "1"  # ARPHRD_ETHER
+_NAME_BYTES = 15
+"""Of an interface: IFNAMSIZ of include/uapi/linux/if.h less its end."""
 
 
 def _tap(machine: StartMachine, need: Need) -> NeedAnswer:
     """Source: the kernel's tun_show_flags; libvirt makes the device unless it is one already."""
+    if len(need.value.encode()) > _NAME_BYTES:
+        return missing(f"{need.value}: more than the {_NAME_BYTES} bytes of a name")
     if not is_link(need.value) or Path(f"/sys/class/net/{need.value}/tun_flags").exists():
         return READY
     return missing(f"{need.value}: there is an interface of that name, and it is no tap device")
@@ -391,6 +389,7 @@ def _partition(machine: StartMachine, need: Need) -> NeedAnswer:
 
 LOOKED_AT: Mapping[NeedKind, Callable[[StartMachine, Need], NeedAnswer]] = {
     NeedKind.FILE: _file,
+    NeedKind.BACKING: _backing,
     NeedKind.BOUND: _bound,
     NeedKind.MADE: _made,
     NeedKind.NODE: _kind(lambda mode: not stat.S_ISDIR(mode), "device"),

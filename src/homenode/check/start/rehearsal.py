@@ -10,19 +10,21 @@ Source: qemu(1) and qapi of QEMU 7.2; what libvirt 9.0 and 11.3 print for qemu-a
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from msgspec import json
 
 from homenode.catalogue import finding
+from homenode.check.start.images import ImageHead
 from homenode.check.start.machine import StartMachine
 from homenode.check.start.qemu_user import QemuUser
 from homenode.errors import ToolError
 from homenode.findings import Finding
+from homenode.host_files import HostFile
 from homenode.input_files import read_kernel_file
 from homenode.json_text import NotJsonError, decode_json
-from homenode.process import run
+from homenode.process import Completed, run
 from homenode.vm.domain.controllers import QEMU_NAMESPACE, argument_properties
 from homenode.vm.domain.document import Document, Element
 
@@ -46,9 +48,11 @@ _HOSTS_DEVICES = tuple(
 _OBJECTS = {
     **dict.fromkeys(("iothread", "throttle-group", "cryptodev-backend-builtin"), ""),
     **dict.fromkeys(("rng-builtin", "rng-random", "rng-egd"), "rng-builtin"),
-    **{f"memory-backend-{kind}": "memory-backend-ram" for kind in ("ram", "file", "memfd")},
+    **{f"memory-backend-{kind}": "memory-backend-ram" for kind in ("ram", "memfd")},
+    "memory-backend-file": "memory-backend-file",
 }
 """Objects by what stands for them; "" = they themselves. Others are left out."""
+_OF_MEMORY, _OF_A_FILE = ("size", "share"), ("align", "pmem", "readonly")
 
 _FILE = re.compile(r"(?:^|,)(?:dumpdtb|dtb|kernel|initrd|firmware|shim|rr|rrfile)=(?:[^,]|,,)*")
 _SIZE = 512 << 10  # of an image that is not there yet
@@ -70,25 +74,76 @@ def rehearsal(machine: StartMachine, document: Document, words: list[str]) -> It
     elif arguments.is_confidential or limit is None or limit.strip() == b"2":
         why = "its memory is not to be had without the VM's own backing"
     if why is None:
-        ours = ("-qmp", "stdio", "-S", "-display", "none", "-sandbox", _SANDBOX)
-        asked = (*_as_user(user), machine.emulator or "", *arguments.kept, *ours)
         try:
-            done = run(asked, _ASK_S, _END)
+            done = _asked(machine, *arguments.kept)
         except ToolError as error:
             why = error.message
         else:
-            if done.returncode == 0:
-                return
-            lines = [line for line in done.stderr.splitlines() if "warning: " not in line]
-            said = " ".join(lines).replace(f"{machine.emulator}: ", "")
-            yield finding(
-                "start-argument",
-                "the machine",
-                expected="a machine that QEMU makes",
-                observed=said[:400] or done.failure() or "no reason given",
-            )
+            if done.returncode:
+                yield finding(
+                    "start-argument",
+                    "the machine",
+                    expected="a machine that QEMU makes",
+                    observed=_reason(machine, done),
+                )
             return
     yield finding("start-unknown", "the machine", "an answer", f"not known: QEMU not asked: {why}")
+
+
+def _asked(machine: StartMachine, *words: str, kept_open: Sequence[int] = ()) -> Completed:
+    """QEMU, as the VM's user, with these arguments and nothing else; it ends at once."""
+    user = machine.user or QemuUser(_NOBODY, "nobody", frozenset())
+    ours = ("-qmp", "stdio", "-S", "-display", "none", "-sandbox", _SANDBOX)
+    argv = (*_as_user(user), machine.emulator or "", *words, *ours)
+    return run(argv, _ASK_S, _END, kept_open=kept_open)
+
+
+def _reason(machine: StartMachine, done: Completed) -> str:
+    own = f"{Path(machine.emulator or '').name}: "
+    lines = [line for line in done.stderr.splitlines() if "warning: " not in line]
+    errors = [line.removeprefix(own) for line in lines if line.startswith(own)]
+    said = " ".join(errors or lines)
+    return said[:400] or done.failure() or "no reason given"
+
+
+_IDLE = ("-machine", "none", "-nodefaults")
+_NO_DRIVER = "none-such"
+
+
+def lacks_driver(machine: StartMachine, name: str) -> bool:
+    """Whether QEMU says the same of a block driver as of one that cannot be."""
+    said = []
+    for one in (name, _NO_DRIVER):
+        done = _asked(machine, *_IDLE, "-drive", f"driver={one},if=none")
+        said.append(done.stderr.strip().rpartition("\n")[2].replace(one, ""))
+    return said[0] == said[1]
+
+
+_BACKED = ("qcow2", "qcow", "qed")
+_ALONE = (*_BACKED, "vdi", "vpc", "dmg", "bochs", "cloop")
+"""Formats whose images name no other file but a backing one, which is not opened. A vmdk does."""
+
+
+def refused_image(
+    machine: StartMachine, file: HostFile, format: str, head: ImageHead
+) -> str | None:
+    """Why QEMU does not open an image, of which it gets a descriptor to read from; None where it
+    does, or is not asked."""
+    if (
+        format not in _ALONE
+        or head.data_file is not None
+        or head.is_encrypted
+        or machine.emulator is None
+    ):
+        return None
+    kind = "host_device" if file.is_block else "file"
+    given = {"driver": kind, "filename": "/dev/fdset/1", "locking": "off"}
+    below = {"backing": None} if format in _BACKED else {}
+    node = _json({"driver": format, "node-name": "i", "read-only": True, **below, "file": given})
+    words = (*_IDLE, "-add-fd", f"fd={file.descriptor},set=1")
+    done = _asked(machine, *words, "-blockdev", node, kept_open=(file.descriptor,))
+    said = _reason(machine, done).removeprefix(f"-blockdev {node}: ")
+    return f"no {format} that QEMU opens: {said}" if done.returncode else None
 
 
 def _as_user(user: QemuUser) -> tuple[str, ...]:
@@ -125,6 +180,7 @@ class Rehearsed:
             elif option in JUDGED or (option == "-append" and not self._left_out & {"-kernel"}):
                 value = _without_files(value)
                 self.kept += [option, value] if value else [option]
+        self.kept += self._limits()
 
     def _machine(self, said: _Said, value: str) -> str:
         used = {str(one) for one in said.values()}
@@ -154,9 +210,10 @@ class Rehearsed:
             return ""
         if not made:
             return value
-        wanted = ("id", "size", "share") if made.startswith("memory") else ("id",)
+        is_file = made == "memory-backend-file"
+        wanted = ("id", *_OF_MEMORY, *(_OF_A_FILE if is_file else ()))
         parts = [f"{name}={_text(said[name])}" for name in wanted if name in said]
-        return ",".join((made, *parts))
+        return ",".join((made, *parts, *(("mem-path=/dev/zero",) if is_file else ())))
 
     def _netdev(self, said: _Said, value: str) -> str:
         self._hubs += 1
@@ -174,20 +231,38 @@ class Rehearsed:
         name = str(said.get("id", ""))
         changed = {**self._nics.get(name, {}), **overridden(self.document, name)}
         made = {**said, **{name: one for name, one in changed.items() if one is not None}}
-        gone = {*_ABSENT, *(name for name, one in changed.items() if one is None)}
+        gone = {*_ABSENT[self._may_read(said.get("romfile")) :]}
+        gone |= {name for name, one in changed.items() if one is None}
         return _json({name: one for name, one in made.items() if name not in gone})
 
     def _readable(self, said: _Said, value: str) -> str:
         """libvirt gives QEMU's user the files of a domain: those that it cannot read until then are
         left out."""
-        path = Path(str(said.get("file", "/dev/null")))
+        return value if "file" not in said or self._may_read(said["file"]) else ""
+
+    def _may_read(self, file: object) -> bool:
+        path = Path(str(file))
         try:
             is_ours = self.user.may(path, 4) and self.user.barred(str(path)) is None
         except OSError:
-            is_ours = False
-        return value if "file" not in said or (is_ours and path.is_file()) else ""
+            return False
+        return is_ours and path.is_file()
+
+    def _limits(self) -> Iterator[str]:
+        """The limits of each disk, which libvirt sets by QMP, as groups that QEMU judges."""
+        for at, tune in enumerate(self.document.root.all("devices/disk/iotune")):
+            matches = ((_LIMIT.match(one.name), one.text.strip()) for one in tune.children)
+            limits = {
+                f"{_RATE[m[2]]}-{m[1]}{m[3].replace('_', '-')}": int(text)
+                for m, text in matches
+                if m is not None and _INT.match(text)
+            }
+            yield "-object"
+            yield _json({"qom-type": "throttle-group", "id": f"limits{at}", "limits": limits})
 
 
+_LIMIT = re.compile(r"(total|read|write)_(bytes|iops)_sec(|_max|_max_length)\Z", re.ASCII)
+_RATE = {"bytes": "bps", "iops": "iops"}
 _OF_NIC = {
     "acpi-index": "acpi/@index",
     "rx_queue_size": "driver/@rx_queue_size",

@@ -25,7 +25,7 @@ from homenode.vm.hypervisor.connection import is_local
 
 _IDS = {
     "start-file": "IMAGE",
-    "start-argument": "RANGE ARGUMENT",
+    "start-argument": "RANGE ARGUMENT DRIVER",
     "start-cgroup": "SCHEDULER WEIGHT PARTITION",
     "start-permission": "LABEL",
     "start-storage": "VOLUME",

@@ -2,21 +2,26 @@
 
 from collections import Counter
 from collections.abc import Collection, Sequence
+from itertools import accumulate
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.cluster.pool.flavour import Flavour
-from homenode.cluster.pool.planner import FillStep, Planner, names_parts
+from homenode.cluster.pool.planner import POOL_TERM, FillStep, Planner, names_parts
 from homenode.cluster.pool.state import MEMORY_STEP_BYTES, HostState
 from homenode.cpuset import CpuSet
 from homenode.indices import NodeIndex
 from homenode.machine.topology import LOCAL_DISTANCE, Host, NumaNode
+from homenode.plan.devices.brought import link_groups
 from homenode.plan.memory import overhead_bytes
+from homenode.plan.request import GuestRequest
+from homenode.plan.search.cost import order
 from homenode.plan.search.ladder import Concession
-from homenode.vm.layout import MemoryBinding, Pinning, Siblings
-from homenode.vm.plan_options import DeviceLocality, MemoryMode
+from homenode.plan.shape.guest_topology import may_share_sockets
+from homenode.vm.layout import GuestCells, GuestPcie, MemoryBinding, Pinning, Siblings
+from homenode.vm.plan_options import Balance, DeviceLocality, MemoryMode, Policy
 
 _MOST_DIVIDED = 16
 """Up to so many free GPUs on a part of a host, every division among the flavours is tried."""
@@ -59,6 +64,7 @@ class NodeAmounts(Struct, frozen=True, kw_only=True):
     each node, by position. classes: (position of the node, number of cores) of each class of cores.
     gpus: position of each GPU's node. widest: most PUs of a core. are_alike: a VM may have any of
     the cores, and all have as many PUs. share: cores of a node for each of its GPUs, where fewest.
+    has_links: some GPUs are joined by NVLink or xGMI.
     """
 
     position: dict[NodeIndex, int]
@@ -68,12 +74,12 @@ class NodeAmounts(Struct, frozen=True, kw_only=True):
     widest: int
     are_alike: bool
     share: int
+    has_links: bool
 
 
 class VmOnEmpty(Struct, frozen=True, kw_only=True):
-    """A VM on the empty host. own: its cost, if that is certainly the least. rest: cost terms of
-    the host. needs: the least that it allocates there without a fallback. home: position of its
-    node; None if it has several, or a GPU is on another. one_package: whether it is on one package
+    """A VM on the empty host. own: its cost, if that is certainly the least. needs: the least that
+    it allocates there without a fallback. one_package: whether it is on one package
     with every GPU on a chosen node; None if full locality does not require that. takes: what a VM
     with full locality takes of each node, by position, with what QEMU needs; None if unknown.
     each: on all nodes, what it takes at least of each, or its own cost is greater; None if unknown.
@@ -81,9 +87,7 @@ class VmOnEmpty(Struct, frozen=True, kw_only=True):
     emulator and IOThreads. is_plain: it is on one node."""
 
     own: tuple[object, ...] | None
-    rest: tuple[tuple[str, object], ...]
     needs: Amount
-    home: int | None
     one_package: bool | None
     takes: dict[int, Amount] | None
     each: Amount | None
@@ -128,6 +132,15 @@ def sums_of_parts(free: Sequence[Amount], part_of: Sequence[int]) -> tuple[Amoun
     return tuple(parts)
 
 
+def fewest(parts: Sequence[Amount], needs: Amount) -> int:
+    """How many of the parts have as much of each, at least."""
+    found = 1
+    for name in ("gpus", "cores", "memory_bytes"):
+        free = accumulate(sorted([getattr(one, name) for one in parts], reverse=True))
+        found = max(found, 1 + sum(own < getattr(needs, name) for own in free))
+    return min(found, len(parts))
+
+
 def most_gpus_used(part: Amount, needs: Sequence[Amount]) -> int:
     """The most GPUs that VMs with these needs can have of a part."""
     if part.gpus > _MOST_DIVIDED:
@@ -160,7 +173,8 @@ def node_amounts(
         place = places.pop()
         if places or place is None:
             return None
-        if packages.setdefault(place, package_of_core[core]) != package_of_core[core]:
+        package = packages.setdefault(place, package_of_core[core])
+        if package != package_of_core[core] and len(position) > 1:
             return None
         found.append((place, number))
     homes = {}
@@ -195,6 +209,7 @@ def node_amounts(
             ),
             default=0,
         ),
+        has_links=not link_groups(host).keys().isdisjoint(homes),
     )
 
 
@@ -274,6 +289,79 @@ def sized(node: NumaNode, size: int | None) -> NumaNode:
     return node if node.memory_bytes == size else replace(node, memory_bytes=size)
 
 
+class VmOnOneNode(Struct, frozen=True, kw_only=True):
+    """A VM on one node of a kind of machine, where nothing gives way, before any is planned. own:
+    what its own cost is at least. at: the place of the nodes in it. needs: what it takes at least.
+    pages: huge pages. packs: the node with the least free is the best."""
+
+    own: tuple[int, ...]
+    at: int
+    needs: Amount
+    pages: int
+    packs: bool
+
+
+def vm_on_one_node(
+    planner: Planner, nodes: NodeAmounts, state: HostState, flavour: Flavour
+) -> VmOnOneNode | None:
+    """None where it is not known."""
+    request = planner.request(state, flavour)
+    if request is None or request.options.policy is not Policy.CORES_FIRST:
+        return None
+    options, layout = request.options, request.layout
+    if (
+        names_parts(request)
+        or options.device_locality is DeviceLocality.IGNORE
+        or layout.pinning is Pinning.NONE
+        or options.gpu_profile is not None
+    ):
+        return None
+    first, rest = order(
+        options.policy,
+        shows_pcie=layout.pcie is GuestPcie.MIRRORED,
+        even_splits=not options.unequal_cells,
+    )
+    by_core = layout.pinning is Pinning.ONE_PER_CORE or not request.keep_vcpus
+    by_core = by_core and layout.pinning is not Pinning.NODE
+    groups = request.vcpus if by_core else -(-request.vcpus // nodes.widest)
+    counts_sockets = layout.cells is GuestCells.MIRRORED and not may_share_sockets(
+        planner.pool.shapes[state.shape], request
+    )
+    least = {
+        "device_class": LOCAL_DISTANCE if flavour.gpus else 0,
+        "packages_spanned": 1,
+        "nodes_spanned": 1,
+        "node_distance": LOCAL_DISTANCE,
+        "guest_sockets": int(counts_sockets),
+        "unevenness": groups * groups,
+        "device_distance": LOCAL_DISTANCE * groups * flavour.gpus,
+        "gpu_link_groups": int(nodes.has_links and flavour.gpus > 0),
+    }
+    terms = [least.get(name, 0) for name in (*first, *rest[: rest.index(POOL_TERM)])]
+    at = first.index("nodes_spanned")
+    return VmOnOneNode(
+        own=(0, *terms[:at], 0, 1, 0, *terms[at + 1 :]),
+        at=at + 2,
+        needs=Amount(
+            gpus=flavour.gpus,
+            cores=groups,
+            memory_bytes=request.memory_bytes if is_bound(request) else 0,
+        ),
+        pages=request.memory_bytes // request.page_bytes if request.page_bytes else 0,
+        packs=options.balance is Balance.PACK or (options.balance is None and flavour.gpus > 0),
+    )
+
+
+def is_bound(request: GuestRequest) -> bool:
+    """Whether its memory is ordinary memory of its nodes alone."""
+    return (
+        request.layout.memory is not MemoryBinding.AS_IT_WAS
+        and request.page_bytes is None
+        and request.options.memory_mode is MemoryMode.STRICT
+        and not request.options.memory_nodes_allowed
+    )
+
+
 _NEAREST = ["device_class", "packages_spanned", "gpus_away_from_home"]
 """The first terms of a cost that is greater wherever the VM has less than full locality."""
 
@@ -287,7 +375,7 @@ def vm_on_empty(
     is_local = not step.given and step.nearness[0] <= LOCAL_DISTANCE and not step.nearness[2]
     is_near = is_local and step.nearness[1] == 1
     on_one = is_near and len(step.placement.nodes) == 1
-    own, rest = step.terms
+    own, _ = step.terms
     names = [term.name for term in step.placement.cost]
     is_nearest = names[: len(_NEAREST)] == _NEAREST
     # On an empty board only partitions are chosen from; later, if none is free, any GPUs. A GPU
@@ -300,12 +388,7 @@ def vm_on_empty(
         of_any = planner.step(state, replace(flavour, options=options))
         is_least = of_any is not None and of_any.terms[0] == own
     is_anywhere = request.options.device_locality is DeviceLocality.IGNORE
-    is_bound = (
-        request.layout.memory is not MemoryBinding.AS_IT_WAS
-        and request.page_bytes is None
-        and request.options.memory_mode is MemoryMode.STRICT
-        and not request.options.memory_nodes_allowed
-    )
+    has_bound = is_bound(request)
     busy = [own for own, _ in step.after.cores]
     cores = sum(busy)
     layout = request.layout
@@ -315,15 +398,11 @@ def vm_on_empty(
     needs = Amount(
         gpus=flavour.gpus if flavour.options.gpu_profile is None else 0,
         cores=cores,
-        memory_bytes=request.memory_bytes if is_bound else 0,
+        memory_bytes=request.memory_bytes if has_bound else 0,
     )
     return VmOnEmpty(
         own=tuple(own) if is_least and nodes is not None else None,
-        rest=tuple(rest),
         needs=needs,
-        home=nodes.position[step.placement.nodes[0]]
-        if on_one and nodes is not None and not is_anywhere and not names_parts(request)
-        else None,
         takes=taken_of_nodes(
             nodes,
             step.placement.nodes,
@@ -332,7 +411,7 @@ def vm_on_empty(
             request.memory_bytes + overhead_bytes(request),
         )
         if is_local
-        and is_bound
+        and has_bound
         and has_whole_cores
         and nodes is not None
         and nodes.are_alike
@@ -345,7 +424,7 @@ def vm_on_empty(
             len(step.placement.nodes),
             busy,
             request.memory_bytes
-            if is_bound and layout.memory is MemoryBinding.BOUND_PER_CELL
+            if has_bound and layout.memory is MemoryBinding.BOUND_PER_CELL
             else 0,
         )
         if is_least and has_whole_cores and nodes is not None

@@ -7,7 +7,9 @@ package, each VM with full locality has too, and what is free on each package li
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from operator import mul
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -18,6 +20,8 @@ from homenode.cluster.pool.amounts import (
     MostFits,
     NodeAmounts,
     VmOnEmpty,
+    VmOnOneNode,
+    fewest,
     has_equal_parts,
     has_memory,
     most_gpus_used,
@@ -25,9 +29,10 @@ from homenode.cluster.pool.amounts import (
     sized,
     sums_of_parts,
     vm_on_empty,
+    vm_on_one_node,
 )
 from homenode.cluster.pool.flavour import Flavour
-from homenode.cluster.pool.planner import Planner, names_parts
+from homenode.cluster.pool.planner import Planner
 from homenode.cluster.pool.policy import Workload
 from homenode.cluster.pool.state import MEMORY_STEP_BYTES, HostState
 from homenode.plan.memory import overhead_bytes, reserve_bytes
@@ -46,6 +51,7 @@ class Bounds:
         self._nodes: dict[int, NodeAmounts | None] = {}
         self._free: dict[tuple[HostState, frozenset[Bdf]], tuple[Amount, ...]] = {}
         self._empty: dict[tuple[HostState, Flavour], VmOnEmpty | None] = {}
+        self._on_one: dict[tuple[HostState, Flavour], VmOnOneNode | None] = {}
         self._fits: dict[tuple[HostState, Flavour], MostFits | None] = {}
         self._clean: dict[tuple[HostState, Flavour], int] = {}
         self._workloads: dict[HostState, Workload] = {}
@@ -56,40 +62,67 @@ class Bounds:
     def keys(self, state: HostState, flavour: Flavour) -> Iterator[tuple[object, ...]]:
         """Beginnings of a sort key that are no greater than the VM's on this host (place.py), each
         no less than the one before."""
-        nodes, empty = self._nodes_of(state.shape), self._on_empty(state, flavour)
+        return accumulate(self._keys(state, flavour), max)
+
+    def _keys(self, state: HostState, flavour: Flavour) -> Iterator[tuple[Any, ...]]:
+        nodes = self._nodes_of(state.shape)
+        vm = None if nodes is None else self._on_one_node(state, flavour, nodes)
+        if nodes is not None and vm is not None:
+            free = self._free_of(state, flavour, nodes)
+            gpus, cores, size = vm.needs.gpus, vm.needs.cores, vm.needs.memory_bytes
+            homes = [
+                number
+                for number, own in enumerate(free)
+                if own.gpus >= gpus and own.cores >= cores and own.memory_bytes >= size
+            ]
+            if homes:
+                losses = self._losses(state, flavour, homes, vm.needs)
+                yield (*vm.own, min(losses))
+                rest = [self._rest(state, flavour, nodes, home, vm) for home in homes]
+                yield (*vm.own, *min((loss, *own) for loss, own in zip(losses, rest, strict=True)))
+                return
+            most = self._planner.free_amounts(state)
+            if most[0] < gpus or most[1] < cores or sum([own.memory_bytes for own in free]) < size:
+                yield (1,)
+                return
+            needs = replace(vm.needs, gpus=0)  # they may be away
+            packages = fewest(sums_of_parts(free, nodes.packages), needs)
+            yield (*vm.own[:2], packages, *vm.own[3 : vm.at], fewest(free, needs))
+            every = self._free_of(self._planner.empty(state), flavour, nodes)
+            if any(own.holds(vm.needs) for own in every):
+                return
+        empty = self._on_empty(state, flavour)
         if empty is None or empty.own is None:
             yield ()
-        elif nodes is None:
+        elif nodes is None or vm is None or empty.is_plain:
             yield empty.own
-        elif empty.home is None:
-            request = self._planner.request(state, flavour)
-            free = self._free_of(state, flavour, nodes)
-            is_short = not sums_of_parts(free, (0,) * len(free))[0].holds(empty.needs) or (
-                empty.each is not None and not all(own.holds(empty.each) for own in free)
-            )
-            if empty.is_plain or request is None or names_parts(request):
-                yield empty.own
-            elif is_short or (empty.is_nearest and self._between(state, flavour)[1] == 0):
-                yield (*empty.own, UNREACHED)
-            else:
-                left = self._planner.free_amounts(state)[0] - flavour.gpus if flavour.gpus else 0
-                yield (*empty.own, *self._losses(state, flavour, [None], empty), left)
+        elif (empty.each is not None and not all(own.holds(empty.each) for own in free)) or (
+            empty.is_nearest and self._between(state, flavour)[1] == 0
+        ):
+            yield (*empty.own, UNREACHED)
         else:
-            free = self._free_of(state, flavour, nodes)
-            homes = [number for number, own in enumerate(free) if own.holds(empty.needs)]
-            if not homes:
-                yield (*empty.own, UNREACHED)
-                return
-            losses = self._losses(state, flavour, homes, empty)
-            yield (*empty.own, min(losses))
-            rest = self._rest(state, flavour, nodes, homes, empty)
-            yield (*empty.own, *min(zip(losses, *rest, strict=True)))
+            left = self._planner.free_amounts(state)[0] - flavour.gpus if flavour.gpus else 0
+            losses = self._losses(state, flavour, [None], empty.needs, empty.each)
+            yield (*empty.own, *losses, left)
+
+    def _on_one_node(
+        self, state: HostState, flavour: Flavour, nodes: NodeAmounts
+    ) -> VmOnOneNode | None:
+        key = self._planner.empty(state), flavour
+        if key not in self._on_one:
+            self._on_one[key] = vm_on_one_node(self._planner, nodes, *key)
+        return self._on_one[key]
 
     def _losses(
-        self, state: HostState, flavour: Flavour, homes: Sequence[int | None], empty: VmOnEmpty
+        self,
+        state: HostState,
+        flavour: Flavour,
+        homes: Sequence[int | None],
+        needs: Amount,
+        each: Amount | None = None,
     ) -> list[int]:
         """The policy's loss, at least, by node of the VM; None = it is on several."""
-        unfit, needs = self._planner.unfit(state.shape, flavour), empty.needs
+        unfit = self._planner.unfit(state.shape, flavour)
         without_gpus = Amount(gpus=0, cores=needs.cores, memory_bytes=needs.memory_bytes)
         filled = [0] * len(homes)
         every = self._before.get(state)
@@ -97,7 +130,7 @@ class Bounds:
         for worth, before, fits, others_unfit in every:
             taken = needs if others_unfit == unfit else without_gpus
             for number, home in enumerate(homes):
-                filled[number] += worth * max(0, before - fits.after(home, taken, empty.each))
+                filled[number] += worth * max(0, before - fits.after(home, taken, each))
         gpus, cores = self._planner.free_amounts(state)
         left = gpus - flavour.gpus, cores - needs.cores
         return [self._loss(state, one, (gpus, cores), left) for one in filled]
@@ -111,10 +144,10 @@ class Bounds:
     def _loss(
         self, state: HostState, filled: int, before: tuple[int, int], after: tuple[int, int]
     ) -> int:
-        workload = self._workload_of(state)
+        workload = self.workload_of(state)
         return int(workload.worth(filled, *before) - workload.worth(0, *after))
 
-    def _workload_of(self, state: HostState) -> Workload:
+    def workload_of(self, state: HostState) -> Workload:
         """The flavours, each as often, on this kind of machine."""
         empty = self._planner.empty(state)
         if empty not in self._workloads:
@@ -146,54 +179,32 @@ class Bounds:
         return found
 
     def _rest(
-        self,
-        state: HostState,
-        flavour: Flavour,
-        nodes: NodeAmounts,
-        homes: Sequence[int],
-        empty: VmOnEmpty,
-    ) -> Iterator[list[int]]:
-        """The key after the VMs lost, by node: GPUs left free, then the host's cost terms."""
+        self, state: HostState, flavour: Flavour, nodes: NodeAmounts, home: int, vm: VmOnOneNode
+    ) -> tuple[int, ...]:
+        """The key after the policy's loss, on this node: GPUs left free, then the cost's terms."""
         free = self._free_of(state, None, nodes)
         left = sum([one.gpus for one in free]) - flavour.gpus if flavour.gpus else 0
-        yield [left] * len(homes)
-        for name, value in empty.rest:
-            if not isinstance(value, int):
-                return
-            if name == "gpu_sets_lost":
-                yield [0 if flavour.gpus else min(1, free[home].gpus) for home in homes]
-            elif name in ("unisolated_cores", "unequal_llcs"):
-                yield [0] * len(homes)
-            elif name == "llcs_spanned":
-                yield [min(1, value)] * len(homes)
-            elif name == "pages_to_reserve":
-                # Without pools on any node every page is to be reserved, wherever the VM is.
-                has_pools = any(pools for _, _, pools in state.memory)
-                yield [0 if has_pools else value] * len(homes)
-            elif name == "balance_cores":
-                yield from self._balance(state, nodes, homes, empty, value)
-                return
-            else:
-                return
+        own = self._free_of(state, flavour, nodes)[home]
+        sets_lost = 0 if flavour.gpus else min(1, own.gpus)
+        # Without pools on any node every page is to be reserved, wherever the VM is.
+        pages = 0 if any(pools for _, _, pools in state.memory) else vm.pages
+        cores, llcs = vm.needs.cores, 0
+        service = 0
+        sizes = []
+        for (node, number), (busy, threads) in zip(nodes.classes, state.cores, strict=True):
+            if node == home:
+                service += threads
+                sizes.append(number - busy)
+        for size in sorted(sizes, reverse=True):
+            if cores > 0:
+                cores, llcs = cores - size, llcs + 1
+        balance = free[home].cores - service if vm.packs else -free[home].cores
+        return left, sets_lost, 0, llcs, 0, pages, balance
 
-    def _balance(
-        self,
-        state: HostState,
-        nodes: NodeAmounts,
-        homes: Sequence[int],
-        empty: VmOnEmpty,
-        value: int,
-    ) -> Iterator[list[int]]:
-        free = self._free_of(state, None, nodes)
-        before = self._free_of(self._planner.empty(state), None, nodes)
-        assert empty.home is not None, "it has a home"
-        if value == -before[empty.home].cores:
-            yield [-free[home].cores for home in homes]
-        elif value == before[empty.home].cores:
-            service = [0] * len(free)
-            for (node, _), (_, threads) in zip(nodes.classes, state.cores, strict=True):
-                service[node] += threads
-            yield [free[home].cores - service[home] for home in homes]
+    def least_lost(self, before: HostState, after: HostState, flavour: Flavour) -> int:
+        """How many VMs of a flavour no longer fit with full locality, at least."""
+        known, most = self._known(before, flavour), self._between(after, flavour)[1]
+        return 0 if known is None or most is None else max(0, known - most)
 
     def certain(self, state: HostState, flavour: Flavour) -> int | None:
         """How many VMs still fit with full locality, where that needs no planner: as many as each
@@ -234,17 +245,21 @@ class Bounds:
         free = self._free_of(state, flavour, nodes)
         kept = self._planner.probe(state.shape).host_reserve.cores
         most = min(most, max(0, (sum([one.cores for one in free]) - kept) // needs.cores))
-        has_service = any(threads for _, threads in state.cores)
         spares = not self._planner.unfit(state.shape, flavour)
         if empty.threads > 1 or not spares or needs.cores > flavour.gpus * nodes.share:
             needs = replace(needs, cores=needs.cores + empty.threads)
             return min(most, sum([own.holds(needs) for own in usable])), most
         # Emulators leave the free GPUs of a node their cores, and share one where there are few.
         each = [own.holds(needs) for own in usable]
-        if has_service or not empty.threads:
+        if not empty.threads:
             return min(most, sum(each)), most
-        less = [replace(own, cores=own.cores - 1).holds(needs) for own in usable]
-        return min(most, sum(each) - any(a != b for a, b in zip(each, less, strict=True))), most
+        served = {at for (at, _), (_, own) in zip(nodes.classes, state.cores, strict=True) if own}
+        is_short = any(
+            replace(own, cores=own.cores - 1).holds(needs) < number
+            for at, (own, number) in enumerate(zip(usable, each, strict=True))
+            if at not in served
+        )
+        return min(most, sum(each) - is_short), most
 
     def counts(self, state: HostState, flavour: Flavour) -> tuple[int, int]:
         """As the planner's `counts`, which is asked only where it is not certain."""

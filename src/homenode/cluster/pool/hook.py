@@ -30,6 +30,9 @@ MOST_BYTES = 1 << 16
 MOST_PLACEMENTS = 40_000
 """Kept by the planner, with some 6 KiB of what belongs to each."""
 
+MOST_ASKED = 4
+"""Plans for a VM of a size of its own, at 3 ms each; then bounds decide."""
+
 _MOST_SHOWN = 3
 Uuid = Annotated[
     str,
@@ -83,13 +86,15 @@ class HookPlace(Struct, frozen=True, kw_only=True):
 
 class HookAnswer(Struct, frozen=True, kw_only=True):
     """The answer. host: None if no host takes the VM; `reason` says why. places: the first three.
-    error: the line was no valid request, and nothing was done."""
+    unexamined: hosts that may be better by their bounds, and were not planned. error: the line was
+    no valid request, and nothing was done."""
 
     vm: str | None
     op: str
     host: str | None = None
     places: tuple[HookPlace, ...] = ()
     removed_from: tuple[str, ...] = ()
+    unexamined: int = 0
     reason: str | None = None
     error: str | None = None
 
@@ -104,13 +109,19 @@ class Hook:
 
     def prepare(self) -> None:
         """Plan the pool's flavours, so that the next requests do not wait."""
+        self._places.prepare()
         for flavour in self._flavours.values():
             with suppress(HomenodeError):  # a request is answered with it
                 self._best(self._places.ranked(flavour))
 
     def _best(self, ranking: Iterator[RankedPlace]) -> tuple[list[RankedPlace], list[Placement]]:
-        """The first places, and what the planner chooses there."""
-        ranked = list(islice(ranking, _MOST_SHOWN))
+        """The first places, the last of which may be no better than hosts that were not planned;
+        and what the planner chooses there."""
+        ranked = []
+        for one in islice(ranking, _MOST_SHOWN):
+            ranked.append(one)
+            if one.unexamined:
+                break
         return ranked, [one.placement for one in ranked]
 
     def tidy(self) -> None:
@@ -159,7 +170,8 @@ class Hook:
             fault_domains=request.fault_domains,
         )
         among = set(request.hosts) or None
-        ranking = self._places.ranked(flavour, vm=own, among=among, rules=rules)
+        limit = None if flavour in self._flavours.values() else MOST_ASKED
+        ranking = self._places.ranked(flavour, vm=own, among=among, rules=rules, most_asked=limit)
         ranked, placements = self._best(ranking)
         shown = tuple(map(self._shown, ranked, placements))
         if not ranked:
@@ -179,7 +191,13 @@ class Hook:
                     )
                 )
             self._places.add(best.host.name, placed, rules)
-        return HookAnswer(vm=request.vm, op=request.op, host=best.host.name, places=shown)
+        return HookAnswer(
+            vm=request.vm,
+            op=request.op,
+            host=best.host.name,
+            places=shown,
+            unexamined=best.unexamined,
+        )
 
     def _removed(
         self,

@@ -35,8 +35,9 @@ class LostFits(Struct, frozen=True):
 class RankedPlace:
     """A host that takes the VM. step: the placement on any host in this state, so that cores and
     GPUs of the same kind may be exchanged. lost: VMs that no longer fit in the pool, the largest
-    flavour first. order: the least is the best, of all hosts and pools with the same flavours. vm:
-    which VM it is, where it is one."""
+    flavour first. order: the least is the best, of all hosts and pools with the same flavours.
+    unexamined: hosts that may be better by their bounds, which were not planned; then `lost` is the
+    least that it can be. vm: which VM it is, where it is one."""
 
     host: PoolHost
     flavour: Flavour
@@ -44,6 +45,7 @@ class RankedPlace:
     step: FillStep
     lost: tuple[LostFits, ...]
     order: tuple[object, ...]
+    unexamined: int
     vm: VmIdentity | None
     planner: Planner = field(repr=False, compare=False)
     known: dict[Flavour, Placement] = field(repr=False, compare=False)
@@ -149,6 +151,11 @@ class PoolPlaces:
         for name, host in self._hosts.items():
             self._state[name] = state = self.planner.state(host)
             self._members.setdefault(state, {})[name] = None
+
+    def prepare(self) -> None:
+        """Plan the flavours on each kind of host."""
+        for state in self._members:
+            self.bounds.workload_of(state)
 
     def host(self, name: str) -> PoolHost:
         return self._hosts[name]
@@ -283,12 +290,14 @@ class PoolPlaces:
         among: Collection[str] | None = None,
         rules: Rules = NO_RULES,
         emptied: str | None = None,
+        most_asked: int | None = None,
     ) -> Iterator[RankedPlace]:
         """The hosts that take the VM, the best first; each is worked out when it is asked for.
 
         flavour: the VM, or the VM by the number of the shape. vm: which it is, where it may run in
         the pool already: there it frees its own. among: names of hosts that may be chosen. rules,
-        emptied: as for `excluded`.
+        emptied: as for `excluded`. most_asked: plans, after which the bounds decide as soon as one
+        host holds the VM; None = no limit.
 
         Order: what gives way, then the policy's order of concerns (docs/decisions/0010) up to the
         GPU sets that the host loses; before these, the policy's loss (policy.py); then, of a VM
@@ -307,11 +316,21 @@ class PoolPlaces:
                 first = -1 if names[0] in own else min(map(self._order.__getitem__, names))
                 queue.append((candidate.key, first, names, candidate))
         heapq.heapify(queue)
+        limit = None if most_asked is None else self.planner.asked + most_asked
+        unexamined, is_placed = 0, False
         while queue:
             key, first, names, candidate = heapq.heappop(queue)
             step = candidate.step
             if key == candidate.key and (step is None or not candidate.is_complete):
-                candidate.go_on()
+                is_over = limit is not None and self.planner.asked >= limit
+                if is_over and step is None and is_placed:
+                    unexamined += len(names)
+                    continue
+                was_bounded = candidate.is_bounded
+                candidate.go_on(by_bounds=is_over)
+                if candidate.is_bounded and not was_bounded and not candidate.is_refused:
+                    unexamined += len(names)
+                is_placed = is_placed or candidate.step is not None
                 step = None
             if candidate.is_refused:
                 continue
@@ -326,6 +345,7 @@ class PoolPlaces:
                     step=step,
                     lost=candidate.lost(),
                     order=candidate.key,
+                    unexamined=unexamined,
                     vm=vm,
                     planner=self.planner,
                     known={} if name in own else self._placements[name],
@@ -357,7 +377,7 @@ class PoolPlaces:
     def _candidate(self, state: HostState, flavour: Flavour) -> "_Candidate":
         """The state as a place for the flavour."""
         known = self._candidates.setdefault(flavour, {})
-        if state not in known:
+        if state not in known or known[state].is_bounded:
             known[state] = _Candidate(self, flavour, state)
         return known[state]
 
@@ -464,15 +484,17 @@ class _Candidate:
     def __init__(self, places: PoolPlaces, flavour: Flavour, state: HostState) -> None:
         self.places, self.flavour, self.state = places, flavour, state
         self.step: FillStep | None = None
-        self.is_refused = self.is_complete = False
+        self.is_refused = self.is_complete = self.is_bounded = False
         self._lost: list[int] = []
         self._bounds = places.bounds.keys(state, flavour)
         self.key = next(self._bounds)
 
-    def go_on(self) -> None:
+    def go_on(self, *, by_bounds: bool = False) -> None:
         """The next bound; else ask the planner; then what one flavour more loses, and at the end
-        the rest."""
+        the rest. by_bounds: without more plans than that of the VM."""
         places, step = self.places, self.step
+        if by_bounds:
+            self._bounds, self.is_bounded = iter(()), True
         if (bound := next(self._bounds, None)) is not None:
             self.key = bound
             return
@@ -483,7 +505,8 @@ class _Candidate:
                 return
         else:
             flavour = places.flavours[len(self._lost)]
-            self._lost.append(places.lost(self.state, step.after, flavour))
+            lost = places.bounds.least_lost if by_bounds else places.lost
+            self._lost.append(lost(self.state, step.after, flavour))
         own, rest = step.terms
         left = len(places.flavours) - len(self._lost)
         loss = places.bounds.loss(self.state, step.after, [*self._lost, *[0] * left])

@@ -23,7 +23,7 @@ from homenode.vm.gpu_parts import parts_at, same_profile
 from homenode.vm.layout import MemoryBinding, Pinning
 from homenode.vm.plan_model import Unplannable
 
-_POOL_TERM = "gpu_sets_lost"
+POOL_TERM = "gpu_sets_lost"
 
 
 class FillStep(Struct, frozen=True, kw_only=True):
@@ -44,7 +44,7 @@ class FillStep(Struct, frozen=True, kw_only=True):
         """The cost: the VM's own terms, and from the GPU sets lost on those of the host by name,
         between which the pool's own stand."""
         terms = self.placement.concerns
-        at = next((i for i, (name, _) in enumerate(terms) if name == _POOL_TERM), len(terms))
+        at = next((i for i, (name, _) in enumerate(terms) if name == POOL_TERM), len(terms))
         return [value for _, value in terms[:at]], terms[at:]
 
 
@@ -101,8 +101,8 @@ class Planner(HostStates):
         """
         key = (state, flavour)
         if key not in self._steps:
-            relaxed = self.with_all_memory(state)
-            if relaxed == state or any(pools for _, _, pools in state.memory):
+            relaxed, request = self.with_all_memory(state), self.request(state, flavour)
+            if relaxed == state or request is None or request.page_bytes is not None:
                 self._steps[key] = self._asked(state, flavour)
             else:
                 self._steps[key] = self._relaxed(state, flavour, self.exact_step(relaxed, flavour))
@@ -317,10 +317,13 @@ def names_parts(request: GuestRequest) -> bool:
 def _is_short_of_memory(state: HostState, request: GuestRequest) -> bool:
     """Whether all nodes together have less free memory than the VM needs; no fallback helps
     then."""
-    if request.layout.memory is MemoryBinding.AS_IT_WAS or request.page_bytes is not None:
+    layout = request.layout
+    floats = layout.pinning is Pinning.NONE and layout.memory is MemoryBinding.AS_IT_WAS
+    if floats or any(free is None for _, free, _ in state.memory):
         return False
-    free = [free for _, free, _ in state.memory if free is not None]
-    return len(free) == len(state.memory) and sum(free) < request.memory_bytes
+    pools = [one for _, _, pools in state.memory if request.page_bytes is not None for one in pools]
+    huge = sum(pool.page_bytes * pool.free_pages for pool in pools)
+    return sum(free or 0 for _, free, _ in state.memory) + huge < request.memory_bytes
 
 
 def step_of(placement: Placement, after: HostState, gpus: Iterable[Bdf]) -> FillStep:

@@ -167,29 +167,26 @@ class HostStates:
         """The state of the same machine with no VM on it."""
         found = self._empty.get(state)
         if found is None:
-            found = self._emptied(state, tuple((0, 0) for _ in state.cores), ())
-            self._empty[state] = found
+            cores = tuple((0, 0) for _ in state.cores)
+            memory = tuple(
+                (
+                    size,
+                    None if size is None else size - _pooled(pools),
+                    tuple(structs.replace(pool, free_pages=pool.total_pages) for pool in pools),
+                )
+                for size, _, pools in state.memory
+            )
+            found = self._empty[state] = self.known(HostState(state.shape, cores, (), memory))
         return found
 
-    def _emptied(
-        self, state: HostState, cores: tuple[tuple[int, int], ...], owned: tuple[Bdf | str, ...]
-    ) -> HostState:
-        """With all memory free."""
-        memory = tuple(
-            (
-                size,
-                None if size is None else size - _pooled(pools),
-                tuple(structs.replace(pool, free_pages=pool.total_pages) for pool in pools),
-            )
-            for size, _, pools in state.memory
-        )
-        return self.known(HostState(state.shape, cores, owned, memory))
-
     def with_all_memory(self, state: HostState) -> HostState:
-        """The state with the same VMs on the same cores, and all memory free."""
+        """The state with the same VMs on the same cores, all memory free and no huge pages."""
         found = self._whole.get(state)
         if found is None:
-            found = self._whole[state] = self._emptied(state, state.cores, state.owned)
+            memory = tuple((size, size, ()) for size, _, _ in state.memory)
+            found = self._whole[state] = self.known(
+                HostState(state.shape, state.cores, state.owned, memory)
+            )
         return found
 
     def with_one_node(self, state: HostState, node: NodeIndex, gpu: Bdf) -> HostState:

@@ -4,7 +4,6 @@ Source: k8s.io/kube-scheduler/extender/v1 (ExtenderArgs, ExtenderFilterResult, H
 """
 
 from collections.abc import Mapping, Sequence
-from itertools import islice
 from typing import Any
 
 from msgspec import Struct
@@ -131,5 +130,11 @@ def _by_planner(
     known = [name for name in request.nodes if name in nodes.pool]
     for name in known:
         nodes.places.put(nodes.host(name))
-    ranked = nodes.places.ranked(flavour, among=known)
-    return {one.host.name: one.order for one in islice(ranked, len(known))}
+    found: dict[str, tuple[object, ...]] = {}
+    orders: set[tuple[object, ...]] = set()
+    for one in nodes.places.ranked(flavour, among=known):
+        orders.add(one.order)
+        if len(orders) > BEST_SCORE:  # this one, and all that are worse, have no point
+            break
+        found[one.host.name] = one.order
+    return found

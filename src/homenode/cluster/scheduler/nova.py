@@ -18,6 +18,7 @@ from typing import Any
 from msgspec import Struct, structs
 
 from homenode.bdf import Bdf
+from homenode.cluster.pool.amounts import Amount, fewest
 from homenode.cluster.pool.flavour import default_flavours
 from homenode.cluster.pool.model import PoolBuilder, PoolHost
 from homenode.cluster.pool.place import PoolPlaces
@@ -151,17 +152,16 @@ class NovaHosts:
         sockets: dict[int | None, list[NovaCellSize]] = {}
         for size in sizes:
             sockets.setdefault(size.socket, []).append(size)
-        needs = (
-            (spec.vcpus, lambda size: size.cores * size.threads),
-            (spec.memory_mb, lambda size: size.memory_mib),
-            (sum(request.count for request in _requests(spec)), lambda size: size.gpus),
-        )
-        fewest = 1
-        for need, of in needs:
-            amounts = sorted((sum(map(of, own)) for own in sockets.values()), reverse=True)
-            enough = (n for n in range(1, len(amounts) + 1) if sum(amounts[:n]) >= need)
-            fewest = max(fewest, next(enough, len(amounts)))
-        return fewest
+        parts = [
+            Amount(
+                gpus=sum(one.gpus for one in own),
+                cores=sum(one.cores * one.threads for one in own),
+                memory_bytes=sum(one.memory_mib for one in own),
+            )
+            for own in sockets.values()
+        ]
+        gpus = sum(request.count for request in _requests(spec))
+        return fewest(parts, Amount(gpus=gpus, cores=spec.vcpus, memory_bytes=spec.memory_mb))
 
     def _order(
         self, host: Any, cells: tuple[NovaCell, ...], spec: Any, asked: str

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError, ParseError
+from homenode.input_files import package_text
 from homenode.vm.plan_model import Plan
 from homenode.vm.targets.target import is_vgpu
 
@@ -55,72 +56,8 @@ def plan_values(plan: Plan) -> str:
     )
 
 
-PREPARE = r"""
-# Reserve the huge pages and give the devices to vfio-pci. Needs root.
-prepare() {
-  local line node size pages folder free device driver
-  for line in "${huge_pages[@]}"; do
-    read -r node size pages <<<"$line"
-    folder=/sys/devices/system/node/node$node/hugepages/hugepages-${size}kB
-    free=$(<"$folder/free_hugepages")
-    if ((free < pages)); then
-      echo $(($(<"$folder/nr_hugepages") + pages - free)) >"$folder/nr_hugepages"
-      free=$(<"$folder/free_hugepages")
-    fi
-    if ((free < pages)); then
-      echo "node $node: expected $pages free pages of $size kB, found $free" >&2
-      return 1
-    fi
-  done
-  if ((${#devices[@]})); then modprobe vfio-pci; fi
-  for device in "${devices[@]}"; do
-    folder=/sys/bus/pci/devices/$device
-    if [[ ! -d $folder ]]; then
-      echo "device $device: expected it on this host, found none" >&2
-      return 1
-    fi
-    driver=
-    if [[ -e $folder/driver ]]; then driver=$(basename "$(readlink -f "$folder/driver")"); fi
-    if [[ $driver == vfio-pci ]]; then continue; fi
-    echo vfio-pci >"$folder/driver_override"
-    if [[ -n $driver ]]; then echo "$device" >"$folder/driver/unbind"; fi
-    echo "$device" >/sys/bus/pci/drivers_probe
-  done
-}
-"""
-
-PIN = r"""
-# Pin the threads of a running QEMU: its own, then each IOThread and each vCPU.
-pin() {
-  local pid=$1 task comm found=0 deadline=$((SECONDS + 120))
-  if ((${#vcpu_pus[@]} == 0)); then return 0; fi
-  if [[ -n $emulator_pus ]]; then
-    for task in /proc/"$pid"/task/*; do
-      taskset -pc "$emulator_pus" "${task##*/}" >/dev/null || true
-    done
-  fi
-  while ((found < ${#vcpu_pus[@]})); do
-    found=0
-    for task in /proc/"$pid"/task/*; do
-      read -r comm <"$task/comm" || continue
-      if [[ $comm =~ ^CPU\ ([0-9]+)/ ]]; then
-        taskset -pc "${vcpu_pus[BASH_REMATCH[1]]}" "${task##*/}" >/dev/null
-        found=$((found + 1))
-      elif [[ $comm =~ ^IO\ iothread([0-9]+)$ ]]; then
-        if [[ -n ${iothread_pus[BASH_REMATCH[1] - 1]:-} ]]; then
-          taskset -pc "${iothread_pus[BASH_REMATCH[1] - 1]}" "${task##*/}" >/dev/null
-        fi
-      fi
-    done
-    if ((found >= ${#vcpu_pus[@]})); then break; fi
-    if [[ ! -d /proc/$pid ]] || ((SECONDS > deadline)); then
-      echo "process $pid: expected ${#vcpu_pus[@]} vCPU threads, found $found" >&2
-      return 1
-    fi
-    sleep 0.1
-  done
-}
-"""
+PREPARE, PIN = (package_text("vm", "targets", "scripts", f"{n}.sh") for n in ("prepare", "pin"))
+"""Functions of bash."""
 
 
 def words_of(text: str, where: str) -> tuple[str, ...]:

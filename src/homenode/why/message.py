@@ -2,7 +2,7 @@
 
 The rows are in the files of messages/: `ID: SURE`, and below it texts in small letters, one a line:
 `a & b` is a line with both, `a & !b` one without b, `{a|b} c` is one with `a c` or `b c`, and a $
-at the end is the line's; `a & @b` is a line with a where b is anywhere in the paste, `a & !@b`
+at the end is the line's, which begins with a space; `a & @b` is a line with a where b is anywhere in the paste, `a & !@b`
 where it is not. `@ b` is a word that begins with b at either end of the paste, where people say
 what they see, whatever is between words; a text may be of these alone. Others are looked for only
 where the paste has all of their words, in lines without their digits, of which each is looked at
@@ -108,7 +108,8 @@ def read_rows(text: str) -> Iterator[Message]:
 
 def signs(text: str, source: str, rows: Sequence[Message]) -> Iterator[Sign]:
     """The first line of each row that is a sign of it, in the order of the rows."""
-    data = text.translate(_PLAIN).replace('\\"', '"').encode(errors="replace").lower() + b"\n"
+    plain = f" {text}".translate(_PLAIN).replace('\\"', '"').replace("\n", "\n ")
+    data = plain.encode(errors="replace").lower() + b"\n"
     shapes = data.translate(None, _DIGITS).split(b"\n")
     blob = b"\n".join(dict.fromkeys(shapes)) + b"\n"
     said = _said(data if len(data) < 2 * _SAID else data[:_SAID] + data[-_SAID:])

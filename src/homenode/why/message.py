@@ -171,9 +171,10 @@ def _possible(blob: bytes, texts: Iterable[_Text]) -> Iterator[_Text]:
 def _line_of(parts: Sequence[Choices], none: Sequence[bytes], blob: bytes) -> int | None:
     """Where the first line begins that has one choice of each part, and none of `none`."""
     first: int | None = None
+    tries = iter(range(_MOST_TRIED))
     for choice in max(parts, key=lambda part: min(map(len, part))):
         at = blob.find(choice)
-        for _ in range(_MOST_TRIED):
+        for _ in tries:
             if at < 0 or (first is not None and at > first):
                 break
             begin, end = blob.rfind(b"\n", 0, at) + 1, blob.index(b"\n", at)

@@ -1,12 +1,12 @@
 """Message: lines that programs print when something fails, and the finding that each is a sign of.
 
 The rows are in the files of messages/: `ID: SURE`, and below it texts in small letters, one a line:
-`a & b` is a line with both, `a & !b` one without b, `{a|b} c` is one with `a c` or `b c`, and a $
-at the end is the line's, which begins with a space; `a & @b` is a line with a where b is anywhere in the paste, `a & !@b`
-where it is not. `@ b` is a word that begins with b at either end of the paste, where people say
-what they see, whatever is between words; a text may be of these alone. Others are looked for only
-where the paste has all of their words, in lines without their digits, of which each is looked at
-once; what has digits itself in the lines as they are. So time grows as the paste does.
+`a & b` is a line with both, `a & !b` one without b, `{a|b} c` is one with `a c` or `b c`; a $ is
+the end of a line, and each begins with a space. `a & @b` is a line with a where b is anywhere in
+the paste, `a & !@b` where it is not. `@ b` is a word that begins with b at either end of the paste,
+where people say what they see, whatever is between words; a text may be of these alone. Others are
+looked for only where the paste has all of their words, in lines without their digits, of which each
+is looked at once; what has digits itself in the lines as they are. So time grows as the paste does.
 """
 
 import re

@@ -299,6 +299,19 @@ def test_a_gpu_without_a_nic_on_its_side_is_named(way: str, found: list[str]) ->
     assert [cause.finding.id for cause in said.causes] == found
 
 
+@pytest.mark.parametrize(("rate", "found"), [("14.20", ["gpu-link-differs"]), ("55.90", [])])
+def test_a_gpu_whose_copies_are_slower_than_its_neighbours_is_named(
+    rate: str, found: list[str]
+) -> None:
+    paste = (
+        "Running host_to_device_memcpy_ce.\nmemcpy CE CPU(row) -> GPU(column) bandwidth (GB/s)\n"
+        f"           0         1         2\n 0     {rate}     57.06     56.68\n\nSUM\n"
+    )
+    said = answer([("nvbandwidth", paste)])
+    assert [cause.finding.id for cause in said.causes if cause.finding.is_bad] == found
+    assert all(cause.finding.subject == "GPU 0" for cause in said.causes)
+
+
 def test_a_listing_of_the_gpu_alone_lacks_its_port() -> None:
     alone = """01:00.0 3D controller [0302]: NVIDIA Corporation GH100 [10de:2330] (rev a1)
 \tCapabilities: [60] Express (v2) Endpoint, MSI 00

@@ -286,9 +286,9 @@ def _next_file(known: PasteFacts) -> str:
         if not known.of(Kubelet):
             return "the node's configz (kubectl get --raw /api/v1/nodes/NODE/proxy/configz)"
     elif known.of(NcclText) and not known.of(ReadVm):
-        return "the VM's file, and lspci -vvv as root of host and guest"
+        return "nvidia-smi topo -m, lspci -vvv (root), the logs of all ranks; of a VM its file too"
     if not known.of(ReadVm) and not known.of(Vmi):
-        return "the VM's file (virsh dumpxml NAME, qm config ID) and the whole error message"
+        return "the whole error message, dmesg; of a VM its file (virsh dumpxml NAME, qm config ID)"
     if not has_host:
         return (
             "homenode capture -o host.tar.gz of the host, or its lspci -vvv (root) and numactl -H"

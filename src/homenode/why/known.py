@@ -28,6 +28,7 @@ from homenode.vm.model import Vm
 from homenode.vm.targets.qemu_command import options_of, vm_of_command
 from homenode.vm.targets.registry import target_named
 from homenode.why.outputs import (
+    copy_findings,
     group_findings,
     matrix_findings,
     p2p_findings,
@@ -207,6 +208,7 @@ READERS: Mapping[str, Reader] = {
     "topo": lambda piece, where: [*matrix_findings(piece.text, where)],
     "nccl-tests": lambda piece, where: [*run_findings(piece.text, where)],
     "resources": lambda piece, where: [*resource_findings(piece.text, where)],
+    "copies": lambda piece, where: [*copy_findings(piece.text, where)],
     "p2p-test": lambda piece, where: [*p2p_findings(piece.text, where)],
     "iommu-groups": lambda piece, where: [*group_findings(piece.text, where)],
     "kernel": lambda *_: None,  # its lines are messages

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from statistics import median
 
 from homenode.bdf import Bdf
 from homenode.catalogue import finding
@@ -78,6 +79,23 @@ def p2p_findings(text: str, where: str) -> Iterator[Finding]:
             observed=f"GB/s: {first_few(slower, _MOST_NAMED)}",
             source=where,
         )
+
+
+def copy_findings(text: str, where: str) -> Iterator[Finding]:
+    """Of nvbandwidth between host and GPUs: a GPU that is slower than the others."""
+    for line in text.split("\n"):
+        match = _P2P_ROW.fullmatch(line)
+        rates = [float(word) for word in match[1].split()] if match and "." in line else []
+        usual = median(rates) if len(rates) > 1 else 0
+        for gpu, rate in enumerate(rates):
+            if rate < _P2P_SLOWER * usual:
+                yield finding(
+                    "gpu-link-differs",
+                    f"GPU {gpu}",
+                    expected=f"{usual:g} GB/s, as other GPUs have",
+                    observed=f"{rate:g} GB/s",
+                    source=where,
+                )
 
 
 def group_findings(text: str, where: str) -> Iterator[Finding]:

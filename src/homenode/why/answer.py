@@ -24,6 +24,7 @@ from homenode.cluster.pods.pod import Pod
 from homenode.errors import HomenodeError
 from homenode.findings import Finding, Severity, merged
 from homenode.gap import Gap
+from homenode.input_files import package_text
 from homenode.machine.topology import Host, host_of_nothing
 from homenode.nccl.checks import check_topology
 from homenode.nccl.log import read_log
@@ -45,13 +46,7 @@ _MOST_OTHERS = 4
 _OF_HOSTS = ("unpinned", "memory-unbound", "emulator-floats", "sockets-implicit")
 """What costs something on hosts of several nodes or with other VMs alone."""
 
-_WEIGHTY = (
-    *("windows-", "socket-cut-by-cell", "threads-not-siblings"),
-    *("pcie-link-narrow", "pcie-link-slow", "pcie-target-low", "gpu-peer-", "p2p-"),
-    *("nvswitches-left-out", "initiators-missing", "host-core-taken", "core-taken", "pu-shared"),
-    *("core-shared", "memory-elsewhere", "pin-off-node", "device-without-cell", "device-far"),
-    *("flat-over-nodes", "unpinned", "memory-unbound", "emulator-on-vcpu", "llc-straddled"),
-)
+_WEIGHTY = package_text("why", "weighty.txt").split()
 """Beginnings of ids of warnings: those that cost most first, all others behind them."""
 
 

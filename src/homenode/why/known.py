@@ -187,21 +187,15 @@ def _nccl_log(piece: Piece, _: str) -> NcclText:
     return NcclText("\n" * (piece.line - 1) + piece.text, piece.source, is_file=False)
 
 
-def _nccl_file(piece: Piece, where: str) -> NcclText:
-    return NcclText(piece.text[piece.text.index("<system") :], where, is_file=True)
-
-
-def _hwloc(piece: Piece, where: str) -> Host:
-    return host_from_hwloc(piece.text[piece.text.index("<topology") :], where)
-
-
 Reader = Callable[[Piece, str], object]
 
 READERS: Mapping[str, Reader] = {
     "domain": _domain,
-    "nccl-file": _nccl_file,
+    "nccl-file": lambda piece, where: NcclText(
+        piece.text[piece.text.index("<system") :], where, is_file=True
+    ),
     "nccl-log": _nccl_log,
-    "hwloc": _hwloc,
+    "hwloc": lambda one, where: host_from_hwloc(one.text[one.text.index("<topology") :], where),
     "smi-xml": lambda piece, _: parse_query(piece.text[piece.text.index("<nvidia_smi_log") :]),
     "lspci": _listing,
     "numactl": lambda piece, _: parse_hardware(piece.text),

@@ -45,10 +45,6 @@ def _log_of(line: str) -> str:
     return " ".join(said.split("\n")).rstrip(" ") if isinstance(said, str) else line
 
 
-def _is_mostly_indented(text: str) -> bool:
-    return 2 * text.count("\n    ") > text.count("\n")
-
-
 _WRAPPINGS = (
     _Wrapping("\r\n", lambda text: text.replace("\r\n", "\n")),
     _Wrapping("\x1b", partial(_COLOURS.sub, "")),
@@ -56,7 +52,11 @@ _WRAPPINGS = (
     _Wrapping(" std", partial(_OF_CONTAINER.sub, "")),
     _Wrapping("\n> ", partial(_QUOTED.sub, ""), lambda text: text.count("\n> ") > 1),
     _Wrapping("&lt;", unescape, lambda text: "</" not in text),
-    _Wrapping("\n    ", partial(_INDENTED.sub, ""), _is_mostly_indented),
+    _Wrapping(
+        "\n    ",
+        partial(_INDENTED.sub, ""),
+        lambda text: 2 * text.count("\n    ") > text.count("\n"),
+    ),
 )
 
 

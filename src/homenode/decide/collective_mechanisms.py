@@ -212,6 +212,8 @@ _FACTORS: dict[str, Callable[[SettingCell], bool]] = {
     "guests with pins": lambda cell: cell.is_guest and cell.is_pinned,
     "the file": lambda cell: cell.settings.file,
     "a process for each GPU": lambda cell: cell.settings.several,
+    "P2P": lambda cell: cell.settings.peers,
+    "ring": lambda cell: cell.settings.ring,
     "the first node": lambda cell: cell.settings.first_node,
 }
 

@@ -15,6 +15,10 @@ from homenode.decide.intervals import Interval
 ALIKE_FROM = 0.15
 """Two metrics' errors are pooled where chance explains their ratio at least this often."""
 
+UNLIKE_SIDES = 1.5
+"""Power of the part of the freedom that Satterthwaite leaves, which counts once more: the freedom
+is estimated as well, and of two metrics that vary together twice from the same boots."""
+
 LESS_FREEDOM = 0.75
 """What is left of the freedom where they are not: the mean of two squares of t has longer tails."""
 
@@ -53,7 +57,8 @@ def _together(tested: Sequence[Tested]) -> float:
         return intervals[0].p
     logs = [math.log(one.ratio) for one in intervals]
     whole = math.fsum(one.freedom for one in intervals)
-    freedom = whole * min(1.0, whole / math.fsum(one.boots - 2 for one in tested))
+    part = min(1.0, whole / math.fsum(one.boots - 2 for one in tested))
+    freedom = whole * part**UNLIKE_SIDES
     small, *_, large = sorted(intervals, key=lambda one: one.error)
     unlike = 2 * f_upper_p((large.error / small.error) ** 2, large.freedom, small.freedom)
     if unlike >= ALIKE_FROM:

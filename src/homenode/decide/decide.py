@@ -329,18 +329,16 @@ PRIOR = {
 
 
 def machines_with(evidence: Evidence, objective: Objective, layout: str) -> tuple[str, ...]:
-    """Published machines on which the figures choose this layout."""
-    return tuple(
-        system.name
-        for publication in evidence.publications
-        for system in publication.systems
-        if verdict(
-            system.name,
-            alternatives(run for run in publication.runs if run.head.system == system.name),
-            objective,
-        ).layout
-        == layout
-    )
+    """Published machines on which the figures choose this layout, or find it no worse."""
+    systems = [(one.runs, each.name) for one in evidence.publications for each in one.systems]
+    found = [
+        (
+            name,
+            verdict(name, alternatives(run for run in runs if run.head.system == name), objective),
+        )
+        for runs, name in systems
+    ]
+    return tuple(name for name, one in found if layout in (one.layout, *one.also))
 
 
 def _derivations(

@@ -2,10 +2,8 @@
 
 The boot is the unit of replication: a boot's samples are condensed to their median, and the medians
 are compared on the logarithmic scale. Welch's t with Satterthwaite's degrees of freedom; of three
-alternatives or more the variances are pooled but that of the noisier of two, and those that
-Cochran's test (ISO 5725-2) finds to be larger. In a trial whose rounds differ, the rounds are
-blocks. Error rates:
-docs/decisions/0003-intervals.md, 0029-one-noisy-layout.md.
+alternatives or more each variance is drawn towards the others'. In a trial whose rounds differ, the
+rounds are blocks. Error rates: docs/decisions/0003-intervals.md, 0029-one-noisy-layout.md.
 """
 
 import math
@@ -31,8 +29,15 @@ that vary five times as much. Of several that vary alike the noisiest is set apa
 10 %: what is left seems to vary less than it does."""
 
 BESIDE_TERMS_FROM = 4
-"""Boots of each of several, from which on the noisier of two has its own variance next to a drift
-or rounds as well: these cost freedom, of which three boots have none to spare."""
+"""Boots of each of several, from which on each has its own variance next to a drift or rounds as
+well: these cost freedom, of which three boots have none to spare."""
+
+OTHERS_COUNT, OTHERS_FREEDOM = 1 / 4, 1 / 16
+"""Of the freedom of the others, one of them left out as it shows how alike they are: for the value
+that a variance is drawn to, half of its own freedom at most, and for the freedom that is gained."""
+
+MOST_TIMES_THE_NOISE = 6
+"""Of the quietest of the others. What varies more counts as if it varied so much."""
 
 FREEDOM_OF_FEWER = 1.5
 """Satterthwaite's freedom is no more than so many times that of the side with fewer boots: where
@@ -40,6 +45,10 @@ that is the noisier one, and seems quiet by chance, many boots of the other lend
 
 MOST_CLOSED = 7
 """Alternatives, of which a pair is tested with each subset; of more it is with all of them."""
+
+LEAST_FREEDOM_OF_BLOCKS = 3
+"""Three rounds of two leave fewer: where their differences seem alike by chance, rounds that differ
+in any way make the two seem unlike. Looks of a sequence share the error, and are few rounds."""
 
 BLOCKS_DIFFER = 0.01
 """Level of the F test that a trial's rounds must pass to be blocks: blocks cost degrees of freedom,
@@ -196,17 +205,18 @@ NO_LINE = 0.05
 
 class _Trend(NamedTuple):
     """estimate: adjusted for a drift that is a line over time, the same for all. variance: that it
-    leaves. p: how likely a drift like that is by chance. lean: correlation between the alternative
-    and the time."""
+    leaves, and its freedom. p: how likely a drift like that is by chance. lean: correlation of the
+    alternative with the time."""
 
     estimate: _Estimate
     variance: float
+    freedom: float
     p: float
     lean: float
 
     def is_line(self, blocks: "_Blocks") -> bool:
         ratio = self.variance / blocks.variance
-        return f_upper_p(ratio, self.estimate.freedom, blocks.freedom) >= NO_LINE
+        return f_upper_p(ratio, self.freedom, blocks.variance_freedom) >= NO_LINE
 
 
 def _by_time(first: Series, second: Series, others: Iterable[Series]) -> _Trend | None:
@@ -232,7 +242,8 @@ def _by_time(first: Series, second: Series, others: Iterable[Series]) -> _Trend 
     rests = [math.fsum((log - slope * time) ** 2 for time, log in own) for own in off]
     freedom = len(known) - len(every) - 1.0
     variance = max(math.fsum(rests) / freedom, _inner(every), RESOLUTION**2)
-    wider, less = _widening(every, _of_rests(rests, [len(own) - 1.0 for own in off]))
+    part = freedom / (freedom + 1)
+    wider, left = _widening(every, _of_rests(rests, [part * (len(own) - 1.0) for own in off]))
     later = middle[1] - middle[0]
     counts = len(first.medians), len(second.medians)
     spread = 1 / counts[0] + 1 / counts[1]
@@ -244,10 +255,11 @@ def _by_time(first: Series, second: Series, others: Iterable[Series]) -> _Trend 
         _Estimate(
             level[1] - level[0] - slope * later,
             math.sqrt(variance * (spread + later**2 / squares)) * wider,
-            freedom - less,
+            left,
             adjusted=True,
         ),
         variance,
+        freedom,
         two_sided_p(slope / math.sqrt(variance / squares), freedom),
         math.copysign(math.sqrt(between / (between + own_squares)), later),
     )
@@ -275,41 +287,55 @@ def _mean_log(series: Series) -> float:
 
 
 def _by_boots(first: Series, second: Series, others: Iterable[Series]) -> tuple[float, float]:
-    """Standard error of the difference, and its degrees of freedom. Of two alone each has its own
-    variance: three boots are too few to show that one varies five times as much. Looks of a
-    sequence share the error, and two boots would leave one degree of freedom."""
+    """Standard error of the difference, and its degrees of freedom. Looks of a sequence share the
+    error, and two boots would leave one degree of freedom: variances are pooled there."""
     every = [first, second, *others]
     own = [_own(series) for series in every]
-    a, b = own[:2]
-    if len(own) > 2 or first.look is not None:
-        variance_of = _pooled_where_alike(tuple(sorted(own)))
-        a, b = variance_of[a], variance_of[b]
-    one, other = a.value / len(first.medians), b.value / len(second.medians)
-    error = math.sqrt(one + other)
-    if a.pooled and b.pooled:
-        alike = [n for n, each in enumerate(own) if variance_of[each].pooled]
-        wider, less = _widening([every[n] for n in alike], [own[n] for n in alike], LEAST_BOOTS)
-        return error * wider, a.freedom - less
-    fewer, more = sorted((len(first.medians), len(second.medians)))
-    most = math.inf if fewer == more else FREEDOM_OF_FEWER * (fewer - 1)
-    return error, min(most, (one + other) ** 2 / (one**2 / a.freedom + other**2 / b.freedom))
+    if first.look is None:
+        return _of_two(every, _drawn_together(own))
+    a, b = (_pooled_where_alike(tuple(sorted(own)))[one] for one in own[:2])
+    error, freedom = _of_two(every, (a, b))
+    return error, a.freedom if a.pooled and b.pooled else freedom
 
 
-def _widening(
-    every: Sequence[Series], own: Sequence[_Variance], least: int = BESIDE_TERMS_FROM
-) -> tuple[float, float]:
-    """What the pooled error of the first two of several is multiplied by, and the freedom that it
-    loses, as the noisier of the two counts with its own variance where that is above the rest's.
-    least: boots of each."""
+def _of_two(every: Sequence[Series], variances: Sequence[_Variance]) -> tuple[float, float]:
+    """Standard error of the difference of the first two, and Satterthwaite's freedom: of several it
+    is rounded down, as quantiles of the range take long and are kept."""
+    a, b = variances
+    one, other = a.value / len(every[0].medians), b.value / len(every[1].medians)
+    freedom = (one + other) ** 2 / (one**2 / a.freedom + other**2 / b.freedom)
+    if len(every[0].medians) != len(every[1].medians):
+        freedom = min(freedom, FREEDOM_OF_FEWER * min(a.freedom, b.freedom))
+    return math.sqrt(one + other), freedom if len(every) == 2 else math.floor(16 * freedom) / 16
+
+
+def _drawn_together(own: Sequence[_Variance]) -> list[_Variance]:
+    """The variances of the first two, each drawn towards the geometric mean of all the others: most
+    layouts vary alike, and one that varies far more moves that little. Of two alone each has its
+    own: three boots are too few to show that one varies five times as much."""
+    found = []
+    for n, one in enumerate(own[:2]):
+        rest = [other for m, other in enumerate(own) if m != n]
+        whole = math.fsum(other.freedom for other in rest)
+        most = MOST_TIMES_THE_NOISE**2 * min(other.value for other in rest)
+        logs = (other.freedom * math.log(min(other.value, most)) for other in rest)
+        usual = math.fsum(logs) / whole
+        spare = whole * (len(rest) - 1) / len(rest)
+        weight = min(OTHERS_COUNT * spare, one.freedom / 2)
+        value = (one.value * one.freedom + math.exp(usual) * weight) / (one.freedom + weight)
+        found.append(_Variance(value, one.freedom + OTHERS_FREEDOM * spare, False))
+    return found
+
+
+def _widening(every: Sequence[Series], own: Sequence[_Variance]) -> tuple[float, float]:
+    """What the pooled error of the first two of several is multiplied by, as each has a variance of
+    its own; and the freedom that is left."""
+    pooled = _pool(own)
     counts = [len(one.medians) for one in every[:2]]
-    if len(every) < 3 or min(counts) < least or every[0].look is not None:
-        return 1.0, 0.0
-    noisier = int(own[1].value > own[0].value)
-    rest = _pool([one for n, one in enumerate(own) if n != noisier])
-    spread = max(own[noisier].value, rest.value) / counts[noisier]
-    spread += rest.value / counts[1 - noisier]
-    pooled = _pool(own).value * (1 / counts[0] + 1 / counts[1])
-    return math.sqrt(spread / pooled), own[noisier].freedom
+    if len(every) < 3 or min(counts) < BESIDE_TERMS_FROM or every[0].look is not None:
+        return 1.0, pooled.freedom
+    error, freedom = _of_two(every, _drawn_together(own))
+    return error / math.sqrt(pooled.value * sum(1 / count for count in counts)), freedom
 
 
 def _own(series: Series) -> _Variance:
@@ -366,7 +392,9 @@ def _by_blocks(first: Series, second: Series, others: Iterable[Series]) -> "_Blo
     if blocks is None or _blocks(second) != blocks:
         return None
     every = [first, second, *(one for one in others if _blocks(one) == blocks)]
-    if not _vary_alike(every):
+    freedom = (len(every) - 1.0) * (len(blocks) - 1)
+    is_short = first.look is None and freedom < LEAST_FREEDOM_OF_BLOCKS
+    if is_short or not _vary_alike(every):
         return None
     order = sorted(blocks)
     rows = [
@@ -376,7 +404,6 @@ def _by_blocks(first: Series, second: Series, others: Iterable[Series]) -> "_Blo
     whole = math.fsum(map(math.fsum, rows)) / (count * rounds)
     of_row = [math.fsum(row) / rounds for row in rows]
     of_round = [math.fsum(column) / count for column in zip(*rows, strict=True)]
-    freedom = float((count - 1) * (rounds - 1))
     rests = [
         math.fsum(
             (value - mean - level + whole) ** 2 for value, level in zip(row, of_round, strict=True)
@@ -387,8 +414,8 @@ def _by_blocks(first: Series, second: Series, others: Iterable[Series]) -> "_Blo
     between = count * math.fsum((level - whole) ** 2 for level in of_round) / (rounds - 1)
     if f_upper_p(between / variance, rounds - 1.0, freedom) >= BLOCKS_DIFFER:
         return None
-    wider, less = _widening(every, _of_rests(rests, [freedom / count] * count))
-    return _Blocks(math.sqrt(2 * variance / rounds) * wider, freedom - less, variance)
+    wider, left = _widening(every, _of_rests(rests, [freedom / count] * count))
+    return _Blocks(math.sqrt(2 * variance / rounds) * wider, left, variance, freedom)
 
 
 def _inner(every: Sequence[Series]) -> float:
@@ -404,11 +431,13 @@ def _of_rests(rests: Sequence[float], freedoms: Sequence[float]) -> list[_Varian
 
 
 class _Blocks(NamedTuple):
-    """Standard error of a difference, its degrees of freedom, the variance that rounds leave."""
+    """Standard error of a difference, its degrees of freedom; the variance that rounds leave, and
+    the freedom of that."""
 
     error: float
     freedom: float
     variance: float
+    variance_freedom: float
 
 
 def _blocks(series: Series) -> frozenset[tuple[str, int]] | None:

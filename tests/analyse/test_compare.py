@@ -19,6 +19,7 @@ from homenode.decide.comparison import (
     EvidenceLevel,
     Outcome,
 )
+from homenode.decide.decide import left_out
 from homenode.errors import InputError
 from homenode.measure.results.model import Condition, GpuPlace, Origin, Run, Sample, Statistic
 from homenode.measure.results.vantage import Vantage
@@ -246,6 +247,21 @@ def test_pins_are_named_as_a_cause_where_they_changed_with_the_layout() -> None:
         (doubt,) = [one for one in compared(first, second).doubts if one.id == "control-moved"]
         assert ("pins are on slower" in doubt.cause, "doctor" in doubt.remedy) == (named, named)
         assert ("no layout changes this" in doubt.cause) is not named
+
+
+def test_figures_of_other_nodes_are_said_not_to_pair() -> None:
+    rng = random.Random(8)
+    sides = []
+    for layout, node in (("pin", 1), ("pin-numa", 0)):
+        run = simulated_run(layout, TRIAD, rng)
+        samples = tuple(replace(one, node=node) for one in run.samples)
+        sides.append(Run(run.head, samples))
+    comparison = compared(*sides)
+    (doubt,) = [one for one in comparison.doubts if one.id == "series-without-pair"]
+    assert not comparison.effects and doubt.detail == "memory bandwidth: node 1 against node 0"
+    assert [text.rpartition(": ")[2] for text in left_out(sides, [Objective.HOST_BANDWIDTH])] == [
+        f"node {node} alone decides nothing" for node in (1, 0)
+    ]
 
 
 def test_gpu_figures_pair_by_address_and_never_by_index() -> None:

@@ -73,6 +73,7 @@ KNOWN: Mapping[Cause, _Acts] = {
 }
 STRANGE: Mapping[str, _Acts] = {
     "several processes": lambda at: at.settings.several,
+    "guests without P2P": lambda at: at.guest and not at.settings.peers,
     "the file, in flat guests": lambda at: at.settings.file and not at.cells and at.guest,
     "one layout": lambda at: at.layout == "pin-numa",
     "another layout": lambda at: at.layout == "pin-numa-pci",

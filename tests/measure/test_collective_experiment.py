@@ -321,6 +321,21 @@ def test_what_the_virtual_machine_costs_and_what_one_node_costs_are_kept_apart()
     )
 
 
+def test_what_costs_guests_with_p2p_off_alone_is_not_the_virtual_machine() -> None:
+    """As an IOMMU in strict mode does: copies between GPUs do not pass through memory."""
+    for seed in range(8):
+        guests = RandomGuests(
+            seed,
+            {"guests without P2P": 0.78},
+            boots=5,
+            boot_noise=0.05,
+            two_states=False,
+            round_noise=0.01,
+            logs="true",
+        )
+        assert Cause.VIRTUAL_MACHINE not in named(diagnosis_of(guests))
+
+
 def test_guests_at_random_get_a_cause_that_they_have_or_none() -> None:
     counts, wrong = tally(range(40))
     assert not wrong

@@ -20,7 +20,7 @@ from homenode.cli.terminal import (
 )
 from homenode.decide.alternative import alternatives_of
 from homenode.decide.compare import compare as compare_alternatives
-from homenode.decide.decide import decide_all, decide_for_machines
+from homenode.decide.decide import decide_all, decide_for_machines, left_out
 from homenode.decide.evidence.documents import publications
 from homenode.decide.evidence.model import Evidence
 from homenode.decide.evidence.sources import load_sources, published_hosts
@@ -67,7 +67,8 @@ def recommend(asked: RecommendArguments) -> None:
         hosts = published_hosts(printed)
         here = _this_machine() if any(run.head.host is not None for run in loaded) else None
         found = decide_for_machines(Evidence(publications(), loaded), hosts, wanted, here)
-    verdicts = Verdicts(found, tuple(reason for one in named for reason in one.skipped))
+    skipped = [reason for one in named for reason in one.skipped]
+    verdicts = Verdicts(found, (*skipped, *left_out(loaded, wanted)))
     if asked.json:
         print_json(encode("verdict", verdicts))
     else:

@@ -24,7 +24,7 @@ from homenode.decide.health import figure_findings
 from homenode.decide.intervals import CONFIDENCE, LEAST_BOOTS, interval
 from homenode.decide.outcomes import Found, judged, metric_of_effect
 from homenode.decide.rounds import reached, shared, until
-from homenode.decide.summary import Series, SeriesKey, headline, power_by_test
+from homenode.decide.summary import Series, SeriesKey, headline, part_in, power_by_test
 from homenode.errors import InputError
 from homenode.measure.results.model import FigureKey
 from homenode.measure.results.vantage import Vantage
@@ -390,7 +390,8 @@ def _unpaired(
             cause="unpinned vCPUs were moved between LLCs while the suite ran",
             remedy="pin vCPUs, or take more samples until both sides saw the same states",
         )
-    if devices := sorted({str(key.device) for key in apart if key.device is not None}):
+    on_both = {None, *({key.device for key in first} & {key.device for key in second})}
+    if devices := sorted({str(key.device) for key in apart if key.device not in on_both}):
         yield Doubt(
             id="device-without-pair",
             subject=label,
@@ -399,6 +400,18 @@ def _unpaired(
             cause="other GPUs, or addresses of the guest, which change with the layout",
             remedy="give bench and import the plan: it gives each GPU's host address",
         )
+    paired = {key.metric for key in first.keys() & second.keys()}
+    for metric in METRICS.values():
+        here, there = part_in(first, metric), part_in(second, metric)
+        if here is not None and there is not None and metric.id not in paired:
+            yield Doubt(
+                id="series-without-pair",
+                subject=label,
+                detail=f"{metric.title}: {here} against {there}",
+                blocks=False,
+                cause="one side was bound otherwise, or ran other tests",
+                remedy="measure both alike: the same test, and numactl for both or for neither",
+            )
     unnamed = {key.metric for key in first if metric_of(key.metric) is None}
     unknown = sorted(unnamed - UNCOMPARED - {POWER})
     if unknown:

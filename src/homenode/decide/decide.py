@@ -17,6 +17,7 @@ from homenode.decide.evidence.model import Derivation, Evidence, Publication, Pu
 from homenode.decide.health import figure_findings
 from homenode.decide.machine_facts import MachineFacts, machines_in, of_no_machine
 from homenode.decide.statement import huge_page_advice, sentence_of
+from homenode.decide.summary import headline, part_in, series_of
 from homenode.decide.verdict import (
     Reason,
     ReasonId,
@@ -29,7 +30,7 @@ from homenode.decide.verdict import (
 )
 from homenode.findings import Finding, Severity
 from homenode.machine.topology import Host
-from homenode.measure.results.model import Origin, Run
+from homenode.measure.results.model import UNKNOWN_SWITCHES, Origin, Run
 from homenode.measure.results.vantage import Vantage
 from homenode.metrics import METRICS, primaries
 from homenode.objective import Objective
@@ -194,6 +195,22 @@ def decide_for_machines(
         if machine.nodes is not None or one.level is not EvidenceLevel.REASONED or one.passed
     ]
     return tuple(found)
+
+
+def left_out(runs: Sequence[Run], objectives: Sequence[Objective]) -> Iterator[str]:
+    """Runs of other tools without a layout, and figures that decide for none of these objectives,
+    as they are of parts alone."""
+    for run in runs:
+        name = f"{run.head.system}/{run.head.name}"
+        is_foreign = run.head.origin is Origin.IMPORTED and run.head.arrangement is None
+        if is_foreign and run.head.switches == UNKNOWN_SWITCHES:
+            yield f"{name}: its layout is not known (homenode import --layout NAME=PRESET)"
+            continue
+        series = series_of([run]) if run.head.origin is not Origin.PUBLISHED else {}
+        for metric in METRICS.values():
+            part = None if headline(series, metric) else part_in(series, metric)
+            if part and not set(objectives).isdisjoint((*metric.primary, *metric.stands_in)):
+                yield f"{name}: {metric.title}: {part} alone decides nothing"
 
 
 def _are_of(known: Sequence[Alternative], runs: Sequence[Run]) -> bool:

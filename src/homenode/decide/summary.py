@@ -140,6 +140,18 @@ def headline_series(series: Mapping[SeriesKey, Series], metric: Metric) -> Serie
     return max(found, key=lambda one: one.samples, default=None)
 
 
+def part_in(series: Iterable[SeriesKey], metric: Metric) -> str | None:
+    """What figures of a metric are of, as an example: "triad of node 1"; None where there are
+    none."""
+    own = [key for key in series if key.metric == metric.id]
+    own.sort(key=lambda key: (key.variant != metric.headline, str(key)))
+    for key in own[:1]:
+        of = (key.node, "node"), (key.peer_node, "threads on node"), (key.size_bytes, "bytes")
+        places = [f"{name} {value}" for value, name in of if value is not None]
+        return " of ".join(filter(None, (key.variant, *places))) or "single devices"
+    return None
+
+
 def only_variant(series: Iterable[SeriesKey], metric: Metric) -> tuple[SeriesKey, ...]:
     """The one series over all nodes, devices and sizes, where there is one: "FP16 as printed"."""
     found = tuple(key for key in series if key.metric == metric.id and key.is_over_all)

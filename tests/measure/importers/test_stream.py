@@ -3,6 +3,7 @@
 import pytest
 
 from homenode.errors import ParseError
+from homenode.measure.importers.stream import OUTPUT as OUTPUT_OF
 from homenode.measure.importers.stream import parse
 from tests.mutations import MUTATIONS, survives
 from tests.shared_data import needs_shared, shared
@@ -83,6 +84,23 @@ def test_the_table_alone_is_read_and_the_size_of_the_arrays_is_a_gap() -> None:
     run = parse(OUTPUT[OUTPUT.index("Function") : OUTPUT.index("Solution")])
     assert (len(run.kernels), run.arrays_bytes) == (4, None)
     assert [gap.subject for gap in run.gaps] == ["STREAM arrays"]
+
+
+@pytest.mark.parametrize(
+    ("head", "node"),
+    [
+        ("+ numactl --cpunodebind=0 --membind=1 ./stream", 1),
+        ("$ /usr/bin/numactl -N 1 -m0-1 ./stream", 1),
+        ("policy: bind\ncpubind: 0\nmembind: 0\n+ numactl -m 1 ./stream", 1),
+        ("+ numactl --show\npolicy: bind\ncpubind: 0\nmembind: 0", 0),
+        ("+ numactl -i all ./stream", None),
+        ("numactl: command not found", None),
+    ],
+)
+def test_the_binding_is_what_the_log_shows_or_sets_last(head: str, node: int | None) -> None:
+    figures = OUTPUT_OF.of_log(f"{head}\n{OUTPUT}", "stream.log")
+    assert {one.node for one in figures.samples} == {node}
+    assert ("binding" in [gap.subject for gap in figures.gaps]) == ("-i all" in head)
 
 
 def test_threads_that_were_not_given_are_a_gap() -> None:

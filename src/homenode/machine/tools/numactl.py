@@ -123,6 +123,37 @@ def parse_hardware(text: str) -> NumactlHardware:
     )
 
 
+_NODES_OF = {"-N": 0, "--cpunodebind": 0, "-m": 1, "--membind": 1}
+_COMMAND = re.compile(r"(?:^|[\s/])numactl ", re.ASCII)
+
+
+def bound_by_command(line: str) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """Nodes of the PUs and of the memory of a command in a log; () where it does not say. None
+    where numactl starts nothing there.
+
+    >>> bound_by_command("+ numactl -N 0 --membind=0,1 ./stream")
+    ((0,), (0, 1))
+    >>> bound_by_command("numactl --show"), bound_by_command("$ numactl -i all ./stream")
+    (None, ((), ()))
+    """
+    found = _COMMAND.search(line)
+    words = line[found.end() :].split() if found else []
+    nodes: list[tuple[int, ...]] = [(), ()]
+    while words and words[0].startswith("-"):
+        word, _, value = words.pop(0).partition("=")
+        if word[:2] in ("-N", "-m") and len(word) > 2:
+            word, value = word[:2], word[2:]
+        if not value and word in _WITH_VALUE and words:
+            value = words.pop(0)
+        if word in _NODES_OF and _LIST.fullmatch(value):
+            nodes[_NODES_OF[word]] = tuple(CpuSet.parse(value))
+    return (nodes[0], nodes[1]) if words else None
+
+
+_LIST = re.compile(r"\d{1,4}(?:[-,]\d{1,4}){0,64}", re.ASCII)
+_WITH_VALUE = frozenset({*_NODES_OF, *"-C --physcpubind -i --interleave -p --preferred".split()})
+
+
 def parse_show(text: str) -> NumactlShow:
     """How a process was bound. Other lines are skipped: it often heads a log.
 

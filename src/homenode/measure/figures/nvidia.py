@@ -20,7 +20,7 @@ from homenode.bdf import Bdf
 from homenode.errors import ParseError
 from homenode.gap import Gap
 from homenode.machine.tools.nccl_tests import NcclTests
-from homenode.machine.tools.numactl import parse_show
+from homenode.machine.tools.numactl import bound_by_command, parse_show
 from homenode.machine.tools.nvbandwidth import (
     VERSION_LINE,
     NvbandwidthMatrix,
@@ -87,15 +87,29 @@ def sections(text: str) -> Iterator[LoggedRun]:
 def _head_of(lines: list[str], previous: int, start: int) -> int:
     """Where the head of a run begins: the first line behind the last run that gives a binding."""
     for number in range(previous, start):
-        if lines[number].startswith("policy:") or _PINNED.search(lines[number]):
+        line = lines[number]
+        if line.startswith("policy:") or _PINNED.search(line) or bound_by_command(line):
             return number
     return start
 
 
+def command_in(head: str) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """What a command sets that stands in a head behind all that numactl shows there."""
+    behind = head[head.rfind("policy:") + 1 :].split("\n")
+    found = [one for one in map(bound_by_command, behind) if one is not None]
+    return found[-1] if found else None
+
+
 def binding_in(head: str) -> tuple[Binding | None, tuple[Gap, ...]]:
-    """The last binding of a head; a script's own word counts where numactl says nothing."""
+    """The last binding of a head, as numactl shows or sets it; a script's own word counts where
+    numactl says nothing."""
     said = [int(node) for node in _PINNED.findall(head)]
     at = head.rfind("policy:")
+    if (command := command_in(head)) is not None:
+        pus, memory = command
+        if not pus and not memory:
+            return None, (Gap("binding", "the log's numactl names no node"),)
+        return Binding(pus, memory or pus), ()
     if at < 0:
         if not said:
             return None, (Gap("binding", "the log has no numactl --show before its figures"),)

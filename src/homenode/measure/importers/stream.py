@@ -23,7 +23,7 @@ from msgspec.structs import replace
 
 from homenode.gap import Gap
 from homenode.machine.tools.lines import Line, Lines
-from homenode.measure.figures.nvidia import binding_in
+from homenode.measure.figures.nvidia import binding_in, command_in
 from homenode.measure.figures.sample import FigureList, Figures, ToolOutput
 from homenode.units import GIB, MIB
 
@@ -203,16 +203,19 @@ _SIGN = re.compile(r"^STREAM version |^Function +(?:Best )?Rate ", re.M)
 
 
 def _stream_log(text: str, name: str) -> Figures:
-    """With the binding of the process, where numactl --show stands before the run."""
+    """With the binding of the process, where numactl shows or sets it before the run."""
     run = parse(text)
     head = text[: found.start()] if (found := _SIGN.search(text)) else ""
     shown = head[head.rfind("policy:") :] if "policy:" in head else ""
-    if not shown:
+    command = command_in(head)
+    if not shown and command is None:
         return of_stream(run)
     binding, gaps = binding_in(head)
     # Without a policy all memory of one node can be all that the machine has.
     is_bound = binding is not None and (
-        shown.startswith("policy: bind") or len(binding.memory_nodes) > len(binding.cpu_nodes)
+        command is not None
+        or shown.startswith("policy: bind")
+        or len(binding.memory_nodes) > len(binding.cpu_nodes)
     )
     figures = of_stream(run, binding.node if binding is not None and is_bound else None)
     conditions = binding.conditions() if binding is not None and is_bound else ()

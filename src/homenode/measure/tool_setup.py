@@ -15,14 +15,14 @@ from enum import StrEnum
 from itertools import groupby
 from pathlib import Path
 
-from msgspec import Struct, structs
+from msgspec import Struct, structs, toml
 
 from homenode.change.journal import Journal, state_hint
 from homenode.change.record_folder import RecordFolder
 from homenode.change.step import ChangeEntry, ChangeHead, ChangeState, Note
 from homenode.durable import check_links
 from homenode.errors import HostError, InputError, ToolError, UsageError, of_os
-from homenode.input_files import read_plain
+from homenode.input_files import package_text, read_plain
 from homenode.measure.access.machine import Machine
 from homenode.wording import command_line
 
@@ -37,7 +37,7 @@ class Vendor(StrEnum):
     AMD = "AMD"
 
 
-class ToolSource(Struct, frozen=True):
+class ToolSource(Struct, frozen=True, forbid_unknown_fields=True):
     """One tool at one version. program: what is installed; the build leaves
     it in build/.
 
@@ -82,66 +82,11 @@ class SetupPlan(Struct, frozen=True):
     there: tuple[str, ...]
 
 
-# Sums of the archives: Spack's recipes of these tools, 2026. PyTorch for gfx950 needs ROCm 7.
-SOURCES: tuple[ToolSource, ...] = (
-    ToolSource(
-        name="nvbandwidth",
-        version="0.9",
-        vendor=Vendor.NVIDIA,
-        url="https://github.com/NVIDIA/nvbandwidth/archive/refs/tags/v0.9.tar.gz",
-        folder="nvbandwidth-0.9",
-        program="nvbandwidth",
-        needs=("curl", "tar", "cmake", "c++", "nvcc"),
-        packages="cmake g++ libboost-program-options-dev, CUDA with its bin on PATH",
-        sha256="552e7b2595c4b95ab1da86ba002f239185d247b2fb9929ed3cb9dc7f57bcd67c",
-    ),
-    ToolSource(
-        name="nccl-tests",
-        version="2.17.6",
-        vendor=Vendor.NVIDIA,
-        url="https://github.com/NVIDIA/nccl-tests/archive/v2.17.6.tar.gz",
-        folder="nccl-tests-2.17.6",
-        program="all_reduce_perf",
-        needs=("curl", "tar", "make", "c++", "nvcc"),
-        packages="make g++ libnccl-dev, CUDA with its bin on PATH",
-        sha256="38974e70342150ede0e3fb8fd24bfe60ccbde90fa20241716ba8bb338e6b61a0",
-    ),
-    ToolSource(
-        name="rccl-tests",
-        version="07e3a21",
-        vendor=Vendor.AMD,
-        url="https://github.com/ROCm/rccl-tests.git",
-        folder="rccl-tests-07e3a21",
-        program="all_reduce_perf",
-        needs=("git", "cmake", "hipcc"),
-        packages="git cmake hipcc rccl-dev rocm-cmake",
-        commit="07e3a2196ec100581439934729ac7ce9e905321a",
-    ),
-    ToolSource(
-        name="TransferBench",
-        version="7.2.3",
-        vendor=Vendor.AMD,
-        url="https://github.com/ROCm/TransferBench/archive/refs/tags/rocm-7.2.3.tar.gz",
-        folder="TransferBench-rocm-7.2.3",
-        program="TransferBench",
-        needs=("curl", "tar", "cmake", "hipcc"),
-        packages="cmake hipcc libnuma-dev rocm-cmake hsa-rocr-dev",
-        sha256="e36fb3943359f38c15a27bb692a91d669186005b70ea7d877af6a6580fc2c790",
-    ),
-    *(
-        ToolSource(
-            name="PyTorch",
-            version="2.10.0",
-            vendor=vendor,
-            url=f"https://download.pytorch.org/whl/{build}",
-            folder="torch-2.10.0",
-            program=TORCH_PYTHON,
-            needs=("python3",),
-            packages="python3-venv, Python 3.10 or later",
-        )
-        for vendor, build in ((Vendor.NVIDIA, "cu128"), (Vendor.AMD, "rocm7.1"))
-    ),
-)
+class _Table(Struct, forbid_unknown_fields=True):
+    tool: tuple[ToolSource, ...]
+
+
+SOURCES = toml.decode(package_text("measure", "tools.toml"), type=_Table).tool
 
 NEEDED = frozenset(need for source in SOURCES for need in source.needs) | {"sha256sum", "install"}
 """Programs to look for before a plan is made."""

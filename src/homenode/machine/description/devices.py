@@ -2,11 +2,12 @@
 
 from collections.abc import Collection, Mapping, Sequence
 
-from msgspec import Struct
+from msgspec import Struct, toml
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.errors import InputError
+from homenode.input_files import package_text
 from homenode.machine.description.document import (
     UNKNOWN_NODE,
     ElementTable,
@@ -17,7 +18,7 @@ from homenode.machine.description.document import (
 )
 from homenode.machine.pci import DeviceKind, PartKind, PciBar, PciLink
 from homenode.toml_text import TomlTable, decode_value
-from homenode.units import GIB, KIB, MIB, parse_bytes
+from homenode.units import parse_bytes
 from homenode.wording import did_you_mean
 
 NVIDIA_DRIVER = "nvidia"
@@ -55,73 +56,13 @@ class DeviceModel(Struct, frozen=True):
     memory_mode: str | None = None
 
 
-_GPU_BARS = (
-    PciBar(0, 16 * MIB, is_64bit=True, is_prefetchable=True),
-    PciBar(2, 128 * GIB, is_64bit=True, is_prefetchable=True),
-    PciBar(4, 32 * MIB, is_64bit=True, is_prefetchable=True),
-)
+class _Table(Struct, forbid_unknown_fields=True):
+    model: tuple[DeviceModel, ...]
 
 
-def _widespread(
-    kind: DeviceKind, label: str, ids: tuple[int, int, int], link: tuple[float, int], *bars: PciBar
-) -> DeviceModel:
-    return DeviceModel(kind.value, label, kind, *ids, link=PciLink(*link, *link), bars=bars)
-
-
-_BY_CLASS = {
-    "gpu": _widespread(
-        DeviceKind.GPU,
-        "NVIDIA Corporation GH100 [H100 SXM5 80GB]",
-        (0x030200, 0x10DE, 0x2330),
-        (32.0, 16),
-        *_GPU_BARS,
-    ),
-    "nic": _widespread(
-        DeviceKind.NIC,
-        "Mellanox Technologies MT2910 Family [ConnectX-7]",
-        (0x020000, 0x15B3, 0x1021),
-        (32.0, 16),
-        PciBar(0, 32 * MIB, True, True),
-    ),
-    "nvme": _widespread(
-        DeviceKind.NVME,
-        "Samsung Electronics NVMe SSD Controller PM9A1",
-        (0x010802, 0x144D, 0xA80A),
-        (16.0, 4),
-        PciBar(0, 16 * KIB, True, False),
-    ),
-    "nvswitch": _widespread(
-        DeviceKind.NVSWITCH,
-        "NVIDIA Corporation GH100 [H100 NVSwitch]",
-        (0x068000, 0x10DE, 0x22A3),
-        (16.0, 2),
-        PciBar(0, 32 * MIB, True, False),
-    ),
-    "audio": _widespread(
-        DeviceKind.AUDIO,
-        "NVIDIA Corporation High Definition Audio Controller",
-        (0x040300, 0x10DE, 0x22BA),
-        (16.0, 16),
-        PciBar(0, 16 * KIB, False, False),
-    ),
-    "bmc": _widespread(
-        DeviceKind.OTHER,
-        "ASPEED Technology ASPEED Graphics Family",
-        (0x030000, 0x1A03, 0x2000),
-        (2.5, 1),
-        PciBar(0, 64 * MIB, False, False),
-    ),
-    "other": _widespread(
-        DeviceKind.OTHER,
-        "Intel Corporation system peripheral",
-        (0x088000, 0x8086, 0x09A2),
-        (16.0, 4),
-    ),
-}
-"""Defaults by class, so that a short file may say `class = "gpu"` and no more: a widespread part.
-
-Source: PCI Code and ID Assignment 1.11; pci.ids; BARs of lspci captures.
-"""
+_TEXT = package_text("machine", "description", "widespread.toml")
+_BY_CLASS = {one.name: one for one in toml.decode(_TEXT, type=_Table).model}
+"""Defaults by class: a widespread part."""
 
 ROOT_PORT, SWITCH_PORT = "root-port", "switch-port"
 """Names under which a file may give the ids of its own bridges."""

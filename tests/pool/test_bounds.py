@@ -274,6 +274,17 @@ def test_siblings_of_one_node_are_no_less_than_whole_cores_of_two() -> None:
     assert key[0] != 0
 
 
+def test_siblings_as_the_document_shows_them_come_before_the_last_core_of_another_host() -> None:
+    """As on one host: there its last core is not taken where siblings fit."""
+    guest = structs.replace(small_request(8).guest, cpu_topology=GuestTopology(1, 1, 4, 2))
+    options = PlanOptions(layout="pin-numa", document_siblings=DocumentSiblings.WHEN_SHORT)
+    asked = Flavour(name="vm", options=options, guest=guest)
+    hosts = [("no-smt", even_host(1, 1, 1, 8, 1)), ("smt", even_host(1, 1, 1, 6, 2))]
+    ranked = list(PoolPlaces(pool_of(hosts), default_flavours()).ranked(asked))
+    assert [one.host.name for one in ranked] == ["smt", "no-smt"]
+    assert Concession.HOST_CORE in ranked[1].step.placement.concessions
+
+
 def test_few_hosts_are_planned_once_it_is_known_what_fits() -> None:
     host = shipped("hgx-h100")
     sizes = [

@@ -29,6 +29,7 @@ class Placement(Struct, frozen=True):
     cell, () = as its vCPUs. concessions: what gave way, as in the fallback's name. layout: what
     the VM gets where that is not the layout asked for, as siblings have to share cores.
     takes_siblings: vCPUs run on siblings as the document shows them, for want of whole cores.
+    lacks_siblings: these do not fit either, so that the host's last core is taken.
     """
 
     nodes: tuple[NodeIndex, ...]
@@ -50,11 +51,13 @@ class Placement(Struct, frozen=True):
     concessions: tuple[str, ...] = ()
     layout: Layout | None = None
     takes_siblings: bool = False
+    lacks_siblings: bool = False
 
     @property
     def given_up(self) -> tuple[str, ...]:
         """The concessions, and whole cores where siblings were taken."""
-        return (*self.concessions, "whole cores") if self.takes_siblings else self.concessions
+        own = ("whole cores",) * self.takes_siblings + (_CORE_OF_HOST,) * self.lacks_siblings
+        return (*self.concessions, *own)
 
     @property
     def concerns(self) -> list[tuple[str, object]]:
@@ -79,6 +82,7 @@ class Placement(Struct, frozen=True):
         ]
 
 
+_CORE_OF_HOST = "host's last core, for want of siblings"
 _OF_NODES = ("nodes_spanned", "minus_nodes_spanned")
 _GIVEN_FIRST: tuple[str, ...] = (
     Concession.HOST_MEMORY,
@@ -86,6 +90,7 @@ _GIVEN_FIRST: tuple[str, ...] = (
     Concession.MIXED_KINDS,
     Concession.SIBLINGS_NOT_EXPOSED,
     Concession.FEWER_SIBLINGS,
+    _CORE_OF_HOST,
     "whole cores",
     Concession.MEMORY_ELSEWHERE,
 )

@@ -140,7 +140,8 @@ def _cores_or_siblings(
     if costs and paired is not None:
         found, other = replace(paired, layout=layout, takes_siblings=True), whole
     elif whole is not None:
-        found, other = whole, paired
+        lacks = bool(costs) and Concession.HOST_CORE in whole.concessions
+        found, other = replace(whole, lacks_siblings=lacks), paired
     else:
         assert refusal is not None, "neither whole cores nor siblings hold the VM"
         raise refusal

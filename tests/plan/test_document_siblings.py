@@ -185,7 +185,9 @@ def test_a_guest_core_has_no_more_threads_than_the_document_shows(threads: int, 
 def test_without_siblings_on_the_host_or_in_the_document_nothing_changes() -> None:
     single = even_host(1, 1, 1, 8, 1)
     plain = replace(request(8), document_siblings=DocumentSiblings.IGNORED)
-    assert place(single, request(8)) == place(single, plain)
+    whole = place(single, request(8))
+    assert whole.lacks_siblings  # so that a host with siblings is better
+    assert replace(whole, lacks_siblings=False) == place(single, plain)
     plain = replace(request(4), document_siblings=DocumentSiblings.IGNORED)
     assert place(single, request(4)) == place(single, plain)
     made = auto(guest(16, 0), R7950X3D)

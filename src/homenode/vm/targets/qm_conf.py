@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError, ParseError
+from homenode.input_files import package_text
 from homenode.machine.topology import Host
 from homenode.units import MIB
 from homenode.vm.model import GuestAddress, GuestHostdev, GuestTopology, Vm
@@ -344,37 +345,7 @@ set -euo pipefail
 
 """
 
-_HOOK_TAIL = r"""
-# In Proxmox's own list, so that no other VM starts with these devices.
-reserve() {
-  perl -MPVE::QemuServer::PCI -e \
-    'my ($seconds, $vmid, $pid, @ids) = @ARGV;
-     my @until = $pid ? (undef, $pid) : ($seconds, undef);
-     PVE::QemuServer::PCI::reserve_pci_usage(\@ids, $vmid, @until)' \
-    "$reserved_s" "$@"
-}
-
-release() {
-  perl -MPVE::QemuServer::PCI -e 'PVE::QemuServer::PCI::remove_pci_reservation($ARGV[0])' "$1"
-}
-
-vmid=${1:?the id of the VM}
-case ${2:?the phase} in
-  pre-start)
-    if ((${#devices[@]})); then reserve "$vmid" 0 "${devices[@]}"; fi
-    prepare
-    ;;
-  post-start)
-    pid=$(</run/qemu-server/"$vmid".pid)
-    if ((${#devices[@]})); then reserve "$vmid" "$pid" "${devices[@]}"; fi
-    pin "$pid"
-    ;;
-  post-stop)
-    if ((${#devices[@]})); then release "$vmid"; fi
-    ;;
-  *) ;;
-esac
-"""
+_HOOK_TAIL = package_text("vm", "targets", "scripts", "proxmox_hook.sh")
 
 
 def hook_script(plan: Plan, *, mirrored: bool) -> str | None:

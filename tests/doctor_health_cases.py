@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.machine.pci import DeviceKind, LinkKind, PciBar, PciDevice, PciLink, PciRegisters
-from homenode.machine.topology import FrequencyLimit, Host
+from homenode.machine.topology import FrequencyLimit, Host, HostPart
 from homenode.units import GIB, MIB
 from tests.doctor_cases import (
     DESKTOP,
@@ -89,6 +89,16 @@ def with_node_memory(share: float) -> Host:
     return replace(there, nodes=(less, *others))
 
 
+def with_microcode(second: str) -> Host:
+    there = host(HGX)
+    parts = (
+        HostPart("PU", str(pu), (("cpuinfo/microcode", text),))
+        for package, text in zip(there.packages, ("0x2b000603", second), strict=True)
+        for pu in package.pus
+    )
+    return replace(there, parts=tuple(parts))
+
+
 def with_half_a_cache(there: Host) -> Host:
     first, *others = there.llcs
     return replace(there, llcs=(replace(first, size_bytes=(first.size_bytes or 0) // 2), *others))
@@ -113,6 +123,12 @@ HEALTH_CASES: dict[str, Case] = {
         lambda: of_host(with_port(host(HGX), (GPU,), _X8)),
         "hgx-h100 with all GPUs on ports for x8",
         lambda: of_host(with_port(host(HGX), tuple(gpus(HGX, 8)), _X8)),
+    ),
+    "part-odd": case(
+        "hgx-h100 with another microcode on its second package",
+        lambda: of_host(with_microcode("0x2b000590")),
+        "hgx-h100 with the same on both",
+        lambda: of_host(with_microcode("0x2b000603")),
     ),
     "bar-unassigned": case(
         "hgx-h100 with BAR 2 of one GPU without an address",

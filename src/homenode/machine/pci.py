@@ -187,7 +187,8 @@ class PciDevice(Struct, frozen=True):
     module_id: of a GPU on a board with NVSwitches, 1-based: its slot there, which no address gives.
     parts: of a GPU that is divided; partition_mode: "mig" where MIG is on, or AMD's "SPX" to "CPX";
     memory_partition_mode: AMD's "NPS1" to "NPS8".
-    driver_states: what NVIDIA's driver says of it, by the paths of nvidia-smi -q -x.
+    driver_states: what NVIDIA's driver says of it, by the paths of nvidia-smi -q -x. states: what
+    else is compared with like devices, by the names of snapshot/states.txt.
     """
 
     bdf: Bdf
@@ -226,6 +227,7 @@ class PciDevice(Struct, frozen=True):
     firmware_node: NodeIndex | None = None
     registers: PciRegisters | None = None
     driver_states: tuple[tuple[str, str], ...] = ()
+    states: tuple[tuple[str, str], ...] = ()
 
     @property
     def device_control(self) -> PciRegisters | None:

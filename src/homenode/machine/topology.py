@@ -253,6 +253,15 @@ class HostSettings(Struct, frozen=True):
     turbo: str | None = None
 
 
+class HostPart(Struct, frozen=True):
+    """A PU, node, DIMM or the like, with what it has in common with others of its group: states by
+    the names of snapshot/states.txt."""
+
+    group: str
+    name: str
+    states: tuple[tuple[str, str], ...]
+
+
 def nearest_cpu_nodes(
     nodes: Sequence[NumaNode], distances: Sequence[Sequence[int]] | None
 ) -> dict[NodeIndex, tuple[NodeIndex, ...]]:
@@ -309,6 +318,7 @@ class Host(Struct, frozen=True, dict=True):
     housekeeping_pus: CpuSet = CpuSet()
     assumed: tuple[str, ...] = ()
     nodes_assumed: bool = False
+    parts: tuple[HostPart, ...] = ()
 
     def node(self, index: int) -> NumaNode | None:
         """The node of that number, or None."""

@@ -5,15 +5,18 @@ kind, ids, subsystem ids and function; for what drivers set, by their driver too
 by their ids and by what is below them.
 """
 
+import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence, Set
 from functools import partial
 from itertools import combinations
 from operator import attrgetter
-from typing import Any, NamedTuple
+from statistics import median_low
+from typing import Any, NamedTuple, TypeVar
 
 from homenode.bdf import Bdf
 from homenode.catalogue import finding
+from homenode.cpuset import CpuSet, PuIndex
 from homenode.findings import Finding, Severity
 from homenode.machine.link_path import (
     JUDGED,
@@ -31,7 +34,7 @@ from homenode.machine.pci import (
     PciRegisters,
     is_viable_driver,
 )
-from homenode.machine.tools.nvidia_smi import MATTERS
+from homenode.machine.snapshot.contents import StateRule, state_rule
 from homenode.machine.topology import Host
 from homenode.units import format_bytes
 from homenode.wording import first_few
@@ -63,6 +66,7 @@ class Compared(NamedTuple):
 
 
 Read = Callable[[Compared], Any]
+States = tuple[tuple[str, str], ...]
 
 
 def _group(one: Compared) -> str:
@@ -166,7 +170,8 @@ def _smaller(value: Iterable[tuple[int, int]], usual: Iterable[tuple[int, int]])
 
 
 class Attribute(NamedTuple):
-    """What is compared. name: the case of the page's texts. of_driver: a driver sets it."""
+    """What is compared. name: the case of the page's texts. of_driver: a driver sets it. topic: of
+    several attributes, of which one finding of a device says all."""
 
     name: str
     label: str
@@ -176,6 +181,7 @@ class Attribute(NamedTuple):
     shown: Callable[[Any], str] = str
     of_driver: bool = False
     severity: Severity | None = None
+    topic: str = ""
 
 
 _DEVCTL, _LNKCAP = "lspci -vvv: DevCtl", "LnkCap of lspci -vvv"
@@ -237,26 +243,87 @@ ATTRIBUTES: tuple[Attribute, ...] = (
 def _named(group: Sequence[Compared]) -> Iterator[Attribute]:
     """Each setting that a source names; what is not known to matter is an info."""
     may_sleep = DeviceKind.NVSWITCH not in group[0].kinds  # when idle, by their drivers
-    for source, states in (
-        ("lspci -vvv", _settings),
-        ("lspci -vvv", attrgetter("registers.others")),
-        ("nvidia-smi -q", attrgetter("device.driver_states")),
-    ):
-        stated = {one.device.bdf: dict(states(one)) for one in group}
+    for settings in (_settings, attrgetter("registers.others")):
+        stated = {one.device.bdf: dict(settings(one)) for one in group}
         names = dict.fromkeys(name for found in stated.values() for name in found)
-        if states is not _settings:  # what one lacks, others have
+        if settings is not _settings:  # what one lacks, others have
             absent = dict.fromkeys(names, "none")
             stated = {bdf: absent | found for bdf, found in stated.items() if found}
         for name in names:
             worse = _where_none if name == LANE_ERRORS else _other
-            is_minor = states is not _settings and not MATTERS.search(name)
-            by = _USE if is_minor or (name == "power state" and may_sleep) else {}
-            read = partial(_stated, stated, name)
-            yield _row("settings", name, read, source, worse, **_DRIVER, **by)
+            is_minor = settings is not _settings or (name == "power state" and may_sleep)
+            by = _USE if is_minor else {}
+            found = {bdf: states[name] for bdf, states in stated.items() if name in states}
+            read = partial(_of_device, found)
+            yield _row("settings", name, read, "lspci -vvv", worse, **_DRIVER, **by)
+    for source, states in _OF_STATES:
+        stated = {one.device.bdf: dict(states(one)) for one in group}
+        for rule, name, of in _judged("device", stated):
+            yield Attribute(
+                name="settings",
+                label=name,
+                read=partial(_of_device, of),
+                source=source,
+                worse=_WORSE[rule.judged],
+                of_driver=True,
+                severity=Severity.INFO if rule.is_info else None,
+                topic=rule.topic,
+            )
 
 
-def _stated(stated: Mapping[Bdf, Mapping[str, str]], name: str, one: Compared) -> str | None:
-    return stated.get(one.device.bdf, {}).get(name)
+def _of_device(stated: Mapping[Bdf, str], one: Compared) -> str | None:
+    return stated.get(one.device.bdf)
+
+
+_OF_STATES: tuple[tuple[str, Callable[[Compared], States]], ...] = (
+    ("nvidia-smi -q", attrgetter("device.driver_states")),
+    ("sysfs, nvidia-smi nvlink, amd-smi", attrgetter("device.states")),
+)
+_Key = TypeVar("_Key", bound=Hashable)
+
+
+def _judged(
+    group: str, stated: Mapping[_Key, Mapping[str, str]]
+) -> Iterator[tuple[StateRule, str, dict[_Key, str]]]:
+    """Each state of like parts, its rule, and what of it is compared: counts that are no cause for
+    worry are one text."""
+    given = {key for key, states in stated.items() if states}
+    for name in dict.fromkeys(name for states in stated.values() for name in states):
+        rule = state_rule(group, name)
+        found = {key: states[name] for key, states in stated.items() if name in states}
+        if rule.judged == "there":
+            found = dict.fromkeys(given, "none") | found
+        elif rule.judged == "count":
+            counts = {key: amount(text) for key, text in found.items()}
+            usual = median_low(counts.values()) if len(counts) > 1 else 0
+            least = max(rule.few, rule.times * usual)
+            few = f"about {usual:g}" if usual >= rule.few else f"fewer than {rule.few}"
+            found = {key: found[key] if count >= least else few for key, count in counts.items()}
+        if rule.judged not in ("use", "kept"):
+            yield rule, name, found
+
+
+_AMOUNT = re.compile(r"0x[0-9a-f]{1,16}|\d{1,20}(?:\.\d{1,6})?", re.ASCII)
+
+
+def amount(text: str) -> float:
+    """The first number of a text; 0 of a text without one."""
+    found = _AMOUNT.search(text)
+    number = "0" if found is None else found[0]
+    return int(number, 16) if number.startswith("0x") else float(number)
+
+
+def _fewer(value: str, usual: str) -> bool:
+    return amount(value) < amount(usual)
+
+
+_WORSE: Mapping[str, Callable[[Any, Any], bool]] = {
+    "other": _other,
+    "there": _other,
+    "less": _fewer,
+    "more": lambda value, usual: _fewer(usual, value),
+    "count": lambda value, usual: value[:1].isdecimal(),
+}
 
 
 _SAID_ALONE = ("Control Mem", "Control BusMaster")
@@ -299,9 +366,10 @@ def odd_findings(host: Host, known: Sequence[Finding] = ()) -> Iterator[Finding]
                     causes = {(bdf, attribute.name), (bdf, attribute.label)}
                     if attribute.name == "path":  # it follows from a link that is said
                         causes |= {(each, ATTRIBUTES[0].label) for each in (bdf, *one.above)}
+                    causes |= {(bdf, attribute.topic)} if attribute.topic else set()
                     if said.isdisjoint(causes):
                         yield found
-                        said.add((bdf, attribute.label))
+                        said |= {(bdf, attribute.label), (bdf, attribute.topic or attribute.label)}
     yield from _odd_nodes(host)
     yield from _odd_pairs(host, {bdf for bdf, name in said if name in _OF_PEERS})
 
@@ -399,21 +467,16 @@ def _odd(
 ) -> Iterator[tuple[Compared, Finding]]:
     values = [(one, attribute.read(one)) for one in group]
     known = [(one, value) for one, value in values if value is not None]
-    counts = Counter(value for _, value in known)
-    if len(known) < 2 or len(counts) < 2:
+    may_tie = DeviceKind.GPU in group[0].kinds or attribute.worse is _WORSE["count"]
+    found = _usual([value for _, value in known], attribute.worse, may_tie=may_tie)
+    if found is None:
         return
-    usual, count = counts.most_common(1)[0]
-    is_majority = len(known) >= _LEAST and 2 * count > len(known)
-    if not is_majority and DeviceKind.GPU not in group[0].kinds:
-        return
-    if not is_majority:  # as many have one as another: the better one could be had by all
-        best = [v for v in counts if not any(attribute.worse(v, other) for other in counts)]
-        if len(best) != 1:
-            return
-        usual, count = best[0], counts[best[0]]
+    usual, count, is_majority = found
     odd = [(o, v) for o, v in known if v != usual and attribute.worse(v, usual)]
     is_chosen = attribute.name == "mode" and len(odd) > 1  # one alone was forgotten
-    is_minor = is_chosen or not is_majority or group[0].kinds == {DeviceKind.NVME}
+    is_drive = group[0].kinds == {DeviceKind.NVME} and not attribute.topic
+    is_minor = is_chosen or not is_majority or is_drive
+    is_minor = is_minor and attribute.worse is not _WORSE["count"]
     for one, value in odd:
         if attribute.name in _WIRED and _is_built_so(one, attribute):
             continue
@@ -434,6 +497,67 @@ def _odd(
                 devices=(device.bdf, *(each.bdf for each in one.below)),
             ),
         )
+
+
+def _usual(
+    values: Sequence[Any], worse: Callable[[Any, Any], bool], *, may_tie: bool
+) -> tuple[Any, int, bool] | None:
+    """What most of some values are, how many, and whether it is more than half of three or more;
+    None where they do not differ, or none is known to be right."""
+    counts = Counter(values)
+    if len(counts) < 2:
+        return None
+    usual, count = counts.most_common(1)[0]
+    is_majority = len(values) >= _LEAST and 2 * count > len(values)
+    if is_majority:
+        return usual, count, True
+    # As many have one as another: the better one could be had by all.
+    best = [v for v in counts if not any(worse(v, other) for other in counts if other != v)]
+    return (best[0], counts[best[0]], False) if may_tie and len(best) == 1 else None
+
+
+def odd_part_findings(host: Host) -> Iterator[Finding]:
+    """PUs, nodes, DIMMs and the like that differ from most others of their group; of two halves, as
+    of packages, those that have less."""
+    kinds = {pu: core.kind for core in host.cores for pu in core.pus}
+    groups: dict[tuple[str, object], dict[str, Mapping[str, str]]] = {}
+    for part in host.parts:
+        kind = kinds.get(PuIndex(int(part.name))) if part.group == "PU" else None
+        groups.setdefault((part.group, kind), {})[part.name] = dict(part.states)
+    for (group, _), stated in groups.items():
+        said: set[tuple[str, str]] = set()
+        for rule, state, found in _judged(group, stated):
+            first = next(iter(found.values()), None)  # of halves none is known to be right
+            values = _usual(list(found.values()), _WORSE[rule.judged], may_tie=True)
+            usual, count, is_known = values or (
+                first,
+                list(found.values()).count(first or ""),
+                False,
+            )
+            is_minor = rule.is_info or (rule.judged == "other" and not is_known)
+            odd: dict[str, list[str]] = {}
+            for name, value in found.items():
+                if value != usual and _WORSE[rule.judged](value, usual):
+                    odd.setdefault(value, []).append(name)
+            for value, names in odd.items():
+                which = str(CpuSet(map(int, names))) if group == "PU" else first_few(names, 8)
+                if (rule.topic, which) not in said:
+                    said.add((rule.topic, which))
+                    yield finding(
+                        "part-odd",
+                        f"{group} {which}: {state}",
+                        expected=f"{usual}, as {count} like it",
+                        observed=value,
+                        severity=Severity.INFO if is_minor else None,
+                        source=f"{host.name}: {rule.folders or 'sysfs'}",
+                    )
+
+
+def unread_state(host: Host, subject: str) -> bool:
+    """Whether no part of the host shows now what a finding of that subject compared."""
+    place, _, state = subject.rpartition(": ")
+    shown = [p for p in host.parts if place.startswith(p.group) and state in dict(p.states)]
+    return len(shown) < 2
 
 
 _WIRED = frozenset({"link", "path"})

@@ -5,12 +5,16 @@ node or the host; its value is a text.
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache, partial
 from typing import NamedTuple
 
 from homenode.catalogue import finding
+from homenode.check.doctor.alike import ATTRIBUTES, Compared, amount
+from homenode.cpuset import CpuSet
 from homenode.findings import Finding, Severity
 from homenode.machine.link_path import peer_links
 from homenode.machine.pci import DeviceKind, PciDevice, is_viable_driver
+from homenode.machine.snapshot.contents import STATES, state_rule, words
 from homenode.machine.topology import Host
 from homenode.units import GIB, MIB, format_bytes
 
@@ -25,24 +29,18 @@ Judge = Callable[[str, str, bool], Severity | None]
 
 _KINDS = (DeviceKind.GPU, DeviceKind.NIC, DeviceKind.NVSWITCH, DeviceKind.NVME)
 
-KERNEL_WORDS = frozenset(
-    """
-    isolcpus nohz_full rcu_nocbs irqaffinity intel_iommu amd_iommu iommu hugepages hugepagesz
-    default_hugepagesz numa numa_balancing transparent_hugepage mitigations nosmt maxcpus nr_cpus
-    mem memmap pci pcie_aspm intel_pstate amd_pstate processor.max_cstate intel_idle.max_cstate
-    vfio-pci.ids vfio_iommu_type1.dma_entry_limit pcie_acs_override
-""".split()
-)
-"""Of the command line: what changes where VMs run and how fast."""
+KERNEL_WORDS = words("placement")
 
 
 class FactRule(NamedTuple):
-    """One row. name: as in the file, and the case of the page's texts. label: for people."""
+    """One row. name: as in the file, and the case of the page's texts. label: for people. topic: of
+    several facts that change for one cause."""
 
     name: str
     label: str
     read: Read
     judge: Judge
+    topic: str = ""
 
 
 def _of_host(value: Callable[[Host], str | None]) -> Read:
@@ -133,8 +131,14 @@ def _partition(device: PciDevice) -> str | None:
     return found or ("whole" if device.driver_states else None)
 
 
-def _text(number: int | None) -> str | None:
-    return None if number is None else str(number)
+def _text(value: object) -> str | None:
+    """Versions are tuples."""
+    numbers = value if isinstance(value, tuple) else (value,)
+    return None if value is None else ".".join(map(str, numbers))
+
+
+def _setting(field: str, host: Host) -> str | None:
+    return _text(getattr(host.settings, field))
 
 
 def _words(host: Host) -> str | None:
@@ -167,33 +171,24 @@ def _frequencies(host: Host) -> str | None:
     return None if found is None else ", ".join(f"{f.limit_khz} kHz of {f.pus}" for f in found)
 
 
-def _version(found: tuple[int, int, int] | None) -> str | None:
-    return None if found is None else ".".join(map(str, found))
-
-
 FACTS: tuple[FactRule, ...] = (
     FactRule("memory", "memory", _nodes(_memory), _less_memory),
     FactRule("siblings", "PUs of cores", _nodes(_siblings), _CRITICAL),
-    FactRule("kernel", "kernel", _of_host(lambda host: host.settings.kernel_release), _WARNING),
     FactRule("command-line", "kernel's command line", _of_host(_words), _WARNING),
-    FactRule("firmware", "firmware", _of_host(lambda host: host.settings.firmware), _WARNING),
-    FactRule("microcode", "microcode", _of_host(lambda host: host.settings.microcode), _WARNING),
     FactRule("iommu", "IOMMU", _of_host(_iommu), _CRITICAL),
     FactRule("governor", "governor", _of_host(_governors), _WARNING),
     FactRule("frequencies", "frequency limits", _of_host(_frequencies), _WARNING),
-    FactRule(
-        "thp", "huge pages", _of_host(lambda host: host.settings.transparent_hugepages), _WARNING
-    ),
-    FactRule(
-        "numa-balancing",
-        "NUMA balancing",
-        _of_host(lambda host: _text(host.settings.numa_balancing)),
-        _WARNING,
-    ),
-    FactRule("turbo", "turbo", _of_host(lambda host: host.settings.turbo), _WARNING),
-    FactRule("smt", "SMT control", _of_host(lambda host: host.settings.smt_control), _WARNING),
-    FactRule(
-        "libvirt", "libvirt", _of_host(lambda host: _version(host.settings.libvirt_version)), _INFO
+    *(
+        FactRule(name, label, _of_host(partial(_setting, field)), judge)
+        for name, label, field, judge in (
+            ("kernel", "kernel", "kernel_release", _WARNING),
+            ("firmware", "firmware", "firmware", _WARNING),
+            ("thp", "huge pages", "transparent_hugepages", _WARNING),
+            ("numa-balancing", "NUMA balancing", "numa_balancing", _WARNING),
+            ("turbo", "turbo", "turbo", _WARNING),
+            ("smt", "SMT control", "smt_control", _WARNING),
+            ("libvirt", "libvirt", "libvirt_version", _INFO),
+        )
     ),
     FactRule("bars", "BARs", _of_devices(_bars), _WARNING),
     FactRule("subsystem", "subsystem ids", _of_devices(_subsystem), _WARNING),
@@ -211,6 +206,9 @@ FACTS: tuple[FactRule, ...] = (
 
 RULES = {rule.name: rule for rule in FACTS}
 
+_REGISTERS = ("payload", "tags", "sleep", "isolation", "translation", "read request", "ordering")
+"""Rows of what like devices are compared by, that are recorded of them and of the ports above."""
+
 
 def facts_of(host: Host) -> dict[str, dict[str, str]]:
     """What the host is like now; what its source does not say is left out."""
@@ -218,7 +216,71 @@ def facts_of(host: Host) -> dict[str, dict[str, str]]:
     for rule in FACTS:
         for about, value in rule.read(host).items():
             found.setdefault(about, {})[rule.name] = value
+    for about, name, value in (*_registers(host), *_states(host)):
+        found.setdefault(about, {})[name] = value
     return found
+
+
+def _registers(host: Host) -> Iterator[tuple[str, str, str]]:
+    for device in host.pci_devices:
+        is_port = device.kind is DeviceKind.BRIDGE and device.link is not None
+        if (device.kind in _KINDS and device.physical_function is None) or is_port:
+            for row in ATTRIBUTES:
+                value = row.read(Compared(device)) if row.name in _REGISTERS else None
+                if value is not None:
+                    yield str(device.bdf), row.label, row.shown(value)
+
+
+_OF_PUS = "PU "
+
+
+def _states(host: Host) -> Iterator[tuple[str, str, str]]:
+    """By the table of states; those of PUs are the host's, each value with the PUs that have it."""
+    of_pus: dict[str, dict[str, list[int]]] = {}
+    for part in host.parts:
+        for name, value in part.states:
+            if not state_rule(part.group, name).is_recorded:
+                continue
+            if part.group == "PU":
+                of_pus.setdefault(name, {}).setdefault(value, []).append(int(part.name))
+            else:
+                yield f"{part.group} {part.name}", name, value
+    for name, pus in of_pus.items():
+        shown = (f"{value} of {CpuSet(numbers)}" for value, numbers in pus.items())
+        yield HOST, f"{_OF_PUS}{name}", ", ".join(shown)
+    for device in host.pci_devices:
+        if device.kind in _KINDS and device.physical_function is None:
+            for name, value in (*device.driver_states, *device.states):
+                if state_rule("device", name).is_recorded:
+                    yield str(device.bdf), name, value
+
+
+@cache
+def rule_of(about: str, name: str) -> FactRule:
+    """The row of a fact: of FACTS, of what like devices are compared by, or of states."""
+    if (known := RULES.get(name)) is not None:
+        return known
+    row = next((row for row in ATTRIBUTES if row.label == name), None)
+    if row is not None:
+        return FactRule(name, row.label, _nowhere, _INFO if row.of_driver else _WARNING)
+    groups = ("PU", *dict.fromkeys(one.group for one in STATES))
+    place = name if name.startswith(_OF_PUS) else about
+    group = next((one for one in groups if place.startswith(f"{one} ")), "device")
+    state = state_rule(group, name.removeprefix(_OF_PUS) if place is name else name)
+    judge = _INFO if state.is_info else _judge_less if state.judged == "less" else _WARNING
+    return FactRule(name, name, _nowhere, judge, state.topic)
+
+
+def _nowhere(host: Host) -> Mapping[str, str]:
+    return {}
+
+
+def _judge_less(was: str, now: str, other_kernel: bool) -> Severity | None:
+    return Severity.WARNING if amount(now) < amount(was) or _OF_EACH in now else Severity.INFO
+
+
+_OF_EACH = " of "
+"""In a fact of PUs: its halves may have changed."""
 
 
 def subject_of(rule: FactRule, about: str) -> str:
@@ -244,8 +306,8 @@ def fact_drift(
     other_kernel = was.get("kernel") != there.get("kernel")
     for about, facts in expected.items():
         for name, before in facts.items():
-            rule, after = RULES.get(name), known.get(about, {}).get(name)
-            if rule is None or after is None or after == before:
+            rule, after = rule_of(about, name), known.get(about, {}).get(name)
+            if after is None or after == before:
                 continue
             severity = rule.judge(before, after, other_kernel)
             if severity is not None:

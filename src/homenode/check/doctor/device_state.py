@@ -13,8 +13,9 @@ from homenode.bdf import Bdf
 from homenode.catalogue import finding
 from homenode.check.doctor.alike import board_of, model_of
 from homenode.findings import Finding, Severity
+from homenode.input_files import package_text
 from homenode.machine.link_path import JUDGED, links_above, peer_links
-from homenode.machine.pci import NVIDIA, DeviceKind, PciDevice
+from homenode.machine.pci import DeviceKind, PciDevice
 from homenode.machine.topology import Host
 from homenode.units import GIB, format_bytes
 
@@ -29,38 +30,24 @@ class GpuModel(Struct, frozen=True, kw_only=True):
     boards: tuple[tuple[int, int], ...] = ()
 
 
-def _model(
-    name: str, bar_gib: int, nvlinks: int | None = None, *boards: tuple[int, int]
-) -> GpuModel:
-    return GpuModel(name=name, bar_bytes=bar_gib * GIB, nvlinks=nvlinks, boards=boards)
+def _models() -> Iterator[tuple[tuple[int, int], GpuModel]]:
+    for line in package_text("check", "doctor", "models.txt").splitlines():
+        if line and not line.startswith("#"):
+            ids, gib, nvlinks, boards, name = line.split(maxsplit=4)
+            vendor, device = (int(part, 16) for part in ids.split(":"))
+            pairs = (pair.split(":") for pair in boards.split(",") if pair != "-")
+            yield (
+                (vendor, device),
+                GpuModel(
+                    name=name,
+                    bar_bytes=int(gib) * GIB,
+                    nvlinks=None if nvlinks == "-" else int(nvlinks),
+                    boards=tuple((int(gpus), int(switches)) for gpus, switches in pairs),
+                ),
+            )
 
 
-_A100_BOARDS = _V100_BOARDS = ((8, 6), (16, 12))
-_H100_BOARDS = ((8, 4),)
-
-MODELS = {
-    (NVIDIA, 0x1DB8): _model("V100 SXM3 32 GB", 32, 6, *_V100_BOARDS),
-    (NVIDIA, 0x20B0): _model("A100 SXM4 40 GB", 64, 12, *_A100_BOARDS),
-    (NVIDIA, 0x20B2): _model("A100 SXM4 80 GB", 128, 12, *_A100_BOARDS),
-    (NVIDIA, 0x20B5): _model("A100 PCIe 80 GB", 128),
-    (NVIDIA, 0x20F1): _model("A100 PCIe 40 GB", 64),
-    (NVIDIA, 0x20B7): _model("A30", 32),
-    (NVIDIA, 0x2330): _model("H100 SXM5 80 GB", 128, 18, *_H100_BOARDS),
-    (NVIDIA, 0x2329): _model("H20", 128, 18, *_H100_BOARDS),
-    (NVIDIA, 0x2335): _model("H200 SXM", 256, 18, *_H100_BOARDS),
-    (NVIDIA, 0x2331): _model("H100 PCIe", 128),
-    (NVIDIA, 0x2321): _model("H100 NVL", 128),
-    (NVIDIA, 0x233B): _model("H200 NVL", 256),
-    (NVIDIA, 0x2901): _model("B200", 256, 18),
-    (NVIDIA, 0x26B5): _model("L40", 64),
-    (NVIDIA, 0x26B9): _model("L40S", 64),
-    (NVIDIA, 0x27B8): _model("L4", 32),
-    (NVIDIA, 0x2BB5): _model("RTX PRO 6000 Server", 128),
-    (0x1002, 0x74A1): _model("MI300X", 256),
-}
-"""Source: pci.ids for the ids; lspci of such machines for BARs; NVIDIA's architecture papers for
-NVLinks, and its HGX and DGX manuals for boards."""
-
+MODELS = dict(_models())
 _ACCELERATORS = frozenset({0x0302, 0x1200})
 """Classes of GPUs that have no display: whose BAR is small is never meant to be."""
 

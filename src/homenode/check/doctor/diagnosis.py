@@ -17,7 +17,7 @@ from msgspec import Struct, field
 
 from homenode.bdf import Bdf
 from homenode.catalogue import GROUP
-from homenode.check.doctor.alike import has_like_devices, odd_findings
+from homenode.check.doctor.alike import has_like_devices, odd_findings, odd_part_findings
 from homenode.check.doctor.device_state import device_state_findings
 from homenode.check.doctor.host_state import collective_findings, layout_findings, settings_findings
 from homenode.check.doctor.links import (
@@ -80,6 +80,7 @@ def _of_host(host: Host, known: Circumstances, *, with_advice: bool = True) -> I
     yield from copy_findings(host, known.h2d, known.h2d_all, known.known_widths)
     yield from by_themselves
     yield from odd_findings(host, by_themselves)
+    yield from odd_part_findings(host)
     yield from layout_findings(host, with_advice=with_advice)
 
 

@@ -34,7 +34,6 @@ from typing import Annotated
 from msgspec import Meta, defstruct, field
 
 from homenode.bdf import Bdf
-from homenode.check.doctor.baseline import RULES
 from homenode.check.doctor.expectation import (
     CERTIFIED_KINDS,
     COUNTS,
@@ -126,7 +125,7 @@ def render_expectation(expectation: CertifiedHost) -> str:
     for about, facts in expectation.facts.items():
         lines += ["", f"[facts.{_quoted(about)}]"]
         lines += [
-            f"{name if name in RULES else _quoted(name)} = {_quoted(value)}"
+            f"{name if name.replace('-', '').isalnum() else _quoted(name)} = {_quoted(value)}"
             for name, value in facts.items()
         ]
     for one in expectation.accepted:

@@ -153,6 +153,7 @@ _STATES = {
     "turbo": ("turbo-off",),
     "nvlinks": ("nvlinks-few", *odd_attributes("peer links")),
     "subsystem": odd_attributes("board"),
+    "ACS": ("p2p-redirected", *odd_attributes("isolation")),
 }
 """Of a rule of the baseline: what the doctor says of the same, as of ``odd_attribute``."""
 
@@ -165,7 +166,8 @@ def _explained(drifts: Sequence[Alert]) -> dict[str, _Cause]:
         explained |= dict.fromkeys(PRESENCE, _Cause(is_any=True))
     for alert in drifts:
         if alert.id == "drift-baseline" and alert.claims:
-            names = _STATES.get(alert.claims[0].aspect, ())
+            aspects = {one.aspect for one in alert.claims}
+            names = {name for one in aspects for name in _STATES.get(one, (f"device-odd: {one}",))}
             cause = _Cause(frozenset(alert.devices), is_any=not alert.devices)
             explained |= dict.fromkeys(names, cause)
     if any(alert.subject == "topology" for alert in drifts):
@@ -243,11 +245,14 @@ def _of_facts(facts: Sequence[FactDrift], devices: Sequence[DeviceDrift]) -> Ite
     """One alert for each rule; a device that is another one has other facts for that alone."""
     changed = {one.bdf for one in devices if one.change is DeviceChange.IDENTITY}
     left = [one for one in facts if changed.isdisjoint(one.finding.devices)]
-    for rule in dict.fromkeys(one.rule for one in left):
-        ours = tuple(one.finding for one in left if one.rule is rule)
-        bdfs = tuple(bdf for one in ours for bdf in one.devices)
-        subject = None if len(ours) == 1 else rule.label
-        yield _alert(ours, subject, devices=bdfs, aspects=(rule.name,) * len(ours))
+    groups: dict[str, list[FactDrift]] = {}
+    for one in left:
+        groups.setdefault(one.rule.topic or one.rule.label, []).append(one)
+    for topic, group in groups.items():
+        ours = tuple(one.finding for one in group)
+        bdfs = tuple(dict.fromkeys(bdf for one in ours for bdf in one.devices))
+        subject = None if len(ours) == 1 else topic
+        yield _alert(ours, subject, devices=bdfs, aspects=tuple(one.rule.name for one in group))
 
 
 def _is_of_lost_node(drift: DeviceDrift, expected: CertifiedHost, host: Host) -> bool:

@@ -10,8 +10,8 @@ from enum import StrEnum
 from msgspec import Struct, field
 
 from homenode.bdf import Bdf
-from homenode.check.doctor.alike import unread_attribute
-from homenode.check.doctor.baseline import RULES, facts_of, subject_of, unread_facts
+from homenode.check.doctor.alike import unread_attribute, unread_state
+from homenode.check.doctor.baseline import facts_of, rule_of, subject_of, unread_facts
 from homenode.check.doctor.expectation import (
     CertifiedHost,
     DeviceChange,
@@ -116,9 +116,8 @@ class Sight(Struct, frozen=True, kw_only=True):
 
 def _about_fact(host: Host, about: str, name: str) -> str:
     """What the claim of a fact is about: a device, or the subject of its finding."""
-    rule = RULES.get(name)
-    is_device = rule is None or any(str(bdf) == about for bdf in host.device_at)
-    return about if is_device or rule is None else subject_of(rule, about)
+    is_device = any(str(bdf) == about for bdf in host.device_at)
+    return about if is_device else subject_of(rule_of(about, name), about)
 
 
 Unproved = Callable[[WatchClaim, Sight], str | None]
@@ -223,6 +222,7 @@ UNPROVED: Mapping[str, Unproved] = {
     **dict.fromkeys(("device-switched-off", "pcie-errors-seen"), _registers),
     **dict.fromkeys(("bar-unassigned", "bar-small"), _bars),
     "device-odd": _attribute,
+    "part-odd": lambda claim, sight: _NOT_READ if unread_state(sight.host, claim.about) else None,
     **dict.fromkeys(
         ("node-memory-unequal", "node-without-memory", "node-spans-packages", "gpu-node-unknown"),
         _nodes,
@@ -284,9 +284,7 @@ def certified_claims(expected: CertifiedHost) -> Iterator[WatchClaim]:
     devices = {str(device.bdf) for device in expected.devices}
     for place, facts in expected.facts.items():
         for name in facts:
-            rule = RULES.get(name)
-            if rule is not None:
-                subject = place if place in devices else subject_of(rule, place)
-                yield WatchClaim(id="drift-baseline", about=subject, aspect=name)
+            subject = place if place in devices else subject_of(rule_of(place, name), place)
+            yield WatchClaim(id="drift-baseline", about=subject, aspect=name)
     for node, _ in expected.huge_pages:
         yield WatchClaim(id="drift-huge-pages", about=f"node {node}")

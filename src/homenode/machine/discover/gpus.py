@@ -13,7 +13,8 @@ a virtual function, since vGPU 17); the amdgpu driver's current_compute_partitio
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -36,7 +37,7 @@ from homenode.machine.pci import (
     is_uuid,
     nominal_bytes,
 )
-from homenode.machine.snapshot.contents import COMMAND_OF_NAME
+from homenode.machine.snapshot.contents import COMMAND_OF_NAME, state_rule
 from homenode.machine.snapshot.protocol import Snapshot
 from homenode.machine.tools import amd_smi, nvidia_smi
 from homenode.machine.tools.amd_smi import RocmTopology
@@ -287,6 +288,42 @@ def _amd_numbers(topology: RocmTopology, gpus: list[PciDevice]) -> dict[int, Pci
     if len(topology.gpus) != len(bound):
         return None
     return dict(zip(topology.gpus, bound, strict=True))
+
+
+_STATES: tuple[tuple[str, Callable[[str], dict[int, dict[str, str]]]], ...] = (
+    ("nvidia-smi-nvlink", nvidia_smi.parse_nvlink),
+    ("nvidia-smi-nvlink-errors", nvidia_smi.parse_nvlink),
+    ("amd-smi-static", partial(amd_smi.parse_states, source="amd-smi static")),
+    ("amd-smi-metric", partial(amd_smi.parse_states, source="amd-smi metric")),
+)
+
+
+def with_tool_states(
+    snapshot: Snapshot, devices: tuple[PciDevice, ...], nvidia: tuple[Bdf, ...]
+) -> tuple[tuple[PciDevice, ...], tuple[Gap, ...]]:
+    """The functions with what tools say of GPUs beside what has a field. nvidia: those that the
+    driver names, in its order; AMD's tool gives addresses with the settings."""
+    found: dict[Bdf, dict[str, str]] = {}
+    gaps: list[Gap] = []
+    numbered = dict(enumerate(nvidia))
+    for command, parse in _STATES if any(d.kind is DeviceKind.GPU for d in devices) else ():
+        text = snapshot.command_output(command)
+        try:
+            stated = {} if text is None else parse(text)
+        except ParseError as error:
+            gaps.append(Gap(f"states of GPUs by {command}", str(error)))
+            continue
+        for number, states in stated.items():
+            bdf = address_of(states.get("amd-smi/bus/bdf", "")) or numbered.get(number)
+            if bdf is not None:
+                numbered[number] = bdf
+                known = {n: v for n, v in states.items() if state_rule("device", n).judged != "use"}
+                found.setdefault(bdf, {}).update(known)
+    stating = {bdf: tuple(states.items()) for bdf, states in found.items()}
+    return tuple(
+        replace(one, states=one.states + stating[one.bdf]) if one.bdf in stating else one
+        for one in devices
+    ), tuple(gaps)
 
 
 _PCI = "/sys/bus/pci/devices"

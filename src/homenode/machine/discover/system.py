@@ -1,7 +1,7 @@
 """System: which PUs there are and their states; CPU model, architecture, settings of a host."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TypeVar
 
 from msgspec import Struct
@@ -11,16 +11,20 @@ from homenode.errors import InputError, ParseError
 from homenode.gap import Gap
 from homenode.machine.discover.readings import (
     PADDING,
+    States,
     list_readable,
     numbered,
     read_lines,
     read_number,
+    read_part_states,
     read_pus,
     read_word,
 )
+from homenode.machine.snapshot.contents import STATES
+from homenode.machine.snapshot.gather import paths_of
 from homenode.machine.snapshot.protocol import Snapshot
 from homenode.machine.tools.versions import Version, parse_qemu_version, parse_virsh_version
-from homenode.machine.topology import CpuModel, FrequencyLimit, HostSettings
+from homenode.machine.topology import CpuModel, FrequencyLimit, HostPart, HostSettings
 
 CPU = "/sys/devices/system/cpu"
 
@@ -338,6 +342,44 @@ def read_turbo(snapshot: Snapshot) -> str | None:
         if word in ("0", "1"):
             return "on" if word == on else "off"
     return None
+
+
+def read_parts(snapshot: Snapshot) -> tuple[HostPart, ...]:
+    """Every part but devices that the table of states names, with its states."""
+    rows = [row for row in STATES if row.form is not None and row.group != "device"]
+    of_pu = _states_of_pus(snapshot)
+    found: list[HostPart] = []
+    for group, folders in dict.fromkeys((row.group, row.folders) for row in rows):
+        above = folders.partition("[")[0].rpartition("/")[0]
+        for folder in paths_of(snapshot, folders):
+            name = folder.removeprefix(f"{above}/").replace("/", " ")
+            name = re.sub(r"\A(?:cpu|node)", "", name)
+            states = read_part_states(snapshot, group, folder)
+            states += of_pu.get(name, ()) if group == "PU" else ()
+            found += [HostPart(group, name, states)] if states else []
+    return (*found, *_memory_modules(snapshot))
+
+
+def _states_of_pus(snapshot: Snapshot) -> dict[str, States]:
+    """Of each PU, what /proc/cpuinfo says of its kind."""
+    found: dict[str, dict[str, str]] = {}
+    pu: dict[str, str] = {}
+    for line in read_lines(snapshot, "/proc/cpuinfo"):
+        key, _, value = (word.strip() for word in line.partition(":"))
+        if key == "processor":
+            pu = found.setdefault(value, {})
+        elif key in ("microcode", "stepping", "model name"):
+            pu[f"cpuinfo/{key}"] = value
+    return {name: tuple(states.items()) for name, states in found.items()}
+
+
+def _memory_modules(snapshot: Snapshot) -> Iterator[HostPart]:
+    """By dmidecode: blocks of fields, each below a line "Memory Device"."""
+    text = snapshot.command_output("dmidecode-memory") or ""
+    for block in text.split("Memory Device\n")[1:]:
+        fields = dict(line.strip().split(": ", 1) for line in block.splitlines() if ": " in line)
+        if (locator := fields.pop("Locator", None)) is not None:
+            yield HostPart("memory module", locator, tuple(fields.items()))
 
 
 _DMI = "/sys/devices/virtual/dmi/id"

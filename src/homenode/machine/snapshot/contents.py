@@ -8,9 +8,13 @@ Linux kernel 6.12; for each tool see tools/.
 """
 
 import re
+from collections.abc import Iterator
 from enum import Enum, StrEnum
+from functools import cache, cached_property
 
 from msgspec import Struct
+
+from homenode.input_files import package_text
 
 
 class Kind(StrEnum):
@@ -108,326 +112,160 @@ class ToolCommand(Struct, frozen=True):
     wrapped: str = ""
 
 
-def _files(folder: str, form: Form, names: str, why: str) -> tuple[PathRule, ...]:
-    return tuple(PathRule(f"{folder}/{name}", Kind.FILE, form, why) for name in names.split())
-
-
-def _file(path: str, form: Form, why: str, keep: tuple[str, ...] = ()) -> PathRule:
-    return PathRule(path, Kind.FILE, form, why, keep)
-
-
-def _instead(folder: str, form: Form, names: str) -> tuple[PathRule, ...]:
-    """Files of older kernels. names: "cpumap:cpulist" is one that stands for the other."""
-    pairs = (pair.split(":") for pair in names.split())
-    return tuple(
-        PathRule(
-            f"{folder}/{name}",
-            Kind.FILE,
-            form,
-            f"as {of}, of older kernels",
-            unless=f"{folder}/{of}",
-        )
-        for name, of in pairs
-    )
-
-
-def _link(path: str, form: Form, why: str) -> PathRule:
-    return PathRule(path, Kind.LINK, form, why)
-
-
-def _folder(path: str, why: str) -> PathRule:
-    return PathRule(path, Kind.FOLDER, Form.NAME, why)
-
-
-_SYSTEM = "/sys/devices/system"
-_CPU = f"{_SYSTEM}/cpu/cpu[0-9]*"
-_NODE = f"{_SYSTEM}/node/node[0-9]*"
-_PCI = "/sys/bus/pci/devices/*"
-_MDEV = "/sys/bus/mdev/devices"
-_IRQ = "/proc/irq/[0-9]*"
-_ACPI = "/sys/firmware/acpi/tables"
-_EFFECTIVE = "cpuset.cpus.effective cpuset.mems.effective"
-_VFIO = "/sys/module/vfio_iommu_type1/parameters"
-
-_F = Form
-
 BRIDGE_CLASS = "0x0604"
 """How the class of a PCI-to-PCI bridge begins, in its file; every PCIe port is one."""
 
-PATHS: tuple[PathRule, ...] = (
-    # CPUs
-    *_files(
-        f"{_SYSTEM}/cpu",
-        _F.LIST,
-        "online offline possible present isolated nohz_full",
-        "which PUs there are, run, and are kept from the scheduler",
-    ),
-    *_files(f"{_SYSTEM}/cpu/smt", _F.WORD, "control active", "SMT switched on or off"),
-    *_files(_CPU, _F.NUMBER, "online cpu_capacity", "offline PUs; kinds of core on arm64"),
-    *_files(
-        f"{_CPU}/topology",
-        _F.NUMBER,
-        "physical_package_id die_id cluster_id core_id",
-        "package, die and core of a PU",
-    ),
-    *_files(
-        f"{_CPU}/topology",
-        _F.LIST,
-        "core_cpus_list thread_siblings_list cluster_cpus_list die_cpus_list package_cpus_list "
-        "core_siblings_list",
-        "SMT siblings; PUs of a cluster, a die and a package",
-    ),
-    *_instead(
-        f"{_CPU}/topology",
-        _F.MASK,
-        "core_cpus:core_cpus_list thread_siblings:thread_siblings_list "
-        "core_siblings:core_siblings_list cluster_cpus:cluster_cpus_list",
-    ),
-    *_files(f"{_CPU}/cache/index[0-9]*", _F.NUMBER, "level", "which caches are last-level"),
-    *_files(f"{_CPU}/cache/index[0-9]*", _F.WORD, "type", "instruction caches are left out"),
-    *_files(f"{_CPU}/cache/index[0-9]*", _F.SIZE, "size", "size of the LLC"),
-    *_files(f"{_CPU}/cache/index[0-9]*", _F.LIST, "shared_cpu_list", "PUs of an LLC"),
-    *_instead(f"{_CPU}/cache/index[0-9]*", _F.MASK, "shared_cpu_map:shared_cpu_list"),
-    _link(f"{_CPU}/cpufreq", _F.TO_POLICY, "the frequency policy of a PU"),
-    *_files(
-        f"{_CPU}/cpufreq",
-        _F.NUMBER,
-        "base_frequency cpuinfo_max_freq",
-        "kinds of core where nothing else gives them",
-    ),
-    *_files(f"{_CPU}/cpufreq", _F.NUMBER, "scaling_max_freq", "a clock that is capped"),
-    *_files(f"{_CPU}/cpufreq", _F.WORD, "scaling_governor scaling_driver", "slow by choice?"),
-    *_files(f"{_CPU}/acpi_cppc", _F.NUMBER, "highest_perf", "kinds of core on AMD"),
-    *_files("/sys/devices", _F.LIST, "cpu_core/cpus cpu_atom/cpus", "P and E cores of Intel"),
-    *_files("/sys/devices", _F.LIST, "cpu_lowpower/cpus", "low-power E cores of Intel"),
-    *_files(
-        f"{_CPU}/cpuidle/state[0-9]*",
-        _F.NUMBER,
-        "latency disable",
-        "how long a PU takes to wake up",
-    ),
-    *_files(f"{_SYSTEM}/cpu/intel_pstate", _F.NUMBER, "no_turbo", "turbo switched off"),
-    *_files(f"{_SYSTEM}/cpu/cpufreq", _F.NUMBER, "boost", "boost switched off"),
-    # NUMA nodes
-    *_files(
-        f"{_SYSTEM}/node",
-        _F.LIST,
-        "online possible has_cpu has_memory has_normal_memory has_generic_initiator",
-        "nodes with and without CPUs, memory, GPUs as initiators",
-    ),
-    *_files(_NODE, _F.LIST, "cpulist", "PUs of a node"),
-    *_instead(_NODE, _F.MASK, "cpumap:cpulist"),
-    *_files(_NODE, _F.NUMBERS, "distance", "SLIT"),
-    *_files(_NODE, _F.NODE_MEMINFO, "meminfo", "memory of a node, total and free"),
-    *_files(
-        f"{_NODE}/hugepages/hugepages-*kB",
-        _F.NUMBER,
-        "nr_hugepages free_hugepages surplus_hugepages",
-        "huge pages of a node",
-    ),
-    *_files(
-        f"{_NODE}/access[01]/initiators",
-        _F.NUMBER,
-        "read_latency write_latency read_bandwidth write_bandwidth",
-        "HMAT: how fast the node is from its best initiators",
-    ),
-    _link(f"{_NODE}/access[01]/initiators/node[0-9]*", _F.TO_NODE, "HMAT: the best initiators"),
-    _link("/sys/bus/dax/devices/*", _F.TO_DAX, "memory that is no ordinary node's: CXL, GPUs"),
-    *_files("/sys/bus/dax/devices/*", _F.NUMBER, "target_node", "the node it became"),
-    *(
-        PathRule(f"{_ACPI}/{name}", Kind.TABLE, _F.NAME, f"{what}, as firmware gives it; root")
-        for name, what in (("SRAT", "nodes"), ("SLIT", "their distances"))
-    ),
-    # Memory settings
-    *_files(
-        "/sys/kernel/mm/hugepages/hugepages-*kB",
-        _F.NUMBER,
-        "nr_hugepages free_hugepages",
-        "huge pages of the host",
-    ),
-    *_files("/sys/kernel/mm/transparent_hugepage", _F.CHOICE, "enabled defrag", "THP"),
-    *_files("/sys/kernel/mm/ksm", _F.NUMBER, "run", "KSM merges pages across nodes"),
-    *_files("/proc/sys/kernel", _F.NUMBER, "numa_balancing", "moves pages behind our back"),
-    *_files("/proc/sys/vm", _F.NUMBER, "zone_reclaim_mode", "reclaim before a remote node"),
-    _file("/proc/meminfo", _F.FIELDS, "memory where there are no nodes"),
-    # PCI
-    _link(_PCI, _F.TO_DEVICE, "where a function hangs in the PCI tree"),
-    *_files(
-        _PCI,
-        _F.HEX,
-        "class vendor device revision subsystem_vendor subsystem_device",
-        "what a function is",
-    ),
-    *_files(_PCI, _F.NUMBER, "numa_node", "locality; -1 is unknown"),
-    *_files(_PCI, _F.LIST, "local_cpulist", "locality, in PUs"),
-    *_instead(_PCI, _F.MASK, "local_cpus:local_cpulist"),
-    *_files(_PCI, _F.SPEED, "current_link_speed max_link_speed", "slow links"),
-    *_files(_PCI, _F.NUMBER, "current_link_width max_link_width", "narrow links"),
-    *_files(f"{_PCI}/link", _F.NUMBER, "l0s_aspm l1_aspm", "links that sleep between transfers"),
-    *_files(_PCI, _F.WORD, "power_state", "an idle device's link may be slow for that alone"),
-    *_files(
-        _PCI,
-        _F.COUNTS,
-        "aer_dev_correctable aer_dev_nonfatal aer_dev_fatal",
-        "errors on links since the kernel started",
-    ),
-    *_files(_PCI, _F.NUMBER, "boot_vga", "the host's own console"),
-    *_files(_PCI, _F.NUMBER, "sriov_totalvfs sriov_numvfs", "SR-IOV"),
-    *_files(_PCI, _F.RESOURCE, "resource", "BAR sizes: apertures of the guest"),
-    *_files(_PCI, _F.NUMBER, "secondary_bus_number subordinate_bus_number", "buses below a bridge"),
-    _link(f"{_PCI}/driver", _F.TO_DRIVER, "who drives it"),
-    _link(f"{_PCI}/iommu_group", _F.TO_GROUP, "with what it is isolated"),
-    _link(f"{_PCI}/physfn", _F.TO_DEVICE, "the function that it is a virtual function of"),
-    *_files(f"{_PCI}/nvidia", _F.NUMBER, "current_vgpu_type", "the vGPU of a virtual function"),
-    *_files(f"{_PCI}/nvidia", _F.FIELDS, "creatable_vgpu_types", "names of vGPU types"),
-    *_files(
-        _PCI,
-        _F.WORD,
-        "current_compute_partition current_memory_partition",
-        "how an AMD GPU is divided",
-    ),
-    _link("/sys/class/mdev_bus/*", _F.TO_DEVICE, "functions that mediated devices are made on"),
-    _link(f"{_MDEV}/*", _F.TO_MEDIATED, "mediated devices: parts of a GPU"),
-    _link(f"{_MDEV}/*/mdev_type", _F.TO_MEDIATED_TYPE, "their type"),
-    *_files(f"{_MDEV}/*/mdev_type", _F.NAME, "name description", "their type's name and memory"),
-    PathRule(f"{_PCI}/config", Kind.CONFIG, _F.NAME, "port type of a bridge; root reads it"),
-    _folder(f"{_PCI}/infiniband/*", "NIC names as nvidia-smi gives them"),
-    *_files("/sys/class/pci_bus/*", _F.LIST, "cpulistaffinity", "locality of a root complex"),
-    _link("/sys/class/pci_bus/*", _F.TO_BUS, "the bus of a root complex"),
-    _folder("/sys/class/iommu", "empty where no IOMMU is on"),
-    _link("/sys/class/iommu/*", _F.TO_IOMMU, "whether an IOMMU is on"),
-    *_files("/sys/kernel/iommu_groups/*", _F.WORD, "type", "translated, or passed through"),
-    _file(f"{_VFIO}/dma_entry_limit", _F.NUMBER, "how many mappings a VM's devices may have"),
-    # Interrupts
-    _file(f"{_PCI}/msi_irqs/[0-9]*", _F.WORD, "the numbers of a function's interrupts"),
-    _file(f"{_IRQ}/effective_affinity_list", _F.LIST, "the PUs that handle them"),
-    *_instead(_IRQ, _F.LIST, "smp_affinity_list:effective_affinity_list"),
-    *(
-        _folder(f"/sys/fs/cgroup/{way}", "whether irqbalance runs")
-        for way in ("system.slice/irqbalance.service", "systemd/system.slice/irqbalance.service")
-    ),
-    # The system
-    *_files("/sys/devices/virtual/dmi/id", _F.NAME, "product_name sys_vendor", "which machine"),
-    *_files(
-        "/sys/devices/virtual/dmi/id",
-        _F.NAME,
-        "bios_vendor bios_version bios_date",
-        "whether the firmware is another one",
-    ),
-    _file("/proc/device-tree/model", _F.NAME, "which machine, on arm64"),
-    *_files("/sys/hypervisor", _F.WORD, "type", "Xen"),
-    *_files("/proc/sys/kernel", _F.NAME, "osrelease", "the kernel"),
-    *_files("/proc/sys/kernel", _F.WORD, "arch", "the architecture"),
-    PathRule(
-        "/proc/version", Kind.FILE, _F.NAME, "the kernel", unless="/proc/sys/kernel/osrelease"
-    ),
-    PathRule(
-        "/proc/hwloc-nofile-info",  # hwloc-gather-topology writes it into its trees
-        Kind.FILE,
-        _F.FIELDS,
-        "the architecture",
-        ("Architecture", "OSRelease"),
-        unless="/proc/sys/kernel/osrelease",
-    ),
-    _file("/proc/cmdline", _F.COMMAND_LINE, "isolcpus, nohz_full, hugepages, iommu and the like"),
-    _file(
-        "/proc/cpuinfo",
-        _F.FIELDS,
-        "CPU model",
-        (
-            "processor",
-            "vendor_id",
-            "cpu family",
-            "model",  # also "model name"
-            "stepping",
-            "microcode",
-            "flags",
-            "CPU ",  # arm64: CPU implementer, architecture, variant, part, revision
-            "Features",
-            "cpu\t",  # ppc64
-        ),
-    ),
-    _file(
-        "/proc/self/status",
-        _F.FIELDS,
-        "PUs and nodes that the cgroup allows",
-        ("Cpus_allowed", "Mems_allowed"),
-    ),
-    *_files("/sys/fs/cgroup", _F.LIST, _EFFECTIVE, "PUs and nodes that the cgroup allows"),
-    *_files(
-        "/sys/fs/cgroup/cpuset",  # version 1
-        _F.LIST,
-        "cpuset.cpus cpuset.effective_cpus cpuset.mems cpuset.effective_mems",
-        "PUs and nodes that the cgroup allows",
-    ),
-    *_files("/sys/fs/cgroup/machine.slice", _F.LIST, _EFFECTIVE, "what libvirt's machines may use"),
-    _file("/proc/driver/nvidia/gpus/*/numa_status", _F.FIELDS, "the node of a GPU's memory"),
-    _file(
-        "/proc/driver/nvidia/gpus/*/information",
-        _F.FIELDS,
-        "model of a GPU",
-        ("Model", "Bus Location", "Bus Type", "Device Minor"),
-    ),
+_ROW = re.compile(r"(\w+) (\w+) (\S+)/(\S+)(?: unless (\S+))? \| (.+)", re.ASCII)
+_LINES = re.compile(r'"([^"]+)"')
+
+
+def table(name: str) -> list[str]:
+    """The rows of one of this folder's tables."""
+    lines = package_text("machine", "snapshot", name).splitlines()
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+def words(section: str) -> frozenset[str]:
+    """The words of a section of words.txt."""
+    _, _, rest = "\n".join(table("words.txt")).partition(f"[{section}]\n")
+    return frozenset(rest.partition("[")[0].split())
+
+
+def _each(names: str) -> Iterator[str]:
+    """Of braces, each name."""
+    before, _, rest = names.partition("{")
+    several, _, after = rest.partition("}")
+    yield from (f"{before}{one}{after}" for one in several.split(","))
+
+
+def _paths() -> Iterator[PathRule]:
+    """Of each row one rule, or one for each name in its braces."""
+    rows = table("paths.txt")
+    for row, below in zip(rows, (*rows[1:], ""), strict=True):
+        if (found := _ROW.fullmatch(row)) is None:
+            continue
+        kind, form, folder, names, better, why = found.groups()
+        unless = better and (better if better.startswith("/") else f"{folder}/{better}")
+        keep = tuple(_LINES.findall(below.replace("\\t", "\t"))) if below[:1] == " " else ()
+        for glob in _each(f"{folder}/{names}"):
+            yield PathRule(glob, Kind(kind), Form[form], why, keep, unless)
+
+
+class StateRule(Struct, frozen=True, kw_only=True, dict=True):
+    """A row of states.txt. folders: glob of the parts' folders; a tool's name. form: None of what a
+    tool says. is_recorded: in a baseline. few, times: a count is wrong from so many on, and from so
+    many times what others have."""
+
+    group: str
+    folders: str
+    glob: str
+    form: Form | None
+    judged: str
+    few: int = 0
+    times: float = 20
+    is_info: bool = False
+    is_recorded: bool = True
+    topic: str = ""
+
+    @cached_property
+    def pattern(self) -> "re.Pattern[str]":
+        """Of its states' names."""
+        return re.compile(self.glob if self.form is None else state_pattern(self.glob), re.ASCII)
+
+    def name_of(self, path: str) -> str:
+        """The state's name, of a path below a part's folder."""
+        parts = zip(self.glob.split("/"), path.split("/"), strict=True)
+        return "/".join(part for glob, part in parts if not _is_any(glob))
+
+
+_STATE = re.compile(
+    r"(\S+) +(?:([A-Z_]+) +)?(other|there|less|more|kept|use|count (\d+)(?:\*([\d.]+))?)"
+    r"( info)?( now)?(?: +(.+))?",
+    re.ASCII,
 )
 
 
-def _rocm(program: str, *arguments: str) -> tuple[tuple[str, ...], ...]:
-    """Spellings of a tool of ROCm, whose folder is often not in the search path."""
-    return (program, *arguments), (f"/opt/rocm/bin/{program}", *arguments)
+def state_pattern(glob: str) -> str:
+    """Of the names of a file's states: of what the file is about, not of which interface it is.
+
+    >>> state_pattern("net/e*/mtu"), state_pattern("cpuidle/state[0-9]*/disable")
+    ('net/mtu(?: .*)?', 'cpuidle/state[0-9]+/disable(?: .*)?')
+    """
+    kept = (part for part in glob.split("/") if not _is_any(part))
+    name = "/".join(kept).replace("[0-9]*", "[0-9]+")
+    return f"{name}(?: .*)?"
 
 
-# The read-only connection: a capture must not be able to change a host.
-_VIRSH = ("virsh", "-q", "-r", "-c", "qemu:///system")
+def _is_any(part: str) -> bool:
+    return "*" in part.replace("[0-9]*", "")
 
-COMMANDS: tuple[ToolCommand, ...] = (
-    ToolCommand(
-        "lspci",
-        (("lspci", "-D", "-nn", "-vvv"), ("/usr/sbin/lspci", "-D", "-nn", "-vvv")),
-        "names, port types, links' capabilities, slots",
-        60,
-    ),
-    ToolCommand("nvidia-smi-query", (("nvidia-smi", "-q", "-x"),), "GPUs, C2C, PCIe links", 60),
-    ToolCommand("nvidia-smi-topo", (("nvidia-smi", "topo", "-m"),), "NVLink, GPU memory nodes", 60),
-    ToolCommand("nvidia-smi-list", (("nvidia-smi", "-L"),), "MIG instances: profiles, UUIDs", 60),
-    ToolCommand("nvidia-smi-mig", (("nvidia-smi", "mig", "-lgi"),), "MIG instances: numbers", 60),
-    ToolCommand("rocm-smi-topo", _rocm("rocm-smi", "--showtopo"), "xGMI links", 60),
-    ToolCommand(
-        "rocm-smi-json",
-        _rocm("rocm-smi", "--showbus", "--showtopo", "--json"),
-        "xGMI links, by addresses",
-        60,
-    ),
-    ToolCommand("amd-smi-topology", _rocm("amd-smi", "topology", "--json"), "xGMI links", 60),
-    ToolCommand(
-        "amd-smi-partition",
-        _rocm("amd-smi", "partition", "--current", "--json"),
-        "how AMD GPUs are divided",
-        60,
-    ),
-    ToolCommand("virsh-capabilities", ((*_VIRSH, "capabilities"),), "cross-check of nodes and PUs"),
-    ToolCommand(
-        "virsh-domains",
-        # UUIDs, not names: a domain may be named "--help".
-        ((*_VIRSH, "dumpxml"),),
-        "PUs, memory and devices that other VMs use",
-        each=(*_VIRSH, "list", "--all", "--uuid"),
-        wrapped="domains",
-    ),
-    ToolCommand("virsh-version", ((*_VIRSH, "version"),), "libvirt's version: what it accepts"),
-    ToolCommand(
-        "qemu-version",
-        (
-            ("qemu-system-x86_64", "--version"),
-            ("qemu-system-aarch64", "--version"),
-            ("qemu-kvm", "--version"),
-            ("/usr/libexec/qemu-kvm", "--version"),
-        ),
-        "QEMU's version: what it accepts",
-    ),
-    # Not "uname -a": the host's name is private.
-    ToolCommand("uname", (("uname", "-s", "-r", "-v", "-m"),), "kernel and architecture"),
+
+def _states() -> Iterator[StateRule]:
+    group = folders = ""
+    for row in table("states.txt"):
+        if row.startswith("["):
+            group, _, folders = row[1:].partition("] ")
+        elif found := _STATE.fullmatch(row):
+            name, form, judged, few, times, info, now, topic = found.groups()
+            for glob in _each(name):
+                yield StateRule(
+                    group=group,
+                    folders=folders,
+                    glob=glob,
+                    form=Form[form] if form else None,
+                    judged=judged.split()[0],
+                    few=int(few or 0),
+                    times=float(times or 20),
+                    is_info=info is not None,
+                    is_recorded=now is None and judged.split()[0] not in ("count", "use"),
+                    topic=topic or "",
+                )
+
+
+STATES = tuple(_states())
+
+
+_ANYTHING = StateRule(
+    group="", folders="", glob="", form=None, judged="there", is_info=True, is_recorded=False
 )
 
+
+@cache
+def state_rule(group: str, name: str) -> StateRule:
+    """The first row of a group that fits a state's name."""
+    fitting = (row for row in STATES if row.group == group and row.pattern.fullmatch(name))
+    anything = StateRule(
+        group=group,
+        folders="",
+        glob=name,
+        form=None,
+        judged="there",
+        is_info=True,
+        is_recorded=False,
+    )
+    return next(fitting, anything)
+
+
+_COMPARED = (
+    PathRule(f"{one.folders}/{one.glob}", Kind.FILE, one.form, "compared with like parts")
+    for one in STATES
+    if one.form is not None
+)
+PATHS = tuple({(one.kind, one.glob): one for one in (*_COMPARED, *_paths())}.values())
+
+
+def _commands() -> Iterator[ToolCommand]:
+    blocks = "\n".join(table("commands.txt")).replace("\n  ", "\t").splitlines()
+    for head, *rows in (block.split("\t") for block in blocks):
+        named, _, why = head.partition(" | ")
+        name, timeout = named.split()
+        wrapped, _, each = rows[-1].removeprefix("each ").partition(": ")
+        spellings = tuple(tuple(row.split()) for row in rows if not row.startswith("each "))
+        wrapped = wrapped if each else ""
+        yield ToolCommand(name, spellings, why, int(timeout), tuple(each.split()), wrapped)
+
+
+COMMANDS = tuple(_commands())
 COMMAND_OF_NAME = {command.name: command for command in COMMANDS}
 
 IDENTITY_PATHS = (

@@ -14,7 +14,12 @@ from collections.abc import Callable, Iterable
 from msgspec import Struct
 
 from homenode.errors import InputError
-from homenode.machine.snapshot.contents import IDENTITY_COMMANDS, IDENTITY_PATHS, SERIAL_PATHS
+from homenode.machine.snapshot.contents import (
+    IDENTITY_COMMANDS,
+    IDENTITY_PATHS,
+    SERIAL_PATHS,
+    words,
+)
 from homenode.machine.snapshot.memory import MemorySnapshot
 from homenode.machine.snapshot.protocol import Snapshot
 from homenode.machine.snapshot.pseudonyms import Pseudonyms
@@ -36,48 +41,8 @@ _STRUCTURE = re.compile(
 )
 """In a kernel parameter's value: numbers, sizes, lists, masks, PCI IDs and addresses."""
 
-_VALUE_WORDS = frozenset(
-    """
-    acpi active all always amd amd_iommu amdgpu ast auto auto_on big_root_window cgroup conf
-    conservative core disable disabled domain downstream efi enable enabled fb flush force
-    force_isolation full fullflush guided halt hpet i915 igfx_off intel io iommu isolate kvm
-    lazy lsi madvise managed_irq memory mgag200 mlx5 mlx5_core modeset multifunction n
-    native never no_hwp noaer noats nobfsort nocrs node nohugeiomap none nomsi nopt
-    noretpoline norandom normal nosmt nouveau nowait nvidia nvidia_drm nvidia_modeset
-    nvidia_uvm nvme off on ondemand only passive pci per_cpu_perf_limits performance
-    permissive pgtbl_v1 pgtbl_v2 poll powersave powersupersave prctl pt radeon realloc
-    reliable relax retpoline rom schedutil seccomp sm_off sm_on snd snd_hda_intel soft
-    soft_inject sp_off strict support_hwp tsc tsx_async_abort uvm vfio vfio_iommu_type1
-    vfio_pci voluntary xhci_hcd y
-""".split()
-)
-"""Words that such values have by the kernel's documentation, and modules that bear on placement.
-Others could be anybody's."""
-
-_PARAMETERS = frozenset(
-    """
-    acpi_enforce_resources amd_iommu amd_pstate cgroup_no_v1 clocksource
-    cpufreq.default_governor cpuidle.off default_hugepagesz efi hugepages hugepagesz
-    hugetlb_cma idle init_on_alloc intel_idle.max_cstate intel_iommu intel_pstate iomem
-    iommu iommu.passthrough iommu.strict irqaffinity isolcpus kernelcore kthread_cpus l1tf
-    maxcpus mce mds mem memhp_default_state mitigations modprobe.blacklist module_blacklist
-    movable_node movablecore nmi_watchdog no_timer_check nohz nohz_full nokaslr nomodeset
-    noresume nosmt nosoftlockup nox2apic nr_cpus numa numa_balancing pci pcie_acs_override
-    pcie_aspm pcie_aspm.policy pcie_bus_perf pcie_bus_safe pcie_ports possible_cpus preempt
-    processor.max_cstate psi quiet rcu_nocb_poll rcu_nocbs rcupdate.rcu_normal_after_boot
-    rd.driver.blacklist rd.driver.pre ro rw sched_domains selinux skew_tick
-    spec_store_bypass_disable spectre_v2 splash split_lock_detect swiotlb
-    systemd.unified_cgroup_hierarchy transparent_hugepage tsc tsx
-    vfio_iommu_type1.allow_unsafe_interrupts x2apic
-""".split()
-)
-_MODULES = tuple(
-    """
-    amdgpu. arm-smmu. arm-smmu-v3. kvm. kvm_amd. kvm_intel. kvm-amd. kvm-intel. nouveau.
-    nvidia. nvidia-drm. nvidia_drm. vfio-pci. vfio_pci.
-""".split()
-)
-"""Kernel parameters that bear on placement. Of all others not even the name is worth the risk."""
+_VALUE_WORDS, _PARAMETERS = words("values"), words("parameters")
+_MODULES = tuple(words("modules"))
 
 _VPD_FIELD = re.compile(r"^\s*\[(\w\w)\] [^:]*:\s*(.*)$")
 _SLOT_FIELD = re.compile(r"^(\s+(?:Physical Slot|DeviceName):\s*)(\S.*)$")
@@ -248,8 +213,29 @@ def _serial(text: str, names: Pseudonyms) -> str:
     return text if names.scrub(text) != text or text == "redacted" else names.serial(text)
 
 
+_MODULE_FIELD = re.compile(
+    r"Memory Device|\t(?:(?:Bank )?Locator|Size|Type|Speed|Rank|Manufacturer|Part Number|"
+    r"Configured Memory Speed): [ -~]{1,80}",
+    re.ASCII,
+)
+_AMD_SECRET = re.compile(r'("[^"]{0,40}(?:serial|uuid|guid|hive)[^"]{0,20}":\s{0,4})("[^"]*"|\d+)')
+
+
+def _memory_modules(text: str, names: Pseudonyms) -> str:
+    """dmidecode: of each module the fields that say what it is; no serial, no tag."""
+    kept = [line for line in text.splitlines() if _MODULE_FIELD.fullmatch(line)]
+    return names.scrub("\n".join(kept) + "\n")
+
+
+def _amd_states(text: str, names: Pseudonyms) -> str:
+    return names.scrub(_AMD_SECRET.sub(r'\1"redacted"', text))
+
+
 _REDACTORS: dict[str, Callable[[str, Pseudonyms], str]] = {
     "lspci": _lspci,
+    "amd-smi-static": _amd_states,
+    "amd-smi-metric": _amd_states,
+    "dmidecode-memory": _memory_modules,
     "nvidia-smi-query": redact_nvidia_query,
     "virsh-capabilities": redact_capabilities,
     "virsh-domains": redact_domains,

@@ -16,6 +16,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 from lxml import etree
 
+from homenode.machine.snapshot.contents import table, words
 from homenode.machine.snapshot.pseudonyms import Pseudonyms
 from homenode.machine.tools.xml_text import parse_xml
 
@@ -42,54 +43,7 @@ _CAPABILITIES: Rules = {
 _NVIDIA: Rules = {
     "nvidia_smi_log": frozenset(),
     "gpu": frozenset({"id"}),
-    **dict.fromkeys(
-        (
-            "driver_version",
-            "cuda_version",
-            "attached_gpus",
-            "product_name",
-            "product_brand",
-            "product_architecture",
-            "persistence_mode",
-            "addressing_mode",
-            "mig_mode",
-            "driver_model",
-            "minor_number",
-            "vbios_version",
-            "multigpu_board",
-            "board_part_number",
-            "gpu_part_number",
-            "gpu_operation_mode",
-            "c2c_mode",
-            "gpu_virtualization_mode",
-            "gsp_firmware_version",
-            "pci",
-            "performance_state",
-            "clocks_event_reasons",
-            "clocks_throttle_reasons",
-            "fb_memory_usage",
-            "bar1_memory_usage",
-            "cc_protected_memory_usage",
-            "compute_mode",
-            "utilization",
-            "ecc_mode",
-            "temperature",
-            "gpu_power_readings",
-            "power_readings",
-            "clocks",
-            "max_clocks",
-            "uuid",
-            "numa_node_id",
-            "module_id",
-            "state",
-            "status",
-            "cliqueId",
-            "index",
-            "gpu_instance_id",
-            "compute_instance_id",
-        ),
-        WHOLE,
-    ),
+    **dict.fromkeys(words("nvidia-smi"), WHOLE),
     "mig_devices": frozenset(),
     "mig_device": frozenset(),
     "platformInfo": frozenset(),
@@ -246,72 +200,9 @@ def _kept(row: str) -> Kept:
     return Kept({name: form for name, form in forms.items() if name}, forms.get(""))
 
 
-_SIZE = "unit=unit =number"
-_SOURCE = {
-    "source": "",
-    "source/address": (
-        "type=pci domain=address bus=address slot=address function=address uuid=uuid"
-    ),
-}
 _DOMAIN = {
-    path: _kept(row)
-    for path, row in {
-        "": "type=kvm|qemu|xen|lxc|hvf|bhyve|vz id=number",
-        "memory": _SIZE,
-        "currentMemory": _SIZE,
-        "maxMemory": "unit=unit slots=number =number",
-        "memoryBacking": "",
-        "memoryBacking/hugepages": "",
-        "memoryBacking/hugepages/page": "size=number unit=unit nodeset=set",
-        "memoryBacking/nosharepages": "",
-        "memoryBacking/locked": "",
-        "memoryBacking/source": "type=file|anonymous|memfd",
-        "memoryBacking/access": "mode=access",
-        "memoryBacking/allocation": "mode=immediate|ondemand threads=number",
-        "vcpu": "placement=placement cpuset=set current=number =number",
-        "vcpus": "",
-        "vcpus/vcpu": "id=number enabled=switch hotpluggable=switch order=number",
-        "iothreads": "=number",
-        "iothreadids": "",
-        "iothreadids/iothread": "id=number",
-        "cputune": "",
-        "cputune/vcpupin": "vcpu=number cpuset=set",
-        "cputune/emulatorpin": "cpuset=set",
-        "cputune/iothreadpin": "iothread=number cpuset=set",
-        "numatune": "",
-        "numatune/memory": "mode=mode placement=placement nodeset=set",
-        "numatune/memnode": "cellid=number mode=mode nodeset=set",
-        "os": "",
-        "os/type": "arch=arch machine=machine =hvm|xen|xenpvh|linux|exe|uml",
-        "cpu": "mode=custom|host-model|host-passthrough|maximum",
-        "cpu/topology": "sockets=number dies=number clusters=number cores=number threads=number",
-        "cpu/numa": "",
-        "cpu/numa/cell": (
-            "id=number cpus=set memory=number unit=unit memAccess=access discard=switch"
-        ),
-        "cpu/numa/cell/distances": "",
-        "cpu/numa/cell/distances/sibling": "id=number value=number",
-        "devices": "",
-        "devices/emulator": "=emulator",
-        "devices/hostdev": (
-            "mode=subsystem|capabilities type=pci|usb|scsi|scsi_host|mdev "
-            "model=vfio-pci|vfio-ccw|vfio-ap managed=switch"
-        ),
-        **{f"devices/hostdev/{path}": row for path, row in _SOURCE.items()},
-        "devices/interface": "type=hostdev managed=switch",
-        **{f"devices/interface/{path}": row for path, row in _SOURCE.items()},
-        "devices/memory": "model=dimm|nvdimm|virtio-pmem|virtio-mem|sgx-epc",
-        "devices/memory/source": "",
-        "devices/memory/source/nodemask": "=set",
-        "devices/memory/source/pagesize": _SIZE,
-        "devices/memory/target": "",
-        **dict.fromkeys(
-            (f"devices/memory/target/{name}" for name in ("size", "requested", "current", "block")),
-            _SIZE,
-        ),
-        "devices/memory/target/node": "=number",
-        "launchSecurity": "type=sev|sev-snp|tdx|s390-pv",
-    }.items()
+    path.partition("/")[2]: _kept(row)
+    for path, _, row in (line.partition(":") for line in table("redacted_domain.txt"))
 }
 """The elements of a domain that stay, by their path. libvirt also checks <name> and <uuid>, which
 are pseudonyms."""

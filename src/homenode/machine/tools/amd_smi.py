@@ -49,6 +49,7 @@ amdsmi_commands.py; ROCm/legacy-rocm-build issue 4477.
 """
 
 import re
+from collections.abc import Iterator
 from typing import Any
 
 from msgspec import Struct
@@ -167,6 +168,28 @@ def _check_whole(
 ) -> None:
     if section in tables and len(tables[section]) != len(columns):
         raise line.error(f"{len(columns)} rows", f"{len(tables[section])} rows")
+
+
+def parse_states(text: str, source: str) -> dict[int, dict[str, str]]:
+    """What `amd-smi static --json` or `metric --json` says of each GPU, by its number; elements by
+    their paths. Raises ParseError where it is no list of GPUs."""
+    value = first_json(text, source)
+    rows = value.get("gpu_data") if isinstance(value, dict) else value
+    if not isinstance(rows, list):
+        raise ParseError(source, "a list of GPUs", text.strip()[:80])
+    numbered = [row for row in rows if isinstance(row, dict) and isinstance(row.get("gpu"), int)]
+    return {row["gpu"]: dict(_leaves("amd-smi", row)) for row in numbered}
+
+
+def _leaves(path: str, value: Any) -> Iterator[tuple[str, str]]:
+    """An amount and its unit are one text."""
+    if isinstance(value, dict) and value.keys() == {"value", "unit"}:
+        yield path, f"{value['value']} {value['unit']}"
+    elif isinstance(value, dict):
+        for name, each in value.items():
+            yield from _leaves(f"{path}/{name}", each)
+    elif isinstance(value, str | int | float):
+        yield path, str(value)[:80]
 
 
 _ROCM_JSON = "rocm-smi --showtopo --json"

@@ -106,29 +106,12 @@ def parse_query(text: str) -> NvidiaQuery:
     return NvidiaQuery(gpus, tuple(unread))
 
 
-MATTERS = re.compile(
-    r"version|part_number|persistence_mode|compute_mode|current_ecc|recovery|reset_required|fabric/|"
-    r"_slowdown|row_(?:pending|failure|unc)|histogram_none|retirement|uncorrectable|repair_pending|"
-    r"exceeded|power_limit|applications_clocks|max_clocks|max_link|/total"
-)
-"""In paths of elements that tell of health and speed, where like GPUs differ in them."""
-
-_OF_ONE = re.compile(
-    r"serial|uuid|pdi|minor_number|board_id|timestamp|latest_|/pci_(?:bus|device|domain)|_util|"
-    r"module_id|chassis|slot_number|tray_index|host_id|peer_type|fabric_guid|replay_counter|used|"
-    r"p(?:erformance|ower)_state|current_link|gpu_idle|power_cap|_counters|free|reserved|_stats/|"
-    r"_temp\Z|gpu_temp_tlimit|power_draw|/clocks/|fan_speed|display_|process|cliqueId|"
-    r"product_name|c2c_mode|current_mig|mig_devices"
-)
-"""In paths of elements that differ between sound GPUs, or with their load, or that are fields."""
-
-
 def _elements(gpu: etree._Element) -> Iterator[tuple[str, str]]:
     """Each that has a text, by its path; "None" and "N/A" are answers here."""
     whole = etree.ElementTree(gpu)
     for element in gpu.iter():
         text, path = (element.text or "").strip(), whole.getelementpath(element)
-        if text and not _OF_ONE.search(f"/{path}"):
+        if text:
             yield path, text[:80]
 
 
@@ -181,6 +164,23 @@ def _text(element: etree._Element, path: str) -> str | None:
     """The text at a path; None where it is missing or one of the many ways to say so."""
     text = (element.findtext(path) or "").strip()
     return None if _ABSENT.fullmatch(text.strip("[]").lower()) else text
+
+
+_OF_LINK = re.compile(r"\s*Link (\d{1,3}): (?:([A-Za-z ]{1,40}): )?(\S.{0,60})", re.ASCII)
+
+
+def parse_nvlink(text: str) -> dict[int, dict[str, str]]:
+    """What `nvidia-smi nvlink -s` or -e says of each link, by the GPU's number: the rate of a link,
+    "<inactive>", or a count of errors. Other lines are skipped."""
+    found: dict[int, dict[str, str]] = {}
+    links: dict[str, str] = {}
+    for line in text.splitlines():
+        gpu = re.match(r"GPU (\d{1,4}):", line, re.ASCII)
+        if gpu is not None:
+            links = found.setdefault(int(gpu[1]), {})
+        elif (link := _OF_LINK.fullmatch(line.rstrip())) is not None:
+            links[f"nvlink/Link {link[1]} {link[2] or ''}".strip()] = link[3]
+    return found
 
 
 TOPOLOGY_COMMAND = ("nvidia-smi", "topo", "-m")

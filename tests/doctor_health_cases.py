@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.machine.pci import DeviceKind, LinkKind, PciBar, PciDevice, PciLink, PciRegisters
-from homenode.machine.topology import FrequencyLimit, Host, HostPart
+from homenode.machine.topology import FrequencyLimit, Host, MachinePart
 from homenode.units import GIB, MIB
 from tests.doctor_cases import (
     DESKTOP,
@@ -92,7 +92,7 @@ def with_node_memory(share: float) -> Host:
 def with_microcode(second: str) -> Host:
     there = host(HGX)
     parts = (
-        HostPart("PU", str(pu), (("cpuinfo/microcode", text),))
+        MachinePart("PU", str(pu), (("cpuinfo/microcode", text),))
         for package, text in zip(there.packages, ("0x2b000603", second), strict=True)
         for pu in package.pus
     )

@@ -5,7 +5,7 @@ and ID Assignment Specification 1.16; pci.ids for the exceptions.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from enum import StrEnum
 
 from msgspec import Struct
@@ -244,6 +244,20 @@ class PciDevice(Struct, frozen=True):
     def reported_node(self) -> NodeIndex | None:
         """The node as numa_node in sysfs has it, which is what other programs see."""
         return self.node if self.firmware_node is None else self.firmware_node
+
+
+def model_of(device: PciDevice) -> tuple[Hashable, ...] | None:
+    """What makes devices alike, but for their boards. Listings without -n give names in place of
+    ids."""
+    name = device.name if device.device_id is None else device.device_id
+    known = device.vendor_id is not None and name is not None
+    return (device.kind, device.vendor_id, name, device.bdf.function) if known else None
+
+
+def board_of(device: PciDevice) -> tuple[int, int] | None:
+    """Its subsystem ids."""
+    vendor, number = device.subsystem_vendor_id, device.subsystem_device_id
+    return None if vendor is None or number is None else (vendor, number)
 
 
 class RootComplex(Struct, frozen=True):

@@ -253,7 +253,7 @@ class HostSettings(Struct, frozen=True):
     turbo: str | None = None
 
 
-class HostPart(Struct, frozen=True):
+class MachinePart(Struct, frozen=True):
     """A PU, node, DIMM or the like, with what it has in common with others of its group: states by
     the names of snapshot/states.txt."""
 
@@ -318,7 +318,7 @@ class Host(Struct, frozen=True, dict=True):
     housekeeping_pus: CpuSet = CpuSet()
     assumed: tuple[str, ...] = ()
     nodes_assumed: bool = False
-    parts: tuple[HostPart, ...] = ()
+    parts: tuple[MachinePart, ...] = ()
 
     def node(self, index: int) -> NumaNode | None:
         """The node of that number, or None."""

@@ -5,7 +5,6 @@ kind, ids, subsystem ids and function; for what drivers set, by their driver too
 by their ids and by what is below them.
 """
 
-import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence, Set
 from functools import partial
@@ -16,7 +15,6 @@ from typing import Any, NamedTuple, TypeVar
 
 from homenode.bdf import Bdf
 from homenode.catalogue import finding
-from homenode.cpuset import CpuSet, PuIndex
 from homenode.findings import Finding, Severity
 from homenode.machine.link_path import (
     JUDGED,
@@ -32,11 +30,13 @@ from homenode.machine.pci import (
     DeviceKind,
     PciDevice,
     PciRegisters,
+    board_of,
     is_viable_driver,
+    model_of,
 )
 from homenode.machine.snapshot.contents import StateRule, state_rule
 from homenode.machine.topology import Host
-from homenode.units import format_bytes
+from homenode.units import first_number, format_bytes
 from homenode.wording import first_few
 
 _MOST_NAMED = 8
@@ -243,28 +243,22 @@ ATTRIBUTES: tuple[Attribute, ...] = (
 def _named(group: Sequence[Compared]) -> Iterator[Attribute]:
     """Each setting that a source names; what is not known to matter is an info."""
     may_sleep = DeviceKind.NVSWITCH not in group[0].kinds  # when idle, by their drivers
-    for settings in (_settings, attrgetter("registers.others")):
-        stated = {one.device.bdf: dict(settings(one)) for one in group}
-        names = dict.fromkeys(name for found in stated.values() for name in found)
-        if settings is not _settings:  # what one lacks, others have
-            absent = dict.fromkeys(names, "none")
-            stated = {bdf: absent | found for bdf, found in stated.items() if found}
-        for name in names:
-            worse = _where_none if name == LANE_ERRORS else _other
-            is_minor = settings is not _settings or (name == "power state" and may_sleep)
-            by = _USE if is_minor else {}
-            found = {bdf: states[name] for bdf, states in stated.items() if name in states}
-            read = partial(_of_device, found)
-            yield _row("settings", name, read, "lspci -vvv", worse, **_DRIVER, **by)
+    stated = {one.device.bdf: dict(_settings(one)) for one in group}
+    for name in dict.fromkeys(name for found in stated.values() for name in found):
+        worse = _where_none if name == LANE_ERRORS else _other
+        by = _USE if name == "power state" and may_sleep else {}
+        found = {bdf: states[name] for bdf, states in stated.items() if name in states}
+        read = partial(_of_device, found)
+        yield _row("settings", name, read, "lspci -vvv", worse, **_DRIVER, **by)
     for source, states in _OF_STATES:
         stated = {one.device.bdf: dict(states(one)) for one in group}
-        for rule, name, of in _judged("device", stated):
+        for rule, name, of in judged_states("device", stated):
             yield Attribute(
                 name="settings",
                 label=name,
                 read=partial(_of_device, of),
                 source=source,
-                worse=_WORSE[rule.judged],
+                worse=WORSE[rule.judged],
                 of_driver=True,
                 severity=Severity.INFO if rule.is_info else None,
                 topic=rule.topic,
@@ -276,13 +270,14 @@ def _of_device(stated: Mapping[Bdf, str], one: Compared) -> str | None:
 
 
 _OF_STATES: tuple[tuple[str, Callable[[Compared], States]], ...] = (
+    ("lspci -vvv", attrgetter("registers.others")),
     ("nvidia-smi -q", attrgetter("device.driver_states")),
     ("sysfs, nvidia-smi nvlink, amd-smi", attrgetter("device.states")),
 )
 _Key = TypeVar("_Key", bound=Hashable)
 
 
-def _judged(
+def judged_states(
     group: str, stated: Mapping[_Key, Mapping[str, str]]
 ) -> Iterator[tuple[StateRule, str, dict[_Key, str]]]:
     """Each state of like parts, its rule, and what of it is compared: counts that are no cause for
@@ -294,7 +289,7 @@ def _judged(
         if rule.judged == "there":
             found = dict.fromkeys(given, "none") | found
         elif rule.judged == "count":
-            counts = {key: amount(text) for key, text in found.items()}
+            counts = {key: first_number(text) for key, text in found.items()}
             usual = median_low(counts.values()) if len(counts) > 1 else 0
             least = max(rule.few, rule.times * usual)
             few = f"about {usual:g}" if usual >= rule.few else f"fewer than {rule.few}"
@@ -303,25 +298,10 @@ def _judged(
             yield rule, name, found
 
 
-_AMOUNT = re.compile(r"0x[0-9a-f]{1,16}|\d{1,20}(?:\.\d{1,6})?", re.ASCII)
-
-
-def amount(text: str) -> float:
-    """The first number of a text; 0 of a text without one."""
-    found = _AMOUNT.search(text)
-    number = "0" if found is None else found[0]
-    return int(number, 16) if number.startswith("0x") else float(number)
-
-
-def _fewer(value: str, usual: str) -> bool:
-    return amount(value) < amount(usual)
-
-
-_WORSE: Mapping[str, Callable[[Any, Any], bool]] = {
+WORSE: Mapping[str, Callable[[Any, Any], bool]] = {
     "other": _other,
     "there": _other,
-    "less": _fewer,
-    "more": lambda value, usual: _fewer(usual, value),
+    "less": lambda value, usual: first_number(value) < first_number(usual),
     "count": lambda value, usual: value[:1].isdecimal(),
 }
 
@@ -467,8 +447,8 @@ def _odd(
 ) -> Iterator[tuple[Compared, Finding]]:
     values = [(one, attribute.read(one)) for one in group]
     known = [(one, value) for one, value in values if value is not None]
-    may_tie = DeviceKind.GPU in group[0].kinds or attribute.worse is _WORSE["count"]
-    found = _usual([value for _, value in known], attribute.worse, may_tie=may_tie)
+    may_tie = DeviceKind.GPU in group[0].kinds or attribute.worse is WORSE["count"]
+    found = usual_of([value for _, value in known], attribute.worse, may_tie=may_tie)
     if found is None:
         return
     usual, count, is_majority = found
@@ -476,7 +456,7 @@ def _odd(
     is_chosen = attribute.name == "mode" and len(odd) > 1  # one alone was forgotten
     is_drive = group[0].kinds == {DeviceKind.NVME} and not attribute.topic
     is_minor = is_chosen or not is_majority or is_drive
-    is_minor = is_minor and attribute.worse is not _WORSE["count"]
+    is_minor = is_minor and attribute.worse is not WORSE["count"]
     for one, value in odd:
         if attribute.name in _WIRED and _is_built_so(one, attribute):
             continue
@@ -499,7 +479,7 @@ def _odd(
         )
 
 
-def _usual(
+def usual_of(
     values: Sequence[Any], worse: Callable[[Any, Any], bool], *, may_tie: bool
 ) -> tuple[Any, int, bool] | None:
     """What most of some values are, how many, and whether it is more than half of three or more;
@@ -514,50 +494,6 @@ def _usual(
     # As many have one as another: the better one could be had by all.
     best = [v for v in counts if not any(worse(v, other) for other in counts if other != v)]
     return (best[0], counts[best[0]], False) if may_tie and len(best) == 1 else None
-
-
-def odd_part_findings(host: Host) -> Iterator[Finding]:
-    """PUs, nodes, DIMMs and the like that differ from most others of their group; of two halves, as
-    of packages, those that have less."""
-    kinds = {pu: core.kind for core in host.cores for pu in core.pus}
-    groups: dict[tuple[str, object], dict[str, Mapping[str, str]]] = {}
-    for part in host.parts:
-        kind = kinds.get(PuIndex(int(part.name))) if part.group == "PU" else None
-        groups.setdefault((part.group, kind), {})[part.name] = dict(part.states)
-    for (group, _), stated in groups.items():
-        said: set[tuple[str, str]] = set()
-        for rule, state, found in _judged(group, stated):
-            first = next(iter(found.values()), None)  # of halves none is known to be right
-            values = _usual(list(found.values()), _WORSE[rule.judged], may_tie=True)
-            usual, count, is_known = values or (
-                first,
-                list(found.values()).count(first or ""),
-                False,
-            )
-            is_minor = rule.is_info or (rule.judged == "other" and not is_known)
-            odd: dict[str, list[str]] = {}
-            for name, value in found.items():
-                if value != usual and _WORSE[rule.judged](value, usual):
-                    odd.setdefault(value, []).append(name)
-            for value, names in odd.items():
-                which = str(CpuSet(map(int, names))) if group == "PU" else first_few(names, 8)
-                if (rule.topic, which) not in said:
-                    said.add((rule.topic, which))
-                    yield finding(
-                        "part-odd",
-                        f"{group} {which}: {state}",
-                        expected=f"{usual}, as {count} like it",
-                        observed=value,
-                        severity=Severity.INFO if is_minor else None,
-                        source=f"{host.name}: {rule.folders or 'sysfs'}",
-                    )
-
-
-def unread_state(host: Host, subject: str) -> bool:
-    """Whether no part of the host shows now what a finding of that subject compared."""
-    place, _, state = subject.rpartition(": ")
-    shown = [p for p in host.parts if place.startswith(p.group) and state in dict(p.states)]
-    return len(shown) < 2
 
 
 _WIRED = frozenset({"link", "path"})
@@ -577,20 +513,6 @@ def _same_driver(group: Sequence[Compared]) -> list[list[Compared]]:
     for one in group:
         found.setdefault(one.device.driver, []).append(one)
     return list(found.values())
-
-
-def model_of(device: PciDevice) -> tuple[Hashable, ...] | None:
-    """What makes devices alike, but for their boards. Listings without -n give names in place of
-    ids."""
-    name = device.name if device.device_id is None else device.device_id
-    known = device.vendor_id is not None and name is not None
-    return (device.kind, device.vendor_id, name, device.bdf.function) if known else None
-
-
-def board_of(device: PciDevice) -> tuple[int, int] | None:
-    """Its subsystem ids."""
-    vendor, number = device.subsystem_vendor_id, device.subsystem_device_id
-    return None if vendor is None or number is None else (vendor, number)
 
 
 def _groups(host: Host, *, by_board: bool = True) -> list[list[Compared]]:

@@ -9,14 +9,14 @@ from functools import cache, partial
 from typing import NamedTuple
 
 from homenode.catalogue import finding
-from homenode.check.doctor.alike import ATTRIBUTES, Compared, amount
+from homenode.check.doctor.alike import ATTRIBUTES, Compared
 from homenode.cpuset import CpuSet
 from homenode.findings import Finding, Severity
 from homenode.machine.link_path import peer_links
 from homenode.machine.pci import DeviceKind, PciDevice, is_viable_driver
 from homenode.machine.snapshot.contents import STATES, state_rule, words
 from homenode.machine.topology import Host
-from homenode.units import GIB, MIB, format_bytes
+from homenode.units import GIB, MIB, first_number, format_bytes
 
 HOST = "host"
 
@@ -276,7 +276,11 @@ def _nowhere(host: Host) -> Mapping[str, str]:
 
 
 def _judge_less(was: str, now: str, other_kernel: bool) -> Severity | None:
-    return Severity.WARNING if amount(now) < amount(was) or _OF_EACH in now else Severity.INFO
+    return (
+        Severity.WARNING
+        if first_number(now) < first_number(was) or _OF_EACH in now
+        else Severity.INFO
+    )
 
 
 _OF_EACH = " of "

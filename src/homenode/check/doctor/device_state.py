@@ -11,11 +11,10 @@ from msgspec import Struct
 
 from homenode.bdf import Bdf
 from homenode.catalogue import finding
-from homenode.check.doctor.alike import board_of, model_of
 from homenode.findings import Finding, Severity
 from homenode.input_files import package_text
 from homenode.machine.link_path import JUDGED, links_above, peer_links
-from homenode.machine.pci import DeviceKind, PciDevice
+from homenode.machine.pci import DeviceKind, PciDevice, board_of, model_of
 from homenode.machine.topology import Host
 from homenode.units import GIB, format_bytes
 

@@ -17,9 +17,14 @@ from msgspec import Struct, field
 
 from homenode.bdf import Bdf
 from homenode.catalogue import GROUP
-from homenode.check.doctor.alike import has_like_devices, odd_findings, odd_part_findings
+from homenode.check.doctor.alike import has_like_devices, odd_findings
 from homenode.check.doctor.device_state import device_state_findings
-from homenode.check.doctor.host_state import collective_findings, layout_findings, settings_findings
+from homenode.check.doctor.host_state import (
+    collective_findings,
+    layout_findings,
+    odd_part_findings,
+    settings_findings,
+)
 from homenode.check.doctor.links import (
     Load,
     cut_listing_findings,

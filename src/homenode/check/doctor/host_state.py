@@ -1,12 +1,13 @@
 """What a host's firmware and running system do to VMs, and what NCCL will not know of its GPUs."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import combinations
 
 from msgspec.structs import replace
 
 from homenode.catalogue import finding
-from homenode.cpuset import CpuSet
+from homenode.check.doctor.alike import WORSE, judged_states, usual_of
+from homenode.cpuset import CpuSet, PuIndex
 from homenode.findings import Finding, Severity
 from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import Core, Host, Package
@@ -14,7 +15,7 @@ from homenode.nccl.explanation import explain
 from homenode.nccl.guest_tree import GuestTree, tree_of_document, tree_of_host
 from homenode.units import GIB, format_bytes
 from homenode.vm.model import Vm
-from homenode.wording import number_list
+from homenode.wording import first_few, number_list
 
 _MANY_LLCS = 4
 _FIRMWARE = "the host's ACPI tables (SRAT, SLIT)"
@@ -146,6 +147,50 @@ def _without(host: Host) -> Iterator[Finding]:
             else f"numa_node is {named}, which has no CPUs and is as near to several nodes",
             source="/sys/bus/pci/devices/BDF/numa_node",
         )
+
+
+def odd_part_findings(host: Host) -> Iterator[Finding]:
+    """PUs, nodes, DIMMs and the like that differ from most others of their group; of two halves, as
+    of packages, those that have less."""
+    kinds = {pu: core.kind for core in host.cores for pu in core.pus}
+    groups: dict[tuple[str, object], dict[str, Mapping[str, str]]] = {}
+    for part in host.parts:
+        kind = kinds.get(PuIndex(int(part.name))) if part.group == "PU" else None
+        groups.setdefault((part.group, kind), {})[part.name] = dict(part.states)
+    for (group, _), stated in groups.items():
+        said: set[tuple[str, str]] = set()
+        for rule, state, found in judged_states(group, stated):
+            first = next(iter(found.values()), None)  # of halves none is known to be right
+            values = usual_of(list(found.values()), WORSE[rule.judged], may_tie=True)
+            usual, count, is_known = values or (
+                first,
+                list(found.values()).count(first or ""),
+                False,
+            )
+            is_minor = rule.is_info or (rule.judged == "other" and not is_known)
+            odd: dict[str, list[str]] = {}
+            for name, value in found.items():
+                if value != usual and WORSE[rule.judged](value, usual):
+                    odd.setdefault(value, []).append(name)
+            for value, names in odd.items():
+                which = str(CpuSet(map(int, names))) if group == "PU" else first_few(names, 8)
+                if (rule.topic, which) not in said:
+                    said.add((rule.topic, which))
+                    yield finding(
+                        "part-odd",
+                        f"{group} {which}: {state}",
+                        expected=f"{usual}, as {count} like it",
+                        observed=value,
+                        severity=Severity.INFO if is_minor else None,
+                        source=f"{host.name}: {rule.folders or 'sysfs'}",
+                    )
+
+
+def unread_state(host: Host, subject: str) -> bool:
+    """Whether no part of the host shows now what a finding of that subject compared."""
+    place, _, state = subject.rpartition(": ")
+    shown = [p for p in host.parts if place.startswith(p.group) and state in dict(p.states)]
+    return len(shown) < 2
 
 
 _DRIVERS_WITH_OWN_CLOCK = frozenset({"intel_pstate", "amd-pstate-epp", "amd_pstate_epp"})

@@ -10,7 +10,7 @@ from enum import StrEnum
 from msgspec import Struct, field
 
 from homenode.bdf import Bdf
-from homenode.check.doctor.alike import unread_attribute, unread_state
+from homenode.check.doctor.alike import unread_attribute
 from homenode.check.doctor.baseline import facts_of, rule_of, subject_of, unread_facts
 from homenode.check.doctor.expectation import (
     CertifiedHost,
@@ -20,6 +20,7 @@ from homenode.check.doctor.expectation import (
     unproved_links,
     unread_topology,
 )
+from homenode.check.doctor.host_state import unread_state
 from homenode.findings import Finding
 from homenode.machine.pci import PciDevice, PciRegisters
 from homenode.machine.topology import Host

@@ -24,7 +24,7 @@ from homenode.machine.snapshot.contents import STATES
 from homenode.machine.snapshot.gather import paths_of
 from homenode.machine.snapshot.protocol import Snapshot
 from homenode.machine.tools.versions import Version, parse_qemu_version, parse_virsh_version
-from homenode.machine.topology import CpuModel, FrequencyLimit, HostPart, HostSettings
+from homenode.machine.topology import CpuModel, FrequencyLimit, HostSettings, MachinePart
 
 CPU = "/sys/devices/system/cpu"
 
@@ -344,11 +344,11 @@ def read_turbo(snapshot: Snapshot) -> str | None:
     return None
 
 
-def read_parts(snapshot: Snapshot) -> tuple[HostPart, ...]:
+def read_parts(snapshot: Snapshot) -> tuple[MachinePart, ...]:
     """Every part but devices that the table of states names, with its states."""
     rows = [row for row in STATES if row.form is not None and row.group != "device"]
     of_pu = _states_of_pus(snapshot)
-    found: list[HostPart] = []
+    found: list[MachinePart] = []
     for group, folders in dict.fromkeys((row.group, row.folders) for row in rows):
         above = folders.partition("[")[0].rpartition("/")[0]
         for folder in paths_of(snapshot, folders):
@@ -356,7 +356,7 @@ def read_parts(snapshot: Snapshot) -> tuple[HostPart, ...]:
             name = re.sub(r"\A(?:cpu|node)", "", name)
             states = read_part_states(snapshot, group, folder)
             states += of_pu.get(name, ()) if group == "PU" else ()
-            found += [HostPart(group, name, states)] if states else []
+            found += [MachinePart(group, name, states)] if states else []
     return (*found, *_memory_modules(snapshot))
 
 
@@ -373,13 +373,13 @@ def _states_of_pus(snapshot: Snapshot) -> dict[str, States]:
     return {name: tuple(states.items()) for name, states in found.items()}
 
 
-def _memory_modules(snapshot: Snapshot) -> Iterator[HostPart]:
+def _memory_modules(snapshot: Snapshot) -> Iterator[MachinePart]:
     """By dmidecode: blocks of fields, each below a line "Memory Device"."""
     text = snapshot.command_output("dmidecode-memory") or ""
     for block in text.split("Memory Device\n")[1:]:
         fields = dict(line.strip().split(": ", 1) for line in block.splitlines() if ": " in line)
         if (locator := fields.pop("Locator", None)) is not None:
-            yield HostPart("memory module", locator, tuple(fields.items()))
+            yield MachinePart("memory module", locator, tuple(fields.items()))
 
 
 _DMI = "/sys/devices/virtual/dmi/id"

@@ -179,7 +179,7 @@ class StateRule(Struct, frozen=True, kw_only=True, dict=True):
 
 
 _STATE = re.compile(
-    r"(\S+) +(?:([A-Z_]+) +)?(other|there|less|more|kept|use|count (\d+)(?:\*([\d.]+))?)"
+    r"(\S+) +(?:([A-Z_]+) +)?(other|there|less|kept|use|count (\d+)(?:\*([\d.]+))?)"
     r"( info)?( now)?(?: +(.+))?",
     re.ASCII,
 )

@@ -428,7 +428,7 @@ def odd_attributes(name: str) -> tuple[str, ...]:
 
 def odd_attribute(found: Finding) -> str:
     """A finding's id; of a device that differs from others also in what."""
-    if found.id != "device-odd":
+    if found.id not in ("device-odd", "part-odd"):
         return found.id
     return f"{found.id}: {found.subject.rpartition(': ')[2]}"
 

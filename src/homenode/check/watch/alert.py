@@ -158,6 +158,10 @@ _STATES = {
 """Of a rule of the baseline: what the doctor says of the same, as of ``odd_attribute``."""
 
 
+def _odd(fact: str) -> tuple[str, ...]:
+    return f"device-odd: {fact}", f"part-odd: {fact.removeprefix('PU ')}"
+
+
 def _explained(drifts: Sequence[Alert]) -> dict[str, _Cause]:
     links = {bdf for alert in drifts if alert.id == "drift-link" for bdf in alert.devices}
     of_links = (*LINKS, *(name for row in ("link", "port", "path") for name in odd_attributes(row)))
@@ -167,8 +171,9 @@ def _explained(drifts: Sequence[Alert]) -> dict[str, _Cause]:
     for alert in drifts:
         if alert.id == "drift-baseline" and alert.claims:
             aspects = {one.aspect for one in alert.claims}
-            names = {name for one in aspects for name in _STATES.get(one, (f"device-odd: {one}",))}
-            cause = _Cause(frozenset(alert.devices), is_any=not alert.devices)
+            names = {name for one in aspects for name in _STATES.get(one, _odd(one))}
+            of_any = not alert.devices or "ACS" in aspects  # ports, and who is below them
+            cause = _Cause(frozenset(alert.devices), is_any=of_any)
             explained |= dict.fromkeys(names, cause)
     if any(alert.subject == "topology" for alert in drifts):
         explained |= dict.fromkeys(NODES, _Cause(is_any=True))

@@ -140,7 +140,7 @@ def _gpu(gpu: etree._Element, index: int, unread: list[tuple[Bdf, str, str]]) ->
         performance_state=_text(gpu, "performance_state"),
         replays=number("pci/replay_counter"),
         mig_devices=_mig_devices(gpu, bdf, unread),
-        states=tuple(_elements(gpu)),
+        states=(("driver_version", _text(gpu, "../driver_version") or "N/A"), *_elements(gpu)),
     )
 
 

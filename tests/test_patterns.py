@@ -118,6 +118,10 @@ BUILT: dict[tuple[str, str], tuple[str, str]] = {
         "search",
     ),
     ("decide/machine_facts.py", r"f'\\b{re.escape(system.name)}\\b'"): (r"\bH100\b", "search"),
+    (
+        "machine/snapshot/contents.py",
+        "self.glob if self.form is None else state_pattern(self.glob)",
+    ): (r"infiniband/ports/[0-9]+/state(?: .*)?", "fullmatch"),
     ("why/pieces.py", "re.escape(hint)"): ("NCCL INFO", "finditer"),
     ("vm/domain/copy.py", "f'{re.escape(original)}(?![A-Za-z0-9])'"): (
         "vm7(?![A-Za-z0-9])",

@@ -115,7 +115,6 @@ class ToolCommand(Struct, frozen=True):
 BRIDGE_CLASS = "0x0604"
 """How the class of a PCI-to-PCI bridge begins, in its file; every PCIe port is one."""
 
-_ROW = re.compile(r"(\w+) (\w+) (\S+)/(\S+)(?: unless (\S+))? \| (.+)", re.ASCII)
 _LINES = re.compile(r'"([^"]+)"')
 
 
@@ -142,12 +141,14 @@ def _paths() -> Iterator[PathRule]:
     """Of each row one rule, or one for each name in its braces."""
     rows = table("paths.txt")
     for row, below in zip(rows, (*rows[1:], ""), strict=True):
-        if (found := _ROW.fullmatch(row)) is None:
+        if row.startswith(" "):
             continue
-        kind, form, folder, names, better, why = found.groups()
+        head, _, why = row.partition(" | ")
+        kind, form, path, *rest = head.split()
+        folder, better = path.rpartition("/")[0], rest[1] if rest else None
         unless = better and (better if better.startswith("/") else f"{folder}/{better}")
         keep = tuple(_LINES.findall(below.replace("\\t", "\t"))) if below[:1] == " " else ()
-        for glob in _each(f"{folder}/{names}"):
+        for glob in _each(path):
             yield PathRule(glob, Kind(kind), Form[form], why, keep, unless)
 
 
@@ -178,13 +179,6 @@ class StateRule(Struct, frozen=True, kw_only=True, dict=True):
         return "/".join(part for glob, part in parts if not _is_any(glob))
 
 
-_STATE = re.compile(
-    r"(\S+) +(?:([A-Z_]+) +)?(other|there|less|kept|use|count (\d+)(?:\*([\d.]+))?)"
-    r"( info)?( now)?(?: +(.+))?",
-    re.ASCII,
-)
-
-
 def state_pattern(glob: str) -> str:
     """Of the names of a file's states: of what the file is about, not of which interface it is.
 
@@ -205,21 +199,25 @@ def _states() -> Iterator[StateRule]:
     for row in table("states.txt"):
         if row.startswith("["):
             group, _, folders = row[1:].partition("] ")
-        elif found := _STATE.fullmatch(row):
-            name, form, judged, few, times, info, now, topic = found.groups()
-            for glob in _each(name):
-                yield StateRule(
-                    group=group,
-                    folders=folders,
-                    glob=glob,
-                    form=Form[form] if form else None,
-                    judged=judged.split()[0],
-                    few=int(few or 0),
-                    times=float(times or 20),
-                    is_info=info is not None,
-                    is_recorded=now is None and judged.split()[0] not in ("count", "use"),
-                    topic=topic or "",
-                )
+            continue
+        name, *words = row.split()
+        form = Form[words.pop(0)] if words[0].isupper() else None
+        judged = words.pop(0)
+        few, _, times = (words.pop(0) if judged == "count" else "0").partition("*")
+        marks = {words.pop(0) for one in ("info", "now") if words[:1] == [one]}
+        for glob in _each(name):
+            yield StateRule(
+                group=group,
+                folders=folders,
+                glob=glob,
+                form=form,
+                judged=judged,
+                few=int(few),
+                times=float(times or 20),
+                is_info="info" in marks,
+                is_recorded="now" not in marks and judged not in ("count", "use"),
+                topic=" ".join(words),
+            )
 
 
 STATES = tuple(_states())

@@ -81,6 +81,7 @@ def test_jobs_go_where_the_pool_says(slurm: testbed.Testbed, tmp_path: Path) -> 
         job = submit(slurm, gpus, f"--constraint=homenode_gpu{gpus}")
         assert node_of(slurm, job) == node, f"{gpus} GPUs"
         slurm.client("scancel", job)
+        until_ended(slurm, job)
 
 
 @pytest.mark.parametrize("seed", seeds(20, 20))

@@ -20,6 +20,8 @@ from homenode.machine.discover.host import discover
 from homenode.machine.discover.lspci import host_from_lspci
 from homenode.machine.pci import DeviceKind
 from homenode.machine.snapshot.memory import MemorySnapshot
+from tests.doctor_cases import HGX, changed
+from tests.doctor_domains import host
 from tests.shared_data import needs_shared, shared
 
 LISTING = "machines/lspci/gpud-hgx-h100x8-lspci-vvv.txt"
@@ -479,3 +481,24 @@ def test_what_the_driver_says_of_one_gpu_alone_is_named(name: str) -> None:
     sound = with_edit("hgx-h100", lambda files: None, query(None))
     found = with_edit("hgx-h100", lambda files: None, query(gpus[3]))
     assert named(found, sound) == {("device-odd", gpus[3])}
+
+
+@pytest.mark.parametrize(
+    ("state", "usual", "odd", "is_named"),
+    [
+        ("net/mtu", "9000", "1500", True),
+        ("infiniband/ports/1/counters/symbol_error", "2", "5000", True),
+        ("infiniband/ports/1/counters/symbol_error", "2", "40", False),
+        ("infiniband/ports/1/counters/symbol_error", "4000", "5000", False),
+        ("power/runtime_status", "active", "suspended", False),
+    ],
+)
+def test_a_nic_whose_state_is_another_one_is_named(
+    state: str, usual: str, odd: str, is_named: bool
+) -> None:
+    there = host(HGX)
+    nic = there.devices_of_kind(DeviceKind.NIC)[0].bdf
+    alike = changed(there, lambda d: d.kind is DeviceKind.NIC, states=((state, usual),))
+    found = diagnose(changed(alike, lambda d: d.bdf == nic, states=((state, odd),))).findings
+    ours = [one for one in found if one.id == "device-odd" and state in one.subject]
+    assert [(one.devices, one.observed) for one in ours] == [((nic,), odd)] * is_named

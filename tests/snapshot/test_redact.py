@@ -444,3 +444,12 @@ def test_names_that_are_replaced_everywhere_or_tell_nothing_need_no_word() -> No
     for identities in (IDENTITIES, Identities(("localhost",), ("root",))):
         assert redact(snapshot, identities).not_everywhere == ()
     assert redact(snapshot, Identities((), ("jd",))).not_everywhere == ("user name",)
+
+
+def test_of_memory_modules_and_amd_gpus_no_serial_is_kept() -> None:
+    modules = "Memory Device\n\tSize: 64 GB\n\tLocator: A1\n\tSerial Number: 80AB\n\tAsset Tag: x\n"
+    states = '[{"gpu": 0, "asic": {"asic_serial": "0xDEAD", "oam_id": 1}}]'
+    commands = {"dmidecode-memory": modules, "amd-smi-static": states}
+    shown = redact(MemorySnapshot("host", {}, {}, commands), Identities()).snapshot.commands
+    assert shown["dmidecode-memory"] == "Memory Device\n\tSize: 64 GB\n\tLocator: A1\n"
+    assert shown["amd-smi-static"] == states.replace("0xDEAD", "redacted")

@@ -150,5 +150,12 @@ def test_a_quota_that_is_set_while_it_runs_is_named(running: tuple[str, list[int
     assert not named(name, "live-quota")
 
 
+def test_shares_that_are_set_while_it_runs_are_named(running: tuple[str, list[int]]) -> None:
+    name = running[0]
+    assert not named(name, "live-shares")
+    virsh("schedinfo", name, "--live", "--set", "cpu_shares=2")
+    assert named(name, "live-shares")
+
+
 def named(name: str, id_: str) -> list[Finding]:
     return [one for one in verify_running_domain(name, SYSTEM).findings if one.id == id_]

@@ -6,7 +6,7 @@ import pytest
 
 from homenode.check.domain.throttles import throttle_findings
 from homenode.check.verify.live.capture import ProcFiles, Watch, capture_running_vm
-from homenode.check.verify.live.checks import limit_findings
+from homenode.check.verify.live.checks import group_findings, limit_findings
 from homenode.cpuset import CpuSet
 from homenode.vm.domain.read import open_domain, read_vm
 from tests.proc_trees import PID, UUID, ProcTree
@@ -82,3 +82,39 @@ def test_a_running_vm_that_the_kernel_holds_back_is_named(
     seen = capture_running_vm(UUID, watch, ProcFiles(str(tmp_path)))
     found = limit_findings(read_vm(TWO, "vm.xml"), seen)
     assert [(one.id, one.subject, one.observed) for one in found] == named
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "named"),
+    [
+        ("memory.high", "67108864", [("live-memory-limit", "64 MiB, by memory.high of cgroup {}")]),
+        ("memory.max", "134217728", []),
+        ("memory.max", "max", []),
+        (
+            "io.max",
+            "254:0 rbps=1048576 wbps=max riops=max wiops=max",
+            [
+                (
+                    "live-io-limit",
+                    "254:0 rbps=1048576 wbps=max riops=max wiops=max, by io.max of cgroup {}",
+                )
+            ],
+        ),
+        ("io.weight", "default 50", [("live-shares", "50, by io.weight of cgroup {}")]),
+        ("cpu.weight", "100", []),
+        ("cpu.weight", "1", [("live-shares", "1, by cpu.weight of cgroup {}")]),
+    ],
+)
+@pytest.mark.parametrize("folder", ["/m/vm", "/m"])
+def test_a_limit_of_a_cgroup_is_named_with_its_figure_and_one_that_is_none_is_not(
+    folder: str, file: str, text: str, named: list[tuple[str, str]], tmp_path: Path
+) -> None:
+    tree = ProcTree(tmp_path)
+    tree.qemu({"CPU 0/KVM": "0", "CPU 1/KVM": "1"}, ((64, "0"), (64, "1")))
+    tree.put(f"proc/{PID}/cgroup", "0::/m/vm/emulator\n")
+    tree.put(f"sys/fs/cgroup{folder}/{file}", f"{text}\n")
+    seen = capture_running_vm(UUID, Watch(CpuSet(), (), (), 0.0), ProcFiles(str(tmp_path)))
+    found = group_findings(read_vm(TWO, "vm.xml"), seen)
+    assert [(one.id, one.observed) for one in found] == [
+        (id_, said.format(folder)) for id_, said in named
+    ]

@@ -38,7 +38,7 @@ def throttle_findings(document: Document) -> Iterator[Finding]:
                 expected="a scheduler that gives the VM its turn",
                 observed=f"{scheduler}, after every other program",
             )
-    yield from _transfers(document)
+    yield from transfer_findings(document)
 
 
 def _quotas(document: Document, tune: Element) -> Iterator[Finding]:
@@ -75,7 +75,7 @@ def _number(text: str | None) -> int | None:
     return int(text) if text is not None and is_number and len(text) <= _MAX_DIGITS else None
 
 
-def _transfers(document: Document) -> Iterator[Finding]:
+def transfer_findings(document: Document) -> Iterator[Finding]:
     """Disks and network interfaces with a limit: often meant so."""
     for path, element in (("disk", "iotune"), ("interface", "bandwidth")):
         for device in document.root.all(f"devices/{path}"):

@@ -13,12 +13,15 @@ from pathlib import Path
 from msgspec import Struct
 
 from homenode.bdf import Bdf
+from homenode.check.domain.throttles import transfer_findings
 from homenode.check.verify.live.checks import verify_live
 from homenode.check.verify.live.procfs import (
+    GROUP_FILES,
     KERNEL_THREAD,
     Area,
     BackendObject,
     DeviceInterrupt,
+    GroupLimit,
     HostPlaces,
     MappedMemory,
     Neighbour,
@@ -29,7 +32,7 @@ from homenode.check.verify.live.procfs import (
     ThreadLimit,
     VmThread,
     backends,
-    cpu_cgroups,
+    cgroups_of,
     domain_name,
     parse_maps,
     parse_numa_maps,
@@ -40,7 +43,7 @@ from homenode.check.verify.live.procfs import (
 )
 from homenode.cpuset import CpuSet
 from homenode.errors import HostError, ParseError, UsageError
-from homenode.findings import Findings
+from homenode.findings import Findings, in_order
 from homenode.gap import Gap
 from homenode.indices import NodeIndex
 from homenode.input_files import read_kernel_file
@@ -112,6 +115,7 @@ def capture_running_vm(uuid: str, watch: Watch, files: "ProcFiles | None" = None
         host=host,
         gaps=tuple(gaps),
         limits=tuple(_limits(proc, process)),
+        group_limits=tuple(dict.fromkeys(_group_limits(proc, process))),
     )
 
 
@@ -216,7 +220,7 @@ def _limits(proc: ProcFiles, process: int) -> Iterator[ThreadLimit]:
         times = _times(proc.text, process, thread.id)
         cgroup = proc.text(f"/proc/{process}/task/{thread.id}/cgroup") or ""
         quotas = []
-        for folder in cpu_cgroups(cgroup):
+        for folder in cgroups_of(cgroup):
             if folder not in known:
                 known[folder] = _quota(proc, folder)
             if (share := known[folder]) is not None:
@@ -245,6 +249,16 @@ def _quota(proc: ProcFiles, folder: str) -> float | None:
         if quota.isdecimal() and period.isdecimal():
             return int(quota) / max(1, int(period))
     return None
+
+
+def _group_limits(proc: ProcFiles, process: int) -> Iterator[GroupLimit]:
+    cgroups = proc.text(f"/proc/{process}/cgroup") or ""
+    for controller, files in GROUP_FILES:
+        for folder in cgroups_of(cgroups, controller):
+            for root in (_CGROUPS, f"{_CGROUPS}/unified", f"{_CGROUPS}/{controller}"):
+                for file in files:
+                    if text := (proc.text(f"{root}{folder}/{file}") or "").strip():
+                        yield GroupLimit(folder, file, text)
 
 
 def _areas(
@@ -381,7 +395,10 @@ def verify_running_domain(name: str, connect: str, plan: Plan | None = None) -> 
     Raises UsageError for a domain that does not run, a plan for another domain, or a daemon on
     another machine; HostError and InputError as Virsh does.
     """
-    return verify_live(*observe_running_domain(name, connect, plan))
+    live = verify_live(*observe_running_domain(name, connect, plan))
+    document = open_domain(Virsh(connect).live_document(name), f"the document of {name}")
+    found = (*live.findings, *transfer_findings(document))
+    return Findings(checked=live.checked, findings=in_order(found))
 
 
 def observe_running_domain(

@@ -244,6 +244,33 @@ def limit_findings(expected: Vm, vm: RunningVm) -> Iterator[Finding]:
             )
 
 
+_USUAL = {
+    "cpu.weight": 100,
+    "cpu.shares": 1024,
+    "io.weight": 100,
+    "io.bfq.weight": 100,
+    "blkio.bfq.weight": 100,
+}
+"""Of what a cgroup competes with: the kernel's own. Source: Documentation/admin-guide of Linux."""
+
+
+def group_findings(expected: Vm, vm: RunningVm) -> Iterator[Finding]:
+    """Limits of the VM's cgroups, whoever set them: of memory where they are less than the VM has,
+    of I/O, and shares that are less than usual."""
+    memory = sum(piece.memory_bytes for piece in expected.memory_pieces.values())
+    for one in vm.group_limits:
+        said, by = one.text.replace("\n", "; "), f"{one.file} of cgroup {one.folder}"
+        value = said.split()[-1]
+        if one.file.startswith("memory."):
+            if value.isdecimal() and int(value) < memory:
+                wanted, size = f"{format_bytes(memory)} or more", format_bytes(int(value))
+                yield finding("live-memory-limit", vm.name, wanted, f"{size}, by {by}", vm.name)
+        elif (usual := _USUAL.get(one.file)) is None:
+            yield finding("live-io-limit", vm.name, "the devices' own rates", f"{said}, by {by}")
+        elif value.isdecimal() and int(value) < usual:
+            yield finding("live-shares", vm.name, f"{usual} as others", f"{value}, by {by}")
+
+
 BUSY_RATIO = 0.1
 """Of one PU's time, over which an unpinned process on the VM's PUs is worth a finding: below, it is
 a daemon that woke up."""
@@ -345,6 +372,7 @@ def verify_live(expected: Vm, vm: RunningVm) -> Findings:
         *_swapped(vm),
         *interrupt_findings(expected, vm),
         *limit_findings(expected, vm),
+        *group_findings(expected, vm),
         *neighbour_findings(expected, vm),
         *(
             finding("live-unread", gap.subject, "something to judge by", gap.reason, vm.name)

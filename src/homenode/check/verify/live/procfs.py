@@ -58,6 +58,32 @@ class ThreadLimit(Struct, frozen=True, kw_only=True):
     quotas: tuple[tuple[str, float], ...]
 
 
+_WAYS = ("read", "write")
+
+
+class GroupLimit(NamedTuple):
+    """What a cgroup of the VM, or one above it, says of memory, I/O or shares. file: "io.max"."""
+
+    folder: str
+    file: str
+    text: str
+
+
+GROUP_FILES: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("memory", ("memory.max", "memory.high", "memory.limit_in_bytes")),
+    ("cpu", ("cpu.weight", "cpu.shares")),
+    ("io", ("io.max", "io.weight", "io.bfq.weight")),
+    (
+        "blkio",
+        (
+            "blkio.bfq.weight",
+            *(f"blkio.throttle.{way}_{unit}_device" for way in _WAYS for unit in ("bps", "iops")),
+        ),
+    ),
+)
+"""Files by their controller, of either version of cgroups."""
+
+
 class BackendObject(Struct, frozen=True):
     """Memory that QEMU was asked for, by its command line. name: "ram-node0", "pc.ram".
 
@@ -149,7 +175,8 @@ class RunningVm(Struct, frozen=True):
 
     default_huge_bytes: the host's default huge page size. swapped_bytes: of QEMU, None = unknown.
     node_of_device: host node of each passed-through function that has one.
-    watched_s: how long neighbours were watched. limits: of vCPUs and IOThreads.
+    watched_s: how long neighbours were watched. limits: of vCPUs and IOThreads. group_limits: of
+    the cgroups of its process.
     """
 
     name: str
@@ -167,6 +194,7 @@ class RunningVm(Struct, frozen=True):
     host: HostPlaces
     gaps: tuple[Gap, ...]
     limits: tuple[ThreadLimit, ...] = ()
+    group_limits: tuple[GroupLimit, ...] = ()
 
     def threads_of(self, kind: ThreadKind) -> dict[int | None, VmThread]:
         """By their numbers."""
@@ -239,16 +267,16 @@ def status_field(text: str, label: str) -> str | None:
     return None
 
 
-def cpu_cgroups(text: str) -> Iterator[str]:
+def cgroups_of(text: str, controller: str = "cpu") -> Iterator[str]:
     """The cgroup that gives a task time, and those above it but the root, from its own upwards.
 
-    >>> list(cpu_cgroups("3:cpu,cpuacct:/machine/vm/vcpu0"))
+    >>> list(cgroups_of("3:cpu,cpuacct:/machine/vm/vcpu0"))
     ['/machine/vm/vcpu0', '/machine/vm', '/machine']
     """
     for line in text.splitlines():
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
-        if controllers and "cpu" not in controllers.split(","):
+        if controllers and controller not in controllers.split(","):
             continue
         parts = path.strip("/").split("/")
         if path.startswith("/") and ".." not in parts:

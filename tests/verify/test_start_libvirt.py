@@ -263,6 +263,23 @@ CANNOT |= {
             "</interface>"
         },
     ),
+    "monitor": ("start-argument", {"tail": arguments("-mon", "chardev=none")}),
+    "action": ("start-argument", {"tail": arguments("-watchdog-action", "none-such")}),
+    "pid file": ("start-file", {"tail": arguments("-pidfile", "{at}/none/p")}),
+    "9p": (
+        "start-permission",
+        {
+            "devices": "<filesystem type='mount' accessmode='passthrough'>"
+            "<source dir='{at}/closed'/><target dir='x'/></filesystem>"
+        },
+    ),
+    "bound": (
+        "start-network",
+        {
+            "devices": "<serial type='tcp'><source mode='bind' host='192.0.2.99' service='4555'/>"
+            "<protocol type='raw'/></serial>"
+        },
+    ),
     "store": ("start-file", {"os": "<loader readonly='yes' type='pflash'>{at}/raw.img</loader>"}),
     "mode": ("start-permission", {"devices": disk("{at}/kept.img")}),
     "tap": (
@@ -275,6 +292,10 @@ CAN: dict[str, dict[str, str]] = {
         "devices": disk("{at}/corrupt.qcow2", "qcow2").replace("</disk>", "<readonly/></disk>")
     },
     "room": {"devices": NVDIMM.format(path="room.img", more=""), **SLOTS},
+    "tried again": {
+        "devices": "<serial type='tcp'><source mode='connect' host='127.0.0.1' service='4'>"
+        "<reconnect enabled='yes' timeout='5'/></source><protocol type='raw'/></serial>"
+    },
     "overridden": {
         "devices": NAMED,
         "tail": override("ua-n", "ctrl_rx", "bool", "false"),

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from homenode.catalogue import finding
-from homenode.check.start.libvirt_answers import known_kind, started_by
+from homenode.check.start.libvirt_answers import known_kind, options_of, started_by
 from homenode.check.start.machine import StartMachine
 from homenode.check.start.needs import NeedState
 from homenode.check.start.rehearsal import rehearsal
@@ -58,6 +58,10 @@ _NO_PROGRAMS = "spawn=deny"  # of -sandbox: seccomp_sandbox of libvirt's qemu.co
 
 def _of_qemu(machine: StartMachine, words: list[str]) -> Iterator[Finding]:
     """What QEMU would refuse that no rehearsal shows: displays, devices that need one, programs."""
+    options = options_of(machine)
+    for option in words:
+        if options and option[:1] == "-" and option[1:].islower() and option[1:] not in options:
+            yield _refused(option, "this QEMU has no such option")
     for option, value in itertools.pairwise(words):
         said = argument_properties(value)
         kind = said.get("driver") or said.get("type") or said.get("") or ""

@@ -4,6 +4,8 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+from msgspec import structs
+
 from homenode.check.start.machine import StartMachine
 from homenode.check.start.needs import (
     READY,
@@ -153,7 +155,12 @@ def _scheduler(machine: StartMachine, need: Need) -> NeedAnswer:
 
 def _weight(machine: StartMachine, need: Need) -> NeedAnswer:
     """Source: Documentation/block/bfq-iosched.rst, Documentation/admin-guide/cgroup-v2.rst."""
-    is_first = Path("/sys/fs/cgroup/blkio").is_dir()
+    blkio = Path("/sys/fs/cgroup/blkio")
+    is_first = blkio.is_dir()
+    if need.detail and is_first and not any(blkio.glob("*/blkio.weight_device")):
+        return missing(
+            f"weight {need.value[:40]} of {need.detail[2:]}: only the scheduler CFQ has it"
+        )
     most = 1000 if is_first else 10000
     if not need.value.isdecimal() or not 1 <= int(need.value) <= most:
         return missing(f"weight {need.value[:40]}: the kernel takes 1 to {most}")
@@ -221,13 +228,18 @@ def _name(machine: StartMachine, need: Need) -> NeedAnswer:
 _OPENED = ("tap", "bridge")
 
 
+def options_of(machine: StartMachine) -> frozenset[str]:
+    """Those of the installed QEMU; () where it is not asked."""
+    lines = (machine.ask_qemu("-help") or "").splitlines()
+    return frozenset(line.split()[0].lstrip("-") for line in lines if line[:1] == "-")
+
+
 def _argument(machine: StartMachine, need: Need) -> NeedAnswer:
     """Whether QEMU has the option, and what it names; the values the rehearsal tries."""
     option = need.value.lstrip("-")
-    known = machine.ask_qemu("-help")
-    if not need.value.startswith("-") or not known:
+    options = options_of(machine)
+    if not need.value.startswith("-") or not options:
         return unknown(f"{need.value}: only a start shows what it does")
-    options = {line.split()[0].lstrip("-") for line in known.splitlines() if line[:1] == "-"}
     if option not in options:
         return missing(f"{need.value}: this QEMU has no such option")
     if need.value in JUDGED:
@@ -240,6 +252,8 @@ def _argument(machine: StartMachine, need: Need) -> NeedAnswer:
             return unknown(f"netdev {first}: whether libvirt lets QEMU start {starts}")
         opens = first in _OPENED and not said.keys() & {"fd", "fds"}
         return unknown(f"netdev {first}: whether libvirt lets QEMU open it") if opens else found
+    if option in ("drive", "blockdev") and (driver := said.get("driver")):
+        return _driver(machine, structs.replace(need, value=driver))
     if option in ("fw_cfg", "smbios", "drive", "blockdev"):
         return READY
     return unknown(f"{need.value} {need.detail[:80]}: only a start shows what it does")

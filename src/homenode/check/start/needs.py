@@ -1,20 +1,20 @@
 """Needs: what a domain needs of the machine that starts it, as its document says it.
 
-One table: a row for each place of a document that names something of the host, with the kind of
-need that it is. What the machine answers to each kind is in paths.py and libvirt_answers.py.
-What libvirt makes itself at the start is no need: an NVRAM file from its template, sockets in
-folders of its own, ports and addresses that it chooses.
-
-Source: https://libvirt.org/formatdomain.html; each row was tried on libvirt 9.0 and QEMU 7.2.
+One table, needs.toml: a row for each place of a document that names something of the host, with the
+kind of need that it is. What the machine answers is in paths.py and libvirt_answers.py. What
+libvirt makes itself at the start is no need: an NVRAM file from its template, sockets in folders of
+its own, ports and addresses that it chooses.
 """
 
+import itertools
 import re
 from collections.abc import Iterator
 from enum import StrEnum
 from typing import NamedTuple
 
-from msgspec import Struct, structs
+from msgspec import Struct, structs, toml
 
+from homenode.input_files import package_text
 from homenode.vm.domain.controllers import argument_properties, qemu_arguments
 from homenode.vm.domain.document import Document, Element
 from homenode.vm.domain.fields import size_of
@@ -27,6 +27,8 @@ class NeedKind(StrEnum):
     FILE = "a file that QEMU can read"
     BACKING = "a file with room for the memory"
     NODE = "a device node"
+    DISK = "a disk of this machine"
+    OPENED = "what QEMU's user may open itself"
     BLOCK = "a block device"
     FOLDER = "a folder"
     PARENT = "a folder in which the file is made"
@@ -113,125 +115,21 @@ class Need(Struct, frozen=True, kw_only=True):
 
 
 class _Row(Struct, frozen=True):
-    """A place of a document. path: of the elements; "*" is any name. value, detail:
-    below each. where: paths with the values that they may have; None = it is not there. A detail
-    that begins with a digit stands for itself."""
+    """A place of a document, as the head of needs.toml says it."""
 
     path: str
     value: str
-    kind: NeedKind
-    where: tuple[tuple[str, tuple[str | None, ...]], ...] = ()
+    kind: str
+    where: dict[str, tuple[str, ...]] = {}
     detail: str = ""
 
 
+class _Table(Struct, frozen=True):
+    rows: tuple[_Row, ...]
+
+
 Q = NeedKind
-_CHARACTER = ("serial", "parallel", "console", "channel", "smartcard", "redirdev")
-
-
-def _of_character_devices() -> Iterator[_Row]:
-    """<serial>, <rng><backend> and the others: one element with type= and <source>."""
-    for path in (*(f"devices/{name}" for name in _CHARACTER), "devices/rng/backend"):
-        for named, kind in (("dev", Q.NODE), ("file", Q.PARENT), ("pipe", Q.PIPE)):
-            yield _Row(path, "source/@path", kind, (("@type", (named,)),), "source/@append")
-        mode = "source/@mode"
-        unix, tcp = ("@type", ("unix",)), ("@type", ("tcp",))
-        yield _Row(path, "source/@path", Q.SOCKET, (unix, (mode, ("connect",))))
-        yield _Row(path, "source/@path", Q.BOUND, (unix, (mode, (None, "bind"))))
-        yield _Row(path, "source/@service", Q.LISTENER, (tcp, (mode, ("connect",))), "source/@host")
-        yield _Row(path, "source/@service", Q.PORT, (tcp, (mode, (None, "bind"))), "source/@host")
-        yield _Row(path, "log/@file", Q.PARENT, detail="log/@append")
-
-
-_FILTERED = ("network", "bridge", "ethernet")  # with a tap device; others' filters are not read
-_SWITCHES = ("802.1Qbg", "802.1Qbh")  # a program and a switch set them up
-_WITHOUT_QUEUES = ("user", "server", "client", "mcast", "udp", "internal")
-
-ROWS: tuple[_Row, ...] = (
-    _Row("os/loader", ".", Q.FILE),
-    _Row("os/kernel", ".", Q.FILE),
-    _Row("os/initrd", ".", Q.FILE),
-    _Row("os/dtb", ".", Q.FILE),
-    _Row("os/shim", ".", Q.FILE),
-    _Row("os/acpi/table", ".", Q.FILE),
-    _Row("sysinfo/entry", "@file", Q.FILE),
-    _Row("devices/*/rom", "@file", Q.FILE),
-    _Row("devices/disk", "source/@dir", Q.FOLDER, (("@type", ("dir",)),)),
-    _Row("devices/disk", "source/@path", Q.SOCKET, (("@type", ("vhostuser",)),)),
-    _Row("devices/disk/source/host", "@socket", Q.SOCKET, (("@transport", ("unix",)),)),
-    _Row(
-        "devices/disk/source/reservations/source", "@path", Q.SOCKET, (("@mode", ("client", None)),)
-    ),
-    _Row("devices/filesystem", "source/@dir", Q.FOLDER, (("@type", ("mount", "bind", None)),)),
-    _Row("devices/filesystem", "source/@socket", Q.SOCKET),
-    _Row("devices/filesystem/binary", "@path", Q.PROGRAM),
-    _Row("devices/interface", "source/@network", Q.NETWORK, (("@type", ("network",)),)),
-    _Row("devices/interface", "source/@bridge", Q.BRIDGE, (("@type", ("bridge",)),)),
-    _Row("devices/interface", "source/@dev", Q.LINK, (("@type", ("direct",)),), "@type"),
-    _Row("devices/interface", "source/@dev", Q.NODE, (("@type", ("vdpa",)),)),
-    _Row("devices/interface", "script/@path", Q.PROGRAM, (("@type", ("ethernet",)),)),
-    _Row(
-        "devices/interface",
-        "target/@dev",
-        Q.LINK,
-        (("@type", ("ethernet",)), ("target/@managed", ("no",))),
-    ),
-    _Row(
-        "devices/interface",
-        "source/@path",
-        Q.SOCKET,
-        (("@type", ("vhostuser",)), ("source/@mode", ("client",))),
-    ),
-    _Row(
-        "devices/interface",
-        "target/@dev",
-        Q.TAP,
-        (("@type", _FILTERED), ("target/@managed", (None, "yes"))),
-    ),
-    _Row("devices/interface", "filterref/@filter", Q.FILTER, (("@type", _FILTERED),)),
-    _Row(
-        "devices/interface",
-        "source/@path",
-        Q.BOUND,
-        (("@type", ("vhostuser",)), ("source/@mode", ("server",))),
-    ),
-    _Row("blkiotune/device", "path", Q.NODE),
-    _Row("devices/interface/backend", "@tap", Q.NODE),
-    _Row("devices/interface/backend", "@vhost", Q.NODE),
-    _Row("devices/rng/backend", ".", Q.NODE, (("@model", ("random",)),)),
-    _Row("devices/input", "source/@evdev", Q.NODE, (("@type", ("passthrough",)),)),
-    _Row("devices/input", "source/@dev", Q.NODE, (("@type", ("evdev",)),)),
-    _Row("devices/tpm/backend", "device/@path", Q.NODE, (("@type", ("passthrough",)),)),
-    _Row("devices/tpm/backend", "source/@path", Q.SOCKET, (("@type", ("external",)),)),
-    _Row("devices/graphics/gl", "@rendernode", Q.NODE),
-    _Row("devices/video/model/acceleration", "@rendernode", Q.NODE),
-    _Row("devices/graphics/listen", "@address", Q.ADDRESS, (("@type", ("address",)),)),
-    _Row("devices/graphics/listen", "@network", Q.NETWORK, (("@type", ("network",)),)),
-    _Row("devices/graphics/listen", "@socket", Q.MADE, (("@type", ("socket",)),)),
-    _Row("devices/graphics", "@socket", Q.MADE),
-    _Row("devices/graphics", "@websocket", Q.PORT, detail="listen/@address"),
-    _Row("devices/graphics", "@tlsPort", Q.PORT, (("@autoport", (None, "no")),), "listen/@address"),
-    _Row("devices/graphics", "@port", Q.PORT, (("@autoport", (None, "no")),), "listen/@address"),
-    _Row("devices/shmem/server", "@path", Q.SOCKET),
-    _Row("seclabel", "@model", Q.SECURITY),
-    _Row("seclabel", "label", Q.LABEL, (("@model", ("dac",)), ("@type", ("static",))), "@relabel"),
-    _Row("devices/disk/source/seclabel", "label", Q.LABEL, (("@model", ("dac",)),)),
-    _Row("resource/partition", ".", Q.PARTITION),
-    _Row("devices/graphics", "@listen", Q.ADDRESS),
-    _Row("devices/interface", "source/@port", Q.PORT, (("@type", ("server",)),), "source/@address"),
-    _Row("devices/interface", "driver/@queues", Q.RANGE, (("@type", _WITHOUT_QUEUES),), "0-1"),
-    _Row("devices/interface", "driver/@queues", Q.RANGE, (("@type", _FILTERED),), "0-256"),
-    _Row("devices/disk", "source/@protocol", Q.DRIVER, (("@type", ("network",)),)),
-    _Row(
-        "devices/interface/virtualport", "@type", Q.ELSEWHERE, (("@type", _SWITCHES),), "802.1 port"
-    ),
-    _Row("blkiotune/weight", ".", Q.WEIGHT),
-    _Row("blkiotune/device/weight", ".", Q.WEIGHT),
-    *(
-        _Row(f"cputune/{name}sched", "@scheduler", Q.SCHEDULER, detail="@priority")
-        for name in ("vcpu", "iothread", "emulator")
-    ),
-    *_of_character_devices(),
-)
+ROWS = toml.decode(package_text("check", "start", "needs.toml"), type=_Table).rows
 """What a value alone says. What needs more than that is in _READERS."""
 
 _NAMED_BY = ("target/@dev", "target/@name", "alias/@name", "@bus", "@type")
@@ -246,13 +144,14 @@ def needs_of(document: Document) -> tuple[Need, ...]:
 
 
 def _of_row(document: Document, row: _Row) -> Iterator[Need]:
-    for element in _elements(document.root, row.path):
+    places = (_elements(document.root, path) for path in row.path.split())
+    for element in itertools.chain.from_iterable(places):
         value = element.text.strip() if row.value == "." else element.value(row.value)
-        fits = all(element.value(path) in values for path, values in row.where)
+        fits = all((element.value(path) or "") in values for path, values in row.where.items())
         if value and fits:
             yield Need(
                 subject=_subject(document, element),
-                kind=row.kind,
+                kind=NeedKind[row.kind],
                 value=value,
                 detail=row.detail
                 if row.detail[:1].isdigit()
@@ -448,7 +347,11 @@ def _implied(document: Document) -> Iterator[Need]:
         yield Need(subject="locked memory", kind=Q.LOCK, value="locked")
 
 
-_WHOLE = ("-pflash", "-cdrom", "-hda", "-bios", "-kernel", "-initrd", "-readconfig", "-dtb")
+_WHOLE = {
+    **dict.fromkeys("-pflash -cdrom -hda -bios -kernel -initrd -readconfig -dtb".split(), Q.FILE),
+    **dict.fromkeys(("-pidfile", "-D"), Q.MADE),
+    "-chroot": Q.FOLDER,
+}
 _PATHS: dict[str, tuple[tuple[str, str, Q], ...]] = {
     "-blockdev": (("file", "filename", Q.FILE), ("host_device", "filename", Q.NODE)),
     **dict.fromkeys(("-fw_cfg", "-smbios"), (("", "file", Q.FILE),)),
@@ -468,7 +371,9 @@ _PATHS: dict[str, tuple[tuple[str, str, Q], ...]] = {
         ("tls-creds-x509", "dir", Q.FOLDER),
         ("input-linux", "evdev", Q.NODE),
     ),
-    "-fsdev": (("local", "path", Q.FOLDER),),
+    **dict.fromkeys(("-fsdev", "-virtfs"), (("local", "path", Q.FOLDER),)),
+    "-trace": (("", "events", Q.FILE),),
+    "-plugin": (("", "", Q.FILE), ("", "file", Q.FILE)),
     "-device": (("", "romfile", Q.FILE), ("vfio-pci", "sysfsdev", Q.FOLDER)),
 }
 """Of an option: what it opens, by its first word ("" = any) and the property."""
@@ -495,7 +400,7 @@ def _arguments(document: Document) -> Iterator[Need]:
             (said.get(name), kind) for of, name, kind in _PATHS.get(option, ()) if of in ("", first)
         ]
         if option in _WHOLE:
-            opened.append((value, Q.FILE))
+            opened.append((value, _WHOLE[option]))
         is_joined = option == "-chardev" and said.get("server") not in ("on", "server", "yes")
         if first == "vfio-pci" and (place := _HOST.match(said.get("host", ""))) is not None:
             where = " ".join(f"0x{word or '0'}" for word in place.groups())

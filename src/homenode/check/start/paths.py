@@ -86,6 +86,14 @@ def enterable(machine: StartMachine, path: str) -> NeedAnswer:
     return missing(barred, "start-permission")
 
 
+def _opened(machine: StartMachine, need: Need) -> NeedAnswer:
+    """libvirt leaves its owner as it is."""
+    found, user = stat_of(need.value), machine.user
+    if isinstance(found, NeedAnswer) or user is None or user.may(Path(need.value), 4):
+        return READY if isinstance(found, NeedAnswer) else enterable(machine, need.value)
+    return missing(f"{need.value}: user {user.name}, as whom QEMU runs, may not read it")
+
+
 def _image(machine: StartMachine, need: Need) -> NeedAnswer:
     found = stat_of(need.value)
     if isinstance(found, NeedAnswer):
@@ -390,6 +398,8 @@ def _partition(machine: StartMachine, need: Need) -> NeedAnswer:
 LOOKED_AT: Mapping[NeedKind, Callable[[StartMachine, Need], NeedAnswer]] = {
     NeedKind.FILE: _file,
     NeedKind.BACKING: _backing,
+    NeedKind.OPENED: _opened,
+    NeedKind.DISK: _kind(stat.S_ISBLK, "block device"),
     NeedKind.BOUND: _bound,
     NeedKind.MADE: _made,
     NeedKind.NODE: _kind(lambda mode: not stat.S_ISDIR(mode), "device"),

@@ -35,7 +35,8 @@ _END = '{"execute": "qmp_capabilities"}\n{"execute": "quit"}\n'
 
 JUDGED = frozenset(
     "-machine -accel -cpu -m -smp -numa -uuid -boot -rtc -global -nodefaults -no-user-config "
-    "-no-hpet -no-acpi -icount -device -k -vga".split()
+    "-no-hpet -no-acpi -icount -device -k -vga -compat -watchdog-action -set -name -msg -echr -d "
+    "-usbdevice -mon -semihosting-config -prom-env -no-fd-bootchk".split()
 )
 """Options that QEMU gets as they are, or nearly so."""
 

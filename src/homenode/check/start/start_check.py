@@ -27,7 +27,7 @@ _IDS = {
     "start-file": "IMAGE",
     "start-argument": "RANGE ARGUMENT DRIVER",
     "start-cgroup": "SCHEDULER WEIGHT PARTITION",
-    "start-permission": "LABEL",
+    "start-permission": "LABEL OPENED",
     "start-storage": "VOLUME",
     "start-emulator": "EMULATOR CPU SECURITY",
     "start-program": "PROGRAM",

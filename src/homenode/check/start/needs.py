@@ -124,12 +124,21 @@ class _Row(Struct, frozen=True):
     detail: str = ""
 
 
+class _Option(Struct, frozen=True):
+    option: str
+    of: str
+    property: str
+    kind: str
+
+
 class _Table(Struct, frozen=True):
     rows: tuple[_Row, ...]
+    options: tuple[_Option, ...]
 
 
 Q = NeedKind
-ROWS = toml.decode(package_text("check", "start", "needs.toml"), type=_Table).rows
+_TABLE = toml.decode(package_text("check", "start", "needs.toml"), type=_Table)
+ROWS = _TABLE.rows
 """What a value alone says. What needs more than that is in _READERS."""
 
 _NAMED_BY = ("target/@dev", "target/@name", "alias/@name", "@bus", "@type")
@@ -347,37 +356,6 @@ def _implied(document: Document) -> Iterator[Need]:
         yield Need(subject="locked memory", kind=Q.LOCK, value="locked")
 
 
-_WHOLE = {
-    **dict.fromkeys("-pflash -cdrom -hda -bios -kernel -initrd -readconfig -dtb".split(), Q.FILE),
-    **dict.fromkeys(("-pidfile", "-D"), Q.MADE),
-    "-chroot": Q.FOLDER,
-}
-_PATHS: dict[str, tuple[tuple[str, str, Q], ...]] = {
-    "-blockdev": (("file", "filename", Q.FILE), ("host_device", "filename", Q.NODE)),
-    **dict.fromkeys(("-fw_cfg", "-smbios"), (("", "file", Q.FILE),)),
-    "-drive": (("", "file", Q.IMAGE),),
-    "-acpitable": (("", "file", Q.FILE), ("", "data", Q.FILE)),
-    "-chardev": (
-        ("file", "path", Q.MADE),
-        ("pipe", "path", Q.PIPE),
-        ("serial", "path", Q.NODE),
-        ("parallel", "path", Q.NODE),
-        ("socket", "path", Q.MADE),
-    ),
-    "-object": (
-        ("memory-backend-file", "mem-path", Q.PARENT),
-        ("rng-random", "filename", Q.NODE),
-        ("secret", "file", Q.FILE),
-        ("tls-creds-x509", "dir", Q.FOLDER),
-        ("input-linux", "evdev", Q.NODE),
-    ),
-    **dict.fromkeys(("-fsdev", "-virtfs"), (("local", "path", Q.FOLDER),)),
-    "-trace": (("", "events", Q.FILE),),
-    "-plugin": (("", "", Q.FILE), ("", "file", Q.FILE)),
-    "-device": (("", "romfile", Q.FILE), ("vfio-pci", "sysfsdev", Q.FOLDER)),
-}
-"""Of an option: what it opens, by its first word ("" = any) and the property."""
-
 _HOST = re.compile(r"(?:([0-9a-f]{1,4}):)?([0-9a-f]{1,2}):([0-9a-f]{1,2})\.([0-7])\Z", re.ASCII)
 _MAX_ARGUMENTS = 64
 
@@ -397,10 +375,10 @@ def _arguments(document: Document) -> Iterator[Need]:
         said = argument_properties(value)
         first = said.get("driver") or said.get("qom-type") or said.get("backend") or said.get("")
         opened = [
-            (said.get(name), kind) for of, name, kind in _PATHS.get(option, ()) if of in ("", first)
+            (value if one.property == "." else said.get(one.property), NeedKind[one.kind])
+            for one in _TABLE.options
+            if one.option == option and one.of in ("", first)
         ]
-        if option in _WHOLE:
-            opened.append((value, _WHOLE[option]))
         is_joined = option == "-chardev" and said.get("server") not in ("on", "server", "yes")
         if first == "vfio-pci" and (place := _HOST.match(said.get("host", ""))) is not None:
             where = " ".join(f"0x{word or '0'}" for word in place.groups())

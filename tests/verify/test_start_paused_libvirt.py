@@ -89,19 +89,34 @@ def test_a_paused_start_proves_the_placement_and_leaves_nothing(name: str) -> No
     assert moved == ["vCPU 0", "vCPU 1"]
 
 
-def log_of(name: str) -> Path:
-    """A file that the domain's serial port then writes."""
-    path = Path(f"/var/lib/libvirt/images/{name}.log")
-    serial = f"<serial type='file'><source path='{path}'/></serial></devices>"
-    text = virsh("dumpxml", "--inactive", name).stdout.replace("</devices>", serial)
+SERIAL = "<serial type='file'><source path='{}'/></serial></devices>"
+ARGUMENT = (
+    "</devices><commandline xmlns='http://libvirt.org/schemas/domain/qemu/1.0'>"
+    "<arg value='-chardev'/><arg value='file,id=log,path={}'/></commandline>"
+)
+SHARED = "<shmem name='{}'><model type='ivshmem-plain'/><size unit='M'>1</size></shmem></devices>"
+
+
+def log_of(name: str, added: str = SERIAL) -> Path:
+    """A file that the domain's serial port then writes, or what else is added."""
+    path = Path(f"/var/lib/libvirt/qemu/{name}.log")
+    text = virsh("dumpxml", "--inactive", name).stdout
+    text = text.replace("</devices>", added.format(path))
     assert virsh("define", "/dev/stdin", input=text).returncode == 0
     return path
 
 
+def test_shared_memory_that_the_start_makes_is_removed(name: str) -> None:
+    log_of(name, SHARED.replace("{}", name))
+    verify_paused(startable(SYSTEM, name), None, None)
+    assert not Path("/dev/shm", name).exists()
+
+
+@pytest.mark.parametrize("added", [SERIAL, ARGUMENT])
 def test_a_log_that_the_start_makes_is_removed_and_one_that_it_would_empty_refuses_it(
-    name: str,
+    name: str, added: str
 ) -> None:
-    log = log_of(name)
+    log = log_of(name, added)
     verify_paused(startable(SYSTEM, name), None, None)
     assert not log.exists()
     try:

@@ -124,16 +124,9 @@ class _Row(Struct, frozen=True):
     detail: str = ""
 
 
-class _Option(Struct, frozen=True):
-    option: str
-    of: str
-    property: str
-    kind: str
-
-
 class _Table(Struct, frozen=True):
     rows: tuple[_Row, ...]
-    options: tuple[_Option, ...]
+    options: tuple[_Row, ...]
 
 
 Q = NeedKind
@@ -375,9 +368,9 @@ def _arguments(document: Document) -> Iterator[Need]:
         said = argument_properties(value)
         first = said.get("driver") or said.get("qom-type") or said.get("backend") or said.get("")
         opened = [
-            (value if one.property == "." else said.get(one.property), NeedKind[one.kind])
+            (value if one.value == "." else said.get(one.value), NeedKind[one.kind])
             for one in _TABLE.options
-            if one.option == option and one.of in ("", first)
+            if one.path == option and one.detail in ("", first)
         ]
         is_joined = option == "-chardev" and said.get("server") not in ("on", "server", "yes")
         if first == "vfio-pci" and (place := _HOST.match(said.get("host", ""))) is not None:
@@ -386,7 +379,8 @@ def _arguments(document: Document) -> Iterator[Need]:
         for path, kind in opened:
             if path is not None and path.startswith("/"):
                 kind = Q.SOCKET if first == "socket" and is_joined else kind
-                detail = said.get("format") or "raw" if kind is Q.IMAGE else ""
+                is_image = kind is Q.IMAGE
+                detail = said.get("format") or "raw" if is_image else said.get("append", "")
                 yield Need(subject=option, kind=kind, value=path, detail=detail)
         at += 1 + bool(value)
         count += 1

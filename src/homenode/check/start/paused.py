@@ -67,7 +67,17 @@ def startable(connect: str, name: str) -> PausedLook:
 
 def _files(document: Document) -> list[Need]:
     """Those that the start makes where they are not there."""
-    return [need for need in needs_of(document) if need.kind is NeedKind.PARENT]
+    return [one for one in needs_of(document) if one.kind in (NeedKind.PARENT, NeedKind.MADE)]
+
+
+def _makes(document: Document, name: str) -> list[str]:
+    """Their paths, and those of what no path names."""
+    root = document.root
+    shared = (one.get("name") for one in root.all("devices/shmem") if one.child("server") is None)
+    is_chosen = root.value("os/@firmware") == "efi" and root.at("os/nvram") is None
+    store = [f"/var/lib/libvirt/qemu/nvram/{name}_VARS.fd"] if is_chosen else []
+    store += [f"/dev/shm/{one}" for one in shared]  # noqa: S108
+    return [need.value for need in _files(document)] + store
 
 
 def verify_paused(
@@ -79,7 +89,7 @@ def verify_paused(
     fails. Raises HostError where the end fails; the journal then says so.
     """
     name, uuid = on.state.name, on.state.uuid
-    makes = [need.value for need in _files(on.document)]
+    makes = _makes(on.document, name)
     step = PausedStart(virsh=on.virsh, uuid=uuid, name=name, makes=makes, locks=locks)
     journal = paused_journal(default_root(), on.virsh, uuid, name)
     try:

@@ -57,7 +57,7 @@ def test_what_was_left_out_or_decided_is_what_the_stored_runs_say() -> None:
 
 def test_a_layout_that_was_fast_in_its_rounds_alone_is_not_taken_for_the_best() -> None:
     """The machine slows down: what was left out has the higher figures, of the early rounds."""
-    rng = random.Random(3)
+    rng = random.Random(4)
     effects = {"default": 1.0, "pin": 1.10, "pin-numa": 1.13}
     look, runs = simulated(effects, rng, noise=0.015, drift=-0.5)
     every = {one.label: one for one in alternatives(runs)}

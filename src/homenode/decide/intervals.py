@@ -287,12 +287,13 @@ def _mean_log(series: Series) -> float:
 
 
 def _by_boots(first: Series, second: Series, others: Iterable[Series]) -> tuple[float, float]:
-    """Standard error of the difference, and its degrees of freedom. Looks of a sequence share the
-    error, and two boots would leave one degree of freedom: variances are pooled there."""
+    """Standard error of the difference, and its degrees of freedom. In looks of a sequence,
+    which share the error, variances of two are pooled, and those of two boots of several."""
     every = [first, second, *others]
     own = [_own(series) for series in every]
-    if first.look is None:
-        return _of_two(every, _drawn_together(own))
+    fewest = min(len(first.medians), len(second.medians))
+    if first.look is None or (len(every) > 2 and fewest >= LEAST_BOOTS):
+        return _of_two(every, _drawn_together(own, first))
     a, b = (_pooled_where_alike(tuple(sorted(own)))[one] for one in own[:2])
     error, freedom = _of_two(every, (a, b))
     return error, a.freedom if a.pooled and b.pooled else freedom
@@ -309,10 +310,12 @@ def _of_two(every: Sequence[Series], variances: Sequence[_Variance]) -> tuple[fl
     return math.sqrt(one + other), freedom if len(every) == 2 else math.floor(16 * freedom) / 16
 
 
-def _drawn_together(own: Sequence[_Variance]) -> list[_Variance]:
+def _drawn_together(own: Sequence[_Variance], first: Series) -> list[_Variance]:
     """The variances of the first two, each drawn towards the geometric mean of all the others: most
     layouts vary alike, and one that varies far more moves that little. Of two alone each has its
-    own: three boots are too few to show that one varies five times as much."""
+    own: three boots are too few to show that one varies five times as much. Looks, whose parts of
+    the error add up to more than they need, gain all of what the others count."""
+    gained = OTHERS_FREEDOM if first.look is None else OTHERS_COUNT
     found = []
     for n, one in enumerate(own[:2]):
         rest = [other for m, other in enumerate(own) if m != n]
@@ -323,7 +326,7 @@ def _drawn_together(own: Sequence[_Variance]) -> list[_Variance]:
         spare = whole * (len(rest) - 1) / len(rest)
         weight = min(OTHERS_COUNT * spare, one.freedom / 2)
         value = (one.value * one.freedom + math.exp(usual) * weight) / (one.freedom + weight)
-        found.append(_Variance(value, one.freedom + OTHERS_FREEDOM * spare, False))
+        found.append(_Variance(value, one.freedom + gained * spare, False))
     return found
 
 
@@ -332,9 +335,9 @@ def _widening(every: Sequence[Series], own: Sequence[_Variance]) -> tuple[float,
     its own; and the freedom that is left."""
     pooled = _pool(own)
     counts = [len(one.medians) for one in every[:2]]
-    if len(every) < 3 or min(counts) < BESIDE_TERMS_FROM or every[0].look is not None:
+    if len(every) < 3 or min(counts) < BESIDE_TERMS_FROM:
         return 1.0, pooled.freedom
-    error, freedom = _of_two(every, _drawn_together(own))
+    error, freedom = _of_two(every, _drawn_together(own, every[0]))
     return error / math.sqrt(pooled.value * sum(1 / count for count in counts)), freedom
 
 

@@ -84,6 +84,8 @@ def test_each_message_has_a_cause_a_fix_and_what_confirms_it() -> None:
         own = entry.page.startswith("messages-")
         assert not own or (entry.parts["Confirm"] and entry.parts["Send"]), row.id
     assert len({(row.id, row.sure) for row in rows()}) == len(rows())
+    texts = [(row.id, text) for row in rows() for text in row.texts.splitlines()]
+    assert len(set(texts)) == len(texts), "a text is twice in its row"
 
 
 def test_each_text_of_each_message_is_found_in_a_line_that_has_it() -> None:

@@ -181,6 +181,9 @@ _NOT_PLACED = (
 )
 """Facts that libvirt fills in at the start, that guests change, or that no running VM changes."""
 
+_FILLED_IN = tuple(name for name in _NOT_PLACED if name not in ("cpu", "topology", "distances"))
+"""Of a definition: what libvirt fills in when it is defined."""
+
 
 def domain_drift(planned: Vm, running: Vm, moved: Sequence[LivePin] = ()) -> Iterator[Finding]:
     """Differences of pins, memory and devices, as by `virsh vcpupin --live` or `virsh edit`.
@@ -200,7 +203,7 @@ def definition_drift(planned: Vm, defined: Vm) -> Iterator[Finding]:
 
 def _drift(id: str, planned: Vm, found: Vm, when: str, source: str) -> Iterator[Finding]:
     name = found.name
-    for one in diff(planned, found, _NOT_PLACED):
+    for one in diff(planned, found, _NOT_PLACED if id == "drift-domain" else _FILLED_IN):
         yield finding(
             id,
             f"{name}: {one.subject}{when}",

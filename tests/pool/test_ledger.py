@@ -4,6 +4,8 @@ import errno
 import fcntl
 import json
 import os
+import resource
+import signal
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
@@ -447,3 +449,24 @@ def test_a_captured_vm_has_its_uuid_unless_it_is_a_pseudonym() -> None:
     assert read_running_domain(text, running=True).uuid == ONE
     hidden = text.replace(b"<name>vm", b"<name>redacted/vm-1")
     assert read_running_domain(hidden, running=True).uuid is None
+
+
+def test_a_full_disk_is_no_want_of_locks(folder: Path, tmp_path: Path) -> None:
+    """What cannot be written was not reserved, and the hint is to free some space."""
+    with Ledger(folder) as ledger, ledger.writing():
+        ledger.reserve(Reservation(host="a", vm=_vm()))
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
+            with Ledger(folder) as ledger, ledger.writing():
+                ledger.release(ledger.reservations()[0])
+        except HostError as error:
+            code = 0 if "space" in (error.hint or "") else 2
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    with Ledger(folder) as ledger:
+        assert len(ledger.reservations()) == 1

@@ -11,6 +11,7 @@ from homenode.cluster.pool.flavour import default_flavours
 from homenode.cluster.pool.model import Pool, PoolHost, pool_vms
 from homenode.cluster.pool.moves import defragment, drain
 from homenode.cluster.pool.outlook import FlavourFit, Free, HostOutlook, PoolOutlook, outlook
+from homenode.cluster.pool.rules import Availability
 from homenode.doc import Doc
 from homenode.show.html import html_page
 from homenode.show.pool_page import MOST_ALONE, pool_page
@@ -108,6 +109,14 @@ def test_hosts_that_take_the_same_vms_are_one_row_with_the_range_of_what_differs
     found = _outlook([50 + number % 3 for number in range(MOST_ROWS + 1)])
     rows = [line.split() for line in printed(pool_text(found), 100)]
     assert ["gpu-0", f"+{MOST_ROWS}", "1", "8/8", "50-52", "50-52", "GiB", "1", "0"] in rows
+
+
+def test_a_host_that_takes_no_vm_says_why() -> None:
+    found = _outlook([10, 10])
+    closed = structs.replace(found.hosts[1], availability=Availability.DRAINING)
+    found = structs.replace(found, hosts=(found.hosts[0], closed))
+    rows = [row for row in printed(pool_text(found), 120) if row.startswith(" gpu-")]
+    assert ["(draining)" in row for row in rows] == [False, True]
 
 
 def test_rows_that_are_left_out_are_counted_and_not_added_to_another() -> None:

@@ -8,6 +8,7 @@ from homenode.cluster.pool.model import Pool, PoolVms
 from homenode.cluster.pool.moves import MOST_MOVED_TOGETHER, Move, MovePlan
 from homenode.cluster.pool.outlook import FlavourFit, HostOutlook, MissingResource, PoolOutlook
 from homenode.cluster.pool.place import LostFits, RankedPlace, RefusedHosts
+from homenode.cluster.pool.rules import Availability
 from homenode.doc import Commands, Doc, Part, Table, Text
 from homenode.units import GIB, TIB, format_bytes
 from homenode.vm.hypervisor.domain_state import domain_argument
@@ -78,6 +79,7 @@ def _groups(hosts: Sequence[HostOutlook], *, everything: bool) -> list[tuple[Hos
     alike: dict[tuple[object, ...], list[HostOutlook]] = {}
     for host in hosts:
         key = (
+            host.availability,
             host.free.gpus,
             host.free.free_gpus,
             host.fits,
@@ -91,7 +93,9 @@ def _groups(hosts: Sequence[HostOutlook], *, everything: bool) -> list[tuple[Hos
 
 
 def _label_of(group: Sequence[HostOutlook]) -> str:
-    return group[0].name + (f" +{len(group) - 1}" if len(group) > 1 else "")
+    state = group[0].availability
+    closed = "" if state is Availability.OPEN else f" ({state})"
+    return group[0].name + closed + (f" +{len(group) - 1}" if len(group) > 1 else "")
 
 
 def _row(label: str, group: Sequence[HostOutlook], is_wide: bool) -> tuple[str, ...]:

@@ -82,7 +82,17 @@ _NETWORK = frozenset(
 """File systems of several machines, which do not share what SQLite keeps in memory."""
 
 _LOCAL = "keep the pool's folder on a local file system, such as ext4 or XFS"
-_NO_LOCKS = {"SQLITE_IOERR_LOCK", "SQLITE_IOERR_RDLOCK", "SQLITE_PROTOCOL", "SQLITE_NOLFS"}
+_NO_LOCKS = {
+    *("SQLITE_IOERR_LOCK", "SQLITE_IOERR_RDLOCK", "SQLITE_PROTOCOL", "SQLITE_NOLFS"),
+    *("SQLITE_IOERR_SHMLOCK", "SQLITE_IOERR_SHMMAP", "SQLITE_IOERR_SHMOPEN"),
+}
+_FULL = "free some space on its file system: nothing was reserved"
+_HINTS = {
+    "SQLITE_FULL": _FULL,
+    "SQLITE_IOERR_SHMSIZE": _FULL,
+    "SQLITE_IOERR_WRITE": _FULL,
+    "SQLITE_CANTOPEN": "it, and its -wal and -shm, have to be plain files of this user",
+}
 
 
 def capture_of(folder: Path) -> str:
@@ -362,11 +372,16 @@ class Ledger:
                     hint="run it again when the other has ended; pool pack may take its "
                     "--time-limit",
                 ) from None
-            if name in _NO_LOCKS or name.startswith("SQLITE_IOERR_SHM"):
+            if name in _NO_LOCKS:
                 raise _no_locks(self._folder, str(error)) from None
             if name in ("SQLITE_NOTADB", "SQLITE_CORRUPT"):
-                raise InputError(f"{self.path}: expected {_FORMAT}, found: {error}") from None
-            raise HostError(f"{self.path}: expected to read and write, found: {error}") from None
+                raise InputError(
+                    f"{self.path}: expected {_FORMAT}, found: {error}",
+                    hint="put a copy back; without the file only VMs that captures show count",
+                ) from None
+            raise HostError(
+                f"{self.path}: expected to read and write, found: {error}", hint=_HINTS.get(name)
+            ) from None
         except OSError as error:
             raise HostError(
                 f"{error.filename or self.path}: expected to read and write there, found: "

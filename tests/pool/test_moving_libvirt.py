@@ -184,14 +184,16 @@ def test_a_vm_that_does_not_start_there_runs_here_again(hosts: Hosts) -> None:
     hosts.run("vm")
     hosts.capture()
     before = hosts.a.virsh("dumpxml", "--inactive", "vm").stdout
-    # The other host does not have the disk.
-    hosts.on_b("mount", "-t", "tmpfs", "none", str(hosts.disks))
+    hosts.on_b("mount", "-t", "tmpfs", "-o", "mode=755", "none", str(hosts.disks))
     run = hosts.a.virsh("domid", "vm").stdout
+    done = hosts.drain("--yes")
+    assert done.exit_code == HostError.exit_code, done.output
+    assert hosts.a.virsh("domid", "vm").stdout == run, "it was not stopped for a disk that is away"
+    hosts.on_b("truncate", "--size", str(len(BOOT_SECTOR)), str(hosts.disks / "disk"))
     done = hosts.drain("--yes")
     hosts.on_b("umount", str(hosts.disks))
     assert done.exit_code == HostError.exit_code, done.output
     assert hosts.states("vm") == ("running", "")
-    assert hosts.a.virsh("domid", "vm").stdout == run, "it was not stopped for it"
     assert hosts.a.virsh("dumpxml", "--inactive", "vm").stdout == before
     assert hosts.reserved() == []
     assert open_moves() == []

@@ -133,6 +133,11 @@ class MoveStep(Struct, frozen=True, kw_only=True):
             move.power_off.of(move.here, own, move.name)
         elif self.kind == START:
             move.check_off(move.here)
+            if move.here.disk_sizes(own) != move.there.disk_sizes(own):
+                raise HostError(
+                    f"{move.name}: expected its disks at {move.there.connect}, found other files "
+                    "under their paths: they have other sizes"
+                )
             move.there.start(own, move.locks)
         else:
             self._undefine(starts_with_host="autostart" in entry.facts)
@@ -191,7 +196,7 @@ class MoveStep(Struct, frozen=True, kw_only=True):
         """sha256 of the definition that libvirt made of it."""
         move = self.move
         move.there.define(str(move.store.document_path(move.tuned)), move.locks)
-        move.there.check_disks(move.uuid)
+        move.there.disk_sizes(move.uuid)
         found = move.there.definition(move.uuid)
         if lost := not_kept(move.store.document(move.tuned), found):
             raise HostError(

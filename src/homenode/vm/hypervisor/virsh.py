@@ -192,9 +192,10 @@ class Virsh:
         kind = self._say("domjobinfo", "--domain", uuid).partition("\n")[0]
         return kind.partition(":")[2].strip() != "None"
 
-    def check_disks(self, uuid: str) -> None:
-        """Raises RefusedError where the daemon's machine does not have one of the disks."""
-        self._say("domblkinfo", "--all", "--domain", uuid)
+    def disk_sizes(self, uuid: str) -> str:
+        """Capacity and allocation of each disk, as virsh prints them. Raises RefusedError where the
+        daemon's machine does not have one."""
+        return self._say("domblkinfo", "--all", "--domain", uuid).strip()
 
     @contextlib.contextmanager
     def folder(self, path: Path) -> Iterator["DaemonFolder"]:

@@ -67,7 +67,11 @@ def startable(connect: str, name: str) -> PausedLook:
 
 def _files(document: Document) -> list[Need]:
     """Those that the start makes where they are not there."""
-    return [one for one in needs_of(document) if one.kind in (NeedKind.PARENT, NeedKind.MADE)]
+    sounds = (one.get("path") for one in document.root.all("devices/audio"))
+    return [
+        *(one for one in needs_of(document) if one.kind in (NeedKind.PARENT, NeedKind.MADE)),
+        *(Need(subject="audio", kind=NeedKind.MADE, value=path) for path in sounds if path),
+    ]
 
 
 def _makes(document: Document, name: str) -> list[str]:

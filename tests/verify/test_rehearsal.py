@@ -1,9 +1,14 @@
 """Of libvirt's command QEMU gets what is the VM's, and nothing that opens what is the host's."""
 
+import struct
 from pathlib import Path
 
 import pytest
 
+from homenode.check.start.images import read_head
+from homenode.check.start.libvirt_answers import ASKED_OF_LIBVIRT
+from homenode.check.start.machine import StartMachine
+from homenode.check.start.needs import Need, NeedKind, NeedState
 from homenode.check.start.qemu_user import QemuUser
 from homenode.check.start.rehearsal import Rehearsed
 from homenode.vm.domain.read import open_domain
@@ -31,13 +36,20 @@ def kept(*words: str, inside: bytes = b"") -> list[str]:
         ("-device", "e1000,romfile=/etc/shadow"),
         ("-object", '{"qom-type":"secret","id":"s","file":"/etc/shadow"}'),
         ("-object", "filter-dump,id=f,file=/etc/passwd"),
-        ("-mon", "chardev=m"),
         ("-monitor", "tcp:127.0.0.1:1,server=on"),
         ("-incoming", "exec:reboot"),
         ("-daemonize",),
         ("-D", "/etc/passwd"),
         ("-kernel", "/no/kernel"),
         ("-fw_cfg", "name=opt/x,file=/no/file"),
+        ("-acpitable", "data=/dev/zero"),
+        ("-smbios", "type=11,path=/no/file"),
+        ("-device", "usb-tablet,pcap=/etc/passwd"),
+        ("-device", "loader,file=/etc/shadow,addr=1,,x"),
+        ("-global", "driver=usb-tablet,property=pcap,value=/etc/passwd"),
+        ("-set", "chardev.c.backend=file"),
+        ("-name", "-cpu"),
+        ("-boot", "splash=/etc/shadow"),
     ],
 )
 def test_what_is_the_hosts_is_left_out(words: tuple[str, ...]) -> None:
@@ -62,8 +74,14 @@ def test_what_is_the_hosts_is_left_out(words: tuple[str, ...]) -> None:
         (("-object", "rng-random,id=r,filename=/dev/random"), "rng-builtin,id=r"),
         (
             ("-object", '{"qom-type":"memory-backend-file","id":"m","mem-path":"/x","size":4}'),
-            "memory-backend-ram,id=m,size=4",
+            "memory-backend-file,id=m,size=4,mem-path=/dev/zero",
         ),
+        (("-chardev", '{"id":"c,backend=file","backend":"null"}'), "null,id=c,,backend=file"),
+        (
+            ("-object", '{"qom-type":"rng-builtin","id":"r,qom-type=secret"}'),
+            "rng-builtin,id=r,,qom-type=secret",
+        ),
+        (("-icount", "{,rr=record,rrfile=/etc/passwd"), "{"),
         (("-drive", "file=/etc/passwd,if=none,id=d"), "driver=null-co,size=524288,if=none,id=d"),
         (
             ("-blockdev", '{"driver":"file","filename":"/no","node-name":"b"}'),
@@ -73,6 +91,24 @@ def test_what_is_the_hosts_is_left_out(words: tuple[str, ...]) -> None:
 )
 def test_what_opens_something_is_replaced_under_its_name(words: tuple[str, str], made: str) -> None:
     assert kept(*words) == [words[0], made]
+
+
+def test_no_word_is_an_image_to_qemu() -> None:
+    assert kept("-nodefaults", "nbd:127.0.0.1:1") == ["-nodefaults"]
+
+
+def test_a_driver_is_a_name_where_qemu_is_asked_for_it() -> None:
+    machine = StartMachine("qemu:///system", open_domain(DOCUMENT % b"", "vm.xml"))
+    machine.__dict__["emulator"] = "/no/emulator"
+    need = Need(subject="vda", kind=NeedKind.DRIVER, value="nbd,server.host=127.0.0.1")
+    assert ASKED_OF_LIBVIRT[need.kind](machine, need).state is NeedState.UNKNOWN
+
+
+def test_a_data_file_that_is_named_beyond_the_head_is_a_fault() -> None:
+    backed = struct.pack(">4sIQI", b"QFI\xfb", 3, 112, 0)
+    rest = struct.pack(">IQIIQQIIQQQQII", 16, 0, 0, 1, 0, 0, 1, 0, 0, 4, 0, 0, 4, 112)
+    beyond = struct.pack(">II8s", 0x44415441, 8, b"/no/file") + bytes(8)
+    assert read_head((backed + rest).ljust(112, b"\0") + beyond, "qcow2").fault is not None
 
 
 def test_a_device_of_what_was_left_out_is_left_out_and_a_machine_of_it_is_not_asked() -> None:

@@ -79,8 +79,10 @@ def _qcow2(content: bytes) -> ImageHead:
     if version != 2 and len(content) >= 104:
         (features,) = struct.unpack_from(">Q", content, 72)
         (head,) = struct.unpack_from(">I", content, 100)
-    extensions = _extensions(content, head)
+    extensions = _extensions(content[: offset or None], head)
     data = extensions.get(_DATA_FILE)
+    if features & _HAS_DATA_FILE and not data:
+        return ImageHead(fault="a qcow2 that names no data file in its head, and has one")
     return ImageHead(
         backing=_text(content[offset : offset + min(length, _MAX_NAME)]) if offset else None,
         backing_format=_text(extensions.get(_BACKING_FORMAT)),

@@ -179,8 +179,8 @@ def _range(machine: StartMachine, need: Need) -> NeedAnswer:
 
 
 def _driver(machine: StartMachine, need: Need) -> NeedAnswer:
-    if machine.emulator is None:
-        return unknown(f"{need.value}: this emulator is not asked")
+    if machine.emulator is None or not _DRIVER.match(need.value):
+        return unknown(f"{need.value[:80]}: this emulator is not asked")
     why = f"{need.value}: this QEMU has no such block driver; distributions have it in a package"
     return missing(why) if lacks_driver(machine, need.value) else READY
 

@@ -11,6 +11,7 @@ Source: qemu(1) and qapi of QEMU 7.2; what libvirt 9.0 and 11.3 print for qemu-a
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from msgspec import json
@@ -35,14 +36,15 @@ _END = '{"execute": "qmp_capabilities"}\n{"execute": "quit"}\n'
 
 JUDGED = frozenset(
     "-machine -accel -cpu -m -smp -numa -uuid -boot -rtc -global -nodefaults -no-user-config "
-    "-no-hpet -no-acpi -icount -device -k -vga -compat -watchdog-action -set -name -msg -echr -d "
+    "-no-hpet -no-acpi -icount -device -k -vga -compat -watchdog-action -name -msg -echr -d "
     "-usbdevice -mon -semihosting-config -prom-env -no-fd-bootchk".split()
 )
 """Options that QEMU gets as they are, or nearly so."""
 
 _HOSTS_DEVICES = tuple(
-    "vfio- vhost- usb-host usb-mtp u2f- tpm- scsi-generic scsi-block ivshmem-doorbell loader "
-    "guest-loader ipmi-bmc-extern pvrdma ccid-card-emulated x-pci-proxy xen-".split()
+    "vfio- vhost- usb-host usb-mtp u2f- tpm- scsi-generic scsi-block ivshmem-doorbell loader xen- "
+    "guest-loader ipmi-bmc-extern pvrdma ccid-card-emulated x-pci-proxy virtio-input-host canokey "
+    "hv-syndbg".split()
 )
 """What the names of devices begin with that open something of the host's."""
 
@@ -55,11 +57,12 @@ _OBJECTS = {
 """Objects by what stands for them; "" = they themselves. Others are left out."""
 _OF_MEMORY, _OF_A_FILE = ("size", "share"), ("align", "pmem", "readonly")
 
-_FILE = re.compile(r"(?:^|,)(?:dumpdtb|dtb|kernel|initrd|firmware|shim|rr|rrfile)=(?:[^,]|,,)*")
+_FILES = "dumpdtb|dtb|kernel|initrd|firmware|shim|rr|rrfile|splash"
+_FILE = re.compile(rf"(?:^|,)(?:{_FILES})=(?:[^,]|,,)*")
 _SIZE = 512 << 10  # of an image that is not there yet
 _SECTOR = 512
 _OF_BLOCK = ("node-name", "read-only", "discard", "detect-zeroes")
-_ABSENT = ("romfile", "prealloc")
+_ABSENT = ("romfile", "prealloc", "pcap", "sdrfile", "frudatafile")
 
 _Said = Mapping[str, object]
 
@@ -179,8 +182,10 @@ class Rehearsed:
                 self._left_out |= set() if text else {option}
                 self.kept += [option, text] if text else []
             elif option in JUDGED or (option == "-append" and not self._left_out & {"-kernel"}):
-                value = _without_files(value)
-                self.kept += [option, value] if value else [option]
+                # A value too many is an image to QEMU; one too few, the next option is the value.
+                is_file = option == "-global" and any(name in value for name in _ABSENT)
+                value = "" if option.startswith("-no") or is_file else _without_files(value)
+                self.kept += [option, value] if value else [option] * option.startswith("-no")
         self.kept += self._limits()
 
     def _machine(self, said: _Said, value: str) -> str:
@@ -193,14 +198,16 @@ class Rehearsed:
         upon it as it is."""
         if said.get("driver") == "raw" and isinstance(said.get("file"), str):
             return value
-        path = Path(str(said.get("filename", "")))
-        size = (path.stat().st_size if path.is_file() else 0) or _SIZE
+        size, path = 0, Path(str(said.get("filename", "")))
+        with suppress(OSError):
+            size = path.stat().st_size if path.is_file() else 0
         made = {name: said[name] for name in _OF_BLOCK if name in said}
-        whole = -(-size // _SECTOR) * _SECTOR
+        whole = -(-(size or _SIZE) // _SECTOR) * _SECTOR
         return _json({**made, "driver": "null-co", "size": whole, "read-zeroes": True})
 
     def _drive(self, said: _Said, value: str) -> str:
-        named = [f"{name}={said[name]}" for name in ("if", "id", "index", "unit") if name in said]
+        wanted = (name for name in ("if", "id", "index", "unit") if name in said)
+        named = (f"{name}={_text(said[name])}" for name in wanted)
         return ",".join(("driver=null-co", f"size={_SIZE}", *named))
 
     def _object(self, said: _Said, value: str) -> str:
@@ -232,14 +239,15 @@ class Rehearsed:
         name = str(said.get("id", ""))
         changed = {**self._nics.get(name, {}), **overridden(self.document, name)}
         made = {**said, **{name: one for name, one in changed.items() if one is not None}}
-        gone = {*_ABSENT[self._may_read(said.get("romfile")) :]}
+        gone = {*_ABSENT[self._may_read(made.get("romfile")) :]}
         gone |= {name for name, one in changed.items() if one is None}
         return _json({name: one for name, one in made.items() if name not in gone})
 
     def _readable(self, said: _Said, value: str) -> str:
         """libvirt gives QEMU's user the files of a domain: those that it cannot read until then are
         left out."""
-        return value if "file" not in said or self._may_read(said["file"]) else ""
+        read = (said[name] for name in ("file", "data", "path") if name in said)
+        return value if all(map(self._may_read, read)) else ""
 
     def _may_read(self, file: object) -> bool:
         path = Path(str(file))
@@ -296,7 +304,7 @@ def _without_files(value: str) -> str:
     >>> _without_files("q35,dumpdtb=/x,usb=off")
     'q35,usb=off'
     """
-    return value if value[:1] == "{" else _FILE.sub("", value).removeprefix(",")
+    return _FILE.sub("", value).removeprefix(",")
 
 
 def _json(value: object) -> str:
@@ -304,11 +312,11 @@ def _json(value: object) -> str:
 
 
 def _text(value: object) -> str:
-    return str(value) if not isinstance(value, bool) else ("on" if value else "off")
+    return str(value).replace(",", ",,") if not isinstance(value, bool) else "off on".split()[value]
 
 
 def _id(said: _Said) -> str:
-    return f",id={said['id']}" if "id" in said else ""
+    return f",id={_text(said['id'])}" if "id" in said else ""
 
 
 _WHOLE = ("-kernel", "-initrd", "-dtb", "-bios")

@@ -303,7 +303,8 @@ def argument_properties(value: str) -> dict[str, str]:
             return {}
         return {name: str(one) for name, one in read.items()}
     pairs = {}
-    for at, word in enumerate(value.split(",")):
+    for at, escaped in enumerate(value.replace(",,", "\0").split(",")):
+        word = escaped.replace("\0", ",")
         name, equals, text = word.partition("=")
         pairs[name if equals else ("" if at == 0 else word)] = text if equals else word
     return pairs

@@ -19,6 +19,9 @@ from typing import Any
 
 import pytest
 
+from homenode.cluster.pool.model import Pool
+from homenode.cluster.scheduler.nodes import ClusterNodes
+from homenode.cluster.scheduler.serve import ListenAddress, SchedulerService
 from tests.scheduler.kube_cluster import free_port, make_certificates, until
 from tests.scheduler.kube_stream import CONFIG, pod
 
@@ -124,6 +127,50 @@ def serving(tmp_path: Path) -> Iterator[Serving]:
 
 def has_status(status: int, serving: Serving) -> Callable[[], bool]:
     return lambda: serving.ask("GET", "/healthz")[0] == status
+
+
+def test_what_was_made_anew_stays_where_the_old_one_of_its_name_goes() -> None:
+    nodes = ClusterNodes(Pool(shapes=(), hosts=()), {}, (), {}, {})
+    service = SchedulerService(nodes)
+    spec = {"driver": "d", "pool": {"name": "p"}, "devices": [{"name": "g"}]}
+    for kind in ("slices", "claims"):
+        for uid in "12":
+            item = {"metadata": {"uid": uid, "namespace": "n", "name": "c"}, "spec": spec}
+            service.change(kind, "ADDED", item)
+        service.change(kind, "SYNCED", {"uids": {"2"}})
+    assert [*service.nodes.devices] == [("d", "p", "g")]
+    assert [*service.nodes.allocations] == ["n/c"]
+    service.change("claims", "SYNCED", {"uids": set()})
+    service.change("slices", "SYNCED", {"uids": set()})
+    assert not service.nodes.devices and not service.nodes.allocations
+
+
+def test_a_certificate_whose_key_is_not_there_yet_leaves_the_one_from_before(
+    tmp_path: Path,
+) -> None:
+    for name in ("old", "new"):
+        (tmp_path / name).mkdir()
+        make_certificates(tmp_path / name)
+    certificate, key = tmp_path / "old/server.crt", tmp_path / "old/server.key"
+    here = ListenAddress(
+        address="", port=0, certificate=certificate, key=key, client_authority=None, token=None
+    )
+    context, notes = here.context(), list[str]()
+    assert context is not None
+    certificate.write_bytes((tmp_path / "new/server.crt").read_bytes())
+    here.renew(context, notes.append)
+    ours, theirs = socket.socketpair()
+    client = ssl._create_unverified_context()
+
+    def shake() -> None:
+        with client.wrap_socket(theirs):
+            pass
+
+    thread = Thread(target=shake)
+    thread.start()
+    context.wrap_socket(ours, server_side=True).close()
+    thread.join()
+    assert len(notes) == 1
 
 
 def test_it_answers_whatever_callers_and_the_api_server_do(serving: Serving) -> None:

@@ -118,6 +118,7 @@ def follow(api: ApiServer, path: str, query: Mapping[str, str], change: Change) 
             wait_s = _FIRST_WAIT_S
             while True:
                 version = _watch(api, path, query, version, change)
+                time.sleep(_FIRST_WAIT_S)  # a proxy may end each at once
         except (HomenodeError, AttributeError, TypeError, ValueError) as error:
             if isinstance(error, _Refused) and error.status == http.client.NOT_FOUND:
                 change("SYNCED", {"uids": frozenset()})

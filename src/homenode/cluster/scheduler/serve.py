@@ -91,8 +91,9 @@ class ListenAddress(Struct, frozen=True, kw_only=True):
         """Show the certificate that is in its files by now."""
         if context is not None and self.certificate is not None:
             try:
+                self.context()  # a key of another certificate would leave none in the old one
                 context.load_cert_chain(self.certificate, self.key)
-            except (OSError, ssl.SSLError) as error:
+            except (OSError, ssl.SSLError, HostError) as error:
                 note(f"{self.certificate}: the certificate from before stays: {error}")
 
     def admits(self, authorization: str, has_certificate: bool) -> bool:
@@ -165,7 +166,7 @@ class SchedulerService:
         else:
             self._forget(kind, uid)
             devices = {one.key: one for one in read_slice(item)}
-            self._names[kind, uid] = tuple(devices)
+            self._names[kind, uid] = devices
             self.nodes.devices.update(devices)
             self.nodes.forget_states()
 
@@ -191,12 +192,13 @@ class SchedulerService:
             self.nodes.remove(uid)
             self._settle(uid)
         elif known is not None and kind == "claims":
-            self._claims.pop(known, None)
-            self.nodes.allocations.pop(known, None)
+            if down(self._claims, known, "metadata", "uid") == uid:  # else made anew
+                del self._claims[known], self.nodes.allocations[known]
             self.nodes.forget_states()
         elif known is not None:
-            for key in known:
-                self.nodes.devices.pop(key, None)
+            for key, device in known.items():
+                if self.nodes.devices.get(key) is device:  # else another slice has it by now
+                    del self.nodes.devices[key]
             self.nodes.forget_states()
 
     def _settle(self, uid: str) -> None:

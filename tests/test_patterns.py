@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from homenode.machine.snapshot.contents import Form
 from homenode.machine.snapshot.pseudonyms import _PLACE_OF_HOST
 from homenode.vm.targets.registry import TARGETS, target_named
 from tests.pattern_steps import Matcher, superlinear
@@ -122,6 +123,7 @@ BUILT: dict[tuple[str, str], tuple[str, str]] = {
         "machine/snapshot/contents.py",
         "self.glob if self.form is None else state_pattern(self.glob)",
     ): (r"infiniband/ports/[0-9]+/state(?: .*)?", "fullmatch"),
+    ("machine/snapshot/contents.py", "form.value"): (Form.COUNTS.value, "fullmatch"),
     ("why/pieces.py", "re.escape(hint)"): ("NCCL INFO", "finditer"),
     ("vm/domain/copy.py", "f'{re.escape(original)}(?![A-Za-z0-9])'"): (
         "vm7(?![A-Za-z0-9])",
@@ -220,6 +222,7 @@ CASES = (
     *_named(),
     *_in_line(),
     *((f"{file}: {text}", re.compile(made), how) for (file, text), (made, how) in BUILT.items()),
+    *((f"{form.name}", re.compile(form.value, re.ASCII), "fullmatch") for form in Form),
 )
 
 

@@ -95,7 +95,7 @@ def test_discovery_gives_back_what_was_described(text: str) -> None:
     single = len(described.nodes) == 1
     # A host with one node has one distance, whatever it gives.
     expected = replace(described, distances=((10,),)) if single else described
-    assert replace(found, gaps=()) == expected
+    assert replace(found, gaps=(), parts=()) == expected
 
 
 @pytest.mark.parametrize("name", shipped_hosts())
@@ -146,7 +146,7 @@ def test_a_written_tree_is_read_as_the_rendered_one(name: str) -> None:
     with memory_folder() as folder:
         write_tree(render(description), folder / "tree")
         found = discover(FolderSnapshot(name, str(folder / "tree")))
-    assert replace(found, gaps=()) == description.host
+    assert replace(found, gaps=(), parts=()) == description.host
 
 
 def test_a_tree_is_written_to_a_new_folder_only_and_never_out_of_it(tmp_path: Path) -> None:

@@ -124,10 +124,9 @@ def render_expectation(expectation: CertifiedHost) -> str:
         lines.append(f"pages = {pages}")
     for about, facts in expectation.facts.items():
         lines += ["", f"[facts.{_quoted(about)}]"]
-        lines += [
-            f"{name if name.replace('-', '').isalnum() else _quoted(name)} = {_quoted(value)}"
-            for name, value in facts.items()
-        ]
+        for name, value in facts.items():
+            is_bare = name.isascii() and name.replace("-", "").isalnum()
+            lines.append(f"{name if is_bare else _quoted(name)} = {_quoted(value)}")
     for one in expectation.accepted:
         lines += ["", "# The doctor found it: no alert.", "[[accepted]]", f"id = {_quoted(one.id)}"]
         if one.about is not None:

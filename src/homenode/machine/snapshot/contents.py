@@ -71,12 +71,12 @@ class Form(Enum):
         """
         # By line, because a pattern that repeats over lines takes 2^n steps to say no.
         parts = text.strip().split("\n") if self in _BY_LINE else (text.strip(),)
-        compiled = _COMPILED[self]
+        compiled = _compiled(self)
         return all(not part or compiled.fullmatch(part.rstrip()) for part in parts)
 
 
 _BY_LINE = frozenset({Form.RESOURCE, Form.FIELDS, Form.NODE_MEMINFO, Form.COUNTS})
-_COMPILED = {form: re.compile(form.value, re.ASCII) for form in Form}
+_compiled = cache(lambda form: re.compile(form.value, re.ASCII))
 
 
 class PathRule(Struct, frozen=True):
@@ -130,11 +130,11 @@ def words(section: str) -> frozenset[str]:
     return frozenset(rest.partition("[")[0].split())
 
 
-def _each(names: str) -> Iterator[str]:
+def _each(names: str) -> list[str]:
     """Of braces, each name."""
     before, _, rest = names.partition("{")
     several, _, after = rest.partition("}")
-    yield from (f"{before}{one}{after}" for one in several.split(","))
+    return [f"{before}{one}{after}" for one in several.split(",")]
 
 
 def _paths() -> Iterator[PathRule]:

@@ -107,7 +107,9 @@ def parse_query(text: str) -> NvidiaQuery:
 
 
 def _elements(gpu: etree._Element) -> Iterator[tuple[str, str]]:
-    """Each that has a text, by its path; "None" and "N/A" are answers here."""
+    """Each that has a text, by its path; "None" and "N/A" are answers here. First the driver's."""
+    if driver := _text(gpu, "../driver_version"):
+        yield "driver_version", driver
     whole = etree.ElementTree(gpu)
     for element in gpu.iter():
         text, path = (element.text or "").strip(), whole.getelementpath(element)
@@ -140,7 +142,7 @@ def _gpu(gpu: etree._Element, index: int, unread: list[tuple[Bdf, str, str]]) ->
         performance_state=_text(gpu, "performance_state"),
         replays=number("pci/replay_counter"),
         mig_devices=_mig_devices(gpu, bdf, unread),
-        states=(("driver_version", _text(gpu, "../driver_version") or "N/A"), *_elements(gpu)),
+        states=tuple(_elements(gpu)),
     )
 
 

@@ -67,7 +67,7 @@ class Element(Struct, frozen=True):
 
     def get(self, attribute: str) -> str | None:
         """The value of an attribute, or None."""
-        return next((value for name, value in self.attributes if name == attribute), None)
+        return dict(self.attributes).get(attribute)
 
     def child(self, name: str) -> "Element | None":
         """The first child of that name, or None."""

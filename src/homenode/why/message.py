@@ -132,7 +132,7 @@ def signs(text: str, source: str, rows: Sequence[Message]) -> Iterator[Sign]:
                 else shapes.index(where[begin : where.index(b"\n", begin)])
             )
             first[one.order] = min(at, first.get(one.order, at))
-    own = text.split("\n") if first else []
+    own = [*map(str.strip, text.split("\n"))] if first else []  # once: a line may be long
     for order, at in sorted(first.items()):
         yield Sign(
             id=rows[order].id,
@@ -140,7 +140,7 @@ def signs(text: str, source: str, rows: Sequence[Message]) -> Iterator[Sign]:
             order=order,
             source=source,
             line=at + 1,
-            text=own[at].strip(),
+            text=own[at],
             count=shapes.count(shapes[at]),
         )
 

@@ -182,12 +182,12 @@ def parse_states(text: str, source: str) -> dict[int, dict[str, str]]:
 
 
 def _leaves(path: str, value: Any) -> Iterator[tuple[str, str]]:
-    """An amount and its unit are one text."""
+    """An amount and its unit are one text. No tool has longer names, or so many in each other."""
     if isinstance(value, dict) and value.keys() == {"value", "unit"}:
         yield path, f"{value['value']} {value['unit']}"
-    elif isinstance(value, dict):
+    elif isinstance(value, dict) and len(path) < 400:
         for name, each in value.items():
-            yield from _leaves(f"{path}/{name}", each)
+            yield from _leaves(f"{path}/{name[:80]}", each)
     elif isinstance(value, str | int | float):
         yield path, str(value)[:80]
 

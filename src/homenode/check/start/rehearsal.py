@@ -239,8 +239,9 @@ class Rehearsed:
         name = str(said.get("id", ""))
         changed = {**self._nics.get(name, {}), **overridden(self.document, name)}
         made = {**said, **{name: one for name, one in changed.items() if one is not None}}
-        gone = {*_ABSENT[self._may_read(made.get("romfile")) :]}
-        gone |= {name for name, one in changed.items() if one is None}
+        gone = {*_ABSENT, *(name for name, one in changed.items() if one is None)}
+        if self._may_read(made.get("romfile")):
+            gone.discard("romfile")
         return _json({name: one for name, one in made.items() if name not in gone})
 
     def _readable(self, said: _Said, value: str) -> str:
@@ -312,7 +313,9 @@ def _json(value: object) -> str:
 
 
 def _text(value: object) -> str:
-    return str(value).replace(",", ",,") if not isinstance(value, bool) else "off on".split()[value]
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return str(value).replace(",", ",,")
 
 
 def _id(said: _Said) -> str:

@@ -156,12 +156,13 @@ class NovaHosts:
             Amount(
                 gpus=sum(one.gpus for one in own),
                 cores=sum(one.cores * one.threads for one in own),
-                memory_bytes=sum(one.memory_mib for one in own),
+                memory_bytes=sum(one.memory_mib for one in own) * MIB,
             )
             for own in sockets.values()
         ]
         gpus = sum(request.count for request in _requests(spec))
-        return fewest(parts, Amount(gpus=gpus, cores=spec.vcpus, memory_bytes=spec.memory_mb))
+        size = spec.memory_mb * MIB
+        return fewest(parts, Amount(gpus=gpus, cores=spec.vcpus, memory_bytes=size))
 
     def _order(
         self, host: Any, cells: tuple[NovaCell, ...], spec: Any, asked: str

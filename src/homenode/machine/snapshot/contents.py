@@ -223,11 +223,6 @@ def _states() -> Iterator[StateRule]:
 STATES = tuple(_states())
 
 
-_ANYTHING = StateRule(
-    group="", folders="", glob="", form=None, judged="there", is_info=True, is_recorded=False
-)
-
-
 @cache
 def state_rule(group: str, name: str) -> StateRule:
     """The first row of a group that fits a state's name."""

@@ -301,7 +301,7 @@ _STATES: tuple[tuple[str, Callable[[str], dict[int, dict[str, str]]]], ...] = (
 def with_tool_states(
     snapshot: Snapshot, devices: tuple[PciDevice, ...], nvidia: tuple[Bdf, ...]
 ) -> tuple[tuple[PciDevice, ...], tuple[Gap, ...]]:
-    """The functions with what tools say of GPUs beside what has a field. nvidia: those that the
+    """The functions with what tools say of GPUs that has no field. nvidia: those that the
     driver names, in its order; AMD's tool gives addresses with the settings."""
     found: dict[Bdf, dict[str, str]] = {}
     gaps: list[Gap] = []

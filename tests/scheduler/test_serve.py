@@ -181,9 +181,20 @@ def test_it_answers_whatever_callers_and_the_api_server_do(serving: Serving) -> 
     # More connections than files are refused, and those before them stay.
     asked = [socket.create_connection(("127.0.0.1", serving.port)) for _ in range(120)]
     time.sleep(0.3)
-    for one in asked:
-        one.close()
-    until("its callers left", has_status(200, serving))
+    # Who says nothing, or may not ask, has no place for long; who may has it for two minutes.
+    assert serving.ask("GET", "/healthz")[0] == 0
+    until("silent callers have lost their places", has_status(200, serving), 20)
+    assert [one.recv(1) for one in asked[:40]] == [b""] * 40
+    known = [HTTPSConnection("127.0.0.1", serving.port, context=serving.context) for _ in range(2)]
+    for one, token in zip(known, (TOKEN, "wrong"), strict=True):
+        one.connect()
+        one.auto_open = 0
+        one.request("GET", "/metrics", headers={"Authorization": f"Bearer {token}"})
+        assert one.getresponse().read()
+    time.sleep(6)
+    known[0].request("GET", "/metrics", headers={"Authorization": f"Bearer {TOKEN}"})
+    assert known[0].getresponse().status == 200
+    assert known[1].sock.recv(1) == b""
     assert "Traceback" not in serving.log()
     # What was known is of yesterday once the API server refuses.
     serving.says = 401, b"{}"

@@ -14,6 +14,7 @@ import time
 from base64 import b64decode
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
+from http import HTTPStatus
 from pathlib import Path
 from threading import Thread
 from typing import Any, NamedTuple
@@ -40,6 +41,10 @@ _MOST_HEADER_BYTES = 16 << 10
 _BODY_TIMEOUT_S = 10
 _IDLE_TIMEOUT_S = 120
 _MOST_CONNECTIONS = 512
+_LOOKS, _LOOK_S = 20, 0.25
+"""As often it is looked whether a new connection is of a caller that may ask, before it is closed.
+Looks, not seconds: while a request is answered, others cannot be heard."""
+
 _RENEWED_S = 60.0
 """How often the certificate is read again."""
 
@@ -357,6 +362,7 @@ def _limited(server: Any) -> Any:
                 stream.close()
                 return
             self.taken += 1
+            _close_unknown(stream, _LOOKS)
             super().handle_stream(stream, address)
 
         def on_close(self, connection: Any) -> None:
@@ -364,6 +370,15 @@ def _limited(server: Any) -> Any:
             super().on_close(connection)
 
     return Limited
+
+
+def _close_unknown(stream: Any, looks: int) -> None:
+    if getattr(stream, "is_known", False) or stream.closed():
+        return
+    if not looks:
+        stream.close()
+        return
+    asyncio.get_running_loop().call_later(_LOOK_S, _close_unknown, stream, looks - 1)
 
 
 def _watch_in_thread(
@@ -392,6 +407,7 @@ async def _respond(service: SchedulerService, endpoint: ListenAddress, request: 
     ):
         reply = _text(401, "expected a client certificate or a token")
     else:
+        request.connection.stream.is_known = True
         reply = await service.reply(request.method, request.path, request.body)
     headers = HTTPHeaders(
         {
@@ -401,19 +417,10 @@ async def _respond(service: SchedulerService, endpoint: ListenAddress, request: 
             "X-Content-Type-Options": "nosniff",
         }
     )
-    start = ResponseStartLine("HTTP/1.1", reply.status, _REASONS[reply.status])
+    start = ResponseStartLine("HTTP/1.1", reply.status, HTTPStatus(reply.status).phrase)
     content = b"" if request.method == "HEAD" else reply.content
     try:
         await request.connection.write_headers(start, headers, content)
         request.connection.finish()
     except StreamClosedError:
         pass
-
-
-_REASONS = {
-    200: "OK",
-    400: "Bad Request",
-    401: "Unauthorized",
-    404: "Not Found",
-    503: "Service Unavailable",
-}

@@ -9,7 +9,6 @@ What a unit is left with: systemd.exec(5), systemd.resource-control(5); what eac
 systemd-analyze(1), security. Versions that do not know a line leave it out with a warning.
 """
 
-import shlex
 from collections.abc import Iterator, Sequence
 from enum import StrEnum
 
@@ -17,32 +16,15 @@ from msgspec import Struct
 
 from homenode.cpuset import CpuSet
 from homenode.errors import UsageError
+from homenode.input_files import package_text
 from homenode.machine.topology import Host
 from homenode.vm.plan_model import Plan
 from homenode.wording import command_line
 
-OF_ALL_UNITS = (
-    "UMask=0077",
-    "ProtectSystem=strict",  # but for /dev, /proc and /sys: units write to /sys
-    "DevicePolicy=closed",
-    "ProtectKernelModules=yes",
-    "ProtectKernelLogs=yes",
-    "ProtectControlGroups=yes",
-    "ProtectClock=yes",
-    "ProtectHostname=yes",
-    "NoNewPrivileges=yes",
-    "SystemCallFilter=@system-service",
-    "SystemCallFilter=~@privileged @resources @mount",
-    "SystemCallErrorNumber=EPERM",
-    "SystemCallArchitectures=native",
-    "RestrictAddressFamilies=AF_UNIX",
-    "IPAddressDeny=any",
-    "RestrictNamespaces=yes",
-    "RestrictRealtime=yes",
-    "RestrictSUIDSGID=yes",
-    "LockPersonality=yes",
-    "MemoryDenyWriteExecute=yes",
-)
+OF_ALL_UNITS = tuple(package_text("change", "host_setup", "unit.txt").splitlines())
+"""ProtectSystem=strict is but for /dev, /proc and /sys: units write to /sys."""
+
+_HOOK, _PAGES = (package_text("change", "host_setup", name) for name in ("hook.sh", "pages.txt"))
 
 
 def unit_rights(*capabilities: str, home: str = "yes") -> tuple[str, ...]:
@@ -186,21 +168,8 @@ def kernel_parameters(needs: HostNeeds) -> str:
 
 def _pages_unit(node: int, pages: tuple[NodePages, ...]) -> SetupFile:
     name = f"homenode-huge-pages-node{node}.service"
-    lines = [
-        MARK,
-        "[Unit]",
-        f"Description=Reserve huge pages for virtual machines on NUMA node {node}",
-        "DefaultDependencies=no",
-        "After=systemd-modules-load.service",
-        "Before=sysinit.target libvirtd.service virtqemud.service",
-        f"ConditionPathIsDirectory=/sys/devices/system/node/node{node}",
-        "",
-        "[Service]",
-        "Type=oneshot",
-        "RemainAfterExit=yes",
-        "PrivateNetwork=yes",
-        *unit_rights(),  # the files belong to root, and the kernel asks for no more
-    ]
+    # The files belong to root, and the kernel asks for no more.
+    lines = [MARK, *_PAGES.format(node=node).splitlines(), *unit_rights()]
     # The largest first: smaller ones break up what they would need.
     for one in sorted(pages, key=lambda each: -each.page_bytes):
         file = (
@@ -229,32 +198,6 @@ def _hook(needs: HostNeeds) -> str:
         # Always in quotes: a bare "esac" would end the list.
         pattern = "'" + name.replace("'", "'\\''") + "'"
         names.append(f"{pattern}) vm={number} ;;")
-    everything = needs.host_pus | needs.vm_pus
-    cases = "\n  ".join(names)
-    return f"""#!/bin/sh
-{MARK}
-# While one of these VMs runs, the host's own work stays off their PUs.
-PATH=/usr/sbin:/usr/bin:/sbin:/bin
-case "$1" in
-  {cases}
-  *) exit 0 ;;
-esac
-running=/run/homenode/vms
-allow() {{
-  for slice in system.slice user.slice init.scope; do
-    systemctl set-property --runtime -- "$slice" AllowedCPUs="$1"
-  done
-}}
-case "$2/$3" in
-  prepare/begin)
-    mkdir -p "$running"
-    : > "$running/$vm"
-    allow {shlex.quote(str(needs.host_pus))}
-    ;;
-  release/end)
-    rm -f "$running/$vm"
-    [ -n "$(ls -A "$running" 2>/dev/null)" ] || allow {shlex.quote(str(everything))}
-    ;;
-esac
-exit 0
-"""
+    cases = "\n  ".join((*names, "*) exit 0 ;;"))
+    pus = f"host_pus={needs.host_pus} all_pus={needs.host_pus | needs.vm_pus}"
+    return f'#!/bin/sh\n{MARK}\n{pus}\ncase "$1" in\n  {cases}\nesac\n{_HOOK}'

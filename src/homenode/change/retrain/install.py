@@ -14,6 +14,7 @@ from homenode.catalogue import finding
 from homenode.change.host_setup.files import unit_rights
 from homenode.errors import UsageError
 from homenode.findings import Finding
+from homenode.input_files import package_text
 from homenode.machine.link_path import LinkRate, device_paths, gigabytes
 from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import Host
@@ -21,6 +22,11 @@ from homenode.vm.domain.hostdevs import read_hostdevs
 from homenode.vm.domain.read import open_domain
 
 UNIT_NAME = "homenode-retrain.service"
+_UNIT = package_text("change", "retrain", "unit.txt")
+"""Before libvirtd, not before its sockets: these come before basic.target, and this after it, and
+systemd would break that circle by leaving out sockets.target."""
+
+_RIGHTS = unit_rights("SYS_ADMIN", "SYS_PTRACE", "DAC_READ_SEARCH", home="read-only")
 
 
 def systemd_unit(devices: Sequence[Bdf], program: str, target: int | None = None) -> str:
@@ -31,27 +37,6 @@ def systemd_unit(devices: Sequence[Bdf], program: str, target: int | None = None
     A device that is missing or busy does not stop the others, or libvirtd. Raises UsageError for a
     program that systemd cannot start.
     """
-    lines = [
-        "# Written by: homenode doctor retrain --print-unit",
-        "[Unit]",
-        "Description=Train the links of GPUs for VMs to their full speed",
-        "After=systemd-modules-load.service systemd-udev-settle.service",
-        "Wants=systemd-udev-settle.service",
-        # Not their sockets: these come before basic.target, and we after it. systemd would break
-        # that circle by leaving out sockets.target.
-        "Before=libvirtd.service virtqemud.service",
-        "",
-        "[Service]",
-        "Type=oneshot",
-        "RemainAfterExit=yes",
-        "TimeoutStartSec=60",
-        # The journal and the links' records, which outlast it; what homenode.pyz unpacks.
-        "RuntimeDirectory=homenode",
-        "RuntimeDirectoryPreserve=yes",
-        "CacheDirectory=homenode",
-        "CacheDirectoryMode=0700",
-        *unit_rights("SYS_ADMIN", "SYS_PTRACE", "DAC_READ_SEARCH", home="read-only"),
-    ]
     if not program.isprintable() or any(letter in program for letter in "'\"\\"):
         raise UsageError(
             f"{program!r}: expected a path without quotes, '\\' and control characters, which "
@@ -59,8 +44,9 @@ def systemd_unit(devices: Sequence[Bdf], program: str, target: int | None = None
         )
     # systemd reads "%" itself; an address has none.
     word = shlex.quote(program).replace("%", "%%")
-    lines += [f"ExecStart=-{word} doctor retrain {bdf}{_option(target)} --apply" for bdf in devices]
-    return "\n".join([*lines, "", "[Install]", "WantedBy=multi-user.target", ""])
+    lines = (f"ExecStart=-{word} doctor retrain {bdf}{_option(target)} --apply" for bdf in devices)
+    end = ("", "[Install]", "WantedBy=multi-user.target", "")
+    return _UNIT + "\n".join((*_RIGHTS, *lines, *end))
 
 
 def _option(target: int | None) -> str:

@@ -1,21 +1,28 @@
 """Moves between two real libvirtds, killed at random moments: the VM runs on one host, and is lost
 on none. Its guest is a boot sector that powers off when it is asked to."""
 
+import multiprocessing
 import os
 import random
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from itertools import repeat
 from pathlib import Path
+from xml.sax.saxutils import escape
 
 import pytest
+from msgspec import structs
 
 from homenode.change.journal import default_root
-from homenode.change.vm_move import move_journals
+from homenode.change.vm_move import PowerOff, VmMove, carry_out, move_journals, planned_move
 from homenode.cluster.pool.ledger import Ledger
+from homenode.cluster.pool.moving import reservation_step
 from homenode.errors import UNPLANNABLE, HostError, InputError
 from homenode.machine.description.parse import parse_description
 from homenode.machine.description.render import render
+from homenode.vm.hypervisor.virsh import Virsh
 from tests.command_line import Result, homenode, restore
 from tests.kills import in_child
 from tests.tree_writer import write_tree
@@ -24,6 +31,9 @@ from tests.two_node_libvirt import HOST, TwoNodes, two_nodes
 pytestmark = [pytest.mark.libvirt, pytest.mark.root]
 
 KILLS = int(os.environ.get("HOMENODE_KILLS", "5"))
+MOVES = int(os.environ.get("HOMENODE_MOVES", "8"))
+"""At once."""
+
 SEED = 20261124
 UUID = "6a1d2c50-0b9f-4a6e-8a67-3c1f0c7a5d{:02x}"
 
@@ -53,6 +63,31 @@ FIRMWARE = """<loader readonly='yes' type='pflash'>{code}</loader>
   <nvram template='{code}'>{path}</nvram>"""
 CODE = "/usr/share/seabios/bios-256k.bin"
 """SeaBIOS as flash: it starts the boot sector, and leaves the variables to the test."""
+
+HALTED = bytes.fromhex("fa f4 eb fd").ljust(16, b"\0").rjust(1 << 16, b"\0")
+"""Firmware that costs nothing: at the reset vector cli; hlt; jmp -3."""
+
+NAMES = (
+    "-x",
+    "--pool",
+    "a b  c ",
+    " lead",
+    "\u00f6",
+    "\u65e5\u672c",
+    "e\u0301",
+    "q'\"<&>",
+    ".hidden",
+    "a=b",
+    "%s\\n",
+    "tab\there",
+    "new\nline",
+    "x" * 250,
+    "\u202ertl",
+    "a\x85b",
+    "a,b;c|d",
+    "#",
+)
+"""Of files of variables."""
 
 
 class Hosts:
@@ -97,15 +132,34 @@ class Hosts:
         self, vm: str, number: int = 0, how: str = "define", *, has_nvram: bool = False
     ) -> None:
         """Have a VM run on `a`."""
-        nvram = FIRMWARE.format(code=CODE, path=self.nvram["a"] / f"{vm}_VARS.fd")
         document = self.a.folder / "vm.xml"
-        uuid, disk = UUID.format(number), self.disks / "disk"
-        named = {"name": vm, "uuid": uuid, "emulator": self.a.emulator, "disk": disk}
-        text = DOCUMENT.format(**named, firmware=nvram if has_nvram else "")
-        document.write_text(text)
+        document.write_text(self.document(vm, number, f"{vm}_VARS.fd" if has_nvram else None))
         for words in ((how, str(document)), *((("start", vm),) if how == "define" else ())):
             done = self.a.virsh(*words)
             assert done.returncode == 0, done.stderr
+
+    def document(self, vm: str, number: int, nvram: str | None = None, code: str = CODE) -> str:
+        path = "" if nvram is None else escape(str(self.nvram["a"] / nvram))
+        firmware = "" if nvram is None else FIRMWARE.format(code=code, path=path)
+        named = {"name": vm, "uuid": UUID.format(number), "firmware": firmware}
+        return DOCUMENT.format(**named, emulator=self.a.emulator, disk=self.disks / "disk")
+
+    def moves(self, names: Sequence[str]) -> list[VmMove]:
+        """Of halted VMs with these names of their variables, all with the same core."""
+        code = self.disks / "halted"
+        code.write_bytes(HALTED)
+        here, there = Virsh(self.a.uri), Virsh(self.b.uri)
+        found = []
+        for number, name in enumerate(names):
+            document = self.a.folder / "vm.xml"
+            document.write_text(self.document(f"vm{number}", number, name, str(code)))
+            here.define(str(document))
+            here.start_paused(uuid := UUID.format(number))
+            own = here.definition(uuid)
+            off = PowerOff(timeout_s=0, ends=True)
+            everyone = frozenset(UUID.format(one) for one in range(len(names)))
+            found.append(planned_move(default_root(), here, there, uuid, (own, own), off, everyone))
+        return found
 
     def capture(self) -> None:
         for name, daemon in self.daemons.items():
@@ -247,6 +301,26 @@ def test_uefi_variables_are_on_the_new_host_before_the_vm_starts_there(hosts: Ho
     assert open_moves() == [] and left_pools(hosts) == []
 
 
+def test_moves_at_once_through_one_folder_lose_nothing(hosts: Hosts) -> None:
+    moves = hosts.moves([f"vm{number}_VARS.fd" for number in range(MOVES)])
+    content = {number: random.Random(number).randbytes(1 << 16) for number in range(MOVES)}
+    for number, one in content.items():
+        (hosts.nvram["a"] / f"vm{number}_VARS.fd").write_bytes(one)
+    own_pool = hosts.a.virsh("pool-create-as", "own", "dir", "--target", str(hosts.nvram["a"]))
+    assert own_pool.returncode == 0, own_pool.stderr
+    with ProcessPoolExecutor(MOVES, multiprocessing.get_context("fork")) as children:
+        list(children.map(carry_out, moves, repeat(reservation_step)))
+    assert hosts.a.virsh("pool-destroy", "own").returncode == 0
+    assert hosts.a.virsh("list", "--all", "--name").stdout.split() == []
+    assert sorted(hosts.b.virsh("list", "--name").stdout.split()) == sorted(
+        one.name for one in moves
+    )
+    for number, one in content.items():
+        assert (hosts.nvram["b"] / f"vm{number}_VARS.fd").read_bytes() == one
+    assert list(hosts.nvram["a"].iterdir()) == []
+    assert open_moves() == [] and left_pools(hosts) == []
+
+
 def left_pools(hosts: Hosts) -> list[str]:
     lists = (one.virsh("pool-list", "--all", "--name").stdout.split() for one in (hosts.a, hosts.b))
     return [name for names in lists for name in names]
@@ -282,3 +356,35 @@ def test_the_variables_survive_a_kill_at_any_call(hosts: Hosts, after: bool) -> 
             homenode("pool", "remove", "vm", "--pool", hosts.pool)
         homenode("pool", "host", "a", "--state", "open", "--pool", hosts.pool)
     assert cut
+
+
+def test_variables_move_whatever_the_name_of_their_file(hosts: Hosts) -> None:
+    folder = hosts.nvram["b"]
+    with Virsh(hosts.b.uri).folder(folder, "odd") as there:
+        for name in NAMES:
+            content = name.encode() * 9
+            assert not there.has(name)
+            there.create(name, content)
+            assert there.has(name) and (folder / name).read_bytes() == content
+            assert there.read(name) == content
+            there.remove(name)
+            assert not there.has(name) and not (folder / name).exists()
+    name = " \u00f6 q'\"<&>\n "
+    (move,) = hosts.moves([name])
+    (hosts.nvram["a"] / name).write_bytes(content := bytes(range(256)) * 16)
+    carry_out(move, reservation_step)
+    assert (folder / name).read_bytes() == content
+    assert not (hosts.nvram["a"] / name).exists()
+    assert open_moves() == [] and left_pools(hosts) == []
+
+
+def test_who_comes_second_reads_again_and_leaves_the_cores_of_the_first(hosts: Hosts) -> None:
+    one, other = (structs.replace(move, neighbours=frozenset()) for move in hosts.moves("ab"))
+    run = hosts.a.virsh("domid", other.name).stdout
+    carry_out(one, reservation_step)
+    with pytest.raises(HostError, match="taken by"):
+        carry_out(other, reservation_step)
+    assert hosts.a.virsh("domid", other.name).stdout == run, "it was not stopped for it"
+    assert hosts.states(one.name) == ("", "running")
+    assert hosts.states(other.name) == ("paused", "")
+    assert open_moves() == []

@@ -2,25 +2,29 @@
 
 libvirt there defines the VM, and its UEFI variables get their file there, before the guest is asked
 to shut down: what it refuses costs nothing. Once it is off, the variables are copied.
+Both hosts are locked for that, and again from the copy to the end: not while a guest shuts down.
 The guest never runs on both hosts, and one of them has its definition at every moment. A move that
 failed or was cut short is undone: `homenode restore`. One that came to its end is not; the old
 host's definition stays saved next to the journal.
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
+from uuid import uuid4
 
 from msgspec import Struct, structs
 
 from homenode.change.apply.define_step import not_kept
 from homenode.change.apply.store import DomainStore, journals_of_domains, sha256
+from homenode.change.host_lock import host_locked
 from homenode.change.journal import Journal
 from homenode.change.step import ChangeEntry, ChangeState, ChangeStep, Note
 from homenode.errors import HomenodeError, HostError, InputError
 from homenode.vm.domain.merge import same_definition
-from homenode.vm.domain.read import nvram_file, open_domain
-from homenode.vm.hypervisor.connection import with_connection
-from homenode.vm.hypervisor.virsh import RefusedError, Virsh
+from homenode.vm.domain.read import nvram_file, open_domain, read_running_domain
+from homenode.vm.hypervisor.connection import machine_of, with_connection
+from homenode.vm.hypervisor.virsh import DaemonFolder, RefusedError, Virsh
 from homenode.wording import command_line
 
 DEFINE, SHUT_DOWN, START, UNDEFINE = "define-there", "shut-down", "start-there", "undefine-here"
@@ -29,6 +33,7 @@ KINDS = (CREATE_NVRAM, DEFINE, SHUT_DOWN, COPY_NVRAM, START, UNDEFINE)
 _FOLDER = "moves"
 _ASK_AGAIN_S, _MAY_YET_S = 5.0, 20.0
 _COMMAND = "homenode pool drain or defragment --apply"
+_ALONE = "no other homenode that moves this VM"
 
 
 class PowerOff(Struct, frozen=True, kw_only=True):
@@ -59,17 +64,23 @@ class PowerOff(Struct, frozen=True, kw_only=True):
 
 
 class VmMove(Struct, frozen=True, kw_only=True):
-    """From `here` to `there`. original, tuned: sha256 of the documents in `store`."""
+    """From `here` to `there`. root: of the records. original, tuned: sha256 of the documents in
+    `store`. neighbours: UUIDs of the VMs there that its plan knows. locks: see locked."""
 
+    root: Path
     here: Virsh
     there: Virsh
     uuid: str
     name: str
-    store: DomainStore
     original: str
     tuned: str
     power_off: PowerOff = PowerOff()
+    neighbours: frozenset[str] = frozenset()
     locks: tuple[int, ...] = ()
+
+    @property
+    def store(self) -> DomainStore:
+        return _store(self.root, self.here.connect, self.uuid)
 
     @property
     def journal(self) -> Journal:
@@ -97,6 +108,29 @@ class VmMove(Struct, frozen=True, kw_only=True):
             facts=known | facts,
         )
 
+    @contextmanager
+    def locked(self) -> Iterator["VmMove"]:
+        """The move with the locks of both hosts, which all moves take in one order."""
+        with ExitStack() as held:
+            locks: list[int] = []
+            for connect in sorted((self.here.connect, self.there.connect), key=machine_of):
+                locks += held.enter_context(host_locked(self.root, connect, _COMMAND))
+            yield structs.replace(self, locks=tuple(locks))
+
+    def check_neighbours(self) -> None:
+        """That no VM which the plan does not know has its PUs or devices there by now."""
+        own = _taken(self.store.document(self.tuned))
+        for uuid in self.there.domains(running=True).keys() - {self.uuid, *self.neighbours}:
+            shared: set[object] = set()
+            with suppress(InputError):  # it has ended by now
+                shared = own & _taken(self.there.live_document(uuid))
+            if shared:
+                raise HostError(
+                    f"{self.name}: expected what it gets at {self.there.connect} to be free, found "
+                    f"{', '.join(map(str, sorted(shared, key=str)))} taken by {uuid}",
+                    hint="capture the pool again: homenode pool capture ... --again",
+                )
+
     def check_off(self, virsh: Virsh) -> None:
         """So that the guest never runs twice on its disks."""
         state = virsh.find(self.uuid)
@@ -116,6 +150,8 @@ class MoveStep(Struct, frozen=True, kw_only=True):
 
     def do(self, note: Note) -> ChangeEntry:
         move, own = self.move, self.move.uuid
+        if self.kind == DEFINE and move.there.find(own) is not None:
+            raise InputError(f"{move.name}: expected none at {move.there.connect}, found it there")
         back = ("define", str(move.store.document_path(move.original)))
         by_hand = {
             DEFINE: ("virsh", "-c", move.there.connect, "undefine", own),
@@ -222,8 +258,9 @@ class NvramStep(Struct, frozen=True, kw_only=True):
     """CREATE_NVRAM, while the guest runs here, or COPY_NVRAM, once it is off: its UEFI variables
     as a file of the new host. See ChangeStep.
 
-    Facts: those of MoveStep; `path`; `creates`: there was no such file; `copied`: sha256 of the
-    variables, which from then on are those of the new host.
+    Facts: those of MoveStep; `path`; `pool`: the temporary storage pools' name, which no other step
+    has; `creates`: there was no such file; `copied`: sha256 of the variables, which from then on
+    are those of the new host.
     """
 
     move: VmMove
@@ -233,9 +270,9 @@ class NvramStep(Struct, frozen=True, kw_only=True):
         move = self.move
         path = Path(move.nvram or "")
         by_hand = ("virsh", "-c", move.there.connect, "vol-delete", "--vol", str(path))
-        entry = move.entry(self.kind, by_hand, path=str(path))
+        entry = move.entry(self.kind, by_hand, path=str(path), pool=f"homenode-{uuid4()}")
         note(entry)
-        with move.here.folder(path.parent) as here, move.there.folder(path.parent) as there:
+        with self._folder(move.here, entry) as here, self._folder(move.there, entry) as there:
             if self.kind == COPY_NVRAM:
                 move.check_off(move.here)
                 content = here.read(path.name)
@@ -259,7 +296,7 @@ class NvramStep(Struct, frozen=True, kw_only=True):
         """The guest may have run there: what it wrote is taken back."""
         move, path = self.move, Path(entry.facts["path"])
         note(entry.now(ChangeState.UNDOING))
-        with move.here.folder(path.parent) as here, move.there.folder(path.parent) as there:
+        with self._folder(move.here, entry) as here, self._folder(move.there, entry) as there:
             if not there.has(path.name):
                 pass
             elif "creates" in entry.facts:
@@ -277,9 +314,20 @@ class NvramStep(Struct, frozen=True, kw_only=True):
 
     def is_done(self, entry: ChangeEntry) -> bool:
         path = Path(entry.facts["path"])
-        with self.move.there.folder(path.parent) as there:
+        with self._folder(self.move.there, entry) as there:
             known = entry.facts.get("copied")
             return there.has(path.name) and known in (None, sha256(there.read(path.name)))
+
+    def _folder(self, virsh: Virsh, entry: ChangeEntry) -> AbstractContextManager[DaemonFolder]:
+        pool = entry.facts.get("pool", f"homenode-{entry.subject}")
+        return virsh.folder(Path(entry.facts["path"]).parent, pool, self.move.locks)
+
+
+def _taken(document: bytes) -> set[object]:
+    """PUs and devices that a VM of that definition has for itself."""
+    vm = read_running_domain(document, running=True)
+    pus = (pu for pins in vm.vcpu_pins if pins is not None for pu in pins)
+    return {*pus, *vm.devices, *vm.mediated}
 
 
 def _store(root: Path, connect: str, uuid: str) -> DomainStore:
@@ -293,9 +341,10 @@ def planned_move(
     uuid: str,
     documents: tuple[bytes, bytes],
     power_off: PowerOff,
+    neighbours: frozenset[str] = frozenset(),
 ) -> VmMove:
-    """A move, with its documents saved: the definition here, and the tuned one. root: of the
-    records. Raises InputError for a VM whose last move was cut short."""
+    """A move, with its documents saved: the definition here, and the tuned one. root, neighbours:
+    see VmMove. Raises InputError for a VM whose last move was cut short."""
     name = here.domain(uuid).name
     store = _store(root, here.connect, uuid)
     for journal in move_journals(root, f"{uuid}@*"):
@@ -306,14 +355,15 @@ def planned_move(
                 hint=f"{command_line(*words)} undoes it",
             )
     return VmMove(
+        root=root,
         here=here,
         there=there,
         uuid=uuid,
         name=name,
-        store=store,
         original=store.save(documents[0]),
         tuned=store.save(documents[1]),
         power_off=power_off,
+        neighbours=neighbours,
     )
 
 
@@ -324,10 +374,15 @@ StepOf = Callable[[ChangeEntry], ChangeStep]
 def carry_out(move: VmMove, others: StepOf) -> None:
     """Move it. Raises what went wrong, once all is undone; where that fails too, the hint names the
     command that undoes it later."""
+    with move.journal.files.locked(_ALONE):
+        _carry_out(move, others)
+
+
+def _carry_out(move: VmMove, others: StepOf) -> None:
     try:
-        for kind in KINDS:
-            if move.nvram or kind not in (CREATE_NVRAM, COPY_NVRAM):
-                move.step(kind).do(move.journal.write)
+        _do(move, CREATE_NVRAM, DEFINE)
+        move.step(SHUT_DOWN).do(move.journal.write)
+        _do(move, COPY_NVRAM, START, UNDEFINE)
     except BaseException as error:
         try:
             _undo(move, others)
@@ -342,12 +397,21 @@ def carry_out(move: VmMove, others: StepOf) -> None:
     _finish(move.journal)
 
 
+def _do(move: VmMove, *kinds: str) -> None:
+    with move.locked() as own:
+        own.check_neighbours()
+        for kind in kinds:
+            if own.nvram or kind not in (CREATE_NVRAM, COPY_NVRAM):
+                own.step(kind).do(own.journal.write)
+
+
 def _finish(journal: Journal) -> None:
     journal.write(*(entry.now(ChangeState.KEPT) for entry in journal.to_undo()))
 
 
 def _undo(move: VmMove, others: StepOf) -> None:
-    move.journal.undo(lambda one: move.step(one.kind) if one.kind in KINDS else others(one))
+    with move.locked() as own:
+        own.journal.undo(lambda one: own.step(one.kind) if one.kind in KINDS else others(one))
 
 
 def move_journals(root: Path, pattern: str = "*@*") -> Iterator[Journal]:
@@ -377,27 +441,24 @@ def cut_short(root: Path, connect: str, domain: str) -> CutShort | None:
     return None
 
 
-def undo_cut_short(
-    root: Path, connect: str, one: CutShort, power_off: PowerOff, others: StepOf
-) -> bool:
+def undo_cut_short(root: Path, connect: str, one: CutShort, others: StepOf) -> bool:
     """Whether the VM is back; False where its move had come to its end but for the last line."""
-    store = _store(root, connect, one.uuid)
     moved = [entry for entry in one.entries if entry.kind in KINDS]
     first = moved[0] if moved else one.entries[0]
     move = VmMove(
+        root=root,
         here=Virsh(connect),
         there=Virsh(first.facts.get("to", connect)),
         uuid=one.uuid,
         name=one.name,
-        store=store,
         original=first.before or "",
         tuned=first.after or "",
-        power_off=power_off,
     )
     last = next((entry for entry in moved if entry.kind == UNDEFINE), None)
     is_undoing = any(entry.what is ChangeState.UNDOING for entry in one.entries)
-    if last is not None and not is_undoing and move.step(UNDEFINE).is_done(last):
-        _finish(store.journal)
-        return False
-    _undo(move, others)
+    with move.journal.files.locked(_ALONE):
+        if last is not None and not is_undoing and move.step(UNDEFINE).is_done(last):
+            _finish(move.journal)
+            return False
+        _undo(move, others)
     return True

@@ -191,7 +191,7 @@ def restore_domain(
 def _moved_back(name: str, connect: str, *, dry_run: bool) -> bool:
     """Whether a move of the VM to another host of its pool was cut short; it is undone."""
     from homenode.change.journal import default_root
-    from homenode.change.vm_move import cut_short
+    from homenode.change.vm_move import cut_short, undo_cut_short
 
     found = cut_short(default_root(), connect, name)
     if found is None:
@@ -199,10 +199,9 @@ def _moved_back(name: str, connect: str, *, dry_run: bool) -> bool:
     if dry_run:
         note(f"{found.name}: its move to another host was cut short, and would be undone")
         return True
-    from homenode.cluster.pool.moving import undo_move
+    from homenode.cluster.pool.moving import reservation_step
 
-    with changing_host("restore", (name,), connect):
-        is_back = undo_move(connect, found)
+    is_back = undo_cut_short(default_root(), connect, found, reservation_step)
     note(f"{found.name}: {'is back' if is_back else 'had come to its new host'}")
     return True
 

@@ -6,14 +6,7 @@ from msgspec import Struct
 
 from homenode.change.journal import default_root
 from homenode.change.step import ChangeEntry
-from homenode.change.vm_move import (
-    CutShort,
-    PowerOff,
-    VmMove,
-    carry_out,
-    planned_move,
-    undo_cut_short,
-)
+from homenode.change.vm_move import PowerOff, VmMove, carry_out, planned_move
 from homenode.cluster.pool.ledger import Ledger, ReserveStep
 from homenode.cluster.pool.model import Pool, PoolHost, VmIdentity
 from homenode.cluster.pool.moves import Move, MovePlan, StuckVm, TunedMove, tuned_moves
@@ -138,20 +131,22 @@ class PoolDaemons:
     ) -> None:
         """Save the documents of each, and reserve where it goes. ledger: locked, so that all is
         reserved or nothing; None = the pool has none."""
-        root = default_root()
+        root, moved = default_root(), frozenset(self._uuid(one.move) for one in moves)
         for one in moves:
             refuse_new_errors(one.original, one.tuning.document, one.tuning.libvirt)
             here, there = self.of(one.move.from_host), self.of(one.move.to_host)
             documents = (one.original, one.tuning.document)
-            own = planned_move(root, here, there, self._uuid(one.move), documents, power_off)
+            there_now = self._hosts[one.move.to_host].domains
+            known = moved.union(vm.uuid or "" for vm in there_now if vm.running)
+            own = planned_move(root, here, there, self._uuid(one.move), documents, power_off, known)
             on_begun(own)
             if ledger is None:
                 continue
-            known = ledger.find(one.vm.name, one.vm.uuid)
+            earlier = ledger.find(one.vm.name, one.vm.uuid)
             reserved = Reservation(
                 host=one.move.to_host,
                 vm=one.vm,
-                owner="" if known is None else known.owner,
+                owner="" if earlier is None else earlier.owner,
                 rules=one.rules,
                 seen=seen_in(self._pool, VmIdentity.of(one.vm)),
             )
@@ -215,8 +210,3 @@ def give_up(moves: Sequence[VmMove]) -> None:
 def reservation_step(entry: ChangeEntry) -> ReserveStep:
     """The step of a move that is its reservation."""
     return ReserveStep()
-
-
-def undo_move(connect: str, found: CutShort) -> bool:
-    """Undo a move that was cut short; False where it had come to its end."""
-    return undo_cut_short(default_root(), connect, found, PowerOff(), reservation_step)

@@ -264,4 +264,4 @@ def nvram_file(document: Document) -> str | None:
     if nvram is None:
         return None
     under = nvram.child("source")
-    return (nvram.text.strip() if under is None else under.get("file")) or None
+    return (nvram.text if under is None else under.get("file")) or None

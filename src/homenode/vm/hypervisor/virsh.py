@@ -8,12 +8,13 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
 from homenode.errors import HostError, InputError, ToolError, UsageError
 from homenode.process import Completed, ToolMissingError, run
-from homenode.vm.domain.document import parse_document
+from homenode.vm.domain.edits import escaped
 from homenode.vm.hypervisor.connection import checked_uri
 from homenode.vm.hypervisor.domain_state import DomainState, LivePin, parse_dominfo, parse_pins
 from homenode.wording import command_line
@@ -198,25 +199,26 @@ class Virsh:
         return self._say("domblkinfo", "--all", "--domain", uuid).strip()
 
     @contextlib.contextmanager
-    def folder(self, path: Path) -> Iterator["DaemonFolder"]:
-        """A folder of the daemon's machine, through a storage pool that it has of it, else through
-        one that is there meanwhile. What a kill left of an earlier one is removed."""
-        own = f"homenode-{sha256(bytes(path)).hexdigest()[:12]}"
-        for name in filter(None, self._say("pool-list", "--name").splitlines()):
-            document = self._say("pool-dumpxml", "--pool", name.strip())
-            target = parse_document(document.encode(), name).root.at("target/path")
-            if target is not None and Path(target.text.strip()) == path:
-                pool = name.strip()
-                self._say("pool-refresh", "--pool", pool)
-                break
+    def folder(
+        self, path: Path, pool: str, kept_open: Sequence[int] = ()
+    ) -> Iterator["DaemonFolder"]:
+        """A folder of the daemon's machine, through a storage pool of that name, which is there
+        meanwhile. One that a kill left is used again. kept_open: as define.
+
+        libvirt has one pool of a path as it is written. Each name has a way of its own to write
+        the root, so that no other pool of the folder is in the way.
+        """
+        say = partial(self._say, kept_open=kept_open)
+        if pool in self._say("pool-list", "--name").split():
+            say("pool-refresh", "--pool", pool)
         else:
-            pool = own
-            self._say("pool-create-as", "--name", pool, "--type", "dir", "--target", str(path))
+            number = int(sha256(pool.encode()).hexdigest()[:16], 16)
+            root = f"{number:064b}".replace("0", "/.").replace("1", "/..")
+            say("pool-create-as", "--name", pool, "--type", "dir", "--target", f"{root}{path}")
         try:
-            yield DaemonFolder(path, pool, self._say)
+            yield DaemonFolder(path, pool, self._say, kept_open)
         finally:
-            if pool == own:
-                self._say("pool-destroy", "--pool", pool)
+            say("pool-destroy", "--pool", pool)
 
     def addresses(self, uuid: str) -> tuple[str, ...]:
         """Addresses of a running domain by libvirt's own leases, IPv4 first; () where it has none.
@@ -248,42 +250,46 @@ class Virsh:
 class DaemonFolder:
     """Files of a daemon's machine, by their names in one folder. Methods raise HostError."""
 
-    def __init__(self, path: Path, pool: str, say: Callable[..., str]) -> None:
-        self._path, self._pool, self._say = path, pool, say
+    def __init__(
+        self, path: Path, pool: str, say: Callable[..., str], kept_open: Sequence[int]
+    ) -> None:
+        self._path, self._pool, self._say, self._kept_open = path, pool, say, kept_open
 
     def has(self, name: str) -> bool:
-        path = str(self._path / name)
-        listed = self._say("vol-list", "--pool", self._pool).splitlines()
-        rows = (line.strip().partition(path) for line in listed)
-        return any(found and (row.strip(), end) == (name, "") for row, found, end in rows)
+        try:
+            self._say("vol-path", "--pool", self._pool, "--vol", name)
+        except RefusedError:
+            self._say("pool-info", "--pool", self._pool)  # it is not the pool that is away
+            return False
+        return True
 
     def read(self, name: str) -> bytes:
-        return self._exchanged("vol-download", name, b"")
+        return self._exchanged("vol-download", b"", "--vol", name)
 
     def write(self, name: str, content: bytes) -> None:
         """Replace the content of a file of that length, and read it again. Raises HostError where
         it is not what was written."""
-        self._exchanged("vol-upload", name, content)
+        self._exchanged("vol-upload", content, "--vol", name)
         if self.read(name) != content:
             raise HostError(f"{self._path / name}: expected it as it was written, found otherwise")
 
     def create(self, name: str, content: bytes) -> None:
         """Raises RefusedError where there is one of that name."""
-        size = f"{len(content)}b"
-        self._say("vol-create-as", "--pool", self._pool, name, size, "--format", "raw")
+        document = b"<volume><name>%b</name><capacity>%d</capacity></volume>"
+        self._exchanged("vol-create", document % (escaped(name, "'"), len(content)))
         self.write(name, content)
 
     def remove(self, name: str) -> None:
-        self._say("vol-delete", "--vol", str(self._path / name))
+        self._say("vol-delete", "--pool", self._pool, "--vol", name, kept_open=self._kept_open)
 
-    def _exchanged(self, command: str, name: str, content: bytes) -> bytes:
+    def _exchanged(self, command: str, content: bytes, *words: str) -> bytes:
         """What a file in memory, which virsh reads or writes, has in the end."""
         descriptor = os.memfd_create("volume")
         with os.fdopen(descriptor, "w+b") as file:
             file.write(content)
             file.flush()
-            where = ("--vol", str(self._path / name), "--file", f"/proc/self/fd/{descriptor}")
-            self._say(command, *where, kept_open=(descriptor,))
+            words += ("--pool", self._pool, "--file", f"/proc/self/fd/{descriptor}")
+            self._say(command, *words, kept_open=(*self._kept_open, descriptor))
             file.seek(0)
             return file.read()
 

@@ -14,63 +14,16 @@ import msgspec
 from homenode.bdf import PciAddress
 from homenode.cpuset import CpuSet
 from homenode.errors import HomenodeError, InputError
+from homenode.input_files import package_text
 from homenode.json_text import TYPES, NotJsonError, decode_json
 
 T = TypeVar("T")
 H = TypeVar("H")
 
-VERSIONS = {
-    "host": 3,
-    "snapshot": 1,
-    "nccl-explanation": 1,
-    "plan": 2,
-    "pool": 1,
-    "pool-answers": 2,
-    "pool-hosts": 1,
-    "pool-ledger": 1,
-    "pool-moves": 1,
-    "pool-packing": 1,
-    "pool-placements": 1,
-    "pool-simulation": 1,
-    "pool-vms": 1,
-    "refusal": 1,
-    "findings": 1,
-    "results": 2,
-    "comparison": 2,
-    "verdict": 2,
-    "bench": 2,
-    "bench-rounds": 1,
-    "trial": 2,
-    "trial-config": 2,
-    "change": 1,
-    "link-rate": 1,
-    "slurm-study": 3,
-    "slurm-report": 3,
-    "watch": 2,
-    "applied": 1,
-    "imported-runs": 1,
-    "trial-status": 1,
-    "try": 1,
-    "slurm-bind": 1,
-    "proof-check": 1,
-    "certificate": 1,
-    "why": 1,
-}
+_ROWS = [line.split(" ", 2) for line in package_text("formats.txt").splitlines() if line[:1] != "#"]
+VERSIONS = {kind: int(version) for kind, version, *_ in _ROWS if version != "-"}
 """The version of each kind that this program writes and reads."""
-
-INSTEAD = {
-    "host": "capture the host again: homenode capture",
-    "plan": "plan again with --save-plan",
-    "results": "measure again, or import the tools' output again",
-    "bench": "start a new run under another name",
-    "trial": "the documents in its folder are whole: virsh define the right one; start a new trial",
-    "trial-config": "homenode trial undo undoes it; then start a new one",
-    "slurm-study": "homenode slurm report reads its folder results; begin a new study elsewhere",
-    "apply": "the documents next to it are whole: virsh define the right one, then move it away",
-    "host-setup": "remove the files that it names and its folder, then install again",
-    "retrain": "look at the port's Link Control 2, then remove the file",
-    "setup": "remove the programs that it names and the file, then set up again",
-}
+INSTEAD = {kind: text[0] for kind, _, *text in _ROWS if text}
 """What to do with a document of an earlier version of a kind, or of a kind that is no more."""
 
 

@@ -44,6 +44,16 @@ def test_memory_may_be_that_of_the_cells_without_the_memory_devices(dimm: str) -
     assert "memory-sum" not in found(cells("0-1", "2-3"), device)
 
 
+def test_each_cell_is_whole_kib_as_libvirt_rounds_it() -> None:
+    inside = "".join(
+        f"<cell id='{i}' cpus='{i * 2}-{i * 2 + 1}' memory='{size}' unit='b'/>"
+        for i, size in enumerate((2_000_000_001, (4 << 30) - 2_000_000_001))
+    )
+    assert "memory-sum" not in found(f"<cpu><numa>{inside}</numa></cpu>")
+    less = inside.replace("2000000001", "1999990000", 1)
+    assert "memory-sum" in found(f"<cpu><numa>{less}</numa></cpu>")
+
+
 def cells(*spans: str, memory: str = "2") -> str:
     inside = "".join(
         f"<cell id='{i}' cpus='{span}' memory='{memory}' unit='GiB'/>"

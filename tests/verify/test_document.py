@@ -192,6 +192,11 @@ def test_what_is_free_decides_nothing_where_the_vm_itself_may_be_running() -> No
     assert short and {f.severity for f in short} == {Severity.INCONCLUSIVE}
 
 
+def test_the_ordinary_page_is_no_huge_page() -> None:
+    xml = with_pages(tuned("pin-numa-pci").document, 4096)
+    assert not are_bad(findings_of(xml, host=with_pools(small_host(), (0, 0))))
+
+
 def test_a_page_size_that_the_host_lacks_is_named() -> None:
     xml = with_pages(tuned("pin-numa-pci").document, 16 * MIB)
     found = findings_of(xml, host=with_pools(small_host(), (1024, 1024)))

@@ -93,6 +93,52 @@ def test_what_opens_something_is_replaced_under_its_name(words: tuple[str, str],
     assert kept(*words) == [words[0], made]
 
 
+OWN = "<qemu:commandline>%s</qemu:commandline>"
+
+
+@pytest.mark.parametrize(
+    ("words", "made", "unasked"),
+    [
+        (("-device", "e1000,romfile=/no"), [], ["-device e1000,romfile=/no"]),
+        (("-device", "e1000,autonegotiation,,romfile=/no"), [], 1),
+        (("-device", "loader,file=/no"), [], 1),
+        (("-global", "e1000.romfile=/no"), [], ["-global e1000.romfile=/no"]),
+        (("-global", "e1000.mitigation=off"), ["-global", "e1000.mitigation=off"], []),
+        (("-object", "filter-dump,id=f,file=/no"), [], 1),
+        (("-set", "device.d.mitigation=off"), ["-set", "device.d.mitigation=off"], []),
+        (("-set", "device.d.driver=loader"), [], 1),
+        (("-set", "device.d.romfile=/no"), [], 1),
+        (("-set", "chardev.c.path=/no"), [], ["-set chardev.c.path=/no"]),
+        (("-device", "vfio-pci,id=d", "-set", "device.d.x=1"), [], 2),
+    ],
+)
+def test_an_argument_of_the_documents_own_is_tried_or_said_to_be_left_out(
+    words: tuple[str, ...], made: list[str], unasked: list[str] | int
+) -> None:
+    own = "".join(f"<qemu:arg value='{word}'/>" for word in words)
+    document = open_domain(DOCUMENT % (OWN % own).encode(), "vm.xml")
+    found = Rehearsed(document, QemuUser(64000, "qemu", frozenset()), list(words))
+    assert found.kept == made
+    assert found.unasked == unasked or len(found.unasked) == unasked
+
+
+def test_what_libvirt_gives_of_the_hosts_is_not_said_to_be_left_out() -> None:
+    document = open_domain(DOCUMENT % b"", "vm.xml")
+    words = ["-device", '{"driver":"vfio-pci","host":"0000:18:00.0","id":"hostdev0"}']
+    assert Rehearsed(document, QemuUser(64000, "qemu", frozenset()), words).unasked == []
+
+
+def test_the_address_space_has_room_for_the_guest_and_is_bounded() -> None:
+    document = open_domain(DOCUMENT % b"", "vm.xml")
+    user = QemuUser(64000, "qemu", frozenset())
+    cell = f'{{"qom-type":"memory-backend-ram","id":"c","size":{1 << 40}}}'
+    small = Rehearsed(document, user, ["-m", "256", "-smp", "2"]).address_bytes()
+    large = Rehearsed(document, user, ["-m", "size=256k", "-object", cell]).address_bytes()
+    assert 1 << 31 < small < 1 << 33
+    assert 1 << 40 < large < (1 << 40) + (1 << 33)
+    assert Rehearsed(document, user, ["-m", "x"]).address_bytes() < small
+
+
 def test_no_word_is_an_image_to_qemu() -> None:
     assert kept("-nodefaults", "nbd:127.0.0.1:1") == ["-nodefaults"]
 

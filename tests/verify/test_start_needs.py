@@ -6,10 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from homenode.check.start.images import chain_of, read_head
+from homenode.check.start.images import ImageHead, chain_of, read_head
+from homenode.check.start.machine import StartMachine
 from homenode.check.start.needs import Need, NeedKind, needs_of
 from homenode.check.start.qemu_user import QemuUser
+from homenode.check.start.rehearsal import lacks_driver
 from homenode.check.start.start_check import check_start
+from homenode.errors import ToolError
+from homenode.host_files import HostFile
 from homenode.vm.domain.read import open_domain
 from tests.verify_documents import PLAIN
 
@@ -162,6 +166,30 @@ def test_a_chain_ends_with_what_is_missing_or_below_itself(tmp_path: Path) -> No
     assert chain_of(names[0], "qcow2", is_followed=True).files == tuple(names[1:])
     Path(names[0]).write_bytes(qcow2(names[1].encode()))
     assert "format" in (chain_of(names[0], "qcow2", is_followed=True).fault or "")
+
+
+def test_a_chain_is_followed_where_qemu_does_not_answer_and_what_it_would_say_is_not_known(
+    tmp_path: Path,
+) -> None:
+    top, below = tmp_path / "top.qcow2", tmp_path / "below.qcow2"
+    top.write_bytes(qcow2(str(below).encode(), named=b"qcow2"))
+    below.write_bytes(qcow2())
+
+    def no_answer(file: HostFile, format: str, head: ImageHead) -> str | None:
+        raise ToolError("no time is left")
+
+    found = chain_of(str(top), "qcow2", no_answer, is_followed=True)
+    assert (found.fault, found.unknown, found.files) == (None, "no time is left", (str(below),))
+    below.unlink()
+    assert "is not there" in (chain_of(str(top), "qcow2", no_answer, is_followed=True).fault or "")
+
+
+def test_all_that_qemu_is_asked_without_a_machine_shares_one_limit() -> None:
+    document = open_domain(b"<domain type='qemu'><name>v</name></domain>", "vm.xml")
+    machine = StartMachine("qemu:///system", document)
+    machine.__dict__.update(idle_until_s=0.0, user=None, emulator="/bin/true")
+    with pytest.raises(ToolError):
+        lacks_driver(machine, "nbd")
 
 
 def test_every_kind_of_need_has_an_answer_and_a_known_finding() -> None:

@@ -1,11 +1,13 @@
 """A VM that its host cannot start does not verify, and what was not looked at is listed."""
 
 import shutil
+from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
 from homenode.check.domain.verification import verify_document
+from homenode.check.verify.verification import VerifyRequest, verify
 from homenode.findings import Finding, Severity, are_bad
 from homenode.machine.topology import PagePool
 from homenode.units import GIB, MIB
@@ -88,6 +90,10 @@ def test_three_findings_that_say_the_same_are_one_with_its_devices() -> None:
     assert all(str(gpu) in one.subject for gpu in gpus)
 
 
+SLOT_32 = "<interface type='user'><address type='pci' bus='0' slot='32'/></interface>"
+GAP = "<cell id='0' cpus='0-1' memory='2'/><cell id='2' cpus='2-3' memory='2'/>"
+
+
 def schema_findings(xml: bytes) -> list[Finding]:
     if shutil.which("virsh") is None:
         pytest.skip("no virsh here")
@@ -116,6 +122,36 @@ def test_memory_of_cells_without_that_of_a_dimm_is_taken(mib: int) -> None:
         </devices></domain>""".encode()
     )
     assert found.severity is Severity.INFO, found.observed
+
+
+@pytest.mark.libvirt
+def test_a_redirected_usb_device_has_the_controller_that_qemus_driver_adds() -> None:
+    document = changed(PLAIN, ("</devices>", "<redirdev bus='usb' type='spicevmc'/></devices>"))
+    parsed = parsed_by_libvirt(open_domain(document, "vm.xml"))
+    assert parsed is not None
+    assert parsed.refusal is None
+
+
+@pytest.mark.libvirt
+@pytest.mark.parametrize(
+    ("was", "is_now"),
+    [
+        (">4</vcpu>", ">x</vcpu>"),
+        ("</devices>", "<controller type='pci' index='x' model='pcie-root'/></devices>"),
+        ("</devices>", f"{SLOT_32}</devices>"),
+        ("<cpu mode='host-passthrough'/>", f"<cpu><numa>{GAP}</numa></cpu>"),
+        ("<name>", "<uuid>x</uuid><name>"),
+    ],
+)
+def test_what_neither_we_nor_libvirt_can_read_is_a_finding(
+    tmp_path: Path, was: str, is_now: str
+) -> None:
+    if shutil.which("virsh") is None:
+        pytest.skip("no virsh here")
+    path = tmp_path / "vm.xml"
+    path.write_bytes(changed(NO_DEVICES, (was, is_now)))
+    found = verify(VerifyRequest(document=path, host="hgx-h100"), lambda line: None).findings
+    assert [one.severity for one in found.findings if one.id == "schema"] == [Severity.CRITICAL]
 
 
 @pytest.mark.libvirt

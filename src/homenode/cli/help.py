@@ -16,7 +16,7 @@ from pathlib import Path
 from homenode.cli.command import EXAMPLES, HELP_ALL, REQUIRED, Command, Parameter
 from homenode.cli.terminal import note, print_own, say, write_bytes, write_text
 from homenode.errors import UsageError
-from homenode.input_files import read_input
+from homenode.input_files import package_text, read_input
 from homenode.opt import Arg, Flag
 
 _WIDEST = 100
@@ -179,40 +179,12 @@ def _wrapped(text: str, width: int) -> Iterator[str]:
 
 Candidates = list[tuple[str, str] | str]
 
-SCRIPTS = {
-    "bash": """_homenode_completion() {
-    local IFS=$'\\n'
-    COMPREPLY=($(COMP_WORDS="${COMP_WORDS[*]}" COMP_CWORD=$COMP_CWORD \\
-        _HOMENODE_COMPLETE=complete_bash "$1"))
-}
-complete -o default -F _homenode_completion homenode
-""",
-    "zsh": """#compdef homenode
-_homenode_completion() {
-    local -a found
-    found=("${(@f)$(COMP_WORDS="${(F)words}" COMP_CWORD=$((CURRENT - 1)) \\
-        _HOMENODE_COMPLETE=complete_zsh homenode)}")
-    [[ -n $found ]] && _describe homenode found || _files
-}
-compdef _homenode_completion homenode
-""",
-    "fish": """function __homenode_complete
-    set -l typed (commandline -opc) (commandline -ct)
-    set -lx COMP_WORDS (string join \\n -- $typed)
-    set -lx COMP_CWORD (math (count $typed) - 1)
-    _HOMENODE_COMPLETE=complete_fish homenode
-end
-complete --command homenode --arguments "(__homenode_complete)"
-""",
-}
-"""What each shell reads once."""
-
 _PLACES = {
     "bash": (".bash_completions/homenode.sh", ".bashrc", "source ~/.bash_completions/homenode.sh"),
     "zsh": (".zfunc/_homenode", ".zshrc", "fpath+=~/.zfunc; autoload -Uz compinit; compinit"),
     "fish": (".config/fish/completions/homenode.fish", None, ""),
 }
-"""Below the home folder: where the script goes, and the file and line of the shell that read it."""
+"""Each shell, and below the home folder: where the script goes; file and line that read it."""
 
 _VIRSH_S = 3.0
 """A daemon that does not answer must not keep a shell waiting."""
@@ -221,9 +193,9 @@ _VIRSH_S = 3.0
 def shell_of(name: str | None) -> str:
     """The shell that is named, else the user's. Raises UsageError."""
     shell = name or Path(os.environ.get("SHELL", "")).name
-    if shell not in SCRIPTS:
+    if shell not in _PLACES:
         raise UsageError(
-            f"completion: expected one of {', '.join(SCRIPTS)}, found {shell or 'none'}",
+            f"completion: expected one of {', '.join(_PLACES)}, found {shell or 'none'}",
             hint="homenode --show-completion bash",
         )
     return shell
@@ -231,7 +203,7 @@ def shell_of(name: str | None) -> str:
 
 def script(shell: str) -> str:
     """What the shell reads."""
-    return SCRIPTS[shell].rstrip()
+    return package_text("cli", f"completion.{shell}").rstrip()
 
 
 def install(shell: str) -> None:
@@ -239,7 +211,7 @@ def install(shell: str) -> None:
     place, start, line = _PLACES[shell]
     path = Path.home() / place
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, SCRIPTS[shell])
+    write_text(path, package_text("cli", f"completion.{shell}"))
     if start is not None:
         read_at_start = Path.home() / start
         said = b""
@@ -253,7 +225,7 @@ def install(shell: str) -> None:
 def answer(asked: str, program: Command) -> None:
     """Print a script, or the candidates for the word that is typed."""
     task, _, shell = asked.partition("_")
-    if task == "source" and shell in SCRIPTS:
+    if task == "source" and shell in _PLACES:
         say(script(shell))
         return
     words = os.environ.get("COMP_WORDS", "").split("\n")

@@ -231,6 +231,10 @@ def _huge(
         # Pools can be made of what there is, and of no more.
         yield from _ordinary(demands, known, True)
         return
+    if page not in sizes and page * page // 8 in sizes:
+        # The ordinary page: a table of one page has page / 8 entries, and maps the next size.
+        yield from _ordinary(demands, known, running)
+        return
     if page not in sizes:
         yield finding(
             "huge-page-size",

@@ -15,7 +15,7 @@ from typing import cast
 
 from msgspec import Struct
 
-from homenode.errors import HomenodeError
+from homenode.errors import HomenodeError, ToolError
 from homenode.host_files import HostFile, host_file
 from homenode.json_text import NotJsonError, decode_json
 
@@ -120,7 +120,8 @@ class Chain(Struct, frozen=True, kw_only=True):
 
 
 Judge = Callable[[HostFile, str, ImageHead], str | None]
-"""Why QEMU does not open an image of a format; None where it does, or is not asked."""
+"""Why QEMU does not open an image of a format; None where it does, or is not asked. Raises
+ToolError where it does not answer."""
 
 
 def chain_of(
@@ -130,6 +131,7 @@ def chain_of(
     files: list[str] = []
     data: list[str] = []
     encrypted = corrupt = False
+    unknown = None
     here, kind = path, format
     for _ in range(MAX_DEPTH):
         where = "" if here == path else f"below {path}: "
@@ -139,6 +141,8 @@ def chain_of(
             with host_file(here, where or "the image") as file:
                 head = read_head(file.start(_HEAD_BYTES), kind)
                 fault = head.fault or judge(file, kind, head)
+        except ToolError as error:
+            unknown, fault = unknown or error.message, None
         except HomenodeError as error:
             if here == path and not os.access(here, os.R_OK) and os.geteuid() != 0:
                 return Chain(unknown=f"{here}: this user may not read it")
@@ -168,7 +172,11 @@ def chain_of(
     else:
         return Chain(fault=f"{path}: a chain of more than {MAX_DEPTH} images")
     return Chain(
-        files=tuple(files), data_files=tuple(data), is_encrypted=encrypted, is_corrupt=corrupt
+        unknown=unknown,
+        files=tuple(files),
+        data_files=tuple(data),
+        is_encrypted=encrypted,
+        is_corrupt=corrupt,
     )
 
 

@@ -1,5 +1,6 @@
 """StartMachine: this machine's libvirt, and the QEMU that it names, asked about a domain. [I/O]"""
 
+import time
 from functools import cache, cached_property
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from homenode.trusted_path import changeable
 from homenode.vm.domain.document import Document
 
 _ASK_S = 30.0
+IDLE_S = 60.0
+"""For all that QEMU is asked without a machine, as about each image of a VM."""
 
 
 class StartMachine:
@@ -40,6 +43,11 @@ class StartMachine:
         if done is None or done.returncode:
             return None
         return frozenset(line.strip() for line in done.stdout.splitlines() if line.strip())
+
+    @cached_property
+    def idle_until_s(self) -> float:
+        """Of time.monotonic(): when IDLE_S are over, from the first question on."""
+        return time.monotonic() + IDLE_S
 
     @property
     def arch(self) -> str:

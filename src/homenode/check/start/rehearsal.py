@@ -10,34 +10,41 @@ Source: qemu(1) and qapi of QEMU 7.2; what libvirt 9.0 and 11.3 print for qemu-a
 
 import os
 import re
+import resource
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 
 from msgspec import json
 
 from homenode.catalogue import finding
 from homenode.check.start.images import ImageHead
-from homenode.check.start.machine import StartMachine
+from homenode.check.start.machine import IDLE_S, StartMachine
 from homenode.check.start.qemu_user import QemuUser
-from homenode.errors import ToolError
+from homenode.errors import InputError, ToolError
 from homenode.findings import Finding
 from homenode.host_files import HostFile
 from homenode.input_files import read_kernel_file
 from homenode.json_text import NotJsonError, decode_json
 from homenode.process import Completed, run
-from homenode.vm.domain.controllers import QEMU_NAMESPACE, argument_properties
+from homenode.vm.domain.controllers import QEMU_NAMESPACE, argument_properties, qemu_arguments
 from homenode.vm.domain.document import Document, Element
+from homenode.vm.targets.qemu_command import size_of
 
 _ASK_S = 60.0
 _NOBODY = 65534
 _SANDBOX = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"
+_OWN_BYTES, _VCPU_BYTES = 6 << 30, 160 << 20
+"""Of QEMU's address space beside the guest's memory. QEMU 7.2 with TCG took 1.3 GiB and 19 MiB a
+vCPU on two PUs; where PUs are many, each thread has an arena of 128 MiB."""
 _END = '{"execute": "qmp_capabilities"}\n{"execute": "quit"}\n'
 
 JUDGED = frozenset(
     "-machine -accel -cpu -m -smp -numa -uuid -boot -rtc -global -nodefaults -no-user-config "
     "-no-hpet -no-acpi -icount -device -k -vga -compat -watchdog-action -name -msg -echr -d "
-    "-usbdevice -mon -semihosting-config -prom-env -no-fd-bootchk".split()
+    "-usbdevice -mon -semihosting-config -prom-env -no-fd-bootchk -set".split()
 )
 """Options that QEMU gets as they are, or nearly so."""
 
@@ -74,14 +81,14 @@ def rehearsal(machine: StartMachine, document: Document, words: list[str]) -> It
     limit = read_kernel_file("/proc/sys/vm/overcommit_memory")
     why = None
     if machine.emulator is None:
-        why = "no emulator that libvirt names, and that only root can change"
+        why = "QEMU is not asked: no emulator that libvirt names, and that only root can change"
     elif arguments.is_confidential or limit is None or limit.strip() == b"2":
-        why = "its memory is not to be had without the VM's own backing"
+        why = "QEMU is not asked: its memory is not to be had without the VM's own backing"
     if why is None:
         try:
-            done = _asked(machine, *arguments.kept)
+            done = _asked(machine, *arguments.kept, most_bytes=arguments.address_bytes())
         except ToolError as error:
-            why = error.message
+            why = f"QEMU is not asked: {error.message}"
         else:
             if done.returncode:
                 yield finding(
@@ -90,16 +97,37 @@ def rehearsal(machine: StartMachine, document: Document, words: list[str]) -> It
                     expected="a machine that QEMU makes",
                     observed=_reason(machine, done),
                 )
-            return
-    yield finding("start-unknown", "the machine", "an answer", f"not known: QEMU not asked: {why}")
+            why = ", ".join(arguments.unasked) and f"without {', '.join(arguments.unasked)}"
+            why = why and f"QEMU is asked {why}"
+    if why:
+        yield finding("start-unknown", "the machine", "an answer", f"not known: {why}")
 
 
-def _asked(machine: StartMachine, *words: str, kept_open: Sequence[int] = ()) -> Completed:
-    """QEMU, as the VM's user, with these arguments and nothing else; it ends at once."""
+def _asked(
+    machine: StartMachine,
+    *words: str,
+    kept_open: Sequence[int] = (),
+    limit_s: float = _ASK_S,
+    most_bytes: int = _OWN_BYTES,
+) -> Completed:
+    """QEMU, as the VM's user, with these arguments and nothing else; it ends at once. most_bytes:
+    of its address space."""
     user = machine.user or QemuUser(_NOBODY, "nobody", frozenset())
     ours = ("-qmp", "stdio", "-S", "-display", "none", "-sandbox", _SANDBOX)
-    argv = (*_as_user(user), machine.emulator or "", *words, *ours)
-    return run(argv, _ASK_S, _END, kept_open=kept_open)
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    most = most_bytes if hard == resource.RLIM_INFINITY else min(most_bytes, hard)
+    limited = ("prlimit", f"--as={most}", *_as_user(user))
+    return run(
+        (*limited, machine.emulator or "", *words, *ours), limit_s, _END, kept_open=kept_open
+    )
+
+
+def _asked_idly(machine: StartMachine, *words: str, kept_open: Sequence[int] = ()) -> Completed:
+    """QEMU without a machine. All that is asked of it so for one VM shares one limit of time."""
+    left_s = machine.idle_until_s - time.monotonic()
+    if left_s <= 0:
+        raise ToolError(f"{words[-1][:200]}: QEMU was asked about others for {IDLE_S:.0f} s")
+    return _asked(machine, *_IDLE, *words, kept_open=kept_open, limit_s=left_s)
 
 
 def _reason(machine: StartMachine, done: Completed) -> str:
@@ -118,7 +146,7 @@ def lacks_driver(machine: StartMachine, name: str) -> bool:
     """Whether QEMU says the same of a block driver as of one that cannot be."""
     said = []
     for one in (name, _NO_DRIVER):
-        done = _asked(machine, *_IDLE, "-drive", f"driver={one},if=none")
+        done = _asked_idly(machine, "-drive", f"driver={one},if=none")
         said.append(done.stderr.strip().rpartition("\n")[2].replace(one, ""))
     return said[0] == said[1]
 
@@ -144,8 +172,8 @@ def refused_image(
     given = {"driver": kind, "filename": "/dev/fdset/1", "locking": "off"}
     below = {"backing": None} if format in _BACKED else {}
     node = _json({"driver": format, "node-name": "i", "read-only": True, **below, "file": given})
-    words = (*_IDLE, "-add-fd", f"fd={file.descriptor},set=1")
-    done = _asked(machine, *words, "-blockdev", node, kept_open=(file.descriptor,))
+    words = ("-add-fd", f"fd={file.descriptor},set=1", "-blockdev", node)
+    done = _asked_idly(machine, *words, kept_open=(file.descriptor,))
     said = _reason(machine, done).removeprefix(f"-blockdev {node}: ")
     return f"no {format} that QEMU opens: {said}" if done.returncode else None
 
@@ -161,12 +189,14 @@ def _as_user(user: QemuUser) -> tuple[str, ...]:
 
 
 class Rehearsed:
-    """kept: what QEMU is given."""
+    """kept: what QEMU is given. unasked: arguments of the document's own that it is not."""
 
     def __init__(self, document: Document, user: QemuUser, words: list[str]) -> None:
         self.document, self.user = document, user
         self.kept: list[str] = []
         self.is_confidential = False
+        self.unasked: list[str] = []
+        self._own = {one.get("value") for one in qemu_arguments(document)}
         self._left_out: set[str] = set()
         self._hubs = 0
         nics = (n for n in document.root.all("devices/interface") if n.get("type") != "hostdev")
@@ -183,10 +213,40 @@ class Rehearsed:
                 self.kept += [option, text] if text else []
             elif option in JUDGED or (option == "-append" and not self._left_out & {"-kernel"}):
                 # A value too many is an image to QEMU; one too few, the next option is the value.
-                is_file = option == "-global" and any(name in value for name in _ABSENT)
-                value = "" if option.startswith("-no") or is_file else _without_files(value)
+                value = "" if option.startswith("-no") else _without_files(value)
                 self.kept += [option, value] if value else [option] * option.startswith("-no")
         self.kept += self._limits()
+
+    def _leave_out(self, option: str, value: str, id: object = None) -> str:
+        self._left_out |= set() if id is None else {str(id)}
+        if value in self._own:
+            self.unasked.append(f"{option} {value[:120]}")
+        return ""
+
+    def _global(self, said: _Said, value: str) -> str:
+        return self._leave_out("-global", value) if _names_file(value) else value
+
+    def _set(self, said: _Said, value: str) -> str:
+        """Only of a device that QEMU is given: of others it could make files of what stands for
+        them."""
+        group, _, rest = value.partition(".")
+        device, _, name = rest.partition(".")
+        is_asked = group == "device" and device not in self._left_out and name[:6] != "driver"
+        return value if is_asked and not _names_file(name) else self._leave_out("-set", value)
+
+    def address_bytes(self) -> int:
+        """The most of its address space that QEMU can need."""
+        total = _OWN_BYTES
+        for option, value in pairwise(self.kept):
+            said = argument_properties(value)
+            if option == "-smp":
+                counts = [int(one) for one in said.values() if _INT.match(one)]
+                total += _VCPU_BYTES * max((0, *counts))
+            elif option in ("-m", "-object"):
+                size = said.get("size") or (said.get("", "") if option == "-m" else "0")
+                with suppress(InputError):  # which QEMU refuses itself
+                    total += size_of(size, option, default_unit=1 << 20 if option == "-m" else 1)
+        return total
 
     def _machine(self, said: _Said, value: str) -> str:
         used = {str(one) for one in said.values()}
@@ -214,8 +274,7 @@ class Rehearsed:
         kind = str(said.get("qom-type") or said.get(""))
         made = _OBJECTS.get(kind)
         if made is None:
-            self._left_out.add(str(said.get("id")))
-            return ""
+            return self._leave_out("-object", value, said.get("id"))
         if not made:
             return value
         is_file = made == "memory-backend-file"
@@ -230,12 +289,12 @@ class Rehearsed:
     def _device(self, said: _Said, value: str) -> str:
         driver = str(said.get("driver") or said.get(""))
         used = {str(one) for one in said.values()}
-        if driver.startswith(_HOSTS_DEVICES) or driver.rpartition("-gl")[1]:
-            return ""
-        if not used.isdisjoint(self._left_out):
-            return ""
-        if value[:1] != "{":
-            return "" if any(name in said for name in _ABSENT) else value
+        is_hosts = driver.startswith(_HOSTS_DEVICES) or driver.rpartition("-gl")[1]
+        is_plain = value[:1] != "{"
+        if is_hosts or not used.isdisjoint(self._left_out) or (is_plain and _names_file(value)):
+            return self._leave_out("-device", value, said.get("id"))
+        if is_plain:
+            return value
         name = str(said.get("id", ""))
         changed = {**self._nics.get(name, {}), **overridden(self.document, name)}
         made = {**said, **{name: one for name, one in changed.items() if one is not None}}
@@ -269,6 +328,10 @@ class Rehearsed:
             }
             yield "-object"
             yield _json({"qom-type": "throttle-group", "id": f"limits{at}", "limits": limits})
+
+
+def _names_file(text: str) -> bool:
+    return any(name in text for name in _ABSENT)
 
 
 _LIMIT = re.compile(r"(total|read|write)_(bytes|iops)_sec(|_max|_max_length)\Z", re.ASCII)
@@ -330,6 +393,8 @@ _REPLACED: dict[str, Callable[[Rehearsed, _Said, str], str]] = {
     "-object": Rehearsed._object,
     "-netdev": Rehearsed._netdev,
     "-device": Rehearsed._device,
+    "-global": Rehearsed._global,
+    "-set": Rehearsed._set,
     "-chardev": lambda _, said, value: f"null{_id(said)}",
     "-fsdev": lambda _, said, value: f"synth{_id(said)}",
     "-vnc": lambda _, said, value: "none",

@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from msgspec import Struct, field
+from msgspec import Struct, field, structs
 
 from homenode.catalogue import finding
-from homenode.check.domain.verification import verify_document
+from homenode.check.domain.verification import schema_findings, verify_document
 from homenode.check.start.needs import not_asked
 from homenode.check.start.start_check import check_start
 from homenode.check.verify.boot.stand_in_boot import (
@@ -102,7 +102,11 @@ def verify(wanted: VerifyRequest, notify: Notify) -> Verified:
                 "another kind",
                 hint="homenode verify --plan P.json --guest SOURCE --target NAME",
             )
-    facts = None if document is None else vm_of(document)
+    try:
+        facts = None if document is None else vm_of(document)
+    except InputError as error:
+        assert document is not None
+        return _unreadable(document, error)
     plan = None
     if wanted.plan is not None:
         plan = read_plan(read_input(wanted.plan, "a saved plan"), str(wanted.plan))
@@ -122,6 +126,19 @@ def verify(wanted: VerifyRequest, notify: Notify) -> Verified:
         not_checked=tuple(answer.left),
     )
     return Verified(findings, tuple(answer.views), tuple(answer.guests), host, plan)
+
+
+def _unreadable(document: Document, error: InputError) -> Verified:
+    """The answer where libvirt's parser refuses, too, what is not to be read. Raises the error
+    where it takes that, or is not here."""
+    parsed = parsed_by_libvirt(document)
+    if parsed is None or parsed.refusal is None:
+        raise error
+    both = structs.replace(parsed, refusal=f"{error.message}; libvirt: {parsed.refusal}")
+    findings = tuple(schema_findings((), both))
+    checked, left = (f"{document.source}: whether it can be read",), ("everything else",)
+    answer = Findings(checked=checked, findings=findings, not_checked=left)
+    return Verified(answer, (), (), None, None)
 
 
 class _Answer(Struct, kw_only=True):

@@ -24,6 +24,7 @@ from collections.abc import Iterator, Sequence
 from shlex import quote
 
 from homenode.errors import ParseError
+from homenode.input_files import package_text
 from homenode.machine.snapshot.contents import (
     BRIDGE_CLASS,
     COMMANDS,
@@ -44,37 +45,7 @@ _SAFE_GLOB = re.compile(r"/[A-Za-z0-9_./*\[\]-]+\Z", re.ASCII)
 _LISTED_LINK = re.compile(r"^ l\S* .*? (sys/\S+) -> (\S+)$", re.ASCII)
 _STATUS = re.compile(r"\nS (\d+)\Z")
 
-# A glob that matches nothing stays as it is written, and is refused by -r, -d and -e. xargs starts
-# as many programs as the system's limit for arguments asks for. With /dev/null grep gives the path
-# also where there is but one.
-_FUNCTIONS = r"""
-LC_ALL=C; export LC_ALL
-PATH=$PATH:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin; export PATH
-unset IFS
-exec 2>/dev/null
-f() {
-  [ -r "$1" ] || return 0
-  printf 'F %s\n' "$1"
-  { tr -d '\000' <"$1"; echo; } | sed 's/^/ /'
-}
-b() {
-  [ -r "$1" ] || return 0
-  printf 'H %s\n' "$1"
-  od -An -v -tx1 -N"${2:-256}" "$1" </dev/null
-}
-g() {
-  printf 'G %s\n' "$1"
-  for p in $1; do [ ! -e "$p" ] || echo "$p"; done | xargs grep '' /dev/null
-}
-d() { [ ! -d "$1" ] || printf 'D %s\n' "$1"; }
-t() {
-  s=$1; shift
-  if [ -n "$T" ]; then timeout "$s" "$@"; else "$@"; fi
-}
-command -v xargs >/dev/null || xargs() { while read -r p; do "$@" "$p"; done; }
-T=
-timeout 5 true </dev/null && T=1
-"""
+_FUNCTIONS = package_text("machine", "snapshot", "collector.sh")
 
 
 def collector_script(root: str = "/") -> str:

@@ -8,12 +8,14 @@ Source: NVIDIA, Fabric Manager User Guide (2025), chapter GPU Partitions.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from enum import StrEnum
 
 from msgspec import Struct
 
 from homenode.bdf import Bdf
+from homenode.cpuset import CpuSet
+from homenode.input_files import package_text
 
 
 class Board(StrEnum):
@@ -35,56 +37,23 @@ class FabricPartition(Struct, frozen=True):
     nvlinks: int
 
 
-def _table(
-    first_id: int, nvlinks: int, sets: Iterable[Iterable[int]], modules: int
-) -> tuple[FabricPartition, ...]:
-    """Several GPUs each with all links, then one GPU each without, numbered on."""
-    joined = [FabricPartition(first_id + i, frozenset(one), nvlinks) for i, one in enumerate(sets)]
-    after = first_id + len(joined)
-    return (
-        *joined,
-        *(FabricPartition(after + i, frozenset({i + 1}), 0) for i in range(modules)),
-    )
+def _table(text: str) -> Iterator[tuple[Board, tuple[FabricPartition, ...]]]:
+    """Of each line: a board, its first id, links of each GPU where several are joined, its GPUs,
+    and the modules of each set. Then one GPU each without links, numbered on."""
+    for board, first, links, modules, *joined in (line.split() for line in text.splitlines()):
+        sets = [*joined, *map(str, range(1, int(modules) + 1))]
+        rows = (
+            FabricPartition(
+                int(first) + at,
+                frozenset(map(int, CpuSet.parse(one, "partitions.txt"))),
+                int(links) if at < len(joined) else 0,
+            )
+            for at, one in enumerate(sets)
+        )
+        yield Board(board), tuple(rows)
 
 
-def _run(first: int, last: int) -> range:
-    return range(first, last + 1)
-
-
-PARTITIONS: dict[Board, tuple[FabricPartition, ...]] = {
-    Board.HGX_A100: _table(
-        0,
-        12,
-        (
-            _run(1, 16),
-            _run(1, 8),
-            _run(9, 16),
-            (*_run(1, 4), *_run(9, 12)),
-            (*_run(5, 8), *_run(13, 16)),
-            (*_run(1, 4), *_run(13, 16)),
-            (*_run(5, 8), *_run(9, 12)),
-            _run(1, 4),
-            _run(5, 8),
-            _run(9, 12),
-            _run(13, 16),
-            (1, 2),
-            (3, 4),
-            (5, 6),
-            (7, 8),
-            (9, 10),
-            (11, 12),
-            (13, 14),
-            (15, 16),
-        ),
-        16,
-    ),
-    Board.HGX_H100: _table(
-        0, 18, (_run(1, 8), _run(1, 4), _run(5, 8), (1, 3), (2, 4), (5, 7), (6, 8)), 8
-    ),
-    Board.HGX_B200: _table(
-        1, 18, (_run(1, 8), _run(1, 4), _run(5, 8), (1, 2), (3, 4), (5, 6), (7, 8)), 8
-    ),
-}
+PARTITIONS = dict(_table(package_text("plan", "devices", "partitions.txt")))
 """The default partitions of each board."""
 
 _BOARD_OF_NAME = (

@@ -12,6 +12,7 @@ from math import prod
 from msgspec import Struct
 
 from homenode.cpuset import CpuSet
+from homenode.units import KIB
 from homenode.vm.domain.cells import cells_bytes, read_cells
 from homenode.vm.domain.controllers import (
     chassis_of,
@@ -154,11 +155,13 @@ def _names_of_cells(document: Document, cells: int) -> Iterator[Broken]:
 
 def _memory(document: Document) -> Iterator[Broken]:
     """<memory> is that of all cells, with that of the memory devices or without."""
-    stated = document.root.child("memory")
-    if stated is not None and read_cells(document):
+    element, cells = document.root.child("memory"), read_cells(document)
+    if element is not None and cells:
         total, whole = cells_bytes(document), read_memory(document)
-        if size_of(stated) not in (0, total, whole):
-            wanted = f"{size_of(stated)} bytes, as <memory>"
+        stated = size_of(element)
+        # Each cell by itself is rounded up to whole KiB.
+        if stated and {total, whole}.isdisjoint(range(stated, stated + KIB * len(cells))):
+            wanted = f"{stated} bytes, as <memory>"
             also = f", {whole} with memory devices" if whole != total else ""
             yield _broken("memory-sum", "the memory of all cells", wanted, f"{total} bytes{also}")
 

@@ -4,6 +4,7 @@ libvirt's schema is stricter than its parser, and the parser drops in silence wh
 `virsh define` validates only when it is asked to. The test driver lives inside virsh: no daemon is
 needed, and none has the domain afterwards. Seen with libvirt 9.0."""
 
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from homenode.process import find_program, run
 from homenode.vm.domain.cells import cells_bytes
 from homenode.vm.domain.copy import copy_domain
 from homenode.vm.domain.document import Document, Element, parse_document
-from homenode.vm.domain.edits import apply, set_text
+from homenode.vm.domain.edits import New, append, apply, set_text
 
 SCHEMA_PATH = "/usr/share/libvirt/schemas/domain.rng"
 """Where every distribution's libvirt-common puts it."""
@@ -126,21 +127,34 @@ class Parsed(Struct, frozen=True):
 
 
 def parsed_by_libvirt(document: Document) -> Parsed | None:
-    """None where no virsh is installed. Raises InputError for a document that names no domain."""
+    """None where no virsh is installed, or no copy can be made of what libvirt takes."""
     if find_program("virsh") is None:
         return None
     memory = document.root.child("memory")
-    if memory is not None and cells_bytes(document):
-        # Of 0 alone the test driver takes the cells' sum, as QEMU's driver always does.
-        # Source: virDomainDefPostParseMemory, with and without VIR_DOMAIN_DEF_PARSE_ABI_UPDATE.
-        document = apply(document, set_text(document, memory, "0"))
-    copy = copy_domain(document.to_bytes(), _NAME)
-    script = f"define --file /dev/stdin; dumpxml --inactive --security-info --domain {_NAME}"
+    with suppress(InputError):  # of a size that libvirt refuses itself
+        if memory is not None and cells_bytes(document):
+            # Of 0 alone the test driver takes the cells' sum, as QEMU's driver always does.
+            # Source: virDomainDefPostParseMemory, with and without VIR_DOMAIN_DEF_PARSE_ABI_UPDATE.
+            document = apply(document, set_text(document, memory, "0"))
+    devices = document.root.child("devices")
+    if devices is not None and all(
+        one.get("type") != "usb" for one in document.root.all("devices/controller")
+    ):
+        # QEMU's driver adds one, of which redirected devices are.
+        document = apply(document, append(document, devices, [New("controller", {"type": "usb"})]))
+    dump = f"; dumpxml --inactive --security-info --domain {_NAME}"
+    try:
+        copy = copy_domain(document.to_bytes(), _NAME)
+    except InputError:
+        copy, dump = document.to_bytes(), ""
+    script = f"define --file /dev/stdin{dump}"
     done = run(("virsh", "-q", "-c", _URI, script), _TIMEOUT_S, copy)
     if done.returncode:
         said = (line.removeprefix("error: ").strip() for line in done.stderr.splitlines())
         why = (line for line in said if line and not line.startswith(_OF_VIRSH))
         return Parsed(" ".join(why)[:400] or "no reason given", ())
+    if not dump:
+        return None
     printed = parse_document(done.stdout.encode(), "libvirt's document")
     kept = set(_names(printed.root))
     lost = (name for name in _names(document.root) if name not in kept)

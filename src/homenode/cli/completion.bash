@@ -1,0 +1,6 @@
+_homenode_completion() {
+    local IFS=$'\n'
+    COMPREPLY=($(COMP_WORDS="${COMP_WORDS[*]}" COMP_CWORD=$COMP_CWORD \
+        _HOMENODE_COMPLETE=complete_bash "$1"))
+}
+complete -o default -F _homenode_completion homenode

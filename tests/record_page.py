@@ -16,6 +16,7 @@ from msgspec import Struct
 from msgspec.structs import fields
 
 from homenode import api
+from homenode.cli.option_pages import meaning as meaning_of_option
 from homenode.opt import Opt
 from tests.doc_pages import DOCS
 from tests.stored_records import meanings
@@ -100,7 +101,7 @@ def _section(one: type, known: dict[str, type], of_pages: dict[tuple[type, str],
         is_said = re.search(rf"`{field.name}`.*: ", "\n".join(lines)) is not None
         meaning = "" if is_said else of_pages.get((one, field.name), "")
         if options and not is_said:
-            meaning = _escaped(options[0].help)
+            meaning = _escaped(meaning_of_option(("plan",), options[0].names[0]).text)
         shown = _type(hints[field.name], known)
         rows.append(f"| `{field.name}` | {shown} | {default} | {_LINK.sub(_moved, meaning)} |")
     return "\n\n".join([*lines, "\n".join(rows) + "\n"])

@@ -1,6 +1,6 @@
 """Opt, Flag and Arg: how a field of a record is typed on a command line.
 
-They stand on the field itself, Annotated[int | None, Opt("--vcpus", "N", "vCPUs.", ge=1)] = None.
+They stand on the field itself, Annotated[int | None, Opt("--vcpus", "N", ge=1)] = None.
 The field's type says which words are taken (a choice, a number, a path, or whatever `parse` makes
 of a text), and tuple[X, ...] that they may be repeated; its default is the option's.
 """
@@ -16,8 +16,9 @@ Parser = Callable[[str, str], Any]
 
 
 class Opt:
-    """An option with a value: its names ("--output -o"), what stands for the value, and its help.
+    """An option with a value: its names ("--output -o"), and what stands for the value.
 
+    What it means stands on the page of its command (docs/commands, cli/option_pages.py).
     also: names that are taken and not shown. parse: None = by the field's type; show: a value as it
     is typed. ge, le: the range of a number. panel: the title above it in the help. rare:
     `--help-all` shows it, `--help` does not. complete: the function of cli/completion that knows
@@ -28,7 +29,6 @@ class Opt:
         self,
         names: str,
         metavar: str,
-        help: str,
         *,
         also: str = "",
         parse: Parser | None = None,
@@ -40,7 +40,7 @@ class Opt:
         complete: str = "",
     ) -> None:
         self.names, self.also = tuple(names.split()), tuple(also.split())
-        self.metavar, self.help, self.panel = metavar, help, panel
+        self.metavar, self.panel = metavar, panel
         self.parse, self.show, self.ge, self.le = parse, show, ge, le
         self.rare, self.complete = rare, complete
 
@@ -51,14 +51,13 @@ class Flag(Opt):
     def __init__(
         self,
         names: str,
-        help: str,
         *,
         off: str = "",
         also: str = "",
         panel: str = "Options",
         rare: bool = False,
     ) -> None:
-        super().__init__(names, "", help, also=also, panel=panel, rare=rare)
+        super().__init__(names, "", also=also, panel=panel, rare=rare)
         self.off = tuple(off.split())
 
 
@@ -68,13 +67,12 @@ class Arg(Opt):
     def __init__(
         self,
         metavar: str,
-        help: str = "",
         *,
         parse: Parser | None = None,
         complete: str = "",
         hidden: bool = False,
     ) -> None:
-        super().__init__("", metavar, help, parse=parse, complete=complete)
+        super().__init__("", metavar, parse=parse, complete=complete)
         self.hidden = hidden
 
 

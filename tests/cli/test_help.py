@@ -1,5 +1,6 @@
 """Help, wrong calls and completion, for every command that there is."""
 
+import re
 import shlex
 
 import pytest
@@ -8,6 +9,8 @@ from homenode.cli import help as completion
 from homenode.cli.command import WrongCall, call_of
 from homenode.cli.help import help_lines, summary
 from homenode.cli.main import PROGRAM, main
+from homenode.cli.option_pages import meaning
+from homenode.opt import Arg
 from tests.command_line import every_command, homenode
 
 EVERY = dict(every_command())
@@ -36,12 +39,29 @@ def test_every_short_help_fits_a_screen_of_80_columns(words: tuple[str, ...]) ->
 
 
 @pytest.mark.parametrize("words", EVERY, ids=" ".join)
-def test_short_help_has_whole_sentences(words: tuple[str, ...]) -> None:
+def test_short_help_has_whole_clauses(words: tuple[str, ...]) -> None:
     """A sentence that is cut at a comma says something else: "Check whether a VM's CPUs"."""
     shown = " ".join(" ".join(_help(words, 79, whole=False)).split())
     for one in EVERY[words].commands:
-        first = summary(one).split(". ")[0].rstrip(".")
-        assert one.hidden or f"{first}." in shown
+        first = re.split(r"[.;] ", summary(one))[0].rstrip(".")
+        assert one.hidden or first in shown
+
+
+@pytest.mark.parametrize("words", EVERY, ids=" ".join)
+def test_every_option_has_a_row_with_its_choices_and_whether_it_may_be_repeated(
+    words: tuple[str, ...],
+) -> None:
+    command = EVERY[words]
+    for one in command.parameters:
+        if command.hidden or (isinstance(one.opt, Arg) and one.opt.hidden):
+            continue
+        found = meaning(command.alias_of or words[1:], one.name)
+        text = f"{found.text} {found.default}"
+        assert found.text and text.isascii(), one.name
+        assert "as for [" not in text and "see below" not in text, one.name
+        assert set(one.choices) <= set(re.split(r"[^\w-]+", text)), one.name
+        is_said = re.search(r"repeated|repeatable|once for each", text) is not None
+        assert is_said or not one.many or isinstance(one.opt, Arg), one.name
 
 
 @pytest.mark.parametrize("width", [60, 79])
@@ -51,7 +71,7 @@ def test_help_breaks_no_word_at_a_narrow_width(words: tuple[str, ...], width: in
     joined = " ".join(lines).split()
     for one in EVERY[words].parameters:
         for name in (*one.opt.names, *one.choices):
-            assert any(name == word.strip(",./") for word in joined), name
+            assert any(name == word.strip(",.;:/()") for word in joined), name
     begun = next((at for at, line in enumerate(lines) if line.startswith("Examples:")), None)
     for line in lines[:begun]:
         assert len(line) <= max(width, 62), line

@@ -10,10 +10,14 @@ from msgspec.structs import replace
 from homenode.cluster.pool.flavour import default_flavours
 from homenode.cluster.pool.place import PoolPlaces
 from homenode.cluster.pool.planner import Planner
-from homenode.cluster.pool.replay.bound import most_accepted
 from homenode.cluster.pool.replay.cells import CellPolicy, replay_cells
 from homenode.cluster.pool.replay.hosts import HostPolicy, drawn_load, replay_hosts
-from homenode.cluster.pool.replay.simulation import chosen_policies, figure, simulate_hosts
+from homenode.cluster.pool.replay.simulation import (
+    chosen_policies,
+    figure,
+    most_accepted,
+    simulate_hosts,
+)
 from homenode.cluster.pool.replay.tasks import (
     TaskPolicy,
     TraceCluster,

@@ -188,7 +188,8 @@ def as_words(record: Any) -> tuple[str, ...]:
 class Command(NamedTuple):
     """A command, a group of commands, or both. record, work: "module:name" below homenode.cli.
 
-    about: the help of a group; a command's is its record's docstring.
+    about: the help of a group; a command's is its record's docstring. alias_of: the words of the
+    command that an earlier name stands for.
     """
 
     name: str
@@ -198,6 +199,7 @@ class Command(NamedTuple):
     about: str = ""
     commands: "tuple[Command, ...]" = ()
     hidden: bool = False
+    alias_of: tuple[str, ...] = ()
 
     @property
     def help(self) -> str:

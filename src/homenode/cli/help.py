@@ -1,12 +1,14 @@
 """Help: what `--help` prints, what a shell may fill in, and the scripts that ask for it. [I/O]
 
-A command's help is the docstring of its record. Lines after "Examples:" in it are commands that
+A command's help is the docstring of its record, and what its options mean stands on its page of
+docs/commands (cli/option_pages.py). Lines after "Examples:" in it are commands that
 one can copy. A completion script sets _HOMENODE_COMPLETE to complete_SHELL, COMP_WORDS to the words
 of the line, one a line, and COMP_CWORD to the number of the one that is typed. What knows the
 values of an option takes what was typed so far; those candidates that begin like it are kept.
 """
 
 import os
+import re
 import shutil
 import sys
 import textwrap
@@ -14,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from homenode.cli.command import EXAMPLES, HELP_ALL, REQUIRED, Command, Parameter
+from homenode.cli.option_pages import Meaning, meaning
 from homenode.cli.terminal import note, print_own, say, write_bytes, write_text
 from homenode.errors import UsageError
 from homenode.input_files import package_text, read_input
@@ -61,7 +64,9 @@ def help_lines(
     for paragraph in paragraphs if whole else paragraphs[:2]:
         yield ""
         yield from _wrapped(" ".join(paragraph.split()), width)
-    for number, (title, rows) in enumerate(_sections(command, parameters, whole=whole).items()):
+    words = command.alias_of or tuple(path.split()[1:])
+    sections = _sections(command, words, parameters, whole=whole)
+    for number, (title, rows) in enumerate(sections.items()):
         if number == 0 or command.record:
             yield ""
         yield style(f"{title}:")
@@ -82,13 +87,13 @@ def help_lines(
 
 
 def _in_short(text: str, room: int) -> str:
-    """The first sentence of a description, with those behind it that fit in the same line."""
-    first, *more = text.split(". ")
-    for sentence in more:
-        if len(first) + len(sentence) + 3 > room:
+    """The first clause of a description, with those behind it that fit in the same line."""
+    first, *more = re.split(r"(?<=[.;]) ", text)
+    for clause in more:
+        if len(first) + len(clause) + 2 > room:
             break
-        first += f". {sentence}"
-    return first.rstrip(".") + "."
+        first += f" {clause}"
+    return first.rstrip(".;") + "." if first else ""
 
 
 def _usage(command: Command, path: str, parameters: tuple[Parameter, ...]) -> str:
@@ -105,7 +110,7 @@ def _usage(command: Command, path: str, parameters: tuple[Parameter, ...]) -> st
 
 
 def _sections(
-    command: Command, parameters: tuple[Parameter, ...], *, whole: bool
+    command: Command, words: tuple[str, ...], parameters: tuple[Parameter, ...], *, whole: bool
 ) -> dict[str, list[tuple[str, str]]]:
     """Rows of names and descriptions below their titles, in the order of the declarations."""
     arguments: dict[str, list[tuple[str, str]]] = {}
@@ -113,10 +118,10 @@ def _sections(
     for one in parameters:
         if isinstance(one.opt, Arg):
             if not one.opt.hidden:
-                row = (one.opt.metavar, one.opt.help)
+                row = (one.opt.metavar, meaning(words, one.opt.metavar).text)
                 arguments.setdefault("Arguments", []).append(row)
         elif whole or not one.opt.rare:
-            row = (_names(one), _description(one))
+            row = (_names(one), _description(one, meaning(words, one.name)))
             options.setdefault(one.opt.panel if whole else "Options", []).append(row)
     subcommands: dict[str, list[tuple[str, str]]] = {}
     for sub in command.commands:
@@ -140,21 +145,14 @@ def _names(one: Parameter) -> str:
     return f"{names} {one.opt.metavar}"
 
 
-def _description(one: Parameter) -> str:
-    """What an option means, its choices and its default; each once."""
-    parts = [one.opt.help] if one.opt.help else []
-    if one.choices:
-        parts.append(f"One of {', '.join(one.choices)}.")
-    if one.many and "epeat" not in one.opt.help:
-        parts.append("Repeatable.")
+def _description(one: Parameter, meaning: Meaning) -> str:
+    """What an option means, and its default."""
+    default = meaning.default
     if isinstance(one.opt, Flag):
-        if one.opt.off:
-            name = one.opt.names[0] if one.default else one.opt.off[0]
-            parts.append(f"Default: {name}.")
-    elif "efault" not in one.opt.help and one.default not in (REQUIRED, None, "", ()):
-        text = one.opt.show(one.default)
-        parts += [f"Default: {text}."] if text else []
-    return " ".join(parts)
+        default = default or (one.opt.off[0] if one.opt.off else "")
+    elif not default and one.default not in (REQUIRED, None, "", ()):
+        default = one.opt.show(one.default)
+    return f"{meaning.text} Default: {default}." if default else meaning.text
 
 
 def _row(left: str, right: str, width: int, column: int) -> Iterator[str]:

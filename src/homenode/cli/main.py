@@ -155,10 +155,16 @@ LIST = Command(
     ),
 )
 EARLIER = (
-    *(one._replace(hidden=True) for one in LIST.commands if one.name != "findings"),
-    Command("explain", f"{_CONCLUDE}FindingsArguments", "host:findings", hidden=True),
-    CERTIFY._replace(name="expect", hidden=True),
-    GPU_CHECK._replace(hidden=True),
+    *(
+        one._replace(
+            name="explain" if one.name == "findings" else one.name,
+            hidden=True,
+            alias_of=("list", one.name),
+        )
+        for one in LIST.commands
+    ),
+    CERTIFY._replace(name="expect", hidden=True, alias_of=("watch", "certify")),
+    GPU_CHECK._replace(hidden=True, alias_of=("bench", "gpu-check")),
 )
 """Earlier names of commands, which are taken and not shown."""
 

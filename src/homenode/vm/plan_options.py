@@ -182,205 +182,67 @@ class PlanOptions(Struct, frozen=True):
     balance: None = pack with GPUs, else spread. objective: also what `auto` has chosen for.
     """
 
-    layout: Annotated[
-        str,
-        Opt(
-            "--layout -l",
-            "NAME",
-            "How the guest is laid out: homenode list layouts. Default: auto.",
-            complete="layouts",
-        ),
-    ] = AUTO
-    objective: Annotated[
-        Objective | None,
-        Opt(
-            "--objective",
-            "NAME",
-            "What the VM is for. With --layout auto. Default: what its devices suggest.",
-        ),
-    ] = None
-    vcpus: Annotated[int | None, _of_vm("--vcpus", "N", "vCPUs.")] = None
+    layout: Annotated[str, Opt("--layout -l", "NAME", complete="layouts")] = AUTO
+    objective: Annotated[Objective | None, Opt("--objective", "NAME")] = None
+    vcpus: Annotated[int | None, _of_vm("--vcpus", "N")] = None
     memory_bytes: Annotated[
-        int | None, _of_vm("--memory", "SIZE", "Memory: 64GiB.", parse=size_bytes, show=size_text)
+        int | None, _of_vm("--memory", "SIZE", parse=size_bytes, show=size_text)
     ] = None
     page_bytes: Annotated[
-        int | None,
-        _of_vm(
-            "--page-size",
-            "SIZE",
-            "Huge pages for its memory: 2MiB, 1GiB.",
-            parse=size_bytes,
-            show=size_text,
-        ),
+        int | None, _of_vm("--page-size", "SIZE", parse=size_bytes, show=size_text)
     ] = None
     devices: Annotated[
-        tuple[Bdf | str, ...],
-        _of_vm(
-            "--device",
-            "BDF|UUID",
-            "Pass this host device through as well. A UUID names a mediated one.",
-            parse=host_device,
-        ),
+        tuple[Bdf | str, ...], _of_vm("--device", "BDF|UUID", parse=host_device)
     ] = ()
-    gpu_count: Annotated[
-        int | None, _of_vm("--gpus", "N", "Choose N GPUs of the host for the VM.")
-    ] = None
-    gpu_profile: Annotated[
-        str | None,
-        _of_vm(
-            "--gpu-profile",
-            "NAME",
-            "With --gpus: parts of GPUs of this vGPU type, such as H100-1-10C.",
-            rare=True,
-        ),
-    ] = None
-    with_nics: Annotated[
-        bool, _vm_flag("--with-nics", "Pass the NIC next to each of its GPUs as well.")
-    ] = False
-    with_nvswitches: Annotated[
-        bool,
-        _vm_flag(
-            "--with-nvswitches", "With all GPUs of a board: pass its NVSwitches as well.", rare=True
-        ),
-    ] = False
-    policy: Annotated[
-        Policy, _placing("--policy", "NAME", "How many cores the nodes must have.")
-    ] = Policy.CORES_FIRST
-    balance: Annotated[
-        Balance | None,
-        _placing(
-            "--balance",
-            "NAME",
-            "Among equals: the emptiest nodes, or the tightest fit. Default: pack with GPUs.",
-        ),
-    ] = None
-    max_nodes: Annotated[
-        int | None, _placing("--max-nodes", "N", "At most N host nodes.", rare=False)
-    ] = None
-    device_locality: Annotated[
-        DeviceLocality,
-        _placing(
-            "--device-locality", "NAME", "What to do about GPUs whose own node is not chosen."
-        ),
-    ] = DeviceLocality.PREFER
+    gpu_count: Annotated[int | None, _of_vm("--gpus", "N")] = None
+    gpu_profile: Annotated[str | None, _of_vm("--gpu-profile", "NAME", rare=True)] = None
+    with_nics: Annotated[bool, _vm_flag("--with-nics")] = False
+    with_nvswitches: Annotated[bool, _vm_flag("--with-nvswitches", rare=True)] = False
+    policy: Annotated[Policy, _placing("--policy", "NAME")] = Policy.CORES_FIRST
+    balance: Annotated[Balance | None, _placing("--balance", "NAME")] = None
+    max_nodes: Annotated[int | None, _placing("--max-nodes", "N", rare=False)] = None
+    device_locality: Annotated[DeviceLocality, _placing("--device-locality", "NAME")] = (
+        DeviceLocality.PREFER
+    )
     explicit_cells: Annotated[
         tuple[VmCell, ...],
-        _placing(
-            "--cell",
-            "vcpus=N,memory=SIZE[,node=N]",
-            "One guest cell as you want it; once for each cell.",
-            parse=cell_of,
-            show=cell_text,
-        ),
+        _placing("--cell", "vcpus=N,memory=SIZE[,node=N]", parse=cell_of, show=cell_text),
     ] = ()
     replaces: Annotated[
-        tuple[str, ...],
-        _placing(
-            "--replaces",
-            "DOMAIN",
-            "Plan as if this domain of the host were gone.",
-            complete="domain_names",
-        ),
+        tuple[str, ...], _placing("--replaces", "DOMAIN", complete="domain_names")
     ] = ()
-    keep_vcpus: Annotated[
-        bool,
-        _placing_flag(
-            "--keep-vcpus", "With SMT: keep the vCPU count, use half the cores.", rare=False
-        ),
-    ] = False
-    without_nvlink: Annotated[
-        bool, _placing_flag("--without-nvlink", "Allow GPU sets that have no NVLink.")
-    ] = False
-    unequal_cells: Annotated[
-        bool, _placing_flag("--unequal-cells", "vCPUs next to devices, in cells of any size.")
-    ] = False
-    mixed_kinds: Annotated[
-        bool, _placing_flag("--mixed-kinds", "Allow P and E cores in one VM without a warning.")
-    ] = False
-    memory_mode: Annotated[
-        MemoryMode, _placing("--memory-mode", "NAME", "How numatune binds memory.")
-    ] = MemoryMode.STRICT
+    keep_vcpus: Annotated[bool, _placing_flag("--keep-vcpus", rare=False)] = False
+    without_nvlink: Annotated[bool, _placing_flag("--without-nvlink")] = False
+    unequal_cells: Annotated[bool, _placing_flag("--unequal-cells")] = False
+    mixed_kinds: Annotated[bool, _placing_flag("--mixed-kinds")] = False
+    memory_mode: Annotated[MemoryMode, _placing("--memory-mode", "NAME")] = MemoryMode.STRICT
     memory_nodes_allowed: Annotated[
-        tuple[NodeIndex, ...],
-        _placing("--allow-memory-node", "N", "This CPU-less node may serve as ordinary memory."),
+        tuple[NodeIndex, ...], _placing("--allow-memory-node", "N")
     ] = ()
     reserved_pus: Annotated[
-        CpuSet,
-        _placing(
-            "--reserve-pus",
-            "PUS",
-            "PUs that the VM must leave free: 0-3,64-67.",
-            parse=CpuSet.parse,
-            rare=False,
-        ),
+        CpuSet, _placing("--reserve-pus", "PUS", parse=CpuSet.parse, rare=False)
     ] = CpuSet()
-    reserve_defined: Annotated[
-        bool, _placing_flag("--reserve-defined", "Pinned domains that are shut off keep their PUs.")
-    ] = False
+    reserve_defined: Annotated[bool, _placing_flag("--reserve-defined")] = False
     host_reserve: Annotated[
         PartialReserve,
-        _placing(
-            "--host-reserve",
-            "cores=N,memory=SIZE",
-            "What stays with the host: whole cores, and memory of each node. Default: 1 core and "
-            "the larger of 2 GiB and 2 %.",
-            parse=reserve_of,
-            show=reserve_text,
-        ),
+        _placing("--host-reserve", "cores=N,memory=SIZE", parse=reserve_of, show=reserve_text),
     ] = PartialReserve()
-    emulator_policy: Annotated[
-        EmulatorPolicy, _placing("--emulator", "NAME", "Where QEMU's own threads go.")
-    ] = EmulatorPolicy.AUTO
+    emulator_policy: Annotated[EmulatorPolicy, _placing("--emulator", "NAME")] = EmulatorPolicy.AUTO
     emulator_pus: Annotated[
-        CpuSet | None,
-        _placing(
-            "--emulator-pus", "PUS", "Exactly these PUs for QEMU's own threads.", parse=CpuSet.parse
-        ),
+        CpuSet | None, _placing("--emulator-pus", "PUS", parse=CpuSet.parse)
     ] = None
     housekeeping_pus: Annotated[
-        CpuSet,
-        _placing(
-            "--housekeeping-pus",
-            "PUS",
-            "PUs for the emulators of several VMs, with --emulator housekeeping.",
-            parse=CpuSet.parse,
-        ),
+        CpuSet, _placing("--housekeeping-pus", "PUS", parse=CpuSet.parse)
     ] = CpuSet()
-    pinning: Annotated[Pinning | None, _switch("--pinning", "NAME", "Override the pinning.")] = None
-    thread_policy: Annotated[
-        ThreadPolicy | None,
-        _switch("--thread-policy", "NAME", "The pinning, in OpenStack's spelling."),
-    ] = None
-    siblings: Annotated[
-        Siblings | SiblingsSource | None,
-        _switch(
-            "--siblings",
-            "NAME",
-            "Override what the guest sees of SMT; as-document: the threads of its topology.",
-        ),
-    ] = None
+    pinning: Annotated[Pinning | None, _switch("--pinning", "NAME")] = None
+    thread_policy: Annotated[ThreadPolicy | None, _switch("--thread-policy", "NAME")] = None
+    siblings: Annotated[Siblings | SiblingsSource | None, _switch("--siblings", "NAME")] = None
     document_siblings: DocumentSiblings = DocumentSiblings.IGNORED
-    cells: Annotated[
-        GuestCells | None, _switch("--cells", "NAME", "Override the guest's cells.")
-    ] = None
-    pcie: Annotated[
-        GuestPcie | None, _switch("--pcie", "NAME", "Override the guest's PCIe tree.")
-    ] = None
-    memory_binding: Annotated[
-        MemoryBinding | None, _switch("--memory-binding", "NAME", "Override how memory is bound.")
-    ] = None
-    pci_granularity: Annotated[
-        PciGranularity | None,
-        _switch(
-            "--pci-granularity",
-            "NAME",
-            "What gets an expander bus of its own: a cell, unless the layout is auto and a GPU and "
-            "its RDMA NIC share a switch.",
-        ),
-    ] = None
-    spare_ports: Annotated[
-        int, _switch("--spare-ports", "N", "Empty root ports on each expander bus.")
-    ] = 0
+    cells: Annotated[GuestCells | None, _switch("--cells", "NAME")] = None
+    pcie: Annotated[GuestPcie | None, _switch("--pcie", "NAME")] = None
+    memory_binding: Annotated[MemoryBinding | None, _switch("--memory-binding", "NAME")] = None
+    pci_granularity: Annotated[PciGranularity | None, _switch("--pci-granularity", "NAME")] = None
+    spare_ports: Annotated[int, _switch("--spare-ports", "N")] = 0
 
 
 def refuse_objective(options: PlanOptions) -> None:
@@ -399,21 +261,7 @@ class ManualRanges(Struct, frozen=True):
     the layout hides them.
     """
 
-    node_pus: Annotated[
-        tuple[CpuSet, ...],
-        _by_hand(
-            "--node-pus",
-            "PUS",
-            "Pin to these PUs of one node; once for each node.",
-            parse=CpuSet.parse,
-        ),
-    ] = ()
+    node_pus: Annotated[tuple[CpuSet, ...], _by_hand("--node-pus", "PUS", parse=CpuSet.parse)] = ()
     sibling_pus: Annotated[
-        tuple[CpuSet, ...],
-        _by_hand(
-            "--sibling-pus",
-            "PUS",
-            "Their SMT siblings in the same order, for layouts that pin all PUs.",
-            parse=CpuSet.parse,
-        ),
+        tuple[CpuSet, ...], _by_hand("--sibling-pus", "PUS", parse=CpuSet.parse)
     ] = ()

@@ -12,15 +12,7 @@ from homenode.vm.hypervisor.connection import DEFAULT
 
 BOOT = "Test guest"
 
-SignersOption = Annotated[
-    Path | None,
-    Opt(
-        "--allowed-signers",
-        "FILE",
-        "Who may have signed certificates: ssh-keygen's allowed signers, or public keys.",
-        rare=True,
-    ),
-]
+SignersOption = Annotated[Path | None, Opt("--allowed-signers", "FILE", rare=True)]
 
 
 class VerifyArguments(Struct, frozen=True, kw_only=True):
@@ -33,107 +25,30 @@ class VerifyArguments(Struct, frozen=True, kw_only=True):
       homenode verify gpu-vm --start
     """
 
-    document: Annotated[
-        Path | None, Arg("[VM]", "The domain document, or a domain of this libvirt.")
-    ] = None
-    plan: Annotated[Path | None, Opt("--plan", "PLAN.json", "The saved plan to compare with.")] = (
-        None
-    )
+    document: Annotated[Path | None, Arg("[VM]")] = None
+    plan: Annotated[Path | None, Opt("--plan", "PLAN.json")] = None
     host: HostOption = None
     lspci: LspciOption = None
-    boot: Annotated[
-        bool,
-        Flag(
-            "--boot",
-            "Boot a small guest with the same vCPUs, cells and PCIe tree, and read it.",
-            panel=BOOT,
-        ),
-    ] = False
-    start: Annotated[
-        bool,
-        Flag("--start", "Start the domain paused with its real devices, look at it, and end it."),
-    ] = False
-    yes: Annotated[bool, Flag("--yes -y", "With --start: do not ask.", rare=True)] = False
-    guest: Annotated[
-        str | None,
-        Opt(
-            "--guest", "SOURCE", "The real guest's own view: a capture made inside it, or ssh:HOST."
-        ),
-    ] = None
-    target: Annotated[
-        str | None,
-        Opt(
-            "--target",
-            "NAME",
-            "For --guest: the hypervisor that the plan was made for, as of `plan --target`.",
-            rare=True,
-        ),
-    ] = None
-    live: Annotated[
-        str | None,
-        Opt(
-            "--live",
-            "NAME",
-            "A running domain of this machine, from outside: threads, memory, IRQs.",
-            complete="domain_names",
-        ),
-    ] = None
-    connect: Annotated[
-        str | None,
-        Opt(
-            "--connect -c",
-            "URI",
-            "The libvirt that is asked; for --boot none = QEMU directly. Default: "
-            "qemu:///system, and for --boot QEMU where that does not answer.",
-            rare=True,
-        ),
-    ] = None
-    kernel: Annotated[
-        Path | None, Opt("--kernel", "FILE", "Kernel for --boot.", panel=BOOT, rare=True)
-    ] = None
-    timeout: Annotated[
-        float | None,
-        Opt("--timeout", "SECONDS", "For --boot. Default: by vCPUs.", ge=1, panel=BOOT, rare=True),
-    ] = None
-    keep: Annotated[
-        Path | None,
-        Opt(
-            "--keep", "DIR", "Keep the test guest's files and console here.", panel=BOOT, rare=True
-        ),
-    ] = None
-    svg: Annotated[
-        Path | None,
-        Opt("--svg", "FILE", "Draw the guest here, and host and plan in FILE's *-plan.svg."),
-    ] = None
-    certify: Annotated[
-        Path | None,
-        Opt(
-            "--certify", "KEY", "With --live: sign what is proved, with a key of ssh, into -o FILE."
-        ),
-    ] = None
-    certificate: Annotated[
-        Path | None, Opt("--certificate", "FILE", "Check and print one; of a file, or of a domain.")
-    ] = None
+    boot: Annotated[bool, Flag("--boot", panel=BOOT)] = False
+    start: Annotated[bool, Flag("--start")] = False
+    yes: Annotated[bool, Flag("--yes -y", rare=True)] = False
+    guest: Annotated[str | None, Opt("--guest", "SOURCE")] = None
+    target: Annotated[str | None, Opt("--target", "NAME", rare=True)] = None
+    live: Annotated[str | None, Opt("--live", "NAME", complete="domain_names")] = None
+    connect: Annotated[str | None, Opt("--connect -c", "URI", rare=True)] = None
+    kernel: Annotated[Path | None, Opt("--kernel", "FILE", panel=BOOT, rare=True)] = None
+    timeout: Annotated[float | None, Opt("--timeout", "SECONDS", ge=1, panel=BOOT, rare=True)] = (
+        None
+    )
+    keep: Annotated[Path | None, Opt("--keep", "DIR", panel=BOOT, rare=True)] = None
+    svg: Annotated[Path | None, Opt("--svg", "FILE")] = None
+    certify: Annotated[Path | None, Opt("--certify", "KEY")] = None
+    certificate: Annotated[Path | None, Opt("--certificate", "FILE")] = None
     allowed_signers: SignersOption = None
-    in_domain: Annotated[
-        bool,
-        Flag(
-            "--in-domain",
-            "With --certify: keep it in the domain's metadata, for `watch`. Undo: homenode restore "
-            "NAME.",
-            rare=True,
-        ),
-    ] = False
-    dry_run: Annotated[
-        bool, Flag("--dry-run", "With --certify: show it; sign and keep nothing.", rare=True)
-    ] = False
-    output: Annotated[
-        Path | None,
-        Opt("--output -o", "FILE", "The certificate; of one that is checked, its page.", rare=True),
-    ] = None
-    proof: Annotated[
-        bool, Flag("--proof", "Check the proof that the saved plan P.json carries.")
-    ] = False
+    in_domain: Annotated[bool, Flag("--in-domain", rare=True)] = False
+    dry_run: Annotated[bool, Flag("--dry-run", rare=True)] = False
+    output: Annotated[Path | None, Opt("--output -o", "FILE", rare=True)] = None
+    proof: Annotated[bool, Flag("--proof")] = False
     json: JsonOption = False
 
 
@@ -149,15 +64,12 @@ class WhyArguments(Struct, frozen=True, kw_only=True):
       homenode why - < paste.txt
     """
 
-    files: Annotated[tuple[str, ...], Arg("FILE...", "What you have; - for a paste.")] = ()
+    files: Annotated[tuple[str, ...], Arg("FILE...")] = ()
     host: HostOption = None
     json: JsonOption = False
 
 
-FleetOption = Annotated[
-    tuple[str, ...],
-    Opt("--pool", "POOL", "Hosts as in `pool show`: each is compared with hosts of its kind."),
-]
+FleetOption = Annotated[tuple[str, ...], Opt("--pool", "POOL")]
 
 
 class DoctorArguments(Struct, frozen=True, kw_only=True):
@@ -170,55 +82,18 @@ class DoctorArguments(Struct, frozen=True, kw_only=True):
       homenode doctor --pool captures/
     """
 
-    document: Annotated[
-        str | None,
-        Arg("[VM]", "Also check this VM: a document, a file of any target, or a domain's name."),
-    ] = None
+    document: Annotated[str | None, Arg("[VM]")] = None
     host: HostOption = None
     lspci: LspciOption = None
-    live: Annotated[
-        str | None,
-        Opt(
-            "--live",
-            "NAME",
-            "Also check this domain of this machine's libvirt.",
-            complete="domain_names",
-        ),
-    ] = None
-    h2d: Annotated[
-        tuple[str, ...],
-        Opt(
-            "--h2d",
-            "[BDF=]GB/S",
-            "Host-to-device copies as measured: of one GPU, or of any. Repeatable.",
-        ),
-    ] = ()
-    known_width: Annotated[
-        tuple[str, ...],
-        Opt(
-            "--known-width",
-            "BDF=LANES",
-            "A slot that is wired narrower than its port. Repeatable.",
-            rare=True,
-        ),
-    ] = ()
-    under_load: Annotated[
-        bool, Flag("--under-load", "Read links while a copy runs: nvbandwidth, PyTorch, ...")
-    ] = False
-    load_command: Annotated[
-        str | None,
-        Opt("--load-command", "COMMAND", "With --under-load: what copies to the GPUs.", rare=True),
-    ] = None
-    expect: Annotated[
-        Path | None, Opt("--expect", "SITE.toml", "Compare the host with its recorded state.")
-    ] = None
-    fix: Annotated[
-        Path | None, Opt("--fix", "FILE", "Plan the same VM again and write its document here.")
-    ] = None
-    everything: Annotated[bool, Flag("--all", "Also print what is in order.")] = False
-    prometheus: Annotated[
-        bool, Flag("--prometheus", "Print Prometheus' text format.", rare=True)
-    ] = False
+    live: Annotated[str | None, Opt("--live", "NAME", complete="domain_names")] = None
+    h2d: Annotated[tuple[str, ...], Opt("--h2d", "[BDF=]GB/S")] = ()
+    known_width: Annotated[tuple[str, ...], Opt("--known-width", "BDF=LANES", rare=True)] = ()
+    under_load: Annotated[bool, Flag("--under-load")] = False
+    load_command: Annotated[str | None, Opt("--load-command", "COMMAND", rare=True)] = None
+    expect: Annotated[Path | None, Opt("--expect", "SITE.toml")] = None
+    fix: Annotated[Path | None, Opt("--fix", "FILE")] = None
+    everything: Annotated[bool, Flag("--all")] = False
+    prometheus: Annotated[bool, Flag("--prometheus", rare=True)] = False
     pool: FleetOption = ()
     force: ForceOption = False
     json: JsonOption = False
@@ -235,20 +110,11 @@ class RetrainArguments(Struct, frozen=True, kw_only=True):
       homenode doctor retrain 41:00.0 --apply
     """
 
-    devices: Annotated[
-        tuple[Bdf, ...], Arg("BDF...", "Devices whose links are trained again.", parse=Bdf.parse)
-    ] = ()
-    target: Annotated[
-        int | None,
-        Opt("--target", "GEN", "Generation to train to. Default: the fastest that both ends can."),
-    ] = None
-    apply: Annotated[bool, Flag("--apply", "Write the registers. Default: a dry run.")] = False
-    print_unit: Annotated[
-        bool, Flag("--print-unit", "Print a systemd unit that does this at boot.")
-    ] = False
-    print_hook: Annotated[
-        bool, Flag("--print-hook", "Print a libvirt hook that does this at VM start.")
-    ] = False
+    devices: Annotated[tuple[Bdf, ...], Arg("BDF...", parse=Bdf.parse)] = ()
+    target: Annotated[int | None, Opt("--target", "GEN")] = None
+    apply: Annotated[bool, Flag("--apply")] = False
+    print_unit: Annotated[bool, Flag("--print-unit")] = False
+    print_hook: Annotated[bool, Flag("--print-hook")] = False
     json: JsonOption = False
 
 
@@ -256,7 +122,7 @@ class RetrainHookArguments(Struct, frozen=True, kw_only=True):
     """What the libvirt hook of `retrain --print-hook` calls; the domain's XML is its input."""
 
     words: Annotated[tuple[str, ...], Arg("DOMAIN OPERATION")] = ()
-    target: Annotated[int | None, Opt("--target", "GEN", "")] = None
+    target: Annotated[int | None, Opt("--target", "GEN")] = None
 
 
 class CertifyArguments(Struct, frozen=True, kw_only=True):
@@ -271,9 +137,7 @@ class CertifyArguments(Struct, frozen=True, kw_only=True):
 
     host: HostOption = None
     output: OutputOption = None
-    floor: Annotated[
-        tuple[str, ...], Opt("--floor", "NAME=GB/S", "A bandwidth that must be reached: h2d=50.")
-    ] = ()
+    floor: Annotated[tuple[str, ...], Opt("--floor", "NAME=GB/S")] = ()
     pool: FleetOption = ()
     force: ForceOption = False
 
@@ -289,31 +153,10 @@ class WatchArguments(Struct, frozen=True, kw_only=True):
       homenode watch --textfile /var/lib/prometheus/node-exporter/homenode.prom
     """
 
-    host: Annotated[
-        str | None, Opt("--host", "CAPTURE", "Check a capture instead of this machine.")
-    ] = None
-    expect: Annotated[
-        Path | None,
-        Opt(
-            "--expect",
-            "SITE.toml",
-            "The recorded state (homenode watch certify -o). Default: /etc/homenode/expect.toml "
-            "if it exists.",
-        ),
-    ] = None
-    state: Annotated[
-        Path | None,
-        Opt(
-            "--state",
-            "DIR",
-            "Keeps the previous result, to find what is new. Default: /var/lib/homenode/watch; "
-            "for a capture none.",
-        ),
-    ] = None
-    textfile: Annotated[
-        Path | None,
-        Opt("--textfile", "FILE.prom", "Write metrics for the node exporter's textfile collector."),
-    ] = None
-    connect: Annotated[str, Opt("--connect -c", "URI", "libvirt of this machine.")] = DEFAULT
+    host: Annotated[str | None, Opt("--host", "CAPTURE")] = None
+    expect: Annotated[Path | None, Opt("--expect", "SITE.toml")] = None
+    state: Annotated[Path | None, Opt("--state", "DIR")] = None
+    textfile: Annotated[Path | None, Opt("--textfile", "FILE.prom")] = None
+    connect: Annotated[str, Opt("--connect -c", "URI")] = DEFAULT
     allowed_signers: SignersOption = None
     json: JsonOption = False

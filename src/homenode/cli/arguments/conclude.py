@@ -20,17 +20,11 @@ class RecommendArguments(Struct, frozen=True, kw_only=True):
       homenode recommend results --host this-host.tar.gz --objective collective
     """
 
-    runs: Annotated[
-        tuple[str, ...],
-        Arg("[RUN]...", "Results folders, or published:SYSTEM. Default: published."),
-    ] = ()
-    objective: Annotated[
-        tuple[Objective, ...],
-        Opt("--objective", "NAME", "What the VM is for. Repeatable. Default: every one."),
-    ] = ()
+    runs: Annotated[tuple[str, ...], Arg("[RUN]...")] = ()
+    objective: Annotated[tuple[Objective, ...], Opt("--objective", "NAME")] = ()
     host: HostOption = None
     lspci: LspciOption = None
-    notes: Annotated[bool, Flag("--notes", "Also what is wrong with published figures.")] = False
+    notes: Annotated[bool, Flag("--notes")] = False
     json: JsonOption = False
 
 
@@ -45,30 +39,10 @@ class CompareArguments(Struct, frozen=True, kw_only=True):
       homenode compare published:H200 --objective collective
     """
 
-    runs: Annotated[
-        tuple[str, ...],
-        Arg(
-            "RUN...",
-            "Results folders, the first one's layout being the baseline; or published:SYSTEM.",
-        ),
-    ]
-    objective: Annotated[
-        Objective | None,
-        Opt(
-            "--objective",
-            "NAME",
-            "What the VM is for: its metrics decide. Default: every objective's.",
-        ),
-    ] = None
-    bare: Annotated[
-        str | None,
-        Opt(
-            "--bare",
-            "HOSTRUN",
-            "A run on the host itself, on the plan's PUs and nodes: percent of bare metal.",
-        ),
-    ] = None
-    everything: Annotated[bool, Flag("--all", "Also single devices, nodes and sizes.")] = False
+    runs: Annotated[tuple[str, ...], Arg("RUN...")]
+    objective: Annotated[Objective | None, Opt("--objective", "NAME")] = None
+    bare: Annotated[str | None, Opt("--bare", "HOSTRUN")] = None
+    everything: Annotated[bool, Flag("--all")] = False
     json: JsonOption = False
 
 
@@ -84,37 +58,16 @@ class ReportArguments(Struct, frozen=True, kw_only=True):
       homenode report --published -o published.pdf
     """
 
-    runs: Annotated[
-        tuple[str, ...],
-        Arg(
-            "[RUN]...",
-            "Folders of results or of other tools' logs; published:SYSTEM. Default: results.",
-        ),
-    ] = ()
-    output: Annotated[
-        Path | None,
-        Opt(
-            "--output -o",
-            "FILE",
-            "The page: .html or .pdf. Default: report.html in the first folder.",
-        ),
-    ] = None
-    published: Annotated[
-        bool, Flag("--published", "Also everything that others have published.")
-    ] = False
-    host: Annotated[
-        tuple[str, ...], Opt("--host", "SOURCE", "A host of these results, to draw. Repeatable.")
-    ] = ()
-    title: Annotated[str, Opt("--title", "TEXT", "Title of the page.")] = "homenode report"
-    appendix: Annotated[
-        bool, Flag("--appendix", "In a PDF: also every figure, doubt and remark of each machine.")
-    ] = False
-    csv: Annotated[bool, Flag("--csv", "Print every figure as a row of CSV.")] = False
+    runs: Annotated[tuple[str, ...], Arg("[RUN]...")] = ()
+    output: Annotated[Path | None, Opt("--output -o", "FILE")] = None
+    published: Annotated[bool, Flag("--published")] = False
+    host: Annotated[tuple[str, ...], Opt("--host", "SOURCE")] = ()
+    title: Annotated[str, Opt("--title", "TEXT")] = "homenode report"
+    appendix: Annotated[bool, Flag("--appendix")] = False
+    csv: Annotated[bool, Flag("--csv")] = False
     force: ForceOption = False
     json: JsonOption = False
-    parquet: Annotated[
-        Path | None, Opt("--parquet", "FILE", "Write the same rows as Parquet; needs pyarrow.")
-    ] = None
+    parquet: Annotated[Path | None, Opt("--parquet", "FILE")] = None
 
 
 class LayoutsArguments(Struct, frozen=True, kw_only=True):
@@ -136,9 +89,7 @@ class HostsArguments(Struct, frozen=True, kw_only=True):
       homenode show --host hgx-h100
     """
 
-    everything: Annotated[
-        bool, Flag("--all", "Also the made-up ones, each with one unusual property.")
-    ] = False
+    everything: Annotated[bool, Flag("--all")] = False
     json: JsonOption = False
 
 
@@ -152,12 +103,5 @@ class FindingsArguments(Struct, frozen=True, kw_only=True):
       homenode list findings pcie-link-narrow
     """
 
-    finding: Annotated[
-        str | None,
-        Arg(
-            "[FINDING-ID]",
-            "An id as `homenode doctor` prints it: pcie-link-narrow.",
-            complete="finding_ids",
-        ),
-    ] = None
+    finding: Annotated[str | None, Arg("[FINDING-ID]", complete="finding_ids")] = None
     json: JsonOption = False

@@ -23,7 +23,6 @@ from homenode.cli.arguments import (
 from homenode.opt import Arg, Flag, Opt, version
 from homenode.vm.hypervisor.connection import DEFAULT
 from homenode.vm.plan_options import ManualRanges, PlanOptions
-from homenode.vm.targets.hypervisors import NAMES
 
 
 class ShowArguments(Struct, frozen=True, kw_only=True):
@@ -36,12 +35,9 @@ class ShowArguments(Struct, frozen=True, kw_only=True):
 
     host: HostOption = None
     lspci: LspciOption = None
-    svg: Annotated[Path | None, Opt("--svg", "FILE", "Draw the host here, as SVG.")] = None
-    plan: Annotated[
-        Path | None,
-        Opt("--plan", "PLAN.json", "With --svg: draw the VM of this saved plan as well."),
-    ] = None
-    everything: Annotated[bool, Flag("--all", "Every PCI function and every gap.")] = False
+    svg: Annotated[Path | None, Opt("--svg", "FILE")] = None
+    plan: Annotated[Path | None, Opt("--plan", "PLAN.json")] = None
+    everything: Annotated[bool, Flag("--all")] = False
     force: ForceOption = False
     json: JsonOption = False
 
@@ -57,81 +53,30 @@ class PlanArguments(Struct, frozen=True, kw_only=True):
       homenode plan --gpus 2 --vcpus 16 --memory 64GiB -o vm.xml
     """
 
-    document: Annotated[
-        str | None,
-        Arg(
-            "[VM]",
-            "The VM: a domain document, another hypervisor's file, or - for standard input. "
-            "Without it --vcpus, --memory and --gpus say what the new VM is.",
-        ),
-    ] = None
-    vm_file: Annotated[str | None, Opt("--vm", "FILE", "The same as [VM].", rare=True)] = None
-    hosts: Annotated[
-        tuple[str, ...],
-        Opt(
-            "--host",
-            "SOURCE",
-            "The host: a capture, a /sys tree, an hwloc XML, a host.toml, or a shipped host's "
-            "name (homenode list hosts). Default: this machine. Given several times, the hosts "
-            "are ranked.",
-            complete="host_sources",
-        ),
-    ] = ()
-    target: Annotated[
-        str | None,
-        Opt(
-            "--target",
-            "NAME",
-            f"The hypervisor to write for. libvirt, {', '.join(NAMES)}, or a target that an "
-            "installed Python distribution adds. Default: the format of the VM's file, else "
-            "libvirt.",
-        ),
-    ] = None
+    document: Annotated[str | None, Arg("[VM]")] = None
+    vm_file: Annotated[str | None, Opt("--vm", "FILE", rare=True)] = None
+    hosts: Annotated[tuple[str, ...], Opt("--host", "SOURCE", complete="host_sources")] = ()
+    target: Annotated[str | None, Opt("--target", "NAME")] = None
     output: OutputOption = None
     save_plan: SavePlanOption = None
-    svg: Annotated[Path | None, Opt("--svg", "FILE", "Draw host and plan here.")] = None
-    diff: Annotated[bool, Flag("--diff", "Print the change as a diff.")] = False
-    explain: Annotated[
-        bool, Flag("--explain", "Print every figure that was compared. And all runners-up.")
-    ] = False
+    svg: Annotated[Path | None, Opt("--svg", "FILE")] = None
+    diff: Annotated[bool, Flag("--diff")] = False
+    explain: Annotated[bool, Flag("--explain")] = False
     json: JsonOption = False
     options: PlanOptions = PlanOptions()
     results: ResultsOption = ()
-    name: Annotated[
-        str | None,
-        Opt(
-            "--name",
-            "NAME",
-            "Name of a new VM, or of a copy of VM, with its own UUID, NVRAM and MACs.",
-            rare=True,
-        ),
-    ] = None
+    name: Annotated[str | None, Opt("--name", "NAME", rare=True)] = None
     manual: ManualRanges = ManualRanges()
     after: AfterOption = ()
     lspci: LspciOption = None
     libvirt: Annotated[
-        tuple[int, int, int] | None,
-        Opt(
-            "--libvirt",
-            "VERSION",
-            "libvirt of the host, such as 12.1, instead of what was found there.",
-            parse=version,
-            rare=True,
-        ),
+        tuple[int, int, int] | None, Opt("--libvirt", "VERSION", parse=version, rare=True)
     ] = None
     qemu: Annotated[
-        tuple[int, int, int] | None,
-        Opt("--qemu", "VERSION", "QEMU of the host, such as 8.2.", parse=version, rare=True),
+        tuple[int, int, int] | None, Opt("--qemu", "VERSION", parse=version, rare=True)
     ] = None
     target_version: Annotated[
-        tuple[int, int, int] | None,
-        Opt(
-            "--target-version",
-            "VERSION",
-            "Of the target, such as 7.2.7 of Proxmox: a plan that needs a newer one is refused.",
-            parse=version,
-            rare=True,
-        ),
+        tuple[int, int, int] | None, Opt("--target-version", "VERSION", parse=version, rare=True)
     ] = None
     quiet: QuietOption = False
     force: ForceOption = False
@@ -159,16 +104,11 @@ class ApplyArguments(Struct, frozen=True, kw_only=True):
     host: HostOption = None
     results: ResultsOption = ()
     after: AfterOption = ()
-    domain: Annotated[
-        Path | None,
-        Opt("--domain", "FILE", "Define this document of `plan -o` instead.", rare=True),
-    ] = None
+    domain: Annotated[Path | None, Opt("--domain", "FILE", rare=True)] = None
     connect: ConnectOption = DEFAULT
-    yes: Annotated[bool, Flag("--yes -y", "Change it without asking.")] = False
+    yes: Annotated[bool, Flag("--yes -y")] = False
     dry_run: DryRunOption = False
-    live_pins: Annotated[
-        bool, Flag("--live-pins", "Move the threads of a running domain. Its definition stays.")
-    ] = False
+    live_pins: Annotated[bool, Flag("--live-pins")] = False
     save_plan: SavePlanOption = None
     quiet: QuietOption = False
     force: ForceOption = False
@@ -187,12 +127,10 @@ class ReplanArguments(Struct, frozen=True, kw_only=True):
     """
 
     name: DomainArgument
-    device: Annotated[
-        tuple[str, ...], Opt("--device", "OLD=NEW", "Give it NEW in place of OLD. Repeatable.")
-    ] = ()
+    device: Annotated[tuple[str, ...], Opt("--device", "OLD=NEW")] = ()
     host: HostOption = None
     connect: ConnectOption = DEFAULT
-    yes: Annotated[bool, Flag("--yes -y", "Define without asking.")] = False
+    yes: Annotated[bool, Flag("--yes -y")] = False
     dry_run: DryRunOption = False
     json: JsonOption = False
 
@@ -208,34 +146,13 @@ class RestoreArguments(Struct, frozen=True, kw_only=True):
       homenode restore --list
     """
 
-    targets: Annotated[
-        tuple[str, ...],
-        Arg(
-            "TARGET...",
-            "A domain that `apply` defined or a document that `plan -o` wrote.",
-            complete="domain_names",
-        ),
-    ] = ()
-    connect: Annotated[
-        str | None, Opt("--connect -c", "URI", "libvirt of the domain. Default: qemu:///system.")
-    ] = None
-    forget: Annotated[
-        bool, Flag("--forget", "A domain: keep the present definition as the original.")
-    ] = False
-    keep_edits: Annotated[
-        bool,
-        Flag(
-            "--keep-edits",
-            "A domain edited since: take out only what the layout set, and show the diff.",
-        ),
-    ] = False
-    dry_run: Annotated[bool, Flag("--dry-run -n", "A domain: only show what would change.")] = False
-    list_open: Annotated[
-        bool, Flag("--list", "List what is open on this host, or can be undone.")
-    ] = False
-    yes: Annotated[
-        bool, Flag("--yes -y", "Taken as `apply` takes it: restore asks nothing.", rare=True)
-    ] = False
+    targets: Annotated[tuple[str, ...], Arg("TARGET...", complete="domain_names")] = ()
+    connect: Annotated[str | None, Opt("--connect -c", "URI")] = None
+    forget: Annotated[bool, Flag("--forget")] = False
+    keep_edits: Annotated[bool, Flag("--keep-edits")] = False
+    dry_run: Annotated[bool, Flag("--dry-run -n")] = False
+    list_open: Annotated[bool, Flag("--list")] = False
+    yes: Annotated[bool, Flag("--yes -y", rare=True)] = False
 
 
 class CaptureArguments(Struct, frozen=True, kw_only=True):
@@ -250,27 +167,15 @@ class CaptureArguments(Struct, frozen=True, kw_only=True):
       homenode capture --ssh root@gpu7 -o gpu7.tar.gz
     """
 
-    output: Annotated[Path, Opt("--output -o", "FILE", "The archive to write (tar.gz).")]
-    ssh: Annotated[
-        str | None, Opt("--ssh", "HOST", "Capture this host over ssh; nothing is installed there.")
-    ] = None
-    no_redact: Annotated[
-        bool, Flag("--no-redact", "Keep serials, UUIDs, MACs, host and user names.")
-    ] = False
-    force: Annotated[bool, Flag("--force -f", "Overwrite an existing FILE.")] = False
+    output: Annotated[Path, Opt("--output -o", "FILE")]
+    ssh: Annotated[str | None, Opt("--ssh", "HOST")] = None
+    no_redact: Annotated[bool, Flag("--no-redact")] = False
+    force: Annotated[bool, Flag("--force -f")] = False
 
 
-PlansArgument = Annotated[tuple[Path, ...], Arg("PLAN.json...", "Saved plans of the host's VMs.")]
+PlansArgument = Annotated[tuple[Path, ...], Arg("PLAN.json...")]
 
-IsolateOption = Annotated[
-    str,
-    Opt(
-        "--isolate",
-        "WHEN",
-        "Keep the VMs' PUs free of other work: none; start (while one of them runs, by a libvirt "
-        "hook); boot (always, on the kernel's command line).",
-    ),
-]
+IsolateOption = Annotated[str, Opt("--isolate", "WHEN")]
 
 
 class HostSetupShowArguments(Struct, frozen=True, kw_only=True):
@@ -299,7 +204,7 @@ class HostSetupInstallArguments(Struct, frozen=True, kw_only=True):
 
     plans: PlansArgument
     isolate: IsolateOption = "start"
-    dry_run: Annotated[bool, Flag("--dry-run -n", "Say which files would change.")] = False
+    dry_run: Annotated[bool, Flag("--dry-run -n")] = False
 
 
 class HostSetupUndoArguments(Struct, frozen=True, kw_only=True):

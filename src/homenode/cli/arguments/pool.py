@@ -18,16 +18,9 @@ from homenode.cluster.pool.rules import Availability, Rules, Scheduler
 from homenode.opt import Arg, Flag, Opt
 from homenode.vm.plan_options import PlanOptions
 
-PoolArgument = Annotated[tuple[str, ...], Arg("POOL...", "The same as --pool.", hidden=True)]
+PoolArgument = Annotated[tuple[str, ...], Arg("POOL...", hidden=True)]
 
-FlavoursOption = Annotated[
-    Path | None,
-    Opt(
-        "--flavours",
-        "FILE",
-        "Sizes of VM (flavours.toml). Default: 1, 2, 4 and 8 GPUs with their share of a host.",
-    ),
-]
+FlavoursOption = Annotated[Path | None, Opt("--flavours", "FILE")]
 
 
 class PoolShowArguments(Struct, frozen=True, kw_only=True):
@@ -41,15 +34,10 @@ class PoolShowArguments(Struct, frozen=True, kw_only=True):
     pool: PoolOption = ()
     sources: PoolArgument = ()
     flavours: FlavoursOption = None
-    everything: Annotated[bool, Flag("--all", "A row for each host, however many there are.")] = (
-        False
-    )
-    csv: Annotated[bool, Flag("--csv", "Print a table for other programs.")] = False
-    prometheus: Annotated[bool, Flag("--prometheus", "Print Prometheus' text format.")] = False
-    page: Annotated[
-        Path | None,
-        Opt("--output -o", "FILE", "Write a page (HTML) with a map of the hosts.", also="--page"),
-    ] = None
+    everything: Annotated[bool, Flag("--all")] = False
+    csv: Annotated[bool, Flag("--csv")] = False
+    prometheus: Annotated[bool, Flag("--prometheus")] = False
+    page: Annotated[Path | None, Opt("--output -o", "FILE", also="--page")] = None
     json: JsonOption = False
 
 
@@ -63,7 +51,7 @@ class PoolVmsArguments(Struct, frozen=True, kw_only=True):
 
     pool: PoolOption = ()
     sources: PoolArgument = ()
-    among: Annotated[tuple[str, ...], Opt("--on", "HOST", "Only the VMs of this host.")] = ()
+    among: Annotated[tuple[str, ...], Opt("--on", "HOST")] = ()
     json: JsonOption = False
 
 
@@ -79,26 +67,12 @@ class PoolCaptureArguments(Struct, frozen=True, kw_only=True):
       homenode pool capture captures/ qemu+ssh://gpu-9/system -o pool/
     """
 
-    output: Annotated[Path, Opt("--output -o", "POOL/", "The folder to write.")]
-    sources: Annotated[
-        tuple[str, ...], Arg("SOURCE...", "Instead of --hosts: a pool, as for pool show.")
-    ] = ()
-    hosts: Annotated[
-        Path | None,
-        Opt(
-            "--hosts",
-            "FILE",
-            "A list: on each line [USER@]HOST[:PORT], then name=NAME and fault_domain=NAME where "
-            "wanted.",
-        ),
-    ] = None
-    jobs: Annotated[int, Opt("--jobs", "N", "Hosts read at the same time.", ge=1, le=256)] = 16
-    timeout: Annotated[
-        float, Opt("--timeout", "SECONDS", "The longest time for one host.", ge=1)
-    ] = 120.0
-    again: Annotated[bool, Flag("--again", "Also read the hosts that the folder has already.")] = (
-        False
-    )
+    output: Annotated[Path, Opt("--output -o", "POOL/")]
+    sources: Annotated[tuple[str, ...], Arg("SOURCE...")] = ()
+    hosts: Annotated[Path | None, Opt("--hosts", "FILE")] = None
+    jobs: Annotated[int, Opt("--jobs", "N", ge=1, le=256)] = 16
+    timeout: Annotated[float, Opt("--timeout", "SECONDS", ge=1)] = 120.0
+    again: Annotated[bool, Flag("--again")] = False
 
 
 class PoolPlaceArguments(Struct, frozen=True, kw_only=True):
@@ -112,52 +86,17 @@ class PoolPlaceArguments(Struct, frozen=True, kw_only=True):
     pool: PoolOption
     options: Annotated[PlanOptions, Without("replaces")] = PlanOptions()
     results: ResultsOption = ()
-    document: Annotated[str | None, Arg("VM.xml", "The domain document; - for standard input.")] = (
-        None
-    )
+    document: Annotated[str | None, Arg("VM.xml")] = None
     flavours: FlavoursOption = None
-    among: Annotated[
-        tuple[str, ...], Opt("--on", "HOST", "Choose this host of the pool only.")
-    ] = ()
-    gpu_model: Annotated[
-        str | None,
-        Opt("--gpu-model", "NAME", "With --gpus: a part of the GPUs' name, such as H200."),
-    ] = None
-    count: Annotated[
-        int, Opt("--count", "N", "Place N such VMs: VM-1 to VM-N.", ge=1, le=10000)
-    ] = 1
-    output: Annotated[
-        Path | None,
-        Opt(
-            "--output -o", "OUT", "Write the tuned document here. With --count, a folder for them."
-        ),
-    ] = None
+    among: Annotated[tuple[str, ...], Opt("--on", "HOST")] = ()
+    gpu_model: Annotated[str | None, Opt("--gpu-model", "NAME")] = None
+    count: Annotated[int, Opt("--count", "N", ge=1, le=10000)] = 1
+    output: Annotated[Path | None, Opt("--output -o", "OUT")] = None
     rules: Rules = Rules()
-    record: Annotated[
-        bool, Flag("--record", "Reserve in the pool's folder: later commands count the VM.")
-    ] = False
-    owner: Annotated[
-        str,
-        Opt(
-            "--owner",
-            "NAME",
-            "With --record: tells VMs of one name apart that have no UUID.",
-            rare=True,
-        ),
-    ] = ""
-    ttl_s: Annotated[
-        float | None,
-        Opt(
-            "--ttl",
-            "SECONDS",
-            "With --record: the VM no longer counts then, unless a capture has shown it.",
-            rare=True,
-            ge=1,
-        ),
-    ] = None
-    hook: Annotated[
-        bool, Flag("--hook", "Answer requests (lines of JSON) from standard input.")
-    ] = False
+    record: Annotated[bool, Flag("--record")] = False
+    owner: Annotated[str, Opt("--owner", "NAME", rare=True)] = ""
+    ttl_s: Annotated[float | None, Opt("--ttl", "SECONDS", rare=True, ge=1)] = None
+    hook: Annotated[bool, Flag("--hook")] = False
     json: JsonOption = False
 
 
@@ -169,12 +108,10 @@ class PoolRemoveArguments(Struct, frozen=True, kw_only=True):
       homenode pool remove --packing packed/ --pool pool/
     """
 
-    pool: Annotated[Path, Opt("--pool", "POOL/", "The pool's folder.")]
-    vms: Annotated[tuple[str, ...], Arg("VM...", "Their names or UUIDs.")] = ()
-    owner: Annotated[str, Opt("--owner", "NAME", "Whose VMs of these names.")] = ""
-    packing: Annotated[
-        Path | None, Opt("--packing", "DIR", "All VMs of the packing that pool pack wrote there.")
-    ] = None
+    pool: Annotated[Path, Opt("--pool", "POOL/")]
+    vms: Annotated[tuple[str, ...], Arg("VM...")] = ()
+    owner: Annotated[str, Opt("--owner", "NAME")] = ""
+    packing: Annotated[Path | None, Opt("--packing", "DIR")] = None
 
 
 class PoolHostArguments(Struct, frozen=True, kw_only=True):
@@ -185,9 +122,9 @@ class PoolHostArguments(Struct, frozen=True, kw_only=True):
       homenode pool host gpu-7 --state open --pool pool/
     """
 
-    hosts: Annotated[tuple[str, ...], Arg("HOST...", "Their names in the pool.")]
-    pool: Annotated[Path, Opt("--pool", "POOL/", "The pool's folder.")]
-    state: Annotated[Availability, Opt("--state", "STATE", "Only open hosts take VMs.")]
+    hosts: Annotated[tuple[str, ...], Arg("HOST...")]
+    pool: Annotated[Path, Opt("--pool", "POOL/")]
+    state: Annotated[Availability, Opt("--state", "STATE")]
 
 
 class PoolSimulateArguments(Struct, frozen=True, kw_only=True):
@@ -201,49 +138,16 @@ class PoolSimulateArguments(Struct, frozen=True, kw_only=True):
       homenode pool simulate tasks.csv --nodes nodes.csv --policy fgd --policy homenode
     """
 
-    trace: Annotated[
-        str,
-        Arg(
-            "TRACE",
-            "Requests as CSV (tasks with parts of GPUs, or VMs of cells), or random: VMs that "
-            "arrive and depart on the hosts of --pool.",
-        ),
-    ]
-    nodes: Annotated[
-        Path | None, Opt("--nodes", "FILE", "The machines of a CSV trace, as CSV.")
-    ] = None
-    pool: Annotated[
-        tuple[str, ...], Opt("--pool", "POOL", "With random: the hosts, as in pool show.")
-    ] = ()
+    trace: Annotated[str, Arg("TRACE")]
+    nodes: Annotated[Path | None, Opt("--nodes", "FILE")] = None
+    pool: Annotated[tuple[str, ...], Opt("--pool", "POOL")] = ()
     flavours: FlavoursOption = None
-    policy: Annotated[
-        tuple[str, ...],
-        Opt(
-            "--policy",
-            "NAME",
-            "first-fit, best-fit, homenode; fgd for tasks and random; with random also nova, "
-            "xapi; for cells blind-best-fit. Default: all.",
-        ),
-    ] = ()
-    orders: Annotated[int, Opt("--orders", "N", "Number of random orders.", ge=1, le=1000)] = 5
-    load: Annotated[
-        float,
-        Opt("--load", "SHARE", "With random: GPUs requested, as a share of all.", ge=0.01, le=10),
-    ] = 0.9
-    vms: Annotated[
-        int, Opt("--vms", "N", "With random: how many VMs arrive.", ge=1, le=1000000)
-    ] = 500
-    mix: Annotated[
-        str | None,
-        Opt(
-            "--mix",
-            "FLAVOUR=WEIGHT,...",
-            "With random: how often each flavour arrives. Default: equally often.",
-        ),
-    ] = None
-    page: Annotated[
-        Path | None, Opt("--output -o", "FILE", "Write a page with a chart.", also="--page")
-    ] = None
+    policy: Annotated[tuple[str, ...], Opt("--policy", "NAME")] = ()
+    orders: Annotated[int, Opt("--orders", "N", ge=1, le=1000)] = 5
+    load: Annotated[float, Opt("--load", "SHARE", ge=0.01, le=10)] = 0.9
+    vms: Annotated[int, Opt("--vms", "N", ge=1, le=1000000)] = 500
+    mix: Annotated[str | None, Opt("--mix", "FLAVOUR=WEIGHT,...")] = None
+    page: Annotated[Path | None, Opt("--output -o", "FILE", also="--page")] = None
     json: JsonOption = False
 
 
@@ -258,37 +162,23 @@ class PoolPackArguments(Struct, frozen=True, kw_only=True):
       homenode pool pack vms.toml --pool 'hgx-h100*20' -o packed/ --time-limit 300
     """
 
-    requests: Annotated[Path, Arg("REQUESTS", "The VMs: a TOML file of [[vm]] tables.")]
+    requests: Annotated[Path, Arg("REQUESTS")]
     pool: PoolOption
-    output: Annotated[Path, Opt("--output -o", "DIR", "A folder for the plans, one for each VM.")]
-    time_limit: Annotated[float, Opt("--time-limit", "SECONDS", "Time for the solver.", ge=1)] = (
-        60.0
-    )
-    record: Annotated[
-        bool, Flag("--record", "Record the VMs in the pool's folder: later commands count them.")
-    ] = False
+    output: Annotated[Path, Opt("--output -o", "DIR")]
+    time_limit: Annotated[float, Opt("--time-limit", "SECONDS", ge=1)] = 60.0
+    record: Annotated[bool, Flag("--record")] = False
     json: JsonOption = False
 
 
 class MoveOptions(Struct, frozen=True, kw_only=True):
     """How moves are carried out."""
 
-    apply: Annotated[
-        bool, Flag("--apply", "Carry the moves out through libvirt, by stop and start.")
-    ] = False
-    yes: Annotated[bool, Flag("--yes -y", "Move without asking.")] = False
+    apply: Annotated[bool, Flag("--apply")] = False
+    yes: Annotated[bool, Flag("--yes -y")] = False
     dry_run: DryRunOption = False
-    uris: Annotated[
-        tuple[str, ...],
-        Opt("--connect", "HOST=URI", "libvirt of a host. Default: qemu+ssh://HOST/system."),
-    ] = ()
-    timeout_s: Annotated[
-        float,
-        Opt("--shutdown-timeout", "SECONDS", "How long a guest may take to shut down.", ge=1),
-    ] = 300.0
-    destroy: Annotated[
-        bool, Flag("--destroy", "End a guest that does not shut down in time.", rare=True)
-    ] = False
+    uris: Annotated[tuple[str, ...], Opt("--connect", "HOST=URI")] = ()
+    timeout_s: Annotated[float, Opt("--shutdown-timeout", "SECONDS", ge=1)] = 300.0
+    destroy: Annotated[bool, Flag("--destroy", rare=True)] = False
 
 
 class PoolDrainArguments(Struct, frozen=True, kw_only=True):
@@ -301,7 +191,7 @@ class PoolDrainArguments(Struct, frozen=True, kw_only=True):
       homenode pool drain gpu-7 --pool pool/ --apply
     """
 
-    host: Annotated[str, Arg("HOST", "Its name in the pool.")]
+    host: Annotated[str, Arg("HOST")]
     pool: PoolOption
     flavours: FlavoursOption = None
     moving: MoveOptions = MoveOptions()
@@ -319,10 +209,8 @@ class PoolDefragmentArguments(Struct, frozen=True, kw_only=True):
     pool: PoolOption = ()
     sources: PoolArgument = ()
     flavours: FlavoursOption = None
-    flavour: Annotated[
-        str | None, Opt("--for", "FLAVOUR", "The flavour that should fit. Default: the largest.")
-    ] = None
-    most: Annotated[int, Opt("--most", "N", "Stop after N additional VMs.", ge=1, le=1000)] = 8
+    flavour: Annotated[str | None, Opt("--for", "FLAVOUR")] = None
+    most: Annotated[int, Opt("--most", "N", ge=1, le=1000)] = 8
     moving: MoveOptions = MoveOptions()
     json: JsonOption = False
 
@@ -339,13 +227,8 @@ class PoolExportArguments(Struct, frozen=True, kw_only=True):
 
     pool: PoolOption = ()
     sources: PoolArgument = ()
-    scheduler: Annotated[
-        Scheduler, Opt("--for", "NAME", "The scheduler. For others: pool show --json.")
-    ]
-    slices: Annotated[
-        Path | None,
-        Opt("--slices", "FILE", "kubectl get resourceslices -o json, for dra: no --pool then."),
-    ] = None
+    scheduler: Annotated[Scheduler, Opt("--for", "NAME")]
+    slices: Annotated[Path | None, Opt("--slices", "FILE")] = None
     flavours: FlavoursOption = None
 
 
@@ -366,39 +249,13 @@ class PoolServeArguments(Struct, frozen=True, kw_only=True):
     sources: PoolArgument = ()
     kubelet: KubeletOption = None
     device: DeviceOption = ()
-    device_ids: Annotated[
-        Path | None,
-        Opt(
-            "--device-ids",
-            "FILE",
-            "Lines of a plugin's device name and its address, such as `nvidia-smi "
-            "--query-gpu=uuid,pci.bus_id --format=csv,noheader` prints on each node.",
-        ),
-    ] = None
+    device_ids: Annotated[Path | None, Opt("--device-ids", "FILE")] = None
     flavours: FlavoursOption = None
-    listen: Annotated[
-        str,
-        Opt(
-            "--listen",
-            "ADDRESS:PORT",
-            "Where to answer. For other machines: with --cert, and --client-ca or --token-file.",
-        ),
-    ] = "127.0.0.1:8443"
-    cert: Annotated[Path | None, Opt("--cert", "FILE", "The certificate, as PEM.")] = None
-    key: Annotated[Path | None, Opt("--key", "FILE", "Its key, as PEM.")] = None
-    client_ca: Annotated[
-        Path | None,
-        Opt("--client-ca", "FILE", "Callers show a certificate that this authority has signed."),
-    ] = None
-    token_file: Annotated[
-        Path | None, Opt("--token-file", "FILE", "Callers send the token in this file.")
-    ] = None
-    api_server: Annotated[
-        str | None, Opt("--api-server", "URL", "Default: that of the cluster it runs in.")
-    ] = None
-    api_token: Annotated[
-        Path | None, Opt("--api-token", "FILE", "The token for it. Default: the pod's own.")
-    ] = None
-    api_ca: Annotated[
-        Path | None, Opt("--api-ca", "FILE", "Who signs its certificate. Default: the pod's own.")
-    ] = None
+    listen: Annotated[str, Opt("--listen", "ADDRESS:PORT")] = "127.0.0.1:8443"
+    cert: Annotated[Path | None, Opt("--cert", "FILE")] = None
+    key: Annotated[Path | None, Opt("--key", "FILE")] = None
+    client_ca: Annotated[Path | None, Opt("--client-ca", "FILE")] = None
+    token_file: Annotated[Path | None, Opt("--token-file", "FILE")] = None
+    api_server: Annotated[str | None, Opt("--api-server", "URL")] = None
+    api_token: Annotated[Path | None, Opt("--api-token", "FILE")] = None
+    api_ca: Annotated[Path | None, Opt("--api-ca", "FILE")] = None

@@ -26,16 +26,10 @@ from homenode.units import parse_duration
 from homenode.vm.hypervisor.connection import DEFAULT
 from homenode.vm.plan_options import PLACEMENT, ManualRanges, PlanOptions
 
-DomainArgument = Annotated[
-    str, Arg("NAME", "The domain: its name or UUID.", complete="domain_names")
-]
-TrialArgument = Annotated[
-    str, Arg("NAME", "The domain, or the trial's id.", complete="domain_names")
-]
+DomainArgument = Annotated[str, Arg("NAME", complete="domain_names")]
+TrialArgument = Annotated[str, Arg("NAME", complete="domain_names")]
 
-ReportOption = Annotated[
-    Path | None, Opt("--report", "FILE", "Write the report here: .html or .pdf.")
-]
+ReportOption = Annotated[Path | None, Opt("--report", "FILE")]
 
 
 class TrialArguments(Struct, frozen=True, kw_only=True):
@@ -57,47 +51,16 @@ class TrialArguments(Struct, frozen=True, kw_only=True):
         PlanOptions()
     )
     after: AfterOption = ()
-    layouts: Annotated[
-        str | None,
-        Opt(
-            "--layouts",
-            "A,B,...",
-            "Layouts to compare. The first is the baseline; homenode list layouts. Default of "
-            "--tests collectives: default,pin,pin-numa,pin-numa-pci.",
-            complete="layout_lists",
-        ),
-    ] = None
-    boots: Annotated[
-        int | None,
-        Opt(
-            "--boots",
-            "N",
-            "Boots of each layout; with --until, the most. Default: 3, of --tests collectives 1, "
-            "with --until 8.",
-            ge=1,
-        ),
-    ] = None
+    layouts: Annotated[str | None, Opt("--layouts", "A,B,...", complete="layout_lists")] = None
+    boots: Annotated[int | None, Opt("--boots", "N", ge=1)] = None
     sequence: Annotated[SequenceArguments, Under(SEQUENCE)] = SequenceArguments()
-    as_copy: Annotated[
-        bool, Flag("--as-copy", "Boot a copy with throw-away disks. The VM is unchanged.")
-    ] = False
-    in_place: Annotated[
-        bool, Flag("--in-place", "Boot the VM itself. Its definition is restored after.")
-    ] = False
-    bare: Annotated[
-        bool, Flag("--bare", "Also measure the host. On the plan's PUs and nodes alone.")
-    ] = False
-    results: Annotated[
-        Path, Opt("--results", "DIR", "Results folder. Each boot is a run in it.")
-    ] = Path("results")
+    as_copy: Annotated[bool, Flag("--as-copy")] = False
+    in_place: Annotated[bool, Flag("--in-place")] = False
+    bare: Annotated[bool, Flag("--bare")] = False
+    results: Annotated[Path, Opt("--results", "DIR")] = Path("results")
     report: ReportOption = None
-    id: Annotated[
-        str | None,
-        Opt("--name", "ID", "Name of the trial. Default: the domain and the time.", rare=True),
-    ] = None
-    dry_run: Annotated[
-        bool, Flag("--dry-run -n", "Show the plans and the schedule; do nothing.")
-    ] = False
+    id: Annotated[str | None, Opt("--name", "ID", rare=True)] = None
+    dry_run: Annotated[bool, Flag("--dry-run -n")] = False
     connect: ConnectOption = DEFAULT
     host: HostOption = None
 
@@ -116,54 +79,18 @@ class TryArguments(Struct, frozen=True, kw_only=True):
 
     name: DomainArgument
     within: Annotated[
-        float,
-        Opt(
-            "--within",
-            "TIME",
-            "Begin no round of boots that would end later, such as 30m or 2h.",
-            parse=parse_duration,
-            show=lambda seconds: f"{seconds:g}s",
-        ),
+        float, Opt("--within", "TIME", parse=parse_duration, show=lambda seconds: f"{seconds:g}s")
     ] = 1800.0
-    objective: Annotated[
-        Objective | None,
-        Opt("--objective", "NAME", "What the VM is for. Default: as its devices suggest."),
-    ] = None
-    layouts: Annotated[
-        str | None,
-        Opt(
-            "--layouts",
-            "A,B,...",
-            "Layouts to compare. Default: as it is, the plan's, and those that show its guest "
-            "more of the host.",
-            complete="layout_lists",
-        ),
-    ] = None
-    tests: Annotated[
-        str | None,
-        Opt(
-            "--tests",
-            "A,B",
-            "Tests instead of the objective's.",
-            complete="test_lists",
-            rare=True,
-        ),
-    ] = None
-    long: Annotated[bool, Flag("--long", "Two seconds a figure instead of half a second.")] = False
-    in_place: Annotated[
-        bool, Flag("--in-place", "Boot the VM itself. For disks that a copy cannot have.")
-    ] = False
+    objective: Annotated[Objective | None, Opt("--objective", "NAME")] = None
+    layouts: Annotated[str | None, Opt("--layouts", "A,B,...", complete="layout_lists")] = None
+    tests: Annotated[str | None, Opt("--tests", "A,B", complete="test_lists", rare=True)] = None
+    long: Annotated[bool, Flag("--long")] = False
+    in_place: Annotated[bool, Flag("--in-place")] = False
     access: Annotated[AccessOptions, Under(ACCESS)] = AccessOptions()
-    results: Annotated[Path, Opt("--results", "DIR", "Results folder.", rare=True)] = Path(
-        "results"
-    )
-    yes: Annotated[bool, Flag("--yes -y", "Run the trial without asking.")] = False
-    dry_run: Annotated[
-        bool, Flag("--dry-run -n", "Show all of it; boot nothing. The VM may run.")
-    ] = False
-    json: Annotated[bool, Flag("--json", "With --dry-run: print the documented JSON format.")] = (
-        False
-    )
+    results: Annotated[Path, Opt("--results", "DIR", rare=True)] = Path("results")
+    yes: Annotated[bool, Flag("--yes -y")] = False
+    dry_run: Annotated[bool, Flag("--dry-run -n")] = False
+    json: Annotated[bool, Flag("--json")] = False
     connect: ConnectOption = DEFAULT
     host: HostOption = None
 
@@ -176,10 +103,7 @@ class TrialStatusArguments(Struct, frozen=True, kw_only=True):
       homenode trial status gpu-vm
     """
 
-    name: Annotated[
-        str | None,
-        Arg("[NAME]", "A domain or a trial's id. Default: all trials.", complete="domain_names"),
-    ] = None
+    name: Annotated[str | None, Arg("[NAME]", complete="domain_names")] = None
     json: JsonOption = False
 
 

@@ -52,63 +52,24 @@ class ManifestOptions(Struct, frozen=True, kw_only=True):
     user@host of the VM to measure over ssh. claims: the GPUs come from DRA claims, with as many
     NICs where nic_class is given; None = from a device plugin."""
 
-    configmap: Annotated[
-        bool,
-        Flag(
-            "--configmap",
-            "Put the hook into a ConfigMap, on KubeVirt's own sidecar image: none is built.",
-        ),
-    ] = False
-    image: Annotated[str, Opt("--image", "IMAGE", "Where the sidecar's image will be.")] = (
-        "registry.example/homenode-sidecar:latest"
+    configmap: Annotated[bool, Flag("--configmap")] = False
+    image: Annotated[str, Opt("--image", "IMAGE")] = "registry.example/homenode-sidecar:latest"
+    bench_image: Annotated[str, Opt("--bench-image", "IMAGE")] = (
+        "registry.example/homenode-bench:latest"
     )
-    bench_image: Annotated[
-        str, Opt("--bench-image", "IMAGE", "Where the image of the jobs will be.")
-    ] = "registry.example/homenode-bench:latest"
-    vm: Annotated[str, Opt("--vm", "NAME", "Of the example VM.")] = "gpu-vm"
-    namespace: Annotated[str, Opt("--namespace", "NAME", "Of the VM and the jobs.")] = "default"
-    gpu: Annotated[str, Opt("--gpu", "RESOURCE", "The GPU's resource name in the cluster.")] = (
-        "nvidia.com/GA100_A100_SXM4_40GB"
-    )
-    gpu_id: Annotated[str, Opt("--gpu-id", "VENDOR:DEVICE", "The GPU's PCI ids (lspci -n).")] = (
-        "10DE:20B0"
-    )
-    gpus: Annotated[int, Opt("--gpus", "N", "GPUs of the VM.")] = 8
-    vcpus: Annotated[int, Opt("--vcpus", "N", "vCPUs of the VM.")] = 96
+    vm: Annotated[str, Opt("--vm", "NAME")] = "gpu-vm"
+    namespace: Annotated[str, Opt("--namespace", "NAME")] = "default"
+    gpu: Annotated[str, Opt("--gpu", "RESOURCE")] = "nvidia.com/GA100_A100_SXM4_40GB"
+    gpu_id: Annotated[str, Opt("--gpu-id", "VENDOR:DEVICE")] = "10DE:20B0"
+    gpus: Annotated[int, Opt("--gpus", "N")] = 8
+    vcpus: Annotated[int, Opt("--vcpus", "N")] = 96
     memory_gib: Annotated[
-        int,
-        Opt(
-            "--memory",
-            "SIZE",
-            "Memory of the VM, in whole GiB.",
-            parse=whole_gib,
-            show=lambda gib: f"{gib}GiB",
-        ),
+        int, Opt("--memory", "SIZE", parse=whole_gib, show=lambda gib: f"{gib}GiB")
     ] = 512
-    hook_version: Annotated[
-        HookVersion, Opt("--hook-version", "NAME", "Version of the hook's protocol.")
-    ] = HookVersion.V1ALPHA3
-    kubevirt: Annotated[
-        str, Opt("--kubevirt", "VERSION", "KubeVirt of the cluster: the shim's image.")
-    ] = "v1.6.0"
-    guest: Annotated[
-        str, Opt("--guest", "USER@HOST", "The guest, for the job that measures in it.")
-    ] = "cloud@gpu-vm"
-    node: Annotated[
-        str | None, Opt("--node", "NAME", "The node, for the job that measures there.")
-    ] = None
-    claims: Annotated[
-        ClaimScope | None,
-        Opt(
-            "--claims",
-            "NAME",
-            "Take the GPUs from DRA claims: what a claim's devices have in common.",
-        ),
-    ] = None
-    gpu_class: Annotated[str, Opt("--gpu-class", "CLASS", "The DeviceClass of GPUs in claims.")] = (
-        "vfio.gpu.nvidia.com"
-    )
-    nic_class: Annotated[
-        str | None,
-        Opt("--nic-class", "CLASS", "With claims: a NIC of this DeviceClass for each GPU."),
-    ] = None
+    hook_version: Annotated[HookVersion, Opt("--hook-version", "NAME")] = HookVersion.V1ALPHA3
+    kubevirt: Annotated[str, Opt("--kubevirt", "VERSION")] = "v1.6.0"
+    guest: Annotated[str, Opt("--guest", "USER@HOST")] = "cloud@gpu-vm"
+    node: Annotated[str | None, Opt("--node", "NAME")] = None
+    claims: Annotated[ClaimScope | None, Opt("--claims", "NAME")] = None
+    gpu_class: Annotated[str, Opt("--gpu-class", "CLASS")] = "vfio.gpu.nvidia.com"
+    nic_class: Annotated[str | None, Opt("--nic-class", "CLASS")] = None

@@ -15,22 +15,9 @@ class Rules(Struct, frozen=True, kw_only=True, omit_defaults=True):
     fault_domains: no two are in one fault domain.
     """
 
-    affinity: Annotated[
-        str | None,
-        Opt("--affinity", "GROUP", "All VMs of this group are on one host.", rare=True),
-    ] = None
-    anti_affinity: Annotated[
-        str | None, Opt("--anti-affinity", "GROUP", "No two VMs of this group are on one host.")
-    ] = None
-    fault_domains: Annotated[
-        str | None,
-        Opt(
-            "--fault-domains",
-            "GROUP",
-            "No two VMs of this group are in one fault domain.",
-            rare=True,
-        ),
-    ] = None
+    affinity: Annotated[str | None, Opt("--affinity", "GROUP", rare=True)] = None
+    anti_affinity: Annotated[str | None, Opt("--anti-affinity", "GROUP")] = None
+    fault_domains: Annotated[str | None, Opt("--fault-domains", "GROUP", rare=True)] = None
 
     @property
     def is_free(self) -> bool:

@@ -52,25 +52,10 @@ class StudyOptions(Struct, frozen=True):
     nodes find it.
     """
 
-    partition_exclusive: Annotated[
-        str | None,
-        Opt("--partition-exclusive", "P", "Whole nodes. Default: the cluster's default."),
-    ] = None
-    partition_shared: Annotated[
-        str | None, Opt("--partition-shared", "Q", "Parts of nodes. Default: as for whole ones.")
-    ] = None
-    nodes: Annotated[int, Opt("--nodes", "N", "Cluster nodes to study.", ge=1, le=MAX_NODES)] = 1
-    rounds: Annotated[
-        int | None,
-        Opt(
-            "--rounds",
-            "N",
-            "Jobs of each kind on each node, in mixed order; with --until, the most. Default: 3, "
-            "with --until 8.",
-            ge=1,
-            le=MAX_ROUNDS,
-        ),
-    ] = None
+    partition_exclusive: Annotated[str | None, Opt("--partition-exclusive", "P")] = None
+    partition_shared: Annotated[str | None, Opt("--partition-shared", "Q")] = None
+    nodes: Annotated[int, Opt("--nodes", "N", ge=1, le=MAX_NODES)] = 1
+    rounds: Annotated[int | None, Opt("--rounds", "N", ge=1, le=MAX_ROUNDS)] = None
     error: float | None = None
     objective: Objective = Objective.DEVICE_TRANSFER
     within_s: float | None = None
@@ -78,48 +63,18 @@ class StudyOptions(Struct, frozen=True):
     numa: tuple[int, ...] | None = None
     shapes: tuple[Shape, ...] = (Shape(1, 4), Shape(2, 2))
     cpus_per_gpu: Annotated[
-        int | None,
-        Opt(
-            "--cpus-per-gpu",
-            "N",
-            "CPUs of shared jobs. Default: an even share.",
-            ge=1,
-            le=MAX_CPUS,
-            rare=True,
-        ),
+        int | None, Opt("--cpus-per-gpu", "N", ge=1, le=MAX_CPUS, rare=True)
     ] = None
-    minutes: Annotated[
-        int, Opt("--minutes", "M", "Time limit of a job.", ge=1, le=MAX_TIME, rare=True)
-    ] = 30
-    account: Annotated[str | None, Opt("--account", "A", "For sbatch.", rare=True)] = None
-    qos: Annotated[str | None, Opt("--qos", "Q", "For sbatch.", rare=True)] = None
-    reservation: Annotated[str | None, Opt("--reservation", "R", "For sbatch.", rare=True)] = None
-    tests: Annotated[
-        tuple[str, ...],
-        Opt(
-            "--tests",
-            "TEST",
-            "Tests of homenode bench; none = no CPU test. Repeatable. Default: stream and "
-            "mem-latency.",
-        ),
-    ] = ("stream", "mem-latency")
+    minutes: Annotated[int, Opt("--minutes", "M", ge=1, le=MAX_TIME, rare=True)] = 30
+    account: Annotated[str | None, Opt("--account", "A", rare=True)] = None
+    qos: Annotated[str | None, Opt("--qos", "Q", rare=True)] = None
+    reservation: Annotated[str | None, Opt("--reservation", "R", rare=True)] = None
+    tests: Annotated[tuple[str, ...], Opt("--tests", "TEST")] = ("stream", "mem-latency")
     app: tuple[str, ...] = ()
     app_folder: str = "."
-    metric: Annotated[
-        str | None,
-        Opt("--metric", "REGEX", "Finds its figure: the group of the last match.", rare=True),
-    ] = None
-    lower_is_better: Annotated[
-        bool, Flag("--lower-is-better", "The figure is a time.", rare=True)
-    ] = False
-    between_nodes: Annotated[
-        bool, Flag("--between-nodes", "Also all-reduce on and between the nodes.")
-    ] = False
-    mpi: Annotated[
-        str | None, Opt("--mpi", "TYPE", "For srun between nodes (pmix, pmi2).", rare=True)
-    ] = None
+    metric: Annotated[str | None, Opt("--metric", "REGEX", rare=True)] = None
+    lower_is_better: Annotated[bool, Flag("--lower-is-better", rare=True)] = False
+    between_nodes: Annotated[bool, Flag("--between-nodes")] = False
+    mpi: Annotated[str | None, Opt("--mpi", "TYPE", rare=True)] = None
     homenode: str = "homenode"
-    setup: Annotated[
-        str | None,
-        Opt("--setup", "FILE", "A shell file that jobs read first (module load …).", rare=True),
-    ] = None
+    setup: Annotated[str | None, Opt("--setup", "FILE", rare=True)] = None

@@ -3,13 +3,13 @@
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from statistics import mean, stdev
+from typing import Any
 
 from msgspec import Struct
 
 from homenode.cluster.pool.flavour import Flavour
 from homenode.cluster.pool.model import Pool
 from homenode.cluster.pool.planner import Planner
-from homenode.cluster.pool.replay.bound import most_accepted
 from homenode.cluster.pool.replay.cells import CellPolicy, replay_cells
 from homenode.cluster.pool.replay.hosts import HostPolicy, drawn_load, replay_hosts
 from homenode.cluster.pool.replay.tasks import TaskPolicy, replay_tasks
@@ -198,3 +198,31 @@ def simulate_hosts(
         bound=figure("refused_percent", bounds),
         curve_of=("time", "share allocated"),
     )
+
+
+def most_accepted(intervals: Sequence[tuple[float, float, int]], gpus: int) -> float:
+    """The most VMs of these (arrival, departure, GPUs) that so many GPUs could serve, by linear
+    programming (GLOP), with all of the future known and every GPU as good as another."""
+    limits: list[float] = []
+    entries: list[list[tuple[int, float]]] = [[] for _ in intervals]
+    order = sorted(range(len(intervals)), key=lambda i: intervals[i][0])
+    running: list[int] = []
+    for i in order:
+        now = intervals[i][0]
+        running = [j for j in running if intervals[j][1] > now]
+        running.append(i)
+        for j in running:
+            entries[j].append((len(limits), float(intervals[j][2])))
+        limits.append(float(gpus))
+    module = optional_module("ortools.linear_solver.pywraplp", "pool simulate")
+    solver: Any = module.Solver.CreateSolver("GLOP")
+    rows = [solver.RowConstraint(-solver.infinity(), limit, "") for limit in limits]
+    objective = solver.Objective()
+    for own in entries:
+        variable = solver.NumVar(0.0, 1.0, "")
+        objective.SetCoefficient(variable, 1.0)
+        for row, coefficient in own:
+            rows[row].SetCoefficient(variable, coefficient)
+    objective.SetMaximization()
+    solver.Solve()
+    return float(objective.Value())

@@ -449,6 +449,55 @@ def test_a_changed_fact_is_one_alert_if_it_matters_until_it_is_undone(name: str)
     assert changes(drifted, seen(snapshot(files=good), expected, drifted).state).cleared
 
 
+def booted(words: str, pages: int, groups: str) -> dict[str, str]:
+    """As after a boot with that command line: pages that it reserves, how devices are mapped."""
+    links = rendered(PAGES).links
+    found = {
+        f"/sys/kernel/iommu_groups/{target.rpartition('/')[2]}/type": f"{groups}\n"
+        for path, target in links.items()
+        if path.endswith("/iommu_group")
+    }
+    for node in (0, 1):
+        found |= dict.fromkeys(pages_gone(node), f"{pages}\n")
+    return found | with_word(words)
+
+
+@pytest.mark.parametrize("pages, groups", [(0, "identity"), (512, "DMA-FQ")])
+def test_what_follows_from_the_kernels_command_line_is_in_its_alert(
+    pages: int, groups: str
+) -> None:
+    good = booted("iommu=pt hugepages=1024", 512, "identity")
+    lost = "hugepages=1024" if pages else "iommu=pt"
+    expected = certify(seen(snapshot(PAGES, good), None).host)
+    before = seen(snapshot(PAGES, good), expected).state
+    bad = booted(lost, pages, groups)
+    (alert,) = seen(snapshot(PAGES, bad), expected, before).state.alerts
+    assert alert.claims[0].aspect == "command-line" and len(alert.claims) > 1
+    assert seen(snapshot(PAGES, good), expected, before).state.alerts == ()
+
+
+def states(of: Mapping[str, str]) -> Callable[[], MemorySnapshot]:
+    nic = "0000:1b:00.0"
+    return lambda: snapshot(files={f"{folder_of(nic)}/{name}": text for name, text in of.items()})
+
+
+def test_several_facts_of_one_device_are_one_alert() -> None:
+    up = states({"net/eth0/carrier": "1\n", "net/eth0/speed": "400000\n", "net/eth0/mtu": "9000\n"})
+    down = states({"net/eth0/carrier": "0\n", "net/eth0/speed": "-1\n", "net/eth0/mtu": "9000\n"})
+    expected = certify(seen(up(), None).host)
+    (alert,) = seen(down(), expected).state.alerts
+    assert {one.aspect for one in alert.claims} == {"net/carrier", "net/speed"}
+
+
+@pytest.mark.parametrize("name", ["model", "board"])
+def test_a_card_of_another_model_or_board_is_cleared_without_a_certified_state(name: str) -> None:
+    file = {"model": "device", "board": "subsystem_device"}[name]
+    swapped = snapshot(files={f"{folder_of(GPU)}/{file}": "0x2331\n"})
+    drifted = seen(swapped, None).state
+    assert f"GPU {GPU}: {name}" in {one.subject for one in drifted.alerts}
+    assert seen(snapshot(), None, drifted).state.alerts == ()
+
+
 def test_a_vm_that_no_longer_runs_is_where_it_was_planned() -> None:
     drifted = seen(snapshot(domain=moved_pin()), certified()).state
     ended = seen(snapshot(domain=""), certified(), drifted).state

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from homenode.check.watch.alert import Alert, WatchState
 from homenode.check.watch.claim import ClaimState
 from homenode.findings import Finding, Findings, Severity
+from homenode.input_files import package_text
 from homenode.machine.link_path import device_paths
 from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import Host
@@ -98,11 +99,7 @@ def metrics(state: WatchState, host: Host, cpu_s: float) -> str:
     stale: list[Sample] = [
         (_of(one), int(one.state is ClaimState.STALE)) for one in state.alerts[:_MOST]
     ]
-    claims: list[Sample] = [
-        ({"state": "proved"}, state.claims.proved),
-        ({"state": "refuted"}, state.claims.refuted),
-        ({"state": "stale"}, state.claims.stale),
-    ]
+    claims: list[Sample] = [({"state": one}, getattr(state.claims, one)) for one in ClaimState]
     troubled = {name for alert in state.alerts for name in alert.domains}
     names = state.domains[:_MOST]
     domains: list[Sample] = [({"domain": name}, int(name not in troubled)) for name in names]
@@ -113,36 +110,22 @@ def metrics(state: WatchState, host: Host, cpu_s: float) -> str:
     ]
     reserved: list[Sample] = [(labels, pool.total_pages) for labels, pool in pools]
     free: list[Sample] = [(labels, pool.free_pages) for labels, pool in pools]
-    gauges = (
-        Gauge(
-            "homenode_watch_last_run_timestamp_seconds",
-            "When homenode watch ran last.",
-            [({}, round(state.time_s, 3))],
-        ),
-        Gauge(
-            "homenode_watch_cpu_seconds",
-            "Processor time of the last run.",
-            [({}, round(cpu_s, 3))],
-        ),
-        Gauge(
-            "homenode_watch_not_read",
-            "Things that the last run could not look at.",
-            [({}, len(state.not_read))],
-        ),
-        Gauge("homenode_alerts", "Alerts by severity.", counts),
-        Gauge("homenode_alert", "One alert; it is absent when it is cleared.", each),
-        Gauge("homenode_alert_stale", "1 where the last run could not judge the alert.", stale),
-        Gauge("homenode_claims", "Claims by what the last run came to.", claims),
-        Gauge("homenode_domain_as_planned", "1 where a tuned VM runs as planned, else 0.", domains),
-        Gauge("homenode_huge_pages", "Huge pages reserved on a node.", reserved),
-        Gauge("homenode_huge_pages_free", "Huge pages of a node that nothing uses.", free),
-        Gauge(
-            "homenode_pcie_path_bytes_per_second",
-            "Rate of the slowest PCIe link between a device and its processor, as it is now.",
-            _rates(host)[:_MOST],
-        ),
-    )
-    return exposition(gauges)
+    samples: dict[str, Sequence[Sample]] = {
+        "watch_last_run_timestamp_seconds": [({}, round(state.time_s, 3))],
+        "watch_cpu_seconds": [({}, round(cpu_s, 3))],
+        "watch_not_read": [({}, len(state.not_read))],
+        "alerts": counts,
+        "alert": each,
+        "alert_stale": stale,
+        "claims": claims,
+        "domain_as_planned": domains,
+        "huge_pages": reserved,
+        "huge_pages_free": free,
+        "pcie_path_bytes_per_second": _rates(host)[:_MOST],
+    }
+    helps = package_text("check", "metrics.txt").splitlines()
+    named = (row.partition(" | ") for row in helps if not row.startswith("#"))
+    return exposition(Gauge(f"homenode_{name}", text, samples[name]) for name, _, text in named)
 
 
 def _rates(host: Host) -> list[Sample]:

@@ -12,6 +12,7 @@ from homenode.catalogue import finding
 from homenode.check.doctor.alike import ATTRIBUTES, Compared
 from homenode.cpuset import CpuSet
 from homenode.findings import Finding, Severity
+from homenode.input_files import package_text
 from homenode.machine.link_path import peer_links
 from homenode.machine.pci import DeviceKind, PciDevice, is_viable_driver
 from homenode.machine.snapshot.contents import STATES, state_rule, words
@@ -29,7 +30,18 @@ Judge = Callable[[str, str, bool], Severity | None]
 
 _KINDS = (DeviceKind.GPU, DeviceKind.NIC, DeviceKind.NVSWITCH, DeviceKind.NVME)
 
-KERNEL_WORDS = words("placement")
+KERNEL_WORDS = (words("parameters") | words("placement")) - words("harmless")
+
+
+def _follows() -> Iterator[tuple[str, frozenset[str]]]:
+    for row in package_text("check", "doctor", "follows.txt").splitlines():
+        names, _, facts = row.partition(" | ")
+        if not row.startswith("#"):
+            yield from dict.fromkeys(names.split(), frozenset(facts.split(", "))).items()
+
+
+_FOLLOWS = dict(_follows())
+"""Of a kernel parameter: the facts that it changes."""
 
 
 class FactRule(NamedTuple):
@@ -78,9 +90,16 @@ def _less_memory(was: str, now: str, other_kernel: bool) -> Severity | None:
     return Severity.CRITICAL if lost > GIB else Severity.WARNING
 
 
-def _fewer(was: str, now: str, other_kernel: bool) -> Severity | None:
-    is_less = was.isdecimal() and now.isdecimal() and int(now) < int(was)
-    return Severity.WARNING if is_less else Severity.INFO
+def _judge_less(was: str, now: str, other_kernel: bool) -> Severity | None:
+    return (
+        Severity.WARNING
+        if first_number(now) < first_number(was) or _OF_EACH in now
+        else Severity.INFO
+    )
+
+
+_OF_EACH = " of "
+"""In a fact of PUs: its halves may have changed."""
 
 
 def _other_driver(was: str, now: str, other_kernel: bool) -> Severity | None:
@@ -176,7 +195,7 @@ FACTS: tuple[FactRule, ...] = (
     FactRule("siblings", "PUs of cores", _nodes(_siblings), _CRITICAL),
     FactRule("command-line", "kernel's command line", _of_host(_words), _WARNING),
     FactRule("iommu", "IOMMU", _of_host(_iommu), _CRITICAL),
-    FactRule("governor", "governor", _of_host(_governors), _WARNING),
+    FactRule("governor", "governor", _of_host(_governors), _WARNING, "energy preference"),
     FactRule("frequencies", "frequency limits", _of_host(_frequencies), _WARNING),
     *(
         FactRule(name, label, _of_host(partial(_setting, field)), judge)
@@ -199,14 +218,16 @@ FACTS: tuple[FactRule, ...] = (
         "nvlinks",
         "NVLinks",
         lambda host: {str(bdf): str(count) for bdf, count in peer_links(host).items()},
-        _fewer,
+        _judge_less,
     ),
 )
 """What is recorded, and how bad a change is: an info is printed by `doctor --expect` alone."""
 
 RULES = {rule.name: rule for rule in FACTS}
 
-_REGISTERS = ("payload", "tags", "sleep", "isolation", "translation", "read request", "ordering")
+_REGISTERS = (
+    "payload, tags, sleep, isolation, translation, read request, ordering, interrupts".split(", ")
+)
 """Rows of what like devices are compared by, that are recorded of them and of the ports above."""
 
 
@@ -231,7 +252,7 @@ def _registers(host: Host) -> Iterator[tuple[str, str, str]]:
                     yield str(device.bdf), row.label, row.shown(value)
 
 
-_OF_PUS = "PU "
+OF_PUS = "PU "
 
 
 def _states(host: Host) -> Iterator[tuple[str, str, str]]:
@@ -247,7 +268,7 @@ def _states(host: Host) -> Iterator[tuple[str, str, str]]:
                 yield f"{part.group} {part.name}", name, value
     for name, pus in of_pus.items():
         shown = (f"{value} of {CpuSet(numbers)}" for value, numbers in pus.items())
-        yield HOST, f"{_OF_PUS}{name}", ", ".join(shown)
+        yield HOST, f"{OF_PUS}{name}", ", ".join(shown)
     for device in host.pci_devices:
         if device.kind in _KINDS and device.physical_function is None:
             for name, value in (*device.driver_states, *device.states):
@@ -264,27 +285,15 @@ def rule_of(about: str, name: str) -> FactRule:
     if row is not None:
         return FactRule(name, row.label, _nowhere, _INFO if row.of_driver else _WARNING)
     groups = ("PU", *dict.fromkeys(one.group for one in STATES))
-    place = name if name.startswith(_OF_PUS) else about
+    place = name if name.startswith(OF_PUS) else about
     group = next((one for one in groups if place.startswith(f"{one} ")), "device")
-    state = state_rule(group, name.removeprefix(_OF_PUS) if place is name else name)
+    state = state_rule(group, name.removeprefix(OF_PUS) if place is name else name)
     judge = _INFO if state.is_info else _judge_less if state.judged == "less" else _WARNING
     return FactRule(name, name, _nowhere, judge, state.topic)
 
 
 def _nowhere(host: Host) -> Mapping[str, str]:
     return {}
-
-
-def _judge_less(was: str, now: str, other_kernel: bool) -> Severity | None:
-    return (
-        Severity.WARNING
-        if first_number(now) < first_number(was) or _OF_EACH in now
-        else Severity.INFO
-    )
-
-
-_OF_EACH = " of "
-"""In a fact of PUs: its halves may have changed."""
 
 
 def subject_of(rule: FactRule, about: str) -> str:
@@ -318,6 +327,14 @@ def fact_drift(
                 yield FactDrift(
                     rule, about, _finding(rule, about, before, after, severity, source, host)
                 )
+
+
+def following(expected: Facts, host: Host) -> frozenset[str]:
+    """The facts that the kernel parameters which changed have changed."""
+    was = expected.get(HOST, {}).get("command-line", "")
+    now = RULES["command-line"].read(host).get(HOST, was)
+    changed = {word.partition("=")[0] for word in {*was.split()} ^ {*now.split()}}
+    return frozenset().union(*(_FOLLOWS.get(name, frozenset()) for name in changed))
 
 
 def _finding(

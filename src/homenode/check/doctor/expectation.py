@@ -12,6 +12,7 @@ from homenode.findings import Finding, Severity
 from homenode.machine.link_path import LinkRate, device_paths, gigabytes
 from homenode.machine.pci import DeviceKind, PciDevice
 from homenode.machine.topology import Host, summarise
+from homenode.toml_text import Count, Line
 from homenode.units import format_bytes
 
 CPU_COUNTS = (
@@ -50,16 +51,16 @@ class CertifiedDevice(Struct, frozen=True, kw_only=True):
     link: LinkRate | None
 
 
-class Accepted(Struct, frozen=True, kw_only=True):
+class Accepted(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A finding of the doctor that the host had when it was certified; no one is alerted about it.
 
     about: the device, or the subject where it is about none; None = whatever it is about. count:
     how often it had been seen; more of it is an alert.
     """
 
-    id: str
-    about: str | None = None
-    count: int | None = None
+    id: Line
+    about: Line | None = None
+    count: Count | None = None
 
     def covers(self, found: Finding) -> bool:
         if self.id != found.id or self.about not in (None, about(found)):

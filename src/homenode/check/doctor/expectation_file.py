@@ -29,9 +29,11 @@ pages = 256
 """
 
 import json
+from collections.abc import Mapping
 from typing import Annotated
 
 from msgspec import Meta, defstruct, field
+from msgspec.structs import asdict
 
 from homenode.bdf import Bdf
 from homenode.check.doctor.expectation import (
@@ -70,12 +72,6 @@ class HugePagesTable(TomlTable):
     pages: Count
 
 
-class AcceptedTable(TomlTable):
-    id: Line
-    about: Line | None = None
-    count: Count | None = None
-
-
 CountsTable = defstruct(
     "CountsTable", [(n, Count | None, None) for n in COUNTS], bases=(TomlTable,)
 )
@@ -86,7 +82,7 @@ class ExpectationTable(TomlTable):
     host: Line = ""
     memory_bytes: Count | None = None
     distances: tuple[tuple[Count, ...], ...] | None = None
-    accepted: tuple[AcceptedTable, ...] = ()
+    accepted: tuple[Accepted, ...] = ()
     counts: CountsTable = field(default_factory=CountsTable)  # type: ignore[valid-type]
     floors: FloorsTable = field(default_factory=FloorsTable)
     device: tuple[DeviceTable, ...] = ()
@@ -106,34 +102,32 @@ def render_expectation(expectation: CertifiedHost) -> str:
     if expectation.distances is not None:
         rows = ", ".join("[" + ", ".join(map(str, row)) + "]" for row in expectation.distances)
         lines.append(f"distances = [{rows}]")
-    lines += ["", "[counts]"]
-    lines += [f"{name} = {count}" for name, count in expectation.counts.items()]
-    if expectation.floors:
-        lines += ["", "[floors]"]
-        lines += [f"{n}_gb_per_s = {value / 1e9:.6f}" for n, value in expectation.floors.items()]
+    lines += _table("[counts]", expectation.counts)
+    floors = {f"{n}_gb_per_s": round(value / 1e9, 6) for n, value in expectation.floors.items()}
+    lines += _table("[floors]", floors) if floors else []
     for device in expectation.devices:
-        lines += ["", "[[device]]", f'bdf = "{device.bdf}"', f'kind = "{device.kind}"']
-        if device.ids is not None:
-            lines.append(f'ids = "{device.ids}"')
-        if device.node is not None:
-            lines.append(f"node = {device.node}")
-        if device.link is not None:
-            lines.append(f'link = "{device.link.gt_per_s:g}GT/s x{device.link.width}"')
+        link = f"{device.link.gt_per_s:g}GT/s x{device.link.width}" if device.link else None
+        of = {"bdf": str(device.bdf), "kind": device.kind, "ids": device.ids, "node": device.node}
+        lines += _table("[[device]]", {**of, "link": link})
     for (node, size), pages in expectation.huge_pages.items():
-        lines += ["", "[[huge_pages]]", f"node = {node}", f"page_bytes = {size}"]
-        lines.append(f"pages = {pages}")
+        lines += _table("[[huge_pages]]", {"node": node, "page_bytes": size, "pages": pages})
     for about, facts in expectation.facts.items():
-        lines += ["", f"[facts.{_quoted(about)}]"]
-        for name, value in facts.items():
-            is_bare = name.isascii() and name.replace("-", "").isalnum()
-            lines.append(f"{name if is_bare else _quoted(name)} = {_quoted(value)}")
+        lines += _table(f"[facts.{_quoted(about)}]", facts)
     for one in expectation.accepted:
-        lines += ["", "# The doctor found it: no alert.", "[[accepted]]", f"id = {_quoted(one.id)}"]
-        if one.about is not None:
-            lines.append(f"about = {_quoted(one.about)}")
-        if one.count is not None:
-            lines.append(f"count = {one.count}")
+        lines += ["", "# The doctor found it: no alert."]
+        lines += _table("[[accepted]]", asdict(one))[1:]
     return "\n".join(lines) + "\n"
+
+
+def _table(heading: str, values: Mapping[str, str | float | None]) -> list[str]:
+    """An empty line and the table's; None is left out."""
+    lines = ["", heading]
+    for name, value in values.items():
+        if value is not None:
+            is_bare = name.isascii() and name.replace("-", "").replace("_", "").isalnum()
+            text = _quoted(value) if isinstance(value, str) else value
+            lines.append(f"{name if is_bare else _quoted(name)} = {text}")
+    return lines
 
 
 def parse_expectation(text: str, source: str) -> CertifiedHost:
@@ -152,9 +146,7 @@ def parse_expectation(text: str, source: str) -> CertifiedHost:
         devices=tuple(map(_device, file.device)),
         floors={name: floor * 1e9 for name, floor in floors.items() if floor is not None},
         huge_pages={(one.node, one.page_bytes): one.pages for one in file.huge_pages},
-        accepted=tuple(
-            Accepted(id=one.id, about=one.about, count=one.count) for one in file.accepted
-        ),
+        accepted=file.accepted,
         facts=file.facts,
     )
 

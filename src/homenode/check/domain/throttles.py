@@ -99,8 +99,12 @@ def _said(one: Element) -> str:
 
 _OF_TUNING = ("cputune", "memtune", "blkiotune")
 _PINS = ("vcpupin", "emulatorpin", "iothreadpin")
-_NO_LIMIT = {"shares": ("1024", "100"), "unlimited": ("9007199254740988", "9007199254740991", "-1")}
-"""What libvirt prints where nothing is limited: the kernel's own shares, and no limit."""
+_NO_LIMIT = {
+    "shares": ("1024", "100"),
+    "weight": ("500", "100"),
+    "unlimited": ("9007199254740988", "9007199254740991", "-1"),
+}
+"""What libvirt prints where nothing is limited: the kernel's shares and weight, and no limit."""
 
 _COUNTED = ("disk", "interface", "rng", "memory", "filesystem", "tpm", "shmem", "watchdog", "vsock")
 """Devices that libvirt neither adds nor leaves out at a start."""

@@ -5,7 +5,7 @@ could not tell follow from it.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from homenode.bdf import Bdf
 from homenode.catalogue import finding
 from homenode.check.doctor.alike import odd_attribute, odd_attributes
-from homenode.check.doctor.baseline import FactDrift
+from homenode.check.doctor.baseline import HOST, OF_PUS, RULES, FactDrift, following
 from homenode.check.doctor.diagnosis import host_findings
 from homenode.check.doctor.expectation import (
     CPU_COUNTS,
@@ -26,6 +26,7 @@ from homenode.check.doctor.expectation import (
     topology_drift,
 )
 from homenode.check.watch.claim import (
+    LINKS,
     ClaimState,
     Sight,
     WatchClaim,
@@ -38,15 +39,16 @@ from homenode.gap import Gap
 from homenode.machine.topology import Host
 from homenode.wording import command_line, operands
 
-LINKS = frozenset({"pcie-link-slow", "pcie-link-narrow", "pcie-target-low", "pcie-link-dropped"})
-"""What the doctor says of links; a drift of a link says the same with what was certified."""
-
 PRESENCE = frozenset(
     "device-silent pcie-link-unknown board-incomplete devices-uneven nvlinks-few".split()
-) | {"device-odd: model", "device-odd: board", "device-odd: NUMA node"}
+) | {"device-odd: model", "device-odd: board", "device-odd: NUMA node", *odd_attributes("node")}
 _OF_NODES = frozenset({"memory", "siblings"})
-_OF_PUS = frozenset({"governor", "frequencies"})
-"""Facts of the baseline that a changed topology changes; of PUs where the count is another one."""
+_OF_PUS = frozenset({"governor", "frequencies", "smt"})
+_OF_MEMORY = ("memory module ", "memory controller ", "DIMM ")
+"""Facts of the baseline that a changed topology changes; of PUs where the count is another one, of
+such parts where the memory is."""
+
+_LINE = RULES["command-line"]
 
 NODES = frozenset(
     {
@@ -122,7 +124,7 @@ def alerts(
         for one in (*host_findings(host), *site)
         if one.is_bad
         and not any(each.covers(one) for each in accepted)
-        and not explained.get(odd_attribute(one), _NOTHING).covers(one)
+        and not _is_explained(one, explained)
     ]
     found += _grouped(bad)
     for domain in domains:
@@ -130,17 +132,13 @@ def alerts(
     return tuple(sorted(found, key=lambda one: (one.severity != Severity.CRITICAL, one.key)))
 
 
-class _Cause(Struct, frozen=True):
-    """What alerts of the certified state explain: findings about these devices, or about any."""
-
-    devices: frozenset[Bdf] = frozenset()
-    is_any: bool = False
-
-    def covers(self, one: Finding) -> bool:
-        return self.is_any or not self.devices.isdisjoint(one.devices)
+_Explained = dict[str, frozenset[Bdf] | None]
+"""What alerts of the certified state explain: findings about these devices; None = about any."""
 
 
-_NOTHING = _Cause()
+def _is_explained(one: Finding, explained: _Explained) -> bool:
+    devices = explained.get(odd_attribute(one), frozenset())
+    return devices is None or not devices.isdisjoint(one.devices)
 
 
 _STATES = {
@@ -162,21 +160,19 @@ def _odd(fact: str) -> tuple[str, ...]:
     return f"device-odd: {fact}", f"part-odd: {fact.removeprefix('PU ')}"
 
 
-def _explained(drifts: Sequence[Alert]) -> dict[str, _Cause]:
-    links = {bdf for alert in drifts if alert.id == "drift-link" for bdf in alert.devices}
+def _explained(drifts: Sequence[Alert]) -> _Explained:
+    links = frozenset(b for alert in drifts if alert.id == "drift-link" for b in alert.devices)
     of_links = (*LINKS, *(name for row in ("link", "port", "path") for name in odd_attributes(row)))
-    explained = {one: _Cause(frozenset(links)) for one in of_links}
+    explained: _Explained = dict.fromkeys(of_links, links)
     if any(alert.id == "drift-device" for alert in drifts):
-        explained |= dict.fromkeys(PRESENCE, _Cause(is_any=True))
+        explained |= dict.fromkeys(PRESENCE)
     for alert in drifts:
-        if alert.id == "drift-baseline" and alert.claims:
-            aspects = {one.aspect for one in alert.claims}
+        if aspects := {one.aspect for one in alert.claims if one.id == "drift-baseline"}:
             names = {name for one in aspects for name in _STATES.get(one, _odd(one))}
             of_any = not alert.devices or "ACS" in aspects  # ports, and who is below them
-            cause = _Cause(frozenset(alert.devices), is_any=of_any)
-            explained |= dict.fromkeys(names, cause)
+            explained |= dict.fromkeys(names, None if of_any else frozenset(alert.devices))
     if any(alert.subject == "topology" for alert in drifts):
-        explained |= dict.fromkeys(NODES, _Cause(is_any=True))
+        explained |= dict.fromkeys(NODES)
     return explained
 
 
@@ -207,15 +203,24 @@ def _drifts(expected: CertifiedHost, host: Host) -> Iterator[Alert]:
     facts = [one for one in baseline_drift(expected, host) if one.finding.is_bad]
     shape = [(name, one) for name, one in topology if name in _TOPOLOGY]
     is_of_pus = any(name in CPU_COUNTS for name, _ in shape)
-    moving = _OF_NODES | _OF_PUS if is_of_pus else _OF_NODES
-    nodes = [one for one in facts if one.rule.name in moving]
+    follows = following(expected.facts, host) if any(one.rule is _LINE for one in facts) else ()
+    has_other_memory = "memory" in {*(n for n, _ in shape), *(one.rule.name for one in facts)}
+    nodes = [
+        one
+        for one in facts
+        if one.rule.name in _OF_NODES
+        or (is_of_pus and (one.rule.name in _OF_PUS or one.rule.name.startswith(OF_PUS)))
+        or (has_other_memory and one.about.startswith(_OF_MEMORY))
+        or (one.rule is _LINE and shape and "topology" in follows)
+    ]
     counts = [(name, one) for name, one in topology if name not in _TOPOLOGY]
     if shape or nodes:
         # Other nodes mean other nodes of devices, and a node that is gone has no pages: one cause.
         moved = [one for one in devices if _is_of_lost_node(one, expected, host)]
         devices = [one for one in devices if one not in moved]
-        lost = tuple(one for one in pages if not _has_node(host, one))
-        pages = tuple(one for one in pages if one not in lost)
+        there = {f"node {node.index}" for node in host.nodes}
+        lost = [one for one in pages if one.subject not in there]
+        pages = tuple(one for one in pages if one.subject in there)
         yield _alert(
             (
                 *(one for _, one in shape),
@@ -241,22 +246,36 @@ def _drifts(expected: CertifiedHost, host: Host) -> Iterator[Alert]:
         yield _of_devices(presence, "addresses")
     for cause in dict.fromkeys(map(_cause, devices)):
         yield _of_devices([one for one in devices if _cause(one) == cause])
+    lines = [one for one in facts if one.rule is _LINE and pages and "huge pages" in follows]
     if pages:
-        yield _alert(pages, "huge pages")
-    yield from _of_facts([one for one in facts if one not in nodes], devices)
+        whole = (*(one.finding for one in lines), *pages)
+        yield _alert(whole, "huge pages", aspects=(_LINE.name,) * len(lines))
+    left = [one for one in facts if one not in (*nodes, *lines)]
+    yield from _of_facts(left, devices, follows)
 
 
-def _of_facts(facts: Sequence[FactDrift], devices: Sequence[DeviceDrift]) -> Iterator[Alert]:
-    """One alert for each rule; a device that is another one has other facts for that alone."""
+def _of_facts(
+    facts: Sequence[FactDrift], devices: Sequence[DeviceDrift], follows: Container[str]
+) -> Iterator[Alert]:
+    """One alert for each topic, and for all topics of the same parts; a device that is another one
+    has other facts for that alone. follows: facts that the kernel's command line changed."""
     changed = {one.bdf for one in devices if one.change is DeviceChange.IDENTITY}
     left = [one for one in facts if changed.isdisjoint(one.finding.devices)]
-    groups: dict[str, list[FactDrift]] = {}
+    topics: dict[str, list[FactDrift]] = {}
     for one in left:
-        groups.setdefault(one.rule.topic or one.rule.label, []).append(one)
-    for topic, group in groups.items():
+        rule, topic = one.rule, one.rule.topic or one.rule.label
+        is_caused = rule.name in follows or rule.label in follows or topic in follows
+        topics.setdefault(_LINE.label if is_caused else topic, []).append(one)
+    groups: dict[object, list[str]] = {}
+    for topic, drifts in topics.items():
+        places = frozenset(one.about for one in drifts)
+        groups.setdefault(topic if HOST in places else places, []).append(topic)
+    for named in groups.values():
+        group = [one for topic in named for one in topics[topic]]
         ours = tuple(one.finding for one in group)
         bdfs = tuple(dict.fromkeys(bdf for one in ours for bdf in one.devices))
-        subject = None if len(ours) == 1 else topic
+        place = f"{group[0].about}: " if len({one.about for one in group}) == 1 else ""
+        subject = None if len(ours) == 1 else f"{place}{', '.join(named)}"
         yield _alert(ours, subject, devices=bdfs, aspects=tuple(one.rule.name for one in group))
 
 
@@ -266,10 +285,6 @@ def _is_of_lost_node(drift: DeviceDrift, expected: CertifiedHost, host: Host) ->
     was = next((one.node for one in expected.devices if one.bdf == drift.bdf), None)
     lost = was is not None and host.node(was) is None
     return lost and drift.change is DeviceChange.PRESENCE
-
-
-def _has_node(host: Host, pages: Finding) -> bool:
-    return any(pages.subject == f"node {node.index}" for node in host.nodes)
 
 
 def _of_devices(changed: Sequence[DeviceDrift], subject: str | None = None) -> Alert:
@@ -313,16 +328,14 @@ def _add_domain(found: list[Alert], domain: WatchedDomain) -> None:
             source="the layout's record in the domain's <metadata>",
         )
         bad = (foreign, *bad)
-    alert = _alert(bad, domain.name, domains=(domain.name,))
-    claims = tuple(claim_of(one, vm=domain.name) for one in bad)
-    found.append(replace(alert, claims=claims))
+    found.append(_alert(bad, domain.name, vm=domain.name))
 
 
 def _alert(
     findings: tuple[Finding, ...],
     subject: str | None = None,
     *,
-    domains: tuple[str, ...] = (),
+    vm: str | None = None,
     devices: tuple[Bdf, ...] = (),
     aspects: tuple[str, ...] = (),
 ) -> Alert:
@@ -332,9 +345,11 @@ def _alert(
         severity=in_order(findings)[0].severity,
         subject=subject or findings[0].subject,
         findings=findings,
-        domains=domains,
+        domains=() if vm is None else (vm,),
         devices=devices,
-        claims=tuple(claim_of(one, aspect) for one, aspect in zip(findings, named, strict=True)),
+        claims=tuple(
+            claim_of(one, aspect, vm) for one, aspect in zip(findings, named, strict=True)
+        ),
     )
 
 

@@ -6,6 +6,7 @@ A claim is known again by its finding's id, the device or VM that it is about, a
 
 from collections.abc import Callable, Iterator, Mapping
 from enum import StrEnum
+from operator import attrgetter
 
 from msgspec import Struct, field
 
@@ -22,10 +23,13 @@ from homenode.check.doctor.expectation import (
 )
 from homenode.check.doctor.host_state import unread_state
 from homenode.findings import Finding
-from homenode.machine.pci import PciDevice, PciRegisters
+from homenode.input_files import package_text
+from homenode.machine.pci import PciDevice, PciRegisters, board_of, model_of
 from homenode.machine.topology import Host
 
 HOST = "host"
+LINKS = frozenset({"pcie-link-slow", "pcie-link-narrow", "pcie-target-low", "pcie-link-dropped"})
+"""What the doctor says of links; a drift of a link says the same with what was certified."""
 
 
 class ClaimState(StrEnum):
@@ -189,19 +193,27 @@ def _has_registers(device: PciDevice, claim: WatchClaim, _: Host) -> bool:
 _counters = _of_device(_has_counters, "its error counters are not read")
 _registers = _of_device(_has_registers)
 _bars = _of_device(lambda device, *_: bool(device.bars), "its BARs are not read")
-_attribute = _of_device(lambda d, claim, host: not unread_attribute(host, d.bdf, claim.aspect))
+_IDENTITIES: Mapping[str, Callable[[PciDevice], object]] = {"model": model_of, "board": board_of}
 
 
-def _nodes(claim: WatchClaim, sight: Sight) -> str | None:
-    return "the nodes are not read" if sight.host.nodes_assumed else None
+def _shows(device: PciDevice, claim: WatchClaim, host: Host) -> bool:
+    identity = _IDENTITIES.get(claim.aspect.rpartition(": ")[2])
+    if identity is not None:
+        return identity(device) is not None
+    return not unread_attribute(host, device.bdf, claim.aspect)
 
 
-def _frequency(claim: WatchClaim, sight: Sight) -> str | None:
-    return _NOT_READ if sight.host.settings.frequency_limits is None else None
+_attribute = _of_device(_shows)
 
 
-def _governor(claim: WatchClaim, sight: Sight) -> str | None:
-    return _NOT_READ if sight.host.settings.scaling_drivers is None else None
+def _given(read: Callable[[Host], object], reason: str = _NOT_READ) -> Unproved:
+    """A claim about the host, where this is what shows it: None, () and False do not."""
+    return lambda claim, sight: None if read(sight.host) else reason
+
+
+_nodes = _given(lambda host: not host.nodes_assumed, "the nodes are not read")
+_rows = package_text("check", "watch", "shown.txt").splitlines()
+_shown = dict(row.split(" | ") for row in _rows if not row.startswith("#"))
 
 
 def _fact(claim: WatchClaim, sight: Sight) -> str | None:
@@ -215,33 +227,18 @@ UNPROVED: Mapping[str, Unproved] = {
         _NOT_READ if "huge_pages" in sight.topology or claim.about in sight.pages else None
     ),
     "drift-device": _presence,
-    **dict.fromkeys(
-        ("drift-link", "pcie-link-slow", "pcie-link-narrow", "pcie-target-low", "pcie-link-idle"),
-        _link,
-    ),
+    **dict.fromkeys(("drift-link", *LINKS, "pcie-link-idle"), _link),
     **dict.fromkeys(("pcie-errors-corrected", "pcie-errors-uncorrected"), _counters),
     **dict.fromkeys(("device-switched-off", "pcie-errors-seen"), _registers),
     **dict.fromkeys(("bar-unassigned", "bar-small"), _bars),
     "device-odd": _attribute,
+    "device-silent": _present,
     "part-odd": lambda claim, sight: _NOT_READ if unread_state(sight.host, claim.about) else None,
-    **dict.fromkeys(
-        ("node-memory-unequal", "node-without-memory", "node-spans-packages", "gpu-node-unknown"),
-        _nodes,
-    ),
-    "frequency-capped": _frequency,
-    "turbo-off": lambda claim, sight: _NOT_READ if sight.host.settings.turbo is None else None,
-    **dict.fromkeys(("governor-powersave", "governor-mixed"), _governor),
-    "nvlinks-few": lambda claim, sight: None if sight.host.links else _NOT_READ,
-    **dict.fromkeys(
-        ("board-incomplete", "devices-uneven"),
-        lambda claim, sight: None if sight.host.pci_devices else "no PCI function is read",
-    ),
-    "p2p-redirected": lambda claim, sight: (
-        None if any(d.acs is not None for d in sight.host.pci_devices) else _NOT_READ
-    ),
-    "iommu-translates": lambda claim, sight: (
-        None if any(d.iommu_domain for d in sight.host.pci_devices) else _NOT_READ
-    ),
+    **dict.fromkeys(("node-memory-unequal", "node-without-memory", "node-spans-packages"), _nodes),
+    **dict.fromkeys(("gpu-node-unknown", "nccl-gpus-without-node"), _nodes),
+    **{name: _given(attrgetter(field)) for name, field in _shown.items()},
+    "p2p-redirected": _given(lambda host: any(d.acs is not None for d in host.pci_devices)),
+    "iommu-translates": _given(lambda host: any(d.iommu_domain for d in host.pci_devices)),
 }
 """Of claims about the host: why what refutes it may be there, and this look does not see it; None
 where the look proves it. What is not here is proved by any look that reads the host."""

@@ -171,6 +171,27 @@ class Blind(LiveSnapshot):
         return None if name.startswith("virsh") else super().command_output(name)
 
 
+def test_a_running_vm_that_was_undefined_is_one_alert_until_it_is_defined(
+    vm: str, tmp_path: Path
+) -> None:
+    definition = run(("virsh", "-c", SYSTEM, "dumpxml", "--inactive", vm), 120).stdout.encode()
+    before = look(LiveSnapshot(), None, SYSTEM).state
+    assert vm in before.defined
+    virsh("undefine", vm)
+    try:
+        gone = look(LiveSnapshot(), None, SYSTEM, before).state
+        assert [one.id for one in changes(before, gone).raised if vm in one.domains] == [
+            "drift-definition"
+        ]
+        still = look(LiveSnapshot(), None, SYSTEM, gone).state
+        assert not changes(gone, still)
+    finally:
+        define(tmp_path, definition)
+    back = look(LiveSnapshot(), None, SYSTEM, still).state
+    assert vm in back.defined
+    assert [one.id for one in changes(still, back).cleared] == ["drift-definition"]
+
+
 def test_pins_that_homenode_moved_in_this_run_are_no_alert(vm: str, tmp_path: Path) -> None:
     planned = pin(vm)
     shown = run(("virsh", "-q", "-c", SYSTEM, "dumpxml", "--inactive", vm), 120).stdout

@@ -201,6 +201,19 @@ def definition_drift(planned: Vm, defined: Vm) -> Iterator[Finding]:
     yield from _drift("drift-definition", planned, defined, " at its next start", defined.source)
 
 
+def undefined(name: str, uuid: str) -> Finding:
+    """What is said of a running VM whose definition was removed."""
+    return finding(
+        "drift-definition",
+        f"{name}: its definition",
+        expected="one that libvirt keeps when the VM is off",
+        observed="none: it was undefined while it runs",
+        case="undefined",
+        values={"domain": command_line(domain_argument(name, uuid))},
+        source="virsh dominfo",
+    )
+
+
 def _drift(id: str, planned: Vm, found: Vm, when: str, source: str) -> Iterator[Finding]:
     name = found.name
     for one in diff(planned, found, _NOT_PLACED if id == "drift-domain" else _FILLED_IN):

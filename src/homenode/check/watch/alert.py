@@ -424,13 +424,15 @@ def count_claims(
 
 
 class WatchState(Struct, frozen=True, kw_only=True):
-    """time_s: seconds since 1970 (UTC). domains: tuned VMs that ran. not_read: what could not be
-    looked at, with the reason."""
+    """time_s: seconds since 1970 (UTC). domains: tuned VMs that ran. defined: those that libvirt
+    kept a definition of, at this look or while they ran before. not_read: what could not be looked
+    at, with the reason."""
 
     host: str
     time_s: float
     alerts: tuple[Alert, ...]
     domains: tuple[str, ...] = ()
+    defined: tuple[str, ...] = ()
     not_read: tuple[Gap, ...] = ()
     claims: ClaimCounts = ClaimCounts()
 

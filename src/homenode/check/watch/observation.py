@@ -80,7 +80,7 @@ def look(
     if not is_listed:
         failures = snapshot.failures if isinstance(snapshot, LiveSnapshot) else {}
         not_read.append(Gap("running VMs", failures.get("virsh-domains", "no output of virsh")))
-    unread: _Unread = _Unread(signers=signers)
+    unread = _Unread(signers=signers, defined=set(() if before is None else before.defined))
     domains = _domains(quiet, host, connect, unread)
     not_read += unread.gaps
     site: tuple[Finding, ...] = ()
@@ -114,6 +114,7 @@ def look(
         time_s=time.time(),
         alerts=found,
         domains=tuple(one.name for one in domains),
+        defined=tuple(sorted(unread.defined.intersection(one.name for one in domains))),
         not_read=tuple(not_read),
         claims=count_claims(expected, found, sight),
     )
@@ -123,9 +124,10 @@ def look(
 
 class _Unread(Struct):
     """What could not be read of VMs, the reasons by VM: its document, its threads and pages.
-    certified: see Sight."""
+    certified: see Sight. defined: see WatchState."""
 
     signers: Path | None = None
+    defined: set[str] = field(default_factory=set)
 
     gaps: list[Gap] = field(default_factory=list)
     vms: dict[str, str] = field(default_factory=dict)
@@ -235,22 +237,28 @@ def _changed(
     from homenode.change.apply.store import DomainStore
     from homenode.change.journal import default_root
     from homenode.change.step import ChangeState
-    from homenode.check.domain.diagnosis import definition_drift, domain_drift, settings_drift
+    from homenode.check.domain.diagnosis import (
+        definition_drift,
+        domain_drift,
+        settings_drift,
+        undefined,
+    )
     from homenode.vm.domain.read import open_domain, vm_of
     from homenode.vm.hypervisor.virsh import Virsh
 
     name = facts.name
     defined: Document | None = None
     try:
-        store = DomainStore(default_root(), connect, uuid)
+        store, virsh = DomainStore(default_root(), connect, uuid), Virsh(connect)
+        is_kept = virsh.domain(uuid).persistent
         applied = store.definition()
         if applied is not None and applied.what is ChangeState.DONE:
             text = store.document(applied.facts.get("found") or applied.after)
             source = f"{name} as homenode defined it"
-            now = Virsh(connect).definition(uuid)
-            defined = open_domain(now, f"the persistent definition of {name}")
+            unread.defined.add(name)
+            defined = open_domain(virsh.definition(uuid), f"the persistent definition of {name}")
         else:
-            text = Virsh(connect).definition(uuid)
+            text = virsh.definition(uuid)
             source = f"the persistent definition of {name}"
         was_defined = open_domain(text, source)
         planned = vm_of(was_defined)
@@ -266,7 +274,10 @@ def _changed(
         *domain_drift(planned, facts, () if moved is None else moved[1]),
         *settings_drift(was_defined, document, name, ""),
     ]
-    if defined is not None:
+    unread.defined |= {name} if is_kept else set()
+    if name in unread.defined and not is_kept:
+        found.append(undefined(name, uuid))
+    elif defined is not None:
         found += definition_drift(planned, vm_of(defined))
         found += settings_drift(was_defined, defined, name, " at its next start")
     return found

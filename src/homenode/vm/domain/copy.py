@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from msgspec import Struct
 
 from homenode.errors import InputError, UsageError
+from homenode.input_files import package_text
 from homenode.units import KIB
 from homenode.vm.domain.codec import read_name
 from homenode.vm.domain.document import Document, Element
@@ -207,25 +208,7 @@ _MACHINES = {
 }
 """Machine type and features, by architecture. Both have UEFI and a PCIe tree."""
 
-_DOCUMENT = """\
-<domain type='kvm'>
-  <name>{name}</name>
-  <memory unit='{unit}'>{memory}</memory>
-  <vcpu placement='static'>{vcpus}</vcpu>
-  <os firmware='efi'>
-    <type arch='{architecture}' machine='{machine}'>hvm</type>
-  </os>
-  <features>
-    {features}
-  </features>
-  <cpu mode='host-passthrough' check='none' migratable='off'/>
-  <devices>
-    <serial type='pty'/>
-    <console type='pty'/>
-    <memballoon model='none'/>
-  </devices>
-</domain>
-"""
+_DOCUMENT = package_text("vm", "domain", "new_vm.xml")
 
 
 def new_domain(

@@ -7,7 +7,9 @@ from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
+from homenode.machine.discover.system import read_parts
 from homenode.machine.pci import DeviceKind, LinkKind, PciBar, PciDevice, PciLink, PciRegisters
+from homenode.machine.snapshot.memory import MemorySnapshot
 from homenode.machine.topology import FrequencyLimit, Host, MachinePart
 from homenode.units import GIB, MIB
 from tests.doctor_cases import (
@@ -99,6 +101,26 @@ def with_microcode(second: str) -> Host:
     return replace(there, parts=tuple(parts))
 
 
+def with_parts(*parts: MachinePart) -> Host:
+    return replace(host(HGX), parts=parts)
+
+
+def modules(*of_packages: int) -> list[MachinePart]:
+    size = (("Size", "64 GB"),)
+    return [
+        MachinePart("memory module", f"CPU{package}_DIMM_{letter}1", size)
+        for package, count in enumerate(of_packages)
+        for letter in "ABCDEFGH"[:count]
+    ]
+
+
+def said(xid: str) -> tuple[MachinePart, ...]:
+    """What is read of a kernel's log."""
+    text = f"[   81.5] NVRM: Xid (PCI:{str(GPU)[:-2]}): {xid}\n"
+    log = MemorySnapshot("log", {}, {}, {"dmesg": text})
+    return tuple(part for part in read_parts(log) if part.group == "kernel log")
+
+
 def with_half_a_cache(there: Host) -> Host:
     first, *others = there.llcs
     return replace(there, llcs=(replace(first, size_bytes=(first.size_bytes or 0) // 2), *others))
@@ -129,6 +151,18 @@ HEALTH_CASES: dict[str, Case] = {
         lambda: of_host(with_microcode("0x2b000590")),
         "hgx-h100 with the same on both",
         lambda: of_host(with_microcode("0x2b000603")),
+    ),
+    "parts-uneven": case(
+        "hgx-h100 with 15 memory modules of 16",
+        lambda: of_host(with_parts(*modules(7, 8))),
+        "hgx-h100 with 16",
+        lambda: of_host(with_parts(*modules(8, 8))),
+    ),
+    "kernel-error": case(
+        "hgx-h100 with Xid 79 of one GPU in its kernel's log",
+        lambda: of_host(with_parts(*said("79, pid=4411, GPU has fallen off the bus."))),
+        "the same with Xid 31, a program's",
+        lambda: of_host(with_parts(*said("31, pid=4411, name=python3, MMU Fault"))),
     ),
     "bar-unassigned": case(
         "hgx-h100 with BAR 2 of one GPU without an address",

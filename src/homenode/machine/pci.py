@@ -100,10 +100,6 @@ class PciBridge(Struct, frozen=True):
     subordinate_bus: int
 
 
-LANE_ERRORS = "LaneErrStat"
-"""Of ``PciRegisters.settings``: lanes with errors since the status was cleared; "0" = none."""
-
-
 class PciRegisters(Struct, frozen=True, kw_only=True):
     """What the configuration space asks of a function; None where the source does not say.
 
@@ -112,8 +108,8 @@ class PciRegisters(Struct, frozen=True, kw_only=True):
     that it could. aspm: as lspci says, "Disabled", "L1 Enabled". uncorrected: names of the errors
     that it has seen since its status was cleared. unplaced_bars: memory BARs 0-5 without an
     address. largest_bars: (index, bytes) of BARs that can be resized, the most that they can.
-    settings: other switches and states, by name, in lspci's words: compared with like devices only;
-    "revision" among them. others: what is on of whatever else a register has, by its name.
+    settings: every other field, by name, in lspci's words: compared with like devices only;
+    "revision" and capabilities among them.
     """
 
     memory: bool | None = None
@@ -128,7 +124,6 @@ class PciRegisters(Struct, frozen=True, kw_only=True):
     unplaced_bars: tuple[int, ...] = ()
     largest_bars: tuple[tuple[int, int], ...] = ()
     settings: tuple[tuple[str, str], ...] = ()
-    others: tuple[tuple[str, str], ...] = ()
 
 
 class PartKind(StrEnum):

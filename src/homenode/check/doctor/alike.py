@@ -5,6 +5,7 @@ kind, ids, subsystem ids and function; for what drivers set, by their driver too
 by their ids and by what is below them.
 """
 
+import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence, Set
 from functools import partial
@@ -26,7 +27,6 @@ from homenode.machine.link_path import (
     peer_links,
 )
 from homenode.machine.pci import (
-    LANE_ERRORS,
     DeviceKind,
     PciDevice,
     PciRegisters,
@@ -171,7 +171,8 @@ def _smaller(value: Iterable[tuple[int, int]], usual: Iterable[tuple[int, int]])
 
 class Attribute(NamedTuple):
     """What is compared. name: the case of the page's texts. of_driver: a driver sets it. topic: of
-    several attributes, of which one finding of a device says all."""
+    several attributes, of which one finding of a device says all. is_named: a row of the table of
+    states says how it is compared."""
 
     name: str
     label: str
@@ -182,6 +183,7 @@ class Attribute(NamedTuple):
     of_driver: bool = False
     severity: Severity | None = None
     topic: str = ""
+    is_named: bool = True
 
 
 _DEVCTL, _LNKCAP = "lspci -vvv: DevCtl", "LnkCap of lspci -vvv"
@@ -241,15 +243,7 @@ ATTRIBUTES: tuple[Attribute, ...] = (
 
 
 def _named(group: Sequence[Compared]) -> Iterator[Attribute]:
-    """Each setting that a source names; what is not known to matter is an info."""
-    may_sleep = DeviceKind.NVSWITCH not in group[0].kinds  # when idle, by their drivers
-    stated = {one.device.bdf: dict(_settings(one)) for one in group}
-    for name in dict.fromkeys(name for found in stated.values() for name in found):
-        worse = _where_none if name == LANE_ERRORS else _other
-        by = _USE if name == "power state" and may_sleep else {}
-        found = {bdf: states[name] for bdf, states in stated.items() if name in states}
-        read = partial(_of_device, found)
-        yield _row("settings", name, read, "lspci -vvv", worse, **_DRIVER, **by)
+    """Every state that a source names, but those that the table says change with use."""
     for source, states in _OF_STATES:
         stated = {one.device.bdf: dict(states(one)) for one in group}
         for rule, name, of in judged_states("device", stated):
@@ -262,6 +256,7 @@ def _named(group: Sequence[Compared]) -> Iterator[Attribute]:
                 of_driver=True,
                 severity=Severity.INFO if rule.is_info else None,
                 topic=rule.topic,
+                is_named=rule.judged != "unknown",
             )
 
 
@@ -270,7 +265,7 @@ def _of_device(stated: Mapping[Bdf, str], one: Compared) -> str | None:
 
 
 _OF_STATES: tuple[tuple[str, Callable[[Compared], States]], ...] = (
-    ("lspci -vvv", attrgetter("registers.others")),
+    ("lspci -vvv", lambda one: _settings(one)),
     ("nvidia-smi -q", attrgetter("device.driver_states")),
     ("sysfs, nvidia-smi nvlink, amd-smi", attrgetter("device.states")),
 )
@@ -286,8 +281,10 @@ def judged_states(
     for name in dict.fromkeys(name for states in stated.values() for name in states):
         rule = state_rule(group, name)
         found = {key: states[name] for key, states in stated.items() if name in states}
-        if rule.judged == "there":
-            found = dict.fromkeys(given, "none") | found
+        if rule.judged in ("there", "unknown", "none"):
+            of = _OF_A_STATE.match(name)
+            alike = {k for k in given if any(of and s.startswith(of[0]) for s in stated[k])}
+            found = dict.fromkeys(alike if rule.judged == "unknown" else given, "none") | found
         elif rule.judged == "count":
             counts = {key: first_number(text) for key, text in found.items()}
             usual = median_low(counts.values()) if len(counts) > 1 else 0
@@ -298,9 +295,12 @@ def judged_states(
             yield rule, name, found
 
 
+_OF_A_STATE = re.compile(r"[^ /]+[ /]")
+"""What has nothing of a register or folder lacks that, and not each state in it."""
+
 WORSE: Mapping[str, Callable[[Any, Any], bool]] = {
-    "other": _other,
-    "there": _other,
+    **dict.fromkeys(("other", "there", "unknown"), _other),
+    "none": lambda value, usual: usual in ("0", "none"),
     "less": lambda value, usual: first_number(value) < first_number(usual),
     "count": lambda value, usual: value[:1].isdecimal(),
 }
@@ -313,11 +313,6 @@ _SAID_ALONE = ("Control Mem", "Control BusMaster")
 def _settings(one: Compared) -> tuple[tuple[str, str], ...]:
     said = () if one.below else _SAID_ALONE
     return tuple(pair for pair in one.registers.settings if pair[0] not in said)
-
-
-def _where_none(value: str, usual: str) -> bool:
-    """Where most have such errors, they are of the trainings."""
-    return usual == "0"
 
 
 _SAID_BY = {
@@ -337,16 +332,15 @@ def odd_findings(host: Host, known: Sequence[Finding] = ()) -> Iterator[Finding]
     groups = _groups(host)
     named = [(one, [group]) for group in groups for one in _named(group)]
     boards = _groups(host, by_board=False)
-    whole = [(one, groups) for one in ATTRIBUTES]
-    for attribute, of in (*whole, *named, (_BOARD, boards)):
+    for attribute, of in (*((one, groups) for one in ATTRIBUTES), *named, (_BOARD, boards)):
         for group in of:
             for members in _same_driver(group) if attribute.of_driver else (group,):
                 for one, found in _odd(attribute, members, host.name):
                     bdf = one.device.bdf
-                    causes = {(bdf, attribute.name), (bdf, attribute.label)}
+                    words = (attribute.name, attribute.label, attribute.topic)
+                    causes = {(bdf, word) for word in words}
                     if attribute.name == "path":  # it follows from a link that is said
                         causes |= {(each, ATTRIBUTES[0].label) for each in (bdf, *one.above)}
-                    causes |= {(bdf, attribute.topic)} if attribute.topic else set()
                     if said.isdisjoint(causes):
                         yield found
                         said |= {(bdf, attribute.label), (bdf, attribute.topic or attribute.label)}
@@ -456,6 +450,7 @@ def _odd(
     is_chosen = attribute.name == "mode" and len(odd) > 1  # one alone was forgotten
     is_drive = group[0].kinds == {DeviceKind.NVME} and not attribute.topic
     is_minor = is_chosen or not is_majority or is_drive
+    is_minor = is_minor or not (attribute.is_named or is_odd_one(len(odd), count))
     is_minor = is_minor and attribute.worse is not WORSE["count"]
     for one, value in odd:
         if attribute.name in _WIRED and _is_built_so(one, attribute):
@@ -477,6 +472,11 @@ def _odd(
                 devices=(device.bdf, *(each.bdf for each in one.below)),
             ),
         )
+
+
+def is_odd_one(odd: int, usual: int) -> bool:
+    """Of what no table names, whether so few differ from so many that it is no choice."""
+    return usual >= _LEAST * odd or (odd == 1 and usual >= _LEAST - 1)
 
 
 def usual_of(

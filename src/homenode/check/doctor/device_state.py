@@ -183,7 +183,7 @@ def _boards(host: Host) -> Iterator[Finding]:
 def _uneven(host: Host) -> Iterator[Finding]:
     """Switches, else nodes, with fewer GPUs or NICs of a model than the others like them. Where a
     switch has another device instead, it is that one."""
-    kinds = (DeviceKind.GPU, DeviceKind.NIC)
+    kinds = (DeviceKind.GPU, DeviceKind.NIC, DeviceKind.NVME)
     found = [d for d in host.pci_devices if d.kind in kinds and d.physical_function is None]
     switch_of = {
         device.bdf: links[-1].lower
@@ -196,6 +196,8 @@ def _uneven(host: Host) -> Iterator[Finding]:
             alike.setdefault(key(device), []).append(device)
         for group in alike.values():
             below = _fewer_below(group, switch_of)
+            if group[0].kind is DeviceKind.NVME and len(below) > 1:
+                below = []  # bays that were not filled
             for switch, n, usual, _ in below:
                 others = [d for d in found if switch_of.get(d.bdf) == switch and d not in group]
                 others = [d for d in others if near(d) == near(group[0])]

@@ -21,9 +21,11 @@ from homenode.check.doctor.alike import has_like_devices, odd_findings
 from homenode.check.doctor.device_state import device_state_findings
 from homenode.check.doctor.host_state import (
     collective_findings,
+    kernel_log_findings,
     layout_findings,
     odd_part_findings,
     settings_findings,
+    uneven_part_findings,
 )
 from homenode.check.doctor.links import (
     Load,
@@ -86,6 +88,8 @@ def _of_host(host: Host, known: Circumstances, *, with_advice: bool = True) -> I
     yield from by_themselves
     yield from odd_findings(host, by_themselves)
     yield from odd_part_findings(host)
+    yield from uneven_part_findings(host)
+    yield from kernel_log_findings(host)
     yield from layout_findings(host, with_advice=with_advice)
 
 

@@ -56,9 +56,13 @@ def read_part_states(snapshot: Snapshot, group: str, folder: str) -> States:
             continue
         for path in paths_of(snapshot, f"{folder}/{rule.glob}"):
             name, text = rule.name_of(path.removeprefix(f"{folder}/")), read_word(snapshot, path)
-            for line in (text or "").splitlines():
-                key, _, value = line.partition(":") if rule.form is Form.FIELDS else ("", "", line)
-                value = value.strip("* ")  # of AMD's clocks: where it is now
+            lines = (text or "").splitlines()
+            is_keyed = rule.form is Form.FIELDS or (
+                len(lines) > 1 and all(": " in o for o in lines)
+            )
+            for line in lines:
+                key, _, value = line.partition(":") if is_keyed else ("", "", line)
+                value = value.strip("* ")[:400]  # of AMD's clocks: where it is now
                 found.setdefault(f"{name} {key}".strip(), {})[value] = None
     return tuple((name, ", ".join(values)) for name, values in found.items())
 

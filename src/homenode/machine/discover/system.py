@@ -20,7 +20,7 @@ from homenode.machine.discover.readings import (
     read_pus,
     read_word,
 )
-from homenode.machine.snapshot.contents import STATES
+from homenode.machine.snapshot.contents import STATES, KernelLine, kernel_line, state_rule
 from homenode.machine.snapshot.gather import paths_of
 from homenode.machine.snapshot.protocol import Snapshot
 from homenode.machine.tools.versions import Version, parse_qemu_version, parse_virsh_version
@@ -357,7 +357,7 @@ def read_parts(snapshot: Snapshot) -> tuple[MachinePart, ...]:
             states = read_part_states(snapshot, group, folder)
             states += of_pu.get(name, ()) if group == "PU" else ()
             found += [MachinePart(group, name, states)] if states else []
-    return (*found, *_memory_modules(snapshot))
+    return (*found, *_records(snapshot), *_kernel_log(snapshot))
 
 
 def _states_of_pus(snapshot: Snapshot) -> dict[str, States]:
@@ -368,18 +368,38 @@ def _states_of_pus(snapshot: Snapshot) -> dict[str, States]:
         key, _, value = (word.strip() for word in line.partition(":"))
         if key == "processor":
             pu = found.setdefault(value, {})
-        elif key in ("microcode", "stepping", "model name"):
+        elif value and state_rule("PU", f"cpuinfo/{key}").judged != "use":
             pu[f"cpuinfo/{key}"] = value
     return {name: tuple(states.items()) for name, states in found.items()}
 
 
-def _memory_modules(snapshot: Snapshot) -> Iterator[MachinePart]:
-    """By dmidecode: blocks of fields, each below a line "Memory Device"."""
-    text = snapshot.command_output("dmidecode-memory") or ""
-    for block in text.split("Memory Device\n")[1:]:
-        fields = dict(line.strip().split(": ", 1) for line in block.splitlines() if ": " in line)
-        if (locator := fields.pop("Locator", None)) is not None:
-            yield MachinePart("memory module", locator, tuple(fields.items()))
+def _records(snapshot: Snapshot) -> Iterator[MachinePart]:
+    """By dmidecode: blocks of fields, each below a line that says what it is."""
+    for group, command, head, name in (
+        ("memory module", "dmidecode-memory", "Memory Device\n", "Locator"),
+        ("slot", "dmidecode-slots", "System Slot Information\n", "Designation"),
+    ):
+        for block in (snapshot.command_output(command) or "").split(head)[1:]:
+            own = block.partition("\n\n")[0].splitlines()
+            fields = dict(line.strip().split(": ", 1) for line in own if ": " in line)
+            if (locator := fields.pop(name, None)) is not None:
+                yield MachinePart(group, locator, tuple(fields.items()))
+
+
+def _kernel_log(snapshot: Snapshot) -> Iterator[MachinePart]:
+    """What the kernel said of failed hardware: by device, how often, and its last line."""
+    found: dict[tuple[str, str, str], tuple[int, KernelLine]] = {}
+    for line in (snapshot.command_output("dmesg") or "").splitlines():
+        said = kernel_line(line)
+        if said is not None and said.severity == "undone":
+            found = {key: row for key, row in found.items() if key[1:] != (said.at, said.what)}
+        elif said is not None:
+            key = (said.about, said.at, said.what)
+            found[key] = (found[key][0] + 1 if key in found else 1, said)
+    for (about, at, _), (count, said) in found.items():
+        if count >= said.least:
+            states = (("count", str(count)), ("severity", said.severity), ("line", said.text))
+            yield MachinePart("kernel log", f"{about} {at}".strip(), states)
 
 
 _DMI = "/sys/devices/virtual/dmi/id"

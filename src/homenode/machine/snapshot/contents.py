@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator
 from enum import Enum, StrEnum
 from functools import cache, cached_property
+from typing import NamedTuple
 
 from msgspec import Struct
 
@@ -47,6 +48,7 @@ class Form(Enum):
     SIZE = r"\d{1,12}[KMG]?"
     SPEED = r"(?:\d{1,3}(?:\.\d)? GT/s(?: PCIe)?|Unknown(?: speed)?)"
     NAME = r"[^\n]{0,400}"  # one line of free text
+    LINES = r"[^\n]{0,401}"  # each line
     COMMAND_LINE = r"[^\n]{0,16384}"
     RESOURCE = r"0x[0-9a-f]{16} 0x[0-9a-f]{16} 0x[0-9a-f]{16}"  # each line
     FIELDS = r"[A-Za-z0-9_()][A-Za-z0-9_() ]{0,60}\t*:[^\n]{0,8000}"  # each line: "key: value"
@@ -75,7 +77,7 @@ class Form(Enum):
         return all(not part or compiled.fullmatch(part.rstrip()) for part in parts)
 
 
-_BY_LINE = frozenset({Form.RESOURCE, Form.FIELDS, Form.NODE_MEMINFO, Form.COUNTS})
+_BY_LINE = frozenset({Form.LINES, Form.RESOURCE, Form.FIELDS, Form.NODE_MEMINFO, Form.COUNTS})
 _compiled = cache(lambda form: re.compile(form.value, re.ASCII))
 
 
@@ -130,6 +132,9 @@ def words(section: str) -> frozenset[str]:
     return frozenset(rest.partition("[")[0].split())
 
 
+UNREAD = words("unread")
+
+
 def _each(names: str) -> list[str]:
     """Of braces, each name."""
     before, _, rest = names.partition("{")
@@ -175,8 +180,9 @@ class StateRule(Struct, frozen=True, kw_only=True, dict=True):
 
     def name_of(self, path: str) -> str:
         """The state's name, of a path below a part's folder."""
-        parts = zip(self.glob.split("/"), path.split("/"), strict=True)
-        return "/".join(part for glob, part in parts if not _is_any(glob))
+        *folders, name = path.split("/")
+        parts = zip(self.glob.split("/"), folders, strict=False)
+        return "/".join([*(part for glob, part in parts if not _is_any(glob)), name])
 
 
 def state_pattern(glob: str) -> str:
@@ -184,9 +190,12 @@ def state_pattern(glob: str) -> str:
 
     >>> state_pattern("net/e*/mtu"), state_pattern("cpuidle/state[0-9]*/disable")
     ('net/mtu(?: .*)?', 'cpuidle/state[0-9]+/disable(?: .*)?')
+    >>> state_pattern("net/*/[a-z]*")
+    'net/[^/ ]+(?: .*)?'
     """
-    kept = (part for part in glob.split("/") if not _is_any(part))
-    name = "/".join(kept).replace("[0-9]*", "[0-9]+")
+    *folders, last = glob.split("/")
+    kept = [part for part in folders if not _is_any(part)]
+    name = "/".join([*kept, "[^/ ]+" if _is_any(last) else last]).replace("[0-9]*", "[0-9]+")
     return f"{name}(?: .*)?"
 
 
@@ -232,8 +241,7 @@ def state_rule(group: str, name: str) -> StateRule:
         folders="",
         glob=name,
         form=None,
-        judged="there",
-        is_info=True,
+        judged="unknown",
         is_recorded=False,
     )
     return next(fitting, anything)
@@ -245,6 +253,43 @@ _COMPARED = (
     if one.form is not None
 )
 PATHS = tuple({(one.kind, one.glob): one for one in (*_COMPARED, *_paths())}.values())
+
+
+class KernelLine(NamedTuple):
+    """What a line of the kernel's log says of failed hardware. text: without its time."""
+
+    least: int
+    severity: str
+    about: str
+    at: str
+    what: str
+    text: str
+
+
+def _kernel_lines() -> Iterator[tuple[int, str, str, "re.Pattern[str]"]]:
+    for row in table("kernel_lines.txt"):
+        least, severity, about, pattern = row.split(" ", 3)
+        yield int(least), severity, about.replace(".", " "), re.compile(pattern, re.ASCII)
+
+
+_KERNEL_LINES = cache(lambda: tuple(_kernel_lines()))
+_TIME = re.compile(r"(?:<\d{1,3}>)?\[[A-Za-z0-9 :.]{1,30}\] (?:\[[ T0-9]{1,12}\] )?")
+
+
+def kernel_line(line: str) -> KernelLine | None:
+    """None of a line of no row of kernel_lines.txt.
+
+    >>> kernel_line("[ 9.1] NVRM: Xid (PCI:0000:3b:00): 79, pid=1, GPU has fallen off")[:5]
+    (1, 'critical', 'GPU', '0000:3b:00.0', '79')
+    """
+    text = _TIME.sub("", line, count=1)[:400].rstrip()
+    for least, severity, about, pattern in _KERNEL_LINES():
+        if (said := pattern.fullmatch(text)) is not None:
+            at = said["at"].lower()
+            at = f"{at}.0" if ":" in at and "." not in at else at
+            at = f"0000:{at}" if at.count(":") == 1 else at
+            return KernelLine(least, severity, about, at, said["what"], text)
+    return None
 
 
 def _commands() -> Iterator[ToolCommand]:

@@ -43,6 +43,7 @@ class LiveSnapshot(FilesOf):
         try:
             if not command.each:
                 return _first(command).stdout_or_raise()
+            run((command.spellings[0][0], "--version"), command.timeout_s)  # it is there
             listed = run(command.each, command.timeout_s).stdout_or_raise()
             return self._wrapped(command, listed.split()[:_MAX_DOMAINS])
         except ToolMissingError:

@@ -49,7 +49,6 @@ amdsmi_commands.py; ROCm/legacy-rocm-build issue 4477.
 """
 
 import re
-from collections.abc import Iterator
 from typing import Any
 
 from msgspec import Struct
@@ -57,7 +56,7 @@ from msgspec import Struct
 from homenode.bdf import Bdf
 from homenode.errors import ParseError
 from homenode.indices import NodeIndex
-from homenode.machine.tools.lines import Line, Lines, first_json
+from homenode.machine.tools.lines import Line, Lines, first_json, leaves
 
 MAX_GPUS = 512
 
@@ -174,22 +173,15 @@ def parse_states(text: str, source: str) -> dict[int, dict[str, str]]:
     """What `amd-smi static --json` or `metric --json` says of each GPU, by its number; elements by
     their paths. Raises ParseError where it is no list of GPUs."""
     value = first_json(text, source)
-    rows = value.get("gpu_data") if isinstance(value, dict) else value
-    if not isinstance(rows, list):
-        raise ParseError(source, "a list of GPUs", text.strip()[:80])
+    lists = value.values() if isinstance(value, dict) else (value,)
+    rows = [row for each in lists if isinstance(each, list) for row in each]
     numbered = [row for row in rows if isinstance(row, dict) and isinstance(row.get("gpu"), int)]
-    return {row["gpu"]: dict(_leaves("amd-smi", row)) for row in numbered}
-
-
-def _leaves(path: str, value: Any) -> Iterator[tuple[str, str]]:
-    """An amount and its unit are one text. No tool has longer names, or so many in each other."""
-    if isinstance(value, dict) and value.keys() == {"value", "unit"}:
-        yield path, f"{value['value']} {value['unit']}"
-    elif isinstance(value, dict) and len(path) < 400:
-        for name, each in value.items():
-            yield from _leaves(f"{path}/{name[:80]}", each)
-    elif isinstance(value, str | int | float):
-        yield path, str(value)[:80]
+    if not numbered:
+        raise ParseError(source, "a list of GPUs", text.strip()[:80])
+    found: dict[int, dict[str, str]] = {}
+    for row in numbered:
+        found.setdefault(row["gpu"], {}).update(leaves("amd-smi", row))
+    return found
 
 
 _ROCM_JSON = "rocm-smi --showtopo --json"

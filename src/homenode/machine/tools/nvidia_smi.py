@@ -172,9 +172,9 @@ def _text(element: etree._Element, path: str) -> str | None:
 _OF_LINK = re.compile(r"\s*Link (\d{1,3}): (?:([A-Za-z ]{1,40}): )?(\S.{0,60})", re.ASCII)
 
 
-def parse_nvlink(text: str) -> dict[int, dict[str, str]]:
-    """What `nvidia-smi nvlink -s` or -e says of each link, by the GPU's number: the rate of a link,
-    "<inactive>", or a count of errors. Other lines are skipped."""
+def parse_nvlink(text: str, source: str) -> dict[int, dict[str, str]]:
+    """What `nvidia-smi nvlink -s` or -e, the source, says of each link, by the GPU's number: the
+    rate of a link, "<inactive>", or a count of errors. Other lines are skipped."""
     found: dict[int, dict[str, str]] = {}
     links: dict[str, str] = {}
     for line in text.splitlines():

@@ -12,7 +12,7 @@ from homenode.doc import Gallery
 from homenode.show.page.answer import answer_section
 from homenode.show.page.gathered import gather
 from homenode.show.page.machine import machines_of
-from homenode.show.svg_canvas import chart_style
+from homenode.show.svg_canvas import CHART, css
 from tests.command_line import homenode
 from tests.doc_pages import ROOT
 
@@ -49,7 +49,7 @@ def _published() -> str:
     )
     head, _, rest = gallery.pictures[0].svg.partition(">")
     head = _SIZE.sub(lambda one: f'{one[1]}="{float(one[2]) * _LARGER:g}"', head)
-    style = f"<style>{chart_style()}</style>"
+    style = f"<style>{css(*CHART)}</style>"
     return f'{head} xmlns="http://www.w3.org/2000/svg">{style}{rest}\n'
 
 

@@ -1,6 +1,7 @@
 """Charts: figures of any size stay inside, texts are escaped, colours are distinguished."""
 
 import math
+import re
 from xml.etree import ElementTree
 
 import pytest
@@ -20,7 +21,7 @@ from homenode.show.bars import (
 )
 from homenode.show.curves import MOST_CELLS, Curve, Matrix, SizeRange, curve_chart, heat_map
 from homenode.show.paths import GuestCell, HostNode, Paths, paths_picture
-from homenode.show.svg_canvas import HEAT, SERIES, chart_style, series_number, text_width
+from homenode.show.svg_canvas import HEAT, SERIES, css, series_number, text_width
 
 FIGURES = st.floats(1e-12, 1e30, allow_nan=False, allow_infinity=False)
 NAMES = st.text(max_size=60)
@@ -102,7 +103,7 @@ def test_matrices_of_any_size_and_figures_stay_inside(
     names = tuple(f"0000:{n:02x}:00.0" for n in range(max(rows, columns)))
     matrix = Matrix("node", "GPU", names[:rows], names[:columns], cells)
     root = _inside(heat_map("matrix", unit, matrix))
-    drawn = len(root.findall("rect")) - len(HEAT)
+    drawn = len(root.findall("rect")) - HEAT
     assert 1 <= drawn <= MOST_CELLS * MOST_CELLS
 
 
@@ -177,7 +178,7 @@ def test_large_matrices_are_drawn_by_blocks_and_say_so() -> None:
     svg = heat_map("cores", "ns", Matrix("PU", "PU", names, names, cells))
     assert "median of 4 each" in svg
     # Rows are 50 of one and 50 of the other: the block in the middle has both.
-    assert 2 * 25 <= svg.count("<rect") - len(HEAT) <= 3 * 25
+    assert 2 * 25 <= svg.count("<rect") - HEAT <= 3 * 25
 
 
 def test_a_map_of_two_hundred_and_forty_cores_is_small() -> None:
@@ -196,18 +197,22 @@ def test_a_path_that_stays_on_a_node_looks_unlike_one_that_may_cross() -> None:
     assert "1 GPU at no node of the guest" in root.get("aria-label", "")
 
 
-@pytest.mark.parametrize("column", [0, 1])
-def test_series_and_outcomes_stand_out_from_their_ground(column: int) -> None:
-    ground = ("#ffffff", "#10151b")[column]
-    for shade in SERIES:
-        assert _contrast(shade[column], ground) >= 3, shade
+def _fills(sheet: str) -> dict[str, str]:
+    """The colours that a sheet fills with, by class."""
+    return dict(re.findall(r"\.chart \.(\w+)\{fill:(#[0-9a-f]{6})\}", css(sheet)))
+
+
+@pytest.mark.parametrize(("sheet", "ground"), [("chart", "#ffffff"), ("chart-dark", "#10151b")])
+def test_series_and_outcomes_stand_out_from_their_ground(sheet: str, ground: str) -> None:
+    fills = _fills(sheet)
+    for name in (*(f"s{number}" for number in range(SERIES)), "better", "worse", "neutral"):
+        assert _contrast(fills[name], ground) >= 3, name
 
 
 def test_ink_on_heat_is_legible() -> None:
-    style = chart_style()
-    for number, colour in enumerate(HEAT):
-        ink = style.split(f".chart .i{number}{{fill:")[1][:7]
-        assert _contrast(colour, ink) >= 4.4, (colour, ink)
+    fills = _fills("chart")
+    for number in range(HEAT):
+        assert _contrast(fills[f"h{number}"], fills[f"i{number}"]) >= 4.4, number
 
 
 def test_presets_have_colours_of_their_own() -> None:

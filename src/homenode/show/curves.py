@@ -258,8 +258,8 @@ def _cell(
 
 def _shade(value: float, low: float, high: float) -> int:
     if high <= low:
-        return len(HEAT) // 2
-    return min(max(int((value - low) / (high - low) * len(HEAT)), 0), len(HEAT) - 1)
+        return HEAT // 2
+    return min(max(int((value - low) / (high - low) * HEAT), 0), HEAT - 1)
 
 
 def _column_names(
@@ -275,10 +275,10 @@ def _column_names(
 
 
 def _legend(canvas: SvgCanvas, y: float, left: float, ends: tuple[float, float], unit: str) -> None:
-    width = min((WIDTH - left) / len(HEAT), 18.0)
-    for shade in range(len(HEAT)):
+    width = min((WIDTH - left) / HEAT, 18.0)
+    for shade in range(HEAT):
         canvas.rect(left + shade * width, y, width, 8, f"h{shade}")
-    end = left + width * len(HEAT)
+    end = left + width * HEAT
     canvas.text(left, y + 20, short_figure(ends[0]), 10, "dim")
     canvas.text(end, y + 20, f"{short_figure(ends[1])} {unit}", 10, "dim", anchor="end")
 

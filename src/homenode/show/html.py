@@ -8,7 +8,7 @@ from functools import cache
 from homenode.doc import Cell, Doc, Words, plain, spans
 from homenode.errors import HostError
 from homenode.input_files import package_text
-from homenode.show.svg_canvas import chart_style, key_style, style_sheet
+from homenode.show.svg_canvas import CHART, PICTURE, css
 from homenode.wording import printable
 
 _DRAWINGS = "svg:is(.map,.host)"
@@ -25,7 +25,7 @@ def html_page(doc: Doc) -> str:
 
     Its policy forbids everything but its own style sheet and script, by their digests.
     """
-    style = _text("page.css") + chart_style() + style_sheet(_DRAWINGS) + key_style() + _HATCHED
+    style = _text("page.css") + css(*CHART) + css(PICTURE, scope=_DRAWINGS) + css("keys") + _HATCHED
     script = _text("page.js")
     policy = (
         f"default-src 'none'; style-src {_digest(style)}; script-src {_digest(script)}; "
@@ -115,7 +115,7 @@ def _styled(svg: str) -> str:
     head, end, rest = svg.partition(">")
     if 'class="chart"' not in head:
         return svg
-    return f"{head}{end}<style>{chart_style(dark=False)}</style>{rest}"
+    return f"{head}{end}<style>{css('chart')}</style>{rest}"
 
 
 def _shown(value: object) -> object:

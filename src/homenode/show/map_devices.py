@@ -303,7 +303,7 @@ def _draw_card(
     canvas.rect(x, y, width, height, "card", radius=4, title=_card_title_text(device))
     if planned is not None:
         if planned.cell is not None:
-            colour = planned.cell % len(CELL_COLOURS)
+            colour = planned.cell % CELL_COLOURS
             band, ink = f"cell{colour}", f"on-cell{colour}"
             canvas.rect(x, y, width, height, f"tint{colour}", radius=4)
         else:

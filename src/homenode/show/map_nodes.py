@@ -143,12 +143,12 @@ def _draw_pu(
     x, y = corner
     ink, fill, classes = "ink", None, "pu"
     if use.vcpus and use.cell is not None:
-        colour = use.cell % len(CELL_COLOURS)
+        colour = use.cell % CELL_COLOURS
         classes, ink = f"pu cell{colour}", f"on-cell{colour}"
     elif use.emulator or use.iothreads:
         classes, ink = "pu host-thread", "on-host-thread"
     elif use.other_cell is not None:
-        classes = f"pu tint{use.other_cell % len(CELL_COLOURS)}"
+        classes = f"pu tint{use.other_cell % CELL_COLOURS}"
     elif use.barred or use.used_by:
         fill = "barred" if use.barred else "taken"
     inset = 1.0
@@ -411,7 +411,7 @@ def _draw_cell_chips(
             chip = text_width(line, 11, bold=True) + 14
             if at_x > x and at_x + chip > x + width:
                 at_x, at_y = x, at_y + _CHIP + 4
-            colour = cell % len(CELL_COLOURS)
+            colour = cell % CELL_COLOURS
             canvas.rect(at_x, at_y, chip, _CHIP, f"cell{colour}", radius=4)
             canvas.text(at_x + 7, at_y + 14, line, 11, f"on-cell{colour}", bold=True)
             at_x += chip + 6
@@ -446,7 +446,7 @@ def draw_memory(
             part = min(share * scale, x + width - at_x)
             if part > 0.5:
                 look = "cell" if exact else "tint"
-                canvas.rect(at_x, at_y + 2, part, 12, f"{look}{cell % len(CELL_COLOURS)}")
+                canvas.rect(at_x, at_y + 2, part, 12, f"{look}{cell % CELL_COLOURS}")
                 at_x += part
         at_y += 14
     lines = [" · ".join(memory_parts(node))]

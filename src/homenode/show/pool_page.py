@@ -35,7 +35,7 @@ class _Vm(Struct, frozen=True):
 
     @property
     def colour(self) -> int:
-        return self.number % len(CELL_COLOURS)
+        return self.number % CELL_COLOURS
 
 
 class _HostMap:
@@ -290,7 +290,7 @@ def simulation_page(simulation: Simulation) -> Doc:
 def _chart(simulation: Simulation) -> Iterator[Picture]:
     """The curves of the first order; each value holds until the next."""
     curves = tuple(
-        Curve(one.policy, tuple(_stairs(_thinned(one.curve))), number % len(SERIES))
+        Curve(one.policy, tuple(_stairs(_thinned(one.curve))), number % SERIES)
         for number, one in enumerate(simulation.outcomes)
         if len(one.curve) > 1
     )

@@ -30,7 +30,7 @@ from homenode.show.map_nodes import (
     rows_of_cores,
     use_label,
 )
-from homenode.show.svg_canvas import CELL_COLOURS, SvgCanvas, style_sheet, text_width, wrap
+from homenode.show.svg_canvas import CELL_COLOURS, PICTURE, SvgCanvas, css, text_width, wrap
 from homenode.units import format_bytes
 from homenode.vm.plan_model import Plan
 from homenode.wording import nodes_text, plural, pus_text
@@ -56,7 +56,7 @@ def topology_map(host: Host, plan: Plan | None = None) -> str:
     if plan is not None:
         title += f" with VM {plan.vm.name}"
         description = f"{plan_line(plan)}. Host: {counts}"
-    canvas = SvgCanvas.document(WIDTH, title, description, style_sheet())
+    canvas = SvgCanvas.document(WIDTH, title, description, css(PICTURE))
     width = WIDTH - 2 * _MARGIN
     y = _MARGIN
     canvas.text(_MARGIN, y + 20, host.name, 24, bold=True, width=width)
@@ -161,7 +161,7 @@ def draw_guest(canvas: SvgCanvas, scene: Scene, place: tuple[float, float, float
         height = 26 + 15 * max(len(lines) for lines in texts) + 8
         for position, cell in enumerate(row):
             card_x = x + position * (card_width + 12)
-            colour = cell.id % len(CELL_COLOURS)
+            colour = cell.id % CELL_COLOURS
             canvas.rect(card_x, at_y, card_width, height, "card", radius=6)
             canvas.rect(card_x, at_y, card_width, height, f"tint{colour}", radius=6)
             canvas.rect(card_x, at_y, card_width, 24, f"cell{colour}", radius=6)
@@ -344,10 +344,10 @@ def _legend_entries(scene: Scene) -> list[tuple[str, str | None, str]]:
     if scene.plan is not None:
         for cell in sorted({use.cell for use in uses if use.cell is not None}):
             name = cell_name(scene.plan, cell)
-            entries.append((f"pu cell{cell % len(CELL_COLOURS)}", None, f"vCPU of {name}"))
+            entries.append((f"pu cell{cell % CELL_COLOURS}", None, f"vCPU of {name}"))
         neighbours = sorted({use.other_cell for use in uses if use.other_cell is not None})
         if neighbours:
-            tint = f"pu tint{neighbours[0] % len(CELL_COLOURS)}"
+            tint = f"pu tint{neighbours[0] % CELL_COLOURS}"
             entries.append((tint, None, "sibling left idle"))
         if any(len(use.vcpus) > 1 for use in uses):
             entries.append(("pu", None, "4v: so many vCPUs share the PU"))

@@ -10,12 +10,15 @@ KubeVirt cmd/sidecars for the shim; batch/v1 (Job), v1 (PersistentVolumeClaim).
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
+
+import yaml  # type: ignore[import-untyped]
 
 from homenode.cluster.kubevirt.manifest_options import ClaimScope, ManifestOptions
 from homenode.cluster.kubevirt.vmi import EVEN_ANNOTATION, HOOK_ANNOTATION
 from homenode.errors import UsageError
+from homenode.input_files import package_text
 from homenode.process import CLOSED
 from homenode.wording import command_line
 
@@ -63,14 +66,28 @@ def manifests(options: ManifestOptions, hook: str) -> dict[str, str]:
     if options.configmap:
         files = {"hook-configmap.yaml": yaml_text(hook_configmap(options, hook))}
     else:
-        files = {"Containerfile": _sidecar_image(options), HOOK_FILE: hook}
+        image = _file(
+            "Containerfile",
+            IMAGE=options.image,
+            VERSION=options.kubevirt,
+            HOOK=HOOK_FILE,
+            PATH=HOOK_PATH,
+            USER=USER,
+        )
+        files = {"Containerfile": image, HOOK_FILE: hook}
     return files | {
         "kubevirt-gates.json": json.dumps(gate_patch(gates_of(options)), indent=2) + "\n",
         "hyperconverged-gates.yaml": yaml_text(hyperconverged_patch(gates_of(options))),
         "permitted-devices.yaml": yaml_text(permitted_devices(options)),
         **({} if options.claims is None else {"claims.yaml": yaml_text(claim_template(options))}),
         "vm.yaml": yaml_text(virtual_machine(options)),
-        "bench.Containerfile": _bench_image(options),
+        "bench.Containerfile": _file(
+            "bench.Containerfile",
+            IMAGE=options.bench_image,
+            BASE=_PYTHON_IMAGE,
+            DIGEST=_PYTHON_DIGEST,
+            USER=USER,
+        ),
         "bench-guest.yaml": yaml_text(results_claim(options), guest_job(options)),
         "bench-node.yaml": yaml_text(results_claim(options), node_job(options)),
     }
@@ -282,92 +299,25 @@ def virtual_machine(options: ManifestOptions) -> dict[str, Any]:
     return vm if options.claims is None else _with_claims(vm, options)
 
 
-def _sidecar_image(options: ManifestOptions) -> str:
-    return f"""\
-# The sidecar: KubeVirt's own, with homenode's hook as the onDefineDomain that its shim looks for.
-# The hook is one file and needs nothing but the Python of that image. Build in this folder:
-#   podman build -t {options.image} -f Containerfile .
-# Tags move: to build the same again, give the digest as well (skopeo inspect prints it):
-#   --build-arg KUBEVIRT={options.kubevirt}@sha256:DIGEST
-ARG KUBEVIRT={options.kubevirt}
-FROM quay.io/kubevirt/sidecar-shim:${{KUBEVIRT}}
-COPY --chmod=0755 {HOOK_FILE} {HOOK_PATH}
-USER {USER}
-"""
-
-
-def _bench_image(options: ManifestOptions) -> str:
-    return f"""\
-# The image of the jobs that measure: homenode with what it runs with, ssh, and a node's tools.
-# Build next to a wheel (pip wheel --no-deps . -w . in homenode's source) and requirements.lock:
-#   podman build -t {options.bench_image} -f bench.Containerfile .
-# A tag moves, a digest does not; --build-arg BASE=... names another base. The newest digest:
-#   skopeo inspect --format '{{{{.Digest}}}}' docker://{_PYTHON_IMAGE}
-ARG BASE={_PYTHON_IMAGE}@{_PYTHON_DIGEST}
-FROM ${{BASE}}
-COPY homenode-*.whl requirements.lock /tmp/
-RUN pip install --no-cache-dir --require-hashes -r /tmp/requirements.lock \\
- && pip install --no-cache-dir --no-deps --no-index /tmp/homenode-*.whl \\
- && rm /tmp/homenode-*.whl /tmp/requirements.lock \\
- && apt-get update \\
- && apt-get install -y --no-install-recommends openssh-client numactl pciutils \\
- && rm -rf /var/lib/apt/lists/* && useradd -u {USER} -m homenode
-USER {USER}
-"""
-
-
 USER = 1001
 """Of the image: not root, and with a name, which ssh asks for."""
 
 LONGEST_S = 6 * 3600
 """A guest that never ends ends here."""
 
-_NAME = 'name="$NAME-$(date -u +%Y%m%dT%H%M%SZ)"\ncode=0\n'
-_VERDICT = '# 1: measured, with findings. They are in the run.\n[ "$code" -le 1 ] || exit "$code"\n'
 
-_REACH = f"""\
-reach() {{
-  ssh {" ".join(CLOSED)} -i /ssh/key -o BatchMode=yes \\
-    -o GlobalKnownHostsFile=/dev/null -o UserKnownHostsFile="$2" -o HostKeyAlias="$alias" \\
-    -o StrictHostKeyChecking="$1" -o HashKnownHosts=no -o UpdateHostKeys=no \\
-    -- "$GUEST" "$3"
-}}
-run() {{ reach yes "$keys" "$1"; }}
-keys=/ssh/known_hosts
-alias=${{GUEST#*@}}
-if [ ! -s "$keys" ]; then
-  keys=/results/.known_hosts-$NAME
-  alias=$NAME
-  if [ ! -s "$keys" ]; then
-    first=$(mktemp "$keys.XXXXXX")
-    reach accept-new "$first" true || {{ code=$?; rm -f "$first"; exit "$code"; }}
-    ln "$first" "$keys" 2>/dev/null || [ -s "$keys" ] || cp "$first" "$keys"
-    rm -f "$first"
-  fi
-fi
-run true || {{
-  echo "$GUEST: expected a login, and the host key of $keys" >&2
-  echo "  hint: if the guest was installed anew, take its old key out of that file" >&2
-  exit 3
-}}
-"""
-"""A known_hosts in the secret says whose key it must be. Else the first job's login takes the
-guest's, and keeps it on the volume under the VM's name: its address changes with each of its pods.
-"""
+def _file(name: str, **values: object) -> str:
+    """A file of files/, each @NAME@ in it replaced by its value."""
+    text = package_text("cluster", "kubevirt", "files", name)
+    for word, value in values.items():
+        text = text.replace(f"@{word}@", str(value))
+    return text
 
-GUEST_SCRIPT = (
-    "set -eu\n"
-    + _REACH
-    + _NAME
-    + "run \"homenode bench '$name' --results homenode-results\" || code=$?\n"
-    + "run \"cd homenode-results && tar -cf - */'$name'\" | \\\n"
-    + '  homenode kubevirt receive "$name" --results /results\n'
-    + _VERDICT
-)
-NODE_SCRIPT = (
-    "set -eu\n" + _NAME + 'homenode bench "$name" --results /results || code=$?\n' + _VERDICT
-)
-"""Each run has a name of its own, so that a job that is applied again adds one."""
+
+NODE_SCRIPT = _file("bench-node.sh")
+GUEST_SCRIPT = _file("bench-guest.sh", SSH=" ".join(CLOSED))
+"""What the jobs run. Each run has a name of its own, so that a job that is applied again adds
+one."""
 
 
 def results_claim(options: ManifestOptions) -> dict[str, Any]:
@@ -464,9 +414,27 @@ def _job(options: ManifestOptions, name: str, command: list[str]) -> dict[str, A
     }
 
 
-_PLAIN = re.compile(r"[A-Za-z/][A-Za-z0-9 _./@-]*(?::[A-Za-z0-9_./-]+)*\Z", re.ASCII)
-_SHORT = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\t": "\\t"}
-_WORDS = frozenset({"true", "false", "yes", "no", "on", "off", "null", "y", "n"})
+class _Readable(yaml.SafeDumper):  # type: ignore[misc]
+    """Texts of several lines in block style; what stands twice is written twice."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    """In quotes where another version of YAML might read a number or a truth: 1e3, y."""
+    style = None
+    if not text.replace("\n", "").replace("\t", "").isprintable():
+        style = '"'  # escaped: \x85 ends a line elsewhere
+    elif "\n" in text:
+        style = "|"
+    elif len(text) < 2 or not (text[0].isalpha() or text[0] == "/"):
+        style = "'"
+    node: yaml.ScalarNode = dumper.represent_scalar("tag:yaml.org,2002:str", text, style)
+    return node
+
+
+_Readable.add_representer(str, _text)
 
 
 def yaml_text(*documents: Mapping[str, Any]) -> str:
@@ -474,67 +442,15 @@ def yaml_text(*documents: Mapping[str, Any]) -> str:
 
     >>> print(yaml_text({"a": [{"b": "on", "c": 1}], "d": {}}), end="")
     a:
-    - b: "on"
+    - b: 'on'
       c: 1
     d: {}
     """
-    return "---\n".join("".join(f"{line}\n" for line in _mapping(d, "")) for d in documents)
-
-
-def _mapping(value: Mapping[str, Any], indent: str) -> Iterator[str]:
-    for key, inner in value.items():
-        yield from _entry(f"{indent}{_scalar(key)}:", inner, indent)
-
-
-def _entry(head: str, value: Any, indent: str) -> Iterator[str]:
-    if isinstance(value, Mapping) and value:
-        yield head
-        yield from _mapping(value, f"{indent}  ")
-    elif isinstance(value, list | tuple) and value:
-        yield head
-        yield from _sequence(value, indent)
-    elif isinstance(value, str) and _is_block(value):
-        yield f"{head} |"
-        yield from (f"{indent}  {line}" if line else "" for line in value[:-1].split("\n"))
-    else:
-        yield f"{head} {_scalar(value)}"
-
-
-def _is_block(value: str) -> bool:
-    """Whether a text of lines is the same in block style, which ends with the last of them."""
-    bare = value.removesuffix("\n")
-    return (
-        "" != bare != value
-        and bare == bare.strip()
-        and all(letter.isprintable() or letter in "\n\t" for letter in value)
+    text: str = yaml.dump_all(
+        documents,
+        Dumper=_Readable,
+        sort_keys=False,
+        allow_unicode=True,
+        width=float("inf"),
     )
-
-
-def _sequence(value: Sequence[Any], indent: str) -> Iterator[str]:
-    for item in value:
-        if isinstance(item, Mapping) and item:
-            lines = list(_mapping(item, f"{indent}  "))
-            yield f"{indent}- {lines[0][len(indent) + 2 :]}"
-            yield from lines[1:]
-        else:
-            yield from _entry(f"{indent}-", item, indent)
-
-
-def _scalar(value: Any) -> str:
-    if not isinstance(value, str):
-        return json.dumps(value)
-    if _PLAIN.match(value) and value == value.rstrip() and value.lower() not in _WORDS:
-        return value
-    if '"' in value and value.isprintable():
-        return "'" + value.replace("'", "''") + "'"
-    return '"' + "".join(map(_escaped, value)) + '"'
-
-
-def _escaped(letter: str) -> str:
-    """Within double quotes. Not as JSON has it: YAML knows no pairs of surrogates."""
-    if letter in _SHORT:
-        return _SHORT[letter]
-    number = ord(letter)
-    if letter.isprintable():
-        return letter
-    return f"\\u{number:04x}" if number < 1 << 16 else f"\\U{number:08x}"
+    return text

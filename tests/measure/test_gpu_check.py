@@ -88,3 +88,17 @@ def test_no_part_begins_when_the_time_is_over(tmp_path: Path) -> None:
         visit_gpus(GpuMachine(), GpuMachine(), folder, "python3", -1)
     kept = json.loads((folder / "gpu-check.json").read_text())
     assert all("left out" in line for line in kept["checked"])
+
+
+def test_figures_that_pytorch_made_for_a_broken_tool_are_not_compared_with_its_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = GpuMachine(fails=frozenset({"nvbandwidth"}))
+    alone = GpuMachine(programs=frozenset({"numactl"}))
+    folder = tmp_path / "check"
+    with pytest.raises(SystemExit) as ended:
+        visit_gpus(broken, alone, folder, "python3", 600, groups=(Group.GPU_COPY,))
+    assert ended.value.code == 1
+    line = json.loads((folder / "gpu-check.json").read_text())["checked"][-1]
+    assert "nvbandwidth against PyTorch: not possible: expected copies by nvbandwidth" in line
+    assert "nothing is wrong" not in capsys.readouterr().out

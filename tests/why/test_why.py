@@ -373,3 +373,77 @@ def test_twenty_megabytes_take_two_seconds_on_a_quiet_core() -> None:
 
     unit = min(seconds(lambda: [text.lower() for _ in range(10)]) for _ in range(3))
     assert min(seconds(lambda: answer([("log", text)])) for _ in range(3)) < 60 * unit + 0.1
+
+
+HEALTHY = {
+    "nvidia-smi -q": """\
+==============NVSMI LOG==============
+
+Driver Version                                 : 580.159.04
+Attached GPUs                                  : 1
+GPU 00000000:00:06.0
+    Product Name                               : NVIDIA H200
+    ECC Errors
+        Aggregate
+            SRAM Uncorrectable Parity          : 0
+            DRAM Uncorrectable                 : 0
+            SRAM Threshold Exceeded            : No
+    Retired Pages
+        Single Bit ECC                         : N/A
+        Double Bit ECC                         : N/A
+    Remapped Rows
+        Uncorrectable Error                    : 0
+        Remapping Failure Occurred             : No
+    Processes                                  : None
+""",
+    "nvidia-smi": """\
++------------------------------------------------------------+
+| NVIDIA-SMI 580.159.04   Driver Version: 580.159.04         |
+|   0  NVIDIA H200    On  |   00000000:00:06.0 Off |       0 |
++------------------------------------------------------------+
+
++------------------------------------------------------------+
+| Processes:                                    GPU Memory   |
+|  No running processes found                                |
++------------------------------------------------------------+
+""",
+    "a log of one host": """\
+vm:1:1 [0] NCCL INFO dlvsym failed on mlx5dv_reg_dmabuf_mr - undefined symbol: mlx5dv_
+vm:1:1 [0] NCCL INFO NET/IB : No device found.
+vm:1:1 [0] NCCL INFO NET/IB : Using [RO]; OOB eth0:192.0.2.2<0>
+vm:1:1 [0] NCCL INFO Failed to initialize NET plugin IB
+vm:1:1 [0] NCCL INFO Initialized NET plugin Socket
+vm:1:1 [0] NCCL INFO NET/Socket : GPU Direct RDMA Disabled for HCA 0 'eth0'
+vm:1:1 [0] NCCL INFO comm 0x1 rank 0 nranks 1 cudaDev 0 busId 60 - Init COMPLETE
+""",
+    "a kernel's log": """\
+[    0.000843] No NUMA configuration found
+[    0.578173] nvidia-nvlink: Nvlink Core is being initialized, major device number 240
+[    0.612000] bridge: filtering via arp/ip/ip6tables is not available by default
+[    0.700000] pci 0000:00:04.0: not detected as a 3090
+""",
+}
+"""What a sound machine with one H200 printed, shortened."""
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_outputs_of_a_sound_machine_show_no_fault(name: str) -> None:
+    assert answer([("paste", HEALTHY[name])]).causes == ()
+
+
+def test_a_field_that_counts_errors_is_a_sign() -> None:
+    text = HEALTHY["nvidia-smi -q"].replace(
+        "Double Bit ECC                         : N/A", "Double Bit ECC                         : 3"
+    )
+    (cause,) = answer([("paste", text)]).causes
+    assert cause.finding.id == "gpu-memory-errors"
+
+
+def test_a_traceback_is_not_what_somebody_says() -> None:
+    text = """\
+Traceback (most recent call last):
+  File "<frozen runpy>", line 198, in _run_module_as_main
+    nccl_all_reduce(rtx_gpus)
+RuntimeError: no
+"""
+    assert answer([("paste", text)]).sure is Sure.NOT_ENOUGH

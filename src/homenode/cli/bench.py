@@ -435,8 +435,14 @@ def visit_gpus(
     passed = _all_parts(visit, machine, alone)
     found = Findings(checked=tuple(visit.checked), findings=in_order(visit.findings))
     write_text(folder / "gpu-check.json", encode("findings", found) + "\n")
-    print_findings(found, as_json=as_json)
+    if passed or found.findings or as_json:
+        print_findings(found, as_json=as_json)
+    else:  # that nothing is wrong would be said of parts that nobody looked at
+        for line in visit.checked:
+            say(f"checked: {line}")
     if not as_json:
+        if not passed:
+            note('not everything was checked: the lines with "not possible" say why')
         note(f"wrote {folder}; next: {command_line('homenode', 'report', folder / 'results')}")
     exit_if_bad(found.findings, otherwise=not passed)
 
@@ -505,6 +511,12 @@ def _agreement(visit: Visit, runs: "dict[str, Run]") -> str:
     if len(runs) != 2:
         raise HostError("expected figures of both, found one alone")
     first, second = runs[RUN], runs[TORCH_RUN]
+    used = {one.name for one in first.head.conditions}
+    if f"tool {TOOL}" not in used or "tool copy size" in used:
+        raise HostError(
+            f"expected copies by {TOOL}, found PyTorch's: it failed and PyTorch took its place; "
+            "raw/ in results says why"
+        )
     lines = agreed(first, second)
     if not lines:
         raise HostError("expected a figure that both have, found none")

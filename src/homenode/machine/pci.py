@@ -168,8 +168,10 @@ class PciDevice(Struct, frozen=True):
     class_code: 24 bits, base class first (0x030200 = 3D controller).
     root_complex: name of its RootComplex. parent: the bridge function directly above, None at the
     root complex. node: the node of the CPUs that are near to it; None where the firmware gives none
-    (sysfs says -1) or the source is silent. firmware_node: the node without CPUs that the firmware
-    names in place of that one, as for GPUs with memory of their own; None where it names none.
+    (sysfs says -1) or the source is silent. node_source: the tool that says the node in place of
+    the firmware; programs that read /sys see none then. firmware_node: the node without CPUs that
+    the firmware names in place of that one, as for GPUs with memory of their own; None where it
+    names none.
     local_pus: the PUs that the kernel calls local; None where unknown.
     physical_function: for an SR-IOV virtual function, the function that it belongs to.
     sriov_total_vfs, sriov_num_vfs: None where the function has no SR-IOV capability.
@@ -220,6 +222,7 @@ class PciDevice(Struct, frozen=True):
     partition_mode: str | None = None
     memory_partition_mode: str | None = None
     firmware_node: NodeIndex | None = None
+    node_source: str | None = None
     registers: PciRegisters | None = None
     driver_states: tuple[tuple[str, str], ...] = ()
     states: tuple[tuple[str, str], ...] = ()

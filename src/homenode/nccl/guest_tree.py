@@ -118,6 +118,7 @@ def tree_of_host(host: Host) -> GuestTree:
     if not gpus:
         raise _no_gpu(host.name)
     online = CpuSet(pu.index for pu in host.pus if pu.online)
+    own = tuple(_gpu_of_host(host, gpu) for gpu in sorted(gpus, key=lambda gpu: gpu.bdf))
     gaps = [
         Gap(f"link of {gpu.bdf}", "its source gives none: NCCL would read the machine's own")
         for gpu in gpus
@@ -132,9 +133,11 @@ def tree_of_host(host: Host) -> GuestTree:
         vcpus_of_node=tuple(
             (int(node.index), node.pus & online) for node in host.nodes if node.pus
         ),
-        gpus=tuple(_gpu_of_host(host, gpu) for gpu in sorted(gpus, key=lambda gpu: gpu.bdf)),
+        gpus=own,
         gaps=(*gaps, *_cpu_gaps(host)),
-        nic_nodes=_nic_nodes((nic.node for nic in host.devices_of_kind(DeviceKind.NIC)), gpus),
+        nic_nodes=_nic_nodes(
+            (_place_of_host(host, nic)[0] for nic in host.devices_of_kind(DeviceKind.NIC)), own
+        ),
         nics=tuple(_nic_of_host(host, nic) for nic in _verbs_nics(host)),
     )
 
@@ -178,16 +181,18 @@ def _model(host: Host, nic: PciDevice) -> str | None:
 
 
 def _place_of_host(host: Host, device: PciDevice) -> tuple[int | None, tuple[TreeSwitch, ...]]:
-    """The node and the switches of a function, which a virtual one has of its physical one."""
+    """The node and the switches of a function, which a virtual one has of its physical one. A node
+    that a tool says is not in /sys: NCCL 2.28.9 takes such a GPU to be on none."""
     whole = None if device.physical_function is None else host.device(device.physical_function)
     nodes = [device, *host.bridges_above((whole or device).bdf)][::2]
-    return nodes[-1].node, tuple(
+    top = nodes[-1]
+    return top.node if top.node_source is None else None, tuple(
         TreeSwitch(key=str(one.bdf), link=_link_of(host, one), ids=_ids(one))
         for one in reversed(nodes[1:])
     )
 
 
-def _nic_nodes(nics: Iterable[int | None], gpus: Iterable[PciDevice | TreeGpu]) -> tuple[int, ...]:
+def _nic_nodes(nics: Iterable[int | None], gpus: Iterable[TreeGpu]) -> tuple[int, ...]:
     with_gpus = {gpu.node for gpu in gpus}
     return tuple(sorted({-1 if node is None else node for node in nics if node not in with_gpus}))
 

@@ -98,8 +98,8 @@ _VIA_NET = re.compile(
 )
 _USING = re.compile(r"NET/IB\s?: Using .*")
 _NO_DEVICE = re.compile(r"NET/IB\s?: No device found.*")
-_OFF_BY_DRIVER = re.compile(
-    r"NET/\w{1,40}\s?: GPU Direct RDMA Disabled for HCA (\d{1,4} '[^']{1,60}')"
+_OFF_BY_DRIVER = re.compile(  # sockets have none anywhere
+    r"NET/(?!Socket)\w{1,40}\s?: GPU Direct RDMA Disabled for HCA (\d{1,4} '[^']{1,60}')"
 )
 _OFF_BY_DISTANCE = re.compile(
     r"(?:NET/\w{1,40}\s?: )?GPU Direct RDMA Disabled for "
@@ -220,8 +220,8 @@ def network_stated(found: LogNetwork) -> Iterator[str]:
         gdr = sum(count for (_, gdr), count in found.channels.items() if gdr)
         yield f"network {names}: GPUDirect RDMA on {gdr} of {between} ends of channels"
     if found.devices is not None:
-        order = "on" if found.relaxed else "not said to be on"
-        yield f"{plural(found.devices, 'NIC')} by verbs, relaxed ordering {order}"
+        order = ", relaxed ordering " + ("on" if found.relaxed else "not said to be on")
+        yield f"{plural(found.devices, 'NIC')} by verbs{order if found.devices else ''}"
     if found.ring_channels:
         yield plural(found.ring_channels, "channel") + " for collectives"
 

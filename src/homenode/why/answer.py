@@ -97,10 +97,11 @@ def answer(texts: Sequence[tuple[str, str]], hosts: Sequence[Host] = ()) -> Past
     """The answer to a paste. texts: (where it is from, the text). hosts: read from other sources,
     such as a capture."""
     texts = [(source, as_printed(text)) for source, text in texts]
-    known = known_of([piece for source, text in texts for piece in pieces(text, source)])
+    parts = {source: pieces(text, source) for source, text in texts}
+    known = known_of([piece for source, _ in texts for piece in parts[source]])
     known.facts[:0] = hosts
     known.read[:0] = [("host", host.name, 0) for host in hosts]
-    seen = [sign for source, text in texts for sign in signs(text, source, rows())]
+    seen = [sign for source, text in texts for sign in signs(text, source, rows(), parts[source])]
     lines = dict(texts)
     causes = sorted(_causes(known, seen, lines), key=_order)
     distinct = tuple({cause.finding.id: cause for cause in reversed(causes)}.values())[::-1]

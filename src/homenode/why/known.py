@@ -205,7 +205,7 @@ READERS: Mapping[str, Reader] = {
     "copies": lambda piece, where: [*copy_findings(piece.text, where)],
     "p2p-test": lambda piece, where: [*p2p_findings(piece.text, where)],
     "iommu-groups": lambda piece, where: [*group_findings(piece.text, where)],
-    "kernel": lambda *_: None,  # its lines are messages
+    **dict.fromkeys(("kernel", "smi-text", "traceback"), lambda *_: None),  # lines are messages
     "qm": _of_target("proxmox"),
     "ch": _of_target("cloud-hypervisor"),
     "qemu": _qemu,

@@ -19,6 +19,7 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from homenode.input_files import package_text
+from homenode.why.pieces import Piece
 
 _TABLES = "platforms passthrough start kernel collectives schedulers jobs asked said unnamed"
 _DIGITS = b"0123456789"
@@ -29,6 +30,8 @@ _WORDS = bytes(c if chr(c) in "abcdefghijklmnopqrstuvwxyz_" else 32 for c in ran
 _FLAT = bytes(c if chr(c).isalnum() or c == 95 else 32 for c in range(128)).ljust(256, b" ")
 _SAID = 32 << 10  # letters of each end of a paste, where people say what they see
 _PLAIN = str.maketrans("\u2018\u2019\u201c\u201d\xa0", "''\"\" ")
+_HEALTHY = re.compile(rb"^[^:\n]*[ \t]: (?:0|n/a|no|none|not active)[ \t]*$", re.MULTILINE)
+"""A field of nvidia-smi -q, such as `Double Bit ECC  : N/A`: that there is none is no sign."""
 _WORD = re.compile(rb"[a-z_]+")
 _CHOICES = re.compile(r"[{}]")
 
@@ -106,13 +109,16 @@ def read_rows(text: str) -> Iterator[Message]:
             yield Message(name, _SURES[sure], "\n".join(line.strip() for line in texts))
 
 
-def signs(text: str, source: str, rows: Sequence[Message]) -> Iterator[Sign]:
-    """The first line of each row that is a sign of it, in the order of the rows."""
-    plain = f" {text}".translate(_PLAIN).replace('\\"', '"').replace("\n", "\n ")
-    data = plain.encode(errors="replace").lower() + b"\n"
+def signs(
+    text: str, source: str, rows: Sequence[Message], printed: Sequence[Piece] = ()
+) -> Iterator[Sign]:
+    """The first line of each row that is a sign of it, in the order of the rows. printed: the
+    pieces of the text that programs printed: what people say is looked for outside of them."""
+    data = _HEALTHY.sub(b"", _plain(text))
     shapes = data.translate(None, _DIGITS).split(b"\n")
     blob = b"\n".join(dict.fromkeys(shapes)) + b"\n"
-    said = _said(data if len(data) < 2 * _SAID else data[:_SAID] + data[-_SAID:])
+    own = _plain(_without(text, printed)) if printed else data
+    said = _said(own if len(own) < 2 * _SAID else own[:_SAID] + own[-_SAID:])
 
     @cache
     def is_in(choice: bytes) -> bool:
@@ -124,7 +130,7 @@ def signs(text: str, source: str, rows: Sequence[Message]) -> Iterator[Sign]:
         if any(map(is_in, one.nowhere)) or not all(any(map(is_in, part)) for part in one.around):
             continue
         if not one.all:
-            first.setdefault(one.order, _line_that_says(one.around[0], data))
+            first.setdefault(one.order, _line_that_says(one.around[0], own))
         elif (begin := _line_of(one.all, one.none, where)) is not None:
             at = (
                 where.count(b"\n", 0, begin)
@@ -132,7 +138,7 @@ def signs(text: str, source: str, rows: Sequence[Message]) -> Iterator[Sign]:
                 else shapes.index(where[begin : where.index(b"\n", begin)])
             )
             first[one.order] = min(at, first.get(one.order, at))
-    own = [*map(str.strip, text.split("\n"))] if first else []  # once: a line may be long
+    lines = [*map(str.strip, text.split("\n"))] if first else []  # once: a line may be long
     for order, at in sorted(first.items()):
         yield Sign(
             id=rows[order].id,
@@ -140,9 +146,23 @@ def signs(text: str, source: str, rows: Sequence[Message]) -> Iterator[Sign]:
             order=order,
             source=source,
             line=at + 1,
-            text=own[at],
+            text=lines[at],
             count=shapes.count(shapes[at]),
         )
+
+
+def _plain(text: str) -> bytes:
+    plain = f" {text}".translate(_PLAIN).replace('\\"', '"').replace("\n", "\n ")
+    return plain.encode(errors="replace").lower() + b"\n"
+
+
+def _without(text: str, printed: Sequence[Piece]) -> str:
+    lines = text.split("\n")
+    for piece in printed:
+        for number, line in enumerate(piece.text.split("\n"), piece.line - 1):
+            if line and number < len(lines):
+                lines[number] = ""
+    return "\n".join(lines)
 
 
 def _possible(blob: bytes, texts: Iterable[_Text]) -> Iterator[_Text]:

@@ -122,24 +122,25 @@ def with_stated_nodes(
     same root complex, which is one CPU's."""
     gaps: list[Gap] = []
     placed = list(devices)
-    roots: set[str] = set()
+    tools: dict[str, str] = {}
     for i, device in enumerate(placed):
         said = stated.get(device.bdf)
         if device.node is None and said is not None:
             reason = f"the firmware gives none; {said.tool} says {said.node}: used"
             gaps.append(Gap(f"node of {device.bdf}", reason))
-            placed[i] = replace(device, node=said.node)
-            roots.add(device.root_complex)
+            placed[i] = replace(device, node=said.node, node_source=said.tool)
+            tools[device.root_complex] = said.tool
     of_root: dict[str, set[NodeIndex]] = {}
     for device in placed:
-        if device.root_complex in roots and device.node is not None:
+        if device.root_complex in tools and device.node is not None:
             of_root.setdefault(device.root_complex, set()).add(device.node)
     node_of_root = {root: nodes.pop() for root, nodes in of_root.items() if len(nodes) == 1}
     below: dict[str, list[Bdf]] = {}
     for i, device in enumerate(placed):
         if device.node is None and device.root_complex in node_of_root:
-            placed[i] = replace(device, node=node_of_root[device.root_complex])
-            below.setdefault(device.root_complex, []).append(device.bdf)
+            root = device.root_complex
+            placed[i] = replace(device, node=node_of_root[root], node_source=tools[root])
+            below.setdefault(root, []).append(device.bdf)
     for root, bdfs in below.items():
         reason = f"the firmware gives none; node {node_of_root[root]}, as the GPUs of {root}: used"
         gaps.append(Gap(f"node of {several(bdfs)}", reason))

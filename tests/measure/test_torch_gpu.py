@@ -25,7 +25,7 @@ big = [torch.zeros(1 << 28, dtype=torch.int32, device="cuda") for _ in "ab"]
 works = {
     "h2d": (lambda: gpu.copy_(host, non_blocking=True), 1 << 28),
     "d2h": (lambda: host.copy_(gpu, non_blocking=True), 1 << 28),
-    "d2d": (lambda: big[0].copy_(big[1]), 2 << 30),
+    "d2d": (lambda: big[0].copy_(big[1]), 1 << 30),
     "matmul": (lambda: torch.mm(a, b), 2 * 8192 ** 3),
 }
 for name, (work, amount) in works.items():

@@ -170,3 +170,13 @@ def test_a_pipe_or_a_device_in_place_of_a_run_is_skipped_and_never_waited_for(
         "a device, no plain file",
         "a pipe, no plain file",
     ]
+
+
+def test_copies_within_a_gpu_that_earlier_versions_counted_twice_are_halved() -> None:
+    twice = Condition("tool device copy", "PyTorch, bytes read and bytes written counted")
+    copies = Sample("d2d-bandwidth", "bytes_per_s", 4258e9, device=GPU)
+    stored = Run(replace(HEAD, conditions=(twice,)), (copies, RUN.samples[1]))
+    found = parse_run(run_text(stored).encode(), "old")
+    assert [one.value for one in found.samples] == [2129e9, 55.3e9]
+    assert twice not in found.head.conditions
+    assert parse_run(run_text(found).encode(), "new") == found

@@ -435,10 +435,11 @@ def _buffer_statement(
     if processes is Processes.SEVERAL and library.buffers is BufferSource.HOST_NUMA_ID:
         return Statement(
             subject=f"buffers, {processes}",
-            text=f"{where}: cuMem at HOST_NUMA_ID, a negative one is node 0; what CUDA returns "
-            "where sysfs says -1 is not known. Needs driver 12.6 or newer, and a node with CPUs; "
-            "else /dev/shm as for one process. Since 2.26.3 each process tries it for itself: "
-            "where it works for some alone, jobs fail (NCCL_CUMEM_HOST_ENABLE=0)",
+            text=f"{where}: cuMem at HOST_NUMA_ID, a negative one is node 0; where sysfs says -1, "
+            "CUDA 13.0 returned 0 on one node; on several it is not known. Needs driver 12.6 or "
+            "newer, and a node with CPUs; else /dev/shm as for one process. Since 2.26.3 each "
+            "process tries it for itself: where it works for some alone, jobs fail "
+            "(NCCL_CUMEM_HOST_ENABLE=0)",
             source="src/include/alloc.h:74-79, src/transport/shm.cc:394, "
             "src/misc/cudawrap.cc:56-70, 2.30.7; since 2.24; NVIDIA/nccl issue 2190",
         )

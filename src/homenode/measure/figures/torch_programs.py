@@ -129,7 +129,7 @@ def _conditions(run: TorchRun) -> Iterator[Condition]:
     if run.copy_bytes is not None and any("both" in (f.variant or "") for f in run.figures):
         yield Condition("tool copy size", f"{run.copy_bytes} bytes")
     if any(figure.metric == "d2d-bandwidth" for figure in run.figures):
-        yield Condition("tool device copy", "PyTorch, bytes read and bytes written counted")
+        yield Condition("tool device copy", "PyTorch, bytes within a GPU counted once")
     copies = [one for one in run.figures if one.metric in ("h2d-bandwidth", "d2h-bandwidth")]
     nodes = {one.thread.node for one in copies if one.thread.node is not None}
     if run.bound_node is None and nodes:

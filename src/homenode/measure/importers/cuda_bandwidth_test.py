@@ -163,16 +163,17 @@ def of_cuda(run: CudaBandwidthTest) -> Figures:
     if run.has_passed is False:
         failed = Gap("bandwidthTest", "says FAIL: no figure of it is kept")
         return Figures(gaps=(*run.gaps, failed))
-    how = "bandwidthTest, both directions within a GPU counted"
+    how = "bandwidthTest, bytes within a GPU counted once, twice in what it prints"
     found = FigureList("device copy", how, run.gaps)
     for transfer in run.transfers:
         if transfer.devices > 1:
             found.gap("bandwidthTest", f"a sum of {transfer.devices} devices: not kept")
             continue
+        is_within = transfer.direction is Direction.DEVICE_TO_DEVICE
         found.add(
             _METRIC_OF_DIRECTION[transfer.direction],
             "bytes_per_s",
-            transfer.bytes_per_s,
+            transfer.bytes_per_s / (2 if is_within else 1),
             index=run.devices[0][0] if len(run.devices) == 1 else 0,
             variant="pageable" if transfer.is_pinned is False else None,
         )

@@ -280,7 +280,7 @@ def _round_trips(torch: Any, device: int, source: Any, target: Any, repeats: int
 
 
 def local_copy(bench: Bench) -> None:
-    """Within a GPU; bytes read and bytes written both count, as in nvbandwidth."""
+    """Within a GPU; each byte counts once, as in nvbandwidth."""
     torch = bench.torch
     for entry in bench.devices:
         device = entry["index"]
@@ -293,7 +293,7 @@ def local_copy(bench: Bench) -> None:
             )
             lane = Lane(torch, d, lambda: target.copy_(source, non_blocking=True))
             series = steady(lambda repeats: timed(lane, [], repeats), bench.seconds)
-            bench.figure("d2d-bandwidth", "bytes_per_s", series, lambda s: 2 * b / s, d)
+            bench.figure("d2d-bandwidth", "bytes_per_s", series, lambda s: b / s, d)
 
         bench.attempt(f"d2d-bandwidth {bench.name(device)}", work)
 

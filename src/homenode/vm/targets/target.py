@@ -7,11 +7,12 @@ from enum import StrEnum
 from itertools import pairwise
 from types import MappingProxyType
 
-from msgspec import Struct
+from msgspec import Struct, toml
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import HostError, InputError, UsageError
+from homenode.input_files import package_text
 from homenode.machine.tools.versions import Version
 from homenode.machine.topology import Host
 from homenode.vm.model import (
@@ -166,6 +167,21 @@ def indirect(how: str, loses: str, since: Version | None = None) -> Support:
 
 def lost(how: str, loses: str) -> Support:
     return Support(Level.LOST, how, loses)
+
+
+_Texts = dict[str, dict[str, list[str]]]
+_SUPPORT = toml.decode(package_text("vm", "targets", "support.toml"), type=dict[str, _Texts])
+
+
+def lost_by(target: str) -> dict[Feature, Support]:
+    """What a target cannot say at all."""
+    return {Feature[name]: lost(*texts) for name, texts in _SUPPORT["lost"][target].items()}
+
+
+def indirect_by(target: str) -> dict[Feature, Support]:
+    """What a target says with a price."""
+    texts = _SUPPORT["indirect"][target]
+    return {Feature[name]: indirect(how, loses) for name, (how, loses) in texts.items()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ from homenode.vm.targets.script import (
 from homenode.vm.targets.target import (
     Feature,
     indirect,
-    lost,
+    lost_by,
     native,
     one_node_each,
     passed_through,
@@ -367,26 +367,6 @@ def _prepare(writing: Writing[HypervisorCommand], wanted: Any) -> tuple[tuple[st
     return ((".prepare.sh", text.encode()),)
 
 
-_LOST = {
-    Feature.IOTHREAD_PINS: lost(
-        "the plan's IOThreads are QEMU's; queues are pinned with the disk", "disk queues float"
-    ),
-    Feature.CACHE: lost(
-        "caches are the host's, as CPUID says them", "an LLC may look shared by all"
-    ),
-    Feature.MEMORY_MODE: lost(
-        "zones are bound to one node", "memory may not come from other nodes"
-    ),
-    Feature.DEVICE_TREE: lost(
-        "devices are endpoints of their segment's root", "the guest sees no switches"
-    ),
-    Feature.IOMMU: lost("its IOMMU is virtio-iommu", "more than 254 vCPUs are refused"),
-    Feature.VGPUS: lost(
-        "NVIDIA's vGPU manager finds the VM of a vGPU by the -uuid of QEMU's command line",
-        "vGPUs are refused",
-    ),
-}
-
 ROWS = (
     Row(read=_read_head),
     Row(
@@ -437,7 +417,7 @@ ROWS = (
         read=_read_devices,
         write=_write_devices,
     ),
-    Row(says=_LOST),
+    Row(says=lost_by("cloud_hypervisor")),
 )
 
 CODEC = Codec(

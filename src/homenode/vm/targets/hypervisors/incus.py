@@ -27,7 +27,7 @@ from homenode.vm.targets.qemu_command import size_of
 from homenode.vm.targets.target import (
     Feature,
     indirect,
-    lost,
+    lost_by,
     native,
     passed_through,
     refuse_arm,
@@ -336,29 +336,6 @@ def _derived_topology(ordered: tuple[PuIndex, ...], host: Host) -> GuestTopology
 
 _IRREGULAR = "irregular sets of PUs become one socket of cores"
 
-_LOST = {
-    Feature.EMULATOR_PINS: lost(
-        "Incus pins vCPU threads alone", "QEMU's own threads float over the host"
-    ),
-    Feature.IOTHREAD_PINS: lost("Incus makes no IOThreads", "disks run on the emulator's threads"),
-    Feature.DIES: lost("Incus has no dies", "the guest takes a package's cores for one LLC"),
-    Feature.CACHE: lost("Incus has no key for caches", "the guest believes QEMU's caches"),
-    Feature.MEMORY_MODE: lost("Incus binds strictly", "memory may not come from other nodes"),
-    Feature.DEVICE_CELLS: lost(
-        "Incus puts devices on root ports of its own", "every device has numa_node -1 in the guest"
-    ),
-    Feature.DEVICE_TREE: lost("Incus writes no switches", "devices hang on root ports"),
-    Feature.INITIATORS: lost("Incus has no generic initiators", "the GPU's memory stays offline"),
-    Feature.WINDOW: lost(
-        "Incus has no key for the PCI window", "large BARs need an OVMF of 2023 or newer"
-    ),
-    Feature.IOMMU: lost("Incus writes no guest IOMMU", "more than 255 vCPUs are refused"),
-    Feature.VGPUS: lost(
-        "`gputype: mdev` makes a mediated device by type at each start, and takes none that exists",
-        "vGPUs are refused",
-    ),
-}
-
 ROWS = (
     Row(read=_read_head),
     Row(
@@ -413,7 +390,7 @@ ROWS = (
         write=_write_siblings,
         is_compared=False,
     ),
-    Row(says=_LOST),
+    Row(says=lost_by("incus")),
 )
 
 

@@ -29,7 +29,7 @@ from homenode.vm.targets.target import (
     Feature,
     default_machine,
     indirect,
-    lost,
+    lost_by,
     native,
     one_node_each,
 )
@@ -290,17 +290,6 @@ def _write_devices(writing: Writing[Template]) -> Mapping[str, Sequence[Parts]]:
     return {"PCI": lists}
 
 
-_LOST = {
-    Feature.IOTHREAD_PINS: lost("`FEATURES` IOTHREADS has no PUs", "IOThreads float over the host"),
-    Feature.DIES: lost("`TOPOLOGY` has no dies", "the guest sees their cores in one die"),
-    Feature.CACHE: lost("no attribute for caches", "the guest sees the default of its CPU model"),
-    Feature.MEMORY_MODE: lost("memory is bound with mode strict", "other modes become strict"),
-    Feature.DEVICE_TREE: lost("no attribute for PCIe switches", "devices hang on root ports"),
-    Feature.WINDOW: lost("no attribute for the PCI window", "the firmware sizes it"),
-    Feature.IOMMU: lost("`IOMMU` of 7.6 is not written", "more than 255 vCPUs are refused"),
-    Feature.VGPUS: lost("`PCI` PROFILE makes a vGPU, and takes none that exists", "vGPUs are lost"),
-}
-
 ROWS = (
     Row(read=_read_size, write=_write_size),
     Row(
@@ -348,7 +337,7 @@ ROWS = (
             ),
         }
     ),
-    Row(says=_LOST),
+    Row(says=lost_by("opennebula")),
 )
 
 

@@ -22,7 +22,14 @@ from homenode.vm.model import GuestHostdev, GuestTopology, Vm, VmCell
 from homenode.vm.plan_model import Plan, PlanFinding, plan_finding
 from homenode.vm.targets.codec import Codec, Row, Writing, number_of, text_of
 from homenode.vm.targets.script import quoted
-from homenode.vm.targets.target import Feature, indirect, lost, native, one_node_each
+from homenode.vm.targets.target import (
+    Feature,
+    indirect,
+    indirect_by,
+    lost_by,
+    native,
+    one_node_each,
+)
 from homenode.vm.targets.text_edit import offset_of, with_members
 from homenode.wording import printable
 
@@ -454,45 +461,9 @@ def _commands(writing: Writing[Flavor], wanted: Mapping[str, Any]) -> tuple[tupl
     return ((".commands.sh", ("\n".join(lines) + "\n").encode()),)
 
 
-_CHOSEN = {
-    Feature.VCPU_PINS: indirect(
-        "`hw:cpu_policy=dedicated`, `hw:cpu_thread_policy`: a PU for each vCPU, of Nova's choice",
-        "which PUs, and near which device, is not said; a whole core for each vCPU of a host with "
-        "SMT needs a `cpu_dedicated_set` of one PU of each core",
-    ),
-    Feature.EMULATOR_PINS: indirect(
-        "`hw:emulator_threads_policy=share`: the `cpu_shared_set` of nova.conf",
-        "emulators of all servers share it, and it may be far from devices",
-    ),
-    Feature.MEMORY_NODES: indirect(
-        "each cell on one host node of Nova's choice", "the plan's nodes are one answer of several"
-    ),
-    Feature.DEVICES: indirect(
-        "`pci_passthrough:alias` names a kind of device, set in nova.conf with `device_spec`",
-        "which function the server gets is Nova's choice",
-    ),
-    Feature.VGPUS: indirect(
-        "`resources:VGPU=1` for a mediated device, an alias for functions", "which is Nova's choice"
-    ),
-}
-
-_LOST = {
-    Feature.IOTHREAD_PINS: lost("Nova gives a server no IOThreads", "disks run on the emulator's"),
-    Feature.DIES: lost("Nova has no dies", "the guest takes a package's cores for one LLC"),
-    Feature.CACHE: lost("Nova has no property for caches", "the guest believes QEMU's caches"),
-    Feature.DISTANCES: lost("Nova writes no distances", "every other cell looks 20 away"),
-    Feature.MEMORY_MODE: lost("Nova binds strictly", "memory may not come from other nodes"),
-    Feature.DEVICE_CELLS: lost(
-        "Nova writes no expander bus: `hw:pci_numa_affinity_policy` only chooses the host's nodes",
-        "every device has numa_node -1 in the guest",
-    ),
-    Feature.DEVICE_TREE: lost("Nova writes no switches", "the guest sees devices on root ports"),
-    Feature.INITIATORS: lost("Nova has no generic initiators", "the GPU's memory stays offline"),
-}
-
 ROWS = (
     Row(read=_read_size, write=_write_size),
-    Row(says=_CHOSEN, write=_write_pins),
+    Row(says=indirect_by("openstack"), write=_write_pins),
     Row(
         says={
             Feature.TOPOLOGY: native("`hw:cpu_sockets`, `hw:cpu_cores`"),
@@ -526,7 +497,7 @@ ROWS = (
         read=lambda flavor: {"has_iommu": "hw:viommu_model" in flavor.specs},
         write=_write_machine,
     ),
-    Row(says=_LOST),
+    Row(says=lost_by("openstack")),
 )
 
 CODEC = Codec(

@@ -57,6 +57,7 @@ from homenode.vm.targets.script import words_of
 from homenode.vm.targets.target import (
     Feature,
     indirect,
+    indirect_by,
     is_vgpu,
     lost,
     native,
@@ -428,28 +429,6 @@ def _companions(writing: Writing[Conf], _: object) -> tuple[tuple[str, bytes], .
     return () if hook is None else ((_HOOK_SUFFIX, hook.encode()),)
 
 
-_IN_ARGS = {
-    Feature.DISTANCES: indirect("by -numa dist in `args`", "its web page does not show them"),
-    Feature.THREADS: indirect(
-        "by -smp in `args`", "its web page shows cores where the guest sees threads"
-    ),
-    Feature.DIES: indirect("by -smp in `args`", "its web page shows cores alone"),
-    Feature.CACHE: indirect("by -global in `args`", "nothing checks it on another host"),
-    Feature.DEVICE_CELLS: indirect(
-        "an expander bus has to go into `args`, and with it the devices",
-        "Proxmox neither binds nor reserves them: the hook script does, in Proxmox's own list",
-    ),
-    Feature.DEVICE_TREE: indirect("by `args`", "its web page does not show the switches"),
-    Feature.INITIATORS: indirect("by acpi-generic-initiator in `args`", "needs QEMU 9.0"),
-    Feature.WINDOW: indirect(
-        "by -global in `args`", "the window of OVMF before 2023 must be set by hand"
-    ),
-    Feature.VGPUS: indirect(
-        "by vfio-pci and -uuid in `args`: `mdev=` of hostpciN makes another one at each start",
-        "its web page does not show it, and another VM can take it",
-    ),
-}
-
 ROWS = (
     Row(
         says={Feature.TOPOLOGY: native("`sockets`, `cores`")},
@@ -502,7 +481,7 @@ ROWS = (
         read=_said("has_iommu"),
         write=_write_iommu,
     ),
-    Row(says=_IN_ARGS, read=_said("pcihole64_bytes"), write=_write_args),
+    Row(says=indirect_by("proxmox"), read=_said("pcihole64_bytes"), write=_write_args),
     Row(
         says={
             Feature.IOTHREAD_PINS: lost(

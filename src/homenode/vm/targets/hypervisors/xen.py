@@ -20,6 +20,7 @@ from homenode.vm.targets.target import (
     Feature,
     indirect,
     lost,
+    lost_by,
     native,
     one_node_each,
     passed_through,
@@ -277,31 +278,6 @@ def _write_siblings(writing: Writing[Config]) -> Mapping[str, str | None]:
     return {_RECORD: _EXPOSED if shows_siblings(writing.plan) else None}
 
 
-_LOST = {
-    Feature.EMULATOR_PINS: lost(
-        "the device model runs in dom0", "it runs wherever dom0's vCPUs do: pin those"
-    ),
-    Feature.IOTHREAD_PINS: lost("disks are served by dom0", "pin dom0's vCPUs"),
-    Feature.DIES: lost("xl has no key for dies", "the guest sees no dies"),
-    Feature.CACHE: lost("xl has no key for caches", "the guest sees the host's leaves as they are"),
-    Feature.MEMORY_MODE: lost("xl has no memory modes", "memory is allocated on the pnode first"),
-    Feature.HUGE_PAGES: lost(
-        "Xen takes superpages by itself where memory is whole", "none can be reserved"
-    ),
-    Feature.DEVICE_CELLS: lost(
-        "xl has no key for a device's virtual node", "every device has numa_node -1 in the guest"
-    ),
-    Feature.DEVICE_TREE: lost("xl has no key for PCIe switches", "devices hang on one root bus"),
-    Feature.INITIATORS: lost("xl has no generic initiators", "the GPU's memory stays offline"),
-    Feature.WINDOW: lost(
-        "hvmloader sizes the PCI window itself", "BARs that do not fit are left out by it"
-    ),
-    Feature.IOMMU: lost(
-        "xl has no IOMMU that remaps interrupts", "more than 128 vCPUs are refused"
-    ),
-    Feature.VGPUS: lost("xl gives whole functions to pciback alone", "vGPUs are refused"),
-}
-
 ROWS = (
     Row(read=_read_name),
     Row(read=_read_size, write=_write_size),
@@ -346,7 +322,7 @@ ROWS = (
         write=_write_siblings,
         is_compared=False,
     ),
-    Row(says=_LOST),
+    Row(says=lost_by("xen")),
 )
 
 

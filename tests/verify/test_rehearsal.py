@@ -8,7 +8,7 @@ import pytest
 from homenode.check.start.images import read_head
 from homenode.check.start.libvirt_answers import ASKED_OF_LIBVIRT
 from homenode.check.start.machine import StartMachine
-from homenode.check.start.needs import Need, NeedKind, NeedState
+from homenode.check.start.needs import Need, NeedState
 from homenode.check.start.qemu_user import QemuUser
 from homenode.check.start.rehearsal import Rehearsed
 from homenode.vm.domain.read import open_domain
@@ -146,7 +146,7 @@ def test_no_word_is_an_image_to_qemu() -> None:
 def test_a_driver_is_a_name_where_qemu_is_asked_for_it() -> None:
     machine = StartMachine("qemu:///system", open_domain(DOCUMENT % b"", "vm.xml"))
     machine.__dict__["emulator"] = "/no/emulator"
-    need = Need(subject="vda", kind=NeedKind.DRIVER, value="nbd,server.host=127.0.0.1")
+    need = Need(subject="vda", kind="DRIVER", value="nbd,server.host=127.0.0.1")
     assert ASKED_OF_LIBVIRT[need.kind](machine, need).state is NeedState.UNKNOWN
 
 

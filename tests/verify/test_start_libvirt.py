@@ -287,7 +287,77 @@ CANNOT |= {
         {"devices": "<interface type='ethernet'><target dev='lo'/></interface>"},
     ),
 }
+BRIDGE = "<interface type='network'><source network='homenode-test'/>{}</interface>"
+TCP = (
+    "<serial type='tcp'><source mode='bind' host='127.0.0.1' service='{}'/>"
+    "<protocol type='raw'/></serial>"
+)
+# What libvirt and the kernel refuse after the command is made.
+CANNOT |= {
+    "vlan": ("start-network", {"devices": BRIDGE.format("<vlan><tag id='42'/></vlan>")}),
+    "virtualport": (
+        "start-network",
+        {
+            "devices": BRIDGE.format(
+                "<virtualport type='802.1Qbh'><parameters profileid='p'/></virtualport>"
+            )
+        },
+    ),
+    "floor": (
+        "start-network",
+        {"devices": BRIDGE.format("<bandwidth><inbound average='9' floor='5'/></bandwidth>")},
+    ),
+    "learning": (
+        "start-network",
+        {
+            "devices": BRIDGE.format(
+                "<filterref filter='no-ip-spoofing'>"
+                "<parameter name='CTRL_IP_LEARNING' value='bad'/></filterref>"
+            )
+        },
+    ),
+    "pin": ("start-device", {"tail": "<cputune><emulatorpin cpuset='4000'/></cputune>"}),
+    "event": (
+        "start-file",
+        {"tail": "<perf><event name='cmt' enabled='yes'/></perf>"},
+    ),
+    "low port": ("start-permission", {"devices": TCP.format(81)}),
+    "one port": ("start-in-use", {"devices": TCP.format(15602) + TCP.format(15602)}),
+    "secure": (
+        "start-argument",
+        {"devices": "<graphics type='spice' autoport='yes' defaultMode='secure'/>"},
+    ),
+    "no secret": (
+        "start-storage",
+        {
+            "devices": disk("{at}/base.qcow2", "qcow2").replace(
+                "</disk>",
+                "<encryption format='luks'><secret type='passphrase' "
+                "uuid='11111111-2222-3333-4444-555555555555'/></encryption></disk>",
+            )
+        },
+    ),
+    "extent": ("start-image", {"devices": disk("{at}/split.vmdk", "vmdk")}),
+    "template of no size": (
+        "start-argument",
+        {"os": PFLASH + "<nvram template='{at}/short'>{at}/v</nvram>"},
+    ),
+    "monitor's connection": ("start-network", {"tail": arguments("-monitor", "tcp:127.0.0.1:9")}),
+    "no node": (
+        "start-argument",
+        {
+            "tail": arguments(
+                "-object", "memory-backend-ram,id=m9,size=2M,host-nodes=63,policy=bind"
+            )
+        },
+    ),
+}
 CAN: dict[str, dict[str, str]] = {
+    "an isolated port": {
+        "devices": BRIDGE.format("<port isolated='yes'/><mtu size='9000'/>"),
+        "tail": "<cputune><emulatorpin cpuset='0'/></cputune>"
+        "<perf><event name='page_faults' enabled='yes'/></perf>",
+    },
     "corrupt and only read": {
         "devices": disk("{at}/corrupt.qcow2", "qcow2").replace("</disk>", "<readonly/></disk>")
     },
@@ -360,10 +430,18 @@ def at() -> Iterator[str]:
             bad = good[:place] + value.to_bytes(8, "big") + good[place + 8 :]
             (folder / f"{name}.qcow2").write_bytes(bad)
         image("over.qcow2", "-u", "-f", "qcow2", "-b", f"{folder}/counters.qcow2", "-F", "qcow2")
+        image("split.vmdk", "-f", "vmdk", "-o", "subformat=twoGbMaxExtentSparse")
+        (folder / "split-s001.vmdk").unlink()
+        network = (
+            "<network><name>homenode-test</name><bridge name='homenode-t0'/>"
+            "<dns enable='no'/></network>"
+        )
+        virsh("net-create", "/dev/stdin", input=network)
         (folder / "closed").mkdir(mode=0o700)
         shutil.copy(folder / "raw.img", folder / "closed")
         yield str(folder)
     finally:
+        virsh("net-destroy", "homenode-test")
         shutil.rmtree(folder)
 
 
@@ -411,3 +489,31 @@ def test_an_image_that_another_vm_writes_is_in_use(at: str) -> None:
         assert "start-in-use" in {one.id for one in found}
     finally:
         virsh("destroy", holder)
+
+
+def test_no_program_of_a_document_is_run(at: str, tmp_path: Path) -> None:
+    """libvirt runs the script of an interface also for a command that it only prints, and the
+    emulator for what it can do."""
+    for name in ("script", "emulator"):
+        program = Path(at, name)
+        program.write_text(f"#!/bin/sh\ntouch {at}/ran\n")
+        program.chmod(0o777)
+    devices = f"<interface type='ethernet'><script path='{at}/script'/></interface>"
+    for row in ({"devices": devices}, {"emulator": f"{at}/emulator"}):
+        _, text = document(row, at)
+        check_start(open_domain(text.encode(), "vm.xml"), SYSTEM)
+        assert not Path(at, "ran").exists()
+
+
+def test_a_file_that_not_even_root_can_write_is_named(at: str) -> None:
+    path = Path(at, "fixed.img")
+    shutil.copy(Path(at, "raw.img"), path)
+    if subprocess.run(["chattr", "+i", str(path)], check=False).returncode:
+        pytest.skip("this file system has no immutable files")
+    try:
+        name, text = document({"devices": disk(str(path))}, at)
+        found = check_start(open_domain(text.encode(), "vm.xml"), SYSTEM).findings
+        assert "start-permission" in {one.id for one in found}
+        assert not starts(name, text)
+    finally:
+        subprocess.run(["chattr", "-i", str(path)], check=True)

@@ -8,7 +8,7 @@ import pytest
 
 from homenode.check.start.images import ImageHead, chain_of, read_head
 from homenode.check.start.machine import StartMachine
-from homenode.check.start.needs import Need, NeedKind, needs_of
+from homenode.check.start.needs import TABLE, Need, needs_of
 from homenode.check.start.qemu_user import QemuUser
 from homenode.check.start.rehearsal import lacks_driver
 from homenode.check.start.start_check import check_start
@@ -20,10 +20,10 @@ from tests.verify_documents import PLAIN
 DOMAIN = "<domain type='qemu'><name>a</name><os>{os}</os><devices>{devices}</devices></domain>"
 
 
-def needs(devices: str = "", os: str = "<type>hvm</type>") -> list[tuple[NeedKind, str, str]]:
+def needs(devices: str = "", os: str = "<type>hvm</type>") -> list[tuple[str, str, str]]:
     text = DOMAIN.format(os=os, devices=devices)
     found = needs_of(open_domain(text.encode(), "vm.xml"))
-    always = (NeedKind.EMULATOR, NeedKind.NAME)
+    always = ("EMULATOR", "NAME")
     return [(need.kind, need.value, need.detail) for need in found if need.kind not in always]
 
 
@@ -31,29 +31,29 @@ FILE = "<disk type='file'><source file='/a.img'{more}/>{below}<target dev='vda'/
 
 
 def test_a_disk_is_an_image_in_its_format_and_an_optional_one_is_no_need() -> None:
-    assert needs(FILE.format(more="", below="")) == [(NeedKind.IMAGE, "/a.img", "raw")]
+    assert needs(FILE.format(more="", below="")) == [("IMAGE", "/a.img", "raw")]
     assert needs(FILE.format(more=" startupPolicy='optional'", below="")) == []
     below = "<backingStore type='file'><format type='qcow2'/><source file='/b.img'/></backingStore>"
     assert needs(FILE.format(more="", below=below)) == [
-        (NeedKind.IMAGE, "/a.img", "raw"),
-        (NeedKind.IMAGE, "/b.img", "qcow2"),
+        ("IMAGE", "/a.img", "raw"),
+        ("IMAGE", "/b.img", "qcow2"),
     ]
 
 
 def test_a_socket_that_libvirt_binds_needs_its_folder_and_one_that_it_joins_itself() -> None:
     serial = "<serial type='unix'><source mode='{mode}' path='/run/x/s'/></serial>"
-    assert needs(serial.format(mode="bind")) == [(NeedKind.BOUND, "/run/x/s", "")]
-    assert needs(serial.format(mode="connect")) == [(NeedKind.SOCKET, "/run/x/s", "")]
+    assert needs(serial.format(mode="bind")) == [("BOUND", "/run/x/s", "")]
+    assert needs(serial.format(mode="connect")) == [("SOCKET", "/run/x/s", "")]
 
 
 def test_variables_of_firmware_need_a_template_only_where_their_file_is_not_there() -> None:
     loader = "<type>hvm</type><loader type='pflash'>/code</loader><nvram{at}>{file}</nvram>"
     assert needs(os=loader.format(at=" template='/vars'", file="/own")) == [
-        (NeedKind.FILE, "/code", ""),
-        (NeedKind.PARENT, "/own", "on"),
-        (NeedKind.FILE, "/vars", "/own"),
+        ("FILE", "/code", ""),
+        ("PARENT", "/own", "on"),
+        ("FILE", "/vars", "/own"),
     ]
-    assert (NeedKind.VARIABLES, "/code", "/own") in needs(os=loader.format(at="", file="/own"))
+    assert ("VARIABLES", "/code", "/own") in needs(os=loader.format(at="", file="/own"))
 
 
 def test_a_server_on_another_machine_is_not_asked() -> None:
@@ -61,10 +61,10 @@ def test_a_server_on_another_machine_is_not_asked() -> None:
         "<disk type='network'><source protocol='nbd'><host name='{name}' port='10809'/></source>"
         "<target dev='vda'/></disk>"
     )
-    driver = (NeedKind.DRIVER, "nbd", "")
-    elsewhere = (NeedKind.ELSEWHERE, "10.0.0.7", "nbd disk")
+    driver = ("DRIVER", "nbd", "")
+    elsewhere = ("LISTENER", "10809", "10.0.0.7")
     assert needs(disk.format(name="10.0.0.7")) == [driver, elsewhere]
-    here = (NeedKind.LISTENER, "10809", "localhost")
+    here = ("LISTENER", "10809", "localhost")
     assert needs(disk.format(name="localhost")) == [driver, here]
 
 
@@ -194,10 +194,12 @@ def test_all_that_qemu_is_asked_without_a_machine_shares_one_limit() -> None:
 
 def test_every_kind_of_need_has_an_answer_and_a_known_finding() -> None:
     from homenode.catalogue import catalogue
-    from homenode.check.start.start_check import ANSWERS, FINDING_OF
+    from homenode.check.start.start_check import ANSWERS
 
-    assert set(ANSWERS) == set(NeedKind)
-    assert set(FINDING_OF.values()) <= set(catalogue())
+    assert set(ANSWERS) == set(TABLE.kinds)
+    assert {one.finding for one in TABLE.kinds.values()} <= set(catalogue())
+    rows = (*TABLE.rows, *TABLE.options)
+    assert {row.kind for row in rows} <= set(TABLE.kinds)
     assert isinstance(needs_of(open_domain(PLAIN, "vm.xml"))[0], Need)
 
 

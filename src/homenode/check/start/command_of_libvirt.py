@@ -1,7 +1,8 @@
 """CommandOfLibvirt: libvirt is asked which command would start a domain. [I/O]
 
 It checks what it checks at a definition and most of what it checks at a start, and keeps nothing:
-no domain is defined, no file is made.
+no domain is defined, no file is made. It makes a tap device for each interface, and runs the script
+of one: a document goes to it without its scripts.
 
 Source: qemuConnectDomainXMLToNative, libvirt 9.0.
 """
@@ -14,13 +15,14 @@ from pathlib import Path
 from homenode.catalogue import finding
 from homenode.check.start.libvirt_answers import known_kind, options_of, started_by
 from homenode.check.start.machine import StartMachine
-from homenode.check.start.needs import NeedState
+from homenode.check.start.needs import NeedState, elements
 from homenode.check.start.rehearsal import rehearsal
 from homenode.errors import ToolError
 from homenode.findings import Finding
 from homenode.process import run
 from homenode.vm.domain.controllers import argument_properties
 from homenode.vm.domain.document import Document
+from homenode.vm.domain.edits import removed
 
 _ASK_S = 60.0
 _NOT_ASKED = "Advice from numad is needed"
@@ -30,8 +32,9 @@ _NOT_ASKED = "Advice from numad is needed"
 def refusal(machine: StartMachine, document: Document) -> Iterator[Finding]:
     """A finding where libvirt refuses the domain, or does not answer."""
     ask = ("domxml-to-native", "--format", "qemu-argv", "--xml", "/dev/stdin")
+    asked = removed(document, elements(document.root, "devices/interface/script"))
     try:
-        done = run(("virsh", "-q", "-c", machine.uri, *ask), _ASK_S, document.to_bytes())
+        done = run(("virsh", "-q", "-c", machine.uri, *ask), _ASK_S, asked.to_bytes())
     except ToolError as error:
         yield finding("start-unknown", "the definition", "an answer of libvirt", error.message)
         return
@@ -71,7 +74,7 @@ def _of_qemu(machine: StartMachine, words: list[str]) -> Iterator[Finding]:
             if found.state is NeedState.MISSING:
                 yield _refused(option, found.why)
         folder = Path(said.get("dir", "/"), "ca-cert.pem")
-        if said.get("qom-type") == "tls-creds-x509" and not folder.exists():
+        if "tls-creds-x509" in (said.get("qom-type"), said.get("")) and not folder.exists():
             yield _refused("tls='yes'", f"{folder}: there is none")
         if (program := started_by(option, value)) is not None and _NO_PROGRAMS in " ".join(words):
             yield _refused(option, f"{program}: QEMU may start no program: spawn=deny")

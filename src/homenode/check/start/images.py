@@ -8,6 +8,7 @@ Source: docs/interop/qcow2.txt of QEMU 7.2; virStorageFileGetMetadata, libvirt 9
 """
 
 import os
+import re
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -30,13 +31,17 @@ _QCOW2 = b"QFI\xfb"
 _BACKING_FORMAT, _DATA_FILE = 0xE2792ACA, 0x44415441
 _HAS_DATA_FILE, _CORRUPT = 1 << 2, 1 << 1
 
+_DESCRIPTOR = b"# Disk DescriptorFile"
+_EXTENT = re.compile(rb'^(?:RW|RDONLY) \d+ [A-Z]+ "([^"\n]{1,1023})"', re.MULTILINE)
+"""Of a VMDK in more than one file. Source: vmdk_parse_extents of block/vmdk.c."""
+
 _MAGIC: dict[str, tuple[int, *tuple[bytes, ...]]] = {
     "qcow2": (0, _QCOW2),
     "qcow": (0, b"QFI\xfb\0\0\0\1"),
     "qed": (0, b"QED\0"),
     "bochs": (0, b"Bochs Virtual HD Image"),
     "cloop": (0, b"#!/bin/sh\n#V2.0 Format"),
-    "vmdk": (0, b"KDMV", b"COWD", b"# Disk DescriptorFile"),
+    "vmdk": (0, b"KDMV", b"COWD", _DESCRIPTOR),
     "vdi": (0x40, b"\x7f\x10\xda\xbe"),
     "vhdx": (0, b"vhdxfile"),
     "luks": (0, b"LUKS\xba\xbe"),
@@ -45,13 +50,13 @@ _MAGIC: dict[str, tuple[int, *tuple[bytes, ...]]] = {
 
 class ImageHead(Struct, frozen=True, kw_only=True):
     """What an image says of itself. fault: why it is none of its format, None = QEMU judges it.
-    backing, data_file: as they are written; format: of the backing file, None = it is not named.
+    backing, data_files: as they are written; format: of the backing file, None = it is not named.
     is_corrupt: so marked, and opened to read only."""
 
     fault: str | None = None
     backing: str | None = None
     backing_format: str | None = None
-    data_file: str | None = None
+    data_files: tuple[str, ...] = ()
     is_encrypted: bool = False
     is_corrupt: bool = False
 
@@ -67,6 +72,9 @@ def read_head(content: bytes, format: str) -> ImageHead:
         return ImageHead(fault=f"no {format}: its first bytes are of no such image")
     if format == "qcow2":
         return _qcow2(content)
+    if format == "vmdk" and content.startswith(_DESCRIPTOR):
+        names = _EXTENT.findall(content)
+        return ImageHead(data_files=tuple(_text(name) or "" for name in names))
     return ImageHead()
 
 
@@ -86,7 +94,7 @@ def _qcow2(content: bytes) -> ImageHead:
     return ImageHead(
         backing=_text(content[offset : offset + min(length, _MAX_NAME)]) if offset else None,
         backing_format=_text(extensions.get(_BACKING_FORMAT)),
-        data_file=_text(data) if features & _HAS_DATA_FILE else None,
+        data_files=(_text(data) or "",) if features & _HAS_DATA_FILE else (),
         is_encrypted=crypt_method != 0,
         is_corrupt=bool(features & _CORRUPT),
     )
@@ -151,8 +159,8 @@ def chain_of(
         corrupt = corrupt or (head.is_corrupt and here == path)
         if fault is not None:
             return Chain(fault=f"{where}{here}: {fault}", files=tuple(files))
-        if head.data_file is not None:
-            named = _beside(here, head.data_file)
+        for name in head.data_files:
+            named = _beside(here, name)
             if not Path(named).exists():
                 return Chain(fault=f"{here}: its data file {named} is not there")
             data.append(named)

@@ -1,27 +1,32 @@
 """Answers of libvirt and of its QEMU to the needs of a VM. [I/O]"""
 
+import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 from msgspec import structs
 
+from homenode.catalogue import finding
 from homenode.check.start.machine import StartMachine
 from homenode.check.start.needs import (
     READY,
+    TABLE,
     Need,
     NeedAnswer,
-    NeedKind,
     NeedState,
+    answers,
     missing,
     unknown,
 )
 from homenode.check.start.paths import enterable, is_link, kernel_text, program, stat_of
-from homenode.check.start.qemu_user import user_number
+from homenode.check.start.qemu_user import QemuUser, user_number
 from homenode.check.start.rehearsal import JUDGED, lacks_driver
 from homenode.check.verify.boot.libvirt import user_of_capabilities
+from homenode.findings import Finding
 from homenode.machine.tools.xml_text import parse_xml
 from homenode.vm.domain.controllers import argument_properties
+from homenode.vm.domain.document import Element, parse_document
 
 _DRIVER = re.compile(r"[A-Za-z0-9_.+-]{1,64}\Z", re.ASCII)
 
@@ -73,7 +78,7 @@ def _emulator(machine: StartMachine, need: Need) -> NeedAnswer:
             return NeedAnswer(there.state, there.why, "start-program")
     done = machine.domain_capabilities
     if done is None:
-        return unknown(f"libvirt at {machine.uri} does not answer")
+        return unknown(machine.barred or f"libvirt at {machine.uri} does not answer")
     if done.returncode == 0:
         return READY
     is_kvm = (machine.document.root.get("type") or "kvm") == "kvm"
@@ -185,11 +190,18 @@ def _driver(machine: StartMachine, need: Need) -> NeedAnswer:
     return missing(why) if lacks_driver(machine, need.value) else READY
 
 
+_LIBRARY = "/var/lib/libvirt/qemu"
+"""Below it libvirt keeps each domain's key, which QEMU reads."""
+
+
 def _label(machine: StartMachine, need: Need) -> NeedAnswer:
     user, colon, group = need.value.partition(":")
     number = user_number(user)
     if number is None or (colon and user_number(group, is_group=True) is None):
         return missing(f"{need.value[:80]}: this machine has no such user or group")
+    barred = QemuUser(number, user, frozenset({number})).barred(f"{_LIBRARY}/x") if number else None
+    if barred is not None:
+        return missing(barred)
     done = machine.virsh("capabilities")
     if need.detail != "no" or number == 0 or done is None or done.returncode:
         return READY
@@ -211,10 +223,15 @@ def _security(machine: StartMachine, need: Need) -> NeedAnswer:
     return missing(f"{need.value}: this libvirt has {', '.join(sorted(filter(None, models)))}")
 
 
+_NAME_BYTES = 255 - len(".xml.new")
+
+
 def _name(machine: StartMachine, need: Need) -> NeedAnswer:
     said = _answered(machine, "libvirt", "list", "--all", "--uuid", "--name")
     if isinstance(said, NeedAnswer):
         return said
+    if len(need.value.encode()) > _NAME_BYTES:
+        return missing(f"a name of more than {_NAME_BYTES} bytes: libvirt names files by it")
     for line in said.splitlines():
         uuid, _, name = line.strip().partition(" ")
         other = bool(need.detail) and uuid != need.detail.lower()
@@ -223,9 +240,6 @@ def _name(machine: StartMachine, need: Need) -> NeedAnswer:
         if uuid == need.detail.lower() and name.strip() != need.value:
             return missing(f"UUID {uuid}: it is that of domain {name.strip()}")
     return READY
-
-
-_OPENED = ("tap", "bridge")
 
 
 def options_of(machine: StartMachine) -> frozenset[str]:
@@ -250,8 +264,7 @@ def _argument(machine: StartMachine, need: Need) -> NeedAnswer:
         found = known_kind(machine, need.value, first)
         if (starts := started_by(need.value, need.detail)) is not None:
             return unknown(f"netdev {first}: whether libvirt lets QEMU start {starts}")
-        opens = first in _OPENED and not said.keys() & {"fd", "fds"}
-        return unknown(f"netdev {first}: whether libvirt lets QEMU open it") if opens else found
+        return found
     if option in ("drive", "blockdev") and (driver := said.get("driver")):
         return _driver(machine, structs.replace(need, value=driver))
     if option in ("fw_cfg", "smbios", "drive", "blockdev"):
@@ -288,24 +301,126 @@ def started_by(option: str, value: str) -> str | None:
     return None if own == "no" else own or "qemu-bridge-helper"
 
 
+def _key(machine: StartMachine, need: Need) -> NeedAnswer:
+    """A value that is kept lies in a file of its own; no value is read."""
+    what = f"secret {need.value[:80]}"
+    if need.detail:
+        listed = _answered(machine, what, "secret-list")
+        if isinstance(listed, NeedAnswer) or f"{need.detail} {need.value}\n" in f"{listed}\n":
+            return listed if isinstance(listed, NeedAnswer) else READY
+        return missing(f"{what}: libvirt has none of that usage")
+    said = _answered(machine, what, "secret-dumpxml", "--secret", need.value)
+    if isinstance(said, NeedAnswer):
+        return said
+    if parse_xml(said, "secret", "virsh secret-dumpxml").get("ephemeral") == "yes":
+        return unknown(f"{what}: whether it has a value, which is kept nowhere")
+    kept = Path("/etc/libvirt/secrets") / f"{need.value}.base64"
+    if machine.uri != "qemu:///system" or not os.access(kept.parent, os.X_OK) or kept.exists():
+        return READY
+    return missing(f"{what}: it has no value: virsh secret-set-value")
+
+
 def _elsewhere(machine: StartMachine, need: Need) -> NeedAnswer:
     return unknown(f"{need.detail} of {need.value or 'another machine'}: no connection is made")
 
 
-ASKED_OF_LIBVIRT: Mapping[NeedKind, Callable[[StartMachine, Need], NeedAnswer]] = {
-    NeedKind.VOLUME: _volume,
-    NeedKind.NETWORK: _network,
-    NeedKind.FILTER: _filter,
-    NeedKind.EMULATOR: _emulator,
-    NeedKind.CPU: _cpu,
-    NeedKind.LOCK: _lock,
-    NeedKind.SECURITY: _security,
-    NeedKind.NAME: _name,
-    NeedKind.ARGUMENT: _argument,
-    NeedKind.ELSEWHERE: _elsewhere,
-    NeedKind.SCHEDULER: _scheduler,
-    NeedKind.WEIGHT: _weight,
-    NeedKind.RANGE: _range,
-    NeedKind.DRIVER: _driver,
-    NeedKind.LABEL: _label,
-}
+_OWN = ("", "nat", "route", "open")
+"""Modes of forwarding of a network with a bridge of libvirt's own."""
+
+
+def unfit(machine: StartMachine) -> Iterator[Finding]:
+    """What an interface, its portgroup or network ask for that their kind of connection has not."""
+    for nic in machine.document.root.all("devices/interface"):
+        network = _resolved(machine, nic)
+        if nic.get("type") == "network" and network is None:
+            continue  # which its need says
+        parts = [nic, *_parts(network, nic.value("source/@portgroup"))]
+        kind = _kind(nic, network, parts)
+        for name, kinds in TABLE.connections.items():
+            place, _, value = name.partition("=")
+            asked = next((had for part in parts if (had := part.value(place))), None)
+            is_asked = asked is not None and value in ("", asked)
+            if is_asked and kind not in kinds and kind.partition(":")[0] not in kinds:
+                yield _unfit(nic, f"{name} on a connection of kind {kind}")
+        if network is not None and (why := _lacks(nic, network, kind)) is not None:
+            yield _unfit(nic, why)
+
+
+def _unfit(nic: Element, why: str) -> Finding:
+    subject = f"interface {nic.value('target/@dev') or nic.get('type')}"
+    return finding("start-network", subject, "a connection that libvirt makes", why)
+
+
+def _resolved(machine: StartMachine, nic: Element) -> Element | None:
+    name = nic.value("source/@network")
+    done = machine.virsh("net-dumpxml", "--network", name) if name else None
+    if done is None or done.returncode or nic.get("type") != "network":
+        return None
+    return parse_document(done.stdout.encode(), "virsh net-dumpxml").root
+
+
+def _parts(network: Element | None, wanted: str | None) -> Iterator[Element]:
+    """The portgroup, of which one may be the default, and the network."""
+    if network is not None:
+        for group in network.all("portgroup"):
+            if wanted == group.get("name") or (not wanted and group.get("default") == "yes"):
+                yield group
+        yield network
+
+
+def _kind(nic: Element, network: Element | None, parts: list[Element]) -> str:
+    """A type of interface, with the mode of a direct one or the virtualport of a bridge."""
+    kind, mode = nic.get("type") or "", nic.value("source/@mode") or "vepa"
+    if network is not None:
+        mode = network.value("forward/@mode") or ""
+        of_mode = {**dict.fromkeys(_OWN, "network"), "hostdev": "hostdev"}
+        is_bridge = mode == "bridge" and network.value("bridge/@name") is not None
+        kind = "bridge" if is_bridge else of_mode.get(mode, "direct")
+    port = next((said for part in parts if (said := part.value("virtualport/@type"))), "")
+    more = {"direct": f":{mode}", "bridge": f":{port}"}
+    return kind + more.get(kind, "")
+
+
+def _lacks(nic: Element, network: Element, kind: str) -> str | None:
+    """Why a network has nothing for one more interface."""
+    name = network.value("name")
+    if nic.value("bandwidth/inbound/@floor") and not network.value("bandwidth/inbound/@average"):
+        return f"floor: network {name} has no bandwidth of its own to share"
+    devices = network.all("forward/interface")
+    if kind.startswith("direct"):
+        gone = [one.get("dev") or "" for one in devices if not is_link(one.get("dev") or "")]
+        if gone:
+            return f"{', '.join(gone)} of network {name}: there is no interface of that name"
+    if kind == "direct:passthrough" and devices and all(one.get("connections") for one in devices):
+        return f"network {name}: each of its interfaces has a connection, and takes no more"
+    for physical in network.all("forward/pf"):
+        dev = physical.get("dev") or ""
+        if not is_link(dev) or not any(Path(f"/sys/class/net/{dev}/device").glob("virtfn*")):
+            return f"{dev} of network {name}: it has no virtual functions"
+    return None
+
+
+def _refused(machine: StartMachine, need: Need) -> NeedAnswer:
+    return missing(need.detail)
+
+
+def _order(machine: StartMachine, need: Need) -> NeedAnswer:
+    return READY  # whether another has it is looked for in the document
+
+
+def _config(machine: StartMachine, need: Need) -> NeedAnswer:
+    """Of libvirtd as it is packaged: a line of the file that is no comment has the words."""
+    path = Path("/etc/libvirt/qemu.conf")
+    if machine.uri != "qemu:///system" or not os.access(path, os.R_OK):
+        return unknown(f"whether libvirt's qemu.conf has {need.value}")
+    lines = (line.strip() for line in path.read_text("utf-8", "replace").splitlines())
+    has = any(need.value in " ".join(one.split()) for one in lines if not one.startswith("#"))
+    return READY if has else missing(f"{path}: it has no {need.value}")
+
+
+def _one_of(machine: StartMachine, need: Need) -> NeedAnswer:
+    why = f"{need.value[:40]}: none of {need.detail}"
+    return READY if need.value.lower() in need.detail.split() else missing(why)
+
+
+ASKED_OF_LIBVIRT = answers(globals())

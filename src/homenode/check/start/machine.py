@@ -11,6 +11,7 @@ from homenode.machine.tools.xml_text import parse_xml
 from homenode.process import Completed, run
 from homenode.trusted_path import changeable
 from homenode.vm.domain.document import Document
+from homenode.vm.hypervisor.connection import is_local
 
 _ASK_S = 30.0
 IDLE_S = 60.0
@@ -75,9 +76,19 @@ class StartMachine:
         return frozenset(one.text for one in root.iterfind("guest/arch/emulator") if one.text)
 
     @cached_property
+    def barred(self) -> str | None:
+        """Why libvirt is asked nothing of the document's emulator, which it would run; None = it is
+        asked."""
+        path = Path(self.document.root.value("devices/emulator") or "/")
+        why = changeable([path]) if is_local(self.uri) and path.exists() else None
+        return None if why is None else f"not tried: {why}, and libvirt runs it"
+
+    @cached_property
     def domain_capabilities(self) -> Completed | None:
         """What the document's emulator can do with its accelerator and machine type."""
         root = self.document.root
+        if self.barred is not None:
+            return None
         words = ["--virttype", root.get("type") or "kvm"]
         for option, value in (
             ("--emulatorbin", root.value("devices/emulator")),

@@ -8,8 +8,9 @@ its own, ports and addresses that it chooses.
 
 import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from enum import StrEnum
+from functools import partial
 from typing import NamedTuple
 
 from msgspec import Struct, structs, toml
@@ -19,57 +20,6 @@ from homenode.vm.domain.controllers import argument_properties, qemu_arguments
 from homenode.vm.domain.document import Document, Element
 from homenode.vm.domain.fields import size_of
 from homenode.vm.domain.memory import memory_devices
-
-
-class NeedKind(StrEnum):
-    """What a value must be on the machine, in words for findings."""
-
-    FILE = "a file that QEMU can read"
-    BACKING = "a file with room for the memory"
-    NODE = "a device node"
-    DISK = "a disk of this machine"
-    OPENED = "what QEMU's user may open itself"
-    BLOCK = "a block device"
-    FOLDER = "a folder"
-    PARENT = "a folder in which the file is made"
-    BOUND = "a folder in which the socket is made"
-    MADE = "a folder in which QEMU makes the file"
-    PIPE = "a named pipe"
-    SOCKET = "a socket on which something listens"
-    PROGRAM = "a program"
-    IMAGE = "a disk image"
-    VOLUME = "a volume of an active storage pool"
-    VARIABLES = "a firmware image with a template of its variable store"
-    NETWORK = "an active libvirt network"
-    BRIDGE = "a bridge"
-    LINK = "a network interface"
-    FILTER = "a libvirt network filter"
-    ADDRESS = "an address of this machine"
-    PORT = "a free port"
-    TAP = "a name for a tap device"
-    LISTENER = "a port on which something listens"
-    EMULATOR = "an emulator with this accelerator and machine type"
-    CPU = "a CPU that this emulator can give"
-    USB = "a USB device"
-    SCSI = "a SCSI device"
-    PCI = "a PCI function"
-    MEDIATED = "a mediated device"
-    LOCK = "a limit on locked memory that libvirt can raise"
-    SECURITY = "a security driver of this libvirt"
-    PARTITION = "a cgroup"
-    SCHEDULER = "a scheduler that this libvirt may set"
-    WEIGHT = "a weight that the kernel takes"
-    LABEL = "a user of this machine, whom libvirt gives what QEMU opens"
-    RANGE = "a value in QEMU's range"
-    NAME = "a name that no other domain has"
-    DRIVER = "a block driver that this QEMU has"
-    ARGUMENT = "an argument that this QEMU knows"
-    ELSEWHERE = "something on another machine"
-
-    @property
-    def words(self) -> str:
-        """What it is about: "disk image" would be "image"."""
-        return self.name.lower().replace("_", " ")
 
 
 class NeedState(StrEnum):
@@ -105,7 +55,7 @@ class Need(Struct, frozen=True, kw_only=True):
     name. detail: what else it takes: an image's format, a volume, a port's address."""
 
     subject: str
-    kind: NeedKind
+    kind: str
     value: str
     detail: str = ""
     # Of an image: whether the guest writes it, shares it, and the chain below it is read from it.
@@ -123,49 +73,82 @@ class _Row(Struct, frozen=True):
     where: dict[str, tuple[str, ...]] = {}
     detail: str = ""
 
+    def needs(self, subject: str, get: Callable[[str], str | None]) -> Iterator[Need]:
+        """The need of one place, of which `get` reads; none where it does not fit."""
+        value, detail = (_written(one, get) for one in (self.value, self.detail))
+        if value and all((get(path) or "") in values for path, values in self.where.items()):
+            yield Need(subject=subject, kind=self.kind, value=value, detail=detail)
+
+
+def _written(what: str, get: Callable[[str], str | None]) -> str:
+    """What a row names: itself behind "=" and as a path; of several places, "0" where one is not
+    there, and nothing where the last is not."""
+    if what.startswith(("=", "/")):
+        return what.removeprefix("=")
+    found = [get(one) for one in what.split()] or [None]
+    return " ".join(one or "0" for one in found) if found[-1] else ""
+
+
+class _Kind(NamedTuple):
+    """What a value must be, in words for findings, and the finding where it is not."""
+
+    words: str
+    finding: str
+
 
 class _Table(Struct, frozen=True):
+    kinds: dict[str, _Kind]
     rows: tuple[_Row, ...]
     options: tuple[_Row, ...]
+    connections: dict[str, tuple[str, ...]]
+    chardevs: tuple[str, ...]
+    shorthands: dict[str, tuple[str, str]]
 
 
-Q = NeedKind
-_TABLE = toml.decode(package_text("check", "start", "needs.toml"), type=_Table)
-ROWS = _TABLE.rows
+TABLE = toml.decode(package_text("check", "start", "needs.toml"), type=_Table)
 """What a value alone says. What needs more than that is in _READERS."""
 
 _NAMED_BY = ("target/@dev", "target/@name", "alias/@name", "@bus", "@type")
 
 
+def answers(functions: Mapping[str, object]) -> dict[str, Callable[..., NeedAnswer]]:
+    """The functions that answer a kind of need, by the kind: "_image" is that of IMAGE."""
+    named = {name[1:].upper(): one for name, one in functions.items() if callable(one)}
+    return {kind: named[kind] for kind in TABLE.kinds if kind in named}
+
+
+def in_words(kind: str) -> str:
+    """What a kind is about: "disk image" would be "image"."""
+    return kind.lower().replace("_", " ")
+
+
 def needs_of(document: Document) -> tuple[Need, ...]:
-    """Everything that the domain needs of its machine, in the order of the rows."""
-    found = [need for row in ROWS for need in _of_row(document, row)]
+    """Everything that the domain needs of its machine, in the order of the rows, however often."""
+    found = [need for row in TABLE.rows for need in _of_row(document, row)]
     for read in _READERS:
         found += read(document)
-    return tuple(dict.fromkeys(found))
+    return tuple(found)
 
 
 def _of_row(document: Document, row: _Row) -> Iterator[Need]:
-    places = (_elements(document.root, path) for path in row.path.split())
+    places = (elements(document.root, path) for path in row.path.split())
     for element in itertools.chain.from_iterable(places):
-        value = element.text.strip() if row.value == "." else element.value(row.value)
-        fits = all((element.value(path) or "") in values for path, values in row.where.items())
-        if value and fits:
-            yield Need(
-                subject=_subject(document, element),
-                kind=NeedKind[row.kind],
-                value=value,
-                detail=row.detail
-                if row.detail[:1].isdigit()
-                else (row.detail and element.value(row.detail)) or "",
-            )
+        yield from row.needs(_subject(document, element), partial(_read, element))
 
 
-def _elements(root: Element, path: str) -> Iterator[Element]:
+def _read(element: Element, path: str) -> str | None:
+    return element.text.strip() if path == "." else element.value(path)
+
+
+def elements(root: Element, path: str) -> Iterator[Element]:
+    """Those down a path, below each element of it. "." is the root itself."""
+    if path == ".":
+        yield root
+        return
     name, _, rest = path.partition("/")
     for child in root.all(name):
         if rest:
-            yield from _elements(child, rest)
+            yield from elements(child, rest)
         else:
             yield child
 
@@ -185,35 +168,14 @@ def _subject(document: Document, element: Element) -> str:
 def _machine(document: Document) -> Iterator[Need]:
     root = document.root
     emulator = root.value("devices/emulator") or ""
-    yield Need(subject="<emulator>", kind=Q.EMULATOR, value=emulator)
+    yield Need(subject="<emulator>", kind="EMULATOR", value=emulator)
     mode = root.value("cpu/@mode") or ("custom" if root.value("cpu/model") else None)
     if mode is not None:
         name = mode if mode != "custom" else root.value("cpu/model") or ""
         detail = root.value("cpu/@check") or "" if mode == "custom" else ""
-        yield Need(subject="<cpu>", kind=Q.CPU, value=name, detail=detail)
+        yield Need(subject="<cpu>", kind="CPU", value=name, detail=detail)
     name = root.value("name") or ""
-    yield Need(subject="<name>", kind=Q.NAME, value=name, detail=root.value("uuid") or "")
-
-
-def _firmware(document: Document) -> Iterator[Need]:
-    """The variable store: the file itself, or what it is made from and the folder for it."""
-    loader, nvram = document.root.at("os/loader"), document.root.at("os/nvram")
-    if loader is None or loader.get("type") != "pflash" or loader.get("stateless") == "yes":
-        return
-    template = None if nvram is None else nvram.get("template")
-    source = None if nvram is None else nvram.value("source/@file") or nvram.text.strip()
-    if nvram is not None and nvram.get("type") not in (None, "file"):
-        if (served := nvram.child("source")) is not None:
-            yield from _served("<nvram>", served)
-        return
-    if source:
-        yield Need(subject="<nvram>", kind=Q.PARENT, value=source, detail="on")
-    yield Need(
-        subject="<nvram>",
-        kind=Q.FILE if template else Q.VARIABLES,
-        value=template or loader.text.strip(),
-        detail=source or "",
-    )
+    yield Need(subject="<name>", kind="NAME", value=name, detail=root.value("uuid") or "")
 
 
 def _disks(document: Document) -> Iterator[Need]:
@@ -224,7 +186,7 @@ def _disks(document: Document) -> Iterator[Need]:
         is_disc = disk.get("device") in ("cdrom", "floppy")
         own = Need(
             subject=_subject(document, disk),
-            kind=Q.IMAGE,
+            kind="IMAGE",
             value="",
             detail=_image_format(disk),
             is_written=disk.child("readonly") is None and disk.get("device") != "cdrom",
@@ -252,101 +214,28 @@ def _layers(top: Need, element: Element, kind: str) -> Iterator[Need]:
     one = structs.replace(top, is_followed=top.is_followed and not cut)
     pool, path = source.get("pool"), source.get("file") or source.get("dev")
     if pool is not None:
-        yield structs.replace(one, kind=Q.VOLUME, value=pool, detail=source.get("volume") or "")
+        yield structs.replace(one, kind="VOLUME", value=pool, detail=source.get("volume") or "")
     elif kind == "block" and path:
-        yield structs.replace(one, kind=Q.BLOCK, value=path)
+        yield structs.replace(one, kind="BLOCK", value=path)
     elif kind == "file" and path:
         yield structs.replace(one, value=path)
-    elif kind == "network":
-        yield from _served(top.subject, source)
-    elif kind == "nvme":
-        yield from _functions(top.subject, source)
     if below is not None and below.child("source") is not None:
         detail = below.value("format/@type") or "raw"
         under = structs.replace(top, detail=detail, is_written=False)
         yield from _layers(under, below, below.get("type") or "file")
 
 
-def _served(subject: str, source: Element) -> Iterator[Need]:
-    """The servers of a network disk: only one on this machine can be looked at from here."""
-    for host in source.all("host"):
-        if host.get("transport") == "unix":
-            continue
-        name, port = host.get("name") or "", host.get("port") or ""
-        here = name in _LOOPBACK and port
-        yield Need(
-            subject=subject,
-            kind=Q.LISTENER if here else Q.ELSEWHERE,
-            value=port if here else name,
-            detail=name if here else f"{source.get('protocol') or 'network'} disk",
-        )
-
-
-_LOOPBACK = ("localhost", "127.0.0.1", "::1")
-
-
-def _hostdevs(document: Document) -> Iterator[Need]:
-    for one in document.root.all("devices/interface"):
-        if one.get("type") == "hostdev" and (source := one.child("source")) is not None:
-            yield from _functions(_subject(document, one), source)
-    for one in document.root.all("devices/hostdev"):
-        source, kind = one.child("source"), one.get("type")
-        if source is None or source.get("startupPolicy") == "optional":
-            continue
-        subject = f"hostdev {kind}"
-        address = source.child("address")
-        if kind == "usb":
-            vendor, product = source.value("vendor/@id"), source.value("product/@id")
-            if vendor and product:
-                yield Need(subject=subject, kind=Q.USB, value=f"{vendor}:{product}")
-            elif address is not None:
-                place = f"{address.get('bus')}.{address.get('device')}"
-                yield Need(subject=subject, kind=Q.USB, value=place)
-        elif kind == "scsi" and address is not None and source.value("adapter/@name"):
-            parts = [address.get(name) or "0" for name in ("bus", "target", "unit")]
-            host = (source.value("adapter/@name") or "").removeprefix("scsi_host")
-            yield Need(subject=subject, kind=Q.SCSI, value=":".join((host, *parts)))
-        elif kind == "scsi" and source.get("protocol") == "iscsi":
-            yield from _served(subject, source)
-        elif kind == "scsi_host":
-            yield Need(subject=subject, kind=Q.NODE, value="/dev/vhost-scsi")
-        elif kind == "mdev" and address is not None:
-            uuid = address.get("uuid") or ""
-            yield Need(subject=subject, kind=Q.MEDIATED, value=uuid)
-        elif kind == "pci":
-            yield from _functions(subject, source)
-
-
-def _functions(subject: str, source: Element) -> Iterator[Need]:
-    address = source.child("address")
-    if address is not None:
-        words = [address.get(name) or "0" for name in ("domain", "bus", "slot", "function")]
-        yield Need(subject=subject, kind=Q.PCI, value=" ".join(words))
-
-
 def _implied(document: Document) -> Iterator[Need]:
     """What elements without a path need."""
     root = document.root
-    for vsock in root.all("devices/vsock"):
-        yield Need(subject=_subject(document, vsock), kind=Q.NODE, value="/dev/vhost-vsock")
-    for backend in _elements(root, "devices/tpm/backend"):
-        if backend.get("type") == "emulator":
-            for name in ("swtpm", "swtpm_setup"):
-                yield Need(subject="tpm", kind=Q.PROGRAM, value=name)
-    for port in _elements(root, "devices/interface/virtualport"):
-        if port.get("type") == "openvswitch":
-            yield Need(subject=_subject(document, port), kind=Q.PROGRAM, value="ovs-vsctl")
     for device in memory_devices(document):
         path, size = device.value("source/path"), device.at("target/size")
         if path and size is not None:
             whole = str(size_of(size))
-            yield Need(subject=_subject(document, device), kind=Q.BACKING, value=path, detail=whole)
-    for place in ("vcpu", "numatune/memory"):
-        if root.value(f"{place}/@placement") == "auto":
-            yield Need(subject=f"<{place.rpartition('/')[2]}>", kind=Q.PROGRAM, value="numad")
+            yield Need(subject=_subject(document, device), kind="BACKING", value=path, detail=whole)
     locked = root.at("memoryBacking/locked") or root.at("memtune/hard_limit")
     if locked is not None or any(one.get("type") == "pci" for one in root.all("devices/hostdev")):
-        yield Need(subject="locked memory", kind=Q.LOCK, value="locked")
+        yield Need(subject="locked memory", kind="LOCK", value="locked")
 
 
 _HOST = re.compile(r"(?:([0-9a-f]{1,4}):)?([0-9a-f]{1,2}):([0-9a-f]{1,2})\.([0-7])\Z", re.ASCII)
@@ -361,35 +250,49 @@ def _arguments(document: Document) -> Iterator[Need]:
         option, value = words[at], ""
         if not option.startswith("-"):
             at += 1
+            if option.startswith("/"):  # which is the image of a disk
+                yield Need(subject=option[:80], kind="FILE", value=option)
             continue
         if at + 1 < len(words) and not words[at + 1].startswith("-"):
             value = words[at + 1]
-        yield Need(subject=option, kind=Q.ARGUMENT, value=option, detail=value)
-        said = argument_properties(value)
-        first = said.get("driver") or said.get("qom-type") or said.get("backend") or said.get("")
-        opened = [
-            (value if one.value == "." else said.get(one.value), NeedKind[one.kind])
-            for one in _TABLE.options
-            if one.path == option and one.detail in ("", first)
-        ]
-        is_joined = option == "-chardev" and said.get("server") not in ("on", "server", "yes")
-        if first == "vfio-pci" and (place := _HOST.match(said.get("host", ""))) is not None:
+        yield Need(subject=option, kind="ARGUMENT", value=option, detail=value)
+        said = _properties(option, value)
+        if said[""] == "vfio-pci" and (place := _HOST.match(said.get("host", ""))) is not None:
             where = " ".join(f"0x{word or '0'}" for word in place.groups())
-            yield Need(subject=option, kind=Q.PCI, value=where)
-        for path, kind in opened:
-            if path is not None and path.startswith("/"):
-                kind = Q.SOCKET if first == "socket" and is_joined else kind
-                is_image = kind is Q.IMAGE
-                detail = said.get("format") or "raw" if is_image else said.get("append", "")
-                yield Need(subject=option, kind=kind, value=path, detail=detail)
+            yield Need(subject=option, kind="PCI", value=where)
+        for row in TABLE.options:
+            for need in row.needs(option, said.get) if option in row.path.split() else ():
+                if need.value.startswith("/") or need.kind not in _PATHS:
+                    yield need
         at += 1 + bool(value)
         count += 1
 
 
-_READERS = (_machine, _firmware, _disks, _hostdevs, _implied, _arguments)
+_PATHS = ("FILE", "NODE", "FOLDER", "MADE", "PIPE", "SOCKET", "PARENT", "IMAGE")
+
+
+def _properties(option: str, value: str) -> dict[str, str]:
+    """The properties of an argument, "." = the whole; those of -serial or -gdb as -chardev has
+    them.
+
+    >>> _properties("-gdb", "tcp::1234")
+    {'': 'socket', '.': 'tcp::1234', 'address': ':1234'}
+    """
+    said = argument_properties(value)
+    said[""] = next((said[name] for name in _KINDS if name in said), "")
+    scheme, _, rest = said[""].partition(":")
+    if option in TABLE.chardevs and scheme in TABLE.shorthands:
+        said[""], name = TABLE.shorthands[scheme]
+        return {**said, ".": value, name: rest}
+    return {**said, ".": value, "*": said[""]}
+
+
+_KINDS = ("driver", "qom-type", "backend", "")
+
+_READERS = (_machine, _disks, _implied, _arguments)
 
 
 def not_asked(document: Document, where: str) -> str:
     """What of a start on another machine cannot be known here; its paths are not looked at."""
-    kinds = dict.fromkeys(need.kind.words for need in needs_of(document))
+    kinds = dict.fromkeys(in_words(need.kind) for need in needs_of(document))
     return f"whether it would start on {where}: {', '.join(kinds)}; run homenode verify there"

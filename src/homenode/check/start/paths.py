@@ -4,11 +4,14 @@ What is under a path is looked at, and nothing is opened but the heads of disk i
 """
 
 import errno
+import fcntl
+import gzip
+import ipaddress
 import os
 import re
 import socket
 import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -16,8 +19,9 @@ from msgspec import structs
 
 from homenode.check.start.images import chain_of
 from homenode.check.start.machine import StartMachine
-from homenode.check.start.needs import READY, Need, NeedAnswer, NeedKind, missing, unknown
+from homenode.check.start.needs import READY, Need, NeedAnswer, answers, missing, unknown
 from homenode.check.start.rehearsal import refused_image
+from homenode.cpuset import CpuSet
 from homenode.input_files import read_kernel_file
 from homenode.machine.tools.xml_text import parse_xml
 from homenode.process import find_program
@@ -58,7 +62,7 @@ def _kind(
 
 
 def _file(machine: StartMachine, need: Need) -> NeedAnswer:
-    found = stat_of(need.detail) if need.kind is NeedKind.FILE and need.detail else None
+    found = stat_of(need.detail) if need.kind == "FILE" and need.detail else None
     if isinstance(found, os.stat_result):
         return READY  # a variable store that is there needs no template
     found = stat_of(need.value)
@@ -94,11 +98,42 @@ def _opened(machine: StartMachine, need: Need) -> NeedAnswer:
     return missing(f"{need.value}: user {user.name}, as whom QEMU runs, may not read it")
 
 
+_GET_FLAGS = 0x80086601  # FS_IOC_GETFLAGS of include/uapi/linux/fs.h
+_IMMUTABLE, _APPEND = 0x10, 0x20
+
+
+def unwritable(path: str, *, appended: bool = False) -> str | None:
+    """Why nobody can write what is under a path, root neither; None where root can.
+
+    appended: nothing is written but at its end. Source: ioctl_iflags(2).
+    """
+    found = Path(path).stat()
+    if stat.S_ISBLK(found.st_mode):
+        place = f"{os.major(found.st_rdev)}:{os.minor(found.st_rdev)}"
+        is_ro = kernel_text(f"/sys/dev/block/{place}/ro").strip() == "1"
+        return f"{path}: a block device that is read-only" if is_ro else None
+    if os.statvfs(path).f_flag & os.ST_RDONLY:
+        return f"{path}: its file system is read-only"
+    if not stat.S_ISREG(found.st_mode) and not stat.S_ISDIR(found.st_mode):
+        return None
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            flags = int.from_bytes(fcntl.ioctl(descriptor, _GET_FLAGS, bytes(8))[:4], "little")
+        finally:
+            os.close(descriptor)
+    except OSError:  # a file system that has no flags, or a user who may not read
+        return None
+    if flags & _IMMUTABLE or (flags & _APPEND and not appended and stat.S_ISREG(found.st_mode)):
+        return f"{path}: immutable, or to append to alone: lsattr, chattr"
+    return None
+
+
 def _image(machine: StartMachine, need: Need) -> NeedAnswer:
     found = stat_of(need.value)
     if isinstance(found, NeedAnswer):
         return found
-    is_block = need.kind is NeedKind.BLOCK  # QEMU's host_device takes a character device as well
+    is_block = need.kind == "BLOCK"  # QEMU's host_device takes a character device as well
     taken = (stat.S_ISBLK, stat.S_ISCHR) if is_block else (stat.S_ISREG, stat.S_ISBLK)
     if not any(holds(found.st_mode) for holds in taken):
         return missing(f"{need.value}: no {'block device' if is_block else 'plain file'}")
@@ -110,7 +145,7 @@ def _content(machine: StartMachine, need: Need, path: str, found: os.stat_result
     if entered is not READY:
         return entered
     judge = partial(refused_image, machine)
-    chain = chain_of(path, need.detail, judge, is_followed=need.is_followed)
+    chain = chain_of(path, need.detail or "raw", judge, is_followed=need.is_followed)
     fault = chain.fault
     if chain.is_corrupt and need.is_written:
         fault = f"{path}: a qcow2 that is marked corrupt: qemu-img check -r all"
@@ -122,14 +157,16 @@ def _content(machine: StartMachine, need: Need, path: str, found: os.stat_result
         if answer is not READY:
             return answer
     for data in chain.data_files:
-        # libvirt knows of no data file, and leaves its owner as it is.
+        # libvirt knows of no data file or extent, and leaves its owner as it is.
         user = machine.user
-        if user is not None and not user.may(Path(data), 2):
-            why = f"{data}, the data file of {path}: user {user.name} may not write it"
+        if user is not None and not user.may(Path(data), 2 if need.is_written else 4):
+            why = f"{data}, a data file of {path}: user {user.name} may not open it"
             return missing(why, "start-permission")
     locked = _locked(need, found)
     if locked is not None:
         return locked
+    if need.is_written and (barred := unwritable(path)) is not None:
+        return missing(barred, "start-permission")
     if machine.user is not None and need.is_written and not found.st_mode & 0o222:
         why = f"{path}: mode {stat.S_IMODE(found.st_mode):o}: its owner may not write it"
         return missing(f"{why}, to whom libvirt gives it", "start-permission")
@@ -177,7 +214,13 @@ def _parent(machine: StartMachine, need: Need) -> NeedAnswer:
     above = stat_of(str(Path(path).parent))
     if isinstance(above, NeedAnswer):
         return above
-    return READY if stat.S_ISDIR(above.st_mode) else missing(f"{path}: not below a folder")
+    if not stat.S_ISDIR(above.st_mode):
+        return missing(f"{path}: not below a folder")
+    appended = need.detail == "on" and isinstance(found, os.stat_result)
+    written = [path] * isinstance(found, os.stat_result) + [str(Path(path).parent)] * (not appended)
+    whys = (unwritable(one, appended=appended) for one in written)
+    why = next(filter(None, whys), None)
+    return READY if why is None else missing(why, "start-permission")
 
 
 def _pipe(machine: StartMachine, need: Need) -> NeedAnswer:
@@ -286,9 +329,14 @@ def _tap(machine: StartMachine, need: Need) -> NeedAnswer:
     """Source: the kernel's tun_show_flags; libvirt makes the device unless it is one already."""
     if len(need.value.encode()) > _NAME_BYTES:
         return missing(f"{need.value}: more than the {_NAME_BYTES} bytes of a name")
-    if not is_link(need.value) or Path(f"/sys/class/net/{need.value}/tun_flags").exists():
+    is_tap = Path(f"/sys/class/net/{need.value}/tun_flags").exists() and need.detail != "new"
+    if not is_link(need.value) or is_tap or need.value.startswith(GENERATED):
         return READY
-    return missing(f"{need.value}: there is an interface of that name, and it is no tap device")
+    return missing(f"{need.value}: there is an interface of that name, and no tap device to take")
+
+
+GENERATED = ("vnet", "macvtap", "macvlan")
+"""What names begin with that libvirt gives itself: it leaves those of a document out."""
 
 
 def _address(machine: StartMachine, need: Need) -> NeedAnswer:
@@ -300,6 +348,9 @@ def _address(machine: StartMachine, need: Need) -> NeedAnswer:
     except (OSError, UnicodeError):
         known = need.value in ("localhost", socket.gethostname())
         return READY if known else unknown(f"{need.value}: a name, which is not looked up")
+    if need.detail == "multicast":
+        is_one = ipaddress.ip_address(need.value).is_multicast
+        return READY if is_one else missing(f"{need.value}: no multicast address")
     try:
         with socket.socket(family, kind, protocol) as one:
             one.bind(place)
@@ -322,23 +373,52 @@ def _bind_error(address: str, port: str) -> int | None:
     return None
 
 
+def endpoint(need: Need) -> tuple[str, str]:
+    """The host and the port of "5900", "127.0.0.1:5900" or "tcp:127.0.0.1:5900-:22"."""
+    is_rule = need.value.startswith(("tcp:", "udp:"))
+    told = need.value[4:].partition("-")[0] if is_rule else need.value
+    host, _, port = told.rpartition(":")
+    return host.strip("[]") or need.detail, port
+
+
 def _port(machine: StartMachine, need: Need) -> NeedAnswer:
-    number = _bind_error(need.detail, need.value) if need.value.isdecimal() else None
+    host, port = endpoint(need)
+    if need.value.startswith("udp:"):
+        return READY
+    if not port.isdecimal():
+        try:
+            port = str(socket.getservbyname(port, "tcp"))
+        except (OSError, UnicodeError):
+            return missing(f"{port[:40]}: no port, and no service of /etc/services")
+    number = _bind_error(host, port)
     if number == errno.EADDRINUSE:
-        return missing(f"port {need.value}: something has it already")
+        return missing(f"port {port}: something has it already")
+    least = kernel_text("/proc/sys/net/ipv4/ip_unprivileged_port_start").strip() or "1024"
+    if 0 < int(port) < int(least) and machine.user is not None:
+        why = f"port {port}: user {machine.user.name}, as whom QEMU runs, needs {least} or more"
+        return missing(why, "start-permission")
     if number in (None, errno.EADDRNOTAVAIL):  # which the need of the address says
         return READY
-    return unknown(f"port {need.value}: {os.strerror(number).lower()}")
+    return unknown(f"port {port}: {os.strerror(number).lower()}")
+
+
+def _display(machine: StartMachine, need: Need) -> NeedAnswer:
+    host, display = endpoint(need)
+    if not display.isdecimal():
+        return READY
+    # Display 0 has port 5900.
+    return _port(machine, structs.replace(need, value=f"{host}:{5900 + int(display)}"))
 
 
 def _listener(machine: StartMachine, need: Need) -> NeedAnswer:
-    here = need.detail in ("", "127.0.0.1", "::1", "localhost")
-    if not here or not need.value.isdecimal():
-        return unknown(f"{need.detail}:{need.value}: no connection is made to another machine")
-    number = _bind_error(need.detail, need.value)
+    host, port = endpoint(need)
+    here = host in ("", "127.0.0.1", "::1", "localhost")
+    if not here or not port.isdecimal():
+        return unknown(f"{host}:{port}: no connection is made to another machine")
+    number = _bind_error(host, port)
     if number == errno.EADDRINUSE:
         return READY
-    why = f"{need.detail}:{need.value}: nothing listens there"
+    why = f"{host}:{port}: nothing listens there"
     return missing(why) if number is None else unknown(why)
 
 
@@ -346,19 +426,19 @@ def _usb(machine: StartMachine, need: Need) -> NeedAnswer:
     folder = Path("/sys/bus/usb/devices")
     if not folder.is_dir():
         return missing(f"USB device {need.value}: this machine has no USB")
-    vendor, colon, product = need.value.partition(":")
-    names = ("idVendor", "idProduct") if colon else ("busnum", "devnum")
-    parts = (vendor, product) if colon else need.value.split(".")
-    wanted = [int(one, 0) if one[:2] == "0x" or not colon else int(one, 16) for one in parts]
+    names = need.detail.split()
+    base = 10 if "busnum" in names else 16
+    wanted = [int(one, 0 if one[:2] == "0x" else base) for one in need.value.split()]
     for device in folder.iterdir():
         read = [kernel_text(str(device / name)).strip() for name in names]
-        if all(read) and [int(one, 16 if colon else 10) for one in read] == wanted:
+        if all(read) and [int(one, base) for one in read] == wanted:
             return READY
     return missing(f"USB device {need.value}: there is none")
 
 
 def _scsi(machine: StartMachine, need: Need) -> NeedAnswer:
-    if Path(f"/sys/bus/scsi/devices/{need.value}").is_dir() and _SAFE.match(need.value):
+    place = need.value.removeprefix("scsi_host").replace(" ", ":")
+    if _SAFE.match(place) and Path(f"/sys/bus/scsi/devices/{place}").is_dir():
         return READY
     return missing(f"SCSI device {need.value}: there is none")
 
@@ -382,6 +462,60 @@ def _mediated(machine: StartMachine, need: Need) -> NeedAnswer:
     return missing(f"mediated device {need.value}: there is none")
 
 
+def _scsi_disk(machine: StartMachine, need: Need) -> NeedAnswer:
+    found = stat_of(need.value)
+    if isinstance(found, NeedAnswer) or not stat.S_ISBLK(found.st_mode):
+        return READY  # which the need of the disk says
+    place = f"/sys/dev/block/{os.major(found.st_rdev)}:{os.minor(found.st_rdev)}"
+    if Path(f"{place}/dm").is_dir():
+        return unknown(f"{need.value}: a mapped device: what lies below takes the commands")
+    if Path(f"{place}/device/scsi_device").is_dir() or Path(f"{place}/partition").exists():
+        return READY
+    return missing(f"{need.value}: no SCSI device, which device='lun' needs")
+
+
+def _node(machine: StartMachine, need: Need) -> NeedAnswer:
+    """detail: the majors of devices that are of the kind; "" = any."""
+    found = stat_of(need.value)
+    if isinstance(found, NeedAnswer):
+        return found
+    majors = need.detail.split() if need.detail.replace(" ", "").isdecimal() else []
+    is_one = str(os.major(found.st_rdev)) in majors if majors else not stat.S_ISDIR(found.st_mode)
+    return READY if is_one else missing(f"{need.value}: no device of the kind")
+
+
+def _pus(machine: StartMachine, need: Need) -> NeedAnswer:
+    """Source: cpuset.cpus of cgroups; version 1 takes no PU that is offline."""
+    wanted = CpuSet.parse(need.value)
+    online, possible = (
+        CpuSet.parse(kernel_text(f"/sys/devices/system/cpu/{name}").strip())
+        for name in ("online", "possible")
+    )
+    taken = online if Path("/sys/fs/cgroup/cpuset").is_dir() else possible
+    if wanted - taken or not wanted & online:
+        return missing(f"PUs {wanted - taken or wanted}: this machine has {online}")
+    return READY
+
+
+def _module(machine: StartMachine, need: Need) -> NeedAnswer:
+    """Source: kbuild's modules.builtin and modules.dep; CONFIG_IKCONFIG_PROC."""
+    name, folder = need.value, Path("/lib/modules", os.uname().release)
+    if Path(f"/sys/module/{name}").is_dir():
+        return READY
+    prefix = "CONFIG_NET_" if name[:4] in ("sch_", "cls_", "act_") else "CONFIG_"
+    config = read_kernel_file("/proc/config.gz")
+    lines = gzip.decompress(config).decode("ascii", "replace").split("\n") if config else []
+    option = f"{prefix}{name.upper()}"
+    if f"{option}=y" in lines:
+        return READY
+    listed = [folder / one for one in ("modules.builtin", "modules.dep")]
+    if any(f"/{name}.ko" in one.read_text("utf-8", "replace") for one in listed if one.exists()):
+        return READY
+    if f"# {option} is not set" in lines or all(one.exists() for one in listed):
+        return missing(f"{name}: this kernel has none")
+    return unknown(f"{name}: whether this kernel has it")
+
+
 def _partition(machine: StartMachine, need: Need) -> NeedAnswer:
     if need.value in ("/machine", "/machine.slice"):
         return READY  # libvirt makes its own
@@ -395,31 +529,6 @@ def _partition(machine: StartMachine, need: Need) -> NeedAnswer:
     return missing(f"cgroup {path}: libvirt makes none but its own")
 
 
-LOOKED_AT: Mapping[NeedKind, Callable[[StartMachine, Need], NeedAnswer]] = {
-    NeedKind.FILE: _file,
-    NeedKind.BACKING: _backing,
-    NeedKind.OPENED: _opened,
-    NeedKind.DISK: _kind(stat.S_ISBLK, "block device"),
-    NeedKind.BOUND: _bound,
-    NeedKind.MADE: _made,
-    NeedKind.NODE: _kind(lambda mode: not stat.S_ISDIR(mode), "device"),
-    NeedKind.BLOCK: _image,
-    NeedKind.FOLDER: _kind(stat.S_ISDIR, "folder"),
-    NeedKind.PARENT: _parent,
-    NeedKind.PIPE: _pipe,
-    NeedKind.SOCKET: _socket,
-    NeedKind.PROGRAM: program,
-    NeedKind.IMAGE: _image,
-    NeedKind.VARIABLES: _variables,
-    NeedKind.BRIDGE: _bridge,
-    NeedKind.LINK: _link,
-    NeedKind.ADDRESS: _address,
-    NeedKind.PORT: _port,
-    NeedKind.TAP: _tap,
-    NeedKind.LISTENER: _listener,
-    NeedKind.USB: _usb,
-    NeedKind.SCSI: _scsi,
-    NeedKind.PCI: _pci,
-    NeedKind.MEDIATED: _mediated,
-    NeedKind.PARTITION: _partition,
-}
+_disk, _folder = _kind(stat.S_ISBLK, "block device"), _kind(stat.S_ISDIR, "folder")
+_block, _program = _image, program
+LOOKED_AT = answers(globals())

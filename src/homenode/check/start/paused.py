@@ -9,7 +9,7 @@ from homenode.catalogue import finding
 from homenode.change.journal import default_root
 from homenode.change.paused_start import PausedStart, paused_journal, while_paused
 from homenode.check.start.monitor import COMMANDS, read_view, view_findings, view_lines
-from homenode.check.start.needs import Need, NeedKind, needs_of
+from homenode.check.start.needs import Need, needs_of
 from homenode.check.verify.live.capture import observe_running_domain
 from homenode.check.verify.live.checks import verify_live
 from homenode.errors import UsageError
@@ -67,11 +67,7 @@ def startable(connect: str, name: str) -> PausedLook:
 
 def _files(document: Document) -> list[Need]:
     """Those that the start makes where they are not there."""
-    sounds = (one.get("path") for one in document.root.all("devices/audio"))
-    return [
-        *(one for one in needs_of(document) if one.kind in (NeedKind.PARENT, NeedKind.MADE)),
-        *(Need(subject="audio", kind=NeedKind.MADE, value=path) for path in sounds if path),
-    ]
+    return [one for one in needs_of(document) if one.kind in ("PARENT", "MADE")]
 
 
 def _makes(document: Document, name: str) -> list[str]:

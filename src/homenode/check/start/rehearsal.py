@@ -17,7 +17,7 @@ from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 
-from msgspec import json
+from msgspec import json, toml
 
 from homenode.catalogue import finding
 from homenode.check.start.images import ImageHead
@@ -26,7 +26,7 @@ from homenode.check.start.qemu_user import QemuUser
 from homenode.errors import InputError, ToolError
 from homenode.findings import Finding
 from homenode.host_files import HostFile
-from homenode.input_files import read_kernel_file
+from homenode.input_files import package_text, read_kernel_file
 from homenode.json_text import NotJsonError, decode_json
 from homenode.process import Completed, run
 from homenode.vm.domain.controllers import QEMU_NAMESPACE, argument_properties, qemu_arguments
@@ -41,27 +41,10 @@ _OWN_BYTES, _VCPU_BYTES = 6 << 30, 160 << 20
 vCPU on two PUs; where PUs are many, each thread has an arena of 128 MiB."""
 _END = '{"execute": "qmp_capabilities"}\n{"execute": "quit"}\n'
 
-JUDGED = frozenset(
-    "-machine -accel -cpu -m -smp -numa -uuid -boot -rtc -global -nodefaults -no-user-config "
-    "-no-hpet -no-acpi -icount -device -k -vga -compat -watchdog-action -name -msg -echr -d "
-    "-usbdevice -mon -semihosting-config -prom-env -no-fd-bootchk -set".split()
-)
-"""Options that QEMU gets as they are, or nearly so."""
-
-_HOSTS_DEVICES = tuple(
-    "vfio- vhost- usb-host usb-mtp u2f- tpm- scsi-generic scsi-block ivshmem-doorbell loader xen- "
-    "guest-loader ipmi-bmc-extern pvrdma ccid-card-emulated x-pci-proxy virtio-input-host canokey "
-    "hv-syndbg".split()
-)
-"""What the names of devices begin with that open something of the host's."""
-
-_OBJECTS = {
-    **dict.fromkeys(("iothread", "throttle-group", "cryptodev-backend-builtin"), ""),
-    **dict.fromkeys(("rng-builtin", "rng-random", "rng-egd"), "rng-builtin"),
-    **{f"memory-backend-{kind}": "memory-backend-ram" for kind in ("ram", "memfd")},
-    "memory-backend-file": "memory-backend-file",
-}
-"""Objects by what stands for them; "" = they themselves. Others are left out."""
+_TABLE = toml.decode(package_text("check", "start", "rehearsal.toml"))
+JUDGED = frozenset(_TABLE["judged"])
+_HOSTS_DEVICES, _OBJECTS = tuple(_TABLE["hosts_devices"]), _TABLE["objects"]
+_OF_NODES = ("host-nodes", "policy")
 _OF_MEMORY, _OF_A_FILE = ("size", "share"), ("align", "pmem", "readonly")
 
 _FILES = "dumpdtb|dtb|kernel|initrd|firmware|shim|rr|rrfile|splash"
@@ -161,12 +144,7 @@ def refused_image(
 ) -> str | None:
     """Why QEMU does not open an image, of which it gets a descriptor to read from; None where it
     does, or is not asked."""
-    if (
-        format not in _ALONE
-        or head.data_file is not None
-        or head.is_encrypted
-        or machine.emulator is None
-    ):
+    if format not in _ALONE or head.data_files or head.is_encrypted or machine.emulator is None:
         return None
     kind = "host_device" if file.is_block else "file"
     given = {"driver": kind, "filename": "/dev/fdset/1", "locking": "off"}
@@ -259,6 +237,9 @@ class Rehearsed:
         if said.get("driver") == "raw" and isinstance(said.get("file"), str):
             return value
         size, path = 0, Path(str(said.get("filename", "")))
+        root = self.document.root
+        if str(path) == root.value("os/nvram") and not path.exists():
+            path = Path(root.value("os/nvram/@template") or path)  # of which libvirt makes it
         with suppress(OSError):
             size = path.stat().st_size if path.is_file() else 0
         made = {name: said[name] for name in _OF_BLOCK if name in said}
@@ -278,7 +259,8 @@ class Rehearsed:
         if not made:
             return value
         is_file = made == "memory-backend-file"
-        wanted = ("id", *_OF_MEMORY, *(_OF_A_FILE if is_file else ()))
+        by_user = () if value.startswith("{") else _OF_NODES  # libvirt has looked at its own
+        wanted = ("id", *_OF_MEMORY, *by_user, *(_OF_A_FILE if is_file else ()))
         parts = [f"{name}={_text(said[name])}" for name in wanted if name in said]
         return ",".join((made, *parts, *(("mem-path=/dev/zero",) if is_file else ())))
 
@@ -336,12 +318,7 @@ def _names_file(text: str) -> bool:
 
 _LIMIT = re.compile(r"(total|read|write)_(bytes|iops)_sec(|_max|_max_length)\Z", re.ASCII)
 _RATE = {"bytes": "bps", "iops": "iops"}
-_OF_NIC = {
-    "acpi-index": "acpi/@index",
-    "rx_queue_size": "driver/@rx_queue_size",
-    "tx_queue_size": "driver/@tx_queue_size",
-    "host_mtu": "mtu/@size",
-}
+_OF_NIC: dict[str, str] = _TABLE["of_nic"]
 
 
 def _of_nic(nic: Element) -> dict[str, int]:

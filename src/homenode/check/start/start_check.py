@@ -6,38 +6,28 @@ need has named the reason already.
 
 import os
 from collections import Counter
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
 
 from homenode.catalogue import finding
 from homenode.check.start.command_of_libvirt import refusal
-from homenode.check.start.libvirt_answers import ASKED_OF_LIBVIRT
+from homenode.check.start.libvirt_answers import ASKED_OF_LIBVIRT, unfit
 from homenode.check.start.machine import StartMachine
-from homenode.check.start.needs import Need, NeedAnswer, NeedKind, NeedState, needs_of, unknown
-from homenode.check.start.paths import LOOKED_AT
+from homenode.check.start.needs import (
+    TABLE,
+    Need,
+    NeedAnswer,
+    NeedState,
+    in_words,
+    needs_of,
+    unknown,
+)
+from homenode.check.start.paths import GENERATED, LOOKED_AT, endpoint
 from homenode.errors import HomenodeError
 from homenode.findings import Finding, Findings, merged, sourced
-from homenode.trusted_path import changeable
 from homenode.vm.domain.document import Document
 from homenode.vm.hypervisor.connection import is_local
-
-_IDS = {
-    "start-file": "IMAGE",
-    "start-argument": "RANGE ARGUMENT DRIVER",
-    "start-cgroup": "SCHEDULER WEIGHT PARTITION",
-    "start-permission": "LABEL OPENED",
-    "start-storage": "VOLUME",
-    "start-emulator": "EMULATOR CPU SECURITY",
-    "start-program": "PROGRAM",
-    "start-network": "NETWORK BRIDGE LINK FILTER ADDRESS LISTENER",
-    "start-in-use": "PORT TAP NAME",
-    "start-memory": "LOCK",
-    "start-device": "USB SCSI PCI MEDIATED",
-}
-FINDING_OF = {NeedKind[name]: found for found, names in _IDS.items() for name in names.split()}
-"""The id of what is missing; of paths, start-file."""
 
 ANSWERS = {**LOOKED_AT, **ASKED_OF_LIBVIRT}
 _SAYS_WHY = ("start-program", "start-kvm", "start-emulator", "start-memory")
@@ -58,15 +48,15 @@ def check_start(document: Document, uri: str) -> Findings:
     itself knows is asked.
     """
     machine = StartMachine(uri, document)
-    asked = [_Asked(need=need, answer=_answer(machine, need)) for need in needs_of(document)]
+    needs = needs_of(document)
+    asked = [_Asked(need=need, answer=_answer(machine, need)) for need in dict.fromkeys(needs)]
     found = [*_missing(asked), *_given_twice(asked), *_unknown(asked)]
-    emulator = document.root.value("devices/emulator")
-    why = None if emulator is None else changeable([Path(emulator)])
+    found += [*_in_one_document(needs), *unfit(machine)]
     named = {one.id for one in found}
     # A missing function of an SR-IOV network card with a VLAN ends the daemon of libvirt 9.0.
     if named.isdisjoint((*_SAYS_WHY, "start-device")) and is_local(uri):
-        if why is not None:
-            found.append(_not_known("the definition", f"not tried: {why}, and libvirt runs it"))
+        if machine.barred is not None:
+            found.append(_not_known("the definition", machine.barred))
         else:
             found += refusal(machine, document)
     return Findings(
@@ -88,9 +78,9 @@ def _answer(machine: StartMachine, need: Need) -> NeedAnswer:
 def _missing(asked: list[_Asked]) -> list[Finding]:
     return [
         finding(
-            one.answer.of or FINDING_OF.get(one.need.kind, "start-file"),
+            one.answer.of or TABLE.kinds[one.need.kind].finding,
             one.need.subject,
-            expected=one.need.kind,
+            expected=TABLE.kinds[one.need.kind].words,
             observed=one.answer.why,
         )
         for one in asked
@@ -103,7 +93,7 @@ def _given_twice(asked: list[_Asked]) -> Iterator[Finding]:
     disks: dict[str, Need] = {}
     for one in asked:
         need = one.need
-        if need.kind not in (NeedKind.IMAGE, NeedKind.BLOCK) or not need.value:
+        if need.kind not in ("IMAGE", "BLOCK") or not need.value:
             continue
         first = disks.setdefault(os.path.realpath(need.value), need)
         same = first is not need and first.subject != need.subject
@@ -114,6 +104,24 @@ def _given_twice(asked: list[_Asked]) -> Iterator[Finding]:
                 expected="an image that no other disk writes",
                 observed=f"{need.value}: {first.subject} has it too",
             )
+
+
+_ANY_HOST = ("", "0.0.0.0", "::")  # noqa: S104  what a document says
+
+
+def _in_one_document(needs: Sequence[Need]) -> Iterator[Finding]:
+    """Ports, names of interfaces and places in an order that a document gives twice."""
+    had: dict[tuple[str, str], list[str]] = {}
+    for need in needs:
+        host, name = endpoint(need) if need.kind == "PORT" else ("", need.value)
+        is_port = need.kind == "PORT" and name.isdecimal() and int(name) > 0
+        is_port = is_port or need.kind == "ORDER"
+        if is_port or (need.kind == "TAP" and not name.startswith(GENERATED)):
+            before = had.setdefault((need.kind, name), [])
+            if any(host == one or {host, one} & {*_ANY_HOST} for one in before):
+                why = f"{name}: another device of the document has it"
+                yield finding("start-in-use", need.subject, TABLE.kinds[need.kind].words, why)
+            before.append(host)
 
 
 def _unknown(asked: list[_Asked]) -> list[Finding]:
@@ -133,7 +141,7 @@ def _not_known(subject: str, why: str) -> Finding:
 def _ready_text(asked: list[_Asked], uri: str) -> str:
     """What is ready, by its kind, and how much is not."""
     ready = [one.need for one in asked if one.answer.state is NeedState.READY]
-    counts = Counter(need.kind.words for need in ready)
+    counts = Counter(in_words(need.kind) for need in ready)
     parts = [name if count == 1 else f"{name} x {count}" for name, count in counts.items()]
     return (
         f"would it start here ({uri}): {len(ready)} of {len(asked)} needs are ready: "

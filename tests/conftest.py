@@ -4,7 +4,7 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import Generator
+from collections.abc import Container, Generator
 from pathlib import Path
 
 import pytest
@@ -52,7 +52,7 @@ TIMES = Path(os.environ["HOMENODE_TEST_TIMES"]) if "HOMENODE_TEST_TIMES" in os.e
 LIVE = frozenset({"root", "libvirt", "qemu"})
 """Markers of tests that share one daemon, or boot machines: one after the other, in one process."""
 
-GROUPS = ("live", "slurm", "packages", "pdf", "browser")
+GROUPS = ("live", "own-libvirtd", "qemu", "slurm", "packages", "pdf", "browser", "kubernetes")
 """Tests that run one after the other, in the order in which they begin."""
 
 TESTS = Path(__file__).parent
@@ -86,7 +86,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if not SLOW.isdisjoint((name, name.partition("::")[0])):
             item.add_marker("slow")
         names = {marker.name for marker in item.iter_markers()}
-        group = _group(item.path, names)
+        group = _group(item.path, names, dir(getattr(item, "module", None)))
         if group is not None:
             item.add_marker(pytest.mark.xdist_group(group))
     if config.getoption("loadgroup", False):  # what waits most, and in one process, begins first
@@ -98,15 +98,18 @@ def _turn(item: pytest.Item) -> int:
     return min((GROUPS.index(group) for group in groups if group in GROUPS), default=len(GROUPS))
 
 
-def _group(path: Path, markers: set[str]) -> str | None:
+def _group(path: Path, markers: set[str], module_names: Container[str]) -> str | None:
     """The group whose tests run one after the other, in one process. Groups share nothing: each
-    Slurm and each sshd has its own folder and ports, each installed package its own mounts."""
+    Slurm, each sshd and each libvirtd of tests/two_node_libvirt.py has its own folder and ports,
+    each installed package its own mounts."""
     if TESTS / "packaging" in path.parents:
         return "packages"  # a wheel takes long to build
     if own := next(iter({"slurm", "kubernetes"} & markers), None):
         return own
+    if "two_nodes" in module_names:
+        return "own-libvirtd"
     if LIVE & markers:
-        return "live"
+        return "qemu" if LIVE & markers == {"qemu"} else "live"
     return next(iter({"browser", "pdf"} & markers), None)  # a page or a PDF takes long to make
 
 

@@ -9,12 +9,12 @@ import pytest
 from homenode.cpuset import CpuSet
 from homenode.machine.topology import Host
 from homenode.vm.sources import load_host
-from tests.lab.boot import Booted, boot, run_to_its_end
+from tests.lab.boot import Booted, boot, run_to_its_end, two_nodes
 from tests.lab.virtual_host import Unbuildable, virtual_host
 
 LAB = Path(__file__).parent / "lab"
 MACHINES = [
-    pytest.param(("small-2n8c-2gpu", 768), marks=pytest.mark.qemu, id="2-nodes"),
+    pytest.param(None, marks=pytest.mark.qemu, id="2-nodes"),
     pytest.param(("x86-4p4n16c32t-ring", 512), marks=pytest.mark.lab, id="4-nodes"),
     pytest.param((str(LAB / "nps4-8n16c-4gpu.toml"), 512), marks=pytest.mark.lab, id="8-nodes"),
 ]
@@ -24,6 +24,8 @@ MACHINES = [
 def machine(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Host, Booted]:
+    if request.param is None:
+        return two_nodes(tmp_path_factory.getbasetemp())
     name, node_mib = request.param
     host = load_host(name)
     work = tmp_path_factory.mktemp("virtual-host")

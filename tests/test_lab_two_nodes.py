@@ -6,22 +6,14 @@ from typing import Any
 import pytest
 
 from homenode.cpuset import CpuSet
-from homenode.vm.sources import load_host
-from tests.lab.boot import Booted, boot
-from tests.lab.virtual_host import virtual_host
+from tests.lab.boot import Booted, two_nodes
 
 pytestmark = pytest.mark.qemu
 
 
 @pytest.fixture(scope="module")
 def booted(tmp_path_factory: pytest.TempPathFactory) -> Booted:
-    host = load_host("small-2n8c-2gpu")
-    work = tmp_path_factory.mktemp("virtual-host")
-    done = boot(virtual_host(host, node_mib=1024), "program_two_domains", work, timeout_s=1800)
-    print(done.console)
-    print(f"{done.seconds:.0f} s")
-    done.result("DONE")
-    return done
+    return two_nodes(tmp_path_factory.getbasetemp())[1]
 
 
 def reported(booted: Booted, name: str) -> Any:

@@ -7,11 +7,13 @@ wrapper gives its QEMU to do on the first. All else is libvirt's own: definition
 
 import os
 import shutil
+import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -65,16 +67,20 @@ class TwoNodes:
         self.uri = f"qemu+unix:///session?socket={folder}/run/libvirt/libvirt-sock"
         self.host = folder / "host.toml"
         self.emulator = folder / "qemu"
-        self.process: subprocess.Popen[bytes] | None = None
+        self.reaper: subprocess.Popen[bytes] | None = None
+        self.pid = 0
 
     def start(self) -> None:
         """Also after it was killed: its domains and their guests are still there."""
         script = _START.format(folder=self.folder, user=USER)
-        self.process = subprocess.Popen(
-            ["unshare", "--mount", "--propagation", "private", "bash", "-c", script],
-            stdout=subprocess.DEVNULL,
+        reaper = (sys.executable, Path(__file__).with_name("reaper.py"))
+        self.reaper = subprocess.Popen(
+            [*reaper, "unshare", "--mount", "--propagation", "private", "bash", "-c", script],
+            stdout=subprocess.PIPE,
             stderr=(self.folder / "log").open("ab"),
         )
+        assert self.reaper.stdout is not None
+        self.pid = int(self.reaper.stdout.readline())
         deadline = time.monotonic() + 180
         while time.monotonic() < deadline:
             if self.virsh("uri").returncode == 0:
@@ -83,9 +89,10 @@ class TwoNodes:
         pytest.skip(f"no libvirtd of our own: {(self.folder / 'log').read_text()[-300:]}")
 
     def kill(self) -> None:
-        assert self.process is not None
-        self.process.kill()
-        self.process.wait()
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+        while Path(f"/proc/{self.pid}").exists():
+            time.sleep(0.01)
 
     def virsh(self, *words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(

@@ -54,8 +54,7 @@ def test_a_libvirtd_killed_under_a_change_is_named_with_commands_that_work(
 
     def while_killed(*words: str) -> str:
         """The hint of a command under which the daemon is killed; it runs again afterwards."""
-        assert daemon.process is not None
-        (programs / "virsh.kill").write_text(str(daemon.process.pid))
+        (programs / "virsh.kill").write_text(str(daemon.pid))
         with monkeypatch.context() as patched:
             patched.setenv("PATH", f"{programs}:{os.environ['PATH']}")
             done = homenode(*words)

@@ -1,6 +1,7 @@
 """Boots a virtual host with homenode in it, and gives what its console said."""
 
 import contextlib
+import functools
 import importlib.metadata
 import os
 import re
@@ -15,7 +16,9 @@ from types import MappingProxyType
 
 import pytest
 
-from tests.lab.virtual_host import VirtualHost
+from homenode.machine.topology import Host
+from homenode.vm.sources import load_host
+from tests.lab.virtual_host import VirtualHost, virtual_host
 
 HERE = Path(__file__).parent
 SOURCE = HERE.parents[1] / "src"
@@ -83,7 +86,7 @@ def boot(
         "qemu-system-x86_64",
         *machine.arguments,
         "-accel",
-        "tcg,thread=multi,tb-size=512",
+        "tcg,thread=single,tb-size=512",
         "-drive",
         f"file={lab}/root.ext4,format=raw,if=none,id=root,snapshot=on",
         "-device",
@@ -118,6 +121,19 @@ def boot(
             f"{timeout_s:g} s:\n{text[-6000:]}"
         )
     pytest.fail(f"the virtual host did not end within {timeout_s:g} s, {TRIES} times")
+
+
+@functools.cache
+def two_nodes(folder: Path) -> tuple[Host, Booted]:
+    """A machine of two nodes, and what it said of itself and of two VMs in it: booted once."""
+    host = load_host("small-2n8c-2gpu")
+    work = folder / "two-nodes"
+    work.mkdir()
+    done = boot(virtual_host(host, node_mib=1024), "program_two_domains", work, timeout_s=1800)
+    print(done.console)
+    print(f"{done.seconds:.0f} s")
+    done.result("DONE")
+    return host, done
 
 
 def run_to_its_end(argv: Sequence[str], console: Path, timeout_s: float) -> float | None:

@@ -1,8 +1,10 @@
-"""Runs inside a virtual host: places two VMs side by side, starts and checks them."""
+"""Runs inside a virtual host: says what is found there, places two VMs side by side, starts and
+checks them."""
 
 import json
 from pathlib import Path
 
+from tests.lab.found import say_what_is_found
 from tests.lab.inside import (
     bound_memory,
     homenode,
@@ -55,6 +57,7 @@ def place(name: str, vcpus: int, *options: str) -> None:
 
 
 def main() -> None:
+    say_what_is_found()
     start_libvirtd()
     step("libvirtd")
     # A host of 1 GiB on each node has not the 2 GiB that a host keeps.

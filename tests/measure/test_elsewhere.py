@@ -33,7 +33,10 @@ from tests.ssh_daemon import ssh_daemon
 HELD = b'#!/bin/sh\necho $$ >"$1"\nexec sleep 300\n'
 
 
-@pytest.fixture(params=["kubernetes", pytest.param("ssh", marks=pytest.mark.root)])
+SSH = pytest.param("ssh", marks=pytest.mark.root)
+
+
+@pytest.fixture(params=["kubernetes", SSH])
 def on(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[str]:
@@ -88,6 +91,7 @@ esac
 """.encode()
 
 
+@pytest.mark.parametrize("on", ["kubernetes"], indirect=True)
 def test_rounds_go_on_there_until_it_is_decided_which_node_to_bind_to(
     on: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -170,6 +174,7 @@ def is_gone(pid: int) -> bool:
     return state.startswith("Z")
 
 
+@pytest.mark.parametrize("on", [SSH], indirect=True)
 def test_a_process_of_another_start_is_not_ended(on: str, tmp_path: Path) -> None:
     host = host_at(on, str(tmp_path)).holding(os.open(os.devnull, os.O_RDONLY))
     folder = host.run(("sh", "-c", f"dirname $(command -v {PROBE} || echo $0)"), 20)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from homenode.check.verify.boot.guest_files import find_guest_files
+from homenode.check.verify.boot.stand_in_boot import kernel_command
 from homenode.errors import HostError
 from homenode.machine.tools.homenode_probe import parse
 from homenode.measure.figures.probe import probe_figures
@@ -111,13 +112,24 @@ def test_as_init_of_a_guest_with_two_nodes_every_page_of_every_cell_is_on_its_no
     initrd = tmp_path / "initrd.gz"
     initrd.write_bytes(initrd_of(program.read_bytes()))
     arguments = "bandwidth --matrix --kernels read,triad " + " ".join(FEW_BYTES)
-    command = ["qemu-system-x86_64", "-machine", "q35", "-accel", "tcg", "-cpu", "max", "-m", "768"]
+    command = [
+        "qemu-system-x86_64",
+        "-machine",
+        "q35",
+        "-accel",
+        "tcg,thread=single",
+        "-cpu",
+        "max",
+        "-m",
+        "768",
+    ]
     command += ["-smp", "4,sockets=2,cores=2", "-nodefaults", "-display", "none", "-no-reboot"]
     for node, cpus in ((0, "0-1"), (1, "2-3")):
         command += ["-object", f"memory-backend-ram,id=m{node},size=384M"]
         command += ["-numa", f"node,nodeid={node},cpus={cpus},memdev=m{node}"]
     command += ["-kernel", str(kernel), "-initrd", str(initrd), "-serial", "stdio"]
-    command += ["-append", f"console=ttyS0 panic=-1 quiet -- {arguments}"]
+    words = kernel_command(4, kvm=False).replace(" nokaslr", "")  # which init would be given
+    command += ["-append", f"{words} -- {arguments}"]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=1200, check=False, stdin=subprocess.DEVNULL
     )

@@ -30,8 +30,8 @@ from tests.two_node_libvirt import HOST, TwoNodes, two_nodes
 
 pytestmark = [pytest.mark.libvirt, pytest.mark.root]
 
-KILLS = int(os.environ.get("HOMENODE_KILLS", "5"))
-MOVES = int(os.environ.get("HOMENODE_MOVES", "8"))
+KILLS = int(os.environ.get("HOMENODE_KILLS", "3"))
+MOVES = int(os.environ.get("HOMENODE_MOVES", "6"))
 """At once."""
 
 SEED = 20261124
@@ -113,8 +113,7 @@ class Hosts:
 
     def on_b(self, *words: str) -> str:
         """What a command says in the file systems of `b`."""
-        assert self.b.process is not None
-        there = ["nsenter", "-m", "-t", str(self.b.process.pid)]
+        there = ["nsenter", "-m", "-t", str(self.b.pid)]
         return subprocess.run([*there, *words], check=True, capture_output=True, text=True).stdout
 
     def variables(self) -> tuple[bytes | None, ...]:

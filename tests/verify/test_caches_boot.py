@@ -178,7 +178,13 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+LAB = {"two-llcs-a-cell-intel", "3-and-2-amd", "3-and-2-intel", "half-an-llc-at-a-time-amd"}
+"""Of a vendor and a cache that another case boots with."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(one, marks=[pytest.mark.lab] * (one in LAB)) for one in CASES]
+)
 def test_a_guest_sees_its_pins_caches_or_none_and_a_cpu_in_each_cell(
     name: str, tmp_path: Path
 ) -> None:

@@ -10,6 +10,7 @@ from itertools import accumulate
 import pytest
 
 from homenode.check.verify.boot.guest_files import find_guest_files
+from homenode.check.verify.boot.stand_in_boot import kernel_command
 from homenode.errors import HomenodeError
 from homenode.plan.shape.assemble import assemble
 from homenode.units import GIB
@@ -36,7 +37,7 @@ def console(model: str, topology: GuestTopology, cells: tuple[int, ...]) -> str:
         "-machine",
         "q35",
         "-accel",
-        "tcg,thread=multi",
+        "tcg,thread=single",
         "-cpu",
         model,
         "-smp",
@@ -52,7 +53,8 @@ def console(model: str, topology: GuestTopology, cells: tuple[int, ...]) -> str:
         "-kernel",
         str(kernel),
         "-append",
-        "console=ttyS0 panic=-1 nokaslr",
+        # What it says of its CPUs is no error, and is not silenced.
+        kernel_command(topology.vcpus, kvm=False).replace(" quiet", ""),
     ]
     for cell, (count, end) in enumerate(zip(cells, accumulate(cells), strict=True)):
         argv += ["-object", f"memory-backend-ram,id=m{cell},size=96M"]

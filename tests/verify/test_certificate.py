@@ -3,6 +3,7 @@
 import random
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,13 @@ from homenode.check.certificate import (
     read_certificate,
     written,
 )
-from homenode.check.certificate_signature import check_signature, differences, signed
+from homenode.check.certificate_signature import (
+    check_signature,
+    differences,
+    is_of_another_machine,
+    signed,
+    this_machine,
+)
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError
 from homenode.show.certificate_page import certificate_doc
@@ -130,6 +137,47 @@ def test_a_signature_of_another_key_or_for_another_purpose_is_refused(
     monkeypatch.undo()
     with pytest.raises(InputError):
         check_signature(of_git, "c", signers)
+
+
+def test_the_command_refuses_what_another_key_signed_again(
+    issued: tuple[Certificate, Path], tmp_path: Path
+) -> None:
+    """Whoever has another key can sign the same words: the operator's list counts."""
+    certificate, signers = issued
+    for name, made in (("own", certificate), ("again", signed(BODY, key(tmp_path, "mallory")))):
+        (tmp_path / f"{name}.json").write_text(written(made))
+    program = [sys.executable, "-m", "homenode", "verify", "--certificate"]
+    done = {
+        name: subprocess.run(
+            [*program, str(tmp_path / f"{name}.json"), "--allowed-signers", str(signers)],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        for name in ("own", "again")
+    }
+    assert {name: one.returncode for name, one in done.items()} == {"own": 0, "again": 2}
+    assert "ops@example.org" in done["own"].stdout
+    assert done["again"].stdout == ""
+
+
+def test_a_host_of_the_same_model_is_another_machine_where_both_ids_are_known() -> None:
+    here = this_machine()
+
+    def of(machine: str | None) -> bool:
+        digests = replace(BODY.digests, machine=machine)
+        body = replace(BODY, digests=digests)
+        return is_of_another_machine(Certificate(body=body, signature=""))
+
+    assert not of(here)
+    assert not of(None)
+    assert of("0" * 64) is (here is not None)
+
+
+def test_a_certificate_from_before_machines_were_named_is_still_one(
+    issued: tuple[Certificate, Path],
+) -> None:
+    assert '"machine"' not in written(issued[0])
 
 
 @pytest.mark.parametrize("option", ['valid-before="20200101"', 'namespaces="git"'])

@@ -21,7 +21,6 @@ from homenode.errors import InputError
 from homenode.machine.topology import Host
 from homenode.units import format_bytes
 from homenode.vm.model import Vm
-from homenode.wording import pus_text
 
 KIND = "certificate"
 NAMESPACE = "homenode"
@@ -64,15 +63,17 @@ class CertifiedClaim(Struct, frozen=True, kw_only=True):
     how: str
 
 
-class CertificateDigests(Struct, frozen=True, kw_only=True):
+class CertificateDigests(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """sha256 of what it was compared with; None = it was not. document: of the running domain, as
-    libvirt prints it. host: the fingerprint of its topology. live, guest: of the claims of each."""
+    libvirt prints it. host: the fingerprint of its topology. live, guest: of the claims of each.
+    machine: of the host's own id, which a host of the same model does not have."""
 
     plan: str | None
     document: str
     host: str
     live: str
     guest: str | None
+    machine: str | None = None
 
 
 class CertificateBody(Struct, frozen=True, kw_only=True):
@@ -139,6 +140,15 @@ def unarmored(signature: str) -> str:
     return "".join(line.strip() for line in lines if not line.startswith("-----"))
 
 
+def cpus_text(pus: CpuSet) -> str:
+    """PUs as those call them who do not know homenode.
+
+    >>> cpus_text(CpuSet([4])), cpus_text(CpuSet.parse("0-3"))
+    ('logical CPU 4', 'logical CPUs 0-3')
+    """
+    return f"logical CPU{'s' if len(pus) > 1 else ''} {pus}"
+
+
 _THREADS = {
     CertifiedKind.VCPU: ThreadKind.VCPU,
     CertifiedKind.IOTHREAD: ThreadKind.IOTHREAD,
@@ -191,12 +201,12 @@ def live_claims(expected: Vm, vm: RunningVm, host: Host | None) -> Iterator[Cert
     ):
         for number, pus in pins:
             if pus is not None:
-                subject, wanted = f"{name} {number}".rstrip(), pus_text(pus)
+                subject, wanted = f"{name} {number}".rstrip(), cpus_text(pus)
                 yield seen(kind, str(number), pus, subject, wanted, f"{where}/task")
     for subject, piece in expected.memory_pieces.items():
         if piece.nodes:
             size = format_bytes(piece.memory_bytes)
-            wanted = f"{size}, what is touched of it on node {piece.nodes}"
+            wanted = f"{size}, of which all that is in use is on node {piece.nodes}"
             how = f"{where}/numa_maps"
             yield seen(CertifiedKind.MEMORY, subject, piece.nodes, subject, wanted, how)
     homes = CpuSet.union(cell.nodes for cell in expected.cells_or_whole)
@@ -221,7 +231,7 @@ def sight_of(claim: CertifiedClaim, found: Vm, vm: RunningVm) -> Sighting:
         if thread is None:
             is_read = bool(vm.threads) and not vm.threads_of(ThreadKind.ALL_VCPUS)
             return Sighting(observed="no thread", holds=False if is_read else None)
-        return Sighting(observed=pus_text(thread.allowed), holds=thread.allowed <= within)
+        return Sighting(observed=cpus_text(thread.allowed), holds=thread.allowed <= within)
     if claim.kind is CertifiedKind.MEMORY:
         piece = vm_shown(found, vm).memory_pieces.get(claim.of)
         pages = None if piece is None else piece.bytes_by_node
@@ -243,7 +253,7 @@ def _of_emulator(vm: RunningVm, within: CpuSet) -> Sighting:
     main = next((one for one in vm.threads if one.id == vm.process), None)
     if main is None:
         return Sighting(observed="no thread", holds=None)
-    return Sighting(observed=pus_text(main.allowed), holds=main.allowed <= within)
+    return Sighting(observed=cpus_text(main.allowed), holds=main.allowed <= within)
 
 
 def digest(content: bytes) -> str:

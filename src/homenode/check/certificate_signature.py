@@ -31,7 +31,7 @@ from homenode.check.verify.guest.view import GuestView
 from homenode.check.verify.live.capture import observe_running_domain
 from homenode.durable import create_file
 from homenode.errors import InputError
-from homenode.input_files import read_input
+from homenode.input_files import read_input, read_kernel_file
 from homenode.machine.topology import Host
 from homenode.process import run
 from homenode.trusted_path import private_folder
@@ -73,9 +73,25 @@ def body_of_running(
             host=host_fingerprint(host),
             live=digest_of_claims(claims),
             guest=None,
+            machine=this_machine(),
         ),
         claims=claims,
     )
+
+
+def this_machine() -> str | None:
+    """A digest of this machine's own id, from which that cannot be had; None where it has none.
+
+    Source: machine-id(5).
+    """
+    own = (read_kernel_file("/etc/machine-id") or b"").strip()
+    return digest(b"homenode certificate " + own) if len(own) == 32 else None
+
+
+def is_of_another_machine(certificate: Certificate) -> bool:
+    """Whether it is of another machine than this one, where the ids of both are known."""
+    here, there = this_machine(), certificate.body.digests.machine
+    return None not in (here, there) and here != there
 
 
 def guest_claims(view: GuestView) -> tuple[CertifiedClaim, ...]:

@@ -12,6 +12,7 @@ from homenode.check.certificate_signature import (
     check_signature,
     differences,
     guest_claims,
+    is_of_another_machine,
     signed,
 )
 from homenode.check.verify.guest.expectation import expectation_of
@@ -119,16 +120,19 @@ def check_certificate(asked: VerifyArguments) -> None:
             f"{source}: expected a certificate of this domain, found one of "
             f"{known.certificate.body.name} ({known.certificate.body.uuid})"
         )
+    body = known.certificate.body
     differs = differences(
         known.certificate,
         plan=_content(asked.plan, "a saved plan"),
         host=None if asked.host is None else load_host(asked.host),
         document=_content(asked.document, "a domain document"),
     )
+    if held is not None and is_of_another_machine(known.certificate):
+        differs = (*differs, f"the machine: expected {body.host_name}, found another one")
     if asked.json:
         print_json(written(known.certificate))
     else:
-        doc = certificate_doc(known.certificate.body, known.principal, differs)
+        doc = certificate_doc(body, known.principal, differs)
         console().print(shown(doc))
         if asked.output is not None:
             write_text(asked.output, html_page(doc))

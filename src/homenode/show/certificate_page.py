@@ -7,12 +7,18 @@ from homenode.check.certificate import (
     CertifiedClaim,
     CertifiedKind,
     CertifiedState,
+    cpus_text,
 )
 from homenode.cpuset import CpuSet
 from homenode.doc import Cell, Doc, Items, Section, Table, Text
-from homenode.wording import plural, pus_text
+from homenode.wording import plural
 
 _LOOKS = {CertifiedState.PROVED: "good", CertifiedState.NOT_KNOWN: "warn"}
+_TERMS = (
+    "A logical CPU is what the host's kernel runs threads on: a core, or a hardware thread of one. "
+    "A node is a part of the host with CPUs and memory of its own. Memory is in use once the VM "
+    "has written it; what it has never written is nowhere yet."
+)
 _THREADS = ((CertifiedKind.VCPU, "vCPU"), (CertifiedKind.IOTHREAD, "IOThread"))
 
 
@@ -28,6 +34,7 @@ def certificate_doc(body: CertificateBody, principal: str | None, differs: tuple
         Text(f"VM {body.name} ({body.uuid}) on host {body.host_name}{layout}"),
         Text(f"{proved} of {len(claims)} claims proved at {body.proved_at}; {signed}"),
         Items(tuple(_summary(body.claims)), look="plain"),
+        Text(_TERMS),
     ]
     if differs:
         parts.append(
@@ -41,7 +48,8 @@ def certificate_doc(body: CertificateBody, principal: str | None, differs: tuple
     rows = (
         ("plan", digests.plan or "not compared"),
         ("document", digests.document),
-        ("host", digests.host),
+        ("host's topology", digests.host),
+        ("host's own id", digests.machine or "not known"),
         ("live view", digests.live),
         ("guest's view", digests.guest or "not compared"),
     )
@@ -56,7 +64,7 @@ def _summary(claims: tuple[CertifiedClaim, ...]) -> Iterator[str]:
         ours = [one for one in claims if one.kind is kind]
         if ours:
             pus = CpuSet.union(one.within for one in ours if one.within is not None)
-            yield f"{plural(len(ours), name)} on {pus_text(pus)}"
+            yield f"{plural(len(ours), name)} on {cpus_text(pus)}"
     memory = [one for one in claims if one.kind is CertifiedKind.MEMORY]
     if memory:
         nodes = CpuSet.union(one.within for one in memory if one.within is not None)

@@ -7,7 +7,12 @@ from msgspec import Struct
 
 from homenode.catalogue import finding
 from homenode.check.certificate import sight_of
-from homenode.check.certificate_signature import SignedBy, check_signature, document_digest
+from homenode.check.certificate_signature import (
+    SignedBy,
+    check_signature,
+    document_digest,
+    is_of_another_machine,
+)
 from homenode.check.verify.live.procfs import RunningVm
 from homenode.errors import InputError
 from homenode.findings import Finding
@@ -70,14 +75,23 @@ def _changed(found: Vm, observed: str) -> Finding:
     )
 
 
+def _other_host(known: SignedBy, host: Host) -> str | None:
+    """What this host is, where it is not that of the certificate, as far as is known."""
+    if is_of_another_machine(known.certificate):
+        return "another machine"
+    digests = known.certificate.body.digests
+    return "another topology" if host.nodes and host_fingerprint(host) != digests.host else None
+
+
 def _refuted(known: SignedBy, found: Vm, vm: RunningVm | str, host: Host) -> Iterator[Finding]:
     body = known.certificate.body
-    if host.nodes and host_fingerprint(host) != body.digests.host:
+    other = _other_host(known, host)
+    if other is not None:
         yield finding(
             "certificate-refuted",
             "host",
-            expected=f"the topology of {body.host_name} as it was certified",
-            observed="another one",
+            expected=f"{body.host_name} as it was certified",
+            observed=other,
             source=_SOURCE,
         )
     if isinstance(vm, str):
@@ -101,7 +115,7 @@ def _judged(
     yield SIGNATURE, None
     if not host.nodes:
         yield "host", "the nodes are not read"
-    elif host_fingerprint(host) == body.digests.host:
+    elif _other_host(known, host) is None:
         yield "host", None
     same = document_digest(document.to_bytes(), found.name) == body.digests.document
     yield "document", None if same else "it is another one: its pins and devices are looked at"

@@ -489,6 +489,43 @@ def test_several_facts_of_one_device_are_one_alert() -> None:
     assert {one.aspect for one in alert.claims} == {"net/carrier", "net/speed"}
 
 
+def test_a_driver_and_the_firmware_that_changed_are_two_alerts() -> None:
+    good = {f"{DMI}/bios_version": "2.1\n", f"{folder_of(GPU)}/vbios_version": "1\n"}
+    bad = {f"{DMI}/bios_version": "2.2\n", f"{folder_of(GPU)}/vbios_version": "2\n"}
+    expected = certify(seen(snapshot(files=good), None).host)
+    assert len(seen(snapshot(files=bad), expected).state.alerts) == 2
+
+
+@pytest.mark.parametrize(
+    "was, now, expected, observed",
+    [
+        ("quiet isolcpus=2-31", "isolcpus=2-15", "isolcpus=2-31", "isolcpus=2-15"),
+        ("iommu=pt mitigations=off", "iommu=pt", "mitigations=off", "not given"),
+    ],
+)
+def test_of_the_command_line_the_words_that_differ_are_shown(
+    was: str, now: str, expected: str, observed: str
+) -> None:
+    good = certify(seen(snapshot(files=with_word(was)), None).host)
+    (alert,) = seen(snapshot(files=with_word(now)), good).state.alerts
+    (found,) = alert.findings
+    assert (found.expected, found.observed) == (expected, observed)
+
+
+def test_looks_at_the_same_time_say_an_alert_once(tmp_path: Path) -> None:
+    host = ROOT / "src/homenode/machine/hosts/x86-1p1n4c4t.toml"
+    state, site = tmp_path / "state", tmp_path / "site.toml"
+    site.write_text(render_expectation(certify(seen(rendered(host.read_text()), None).host)))
+    text = site.read_text()
+    assert "\npus = 4\n" in text
+    site.write_text(text.replace("\npus = 4\n", "\npus = 8\n"))
+    words = ("watch", "--host", str(host), "--expect", str(site), "--state", str(state))
+    command = [sys.executable, "-m", "homenode", *words]
+    looks = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    said = [look.communicate(timeout=120)[0] for look in looks]
+    assert "".join(said).count("drift-topology") == 1
+
+
 @pytest.mark.parametrize("name", ["model", "board"])
 def test_a_card_of_another_model_or_board_is_cleared_without_a_certified_state(name: str) -> None:
     file = {"model": "device", "board": "subsystem_device"}[name]

@@ -39,28 +39,26 @@ _WAIT_S = 60.0
 
 def watch(asked: WatchArguments) -> None:
     """Look once, and say what is new."""
-    textfile = asked.textfile
-
     folder = _state_folder(asked.state, asked.host)
-    before = None if folder is None else _before(folder)
-    seen = look(
-        _snapshot(asked.host),
-        _expectation(asked.expect, asked.host),
-        None if asked.host else asked.connect,
-        before,
-        asked.allowed_signers,
-    )
-    now = seen.state
-    if textfile is not None and not textfile.parent.is_dir():
-        gap = Gap(str(textfile), "its folder is not there: is the node exporter installed?")
-        now = replace(now, not_read=(*now.not_read, gap))
-        textfile = None
-    text = encode(KIND, now)
-    if asked.json:
-        print_json(text)
-    else:
-        _say(changes(before, now), now)
     with _alone(folder) as files:
+        before = None if folder is None else _before(folder)
+        seen = look(
+            _snapshot(asked.host),
+            _expectation(asked.expect, asked.host),
+            None if asked.host else asked.connect,
+            before,
+            asked.allowed_signers,
+        )
+        now, textfile = seen.state, asked.textfile
+        if textfile is not None and not textfile.parent.is_dir():
+            gap = Gap(str(textfile), "its folder is not there: is the node exporter installed?")
+            now, textfile = replace(now, not_read=(*now.not_read, gap)), None
+        text = encode(KIND, now)
+        if asked.json:
+            print_json(text)
+        else:
+            _say(changes(before, now), now)
+        # A kill between these two says an alert again, and loses none.
         try:
             if textfile is not None:
                 content = metrics(now, seen.host, seen.cpu_s).encode()
@@ -77,7 +75,8 @@ def watch(asked: WatchArguments) -> None:
 
 @contextmanager
 def _alone(folder: Path | None) -> Iterator[RecordFolder | HostError | None]:
-    """The folder of the last look, for one writer: what a kill left half-written there is gone.
+    """The folder of the last look, for one look at a time: of two, the later knows what the earlier
+    has said. What a kill left half-written there is gone.
     The error where it cannot be had: the file of metrics does not wait for it."""
     with ExitStack() as inside:
         found: RecordFolder | HostError | None = None
@@ -153,10 +152,12 @@ def _say(found: Changes, state: WatchState) -> None:
     in_journal = bool(os.environ.get("JOURNAL_STREAM"))
     for alert, first in zip(found.raised, found.news, strict=True):
         level = "<2>" if alert.severity == "critical" else "<4>"
+        others = len(alert.findings) - 1
+        more = f"; {others} more of the same cause" if others else ""
         concerned = f"; VMs: {', '.join(alert.domains)}" if alert.domains else ""
         say(
-            f"{level if in_journal else ''}{first.id}: {first.subject}: expected {first.expected}, "
-            f"found {first.observed}{concerned}"
+            f"{level if in_journal else f'{alert.severity}: '}{first.id}: {first.subject}: "
+            f"expected {first.expected}, found {first.observed}{more}{concerned}"
         )
     level = "<5>" if in_journal else ""
     for claim in found.cleared:

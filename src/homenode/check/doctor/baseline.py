@@ -344,9 +344,12 @@ def _finding(
     before, after = (_size(was), _size(now)) if rule.name == "memory" else (was, now)
     if rule.name == "siblings":
         before, after = _from_difference(was, now), _from_difference(now, was)
+    if rule.name == "command-line":
+        before, after = _other_words(was, now), _other_words(now, was)
+    kind = "".join(f"{host.device_at[bdf].kind} " for bdf in devices)
     return finding(
         "drift-baseline",
-        subject_of(rule, about),
+        f"{kind}{subject_of(rule, about)}",
         expected=before,
         observed=after,
         severity=severity,
@@ -358,6 +361,11 @@ def _finding(
 
 def _size(text: str) -> str:
     return f"{int(text) / GIB:.3f} GiB" if text.isdecimal() else text
+
+
+def _other_words(text: str, other: str) -> str:
+    """Those that the other has not."""
+    return " ".join(word for word in text.split() if word not in other.split()) or "not given"
 
 
 def _from_difference(text: str, other: str) -> str:

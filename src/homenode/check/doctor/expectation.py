@@ -13,7 +13,7 @@ from homenode.machine.link_path import LinkRate, device_paths, gigabytes
 from homenode.machine.pci import DeviceKind, PciDevice
 from homenode.machine.topology import Host, summarise
 from homenode.toml_text import Count, Line
-from homenode.units import format_bytes
+from homenode.units import GIB, format_bytes
 
 CPU_COUNTS = (
     "packages",
@@ -205,7 +205,11 @@ def _differences(expected: CertifiedHost, host: Host) -> Iterator[tuple[str, str
             yield name, str(count), None if found is None else str(found)
     was, now = expected.memory_bytes, there.memory_bytes
     if was is not None and (now is None or abs(now - was) * _MEMORY_TOLERANCE > was):
-        yield "memory", f"about {was} bytes", None if now is None else str(now)
+        yield (
+            "memory",
+            f"about {was / GIB:.1f} GiB",
+            None if now is None else f"{now / GIB:.1f} GiB",
+        )
     if expected.distances is not None and there.distances != expected.distances:
         matrix = None if there.distances is None else _matrix(there.distances)
         yield "distances", _matrix(expected.distances), matrix

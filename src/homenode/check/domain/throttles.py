@@ -106,6 +106,13 @@ _NO_LIMIT = {
 }
 """What libvirt prints where nothing is limited: the kernel's shares and weight, and no limit."""
 
+_DRIVER = ("driver cache", "driver io", "driver iothread", "driver queues")
+_OF_DEVICES = (
+    ("disk", "iotune", "target/@dev", (*_DRIVER, "target bus")),
+    ("interface", "bandwidth", "mac/@address", ("model type", "driver name", "driver queues")),
+)
+"""Devices: where their limits are, what names one of them, and attributes that bear on its rate."""
+
 _COUNTED = ("disk", "interface", "rng", "memory", "filesystem", "tpm", "shmem", "watchdog", "vsock")
 """Devices that libvirt neither adds nor leaves out at a start."""
 
@@ -128,14 +135,14 @@ def settings_of(document: Document) -> dict[str, str]:
                 text = one.text.strip() or _said(one)
             if text and text not in _NO_LIMIT["unlimited"] + _NO_LIMIT.get(one.name, ()):
                 found[_place(name, one, root)] = text
-    for path, element in (("disk", "iotune"), ("interface", "bandwidth")):
+    for path, element, name, settings in _OF_DEVICES:
         for device in root.all(f"devices/{path}"):
-            tune = device.child(element)
+            tune, place = device.child(element), f"{path} {device.value(name) or ''}"
             for one in () if tune is None else tune.children:
-                where = (
-                    device.value("target/@dev") if path == "disk" else device.value("mac/@address")
-                )
-                found[f"{path} {where or ''} <{one.name}>"] = _said(one)
+                found[f"{place} <{one.name}>"] = _said(one)
+            for setting in settings:
+                if value := device.value("/@".join(setting.split())):
+                    found[f"{place} <{setting}>"] = value
     for kind in _COUNTED:
         if count := sum(1 for _ in root.all(f"devices/{kind}")):
             found[f"<{kind}>"] = str(count)

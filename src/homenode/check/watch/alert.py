@@ -261,21 +261,22 @@ def _of_facts(
     has other facts for that alone. follows: facts that the kernel's command line changed."""
     changed = {one.bdf for one in devices if one.change is DeviceChange.IDENTITY}
     left = [one for one in facts if changed.isdisjoint(one.finding.devices)]
-    topics: dict[str, list[FactDrift]] = {}
+    topics: dict[tuple[str, bool], list[FactDrift]] = {}
     for one in left:
         rule, topic = one.rule, one.rule.topic or one.rule.label
         is_caused = rule.name in follows or rule.label in follows or topic in follows
-        topics.setdefault(_LINE.label if is_caused else topic, []).append(one)
-    groups: dict[object, list[str]] = {}
-    for topic, drifts in topics.items():
+        key = (_LINE.label, True) if is_caused else (topic, one.about == HOST)
+        topics.setdefault(key, []).append(one)
+    groups: dict[object, list[tuple[str, bool]]] = {}
+    for key, drifts in topics.items():
         places = frozenset(one.about for one in drifts)
-        groups.setdefault(topic if HOST in places else places, []).append(topic)
-    for named in groups.values():
-        group = [one for topic in named for one in topics[topic]]
+        groups.setdefault(key if key[1] else places, []).append(key)
+    for keys in groups.values():
+        group = [one for key in keys for one in topics[key]]
         ours = tuple(one.finding for one in group)
         bdfs = tuple(dict.fromkeys(bdf for one in ours for bdf in one.devices))
         place = f"{group[0].about}: " if len({one.about for one in group}) == 1 else ""
-        subject = None if len(ours) == 1 else f"{place}{', '.join(named)}"
+        subject = None if len(ours) == 1 else f"{place}{', '.join(topic for topic, _ in keys)}"
         yield _alert(ours, subject, devices=bdfs, aspects=tuple(one.rule.name for one in group))
 
 

@@ -1,7 +1,7 @@
 """Wording: how counts, sets and texts from outside are printed, the same everywhere."""
 
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from homenode.cpuset import CpuSet
 
@@ -26,6 +26,35 @@ def printable_lines(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(one if one.isprintable() or one in "\n\t" else "?" for one in text)
+
+
+_STEERS = ("=", "+", "-", "@", "\t", "\r")
+"""A cell that begins so is a formula to a spreadsheet."""
+
+
+def csv_text(rows: Iterable[Sequence[object]], end: str = "\n") -> str:
+    """Rows as CSV (RFC 4180). A text that a spreadsheet would run is quoted off, and what steers a
+    terminal is a question mark.
+
+    >>> csv_text([["a,b", 3], ["=1+1", None], [True, 0.5]])
+    '"a,b",3\\n\\'=1+1,\\ntrue,0.5\\n'
+    """
+    import csv
+    import io
+
+    text = io.StringIO()
+    csv.writer(text, lineterminator=end).writerows(map(_csv_cell, row) for row in rows)
+    return text.getvalue()
+
+
+def _csv_cell(value: object) -> object:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float):
+        return f"{value:.12g}"
+    if isinstance(value, str):
+        return printable(f"'{value}" if value.startswith(_STEERS) else value)
+    return value
 
 
 def command_line(*words: object) -> str:

@@ -13,7 +13,7 @@ from homenode.cli import terminal
 from homenode.errors import HostError
 from homenode.measure.results.model import Run
 from homenode.show.page.machine import Stored, machines_of
-from homenode.show.page.rows import COLUMNS, csv_text, parquet_of, rows_of
+from homenode.show.page.rows import COLUMNS, csv_of, parquet_of, rows_of
 from tests.report.test_page import machines
 from tests.report_runs import full_results, full_run, report
 
@@ -50,7 +50,7 @@ def test_a_cell_that_a_spreadsheet_would_run_is_quoted_off(tmp_path: Path) -> No
         named = Run(replace(run.head, system=start), run.samples[:1])
         (one,) = machines_of([named], [Stored()], (), {})
         (row,) = rows_of(one)
-        cells = next(csv.reader(io.StringIO(csv_text([row]).split("\r\n", 1)[1])))
+        cells = next(csv.reader(io.StringIO(csv_of([row]).split("\r\n", 1)[1])))
         assert cells[list(COLUMNS).index("system")] == "'" + start.replace("\t", "?")
 
 
@@ -58,7 +58,7 @@ def test_a_cell_cannot_steer_the_terminal_it_is_printed_on(tmp_path: Path) -> No
     run = full_run("pin", 1)
     named = Run(replace(run.head, arrangement="\x1b]0;x\x07a\u202eb\n,c"), run.samples[:1])
     (one,) = machines_of([named], [Stored()], (), {})
-    text = csv_text(rows_of(one))
+    text = csv_of(rows_of(one))
     assert text.replace("\r\n", "").isprintable()
     assert '"?]0;x?a?b?,c"' in text
 

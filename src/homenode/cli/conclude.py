@@ -225,11 +225,11 @@ def _rows(
     json: bool,
     parquet: Path | None,
 ) -> None:
-    from homenode.show.page.rows import csv_text, json_text, rows_of
+    from homenode.show.page.rows import csv_of, json_text, rows_of
 
     rows = [row for machine in machines for row in rows_of(machine)]
     if csv:
-        print_file(csv_text(rows))
+        print_file(csv_of(rows))
     if json:
         print_json(json_text(rows, skipped))
     if parquet is not None:

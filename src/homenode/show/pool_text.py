@@ -1,6 +1,6 @@
 """PoolText: a pool for people, where VMs of it go and what moves; as CSV, and for Prometheus."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
 
@@ -12,7 +12,7 @@ from homenode.cluster.pool.rules import Availability
 from homenode.doc import Commands, Doc, Part, Table, Text
 from homenode.units import GIB, TIB, format_bytes
 from homenode.vm.hypervisor.domain_state import domain_argument
-from homenode.wording import command_line, either, number_list, plural, printable
+from homenode.wording import command_line, csv_text, either, number_list, plural
 
 MOST_ROWS = 40
 """Hosts of a table for people; of more, those alike are one row."""
@@ -184,9 +184,15 @@ _FACTS = {
 }
 """What programs read of a host, by its name in `Free`."""
 
+_GAUGES = _FACTS | {
+    "fits": "VMs of a flavour that still fit, by locality.",
+    "stranded_gpus": "Free GPUs that no flavour can take with full locality.",
+    "hosts_failed": "Hosts that could not be read.",
+}
+
 
 def pool_csv(outlook: PoolOutlook) -> str:
-    """A line for each host (RFC 4180); memory in bytes, empty where unknown."""
+    """A line for each host; memory in bytes, empty where unknown."""
     fits = [f"{fit.flavour}_{kind}" for fit in outlook.fits for kind in ("local", "degraded")]
     rows: list[list[object]] = [["host", *_FACTS, *fits, "stranded_gpus", "missing"]]
     for host in outlook.hosts:
@@ -194,21 +200,7 @@ def pool_csv(outlook: PoolOutlook) -> str:
         counts = [count for fit in host.fits for count in (fit.local, fit.degraded)]
         missing = " ".join(one.missing for one in host.stranded)
         rows.append([host.name, *facts, *counts, host.stranded_gpus, missing])
-    return "".join(",".join(map(_csv_cell, row)) + "\n" for row in rows)
-
-
-def _csv_cell(value: object) -> str:
-    """A cell; a name that a spreadsheet would take for a formula gets an apostrophe.
-
-    >>> _csv_cell(3), _csv_cell("a,b"), _csv_cell("=1+1"), _csv_cell(None)
-    ('3', '"a,b"', "'=1+1", '')
-    """
-    text = "" if value is None else printable(str(value))
-    if isinstance(value, str) and text[:1] in ("=", "+", "-", "@"):
-        text = f"'{text}"
-    if any(letter in text for letter in ',"'):
-        text = '"' + text.replace('"', '""') + '"'
-    return text
+    return csv_text(rows)
 
 
 def vms_text(found: PoolVms) -> Doc:
@@ -233,37 +225,27 @@ def vms_text(found: PoolVms) -> Doc:
 
 
 def pool_prometheus(outlook: PoolOutlook) -> str:
-    """Gauges by host. Source: Prometheus documentation, "Exposition formats", 0.0.4."""
-    families: dict[str, tuple[str, list[str]]] = {}
+    """Gauges by host."""
+    from homenode.check.metrics import Gauge, Sample, exposition
 
-    def gauge(name: str, about: str, labels: Iterable[tuple[str, str]], value: int) -> None:
-        text = ",".join(f'{key}="{_label(one)}"' for key, one in labels)
-        families.setdefault(f"homenode_pool_{name}", (about, []))[1].append(f"{{{text}}} {value}")
-
+    samples: dict[str, list[Sample]] = {name: [] for name in _GAUGES}
     for host in outlook.hosts:
-        own = [("host", host.name)]
-        for name, about in _FACTS.items():
+        own = {"host": host.name}
+        for name in _FACTS:
             value = getattr(host.free, name)
             if value is not None:
-                gauge(name, about, own, value)
+                samples[name].append((own, value))
         for fit in host.fits:
-            about = "VMs of a flavour that still fit, by locality."
             for kind, count in (("local", fit.local), ("degraded", fit.degraded)):
-                gauge("fits", about, [*own, ("flavour", fit.flavour), ("locality", kind)], count)
-        for one in host.stranded:
-            about = "Free GPUs that no flavour can take with full locality."
-            gauge("stranded_gpus", about, [*own, ("missing", one.missing)], len(one.gpus))
-    gauge("hosts_failed", "Hosts that could not be read.", [], len(outlook.failures))
-    lines = []
-    for name, (about, samples) in families.items():
-        lines += [f"# HELP {name} {about}", f"# TYPE {name} gauge"]
-        lines += [f"{name}{sample}".replace("{} ", " ") for sample in samples]
-    return "\n".join(lines) + "\n"
-
-
-def _label(text: str) -> str:
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-    return printable(escaped)
+                labels = {**own, "flavour": fit.flavour, "locality": kind}
+                samples["fits"].append((labels, count))
+        samples["stranded_gpus"] += [
+            ({**own, "missing": one.missing}, len(one.gpus)) for one in host.stranded
+        ]
+    samples["hosts_failed"].append(({}, len(outlook.failures)))
+    return exposition(
+        Gauge(f"homenode_pool_{name}", about, samples[name]) for name, about in _GAUGES.items()
+    )
 
 
 def places_text(

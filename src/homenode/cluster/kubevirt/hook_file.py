@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from homenode.catalogue import entry_of
 from homenode.errors import UsageError
+from homenode.input_files import package_text
 
 ENTRY = ("homenode.cli.on_define_domain", "main")
 PORTABLE = "homenode.cluster.kubevirt.portable"
@@ -33,40 +34,6 @@ _REPLACED = {
     ("msgspec", "UNSET"): "UNSET",
     ("msgspec.structs", "replace"): "replace",
 }
-_TOP = '''\
-#!/usr/bin/python3 -IS
-"""onDefineDomain: homenode {version}, the hook that gives a KubeVirt VM's devices their NUMA nodes.
-
-Written by `homenode kubevirt manifest --configmap` from homenode's own modules, without what the
-hook does not use. The source, its tests and its licence (Apache-2.0): homenode {version}.
-"""
-import sys
-from importlib.machinery import ModuleSpec
-
-MODULES = {{}}
-
-
-class Finder:
-    """Modules of this file, each compiled when it is imported."""
-
-    @classmethod
-    def find_spec(cls, name, path=None, target=None):
-        if name not in MODULES:
-            return None
-        inside = any(other.startswith(name + ".") for other in MODULES)
-        return ModuleSpec(name, cls, origin=name, is_package=inside)
-
-    @staticmethod
-    def create_module(spec):
-        return None
-
-    @staticmethod
-    def exec_module(module):
-        text = MODULES[module.__name__]
-        exec(compile(text, module.__name__, "exec", dont_inherit=True), module.__dict__)
-
-
-'''
 _CATALOGUE = """\
 from homenode.findings import filled
 
@@ -106,7 +73,8 @@ def hook_file(read_source: Callable[[str], str | None], version: str) -> str:
     bundle.reach("homenode.findings", "filled")
     bundle.reach(*ENTRY)
     bundle.settle()
-    parts = [_TOP.format(version=version)]
+    head = package_text("cluster", "kubevirt", "files", "hook-head.txt")
+    parts = [head.replace("@VERSION@", version)]
     pages = {name: entry_of(name) for name in sorted(bundle.finding_ids())}
     entries = {name: (str(page.severities[0]), page.texts("Fix")) for name, page in pages.items()}
     texts = bundle.texts() | {CATALOGUE: _CATALOGUE.format(entries=entries)}

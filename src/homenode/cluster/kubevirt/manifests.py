@@ -16,7 +16,7 @@ from typing import Any
 import yaml  # type: ignore[import-untyped]
 
 from homenode.cluster.kubevirt.manifest_options import ClaimScope, ManifestOptions
-from homenode.cluster.kubevirt.vmi import EVEN_ANNOTATION, HOOK_ANNOTATION
+from homenode.cluster.kubevirt.vmi import HOOK_ANNOTATION
 from homenode.errors import UsageError
 from homenode.input_files import package_text
 from homenode.process import CLOSED
@@ -240,62 +240,22 @@ def virtual_machine(options: ManifestOptions) -> dict[str, Any]:
     """A VM whose guest has the nodes' cells, and the hook.
 
     More GPUs than a node of a common board has come from both packages, so the guest has two
-    sockets. maxSockets: KubeVirt keeps space for four times as many vCPUs otherwise.
+    sockets.
     """
     sockets = 2 if options.gpus > _GPUS_OF_NODE and options.vcpus % 2 == 0 else 1
-    vm: dict[str, Any] = {
-        "apiVersion": "kubevirt.io/v1",
-        "kind": "VirtualMachine",
-        "metadata": {"name": options.vm, "namespace": options.namespace},
-        "spec": {
-            "runStrategy": "RerunOnFailure",
-            "template": {
-                "metadata": {
-                    "labels": {"kubevirt.io/vm": options.vm},
-                    "annotations": {
-                        HOOK_ANNOTATION: hook_annotation(options),
-                        "homenode/on-error": "fail",
-                        EVEN_ANNOTATION: "",
-                    },
-                },
-                "spec": {
-                    "domain": {
-                        "machine": {"type": "q35"},
-                        "cpu": {
-                            "cores": options.vcpus // sockets,
-                            "sockets": sockets,
-                            "maxSockets": sockets,
-                            "threads": 1,
-                            "model": "host-passthrough",
-                            "dedicatedCpuPlacement": True,
-                            "isolateEmulatorThread": True,
-                            "numa": {"guestMappingPassthrough": {}},
-                        },
-                        "memory": {
-                            "guest": f"{options.memory_gib}Gi",
-                            "hugepages": {"pageSize": "1Gi"},
-                        },
-                        "devices": {
-                            "gpus": [
-                                {"name": f"gpu{i}", "deviceName": options.gpu}
-                                for i in range(options.gpus)
-                            ],
-                            "disks": [{"name": "root", "disk": {"bus": "virtio"}}],
-                            "interfaces": [{"name": "default", "masquerade": {}}],
-                        },
-                    },
-                    "networks": [{"name": "default", "pod": {}}],
-                    "terminationGracePeriodSeconds": 180,
-                    "volumes": [
-                        {
-                            "name": "root",
-                            "persistentVolumeClaim": {"claimName": f"{options.vm}-root"},
-                        }
-                    ],
-                },
-            },
-        },
-    }
+    vm = _document(
+        "vm.yaml",
+        VM=options.vm,
+        NAMESPACE=options.namespace,
+        CORES=options.vcpus // sockets,
+        SOCKETS=sockets,
+        GIB=options.memory_gib,
+    )
+    template = vm["spec"]["template"]
+    template["metadata"]["annotations"][HOOK_ANNOTATION] = hook_annotation(options)
+    template["spec"]["domain"]["devices"]["gpus"] = [
+        {"name": f"gpu{i}", "deviceName": options.gpu} for i in range(options.gpus)
+    ]
     return vm if options.claims is None else _with_claims(vm, options)
 
 
@@ -312,6 +272,11 @@ def _file(name: str, **values: object) -> str:
     for word, value in values.items():
         text = text.replace(f"@{word}@", str(value))
     return text
+
+
+def _document(name: str, **values: object) -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load(_file(name, **values))
+    return found
 
 
 NODE_SCRIPT = _file("bench-node.sh")
@@ -372,46 +337,16 @@ def shell_job(options: ManifestOptions, name: str) -> dict[str, Any]:
 
 
 def _job(options: ManifestOptions, name: str, command: list[str]) -> dict[str, Any]:
-    container: dict[str, Any] = {
-        "name": "bench",
-        "image": options.bench_image,
-        "imagePullPolicy": "IfNotPresent",
-        "command": command,
-        "volumeMounts": [{"name": "results", "mountPath": "/results"}],
-        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
-    }
-    return {
-        "apiVersion": "batch/v1",
-        "kind": "Job",
-        "metadata": {"name": name, "namespace": options.namespace},
-        "spec": {
-            "backoffLimit": 0,
-            "activeDeadlineSeconds": LONGEST_S,
-            "template": {
-                "metadata": {"labels": {"app": "homenode-bench"}},
-                "spec": {
-                    "restartPolicy": "Never",
-                    "automountServiceAccountToken": False,
-                    # The volume is written, and root's ssh key read, through the group: then ssh
-                    # does not mind the key's mode. With the container's, it is what Kubernetes'
-                    # profile "restricted" asks for.
-                    "securityContext": {
-                        "runAsUser": USER,
-                        "runAsNonRoot": True,
-                        "fsGroup": USER,
-                        "seccompProfile": {"type": "RuntimeDefault"},
-                    },
-                    "containers": [container],
-                    "volumes": [
-                        {
-                            "name": "results",
-                            "persistentVolumeClaim": {"claimName": "homenode-results"},
-                        }
-                    ],
-                },
-            },
-        },
-    }
+    job = _document(
+        "job.yaml",
+        NAME=name,
+        NAMESPACE=options.namespace,
+        SECONDS=LONGEST_S,
+        USER=USER,
+        IMAGE=options.bench_image,
+    )
+    job["spec"]["template"]["spec"]["containers"][0]["command"] = command
+    return job
 
 
 class _Readable(yaml.SafeDumper):  # type: ignore[misc]

@@ -14,14 +14,10 @@ from homenode.errors import HostError
 from homenode.input_files import package_text
 from homenode.measure.results.model import FigureKey
 from homenode.show.page.machine import ReportedMachine
-from homenode.wording import printable
+from homenode.wording import csv_text
 
 VERSION = 2
 """Of the rows, whatever they are written as."""
-
-_STEERS = ("=", "+", "-", "@", "\t", "\r")
-"""A cell that begins so is a formula to a spreadsheet."""
-
 
 _ROWS = package_text("show", "page", "columns.txt").splitlines()
 COLUMNS = dict(line.partition(" ")[::2] for line in _ROWS)
@@ -43,16 +39,13 @@ def rows_of(machine: ReportedMachine) -> Iterator[ReportRow]:
             yield _row(machine, alternative, key, series, effects.get((alternative.label, key)))
 
 
-def csv_text(rows: Iterable[ReportRow]) -> str:
-    """The rows as CSV (RFC 4180), with a head. A text that a spreadsheet would run is quoted off,
-    and what steers a terminal is a question mark.
+def csv_of(rows: Iterable[ReportRow]) -> str:
+    """The rows as CSV, with a head.
 
-    >>> csv_text([]).startswith("machine,system,layout")
+    >>> csv_of([]).startswith("machine,system,layout")
     True
     """
-    lines = [",".join(COLUMNS)]
-    lines += [",".join(_cell(row[name]) for name in COLUMNS) for row in rows]
-    return "\r\n".join(lines) + "\r\n"
+    return csv_text([[*COLUMNS], *([row[name] for name in COLUMNS] for row in rows)], "\r\n")
 
 
 def json_text(rows: Iterable[ReportRow], skipped: Sequence[str]) -> str:
@@ -82,22 +75,6 @@ def parquet_of(rows: Sequence[ReportRow]) -> bytes:
     parquet.write_table(table, sink)
     content: bytes = sink.getvalue().to_pybytes()
     return content
-
-
-def _cell(value: object) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, int | float):
-        return f"{value:.12g}" if isinstance(value, float) else str(value)
-    text = str(value)
-    if text.startswith(_STEERS):
-        text = "'" + text
-    text = printable(text)
-    if "," in text or '"' in text:
-        return '"' + text.replace('"', '""') + '"'
-    return text
 
 
 def _row(

@@ -132,8 +132,10 @@ def replay(traces: Path, orders: int) -> None:
         for policy in CellPolicy:
             run = replay_cells(servers, vms, policy)
             print(
-                f"C{number} {policy}: {run.before_refusal} VMs before the first refusal, "
-                f"{run.placed} at the end, {run.cores:.2%} of the cores",
+                f"C{number} {policy}: {run.figures['before_first_refusal']} VMs before the first "
+                "refusal, "
+                f"{run.figures['placed']} at the end, "
+                f"{run.figures['cores_percent']:.2f} % of the cores",
                 flush=True,
             )
 

@@ -11,10 +11,8 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import Any
 
-from msgspec import Struct
-
 from homenode.cluster.pool.policy import Workload
-from homenode.cluster.pool.replay.trace import CellVm, GroupPolicy, TwoNodeServer
+from homenode.cluster.pool.replay.trace import CellVm, GroupPolicy, Replay, TwoNodeServer
 from homenode.cluster.pool.solver import optional_module
 
 _LAST = 1 << 60
@@ -28,17 +26,6 @@ class CellPolicy(StrEnum):
     BEST_FIT = "best-fit"
     BLIND_BEST_FIT = "blind-best-fit"
     HOMENODE = "homenode"
-
-
-class CellReplay(Struct, frozen=True, kw_only=True):
-    """One order of arrivals. before_refusal: VMs placed before the first one was refused. cores:
-    share of the cores that VMs have at the end. curve: (VMs arrived, VMs placed) now and then."""
-
-    placed: int
-    before_refusal: int
-    arrived: int
-    cores: float
-    curve: tuple[tuple[float, float], ...]
 
 
 class _Servers:
@@ -217,8 +204,12 @@ def _placed(
 
 def replay_cells(
     servers: Sequence[TwoNodeServer], vms: Sequence[CellVm], policy: CellPolicy
-) -> CellReplay:
-    """VMs in the order given, one decision at a time; none departs."""
+) -> Replay:
+    """VMs in the order given, one decision at a time; none departs.
+
+    before_first_refusal: VMs placed before the first one was refused. cores_percent: share of the
+    cores that VMs have at the end. curve: VMs.
+    """
     state = _Servers(servers, vms)
     placed, first, cores = 0, len(vms), 0
     curve: list[tuple[float, float]] = []
@@ -232,10 +223,9 @@ def replay_cells(
             cores += vm.cores
         if number % 50 == 0:
             curve.append((number, placed))
-    return CellReplay(
-        placed=placed,
-        before_refusal=min(first, placed),
-        arrived=len(vms),
-        cores=cores / state.total,
-        curve=tuple(curve),
-    )
+    figures = {
+        "placed": placed,
+        "before_first_refusal": min(first, placed),
+        "cores_percent": cores / state.total * 100,
+    }
+    return Replay(figures=figures, curve=tuple(curve))

@@ -16,6 +16,7 @@ from homenode.cluster.pool.hook import placed_vm
 from homenode.cluster.pool.model import Pool, VmIdentity
 from homenode.cluster.pool.place import PoolPlaces
 from homenode.cluster.pool.planner import FillStep, Planner
+from homenode.cluster.pool.replay.trace import Replay
 from homenode.cluster.pool.solver import optional_module
 from homenode.cluster.pool.state import HostState
 from homenode.cluster.pool.stranded import StrandedSearch
@@ -40,20 +41,6 @@ class Arrival(Struct, frozen=True, kw_only=True):
     at: float
     until: float
     flavour: int
-
-
-class HostReplay(Struct, frozen=True, kw_only=True):
-    """One drawn load. allocated, stranded: mean GPUs over time, as shares of all. refused: VMs.
-    degraded: VMs placed with less than full locality. crossed: packages beyond those that an
-    empty host would need. curve: (time, share allocated)."""
-
-    allocated: float
-    stranded: float
-    refused: int
-    arrived: int
-    degraded: int
-    crossed: int
-    curve: tuple[tuple[float, float], ...]
 
 
 def drawn_load(
@@ -94,8 +81,13 @@ def replay_hosts(
     load: Sequence[Arrival],
     policy: HostPolicy,
     planner: Planner | None = None,
-) -> HostReplay:
-    """The load, one decision at a time. A VM that no host holds is refused."""
+) -> Replay:
+    """The load, one decision at a time. A VM that no host holds is refused.
+
+    allocated_percent, stranded_percent: mean GPUs over time. degraded: VMs placed with less than
+    full locality. packages_crossed: beyond those that an empty host would need. curve: time, and
+    the share of the GPUs that is allocated.
+    """
     planner = planner or Planner(pool)
     total = sum(len(planner.gpus(host.shape)) for host in pool.hosts)
     if not total:
@@ -142,15 +134,14 @@ def replay_hosts(
                 crossed += max(0, step.nearness[1] - best.nearness[1])
         curve.append((now, used / total))
     span = max(1e-9, now)
-    return HostReplay(
-        allocated=allocated / span / total,
-        stranded=lost / span / total,
-        refused=refused,
-        arrived=len(load),
-        degraded=degraded,
-        crossed=crossed,
-        curve=tuple(curve),
-    )
+    figures = {
+        "allocated_percent": allocated / span / total * 100,
+        "refused_percent": refused / max(1, len(load)) * 100,
+        "stranded_percent": lost / span / total * 100,
+        "degraded": degraded,
+        "packages_crossed": crossed,
+    }
+    return Replay(figures=figures, curve=tuple(curve))
 
 
 def _stranded(places: PoolPlaces, search: StrandedSearch, known: dict[HostState, int]) -> int:

@@ -1,6 +1,6 @@
 """Simulation: several policies over several drawn orders, with intervals, marked as simulated."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import product
 from statistics import mean, stdev
 from typing import Any
@@ -13,12 +13,11 @@ from homenode.cluster.pool.planner import Planner
 from homenode.cluster.pool.replay.cells import CellPolicy, replay_cells
 from homenode.cluster.pool.replay.hosts import HostPolicy, drawn_load, replay_hosts
 from homenode.cluster.pool.replay.tasks import TaskPolicy, replay_tasks
-from homenode.cluster.pool.replay.trace import CellVm, Task, TraceNode, TwoNodeServer
+from homenode.cluster.pool.replay.trace import CellVm, Replay, Task, TraceNode, TwoNodeServer
 from homenode.cluster.pool.solver import optional_module
 from homenode.decide.distributions import t_quantile
 from homenode.errors import UsageError
 
-Curve = tuple[tuple[float, float], ...]
 Progress = Callable[[int, int], None]
 
 
@@ -36,7 +35,7 @@ class PolicyOutcome(Struct, frozen=True, kw_only=True):
 
     policy: str
     figures: tuple[Figure, ...]
-    curve: Curve
+    curve: tuple[tuple[float, float], ...]
 
 
 class Simulation(Struct, frozen=True, kw_only=True):
@@ -68,26 +67,38 @@ def chosen_policies(asked: Sequence[str], known: Sequence[str]) -> tuple[str, ..
     return tuple(dict.fromkeys(asked)) or tuple(known)
 
 
-def _outcomes(
+def _simulated(
+    what: str,
     policies: Sequence[str],
     orders: int,
-    one: Callable[[str, int], tuple[Mapping[str, float], Curve]],
+    one: Callable[[str, int], Replay],
     progress: Progress,
-) -> tuple[PolicyOutcome, ...]:
-    runs: dict[str, list[tuple[Mapping[str, float], Curve]]] = {name: [] for name in policies}
+    curve_of: tuple[str, str],
+    bound: Figure | None = None,
+) -> Simulation:
+    """one: the replay of an order under a policy."""
+    runs: dict[str, list[Replay]] = {name: [] for name in policies}
     total = orders * len(policies)
     for number, (order, policy) in enumerate(product(range(orders), policies), start=1):
         runs[policy].append(one(policy, order))
         progress(number, total)
-    return tuple(
+    outcomes = tuple(
         PolicyOutcome(
             policy=policy,
             figures=tuple(
-                figure(name, [values[name] for values, _ in found]) for name in found[0][0]
+                figure(name, [run.figures[name] for run in found]) for name in found[0].figures
             ),
-            curve=found[0][1],
+            curve=found[0].curve,
         )
         for policy, found in runs.items()
+    )
+    return Simulation(
+        what=what,
+        simulated=True,
+        orders=orders,
+        outcomes=outcomes,
+        bound=bound,
+        curve_of=curve_of,
     )
 
 
@@ -101,23 +112,12 @@ def simulate_tasks(
 ) -> Simulation:
     """Tasks with parts of GPUs: what share of the GPUs is allocated once 130 % has arrived."""
 
-    def one(policy: str, seed: int) -> tuple[Mapping[str, float], Curve]:
-        run = replay_tasks(nodes, tasks, TaskPolicy(policy), seed)
-        return {
-            "allocated_percent": run.allocated * 100,
-            "refused_percent": run.refused / max(1, run.arrived) * 100,
-        }, run.curve
+    def one(policy: str, seed: int) -> Replay:
+        return replay_tasks(nodes, tasks, TaskPolicy(policy), seed)
 
     names = chosen_policies(policies, tuple(TaskPolicy))
-    outcomes = _outcomes(names, orders, one, progress)
-    return Simulation(
-        what=what,
-        simulated=True,
-        orders=orders,
-        outcomes=outcomes,
-        bound=None,
-        curve_of=("share of the GPUs that has arrived", "share allocated"),
-    )
+    curve_of = ("share of the GPUs that has arrived", "share allocated")
+    return _simulated(what, names, orders, one, progress, curve_of)
 
 
 def simulate_cells(
@@ -131,27 +131,14 @@ def simulate_cells(
     """VMs of one or two cells: the first order is the one given, the others are drawn."""
     numpy = optional_module("numpy", "pool simulate")
 
-    def one(policy: str, seed: int) -> tuple[Mapping[str, float], Curve]:
+    def one(policy: str, seed: int) -> Replay:
         order = list(vms)
         if seed:
             order = [vms[i] for i in numpy.random.default_rng(seed).permutation(len(vms))]
-        run = replay_cells(servers, order, CellPolicy(policy))
-        return {
-            "placed": run.placed,
-            "before_first_refusal": run.before_refusal,
-            "cores_percent": run.cores * 100,
-        }, run.curve
+        return replay_cells(servers, order, CellPolicy(policy))
 
     names = chosen_policies(policies, tuple(CellPolicy))
-    outcomes = _outcomes(names, orders, one, progress)
-    return Simulation(
-        what=what,
-        simulated=True,
-        orders=orders,
-        outcomes=outcomes,
-        bound=None,
-        curve_of=("VMs arrived", "VMs placed"),
-    )
+    return _simulated(what, names, orders, one, progress, ("VMs arrived", "VMs placed"))
 
 
 def simulate_hosts(
@@ -174,30 +161,16 @@ def simulate_hosts(
         for seed in range(orders)
     ]
 
-    def one(policy: str, seed: int) -> tuple[Mapping[str, float], Curve]:
-        run = replay_hosts(pool, flavours, weights, drawn[seed], HostPolicy(policy), planner)
-        return {
-            "allocated_percent": run.allocated * 100,
-            "refused_percent": run.refused / max(1, run.arrived) * 100,
-            "stranded_percent": run.stranded * 100,
-            "degraded": run.degraded,
-            "packages_crossed": run.crossed,
-        }, run.curve
+    def one(policy: str, seed: int) -> Replay:
+        return replay_hosts(pool, flavours, weights, drawn[seed], HostPolicy(policy), planner)
 
     names = chosen_policies(policies, tuple(HostPolicy))
-    outcomes = _outcomes(names, orders, one, progress)
     bounds = []
     for order in drawn:
         intervals = [(vm.at, vm.until, flavours[vm.flavour].gpus) for vm in order]
         bounds.append((1 - most_accepted(intervals, gpus) / max(1, vms)) * 100)
-    return Simulation(
-        what=what,
-        simulated=True,
-        orders=orders,
-        outcomes=outcomes,
-        bound=figure("refused_percent", bounds),
-        curve_of=("time", "share allocated"),
-    )
+    bound = figure("refused_percent", bounds)
+    return _simulated(what, names, orders, one, progress, ("time", "share allocated"), bound)
 
 
 def most_accepted(intervals: Sequence[tuple[float, float, int]], gpus: int) -> float:

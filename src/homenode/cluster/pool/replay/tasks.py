@@ -13,10 +13,8 @@ from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import Any
 
-from msgspec import Struct
-
 from homenode.cluster.pool.policy import Workload
-from homenode.cluster.pool.replay.trace import MILLI, Task, TraceNode
+from homenode.cluster.pool.replay.trace import MILLI, Replay, Task, TraceNode
 from homenode.cluster.pool.solver import optional_module
 
 _Kind = tuple[int, int, int, tuple[str, ...]]
@@ -42,16 +40,6 @@ class TaskPolicy(StrEnum):
     BEST_FIT = "best-fit"
     FGD = "fgd"
     HOMENODE = "homenode"
-
-
-class TaskReplay(Struct, frozen=True, kw_only=True):
-    """One order of arrivals. allocated: share of the GPUs that tasks have at the end. curve:
-    (share arrived, share allocated) at every per cent arrived."""
-
-    allocated: float
-    refused: int
-    arrived: int
-    curve: tuple[tuple[float, float], ...]
 
 
 def arrivals(tasks: Sequence[Task], capacity_milli: int, seed: int) -> list[Task]:
@@ -338,9 +326,13 @@ _POLICIES: dict[TaskPolicy, Callable[[TraceCluster], _FirstFit]] = {
 
 def replay_tasks(
     nodes: Sequence[TraceNode], tasks: Sequence[Task], policy: TaskPolicy, seed: int
-) -> TaskReplay:
+) -> Replay:
     """Tasks in the order of a seed, one decision at a time; none departs. A task that no machine
-    holds is refused."""
+    holds is refused.
+
+    allocated_percent: of the GPUs, at the end. curve: shares of them that have arrived and are
+    allocated, at every per cent arrived.
+    """
     numpy = optional_module("numpy", "pool simulate")
     drawn = numpy.random.default_rng((seed, 1)).permutation(len(nodes))
     cluster = TraceCluster([nodes[i] for i in drawn], tasks)
@@ -361,6 +353,8 @@ def replay_tasks(
             refused += 1
         if arrived * 100 // capacity > len(curve):
             curve.append((arrived / capacity, allocated / capacity))
-    return TaskReplay(
-        allocated=allocated / capacity, refused=refused, arrived=len(order), curve=tuple(curve)
-    )
+    figures = {
+        "allocated_percent": allocated / capacity * 100,
+        "refused_percent": refused / max(1, len(order)) * 100,
+    }
+    return Replay(figures=figures, curve=tuple(curve))

@@ -23,6 +23,14 @@ class TraceKind(StrEnum):
     CELLS = "cells"  # VMs of one or two NUMA cells
 
 
+class Replay(Struct, frozen=True, kw_only=True):
+    """One order of arrivals, replayed. figures: what came of it, by name. curve: points of what had
+    arrived, and what was placed then."""
+
+    figures: Mapping[str, float]
+    curve: tuple[tuple[float, float], ...]
+
+
 class TraceNode(Struct, frozen=True, kw_only=True):
     """A machine. cpu_milli: thousandths of a CPU. gpus: how many, each of a thousand parts."""
 

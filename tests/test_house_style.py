@@ -133,7 +133,7 @@ def test_a_public_class_name_has_one_meaning() -> None:
     assert {name for name, count in Counter(names).items() if count > 1} == set()
 
 
-MOST = {"lines": 138_000, "modules": 582, "records": 896, "records with vcpus": 9}
+MOST = {"lines": 138_000, "modules": 582, "records": 894, "records with vcpus": 9}
 """Of src, as python -m tests.house_counts counts; a bound is only ever made lower."""
 
 

@@ -40,11 +40,17 @@ def csv_text(rows: Iterable[Sequence[object]], end: str = "\n") -> str:
     '"a,b",3\\n\\'=1+1,\\ntrue,0.5\\n'
     """
     import csv
-    import io
 
-    text = io.StringIO()
-    csv.writer(text, lineterminator=end).writerows(map(_csv_cell, row) for row in rows)
-    return text.getvalue()
+    lines = _Lines()
+    csv.writer(lines, lineterminator=end).writerows(map(_csv_cell, row) for row in rows)
+    return "".join(lines)
+
+
+class _Lines(list[str]):
+    """What a writer writes."""
+
+    def write(self, text: str) -> None:
+        self.append(text)
 
 
 def _csv_cell(value: object) -> object:

@@ -93,6 +93,15 @@ def test_what_opens_something_is_replaced_under_its_name(words: tuple[str, str],
     assert kept(*words) == [words[0], made]
 
 
+@pytest.mark.parametrize(("arch", "size"), [(b"aarch64", 64 << 20), (b"x86_64", 512 << 10)])
+def test_variables_that_are_not_there_yet_have_the_size_that_the_machine_takes(
+    arch: bytes, size: int
+) -> None:
+    block = '{"driver":"file","filename":"/no","node-name":"libvirt-pflash1-storage"}'
+    (_, made) = kept("-blockdev", block, inside=b"<os><type arch='%s'>hvm</type></os>" % arch)
+    assert f'"size":{size}' in made
+
+
 OWN = "<qemu:commandline>%s</qemu:commandline>"
 
 

@@ -49,7 +49,9 @@ _OF_MEMORY, _OF_A_FILE = ("size", "share"), ("align", "pmem", "readonly")
 
 _FILES = "dumpdtb|dtb|kernel|initrd|firmware|shim|rr|rrfile|splash"
 _FILE = re.compile(rf"(?:^|,)(?:{_FILES})=(?:[^,]|,,)*")
-_SIZE = 512 << 10  # of an image that is not there yet
+_SIZE = 512 << 10  # of an image that is not there yet, or that lies within another
+_FLASH = {**dict.fromkeys(("aarch64", "armv7l"), 64 << 20), "riscv64": 32 << 20}
+"""Of a firmware's, where the machine takes no other. Source: hw/arm/virt.c, hw/riscv/virt.c."""
 _SECTOR = 512
 _OF_BLOCK = ("node-name", "read-only", "discard", "detect-zeroes")
 _ABSENT = ("romfile", "prealloc", "pcap", "sdrfile", "frudatafile")
@@ -243,7 +245,9 @@ class Rehearsed:
         with suppress(OSError):
             size = path.stat().st_size if path.is_file() else 0
         made = {name: said[name] for name in _OF_BLOCK if name in said}
-        whole = -(-(size or _SIZE) // _SECTOR) * _SECTOR
+        is_flash = "pflash" in str(said.get("node-name"))
+        arch = self.document.root.value("os/type/@arch") if is_flash else None
+        whole = -(-(size or _FLASH.get(arch or "", _SIZE)) // _SECTOR) * _SECTOR
         return _json({**made, "driver": "null-co", "size": whole, "read-zeroes": True})
 
     def _drive(self, said: _Said, value: str) -> str:

@@ -252,9 +252,12 @@ def _quota(proc: ProcFiles, folder: str) -> float | None:
 
 
 def _group_limits(proc: ProcFiles, process: int) -> Iterator[GroupLimit]:
-    cgroups = proc.text(f"/proc/{process}/cgroup") or ""
+    tasks = (f"/{process}/task/{task}" for task in proc.numbers(f"/proc/{process}/task"))
+    cgroups = {proc.text(f"/proc{one}/cgroup") or "": None for one in (f"/{process}", *tasks)}
     for controller, files in GROUP_FILES:
-        for folder in cgroups_of(cgroups, controller):
+        for folder in dict.fromkeys(
+            one for text in cgroups for one in cgroups_of(text, controller)
+        ):
             for root in (_CGROUPS, f"{_CGROUPS}/unified", f"{_CGROUPS}/{controller}"):
                 for file in files:
                     if text := (proc.text(f"{root}{folder}/{file}") or "").strip():

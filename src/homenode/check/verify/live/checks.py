@@ -267,6 +267,9 @@ def group_findings(expected: Vm, vm: RunningVm) -> Iterator[Finding]:
                 yield finding("live-memory-limit", vm.name, wanted, f"{size}, by {by}", vm.name)
         elif (usual := _USUAL.get(one.file)) is None:
             yield finding("live-io-limit", vm.name, "the devices' own rates", f"{said}, by {by}")
+        elif one.file == "cpu.weight" and value == "0":
+            wanted, idle = "a scheduler that gives it its turn", f"cpu.idle of cgroup {one.folder}"
+            yield finding("live-scheduler", vm.name, wanted, idle, by)
         elif value.isdecimal() and int(value) < usual:
             yield finding("live-shares", vm.name, f"{usual} as others", f"{value}, by {by}")
 

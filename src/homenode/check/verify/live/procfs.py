@@ -81,7 +81,8 @@ GROUP_FILES: tuple[tuple[str, tuple[str, ...]], ...] = (
         ),
     ),
 )
-"""Files by their controller, of either version of cgroups."""
+"""Files by their controller, of either version of cgroups. A group with cpu.idle has a
+cpu.weight of 0, which none else can have."""
 
 
 class BackendObject(Struct, frozen=True):

@@ -141,8 +141,8 @@ def settings_of(document: Document) -> dict[str, str]:
             for one in () if tune is None else tune.children:
                 found[f"{place} <{one.name}>"] = _said(one)
             for setting in settings:
-                if value := device.value("/@".join(setting.split())):
-                    found[f"{place} <{setting}>"] = value
+                if given := device.value("/@".join(setting.split())):
+                    found[f"{place} <{setting}>"] = given
     for kind in _COUNTED:
         if count := sum(1 for _ in root.all(f"devices/{kind}")):
             found[f"<{kind}>"] = str(count)

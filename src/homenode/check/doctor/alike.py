@@ -229,7 +229,7 @@ ATTRIBUTES: tuple[Attribute, ...] = (
     _row("translation", "ATS", "device.ats_enabled", _ATSCTL, _other, _on_off, **_DRIVER),
     _row("isolation", "ACS", "device.acs", "ACSCtl of lspci -vvv", _other, _flags),
     _row("domain", "IOMMU group", _group, "iommu_group in sysfs", _none),
-    _row("domain", "IOMMU domain", "device.iommu_domain", _TYPE, _other, **_DRIVER, **_USE),
+    _row("domain", "IOMMU domain", "device.iommu_domain", _TYPE, _other, **_DRIVER),
     _row("driver", "driver", lambda o: o.device.driver or "none", "sysfs", _wrong_driver),
     _row("driver", "user", _user, "driver in sysfs", _other, **_USE),
     _row("node", _PUS, _near, "local_cpulist in sysfs", lambda count, usual: count >= 2 * usual),
@@ -448,8 +448,7 @@ def _odd(
     usual, count, is_majority = found
     odd = [(o, v) for o, v in known if v != usual and attribute.worse(v, usual)]
     is_chosen = attribute.name == "mode" and len(odd) > 1  # one alone was forgotten
-    is_drive = group[0].kinds == {DeviceKind.NVME} and not attribute.topic
-    is_minor = is_chosen or not is_majority or is_drive
+    is_minor = is_chosen or not is_majority
     is_minor = is_minor or not (attribute.is_named or is_odd_one(len(odd), count))
     is_minor = is_minor and attribute.worse is not WORSE["count"]
     for one, value in odd:

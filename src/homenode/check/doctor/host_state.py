@@ -175,11 +175,12 @@ def odd_part_findings(host: Host) -> Iterator[Finding]:
                 False,
             )
             of_packages = {(package_of.get(name, name), value) for name, value in found.items()}
-            is_halved = group == "PU" and len(of_packages) == len(host.packages)
+            is_halved = len(of_packages) == len(host.packages) > 1
+            is_info = rule.is_info and not (is_halved and group == "PU")
             if not (is_known or is_halved) and len(set(found.values())) > 2:
                 continue  # as many kinds as there are: none of them is usual
             is_directed = group != "PU" and rule.judged in ("less", "count")
-            is_minor = rule.is_info or not (is_known or is_halved or is_directed)
+            is_minor = is_info or not (is_known or is_halved or is_directed)
             odd: dict[str, list[str]] = {}
             for name, value in found.items():
                 if value != usual and WORSE[rule.judged](value, usual):

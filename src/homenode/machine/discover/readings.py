@@ -62,7 +62,7 @@ def read_part_states(snapshot: Snapshot, group: str, folder: str) -> States:
             )
             for line in lines:
                 key, _, value = line.partition(":") if is_keyed else ("", "", line)
-                value = value.strip("* ")[:400]  # of AMD's clocks: where it is now
+                value = value.strip("* " if rule.form is Form.FIELDS else None)[:400]
                 found.setdefault(f"{name} {key}".strip(), {})[value] = None
     return tuple((name, ", ".join(values)) for name, values in found.items())
 

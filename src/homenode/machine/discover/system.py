@@ -357,7 +357,7 @@ def read_parts(snapshot: Snapshot) -> tuple[MachinePart, ...]:
             states = read_part_states(snapshot, group, folder)
             states += of_pu.get(name, ()) if group == "PU" else ()
             found += [MachinePart(group, name, states)] if states else []
-    return (*found, *_records(snapshot), *_kernel_log(snapshot))
+    return (*found, *_memory_modules(snapshot), *_kernel_log(snapshot))
 
 
 def _states_of_pus(snapshot: Snapshot) -> dict[str, States]:
@@ -373,17 +373,13 @@ def _states_of_pus(snapshot: Snapshot) -> dict[str, States]:
     return {name: tuple(states.items()) for name, states in found.items()}
 
 
-def _records(snapshot: Snapshot) -> Iterator[MachinePart]:
-    """By dmidecode: blocks of fields, each below a line that says what it is."""
-    for group, command, head, name in (
-        ("memory module", "dmidecode-memory", "Memory Device\n", "Locator"),
-        ("slot", "dmidecode-slots", "System Slot Information\n", "Designation"),
-    ):
-        for block in (snapshot.command_output(command) or "").split(head)[1:]:
-            own = block.partition("\n\n")[0].splitlines()
-            fields = dict(line.strip().split(": ", 1) for line in own if ": " in line)
-            if (locator := fields.pop(name, None)) is not None:
-                yield MachinePart(group, locator, tuple(fields.items()))
+def _memory_modules(snapshot: Snapshot) -> Iterator[MachinePart]:
+    """By dmidecode: blocks of fields, each below a line "Memory Device"."""
+    text = snapshot.command_output("dmidecode-memory") or ""
+    for block in text.split("Memory Device\n")[1:]:
+        fields = dict(line.strip().split(": ", 1) for line in block.splitlines() if ": " in line)
+        if (locator := fields.pop("Locator", None)) is not None:
+            yield MachinePart("memory module", locator, tuple(fields.items()))
 
 
 def _kernel_log(snapshot: Snapshot) -> Iterator[MachinePart]:

@@ -215,16 +215,16 @@ def _serial(text: str, names: Pseudonyms) -> str:
     return text if names.scrub(text) != text or text == "redacted" else names.serial(text)
 
 
-_RECORD = re.compile(
-    r"(?:Memory Device|System Slot Information|\t(?!Serial|Asset)[A-Z][\w ]{1,40}: [ -~]{1,80}|)",
+_MODULE_FIELD = re.compile(
+    r"(?:Memory Device|\t(?!Serial|Asset)[A-Z][\w ]{1,40}: [ -~]{1,80}|)",
     re.ASCII,
 )
 _AMD_SECRET = re.compile(r'("[^"]{0,40}(?:serial|uuid|guid|hive)[^"]{0,20}":\s{0,4})("[^"]*"|\d+)')
 
 
-def _records(text: str, names: Pseudonyms) -> str:
-    """dmidecode: of each module or slot the fields that say what it is; no serial, no tag."""
-    kept = [line for line in text.splitlines() if _RECORD.fullmatch(line)]
+def _memory_modules(text: str, names: Pseudonyms) -> str:
+    """dmidecode: of each module the fields that say what it is; no serial, no tag."""
+    kept = [line for line in text.splitlines() if _MODULE_FIELD.fullmatch(line)]
     return names.scrub("\n".join(kept) + "\n")
 
 
@@ -242,8 +242,7 @@ _REDACTORS: dict[str, Callable[[str, Pseudonyms], str]] = {
     "lspci": _lspci,
     **dict.fromkeys((name for name in COMMAND_OF_NAME if name.startswith("amd-smi-")), _amd_states),
     **dict.fromkeys(("devlink-info", "devlink-params", "devlink-health"), _amd_states),
-    "dmidecode-memory": _records,
-    "dmidecode-slots": _records,
+    "dmidecode-memory": _memory_modules,
     "dmesg": _kernel_lines,
     "nvidia-smi-query": redact_nvidia_query,
     "virsh-capabilities": redact_capabilities,

@@ -62,17 +62,8 @@ def parse_by_address(text: str, source: str) -> Stated:
 def parse_vlans(text: str, source: str) -> Stated:
     """Of each port of a bridge its VLANs with their flags. Raises ParseError."""
     rows = first_json(text, source)
-    return {
-        str(row.get("ifname")): {f"{source}/VLANs": ", ".join(_vlans(row))}
-        for row in (rows if isinstance(rows, list) else ())
-        if isinstance(row, dict)
-    }
-
-
-def _vlans(row: Mapping[str, object]) -> list[str]:
-    vlans = row.get("vlans")
-    listed = [one for one in vlans if isinstance(one, dict)] if isinstance(vlans, list) else []
-    return [" ".join(str(part) for _, part in leaves("", one)) for one in listed]
+    ports = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+    return {str(row.get("ifname")): dict(leaves(source, row.get("vlans"))) for row in ports}
 
 
 def _mapping(value: object) -> Mapping[str, object]:

@@ -457,6 +457,7 @@ _VALUES = (
 
 _POWER = re.compile(r"\t\tStatus: (D[0-3][a-z]{0,4}) ", re.ASCII)
 _MSI = re.compile(r"(MSI(?:-X)?): Enable([+-])", re.ASCII)
+_JOINED = re.compile(r"(\w{2,30})[:=](\w{1,30})", re.ASCII)  # Trigger:2, ArbSelect=Fixed
 _SWITCH = re.compile(r"([<>]?\w{2,30})([+-])(?![\w.])", re.ASCII)
 
 
@@ -525,8 +526,10 @@ def _named_values(text: str) -> Iterator[tuple[str, str]]:
     >>> dict(_named_values("Completion Timeout: 50us to 50ms, LTR- OBFF Disabled"))
     {'LTR': '-', 'Completion Timeout': '50us to 50ms', 'OBFF': 'Disabled'}
     """
-    yield from _SWITCH.findall(text)
-    for part in re.split(r"[,;]", _SWITCH.sub(" ", text)):
+    for pattern in (_SWITCH, _JOINED):
+        yield from pattern.findall(text)
+        text = pattern.sub(" ", text)
+    for part in re.split(r"[,;]", text):
         name, is_named, value = part.partition(": ")
         words = part.split()
         numbers = (i for i, word in enumerate(words) if i and any(map(str.isdigit, word)))

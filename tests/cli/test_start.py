@@ -21,7 +21,6 @@ VALUES = {
     "cluster.pool.rules",
     "measure.results.vantage",
     "cluster.slurm.options",
-    "vm.targets.hypervisors",
     "measure.layouts",
     "measure.layouts.guest_access",
 }
@@ -88,7 +87,7 @@ def test_commands_do_their_work_in_files_that_are_loaded_when_it_begins(at_start
         "command",
         "help",
         "main",
-        "cluster.slurm",
+        "option_pages",
         "terminal",
     )
     known = {"homenode.cli", *(f"homenode.cli.{name}" for name in files)}

@@ -10,13 +10,11 @@ KubeVirt cmd/sidecars for the shim; batch/v1 (Job), v1 (PersistentVolumeClaim).
 
 import json
 import re
-from collections.abc import Mapping
 from typing import Any
-
-import yaml  # type: ignore[import-untyped]
 
 from homenode.cluster.kubevirt.manifest_options import ClaimScope, ManifestOptions
 from homenode.cluster.kubevirt.vmi import HOOK_ANNOTATION
+from homenode.cluster.pods.manifest import read_manifest, yaml_text
 from homenode.errors import UsageError
 from homenode.input_files import package_text
 from homenode.process import CLOSED
@@ -275,8 +273,7 @@ def _file(name: str, **values: object) -> str:
 
 
 def _document(name: str, **values: object) -> dict[str, Any]:
-    found: dict[str, Any] = yaml.safe_load(_file(name, **values))
-    return found
+    return dict(read_manifest(_file(name, **values).encode(), name, "an object"))
 
 
 NODE_SCRIPT = _file("bench-node.sh")
@@ -347,45 +344,3 @@ def _job(options: ManifestOptions, name: str, command: list[str]) -> dict[str, A
     )
     job["spec"]["template"]["spec"]["containers"][0]["command"] = command
     return job
-
-
-class _Readable(yaml.SafeDumper):  # type: ignore[misc]
-    """Texts of several lines in block style; what stands twice is written twice."""
-
-    def ignore_aliases(self, data: Any) -> bool:
-        return True
-
-
-def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    """In quotes where another version of YAML might read a number or a truth: 1e3, y."""
-    style = None
-    if not text.replace("\n", "").replace("\t", "").isprintable():
-        style = '"'  # escaped: \x85 ends a line elsewhere
-    elif "\n" in text:
-        style = "|"
-    elif len(text) < 2 or not (text[0].isalpha() or text[0] == "/"):
-        style = "'"
-    node: yaml.ScalarNode = dumper.represent_scalar("tag:yaml.org,2002:str", text, style)
-    return node
-
-
-_Readable.add_representer(str, _text)
-
-
-def yaml_text(*documents: Mapping[str, Any]) -> str:
-    """Documents with "---" between them. Values are texts, numbers, truths, lists and mappings.
-
-    >>> print(yaml_text({"a": [{"b": "on", "c": 1}], "d": {}}), end="")
-    a:
-    - b: 'on'
-      c: 1
-    d: {}
-    """
-    text: str = yaml.dump_all(
-        documents,
-        Dumper=_Readable,
-        sort_keys=False,
-        allow_unicode=True,
-        width=float("inf"),
-    )
-    return text

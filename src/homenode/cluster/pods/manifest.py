@@ -1,4 +1,4 @@
-"""Manifest: an object of Kubernetes as kubectl takes and prints it, YAML or JSON.
+"""Manifest: an object of Kubernetes as kubectl takes and prints it, read and written.
 
 Aliases are refused: with them a small file can stand for more than fits into memory.
 
@@ -96,6 +96,48 @@ def read_manifest(text: bytes, source: str, what: str) -> Mapping[str, Any]:
             hint="name the object: kubectl get KIND NAME -o yaml",
         )
     return found[0]
+
+
+class _Readable(yaml.SafeDumper):  # type: ignore[misc]
+    """Texts of several lines in block style; what stands twice is written twice."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    """In quotes where another version of YAML might read a number or a truth: 1e3, y."""
+    style = None
+    if not text.replace("\n", "").replace("\t", "").isprintable():
+        style = '"'  # escaped: \x85 ends a line elsewhere
+    elif "\n" in text:
+        style = "|"
+    elif len(text) < 2 or not (text[0].isalpha() or text[0] == "/"):
+        style = "'"
+    node: yaml.ScalarNode = dumper.represent_scalar("tag:yaml.org,2002:str", text, style)
+    return node
+
+
+_Readable.add_representer(str, _text)
+
+
+def yaml_text(*documents: Mapping[str, Any]) -> str:
+    """Documents with "---" between them. Values are texts, numbers, truths, lists and mappings.
+
+    >>> print(yaml_text({"a": [{"b": "on", "c": 1}], "d": {}}), end="")
+    a:
+    - b: 'on'
+      c: 1
+    d: {}
+    """
+    text: str = yaml.dump_all(
+        documents,
+        Dumper=_Readable,
+        sort_keys=False,
+        allow_unicode=True,
+        width=float("inf"),
+    )
+    return text
 
 
 _QUANTITY = re.compile(

@@ -52,7 +52,17 @@ TIMES = Path(os.environ["HOMENODE_TEST_TIMES"]) if "HOMENODE_TEST_TIMES" in os.e
 LIVE = frozenset({"root", "libvirt", "qemu"})
 """Markers of tests that share one daemon, or boot machines: one after the other, in one process."""
 
-GROUPS = ("live", "own-libvirtd", "qemu", "slurm", "packages", "pdf", "browser", "kubernetes")
+GROUPS = (
+    "live",
+    "own-libvirtd",
+    "qemu",
+    "slurm",
+    "packages",
+    "pdf",
+    "browser",
+    "kubernetes",
+    "nova",
+)
 """Tests that run one after the other, in the order in which they begin."""
 
 TESTS = Path(__file__).parent
@@ -104,7 +114,7 @@ def _group(path: Path, markers: set[str], module_names: Container[str]) -> str |
     each installed package its own mounts."""
     if TESTS / "packaging" in path.parents:
         return "packages"  # a wheel takes long to build
-    if own := next(iter({"slurm", "kubernetes"} & markers), None):
+    if own := next(iter({"slurm", "kubernetes", "nova"} & markers), None):
         return own
     if "two_nodes" in module_names:
         return "own-libvirtd"

@@ -1,10 +1,13 @@
 """OpenStack Nova validates the flavor's extra specs, and fits it to the plan's host."""
 
+import functools
 import json
 import os
 import subprocess
+import tempfile
 from collections.abc import Iterator, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, TextIO
 
 from homenode.cpuset import CpuSet
 from homenode.machine.topology import Host
@@ -123,17 +126,27 @@ def asked_of(host: Host, planned: TargetPlan) -> dict[str, Any]:
 
 
 def answers_to(flavors: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What Nova says of each, all at once: it takes seconds to start."""
-    done = subprocess.run(
-        [_python(), PROGRAMS / "nova_fit.py"],
-        input=json.dumps(flavors),
-        capture_output=True,
-        check=False,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    answers: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
-    return answers
+    """What Nova says of each: it takes seconds to start, and is asked again until we end."""
+    nova, errors = _nova()
+    assert nova.stdin is not None and nova.stdout is not None
+    nova.stdin.write(f"{json.dumps(flavors)}\n")
+    nova.stdin.flush()
+    for line in nova.stdout:
+        if line.startswith("@@"):
+            answers: list[dict[str, Any]] = json.loads(line[2:])
+            return answers
+    _nova.cache_clear()
+    errors.seek(0)
+    raise AssertionError(errors.read()[-2000:])
+
+
+@functools.cache
+def _nova() -> tuple["subprocess.Popen[str]", TextIO]:
+    """The process, and what it says on its standard error."""
+    errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - it is there as long as the process
+    command: list[str | Path] = [_python(), PROGRAMS / "nova_fit.py"]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=errors, text=True), errors
 
 
 def planned_facts(planned: TargetPlan) -> Facts:

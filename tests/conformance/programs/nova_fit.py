@@ -113,5 +113,6 @@ def answer(host, one):
     }
 
 
-given = json.load(sys.stdin)
-print(json.dumps([answer(flavor["host"], flavor) for flavor in given]))
+for line in sys.stdin:
+    found = [answer(flavor["host"], flavor) for flavor in json.loads(line)]
+    print(f"@@{json.dumps(found)}", flush=True)

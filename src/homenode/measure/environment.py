@@ -25,7 +25,7 @@ from homenode.machine.tools.proc_stat import PATH as PROC_STAT
 from homenode.machine.tools.proc_stat import PuTimes, parse
 from homenode.machine.topology import Host
 from homenode.measure.results.model import Condition
-from homenode.units import format_bytes
+from homenode.units import MIB, format_bytes
 from homenode.vm.plan_model import Plan
 
 STOLEN_SHARE = 0.02
@@ -139,8 +139,8 @@ def _settings_of(now: Environment) -> dict[str, str | None]:
     """What must stay as it is while a run is measured, in words; None where unknown."""
     return {
         "online PUs": str(now.online),
-        "memory": None if now.memory_bytes is None else f"{now.memory_bytes} bytes",
-        "huge pages": ", ".join(f"{pages} of {size} bytes" for size, pages in now.huge_pages),
+        "memory": None if now.memory_bytes is None else f"{now.memory_bytes / MIB:,.0f} MiB",
+        "huge pages": ", ".join(f"{n} of {format_bytes(size)}" for size, n in now.huge_pages),
         "governor": None if now.governors is None else ",".join(now.governors),
         "smt": now.smt_control,
         "turbo": now.turbo,

@@ -352,7 +352,14 @@ CANNOT |= {
         },
     ),
 }
+CANNOT |= {
+    "formats that are not named": ("start-image", {"devices": disk("{at}/two.qcow2", "qcow2")}),
+    "no variables": ("start-argument", {"os": PFLASH + "<nvram>{at}/empty</nvram>"}),
+}
+_NAME_OF_FORMAT = b"\xe2\x79\x2a\xca"
+"""What begins the name of the format below. Source: QEMU, docs/interop/qcow2.txt."""
 CAN: dict[str, dict[str, str]] = {
+    "a format that is not named": {"devices": disk("{at}/nameless.qcow2", "qcow2")},
     "an isolated port": {
         "devices": BRIDGE.format("<port isolated='yes'/><mtu size='9000'/>"),
         "tail": "<cputune><emulatorpin cpuset='0'/></cputune>"
@@ -430,6 +437,11 @@ def at() -> Iterator[str]:
             bad = good[:place] + value.to_bytes(8, "big") + good[place + 8 :]
             (folder / f"{name}.qcow2").write_bytes(bad)
         image("over.qcow2", "-u", "-f", "qcow2", "-b", f"{folder}/counters.qcow2", "-F", "qcow2")
+        for name, below in (("nameless.qcow2", "base.qcow2"), ("two.qcow2", "top.qcow2")):
+            image(name, "-u", "-f", "qcow2", "-b", str(folder / below), "-F", "qcow2")
+            made = (folder / name).read_bytes()
+            (folder / name).write_bytes(made.replace(_NAME_OF_FORMAT, b"\x12\x34\x56\x78"))
+        (folder / "empty").write_bytes(b"")
         image("split.vmdk", "-f", "vmdk", "-o", "subformat=twoGbMaxExtentSparse")
         (folder / "split-s001.vmdk").unlink()
         network = (

@@ -141,6 +141,7 @@ def chain_of(
     encrypted = corrupt = False
     unknown = None
     here, kind = path, format
+    is_named, over = True, path
     for _ in range(MAX_DEPTH):
         where = "" if here == path else f"below {path}: "
         if kind == "raw":
@@ -159,6 +160,8 @@ def chain_of(
         corrupt = corrupt or (head.is_corrupt and here == path)
         if fault is not None:
             return Chain(fault=f"{where}{here}: {fault}", files=tuple(files))
+        if not is_named and (head.backing or head.data_files):  # else libvirt looks itself
+            return Chain(fault=f"{over}: it does not name the format of its backing file {here}")
         for name in head.data_files:
             named = _beside(here, name)
             if not Path(named).exists():
@@ -173,10 +176,9 @@ def chain_of(
             return Chain(fault=f"{here} is over {below}, which is over itself")
         if Path(below).is_dir() or not Path(below).exists():
             return Chain(fault=f"{here}: its backing file {below} is not there, or a folder")
-        if head.backing_format is None and _looks_like(below) != "raw":
-            return Chain(fault=f"{here}: it does not name the format of its backing file {below}")
         files.append(below)
-        here, kind = below, head.backing_format or "raw"
+        is_named, over = head.backing_format is not None, here
+        here, kind = below, head.backing_format or _looks_like(below)
     else:
         return Chain(fault=f"{path}: a chain of more than {MAX_DEPTH} images")
     return Chain(

@@ -238,16 +238,16 @@ class Rehearsed:
         upon it as it is."""
         if said.get("driver") == "raw" and isinstance(said.get("file"), str):
             return value
-        size, path = 0, Path(str(said.get("filename", "")))
+        is_flash = "pflash" in str(said.get("node-name"))
         root = self.document.root
+        arch = root.value("os/type/@arch") if is_flash else None
+        size, path = _FLASH.get(arch or "", _SIZE), Path(str(said.get("filename", "")))
         if str(path) == root.value("os/nvram") and not path.exists():
             path = Path(root.value("os/nvram/@template") or path)  # of which libvirt makes it
         with suppress(OSError):
-            size = path.stat().st_size if path.is_file() else 0
+            size = path.stat().st_size if path.is_file() else size
         made = {name: said[name] for name in _OF_BLOCK if name in said}
-        is_flash = "pflash" in str(said.get("node-name"))
-        arch = self.document.root.value("os/type/@arch") if is_flash else None
-        whole = -(-(size or _FLASH.get(arch or "", _SIZE)) // _SECTOR) * _SECTOR
+        whole = -(-size // _SECTOR) * _SECTOR
         return _json({**made, "driver": "null-co", "size": whole, "read-zeroes": True})
 
     def _drive(self, said: _Said, value: str) -> str:

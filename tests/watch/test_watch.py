@@ -489,6 +489,32 @@ def test_several_facts_of_one_device_are_one_alert() -> None:
     assert {one.aspect for one in alert.claims} == {"net/carrier", "net/speed"}
 
 
+def linked(machine: MemorySnapshot) -> MemorySnapshot:
+    """With NVIDIA's driver on its GPUs, which answers."""
+    gpus = [str(one.bdf) for one in seen(machine, None).host.devices_of_kind(DeviceKind.GPU)]
+    answers = (f'<gpu id="{bdf}"><vbios_version>1</vbios_version></gpu>' for bdf in gpus)
+    answer = f"<nvidia_smi_log>{''.join(answers)}</nvidia_smi_log>"
+    drivers = {f"{folder_of(bdf)}/driver": "../bus/pci/drivers/nvidia" for bdf in gpus}
+    return MemorySnapshot(
+        machine.name,
+        machine.files,
+        {**machine.links, **drivers},
+        {**machine.commands, "nvidia-smi-query": answer},
+        machine.folders,
+    )
+
+
+def test_nvlinks_that_are_all_gone_are_one_alert() -> None:
+    good = linked(snapshot())
+    topo = re.sub(r"NV\d+", "SYS", good.commands["nvidia-smi-topo"])
+    bad = MemorySnapshot(
+        good.name, good.files, good.links, {**good.commands, "nvidia-smi-topo": topo}, good.folders
+    )
+    (alert,) = seen(bad, certify(seen(good, None).host)).state.alerts
+    assert {one.aspect for one in alert.claims} == {"nvlinks"} and len(alert.claims) == 8
+    assert (alert.findings[0].expected, alert.findings[0].observed) == ("18", "0")
+
+
 def test_a_driver_and_the_firmware_that_changed_are_two_alerts() -> None:
     good = {f"{DMI}/bios_version": "2.1\n", f"{folder_of(GPU)}/vbios_version": "1\n"}
     bad = {f"{DMI}/bios_version": "2.2\n", f"{folder_of(GPU)}/vbios_version": "2\n"}

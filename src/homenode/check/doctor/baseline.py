@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import cache, partial
 from typing import NamedTuple
 
+from homenode.bdf import Bdf
 from homenode.catalogue import finding
 from homenode.check.doctor.alike import ATTRIBUTES, Compared
 from homenode.cpuset import CpuSet
@@ -190,6 +191,15 @@ def _frequencies(host: Host) -> str | None:
     return None if found is None else ", ".join(f"{f.limit_khz} kHz of {f.pus}" for f in found)
 
 
+def _nvlinks(host: Host) -> Mapping[Bdf, int]:
+    """Also where no GPU has any: 0 of those that nvidia-smi answers for, if it gave the links."""
+    gpus = host.devices_of_kind(DeviceKind.GPU)
+    is_given = len(gpus) > 1 and all(gap.subject != "NVLinks" for gap in host.gaps)
+    shown = [g.bdf for g in gpus if g.driver_states and g.driver == "nvidia"]
+    whole = [bdf for bdf in shown if host.device_at[bdf].partition_mode != "mig"]
+    return peer_links(host) or (dict.fromkeys(whole, 0) if is_given else {})
+
+
 FACTS: tuple[FactRule, ...] = (
     FactRule("memory", "memory", _nodes(_memory), _less_memory),
     FactRule("siblings", "PUs of cores", _nodes(_siblings), _CRITICAL),
@@ -217,7 +227,7 @@ FACTS: tuple[FactRule, ...] = (
     FactRule(
         "nvlinks",
         "NVLinks",
-        lambda host: {str(bdf): str(count) for bdf, count in peer_links(host).items()},
+        lambda host: {str(bdf): str(count) for bdf, count in _nvlinks(host).items()},
         _judge_less,
     ),
 )

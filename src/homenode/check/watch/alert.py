@@ -49,6 +49,7 @@ _OF_MEMORY = ("memory module ", "memory controller ", "DIMM ")
 such parts where the memory is."""
 
 _LINE = RULES["command-line"]
+_BASELINE = "drift-baseline"
 
 NODES = frozenset(
     {
@@ -119,12 +120,14 @@ def alerts(
     found = list(_drifts(expected, host)) if expected is not None else []
     accepted = () if expected is None else expected.accepted
     explained = _explained(found)
+    parts = {c.about.rpartition(": ")[0] for a in found for c in a.claims if c.id == _BASELINE}
     bad = [
         one
         for one in (*host_findings(host), *site)
         if one.is_bad
         and not any(each.covers(one) for each in accepted)
         and not _is_explained(one, explained)
+        and not (one.id == "part-odd" and one.subject.rpartition(": ")[0] in parts)
     ]
     found += _grouped(bad)
     for domain in domains:
@@ -167,7 +170,7 @@ def _explained(drifts: Sequence[Alert]) -> _Explained:
     if any(alert.id == "drift-device" for alert in drifts):
         explained |= dict.fromkeys(PRESENCE)
     for alert in drifts:
-        if aspects := {one.aspect for one in alert.claims if one.id == "drift-baseline"}:
+        if aspects := {one.aspect for one in alert.claims if one.id == _BASELINE}:
             names = {name for one in aspects for name in _STATES.get(one, _odd(one))}
             of_any = not alert.devices or "ACS" in aspects  # ports, and who is below them
             explained |= dict.fromkeys(names, None if of_any else frozenset(alert.devices))

@@ -491,6 +491,9 @@ def test_what_the_driver_says_of_one_gpu_alone_is_named(name: str) -> None:
         ("infiniband/ports/1/counters/symbol_error", "2", "40", False),
         ("infiniband/ports/1/counters/symbol_error", "4000", "5000", False),
         ("power/runtime_status", "active", "suspended", False),
+        ("net/a_file_of_a_later_kernel", "on", "off", True),
+        ("ethtool/features/a-later-offload", "on", "off", True),
+        ("net/ifindex", "4", "5", False),
     ],
 )
 def test_a_nic_whose_state_is_another_one_is_named(

@@ -287,7 +287,7 @@ CANNOT |= {
         {"devices": "<interface type='ethernet'><target dev='lo'/></interface>"},
     ),
 }
-BRIDGE = "<interface type='network'><source network='homenode-test'/>{}</interface>"
+BRIDGE = "<interface type='network'><source network='{{net}}'/>{}</interface>"
 TCP = (
     "<serial type='tcp'><source mode='bind' host='127.0.0.1' service='{}'/>"
     "<protocol type='raw'/></serial>"
@@ -314,6 +314,20 @@ CANNOT |= {
                 "<filterref filter='no-ip-spoofing'>"
                 "<parameter name='CTRL_IP_LEARNING' value='bad'/></filterref>"
             )
+        },
+    ),
+    "shared memory": (
+        "start-file",
+        {
+            "devices": "<shmem name='{net}'><model type='ivshmem-plain'/>"
+            "<size unit='M'>4</size></shmem>"
+        },
+    ),
+    "no TPM": (
+        "start-device",
+        {
+            "devices": "<tpm model='tpm-tis'><backend type='passthrough'>"
+            "<device path='/dev/null'/></backend></tpm>"
         },
     ),
     "pin": ("start-device", {"tail": "<cputune><emulatorpin cpuset='4000'/></cputune>"}),
@@ -419,6 +433,7 @@ def at() -> Iterator[str]:
         pytest.skip("no OVMF here")
     folder = Path("/var/lib/libvirt/images") / f"homenode-test-{uuid.uuid4().hex[:8]}"
     folder.mkdir(mode=0o755, parents=True)
+    shared = Path("/dev/shm", folder.name)
 
     def image(name: str, *words: str) -> None:
         subprocess.run(["qemu-img", "create", "-q", *words, str(folder / name), "1M"], check=True)
@@ -445,21 +460,27 @@ def at() -> Iterator[str]:
         image("split.vmdk", "-f", "vmdk", "-o", "subformat=twoGbMaxExtentSparse")
         (folder / "split-s001.vmdk").unlink()
         network = (
-            "<network><name>homenode-test</name><bridge name='homenode-t0'/>"
+            f"<network><name>{folder.name}</name><bridge name='hn-{folder.name[-8:]}'/>"
             "<dns enable='no'/></network>"
         )
         virsh("net-create", "/dev/stdin", input=network)
+        shared.write_bytes(bytes(1 << 20))
         (folder / "closed").mkdir(mode=0o700)
         shutil.copy(folder / "raw.img", folder / "closed")
         yield str(folder)
     finally:
-        virsh("net-destroy", "homenode-test")
+        virsh("net-destroy", folder.name)
+        shared.unlink(missing_ok=True)
         shutil.rmtree(folder)
 
 
 def document(row: dict[str, str], at: str) -> tuple[str, str]:
     name = row.get("name") or f"homenode-test-{uuid.uuid4().hex[:8]}"
-    values = {k: v.replace("{at}", at).replace("{name}", name) for k, v in {**USUAL, **row}.items()}
+    net = Path(at).name
+    values = {
+        k: v.replace("{net}", net).replace("{at}", at).replace("{name}", name)
+        for k, v in {**USUAL, **row}.items()
+    }
     values.pop("name", None)
     return name, DOCUMENT.format(name=name, **values)
 

@@ -267,6 +267,8 @@ def _argument(machine: StartMachine, need: Need) -> NeedAnswer:
         return found
     if option in ("drive", "blockdev") and (driver := said.get("driver")):
         return _driver(machine, structs.replace(need, value=driver))
+    if ":" in said.get("file", "").partition("/")[0]:
+        return unknown(f"{need.value} {said['file'][:80]}: no connection is made")
     if option in ("fw_cfg", "smbios", "drive", "blockdev"):
         return READY
     return unknown(f"{need.value} {need.detail[:80]}: only a start shows what it does")
@@ -330,19 +332,22 @@ _OWN = ("", "nat", "route", "open")
 
 def unfit(machine: StartMachine) -> Iterator[Finding]:
     """What an interface, its portgroup or network ask for that their kind of connection has not."""
-    for nic in machine.document.root.all("devices/interface"):
+    nics = machine.document.root.all("devices/interface")
+    names = [nic.value("source/@network") for nic in nics]
+    for nic, name in zip(nics, names, strict=True):
         network = _resolved(machine, nic)
         if nic.get("type") == "network" and network is None:
             continue  # which its need says
         parts = [nic, *_parts(network, nic.value("source/@portgroup"))]
         kind = _kind(nic, network, parts)
-        for name, kinds in TABLE.connections.items():
-            place, _, value = name.partition("=")
+        for feature, kinds in TABLE.connections.items():
+            place, _, value = feature.partition("=")
             asked = next((had for part in parts if (had := part.value(place))), None)
             is_asked = asked is not None and value in ("", asked)
             if is_asked and kind not in kinds and kind.partition(":")[0] not in kinds:
-                yield _unfit(nic, f"{name} on a connection of kind {kind}")
-        if network is not None and (why := _lacks(nic, network, kind)) is not None:
+                yield _unfit(nic, f"{feature} on a connection of kind {kind}")
+        why = None if network is None else _lacks(nic, network, kind, names.count(name))
+        if why is not None:
             yield _unfit(nic, why)
 
 
@@ -381,8 +386,8 @@ def _kind(nic: Element, network: Element | None, parts: list[Element]) -> str:
     return kind + more.get(kind, "")
 
 
-def _lacks(nic: Element, network: Element, kind: str) -> str | None:
-    """Why a network has nothing for one more interface."""
+def _lacks(nic: Element, network: Element, kind: str, wanted: int) -> str | None:
+    """Why a network has nothing for one more interface. wanted: of the domain."""
     name = network.value("name")
     if nic.value("bandwidth/inbound/@floor") and not network.value("bandwidth/inbound/@average"):
         return f"floor: network {name} has no bandwidth of its own to share"
@@ -391,8 +396,9 @@ def _lacks(nic: Element, network: Element, kind: str) -> str | None:
         gone = [one.get("dev") or "" for one in devices if not is_link(one.get("dev") or "")]
         if gone:
             return f"{', '.join(gone)} of network {name}: there is no interface of that name"
-    if kind == "direct:passthrough" and devices and all(one.get("connections") for one in devices):
-        return f"network {name}: each of its interfaces has a connection, and takes no more"
+    free = [one for one in devices if one.get("connections") is None]
+    if kind == "direct:passthrough" and devices and len(free) < wanted:
+        return f"network {name}: {wanted} of its interfaces are needed, and {len(free)} are free"
     for physical in network.all("forward/pf"):
         dev = physical.get("dev") or ""
         if not is_link(dev) or not any(Path(f"/sys/class/net/{dev}/device").glob("virtfn*")):

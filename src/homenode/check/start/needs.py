@@ -228,6 +228,10 @@ def _layers(top: Need, element: Element, kind: str) -> Iterator[Need]:
 def _implied(document: Document) -> Iterator[Need]:
     """What elements without a path need."""
     root = document.root
+    for device in root.all("devices/shmem"):
+        if (size := device.at("size")) is not None and device.child("server") is None:
+            name, whole = device.get("name") or "", str(size_of(size))
+            yield Need(subject=f"shmem {name}", kind="SHARED", value=name, detail=whole)
     for device in memory_devices(document):
         path, size = device.value("source/path"), device.at("target/size")
         if path and size is not None:
@@ -268,7 +272,7 @@ def _arguments(document: Document) -> Iterator[Need]:
         count += 1
 
 
-_PATHS = ("FILE", "NODE", "FOLDER", "MADE", "PIPE", "SOCKET", "PARENT", "IMAGE")
+_PATHS = ("FILE", "NODE", "TPM", "FOLDER", "MADE", "PIPE", "SOCKET", "PARENT", "IMAGE")
 
 
 def _properties(option: str, value: str) -> dict[str, str]:

@@ -43,7 +43,8 @@ def stat_of(path: str) -> os.stat_result | NeedAnswer:
         return unknown(f"{path}: this user may not look there")
     except (OSError, ValueError) as error:
         what = getattr(error, "strerror", None) or str(error)
-        link = " (a link that leads nowhere)" if Path(path).is_symlink() else ""
+        is_gone = isinstance(error, FileNotFoundError)
+        link = " (a link that leads nowhere)" if is_gone and Path(path).is_symlink() else ""
         return missing(f"{path}: {what.lower()}{link}")
 
 
@@ -79,6 +80,19 @@ def _backing(machine: StartMachine, need: Need) -> NeedAnswer:
     if not 0 < size < int(need.detail):
         return found
     return missing(f"{need.value}: {size} bytes, less than the {need.detail} of the device")
+
+
+def _shared(machine: StartMachine, need: Need) -> NeedAnswer:
+    """Memory that other VMs share: QEMU makes it, or takes what is there. Source: -device
+    ivshmem-plain of QEMU 7.2."""
+    path, user = Path("/dev/shm", need.value), machine.user  # noqa: S108  where QEMU looks
+    if "/" in need.value or not path.exists():
+        return READY
+    if path.stat().st_size != int(need.detail):
+        return missing(f"{path}: {path.stat().st_size} bytes, and not {need.detail}", "start-file")
+    if user is None or (user.may(path, 2) and user.may(path, 4)):
+        return READY
+    return missing(f"{path}: user {user.name}, as whom QEMU runs, may not write it")
 
 
 def enterable(machine: StartMachine, path: str) -> NeedAnswer:
@@ -176,6 +190,8 @@ def _content(machine: StartMachine, need: Need, path: str, found: os.stat_result
     )
     if chain.is_encrypted and not says_secret:
         return missing(f"{path}: encrypted, and the document has no <encryption>", "start-image")
+    if chain.is_encrypted:
+        return unknown(f"{path}: whether its secret opens it: no value of a secret is read")
     return READY if chain.unknown is None else unknown(chain.unknown)
 
 
@@ -315,8 +331,11 @@ def _bridge(machine: StartMachine, need: Need) -> NeedAnswer:
 def _link(machine: StartMachine, need: Need) -> NeedAnswer:
     if is_link(need.value):
         kind = kernel_text(f"/sys/class/net/{need.value}/type").strip()
-        is_direct = need.detail == "direct" and kind not in ("", _ETHERNET)
-        return missing(f"{need.value}: no Ethernet, to which macvtap is") if is_direct else READY
+        is_direct = need.detail == "direct"
+        if is_direct and Path(f"/sys/class/net/{need.value}/master").exists():
+            return missing(f"{need.value}: a port of a bridge or bond, which takes no macvtap")
+        is_other = is_direct and kind not in ("", _ETHERNET)
+        return missing(f"{need.value}: no Ethernet, to which macvtap is") if is_other else READY
     return missing(f"{need.value}: there is no interface of that name")
 
 
@@ -329,6 +348,8 @@ def _tap(machine: StartMachine, need: Need) -> NeedAnswer:
     """Source: the kernel's tun_show_flags; libvirt makes the device unless it is one already."""
     if len(need.value.encode()) > _NAME_BYTES:
         return missing(f"{need.value}: more than the {_NAME_BYTES} bytes of a name")
+    if set(need.value) & set("/: \t"):  # dev_valid_name of net/core/dev.c
+        return missing(f"{need.value}: no name that the kernel takes")
     is_tap = Path(f"/sys/class/net/{need.value}/tun_flags").exists() and need.detail != "new"
     if not is_link(need.value) or is_tap or need.value.startswith(GENERATED):
         return READY
@@ -482,6 +503,18 @@ def _node(machine: StartMachine, need: Need) -> NeedAnswer:
     majors = need.detail.split() if need.detail.replace(" ", "").isdecimal() else []
     is_one = str(os.major(found.st_rdev)) in majors if majors else not stat.S_ISDIR(found.st_mode)
     return READY if is_one else missing(f"{need.value}: no device of the kind")
+
+
+def _vhost(machine: StartMachine, need: Need) -> NeedAnswer:
+    """libvirt opens it for KVM alone. Source: qemuInterfaceOpenVhostNet of libvirt 9.0."""
+    is_kvm = (machine.document.root.get("type") or "kvm") == "kvm"
+    return _node(machine, need) if is_kvm else READY
+
+
+def _tpm(machine: StartMachine, need: Need) -> NeedAnswer:
+    found = _node(machine, need)
+    is_one = Path("/sys/class/tpm", Path(os.path.realpath(need.value)).name).exists()
+    return found if found is not READY or is_one else missing(f"{need.value}: no TPM")
 
 
 def _pus(machine: StartMachine, need: Need) -> NeedAnswer:

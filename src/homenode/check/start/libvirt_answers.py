@@ -19,8 +19,8 @@ from homenode.check.start.needs import (
     missing,
     unknown,
 )
-from homenode.check.start.paths import enterable, is_link, kernel_text, program, stat_of
-from homenode.check.start.qemu_user import QemuUser, user_number
+from homenode.check.start.paths import enterable, is_link, program, stat_of
+from homenode.check.start.qemu_user import QemuUser, kernel_text, user_number
 from homenode.check.start.rehearsal import JUDGED, lacks_driver
 from homenode.check.verify.boot.libvirt import user_of_capabilities
 from homenode.findings import Finding

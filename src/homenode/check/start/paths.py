@@ -4,7 +4,6 @@ What is under a path is looked at, and nothing is opened but the heads of disk i
 """
 
 import errno
-import fcntl
 import gzip
 import ipaddress
 import os
@@ -20,6 +19,7 @@ from msgspec import structs
 from homenode.check.start.images import chain_of
 from homenode.check.start.machine import StartMachine
 from homenode.check.start.needs import READY, Need, NeedAnswer, answers, missing, unknown
+from homenode.check.start.qemu_user import kernel_text, unwritable
 from homenode.check.start.rehearsal import refused_image
 from homenode.cpuset import CpuSet
 from homenode.input_files import read_kernel_file
@@ -112,37 +112,6 @@ def _opened(machine: StartMachine, need: Need) -> NeedAnswer:
     return missing(f"{need.value}: user {user.name}, as whom QEMU runs, may not read it")
 
 
-_GET_FLAGS = 0x80086601  # FS_IOC_GETFLAGS of include/uapi/linux/fs.h
-_IMMUTABLE, _APPEND = 0x10, 0x20
-
-
-def unwritable(path: str, *, appended: bool = False) -> str | None:
-    """Why nobody can write what is under a path, root neither; None where root can.
-
-    appended: nothing is written but at its end. Source: ioctl_iflags(2).
-    """
-    found = Path(path).stat()
-    if stat.S_ISBLK(found.st_mode):
-        place = f"{os.major(found.st_rdev)}:{os.minor(found.st_rdev)}"
-        is_ro = kernel_text(f"/sys/dev/block/{place}/ro").strip() == "1"
-        return f"{path}: a block device that is read-only" if is_ro else None
-    if os.statvfs(path).f_flag & os.ST_RDONLY:
-        return f"{path}: its file system is read-only"
-    if not stat.S_ISREG(found.st_mode) and not stat.S_ISDIR(found.st_mode):
-        return None
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        try:
-            flags = int.from_bytes(fcntl.ioctl(descriptor, _GET_FLAGS, bytes(8))[:4], "little")
-        finally:
-            os.close(descriptor)
-    except OSError:  # a file system that has no flags, or a user who may not read
-        return None
-    if flags & _IMMUTABLE or (flags & _APPEND and not appended and stat.S_ISREG(found.st_mode)):
-        return f"{path}: immutable, or to append to alone: lsattr, chattr"
-    return None
-
-
 def _image(machine: StartMachine, need: Need) -> NeedAnswer:
     found = stat_of(need.value)
     if isinstance(found, NeedAnswer):
@@ -213,11 +182,6 @@ def _locked(need: Need, found: os.stat_result) -> NeedAnswer | None:
     if bars_us or (_WRITE_USED in held and not need.is_shared):
         return missing(f"{need.value}: another process has it open to write", "start-in-use")
     return None
-
-
-def kernel_text(path: str) -> str:
-    content = read_kernel_file(path)
-    return "" if content is None else content.decode("utf-8", "replace")
 
 
 def _parent(machine: StartMachine, need: Need) -> NeedAnswer:

@@ -1,8 +1,9 @@
-"""QemuUser: who libvirt's QEMU runs as, and which paths that user gets to. [I/O]
+"""QemuUser: who libvirt's QEMU runs as, which paths that user gets to, and what nobody writes. [I/O]
 
 libvirt gives QEMU's user the files that a domain names, and none of the folders above them.
 """
 
+import fcntl
 import grp
 import os
 import pwd
@@ -12,6 +13,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from homenode.input_files import read_kernel_file
 from homenode.trusted_path import on_the_way
 
 _ACL = "system.posix_acl_access"
@@ -83,3 +85,39 @@ class QemuUser(Struct, frozen=True):
         if ours:
             return any(rights & mask & right for rights in ours)
         return any(tag == _OTHERS and rights & right for tag, rights, _ in entries)
+
+
+def kernel_text(path: str) -> str:
+    content = read_kernel_file(path)
+    return "" if content is None else content.decode("utf-8", "replace")
+
+
+_GET_FLAGS = 0x80086601  # FS_IOC_GETFLAGS of include/uapi/linux/fs.h
+_IMMUTABLE, _APPEND = 0x10, 0x20
+
+
+def unwritable(path: str, *, appended: bool = False) -> str | None:
+    """Why nobody can write what is under a path, root neither; None where root can.
+
+    appended: nothing is written but at its end. Source: ioctl_iflags(2).
+    """
+    found = Path(path).stat()
+    if stat.S_ISBLK(found.st_mode):
+        place = f"{os.major(found.st_rdev)}:{os.minor(found.st_rdev)}"
+        is_ro = kernel_text(f"/sys/dev/block/{place}/ro").strip() == "1"
+        return f"{path}: a block device that is read-only" if is_ro else None
+    if os.statvfs(path).f_flag & os.ST_RDONLY:
+        return f"{path}: its file system is read-only"
+    if not stat.S_ISREG(found.st_mode) and not stat.S_ISDIR(found.st_mode):
+        return None
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            flags = int.from_bytes(fcntl.ioctl(descriptor, _GET_FLAGS, bytes(8))[:4], "little")
+        finally:
+            os.close(descriptor)
+    except OSError:  # a file system that has no flags, or a user who may not read
+        return None
+    if flags & _IMMUTABLE or (flags & _APPEND and not appended and stat.S_ISREG(found.st_mode)):
+        return f"{path}: immutable, or to append to alone: lsattr, chattr"
+    return None

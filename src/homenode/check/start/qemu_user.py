@@ -1,4 +1,4 @@
-"""QemuUser: who libvirt's QEMU runs as, which paths that user gets to, and what nobody writes. [I/O]
+"""QemuUser: whom libvirt's QEMU runs as, where that user gets to, and what nobody writes. [I/O]
 
 libvirt gives QEMU's user the files that a domain names, and none of the folders above them.
 """

@@ -51,6 +51,11 @@ def test_a_limit_of_a_disk_is_worth_knowing_and_no_fault() -> None:
     ("was", "now", "subject"),
     [
         ("cache='none'", "cache='writeback'", "a: disk vda <driver cache>"),
+        (
+            "<devices>",
+            "<memoryBacking><locked/></memoryBacking><devices>",
+            "a: <memoryBacking> <locked>",
+        ),
         ("type='virtio'", "type='e1000'", "a: interface 52:54:00:00:00:01 <model type>"),
     ],
 )

@@ -97,8 +97,8 @@ def _said(one: Element) -> str:
     return f"{one.name} {value}"[:80]
 
 
-_OF_TUNING = ("cputune", "memtune", "blkiotune")
-_PINS = ("vcpupin", "emulatorpin", "iothreadpin")
+_OF_TUNING = ("cputune", "memtune", "blkiotune", "memoryBacking")
+_OF_THE_VM = ("vcpupin", "emulatorpin", "iothreadpin", "hugepages")
 _NO_LIMIT = {
     "shares": ("1024", "100"),
     "weight": ("500", "100"),
@@ -120,7 +120,7 @@ _COUNTED = ("disk", "interface", "rng", "memory", "filesystem", "tpm", "shmem", 
 def settings_of(document: Document) -> dict[str, str]:
     """Limits, schedulers and devices of a domain, by the element; what limits nothing is left out.
 
-    Pins, cells and passed-through devices are the Vm's.
+    Pins, huge pages, cells and passed-through devices are the Vm's.
     """
     root, found = document.root, {}
     for name in _OF_TUNING:
@@ -129,7 +129,7 @@ def settings_of(document: Document) -> dict[str, str]:
             if share is not None:
                 value = _share(root.all(name)[0], share[0], share[1])
                 text = "" if value is None else f"{value:.0%} of a PU"
-            elif one.name.endswith("period") or one.name in _PINS:
+            elif one.name.endswith("period") or one.name in _OF_THE_VM:
                 continue
             else:
                 text = one.text.strip() or _said(one)

@@ -159,6 +159,7 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
         "http.client": "to the API server that the user names, over TLS",
         "urllib.parse": "parts of a text",
     },
+    "cluster/scheduler/serve.py": {"http": "names of statuses"},
     "process.py": {"Popen": "the one way to start a program"},
     "change/record_folder.py": {"unlink": _OWN},
     "measure/results/received.py": {

@@ -118,18 +118,17 @@ def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
     return node
 
 
-_Readable.add_representer(str, _text)
-
-
 def yaml_text(*documents: Mapping[str, Any]) -> str:
     """Documents with "---" between them. Values are texts, numbers, truths, lists and mappings.
 
-    >>> print(yaml_text({"a": [{"b": "on", "c": 1}], "d": {}}), end="")
-    a:
-    - b: 'on'
-      c: 1
-    d: {}
+    >>> print(yaml_text({"all": [{"state": "on", "count": 1}], "more": {}}), end="")
+    all:
+    - state: 'on'
+      count: 1
+    more: {}
     """
+    # Here, since the hook file has no statements outside of functions.
+    _Readable.add_representer(str, _text)
     text: str = yaml.dump_all(
         documents,
         Dumper=_Readable,

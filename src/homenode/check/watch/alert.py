@@ -59,6 +59,7 @@ NODES = frozenset(
         "gpu-node-unknown",
         "node-spans-packages",
         "distances-asymmetric",
+        "parts-uneven",
     }
 )
 """What the doctor says of nodes; a changed topology says the same with what was certified."""

@@ -22,7 +22,7 @@ _FOLDERS = (("command_pages",), ("..", "..", "docs", "commands"))
 
 _CELL = re.compile(r"(?<!\\)\|")
 _CODE = re.compile(r"`([^`]+)`")
-_LINK = re.compile(r"\[([^][]+)\]\([^()]+\)")
+_LINK = re.compile(r" \(\[below\]\([^()]+\)\)|\[([^][]+)\]\([^()]+\)")
 _AS_FOR = re.compile(r"as for \[[^][]+\]\((?:([a-z-]+)\.md)?(?:#([a-z-]+))?\)")
 
 

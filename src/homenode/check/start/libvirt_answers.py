@@ -57,7 +57,7 @@ def _network(machine: StartMachine, need: Need) -> NeedAnswer:
     if isinstance(dumped, NeedAnswer):
         return dumped
     if need.value not in (machine.names("net-list", "--name") or ()):
-        return missing(f"{what}: not active: virsh net-start")
+        return missing(f"{what}: not active")
     bridge = parse_xml(dumped, "network", "virsh net-dumpxml").find("bridge")
     name = None if bridge is None else bridge.get("name")
     if name is not None and not is_link(name):
@@ -84,7 +84,7 @@ def _emulator(machine: StartMachine, need: Need) -> NeedAnswer:
     is_kvm = (machine.document.root.get("type") or "kvm") == "kvm"
     without = machine.virsh("domcapabilities", "--virttype", "kvm") if is_kvm else None
     return missing(
-        done.stderr.strip()[:300],
+        "; ".join(done.stderr.replace("error: ", "").split("\n")).rstrip("; ")[:300],
         "start-kvm" if without is not None and without.returncode else None,
     )
 
@@ -131,7 +131,9 @@ def _lock(machine: StartMachine, need: Need) -> NeedAnswer:
         line = next((one for one in limits.splitlines() if one.startswith("Max locked memory")), "")
         if "unlimited" in line:
             return READY
-        return missing(f"libvirt's daemon may lock {line.split()[-2] if line else '0'} bytes")
+        return missing(
+            f"libvirt's daemon may lock {line.split()[-2] if line else '0'} bytes of memory"
+        )
     return unknown("no libvirt daemon is seen among the processes")
 
 
@@ -303,23 +305,23 @@ def started_by(option: str, value: str) -> str | None:
     return None if own == "no" else own or "qemu-bridge-helper"
 
 
-def _key(machine: StartMachine, need: Need) -> NeedAnswer:
+def _secret(machine: StartMachine, need: Need) -> NeedAnswer:
     """A value that is kept lies in a file of its own; no value is read."""
     what = f"secret {need.value[:80]}"
     if need.detail:
         listed = _answered(machine, what, "secret-list")
         if isinstance(listed, NeedAnswer) or f"{need.detail} {need.value}\n" in f"{listed}\n":
             return listed if isinstance(listed, NeedAnswer) else READY
-        return missing(f"{what}: libvirt has none of that usage")
+        return missing(f"{what}: libvirt has none of this type and usage")
     said = _answered(machine, what, "secret-dumpxml", "--secret", need.value)
     if isinstance(said, NeedAnswer):
         return said
     if parse_xml(said, "secret", "virsh secret-dumpxml").get("ephemeral") == "yes":
-        return unknown(f"{what}: whether it has a value, which is kept nowhere")
+        return unknown(f"{what}: whether it has a value: libvirt keeps no ephemeral secret")
     kept = Path("/etc/libvirt/secrets") / f"{need.value}.base64"
     if machine.uri != "qemu:///system" or not os.access(kept.parent, os.X_OK) or kept.exists():
         return READY
-    return missing(f"{what}: it has no value: virsh secret-set-value")
+    return missing(f"{what}: it has no value")
 
 
 def _elsewhere(machine: StartMachine, need: Need) -> NeedAnswer:
@@ -345,7 +347,7 @@ def unfit(machine: StartMachine) -> Iterator[Finding]:
             asked = next((had for part in parts if (had := part.value(place))), None)
             is_asked = asked is not None and value in ("", asked)
             if is_asked and kind not in kinds and kind.partition(":")[0] not in kinds:
-                yield _unfit(nic, f"{feature} on a connection of kind {kind}")
+                yield _unfit(nic, f"{feature} on a connection of kind {kind.rstrip(':')}")
         why = None if network is None else _lacks(nic, network, kind, names.count(name))
         if why is not None:
             yield _unfit(nic, why)
@@ -353,7 +355,8 @@ def unfit(machine: StartMachine) -> Iterator[Finding]:
 
 def _unfit(nic: Element, why: str) -> Finding:
     subject = f"interface {nic.value('target/@dev') or nic.get('type')}"
-    return finding("start-network", subject, "a connection that libvirt makes", why)
+    expected = "what this kind of connection has"
+    return finding("start-network", subject, expected, why, case="connection")
 
 
 def _resolved(machine: StartMachine, nic: Element) -> Element | None:

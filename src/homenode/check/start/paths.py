@@ -44,7 +44,11 @@ def stat_of(path: str) -> os.stat_result | NeedAnswer:
     except (OSError, ValueError) as error:
         what = getattr(error, "strerror", None) or str(error)
         is_gone = isinstance(error, FileNotFoundError)
-        link = " (a link that leads nowhere)" if is_gone and Path(path).is_symlink() else ""
+        link = (
+            " (a symbolic link whose target does not exist)"
+            if is_gone and Path(path).is_symlink()
+            else ""
+        )
         return missing(f"{path}: {what.lower()}{link}")
 
 
@@ -89,7 +93,7 @@ def _shared(machine: StartMachine, need: Need) -> NeedAnswer:
     if "/" in need.value or not path.exists():
         return READY
     if path.stat().st_size != int(need.detail):
-        return missing(f"{path}: {path.stat().st_size} bytes, and not {need.detail}", "start-file")
+        return missing(f"{path}: {path.stat().st_size} bytes, expected {need.detail}", "start-file")
     if user is None or (user.may(path, 2) and user.may(path, 4)):
         return READY
     return missing(f"{path}: user {user.name}, as whom QEMU runs, may not write it")
@@ -160,7 +164,7 @@ def _content(machine: StartMachine, need: Need, path: str, found: os.stat_result
     if chain.is_encrypted and not says_secret:
         return missing(f"{path}: encrypted, and the document has no <encryption>", "start-image")
     if chain.is_encrypted:
-        return unknown(f"{path}: whether its secret opens it: no value of a secret is read")
+        return unknown(f"{path}: whether its secret opens it: values of secrets are not read")
     return READY if chain.unknown is None else unknown(chain.unknown)
 
 
@@ -297,9 +301,15 @@ def _link(machine: StartMachine, need: Need) -> NeedAnswer:
         kind = kernel_text(f"/sys/class/net/{need.value}/type").strip()
         is_direct = need.detail == "direct"
         if is_direct and Path(f"/sys/class/net/{need.value}/master").exists():
-            return missing(f"{need.value}: a port of a bridge or bond, which takes no macvtap")
+            return missing(
+                f"{need.value}: it is a port of a bridge or bond, which cannot have a macvtap"
+            )
         is_other = is_direct and kind not in ("", _ETHERNET)
-        return missing(f"{need.value}: no Ethernet, to which macvtap is") if is_other else READY
+        return (
+            missing(f"{need.value}: not an Ethernet interface, which macvtap needs")
+            if is_other
+            else READY
+        )
     return missing(f"{need.value}: there is no interface of that name")
 
 
@@ -313,11 +323,11 @@ def _tap(machine: StartMachine, need: Need) -> NeedAnswer:
     if len(need.value.encode()) > _NAME_BYTES:
         return missing(f"{need.value}: more than the {_NAME_BYTES} bytes of a name")
     if set(need.value) & set("/: \t"):  # dev_valid_name of net/core/dev.c
-        return missing(f"{need.value}: no name that the kernel takes")
+        return missing(f"{need.value}: the kernel accepts no such name")
     is_tap = Path(f"/sys/class/net/{need.value}/tun_flags").exists() and need.detail != "new"
     if not is_link(need.value) or is_tap or need.value.startswith(GENERATED):
         return READY
-    return missing(f"{need.value}: there is an interface of that name, and no tap device to take")
+    return missing(f"{need.value}: an interface of that name exists, and is not a tap device")
 
 
 GENERATED = ("vnet", "macvtap", "macvlan")
@@ -335,7 +345,7 @@ def _address(machine: StartMachine, need: Need) -> NeedAnswer:
         return READY if known else unknown(f"{need.value}: a name, which is not looked up")
     if need.detail == "multicast":
         is_one = ipaddress.ip_address(need.value).is_multicast
-        return READY if is_one else missing(f"{need.value}: no multicast address")
+        return READY if is_one else missing(f"{need.value}: not a multicast address")
     try:
         with socket.socket(family, kind, protocol) as one:
             one.bind(place)
@@ -374,10 +384,10 @@ def _port(machine: StartMachine, need: Need) -> NeedAnswer:
         try:
             port = str(socket.getservbyname(port, "tcp"))
         except (OSError, UnicodeError):
-            return missing(f"{port[:40]}: no port, and no service of /etc/services")
+            return missing(f"{port[:40]}: neither a port number nor a service of /etc/services")
     number = _bind_error(host, port)
     if number == errno.EADDRINUSE:
-        return missing(f"port {port}: something has it already")
+        return missing(f"port {port}: in use")
     least = kernel_text("/proc/sys/net/ipv4/ip_unprivileged_port_start").strip() or "1024"
     if 0 < int(port) < int(least) and machine.user is not None:
         why = f"port {port}: user {machine.user.name}, as whom QEMU runs, needs {least} or more"
@@ -453,10 +463,12 @@ def _scsi_disk(machine: StartMachine, need: Need) -> NeedAnswer:
         return READY  # which the need of the disk says
     place = f"/sys/dev/block/{os.major(found.st_rdev)}:{os.minor(found.st_rdev)}"
     if Path(f"{place}/dm").is_dir():
-        return unknown(f"{need.value}: a mapped device: what lies below takes the commands")
+        return unknown(
+            f"{need.value}: a device-mapper device: whether the disk below takes SCSI commands"
+        )
     if Path(f"{place}/device/scsi_device").is_dir() or Path(f"{place}/partition").exists():
         return READY
-    return missing(f"{need.value}: no SCSI device, which device='lun' needs")
+    return missing(f"{need.value}: not a SCSI device, which device='lun' needs")
 
 
 def _node(machine: StartMachine, need: Need) -> NeedAnswer:
@@ -466,7 +478,7 @@ def _node(machine: StartMachine, need: Need) -> NeedAnswer:
         return found
     majors = need.detail.split() if need.detail.replace(" ", "").isdecimal() else []
     is_one = str(os.major(found.st_rdev)) in majors if majors else not stat.S_ISDIR(found.st_mode)
-    return READY if is_one else missing(f"{need.value}: no device of the kind")
+    return READY if is_one else missing(f"{need.value}: not a device of this kind")
 
 
 def _vhost(machine: StartMachine, need: Need) -> NeedAnswer:
@@ -478,7 +490,7 @@ def _vhost(machine: StartMachine, need: Need) -> NeedAnswer:
 def _tpm(machine: StartMachine, need: Need) -> NeedAnswer:
     found = _node(machine, need)
     is_one = Path("/sys/class/tpm", Path(os.path.realpath(need.value)).name).exists()
-    return found if found is not READY or is_one else missing(f"{need.value}: no TPM")
+    return found if found is not READY or is_one else missing(f"{need.value}: not a TPM")
 
 
 def _pus(machine: StartMachine, need: Need) -> NeedAnswer:
@@ -509,7 +521,7 @@ def _module(machine: StartMachine, need: Need) -> NeedAnswer:
     if any(f"/{name}.ko" in one.read_text("utf-8", "replace") for one in listed if one.exists()):
         return READY
     if f"# {option} is not set" in lines or all(one.exists() for one in listed):
-        return missing(f"{name}: this kernel has none")
+        return missing(f"{name}: not in this kernel")
     return unknown(f"{name}: whether this kernel has it")
 
 

@@ -119,5 +119,5 @@ def unwritable(path: str, *, appended: bool = False) -> str | None:
     except OSError:  # a file system that has no flags, or a user who may not read
         return None
     if flags & _IMMUTABLE or (flags & _APPEND and not appended and stat.S_ISREG(found.st_mode)):
-        return f"{path}: immutable, or to append to alone: lsattr, chattr"
+        return f"{path}: immutable or append-only: lsattr shows it"
     return None

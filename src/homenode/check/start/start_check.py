@@ -82,6 +82,7 @@ def _missing(asked: list[_Asked]) -> list[Finding]:
             one.need.subject,
             expected=TABLE.kinds[one.need.kind].words,
             observed=one.answer.why,
+            case=in_words(one.need.kind),
         )
         for one in asked
         if one.answer.state is NeedState.MISSING
@@ -103,6 +104,7 @@ def _given_twice(asked: list[_Asked]) -> Iterator[Finding]:
                 need.subject,
                 expected="an image that no other disk writes",
                 observed=f"{need.value}: {first.subject} has it too",
+                case="document",
             )
 
 
@@ -119,8 +121,8 @@ def _in_one_document(needs: Sequence[Need]) -> Iterator[Finding]:
         if is_port or (need.kind == "TAP" and not name.startswith(GENERATED)):
             before = had.setdefault((need.kind, name), [])
             if any(host == one or {host, one} & {*_ANY_HOST} for one in before):
-                why = f"{name}: another device of the document has it"
-                yield finding("start-in-use", need.subject, TABLE.kinds[need.kind].words, why)
+                why, words = f"{name}: given twice in the document", TABLE.kinds[need.kind].words
+                yield finding("start-in-use", need.subject, words, why, case="document")
             before.append(host)
 
 

@@ -65,6 +65,9 @@ def test_json_is_read_by_address_and_by_port() -> None:
             ("critical", "GPU", "0000:3b:00.0"),
         ),
         ("[1.0] NVRM: Xid (PCI:0000:3b:00): 31, pid=1, MMU Fault", None),
+        ("[    1.0][ T123] NVRM: Xid (PCI:0000:3b:00): 79" + ", x" * 200, "critical"),
+        ("amdgpu 0000:c1:00.0: [drm] *ERROR* ring gfx timeout", "critical"),
+        ("{1}[Hardware Error]: event severity: fatal", "warning"),
         ("[1.0] nvidia-nvswitch2: SXid (PCI:0000:c4:00.0): 20034, Fatal, Link 3", "critical"),
         ("[1.0] mlx5_core 0000:1a:00.0: firmware version: 28.39.1002", None),
         (

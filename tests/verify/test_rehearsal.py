@@ -146,6 +146,8 @@ def test_the_address_space_has_room_for_the_guest_and_is_bounded() -> None:
     assert 1 << 31 < small < 1 << 33
     assert 1 << 40 < large < (1 << 40) + (1 << 33)
     assert Rehearsed(document, user, ["-m", "x"]).address_bytes() < small
+    video = '{"driver":"qxl-vga","id":"video0","vram64_size_mb":16384}'
+    assert Rehearsed(document, user, ["-device", video]).address_bytes() > 1 << 34
 
 
 def test_no_word_is_an_image_to_qemu() -> None:

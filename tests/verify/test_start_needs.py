@@ -192,6 +192,25 @@ def test_all_that_qemu_is_asked_without_a_machine_shares_one_limit() -> None:
         lacks_driver(machine, "nbd")
 
 
+@pytest.mark.parametrize(
+    "given", ["<b>/tmp/emulator</b>", "/usr/bin/<b>x</b>", "/tmp/emulator", "/tmp/none/emulator"]
+)
+def test_libvirt_is_not_asked_about_an_emulator_that_others_can_change(given: str) -> None:
+    """libvirt's path is the text of all elements inside, and it runs what is there by then."""
+    text = DOMAIN.format(os="<type>hvm</type>", devices=f"<emulator>{given}</emulator>")
+    machine = StartMachine("qemu:///system", open_domain(text.encode(), "vm.xml"))
+    assert machine.barred is not None
+    assert machine.domain_capabilities is None
+
+
+def test_a_port_of_many_digits_is_no_number_that_is_computed_with() -> None:
+    serial = "<serial type='tcp'><source mode='bind' service='{port}'/></serial>"
+    devices = serial.format(port="9" * 5000) * 2
+    text = DOMAIN.format(os="<type>hvm</type>", devices=devices)
+    found = check_start(open_domain(text.encode(), "vm.xml"), "test:///default").findings
+    assert "start-in-use" in {one.id for one in found}
+
+
 def test_every_kind_of_need_has_an_answer_and_a_known_finding() -> None:
     from homenode.catalogue import catalogue
     from homenode.check.start.start_check import ANSWERS

@@ -45,7 +45,7 @@ def meaning(words: tuple[str, ...], name: str) -> Meaning:
 
     words: the command, without `homenode`. Nothing where its page has no row of this name.
     """
-    rows = [row for row in _rows(words[0]) if name in row.names]
+    rows = [row for row in rows_of(words[0]) if name in row.names]
     own = [row for row in rows if words[-1] in row.heading]
     if not rows:
         return Meaning()
@@ -58,7 +58,7 @@ def meaning(words: tuple[str, ...], name: str) -> Meaning:
 
 
 @cache
-def _rows(page: str) -> tuple[_Row, ...]:
+def rows_of(page: str) -> tuple[_Row, ...]:
     """The rows of a page's tables of options, in order; none where there is no such page."""
     rows: list[_Row] = []
     heads: tuple[str, ...] = ()

@@ -278,12 +278,13 @@ def judged_states(
     """Each state of like parts, its rule, and what of it is compared: counts that are no cause for
     worry are one text."""
     given = {key for key, states in stated.items() if states}
+    had = {k: {of[0] for of in map(_OF_A_STATE.match, s) if of} for k, s in stated.items()}
     for name in dict.fromkeys(name for states in stated.values() for name in states):
         rule = state_rule(group, name)
         found = {key: states[name] for key, states in stated.items() if name in states}
         if rule.judged in ("there", "unknown", "none"):
             of = _OF_A_STATE.match(name)
-            alike = {k for k in given if any(of and s.startswith(of[0]) for s in stated[k])}
+            alike = {key for key in given if of and of[0] in had[key]}
             found = dict.fromkeys(alike if rule.judged == "unknown" else given, "none") | found
         elif rule.judged == "count":
             counts = {key: first_number(text) for key, text in found.items()}

@@ -92,7 +92,7 @@ def _emulator(machine: StartMachine, need: Need) -> NeedAnswer:
 def _cpu(machine: StartMachine, need: Need) -> NeedAnswer:
     done = machine.domain_capabilities
     if done is None or done.returncode:
-        return READY if done is not None else unknown("libvirt does not answer")
+        return READY if done else unknown(machine.barred or "libvirt does not answer")
     root = parse_xml(done.stdout, "domainCapabilities", "virsh domcapabilities")
     models = {one.text: one.get("usable") for one in root.iterfind("cpu/mode/model") if one.text}
     if models.get(need.value) == "no":

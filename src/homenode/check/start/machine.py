@@ -79,8 +79,13 @@ class StartMachine:
     def barred(self) -> str | None:
         """Why libvirt is asked nothing of the document's emulator, which it would run; None = it is
         asked."""
-        path = Path(self.document.root.value("devices/emulator") or "/")
-        why = changeable([path]) if is_local(self.uri) and path.exists() else None
+        given = self.document.root.at("devices/emulator")
+        if given is None or not is_local(self.uri):
+            return None
+        # libvirt reads the text of elements inside as well.
+        why = (
+            "not a path alone" if given.children else changeable([Path(given.text.strip() or "/")])
+        )
         return None if why is None else f"not tried: {why}, and libvirt runs it"
 
     @cached_property

@@ -222,6 +222,9 @@ class Rehearsed:
             if option == "-smp":
                 counts = [int(one) for one in said.values() if _INT.match(one)]
                 total += _VCPU_BYTES * max((0, *counts))
+            elif option == "-device":  # of video memory
+                sizes = (str(one) for name, one in said.items() if name.endswith("_mb"))
+                total += sum(int(one) << 20 for one in sizes if _INT.match(one))
             elif option in ("-m", "-object"):
                 size = said.get("size") or (said.get("", "") if option == "-m" else "0")
                 with suppress(InputError):  # which QEMU refuses itself

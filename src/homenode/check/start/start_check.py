@@ -116,7 +116,7 @@ def _in_one_document(needs: Sequence[Need]) -> Iterator[Finding]:
     had: dict[tuple[str, str], list[str]] = {}
     for need in needs:
         host, name = endpoint(need) if need.kind == "PORT" else ("", need.value)
-        is_port = need.kind == "PORT" and name.isdecimal() and int(name) > 0
+        is_port = need.kind == "PORT" and name.isdecimal() and name.strip("0") != ""
         is_port = is_port or need.kind == "ORDER"
         if is_port or (need.kind == "TAP" and not name.startswith(GENERATED)):
             before = had.setdefault((need.kind, name), [])

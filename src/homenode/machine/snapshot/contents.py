@@ -273,7 +273,9 @@ def _kernel_lines() -> Iterator[tuple[int, str, str, "re.Pattern[str]"]]:
 
 
 _KERNEL_LINES = cache(lambda: tuple(_kernel_lines()))
-_TIME = re.compile(r"(?:<\d{1,3}>)?\[[A-Za-z0-9 :.]{1,30}\] (?:\[[ T0-9]{1,12}\] )?")
+_TIME = re.compile(
+    r"\A(?:<\d{1,3}>)?\[(?:[A-Z][a-z]{2} ){0,2}[ 0-9:.]{1,24}\] ?(?:\[[ CT0-9]{1,12}\] )?"
+)
 
 
 def kernel_line(line: str) -> KernelLine | None:
@@ -284,7 +286,7 @@ def kernel_line(line: str) -> KernelLine | None:
     """
     text = _TIME.sub("", line, count=1)[:400].rstrip()
     for least, severity, about, pattern in _KERNEL_LINES():
-        if (said := pattern.fullmatch(text)) is not None:
+        if (said := pattern.match(text)) is not None:
             at = said["at"].lower()
             at = f"{at}.0" if ":" in at and "." not in at else at
             at = f"0000:{at}" if at.count(":") == 1 else at

@@ -33,4 +33,4 @@ def decode_json(text: str | bytes, of: Any = Any) -> Any:
     except RecursionError:
         raise NotJsonError("nested too deep") from None
     except (msgspec.DecodeError, UnicodeError) as error:
-        raise NotJsonError(str(error)) from None
+        raise NotJsonError(str(error) if text.strip() else "nothing") from None

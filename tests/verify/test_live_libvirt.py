@@ -88,7 +88,7 @@ def test_a_vm_as_its_document_has_it_has_nothing_wrong(running: tuple[str, list[
     found = verify_running_domain(running[0], SYSTEM)
     assert not of_the_vm(found), found.findings
     stated = " | ".join(found.checked)
-    assert "2 vCPU threads, 4 of them to be pinned" in stated
+    assert "2 vCPU threads, 4 to be pinned" in stated
     assert "memory of cell 1 (node 0): 64 MiB on node 0" in stated
     assert "memory device dimm0 (cell 1) (node 0): 32 MiB on node 0" in stated
 
@@ -124,7 +124,7 @@ def test_a_certificate_is_issued_for_what_holds_and_refused_after_a_thread_moved
     assert run((sys.executable, "-m", "homenode", *words), 120).returncode == 0
     known = check_signature(file.read_bytes(), "c.json", signers)
     seen = {one.subject: (one.observed, one.state.value) for one in known.certificate.body.claims}
-    assert seen["vCPU 1"] == (f"PU {second}", "proved")
+    assert seen["vCPU 1"] == (f"logical CPU {second}", "proved")
     assert seen["memory of cell 1"] == ("64 MiB on node 0", "proved")
     run(("virsh", "-q", "-c", SYSTEM, "vcpupin", "--live", name, "1", str(first)), 60)
     try:

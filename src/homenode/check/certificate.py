@@ -66,7 +66,7 @@ class CertifiedClaim(Struct, frozen=True, kw_only=True):
 class CertificateDigests(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """sha256 of what it was compared with; None = it was not. document: of the running domain, as
     libvirt prints it. host: the fingerprint of its topology. live, guest: of the claims of each.
-    machine: of the host's own id, which a host of the same model does not have."""
+    machine: of the host's machine-id, which differs between hosts of one model."""
 
     plan: str | None
     document: str

@@ -157,7 +157,7 @@ def check_signature(content: bytes, source: str, signers: Path | None) -> Signed
         done = run(own, _ASK_S, text)
         if done.returncode:
             raise InputError(
-                f"{source}: expected what its own key signed, found a changed certificate"
+                f"{source}: expected the content that its key signed, found other content"
             )
         key = done.stdout.strip().rpartition(" ")[2]
         if signers is None:
@@ -171,7 +171,7 @@ def check_signature(content: bytes, source: str, signers: Path | None) -> Signed
                 return SignedBy(certificate=certificate, principal=principal)
     raise InputError(
         f"{source}: expected a signature of somebody in {signers}, found one of key {key}, which "
-        "it has not, or not for now and for this purpose",
+        "is not in it, or is not valid now or for this purpose",
         hint=_SIGNERS,
     )
 

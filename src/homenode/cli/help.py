@@ -77,9 +77,9 @@ def help_lines(
             shown = right if whole else _in_short(right, width - column)
             yield from _row(left, shown, width, column)
     if not command.record:
-        yield f"More of each: {path} COMMAND --help"
+        yield f"Help of a command: {path} COMMAND --help"
     if not whole and any(one.opt.names for one in parameters):
-        yield f"All of them, with choices and defaults: {path} {HELP_ALL}"
+        yield f"All options, with choices and defaults: {path} {HELP_ALL}"
     if examples.strip():
         yield ""
         yield style(EXAMPLES)

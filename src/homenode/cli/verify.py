@@ -125,7 +125,7 @@ def _started(verified: Verified, wanted: VerifyRequest, *, yes: bool) -> Verifie
     look = startable(wanted.connect, wanted.domain)
     name, before = look.state.name, verified.findings
     if any(one.id.startswith("start-") and one.is_bad for one in before.findings):
-        note(f"{name}: not started: what is missing is named first")
+        note(f"{name}: not started, since something that it needs is missing")
         return verified
     if not yes and not confirm(
         f"Start {name} paused, with its real devices and libvirt's hooks, and end it at once?"

@@ -17,7 +17,7 @@ _LOOKS = {CertifiedState.PROVED: "good", CertifiedState.NOT_KNOWN: "warn"}
 _TERMS = (
     "A logical CPU is what the host's kernel runs threads on: a core, or a hardware thread of one. "
     "A node is a part of the host with CPUs and memory of its own. Memory is in use once the VM "
-    "has written it; what it has never written is nowhere yet."
+    "has written it; memory that it has never written is on no node yet."
 )
 _THREADS = ((CertifiedKind.VCPU, "vCPU"), (CertifiedKind.IOTHREAD, "IOThread"))
 
@@ -49,7 +49,7 @@ def certificate_doc(body: CertificateBody, principal: str | None, differs: tuple
         ("plan", digests.plan or "not compared"),
         ("document", digests.document),
         ("host's topology", digests.host),
-        ("host's own id", digests.machine or "not known"),
+        ("host's machine-id", digests.machine or "not known"),
         ("live view", digests.live),
         ("guest's view", digests.guest or "not compared"),
     )

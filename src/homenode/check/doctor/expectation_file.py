@@ -50,7 +50,7 @@ from homenode.machine.pci import DeviceKind
 from homenode.toml_text import Count, Line, TomlTable, decode_toml
 
 VERSION = 2
-_THIS_VERSION = f"{VERSION}, the version that this program reads: homenode watch certify again"
+_THIS_VERSION = f"{VERSION}, as homenode watch certify of this version writes it"
 GigabytesPerSecond = Annotated[float, Meta(gt=0, lt=1e6, extra={"expected": "GB/s such as 50.0"})]
 
 

@@ -26,6 +26,7 @@ from homenode.json_text import NotJsonError, decode_json
 from homenode.machine.topology import Host
 from homenode.units import format_bytes
 from homenode.vm.model import Vm
+from homenode.wording import plural
 
 T = TypeVar("T")
 
@@ -202,7 +203,8 @@ def view_lines(view: MonitorView) -> Iterator[str]:
         yield f"{one.id}: {format_bytes(one.size)}, policy {one.policy}, {nodes}"
     functions = [one for one in view.devices if one.pci_id is not None]
     passed = ", ".join(str(one.host) for one in functions if one.host is not None)
+    bars = plural(sum(len(one.bars) for one in functions), "BAR")
     yield (
-        f"{len(view.cpus)} vCPUs with a thread each; {len(functions)} PCI functions with "
-        f"{sum(len(one.bars) for one in functions)} BARs; from the host: {passed or 'none'}"
+        f"{plural(len(view.cpus), 'vCPU thread')}; {plural(len(functions), 'PCI function')} with "
+        f"{bars}; from the host: {passed or 'none'}"
     )

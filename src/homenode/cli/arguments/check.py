@@ -145,8 +145,9 @@ class CertifyArguments(Struct, frozen=True, kw_only=True):
 class WatchArguments(Struct, frozen=True, kw_only=True):
     """Compare a host with its certified state, and report what is new.
 
-    Reads sysfs, /proc and libvirt; wakes no device and changes nothing. One alert for each cause: a
-    slow link, a changed topology, a missing GPU, fewer huge pages, a VM that is not as planned.
+    Reads sysfs, /proc and libvirt; wakes no device, and writes only its own state. One alert for
+    each cause: a slow link, a changed topology, a missing GPU, fewer huge pages, a VM that is not
+    as planned.
 
     Examples:
       homenode watch --expect site.toml

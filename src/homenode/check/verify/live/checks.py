@@ -21,7 +21,7 @@ from homenode.indices import NodeIndex
 from homenode.units import KIB, format_bytes
 from homenode.vm.facts import Said, VmComparison, VmFact, diff
 from homenode.vm.model import MemoryDevice, Vm, VmCell
-from homenode.wording import command_line
+from homenode.wording import command_line, plural
 
 _KVMS_OWN = "kvm-nx-lpage-re"
 """A thread that Linux 6.13 and newer start in the VM's process, on the PUs of whichever vCPU ran
@@ -347,7 +347,7 @@ def neighbour_findings(expected: Vm, vm: RunningVm) -> Iterator[Finding]:
             there = f"{other.threads} vCPUs that may run anywhere, on PUs {meeting} too{load}"
         elif other.allowed <= cores and not other.floats:
             name, wanted = "live-pinned-there", "nothing else bound to the VM's cores"
-            there = f"{other.threads} threads that may run on PUs {other.allowed} only{load}"
+            there = f"{plural(other.threads, 'thread')} allowed on PUs {other.allowed} only{load}"
             values = {"process": other.process}
         else:
             busiest += [(other.busy_ratio, subject)] if busy else []
@@ -391,8 +391,9 @@ def _checked(expected: Vm, vm: RunningVm) -> tuple[str, ...]:
     others = sum(thread.kind is ThreadKind.EMULATOR for thread in vm.threads)
     lines = [
         f"process {vm.process} of {vm.name} against {expected.source}",
-        f"{count} vCPU threads, {pinned} of them to be pinned; {others} emulator threads; "
-        f"{len(expected.iothread_pins)} pinned IOThreads",
+        f"{plural(count, 'vCPU thread')}, {pinned} to be pinned; "
+        f"{plural(others, 'emulator thread')}; "
+        f"{plural(len(expected.iothread_pins), 'pinned IOThread')}",
     ]
     shown = vm_shown(expected, vm).memory_pieces
     for subject, piece in expected.memory_pieces.items():

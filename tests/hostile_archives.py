@@ -337,7 +337,7 @@ def damaged(seed: int, count: int) -> Iterator[bytes]:
 
 
 def python_reads(content: bytes) -> dict[str, bytes]:
-    """What Python's own tarfile finds in a plain tar: plain files by their names."""
+    """What Python's own tarfile finds in a plain tar: regular files by their names."""
     with tarfile.open(fileobj=io.BytesIO(content)) as tar:
         return {
             one.name: taken.read()

@@ -153,7 +153,7 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
     "measure/layouts/runner.py": {"shutil.move": "a run's folder, by its name"},
     "measure/tool_setup.py": {"unlink": "a program whose way and sum were looked at"},
     "plugins.py": {"importlib.metadata": "entry points of installed distributions"},
-    "cluster/pool/ledger.py": {"sqlite3": "one plain file, which it has made or looked at"},
+    "cluster/pool/ledger.py": {"sqlite3": "one regular file, which it has made or looked at"},
     "cluster/pods/manifest.py": {"yaml": "it is given a text"},
     "cluster/scheduler/api_server.py": {
         "http.client": "to the API server that the user names, over TLS",

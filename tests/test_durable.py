@@ -239,16 +239,16 @@ def test_a_pipe_in_a_folder_of_somebody_elses_holds_no_reader(tmp_path: Path) ->
     for name in ("out.xml.orig", "out.xml.orig.sha256", "results.jsonl", "journal.jsonl"):
         os.mkfifo(tmp_path / name)
     (tmp_path / "out.xml").write_text("<domain/>")
-    with pytest.raises(HostError, match="no plain file"):
+    with pytest.raises(HostError, match="not a regular file"):
         restore(tmp_path / "out.xml")
-    with pytest.raises(HostError, match="no plain file"):
+    with pytest.raises(HostError, match="not a regular file"):
         write_tuned(tmp_path / "out.xml", b"<domain/>", b"<domain></domain>")
     with pytest.raises(InputError, match="found: a pipe"):
         read_run(tmp_path)
     folder = RecordFolder(tmp_path)
-    with pytest.raises(HostError, match="no plain file"):
+    with pytest.raises(HostError, match="not a regular file"):
         folder.journal()
-    with pytest.raises(HostError, match="no plain file"):
+    with pytest.raises(HostError, match="not a regular file"):
         assert folder.has_journal
 
 

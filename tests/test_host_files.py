@@ -1,4 +1,4 @@
-"""A document's path is a plain file or a block device of this host, or it is not opened."""
+"""A document's path is a regular file or a block device of this host, or it is not opened."""
 
 import os
 import socket

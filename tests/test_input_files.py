@@ -1,4 +1,4 @@
-"""What is no plain file is refused at once, whatever reads it, and nothing is read without end."""
+"""What is not a regular file is refused at once, by every reader, and nothing is read forever."""
 
 import errno
 import io
@@ -95,11 +95,11 @@ def was_opened(path: Path) -> bool:
 def test_only_plain_files_are_opened(tmp_path: Path, make: Make) -> None:
     path = make(tmp_path / "x")
     for read in (read_plain, read_start):
-        with pytest.raises(OSError, match="no plain file"):
+        with pytest.raises(OSError, match="not a regular file"):
             read(path, 10)
-    with pytest.raises(OSError, match="no plain file"):
+    with pytest.raises(OSError, match="not a regular file"):
         read_below(tmp_path, "x", 10)
-    with pytest.raises(InputError, match=r"expected a thing, found: a .*, no plain file"):
+    with pytest.raises(InputError, match=r"expected a thing, found: a .*, not a regular file"):
         read_file(path, "a thing")
     assert read_kernel_file(str(path)) is None
 
@@ -118,7 +118,7 @@ def test_a_device_is_refused_without_being_opened(
 
     monkeypatch.setattr(os, "open", watched)
     for read in (read_plain, read_start):
-        with pytest.raises(OSError, match="a device, no plain file"):
+        with pytest.raises(OSError, match="a device, not a regular file"):
             read(device(tmp_path / read.__name__), 10)
     assert not opened
 
@@ -361,7 +361,7 @@ def test_folders_of_results_may_hold_anything(tmp_path: Path) -> None:
     for make in KINDS[:3]:
         (tmp_path / f"run-{make.__name__}" / "results.jsonl").unlink()
         (gap,) = find_folders(tmp_path / f"run-{make.__name__}").skipped
-        assert "no plain file" in gap.reason
+        assert "not a regular file" in gap.reason
     assert not was_opened(tmp_path / "run-pipe/log.txt")
 
 
@@ -374,7 +374,7 @@ def test_a_record_folder_of_others_is_refused_and_never_waited_for(
     record = RecordFolder(tmp_path)
     assert not record.is_locked
     for read in (record.journal, lambda: record.read("x"), lambda: record.has_journal):
-        with pytest.raises(HomenodeError, match="no plain file"):
+        with pytest.raises(HomenodeError, match="not a regular file"):
             read()
 
 
@@ -382,7 +382,7 @@ def test_a_record_is_read_through_no_link(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("secret\n")
     inner = folder(tmp_path / "inner")
     (inner / "journal.jsonl").symlink_to("../secret")
-    with pytest.raises(HomenodeError, match="a link, no plain file"):
+    with pytest.raises(HomenodeError, match="a link, not a regular file"):
         RecordFolder(inner).journal()
 
 

@@ -315,13 +315,13 @@ def _opened(path: Path, folder: int | None) -> Iterator[int]:
 
 
 def _check_replaceable(path: Path, place: int) -> None:
-    """Raises OSError for a device or a pipe: /dev/null must not become a plain file."""
+    """Raises OSError for a device or a pipe: /dev/null must not become a regular file."""
     try:
         known = os.stat(path.name, dir_fd=place)
     except OSError:  # not there, or a link to nothing
         return
     if not stat.S_ISREG(known.st_mode) and not stat.S_ISDIR(known.st_mode):
-        raise OSError(errno.EINVAL, "a device or a pipe, no plain file", str(path))
+        raise OSError(errno.EINVAL, "a device or a pipe, not a regular file", str(path))
 
 
 def _no_more_than_replaced(name: str, place: int, descriptor: int) -> int | None:

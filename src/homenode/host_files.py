@@ -1,4 +1,4 @@
-"""Host files: whether a path of a document is a plain file or a block device of this host. [I/O]
+"""Host files: whether a path of a document is a regular file or a block device of this host. [I/O]
 
 Programs that root starts take more than paths where they expect one: "nbd:10.0.0.1:10809" is a
 connection, "json:{…}" a tree of drivers, "fat:/root" a folder as a disk. What a document names goes
@@ -15,7 +15,7 @@ from homenode.durable import check_links
 from homenode.errors import InputError, of_os
 from homenode.input_files import open_disk
 
-_EXPECTED = "the absolute path of a plain file or block device of this host"
+_EXPECTED = "the absolute path of a regular file or block device of this host"
 _KERNELS_OWN = ("/proc", "/sys")
 
 
@@ -49,7 +49,7 @@ class HostFile:
 
 @contextmanager
 def host_file(path: str, what: str) -> Iterator[HostFile]:
-    """Open a plain file or a block device. what: says where the path stands, for messages.
+    """Open a regular file or a block device. what: says where the path stands, for messages.
 
     Nothing else is opened: what it is, is looked at first. Root follows no other user's link.
     Raises InputError for what is no such path or nothing of the kind, HostError where it cannot be

@@ -1,4 +1,4 @@
-"""Input files: plain files alone, whole, and no more of them than a limit. [I/O]
+"""Input files: regular files alone, whole, and no more of them than a limit. [I/O]
 
 The one way in which homenode reads files, as `durable` is the one in which it writes them. Whoever
 owns a folder that root reads may put anything there under any name. So what is under a name is
@@ -27,7 +27,7 @@ MAX_KERNEL_BYTES = 16 << 20
 
 STANDARD_INPUT = "/dev/stdin"
 NO_PLAIN_FILE = (errno.ENXIO, errno.EISDIR)
-"""What the errors of this module have as errno for what is no plain file."""
+"""What the errors of this module have as errno for what is not a regular file."""
 
 _PIECE, _LARGE_PIECE = 1 << 16, 1 << 20
 _LATE_PIECES = 64
@@ -60,7 +60,7 @@ def read_file(
     """The content of a file; of standard input for /dev/stdin.
 
     expected: what the file should be, for messages. Raises InputError where it is not there, is no
-    plain file or holds more than `most` bytes, HostError where it cannot be read.
+    regular file or holds more than `most` bytes, HostError where it cannot be read.
     """
     try:
         if str(path) == STANDARD_INPUT:
@@ -68,7 +68,7 @@ def read_file(
         return read_plain(path, most)
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
         if getattr(error, "errno", None) == errno.ENXIO:
-            hint = f"name a plain file, or pipe it in and name {STANDARD_INPUT}"
+            hint = f"name a regular file, or pipe it in and name {STANDARD_INPUT}"
         raise of_os(error, str(path), expected, hint) from None
 
 
@@ -81,23 +81,23 @@ def input_lines(most: int = MAX_BYTES) -> Iterator[bytes]:
 
 
 def read_plain(path: str | Path, most: int, *, folder: int | None = None) -> bytes:
-    """The content of a plain file. folder: descriptor of the folder that `path` begins at.
+    """The content of a regular file. folder: descriptor of the folder that `path` begins at.
 
-    Raises OSError: also ENXIO for what is no plain file, EFBIG for more than `most` bytes.
+    Raises OSError: also ENXIO for what is not a regular file, EFBIG for more than `most` bytes.
     """
     with open_plain(path, folder=folder) as file:
         return _whole(file.fileno(), most, str(path))
 
 
 def read_start(path: str | Path, most: int) -> bytes:
-    """The first bytes of a plain file, at most so many. Raises OSError."""
+    """The first bytes of a regular file, at most so many. Raises OSError."""
     with open_plain(path) as file:
         return _up_to(file.fileno(), most, str(path))
 
 
 def open_plain(path: str | Path, *, folder: int | None = None) -> BinaryIO:
-    """A plain file, open for reading; whoever reads it counts. Raises OSError, for what is no plain
-    file without having opened it. folder: as in `read_plain`."""
+    """A regular file, open for reading; the reader counts the bytes. Raises OSError, for what is
+    not a regular file without having opened it. folder: as in `read_plain`."""
     known = os.open(path, _LOOK, dir_fd=folder)
     try:
         return _opened(known, str(path))
@@ -106,8 +106,8 @@ def open_plain(path: str | Path, *, folder: int | None = None) -> BinaryIO:
 
 
 def open_disk(path: str) -> int:
-    """A descriptor of a plain file or a block device of this host. Raises OSError, also for what is
-    neither, which is not opened."""
+    """A descriptor of a regular file or a block device of this host. Raises OSError, also for what
+    is neither, which is not opened."""
     known = os.open(path, _LOOK)
     try:
         mode = os.fstat(known).st_mode
@@ -119,13 +119,13 @@ def open_disk(path: str) -> int:
 
 
 def read_below(folder: Path, inside: str, most: int, *, held: int | None = None) -> bytes:
-    """The content of a plain file in a folder or below; as `open_below`."""
+    """The content of a regular file in a folder or below; as `open_below`."""
     with open_below(folder, inside, held=held) as file:
         return _whole(file.fileno(), most, str(folder / inside))
 
 
 def open_below(folder: Path, inside: str, *, held: int | None = None) -> BinaryIO:
-    """A plain file in a folder or below, such as one that something stored names.
+    """A regular file in a folder or below, such as one that something stored names.
 
     The folder may be a link, below it none is followed. held: its descriptor, where the folder must
     not be looked up again. Raises OSError, EXDEV for a name that leads out of the folder.
@@ -194,8 +194,8 @@ def _opened(known: int, name: str) -> BinaryIO:
     mode = os.fstat(known).st_mode
     if not stat.S_ISREG(mode):
         if stat.S_ISDIR(mode):
-            raise OSError(errno.EISDIR, "a folder, no plain file", name)
-        raise OSError(errno.ENXIO, f"{_kind(mode)}, no plain file", name)
+            raise OSError(errno.EISDIR, "a folder, not a regular file", name)
+        raise OSError(errno.ENXIO, f"{_kind(mode)}, not a regular file", name)
     try:
         return os.fdopen(os.open(f"/proc/self/fd/{known}", _PLAIN), "rb")
     except OSError as error:

@@ -47,7 +47,7 @@ def changeable(paths: Iterable[Path], *, user: int = 0, sticky: bool = False) ->
 
 def tree_size(folder: Path, *, user: int) -> tuple[int, int]:
     """Files below a folder and the bytes in them. Raises OSError where one of them, or a folder, is
-    no plain file, a link, or something that another user could change."""
+    not a regular file, a link, or something that another user could change."""
     trusted = _trusted(user)
     files = size = 0
     left = [str(folder)]  # as text: thousands are looked at whenever homenode.pyz starts
@@ -98,7 +98,7 @@ def _changeable(
 
 def _check_plain(path: str, known: os.stat_result, trusted: frozenset[int], user: int) -> None:
     if not stat.S_ISREG(known.st_mode) and not stat.S_ISDIR(known.st_mode):
-        raise OSError(f"{path}: expected a plain file or a folder, found another kind of file")
+        raise OSError(f"{path}: expected a regular file or a folder, found another kind of file")
     if (why := _changeable(path, known, trusted, user)) is not None:
         raise OSError(f"{path} {why}")
 

@@ -83,7 +83,7 @@ def test_folders_of_others_are_not_trusted(tree: Path, tmp_path: Path) -> None:
         "in/h200/default",
         "in/h200/vcpu_pin_numa",
     ]
-    assert {gap.reason for gap in found.skipped} == {"a link, no plain file", "binary"}
+    assert {gap.reason for gap in found.skipped} == {"a link, not a regular file", "binary"}
     code, said = _run(tree, "-o", tmp_path / "out")
     assert (code, "not the output of a tool" in said) == (0, True)
 

@@ -167,8 +167,8 @@ def test_a_pipe_or_a_device_in_place_of_a_run_is_skipped_and_never_waited_for(
     loaded = load_runs(tmp_path)
     assert len(loaded.runs) == 1
     assert [one.reason.rpartition(": ")[2] for one in loaded.skipped] == [
-        "a device, no plain file",
-        "a pipe, no plain file",
+        "a device, not a regular file",
+        "a pipe, not a regular file",
     ]
 
 

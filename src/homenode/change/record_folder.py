@@ -35,7 +35,7 @@ LOCK = ".lock"
 MAX_BYTES = 256 << 20
 """Of one file that is read."""
 
-_NOT_PLAIN = "nothing but homenode writes there, and plain files: look at it, and move it away"
+_NOT_PLAIN = "nothing but homenode writes there, and regular files: look at it, and move it away"
 
 
 class BusyError(HostError):

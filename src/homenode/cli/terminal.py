@@ -233,7 +233,7 @@ def print_diff(before: bytes, after: bytes, before_name: str, after_name: str) -
 
 def permissions_of(document: str) -> int:
     """Permissions for what is made of a document that was read: its own; for its owner alone where
-    it was no plain file, as `virsh dumpxml --security-info` is piped in."""
+    it was not a regular file, as `virsh dumpxml --security-info` is piped in."""
     from homenode.durable import PRIVATE
 
     try:

@@ -190,7 +190,7 @@ class FileStep:
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise of_os(error, path, "a small plain file or none") from None
+            raise of_os(error, path, "a small regular file or none") from None
         return hashlib.sha256(content).hexdigest()
 
     def _write_by_way_of(self, folder: str, entry: ChangeEntry, note: Note) -> ChangeEntry:

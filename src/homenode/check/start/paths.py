@@ -123,7 +123,7 @@ def _image(machine: StartMachine, need: Need) -> NeedAnswer:
     is_block = need.kind == "BLOCK"  # QEMU's host_device takes a character device as well
     taken = (stat.S_ISBLK, stat.S_ISCHR) if is_block else (stat.S_ISREG, stat.S_ISBLK)
     if not any(holds(found.st_mode) for holds in taken):
-        return missing(f"{need.value}: no {'block device' if is_block else 'plain file'}")
+        return missing(f"{need.value}: not a {'block device' if is_block else 'regular file'}")
     return _content(machine, need, need.value, found)
 
 

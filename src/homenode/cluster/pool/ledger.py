@@ -91,7 +91,7 @@ _HINTS = {
     "SQLITE_FULL": _FULL,
     "SQLITE_IOERR_SHMSIZE": _FULL,
     "SQLITE_IOERR_WRITE": _FULL,
-    "SQLITE_CANTOPEN": "it, and its -wal and -shm, have to be plain files of this user",
+    "SQLITE_CANTOPEN": "it, and its -wal and -shm, have to be regular files of this user",
 }
 
 
@@ -155,7 +155,7 @@ class Ledger:
             os.close(open_lock(self.path, PRIVATE))
         # To close a descriptor of a file that is in use here would free its locks.
         if not stat.S_ISREG(os.lstat(self.path).st_mode):
-            raise InputError(f"{self.path}: expected a plain file, found something else")
+            raise InputError(f"{self.path}: expected a regular file, found something else")
         return sqlite3.connect(self.path, timeout=_WAIT_S, isolation_level=None)
 
     def _prepare(self) -> None:

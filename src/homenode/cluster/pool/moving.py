@@ -176,7 +176,7 @@ def _kept_here(document: Document) -> Iterator[str]:
     root = document.root
     has_file = (nvram_file(document) or "").startswith("/")
     if root.at("os/varstore") is not None or (root.at("os/nvram") is not None and not has_file):
-        yield "its UEFI variables are no plain file: move it by hand"
+        yield "its UEFI variables are not a regular file: move it by hand"
     for tpm in root.all("devices/tpm"):
         backend = tpm.child("backend")
         if backend is not None and backend.get("type") == "emulator":

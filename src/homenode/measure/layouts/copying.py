@@ -175,8 +175,8 @@ def _check_under(header: qcow2.Qcow2Header, path: str, what: str, left: int) -> 
         found = f"more than {_MOST_UNDER} under one another"
     if found is not None:
         raise InputError(
-            f"{what}: {path}: expected an image, and under it plain files or block devices of this "
-            f"host as raw or qcow2, found {found}",
+            f"{what}: {path}: expected an image, and under it regular files or block devices of "
+            f"this host as raw or qcow2, found {found}",
             hint="--in-place works on the VM itself, and its disks",
         )
     if not name:

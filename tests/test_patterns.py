@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from homenode.machine.snapshot.contents import Form
+from homenode.machine.snapshot.contents import Form, table
 from homenode.machine.snapshot.pseudonyms import _PLACE_OF_HOST
 from homenode.vm.targets.registry import TARGETS, target_named
 from tests.pattern_steps import Matcher, superlinear
@@ -113,6 +113,7 @@ def _in_line() -> Iterator[Case]:
                 yield where, re.compile(text.value), METHODS[node.func.attr]
 
 
+KERNEL_LINES = [row.split(" ", 3)[3] for row in table("kernel_lines.txt")]
 BUILT: dict[tuple[str, str], tuple[str, str]] = {
     ("decide/machine_facts.py", r"f'\\b{re.escape(system.cpu.split()[-1])}\\b'"): (
         r"\b9654\b",
@@ -123,6 +124,7 @@ BUILT: dict[tuple[str, str], tuple[str, str]] = {
         "machine/snapshot/contents.py",
         "self.glob if self.form is None else state_pattern(self.glob)",
     ): (r"infiniband/ports/[0-9]+/state(?: .*)?", "fullmatch"),
+    ("machine/snapshot/contents.py", "pattern"): (KERNEL_LINES[0], "fullmatch"),
     ("machine/snapshot/contents.py", "form.value"): (Form.COUNTS.value, "fullmatch"),
     ("why/pieces.py", "re.escape(hint)"): ("NCCL INFO", "finditer"),
     ("vm/domain/copy.py", "f'{re.escape(original)}(?![A-Za-z0-9])'"): (
@@ -222,6 +224,7 @@ CASES = (
     *_named(),
     *_in_line(),
     *((f"{file}: {text}", re.compile(made), how) for (file, text), (made, how) in BUILT.items()),
+    *((row[:40], re.compile(row, re.ASCII), "fullmatch") for row in KERNEL_LINES[1:]),
     *((f"{form.name}", re.compile(form.value, re.ASCII), "fullmatch") for form in Form),
 )
 

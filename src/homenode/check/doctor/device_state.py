@@ -207,12 +207,15 @@ def _uneven(host: Host) -> Iterator[Finding]:
                     yield from (_stranger(d, group, name, host) for d in strangers)
             places = [(f"switch {row[0].bdf}", *row[1:]) for row in below]
             for place, n, usual, count in (places or _fewer_near(group)) * (name == "model"):
+                is_design = count == 1 and (usual - n) % 2 == 0
+                if is_design and group[0].kind is DeviceKind.NVME:
+                    continue  # drives go where there are bays
                 yield finding(
                     "devices-uneven",
                     f"{place}: {JUDGED[group[0].kind]}s like {group[0].bdf}",
                     expected=f"{usual}, as {count} like it",
                     observed=str(n),
-                    severity=Severity.INFO if count == 1 and (usual - n) % 2 == 0 else None,
+                    severity=Severity.INFO if is_design else None,
                     source=f"{host.name}: /sys/bus/pci/devices",
                 )
 

@@ -8,14 +8,13 @@ from pathlib import Path
 from msgspec import structs
 
 from homenode.catalogue import finding
-from homenode.check.start.machine import StartMachine
+from homenode.check.start.machine import Answer, StartMachine
 from homenode.check.start.needs import (
     READY,
     TABLE,
     Need,
     NeedAnswer,
     NeedState,
-    answers,
     missing,
     unknown,
 )
@@ -24,6 +23,7 @@ from homenode.check.start.qemu_user import QemuUser, kernel_text, user_number
 from homenode.check.start.rehearsal import JUDGED, lacks_driver
 from homenode.check.verify.boot.libvirt import user_of_capabilities
 from homenode.findings import Finding
+from homenode.input_files import read_kernel_file
 from homenode.machine.tools.xml_text import parse_xml
 from homenode.vm.domain.controllers import argument_properties
 from homenode.vm.domain.document import Element, parse_document
@@ -419,10 +419,11 @@ def _order(machine: StartMachine, need: Need) -> NeedAnswer:
 
 def _config(machine: StartMachine, need: Need) -> NeedAnswer:
     """Of libvirtd as it is packaged: a line of the file that is no comment has the words."""
-    path = Path("/etc/libvirt/qemu.conf")
-    if machine.uri != "qemu:///system" or not os.access(path, os.R_OK):
+    path = "/etc/libvirt/qemu.conf"
+    content = read_kernel_file(path) if machine.uri == "qemu:///system" else None
+    if content is None:
         return unknown(f"whether libvirt's qemu.conf has {need.value}")
-    lines = (line.strip() for line in path.read_text("utf-8", "replace").splitlines())
+    lines = map(str.strip, content.decode("utf-8", "replace").splitlines())
     has = any(need.value in " ".join(one.split()) for one in lines if not one.startswith("#"))
     return READY if has else missing(f"{path}: it has no {need.value}")
 
@@ -432,4 +433,25 @@ def _one_of(machine: StartMachine, need: Need) -> NeedAnswer:
     return READY if need.value.lower() in need.detail.split() else missing(why)
 
 
-ASKED_OF_LIBVIRT = answers(globals())
+ASKED_OF_LIBVIRT: dict[str, Answer] = {
+    "VOLUME": _volume,
+    "NETWORK": _network,
+    "FILTER": _filter,
+    "EMULATOR": _emulator,
+    "CPU": _cpu,
+    "LOCK": _lock,
+    "SECURITY": _security,
+    "SCHEDULER": _scheduler,
+    "WEIGHT": _weight,
+    "LABEL": _label,
+    "RANGE": _range,
+    "NAME": _name,
+    "DRIVER": _driver,
+    "ARGUMENT": _argument,
+    "ELSEWHERE": _elsewhere,
+    "REFUSED": _refused,
+    "SECRET": _secret,
+    "CONFIG": _config,
+    "ORDER": _order,
+    "ONE_OF": _one_of,
+}

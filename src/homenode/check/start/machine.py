@@ -1,9 +1,11 @@
 """StartMachine: this machine's libvirt, and the QEMU that it names, asked about a domain. [I/O]"""
 
 import time
+from collections.abc import Callable
 from functools import cache, cached_property
 from pathlib import Path
 
+from homenode.check.start.needs import Need, NeedAnswer
 from homenode.check.start.qemu_user import QemuUser, user_number
 from homenode.check.verify.boot.libvirt import user_of_capabilities
 from homenode.errors import ToolError
@@ -123,3 +125,7 @@ def _printed(path: str, words: tuple[str, ...]) -> str:
     idle = () if words == ("-help",) else ("-machine", "none", "-nodefaults", "-display", "none")
     asked = run((path, *idle, *words), _ASK_S)
     return asked.stdout if asked.returncode == 0 else ""
+
+
+Answer = Callable[[StartMachine, Need], NeedAnswer]
+"""What the machine says of a need of one kind."""

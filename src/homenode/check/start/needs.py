@@ -8,7 +8,7 @@ its own, ports and addresses that it chooses.
 
 import itertools
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from enum import StrEnum
 from functools import partial
 from typing import NamedTuple
@@ -109,12 +109,6 @@ TABLE = toml.decode(package_text("check", "start", "needs.toml"), type=_Table)
 """What a value alone says. What needs more than that is in _READERS."""
 
 _NAMED_BY = ("target/@dev", "target/@name", "alias/@name", "@bus", "@type")
-
-
-def answers(functions: Mapping[str, object]) -> dict[str, Callable[..., NeedAnswer]]:
-    """The functions that answer a kind of need, by the kind: "_image" is that of IMAGE."""
-    named = {name[1:].upper(): one for name, one in functions.items() if callable(one)}
-    return {kind: named[kind] for kind in TABLE.kinds if kind in named}
 
 
 def in_words(kind: str) -> str:

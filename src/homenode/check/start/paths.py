@@ -17,8 +17,8 @@ from pathlib import Path
 from msgspec import structs
 
 from homenode.check.start.images import chain_of
-from homenode.check.start.machine import StartMachine
-from homenode.check.start.needs import READY, Need, NeedAnswer, answers, missing, unknown
+from homenode.check.start.machine import Answer, StartMachine
+from homenode.check.start.needs import READY, Need, NeedAnswer, missing, unknown
 from homenode.check.start.qemu_user import kernel_text, unwritable
 from homenode.check.start.rehearsal import refused_image
 from homenode.cpuset import CpuSet
@@ -518,7 +518,7 @@ def _module(machine: StartMachine, need: Need) -> NeedAnswer:
     if f"{option}=y" in lines:
         return READY
     listed = [folder / one for one in ("modules.builtin", "modules.dep")]
-    if any(f"/{name}.ko" in one.read_text("utf-8", "replace") for one in listed if one.exists()):
+    if any(f"/{name}.ko".encode() in (read_kernel_file(str(one)) or b"") for one in listed):
         return READY
     if f"# {option} is not set" in lines or all(one.exists() for one in listed):
         return missing(f"{name}: not in this kernel")
@@ -540,4 +540,38 @@ def _partition(machine: StartMachine, need: Need) -> NeedAnswer:
 
 _disk, _folder = _kind(stat.S_ISBLK, "block device"), _kind(stat.S_ISDIR, "folder")
 _block, _program = _image, program
-LOOKED_AT = answers(globals())
+LOOKED_AT: dict[str, Answer] = {
+    "FILE": _file,
+    "BACKING": _backing,
+    "NODE": _node,
+    "DISK": _disk,
+    "OPENED": _opened,
+    "BLOCK": _block,
+    "FOLDER": _folder,
+    "PARENT": _parent,
+    "BOUND": _bound,
+    "MADE": _made,
+    "PIPE": _pipe,
+    "SOCKET": _socket,
+    "PROGRAM": _program,
+    "IMAGE": _image,
+    "VARIABLES": _variables,
+    "BRIDGE": _bridge,
+    "LINK": _link,
+    "ADDRESS": _address,
+    "PORT": _port,
+    "DISPLAY": _display,
+    "TAP": _tap,
+    "LISTENER": _listener,
+    "USB": _usb,
+    "SCSI": _scsi,
+    "SCSI_DISK": _scsi_disk,
+    "PCI": _pci,
+    "MEDIATED": _mediated,
+    "PARTITION": _partition,
+    "MODULE": _module,
+    "PUS": _pus,
+    "SHARED": _shared,
+    "VHOST": _vhost,
+    "TPM": _tpm,
+}

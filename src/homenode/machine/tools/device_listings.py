@@ -16,8 +16,9 @@ _HEAD = re.compile(
     r"(?:NVME device:)?([A-Za-z0-9_.@-]{1,40})(?::| namespace-id:\S{1,20})",
     re.ASCII,
 )
-_PAIR = re.compile(r"\s*([A-Za-z0-9#][^:]{0,80}?)\s*:\s*(.{0,400})", re.ASCII)
-_TWO_ON_A_LINE = re.compile(r"\s{2,}(?=[A-Z]\w{1,20}: )")
+_NAME = re.compile(r"[A-Za-z0-9#].{0,80}", re.ASCII)
+_TWO_ON_A_LINE = re.compile(r"(?<!\s)\s{2,}(?=[A-Z]\w{1,20}: )")
+_MOST_VALUE = 400
 
 Stated = dict[str, dict[str, str]]
 """By a device's name or address, texts by what they are of."""
@@ -36,14 +37,15 @@ def parse_listing(text: str, source: str) -> Stated:
             values = found.setdefault(head[2], {})
             continue
         for piece in _TWO_ON_A_LINE.split(line):
-            pair = _PAIR.fullmatch(piece)
-            if pair is not None and pair[2].strip():
-                last = f"{source}/{kind}/{part}{pair[1]}"
-                values[last] = pair[2].strip()
-            elif pair is not None:
-                part, last = f"{pair[1]}/", ""
-            elif last and piece.strip():
-                values[last] = f"{values[last]} {piece.strip()}"[:400]
+            name, colon, value = map(str.strip, piece.partition(":"))
+            if not colon or len(value) > _MOST_VALUE or not _NAME.fullmatch(name):
+                if last and piece.strip():
+                    values[last] = f"{values[last]} {piece.strip()}"[:_MOST_VALUE]
+            elif value:
+                last = f"{source}/{kind}/{part}{name}"
+                values[last] = value
+            else:
+                part, last = f"{name}/", ""
     return found
 
 

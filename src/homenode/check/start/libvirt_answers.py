@@ -8,7 +8,7 @@ from pathlib import Path
 from msgspec import structs
 
 from homenode.catalogue import finding
-from homenode.check.start.machine import Answer, StartMachine
+from homenode.check.start.machine import StartMachine, by_kind
 from homenode.check.start.needs import (
     READY,
     TABLE,
@@ -433,25 +433,25 @@ def _one_of(machine: StartMachine, need: Need) -> NeedAnswer:
     return READY if need.value.lower() in need.detail.split() else missing(why)
 
 
-ASKED_OF_LIBVIRT: dict[str, Answer] = {
-    "VOLUME": _volume,
-    "NETWORK": _network,
-    "FILTER": _filter,
-    "EMULATOR": _emulator,
-    "CPU": _cpu,
-    "LOCK": _lock,
-    "SECURITY": _security,
-    "SCHEDULER": _scheduler,
-    "WEIGHT": _weight,
-    "LABEL": _label,
-    "RANGE": _range,
-    "NAME": _name,
-    "DRIVER": _driver,
-    "ARGUMENT": _argument,
-    "ELSEWHERE": _elsewhere,
-    "REFUSED": _refused,
-    "SECRET": _secret,
-    "CONFIG": _config,
-    "ORDER": _order,
-    "ONE_OF": _one_of,
-}
+ASKED_OF_LIBVIRT = by_kind(
+    _volume,
+    _network,
+    _filter,
+    _emulator,
+    _cpu,
+    _lock,
+    _security,
+    _scheduler,
+    _weight,
+    _label,
+    _range,
+    _name,
+    _driver,
+    _argument,
+    _elsewhere,
+    _refused,
+    _secret,
+    _config,
+    _order,
+    _one_of,
+)

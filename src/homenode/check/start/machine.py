@@ -4,6 +4,8 @@ import time
 from collections.abc import Callable
 from functools import cache, cached_property
 from pathlib import Path
+from types import FunctionType
+from typing import cast
 
 from homenode.check.start.needs import Need, NeedAnswer
 from homenode.check.start.qemu_user import QemuUser, user_number
@@ -129,3 +131,8 @@ def _printed(path: str, words: tuple[str, ...]) -> str:
 
 Answer = Callable[[StartMachine, Need], NeedAnswer]
 """What the machine says of a need of one kind."""
+
+
+def by_kind(*named: Answer, **others: Answer) -> dict[str, Answer]:
+    """Functions by the kind of need that they answer: `_image` answers IMAGE."""
+    return {cast(FunctionType, one).__name__[1:].upper(): one for one in named} | others

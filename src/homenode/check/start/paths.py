@@ -4,7 +4,6 @@ What is under a path is looked at, and nothing is opened but the heads of disk i
 """
 
 import errno
-import gzip
 import ipaddress
 import os
 import re
@@ -17,12 +16,10 @@ from pathlib import Path
 from msgspec import structs
 
 from homenode.check.start.images import chain_of
-from homenode.check.start.machine import Answer, StartMachine
+from homenode.check.start.machine import StartMachine, by_kind
 from homenode.check.start.needs import READY, Need, NeedAnswer, missing, unknown
-from homenode.check.start.qemu_user import kernel_text, unwritable
+from homenode.check.start.qemu_user import kernel_text, module, partition, pus, unwritable
 from homenode.check.start.rehearsal import refused_image
-from homenode.cpuset import CpuSet
-from homenode.input_files import read_kernel_file
 from homenode.machine.tools.xml_text import parse_xml
 from homenode.process import find_program
 
@@ -493,85 +490,40 @@ def _tpm(machine: StartMachine, need: Need) -> NeedAnswer:
     return found if found is not READY or is_one else missing(f"{need.value}: not a TPM")
 
 
-def _pus(machine: StartMachine, need: Need) -> NeedAnswer:
-    """Source: cpuset.cpus of cgroups; version 1 takes no PU that is offline."""
-    wanted = CpuSet.parse(need.value)
-    online, possible = (
-        CpuSet.parse(kernel_text(f"/sys/devices/system/cpu/{name}").strip())
-        for name in ("online", "possible")
-    )
-    taken = online if Path("/sys/fs/cgroup/cpuset").is_dir() else possible
-    if wanted - taken or not wanted & online:
-        return missing(f"PUs {wanted - taken or wanted}: this machine has {online}")
-    return READY
-
-
-def _module(machine: StartMachine, need: Need) -> NeedAnswer:
-    """Source: kbuild's modules.builtin and modules.dep; CONFIG_IKCONFIG_PROC."""
-    name, folder = need.value, Path("/lib/modules", os.uname().release)
-    if Path(f"/sys/module/{name}").is_dir():
-        return READY
-    prefix = "CONFIG_NET_" if name[:4] in ("sch_", "cls_", "act_") else "CONFIG_"
-    config = read_kernel_file("/proc/config.gz")
-    lines = gzip.decompress(config).decode("ascii", "replace").split("\n") if config else []
-    option = f"{prefix}{name.upper()}"
-    if f"{option}=y" in lines:
-        return READY
-    listed = [folder / one for one in ("modules.builtin", "modules.dep")]
-    if any(f"/{name}.ko".encode() in (read_kernel_file(str(one)) or b"") for one in listed):
-        return READY
-    if f"# {option} is not set" in lines or all(one.exists() for one in listed):
-        return missing(f"{name}: not in this kernel")
-    return unknown(f"{name}: whether this kernel has it")
-
-
-def _partition(machine: StartMachine, need: Need) -> NeedAnswer:
-    if need.value in ("/machine", "/machine.slice"):
-        return READY  # libvirt makes its own
-    parts = [part for part in need.value.split("/") if part]
-    if not parts or any(not _SAFE.match(part) or part == ".." for part in parts):
-        return unknown(f"{need.value}: a name that is not looked up")
-    path = "/".join(part if "." in part else f"{part}.partition" for part in parts)
-    root = Path("/sys/fs/cgroup")
-    if any((one / path).is_dir() for one in (root, *root.glob("*"))):
-        return READY
-    return missing(f"cgroup {path}: libvirt makes none but its own")
-
-
 _disk, _folder = _kind(stat.S_ISBLK, "block device"), _kind(stat.S_ISDIR, "folder")
 _block, _program = _image, program
-LOOKED_AT: dict[str, Answer] = {
-    "FILE": _file,
-    "BACKING": _backing,
-    "NODE": _node,
-    "DISK": _disk,
-    "OPENED": _opened,
-    "BLOCK": _block,
-    "FOLDER": _folder,
-    "PARENT": _parent,
-    "BOUND": _bound,
-    "MADE": _made,
-    "PIPE": _pipe,
-    "SOCKET": _socket,
-    "PROGRAM": _program,
-    "IMAGE": _image,
-    "VARIABLES": _variables,
-    "BRIDGE": _bridge,
-    "LINK": _link,
-    "ADDRESS": _address,
-    "PORT": _port,
-    "DISPLAY": _display,
-    "TAP": _tap,
-    "LISTENER": _listener,
-    "USB": _usb,
-    "SCSI": _scsi,
-    "SCSI_DISK": _scsi_disk,
-    "PCI": _pci,
-    "MEDIATED": _mediated,
-    "PARTITION": _partition,
-    "MODULE": _module,
-    "PUS": _pus,
-    "SHARED": _shared,
-    "VHOST": _vhost,
-    "TPM": _tpm,
-}
+LOOKED_AT = by_kind(
+    _file,
+    _backing,
+    _node,
+    _opened,
+    _parent,
+    _bound,
+    _made,
+    _pipe,
+    _socket,
+    _image,
+    _variables,
+    _bridge,
+    _link,
+    _address,
+    _port,
+    _display,
+    _tap,
+    _listener,
+    _usb,
+    _scsi,
+    _scsi_disk,
+    _pci,
+    _mediated,
+    _shared,
+    _vhost,
+    _tpm,
+    DISK=_disk,
+    BLOCK=_block,
+    FOLDER=_folder,
+    PROGRAM=_program,
+    PARTITION=partition,
+    MODULE=module,
+    PUS=pus,
+)

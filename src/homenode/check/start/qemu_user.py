@@ -1,21 +1,26 @@
-"""QemuUser: whom libvirt's QEMU runs as, where that user gets to, and what nobody writes. [I/O]
+"""QemuUser: whom libvirt's QEMU runs as, where that user gets to, what the kernel has for it. [I/O]
 
 libvirt gives QEMU's user the files that a domain names, and none of the folders above them.
 """
 
 import fcntl
 import grp
+import gzip
 import os
 import pwd
+import re
 import stat
 import struct
 from pathlib import Path
 
 from msgspec import Struct
 
+from homenode.check.start.needs import READY, Need, NeedAnswer, missing, unknown
+from homenode.cpuset import CpuSet
 from homenode.input_files import read_kernel_file
 from homenode.trusted_path import on_the_way
 
+_SAFE = re.compile(r"[\w.:-]{1,64}\Z", re.ASCII)
 _ACL = "system.posix_acl_access"
 _OWNER, _USER, _OWNING_GROUP, _GROUP, _MASK, _OTHERS = 0x01, 0x02, 0x04, 0x08, 0x10, 0x20
 
@@ -121,3 +126,51 @@ def unwritable(path: str, *, appended: bool = False) -> str | None:
     if flags & _IMMUTABLE or (flags & _APPEND and not appended and stat.S_ISREG(found.st_mode)):
         return f"{path}: immutable or append-only: lsattr shows it"
     return None
+
+
+def pus(_: object, need: Need) -> NeedAnswer:
+    """Whether the kernel has these PUs. Source: cpuset.cpus of cgroups; version 1 takes none that
+    is offline."""
+    wanted = CpuSet.parse(need.value)
+    online, possible = (
+        CpuSet.parse(kernel_text(f"/sys/devices/system/cpu/{name}").strip())
+        for name in ("online", "possible")
+    )
+    taken = online if Path("/sys/fs/cgroup/cpuset").is_dir() else possible
+    if wanted - taken or not wanted & online:
+        return missing(f"PUs {wanted - taken or wanted}: this machine has {online}")
+    return READY
+
+
+def module(_: object, need: Need) -> NeedAnswer:
+    """Whether the kernel has a part, or can load it. Source: kbuild's modules.builtin and
+    modules.dep; CONFIG_IKCONFIG_PROC."""
+    name, folder = need.value, Path("/lib/modules", os.uname().release)
+    if Path(f"/sys/module/{name}").is_dir():
+        return READY
+    prefix = "CONFIG_NET_" if name[:4] in ("sch_", "cls_", "act_") else "CONFIG_"
+    config = read_kernel_file("/proc/config.gz")
+    lines = gzip.decompress(config).decode("ascii", "replace").split("\n") if config else []
+    option = f"{prefix}{name.upper()}"
+    if f"{option}=y" in lines:
+        return READY
+    listed = [folder / one for one in ("modules.builtin", "modules.dep")]
+    if any(f"/{name}.ko".encode() in (read_kernel_file(str(one)) or b"") for one in listed):
+        return READY
+    if f"# {option} is not set" in lines or all(one.exists() for one in listed):
+        return missing(f"{name}: not in this kernel")
+    return unknown(f"{name}: whether this kernel has it")
+
+
+def partition(_: object, need: Need) -> NeedAnswer:
+    """Whether a cgroup is there."""
+    if need.value in ("/machine", "/machine.slice"):
+        return READY  # libvirt makes its own
+    parts = [part for part in need.value.split("/") if part]
+    if not parts or any(not _SAFE.match(part) or part == ".." for part in parts):
+        return unknown(f"{need.value}: a name that is not looked up")
+    path = "/".join(part if "." in part else f"{part}.partition" for part in parts)
+    root = Path("/sys/fs/cgroup")
+    if any((one / path).is_dir() for one in (root, *root.glob("*"))):
+        return READY
+    return missing(f"cgroup {path}: libvirt makes none but its own")

@@ -172,8 +172,15 @@ def test_a_pipe_or_a_device_in_place_of_a_run_is_skipped_and_never_waited_for(
     ]
 
 
-def test_copies_within_a_gpu_that_earlier_versions_counted_twice_are_halved() -> None:
-    twice = Condition("tool device copy", "PyTorch, bytes read and bytes written counted")
+@pytest.mark.parametrize(
+    "how",
+    [
+        "PyTorch, bytes read and bytes written counted",
+        "bandwidthTest, both directions within a GPU counted",
+    ],
+)
+def test_copies_within_a_gpu_that_earlier_versions_counted_twice_are_halved(how: str) -> None:
+    twice = Condition("tool device copy", how)
     copies = Sample("d2d-bandwidth", "bytes_per_s", 4258e9, device=GPU)
     stored = Run(replace(HEAD, conditions=(twice,)), (copies, RUN.samples[1]))
     found = parse_run(run_text(stored).encode(), "old")

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from homenode import formats
 from homenode.bdf import Bdf
+from homenode.check.doctor.baseline import HOST, fact_drift
 from homenode.check.doctor.diagnosis import host_findings
 from homenode.check.doctor.expectation import CertifiedHost, accepted_of, certify
 from homenode.check.doctor.expectation_file import parse_expectation, render_expectation
@@ -409,6 +410,7 @@ BASELINES: Mapping[str, tuple[dict[str, str], dict[str, str], str | None]] = {
     "isolcpus is lost": (with_word("isolcpus=2-31"), with_word("quiet"), "command-line"),
     "iommu=off": (with_word("iommu=pt"), with_word("iommu=off"), "command-line"),
     "huge pages at boot": (with_word("hugepages=512"), with_word(""), "command-line"),
+    "swiotlb is lost": (with_word("swiotlb=65536"), with_word(""), "parameters"),
     "a word that does not matter": (with_word("quiet"), with_word("splash"), None),
     "another firmware": (
         {f"{DMI}/bios_version": "2.1\n"},
@@ -447,6 +449,15 @@ def test_a_changed_fact_is_one_alert_if_it_matters_until_it_is_undone(name: str)
     assert fact in {claim.aspect for claim in alert.claims}
     assert changes(before, drifted).raised == drifted.alerts
     assert changes(drifted, seen(snapshot(files=good), expected, drifted).state).cleared
+
+
+def test_a_state_that_was_recorded_without_other_parameters_knows_no_change_of_them() -> None:
+    """Earlier versions recorded those of "command-line" alone."""
+    there = seen(snapshot(files=with_word("isolcpus=2-3 swiotlb=65536")), None).host
+    facts = certify(there).facts[HOST]
+    assert (facts["command-line"], facts["parameters"]) == ("isolcpus=2-3", "swiotlb=65536")
+    earlier = {name: value for name, value in facts.items() if name != "parameters"}
+    assert list(fact_drift({HOST: earlier}, there, "site.toml")) == []
 
 
 def booted(words: str, pages: int, groups: str) -> dict[str, str]:

@@ -4,7 +4,7 @@ One row of FACTS for each: how it is read, and how bad a change is. Each fact is
 node or the host; its value is a text.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from functools import cache, partial
 from typing import NamedTuple
 
@@ -31,7 +31,13 @@ Judge = Callable[[str, str, bool], Severity | None]
 
 _KINDS = (DeviceKind.GPU, DeviceKind.NIC, DeviceKind.NVSWITCH, DeviceKind.NVME)
 
-KERNEL_WORDS = (words("parameters") | words("placement")) - words("harmless")
+LINE = "kernel's command line"
+_KERNEL_WORDS = {
+    "command-line": words("placement"),
+    "parameters": words("parameters") - words("placement") - words("harmless"),
+}
+"""Two facts: what is recorded as the first never changes its extent, by which a state that was
+recorded before would differ."""
 
 
 def _follows() -> Iterator[tuple[str, frozenset[str]]]:
@@ -161,11 +167,11 @@ def _setting(field: str, host: Host) -> str | None:
     return _text(getattr(host.settings, field))
 
 
-def _words(host: Host) -> str | None:
+def _words(names: Set[str], host: Host) -> str | None:
     line = host.settings.kernel_command_line
     if line is None:
         return None
-    given = (word for word in line.split() if word.partition("=")[0] in KERNEL_WORDS)
+    given = (word for word in line.split() if word.partition("=")[0] in names)
     return " ".join(given) or "none of those that matter"
 
 
@@ -203,7 +209,10 @@ def _nvlinks(host: Host) -> Mapping[Bdf, int]:
 FACTS: tuple[FactRule, ...] = (
     FactRule("memory", "memory", _nodes(_memory), _less_memory),
     FactRule("siblings", "PUs of cores", _nodes(_siblings), _CRITICAL),
-    FactRule("command-line", "kernel's command line", _of_host(_words), _WARNING),
+    *(
+        FactRule(name, LINE, _of_host(partial(_words, names)), _WARNING)
+        for name, names in _KERNEL_WORDS.items()
+    ),
     FactRule("iommu", "IOMMU", _of_host(_iommu), _CRITICAL),
     FactRule("governor", "governor", _of_host(_governors), _WARNING, "energy preference"),
     FactRule("frequencies", "frequency limits", _of_host(_frequencies), _WARNING),
@@ -341,9 +350,12 @@ def fact_drift(
 
 def following(expected: Facts, host: Host) -> frozenset[str]:
     """The facts that the kernel parameters which changed have changed."""
-    was = expected.get(HOST, {}).get("command-line", "")
-    now = RULES["command-line"].read(host).get(HOST, was)
-    changed = {word.partition("=")[0] for word in {*was.split()} ^ {*now.split()}}
+    changed: set[str] = set()
+    for name in _KERNEL_WORDS:
+        was = expected.get(HOST, {}).get(name)
+        now = None if was is None else RULES[name].read(host).get(HOST)
+        if was is not None and now is not None:
+            changed |= {word.partition("=")[0] for word in {*was.split()} ^ {*now.split()}}
     return frozenset().union(*(_FOLLOWS.get(name, frozenset()) for name in changed))
 
 
@@ -354,7 +366,7 @@ def _finding(
     before, after = (_size(was), _size(now)) if rule.name == "memory" else (was, now)
     if rule.name == "siblings":
         before, after = _from_difference(was, now), _from_difference(now, was)
-    if rule.name == "command-line":
+    if rule.label == LINE:
         before, after = _other_words(was, now), _other_words(now, was)
     kind = "".join(f"{host.device_at[bdf].kind} " for bdf in devices)
     return finding(

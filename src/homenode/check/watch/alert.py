@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from homenode.bdf import Bdf
 from homenode.catalogue import finding
 from homenode.check.doctor.alike import odd_attribute, odd_attributes
-from homenode.check.doctor.baseline import HOST, OF_PUS, RULES, FactDrift, following
+from homenode.check.doctor.baseline import HOST, LINE, OF_PUS, FactDrift, following
 from homenode.check.doctor.diagnosis import host_findings
 from homenode.check.doctor.expectation import (
     CPU_COUNTS,
@@ -48,7 +48,6 @@ _OF_MEMORY = ("memory module ", "memory controller ", "DIMM ")
 """Facts of the baseline that a changed topology changes; of PUs where the count is another one, of
 such parts where the memory is."""
 
-_LINE = RULES["command-line"]
 _BASELINE = "drift-baseline"
 
 NODES = frozenset(
@@ -207,7 +206,9 @@ def _drifts(expected: CertifiedHost, host: Host) -> Iterator[Alert]:
     facts = [one for one in baseline_drift(expected, host) if one.finding.is_bad]
     shape = [(name, one) for name, one in topology if name in _TOPOLOGY]
     is_of_pus = any(name in CPU_COUNTS for name, _ in shape)
-    follows = following(expected.facts, host) if any(one.rule is _LINE for one in facts) else ()
+    follows = (
+        following(expected.facts, host) if any(one.rule.label == LINE for one in facts) else ()
+    )
     has_other_memory = "memory" in {*(n for n, _ in shape), *(one.rule.name for one in facts)}
     nodes = [
         one
@@ -215,7 +216,7 @@ def _drifts(expected: CertifiedHost, host: Host) -> Iterator[Alert]:
         if one.rule.name in _OF_NODES
         or (is_of_pus and (one.rule.name in _OF_PUS or one.rule.name.startswith(OF_PUS)))
         or (has_other_memory and one.about.startswith(_OF_MEMORY))
-        or (one.rule is _LINE and shape and "topology" in follows)
+        or (one.rule.label == LINE and shape and "topology" in follows)
     ]
     counts = [(name, one) for name, one in topology if name not in _TOPOLOGY]
     if shape or nodes:
@@ -250,10 +251,10 @@ def _drifts(expected: CertifiedHost, host: Host) -> Iterator[Alert]:
         yield _of_devices(presence, "addresses")
     for cause in dict.fromkeys(map(_cause, devices)):
         yield _of_devices([one for one in devices if _cause(one) == cause])
-    lines = [one for one in facts if one.rule is _LINE and pages and "huge pages" in follows]
+    lines = [one for one in facts if one.rule.label == LINE and pages and "huge pages" in follows]
     if pages:
         whole = (*(one.finding for one in lines), *pages)
-        yield _alert(whole, "huge pages", aspects=(_LINE.name,) * len(lines))
+        yield _alert(whole, "huge pages", aspects=tuple(one.rule.name for one in lines))
     left = [one for one in facts if one not in (*nodes, *lines)]
     yield from _of_facts(left, devices, follows)
 
@@ -269,7 +270,7 @@ def _of_facts(
     for one in left:
         rule, topic = one.rule, one.rule.topic or one.rule.label
         is_caused = rule.name in follows or rule.label in follows or topic in follows
-        key = (_LINE.label, True) if is_caused else (topic, one.about == HOST)
+        key = (LINE, True) if is_caused else (topic, one.about == HOST)
         topics.setdefault(key, []).append(one)
     groups: dict[object, list[tuple[str, bool]]] = {}
     for key, drifts in topics.items():

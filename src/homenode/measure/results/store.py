@@ -21,8 +21,20 @@ from homenode.measure.results.model import Condition, Run, RunHead, Sample
 KIND = "results"
 MAX_SAMPLES = 2_000_000
 """Of one run; more is no run of ours."""
-_COUNTED_TWICE = Condition("tool device copy", "PyTorch, bytes read and bytes written counted")
-_COUNTED_ONCE = Condition("tool device copy", "PyTorch, bytes within a GPU counted once")
+_COUNTED_ONCE = {
+    Condition("tool device copy", twice): Condition("tool device copy", once)
+    for twice, once in (
+        (
+            "PyTorch, bytes read and bytes written counted",
+            "PyTorch, bytes within a GPU counted once",
+        ),
+        (
+            "bandwidthTest, both directions within a GPU counted",
+            "bandwidthTest, bytes within a GPU counted once, twice in what it prints",
+        ),
+    )
+}
+"""Of runs that earlier versions wrote: what they say, and what is said of half of it."""
 
 
 def head_line(head: RunHead) -> str:
@@ -52,14 +64,16 @@ def parse_run(text: bytes, source: str) -> Run:
 
 
 def _counted_once(run: Run) -> Run:
-    """PyTorch's copies within a GPU, of which earlier versions counted each byte twice."""
+    """Copies within a GPU, of which earlier versions counted each byte twice."""
     heads = run.head.conditions
-    if _COUNTED_TWICE not in heads or any(one.name == "tool nvbandwidth" for one in heads):
+    if _COUNTED_ONCE.keys().isdisjoint(heads) or any(
+        one.name == "tool nvbandwidth" for one in heads
+    ):
         return run
     return Run(
         replace(
             run.head,
-            conditions=tuple(_COUNTED_ONCE if c == _COUNTED_TWICE else c for c in heads),
+            conditions=tuple(_COUNTED_ONCE.get(one, one) for one in heads),
         ),
         tuple(
             replace(one, value=one.value / 2) if one.metric == "d2d-bandwidth" else one

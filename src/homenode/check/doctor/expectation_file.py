@@ -93,7 +93,7 @@ class ExpectationTable(TomlTable):
 def render_expectation(expectation: CertifiedHost) -> str:
     """The text; parse_expectation gives the same value back."""
     lines = [
-        "# homenode expect: the host when it was certified; homenode doctor --expect FILE compares",
+        "# homenode watch certify: a host as certified; homenode doctor --expect FILE compares",
         f"format = {VERSION}",
         f"host = {_quoted(expectation.host)}",
     ]

@@ -246,6 +246,10 @@ def _named(group: Sequence[Compared]) -> Iterator[Attribute]:
     """Every state that a source names, but those that the table says change with use."""
     for source, states in _OF_STATES:
         stated = {one.device.bdf: dict(states(one)) for one in group}
+        stated = {
+            bdf: {n: value for n, value in of.items() if state_rule("device", n).judged != "use"}
+            for bdf, of in stated.items()
+        }
         for rule, name, of in judged_states("device", stated):
             yield Attribute(
                 name="settings",
@@ -330,6 +334,11 @@ def odd_findings(host: Host, known: Sequence[Finding] = ()) -> Iterator[Finding]
     known: what is wrong of them by itself; it is not said twice.
     """
     said = {(bdf, _SAID_BY[one.id]) for one in known if one.id in _SAID_BY for bdf in one.devices}
+    for one in known:
+        state = one.subject.rpartition(": ")[2]
+        if one.is_bad and state != one.subject:
+            topics = {state, state_rule("device", state).topic or state}
+            said |= {(bdf, topic) for bdf in one.devices for topic in topics}
     groups = _groups(host)
     named = [(one, [group]) for group in groups for one in _named(group)]
     boards = _groups(host, by_board=False)
@@ -443,6 +452,9 @@ def _odd(
     values = [(one, attribute.read(one)) for one in group]
     known = [(one, value) for one, value in values if value is not None]
     may_tie = DeviceKind.GPU in group[0].kinds or attribute.worse is WORSE["count"]
+    if len(known) == 2 and known[0][1] != known[1][1]:
+        yield from _unlike(attribute, known, name)
+        return
     found = usual_of([value for _, value in known], attribute.worse, may_tie=may_tie)
     if found is None:
         return
@@ -452,10 +464,14 @@ def _odd(
     is_minor = is_chosen or not is_majority
     is_minor = is_minor or not (attribute.is_named or is_odd_one(len(odd), count))
     is_minor = is_minor and attribute.worse is not WORSE["count"]
+    values_of_odd = Counter(value for _, value in odd)
     for one, value in odd:
-        if attribute.name in _WIRED and _is_built_so(one, attribute):
+        if _is_built_so(one, attribute) or _follows_from_a_port(one, attribute):
             continue
         device = one.device
+        is_design = DeviceKind.GPU not in one.kinds and attribute.worse is _other
+        is_design = is_design and values_of_odd[value] > 1
+        is_design = is_design or _is_spare(one, attribute) or _is_narrower(one, attribute, usual)
         names = [str(o.device.bdf) for o, v in known if v == usual]
         yield (
             one,
@@ -465,13 +481,70 @@ def _odd(
                 expected=f"{attribute.shown(usual)}, as {count} like it: "
                 f"{first_few(names, _MOST_NAMED)}",
                 observed=attribute.shown(value),
-                severity=Severity.INFO if is_minor else attribute.severity,
+                severity=Severity.INFO if is_minor or is_design else attribute.severity,
                 case=attribute.name,
                 values={"device": device.bdf},
                 source=f"{name}: {attribute.source}",
                 devices=(device.bdf, *(each.bdf for each in one.below)),
             ),
         )
+
+
+def _unlike(
+    attribute: Attribute, known: Sequence[tuple[Compared, Any]], name: str
+) -> Iterator[tuple[Compared, Finding]]:
+    """Of two that differ: the worse one, else the second, with both values: none is known to be
+    right."""
+    if not attribute.is_named:
+        return
+    first = attribute.worse(*(value for _, value in known))
+    second = attribute.worse(*(value for _, value in reversed(known)))
+    (one, value), (other, usual) = known if first and not second else known[::-1]
+    wired = attribute.name in _WIRED and _is_narrower(one, attribute, usual)
+    built = wired or _is_built_so(one, attribute) or _follows_from_a_port(one, attribute)
+    if built or not (first or second):
+        return
+    is_minor = DeviceKind.NVME in one.kinds or attribute.name in _CHOSEN or first == second
+    yield (
+        one,
+        finding(
+            "device-odd",
+            _subject(one, attribute),
+            expected=f"{attribute.shown(usual)}, as the other like it: {other.device.bdf}",
+            observed=attribute.shown(value),
+            severity=Severity.INFO if is_minor else attribute.severity,
+            case=attribute.name,
+            values={"device": one.device.bdf},
+            source=f"{name}: {attribute.source}",
+            devices=tuple(dict.fromkeys(d.bdf for d in (one.device, other.device, *one.below))),
+        ),
+    )
+
+
+_CHOSEN = frozenset({"mode", "driver", "functions"})
+_OF_PORTS = ("net/", "infiniband/", "ethtool/")
+_LEAST_CHANGES = 2
+"""Of a port's carrier: it had a link once."""
+
+
+def _is_spare(one: Compared, attribute: Attribute) -> bool:
+    """Whether it is a port that never had a link, and the attribute says so."""
+    states = dict(one.device.states)
+    changes = states.get("net/carrier_changes", "")
+    is_down = states.get("net/operstate") == "down" and changes.isdecimal()
+    return is_down and int(changes) < _LEAST_CHANGES and attribute.label.startswith(_OF_PORTS)
+
+
+def _follows_from_a_port(one: Compared, attribute: Attribute) -> bool:
+    """Whether it is what a port without a link has otherwise as well."""
+    return attribute.label != "net/operstate" and _is_spare(one, attribute)
+
+
+def _is_narrower(one: Compared, attribute: Attribute, usual: Any) -> bool:
+    """Whether a slot that is not a GPU's has fewer lanes, and as fast ones: it says so itself."""
+    if attribute.name not in _WIRED or DeviceKind.GPU in one.kinds:
+        return False
+    return bool(attribute.read(one).gt_per_s == usual.gt_per_s)
 
 
 def is_odd_one(odd: int, usual: int) -> bool:
@@ -502,6 +575,8 @@ _WIRED = frozenset({"link", "path"})
 def _is_built_so(one: Compared, attribute: Attribute) -> bool:
     """Whether card and slot can the same: another card with the ids of the others, as the NICs that
     manage the NVSwitches of a B200 board. No fault lowers what both ends can."""
+    if attribute.name not in _WIRED:
+        return False
     own, of_other = most_of(one.device.link), one.other_end and most_of(one.other_end.link)
     narrower_above = attribute.name == "path" and attribute.read(one) != own
     is_alike = own is not None and own == of_other and not narrower_above
@@ -547,4 +622,15 @@ def _groups(host: Host, *, by_board: bool = True) -> list[list[Compared]]:
                     known = ports.setdefault(place, {}).get(end.bdf)
                     below = (*(() if known is None else known.below), device)
                     ports[place][end.bdf] = Compared(end, other, below=below)
-    return [*groups.values(), *(list(group.values()) for group in ports.values())]
+    alike = [by_use for group in groups.values() for by_use in _by_use(group)]
+    return [*alike, *(list(group.values()) for group in ports.values())]
+
+
+def _by_use(group: list[Compared]) -> list[list[Compared]]:
+    """The group, or its parts where two or more of each class are set so: adapters for both
+    InfiniBand and Ethernet."""
+    of_class: dict[int, list[Compared]] = {}
+    for one in group:
+        of_class.setdefault(one.device.class_code, []).append(one)
+    is_set_so = all(len(each) > 1 for each in of_class.values())
+    return list(of_class.values()) if is_set_so else [group]

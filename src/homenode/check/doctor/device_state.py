@@ -1,22 +1,27 @@
 """Device state: what is wrong of a device whatever others have: BARs, registers, errors that it has
-seen, and boards that lack GPUs, NVSwitches or NVLinks that their model has.
+seen, boards that lack GPUs, NVSwitches or NVLinks that their model has, and what parts say of
+themselves, by a table (facts.txt).
 
 Source: PCIe 6.0, 7.5.1 (Command), 7.8.4 (AER), 7.8.6 (Resizable BAR); NVIDIA's data sheets.
 """
 
+import re
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from functools import cache
 
 from msgspec import Struct
 
 from homenode.bdf import Bdf
 from homenode.catalogue import finding
+from homenode.cpuset import CpuSet
 from homenode.findings import Finding, Severity
 from homenode.input_files import package_text
 from homenode.machine.link_path import JUDGED, links_above, peer_links
 from homenode.machine.pci import DeviceKind, PciDevice, board_of, model_of
 from homenode.machine.topology import Host
-from homenode.units import GIB, format_bytes
+from homenode.units import GIB, first_number, format_bytes
+from homenode.wording import first_few
 
 
 class GpuModel(Struct, frozen=True, kw_only=True):
@@ -291,3 +296,176 @@ def _few_links(host: Host) -> Iterator[Finding]:
                 source=f"{host.name}: nvidia-smi topo -m",
                 devices=(bdf,),
             )
+
+
+class StateFact(Struct, frozen=True):
+    """A row of facts.txt. mark: "?" or "+" behind the severity. test: how the value is judged, and
+    by what. when: the same of other states, by their names."""
+
+    finding: str
+    case: str
+    severity: Severity
+    mark: str
+    part: str
+    pattern: "re.Pattern[str]"
+    test: tuple[str, str]
+    when: tuple[tuple[str, str, str], ...]
+    expected: str
+
+
+@cache
+def _facts() -> tuple[StateFact, ...]:
+    found: list[StateFact] = []
+    name = case = ""
+    for row in package_text("check", "doctor", "facts.txt").splitlines():
+        if row.startswith("["):
+            name, _, case = row[1:].partition("]")
+        elif row and not row.startswith("#"):
+            severity, part, pattern, test, expected = row.split(" | ")
+            of, _, condition = test.partition(" when ")
+            when = (_TEST.fullmatch(one) for one in condition.split(" and ") if one)
+            found.append(
+                StateFact(
+                    name,
+                    case.strip(),
+                    Severity(severity.rstrip("?+")),
+                    severity[-1],
+                    part,
+                    re.compile(pattern, re.ASCII),
+                    (of.partition(" ")[0], of.partition(" ")[2]),
+                    tuple((one["name"], one["by"], one["words"]) for one in when if one),
+                    expected,
+                )
+            )
+    return tuple(found)
+
+
+_TEST = re.compile(r"(?P<name>[^|]+?) (?P<by>is|not|has) (?P<words>[^ ].*)")
+_SAYS_NOTHING = frozenset({"N/A", "[N/A]", "Not Supported", "[Not Supported]", "Unknown", ""})
+
+
+def _is_wrong(test: tuple[str, str], name: str, states: Mapping[str, str]) -> bool:
+    """Whether a test says that the state of that name is not as it should be."""
+    (by, words), value = test, states.get(name, "none")
+    if value in _SAYS_NOTHING:
+        return False
+    if by in ("is", "not", "some"):
+        return (value in words.split("|")) is (by != "not")
+    if by == "has":
+        return any(word in value for word in words.split("|"))
+    if by == "over":
+        return value[:1].isdecimal() and first_number(value) > int(words)
+    other = states.get(_reference(test, name), "N/A")
+    if other in _SAYS_NOTHING or by == "unlike":
+        return other not in _SAYS_NOTHING and other != value
+    is_rates = words.startswith("most:")
+    most = max(map(int, _RATE.findall(other)), default=0) if is_rates else first_number(other)
+    return value[:1].isdecimal() and 0 < first_number(value) < most
+
+
+_RATE = re.compile(r"\b(\d{1,7})base", re.ASCII)
+"""Mb/s of a link mode, as ethtool names it."""
+
+
+def _wrong(fact: StateFact, states: Mapping[str, str]) -> list[str]:
+    """The names of the states that a row says are wrong."""
+    if not all(_is_wrong((by, words), name, states) for name, by, words in fact.when):
+        return []
+    named = [name for name in states if fact.pattern.fullmatch(name)]
+    wrong = [name for name in named if _is_wrong(fact.test, name, states)]
+    if fact.test[0] == "over":
+        wrong.sort(key=lambda name: first_number(states[name]), reverse=True)
+    return [] if fact.test[0] == "some" and len(wrong) == len(named) else wrong
+
+
+def _reference(test: tuple[str, str], name: str) -> str:
+    """The name of the state that a state of that name is compared with; "" of words and numbers."""
+    by, words = test
+    if by not in ("below", "unlike"):
+        return ""
+    folder, _, own = name.rpartition("/")
+    of = words.removeprefix("most:")
+    return of.replace("./", f"{folder}/", 1) if of.startswith("./") else of.replace("~", own)
+
+
+def _shows(fact: StateFact, states: Mapping[str, str]) -> bool:
+    named = [name for name in states if fact.pattern.fullmatch(name)]
+    return any(_reference(fact.test, name) in ("", *states) for name in named)
+
+
+def states_of(device: PciDevice) -> dict[str, str]:
+    """What programs and sysfs say of a device, and whether the port above it is known."""
+    above = "no" if device.parent is None else "yes"
+    return dict((*device.driver_states, *device.states, ("link above", above)))
+
+
+def stated_findings(host: Host) -> Iterator[Finding]:
+    """What devices and parts say of themselves that the table says is wrong; of several states of
+    one row, the first is named, and all are shown."""
+    alike: dict[Hashable, list[tuple[PciDevice, dict[str, str]]]] = {}
+    for device in host.pci_devices:
+        if device.kind in JUDGED and device.physical_function is None:
+            model = (device.kind, device.vendor_id, device.device_id)
+            alike.setdefault(model, []).append((device, states_of(device)))
+    for group in alike.values():
+        for fact in _facts():
+            if fact.part != JUDGED[group[0][0].kind]:
+                continue
+            found = [(d, states, _wrong(fact, states)) for d, states in group]
+            shown = [s for _, s, _ in found if _shows(fact, s)]
+            wrong = [row for row in found if row[2]]
+            for device, states, names in wrong:
+                severity = fact.severity
+                others = [{n: s.get(n) for n in names} for s in shown if s is not states]
+                if (
+                    fact.mark == "?"
+                    and others
+                    and all(one == {n: states[n] for n in names} for one in others)
+                ):
+                    severity = Severity.INFO
+                elif fact.mark == "+" and len(wrong) < len(shown):
+                    severity = Severity.WARNING
+                yield _stated(fact, _name(device), names, states, host, severity, (device.bdf,))
+    of_parts: dict[tuple[int, str, str], list[str]] = {}
+    facts = [(at, fact) for at, fact in enumerate(_facts()) if fact.part not in JUDGED.values()]
+    for part in host.parts:
+        states = dict(part.states)
+        for at, fact in facts:
+            if fact.part == part.group:
+                for name in _wrong(fact, states):
+                    of_parts.setdefault((at, name, states[name]), []).append(part.name)
+    for (at, name, value), parts in of_parts.items():
+        fact = _facts()[at]
+        which = str(CpuSet(map(int, parts))) if fact.part == "PU" else first_few(parts, 8)
+        place = f"{fact.part} {which}"
+        yield _stated(fact, place, [name], {name: value}, host, fact.severity, ())
+
+
+def _stated(
+    fact: StateFact,
+    place: str,
+    names: Iterable[str],
+    states: Mapping[str, str],
+    host: Host,
+    severity: Severity,
+    devices: tuple[Bdf, ...],
+) -> Finding:
+    first, *_ = names
+    beside = states.get(_reference(fact.test, first), "")
+    return finding(
+        fact.finding,
+        f"{place}: {first}",
+        expected=f"{fact.expected}{beside and f': {beside[:80]}'}",
+        observed=", ".join(f"{name} {states[name]}" for name in names),
+        severity=severity,
+        case=fact.case,
+        source=f"{host.name}: {_SOURCES.get(fact.part, 'sysfs, dmidecode -t 17')}",
+        devices=devices,
+    )
+
+
+_SOURCES = {
+    "GPU": "nvidia-smi -q -x, nvidia-smi nvlink, amd-smi, sysfs",
+    "NIC": "sysfs, ethtool, devlink",
+    "NVMe drive": "nvme smart-log, sysfs",
+}

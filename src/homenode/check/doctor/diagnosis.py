@@ -18,7 +18,7 @@ from msgspec import Struct, field
 from homenode.bdf import Bdf
 from homenode.catalogue import GROUP
 from homenode.check.doctor.alike import has_like_devices, odd_findings
-from homenode.check.doctor.device_state import device_state_findings
+from homenode.check.doctor.device_state import device_state_findings, stated_findings
 from homenode.check.doctor.host_state import (
     collective_findings,
     kernel_log_findings,
@@ -80,14 +80,19 @@ def host_findings(host: Host) -> tuple[Finding, ...]:
 def _of_host(host: Host, known: Circumstances, *, with_advice: bool = True) -> Iterator[Finding]:
     """Whatever VMs it has."""
     by_themselves = (*error_findings(host), *device_state_findings(host))
+    stated = tuple(stated_findings(host))
     yield from link_findings(host, known.load, known.known_widths, known.reached)
     yield from unknown_link_findings(host)
     yield from cut_listing_findings(host)
     yield from silent_device_findings(host)
     yield from copy_findings(host, known.h2d, known.h2d_all, known.known_widths)
     yield from by_themselves
-    yield from odd_findings(host, by_themselves)
-    yield from odd_part_findings(host)
+    yield from (one for one in stated if one.is_bad)
+    odd = (*odd_findings(host, (*by_themselves, *stated)), *odd_part_findings(host))
+    said = {one.subject for one in stated if one.is_bad}
+    yield from (one for one in odd if one.subject not in said)
+    said = {one.subject for one in odd if one.is_bad}
+    yield from (one for one in stated if not one.is_bad and one.subject not in said)
     yield from uneven_part_findings(host)
     yield from kernel_log_findings(host)
     yield from layout_findings(host, with_advice=with_advice)

@@ -37,7 +37,7 @@ from homenode.machine.pci import (
     is_uuid,
     nominal_bytes,
 )
-from homenode.machine.snapshot.contents import COMMAND_OF_NAME, state_rule
+from homenode.machine.snapshot.contents import COMMAND_OF_NAME
 from homenode.machine.snapshot.protocol import Snapshot
 from homenode.machine.tools import amd_smi, nvidia_smi
 from homenode.machine.tools.amd_smi import RocmTopology
@@ -329,8 +329,7 @@ def with_tool_states(
             bdf = address_of(states.get("amd-smi/bus/bdf", "")) or known.get(key)
             if bdf is not None:
                 known[key] = bdf
-                kept = {n: v for n, v in states.items() if state_rule("device", n).judged != "use"}
-                found.setdefault(bdf, {}).update(kept)
+                found.setdefault(bdf, {}).update(states)
     stating = {bdf: tuple(states.items()) for bdf, states in found.items()}
     return tuple(
         replace(one, states=one.states + stating[one.bdf]) if one.bdf in stating else one

@@ -36,7 +36,6 @@ from homenode.machine.discover.system import (
     read_versions,
 )
 from homenode.machine.pci import DeviceKind, PciDevice
-from homenode.machine.snapshot.contents import state_rule
 from homenode.machine.snapshot.protocol import BoundedSnapshot, Snapshot
 from homenode.machine.tools import virsh_capabilities
 from homenode.machine.tools.nvidia_smi import NvidiaGpu
@@ -222,7 +221,7 @@ def _as_driver_says(
             link_replays=gpu.replays,
             module_id=gpu.module_id,
             driver_states=tuple(
-                one for one in gpu.states if state_rule("device", one[0]).judged != "use"
+                one for one in gpu.states if not one[0].startswith("supported_clocks/")
             ),
         )
         if device.kind is DeviceKind.GPU and (gpu := queried.get(device.bdf)) is not None

@@ -132,6 +132,28 @@ def _clocks(*khz: int) -> Host:
     return settings(there, frequency_limits=tuple(limits))
 
 
+def stating(kind: DeviceKind, **states: str) -> Host:
+    """A host with one device of a kind, which says this of itself; "__" is a slash."""
+    there = host(HGX)
+    one = there.devices_of_kind(kind)[0]
+    pairs = tuple((name.replace("__", "/"), value) for name, value in states.items())
+    stated = replace(one, driver_states=(), states=pairs)
+    return replace(there, pci_devices=(stated,), links=())
+
+
+GPUS, NICS, DRIVES = DeviceKind.GPU, DeviceKind.NIC, DeviceKind.NVME
+REMAPPED, SLOWED = (
+    "remapped_rows__remapped_row_failure",
+    "clocks_event_reasons__clocks_event_reason",
+)
+LIMIT, DEFAULT = (
+    "gpu_power_readings__current_power_limit",
+    "gpu_power_readings__default_power_limit",
+)
+MODES = "ethtool__settings__Supported link modes"
+SPARE = "nvme__smart log__available_spare"
+
+
 def _capped(khz: int) -> Host:
     limit = FrequencyLimit(khz, 6_000_000, CpuSet(range(32)))
     return settings(host(DESKTOP), frequency_limits=(limit,))
@@ -208,6 +230,50 @@ HEALTH_CASES: dict[str, Case] = {
         lambda: of_host(without_one(DeviceKind.GPU)),
         "hgx-h100",
         lambda: of_host(host(HGX)),
+    ),
+    "memory-failed": case(
+        "one GPU whose row remapping failed",
+        lambda: of_host(stating(GPUS, **{REMAPPED: "Yes"})),
+        "the same with one remapped row and nothing pending",
+        lambda: of_host(stating(GPUS, **{REMAPPED: "No", "remapped_rows__remapped_row_corr": "1"})),
+    ),
+    "device-slowed": case(
+        "one GPU with HW thermal slowdown active",
+        lambda: of_host(stating(GPUS, **{f"{SLOWED}_hw_thermal_slowdown": "Active"})),
+        "the same with SW power cap active",
+        lambda: of_host(stating(GPUS, **{f"{SLOWED}_sw_power_cap": "Active"})),
+    ),
+    "limit-lowered": case(
+        "one GPU with 400 W of 700",
+        lambda: of_host(stating(GPUS, **{LIMIT: "400.00 W", DEFAULT: "700.00 W"})),
+        "the same with 700",
+        lambda: of_host(stating(GPUS, **{LIMIT: "700.00 W", DEFAULT: "700.00 W"})),
+    ),
+    "setting-unusual": case(
+        "one GPU without ECC",
+        lambda: of_host(stating(GPUS, product_brand="NVIDIA", ecc_mode__current_ecc="Disabled")),
+        "the same with ECC",
+        lambda: of_host(stating(GPUS, product_brand="NVIDIA", ecc_mode__current_ecc="Enabled")),
+    ),
+    "port-impaired": case(
+        "one NIC at 100 of 400 Gb/s",
+        lambda: of_host(stating(NICS, **{MODES: "400000baseCR4/Full", "net__speed": "100000"})),
+        "the same at 400",
+        lambda: of_host(stating(NICS, **{MODES: "400000baseCR4/Full", "net__speed": "400000"})),
+    ),
+    "link-impaired": case(
+        "one GPU with one NVLink of two inactive",
+        lambda: of_host(stating(GPUS, **{"nvlink__Link 0": "<inactive>", "nvlink__Link 1": "25"})),
+        "the same with both inactive, as with MIG or without a bridge",
+        lambda: of_host(
+            stating(GPUS, **{"nvlink__Link 0": "<inactive>", "nvlink__Link 1": "<inactive>"})
+        ),
+    ),
+    "drive-failing": case(
+        "a drive with 5 % of spare where 10 % is the threshold",
+        lambda: of_host(stating(DRIVES, **{SPARE: "5%", f"{SPARE}_threshold": "10%"})),
+        "the same with 100 %",
+        lambda: of_host(stating(DRIVES, **{SPARE: "100%", f"{SPARE}_threshold": "10%"})),
     ),
     "clock-unequal": case(
         "hgx-h100 with 2 GHz at most on package 1",

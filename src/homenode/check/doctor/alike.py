@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from homenode.bdf import Bdf
 from homenode.catalogue import finding
+from homenode.check.doctor.device_state import stated_ids
 from homenode.findings import Finding, Severity
 from homenode.machine.link_path import (
     JUDGED,
@@ -334,11 +335,11 @@ def odd_findings(host: Host, known: Sequence[Finding] = ()) -> Iterator[Finding]
     known: what is wrong of them by itself; it is not said twice.
     """
     said = {(bdf, _SAID_BY[one.id]) for one in known if one.id in _SAID_BY for bdf in one.devices}
-    for one in known:
-        state = one.subject.rpartition(": ")[2]
-        if one.is_bad and state != one.subject:
+    for each in known:
+        state = each.subject.rpartition(": ")[2]
+        if each.is_bad and state != each.subject:
             topics = {state, state_rule("device", state).topic or state}
-            said |= {(bdf, topic) for bdf in one.devices for topic in topics}
+            said |= {(bdf, topic) for bdf in each.devices for topic in topics}
     groups = _groups(host)
     named = [(one, [group]) for group in groups for one in _named(group)]
     boards = _groups(host, by_board=False)
@@ -432,7 +433,7 @@ def odd_attributes(name: str) -> tuple[str, ...]:
 
 def odd_attribute(found: Finding) -> str:
     """A finding's id; of a device that differs from others also in what."""
-    if found.id not in ("device-odd", "part-odd"):
+    if found.id not in ("device-odd", "part-odd", *stated_ids()):
         return found.id
     return f"{found.id}: {found.subject.rpartition(': ')[2]}"
 
@@ -523,15 +524,17 @@ def _unlike(
 
 _CHOSEN = frozenset({"mode", "driver", "functions"})
 _OF_PORTS = ("net/", "infiniband/", "ethtool/")
+_ETHERNET = 0x0200
 _LEAST_CHANGES = 2
 """Of a port's carrier: it had a link once."""
 
 
 def _is_spare(one: Compared, attribute: Attribute) -> bool:
-    """Whether it is a port that never had a link, and the attribute says so."""
+    """Whether it is an Ethernet port that never had a link, and the attribute says so."""
     states = dict(one.device.states)
     changes = states.get("net/carrier_changes", "")
-    is_down = states.get("net/operstate") == "down" and changes.isdecimal()
+    is_ethernet = one.device.class_code >> 8 == _ETHERNET
+    is_down = is_ethernet and states.get("net/operstate") == "down" and changes.isdecimal()
     return is_down and int(changes) < _LEAST_CHANGES and attribute.label.startswith(_OF_PORTS)
 
 

@@ -340,6 +340,11 @@ def _facts() -> tuple[StateFact, ...]:
     return tuple(found)
 
 
+def stated_ids() -> frozenset[str]:
+    """The findings of the table."""
+    return frozenset(fact.finding for fact in _facts())
+
+
 _TEST = re.compile(r"(?P<name>[^|]+?) (?P<by>is|not|has) (?P<words>[^ ].*)")
 _SAYS_NOTHING = frozenset({"N/A", "[N/A]", "Not Supported", "[Not Supported]", "Unknown", ""})
 
@@ -389,8 +394,10 @@ def _reference(test: tuple[str, str], name: str) -> str:
 
 
 def _shows(fact: StateFact, states: Mapping[str, str]) -> bool:
+    """Whether a row can be judged: a rate of -1 of a port without a link says nothing."""
     named = [name for name in states if fact.pattern.fullmatch(name)]
-    return any(_reference(fact.test, name) in ("", *states) for name in named)
+    known = [name for name in named if _reference(fact.test, name) in ("", *states)]
+    return any(fact.test[0] != "below" or states[name][:1].isdecimal() for name in known)
 
 
 def states_of(device: PciDevice) -> dict[str, str]:

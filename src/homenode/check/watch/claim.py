@@ -13,6 +13,7 @@ from msgspec import Struct, field
 from homenode.bdf import Bdf
 from homenode.check.doctor.alike import unread_attribute
 from homenode.check.doctor.baseline import facts_of, rule_of, subject_of, unread_facts
+from homenode.check.doctor.device_state import stated_ids, states_of
 from homenode.check.doctor.expectation import (
     CertifiedHost,
     DeviceChange,
@@ -78,7 +79,8 @@ def claim_of(found: Finding, aspect: str = "", vm: str | None = None) -> WatchCl
 
 def _label(found: Finding) -> str:
     """Of a device that differs from others in several things, which one."""
-    return found.subject if found.id == "device-odd" else ""
+    is_one_of_several = found.id == "device-odd" or (found.id in stated_ids() and found.devices)
+    return found.subject if is_one_of_several else ""
 
 
 class Sight(Struct, frozen=True, kw_only=True):
@@ -206,6 +208,20 @@ def _shows(device: PciDevice, claim: WatchClaim, host: Host) -> bool:
 _attribute = _of_device(_shows)
 
 
+def _says(device: PciDevice, claim: WatchClaim, _: Host) -> bool:
+    return claim.aspect.rpartition(": ")[2] in states_of(device)
+
+
+_state = _of_device(_says)
+
+
+def _stated(claim: WatchClaim, sight: Sight) -> str | None:
+    """Of a device or a part, whether it still says what it said."""
+    if claim.aspect:
+        return _state(claim, sight)
+    return _NOT_READ if unread_state(sight.host, claim.about) else None
+
+
 def _given(read: Callable[[Host], object], reason: str = _NOT_READ) -> Unproved:
     """A claim about the host, where this is what shows it: None, () and False do not."""
     return lambda claim, sight: None if read(sight.host) else reason
@@ -232,6 +248,7 @@ UNPROVED: Mapping[str, Unproved] = {
     **dict.fromkeys(("device-switched-off", "pcie-errors-seen"), _registers),
     **dict.fromkeys(("bar-unassigned", "bar-small"), _bars),
     "device-odd": _attribute,
+    **dict.fromkeys(stated_ids(), _stated),
     "device-silent": _present,
     "part-odd": lambda claim, sight: _NOT_READ if unread_state(sight.host, claim.about) else None,
     **dict.fromkeys(("node-memory-unequal", "node-without-memory", "node-spans-packages"), _nodes),

@@ -5,18 +5,15 @@ kind, ids, subsystem ids and function; for what drivers set, by their driver too
 by their ids and by what is below them.
 """
 
-import re
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import combinations
 from operator import attrgetter
-from statistics import median_low
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from homenode.bdf import Bdf
 from homenode.catalogue import finding
-from homenode.check.doctor.device_state import stated_ids
+from homenode.check.doctor.device_state import BETWEEN, is_spare_port, odd_pair_findings, stated_ids
 from homenode.findings import Finding, Severity
 from homenode.machine.link_path import (
     JUDGED,
@@ -35,14 +32,19 @@ from homenode.machine.pci import (
     is_viable_driver,
     model_of,
 )
-from homenode.machine.snapshot.contents import StateRule, state_rule
+from homenode.machine.snapshot.contents import (
+    WORSE,
+    differs,
+    is_odd_one,
+    judged_states,
+    state_rule,
+    usual_of,
+)
 from homenode.machine.topology import Host
-from homenode.units import first_number, format_bytes
+from homenode.units import format_bytes
 from homenode.wording import first_few
 
 _MOST_NAMED = 8
-_LEAST = 3
-"""Of two that differ neither is known to be right."""
 
 
 class Compared(NamedTuple):
@@ -148,10 +150,6 @@ def _slower(value: LinkRate, usual: LinkRate) -> bool:
     return value.bytes_per_s < usual.bytes_per_s
 
 
-def _other(value: Any, usual: Any) -> bool:
-    return True
-
-
 def _enabled(value: str, usual: str) -> bool:
     return usual == "Disabled"
 
@@ -218,7 +216,7 @@ _READS, _RELAXED = "registers.max_read_request_bytes", "registers.relaxed_orderi
 ATTRIBUTES: tuple[Attribute, ...] = (
     _row("link", "link that it can", lambda one: most_of(one.device.link), _LNKCAP, _slower),
     _row("path", "path to the processor", _path, f"{_LNKCAP}, of all ports above", _slower),
-    _row("payload", "MaxPayload", "registers.max_payload_bytes", _DEVCTL, _other, _BYTES),
+    _row("payload", "MaxPayload", "registers.max_payload_bytes", _DEVCTL, differs, _BYTES),
     _row("read request", "MaxReadReq", _READS, _DEVCTL, shown=_BYTES, **_DRIVER),
     _row("tags", "extended tags", "registers.extended_tags", _DEVCTL, shown=_on_off),
     _row("tags", "10-bit tags", "registers.ten_bit_tags", f"{_DEVCTL}2", shown=_on_off),
@@ -227,18 +225,26 @@ ATTRIBUTES: tuple[Attribute, ...] = (
     _row("bars", "BARs", _bars, "resource in sysfs, Region of lspci -vvv", _smaller, _sizes),
     _row("peer links", "NVLinks or xGMI links", "peer_links", "nvidia-smi topo -m, amd-smi"),
     _row("retries", "corrected errors", _corrected, _AER, lambda count, usual: not usual, _few),
-    _row("translation", "ATS", "device.ats_enabled", _ATSCTL, _other, _on_off, **_DRIVER),
-    _row("isolation", "ACS", "device.acs", "ACSCtl of lspci -vvv", _other, _flags),
+    _row("translation", "ATS", "device.ats_enabled", _ATSCTL, differs, _on_off, **_DRIVER),
+    _row("isolation", "ACS", "device.acs", "ACSCtl of lspci -vvv", differs, _flags),
     _row("domain", "IOMMU group", _group, "iommu_group in sysfs", _none),
-    _row("domain", "IOMMU domain", "device.iommu_domain", _TYPE, _other, **_DRIVER),
+    _row("domain", "IOMMU domain", "device.iommu_domain", _TYPE, differs, **_DRIVER),
     _row("driver", "driver", lambda o: o.device.driver or "none", "sysfs", _wrong_driver),
-    _row("driver", "user", _user, "driver in sysfs", _other, **_USE),
+    _row("driver", "user", _user, "driver in sysfs", differs, **_USE),
     _row("node", _PUS, _near, "local_cpulist in sysfs", lambda count, usual: count >= 2 * usual),
     _row("interrupts", "interrupts on PUs next to it", _interrupts, _IRQS, _none, **_USE),
     _row("driver", "nvidia-smi", _answer, "nvidia-smi -q", _none, **_DRIVER),
-    _row("functions", "virtual functions", "device.sriov_num_vfs", _VFS, _other, **_DRIVER, **_USE),
-    _row("mode", "partition mode", _mode, "nvidia-smi, current_compute_partition", _other),
-    _row("mode", "memory partition mode", "device.memory_partition_mode", "sysfs", _other),
+    _row(
+        "functions",
+        "virtual functions",
+        "device.sriov_num_vfs",
+        _VFS,
+        differs,
+        **_DRIVER,
+        **_USE,
+    ),
+    _row("mode", "partition mode", _mode, "nvidia-smi, current_compute_partition", differs),
+    _row("mode", "memory partition mode", "device.memory_partition_mode", "sysfs", differs),
 )
 """Of devices and of the ports above them. The path stands behind the links that it follows from."""
 
@@ -274,44 +280,6 @@ _OF_STATES: tuple[tuple[str, Callable[[Compared], States]], ...] = (
     ("nvidia-smi -q", attrgetter("device.driver_states")),
     ("sysfs, nvidia-smi nvlink, amd-smi", attrgetter("device.states")),
 )
-_Key = TypeVar("_Key", bound=Hashable)
-
-
-def judged_states(
-    group: str, stated: Mapping[_Key, Mapping[str, str]]
-) -> Iterator[tuple[StateRule, str, dict[_Key, str]]]:
-    """Each state of like parts, its rule, and what of it is compared: counts that are no cause for
-    worry are one text."""
-    given = {key for key, states in stated.items() if states}
-    had = {k: {of[0] for of in map(_OF_A_STATE.match, s) if of} for k, s in stated.items()}
-    for name in dict.fromkeys(name for states in stated.values() for name in states):
-        rule = state_rule(group, name)
-        found = {key: states[name] for key, states in stated.items() if name in states}
-        if rule.judged in ("there", "unknown", "none"):
-            of = _OF_A_STATE.match(name)
-            alike = {key for key in given if of and of[0] in had[key]}
-            found = dict.fromkeys(alike if rule.judged == "unknown" else given, "none") | found
-        elif rule.judged == "count":
-            counts = {key: first_number(text) for key, text in found.items()}
-            usual = median_low(counts.values()) if len(counts) > 1 else 0
-            least = max(rule.few, rule.times * usual)
-            few = f"about {usual:g}" if usual >= rule.few else f"fewer than {rule.few}"
-            found = {key: found[key] if count >= least else few for key, count in counts.items()}
-        if rule.judged not in ("use", "kept"):
-            yield rule, name, found
-
-
-_OF_A_STATE = re.compile(r"[^ /]+[ /]")
-"""What has nothing of a register or folder lacks that, and not each state in it."""
-
-WORSE: Mapping[str, Callable[[Any, Any], bool]] = {
-    **dict.fromkeys(("other", "there", "unknown"), _other),
-    "none": lambda value, usual: usual in ("0", "none"),
-    "less": lambda value, usual: first_number(value) < first_number(usual),
-    "count": lambda value, usual: value[:1].isdecimal(),
-}
-
-
 _SAID_ALONE = ("Control Mem", "Control BusMaster")
 """What is wrong of a device by itself, and is said so; of a port not."""
 
@@ -345,7 +313,7 @@ def odd_findings(host: Host, known: Sequence[Finding] = ()) -> Iterator[Finding]
     boards = _groups(host, by_board=False)
     for attribute, of in (*((one, groups) for one in ATTRIBUTES), *named, (_BOARD, boards)):
         for group in of:
-            for members in _same_driver(group) if attribute.of_driver else (group,):
+            for members in _by("device.driver", group) if attribute.of_driver else (group,):
                 for one, found in _odd(attribute, members, host.name):
                     bdf = one.device.bdf
                     words = (attribute.name, attribute.label, attribute.topic)
@@ -356,43 +324,23 @@ def odd_findings(host: Host, known: Sequence[Finding] = ()) -> Iterator[Finding]
                         yield found
                         said |= {(bdf, attribute.label), (bdf, attribute.topic or attribute.label)}
     yield from _odd_nodes(host)
-    yield from _odd_pairs(host, {bdf for bdf, name in said if name in _OF_PEERS})
+    yield from odd_pair_findings(host, {bdf for bdf, name in said if name in _OF_PEERS})
 
 
 _OF_PEERS = ("peer links", "NVLinks or xGMI links")
-_BETWEEN = ": NVLinks between them"
-
-
-def _odd_pairs(host: Host, said: Set[Bdf]) -> Iterator[Finding]:
-    """Pairs of GPUs with fewer NVLinks than most pairs have, of GPUs that have all of theirs."""
-    gpus = sorted(bdf for bdf in peer_links(host) if bdf not in said)
-    joined = {frozenset((link.a, link.b)): link.count or 0 for link in host.links if link.b in gpus}
-    pairs = {pair: joined.get(frozenset(pair), 0) for pair in combinations(gpus, 2)}
-    usual, count = Counter(pairs.values()).most_common(1)[0] if pairs else (0, 0)
-    for (a, b), links in pairs.items():
-        if links < usual and 2 * count > len(pairs) and len(gpus) >= _LEAST:
-            yield finding(
-                "device-odd",
-                f"GPU {a} and GPU {b}{_BETWEEN}",
-                expected=f"{usual}, as {count} pairs like it",
-                observed=str(links),
-                source=f"{host.name}: nvidia-smi topo -m",
-                devices=(a, b),
-            )
-
 
 _BOARD = Attribute(
     "settings",
     "board",
     lambda one: None if DeviceKind.NIC in one.kinds or one.below else board_of(one.device),
     "Subsystem of lspci -n, subsystem_device in sysfs",
-    _other,
+    differs,
     lambda ids: f"subsystem {ids[0]:04x}:{ids[1]:04x}",
 )
 """Of NICs only those in the same place are compared: others manage the machine."""
 
 
-_NODE = Attribute("node", "NUMA node", attrgetter("device.node"), "numa_node in sysfs", _other)
+_NODE = Attribute("node", "NUMA node", attrgetter("device.node"), "numa_node in sysfs", differs)
 """Compared with the port above: one host bridge is next to one node, with all that is below it."""
 
 
@@ -414,7 +362,7 @@ def _odd_nodes(host: Host) -> Iterator[Finding]:
 
 def unread_attribute(host: Host, bdf: Bdf, subject: str) -> bool:
     """Whether the host does not show now what a finding of that subject compared of a device."""
-    if subject.endswith(_BETWEEN):
+    if subject.endswith(BETWEEN):
         return bdf not in peer_links(host)
     of_device = [one for group in _groups(host) for one in group if one.device.bdf == bdf]
     rows = [
@@ -467,12 +415,12 @@ def _odd(
     is_minor = is_minor and attribute.worse is not WORSE["count"]
     values_of_odd = Counter(value for _, value in odd)
     for one, value in odd:
-        if _is_built_so(one, attribute) or _follows_from_a_port(one, attribute):
+        if _is_built_so(one, attribute) or _is_spare(one, attribute):
             continue
         device = one.device
-        is_design = DeviceKind.GPU not in one.kinds and attribute.worse is _other
+        is_design = DeviceKind.GPU not in one.kinds and attribute.worse is differs
         is_design = is_design and values_of_odd[value] > 1
-        is_design = is_design or _is_spare(one, attribute) or _is_narrower(one, attribute, usual)
+        is_design = is_design or _is_narrower(one, attribute, usual)
         names = [str(o.device.bdf) for o, v in known if v == usual]
         yield (
             one,
@@ -501,9 +449,8 @@ def _unlike(
     first = attribute.worse(*(value for _, value in known))
     second = attribute.worse(*(value for _, value in reversed(known)))
     (one, value), (other, usual) = known if first and not second else known[::-1]
-    wired = attribute.name in _WIRED and _is_narrower(one, attribute, usual)
-    built = wired or _is_built_so(one, attribute) or _follows_from_a_port(one, attribute)
-    if built or not (first or second):
+    built = _is_narrower(one, attribute, usual) or _is_built_so(one, attribute)
+    if built or _is_spare(one, attribute) or not (first or second):
         return
     is_minor = DeviceKind.NVME in one.kinds or attribute.name in _CHOSEN or first == second
     yield (
@@ -524,23 +471,11 @@ def _unlike(
 
 _CHOSEN = frozenset({"mode", "driver", "functions"})
 _OF_PORTS = ("net/", "infiniband/", "ethtool/")
-_ETHERNET = 0x0200
-_LEAST_CHANGES = 2
-"""Of a port's carrier: it had a link once."""
 
 
 def _is_spare(one: Compared, attribute: Attribute) -> bool:
-    """Whether it is an Ethernet port that never had a link, and the attribute says so."""
-    states = dict(one.device.states)
-    changes = states.get("net/carrier_changes", "")
-    is_ethernet = one.device.class_code >> 8 == _ETHERNET
-    is_down = is_ethernet and states.get("net/operstate") == "down" and changes.isdecimal()
-    return is_down and int(changes) < _LEAST_CHANGES and attribute.label.startswith(_OF_PORTS)
-
-
-def _follows_from_a_port(one: Compared, attribute: Attribute) -> bool:
-    """Whether it is what a port without a link has otherwise as well."""
-    return attribute.label != "net/operstate" and _is_spare(one, attribute)
+    """Whether it says that a port has no link, which it never had."""
+    return attribute.label.startswith(_OF_PORTS) and is_spare_port(one.device)
 
 
 def _is_narrower(one: Compared, attribute: Attribute, usual: Any) -> bool:
@@ -548,28 +483,6 @@ def _is_narrower(one: Compared, attribute: Attribute, usual: Any) -> bool:
     if attribute.name not in _WIRED or DeviceKind.GPU in one.kinds:
         return False
     return bool(attribute.read(one).gt_per_s == usual.gt_per_s)
-
-
-def is_odd_one(odd: int, usual: int) -> bool:
-    """Of what no table names, whether so few differ from so many that it is no choice."""
-    return usual >= _LEAST * odd or (odd == 1 and usual >= _LEAST - 1)
-
-
-def usual_of(
-    values: Sequence[Any], worse: Callable[[Any, Any], bool], *, may_tie: bool
-) -> tuple[Any, int, bool] | None:
-    """What most of some values are, how many, and whether it is more than half of three or more;
-    None where they do not differ, or none is known to be right."""
-    counts = Counter(values)
-    if len(counts) < 2:
-        return None
-    usual, count = counts.most_common(1)[0]
-    is_majority = len(values) >= _LEAST and 2 * count > len(values)
-    if is_majority:
-        return usual, count, True
-    # As many have one as another: the better one could be had by all.
-    best = [v for v in counts if not any(worse(v, other) for other in counts if other != v)]
-    return (best[0], counts[best[0]], False) if may_tie and len(best) == 1 else None
 
 
 _WIRED = frozenset({"link", "path"})
@@ -586,10 +499,11 @@ def _is_built_so(one: Compared, attribute: Attribute) -> bool:
     return is_alike and DeviceKind.GPU not in one.kinds
 
 
-def _same_driver(group: Sequence[Compared]) -> list[list[Compared]]:
-    found: dict[str | None, list[Compared]] = {}
+def _by(path: str, group: Sequence[Compared]) -> list[list[Compared]]:
+    """Those of a group that have the same there."""
+    found: dict[object, list[Compared]] = {}
     for one in group:
-        found.setdefault(one.device.driver, []).append(one)
+        found.setdefault(attrgetter(path)(one), []).append(one)
     return list(found.values())
 
 
@@ -632,8 +546,5 @@ def _groups(host: Host, *, by_board: bool = True) -> list[list[Compared]]:
 def _by_use(group: list[Compared]) -> list[list[Compared]]:
     """The group, or its parts where two or more of each class are set so: adapters for both
     InfiniBand and Ethernet."""
-    of_class: dict[int, list[Compared]] = {}
-    for one in group:
-        of_class.setdefault(one.device.class_code, []).append(one)
-    is_set_so = all(len(each) > 1 for each in of_class.values())
-    return list(of_class.values()) if is_set_so else [group]
+    parts = _by("device.class_code", group)
+    return parts if all(len(part) > 1 for part in parts) else [group]

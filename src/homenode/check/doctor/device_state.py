@@ -7,8 +7,9 @@ Source: PCIe 6.0, 7.5.1 (Command), 7.8.4 (AER), 7.8.6 (Resizable BAR); NVIDIA's 
 
 import re
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Set
 from functools import cache
+from itertools import combinations
 
 from msgspec import Struct
 
@@ -298,7 +299,28 @@ def _few_links(host: Host) -> Iterator[Finding]:
             )
 
 
-class StateFact(Struct, frozen=True):
+BETWEEN = ": NVLinks between them"
+
+
+def odd_pair_findings(host: Host, said: Set[Bdf]) -> Iterator[Finding]:
+    """Pairs of GPUs with fewer NVLinks than most pairs have, of GPUs that have all of theirs."""
+    gpus = sorted(bdf for bdf in peer_links(host) if bdf not in said)
+    joined = {frozenset((link.a, link.b)): link.count or 0 for link in host.links if link.b in gpus}
+    pairs = {pair: joined.get(frozenset(pair), 0) for pair in combinations(gpus, 2)}
+    usual, count = Counter(pairs.values()).most_common(1)[0] if pairs else (0, 0)
+    for (a, b), links in pairs.items():
+        if links < usual and 2 * count > len(pairs) and len(gpus) >= _LEAST_ALIKE:
+            yield finding(
+                "device-odd",
+                f"GPU {a} and GPU {b}{BETWEEN}",
+                expected=f"{usual}, as {count} pairs like it",
+                observed=str(links),
+                source=f"{host.name}: nvidia-smi topo -m",
+                devices=(a, b),
+            )
+
+
+class StateFact(Struct, frozen=True, kw_only=True):
     """A row of facts.txt. mark: "?" or "+" behind the severity. test: how the value is judged, and
     by what. when: the same of other states, by their names."""
 
@@ -326,15 +348,15 @@ def _facts() -> tuple[StateFact, ...]:
             when = (_TEST.fullmatch(one) for one in condition.split(" and ") if one)
             found.append(
                 StateFact(
-                    name,
-                    case.strip(),
-                    Severity(severity.rstrip("?+")),
-                    severity[-1],
-                    part,
-                    re.compile(pattern, re.ASCII),
-                    (of.partition(" ")[0], of.partition(" ")[2]),
-                    tuple((one["name"], one["by"], one["words"]) for one in when if one),
-                    expected,
+                    finding=name,
+                    case=case.strip(),
+                    severity=Severity(severity.rstrip("?+")),
+                    mark=severity[-1],
+                    part=part,
+                    pattern=re.compile(pattern, re.ASCII),
+                    test=(of.partition(" ")[0], of.partition(" ")[2]),
+                    when=tuple((one["name"], one["by"], one["words"]) for one in when if one),
+                    expected=expected,
                 )
             )
     return tuple(found)
@@ -404,6 +426,19 @@ def states_of(device: PciDevice) -> dict[str, str]:
     """What programs and sysfs say of a device, and whether the port above it is known."""
     above = "no" if device.parent is None else "yes"
     return dict((*device.driver_states, *device.states, ("link above", above)))
+
+
+def is_spare_port(device: PciDevice) -> bool:
+    """Whether it is an Ethernet port that never had a link."""
+    states = dict(device.states)
+    changes = states.get("net/carrier_changes", "")
+    is_down = states.get("net/operstate") == "down" and changes.isdecimal()
+    return is_down and device.class_code >> 8 == _ETHERNET and int(changes) < _LEAST_CHANGES
+
+
+_ETHERNET = 0x0200
+_LEAST_CHANGES = 2
+"""Of a port's carrier: it had a link once."""
 
 
 def stated_findings(host: Host) -> Iterator[Finding]:

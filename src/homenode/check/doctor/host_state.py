@@ -8,10 +8,10 @@ from itertools import combinations
 from msgspec.structs import replace
 
 from homenode.catalogue import finding
-from homenode.check.doctor.alike import WORSE, is_odd_one, judged_states, usual_of
 from homenode.cpuset import CpuSet
 from homenode.findings import Finding, Severity
 from homenode.machine.pci import DeviceKind
+from homenode.machine.snapshot.contents import WORSE, is_odd_one, judged_states, usual_of
 from homenode.machine.topology import Core, Host, Package
 from homenode.nccl.explanation import explain
 from homenode.nccl.guest_tree import GuestTree, tree_of_document, tree_of_host

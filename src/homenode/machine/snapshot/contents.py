@@ -8,14 +8,17 @@ Linux kernel 6.12; for each tool see tools/.
 """
 
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from enum import Enum, StrEnum
 from functools import cache, cached_property
-from typing import NamedTuple
+from statistics import median_low
+from typing import Any, NamedTuple, TypeVar
 
 from msgspec import Struct
 
 from homenode.input_files import package_text
+from homenode.units import first_number
 
 
 class Kind(StrEnum):
@@ -245,6 +248,74 @@ def state_rule(group: str, name: str) -> StateRule:
         is_recorded=False,
     )
     return next(fitting, anything)
+
+
+def differs(value: Any, usual: Any) -> bool:
+    return True
+
+
+_Key = TypeVar("_Key", bound=Hashable)
+
+
+def judged_states(
+    group: str, stated: Mapping[_Key, Mapping[str, str]]
+) -> Iterator[tuple[StateRule, str, dict[_Key, str]]]:
+    """Each state of like parts, its rule, and what of it is compared: counts that are no cause for
+    worry are one text."""
+    given = {key for key, states in stated.items() if states}
+    had = {k: {of[0] for of in map(_OF_A_STATE.match, s) if of} for k, s in stated.items()}
+    for name in dict.fromkeys(name for states in stated.values() for name in states):
+        rule = state_rule(group, name)
+        found = {key: states[name] for key, states in stated.items() if name in states}
+        if rule.judged in ("there", "unknown", "none"):
+            of = _OF_A_STATE.match(name)
+            alike = {key for key in given if of and of[0] in had[key]}
+            found = dict.fromkeys(alike if rule.judged == "unknown" else given, "none") | found
+        elif rule.judged == "count":
+            counts = {key: first_number(text) for key, text in found.items()}
+            usual = median_low(counts.values()) if len(counts) > 1 else 0
+            least = max(rule.few, rule.times * usual)
+            few = f"about {usual:g}" if usual >= rule.few else f"fewer than {rule.few}"
+            found = {key: found[key] if count >= least else few for key, count in counts.items()}
+        if rule.judged not in ("use", "kept"):
+            yield rule, name, found
+
+
+_OF_A_STATE = re.compile(r"[^ /]+[ /]")
+"""What has nothing of a register or folder lacks that, and not each state in it."""
+
+WORSE: Mapping[str, Callable[[Any, Any], bool]] = {
+    **dict.fromkeys(("other", "there", "unknown"), differs),
+    "none": lambda value, usual: usual in ("0", "none"),
+    "less": lambda value, usual: first_number(value) < first_number(usual),
+    "count": lambda value, usual: value[:1].isdecimal(),
+}
+
+
+LEAST_ALIKE = 3
+"""Of two that differ neither is known to be right."""
+
+
+def is_odd_one(odd: int, usual: int) -> bool:
+    """Of what no table names, whether so few differ from so many that it is no choice."""
+    return usual >= LEAST_ALIKE * odd or (odd == 1 and usual >= LEAST_ALIKE - 1)
+
+
+def usual_of(
+    values: Sequence[Any], worse: Callable[[Any, Any], bool], *, may_tie: bool
+) -> tuple[Any, int, bool] | None:
+    """What most of some values are, how many, and whether it is more than half of three or more;
+    None where they do not differ, or none is known to be right."""
+    counts = Counter(values)
+    if len(counts) < 2:
+        return None
+    usual, count = counts.most_common(1)[0]
+    is_majority = len(values) >= LEAST_ALIKE and 2 * count > len(values)
+    if is_majority:
+        return usual, count, True
+    # As many have one as another: the better one could be had by all.
+    best = [v for v in counts if not any(worse(v, other) for other in counts if other != v)]
+    return (best[0], counts[best[0]], False) if may_tie and len(best) == 1 else None
 
 
 _COMPARED = (

@@ -16,9 +16,14 @@ from msgspec.structs import replace
 
 from homenode import formats
 from homenode.bdf import Bdf
-from homenode.check.doctor.baseline import HOST, fact_drift
+from homenode.check.doctor.baseline import HOST, fact_drift, unread_facts
 from homenode.check.doctor.diagnosis import host_findings
-from homenode.check.doctor.expectation import CertifiedHost, accepted_of, certify
+from homenode.check.doctor.expectation import (
+    CertifiedHost,
+    accepted_of,
+    certify,
+    device_drift,
+)
 from homenode.check.doctor.expectation_file import parse_expectation, render_expectation
 from homenode.check.domain.diagnosis import definition_drift, domain_drift
 from homenode.check.metrics import metrics
@@ -335,6 +340,72 @@ def test_a_register_clears_its_alert_only_where_it_is_read(id: str, sick: str, s
     assert repaired.alerts == () and changes(unread, repaired).cleared
 
 
+BOOT = "[    0.000000] Linux version 6.12.0 (user@builder)\n"
+XID = f"[   99.000000] NVRM: Xid (PCI:{GPU[:-2]}): 79, pid=1, GPU has fallen off the bus.\n"
+
+
+def with_log(text: str | None) -> MemorySnapshot:
+    """None: the kernel's log is not read."""
+    made = snapshot()
+    commands = made.commands if text is None else {**made.commands, "dmesg": text}
+    return MemorySnapshot(made.name, made.files, made.links, commands, made.folders)
+
+
+def test_a_line_of_the_kernel_is_cleared_by_the_log_of_another_boot_or_accepted() -> None:
+    expected = certified()
+    drifted = seen(with_log(BOOT + XID), expected).state
+    assert [one.id for one in drifted.alerts] == ["kernel-error"]
+    for log in (None, "", "[ 9000.000000] usb 1-1: new device\n"):  # the last has lost its start
+        unread = seen(with_log(log), expected, drifted).state
+        assert [(one.id, one.state) for one in unread.alerts] == [
+            ("kernel-error", ClaimState.STALE)
+        ]
+    assert seen(with_log(BOOT), expected, drifted).state.alerts == ()
+    accepted = replace(expected, accepted=accepted_of(drifted.alerts[0].findings))
+    assert seen(with_log(None), accepted, drifted).state.alerts == ()
+
+
+def test_without_its_recorded_state_a_drift_stands() -> None:
+    drifted = seen(snapshot(PAGES, pages_gone()), certified(PAGES)).state
+    for files in (pages_gone(), {}):
+        (alert,) = seen(snapshot(PAGES, files), None, drifted).state.alerts
+        assert alert.state is ClaimState.STALE and alert.claims[0].reason is not None
+    assert seen(snapshot(PAGES), certified(PAGES), drifted).state.alerts == ()
+
+
+def test_what_is_not_read_is_no_difference() -> None:
+    expected = certified()
+    topology = [f"{CPU}/cpu{number}/topology" for number in range(256)]
+    gpu = folder_of(GPU)
+    host = seen(snapshot(), None).host
+    nowhere = tuple(replace(one, node=None) for one in host.pci_devices)
+    assert not tuple(device_drift(expected, replace(host, pci_devices=nowhere)))
+    nameless = without(snapshot(), *(f"{gpu}/{name}" for name in ("vendor", "device", "uevent")))
+    nameless = MemorySnapshot(
+        nameless.name, nameless.files, nameless.links, {"virsh-domains": ""}, nameless.folders
+    )
+    for machine in (without(snapshot(), *topology), nameless):
+        found = seen(machine, expected).state
+        assert [one for one in found.alerts if one.id.startswith("drift-")] == []
+        assert not {"board-incomplete", "devices-uneven"} & {one.id for one in found.alerts}
+        assert found.claims.stale
+
+
+def test_a_fact_of_a_device_is_stale_without_the_functions() -> None:
+    bars = {f"{folder_of(GPU)}/subsystem_device": "0x1234\n"}
+    drifted = seen(snapshot(files=bars), certified()).state
+    assert [one.id for one in drifted.alerts] == ["drift-baseline"]
+    unread = seen(without(snapshot(), "/sys/bus/pci"), certified(), drifted).state
+    assert [one.state for one in unread.alerts] == [ClaimState.STALE]
+
+
+def test_half_of_a_partition_mode_is_not_another_one() -> None:
+    was = {GPU: {"partition": "SPX NPS1"}}
+    for now in ("NPS1", "SPX"):
+        assert unread_facts(was, {GPU: {"partition": now}}) == {(GPU, "partition")}
+    assert not unread_facts(was, {GPU: {"partition": "CPX NPS1"}})
+
+
 CPU, NODES = "/sys/devices/system/cpu", "/sys/devices/system/node"
 DMI = "/sys/devices/virtual/dmi/id"
 
@@ -622,7 +693,7 @@ OTHER = "0000:3b:00.0"
 
 def test_an_expectation_of_version_1_is_refused_with_what_to_do() -> None:
     old = render_expectation(certified()).replace("format = 2", "format = 1", 1)
-    with pytest.raises(InputError, match="watch certify again"):
+    with pytest.raises(InputError, match="format: expected 2"):
         parse_expectation(old, "site.toml")
 
 

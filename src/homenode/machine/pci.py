@@ -252,6 +252,11 @@ def model_of(device: PciDevice) -> tuple[Hashable, ...] | None:
     return (device.kind, device.vendor_id, name, device.bdf.function) if known else None
 
 
+def are_models_known(devices: Iterable[PciDevice]) -> bool:
+    """Whether each function but a bridge says what it is: else any may be one that is missed."""
+    return all(model_of(one) is not None or one.kind is DeviceKind.BRIDGE for one in devices)
+
+
 def board_of(device: PciDevice) -> tuple[int, int] | None:
     """Its subsystem ids."""
     vendor, number = device.subsystem_vendor_id, device.subsystem_device_id

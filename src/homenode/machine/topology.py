@@ -253,6 +253,10 @@ class HostSettings(Struct, frozen=True):
     turbo: str | None = None
 
 
+BOOT_LOG = "kernel log since boot"
+"""The group of a part without states, where the kernel's log still begins with its boot."""
+
+
 class MachinePart(Struct, frozen=True):
     """A PU, node, DIMM or the like, with what it has in common with others of its group: states by
     the names of snapshot/states.txt."""

@@ -370,7 +370,13 @@ def unread_attribute(host: Host, bdf: Bdf, subject: str) -> bool:
         for row in (*ATTRIBUTES, *_named(of_device), _BOARD, _NODE)
         if of_device and _subject(of_device[0], row) == subject
     ]
-    return not rows or rows[0].read(of_device[0]) is None
+    if not rows:  # of a list that is given, an entry is gone where it is not there
+        name = subject.rpartition(": ")[2]
+        shown = [state for _, states in _OF_STATES for one in of_device for state, _ in states(one)]
+        return not any(name.startswith(f"{state}/") for state in shown)
+    value = rows[0].read(of_device[0])
+    like = [one for group in _groups(host) if of_device[0] in group for one in group]
+    return value is None or (value == "none" and all(rows[0].read(one) == "none" for one in like))
 
 
 def odd_attributes(name: str) -> tuple[str, ...]:

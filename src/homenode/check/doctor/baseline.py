@@ -15,7 +15,7 @@ from homenode.cpuset import CpuSet
 from homenode.findings import Finding, Severity
 from homenode.input_files import package_text
 from homenode.machine.link_path import peer_links
-from homenode.machine.pci import DeviceKind, PciDevice, is_viable_driver
+from homenode.machine.pci import DeviceKind, PciDevice, is_viable_driver, model_of
 from homenode.machine.snapshot.contents import STATES, state_rule, words
 from homenode.machine.topology import Host
 from homenode.units import GIB, MIB, first_number, format_bytes
@@ -70,12 +70,18 @@ def _of_host(value: Callable[[Host], str | None]) -> Read:
     return read
 
 
+def _is_recorded(device: PciDevice) -> bool:
+    """What is not known to be the same model is not compared."""
+    is_judged = device.kind in _KINDS and device.physical_function is None
+    return is_judged and model_of(device) is not None
+
+
 def _of_devices(value: Callable[[PciDevice], str | None]) -> Read:
     def read(host: Host) -> Mapping[str, str]:
         return {
             str(device.bdf): found
             for device in host.pci_devices
-            if device.kind in _KINDS and device.physical_function is None
+            if _is_recorded(device)
             if (found := value(device)) is not None
         }
 
@@ -264,7 +270,7 @@ def facts_of(host: Host) -> dict[str, dict[str, str]]:
 def _registers(host: Host) -> Iterator[tuple[str, str, str]]:
     for device in host.pci_devices:
         is_port = device.kind is DeviceKind.BRIDGE and device.link is not None
-        if (device.kind in _KINDS and device.physical_function is None) or is_port:
+        if _is_recorded(device) or is_port:
             for row in ATTRIBUTES:
                 value = row.read(Compared(device)) if row.name in _REGISTERS else None
                 if value is not None:
@@ -289,7 +295,7 @@ def _states(host: Host) -> Iterator[tuple[str, str, str]]:
         shown = (f"{value} of {CpuSet(numbers)}" for value, numbers in pus.items())
         yield HOST, f"{OF_PUS}{name}", ", ".join(shown)
     for device in host.pci_devices:
-        if device.kind in _KINDS and device.physical_function is None:
+        if _is_recorded(device):
             for name, value in (*device.driver_states, *device.states):
                 if state_rule("device", name).is_recorded:
                     yield str(device.bdf), name, value
@@ -333,14 +339,15 @@ def fact_drift(
     """Every fact that changed, and whether it matters. What the host does not say now, and what is
     about devices and nodes that are gone, is not here."""
     known = facts_of(host) if now is None else now
+    unread = unread_facts(expected, known)
     there = known.get(HOST, {})
     was = expected.get(HOST, {})
     other_kernel = was.get("kernel") != there.get("kernel")
     for about, facts in expected.items():
         for name, before in facts.items():
-            rule, after = rule_of(about, name), known.get(about, {}).get(name)
-            if after is None or after == before:
+            if (about, name) in unread or known[about][name] == before:
                 continue
+            rule, after = rule_of(about, name), known[about][name]
             severity = rule.judge(before, after, other_kernel)
             if severity is not None:
                 yield FactDrift(
@@ -398,10 +405,11 @@ def _from_difference(text: str, other: str) -> str:
 
 
 def unread_facts(expected: Facts, now: Facts) -> frozenset[tuple[str, str]]:
-    """(about, name) of what was recorded and is not given now."""
+    """(about, name) of what was recorded and is not given now, or not all of it."""
     return frozenset(
         (about, name)
         for about, facts in expected.items()
-        for name in facts
-        if name not in now.get(about, {})
+        for name, before in facts.items()
+        if (after := now.get(about, {}).get(name)) is None
+        or (name == "partition" and set(after.split()) < set(before.split()))
     )

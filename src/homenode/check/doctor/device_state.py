@@ -19,7 +19,7 @@ from homenode.cpuset import CpuSet
 from homenode.findings import Finding, Severity
 from homenode.input_files import package_text
 from homenode.machine.link_path import JUDGED, links_above, peer_links
-from homenode.machine.pci import DeviceKind, PciDevice, board_of, model_of
+from homenode.machine.pci import DeviceKind, PciDevice, are_models_known, board_of, model_of
 from homenode.machine.topology import Host
 from homenode.units import GIB, first_number, format_bytes
 from homenode.wording import first_few
@@ -168,6 +168,8 @@ def _seen_errors(host: Host) -> Iterator[Finding]:
 def _boards(host: Host) -> Iterator[Finding]:
     """Boards of GPUs with NVSwitches of which a part is missing."""
     gpus = [g for g in host.devices_of_kind(DeviceKind.GPU) if g.physical_function is None]
+    if not are_models_known(host.pci_devices):
+        return
     models = Counter((g.vendor_id or 0, g.device_id or 0) for g in gpus)
     switches = len(host.devices_of_kind(DeviceKind.NVSWITCH))
     for ids, count in models.items():
@@ -200,7 +202,7 @@ def _uneven(host: Host) -> Iterator[Finding]:
         alike: dict[Hashable, list[PciDevice]] = {}
         for device in found:
             alike.setdefault(key(device), []).append(device)
-        for group in alike.values():
+        for group in alike.values() if are_models_known(host.pci_devices) else ():
             below = _fewer_below(group, switch_of)
             if group[0].kind is DeviceKind.NVME and len(below) > 1:
                 below = []  # bays that were not filled

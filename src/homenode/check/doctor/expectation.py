@@ -10,7 +10,7 @@ from homenode.catalogue import finding
 from homenode.check.doctor.baseline import FactDrift, Facts, fact_drift, facts_of
 from homenode.findings import Finding, Severity
 from homenode.machine.link_path import LinkRate, device_paths, gigabytes
-from homenode.machine.pci import DeviceKind, PciDevice
+from homenode.machine.pci import DeviceKind, PciDevice, are_models_known, model_of
 from homenode.machine.topology import Host, summarise
 from homenode.toml_text import Count, Line
 from homenode.units import GIB, format_bytes
@@ -199,10 +199,12 @@ def topology_drift(expected: CertifiedHost, host: Host) -> Iterator[tuple[str, F
 def _differences(expected: CertifiedHost, host: Host) -> Iterator[tuple[str, str, str | None]]:
     """Name, what was certified, and what the host has; None = its source does not say."""
     there = certify(host)
+    is_known = are_models_known(host.pci_devices)
     for name, count in expected.counts.items():
         found = there.counts.get(name)
-        if found != count:
-            yield name, str(count), None if found is None else str(found)
+        if (found or 0) != count:
+            is_given = found is not None and (is_known or name not in _PCI_COUNTS)
+            yield name, str(count), str(found) if is_given else None
     was, now = expected.memory_bytes, there.memory_bytes
     if was is not None and (now is None or abs(now - was) * _MEMORY_TOLERANCE > was):
         yield (
@@ -268,7 +270,9 @@ def _floor_drift(expected: CertifiedHost, measured_h2d: float | None) -> Iterato
 
 def _states(host: Host, count: str) -> bool:
     """Whether the host's source gives a count at all: lspci knows no PUs, some trees no devices."""
-    return bool(host.pus) if count in CPU_COUNTS else bool(host.pci_devices)
+    if count in _PCI_COUNTS:
+        return bool(host.pci_devices)
+    return bool(getattr(host, count, host.pus))
 
 
 class DeviceChange(StrEnum):
@@ -317,13 +321,16 @@ def device_drift(expected: CertifiedHost, host: Host) -> Iterator[DeviceDrift]:
             "no such device" if one is None else f"{one.kind} {one.ids}" for one in (old, new)
         )
         if old is None or new is None:
+            if bdf in host.device_at and model_of(host.device_at[bdf]) is None:
+                continue  # what it is is not read
             present = was.get(bdf) or now[bdf]
             yield differs(present, DeviceChange.PRESENCE, before, after)
             continue
         if old.kind is not new.kind or (old.ids and new.ids and old.ids != new.ids):
             yield differs(old, DeviceChange.IDENTITY, before, after)
             continue
-        if old.node != new.node and not host.nodes_assumed:
+        nodes = {old.node, new.node}
+        if len(nodes) == 2 and None not in nodes and not host.nodes_assumed:
             yield differs(old, DeviceChange.NODE, f"node {old.node}", f"node {new.node}")
         for found in _link(old, links.get(bdf), source):
             cause = links[bdf].lower if bdf in links else None

@@ -225,6 +225,21 @@ def _unnumbered(text: str) -> str:
 def uneven_part_findings(host: Host) -> Iterator[Finding]:
     """Packages with fewer memory modules, DIMMs or memory controllers than the others, by the first
     number of the names that firmware gives those."""
+    for group, counts in uneven_places(host).items():
+        most = max(counts.values())
+        for place, count in counts.items():
+            if count < most:
+                yield finding(
+                    "parts-uneven",
+                    f"{place}: {group}s",
+                    expected=f"{most}, as {sum(n == most for n in counts.values())} like it",
+                    observed=str(count),
+                    source=f"{host.name}: dmidecode -t 17, /sys/devices/system/edac",
+                )
+
+
+def uneven_places(host: Host) -> dict[str, Counter[str]]:
+    """Of each group of such parts, how many are in each place."""
     places: dict[str, Counter[str]] = {}
     for part in host.parts:
         states = dict(part.states)
@@ -239,17 +254,7 @@ def uneven_part_findings(host: Host) -> Iterator[Finding]:
             if part.group == "DIMM":
                 controllers = places.setdefault("memory controller", Counter())
                 controllers[named[0]] += part.name.endswith(" dimm0")
-    for group, counts in places.items():
-        most = max(counts.values())
-        for place, count in counts.items():
-            if count < most:
-                yield finding(
-                    "parts-uneven",
-                    f"{place}: {group}s",
-                    expected=f"{most}, as {sum(n == most for n in counts.values())} like it",
-                    observed=str(count),
-                    source=f"{host.name}: dmidecode -t 17, /sys/devices/system/edac",
-                )
+    return places
 
 
 _PLACE = re.compile(r"[A-Z](?=\d{1,2}\Z)|[A-Za-z_# -]{1,20}\d{1,2}(?=.)", re.ASCII)

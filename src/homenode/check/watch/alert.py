@@ -369,6 +369,7 @@ def with_stale(before: Iterable[Alert], now: Sequence[Alert], sight: Sight) -> t
         stale = tuple(
             (finding, replace(claim, state=ClaimState.STALE, reason=reason))
             for finding, claim in zip(alert.findings, alert.claims, strict=True)
+            if not any(one.covers(finding) for one in sight.accepted)
             if claim.key not in refuted and (claim.vm is not None or claim.about not in gone)
             if (reason := unproved(claim, sight)) is not None
         )

@@ -15,6 +15,7 @@ from homenode.check.doctor.alike import unread_attribute
 from homenode.check.doctor.baseline import facts_of, rule_of, subject_of, unread_facts
 from homenode.check.doctor.device_state import stated_ids, states_of
 from homenode.check.doctor.expectation import (
+    Accepted,
     CertifiedHost,
     DeviceChange,
     about,
@@ -22,11 +23,12 @@ from homenode.check.doctor.expectation import (
     unproved_links,
     unread_topology,
 )
-from homenode.check.doctor.host_state import unread_state
+from homenode.check.doctor.host_state import uneven_places, unread_state
+from homenode.errors import ParseError
 from homenode.findings import Finding
 from homenode.input_files import package_text
-from homenode.machine.pci import PciDevice, PciRegisters, board_of, model_of
-from homenode.machine.topology import Host
+from homenode.machine.pci import PciDevice, PciRegisters, are_models_known, board_of, model_of
+from homenode.machine.topology import BOOT_LOG, Host
 
 HOST = "host"
 LINKS = frozenset({"pcie-link-slow", "pcie-link-narrow", "pcie-target-low", "pcie-link-dropped"})
@@ -84,7 +86,8 @@ def _label(found: Finding) -> str:
 
 
 class Sight(Struct, frozen=True, kw_only=True):
-    """What one look could see. running: tuned VMs; None = not known. unread_vms, unread_live: VMs
+    """What one look could see. is_certified: there is a recorded state, with what it has
+    accepted. running: tuned VMs; None = not known. unread_vms, unread_live: VMs
     whose document, or whose threads and pages, could not be read, with the reason. links: of
     unproved_links. topology: of unread_topology.
     facts: subjects and names of facts that are not given. pages: nodes whose huge pages are not.
@@ -92,6 +95,8 @@ class Sight(Struct, frozen=True, kw_only=True):
     stale, None = it is proved."""
 
     host: Host
+    is_certified: bool = True
+    accepted: tuple[Accepted, ...] = ()
     running: frozenset[str] | None = None
     unread_vms: Mapping[str, str] = field(default_factory=dict)
     unread_live: Mapping[str, str] = field(default_factory=dict)
@@ -110,6 +115,8 @@ class Sight(Struct, frozen=True, kw_only=True):
         unread = unread_facts(facts, facts_of(host))
         return cls(
             host=host,
+            is_certified=expected is not None,
+            accepted=() if expected is None else expected.accepted,
             links=unproved_links(host),
             topology=topology,
             pages=frozenset(
@@ -117,14 +124,16 @@ class Sight(Struct, frozen=True, kw_only=True):
                 for node, size in ({} if expected is None else expected.huge_pages)
                 if pages_of(host, node, size) is None
             ),
-            facts=frozenset((_about_fact(host, about, name), name) for about, name in unread),
+            facts=frozenset((_about_fact(about, name), name) for about, name in unread),
         )
 
 
-def _about_fact(host: Host, about: str, name: str) -> str:
-    """What the claim of a fact is about: a device, or the subject of its finding."""
-    is_device = any(str(bdf) == about for bdf in host.device_at)
-    return about if is_device else subject_of(rule_of(about, name), about)
+def _about_fact(about: str, name: str) -> str:
+    """What the claim of a fact is about: a function, there or not, or its finding's subject."""
+    try:
+        return str(Bdf.parse(about))
+    except ParseError:
+        return subject_of(rule_of(about, name), about)
 
 
 Unproved = Callable[[WatchClaim, Sight], str | None]
@@ -147,7 +156,8 @@ def _presence(claim: WatchClaim, sight: Sight) -> str | None:
     if bdf is None or claim.aspect == DeviceChange.PRESENCE:
         return None
     if claim.aspect == DeviceChange.NODE:
-        return "the nodes are not read" if sight.host.nodes_assumed else None
+        is_read = not sight.host.nodes_assumed and sight.host.device_at[bdf].node is not None
+        return None if is_read else "its node is not read"
     return _NOT_READ if sight.host.device_at[bdf].device_id is None else None
 
 
@@ -194,7 +204,10 @@ def _has_registers(device: PciDevice, claim: WatchClaim, _: Host) -> bool:
 
 _counters = _of_device(_has_counters, "its error counters are not read")
 _registers = _of_device(_has_registers)
-_bars = _of_device(lambda device, *_: bool(device.bars), "its BARs are not read")
+_bars = _of_device(
+    lambda device, *_: bool(device.bars) and model_of(device) is not None, "its BARs are not read"
+)
+_peers = _of_device(lambda device, _, host: model_of(device) is not None and bool(host.links))
 _IDENTITIES: Mapping[str, Callable[[PciDevice], object]] = {"model": model_of, "board": board_of}
 
 
@@ -228,6 +241,22 @@ def _given(read: Callable[[Host], object], reason: str = _NOT_READ) -> Unproved:
 
 
 _nodes = _given(lambda host: not host.nodes_assumed, "the nodes are not read")
+_models = _given(
+    lambda host: bool(host.pci_devices) and are_models_known(host.pci_devices),
+    "not all devices' ids are read",
+)
+_log = _given(
+    lambda host: any(part.group == BOOT_LOG for part in host.parts),
+    "the kernel's log since boot is not read",
+)
+
+
+def _uneven(claim: WatchClaim, sight: Sight) -> str | None:
+    place, _, parts = claim.about.rpartition(": ")
+    counted = uneven_places(sight.host).get(parts.removesuffix("s"))
+    return None if counted and place in counted and len(counted) > 1 else _NOT_READ
+
+
 _rows = package_text("check", "watch", "shown.txt").splitlines()
 _shown = dict(row.split(" | ") for row in _rows if not row.startswith("#"))
 
@@ -250,6 +279,10 @@ UNPROVED: Mapping[str, Unproved] = {
     "device-odd": _attribute,
     **dict.fromkeys(stated_ids(), _stated),
     "device-silent": _present,
+    "nvlinks-few": _peers,
+    "kernel-error": _log,
+    "parts-uneven": _uneven,
+    **dict.fromkeys(("board-incomplete", "devices-uneven", "nccl-virtual-switch"), _models),
     "part-odd": lambda claim, sight: _NOT_READ if unread_state(sight.host, claim.about) else None,
     **dict.fromkeys(("node-memory-unequal", "node-without-memory", "node-spans-packages"), _nodes),
     **dict.fromkeys(("gpu-node-unknown", "nccl-gpus-without-node"), _nodes),
@@ -265,6 +298,8 @@ def unproved(claim: WatchClaim, sight: Sight) -> str | None:
     """Why a claim that this look does not refute is not proved either."""
     if claim.vm is not None:
         return _of_vm(claim, claim.vm, sight)
+    if claim.id.startswith("drift-") and not sight.is_certified:
+        return "no recorded state is given"
     if claim.id in sight.site_ids and sight.unread_site is not None:
         return sight.unread_site
     judge = UNPROVED.get(claim.id)
@@ -293,13 +328,12 @@ def certified_claims(expected: CertifiedHost) -> Iterator[WatchClaim]:
         yield WatchClaim(id="drift-topology", about=name.replace("_", " "), aspect=name)
     for device in expected.devices:
         for change in (DeviceChange.PRESENCE, DeviceChange.IDENTITY, DeviceChange.NODE):
-            yield WatchClaim(id="drift-device", about=str(device.bdf), aspect=change)
+            if change is not DeviceChange.NODE or device.node is not None:
+                yield WatchClaim(id="drift-device", about=str(device.bdf), aspect=change)
         if device.link is not None:
             yield WatchClaim(id="drift-link", about=str(device.bdf), aspect=DeviceChange.LINK)
-    devices = {str(device.bdf) for device in expected.devices}
     for place, facts in expected.facts.items():
         for name in facts:
-            subject = place if place in devices else subject_of(rule_of(place, name), place)
-            yield WatchClaim(id="drift-baseline", about=subject, aspect=name)
+            yield WatchClaim(id="drift-baseline", about=_about_fact(place, name), aspect=name)
     for node, _ in expected.huge_pages:
         yield WatchClaim(id="drift-huge-pages", about=f"node {node}")

@@ -80,7 +80,12 @@ def look(
     if not is_listed:
         failures = snapshot.failures if isinstance(snapshot, LiveSnapshot) else {}
         not_read.append(Gap("running VMs", failures.get("virsh-domains", "no output of virsh")))
-    unread = _Unread(signers=signers, defined=set(() if before is None else before.defined))
+    known = () if before is None else before.alerts
+    unread = _Unread(
+        signers=signers,
+        defined=set(() if before is None else before.defined),
+        refuted=frozenset(claim.vm for one in known for claim in one.claims if claim.vm),
+    )
     domains = _domains(quiet, host, connect, unread)
     not_read += unread.gaps
     site: tuple[Finding, ...] = ()
@@ -124,10 +129,11 @@ def look(
 
 class _Unread(Struct):
     """What could not be read of VMs, the reasons by VM: its document, its threads and pages.
-    certified: see Sight. defined: see WatchState."""
+    certified: see Sight. defined: see WatchState. refuted: VMs of alerts of the look before."""
 
     signers: Path | None = None
     defined: set[str] = field(default_factory=set)
+    refuted: frozenset[str] = frozenset()
 
     gaps: list[Gap] = field(default_factory=list)
     vms: dict[str, str] = field(default_factory=dict)
@@ -192,6 +198,8 @@ def _domains(
             is_applied = uuid is not None and _is_applied(uuid, connect or "")
             is_certified = was_kept or (uuid is not None and certificate_of(document) is not None)
             if record is None and not is_applied and not is_certified:
+                if uuid is not None and name in unread.refuted:  # whether it was given up
+                    _changed(facts, document, connect or "", uuid, child.get("id"), unread)
                 continue
             planned_for = None if record is None else record.host
             is_ours = None if planned_for is None else is_made_for(host, planned_for)

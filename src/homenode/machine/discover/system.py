@@ -20,11 +20,23 @@ from homenode.machine.discover.readings import (
     read_pus,
     read_word,
 )
-from homenode.machine.snapshot.contents import STATES, KernelLine, kernel_line, state_rule
+from homenode.machine.snapshot.contents import (
+    STATES,
+    KernelLine,
+    boot_lines,
+    kernel_line,
+    state_rule,
+)
 from homenode.machine.snapshot.gather import paths_of
 from homenode.machine.snapshot.protocol import Snapshot
 from homenode.machine.tools.versions import Version, parse_qemu_version, parse_virsh_version
-from homenode.machine.topology import CpuModel, FrequencyLimit, HostSettings, MachinePart
+from homenode.machine.topology import (
+    BOOT_LOG,
+    CpuModel,
+    FrequencyLimit,
+    HostSettings,
+    MachinePart,
+)
 
 CPU = "/sys/devices/system/cpu"
 
@@ -385,6 +397,8 @@ def _memory_modules(snapshot: Snapshot) -> Iterator[MachinePart]:
 def _kernel_log(snapshot: Snapshot) -> Iterator[MachinePart]:
     """What the kernel said of failed hardware: by device, how often, and its last line."""
     found: dict[tuple[str, str, str], tuple[int, KernelLine]] = {}
+    if boot_lines(snapshot.command_output("dmesg") or ""):
+        yield MachinePart(BOOT_LOG, "", ())
     for line in (snapshot.command_output("dmesg") or "").splitlines():
         said = kernel_line(line)
         if said is not None and said.severity == "undone":

@@ -349,6 +349,21 @@ _TIME = re.compile(
 )
 
 
+def boot_lines(log: str) -> list[str]:
+    """The time and first words of the line that a boot begins with, where the kernel's log has it:
+    then it is whole.
+
+    >>> boot_lines("[ 0.0] Linux version 6.12.0 (user@builder)\\n[ 9.1] usb 1-1: new device")
+    ['[ 0.0] Linux version']
+    """
+    found = [(line, _TIME.sub("", line, count=1)) for line in log.splitlines()]
+    starts = [(line, text) for line, text in found if text.startswith(_BOOT)]
+    return [line.removesuffix(text) + _BOOT for line, text in starts]
+
+
+_BOOT = "Linux version"
+
+
 def kernel_line(line: str) -> KernelLine | None:
     """None of a line of no row of kernel_lines.txt.
 

@@ -19,6 +19,7 @@ from homenode.machine.snapshot.contents import (
     IDENTITY_COMMANDS,
     IDENTITY_PATHS,
     SERIAL_PATHS,
+    boot_lines,
     kernel_line,
     words,
 )
@@ -229,8 +230,9 @@ def _memory_modules(text: str, names: Pseudonyms) -> str:
 
 
 def _kernel_lines(text: str, names: Pseudonyms) -> str:
-    """Those of failed hardware alone."""
-    kept = [line for line in text.splitlines() if kernel_line(line) is not None]
+    """Those of failed hardware alone, and the first words of a boot."""
+    kept = boot_lines(text)
+    kept += [line for line in text.splitlines() if kernel_line(line) is not None]
     return names.scrub("\n".join([*kept, ""]))
 
 

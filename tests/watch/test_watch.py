@@ -31,7 +31,7 @@ from homenode.check.verify.boot.boot_folder import domain_name as boot_domain_na
 from homenode.check.verify.live.capture import ProcFiles, Watch, capture_running_vm
 from homenode.check.verify.live.checks import verify_live
 from homenode.check.watch.alert import KIND, Alert, WatchedDomain, WatchState, alerts, changes
-from homenode.check.watch.claim import ClaimState
+from homenode.check.watch.claim import ClaimState, Sight, WatchClaim, unproved
 from homenode.check.watch.observation import OWN_GUESTS, WatchPass, look
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError
@@ -397,6 +397,18 @@ def test_a_fact_of_a_device_is_stale_without_the_functions() -> None:
     assert [one.id for one in drifted.alerts] == ["drift-baseline"]
     unread = seen(without(snapshot(), "/sys/bus/pci"), certified(), drifted).state
     assert [one.state for one in unread.alerts] == [ClaimState.STALE]
+
+
+def test_an_entry_of_a_list_that_is_given_is_gone_where_it_is_not_there() -> None:
+    host = seen(snapshot(), None).host
+    odd = WatchClaim(id="device-odd", about=GPU, aspect=f"GPU {GPU}: amd-smi/retired/0/status")
+
+    def reason(*states: tuple[str, str]) -> str | None:
+        devices = [replace(one, states=states) for one in host.pci_devices if str(one.bdf) == GPU]
+        return unproved(odd, Sight(host=replace(host, pci_devices=tuple(devices))))
+
+    assert reason(("amd-smi/retired", "0")) is None
+    assert reason(("amd-smi/other", "0")) is not None
 
 
 def test_half_of_a_partition_mode_is_not_another_one() -> None:

@@ -364,19 +364,12 @@ def unread_attribute(host: Host, bdf: Bdf, subject: str) -> bool:
     """Whether the host does not show now what a finding of that subject compared of a device."""
     if subject.endswith(BETWEEN):
         return bdf not in peer_links(host)
-    of_device = [one for group in _groups(host) for one in group if one.device.bdf == bdf]
-    rows = [
-        row
-        for row in (*ATTRIBUTES, *_named(of_device), _BOARD, _NODE)
-        if of_device and _subject(of_device[0], row) == subject
-    ]
-    if not rows:  # of a list that is given, an entry is gone where it is not there
-        name = subject.rpartition(": ")[2]
-        shown = [state for _, states in _OF_STATES for one in of_device for state, _ in states(one)]
-        return not any(name.startswith(f"{state}/") for state in shown)
-    value = rows[0].read(of_device[0])
-    like = [one for group in _groups(host) if of_device[0] in group for one in group]
-    return value is None or (value == "none" and all(rows[0].read(one) == "none" for one in like))
+    groups = [sorted(group, key=lambda one: one.device.bdf != bdf) for group in _groups(host)]
+    like = next((group for group in groups if group[0].device.bdf == bdf), [])
+    rows = (*ATTRIBUTES, *_named(like[:1]), _BOARD, _NODE)
+    row = next((one for one in rows if like and _subject(like[0], one) == subject), None)
+    values = [row and row.read(one) for one in like]
+    return not values or values[0] is None or all(value == "none" for value in values)
 
 
 def odd_attributes(name: str) -> tuple[str, ...]:

@@ -212,9 +212,12 @@ _IDENTITIES: Mapping[str, Callable[[PciDevice], object]] = {"model": model_of, "
 
 
 def _shows(device: PciDevice, claim: WatchClaim, host: Host) -> bool:
-    identity = _IDENTITIES.get(claim.aspect.rpartition(": ")[2])
-    if identity is not None:
-        return identity(device) is not None
+    name = claim.aspect.rpartition(": ")[2]
+    if name in _IDENTITIES:
+        return _IDENTITIES[name](device) is not None
+    shown = dict((*device.driver_states, *device.states))
+    if name not in shown and any(name.startswith(f"{state}/") for state in shown):
+        return True  # of a list that is given, an entry is gone
     return not unread_attribute(host, device.bdf, claim.aspect)
 
 

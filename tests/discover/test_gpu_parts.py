@@ -22,6 +22,7 @@ from homenode.show.device_groups import DeviceCard, card_extras
 from homenode.units import GIB
 from homenode.vm.domain.read import read_running_domain
 from tests.mutations import survives
+from tests.small_hosts import without_states
 
 HOST = """
 name = "parts"
@@ -95,8 +96,7 @@ def test_what_a_description_says_of_parts_is_found_again() -> None:
     assert (cpx.partition_mode, cpx.memory_partition_mode, len(cpx.parts)) == ("CPX", "NPS4", 8)
     assert (whole.parts, whole.partition_mode, mig.partition_mode) == ((), None, "mig")
     assert [p.is_for_vms for gpu in (mig, mdev, cpx) for p in gpu.parts[:1]] == [False, True, False]
-    plain = tuple(replace(one, driver_states=(), states=()) for one in found.pci_devices)
-    assert replace(found, gaps=(), parts=(), pci_devices=plain) == described()
+    assert without_states(found) == described()
     text = encode("host", found)
     assert decode(text, "host", Host, "h") == found
 

@@ -401,14 +401,13 @@ def test_a_fact_of_a_device_is_stale_without_the_functions() -> None:
 
 def test_an_entry_of_a_list_that_is_given_is_gone_where_it_is_not_there() -> None:
     host = seen(snapshot(), None).host
-    odd = WatchClaim(id="device-odd", about=GPU, aspect=f"GPU {GPU}: amd-smi/retired/0/status")
-
-    def reason(*states: tuple[str, str]) -> str | None:
-        devices = [replace(one, states=states) for one in host.pci_devices if str(one.bdf) == GPU]
-        return unproved(odd, Sight(host=replace(host, pci_devices=tuple(devices))))
-
-    assert reason(("amd-smi/retired", "0")) is None
-    assert reason(("amd-smi/other", "0")) is not None
+    (gpu,) = (one for one in host.pci_devices if str(one.bdf) == GPU)
+    for id in ("device-odd", "memory-failed"):
+        claim = WatchClaim(id=id, about=GPU, aspect=f"GPU {GPU}: amd-smi/retired/0/status")
+        for state, is_proved in (("amd-smi/retired", True), ("amd-smi/other", False)):
+            device = replace(gpu, states=((state, "0"),))
+            sight = Sight(host=replace(host, pci_devices=(device,)))
+            assert (unproved(claim, sight) is None) == is_proved
 
 
 def test_half_of_a_partition_mode_is_not_another_one() -> None:

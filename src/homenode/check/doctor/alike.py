@@ -369,7 +369,8 @@ def unread_attribute(host: Host, bdf: Bdf, subject: str) -> bool:
     rows = (*ATTRIBUTES, *_named(like[:1]), _BOARD, _NODE)
     row = next((one for one in rows if like and _subject(like[0], one) == subject), None)
     values = [row and row.read(one) for one in like]
-    return not values or values[0] is None or all(value == "none" for value in values)
+    is_silent = row in ATTRIBUTES and all(value == "none" for value in values)
+    return is_silent or not values or values[0] is None
 
 
 def odd_attributes(name: str) -> tuple[str, ...]:

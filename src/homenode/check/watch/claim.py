@@ -215,17 +215,21 @@ def _shows(device: PciDevice, claim: WatchClaim, host: Host) -> bool:
     name = claim.aspect.rpartition(": ")[2]
     if name in _IDENTITIES:
         return _IDENTITIES[name](device) is not None
-    shown = dict((*device.driver_states, *device.states))
-    if name not in shown and any(name.startswith(f"{state}/") for state in shown):
-        return True  # of a list that is given, an entry is gone
-    return not unread_attribute(host, device.bdf, claim.aspect)
+    return _has_left(device, name) or not unread_attribute(host, device.bdf, claim.aspect)
 
 
 _attribute = _of_device(_shows)
 
 
+def _has_left(device: PciDevice, name: str) -> bool:
+    """Whether an entry is gone of a list that is given."""
+    shown = states_of(device)
+    return name not in shown and any(name.startswith(f"{state}/") for state in shown)
+
+
 def _says(device: PciDevice, claim: WatchClaim, _: Host) -> bool:
-    return claim.aspect.rpartition(": ")[2] in states_of(device)
+    name = claim.aspect.rpartition(": ")[2]
+    return name in states_of(device) or _has_left(device, name)
 
 
 _state = _of_device(_says)

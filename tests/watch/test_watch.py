@@ -402,8 +402,8 @@ def test_a_fact_of_a_device_is_stale_without_the_functions() -> None:
 def test_an_entry_of_a_list_that_is_given_is_gone_where_it_is_not_there() -> None:
     host = seen(snapshot(), None).host
     (gpu,) = (one for one in host.pci_devices if str(one.bdf) == GPU)
-    for id in ("device-odd", "memory-failed"):
-        claim = WatchClaim(id=id, about=GPU, aspect=f"GPU {GPU}: amd-smi/retired/0/status")
+    for name in ("device-odd", "memory-failed"):
+        claim = WatchClaim(id=name, about=GPU, aspect=f"GPU {GPU}: amd-smi/retired/0/status")
         for state, is_proved in (("amd-smi/retired", True), ("amd-smi/other", False)):
             device = replace(gpu, states=((state, "0"),))
             sight = Sight(host=replace(host, pci_devices=(device,)))

@@ -8,8 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
-from homenode.change.journal import default_root
+from homenode.change.certificate_step import CertificateStep, certificate_journal
+from homenode.change.journal import Journal, default_root
 from homenode.check.verify.boot.libvirt import SYSTEM, answering
 from homenode.check.watch.alert import WatchState, changes
 from homenode.check.watch.observation import look
@@ -17,6 +19,7 @@ from homenode.errors import HostError
 from homenode.machine.snapshot.live import LiveSnapshot
 from homenode.process import Completed, run
 from homenode.vm.domain.merge import same_definition
+from homenode.vm.hypervisor.virsh import Virsh
 from tests.command_line import homenode
 
 pytestmark = [pytest.mark.libvirt, pytest.mark.root]
@@ -134,3 +137,66 @@ def test_apply_keeps_it_and_restore_gives_the_original_back(certified: str, key:
     homenode("restore", certified)
     now = virsh("dumpxml", "--inactive", certified).stdout.encode()
     assert same_definition(now, original) and certificate(certified) == ""
+
+
+def live(name: str) -> str:
+    return virsh("metadata", name, CERTIFICATE, "--live").stdout
+
+
+def certifying(name: str) -> tuple[CertificateStep, Journal]:
+    number = virsh("domuuid", name).stdout.strip()
+    step = CertificateStep(virsh=Virsh(SYSTEM), uuid=number, name=name)
+    return step, certificate_journal(default_root(), step.virsh, number, name)
+
+
+def test_the_undo_that_is_printed_works_while_the_vm_runs_and_leaves_its_layout(
+    certified: str, key: Path
+) -> None:
+    virsh("destroy", certified)
+    homenode("apply", certified, "-l", "pin-bound", "--yes")
+    assert certificate(certified) != "", "the original that is saved has it"
+    virsh("start", "--paused", certified)
+    said = homenode("verify", "--live", certified, "--certify", str(key), "--in-domain").stderr
+    undo = said.rpartition("undo: homenode ")[2].split()
+    assert homenode(*undo).code == 0
+    assert (certificate(certified), live(certified)) == ("", "")
+    assert "urn:homenode:layout:1" in virsh("dumpxml", "--inactive", certified).stdout
+    assert homenode(*undo).code == 2
+    virsh("destroy", certified)
+    homenode("restore", certified)
+    assert "homenode" not in virsh("dumpxml", "--inactive", certified).stdout.partition("<os>")[2]
+    assert certificate(certified) == "", "the saved original had it, and it was taken out since"
+
+
+@pytest.mark.parametrize("renewals", [1, 3])
+def test_any_number_of_renewals_is_undone_to_what_was_there_before(
+    certified: str, key: Path, renewals: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step, journal = certifying(certified)
+    for number in range(renewals):
+        structs.replace(step, text=f"renewed {number}").do(journal.write)
+    written = Virsh.set_metadata
+
+    def cut_short(self: Virsh, uuid: str, namespace: str, text: str, *, live: bool) -> None:
+        if live or "early" in text:
+            raise KeyboardInterrupt
+        written(self, uuid, namespace, text, live=live)
+
+    monkeypatch.setattr(Virsh, "set_metadata", cut_short)
+    for text in ("early: libvirt did not hear of it", "the definition alone has it"):
+        with pytest.raises(KeyboardInterrupt):
+            structs.replace(step, text=text).do(journal.write)
+    assert len({certificate(certified), live(certified)}) == 2, "one of the two was written"
+    homenode("restore", certified)
+    assert (certificate(certified), live(certified)) == ("", "")
+
+
+def test_a_certificate_of_somebody_else_comes_back_after_renewals(certified: str) -> None:
+    step, journal = certifying(certified)
+    theirs = "<certificate>theirs</certificate>"
+    for place in ("--config", "--live"):
+        virsh("metadata", certified, CERTIFICATE, place, "--key", "homenode", "--set", theirs)
+    for text in ("ours", "renewed"):
+        structs.replace(step, text=text).do(journal.write)
+    homenode("restore", certified)
+    assert "theirs" in certificate(certified) and "theirs" in live(certified)

@@ -26,12 +26,13 @@ _MOST_BYTES = 120_000
 
 class CertificateStep(Struct, frozen=True, kw_only=True):
     """The step. See ChangeStep. before, after of its entry are the texts themselves; its facts: the
-    domain's `name`. text: the certificate; "" = only to undo."""
+    domain's `name`. text: the certificate; "" = only to undo. known: all lines of its journal."""
 
     virsh: Virsh
     uuid: str
     name: str
     text: str = ""
+    known: tuple[ChangeEntry, ...] = ()
 
     def do(self, note: Note) -> ChangeEntry:
         element = _element(self.text)
@@ -58,14 +59,18 @@ class CertificateStep(Struct, frozen=True, kw_only=True):
         return done
 
     def undo(self, entry: ChangeEntry, note: Note) -> ChangeEntry:
-        """A certificate that somebody else put there since is left."""
-        ours = {None, entry.before, entry.after}
+        """Put back what was there before the first of ours, however often it was renewed. A
+        certificate that somebody else put there since is left."""
+        original = entry.before
+        for one in reversed(self.known):
+            original = one.before if one.after == original else original
+        ours = {None, original, entry.after, *(one.after for one in self.known)}
         if any(self._at(live) not in ours for live in self._places()):
             kept = entry.now(ChangeState.KEPT)
             note(kept)
             return kept
         note(entry.now(ChangeState.UNDOING))
-        self._put(entry.before)
+        self._put(original)
         undone = entry.now(ChangeState.UNDONE)
         note(undone)
         return undone
@@ -106,7 +111,7 @@ def _element(text: str) -> str:
 def certificate_journal(root: Path, virsh: Virsh, uuid: str, name: str) -> Journal:
     """The journal of a domain's certificates. root: homenode's own folder."""
     words = command_line("homenode", "verify", "--live", name, "--certify")
-    return domain_journal(root / _FOLDER, virsh.connect, uuid, name, words)
+    return domain_journal(root / _FOLDER, virsh.connect, uuid, name, words, "--certificate")
 
 
 def certificate_journals(root: Path) -> Iterator[Journal]:
@@ -116,5 +121,6 @@ def certificate_journals(root: Path) -> Iterator[Journal]:
 
 def take_out_certificate(virsh: Virsh, root: Path, uuid: str, name: str) -> tuple[ChangeEntry, ...]:
     """Put back what was in the metadata before; how it came out."""
-    step = CertificateStep(virsh=virsh, uuid=uuid, name=name)
-    return certificate_journal(root, virsh, uuid, name).undo(lambda entry: step)
+    journal = certificate_journal(root, virsh, uuid, name)
+    step = CertificateStep(virsh=virsh, uuid=uuid, name=name, known=journal.entries())
+    return journal.undo(lambda entry: step)

@@ -35,11 +35,10 @@ from homenode.show.certificate_page import certificate_doc
 from homenode.show.html import html_page
 from homenode.show.terminal_text import shown
 from homenode.vm.domain.read import read_vm
-from homenode.vm.hypervisor.connection import DEFAULT, with_connection
+from homenode.vm.hypervisor.connection import DEFAULT
 from homenode.vm.hypervisor.virsh import Virsh
 from homenode.vm.plan_model import vm_as_it_runs
 from homenode.vm.sources import load_host, names_domain
-from homenode.wording import command_line
 
 _MOST_BYTES = 16 << 20
 
@@ -90,11 +89,11 @@ def certify(asked: VerifyArguments) -> None:
 
 
 def _keep(virsh: Virsh, body: CertificateBody, text: str) -> None:
-    root = default_root()
     step = CertificateStep(virsh=virsh, uuid=body.uuid, name=body.name, text=text)
+    journal = certificate_journal(default_root(), virsh, body.uuid, body.name)
     with changing_host("verify", ("--live", body.name, "--certify"), virsh.connect):
-        step.do(certificate_journal(root, virsh, body.uuid, body.name).write)
-    back = command_line(*with_connection(virsh.connect, "homenode", "restore", body.name))
+        step.do(journal.write)
+    back = journal.head.undo
     note(f"{body.name}: kept in its metadata; homenode watch proves it again; undo: {back}")
 
 

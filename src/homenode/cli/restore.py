@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from homenode.cli.arguments.place import RestoreArguments
 from homenode.cli.terminal import note, note_error, print_diff, say
-from homenode.errors import UsageError
+from homenode.errors import InputError, UsageError
 from homenode.vm.domain.restore import restore as restore_original
 from homenode.vm.hypervisor.connection import DEFAULT
 
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 def restore(asked: RestoreArguments) -> None:
     """Give the originals back, or list what is open."""
     targets = asked.targets
-    for_a_domain = asked.connect is not None or asked.forget or asked.keep_edits or asked.dry_run
+    of_one = asked.forget, asked.keep_edits, asked.certificate
+    for_a_domain = asked.connect is not None or asked.dry_run or any(of_one)
     if asked.list_open:
         if targets or for_a_domain:
             raise UsageError("--list: expected no other argument: it lists all")
@@ -36,14 +37,18 @@ def restore(asked: RestoreArguments) -> None:
             raise UsageError(f"expected one document, or domains, found {len(targets)} targets")
         if for_a_domain:
             raise UsageError(
-                f"{what}: a document; --connect, --forget, --keep-edits and --dry-run are for a "
-                "domain"
+                f"{what}: a document; --connect, --forget, --keep-edits, --certificate and "
+                "--dry-run are for a domain"
             )
         restore_original(what)
         note(f"restored {what}")
         return
-    if asked.forget and asked.keep_edits:
-        raise UsageError("give either --forget or --keep-edits, not both")
+    if sum(of_one) > 1:
+        raise UsageError("expected one of --forget, --keep-edits and --certificate, found more")
+    if asked.certificate:
+        for name in targets:
+            restore_certificate(name, uri, dry_run=asked.dry_run)
+        return
     if len(targets) > 1:
         if asked.forget:
             raise UsageError(f"--forget: expected one domain, found {len(targets)}")
@@ -131,7 +136,6 @@ def restore_domain(
         restore_definition,
     )
     from homenode.change.apply.live_pins import preview_restore_live_pins, restore_live_pins
-    from homenode.change.certificate_step import certificate_journal
     from homenode.change.journal import default_root
     from homenode.vm.hypervisor.virsh import Virsh
 
@@ -143,13 +147,6 @@ def restore_domain(
     name, uuid = state.name, state.uuid
     if not dry_run and _ended_paused(virsh, uuid, name) and not has_original(virsh, uuid, root):
         return
-    certified = not forget and bool(certificate_journal(root, virsh, uuid, name).to_undo())
-    if certified and dry_run:
-        note(f"{name}: would take the certificate out of its metadata")
-    if certified and not has_original(virsh, uuid, root):
-        if not dry_run:
-            _take_out(virsh, uuid, name)
-        return
     if forget:
         note(
             f"{name}: the present definition is the original now; the old one: "
@@ -157,11 +154,12 @@ def restore_domain(
         )
         return
     if dry_run:
+        certified = _take_out(virsh, uuid, name, dry_run=True)
         moves = preview_restore_live_pins(virsh, uuid, root)
         for pin in moves:
             thread = pin.kind if pin.kind == "emulator" else f"{pin.kind} {pin.number}"
             note(f"would move {thread} back to PUs {pin.pus}")
-        if moves and not has_original(virsh, uuid, root):
+        if (moves or certified) and not has_original(virsh, uuid, root):
             return
         would = preview_restore(virsh, uuid, root, keep_edits=keep_edits)
         print_diff(would.definition, would.original, f"{name} (now)", f"{name} (original)")
@@ -172,10 +170,9 @@ def restore_domain(
         back = restore_live_pins(virsh, uuid, root)
         if back:
             note(f"{name}: {len(back)} threads are where they were")
-            if not has_original(virsh, uuid, root):
-                return
+        if not has_original(virsh, uuid, root) and (_take_out(virsh, uuid, name) or back):
+            return
         done = restore_definition(virsh, uuid, root, keep_edits=keep_edits)
-    if certified:
         _take_out(virsh, uuid, name)
     if keep_edits:
         print_diff(done.before, done.given, f"{name} (before)", f"{name} (restored)")
@@ -222,20 +219,36 @@ def _ended_paused(virsh: "Virsh", uuid: str, name: str) -> bool:
     return True
 
 
-def _take_out(virsh: "Virsh", uuid: str, name: str) -> None:
-    from homenode.change.certificate_step import take_out_certificate
+def restore_certificate(name: str, connect: str, *, dry_run: bool = False) -> None:
+    """Take a domain's certificate out of its metadata, whether it runs or not."""
+    from homenode.vm.hypervisor.virsh import Virsh
+
+    virsh = Virsh(connect)
+    state = virsh.domain(name)
+    if not _take_out(virsh, state.uuid, state.name, dry_run=dry_run):
+        raise InputError(
+            f"{state.name}: expected a certificate of homenode verify --certify --in-domain, "
+            "found none to take out"
+        )
+
+
+def _take_out(virsh: "Virsh", uuid: str, name: str, *, dry_run: bool = False) -> bool:
+    """Whether `verify --certify --in-domain` left something to undo; it is undone."""
+    from homenode.change.certificate_step import certificate_journal, take_out_certificate
     from homenode.change.journal import default_root
     from homenode.change.step import ChangeState
 
+    root = default_root()
+    if not certificate_journal(root, virsh, uuid, name).to_undo():
+        return False
+    if dry_run:
+        note(f"{name}: would take the certificate out of its metadata")
+        return True
     with changing_host("restore", (name,), virsh.connect):
-        for one in take_out_certificate(virsh, default_root(), uuid, name):
+        for one in take_out_certificate(virsh, root, uuid, name):
             kept = one.what is ChangeState.KEPT
-            now = (
-                "left, since somebody put another one there"
-                if kept
-                else "removed from its metadata"
-            )
-            note(f"{name}: its certificate: {now}")
+            note(f"{name}: its certificate: {'somebody put another one there' if kept else 'gone'}")
+    return True
 
 
 def _note_moved(moved: tuple[str, ...]) -> None:

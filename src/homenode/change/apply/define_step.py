@@ -15,7 +15,7 @@ from homenode.change.apply.store import DEFINE, DomainStore, sha256
 from homenode.change.step import TO_UNDO, ChangeEntry, ChangeState, Note
 from homenode.errors import HostError, InputError
 from homenode.vm.domain.merge import same_definition
-from homenode.vm.domain.metadata import is_certificate
+from homenode.vm.domain.metadata import certificate_of, is_certificate, with_certificate
 from homenode.vm.domain.read import open_domain, vm_of
 from homenode.vm.facts import diff
 from homenode.vm.hypervisor.connection import with_connection
@@ -192,7 +192,13 @@ class DefineStep:
         return expected is not None and same_definition(now, expected)
 
     def _define(self, document: str | None) -> None:
-        self.virsh.define(str(self.store.document_path(document)), self._lock)
+        """Have libvirt define a saved document, with the certificate that the domain carries now,
+        which is no part of a definition: one of then would come back with it."""
+        given = open_domain(self.store.document(document), "the document to define")
+        now = open_domain(self.virsh.definition(self.state.uuid), "definition")
+        given = with_certificate(given, certificate_of(now))
+        path = self.store.document_path(self.store.save(given.to_bytes()))
+        self.virsh.define(str(path), self._lock)
 
     def _came_to(self, entry: ChangeEntry, definition: bytes, note: Note) -> ChangeEntry:
         """Write down which definition there is after an answer of libvirt's."""

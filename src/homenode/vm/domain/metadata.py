@@ -30,8 +30,18 @@ _CERTIFICATE = f"{{{CERTIFICATE}}}certificate"
 
 def certificate_of(document: Document) -> str | None:
     """The text of the certificate that the domain carries."""
-    found = (e.text for e in document.root.all("metadata/*") if e.name == _CERTIFICATE)
-    return next(found, None)
+    found = _element(document, _CERTIFICATE)
+    return None if found is None else found.text
+
+
+def with_certificate(document: Document, text: str | None) -> Document:
+    """The document with this certificate and no other; None = with none."""
+    if certificate_of(document) == text:
+        return document
+    found = _element(document, _CERTIFICATE)
+    bare = document if found is None else without(document, found)
+    new = New("homenode:certificate", {"xmlns:homenode": CERTIFICATE}, text=text)
+    return bare if text is None else put(bare, "metadata", new)
 
 
 def is_certificate(element: Element) -> bool:
@@ -41,8 +51,8 @@ def is_certificate(element: Element) -> bool:
     return element.name == _CERTIFICATE
 
 
-def _element(document: Document) -> Element | None:
-    return next((e for e in document.root.all("metadata/*") if e.name == _RECORD), None)
+def _element(document: Document, name: str = _RECORD) -> Element | None:
+    return next((e for e in document.root.all("metadata/*") if e.name == name), None)
 
 
 def read_record(document: Document) -> LayoutRecord | None:

@@ -111,6 +111,12 @@ def test_vcpus_take_a_core_that_serves_other_emulators_only_as_the_hosts_last() 
     assert any("other" in f.detail for f in last.findings if f.id == "host-core-taken")
 
 
+def test_where_no_core_is_left_housekeeping_pus_come_before_those_of_vcpus() -> None:
+    request = replace(small_request(3, iothreads=1), housekeeping_pus=CpuSet([3]))
+    placement = place(even_host(1, 1, 1, 4, 1), request)
+    assert (placement.emulator_pus, *placement.iothread_pus) == (CpuSet([3]), CpuSet([3]))
+
+
 def test_named_housekeeping_pus_serve_the_emulator_and_take_no_vcpu() -> None:
     host = even_host(2, 1, 1, 4, 1)
     kept = asking(

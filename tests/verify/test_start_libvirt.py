@@ -550,3 +550,31 @@ def test_a_file_that_not_even_root_can_write_is_named(at: str) -> None:
         assert not starts(name, text)
     finally:
         subprocess.run(["chattr", "-i", str(path)], check=True)
+
+
+@pytest.mark.parametrize(
+    ("cells", "ends"),
+    [
+        ((None, "0"), "cell 0"),
+        (("0", None, "1"), "cell 1"),
+        (("0", None), None),
+        ((None, None), None),
+    ],
+)
+def test_a_cell_without_vcpus_before_one_with_some_is_named_where_it_ends_the_daemon(
+    cells: tuple[str | None, ...], ends: str | None
+) -> None:
+    """Never started on the daemon that all share."""
+    rows = "".join(
+        f"<cell id='{number}' {'' if cpus is None else f'cpus={cpus!r}'} memory='32' unit='MiB'/>"
+        for number, cpus in enumerate(cells)
+    )
+    text = DOCUMENT.format(**(USUAL | {"name": "cells", "cpu": f"<cpu><numa>{rows}</numa></cpu>"}))
+    vcpus = sum(one is not None for one in cells) or 1
+    text = text.replace("<vcpu>1", f"<vcpu>{vcpus}").replace(">32<", f">{32 * len(cells)}<")
+    document = open_domain(text.encode(), "a domain")
+    version = run(("virsh", "-q", "-c", SYSTEM, "version", "--daemon"), 60).stdout
+    expected = [ends] if ends and " 9.0." in version.splitlines()[-1] else []
+    for uri, wanted in ((SYSTEM, expected), ("qemu:///session", [])):
+        found = check_start(document, uri).findings
+        assert [one.subject for one in found if one.id == "start-ends-libvirtd"] == wanted

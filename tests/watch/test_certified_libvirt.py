@@ -158,10 +158,10 @@ def test_the_undo_that_is_printed_works_while_the_vm_runs_and_leaves_its_layout(
     virsh("start", "--paused", certified)
     said = homenode("verify", "--live", certified, "--certify", str(key), "--in-domain").stderr
     undo = said.rpartition("undo: homenode ")[2].split()
-    assert homenode(*undo).code == 0
+    assert homenode(*undo).exit_code == 0
     assert (certificate(certified), live(certified)) == ("", "")
     assert "urn:homenode:layout:1" in virsh("dumpxml", "--inactive", certified).stdout
-    assert homenode(*undo).code == 2
+    assert homenode(*undo).exit_code == 2
     virsh("destroy", certified)
     homenode("restore", certified)
     assert "homenode" not in virsh("dumpxml", "--inactive", certified).stdout.partition("<os>")[2]
@@ -182,9 +182,9 @@ def test_any_number_of_renewals_is_undone_to_what_was_there_before(
             raise KeyboardInterrupt
         written(self, uuid, namespace, text, live=live)
 
-    monkeypatch.setattr(Virsh, "set_metadata", cut_short)
     for text in ("early: libvirt did not hear of it", "the definition alone has it"):
-        with pytest.raises(KeyboardInterrupt):
+        with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+            patched.setattr(Virsh, "set_metadata", cut_short)
             structs.replace(step, text=text).do(journal.write)
     assert len({certificate(certified), live(certified)}) == 2, "one of the two was written"
     homenode("restore", certified)

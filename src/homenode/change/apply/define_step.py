@@ -72,6 +72,7 @@ class DefineStep:
             self._base = first_original(store, state, change.original, virsh.connect)
         self._entry: ChangeEntry | None = None
         self._now: bytes | None = None
+        self._certificate: str | None = None
         self._is_done = False
 
     def applied(self) -> Applied:
@@ -126,7 +127,7 @@ class DefineStep:
             # Also after a failure: it may have happened all the same. Where virsh was stopped, by
             # Ctrl-C or for its time, libvirt may still do it; where it was edited since, the line
             # stays that of a step not done.
-            self._now = self.virsh.definition(self.state.uuid)
+            self._now = self._read()
             if (answered or not self._is_untouched) and not self._is_edited:
                 entry = self._came_to(entry, self._now, note)
         lost = () if self._is_edited else not_kept(self.tuned, self._now)
@@ -187,16 +188,20 @@ class DefineStep:
         changed = now is not None and not self._is_untouched
         return changed and is_edited(self.tuned, self._original, now or b"")
 
-    def _is_still(self, expected: bytes | None) -> bool:
+    def _read(self) -> bytes:
         now = self.virsh.definition(self.state.uuid)
+        self._certificate = certificate_of(open_domain(now, "definition"))
+        return now
+
+    def _is_still(self, expected: bytes | None) -> bool:
+        now = self._read()
         return expected is not None and same_definition(now, expected)
 
     def _define(self, document: str | None) -> None:
-        """Have libvirt define a saved document, with the certificate that the domain carries now,
-        which is no part of a definition: one of then would come back with it."""
+        """Have libvirt define a saved document, with the certificate that the domain carries: that
+        is no part of a definition, and one of then would come back with it."""
         given = open_domain(self.store.document(document), "the document to define")
-        now = open_domain(self.virsh.definition(self.state.uuid), "definition")
-        given = with_certificate(given, certificate_of(now))
+        given = with_certificate(given, self._certificate)
         path = self.store.document_path(self.store.save(given.to_bytes()))
         self.virsh.define(str(path), self._lock)
 

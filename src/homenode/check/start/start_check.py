@@ -27,6 +27,7 @@ from homenode.check.start.paths import GENERATED, LOOKED_AT, endpoint
 from homenode.errors import HomenodeError
 from homenode.findings import Finding, Findings, merged, sourced
 from homenode.vm.domain.document import Document
+from homenode.vm.domain.read import vm_of
 from homenode.vm.hypervisor.connection import is_local
 
 ANSWERS = {**LOOKED_AT, **ASKED_OF_LIBVIRT}
@@ -51,7 +52,7 @@ def check_start(document: Document, uri: str) -> Findings:
     needs = needs_of(document)
     asked = [_Asked(need=need, answer=_answer(machine, need)) for need in dict.fromkeys(needs)]
     found = [*_missing(asked), *_given_twice(asked), *_unknown(asked)]
-    found += [*_in_one_document(needs), *unfit(machine)]
+    found += [*_in_one_document(needs), *unfit(machine), *_ends_daemon(machine)]
     named = {one.id for one in found}
     # A missing function of an SR-IOV network card with a VLAN ends the daemon of libvirt 9.0.
     if named.isdisjoint((*_SAYS_WHY, "start-device")) and is_local(uri):
@@ -106,6 +107,24 @@ def _given_twice(asked: list[_Asked]) -> Iterator[Finding]:
                 observed=f"{need.value}: {first.subject} has it too",
                 case="document",
             )
+
+
+def _ends_daemon(machine: StartMachine) -> Iterator[Finding]:
+    """A cell without vCPUs before one that has some: libvirtd 9.0 ends when it gives the threads of
+    vCPUs their cgroups, as the daemon of the system does. Seen on 9.0.0 with QEMU 7.2 and TCG."""
+    vm = vm_of(machine.document)
+    filled = [bool(cell.vcpus) for cell in vm.cells]
+    if sum(len(cell.vcpus) for cell in vm.cells) < vm.vcpus:
+        filled[:1] = [True]  # libvirt puts what is in no cell in the first
+    empty = filled.index(False) if False in filled else len(filled)
+    done = machine.virsh("version", "--daemon") if any(filled[empty:]) else None
+    if done is not None and " 9.0." in done.stdout.splitlines()[-1] and "/system" in machine.uri:
+        yield finding(
+            "start-ends-libvirtd",
+            f"cell {empty}",
+            expected="vCPUs in each guest cell before the last that has some",
+            observed="none, with libvirtd 9.0",
+        )
 
 
 _ANY_HOST = ("", "0.0.0.0", "::")  # noqa: S104  what a document says

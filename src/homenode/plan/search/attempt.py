@@ -482,6 +482,7 @@ class Attempt:
             emulator_pus=asked,
             own_cores=self._own_cores,
             service_cores=tuple(shared),
+            housekeeping_pus=request.housekeeping_pus - search.free[1].isolated,
             housekeeping=housekeeping,
             on_every_node=request.page_bytes is not None
             and request.layout.memory is not MemoryBinding.AS_IT_WAS,

@@ -3,10 +3,10 @@
 Order of places for the emulator: cores without vCPUs on the chosen nodes that the node's free GPUs
 do not need, those nearest the devices first (on hybrid hosts efficiency cores first); cores that
 serve the emulators of other VMs; the host's own core, which is any other core without vCPUs, first
-on nodes whose free GPUs do not need it; free siblings of vCPU cores, with a finding; the vCPUs' own
-PUs, with a finding. Never isolated PUs. The emulator gets one core on each of at most
-EMULATOR_CORES chosen nodes: its main loop is one thread, and a second node's core keeps its workers
-near that node's memory.
+on nodes whose free GPUs do not need it; the host's housekeeping PUs; free siblings of vCPU cores,
+with a finding; the vCPUs' own PUs, with a finding. Never isolated PUs. The emulator gets one core
+on each of at most EMULATOR_CORES chosen nodes: its main loop is one thread, and a second node's
+core keeps its workers near that node's memory.
 
 QEMU allocates the huge pages that are bound to a node on PUs of that node, and does not start where
 its own threads may run on none of these (libvirt 9.0, thread-context): then the emulator has a PU
@@ -50,6 +50,7 @@ class ThreadRequest(Struct, frozen=True):
     emulator_pus: CpuSet | None
     own_cores: Callable[[int], int]
     service_cores: tuple[CpuSet, ...]
+    housekeeping_pus: CpuSet
     housekeeping: bool
     on_every_node: bool
 
@@ -75,7 +76,7 @@ def thread_places(
     if emulator is None and wanted.on_every_node and not wanted.housekeeping:
         emulator, findings = _on_every_node(free, wanted, own)
     if emulator is None:
-        emulator = _emulator(wanted, own, far)
+        emulator = _emulator(wanted, own, far) or wanted.housekeeping_pus or None
         if emulator is None:
             emulator, findings = _next_to_vcpus(free, nodes, wanted.vcpu_pus)
     if emulator is not None and wanted.on_every_node:

@@ -118,7 +118,7 @@ def _ends_daemon(machine: StartMachine) -> Iterator[Finding]:
         filled[:1] = [True]  # libvirt puts what is in no cell in the first
     empty = filled.index(False) if False in filled else len(filled)
     done = machine.virsh("version", "--daemon") if any(filled[empty:]) else None
-    if done is not None and " 9.0." in done.stdout.splitlines()[-1] and "/system" in machine.uri:
+    if done is not None and "daemon: 9.0." in done.stdout and "/system" in machine.uri:
         yield finding(
             "start-ends-libvirtd",
             f"cell {empty}",

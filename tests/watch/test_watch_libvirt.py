@@ -14,7 +14,9 @@ import pytest
 import homenode.change.journal
 from homenode.change.apply.live_pins import apply_live_pins, restore_live_pins
 from homenode.check.verify.boot.libvirt import SYSTEM, answering
+from homenode.check.watch import observation
 from homenode.check.watch.alert import KIND, Alert, WatchState, changes
+from homenode.check.watch.claim import ClaimState
 from homenode.check.watch.observation import look
 from homenode.formats import decode
 from homenode.machine.snapshot.live import LiveSnapshot
@@ -169,6 +171,28 @@ class Blind(LiveSnapshot):
 
     def command_output(self, name: str) -> str | None:
         return None if name.startswith("virsh") else super().command_output(name)
+
+
+def test_a_record_that_was_taken_out_is_stale_where_libvirt_does_not_answer(
+    vm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As after homenode apply there: of another connection nothing was applied.
+    monkeypatch.setattr(observation, "_is_applied", lambda _, connect: connect == SYSTEM)
+    key = (vm, "urn:homenode:layout:1", "--live")
+    record = run(("virsh", "-c", SYSTEM, "metadata", *key[:2], "--config"), 120).stdout
+    virsh("metadata", *key, "--remove")
+    try:
+        drifted = look(LiveSnapshot(), None, SYSTEM).state
+        assert "drift-settings" in {one.id for one in drifted.alerts if vm in one.domains}
+        nowhere = f"qemu+unix:///system?socket={tmp_path}/none"
+        unknown = look(LiveSnapshot(), None, nowhere, drifted).state
+        assert [
+            claim.state for alert in unknown.alerts for claim in alert.claims if claim.vm == vm
+        ] == [ClaimState.STALE]
+    finally:
+        virsh("metadata", *key, "--key", "homenode", "--set", record.replace("\n", ""))
+    back = look(LiveSnapshot(), None, SYSTEM, unknown).state
+    assert "drift-settings" in {one.id for one in changes(unknown, back).cleared}
 
 
 def test_a_running_vm_that_was_undefined_is_one_alert_until_it_is_defined(

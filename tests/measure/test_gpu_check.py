@@ -40,6 +40,13 @@ def test_figures_of_two_tools_are_compared_by_metric_and_gpu() -> None:
     assert found.subject.startswith("d2h-bandwidth of GPU 0000:11:00.0")
 
 
+def test_figures_whose_samples_overlap_are_not_said_to_differ() -> None:
+    tool = _run(*(("h2d-bandwidth", rate) for rate in (45e9, 51e9, 51e9)))
+    torch = _run(*(("h2d-bandwidth", rate) for rate in (46e9, 46e9, 50e9)))
+    assert "(0.902 x)" in agreed(tool, torch)[0]
+    assert agreement_findings(tool, torch, ("nvbandwidth", "PyTorch")) == ()
+
+
 def test_a_folder_that_is_there_is_not_written_to(tmp_path: Path) -> None:
     with pytest.raises(UsageError):
         visit_gpus(GpuMachine(), GpuMachine(), tmp_path, "python3", 600)

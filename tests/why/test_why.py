@@ -447,3 +447,13 @@ Traceback (most recent call last):
 RuntimeError: no
 """
     assert answer([("paste", text)]).sure is Sure.NOT_ENOUGH
+
+
+def test_a_line_that_a_cause_names_is_not_said_to_be_unnamed() -> None:
+    line = (
+        "[  201.910706] NVRM: Xid (PCI:0000:00:06): 31, pid=1791, name=python3, MMU Fault: ENGINE "
+        "GRAPHICS GPC0 GPCCLIENT_T1_8 faulted @ 0x0_00000000. Fault is of type FAULT_PDE"
+    )
+    said = answer([("dmesg", line)])
+    assert said.causes == ()
+    assert said.worth_knowing[0].finding.id == "gpu-program-fault"

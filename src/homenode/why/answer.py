@@ -146,8 +146,10 @@ def _causes(
     # What NCCL writes is no file that it was given, unless the paste says so.
     is_dump = not any("TOPO_FILE" in line for line in lines.values())
     over |= {"pcie-link-narrow", "pcie-link-idle"} if known.of(Listing) else set()
+    named = {(one.source, one.line) for one in seen if one.sure is not Sure.NOT_ENOUGH}
     for sign in seen:
-        if sign.id not in over:
+        is_named = sign.sure is Sure.NOT_ENOUGH and (sign.source, sign.line) in named
+        if sign.id not in over and not is_named:
             yield _of_sign(sign)
     for found in _of_outputs(known):
         yield _cause(found, _SURE_OF_OUTPUTS.get(found.id, Sure.LIKELY), None)

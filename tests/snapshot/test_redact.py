@@ -453,3 +453,11 @@ def test_of_memory_modules_and_amd_gpus_no_serial_is_kept() -> None:
     shown = redact(MemorySnapshot("host", {}, {}, commands), Identities()).snapshot.commands
     assert shown["dmidecode-memory"] == "Memory Device\n\tSize: 64 GB\n\tLocator: A1\n"
     assert shown["amd-smi-static"] == states.replace("0xDEAD", "redacted")
+
+
+def test_an_interface_that_is_named_by_its_mac_has_the_pseudonym_of_it() -> None:
+    names = Pseudonyms()
+    said = names.scrub("enx0a1b2c3d4e5f 0a:1b:2c:3d:4e:5f enp1s0 wlx0A1B2C3D4E5F")
+    name, mac, plain, wireless = said.split()
+    assert name == f"enx{mac.replace(':', '')}" and wireless == f"wlx{name[3:]}"
+    assert "0a1b2c3d4e5f" not in said.lower() and plain == "enp1s0"

@@ -24,6 +24,8 @@ _MAC = re.compile(
 _MAC_OF_FOURS = re.compile(
     rf"(?<![\w.])(?=[0-9.]*[a-fA-F])[{_HEX}]{{4}}\.[{_HEX}]{{4}}\.[{_HEX}]{{4}}(?![\w.])"
 )
+# Of an interface that systemd named by its MAC.
+_MAC_OF_A_NAME = re.compile(rf"(?<=\b(?:en|ib|sl|wl|ww)x)[{_HEX}]{{12,}}(?!\w)")
 _GUID_OF_FOURS = re.compile(rf"(?<![{_HEX}:])[{_HEX}]{{4}}(?::[{_HEX}]{{4}}){{3}}(?![{_HEX}:])")
 _IPV4 = re.compile(r"(?<![\w.])\d{1,3}(?:\.\d{1,3}){3}(?![\w]|\.\d)")
 _IPV6 = re.compile(rf"(?<![\w:.])(?=[{_HEX}:]*:[{_HEX}:]*:)[{_HEX}:]{{3,39}}(?:%\w+)?(?![\w:])")
@@ -149,6 +151,7 @@ class Pseudonyms:
         text = _LONG_HEX.sub(self._long_hex, text)
         text = _MAC.sub(self._mac, text)
         text = _MAC_OF_FOURS.sub(self._mac_of_fours, text)
+        text = _MAC_OF_A_NAME.sub(lambda found: self._mac_number(found[0]), text)
         text = _GUID_OF_FOURS.sub(self._guid, text)
         text = _IPV4.sub(self._ipv4, text)
         return _IPV6.sub(self._ipv6, text)

@@ -608,6 +608,27 @@ def test_nvlinks_that_are_all_gone_are_one_alert() -> None:
     assert (alert.findings[0].expected, alert.findings[0].observed) == ("18", "0")
 
 
+def test_a_certified_fact_of_a_device_and_what_is_odd_about_it_are_one_alert() -> None:
+    good = linked(snapshot())
+
+    def with_mig(*divided: str) -> MemorySnapshot:
+        text = good.commands["nvidia-smi-query"]
+        for bdf in re.findall(r'<gpu id="([^"]+)">', text):
+            word = "Enabled" if bdf in divided else "Disabled"
+            mode = f"<current_mig>{word}</current_mig><pending_mig>{word}</pending_mig>"
+            head = f'<gpu id="{bdf}">'
+            text = text.replace(head, f"{head}<mig_mode>{mode}</mig_mode>")
+        commands = {**good.commands, "nvidia-smi-query": text}
+        return MemorySnapshot(good.name, good.files, good.links, commands, good.folders)
+
+    before = seen(with_mig(), certify(seen(with_mig(), None).host))
+    assert before.state.alerts == ()
+    expected = certify(before.host)
+    (alert,) = seen(with_mig(GPU), expected).state.alerts
+    assert {one.id for one in alert.claims} == {"drift-baseline", "device-odd"}
+    assert seen(with_mig(), expected).state.alerts == ()
+
+
 def test_a_driver_and_the_firmware_that_changed_are_two_alerts() -> None:
     good = {f"{DMI}/bios_version": "2.1\n", f"{folder_of(GPU)}/vbios_version": "1\n"}
     bad = {f"{DMI}/bios_version": "2.2\n", f"{folder_of(GPU)}/vbios_version": "2\n"}

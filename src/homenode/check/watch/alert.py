@@ -43,7 +43,8 @@ PRESENCE = frozenset(
     "device-silent pcie-link-unknown board-incomplete devices-uneven nvlinks-few".split()
 ) | {"device-odd: model", "device-odd: board", "device-odd: NUMA node", *odd_attributes("node")}
 _OF_NODES = frozenset({"memory", "siblings"})
-_OF_PUS = frozenset({"governor", "frequencies", "smt"})
+_OF_PUS = frozenset({"governor", "frequencies", "smt", "nvme/queue_count"})
+_OF_PEERS = frozenset({"nvlinks", "amd-smi/link_status"})
 _OF_MEMORY = ("memory module ", "memory controller ", "DIMM ")
 """Facts of the baseline that a changed topology changes; of PUs where the count is another one, of
 such parts where the memory is."""
@@ -129,7 +130,8 @@ def alerts(
         and not _is_explained(one, explained)
         and not (one.id == "part-odd" and one.subject.rpartition(": ")[0] in parts)
     ]
-    found += _grouped(bad)
+    for one in _grouped(bad):
+        _add_of_device(found, one)
     for domain in domains:
         _add_domain(found, domain)
     return tuple(sorted(found, key=lambda one: (one.severity != Severity.CRITICAL, one.key)))
@@ -244,18 +246,21 @@ def _drifts(expected: CertifiedHost, host: Host) -> Iterator[Alert]:
     if counts and not presence:
         names = tuple(name for name, _ in counts)
         yield _alert(tuple(one for _, one in counts), "devices", aspects=names)
+    links = [one for one in facts if presence and one.rule.name in _OF_PEERS]
     was_there = {one.bdf for one in expected.devices}
     if len({one.bdf in was_there for one in presence}) == 2:
         # Some are gone and some are new: cards that were moved, or buses with other numbers.
         devices = [one for one in devices if one not in presence]
-        yield _of_devices(presence, "addresses")
+        yield _of_devices(presence, "addresses", links)
     for cause in dict.fromkeys(map(_cause, devices)):
-        yield _of_devices([one for one in devices if _cause(one) == cause])
+        of_cause = [one for one in devices if _cause(one) == cause]
+        is_first = presence[:1] == [one for one in of_cause if one in presence][:1]
+        yield _of_devices(of_cause, None, links if is_first else ())
     lines = [one for one in facts if one.rule.label == LINE and pages and "huge pages" in follows]
     if pages:
         whole = (*(one.finding for one in lines), *pages)
         yield _alert(whole, "huge pages", aspects=tuple(one.rule.name for one in lines))
-    left = [one for one in facts if one not in (*nodes, *lines)]
+    left = [one for one in facts if one not in (*nodes, *lines, *links)]
     yield from _of_facts(left, devices, follows)
 
 
@@ -293,13 +298,15 @@ def _is_of_lost_node(drift: DeviceDrift, expected: CertifiedHost, host: Host) ->
     return lost and drift.change is DeviceChange.PRESENCE
 
 
-def _of_devices(changed: Sequence[DeviceDrift], subject: str | None = None) -> Alert:
-    findings = tuple(one.finding for one in changed)
+def _of_devices(
+    changed: Sequence[DeviceDrift], subject: str | None = None, links: Sequence[FactDrift] = ()
+) -> Alert:
+    """links: of other devices to those that are gone."""
     return _alert(
-        findings,
+        (*(one.finding for one in changed), *(one.finding for one in links)),
         subject,
         devices=tuple(one.bdf for one in changed),
-        aspects=tuple(one.change for one in changed),
+        aspects=(*(one.change for one in changed), *(one.rule.name for one in links)),
     )
 
 
@@ -307,6 +314,21 @@ def _cause(drift: DeviceDrift) -> tuple[int, int, int]:
     """Functions of one card come and go together, and devices below one slow link are slow."""
     bdf = drift.bdf if drift.cause is None else drift.cause
     return bdf.domain, bdf.bus, bdf.device
+
+
+def _add_of_device(found: list[Alert], alert: Alert) -> None:
+    """What is odd about a device of which a certified fact is another one has that cause."""
+    ours = (one.id == _BASELINE and one.devices == alert.devices for one in found)
+    place = next((number for number, is_ours in enumerate(ours) if is_ours), None)
+    if place is None or not alert.devices or alert.severity is Severity.CRITICAL:
+        found.append(alert)
+        return
+    cause = found[place]
+    found[place] = replace(
+        cause,
+        findings=(*cause.findings, *alert.findings),
+        claims=(*cause.claims, *alert.claims),
+    )
 
 
 def _add_domain(found: list[Alert], domain: WatchedDomain) -> None:

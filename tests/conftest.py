@@ -54,8 +54,6 @@ LIVE = frozenset({"root", "libvirt", "qemu"})
 
 GROUPS = (
     "live",
-    "own-libvirtd",
-    "qemu",
     "slurm",
     "packages",
     "pdf",
@@ -110,16 +108,13 @@ def _turn(item: pytest.Item) -> int:
 
 def _group(path: Path, markers: set[str], module_names: Container[str]) -> str | None:
     """The group whose tests run one after the other, in one process. Groups share nothing: each
-    Slurm, each sshd and each libvirtd of tests/two_node_libvirt.py has its own folder and ports,
-    each installed package its own mounts."""
+    Slurm and each sshd has its own folder and ports, each installed package its own mounts."""
     if TESTS / "packaging" in path.parents:
         return "packages"  # a wheel takes long to build
     if own := next(iter({"slurm", "kubernetes", "nova"} & markers), None):
         return own
-    if "two_nodes" in module_names:
-        return "own-libvirtd"
-    if LIVE & markers:
-        return "qemu" if LIVE & markers == {"qemu"} else "live"
+    if LIVE & markers or "two_nodes" in module_names:
+        return "live"  # the pinned VMs of one libvirtd are neighbours to what watches another's
     return next(iter({"browser", "pdf"} & markers), None)  # a page or a PDF takes long to make
 
 

@@ -75,6 +75,11 @@ class Completed(Struct, frozen=True):
         except ValueError:  # a real-time signal has no name
             return f"signal {-self.returncode}"
 
+    def complaints(self) -> list[str]:
+        """The lines of standard error that say something, without the `error: ` before them."""
+        lines = map(str.strip, self.stderr.splitlines())
+        return [line.removeprefix("error: ") for line in lines if line]
+
     def failure(self) -> str | None:
         """Why it did not do its work, in a line; None where it did."""
         if self.returncode == 0:

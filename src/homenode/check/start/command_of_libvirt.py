@@ -46,7 +46,7 @@ def refusal(machine: StartMachine, document: Document) -> Iterator[Finding]:
         yield from _of_qemu(machine, words)
         yield from rehearsal(machine, document, words)
         return
-    said = " ".join(done.stderr.replace("error: ", "").split())
+    said = " ".join(done.complaints())
     is_known = "failed to connect" not in said and _NOT_ASKED not in said
     yield finding(
         "refused-by-libvirt" if is_known else "start-unknown",

@@ -38,8 +38,7 @@ def _answered(machine: StartMachine, what: str, *words: str) -> str | NeedAnswer
         return unknown(f"{what}: libvirt at {machine.uri} does not answer")
     if done.returncode == 0:
         return done.stdout
-    said = [line.removeprefix("error: ") for line in done.stderr.splitlines() if line.strip()]
-    return missing(f"{what}: {said[-1] if said else 'no reason given'}")
+    return missing(f"{what}: {(done.complaints() or ['no reason given'])[-1]}")
 
 
 def _volume(machine: StartMachine, need: Need) -> NeedAnswer:
@@ -84,7 +83,7 @@ def _emulator(machine: StartMachine, need: Need) -> NeedAnswer:
     is_kvm = (machine.document.root.get("type") or "kvm") == "kvm"
     without = machine.virsh("domcapabilities", "--virttype", "kvm") if is_kvm else None
     return missing(
-        "; ".join(done.stderr.replace("error: ", "").split("\n")).rstrip("; ")[:300],
+        "; ".join(done.complaints())[:300],
         "start-kvm" if without is not None and without.returncode else None,
     )
 

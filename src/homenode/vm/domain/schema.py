@@ -150,8 +150,7 @@ def parsed_by_libvirt(document: Document) -> Parsed | None:
     script = f"define --file /dev/stdin{dump}"
     done = run(("virsh", "-q", "-c", _URI, script), _TIMEOUT_S, copy)
     if done.returncode:
-        said = (line.removeprefix("error: ").strip() for line in done.stderr.splitlines())
-        why = (line for line in said if line and not line.startswith(_OF_VIRSH))
+        why = (line for line in done.complaints() if not line.startswith(_OF_VIRSH))
         return Parsed(" ".join(why)[:400] or "no reason given", ())
     if not dump:
         return None

@@ -295,12 +295,7 @@ class DaemonFolder:
 
 
 def _failure(completed: Completed, command: str, connect: str) -> HostError | InputError:
-    said = [
-        line.strip().removeprefix("error: ")
-        for line in completed.stderr.splitlines()
-        if line.strip()
-    ]
-    text = "; ".join(said)[:600] or completed.failure() or ""
+    text = "; ".join(completed.complaints())[:600] or completed.failure() or ""
     message = f"virsh {command} at {connect}: {text}"
     if "failed to connect" in text:
         return RefusedError(message, hint=START)

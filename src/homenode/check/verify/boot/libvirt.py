@@ -137,9 +137,7 @@ def boot(
         done = run(("virsh", "-q", "-c", uri, "create", "--validate", str(document)), limit_s)
         if done.returncode:
             said = " ".join(
-                line.removeprefix("error: ")
-                for line in done.stderr.splitlines()
-                if line.strip() and "Failed to create domain" not in line
+                line for line in done.complaints() if "Failed to create domain" not in line
             )
             return (refusal("libvirt", said, source),)
         while _is_there(uri, name):

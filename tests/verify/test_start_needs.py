@@ -211,6 +211,12 @@ def test_a_port_of_many_digits_is_no_number_that_is_computed_with() -> None:
     assert "start-in-use" in {one.id for one in found}
 
 
+def test_a_size_that_is_no_number_is_left_to_libvirt_to_refuse() -> None:
+    shared = "<shmem name='m'><model type='ivshmem-plain'/><size unit='M'>{}</size></shmem>"
+    assert needs(shared.format(4)) == [("SHARED", "m", str(4 << 20))]
+    assert needs(shared.format("x")) == []
+
+
 def test_every_kind_of_need_has_an_answer_and_a_known_finding() -> None:
     from homenode.catalogue import catalogue
     from homenode.check.start.start_check import ANSWERS

@@ -9,12 +9,14 @@ its own, ports and addresses that it chooses.
 import itertools
 import re
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from enum import StrEnum
 from functools import partial
 from typing import NamedTuple
 
 from msgspec import Struct, structs, toml
 
+from homenode.errors import InputError
 from homenode.input_files import package_text
 from homenode.vm.domain.controllers import argument_properties, qemu_arguments
 from homenode.vm.domain.document import Document, Element
@@ -223,8 +225,11 @@ def _implied(document: Document) -> Iterator[Need]:
     """What elements without a path need."""
     root = document.root
     for device in root.all("devices/shmem"):
-        if (size := device.at("size")) is not None and device.child("server") is None:
-            name, whole = device.get("name") or "", str(size_of(size))
+        size, name = device.at("size"), device.get("name") or ""
+        if size is None or device.child("server") is not None:
+            continue
+        with suppress(InputError):  # a size that libvirt refuses itself
+            whole = str(size_of(size))
             yield Need(subject=f"shmem {name}", kind="SHARED", value=name, detail=whole)
     for device in memory_devices(document):
         path, size = device.value("source/path"), device.at("target/size")

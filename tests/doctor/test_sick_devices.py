@@ -12,6 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
+from homenode.check.doctor.device_state import _condition
 from homenode.check.doctor.diagnosis import diagnose
 from homenode.findings import Finding
 from homenode.machine.description.render import render
@@ -510,3 +511,10 @@ def test_a_nic_whose_state_is_another_one_is_named(
     found = diagnose(changed(alike, lambda d: d.bdf == nic, states=((state, odd),))).findings
     ours = [one for one in found if one.id == "device-odd" and state in one.subject]
     assert [(one.devices, one.observed) for one in ours] == [((nic,), odd)] * is_named
+
+
+def test_a_condition_of_a_fact_is_one_of_the_known_ones() -> None:
+    assert _condition("link above is no") == ("link above", "is", "no")
+    assert _condition("errors/total over 3") == ("errors/total", "over", "3")
+    with pytest.raises(ValueError, match="expected NAME is/not/has/over WORDS"):
+        _condition("persistence_mode equals Disabled")

@@ -211,6 +211,7 @@ _BYTES = "{} bytes".format
 _AER = "aer_dev_correctable in sysfs, replay_counter of nvidia-smi -q"
 _LNKCTL = "LnkCtl of lspci -vvv, link/l1_aspm in sysfs"
 _TYPE, _IRQS = "iommu_groups/N/type", "msi_irqs in sysfs, /proc/irq/N"
+_VF_COUNT = "device.sriov_num_vfs"
 _ATSCTL, _VFS = "ATSCtl of lspci -vvv", "sriov_numvfs in sysfs"
 _READS, _RELAXED = "registers.max_read_request_bytes", "registers.relaxed_ordering"
 ATTRIBUTES: tuple[Attribute, ...] = (
@@ -234,15 +235,7 @@ ATTRIBUTES: tuple[Attribute, ...] = (
     _row("node", _PUS, _near, "local_cpulist in sysfs", lambda count, usual: count >= 2 * usual),
     _row("interrupts", "interrupts on PUs next to it", _interrupts, _IRQS, _none, **_USE),
     _row("driver", "nvidia-smi", _answer, "nvidia-smi -q", _none, **_DRIVER),
-    _row(
-        "functions",
-        "virtual functions",
-        "device.sriov_num_vfs",
-        _VFS,
-        differs,
-        **_DRIVER,
-        **_USE,
-    ),
+    _row("functions", "virtual functions", _VF_COUNT, _VFS, differs, **_DRIVER, **_USE),
     _row("mode", "partition mode", _mode, "nvidia-smi, current_compute_partition", differs),
     _row("mode", "memory partition mode", "device.memory_partition_mode", "sysfs", differs),
 )
@@ -368,9 +361,10 @@ def unread_attribute(host: Host, bdf: Bdf, subject: str) -> bool:
     like = next((group for group in groups if group[0].device.bdf == bdf), [])
     rows = (*ATTRIBUTES, *_named(like[:1]), _BOARD, _NODE)
     row = next((one for one in rows if like and _subject(like[0], one) == subject), None)
-    values = [row and row.read(one) for one in like]
-    is_silent = row in ATTRIBUTES and all(value == "none" for value in values)
-    return is_silent or not values or values[0] is None
+    if row is None:
+        return True
+    values = [row.read(one) for one in like]
+    return values[0] is None or (row in ATTRIBUTES and all(one == "none" for one in values))
 
 
 def odd_attributes(name: str) -> tuple[str, ...]:

@@ -346,8 +346,7 @@ def _facts() -> tuple[StateFact, ...]:
             name, _, case = row[1:].partition("]")
         elif row and not row.startswith("#"):
             severity, part, pattern, test, expected = row.split(" | ")
-            of, _, condition = test.partition(" when ")
-            when = (_TEST.fullmatch(one) for one in condition.split(" and ") if one)
+            of, _, conditions = test.partition(" when ")
             found.append(
                 StateFact(
                     finding=name,
@@ -357,11 +356,19 @@ def _facts() -> tuple[StateFact, ...]:
                     part=part,
                     pattern=re.compile(pattern, re.ASCII),
                     test=(of.partition(" ")[0], of.partition(" ")[2]),
-                    when=tuple((one["name"], one["by"], one["words"]) for one in when if one),
+                    when=tuple(_condition(one) for one in conditions.split(" and ") if one),
                     expected=expected,
                 )
             )
     return tuple(found)
+
+
+def _condition(text: str) -> tuple[str, str, str]:
+    """Name, test and words of a condition. Raises ValueError for what is none."""
+    found = _CONDITION.fullmatch(text)
+    if found is None:
+        raise ValueError(f"facts.txt: expected NAME is/not/has/over WORDS, found {text!r}")
+    return found["name"], found["by"], found["words"]
 
 
 def stated_ids() -> frozenset[str]:
@@ -369,7 +376,7 @@ def stated_ids() -> frozenset[str]:
     return frozenset(fact.finding for fact in _facts())
 
 
-_TEST = re.compile(r"(?P<name>[^|]+?) (?P<by>is|not|has) (?P<words>[^ ].*)")
+_CONDITION = re.compile(r"(?P<name>[^| ]+(?: [^| ]+)?) (?P<by>is|not|has|over) (?P<words>[^ ].*)")
 _SAYS_NOTHING = frozenset({"N/A", "[N/A]", "Not Supported", "[Not Supported]", "Unknown", ""})
 
 
@@ -444,8 +451,13 @@ _LEAST_CHANGES = 2
 
 
 def stated_findings(host: Host) -> Iterator[Finding]:
-    """What devices and parts say of themselves that the table says is wrong; of several states of
-    one row, the first is named, and all are shown."""
+    """What devices and parts say of themselves that the table says is wrong."""
+    yield from _stated_of_devices(host)
+    yield from _stated_of_parts(host)
+
+
+def _stated_of_devices(host: Host) -> Iterator[Finding]:
+    """Of several states of one row, the first is named, and all are shown."""
     alike: dict[Hashable, list[tuple[PciDevice, dict[str, str]]]] = {}
     for device in host.pci_devices:
         if device.kind in JUDGED and device.physical_function is None:
@@ -459,17 +471,18 @@ def stated_findings(host: Host) -> Iterator[Finding]:
             shown = [s for _, s, _ in found if _shows(fact, s)]
             wrong = [row for row in found if row[2]]
             for device, states, names in wrong:
+                others = [one for one in shown if one is not states]
+                are_equal = all(one.get(n) == states[n] for one in others for n in names)
                 severity = fact.severity
-                others = [{n: s.get(n) for n in names} for s in shown if s is not states]
-                if (
-                    fact.mark == "?"
-                    and others
-                    and all(one == {n: states[n] for n in names} for one in others)
-                ):
+                if fact.mark == "?" and others and are_equal:
                     severity = Severity.INFO
                 elif fact.mark == "+" and len(wrong) < len(shown):
                     severity = Severity.WARNING
                 yield _stated(fact, _name(device), names, states, host, severity, (device.bdf,))
+
+
+def _stated_of_parts(host: Host) -> Iterator[Finding]:
+    """One for each state and value, of all parts that have it."""
     of_parts: dict[tuple[int, str, str], list[str]] = {}
     facts = [(at, fact) for at, fact in enumerate(_facts()) if fact.part not in JUDGED.values()]
     for part in host.parts:
@@ -495,11 +508,11 @@ def _stated(
     devices: tuple[Bdf, ...],
 ) -> Finding:
     first, *_ = names
-    beside = states.get(_reference(fact.test, first), "")
+    reference = states.get(_reference(fact.test, first), "")
     return finding(
         fact.finding,
         f"{place}: {first}",
-        expected=f"{fact.expected}{beside and f': {beside[:80]}'}",
+        expected=f"{fact.expected}{reference and f': {reference[:80]}'}",
         observed=", ".join(f"{name} {states[name]}" for name in names),
         severity=severity,
         case=fact.case,

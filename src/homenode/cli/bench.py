@@ -437,7 +437,7 @@ def visit_gpus(
     write_text(folder / "gpu-check.json", encode("findings", found) + "\n")
     if passed or found.findings or as_json:
         print_findings(found, as_json=as_json)
-    else:  # that nothing is wrong would be said of parts that nobody looked at
+    else:  # "nothing is wrong" would be said of parts that were not looked at
         for line in visit.checked:
             say(f"checked: {line}")
     if not as_json:

@@ -368,8 +368,8 @@ def _bind_error(address: str, port: str) -> int | None:
 def endpoint(need: Need) -> tuple[str, str]:
     """The host and the port of "5900", "127.0.0.1:5900" or "tcp:127.0.0.1:5900-:22"."""
     is_rule = need.value.startswith(("tcp:", "udp:"))
-    told = need.value[4:].partition("-")[0] if is_rule else need.value
-    host, _, port = told.rpartition(":")
+    listens = need.value[4:].partition("-")[0] if is_rule else need.value
+    host, _, port = listens.rpartition(":")
     return host.strip("[]") or need.detail, port
 
 

@@ -102,7 +102,7 @@ _IMMUTABLE, _APPEND = 0x10, 0x20
 
 
 def unwritable(path: str, *, appended: bool = False) -> str | None:
-    """Why nobody can write what is under a path, root neither; None where root can.
+    """Why not even root can write what is under a path; None where root can.
 
     appended: nothing is written but at its end. Source: ioctl_iflags(2).
     """

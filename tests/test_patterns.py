@@ -46,7 +46,6 @@ PASSED_ON = {
     "machine/tools/transferbench.py": "fullmatch",
     "machine/tools/scontrol.py:_LINES[]": "fullmatch",
     "machine/snapshot/contents.py": "fullmatch",
-    "why/pieces.py": "match",
 }
 """Files, or names in them, that hand patterns over, and the method that is called with them."""
 
@@ -133,7 +132,6 @@ BUILT: dict[tuple[str, str], tuple[str, str]] = {
     ("check/doctor/device_state.py", "pattern"): (FACTS[0], "fullmatch"),
     ("machine/snapshot/contents.py", "pattern"): (KERNEL_LINES[0], "fullmatch"),
     ("machine/snapshot/contents.py", "form.value"): (Form.COUNTS.value, "fullmatch"),
-    ("why/pieces.py", "re.escape(hint)"): ("NCCL INFO", "finditer"),
     ("vm/domain/copy.py", "f'{re.escape(original)}(?![A-Za-z0-9])'"): (
         "vm7(?![A-Za-z0-9])",
         "search",

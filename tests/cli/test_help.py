@@ -108,7 +108,6 @@ def test_commands_stand_in_their_groups(capsys: pytest.CaptureFixture[str]) -> N
         (("bench", "x", "--tests", "strem"), "did you mean stream?"),
         (("slurm",), "homenode slurm audit"),
         (("capture",), "homenode capture -o host.tar.gz"),
-        (("why", "no-such-file"), "virsh dumpxml"),
         (("plan", "--help-al"), "did you mean --help-all?"),
         (("pool", "show", "--pool", "hgx-h10*4"), "did you mean hgx-h100?"),
         (("recommend", "published:RTX5090"), "did you mean RTX 5090?"),

@@ -185,7 +185,6 @@ PROGRAM = Command(
         Command("restore", f"{_PLACE}RestoreArguments", "restore:restore", PLACE),
         Command("capture", f"{_PLACE}CaptureArguments", "host:capture", PLACE),
         HOST_SETUP,
-        Command("why", f"{_CHECK}WhyArguments", "why:why", CHECK),
         Command("verify", f"{_CHECK}VerifyArguments", "verify:verify", CHECK),
         DOCTOR,
         Command("watch", f"{_CHECK}WatchArguments", "watch:watch", CHECK, commands=(CERTIFY,)),

@@ -23,9 +23,6 @@ _MAX_TREE_CHARACTERS = 8 << 20
 are known have 2 MB."""
 
 _HEAD_BYTES = 4096
-_MAX_TOML_BYTES = 1 << 20
-"""Of a host.toml; the largest that are known have 20 KB."""
-
 _HEAD_CHARACTERS = 4096
 _ARCHIVE_MAGIC = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ\x00")
 _TAR_MAGIC_AT = 257
@@ -97,26 +94,6 @@ def snapshot_of(source: str) -> Snapshot:
     if source in shipped_hosts():
         return render(load_shipped(source))
     raise InputError(f"{source}: expected a capture, a tree of /sys or a host.toml, found none")
-
-
-def is_host_alone(source: str) -> bool:
-    """Whether a file or folder is a host and can be nothing else: a capture, a tree of /sys, a
-    host.toml, a stored host. Raises InputError or HostError for what cannot be read."""
-    path = Path(source)
-    is_archive, exists = _holds_files(source, path)
-    if is_archive or not exists:
-        return is_archive
-    start = read_start(path, _MAX_TOML_BYTES + 1)
-    if start.lstrip()[:1] == b"{":
-        return b'"homenode.host/' in start[:_HEAD_BYTES]
-    if len(start) > _MAX_TOML_BYTES or b"[" not in start:
-        return False
-    from homenode.toml_text import read_toml
-
-    try:
-        return bool(read_toml(start.decode("utf-8", "surrogateescape")))
-    except ValueError:
-        return False
 
 
 def files_of(source: str) -> Snapshot | None:

@@ -52,23 +52,6 @@ class VerifyArguments(Struct, frozen=True, kw_only=True):
     json: JsonOption = False
 
 
-class WhyArguments(Struct, frozen=True, kw_only=True):
-    """Say why something is slow or fails, from files, outputs and logs.
-
-    Takes domain XML, qm and Cloud Hypervisor configurations, commands of QEMU, lspci, lstopo,
-    numactl -H, nvidia-smi, NCCL logs and files, dmesg, kubelet configurations, pods, error lines,
-    captures: several in one file, of host and guest. Exit code 1: a cause was found.
-
-    Examples:
-      homenode why vm.xml error.log lspci.txt
-      homenode why - < paste.txt
-    """
-
-    files: Annotated[tuple[str, ...], Arg("FILE...")] = ()
-    host: HostOption = None
-    json: JsonOption = False
-
-
 FleetOption = Annotated[tuple[str, ...], Opt("--pool", "POOL")]
 
 

@@ -154,7 +154,7 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
     "measure/tool_setup.py": {"unlink": "a program whose way and sum were looked at"},
     "plugins.py": {"importlib.metadata": "entry points of installed distributions"},
     "cluster/pool/ledger.py": {"sqlite3": "one regular file, which it has made or looked at"},
-    "cluster/pods/manifest.py": {"yaml": "it is given a text"},
+    "cluster/kubevirt/object.py": {"yaml": "it is given a text"},
     "cluster/scheduler/api_server.py": {
         "http.client": "to the API server that the user names, over TLS",
         "urllib.parse": "parts of a text",

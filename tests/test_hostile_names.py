@@ -31,7 +31,7 @@ from homenode.cluster.bindings.experiments import (
 from homenode.cluster.bindings.scripts import script_of
 from homenode.cluster.kubevirt.manifest_options import ManifestOptions
 from homenode.cluster.kubevirt.manifests import manifests
-from homenode.cluster.pods.manifest import yaml_text
+from homenode.cluster.kubevirt.object import yaml_text
 from homenode.cluster.pool.export import export, unnamed
 from homenode.cluster.pool.model import Pool
 from homenode.cluster.pool.moves import Move, MoveGroup, MovePlan

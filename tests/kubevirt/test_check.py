@@ -12,9 +12,9 @@ from homenode.cluster.kubevirt.admission_rules import Cluster, read_cluster
 from homenode.cluster.kubevirt.fit import check_fit
 from homenode.cluster.kubevirt.manifest_options import ClaimScope, ManifestOptions
 from homenode.cluster.kubevirt.manifests import gates_of, virtual_machine
+from homenode.cluster.kubevirt.object import parse_quantity
 from homenode.cluster.kubevirt.vmi import HOOK_ANNOTATION, read_vmi, vmi_of
 from homenode.cluster.pods.kubelet import Kubelet, read_kubelet
-from homenode.cluster.pods.manifest import parse_quantity
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError
 from homenode.findings import Finding, Severity

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from homenode.cluster.kubevirt.object import read_manifest
 from homenode.cluster.pods.admission import admit
 from homenode.cluster.pods.checkpoints import read_checkpoints, running_pods
 from homenode.cluster.pods.fit import POLICIES, Fit, fit, fit_findings, kubelet_findings, with_moves
 from homenode.cluster.pods.hints import SINGLE
 from homenode.cluster.pods.kubelet import Kubelet, read_kubelet, usual_kubelet
 from homenode.cluster.pods.machine import node_of_host
-from homenode.cluster.pods.manifest import read_manifest
 from homenode.cluster.pods.node import Node
 from homenode.cluster.pods.pod import Pod, read_pod
 from homenode.cluster.scheduler.claims import PCI_BUS_ID, claimed

@@ -26,11 +26,11 @@ from homenode.cli.terminal import (
     print_findings,
     write_new_files,
 )
+from homenode.cluster.kubevirt.object import read_manifest
 from homenode.cluster.pods.checkpoints import FILES, read_checkpoints, running_pods
 from homenode.cluster.pods.fit import Fit, fit_findings
 from homenode.cluster.pods.kubelet import Kubelet, read_kubelet, usual_kubelet
 from homenode.cluster.pods.machine import node_of_host, with_known_memory
-from homenode.cluster.pods.manifest import read_manifest
 from homenode.cluster.pods.pod import Pod, read_pod
 from homenode.cluster.pods.pool_fit import pool_fit, pool_fit_findings
 from homenode.cluster.scheduler.claims import claimed

@@ -22,8 +22,8 @@ from typing import Any
 from msgspec import Struct, field
 
 from homenode.catalogue import entry_of, finding
+from homenode.cluster.kubevirt.object import down, parse_milli, read_object
 from homenode.cluster.kubevirt.vmi import HOOK_ANNOTATION, Vmi, topology_of, unknown_keys, vcpus_of
-from homenode.cluster.pods.manifest import down, parse_milli, read_object
 from homenode.errors import InputError, ParseError
 from homenode.findings import Finding
 

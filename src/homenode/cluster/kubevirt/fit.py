@@ -15,6 +15,7 @@ from homenode.check.domain.devices import address_findings, limits
 from homenode.check.domain.verification import changed_settings
 from homenode.cluster.kubevirt.admission_rules import FIRST_VERSION, Cluster, admission_findings
 from homenode.cluster.kubevirt.manifest_options import HookVersion
+from homenode.cluster.kubevirt.object import down, parse_quantity
 from homenode.cluster.kubevirt.on_define_domain import CHOICES
 from homenode.cluster.kubevirt.vmi import HOOK_ANNOTATION, Vmi, guest_of, launcher_pod
 from homenode.cluster.pods.admission import TOPOLOGY_AFFINITY
@@ -22,7 +23,6 @@ from homenode.cluster.pods.checkpoints import Checkpoints
 from homenode.cluster.pods.fit import fit, fit_findings, kubelet_findings
 from homenode.cluster.pods.kubelet import Kubelet
 from homenode.cluster.pods.machine import node_of_host, with_known_memory
-from homenode.cluster.pods.manifest import down, parse_quantity
 from homenode.cpuset import CpuSet
 from homenode.findings import Finding, Findings, Severity, in_order
 from homenode.indices import NodeIndex

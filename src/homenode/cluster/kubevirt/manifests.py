@@ -13,8 +13,8 @@ import re
 from typing import Any
 
 from homenode.cluster.kubevirt.manifest_options import ClaimScope, ManifestOptions
+from homenode.cluster.kubevirt.object import read_manifest, yaml_text
 from homenode.cluster.kubevirt.vmi import HOOK_ANNOTATION
-from homenode.cluster.pods.manifest import read_manifest, yaml_text
 from homenode.errors import UsageError
 from homenode.input_files import package_text
 from homenode.process import CLOSED

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from homenode.bdf import Bdf
-from homenode.cluster.pods.manifest import MAX_BYTES, down
+from homenode.cluster.kubevirt.object import MAX_BYTES, down
 from homenode.cpuset import CpuSet
 from homenode.errors import HostError, ParseError
 from homenode.indices import NodeIndex

@@ -14,7 +14,7 @@ from typing import Any
 from msgspec import Struct
 
 from homenode.bdf import Bdf
-from homenode.cluster.pods.manifest import down, parse_quantity, read_object
+from homenode.cluster.kubevirt.object import down, parse_quantity, read_object
 from homenode.cluster.pods.pod import MEMORY, Container, Pod
 from homenode.errors import InputError, ParseError
 from homenode.units import GIB, MIB

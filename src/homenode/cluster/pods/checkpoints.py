@@ -11,7 +11,7 @@ from typing import Any
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from homenode.cluster.pods.manifest import down, read_object
+from homenode.cluster.kubevirt.object import down, read_object
 from homenode.cluster.pods.node import KubeletMemory, MemoryTable, Node
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError

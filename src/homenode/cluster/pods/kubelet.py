@@ -9,8 +9,8 @@ from typing import Any
 
 from msgspec import Struct, field
 
+from homenode.cluster.kubevirt.object import down, parse_milli, parse_quantity, read_manifest
 from homenode.cluster.pods.cpu_assignment import AssignmentOptions
-from homenode.cluster.pods.manifest import down, parse_milli, parse_quantity, read_manifest
 from homenode.cluster.pods.node import KubeletPolicies
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError

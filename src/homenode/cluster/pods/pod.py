@@ -9,7 +9,7 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from homenode.cluster.pods.manifest import down, is_whole, parse_milli, parse_quantity
+from homenode.cluster.kubevirt.object import down, is_whole, parse_milli, parse_quantity
 from homenode.errors import InputError
 
 MEMORY = "memory"

@@ -13,7 +13,7 @@ from typing import Any
 from msgspec import Struct
 
 from homenode.bdf import Bdf
-from homenode.cluster.pods.manifest import down, read_object
+from homenode.cluster.kubevirt.object import down, read_object
 from homenode.cluster.pool.export import dns_word
 from homenode.cluster.pool.flavour import Flavour
 from homenode.errors import InputError

@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from homenode.cluster.pods.manifest import read_object
+from homenode.cluster.kubevirt.object import read_object
 from homenode.cluster.pods.pod import HUGE_PAGES, Pod
 from homenode.cluster.pool.flavour import DEFAULT_LAYOUT, Flavour
 from homenode.cluster.scheduler.claims import asked

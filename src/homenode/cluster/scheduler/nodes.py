@@ -14,12 +14,12 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
+from homenode.cluster.kubevirt.object import down
 from homenode.cluster.pods.admission import Admission, Held
 from homenode.cluster.pods.checkpoints import Checkpoints
 from homenode.cluster.pods.fit import answer, why_not
 from homenode.cluster.pods.kubelet import Kubelet
 from homenode.cluster.pods.machine import node_of_host
-from homenode.cluster.pods.manifest import down
 from homenode.cluster.pods.node import Node
 from homenode.cluster.pods.pod import Pod, read_pod
 from homenode.cluster.pool.flavour import Flavour

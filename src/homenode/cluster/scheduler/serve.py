@@ -23,7 +23,7 @@ from msgspec import Struct, json
 
 from homenode import __version__
 from homenode.check.metrics import Gauge, Sample, exposition
-from homenode.cluster.pods.manifest import down
+from homenode.cluster.kubevirt.object import down
 from homenode.cluster.pool.solver import optional_module
 from homenode.cluster.scheduler.api_server import ApiServer, follow
 from homenode.cluster.scheduler.claims import allocated, read_slice

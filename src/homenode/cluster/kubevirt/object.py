@@ -1,4 +1,4 @@
-"""Manifest: an object of Kubernetes as kubectl takes and prints it, read and written.
+"""Object: an object of Kubernetes as kubectl takes and prints it, read and written.
 
 Aliases are refused: with them a small file can stand for more than fits into memory.
 

@@ -152,7 +152,6 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
     "change/host_setup/installation.py": {"unlink": _OWN},
     "measure/layouts/runner.py": {"shutil.move": "a run's folder, by its name"},
     "measure/tool_setup.py": {"unlink": "a program whose way and sum were looked at"},
-    "plugins.py": {"importlib.metadata": "entry points of installed distributions"},
     "cluster/pool/ledger.py": {"sqlite3": "one regular file, which it has made or looked at"},
     "cluster/kubevirt/object.py": {"yaml": "it is given a text"},
     "cluster/scheduler/api_server.py": {
@@ -171,7 +170,6 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
     "machine/snapshot/protocol.py": {"read_text": "of a snapshot"},
     "measure/importers/__init__.py": {"pkgutil": "names of its own modules"},
     "vm/targets/hypervisors/__init__.py": {"pkgutil": "names of its own modules"},
-    "vm/targets/registry.py": {"importlib.metadata": "entry points of installed distributions"},
     "trusted_path.py": {
         "TemporaryDirectory": "the one way to a folder of this user alone",
         "setxattr": "of a descriptor",

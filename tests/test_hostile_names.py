@@ -112,28 +112,7 @@ def _plan(target: str):  # type: ignore[no-untyped-def]
     return written(target, "small-2n8c-2gpu", options("pin-numa"))
 
 
-def test_a_flavor_is_made_of_that_name_alone(tmp_path: Path) -> None:
-    stubs = stub(tmp_path / "bin", "openstack")
-    made = 0
-    for name in NAMES:
-        try:
-            ((_, document),) = rendered("openstack", name).companions
-        except InputError:
-            assert name.startswith("-") or not name.isprintable() or not name.strip(), name
-            continue
-        script = tmp_path / "script"
-        first, _, others = document.partition(b"openstack flavor set")
-        script.write_bytes(first + b"openstack flavor set" + others.partition(b"\n")[0])
-        calls = run_shell(script, "image", stubs=stubs)
-        assert {tuple(call[:4]) for call in calls if call[1] == "flavor"} == {
-            ("openstack", "flavor", "show", name),
-            ("openstack", "flavor", "set", name),
-        }
-        made += 1
-    assert made > 30
-
-
-@pytest.mark.parametrize("target", ["qemu", "cloud-hypervisor", "proxmox"])
+@pytest.mark.parametrize("target", ["qemu", "proxmox"])
 def test_bash_reads_every_script_of_a_target(target: str) -> None:
     for name in NAMES:
         try:
@@ -144,16 +123,6 @@ def test_bash_reads_every_script_of_a_target(target: str) -> None:
         for text in (made.document, *(text for _, text in made.companions)):
             if text.startswith(b"#!"):
                 assert parses("bash", text.decode()), name
-
-
-def test_an_instance_of_incus_has_that_name() -> None:
-    for name in NAMES:
-        try:
-            document = rendered("incus", name).document
-        except InputError:
-            assert not name.isprintable() or not name.strip(), name
-            continue
-        assert yaml.safe_load(document)["name"] == name
 
 
 # Hooks, units and scripts

@@ -18,14 +18,11 @@ them is a value that the code gives, and DEVICE, its name, where none is given. 
 alone has it in its heading, and the code names the case:
 
     **Fix, of one device.** `homenode doctor retrain {device}`.
-
-A site's own pages come with a distribution that registers with the entry points homenode.findings.
 """
 
 import re
 from collections.abc import Iterator, Mapping
 from functools import cache
-from importlib import import_module
 
 from msgspec import UNSET, Struct, UnsetType
 
@@ -33,19 +30,14 @@ from homenode.bdf import Bdf
 from homenode.errors import HostError
 from homenode.findings import Finding, Severity, filled
 from homenode.input_files import package_names, package_text
-from homenode.plugins import loaded, refused, registered
 
 _FOLDERS = (("finding_pages",), ("..", "..", "docs", "findings"))
 """Where the pages are: as it is built, and in the source tree."""
 
-GROUP = "homenode.findings"
-"""The entry points with which a distribution registers a check of a host, for the doctor
-(check.doctor.diagnosis). The pages of its findings lie in the same package."""
-
 _MEANING = re.compile(r"\*\*([A-Za-z, ]+)\.\*\* ([^\n]+(?:\n[^\n]+)*)")
 _PART = re.compile(r"^\*\*([A-Z][a-z ]+(?:, [\w /-]+)?)\.?\*\*\s+", re.MULTILINE)
 _LINK = re.compile(r"\[([^][]+)\]\([^()]+\)")
-_NAMES = "Slurm|Linux|Xen|Incus|Proxmox|Nova|Intel"
+_NAMES = "Slurm|Linux|Xen|Proxmox|Nova|Intel"
 _SENTENCE = re.compile(rf"(?!(?:{_NAMES})\b)[A-Z][a-z]*\b")
 """A first word whose capital is the sentence's, and not a name's or an abbreviation's."""
 _NOTHING = ("None", "Nothing to do")
@@ -117,33 +109,13 @@ def finding(
 
 @cache
 def entry_of(id: str) -> CatalogueEntry:
-    """The finding of this id; only its own section is parsed. Raises KeyError for an unknown id,
-    InputError for pages of a site that cannot be read."""
-    own = _sections().get(id)
-    return _entry(*(_site_sections()[id] if own is None else own))
+    """The finding of this id; only its own section is parsed. Raises KeyError for an unknown id."""
+    return _entry(*_sections()[id])
 
 
 def catalogue() -> Mapping[str, CatalogueEntry]:
-    """Every finding by its id. Raises InputError for pages of a site that cannot be read."""
-    return {name: entry_of(name) for name in (*_sections(), *_site_sections())}
-
-
-def _site_sections() -> Mapping[str, tuple[str, str, str]]:
-    """As _sections, of other distributions: looked for where no page of homenode has the id."""
-    found: dict[str, tuple[str, str, str]] = {}
-    for one in registered(GROUP).values():
-        loaded(one, "a check")
-        package = import_module(one.module).__package__ or ""
-        try:
-            names = filter(_is_page, package_names(package=package))
-            pages = {page: package_text(page, package=package) for page in names}
-        except (OSError, ValueError) as error:
-            raise refused(one, "a package with pages of findings", str(error)) from error
-        for name, section in _by_id(pages).items():
-            if name in found or name in _sections():
-                raise refused(one, "ids that no other page has", name)
-            found[name] = section
-    return found
+    """Every finding by its id."""
+    return {name: entry_of(name) for name in _sections()}
 
 
 @cache

@@ -107,7 +107,7 @@ def test_hosts_are_ranked_for_a_new_vm_too(tmp_path: Path) -> None:
         (("--memory", "64GiB", "--target", "libvirt"), "found --memory alone"),
         (("--memory", "64GiB", "--target", "qemu"), "found --memory alone"),
         (("--vcpus", "0", "--memory", "64GiB"), "more than 0"),
-        ((*VM, "--target", "vmware"), "expected libvirt, cloud-hypervisor, "),
+        ((*VM, "--target", "vmware"), "expected libvirt, proxmox, "),
         ((*VM, "--name", "a/b"), "without / and line breaks"),
         ((*VM, "--name", "a/b", "--target", "xen"), "without / and line breaks"),
         ((*VM, "--node-pus", "0-3"), "expected a domain document"),
@@ -135,7 +135,7 @@ def test_a_name_that_is_nearly_a_target_is_said() -> None:
         ("-o", "a.xml", "--save-plan", "a.xml.orig"),
         ("-o", "a.xml", "--svg", "a.xml.orig.sha256"),
         ("-o", "a.xml", "--save-plan", "link"),
-        ("-o", "script", "--save-plan", "script.commands.sh", "--target", "openstack"),
+        ("-o", "vm", "--save-plan", "vm.hook.sh", "--target", "proxmox", "--layout", "pin"),
     ],
 )
 def test_two_outputs_in_one_file_are_refused_and_nothing_is_written(

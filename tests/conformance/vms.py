@@ -134,7 +134,6 @@ def planned_cases(
                 vcpus=draw.choice((None, drawn.vcpus)),
                 memory_bytes=draw.choice((None, drawn.memory_bytes)),
                 unequal_cells=drawn.unequal_cells,
-                gpu_count=draw.choice((1, 2)) if target == "openstack" else None,
             )
         else:
             host = random_host(draw)

@@ -12,9 +12,7 @@ from homenode.machine.pci import DeviceKind
 from homenode.plan.search import problem
 from homenode.plan.search.place import place
 from homenode.units import GIB
-from homenode.vm.plan_options import Balance, Policy
-from tests.conformance.openstack import EXAMPLE as OPENSTACK
-from tests.conformance.vms import planned_cases
+from homenode.vm.plan_options import Balance, PlanOptions, Policy, cell_asked
 from tests.figures import numbers
 from tests.small_hosts import (
     DeviceSpec,
@@ -25,6 +23,7 @@ from tests.small_hosts import (
     pinned_domain,
     small_request,
 )
+from tests.targets.written import written
 
 
 def test_spread_takes_as_many_nodes_as_there_are_whether_or_not_these_share_equally() -> None:
@@ -245,9 +244,11 @@ def test_a_search_that_does_not_end_comes_to_the_best_that_longer_ones_found(
 
 def test_of_cells_given_one_by_one_no_runner_up_is_on_the_nodes_of_the_plan() -> None:
     """Other orders of the cells on these nodes cost more: they are no other nodes."""
-    (case,) = planned_cases(["814566-146"], "openstack", (OPENSTACK.file,))
-    own = frozenset(case.plan.nodes)
-    found = [frozenset(one.nodes) for one in case.plan.runners_up]
+    cells = (cell_asked(4, 3 * GIB), cell_asked(1, GIB))
+    options = PlanOptions(layout="pin-numa-pci", gpu_count=1, explicit_cells=cells)
+    made = written("qemu", "hgx-a100-80gb", options).plan
+    own = frozenset(made.nodes)
+    found = [frozenset(one.nodes) for one in made.runners_up]
     others = [nodes for nodes in found if nodes != own]
     assert len(set(others)) == len(others) == 3
     assert found.count(own) == 1, "the one of other GPUs"

@@ -50,10 +50,9 @@ def become_files(name: str, layouts: tuple[str, ...]) -> None:
         assert read_vm(content, "vm").kind == target
         hook = dict(planned.rendering.companions).get(".hook.sh")
         found = verify_target(content, "vm", target, planned.plan, host=host, hook=hook).findings
-        known = {"target-cells-added"} if target == "incus" else set()
-        assert {f.id for f in found if f.severity is not Severity.INFO} <= known, (layout, found)
+        assert [f for f in found if f.severity is not Severity.INFO] == [], (layout, found)
         if name in TWICE:
-            once = again(content, name, wanted, keeps_gpus=target == "openstack")
+            once = again(content, name, wanted)
             assert once.rendering.document == content, (target, layout)
 
 

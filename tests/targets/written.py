@@ -62,16 +62,7 @@ def edited(content: bytes, host: str, wanted: PlanOptions, source: str = "vm") -
     return plan_for_target(vm, wanted, host_named(host), vm.kind)
 
 
-def again(
-    content: bytes, host: str, wanted: PlanOptions, *, keeps_gpus: bool = False
-) -> TargetPlan:
-    """The same plan into the file that came of it: the VM is what the file says.
-
-    keeps_gpus: the file names kinds of device, so that which ones is to be said again.
-    """
-    gpus = wanted.gpu_count if keeps_gpus else None
-    return edited(
-        content,
-        host,
-        structs.replace(wanted, vcpus=None, memory_bytes=None, gpu_count=gpus),
-    )
+def again(content: bytes, host: str, wanted: PlanOptions) -> TargetPlan:
+    """The same plan into the file that came of it: the VM is what the file says."""
+    bare = structs.replace(wanted, vcpus=None, memory_bytes=None, gpu_count=None)
+    return edited(content, host, bare)

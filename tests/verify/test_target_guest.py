@@ -7,7 +7,6 @@ import pytest
 from msgspec import structs
 
 from homenode import formats
-from homenode.bdf import Bdf
 from homenode.check.verify.guest.checks import FirmwareNodes
 from homenode.check.verify.guest.view import GuestView, view_of_guest
 from homenode.check.verify.target_file import expectation_for_target, lost_in_guest
@@ -34,7 +33,7 @@ from tests.verify_documents import DEVICES, SMALL, small_host
 from tests.verify_guests import guest_description, guest_host
 
 NO_NODES: tuple[str, str] = ("unknown", "unknown")
-"""Devices on root ports of the hypervisor's own, as Xen, Incus and Nova plug them in."""
+"""Devices on root ports of the hypervisor's own, as Xen plugs them in."""
 
 
 def plan_for(target: str, layout: str = "pin-numa-pci") -> Plan:
@@ -60,20 +59,7 @@ def saying(feature: Feature) -> tuple[str, ...]:
 
 def guest_of(target: str) -> Host:
     """What the guest of a plan for that target is, if it is as planned."""
-    guest = guest_host(nodes=(0, 1) if target in saying(Feature.DEVICE_CELLS) else NO_NODES)
-    return in_segments(guest) if target == "cloud-hypervisor" else guest
-
-
-def in_segments(guest: Host) -> Host:
-    """With every GPU in a PCI segment of its own, as Cloud Hypervisor numbers them from 1."""
-    numbers = {Bdf.parse(f"{bus}:00.0"): domain for domain, bus in ((1, "81"), (2, "c1"))}
-    devices = (
-        structs.replace(device, bdf=Bdf(numbers[device.bdf], 0, 1, 0), parent=None)
-        if device.bdf in numbers
-        else device
-        for device in guest.pci_devices
-    )
-    return structs.replace(guest, pci_devices=tuple(sorted(devices, key=lambda device: device.bdf)))
+    return guest_host(nodes=(0, 1) if target in saying(Feature.DEVICE_CELLS) else NO_NODES)
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -100,7 +86,6 @@ def test_what_a_target_can_say_is_compared_and_nothing_else(
 ) -> None:
     """Two GPUs that swapped cells differ in nothing that a guest shows of them but their bus."""
     guest = guest_host(**change)  # type: ignore[arg-type]
-    guest = in_segments(guest) if target == "cloud-hypervisor" else guest
     bad = [one for one in seen(target, guest).findings if one.severity is not Severity.INCONCLUSIVE]
     assert (id in {one.id for one in bad}) == (target in sayers)
 
@@ -122,58 +107,36 @@ CACHES, NODES = "shared caches", "each device on its guest cell"
     [
         ("qemu", set()),
         ("xen", {"sockets and cores", CACHES, NODES}),
-        (
-            "openstack",
-            {"shared caches", "distances between cells", "each device on its guest cell"},
-        ),
-        ("incus", {"shared caches", "each device on its guest cell"}),
-        ("cloud-hypervisor", {"shared caches"}),
     ],
 )
 def test_what_is_not_compared_is_named(target: str, lost: set[str]) -> None:
-    plan = plan_for(target)
-    expected = expectation_for_target(plan, target, small_host())
-    named = list(lost_in_guest(plan, target, expected, "guest"))
+    named = list(lost_in_guest(plan_for(target), target, "guest"))
     assert {one.subject.removesuffix(" of the guest") for one in named} == lost
     assert {(one.id, one.severity) for one in named} <= {("target-lost", Severity.INFO)}
 
 
-def test_two_of_a_kind_are_counted_where_the_hypervisor_chose_their_addresses() -> None:
-    """Which of them is which, a guest does not say; and without a host, not even their kind."""
-    right = seen("cloud-hypervisor", guest_of("cloud-hypervisor"))
-    assert {(one.id, one.severity) for one in right.findings} == {
-        ("guest-device-node", Severity.INCONCLUSIVE)
-    }
-    assert all("Cloud Hypervisor chose it" in (one.fix or "") for one in right.findings)
-    both = seen("cloud-hypervisor", in_segments(guest_host(nodes=(0, 0))))
-    assert found(both) == [("guest-device-node", f"device {DEVICES[1]}")]
-    expected = expectation_for_target(plan_for("incus"), "incus")
-    view = view_of_guest(expected, guest_of("incus"), None)
+def test_nodes_that_a_flat_plan_does_not_have_are_named() -> None:
+    other = seen("xen", guest_of("xen"), plan_for("xen", "pin"))
+    assert ("guest-nodes", "NUMA nodes") in found(other)
+
+
+def test_a_device_of_unknown_kind_needs_the_plans_host() -> None:
+    expected = expectation_for_target(plan_for("xen"), "xen")
+    view = view_of_guest(expected, guest_of("xen"), None)
     assert {(one.severity, one.fix) for one in view.findings} == {
         (Severity.INCONCLUSIVE, "name the plan's host: --host")
     }
 
 
-def test_cells_that_incus_adds_to_a_flat_plan_are_its_own() -> None:
-    plan = plan_for("incus", "pin")
-    expected = expectation_for_target(plan, "incus", small_host())
-    assert found(view_of_guest(expected, guest_of("incus"), small_host())) == []
-    (added, *_) = lost_in_guest(plan, "incus", expected, "guest")
-    assert (added.id, added.severity) == ("target-cells-added", Severity.WARNING)
-    other = seen("xen", guest_of("xen"), plan_for("xen", "pin"))
-    assert ("guest-nodes", "NUMA nodes") in found(other)
-
-
-@pytest.mark.parametrize("target", ["xen", "incus", "cloud-hypervisor"])
-def test_a_plan_that_the_target_never_has_is_refused(target: str) -> None:
-    plan = plan_for(target)
+def test_a_plan_that_the_target_never_has_is_refused() -> None:
+    plan = plan_for("xen")
     vgpu = with_vm(
         plan, hostdevs=tuple(structs.replace(one, managed=False) for one in plan.vm.hostdevs)
     )
     with pytest.raises(InputError, match=r"the vGPU 0000:11:00\.0, 0000:81:00\.0"):
-        expectation_for_target(vgpu, target)
+        expectation_for_target(vgpu, "xen")
     with pytest.raises(InputError, match="memory devices"):
-        expectation_for_target(with_vm(plan, memory_devices=together(GIB)), target)
+        expectation_for_target(with_vm(plan, memory_devices=together(GIB)), "xen")
 
 
 @pytest.fixture

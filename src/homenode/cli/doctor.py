@@ -12,7 +12,6 @@ from homenode.check.doctor.diagnosis import (
     Circumstances,
     diagnose,
     host_findings,
-    site_findings,
 )
 from homenode.check.doctor.links import Load
 from homenode.cli.arguments.check import (
@@ -86,8 +85,6 @@ def doctor(asked: DoctorArguments) -> None:
     vm = _vm_of_target(original, source, asked.fix)
     opened = None if original is None or vm is not None else open_domain(original, source)
     found = diagnose(loaded, opened, known, vm)
-    if own := tuple(site_findings(loaded)):
-        found = Findings(checked=found.checked, findings=in_order((*found.findings, *own)))
     if asked.expect is not None:
         from homenode.check.doctor.expectation import drift
         from homenode.check.doctor.expectation_file import parse_expectation
@@ -144,7 +141,7 @@ def _note_faults(host: "Host") -> "tuple[Accepted, ...]":
         ids = sorted({finding.id for finding in found if finding.severity is severity})
         if ids:
             note(f"certified as it is, {severity}: {', '.join(ids)}; look: homenode doctor")
-    return accepted_of((*host_findings(host), *site_findings(host)))
+    return accepted_of(host_findings(host))
 
 
 def _under_load(

@@ -194,9 +194,7 @@ def _placed(data: bytes, path: Path) -> "tuple[Vm, Loose | None]":
         document = open_domain(data, str(path))
         return vm_of(document), left_to_libvirt(document)
     target, vm = target_named(name), read_vm(data, str(path)).guest
-    if target.placed is not None:
-        vm = target.placed(vm, data, str(path))
-    elif target.words_of is not None:
+    if target.words_of is not None:
         vm = with_tree(vm, target.words_of(data, str(path)), str(path))
     return vm, STARTED
 

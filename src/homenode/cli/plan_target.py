@@ -31,7 +31,7 @@ from homenode.vm.domain.restore import write_tuned
 from homenode.vm.plan_model import LIBVIRT, Plan, Unplannable, is_critical
 from homenode.vm.plan_options import refuse_objective
 from homenode.vm.sources import load_host
-from homenode.vm.targets.registry import TARGETS, others
+from homenode.vm.targets.registry import TARGETS
 from homenode.wording import did_you_mean
 
 if TYPE_CHECKING:
@@ -44,8 +44,6 @@ SCRIPT_MODE = 0o755
 def refuse_unknown_target(target: str) -> None:
     """Raises UsageError for a name that is no target's."""
     known: tuple[str, ...] = (LIBVIRT, *TARGETS)
-    if target not in known:
-        known = (*known, *others())
     if target not in known:
         raise UsageError(
             f"--target: expected {', '.join(known)}, found {target!r}",

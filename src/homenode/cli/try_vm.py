@@ -12,7 +12,7 @@ from msgspec import Struct
 from homenode.change import journal
 from homenode.change.apply.definition import preview_definition
 from homenode.change.apply.obstacles import Obstacle
-from homenode.check.doctor.diagnosis import diagnose, site_findings
+from homenode.check.doctor.diagnosis import diagnose
 from homenode.cli.apply import tuned_together
 from homenode.cli.arguments.measure import SequenceArguments, SuiteArguments, Until
 from homenode.cli.arguments.trial import TrialArguments, TryArguments
@@ -22,7 +22,7 @@ from homenode.cli.trial import begin_trial
 from homenode.decide.auto_layout import suggested_objective
 from homenode.doc import Doc, Text
 from homenode.errors import FINDINGS, UsageError
-from homenode.findings import Finding, Findings, in_order
+from homenode.findings import Finding, Findings
 from homenode.formats import encode
 from homenode.machine.pci import DeviceKind
 from homenode.objective import Objective
@@ -115,8 +115,7 @@ def try_vm(asked: TryArguments) -> None:
 
 
 def _wrong_with(host: "Host", document: "Document") -> tuple[Finding, ...]:
-    found = (*diagnose(host, document).findings, *site_findings(host))
-    return tuple(one for one in in_order(found) if one.is_bad)
+    return tuple(one for one in diagnose(host, document).findings if one.is_bad)
 
 
 def _print_findings(found: Sequence[Finding], argument: str, connect: str) -> None:

@@ -66,9 +66,8 @@ def kind_of(content: bytes, source: str, named: str | None = None) -> str:
     if named not in (None, LIBVIRT) and target_named(named).may_be(content):
         return named
     raise InputError(
-        f"{source}: expected a VM: libvirt's XML, a configuration of qm, xl or Incus, a command of "
-        "Cloud Hypervisor, a flavor as JSON, a template of OpenNebula or a script of homenode; "
-        "found none of these"
+        f"{source}: expected a VM: libvirt's XML, a configuration of qm or xl, or a script of "
+        "homenode; found none of these"
     )
 
 

@@ -1,22 +1,11 @@
-"""Diagnosis: every finding about a host and, where one is given, about a domain on it.
+"""Diagnosis: every finding about a host and, where one is given, about a domain on it."""
 
-A distribution adds checks of a host with an entry point of the group homenode.findings and a
-package:
-
-    [project.entry-points."homenode.findings"]
-    racks = "our_racks.checks:check"
-
-`check(host)` makes findings with homenode.catalogue.finding; their texts are the pages (*.md) next
-to the module, in the form of docs/findings. `homenode doctor` and `homenode watch` run each check.
-"""
-
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, cast
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
 from msgspec import Struct, field
 
 from homenode.bdf import Bdf
-from homenode.catalogue import GROUP
 from homenode.check.doctor.alike import has_like_devices, odd_findings
 from homenode.check.doctor.device_state import device_state_findings, stated_findings
 from homenode.check.doctor.host_state import (
@@ -39,7 +28,6 @@ from homenode.check.doctor.transfers import copy_findings, error_findings
 from homenode.findings import Finding, Findings, in_order, merged
 from homenode.machine.link_path import describe_paths
 from homenode.machine.topology import Host
-from homenode.plugins import loaded, refused, registered
 
 if TYPE_CHECKING:
     from homenode.vm.domain.document import Document
@@ -146,20 +134,3 @@ def diagnose(
 
 def _not_known(host: Host) -> list[str]:
     return [f"not known: {gap.subject}: {gap.reason}" for gap in host.gaps]
-
-
-def site_findings(host: Host) -> Iterator[Finding]:
-    """What the registered checks find. Raises InputError, which names the distribution, for one
-    that fails."""
-    for one in registered(GROUP).values():
-        check = cast("Callable[[Host], Iterable[Finding]]", loaded(one, "a check"))
-        try:
-            found = list(check(host))
-        except Exception as error:
-            # What another distribution's check raises is not known, and its name is what helps.
-            wrong = f"{type(error).__name__}: {error}"
-            raise refused(one, "a check that takes a host and gives findings", wrong) from error
-        for each in found:
-            if not isinstance(each, Finding):
-                raise refused(one, "findings", type(each).__name__)
-            yield each

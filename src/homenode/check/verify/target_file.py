@@ -13,7 +13,6 @@ from homenode.findings import Finding, Findings, Severity, in_order
 from homenode.machine.topology import Host
 from homenode.plan.vm_file import VmFile, on_host
 from homenode.vm.facts import diff
-from homenode.vm.layout import GuestCells
 from homenode.vm.model import GuestTopology, Vm
 from homenode.vm.plan_model import KEPT, Plan
 from homenode.vm.plan_options import MemoryMode
@@ -51,17 +50,12 @@ def verify_target(
     """
     module = target_named(target)
     vm = module.read_vm(content, source)
-    found: list[Finding] = []
-    is_known = module.as_started is None
-    if module.as_started is not None and host is not None:
-        vm, is_known = module.as_started(vm, host), True
-        found += cells_added(plan, vm, module.title, source)
     lost = lost_features(module, plan)
     skipped = _unsaid(plan, vm, module, lost)
-    if found or not is_known:
-        skipped |= {*Feature.CELLS.facts, "binding"}
-    for one in diff(as_said(plan, lost), vm, skipped):
-        found.append(_differs(one.title, one.expected, one.observed, source, one.fact.id))
+    found = [
+        _differs(one.title, one.expected, one.observed, source, one.fact.id)
+        for one in diff(as_said(plan, lost), vm, skipped)
+    ]
     written = _written_again(content, source, target, plan, host)
     if module.hook_suffix is not None:
         found += _hook(hook, plan, source, written, module.hook_suffix)
@@ -96,11 +90,9 @@ def lost_findings(target: Target, lost: Collection[Feature], source: str) -> Ite
 def _written_again(
     content: bytes, source: str, target: str, plan: Plan, host: Host | None
 ) -> Rendering | None:
-    """The file with the plan in it; None where what is written depends on a host that is not known,
-    or where the plan came with another document's PCI addresses."""
+    """The file with the plan in it; None where the plan came with another document's PCI
+    addresses."""
     module = target_named(target)
-    if host is None and module.needs_host:
-        return None
     vm = VmFile(target, module.read_vm(content, source), content, source)
     vm = vm if host is None else on_host(vm, host)
     own = {controller.index for controller in plan.vm.controllers}
@@ -162,18 +154,6 @@ def as_said(plan: Plan, lost: Collection[Feature]) -> Vm:
     return vm
 
 
-def cells_added(plan: Plan, vm: Vm, title: str, source: str) -> Iterator[Finding]:
-    """A target that makes cells of its PUs' nodes does so whatever was planned."""
-    if plan.layout.cells is GuestCells.FLAT and len(vm.cell_vcpus) > 1 and any(vm.cell_vcpus):
-        yield finding(
-            "target-cells-added",
-            "guest cells",
-            expected="a flat guest",
-            observed=f"{len(vm.cells)} cells, which {title} makes of its PUs' nodes",
-            source=source,
-        )
-
-
 def _hook(
     hook: bytes | None, plan: Plan, source: str, written: Rendering | None, suffix: str
 ) -> Iterator[Finding]:
@@ -194,10 +174,9 @@ def _hook(
         yield from _missing_lines(hook, planned, f"{source}: hook script")
 
 
-_SEEN = frozenset(Feature) & {
-    *(Feature.TOPOLOGY, Feature.THREADS, Feature.DIES, Feature.CACHE, Feature.CELLS),
-    *(Feature.UNEQUAL_CELLS, Feature.DISTANCES, Feature.INITIATORS),
-    *(Feature.DEVICES, Feature.DEVICE_CELLS, Feature.DEVICE_TREE),
+_SEEN = {
+    *(Feature.TOPOLOGY, Feature.THREADS, Feature.DIES, Feature.CACHE),
+    *(Feature.INITIATORS, Feature.DEVICE_CELLS, Feature.DEVICE_TREE),
 }
 """What of a plan a guest sees. Pins, host nodes and huge pages it does not."""
 
@@ -211,37 +190,20 @@ def expectation_for_target(plan: Plan, target: str, host: Host | None = None) ->
     lost = lost_features(module, plan)
     _refuse_plan_of_others(plan, module, target, lost)
     vm = as_said(plan, lost)
-    if module.as_started is not None and not vm.cells and host is not None:
-        vm = module.as_started(vm, host)
     if lost & {Feature.TOPOLOGY, Feature.THREADS}:
         vm = replace(vm, cpu_topology=None)
-    for feature, nothing in _WITHOUT.items():
-        vm = replace(vm, **nothing) if feature in lost else vm
-    if Feature.DISTANCES in lost:
-        vm = replace(vm, cells=tuple(replace(cell, distances=()) for cell in vm.cells))
-    # Who can build no tree of switches plugs devices in wherever it likes.
-    chooses = module.support[Feature.DEVICE_TREE].level is Level.LOST
-    if chooses:
+    if Feature.CACHE in lost:
+        vm = replace(vm, cpu_cache=None)
+    # Who can show no device's cell plugs devices in wherever it likes.
+    shows_cells = module.support[Feature.DEVICE_CELLS].level is not Level.LOST
+    if not shows_cells:
         vm = replace(vm, hostdevs=tuple(replace(one, address=None) for one in vm.hostdevs))
-    return replace(
-        expectation_of(vm, host=host),
-        addresses_by=module.title if chooses else None,
-        has_device_cells=Feature.DEVICE_CELLS not in lost,
-    )
+    return replace(expectation_of(vm, host=host), has_device_cells=shows_cells)
 
 
-_WITHOUT: dict[Feature, dict[str, object]] = {
-    Feature.CACHE: {"cpu_cache": None},
-    Feature.CELLS: {"cells": ()},
-    Feature.DEVICES: {"hostdevs": ()},
-}
-"""What a guest is not shown by a target that lacks a feature."""
-
-
-def lost_in_guest(plan: Plan, target: str, expected: Expectation, source: str) -> Iterator[Finding]:
+def lost_in_guest(plan: Plan, target: str, source: str) -> Iterator[Finding]:
     """What of the plan a guest of the target is not compared with: the target cannot say it."""
     module = target_named(target)
-    yield from cells_added(plan, expected.vm, module.title, source)
     yield from lost_findings(module, lost_features(module, plan) & _SEEN, source)
 
 

@@ -227,7 +227,7 @@ class _Answer(Struct, kw_only=True):
         guest, firmware = _guest_of(source)
         if plan is not None and target is not None:
             expected = expectation_for_target(plan, target, host)
-            self.found += lost_in_guest(plan, target, expected, guest.name)
+            self.found += lost_in_guest(plan, target, guest.name)
             self.checked.append(f"guest {guest.name} of {target}: its own view")
         else:
             expected = _expected(plan, facts, host)

@@ -111,12 +111,10 @@ def alerts(
     expected: CertifiedHost | None,
     host: Host,
     domains: Iterable[WatchedDomain] = (),
-    site: Iterable[Finding] = (),
 ) -> tuple[Alert, ...]:
     """The alerts on a host and its VMs, the worst first; one for each cause.
 
-    expected: what was certified; None = only what the doctor knows to be wrong on any host. site:
-    what checks of other distributions found on the host.
+    expected: what was certified; None = only what the doctor knows to be wrong on any host.
     """
     found = list(_drifts(expected, host)) if expected is not None else []
     accepted = () if expected is None else expected.accepted
@@ -124,7 +122,7 @@ def alerts(
     parts = {c.about.rpartition(": ")[0] for a in found for c in a.claims if c.id == _BASELINE}
     bad = [
         one
-        for one in (*host_findings(host), *site)
+        for one in host_findings(host)
         if one.is_bad
         and not any(each.covers(one) for each in accepted)
         and not _is_explained(one, explained)

@@ -100,8 +100,6 @@ class Sight(Struct, frozen=True, kw_only=True):
     running: frozenset[str] | None = None
     unread_vms: Mapping[str, str] = field(default_factory=dict)
     unread_live: Mapping[str, str] = field(default_factory=dict)
-    unread_site: str | None = None
-    site_ids: frozenset[str] = frozenset()
     links: Mapping[Bdf, str] = field(default_factory=dict)
     topology: Mapping[str, str] = field(default_factory=dict)
     facts: frozenset[tuple[str, str]] = frozenset()
@@ -307,8 +305,6 @@ def unproved(claim: WatchClaim, sight: Sight) -> str | None:
         return _of_vm(claim, claim.vm, sight)
     if claim.id.startswith("drift-") and not sight.is_certified:
         return "no recorded state is given"
-    if claim.id in sight.site_ids and sight.unread_site is not None:
-        return sight.unread_site
     judge = UNPROVED.get(claim.id)
     return None if judge is None else judge(claim, sight)
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from homenode.check.doctor.diagnosis import site_findings
 from homenode.check.doctor.expectation import (
     UNREAD,
     CertifiedHost,
@@ -28,7 +27,7 @@ from homenode.check.watch.alert import (
     with_stale,
 )
 from homenode.check.watch.claim import Sight
-from homenode.errors import HomenodeError, InputError
+from homenode.errors import HomenodeError
 from homenode.findings import Finding, Severity
 from homenode.gap import Gap
 from homenode.machine.discover.host import discover
@@ -88,22 +87,14 @@ def look(
     )
     domains = _domains(quiet, host, connect, unread)
     not_read += unread.gaps
-    site: tuple[Finding, ...] = ()
-    unread_site: str | None = None
-    try:
-        site = tuple(site_findings(host))
-    except InputError as error:  # the other alerts are no less needed
-        unread_site = error.message
-        not_read.append(Gap("checks of other distributions", error.message))
     sight = replace(
         Sight.of(host, expected),
         running=frozenset(one.name for one in domains) if is_listed else None,
         unread_vms=unread.vms,
         unread_live=unread.live,
         certified=unread.certified,
-        unread_site=unread_site,
     )
-    found = alerts(expected, host, domains, site)
+    found = alerts(expected, host, domains)
     if before is not None:
         found = with_stale(before.alerts, found, sight)
     if expected is None:

@@ -7,7 +7,6 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from msgspec import Struct
 
-from homenode.cpuset import CpuSet
 from homenode.errors import ParseError
 from homenode.machine.topology import Host
 from homenode.units import MIB
@@ -19,7 +18,6 @@ from homenode.vm.targets.target import (
     Support,
     Target,
     default_machine,
-    refuse_many_vcpus,
     refuse_unsafe_name,
     whole_units,
 )
@@ -75,8 +73,8 @@ def _nothing(*_: Any) -> Iterable[PlanFinding]:
 class Codec(Struct, frozen=True, kw_only=True):
     """name: of the target. new: the text of a file that says no plan. edited: that of a writing's
     file with entries in it; companions: (suffix, content) of files next to it, of the same. refuse
-    raises InputError for what the target cannot take safely; most_vcpus: without an IOMMU that
-    remaps interrupts. findings: what only this plan or this file has, of the same as companions."""
+    raises InputError for what the target cannot take safely. findings: what only this plan or this
+    file has, of the same as companions."""
 
     name: str
     rows: Sequence[Row]
@@ -84,7 +82,6 @@ class Codec(Struct, frozen=True, kw_only=True):
     new: Callable[[Vm, Plan], str]
     edited: Callable[[Any, Mapping[str, Any]], str]
     refuse: Callable[[Any], None] = _nothing  # type: ignore[assignment]
-    most_vcpus: int | None = 255
     findings: Callable[[Any, Any], Iterable[PlanFinding]] = _nothing
     companions: Callable[[Any, Mapping[str, Any]], tuple[tuple[str, bytes], ...]] = lambda *_: ()
 
@@ -105,8 +102,6 @@ class Codec(Struct, frozen=True, kw_only=True):
     ) -> Rendering:
         """The file with the plan in it; what is not ours stays. Raises InputError."""
         refuse_unsafe_name(guest.name, source)
-        if self.most_vcpus is not None:
-            refuse_many_vcpus(plan, self.name, self.most_vcpus)
         content = self.new(guest, plan).encode() if given is None else given
         writing = Writing(
             target=self.name,
@@ -153,11 +148,6 @@ def number_of(text: str, where: str, *, least: int = 0, expected: str = "a numbe
     if not (text.isascii() and text.isdigit() and len(text) < 12 and int(text) >= least):
         raise ParseError(where, expected, text[:60])
     return int(text)
-
-
-def cpus_of(text: str, where: str) -> CpuSet:
-    """The empty set where the text is empty."""
-    return CpuSet.parse(text, where) if text else CpuSet()
 
 
 class Entry(NamedTuple):

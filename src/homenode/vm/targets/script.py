@@ -3,9 +3,8 @@
 Every value is one word of the shell by `quoted`; scripts need bash, coreutils and util-linux.
 """
 
-import re
 import shlex
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError, ParseError
@@ -96,33 +95,3 @@ def pins_in(text: str) -> tuple[tuple[CpuSet, ...], CpuSet | None, tuple[CpuSet,
         CpuSet.parse(emulator, "emulator_pus") if emulator else None,
         tuple(CpuSet.parse(pus, "iothread_pus") for pus in array_in(text, "iothread_pus") or ()),
     )
-
-
-def without_continuation(text: str) -> str:
-    """The text without the blanks and continued line ends at its end."""
-    end = len(text)
-    while end and (text[end - 1] in " \t" or text[max(0, end - 2) : end] == "\\\n"):
-        end -= 2 if text[end - 1] == "\n" else 1
-    return text[:end]
-
-
-_WORD = re.compile(r"""(?:[^\s"'\\]|\\[^\n]|"(?:[^"\\]|\\.)*+"|'[^']*+')++""")
-
-
-def shell_words(text: str, source: str) -> Iterator[tuple[str, int, int]]:
-    """Words of a shell with their places; comments are left out. Raises ParseError."""
-    at = 0
-    while at < len(text):
-        if text[at].isspace():
-            at += 1
-        elif text.startswith("\\\n", at) or text.startswith("\\\r\n", at):
-            at = text.index("\n", at) + 1
-        elif text[at] == "#":
-            end = text.find("\n", at)
-            at = len(text) if end < 0 else end
-        else:
-            match = _WORD.match(text, at)
-            if match is None:
-                raise ParseError(source, "words of a shell", text[at : at + 40])
-            yield match[0], at, match.end()
-            at = match.end()

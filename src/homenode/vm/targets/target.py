@@ -27,11 +27,6 @@ from homenode.vm.plan_model import Plan, PlanFinding, plan_finding
 from homenode.vm.plan_options import MemoryMode
 
 
-def _sized(plan: Plan) -> set[tuple[int, int]]:
-    """vCPUs and memory of the guest cells that have any."""
-    return {(len(c.vcpus), c.memory_bytes) for c in plan.cells if c.vcpus or c.memory_bytes}
-
-
 def _has_distances(plan: Plan) -> bool:
     return plan.is_mirrored and len(plan.cells) > 1 and bool(plan.cells[0].distances)
 
@@ -90,11 +85,6 @@ class Feature(StrEnum):
         "guest cells",
         lambda p: p.is_mirrored,
         *("cells", "cell-vcpus", "cell-memory", "distances", "cell-binding"),
-    )
-    UNEQUAL_CELLS = (
-        "unequal-cells",
-        "cells of unequal size",
-        lambda p: p.is_mirrored and len(_sized(p)) > 1,
     )
     DISTANCES = "distances", "distances between cells", _has_distances, "distances"
     MEMORY_NODES = (
@@ -196,8 +186,7 @@ class Rendering:
 
 
 class Target(Struct, frozen=True, kw_only=True):
-    """A hypervisor that a plan is written for: what a module of this package, or of another
-    distribution, registers. Its name is the one it is registered by.
+    """A hypervisor that a plan is written for: TARGET of the module of its name.
 
     render raises InputError where the target cannot take the plan safely; of plan, VM, host, the
     target's own file that is edited (None = a new one) and that file's name. read_vm raises
@@ -229,19 +218,12 @@ class Target(Struct, frozen=True, kw_only=True):
     """A file that does not name x86_64 leaves the architecture to the host."""
     on_host: Callable[[Vm, bytes, str, Host], Vm] = lambda vm, *_: vm
     """The VM with the devices that the file names by something that is on the host."""
-    as_started: Callable[[Vm, Host], Vm] | None = None
-    """The VM with cells, pins and shape that the target itself derives from PUs of the host."""
-    needs_host: bool = False
-    """What is written depends on the host, too."""
     says_emulator: bool = False
     """A file without PUs for the emulator says that it is not pinned."""
     hook_suffix: str | None = None
     """Of the script with the pins that is written next to the file."""
     users_own: str = ""
     """Pattern of lines that a plan does not rely on, as `settings_of` has them."""
-    placed: Callable[[Vm, bytes, str], Vm] | None = None
-    """The VM with its devices' guest addresses; None where the command of QEMU, or nothing, says
-    them."""
     words_of: Callable[[bytes, str], Sequence[str]] | None = None
     """The command of QEMU that the file starts; None where no test guest can be made of it."""
 
@@ -357,15 +339,6 @@ def refuse_arm(guest: Vm, target: str, what: str) -> None:
         raise InputError(
             f"{target}: expected a guest of x86_64 for {what}, found {guest.architecture}",
             hint="choose the target qemu, which takes aarch64",
-        )
-
-
-def refuse_many_vcpus(plan: Plan, target: str, most: int) -> None:
-    """Raises InputError for more vCPUs than come up without an IOMMU that remaps interrupts."""
-    if plan.vm.vcpus > most:
-        raise InputError(
-            f"{target}: expected at most {most} vCPUs, found {plan.vm.vcpus}",
-            hint=f"choose --vcpus {most} or fewer, or the target qemu",
         )
 
 

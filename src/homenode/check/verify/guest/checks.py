@@ -219,7 +219,7 @@ class GuestComparison(Struct, frozen=True):
             other = f"{found.vendor_id:04x}:{found.device_id:04x}"
             return check("device-other", subject, ids, other)
         there = f"{_node(found.reported_node)}, as {found.bdf}"
-        agree = not self.expected.has_device_cells or self._agrees(device, found.reported_node)
+        agree = self._agrees(device, found.reported_node)
         return check("device-node", subject, wanted, there, agree=agree)
 
     def _found(self, device: ExpectedDevice) -> PciDevice | None:
@@ -270,12 +270,9 @@ class GuestComparison(Struct, frozen=True):
         return self._unknown(device, why)
 
     def _unknown(self, device: ExpectedDevice, why: str) -> Check:
-        by = self.expected.addresses_by
         fix = "name the running domain's document too: virsh dumpxml NAME > VM.xml"
-        if by is not None and device.vendor_id is None:
+        if not self.expected.has_device_cells:
             fix = "name the plan's host: --host"
-        elif by is not None:
-            fix = f"{by} chose it: compare serial numbers, as of nvidia-smi -q"
         return check(
             "device-node",
             f"device {device.bdf}",

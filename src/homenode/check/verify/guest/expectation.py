@@ -32,16 +32,14 @@ class Expectation(Struct, frozen=True):
 
     l3: vCPUs of each L3 cache, () = there is none; None = not stated. absent: vCPUs that are not
     there, by the document's numbers; vCPUs everywhere else here, of the VM too, are then numbered
-    without them, as Linux does it. addresses_by: the hypervisor that plugs devices in where it
-    likes, None where the VM says where. has_device_cells: False where the hypervisor cannot show a
-    device's cell: then only that the device is there is expected.
+    without them, as Linux does it. has_device_cells: False where the hypervisor plugs devices in
+    where it likes, and cannot show their cells: then only that they are there is expected.
     """
 
     vm: Vm
     devices: tuple[ExpectedDevice, ...]
     l3: tuple[CpuSet, ...] | None
     absent: CpuSet = CpuSet()
-    addresses_by: str | None = None
     has_device_cells: bool = True
 
     @property

@@ -2,5 +2,5 @@
 
 from pkgutil import iter_modules
 
-NAMES = tuple(sorted(module.name.replace("_", "-") for module in iter_modules(__path__)))
-"""Of the targets, which are those of their modules with - for _."""
+NAMES = tuple(sorted(module.name for module in iter_modules(__path__)))
+"""Of the targets, which are those of their modules."""

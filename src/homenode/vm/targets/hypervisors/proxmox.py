@@ -438,7 +438,6 @@ ROWS = (
     Row(
         says={
             Feature.CELLS: native("`numaN: cpus=,memory=`, at most 8", (3, 3, 7)),
-            Feature.UNEQUAL_CELLS: native("`numaN: memory=`", (3, 3, 7)),
         },
         read=_said("cells"),
         write=_write_numa,
@@ -500,7 +499,6 @@ CODEC = Codec(
     new=lambda guest, plan: f"# homenode: layout {plan.layout.name}\n",
     edited=lambda writing, wanted: edited(writing.file, wanted),
     refuse=_refuse,
-    most_vcpus=None,
     findings=_findings,
     companions=_companions,
 )

@@ -350,7 +350,6 @@ ROWS = (
     Row(
         says={
             Feature.CELLS: native("-numa node"),
-            Feature.UNEQUAL_CELLS: native("-numa node"),
             Feature.DISTANCES: native("-numa dist"),
             Feature.MEMORY_NODES: native("-object memory-backend-*,host-nodes="),
             Feature.MEMORY_MODE: native("-object memory-backend-*,policy="),
@@ -422,7 +421,6 @@ CODEC = Codec(
     new=_new,
     edited=_edited,
     refuse=_refuse,
-    most_vcpus=None,
     findings=_findings,
 )
 TARGET = CODEC.target(

@@ -36,6 +36,8 @@ _TOKEN = re.compile(
     re.ASCII,
 )
 _MOST_DEPTH = 8
+_MOST_VCPUS = 128
+"""Without an IOMMU that remaps interrupts, which xl does not have."""
 _EXPOSED = "# homenode: vCPUs are pairs of siblings"
 _RECORD = "#siblings"
 
@@ -294,7 +296,6 @@ ROWS = (
     Row(
         says={
             Feature.CELLS: native("`vnuma=[...]`, for hvm and pvh guests"),
-            Feature.UNEQUAL_CELLS: native("`vnuma` size="),
             Feature.DISTANCES: native("`vnuma` vdistances="),
             Feature.MEMORY_NODES: indirect(
                 "`vnuma` pnode= for each cell; without cells memory follows the vCPUs' affinity",
@@ -329,6 +330,11 @@ ROWS = (
 def _refuse(writing: Writing[Config]) -> None:
     values, plan, source = writing.file.values, writing.plan, writing.source
     kind = values.get("type", values.get("builder", "pv"))
+    if plan.vm.vcpus > _MOST_VCPUS:
+        raise InputError(
+            f"xen: expected at most {_MOST_VCPUS} vCPUs, found {plan.vm.vcpus}",
+            hint=f"choose --vcpus {_MOST_VCPUS} or fewer, or the target qemu",
+        )
     if writing.is_mirrored and kind not in ("hvm", "pvh"):
         raise InputError(
             f"{source}: expected type hvm or pvh for guest cells, found {kind!r}: xl gives a PV "
@@ -370,7 +376,6 @@ CODEC = Codec(
     new=_new,
     edited=_edited,
     refuse=_refuse,
-    most_vcpus=128,
     findings=_findings,
 )
 TARGET = CODEC.target(

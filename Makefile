@@ -109,7 +109,6 @@ bench: $(CHECKS) probe
 	$(BIN)/python bench/host_speed.py
 	$(BIN)/python bench/command_speed.py
 	$(BIN)/python bench/slurm_audit_speed.py
-	$(BIN)/python bench/pool_speed.py
 	$(BIN)/python bench/report_speed.py 200
 	$(BIN)/python bench/probe_peers.py 3
 

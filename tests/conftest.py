@@ -58,7 +58,6 @@ GROUPS = (
     "packages",
     "pdf",
     "browser",
-    "kubernetes",
     "nova",
 )
 """Tests that run one after the other, in the order in which they begin."""
@@ -111,7 +110,7 @@ def _group(path: Path, markers: set[str], module_names: Container[str]) -> str |
     Slurm and each sshd has its own folder and ports, each installed package its own mounts."""
     if TESTS / "packaging" in path.parents:
         return "packages"  # a wheel takes long to build
-    if own := next(iter({"slurm", "kubernetes", "nova"} & markers), None):
+    if own := next(iter({"slurm", "nova"} & markers), None):
         return own
     if LIVE & markers or "two_nodes" in module_names:
         return "live"  # the pinned VMs of one libvirtd are neighbours to what watches another's

@@ -154,11 +154,6 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
     "measure/tool_setup.py": {"unlink": "a program whose way and sum were looked at"},
     "cluster/pool/ledger.py": {"sqlite3": "one regular file, which it has made or looked at"},
     "cluster/kubevirt/object.py": {"yaml": "it is given a text"},
-    "cluster/scheduler/api_server.py": {
-        "http.client": "to the API server that the user names, over TLS",
-        "urllib.parse": "parts of a text",
-    },
-    "cluster/scheduler/serve.py": {"http": "names of statuses"},
     "process.py": {"Popen": "the one way to start a program"},
     "change/record_folder.py": {"unlink": _OWN},
     "measure/results/received.py": {

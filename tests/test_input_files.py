@@ -19,7 +19,6 @@ from homenode.cluster.pool.stored import POOL_FILE
 from homenode.decide.evidence.sources import published_hosts
 from homenode.errors import HomenodeError, InputError
 from homenode.input_files import (
-    input_lines,
     open_below,
     read_below,
     read_file,
@@ -231,14 +230,6 @@ def test_a_file_named_dash_that_something_lists_is_no_standard_input(
     monkeypatch.setattr(sys, "stdin", None)
     Path("-").write_text(HOST.read_text())
     assert len(load_pool(["."]).hosts) == 1
-
-
-def test_lines_of_standard_input_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"ab\n" + b"c" * 100)))
-    lines = input_lines(most=10)
-    assert next(lines) == b"ab\n"
-    with pytest.raises(InputError, match="at most 10 bytes"):
-        next(lines)
 
 
 def run(*words: str | Path) -> int:

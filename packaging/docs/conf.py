@@ -84,8 +84,6 @@ CONTENTS = (
             "tasks/fleet-with-ansible",
             "tasks/fill-a-pool",
             "tasks/kubevirt",
-            "tasks/kubernetes-scheduler",
-            "tasks/nova-scheduler",
             "tasks/slurm-pool",
             "tasks/check-slurm-placement",
             "tasks/study-a-slurm-cluster",

@@ -12,12 +12,11 @@ import errno
 import os
 import stat
 import sys
-from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
 from typing import BinaryIO
 
-from homenode.errors import InputError, of_os
+from homenode.errors import of_os
 
 MAX_BYTES = 64 << 20
 """Of a file that a user names, where its reader does not say less; readers of it accept less."""
@@ -70,14 +69,6 @@ def read_file(
         if getattr(error, "errno", None) == errno.ENXIO:
             hint = f"name a regular file, or pipe it in and name {STANDARD_INPUT}"
         raise of_os(error, str(path), expected, hint) from None
-
-
-def input_lines(most: int = MAX_BYTES) -> Iterator[bytes]:
-    """The lines of standard input as they come. Raises InputError for one that is longer."""
-    while line := sys.stdin.buffer.readline(most + 1):
-        if len(line) > most:
-            raise InputError(f"standard input: expected lines of at most {most} bytes, found more")
-        yield line
 
 
 def read_plain(path: str | Path, most: int, *, folder: int | None = None) -> bytes:

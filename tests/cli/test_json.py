@@ -36,7 +36,6 @@ WITHOUT = {
     "pool capture": "writes captures",
     "pool export": "prints a scheduler's own words",
     "pool host": "pool show --json says each host's availability",
-    "pool serve": "runs until it is ended",
     "pool remove": "pool vms --json says what is left",
     "restore": "gives a document back",
     "slurm study": "hours; slurm report --json says how far it is",

@@ -1,7 +1,7 @@
 """Clients of one pool's ledger, each a process that writes down what it was told, to be killed at
 any moment; and the judge, which knows nothing of the ledger but its answers.
 
-As a program: python -m tests.pool.ledger_clients client|hook|capture FOLDER SEED OPERATIONS
+As a program: python -m tests.pool.ledger_clients client|capture FOLDER SEED OPERATIONS
 """
 
 import json
@@ -17,10 +17,9 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from homenode.cluster.pool.flavour import Flavour
-from homenode.cluster.pool.hook import placed_vm
 from homenode.cluster.pool.ledger import Ledger
 from homenode.cluster.pool.model import Pool
-from homenode.cluster.pool.place import PoolPlaces
+from homenode.cluster.pool.place import PoolPlaces, placed_vm
 from homenode.cluster.pool.planner import Planner
 from homenode.cluster.pool.reservations import Reservation
 from homenode.cluster.pool.sources import load_pool
@@ -113,57 +112,6 @@ def _named(name: str, uuid: str) -> RunningDomain:
     return RunningDomain(name, False, (), None, (), 0, False, (), None, (), uuid=uuid)
 
 
-class Asked:
-    """The hook of the command line as a process."""
-
-    def __init__(self, folder: Path) -> None:
-        hook = ("homenode", "pool", "place", "--hook", "--pool", str(folder))
-        pipe = subprocess.PIPE
-        self._process = subprocess.Popen(
-            (sys.executable, "-m", *hook), stdin=pipe, stdout=pipe, text=True
-        )
-
-    def __enter__(self) -> "Asked":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.kill()
-
-    def kill(self) -> None:
-        self._process.kill()
-        self._process.communicate()
-
-    def answer(self, **request: object) -> dict[str, object]:
-        stdin, stdout = self._process.stdin, self._process.stdout
-        assert stdin and stdout
-        stdin.write(json.dumps(request) + "\n")
-        stdin.flush()
-        found: dict[str, object] = json.loads(stdout.readline())
-        return found
-
-
-def hook(folder: Path, seed: int, operations: int) -> None:
-    """Asks the hook of the command line."""
-    rng, log = random.Random(seed), Log(folder, f"client-{seed}")
-    mine, first = _mine(folder, seed)
-    with Asked(folder) as asked:
-        for number in range(first, first + operations):
-            if mine and rng.random() < 0.4:
-                name, uuid = mine.pop(rng.randrange(len(mine)))
-                log.write("remove", uuid)
-                assert not asked.answer(vm=name, uuid=uuid, op="remove")["error"]
-                log.write("removed", uuid)
-                continue
-            name, uuid = f"vm{rng.randrange(30)}", uuid_of(seed, number)
-            log.write("place", uuid, name)
-            size = {"gpus": rng.randrange(3), "vcpus": 2, "memory": "4GiB"}
-            found = asked.answer(vm=name, uuid=uuid, **size)
-            assert not found["error"], found
-            log.write("placed", uuid, found["host"] is not None)
-            if found["host"] is not None:
-                mine.append((name, uuid))
-
-
 def capture(folder: Path, seed: int, operations: int) -> None:
     """Starts VMs where they are reserved, ends others, and captures the hosts after each."""
     rng, log = random.Random(seed), Log(folder, f"capture-{seed}")
@@ -239,7 +187,6 @@ def storm(folder: Path, *, clients: int, operations: int, rounds: int, seed: int
     rng = random.Random(seed)
     for number in range(rounds):
         asked = [start("client", folder, 1 + i, operations + number) for i in range(clients)]
-        asked += [start("hook", folder, 90, operations + number)]
         asked += [start("capture", folder, 95, operations + number)]
         time.sleep(0.3 + rng.random() * 1.5)
         for victim in rng.sample(asked, 3):
@@ -253,6 +200,4 @@ def storm(folder: Path, *, clients: int, operations: int, rounds: int, seed: int
 
 if __name__ == "__main__":
     _, kind, folder, seed, operations = sys.argv
-    {"client": client, "hook": hook, "capture": capture}[kind](
-        Path(folder), int(seed), int(operations)
-    )
+    {"client": client, "capture": capture}[kind](Path(folder), int(seed), int(operations))

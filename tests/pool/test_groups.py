@@ -9,11 +9,10 @@ import pytest
 from msgspec.structs import replace
 
 from homenode.cluster.pool.division import PackRequest
-from homenode.cluster.pool.hook import placed_vm
 from homenode.cluster.pool.model import Pool, VmIdentity
 from homenode.cluster.pool.moves import MovePlan, defragment, drain, flavour_of_vm
 from homenode.cluster.pool.pack import pack
-from homenode.cluster.pool.place import PoolPlaces
+from homenode.cluster.pool.place import PoolPlaces, placed_vm
 from homenode.cluster.pool.reservations import Reservation, with_reservations
 from homenode.cluster.pool.rules import Rules
 from homenode.machine.topology import RunningDomain

@@ -17,7 +17,6 @@ from homenode.bdf import Bdf
 from homenode.cli import main
 from homenode.cluster.pool import ledger as ledgers
 from homenode.cluster.pool.flavour import Flavour, default_flavours
-from homenode.cluster.pool.hook import Hook
 from homenode.cluster.pool.ledger import LEDGER, PLACEMENTS, Ledger
 from homenode.cluster.pool.model import Pool, PoolHost, VmIdentity, passable_gpus
 from homenode.cluster.pool.moves import drain
@@ -404,36 +403,6 @@ def test_the_recorded_steps_of_a_drain_give_each_vm_its_own(folder: Path, run: R
 
 def _gpus(host: Host) -> set[Bdf]:
     return {gpu.bdf for gpu in passable_gpus(host)}
-
-
-def test_the_hook_refuses_keys_that_it_does_not_know(folder: Path) -> None:
-    pool = load_pool(["pool"])
-    hook = Hook(PoolPlaces(pool, ()), default_flavours())
-    for key in ("host", "vcpu", "Anti_affinity"):
-        answer = json.loads(hook.answer(json.dumps({"vm": "x", "gpus": 1, key: "a"}).encode()))
-        assert key in answer["error"]
-
-
-def test_the_hook_and_commands_reserve_in_one_ledger(folder: Path, run: Run) -> None:
-    log = folder.parent / "client-1.log"
-    process = ledger_clients.Asked(folder)
-    try:
-        assert process.answer(vm="x", flavour="gpu8", anti_affinity="g")["host"] == "a"
-        assert _place(run, "one.xml", 8)[0] == 0
-        assert (
-            process.answer(vm="y", gpus=1, vcpus=2, memory="4GiB", anti_affinity="g")["host"] == "c"
-        )
-        _capture(_shown({"c": replace(_vm(TWO), running=True)}))
-        assert process.answer(vm="z", flavour="gpu1")["reason"]
-        assert process.answer(vm="vm", uuid=ONE, gpus=8)["host"] == "b"
-    finally:
-        process.kill()
-    with ledger_clients.Asked(folder) as again:
-        assert again.answer(vm="x", flavour="gpu8")["error"]
-        assert again.answer(vm="x", op="remove")["removed_from"] == ["a"]
-        assert again.answer(vm="z", flavour="gpu8", ttl_s=0.001)["host"] == "a"
-        assert again.answer(vm="w", flavour="gpu8")["host"] == "a"
-    assert not log.exists()
 
 
 def test_nothing_is_given_twice_lost_or_a_ghost_whoever_is_killed(tmp_path: Path) -> None:

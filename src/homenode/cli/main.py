@@ -91,7 +91,6 @@ POOL = Command(
         Command("drain", f"{_POOL}PoolDrainArguments", "pool_moving:drain"),
         Command("defragment", f"{_POOL}PoolDefragmentArguments", "pool_moving:defragment"),
         Command("export", f"{_POOL}PoolExportArguments", "pool_reading:export"),
-        Command("serve", f"{_POOL}PoolServeArguments", "pool_serving:serve"),
     ),
 )
 POD = Command(

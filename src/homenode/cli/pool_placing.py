@@ -1,6 +1,5 @@
 """homenode pool place, remove, pack, host: where VMs go. [I/O]"""
 
-import gc
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -37,7 +36,6 @@ from homenode.cli.terminal import (
     print_json,
 )
 from homenode.cluster.pool.flavour import Flavour
-from homenode.cluster.pool.hook_session import HookSession
 from homenode.cluster.pool.ledger import Ledger, has_ledger
 from homenode.cluster.pool.model import Pool, PoolHost
 from homenode.cluster.pool.pack import pack as pack_vms
@@ -52,14 +50,12 @@ from homenode.cluster.pool.packing import (
     write_packing,
 )
 from homenode.cluster.pool.place import PoolPlaces, RankedPlace
-from homenode.cluster.pool.planner import Planner
 from homenode.cluster.pool.reservations import Reservation, identity_of, seen_in
-from homenode.cluster.pool.sources import load_pool
 from homenode.decide.auto_layout import NotRecommended, settled
 from homenode.decide.evidence.model import Evidence
 from homenode.decide.evidence.sources import load_evidence
 from homenode.errors import UNPLANNABLE, HostError, InputError, UsageError
-from homenode.input_files import input_lines, read_input
+from homenode.input_files import read_input
 from homenode.machine.pci import canonical_uuid
 from homenode.plan.stored import domain_of_plan, encode_plan
 from homenode.plan.tuning import tune
@@ -75,15 +71,7 @@ from homenode.wording import command_line, operands, plural
 
 
 def place(asked: PoolPlaceArguments) -> None:
-    """Place the VM, or answer requests."""
-    if asked.hook:
-        given = (asked.document, asked.output)
-        if any(one is not None for one in given) or asked.record or asked.count > 1 or asked.among:
-            raise UsageError("--hook: expected requests on standard input, found a document too")
-        answer(pool_named(asked.pool, ()), asked.flavours)
-        return
-    if asked.document is None:
-        raise UsageError("pool place: expected a document, found none", hint="or --hook")
+    """Place the VM."""
     refuse_objective(asked.options)
     if asked.gpu_model is not None and not asked.options.gpu_count:
         raise UsageError("--gpu-model: expected --gpus N with it, found none")
@@ -161,7 +149,7 @@ def _place_one(
     number: int,
 ) -> bool:
     """Whether a host takes it."""
-    document = asked.document or "-"
+    document = asked.document
     screen = error_console() if asked.output == STANDARD_OUTPUT else console()
     guest = next(iter(by_shape.values())).guest
     uuid = None if guest is None or guest.uuid is None else canonical_uuid(guest.uuid)
@@ -263,28 +251,6 @@ def _output_of(asked: PoolPlaceArguments, name: str) -> Path | None:
     except OSError as error:
         raise HostError(f"{out}: expected a folder, found: {error.strerror}") from None
     return out / f"{name}.xml"
-
-
-def answer(sources: Sequence[str], flavours: Path | None) -> None:
-    """Lines of JSON in, lines of JSON out, until the end of standard input."""
-    sizes = read_flavours(flavours)
-    folder = folder_of(sources)
-    pools: list[Pool] = []
-
-    def load() -> Pool:
-        pools[:] = [load_pool(sources, reserved=folder is None)]
-        note_failures(pools[0])
-        return pools[0]
-
-    with Ledger(folder) if folder else nullcontext() as ledger:
-        session = HookSession(load, sizes, Planner, ledger, folder)
-        gc.freeze()  # what is kept until the end is not looked through again
-        gc.disable()  # garbage is collected between requests
-        for line in input_lines():
-            if line.strip():
-                print_json(session.answer(line))
-                session.tidy()
-    exit_with_failures(pools[0])
 
 
 def folder_of(sources: Sequence[str]) -> Path | None:

@@ -6,10 +6,8 @@ from typing import Annotated
 from msgspec import Struct
 
 from homenode.cli.arguments import (
-    DeviceOption,
     DryRunOption,
     JsonOption,
-    KubeletOption,
     PoolOption,
     ResultsOption,
 )
@@ -80,13 +78,13 @@ class PoolPlaceArguments(Struct, frozen=True, kw_only=True):
 
     Examples:
       homenode pool place gpu-vm.xml --pool pool/ --gpus 2 -o tuned.xml
-      echo '{"vm":"a","gpus":4}' | homenode pool place --hook --pool 'hgx-h100*40'
+      homenode pool place gpu-vm.xml --pool 'hgx-h100*40' --count 3
     """
 
+    document: Annotated[str, Arg("VM.xml")]
     pool: PoolOption
     options: Annotated[PlanOptions, Without("replaces")] = PlanOptions()
     results: ResultsOption = ()
-    document: Annotated[str | None, Arg("VM.xml")] = None
     flavours: FlavoursOption = None
     among: Annotated[tuple[str, ...], Opt("--on", "HOST")] = ()
     gpu_model: Annotated[str | None, Opt("--gpu-model", "NAME")] = None
@@ -96,12 +94,11 @@ class PoolPlaceArguments(Struct, frozen=True, kw_only=True):
     record: Annotated[bool, Flag("--record")] = False
     owner: Annotated[str, Opt("--owner", "NAME", rare=True)] = ""
     ttl_s: Annotated[float | None, Opt("--ttl", "SECONDS", rare=True, ge=1)] = None
-    hook: Annotated[bool, Flag("--hook")] = False
     json: JsonOption = False
 
 
 class PoolRemoveArguments(Struct, frozen=True, kw_only=True):
-    """Remove what pool place, its hook or pool pack has reserved.
+    """Remove what pool place or pool pack has reserved.
 
     Examples:
       homenode pool remove gpu-vm-1 gpu-vm-2 --pool pool/
@@ -230,32 +227,3 @@ class PoolExportArguments(Struct, frozen=True, kw_only=True):
     scheduler: Annotated[Scheduler, Opt("--for", "NAME")]
     slices: Annotated[Path | None, Opt("--slices", "FILE")] = None
     flavours: FlavoursOption = None
-
-
-class PoolServeArguments(Struct, frozen=True, kw_only=True):
-    """Answer kube-scheduler: which nodes admit a pod, and at what cost.
-
-    An extender (filter, prioritize) over HTTPS, with /healthz and /metrics. What runs is read from
-    the API server: nothing is stored. It needs Tornado (the extra `serve`).
-
-    Examples:
-      homenode pool serve --pool 'hgx-h100*4' --api-server https://10.0.0.1:6443 \\
-        --api-token token --api-ca ca.crt
-      homenode pool serve --pool captures/ --kubelet configz/ --cert tls.crt --key tls.key \\
-        --client-ca ca.crt --listen 0.0.0.0:8443
-    """
-
-    pool: PoolOption = ()
-    sources: PoolArgument = ()
-    kubelet: KubeletOption = None
-    device: DeviceOption = ()
-    device_ids: Annotated[Path | None, Opt("--device-ids", "FILE")] = None
-    flavours: FlavoursOption = None
-    listen: Annotated[str, Opt("--listen", "ADDRESS:PORT")] = "127.0.0.1:8443"
-    cert: Annotated[Path | None, Opt("--cert", "FILE")] = None
-    key: Annotated[Path | None, Opt("--key", "FILE")] = None
-    client_ca: Annotated[Path | None, Opt("--client-ca", "FILE")] = None
-    token_file: Annotated[Path | None, Opt("--token-file", "FILE")] = None
-    api_server: Annotated[str | None, Opt("--api-server", "URL")] = None
-    api_token: Annotated[Path | None, Opt("--api-token", "FILE")] = None
-    api_ca: Annotated[Path | None, Opt("--api-ca", "FILE")] = None

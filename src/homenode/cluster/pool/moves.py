@@ -8,9 +8,8 @@ from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.cluster.pool.flavour import DEFAULT_LAYOUT, Flavour
-from homenode.cluster.pool.hook import placed_vm
 from homenode.cluster.pool.model import Pool, PoolHost, VmIdentity
-from homenode.cluster.pool.place import PoolPlaces
+from homenode.cluster.pool.place import PoolPlaces, placed_vm
 from homenode.cluster.pool.planner import Planner
 from homenode.cluster.pool.rules import Availability, Rules
 from homenode.errors import HomenodeError, InputError, UsageError

@@ -522,3 +522,12 @@ class _Candidate:
             for flavour, count in zip(self.places.flavours, self._lost, strict=True)
             if count
         )
+
+
+def placed_vm(places: PoolPlaces, host: str, flavour: Flavour, vm: str) -> RunningDomain:
+    """A VM of the flavour as the planner places it on a host. Raises Unplannable."""
+    one = places.host(host)
+    real = with_certain_nodes(places.planner.real_host(one, flavour))
+    request = flavour.request(real, vm)
+    placement = place(real, request, places.planner.inventory(one.shape), brief=True)
+    return domain_of_placement(real, as_placed(request, placement), placement)

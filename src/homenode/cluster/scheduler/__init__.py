@@ -1,1 +1,1 @@
-"""Scheduler: what kube-scheduler and Nova ask of a pool, and where what runs is read."""
+"""Scheduler: which devices claims of the API server have."""

@@ -12,9 +12,8 @@ from typing import Any
 from msgspec import Struct
 
 from homenode.cluster.pool.flavour import Flavour
-from homenode.cluster.pool.hook import placed_vm
 from homenode.cluster.pool.model import Pool, VmIdentity
-from homenode.cluster.pool.place import PoolPlaces
+from homenode.cluster.pool.place import PoolPlaces, placed_vm
 from homenode.cluster.pool.planner import FillStep, Planner
 from homenode.cluster.pool.replay.trace import Replay
 from homenode.cluster.pool.solver import optional_module

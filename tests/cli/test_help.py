@@ -111,7 +111,7 @@ def test_commands_stand_in_their_groups(capsys: pytest.CaptureFixture[str]) -> N
         (("plan", "--help-al"), "did you mean --help-all?"),
         (("pool", "show", "--pool", "hgx-h10*4"), "did you mean hgx-h100?"),
         (("recommend", "published:RTX5090"), "did you mean RTX 5090?"),
-        (("slurm", "bind"), "homenode slurm bind --help"),
+        (("slurm", "check"), "homenode slurm check --help"),
         (("host-setup", "show", "README.md"), "expected a homenode.plan document"),
     ],
 )

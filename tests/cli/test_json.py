@@ -11,7 +11,6 @@ from msgspec import Struct
 
 from homenode.cli.apply import ApplyAnswer
 from homenode.cli.import_results import ImportedRuns
-from homenode.cli.slurm import SlurmBind
 from homenode.cli.trial import TrialStatus
 from homenode.cli.verify import ProofCheck
 from homenode.errors import UsageError
@@ -118,13 +117,6 @@ def test_a_proof_says_what_it_proves_or_why_it_is_none(tmp_path: Path) -> None:
     assert not json.loads(done.stdout)["proved"]
 
 
-def test_ranks_are_the_ones_that_the_flags_give() -> None:
-    found = _json("slurm-bind", "slurm", "bind", "--tasks", "8", "--host", "hgx-h100")
-    assert [rank["rank"] for rank in found["ranks"]] == list(range(8))
-    printed = homenode("slurm", "bind", "--tasks", "8", "--host", "hgx-h100", "--flags").stdout
-    assert found["flags"] == printed.split()
-
-
 def test_imported_runs_name_what_was_left_out(tmp_path: Path) -> None:
     folder = tmp_path / "h200" / "default"
     folder.mkdir(parents=True)
@@ -144,7 +136,7 @@ def test_no_trial_is_an_empty_list(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert _json("trial-status", "trial", "status")["trials"] == []
 
 
-@pytest.mark.parametrize("record", [ApplyAnswer, ImportedRuns, TrialStatus, SlurmBind, ProofCheck])
+@pytest.mark.parametrize("record", [ApplyAnswer, ImportedRuns, TrialStatus, ProofCheck])
 def test_every_field_of_an_answer_is_documented(record: type[Struct]) -> None:
     words = read_page("docs/formats/answers.md").words_in_code()
     fields = [name for one in _records(record) for name in one.__struct_fields__]

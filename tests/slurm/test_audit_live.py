@@ -10,13 +10,10 @@ import pytest
 
 from homenode.cli import main, terminal
 from homenode.cluster.slurm.client import ask_jobs, ask_tasks
-from homenode.cluster.slurm.options import MemoryBind
-from homenode.cluster.slurm.ranks import RankOptions, bind_ranks, srun_flags
 from homenode.cluster.slurm.record import hooks, parse_record
 from homenode.machine.tools.scontrol import parse_scontrol_jobs
 from homenode.machine.tools.slurm_nodes import SHAPES_COMMAND, parse_shapes, shown_shapes
 from homenode.machine.tools.squeue import parse_squeue_jobs
-from homenode.vm.sources import load_host
 from tests.slurm.testbed import Testbed, running
 
 pytestmark = pytest.mark.slurm
@@ -115,12 +112,6 @@ def test_both_of_slurms_listings_tell_the_same(slurm: Testbed, planted: str) -> 
 def test_both_of_slurms_listings_give_a_node_its_shape(slurm: Testbed) -> None:
     shown = shown_shapes(slurm.client("scontrol", "show", "node"), "nodes")
     assert shown == parse_shapes(slurm.client(*SHAPES_COMMAND)) and len(shown) == 3
-
-
-def test_slurm_takes_the_flags(slurm: Testbed) -> None:
-    binding = bind_ranks(load_host(NODE), RankOptions(8))
-    flags = srun_flags(binding, MemoryBind.STRICT)
-    slurm.client("srun", "--test-only", "-p", "parts", "-w", "gpu03", *flags, "true")
 
 
 def test_its_files_are_found_good_but_for_what_a_testbed_lacks(

@@ -1,4 +1,4 @@
-"""homenode slurm audit, check and bind as a user types them."""
+"""homenode slurm audit and check as a user types them."""
 
 import json
 import stat
@@ -91,11 +91,6 @@ def test_one_job_is_audited(run: Run) -> None:
         ("audit", "--hooks", "jobs.txt"),
         ("audit", "--hooks", "h", "--spool", "a b"),
         ("check", "gres.conf", "none.conf"),
-        ("bind", "--host", "gpu8.toml"),
-        ("bind", "--host", "gpu8.toml", "--tasks", "2", "--gpus", "x"),
-        ("bind", "--host", "gpu8.toml", "--tasks", "2", "--gpus", "3b:00.0"),
-        ("bind", "--host", "gpu8.toml", "--tasks", "2", "--gpus", ""),
-        ("bind", "--wrapper", "jobs.txt"),
     ],
 )
 def test_what_cannot_be_read_is_bad_input(run: Run, words: tuple[str, ...]) -> None:
@@ -244,61 +239,3 @@ def test_a_damaged_file_names_its_line(run: Run) -> None:
     Path("slurm.conf").write_text("GresTypes=gpu\n")
     code, _, err = run("check", "gres.conf", "slurm.conf", "--host", "gpu8.toml")
     assert code == 2 and "gres.conf:2: expected core numbers" in err
-
-
-def test_bindings_are_printed_for_people_and_for_scripts(run: Run) -> None:
-    code, out, _ = run("bind", "--host", "gpu8.toml", "--tasks", "8", "--cores", "2")
-    assert code == 0 and out.startswith("#SBATCH --exclusive\n") and "  COMMAND\n" in out
-    _, flags, _ = run(
-        "bind", "--host", "gpu8.toml", "--tasks", "2", "--gpus", "0,4", "--cores", "2", "--flags"
-    )
-    assert flags == (
-        "--ntasks-per-node=2 --cpu-bind=mask_cpu:0x3,0x30000 --mem-bind=map_mem:0,1 "
-        "--gpus-per-node=8 --gpu-bind=map_gpu:0,4\n"
-    )
-    _, table, _ = run("bind", "--host", "gpu8.toml", "--tasks", "8", "--cores", "2", "--explain")
-    assert "0000:81:00.0" in table and "by GPU number" in table
-
-
-def test_slurms_own_numbers_of_gpus_come_from_gres_conf(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    words = ("bind", "--host", "gpu8.toml", "--tasks", "2", "--gpus", "0,4", "--flags")
-    Path("gres.conf").write_text(
-        "NodeName=n[1-9] Name=gpu File=/dev/nvidia[4-7] Cores=16-31\n"
-        "NodeName=n[1-9] Name=gpu File=/dev/nvidia[0-3] Cores=0-15\n"
-    )
-    _, flags, _ = run(*words, "--gres", "gres.conf")
-    assert flags.endswith("--gpu-bind=map_gpu:4,0\n")
-    # CPUs and memory are the machine's own, whatever Slurm calls its GPUs.
-    _, by_address, _ = run(*words)
-    assert flags.rpartition(" ")[0] == by_address.rpartition(" ")[0]
-    for text, said in (
-        (
-            "NodeName=a Name=gpu File=/dev/nvidia[0-7]\n"
-            "NodeName=b Name=gpu File=/dev/nvidia[7,0-6]\n",
-            "expected nodes that list their GPUs in one order, found 2 orders",
-        ),
-        ("Name=gpu File=/dev/nvidia[0-3]\n", "expected lines about GPUs 0-7, each once"),
-        ("GresTypes=gpu\n", "expected lines with Name=gpu or AutoDetect="),
-    ):
-        Path("gres.conf").write_text(text)
-        code, _, err = run(*words, "--gres", "gres.conf")
-        assert code == 2 and said in err
-    Path("gres.conf").write_text("AutoDetect=nvml\nName=gpu File=/dev/nvidia[4-7,0-3]\n")
-    assert run(*words, "--gres", "gres.conf")[1] == by_address
-    monkeypatch.setenv("COLUMNS", "60")
-    assert "0000:81:00.0" in run(*words[:5], "--explain")[1]
-
-
-def test_too_many_cores_have_no_place(run: Run) -> None:
-    code, _, err = run("bind", "--host", "gpu8.toml", "--tasks", "8", "--cores", "9")
-    assert code == 4 and "rank 1, 9 cores" in err and "lower --cores" in err
-
-
-def test_the_wrapper_is_written_to_run(run: Run) -> None:
-    code, _, err = run("bind", "--wrapper", "bind-rank.sh")
-    assert code == 0 and "wrote bind-rank.sh" in err
-    # srun looks for a name without a folder on the PATH.
-    assert "--cpus-per-task=N ./bind-rank.sh COMMAND" in err
-    assert Path("bind-rank.sh").stat().st_mode & stat.S_IXUSR

@@ -124,7 +124,7 @@ KUBEVIRT = Command(
 SLURM = Command(
     "slurm",
     panel=WORKLOADS,
-    about="""Check and bind GPU jobs: where they run, configuration, ranks.
+    about="""Check GPU jobs: where they run, Slurm's configuration, what binding is worth.
 
     Examples:
       homenode slurm audit
@@ -135,7 +135,6 @@ SLURM = Command(
         Command("study", f"{_SLURM}SlurmStudyArguments", "slurm_study:study"),
         Command("report", f"{_SLURM}SlurmReportArguments", "slurm_study:report"),
         Command("check", f"{_SLURM}SlurmCheckArguments", "slurm:check"),
-        Command("bind", f"{_SLURM}SlurmBindArguments", "slurm:bind"),
     ),
 )
 LIST = Command(

@@ -1,34 +1,28 @@
-"""homenode slurm audit, check and bind: jobs, configuration and ranks against a machine. [I/O]
+"""homenode slurm audit and check: jobs and configuration against a machine. [I/O]
 
 audit: are jobs' CPUs, GPUs and memory on the same nodes. check: gres.conf and slurm.conf against a
-node's machine. bind: srun's flags, or a wrapper, that put ranks where their GPUs are.
+node's machine.
 """
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from msgspec import Struct
 from msgspec.structs import replace
 
-from homenode.bdf import Bdf
 from homenode.cli.arguments.slurm import (
     SlurmAuditArguments,
-    SlurmBindArguments,
     SlurmCheckArguments,
 )
 from homenode.cli.terminal import (
-    console,
     exit_if_bad,
     note,
     print_diff,
     print_file,
     print_findings,
-    print_json,
     say,
     working,
     write_new_files,
-    write_text,
 )
 from homenode.cluster.slurm.audit import audit as judge_jobs
 from homenode.cluster.slurm.check import check as judge_files
@@ -51,29 +45,16 @@ from homenode.cluster.slurm.job_allocation import (
     node_machine,
     unknown_allocation,
 )
-from homenode.cluster.slurm.numbering import gpus_in_order, with_affinities
-from homenode.cluster.slurm.ranks import (
-    RankOptions,
-    RankPlace,
-    bind_ranks,
-    sbatch_lines,
-    srun_flags,
-)
-from homenode.cluster.slurm.record import TaskRecord, hooks, rank_wrapper, with_tasks
-from homenode.cpuset import CpuSet
+from homenode.cluster.slurm.numbering import with_affinities
+from homenode.cluster.slurm.record import TaskRecord, hooks, with_tasks
 from homenode.errors import ParseError, ToolError, UsageError
-from homenode.findings import Finding, Findings, Severity
-from homenode.formats import encode
-from homenode.indices import NodeIndex
+from homenode.findings import Findings, Severity
 from homenode.input_files import read_input
 from homenode.machine.tools.nvidia_smi import parse_topology as parse
 from homenode.machine.tools.scontrol import Job, is_asked_for
 from homenode.machine.tools.slurm_nodes import NodeShape, expand_hostlist, shown_shapes
 from homenode.machine.topology import Host
-from homenode.show.findings_text import finding_text
-from homenode.show.fit_text import ranks_text
 from homenode.vm.sources import load_host
-from homenode.wording import command_line
 
 
 def audit(asked: SlurmAuditArguments) -> None:
@@ -287,102 +268,6 @@ def _below(path: Path, parents: tuple[Path, ...]) -> Path:
         if path.resolve().is_relative_to(parent.resolve()):
             return path.resolve().relative_to(parent.resolve())
     return Path(path.name)
-
-
-class SlurmBind(Struct, frozen=True, kw_only=True):
-    """What bind --json prints. flags: of srun; sbatch: lines of the script."""
-
-    ranks: tuple[RankPlace, ...]
-    flags: tuple[str, ...]
-    sbatch: tuple[str, ...]
-    findings: tuple[Finding, ...]
-
-
-def bind(asked: SlurmBindArguments) -> None:
-    """Print the flags, or write the wrapper."""
-    if asked.wrapper is not None:
-        _write_wrapper(asked.wrapper)
-        return
-    if asked.tasks is None:
-        raise UsageError("--tasks: expected the number of tasks on each node, found none")
-    machine = with_topo(load_host(asked.host), asked.topo)
-    options = RankOptions(
-        asked.tasks,
-        None if asked.gpus is None else _gpus(asked.gpus, machine),
-        asked.cores,
-        asked.siblings,
-        None if asked.node is None else NodeIndex(asked.node),
-    )
-    binding = bind_ranks(machine, options)
-    words = srun_flags(
-        binding,
-        asked.memory,
-        None
-        if asked.gres is None
-        else device_order(read_config(asked.gres)).places(len(gpus_in_order(machine))),
-    )
-    if asked.json:
-        if asked.flags or asked.explain:
-            raise UsageError("--json: expected neither --flags nor --explain with it, found one")
-        answer = SlurmBind(
-            ranks=binding.ranks,
-            flags=tuple(words),
-            sbatch=tuple(sbatch_lines(binding)),
-            findings=binding.findings,
-        )
-        print_json(encode("slurm-bind", answer))
-        return
-    if asked.flags:
-        say(" ".join(words))
-        return
-    if asked.explain:
-        console().print(ranks_text(binding, machine))
-    say("\n".join(sbatch_lines(binding)))
-    say("\nsrun \\")
-    for flag in words:
-        say(f"  {flag} \\")
-    say("  COMMAND")
-    if binding.findings:
-        for finding in binding.findings:
-            say("")
-            console().print(finding_text(finding))
-
-
-def _gpus(text: str, host: Host) -> tuple[int, ...]:
-    """Numbers of GPUs: a list of numbers, or of addresses. Raises UsageError."""
-    if ":" not in text:
-        try:
-            numbers = tuple(number for part in text.split(",") for number in CpuSet.parse(part))
-        except ParseError as error:
-            raise UsageError(
-                f"--gpus: expected numbers such as 0-3, found {error.found!r}"
-            ) from None
-        if not numbers:
-            raise UsageError("--gpus: expected numbers such as 0-3, found none")
-        return numbers
-    by_bdf = {gpu.bdf: index for index, gpu in enumerate(gpus_in_order(host))}
-    found = []
-    for part in text.split(","):
-        try:
-            bdf = Bdf.parse(part)
-        except ParseError:
-            raise UsageError(
-                f"--gpus: expected an address such as 3b:00.0, found {part!r}"
-            ) from None
-        if bdf not in by_bdf:
-            known = ", ".join(map(str, by_bdf))
-            raise UsageError(f"--gpus: expected a GPU of {host.name} ({known}), found {bdf}")
-        found.append(by_bdf[bdf])
-    return tuple(found)
-
-
-def _write_wrapper(path: Path) -> None:
-    if path.exists():
-        raise UsageError(f"{path}: expected nothing there yet, found a file")
-    write_text(path, rank_wrapper(), 0o755)
-    note(f"wrote {path}")
-    wrapper = str(path) if "/" in str(path) else f"./{path}"
-    note(f"srun --gpus-per-task=1 --cpus-per-task=N {command_line(wrapper)} COMMAND")
 
 
 def with_topo(host: Host, topo: Path | None) -> Host:

@@ -26,11 +26,6 @@ def findings_text(findings: Findings, *, with_sources: bool = False) -> Doc:
     return Doc("", (*parts, Text(""), Text(_summary(findings.findings), "bold")))
 
 
-def finding_text(finding: Finding) -> Doc:
-    """One finding, as in the list of them."""
-    return Doc("", tuple(_finding(finding, False)))
-
-
 def checks_text(title: str, checks: Sequence[Check]) -> Doc:
     """Every line of a comparison: what was expected, what is there, and whether they agree."""
     rows = tuple(

@@ -1,15 +1,13 @@
-"""FitText: who could take a VM or a pod, and what each rank of a job would get."""
+"""FitText: who could take a VM or a pod."""
 
 from collections.abc import Sequence
 
 from homenode.cluster.pods.fit import Fit, given_text
 from homenode.cluster.pods.pool_fit import PoolFit, names
-from homenode.cluster.slurm.ranks import RankBinding, RankPlace
 from homenode.cpuset import CpuSet
 from homenode.doc import Cell, Doc, Span, Table, Text
-from homenode.machine.topology import Host
 from homenode.plan.planner import RankedHost
-from homenode.wording import nodes_text, number_list, pus_text
+from homenode.wording import nodes_text, pus_text
 
 
 def rank_text(ranking: Sequence[RankedHost]) -> Doc:
@@ -47,35 +45,3 @@ def pool_fit_text(found: PoolFit) -> Doc:
     )
     heads = ("answer", "nodes", "which")
     return Doc("", (Table(heads=heads, rows=rows, folds=heads[-1:]),))
-
-
-def ranks_text(binding: RankBinding, host: Host) -> Doc:
-    """Which GPUs, cores and node each rank gets, and the node that the GPU's number alone gives."""
-    heads = ("rank", "GPU", "address", "node", "distance", "PUs", "by GPU number")
-    rows = []
-    for rank in binding.ranks:
-        naive = "the same" if rank.naive is None else f"{nodes_text(rank.naive)}: wrong"
-        cells = (
-            str(rank.rank),
-            number_list(gpu.index for gpu in rank.gpus),
-            ", ".join(str(gpu.bdf) for gpu in rank.gpus),
-            number_list(rank.nodes),
-            _distance(rank, host),
-            str(rank.pus),
-            naive,
-        )
-        rows.append(cells if rank.naive is None else tuple(Cell((one,), "warn") for one in cells))
-    table = Table(heads=heads, rows=tuple(rows), numeric=heads[:1], folds=("PUs", "by GPU number"))
-    return Doc(f"Ranks of a node like {host.name}", (table,))
-
-
-def _distance(rank: RankPlace, host: Host) -> str:
-    """SLIT distance from the rank's nodes to its GPUs' nodes, the worst of them."""
-    known = [
-        distance
-        for gpu in rank.gpus
-        if gpu.node is not None
-        for distance in [min(host.distance(node, gpu.node) or 0 for node in rank.nodes)]
-        if distance
-    ]
-    return str(max(known)) if known else "unknown"

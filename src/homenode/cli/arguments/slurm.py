@@ -8,7 +8,7 @@ from msgspec import Struct
 from homenode.cli.arguments import HostOption, JsonOption
 from homenode.cli.arguments.measure import SEQUENCE, SequenceArguments
 from homenode.cli.command import Under
-from homenode.cluster.slurm.options import MAX_TIME, SPOOL, MemoryBind, StudyOptions
+from homenode.cluster.slurm.options import MAX_TIME, SPOOL, StudyOptions
 from homenode.opt import Arg, Flag, Opt
 
 TopoOption = Annotated[Path | None, Opt("--topo", "FILE")]
@@ -53,29 +53,6 @@ class SlurmCheckArguments(Struct, frozen=True, kw_only=True):
     diff: Annotated[bool, Flag("--diff", off="--no-diff")] = True
     show: Annotated[bool, Flag("--print")] = False
     output: Annotated[Path | None, Opt("--output -o", "DIR")] = None
-    json: JsonOption = False
-
-
-class SlurmBindArguments(Struct, frozen=True, kw_only=True):
-    """Print the srun flags that put each rank and its memory on its GPU's node.
-
-    Examples:
-      homenode slurm bind --tasks 8 --host hgx-h100 --explain
-      homenode slurm bind --tasks 8 --flags
-    """
-
-    tasks: Annotated[int | None, Opt("--tasks", "N")] = None
-    host: HostOption = None
-    gpus: Annotated[str | None, Opt("--gpus", "LIST")] = None
-    cores: Annotated[int | None, Opt("--cores", "N")] = None
-    siblings: Annotated[bool, Flag("--siblings")] = False
-    memory: Annotated[MemoryBind, Opt("--memory", "NAME")] = MemoryBind.STRICT
-    node: Annotated[int | None, Opt("--node", "N")] = None
-    topo: TopoOption = None
-    gres: Annotated[Path | None, Opt("--gres", "FILE")] = None
-    explain: Annotated[bool, Flag("--explain")] = False
-    flags: Annotated[bool, Flag("--flags")] = False
-    wrapper: Annotated[Path | None, Opt("--wrapper", "FILE")] = None
     json: JsonOption = False
 
 

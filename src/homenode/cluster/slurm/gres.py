@@ -352,37 +352,6 @@ class DeviceOrder(Struct, frozen=True):
             return None
         return tuple(number for _, _, number in placed)
 
-    def places(self, gpus: int) -> dict[int, int]:
-        """Slurm's number of each GPU by the driver's, for nodes that all list them alike.
-
-        gpus: how many a node has. Raises InputError where nodes differ, so that one list of numbers
-        is not for all, and where the lines are about other GPUs or about MIG slices.
-        """
-        own: dict[str, list[GresLine]] = {}
-        for line in self.lines:
-            for node in (line.nodes or ("",)) if line.name == "gpu" else ():
-                own.setdefault(node, []).append(line)
-        orders = {
-            self.numbers(node)
-            for node in {tuple(map(id, lines)): node for node, lines in own.items()}.values()
-        }
-        if len(orders) > 1:
-            raise InputError(
-                "gres.conf: expected nodes that list their GPUs in one order, found "
-                f"{len(orders)} orders",
-                hint="give a copy with the lines of the nodes that the job runs on",
-            )
-        order = next(iter(orders), None)
-        if order is None:  # AutoDetect: by address
-            return {gpu: gpu for gpu in range(gpus)}
-        if sorted(order) != list(range(gpus)):
-            raise InputError(
-                f"gres.conf: expected lines about GPUs 0-{gpus - 1}, each once, as the host has "
-                f"them, found {','.join(map(str, sorted(order)))[:60]}",
-                hint="`homenode slurm check` says more",
-            )
-        return {gpu: place for place, gpu in enumerate(order)}
-
 
 def device_order(gres: SlurmConfig) -> DeviceOrder:
     """The order that a gres.conf gives.

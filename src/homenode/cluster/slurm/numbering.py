@@ -112,11 +112,6 @@ def _owner(memory: Mapping[NodeIndex, Bdf | None], index: NodeIndex) -> Bdf | No
     return max(named, default=(0, None))[1]
 
 
-def nodes_of(host: Host, pus: CpuSet) -> tuple[NodeIndex, ...]:
-    """The nodes that have any of these PUs, ascending."""
-    return tuple(node.index for node in host.nodes if not node.pus.isdisjoint(pus))
-
-
 def with_affinities(host: Host, matrix: TopoMatrix, source: str) -> Host:
     """The host with a node for each GPU: of a list such as "0,5-11" the one that has CPUs.
 

@@ -1,6 +1,5 @@
 """Options: what slurm's commands are asked for, with how each is typed on a command line."""
 
-from enum import StrEnum
 from typing import Annotated
 
 from msgspec import Struct
@@ -15,14 +14,6 @@ MAX_NODES = 4096
 MAX_ROUNDS = 100
 MAX_CPUS = 65536
 MAX_TIME = 1e6
-
-
-class MemoryBind(StrEnum):
-    """How memory is bound to the node of a rank's GPU."""
-
-    STRICT = "strict"
-    PREFERRED = "preferred"
-    NONE = "none"
 
 
 class Shape(Struct, frozen=True):

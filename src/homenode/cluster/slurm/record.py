@@ -413,8 +413,3 @@ def hooks(spool: str = SPOOL, folder: str = "/etc/slurm/homenode") -> dict[str, 
         text = _script(name).replace("@ROOT@\n", _script("root.sh"))
         written[name] = text.replace("@SPOOL@", spool).replace("@FOLDER@", folder)
     return written
-
-
-def rank_wrapper() -> str:
-    """The script that binds a rank."""
-    return _script("bind-rank.sh")

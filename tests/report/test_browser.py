@@ -8,13 +8,11 @@ import pytest
 
 from homenode.cluster.pool.flavour import default_flavours
 from homenode.cluster.pool.outlook import outlook
-from homenode.show.certificate_page import certificate_doc
 from homenode.show.html import html_page
 from homenode.show.pool_page import pool_page
 from tests.chromium import Tab, needs_chromium, opened_tab
 from tests.pool.pools import pool_of, shipped, with_vm
 from tests.report_runs import NASTY, nasty_results, report
-from tests.verify.test_certificate import BODY
 
 pytestmark = [pytest.mark.browser, needs_chromium]
 
@@ -252,14 +250,3 @@ def test_a_page_of_a_pool_asks_for_nothing_and_fits_a_phone(tmp_path: Path, tab:
         assert tab.value("document.documentElement.scrollWidth") <= 360
         assert tab.value("document.querySelectorAll('.hosts svg .free').length") == 14
     assert (tab.complaints, set(tab.requests)) == ([], {path.as_uri()})
-
-
-def test_an_auditor_reads_whole_digests_of_a_certificate_on_a_phone(
-    tmp_path: Path, tab: Tab
-) -> None:
-    path = tmp_path / "certificate.html"
-    path.write_text(html_page(certificate_doc(BODY, "ops", ())))
-    tab.open(path, width=400)
-    regions = "[...document.querySelectorAll('.scroll')]"
-    assert tab.value(f"{regions}.length") > 1
-    assert tab.value(f"{regions}.every(r => r.scrollWidth <= r.clientWidth)")

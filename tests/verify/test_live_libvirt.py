@@ -1,23 +1,18 @@
 """A VM that a real libvirtd runs here, looked at from outside."""
 
 import os
-import sys
 import uuid
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from homenode.check.certificate_signature import body_of_running, check_signature
 from homenode.check.verify.boot.libvirt import SYSTEM, answering
 from homenode.check.verify.live.capture import verify_running_domain
 from homenode.cpuset import CpuSet
-from homenode.errors import InputError
 from homenode.findings import Finding, Findings
 from homenode.process import run
 from homenode.vm.domain.read import read_vm
 from homenode.vm.plan_model import with_vm
-from homenode.vm.sources import load_host
 from tests.domain_plans import hand_plan
 
 pytestmark = [pytest.mark.libvirt, pytest.mark.root]
@@ -110,33 +105,6 @@ def test_threads_that_are_not_where_the_plan_has_them_are_named(
     ]
     assert any(f.id == "live-emulator" for f in found)
     assert not any(f.id.endswith("missing") for f in found)
-
-
-def test_a_certificate_is_issued_for_what_holds_and_refused_after_a_thread_moved(
-    running: tuple[str, list[int]], tmp_path: Path
-) -> None:
-    name, (first, second, *_) = running
-    key, file = tmp_path / "key", tmp_path / "c.json"
-    run(("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)), 30).stdout_or_raise()
-    signers = tmp_path / "signers"
-    signers.write_text(f"ops {(tmp_path / 'key.pub').read_text()}")
-    words = ("verify", "--live", name, "--certify", str(key), "-o", str(file))
-    assert run((sys.executable, "-m", "homenode", *words), 120).returncode == 0
-    known = check_signature(file.read_bytes(), "c.json", signers)
-    seen = {one.subject: (one.observed, one.state.value) for one in known.certificate.body.claims}
-    assert seen["vCPU 1"] == (f"logical CPU {second}", "proved")
-    assert seen["memory of cell 1"] == ("64 MiB on node 0", "proved")
-    run(("virsh", "-q", "-c", SYSTEM, "vcpupin", "--live", name, "1", str(first)), 60)
-    try:
-        document = run(("virsh", "-q", "-c", SYSTEM, "dumpxml", name), 60).stdout
-        plan = hand_plan(
-            read_vm(DOCUMENT.format(name=name, a=first, b=second).encode(), "v"), "pin"
-        )
-        assert "vcpupin" in document
-        with pytest.raises(InputError, match="vCPU 1"):
-            body_of_running(name, SYSTEM, load_host(None), plan, None)
-    finally:
-        run(("virsh", "-q", "-c", SYSTEM, "vcpupin", "--live", name, "1", str(second)), 60)
 
 
 def test_a_quota_that_is_set_while_it_runs_is_named(running: tuple[str, list[int]]) -> None:

@@ -131,12 +131,9 @@ class Journal:
         return self.files.journal().partition(b"\n")[0]
 
 
-def domain_journal(
-    folder: Path, connect: str, uuid: str, name: str, command: str, *option: str
-) -> Journal:
-    """The journal of what one command did to a domain, in that command's own folder. option: of
-    `restore`, which undoes that alone."""
-    undo = command_line(*with_connection(connect, "homenode", "restore", name, *option))
+def domain_journal(folder: Path, connect: str, uuid: str, name: str, command: str) -> Journal:
+    """The journal of what one command did to a domain, in that command's own folder."""
+    undo = command_line(*with_connection(connect, "homenode", "restore", name))
     head = ChangeHead(run=uuid, command=command, undo=undo, connect=connect)
     return Journal(RecordFolder(folder / uuid, hint=state_hint), head)
 

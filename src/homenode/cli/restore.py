@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from homenode.cli.arguments.place import RestoreArguments
 from homenode.cli.terminal import note, note_error, print_diff, say
-from homenode.errors import InputError, UsageError
+from homenode.errors import UsageError
 from homenode.vm.domain.restore import restore as restore_original
 from homenode.vm.hypervisor.connection import DEFAULT
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def restore(asked: RestoreArguments) -> None:
     """Give the originals back, or list what is open."""
     targets = asked.targets
-    of_one = asked.forget, asked.keep_edits, asked.certificate
+    of_one = asked.forget, asked.keep_edits
     for_a_domain = asked.connect is not None or asked.dry_run or any(of_one)
     if asked.list_open:
         if targets or for_a_domain:
@@ -37,18 +37,14 @@ def restore(asked: RestoreArguments) -> None:
             raise UsageError(f"expected one document, or domains, found {len(targets)} targets")
         if for_a_domain:
             raise UsageError(
-                f"{what}: a document; --connect, --forget, --keep-edits, --certificate and "
-                "--dry-run are for a domain"
+                f"{what}: a document; --connect, --forget, --keep-edits and --dry-run are for a "
+                "domain"
             )
         restore_original(what)
         note(f"restored {what}")
         return
-    if sum(of_one) > 1:
-        raise UsageError("expected one of --forget, --keep-edits and --certificate, found more")
-    if asked.certificate:
-        for name in targets:
-            restore_certificate(name, uri, dry_run=asked.dry_run)
-        return
+    if all(of_one):
+        raise UsageError("expected --forget or --keep-edits, found both")
     if len(targets) > 1:
         if asked.forget:
             raise UsageError(f"--forget: expected one domain, found {len(targets)}")
@@ -66,7 +62,6 @@ def restore(asked: RestoreArguments) -> None:
 def _list_open() -> None:
     """Applies, host set-ups, retrains, set-ups of tools and trials of this user on this host."""
     from homenode.change.apply.store import journals_of_domains
-    from homenode.change.certificate_step import certificate_journals
     from homenode.change.host_setup.installation import setup_journal
     from homenode.change.journal import OpenChange, default_root, open_changes
     from homenode.change.paused_start import paused_journals
@@ -79,7 +74,6 @@ def _list_open() -> None:
     journals = (
         *journals_of_domains(root),
         *paused_journals(root),
-        *certificate_journals(root),
         *move_journals(root),
         setup_journal(root),
         *retrain_journals(),
@@ -154,12 +148,11 @@ def restore_domain(
         )
         return
     if dry_run:
-        certified = _take_out(virsh, uuid, name, dry_run=True)
         moves = preview_restore_live_pins(virsh, uuid, root)
         for pin in moves:
             thread = pin.kind if pin.kind == "emulator" else f"{pin.kind} {pin.number}"
             note(f"would move {thread} back to PUs {pin.pus}")
-        if (moves or certified) and not has_original(virsh, uuid, root):
+        if moves and not has_original(virsh, uuid, root):
             return
         would = preview_restore(virsh, uuid, root, keep_edits=keep_edits)
         print_diff(would.definition, would.original, f"{name} (now)", f"{name} (original)")
@@ -170,10 +163,9 @@ def restore_domain(
         back = restore_live_pins(virsh, uuid, root)
         if back:
             note(f"{name}: {len(back)} threads are where they were")
-        if not has_original(virsh, uuid, root) and (_take_out(virsh, uuid, name) or back):
+        if back and not has_original(virsh, uuid, root):
             return
         done = restore_definition(virsh, uuid, root, keep_edits=keep_edits)
-        _take_out(virsh, uuid, name)
     if keep_edits:
         print_diff(done.before, done.given, f"{name} (before)", f"{name} (restored)")
         _note_moved(done.moved)
@@ -216,38 +208,6 @@ def _ended_paused(virsh: "Virsh", uuid: str, name: str) -> bool:
         for one in end_paused(virsh, root, uuid, name):
             kept = one.what is ChangeState.KEPT
             note(f"{name}: {'somebody let it run: it is left alone' if kept else 'is shut off'}")
-    return True
-
-
-def restore_certificate(name: str, connect: str, *, dry_run: bool = False) -> None:
-    """Take a domain's certificate out of its metadata, whether it runs or not."""
-    from homenode.vm.hypervisor.virsh import Virsh
-
-    virsh = Virsh(connect)
-    state = virsh.domain(name)
-    if not _take_out(virsh, state.uuid, state.name, dry_run=dry_run):
-        raise InputError(
-            f"{state.name}: expected a certificate of homenode verify --certify --in-domain, "
-            "found none to take out"
-        )
-
-
-def _take_out(virsh: "Virsh", uuid: str, name: str, *, dry_run: bool = False) -> bool:
-    """Whether `verify --certify --in-domain` left something to undo; it is undone."""
-    from homenode.change.certificate_step import certificate_journal, take_out_certificate
-    from homenode.change.journal import default_root
-    from homenode.change.step import ChangeState
-
-    root = default_root()
-    if not certificate_journal(root, virsh, uuid, name).to_undo():
-        return False
-    if dry_run:
-        note(f"{name}: would take the certificate out of its metadata")
-        return True
-    with changing_host("restore", (name,), virsh.connect):
-        for one in take_out_certificate(virsh, root, uuid, name):
-            kept = one.what is ChangeState.KEPT
-            note(f"{name}: its certificate: {'somebody put another one there' if kept else 'gone'}")
     return True
 
 

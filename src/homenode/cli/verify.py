@@ -41,11 +41,6 @@ class ProofCheck(Struct, frozen=True, kw_only=True):
 
 def verify(asked: VerifyArguments) -> None:
     """Check what is asked, and print the findings."""
-    if asked.certify is not None or asked.certificate is not None:
-        from homenode.cli.certificate import certify, check_certificate
-
-        (certify if asked.certify is not None else check_certificate)(asked)
-        return
     _refuse_idle(asked)
     target = asked.target
     if asked.proof:
@@ -175,14 +170,6 @@ def _refuse_idle(asked: VerifyArguments) -> None:
         idle.append("--connect")
     if idle:
         raise UsageError(f"{', '.join(idle)}: expected --boot as well, found none")
-    alone = {
-        "--output": asked.output,
-        "--allowed-signers": asked.allowed_signers,
-        "--in-domain": asked.in_domain or None,
-        "--dry-run": asked.dry_run or None,
-    }
-    if left := [name for name, value in alone.items() if value is not None]:
-        raise UsageError(f"{', '.join(left)}: expected --certify or --certificate as well")
     if asked.svg is not None and asked.live is not None:
         raise UsageError("give either --svg or --live, not both")
 

@@ -47,7 +47,6 @@ def watch(asked: WatchArguments) -> None:
             _expectation(asked.expect, asked.host),
             None if asked.host else asked.connect,
             before,
-            asked.allowed_signers,
         )
         now, textfile = seen.state, asked.textfile
         if textfile is not None and not textfile.parent.is_dir():

@@ -15,7 +15,6 @@ from homenode.change.apply.store import DEFINE, DomainStore, sha256
 from homenode.change.step import TO_UNDO, ChangeEntry, ChangeState, Note
 from homenode.errors import HostError, InputError
 from homenode.vm.domain.merge import same_definition
-from homenode.vm.domain.metadata import certificate_of, is_certificate, with_certificate
 from homenode.vm.domain.read import open_domain, vm_of
 from homenode.vm.facts import diff
 from homenode.vm.hypervisor.connection import with_connection
@@ -72,7 +71,6 @@ class DefineStep:
             self._base = first_original(store, state, change.original, virsh.connect)
         self._entry: ChangeEntry | None = None
         self._now: bytes | None = None
-        self._certificate: str | None = None
         self._is_done = False
 
     def applied(self) -> Applied:
@@ -189,21 +187,15 @@ class DefineStep:
         return changed and is_edited(self.tuned, self._original, now or b"")
 
     def _read(self) -> bytes:
-        now = self.virsh.definition(self.state.uuid)
-        self._certificate = certificate_of(open_domain(now, "definition"))
-        return now
+        return self.virsh.definition(self.state.uuid)
 
     def _is_still(self, expected: bytes | None) -> bool:
         now = self._read()
         return expected is not None and same_definition(now, expected)
 
     def _define(self, document: str | None) -> None:
-        """Have libvirt define a saved document, with the certificate that the domain carries: that
-        is no part of a definition, and one of then would come back with it."""
-        given = open_domain(self.store.document(document), "the document to define")
-        given = with_certificate(given, self._certificate)
-        path = self.store.document_path(self.store.save(given.to_bytes()))
-        self.virsh.define(str(path), self._lock)
+        self.store.document(document)  # raises where it is no longer what was saved
+        self.virsh.define(str(self.store.document_path(document)), self._lock)
 
     def _came_to(self, entry: ChangeEntry, definition: bytes, note: Note) -> ChangeEntry:
         """Write down which definition there is after an answer of libvirt's."""
@@ -368,7 +360,7 @@ def _parts(document: bytes) -> Counter[tuple[str, str]]:
         above, element = stack.pop()
         path = f"{above}/{element.name}"
         found[path, f"{sorted(element.attributes)} {element.text.strip()}"] += 1
-        stack += [(path, child) for child in element.children if not is_certificate(child)]
+        stack += [(path, child) for child in element.children]
     return found
 
 

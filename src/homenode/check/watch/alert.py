@@ -439,10 +439,6 @@ def count_claims(
         if name not in troubled:
             is_read = name not in sight.unread_vms and name not in sight.unread_live
             states[ClaimState.PROVED if is_read else ClaimState.STALE] += 1
-        refuted = {claim.about for claim in known.values() if claim.vm == name}
-        for about, reason in sight.certified.get(name, {}).items():
-            if about not in refuted:
-                states[ClaimState.PROVED if reason is None else ClaimState.STALE] += 1
     return ClaimCounts(
         proved=states[ClaimState.PROVED],
         refuted=states[ClaimState.REFUTED],

@@ -91,8 +91,7 @@ class Sight(Struct, frozen=True, kw_only=True):
     whose document, or whose threads and pages, could not be read, with the reason. links: of
     unproved_links. topology: of unread_topology.
     facts: subjects and names of facts that are not given. pages: nodes whose huge pages are not.
-    devices: refuted presence. certified: of each VM's certificate, what is not refuted: why it is
-    stale, None = it is proved."""
+    devices: refuted presence."""
 
     host: Host
     is_certified: bool = True
@@ -104,7 +103,6 @@ class Sight(Struct, frozen=True, kw_only=True):
     topology: Mapping[str, str] = field(default_factory=dict)
     facts: frozenset[tuple[str, str]] = frozenset()
     pages: frozenset[str] = frozenset()
-    certified: Mapping[str, Mapping[str, str | None]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, host: Host, expected: CertifiedHost | None) -> "Sight":
@@ -317,8 +315,6 @@ def _of_vm(claim: WatchClaim, vm: str, sight: Sight) -> str | None:
         return None
     if vm in sight.unread_vms:
         return sight.unread_vms[vm]
-    if claim.id == "certificate-refuted":
-        return sight.certified.get(vm, {}).get(claim.about)
     return sight.unread_live.get(vm) if claim.id.startswith("live-") else None
 
 

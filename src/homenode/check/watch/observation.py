@@ -5,8 +5,7 @@ Nothing is changed, and no GPU, NIC or drive is woken: only sysfs, /proc and lib
 
 import resource
 import time
-from collections.abc import Iterable, Mapping
-from pathlib import Path
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from msgspec import Struct, field
@@ -39,7 +38,6 @@ from homenode.wording import first_few
 
 if TYPE_CHECKING:
     from homenode.check.verify.live.capture import ProcFiles
-    from homenode.check.verify.live.procfs import RunningVm
     from homenode.vm.domain.document import Document
     from homenode.vm.model import Vm
 
@@ -64,12 +62,10 @@ def look(
     expected: CertifiedHost | None,
     connect: str | None,
     before: WatchState | None = None,
-    signers: Path | None = None,
 ) -> WatchPass:
     """One look. connect: libvirt of this machine, whose running VMs are looked into; None = the
     snapshot is of another machine. before: the look before, of which what this one cannot judge
-    stands. signers: who may have signed certificates in metadata; None = whoever has the key.
-    Raises as discover does."""
+    stands. Raises as discover does."""
     # Of a capture all is read: no device is woken by what was stored.
     is_live = isinstance(snapshot, LiveSnapshot)
     quiet = QuietSnapshot(snapshot, COMMANDS if is_live else COMMAND_OF_NAME)
@@ -81,7 +77,6 @@ def look(
         not_read.append(Gap("running VMs", failures.get("virsh-domains", "no output of virsh")))
     known = () if before is None else before.alerts
     unread = _Unread(
-        signers=signers,
         defined=set(() if before is None else before.defined),
         refuted=frozenset(claim.vm for one in known for claim in one.claims if claim.vm),
     )
@@ -92,7 +87,6 @@ def look(
         running=frozenset(one.name for one in domains) if is_listed else None,
         unread_vms=unread.vms,
         unread_live=unread.live,
-        certified=unread.certified,
     )
     found = alerts(expected, host, domains)
     if before is not None:
@@ -120,16 +114,14 @@ def look(
 
 class _Unread(Struct):
     """What could not be read of VMs, the reasons by VM: its document, its threads and pages.
-    certified: see Sight. defined: see WatchState. refuted: VMs of alerts of the look before."""
+    defined: see WatchState. refuted: VMs of alerts of the look before."""
 
-    signers: Path | None = None
     defined: set[str] = field(default_factory=set)
     refuted: frozenset[str] = frozenset()
 
     gaps: list[Gap] = field(default_factory=list)
     vms: dict[str, str] = field(default_factory=dict)
     live: dict[str, str] = field(default_factory=dict)
-    certified: dict[str, Mapping[str, str | None]] = field(default_factory=dict)
 
 
 def _unread_links(expected: CertifiedHost, host: Host) -> list[Gap]:
@@ -166,7 +158,6 @@ def _domains(
     from homenode.check.domain.diagnosis import domain_findings
     from homenode.check.verify.live.capture import ProcFiles
     from homenode.machine.tools.xml_text import parse_xml
-    from homenode.vm.domain.metadata import certificate_of
     from homenode.vm.domain.read import open_domain, vm_of
     from homenode.vm.fingerprint import is_made_for
 
@@ -185,10 +176,8 @@ def _domains(
             facts = vm_of(document)
             uuid = facts.uuid if connect is not None else None
             record = facts.record
-            was_kept = uuid is not None and _was_kept(facts, connect or "")
             is_applied = uuid is not None and _is_applied(uuid, connect or "")
-            is_certified = was_kept or (uuid is not None and certificate_of(document) is not None)
-            if record is None and not is_applied and not is_certified:
+            if record is None and not is_applied:
                 if uuid is not None and name in unread.refuted:  # whether it was given up
                     _changed(facts, document, connect or "", uuid, child.get("id"), unread)
                 continue
@@ -206,11 +195,8 @@ def _domains(
             unread.vms[name] = error.message
             continue
         if connect is not None and uuid is not None:
-            is_tuned = record is not None or is_applied
-            if is_tuned:
-                findings += _changed(facts, document, connect, uuid, child.get("id"), unread)
-            live, certified = _live(facts, document, host, unread, files, was_kept=was_kept)
-            findings += [*(live if is_tuned else ()), *certified]
+            findings += _changed(facts, document, connect, uuid, child.get("id"), unread)
+            findings += _live(facts, unread, files)
         devices = tuple(hostdev.bdf for hostdev in facts.hostdevs)
         found.append(
             WatchedDomain(
@@ -295,49 +281,20 @@ def _is_applied(uuid: str, connect: str) -> bool:
     return applied is not None and applied.what is ChangeState.DONE
 
 
-def _was_kept(facts: "Vm", connect: str) -> bool:
-    """Whether homenode has put a certificate into the metadata, and not taken it out."""
-    from homenode.change.certificate_step import KEEP, certificate_journal
-    from homenode.change.journal import default_root
-    from homenode.change.step import ChangeState
-    from homenode.vm.hypervisor.virsh import Virsh
-
-    uuid = facts.uuid or ""
-    journal = certificate_journal(default_root(), Virsh(connect), uuid, facts.name)
-    last = journal.last(KEEP, uuid)
-    return last is not None and last.what is ChangeState.DONE
-
-
-def _live(
-    facts: "Vm",
-    document: "Document",
-    host: Host,
-    unread: _Unread,
-    files: "ProcFiles",
-    *,
-    was_kept: bool,
-) -> tuple[tuple[Finding, ...], tuple[Finding, ...]]:
-    """Its threads and pages, as they are at this moment, and the claims of its certificate: nothing
-    is waited for."""
+def _live(facts: "Vm", unread: _Unread, files: "ProcFiles") -> tuple[Finding, ...]:
+    """Its threads and pages, as they are at this moment: nothing is waited for."""
     from homenode.check.verify.live.capture import capture_running_vm, what_to_watch
     from homenode.check.verify.live.checks import verify_live
-    from homenode.check.watch.certified import prove_again
 
-    running: RunningVm | str
     try:
         running = capture_running_vm(facts.uuid or "", what_to_watch(facts, seconds=0), files)
     except HomenodeError as error:
         unread.gaps.append(Gap(f"VM {facts.name}: its threads and pages", error.message))
-        unread.live[facts.name] = running = error.message
-    else:
-        gaps = [Gap(f"VM {facts.name}: {one.subject}", one.reason) for one in running.gaps]
-        unread.gaps += gaps
-        if gaps:
-            unread.live[facts.name] = str(gaps[0])
-    proved = prove_again(document, facts, running, host, was_kept=was_kept, signers=unread.signers)
-    unread.certified[facts.name] = proved.judged
-    if isinstance(running, str):
-        return (), proved.findings
+        unread.live[facts.name] = error.message
+        return ()
+    gaps = [Gap(f"VM {facts.name}: {one.subject}", one.reason) for one in running.gaps]
+    unread.gaps += gaps
+    if gaps:
+        unread.live[facts.name] = str(gaps[0])
     others = (one for one in running.neighbours if not (one.domain or "").startswith(OWN_GUESTS))
-    live = verify_live(facts, replace(running, neighbours=tuple(others))).findings
-    return tuple(live), proved.findings
+    return verify_live(facts, replace(running, neighbours=tuple(others))).findings

@@ -12,8 +12,6 @@ from homenode.vm.hypervisor.connection import DEFAULT
 
 BOOT = "Test guest"
 
-SignersOption = Annotated[Path | None, Opt("--allowed-signers", "FILE", rare=True)]
-
 
 class VerifyArguments(Struct, frozen=True, kw_only=True):
     """Check a VM: its file, whether it starts here, what its guest sees.
@@ -42,12 +40,6 @@ class VerifyArguments(Struct, frozen=True, kw_only=True):
     )
     keep: Annotated[Path | None, Opt("--keep", "DIR", panel=BOOT, rare=True)] = None
     svg: Annotated[Path | None, Opt("--svg", "FILE")] = None
-    certify: Annotated[Path | None, Opt("--certify", "KEY")] = None
-    certificate: Annotated[Path | None, Opt("--certificate", "FILE")] = None
-    allowed_signers: SignersOption = None
-    in_domain: Annotated[bool, Flag("--in-domain", rare=True)] = False
-    dry_run: Annotated[bool, Flag("--dry-run", rare=True)] = False
-    output: Annotated[Path | None, Opt("--output -o", "FILE", rare=True)] = None
     proof: Annotated[bool, Flag("--proof")] = False
     json: JsonOption = False
 
@@ -142,5 +134,4 @@ class WatchArguments(Struct, frozen=True, kw_only=True):
     state: Annotated[Path | None, Opt("--state", "DIR")] = None
     textfile: Annotated[Path | None, Opt("--textfile", "FILE.prom")] = None
     connect: Annotated[str, Opt("--connect -c", "URI")] = DEFAULT
-    allowed_signers: SignersOption = None
     json: JsonOption = False

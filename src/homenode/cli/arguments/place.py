@@ -140,7 +140,6 @@ class RestoreArguments(Struct, frozen=True, kw_only=True):
 
     Refuses, and changes nothing, if the tuned one or its saved original was edited since. A TARGET
     with a slash or ending in .xml is a file, and so is one that has a saved original.
-    --certificate takes out that of a domain alone, which may run.
 
     Examples:
       homenode restore tuned.xml
@@ -151,7 +150,6 @@ class RestoreArguments(Struct, frozen=True, kw_only=True):
     connect: Annotated[str | None, Opt("--connect -c", "URI")] = None
     forget: Annotated[bool, Flag("--forget")] = False
     keep_edits: Annotated[bool, Flag("--keep-edits")] = False
-    certificate: Annotated[bool, Flag("--certificate")] = False
     dry_run: Annotated[bool, Flag("--dry-run -n")] = False
     list_open: Annotated[bool, Flag("--list")] = False
     yes: Annotated[bool, Flag("--yes -y", rare=True)] = False

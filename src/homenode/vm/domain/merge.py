@@ -21,7 +21,6 @@ from homenode.vm.domain.edits import (
     transplant,
 )
 from homenode.vm.domain.hostdevs import addressed_devices
-from homenode.vm.domain.metadata import is_certificate
 
 _IDENTITY: dict[str, tuple[str, ...]] = {
     "vcpupin": ("@vcpu",),
@@ -280,9 +279,8 @@ Tree = tuple[str, tuple[tuple[str, str], ...], str, tuple["Tree", ...]]
 
 
 def same_definition(one: bytes, other: bytes) -> bool:
-    """True where both say the same, whatever certificate they carry. Devices may come in another
-    order by type, and controllers in any; two disks, NICs or cells may not. Raises ParseError or
-    InputError for what is no XML."""
+    """True where both say the same. Devices may come in another order by type, and controllers in
+    any; two disks, NICs or cells may not. Raises ParseError or InputError for what is no XML."""
     if one == other:
         return True
     first, second = parse_document(one, "definition"), parse_document(other, "definition")
@@ -294,7 +292,6 @@ def tree_of(element: Element, *, is_devices: bool = False) -> Tree:
     children = [
         tree_of(child, is_devices=element.name == "domain" and child.name == "devices")
         for child in element.children
-        if not is_certificate(child)
     ]
     if is_devices:
         children.sort(key=lambda child: (child[0], child if child[0] == "controller" else ()))

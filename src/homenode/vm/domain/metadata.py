@@ -1,7 +1,7 @@
-"""Metadata: what homenode keeps in <metadata>: the record of a layout, and a certificate.
+"""Metadata: what homenode keeps in <metadata>: the record of a layout.
 
 The record shows a later run which numatune is homenode's own, and a reader where the pins come
-from. The certificate is no part of the definition: it says what was seen of it.
+from.
 """
 
 from msgspec.structs import asdict
@@ -24,35 +24,10 @@ from homenode.vm.plan_model import Plan
 
 NAMESPACE = "urn:homenode:layout:1"
 _RECORD = f"{{{NAMESPACE}}}layout"
-CERTIFICATE = "urn:homenode:certificate:1"
-_CERTIFICATE = f"{{{CERTIFICATE}}}certificate"
 
 
-def certificate_of(document: Document) -> str | None:
-    """The text of the certificate that the domain carries."""
-    found = _element(document, _CERTIFICATE)
-    return None if found is None else found.text
-
-
-def with_certificate(document: Document, text: str | None) -> Document:
-    """The document with this certificate and no other; None = with none."""
-    if certificate_of(document) == text:
-        return document
-    found = _element(document, _CERTIFICATE)
-    bare = document if found is None else without(document, found)
-    new = New("homenode:certificate", {"xmlns:homenode": CERTIFICATE}, text=text)
-    return bare if text is None else put(bare, "metadata", new)
-
-
-def is_certificate(element: Element) -> bool:
-    """Whether an element is a certificate, or <metadata> without anything else."""
-    if element.name == "metadata":
-        return all(map(is_certificate, element.children)) and not element.text.strip()
-    return element.name == _CERTIFICATE
-
-
-def _element(document: Document, name: str = _RECORD) -> Element | None:
-    return next((e for e in document.root.all("metadata/*") if e.name == name), None)
+def _element(document: Document) -> Element | None:
+    return next((e for e in document.root.all("metadata/*") if e.name == _RECORD), None)
 
 
 def read_record(document: Document) -> LayoutRecord | None:

@@ -136,23 +136,6 @@ class Virsh:
         """As start; the guest runs no instruction before somebody resumes it."""
         self._say("start", "--paused", "--domain", uuid, kept_open=kept_open)
 
-    def metadata(self, uuid: str, namespace: str, *, live: bool) -> str | None:
-        """The element of a namespace in the metadata of the running instance, or of the definition;
-        None where there is none."""
-        words = ("--domain", uuid, "--uri", namespace, "--live" if live else "--config")
-        try:
-            return self._say("metadata", *words).rstrip("\n")
-        except RefusedError as error:
-            if "metadata not found" in error.message.lower():
-                return None
-            raise
-
-    def set_metadata(self, uuid: str, namespace: str, text: str | None, *, live: bool) -> None:
-        """Put an element in the place of the one of that namespace; None = take it out."""
-        words = ("--domain", uuid, "--uri", namespace, "--live" if live else "--config")
-        last = ("--remove",) if text is None else ("--key", "homenode", "--set", text)
-        self._say("metadata", *words, *last)
-
     def monitor(self, uuid: str, command: str, *, is_text: bool = False) -> str:
         """What QEMU answers to a command of its monitor; is_text: in words for people. Only
         commands that ask are given to it."""

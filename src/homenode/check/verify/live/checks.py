@@ -71,7 +71,7 @@ def _both_pages(planned: Piece, found: Piece | None) -> tuple[str, str, str]:
     if not found.bytes_by_node:
         bound = f"bound to node {found.nodes or 'any'}, and nothing has touched it yet"
         return "", f"pages on {node}", bound
-    return "", f"every page on {node}", stated_pages(found.bytes_by_node)
+    return "", f"every page on {node}", _stated_pages(found.bytes_by_node)
 
 
 _VCPUS = VmFact(
@@ -147,7 +147,7 @@ def placement_findings(expected: Vm, vm: RunningVm) -> Iterator[Finding]:
             fix=None if is_single else UNSET,
             source=f"/proc/{vm.process}/task",
         )
-    shown = vm_shown(expected, vm)
+    shown = _vm_shown(expected, vm)
     for one in diff(_promised(expected, shown, vm), shown, lost, _LIVE_FACTS):
         file = _OF_MEMORY.get(one.fact.id)
         source = expected.source if file is None else f"/proc/{vm.process}/{file}"
@@ -395,10 +395,10 @@ def _checked(expected: Vm, vm: RunningVm) -> tuple[str, ...]:
         f"{plural(others, 'emulator thread')}; "
         f"{plural(len(expected.iothread_pins), 'pinned IOThread')}",
     ]
-    shown = vm_shown(expected, vm).memory_pieces
+    shown = _vm_shown(expected, vm).memory_pieces
     for subject, piece in expected.memory_pieces.items():
         where, there = f"node {piece.nodes}", shown[subject].bytes_by_node
-        pages = "not found" if there is None else stated_pages(there)
+        pages = "not found" if there is None else _stated_pages(there)
         lines.append(f"{subject} ({where if piece.nodes else 'not bound'}): {pages}")
     lines.append(
         f"{len(vm.interrupts)} interrupts of passed-through devices; other processes on PUs "
@@ -407,7 +407,7 @@ def _checked(expected: Vm, vm: RunningVm) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def vm_shown(expected: Vm, vm: RunningVm) -> Vm:
+def _vm_shown(expected: Vm, vm: RunningVm) -> Vm:
     """The VM that its process shows: where threads may run, and where the pages are that memory as
     it is expected is mapped to. None = it does not show it."""
     vcpus, iothreads = vm.threads_of(ThreadKind.VCPU), vm.threads_of(ThreadKind.IOTHREAD)
@@ -481,7 +481,7 @@ def _named(area: RamArea, backend: BackendObject | None) -> bool:
     return name.startswith((f"qemu_back_mem._objects_{backend.name}.", f"{backend.name}."))
 
 
-def stated_pages(bytes_by_node: tuple[tuple[NodeIndex, int], ...]) -> str:
+def _stated_pages(bytes_by_node: tuple[tuple[NodeIndex, int], ...]) -> str:
     """Where the pages are, in words: "256 MiB on node 1 and 4 KiB on node 0"."""
     parts = (f"{format_bytes(size)} on node {node}" for node, size in bytes_by_node)
     return " and ".join(parts) or "nothing touched yet"

@@ -14,7 +14,8 @@ from homenode.change.apply.obstacles import Obstacle
 from homenode.change.apply.store import DEFINE, DomainStore, sha256
 from homenode.change.step import TO_UNDO, ChangeEntry, ChangeState, Note
 from homenode.errors import HostError, InputError
-from homenode.vm.domain.merge import same_definition
+from homenode.vm.domain.controllers import pci_controllers
+from homenode.vm.domain.merge import added_ports, same_definition
 from homenode.vm.domain.read import open_domain, vm_of
 from homenode.vm.facts import diff
 from homenode.vm.hypervisor.connection import with_connection
@@ -326,14 +327,15 @@ def is_printed(given: bytes, before: bytes, owned: bytes) -> bool:
 def is_edited(given: bytes, before: bytes, owned: bytes) -> bool:
     """Whether a definition differs from a given one in what neither libvirt nor the step from
     `before` changes. Raises ParseError or InputError."""
-    old, new, found = _parts(before), _parts(given), _parts(owned)
-    if (old & new) - found or _devices(new) != _devices(found):
+    added = added_ports(open_domain(given, "definition"), open_domain(owned, "definition"))
+    old, new, stored = _parts(before), _parts(given), _parts(owned, added)
+    if (old & new) - stored or _devices(new) != _devices(stored):
         return True
     # Anything else that the given one does not have is libvirt's, in an element that changed, or
     # the address of a device that did: of a GPU that the VM did not have.
     changed = {path for path, _ in (new - old) + (old - new)}
     changed |= {f"{path}/address" for path in changed if path.startswith("/domain/devices/")}
-    return any(path not in changed for path, _ in found - new)
+    return any(path not in changed for path, _ in stored - new)
 
 
 def difference_count(one: bytes, other: bytes) -> int:
@@ -352,16 +354,21 @@ def _devices(parts: Counter[tuple[str, str]]) -> Counter[str]:
     return kinds
 
 
-def _parts(document: bytes) -> Counter[tuple[str, str]]:
-    """(path of names, attributes and text) of each element by itself."""
-    found: Counter[tuple[str, str]] = Counter()
-    stack = [("", open_domain(document, "definition").root)]
+def _parts(document: bytes, ports: frozenset[int] = frozenset()) -> Counter[tuple[str, str]]:
+    """(path of names, attributes and text) of each element by itself.
+
+    ports: indices of PCI controllers that are skipped.
+    """
+    opened = open_domain(document, "definition")
+    skipped = {element.start for index, element in pci_controllers(opened) if index in ports}
+    parts: Counter[tuple[str, str]] = Counter()
+    stack = [("", opened.root)]
     while stack:
         above, element = stack.pop()
         path = f"{above}/{element.name}"
-        found[path, f"{sorted(element.attributes)} {element.text.strip()}"] += 1
-        stack += [(path, child) for child in element.children]
-    return found
+        parts[path, f"{sorted(element.attributes)} {element.text.strip()}"] += 1
+        stack += [(path, child) for child in element.children if child.start not in skipped]
+    return parts
 
 
 def passwords_lost(original: bytes, tuned: bytes) -> tuple[str, ...]:

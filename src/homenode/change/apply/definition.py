@@ -25,7 +25,7 @@ from homenode.change.apply.store import DomainStore, other_daemons, saved_origin
 from homenode.change.host_lock import host_locked
 from homenode.change.step import TO_UNDO, ChangeEntry, ChangeState
 from homenode.errors import HomenodeError, HostError, InputError, UsageError
-from homenode.vm.domain.merge import same_definition, take_out
+from homenode.vm.domain.merge import as_stored, same_definition, take_out
 from homenode.vm.domain.read import open_domain, read_vm
 from homenode.vm.hypervisor.connection import with_connection
 from homenode.vm.hypervisor.domain_state import DomainState
@@ -202,16 +202,18 @@ def _merged(store: DomainStore, found: "Restorable") -> "Restorable":
     entry, name = found.entry, found.state.name
     if entry.what not in TO_UNDO:
         return replace(found, original=found.definition)  # nothing of a layout is in it
-    # A step that was cut short left one of two: the edits were made to what is nearer.
-    names = {last_known(entry) or ""}
-    if entry.what is ChangeState.BEGIN:
-        names |= {entry.after or ""}
     now = found.definition
-    applied = min(map(store.document, sorted(names)), key=lambda one: difference_count(one, now))
+    edited = open_domain(now, f"{name} (now)")
+    candidates = [store.document(last_known(entry))]
+    if entry.what is ChangeState.BEGIN:
+        # Cut short: libvirt may have replaced the definition, but what it stored then is not known.
+        given = store.document(entry.after)
+        candidates += [as_stored(open_domain(given, f"{name} (given)"), edited).to_bytes(), given]
+    applied = min(candidates, key=lambda text: difference_count(text, now))
     merged = take_out(
         open_domain(found.original, f"{name} (original)"),
         open_domain(applied, f"{name} (applied)"),
-        open_domain(now, f"{name} (now)"),
+        edited,
     )
     if merged.conflicts:
         raise InputError(

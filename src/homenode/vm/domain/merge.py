@@ -9,6 +9,9 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
+from homenode.cpuset import CpuSet
+from homenode.units import KIB
+from homenode.vm.domain.controllers import pci_controllers
 from homenode.vm.domain.crosscheck import crosscheck
 from homenode.vm.domain.document import Document, Element, parse_document
 from homenode.vm.domain.edits import (
@@ -20,6 +23,7 @@ from homenode.vm.domain.edits import (
     set_text,
     transplant,
 )
+from homenode.vm.domain.fields import needed, size_bytes
 from homenode.vm.domain.hostdevs import addressed_devices
 
 _IDENTITY: dict[str, tuple[str, ...]] = {
@@ -79,6 +83,69 @@ def take_out(original: Document, applied: Document, now: Document) -> Merged:
     known = {*crosscheck(now), *crosscheck(original)}
     broken = [str(found) for found in crosscheck(merged) if found not in known]
     return Merged(merged, tuple(broken), moved)
+
+
+_SIZES = {"cell": "memory", "page": "size"}
+"""The attribute that holds a size, by element."""
+
+_SIZE_TEXTS = {"memory", "currentMemory", "maxMemory", "pcihole64"}
+_SETS = ("cpus", "cpuset", "nodeset", "vcpus")
+_LEVELS = ("dies", "clusters")
+
+
+def as_stored(given: Document, now: Document) -> Document:
+    """A document that libvirt was given, with what libvirt writes into it as it stores it.
+
+    now: what libvirt stores, edited since. Sizes are in KiB, sets are ranges, a topology has all of
+    its levels; devices have the addresses, and the ports behind which they lie, that libvirt gave
+    them. Raises ParseError or InputError.
+    """
+    edits: list[Edit] = []
+    for element in given.root.walk():
+        edits += _in_kib(given, element)
+        for name in _SETS:
+            if text := element.get(name):
+                edits += set_attribute(given, element, name, str(CpuSet.parse(text)))
+    topology, printed_topology = given.root.at("cpu/topology"), now.root.at("cpu/topology")
+    if topology is not None and printed_topology is not None:
+        for name in _LEVELS:
+            if topology.get(name) is None and printed_topology.get(name) == "1":
+                edits += set_attribute(given, topology, name, "1")
+    devices, stored = given.root.child("devices"), now.root.child("devices")
+    if devices is None or stored is None or not devices.children:
+        return apply(given, edits)
+    ports = added_ports(given, now)
+    elements = [element for index, element in pci_controllers(now) if index in ports]
+    edits += transplant(given, devices, devices.children[-1], now, elements)
+    printed = _keyed(stored)
+    for key, device in _keyed(devices).items():
+        address = printed[key].child("address") if key in printed else None
+        if device.children and device.child("address") is None and address is not None:
+            edits += transplant(given, device, device.children[-1], now, [address])
+    return apply(given, edits)
+
+
+def added_ports(given: Document, stored: Document) -> frozenset[int]:
+    """Indices of the PCI controllers that libvirt added, so that it could plug a device in.
+
+    libvirt gives each device without an address one, on a bridge or root port that it adds where no
+    free one is left. A controller with nothing behind it is somebody's edit.
+    """
+    before = {index for index, _ in pci_controllers(given)}
+    used = {address.bus for address, _ in addressed_devices(stored)}
+    return frozenset(i for i, _ in pci_controllers(stored) if i not in before and i in used)
+
+
+def _in_kib(document: Document, element: Element) -> list[Edit]:
+    attribute, unit = _SIZES.get(element.name), element.get("unit")
+    if unit in (None, "KiB") or (attribute is None and element.name not in _SIZE_TEXTS):
+        return []
+    text = element.text if attribute is None else needed(element, attribute)
+    size = str(size_bytes(element, text.strip(), unit) // KIB)
+    edits = set_attribute(document, element, "unit", "KiB")
+    if attribute is None:
+        return edits + set_text(document, element, size)
+    return edits + set_attribute(document, element, attribute, size)
 
 
 class _Work(Struct, frozen=True):

@@ -143,7 +143,6 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
     "cli/pods.py": {"sys.stdin": "a tar that its reader counts"},
     "cli/main.py": {"open": "/dev/null", "os.O_WRONLY": "/dev/null"},
     "cli/terminal.py": {"sys.stdin": "whether it is a terminal, and an answer typed there"},
-    "vm/hypervisor/virsh.py": {"memfd_create": "in memory", "fdopen": "what is in memory"},
     "vm/domain/document.py": {"xml.parsers": "expat, which is given a text"},
     "vm/domain/restore.py": {"unlink": _OWN},
     "vm/domain/schema.py": {

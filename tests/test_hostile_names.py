@@ -1,7 +1,6 @@
 """Names that others chose, in everything that homenode writes for other programs: each is one name
 to the program that reads it, or is refused."""
 
-import io
 import json
 import shlex
 import shutil
@@ -33,8 +32,6 @@ from homenode.cluster.kubevirt.manifest_options import ManifestOptions
 from homenode.cluster.kubevirt.manifests import manifests
 from homenode.cluster.kubevirt.object import yaml_text
 from homenode.cluster.pool.export import export, unnamed
-from homenode.cluster.pool.model import Pool
-from homenode.cluster.pool.moves import Move, MoveGroup, MovePlan
 from homenode.cluster.pool.outlook import FlavourFit, Free, HostOutlook, PoolOutlook
 from homenode.cluster.pool.rules import Scheduler
 from homenode.cluster.slurm.config import config_word, parse_config, with_words
@@ -45,7 +42,6 @@ from homenode.cpuset import CpuSet
 from homenode.errors import InputError, UsageError
 from homenode.machine.tools.slurm_nodes import parse_nodes
 from homenode.plan.vm_file import vm_of_options
-from homenode.show.pool_text import MovesFor, defragment_text
 from homenode.vm.targets.registry import target_named
 from homenode.vm.targets.target import Rendering
 from homenode.wording import command_line, operands
@@ -389,25 +385,3 @@ def test_a_name_at_the_end_of_a_command_is_no_option(word: str) -> None:
     words = operands(word)
     assert words[-1] == word and (words[0] == "--") == word.startswith("-")
     assert said.split(b"\n", 2)[0] == b"x"
-
-
-def test_no_move_is_printed_for_a_vm_that_virsh_takes_for_another() -> None:
-    from rich.console import Console
-
-    from tests.pool.pools import pool_of, shipped
-
-    host = shipped("small-2n8c-2gpu")
-    pool: Pool = pool_of([("a", host), ("b", host)])
-    for name in ("-x", "--all", "7", "a.xml", "vm"):
-        moves = (
-            Move(vm=name, from_host="a", to_host="b", gpus=1, restart=True),
-            Move(vm=name, from_host="a", to_host="b", gpus=0, restart=False),
-        )
-        plan = MovePlan(
-            groups=(MoveGroup(gain=1, flavour="gpu1", moves=moves),), stuck=(), fits_before=0
-        )
-        console = Console(width=200, record=True, file=io.StringIO())
-        console.print(defragment_text(plan, "gpu1", pool, MovesFor(sources=["pool"]), 4))
-        text = console.export_text()
-        assert ("virsh -c" in text) == (name == "vm")
-        assert name == "vm" or "by its UUID" in text

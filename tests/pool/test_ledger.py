@@ -18,18 +18,15 @@ from homenode.cli import main
 from homenode.cluster.pool import ledger as ledgers
 from homenode.cluster.pool.flavour import Flavour, default_flavours
 from homenode.cluster.pool.ledger import LEDGER, PLACEMENTS, Ledger
-from homenode.cluster.pool.model import Pool, PoolHost, VmIdentity, passable_gpus
-from homenode.cluster.pool.moves import drain
-from homenode.cluster.pool.outlook import outlook
+from homenode.cluster.pool.model import Pool, PoolHost, passable_gpus
 from homenode.cluster.pool.place import PoolPlaces
 from homenode.cluster.pool.reservations import (
     Reservation,
     ReservationState,
     identity_of,
-    seen_in,
     with_reservations,
 )
-from homenode.cluster.pool.rules import Availability, Rules
+from homenode.cluster.pool.rules import Rules
 from homenode.cluster.pool.sources import load_pool
 from homenode.cluster.pool.stored import POOL_FILE, encode_pool
 from homenode.errors import HostError
@@ -127,27 +124,6 @@ def test_a_vm_that_is_placed_again_stays_where_it_is_and_counts_once(
     assert _where(load_pool(["pool"])) == {"c": [ONE]}
 
 
-def test_a_vm_that_homenode_has_moved_counts_on_its_new_host_alone(folder: Path) -> None:
-    """Until another capture, which may show it on the old one again."""
-    vm = replace(_vm(), running=True, planned=False)
-    host = replace(shipped("hgx-h100"), domains=(vm,))
-    host = replace(host, nodes=tuple(replace(n, memory_free_bytes=GIB) for n in host.nodes))
-    _capture(pool_of([("a", host), ("b", shipped("hgx-h100"))]))
-    seen = seen_in(load_pool(["pool"]), VmIdentity.of(vm))
-    with Ledger(folder) as ledger:
-        with ledger.writing():
-            ledger.reserve(Reservation(host="b", vm=vm, seen=seen))
-        assert _where(load_pool(["pool"])) == {"a": [ONE], "b": [ONE]}
-        with ledger.writing():
-            ledger.note_moved(vm.name, ONE, "a")
-    now = load_pool(["pool"])
-    assert _where(now) == {"b": [ONE]}
-    freed = sum((node.memory_free_bytes or 0) - GIB for node in now.hosts[0].nodes)
-    assert freed == sum(size for _, size in vm.memory_by_node) > 0
-    _capture(pool_of([("a", host), ("b", shipped("hgx-h100"))]))
-    assert _where(load_pool(["pool"])) == {"a": [ONE], "b": [ONE]}
-
-
 def test_owners_tell_vms_of_one_name_apart_that_have_no_uuid(folder: Path, run: Run) -> None:
     Path("none.xml").write_text((DOCUMENT % ONE).replace(f"<uuid>{ONE}</uuid>", ""))
     for owner in ("x", "y", "x"):
@@ -189,26 +165,6 @@ def test_a_capture_says_where_a_reserved_vm_is_by_now() -> None:
         assert (host, state) == expected, shown
         assert _where(pool) == counted
     assert _shown({"a": defined}).hosts[0].domains[0].planned is False
-
-
-def test_a_vm_counts_on_both_hosts_until_its_recorded_move_is_done() -> None:
-    running = replace(_vm(), running=True, planned=False)
-    before = _shown({"a": running})
-    moved = Reservation(host="b", vm=_vm(), seen=seen_in(before, VmIdentity("vm", ONE)))
-    for shown, expected, counted in (
-        ({"a": running}, ("b", "planned"), {"a": [ONE], "b": [ONE]}),
-        ({"a": replace(running, running=False)}, ("b", "planned"), {"a": [ONE], "b": [ONE]}),
-        ({"b": running}, ("b", "running"), {"b": [ONE]}),
-        ({"c": running}, ("c", "running"), {"c": [ONE]}),
-    ):
-        host, state, pool = _after(moved, _shown(shown))
-        assert (host, state) == expected
-        assert _where(pool) == counted
-    (stays,) = drain(_after(moved, before)[2], "a", ()).left
-    assert stays.reason == "its move to b is recorded"
-    larger = replace(moved, host="a")
-    assert len(_after(larger, before)[2].hosts[0].domains) == 2
-    assert _after(larger, _shown({"a": replace(running, devices=())}))[1] == "running"
 
 
 def test_a_host_whose_vms_are_unknown_ends_none_of_them() -> None:
@@ -311,24 +267,6 @@ def test_what_an_earlier_version_has_recorded_is_read_once(folder: Path, run: Ru
     assert [len(host.domains) for host in load_pool(["pool"]).hosts] == [0, 0, 0]
 
 
-def test_groups_hold_over_time(folder: Path, run: Run) -> None:
-    pytest.importorskip("ortools")
-    apart = '[[vm]]\nname = "%s"\nvcpus = 2\nmemory = "4GiB"\nanti_affinity = "db"\n'
-    for name in ("x", "y"):
-        Path("v.toml").write_text("format = 1\n" + apart % name)
-        assert run("pack", "v.toml", "--record", "-o", "packed")[0] == 0
-    assert _place(run, "one.xml", 1, "--anti-affinity", "db")[0] == 0
-    assert {len(host.domains) for host in load_pool(["pool"]).hosts} == {1}
-    code, _, said = _place(run, "two.xml", 1, "--anti-affinity", "db")
-    assert (code, "a VM of the group 'db'" in said) == (4, True)
-    stuck = drain(load_pool(["pool"]), "a", ()).stuck
-    assert len(stuck) == 1
-    assert _place(run, "one.xml", 1)[0] == 0  # its group stays as it was
-    assert _place(run, "two.xml", 1, "--anti-affinity", "db")[0] == 4
-    assert run("remove", "x")[0] == 0
-    assert _place(run, "two.xml", 1, "--anti-affinity", "db")[0] == 0
-
-
 def _places(*rules: tuple[str, Rules], domains: tuple[str, ...] = ("r", "r", "s")) -> PoolPlaces:
     pool = pool_of([(name, shipped("hgx-h100")) for name in "abc"])
     hosts: list[PoolHost] = []
@@ -338,67 +276,6 @@ def _places(*rules: tuple[str, Rules], domains: tuple[str, ...] = ("r", "r", "s"
     for number, (host_name, one) in enumerate(rules):
         places.add(host_name, _vm(None, TINY, f"vm-{number}"), one)
     return places
-
-
-def test_affinity_and_fault_domains_choose_among_hosts_and_leave_with_their_vms() -> None:
-    together, spread = Rules(affinity="g"), Rules(fault_domains="g")
-    places = _places(("b", together), ("a", spread))
-    new = VmIdentity("new")
-
-    def names(rules: Rules) -> list[str]:
-        return [one.host.name for one in places.ranked(TINY, vm=new, rules=rules)]
-
-    assert (names(together), names(spread)) == (["b"], ["c"])
-    places.remove(VmIdentity("vm-0"))
-    assert sorted(names(together)) == ["a", "b", "c"]
-    places = _places(("a", together), ("a", together))
-    moved = drain(places.pool(), "a", ()).moves
-    assert len(moved) == 2
-    assert len({move.to_host for move in moved}) == 1
-
-
-def test_a_host_takes_no_vm_until_it_is_opened_again(folder: Path, run: Run) -> None:
-    assert _place(run, "one.xml", 8)[0] == 0
-    defined = replace(_vm(TWO, TINY, "off"), planned=False)
-    _capture(_shown({"a": defined}))
-    code, out, said = run("drain", "a")
-    assert (code, "off stays on a: it is shut off" in out) == (0, True)
-    assert "--state open" in said
-    steps = [word for word in out.split("\n") if "pool place" in word or "--record" in word]
-    assert steps
-    assert "--record" in out
-    assert _place(run, "two.xml", 8)[0] == 0
-    assert _where(load_pool(["pool"]))["b"] == [TWO]
-    found = outlook(load_pool(["pool"]), default_flavours())
-    assert found.hosts[0].availability is Availability.DRAINING
-    assert sum(fit.local for fit in found.hosts[0].fits) == 0
-    code, _, said = run("place", "two.xml", "--gpus", "1", "--on", "a", "--layout", "pin-numa-pci")
-    assert (code, "draining" in said) == (4, True)
-    assert run("host", "a", "--state", "open")[0] == 0
-    assert run("host", "nothere", "--state", "gone")[0] == 2
-    assert run("remove", ONE)[0] == 0
-    assert _place(run, "one.xml", 8)[0] == 0
-    assert ONE in _where(load_pool(["pool"]))["a"]
-
-
-def test_a_dry_run_of_drain_leaves_the_host_open(folder: Path, run: Run) -> None:
-    assert run("drain", "a", "--dry-run")[0] == 0
-    assert load_pool(["pool"]).hosts[0].availability is Availability.OPEN
-    assert not (folder / LEDGER).exists()
-
-
-def test_the_recorded_steps_of_a_drain_give_each_vm_its_own(folder: Path, run: Run) -> None:
-    for document in ("one.xml", "two.xml"):
-        Path(document).write_text(Path(document).read_text().replace("vm<", f"{document[:3]}<"))
-        assert _place(run, document, 2, "--on", "a")[0] == 0
-    running = [replace(vm, running=True) for vm in load_pool(["pool"]).hosts[0].domains]
-    host = shipped("hgx-h100")
-    _capture(pool_of([("a", replace(host, domains=tuple(running))), ("b", host)]))
-    for document in ("one.xml", "two.xml"):
-        assert _place(run, document, 2, "--on", "b")[0] == 0
-    here = load_pool(["pool"]).hosts[1].domains
-    assert len({gpu for vm in here for gpu in vm.devices if gpu in _gpus(host)}) == 4
-    assert len(drain(load_pool(["pool"]), "a", ()).left) == 2
 
 
 def _gpus(host: Host) -> set[Bdf]:

@@ -5,7 +5,6 @@ from msgspec.structs import replace
 
 from homenode.cluster.pool.division import PackRequest
 from homenode.cluster.pool.flavour import Flavour, parse_flavours
-from homenode.cluster.pool.moves import drain
 from homenode.cluster.pool.outlook import outlook
 from homenode.cluster.pool.pack import pack
 from homenode.cluster.pool.place import PoolPlaces
@@ -94,10 +93,3 @@ def test_parts_are_packed_as_often_as_they_are_there() -> None:
 def test_a_profile_without_a_number_of_parts_is_refused() -> None:
     with pytest.raises(InputError, match=r"flavour\[0\]\.gpus: expected"):
         parse_flavours(TEXT.replace("gpus = 1\n", "") % "A40-12Q", "flavours.toml")
-
-
-def test_a_vm_with_a_part_moves_by_stop_and_start_to_a_part_of_the_same_profile() -> None:
-    host = with_vm(shipped(DIVIDED), _flavour("A40-12Q"), "vm")
-    pool = pool_of([("a", host), ("b", shipped(DIVIDED)), ("c", shipped("hgx-h100"))])
-    ((move,),) = (group.moves for group in drain(pool, "a", [_flavour("A40-12Q")]).groups)
-    assert (move.vm, move.to_host, move.gpus, move.restart) == ("vm", "b", 1, True)

@@ -1,6 +1,5 @@
 """What pool commands print for people: narrow and wide, few hosts and many."""
 
-import re
 import subprocess
 from pathlib import Path
 
@@ -9,7 +8,6 @@ from msgspec import structs
 
 from homenode.cluster.pool.flavour import default_flavours
 from homenode.cluster.pool.model import Pool, PoolHost, pool_vms
-from homenode.cluster.pool.moves import defragment, drain
 from homenode.cluster.pool.outlook import FlavourFit, Free, HostOutlook, PoolOutlook, outlook
 from homenode.cluster.pool.rules import Availability
 from homenode.doc import Doc
@@ -17,9 +15,6 @@ from homenode.show.html import html_page
 from homenode.show.pool_page import MOST_ALONE, pool_page
 from homenode.show.pool_text import (
     MOST_ROWS,
-    MovesFor,
-    defragment_text,
-    drain_text,
     pool_text,
     vms_text,
 )
@@ -158,35 +153,6 @@ def _pool() -> Pool:
     host = shipped("hgx-h100")
     busy = with_vm(with_vm(host, GPU1, "gpu"), plain, "plain")
     return pool_of([("a", busy), ("b", with_vm(host, GPU1, "other"))])
-
-
-@pytest.mark.parametrize("width", [60, 120])
-def test_moves_come_with_commands_that_a_shell_accepts(width: int, tmp_path: Path) -> None:
-    pool = _pool()
-    texts = [
-        drain_text(drain(pool, "a", FLAVOURS), "a", pool, MovesFor(sources=["my pool/"])),
-        defragment_text(
-            defragment(pool, GPU8, FLAVOURS), "gpu8", pool, MovesFor(sources=["my pool/"]), 8
-        ),
-    ]
-    for text in texts:
-        lines = printed(text, width)
-        assert all(len(line) <= width for line in lines)
-        first = next(i for i, line in enumerate(lines) if line.startswith("virsh "))
-        commands = "\n".join(lines[first:])
-        script = re.sub(r"(?m)^A move[^:]*:(.*\n)*?(?=virsh)", "", commands)
-        called = 'virsh() { echo "virsh:$#"; }\nhomenode() { echo "homenode:${3-}:${5-}"; }\n'
-        done = subprocess.run(
-            ["sh", "-euc", called + script],
-            capture_output=True,
-            text=True,
-            cwd=tmp_path,
-            check=True,
-        )
-        assert (
-            "homenode:gpu.xml:my pool/" in done.stdout
-            or "homenode:other.xml:my pool/" in done.stdout
-        )
 
 
 def test_a_command_with_quoted_words_is_not_continued_within_them() -> None:

@@ -73,7 +73,7 @@ BENCH = Command(
 POOL = Command(
     "pool",
     panel=WORKLOADS,
-    about="""See what fits on many hosts, where VMs go, and what to move.
+    about="""See what fits on many hosts, and where VMs go.
 
     Examples:
       homenode pool show --pool 'hgx-h100*40'
@@ -88,8 +88,6 @@ POOL = Command(
         Command("remove", f"{_POOL}PoolRemoveArguments", "pool_placing:remove"),
         Command("simulate", f"{_POOL}PoolSimulateArguments", "pool_reading:simulate"),
         Command("pack", f"{_POOL}PoolPackArguments", "pool_placing:pack"),
-        Command("drain", f"{_POOL}PoolDrainArguments", "pool_moving:drain"),
-        Command("defragment", f"{_POOL}PoolDefragmentArguments", "pool_moving:defragment"),
         Command("export", f"{_POOL}PoolExportArguments", "pool_reading:export"),
     ),
 )

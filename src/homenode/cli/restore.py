@@ -66,7 +66,6 @@ def _list_open() -> None:
     from homenode.change.journal import OpenChange, default_root, open_changes
     from homenode.change.paused_start import paused_journals
     from homenode.change.retrain.execution import retrain_journals
-    from homenode.change.vm_move import move_journals
     from homenode.measure.layouts.journal import JournalFile, known_trials
     from homenode.measure.tool_setup import setup_journals
 
@@ -74,7 +73,6 @@ def _list_open() -> None:
     journals = (
         *journals_of_domains(root),
         *paused_journals(root),
-        *move_journals(root),
         setup_journal(root),
         *retrain_journals(),
         *setup_journals(root),
@@ -133,8 +131,6 @@ def restore_domain(
     from homenode.change.journal import default_root
     from homenode.vm.hypervisor.virsh import Virsh
 
-    if not (forget or keep_edits) and _moved_back(name, connect, dry_run=dry_run):
-        return
     virsh = Virsh(connect)
     root = default_root()
     state = domain_to_restore(virsh, name, root)
@@ -175,24 +171,6 @@ def restore_domain(
         note(f"{name}: restored; what was there before: {done.replaced}")
     else:
         note(f"{name}: restored, but this libvirt prints it otherwise than the one before")
-
-
-def _moved_back(name: str, connect: str, *, dry_run: bool) -> bool:
-    """Whether a move of the VM to another host of its pool was cut short; it is undone."""
-    from homenode.change.journal import default_root
-    from homenode.change.vm_move import cut_short, undo_cut_short
-
-    found = cut_short(default_root(), connect, name)
-    if found is None:
-        return False
-    if dry_run:
-        note(f"{found.name}: its move to another host was cut short, and would be undone")
-        return True
-    from homenode.cluster.pool.moving import reservation_step
-
-    is_back = undo_cut_short(default_root(), connect, found, reservation_step)
-    note(f"{found.name}: {'is back' if is_back else 'had come to its new host'}")
-    return True
 
 
 def _ended_paused(virsh: "Virsh", uuid: str, name: str) -> bool:

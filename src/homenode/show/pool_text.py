@@ -1,18 +1,14 @@
-"""PoolText: a pool for people, where VMs of it go and what moves; as CSV, and for Prometheus."""
+"""PoolText: a pool for people, where VMs of it go; as CSV, and for Prometheus."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
-from msgspec import Struct
-
-from homenode.cluster.pool.model import Pool, PoolVms
-from homenode.cluster.pool.moves import MOST_MOVED_TOGETHER, Move, MovePlan
+from homenode.cluster.pool.model import PoolVms
 from homenode.cluster.pool.outlook import FlavourFit, HostOutlook, MissingResource, PoolOutlook
 from homenode.cluster.pool.place import LostFits, RankedPlace, RefusedHosts
 from homenode.cluster.pool.rules import Availability
-from homenode.doc import Commands, Doc, Part, Table, Text
+from homenode.doc import Doc, Part, Table, Text
 from homenode.units import GIB, TIB, format_bytes
-from homenode.vm.hypervisor.domain_state import domain_argument
-from homenode.wording import command_line, csv_text, either, number_list, plural
+from homenode.wording import csv_text, either, number_list, plural
 
 MOST_ROWS = 40
 """Hosts of a table for people; of more, those alike are one row."""
@@ -307,117 +303,3 @@ def lost_text(lost: Sequence[LostFits]) -> str:
     ('1 gpu8 or 2 gpu1', 'none')
     """
     return either(f"{one.count} {one.flavour}" for one in lost) or "none"
-
-
-class MovesFor(Struct, frozen=True, kw_only=True):
-    """What moves are printed for: commands for people, unless homenode `applies` them. reserves:
-    each command reserves in the pool's ledger."""
-
-    sources: Sequence[str]
-    reserves: bool = False
-    applies: bool = False
-
-
-def drain_text(plan: MovePlan, host: str, pool: Pool, use: MovesFor) -> Doc:
-    """The moves that empty a host, what stays, and the commands."""
-    moves = plan.moves
-    if plan.stuck:
-        every = plural(len(moves) + len(plan.stuck), "VM")
-        head = f"{len(moves)} of {every} can leave {host}"
-    elif moves:
-        head = f"{plural(len(moves), 'move')} {'empties' if len(moves) == 1 else 'empty'} {host}"
-    else:
-        head = f"{host} has no VM{' that could move' if plan.left else ': nothing to move'}"
-    return _moves_text(head, plan, pool, use)
-
-
-def defragment_text(plan: MovePlan, flavour: str, pool: Pool, use: MovesFor, most: int) -> Doc:
-    """The moves after which more VMs of a flavour fit, with what each group gains."""
-    before = plan.fits_before or 0
-    if not plan.groups:
-        head = (
-            f"{flavour}: {plural(before, 'VM fits', 'VMs fit')} with full locality; no move of up "
-            f"to {MOST_MOVED_TOGETHER} VMs makes it more"
-        )
-    else:
-        after = before + sum(group.gain for group in plan.groups)
-        stopped = " (stopped there: --most)" if len(plan.groups) == most else ""
-        head = (
-            f"{flavour}: {before} fit with full locality, {after} after "
-            f"{plural(len(plan.moves), 'move')}{stopped}"
-        )
-    return _moves_text(head, plan, pool, use)
-
-
-def _moves_text(head: str, plan: MovePlan, pool: Pool, use: MovesFor) -> Doc:
-    has_gains = any(group.flavour for group in plan.groups)
-    rows = []
-    for number, group in enumerate(plan.groups, start=1):
-        for move in group.moves:
-            is_last = move is group.moves[-1]
-            gain = f"+{group.gain} {group.flavour}" if group.flavour and is_last else ""
-            how = "stop, start" if move.restart or use.applies else "live"
-            row = (str(number), move.vm, move.from_host, move.to_host, str(move.gpus), how)
-            rows.append((*row, gain) if has_gains else row)
-    heads = ("step", "VM", "from", "to", "GPUs", "how") + (("then fits",) if has_gains else ())
-    about = (
-        "stop, start: the VM has passed-through devices, which cannot migrate live; its GPUs are "
-        "chosen again on the new host, other devices have to be named again."
-    )
-    return Doc(
-        head,
-        (
-            Table(heads=heads, rows=tuple(rows)),
-            *(
-                Text(f"{one.vm} stays on {one.host}: {one.reason}", "warn")
-                for one in (*plan.stuck, *plan.left)
-            ),
-            *((Text(about),) if any(move.restart for move in plan.moves) else ()),
-            *(() if use.applies else _examples(plan, pool, use)),
-        ),
-    )
-
-
-def _examples(plan: MovePlan, pool: Pool, use: MovesFor) -> Iterator[Part]:
-    """What to run for a move of each kind; nothing is run here."""
-    host_of = {host.name: host for host in pool.hosts}
-    for restart, what in ((True, "by stop and start"), (False, "live")):
-        alike = [move for move in plan.moves if move.restart == restart]
-        # Of virsh's operands a number is an id, and what begins with "-" an option.
-        first = next((move for move in alike if domain_argument(move.vm, "")), None)
-        if alike and first is None:
-            about = f"A move {what}, of {alike[0].vm!r}: by its UUID; the name is none to a command"
-            yield Text(about, "warn")
-        elif first is not None:
-            about = f"A move {what}, for example {first.vm}"
-            if not first.restart:
-                about += f"; the second command on {first.to_host} when the VM is stopped: new pins"
-            yield Text(f"{about}:", "bold")
-            uris = host_of[first.from_host].libvirt_uri, host_of[first.to_host].libvirt_uri
-            yield Commands(_commands(first, uris, use))
-
-
-def _commands(move: Move, uris: tuple[str, str], use: MovesFor) -> tuple[str, ...]:
-    old, new = uris
-    document, tuned = f"{move.vm}.xml", f"{move.vm}-tuned.xml"
-    pools = [word for source in use.sources for word in ("--pool", source)]
-    gpus = ("--gpus", move.gpus) if move.gpus else ()
-    record = ("--record",) if use.reserves else ()
-    place = ("homenode", "pool", "place", document, *pools, "--on", move.to_host, *gpus, *record)
-    dump = command_line("virsh", "-c", old, "dumpxml", "--inactive", move.vm)
-    written = f"{dump} > {command_line(document)}"
-    if not move.restart:
-        flags = ("--live", "--persistent", "--undefinesource")
-        return (
-            *((written, command_line(*place)) if use.reserves else ()),
-            command_line("virsh", "-c", old, "migrate", *flags, move.vm, new),
-            command_line("homenode", "replan", move.vm),
-        )
-    return (
-        written,
-        command_line(*place, "-o", tuned),
-        command_line("virsh", "-c", old, "shutdown", move.vm),
-        command_line("virsh", "-c", new, "define", tuned),
-        command_line("virsh", "-c", new, "start", move.vm),
-        command_line("virsh", "-c", old, "undefine", "--keep-nvram", move.vm),
-    )

@@ -6,7 +6,6 @@ from typing import Annotated
 from msgspec import Struct
 
 from homenode.cli.arguments import (
-    DryRunOption,
     JsonOption,
     PoolOption,
     ResultsOption,
@@ -164,51 +163,6 @@ class PoolPackArguments(Struct, frozen=True, kw_only=True):
     output: Annotated[Path, Opt("--output -o", "DIR")]
     time_limit: Annotated[float, Opt("--time-limit", "SECONDS", ge=1)] = 60.0
     record: Annotated[bool, Flag("--record")] = False
-    json: JsonOption = False
-
-
-class MoveOptions(Struct, frozen=True, kw_only=True):
-    """How moves are carried out."""
-
-    apply: Annotated[bool, Flag("--apply")] = False
-    yes: Annotated[bool, Flag("--yes -y")] = False
-    dry_run: DryRunOption = False
-    uris: Annotated[tuple[str, ...], Opt("--connect", "HOST=URI")] = ()
-    timeout_s: Annotated[float, Opt("--shutdown-timeout", "SECONDS", ge=1)] = 300.0
-    destroy: Annotated[bool, Flag("--destroy", rare=True)] = False
-
-
-class PoolDrainArguments(Struct, frozen=True, kw_only=True):
-    """List the moves that empty a host, or make them (--apply).
-
-    The host takes no VM from then on, where the pool is a folder: pool host opens it again.
-
-    Examples:
-      homenode pool drain gpu-7 --pool pool/
-      homenode pool drain gpu-7 --pool pool/ --apply
-    """
-
-    host: Annotated[str, Arg("HOST")]
-    pool: PoolOption
-    flavours: FlavoursOption = None
-    moving: MoveOptions = MoveOptions()
-    json: JsonOption = False
-
-
-class PoolDefragmentArguments(Struct, frozen=True, kw_only=True):
-    """List the moves after which more large VMs fit, or make them.
-
-    Examples:
-      homenode pool defragment --pool pool/
-      homenode pool defragment --pool pool/ --for gpu4 --most 2 --apply
-    """
-
-    pool: PoolOption = ()
-    sources: PoolArgument = ()
-    flavours: FlavoursOption = None
-    flavour: Annotated[str | None, Opt("--for", "FLAVOUR")] = None
-    most: Annotated[int, Opt("--most", "N", ge=1, le=1000)] = 8
-    moving: MoveOptions = MoveOptions()
     json: JsonOption = False
 
 

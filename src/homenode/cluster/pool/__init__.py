@@ -1,1 +1,1 @@
-"""Pool: many hosts and many VMs: what still fits, where the next VM goes, what to move."""
+"""Pool: many hosts and many VMs: what still fits, where the next VM goes."""

@@ -19,11 +19,9 @@ from itertools import product
 from pathlib import Path
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from homenode import formats
 from homenode.change.record_folder import RecordFolder
-from homenode.change.step import ChangeEntry, ChangeState, Note
 from homenode.cluster.pool.model import Pool
 from homenode.cluster.pool.reservations import (
     LedgerView,
@@ -320,12 +318,6 @@ class Ledger:
         with self._errors():
             self._connection.execute("DELETE FROM reservation WHERE id = ?", (self._number(one),))
 
-    def note_moved(self, name: str, uuid: str | None, host: str) -> None:
-        """The VM runs where it is reserved, and no more on a host that the capture shows it on."""
-        known = self.find(name, uuid)
-        if known is not None:
-            self.reserve(replace(known, left=(host, capture_of(self._folder))))
-
     def set_host(self, host: str, availability: Availability) -> None:
         """Whether the host takes VMs."""
         with self._errors():
@@ -441,72 +433,3 @@ def file_system(folder: Path) -> str | None:
         if len(words) > 3 and words[2] == wanted and "-" in words[6:]:
             found = words[words.index("-", 6) + 1]
     return found
-
-
-RESERVE = "reserve"
-
-
-class ReserveStep(Struct, frozen=True, kw_only=True):
-    """A VM's reservation as a step. See ChangeStep. before, after of its entry: what the VM had,
-    and what it has, as lines of JSON; its facts: the VM's `name`, `owner`, and the `pool`'s folder.
-
-    ledger: where to reserve, locked; None = only to undo. one: what to reserve.
-    """
-
-    ledger: Ledger | None = None
-    one: Reservation | None = None
-
-    def do(self, note: Note) -> ChangeEntry:
-        ledger, one = self.ledger, self.one
-        assert ledger is not None and one is not None, "there is something to reserve"
-        entry = ChangeEntry(
-            what=ChangeState.BEGIN,
-            kind=RESERVE,
-            subject=one.vm.uuid or one.vm.name,
-            before=_text(ledger.find(one.vm.name, one.vm.uuid, one.owner)),
-            after=_text(one),
-            facts={
-                "name": one.vm.name,
-                "owner": one.owner,
-                "pool": str(ledger.path.parent.absolute()),
-            },
-        )
-        note(entry)
-        ledger.reserve(one)
-        note(entry.now(ChangeState.DONE))
-        return entry.now(ChangeState.DONE)
-
-    def undo(self, entry: ChangeEntry, note: Note) -> ChangeEntry:
-        """What somebody else has reserved for the VM since is left."""
-        with Ledger(Path(entry.facts["pool"])) as ledger, ledger.writing():
-            known = _known(ledger, entry)
-            now = ChangeState.UNDONE
-            if known is not None and _text(known) == entry.after:
-                if entry.before is None:
-                    ledger.release(known)
-                else:
-                    ledger.reserve(_reservation(entry.before))
-            elif _text(known) != entry.before:
-                now = ChangeState.KEPT
-        note(entry.now(now))
-        return entry.now(now)
-
-    def is_done(self, entry: ChangeEntry) -> bool:
-        with Ledger(Path(entry.facts["pool"])) as ledger:
-            return _text(_known(ledger, entry)) == entry.after
-
-
-def _known(ledger: Ledger, entry: ChangeEntry) -> Reservation | None:
-    return ledger.find(entry.facts["name"], entry.subject, entry.facts["owner"])
-
-
-def _text(one: Reservation | None) -> str | None:
-    return None if one is None else formats.line(one).rstrip("\n")
-
-
-def _reservation(line: str) -> Reservation:
-    """Raises InputError."""
-    one = formats.plain_line_decoder(Reservation)(line.encode())
-    if one is None:
-        raise InputError(f"a reservation of a move: expected a line of JSON, found {line!r}")
-    return one

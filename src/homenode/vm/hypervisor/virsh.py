@@ -3,18 +3,12 @@
 Domains are named to it by UUID: a name may begin with a dash or be a number, which is an id there.
 """
 
-import contextlib
-import os
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
-from hashlib import sha256
-from pathlib import Path
+from collections.abc import Sequence
 
 from homenode.errors import HostError, InputError, ToolError, UsageError
 from homenode.process import Completed, ToolMissingError, run
-from homenode.vm.domain.edits import escaped
 from homenode.vm.hypervisor.connection import checked_uri
 from homenode.vm.hypervisor.domain_state import DomainState, LivePin, parse_dominfo, parse_pins
 from homenode.wording import command_line
@@ -155,10 +149,6 @@ class Virsh:
             time.sleep(min(0.25, timeout_s / 4))
         return True
 
-    def set_autostart(self, uuid: str) -> None:
-        """Have the daemon start the domain with the host."""
-        self._say("autostart", "--domain", uuid)
-
     def destroy(self, uuid: str) -> None:
         """End a running domain at once, as by pulling its plug."""
         self._say("destroy", "--domain", uuid)
@@ -166,42 +156,6 @@ class Virsh:
     def undefine(self, uuid: str) -> None:
         """Remove a domain that is shut off, with its NVRAM file. Its disks stay."""
         self._say("undefine", "--nvram", "--domain", uuid)
-
-    def checkpoints(self, uuid: str) -> tuple[str, ...]:
-        """Names of the checkpoints that libvirt keeps of the domain."""
-        return tuple(self._say("checkpoint-list", "--name", "--domain", uuid).split())
-
-    def has_job(self, uuid: str) -> bool:
-        """Whether a running domain migrates, is dumped or is backed up now."""
-        kind = self._say("domjobinfo", "--domain", uuid).partition("\n")[0]
-        return kind.partition(":")[2].strip() != "None"
-
-    def disk_sizes(self, uuid: str) -> str:
-        """Capacity and allocation of each disk, as virsh prints them. Raises RefusedError where the
-        daemon's machine does not have one."""
-        return self._say("domblkinfo", "--all", "--domain", uuid).strip()
-
-    @contextlib.contextmanager
-    def folder(
-        self, path: Path, pool: str, kept_open: Sequence[int] = ()
-    ) -> Iterator["DaemonFolder"]:
-        """A folder of the daemon's machine, through a storage pool of that name, which is there
-        meanwhile. One that a kill left is used again. kept_open: as define.
-
-        libvirt has one pool of a path as it is written. Each name has a way of its own to write
-        the root, so that no other pool of the folder is in the way.
-        """
-        say = partial(self._say, kept_open=kept_open)
-        if pool in self._say("pool-list", "--name").split():
-            say("pool-refresh", "--pool", pool)
-        else:
-            number = int(sha256(pool.encode()).hexdigest()[:16], 16)
-            root = f"{number:064b}".replace("0", "/.").replace("1", "/..")
-            say("pool-create-as", "--name", pool, "--type", "dir", "--target", f"{root}{path}")
-        try:
-            yield DaemonFolder(path, pool, self._say, kept_open)
-        finally:
-            say("pool-destroy", "--pool", pool)
 
     def addresses(self, uuid: str) -> tuple[str, ...]:
         """Addresses of a running domain by libvirt's own leases, IPv4 first; () where it has none.
@@ -228,53 +182,6 @@ class Virsh:
         if completed.returncode == 0:
             return completed.stdout
         raise _failure(completed, command, self.connect)
-
-
-class DaemonFolder:
-    """Files of a daemon's machine, by their names in one folder. Methods raise HostError."""
-
-    def __init__(
-        self, path: Path, pool: str, say: Callable[..., str], kept_open: Sequence[int]
-    ) -> None:
-        self._path, self._pool, self._say, self._kept_open = path, pool, say, kept_open
-
-    def has(self, name: str) -> bool:
-        try:
-            self._say("vol-path", "--pool", self._pool, "--vol", name)
-        except RefusedError:
-            self._say("pool-info", "--pool", self._pool)  # it is not the pool that is away
-            return False
-        return True
-
-    def read(self, name: str) -> bytes:
-        return self._exchanged("vol-download", b"", "--vol", name)
-
-    def write(self, name: str, content: bytes) -> None:
-        """Replace the content of a file of that length, and read it again. Raises HostError where
-        it is not what was written."""
-        self._exchanged("vol-upload", content, "--vol", name)
-        if self.read(name) != content:
-            raise HostError(f"{self._path / name}: expected it as it was written, found otherwise")
-
-    def create(self, name: str, content: bytes) -> None:
-        """Raises RefusedError where there is one of that name."""
-        document = b"<volume><name>%b</name><capacity>%d</capacity></volume>"
-        self._exchanged("vol-create", document % (escaped(name, "'"), len(content)))
-        self.write(name, content)
-
-    def remove(self, name: str) -> None:
-        self._say("vol-delete", "--pool", self._pool, "--vol", name, kept_open=self._kept_open)
-
-    def _exchanged(self, command: str, content: bytes, *words: str) -> bytes:
-        """What a file in memory, which virsh reads or writes, has in the end."""
-        descriptor = os.memfd_create("volume")
-        with os.fdopen(descriptor, "w+b") as file:
-            file.write(content)
-            file.flush()
-            words += ("--pool", self._pool, "--file", f"/proc/self/fd/{descriptor}")
-            self._say(command, *words, kept_open=(*self._kept_open, descriptor))
-            file.seek(0)
-            return file.read()
 
 
 def _failure(completed: Completed, command: str, connect: str) -> HostError | InputError:

@@ -1,0 +1,485 @@
+"""The requests of each kind, in a fixed order, and how each is answered in this process."""
+
+import json
+import os
+import random
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache, partial
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+import homenode as package
+from homenode.machine.description.shipped import shipped_hosts
+from tests.command_line import Result, homenode
+from tests.domain_corpus import NAMES, sample
+from tests.frozen import projection
+from tests.frozen.names import OBJECTIVES, RESULTS_FORMATS, SWITCHES, canonical, spelled
+from tests.virsh_stand_in import UUID, StandIn
+
+
+class Request(NamedTuple):
+    key: str
+    answer: Callable[[], str]
+
+
+LAYOUTS = ("default", "pin", "pin-bound", "pin-numa", "pin-numa-smt", "pin-numa-pci")
+GPU_COUNTS = (0, 1, 2, 3, 4, 6, 8)
+SIZES = ((4, "8GiB"), (24, "64GiB"))
+
+
+@cache
+def _help() -> str:
+    return homenode("plan", "--help-all").stdout
+
+
+def _plan(*words: str | Path) -> str:
+    result = homenode("plan", *words, "--json", whole=True)
+    if not result.stdout.startswith("{"):
+        return _error_text(result)
+    document = json.loads(result.stdout)
+    if "rejections" in document and "vm" not in document:
+        return projection.refusal_text(document)
+    proved = {True: "", False: "not proved; ", None: "not known; "}
+    return proved[document.get("optimal", True)] + projection.plan_text(document)
+
+
+def _error_text(result: Result) -> str:
+    assert result.exception is None, result.exception
+    return f"exit {result.exit_code}"
+
+
+def _gpu_words(count: int, *, with_nics: bool = False) -> tuple[str, ...]:
+    return (("--gpus", str(count)) if count else ()) + (("--with-nics",) if with_nics else ())
+
+
+def shipped() -> Iterator[Request]:
+    """Each shipped host: three layouts, seven numbers of GPUs, two sizes."""
+    layouts = ("pin-bound", "pin-numa-smt", "pin-numa-pci")
+    for host, layout, gpus, size in product(shipped_hosts(), layouts, GPU_COUNTS, SIZES):
+        words = ("--host", host, "--layout", layout, "--vcpus", str(size[0]), "--memory", size[1])
+        key = f"{host} {layout} {gpus} {size[0]}x{size[1]}"
+        yield Request(key, partial(_plan, *words, *_gpu_words(gpus)))
+
+
+_SMALL = """<domain type='kvm'>
+  <name>vm</name>
+  <memory unit='GiB'>{gib}</memory>
+  <vcpu>{vcpus}</vcpu>
+  <os firmware='efi'><type arch='{arch}' machine='{machine}'>hvm</type></os>
+  <features><acpi/></features>
+  {private}
+  <devices><emulator>/usr/bin/qemu-system-{arch}</emulator></devices>
+</domain>
+"""
+_PRIVATE = "<launchSecurity type='sev-snp'><policy>0x30000</policy></launchSecurity>"
+
+
+def _in_file(content: str | bytes, name: str, use: Callable[[Path], str]) -> str:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / name
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        return use(path)
+
+
+def _auto(host: str, objective: str, gpus: int, nics: bool, buses: bool, private: bool) -> str:
+    is_arm = 'architecture = "aarch64"' in _host_file(host)
+    machine = ("virt" if buses else "sbsa-ref") if is_arm else ("q35" if buses else "pc")
+    document = _SMALL.format(
+        gib=4,
+        vcpus=4,
+        arch="aarch64" if is_arm else "x86_64",
+        machine=machine,
+        private=_PRIVATE if private else "",
+    )
+    asked = spelled(objective, OBJECTIVES, _help())
+    words = ("--host", host, "--layout", "auto", "--objective", asked)
+    return _in_file(
+        document, "vm.xml", lambda vm: _plan(vm, *words, *_gpu_words(gpus, with_nics=nics))
+    )
+
+
+def _host_file(host: str) -> str:
+    return (Path(package.__file__).parent / f"machine/hosts/{host}.toml").read_text()
+
+
+def auto() -> Iterator[Request]:
+    """Each shipped host: six objectives, devices, expander buses, private memory."""
+    objectives = (*OBJECTIVES, "latency", "throughput", "density")
+    devices = ((0, False, "none"), (1, False, "gpu"), (1, True, "gpu+nic"))
+    for host, objective, (gpus, nics, words), buses, private in product(
+        shipped_hosts(), objectives, devices, (True, False), (False, True)
+    ):
+        key = f"{host} {canonical(objective)} {words}{'' if buses else ' no-expander'}"
+        key += " private" if private else ""
+        yield Request(key, partial(_auto, host, objective, gpus, nics, buses, private))
+
+
+def _made_host(rng: random.Random, number: int) -> str:
+    """A host.toml of 9 to 64 nodes; some of its nodes have GPUs and NICs, some VMs are there."""
+    packages = rng.choice((1, 2, 2, 4, 8))
+    per_package = rng.randint(-(-9 // packages), 64 // packages)
+    nodes = packages * per_package
+    cores = rng.randint(1, 6)
+    threads = rng.choice((1, 2))
+    near = rng.choice((11, 12, 15))
+    lines = [
+        f'name = "made-{number}"',
+        f"packages = {packages}",
+        f"nodes_per_package = {per_package}",
+        f"cores_per_package = {cores * per_package}",
+        f"threads_per_core = {threads}",
+        f"llcs_per_package = {per_package * (1 if cores % 2 else rng.choice((1, 2)))}",
+        f'memory_per_node = "{rng.choice((8, 16, 32))}GiB"',
+        f"distances = {{ same_package = {near}, other_package = {near + rng.choice((9, 20))} }}",
+    ]
+    ports = rng.choice(
+        (
+            '["gpu"]',
+            '["gpu", "nic"]',
+            '[{ switch = ["gpu", "nic"] }]',
+            '[{ switch = ["gpu", "gpu", "nic"] }]',
+        )
+    )
+    homes = rng.sample(range(nodes), rng.randint(1, min(nodes, 16)))
+    homes_text = "[" + ", ".join(map(str, homes)) + "]"
+    lines += ["[[root]]", f"node = {homes_text}", f"ports = {ports}"]
+    taken = sorted(rng.sample(range(nodes * cores), rng.randint(0, nodes * cores // 2)))
+    if taken and rng.random() < 0.6:
+        node = taken[0] // cores
+        pins = ",".join(map(str, taken))
+        lines += ["[[vm]]", 'name = "there"', f'pins = "{pins}"', f'memory = {{ {node} = "2GiB" }}']
+    return "\n".join(lines) + "\n"
+
+
+def _made(number: int) -> str:
+    rng = random.Random(number)
+    description = _made_host(rng, number)
+    vcpus = rng.choice((2, 3, 4, 6, 8, 12, 16, 24))
+    words = ["--layout", rng.choice(LAYOUTS), "--vcpus", str(vcpus)]
+    words += ["--memory", f"{rng.choice((2, 4, 8, 16, 48))}GiB"]
+    gpus = rng.choice((0, 1, 1, 2, 2, 3, 4, 8))
+    words += _gpu_words(gpus, with_nics=gpus > 0 and rng.random() < 0.3)
+    if rng.random() < 0.2:
+        words += ["--policy", rng.choice(("spread", "any"))]
+    if rng.random() < 0.2:
+        words += ["--max-nodes", str(rng.randint(1, 4))]
+    return _in_file(description, "host.toml", lambda host: _plan(*words, "--host", host))
+
+
+def made() -> Iterator[Request]:
+    """Made hosts of 9 to 64 nodes, and whether the search proves its answer."""
+    for number in range(300):
+        yield Request(f"made-{number}", partial(_made, number))
+
+
+_CORPUS_HOST = """name = "corpus"
+packages = 2
+cores_per_package = 64
+threads_per_core = 2
+nodes_per_package = 2
+llcs_per_package = 8
+memory_per_node = "768GiB"
+hugepages_per_node = { "1GiB" = 64, "2MiB" = 1024 }
+[model.four]
+class = "gpu"
+functions = ["audio", "other"]
+[model.many]
+class = "nic"
+total_vfs = 32
+vfs = 32
+[[root]]
+node = 0
+bus = 0x10
+ports = ["four@19:00.0", { model = "many", bdf = "1a:00.0" }]
+[[root]]
+node = 3
+bus = 0x90
+ports = ["four@9b:00.0"]
+"""
+_ARM_HOST = """name = "corpus"
+architecture = "aarch64"
+packages = 2
+cores_per_package = 16
+memory_per_node = "64GiB"
+[[root]]
+node = 1
+domain = 2
+ports = ["gpu"]
+"""
+
+
+def _definition(name: str) -> bytes:
+    """The sample, its virtual function one that the host has."""
+    return sample(name).replace(b"slot='0x10' function='0x3'", b"slot='0x04' function='0x0'")
+
+
+def _rewritten(name: str, words: tuple[str, ...]) -> str:
+    def in_folder(document: Path) -> str:
+        host = document.with_name("host.toml")
+        host.write_text(_ARM_HOST if "aarch64" in name else _CORPUS_HOST)
+        output = document.with_name("tuned.xml")
+        result = homenode("plan", document, "--host", host, "-o", output, "-q", *words, whole=True)
+        if not output.exists():
+            return _error_text(result)
+        return projection.domain_text(output.read_bytes())
+
+    return _in_file(_definition(name), "vm.xml", in_folder)
+
+
+def rewritten() -> Iterator[Request]:
+    """Definitions of the corpus in each layout, and with another size."""
+    for name in NAMES:
+        for layout in (*LAYOUTS[1:], "pin-numa-pci-smt"):
+            words: tuple[str, ...] = ("--layout", layout)
+            yield Request(f"{name} {layout}", partial(_rewritten, name, words))
+            words = (*words, "--vcpus", "6", "--memory", "6GiB")
+            yield Request(f"{name} {layout} 6x6GiB", partial(_rewritten, name, words))
+    for layout, policy in product(("pin", "pin-numa"), ("memory-first", "spread", "any", "")):
+        words = ("--layout", layout, *(("--policy", policy) if policy else ("--keep-vcpus",)))
+        key = f"study {layout} {policy or 'keep-vcpus'}"
+        yield Request(key, partial(_rewritten, "study", words))
+
+
+_EDITS = {
+    "title": ("</name>", "</name><title>mine</title>"),
+    "disk": (
+        "</devices>",
+        "<disk type='file' device='disk'><source file='/d'/><target dev='vdz'/></disk></devices>",
+    ),
+    "crash": ("<devices>", "<on_crash>preserve</on_crash><devices>"),
+    "no-display": ("<graphics type='vnc' port='-1' passwd='kept'/>", ""),
+}
+_DEFINED = f"""<domain type='kvm'>
+  <name>vm</name>
+  <uuid>{UUID}</uuid>
+  <memory unit='KiB'>1048576</memory>
+  <currentMemory unit='KiB'>1048576</currentMemory>
+  <vcpu placement='static'>4</vcpu>
+  <iothreads>1</iothreads>
+  <os>
+    <type arch='x86_64' machine='pc-q35-7.2'>hvm</type>
+  </os>
+  <devices>
+    <emulator>/usr/bin/qemu-system-x86_64</emulator>
+    <controller type='pci' index='0' model='pcie-root'/>
+    <graphics type='vnc' port='-1' passwd='kept'/>
+  </devices>
+</domain>
+"""
+_FOUR_CORES = """name = "four-cores"
+packages = 2
+cores_per_package = 8
+memory_per_node = "32GiB"
+"""
+
+
+def _restored_file(name: str) -> str:
+    def in_folder(document: Path) -> str:
+        host = document.with_name("host.toml")
+        host.write_text(_ARM_HOST if "aarch64" in name else _CORPUS_HOST)
+        before = document.read_bytes()
+        words = ("--host", host, "--layout", "pin-numa", "-o", document, "-q")
+        planned = homenode("plan", document, *words, whole=True)
+        changed = document.read_bytes() != before
+        homenode("restore", document, whole=True)
+        same = document.read_bytes() == before
+        others = sorted(path.name for path in document.parent.iterdir())
+        return (
+            f"{'rewritten' if changed else _error_text(planned)}; "
+            f"{'original back' if same else 'not the original'}; {' '.join(others)}"
+        )
+
+    return _in_file(_definition(name), "vm.xml", in_folder)
+
+
+@contextmanager
+def _daemon(folder: Path) -> Iterator[StandIn]:
+    stand_in = StandIn(folder / "daemon", "vm", _DEFINED.encode())
+    environment = {
+        "PATH": f"{stand_in.bin}:/usr/bin:/bin",
+        "XDG_STATE_HOME": str(folder / "state"),
+    }
+    with (
+        patch.dict(os.environ, environment),
+        patch("os.geteuid", lambda: 1000),
+        patch("homenode.change.host_lock.SHARED", Path("/nowhere")),
+    ):
+        yield stand_in
+
+
+def _edited(definition: bytes, edit: str) -> bytes:
+    before, after = _EDITS[edit]
+    return definition.replace(before.encode(), after.encode(), 1)
+
+
+def _restored_domain(layout: str, edit: str, keep_edits: bool) -> str:
+    with tempfile.TemporaryDirectory() as name, _daemon(Path(name)) as daemon:
+        host = Path(name) / "host.toml"
+        host.write_text(_FOUR_CORES)
+        before = daemon.definition()
+        words = ("--layout", layout, "--host", host, "--yes", "-q")
+        applied = homenode("apply", "vm", *words, whole=True)
+        defined = daemon.definition()
+        if edit:
+            daemon.put_definition(_edited(defined, edit))
+        edited = daemon.definition()
+        yes = ("--yes",) if "--yes" in homenode("restore", "--help-all").stdout else ()
+        kept = ("--keep-edits",) if keep_edits else ()
+        homenode("restore", "vm", *kept, *yes, whole=True)
+        after = daemon.definition()
+        if after == before:
+            outcome = "original back"
+        elif after == edited:
+            outcome = "refused"
+        else:
+            equal = projection.same_elements(after, _edited(before, edit))
+            outcome = "original with the edit" if equal else f"else {projection.digest(after)}"
+        return f"{'defined' if defined != before else _error_text(applied)}; {outcome}"
+
+
+def restored() -> Iterator[Request]:
+    """Files and domains whose original comes back, alone or with a later edit."""
+    for name in NAMES[:15]:
+        yield Request(f"file {name}", partial(_restored_file, name))
+    for layout in (*LAYOUTS[1:], "pin-numa-pci-smt"):
+        yield Request(f"domain {layout}", partial(_restored_domain, layout, "", False))
+    for layout, edit in product(("pin", "pin-numa-pci"), _EDITS):
+        key = f"domain {layout} {edit}"
+        yield Request(f"{key} refuse", partial(_restored_domain, layout, edit, False))
+        yield Request(f"{key} keep-edits", partial(_restored_domain, layout, edit, True))
+    for layout, edit in product(("pin-bound", "pin-numa", "pin-numa-smt"), ("title",)):
+        key = f"domain {layout} {edit} keep-edits"
+        yield Request(key, partial(_restored_domain, layout, edit, True))
+
+
+def published() -> Iterator[Request]:
+    """Published samples, by system, layout, metric and position."""
+    counts: dict[str, int] = {}
+    for system, layout, sample_fields in sorted(_published_samples(), key=str):
+        words = (system, layout, sample_fields["metric"], sample_fields.get("variant"))
+        key = " ".join(str(word).replace(" ", "_") for word in words if word is not None)
+        counts[key] = counts.get(key, 0) + 1
+        text = f"{sample_fields['value']:.10g} {sample_fields['unit']}"
+        text += "".join(
+            f" {name}={sample_fields[name]}"
+            for name in ("statistic", "count", "device", "node", "peer_node", "size_bytes")
+            if sample_fields.get(name) is not None
+        )
+        yield Request(f"{key} {counts[key]}", partial(str, text))
+
+
+def _published_samples() -> Iterator[tuple[str, str, dict[str, Any]]]:
+    folder = Path(__file__).parents[2] / "demo/published"
+    if folder.is_dir():
+        for path in sorted(folder.rglob("*.json*")):
+            lines = [json.loads(line) for line in path.read_text().splitlines()]
+            for fields in lines[1:]:
+                if "metric" in fields:
+                    yield lines[0]["system"], lines[0]["name"], fields
+        return
+    from msgspec import to_builtins
+
+    from homenode.decide.evidence.documents import publications
+
+    for publication in publications():
+        for run in publication.runs:
+            for each in run.samples:
+                yield run.head.system, run.head.name, to_builtins(each)
+
+
+METRICS = {
+    "memory-bandwidth": ("bytes_per_s", 1e11, True),
+    "memory-latency": ("ns", 100.0, False),
+    "allreduce-busbw-peak": ("bytes_per_s", 2e10, True),
+    "h2d-bandwidth": ("bytes_per_s", 2e10, True),
+}
+
+
+def _results(rng: random.Random, number: int, version: str) -> Iterator[tuple[str, str]]:
+    """Made results of some layouts: file name and content."""
+    metrics = rng.sample(sorted(METRICS), rng.randint(1, len(METRICS)))
+    boots = rng.choice((1, 2, 3, 3, 3, 5))
+    between = rng.choice((0.002, 0.01, 0.03))
+    for layout in rng.sample(LAYOUTS, rng.randint(2, 5)):
+        switches = {
+            name: spelled(word, SWITCHES, _help()) for name, word in _switches_of(layout).items()
+        }
+        head = {
+            "format": version,
+            "name": layout,
+            "system": f"made-{number}",
+            "origin": "measured",
+            "vantage": "guest",
+            "switches": switches,
+            "host_kind": "made",
+            "host": "5f" * 32,
+            "vcpus": 8,
+            "conditions": [{"name": "governor", "value": "performance"}],
+        }
+        samples = []
+        for metric in metrics:
+            unit, typical, _ = METRICS[metric]
+            level = typical * rng.choice((0.5, 0.9, 1.0, 1.0, 1.1, 2.0))
+            for boot in range(boots):
+                centre = level * rng.gauss(1, between)
+                for repeat in range(5):
+                    fields = {"metric": metric, "unit": unit, "value": centre * rng.gauss(1, 0.004)}
+                    fields |= {"boot": boot, "number": repeat}
+                    if metric == "memory-latency":
+                        fields["variant"] = "dram"
+                    samples.append(fields)
+        lines = [head, *samples, {"end": len(samples)}]
+        yield layout, "".join(json.dumps(line) + "\n" for line in lines)
+
+
+def _switches_of(layout: str) -> dict[str, str]:
+    """The five switches, in earlier words."""
+    has_smt, has_cells, is_default = "smt" in layout, "numa" in layout, layout == "default"
+    bound = "bound" if layout == "pin-bound" else "as-it-was"
+    return {
+        "pinning": "none" if is_default else "all-pus" if has_smt else "one-pu-per-core",
+        "siblings": "as-they-were" if is_default else "exposed" if has_smt else "hidden",
+        "cells": "mirrored" if has_cells else "flat",
+        "pcie": "mirrored" if "pci" in layout else "as-it-was",
+        "memory": "bound-per-cell" if has_cells else bound,
+    }
+
+
+def _compared(number: int) -> str:
+    for version in reversed(RESULTS_FORMATS):
+        with tempfile.TemporaryDirectory() as folder:
+            for layout, content in _results(random.Random(number), number, version):
+                path = Path(folder) / layout / "results.jsonl"
+                path.parent.mkdir()
+                path.write_text(content)
+            compared = homenode("compare", folder, "--json", whole=True)
+            if compared.stdout.startswith("{"):
+                comparison = json.loads(compared.stdout)
+                recommended = homenode("recommend", folder, "--json", whole=True)
+                answer = json.loads(recommended.stdout) if recommended.stdout else comparison
+                return (
+                    f"{projection.recommendation_text(answer)}; "
+                    f"{projection.comparison_text(comparison)}"
+                )
+    return _error_text(compared)
+
+
+def compared() -> Iterator[Request]:
+    """Made result folders: recommendations, ratios and outcomes."""
+    for number in range(30):
+        yield Request(f"made-{number}", partial(_compared, number))
+
+
+KINDS: dict[str, Callable[[], Iterator[Request]]] = {
+    "shipped": shipped,
+    "auto": auto,
+    "made": made,
+    "rewritten": rewritten,
+    "restored": restored,
+    "published": published,
+    "compared": compared,
+}

@@ -3,12 +3,9 @@
 # make setup  prepare .venv with homenode and its probe in it, from locked dependencies
 # make quick  tests of two minutes: no VM, Slurm, browser or PDF, none that is slow (PATHS=tests/plan: fewer)
 # make check  style and types alone (make style, make types: one of them)
-# make test-lab  the tests that take minutes (marker lab)
-# make conformance  other programs read what homenode writes: docs/supported-versions.md (SEED=, COUNT=)
+# make nightly  frozen answers, fuzz, kills, other programs, VMs in virtual hosts (SEED=7 PART=kills: one again)
 # make bench  speed of planning and of commands, as ratios measured in one run
 # make gpu-check  on a machine with a GPU: what is measured there, and the tests that need one
-# make fuzz   10,000 mutated inputs for each parser and for the KubeVirt hook
-# make kills  every command that changes a host, killed 500 times, with edits of others in between
 # make docs   the pages of docs/ as a site with search: build/site/index.html
 # make pyz    dist/homenode.pyz: one file that needs Python alone, the probe in it
 # make deb    dist/homenode_VERSION_ARCH.deb: programs, manual pages, completion, units
@@ -25,7 +22,7 @@ PROGRESS = sh packaging/with-progress
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 INSTALL = $(PIP) --no-deps --no-build-isolation -e .
 
-.PHONY: quick gpu-check wheel runtime setup probe demo test test-lab conformance check style types fuzz kills bench docs pyz deb dist lock clean help
+.PHONY: quick gpu-check wheel runtime setup probe demo test nightly check style types bench docs pyz deb dist lock clean help
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -81,28 +78,13 @@ PATHS = tests
 quick: $(CHECKS) probe
 	$(BIN)/pytest -m "$(QUICK)" -n auto --maxprocesses 8 --dist worksteal $(PATHS)
 
-test-lab: $(CHECKS) probe
-	$(BIN)/pytest -m lab
-
-# JUDGE=NAME: one of them alone. CASE=SEED-NUMBER: one case of it again, as a difference names it.
-conformance: $(CHECKS)
-	$(BIN)/python -m tests.conformance $(SEED:%=--seed %) $(COUNT:%=--count %) $(JUDGE:%=--judge %) \
-	  $(CASE:%=--case %)
+# Parts: frozen fuzz kills conformance lab. All are run with one seed, which is printed.
+nightly: $(CHECKS) probe
+	$(BIN)/python -m tests.nightly $(SEED:%=--seed %) $(PART:%=--part %)
 
 gpu-check: $(CHECKS) probe
 	$(BIN)/homenode gpu-check -o gpu-check; code=$$?; \
 	  $(BIN)/pytest -m gpu tests/measure/test_torch_gpu.py && exit $$code
-
-fuzz: $(CHECKS) probe
-	HOMENODE_FUZZ=10000 HOMENODE_FUZZ_MUTATIONS=10000 $(BIN)/pytest --hypothesis-profile=thorough \
-	  -k "damaged or fuzz" tests
-	HOMENODE_FUZZ=1 $(BIN)/pytest tests/plan tests/analyse tests/doctor
-	HOMENODE_FUZZ_SECONDS=200 $(BIN)/pytest -s -m "lab or libvirt or not lab" tests/verify/test_fuzz_whole_way.py
-
-kills: $(CHECKS) probe
-	HOMENODE_KILLS=500 $(BIN)/pytest -s -n0 -m "libvirt or not lab" tests/change/test_killed.py
-	HOMENODE_KILLS=100 $(BIN)/pytest -s -n0 -m "libvirt or not lab" tests/apply/test_killed.py
-	HOMENODE_KILLS=100 $(BIN)/pytest -s -n0 -m libvirt tests/change/test_real_daemon.py
 
 bench: $(CHECKS) probe
 	$(BIN)/python bench/plan_speed.py

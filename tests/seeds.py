@@ -1,4 +1,4 @@
-"""Seeds of random cases: a run tries some of them, `make fuzz` all."""
+"""Seeds of random cases: a run tries some of them, `make nightly` all."""
 
 import os
 from collections.abc import Sequence

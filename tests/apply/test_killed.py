@@ -25,7 +25,7 @@ from tests.apply_documents import NAME, ORIGINAL, tuned
 from tests.virsh_stand_in import URI, UUID, StandIn
 
 REAL_KILLS = int(os.environ.get("HOMENODE_KILLS", "12"))
-SEED = 20240517
+SEED = int(os.environ.get("HOMENODE_SEED", "20240517"))
 LAYOUTS = ("pin", "pin-numa", "pin-numa-pci")
 
 

@@ -41,7 +41,7 @@ from tests.simulated_config import LINK_CONTROL_2, NoTime, SimulatedConfig
 from tests.virsh_stand_in import URI, UUID, StandIn
 
 KILLS = int(os.environ.get("HOMENODE_KILLS", "0"))
-SEED = 20261123
+SEED = int(os.environ.get("HOMENODE_SEED", "20261123"))
 TITLE = b"<title>theirs</title>"
 HOST = "small-2n8c-2gpu"
 

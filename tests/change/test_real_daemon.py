@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.libvirt, pytest.mark.root]
 
 AT_ONCE = 5
 KILLS = int(os.environ.get("HOMENODE_KILLS", "4"))
-SEED = 20261123
+SEED = int(os.environ.get("HOMENODE_SEED", "20261123"))
 LAYOUTS = ("pin", "pin-numa", "pin-numa-pci")
 
 _SHOWS = """#!/bin/sh

@@ -1,4 +1,4 @@
-"""`make conformance`: each program that is here reads so many cases; docs/supported-versions.md."""
+"""Each program that is here reads so many cases: docs/supported-versions.md, make nightly."""
 
 import argparse
 import datetime
@@ -16,7 +16,7 @@ _SHOWN = 20
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="make conformance")
+    parser = argparse.ArgumentParser(prog="python -m tests.conformance")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
     parser.add_argument("--count", type=int, default=30, help="cases for each program")
     parser.add_argument("--judge", action="append", choices=[judge.name for judge in JUDGES])
@@ -92,7 +92,8 @@ def main() -> int:
             print(f"{judge.name}: {row.differences}", file=sys.stderr)
         for answer in different[:_SHOWN]:
             lines.append(f"{judge.name} {answer.case}: {answer.about}: {answer.difference()}")
-            lines.append(f"  again: make conformance JUDGE={judge.name} CASE={answer.case}")
+            again = f"--judge {judge.name} --case {answer.case}"
+            lines.append(f"  again: python -m tests.conformance {again}")
     before = read_rows(PAGE.read_text()) if PAGE.exists() else []
     PAGE.write_text(page_of(merged(before, rows, JUDGES)))
     width = max((len(f"{row.program} {row.version}") for row in rows), default=0)

@@ -15,10 +15,10 @@ _HEAD = """\
 
 What homenode writes is given to the programs that it is for: a new plan for each of so many random
 VMs on random hosts, or a VM's file with the plan in it. A case counts where the program read every
-fact of the plan as planned. `make conformance` asks each program that the machine has, with a
+fact of the plan as planned. `make nightly` asks each program that the machine has, with a
 fresh seed, and writes this page; rows of other programs and versions stay as they were.
 
-`make conformance JUDGE=NAME` asks one of them. What homenode itself needs:
+`python -m tests.conformance --judge NAME` asks one of them. What homenode itself needs:
 [requirements](requirements.md).
 
 """

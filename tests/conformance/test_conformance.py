@@ -1,4 +1,4 @@
-"""Each program that is here reads a few cases as planned; many of a new seed: make conformance."""
+"""Each program that is here reads a few cases as planned; many of a new seed: make nightly."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""docs/supported-versions.md has the form that `make conformance` writes."""
+"""docs/supported-versions.md has the form that `python -m tests.conformance` writes."""
 
 import datetime
 import re
@@ -19,7 +19,7 @@ FIRST = JUDGES[0]
 def test_the_page_is_what_the_run_writes_of_its_rows() -> None:
     text = PAGE.read_text()
     rows = read_rows(text)
-    assert text == page_of(merged(rows, [], JUDGES)), "write it by make conformance alone"
+    assert text == page_of(merged(rows, [], JUDGES)), "written by python -m tests.conformance alone"
     assert [judge.name for judge in JUDGES] == list(dict.fromkeys(row.name for row in rows))
     for row in rows:
         assert row.cases.isdigit() and all((row.program, row.what_it_read, row.how_to_run_it))

@@ -228,7 +228,7 @@ def test_no_planned_element_can_be_lost_or_changed_unseen(layout: str) -> None:
 
 
 THOROUGH = "HOMENODE_FUZZ" in os.environ
-"""`make fuzz`: every edit."""
+"""`make nightly`: every edit."""
 
 
 @pytest.mark.parametrize("name", ["2 GPUs", "8 GPUs"])

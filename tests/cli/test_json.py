@@ -12,7 +12,6 @@ from msgspec import Struct
 from homenode.cli.apply import ApplyAnswer
 from homenode.cli.import_results import ImportedRuns
 from homenode.cli.trial import TrialStatus
-from homenode.cli.verify import ProofCheck
 from homenode.errors import UsageError
 from homenode.findings import Finding
 from homenode.gap import Gap
@@ -103,20 +102,6 @@ def test_apply_says_what_becomes_of_a_file(tmp_path: Path) -> None:
     assert path.read_bytes() != ORIGINAL
 
 
-def test_a_proof_says_what_it_proves_or_why_it_is_none(tmp_path: Path) -> None:
-    plan = tmp_path / "p.json"
-    new = ("plan", "--host", "hgx-h100", "--gpus", "1", "--vcpus", "4", "--memory", "8GiB")
-    assert homenode(*new, "-q", "--save-plan", plan).exit_code == 0
-    found = _json("proof-check", "verify", plan, "--proof")
-    assert found["proved"] and found["conclusions"] and found["reason"] is None
-    text = json.loads(plan.read_text())
-    text["cost"][0]["value"] = 7
-    plan.write_text(json.dumps(text))
-    done = homenode("verify", plan, "--proof", "--json")
-    assert done.exit_code == 1
-    assert not json.loads(done.stdout)["proved"]
-
-
 def test_imported_runs_name_what_was_left_out(tmp_path: Path) -> None:
     folder = tmp_path / "h200" / "default"
     folder.mkdir(parents=True)
@@ -136,7 +121,7 @@ def test_no_trial_is_an_empty_list(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert _json("trial-status", "trial", "status")["trials"] == []
 
 
-@pytest.mark.parametrize("record", [ApplyAnswer, ImportedRuns, TrialStatus, ProofCheck])
+@pytest.mark.parametrize("record", [ApplyAnswer, ImportedRuns, TrialStatus])
 def test_every_field_of_an_answer_is_documented(record: type[Struct]) -> None:
     words = read_page("docs/formats/answers.md").words_in_code()
     fields = [name for one in _records(record) for name in one.__struct_fields__]

@@ -160,21 +160,3 @@ def test_what_cannot_be_done_is_said(
     names = {"@guest": files.guest, "@plan": files.plan, "@document": files.document}
     ended, said = ends(*(names.get(word, word) for word in words))
     assert ended == code and part in said, said
-
-
-def test_a_saved_plan_is_verified_by_its_proof(files: Files) -> None:
-    from homenode.plan.proof.build import proof_of
-    from homenode.vm.sources import load_host
-
-    tuning = tuned("pin-numa-pci")
-    assert tuning.request is not None
-    proof = proof_of(load_host(SMALL), tuning.request, tuning.plan)
-    text = encode_plan(tuning.plan, proof)
-    path = files.write("proved.json", text.encode())
-    code, said = ends(path, "--proof", "--host", SMALL)
-    assert code == 0 and "on its fallback costs less" in said
-    wrong = files.write("wrong.json", text.replace('"supply":[', '"supply":[1').encode())
-    assert ends(wrong, "--proof", "--host", SMALL)[0] == 1
-    code, said = ends(files.plan, "--proof")
-    assert code == 2 and "expected a plan with a proof" in said
-    assert ends(path, "--proof", "--boot")[0] == 2

@@ -163,7 +163,6 @@ def test_the_command_takes_a_plan_alone(saved: tuple[str, str]) -> None:
     [
         (("--target", "zen"), "did you mean"),
         (("--target", "xen"), "expected a domain document, or a guest"),
-        (("--target", "xen", "--proof"), "--proof: expected the saved plan"),
         (("--target", "xen", "--live", "vm"), "--live: expected no document"),
         (("--target", "xen", "--guest", "GUEST"), "expected a plan or a domain document"),
         (("vm.xml", "--target", "xen"), "expected a plan and a guest, and no document"),

@@ -18,6 +18,7 @@ from homenode.cli.terminal import (
 from homenode.decide.auto_layout import settled
 from homenode.decide.evidence.sources import load_evidence
 from homenode.errors import FINDINGS, UsageError
+from homenode.plan.stored import encode_plan
 from homenode.plan.vm_file import (
     TargetPlan,
     kind_of,
@@ -128,7 +129,7 @@ def _print(
     asked: PlanArguments,
 ) -> None:
     if asked.json:
-        print_json(planning.plan_document(planned.plan, planned.request, host))
+        print_json(encode_plan(planned.plan))
     elif not asked.quiet:
         planning.print_explanation(planned.plan, planned.request, verdict, host, asked)
     else:
@@ -148,8 +149,7 @@ def _write(planned: TargetPlan, host: "Host", document: str, asked: PlanArgument
     for finding in planned.findings:
         fix = "" if finding.fix is None else f"; {finding.fix}"
         lines.append(f"{finding.severity}: {finding.subject}: {finding.detail}{fix} ({finding.id})")
-    made = planning.plan_document(planned.plan, planned.request, host) if asked.save_plan else ""
-    return [*lines, *planning.write_plan_files(planned.plan, made, host, asked)]
+    return [*lines, *planning.write_plan_files(planned.plan, host, asked)]
 
 
 def _write_files(

@@ -25,6 +25,7 @@ from homenode.decide.auto_layout import NotRecommended, refuse_auto, settled
 from homenode.decide.evidence.sources import load_evidence
 from homenode.errors import UsageError
 from homenode.input_files import read_input
+from homenode.plan.stored import encode_plan, encode_refusal, read_plan, with_planned
 from homenode.plan.tuning import Tuning, tune, tune_manually
 from homenode.vm.domain.read import read_vm
 from homenode.vm.domain.restore import SavedOriginal, is_tuned_output, saved_original, write_tuned
@@ -124,7 +125,6 @@ def hosts_after(hosts: "tuple[Host, ...]", plans: Sequence[Path]) -> "tuple[Host
     """The hosts with the VMs of the saved plans of --after. Raises InputError, UsageError."""
     if not plans:
         return hosts
-    from homenode.plan.stored import read_plan, with_planned
 
     hint = "homenode plan --save-plan writes one"
     read = [(str(path), read_input(path, "a saved plan", hint=hint)) for path in plans]
@@ -277,8 +277,6 @@ def best_of(
 def say_why_not(error: Unplannable, *, as_json: bool = False) -> None:
     """Every rejection, for people on standard error or as JSON on standard output."""
     if as_json:
-        from homenode.plan.stored import encode_refusal
-
         print_json(encode_refusal(error))
     else:
         from homenode.show.explain import rejections_text
@@ -295,7 +293,7 @@ def _print(
     asked: PlanArguments,
 ) -> None:
     if asked.json:
-        print_json(plan_document(tuning.plan, tuning.request, tuning.host))
+        print_json(encode_plan(tuning.plan))
     elif not asked.quiet:
         print_explanation(tuning.plan, tuning.request, verdict, host, asked)
     else:
@@ -343,8 +341,7 @@ def _write(
     lines = []
     if asked.output is not None:
         lines += write_document(tuning, original, asked.output, permissions_of(document))
-    made = plan_document(tuning.plan, tuning.request, tuning.host) if asked.save_plan else ""
-    return [*lines, *tuning.notes, *write_plan_files(tuning.plan, made, host, asked)]
+    return [*lines, *tuning.notes, *write_plan_files(tuning.plan, host, asked)]
 
 
 def write_document(tuning: Tuning, original: bytes | None, output: Path, mode: int) -> list[str]:
@@ -370,24 +367,10 @@ def written(saved: SavedOriginal) -> str:
     return f"wrote {saved.output} (original in {saved.original}; homenode restore undoes it)"
 
 
-def plan_document(made: Plan, request: "GuestRequest | None", host: "Host | None") -> str:
-    """The plan's document with its proof, which is made here; without one in manual mode. host: as
-    it was planned on."""
-    from homenode.plan.stored import encode_plan
-
-    if request is None or host is None:
-        return encode_plan(made)
-    from homenode.plan.proof.build import proof_of
-
-    return encode_plan(made, proof_of(host, request, made))
-
-
-def write_plan_files(
-    made: Plan, document: str, host: "Host | None", asked: PlanArguments
-) -> list[str]:
+def write_plan_files(made: Plan, host: "Host | None", asked: PlanArguments) -> list[str]:
     """The plan's document and its picture, where they are wanted. What to say of them."""
     if asked.save_plan is not None:
-        write_text(asked.save_plan, document)
+        write_text(asked.save_plan, encode_plan(made))
     if asked.svg is not None:
         assert host is not None, "manual mode was refused --svg before"
         from homenode.show.topology_map import topology_map

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from msgspec import Struct, structs
+from msgspec import structs
 
 from homenode.check.verify.boot.stand_in_boot import BootOptions
 from homenode.check.verify.verification import Verified, VerifyRequest
@@ -17,38 +17,21 @@ from homenode.cli.terminal import (
     interruptible,
     note,
     print_findings,
-    print_json,
     working,
     write_text,
 )
 from homenode.errors import FINDINGS, UsageError
 from homenode.findings import Findings, Severity, in_order
-from homenode.formats import encode
 from homenode.input_files import read_input
 from homenode.machine.pci import DeviceKind
 from homenode.vm.hypervisor.connection import DEFAULT
 from homenode.vm.sources import load_host, names_domain
 
 
-class ProofCheck(Struct, frozen=True, kw_only=True):
-    """Of verify --proof. reason: why it is false, or is none; None where it is true."""
-
-    plan: str
-    proved: bool
-    conclusions: tuple[str, ...]
-    reason: str | None
-
-
 def verify(asked: VerifyArguments) -> None:
     """Check what is asked, and print the findings."""
     _refuse_idle(asked)
     target = asked.target
-    if asked.proof:
-        given = (asked.plan, asked.lspci, asked.live, asked.guest, asked.svg, target)
-        if asked.document is None or asked.boot or any(one is not None for one in given):
-            raise UsageError("--proof: expected the saved plan, and --host alone with it")
-        _verify_proof(asked.document, asked.host, as_json=asked.json)
-        return
     if asked.live is not None:
         if asked.boot or any(
             one is not None
@@ -216,44 +199,3 @@ def verify_live(name: str, connect: str, plan: Path | None, *, as_json: bool) ->
     findings = verify_running_domain(name, connect, made)
     print_findings(findings, as_json=as_json)
     exit_if_bad(findings.findings)
-
-
-def _verify_proof(path: Path, host: str | None, *, as_json: bool) -> None:
-    """Print what the proof of a saved plan proves; exit 1 where it is false or there is none.
-
-    host: whose facts the proof must state; None = they are taken as stated. Raises InputError.
-    """
-    from homenode.plan.proof.facts import wrong_facts
-    from homenode.plan.proof.statement import FalseProofError, NotProved, conclusions, decode_plan
-    from homenode.plan.proof.verifier import verify as verified
-    from homenode.plan.stored import read_plan_for
-    from homenode.vm.sources import load_host
-
-    content = read_input(path, "a saved plan", hint="homenode plan --save-plan P.json")
-    plan, proof = decode_plan(content, str(path))
-    lines: list[str] = []
-    reason = None
-    if isinstance(proof, NotProved):
-        reason = f"nothing is proved: {proof.not_proved}"
-    else:
-        try:
-            if host is not None:
-                stated = load_host(host)
-                read_plan_for(stated, content, str(path))
-                for wrong in wrong_facts(stated, proof):
-                    raise FalseProofError(wrong)
-            verified(plan, proof)
-            lines = conclusions(plan, proof)
-        except FalseProofError as error:
-            reason = f"the proof is false: {error}"
-    if as_json:
-        answer = ProofCheck(
-            plan=str(path), proved=reason is None, conclusions=tuple(lines), reason=reason
-        )
-        print_json(encode("proof-check", answer))
-    elif reason is not None:
-        note(reason)
-    else:
-        console().print("\n".join(lines), highlight=False, markup=False)
-    if reason is not None:
-        raise SystemExit(FINDINGS)

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 
-import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -12,7 +11,6 @@ from homenode.indices import NodeIndex
 from homenode.machine.topology import Host, RunningDomain
 from homenode.plan.allocations import uuid_of_device
 from homenode.plan.placement import Placement
-from homenode.plan.proof.statement import NotProved, Proof
 from homenode.plan.request import GuestRequest
 from homenode.plan.shape.guest_numa import guest_memory
 from homenode.plan.shape.guest_topology import numbering
@@ -22,13 +20,9 @@ from homenode.vm.plan_model import PageReservation, Plan, Rejection, Unplannable
 from homenode.vm.plan_options import MemoryMode
 
 
-def encode_plan(plan: Plan, proof: Proof | NotProved | None = None) -> str:
-    """The homenode.plan document of a plan, with its proof on one line; None = without."""
-    document = formats.encode("plan", plan)
-    if proof is None:
-        return document
-    text = msgspec.json.encode(proof).decode()
-    return document.removesuffix("\n}\n") + f',\n  "proof": {text}\n}}\n'
+def encode_plan(plan: Plan) -> str:
+    """The homenode.plan document of a plan."""
+    return formats.encode("plan", plan)
 
 
 class Refusal(Struct, frozen=True):

@@ -40,7 +40,6 @@ class VerifyArguments(Struct, frozen=True, kw_only=True):
     )
     keep: Annotated[Path | None, Opt("--keep", "DIR", panel=BOOT, rare=True)] = None
     svg: Annotated[Path | None, Opt("--svg", "FILE")] = None
-    proof: Annotated[bool, Flag("--proof")] = False
     json: JsonOption = False
 
 

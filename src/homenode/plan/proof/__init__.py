@@ -1,1 +1,0 @@
-"""The proof that a plan carries: what it states, how it is made, how it is checked."""

@@ -1,7 +1,6 @@
 """Names that others chose, in everything that homenode writes for other programs: each is one name
 to the program that reads it, or is refused."""
 
-import json
 import shlex
 import shutil
 import subprocess
@@ -31,9 +30,6 @@ from homenode.cluster.bindings.scripts import script_of
 from homenode.cluster.kubevirt.manifest_options import ManifestOptions
 from homenode.cluster.kubevirt.manifests import manifests
 from homenode.cluster.kubevirt.object import yaml_text
-from homenode.cluster.pool.export import export, unnamed
-from homenode.cluster.pool.outlook import FlavourFit, Free, HostOutlook, PoolOutlook
-from homenode.cluster.pool.rules import Scheduler
 from homenode.cluster.slurm.config import config_word, parse_config, with_words
 from homenode.cluster.slurm.gres import gres_lines
 from homenode.cluster.slurm.options import Shape, StudyOptions
@@ -347,35 +343,6 @@ def test_manifests_hold_names_that_are_no_more_than_names(field: str) -> None:
                 assert text.count("\n") == plain[file].count("\n")
             elif file.endswith(".yaml"):
                 assert len(list(yaml.safe_load_all(text))) == plain[file].count("---\n") + 1
-
-
-# Pools
-
-
-def outlook_of(names: list[str]) -> PoolOutlook:
-    fits = (FlavourFit(flavour="gpu1", local=2, degraded=0),)
-    free = Free(
-        gpus=0, free_gpus=0, cores=0, free_cores=0, memory_bytes=0, free_memory_bytes=0, vms=0
-    )
-    hosts = tuple(HostOutlook(name=name, free=free, fits=fits, stranded=()) for name in names)
-    return PoolOutlook(
-        hosts=hosts, free=free, fits=fits, stranded=(), shapes=1, states=1, failures=()
-    )
-
-
-def test_schedulers_get_hosts_by_plain_names_alone() -> None:
-    found = outlook_of([*NAMES, "gpu01"])
-    lines = export(found, Scheduler.SLURM).splitlines()
-    left_out = set(unnamed(found, Scheduler.SLURM))
-    for name in ("--overwrite", "-n", "ALL", "DEFAULT", "localhost", "gpu[1-3]", "a,b", "", "a b"):
-        assert name in left_out
-    assert len(lines) == len(NAMES) + 1 - len(left_out)
-    assert all(line.count("=") == 4 and line.startswith("update NodeName=") for line in lines)
-    nodes = json.loads(export(found, Scheduler.KUBERNETES))["items"]
-    kept = {node["metadata"]["name"] for node in nodes}
-    assert kept == {*NAMES, "gpu01"} - set(unnamed(found, Scheduler.KUBERNETES))
-    assert kept <= {"gpu01", "esac", "done", "null", "true", "1e3", "0x10", "7", "localhost"}
-    assert json.loads(export(found, Scheduler.NOVA))["traits"].keys() == {*NAMES, "gpu01"}
 
 
 @pytest.mark.parametrize("word", SHELL_NAMES, ids=ascii)

@@ -32,7 +32,6 @@ WITHOUT = {
     "kubevirt on-define-domain": "prints a domain document",
     "kubevirt receive": "stores a run",
     "pool capture": "writes captures",
-    "pool export": "prints a scheduler's own words",
     "pool host": "pool show --json says each host's availability",
     "pool remove": "pool vms --json says what is left",
     "restore": "gives a document back",

@@ -248,8 +248,6 @@ def test_a_name_makes_no_line_of_its_own(
         ("pool", "show", tmp_path),
         ("pool", "show", tmp_path, "--all"),
         ("pool", "vms", tmp_path),
-        ("pool", "export", tmp_path, "--for", "slurm"),
-        ("pool", "export", tmp_path, "--for", "nova"),
         ("pool", "place", DOCUMENT, "--pool", tmp_path),
         ("doctor", "--pool", tmp_path),
         ("expect", "--pool", tmp_path, "-o", tmp_path / "site.toml"),

@@ -9,7 +9,6 @@ import pytest
 
 from homenode.cli import main
 from homenode.cluster.pool.model import PoolBuilder
-from homenode.cluster.pool.solver import install_hint, optional_module
 from homenode.cluster.pool.sources import load_pool
 from homenode.cluster.pool.stored import POOL_FILE, encode_pool, read_pool
 from homenode.errors import InputError, UsageError
@@ -188,22 +187,6 @@ def test_a_document_goes_to_standard_output_alone(
     assert _run([*place, "-o", "-", "--json"], monkeypatch, capsys)[0] == 2
 
 
-def test_vms_of_a_document_are_packed_with_names_of_their_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    pytest.importorskip("ortools")
-    monkeypatch.chdir(tmp_path)
-    Path("vm.xml").write_text(DOCUMENT)
-    table = '[[vm]]\nname = "%s"\ndocument = "vm.xml"\ngpus = 1\ncount = %d\n'
-    Path("v.toml").write_text("format = 1\n" + table % ("vm", 1) + table % ("w", 2))
-    pack = ["pack", "v.toml", "--pool", "hgx-h100*1", "-o", "packed"]
-    assert _run(pack, monkeypatch, capsys)[0] == 0
-    written = sorted(path.name for path in Path("packed").glob("*.xml"))
-    assert written == ["vm.xml", "w-1.xml", "w-2.xml"]
-    guests = [read_vm(path.read_bytes(), path.name) for path in Path("packed").glob("*.xml")]
-    assert len({one.hostdevs[0].bdf for one in guests}) == 3
-
-
 def test_a_recorded_vm_is_placed_again_where_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -224,64 +207,12 @@ def test_a_recorded_vm_is_placed_again_where_it_was(
     assert "500 free PUs" in capsys.readouterr().err
 
 
-def test_recorded_packings_count_until_all_their_vms_are_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    pytest.importorskip("ortools")
-    monkeypatch.chdir(tmp_path)
-    Path("pool").mkdir()
-    stored = "".join(encode_pool(pool_of([("a", shipped("hgx-h100")), ("b", shipped("hgx-h100"))])))
-    Path("pool", POOL_FILE).write_text(stored)
-    Path("v.toml").write_text('format = 1\n[[vm]]\nname = "vm"\ngpus = 4\ncount = 3\n')
-
-    def run(*arguments: str) -> int:
-        return _run([*arguments, "--pool", "pool"], monkeypatch, capsys)[0]
-
-    def placed() -> list[str]:
-        return sorted(vm.name for host in load_pool(["pool"]).hosts for vm in host.domains)
-
-    pack = ("pack", "v.toml", "--record", "-o", "packed")
-    assert _run([*pack, "--pool", "hgx-h100*2"], monkeypatch, capsys)[0] == 2
-    assert not Path("packed").exists()
-    assert run(*pack) == 0
-    assert placed() == ["vm-1", "vm-2", "vm-3"]
-    assert run(*pack) == 2  # these VMs are there
-    assert (run("remove", "vm-2", "nothere"), placed()) == (2, ["vm-1", "vm-3"])
-    assert (run("remove", "vm-1", "--packing", "packed"), placed()) == (2, [])
-    assert run(*pack) == 0
-    assert (run("remove", "--packing", "packed"), placed()) == (0, [])
-    assert run("remove") == 2
-    Path("packed", "packing.json").write_text('{"format": "homenode.pool-moves/1"}')
-    assert run("remove", "--packing", "packed") == 2
-
-
-def test_a_missing_library_of_the_extra_comes_with_the_command_of_this_python(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    with pytest.raises(UsageError, match="expected the Python package nothere") as refused:
-        optional_module("nothere.cp_model", "pool pack")
-    assert f"{sys.executable} -m pip install" in str(refused.value.hint)
-    monkeypatch.setitem(sys.modules, "homenode_one_file", sys)
-    assert "--target ~/.local/share/homenode/python3." in install_hint()
-
-
 def test_pool_place_offers_no_option_that_it_refuses(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     help_text = _run(["place", "--help"], monkeypatch, capsys)[1]
     assert "--record" in help_text
     assert not any(name in help_text for name in ("--after", "--replaces"))
-
-
-def test_an_option_that_is_missing_is_not_an_empty_one(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("sys.argv", ["homenode", "pool", "export", "hgx-h100"])
-    with pytest.raises(SystemExit):
-        main.main()
-    said = capsys.readouterr().err
-    assert all(name in said for name in ("--for", "kubernetes", "nova", "slurm"))
-    assert "''" not in said
 
 
 def test_a_failure_names_its_source_once(tmp_path: Path) -> None:

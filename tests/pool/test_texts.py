@@ -11,8 +11,6 @@ from homenode.cluster.pool.model import Pool, PoolHost, pool_vms
 from homenode.cluster.pool.outlook import FlavourFit, Free, HostOutlook, PoolOutlook, outlook
 from homenode.cluster.pool.rules import Availability
 from homenode.doc import Doc
-from homenode.show.html import html_page
-from homenode.show.pool_page import MOST_ALONE, pool_page
 from homenode.show.pool_text import (
     MOST_ROWS,
     pool_text,
@@ -163,32 +161,6 @@ def test_a_command_with_quoted_words_is_not_continued_within_them() -> None:
             ["sh", "-c", f'virsh() {{ echo "$2"; }}\n{text}'], capture_output=True, text=True
         )
         assert done.stdout == "a file with a very long name and spaces in it.xml\n", width
-
-
-def test_the_page_draws_each_gpu_by_its_vm_and_names_the_vms() -> None:
-    size = sized("gpu1", gpus=1, vcpus=50, memory_bytes=100 << 30)
-    host = with_vm(shipped("hgx-h100"), size, "<b>")
-    pool = pool_of([("a", host), ("cpu", shipped("xeon-2p-cpus"))])
-    page = html_page(pool_page(pool, outlook(pool, FLAVOURS)))
-    maps = page.partition('<div class="charts hosts">')[2]
-    assert "<b>" not in maps
-    assert maps.count("&lt;b&gt;") >= 2
-    drawn = {name: maps.count(f'class="{name}"') for name in ("free", "stranded", "on-cell0")}
-    assert drawn == {"free": 4, "stranded": 3, "on-cell0": 1}
-    assert maps.count('<figure class="short">') == 1
-    assert ">61/112</td>" in maps and ">173/224</td>" in maps, "cores: free of all"
-
-
-def test_of_many_hosts_those_with_the_same_map_share_it() -> None:
-    host = shipped("hgx-h100")
-    busy = with_vm(host, GPU1, "vm")
-    names = [(f"h{i}", busy if i % 2 else host) for i in range(MOST_ALONE + 1)]
-    for count, maps in ((MOST_ALONE, MOST_ALONE), (MOST_ALONE + 1, 2)):
-        pool = pool_of(names[:count])
-        found = outlook(pool, FLAVOURS)
-        page = html_page(pool_page(pool, found)).partition('<div class="charts hosts">')[2]
-        assert page.count("<figure") == maps
-        assert page.count("<tr>") == count + 2, "heads, hosts, all"
 
 
 @pytest.mark.parametrize(

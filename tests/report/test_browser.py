@@ -6,12 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from homenode.cluster.pool.flavour import default_flavours
-from homenode.cluster.pool.outlook import outlook
-from homenode.show.html import html_page
-from homenode.show.pool_page import pool_page
 from tests.chromium import Tab, needs_chromium, opened_tab
-from tests.pool.pools import pool_of, shipped, with_vm
 from tests.report_runs import NASTY, nasty_results, report
 
 pytestmark = [pytest.mark.browser, needs_chromium]
@@ -236,17 +231,3 @@ def test_the_summary_needs_no_scrolling_in_a_wide_window(page: Path, tab: Tab) -
     assert tab.value(
         "(r => r.scrollWidth <= r.clientWidth)(document.querySelector('#summary .scroll'))"
     )
-
-
-def test_a_page_of_a_pool_asks_for_nothing_and_fits_a_phone(tmp_path: Path, tab: Tab) -> None:
-    host = with_vm(shipped("hgx-h100"), default_flavours()[1], "a-name-" * 30)
-    pool = pool_of([("gpu-1", host), ("gpu-host-" + "x" * 60, shipped("epyc-nps4-gpu-nic"))])
-    path = tmp_path / "pool.html"
-    path.write_text(html_page(pool_page(pool, outlook(pool, default_flavours()))))
-    tab.complaints.clear()
-    tab.requests.clear()
-    for dark in (False, True):
-        tab.open(path, width=360, dark=dark)
-        assert tab.value("document.documentElement.scrollWidth") <= 360
-        assert tab.value("document.querySelectorAll('.hosts svg .free').length") == 14
-    assert (tab.complaints, set(tab.requests)) == ([], {path.as_uri()})

@@ -10,16 +10,12 @@ from pathlib import Path
 import pytest
 
 from homenode.cli import main, terminal
-from homenode.cluster.pool.export import export
-from homenode.cluster.pool.rules import Scheduler
 from homenode.cluster.slurm import client
 from homenode.cluster.slurm.config import config_word, parse_config
 from homenode.cluster.slurm.gres import gres_lines
-from tests.hostile_names import NAMES
 from tests.slurm.hostile_jobs import FORGED
 from tests.slurm.test_audit_live import NODE, submit, until_runs
 from tests.slurm.testbed import Testbed, running
-from tests.test_hostile_names import outlook_of
 
 pytestmark = pytest.mark.slurm
 
@@ -226,22 +222,6 @@ def test_what_is_no_id_is_asked_of_no_program(
     with pytest.raises(SystemExit) as end:
         main.main()
     assert end.value.code == 2 and "expected an id such as 4711" in capsys.readouterr().err
-
-
-def test_scontrol_changes_the_named_nodes_alone(slurm: Testbed) -> None:
-    exported = outlook_of([*NAMES, "gpu01", "gpu02"])
-    for hosts in (exported, outlook_of([*NAMES, "gpu01"])):
-        subprocess.run(
-            ["scontrol"],
-            input=export(hosts, Scheduler.SLURM),
-            env=slurm.environment,
-            capture_output=True,
-            text=True,
-            timeout=180,
-        )
-    nodes = slurm.client("sinfo", "-h", "-N", "-p", "parts", "-o", "%N|%f|%b|%w").split()
-    fits = "homenode_gpu1|homenode_gpu1|1"
-    assert nodes == [f"gpu01|{fits}", f"gpu02|{fits}", "gpu03|(null)|(null)|1"]
 
 
 @pytest.mark.parametrize("kind", ["h#100", "h\\100", "h\\", "h=1", "h'1", "$(id)", "#", "h\\#"])

@@ -86,9 +86,6 @@ POOL = Command(
         Command("place", f"{_POOL}PoolPlaceArguments", "pool_placing:place"),
         Command("host", f"{_POOL}PoolHostArguments", "pool_placing:mark_hosts"),
         Command("remove", f"{_POOL}PoolRemoveArguments", "pool_placing:remove"),
-        Command("simulate", f"{_POOL}PoolSimulateArguments", "pool_reading:simulate"),
-        Command("pack", f"{_POOL}PoolPackArguments", "pool_placing:pack"),
-        Command("export", f"{_POOL}PoolExportArguments", "pool_reading:export"),
     ),
 )
 POD = Command(

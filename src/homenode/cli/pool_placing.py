@@ -1,4 +1,4 @@
-"""homenode pool place, remove, pack, host: where VMs go. [I/O]"""
+"""homenode pool place, remove, host: where VMs go. [I/O]"""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -7,17 +7,14 @@ from itertools import chain, islice
 from pathlib import Path
 
 from msgspec import structs
-from msgspec.structs import replace
 
 from homenode.cli.arguments.pool import (
     PoolHostArguments,
-    PoolPackArguments,
     PoolPlaceArguments,
     PoolRemoveArguments,
 )
 from homenode.cli.planning import check_tuned_output, write_document
 from homenode.cli.pool_reading import (
-    MOST_NAMES,
     check_hosts,
     exit_with_failures,
     note_failures,
@@ -38,17 +35,6 @@ from homenode.cli.terminal import (
 from homenode.cluster.pool.flavour import Flavour
 from homenode.cluster.pool.ledger import Ledger, has_ledger
 from homenode.cluster.pool.model import Pool, PoolHost
-from homenode.cluster.pool.pack import pack as pack_vms
-from homenode.cluster.pool.pack import parse_requests
-from homenode.cluster.pool.packing import (
-    check_file_names,
-    encode_packing,
-    packing_text,
-    read_packing,
-    tuned_documents,
-    uuid_of,
-    write_packing,
-)
 from homenode.cluster.pool.place import PoolPlaces, RankedPlace
 from homenode.cluster.pool.reservations import Reservation, identity_of, seen_in
 from homenode.decide.auto_layout import NotRecommended, settled
@@ -63,11 +49,10 @@ from homenode.show.explain import explain
 from homenode.show.pool_text import places_text
 from homenode.vm.domain.copy import copied_uuid
 from homenode.vm.domain.read import read_vm
-from homenode.vm.domain.schema import refuse_new_errors
 from homenode.vm.model import Vm
 from homenode.vm.plan_model import Unplannable
 from homenode.vm.plan_options import PlanOptions, refuse_objective
-from homenode.wording import command_line, operands, plural
+from homenode.wording import command_line
 
 
 def place(asked: PoolPlaceArguments) -> None:
@@ -278,12 +263,12 @@ def note_that_it_waits() -> None:
 
 def remove(asked: PoolRemoveArguments) -> None:
     """Remove the records of VMs."""
-    names, packing, folder = asked.vms, asked.packing, asked.pool
-    if not names and packing is None:
-        raise UsageError("pool remove: expected names of VMs or --packing DIR, found neither")
+    folder = asked.pool
+    if not asked.vms:
+        raise UsageError("pool remove: expected names of VMs, found none")
     if not folder.is_dir():
         raise InputError(f"{folder}: expected a pool's folder, found none")
-    wanted = dict.fromkeys([*names, *(() if packing is None else read_packing(packing))])
+    wanted = dict.fromkeys(asked.vms)
     removed: dict[str, str] = {}
     if has_ledger(folder):
         with Ledger(folder) as ledger, ledger.writing(note_that_it_waits):
@@ -314,56 +299,3 @@ def mark_hosts(asked: PoolHostArguments) -> None:
             ledger.set_host(host, asked.state)
     for host in asked.hosts:
         note(f"{host} is {asked.state}")
-
-
-def pack(asked: PoolPackArguments) -> None:
-    """Place all VMs, and write their plans."""
-    requests, output, record = asked.requests, asked.output, asked.record
-    sources = pool_named(asked.pool, ())
-
-    def read_document(name: str) -> bytes:
-        return read_input(requests.parent / name, "a domain document")
-
-    text = read_input(requests, "requests as TOML").decode("utf-8", "replace")
-    wanted = parse_requests(text, str(requests), read_document)
-    check_file_names(name for request in wanted for name in request.names)
-    with recording(sources) if record else nullcontext() as ledger:
-        pool = read_the_pool(sources, ledger)
-        note_failures(pool)
-        packing = pack_vms(pool, wanted, seconds=asked.time_limit)
-        tuned = tuned_documents(packing, pool)
-        gaps = {
-            refuse_new_errors(one.original, one.document, one.libvirt) for one in tuned.values()
-        }
-        write_packing(output, packing, tuned)
-        if ledger is not None:
-            for vm in packing.vms:
-                own = replace(domain_of_plan(vm.plan), uuid=uuid_of(vm))
-                ledger.reserve(
-                    Reservation(host=vm.host, vm=own, by_name=own.uuid is None, rules=vm.rules)
-                )
-    for text in dict.fromkeys(text for one in tuned.values() for text in one.notes):
-        note(text)
-    for gap in sorted(gap for gap in gaps if gap is not None):
-        note(f"not checked: {gap}")
-    if asked.json:
-        print_json(encode_packing(packing))
-    else:
-        console().print(packing_text(packing), highlight=False)
-        documents = f", {plural(len(tuned), 'document')}" if tuned else ""
-        note(f"wrote {output}: {plural(len(packing.vms), 'plan')}{documents} and packing.json")
-    if record and packing.vms:
-        _note_recorded([vm.name for vm in packing.vms], sources[0], output)
-    if tuned and not asked.json:
-        note(f"next: define each document of {output} on the host that is listed with its VM")
-    if packing.unplaced:
-        raise SystemExit(UNPLANNABLE)
-    exit_with_failures(pool)
-
-
-def _note_recorded(names: Sequence[str], folder: str, output: Path) -> None:
-    """That the VMs count now, and the command that removes their records."""
-    by_name = len(names) <= MOST_NAMES
-    which = operands(*names) if by_name else ("--packing", output)
-    undo = command_line("homenode", "pool", "remove", "--pool", folder, *which)
-    note(f"recorded {plural(len(names), 'VM')} in {folder}; to remove them: {undo}")

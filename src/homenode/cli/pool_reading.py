@@ -1,4 +1,4 @@
-"""homenode pool show, vms, capture, export, simulate: hosts, and what fits on them. [I/O]"""
+"""homenode pool show, vms, capture: hosts, and what fits on them. [I/O]"""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -7,46 +7,29 @@ from pathlib import Path
 
 from homenode.cli.arguments.pool import (
     PoolCaptureArguments,
-    PoolExportArguments,
     PoolShowArguments,
-    PoolSimulateArguments,
     PoolVmsArguments,
 )
 from homenode.cli.terminal import (
-    check_can_write,
     console,
     error_console,
     note,
     print_file,
     print_json,
-    write_text,
 )
 from homenode.cluster.pool.answers_file import read_answers, write_answers
 from homenode.cluster.pool.capture import capture_pool, store_pool
-from homenode.cluster.pool.export import NEXT_STEP, unnamed
-from homenode.cluster.pool.export import export as export_text
 from homenode.cluster.pool.flavour import Flavour, default_flavours, parse_flavours
 from homenode.cluster.pool.ledger import Ledger, has_ledger
 from homenode.cluster.pool.model import Pool, pool_vms
 from homenode.cluster.pool.outlook import outlook
 from homenode.cluster.pool.planner import Planner
-from homenode.cluster.pool.replay import trace as traces
-from homenode.cluster.pool.replay.simulation import (
-    Simulation,
-    simulate_cells,
-    simulate_hosts,
-    simulate_tasks,
-)
-from homenode.cluster.pool.rules import Scheduler
 from homenode.cluster.pool.sources import Progress, load_pool
 from homenode.cluster.pool.stored import POOL_FILE
-from homenode.cluster.scheduler.claims import claim_templates, read_slices
 from homenode.errors import FINDINGS, UsageError
 from homenode.formats import encode
 from homenode.input_files import read_input
 from homenode.show import pool_text
-from homenode.show.html import html_page
-from homenode.show.pool_page import pool_page, simulation_page, simulation_text
 from homenode.show.pool_text import vms_text
 from homenode.wording import command_line, did_you_mean, plural
 
@@ -144,8 +127,7 @@ def show(asked: PoolShowArguments) -> None:
     """Print what is free, and what still fits."""
     if sum((asked.csv, asked.prometheus, asked.json)) > 1:
         raise UsageError("--csv, --prometheus, --json: expected one of them, found several")
-    page, sources = asked.page, pool_named(asked.pool, asked.sources)
-    check_can_write(page)
+    sources = pool_named(asked.pool, asked.sources)
     sizes = read_flavours(asked.flavours)
     pool = read_the_pool(sources)
     with planner_of(pool, sources) as planner, progress("planning") as show_progress:
@@ -158,9 +140,6 @@ def show(asked: PoolShowArguments) -> None:
         print_file(pool_text.pool_prometheus(found))
     else:
         console().print(pool_text.pool_text(found, everything=asked.everything))
-    if page is not None:
-        write_text(page, html_page(pool_page(pool, found)))
-        note(f"wrote {page}")
     if asked.json or asked.csv or asked.prometheus:
         note_failures(pool)
     else:
@@ -226,132 +205,3 @@ def capture(asked: PoolCaptureArguments) -> None:
     if pool.hosts:
         note(f"next: {command_line('homenode', 'pool', 'show', output)}")
     exit_with_failures(pool)
-
-
-def export(asked: PoolExportArguments) -> None:
-    """Print what still fits in a scheduler's words."""
-    scheduler = asked.scheduler
-    if (scheduler is Scheduler.DRA) != (asked.slices is not None):
-        raise UsageError("expected --for dra and --slices FILE together, found one of them")
-    if asked.slices is not None:
-        _export_claims(asked.slices, read_flavours(asked.flavours))
-        return
-    sources = pool_named(asked.pool, asked.sources)
-    sizes = read_flavours(asked.flavours)
-    pool = read_the_pool(sources)
-    note_failures(pool)
-    with planner_of(pool, sources) as planner, progress("planning") as show_progress:
-        found = outlook(pool, sizes, planner, show_progress)
-    print_file(export_text(found, scheduler))
-    note(f"next: {NEXT_STEP[scheduler]}")
-    left_out = unnamed(found, scheduler)
-    for name in left_out:
-        note(f"left out {name}: expected a name that {scheduler} can have")
-    if left_out:
-        raise SystemExit(FINDINGS)
-    exit_with_failures(pool)
-
-
-def _export_claims(path: Path, sizes: Sequence[Flavour]) -> None:
-    devices = read_slices(read_input(path, "kubectl get resourceslices -o json"), str(path))
-    templates, loose = claim_templates(devices, sizes)
-    print_file(templates)
-    for name in loose:
-        note(f"{name}: its devices share no attribute in such a number: any of a node will do")
-    note(f"next: {NEXT_STEP[Scheduler.DRA]}")
-
-
-def simulate(asked: PoolSimulateArguments) -> None:
-    """Replay, and print what came of it."""
-    page = asked.page
-
-    check_can_write(page)
-    pool = None
-    if asked.trace == "random":
-        sizes = read_flavours(asked.flavours)
-        weights = _weights(asked.mix, sizes)
-        pool = read_the_pool(asked.pool)
-        note_failures(pool)
-    with progress("replaying") as show_progress:
-        found = (
-            _simulate_random(pool, sizes, weights, asked, show_progress)
-            if pool is not None
-            else _simulate_trace(asked, show_progress)
-        )
-    if asked.json:
-        print_json(encode("pool-simulation", found))
-    else:
-        console().print(simulation_text(found))
-    if page is not None:
-        write_text(page, html_page(simulation_page(found)))
-        note(f"wrote {page}")
-    if pool is not None:
-        exit_with_failures(pool)
-
-
-def _simulate_random(
-    pool: Pool,
-    sizes: Sequence[Flavour],
-    weights: tuple[float, ...],
-    asked: PoolSimulateArguments,
-    show_progress: Progress,
-) -> Simulation:
-    what = f"{asked.vms} VMs at {asked.load:.0%} load on {len(pool.hosts)} hosts"
-    return simulate_hosts(
-        what,
-        pool,
-        sizes,
-        weights,
-        policies=asked.policy,
-        orders=asked.orders,
-        progress=show_progress,
-        load=asked.load,
-        vms=asked.vms,
-    )
-
-
-def _simulate_trace(asked: PoolSimulateArguments, show_progress: Progress) -> Simulation:
-    trace, nodes = asked.trace, asked.nodes
-    if nodes is None:
-        raise UsageError("pool simulate: expected --nodes FILE with a trace, found none")
-    text = read_input(Path(trace), "a trace as CSV").decode("utf-8", "replace")
-    machines = read_input(nodes, "machines as CSV").decode("utf-8", "replace")
-    what = Path(trace).name
-    if traces.trace_kind(text, trace) is traces.TraceKind.TASKS:
-        return simulate_tasks(
-            what,
-            traces.parse_gpu_nodes(machines, str(nodes)),
-            traces.parse_tasks(text, trace),
-            asked.policy,
-            asked.orders,
-            show_progress,
-        )
-    return simulate_cells(
-        what,
-        traces.parse_two_node_servers(machines, str(nodes)),
-        traces.parse_cell_vms(text, trace),
-        asked.policy,
-        asked.orders,
-        show_progress,
-    )
-
-
-def _weights(mix: str | None, flavours: Sequence[Flavour]) -> tuple[float, ...]:
-    """How often each flavour comes. Raises UsageError."""
-    if mix is None:
-        return tuple(1.0 for _ in flavours)
-    given: dict[str, float] = {}
-    names = [flavour.name for flavour in flavours]
-    for part in mix.split(","):
-        name, _, weight = part.strip().partition("=")
-        try:
-            given[name] = float(weight)
-        except ValueError:
-            given[name] = -1.0
-        if name not in names or not 0 <= given[name] < 1e9:
-            raise UsageError(
-                f"--mix: expected FLAVOUR=WEIGHT of {', '.join(names)}, found {part.strip()!r}"
-            )
-    if not any(given.values()):
-        raise UsageError("--mix: expected a weight above 0, found none")
-    return tuple(given.get(name, 0.0) for name in names)

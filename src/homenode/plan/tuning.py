@@ -127,14 +127,6 @@ def tune_together(requests: Sequence[TuningRequest], host: Host) -> tuple[Tuning
     raise best[1]
 
 
-def tune_as_planned(
-    original: bytes, source: str, made: Plan, host: Host, *, copy_name: str | None = None
-) -> Tuning:
-    """The same for a plan that was made of this document on this host. Raises as tune does."""
-    before, notes = _given(original, source, copy_name)
-    return _on_host(before, source, vm_of(open_domain(before, source)), made, host, notes)
-
-
 def _on_host(
     before: bytes, source: str, guest: Vm, made: Plan, host: Host, notes: tuple[str, ...]
 ) -> Tuning:

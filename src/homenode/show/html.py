@@ -11,7 +11,7 @@ from homenode.input_files import package_text
 from homenode.show.svg_canvas import CHART, PICTURE, css
 from homenode.wording import printable
 
-_DRAWINGS = "svg:is(.map,.host)"
+_DRAWINGS = "svg.map"
 _HATCHED = "".join(
     f"svg.map [data-hatch={name}]{{fill:url(#{name})}}" for name in ("taken", "barred")
 )

@@ -11,7 +11,7 @@ from homenode.cli.arguments import (
     ResultsOption,
 )
 from homenode.cli.command import Without
-from homenode.cluster.pool.rules import Availability, Rules, Scheduler
+from homenode.cluster.pool.rules import Availability, Rules
 from homenode.opt import Arg, Flag, Opt
 from homenode.vm.plan_options import PlanOptions
 
@@ -34,7 +34,6 @@ class PoolShowArguments(Struct, frozen=True, kw_only=True):
     everything: Annotated[bool, Flag("--all")] = False
     csv: Annotated[bool, Flag("--csv")] = False
     prometheus: Annotated[bool, Flag("--prometheus")] = False
-    page: Annotated[Path | None, Opt("--output -o", "FILE", also="--page")] = None
     json: JsonOption = False
 
 
@@ -97,17 +96,16 @@ class PoolPlaceArguments(Struct, frozen=True, kw_only=True):
 
 
 class PoolRemoveArguments(Struct, frozen=True, kw_only=True):
-    """Remove what pool place or pool pack has reserved.
+    """Remove what pool place has reserved.
 
     Examples:
       homenode pool remove gpu-vm-1 gpu-vm-2 --pool pool/
-      homenode pool remove --packing packed/ --pool pool/
+      homenode pool remove gpu-vm-3 --owner team-a --pool pool/
     """
 
     pool: Annotated[Path, Opt("--pool", "POOL/")]
     vms: Annotated[tuple[str, ...], Arg("VM...")] = ()
     owner: Annotated[str, Opt("--owner", "NAME")] = ""
-    packing: Annotated[Path | None, Opt("--packing", "DIR")] = None
 
 
 class PoolHostArguments(Struct, frozen=True, kw_only=True):
@@ -121,63 +119,3 @@ class PoolHostArguments(Struct, frozen=True, kw_only=True):
     hosts: Annotated[tuple[str, ...], Arg("HOST...")]
     pool: Annotated[Path, Opt("--pool", "POOL/")]
     state: Annotated[Availability, Opt("--state", "STATE")]
-
-
-class PoolSimulateArguments(Struct, frozen=True, kw_only=True):
-    """Replay arrivals under several policies: what is refused.
-
-    Arrivals and results are simulated. Needs OR-tools (docs/install.md); without it, the error
-    names the command that installs it.
-
-    Examples:
-      homenode pool simulate random --pool 'hgx-h100*8' --load 0.9 --mix gpu1=8,gpu2=4,gpu8=1
-      homenode pool simulate tasks.csv --nodes nodes.csv --policy fgd --policy homenode
-    """
-
-    trace: Annotated[str, Arg("TRACE")]
-    nodes: Annotated[Path | None, Opt("--nodes", "FILE")] = None
-    pool: Annotated[tuple[str, ...], Opt("--pool", "POOL")] = ()
-    flavours: FlavoursOption = None
-    policy: Annotated[tuple[str, ...], Opt("--policy", "NAME")] = ()
-    orders: Annotated[int, Opt("--orders", "N", ge=1, le=1000)] = 5
-    load: Annotated[float, Opt("--load", "SHARE", ge=0.01, le=10)] = 0.9
-    vms: Annotated[int, Opt("--vms", "N", ge=1, le=1000000)] = 500
-    mix: Annotated[str | None, Opt("--mix", "FLAVOUR=WEIGHT,...")] = None
-    page: Annotated[Path | None, Opt("--output -o", "FILE", also="--page")] = None
-    json: JsonOption = False
-
-
-class PoolPackArguments(Struct, frozen=True, kw_only=True):
-    """Place many VMs at once: most value, fewest packages and hosts.
-
-    Prints the solver's bound and the gap. Every VM has a plan of the ordinary planner. Needs
-    OR-tools (docs/install.md); without it, the error names the command that installs it.
-
-    Examples:
-      homenode pool pack vms.toml --pool pool/ --record -o packed/
-      homenode pool pack vms.toml --pool 'hgx-h100*20' -o packed/ --time-limit 300
-    """
-
-    requests: Annotated[Path, Arg("REQUESTS")]
-    pool: PoolOption
-    output: Annotated[Path, Opt("--output -o", "DIR")]
-    time_limit: Annotated[float, Opt("--time-limit", "SECONDS", ge=1)] = 60.0
-    record: Annotated[bool, Flag("--record")] = False
-    json: JsonOption = False
-
-
-class PoolExportArguments(Struct, frozen=True, kw_only=True):
-    """Print what still fits, as a scheduler's labels or features.
-
-    For dra: ResourceClaimTemplates whose GPUs share a NUMA node, for the devices in --slices.
-
-    Examples:
-      homenode pool export --pool pool/ --for kubernetes
-      homenode pool export --pool pool/ --for slurm
-    """
-
-    pool: PoolOption = ()
-    sources: PoolArgument = ()
-    scheduler: Annotated[Scheduler, Opt("--for", "NAME")]
-    slices: Annotated[Path | None, Opt("--slices", "FILE")] = None
-    flavours: FlavoursOption = None

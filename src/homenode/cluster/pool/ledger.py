@@ -361,8 +361,7 @@ class Ledger:
             if name.startswith("SQLITE_BUSY"):
                 raise HostError(
                     f"{self.path}: expected no other homenode that reserves in this pool",
-                    hint="run it again when the other has ended; pool pack may take its "
-                    "--time-limit",
+                    hint="run it again when the other has ended",
                 ) from None
             if name in _NO_LOCKS:
                 raise _no_locks(self._folder, str(error)) from None

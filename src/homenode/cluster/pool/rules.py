@@ -34,12 +34,3 @@ class Availability(StrEnum):
     CORDONED = "cordoned"
     DRAINING = "draining"
     GONE = "gone"
-
-
-class Scheduler(StrEnum):
-    """Who takes what a pool exports."""
-
-    KUBERNETES = "kubernetes"
-    DRA = "dra"
-    NOVA = "nova"
-    SLURM = "slurm"

@@ -5,7 +5,6 @@ its root complex. GPUs are chosen together with the nodes (solve.py); here stand
 choose from.
 """
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import NamedTuple
@@ -27,7 +26,6 @@ from homenode.plan.devices.gpu_ties import GpuTies
 from homenode.plan.request import GuestRequest
 from homenode.vm.gpu_parts import free_parts, is_divided, profiles_text
 from homenode.vm.plan_model import PlanFinding, Rejection, Unplannable
-from homenode.vm.plan_options import PlanOptions
 
 
 class GpuCandidate(Struct, frozen=True):
@@ -465,17 +463,6 @@ def _package_of_gpu(host: Host) -> dict[Bdf, int | None]:
         for gpu in host.devices_of_kind(DeviceKind.GPU)
         if gpu.physical_function is None
     }
-
-
-def stay_in_package(host: Host, options: PlanOptions, count: int) -> bool:
-    """Whether so many GPUs that the planner chooses are always of one package."""
-    fabric = None if options.without_nvlink else fabric_of_host(host)
-    home = _package_of_gpu(host)
-    if fabric is None or options.gpu_profile is not None or None in home.values():
-        return False
-    most = max(Counter(home.values()).values(), default=0)
-    sets = (one for one in fabric.all_partitions() if len(one) == count)
-    return 1 < count <= most and all(len({home[bdf] for bdf in one}) == 1 for one in sets)
 
 
 def _in_no_package(host: Host, others: Allocations, count: int, free: int) -> Unplannable:

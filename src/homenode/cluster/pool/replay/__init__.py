@@ -1,1 +1,0 @@
-"""Replay: arrivals and departures over hosts, under several policies. Results are simulated."""

@@ -1,0 +1,29 @@
+"""Captures that a Slurm job makes of its nodes are a pool."""
+
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from homenode.cluster.pool.sources import load_pool
+from tests.slurm import testbed
+
+pytestmark = pytest.mark.slurm
+
+
+@pytest.fixture(scope="module")
+def slurm() -> Iterator[testbed.Testbed]:
+    with tempfile.TemporaryDirectory(prefix="homenode-") as folder:
+        Path(folder).chmod(0o755)
+        with testbed.running(Path(folder) / "slurm") as running:
+            yield running
+
+
+def test_a_job_captures_each_of_its_nodes(slurm: testbed.Testbed, tmp_path: Path) -> None:
+    program = f"{sys.executable} -m homenode capture -o {tmp_path}/$SLURMD_NODENAME.tar.gz"
+    slurm.client("srun", "-p", "parts", "-N3", "--ntasks-per-node=1", "bash", "-c", program)
+    pool = load_pool([str(tmp_path)])
+    assert [host.name for host in pool.hosts] == ["gpu01", "gpu02", "gpu03"]
+    assert pool.failures == ()

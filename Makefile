@@ -2,7 +2,7 @@
 # make test   set up, check style and types, run every test this machine can run
 # make setup  prepare .venv with homenode and its probe in it, from locked dependencies
 # make quick  tests of two minutes: no VM, Slurm, browser or PDF, none that is slow (PATHS=tests/plan: fewer)
-# make check  style and types alone (make style, make types: one of them)
+# make check  style, types and how large the house may be (make style, make types, make counts: one of them)
 # make nightly  frozen answers, fuzz, kills, other programs, VMs in virtual hosts (SEED=7 PART=kills: one again)
 # make bench  speed of planning and of commands, as ratios measured in one run
 # make gpu-check  on a machine with a GPU: what is measured there, and the tests that need one
@@ -22,7 +22,7 @@ PROGRESS = sh packaging/with-progress
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 INSTALL = $(PIP) --no-deps --no-build-isolation -e .
 
-.PHONY: quick gpu-check wheel runtime setup probe demo test nightly check style types bench docs pyz deb dist lock clean help
+.PHONY: quick gpu-check wheel runtime setup probe demo test nightly check style types counts bench docs pyz deb dist lock clean help
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -65,7 +65,11 @@ style: $(CHECKS)
 types: $(CHECKS)
 	$(BIN)/mypy
 
-check: style types
+# How large the house may be: tests/house_bounds.toml.
+counts: $(CHECKS)
+	$(BIN)/python -m tests.house_counts --check
+
+check: style types counts
 
 # One process more than there are cores: tests of daemons and of machines that boot mostly wait.
 WORKERS := $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 8 ? n + 1 : 8)))

@@ -1,16 +1,25 @@
-"""How large src is: python -m tests.house_counts prints it, tests/test_house_style.py bounds it.
+"""How large the house is: make check prints no more than what is past tests/house_bounds.toml.
 
-Code is what is no blank line, comment or docstring; a record is a class of msgspec.Struct or a
-dataclass.
+python -m tests.house_counts prints all. Text is what a user can read of the program: every file of
+src, and the pages of docs/findings, docs/commands and docs/reference. Code is what is no blank
+line, comment or docstring; a record is a class of msgspec.Struct or a dataclass.
 """
 
 import ast
 import io
+import sys
 import tokenize
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
+from homenode.formats import VERSIONS
+from tests.command_line import every_command
 from tests.source_trees import FILES, nodes
+
+ROOT = Path(__file__).parents[1]
+BOUNDS = ROOT / "tests/house_bounds.toml"
+WIDTH = 160
 
 _NO_CODE = {
     tokenize.COMMENT,
@@ -65,18 +74,63 @@ def _has_vcpus(node: ast.ClassDef) -> bool:
     return any(isinstance(one, ast.Name) and one.id == "vcpus" for one in fields)
 
 
+def _texts(*folders: str) -> list[Path]:
+    """Files below these folders, without what Python compiled."""
+    paths = (path for folder in folders for path in (ROOT / folder).rglob("*"))
+    return [path for path in paths if path.is_file() and "__pycache__" not in path.parts]
+
+
+def _lines(paths: list[Path]) -> int:
+    return sum(path.read_bytes().count(b"\n") for path in paths)
+
+
+def _finding_ids() -> int:
+    pages = (page.read_text() for page in ROOT.glob("docs/findings/*.md"))
+    headings = (line for page in pages for line in page.splitlines() if line.startswith("## "))
+    return sum(len(heading.split(", ")) for heading in headings)
+
+
 def counts(*, code: bool = True) -> dict[str, int]:
     """By name. code: to count lines of code as well takes as long as all others."""
     records = _records()
+    src = _texts("src")
+    text = [*src, *_texts("docs/findings", "docs/commands", "docs/reference")]
+    commands = [command for _, command in every_command() if command.record]
     return {
-        "lines": sum(path.read_text().count("\n") for path in FILES),
-        **({"code": sum(map(_code_lines, FILES))} if code else {}),
+        "text lines": _lines(text),
+        "text bytes": sum(path.stat().st_size for path in text),
+        "Python lines": _lines(FILES),
+        **({"code lines": sum(map(_code_lines, FILES))} if code else {}),
         "modules": len(FILES),
         "records": len(records),
         "records with vcpus": sum(map(_has_vcpus, records)),
+        "commands": len(commands),
+        "options": sum(bool(each.opt.names) for command in commands for each in command.parameters),
+        "finding ids": _finding_ids(),
+        "document kinds": len(VERSIONS),
+        "test lines": _lines([path for path in _texts("tests") if path.suffix == ".py"]),
+        f"lines over {WIDTH} columns": sum(
+            len(line) > WIDTH for path in src for line in path.read_text().splitlines()
+        ),
     }
 
 
+def bounds() -> dict[str, int]:
+    return tomllib.loads(BOUNDS.read_text())
+
+
+def main() -> int:
+    is_check = sys.argv[1:] == ["--check"]
+    found = counts(code=not is_check)
+    most = bounds()
+    past = {name: count for name, count in found.items() if count > most.get(name, count)}
+    for name, count in (past if is_check else found).items():
+        limit = f", at most {most[name]:,}" if name in most else ""
+        print(f"{count:10,} {name}{limit}")
+    if past:
+        print(f"past {BOUNDS.relative_to(ROOT)}: {', '.join(past)}")
+    return int(bool(past))
+
+
 if __name__ == "__main__":
-    for name, count in counts().items():
-        print(f"{count:8,} {name}")
+    sys.exit(main())

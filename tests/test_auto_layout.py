@@ -20,9 +20,8 @@ from homenode.decide.statement import memory_text
 from homenode.decide.verdict import ReasonId, Verdict
 from homenode.findings import Finding
 from homenode.machine.description.shipped import shipped_hosts
-from homenode.machine.pci import DeviceKind, PciDevice
+from homenode.machine.pci import DeviceKind, PciDevice, has_verbs
 from homenode.machine.topology import Host
-from homenode.nccl.guest_tree import has_verbs
 from homenode.objective import Objective
 from homenode.plan.request import layout_for
 from homenode.plan.tuning import Tuning, tune

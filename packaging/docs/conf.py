@@ -74,7 +74,6 @@ CONTENTS = (
             "tasks/measure-gpus",
             "tasks/compare-layouts",
             "tasks/report-results",
-            "tasks/collectives-experiment",
             "tasks/what-if",
             "tasks/which-host",
             "tasks/node-health-check",

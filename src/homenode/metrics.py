@@ -64,9 +64,8 @@ METRICS: dict[str, Metric] = {metric.id: metric for metric in _METRICS}
 
 UNCOMPARED = frozenset(
     """
-    allreduce-half-peak cache-capacity collective-bound-gpus collective-channels
-    collective-fullest-node collective-interrupt-nodes cpu-fairness fill-ratio
-    loaded-bandwidth loaded-latency memory-traffic smt-gain sysbench-memory
+    allreduce-half-peak cache-capacity cpu-fairness fill-ratio loaded-bandwidth
+    loaded-latency memory-traffic smt-gain sysbench-memory
 """.split()
 )
 """What else the suite and other tools print: it explains figures, and nothing is decided by it.

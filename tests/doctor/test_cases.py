@@ -11,11 +11,10 @@ from tests.doctor_cases import HOST_CASES
 from tests.doctor_guest_cases import GUEST_CASES
 from tests.doctor_health_cases import HEALTH_CASES
 from tests.doctor_quiet_cases import QUIET_CASES
-from tests.nccl.cases import NCCL_CASES
 from tests.source_trees import nodes
 
 ROOT = Path(__file__).resolve().parents[2]
-CASES = {**HOST_CASES, **HEALTH_CASES, **GUEST_CASES, **QUIET_CASES, **NCCL_CASES}
+CASES = {**HOST_CASES, **HEALTH_CASES, **GUEST_CASES, **QUIET_CASES}
 DOMAINS_FILES = ("pins", "cores", "memory", "devices")
 """Of check/domain/, whose findings the doctor shows."""
 
@@ -24,7 +23,6 @@ def _ids() -> set[str]:
     source = ROOT / "src" / "homenode"
     files = [*(source / "check/doctor").rglob("*.py"), *(source / "change/retrain").rglob("*.py")]
     files += [source / "check/domain" / f"{name}.py" for name in DOMAINS_FILES]
-    files += [source / "nccl" / f"{name}.py" for name in ("explanation", "network")]
     texts = (node.value for file in files for node in nodes(file) if isinstance(node, ast.Constant))
     return {text for text in texts if isinstance(text, str)} & catalogue().keys()
 

@@ -16,9 +16,6 @@ from homenode.decide.verdict import ReasonId, Verdict
 from homenode.errors import InputError
 from homenode.measure.results.model import Run
 from homenode.objective import Objective
-from homenode.show.page.gathered import gather
-from homenode.show.page.machine import machines_of
-from homenode.show.page.printed import collective_chain
 from homenode.vm.fingerprint import host_fingerprint
 from homenode.vm.sources import load_host
 from tests.simulated_runs import simulated_run
@@ -87,18 +84,6 @@ def test_one_gpu_or_one_node_has_nothing_to_compute(host: str) -> None:
     machine = facts_of_host(load_host(host), publications())
     made = decide(Evidence(publications()), machine, Objective.COLLECTIVE)
     assert made.why(ReasonId.COMPUTED) is None
-
-
-def test_the_reports_chain_is_made_of_the_same_records() -> None:
-    found = gather(("published:H200",), publications(), ())
-    machines = machines_of(found.runs, found.stored, publications(), found.hosts)
-    chain = collective_chain(machines, publications())
-    known = {one.text: one for made in publications() for one in made.derivations}
-    links = [one for one in chain if one.statement in known]
-    assert {one.statement for one in links} == known.keys()
-    for link in links:
-        assert link.ground == ("unknown" if known[link.statement].is_open else "reasoned")
-    assert not any(one.ground == "reasoned" for one in collective_chain(machines, ()))
 
 
 def test_a_derivation_names_layouts_that_there_are() -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from homenode.machine.tools.nccl_tests import NcclTests, parse
-from homenode.measure.figures.collective_log import curve_of, flat_curve
+from homenode.measure.figures.nvidia import curve_of, flat_curve
 from tests.shared_data import needs_shared, shared
 
 HEADER = (

@@ -257,3 +257,21 @@ def test_a_quick_look_at_eight_gpus_takes_a_few_minutes_a_round() -> None:
     specs = [DeviceSpec(f"0000:{bus:02x}:00.0", node=bus % 2, root=bus % 2) for bus in range(1, 9)]
     made = suite(host_with(*specs), NVIDIA | {TORCH}, depth=Depth.QUICK)
     assert sum(test.seconds for test in made.tests) < 420
+
+
+def test_what_is_unbound_is_measured_with_the_topology_file_too_where_there_is_one() -> None:
+    installed = NVIDIA | {TORCH, PYTHON}
+    without = suite_for(host_with(*TWO), installed, SuiteOptions((Group.NCCL,)))
+    options = SuiteOptions((Group.NCCL,), topology="<system/>")
+    found = suite_for(host_with(*TWO), installed, options)
+    more = [test for test in found.tests if "topology file" in (test.variant or "")]
+    assert [test for test in found.tests if test not in more] == list(without.tests)
+    unbound = {None, "P2P off", "a process for each GPU", "a process for each GPU, P2P off"}
+    named = {", ".join(filter(None, (variant, "topology file"))) for variant in unbound}
+    assert {test.variant for test in more} == named
+    for test in more:
+        for attempt in test.attempts:
+            assert attempt.argv[0] == "sh" and attempt.argv[4] == "<system/>"
+    failed = SuiteOptions((Group.NCCL,), why_no_topology="it cannot be made")
+    gaps = suite_for(host_with(*TWO), installed, failed).left_out
+    assert [gap.reason for gap in gaps] == ["topology file: it cannot be made"]

@@ -108,24 +108,6 @@ def test_a_dry_run_shows_the_order_and_writes_nothing(daemon: StandIn, tmp_path:
     assert not any(line.startswith(("define", "start")) for line in daemon.commands())
 
 
-def test_a_dry_run_of_the_experiment_shows_what_each_mechanism_predicts(daemon: StandIn) -> None:
-    done = trial(
-        "--tests",
-        "collectives",
-        "--layouts",
-        "pin,pin-numa",
-        "--in-place",
-        "--dry-run",
-        *HERE,
-        "--",
-        NAME,
-    )
-    assert done.exit_code == 0, done.output
-    assert "2 boots, about" in done.output and "7 settings of NCCL" in done.output
-    shown = " ".join(done.output.split())
-    assert "the binding to the first node everything that is bound to the first node" in shown
-
-
 def test_a_layout_that_does_not_fit_stops_everything_before_the_first_boot(
     daemon: StandIn, tmp_path: Path
 ) -> None:

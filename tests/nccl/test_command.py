@@ -13,7 +13,6 @@ from homenode.machine.pci import DeviceKind
 from homenode.nccl.checks import check_topology
 from homenode.plan.stored import encode_plan
 from homenode.vm.sources import load_host
-from tests.nccl.logs import log_of
 from tests.nccl_documents import TWO_CPUS, tuned_for
 from tests.verify_documents import tuned
 
@@ -74,15 +73,14 @@ def test_a_plan_of_this_document_gives_the_same_file(
         )
 
 
-def test_findings_of_a_file_and_a_log_are_in_the_documented_format(
+def test_findings_of_a_file_are_in_the_documented_format(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "t.xml").write_text(TWO_CPUS.replace("32.0 GT/s PCIe", "32.0 GT/s"))
-    (tmp_path / "log").write_text("h:1:1 [0] NCCL INFO === System : maxBw 1 totalBw 1 ===\n")
-    code = run("--check", str(tmp_path / "t.xml"), "--log", str(tmp_path / "log"), "--json")
+    code = run("--check", str(tmp_path / "t.xml"), "--json")
     found = json.loads(capsys.readouterr().out)
     assert code == 1 and found["format"] == "homenode.findings/1"
-    assert {f["id"] for f in found["findings"]} == {"nccl-link-speed", "nccl-log-not-used"}
+    assert {f["id"] for f in found["findings"]} == {"nccl-link-speed"}
 
 
 def test_json_tells_the_findings_of_a_file_that_was_written(
@@ -101,7 +99,7 @@ def test_json_tells_the_findings_of_a_file_that_was_written(
     [
         (),
         ("--check", "t.xml", "-o", "x"),
-        ("--log", "l", "--cloud-init", "x"),
+        ("--check", "t.xml", "--cloud-init", "x"),
         ("--check", "t.xml", "--plan", "p.json"),
         ("--domain", "vm.xml", "--json"),
     ],
@@ -186,52 +184,6 @@ def test_a_document_that_was_tuned_for_another_host_is_a_warning(
     assert "tuned-for-other-host" in capsys.readouterr().err
 
 
-def test_a_guest_is_explained_with_and_without_a_file_and_compared_with_a_log(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    given = ("--explain", "--host", HOST, "--domain", str(folder / "vm.xml"))
-    # Without a file GPU and NIC are on root ports of their own: no GPUDirect RDMA.
-    assert run(*given, "--stream", "100") == 1
-    shown = capsys.readouterr().out
-    assert "node 7 with" in shown and "src/init.cc:1529" in shown and "nccl-gdr-off" in shown
-    assert run(*given, "--json") == 1
-    document = json.loads(capsys.readouterr().out)
-    assert document["format"] == "homenode.nccl-explanation/1" and document["file"] is None
-    assert all(node["numa_id"] >= 0 for view in document["views"] for node in view["nodes"])
-    file = folder / "topo.xml"
-    assert run("--host", HOST, "--domain", str(folder / "vm.xml"), "-o", str(file)) == 0
-    log = folder / "nccl.log"
-    log.write_text(log_of("2.30.7", affinities=("0-7", "8-15")))
-    capsys.readouterr()
-    assert run(*given, "--check", str(file), "--log", str(log)) == 1  # it loaded no file
-    assert "nccl-log-not-used" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("--stream", "100"),
-        ("--explain", "-o", "x"),
-        ("--explain", "--host", HOST, "--stream", "a"),
-        ("--explain", "--host", HOST, "--stream", "1,2,3"),
-    ],
-)
-def test_an_explanation_with_words_that_do_not_fit_is_refused(arguments: tuple[str, ...]) -> None:
-    with pytest.raises(UsageError):
-        run(*arguments)
-
-
-def test_verify_says_of_a_guest_what_nccl_will_do_there(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    document = tmp_path / "vm.xml"
-    document.write_bytes(tuned_for(HOST, DEVICES, vcpus=16))
-    with pytest.raises(SystemExit):  # it is another machine than the document's guest
-        program(["verify", str(document), "--guest", "rtxpro6000-xeon8468v"])
-    shown = " ".join(capsys.readouterr().out.split())
-    assert "NCCL 2.30: nodes that NCCL sees: 2" in shown and "src/init.cc:1529" in shown
-
-
 QM = """\
 cores: 24
 sockets: 2
@@ -242,21 +194,17 @@ hostpci1: 0000:19:00,pcie=1
 """
 
 
-def test_a_configuration_of_qm_is_explained_and_diagnosed(
+def test_a_configuration_of_qm_gets_no_file_and_is_diagnosed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "100.conf"
     path.write_text(QM)
     given = ("--host", "h200-xeon8558", "--domain", str(path))
-    assert run("--explain", *given, "--json") == 1
-    document = json.loads(capsys.readouterr().out)
-    (seen,) = document["views"][-1]["network"]["paths"]
-    assert (seen["path"], seen["gdr"], seen["chosen"]) == ("PHB", False, True)
     with pytest.raises(SystemExit) as stopped:
         program(["doctor", str(path), "--host", "h200-xeon8558", "--json"])
     assert stopped.value.code == 1
     found = {one["id"] for one in json.loads(capsys.readouterr().out)["findings"]}
-    assert {"unpinned", "nccl-gdr-off"} <= found
+    assert "unpinned" in found
     # Proxmox adds bridges to the root bus: there the guest's addresses are only its own to say.
     with pytest.raises(InputError, match="a file that more options may follow"):
         run(*given, "-o", str(tmp_path / "topo.xml"))
@@ -274,26 +222,4 @@ def test_files_of_other_hypervisors_get_the_topology_file_that_libvirts_document
         program(["plan", "--host", "hgx-h100", *wanted, "--target", name, "-o", str(vm)])
         assert run("--host", "hgx-h100", "--domain", str(vm), "-o", str(file)) == 0
         files[name] = file.read_text()
-        given = ("--host", "hgx-h100", "--domain", str(vm), "--explain", "--check", str(file))
-        capsys.readouterr()
-        assert run(*given, "--json") == 0
-        network = json.loads(capsys.readouterr().out)["views"][-1]["network"]
-        chosen = [one for one in network["paths"] if one["chosen"]]
-        assert [(one["path"], one["gdr"]) for one in chosen] == [("PIX", True)] * 2
     assert files[target] == files["libvirt"]
-
-
-def test_an_explanation_says_what_the_host_does_to_requests_that_the_guest_does_not_see(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    host = load_host(HOST)
-    devices = tuple(
-        replace(device, acs=("CmpltRedir", "ReqRedir", "UpstreamFwd")) if device.bridge else device
-        for device in host.pci_devices
-    )
-    redirecting = folder / "host.json"
-    redirecting.write_text(encode("host", replace(host, pci_devices=devices)))
-    for source, expected in ((HOST, False), (str(redirecting), True)):
-        run("--explain", "--host", source, "--domain", str(folder / "vm.xml"), "--json")
-        found = {one["id"] for one in json.loads(capsys.readouterr().out)["findings"]}
-        assert ("p2p-redirected" in found) is expected

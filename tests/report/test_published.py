@@ -15,7 +15,6 @@ from homenode.show.html import html_page
 from homenode.show.page.document import document_of
 from homenode.show.page.gathered import gather
 from homenode.show.page.machine import ReportedMachine, machines_of
-from homenode.show.page.printed import ChainLink
 from homenode.show.page.verdict_card import VerdictCard, verdict_card
 from homenode.vm.sources import load_host
 from tests.explained import items, pictures, rows, section
@@ -238,20 +237,6 @@ def test_what_is_assumed_of_a_described_host_is_said_with_its_pictures(document:
     page = html.unescape(html_page(document))
     assert assumed and f"Assumed: {'; '.join(assumed)}." in page
     assert "Assumed, no source" in pictures(section(document, "H200"), "Topology")[""].svg
-
-
-def test_the_chain_from_printed_collectives_to_a_cause_names_each_ground(
-    document: Doc,
-) -> None:
-    chain = [ChainLink(*row.values()) for row in rows(document, "collectives")]
-    grounds = [one.ground for one in chain]
-    assert grounds[-1] == "unknown" and grounds.count("reasoned") >= 2
-    assert grounds.index("published") < grounds.index("reasoned") < grounds.index("arithmetic")
-    h200 = [one.statement for one in chain if one.statement.startswith("H200")]
-    assert "0.47 x pin" in h200[0]
-    assert "= 120 GB/s" in h200[1] and "140 GB/s" in h200[1]
-    assert "homenode trial VM --tests collectives" in chain[-1].method
-    assert 'id="collectives"' in html_page(document)
 
 
 def usual(text: str) -> str:

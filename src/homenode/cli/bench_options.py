@@ -119,9 +119,6 @@ def _plan_of(text: str) -> SequentialPlan:
         ) from None
 
 
-_HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,252}", re.ASCII)
-
-
 def _suite(typed: SuiteArguments) -> SuiteOptions:
     if typed.quick and typed.full:
         raise UsageError("give either --quick or --full, not both")
@@ -146,14 +143,7 @@ def _suite(typed: SuiteArguments) -> SuiteOptions:
                 f"--nccl-topo {typed.nccl_topo}: expected at most {_LARGEST_TOPOLOGY} characters, "
                 f"found {len(topology)}"
             )
-    hosts = tuple((typed.across or "").split(",")) if typed.across else ()
-    odd = [host for host in hosts if not _HOST.fullmatch(host)]
-    if odd or len(hosts) == 1 or (hosts and Group.COLLECTIVES not in groups):
-        raise UsageError(
-            f"--across {typed.across}: expected two or more names of hosts and --tests collectives",
-            hint="homenode bench --tests collectives --across node1,node2",
-        )
-    return SuiteOptions(groups, depth, largest, typed.python, topology, hosts=hosts)
+    return SuiteOptions(groups, depth, largest, typed.python, topology)
 
 
 def _app(typed: AppArguments) -> AppOrder | None:
@@ -209,18 +199,9 @@ def _is_virtual(elsewhere: "Snapshot | None") -> bool:
     return is_virtual(elsewhere or LiveSnapshot())
 
 
-def is_experiment(suite: SuiteArguments) -> bool:
-    """Whether the experiment on collectives is asked for."""
-    return "collectives" in (suite.tests or "").replace(" ", "").split(",")
-
-
 def layouts_of(asked: TrialArguments) -> tuple[str, ...]:
-    """Layouts to compare, the study's names as presets; unknown names stay, to be refused.
-
-    Without a list those that the experiment's questions compare; none of another trial.
-    """
-    usual = "default,pin,pin-numa,pin-numa-pci" if is_experiment(asked.suite) else ""
-    names = (one.strip() for one in (asked.layouts or usual).split(",") if one.strip())
+    """Layouts to compare, the study's names as presets; unknown names stay, to be refused."""
+    names = (one.strip() for one in (asked.layouts or "").split(",") if one.strip())
     return tuple(one if (found := preset_named(one)) is None else found.name for one in names)
 
 
@@ -285,7 +266,7 @@ def trial_request(domain: str, asked: TrialArguments, objective: Objective) -> T
     )
     placing, words = _placing(asked)
     few = 3 if len(layouts) <= 2 else 4  # docs/decisions/0029-one-noisy-layout.md
-    usual = 1 if is_experiment(asked.suite) else MOST_ROUNDS if in_sequence else few
+    usual = MOST_ROUNDS if in_sequence else few
     boots = asked.boots or usual
     plan = SequentialPlan(asked.sequence.error / 100, len(layouts), boots)
     return TrialRequest(
@@ -328,9 +309,8 @@ def _check_sequence(asked: TrialArguments) -> None:
     """Raises UsageError for options that do not go with --until, or only with it."""
     if not is_sequence(asked.sequence):
         return
-    if asked.bare or is_experiment(asked.suite):
-        what = "--bare" if asked.bare else "--tests collectives"
-        raise UsageError(f"give either --until or {what}, not both", hint=f"--boots 3 {what}")
+    if asked.bare:
+        raise UsageError("give either --until or --bare, not both", hint="--boots 3 --bare")
     if len(layouts_of(asked)) < LEAST_VARIANTS:
         raise UsageError("--layouts: expected two or more to decide between, found one")
     if asked.boots == 1:

@@ -1,13 +1,11 @@
-"""homenode nccl-topo: a guest's topology file for NCCL or RCCL, and what becomes of it. [I/O]"""
+"""homenode nccl-topo: a guest's topology file for NCCL or RCCL, and whether one is right. [I/O]"""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from homenode.bdf import Bdf
-from homenode.check.doctor.peer_paths import route_findings
 from homenode.check.verify.verification import load_guest
 from homenode.cli.arguments.cluster import NcclTopoArguments
 from homenode.cli.terminal import (
@@ -22,10 +20,8 @@ from homenode.cli.terminal import (
 )
 from homenode.errors import UsageError
 from homenode.findings import Finding, Findings, in_order
-from homenode.formats import encode
 from homenode.input_files import read_input
 from homenode.machine.pci import DeviceKind
-from homenode.machine.peer_route import peer_routes
 from homenode.machine.tools.nvidia_smi import parse_query as parse
 from homenode.nccl.assemble import (
     Assembled,
@@ -36,17 +32,7 @@ from homenode.nccl.assemble import (
 )
 from homenode.nccl.checks import check_topology, flavour_of
 from homenode.nccl.comparison import compare_topology
-from homenode.nccl.explanation import explain
 from homenode.nccl.guest_side import STARTED, Loose, guest_side, left_to_libvirt
-from homenode.nccl.guest_tree import (
-    GuestTree,
-    tree_of_document,
-    tree_of_host,
-    tree_of_plan,
-    with_port_rate,
-)
-from homenode.nccl.log import compare_log, read_log
-from homenode.nccl.log_facts import facts_of_log
 from homenode.nccl.strict_reader import read_topology
 from homenode.nccl.topology import NcclVariant, cloud_config, write_topology
 from homenode.plan.devices.fabric import may_have_nvswitches
@@ -64,19 +50,11 @@ if TYPE_CHECKING:
 
 
 def nccl_topo(asked: NcclTopoArguments) -> None:
-    """Make, check or explain a topology file."""
+    """Make or check a topology file."""
     flavour = NcclVariant.RCCL if asked.rccl else None
-    if asked.explain:
-        if any(one is not None for one in (asked.output, asked.cloud_init, asked.nvidia_smi)):
-            raise UsageError(
-                "--explain: expected no --output, --cloud-init or --nvidia-smi, found one",
-                hint="make the file in one run and explain it in another with --check",
-            )
-        _explain(asked)
-        return
     _refuse_nonsense(asked)
-    if asked.check is not None or asked.log is not None:
-        _judge(asked, flavour)
+    if asked.check is not None:
+        _judge(asked, asked.check, flavour)
         return
     check_can_write(asked.output, asked.cloud_init, force=asked.force)
     made = _assembled(asked, flavour or NcclVariant.NCCL)
@@ -85,18 +63,15 @@ def nccl_topo(asked: NcclTopoArguments) -> None:
 
 
 def _refuse_nonsense(asked: NcclTopoArguments) -> None:
-    if asked.stream is not None or asked.port_rate is not None:
-        option = "--port-rate" if asked.stream is None else "--stream"
-        raise UsageError(f"{option}: expected --explain as well, found none")
-    judging = asked.check is not None or asked.log is not None
+    judging = asked.check is not None
     if asked.domain is None and not judging:
         raise UsageError(
-            "expected --domain to make a file for, or --check or --log to check one, found none",
+            "expected --domain to make a file for, or --check to check one, found none",
             hint="homenode nccl-topo --host H --domain VM.xml -o topo.xml",
         )
     if judging and (asked.output is not None or asked.cloud_init is not None):
         raise UsageError(
-            "--check and --log: expected no --output and no --cloud-init, found one",
+            "--check: expected no --output and no --cloud-init, found one",
             hint="make the file in one run and judge it in another",
         )
     neighbours = (asked.plan, asked.guest, asked.nvidia_smi)
@@ -104,87 +79,6 @@ def _refuse_nonsense(asked: NcclTopoArguments) -> None:
         raise UsageError("--plan, --guest and --nvidia-smi: expected --domain as well, found none")
     if asked.json and not judging and asked.output is None:
         raise UsageError("--json: expected --output for the file itself, found none")
-
-
-def _explain(asked: NcclTopoArguments) -> None:
-    check, log, stream = asked.check, asked.log, asked.stream
-    from homenode.decide.evidence.documents import publications
-    from homenode.decide.nccl_memory import memory_of_words, published_memory
-
-    data = None if check is None else read_input(check, "a topology file")
-    found = [] if data is None else list(check_topology(data, str(check)))
-    file = None if data is None else read_topology(data, str(check))
-    tree, host_name, of_host = _tree(asked, has_file=file is not None)
-    found += of_host
-    if asked.port_rate is not None:
-        tree = with_port_rate(tree, asked.port_rate)
-    nodes = len(tree.vcpus_of_node)
-    memory = (
-        published_memory(publications(), host_name, nodes)
-        if stream is None
-        else memory_of_words(stream, nodes)
-    )
-    made = explain(tree, file, memory)
-    checked: tuple[str, ...] = ()
-    if log is not None:
-        text = read_input(log, "a log").decode("utf-8", "replace")
-        checked, differing = compare_log(made, facts_of_log(text), str(log))
-        found += differing
-        found += read_log(text, str(log), expects_file=file is not None).findings
-    findings = in_order([*made.findings, *found])
-    if asked.json:
-        print_json(encode("nccl-explanation", replace(made, findings=findings)))
-    else:
-        from homenode.show.findings_text import findings_text
-        from homenode.show.nccl_text import explanation_text
-
-        console().print(explanation_text(made))
-        if findings or checked:
-            console().print(
-                findings_text(
-                    Findings(checked=checked, findings=findings), with_sources=log is not None
-                )
-            )
-    exit_if_bad(findings)
-
-
-def _tree(
-    asked: NcclTopoArguments, *, has_file: bool
-) -> tuple[GuestTree, str, tuple[Finding, ...]]:
-    """The machine that is explained, the name of the host that it runs on, and what that host does
-    to requests between NICs and GPUs, which the guest does not see."""
-    if asked.guest is not None:
-        guest = load_guest(asked.guest)
-        on = guest.name if asked.host is None else load_host(asked.host).name
-        return tree_of_host(guest), on, ()
-    host = load_host(asked.host, lspci=asked.lspci)
-    if asked.domain is None and asked.plan is None:
-        return tree_of_host(host), host.name, _peers(host, ())
-    if asked.domain is None:
-        assert asked.plan is not None, "one of the two is given"
-        plan = read_plan_for(host, read_input(asked.plan, "a saved plan"), str(asked.plan))
-        return tree_of_plan(plan, host), host.name, _peers(host, plan.vm.hostdevs)
-
-    data = read_input(asked.domain, "a domain document, or another VM file")
-    facts, loose = _placed(data, asked.domain)
-    # With a file the addresses must be the guest's own: they are what the file is matched by.
-    known = has_file or loose is None
-    addresses = dict(guest_side(facts, loose).bus_ids) if known else {}
-    return tree_of_document(facts, host, addresses), host.name, _peers(host, facts.hostdevs)
-
-
-class _OnHost(Protocol):
-    @property
-    def bdf(self) -> Bdf: ...
-
-
-def _peers(host: "Host", devices: Iterable[_OnHost]) -> tuple[Finding, ...]:
-    """Of a VM's own devices; of all where it has none."""
-    passed = frozenset(device.bdf for device in devices)
-    own = peer_routes(host, passed)
-    return tuple(
-        route_findings(host, [one for one in own if not passed or one.target.bdf in passed], passed)
-    )
 
 
 def _placed(data: bytes, path: Path) -> "tuple[Vm, Loose | None]":
@@ -266,27 +160,17 @@ def _stated(made: Assembled) -> str:
     )
 
 
-def _judge(asked: NcclTopoArguments, flavour: NcclVariant | None) -> None:
-    check, log = asked.check, asked.log
-
-    checked: list[str] = []
-    found: list[Finding] = []
-    if check is not None:
-        data = read_input(check, "a topology file")
-        found += check_topology(data, str(check), flavour)
-        checked.append(f"{check}: what NCCL's parser refuses or silently ignores")
-        readable = not any(finding.id == "nccl-unreadable" for finding in found)
-        if asked.domain is not None and readable:
-            read = read_topology(data, str(check))
-            made = _assembled(asked, flavour or flavour_of(read))
-            found += compare_topology(read, made.topology)
-            found += made.findings
-            checked.append(f"{asked.domain}: {_stated(made)}")
-    if log is not None:
-        text = read_input(log, "a log").decode("utf-8", "replace")
-        verdict = read_log(text, str(log), expects_file=check is not None)
-        found += verdict.findings
-        checked += verdict.checked
+def _judge(asked: NcclTopoArguments, check: Path, flavour: NcclVariant | None) -> None:
+    data = read_input(check, "a topology file")
+    found = list(check_topology(data, str(check), flavour))
+    checked = [f"{check}: what NCCL's parser refuses or silently ignores"]
+    readable = not any(finding.id == "nccl-unreadable" for finding in found)
+    if asked.domain is not None and readable:
+        read = read_topology(data, str(check))
+        made = _assembled(asked, flavour or flavour_of(read))
+        found += compare_topology(read, made.topology)
+        found += made.findings
+        checked.append(f"{asked.domain}: {_stated(made)}")
     findings = Findings(checked=tuple(checked), findings=in_order(found))
-    print_findings(findings, as_json=asked.json, with_sources=log is not None)
+    print_findings(findings, as_json=asked.json)
     exit_if_bad(findings.findings)

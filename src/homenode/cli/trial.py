@@ -34,7 +34,6 @@ from homenode.doc import Doc, Text
 from homenode.errors import FINDINGS, UNPLANNABLE, HomenodeError, HostError, InputError, UsageError
 from homenode.findings import Severity
 from homenode.formats import encode
-from homenode.measure.gpu.collectives import EXPERIMENT_TEST_S, settings_of
 from homenode.measure.layouts.boot_steps import rollback
 from homenode.measure.layouts.guest import GuestReach, again
 from homenode.measure.layouts.guest_access import GuestAccess
@@ -54,9 +53,9 @@ from homenode.measure.layouts.prepare import (
     reopen,
     with_access,
 )
-from homenode.measure.layouts.runner import Trial, outcome_code, run_trial, steps_of
-from homenode.measure.layouts.trial_config import BARE, Measuring
-from homenode.measure.model import PROBE, Group
+from homenode.measure.layouts.runner import Reopened, Trial, outcome_code, run_trial, steps_of
+from homenode.measure.layouts.trial_config import BARE
+from homenode.measure.model import PROBE
 from homenode.measure.progress import Pace, Progress
 from homenode.measure.results.model import Run, SequentialPlan
 from homenode.measure.results.store import read_run
@@ -65,8 +64,6 @@ from homenode.measure.suite import suite_for
 from homenode.objective import Objective
 from homenode.show.trial_text import (
     advice_text,
-    causes_text,
-    experiment_text,
     outcomes_text,
     progress_line,
     schedule_text,
@@ -305,7 +302,7 @@ def _run(
         on_progress=_say_step,
         on_wait=_Waiting(),
         notify=note,
-        host=_host_of_guests(begun.config.measuring, host),
+        host=_host_of_guests(begun, host),
         read_host=(lambda: load_host(None)) if is_local(virsh.connect) else None,
         boot_s=boot_s or {},
         decide=decide,
@@ -357,10 +354,8 @@ def _conclude(head: Head, journal: JournalFile, report: Path | None, host: str |
         for comparison in (found.comparison, found.of_bare):
             if comparison is not None and not found.emulated:
                 console().print(comparison_text(comparison))
-        if found.causes is not None:
-            console().print(causes_text(found.causes, found.next_command), soft_wrap=True)
         own = found.of_this_trial()
-        if found.verdicts.verdicts and (own.verdicts or found.causes is None):
+        if found.verdicts.verdicts:
             console().print(verdicts_text(own))
         # Not broken into lines: it is there to be copied.
         answer = sequential_answer(found, head, known.state)
@@ -399,9 +394,9 @@ def _runs(head: Head, journal: JournalFile) -> tuple[list[Run], list[str]]:
     return runs, folders
 
 
-def _host_of_guests(measuring: Measuring, host: "Host | None") -> "Host | None":
-    """The host, where guests get an NCCL file of it."""
-    if Group.COLLECTIVES not in measuring.suite.groups:
+def _host_of_guests(begun: Reopened, host: "Host | None") -> "Host | None":
+    """The host, where guests may get an NCCL file of it."""
+    if not any(len(tuned.plan.vm.hostdevs) > 1 for tuned in begun.layouts.values()):
         return None
     return load_host(None) if host is None else host
 
@@ -415,9 +410,6 @@ def _seconds_of_boots(host: "Host", checked: Preflight) -> dict[str, float]:
     except UsageError:  # GPU tests alone: their time is known in the guest only
         tests = ()
     once = sum(test.seconds + _PER_TEST_S for test in tests)
-    if Group.COLLECTIVES in measuring.suite.groups:
-        settings = settings_of(measuring.suite.depth)
-        once += len(settings) * (EXPERIMENT_TEST_S + _PER_TEST_S)
     measure_s = once * measuring.repeats
     layouts = dict.fromkeys(checked.head.layouts, _BOOT_S + measure_s)
     return {**layouts, BARE: measure_s}  # the host itself is not booted
@@ -427,9 +419,6 @@ def _show(checked: Preflight, seconds: float | None) -> None:
     """Print the schedule. Exits where a layout does not fit, or something stands against it."""
     steps = steps_of(checked.head)
     console().print(schedule_text(checked.head, checked.fitted, steps, seconds or 0.0))
-    suite = checked.begun.measuring.suite
-    if Group.COLLECTIVES in suite.groups:
-        console().print(experiment_text(suite.depth))
     for gap in checked.unchecked:
         note(f"not checked: {gap}")
     for one in checked.fitted:

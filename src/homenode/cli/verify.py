@@ -21,9 +21,8 @@ from homenode.cli.terminal import (
     write_text,
 )
 from homenode.errors import FINDINGS, UsageError
-from homenode.findings import Findings, Severity, in_order
+from homenode.findings import Findings, in_order
 from homenode.input_files import read_input
-from homenode.machine.pci import DeviceKind
 from homenode.vm.hypervisor.connection import DEFAULT
 from homenode.vm.sources import load_host, names_domain
 
@@ -72,8 +71,6 @@ def verify(asked: VerifyArguments) -> None:
     # Interruptible, since a test guest would run on.
     with interruptible(), working("booting a test guest" if asked.boot else "checking"):
         verified = verify_wanted(wanted, note)
-        if asked.guest is not None:
-            verified = _with_nccl(verified)
     if asked.start:
         verified = _started(verified, wanted, yes=asked.yes)
     _print(verified, as_json=asked.json)
@@ -123,25 +120,6 @@ def _started(verified: Verified, wanted: VerifyRequest, *, yes: bool) -> Verifie
         not_checked=before.not_checked,
     )
     return structs.replace(verified, findings=findings)
-
-
-def _with_nccl(verified: Verified) -> Verified:
-    """With what NCCL will do in a guest of several GPUs."""
-
-    from homenode.nccl.explanation import explain, statements_of
-    from homenode.nccl.guest_tree import tree_of_host
-
-    found = verified.findings
-    for guest in verified.guests[-1:]:
-        if len(guest.devices_of_kind(DeviceKind.GPU)) > 1:
-            made = explain(tree_of_host(guest))
-            # A guest may be just as planned, and NCCL know no node of its GPUs.
-            more = [structs.replace(one, severity=Severity.INFO) for one in made.findings]
-            checked = (*found.checked, *statements_of(made))
-            found = structs.replace(
-                found, checked=checked, findings=in_order([*found.findings, *more])
-            )
-    return structs.replace(verified, findings=found)
 
 
 def _refuse_idle(asked: VerifyArguments) -> None:

@@ -9,9 +9,8 @@ from homenode.decide.machine_facts import facts_of_host, of_host
 from homenode.decide.statement import sentence_of
 from homenode.decide.verdict import ReasonId, Verdict
 from homenode.errors import HomenodeError, UsageError
-from homenode.machine.pci import DeviceKind
+from homenode.machine.pci import DeviceKind, has_verbs
 from homenode.machine.topology import Host
-from homenode.nccl.guest_tree import has_verbs
 from homenode.objective import Objective
 from homenode.plan.request import request_for
 from homenode.plan.search.place import place

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from homenode.decide.alternative import alternatives_of
-from homenode.decide.collective_causes import Diagnosis, diagnose
 from homenode.decide.compare import compare
 from homenode.decide.comparison import Comparison
 from homenode.decide.decide import decide_all
@@ -29,8 +28,7 @@ class Advice(Struct, frozen=True, kw_only=True):
 class Conclusion(Struct, frozen=True, kw_only=True):
     """comparison: None where fewer than two layouts were measured. of_bare: each layout against the
     host itself, None where that was not measured. emulated: no figure means anything, and there are
-    no verdicts. causes: of the experiment on collectives, None where that was not run.
-    next_command: measures the cell that separates what is left of them best.
+    no verdicts.
     """
 
     comparison: Comparison | None
@@ -38,8 +36,6 @@ class Conclusion(Struct, frozen=True, kw_only=True):
     verdicts: Verdicts
     advice: tuple[Advice, ...]
     emulated: bool
-    causes: Diagnosis | None = None
-    next_command: str | None = None
 
     def of_this_trial(self) -> Verdicts:
         """Verdicts of the objectives that it has figures of."""
@@ -96,20 +92,10 @@ def conclude(
         for one in found
         if one.here and one.layout is not None
     )
-    causes = None if emulated else diagnose(chosen, alternatives_of([("bare", bare)]))
     return Conclusion(
         comparison=comparison,
         of_bare=of_bare,
         verdicts=Verdicts(found, ()),
         advice=advice,
         emulated=emulated,
-        causes=causes,
-        next_command=_next_command(causes, domain, connect),
     )
-
-
-def _next_command(causes: Diagnosis | None, domain: str, connect: str) -> str | None:
-    if causes is None or causes.next_cell is None:
-        return None
-    words = ["homenode", "trial", domain, "--connect", connect, "--in-place", "--tests"]
-    return shlex.join([*words, "collectives", *causes.next_cell.trial])

@@ -22,7 +22,7 @@ from homenode.machine.topology import Host
 from homenode.measure.environment import Environment, changes, conditions_of
 from homenode.measure.figures.probe import StepReading
 from homenode.measure.figures.sample import numbered, sample
-from homenode.measure.model import BenchTest, Reader, intended_channels
+from homenode.measure.model import BenchTest, Reader
 from homenode.measure.preparation import usable_pus
 from homenode.measure.results.model import UNSETTLED, Condition, Origin, Run, Sample
 from homenode.measure.results.placement_states import Bracket, States, states_of
@@ -83,13 +83,11 @@ def derived(
     """
     gaps = list(record.left_out)
     read = list(_read(record, steps, host, gaps, readings or {}))
-    read, other_channels = _of_intended_channels(read)
     samples, states = _samples(record, read)
     gaps += [gap for one in read for gap in one.reading.gaps]
     findings = [
         *(finding for look in looks for finding in look.findings),
         *_once(finding for one in read for finding in one.reading.findings),
-        *other_channels,
     ]
     marks = [*record.head.unusable, *record.marks]
     marks += [str(one) for one in findings if one.id in MARKING]
@@ -122,35 +120,6 @@ def derived(
     )
     unique = tuple(dict.fromkeys(gaps))
     return Derived(Run(head, samples), in_order(findings), unique)
-
-
-def _of_intended_channels(read: Sequence[_Read]) -> tuple[list[_Read], list[Finding]]:
-    """Rounds without those in which NCCL opened other channels than in most rounds of the test."""
-    rounds: dict[str, dict[int, int]] = {}
-    for one in read:
-        for placed in one.reading.placed:
-            if placed.sample.metric == "collective-channels":
-                rounds.setdefault(one.step.test, {})[one.step.number] = round(placed.sample.value)
-    findings = []
-    excluded: set[int] = set()
-    for one in read:
-        numbers = rounds.get(one.step.test, {})
-        found, intended = numbers.get(one.step.number), intended_channels(list(numbers.values()))
-        if found is None or found == intended:
-            continue
-        excluded.add(one.step.number)
-        most = "one number in every round" if intended is None else f"{intended}, as in most rounds"
-        findings.append(
-            finding(
-                "bench-other-channels",
-                f"{one.step.test}, round {one.step.round + 1}",
-                expected=f"channels: {most}",
-                observed=f"{found}; the round is excluded",
-                values={"file": f"raw/{one.step.output}"},
-                source="NCCL's log",
-            )
-        )
-    return [one for one in read if one.step.number not in excluded], findings
 
 
 def _times_of(steps: Sequence[tuple[StepRecord, str]], *, ended: bool) -> Iterator[float]:

@@ -1,7 +1,5 @@
 """Bench test: one command of the suite, and everything that running and reading it needs."""
 
-from collections import Counter
-from collections.abc import Sequence
 from enum import StrEnum
 
 from msgspec import Struct
@@ -49,12 +47,8 @@ class Group(StrEnum):
     GPU_SMALL = "gpu-small-copies"
     GPU_PEER = "gpu-peer"
     NCCL = "nccl"
-    COLLECTIVES = "collectives"  # the experiment on what guests do to NCCL; asked for by name
     APP = "app"  # the user's own program, asked for by --app
 
-
-BY_NAME_ALONE = frozenset({Group.COLLECTIVES})
-"""Groups that are left out where none is named: they take long, and answer one question."""
 
 CONTROLS = frozenset({Group.CPU_SINGLE, Group.GPU_COPY, Group.MATMUL})
 """What no layout should move; when it moves, something else did."""
@@ -81,60 +75,10 @@ class Reader(StrEnum):
     NVBANDWIDTH = "nvbandwidth"
     NCCL_TESTS = "nccl-tests"  # rccl-tests too
     NCCL_CHOICES = "NCCL's log"  # which algorithm it takes at which size; no figure
-    COLLECTIVE = "all-reduce with NCCL's log"  # measure/programs/collective_watch.py
-    PERFTEST = "perftest"
     ROCM = "rocm-bandwidth-test"
     TRANSFER_BENCH = "TransferBench"
     TORCH = "torch"  # our own program, measure/programs/torch_copies.py
     APP = "app"  # the user's own program
-
-
-class CollectiveSettings(Struct, frozen=True):
-    """What NCCL runs with. All False: the study's settings, but for its script's binding.
-
-    file: a topology file is given. several: a process for each GPU, else one for all. peers: P2P
-    may be used. ring: NCCL_ALGO=Ring. first_node: CPUs and memory of the first node alone, as the
-    study's script binds where all GPUs show -1; elsewhere it is the control of what that costs.
-    """
-
-    file: bool = False
-    several: bool = False
-    peers: bool = False
-    ring: bool = False
-    first_node: bool = False
-
-    @property
-    def name(self) -> str:
-        """What figures are called.
-
-        >>> CollectiveSettings().name, CollectiveSettings(file=True, several=True).name
-        ("the study's settings", 'NCCL file, a process for each GPU')
-        """
-        words = {
-            "NCCL file": self.file,
-            "a process for each GPU": self.several,
-            "P2P on": self.peers,
-            "ring": self.ring,
-            "bound to the first node": self.first_node,
-        }
-        return ", ".join(word for word, is_so in words.items() if is_so) or STUDY_SETTINGS
-
-
-STUDY_SETTINGS = "the study's settings"
-"""One process with all GPUs, P2P off, the algorithm left to NCCL, no topology file."""
-
-
-def intended_channels(numbers: Sequence[int]) -> int | None:
-    """Of several runs of one setting: as many as most of them have; None where another number
-    comes as often.
-
-    >>> intended_channels([2, 2, 1]), intended_channels([2, 1]), intended_channels([])
-    (2, None, None)
-    """
-    counts = Counter(numbers).most_common(2)
-    if not counts or (len(counts) == 2 and counts[0][1] == counts[1][1]):
-        return None
-    return counts[0][0]
 
 
 class BenchTest(Struct, frozen=True):
@@ -152,7 +96,6 @@ class BenchTest(Struct, frozen=True):
     missing, fails, runs out of time or cannot be read; each has an id of its own and none of these.
     if_stopped: what it shows when it runs out of time, None where it says nothing.
     gpus: the GPUs by the number that tools give them, where the driver gives; () where it did not.
-    settings: of the experiment on collectives; None of other tests.
     """
 
     id: str
@@ -169,7 +112,6 @@ class BenchTest(Struct, frozen=True):
     alternatives: "tuple[BenchTest, ...]" = ()
     if_stopped: str | None = None
     gpus: tuple[Bdf, ...] = ()
-    settings: CollectiveSettings | None = None
 
     @property
     def is_control(self) -> bool:
@@ -197,8 +139,8 @@ class SuiteOptions(Struct, frozen=True):
     """groups: () = all that can be. largest_message_bytes: of collectives.
 
     python: the Python whose PyTorch measures where a tool is missing or fails. topology: text of a
-    topology file for NCCL, for the tests that give it one; None: why_no_topology gives the reason.
-    hosts: those that collectives go across; () = this machine alone.
+    topology file for NCCL; all-reduces are measured with and without it. why_no_topology: why one
+    that should be there is not.
     """
 
     groups: tuple[Group, ...] = ()
@@ -206,5 +148,4 @@ class SuiteOptions(Struct, frozen=True):
     largest_message_bytes: int = GIB
     python: str = "python3"
     topology: str | None = None
-    why_no_topology: str = "no topology file was given (--nccl-topo)"
-    hosts: tuple[str, ...] = ()
+    why_no_topology: str | None = None

@@ -30,14 +30,11 @@ from homenode.machine.tools.nccl_tests import PARAMETERS_LINE, NcclTests
 from homenode.machine.tools.nvbandwidth import TABLE_LINE, NvbandwidthDevice, NvbandwidthRun
 from homenode.machine.topology import Host
 from homenode.measure.figures import amd as amd_figures
-from homenode.measure.figures import collective_log
 from homenode.measure.figures import nvidia as gpu_figures
 from homenode.measure.figures import torch_programs as torch_figures
-from homenode.measure.figures.collective_log import CollectiveCurve, flat_curve
-from homenode.measure.figures.nvidia import Binding, sections
+from homenode.measure.figures.nvidia import Binding, CollectiveCurve, curve_of, flat_curve, sections
 from homenode.measure.figures.probe import BracketedSample, StepReading, probe_figures
 from homenode.measure.figures.sample import (
-    FigureList,
     Figures,
     ToolOutput,
     joined,
@@ -51,7 +48,6 @@ from homenode.measure.model import BenchTest, Group, Reader
 from homenode.measure.orders import AppOrder
 from homenode.measure.results.model import Condition, Sample
 from homenode.measure.suite import BY_BUS, measured_gpus
-from homenode.units import MIB
 
 _WATCHED = re.compile(r"^# homenode watched:((?: \d{1,9}:\d{1,9}){0,4096})$", re.M | re.ASCII)
 
@@ -114,51 +110,15 @@ def _by_bus(run: NvbandwidthRun, test: BenchTest, host: Host) -> NvbandwidthRun:
     return structs.replace(run, devices=devices, gaps=(*run.gaps, Gap("GPU addresses", reason)))
 
 
-_ON_HOST = re.compile(r"^#\s{1,8}Rank\s.{0,60}? on\s{1,60}(\S{1,64}) device", re.M)
-
-
 def _nccl(test: BenchTest, text: str, host: Host) -> Figures:
-    (part,) = nccl_runs(text)[:1]
-    run = nccl_tests.parse(part)
-    hosts = {match[1] for match in _ON_HOST.finditer(part)}
-    wanted = re.match(r"across (\d+) hosts", test.variant or "")
-    if wanted is not None and len(hosts) != int(wanted[1]):
-        found = f"{', '.join(sorted(hosts)) or 'none'}: was nccl-tests built with MPI=1?"
-        raise ParseError("nccl-tests", f"ranks on {wanted[1]} hosts", found)
+    run = nccl_tests.parse(nccl_runs(text)[0])
     return _collective(gpu_figures.of_nccl(run, "all_reduce"), run, test)
-
-
-def _watched_collective(test: BenchTest, text: str, host: Host) -> Figures:
-    """Raises ParseError where NCCL's log contradicts the test's settings."""
-    settings = test.settings
-    assert settings is not None, "the experiment's tests have settings"
-    own, watched = collective_log.split(text)
-    given = dict(zip(test.argv, test.argv[1:], strict=False)).get("--topology")
-    against = collective_log.contradictions(settings, watched.facts, given)
-    if against:
-        expected = f"a run of {settings.name}"
-        raise ParseError("NCCL's log", expected, f"{'; '.join(against)}; excluded")
-    if settings.several:
-        run = next((run for run in torch_report.parse(own) if run.rows), None)
-        if run is None:
-            raise ParseError("PyTorch", "rows of an all-reduce", "none")
-        figures = _collective(torch_figures.of_torch((run,)), torch_figures.nccl_of(run), test)
-    else:
-        figures = _nccl(test, own, host)
-    more = collective_log.of_watched(settings, watched, host)
-    samples = (*figures.samples, *(_varied(one, test.variant) for one in more.samples))
-    return replace(
-        figures,
-        samples=numbered(samples),
-        conditions=(*figures.conditions, *more.conditions),
-        gaps=(*figures.gaps, *more.gaps),
-    )
 
 
 def _torch(test: BenchTest, text: str, host: Host) -> Figures:
     runs = torch_report.parse(text)
     figures = torch_figures.of_torch(runs)
-    if test.group not in (Group.NCCL, Group.COLLECTIVES):
+    if test.group is not Group.NCCL:
         return figures
     run = next((run for run in runs if run.rows), None)
     return figures if run is None else _collective(figures, torch_figures.nccl_of(run), test)
@@ -166,8 +126,8 @@ def _torch(test: BenchTest, text: str, host: Host) -> Figures:
 
 def _collective(figures: Figures, run: NcclTests, test: BenchTest) -> Figures:
     """With what the curve says, and the test's variant on every sample."""
-    curve = collective_log.curve_of(run) if figures.samples else None
-    finding = collective_log.flat_curve(run, test.id) if curve is not None else None
+    curve = curve_of(run) if figures.samples else None
+    finding = flat_curve(run, test.id) if curve is not None else None
     samples = (*figures.samples, *_half_peak(curve))
     conditions = figures.conditions
     if test.variant is None and test.binding is not None:
@@ -197,26 +157,6 @@ def _choices(test: BenchTest, text: str, host: Host) -> Figures:
     except ParseError as error:
         return Figures(gaps=(Gap("collective algorithm", error.message),))
     return Figures(conditions=(Condition("collective algorithm", words),))
-
-
-_PERFTEST = re.compile(r"^[ \t]*(?:RDMA_(?:Write|Read)|Send) BW Test", re.M)
-_AVERAGE = re.compile(
-    r"^ *#bytes .* BW average\[(G|M|Mi)(?:b|B)/sec\].*\n *(\d+) +\d+ +\S+ +(\S+)", re.M
-)
-
-
-def _perftest(text: str, name: str) -> Figures:
-    """Of one size, as a program's own rate: the pair is the test's variant."""
-    found = FigureList("perftest", None)
-    for unit, size, rate in _AVERAGE.findall(text):
-        value = float(rate) * (1e9 / 8 if unit == "G" else MIB)
-        found.add("app-rate:ib_write_bw", "bytes_per_s", value, size_bytes=int(size))
-    return found.figures()
-
-
-def _pair(test: BenchTest, text: str, host: Host) -> Figures:
-    figures = _perftest(text, test.id)
-    return replace(figures, samples=tuple(_varied(one, test.variant) for one in figures.samples))
 
 
 def _rocm(test: BenchTest, text: str, host: Host) -> Figures:
@@ -377,8 +317,6 @@ _OF_SUITE = (
     ToolOutput(Reader.NVBANDWIDTH, _NVBANDWIDTH, _nvbandwidth_log, _nvbandwidth),
     ToolOutput(Reader.NCCL_TESTS, _NCCL_TESTS, _nccl_log, _nccl),
     ToolOutput(Reader.NCCL_CHOICES, of_step=_choices),
-    ToolOutput(Reader.COLLECTIVE, of_step=_watched_collective),
-    ToolOutput(Reader.PERFTEST, _PERFTEST, _perftest, _pair),
     ToolOutput(Reader.ROCM, _ROCM, of_text(rocm_bandwidth_test.parse, amd_figures.of_rocm), _rocm),
     ToolOutput(
         Reader.TRANSFER_BENCH,

@@ -19,10 +19,9 @@ from homenode.gap import Gap
 from homenode.machine.pci import DeviceKind, PciDevice
 from homenode.machine.tools import lines, nvbandwidth
 from homenode.machine.topology import Host, NumaNode
-from homenode.measure.gpu.collectives import across_tests, collective_tests, experiment_tests
+from homenode.measure.gpu.collectives import collective_tests
 from homenode.measure.gpu.machine import AMD, NVIDIA, PEERS_HANG, GpuMachine
 from homenode.measure.model import (
-    BY_NAME_ALONE,
     PROBE,
     PYTHON,
     SECONDS,
@@ -155,8 +154,6 @@ def _tests(machine: GpuMachine, left_out: list[Gap]) -> Iterator[BenchTest]:
     copies = _nvidia_copies if machine.is_nvidia else _amd_copies
     yield from copies(machine, left_out)
     yield from _torch_alone(machine, left_out)
-    if machine.suite.hosts:
-        yield from across_tests(machine, left_out)
     if len(machine.gpus) < 2:
         reason = "one GPU alone"
         if machine.hidden:
@@ -164,8 +161,6 @@ def _tests(machine: GpuMachine, left_out: list[Gap]) -> Iterator[BenchTest]:
         left_out += [Gap(group, reason) for group in (Group.GPU_PEER, Group.NCCL)]
         return
     yield from collective_tests(machine, left_out)
-    if Group.COLLECTIVES in machine.suite.groups and not machine.suite.hosts:
-        yield from experiment_tests(machine, left_out)
 
 
 def _numbered_by_bus(test: BenchTest) -> BenchTest:
@@ -354,7 +349,7 @@ def suite_for(
         *_of_probe(host, installed, options, left_out),
         *gpu_tests(host, installed, options, left_out, shown),
     ]
-    wanted = set(options.groups) or set(Group) - BY_NAME_ALONE
+    wanted = set(options.groups) or set(Group)
     tests = tuple(test for test in found if test.group in wanted)
     left = tuple(gap for gap in left_out if gap.subject in wanted)
     if not any(not test.is_control for test in tests) and not (tests and options.groups):

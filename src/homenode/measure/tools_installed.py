@@ -35,10 +35,6 @@ PROGRAMS = (
     "all_reduce_perf",
     "rocm-bandwidth-test",
     "TransferBench",
-    "mpirun",
-    "srun",
-    "ssh",
-    "ib_write_bw",
 )
 """What the suite may run."""
 

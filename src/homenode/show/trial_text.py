@@ -2,14 +2,10 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from homenode.decide.collective_causes import Diagnosis, Standing
-from homenode.decide.collective_mechanisms import MECHANISMS
 from homenode.decide.trial_conclusion import Conclusion
 from homenode.doc import Cell, Doc, Part, Span, Table, Text
-from homenode.measure.gpu.collectives import settings_of
 from homenode.measure.layouts.fitting import Fitted
 from homenode.measure.layouts.journal import BOOT, COPY, LAYOUT, Head, Known, State, What
-from homenode.measure.model import Depth
 from homenode.measure.progress import Progress, TaskState, TaskStatus
 from homenode.measure.schedule import ScheduledTask
 from homenode.wording import command_line, number_list, plural, printable
@@ -163,58 +159,6 @@ def schedule_text(
     )
 
 
-def experiment_text(depth: Depth) -> Doc:
-    """The experiment on collectives: what runs in each boot, and what each mechanism predicts."""
-    settings = settings_of(depth)
-    rows = tuple((str(one.cause), one.slower) for one in MECHANISMS)
-    heads = ("what may cost bandwidth", "slower would be")
-    runs = "; ".join(one.name for one in settings)
-    left_out = "what a guest cannot run is left out by name; NCCL's log excludes what was not run"
-    return Doc(
-        "",
-        (
-            Text(f"in each boot, {len(settings)} settings of NCCL: {runs}"),
-            Text(left_out),
-            Table(heads=heads, rows=rows, folds=heads),
-        ),
-    )
-
-
-_STANDINGS = {
-    Standing.NAMED: "bad",
-    Standing.POSSIBLE: "warn",
-    Standing.REFUTED: "good",
-    Standing.RECORDED_OFF: "good",
-    Standing.UNMEASURED: "dim",
-}
-
-
-def causes_text(found: Diagnosis, next_command: str | None = None) -> Doc:
-    """What the experiment on collectives shows, what each mechanism predicts and which figures
-    refute it. next_command: measures the next cell."""
-    heads = ("what may cost bandwidth", "is", "slower would be", "because")
-    rows = tuple(
-        (
-            str(one.cause),
-            Cell((str(one.standing),), _STANDINGS[one.standing]),
-            one.predicts,
-            one.because,
-        )
-        for one in found.mechanisms
-    )
-    how = "provisional, fewer than three boots" if found.provisional else "measured"
-    lines = [found.because, *(f"also: {cause}: {because}" for cause, because in found.also)]
-    lines += [*found.controls(), *map(str, found.excluded)]
-    if found.unrecorded:
-        lines.append(f"not recorded, and so not refuted: {'; '.join(found.unrecorded)}")
-    folds = (heads[0], *heads[2:])
-    parts: list[Part] = [*map(Text, lines), Table(heads=heads, rows=rows, folds=folds)]
-    if found.next_cell is not None:
-        parts.append(Text(f"next: {found.next_cell.cell}"))
-        parts += [] if next_command is None else [Text(f"  {next_command}")]
-    return Doc(f"collectives: {found.cause} ({how})", tuple(parts))
-
-
 def status_text(known: Known, steps: Sequence[ScheduledTask], *, is_running: bool = False) -> Doc:
     """How far a trial is, the last things that it did, and what is left to undo.
 
@@ -287,12 +231,6 @@ def advice_text(conclusion: Conclusion) -> Doc:
             "no verdict is drawn."
         )
         return Doc("", (Text(said, "warn"),))
-    if not conclusion.advice and conclusion.causes is not None:
-        said = (
-            "no layout to make permanent: the experiment on collectives says what costs, and "
-            "chooses no layout. A trial without --tests measures for that"
-        )
-        return Doc("", (Text(said),))
     if not conclusion.advice:
         return Doc("", (Text("no layout to make permanent: the figures cannot tell"),))
     by_command: dict[str, list[str]] = {}

@@ -9,7 +9,6 @@ from homenode.bdf import Bdf
 from homenode.check.doctor.alike import has_like_devices, odd_findings
 from homenode.check.doctor.device_state import device_state_findings, stated_findings
 from homenode.check.doctor.host_state import (
-    collective_findings,
     kernel_log_findings,
     layout_findings,
     odd_part_findings,
@@ -61,7 +60,6 @@ def host_findings(host: Host) -> tuple[Finding, ...]:
         *_of_host(host, Circumstances()),
         *peer_findings(host),
         *settings_findings(host, None),
-        *collective_findings(host, None),
     )
 
 
@@ -113,7 +111,6 @@ def diagnose(
     checked += describe_paths(host)
     if document is None and vm is None:
         found += [*peer_findings(host), *settings_findings(host, None)]
-        found += collective_findings(host, None)
         checked += _not_known(host)
         return Findings(checked=tuple(checked), findings=in_order(merged(found)))
     # Loaded only here: most of what a look at a host alone would load.
@@ -123,7 +120,7 @@ def diagnose(
 
     facts = vm_of(document) if document is not None else vm
     assert facts is not None
-    found += [*domain_findings(facts, document, host), *collective_findings(host, facts)]
+    found += domain_findings(facts, document, host)
     found += peer_findings(host, frozenset(hostdev.bdf for hostdev in facts.hostdevs))
     found += settings_findings(host, facts, memory_is_bound=is_bound_by_numad(document))
     checked[1:1] = domain_checked(facts, host)

@@ -5,16 +5,12 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from itertools import combinations
 
-from msgspec.structs import replace
-
 from homenode.catalogue import finding
 from homenode.cpuset import CpuSet
 from homenode.findings import Finding, Severity
 from homenode.machine.pci import DeviceKind
 from homenode.machine.snapshot.contents import WORSE, is_odd_one, judged_states, usual_of
 from homenode.machine.topology import Core, Host, Package
-from homenode.nccl.explanation import explain
-from homenode.nccl.guest_tree import GuestTree, tree_of_document, tree_of_host
 from homenode.units import GIB, format_bytes
 from homenode.vm.model import Vm
 from homenode.wording import first_few, number_list
@@ -435,33 +431,3 @@ def _small_pages(host: Host, facts: Vm, memory_is_bound: bool) -> Iterator[Findi
             observed=f"{settings.numa_balancing}, and memory is not bound",
             source=_SYSFS,
         )
-
-
-def collective_findings(host: Host, facts: Vm | None) -> Iterator[Finding]:
-    """Of several GPUs that a machine uses itself, or that a domain has."""
-    tree = _tree(host, facts)
-    if tree is None:
-        return
-    for one in explain(tree).findings:
-        # What is computed without a link or the CPU's model is a guess, and nothing to act on.
-        if one.id in _WITHOUT_GUESS:
-            yield one
-        elif one.id == "nccl-gpus-without-node" or not tree.gaps:
-            yield replace(one, severity=Severity.INFO)
-
-
-_WITHOUT_GUESS = frozenset({"nccl-virtual-switch"})
-"""Seen in the document itself, whatever is not known of the host."""
-
-
-def _tree(host: Host, facts: Vm | None) -> GuestTree | None:
-    gpus = [gpu for gpu in host.devices_of_kind(DeviceKind.GPU) if gpu.physical_function is None]
-    if facts is None:
-        own = sum(gpu.driver != "vfio-pci" for gpu in gpus)
-        return tree_of_host(host) if own > 1 else None
-    passed = {hostdev.bdf for hostdev in facts.hostdevs}
-    count = sum(gpu.bdf in passed for gpu in gpus)
-    with_nic = any(nic.bdf in passed for nic in host.devices_of_kind(DeviceKind.NIC))
-    if count + with_nic < 2:
-        return None
-    return tree_of_document(facts, host, {})

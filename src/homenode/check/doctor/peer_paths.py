@@ -5,7 +5,7 @@ For a VM a redirect is the price of isolation, and harmless where DirectTrans an
 and reads are relaxed; on a bare host no one gets anything for it.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from msgspec import Struct
 
@@ -104,18 +104,10 @@ def _is_own(route: PeerRoute) -> bool:
 
 
 def peer_findings(host: Host, passed: frozenset[Bdf] = frozenset()) -> Iterator[Finding]:
-    """What of a host's routes leaves its switch, and what the IOMMU does to its own GPUs. passed:
-    functions of one VM."""
-    yield from route_findings(host, peer_routes(host, passed), passed)
-    yield from _translated(host)
-
-
-def route_findings(
-    host: Host, routes: Iterable[PeerRoute], passed: frozenset[Bdf] = frozenset()
-) -> Iterator[Finding]:
-    """Routes that leave their switch, one finding for each fault."""
+    """What of a host's routes leaves its switch, one finding for each fault, and what the IOMMU
+    does to its own GPUs. passed: functions of one VM."""
     alike: dict[tuple[str | None, str, bool, int | None], list[tuple[PeerRoute, PeerFault]]] = {}
-    for route in routes:
+    for route in peer_routes(host, passed):
         fault = fault_of(host, route)
         if fault is not None:
             maker = route.requester.vendor_id if fault.case in _OF_THE_NIC else None
@@ -123,6 +115,7 @@ def route_findings(
             alike.setdefault((fault.case, fault.meaning, is_rdma, maker), []).append((route, fault))
     for found in alike.values():
         yield _finding(host, found, passed)
+    yield from _translated(host)
 
 
 def _finding(

@@ -19,7 +19,6 @@ from homenode.vm.plan_options import PciGranularity
 
 MAKE = "Make a file"
 JUDGE = "Check a file"
-EXPLAIN = "Explain"
 
 
 class NodeOptions(Struct, frozen=True, kw_only=True):
@@ -126,7 +125,7 @@ class NcclTopoArguments(Struct, frozen=True, kw_only=True):
 
     Examples:
       homenode nccl-topo --domain VM.xml --plan plan.json -o topo.xml
-      homenode nccl-topo --explain --domain VM.xml
+      homenode nccl-topo --check topo.xml --domain VM.xml
     """
 
     host: HostOption = None
@@ -139,11 +138,5 @@ class NcclTopoArguments(Struct, frozen=True, kw_only=True):
     rccl: Annotated[bool, Flag("--rccl", rare=True)] = False
     cloud_init: Annotated[Path | None, Opt("--cloud-init", "FILE", panel=MAKE, rare=True)] = None
     check: Annotated[Path | None, Opt("--check", "FILE", panel=JUDGE)] = None
-    log: Annotated[Path | None, Opt("--log", "FILE", panel=JUDGE)] = None
-    explain: Annotated[bool, Flag("--explain", panel=EXPLAIN)] = False
-    stream: Annotated[str | None, Opt("--stream", "GB/S[,...]", panel=EXPLAIN, rare=True)] = None
-    port_rate: Annotated[float | None, Opt("--port-rate", "GBIT/S", panel=EXPLAIN, rare=True)] = (
-        None
-    )
     force: ForceOption = False
     json: JsonOption = False

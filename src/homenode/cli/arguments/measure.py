@@ -63,7 +63,6 @@ class SuiteArguments(Struct, frozen=True, kw_only=True):
     seed: Annotated[int, Opt("--seed", "N", rare=True)] = 1
     nccl_max_msg: Annotated[str, Opt("--nccl-max-msg", "SIZE", rare=True)] = "1GiB"
     nccl_topo: Annotated[Path | None, Opt("--nccl-topo", "FILE", rare=True)] = None
-    across: Annotated[str | None, Opt("--across", "HOST,HOST", rare=True)] = None
     python: Annotated[str, Opt("--python", "FILE", rare=True)] = "python3"
 
 

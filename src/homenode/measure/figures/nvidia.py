@@ -10,17 +10,19 @@ nvbandwidth Version: v0.6
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
 from msgspec import Struct
 
 from homenode.bdf import Bdf
+from homenode.catalogue import finding
 from homenode.errors import ParseError
+from homenode.findings import Finding, Severity
 from homenode.gap import Gap
 from homenode.input_files import package_text
-from homenode.machine.tools.nccl_tests import NcclTests
+from homenode.machine.tools.nccl_tests import NcclRow, NcclTests
 from homenode.machine.tools.numactl import bound_by_command, parse_show
 from homenode.machine.tools.nvbandwidth import (
     VERSION_LINE,
@@ -32,7 +34,9 @@ from homenode.machine.tools.nvbandwidth import (
 )
 from homenode.machine.tools.study_programs import GpuCopies
 from homenode.measure.figures.sample import FigureList, Figures, sample
+from homenode.measure.results.flat_curve import FLAT_FROM_BYTES, flat_from
 from homenode.measure.results.model import Condition, Sample
+from homenode.units import format_bytes
 
 _PINNED = re.compile(r"\bPINNED to (\d{1,5})\b", re.ASCII)
 
@@ -269,3 +273,49 @@ def of_copies(gpus: tuple[GpuCopies, ...]) -> Figures:
             if value is not None:
                 found.add(metric, "bytes_per_s", value, index=gpu.device)
     return found.figures(gpu.name for gpu in gpus)
+
+
+class CollectiveCurve(Struct, frozen=True):
+    """half_peak_bytes: the first size with half of the peak. flat_from_bytes: where a plateau
+    begins that begins too early, None where none does."""
+
+    peak_bytes_per_s: float
+    half_peak_bytes: int
+    flat_from_bytes: int | None
+
+
+def curve_of(run: NcclTests) -> CollectiveCurve | None:
+    """The curve of a run, of the better half at each size; None where nothing was moved."""
+    points = _points(run.rows)
+    if not points:
+        return None
+    peak = max(rate for _, rate in points)
+    half = next(size for size, rate in points if rate >= peak / 2)
+    return CollectiveCurve(peak, half, flat_from(points, peak))
+
+
+def flat_curve(run: NcclTests, subject: str) -> Finding | None:
+    """The finding of a curve that meets a hard ceiling. subject: the run, in the user's words."""
+    curve = curve_of(run)
+    if curve is None or curve.flat_from_bytes is None:
+        return None
+    return finding(
+        "collective-flat-curve",
+        subject,
+        expected=f"a bus bandwidth that climbs beyond {format_bytes(FLAT_FROM_BYTES)}",
+        observed=f"{curve.peak_bytes_per_s / 1e9:.2f} GB/s from "
+        f"{format_bytes(curve.flat_from_bytes)} on",
+        severity=Severity.WARNING,
+        source="sweep over message sizes",
+    )
+
+
+def _points(rows: Sequence[NcclRow]) -> list[tuple[int, float]]:
+    """(size, bus bandwidth), ascending, without rates that two decimals cut to zero."""
+    found: dict[int, float] = {}
+    for row in rows:
+        for half in row.halves():
+            if half.bus_bytes_per_s > 0 and row.size_bytes > 0:
+                best = max(found.get(row.size_bytes, 0.0), half.bus_bytes_per_s)
+                found[row.size_bytes] = best
+    return sorted(found.items())

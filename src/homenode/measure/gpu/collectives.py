@@ -1,18 +1,14 @@
-"""Collective tests: all-reduces under host bindings; the experiment on what a guest does to them.
+"""Collective tests: all-reduces under host bindings, with and without a topology file.
 
 Bindings, with and without peer access: unbound; each rank on its GPU's node; everything on one
 node, as the study's script does where a GPU has no node. One process of nccl-tests drives all GPUs,
 so only where all GPUs share a node can it be bound to "its GPU's node"; elsewhere PyTorch, with a
-process for each GPU, runs all three.
-
-The experiment changes one setting of the study's at a time, and two where one alone says little;
-with Depth.FULL everything is crossed. Layouts are crossed by a trial, which boots them. Each run
-keeps NCCL's log; one whose log contradicts its settings gives no figure (measure.step_reading).
+process for each GPU, runs all three. What is unbound is measured with the topology file too, where
+there is one: a trial has that of each guest.
 """
 
-import shlex
 from collections.abc import Iterator
-from itertools import combinations, product
+from itertools import product
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -21,10 +17,7 @@ from homenode.gap import Gap
 from homenode.indices import NodeIndex
 from homenode.measure.gpu.machine import PEERS_HANG, GpuMachine
 from homenode.measure.model import (
-    PYTHON,
-    TORCH,
     BenchTest,
-    CollectiveSettings,
     Depth,
     Group,
     Reader,
@@ -32,10 +25,15 @@ from homenode.measure.model import (
 
 UNBOUND = "nothing bound"
 ON_GPU_NODES = "each rank on its GPU's node"
+TOPOLOGY_FILE = "topology file"
 
 _WARMUPS = 10
 _REPEATS = {Depth.QUICK: 20, Depth.NORMAL: 100, Depth.FULL: 300}
 _PER_GPU = "a process for each GPU"
+_WITH_FILE = (
+    'f=$(mktemp) && trap \'rm -f "$f"\' EXIT && printf %s "$1" >"$f" && shift && '
+    'NCCL_TOPO_FILE=$f "$@"'
+)
 
 
 class HostBinding(Struct, frozen=True):
@@ -48,6 +46,28 @@ class HostBinding(Struct, frozen=True):
 
 def collective_tests(machine: GpuMachine, left_out: list[Gap]) -> Iterator[BenchTest]:
     """The all-reduces of its GPUs (two or more). The first test speaks for its metrics."""
+    topology, reason = machine.suite.topology, machine.suite.why_no_topology
+    for test in _all_reduces(machine, left_out):
+        yield test
+        is_timed = test.reads is not Reader.NCCL_CHOICES
+        if topology is not None and test.binding == UNBOUND and is_timed:
+            yield _with_file(test, topology)
+    if reason is not None:
+        left_out.append(Gap(Group.NCCL, f"{TOPOLOGY_FILE}: {reason}"))
+
+
+def _with_file(test: BenchTest, topology: str) -> BenchTest:
+    """The same test, whose NCCL reads this text as its topology file."""
+    return replace(
+        test,
+        id=f"{test.id}, {TOPOLOGY_FILE}",
+        argv=("sh", "-c", _WITH_FILE, "sh", topology, *test.argv),
+        variant=", ".join(filter(None, (test.variant, TOPOLOGY_FILE))),
+        alternatives=tuple(_with_file(attempt, topology) for attempt in test.alternatives),
+    )
+
+
+def _all_reduces(machine: GpuMachine, left_out: list[Gap]) -> Iterator[BenchTest]:
     has_tool = "all_reduce_perf" in machine.installed
     if not has_tool and machine.torch is None:
         left_out.append(Gap(Group.NCCL, "neither all_reduce_perf nor PyTorch is installed"))
@@ -167,188 +187,3 @@ def _variant(binding: HostBinding, *, peers: bool) -> str | None:
 
 def _id(variant: str | None) -> str:
     return "nccl" if variant is None else f"nccl: {variant}"
-
-
-_PROGRAM = "collective_watch"
-_EXPERIMENT_REPEATS = {Depth.QUICK: 10, Depth.NORMAL: 20, Depth.FULL: 20}
-_EXPERIMENT_WARMUPS = 5
-
-EXPERIMENT_TEST_S = 30.0
-"""Of one setting, about: a start of CUDA on all GPUs, and a sweep."""
-
-ONE_BY_ONE = (
-    CollectiveSettings(),
-    CollectiveSettings(first_node=True),
-    CollectiveSettings(file=True),
-    CollectiveSettings(several=True),
-    CollectiveSettings(file=True, several=True),
-    CollectiveSettings(peers=True),
-    CollectiveSettings(ring=True),
-)
-
-
-def settings_of(depth: Depth) -> tuple[CollectiveSettings, ...]:
-    """Seven that fit an hour with five layouts, or all twenty."""
-    if depth is not Depth.FULL:
-        return ONE_BY_ONE
-    crossed = [CollectiveSettings(*flags) for flags in product((False, True), repeat=4)]
-    bound = [
-        CollectiveSettings(several=several, ring=ring, first_node=True)
-        for several, ring in product((False, True), repeat=2)
-    ]
-    return (*crossed, *bound)
-
-
-def experiment_tests(machine: GpuMachine, left_out: list[Gap]) -> Iterator[BenchTest]:
-    """The all-reduces of two GPUs or more. What cannot be run goes to left_out, by name."""
-    for settings in settings_of(machine.suite.depth):
-        reason = _against(settings, machine)
-        if reason is not None:
-            left_out.append(Gap(Group.COLLECTIVES, f"{settings.name}: {reason}"))
-            continue
-        yield _test(settings, machine)
-
-
-ACROSS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
-    ("", ()),
-    ("GPUDirect RDMA at any distance", (("NCCL_NET_GDR_LEVEL", "SYS"),)),
-    ("GPUDirect RDMA off", (("NCCL_NET_GDR_LEVEL", "LOC"),)),
-    ("relaxed ordering on", (("NCCL_IB_PCI_RELAXED_ORDERING", "1"),)),
-    ("relaxed ordering off", (("NCCL_IB_PCI_RELAXED_ORDERING", "0"),)),
-)
-"""What is changed, one at a time. ATS is a setting of NICs, which no job changes."""
-_WITH_FILE = (
-    'f=$(mktemp) && trap \'rm -f "$f"\' EXIT && printf %s "$1" >"$f" && shift && '
-    'NCCL_TOPO_FILE=$f "$@"'
-)
-_BY_SSH = """t=$(cat; echo .); n=0
-for h in $1; do
-  printf %s "${t%.}" | if [ $n = 0 ]; then sh -c "$2 0"; else
-    ssh -o BatchMode=yes "$h" "$2 $n" >/dev/null
-  fi & [ $n != 0 ] || first=$!; n=$((n + 1))
-done
-wait $first; failed=$?; wait; exit $failed"""
-_PAIR = (
-    'w="timeout 40 ib_write_bw -F --report_gbits -D 5" s="ssh -o BatchMode=yes"; '
-    '$s "$1" "$w" >/dev/null & sleep 2; $s "$2" "$w $1"; failed=$?; wait; exit $failed'
-)
-
-
-def across_tests(machine: GpuMachine, left_out: list[Gap]) -> Iterator[BenchTest]:
-    """What hosts reach together: all-reduces, and the first NIC of each pair by ib_write_bw."""
-    yield from _all_reduces(machine, left_out)
-    if not machine.installed >= {"ssh", "ib_write_bw"}:
-        left_out.append(Gap(Group.COLLECTIVES, "pairs of hosts: needs ssh and ib_write_bw"))
-        return
-    for one, other in combinations(machine.suite.hosts, 2):
-        variant = f"{other} to {one}"
-        yield BenchTest(
-            id=f"collectives: ib_write_bw, {variant}",
-            group=Group.COLLECTIVES,
-            argv=("sh", "-c", _PAIR, "sh", one, other),
-            seconds=10.0,
-            timeout_s=60.0,
-            reads=Reader.PERFTEST,
-            variant=variant,
-        )
-
-
-def _all_reduces(machine: GpuMachine, left_out: list[Gap]) -> Iterator[BenchTest]:
-    """Each host has as many GPUs as this machine. nccl-tests built with MPI, a process with all
-    GPUs on each host; else our PyTorch program, started by ssh."""
-    hosts, tools = machine.suite.hosts, machine.installed
-    launcher = next((one for one in ("mpirun", "srun") if one in tools), "ssh")
-    launcher = launcher if "all_reduce_perf" in tools else "ssh"
-    if not tools >= ({"ssh", TORCH} if launcher == "ssh" else {launcher}):
-        reason = "neither all_reduce_perf with mpirun or srun nor PyTorch with ssh is installed"
-        left_out.append(Gap(Group.COLLECTIVES, f"across hosts: {reason}"))
-        return
-    repeats, test = _EXPERIMENT_REPEATS[machine.suite.depth], None
-    tool = machine.nccl_tests(_EXPERIMENT_WARMUPS, repeats)
-    if launcher == "ssh":
-        test = machine.all_reduce("", repeats, "none", peers=True)
-        tool = (*test.argv, "--meet", hosts[0], "--hosts", str(len(hosts)))
-    chosen = [(name, variables, tool) for name, variables in ACROSS]
-    if machine.suite.topology is None:
-        reason = f"across hosts, NCCL file: {machine.suite.why_no_topology}"
-        left_out.append(Gap(Group.COLLECTIVES, reason))
-    else:
-        with_file = ("sh", "-c", _WITH_FILE, "sh", machine.suite.topology, *tool)
-        chosen.append(("NCCL file", (), with_file))
-    for name, variables, command in chosen:
-        variant = ", ".join(filter(None, (f"across {len(hosts)} hosts", name)))
-        yield BenchTest(
-            id=f"collectives: {variant}",
-            group=Group.COLLECTIVES,
-            argv=_launched(launcher, hosts, variables, command),
-            seconds=EXPERIMENT_TEST_S,
-            timeout_s=120 + 20 * EXPERIMENT_TEST_S,
-            reads=Reader.NCCL_TESTS if test is None else test.reads,
-            program=None if test is None else test.program,
-            binding=UNBOUND,
-            variant=variant,
-        )
-
-
-def _launched(
-    launcher: str,
-    hosts: tuple[str, ...],
-    variables: tuple[tuple[str, str], ...],
-    command: tuple[str, ...],
-) -> tuple[str, ...]:
-    """What starts the command on each host: Open MPI's, Slurm's in a job, or ssh."""
-    given = [f"{name}={value}" for name, value in variables]
-    count = str(len(hosts))
-    if launcher == "srun":
-        exported = ",".join(("ALL", *given))
-        where = ("--nodes", count, "--ntasks-per-node", "1", "--nodelist", ",".join(hosts))
-        return ("srun", *where, f"--export={exported}", *command)
-    if launcher == "ssh":
-        there = shlex.join(("env", "PYTHONSAFEPATH=1", *given, *command, "--host"))
-        return ("sh", "-c", _BY_SSH, "sh", " ".join(hosts), there)
-    more = (word for one in given for word in ("-x", one))
-    where = ("-np", count, "-H", ",".join(f"{host}:1" for host in hosts), "--bind-to", "none")
-    return ("mpirun", *where, *more, *command)
-
-
-def _against(settings: CollectiveSettings, machine: GpuMachine) -> str | None:
-    if PYTHON not in machine.installed:
-        return f"{machine.suite.python} does not run there, which keeps NCCL's log"
-    if settings.several and machine.torch is None:
-        return "needs PyTorch, a process for each GPU"
-    if not settings.several and "all_reduce_perf" not in machine.installed:
-        return "all_reduce_perf is not installed, which drives all GPUs from one process"
-    if settings.file and machine.suite.topology is None:
-        return machine.suite.why_no_topology
-    if settings.first_node and len(machine.nodes) < 2:
-        return "the machine has one node"
-    return None
-
-
-def _test(settings: CollectiveSettings, machine: GpuMachine) -> BenchTest:
-    repeats, options = _EXPERIMENT_REPEATS[machine.suite.depth], machine.suite
-    tool = machine.nccl_tests(_EXPERIMENT_WARMUPS, repeats)
-    if settings.several:
-        torch = machine.all_reduce("", repeats, "none", peers=settings.peers)
-        tool = ("torch", *torch.argv[2:])
-    words: tuple[str, ...] = ("--gpus", str(len(machine.gpus)))
-    node = machine.nodes[0].index if settings.first_node else None
-    if node is not None:
-        words += ("--bind", str(node))
-    if settings.file and options.topology is not None:
-        words += ("--topology", options.topology)
-    variables = machine.environment(peers=settings.peers)
-    variables += (("NCCL_ALGO", "Ring"),) if settings.ring else ()
-    return BenchTest(
-        id=f"collectives: {settings.name}",
-        group=Group.COLLECTIVES,
-        argv=(options.python, "-", *words, "--", *tool),
-        seconds=EXPERIMENT_TEST_S,
-        timeout_s=120 + 20 * EXPERIMENT_TEST_S,
-        environment=variables,
-        reads=Reader.COLLECTIVE,
-        program=_PROGRAM,
-        node=node,
-        variant=settings.name,
-        settings=settings,
-    )

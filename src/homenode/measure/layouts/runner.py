@@ -33,7 +33,6 @@ from homenode.measure.layouts.boot_steps import (
 from homenode.measure.layouts.copying import PreparedCopy
 from homenode.measure.layouts.fitting import no_longer_fits
 from homenode.measure.layouts.guest import Reach, answering, boot_of
-from homenode.measure.layouts.host_watch import HostWatch, allocated_between
 from homenode.measure.layouts.journal import BOOT, COPY, STATES, Head, JournalFile, State, What
 from homenode.measure.layouts.trial_config import (
     BARE,
@@ -44,9 +43,8 @@ from homenode.measure.layouts.trial_config import (
     run_name,
     trial_schedule,
 )
-from homenode.measure.model import Group
+from homenode.measure.model import Group, SuiteOptions
 from homenode.measure.orders import BenchOptions
-from homenode.measure.programs.collective_watch import used_bytes
 from homenode.measure.progress import Pace, Progress, TaskState, TaskStatus
 from homenode.measure.results.store import finished, run_named
 from homenode.measure.runner import run_bench
@@ -57,7 +55,6 @@ from homenode.nccl.guest_side import guest_side, left_to_libvirt
 from homenode.nccl.topology import NcclVariant, write_topology
 from homenode.vm.domain.merge import same_definition
 from homenode.vm.domain.read import open_domain, vm_of
-from homenode.vm.hypervisor.connection import is_local
 from homenode.vm.hypervisor.virsh import Virsh
 from homenode.vm.layout import Pinning
 from homenode.vm.plan_model import Plan
@@ -290,17 +287,12 @@ class _BootedVm:
             if step.variant == BARE:
                 _measure(trial, step, LocalMachine(), _bare(trial, step, name), resume=False)
                 return
-            before = _host_memory(trial)
             if machine is None:
                 machine = self._boot(step)
             if machine is None:
                 return
             orders = _orders(trial, step, name, machine)
-            if not is_alive:
-                more = allocated_between(before, _host_memory(trial))
-                orders = replace(orders, versions=(*orders.versions, *more))
-            watched = _watched(trial, step, machine)
-            _measure(trial, step, watched, orders, resume=is_alive and there is not None)
+            _measure(trial, step, machine, orders, resume=is_alive and there is not None)
         except HomenodeError as error:
             trial.journal.note(What.FAILED, step.number, str(error))
             trial.notify(f"{_name(step)}: {error}")
@@ -427,36 +419,25 @@ def _orders(trial: Trial, step: ScheduledTask, name: str, machine: Machine) -> B
     )
 
 
-def _sees_host(trial: Trial) -> bool:
-    """Whether the host's side counts, and is to be seen from here."""
-    return Group.COLLECTIVES in trial.measuring.suite.groups and is_local(trial.virsh.connect)
-
-
-def _host_memory(trial: Trial) -> dict[str, int]:
-    return used_bytes() if _sees_host(trial) else {}
-
-
-def _watched(trial: Trial, step: ScheduledTask, machine: Machine) -> Machine:
-    if not _sees_host(trial):
-        return machine
-    cells = trial.layouts[step.variant].plan.cells
-    return HostWatch(machine, trial.head.uuid, [cell.memory_bytes for cell in cells])
-
-
 def _with_topology(trial: Trial, plan: Plan, machine: Machine) -> Measuring:
-    """With the guest's NCCL file, where the experiment on collectives gives it one."""
-    suite = trial.measuring.suite
-    if Group.COLLECTIVES not in suite.groups or suite.topology is not None:
+    """With the guest's NCCL file, where its all-reduces are measured."""
+    suite, host = trial.measuring.suite, trial.host
+    if suite.topology is not None or host is None or not reduces_all(suite, plan, host):
         return trial.measuring
     try:
-        if trial.host is None:
-            raise InputError("expected the host that the guest runs on, found none")
         guest = discover(machine.snapshot())
         document = trial.virsh.definition(trial.head.uuid)
-        suite = replace(suite, topology=topology_text(plan, document, guest, trial.host))
+        suite = replace(suite, topology=topology_text(plan, document, guest, host))
     except InputError as error:
-        suite = replace(suite, why_no_topology=f"its file cannot be made: {error.message}")
+        suite = replace(suite, why_no_topology=f"it cannot be made: {error.message}")
     return replace(trial.measuring, suite=suite)
+
+
+def reduces_all(suite: SuiteOptions, plan: Plan, host: Host) -> bool:
+    """Whether all-reduces are measured in a guest: between two GPUs or more."""
+    devices = (host.device(hostdev.bdf) for hostdev in plan.vm.hostdevs)
+    gpus = sum(device is not None and device.kind is DeviceKind.GPU for device in devices)
+    return gpus > 1 and (not suite.groups or Group.NCCL in suite.groups)
 
 
 def _bare(trial: Trial, step: ScheduledTask, name: str) -> BenchOptions:

@@ -1,7 +1,6 @@
 """Torch collectives: all-reduces over message sizes, a process for each GPU, as JSON. [I/O]
 
     python3 - --gpus 8 --largest 1073741824 --bind none|gpu|N [--no-peers]  < this, carried
-    python3 - --gpus 8 --meet node1 --hosts 2 --host 1   on each of several hosts
 
 Runs in the user's Python, from 3.8 on. Ranks are forked before PyTorch starts, and bound before it
 too. Each size is timed by events; the slowest rank counts; data are checked in every size. A second
@@ -32,9 +31,6 @@ SMALLEST_BYTES = 8
 MOST_S = 2.0
 """Of one size: fewer repeats where one takes long."""
 
-_PORT = 29500
-"""On the first host, and the next for the round with logs."""
-
 KILLED_S = 10.0
 """How long killed ranks may take to end."""
 
@@ -46,8 +42,6 @@ class Rank:
 
     def __init__(self, number: int, folder: Path, options: argparse.Namespace) -> None:
         self.number, self.folder, self.options = number, folder, options
-        self.world = options.gpus * options.hosts
-        self.of_all = options.gpus * options.host + number
 
     def write(self, name: str, value: Any) -> None:
         with (self.folder / name).open("a") as file:
@@ -69,12 +63,11 @@ class Rank:
         torch = load_torch()
         dist = torch.distributed
         torch.cuda.set_device(self.number)
-        store = f"file://{self.folder}/store{int(logs)}"
         dist.init_process_group(
             "nccl",
-            init_method=f"tcp://{options.meet}:{_PORT + logs}" if options.meet else store,
-            rank=self.of_all,
-            world_size=self.world,
+            init_method=f"file://{self.folder}/store{int(logs)}",
+            rank=self.number,
+            world_size=options.gpus,
             timeout=datetime.timedelta(seconds=120),
         )
         size = SMALLEST_BYTES
@@ -91,8 +84,8 @@ class Rank:
 
 def _all_reduce(torch: Any, dist: Any, rank: Rank, size: int, *, once: bool) -> dict[str, Any]:
     """One size on one rank; the figures are the same on all of them."""
-    options, ranks, gpu = rank.options, rank.world, f"cuda:{rank.number}"
-    data = torch.full((size // 4,), float(rank.of_all + 1), dtype=torch.float32, device=gpu)
+    options, ranks, gpu = rank.options, rank.options.gpus, f"cuda:{rank.number}"
+    data = torch.full((size // 4,), float(rank.number + 1), dtype=torch.float32, device=gpu)
     dist.all_reduce(data)
     is_right = bool((data == ranks * (ranks + 1) / 2).all())
     data.zero_()  # sums of zeros stay zeros, however often
@@ -263,8 +256,7 @@ def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         bind=options.bind,
         peers=options.peers,
         warmups=options.warmups,
-        gpus=options.gpus * options.hosts,
-        hosts=options.hosts,
+        gpus=options.gpus,
         rows=rows,
         ranks=sorted(_lines(folder, "ranks"), key=lambda one: int(one["rank"])),
         choices=_choices(folder),
@@ -285,9 +277,6 @@ def main(words: list[str]) -> None:
     parser.add_argument("--iterations", type=int, default=100)
     parser.add_argument("--bind", default="none")
     parser.add_argument("--no-peers", dest="peers", action="store_false")
-    parser.add_argument("--meet", default="")
-    parser.add_argument("--hosts", type=int, default=1)
-    parser.add_argument("--host", type=int, default=0)
     parser.add_argument("--stall", type=float, default=120.0)
     with tempfile.TemporaryDirectory(prefix="homenode-") as folder:
         sys.stdout.write(json.dumps(run(parser.parse_args(words), Path(folder))) + "\n")

@@ -40,7 +40,6 @@ from homenode.show.page.pictures import (
     profile_picture,
 )
 from homenode.show.page.printed import (
-    collective_chain,
     field_section,
     printed_part,
     source_sections,
@@ -106,7 +105,6 @@ def document_of(
         answer_section(machines, anchors),
         _verdicts(cards, skipped),
         _effects(machines, has_quotes=bool(published and publications)),
-        _chain(machines, publications),
         _across(machines),
     ]
     if appendix:
@@ -176,18 +174,6 @@ def _effects(machines: Sequence[ReportedMachine], *, has_quotes: bool) -> Sectio
     about = _EFFECTS + (" In quotes: what a source's own summary says." if has_quotes else "")
     name = "Effects and risks"
     return Section(name, () if table is None else (table,), "effects", name, about)
-
-
-def _chain(machines: Sequence[ReportedMachine], publications: Sequence[Publication]) -> Section:
-    table = Table(
-        heads=("evidence", "statement", "source"),
-        rows=collective_chain(machines, publications),
-        name="From figures of collectives to a cause",
-        caption="Each statement with its evidence: published or measured, computed but not "
-        "measured, or not known.",
-    )
-    title = "Collectives in guests with cells: what is known"
-    return Section(title, (table,) if table.rows else (), "collectives", "Collectives")
 
 
 def _across(machines: Sequence[ReportedMachine]) -> Section:

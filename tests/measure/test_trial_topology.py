@@ -1,29 +1,31 @@
-"""A VM with two GPUs on a simulated hypervisor, and its guests as their kernels show themselves.
+"""A trial of a VM with two GPUs: each guest gets its own topology file, and runs with and without.
 
 A guest has the cells, ports and expander buses of the definition that it was booted with.
 """
 
+import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+import pytest
 from msgspec.structs import replace
 
-from homenode.decide.alternative import alternatives_of
-from homenode.decide.collective_causes import Diagnosis, diagnose
 from homenode.machine.snapshot.memory import MemorySnapshot
 from homenode.machine.snapshot.protocol import Snapshot
+from homenode.measure import runner as bench_runner
+from homenode.measure.layouts import guest
 from homenode.measure.layouts.journal import JournalFile
 from homenode.measure.layouts.prepare import preflight, prepare
 from homenode.measure.layouts.runner import outcome_code, run_trial, steps_of
 from homenode.measure.model import Depth, Group, SuiteOptions
-from homenode.measure.results.model import Run
 from homenode.measure.results.store import read_run
+from homenode.nccl.checks import check_topology
 from homenode.process import Completed
 from homenode.vm.hypervisor.virsh import Virsh
 from homenode.vm.sources import load_host
-from tests.measure.collective_guests import CollectiveGuest, Settings
 from tests.simulated_trial import SimulatedGuest, SimulatedReach, guest_snapshot, trial_of, wanted
+from tests.tools import test_nccl_tests as nccl
 from tests.virsh_stand_in import URI, UUID, StandIn
 
 HOST = "small-2n8c-2gpu"
@@ -108,9 +110,9 @@ def shown_by(definition: bytes) -> MemorySnapshot:
 
 
 class GpuGuest(SimulatedGuest):
-    """A boot with two GPUs; its all-reduces are those of CollectiveGuest."""
+    """A boot with two GPUs. files: the topology files that its all-reduces were given."""
 
-    collectives: CollectiveGuest
+    files: list[str]
 
     def run(
         self,
@@ -120,13 +122,23 @@ class GpuGuest(SimulatedGuest):
         *,
         environment: Mapping[str, str] | None = None,
     ) -> Completed:
-        if argv[0] in ("cat", "true", "poweroff"):
+        words = tuple(argv)
+        if "find_spec" in " ".join(words):
+            return Completed(words, 0, "False\n", "")
+        if words[1:] == ("-", "cuda"):
+            is_mirrored = layout_of(self._daemon.definition()) == "pin-numa-pci"
+            buses = ("81", "c1") if is_mirrored else ("01", "02")
+            shown = [f"0000:{bus}:00.0" for bus in buses]
+            answer = {"format": "homenode.gpus/1", "addresses": shown, "reason": None}
+            return Completed(words, 0, json.dumps(answer) + "\n", "")
+        if "all_reduce_perf" not in words:
             return super().run(argv, timeout_s, input, environment=environment)
-        self._check()
-        return self.collectives.run(argv, timeout_s, input, environment=environment)
+        if words[0] == "sh":
+            self.files.append(words[4])
+        return Completed(words, 0, sweep(20e9), "")
 
-    def installed(self, names: object) -> frozenset[str]:
-        return self.collectives.installed(names)  # type: ignore[arg-type]
+    def installed(self, names: Iterable[str]) -> frozenset[str]:
+        return frozenset(names) & {"all_reduce_perf", "taskset"}
 
     def snapshot(self) -> Snapshot:
         self._check()
@@ -134,49 +146,59 @@ class GpuGuest(SimulatedGuest):
 
 
 class GpuReach(SimulatedReach):
-    """Guests whose all-reduces have an effect by settings."""
+    """Guests with two GPUs, and the topology files that they were given."""
 
-    def __init__(self, daemon: StandIn, effect: Callable[[Settings], float]) -> None:
+    def __init__(self, daemon: StandIn) -> None:
         super().__init__(daemon, {})
-        self._effect = effect
         self.files: list[str] = []
 
     def machine(self, uuid: str) -> SimulatedGuest:
-        definition = self._daemon.definition()
-        found = GpuGuest(self._daemon, self._daemon.get("id"), 1.0, cells=False)
-        layout = layout_of(definition)
-        shown = (
-            ("0000:81:00.0", "0000:c1:00.0")
-            if layout == "pin-numa-pci"
-            else ("0000:01:00.0", "0000:02:00.0")
-        )
-        found.collectives = CollectiveGuest(layout=layout, effect=self._effect, shown=shown)
-        found.collectives.files = self.files
-        return found
+        guest = GpuGuest(self._daemon, self._daemon.get("id"), 1.0, cells=False)
+        guest.files = self.files
+        return guest
 
 
-def concluded(
-    daemon: StandIn, folder: Path, effect: Callable[[Settings], float], layouts: tuple[str, ...]
-) -> tuple[Diagnosis, list[Run], list[str]]:
-    """A whole trial of one boot each; also the NCCL files that its guests were given."""
-    asked = wanted(folder / "results", boots=1, layouts=layouts)
-    suite = SuiteOptions((Group.COLLECTIVES,), Depth.NORMAL, 65536)
-    asked = replace(asked, measuring=replace(asked.measuring, suite=suite, repeats=3))
-    host, root = load_host(HOST), folder / "state"
+def sweep(rate: float) -> str:
+    rows = []
+    for size in (8, 1024, 65536):
+        bus = rate * min(1.0, size / 32768) / 1e9
+        half = f"{size / max(bus, 1e-6) / 1e3:.2f} {bus:.2f} {bus:.2f} 0"
+        rows.append(f" {size} {size // 4} float sum -1 {half} {half}\n")
+    return nccl.HEAD + nccl.COLUMNS + "".join(rows) + nccl.FOOT
+
+
+def test_each_layouts_guest_is_measured_with_and_without_its_own_topology_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The GPUs are elsewhere in a guest with expander buses, and so they are in its file."""
+    daemon = StandIn(tmp_path / "daemon", NAME, ORIGINAL)
+    monkeypatch.setenv("PATH", f"{daemon.bin}:/usr/bin:/bin")
+    monkeypatch.setattr(guest, "_BETWEEN_S", 0.01)
+    monkeypatch.setattr(guest, "DAEMON_S", 0.2)
+    monkeypatch.setattr(bench_runner, "IDLE_S", 0.0)
+    layouts = ("pin", "pin-numa", "pin-numa-pci")
+    asked = wanted(tmp_path / "results", boots=1, layouts=layouts)
+    suite = SuiteOptions((Group.NCCL,), Depth.NORMAL, 65536)
+    asked = replace(asked, measuring=replace(asked.measuring, suite=suite))
+    host, root = load_host(HOST), tmp_path / "state"
     checked = preflight(Virsh(URI), NAME, asked, host, root)
     assert not checked.obstacles, checked.obstacles
-    assert not any(one.against for one in checked.fitted)
     journal = JournalFile(root, asked.id)
     prepare(checked, journal)
-    reach = GpuReach(daemon, effect)
+    reach = GpuReach(daemon)
     with journal.held() as lock:
         run_trial(replace(trial_of(checked.head, journal, root, reach), host=host), lock)
     state = journal.known().state
     assert outcome_code(state) == 0, list(state.outcomes.values())
-    runs = [
-        read_run(next(Path(checked.head.results).glob(f"*/{state.outcomes[step.number].run}")))
-        for step in steps_of(checked.head)
-    ]
-    found = diagnose(alternatives_of([("trial", runs)]))
-    assert found is not None
-    return found, runs, reach.files
+    files = dict.fromkeys(reach.files)
+    assert len(reach.files) == 2 * len(layouts)  # with and without peer access
+    for file in files:
+        assert not any(finding.is_bad for finding in check_topology(file.encode(), "topo.xml"))
+        addresses = {bus for bus in ("01:00.0", "02:00.0", "81:00.0", "c1:00.0") if bus in file}
+        assert addresses in ({"01:00.0", "02:00.0"}, {"81:00.0", "c1:00.0"})
+    assert sum("81:00.0" in file for file in files) == 1
+    for step in steps_of(checked.head):
+        name = state.outcomes[step.number].run
+        run = read_run(next(Path(checked.head.results).glob(f"*/{name}")))
+        peaks = {s.variant for s in run.samples if s.metric == "allreduce-busbw-peak"}
+        assert {None, "topology file", "P2P off", "P2P off, topology file"} <= peaks

@@ -19,7 +19,6 @@ from homenode.vm.layout import (
     MemoryBinding,
     Pinning,
     Siblings,
-    ThreadPolicy,
 )
 from homenode.vm.model import GuestHostdev, Vm
 from homenode.vm.plan_options import (
@@ -85,11 +84,6 @@ def test_switches_that_make_no_preset_are_called_custom() -> None:
             PlanOptions("pin", memory_binding=MemoryBinding.BOUND_PER_CELL),
             "where cells are mirrored",
         ),
-        (PlanOptions("pin", thread_policy=ThreadPolicy.REQUIRE), "means pinning all-pus"),
-        (
-            PlanOptions("default", thread_policy=ThreadPolicy.ISOLATE, pinning=Pinning.ALL_PUS),
-            "means pinning one-pu-per-core",
-        ),
     ],
 )
 def test_contradictions_are_refused_by_name(options: PlanOptions, expected: str) -> None:
@@ -101,19 +95,6 @@ def test_an_objective_only_goes_with_auto() -> None:
     refuse_objective(PlanOptions("auto", objective=Objective.LATENCY))
     with pytest.raises(UsageError, match="only goes with --layout auto"):
         refuse_objective(PlanOptions("pin", objective=Objective.LATENCY))
-
-
-@pytest.mark.parametrize(
-    ("policy", "preset"),
-    [
-        (ThreadPolicy.ISOLATE, "pin-numa"),
-        (ThreadPolicy.PREFER, "pin-numa"),
-        (ThreadPolicy.REQUIRE, "pin-numa-smt"),
-        (ThreadPolicy.PREFER, "pin-numa-smt"),
-    ],
-)
-def test_a_thread_policy_that_agrees_changes_nothing(policy: ThreadPolicy, preset: str) -> None:
-    assert layout_for(PlanOptions(preset, thread_policy=policy)) == PRESETS[preset]
 
 
 @pytest.mark.parametrize(

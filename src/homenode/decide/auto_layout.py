@@ -142,15 +142,14 @@ def _with_verdict(options: PlanOptions, verdict: Verdict, layout: str) -> PlanOp
     is_flat = cells is GuestCells.FLAT
     pcie = options.pcie or (GuestPcie.AS_IT_WAS if is_flat else preset.pcie)
     memory = MemoryBinding.BOUND if is_flat else MemoryBinding.BOUND_PER_CELL
-    by_switch = options.pinning or options.siblings or options.thread_policy
+    by_switch = options.pinning or options.siblings
     as_asked = bool(by_switch) or options.document_siblings is not DocumentSiblings.IGNORED
-    floats = verdict.floating and options.thread_policy is None
     return structs.replace(
         options,
         layout=layout,
         cells=cells,
         pcie=pcie,
-        pinning=options.pinning or (Pinning.NODE if floats else None),
+        pinning=options.pinning or (Pinning.NODE if verdict.floating else None),
         memory_binding=options.memory_binding or memory,
         objective=verdict.objective if (cells, pcie) == (preset.cells, preset.pcie) else None,
         document_siblings=options.document_siblings if as_asked else DocumentSiblings.WHEN_SHORT,

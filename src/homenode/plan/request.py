@@ -25,7 +25,6 @@ from homenode.vm.layout import (
     MemoryBinding,
     Pinning,
     Siblings,
-    ThreadPolicy,
     named,
     preset_named,
     unknown_layout,
@@ -101,7 +100,7 @@ def layout_for(options: PlanOptions) -> Layout:
 def _switched(layout: Layout, options: PlanOptions) -> Layout:
     switched = replace(
         layout,
-        pinning=_pinning(layout, options),
+        pinning=options.pinning or layout.pinning,
         siblings=_siblings(layout, options),
         cells=options.cells or layout.cells,
         pcie=options.pcie or layout.pcie,
@@ -111,25 +110,6 @@ def _switched(layout: Layout, options: PlanOptions) -> Layout:
         return layout
     _refuse_contradictions(switched)
     return named(switched)
-
-
-def _pinning(layout: Layout, options: PlanOptions) -> Pinning:
-    if options.thread_policy is None:
-        return options.pinning or layout.pinning
-    exposed = _siblings(layout, options) is Siblings.EXPOSED
-    meant = {
-        ThreadPolicy.ISOLATE: Pinning.ONE_PER_CORE,
-        ThreadPolicy.REQUIRE: Pinning.ALL_PUS,
-        ThreadPolicy.PREFER: Pinning.ALL_PUS if exposed else Pinning.ONE_PER_CORE,
-    }[options.thread_policy]
-    stated = options.pinning or layout.pinning
-    if meant is not stated and (options.pinning or stated is not Pinning.NONE):
-        raise UsageError(
-            f"--thread-policy {options.thread_policy} means pinning {meant}, "
-            f"but the layout pins {stated}",
-            hint="leave one of the two out, or choose a layout that agrees",
-        )
-    return meant
 
 
 def _siblings(layout: Layout, options: PlanOptions) -> Siblings:

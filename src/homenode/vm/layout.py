@@ -15,14 +15,6 @@ class Pinning(StrEnum):
     ALL_PUS = "all-pus"
 
 
-class ThreadPolicy(StrEnum):
-    """OpenStack's spellings of the pinning switch (hw:cpu_thread_policy)."""
-
-    ISOLATE = "isolate"  # one PU of a whole core
-    REQUIRE = "require"  # all PUs of each core
-    PREFER = "prefer"  # all PUs where the layout exposes siblings
-
-
 class Siblings(StrEnum):
     AS_THEY_WERE = "as-they-were"
     HIDDEN = "hidden"

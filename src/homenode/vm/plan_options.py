@@ -19,7 +19,6 @@ from homenode.vm.layout import (
     MemoryBinding,
     Pinning,
     Siblings,
-    ThreadPolicy,
 )
 from homenode.vm.model import MAX_VCPUS, VmCell
 
@@ -235,7 +234,6 @@ class PlanOptions(Struct, frozen=True):
         CpuSet, _placing("--housekeeping-pus", "PUS", parse=CpuSet.parse)
     ] = CpuSet()
     pinning: Annotated[Pinning | None, _switch("--pinning", "NAME")] = None
-    thread_policy: Annotated[ThreadPolicy | None, _switch("--thread-policy", "NAME")] = None
     siblings: Annotated[Siblings | SiblingsSource | None, _switch("--siblings", "NAME")] = None
     document_siblings: DocumentSiblings = DocumentSiblings.IGNORED
     cells: Annotated[GuestCells | None, _switch("--cells", "NAME")] = None

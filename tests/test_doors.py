@@ -148,7 +148,6 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
     "vm/domain/schema.py": {
         "etree.parse": "libvirt's schema below /usr, whose parts libxml2 opens"
     },
-    "change/host_setup/installation.py": {"unlink": _OWN},
     "measure/layouts/runner.py": {"shutil.move": "a run's folder, by its name"},
     "measure/tool_setup.py": {"unlink": "a program whose way and sum were looked at"},
     "cluster/pool/ledger.py": {"sqlite3": "one regular file, which it has made or looked at"},

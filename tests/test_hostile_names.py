@@ -16,7 +16,6 @@ from msgspec import structs
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
-from homenode.change.host_setup.files import HOOK, HostNeeds, Isolation, setup_files
 from homenode.change.retrain.install import libvirt_hook, systemd_unit
 from homenode.check.doctor.expectation import Accepted
 from homenode.check.doctor.expectation_file import parse_expectation, render_expectation
@@ -34,7 +33,6 @@ from homenode.cluster.slurm.config import config_word, parse_config, with_words
 from homenode.cluster.slurm.gres import gres_lines
 from homenode.cluster.slurm.options import Shape, StudyOptions
 from homenode.cluster.slurm.record import hooks
-from homenode.cpuset import CpuSet
 from homenode.errors import InputError, UsageError
 from homenode.machine.tools.slurm_nodes import parse_nodes
 from homenode.plan.vm_file import vm_of_options
@@ -118,25 +116,6 @@ def test_bash_reads_every_script_of_a_target(target: str) -> None:
 
 
 # Hooks, units and scripts
-
-
-def test_the_hook_knows_every_vm_by_its_name_alone(tmp_path: Path) -> None:
-    names = tuple(name for name in SHELL_NAMES if "\n" not in name)
-    needs = HostNeeds(names, (), CpuSet.parse("2-7"), CpuSet.parse("0-1"))
-    text = next(one for one in setup_files(needs, Isolation.START) if one.path == HOOK).text
-    for shell in ("sh", "dash", "bash", "busybox sh"):
-        if shutil.which(shell.split()[0]):
-            words = [*shell.split(), "-n"]
-            assert not subprocess.run(words, input=text.encode(), capture_output=True).stderr
-    stubs = stub(tmp_path / "bin", "systemctl", "mkdir")
-    hook = tmp_path / "hook"
-    hook.write_text(without_path(text).replace('    : > "$running/$vm"\n', ""))
-    for name in names:
-        begun = run_shell(hook, name, "prepare", "begin", "-", shell="sh", stubs=stubs)
-        assert [call[:4] for call in begun][1:] == 3 * [
-            ["systemctl", "set-property", "--runtime", "--"]
-        ], name
-        assert not run_shell(hook, f"{name}x", "prepare", "begin", "-", shell="sh", stubs=stubs)
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")

@@ -94,7 +94,7 @@ def test_a_step_that_fails_stays_open(journal: Journal, tmp_path: Path) -> None:
     assert entry.by_hand == f"rm {tmp_path / 'a'}"
 
 
-@pytest.mark.parametrize("kind", ["apply/2", "host-setup/1"])
+@pytest.mark.parametrize("kind", ["apply/2", "setup/1"])
 def test_a_journal_of_an_earlier_version_is_refused_with_what_to_do(
     journal: Journal, kind: str
 ) -> None:

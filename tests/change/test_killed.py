@@ -20,12 +20,9 @@ from homenode.change.apply.definition import apply_definitions, restore_definiti
 from homenode.change.apply.live_pins import apply_live_pins, restore_live_pins
 from homenode.change.apply.store import journals_of_domains
 from homenode.change.host_lock import host_locked
-from homenode.change.host_setup.files import HOOK, HostNeeds, Isolation, NodePages, setup_files
-from homenode.change.host_setup.installation import Installation
 from homenode.change.retrain.execution import RetrainStep, open_retrain, retrain_journal
 from homenode.cli import watch
 from homenode.cli.arguments.check import WatchArguments
-from homenode.cpuset import CpuSet
 from homenode.errors import InputError
 from homenode.measure.access.local import LocalMachine
 from homenode.measure.tool_setup import carry_out, take_back
@@ -211,62 +208,6 @@ class Several:
         shutil.rmtree(self.root / "domains")
 
 
-class SetupFiles:
-    """Files of host-setup, next to hooks of others."""
-
-    kills = 20
-
-    def __init__(self, folder: Path, elsewhere: Path | None = None) -> None:
-        """elsewhere: on another file system, where /etc/homenode leads to."""
-        self.state, self.root, self.elsewhere = folder / "state", folder / "root", elsewhere
-        (self.root / "etc").mkdir(parents=True)
-        if elsewhere is not None:
-            elsewhere.mkdir()
-            (self.root / "etc/homenode").symlink_to(elsewhere)
-        self.hooks = (self.root / HOOK[1:]).parent
-        self.theirs: set[str] = set()
-        self.works: dict[str, Callable[[], object]] = {
-            "start": lambda: self.install(Isolation.START),
-            "boot": lambda: self.install(Isolation.BOOT),
-            "undo": lambda: Installation(self.state, self.root).undo(),
-        }
-
-    def install(self, isolation: Isolation) -> None:
-        pages = (NodePages(0, 1 << 30, 64),)
-        needs = HostNeeds(("vm",), pages, CpuSet.parse("2-7"), CpuSet.parse("0-1"))
-        Installation(self.state, self.root).install(setup_files(needs, isolation))
-
-    def look(self) -> None:
-        ours = {Path(HOOK).name, *self.theirs}
-        with suppress(FileNotFoundError):
-            runnable = {one.name for one in self.hooks.iterdir() if os.access(one, os.X_OK)}
-            assert runnable <= ours, "libvirt would run it"
-
-    def check(self) -> None:
-        self.look()
-        where = {one.parent for one in parts_in(self.root) if one.is_file()}
-        if self.elsewhere is None:
-            assert where <= {self.root / "etc/homenode/parts"}
-
-    def edit(self, number: int) -> None:
-        self.hooks.mkdir(parents=True, exist_ok=True)
-        theirs = self.hooks / f"theirs-{number}"
-        theirs.write_text("#!/bin/sh\n")
-        theirs.chmod(0o755)
-        self.theirs.add(theirs.name)
-
-    def undo(self) -> None:
-        Installation(self.state, self.root).undo()
-        assert parts_in(self.root, self.state, *filter(None, [self.elsewhere])) == []
-        left = {one for one in self.root.rglob("*") if one.is_file()}
-        assert left == {self.hooks / name for name in self.theirs}
-        for one in left:
-            one.unlink()
-        self.theirs.clear()
-        with suppress(OSError):
-            self.hooks.rmdir()
-
-
 class Link:
     """A port whose target speed is set."""
 
@@ -433,8 +374,6 @@ class Outputs:
     params=[
         "apply",
         "apply several",
-        "host-setup",
-        "host-setup on two file systems",
         "retrain",
         "setup",
         "watch",
@@ -449,20 +388,14 @@ def world(
             yield Domain(folder, monkeypatch)
         elif request.param == "apply several":
             yield Several(folder, monkeypatch)
-        elif request.param == "host-setup":
-            yield SetupFiles(folder)
         elif request.param == "retrain":
             yield Link(folder)
         elif request.param == "setup":
             yield Tools(folder, request.getfixturevalue("tools"))
         elif request.param == "watch":
             yield Metrics(folder)
-        elif request.param == "plan -o":
-            yield Outputs(folder)
-        elif folder.stat().st_dev == tmp_path.stat().st_dev:
-            pytest.skip("needs two file systems")
         else:
-            yield SetupFiles(folder, tmp_path / "elsewhere")
+            yield Outputs(folder)
 
 
 def test_what_is_killed_at_any_call_is_undone_whole(world: World) -> None:

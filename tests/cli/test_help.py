@@ -112,7 +112,6 @@ def test_commands_stand_in_their_groups(capsys: pytest.CaptureFixture[str]) -> N
         (("pool", "show", "--pool", "hgx-h10*4"), "did you mean hgx-h100?"),
         (("recommend", "published:RTX5090"), "did you mean RTX 5090?"),
         (("slurm", "check"), "homenode slurm check --help"),
-        (("host-setup", "show", "README.md"), "expected a homenode.plan document"),
     ],
 )
 def test_a_wrong_word_is_answered_with_the_one_that_was_meant(

@@ -25,9 +25,6 @@ HOST = ("--host", "small-2n8c-2gpu")
 WITHOUT = {
     "bench setup": "prints commands, or runs them",
     "capture": "writes an archive, which has a manifest",
-    "host-setup install": "writes the files that show prints",
-    "host-setup show": "prints files",
-    "host-setup undo": "removes files",
     "kubevirt manifest": "writes YAML",
     "kubevirt on-define-domain": "prints a domain document",
     "kubevirt receive": "stores a run",

@@ -8,15 +8,7 @@ from pathlib import Path
 import pytest
 
 from homenode.bdf import Bdf
-from homenode.change.host_setup.files import (
-    OF_ALL_UNITS,
-    HostNeeds,
-    Isolation,
-    NodePages,
-    setup_files,
-)
 from homenode.change.retrain.install import systemd_unit
-from homenode.cpuset import CpuSet
 from tests.systemd_namespace import systemd
 
 ROOT = Path(__file__).parents[2]
@@ -26,16 +18,8 @@ MOST = 3.0
 
 
 def units() -> dict[str, str]:
-    needs = HostNeeds(
-        domains=("vm",),
-        pages=(NodePages(node=0, page_bytes=2 << 20, pages=4),),
-        vm_pus=CpuSet((1,)),
-        host_pus=CpuSet((0,)),
-    )
-    (pages,) = setup_files(needs, Isolation.NONE)
     return {
         "homenode-watch.service": WATCH,
-        Path(pages.path).name: pages.text,
         "homenode-retrain.service": systemd_unit([Bdf.parse("41:00.0")], "/usr/bin/homenode"),
     }
 
@@ -56,28 +40,9 @@ def test_a_unit_has_few_rights(name: str, tmp_path: Path) -> None:
 
 
 def test_the_unit_that_is_shipped_has_the_rights_of_the_others() -> None:
-    lines = WATCH.splitlines()
-    assert [one for one in OF_ALL_UNITS if one not in lines] == []
-
-
-@pytest.mark.root
-def test_the_unit_of_huge_pages_reserves_them() -> None:
-    """Run by a systemd of its own, as PID 1."""
-    name = "homenode-huge-pages-node0.service"
-    count = Path("/sys/devices/system/node/node0/hugepages/hugepages-2048kB/nr_hugepages")
-    if not count.exists():
-        pytest.skip("this machine has no huge pages of 2 MiB")
-    before = int(count.read_text())
-    text = (
-        units()[name].replace("-ge 4", f"-ge {before + 2}").replace("echo 4", f"echo {before + 2}")
-    )
-    try:
-        with systemd() as system:
-            result, status, said = system.start(name, text)
-        assert (result, status, said) == ("success", 0, "")
-        assert int(count.read_text()) == before + 2
-    finally:
-        count.write_text(str(before))
+    lines, text = WATCH.splitlines(), units()["homenode-retrain.service"]
+    rights = text[text.index("UMask=") : text.index("ProtectHome=")].splitlines()
+    assert [one for one in rights if one not in lines] == []
 
 
 @pytest.mark.root

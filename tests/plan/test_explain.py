@@ -254,6 +254,26 @@ def test_huge_pages_are_reserved_by_command_above_what_the_pool_has() -> None:
     assert " + 20 )) > " in unknown
 
 
+def test_kernel_parameters_reserve_the_pages_and_isolate_the_vcpus_from_every_boot_on() -> None:
+    host = even_host(2, 1, 1, 8, 1)
+    reservations = (
+        PageReservation(NodeIndex(0), 2 << 20, 10, None),
+        PageReservation(NodeIndex(0), 1 << 30, 4, None),
+        PageReservation(NodeIndex(1), 1 << 30, 4, None),
+    )
+    plan = replace(plan_on(host, small_request(4)), page_reservations=reservations)
+    used = CpuSet.union(plan.vcpu_pins)
+    rest = CpuSet(range(16)) - used
+    assert _section(plan, host, "Kernel parameters").commands == (
+        "hugepagesz=1048576K hugepages=0:4,1:4",
+        "hugepagesz=2048K hugepages=0:10",
+        f"isolcpus=managed_irq,domain,{used} nohz_full={used} rcu_nocbs={used} irqaffinity={rest}",
+    )
+    # Pages that are there already stay: 448, of which 420 are free.
+    own = replace(_plan(), page_reservations=(PageReservation(NodeIndex(0), 1 << 30, 440, 420),))
+    assert _section(own, h200_host(), "Kernel parameters").commands[0].endswith(" hugepages=0:468")
+
+
 def test_enough_free_pages_need_no_command() -> None:
     section = _section(_plan(memory_bytes=64 * GIB), h200_host(), "Huge pages")
     assert section.commands == ()

@@ -1,28 +1,19 @@
-"""homenode show, capture, host-setup, list: hosts looked at, kept, set up; what is known. [I/O]"""
+"""homenode show, capture, list: hosts looked at and kept; what is known. [I/O]"""
 
 import json
-from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 from homenode.catalogue import catalogue
 from homenode.cli.arguments.conclude import FindingsArguments, HostsArguments, LayoutsArguments
 from homenode.cli.arguments.place import (
     CaptureArguments,
-    HostSetupCheckArguments,
-    HostSetupInstallArguments,
-    HostSetupShowArguments,
-    HostSetupUndoArguments,
     ShowArguments,
 )
 from homenode.cli.terminal import (
     STANDARD_OUTPUT,
     check_can_write,
     console,
-    exit_if_bad,
     note,
     note_written,
-    print_findings,
     print_json,
     say,
     working,
@@ -38,10 +29,6 @@ from homenode.units import format_bytes
 from homenode.vm.layout import AUTO_SUMMARY, PRESETS, STUDY_NAMES, SUMMARIES, Layout
 from homenode.vm.sources import load_host
 from homenode.wording import did_you_mean
-
-if TYPE_CHECKING:
-    from homenode.change.host_setup.files import HostNeeds, Isolation, SetupFile
-    from homenode.change.host_setup.installation import FileChange
 
 
 def show(asked: ShowArguments) -> None:
@@ -98,120 +85,6 @@ def capture(asked: CaptureArguments) -> None:
             f"the {what} is a short or common word and may remain in some files: check the archive "
             "before you publish it"
         )
-
-
-def show_setup(asked: HostSetupShowArguments) -> None:
-    """Print the files."""
-    for file in _files(asked.plans, asked.host, asked.isolate):
-        say(f"==> {file.path}\n{file.text}")
-        note(f"then: {file.activate}")
-
-
-def install_setup(asked: HostSetupInstallArguments) -> None:
-    """Put the files in place."""
-    from homenode.change.host_setup.installation import Installation
-    from homenode.change.journal import default_root
-    from homenode.cli.restore import changing_host
-    from homenode.vm.hypervisor.connection import DEFAULT
-
-    files = _files(asked.plans, None, asked.isolate)
-    installation = Installation(default_root())
-    with changing_host("host-setup", ("install",), DEFAULT, dry_run=asked.dry_run):
-        changes = installation.preview(files) if asked.dry_run else installation.install(files)
-    _say_changes(changes, "would " if asked.dry_run else "")
-    if not asked.dry_run:
-        changed = {one.path for one in changes if one.action in ("create", "replace")}
-        for file in files:
-            if file.path in changed:
-                note(f"next: {file.activate}")
-        note("undo: homenode host-setup undo")
-
-
-def undo_setup(asked: HostSetupUndoArguments) -> None:
-    """Remove them."""
-    from homenode.change.host_setup.installation import Installation
-    from homenode.change.journal import default_root
-
-    changes = Installation(default_root()).undo()
-    _say_changes(changes, "")
-    if not changes:
-        note("nothing is installed")
-
-
-def check_setup(asked: HostSetupCheckArguments) -> None:
-    """Compare the running host with what the plans need."""
-    from homenode.change.host_setup.check import read_running, unmet
-    from homenode.change.host_setup.files import HOOK, Isolation, setup_files
-    from homenode.findings import Findings
-
-    needs, machine = _needs(asked.plans, asked.host)
-    isolation = _isolation(asked.isolate)
-    running = read_running() if asked.host is None else None
-    hook = next((one for one in setup_files(needs, isolation) if one.path == HOOK), None)
-    found = tuple(unmet(needs, machine, isolation, hook, running))
-    checked = [
-        f"{machine.name}: huge pages of {len(needs.pages)} pools",
-        f"{machine.name}: PUs {needs.vm_pus or 'none'} of {len(needs.domains)} VMs",
-    ]
-    not_checked: list[str] = []
-    if isolation is Isolation.BOOT:
-        checked.append(f"{machine.name}: isolcpus and nohz_full of the kernel")
-    if isolation is not Isolation.NONE and running is None:
-        not_checked.append("the libvirt hook and irqbalance of another host: run it there")
-    elif isolation is not Isolation.NONE and running is not None:
-        not_checked += [str(gap) for gap in running.gaps]
-        if hook is not None:
-            checked.append(f"{HOOK}: text and permission")
-        if running.irqbalance_bans is not None:
-            checked.append("irqbalance, which runs: the PUs that it leaves alone")
-        elif not running.gaps:
-            checked.append("irqbalance: does not run as a service")
-    findings = Findings(checked=tuple(checked), findings=found, not_checked=tuple(not_checked))
-    print_findings(findings, as_json=asked.json)
-    exit_if_bad(found)
-
-
-def _files(plans: Sequence[Path], host: str | None, isolate: str) -> "tuple[SetupFile, ...]":
-    from homenode.change.host_setup.files import setup_files
-
-    isolation = _isolation(isolate)
-    files = setup_files(_needs(plans, host)[0], isolation)
-    if not files:
-        note("these plans need nothing of the host: no huge pages, no pinned PUs")
-    return files
-
-
-def _needs(plans: Sequence[Path], host: str | None) -> "tuple[HostNeeds, Host]":
-    from homenode.change.host_setup.files import needs_of
-    from homenode.plan.stored import read_plan_for
-    from homenode.vm.sources import load_host
-
-    machine = load_host(host)
-    read = [
-        (str(path), read_plan_for(machine, read_input(path, "a saved plan"), str(path)))
-        for path in plans
-    ]
-    return needs_of(read, machine), machine
-
-
-def _isolation(word: str) -> "Isolation":
-    from homenode.change.host_setup.files import Isolation
-    from homenode.errors import UsageError
-
-    if word not in list(Isolation):
-        raise UsageError(f"--isolate: expected one of {', '.join(Isolation)}, found {word!r}")
-    return Isolation(word)
-
-
-def _say_changes(changes: "Sequence[FileChange]", would: str) -> None:
-    from homenode.change.host_setup.files import after_removal
-
-    for change in changes:
-        say(f"{would}{change.action} {change.path}")
-    for change in changes:
-        next_step = after_removal(change.path) if change.action == "remove" else None
-        if next_step is not None and not would:
-            note(f"next: {next_step}")
 
 
 def layouts(asked: LayoutsArguments) -> None:

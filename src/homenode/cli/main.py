@@ -21,22 +21,6 @@ _TRIAL = "arguments.trial:"
 _CONCLUDE, _POOL = "arguments.conclude:", "arguments.pool:"
 _CLUSTER, _SLURM = "arguments.cluster:", "arguments.slurm:"
 
-HOST_SETUP = Command(
-    "host-setup",
-    panel=PLACE,
-    about="""Reserve huge pages and isolate PUs for a set of plans.
-
-    Examples:
-      homenode host-setup show plan.json
-      homenode host-setup undo
-    """,
-    commands=(
-        Command("show", f"{_PLACE}HostSetupShowArguments", "host:show_setup"),
-        Command("install", f"{_PLACE}HostSetupInstallArguments", "host:install_setup"),
-        Command("undo", f"{_PLACE}HostSetupUndoArguments", "host:undo_setup"),
-        Command("check", f"{_PLACE}HostSetupCheckArguments", "host:check_setup"),
-    ),
-)
 DOCTOR = Command(
     "doctor",
     f"{_CHECK}DoctorArguments",
@@ -177,7 +161,6 @@ PROGRAM = Command(
         Command("replan", f"{_PLACE}ReplanArguments", "apply:replan", PLACE),
         Command("restore", f"{_PLACE}RestoreArguments", "restore:restore", PLACE),
         Command("capture", f"{_PLACE}CaptureArguments", "host:capture", PLACE),
-        HOST_SETUP,
         Command("verify", f"{_CHECK}VerifyArguments", "verify:verify", CHECK),
         DOCTOR,
         Command("watch", f"{_CHECK}WatchArguments", "watch:watch", CHECK, commands=(CERTIFY,)),

@@ -60,9 +60,8 @@ def restore(asked: RestoreArguments) -> None:
 
 
 def _list_open() -> None:
-    """Applies, host set-ups, retrains, set-ups of tools and trials of this user on this host."""
+    """Applies, retrains, set-ups of tools and trials of this user on this host."""
     from homenode.change.apply.store import journals_of_domains
-    from homenode.change.host_setup.installation import setup_journal
     from homenode.change.journal import OpenChange, default_root, open_changes
     from homenode.change.paused_start import paused_journals
     from homenode.change.retrain.execution import retrain_journals
@@ -73,7 +72,6 @@ def _list_open() -> None:
     journals = (
         *journals_of_domains(root),
         *paused_journals(root),
-        setup_journal(root),
         *retrain_journals(),
         *setup_journals(root),
         *(JournalFile(root, known.folder.name).changes for known in known_trials(root)),

@@ -7,7 +7,7 @@ from homenode.doc import Commands, Part, Section, Span, Table, Text
 from homenode.indices import NodeIndex
 from homenode.machine.topology import Host
 from homenode.units import KIB, MIB, format_bytes, format_limit
-from homenode.vm.layout import GuestCells
+from homenode.vm.layout import GuestCells, Pinning
 from homenode.vm.model import GuestCache, GuestHostdev, VmCell
 from homenode.vm.plan_model import Plan
 from homenode.wording import nodes_text, number_list, plural
@@ -186,12 +186,43 @@ def pages_section(plan: Plan, host: Host | None) -> Section:
     if commands:
         lines = (
             "Reserve before the VM starts, as root, and check: the kernel reserves fewer where "
-            "memory is fragmented, without an error.",
+            "memory is fragmented, without an error. A reboot ends it: homenode plan --explain "
+            "prints the kernel parameters that reserve them at every boot.",
         )
     elif rows:
         lines = ("Enough huge pages are free; nothing to reserve.",)
     table = Table(heads=("node", "page size", "pages needed", "free now"), rows=tuple(rows))
     return section("Huge pages", lines, table if rows else None, tuple(commands))
+
+
+def kernel_section(plan: Plan, host: Host | None) -> Section:
+    """Kernel parameters for what the plan needs from every boot on: huge pages, and PUs without
+    the host's own work.
+
+    Source: Linux Documentation/admin-guide/kernel-parameters.txt (hugepages=NODE:COUNT since 5.16,
+    isolcpus=, nohz_full=, rcu_nocbs=, irqaffinity=).
+    """
+    pools: dict[int, list[str]] = {}
+    for node, page_bytes, pages, free in plan.page_reservations:
+        total = _pool_pages(host, node, page_bytes)
+        if total is not None:
+            pages = total + max(0, pages - (free or 0))
+        pools.setdefault(page_bytes, []).append(f"{node}:{pages}")
+    parameters = [
+        f"hugepagesz={page_bytes // KIB}K hugepages={','.join(pools[page_bytes])}"
+        for page_bytes in sorted(pools, reverse=True)  # small pages break up what large ones need
+    ]
+    pus = CpuSet.union(plan.vcpu_pins)
+    if host is not None and pus and plan.layout.pinning is not Pinning.NODE:
+        pus |= CpuSet(pu.index for pu in host.pus if pu.isolated)
+        rest = CpuSet(pu.index for pu in host.pus if pu.online) - pus
+        isolated = f"isolcpus=managed_irq,domain,{pus} nohz_full={pus} rcu_nocbs={pus}"
+        parameters += [f"{isolated} irqaffinity={rest}"] if rest else []
+    lines = (
+        "For the bootloader's kernel command line, where the VM has its PUs for good; "
+        "hugepages= by node needs Linux 5.16:",
+    )
+    return section("Kernel parameters", lines if parameters else (), commands=parameters)
 
 
 def _pool_pages(host: Host | None, index: NodeIndex, page_bytes: int) -> int | None:

@@ -3,7 +3,8 @@
 At start/begin, with managed devices on vfio-pci and no guest running yet, the links are raised. At
 `started` they are only read: QEMU resets the bus on its way, which can drop a link, and that is
 said, and never healed under a running guest.
-Source: systemd.unit(5), systemd.service(5); libvirt "Hooks for specific system management".
+Source: systemd.unit(5), systemd.service(5), systemd.exec(5), systemd.resource-control(5); libvirt
+"Hooks for specific system management".
 """
 
 import shlex
@@ -11,7 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from homenode.bdf import Bdf
 from homenode.catalogue import finding
-from homenode.change.host_setup.files import unit_rights
 from homenode.errors import UsageError
 from homenode.findings import Finding
 from homenode.input_files import package_text
@@ -24,9 +24,12 @@ from homenode.vm.domain.read import open_domain
 UNIT_NAME = "homenode-retrain.service"
 _UNIT = package_text("change", "retrain", "unit.txt")
 """Before libvirtd, not before its sockets: these come before basic.target, and this after it, and
-systemd would break that circle by leaving out sockets.target."""
+systemd would break that circle by leaving out sockets.target.
 
-_RIGHTS = unit_rights("SYS_ADMIN", "SYS_PTRACE", "DAC_READ_SEARCH", home="read-only")
+SYS_ADMIN is asked for by the kernel to read more than 64 bytes of a device's configuration space,
+and SYS_PTRACE with DAC_READ_SEARCH to see which files other users' processes have open.
+ProtectSystem=strict is but for /dev, /proc and /sys. What each line is worth: systemd-analyze(1),
+security; versions of systemd that do not know a line leave it out with a warning."""
 
 
 def systemd_unit(devices: Sequence[Bdf], program: str, target: int | None = None) -> str:
@@ -46,7 +49,7 @@ def systemd_unit(devices: Sequence[Bdf], program: str, target: int | None = None
     word = shlex.quote(program).replace("%", "%%")
     lines = (f"ExecStart=-{word} doctor retrain {bdf}{_option(target)} --apply" for bdf in devices)
     end = ("", "[Install]", "WantedBy=multi-user.target", "")
-    return _UNIT + "\n".join((*_RIGHTS, *lines, *end))
+    return _UNIT + "\n".join((*lines, *end))
 
 
 def _option(target: int | None) -> str:

@@ -1,4 +1,4 @@
-"""What is asked of show, plan, apply, replan, restore, capture and host-setup. [I/O]"""
+"""What is asked of show, plan, apply, replan, restore and capture. [I/O]"""
 
 from pathlib import Path
 from typing import Annotated
@@ -171,60 +171,3 @@ class CaptureArguments(Struct, frozen=True, kw_only=True):
     ssh: Annotated[str | None, Opt("--ssh", "HOST")] = None
     no_redact: Annotated[bool, Flag("--no-redact")] = False
     force: Annotated[bool, Flag("--force -f")] = False
-
-
-PlansArgument = Annotated[tuple[Path, ...], Arg("PLAN.json...")]
-
-IsolateOption = Annotated[str, Opt("--isolate", "WHEN")]
-
-
-class HostSetupShowArguments(Struct, frozen=True, kw_only=True):
-    """Print the files and the commands that activate them; change nothing.
-
-    Examples:
-      homenode host-setup show plan.json
-      homenode host-setup show a.json b.json --isolate boot
-    """
-
-    plans: PlansArgument
-    isolate: IsolateOption = "start"
-    host: HostOption = None
-
-
-class HostSetupInstallArguments(Struct, frozen=True, kw_only=True):
-    """Install the files on this host, and print the commands that activate them.
-
-    Nothing is started or restarted: the printed commands do that. Files of an earlier installation
-    that are not needed any more are removed.
-
-    Examples:
-      homenode host-setup install plan.json --dry-run
-      homenode host-setup install a.json b.json --isolate boot
-    """
-
-    plans: PlansArgument
-    isolate: IsolateOption = "start"
-    dry_run: Annotated[bool, Flag("--dry-run -n")] = False
-
-
-class HostSetupUndoArguments(Struct, frozen=True, kw_only=True):
-    """Remove every file that install put in place. What runs stays as it is until a reboot.
-
-    Examples:
-      homenode host-setup undo
-      homenode host-setup undo && systemctl daemon-reload
-    """
-
-
-class HostSetupCheckArguments(Struct, frozen=True, kw_only=True):
-    """Check that the running host has the pages and the isolation that the plans need.
-
-    Examples:
-      homenode host-setup check plan.json
-      homenode host-setup check a.json b.json --isolate boot --json
-    """
-
-    plans: PlansArgument
-    isolate: IsolateOption = "start"
-    host: HostOption = None
-    json: JsonOption = False

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from homenode.cli import terminal
-from homenode.cli.arguments.place import ApplyArguments, ReplanArguments, RestoreArguments
+from homenode.cli.arguments.place import ApplyArguments, RestoreArguments
 from homenode.cli.command import Command, Parameter
 from homenode.cli.main import PROGRAM, code_of, run
 from homenode.vm.plan_options import PlanOptions
@@ -113,13 +113,6 @@ def apply(
     from homenode.cli.apply import apply as work
 
     work(ApplyArguments(names=tuple(names), options=options or PlanOptions(layout), **given))
-
-
-def replan(name: str, **given: Any) -> None:
-    """homenode replan, likewise."""
-    from homenode.cli.apply import replan as work
-
-    work(ReplanArguments(name=name, **given))
 
 
 def restore(targets: Sequence[str], **given: Any) -> None:

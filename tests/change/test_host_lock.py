@@ -27,7 +27,7 @@ from homenode.machine.description.render import render
 from homenode.vm.layout import MemoryBinding
 from homenode.vm.plan_options import PlanOptions
 from tests.apply_documents import NAME, ORIGINAL
-from tests.command_line import apply, replan, restore
+from tests.command_line import apply, restore
 from tests.tree_writer import write_tree
 from tests.virsh_stand_in import URI, UUID
 
@@ -241,7 +241,6 @@ def test_who_waits_names_the_holder_and_gives_up(
         changes: tuple[Callable[[], object], ...] = (
             lambda: host.apply(0),
             lambda: restore_domain("vm0"),
-            lambda: replan("vm0", host=str(host.folder), yes=True),
         )
         for change in changes:
             with pytest.raises(HostError, match=r"homenode apply other.*0\.2 s") as refused:

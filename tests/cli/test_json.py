@@ -77,7 +77,7 @@ def test_apply_says_what_it_would_do_and_what_it_did(daemon: StandIn) -> None:
     assert done["plan"]["vm"]["name"] == NAME
     assert Path(done["original"]).read_bytes().strip() == ORIGINAL.strip()
     assert not _json("applied", *words, "--yes")["domains"][0]["changed"]
-    (again,) = _json("applied", "replan", UUID, *HOST, "--dry-run")["domains"]
+    (again,) = _json("applied", "apply", UUID, *HOST, "--dry-run")["domains"]
     assert not again["changed"]
     assert isinstance(homenode(*words, "--json").exception, UsageError), "it would ask"
 

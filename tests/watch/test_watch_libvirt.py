@@ -26,7 +26,7 @@ from homenode.trusted_path import changeable
 from homenode.vm.hypervisor.virsh import Virsh
 from homenode.vm.plan_options import PlanOptions
 from homenode.vm.sources import load_host
-from tests.command_line import replan
+from tests.command_line import apply
 from tests.systemd_namespace import OUTSIDE, systemd
 
 ROOT = Path(__file__).parents[2]
@@ -315,7 +315,7 @@ def test_a_vm_of_another_host_is_one_alert_until_it_is_planned_again(
     (alert,) = seen(vm)
     assert alert.id == "plan-of-other-host"
     virsh("destroy", vm)
-    replan(vm, yes=True)
+    apply([vm], yes=True)
     virsh("start", "--paused", vm)
     assert seen(vm) == ()
     # An edit of what homenode defined is a warning now, and drift from the start that uses it.

@@ -1,4 +1,4 @@
-"""homenode apply and replan: a tuned definition in libvirt. [I/O]"""
+"""homenode apply: a tuned definition in libvirt. [I/O]"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import repeat
@@ -9,12 +9,11 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from homenode.bdf import Bdf
 from homenode.change import journal
 from homenode.change.apply.define_step import Applied, DomainChange
 from homenode.change.apply.definition import apply_definitions, preview_definition
 from homenode.change.apply.obstacles import Obstacle
-from homenode.cli.arguments.place import ApplyArguments, PlanArguments, ReplanArguments
+from homenode.cli.arguments.place import ApplyArguments, PlanArguments
 from homenode.cli.command import as_words
 from homenode.cli.planning import hosts_after
 from homenode.cli.restore import changing_host, is_file_target
@@ -35,26 +34,23 @@ from homenode.decide.evidence.sources import load_evidence
 from homenode.errors import FINDINGS, HostError, UsageError
 from homenode.formats import encode
 from homenode.input_files import read_input
-from homenode.machine.pci import DeviceKind
+from homenode.machine.topology import Host
 from homenode.plan.stored import encode_plan
 from homenode.plan.tuning import Tuning, TuningRequest, tune_together
-from homenode.vm.domain.hostdevs import replace_sources
-from homenode.vm.domain.metadata import read_record
-from homenode.vm.domain.read import open_domain, read_vm, vm_of
+from homenode.vm.domain.read import read_vm
 from homenode.vm.domain.schema import refuse_new_errors
 from homenode.vm.fingerprint import is_made_for
 from homenode.vm.hypervisor.connection import DEFAULT, check_host, with_connection
 from homenode.vm.hypervisor.virsh import Virsh
 from homenode.vm.layout import PRESETS
+from homenode.vm.model import PortModel, Vm
 from homenode.vm.plan_model import Unplannable, is_critical
-from homenode.vm.plan_options import PlanOptions, refuse_objective
+from homenode.vm.plan_options import AUTO, PciGranularity, PlanOptions, refuse_objective
 from homenode.vm.sources import load_host
 from homenode.wording import command_line
 
 if TYPE_CHECKING:
     from homenode.change.apply.live_pins import Moved
-    from homenode.machine.topology import Host
-    from homenode.vm.model import GuestHostdev
 
 
 class MovedThread(Struct, frozen=True, kw_only=True):
@@ -80,7 +76,7 @@ class AppliedDomain(Struct, frozen=True, kw_only=True):
 
 
 class ApplyAnswer(Struct, frozen=True, kw_only=True):
-    """Of apply and replan. dry_run: `changed` is what would be."""
+    """dry_run: `changed` is what would be."""
 
     dry_run: bool
     domains: tuple[AppliedDomain, ...]
@@ -132,7 +128,7 @@ def apply(asked: ApplyArguments) -> None:
         raise SystemExit(FINDINGS)
 
 
-def _check_can_ask(asked: ApplyArguments | ReplanArguments) -> None:
+def _check_can_ask(asked: ApplyArguments) -> None:
     if asked.json and not (asked.yes or asked.dry_run):
         raise UsageError("--json: expected --yes or --dry-run as well: it asks nothing")
     check_can_ask(asked=not (asked.yes or asked.dry_run))
@@ -228,10 +224,11 @@ def tuned_together(
     others = tuple(domain for domain in machine.domains if domain.name not in originals)
     (machine,) = hosts_after((replace(machine, domains=others),), after)
     evidence = load_evidence(results)
-    chosen = {
-        name: settled(read_vm(original, name), options, machine, evidence)
-        for name, original in originals.items()
-    }
+    chosen = {}
+    for name, original in originals.items():
+        guest = read_vm(original, name)
+        as_recorded = options if results else _as_recorded(guest, options, machine)
+        chosen[name] = settled(guest, as_recorded, machine, evidence)
     requests = [
         TuningRequest(name=name, original=original, options=chosen[name].options)
         for name, original in originals.items()
@@ -265,10 +262,42 @@ def tuned_together(
     return tunings
 
 
+def _as_recorded(guest: Vm, options: PlanOptions, host: Host) -> PlanOptions:
+    """The options with the layout that homenode gave the VM, unless they name one or an objective.
+
+    Raises HostError where that was for another host, and the nodes of this one cannot be read.
+    """
+    record = guest.record
+    if record is None or options.layout != AUTO or options.objective is not None:
+        return options
+    is_same = record.host is not None and is_made_for(host, record.host)
+    if not is_same and host.nodes_assumed:
+        raise HostError(
+            f"{host.name}: expected its NUMA nodes, found none in what can be read of it",
+            hint="run it on the host itself, not in a container, or give a capture: --host",
+        )
+    layout = record.layout
+    planned = "this host as it is" if is_same else "another host, or this one before it changed"
+    note(f"{guest.name}: layout {layout.name} of its record, planned for {planned}")
+    has_switches = any(c.model == PortModel.SWITCH_UPSTREAM for c in guest.controllers)
+    switches = PciGranularity.SWITCH if has_switches else None
+    return replace(
+        options,
+        layout=layout.name if layout.name in PRESETS else "default",
+        pinning=options.pinning or layout.pinning,
+        siblings=options.siblings or layout.siblings,
+        cells=options.cells or layout.cells,
+        pcie=options.pcie or layout.pcie,
+        memory_binding=options.memory_binding or layout.memory,
+        pci_granularity=options.pci_granularity or switches,
+        objective=record.objective,
+    )
+
+
 def _change(
     virsh: Virsh,
     changes: Sequence[DomainChange],
-    asked: ApplyArguments | ReplanArguments,
+    asked: ApplyArguments,
     tunings: Sequence[Tuning],
 ) -> None:
     """Show what would change, ask, and define the documents, all or none.
@@ -335,7 +364,7 @@ def _applied(one: Applied) -> AppliedDomain:
 
 
 def _answer(
-    asked: ApplyArguments | ReplanArguments,
+    asked: ApplyArguments,
     domains: Iterable[AppliedDomain],
     tunings: Sequence[Tuning],
 ) -> None:
@@ -393,76 +422,3 @@ def _note_threads(moved: "Moved", verb: str) -> None:
     for before, after in zip(moved.before, moved.after, strict=True):
         thread = after.kind if after.kind == "emulator" else f"{after.kind} {after.number}"
         note(f"{verb} {thread} from PUs {before.pus} to {after.pus}")
-
-
-def replan(asked: ReplanArguments) -> None:
-    """Plan again, show the difference, ask, and define it."""
-    check_host(asked.host, asked.connect)
-    with changing_host("replan", (asked.name,), asked.connect, dry_run=asked.dry_run):
-        virsh = Virsh(asked.connect)
-        state = virsh.domain(asked.name)
-        original = virsh.definition(state.uuid)
-        document = open_domain(original, state.name)
-        record = read_record(document)
-        if record is None:
-            raise UsageError(
-                f"{state.name}: expected a domain with a layout of homenode, found none",
-                hint=command_line(
-                    *with_connection(asked.connect, "homenode", "apply", state.argument)
-                ),
-            )
-        _check_can_ask(asked)
-        machine = load_host(asked.host)
-        document = replace_sources(document, _replaced(asked.device))
-        _refuse_missing(vm_of(document).hostdevs, machine, state.name)
-        is_same = record.host is not None and is_made_for(machine, record.host)
-        if not is_same and machine.nodes_assumed:
-            raise HostError(
-                f"{machine.name}: expected its NUMA nodes, found none in what can be read of it",
-                hint="run it on the host itself, not in a container, or give a capture: --host",
-            )
-        note(
-            f"{state.name}: layout {record.layout.name}, planned for "
-            f"{'this host as it is' if is_same else 'another host, or this one before it changed'}"
-        )
-        layout = record.layout
-        options = PlanOptions(
-            layout.name if layout.name in PRESETS else "default",
-            pinning=layout.pinning,
-            siblings=layout.siblings,
-            cells=layout.cells,
-            pcie=layout.pcie,
-            memory_binding=layout.memory,
-            objective=record.objective,
-        )
-        content = {state.name: document.to_bytes()}
-        tunings = tuned_together(content, options, asked.host, (), (), quiet=asked.json)
-        change = DomainChange(name=state.uuid, tuned=tunings[0].document, original=original)
-        _change(virsh, (change,), asked, tunings)
-
-
-def _replaced(words: Sequence[str]) -> Mapping[Bdf, Bdf]:
-    found: dict[Bdf, Bdf] = {}
-    for word in words:
-        old, equals, new = word.partition("=")
-        if not equals:
-            raise UsageError(f"--device: expected OLD=NEW such as 19:00.0=3b:00.0, found {word!r}")
-        found[Bdf.parse(old, "--device")] = Bdf.parse(new, "--device")
-    return found
-
-
-def _refuse_missing(hostdevs: "tuple[GuestHostdev, ...]", host: "Host", name: str) -> None:
-    """Raises UsageError for devices that the host does not have: which one replaces them is the
-    operator's to say."""
-    there = {one.bdf: one for one in host.pci_devices}
-    if not there:
-        return
-    missing = [str(one.bdf) for one in hostdevs if one.bdf not in there]
-    if missing:
-        free = {one.bdf for one in hostdevs}
-        gpus = [str(g.bdf) for g in host.devices_of_kind(DeviceKind.GPU) if g.bdf not in free]
-        raise UsageError(
-            f"{name}: expected its devices on {host.name}, found no {', '.join(missing)}",
-            hint=f"--device {missing[0]}=NEW gives it another one; GPUs here: "
-            f"{', '.join(gpus) or 'none'}",
-        )

@@ -158,7 +158,6 @@ PROGRAM = Command(
         Command("show", f"{_PLACE}ShowArguments", "host:show", PLACE),
         Command("plan", f"{_PLACE}PlanArguments", "plan_target:plan", PLACE),
         Command("apply", f"{_PLACE}ApplyArguments", "apply:apply", PLACE),
-        Command("replan", f"{_PLACE}ReplanArguments", "apply:replan", PLACE),
         Command("restore", f"{_PLACE}RestoreArguments", "restore:restore", PLACE),
         Command("capture", f"{_PLACE}CaptureArguments", "host:capture", PLACE),
         Command("verify", f"{_CHECK}VerifyArguments", "verify:verify", CHECK),

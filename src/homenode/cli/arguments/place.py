@@ -1,4 +1,4 @@
-"""What is asked of show, plan, apply, replan, restore and capture. [I/O]"""
+"""What is asked of show, plan, apply, restore and capture. [I/O]"""
 
 from pathlib import Path
 from typing import Annotated
@@ -8,7 +8,6 @@ from msgspec import Struct
 from homenode.cli.arguments import (
     AfterOption,
     ConnectOption,
-    DomainArgument,
     DomainsArgument,
     DryRunOption,
     ForceOption,
@@ -89,7 +88,8 @@ class ApplyArguments(Struct, frozen=True, kw_only=True):
     ask, nothing is changed unless --yes is given. The domain must be shut off, without a managed
     save and without snapshots of another topology; --live-pins moves the threads of one that runs.
 
-    Several are planned together: none gets what another one has. All are defined or none.
+    Several are planned together: none gets what another one has. All are defined or none. A VM that
+    homenode has tuned keeps its layout, and is planned for the host as it is now.
 
     A NAME with a slash or ending in .xml is a file, which needs no libvirt: it is rewritten, its
     original is kept as FILE.orig, and `homenode restore FILE` gives it back.
@@ -112,26 +112,6 @@ class ApplyArguments(Struct, frozen=True, kw_only=True):
     save_plan: SavePlanOption = None
     quiet: QuietOption = False
     force: ForceOption = False
-    json: JsonOption = False
-
-
-class ReplanArguments(Struct, frozen=True, kw_only=True):
-    """Plan a tuned VM again for the host as it is now, in its layout.
-
-    For a domain that came from another host, or whose host has changed. Shows the difference, asks,
-    and defines; `homenode restore NAME` still gives back the first original.
-
-    Examples:
-      homenode replan gpu-vm --dry-run
-      homenode replan gpu-vm --device 19:00.0=3b:00.0
-    """
-
-    name: DomainArgument
-    device: Annotated[tuple[str, ...], Opt("--device", "OLD=NEW")] = ()
-    host: HostOption = None
-    connect: ConnectOption = DEFAULT
-    yes: Annotated[bool, Flag("--yes -y")] = False
-    dry_run: DryRunOption = False
     json: JsonOption = False
 
 

@@ -1,7 +1,5 @@
 """Devices: passed-through PCI functions in <devices>, and which device is plugged in where."""
 
-from collections.abc import Mapping
-
 from homenode.bdf import Bdf, PciAddress
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError, ParseError
@@ -104,21 +102,6 @@ def read_mediated(document: Document) -> tuple[GuestMediated, ...]:
             )
         found[uuid] = GuestMediated(uuid, guest_address(element))
     return tuple(found.values())
-
-
-def replace_sources(document: Document, replaced: Mapping[Bdf, Bdf]) -> Document:
-    """The document with other host functions in place of some, at the same guest addresses.
-
-    Raises InputError for a function that the domain does not have.
-    """
-    elements = element_of_bdf(document)
-    edits: list[Edit] = []
-    for old, new in replaced.items():
-        source = None if old not in elements else elements[old].at("source/address")
-        if source is None:
-            raise InputError(f"{document.source}: expected the device {old}, found none of it")
-        edits += set_attributes(document, source, address_attributes(new))
-    return apply(document, edits)
 
 
 def edit_initiators(document: Document, plan: Plan) -> Document:

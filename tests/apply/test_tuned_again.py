@@ -1,4 +1,4 @@
-"""homenode replan: a tuned domain on a host that is no longer the one it was planned for."""
+"""A tuned domain keeps its layout on a host that is no longer the one it was planned for."""
 
 import re
 from pathlib import Path
@@ -6,10 +6,13 @@ from pathlib import Path
 import pytest
 
 from homenode.cli.restore import restore_domain
-from homenode.errors import InputError, UsageError
+from homenode.errors import InputError
+from homenode.objective import Objective
 from homenode.vm.domain.read import open_domain, vm_of
+from homenode.vm.layout import Pinning
+from homenode.vm.plan_options import PlanOptions
 from tests.apply_documents import NAME, ORIGINAL
-from tests.command_line import apply, replan
+from tests.command_line import apply
 from tests.virsh_stand_in import StandIn
 
 HOST = "small-2n8c-2gpu"
@@ -35,7 +38,7 @@ def test_a_domain_of_another_host_gets_a_plan_for_this_one_and_keeps_its_first_o
     daemon = _daemon(tmp_path, monkeypatch)
     apply([NAME], yes=True, layout="pin-numa", host=HOST, quiet=True)
     before = daemon.definition()
-    replan(NAME, yes=True, host=OTHER)
+    apply([NAME], yes=True, host=OTHER)
     after = daemon.definition()
     hosts = [re.search(rb"host=.([0-9a-f]{16})", one) for one in (before, after)]
     assert hosts[0] and hosts[1] and hosts[0].group(1) != hosts[1].group(1)
@@ -50,9 +53,9 @@ def test_a_dry_run_changes_nothing_and_the_same_host_has_the_same_plan(
     daemon = _daemon(tmp_path, monkeypatch)
     apply([NAME], yes=True, layout="pin-numa", host=HOST, quiet=True)
     before = daemon.definition()
-    replan(NAME, host=OTHER, dry_run=True)
+    apply([NAME], host=OTHER, dry_run=True)
     assert daemon.definition() == before
-    replan(NAME, yes=True, host=HOST)
+    apply([NAME], yes=True, host=HOST)
     assert daemon.definition() == before
     assert "had this definition already" in capsys.readouterr().err
 
@@ -67,25 +70,16 @@ def test_a_renamed_domain_is_refused_with_both_names_until_its_name_is_back(
     daemon.put_definition(before.replace(f"<name>{NAME}".encode(), b"<name>renamed"))
     refused = f"^renamed: expected the name {NAME}, .*renamed"
     with pytest.raises(InputError, match=refused):
-        replan("renamed", yes=True, host=OTHER)
+        apply(["renamed"], yes=True, host=OTHER)
     with pytest.raises(InputError, match=refused):
         restore_domain("renamed")
     daemon.put("name", NAME)
     daemon.put_definition(before)
-    replan(NAME, yes=True, host=OTHER)
+    apply([NAME], yes=True, host=OTHER)
     assert daemon.definition() != before
 
 
-def test_a_domain_without_a_layout_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    daemon = _daemon(tmp_path, monkeypatch)
-    with pytest.raises(UsageError, match="layout of homenode"):
-        replan(NAME, yes=True, host=HOST)
-    assert daemon.definition() == ORIGINAL
-
-
-def test_a_device_that_the_host_lacks_is_named_and_replaced_by_the_one_that_is_given(
+def test_a_device_that_the_host_lacks_is_named_with_the_gpus_that_it_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     daemon = _daemon(tmp_path, monkeypatch, WITH_GPU)
@@ -94,15 +88,30 @@ def test_a_device_that_the_host_lacks_is_named_and_replaced_by_the_one_that_is_g
     # As it arrives from a host that had the GPU elsewhere, with that host's records left behind.
     (tmp_path / "here").mkdir()
     daemon = _daemon(tmp_path / "here", monkeypatch, before)
-    with pytest.raises(UsageError) as refused:
-        replan(NAME, yes=True, host=HOST)
+    with pytest.raises(InputError) as refused:
+        apply([NAME], yes=True, host=HOST)
     assert "0000:21:00.0" in refused.value.message
     assert refused.value.hint is not None and "0000:81:00.0" in refused.value.hint
     assert daemon.definition() == before
-    replan(NAME, yes=True, device=["21:00.0=81:00.0"], host=HOST)
-    (hostdev,) = vm_of(open_domain(daemon.definition(), "x")).hostdevs
-    assert str(hostdev.bdf) == "0000:81:00.0"
-    with pytest.raises(InputError):
-        replan(NAME, yes=True, device=["21:00.0=81:00.0"], host=HOST)
-    with pytest.raises(UsageError):
-        replan(NAME, yes=True, device=["21:00.0"], host=HOST)
+
+
+def test_another_layout_is_that_of_the_command_and_not_of_the_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daemon = _daemon(tmp_path, monkeypatch)
+    apply([NAME], yes=True, layout="pin-numa", host=HOST, quiet=True)
+    tuned = daemon.definition()
+    pinning = PlanOptions(pinning=Pinning.ALL_PUS)
+    apply([NAME], yes=True, options=pinning, host=HOST, quiet=True)
+    assert layout_of(daemon) == "custom"
+    apply([NAME], yes=True, layout="pin-numa", host=HOST, quiet=True)
+    assert daemon.definition() == tuned
+    throughput = PlanOptions(objective=Objective.THROUGHPUT)
+    apply([NAME], yes=True, options=throughput, host=HOST, quiet=True)
+    assert layout_of(daemon) == "pin-bound"
+
+
+def layout_of(daemon: StandIn) -> str:
+    record = vm_of(open_domain(daemon.definition(), "x")).record
+    assert record is not None
+    return record.layout.name

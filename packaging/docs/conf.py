@@ -55,6 +55,7 @@ CONTENTS = (
             "records",
             "glossary",
             "requirements",
+            "limits",
             "supported-versions",
         ),
     ),

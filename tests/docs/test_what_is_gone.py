@@ -1,0 +1,104 @@
+"""No page and no help names a command, option, format or finding that the program does not have.
+
+docs/limits.md names what left, and decisions say what was once the case.
+"""
+
+import re
+from collections.abc import Iterator
+from functools import cache
+from itertools import takewhile
+
+import pytest
+
+from homenode import formats
+from homenode.catalogue import catalogue
+from homenode.cli.help import help_text
+from homenode.cli.main import PROGRAM
+from tests.command_line import every_command
+from tests.doc_pages import ROOT, Page, all_pages, read_page
+from tests.source_trees import SOURCE
+
+PAGES = [
+    page
+    for page in (*all_pages(), read_page("SECURITY.md"))
+    if page.path.parts[:2] != ("docs", "decisions") and page.path.name != "limits.md"
+]
+HELPS = [
+    Page(ROOT / " ".join(words), help_text(command, " ".join(words)))
+    for words, command in every_command()
+]
+EVERY = pytest.mark.parametrize("page", [*PAGES, *HELPS], ids=lambda page: str(page.path))
+
+COMMAND = re.compile(r"(?:^|[`$|(]|sudo|-- )[ \t]*homenode((?: [\w./:@*'=<>-]+)*)", re.MULTILINE)
+FORMAT = re.compile(r"homenode\.([a-z][a-z-]*)/")
+ID = re.compile(r"`([a-z0-9]+(?:-[a-z0-9]+)+)`")
+
+
+def calls(page: Page) -> Iterator[list[str]]:
+    """The words behind `homenode` in code, up to a quotation or another program's words."""
+    is_help = page in HELPS
+    code = [page.text] if is_help else re.findall(r"`([^`\n]+)`", page.prose())
+    code += [block.text.replace("\\\n", " ") for block in page.blocks()]
+    for text in code:
+        for words in COMMAND.findall(text):
+            yield list(takewhile(lambda word: word != "--" and word[0] != "'", words.split()))
+
+
+@cache
+def source_text() -> str:
+    """All of the package, and of the program next to it."""
+    paths = (*SOURCE.rglob("*"), *(ROOT / "native").rglob("*.[ch]pp"))
+    read = (path for path in paths if path.is_file() and path.suffix != ".pyc")
+    return "\n".join(path.read_text(encoding="utf-8") for path in read)
+
+
+@cache
+def vocabulary() -> frozenset[str]:
+    """Words with a hyphen that the package has anywhere."""
+    return frozenset(re.findall(r"[a-z0-9]+(?:-[a-z0-9]+)+", source_text()))
+
+
+@EVERY
+def test_a_named_command_is_there(page: Page) -> None:
+    for words in calls(page):
+        command = PROGRAM
+        while words and re.fullmatch("[a-z][a-z-]*", words[0]):
+            below = command.subcommands
+            if words[0] not in below and (command.record or command.subcommands == {}):
+                break
+            assert words[0] in below, f"no homenode {' '.join(words)}"
+            command = below[words.pop(0)]
+
+
+@EVERY
+def test_a_named_option_is_there(page: Page) -> None:
+    known = {
+        name
+        for _, command in every_command()
+        for parameter in command.parameters
+        for name in (*parameter.opt.names, *parameter.opt.also, *getattr(parameter.opt, "off", ()))
+    }
+    known |= {"--help", "--help-all", "--version", "--install-completion", "--show-completion"}
+    given = {word.partition("=")[0] for words in calls(page) for word in words if word[:2] == "--"}
+    given |= {word for word in re.findall(r"`(--[a-z][a-z-]+)`", page.prose()) if page in HELPS}
+    assert given <= known, given - known
+
+
+@EVERY
+def test_a_named_format_is_there(page: Page) -> None:
+    known = formats.VERSIONS.keys() | formats.INSTEAD.keys() | set(FORMAT.findall(source_text()))
+    assert set(FORMAT.findall(page.text)) <= known
+
+
+OF_OTHERS = {"attach-device", "prometheus-node-exporter", "strict-cpu-reservation", "user-data"}
+"""Names of other programs' commands, packages and settings."""
+
+MADE_UP = re.compile(r"(?:after|before)-run1|pin(?:-numa)?-x|slot-\d|nvidia-558|arrays-near-caches")
+"""Names in examples."""
+
+
+@EVERY
+def test_a_named_finding_is_there(page: Page) -> None:
+    """And whatever else stands in backticks and looks as an id does."""
+    named = {word for word in ID.findall(page.prose()) if not MADE_UP.fullmatch(word)}
+    assert named <= vocabulary() | catalogue().keys() | OF_OTHERS

@@ -167,10 +167,6 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
         "TemporaryDirectory": "the one way to a folder of this user alone",
         "setxattr": "of a descriptor",
     },
-    "check/start/qemu_user.py": dict.fromkeys(
-        ("open", "os.O_RDONLY", "os.O_NONBLOCK", "fcntl.ioctl"),
-        "the flags of a file or a folder, of which nothing is read",
-    ),
     "check/verify/boot/boot_folder.py": dict.fromkeys(
         ("open", "fdopen", "rmtree", "os.O_RDONLY", "os.O_DIRECTORY", "os.O_NOFOLLOW"),
         "its own folder, and a file that durable has made",

@@ -10,7 +10,6 @@ import pytest
 
 from homenode.catalogue import CatalogueEntry, catalogue, entries, finding
 from homenode.check.doctor.device_state import stated_ids
-from homenode.check.start.needs import TABLE, in_words
 from homenode.findings import Severity
 from tests.doc_pages import DOCS
 from tests.finding_ids import (
@@ -50,8 +49,7 @@ def test_findings_are_made_from_their_pages_and_none_while_a_module_is_imported(
 
 
 def test_the_catalogue_has_no_finding_that_homenode_does_not_make() -> None:
-    of_needs = {kind.finding for kind in TABLE.kinds.values()} | stated_ids()
-    assert not sorted(catalogue().keys() - words_of_source() - of_needs)
+    assert not sorted(catalogue().keys() - words_of_source() - stated_ids())
 
 
 def test_findings_have_the_severities_that_the_catalogue_gives_them() -> None:
@@ -114,8 +112,7 @@ def test_each_case_that_the_code_names_has_a_text_and_each_text_of_a_case_is_use
         for case in _texts(value)
     }
     assert named <= on_pages
-    kinds = {in_words(kind) for kind in TABLE.kinds}
-    assert {case for _, case in on_pages} <= words_of_source() | kinds
+    assert {case for _, case in on_pages} <= words_of_source()
 
 
 def test_each_word_of_a_text_is_filled_and_each_value_is_used() -> None:

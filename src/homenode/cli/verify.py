@@ -99,9 +99,6 @@ def _started(verified: Verified, wanted: VerifyRequest, *, yes: bool) -> Verifie
     assert wanted.domain is not None, "_check_start_alone has seen to it"
     look = startable(wanted.connect, wanted.domain)
     name, before = look.state.name, verified.findings
-    if any(one.id.startswith("start-") and one.is_bad for one in before.findings):
-        note(f"{name}: not started, since something that it needs is missing")
-        return verified
     if not yes and not confirm(
         f"Start {name} paused, with its real devices and libvirt's hooks, and end it at once?"
     ):

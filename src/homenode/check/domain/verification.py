@@ -8,7 +8,6 @@ from homenode.check.domain.devices import devices_alone, devices_on_host
 from homenode.check.domain.memory import memory_alone, memory_on_host
 from homenode.check.domain.pins import pins_alone, pins_on_host
 from homenode.check.domain.throttles import throttle_findings
-from homenode.check.start.needs import not_asked
 from homenode.errors import InputError
 from homenode.findings import Finding, Findings, Severity, in_order, merged, sourced
 from homenode.machine.topology import Host
@@ -35,13 +34,11 @@ def verify_document(
     host: Host | None = None,
     schema_errors: Sequence[SchemaError] = (),
     parsed: Parsed | None = None,
-    is_asked: bool = False,
 ) -> Findings:
     """Everything about a document that does not hold, the worst first.
 
     host, plan: None = not compared. schema_errors: what vm/domain/schema.py found.
-    parsed: what libvirt's parser made of it then. is_asked: whether the machine itself is asked
-    what a start needs (check/start), which else is listed as not checked.
+    parsed: what libvirt's parser made of it then.
     Raises ParseError or InputError where the document cannot be read at all.
     """
     facts = vm_of(document)
@@ -70,9 +67,8 @@ def verify_document(
         if plan.layout.cells == "mirrored" and plan.layout.pcie == "as-it-was":
             found = [one for one in found if one.id != "device-without-cell"]
             found += _left_on_root(plan)
-    left = () if host is None or is_asked else (not_asked(document, host.name),)
     answer = in_order(merged(sourced(found, document.source)))
-    return Findings(checked=tuple(checked), findings=answer, not_checked=left)
+    return Findings(checked=tuple(checked), findings=answer)
 
 
 def _record(facts: Vm, host: Host) -> Iterator[Finding]:

@@ -1,1 +1,1 @@
-"""Start: whether a VM would start on this machine: what it needs of it, and what is there."""
+"""Start: a real VM started paused, and what its host and QEMU then say."""

@@ -1,7 +1,9 @@
 """Paused: the real VM, started with its real devices and without its guest, and ended. [I/O]"""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 from msgspec import Struct
 
@@ -9,12 +11,12 @@ from homenode.catalogue import finding
 from homenode.change.journal import default_root
 from homenode.change.paused_start import PausedStart, paused_journal, while_paused
 from homenode.check.start.monitor import COMMANDS, read_view, view_findings, view_lines
-from homenode.check.start.needs import Need, needs_of
 from homenode.check.verify.live.capture import observe_running_domain
 from homenode.check.verify.live.checks import verify_live
 from homenode.errors import UsageError
 from homenode.findings import Findings, in_order, sourced
 from homenode.machine.topology import Host
+from homenode.vm.domain.controllers import argument_properties, qemu_arguments
 from homenode.vm.domain.document import Document
 from homenode.vm.domain.read import open_domain
 from homenode.vm.hypervisor.connection import is_local
@@ -55,19 +57,64 @@ def startable(connect: str, name: str) -> PausedLook:
             hint=command_line("virsh", "-c", connect, "managedsave-remove", state.uuid),
         )
     document = open_domain(virsh.definition(state.uuid), f"domain {state.name}")
-    for need in _files(document):
-        path = Path(need.value)
-        if need.detail != "on" and path.is_file() and path.stat().st_size:
+    for file in made_files(document):
+        path = Path(file.path)
+        if file.is_emptied and path.is_file() and path.stat().st_size:
             raise UsageError(
                 f"{state.name}: --start: expected no file that a start empties, found {path}",
-                hint=f"move it away, or let {need.subject} append to it",
+                hint=f"move it away, or let {file.owner} append to it",
             )
     return PausedLook(virsh=virsh, state=state, document=document)
 
 
-def _files(document: Document) -> list[Need]:
-    """Those that the start makes where they are not there."""
-    return [one for one in needs_of(document) if one.kind in ("PARENT", "MADE")]
+class MadeFile(NamedTuple):
+    """A file or socket that a start makes where it is missing."""
+
+    owner: str  # the element or option that names it
+    path: str
+    is_emptied: bool  # if it has content already
+
+
+_CHARACTER_DEVICES = ("serial", "parallel", "console", "channel", "smartcard", "redirdev")
+_FILE_OPTIONS = ("-pidfile", "-D")
+_PATH_OPTIONS = frozenset(
+    "-object -chardev -serial -parallel -monitor -qmp -qmp-pretty -debugcon -gdb -vnc".split()
+)
+
+
+def made_files(document: Document) -> Iterator[MadeFile]:
+    """Yield the files and sockets that a start makes, or empties where they have content."""
+    root = document.root
+    nvram = root.at("os/nvram")
+    if nvram is not None:
+        path = nvram.value("source/@file") if nvram.get("type") == "file" else nvram.text.strip()
+        yield from _made("<nvram>", path, "on")
+    for name in _CHARACTER_DEVICES:
+        for device in root.all(f"devices/{name}"):
+            if device.get("type") == "file":
+                yield from _made(
+                    f"<{name}>", device.value("source/@path"), device.value("source/@append")
+                )
+            yield from _made(f"<{name}>", device.value("log/@file"), device.value("log/@append"))
+    for graphics in root.all("devices/graphics"):
+        for element in (graphics, *graphics.all("listen")):
+            yield from _made("<graphics>", element.get("socket"), None)
+    for audio in root.all("devices/audio"):
+        yield from _made("<audio>", audio.get("path"), None)
+    words = [one.get("value") or "" for one in qemu_arguments(document) if one.name.endswith("arg")]
+    for option, value in pairwise(words):
+        if option in _FILE_OPTIONS:
+            yield from _made(option, value, None)
+        elif option in _PATH_OPTIONS:
+            said = argument_properties(value)
+            short = said.get("", "").partition(":")[2]  # as in -serial file:/var/log/vm.log
+            path = said.get("path") or said.get("mem-path") or short
+            yield from _made(option, path, said.get("append"))
+
+
+def _made(owner: str, path: str | None, append: str | None) -> Iterator[MadeFile]:
+    if path is not None and path.startswith("/"):
+        yield MadeFile(owner, path, is_emptied=append not in ("on", "yes"))
 
 
 def _makes(document: Document, name: str) -> list[str]:
@@ -77,7 +124,7 @@ def _makes(document: Document, name: str) -> list[str]:
     is_chosen = root.value("os/@firmware") == "efi" and root.at("os/nvram") is None
     store = [f"/var/lib/libvirt/qemu/nvram/{name}_VARS.fd"] if is_chosen else []
     store += [f"/dev/shm/{one}" for one in shared]  # noqa: S108
-    return [need.value for need in _files(document)] + store
+    return [file.path for file in made_files(document)] + store
 
 
 def verify_paused(

@@ -7,8 +7,6 @@ from msgspec import Struct, field, structs
 
 from homenode.catalogue import finding
 from homenode.check.domain.verification import schema_findings, verify_document
-from homenode.check.start.needs import not_asked
-from homenode.check.start.start_check import check_start
 from homenode.check.verify.boot.stand_in_boot import (
     Booted,
     BootOptions,
@@ -36,7 +34,6 @@ from homenode.vm.domain.read import open_domain, vm_of
 from homenode.vm.domain.schema import parsed_by_libvirt, validate
 from homenode.vm.fingerprint import host_fingerprint
 from homenode.vm.hypervisor.connection import DEFAULT
-from homenode.vm.hypervisor.domain_state import DomainState
 from homenode.vm.hypervisor.virsh import Virsh
 from homenode.vm.model import Vm
 from homenode.vm.plan_model import Plan, vm_as_it_runs
@@ -51,9 +48,9 @@ Notify = Callable[[str], None]
 
 class VerifyRequest(Struct, frozen=True):
     """What to verify. document, plan: files. domain: of the libvirt at `connect`, in place of a
-    document; there it is asked whether the VM would start. host, guest: sources, as every command
-    takes them; guest also "ssh:HOST". boot: None = no test guest is booted. target: whose guest it
-    is and whose plan, by its name in vm/targets/registry.py; None = libvirt's."""
+    document. host, guest: sources, as every command takes them; guest also "ssh:HOST". boot: None =
+    no test guest is booted. target: whose guest it is and whose plan, by its name in
+    vm/targets/registry.py; None = libvirt's."""
 
     document: Path | None = None
     domain: str | None = None
@@ -87,7 +84,7 @@ def verify(wanted: VerifyRequest, notify: Notify) -> Verified:
     kin where this machine cannot boot guests or the guest cannot be reached.
     """
     _refuse_nonsense(wanted)
-    content, document, state = None, None, None
+    content, document = None, None
     if wanted.domain is not None:
         virsh = Virsh(wanted.connect)
         state = virsh.domain(wanted.domain)
@@ -114,7 +111,6 @@ def verify(wanted: VerifyRequest, notify: Notify) -> Verified:
     answer = _Answer(wanted=wanted, notify=notify, plan=plan, host=host, found=[*skipped])
     if document is not None:
         answer.add_document(document)
-        answer.add_start(document, state)
     elif content is not None:
         answer.add_target_file(content, str(wanted.document))
     if wanted.guest is not None:
@@ -165,7 +161,6 @@ class _Answer(Struct, kw_only=True):
                 host=self.host,
                 schema_errors=errors,
                 parsed=parsed,
-                is_asked=self._is_here(),
             )
         )
         if self.wanted.boot is not None:
@@ -173,25 +168,6 @@ class _Answer(Struct, kw_only=True):
             facts = vm_of(document)
             booted = boot_stand_in(document, facts, self.wanted.boot, self.host)
             self._add_boot(booted, _expected(self.plan, facts, self.host), document.source)
-
-    def add_start(self, document: Document, state: DomainState | None) -> None:
-        """Whether it would start: asked on the machine alone, which is this one unless another is
-        named, or the document is another's."""
-        if not self._is_here():
-            if self.host is None:
-                self.left.append(not_asked(document, "the host that it is for"))
-        elif state is not None and state.is_active:
-            self.checked.append(f"would it start here: it is {state.state} now, from a start here")
-        else:
-            self._add(check_start(document, self.wanted.connect))
-            if state is not None and state.managed_save:
-                self.left.append("the managed save image, from which the next start resumes it")
-
-    def _is_here(self) -> bool:
-        named = (self.wanted.host, self.wanted.lspci, self.wanted.guest)
-        return all(one is None for one in named) and (
-            self.host is not None or self.wanted.domain is not None
-        )
 
     def add_target_file(self, content: bytes, source: str) -> None:
         """A file of another hypervisor than libvirt. Raises UsageError without a plan, InputError

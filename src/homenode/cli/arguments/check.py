@@ -14,9 +14,7 @@ BOOT = "Test guest"
 
 
 class VerifyArguments(Struct, frozen=True, kw_only=True):
-    """Check a VM: its file, whether it starts here, what its guest sees.
-
-    Without --host, this machine is asked for everything that the VM needs of it.
+    """Check a VM: its file, the VM as it starts, what its guest sees.
 
     Examples:
       homenode verify tuned.xml --plan plan.json --boot

@@ -10,12 +10,11 @@ from functools import cache
 from pathlib import Path
 from random import Random
 
-from homenode.cluster.slurm.check import Checked, check
-from homenode.cluster.slurm.check_slurm import SlurmVersion
+from homenode.cluster.slurm.check import check
 from homenode.cluster.slurm.config import parse_config
+from homenode.cluster.slurm.correction import correct
 from homenode.cpuset import CpuSet
 from homenode.findings import Severity
-from homenode.machine.topology import Host
 from tests.conformance.builds import first_line, folder
 from tests.conformance.judge import Answer, Judge
 from tests.slurm import testbed
@@ -55,7 +54,6 @@ node = {nodes}
 bus = {buses}
 ports = [{ports}]
 """
-_CGROUP = "ConstrainCores=yes\nConstrainDevices=yes\n"
 _MOST_GPUS = 8
 
 
@@ -130,17 +128,6 @@ def _promise(draw: Random, gpus: int) -> str:
     )
 
 
-def _checked(slurm: str, gres: str, host: Host) -> Checked:
-    major, minor, patch = map(int, version().split("."))
-    return check(
-        parse_config(gres, "gres.conf"),
-        parse_config(slurm, "slurm.conf"),
-        host,
-        cgroup=parse_config(_CGROUP, "cgroup.conf"),
-        version=SlurmVersion(major, minor, patch),
-    )
-
-
 def _is_near(own: CpuSet | None, package: int, cores: int, packages: int) -> bool:
     """Whether a GPU has cores of its package alone; without a set it has those of all."""
     if own is None:
@@ -178,8 +165,8 @@ def _answer(name: str) -> Answer:
         gres=f" Gres={promise}" if promise else "",
     )
     gres, listed = _lines(draw, gpus, packages * cores)
-    checked = _checked(slurm, gres, host)
-    critical = {f.id for f in checked.findings.findings if f.severity is Severity.CRITICAL}
+    files = parse_config(gres, "gres.conf"), parse_config(slurm, "slurm.conf")
+    critical = {f.id for f in check(*files, host).findings if f.severity is Severity.CRITICAL}
     is_usable = not critical & {"gres-count", "gres-type-differs"}
     promised = sum(int(n) for n in re.findall(r":(\d+)", promise))
     kept = _kept(slurm, gres)
@@ -187,14 +174,17 @@ def _answer(name: str) -> Answer:
     read: dict[str, object] = {
         "every listed GPU usable": kept is not None and len(kept) == listed == promised
     }
-    if is_usable:
+    corrected = correct(*files, host)
+    right = corrected.slurm["slurm.conf"], corrected.gres["gres.conf"]
+    pair = parse_config(right[1], "gres.conf"), parse_config(right[0], "slurm.conf")
+    if not any(f.severity is Severity.CRITICAL for f in check(*pair, host).findings):
         homes = [node for node in nodes for _ in range(per_root)]
-        corrected = _kept(checked.slurm, checked.gres) or {}
-        planned["GPUs without cores of their own package"] = []
-        read["GPUs without cores of their own package"] = [
+        cores_of = _kept(*right) or {}
+        planned["GPUs of the corrected pair without cores of their own package"] = []
+        read["GPUs of the corrected pair without cores of their own package"] = [
             gpu
-            for gpu, home in enumerate(homes[:listed])
-            if gpu not in corrected or not _is_near(corrected[gpu], home, cores, packages)
+            for gpu, home in enumerate(homes)
+            if gpu not in cores_of or not _is_near(cores_of[gpu], home, cores, packages)
         ]
     about = f"{packages} packages of {cores} cores, {gpus} GPUs, {promise or 'no Gres='}: {gres}"
     return Answer(case=name, about=about, planned=planned, read=read)
@@ -208,7 +198,7 @@ SLURMD = Judge(
     name="slurmd",
     program="slurmd -G",
     reads="gres.conf and slurm.conf with and without slips: whether it keeps every GPU where slurm "
-    "check finds nothing critical, and the cores of each in the file that the check corrected",
+    "check finds nothing critical, and the cores of each in the pair that the check corrected",
     setup="slurmd and munge, as root",
     version=version,
     missing=testbed.missing,

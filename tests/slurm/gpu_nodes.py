@@ -46,30 +46,6 @@ ports = ["gcd", "gcd"]
 """
 """GPUs whose order is not that of their nodes, as on MI250X: 3, 3, 1, 1, 0, 0, 2, 2."""
 
-MESH = """\
-name = "mesh"
-packages = 2
-cores_per_package = 4
-memory_per_node = "4GiB"
-[model.gpu]
-class = "gpu"
-vendor = 0x10de
-device = 0x1db1
-[[root]]
-node = [0, 1]
-bus = [0x10, 0x80]
-ports = ["gpu", "gpu"]
-[[link]]
-kind = "nvlink"
-between = ["gpu.0", "gpu.1"]
-count = 2
-[[link]]
-kind = "nvlink"
-between = ["gpu.2", "gpu.3"]
-count = 2
-"""
-"""4 GPUs, joined in pairs."""
-
 
 @cache
 def machine(text: str) -> Host:

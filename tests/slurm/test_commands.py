@@ -166,9 +166,6 @@ def test_files_are_checked_shown_and_written(run: Run) -> None:
     assert code == 1 and "(gres-cores-wrong)" in out
     assert "+Name=gpu File=/dev/nvidia[4-7] Cores=16-31" in out
     assert run("check", "slurm.conf", "gres.conf", *files[3:], "--nodes", "n[1-2]")[1] == out
-    assert "+++" not in run(*files, "--no-diff")[1]
-    _, shown, _ = run(*files, "--print")
-    assert "# gres.conf\nName=gpu File=/dev/nvidia[0-3] Cores=0-15\n" in shown
     assert json.loads(run(*files, "--json")[1])["format"] == "homenode.findings/1"
     assert run(*files, "-o", "right")[0] == 1
     assert Path("gres.conf").read_text() == gres
@@ -176,7 +173,6 @@ def test_files_are_checked_shown_and_written(run: Run) -> None:
     assert "gres-cores-wrong" not in run(*again)[1]
     code, _, err = run(*files, "-o", "right")
     assert code == 2 and "not overwritten" in err
-    assert run(*files, "--slurm-version", "new")[0] == 2
     assert run(*files, "--nodes", "other")[0] == 2
 
 
@@ -196,7 +192,7 @@ def cluster_in_parts(folder: Path) -> tuple[str, ...]:
 def test_included_files_are_checked_with_their_names_and_written(run: Run) -> None:
     files = cluster_in_parts(Path("etc"))
     code, out, _ = run(*files)
-    assert code == 1 and "config-include" not in out
+    assert code == 1 and "not checked: etc" not in out
     assert "checked: etc/slurm.conf with etc/conf.d/hpc-nodes.conf" in out
     assert "select/linear (etc/conf.d/hpc-nodes.conf, line 1)" in out
     assert "--- etc/conf.d/gpus.conf\n" in out and "--- etc/gres.conf\n" not in out
@@ -219,13 +215,12 @@ def test_files_outside_the_folder_are_not_read(run: Run) -> None:
     Path("etc/slurm.conf").write_text(Path("etc/slurm.conf").read_text() + "Include gone.conf\n")
     code, out, _ = run(*files)
     out = " ".join(out.split())
-    assert code == 1 and out.count("(config-include)") == 4
-    assert out.count("which is not read: it lies outside the folder of") == 3
-    assert "Include gone.conf, which is not read: there is no such file" in out
+    assert code == 1 and out.count(": it lies outside the folder of") == 3
+    assert "Include gone.conf: there is no such file" in out
     Path("etc/gres.conf").write_text("Include ../s*t\nInclude conf.d/none*\n")
     stated = " ".join(run(*files)[1].split())
-    assert "Include ../s*t, which is not read: it lies outside" in stated
-    assert "Include conf.d/none*, which is not read: there is no such file" in stated
+    assert "Include ../s*t: it lies outside" in stated
+    assert "Include conf.d/none*: there is no such file" in stated
     Path("etc/gres.conf").write_text("Include conf.d/gp*.conf\n")
     assert "(gres-cores-wrong)" in run(*files)[1]
     # A whole path into the folder is one of the folder.

@@ -24,7 +24,7 @@ AutoDetect=nvml
 nodename=node[01-03] NAME=gpu Type=h100 FILE=/dev/nvidia[0-3] \\
   cores=0-15   # of socket 0
 NodeName=node03 AutoDetect=off Name=nic Count=2
-NodeName=node[01-02] Name=gpu File=/dev/nvidia4 CPUs=16-31 Links=0,0,0,0,-1
+NodeName=node[01-02] Name=gpu File=/dev/nvidia4 CPUs=[16-31]
 """
 
 
@@ -110,17 +110,16 @@ def test_a_word_that_is_none_is_named_with_its_line(text: str, line: int) -> Non
     assert caught.value.line == line
 
 
-def test_gres_lines_tell_nodes_files_cores_and_links() -> None:
+def test_gres_lines_tell_nodes_files_and_cores() -> None:
     lines = gres_lines(parse_config(GRES, "gres.conf"))
     assert [line.devices for line in lines_for(lines, "node01")] == [4, 1]
     assert [line.devices for line in lines_for(lines, "node03")] == [4]
-    last = lines[-1]
-    assert str(last.cores) == "16-31" and last.links == (0, 0, 0, 0, -1)
+    assert str(lines[-1].cores) == "16-31"
     assert autodetect_for(lines, "node01") == "nvml"
     assert autodetect_for(lines, "node03") is None
 
 
-@pytest.mark.parametrize("bad", ["Cores=0-", "Cores=a", "Links=1,x", "Count=many", "File=/dev/n[0"])
+@pytest.mark.parametrize("bad", ["Cores=0-", "Cores=a", "Cores=[a]", "Count=many", "File=/dev/n[0"])
 def test_a_bad_value_of_gres_is_named_with_its_line(bad: str) -> None:
     with pytest.raises(ParseError) as caught:
         gres_lines(parse_config(f"\nName=gpu {bad}\n", "gres.conf"))
@@ -221,8 +220,8 @@ def test_defaults_of_nodes_fill_in_what_later_lines_leave_out() -> None:
         "slurm.conf",
     )
     a, b, c = node_definitions(config)
-    assert a.shape == NodeShape(2, 8, 2, 32) and a.gpus == 4 and a.names == ("a1", "a2")
-    assert b.shape == NodeShape(2, 4, 2, 32) and b.gpus is None
+    assert a.shape == NodeShape(2, 8, 2, 32) and a.gpu_types == {"": 4} and a.names == ("a1", "a2")
+    assert b.shape == NodeShape(2, 4, 2, 32) and b.gpu_types == {}
     assert c.shape is not None and (c.shape.cores, c.shape.cpus) == (16, 16)
 
 

@@ -7,6 +7,7 @@ import pytest
 from homenode.cluster.slurm.audit import audit
 from homenode.cluster.slurm.check import check
 from homenode.cluster.slurm.config import parse_config
+from homenode.cluster.slurm.correction import correct
 from homenode.cluster.slurm.gres import gres_lines
 from homenode.cluster.slurm.job_allocation import allocation_on, node_machine
 from homenode.cluster.slurm.nodes import node_definitions
@@ -91,10 +92,10 @@ def test_damaged_files_are_checked_and_set_right_or_refused_with_a_line() -> Non
     host = machine(TESTBED)
     for damaged in mutations(GRES + SLURM, MUTATIONS // 5):
         try:
-            found = check(
-                parse_config(damaged, "gres.conf"), parse_config(damaged, "slurm.conf"), host
-            )
-            parse_config(found.gres, "gres.conf")
-            parse_config(found.slurm, "slurm.conf")
+            files = parse_config(damaged, "gres.conf"), parse_config(damaged, "slurm.conf")
+            check(*files, host)
+            corrected = correct(*files, host)
+            for source, text in (*corrected.gres.items(), *corrected.slurm.items()):
+                parse_config(text, source)
         except ParseError as error:
             assert error.line is not None, damaged

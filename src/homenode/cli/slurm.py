@@ -4,7 +4,6 @@ audit: are jobs' CPUs, GPUs and memory on the same nodes. check: gres.conf and s
 node's machine.
 """
 
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
@@ -18,7 +17,6 @@ from homenode.cli.terminal import (
     exit_if_bad,
     note,
     print_diff,
-    print_file,
     print_findings,
     say,
     working,
@@ -26,7 +24,6 @@ from homenode.cli.terminal import (
 )
 from homenode.cluster.slurm.audit import audit as judge_jobs
 from homenode.cluster.slurm.check import check as judge_files
-from homenode.cluster.slurm.check_slurm import SlurmVersion
 from homenode.cluster.slurm.client import (
     ask_jobs,
     ask_shapes,
@@ -36,7 +33,8 @@ from homenode.cluster.slurm.client import (
     read_jobs,
     read_records,
 )
-from homenode.cluster.slurm.config import parse_config
+from homenode.cluster.slurm.config import is_slurm_conf, parse_config
+from homenode.cluster.slurm.correction import correct
 from homenode.cluster.slurm.gres import DeviceOrder, device_order
 from homenode.cluster.slurm.job_allocation import (
     JobAllocation,
@@ -45,15 +43,12 @@ from homenode.cluster.slurm.job_allocation import (
     node_machine,
     unknown_allocation,
 )
-from homenode.cluster.slurm.numbering import with_affinities
 from homenode.cluster.slurm.record import TaskRecord, hooks, with_tasks
 from homenode.errors import ParseError, ToolError, UsageError
 from homenode.findings import Findings, Severity
 from homenode.input_files import read_input
-from homenode.machine.tools.nvidia_smi import parse_topology as parse
 from homenode.machine.tools.scontrol import Job, is_asked_for
 from homenode.machine.tools.slurm_nodes import NodeShape, expand_hostlist, shown_shapes
-from homenode.machine.topology import Host
 from homenode.vm.sources import load_host
 
 
@@ -196,70 +191,42 @@ def _write_hooks(folder: Path, spool: str) -> None:
     write_new_files(folder, written, modes)
 
 
-_VERSION = re.compile(r"(\d\d)\.(\d\d?)(?:\.(\d{1,3}))?", re.ASCII)
-
-
-_OF_SLURM_CONF = ("clustername=", "slurmctldhost=", "partitionname=", "selecttype=", "grestypes=")
-"""Beginnings of lines that slurm.conf has, and gres.conf never."""
-
-
 def check(asked: SlurmCheckArguments) -> None:
     """Print what is wrong with the files, and what they should say."""
-    given = [(path, read_config(path)) for path in (asked.gres, asked.slurm)]
-    given.sort(key=lambda one: _is_slurm_conf(one[1].text))
-    (gres, of_gres), (slurm, of_slurm) = given
-    if _is_slurm_conf(of_gres.text):
-        raise UsageError(f"{gres}: expected gres.conf, found lines of slurm.conf")
-    checked = judge_files(
-        of_gres,
-        of_slurm,
-        with_topo(load_host(asked.host), asked.topo),
-        cgroup=None if asked.cgroup is None else read_config(asked.cgroup),
-        nodes=() if asked.nodes is None else expand_hostlist(asked.nodes, "--nodes"),
-        version=None if asked.slurm_version is None else _version(asked.slurm_version),
-    )
-    files = (
-        (gres, of_gres.text, checked.gres),
-        (slurm, of_slurm.text, checked.slurm),
-        *((Path(name), before, after) for name, before, after in checked.included),
-    )
-    if asked.show and not asked.json:
-        for path, _, after in files:
-            print_file(f"# {path.name}\n{after}" + ("" if after.endswith("\n") else "\n"))
-    else:
-        print_findings(checked.findings, as_json=asked.json)
-        for path, before, after in files if asked.diff and not asked.json else ():
-            if before != after:
-                say("")
-                print_diff(before.encode(), after.encode(), str(path), f"{path} as it should be")
+    gres, slurm = read_config(asked.gres), read_config(asked.slurm)
+    if is_slurm_conf(gres):
+        gres, slurm = slurm, gres
+    if is_slurm_conf(gres):
+        raise UsageError(f"{gres.source}: expected gres.conf, found lines of slurm.conf")
+    cgroup = None if asked.cgroup is None else read_config(asked.cgroup)
+    nodes = () if asked.nodes is None else expand_hostlist(asked.nodes, "--nodes")
+    host = load_host(asked.host)
+    found = judge_files(gres, slurm, host, cgroup=cgroup, nodes=nodes)
+    corrected = correct(gres, slurm, host, nodes)
+    texts = {file.source: file.text for file in (*gres.files, *slurm.files)}
+    print_findings(found, as_json=asked.json)
+    for source, text in {**corrected.gres, **corrected.slurm}.items():
+        if text != texts[source] and not asked.json:
+            say("")
+            print_diff(texts[source].encode(), text.encode(), source, f"{source} as it should be")
     if asked.output is not None:
-        _write(asked.output, files, (asked.gres.parent, asked.slurm.parent))
-    exit_if_bad(checked.findings.findings)
+        parents = (asked.gres.parent, asked.slurm.parent)
+        _write(asked.output, (*corrected.gres.items(), *corrected.slurm.items()), parents)
+    exit_if_bad(found.findings)
 
 
-def _is_slurm_conf(text: str) -> bool:
-    return any(line.strip().casefold().startswith(_OF_SLURM_CONF) for line in text.splitlines())
-
-
-def _version(text: str) -> SlurmVersion:
-    match = _VERSION.search(text)
-    if match is None:
-        raise UsageError(f"--slurm-version: expected a version such as 22.05.8, found {text!r}")
-    return SlurmVersion(int(match[1]), int(match[2]), int(match[3] or 0))
-
-
-def _write(
-    folder: Path, files: tuple[tuple[Path, str, str], ...], parents: tuple[Path, ...]
-) -> None:
+def _write(folder: Path, texts: Iterable[tuple[str, str]], parents: tuple[Path, ...]) -> None:
     """All files, over nothing; included ones where they are next to the others.
 
     parents: of the two files that the user named.
     """
-    paths = [folder / _below(path, parents) for path, _, _ in files]
-    if len(set(paths)) < len(paths):
-        raise UsageError(f"{paths[0]}: expected files of different names, found one")
-    texts = (after for _, _, after in files)
-    write_new_files(folder, dict(zip(paths, texts, strict=True)))
+    written: dict[Path, str] = {}
+    for source, text in texts:
+        path = folder / _below(Path(source), parents)
+        if path in written:
+            raise UsageError(f"{path}: expected files of different names, found one")
+        written[path] = text
+    write_new_files(folder, written)
 
 
 def _below(path: Path, parents: tuple[Path, ...]) -> Path:
@@ -268,12 +235,3 @@ def _below(path: Path, parents: tuple[Path, ...]) -> Path:
         if path.resolve().is_relative_to(parent.resolve()):
             return path.resolve().relative_to(parent.resolve())
     return Path(path.name)
-
-
-def with_topo(host: Host, topo: Path | None) -> Host:
-    """The host with its GPUs' nodes as the listing has them; as it is without one."""
-    if topo is None:
-        return host
-
-    text = read_input(topo, "the output of nvidia-smi topo -m").decode("utf-8", "replace")
-    return with_affinities(host, parse(text), str(topo))

@@ -11,8 +11,6 @@ from homenode.cli.command import Under
 from homenode.cluster.slurm.options import MAX_TIME, SPOOL, StudyOptions
 from homenode.opt import Arg, Flag, Opt
 
-TopoOption = Annotated[Path | None, Opt("--topo", "FILE")]
-
 
 class SlurmAuditArguments(Struct, frozen=True, kw_only=True):
     """Check whether the GPUs of running jobs are on the nodes of their CPUs and memory.
@@ -47,11 +45,7 @@ class SlurmCheckArguments(Struct, frozen=True, kw_only=True):
     slurm: Annotated[Path, Arg("slurm.conf")]
     host: HostOption = None
     nodes: Annotated[str | None, Opt("--nodes", "NODES")] = None
-    topo: TopoOption = None
     cgroup: Annotated[Path | None, Opt("--cgroup", "FILE")] = None
-    slurm_version: Annotated[str | None, Opt("--slurm-version", "VERSION")] = None
-    diff: Annotated[bool, Flag("--diff", off="--no-diff")] = True
-    show: Annotated[bool, Flag("--print")] = False
     output: Annotated[Path | None, Opt("--output -o", "DIR")] = None
     json: JsonOption = False
 

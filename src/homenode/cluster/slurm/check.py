@@ -1,63 +1,65 @@
-"""Check: gres.conf, slurm.conf and cgroup.conf against a node's machine, and set right.
+"""Check: gres.conf, slurm.conf and cgroup.conf against a node's machine.
 
-Source: gres.conf(5) of 22.05.
+The machine decides how many GPUs a node has, and which cores each of them is near.
+Source: gres.conf(5), slurm.conf(5) and cgroup.conf(5) of 22.05.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
 
 from msgspec import Struct
+from msgspec.structs import replace
 
+from homenode.bdf import Bdf
 from homenode.catalogue import finding
-from homenode.cluster.slurm.check_slurm import (
-    NO_LINES,
-    NOT_SET,
-    SlurmVersion,
-    check_cgroup,
-    check_includes,
-    check_shape,
-    check_slurm,
-    corrected_gres,
-    corrected_slurm,
-    without_absence,
-)
 from homenode.cluster.slurm.config import SlurmConfig
-from homenode.cluster.slurm.gres import (
-    GresLine,
-    RightGpu,
-    links_among,
-    looks_like_pus,
-    members_of,
-    placed_files,
-    right_gpus,
-)
-from homenode.cluster.slurm.nodes import NodeClass, defines_nodes, node_classes
+from homenode.cluster.slurm.gres import GresLine, placed_files
+from homenode.cluster.slurm.nodes import NodeClass, node_classes
 from homenode.cluster.slurm.numbering import (
     CoreOrder,
     core_order,
     gpu_memory_nodes,
     gpus_in_order,
+    home_node,
     nodes_with_cpus,
 )
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError
 from homenode.findings import Finding, Findings, Severity, in_order
+from homenode.indices import NodeIndex
 from homenode.machine.topology import Host
 from homenode.wording import nodes_text, plural
 
-_REWRITTEN = {"gres-cores-missing", "gres-cores-wrong", "gres-cores-are-pus"}
-_LINKS = {"gres-links-missing", "gres-links-wrong"}
+_GRES_PAGE = "gres.conf(5)"
+_SLURM_PAGE = "slurm.conf(5)"
+_NOT_SET = "it is not set"
+_NO_LINES = "none, and no AutoDetect"
+_DETECTORS = {0x10DE: ("nvml", "nvidia"), 0x1002: ("rsmi",), 0x8086: ("oneapi",)}
+"""What AutoDetect= finds the GPUs of each vendor; "nvidia" since 24.11."""
 
 
-class Checked(Struct, frozen=True):
-    """What was found, and both files as they should be; the same text where nothing changes.
+class GpuCores(Struct, frozen=True):
+    """A GPU and the cores that are near it, in Slurm's numbers."""
 
-    included: (name, text as it is, as it should be) of files that these include.
-    """
+    index: int
+    bdf: Bdf
+    vendor: int | None
+    node: NodeIndex | None  # None: the host does not give it
+    cores: CpuSet | None  # all of its node
+    near: CpuSet | None  # those that the firmware calls local, where they are fewer
 
-    findings: Findings
-    gres: str
-    slurm: str
-    included: tuple[tuple[str, str, str], ...] = ()
+
+def gpu_cores(host: Host) -> tuple[GpuCores, ...]:
+    """The host's GPUs in the order of their addresses."""
+    order = core_order(host)
+    gpus = []
+    for index, gpu in enumerate(gpus_in_order(host)):
+        home = home_node(host, gpu)
+        node = None if home is None else host.node(home)
+        cores = None if node is None else order.numbers(node.pus)
+        near = order.numbers(gpu.local_pus) if gpu.local_pus else None
+        gpus.append(GpuCores(index, gpu.bdf, gpu.vendor_id, home, cores, near))
+    return tuple(gpus)
 
 
 def check(
@@ -67,353 +69,319 @@ def check(
     *,
     cgroup: SlurmConfig | None = None,
     nodes: Sequence[str] = (),
-    version: SlurmVersion | None = None,
-) -> Checked:
-    """The files compared with the machine of their GPU nodes.
+) -> Findings:
+    """Compare the files with the machine of their GPU nodes. nodes: these only; () = all.
 
-    nodes: only these; () = every node with GPUs. Raises ParseError that names a line,
-    InputError for a machine without GPUs and for a node that no file names.
+    Raises ParseError that names a line, InputError for a machine without GPUs and for a node that
+    no file names.
     """
-    classes = node_classes(gres, slurm, nodes)
-    if classes and not gpus_in_order(host):
+    groups = node_classes(gres, slurm, nodes)
+    gpus, order = gpu_cores(host), core_order(host)
+    if groups and not gpus:
         raise InputError(
-            f"{host.name}: expected a machine with GPUs, as {classes[0].subject} is, found none",
+            f"{host.name}: expected a machine with GPUs, as {groups[0].subject} is, found none",
             hint="capture one of the nodes (srun -w NODE homenode capture -o NODE.tar.gz) and "
             "name it: --host NODE.tar.gz",
         )
     findings: list[Finding] = []
-    wrong = []
-    with_links = False
-    for of in classes:
-        shape = tuple(check_shape(of, host, slurm, version))
-        own = tuple(without_absence(check_gres(of, host, gres.source), gres))
-        shape += tuple(without_absence(check_promised(of, slurm), slurm))
-        findings += [*own, *shape]
-        ids = {f.id for f in own if f.id in _LINKS or f.severity is not Severity.INFO}
-        if ids & (_REWRITTEN | _LINKS) and "gres-count" not in _critical(own):
-            wrong.append(of)
-            with_links = with_links or bool(ids & _LINKS)
-    findings += without_absence(check_slurm(slurm, version), slurm)
-    cgroups = check_cgroup(cgroup)
-    findings += cgroups if cgroup is None else without_absence(cgroups, cgroup)
-    findings += check_includes(gres, slurm, cgroup)
-    with_cpus = nodes_with_cpus(host)
-    memory = gpu_memory_nodes(host)
-    stated = f"{host.name}: {plural(len(gpus_in_order(host)), 'GPU')} on "
-    stated += f"{plural(len(with_cpus), 'node')} with CPUs"
-    if memory:
-        stated += f"; {plural(len(memory), 'node')} of GPU memory, to which nothing is bound"
-    subjects = ", ".join(of.subject for of in classes) or "no node with GPUs"
-    files = [gres, slurm, *([cgroup] if cgroup else [])]
-    read = tuple(
-        f"{file.source} with {', '.join(other.source for other in file.included)}"
-        for file in files
-        if file.included
-    )
-    right_gres = corrected_gres(gres, classes, host, wrong, links=with_links)
-    right_slurm = corrected_slurm(slurm, classes, host, version)
-    return Checked(
-        Findings(
-            checked=(stated, f"{gres.source} and {slurm.source}: {subjects}", *read),
-            findings=in_order(findings),
-        ),
-        right_gres[gres.source],
-        right_slurm[slurm.source],
-        (
-            *((source, text, right_gres[source]) for source, text in gres.included),
-            *((source, text, right_slurm[source]) for source, text in slurm.included),
-        ),
+    for group in groups:
+        source = f"{gres.source}, {_GRES_PAGE}"
+        findings += _unless_included(_check_counts(group, len(gpus), source), gres, slurm)
+        findings += _check_types(group, source)
+        findings += _check_detector(group, gpus, source)
+        findings += _check_cores(group, gpus, order)
+        findings += _check_shape(group, order)
+    findings += _unless_included(_check_settings(slurm), slurm)
+    findings += [] if cgroup is None else _unless_included(_check_cgroup(cgroup), cgroup)
+    machine = f"{host.name}: {plural(len(gpus), 'GPU')} on "
+    machine += f"{plural(len(nodes_with_cpus(host)), 'node')} with CPUs"
+    if memory := gpu_memory_nodes(host):
+        machine += f"; {plural(len(memory), 'node')} of GPU memory, to which nothing is bound"
+    subjects = ", ".join(group.subject for group in groups) or "no node with GPUs"
+    checked = [machine, f"{gres.source} and {slurm.source}: {subjects}"]
+    not_checked = [] if cgroup else ["cgroup.conf: not given (--cgroup FILE)"]
+    for file in (gres, slurm, *([cgroup] if cgroup else [])):
+        if file.included:
+            names = ", ".join(other.source for other in file.included)
+            checked.append(f"{file.source} with {names}")
+        not_checked += [f"{at}: Include {path}: {reason}" for path, reason, at in file.not_read]
+    return Findings(
+        checked=tuple(checked), findings=in_order(findings), not_checked=tuple(not_checked)
     )
 
 
-def _critical(findings: Sequence[Finding]) -> set[str]:
-    return {finding.id for finding in findings if finding.severity is Severity.CRITICAL}
+def _unless_included(findings: Iterable[Finding], *files: SlurmConfig) -> Iterator[Finding]:
+    """The findings; a setting that may stand in a file that was not read is not called missing."""
+    for each in findings:
+        if any(file.not_read for file in files) and each.observed in (_NOT_SET, _NO_LINES):
+            yield replace(
+                each,
+                severity=Severity.INCONCLUSIVE,
+                observed=f"{each.observed} in what was read",
+                fix="put what is included into one file, and check that",
+            )
+        else:
+            yield each
 
 
-_PAGE = "gres.conf(5)"
-_DETECTORS = {0x10DE: ("nvml", "nvidia"), 0x1002: ("rsmi",), 0x8086: ("oneapi",)}
-"""What AutoDetect= finds the GPUs of each vendor; "nvidia" since 24.11."""
+def _check_counts(group: NodeClass, gpu_count: int, source: str) -> Iterator[Finding]:
+    """The GPUs that gres.conf lists and slurm.conf promises, against those of the machine."""
+    by_hand = bool(group.lines) and group.autodetect is None
+    listed = sum(line.devices for line in group.lines)
+    promised = sum(group.promised.values())
+    there = f"{plural(gpu_count, 'GPU')}, as the machine has"
 
-
-def check_gres(of: NodeClass, host: Host, source: str) -> Iterator[Finding]:
-    """What is wrong in the lines about these nodes. source: the file's name."""
-    gpus = right_gpus(host)
-    yield from _counts(of, gpus, source)
-    yield from _autodetect(of, host, source)
-    order = core_order(host)
-    placed: dict[GresLine, list[RightGpu]] = {}
-    members = members_of(of.lines, gpus, detected=of.autodetect is not None)
-    for line, file, number in placed_files(of.lines):
-        if 0 <= number < len(gpus) and (file is not None or of.autodetect is None):
-            placed.setdefault(line, []).append(gpus[number])
-    for line, own in placed.items():
-        yield from _cores(of, line, own, order, f"{line.line.source}:{line.line.first}")
-        if not of.sliced:
-            yield from _links(of, line, own, members, f"{line.line.source}:{line.line.first}")
-
-
-def check_promised(of: NodeClass, slurm: SlurmConfig) -> Iterator[Finding]:
-    """Gres= of slurm.conf against the lines by hand: of these Slurm takes what it promises, by
-    type, and ignores the others.
-
-    Seen: `slurmd -G` of 22.05.8, which ends where some GPUs of a file have a type and
-    some have not.
-    """
-    if of.definition is None and (of.names or not defines_nodes(slurm)):
-        return  # nodes of another cluster, or dynamic ones
-    promised = {} if of.definition is None else of.definition.gpu_types
-    listed: dict[str, int] = {}
-    for line in of.lines:
-        kind = (line.type or "").lower()
-        listed[kind] = listed.get(kind, 0) + line.devices
-    if not promised and (listed or of.autodetect):
-        yield finding(
-            "gres-count",
-            of.subject,
-            expected="Gres=gpu:N on the NodeName= line in slurm.conf",
-            observed=NOT_SET,
-            case="not promised",
-            source=f"{slurm.source}, slurm.conf(5)",
-        )
-    by_type = [promised] if of.autodetect is not None else [promised, listed]
-    is_mixed = any(len(counts) > 1 and "" in counts for counts in by_type)
-    # Where the totals differ, gres-count says so.
-    by_hand = of.autodetect is None and sum(listed.values()) == sum(promised.values())
-    if is_mixed or (by_hand and listed and set(promised) != {""} and listed != promised):
-        yield finding(
-            "gres-type-differs",
-            of.subject,
-            expected="a type for all GPUs of Gres= and of gres.conf, or for none"
-            if is_mixed
-            else f"Gres={_typed(listed)} in slurm.conf, as gres.conf lists",
-            observed=f"Gres={_typed(promised)}"
-            + (f", and {_typed(listed)} in gres.conf" if is_mixed else ""),
-            case="mixed types" if is_mixed else None,
-            source=f"{slurm.source}, {_PAGE}",
-        )
-
-
-def _typed(counts: Mapping[str, int]) -> str:
-    """
-    >>> _typed({"h100": 6, "": 2})
-    'gpu:h100:6,gpu:2'
-    """
-    return ",".join(f"gpu:{kind}:{n}" if kind else f"gpu:{n}" for kind, n in counts.items())
-
-
-def _counts(of: NodeClass, gpus: Sequence[RightGpu], source: str) -> Iterator[Finding]:
-    """The GPUs that gres.conf lists, that slurm.conf promises, and that are there."""
-    listed = sum(line.devices for line in of.lines)
-    promised = None if of.definition is None else of.definition.gpus
-    beyond = [n for _, _, n in placed_files(of.lines) if not 0 <= n < len(gpus)]
-
-    def count(severity: Severity, expected: str, observed: str, case: str | None) -> Finding:
+    def count(expected: str, observed: str, case: str | None) -> Finding:
+        severity = Severity.CRITICAL
+        if case == "too few lines" and promised == listed:
+            severity = Severity.WARNING
         return finding(
-            "gres-count",
-            of.subject,
-            expected=expected,
-            observed=observed,
-            severity=severity,
-            case=case,
-            source=f"{source}, {_PAGE}",
+            "gres-count", group.subject, expected, observed, source, severity=severity, case=case
         )
 
-    def differs(expected: str) -> Finding:
-        observed = f"Gres= with {promised}"
-        return count(Severity.CRITICAL, expected, observed, None)
-
-    if of.sliced:
-        # Of slices the machine does not give how many there are; the files must agree.
-        if of.lines and of.autodetect is None and promised not in (None, listed):
-            yield differs(f"{listed} in Gres= of slurm.conf, as gres.conf lists")
+    if group.is_sliced:
+        # How many slices there are is a setting of the driver: the files must agree.
+        if by_hand and promised and promised != listed:
+            expected = f"{listed} in Gres= of slurm.conf, as gres.conf lists"
+            yield count(expected, f"Gres= with {promised}", None)
             return
         yield finding(
             "gres-unjudged",
-            of.subject,
-            expected="GPUs that are not cut into slices",
-            observed=f"MIG slices, {promised or listed} devices with them",
+            group.subject,
+            "GPUs that are not cut into slices",
+            f"MIG slices, {promised or listed} devices with them",
+            source,
             case="slices",
-            source=f"{source}, {_PAGE}",
         )
         return
-    in_file, there = f"{listed} in gres.conf", plural(len(gpus), "GPU")
-    if listed > len(gpus) or beyond:
-        expected = f"at most {there}, as the machine has"
-        yield count(Severity.CRITICAL, expected, in_file, "too many lines")
-    # What a detector finds fills up what lines leave out.
-    filled = of.autodetect is not None and listed < (promised or 0)
-    by_lines = bool(of.lines) and not filled
-    right, who = (listed, "gres.conf lists") if by_lines else (len(gpus), "the machine has")
-    if (by_lines or of.autodetect) and promised not in (None, right):
-        yield differs(f"Gres=gpu:{right} in slurm.conf, as {who}")
-    elif by_lines and listed < len(gpus) and not beyond:
-        yield count(Severity.INFO, f"{there}, as the machine has", in_file, "too few lines")
-    if not of.lines and of.autodetect is None and promised:
-        expected = f"lines for {plural(promised, 'GPU')} in gres.conf"
-        yield count(Severity.CRITICAL, expected, NO_LINES, "no lines")
-
-
-def _autodetect(of: NodeClass, host: Host, source: str) -> Iterator[Finding]:
-    vendors = {gpu.vendor_id for gpu in gpus_in_order(host)}
-    fitting = next((_DETECTORS[v] for v in sorted(v or 0 for v in vendors) if v in _DETECTORS), ())
-    if not fitting:
+    if any(not 0 <= number < gpu_count for _, _, number in placed_files(group.lines)):
+        yield count(f"at most {there}", f"{listed} in gres.conf", "too many lines")
+    elif by_hand and listed < gpu_count:
+        yield count(there, f"{listed} in gres.conf", "too few lines")
+    if not group.lines and group.autodetect is None:
+        yield count(f"lines for {there}", _NO_LINES, "no lines")
+    if group.definition is None:
         return
-    if of.autodetect is None:
-        if of.lines:
-            yield finding(
-                "gres-autodetect",
-                of.subject,
-                expected=f"AutoDetect={fitting[0]}, which reads cores and links from the driver",
-                observed="lines by hand alone",
-                severity=Severity.INFO,
-                case="by hand",
-                values={"detector": fitting[0]},
-                source=f"{source}, {_PAGE}",
-            )
-    elif of.autodetect not in (*fitting, "full"):
+    expected = f"Gres=gpu:{gpu_count} on the NodeName= line in slurm.conf, as the machine has"
+    if not promised:
+        yield count(expected, _NOT_SET, "not promised")
+    elif promised != gpu_count and not (by_hand and promised == listed):
+        yield count(expected, f"Gres= with {promised}", None)
+
+
+def _check_types(group: NodeClass, source: str) -> Iterator[Finding]:
+    """The types of GPU in Gres= against those of lines by hand: Slurm ignores others.
+
+    Seen: `slurmd -G` of 22.05.8, which ends where some GPUs of a file have a type and some have
+    not.
+    """
+    promised, listed = group.promised, listed_types(group.lines)
+    by_hand = group.autodetect is None
+    is_mixed = any(
+        "" in types and len(types) > 1 for types in (promised, listed if by_hand else ())
+    )
+    # Where the totals differ, gres-count says so.
+    is_comparable = by_hand and sum(listed.values()) == sum(promised.values())
+    is_other = is_comparable and bool(listed) and set(promised) != {""} and listed != promised
+    if is_mixed or is_other:
         yield finding(
-            "gres-autodetect",
-            of.subject,
-            expected=f"AutoDetect={' or '.join(fitting)}, for its GPUs",
-            observed=f"AutoDetect={of.autodetect}",
-            case="other detector",
-            values={"detector": fitting[0]},
-            source=f"{source}, {_PAGE}",
+            "gres-type-differs",
+            group.subject,
+            "a type for all GPUs of both files, or for none"
+            if is_mixed
+            else f"Gres={gres_text(listed)} in slurm.conf, as gres.conf lists",
+            f"Gres={gres_text(promised)}, and {gres_text(listed) or 'no line'} in gres.conf",
+            source,
+            case="mixed types" if is_mixed else None,
         )
 
 
-def _cores(
-    of: NodeClass, line: GresLine, gpus: Sequence[RightGpu], order: CoreOrder, source: str
-) -> Iterator[Finding]:
-    """Cores= of one line against those of the nodes of its GPUs."""
-    blind = [gpu for gpu in gpus if gpu.cores is None]
-    if blind:
-        yield finding(
-            "gres-unjudged",
-            _named(of, blind),
-            expected="a GPU whose node is known",
-            observed="the host gives no node",
-            source=source,
-        )
-    known = [gpu for gpu in gpus if gpu.cores is not None]
-    nodes = sorted({gpu.node for gpu in known if gpu.node is not None})
+def listed_types(lines: Iterable[GresLine]) -> dict[str, int]:
+    """How many devices of each type lines list, in small letters; "" = no type."""
+    counts: dict[str, int] = {}
+    for line in lines:
+        kind = (line.type or "").lower()
+        counts[kind] = counts.get(kind, 0) + line.devices
+    return counts
+
+
+def gres_text(counts: Mapping[str, int]) -> str:
+    """
+    >>> gres_text({"h100": 6, "": 2})
+    'gpu:h100:6,gpu:2'
+    """
+    return ",".join(
+        f"gpu:{kind}:{count}" if kind else f"gpu:{count}" for kind, count in counts.items()
+    )
+
+
+def _check_detector(group: NodeClass, gpus: Sequence[GpuCores], source: str) -> Iterator[Finding]:
+    vendors = {gpu.vendor for gpu in gpus}
+    fitting = next((names for vendor, names in _DETECTORS.items() if vendor in vendors), ())
+    by_hand = group.autodetect is None
+    if not fitting or group.autodetect in (*fitting, "full") or (by_hand and not group.lines):
+        return
+    yield finding(
+        "gres-autodetect",
+        group.subject,
+        f"AutoDetect={fitting[0]}, which reads cores and links from the driver",
+        "lines by hand alone" if by_hand else f"AutoDetect={group.autodetect}",
+        source,
+        severity=Severity.INFO if by_hand else Severity.CRITICAL,
+        case="by hand" if by_hand else "other detector",
+        values={"detector": fitting[0]},
+    )
+
+
+def right_cores(
+    line: GresLine, gpu: GpuCores, order: CoreOrder, *, is_detected: bool
+) -> CpuSet | None:
+    """The Cores= that a line should have for this GPU: its own where they are near or cannot be
+    judged."""
+    if gpu.cores is None or line.cores in (gpu.cores, gpu.near):
+        return line.cores
     if line.cores is None:
-        if known and of.autodetect is None and len(order.pus) > len(known[0].cores or ()):
-            yield finding(
-                "gres-cores-missing",
-                _named(of, known),
-                expected="; ".join(_right(gpu) for gpu in _one_a_node(known)),
-                observed="no Cores=",
-                source=f"{source}, {_PAGE}",
-            )
-        return
-    wrong = [gpu for gpu in known if line.cores not in (gpu.cores, gpu.near)]
-    if not wrong:
-        return
-    first = wrong[0]
-    assert first.cores is not None
-    expected = "; ".join(_right(gpu) for gpu in _one_a_node(wrong))
-    drained = of.autodetect is not None
-    if looks_like_pus(line.cores, first.cores, order):
+        is_missing = not is_detected and len(order.pus) > len(gpu.cores)
+        return gpu.cores if is_missing else None
+    is_part = bool(line.cores) and line.cores <= gpu.cores
+    return line.cores if is_part and not is_detected else gpu.cores
+
+
+def _check_cores(group: NodeClass, gpus: Sequence[GpuCores], order: CoreOrder) -> Iterator[Finding]:
+    is_detected = group.autodetect is not None
+    for line, places in groupby(placed_files(group.lines), key=lambda place: place[0]):
+        members = [
+            gpus[number]
+            for _, file, number in places
+            if 0 <= number < len(gpus) and (file is not None or not is_detected)
+        ]
+        source = f"{line.line.source}:{line.line.first}, {_GRES_PAGE}"
+        unknown = [gpu for gpu in members if gpu.cores is None]
+        if unknown:
+            expected, observed = "a GPU whose node is known", "the host gives no node"
+            yield finding("gres-unjudged", _named(group, unknown), expected, observed, source)
+        wrong = [
+            gpu
+            for gpu in members
+            if right_cores(line, gpu, order, is_detected=is_detected) != line.cores
+        ]
+        if not wrong:
+            continue
+        right, severity = wrong[0].cores or CpuSet(), Severity.WARNING
+        name, observed = "gres-cores-wrong", f"Cores={line.cores}"
+        if line.cores is None:
+            name, observed = "gres-cores-missing", "no Cores="
+        elif line.cores <= CpuSet.union(order.pus) and order.numbers(line.cores) == right:
+            name, severity = "gres-cores-are-pus", Severity.CRITICAL
+            observed += ", which are the kernel's numbers of these PUs"
+        elif is_detected or line.cores.isdisjoint(right) or max(line.cores) >= len(order.pus):
+            severity = Severity.CRITICAL
+        if len(nodes := {gpu.node for gpu in members}) > 1 and name == "gres-cores-wrong":
+            observed += f", and the line's GPUs are on {len(nodes)} nodes"
         yield finding(
-            "gres-cores-are-pus",
-            _named(of, wrong),
-            expected=expected,
-            observed=f"Cores={line.cores}, which are the kernel's numbers of these PUs",
-            case="AutoDetect" if drained else None,
-            source=f"{source}, {_PAGE}",
+            name,
+            _named(group, wrong),
+            "; ".join(
+                f"Cores={gpu.cores} for GPU {gpu.index} ({gpu.bdf}) on {nodes_text([gpu.node])}"
+                for gpu in {gpu.node: gpu for gpu in reversed(wrong)}.values()
+                if gpu.node is not None
+            ),
+            observed,
+            source,
+            severity=severity,
+            case="AutoDetect" if is_detected else None,
         )
-        return
-    if line.cores and all(gpu.cores and line.cores <= gpu.cores for gpu in wrong) and not drained:
-        yield finding(
-            "gres-cores-wrong",
-            _named(of, wrong),
-            expected=expected,
-            observed=f"Cores={line.cores}, some of them",
-            severity=Severity.INFO,
-            case="some of them",
-            source=f"{source}, {_PAGE}",
-        )
-        return
-    far = not (line.cores & first.cores) or max(line.cores, default=0) >= len(order.pus)
-    yield finding(
-        "gres-cores-wrong",
-        _named(of, wrong),
-        expected=expected,
-        observed=f"Cores={line.cores}{_where(line.cores, order, len(nodes))}",
-        severity=Severity.CRITICAL if far or drained else Severity.WARNING,
-        case="AutoDetect" if drained else None,
-        source=f"{source}, {_PAGE}",
-    )
 
 
-def _links(
-    of: NodeClass, line: GresLine, gpus: Sequence[RightGpu], members: Sequence[int], source: str
-) -> Iterator[Finding]:
-    """Links= of one line against the links that the host shows. members: the node's GPUs."""
-    own, count = gpus[0], len(members)
-    links = links_among(own, members)
-    # Of a longer list Slurm takes as many numbers as the node has GPUs, and logs the others.
-    given = line.links if line.links is None else line.links[:count]
-    if line.links is None:
-        if links is not None and of.autodetect is None and len(set(links)) > 2:
-            yield finding(
-                "gres-links-missing",
-                _named(of, gpus),
-                expected=f"Links={_listed(links)} for GPU {own.index}, and so on",
-                observed="no Links=",
-                source=f"{source}, {_PAGE}",
-            )
-        return
-    if line.devices > 1:
-        problem = "one GPU on a line with Links="
-        observed = f"{line.devices} GPUs on it"
-    elif given is None or len(given) != count:
-        problem = f"Links= with {count} numbers, one for each GPU"
-        observed = f"{len(line.links)} numbers"
-    elif links is not None and given != links:
-        problem, observed = f"Links={_listed(links)}", f"Links={_listed(line.links)}"
-    elif links is None and [members[n] for n, v in enumerate(given) if v == -1] != [own.index]:
-        problem = f"-1 for GPU {own.index} itself and for no other"
-        observed = f"Links={_listed(line.links)}"
-    else:
-        return
-    refused = line.devices > 1
-    yield finding(
-        "gres-links-wrong",
-        _named(of, gpus),
-        expected=problem,
-        observed=observed,
-        severity=Severity.CRITICAL if refused else Severity.WARNING,
-        case="several GPUs" if refused else None,
-        source=f"{source}, {_PAGE}",
-    )
-
-
-def _named(of: NodeClass, gpus: Sequence[RightGpu]) -> str:
+def _named(group: NodeClass, gpus: Sequence[GpuCores]) -> str:
     numbers = CpuSet(gpu.index for gpu in gpus)
-    return f"{'GPU' if len(gpus) == 1 else 'GPUs'} {numbers} of {of.subject}"
+    return f"{'GPU' if len(gpus) == 1 else 'GPUs'} {numbers} of {group.subject}"
 
 
-def _one_a_node(gpus: Sequence[RightGpu]) -> tuple[RightGpu, ...]:
-    """The first GPU of each node."""
-    first: dict[object, RightGpu] = {}
-    for gpu in gpus:
-        first.setdefault(gpu.node, gpu)
-    return tuple(first.values())
+def _check_shape(group: NodeClass, order: CoreOrder) -> Iterator[Finding]:
+    """Cores= counts the cores of slurm.conf: they must be those of the machine."""
+    node = group.definition
+    if node is None or node.shape is None or order.fits(node.shape):
+        return
+    yield finding(
+        "slurm-shape-differs",
+        group.subject,
+        f"{len(order.pus)} cores of {plural(order.threads, 'thread')}, as the machine has",
+        f"{node.shape} (sockets x cores x threads)",
+        f"{node.line.source}:{node.line.first}, {_SLURM_PAGE}",
+    )
 
 
-def _right(gpu: RightGpu) -> str:
-    assert gpu.node is not None
-    return f"Cores={gpu.cores} for GPU {gpu.index} ({gpu.bdf}) on {nodes_text([gpu.node])}"
+def right_settings(slurm: SlurmConfig) -> dict[str, tuple[str, str]]:
+    """Settings that let Slurm give CPUs and GPUs of different nodes: key -> (finding, value)."""
+    settings: dict[str, tuple[str, str]] = {}
+    if _value(slurm, "SelectType").lower().removeprefix("select/") != "cons_tres":
+        settings["SelectType"] = ("slurm-select-type", "select/cons_tres")
+    words = _words(slurm, "SelectTypeParameters")
+    units = {"CR_CPU": "CR_Core", "CR_CPU_MEMORY": "CR_Core_Memory", "CR_MEMORY": "CR_Core_Memory"}
+    right = [units.get(word.upper(), word) for word in words]
+    if right != words:
+        settings["SelectTypeParameters"] = ("slurm-cores-shared", ",".join(right))
+    plugins = _words(slurm, "TaskPlugin")
+    present = {word.lower().removeprefix("task/") for word in plugins}
+    if not {"affinity", "cgroup"} <= present:
+        # task/affinity sets masks within what task/cgroup fences in.
+        front = [] if "affinity" in present else ["task/affinity"]
+        others = [word for word in plugins if word.lower() not in ("none", "task/none")]
+        back = [] if "cgroup" in present else ["task/cgroup"]
+        settings["TaskPlugin"] = ("slurm-task-plugin", ",".join([*front, *others, *back]))
+    types = _words(slurm, "GresTypes")
+    if "gpu" not in types:
+        settings["GresTypes"] = ("slurm-gres-types", ",".join([*types, "gpu"]))
+    return settings
 
 
-def _where(cores: CpuSet, order: CoreOrder, nodes: int) -> str:
-    beyond = max(cores, default=0)
-    if beyond >= len(order.pus):
-        return f", of {len(order.pus)} cores, which are 0-{len(order.pus) - 1}"
-    return f", and the line's GPUs are on {nodes} nodes" if nodes > 1 else ""
+def _check_settings(slurm: SlurmConfig) -> Iterator[Finding]:
+    source = f"{slurm.source}, {_SLURM_PAGE}"
+    for key, (name, value) in right_settings(slurm).items():
+        expected, observed = f"{key}={value}", _observed(slurm, key)
+        values = {"setting": expected}
+        yield finding(name, "the cluster", expected, observed, source, values=values)
+    key = "SelectTypeParameters"
+    if "ENFORCE_BINDING_GRES" not in {word.upper() for word in _words(slurm, key)}:
+        expected = "GPUs given with cores of their own socket, by default"
+        observed = _observed(slurm, key)
+        name, severity = "slurm-binding-optional", Severity.INFO
+        yield finding(name, "the cluster", expected, observed, source, severity=severity)
 
 
-def _listed(links: Sequence[int]) -> str:
-    return ",".join(map(str, links))
+def _check_cgroup(cgroup: SlurmConfig) -> Iterator[Finding]:
+    """What task/cgroup needs to keep a job on its cores and GPUs."""
+    is_disabled = _value(cgroup, "CgroupPlugin").lower() == "disabled"
+    for key, name in (
+        ("ConstrainCores", "cgroup-cores-open"),
+        ("ConstrainDevices", "cgroup-devices-open"),
+    ):
+        if is_disabled or _value(cgroup, key).lower() not in ("yes", "true", "1", "y"):
+            yield finding(
+                name,
+                "the cluster",
+                f"{key}=yes",
+                _observed(cgroup, "CgroupPlugin" if is_disabled else key),
+                f"{cgroup.source}, cgroup.conf(5)",
+                case="no plugin" if is_disabled else None,
+            )
+
+
+def _value(config: SlurmConfig, key: str) -> str:
+    setting = config.last(key.lower())
+    return "" if setting is None else setting[0]
+
+
+def _words(config: SlurmConfig, key: str) -> list[str]:
+    return [word.strip() for word in _value(config, key).split(",") if word.strip()]
+
+
+def _observed(config: SlurmConfig, key: str) -> str:
+    """The setting as it stands, with its line."""
+    setting = config.last(key.lower())
+    if setting is None:
+        return _NOT_SET
+    value, line = setting
+    file = "" if line.source == config.source else f"{line.source}, "
+    return f"{value} ({file}line {line.first})"

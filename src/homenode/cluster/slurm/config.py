@@ -105,6 +105,16 @@ _LISTS = frozenset({"nodename", "nodeset", "partitionname", "downnodes", "fronte
 """Keys that open a line about some nodes or partitions, rather than about the cluster."""
 
 
+_OF_SLURM_CONF = frozenset(
+    {"clustername", "slurmctldhost", "partitionname", "selecttype", "grestypes"}
+)
+"""Keys that open lines of slurm.conf, and never of gres.conf."""
+
+
+def is_slurm_conf(config: SlurmConfig) -> bool:
+    return any(line.words[0][0] in _OF_SLURM_CONF for line in config.lines)
+
+
 Includer = Callable[[str, str], tuple[ConfigFile, ...] | str]
 """(a name as an Include line has it, the file with that line): the files, or why none is read."""
 

@@ -1,9 +1,9 @@
-"""Gres: what gres.conf says of the GPUs of each node, what it should say, and in which order.
+"""Gres: what gres.conf says of the GPUs of each node, and in which order.
 
 Slurm numbers devices by their place in its own list: IDX of a job, and SLURM_JOB_GPUS. Lines by
 hand stand there as they are written, file by file; what AutoDetect finds is sorted by PCI address.
 Seen: 22.05.8, File=.../gpu[7,5,6,4] before gpu[3,2] and gpu[0-1].
-Source: gres.conf(5) of 22.05, AutoDetect, Cores, Links.
+Source: gres.conf(5) of 22.05, AutoDetect, Cores.
 """
 
 import re
@@ -11,15 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 from msgspec import Struct
 
-from homenode.bdf import Bdf
-from homenode.cluster.slurm.config import ConfigLine, SlurmConfig, config_word
-from homenode.cluster.slurm.numbering import CoreOrder, core_order, gpus_in_order, home_node
+from homenode.cluster.slurm.config import ConfigLine, SlurmConfig
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError, ParseError
-from homenode.indices import NodeIndex
-from homenode.machine.pci import LinkKind
-from homenode.machine.tools.slurm_nodes import Hostlists, compress_hostlist
-from homenode.machine.topology import Host
+from homenode.machine.tools.slurm_nodes import Hostlists
 
 _COUNT = re.compile(r"([0-9]{1,15})([kmgtp]?)\Z", re.IGNORECASE | re.ASCII)
 
@@ -33,8 +28,8 @@ class GresLine(Struct, frozen=True, eq=False):
 
     nodes: whom it is about; None = every node that reads the file. name: "gpu", "nic", ...; None
     on a line that only sets AutoDetect. files: device files in their order. cores: Slurm's core
-    numbers (Cores=, or CPUs= as it was once called); None where not given. links: of the one
-    device of the line to each other one. It is compared by its line: some have thousands of names.
+    numbers (Cores=, or CPUs= as it was once called); None where not given. It is compared by its
+    line: some have thousands of names.
     """
 
     line: ConfigLine
@@ -44,7 +39,6 @@ class GresLine(Struct, frozen=True, eq=False):
     type: str | None
     files: tuple[str, ...]
     cores: CpuSet | None
-    links: tuple[int, ...] | None
     count: int | None
     is_multiple: bool = False
 
@@ -114,7 +108,6 @@ def _gres_line(line: ConfigLine, source: str, lists: Hostlists) -> GresLine:
 
     nodes = line.get("nodename")
     cores = line.get("cores", "cpus")
-    links = line.get("links")
     count = line.get("count")
     autodetect = line.get("autodetect")
     multiple = listed("multiplefiles")
@@ -128,27 +121,17 @@ def _gres_line(line: ConfigLine, source: str, lists: Hostlists) -> GresLine:
         type=line.get("type"),
         files=multiple or listed("file"),
         cores=None if cores is None else _cores(cores, source, line.first),
-        links=None if links is None else _links(links, source, line.first),
         count=None if count is None else _count(count, source, line.first),
         is_multiple=bool(multiple),
     )
 
 
 def _cores(text: str, source: str, line: int) -> CpuSet:
+    """Core numbers, in brackets or not: slurmctld takes both."""
     try:
-        return CpuSet.parse(text)
+        return CpuSet.parse(text.removeprefix("[").removesuffix("]"))
     except ParseError as error:
         raise ParseError(source, "core numbers such as 0-15,32", error.found, line=line) from None
-
-
-def _links(text: str, source: str, line: int) -> tuple[int, ...]:
-    numbers = []
-    for item in text.split(","):
-        digits = item.strip().removeprefix("-")
-        if not (digits.isascii() and digits.isdigit() and len(digits) < 5):
-            raise ParseError(source, "Links= with a number for each GPU", item, line=line)
-        numbers.append(int(item))
-    return tuple(numbers)
 
 
 def _count(text: str, source: str, line: int) -> int:
@@ -160,53 +143,6 @@ def _count(text: str, source: str, line: int) -> int:
 
 _NUMBERED = re.compile(r"/dev/nvidia([0-9]{1,3})\Z|/dev/dri/renderD([0-9]{1,3})\Z", re.ASCII)
 _FIRST_RENDER_NODE = 128
-_OWN_WORDS = frozenset(
-    """
-    nodename name type file multiplefiles cores cpus links count autodetect
-""".split()
-)
-"""Of a line about GPUs: what right_lines writes itself, or what a line with files needs not."""
-
-
-class RightGpu(Struct, frozen=True):
-    """What is right for one GPU. node, cores: None where the host does not give its node.
-
-    cores: Slurm's numbers of all cores of the node. near: of those that the firmware calls local
-    where they are fewer. links: to each GPU in order, -1 to itself; None where none are known.
-    """
-
-    index: int
-    bdf: Bdf
-    node: NodeIndex | None
-    cores: CpuSet | None
-    near: CpuSet | None
-    links: tuple[int, ...] | None
-
-
-def right_gpus(host: Host) -> tuple[RightGpu, ...]:
-    """The host's GPUs in the order of their addresses."""
-    order = core_order(host)
-    gpus = gpus_in_order(host)
-    counts = _link_counts(host)
-    found = []
-    for index, gpu in enumerate(gpus):
-        at = home_node(host, gpu)
-        node = None if at is None else host.node(at)
-        links = tuple(
-            -1 if other.bdf == gpu.bdf else counts.get(frozenset((gpu.bdf, other.bdf)), 0)
-            for other in gpus
-        )
-        found.append(
-            RightGpu(
-                index,
-                gpu.bdf,
-                at,
-                None if node is None else order.numbers(node.pus),
-                order.numbers(gpu.local_pus) if gpu.local_pus else None,
-                links if counts else None,
-            )
-        )
-    return tuple(found)
 
 
 def placed_files(lines: Sequence[GresLine]) -> tuple[tuple[GresLine, str | None, int], ...]:
@@ -228,110 +164,6 @@ def placed_files(lines: Sequence[GresLine]) -> tuple[tuple[GresLine, str | None,
                 number = int(match[1]) if match[1] else int(match[2]) - _FIRST_RENDER_NODE
             found.append((line, file, number))
     return tuple(found)
-
-
-def members_of(
-    lines: Sequence[GresLine], gpus: Sequence[RightGpu], *, detected: bool
-) -> tuple[int, ...]:
-    """Numbers of the GPUs that a node has to Slurm, in its order: all that are detected, or those
-    of the lines by hand."""
-    if detected:
-        return tuple(gpu.index for gpu in gpus)
-    return tuple(dict.fromkeys(number for _, _, number in placed_files(lines)))
-
-
-def links_among(gpu: RightGpu, members: Sequence[int]) -> tuple[int, ...] | None:
-    """A GPU's links to each of these; None where none are known."""
-    if gpu.links is None or any(not 0 <= number < len(gpu.links) for number in members):
-        return None
-    return tuple(gpu.links[number] for number in members)
-
-
-def right_lines(
-    names: Sequence[str],
-    lines: Sequence[GresLine],
-    gpus: Sequence[RightGpu],
-    *,
-    links: bool,
-    detected: bool = False,
-) -> tuple[str, ...]:
-    """Lines that say the same GPUs with the right cores; with `links` a line for each GPU.
-
-    () where a GPU is not named by a file of the machine's: nothing is left out of a file. What
-    lines say next to (Flags=) is kept, and their Cores= where the machine gives none.
-    """
-    groups: list[tuple[GresLine, CpuSet | None, tuple[int, ...] | None, list[str]]] = []
-    members = members_of(lines, gpus, detected=detected)
-    for line, file, number in placed_files(lines):
-        gpu = gpus[number] if 0 <= number < len(gpus) else None
-        if gpu is None or file is None:
-            return ()
-        own = links_among(gpu, members) if links and not line.is_multiple else None
-        cores = line.cores if gpu.cores is None else gpu.cores
-        last = groups[-1] if groups else None
-        if last and own is None and not line.is_multiple and _alike(last, line, cores):
-            last[3].append(file)
-        else:
-            groups.append((line, cores, own, [file]))
-    return tuple(_line(names, *group) for group in groups)
-
-
-def _alike(
-    group: tuple[GresLine, CpuSet | None, tuple[int, ...] | None, list[str]],
-    line: GresLine,
-    cores: CpuSet | None,
-) -> bool:
-    first = group[0]
-    same = (first.type, _neighbours(first)) == (line.type, _neighbours(line))
-    return same and group[1:3] == (cores, None) and not first.is_multiple
-
-
-def _neighbours(line: GresLine) -> tuple[str, ...]:
-    """Words that say nothing of which GPUs there are, as they are to be written."""
-    return tuple(
-        config_word(key.capitalize(), value)
-        for key, value in line.line.words
-        if key not in _OWN_WORDS
-    )
-
-
-def looks_like_pus(cores: CpuSet, right: CpuSet, order: CoreOrder) -> bool:
-    """True where the numbers are right as PUs and wrong as cores, as nvidia-smi topo -m prints."""
-    every = CpuSet.union(order.pus)
-    return cores != right and cores <= every and order.numbers(cores) == right
-
-
-def _line(
-    names: Sequence[str],
-    line: GresLine,
-    cores: CpuSet | None,
-    links: tuple[int, ...] | None,
-    files: Sequence[str],
-) -> str:
-    words = [config_word("NodeName", compress_hostlist(names))] if names else []
-    words.append("Name=gpu")
-    if line.type is not None:
-        words.append(config_word("Type", line.type))
-    if line.is_multiple:
-        words.append(config_word("MultipleFiles", compress_hostlist(line.files)))
-    else:
-        words.append(config_word("File", compress_hostlist(files)))
-    if cores is not None:
-        words.append(f"Cores={cores}")
-    if links is not None:
-        words.append(f"Links={','.join(map(str, links))}")
-    words += _neighbours(line)
-    return " ".join(words)
-
-
-def _link_counts(host: Host) -> dict[frozenset[Bdf], int]:
-    """Bonded links of each pair of GPUs; 1 where the source shows a link and not how many."""
-    counts: dict[frozenset[Bdf], int] = {}
-    for link in host.links:
-        if link.b is not None and link.kind in (LinkKind.NVLINK, LinkKind.XGMI):
-            pair = frozenset((link.a, link.b))
-            counts[pair] = max(counts.get(pair, 0), link.count or 1)
-    return counts
 
 
 class DeviceOrder(Struct, frozen=True):

@@ -14,15 +14,12 @@ Cores ("the logical core number seen in lstopo -l").
 from collections.abc import Iterable, Mapping
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
-from homenode.errors import InputError, UsageError
+from homenode.errors import UsageError
 from homenode.indices import NodeIndex
-from homenode.machine.discover.pci_nodes import Locality
 from homenode.machine.pci import DeviceKind, PciDevice
-from homenode.machine.tools.nvidia_smi import TopoDevice, TopoMatrix
 from homenode.machine.tools.slurm_nodes import NodeShape
 from homenode.machine.topology import Host, MemoryKind, NumaNode
 
@@ -110,41 +107,6 @@ def _owner(memory: Mapping[NodeIndex, Bdf | None], index: NodeIndex) -> Bdf | No
     """
     named = [(n, bdf) for n, bdf in memory.items() if bdf is not None and n <= index]
     return max(named, default=(0, None))[1]
-
-
-def with_affinities(host: Host, matrix: TopoMatrix, source: str) -> Host:
-    """The host with a node for each GPU: of a list such as "0,5-11" the one that has CPUs.
-
-    Rows GPU0, GPU1, ... are the host's GPUs by address. Raises InputError where they are not as
-    many, and where the host says otherwise of one.
-    """
-    gpus = gpus_in_order(host)
-    rows = tuple(row for row in matrix.devices if row.name.startswith("GPU"))
-    if len(rows) != len(gpus):
-        raise InputError(
-            f"{source}: expected {len(gpus)} GPUs, as {host.name} has, found {len(rows)}"
-        )
-    stated = {
-        gpu.bdf: _with_node(host, gpu, row, source) for gpu, row in zip(gpus, rows, strict=True)
-    }
-    return replace(
-        host, pci_devices=tuple(stated.get(device.bdf, device) for device in host.pci_devices)
-    )
-
-
-def _with_node(host: Host, gpu: PciDevice, row: TopoDevice, source: str) -> PciDevice:
-    locality = Locality.of(host.nodes, CpuSet(host.pu_at), host.distances)
-    node = locality.node_listed(row.nodes or (), None)
-    known = home_node(host, gpu)
-    if node is None or node == known:
-        return gpu
-    if known is not None:
-        raise InputError(
-            f"{source}: expected {row.name} ({gpu.bdf}) on node {known}, as {host.name} says, "
-            f"found {node}",
-            hint="the listing is of another machine, or of another BIOS setting",
-        )
-    return replace(gpu, node=node, local_pus=row.cpus or gpu.local_pus)
 
 
 _MANY = 1 << 32

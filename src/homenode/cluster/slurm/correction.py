@@ -1,0 +1,173 @@
+"""Correction: gres.conf and slurm.conf as the machine of their GPU nodes wants them.
+
+A line that is right stays byte for byte; a corrected line keeps its other words and its comment.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+
+from msgspec import Struct
+
+from homenode.cluster.slurm.check import (
+    GpuCores,
+    gpu_cores,
+    gres_text,
+    right_cores,
+    right_settings,
+)
+from homenode.cluster.slurm.config import ConfigLine, SlurmConfig, config_word, with_words
+from homenode.cluster.slurm.gres import GresLine, placed_files
+from homenode.cluster.slurm.nodes import NodeClass, node_classes
+from homenode.cluster.slurm.numbering import core_order
+from homenode.cpuset import CpuSet
+from homenode.machine.tools.slurm_nodes import compress_hostlist
+from homenode.machine.topology import Host
+
+_DEVICE_FILES = {0x10DE: ("/dev/nvidia", 0), 0x1002: ("/dev/dri/renderD", 128)}
+"""By vendor: a device file's name before its number, and the number of GPU 0."""
+
+Edits = dict[ConfigLine, tuple[str, ...]]
+"""The physical lines that a logical one becomes."""
+
+
+class Corrected(Struct, frozen=True):
+    """Each file's text by its name, as it should be; the texts of files that both include too."""
+
+    gres: Mapping[str, str]
+    slurm: Mapping[str, str]
+
+
+def correct(
+    gres: SlurmConfig, slurm: SlurmConfig, host: Host, nodes: Sequence[str] = ()
+) -> Corrected:
+    """Both files with what `check` finds of their GPUs, counts and settings set right.
+
+    Lines about other nodes too are left alone, and so are MIG slices' counts. Raises as `check`.
+    """
+    groups, gpus = node_classes(gres, slurm, nodes), gpu_cores(host)
+    gres_edits: Edits = {}
+    words_of: dict[ConfigLine, dict[str, str]] = {}
+    added: dict[str, list[str]] = {gres.source: [], slurm.source: []}
+    for group in groups:
+        types = _correct_lines(gres, group, len(groups), host, gres_edits)
+        if types is None and not group.lines and not group.is_sliced:
+            if group.autodetect is None and not gres.not_read:
+                added[gres.source] += _new_lines(group, gpus)
+            types = {next(iter(group.promised), ""): len(gpus)}
+        node = group.definition
+        if node is None or set(node.names) != set(group.names) or not types:
+            continue
+        is_whole = sum(types.values()) == sum(group.promised.values())
+        if not is_whole or (set(group.promised) != {""} and types != dict(group.promised)):
+            others = [item for item in (node.gres or "").split(",") if not item.startswith("gpu")]
+            value = ",".join([gres_text(types), *filter(None, others)])
+            words_of.setdefault(node.line, {})["Gres"] = value
+    for key, (_, value) in right_settings(slurm).items():
+        setting = slurm.last(key.lower())
+        if setting is not None:
+            words_of.setdefault(setting[1], {})[key] = value
+        elif not slurm.not_read:  # else it may stand in a file that is not read
+            added[slurm.source].append(f"{key}={value}")
+    slurm_edits = {line: with_words(slurm.rows(line), words) for line, words in words_of.items()}
+    return Corrected(
+        _edited(gres, gres_edits, added[gres.source]),
+        _edited(slurm, slurm_edits, added[slurm.source]),
+    )
+
+
+def _correct_lines(
+    gres: SlurmConfig, group: NodeClass, group_count: int, host: Host, edits: Edits
+) -> dict[str, int] | None:
+    """Add to edits what the group's lines become, and return the GPUs of each type that they list
+    then; None where lines without files, or about other nodes too, cannot be corrected."""
+    placed = placed_files(group.lines)
+    if not all(group.owns(line, group_count) for line in group.lines):
+        return None
+    if not placed or any(file is None for _, file, _ in placed):
+        return None
+    gpus, order = gpu_cores(host), core_order(host)
+    is_detected = group.autodetect is not None
+    types: dict[str, int] = {}
+    rows: tuple[str, ...] = ()
+    line = placed[0][0]
+    for line, members in groupby(placed, key=lambda place: place[0]):
+        files: dict[CpuSet | None, list[str]] = {}
+        for _, file, number in members:
+            if file is not None and (group.is_sliced or 0 <= number < len(gpus)):
+                gpu = gpus[number] if 0 <= number < len(gpus) else None
+                cores = line.cores
+                if gpu is not None:
+                    cores = right_cores(line, gpu, order, is_detected=is_detected)
+                files.setdefault(cores, []).append(file)
+        rows = ()
+        for cores, names in files.items():
+            is_all = line.is_multiple or len(names) == len(line.files)
+            rows += _with_gpus(gres, line, () if is_all else names, cores)
+        if rows != tuple(gres.rows(line.line)):
+            edits[line.line] = rows
+        count = 1 if line.is_multiple else sum(map(len, files.values()))
+        kind = (line.type or "").lower()
+        types[kind] = types.get(kind, 0) + count
+    if not (is_detected or group.is_sliced or line.line.get("links")):
+        missing = [gpu for gpu in gpus if gpu.index not in {number for _, _, number in placed}]
+        stem = _stem(placed)
+        if missing and stem is not None and all(gpu.cores is not None for gpu in missing):
+            for cores, near in groupby(missing, key=lambda gpu: gpu.cores):
+                names = [f"{stem[0]}{gpu.index + stem[1]}" for gpu in near]
+                rows += _with_gpus(gres, line, names, cores)
+            edits[line.line] = rows
+            kind = (line.type or "").lower()
+            types[kind] = types.get(kind, 0) + len(missing)
+    return {kind: count for kind, count in types.items() if count} or None
+
+
+def _with_gpus(
+    gres: SlurmConfig, line: GresLine, files: Sequence[str], cores: CpuSet | None
+) -> tuple[str, ...]:
+    """The line's rows with these files, () = its own, and these cores."""
+    words = {"File": compress_hostlist(files)} if files else {}
+    if cores is not None and cores != line.cores:
+        words["CPUs" if line.line.get("cores") is None and line.line.get("cpus") else "Cores"] = (
+            str(cores)
+        )
+    rows = tuple(gres.rows(line.line))
+    return with_words(rows, words) if words else rows
+
+
+def _stem(placed: Sequence[tuple[GresLine, str | None, int]]) -> tuple[str, int] | None:
+    """A device file's name before its number, and the number of GPU 0, where all agree."""
+    stems = set()
+    for _, file, number in placed:
+        match = re.fullmatch(r"(.*?)([0-9]+)", file or "", re.ASCII | re.DOTALL)
+        stems.add(None if match is None else (match[1], int(match[2]) - number))
+    return next(iter(stems)) if len(stems) == 1 else None
+
+
+def _new_lines(group: NodeClass, gpus: Sequence[GpuCores]) -> list[str]:
+    """Lines for GPUs that no line names; none where the device files of a vendor are not known."""
+    lines = []
+    kind = next(iter(group.promised), "")
+    for (vendor, cores), near in groupby(gpus, key=lambda gpu: (gpu.vendor, gpu.cores)):
+        if vendor not in _DEVICE_FILES:
+            return []
+        stem, first = _DEVICE_FILES[vendor]
+        files = compress_hostlist(f"{stem}{first + gpu.index}" for gpu in near)
+        names = [config_word("NodeName", compress_hostlist(group.names))] if group.names else []
+        types = [config_word("Type", kind)] if kind else []
+        words = [*names, "Name=gpu", *types, config_word("File", files)]
+        lines.append(" ".join([*words, *([] if cores is None else [f"Cores={cores}"])]))
+    return lines
+
+
+def _edited(config: SlurmConfig, edits: Edits, added: Sequence[str]) -> dict[str, str]:
+    """Its files after the edits, whose lines do not overlap, and with added lines at its end."""
+    rows = {file.source: file.text.split("\n") for file in config.files}
+    for line in sorted(edits, key=lambda line: -line.first):
+        rows[line.source][line.first - 1 : line.last] = edits[line]
+    texts = {source: "\n".join(lines) for source, lines in rows.items()}
+    if added:
+        text = texts[config.source]
+        end = "" if text.endswith("\n") or not text else "\n"
+        texts[config.source] = text + end + "\n".join(added) + "\n"
+    return texts

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 import homenode
+from homenode.errors import UsageError
 from homenode.plan.tuning import tune
 from homenode.vm.layout import PRESETS, Pinning, Siblings
 from homenode.vm.plan_model import Unplannable
@@ -50,6 +51,30 @@ def test_tuning_a_tuned_document_changes_nothing(path: Path) -> None:
             if twice.document != once.document:
                 changed.append((layout, vcpus, once.plan.vm.vcpus, twice.plan.vm.vcpus))
     assert not changed
+
+
+@pytest.mark.parametrize("layout", PRESETS)
+def test_vcpus_is_the_number_that_the_guest_gets_however_often(layout: str) -> None:
+    host = load_host("hgx-h100")
+    options = PlanOptions(layout, vcpus=8)
+    once = tune(document(4, 16), "vm.xml", options, host)
+    twice = tune(once.document, "vm.xml", options, host)
+    assert once.plan.vm.vcpus == 8
+    assert twice.document == once.document
+
+
+def test_smt_doubles_vcpus_once_and_none_of_a_tuned_definition() -> None:
+    host = load_host("hgx-h100")
+    doubled = tune(document(8, 16), "vm.xml", PlanOptions("pin-numa-smt"), host)
+    assert doubled.plan.vm.vcpus == 16
+    pinned = tune(document(8, 16), "vm.xml", PlanOptions("pin"), host)
+    again = tune(pinned.document, "vm.xml", PlanOptions("pin-numa-smt"), host)
+    assert again.plan.vm.vcpus == 8
+
+
+def test_an_odd_number_of_vcpus_is_no_pair_of_siblings() -> None:
+    with pytest.raises(UsageError, match="--vcpus 7"):
+        tune(document(4, 2), "vm.xml", PlanOptions("pin-numa-smt", vcpus=7), load_host("hgx-h100"))
 
 
 def test_a_document_shows_no_siblings_where_the_host_has_none_to_give() -> None:

@@ -111,7 +111,7 @@ def layouts(asked: LayoutsArguments) -> None:
     columns = ("layout", "pinning", "siblings", "cells", "PCIe", "memory")
     console().print(Doc("", (Table(heads=columns, rows=rows),)))
     say("-: as the domain has it; per-cell: each guest cell's memory on its own host node")
-    say("-smt layouts double the vCPUs on the same cores; --keep-vcpus halves the cores.")
+    say("-smt layouts double the vCPUs; --keep-vcpus or --vcpus N: N/2 cores for N vCPUs.")
 
 
 def _layout_row(preset: Layout) -> dict[str, object]:

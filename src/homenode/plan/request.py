@@ -188,7 +188,8 @@ def request_for(guest: Vm, options: PlanOptions, host: Host | None) -> GuestRequ
     most_threads = None
     if as_document:
         layout, most_threads = _as_document(layout, guest), guest.threads_per_core
-    _check_counts(options)
+    cores = host.cores if host and layout.siblings is Siblings.EXPOSED else ()
+    _check_counts(options, max((len(core.pus) for core in cores), default=1))
     _check_page_size(options, guest)
     _check_pus(options, layout, host)
     _check_replaced(options, host)
@@ -216,9 +217,9 @@ def request_for(guest: Vm, options: PlanOptions, host: Host | None) -> GuestRequ
             refuse_second(function, [GuestHostdev(function, None)])
     devices = tuple(sorted({*documented, *named_bdfs, *mediated}))
     _check_brought(options, devices, host)
-    # The vCPUs of a document that shows siblings are hyper-threads already.
-    shows_siblings = guest.threads_per_core > 1 and layout.pinning is Pinning.ALL_PUS
-    keep_vcpus = options.keep_vcpus or shows_siblings
+    keep_vcpus = layout.pinning is Pinning.ALL_PUS and (
+        options.keep_vcpus or options.vcpus is not None or _has_final_vcpus(guest)
+    )
     siblings = DocumentSiblings.ALWAYS if as_document else options.document_siblings
     if not _may_weigh_siblings(guest, options, layout):
         siblings = DocumentSiblings.IGNORED
@@ -240,6 +241,15 @@ def request_for(guest: Vm, options: PlanOptions, host: Host | None) -> GuestRequ
         housekeeping_pus=_housekeeping_pus(options, layout, host),
         most_threads=most_threads,
     )
+
+
+def _has_final_vcpus(guest: Vm) -> bool:
+    """Whether an -smt layout keeps the vCPUs of a definition: if they are hyper-threads already, or
+    homenode has tuned it. One with an -smt layout and no siblings was not doubled: it did not fit.
+    """
+    if guest.threads_per_core > 1:
+        return True
+    return guest.record is not None and guest.record.layout.pinning is not Pinning.ALL_PUS
 
 
 def _as_document(layout: Layout, guest: Vm) -> Layout:
@@ -383,7 +393,8 @@ def _refuse_same_name(guest: Vm, host: Host | None) -> None:
             )
 
 
-def _check_counts(options: PlanOptions) -> None:
+def _check_counts(options: PlanOptions, threads: int) -> None:
+    """threads: siblings of a core that the guest shall see, 1 = none."""
     for option, count in (
         ("--vcpus", options.vcpus),
         ("--memory", options.memory_bytes),
@@ -392,6 +403,12 @@ def _check_counts(options: PlanOptions) -> None:
     ):
         if count is not None and count < 1:
             raise UsageError(f"{option}: expected at least 1, found {count}")
+    if options.vcpus is not None and options.vcpus % threads:
+        raise UsageError(
+            f"--vcpus {options.vcpus}: not a multiple of the {threads} siblings of a core, which "
+            "the layout exposes",
+            hint=f"--vcpus {options.vcpus + -options.vcpus % threads}",
+        )
     for number, cell in enumerate(options.explicit_cells):
         if not cell.vcpus or cell.memory_bytes < 1:
             raise UsageError(f"--cell: expected vCPUs and memory in cell {number}, found none")

@@ -86,8 +86,6 @@ def build(wheel: Path, libraries: Path, manual_pages: Path, dist: Path) -> Path:
         target.write_bytes(gzip.compress(page.read_bytes(), mtime=0))
     for shell, path in COMPLETIONS.items():
         _write(tree / path, _completion(library, shell))
-    for unit in sorted((HERE / "systemd").glob("homenode*")):
-        _write(tree / "lib/systemd/system" / unit.name, unit.read_text())
     _write(tree / "usr/share/doc/homenode/copyright", (HERE.parent / "LICENSE").read_text())
     size = sum(path.lstat().st_size for path in tree.rglob("*") if path.is_file())
     control = CONTROL.format(

@@ -11,8 +11,8 @@ from homenode.bdf import Bdf
 from homenode.change.retrain.execution import explain_interrupted
 from homenode.change.retrain.install import dropped_links
 from homenode.change.retrain.plan import Use, plan_retrain
+from homenode.check.doctor.baseline import drift, record_of
 from homenode.check.doctor.diagnosis import Circumstances, diagnose
-from homenode.check.doctor.expectation import certify, drift
 from homenode.findings import Finding
 from homenode.machine.discover.lspci import host_from_lspci
 from homenode.machine.link_path import LinkRate
@@ -122,9 +122,8 @@ def _interrupted(cut_at: int | None) -> Sequence[Finding]:
     return () if entry is None else (explain_interrupted(entry, plan.before),)
 
 
-def _drifted(now: Host, measured: float | None = None, floor: float | None = None) -> list[Finding]:
-    floors = {} if floor is None else {"h2d": floor}
-    return list(drift(certify(host(DESKTOP), floors), now, measured))
+def _drifted(now: Host) -> list[Finding]:
+    return list(drift(record_of(host(DESKTOP)), now, "host.json"))
 
 
 def _h2d(rate: float) -> Circumstances:
@@ -132,14 +131,14 @@ def _h2d(rate: float) -> Circumstances:
 
 
 def _with_pages(reserved: int, free: int) -> list[Finding]:
-    """Drift of a host that was certified with 64 free pages on each node."""
+    """Drift of a host that was recorded with 64 free pages on each node."""
 
     def there(total: int, unused: int) -> Host:
         pools = (PagePool(1 << 30, total, unused),)
         made = host(DESKTOP)
         return replace(made, nodes=tuple(replace(node, page_pools=pools) for node in made.nodes))
 
-    return list(drift(certify(there(64, 64)), there(reserved, free)))
+    return list(drift(record_of(there(64, 64)), there(reserved, free), "host.json"))
 
 
 def _with_memory(factor: float) -> Host:
@@ -310,14 +309,13 @@ HOST_CASES: dict[str, Case] = {
         "with 1 % less, which another kernel takes",
         lambda: _drifted(_with_memory(0.99)),
     ),
-    "drift-baseline": case(
-        "rtx4080-i9-14900k with another subsystem id on its GPU",
+    "drift-host": case(
+        "rtx4080-i9-14900k whose IOMMU is off now",
         lambda: list(
             drift(
-                certify(
-                    changed(host(DESKTOP), is_gpu, subsystem_vendor_id=1, subsystem_device_id=1)
-                ),
-                changed(host(DESKTOP), is_gpu, subsystem_vendor_id=1, subsystem_device_id=2),
+                record_of(settings(host(DESKTOP), iommus=("dmar0",))),
+                settings(host(DESKTOP), iommus=()),
+                "host.json",
             )
         ),
         "with 4 MiB less memory",
@@ -339,7 +337,7 @@ HOST_CASES: dict[str, Case] = {
     "drift-link": case(
         "rtx4080-i9-14900k at 8 GT/s",
         lambda: _drifted(link_at(8.0, 16)),
-        "idle at 2.5 GT/s, certified at 16",
+        "idle at 2.5 GT/s, recorded at 16",
         lambda: _drifted(
             changed(
                 link_at(2.5, 16),
@@ -348,14 +346,8 @@ HOST_CASES: dict[str, Case] = {
             )
         ),
     ),
-    "drift-bandwidth": case(
-        "20 GB/s where 24 were certified",
-        lambda: _drifted(host(DESKTOP), 20e9, 24e9),
-        "24 GB/s where 24 were certified",
-        lambda: _drifted(host(DESKTOP), 24e9, 24e9),
-    ),
     "drift-huge-pages": case(
-        "a host certified with 64 pages of 1 GiB on a node that has 8",
+        "a host recorded with 64 pages of 1 GiB on a node that has 8",
         lambda: _with_pages(8, 8),
         "the same host with all pages in use",
         lambda: _with_pages(64, 0),

@@ -11,8 +11,8 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 
-from homenode.machine.snapshot.memory import MemorySnapshot
-from homenode.vm.sources import snapshot_of
+from homenode.machine.description.render import render
+from homenode.machine.description.shipped import load_shipped
 
 CPU = "sys/devices/system/cpu"
 NODE = "sys/devices/system/node"
@@ -22,16 +22,14 @@ MIB = 1 << 20
 @cache
 def small_host() -> Mapping[str, str]:
     """The files and tools' outputs of a small host, by their names in an archive."""
-    snapshot = snapshot_of("small-2n8c-2gpu")
-    assert isinstance(snapshot, MemorySnapshot)
+    snapshot = render(load_shipped("small-2n8c-2gpu"))
     files = {path.lstrip("/"): text for path, text in snapshot.files.items()}
     return files | {f"commands/{name}": text for name, text in snapshot.commands.items()}
 
 
 @cache
 def small_links() -> Mapping[str, str]:
-    snapshot = snapshot_of("small-2n8c-2gpu")
-    assert isinstance(snapshot, MemorySnapshot)
+    snapshot = render(load_shipped("small-2n8c-2gpu"))
     return {path.lstrip("/"): target for path, target in snapshot.links.items()}
 
 

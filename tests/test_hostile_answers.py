@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from homenode.change.step import ChangeHead
-from homenode.check.doctor.expectation_file import parse_expectation
 from homenode.errors import HomenodeError, HostError, InputError, ToolError
 from homenode.formats import decode, decode_head, decode_journal
 from homenode.json_text import NotJsonError, decode_json
+from homenode.machine.description.parse import parse_description
 from homenode.machine.tools import nvidia_smi
 from homenode.machine.tools.amd_smi import parse_states
 from homenode.machine.topology import Host
@@ -69,7 +69,7 @@ def test_hostile_json_is_a_message_wherever_it_is_read(text: str, tmp_path: Path
 
 def test_deep_toml_is_a_message() -> None:
     with pytest.raises(InputError):
-        parse_expectation("a = " + DEEP, "site.toml")
+        parse_description("a = " + DEEP, "host.toml")
 
 
 def test_json_is_read_with_its_limits_everywhere() -> None:

@@ -4,7 +4,6 @@ to the program that reads it, or is refused."""
 import shlex
 import shutil
 import subprocess
-import tomllib
 from functools import cache
 from pathlib import Path
 
@@ -17,8 +16,6 @@ from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.change.retrain.install import libvirt_hook, systemd_unit
-from homenode.check.doctor.expectation import Accepted
-from homenode.check.doctor.expectation_file import parse_expectation, render_expectation
 from homenode.cluster.bindings.experiments import (
     Experiment,
     Mode,
@@ -277,17 +274,6 @@ def test_a_corrected_gres_conf_names_the_nodes_that_it_named() -> None:
     (line,) = gres_lines(parse_config(text, "gres.conf"))
     assert list(line.nodes or ()) == ["gpu#1"]
     assert config_word("NodeName", "gpu#1") == "NodeName=gpu\\#1"
-
-
-def test_an_expectation_is_read_as_it_was_written() -> None:
-    sound = parse_expectation('format = 2\nhost = "a"\n[counts]\n', "x")
-    for name in ENCODED:
-        accepted = (Accepted(id=name, about=name),)
-        made = structs.replace(sound, host=name, accepted=accepted, facts={name: {name: name}})
-        text = render_expectation(made)
-        assert tomllib.loads(text)["accepted"] == [{"id": name, "about": name}]
-        assert tomllib.loads(text)["facts"] == {name: {name: name}}
-        assert text.replace("\n", "").isprintable()  # it is read on a terminal
 
 
 # Kubernetes

@@ -79,7 +79,6 @@ CONTENTS = (
             "tasks/which-host",
             "tasks/node-health-check",
             "tasks/slow-gpu-link",
-            "tasks/watch-a-host",
             "tasks/send-a-host",
             "tasks/fleet-with-ansible",
             "tasks/kubevirt",

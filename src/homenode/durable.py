@@ -21,7 +21,6 @@ from pathlib import Path
 from homenode.trusted_path import on_the_way
 
 _ACL = "system.posix_acl_access"
-_LABEL = "security.selinux"
 _OWN_FILES = "/proc/self/fd"
 
 PARTS = ".homenode-" + "[0-9a-f]" * 16 + ".part"
@@ -120,39 +119,6 @@ def sweep_parts(folder: Path) -> None:
 def part_name() -> str:
     """The name of a file that is being written, which cannot be guessed."""
     return f".homenode-{secrets.token_hex(8)}.part"
-
-
-def replace_watched_file(path: Path, content: bytes, mode: int, part: Path) -> None:
-    """As `replace_file`, for a folder from which another program runs or reads whatever is there.
-
-    part: where it is written first, which the caller has written down: after a kill it is still
-    there. In another folder than `path` it has its permissions before it has its name; raises
-    OSError EXDEV where the two are on different file systems or mounts. In the same folder only
-    its owner may do anything with it, and no one may run it, until it has its name.
-    """
-    with _opened(path, None) as place, _opened(part, None) as parts:
-        _check_replaceable(path, place)
-        descriptor = os.open(part.name, _NEW, PRIVATE, dir_fd=parts)
-        with contextlib.ExitStack() as undo:
-            kept = os.dup(descriptor)
-            undo.callback(os.close, kept)
-            undo.callback(_remove, part.name, parts)
-            try_lock(kept)
-            is_apart = part.parent != path.parent
-            if is_apart:
-                _label_as_made_in(place, kept)
-            write_and_close(descriptor, content, mode if is_apart else PRIVATE)
-            os.replace(part.name, path.name, src_dir_fd=parts, dst_dir_fd=place)
-            os.fchmod(kept, mode)
-            os.fsync(kept)
-    sync_folder(path.parent)
-
-
-def _label_as_made_in(folder: int, descriptor: int) -> None:
-    """SELinux's label that a new file in that folder has: with that of /etc, no hook is run."""
-    with contextlib.suppress(OSError):  # no SELinux here
-        label = os.getxattr(f"/proc/self/fd/{folder}", _LABEL)
-        os.setxattr(descriptor, _LABEL, label)
 
 
 def create_file(path: Path, content: bytes, mode: int = PRIVATE, *, synced: bool = True) -> None:

@@ -21,8 +21,6 @@ from homenode.change.apply.live_pins import apply_live_pins, restore_live_pins
 from homenode.change.apply.store import journals_of_domains
 from homenode.change.host_lock import host_locked
 from homenode.change.retrain.execution import RetrainStep, open_retrain, retrain_journal
-from homenode.cli import watch
-from homenode.cli.arguments.check import WatchArguments
 from homenode.errors import InputError
 from homenode.measure.access.local import LocalMachine
 from homenode.measure.tool_setup import carry_out, take_back
@@ -301,39 +299,6 @@ class Tools:
         assert parts_in(self.prefix, self.state) == []
 
 
-class Metrics:
-    """The file of metrics in another program's folder."""
-
-    kills = 6
-
-    def __init__(self, folder: Path) -> None:
-        self.state, self.textfile = folder / "state", folder / "exporter/homenode.prom"
-        self.textfile.parent.mkdir()
-        self.works: dict[str, Callable[[], object]] = {"watch": self.watch}
-
-    def watch(self) -> None:
-        with suppress(SystemExit):
-            asked = WatchArguments(host=HOST, state=self.state, textfile=self.textfile)
-            watch.watch(asked)
-
-    def look(self) -> None:
-        there = {one.name for one in self.textfile.parent.iterdir()}
-        assert there <= {".homenode", "theirs.prom", self.textfile.name}
-
-    def check(self) -> None:
-        self.look()
-        if self.textfile.exists():
-            assert self.textfile.read_text().endswith("\n")
-
-    def edit(self, number: int) -> None:
-        (self.textfile.parent / "theirs.prom").write_text("theirs")
-
-    def undo(self) -> None:
-        self.watch()
-        assert parts_in(self.state, self.textfile.parent) == []
-        assert not (self.textfile.parent / ".homenode").exists()
-
-
 class Outputs:
     """A document in a folder of the user's: written, written over, and restored."""
 
@@ -376,7 +341,6 @@ class Outputs:
         "apply several",
         "retrain",
         "setup",
-        "watch",
         "plan -o",
     ]
 )
@@ -392,8 +356,6 @@ def world(
             yield Link(folder)
         elif request.param == "setup":
             yield Tools(folder, request.getfixturevalue("tools"))
-        elif request.param == "watch":
-            yield Metrics(folder)
         else:
             yield Outputs(folder)
 

@@ -36,7 +36,6 @@ WITHOUT = {
     "trial": "hours; trial status --json says how far it is",
     "trial resume": "likewise",
     "trial undo": "likewise",
-    "watch certify": "prints TOML",
 }
 
 

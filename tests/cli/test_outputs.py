@@ -48,15 +48,6 @@ def test_an_edited_tuned_document_is_not_overwritten(tmp_path: Path) -> None:
     assert isinstance(homenode(*PLAN, "-o", str(path)).exception, UsageError)
 
 
-def test_an_expectation_is_not_overwritten_once_its_first_line_is_gone(tmp_path: Path) -> None:
-    path = tmp_path / "site.toml"
-    words = ("expect", "--host", "rtx4080-i9-14900k", "-o", str(path))
-    assert homenode(*words).exit_code == 0
-    assert homenode(*words).exit_code == 0
-    path.write_text("format = 1\n")
-    assert isinstance(homenode(*words).exception, UsageError)
-
-
 @pytest.mark.parametrize(
     ("option", "start"),
     [("-o", "<?xml"), ("--save-plan", "{"), ("--svg", "<svg")],

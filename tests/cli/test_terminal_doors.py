@@ -125,7 +125,7 @@ def hostile_document(folder: Path) -> Path:
         ("trial", "status", "HOSTILE"),
         ("bench", "HOSTILE"),
         ("capture", "--ssh", "HOSTILE", "-o", "OUT"),
-        ("expect", "HOSTILE"),
+        ("doctor", "--expect", "HOSTILE"),
     ],
     ids=" ".join,
 )
@@ -250,7 +250,6 @@ def test_a_name_makes_no_line_of_its_own(
         ("pool", "vms", tmp_path),
         ("pool", "place", DOCUMENT, "--pool", tmp_path),
         ("doctor", "--pool", tmp_path),
-        ("expect", "--pool", tmp_path, "-o", tmp_path / "site.toml"),
         ("show", "--host", tmp_path / f"bad{forged}.toml"),
         ("show", "--host", "small-2n8c-2gpu", forged),
         (forged,),

@@ -5,19 +5,17 @@ import json
 import os
 import sys
 import tempfile
-import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from msgspec import structs
-from msgspec.structs import replace
 
 from homenode import trusted_path
 from homenode.bdf import Bdf
 from homenode.change.retrain.config_registers import SysfsConfigSpace
-from homenode.check.doctor.expectation import certify, drift
+from homenode.check.doctor.baseline import drift, record_of
 from homenode.check.metrics import prometheus
 from homenode.cli import retrain
 from homenode.cli import retrain as retrain_command
@@ -26,6 +24,7 @@ from homenode.cli.command import WrongCall
 from homenode.cli.main import run as program
 from homenode.errors import HomenodeError, HostError, InputError, UsageError
 from homenode.findings import Finding, Findings, Severity, merged
+from homenode.formats import encode
 from homenode.machine.pci import PciLink
 from homenode.machine.topology import Host
 from homenode.vm.sources import load_host
@@ -36,6 +35,7 @@ from tests.shared_data import needs_shared, shared
 
 GPU = (Bdf.parse("41:00.0"),)
 SICK, SOUND, H200 = "rtx5090-epyc7702", "rtx4080-i9-14900k", "h200-xeon8558"
+HGX = record_of(host("hgx-h100"))
 
 
 def run(*arguments: str) -> int:
@@ -141,106 +141,66 @@ def test_a_measured_rate_may_be_of_one_gpu(capsys: pytest.CaptureFixture[str]) -
     assert out.count("h2d-low") == 1 and "0000:41:00.0" in out
 
 
-def test_expectations_round_through_their_file_and_name_drift(
+def test_a_host_differs_from_the_record_of_another_and_not_from_its_own(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    site = tmp_path / "site.toml"
+    record = tmp_path / "host.json"
     for name in (SOUND, H200, "gh200x4", "x86-2p2n8c16t-gpu-node-unknown"):
-        assert run("expect", "--host", name, "-o", str(site)) == 0
-        tomllib.loads(site.read_text())
-        assert run("doctor", "--host", name, "--expect", str(site), "--json") in (0, 1)
-        drifted = [
-            f
-            for f in json.loads(capsys.readouterr().out)["findings"]
-            if f["id"].startswith("drift")
-        ]
-        assert drifted == []
-    assert run("expect", "--host", SOUND, "-o", str(site), "--floor", "h2d=24") == 0
-    assert run("doctor", "--host", SOUND, "--expect", str(site), "--h2d", "20") == 1
-    assert "drift-bandwidth" in capsys.readouterr().out
-    assert run("doctor", "--host", SICK, "--expect", str(site), "--json") == 1
+        record.write_text(encode("host", host(name)))
+        for source in (name, str(record)):
+            assert run("doctor", "--host", name, "--expect", source, "--json") in (0, 1)
+            found = json.loads(capsys.readouterr().out)["findings"]
+            assert [one for one in found if one["id"].startswith("drift")] == []
+    assert run("doctor", "--host", SICK, "--expect", SOUND, "--json") == 1
     names = {f["id"] for f in json.loads(capsys.readouterr().out)["findings"]}
     assert {"drift-topology", "drift-device"} <= names
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("format = 3", "format"),
-        ("", "format"),
-        ("format = 2\n[counts]\ncoers = 3", "coers"),
-        ("format = 2\ndistances = [[10, 20]]", "columns"),
-        ("format = 2\ndistances = ['a']", r"distances\[0\]: expected a list, each a whole number"),
-        ("format = 2\n[[device]]\nkind = 'gpu'", "bdf"),
-        ("format = 2\n[[device]]\nbdf = '1:0'", "bdf"),
-        ("format = 2\n[[device]]\nbdf = '01:00.0'\nlink = 'fast'", "link"),
-        ("format = 2\n[floors]\nh2d_gb_per_s = -1", "h2d"),
-        ("format = [", "TOML"),
-    ],
-)
-def test_a_wrong_expectation_is_refused_by_its_key(tmp_path: Path, text: str, words: str) -> None:
-    site = tmp_path / "site.toml"
-    site.write_text(text)
-    with pytest.raises(HomenodeError, match=words) as error:
-        run("doctor", "--host", SOUND, "--expect", str(site))
-    assert error.value.exit_code == 2
 
 
 def test_a_link_that_is_lost_since_is_not_mistaken_for_the_slot_above_it() -> None:
     """The GPU of an HGX host has no lanes any more; its switch's uplink is as fast as ever."""
     gpu = gpus("hgx-h100", 1)[0]
     lost = changed(host("hgx-h100"), lambda d: d.bdf == gpu, link=PciLink(None, None, 32.0, 16))
-    (finding,) = drift(certify(host("hgx-h100")), lost)
+    (finding,) = drift(HGX, lost, "host.json")
     assert (finding.id, finding.severity) == ("drift-link", Severity.INCONCLUSIVE)
     slow = changed(host("hgx-h100"), lambda d: d.bdf == gpu, link=PciLink(8.0, 16, 32.0, 16))
-    (finding,) = drift(certify(host("hgx-h100")), slow)
+    (finding,) = drift(HGX, slow, "host.json")
     assert finding.severity is Severity.CRITICAL
 
 
 def test_an_idle_link_drifts_by_its_lanes_and_hides_no_slow_uplink() -> None:
     gpu = gpus("hgx-h100", 1)[0]
-    certified = certify(host("hgx-h100"))
 
     def idle(width: int) -> Host:
         return changed(host("hgx-h100"), lambda d: d.bdf == gpu, link=PciLink(2.5, width, 32.0, 16))
 
-    assert list(drift(certified, idle(16))) == []
-    (narrow,) = drift(certified, idle(8))
+    assert list(drift(HGX, idle(16), "host.json")) == []
+    (narrow,) = drift(HGX, idle(8), "host.json")
     assert narrow.severity is Severity.INCONCLUSIVE
     assert "32 GT/s x8" in narrow.observed and "idles at 2.5 GT/s x8" in narrow.observed
     uplink = host("hgx-h100").switch_above(gpu)
     slow = changed(idle(16), lambda d: d.bdf == uplink, link=PciLink(8.0, 16, 32.0, 16))
-    found = {f.subject: f for f in drift(certified, slow)}
+    found = {f.subject: f for f in drift(HGX, slow, "host.json")}
     assert found[f"gpu {gpu}"].severity is Severity.CRITICAL
     assert found[f"gpu {gpu}"].observed == "8 GT/s x16 (15.8 GB/s)"
 
 
 @needs_shared
-def test_what_a_source_does_not_tell_is_neither_certified_nor_drift() -> None:
+def test_what_a_source_does_not_tell_is_neither_recorded_nor_drift() -> None:
     path = str(shared("machines/lspci/gpud-hgx-h100x8-lspci-vvv.txt"))
     listed = load_host(path)
-    certified = certify(listed)
-    assert set(certified.counts) == {"gpus", "nics", "nvswitches"}
-    assert list(drift(certified, listed)) == []
-    (untold,) = drift(replace(certified, counts={**certified.counts, "packages": 2}), listed)
-    assert (untold.id, untold.severity) == ("drift-topology", Severity.INCONCLUSIVE)
+    assert list(drift(record_of(listed), listed, path)) == []
+    found = {one.subject: one for one in drift(HGX, listed, "host.json")}
+    (untold,) = (one for one in found.values() if one.id == "drift-topology" and not one.is_bad)
+    assert "packages" in untold.subject and untold.severity is Severity.INCONCLUSIVE
     sized = host(SOUND)
     unsized = structs.replace(
         sized, nodes=tuple(structs.replace(n, memory_bytes=None) for n in sized.nodes)
     )
-    (memory,) = drift(certify(sized), unsized)
+    (memory,) = drift(record_of(sized), unsized, "host.json")
     assert (memory.subject, memory.severity) == ("memory", Severity.INCONCLUSIVE)
     bare = structs.replace(host(SOUND), pci_devices=())
-    assert {f.severity for f in drift(certify(host(SOUND)), bare)} == {Severity.INCONCLUSIVE}
-
-
-def test_a_sick_host_is_certified_with_a_word(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run("expect", "--host", SICK, "-o", str(tmp_path / "site.toml")) == 0
-    assert "pcie-link-slow" in capsys.readouterr().err
-    assert run("expect", "--host", SOUND, "-o", str(tmp_path / "site.toml")) == 0
-    assert "critical" not in capsys.readouterr().err
+    found_bare = tuple(drift(record_of(host(SOUND)), bare, "host.json"))
+    assert {one.severity for one in found_bare} == {Severity.INCONCLUSIVE}
 
 
 def test_findings_about_a_document_name_the_line(tmp_path: Path) -> None:
@@ -266,11 +226,6 @@ def test_findings_about_a_document_name_the_line(tmp_path: Path) -> None:
     assert line_of["sockets-implicit"] == "vm.xml"  # there is no <topology> to point at
 
 
-def test_an_unknown_floor_is_refused() -> None:
-    with pytest.raises(UsageError, match="h2d"):
-        run("expect", "--host", SOUND, "--floor", "d2d=3")
-
-
 def test_metrics_escape_what_comes_from_outside() -> None:
     finding = Finding(
         id="x",
@@ -280,7 +235,7 @@ def test_metrics_escape_what_comes_from_outside() -> None:
         observed="o",
         source="s",
     )
-    text = prometheus(Findings(checked=(), findings=(finding, finding)), "h")
+    text = prometheus(Findings(checked=(), findings=(finding, finding)), {"host": "h"})
     assert 'subject="a \\"b\\"\\n\\\\c"' in text
     assert 'severity="warning"} 2' in text and 'severity="critical"} 0' in text
     assert len([line for line in text.splitlines() if line.startswith("homenode_finding{")]) == 1
@@ -328,7 +283,7 @@ def test_units_and_hooks_are_printed_for_the_devices(capsys: pytest.CaptureFixtu
     [
         ("--host", SICK),
         ("--live", "vm"),
-        ("--expect", "site.toml"),
+        ("--expect", "host.json"),
         ("--under-load",),
         ("--fix", "out.xml"),
         ("--h2d", "5"),

@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from homenode.check.doctor.baseline import drift, record_of
 from homenode.check.doctor.diagnosis import diagnose
-from homenode.check.doctor.expectation import certify, drift
-from homenode.check.doctor.expectation_file import parse_expectation, render_expectation
 from homenode.errors import HomenodeError, InputError
 from homenode.findings import Severity
 from homenode.machine.description.shipped import shipped_hosts
@@ -50,11 +49,8 @@ def test_any_document_is_diagnosed_on_any_host(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", shipped_hosts())
-def test_no_host_drifts_from_its_own_certificate(name: str) -> None:
-    certified = certify(host(name), {"h2d": 24.5e9})
-    read = parse_expectation(render_expectation(certified), "site.toml")
-    assert read == certified
-    assert list(drift(read, host(name), 25e9)) == []
+def test_no_host_drifts_from_its_own_record(name: str) -> None:
+    assert list(drift(record_of(host(name)), host(name), "host.json")) == []
 
 
 WARNED = {

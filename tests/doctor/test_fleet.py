@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from homenode.check.doctor.expectation import certify, drift
-from homenode.check.doctor.expectation_file import parse_expectation
-from homenode.check.doctor.fleet import compare_fleet, majority
+from homenode.check.doctor.baseline import drift, majority, record_of
+from homenode.check.doctor.fleet import compare_fleet
 from homenode.findings import Severity
 from homenode.machine.pci import PciLink
 from homenode.machine.topology import Host
@@ -76,10 +75,9 @@ def test_kinds_are_compared_apart() -> None:
 
 
 def test_the_majority_is_field_by_field() -> None:
-    expectations = [certify(one) for one in (slow(0), slow(1), slow(2))]
-    common = majority(expectations, "HGX")
-    assert list(drift(common, host(HGX))) == []
-    assert [one.id for one in drift(common, slow(0))] == ["drift-link"]
+    common = majority(record_of(one) for one in (slow(0), slow(1), slow(2)))
+    assert list(drift(common, host(HGX), "HGX")) == []
+    assert [one.id for one in drift(common, slow(0), "HGX")] == ["drift-link"]
 
 
 def test_the_commands_read_a_folder_of_hosts(
@@ -95,7 +93,3 @@ def test_the_commands_read_a_folder_of_hosts(
     assert run("doctor", "--pool", str(pool)) == 1
     shown = capsys.readouterr().out
     assert "1 of 4" in shown and "node2" in shown
-    site = tmp_path / "site.toml"
-    run("expect", "--pool", str(pool), "-o", str(site))
-    expected = parse_expectation(site.read_text(), "site.toml")
-    assert expected.memory_bytes == 2 << 40

@@ -106,8 +106,8 @@ def main() -> None:
     say("config", json.dumps([before, (DEVICES / port / "config").read_bytes().hex()]))
     say("doctor", json.dumps(outcome("doctor", "--json")))
     step("doctor")
-    outcome("expect", "-o", "/tmp/site.toml")
-    say("expected", json.dumps(outcome("doctor", "--expect", "/tmp/site.toml", "--json")))
+    outcome("capture", "-o", "/tmp/host.tar.gz")
+    say("expected", json.dumps(outcome("doctor", "--expect", "/tmp/host.tar.gz", "--json")))
     step("expect")
 
 

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -21,7 +20,6 @@ ROLE = PROJECT / "packaging/ansible"
 _IN_NAMESPACES = """
 hostname "$1"
 mount --bind "$2/bin" /usr/local/bin
-mount --bind "$2/units" /etc/systemd/system
 mount -t tmpfs none /var/lib/dpkg/info  # a package of this machine is none of theirs
 mount -t tmpfs none /var/cache
 shift 2
@@ -87,15 +85,14 @@ def address(target: SshChannel, folder: Path) -> dict[str, object]:
 
 @pytest.fixture
 def hosts(tmp_path: Path) -> Iterator[Path]:
-    """An inventory of gpu-a and gpu-b, each with programs, units and a host name of its own."""
+    """An inventory of gpu-a and gpu-b, each with programs and a host name of its own."""
     launcher = tmp_path / "homenode.pyz"
     launcher.write_text(f'#!/bin/sh\nexec {Path(sys.executable).parent}/homenode "$@"\n')
     inventory: dict[str, dict[str, object]] = {}
     with ExitStack() as daemons:
         for name in ("gpu-a", "gpu-b"):
             folder = tmp_path / name
-            for part in ("bin", "units", "metrics"):
-                (folder / part).mkdir(parents=True)
+            (folder / "bin").mkdir(parents=True)
             inside = (
                 "unshare",
                 "--mount",
@@ -110,11 +107,7 @@ def hosts(tmp_path: Path) -> Iterator[Path]:
                 str(folder),
             )
             target = daemons.enter_context(ssh_target(folder, inside))
-            inventory[name] = {
-                **address(target, folder),
-                "homenode_expectation": str(folder / "etc/expect.toml"),
-                "homenode_textfile": str(folder / "metrics/homenode.prom"),
-            }
+            inventory[name] = address(target, folder)
         path = tmp_path / "inventory.yml"
         both = {
             "ansible_become": False,
@@ -152,20 +145,17 @@ def checked_by_the_role(
 @pytest.mark.parametrize(
     ("inventory", "variable"),
     [
-        ("gpu-a,", {"homenode_textfile": "/a b/homenode.prom"}),
-        ("gpu-a,", {"homenode_expectation": "/etc/%i.toml"}),
-        ("gpu-a,", {"homenode_expectation": "/etc/a\nExecStart=/bin/id"}),
         ("gpu-a,", {"homenode_program": "bin/homenode"}),
         ("gpu-a,", {"homenode_program": "/usr/bin/homenode\n"}),
         ("../gpu-a,", {}),
         ("--all,", {}),
     ],
 )
-def test_the_role_refuses_what_units_and_paths_would_take_for_more(
+def test_the_role_refuses_what_paths_would_take_for_more(
     inventory: str, variable: dict[str, str], tmp_path: Path
 ) -> None:
     done = checked_by_the_role(tmp_path, inventory, variable)
-    assert done.returncode == 2 and "expected absolute paths, and a name" in done.stdout
+    assert done.returncode == 2 and "expected an absolute path, and a name" in done.stdout
 
 
 def test_the_role_takes_a_sound_name_and_its_default_paths(tmp_path: Path) -> None:
@@ -175,9 +165,7 @@ def test_the_role_takes_a_sound_name_and_its_default_paths(tmp_path: Path) -> No
 
 @pytest.mark.lab
 @pytest.mark.root
-def test_two_hosts_are_installed_certified_watched_captured_and_reported_on(
-    hosts: Path, tmp_path: Path
-) -> None:
+def test_two_hosts_are_installed_captured_and_reported_on(hosts: Path, tmp_path: Path) -> None:
     playbook = program("ansible-playbook")
     checked = run(tmp_path, playbook, "-i", str(hosts), "site.yml", "--check")
     assert checked.returncode == 0, checked.stdout + checked.stderr
@@ -187,28 +175,19 @@ def test_two_hosts_are_installed_certified_watched_captured_and_reported_on(
     for name in ("gpu-a", "gpu-b"):
         folder = tmp_path / name
         assert (folder / "bin/homenode").stat().st_mode & 0o111
-        assert "[counts]" in (folder / "etc/expect.toml").read_text()
-        link = folder / "units/timers.target.wants/homenode-watch.timer"
-        assert link.is_symlink()
-        setting = (folder / "units/homenode-watch.service.d/role.conf").read_text()
-        assert f"/usr/local/bin/homenode watch --expect {folder}/etc/expect.toml" in setting
         assert (tmp_path / "captures" / f"{name}.tar.gz").stat().st_size > 1000
     report = (tmp_path / "report.txt").read_text()
     assert "gpu-a" in report and "gpu-b" in report
-    unchanged = ("--tags", "install,certify,watch", "--limit", "gpu-b")
+    unchanged = ("--tags", "install", "--limit", "gpu-b")
     again = run(tmp_path, playbook, "-i", str(hosts), "site.yml", *unchanged)
     assert again.returncode == 0, again.stdout + again.stderr
     recap = again.stdout.rpartition("PLAY RECAP")[2]
     assert recap.count("changed=0") == 1, again.stdout
-    metrics = tmp_path / "gpu-b/metrics/homenode.prom"
-    metrics.write_text("homenode_alerts 0\n")
     absent = ("-e", "homenode_state=absent", "--limit", "gpu-b")
     removed = run(tmp_path, playbook, "-i", str(hosts), "site.yml", *absent)
     assert removed.returncode == 0, removed.stdout + removed.stderr
     left = {path.name for path in (tmp_path / "gpu-b").rglob("*") if path.is_file()}
-    assert not {name for name in left if name.startswith("homenode") or name == "role.conf"}
-    assert not list((tmp_path / "gpu-b/units").rglob("*.timer"))
-    assert (tmp_path / "gpu-b/etc/expect.toml").is_file()
+    assert not {name for name in left if name.startswith("homenode")}
     twice = run(tmp_path, playbook, "-i", str(hosts), "site.yml", *absent)
     assert twice.stdout.rpartition("PLAY RECAP")[2].count("changed=0") == 1, twice.stdout
     wrong = run(tmp_path, playbook, "-i", str(hosts), "site.yml", "-e", "homenode_state=gone")
@@ -217,13 +196,12 @@ def test_two_hosts_are_installed_certified_watched_captured_and_reported_on(
 
 
 def package(folder: Path) -> Path:
-    """A Debian package named homenode, with this checkout's program and units."""
+    """A Debian package named homenode, with this checkout's program."""
     tree = folder / "package"
     launcher = tree / "usr/bin/homenode"
     launcher.parent.mkdir(parents=True)
     launcher.write_text(f'#!/bin/sh\nexec {Path(sys.executable).parent}/homenode "$@"\n')
     launcher.chmod(0o755)
-    shutil.copytree(PROJECT / "packaging/systemd", tree / "lib/systemd/system")
     control = tree / "DEBIAN/control"
     control.parent.mkdir()
     control.write_text(
@@ -253,7 +231,7 @@ def overlay(tmp_path: Path) -> Iterator[tuple[str, ...]]:
 
 @pytest.mark.lab
 @pytest.mark.root
-def test_a_debian_package_is_installed_watched_and_removed(
+def test_a_debian_package_is_installed_and_removed(
     overlay: tuple[str, ...], tmp_path: Path
 ) -> None:
     deb = package(tmp_path)
@@ -262,21 +240,13 @@ def test_a_debian_package_is_installed_watched_and_removed(
         host = {**address(target, tmp_path), "ansible_become": False, "homenode_deb": str(deb)}
         inventory.write_text(yaml.safe_dump({"all": {"hosts": {"gpu-a": host}}}))
         playbook = (program("ansible-playbook"), "-i", str(inventory), "site.yml")
-        tags = ("--tags", "install,certify,watch")
+        tags = ("--tags", "install")
         done = run(tmp_path, *playbook, *tags)
         assert done.returncode == 0, done.stdout + done.stderr
-        script = (
-            "test -x /usr/bin/homenode && test -s /etc/homenode/expect.toml && "
-            "test -L /etc/systemd/system/timers.target.wants/homenode-watch.timer"
-        )
-        subprocess.run([*overlay, "sh", "-c", script], check=True)
+        subprocess.run([*overlay, "test", "-x", "/usr/bin/homenode"], check=True)
         again = run(tmp_path, *playbook, *tags)
         assert again.stdout.rpartition("PLAY RECAP")[2].count("changed=0") == 1, again.stdout
         done = run(tmp_path, *playbook, "-e", "homenode_state=absent")
         assert done.returncode == 0, done.stdout + done.stderr
-        subprocess.run([*overlay, "sh", "-c", f"! ({script})"], check=True)
-        gone = (
-            "! dpkg -s homenode && test -s /etc/homenode/expect.toml && ! test -e "
-            "/etc/systemd/system/timers.target.wants/homenode-watch.timer"
-        )
+        gone = "! test -e /usr/bin/homenode && ! dpkg -s homenode"
         subprocess.run([*overlay, "sh", "-c", gone], check=True, capture_output=True)

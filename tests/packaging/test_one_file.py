@@ -18,8 +18,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.systemd_namespace import systemd
-
 pytestmark = pytest.mark.root
 
 ATTACKER, VICTIM = 12345, 23456
@@ -414,25 +412,6 @@ def _run_changed(
     path.write_bytes(content)
     path.chmod(0o755)
     return place.run(*(word.replace("homenode.pyz", "changed.pyz") for word in way), "--version")
-
-
-def test_the_unit_of_the_watch_runs_it_and_keeps_what_it_unpacks(
-    one_file: Path, digest: str
-) -> None:
-    """As the Ansible role installs it, run by a systemd of its own."""
-    _of_all_users(())
-    text = (Path(__file__).parents[2] / "packaging/systemd/homenode-watch.service").read_text()
-    settings = "ExecStart=\nExecStart=/usr/local/bin/homenode watch --connect test:///default\n"
-    with systemd("/usr/local/bin", "/var/lib/homenode", "/var/cache") as system:
-        shutil.copy(one_file, system.root / "usr/local/bin/homenode")
-        made = []
-        for _ in range(2):
-            result, status, said = system.start("homenode-watch.service", text, settings)
-            assert (result, status in (0, 1)) == ("success", True), said
-            (tree,) = (system.root / "var/cache/homenode").iterdir()
-            made.append((tree.name, tree.stat().st_ino))
-        assert made == [(digest, made[0][1])] * 2
-        assert (system.root / "var/lib/homenode/watch/watch.json").exists()
 
 
 def test_the_debian_packages_program_runs_nothing_of_others_either(

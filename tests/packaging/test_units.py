@@ -1,4 +1,4 @@
-"""The units of systemd that we ship, write or print: they have few rights, and enough."""
+"""The units of systemd that we write or print: they have few rights, and enough."""
 
 import re
 import shutil
@@ -11,15 +11,12 @@ from homenode.bdf import Bdf
 from homenode.change.retrain.install import systemd_unit
 from tests.systemd_namespace import systemd
 
-ROOT = Path(__file__).parents[2]
-WATCH = (ROOT / "packaging/systemd/homenode-watch.service").read_text()
 MOST = 3.0
 """Of 10; a unit with all rights of root has 9.6."""
 
 
 def units() -> dict[str, str]:
     return {
-        "homenode-watch.service": WATCH,
         "homenode-retrain.service": systemd_unit([Bdf.parse("41:00.0")], "/usr/bin/homenode"),
     }
 
@@ -37,12 +34,6 @@ def test_a_unit_has_few_rights(name: str, tmp_path: Path) -> None:
         ["systemd-analyze", "verify", "--man=no", str(path)], capture_output=True, text=True
     )
     assert "Unknown" not in verified.stderr and "Failed to parse" not in verified.stderr
-
-
-def test_the_unit_that_is_shipped_has_the_rights_of_the_others() -> None:
-    lines, text = WATCH.splitlines(), units()["homenode-retrain.service"]
-    rights = text[text.index("UMask=") : text.index("ProtectHome=")].splitlines()
-    assert [one for one in rights if one not in lines] == []
 
 
 @pytest.mark.root

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from homenode.check.domain.diagnosis import settings_drift
 from homenode.check.domain.throttles import throttle_findings
 from homenode.check.verify.live.capture import ProcFiles, Watch, capture_running_vm
 from homenode.check.verify.live.checks import group_findings, limit_findings
@@ -45,31 +44,6 @@ def test_a_limit_of_a_disk_is_worth_knowing_and_no_fault() -> None:
     (found,) = throttle_findings(open_domain(DOMAIN.format(tune="", more=more).encode(), "vm.xml"))
     assert (found.id, found.subject, found.is_bad) == ("io-limit", "disk vda", False)
     assert found.observed == "<iotune>: total_iops_sec 100"
-
-
-@pytest.mark.parametrize(
-    ("was", "now", "subject"),
-    [
-        ("cache='none'", "cache='writeback'", "a: disk vda <driver cache>"),
-        (
-            "<devices>",
-            "<memoryBacking><locked/></memoryBacking><devices>",
-            "a: <memoryBacking> <locked>",
-        ),
-        ("type='virtio'", "type='e1000'", "a: interface 52:54:00:00:00:01 <model type>"),
-    ],
-)
-def test_a_device_of_another_cache_or_model_has_drifted(was: str, now: str, subject: str) -> None:
-    more = (
-        "<devices><disk type='file'><driver cache='none'/><target dev='vda'/></disk><interface>"
-        "<mac address='52:54:00:00:00:01'/><model type='virtio'/></interface></devices>"
-    )
-    text = DOMAIN.format(tune="", more=more)
-    planned, found = (
-        open_domain(one.encode(), "vm.xml") for one in (text, text.replace(was, now, 1))
-    )
-    (drifted,) = settings_drift(planned, found, "a", "")
-    assert (drifted.subject, drifted.is_bad) == (subject, True)
 
 
 TWO = b"<domain type='kvm'><name>vm</name><memory unit='MiB'>128</memory><vcpu>2</vcpu></domain>"

@@ -1,37 +1,28 @@
-"""homenode doctor and watch certify: what is wrong with one host, or with many. [I/O]"""
+"""homenode doctor: what is wrong with one host, or with many. [I/O]"""
 
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msgspec import structs
-from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.check.doctor.diagnosis import (
     Circumstances,
     diagnose,
-    host_findings,
 )
 from homenode.check.doctor.links import Load
-from homenode.cli.arguments.check import (
-    CertifyArguments,
-    DoctorArguments,
-)
+from homenode.cli.arguments.check import DoctorArguments
 from homenode.cli.terminal import (
-    STANDARD_OUTPUT,
-    check_can_write,
     console,
     note,
-    note_written,
     permissions_of,
     print_file,
     print_findings,
     refuse_to_overwrite,
-    write_text,
 )
 from homenode.errors import FINDINGS, UsageError
-from homenode.findings import Findings, Severity, are_bad, in_order
+from homenode.findings import Findings, are_bad, in_order
 from homenode.input_files import read_input
 from homenode.machine.pci import DeviceKind
 from homenode.plan.vm_file import read_vm, target_of
@@ -41,7 +32,6 @@ from homenode.vm.sources import load_host, names_domain
 from homenode.wording import plural, printable
 
 if TYPE_CHECKING:
-    from homenode.check.doctor.expectation import Accepted
     from homenode.machine.topology import Host
     from homenode.vm.domain.document import Document
     from homenode.vm.model import Vm
@@ -86,13 +76,11 @@ def doctor(asked: DoctorArguments) -> None:
     opened = None if original is None or vm is not None else open_domain(original, source)
     found = diagnose(loaded, opened, known, vm)
     if asked.expect is not None:
-        from homenode.check.doctor.expectation import drift
-        from homenode.check.doctor.expectation_file import parse_expectation
+        from homenode.check.doctor.baseline import drift, record_of
 
-        text = read_input(asked.expect, "a site.toml").decode(errors="replace")
-        drifted = drift(parse_expectation(text, str(asked.expect)), loaded, known.slowest_h2d)
+        drifted = drift(record_of(load_host(asked.expect)), loaded, asked.expect)
         found = Findings(
-            checked=(*found.checked, f"{asked.expect}: topology, links and floors"),
+            checked=(*found.checked, f"{asked.expect}: topology, devices, links and settings"),
             findings=in_order((*found.findings, *drifted)),
         )
     checked = found.checked if asked.everything else found.checked[: 1 if original is None else 2]
@@ -102,46 +90,6 @@ def doctor(asked: DoctorArguments) -> None:
         _fix(original, opened, source, loaded, asked.fix, permissions_of(asked.document or "-"))
     if are_bad(found.findings):
         raise SystemExit(FINDINGS)
-
-
-def certify(asked: CertifyArguments) -> None:
-    """Write what the host is like now, to compare with later."""
-    from homenode.check.doctor.expectation import FLOORS
-    from homenode.check.doctor.expectation import certify as certified
-    from homenode.check.doctor.expectation_file import render_expectation
-
-    floors = {name: _gigabytes(value, "--floor") for name, value in _pairs(asked.floor, "--floor")}
-    unknown = sorted(floors.keys() - set(FLOORS))
-    if unknown:
-        raise UsageError(f"--floor: expected one of {', '.join(FLOORS)}, found {unknown[0]!r}")
-    check_can_write(asked.output, force=asked.force)
-    if asked.pool:
-        if asked.host is not None:
-            raise UsageError("give either --host or --pool, not both")
-        certify_majority(asked.pool, asked.output or STANDARD_OUTPUT, floors)
-        note_written(asked.output or STANDARD_OUTPUT)
-        return
-    loaded = load_host(asked.host)
-    text = render_expectation(certified(loaded, floors, _note_faults(loaded)))
-    write_text(asked.output or STANDARD_OUTPUT, text)
-    note_written(asked.output or STANDARD_OUTPUT)
-
-
-def _note_faults(host: "Host") -> "tuple[Accepted, ...]":
-    """What is wrong: it counts as sound from then on, so it is noted."""
-    from homenode.check.doctor.expectation import accepted_of
-
-    if host.nodes_assumed:
-        note(
-            f"{host.name}: its NUMA nodes cannot be read, and it is certified as one node; "
-            "hint: in a container, run it on the host itself"
-        )
-    found = diagnose(host).findings
-    for severity in (Severity.CRITICAL, Severity.WARNING, Severity.INCONCLUSIVE):
-        ids = sorted({finding.id for finding in found if finding.severity is severity})
-        if ids:
-            note(f"certified as it is, {severity}: {', '.join(ids)}; look: homenode doctor")
-    return accepted_of(host_findings(host))
 
 
 def _under_load(
@@ -257,7 +205,7 @@ def _print(found: Findings, host: "Host", *, json: bool, prometheus: bool) -> No
     if prometheus:
         from homenode.check.metrics import prometheus as metrics
 
-        print_file(metrics(found, host.name))
+        print_file(metrics(found, {"host": host.name}))
     else:
         print_findings(found, as_json=json, with_sources=True)
 
@@ -319,35 +267,6 @@ def compare_hosts(sources: Sequence[str], *, as_json: bool) -> None:
             note("no differences")
     if fleet.differences:
         raise SystemExit(FINDINGS)
-
-
-def certify_majority(sources: Sequence[str], output: Path, floors: dict[str, float]) -> None:
-    """Write what most hosts of a pool are like. Raises UsageError for several kinds of them."""
-
-    from homenode.check.doctor.expectation import certify
-    from homenode.check.doctor.expectation_file import render_expectation
-    from homenode.check.doctor.fleet import LEAST, compare_fleet, kind_of, majority
-
-    hosts = _hosts(sources)
-    kinds = list(dict.fromkeys(kind_of(host) for _, host in hosts))
-    if len(kinds) > 1:
-        raise UsageError(
-            f"--pool: expected hosts of one kind, found {len(kinds)}: {'; '.join(map(str, kinds))}",
-            hint="one file for each kind: name its hosts alone",
-        )
-    if len(hosts) < LEAST:
-        raise UsageError(
-            f"--pool: expected at least {LEAST} hosts, found {len(hosts)}: of two that differ "
-            "neither is known to be right",
-            hint="homenode watch certify --host SOURCE records one host",
-        )
-    common = majority([certify(host) for _, host in hosts], str(kinds[0]))
-    write_text(output, render_expectation(replace(common, floors=floors)))
-    for one in compare_fleet(hosts).differences:
-        if one.is_tie:
-            subject, observed = printable(one.finding.subject), printable(one.finding.observed)
-            note(f"no majority: {subject}: {len(one.hosts)} of {one.of_hosts} hosts: {observed}")
-    note(f"what most of {len(hosts)} hosts are like; homenode doctor --pool says which differ")
 
 
 def _hosts(sources: Sequence[str]) -> "list[tuple[str, Host]]":

@@ -31,7 +31,6 @@ DOCTOR = Command(
         Command("hook", f"{_CHECK}RetrainHookArguments", "retrain:hook", hidden=True),
     ),
 )
-CERTIFY = Command("certify", f"{_CHECK}CertifyArguments", "doctor:certify")
 TRIAL = Command(
     "trial",
     f"{_TRIAL}TrialArguments",
@@ -140,7 +139,6 @@ EARLIER = (
         )
         for one in LIST.commands
     ),
-    CERTIFY._replace(name="expect", hidden=True, alias_of=("watch", "certify")),
     GPU_CHECK._replace(hidden=True, alias_of=("bench", "gpu-check")),
 )
 """Earlier names of commands, which are taken and not shown."""
@@ -162,7 +160,6 @@ PROGRAM = Command(
         Command("capture", f"{_PLACE}CaptureArguments", "host:capture", PLACE),
         Command("verify", f"{_CHECK}VerifyArguments", "verify:verify", CHECK),
         DOCTOR,
-        Command("watch", f"{_CHECK}WatchArguments", "watch:watch", CHECK, commands=(CERTIFY,)),
         Command("try", f"{_TRIAL}TryArguments", "try_vm:try_vm", MEASURE),
         TRIAL,
         BENCH,

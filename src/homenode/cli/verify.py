@@ -4,6 +4,7 @@ from pathlib import Path
 
 from msgspec import structs
 
+from homenode.check.metrics import prometheus
 from homenode.check.verify.boot.stand_in_boot import BootOptions
 from homenode.check.verify.verification import Verified, VerifyRequest
 from homenode.check.verify.verification import verify as verify_wanted
@@ -16,6 +17,7 @@ from homenode.cli.terminal import (
     exit_if_bad,
     interruptible,
     note,
+    print_file,
     print_findings,
     working,
     write_text,
@@ -30,6 +32,8 @@ from homenode.vm.sources import load_host, names_domain
 def verify(asked: VerifyArguments) -> None:
     """Check what is asked, and print the findings."""
     _refuse_idle(asked)
+    if asked.json and asked.prometheus:
+        raise UsageError("give either --json or --prometheus, not both")
     target = asked.target
     if asked.live is not None:
         if asked.boot or any(
@@ -41,7 +45,7 @@ def verify(asked: VerifyArguments) -> None:
                 "running domain is checked where it runs"
             )
 
-        verify_live(asked.live, asked.connect or DEFAULT, asked.plan, as_json=asked.json)
+        _verify_live(asked.live, asked)
         return
 
     if target is not None:
@@ -73,7 +77,7 @@ def verify(asked: VerifyArguments) -> None:
         verified = verify_wanted(wanted, note)
     if asked.start:
         verified = _started(verified, wanted, yes=asked.yes)
-    _print(verified, as_json=asked.json)
+    _print(verified, asked)
     if asked.svg is not None:
         _draw(verified, asked.svg)
     exit_if_bad(verified.findings.findings)
@@ -132,14 +136,17 @@ def _refuse_idle(asked: VerifyArguments) -> None:
         raise UsageError("give either --svg or --live, not both")
 
 
-def _print(verified: Verified, *, as_json: bool) -> None:
+def _print(verified: Verified, asked: VerifyArguments) -> None:
     def views() -> None:
         from homenode.show.findings_text import checks_text
 
         for view in verified.views:
             console().print(checks_text(view.title, view.checks))
 
-    print_findings(verified.findings, as_json=as_json, before=views)
+    if asked.prometheus:
+        print_file(prometheus(verified.findings, {"domain": str(asked.document)}))
+    else:
+        print_findings(verified.findings, as_json=asked.json, before=views)
 
 
 def _draw(verified: Verified, svg: Path) -> None:
@@ -157,20 +164,22 @@ def _draw(verified: Verified, svg: Path) -> None:
         note(f"wrote {path}")
 
 
-def verify_live(name: str, connect: str, plan: Path | None, *, as_json: bool) -> None:
+def _verify_live(name: str, asked: VerifyArguments) -> None:
     """Print the findings on a running domain of this machine; exit 1 where there are bad ones.
 
-    plan: a saved plan for this host; None = the domain's own document. Raises as
-    verify_running_domain, and InputError for a plan that was made for another host.
+    Raises as verify_running_domain, and InputError for a plan that was made for another host.
     """
     from homenode.check.verify.live.capture import verify_running_domain
 
     made = None
-    if plan is not None:
+    if asked.plan is not None:
         from homenode.plan.stored import read_plan_for
 
-        content = read_input(plan, "a saved plan", hint="homenode plan --save-plan P.json")
-        made = read_plan_for(load_host(None), content, str(plan))
-    findings = verify_running_domain(name, connect, made)
-    print_findings(findings, as_json=as_json)
+        content = read_input(asked.plan, "a saved plan", hint="homenode plan --save-plan P.json")
+        made = read_plan_for(load_host(None), content, str(asked.plan))
+    findings = verify_running_domain(name, asked.connect or DEFAULT, made)
+    if asked.prometheus:
+        print_file(prometheus(findings, {"domain": name}))
+    else:
+        print_findings(findings, as_json=asked.json)
     exit_if_bad(findings.findings)

@@ -75,27 +75,6 @@ def _discovered(snapshot: Snapshot) -> Host:
     return discover(snapshot, read_running_domain)
 
 
-def snapshot_of(source: str) -> Snapshot:
-    """What a host's source holds of files and outputs: a capture, a tree of /sys, a described host.
-
-    Raises InputError for other kinds of sources, which hold no files.
-    """
-    path = Path(source)
-    if path.is_dir() or (path.is_file() and _is_archive(path)):
-        from homenode.machine.snapshot.store import open_snapshot
-
-        return open_snapshot(path)
-    from homenode.machine.description.parse import parse_description
-    from homenode.machine.description.render import render
-    from homenode.machine.description.shipped import load_shipped, shipped_hosts
-
-    if path.is_file():
-        return render(parse_description(_text(path), path.name))
-    if source in shipped_hosts():
-        return render(load_shipped(source))
-    raise InputError(f"{source}: expected a capture, a tree of /sys or a host.toml, found none")
-
-
 def files_of(source: str) -> Snapshot | None:
     """The files of a capture or a tree of /sys; None for a source that holds none. Raises as
     load_host."""

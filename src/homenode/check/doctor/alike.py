@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from homenode.bdf import Bdf
 from homenode.catalogue import finding
-from homenode.check.doctor.device_state import BETWEEN, is_spare_port, odd_pair_findings, stated_ids
+from homenode.check.doctor.device_state import is_spare_port, odd_pair_findings
 from homenode.findings import Finding, Severity
 from homenode.machine.link_path import (
     JUDGED,
@@ -351,33 +351,6 @@ def _odd_nodes(host: Host) -> Iterator[Finding]:
                 source=f"{host.name}: {_NODE.source}",
                 devices=(device.bdf,),
             )
-
-
-def unread_attribute(host: Host, bdf: Bdf, subject: str) -> bool:
-    """Whether the host does not show now what a finding of that subject compared of a device."""
-    if subject.endswith(BETWEEN):
-        return bdf not in peer_links(host)
-    groups = [sorted(group, key=lambda one: one.device.bdf != bdf) for group in _groups(host)]
-    like = next((group for group in groups if group[0].device.bdf == bdf), [])
-    rows = (*ATTRIBUTES, *_named(like[:1]), _BOARD, _NODE)
-    row = next((one for one in rows if like and _subject(like[0], one) == subject), None)
-    if row is None:
-        return True
-    values = [row.read(one) for one in like]
-    return values[0] is None or (row in ATTRIBUTES and all(one == "none" for one in values))
-
-
-def odd_attributes(name: str) -> tuple[str, ...]:
-    """What ``odd_attribute`` says of the rows of that name."""
-    rows = [_BOARD] if name == "board" else [one for one in ATTRIBUTES if one.name == name]
-    return tuple(f"device-odd: {one.label}" for one in rows)
-
-
-def odd_attribute(found: Finding) -> str:
-    """A finding's id; of a device that differs from others also in what."""
-    if found.id not in ("device-odd", "part-odd", *stated_ids()):
-        return found.id
-    return f"{found.id}: {found.subject.rpartition(': ')[2]}"
 
 
 def _subject(one: Compared, attribute: Attribute) -> str:

@@ -1,415 +1,290 @@
-"""Baseline: what an operator writes down of a good host, and whether a change of it matters.
+"""Baseline: how a host differs from a record of it, which any host source can be.
 
-One row of FACTS for each: how it is read, and how bad a change is. Each fact is about a device, a
-node or the host; its value is a text.
+FACTS has a row for each thing that is compared: how it is read, and how bad a change is. A fact
+that a source does not give is not in its record; what a record has and a host does not give is
+inconclusive, but for devices, which are gone then.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Set
-from functools import cache, partial
-from typing import NamedTuple
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from typing import Any, NamedTuple
 
 from homenode.bdf import Bdf
 from homenode.catalogue import finding
-from homenode.check.doctor.alike import ATTRIBUTES, Compared
-from homenode.cpuset import CpuSet
 from homenode.findings import Finding, Severity
-from homenode.input_files import package_text
-from homenode.machine.link_path import peer_links
-from homenode.machine.pci import DeviceKind, PciDevice, is_viable_driver, model_of
-from homenode.machine.snapshot.contents import STATES, state_rule, words
-from homenode.machine.topology import Host
-from homenode.units import GIB, MIB, first_number, format_bytes
+from homenode.machine.link_path import JUDGED, Link, LinkRate, device_paths
+from homenode.machine.pci import PciDevice, are_models_known, model_of
+from homenode.machine.topology import Host, summarise
+from homenode.units import format_bytes
 
-HOST = "host"
+_MEMORY_TOLERANCE = 64
+"""One part in so many: kernels keep different amounts for themselves."""
 
-Facts = Mapping[str, Mapping[str, str]]
-"""Values by what they are about, then by the fact's name. Devices by their addresses."""
+_IDLE_SPEED = 2.5
 
-Read = Callable[[Host], Mapping[str, str]]
-Judge = Callable[[str, str, bool], Severity | None]
-"""How bad a change is; None = none. The last says whether the kernel is another one."""
-
-_KINDS = (DeviceKind.GPU, DeviceKind.NIC, DeviceKind.NVSWITCH, DeviceKind.NVME)
-
-LINE = "kernel's command line"
-_KERNEL_WORDS = {
-    "command-line": words("placement"),
-    "parameters": words("parameters") - words("placement") - words("harmless"),
-}
-"""Two facts: what is recorded as the first never changes its extent, by which a state that was
-recorded before would differ."""
+Read = Callable[[Host], Mapping[Any, Any]]
+"""Values by what they are of: a device's address, a node, or "" for the host itself."""
 
 
-def _follows() -> Iterator[tuple[str, frozenset[str]]]:
-    for row in package_text("check", "doctor", "follows.txt").splitlines():
-        names, _, facts = row.partition(" | ")
-        if not row.startswith("#"):
-            yield from dict.fromkeys(names.split(), frozenset(facts.split(", "))).items()
+class HostFact(NamedTuple):
+    """One row. judge: of the recorded and the present value, how bad the change is; None = none."""
 
-
-_FOLLOWS = dict(_follows())
-"""Of a kernel parameter: the facts that it changes."""
-
-
-class FactRule(NamedTuple):
-    """One row. name: as in the file, and the case of the page's texts. label: for people. topic: of
-    several facts that change for one cause."""
-
-    name: str
+    id: str  # of the finding
     label: str
     read: Read
-    judge: Judge
-    topic: str = ""
+    judge: Callable[[Any, Any], Severity | None]
+    text: Callable[[Any], str] = str
 
 
-def _of_host(value: Callable[[Host], str | None]) -> Read:
-    def read(host: Host) -> Mapping[str, str]:
-        found = value(host)
-        return {} if found is None else {HOST: found}
+class PathLink(NamedTuple):
+    """The slowest link of a device's path. idle: what it has, where a GPU may just be idle: then
+    rate is that of its lanes at the speed that both ends can."""
 
-    return read
+    rate: LinkRate
+    idle: LinkRate | None = None
 
-
-def _is_recorded(device: PciDevice) -> bool:
-    """What is not known to be the same model is not compared."""
-    is_judged = device.kind in _KINDS and device.physical_function is None
-    return is_judged and model_of(device) is not None
+    def __str__(self) -> str:
+        idle = "" if self.idle is None else f" at most: it idles at {self.idle}"
+        return f"{self.rate.with_rate()}{idle}"
 
 
-def _of_devices(value: Callable[[PciDevice], str | None]) -> Read:
-    def read(host: Host) -> Mapping[str, str]:
-        return {
-            str(device.bdf): found
-            for device in host.pci_devices
-            if _is_recorded(device)
-            if (found := value(device)) is not None
-        }
-
-    return read
+def _is(severity: Severity) -> Callable[[Any, Any], Severity | None]:
+    return lambda was, now: severity if was != now else None
 
 
-def _is(severity: Severity) -> Judge:
-    return lambda was, now, other_kernel: severity
+def _memory_change(was: int, now: int) -> Severity | None:
+    return Severity.CRITICAL if abs(now - was) * _MEMORY_TOLERANCE > was else None
 
 
-_INFO, _WARNING, _CRITICAL = _is(Severity.INFO), _is(Severity.WARNING), _is(Severity.CRITICAL)
+def _fewer(was: int, now: int) -> Severity | None:
+    return Severity.CRITICAL if now < was else None
 
 
-def _less_memory(was: str, now: str, other_kernel: bool) -> Severity | None:
-    """Kernels keep other amounts for themselves; the same kernel keeps a few MiB more or less."""
-    lost = int(was) - int(now) if was.isdecimal() and now.isdecimal() else 0
-    if abs(lost) <= (GIB if other_kernel else 8 * MIB):
+def _slower(was: PathLink, now: PathLink) -> Severity | None:
+    if now.rate.bytes_per_s >= was.rate.bytes_per_s:
         return None
-    return Severity.CRITICAL if lost > GIB else Severity.WARNING
+    return Severity.CRITICAL if now.idle is None else Severity.INCONCLUSIVE
 
 
-def _judge_less(was: str, now: str, other_kernel: bool) -> Severity | None:
-    return (
-        Severity.WARNING
-        if first_number(now) < first_number(was) or _OF_EACH in now
-        else Severity.INFO
-    )
+def _of_host(read: Callable[[Host], Any]) -> Read:
+    def values(host: Host) -> dict[str, Any]:
+        value = read(host)
+        return {} if value is None else {"": value}
+
+    return values
 
 
-_OF_EACH = " of "
-"""In a fact of PUs: its halves may have changed."""
+def _count(name: str, host: Host) -> int | None:
+    """None where the host's source gives no such thing: lspci knows no PUs, some trees no
+    devices."""
+    if name in _PCI_COUNTS:
+        is_given = bool(host.pci_devices) and are_models_known(host.pci_devices)
+    else:
+        is_given = bool(getattr(host, name, host.pus))
+        is_given = is_given and not (host.nodes_assumed and name.endswith("nodes"))
+    return int(getattr(summarise(host), name)) if is_given else None
 
 
-def _other_driver(was: str, now: str, other_kernel: bool) -> Severity | None:
-    """VFIO takes a device when a VM starts, and gives it back."""
-    is_taken = now != "none" and any(is_viable_driver(name) for name in (was, now))
-    return Severity.INFO if is_taken else Severity.WARNING
+def _memory(host: Host) -> int | None:
+    return None if host.nodes_assumed else summarise(host).memory_bytes
 
 
-def _nodes(value: Callable[[Host, int], str | None]) -> Read:
-    def read(host: Host) -> Mapping[str, str]:
-        if host.nodes_assumed:
-            return {}
-        found = ((f"node {node.index}", value(host, int(node.index))) for node in host.nodes)
-        return {name: text for name, text in found if text is not None}
-
-    return read
+def _distances(host: Host) -> tuple[tuple[int, ...], ...] | None:
+    return None if host.nodes_assumed else host.distances
 
 
-def _memory(host: Host, index: int) -> str | None:
-    node = host.node(index)
-    return None if node is None or node.memory_bytes is None else str(node.memory_bytes)
+def _matrix(distances: tuple[tuple[int, ...], ...]) -> str:
+    return "; ".join(" ".join(map(str, row)) for row in distances)
 
 
-def _siblings(host: Host, index: int) -> str | None:
-    """PUs of each core, the first cores first: "0,64 1,65"."""
-    node = host.node(index)
-    if node is None or not host.cores or not node.pus:
-        return None
-    cores = (core.pus for core in host.cores if not core.pus.isdisjoint(node.pus))
-    return " ".join(map(str, sorted(cores, key=tuple)))
+def _huge_pages(host: Host) -> dict[str, int]:
+    """Reserved pages by node and size, 0 included; free ones are not compared."""
+    nodes = () if host.nodes_assumed else host.nodes
+    return {
+        f"node {node.index}, pages of {format_bytes(pool.page_bytes)}": pool.total_pages
+        for node in nodes
+        for pool in node.page_pools
+    }
 
 
-def _subsystem(device: PciDevice) -> str | None:
-    if device.subsystem_vendor_id is None or device.subsystem_device_id is None:
-        return None
-    return f"{device.subsystem_vendor_id:04x}:{device.subsystem_device_id:04x}"
+_PLACING = frozenset(
+    """
+    amd_iommu amd_pstate default_hugepagesz hugepages hugepagesz intel_idle.max_cstate intel_iommu
+    intel_pstate iommu irqaffinity isolcpus maxcpus mem memmap mitigations nohz_full nosmt nr_cpus
+    numa numa_balancing pci pcie_acs_override pcie_aspm processor.max_cstate rcu_nocbs
+    transparent_hugepage vfio-pci.ids vfio_iommu_type1.dma_entry_limit
+    """.split()
+)
+"""Parameters of the kernel that change where VMs run and how fast."""
 
 
-def _bars(device: PciDevice) -> str | None:
-    found = [f"{b.index} {format_bytes(b.size_bytes)}" for b in device.bars if b.index < 6]
-    return ", ".join(found) or None
-
-
-def _partition(device: PciDevice) -> str | None:
-    """NVIDIA's driver says of a GPU that is not divided only that MIG is off."""
-    modes = (device.partition_mode, device.memory_partition_mode)
-    found = " ".join(mode for mode in modes if mode is not None)
-    return found or ("whole" if device.driver_states else None)
-
-
-def _text(value: object) -> str | None:
-    """Versions are tuples."""
-    numbers = value if isinstance(value, tuple) else (value,)
-    return None if value is None else ".".join(map(str, numbers))
-
-
-def _setting(field: str, host: Host) -> str | None:
-    return _text(getattr(host.settings, field))
-
-
-def _words(names: Set[str], host: Host) -> str | None:
+def _kernel_words(host: Host) -> str | None:
     line = host.settings.kernel_command_line
     if line is None:
         return None
-    given = (word for word in line.split() if word.partition("=")[0] in names)
-    return " ".join(given) or "none of those that matter"
+    given = (word for word in line.split() if word.partition("=")[0] in _PLACING)
+    return " ".join(given) or "none that matters"
 
 
 def _iommu(host: Host) -> str | None:
-    if host.settings.iommus is None:
+    names = host.settings.iommus
+    return None if names is None else "on" if names else "off"
+
+
+def _of_devices(read: Callable[[PciDevice], Any]) -> Read:
+    def values(host: Host) -> dict[Bdf, Any]:
+        found = {device.bdf: read(device) for device in _judged(host)}
+        return {bdf: value for bdf, value in found.items() if value is not None}
+
+    return values
+
+
+def _judged(host: Host) -> Iterator[PciDevice]:
+    for device in host.pci_devices:
+        if device.kind in JUDGED and device.physical_function is None:
+            yield device
+
+
+def _model(device: PciDevice) -> str | None:
+    """None of a device that the source does not name."""
+    if model_of(device) is None:
         return None
-    return "on" if host.settings.iommus else "off"
+    number = device.name if device.device_id is None else f"{device.device_id:04x}"
+    return f"{device.kind} {device.vendor_id:04x}:{number}"
 
 
-def _drivers(host: Host) -> Mapping[str, str]:
-    """None is a driver's absence only where the source gives those of other functions."""
-    is_given = any(device.driver is not None for device in host.pci_devices)
-    return _of_devices(lambda one: one.driver or "none")(host) if is_given else {}
+def _nodes(host: Host) -> Mapping[Any, Any]:
+    read = _of_devices(lambda device: None if device.node is None else f"node {device.node}")
+    return {} if host.nodes_assumed else read(host)
 
 
-def _governors(host: Host) -> str | None:
-    found = host.settings.pus_of_governor
-    return None if found is None else ", ".join(f"{name} of {pus}" for name, pus in found)
-
-
-def _frequencies(host: Host) -> str | None:
-    found = host.settings.frequency_limits
-    return None if found is None else ", ".join(f"{f.limit_khz} kHz of {f.pus}" for f in found)
-
-
-def _nvlinks(host: Host) -> Mapping[Bdf, int]:
-    """Also where no GPU has any: 0 of those that nvidia-smi answers for, if it gave the links."""
-    gpus = host.devices_of_kind(DeviceKind.GPU)
-    is_given = len(gpus) > 1 and all(gap.subject != "NVLinks" for gap in host.gaps)
-    shown = [g.bdf for g in gpus if g.driver_states and g.driver == "nvidia"]
-    whole = [bdf for bdf in shown if host.device_at[bdf].partition_mode != "mig"]
-    return peer_links(host) or (dict.fromkeys(whole, 0) if is_given else {})
-
-
-FACTS: tuple[FactRule, ...] = (
-    FactRule("memory", "memory", _nodes(_memory), _less_memory),
-    FactRule("siblings", "PUs of cores", _nodes(_siblings), _CRITICAL),
-    *(
-        FactRule(name, LINE, _of_host(partial(_words, names)), _WARNING)
-        for name, names in _KERNEL_WORDS.items()
-    ),
-    FactRule("iommu", "IOMMU", _of_host(_iommu), _CRITICAL),
-    FactRule("governor", "governor", _of_host(_governors), _WARNING, "energy preference"),
-    FactRule("frequencies", "frequency limits", _of_host(_frequencies), _WARNING),
-    *(
-        FactRule(name, label, _of_host(partial(_setting, field)), judge)
-        for name, label, field, judge in (
-            ("kernel", "kernel", "kernel_release", _WARNING),
-            ("firmware", "firmware", "firmware", _WARNING),
-            ("thp", "huge pages", "transparent_hugepages", _WARNING),
-            ("numa-balancing", "NUMA balancing", "numa_balancing", _WARNING),
-            ("turbo", "turbo", "turbo", _WARNING),
-            ("smt", "SMT control", "smt_control", _WARNING),
-            ("libvirt", "libvirt", "libvirt_version", _INFO),
-        )
-    ),
-    FactRule("bars", "BARs", _of_devices(_bars), _WARNING),
-    FactRule("subsystem", "subsystem ids", _of_devices(_subsystem), _WARNING),
-    FactRule("driver", "driver", _drivers, _other_driver),
-    FactRule("partition", "partition mode", _of_devices(_partition), _WARNING),
-    FactRule("iommu-mode", "IOMMU mode", _of_devices(lambda one: one.iommu_domain), _WARNING),
-    FactRule(
-        "nvlinks",
-        "NVLinks",
-        lambda host: {str(bdf): str(count) for bdf, count in _nvlinks(host).items()},
-        _judge_less,
-    ),
-)
-"""What is recorded, and how bad a change is: an info is printed by `doctor --expect` alone."""
-
-RULES = {rule.name: rule for rule in FACTS}
-
-_REGISTERS = (
-    "payload, tags, sleep, isolation, translation, read request, ordering, interrupts".split(", ")
-)
-"""Rows of what like devices are compared by, that are recorded of them and of the ports above."""
-
-
-def facts_of(host: Host) -> dict[str, dict[str, str]]:
-    """What the host is like now; what its source does not say is left out."""
-    found: dict[str, dict[str, str]] = {}
-    for rule in FACTS:
-        for about, value in rule.read(host).items():
-            found.setdefault(about, {})[rule.name] = value
-    for about, name, value in (*_registers(host), *_states(host)):
-        found.setdefault(about, {})[name] = value
+def _links(host: Host) -> dict[Bdf, PathLink]:
+    """A path of which some link does not say what it has is left out: the slowest may be that."""
+    found: dict[Bdf, PathLink] = {}
+    for path in device_paths(host):
+        links = [_present(link) for link in path.links]
+        known = [link for link in links if link is not None]
+        if known and len(known) == len(links):
+            found[path.device.bdf] = min(known, key=lambda link: link.rate.bytes_per_s)
     return found
 
 
-def _registers(host: Host) -> Iterator[tuple[str, str, str]]:
-    for device in host.pci_devices:
-        is_port = device.kind is DeviceKind.BRIDGE and device.link is not None
-        if _is_recorded(device) or is_port:
-            for row in ATTRIBUTES:
-                value = row.read(Compared(device)) if row.name in _REGISTERS else None
-                if value is not None:
-                    yield str(device.bdf), row.label, row.shown(value)
+def _present(link: Link) -> PathLink | None:
+    rate = link.current if link.lower.link and link.lower.link.current_width else None
+    capable = link.capable
+    if rate is None or capable is None:
+        return None
+    if link.ends_at_gpu and rate.gt_per_s == _IDLE_SPEED:
+        return PathLink(LinkRate(capable.gt_per_s, rate.width), rate)
+    return PathLink(rate)
 
 
-OF_PUS = "PU "
+_COUNTS = ("packages", "cores", "pus", "pus_offline", "llcs", "numa_nodes", "cpuless_nodes")
+_PCI_COUNTS = ("gpus", "nics", "nvswitches")
+_CRITICAL, _WARNING = _is(Severity.CRITICAL), _is(Severity.WARNING)
+_MODEL = HostFact("drift-device", "model", _of_devices(_model), _CRITICAL)
+FACTS = (
+    *(
+        HostFact(
+            "drift-topology", name.replace("_", " "), _of_host(partial(_count, name)), _CRITICAL
+        )
+        for name in (*_COUNTS, *_PCI_COUNTS)
+    ),
+    HostFact("drift-topology", "memory", _of_host(_memory), _memory_change, format_bytes),
+    HostFact("drift-topology", "distances", _of_host(_distances), _CRITICAL, _matrix),
+    _MODEL,
+    HostFact("drift-device", "node", _nodes, _CRITICAL),
+    HostFact("drift-link", "link", _links, _slower),
+    HostFact("drift-huge-pages", "huge pages", _huge_pages, _fewer),
+    HostFact("drift-host", "kernel's command line", _of_host(_kernel_words), _WARNING),
+    HostFact("drift-host", "firmware", _of_host(lambda host: host.settings.firmware), _WARNING),
+    HostFact("drift-host", "IOMMU", _of_host(_iommu), _CRITICAL),
+)
+
+Record = Mapping[tuple[HostFact, Any], Any]
+"""Values by their facts and what they are of."""
 
 
-def _states(host: Host) -> Iterator[tuple[str, str, str]]:
-    """By the table of states; those of PUs are the host's, each value with the PUs that have it."""
-    of_pus: dict[str, dict[str, list[int]]] = {}
-    for part in host.parts:
-        for name, value in part.states:
-            if not state_rule(part.group, name).is_recorded:
-                continue
-            if part.group == "PU":
-                of_pus.setdefault(name, {}).setdefault(value, []).append(int(part.name))
-            else:
-                yield f"{part.group} {part.name}", name, value
-    for name, pus in of_pus.items():
-        shown = (f"{value} of {CpuSet(numbers)}" for value, numbers in pus.items())
-        yield HOST, f"{OF_PUS}{name}", ", ".join(shown)
-    for device in host.pci_devices:
-        if _is_recorded(device):
-            for name, value in (*device.driver_states, *device.states):
-                if state_rule("device", name).is_recorded:
-                    yield str(device.bdf), name, value
+def record_of(host: Host) -> dict[tuple[HostFact, Any], Any]:
+    """What a host is like, as far as its source says."""
+    return {(fact, of): value for fact in FACTS for of, value in fact.read(host).items()}
 
 
-@cache
-def rule_of(about: str, name: str) -> FactRule:
-    """The row of a fact: of FACTS, of what like devices are compared by, or of states."""
-    if (known := RULES.get(name)) is not None:
-        return known
-    row = next((row for row in ATTRIBUTES if row.label == name), None)
-    if row is not None:
-        return FactRule(name, row.label, _nowhere, _INFO if row.of_driver else _WARNING)
-    groups = ("PU", *dict.fromkeys(one.group for one in STATES))
-    place = name if name.startswith(OF_PUS) else about
-    group = next((one for one in groups if place.startswith(f"{one} ")), "device")
-    state = state_rule(group, name.removeprefix(OF_PUS) if place is name else name)
-    judge = _INFO if state.is_info else _judge_less if state.judged == "less" else _WARNING
-    return FactRule(name, name, _nowhere, judge, state.topic)
+def drift(record: Record, host: Host, source: str) -> Iterator[Finding]:
+    """Every difference of a host from a record. Links that are faster are none, and so are
+    reserved huge pages beyond those recorded.
 
-
-def _nowhere(host: Host) -> Mapping[str, str]:
-    return {}
-
-
-def subject_of(rule: FactRule, about: str) -> str:
-    return rule.label if about == HOST else f"{about}: {rule.label}"
-
-
-class FactDrift(NamedTuple):
-    """A fact that is another one now."""
-
-    rule: FactRule
-    about: str
-    finding: Finding
-
-
-def fact_drift(
-    expected: Facts, host: Host, source: str, now: Facts | None = None
-) -> Iterator[FactDrift]:
-    """Every fact that changed, and whether it matters. What the host does not say now, and what is
-    about devices and nodes that are gone, is not here."""
-    known = facts_of(host) if now is None else now
-    unread = unread_facts(expected, known)
-    there = known.get(HOST, {})
-    was = expected.get(HOST, {})
-    other_kernel = was.get("kernel") != there.get("kernel")
-    for about, facts in expected.items():
-        for name, before in facts.items():
-            if (about, name) in unread or known[about][name] == before:
-                continue
-            rule, after = rule_of(about, name), known[about][name]
-            severity = rule.judge(before, after, other_kernel)
-            if severity is not None:
-                yield FactDrift(
-                    rule, about, _finding(rule, about, before, after, severity, source, host)
-                )
-
-
-def following(expected: Facts, host: Host) -> frozenset[str]:
-    """The facts that the kernel parameters which changed have changed."""
-    changed: set[str] = set()
-    for name in _KERNEL_WORDS:
-        was = expected.get(HOST, {}).get(name)
-        now = None if was is None else RULES[name].read(host).get(HOST)
+    source: of the record.
+    """
+    present = record_of(host)
+    devices, listed = (
+        {of: model for (fact, of), model in facts.items() if fact is _MODEL}
+        for facts in (record, present)
+    )
+    unread: list[tuple[HostFact, Any]] = []
+    for fact, of in dict.fromkeys((*record, *present)):
+        was, now = record.get((fact, of)), present.get((fact, of))
+        severity: Severity | None = None
+        absent = "not known"
         if was is not None and now is not None:
-            changed |= {word.partition("=")[0] for word in {*was.split()} ^ {*now.split()}}
-    return frozenset().union(*(_FOLLOWS.get(name, frozenset()) for name in changed))
+            severity = fact.judge(was, now)
+        elif fact is _MODEL:
+            is_unread = of in host.device_at and now is None
+            severity = Severity.CRITICAL if devices and listed and not is_unread else None
+            absent = "no such device"
+        elif fact.id == "drift-link":
+            severity = Severity.INCONCLUSIVE if of in devices and of in listed and was else None
+        elif was and fact.id != "drift-device":
+            unread.append((fact, of))
+        if severity is not None:
+            model = devices.get(of) or listed.get(of)
+            yield finding(
+                fact.id,
+                of or fact.label if model is None else f"{model.partition(' ')[0]} {of}",
+                expected=absent if was is None else fact.text(was),
+                observed=absent if now is None else fact.text(now),
+                severity=severity,
+                source=source,
+                devices=() if model is None else (of,),
+            )
+    if unread:
+        yield finding(
+            "drift-topology",
+            ", ".join(of or fact.label for fact, of in unread),
+            expected=", ".join(fact.text(record[fact, of]) for fact, of in unread),
+            observed=f"{host.name} does not give them",
+            severity=Severity.INCONCLUSIVE,
+            case="not given",
+            source=source,
+        )
 
 
-def _finding(
-    rule: FactRule, about: str, was: str, now: str, severity: Severity, source: str, host: Host
-) -> Finding:
-    devices = tuple(bdf for bdf in host.device_at if str(bdf) == about)
-    before, after = (_size(was), _size(now)) if rule.name == "memory" else (was, now)
-    if rule.name == "siblings":
-        before, after = _from_difference(was, now), _from_difference(now, was)
-    if rule.label == LINE:
-        before, after = _other_words(was, now), _other_words(now, was)
-    kind = "".join(f"{host.device_at[bdf].kind} " for bdf in devices)
-    return finding(
-        "drift-baseline",
-        f"{kind}{subject_of(rule, about)}",
-        expected=before,
-        observed=after,
-        severity=severity,
-        case=rule.name,
-        source=source,
-        devices=devices,
+def majority(records: Iterable[Record]) -> dict[tuple[HostFact, Any], Any]:
+    """What most hosts have, fact by fact; where as many have one value as another, the larger count
+    and the faster link."""
+    every = tuple(records)
+    common: dict[tuple[HostFact, Any], Any] = {}
+    for key in dict.fromkeys(key for record in every for key in record):
+        counts = Counter(record.get(key) for record in every)
+        value = max(counts, key=lambda value: (_alike(key[0], value, counts), _rank(value)))
+        if value is not None:
+            common[key] = value
+    return common
+
+
+def _alike(fact: HostFact, value: Any, counts: Mapping[Any, int]) -> int:
+    """How many have that value, or one that does not differ from it."""
+    if value is None:
+        return counts[value]
+    return sum(
+        count
+        for other, count in counts.items()
+        if other is not None and fact.judge(value, other) is fact.judge(other, value) is None
     )
 
 
-def _size(text: str) -> str:
-    return f"{int(text) / GIB:.3f} GiB" if text.isdecimal() else text
-
-
-def _other_words(text: str, other: str) -> str:
-    """Those that the other has not."""
-    return " ".join(word for word in text.split() if word not in other.split()) or "not given"
-
-
-def _from_difference(text: str, other: str) -> str:
-    """Four words of a long list, from where it differs from another."""
-    words, others = text.split(), other.split()
-    at = next((i for i, (a, b) in enumerate(zip(words, others, strict=False)) if a != b), 0)
-    return " ".join(["..." if at else "", *words[at : at + 4], "..."]).strip()
-
-
-def unread_facts(expected: Facts, now: Facts) -> frozenset[tuple[str, str]]:
-    """(about, name) of what was recorded and is not given now, or not all of it."""
-    return frozenset(
-        (about, name)
-        for about, facts in expected.items()
-        for name, before in facts.items()
-        if (after := now.get(about, {}).get(name)) is None
-        or (name == "partition" and set(after.split()) < set(before.split()))
-    )
+def _rank(value: Any) -> float:
+    if isinstance(value, PathLink):
+        return value.rate.bytes_per_s
+    return -1.0 if value is None else float(value) if isinstance(value, int) else 0.0

@@ -46,22 +46,6 @@ class Circumstances(Struct, frozen=True, kw_only=True):
     h2d: Mapping[Bdf, float] = field(default_factory=dict)
     h2d_all: float | None = None
 
-    @property
-    def slowest_h2d(self) -> float | None:
-        """Of all that were measured, bytes/s."""
-        return min(
-            (*self.h2d.values(), *(() if self.h2d_all is None else (self.h2d_all,))), default=None
-        )
-
-
-def host_findings(host: Host) -> tuple[Finding, ...]:
-    """What is wrong with a host alone, each device for itself."""
-    return (
-        *_of_host(host, Circumstances()),
-        *peer_findings(host),
-        *settings_findings(host, None),
-    )
-
 
 def _of_host(host: Host, known: Circumstances, *, with_advice: bool = True) -> Iterator[Finding]:
     """Whatever VMs it has."""

@@ -1,19 +1,15 @@
 """Fleet: hosts compared with their like: what most of them are is what each should be."""
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Hashable, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from homenode.check.doctor.expectation import CertifiedDevice, CertifiedHost, certify, drift
+from homenode.check.doctor.baseline import drift, majority, record_of
 from homenode.findings import Finding, Severity
 from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import Host
-
-K = TypeVar("K", bound=Hashable)
-T = TypeVar("T", bound=Hashable)
 
 LEAST = 3
 """Hosts of one kind; of two that differ neither is known to be right."""
@@ -69,10 +65,10 @@ def compare_fleet(hosts: Sequence[tuple[str, Host]]) -> Fleet:
         if len(members) < LEAST:
             alone += [name for name, _ in members]
             continue
-        expected = majority([certify(host) for _, host in members], str(kind))
+        expected = majority(record_of(host) for _, host in members)
         groups: dict[Hashable, tuple[Finding, list[str]]] = {}
         for name, host in members:
-            for one in drift(expected, host):
+            for one in drift(expected, host, str(kind)):
                 if one.severity is Severity.INCONCLUSIVE:
                     continue
                 key = (one.id, one.subject, one.expected, one.observed)
@@ -96,48 +92,3 @@ def kind_of(host: Host) -> HostKind:
     )
     gpu = models.most_common(1)[0][0] if models else None
     return HostKind(host.cpu.name, gpu)
-
-
-def majority(expectations: Sequence[CertifiedHost], name: str) -> CertifiedHost:
-    """What most of them have, field by field and device by device; memory by its median.
-
-    Where as many have one as another, the larger count and the faster link.
-    """
-    devices = {}
-    for address in dict.fromkeys(one.bdf for each in expectations for one in each.devices):
-        present = [
-            next((one for one in each.devices if one.bdf == address), None) for each in expectations
-        ]
-        chosen = _most(present, _rate)
-        if chosen is not None:
-            devices[address] = chosen
-    memory = sorted(one.memory_bytes for one in expectations if one.memory_bytes is not None)
-    return CertifiedHost(
-        host=name,
-        counts=_mapping(expectations, lambda one: one.counts),
-        memory_bytes=memory[len(memory) // 2] if memory else None,
-        distances=_most([one.distances for one in expectations]),
-        devices=tuple(devices[address] for address in sorted(devices)),
-        floors={},
-        huge_pages=_mapping(expectations, lambda one: one.huge_pages),
-    )
-
-
-def _mapping(
-    expectations: Sequence[CertifiedHost], of: Callable[[CertifiedHost], Mapping[K, int]]
-) -> dict[K, int]:
-    keys = dict.fromkeys(key for one in expectations for key in of(one))
-    values = {
-        key: _most([of(one).get(key) for one in expectations], lambda n: n or 0) for key in keys
-    }
-    return {key: value for key, value in values.items() if value is not None}
-
-
-def _rate(device: CertifiedDevice | None) -> float:
-    return 0.0 if device is None or device.link is None else device.link.bytes_per_s
-
-
-def _most(values: Iterable[T], rank: Callable[[T], float] = lambda value: 0.0) -> T:
-    """The most common; of equals the one with the highest rank, then the first."""
-    counts = Counter(values)
-    return max(counts, key=lambda value: (counts[value], rank(value)))

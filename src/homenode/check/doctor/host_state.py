@@ -273,13 +273,6 @@ def kernel_log_findings(host: Host) -> Iterator[Finding]:
             )
 
 
-def unread_state(host: Host, subject: str) -> bool:
-    """Whether no part of the host shows now what a finding of that subject compared."""
-    place, _, state = subject.rpartition(": ")
-    shown = [p for p in host.parts if place.startswith(p.group) and state in dict(p.states)]
-    return len(shown) < 2
-
-
 _DRIVERS_WITH_OWN_CLOCK = frozenset({"intel_pstate", "amd-pstate-epp", "amd_pstate_epp"})
 """With these "powersave" is the normal, dynamic choice. Source: admin-guide/pm/intel_pstate.rst."""
 

@@ -1,16 +1,15 @@
-"""Every finding about one domain on its host, the lines it is about, and its drift from its plan.
+"""Every finding about one domain on its host, and the lines it is about.
 
 Findings name what they are about in the user's words ("vCPUs 3-4", "<emulatorpin>", "cell 1", an
 address); the element with that name is looked up here, in one place for all of them.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
-from homenode.catalogue import finding
 from homenode.check.domain.cores import (
     interrupt_findings,
     isolation_findings,
@@ -35,18 +34,13 @@ from homenode.check.domain.pins import (
     pins_alone,
     pins_on_host,
 )
-from homenode.check.domain.throttles import settings_of
 from homenode.check.domain.verification import broken_references
 from homenode.cpuset import CpuSet
 from homenode.findings import Finding, Severity, sourced
 from homenode.machine.topology import Host
 from homenode.vm.domain.document import Document
 from homenode.vm.domain.hostdevs import hostdev_elements
-from homenode.vm.domain.metadata import read_record
-from homenode.vm.facts import diff
-from homenode.vm.hypervisor.domain_state import LivePin, domain_argument
 from homenode.vm.model import Vm
-from homenode.wording import command_line
 
 
 def domain_findings(facts: Vm, document: Document | None, host: Host) -> list[Finding]:
@@ -165,92 +159,3 @@ def _line_of(
             line = None if first is None else lines.get((element, first))
             return lines.get((otherwise, None)) if line is None else line
     return None
-
-
-_NOT_PLACED = (
-    "topology",
-    "domain-type",
-    "machine",
-    "firmware",
-    "cpu",
-    "vcpus-online",
-    "current-memory",
-    "distances",
-    "controller",
-    "device-address",
-)
-"""Facts that libvirt fills in at the start, that guests change, or that no running VM changes."""
-
-_FILLED_IN = tuple(name for name in _NOT_PLACED if name not in ("cpu", "topology", "distances"))
-"""Of a definition: what libvirt fills in when it is defined."""
-
-
-def domain_drift(planned: Vm, running: Vm, moved: Sequence[LivePin] = ()) -> Iterator[Finding]:
-    """Differences of pins, memory and devices, as by `virsh vcpupin --live` or `virsh edit`.
-
-    planned: of the document that homenode defined, or of the persistent definition. moved: threads
-    of this run that homenode itself moved since.
-    """
-    yield from _drift("drift-domain", _with_moved(planned, moved), running, "", planned.source)
-
-
-def definition_drift(planned: Vm, defined: Vm) -> Iterator[Finding]:
-    """What the next start will change of the plan: the definition was edited since.
-
-    planned: of the document that homenode defined. defined: the persistent definition."""
-    yield from _drift("drift-definition", planned, defined, " at its next start", defined.source)
-
-
-def undefined(name: str, uuid: str) -> Finding:
-    """What is said of a running VM whose definition was removed."""
-    return finding(
-        "drift-definition",
-        f"{name}: its definition",
-        expected="one that libvirt keeps when the VM is off",
-        observed="none: it was undefined while it runs",
-        case="undefined",
-        values={"domain": command_line(domain_argument(name, uuid))},
-        source="virsh dominfo",
-    )
-
-
-def _drift(id: str, planned: Vm, found: Vm, when: str, source: str) -> Iterator[Finding]:
-    name = found.name
-    for one in diff(planned, found, _NOT_PLACED if id == "drift-domain" else _FILLED_IN):
-        yield finding(
-            id,
-            f"{name}: {one.subject}{when}",
-            expected=one.expected,
-            observed=one.observed,
-            values={"domain": command_line(domain_argument(name, found.uuid or name))},
-            source=source,
-        )
-
-
-def settings_drift(planned: Document, found: Document, name: str, when: str) -> Iterator[Finding]:
-    """Limits, schedulers and devices that a document has otherwise than homenode gave them. when:
-    of the definition, "at its next start"."""
-    before, now = settings_of(planned), settings_of(found)
-    if read_record(planned) is not None and read_record(found) is None:
-        now["the record of its layout"] = "none"
-        before["the record of its layout"] = "in <metadata>"
-    for subject in dict.fromkeys((*before, *now)):
-        if before.get(subject) != now.get(subject):
-            yield finding(
-                "drift-settings",
-                f"{name}: {subject}{when}",
-                expected=before.get(subject, "none"),
-                observed=now.get(subject, "none"),
-                source=found.source,
-            )
-
-
-def _with_moved(planned: Vm, moved: Sequence[LivePin]) -> Vm:
-    pus = {(pin.kind, pin.number): pin.pus for pin in moved}
-    iothreads = {n: found for (kind, n), found in pus.items() if kind == "iothread"}
-    return replace(
-        planned,
-        vcpu_pins=tuple(pus.get(("vcpu", i), pin) for i, pin in enumerate(planned.vcpu_pins)),
-        emulator_pus=pus.get(("emulator", 0), planned.emulator_pus),
-        iothread_pins=tuple(sorted((dict(planned.iothread_pins) | iothreads).items())),
-    )

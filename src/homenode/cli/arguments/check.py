@@ -1,4 +1,4 @@
-"""What is asked of verify, doctor and watch, and of what they compare with. [I/O]"""
+"""What is asked of verify and doctor. [I/O]"""
 
 from pathlib import Path
 from typing import Annotated
@@ -6,9 +6,8 @@ from typing import Annotated
 from msgspec import Struct
 
 from homenode.bdf import Bdf
-from homenode.cli.arguments import ForceOption, HostOption, JsonOption, LspciOption, OutputOption
+from homenode.cli.arguments import ForceOption, HostOption, JsonOption, LspciOption
 from homenode.opt import Arg, Flag, Opt
-from homenode.vm.hypervisor.connection import DEFAULT
 
 BOOT = "Test guest"
 
@@ -38,6 +37,7 @@ class VerifyArguments(Struct, frozen=True, kw_only=True):
     )
     keep: Annotated[Path | None, Opt("--keep", "DIR", panel=BOOT, rare=True)] = None
     svg: Annotated[Path | None, Opt("--svg", "FILE")] = None
+    prometheus: Annotated[bool, Flag("--prometheus", rare=True)] = False
     json: JsonOption = False
 
 
@@ -62,7 +62,7 @@ class DoctorArguments(Struct, frozen=True, kw_only=True):
     known_width: Annotated[tuple[str, ...], Opt("--known-width", "BDF=LANES", rare=True)] = ()
     under_load: Annotated[bool, Flag("--under-load")] = False
     load_command: Annotated[str | None, Opt("--load-command", "COMMAND", rare=True)] = None
-    expect: Annotated[Path | None, Opt("--expect", "SITE.toml")] = None
+    expect: Annotated[str | None, Opt("--expect", "FILE")] = None
     fix: Annotated[Path | None, Opt("--fix", "FILE")] = None
     everything: Annotated[bool, Flag("--all")] = False
     prometheus: Annotated[bool, Flag("--prometheus", rare=True)] = False
@@ -95,40 +95,3 @@ class RetrainHookArguments(Struct, frozen=True, kw_only=True):
 
     words: Annotated[tuple[str, ...], Arg("DOMAIN OPERATION")] = ()
     target: Annotated[int | None, Opt("--target", "GEN")] = None
-
-
-class CertifyArguments(Struct, frozen=True, kw_only=True):
-    """Certify a host: its topology, links and bandwidth floors, to compare with later.
-
-    `homenode doctor --expect SITE.toml` then finds any drift.
-
-    Examples:
-      homenode watch certify -o site.toml --floor h2d=50
-      homenode doctor --expect site.toml
-    """
-
-    host: HostOption = None
-    output: OutputOption = None
-    floor: Annotated[tuple[str, ...], Opt("--floor", "NAME=GB/S")] = ()
-    pool: FleetOption = ()
-    force: ForceOption = False
-
-
-class WatchArguments(Struct, frozen=True, kw_only=True):
-    """Compare a host with its certified state, and report what is new.
-
-    Reads sysfs, /proc and libvirt; wakes no device, and writes only its own state. One alert for
-    each cause: a slow link, a changed topology, a missing GPU, fewer huge pages, a VM that is not
-    as planned.
-
-    Examples:
-      homenode watch --expect site.toml
-      homenode watch --textfile /var/lib/prometheus/node-exporter/homenode.prom
-    """
-
-    host: Annotated[str | None, Opt("--host", "CAPTURE")] = None
-    expect: Annotated[Path | None, Opt("--expect", "SITE.toml")] = None
-    state: Annotated[Path | None, Opt("--state", "DIR")] = None
-    textfile: Annotated[Path | None, Opt("--textfile", "FILE.prom")] = None
-    connect: Annotated[str, Opt("--connect -c", "URI")] = DEFAULT
-    json: JsonOption = False

@@ -60,8 +60,7 @@ def plan(domain: Domain, host: HostSource = None, options: PlanOptions | None = 
 
 def tune(domain: Domain, host: HostSource = None, options: PlanOptions | None = None) -> Tuning:
     """The plan, and the domain's document rewritten by it; nothing is written or defined."""
-    from homenode.decide.auto_layout import settled
-    from homenode.decide.evidence.sources import load_evidence
+    from homenode.plan.auto import resolve_layout
     from homenode.plan.tuning import tune as tune_document
     from homenode.vm.domain.read import read_vm
 
@@ -69,9 +68,8 @@ def tune(domain: Domain, host: HostSource = None, options: PlanOptions | None = 
     machine = _host(host)
     asked = options or PlanOptions(AUTO)
     refuse_objective(asked)
-    if asked.layout == AUTO:
-        asked = settled(read_vm(content, source), asked, machine, load_evidence(())).options
-    return tune_document(content, source, asked, machine)
+    chosen = resolve_layout(read_vm(content, source), asked, machine).options
+    return tune_document(content, source, chosen, machine)
 
 
 def verify(domain: Domain, host: HostSource = None, plan: Plan | None = None) -> Findings:

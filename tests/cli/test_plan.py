@@ -253,16 +253,16 @@ def test_auto_prints_the_figures_it_follows() -> None:
     )
     assert done.exit_code == 0, done.stderr
     assert "layout pin" in done.stdout
-    assert "default (20.2" in done.stdout and "doubt" in done.stdout
+    assert "2.1 to 2.7 times" in done.stdout
 
 
-def test_a_layout_need_not_be_named_and_a_sick_machine_gets_none() -> None:
+def test_a_layout_need_not_be_named_and_slow_links_are_warned_of() -> None:
     done = homenode("plan", DOCUMENT, "--host", "h200-xeon8558", "--gpus", "8")
     assert done.exit_code == 0, done.stderr
-    assert "collective: pin" in done.stdout
+    assert "pin-bound for collective" in done.stdout
     sick = homenode("plan", DOCUMENT, "--host", "rtx5090-epyc7702")
-    assert sick.exit_code == 1
-    assert "pcie-link-slow" in sick.stderr and "--layout default|pin" in sick.stderr
+    assert sick.exit_code == 0, sick.stderr
+    assert "warning" in sick.stderr and "pcie-link-slow" in sick.stderr
 
 
 @pytest.mark.parametrize(

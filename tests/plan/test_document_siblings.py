@@ -8,10 +8,9 @@ from msgspec import structs
 from msgspec.structs import replace
 
 from homenode.cpuset import CpuSet
-from homenode.decide.auto_layout import settled
-from homenode.decide.evidence.sources import load_evidence
 from homenode.errors import UsageError
 from homenode.machine.topology import CoreKind, Host, HostReserve
+from homenode.plan.auto import resolve_layout
 from homenode.plan.placement import Placement
 from homenode.plan.planner import plan
 from homenode.plan.request import GuestRequest, request_for
@@ -46,7 +45,7 @@ def request(vcpus: int, threads: int = 2, layout: str = "pin-numa") -> GuestRequ
 
 
 def auto(shown: Vm, host: Host, options: PlanOptions | None = None) -> Plan:
-    asked = settled(shown, options or PlanOptions(AUTO), host, load_evidence(())).options
+    asked = resolve_layout(shown, options or PlanOptions(AUTO), host).options
     return plan(host, request_for(shown, asked, host))
 
 

@@ -15,7 +15,7 @@ from homenode.change.apply.definition import apply_definitions, preview_definiti
 from homenode.change.apply.obstacles import Obstacle
 from homenode.cli.arguments.place import ApplyArguments, PlanArguments
 from homenode.cli.command import as_words
-from homenode.cli.planning import hosts_after
+from homenode.cli.planning import choose_by, hosts_after, note_sick_links
 from homenode.cli.restore import changing_host, is_file_target
 from homenode.cli.terminal import (
     check_can_ask,
@@ -29,12 +29,11 @@ from homenode.cli.terminal import (
     write_text,
 )
 from homenode.cpuset import CpuSet
-from homenode.decide.auto_layout import settled
-from homenode.decide.evidence.sources import load_evidence
 from homenode.errors import FINDINGS, HostError, UsageError
 from homenode.formats import encode
 from homenode.input_files import read_input
 from homenode.machine.topology import Host
+from homenode.plan.auto import resolve_layout
 from homenode.plan.stored import encode_plan
 from homenode.plan.tuning import Tuning, TuningRequest, tune_together
 from homenode.vm.domain.read import read_vm
@@ -223,12 +222,13 @@ def tuned_together(
     # Where they run already, their own pins do not count as allocated.
     others = tuple(domain for domain in machine.domains if domain.name not in originals)
     (machine,) = hosts_after((replace(machine, domains=others),), after)
-    evidence = load_evidence(results)
+    note_sick_links(machine, options)
+    choose = choose_by(results)
     chosen = {}
     for name, original in originals.items():
         guest = read_vm(original, name)
         as_recorded = options if results else _as_recorded(guest, options, machine)
-        chosen[name] = settled(guest, as_recorded, machine, evidence)
+        chosen[name] = resolve_layout(guest, as_recorded, machine, choose)
     requests = [
         TuningRequest(name=name, original=original, options=chosen[name].options)
         for name, original in originals.items()
@@ -247,12 +247,8 @@ def tuned_together(
         if not quiet:
             from homenode.show.explain import explain
 
-            console().print(explain(tuning.plan, tuning.host or machine))
-            verdict = chosen[name].verdict
-            if verdict is not None:
-                from homenode.show.results_text import layout_text
-
-                console().print(layout_text(verdict))
+            why = chosen[name].why
+            console().print(explain(tuning.plan, tuning.host or machine, why=why))
         else:
             from homenode.cli.planning import note_critical
 

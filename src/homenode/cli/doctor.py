@@ -213,13 +213,12 @@ def _print(found: Findings, host: "Host", *, json: bool, prometheus: bool) -> No
 def _fix(
     original: bytes, opened: "Document", source: str, host: "Host", output: Path, mode: int
 ) -> None:
-    from homenode.decide.auto_layout import settled
-    from homenode.decide.evidence.sources import load_evidence
+    from homenode.plan.auto import resolve_layout
     from homenode.plan.tuning import tune
     from homenode.vm.layout import layout_text
     from homenode.vm.plan_options import AUTO, PlanOptions
 
-    options = settled(vm_of(opened), PlanOptions(AUTO), host, load_evidence(())).options
+    options = resolve_layout(vm_of(opened), PlanOptions(AUTO), host).options
     tuning = tune(original, source, options, host)
     saved = write_tuned(output, original, tuning.document, mode)
     layout = layout_text(tuning.plan.layout)

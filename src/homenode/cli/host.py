@@ -92,7 +92,7 @@ def layouts(asked: LayoutsArguments) -> None:
     if asked.json:
         _print_rows([_layout_row(preset) for preset in PRESETS.values()])
         return
-    say("auto: what the evidence recommends for the VM (the default)\n")
+    say("auto: by what the VM is for, and on what host (the default)\n")
     for name, summary in SUMMARIES.items():
         also = ", ".join(_study_names(name))
         say(f"{name}: {summary}" + (f" (study: {also})" if also else ""))

@@ -15,9 +15,8 @@ from homenode.cli.terminal import (
     print_json,
     write_bytes,
 )
-from homenode.decide.auto_layout import settled
-from homenode.decide.evidence.sources import load_evidence
 from homenode.errors import FINDINGS, UsageError
+from homenode.plan.auto import resolve_layout
 from homenode.plan.stored import encode_plan
 from homenode.plan.vm_file import (
     TargetPlan,
@@ -36,7 +35,6 @@ from homenode.vm.targets.registry import TARGETS
 from homenode.wording import did_you_mean
 
 if TYPE_CHECKING:
-    from homenode.decide.verdict import Verdict
     from homenode.machine.topology import Host
 
 SCRIPT_MODE = 0o755
@@ -81,12 +79,12 @@ def run(
     if asked.name is not None and original is not None:
         raise UsageError("--name: expected a domain document to copy, found --target")
     try:
-        host, planned, verdict = _planned(original, document, asked)
+        host, planned, why = _planned(original, document, asked)
     except Unplannable as error:
         planning.say_why_not(error, as_json=asked.json)
         raise SystemExit(error.exit_code) from None
     notes = _write(planned, host, document, asked)
-    _print(planned, verdict, host, document, asked)
+    _print(planned, why, host, document, asked)
     for line in notes:
         note(line)
     return planned.plan
@@ -96,7 +94,7 @@ def _planned(
     original: bytes | None,
     document: str,
     asked: PlanArguments,
-) -> "tuple[Host, TargetPlan, Verdict | None]":
+) -> "tuple[Host, TargetPlan, tuple[str, ...]]":
     names = asked.hosts or (None,)
     if len(names) > 1 and (asked.lspci is not None or asked.options.replaces):
         raise UsageError("--lspci, --replaces: expected one --host, found several")
@@ -111,19 +109,20 @@ def _planned(
     )
     target = asked.target or vm.kind
     assert target is not None, "without a file and a target it is libvirt's"
-    evidence = load_evidence(asked.results)
+    choose = planning.choose_by(asked.results)
     best = hosts[0]
     if len(hosts) > 1:
-        best = planning.best_of(vm.guest, hosts, evidence, asked)
+        best = planning.best_of(vm.guest, hosts, choose, asked)
     vm = on_host(vm, best)
-    chosen = settled(vm.guest, asked.options, best, evidence)
+    planning.note_sick_links(best, asked.options)
+    chosen = resolve_layout(vm.guest, asked.options, best, choose)
     planned = plan_for_target(vm, chosen.options, best, target, asked.target_version)
-    return best, planned, chosen.verdict
+    return best, planned, chosen.why
 
 
 def _print(
     planned: TargetPlan,
-    verdict: "Verdict | None",
+    why: tuple[str, ...],
     host: "Host",
     document: str,
     asked: PlanArguments,
@@ -131,7 +130,7 @@ def _print(
     if asked.json:
         print_json(encode_plan(planned.plan))
     elif not asked.quiet:
-        planning.print_explanation(planned.plan, planned.request, verdict, host, asked)
+        planning.print_explanation(planned.plan, planned.request, why, host, asked)
     else:
         planning.note_critical(planned.plan)
     if asked.diff:

@@ -21,22 +21,21 @@ from homenode.cli.terminal import (
     write_bytes,
     write_text,
 )
-from homenode.decide.auto_layout import NotRecommended, refuse_auto, settled
-from homenode.decide.evidence.sources import load_evidence
 from homenode.errors import UsageError
 from homenode.input_files import read_input
+from homenode.plan.auto import refuse_auto, resolve_layout
 from homenode.plan.stored import encode_plan, encode_refusal, read_plan, with_planned
 from homenode.plan.tuning import Tuning, tune, tune_manually
 from homenode.vm.domain.read import read_vm
 from homenode.vm.domain.restore import SavedOriginal, is_tuned_output, saved_original, write_tuned
 from homenode.vm.domain.schema import refuse_new_errors
 from homenode.vm.plan_model import Plan, Unplannable
+from homenode.vm.plan_options import AUTO, PlanOptions
 from homenode.vm.sources import load_host
 
 if TYPE_CHECKING:
-    from homenode.decide.evidence.model import Evidence
-    from homenode.decide.verdict import Verdict
     from homenode.machine.topology import Host
+    from homenode.plan.auto import Choose
     from homenode.plan.request import GuestRequest
     from homenode.vm.model import Vm
 
@@ -80,7 +79,7 @@ def tune_and_write(
     else:
         check_tuned_output(source, asked.output, force=asked.force)
     host: Host | None = None
-    verdict: Verdict | None = None
+    why: tuple[str, ...] = ()
     try:
         if asked.manual.node_pus:
             if original is None:
@@ -90,7 +89,7 @@ def tune_and_write(
             refuse_auto(options)
             tuning = tune_manually(original, source, options, asked.manual, copy_name=asked.name)
         else:
-            host, tuning, verdict = _on_best_host(original, source, asked)
+            host, tuning, why = _on_best_host(original, source, asked)
             # The picture would show them on the PUs that the VM gets.
             left = tuple(one for one in host.domains if one.name not in asked.options.replaces)
             host = replace(host, domains=left)
@@ -99,9 +98,9 @@ def tune_and_write(
         raise SystemExit(error.exit_code) from None
     if agreed is None:
         lines = _write(tuning, host, original, asked, source)
-        _print(tuning, verdict, host, original, source, asked)
+        _print(tuning, why, host, original, source, asked)
     else:
-        _print(tuning, verdict, host, original, source, asked)
+        _print(tuning, why, host, original, source, asked)
         lines = _write(tuning, host, original, asked, source) if agreed() else []
     for line in lines:
         note(line)
@@ -213,7 +212,7 @@ def _on_best_host(
     original: bytes | None,
     document: str,
     asked: PlanArguments,
-) -> "tuple[Host, Tuning, Verdict | None]":
+) -> "tuple[Host, Tuning, tuple[str, ...]]":
     names = asked.hosts or (None,)
     if len(names) > 1 and asked.lspci is not None:
         raise UsageError("--lspci: expected one --host to lay it over, found several")
@@ -233,36 +232,49 @@ def _on_best_host(
         )
         copy_name = None
     guest = read_vm(original, document)
-    evidence = load_evidence(asked.results)
-    if len(hosts) == 1:
-        (best,) = hosts
-    else:
-        best = best_of(guest, hosts, evidence, asked)
-    chosen = settled(guest, asked.options, best, evidence)
+    choose = choose_by(asked.results)
+    best = hosts[0] if len(hosts) == 1 else best_of(guest, hosts, choose, asked)
+    note_sick_links(best, asked.options)
+    chosen = resolve_layout(guest, asked.options, best, choose)
     tuning = tune(original, document, chosen.options, best, copy_name=copy_name)
-    return best, tuning, chosen.verdict
+    return best, tuning, chosen.why
+
+
+def choose_by(results: Sequence[str]) -> "Choose | None":
+    """What chooses a layout in place of the table: these results; None without any."""
+    if not results:
+        return None
+    from homenode.decide.decide import by_results
+    from homenode.decide.evidence.sources import load_sources
+
+    return by_results([run for named in load_sources(results) for run in named.runs])
+
+
+def note_sick_links(host: "Host", options: PlanOptions) -> None:
+    """Warn of the host's slow links where homenode chooses the layout: each is slow on them."""
+    if options.layout != AUTO:
+        return
+    from homenode.check.doctor.links import link_health
+
+    for finding in link_health(host):
+        note(f"warning: {finding.subject}: found {finding.observed}, expected {finding.expected}")
+        note(f"  {finding.fix} ({finding.id})")
 
 
 def best_of(
     guest: "Vm",
     hosts: "Sequence[Host]",
-    evidence: "Evidence",
+    choose: "Choose | None",
     asked: PlanArguments,
 ) -> "Host":
     from homenode.plan.planner import rank
     from homenode.plan.request import request_for
     from homenode.show.fit_text import rank_text
 
-    requests, refused = [], None
+    requests = []
     for host in hosts:
-        try:
-            chosen = settled(guest, asked.options, host, evidence).options
-            requests.append((host, request_for(guest, chosen, host)))
-        except NotRecommended as error:
-            note(f"left out: {error.message}")
-            refused = error
-    if not requests and refused is not None:
-        raise refused
+        chosen = resolve_layout(guest, asked.options, host, choose).options
+        requests.append((host, request_for(guest, chosen, host)))
     ranking = rank(requests)
     if not (asked.quiet or asked.json):
         console().print(rank_text(ranking))
@@ -286,7 +298,7 @@ def say_why_not(error: Unplannable, *, as_json: bool = False) -> None:
 
 def _print(
     tuning: Tuning,
-    verdict: "Verdict | None",
+    why: Sequence[str],
     host: "Host | None",
     original: bytes | None,
     document: str,
@@ -295,7 +307,7 @@ def _print(
     if asked.json:
         print_json(encode_plan(tuning.plan))
     elif not asked.quiet:
-        print_explanation(tuning.plan, tuning.request, verdict, host, asked)
+        print_explanation(tuning.plan, tuning.request, why, host, asked)
     else:
         note_critical(tuning.plan)
     if asked.diff:
@@ -313,7 +325,7 @@ def note_critical(made: Plan) -> None:
 def print_explanation(
     made: Plan,
     request: "GuestRequest | None",
-    verdict: "Verdict | None",
+    why: Sequence[str],
     host: "Host | None",
     asked: PlanArguments,
 ) -> None:
@@ -327,11 +339,7 @@ def print_explanation(
         else console()
     )
     nearby = () if host is None or request is None else nearby_sizes(host, request, made)
-    shown.print(explain(made, host, whole=asked.explain, nearby=nearby))
-    if verdict is not None:
-        from homenode.show.results_text import layout_text
-
-        shown.print(layout_text(verdict))
+    shown.print(explain(made, host, whole=asked.explain, nearby=nearby, why=why))
 
 
 def _write(

@@ -13,7 +13,7 @@ from homenode.cli.arguments.pool import (
     PoolPlaceArguments,
     PoolRemoveArguments,
 )
-from homenode.cli.planning import check_tuned_output, write_document
+from homenode.cli.planning import check_tuned_output, choose_by, note_sick_links, write_document
 from homenode.cli.pool_reading import (
     check_hosts,
     exit_with_failures,
@@ -37,12 +37,10 @@ from homenode.cluster.pool.ledger import Ledger, has_ledger
 from homenode.cluster.pool.model import Pool, PoolHost
 from homenode.cluster.pool.place import PoolPlaces, RankedPlace
 from homenode.cluster.pool.reservations import Reservation, identity_of, seen_in
-from homenode.decide.auto_layout import NotRecommended, settled
-from homenode.decide.evidence.model import Evidence
-from homenode.decide.evidence.sources import load_evidence
 from homenode.errors import UNPLANNABLE, HostError, InputError, UsageError
 from homenode.input_files import read_input
 from homenode.machine.pci import canonical_uuid
+from homenode.plan.auto import Choose, resolve_layout
 from homenode.plan.stored import domain_of_plan, encode_plan
 from homenode.plan.tuning import tune
 from homenode.show.explain import explain
@@ -70,14 +68,12 @@ def place(asked: PoolPlaceArguments) -> None:
     original = read_input(document, "a domain document", hint="virsh dumpxml NAME > VM.xml")
     guest = read_vm(original, document)
     sizes = read_flavours(asked.flavours)
-    evidence = None
-    if options.layout == "auto":
-        evidence = load_evidence(asked.results)
+    choose = choose_by(asked.results)
     with recording(sources) if asked.record else nullcontext() as ledger:
         pool = read_the_pool(sources, ledger)
         note_failures(pool)
         check_hosts(asked.among, pool)
-        by_shape = _flavour_of_shapes(guest, options, pool, evidence, asked.gpu_model)
+        by_shape = _flavour_of_shapes(guest, options, pool, choose, asked.gpu_model)
         placed = 0
         with planner_of(pool, sources) as planner:
             places = PoolPlaces(pool, sizes, planner)
@@ -99,21 +95,16 @@ def _flavour_of_shapes(
     guest: Vm,
     options: PlanOptions,
     pool: Pool,
-    evidence: Evidence | None,
+    choose: Choose | None,
     gpu_model: str | None,
 ) -> dict[int, Flavour]:
-    """The VM on each kind of host; a kind for which no layout is recommended is left out."""
+    """The VM on each kind of host."""
     found = {}
     names: dict[int, PoolHost] = {}
     for host in pool.hosts:
         names.setdefault(host.shape, host)
     for number, one in names.items():
-        own = options
-        if evidence is not None:
-            try:
-                own = settled(guest, options, pool.host(one), evidence).options
-            except NotRecommended:
-                continue
+        own = resolve_layout(guest, options, pool.host(one), choose).options
         found[number] = Flavour(
             name=guest.name,
             gpu_model=gpu_model,
@@ -164,6 +155,8 @@ def _place_one(
         except Unplannable as refused_there:
             note(f"{one.host.name}: {refused_there.message}")
             continue
+        if number == 1:
+            note_sick_links(host, asked.options)
         lines: list[str] = []
         output = _output_of(asked, name)
         if output is not None:

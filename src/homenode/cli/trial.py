@@ -29,7 +29,6 @@ from homenode.cli.terminal import (
     print_json,
     update,
 )
-from homenode.decide.auto_layout import suggested_objective
 from homenode.doc import Doc, Text
 from homenode.errors import FINDINGS, UNPLANNABLE, HomenodeError, HostError, InputError, UsageError
 from homenode.findings import Severity
@@ -62,6 +61,7 @@ from homenode.measure.results.store import read_run
 from homenode.measure.sequence import RoundLook, SequenceEnd
 from homenode.measure.suite import suite_for
 from homenode.objective import Objective
+from homenode.plan.auto import suggested_objective
 from homenode.show.trial_text import (
     advice_text,
     outcomes_text,

@@ -19,13 +19,13 @@ from homenode.cli.arguments.trial import TrialArguments, TryArguments
 from homenode.cli.bench_options import check as check_options
 from homenode.cli.terminal import check_can_ask, confirm, console, note, print_json
 from homenode.cli.trial import begin_trial
-from homenode.decide.auto_layout import suggested_objective
 from homenode.doc import Doc, Text
 from homenode.errors import FINDINGS, UsageError
 from homenode.findings import Finding, Findings
 from homenode.formats import encode
 from homenode.machine.pci import DeviceKind
 from homenode.objective import Objective
+from homenode.plan.auto import suggested_objective
 from homenode.show.explain import explain, finding_lines
 from homenode.show.findings_text import findings_text
 from homenode.show.trial_text import duration_text
@@ -46,7 +46,7 @@ MOST_FINDINGS = 5
 
 
 class TryAnswer(Struct, frozen=True, kw_only=True):
-    """Of try. findings: what is critical or a warning, the worst first. layout: that the evidence
+    """Of try. findings: what is critical or a warning, the worst first. layout: that auto
     suggests. lines_added, lines_removed: of the VM's document under it. layouts, objective: of the
     trial."""
 

@@ -15,8 +15,14 @@ from homenode.decide.alternative import Alternative, alternatives
 from homenode.decide.comparison import Doubt, EvidenceLevel
 from homenode.decide.evidence.model import Derivation, Evidence, Publication, PublishedVerdict
 from homenode.decide.health import figure_findings
-from homenode.decide.machine_facts import MachineFacts, machines_in, of_no_machine
-from homenode.decide.statement import huge_page_advice, sentence_of
+from homenode.decide.machine_facts import (
+    MachineFacts,
+    facts_of_host,
+    machines_in,
+    of_host,
+    of_no_machine,
+)
+from homenode.decide.statement import ground_of, huge_page_advice, sentence_of
 from homenode.decide.summary import headline, part_in, series_of
 from homenode.decide.verdict import (
     Reason,
@@ -34,6 +40,7 @@ from homenode.measure.results.model import UNKNOWN_SWITCHES, Origin, Run
 from homenode.measure.results.vantage import Vantage
 from homenode.metrics import METRICS, primaries
 from homenode.objective import Objective
+from homenode.plan.auto import Choose, LayoutChoice, LayoutInputs, layout_for
 from homenode.vm.layout import PRESETS, GuestCells, GuestPcie, Siblings
 
 
@@ -174,6 +181,35 @@ def _with_answer(evidence: Evidence, machine: MachineFacts, found: Verdict) -> V
         keep_vcpus=exposes and found.objective is Objective.DENSITY,
         published=tuple(_published_verdicts(evidence, machine, found)),
     )
+
+
+def by_results(runs: Sequence[Run]) -> Choose:
+    """The choice of a layout by results of the host; by the table where they decide nothing."""
+
+    def choose(host: Host, objective: Objective, inputs: LayoutInputs) -> LayoutChoice:
+        made = decide(
+            Evidence((), of_host(runs, host)),
+            facts_of_host(host, ()),
+            objective,
+            expander_buses=inputs.expander_buses,
+            has_gpus=inputs.has_gpus,
+            has_pairs=inputs.has_pairs,
+            private_memory=inputs.private_memory,
+        )
+        caveats = tuple(f"{doubt.detail}; {doubt.remedy}." for doubt in made.doubts)
+        if made.layout is None or made.level is EvidenceLevel.REASONED:
+            silent = made.passed if made.layout is not None else (sentence_of(made),)
+            silent = tuple(f"The results do not decide: {one}." for one in silent)
+            return replace(layout_for(objective, inputs), caveats=(*silent, *caveats))
+        return LayoutChoice(
+            layout=made.layout,
+            reason=f"{ground_of(made)}: {sentence_of(made)}",
+            keep_vcpus=made.keep_vcpus,
+            floating=made.floating,
+            caveats=caveats,
+        )
+
+    return choose
 
 
 def decide_for_machines(

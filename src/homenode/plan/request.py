@@ -88,7 +88,7 @@ def resized(request: GuestRequest, vcpus: int) -> GuestRequest:
 def layout_for(options: PlanOptions) -> Layout:
     """The layout with every switch applied.
 
-    Raises UsageError for an unknown preset, for `auto`, which decide/auto_layout.py replaces first,
+    Raises UsageError for an unknown preset, for `auto`, which plan/auto.py replaces first,
     and for switches that contradict each other.
     """
     preset = preset_named(options.layout)

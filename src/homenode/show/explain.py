@@ -31,12 +31,17 @@ _MOST_REJECTIONS = 4  # of one constraint; the rest are counted
 
 
 def explain(
-    plan: Plan, host: Host | None, *, whole: bool = False, nearby: Sequence[NearbySize] = ()
+    plan: Plan,
+    host: Host | None,
+    *,
+    whole: bool = False,
+    nearby: Sequence[NearbySize] = (),
+    why: Sequence[str] = (),
 ) -> Doc:
     """The explanation of a plan; without its host (manual mode) what the plan alone gives.
 
     whole: with every term that was compared and every runner-up, not only the ones that people ask
-    about first. nearby: sizes that would give the guest more.
+    about first. nearby: sizes that would give the guest more. why: of a layout that `auto` took.
     """
     sections = (
         section("Critical", finding_lines(plan, ("critical",))),
@@ -54,6 +59,7 @@ def explain(
         section("Findings", finding_lines(plan, ("warning", "info"))),
         section("Nearby sizes", tuple(map(_nearby_line, nearby))),
         _gaps(plan),
+        section("Why this layout", tuple(why)),
     )
     return Doc(
         f"VM {plan.vm.name}{f' on host {plan.host_name}' if plan.host_name else ''}: "

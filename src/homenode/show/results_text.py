@@ -280,12 +280,6 @@ def _table_of(systems: Mapping[str, Sequence[Verdict]]) -> Table:
     return Table(heads=("machine", *map(str, objectives)), rows=tuple(rows))
 
 
-def layout_text(verdict: Verdict) -> Doc:
-    """Why a plan has its layout, where the evidence chose it."""
-    block = tuple(_block(verdict, str(verdict.objective), notes=False))
-    return Doc("", (Text(""), Section("Why this layout", block)))
-
-
 def _of_system(verdicts: Sequence[Verdict], notes: bool) -> Iterator[Text]:
     sick = [one for one in verdicts if one.why(ReasonId.HEALTH) is not None]
     for one in verdicts:

@@ -90,7 +90,7 @@ _ROWS = {
 PRESETS = {name: Layout(name, *switches) for name, (_, switches) in _ROWS.items()}
 SUMMARIES = {name: summary for name, (summary, _) in _ROWS.items()}
 
-AUTO_SUMMARY = "what the evidence recommends for this VM"
+AUTO_SUMMARY = "by what the VM is for, and on what host"
 
 STUDY_NAMES = {
     "A": "pin",

@@ -189,7 +189,7 @@ class VmCell(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
 
 class LayoutRecord(Struct, frozen=True, kw_only=True):
     """The layout that homenode has put on a document, by the record in it. host: start of the
-    fingerprint of the host that it was planned for. objective: what the evidence chose the layout
+    fingerprint of the host that it was planned for. objective: what `auto` chose the layout
     for; None: the user named it."""
 
     layout: Layout

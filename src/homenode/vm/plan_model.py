@@ -165,7 +165,7 @@ class Plan(Struct, frozen=True):
 
     @property
     def objective(self) -> Objective | None:
-        """What the evidence chose the layout for; None: the user named it."""
+        """What `auto` chose the layout for; None: the user named it."""
         return None if self.vm.record is None else self.vm.record.objective
 
     @property

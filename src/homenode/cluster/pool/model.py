@@ -197,7 +197,7 @@ def shape_of(host: Host) -> Host:
     """The host without what differs between equal machines: name, memory, domains, states of links
     and devices, and settings that do not change where a VM goes.
 
-    Links are kept if one of them is broken: no layout is recommended on such a machine.
+    Links are kept if one of them is broken: plans warn of it.
     """
     bare = _bare_device if not link_health(host) else lambda device: device
     return replace(

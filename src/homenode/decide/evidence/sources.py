@@ -10,7 +10,6 @@ from pathlib import Path
 from msgspec import Struct
 
 from homenode.decide.evidence.documents import publications
-from homenode.decide.evidence.model import Evidence
 from homenode.errors import InputError
 from homenode.machine.topology import Host
 from homenode.measure.imported.files import find_sources
@@ -36,12 +35,6 @@ class Named(Struct, frozen=True):
 def load_sources(arguments: Sequence[str]) -> tuple[Named, ...]:
     """The runs of each argument. Raises InputError for one that names nothing."""
     return tuple(_load(argument) for argument in arguments)
-
-
-def load_evidence(folders: Sequence[str]) -> Evidence:
-    """The shipped publications with the results in these folders. Raises InputError."""
-    named = load_sources(folders)
-    return Evidence(publications(), tuple(run for one in named for run in one.runs))
 
 
 def published_hosts(systems: Collection[str] | None = None) -> dict[str, Host]:

@@ -1,0 +1,258 @@
+"""Auto: the layout that `--layout auto` stands for, by a table of uses, machines and VMs."""
+
+from collections.abc import Callable
+
+from msgspec import Struct, structs
+
+from homenode.bdf import Bdf
+from homenode.errors import HomenodeError, UsageError
+from homenode.machine.pci import DeviceKind, has_verbs
+from homenode.machine.topology import Host
+from homenode.objective import Objective
+from homenode.plan.request import request_for
+from homenode.plan.search.place import place
+from homenode.plan.shape.guest_numa import is_grace
+from homenode.vm.layout import PRESETS, GuestCells, GuestPcie, MemoryBinding, Pinning, Siblings
+from homenode.vm.model import Vm
+from homenode.vm.plan_options import AUTO, DocumentSiblings, PciGranularity, PlanOptions
+
+FLAT, TREE = "pin-bound", "pin-numa-pci"
+
+LAYOUTS = {  # a test compares the numbers with demo/published
+    Objective.COLLECTIVE: (
+        FLAT,
+        "published all-reduces are 2.1 to 2.7 times as fast in pin as in guests with NUMA nodes "
+        "whose GPUs have none, on 2 of 3 machines",
+    ),
+    Objective.THROUGHPUT: (
+        FLAT,
+        "a core of its own for each vCPU: programs that share cores lose 40 to 75 % (XAPI)",
+    ),
+    Objective.HOST_BANDWIDTH: (
+        "pin-numa",
+        "published STREAM is 2.6 to 7.5 times that of pin where the guest sees its NUMA nodes, on "
+        "4 of 4 machines",
+    ),
+    Objective.LATENCY: (
+        "pin-numa",
+        "published latencies are 7 to 10 % below those of pin where the guest sees its NUMA nodes, "
+        "on 2 of 2 machines",
+    ),
+    Objective.DEVICE_TRANSFER: (
+        TREE,
+        "copies to GPUs of another node rise from 12.6 to 15.6 GB/s once the guest knows their "
+        "nodes (IBM)",
+    ),
+    Objective.DENSITY: (
+        "pin-numa-smt",
+        "half the cores for as many vCPUs: both threads of each core do 1.02 to 1.03 times the "
+        "work of one, on 2 of 2 published machines",
+    ),
+}
+
+
+class LayoutInputs(Struct, frozen=True, kw_only=True):
+    """What counts besides the use. None = unknown; has_gpus: as the use suggests."""
+
+    nodes: int | None  # of the host, with PUs
+    has_siblings: bool
+    has_grace: bool  # Grace GPUs whose memory has NUMA nodes
+    has_gpus: bool | None = None
+    has_pairs: bool = False  # a GPU and an RDMA NIC of one switch
+    expander_buses: bool = True  # the VM's machine type takes them
+    private_memory: bool = False  # encrypted: its pages follow no cell's binding
+
+
+class LayoutChoice(Struct, frozen=True, kw_only=True):
+    """A layout and why."""
+
+    layout: str
+    reason: str
+    keep_vcpus: bool = False  # siblings take half the cores rather than double the vCPUs
+    floating: bool = False  # vCPUs float over the nodes of their memory: pins were worse
+    caveats: tuple[str, ...] = ()
+
+
+class ResolvedLayout(Struct, frozen=True):
+    """Options with a layout. why: lines for people; () where the user named the layout."""
+
+    options: PlanOptions
+    why: tuple[str, ...] = ()
+
+
+Choose = Callable[[Host, Objective, LayoutInputs], LayoutChoice]
+
+
+def layout_for(objective: Objective, inputs: LayoutInputs) -> LayoutChoice:
+    """The layout of the table."""
+    layout, reason = LAYOUTS[objective]
+    if objective is Objective.DENSITY:
+        if not inputs.has_siblings:
+            layout, reason = FLAT, "the host's cores have one thread each"
+    elif inputs.nodes == 1:
+        layout, reason = FLAT, "the host has one NUMA node: there are none to show to the guest"
+    if PRESETS[layout].pcie is GuestPcie.MIRRORED and not inputs.expander_buses:
+        layout, reason = FLAT, "the VM's machine type takes no expander bus"
+    layout, reason = needed_layout(layout, objective, inputs) or (layout, reason)
+    keeps = objective is Objective.DENSITY and PRESETS[layout].siblings is Siblings.EXPOSED
+    return LayoutChoice(layout=layout, reason=reason, keep_vcpus=keeps)
+
+
+def needed_layout(
+    layout: str, objective: Objective, inputs: LayoutInputs
+) -> tuple[str, str] | None:
+    """The layout that the VM's memory or devices need instead, and why; None: this one serves."""
+    preset = PRESETS[layout]
+    if inputs.private_memory:
+        if preset.cells is GuestCells.FLAT:
+            return None
+        return FLAT, "the private memory of an encrypted guest does not follow a cell's binding"
+    if not inputs.expander_buses or preset.pcie is GuestPcie.MIRRORED:
+        return None
+    has_gpus = inputs.has_gpus
+    if has_gpus is None:
+        has_gpus = objective in (Objective.COLLECTIVE, Objective.DEVICE_TRANSFER)
+    if inputs.has_grace and has_gpus:
+        return TREE, "the memory of Grace GPUs needs NUMA nodes in the guest"
+    if inputs.has_pairs:
+        return TREE, (
+            "GPUs and RDMA NICs of one switch stay pairs, of which NCCL uses GPUDirect RDMA; give "
+            "the guest the file of homenode nccl-topo as well"
+        )
+    return None
+
+
+def host_inputs(host: Host) -> LayoutInputs:
+    """What counts of a host."""
+    gpus = host.devices_of_kind(DeviceKind.GPU)
+    return LayoutInputs(
+        nodes=sum(bool(node.pus) for node in host.nodes),
+        has_siblings=any(len(core.pus) > 1 for core in host.cores),
+        has_grace=any(is_grace(gpu) for gpu in gpus if gpu.physical_function is None)
+        and any(node.generic_initiator for node in host.nodes),
+    )
+
+
+def resolve_layout(
+    guest: Vm, options: PlanOptions, host: Host, choose: Choose | None = None
+) -> ResolvedLayout:
+    """The options with `auto` replaced, for the use that was named or that the devices suggest.
+
+    choose: in place of the table.
+    """
+    if options.layout != AUTO:
+        return ResolvedLayout(options)
+    objective = options.objective or suggested_objective(guest, options, host)
+    has_pairs = _has_pairs(guest, options, host)
+    inputs = structs.replace(
+        host_inputs(host),
+        has_gpus=_gpu_count(guest, options, host) > 0,
+        has_pairs=has_pairs,
+        expander_buses=guest.is_q35 or guest.is_virt,
+        private_memory=guest.has_private_memory,
+    )
+    choice = layout_for(objective, inputs) if choose is None else choose(host, objective, inputs)
+    chosen = _with_choice(options, choice, objective)
+    if options.cells is None and options.pcie is None and not _has_cells(guest, chosen, host):
+        reason = "a guest cell needs a vCPU, and the VM needs the memory of more nodes than that"
+        choice = structs.replace(choice, layout=FLAT, reason=reason, keep_vcpus=False)
+        chosen = _with_choice(options, choice, objective)
+    if has_pairs and chosen.pcie is GuestPcie.MIRRORED and chosen.pci_granularity is None:
+        chosen = structs.replace(chosen, pci_granularity=PciGranularity.SWITCH)
+    layout = f"{choice.layout} with bound memory" if choice.floating else choice.layout
+    return ResolvedLayout(chosen, (f"{layout} for {objective}: {choice.reason}.", *choice.caveats))
+
+
+def suggested_objective(guest: Vm, options: PlanOptions, host: Host) -> Objective:
+    """What a VM is for, by its devices: several GPUs talk to each other, one talks to the host."""
+    count = _gpu_count(guest, options, host)
+    if count > 1:
+        return Objective.COLLECTIVE
+    has_devices = count or guest.hostdevs or options.devices
+    return Objective.DEVICE_TRANSFER if has_devices else Objective.HOST_BANDWIDTH
+
+
+def refuse_auto(options: PlanOptions) -> None:
+    """Without a host there is no answer. Raises UsageError."""
+    if options.layout == AUTO:
+        raise UsageError(
+            "--node-pus: expected --layout, found none: without a host nothing can be decided",
+            hint="the study's configurations are --layout A, B and C",
+        )
+
+
+def _named_devices(guest: Vm, options: PlanOptions) -> set[Bdf]:
+    named = {device for device in options.devices if isinstance(device, Bdf)}
+    return named | {hostdev.bdf for hostdev in guest.hostdevs}
+
+
+def _gpu_count(guest: Vm, options: PlanOptions, host: Host) -> int:
+    """GPUs that the VM gets."""
+    if options.gpu_count is not None:
+        return options.gpu_count
+    gpus = {gpu.bdf for gpu in host.devices_of_kind(DeviceKind.GPU)}
+    return len(_named_devices(guest, options) & gpus)
+
+
+def _has_pairs(guest: Vm, options: PlanOptions, host: Host) -> bool:
+    """Whether the VM gets, or may get, a GPU and an RDMA NIC that share a switch of the host."""
+    named = _named_devices(guest, options)
+
+    def switches(kind: DeviceKind, brought: object) -> set[Bdf | None]:
+        return {
+            host.switch_above(device.physical_function or device.bdf)
+            for device in host.devices_of_kind(kind)
+            if (brought or device.bdf in named) and (kind is DeviceKind.GPU or has_verbs(device))
+        }
+
+    of_gpus = switches(DeviceKind.GPU, options.gpu_count)
+    return not (of_gpus & switches(DeviceKind.NIC, options.with_nics)) <= {None}
+
+
+def _has_cells(guest: Vm, options: PlanOptions, host: Host) -> bool:
+    """Whether the VM has a vCPU for each cell that its memory needs: one of fewer vCPUs than the
+    host has nodes may not. It is flat then, with memory of nodes on which it has no vCPU."""
+    vcpus = options.vcpus or guest.vcpus
+    if options.cells is not GuestCells.MIRRORED or vcpus >= sum(bool(n.pus) for n in host.nodes):
+        return True
+    flat = structs.replace(
+        options,
+        layout=FLAT,
+        cells=GuestCells.FLAT,
+        pcie=GuestPcie.AS_IT_WAS,
+        memory_binding=MemoryBinding.BOUND,
+    )
+    return _holds(guest, options, host) or not _holds(guest, flat, host)
+
+
+def _holds(guest: Vm, options: PlanOptions, host: Host) -> bool:
+    try:
+        place(host, request_for(guest, options, host), brief=True)
+    except HomenodeError:
+        return False
+    return True
+
+
+def _with_choice(options: PlanOptions, choice: LayoutChoice, objective: Objective) -> PlanOptions:
+    """The options with the layout. A switch that the user gives stays as given, and the others
+    follow: there are cells where PCIe is mirrored, no expander bus where the guest is flat, and
+    memory is bound, per cell where there are cells."""
+    preset = PRESETS[choice.layout]
+    mirrors = GuestCells.MIRRORED if options.pcie is GuestPcie.MIRRORED else preset.cells
+    cells = options.cells or mirrors
+    is_flat = cells is GuestCells.FLAT
+    pcie = options.pcie or (GuestPcie.AS_IT_WAS if is_flat else preset.pcie)
+    memory = MemoryBinding.BOUND if is_flat else MemoryBinding.BOUND_PER_CELL
+    by_switch = options.pinning or options.siblings
+    as_asked = bool(by_switch) or options.document_siblings is not DocumentSiblings.IGNORED
+    return structs.replace(
+        options,
+        layout=choice.layout,
+        cells=cells,
+        pcie=pcie,
+        pinning=options.pinning or (Pinning.NODE if choice.floating else None),
+        memory_binding=options.memory_binding or memory,
+        objective=objective if (cells, pcie) == (preset.cells, preset.pcie) else None,
+        document_siblings=options.document_siblings if as_asked else DocumentSiblings.WHEN_SHORT,
+        keep_vcpus=options.keep_vcpus or choice.keep_vcpus,
+    )

@@ -119,4 +119,4 @@ def restore(targets: Sequence[str], **given: Any) -> None:
     """homenode restore, likewise."""
     from homenode.cli.restore import restore as work
 
-    work(RestoreArguments(targets=tuple(targets), **given))
+    work(RestoreArguments(targets=tuple(targets), yes=True, **given))

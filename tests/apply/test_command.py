@@ -1,5 +1,6 @@
 """homenode apply and the way back, as commands, on a stand-in for virsh."""
 
+import io
 import json
 import shlex
 from pathlib import Path
@@ -8,8 +9,11 @@ from typing import Any
 import pytest
 
 from homenode.change.apply.store import DomainStore
-from homenode.cli.restore import restore_domain
+from homenode.cli.arguments.place import RestoreArguments
+from homenode.cli.restore import restore as work
+from homenode.cli.restore import restore_domains
 from homenode.errors import InputError, UsageError
+from homenode.vm.domain.restore import write_tuned
 from tests.apply_documents import NAME, ORIGINAL, tuned
 from tests.command_line import apply, restore
 from tests.virsh_stand_in import URI, UUID, StandIn
@@ -36,9 +40,9 @@ def test_apply_plans_defines_and_says_how_to_undo_it(
     shown = capsys.readouterr()
     assert "node 0" in shown.out
     assert f"undo: homenode restore {UUID}" in shown.err
-    restore_domain(NAME)
+    restore_domains([NAME], yes=True)
     assert daemon.definition() == ORIGINAL
-    restore_domain(UUID)
+    restore_domains([UUID], yes=True)
     assert "has its original definition already" in capsys.readouterr().err
 
 
@@ -52,9 +56,9 @@ def test_a_dry_run_shows_the_difference_and_changes_nothing(
     assert daemon.definition() == ORIGINAL
     assert not (tmp_path / "state").exists()
     apply([NAME], yes=True, layout="pin", host=HOST, quiet=True)
-    restore_domain(NAME, dry_run=True)
+    restore_domains([NAME], dry_run=True)
     shown = capsys.readouterr()
-    assert "would be restored" in shown.err
+    assert "the original would come back" in shown.err
     assert "-" in shown.out
     assert b"<vcpupin" in daemon.definition()
 
@@ -96,10 +100,10 @@ def test_edits_can_be_kept_as_the_new_original(
     edited = daemon.definition().replace(b"kept", b"new")
     (daemon.state / "definition.xml").write_bytes(edited)
     with pytest.raises(InputError, match="--forget"):
-        restore_domain(NAME)
-    restore_domain(NAME, forget=True)
+        restore_domains([NAME], yes=True)
+    restore([NAME], forget=True)
     assert "the present definition is the original now" in capsys.readouterr().err
-    restore_domain(NAME)
+    restore_domains([NAME], yes=True)
     assert daemon.definition() == edited
 
 
@@ -148,10 +152,10 @@ def test_live_pins_tell_each_move_and_restore_takes_them_back(
     apply([NAME], yes=True, layout="pin", host=HOST, quiet=True, live_pins=True)
     assert daemon.get("pins/vcpu.0") != "0-7"
     assert "the definition is as it was" in capsys.readouterr().err
-    restore_domain(NAME, dry_run=True)
+    restore_domains([NAME], dry_run=True)
     assert "would move vcpu 0 back to PUs 0-7" in capsys.readouterr().err
     assert daemon.get("pins/vcpu.0") != "0-7"
-    restore_domain(NAME)
+    restore_domains([NAME], yes=True)
     assert daemon.get("pins/vcpu.0") == "0-7"
     assert daemon.definition() == ORIGINAL
     assert DomainStore(Path("/nowhere"), URI, UUID).definition() is None
@@ -179,3 +183,33 @@ def test_what_is_for_one_domain_is_refused_for_several(
     with pytest.raises(UsageError):
         restore([*names, "third"], forget=True)
     assert daemon.definition() == ORIGINAL
+
+
+@pytest.mark.parametrize("answer", ["n\n", ""])
+def test_restore_asks_and_changes_nothing_without_a_yes(
+    daemon: StandIn, monkeypatch: pytest.MonkeyPatch, answer: str
+) -> None:
+    apply([NAME], yes=True, layout="pin", host=HOST, quiet=True)
+    tuned = daemon.definition()
+    with pytest.raises(UsageError, match="no terminal"):
+        restore_domains([NAME])
+    monkeypatch.setattr("homenode.cli.terminal.is_interactive", lambda: True)
+    monkeypatch.setattr("sys.stdin", io.StringIO(answer))
+    with pytest.raises(SystemExit) as ended:
+        restore_domains([NAME])
+    assert ended.value.code == 1
+    assert daemon.definition() == tuned
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
+    restore_domains([NAME])
+    assert daemon.definition() == ORIGINAL
+
+
+def test_restore_of_a_file_asks_too(tmp_path: Path) -> None:
+    output = tmp_path / "tuned.xml"
+    write_tuned(output, b"<original/>\n", b"<tuned/>\n")
+    with pytest.raises(UsageError, match="no terminal"):
+        work(RestoreArguments(targets=(str(output),)))
+    work(RestoreArguments(targets=(str(output),), dry_run=True))
+    assert output.read_bytes() == b"<tuned/>\n"
+    work(RestoreArguments(targets=(str(output),), yes=True))
+    assert output.read_bytes() == b"<original/>\n"

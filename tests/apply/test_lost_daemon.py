@@ -70,8 +70,8 @@ def test_a_libvirtd_killed_under_a_change_is_named_with_commands_that_work(
     assert definition(daemon) == before
     assert homenode(*apply).exit_code == 0
     assert definition(daemon) != before
-    assert shlex.join(("homenode", *restore)) in while_killed(*restore)
-    assert homenode(*restore).exit_code == 0
+    assert shlex.join(("homenode", *restore)) in while_killed(*restore, "--yes")
+    assert homenode(*restore, "--yes").exit_code == 0
     assert definition(daemon) == before
 
     monkeypatch.setattr(guest, "DAEMON_S", 0.5)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from homenode.cli.restore import restore_domain
+from homenode.cli.restore import restore_domains
 from homenode.errors import InputError
 from homenode.objective import Objective
 from homenode.vm.domain.read import open_domain, vm_of
@@ -43,7 +43,7 @@ def test_a_domain_of_another_host_gets_a_plan_for_this_one_and_keeps_its_first_o
     hosts = [re.search(rb"host=.([0-9a-f]{16})", one) for one in (before, after)]
     assert hosts[0] and hosts[1] and hosts[0].group(1) != hosts[1].group(1)
     assert b"pin-numa" in after
-    restore_domain(NAME)
+    restore_domains([NAME], yes=True)
     assert daemon.definition() == ORIGINAL
 
 
@@ -72,7 +72,7 @@ def test_a_renamed_domain_is_refused_with_both_names_until_its_name_is_back(
     with pytest.raises(InputError, match=refused):
         apply(["renamed"], yes=True, host=OTHER)
     with pytest.raises(InputError, match=refused):
-        restore_domain("renamed")
+        restore_domains(["renamed"], yes=True)
     daemon.put("name", NAME)
     daemon.put_definition(before)
     apply([NAME], yes=True, host=OTHER)

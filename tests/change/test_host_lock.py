@@ -19,7 +19,7 @@ from homenode.change import host_lock
 from homenode.change.apply.store import journals_of_domains
 from homenode.change.host_lock import host_locked, lock_of_one_user
 from homenode.change.journal import OpenChange, default_root, open_changes
-from homenode.cli.restore import restore_domain
+from homenode.cli.restore import restore_domains
 from homenode.cpuset import CpuSet
 from homenode.errors import HomenodeError, HostError
 from homenode.machine.description.parse import parse_description
@@ -240,7 +240,7 @@ def test_who_waits_names_the_holder_and_gives_up(
     with held_by_another(default_root(), URI) as holder:
         changes: tuple[Callable[[], object], ...] = (
             lambda: host.apply(0),
-            lambda: restore_domain("vm0"),
+            lambda: restore_domains(["vm0"], yes=True),
         )
         for change in changes:
             with pytest.raises(HostError, match=r"homenode apply other.*0\.2 s") as refused:

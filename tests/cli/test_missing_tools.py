@@ -22,7 +22,7 @@ CASES = [
     ("virsh", ("apply", "vm", "--layout", "pin", "--yes"), "libvirt-clients"),
     ("virsh", ("apply", "vm", "--layout", "pin", "--dry-run"), "libvirt-clients"),
     ("virsh", ("apply", "vm", "--domain", "@document", "--live-pins", "--yes"), "libvirt-clients"),
-    ("virsh", ("restore", "vm"), "libvirt-clients"),
+    ("virsh", ("restore", "vm", "--yes"), "libvirt-clients"),
     ("virsh", ("restore", "vm", "--dry-run"), "libvirt-clients"),
     ("virsh", (*BOOT, "qemu:///system"), "libvirt-clients"),
     ("qemu-system-x86_64", (*BOOT, "none"), "qemu-system-x86"),

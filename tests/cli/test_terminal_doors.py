@@ -108,7 +108,7 @@ def hostile_document(folder: Path) -> Path:
         ("verify", "VM", "--host", "hgx-h100"),
         ("verify", "VM", "--host", "hgx-h100", "--json"),
         ("doctor", "VM", "--host", "hgx-h100"),
-        ("restore", "HOSTILE.xml"),
+        ("restore", "HOSTILE.xml", "--yes"),
         ("show", "HOSTILE"),
         ("show", "--HOSTILE"),
         ("HOSTILE",),
@@ -189,7 +189,7 @@ def test_virsh_and_guests_say_nothing_but_plain_letters(tmp_path: Path) -> None:
         ("verify", "--live", "vm7"),
         ("trial", "vm7"),
         ("doctor", "--live", "vm7"),
-        ("restore", "vm7"),
+        ("restore", "vm7", "--yes"),
     ):
         done = subprocess.run(
             [HOMENODE, *words], capture_output=True, check=False, env=environment, timeout=300
@@ -266,7 +266,7 @@ def test_a_name_makes_no_line_of_its_own(
         ("pod", "fit", document, "--host", "small-2n8c-2gpu"),
         ("report", tmp_path, "-o", tmp_path / f"{forged}.html"),
         ("capture", "-o", tmp_path / "none" / forged),
-        ("restore", document),
+        ("restore", document, "--yes"),
     ):
         monkeypatch.setattr(sys, "argv", ["homenode", *map(str, words)])
         with pytest.raises(SystemExit):

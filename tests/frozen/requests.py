@@ -285,7 +285,7 @@ def _restored_file(name: str) -> str:
         words = ("--host", host, "--layout", "pin-numa", "-o", document, "-q")
         planned = homenode("plan", document, *words, whole=True)
         changed = document.read_bytes() != before
-        homenode("restore", document, whole=True)
+        homenode("restore", document, "--yes", whole=True)
         same = document.read_bytes() == before
         others = sorted(path.name for path in document.parent.iterdir())
         return (

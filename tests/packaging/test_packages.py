@@ -75,7 +75,7 @@ def test_one_file_plans_restores_reports_and_measures_with_python_alone(tmp_path
     done = _alone(tmp_path, *start, *plan, "-o", "tuned.xml", "--svg", "map.svg")
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "map.svg").read_text().startswith("<svg")
-    done = _alone(tmp_path, *start, "restore", "tuned.xml")
+    done = _alone(tmp_path, *start, "restore", "tuned.xml", "--yes")
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "tuned.xml").read_bytes() == (tmp_path / "vm.xml").read_bytes()
     done = _alone(tmp_path, *start, "report", "--published", "-o", "report.html")

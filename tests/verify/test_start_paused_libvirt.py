@@ -172,7 +172,7 @@ def test_what_a_kill_leaves_is_listed_and_ended_unless_somebody_let_it_run(
     assert f"{name}: start-paused" in listed and f"homenode restore {name}" in listed
     if is_resumed:
         assert virsh("resume", name).returncode == 0
-    assert homenode("restore", name).returncode == 0
+    assert homenode("restore", name, "--yes").returncode == 0
     assert state(name) == ("running" if is_resumed else "shut off")
     assert name not in homenode("restore", "--list").stdout
 
@@ -187,5 +187,5 @@ def test_variables_that_a_guest_wrote_after_a_kill_are_left(name: str) -> None:
     variables = Path(f"/var/lib/libvirt/qemu/nvram/{name}_VARS.fd")
     with variables.open("r+b") as file:
         file.write(b"own")
-    assert homenode("restore", name).returncode == 0
+    assert homenode("restore", name, "--yes").returncode == 0
     assert variables.exists()

@@ -18,9 +18,9 @@ from homenode.cli.command import as_words
 from homenode.cli.planning import choose_by, hosts_after, note_sick_links
 from homenode.cli.restore import changing_host, is_file_target
 from homenode.cli.terminal import (
+    ask,
     check_can_ask,
     check_can_write,
-    confirm,
     console,
     note,
     note_written,
@@ -169,7 +169,7 @@ def _apply_to_file(asked: ApplyArguments) -> None:
             note(f"{path}: would be rewritten, and its original kept as {path}.orig")
             return False
         if not asked.yes:
-            _confirm(f"Rewrite {path}?")
+            ask(f"Rewrite {path}?")
         return True
 
     planned = PlanArguments(
@@ -309,7 +309,7 @@ def _change(
             raise SystemExit(UsageError.exit_code)
         if asked.dry_run or not any(one.changed for one in would):
             return
-        _confirm("Define it?" if len(changes) == 1 else f"Define these {len(changes)}?")
+        ask("Define it?" if len(changes) == 1 else f"Define these {len(changes)}?")
     done = apply_definitions(virsh, changes, root)
     for one in done:
         name, own = one.state.name, one.state.argument
@@ -370,13 +370,6 @@ def _answer(
     print_json(encode("applied", ApplyAnswer(dry_run=asked.dry_run, domains=answered)))
 
 
-def _confirm(question: str) -> None:
-    """Exits where the answer is no."""
-    if not confirm(question):
-        note("nothing was changed")
-        raise SystemExit(FINDINGS)
-
-
 def _move(
     virsh: Virsh, change: DomainChange, asked: ApplyArguments, tunings: Sequence[Tuning]
 ) -> None:
@@ -386,7 +379,7 @@ def _move(
         moved = preview_live_pins(virsh, change.name, change.tuned)
         _note_threads(moved, "would move")
         if moved.after and not asked.dry_run:
-            _confirm("Move them?")
+            ask("Move them?")
     if not asked.dry_run:
         moved = apply_live_pins(virsh, change.name, change.tuned, journal.default_root())
         _note_threads(moved, "moved")

@@ -1,6 +1,7 @@
 """homenode restore: the original document of a file or a domain, exactly. [I/O]"""
 
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -8,22 +9,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from homenode.cli.arguments.place import RestoreArguments
-from homenode.cli.terminal import note, note_error, print_diff, say
+from homenode.cli.terminal import ask, check_can_ask, note, note_error, print_diff, say
 from homenode.errors import UsageError
+from homenode.vm.domain.restore import preview_restore as preview_restore_file
 from homenode.vm.domain.restore import restore as restore_original
 from homenode.vm.hypervisor.connection import DEFAULT
+from homenode.wording import plural
 
 if TYPE_CHECKING:
+    from homenode.vm.hypervisor.domain_state import DomainState
     from homenode.vm.hypervisor.virsh import Virsh
 
 
 def restore(asked: RestoreArguments) -> None:
     """Give the originals back, or list what is open."""
     targets = asked.targets
-    of_one = asked.forget, asked.keep_edits
-    for_a_domain = asked.connect is not None or asked.dry_run or any(of_one)
     if asked.list_open:
-        if targets or for_a_domain:
+        if targets or _is_for_a_domain(asked) or asked.dry_run:
             raise UsageError("--list: expected no other argument: it lists all")
         _list_open()
         return
@@ -31,31 +33,55 @@ def restore(asked: RestoreArguments) -> None:
         raise UsageError(
             "expected a document or a domain, found none", hint="homenode restore --list"
         )
-    what, uri = targets[0], asked.connect or DEFAULT
     if any(map(is_file_target, targets)):
         if len(targets) > 1:
             raise UsageError(f"expected one document, or domains, found {len(targets)} targets")
-        if for_a_domain:
+        if _is_for_a_domain(asked):
             raise UsageError(
-                f"{what}: a document; --connect, --forget, --keep-edits and --dry-run are for a "
-                "domain"
+                f"{targets[0]}: a document; --connect, --forget and --keep-edits are for a domain"
             )
-        restore_original(what)
-        note(f"restored {what}")
+        _restore_file(targets[0], dry_run=asked.dry_run, yes=asked.yes)
         return
-    if all(of_one):
+    if asked.forget and asked.keep_edits:
         raise UsageError("expected --forget or --keep-edits, found both")
-    if len(targets) > 1:
-        if asked.forget:
+    connect = asked.connect or DEFAULT
+    if asked.forget:
+        if len(targets) > 1:
             raise UsageError(f"--forget: expected one domain, found {len(targets)}")
-        restore_domains(targets, uri, keep_edits=asked.keep_edits, dry_run=asked.dry_run)
+        _forget(targets[0], connect)
         return
-    restore_domain(
-        what,
-        uri,
-        forget=asked.forget,
-        keep_edits=asked.keep_edits,
-        dry_run=asked.dry_run,
+    restore_domains(
+        targets, connect, keep_edits=asked.keep_edits, dry_run=asked.dry_run, yes=asked.yes
+    )
+
+
+def _is_for_a_domain(asked: RestoreArguments) -> bool:
+    return asked.connect is not None or asked.forget or asked.keep_edits
+
+
+def _restore_file(path: str, *, dry_run: bool, yes: bool) -> None:
+    preview = preview_restore_file(path)
+    check_can_ask(asked=not (yes or dry_run))
+    before = preview.current or b""
+    if dry_run:
+        print_diff(before, preview.original, f"{path} (now)", f"{path} (original)")
+        note(f"{path}: would be restored")
+        return
+    if not yes:
+        note(f"{path}: {_change_text(before, preview.original)}")
+        ask(f"Restore {path}?")
+    restore_original(path)
+    note(f"restored {path}")
+
+
+def _change_text(before: bytes, after: bytes) -> str:
+    removed, added = (
+        Counter(text.splitlines()) - Counter(other.splitlines())
+        for text, other in ((before, after), (after, before))
+    )
+    return (
+        f"the original would come back: {plural(added.total(), 'line')} added, "
+        f"{removed.total()} removed (all: --dry-run)"
     )
 
 
@@ -88,87 +114,93 @@ def _list_open() -> None:
 
 
 def restore_domains(
-    names: Sequence[str], connect: str, *, keep_edits: bool = False, dry_run: bool = False
+    names: Sequence[str],
+    connect: str = DEFAULT,
+    *,
+    keep_edits: bool = False,
+    dry_run: bool = False,
+    yes: bool = False,
 ) -> None:
-    """Restore several, the last first. What stands against any of them is said before the first is
-    changed."""
-    from homenode.change.apply.definition import domain_to_restore, preview_restore
+    """Give domains the definitions and live pins back that they had before `homenode apply`.
+
+    The last comes first. What prevents any of them is said before the user is asked, and before
+    the first is changed. keep_edits: take out only what the layout set.
+    """
+    from homenode.change.apply.definition import domain_to_restore
     from homenode.change.journal import default_root
     from homenode.vm.hypervisor.virsh import Virsh
 
     virsh, root = Virsh(connect), default_root()
+    states = [domain_to_restore(virsh, name, root) for name in names]
+    check_can_ask(asked=not (yes or dry_run))
     with changing_host("restore", names, connect, dry_run=dry_run):
-        for name in names:
-            uuid = domain_to_restore(virsh, name, root).uuid
-            preview_restore(virsh, uuid, root, keep_edits=keep_edits)
-        for name in reversed(names):
-            restore_domain(name, connect, keep_edits=keep_edits, dry_run=dry_run)
+        open_states = [state for state in states if _preview(virsh, state, keep_edits, dry_run)]
+        if dry_run or not open_states:
+            return
+        if not yes:
+            ask(f"Restore {', '.join(state.name for state in open_states)}?")
+        for state in reversed(open_states):
+            _restore_domain(virsh, state, keep_edits=keep_edits)
 
 
-def restore_domain(
-    name: str,
-    connect: str = DEFAULT,
-    *,
-    forget: bool = False,
-    keep_edits: bool = False,
-    dry_run: bool = False,
-) -> None:
-    """Give a domain the definition and the live pins back that it had before `homenode apply`.
+def _preview(virsh: "Virsh", state: "DomainState", keep_edits: bool, dry_run: bool) -> bool:
+    """Print what restoring a domain would change; gives whether there is something to restore."""
+    from homenode.change.apply.definition import has_original, preview_restore
+    from homenode.change.apply.live_pins import preview_restore_live_pins
+    from homenode.change.journal import default_root
+    from homenode.change.paused_start import paused_journal
 
-    forget: keep the present definition instead, as the original from now on. keep_edits: take out
-    only what the layout set, and show what that changes.
-    """
-    from homenode.change.apply.definition import (
-        domain_to_restore,
-        forget_original,
-        has_original,
-        preview_restore,
-        restore_definition,
-    )
-    from homenode.change.apply.live_pins import preview_restore_live_pins, restore_live_pins
+    root, name = default_root(), state.name
+    if paused_journal(root, virsh, state.uuid, name).to_undo():
+        note(f"{name}: was left paused by a check of its start, which would be ended first")
+        return True
+    moves = preview_restore_live_pins(virsh, state.uuid, root)
+    for pin in moves:
+        thread = pin.kind if pin.kind == "emulator" else f"{pin.kind} {pin.number}"
+        note(f"{name}: would move {thread} back to PUs {pin.pus}")
+    if moves and not has_original(virsh, state.uuid, root):
+        return True
+    preview = preview_restore(virsh, state.uuid, root, keep_edits=keep_edits)
+    if not preview.changed:
+        note(f"{name}: has its original definition already")
+        return bool(moves)
+    if dry_run or keep_edits:
+        print_diff(preview.definition, preview.original, f"{name} (now)", f"{name} (restored)")
+    _note_moved(preview.moved)
+    note(f"{name}: {_change_text(preview.definition, preview.original)}")
+    return True
+
+
+def _restore_domain(virsh: "Virsh", state: "DomainState", *, keep_edits: bool) -> None:
+    from homenode.change.apply.definition import has_original, restore_definition
+    from homenode.change.apply.live_pins import restore_live_pins
+    from homenode.change.journal import default_root
+
+    root, name = default_root(), state.name
+    is_ended = _ended_paused(virsh, state.uuid, name)
+    threads = restore_live_pins(virsh, state.uuid, root)
+    if threads:
+        note(f"{name}: {len(threads)} threads are where they were")
+    if (is_ended or threads) and not has_original(virsh, state.uuid, root):
+        return
+    restored = restore_definition(virsh, state.uuid, root, keep_edits=keep_edits)
+    if not restored.exact and not keep_edits:
+        note(f"{name}: restored, but this libvirt prints it otherwise than the one before")
+    elif restored.changed:
+        equal = "without the layout" if keep_edits else "equal to its original"
+        note(f"{name}: restored, {equal}; its next start uses it")
+
+
+def _forget(name: str, connect: str) -> None:
+    """Take the present definition for the original from now on."""
+    from homenode.change.apply.definition import domain_to_restore, forget_original
     from homenode.change.journal import default_root
     from homenode.vm.hypervisor.virsh import Virsh
 
-    virsh = Virsh(connect)
-    root = default_root()
+    virsh, root = Virsh(connect), default_root()
     state = domain_to_restore(virsh, name, root)
-    name, uuid = state.name, state.uuid
-    if not dry_run and _ended_paused(virsh, uuid, name) and not has_original(virsh, uuid, root):
-        return
-    if forget:
-        note(
-            f"{name}: the present definition is the original now; the old one: "
-            f"{forget_original(virsh, uuid, root)}"
-        )
-        return
-    if dry_run:
-        moves = preview_restore_live_pins(virsh, uuid, root)
-        for pin in moves:
-            thread = pin.kind if pin.kind == "emulator" else f"{pin.kind} {pin.number}"
-            note(f"would move {thread} back to PUs {pin.pus}")
-        if moves and not has_original(virsh, uuid, root):
-            return
-        would = preview_restore(virsh, uuid, root, keep_edits=keep_edits)
-        print_diff(would.definition, would.original, f"{name} (now)", f"{name} (original)")
-        _note_moved(would.moved)
-        note(f"{name}: {'would be restored' if would.changed else 'has its original'}")
-        return
-    with changing_host("restore", (name,), connect):
-        back = restore_live_pins(virsh, uuid, root)
-        if back:
-            note(f"{name}: {len(back)} threads are where they were")
-        if back and not has_original(virsh, uuid, root):
-            return
-        done = restore_definition(virsh, uuid, root, keep_edits=keep_edits)
-    if keep_edits:
-        print_diff(done.before, done.given, f"{name} (before)", f"{name} (restored)")
-        _note_moved(done.moved)
-    if not done.changed:
-        note(f"{name}: has its original definition already")
-    elif done.exact or keep_edits:
-        note(f"{name}: restored; what was there before: {done.replaced}")
-    else:
-        note(f"{name}: restored, but this libvirt prints it otherwise than the one before")
+    old = forget_original(virsh, state.uuid, root)
+    note(f"{state.name}: the present definition is the original now; the old one: {old}")
 
 
 def _ended_paused(virsh: "Virsh", uuid: str, name: str) -> bool:
@@ -180,10 +212,9 @@ def _ended_paused(virsh: "Virsh", uuid: str, name: str) -> bool:
     root = default_root()
     if not paused_journal(root, virsh, uuid, name).to_undo():
         return False
-    with changing_host("restore", (name,), virsh.connect):
-        for one in end_paused(virsh, root, uuid, name):
-            kept = one.what is ChangeState.KEPT
-            note(f"{name}: {'somebody let it run: it is left alone' if kept else 'is shut off'}")
+    for entry in end_paused(virsh, root, uuid, name):
+        kept = entry.what is ChangeState.KEPT
+        note(f"{name}: {'somebody let it run: it is left alone' if kept else 'is shut off'}")
     return True
 
 

@@ -138,6 +138,13 @@ def confirm(question: str) -> bool:
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
+def ask(question: str) -> None:
+    """Ask before a change; exits if the answer is no."""
+    if not confirm(question):
+        note("nothing was changed")
+        raise SystemExit(FINDINGS)
+
+
 @contextmanager
 def working(what: str) -> Iterator[None]:
     """Show what takes a while, and how long it has, until it ends; only on a terminal."""

@@ -132,7 +132,7 @@ class RestoreArguments(Struct, frozen=True, kw_only=True):
     keep_edits: Annotated[bool, Flag("--keep-edits")] = False
     dry_run: Annotated[bool, Flag("--dry-run -n")] = False
     list_open: Annotated[bool, Flag("--list")] = False
-    yes: Annotated[bool, Flag("--yes -y", rare=True)] = False
+    yes: Annotated[bool, Flag("--yes -y")] = False
 
 
 class CaptureArguments(Struct, frozen=True, kw_only=True):

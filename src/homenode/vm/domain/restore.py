@@ -74,39 +74,59 @@ def is_tuned_output(output: str | Path) -> bool:
         return False
 
 
+class RestorableFile(Struct, frozen=True):
+    """What restore would write, and over what."""
+
+    saved: SavedOriginal
+    current: bytes | None  # None: the tuned document is gone
+    original: bytes
+
+
+def preview_restore(output: str | Path) -> RestorableFile:
+    """What restore would do; nothing is written. Raises as it does."""
+    try:
+        saved = saved_original(output)
+        sums = _read_record(saved)
+        original = _content(saved.original)
+        current = _content(saved.output) if saved.output.exists() else None
+    except OSError as error:
+        raise _not_restored(error, output) from None
+    if _sum(original) != sums.original:
+        raise InputError(
+            f"{saved.original}: expected the original with sha256 {sums.original}, found "
+            f"{_sum(original)}: it changed since it was saved",
+            hint="compare it with your backup; nothing was written",
+        )
+    if current is not None and _sum(current) not in (sums.tuned, sums.before, sums.original):
+        raise InputError(
+            f"{saved.output}: expected the document that homenode wrote (sha256 {sums.tuned}), "
+            f"found {_sum(current)}: it changed since",
+            hint="to drop those changes: " + command_line("cp", saved.original, saved.output),
+        )
+    return RestorableFile(saved, current, original)
+
+
 def restore(output: str | Path) -> Path:
     """Puts the saved original back in place of a tuned document, byte for byte; gives its path.
 
     Raises InputError where no original is saved, or where either file has changed since; nothing
     is written then.
     """
+    restorable = preview_restore(output)
+    saved = restorable.saved
     try:
-        saved = saved_original(output)
-        sums = _read_record(saved)
-        original = _content(saved.original)
-        current = _content(saved.output) if saved.output.exists() else None
-        if _sum(original) != sums.original:
-            raise InputError(
-                f"{saved.original}: expected the original with sha256 {sums.original}, found "
-                f"{_sum(original)}: it changed since it was saved",
-                hint="compare it with your backup; nothing was written",
-            )
-        if current is not None and _sum(current) not in (sums.tuned, sums.before, sums.original):
-            raise InputError(
-                f"{saved.output}: expected the document that homenode wrote (sha256 {sums.tuned}), "
-                f"found {_sum(current)}: it changed since",
-                hint="to drop those changes: " + command_line("cp", saved.original, saved.output),
-            )
         there = _permissions(saved.output)
         kept = saved.original.stat().st_mode & 0o777
-        replace_file(saved.output, original, kept if there is None else there)
+        replace_file(saved.output, restorable.original, kept if there is None else there)
         saved.record.unlink()
         saved.original.unlink()
     except OSError as error:
-        raise HostError(
-            f"{error.filename or output}: expected to restore it, found: {error.strerror}"
-        ) from None
+        raise _not_restored(error, output) from None
     return saved.output
+
+
+def _not_restored(error: OSError, output: str | Path) -> HostError:
+    return HostError(f"{error.filename or output}: expected to restore it, found: {error.strerror}")
 
 
 def saved_original(output: str | Path) -> SavedOriginal:

@@ -396,9 +396,3 @@ def asking(request: GuestRequest, **changes: Any) -> GuestRequest:
         options=structs.replace(request.options, **options),
         **{name: changes[name] for name in own},
     )
-
-
-def without_states(found: Host) -> Host:
-    """A discovered host as a description has it: no states that are only compared, no gaps."""
-    devices = tuple(replace(one, driver_states=(), states=()) for one in found.pci_devices)
-    return replace(found, gaps=(), parts=(), pci_devices=devices)

@@ -15,8 +15,6 @@ from homenode.errors import HomenodeError, HostError, InputError, ToolError
 from homenode.formats import decode, decode_head, decode_journal
 from homenode.json_text import NotJsonError, decode_json
 from homenode.machine.description.parse import parse_description
-from homenode.machine.tools import nvidia_smi
-from homenode.machine.tools.amd_smi import parse_states
 from homenode.machine.topology import Host
 from homenode.measure.access.guest_agent import GuestAgent
 from homenode.measure.layouts.journal import Head, TrialEntry
@@ -236,13 +234,3 @@ def test_a_link_in_the_runs_place_is_not_followed(tmp_path: Path) -> None:
     with pytest.raises(HostError):
         receive_run(sent(), results, NAME)
     assert not list(elsewhere.iterdir())
-
-
-def test_names_of_a_tools_states_are_no_longer_than_any_tool_has() -> None:
-    long = "k" * 20_000
-    (found,) = parse_states(json.dumps([{"gpu": 0, long: {long: 1}}]), "amd-smi").values()
-    assert all(len(name) < 500 for name in found)
-    gpu = f"<gpu id='00000000:01:00.0'><{long}><a>1</a></{long}>{'<b>1</b>' * 50_000}</gpu>"
-    text = f"<nvidia_smi_log>{gpu}</nvidia_smi_log>"
-    (one,) = nvidia_smi.parse_query(text).gpus
-    assert len(one.states) < 5000 and all(len(name) < 500 for name, _ in one.states)

@@ -15,8 +15,7 @@ from typing import Any
 
 import pytest
 
-from homenode.input_files import package_text
-from homenode.machine.snapshot.contents import Form, table
+from homenode.machine.snapshot.contents import Form
 from homenode.machine.snapshot.pseudonyms import _PLACE_OF_HOST
 from homenode.vm.targets.registry import TARGETS, target_named
 from tests.pattern_steps import Matcher, superlinear
@@ -113,24 +112,12 @@ def _in_line() -> Iterator[Case]:
                 yield where, re.compile(text.value), METHODS[node.func.attr]
 
 
-FACTS = [
-    row.split(" | ")[2]
-    for row in package_text("check", "doctor", "facts.txt").splitlines()
-    if row and row[0] not in "[#"
-]
-KERNEL_LINES = [row.split(" ", 3)[3] for row in table("kernel_lines.txt")]
 BUILT: dict[tuple[str, str], tuple[str, str]] = {
     ("decide/machine_facts.py", r"f'\\b{re.escape(system.cpu.split()[-1])}\\b'"): (
         r"\b9654\b",
         "search",
     ),
     ("decide/machine_facts.py", r"f'\\b{re.escape(system.name)}\\b'"): (r"\bH100\b", "search"),
-    (
-        "machine/snapshot/contents.py",
-        "self.glob if self.form is None else state_pattern(self.glob)",
-    ): (r"infiniband/ports/[0-9]+/state(?: .*)?", "fullmatch"),
-    ("check/doctor/device_state.py", "pattern"): (FACTS[0], "fullmatch"),
-    ("machine/snapshot/contents.py", "pattern"): (KERNEL_LINES[0], "fullmatch"),
     ("machine/snapshot/contents.py", "form.value"): (Form.COUNTS.value, "fullmatch"),
     ("vm/domain/copy.py", "f'{re.escape(original)}(?![A-Za-z0-9])'"): (
         "vm7(?![A-Za-z0-9])",
@@ -229,10 +216,6 @@ CASES = (
     *_named(),
     *_in_line(),
     *((f"{file}: {text}", re.compile(made), how) for (file, text), (made, how) in BUILT.items()),
-    *(
-        (row[:40], re.compile(row, re.ASCII), "fullmatch")
-        for row in (*KERNEL_LINES[1:], *FACTS[1:])
-    ),
     *((f"{form.name}", re.compile(form.value, re.ASCII), "fullmatch") for form in Form),
 )
 

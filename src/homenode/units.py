@@ -103,13 +103,3 @@ def format_limit(count: int) -> str:
     ('1025 GiB', '2 GiB')
     """
     return f"{-(-count // GIB)} GiB"
-
-
-_AMOUNT = re.compile(r"0x[0-9a-f]{1,16}|\d{1,20}(?:\.\d{1,6})?", re.ASCII)
-
-
-def first_number(text: str) -> float:
-    """The first number of a text; 0 of a text without one."""
-    found = _AMOUNT.search(text)
-    number = "0" if found is None else found[0]
-    return int(number, 16) if number.startswith("0x") else float(number)

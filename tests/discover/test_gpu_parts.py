@@ -22,7 +22,6 @@ from homenode.show.device_groups import DeviceCard, card_extras
 from homenode.units import GIB
 from homenode.vm.domain.read import read_running_domain
 from tests.mutations import survives
-from tests.small_hosts import without_states
 
 HOST = """
 name = "parts"
@@ -96,7 +95,7 @@ def test_what_a_description_says_of_parts_is_found_again() -> None:
     assert (cpx.partition_mode, cpx.memory_partition_mode, len(cpx.parts)) == ("CPX", "NPS4", 8)
     assert (whole.parts, whole.partition_mode, mig.partition_mode) == ((), None, "mig")
     assert [p.is_for_vms for gpu in (mig, mdev, cpx) for p in gpu.parts[:1]] == [False, True, False]
-    assert without_states(found) == described()
+    assert replace(found, gaps=()) == described()
     text = encode("host", found)
     assert decode(text, "host", Host, "h") == found
 

@@ -101,29 +101,12 @@ class PciBridge(Struct, frozen=True):
 
 
 class PciRegisters(Struct, frozen=True, kw_only=True):
-    """What the configuration space asks of a function; None where the source does not say.
+    """What the configuration space says of a function; None where the source does not say."""
 
-    memory, bus_master: it answers at its BARs, and may start transfers. max_payload_bytes,
-    max_read_request_bytes: of its packets. ten_bit_tags: of listings by pciutils before 3.10 only
-    that it could. aspm: as lspci says, "Disabled", "L1 Enabled". uncorrected: names of the errors
-    that it has seen since its status was cleared. unplaced_bars: memory BARs 0-5 without an
-    address. largest_bars: (index, bytes) of BARs that can be resized, the most that they can.
-    settings: every other field, by name, in lspci's words: compared with like devices only;
-    "revision" and capabilities among them.
-    """
-
-    memory: bool | None = None
-    bus_master: bool | None = None
-    max_payload_bytes: int | None = None
-    max_read_request_bytes: int | None = None
+    max_payload_bytes: int | None = None  # of its packets
     relaxed_ordering: bool | None = None
-    extended_tags: bool | None = None
-    ten_bit_tags: bool | None = None
-    aspm: str | None = None
-    uncorrected: tuple[str, ...] | None = None
-    unplaced_bars: tuple[int, ...] = ()
-    largest_bars: tuple[tuple[int, int], ...] = ()
-    settings: tuple[tuple[str, str], ...] = ()
+    unplaced_bars: tuple[int, ...] = ()  # memory BARs 0-5 without an address
+    largest_bars: tuple[tuple[int, int], ...] = ()  # (index, most bytes) of resizable BARs
 
 
 class PartKind(StrEnum):
@@ -184,8 +167,6 @@ class PciDevice(Struct, frozen=True):
     module_id: of a GPU on a board with NVSwitches, 1-based: its slot there, which no address gives.
     parts: of a GPU that is divided; partition_mode: "mig" where MIG is on, or AMD's "SPX" to "CPX";
     memory_partition_mode: AMD's "NPS1" to "NPS8".
-    driver_states: what NVIDIA's driver says of it, by the paths of nvidia-smi -q -x. states: what
-    else is compared with like devices, by the names of snapshot/states.txt.
     """
 
     bdf: Bdf
@@ -224,8 +205,6 @@ class PciDevice(Struct, frozen=True):
     firmware_node: NodeIndex | None = None
     node_source: str | None = None
     registers: PciRegisters | None = None
-    driver_states: tuple[tuple[str, str], ...] = ()
-    states: tuple[tuple[str, str], ...] = ()
 
     @property
     def device_control(self) -> PciRegisters | None:

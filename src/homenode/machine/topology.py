@@ -227,8 +227,7 @@ class HostSettings(Struct, frozen=True):
     pus_of_governor, pus_of_idle_latency_us: the online PUs that have each governor, and each
     latency of their deepest enabled idle state; ascending.
     irqbalance: True where its service runs. dma_entry_limit: mappings that VFIO allows a VM; None
-    where its module is not loaded. turbo: "on" or "off". firmware: its vendor, version and date;
-    microcode: of the first PU, as /proc/cpuinfo says.
+    where its module is not loaded. turbo: "on" or "off". firmware: its vendor, version and date.
     """
 
     kernel_release: str | None = None
@@ -249,21 +248,7 @@ class HostSettings(Struct, frozen=True):
     dma_entry_limit: int | None = None
     frequency_limits: tuple[FrequencyLimit, ...] | None = None
     firmware: str | None = None
-    microcode: str | None = None
     turbo: str | None = None
-
-
-BOOT_LOG = "kernel log since boot"
-"""The group of a part without states, where the kernel's log still begins with its boot."""
-
-
-class MachinePart(Struct, frozen=True):
-    """A PU, node, DIMM or the like, with what it has in common with others of its group: states by
-    the names of snapshot/states.txt."""
-
-    group: str
-    name: str
-    states: tuple[tuple[str, str], ...]
 
 
 def nearest_cpu_nodes(
@@ -322,7 +307,6 @@ class Host(Struct, frozen=True, dict=True):
     housekeeping_pus: CpuSet = CpuSet()
     assumed: tuple[str, ...] = ()
     nodes_assumed: bool = False
-    parts: tuple[MachinePart, ...] = ()
 
     def node(self, index: int) -> NumaNode | None:
         """The node of that number, or None."""

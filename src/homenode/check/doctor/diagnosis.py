@@ -1,20 +1,13 @@
 """Diagnosis: every finding about a host and, where one is given, about a domain on it."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from msgspec import Struct, field
 
 from homenode.bdf import Bdf
-from homenode.check.doctor.alike import has_like_devices, odd_findings
-from homenode.check.doctor.device_state import device_state_findings, stated_findings
-from homenode.check.doctor.host_state import (
-    kernel_log_findings,
-    layout_findings,
-    odd_part_findings,
-    settings_findings,
-    uneven_part_findings,
-)
+from homenode.check.doctor.devices import device_findings, has_peers
+from homenode.check.doctor.host_state import layout_findings, settings_findings
 from homenode.check.doctor.links import (
     Load,
     cut_listing_findings,
@@ -24,7 +17,7 @@ from homenode.check.doctor.links import (
 )
 from homenode.check.doctor.peer_paths import peer_findings
 from homenode.check.doctor.transfers import copy_findings, error_findings
-from homenode.findings import Finding, Findings, in_order, merged
+from homenode.findings import Findings, in_order, merged
 from homenode.machine.link_path import describe_paths
 from homenode.machine.topology import Host
 
@@ -47,25 +40,14 @@ class Circumstances(Struct, frozen=True, kw_only=True):
     h2d_all: float | None = None
 
 
-def _of_host(host: Host, known: Circumstances, *, with_advice: bool = True) -> Iterator[Finding]:
-    """Whatever VMs it has."""
-    by_themselves = (*error_findings(host), *device_state_findings(host))
-    stated = tuple(stated_findings(host))
-    yield from link_findings(host, known.load, known.known_widths, known.reached)
-    yield from unknown_link_findings(host)
-    yield from cut_listing_findings(host)
-    yield from silent_device_findings(host)
-    yield from copy_findings(host, known.h2d, known.h2d_all, known.known_widths)
-    yield from by_themselves
-    yield from (one for one in stated if one.is_bad)
-    odd = (*odd_findings(host, (*by_themselves, *stated)), *odd_part_findings(host))
-    said = {one.subject for one in stated if one.is_bad}
-    yield from (one for one in odd if one.subject not in said)
-    said = {one.subject for one in odd if one.is_bad}
-    yield from (one for one in stated if not one.is_bad and one.subject not in said)
-    yield from uneven_part_findings(host)
-    yield from kernel_log_findings(host)
-    yield from layout_findings(host, with_advice=with_advice)
+CHECKS = (
+    unknown_link_findings,
+    cut_listing_findings,
+    silent_device_findings,
+    error_findings,
+    device_findings,
+)
+"""Of a host, whatever VMs it has and whatever the user knows."""
 
 
 def diagnose(
@@ -81,12 +63,17 @@ def diagnose(
     Raises ParseError or InputError where the document cannot be read.
     """
     known = circumstances or Circumstances()
-    found = list(_of_host(host, known, with_advice=document is None and vm is None))
+    found = [
+        *link_findings(host, known.load, known.known_widths, known.reached),
+        *copy_findings(host, known.h2d, known.h2d_all, known.known_widths),
+        *(one for check in CHECKS for one in check(host)),
+        *layout_findings(host, with_advice=document is None and vm is None),
+    ]
     counted = any(d.errors is not None or d.link_replays is not None for d in host.pci_devices)
     looked = [
         *(("links",) if host.pci_devices else ()),
         *(("errors",) if counted else ()),
-        *(("like devices",) if has_like_devices(host) else ()),
+        *(("peers",) if has_peers(host) else ()),
         *(("nodes",) if host.nodes else ()),
         *(("peer-to-peer",) if host.pci_devices else ()),
         *(("settings",) if host.pus else ()),

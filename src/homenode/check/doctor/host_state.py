@@ -1,19 +1,16 @@
 """What a host's firmware and running system do to VMs, and what NCCL will not know of its GPUs."""
 
-import re
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import combinations
 
 from homenode.catalogue import finding
 from homenode.cpuset import CpuSet
 from homenode.findings import Finding, Severity
 from homenode.machine.pci import DeviceKind
-from homenode.machine.snapshot.contents import WORSE, is_odd_one, judged_states, usual_of
 from homenode.machine.topology import Core, Host, Package
 from homenode.units import GIB, format_bytes
 from homenode.vm.model import Vm
-from homenode.wording import first_few, number_list
+from homenode.wording import number_list
 
 _MANY_LLCS = 4
 _FIRMWARE = "the host's ACPI tables (SRAT, SLIT)"
@@ -145,132 +142,6 @@ def _without(host: Host) -> Iterator[Finding]:
             else f"numa_node is {named}, which has no CPUs and is as near to several nodes",
             source="/sys/bus/pci/devices/BDF/numa_node",
         )
-
-
-def odd_part_findings(host: Host) -> Iterator[Finding]:
-    """PUs, nodes, DIMMs and the like that differ from most others of their group; of two halves, as
-    of packages, those that have less."""
-    kinds = {str(pu): core.kind for core in host.cores for pu in core.pus}
-    package_of = {str(pu): one.index for one in host.packages for pu in one.pus}
-    groups: dict[tuple[str, object], dict[str, Mapping[str, str]]] = {}
-    for part in host.parts:
-        states = dict(part.states)
-        named = (states[key] for key in _KIND_NAMES if key in states)
-        kind = kinds.get(part.name) if part.group == "PU" else _unnumbered(next(named, ""))
-        if part.group != "kernel log":
-            groups.setdefault((part.group, kind), {})[part.name] = states
-    for (group, _), stated in groups.items():
-        said: set[tuple[str, str]] = set()
-        for rule, state, found in judged_states(group, stated):
-            there = (value for value in found.values() if value != "none")
-            first = next(there, None)  # of halves none is known to be right
-            values = usual_of(list(found.values()), WORSE[rule.judged], may_tie=True)
-            usual, count, is_known = values or (
-                first,
-                list(found.values()).count(first or ""),
-                False,
-            )
-            of_packages = {(package_of.get(name, name), value) for name, value in found.items()}
-            is_halved = len(of_packages) == len(host.packages) > 1
-            is_info = rule.is_info and not (is_halved and group == "PU")
-            if not (is_known or is_halved) and len(set(found.values())) > 2:
-                continue  # as many kinds as there are: none of them is usual
-            is_directed = group != "PU" and rule.judged in ("less", "count")
-            is_minor = is_info or not (is_known or is_halved or is_directed)
-            odd: dict[str, list[str]] = {}
-            for name, value in found.items():
-                if value != usual and WORSE[rule.judged](value, usual):
-                    odd.setdefault(value, []).append(name)
-            for value, names in odd.items():
-                if rule.judged == "unknown" and not is_halved:
-                    is_minor = is_minor or not is_odd_one(len(names), count)
-                which = str(CpuSet(map(int, names))) if group == "PU" else first_few(names, 8)
-                if (rule.topic, which) not in said:
-                    said.add((rule.topic, which))
-                    yield finding(
-                        "part-odd",
-                        f"{group} {which}: {state}",
-                        expected=f"{_difference(usual or '', value)}, as {count} like it",
-                        observed=_difference(value, usual or ""),
-                        severity=Severity.INFO if is_minor else None,
-                        source=f"{host.name}: {rule.folders or 'sysfs'}",
-                    )
-
-
-_KIND_NAMES = ("type", "name", "mc_name")
-"""States of a part that say which others are like it, but for numbers in them."""
-
-
-def _difference(value: str, usual: str) -> str:
-    """Of long lists, such as flags, the words that the other one lacks, else its first words."""
-    words = value.split()
-    if len(words) < _LONG:
-        return value
-    own = [word for word in words if word not in set(usual.split())]
-    return " ".join(["...", *own]) if own else " ".join([*words[:_LONG], "..."])
-
-
-_LONG = 12
-"""Words, of a list of which only the difference is shown."""
-
-
-def _unnumbered(text: str) -> str:
-    return re.sub(r"\d+", "", text)
-
-
-def uneven_part_findings(host: Host) -> Iterator[Finding]:
-    """Packages with fewer memory modules, DIMMs or memory controllers than the others, by the first
-    number of the names that firmware gives those."""
-    for group, counts in uneven_places(host).items():
-        most = max(counts.values())
-        for place, count in counts.items():
-            if count < most:
-                yield finding(
-                    "parts-uneven",
-                    f"{place}: {group}s",
-                    expected=f"{most}, as {sum(n == most for n in counts.values())} like it",
-                    observed=str(count),
-                    source=f"{host.name}: dmidecode -t 17, /sys/devices/system/edac",
-                )
-
-
-def uneven_places(host: Host) -> dict[str, Counter[str]]:
-    """Of each group of such parts, how many are in each place."""
-    places: dict[str, Counter[str]] = {}
-    for part in host.parts:
-        states = dict(part.states)
-        labels = {
-            "DIMM": (states.get("dimm_label", ""),),
-            "memory module": (part.name, states.get("Bank Locator", "")),
-        }.get(part.group, ())
-        named = next(filter(None, map(_PLACE.match, labels)), None)
-        if named is not None:
-            is_there = not states.get("Size", "").startswith("No ")
-            places.setdefault(part.group, Counter())[named[0]] += is_there
-            if part.group == "DIMM":
-                controllers = places.setdefault("memory controller", Counter())
-                controllers[named[0]] += part.name.endswith(" dimm0")
-    return places
-
-
-_PLACE = re.compile(r"[A-Z](?=\d{1,2}\Z)|[A-Za-z_# -]{1,20}\d{1,2}(?=.)", re.ASCII)
-"""A socket in a name: "P0_DIMM_A1", "CPU_SrcID#1_MC#0", "A1" to "B16"."""
-
-
-def kernel_log_findings(host: Host) -> Iterator[Finding]:
-    """Hardware that the kernel said has failed."""
-    for part in host.parts:
-        states = dict(part.states)
-        if part.group == "kernel log":
-            yield finding(
-                "kernel-error",
-                part.name,
-                expected="no such line in the kernel's log",
-                observed=f"{states['count']}: {states['line']}",
-                severity=Severity(states["severity"]),
-                source=f"{host.name}: dmesg",
-                devices=tuple(bdf for bdf in host.device_at if part.name.endswith(f" {bdf}")),
-            )
 
 
 _DRIVERS_WITH_OWN_CLOCK = frozenset({"intel_pstate", "amd-pstate-epp", "amd_pstate_epp"})

@@ -13,8 +13,7 @@ a virtual function, since vGPU 17); the amdgpu driver's current_compute_partitio
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -41,7 +40,6 @@ from homenode.machine.snapshot.contents import COMMAND_OF_NAME
 from homenode.machine.snapshot.protocol import Snapshot
 from homenode.machine.tools import amd_smi, nvidia_smi
 from homenode.machine.tools.amd_smi import RocmTopology
-from homenode.machine.tools.device_listings import parse_by_address, parse_listing, parse_vlans
 from homenode.machine.tools.nvidia_smi import NvidiaGpu
 from homenode.units import MIB
 
@@ -291,53 +289,6 @@ def _amd_numbers(topology: RocmTopology, gpus: list[PciDevice]) -> dict[int, Pci
     return dict(zip(topology.gpus, bound, strict=True))
 
 
-_STATES: Mapping[str, Callable[[str, str], Mapping[Any, dict[str, str]]]] = {
-    "nvidia-smi-nvlink": nvidia_smi.parse_nvlink,
-    "amd-smi-": amd_smi.parse_states,
-    "ethtool": parse_listing,
-    "nvme-smart": parse_listing,
-    "devlink": parse_by_address,
-    "bridge-vlans": parse_vlans,
-}
-"""How the names of commands begin, and what reads their output: states by the number of a GPU, the
-name of an interface or drive, or an address."""
-
-
-def with_tool_states(
-    snapshot: Snapshot, devices: tuple[PciDevice, ...], nvidia: tuple[Bdf, ...]
-) -> tuple[tuple[PciDevice, ...], tuple[Gap, ...]]:
-    """The functions with what tools say of them that has no field. nvidia: those that the
-    driver names, in its order; AMD's tool gives addresses with the settings."""
-    found: dict[Bdf, dict[str, str]] = {}
-    gaps: list[Gap] = []
-    known: dict[Any, Bdf] = dict(enumerate(nvidia))
-    for device in devices:
-        known[str(device.bdf)] = device.bdf
-        if device.kind in (DeviceKind.NIC, DeviceKind.NVME):
-            for kind in ("net", "nvme"):
-                names = snapshot.list(f"{_PCI}/{device.bdf}/{kind}") or ()
-                known.update(dict.fromkeys(names, device.bdf))
-    for command in COMMAND_OF_NAME if devices else ():
-        reads = [read for name, read in _STATES.items() if command.startswith(name)]
-        text = snapshot.command_output(command) if reads and command not in _READ_ALONE else None
-        try:
-            stated = {} if text is None else reads[0](text, command.partition("-")[0])
-        except ParseError as error:
-            gaps.append(Gap(f"states of devices by {command}", str(error)))
-            continue
-        for key, states in stated.items():
-            bdf = address_of(states.get("amd-smi/bus/bdf", "")) or known.get(key)
-            if bdf is not None:
-                known[key] = bdf
-                found.setdefault(bdf, {}).update(states)
-    stating = {bdf: tuple(states.items()) for bdf, states in found.items()}
-    return tuple(
-        replace(one, states=one.states + stating[one.bdf]) if one.bdf in stating else one
-        for one in devices
-    ), tuple(gaps)
-
-
-_READ_ALONE = ("amd-smi-topology", "amd-smi-partition")
 _PCI = "/sys/bus/pci/devices"
 _MEDIATED = "/sys/bus/mdev/devices"
 _MEDIATED_BUS = "/sys/class/mdev_bus"

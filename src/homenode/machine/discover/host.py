@@ -9,7 +9,7 @@ from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import HomenodeError, ParseError
 from homenode.gap import Gap
-from homenode.machine.discover.gpus import read_device_links, with_parts, with_tool_states
+from homenode.machine.discover.gpus import read_device_links, with_parts
 from homenode.machine.discover.lspci import add_lspci
 from homenode.machine.discover.nodes import (
     name_memory,
@@ -30,7 +30,6 @@ from homenode.machine.discover.system import (
     cpu_model,
     read_architecture,
     read_cpu_fields,
-    read_parts,
     read_settings,
     read_states,
     read_versions,
@@ -124,7 +123,6 @@ def discover(snapshot: Snapshot, read_domain: ReadDomain | None = None) -> Host:
     links = read_device_links(snapshot, devices, driver_gpus, locality)
     devices, tree = _placed_by_tools(snapshot, devices, tree, links.node_of_gpu, locality)
     devices = _as_driver_says(devices, links.queried)
-    devices, state_gaps = with_tool_states(snapshot, devices, tuple(links.queried))
     devices, part_gaps = with_parts(snapshot, devices, links.queried)
     named_nodes, memory_gaps = name_memory(snapshot, nodes.nodes, gpu_of_node, links.gpu_of_node)
     libvirt, qemu, version_gaps = read_versions(snapshot)
@@ -140,7 +138,6 @@ def discover(snapshot: Snapshot, read_domain: ReadDomain | None = None) -> Host:
         *lspci_gaps,
         *links.gaps,
         *part_gaps,
-        *state_gaps,
         *memory_gaps,
         *version_gaps,
         *domain_gaps,
@@ -174,7 +171,6 @@ def discover(snapshot: Snapshot, read_domain: ReadDomain | None = None) -> Host:
         domains=domains,
         settings=read_settings(snapshot, states.online, libvirt, qemu),
         nodes_assumed=nodes.assumed,
-        parts=read_parts(snapshot),
     )
     return replace(host, gaps=(*gaps, *check_against_libvirt(snapshot, host)))
 
@@ -220,9 +216,6 @@ def _as_driver_says(
             performance_state=gpu.performance_state,
             link_replays=gpu.replays,
             module_id=gpu.module_id,
-            driver_states=tuple(
-                one for one in gpu.states if not one[0].startswith("supported_clocks/")
-            ),
         )
         if device.kind is DeviceKind.GPU and (gpu := queried.get(device.bdf)) is not None
         else device

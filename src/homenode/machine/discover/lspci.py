@@ -237,10 +237,7 @@ def _registers(own: PciRegisters | None, listed: PciRegisters | None) -> PciRegi
     if own is None or listed is None:
         return listed or own
     unplaced = sorted({*own.unplaced_bars, *listed.unplaced_bars})
-    settings = tuple({**dict(own.settings), **dict(listed.settings)}.items())
-    return replace(
-        listed, aspm=listed.aspm or own.aspm, unplaced_bars=tuple(unplaced), settings=settings
-    )
+    return replace(listed, unplaced_bars=tuple(unplaced))
 
 
 def _bridges_by_bus(functions: Iterable[LspciFunction]) -> dict[tuple[int, int], Bdf]:

@@ -11,7 +11,6 @@ from homenode.machine.discover.readings import (
     read_lines,
     read_number,
     read_pus,
-    read_word,
 )
 from homenode.machine.pci import PciBar, PciErrors, PciInterrupt, PciRegisters
 from homenode.machine.snapshot.protocol import Snapshot
@@ -75,13 +74,11 @@ def read_resource(snapshot: Snapshot, path: str, *, is_bridge: bool) -> tuple[Pc
     return tuple(bars)
 
 
-_ASPM_STATES = (("L0s", "l0s_aspm"), ("L1", "l1_aspm"))
 _UNSET = 0x20000000  # the kernel found no place for it; include/linux/ioport.h
 
 
 def read_kernel_registers(snapshot: Snapshot, folder: str) -> PciRegisters | None:
-    """What the kernel shows of a function's registers, which wakes no device: memory BARs that have
-    no address, and power saving of its link, as lspci spells that. Raises ParseError."""
+    """Memory BARs that have no address, as the kernel shows them, which wakes no device."""
     unplaced: list[int] = []
     for index, line in enumerate(read_lines(snapshot, f"{folder}/resource")[:_ROM]):
         match = _REGION.fullmatch(line.strip())
@@ -90,16 +87,7 @@ def read_kernel_registers(snapshot: Snapshot, folder: str) -> PciRegisters | Non
         )
         if flags & _MEMORY and last > first and (flags & _UNSET or not first):
             unplaced.append(index)
-    known = [(name, read_number(snapshot, f"{folder}/link/{file}")) for name, file in _ASPM_STATES]
-    aspm = None
-    if any(value is not None for _, value in known):
-        aspm = " ".join([name for name, value in known if value] + ["Enabled"])
-        aspm = "Disabled" if aspm == "Enabled" else aspm
-    revision = read_word(snapshot, f"{folder}/revision")
-    if not unplaced and aspm is None and revision is None:
-        return None
-    settings = () if revision is None else (("revision", revision.removeprefix("0x")),)
-    return PciRegisters(aspm=aspm, unplaced_bars=tuple(unplaced), settings=settings)
+    return PciRegisters(unplaced_bars=tuple(unplaced)) if unplaced else None
 
 
 def read_errors(snapshot: Snapshot, folder: str) -> PciErrors | None:

@@ -35,7 +35,6 @@ from homenode.machine.discover.readings import (
     address_of,
     is_hidden,
     read_number,
-    read_part_states,
     read_pus,
     read_word,
 )
@@ -422,7 +421,6 @@ def _device(tree: _Read, bdf: Bdf) -> PciDevice:
         errors=attempt("aer_dev", lambda _: read_errors(snapshot, folder)),
         interrupts=attempt("msi_irqs", lambda _: read_interrupts(snapshot, folder)),
         registers=attempt("resource", lambda _: read_kernel_registers(snapshot, folder)),
-        states=() if physical_function else read_part_states(snapshot, "device", folder),
     )
 
 

@@ -6,8 +6,6 @@ Trees that other programs gathered hold files that end with NULs, after their li
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import HostError, ParseError
-from homenode.machine.snapshot.contents import STATES, Form
-from homenode.machine.snapshot.gather import paths_of
 from homenode.machine.snapshot.protocol import Snapshot
 
 PADDING = " \t\r\n\0"
@@ -40,31 +38,6 @@ def read_number(snapshot: Snapshot, path: str, radix: int = 10) -> int | None:
         return int(word, radix)
     except ValueError:
         raise ParseError(f"{snapshot.name}: {path}", "a whole number", word) from None
-
-
-States = tuple[tuple[str, str], ...]
-
-
-def read_part_states(snapshot: Snapshot, group: str, folder: str) -> States:
-    """What the table of states names of a part, by name, from the files below its folder; several
-    of one name, as of two interfaces, are one text."""
-    there = frozenset(snapshot.list(folder) or ())
-    found: dict[str, dict[str, None]] = {}
-    for rule in STATES:
-        first = rule.glob.partition("/")[0]
-        if rule.group != group or rule.form is None or ("*" not in first and first not in there):
-            continue
-        for path in paths_of(snapshot, f"{folder}/{rule.glob}"):
-            name, text = rule.name_of(path.removeprefix(f"{folder}/")), read_word(snapshot, path)
-            lines = (text or "").splitlines()
-            is_keyed = rule.form is Form.FIELDS or (
-                len(lines) > 1 and all(": " in o for o in lines)
-            )
-            for line in lines:
-                key, _, value = line.partition(":") if is_keyed else ("", "", line)
-                value = value.strip("* " if rule.form is Form.FIELDS else None)[:400]
-                found.setdefault(f"{name} {key}".strip(), {})[value] = None
-    return tuple((name, ", ".join(values)) for name, values in found.items())
 
 
 def read_pus(snapshot: Snapshot, list_path: str, mask_path: str | None = None) -> CpuSet | None:

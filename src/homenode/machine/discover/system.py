@@ -1,7 +1,7 @@
 """System: which PUs there are and their states; CPU model, architecture, settings of a host."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from msgspec import Struct
@@ -11,31 +11,19 @@ from homenode.errors import InputError, ParseError
 from homenode.gap import Gap
 from homenode.machine.discover.readings import (
     PADDING,
-    States,
     list_readable,
     numbered,
     read_lines,
     read_number,
-    read_part_states,
     read_pus,
     read_word,
 )
-from homenode.machine.snapshot.contents import (
-    STATES,
-    KernelLine,
-    boot_lines,
-    kernel_line,
-    state_rule,
-)
-from homenode.machine.snapshot.gather import paths_of
 from homenode.machine.snapshot.protocol import Snapshot
 from homenode.machine.tools.versions import Version, parse_qemu_version, parse_virsh_version
 from homenode.machine.topology import (
-    BOOT_LOG,
     CpuModel,
     FrequencyLimit,
     HostSettings,
-    MachinePart,
 )
 
 CPU = "/sys/devices/system/cpu"
@@ -342,7 +330,6 @@ def read_settings(
         qemu_version=qemu,
         frequency_limits=_frequency_limits(snapshot, online),
         firmware=_firmware(snapshot),
-        microcode=read_cpu_fields(snapshot).get("microcode"),
         turbo=read_turbo(snapshot),
     )
 
@@ -354,62 +341,6 @@ def read_turbo(snapshot: Snapshot) -> str | None:
         if word in ("0", "1"):
             return "on" if word == on else "off"
     return None
-
-
-def read_parts(snapshot: Snapshot) -> tuple[MachinePart, ...]:
-    """Every part but devices that the table of states names, with its states."""
-    rows = [row for row in STATES if row.form is not None and row.group != "device"]
-    of_pu = _states_of_pus(snapshot)
-    found: list[MachinePart] = []
-    for group, folders in dict.fromkeys((row.group, row.folders) for row in rows):
-        above = folders.partition("[")[0].rpartition("/")[0]
-        for folder in paths_of(snapshot, folders):
-            name = folder.removeprefix(f"{above}/").replace("/", " ")
-            name = re.sub(r"\A(?:cpu|node)", "", name)
-            states = read_part_states(snapshot, group, folder)
-            states += of_pu.get(name, ()) if group == "PU" else ()
-            found += [MachinePart(group, name, states)] if states else []
-    return (*found, *_memory_modules(snapshot), *_kernel_log(snapshot))
-
-
-def _states_of_pus(snapshot: Snapshot) -> dict[str, States]:
-    """Of each PU, what /proc/cpuinfo says of its kind."""
-    found: dict[str, dict[str, str]] = {}
-    pu: dict[str, str] = {}
-    for line in read_lines(snapshot, "/proc/cpuinfo"):
-        key, _, value = (word.strip() for word in line.partition(":"))
-        if key == "processor":
-            pu = found.setdefault(value, {})
-        elif value and state_rule("PU", f"cpuinfo/{key}").judged != "use":
-            pu[f"cpuinfo/{key}"] = value
-    return {name: tuple(states.items()) for name, states in found.items()}
-
-
-def _memory_modules(snapshot: Snapshot) -> Iterator[MachinePart]:
-    """By dmidecode: blocks of fields, each below a line "Memory Device"."""
-    text = snapshot.command_output("dmidecode-memory") or ""
-    for block in text.split("Memory Device\n")[1:]:
-        fields = dict(line.strip().split(": ", 1) for line in block.splitlines() if ": " in line)
-        if (locator := fields.pop("Locator", None)) is not None:
-            yield MachinePart("memory module", locator, tuple(fields.items()))
-
-
-def _kernel_log(snapshot: Snapshot) -> Iterator[MachinePart]:
-    """What the kernel said of failed hardware: by device, how often, and its last line."""
-    found: dict[tuple[str, str, str], tuple[int, KernelLine]] = {}
-    if boot_lines(snapshot.command_output("dmesg") or ""):
-        yield MachinePart(BOOT_LOG, "", ())
-    for line in (snapshot.command_output("dmesg") or "").splitlines():
-        said = kernel_line(line)
-        if said is not None and said.severity == "undone":
-            found = {key: row for key, row in found.items() if key[1:] != (said.at, said.what)}
-        elif said is not None:
-            key = (said.about, said.at, said.what)
-            found[key] = (found[key][0] + 1 if key in found else 1, said)
-    for (about, at, _), (count, said) in found.items():
-        if count >= said.least:
-            states = (("count", str(count)), ("severity", said.severity), ("line", said.text))
-            yield MachinePart("kernel log", f"{about} {at}".strip(), states)
 
 
 _DMI = "/sys/devices/virtual/dmi/id"

@@ -32,7 +32,6 @@ from homenode.machine.snapshot.contents import (
     IDENTITY_PATHS,
     PATHS,
     SERIAL_PATHS,
-    UNREAD,
     Kind,
     PathRule,
     ToolCommand,
@@ -51,8 +50,7 @@ _FUNCTIONS = package_text("machine", "snapshot", "collector.sh")
 
 def collector_script(root: str = "/") -> str:
     """The script. root: where the host's /sys and /proc lie (a chroot, a mounted tree)."""
-    unread = f"U='{'|'.join(sorted(UNREAD))}'"
-    lines = [_FUNCTIONS, unread, f"cd {quote(root)} || exit 3", f"echo '{_START}'"]
+    lines = [_FUNCTIONS, f"cd {quote(root)} || exit 3", f"echo '{_START}'"]
     lines += [f"f {_relative(path)}" for path in (*IDENTITY_PATHS, *SERIAL_PATHS)]
     together = [_relative(rule.glob) for rule in PATHS if _is_text(rule)]
     lines.append(f"g '{' '.join(together)}'")
@@ -226,7 +224,7 @@ def _many(globs: str, body: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 def _part_pattern(part: str) -> str:
     """What may stand for a part of a glob. A number holds no colon, so that it may stand last."""
-    ending = {"[0-9]*": "[0-9]+", "[a-z]*": "[a-z][^/:]*"}.get(part)
+    ending = {"[0-9]*": "[0-9]+"}.get(part)
     return ending or ("[^/]*" if _is_pattern(part) else re.escape(part))
 
 

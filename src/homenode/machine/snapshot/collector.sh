@@ -17,7 +17,7 @@ b() {
 }
 g() {
   printf 'G %s\n' "$1"
-  for p in $1; do [ ! -e "$p" ] || echo "$p"; done | grep -vE "/($U)$" | xargs grep '' /dev/null
+  for p in $1; do [ ! -e "$p" ] || echo "$p"; done | xargs grep '' /dev/null
 }
 d() { [ ! -d "$1" ] || printf 'D %s\n' "$1"; }
 t() {

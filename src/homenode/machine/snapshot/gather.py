@@ -13,7 +13,7 @@ from functools import cache
 from msgspec import Struct
 
 from homenode import formats
-from homenode.machine.snapshot.contents import BRIDGE_CLASS, COMMANDS, PATHS, UNREAD, Kind, PathRule
+from homenode.machine.snapshot.contents import BRIDGE_CLASS, COMMANDS, PATHS, Kind, PathRule
 from homenode.machine.snapshot.memory import MemorySnapshot
 from homenode.machine.snapshot.protocol import Snapshot
 
@@ -135,7 +135,7 @@ def _names(snapshot: Snapshot, folder: str, part: str) -> tuple[str, ...]:
     return tuple(
         name
         for name in snapshot.list(folder or "/") or ()
-        if pattern.fullmatch(name) and _NAME_IN_PATH.fullmatch(name) and name not in UNREAD
+        if pattern.fullmatch(name) and _NAME_IN_PATH.fullmatch(name)
     )
 
 

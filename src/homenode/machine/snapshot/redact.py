@@ -15,12 +15,9 @@ from msgspec import Struct
 
 from homenode.errors import InputError
 from homenode.machine.snapshot.contents import (
-    COMMAND_OF_NAME,
     IDENTITY_COMMANDS,
     IDENTITY_PATHS,
     SERIAL_PATHS,
-    boot_lines,
-    kernel_line,
     words,
 )
 from homenode.machine.snapshot.memory import MemorySnapshot
@@ -216,36 +213,17 @@ def _serial(text: str, names: Pseudonyms) -> str:
     return text if names.scrub(text) != text or text == "redacted" else names.serial(text)
 
 
-_MODULE_FIELD = re.compile(
-    r"(?:Memory Device|\t(?!Serial|Asset)[A-Z][\w ]{1,40}: [ -~]{1,80}|)",
-    re.ASCII,
-)
 _AMD_SECRET = re.compile(r'("[^"]{0,40}(?:serial|uuid|guid|hive)[^"]{0,20}":\s{0,4})("[^"]*"|\d+)')
 
 
-def _memory_modules(text: str, names: Pseudonyms) -> str:
-    """dmidecode: of each module the fields that say what it is; no serial, no tag."""
-    kept = [line for line in text.splitlines() if _MODULE_FIELD.fullmatch(line)]
-    return names.scrub("\n".join(kept) + "\n")
-
-
-def _kernel_lines(text: str, names: Pseudonyms) -> str:
-    """Those of failed hardware alone, and the first words of a boot."""
-    kept = boot_lines(text)
-    kept += [line for line in text.splitlines() if kernel_line(line) is not None]
-    return names.scrub("\n".join([*kept, ""]))
-
-
-def _amd_states(text: str, names: Pseudonyms) -> str:
+def _amd(text: str, names: Pseudonyms) -> str:
     return names.scrub(_AMD_SECRET.sub(r'\1"redacted"', text))
 
 
 _REDACTORS: dict[str, Callable[[str, Pseudonyms], str]] = {
     "lspci": _lspci,
-    **dict.fromkeys((name for name in COMMAND_OF_NAME if name.startswith("amd-smi-")), _amd_states),
-    **dict.fromkeys(("devlink-info", "devlink-params", "devlink-health"), _amd_states),
-    "dmidecode-memory": _memory_modules,
-    "dmesg": _kernel_lines,
+    "amd-smi-topology": _amd,
+    "amd-smi-partition": _amd,
     "nvidia-smi-query": redact_nvidia_query,
     "virsh-capabilities": redact_capabilities,
     "virsh-domains": redact_domains,

@@ -56,7 +56,7 @@ from msgspec import Struct
 from homenode.bdf import Bdf
 from homenode.errors import ParseError
 from homenode.indices import NodeIndex
-from homenode.machine.tools.lines import Line, Lines, first_json, leaves
+from homenode.machine.tools.lines import Line, Lines, first_json
 
 MAX_GPUS = 512
 
@@ -167,21 +167,6 @@ def _check_whole(
 ) -> None:
     if section in tables and len(tables[section]) != len(columns):
         raise line.error(f"{len(columns)} rows", f"{len(tables[section])} rows")
-
-
-def parse_states(text: str, source: str) -> dict[int, dict[str, str]]:
-    """What `amd-smi static --json` or `metric --json` says of each GPU, by its number; elements by
-    their paths. Raises ParseError where it is no list of GPUs."""
-    value = first_json(text, source)
-    lists = value.values() if isinstance(value, dict) else (value,)
-    rows = [row for each in lists if isinstance(each, list) for row in each]
-    numbered = [row for row in rows if isinstance(row, dict) and isinstance(row.get("gpu"), int)]
-    if not numbered:
-        raise ParseError(source, "a list of GPUs", text.strip()[:80])
-    found: dict[int, dict[str, str]] = {}
-    for row in numbered:
-        found.setdefault(row["gpu"], {}).update(leaves("amd-smi", row))
-    return found
 
 
 _ROCM_JSON = "rocm-smi --showtopo --json"

@@ -11,7 +11,6 @@ warnings before, between and behind them.
 import json
 import math
 import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Annotated, Any, NamedTuple, TypeVar
 
@@ -84,34 +83,6 @@ def first_json(text: str, source: str) -> Any:
                 raise ParseError(source, "JSON", f"{error}"[:100], line=line) from None
         at = end + 1
     raise ParseError(source, "JSON", text.strip()[:80])
-
-
-def leaves(path: str, value: Any) -> Iterator[tuple[str, str]]:
-    """The texts of a JSON value by their paths. An amount and its unit are one text, and words of a
-    list. No tool has longer names, or so many in each other.
-
-    >>> dict(leaves("x", {"a": {"value": 3, "unit": "W"}, "b": ["U", "D", "U"]}))
-    {'x/a': '3 W', 'x/b': '1 D, 2 U'}
-    """
-    if isinstance(value, dict) and value.keys() == {"value", "unit"}:
-        yield path, f"{value['value']} {value['unit']}"
-    elif isinstance(value, dict) and len(path) < 400:
-        for name, each in value.items():
-            yield from leaves(f"{path}/{name[:80]}", each)
-    elif isinstance(value, list) and len(path) < 400:
-        words = Counter(str(each)[:80] for each in value if not isinstance(each, dict | list))
-        if words:
-            yield path, ", ".join(f"{words[one]} {one}" for one in sorted(words))[:400]
-        for number, each in enumerate(value):
-            if isinstance(each, dict):
-                named = (str(each[key])[:80] for key in _NAMES if key in each)
-                yield from leaves(f"{path}/{next(named, number)}", each)
-    elif isinstance(value, str | int | float):
-        yield path, str(value)[:80]
-
-
-_NAMES = ("name", "reporter", "fw_id", "cmode")
-"""Keys that name an element of a list."""
 
 
 def json_objects(text: str, source: str) -> Iterator[dict[str, Any]]:

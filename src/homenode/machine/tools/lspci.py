@@ -10,7 +10,7 @@ Seen: pciutils 3.7 and 3.9. Source: lspci(8) and ls-caps.c of pciutils; names: p
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from itertools import pairwise
 from typing import Any
@@ -21,7 +21,6 @@ from homenode.bdf import Bdf
 from homenode.errors import ParseError
 from homenode.input_files import package_text
 from homenode.machine.pci import PciBar, PciLink, PciRegisters, PortType
-from homenode.machine.snapshot.contents import state_rule
 from homenode.units import KIB
 
 COMMAND = ("lspci", "-D", "-nn", "-vvv")
@@ -269,14 +268,13 @@ def _function(number: int, header: str, block: list[str], source: str) -> LspciF
     address, class_name, class_text, rest = match.groups()
     stated = [match.groups() for match in _REVISION.finditer(rest)]
     interface = next((code for _, code in stated if code), None)
-    revision = next((number for number, _ in stated if number), "00")
     words = _REVISION.sub("", rest).strip()
     vendor, device, name = _ids(words)
     if class_text is None and _CODE.fullmatch(class_name):
         class_text = class_name
     code = int(class_text, 16) if class_text is not None else class_code_of(class_name)
     fields = _fields(block, source, number)
-    fields["registers"] = parse_registers(block, revision)
+    fields["registers"] = parse_registers(block)
     return LspciFunction(
         bdf=Bdf.parse(address, source),
         class_name=class_name,
@@ -431,113 +429,41 @@ _RESIZABLE = re.compile(
     re.ASCII,
 )
 _RESIZED = re.compile(r"(\d{1,4})([KMGTPE])B", re.ASCII)
-_REGION = re.compile(
-    r"\tRegion ([0-5]): (\[virtual\] )?Memory at (<unassigned>|<ignored>)?", re.ASCII
+_UNPLACED = re.compile(
+    r"\tRegion ([0-5]): (?:\[virtual\] )?Memory at (?:<unassigned>|<ignored>)", re.ASCII
 )
-_BEHIND = re.compile(
-    r"\t(Prefetchable m|M)emory behind bridge: [^[\n]{1,80}(\[disabled\])?", re.ASCII
-)
-
-_SWITCHES = {
-    "memory": ("Control Mem",),
-    "bus_master": ("Control BusMaster",),
-    "relaxed_ordering": ("DevCtl RlxdOrd",),
-    "extended_tags": ("DevCtl ExtTag",),
-    # pciutils before 3.10 prints the function's capability only.
-    "ten_bit_tags": ("DevCtl2 10BitTagReq", "DevCap2 10BitTagReq"),
-}
-"""Fields of PciRegisters that are switches of a register, the newest form first."""
-
-_VALUES = (
-    ("max_payload_bytes", "DevCtl", re.compile(r"\bMaxPayload (\d{2,4}) bytes", re.ASCII)),
-    ("max_read_request_bytes", "DevCtl", re.compile(r"\bMaxReadReq (\d{2,4}) bytes", re.ASCII)),
-    ("aspm", "LnkCtl", re.compile(r"\bASPM ([A-Za-z0-9 ]{2,20});", re.ASCII)),
-)
-"""Fields of PciRegisters that are values of a register."""
-
-_POWER = re.compile(r"\t\tStatus: (D[0-3][a-z]{0,4}) ", re.ASCII)
-_MSI = re.compile(r"(MSI(?:-X)?): Enable([+-])", re.ASCII)
-_JOINED = re.compile(r"(\w{2,30})[:=](\w{1,30})", re.ASCII)  # Trigger:2, ArbSelect=Fixed
-_SWITCH = re.compile(r"([<>]?\w{2,30})([+-])(?![\w.])", re.ASCII)
+_PAYLOAD = re.compile(r"\bMaxPayload (\d{2,4}) bytes", re.ASCII)
+_RELAXED = re.compile(r"\bRlxdOrd([+-])", re.ASCII)
 
 
-def parse_registers(lines: Iterable[str], revision: str = "00") -> PciRegisters | None:
+def parse_registers(lines: Iterable[str]) -> PciRegisters | None:
     """Of the indented lines of a function; None where they show no register, as without root."""
-    texts: dict[str, list[str]] = {}
-    register, capability = "", ""
+    register, capability, control = "", "", ""
+    has_registers = False
     unplaced: list[int] = []
     resizable: list[tuple[int, int]] = []
-    settings: list[tuple[str, str]] = [("revision", revision)]
     for line in lines:
-        if (power := _POWER.match(line)) is not None:
-            settings.append(("power state", power[1]))
         if (opened := _CAPABILITY.match(line)) is not None:
             register, capability = "", opened[1]
-            name = "Device Serial Number" if "Serial" in capability else capability
-            name = re.split(r"[:,(]", name)[0].strip()
-            settings.append((f"{name} capability", capability if "MSI" in name else "there"))
-            if (interrupts := _MSI.match(capability)) is not None:
-                settings.append((f"{interrupts[1]} Enable", interrupts[2]))
         elif (named := _REGISTER.match(line)) is not None:
             register = named[1]
-            if register in texts:
-                register = ""  # of a second capability: the first one counts
-        elif (region := _REGION.match(line)) is not None:
-            unplaced += [int(region[1])] if region[3] else []
-            settings.append((f"BAR {region[1]} register", "empty" if region[2] else "written"))
-        elif (window := _BEHIND.match(line)) is not None:
-            settings.append((f"{window[1]}emory window", "closed" if window[2] else "open"))
+            has_registers = True
+        elif (region := _UNPLACED.match(line)) is not None:
+            unplaced.append(int(region[1]))
         elif (bar := _RESIZABLE.match(line)) is not None and "Virtual" not in capability:
             resizable += [(int(bar[1]), most) for most in _largest(bar[2])]
         elif not line.startswith("\t\t"):
             register = ""
-        if register:
-            texts.setdefault(register, []).append(line.partition(f"{register}:")[2] or line)
-    stated = {
-        f"{at} {name}": value
-        for at, parts in texts.items()
-        for part in parts
-        for name, value in _named_values(part)
-    }
-    fields: dict[str, Any] = {}
-    for name, keys in _SWITCHES.items():
-        if known := [stated[key] == "+" for key in keys if key in stated]:
-            fields[name] = known[0]
-    for name, at, pattern in _VALUES:
-        if (match := pattern.search(" ".join(texts.get(at, ())))) is not None:
-            fields[name] = int(match[1]) if name.endswith("_bytes") else match[1]
-    if "UESta" in texts:
-        on = (key for key, value in stated.items() if key.startswith("UESta ") and value == "+")
-        fields["uncorrected"] = tuple(key.removeprefix("UESta ") for key in on)
-    if not fields:
+        control += line if register == "DevCtl" else ""
+    if not has_registers:
         return None
-    kept = {n: v for n, v in stated.items() if state_rule("device", n).judged != "use"}
+    payload, relaxed = _PAYLOAD.search(control), _RELAXED.search(control)
     return PciRegisters(
-        **fields,
-        settings=tuple((dict(settings) | kept).items()),
+        max_payload_bytes=None if payload is None else int(payload[1]),
+        relaxed_ordering=None if relaxed is None else relaxed[1] == "+",
         unplaced_bars=tuple(unplaced),
         largest_bars=tuple(sorted(resizable)),
     )
-
-
-def _named_values(text: str) -> Iterator[tuple[str, str]]:
-    """Switches, "LTR+", and values: "MaxPayload 256 bytes", "Completion Timeout: 50us to 50ms".
-
-    >>> dict(_named_values("Completion Timeout: 50us to 50ms, LTR- OBFF Disabled"))
-    {'LTR': '-', 'Completion Timeout': '50us to 50ms', 'OBFF': 'Disabled'}
-    """
-    for pattern in (_SWITCH, _JOINED):
-        yield from pattern.findall(text)
-        text = pattern.sub(" ", text)
-    for part in re.split(r"[,;]", text):
-        name, is_named, value = part.partition(": ")
-        words = part.split()
-        numbers = (i for i, word in enumerate(words) if i and any(map(str.isdigit, word)))
-        at = next(numbers, 1)
-        if is_named and value.strip():
-            yield name.strip(), value.strip()[:80]
-        elif words[at:]:
-            yield " ".join(words[:at]), " ".join(words[at:])[:80]
 
 
 def _largest(sizes: str) -> list[int]:

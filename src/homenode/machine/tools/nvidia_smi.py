@@ -31,8 +31,6 @@ Seen of drivers 470 to 580. Source: NVIDIA MIG user guide, "Creating GPU Instanc
 """
 
 import re
-from collections.abc import Iterator
-from itertools import islice
 
 from lxml import etree
 from msgspec import Struct
@@ -69,8 +67,7 @@ class NvidiaGpu(Struct, frozen=True, kw_only=True):
     """One GPU. None where the driver says N/A, or where its version does not have the field.
 
     c2c: an NVLink-C2C to the host's CPU is in use. replays: packets that its link sent again since
-    its driver was loaded; a sound machine has a hundred. states: what its
-    other elements say, by their paths.
+    its driver was loaded; a sound machine has a hundred.
     """
 
     bdf: Bdf
@@ -81,7 +78,6 @@ class NvidiaGpu(Struct, frozen=True, kw_only=True):
     performance_state: str | None
     replays: int | None
     mig_devices: tuple[NvidiaMigDevice, ...]
-    states: tuple[tuple[str, str], ...] = ()
 
 
 class NvidiaQuery(Struct, frozen=True):
@@ -105,17 +101,6 @@ def parse_query(text: str) -> NvidiaQuery:
     if len({gpu.bdf for gpu in gpus}) != len(gpus):
         raise ParseError(_SOURCE, "each GPU once", ", ".join(str(gpu.bdf) for gpu in gpus))
     return NvidiaQuery(gpus, tuple(unread))
-
-
-def _elements(gpu: etree._Element) -> Iterator[tuple[str, str]]:
-    """Each that has a text, by its path; "None" and "N/A" are answers here. First the driver's."""
-    if driver := _text(gpu, "../driver_version"):
-        yield "driver_version", driver
-    whole = etree.ElementTree(gpu)
-    for element in islice(gpu.iter(), 4096):
-        text, path = (element.text or "").strip(), whole.getelementpath(element)
-        if text and len(path) < 400:
-            yield path, text[:80]
 
 
 def _gpu(gpu: etree._Element, index: int, unread: list[tuple[Bdf, str, str]]) -> NvidiaGpu:
@@ -143,7 +128,6 @@ def _gpu(gpu: etree._Element, index: int, unread: list[tuple[Bdf, str, str]]) ->
         performance_state=_text(gpu, "performance_state"),
         replays=number("pci/replay_counter"),
         mig_devices=_mig_devices(gpu, bdf, unread),
-        states=tuple(_elements(gpu)),
     )
 
 
@@ -167,23 +151,6 @@ def _text(element: etree._Element, path: str) -> str | None:
     """The text at a path; None where it is missing or one of the many ways to say so."""
     text = (element.findtext(path) or "").strip()
     return None if _ABSENT.fullmatch(text.strip("[]").lower()) else text
-
-
-_OF_LINK = re.compile(r"\s*Link (\d{1,3}): (?:([A-Za-z ]{1,40}): )?(\S.{0,60})", re.ASCII)
-
-
-def parse_nvlink(text: str, source: str) -> dict[int, dict[str, str]]:
-    """What `nvidia-smi nvlink -s` or -e, the source, says of each link, by the GPU's number: the
-    rate of a link, "<inactive>", or a count of errors. Other lines are skipped."""
-    found: dict[int, dict[str, str]] = {}
-    links: dict[str, str] = {}
-    for line in text.splitlines():
-        gpu = re.match(r"GPU (\d{1,4}):", line, re.ASCII)
-        if gpu is not None:
-            links = found.setdefault(int(gpu[1]), {})
-        elif (link := _OF_LINK.fullmatch(line.rstrip())) is not None:
-            links[f"nvlink/Link {link[1]} {link[2] or ''}".strip()] = link[3]
-    return found
 
 
 TOPOLOGY_COMMAND = ("nvidia-smi", "topo", "-m")

@@ -1,0 +1,314 @@
+"""Devices: what GPUs of a model always have, and what devices of one model have unlike the others:
+BARs, links, NVLinks, drivers, and nodes unlike the port above.
+
+Source: pci.ids; lspci of such machines for BARs; PCIe 6.0, 7.8.6 (Resizable BAR); NVIDIA's
+architecture papers for NVLinks, its HGX and DGX manuals for boards.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Set
+from typing import Any, NamedTuple
+
+from homenode.bdf import Bdf
+from homenode.catalogue import finding
+from homenode.findings import Finding, Severity
+from homenode.machine.link_path import JUDGED, LinkRate, device_paths, most_of, peer_links
+from homenode.machine.pci import (
+    DeviceKind,
+    PciDevice,
+    are_models_known,
+    board_of,
+    is_viable_driver,
+    model_of,
+)
+from homenode.machine.topology import Host
+from homenode.units import GIB, format_bytes
+from homenode.wording import first_few
+
+
+class GpuModel(NamedTuple):
+    """What every GPU of a model has."""
+
+    name: str
+    bar_gib: int  # its largest BAR
+    nvlinks: int | None = None  # None where bridges are an option
+    boards: tuple[tuple[int, int], ...] = ()  # (GPUs, NVSwitches that the host sees)
+
+
+_EIGHT_OR_SIXTEEN = ((8, 6), (16, 12))
+MODELS = {
+    (0x10DE, 0x1DB8): GpuModel("V100 SXM3 32 GB", 32, 6, _EIGHT_OR_SIXTEEN),
+    (0x10DE, 0x20B0): GpuModel("A100 SXM4 40 GB", 64, 12, _EIGHT_OR_SIXTEEN),
+    (0x10DE, 0x20B2): GpuModel("A100 SXM4 80 GB", 128, 12, _EIGHT_OR_SIXTEEN),
+    (0x10DE, 0x20B5): GpuModel("A100 PCIe 80 GB", 128),
+    (0x10DE, 0x20F1): GpuModel("A100 PCIe 40 GB", 64),
+    (0x10DE, 0x20B7): GpuModel("A30", 32),
+    (0x10DE, 0x2330): GpuModel("H100 SXM5 80 GB", 128, 18, ((8, 4),)),
+    (0x10DE, 0x2329): GpuModel("H20", 128, 18, ((8, 4),)),
+    (0x10DE, 0x2335): GpuModel("H200 SXM", 256, 18, ((8, 4),)),
+    (0x10DE, 0x2331): GpuModel("H100 PCIe", 128),
+    (0x10DE, 0x2321): GpuModel("H100 NVL", 128),
+    (0x10DE, 0x233B): GpuModel("H200 NVL", 256),
+    (0x10DE, 0x2901): GpuModel("B200", 256, 18),
+    (0x10DE, 0x26B5): GpuModel("L40", 64),
+    (0x10DE, 0x26B9): GpuModel("L40S", 64),
+    (0x10DE, 0x27B8): GpuModel("L4", 32),
+    (0x10DE, 0x2BB5): GpuModel("RTX PRO 6000 Server", 128),
+    (0x1002, 0x74A1): GpuModel("MI300X", 256),
+}
+_ACCELERATORS = frozenset({0x0302, 0x1200})
+"""Classes of GPUs that have no display: whose BAR is small is never meant to be."""
+
+
+def device_findings(host: Host) -> Iterator[Finding]:
+    """What is wrong of a device by itself, then of those that differ from their peers."""
+    alone = [
+        *(found for device in _judged(host) for found in _bars(device, host)),
+        *_boards(host),
+        *_few_links(host),
+    ]
+    yield from alone
+    yield from _odd(host, {bdf for found in alone for bdf in found.devices})
+    yield from _odd_nodes(host)
+
+
+def _judged(host: Host) -> list[PciDevice]:
+    return [d for d in host.pci_devices if d.kind in JUDGED and d.physical_function is None]
+
+
+def _name(device: PciDevice) -> str:
+    return f"{JUDGED.get(device.kind, 'port')} {device.bdf}"
+
+
+def _model(gpu: PciDevice) -> GpuModel | None:
+    return MODELS.get((gpu.vendor_id or 0, gpu.device_id or 0))
+
+
+def _bars(device: PciDevice, host: Host) -> Iterator[Finding]:
+    registers = device.registers
+    source = f"{host.name}: resource of {device.bdf} in sysfs, Region of lspci -vvv"
+    if registers is not None and registers.unplaced_bars:
+        sizes = {bar.index: format_bytes(bar.size_bytes) for bar in device.bars}
+        yield finding(
+            "bar-unassigned",
+            _name(device),
+            expected="an address for each BAR",
+            observed=", ".join(
+                f"BAR {index} ({sizes.get(index, 'size unknown')}) has none"
+                for index in registers.unplaced_bars
+            ),
+            severity=None if device.kind is DeviceKind.GPU else Severity.WARNING,
+            source=source,
+            devices=(device.bdf,),
+        )
+        return
+    memory = [bar for bar in device.bars if bar.is_memory and bar.index < 6]
+    if device.kind is not DeviceKind.GPU or not memory:
+        return
+    largest = max(memory, key=lambda bar: bar.size_bytes)
+    model = _model(device)
+    possible = 0 if model is None else model.bar_gib * GIB
+    if registers is not None and device.class_code >> 8 in _ACCELERATORS:
+        possible = max((possible, *(size for _, size in registers.largest_bars)))
+    if largest.size_bytes < possible:
+        why = "its resizable BAR can" if model is None else f"each {model.name} has"
+        yield finding(
+            "bar-small",
+            _name(device),
+            expected=f"{format_bytes(possible)}, as {why}",
+            observed=f"BAR {largest.index} of {format_bytes(largest.size_bytes)}",
+            source=source,
+            devices=(device.bdf,),
+        )
+
+
+def _boards(host: Host) -> Iterator[Finding]:
+    """Boards of GPUs with NVSwitches of which a part is missing."""
+    if not are_models_known(host.pci_devices):
+        return
+    gpus = [gpu for gpu in host.devices_of_kind(DeviceKind.GPU) if gpu.physical_function is None]
+    switches = len(host.devices_of_kind(DeviceKind.NVSWITCH))
+    for model, count in Counter(map(_model, gpus)).items():
+        if model is None or not switches or (count, switches) in model.boards:
+            continue
+        fitting = [board for board in model.boards if board[0] >= count and board[1] >= switches]
+        if fitting:
+            most, of_switches = min(fitting)
+            yield finding(
+                "board-incomplete",
+                f"board of {model.name}",
+                expected=f"{most} GPUs and {of_switches} NVSwitches",
+                observed=f"{count} GPUs and {switches} NVSwitches",
+                source=f"{host.name}: /sys/bus/pci/devices",
+            )
+
+
+def _few_links(host: Host) -> Iterator[Finding]:
+    for bdf, count in peer_links(host).items():
+        model = _model(host.device_at[bdf])
+        if model is not None and model.nvlinks is not None and count < model.nvlinks:
+            yield finding(
+                "nvlinks-few",
+                _name(host.device_at[bdf]),
+                expected=f"{model.nvlinks} NVLinks, as each {model.name} has",
+                observed=str(count),
+                source=f"{host.name}: nvidia-smi topo -m",
+                devices=(bdf,),
+            )
+
+
+class Peer(NamedTuple):
+    """A device, what its path to the processor can, and its NVLinks or xGMI links."""
+
+    device: PciDevice
+    path: LinkRate | None
+    links: int | None
+
+
+class PeerFact(NamedTuple):
+    """What peers are compared by. is_worse: of a value and the usual one. case: of the page."""
+
+    case: str
+    label: str
+    read: Callable[[Peer], Any]
+    is_worse: Callable[[Any, Any], bool]
+    text: Callable[[Any], str]
+    source: str
+
+
+def _is_slower(value: LinkRate, usual: LinkRate) -> bool:
+    return value.bytes_per_s < usual.bytes_per_s
+
+
+def _bar_sizes(peer: Peer) -> tuple[int, ...] | None:
+    bars = peer.device.bars
+    return tuple(bar.size_bytes for bar in bars if bar.is_memory and bar.index < 6) or None
+
+
+def _is_wrong_driver(value: str, usual: str) -> bool:
+    """None, or another one of the host: what VFIO has waits for a VM."""
+    is_another = usual != "none" and not any(map(is_viable_driver, (value, usual)))
+    return value == "none" or is_another
+
+
+FACTS = (
+    PeerFact(
+        "link",
+        "link that it can",
+        lambda peer: most_of(peer.device.link),
+        _is_slower,
+        str,
+        "LnkCap of lspci -vvv, max_link_speed in sysfs",
+    ),
+    PeerFact(
+        "path",
+        "path to the processor",
+        lambda peer: peer.path,
+        _is_slower,
+        str,
+        "LnkCap of all ports above",
+    ),
+    PeerFact(
+        "bars",
+        "BARs",
+        _bar_sizes,
+        lambda value, usual: sum(value) < sum(usual),
+        lambda sizes: ", ".join(map(format_bytes, sizes)),
+        "resource in sysfs, Region of lspci -vvv",
+    ),
+    PeerFact(
+        "peer links",
+        "NVLinks or xGMI links",
+        lambda peer: peer.links,
+        lambda value, usual: bool(value < usual),
+        str,
+        "nvidia-smi topo -m, amd-smi",
+    ),
+    PeerFact(
+        "driver",
+        "driver",
+        lambda peer: peer.device.driver or "none",
+        _is_wrong_driver,
+        str,
+        "driver in sysfs",
+    ),
+)
+"""The path stands behind the link that it follows from."""
+
+_LEAST_PEERS = 3
+_MOST_NAMED = 8
+
+
+def has_peers(host: Host) -> bool:
+    """Whether there is anything to compare."""
+    return any(len(peers) > 1 for peers in _groups(host))
+
+
+def _groups(host: Host) -> list[list[Peer]]:
+    """Devices of one model and board."""
+    paths = {path.device.bdf: path.expected for path in device_paths(host)}
+    links = peer_links(host)
+    groups: dict[object, list[Peer]] = {}
+    for device in _judged(host):
+        if (model := model_of(device)) is not None:
+            peer = Peer(device, paths.get(device.bdf), links.get(device.bdf))
+            groups.setdefault((model, board_of(device)), []).append(peer)
+    return list(groups.values())
+
+
+def _odd(host: Host, reported: Set[Bdf]) -> Iterator[Finding]:
+    """Devices whose value is worse than that of most of their peers. reported: those that are said
+    to lack BARs or links by themselves."""
+    for peers in _groups(host):
+        slow: set[Bdf] = set()
+        for fact in FACTS:
+            values = {p.device: v for p in peers if (v := fact.read(p)) is not None}
+            usual, is_known = _usual(list(values.values()), fact.is_worse)
+            named = [str(device.bdf) for device, value in values.items() if value == usual]
+            skipped = {"path": slow, "bars": reported, "peer links": reported}.get(fact.case, ())
+            for device, value in values.items():
+                if usual is None or value == usual or not fact.is_worse(value, usual):
+                    continue
+                if fact.case == "link":
+                    slow.add(device.bdf)
+                # A slot that is not a GPU's may be meant to be narrow.
+                is_slot = fact.case in ("link", "path") and device.kind is not DeviceKind.GPU
+                if device.bdf not in skipped:
+                    yield finding(
+                        "device-odd",
+                        f"{_name(device)}: {fact.label}",
+                        expected=f"{fact.text(usual)}, as {len(named)} like it: "
+                        f"{first_few(named, _MOST_NAMED)}",
+                        observed=fact.text(value),
+                        severity=None if is_known and not is_slot else Severity.INFO,
+                        case=fact.case,
+                        values={"device": device.bdf},
+                        source=f"{host.name}: {fact.source}",
+                        devices=(device.bdf,),
+                    )
+
+
+def _usual(values: list[Any], is_worse: Callable[[Any, Any], bool]) -> tuple[Any, bool]:
+    """What most have, and True; of two the better one, and False: neither is known to be right.
+    None where no value is usual."""
+    value, count = Counter(values).most_common(1)[0] if values else (None, 0)
+    if len(values) >= _LEAST_PEERS and 2 * count > len(values):
+        return value, True
+    if len(values) == 2:
+        return values[1] if is_worse(*values) else values[0], False
+    return None, False
+
+
+def _odd_nodes(host: Host) -> Iterator[Finding]:
+    """One host bridge is next to one node, with all that is below it."""
+    for device in () if host.nodes_assumed else host.pci_devices:
+        port = None if device.parent is None else host.device(device.parent)
+        if port is not None and None not in (device.node, port.node) and device.node != port.node:
+            yield finding(
+                "device-odd",
+                f"{_name(device)}: NUMA node",
+                expected=f"{port.node}, as the port above it: {port.bdf}",
+                observed=str(device.node),
+                source=f"{host.name}: numa_node in sysfs",
+                devices=(device.bdf,),
+            )

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from homenode.cluster.pool.outlook import PoolOutlook
+from homenode.cluster.pool.fits import Pool
 from homenode.decide.comparison import Comparison
 from homenode.decide.verdict import Verdicts
 from homenode.findings import Findings
@@ -23,7 +23,7 @@ FORMATS = {
     "findings": Findings,
     "host": Host,
     "plan": Plan,
-    "pool": PoolOutlook,
+    "pool": Pool,
     "refusal": Refusal,
     "verdict": Verdicts,
 }

@@ -150,7 +150,6 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
     },
     "measure/layouts/runner.py": {"shutil.move": "a run's folder, by its name"},
     "measure/tool_setup.py": {"unlink": "a program whose way and sum were looked at"},
-    "cluster/pool/ledger.py": {"sqlite3": "one regular file, which it has made or looked at"},
     "cluster/kubevirt/object.py": {"yaml": "it is given a text"},
     "process.py": {"Popen": "the one way to start a program"},
     "change/record_folder.py": {"unlink": _OWN},

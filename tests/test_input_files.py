@@ -14,8 +14,6 @@ import pytest
 from homenode import input_files
 from homenode.change.record_folder import LOCK, RecordFolder
 from homenode.cli import main
-from homenode.cluster.pool.sources import load_pool, load_whole_hosts
-from homenode.cluster.pool.stored import POOL_FILE
 from homenode.decide.evidence.sources import published_hosts
 from homenode.errors import HomenodeError, InputError
 from homenode.input_files import (
@@ -29,6 +27,7 @@ from homenode.input_files import (
 )
 from homenode.measure.imported.files import find_folders
 from homenode.measure.results.store import load_runs
+from homenode.vm.host_sources import read_hosts
 
 ROOT = Path(__file__).parent.parent
 HOST = ROOT / "src/homenode/machine/hosts/small-2n8c-2gpu.toml"
@@ -229,7 +228,7 @@ def test_a_file_named_dash_that_something_lists_is_no_standard_input(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "stdin", None)
     Path("-").write_text(HOST.read_text())
-    assert len(load_pool(["."]).hosts) == 1
+    assert len(read_hosts(["."]).hosts) == 1
 
 
 def run(*words: str | Path) -> int:
@@ -256,7 +255,7 @@ COMMANDS = (
     "nccl-topo --domain X --host small-2n8c-2gpu",
     "nccl-topo --check X",
     "pool show X",
-    "pool show small-2n8c-2gpu*2 --flavours X",
+    "pool show small-2n8c-2gpu*2 --after X",
     "pool place X --pool small-2n8c-2gpu*2",
     "pool capture --hosts X -o OUT",
     "slurm check X X --host small-2n8c-2gpu",
@@ -298,7 +297,7 @@ def pool(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("command", ["pool show P", "doctor --pool P", "pool vms P"])
+@pytest.mark.parametrize("command", ["pool show P", "doctor --pool P"])
 def test_a_pool_of_others_answers_at_once_and_names_what_it_left_out(
     pool: Path, command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -307,35 +306,6 @@ def test_a_pool_of_others_answers_at_once_and_names_what_it_left_out(
     for name, kind in (("a.toml", "pipe"), ("c.tar.gz", "pipe"), ("b.toml", "device")):
         assert f"{name}:expectedafilethatcanberead,found:a{kind}" in said
     assert not was_opened(pool / "a.toml")
-
-
-@pytest.mark.parametrize("kind", ["pipe", "file", "shadow"])
-def test_what_a_stored_pool_names_as_a_source_is_not_opened(
-    tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    sources = folder(tmp_path / "sources")
-    for number in range(3):
-        (sources / f"gpu-{number}.toml").write_text(HOST.read_text())
-    run("pool", "capture", sources, "-o", tmp_path / "p")
-    stored = tmp_path / "p" / POOL_FILE
-    other = tmp_path / "other"
-    if kind == "pipe":
-        pipe(other)
-    elif kind == "file":
-        other.write_text((HOST.parent / "hgx-h100.toml").read_text())
-    else:
-        other = Path("/etc/shadow")
-    stored.write_text(stored.read_text().replace(str(sources / "gpu-1.toml"), str(other)))
-    capsys.readouterr()
-    assert run("doctor", "--pool", tmp_path / "p") == 0
-    assert "3 hosts" in capsys.readouterr().err
-    assert kind != "pipe" or not was_opened(other)
-
-
-def test_whole_hosts_are_those_that_were_read(pool: Path) -> None:
-    found, hosts = load_whole_hosts([str(pool)])
-    assert [name for name, _ in hosts] == [one.name for one in found.hosts]
-    assert all(any(device.link for device in host.pci_devices) for _, host in hosts)
 
 
 def test_folders_of_results_may_hold_anything(tmp_path: Path) -> None:

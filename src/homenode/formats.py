@@ -5,7 +5,7 @@ Fields are the dataclass's own, sets of PUs are lists such as "0-3,8", PCI addre
 docs/formats documents each kind.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any, TypeVar
 
@@ -134,20 +134,6 @@ def plain_lines(text: bytes, of: type[T]) -> list[T] | None:
     except (msgspec.DecodeError, UnicodeError, RecursionError, HomenodeError):
         return None
     return found if len(found) == text.count(b"\n") else None
-
-
-def plain_line_decoder(of: type[T]) -> "Callable[[bytes], T | None]":
-    """Decodes lines of one type in one step, for files of many; None for a line that is none."""
-    with TYPES:
-        decoder = msgspec.json.Decoder(of, dec_hook=_from_text)
-
-    def decoded(text: bytes) -> T | None:
-        try:
-            return decoder.decode(text)
-        except (msgspec.DecodeError, UnicodeError, RecursionError, HomenodeError):
-            return None
-
-    return decoded
 
 
 def _format(kind: str) -> str:

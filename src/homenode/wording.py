@@ -115,16 +115,6 @@ def plural(count: int, noun: str, nouns: str | None = None) -> str:
     return f"{count} {noun if count == 1 else nouns or noun + 's'}"
 
 
-def either(texts: Iterable[str]) -> str:
-    """Alternatives as a list.
-
-    >>> either(["a", "b", "c"]), either(["a"]), either([])
-    ('a, b or c', 'a', '')
-    """
-    *first, last = list(texts) or [""]
-    return f"{', '.join(first)} or {last}" if first else last
-
-
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """The beginning of a hint, where a known word is near to the one that was given.
 

@@ -29,8 +29,6 @@ WITHOUT = {
     "kubevirt on-define-domain": "prints a domain document",
     "kubevirt receive": "stores a run",
     "pool capture": "writes captures",
-    "pool host": "pool show --json says each host's availability",
-    "pool remove": "pool vms --json says what is left",
     "restore": "gives a document back",
     "slurm study": "hours; slurm report --json says how far it is",
     "trial": "hours; trial status --json says how far it is",

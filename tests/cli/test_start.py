@@ -18,7 +18,6 @@ VALUES = {
     "vm.model",
     "opt",
     "vm.plan_options",
-    "cluster.pool.rules",
     "measure.results.vantage",
     "cluster.slurm.options",
     "measure.layouts",

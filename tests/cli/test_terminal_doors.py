@@ -247,7 +247,6 @@ def test_a_name_makes_no_line_of_its_own(
     for words in (
         ("pool", "show", tmp_path),
         ("pool", "show", tmp_path, "--all"),
-        ("pool", "vms", tmp_path),
         ("pool", "place", DOCUMENT, "--pool", tmp_path),
         ("doctor", "--pool", tmp_path),
         ("show", "--host", tmp_path / f"bad{forged}.toml"),

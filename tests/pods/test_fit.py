@@ -534,13 +534,3 @@ def test_memory_with_a_fraction_of_a_byte_is_refused_by_the_static_memory_manage
 def test_an_init_container_that_asks_for_more_cpus_than_there_are_keeps_the_pod_pending() -> None:
     document = manifest(container(cpu=2), initContainers=[container("first", cpu=300)])
     assert "pod-pending" in ids(answered(read_pod(document, "pod"), kubelet(SINGLE)))
-
-
-def test_a_nodes_name_leads_to_no_file_outside_the_folder(tmp_path: Path) -> None:
-    pod = pod_file(tmp_path, cpu=8, memory="8Gi", **{GPU: 1})
-    state = pool_state(tmp_path)
-    sources = tmp_path / "pool.txt"
-    sources.write_text(f"{HOST} name=../state/{HOST}-1\n")
-    done = run("pod", "fit", pod, "--pool", sources, "--state", state)
-    assert isinstance(done.exception, InputError)
-    assert "name can be a file's" in done.output

@@ -1,146 +1,163 @@
-"""Where the next VM goes: its own locality first, then what the pool loses."""
-
-import random
-from itertools import islice
+"""Where the next VM goes: what it gets first, then the host's free cores, then its memory."""
 
 import pytest
 from msgspec.structs import replace
 
-from homenode.cluster.pool.flavour import Flavour, default_flavours
-from homenode.cluster.pool.model import VmIdentity
-from homenode.cluster.pool.place import PoolPlaces
+from homenode.cluster.pool.fits import DEFAULT_SIZES, VmSize
+from homenode.cluster.pool.free import blank_vm, free_by_node, sum_of
+from homenode.cluster.pool.place import PoolRanking, rank_hosts
+from homenode.machine.topology import Host
 from homenode.plan.planner import plan
-from homenode.show.pool_text import refusal_text
+from homenode.plan.request import request_for
 from homenode.units import GIB
-from tests.figures import numbers
-from tests.pool.pools import filled, pool_of, shipped, sized, with_free_memory, with_vm
-
-GPU1, GPU2, GPU4, GPU8 = default_flavours()
-
-
-def _pool(count: int = 6, first: int = 0):  # type: ignore[no-untyped-def]
-    host = shipped("hgx-h100")
-    return pool_of([(f"h{i}", filled(host, first + i)) for i in range(count)])
+from homenode.vm.host_sources import NamedHosts
+from homenode.vm.plan_model import Unplannable
+from homenode.vm.plan_options import Balance, PlanOptions
+from tests.pool.pools import GPU1, GPU2, GPU8, filled, named, shipped, with_free_memory, with_vm
 
 
-def test_a_small_vm_goes_where_it_breaks_up_the_least() -> None:
-    host = shipped("hgx-h100")
-    pool = pool_of([("empty", host), ("begun", with_vm(host, GPU1, "vm"))])
-    best, second = PoolPlaces(pool, default_flavours()).ranked(GPU1)
-    assert (best.host.name, second.host.name) == ("begun", "empty")
-    assert [one.flavour for one in second.lost] == ["gpu8", "gpu4", "gpu2", "gpu1"]
-    assert "gpu8" not in {one.flavour for one in best.lost}
+def _ranked(
+    hosts: NamedHosts, size: VmSize, balance: Balance | None = None, name: str = "new"
+) -> PoolRanking:
+    request = size.request(hosts.hosts[0].host)
+    options = replace(request.options, balance=balance)
+    guest = blank_vm(hosts.hosts[0].host, name, options.vcpus or 1, options.memory_bytes or GIB)
+    return rank_hosts(hosts.hosts, guest, lambda entry: options)
 
 
-def test_locality_comes_before_what_the_pool_loses() -> None:
+def _names(ranking: PoolRanking) -> list[str]:
+    return [ranked.entry.name for ranked in ranking.hosts]
+
+
+def test_what_the_vm_gets_comes_before_what_is_free() -> None:
     host = shipped("hgx-h100")
     # Three GPUs of node 0 are free, but their cores are not.
-    far = with_vm(host, sized(name="big", gpus=1, vcpus=50, memory_bytes=100 * GIB), "big")
+    far = with_vm(host, VmSize(gpus=1, vcpus=50, memory_bytes=100 * GIB), "big")
     for number in range(4):
         far = with_vm(far, GPU1, f"small-{number}")
-    pool = pool_of([("far", far), ("empty", host)])
-    best = next(PoolPlaces(pool, default_flavours()).ranked(GPU1))
-    assert best.host.name == "empty"
+    ranking = _ranked(named(far=far, empty=host), GPU1)
+    assert _names(ranking) == ["empty", "far"]
+    assert ranking.hosts[1].decided == "packages_spanned"
 
 
-@pytest.mark.parametrize("flavour", default_flavours(), ids=lambda one: str(one.name))
-def test_a_single_placement_is_what_plan_says_of_that_host(flavour: Flavour) -> None:
-    pool = _pool()
-    places = PoolPlaces(pool, default_flavours())
-    for one in places.ranked(flavour):
-        real = pool.host(one.host)
-        made = plan(real, flavour.request(real))
-        assert (made.nodes, made.fallback) == (one.placement.nodes, one.placement.fallback)
-        assert tuple(device.bdf for device in made.vm.hostdevs) == one.placement.devices
-
-
-def test_hosts_that_refuse_are_those_that_plan_refuses() -> None:
-    pool = _pool()
-    places = PoolPlaces(pool, default_flavours())
-    taking = {one.host.name for one in places.ranked(GPU4)}
-    refusing = {name for one in places.refusals(GPU4) for name in one.hosts}
-    assert taking | refusing == {host.name for host in pool.hosts}
-    assert not taking & refusing
-
-
-def test_a_reason_is_given_once_with_the_host_that_is_nearest() -> None:
+def test_a_vm_with_gpus_goes_to_the_host_with_the_fewest_free_cores_unless_spread() -> None:
     host = shipped("hgx-h100")
-    one = with_vm(host, GPU1, "one")
-    two = with_vm(with_vm(host, GPU2, "a"), GPU1, "b")
-    busy = with_vm(host, sized(name="cpus", gpus=0, vcpus=104, memory_bytes=100 * GIB), "cpus")
-    named = [("two", two), ("one", one), ("busy", busy), ("few", shipped("gh200x4"))]
-    refused = PoolPlaces(pool_of(named), default_flavours()).refusals(GPU8)
-    assert [sorted(one.hosts) for one in refused] == [["one", "two"], ["busy"], ["few"]]
-    assert refused[0].nearest == "one"
-    assert numbers(refused[0].detail) == [7, 8]
-    texts = [refusal_text(one) for one in refused]
-    assert not any("0000:" in text for text in texts)
-    assert all(text.count(name) <= 2 for text in texts for name, _ in named)
+    hosts = named(empty=host, busy=with_vm(host, VmSize(vcpus=8, memory_bytes=8 * GIB), "vm"))
+    assert _names(_ranked(hosts, GPU2)) == ["busy", "empty"]
+    assert _names(_ranked(hosts, GPU2, Balance.SPREAD)) == ["empty", "busy"]
 
 
-def test_hosts_whose_refusal_is_not_explained_are_counted_last() -> None:
-    pool = _pool(6)
-    frees = [[(100 + 10 * i) * GIB for _ in host.nodes] for i, host in enumerate(pool.hosts)]
-    places = PoolPlaces(with_free_memory(pool, frees), default_flavours())
-    large = sized(name="large", gpus=0, vcpus=2, memory_bytes=2000 * GIB)
-    (every,) = places.refusals(large)
-    first, rest = places.refusals(large, most=1)
-    assert first.reason == every.reason
-    assert len(first.hosts) < len(rest.hosts)
-    assert sorted((*first.hosts, *rest.hosts)) == sorted(every.hosts)
+def test_gpus_that_later_vms_lose_come_before_free_cores() -> None:
+    host = shipped("hgx-h100")
+    hosts = named(empty=host, begun=with_vm(host, GPU2, "vm"))
+    ranking = _ranked(hosts, GPU2, Balance.SPREAD)
+    assert _names(ranking) == ["begun", "empty"]
+    assert ranking.hosts[1].decided == "gpu_sets_lost"
 
 
-def test_arrivals_and_departures_leave_no_trace() -> None:
-    pool = _pool()
-    places = PoolPlaces(pool, default_flavours())
-    before = [one.host.name for one in places.ranked(GPU1)]
-    best = next(places.ranked(GPU2))
-    vm = with_vm(pool.host(best.host), GPU2, "new").domains[-1]
-    places.add(best.host.name, vm)
-    assert places.hosts_of(VmIdentity("new")) == (best.host.name,)
-    assert places.remove(VmIdentity("new")) == (best.host.name,)
-    assert [one.host.name for one in places.ranked(GPU1)] == before
+SMALL = VmSize(vcpus=4, memory_bytes=8 * GIB)
 
 
-def test_a_vm_that_runs_in_the_pool_makes_room_for_itself() -> None:
-    host = with_vm(shipped("hgx-h100"), GPU8, "own")
-    places = PoolPlaces(pool_of([("a", host)]), default_flavours())
-    assert next(places.ranked(GPU8), None) is None
-    assert next(places.ranked(GPU8, vm=VmIdentity("own"))).host.name == "a"
+def _busy(host: Host, cores: int, free_gib: int) -> Host:
+    """A host with a VM on so many cores, and so much free memory on each node."""
+    busy = with_vm(host, VmSize(vcpus=cores, memory_bytes=8 * GIB), "vm") if cores else host
+    return with_free_memory(busy, [free_gib * GIB] * len(host.nodes))
 
 
-def test_the_first_places_are_the_same_however_many_are_asked_for() -> None:
-    pool = _pool(12, 20)
-    rng = random.Random(1)
-    frees = [[(700 + rng.randrange(300)) * GIB for _ in host.nodes] for host in pool.hosts]
-    places = PoolPlaces(with_free_memory(pool, frees), default_flavours())
-    every = list(places.ranked(GPU1))
-    again = PoolPlaces(with_free_memory(pool, frees), default_flavours())
-    assert [one.host.name for one in islice(again.ranked(GPU1), 3)] == [
-        one.host.name for one in every[:3]
+def test_of_hosts_that_give_a_vm_the_same_the_one_with_the_most_free_cores_comes_first() -> None:
+    """XAPI's rule for a pool: by free CPUs, then by free memory, so that a VM with much memory does
+    not leave some hosts with far more vCPUs for each CPU than others."""
+    host = shipped("xeon-2p-cpus")
+    hosts = named(
+        memory=_busy(host, 24, 900),
+        cores=_busy(host, 8, 300),
+        both=_busy(host, 8, 400),
+        least=_busy(host, 40, 1000),
+    )
+    ranking = _ranked(hosts, SMALL)
+    assert _names(ranking) == ["both", "cores", "memory", "least"]
+    assert [ranked.decided for ranked in ranking.hosts] == [
+        "",
+        "free_memory",
+        "free_cores",
+        "free_cores",
     ]
+    packed = _ranked(hosts, SMALL, Balance.PACK)
+    assert _names(packed) == ["least", "memory", "cores", "both"]
 
 
-def test_only_named_hosts_are_chosen() -> None:
-    places = PoolPlaces(_pool(), default_flavours())
-    assert {one.host.name for one in places.ranked(GPU1, among={"h2"})} <= {"h2"}
+def test_a_pool_of_equal_hosts_is_filled_evenly() -> None:
+    """As XAPI's pool does: no host has a second VM before each has one."""
+    host, names = shipped("xeon-2p-cpus"), ("a", "b", "c")
+    hosts = dict.fromkeys(names, host)
+    chosen = []
+    for number in range(6):
+        best = _ranked(named(**hosts), SMALL, name=f"vm-{number}").hosts[0].entry.name
+        hosts[best] = with_vm(hosts[best], SMALL, f"vm-{number}")
+        chosen.append(best)
+    assert chosen == [*names, *names]
 
 
-def test_a_flavour_by_kind_of_host_is_placed_on_those_kinds_only() -> None:
-    pool = pool_of([("a", shipped("hgx-h100")), ("b", shipped("gh200x4"))])
-    places = PoolPlaces(pool, default_flavours())
-    own = {pool.hosts[1].shape: replace(GPU1)}
-    assert [one.host.name for one in places.ranked(own)] == ["b"]
+@pytest.mark.parametrize("size", DEFAULT_SIZES, ids=str)
+def test_a_placement_is_what_plan_says_of_that_host(size: VmSize) -> None:
+    pool = named(**{f"h{seed}": filled(shipped("hgx-h100"), seed) for seed in range(6)})
+    ranking = _ranked(pool, size)
+    for ranked in ranking.hosts:
+        host = ranked.entry.host
+        options = ranked.options
+        guest = blank_vm(host, "new", options.vcpus or 1, options.memory_bytes or GIB)
+        made = plan(host, request_for(guest, options, host))
+        assert (made.nodes, made.fallback) == (ranked.placement.nodes, ranked.placement.fallback)
+        assert tuple(device.bdf for device in made.vm.hostdevs) == ranked.placement.devices
+    refusing = {name for refused in ranking.refusing for name in refused.names}
+    assert refusing | set(_names(ranking)) == {entry.name for entry in pool.hosts}
+    for entry in pool.hosts:
+        if entry.name in refusing:
+            with pytest.raises(Unplannable):
+                plan(entry.host, size.request(entry.host))
 
 
-def test_scores_of_single_hosts_are_in_the_order_of_their_pool() -> None:
-    pool = _pool()
-    flavours = default_flavours()
-    ranked = [one.host.name for one in PoolPlaces(pool, flavours).ranked(GPU2)]
-    alone = {one.name: pool_of([(one.name, pool.host(one))]) for one in pool.hosts}
-    scores = {
-        name: next(PoolPlaces(one, flavours).ranked(GPU2), None) for name, one in alone.items()
-    }
-    assert {name for name, one in scores.items() if one is not None} == set(ranked)
-    orders = [one.order for name in ranked if (one := scores[name]) is not None]
-    assert orders == sorted(orders)
+def test_hosts_that_are_alike_are_planned_once() -> None:
+    host = filled(shipped("hgx-h100"), 3)
+    renamed = replace(host, domains=tuple(replace(vm, name=f"{vm.name}-b") for vm in host.domains))
+    asked = []
+
+    def options_on(entry: object) -> PlanOptions:
+        asked.append(entry)
+        return PlanOptions("pin", vcpus=2)
+
+    pool = named(a=host, b=renamed, c=host, other=shipped("hgx-h200"))
+    ranking = rank_hosts(pool.hosts, blank_vm(host, "vm", 2, GIB), options_on)
+    assert len(asked) == 2
+    assert sorted(_names(ranking)) == ["a", "b", "c", "other"]
+
+
+def test_a_reason_is_given_once_that_of_the_most_hosts_first() -> None:
+    host = shipped("hgx-h100")
+    cpus = with_vm(host, VmSize(vcpus=104, memory_bytes=100 * GIB), "cpus")
+    pool = named(one=with_vm(host, GPU1, "one"), busy=cpus, two=with_vm(host, GPU2, "two"))
+    ranking = _ranked(pool, GPU8)
+    assert [refused.names for refused in ranking.refusing] == [("one", "two"), ("busy",)]
+    assert "7 of 8 free" in ranking.refusing[0].reason
+    assert not ranking.hosts
+
+
+def test_a_vm_that_runs_on_a_host_makes_room_for_itself() -> None:
+    planned = with_vm(shipped("hgx-h100"), GPU8, "own")
+    running = tuple(replace(vm, running=True, planned=False) for vm in planned.domains)
+    pool = named(a=replace(planned, domains=running))
+    assert not _ranked(pool, GPU8).hosts
+    (ranked,) = _ranked(pool, GPU8, name="own").hosts
+    assert ranked.left.free_gpus == 0
+
+
+def test_what_is_left_is_what_is_free_once_the_vm_is_there() -> None:
+    host = shipped("hgx-h100")
+    (ranked,) = _ranked(named(a=host), GPU2).hosts
+    left = sum_of(free_by_node(with_vm(host, GPU2, "vm")))
+    assert ranked.left == left
+    before = sum_of(free_by_node(host))
+    assert (before.free_gpus - left.free_gpus, before.free_cores - left.free_cores) == (
+        2,
+        GPU2.request(host).vcpus,
+    )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from homenode.cluster.pool.sources import load_pool
+from homenode.vm.host_sources import read_hosts
 from tests.slurm import testbed
 
 pytestmark = pytest.mark.slurm
@@ -24,6 +24,6 @@ def slurm() -> Iterator[testbed.Testbed]:
 def test_a_job_captures_each_of_its_nodes(slurm: testbed.Testbed, tmp_path: Path) -> None:
     program = f"{sys.executable} -m homenode capture -o {tmp_path}/$SLURMD_NODENAME.tar.gz"
     slurm.client("srun", "-p", "parts", "-N3", "--ntasks-per-node=1", "bash", "-c", program)
-    pool = load_pool([str(tmp_path)])
+    pool = read_hosts([str(tmp_path)])
     assert [host.name for host in pool.hosts] == ["gpu01", "gpu02", "gpu03"]
-    assert pool.failures == ()
+    assert pool.unread == ()

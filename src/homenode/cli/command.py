@@ -46,13 +46,6 @@ class Only:
         return name in self.names or panel in self.names
 
 
-class Without(Only):
-    """Fields, or panels, that this command does not offer."""
-
-    def takes(self, name: str, panel: str) -> bool:
-        return not super().takes(name, panel)
-
-
 class Under:
     """In the annotation of a record: the panel of its options, and whether all of them are rare."""
 

@@ -15,6 +15,7 @@ from homenode.check.doctor.links import Load
 from homenode.cli.arguments.check import DoctorArguments
 from homenode.cli.terminal import (
     console,
+    counting,
     note,
     permissions_of,
     print_file,
@@ -269,10 +270,10 @@ def compare_hosts(sources: Sequence[str], *, as_json: bool) -> None:
 
 
 def _hosts(sources: Sequence[str]) -> "list[tuple[str, Host]]":
-    from homenode.cli.pool_reading import note_failures, progress
-    from homenode.cluster.pool.sources import load_whole_hosts
+    from homenode.vm.host_sources import read_hosts
 
-    with progress("reading hosts") as show_progress:
-        pool, hosts = load_whole_hosts(sources, show_progress)
-    note_failures(pool)
-    return hosts
+    with counting("reading hosts") as progress:
+        named = read_hosts(sources, progress)
+    for unread in named.unread:
+        note(str(unread))
+    return [(entry.name, entry.host) for entry in named.hosts]

@@ -59,16 +59,13 @@ POOL = Command(
     about="""See what fits on many hosts, and where VMs go.
 
     Examples:
-      homenode pool show --pool 'hgx-h100*40'
+      homenode pool show 'hgx-h100*40'
       homenode pool place VM.xml --pool pool/ --gpus 2 -o tuned.xml
     """,
     commands=(
-        Command("show", f"{_POOL}PoolShowArguments", "pool_reading:show"),
-        Command("vms", f"{_POOL}PoolVmsArguments", "pool_reading:list_vms"),
-        Command("capture", f"{_POOL}PoolCaptureArguments", "pool_reading:capture"),
-        Command("place", f"{_POOL}PoolPlaceArguments", "pool_placing:place"),
-        Command("host", f"{_POOL}PoolHostArguments", "pool_placing:mark_hosts"),
-        Command("remove", f"{_POOL}PoolRemoveArguments", "pool_placing:remove"),
+        Command("show", f"{_POOL}PoolShowArguments", "pool:show"),
+        Command("place", f"{_POOL}PoolPlaceArguments", "pool:place"),
+        Command("capture", f"{_POOL}PoolCaptureArguments", "pool:capture"),
     ),
 )
 POD = Command(

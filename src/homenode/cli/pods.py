@@ -18,7 +18,6 @@ from homenode.cli.arguments.cluster import (
     OnDefineDomainArguments,
     PodFitArguments,
 )
-from homenode.cli.pool_reading import note_failures, read_the_pool
 from homenode.cli.terminal import (
     console,
     exit_if_bad,
@@ -38,6 +37,8 @@ from homenode.errors import HomenodeError, UsageError
 from homenode.input_files import package_text, read_input
 from homenode.measure.results.received import receive_run
 from homenode.show.fit_text import fit_text, pool_fit_text
+from homenode.vm.fingerprint import host_fingerprint
+from homenode.vm.host_sources import read_hosts
 from homenode.vm.sources import load_host
 
 if TYPE_CHECKING:
@@ -77,18 +78,19 @@ def answer_fit(pod: Pod, node: NodeOptions, json: bool) -> None:
 def _answer_pool(
     pod: Pod, node: NodeOptions, named: dict[str, tuple[Bdf, ...]], json: bool
 ) -> None:
-    pool = read_the_pool(node.pool)
-    note_failures(pool)
+    pool = read_hosts(node.pool)
+    for unread in pool.unread:
+        note(str(unread))
     fits: list[tuple[str, Fit]] = []
     answered: dict[tuple[object, ...], Fit] = {}
     for one in pool.hosts:
-        memory = tuple((n.memory_bytes, tuple(map(_pages, n.page_pools))) for n in one.nodes)
+        memory = tuple((n.memory_bytes, tuple(map(_pages, n.page_pools))) for n in one.host.nodes)
         try:
             config = of_node(node.kubelet, f"{one.name}.json")
             running = of_node(node.state, one.name)
-            key = one.shape, memory, config, running
+            key = host_fingerprint(one.host), memory, config, running
             if key not in answered:
-                answered[key] = _fit_on(pod, pool.host(one), config, running, named)
+                answered[key] = _fit_on(pod, one.host, config, running, named)
         except HomenodeError as error:
             note(f"left out {one.name}: {error.message}")
         else:

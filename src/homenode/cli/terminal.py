@@ -159,6 +159,20 @@ def working(what: str) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def counting(what: str) -> "Iterator[Callable[[int, int], None]]":
+    """Show how many are done, of how many, on a terminal; give a function that is told both."""
+    if not sys.stderr.isatty():
+        yield lambda done, total: None
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
+    with Progress(*columns, console=error_console(), transient=True) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
 def print_json(text: str) -> None:
     """A JSON document to standard output: never wrapped, never coloured. Letters that could steer a
     terminal stand in it as escapes of JSON, which mean the same."""

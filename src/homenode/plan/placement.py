@@ -60,12 +60,16 @@ class Placement(Struct, frozen=True):
         return (*self.concessions, *own)
 
     @property
-    def concerns(self) -> list[tuple[str, object]]:
+    def concerns(self) -> list[tuple[str, int]]:
         """What decides between hosts, by name: as between the fallbacks of one host. What gives way
         comes first, by what is severest; whole cores too, however near the siblings of another
         host are. The host's last core and even memory come after what they are given up for, equal
         cells after the nodes. Then the terms of the cost go on."""
-        terms = [(term.name, term.value) for term in self.cost if term.name not in INDICES[1:]]
+        terms = [
+            (term.name, term.value)
+            for term in self.cost
+            if term.name not in INDICES[1:] and isinstance(term.value, int)
+        ]
         names = [name for name, _ in terms]
         at = next((names.index(name) for name in _OF_NODES if name in names), 0)
         given = self.given_up
@@ -77,7 +81,7 @@ class Placement(Struct, frozen=True):
             *terms[:at],
             ("given_up_for_nearness", _severity(later, given)),
             *terms[at : at + 1],
-            ("unequal_cells", Concession.UNEQUAL_CELLS in given),
+            ("unequal_cells", int(Concession.UNEQUAL_CELLS in given)),
             *terms[at + 1 :],
         ]
 

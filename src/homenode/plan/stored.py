@@ -179,7 +179,8 @@ def with_planned(hosts: Sequence[Host], plans: Sequence[tuple[str, Plan]]) -> tu
                 f"{plan.host_fingerprint[:12] or 'unknown'}), found {names}",
                 hint="--after takes plans of the host that is planned for (--host)",
             )
-        here = prints.index(plan.host_fingerprint)
+        alike = [at for at, found in enumerate(prints) if found == plan.host_fingerprint]
+        here = next((at for at in alike if hosts[at].name == plan.host_name), alike[0])
         domain = domain_of_plan(plan)
         _refuse_twice(source, domain, added[here])
         if not any(one.running and one.name == domain.name for one in hosts[here].domains):

@@ -28,10 +28,10 @@ class SvgCanvas:
         self._page: etree._Element | None = None
 
     @classmethod
-    def chart(cls, title: str, width: float = CHART_WIDTH, look: str = "chart") -> "SvgCanvas":
-        """A fragment. title: what a screen reader says of it. look: its class on the page."""
-        attributes = {"class": look, "role": "img", "aria-label": printable(title)}
-        return cls(width, etree.Element("svg", attributes))
+    def chart(cls, title: str) -> "SvgCanvas":
+        """A fragment. title: what a screen reader says of it."""
+        attributes = {"class": "chart", "role": "img", "aria-label": printable(title)}
+        return cls(CHART_WIDTH, etree.Element("svg", attributes))
 
     @classmethod
     def document(cls, width: float, title: str, description: str, css: str) -> "SvgCanvas":

@@ -1,1 +1,1 @@
-"""Pool: many hosts and many VMs: what still fits, where the next VM goes."""
+"""Pool: many hosts: what is free, which VMs still fit, where the next VM goes."""

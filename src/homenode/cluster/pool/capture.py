@@ -1,194 +1,112 @@
-"""Capture of a pool: many hosts over ssh at once, into a folder that can be continued. [I/O]"""
+"""Capture: many hosts over ssh at once, each into a file of a directory. [I/O]"""
 
 import re
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from itertools import takewhile
 from pathlib import Path
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from homenode.change.record_folder import RecordFolder
-from homenode.cluster.pool.model import Pool, PoolBuilder, natural_key
-from homenode.cluster.pool.sources import PART_FILES, Progress
-from homenode.cluster.pool.stored import POOL_FILE, encode_pool, read_pool
-from homenode.errors import HomenodeError, InputError
-from homenode.machine.discover import discover
-from homenode.machine.snapshot.capture import collect_over_ssh
-from homenode.machine.topology import Host
-from homenode.vm.domain.read import read_running_domain
+from homenode.durable import PRIVATE, replace_file
+from homenode.errors import HomenodeError, HostError, InputError
+from homenode.formats import encode
+from homenode.vm.host_sources import Progress, UnreadSource, host_over_ssh
 
 _SERVER = re.compile(r"[A-Za-z0-9\[][A-Za-z0-9_.:@%\[\]+-]{0,255}", re.ASCII)
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@+-]{0,254}", re.ASCII)
 
 
 class ListedHost(Struct, frozen=True, kw_only=True):
-    """A line of a list: where ssh finds the host, its name in the pool, and its fault domain."""
+    """A host of a list: where ssh finds it, and its name in the pool."""
 
     server: str
     name: str
-    fault_domain: str | None
 
 
-class CapturedPool(Struct, frozen=True):
-    """The pool as the folder has it now. read: hosts that were read this time."""
+class CapturedHosts(Struct, frozen=True, kw_only=True):
+    """How many hosts the directory has, how many were read now, and those that could not be."""
 
-    pool: Pool
+    hosts: int
     read: int
+    failures: tuple[UnreadSource, ...]
 
 
-def capture_pool(
-    listed: str,
-    source: str,
-    folder: Path,
+def capture_hosts(
+    listed: tuple[ListedHost, ...],
+    directory: Path,
     progress: Progress,
     *,
     jobs: int,
     timeout_s: float,
     again: bool = False,
-) -> CapturedPool:
-    """Read the hosts of a list into the folder. Each host is saved as soon as it was read; after an
-    interruption the same call reads the others.
+) -> CapturedHosts:
+    """Read hosts into NAME.json of the directory, for this user alone. Each is written as soon as
+    it was read: after an interruption the same call reads those that are missing.
 
-    again: also read hosts that the folder has. Raises InputError for a list without hosts,
-    HostError where the folder cannot be written.
+    again: read those too that the directory has. Raises HostError where it cannot be written.
     """
-    hosts, failures = read_list(listed, source)
-    record = RecordFolder(folder, private=True)
-    with record.locked("no other homenode that captures this pool"):
-        kept = _kept(record)
-        wanted = [one for one in hosts if again or one.name not in kept]
-        done = 0
-        builder = _Folder(record, kept, {one.name: one for one in hosts})
-        with ThreadPoolExecutor(max_workers=jobs) as threads:
-            running = {threads.submit(_read, one, timeout_s): one for one in wanted}
-            try:
-                for number, future in enumerate(as_completed(running), start=1):
-                    one = running[future]
-                    found = future.result()
-                    if isinstance(found, str):
-                        failures.append((one.server, found))
-                    else:
-                        done += 1
-                        builder.keep(one, found)
-                    progress(number, len(wanted))
-            finally:
-                threads.shutdown(wait=False, cancel_futures=True)
-        pool = builder.write(failures)
-    return CapturedPool(pool, done)
-
-
-def store_pool(pool: Pool, folder: Path) -> None:
-    """Write a pool that was read from other sources into a folder, in place of what it has. Raises
-    HostError."""
-    record = RecordFolder(folder, private=True)
-    with record.locked("no other homenode that captures this pool"):
-        _Folder(record, {}, {}).store(pool)
-
-
-def _read(one: ListedHost, timeout_s: float) -> Host | str:
-    """The host, or why there is none."""
-    server = one.server
-    name = f"ssh://{server}" if re.search(r"[^:]:[0-9]{1,5}\Z", server) else server
     try:
-        return discover(collect_over_ssh(name, timeout_s, batch=True), read_running_domain)
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise HostError(f"{directory}: expected a directory, found: {error.strerror}") from None
+    missing = [one for one in listed if again or not _file_of(directory, one).exists()]
+    failures: list[UnreadSource] = []
+    with ThreadPoolExecutor(max_workers=jobs) as threads:
+        reads = {threads.submit(_capture, one, directory, timeout_s): one for one in missing}
+        try:
+            for number, read in enumerate(as_completed(reads), start=1):
+                reason = read.result()
+                if reason is not None:
+                    failures.append(UnreadSource(reads[read].server, reason))
+                progress(number, len(missing))
+        finally:
+            threads.shutdown(wait=False, cancel_futures=True)
+    return CapturedHosts(
+        hosts=sum(_file_of(directory, one).exists() for one in listed),
+        read=len(missing) - len(failures),
+        failures=tuple(sorted(failures, key=lambda failure: failure.source)),
+    )
+
+
+def _capture(listed: ListedHost, directory: Path, timeout_s: float) -> str | None:
+    """Write the host; the reason where it cannot be read."""
+    try:
+        host = replace(host_over_ssh(listed.server, timeout_s), name=listed.name)
     except HomenodeError as error:
-        return error.message
+        return error.message.removeprefix(f"{listed.server}: ")
+    replace_file(_file_of(directory, listed), encode("host", host).encode(), PRIVATE)
+    return None
 
 
-class _Folder:
-    """The folder's content: one file for each host, and at the end one file for all."""
-
-    def __init__(
-        self, record: RecordFolder, kept: dict[str, bytes], listed: dict[str, ListedHost]
-    ) -> None:
-        self._record, self._kept, self._listed = record, kept, listed
-
-    def keep(self, one: ListedHost, host: Host) -> None:
-        builder = PoolBuilder()
-        builder.add(host, one.name, one.server, fault_domain=one.fault_domain)
-        content = "".join(encode_pool(builder.pool())).encode()
-        self._record.write(_file_of(one.name), content)
-        self._kept[one.name] = content
-
-    def write(self, failures: list[tuple[str, str]]) -> Pool:
-        """Write all hosts to one file and remove the files of single hosts."""
-        builder = PoolBuilder()
-        for name in sorted(self._kept, key=natural_key):
-            if name in self._listed:
-                read_pool(self._kept[name], name, builder)
-        for source, reason in sorted(failures):
-            builder.fail(source, reason)
-        pool = builder.pool()
-        self.store(pool)
-        return pool
-
-    def store(self, pool: Pool) -> None:
-        self._record.write(POOL_FILE, "".join(encode_pool(pool)).encode())
-        for path in self._record.path.glob(PART_FILES):
-            self._record.remove(path.name)
+def _file_of(directory: Path, listed: ListedHost) -> Path:
+    return directory / f"{listed.name}.json"
 
 
-def _file_of(name: str) -> str:
-    return f"host-{name}.part"
-
-
-def _kept(record: RecordFolder) -> dict[str, bytes]:
-    """The hosts in the folder by name, each as a stored pool of one host."""
-    kept: dict[str, bytes] = {}
-    whole = record.read(POOL_FILE)
-    if whole is not None:
-        builder = PoolBuilder()
-        read_pool(whole, POOL_FILE, builder)
-        pool = builder.pool()
-        for host in pool.hosts:
-            alone = PoolBuilder()
-            alone.shape(pool.shapes[host.shape])
-            alone.add_known(replace(host, shape=0))
-            kept[host.name] = "".join(encode_pool(alone.pool())).encode()
-    for path in sorted(record.path.glob(PART_FILES)):
-        content = record.read(path.name)
-        builder = PoolBuilder()
-        if content is not None:
-            read_pool(content, path.name, builder)
-            kept[path.name.removeprefix("host-").removesuffix(".part")] = content
-    return kept
-
-
-def read_list(text: str, source: str) -> tuple[tuple[ListedHost, ...], list[tuple[str, str]]]:
-    """The hosts of a list, and (where, why) of each line that is refused: no host, or a name of
-    an earlier line. Raises InputError for a list without hosts."""
-    found: dict[str, ListedHost] = {}
-    lines: dict[str, int] = {}
-    failures: list[tuple[str, str]] = []
-    for number, line in enumerate(text.removeprefix("\ufeff").splitlines(), start=1):
-        words = list(takewhile(lambda word: not word.startswith("#"), line.split()))
+def read_list(
+    lines: Iterable[str], source: str
+) -> tuple[tuple[ListedHost, ...], tuple[UnreadSource, ...]]:
+    """The hosts of lines `[USER@]HOST[:PORT] [name=NAME]`, and the lines that are refused; # begins
+    a comment. Raises InputError where none names a host."""
+    hosts: dict[str, ListedHost] = {}
+    refused: list[UnreadSource] = []
+    for number, line in enumerate(lines, start=1):
+        words = line.removeprefix("\ufeff").partition("#")[0].split()
         if not words:
             continue
-        keys = dict(word.partition("=")[::2] for word in words[1:])
-        server = words[0].rpartition("@")[2]
-        name = keys.get("name") or re.sub(r":[0-9]{1,5}\Z", "", server)
-        reason = None
-        if set(keys) - {"name", "fault_domain"} or not _SERVER.fullmatch(words[0]):
-            reason = (
-                "expected [USER@]HOST[:PORT] [name=NAME] [fault_domain=NAME], found "
-                f"{line.strip()[:80]!r}"
-            )
-        elif not _NAME.fullmatch(name):
-            reason = f"expected a name of letters and digits, found {name[:80]!r}"
-        elif name in found:
-            reason = (
-                f"expected a name of its own for each host, found {name!r}, which line "
-                f"{lines[name]} has: add name=NAME"
-            )
-        if reason is not None:
-            failures.append((f"{source}:{number}", reason))
+        server = words[0]
+        name = re.sub(r":[0-9]{1,5}\Z", "", server.rpartition("@")[2])
+        named = words[1].removeprefix("name=") if words[1:2] else name
+        is_formed = len(words) == 1 or (len(words) == 2 and words[1].startswith("name="))
+        if not (is_formed and _SERVER.fullmatch(server) and _NAME.fullmatch(named)):
+            reason = f"expected [USER@]HOST[:PORT] [name=NAME], found {line.strip()[:80]!r}"
+        elif named in hosts:
+            reason = f"expected another name than {named!r}, which {hosts[named].server} has"
+        else:
+            hosts[named] = ListedHost(server=server, name=named)
             continue
-        lines[name] = number
-        found[name] = ListedHost(
-            server=words[0], name=name, fault_domain=keys.get("fault_domain") or None
-        )
-    if not found:
-        where, reason = failures[0] if failures else (source, "expected hosts, found none")
-        raise InputError(f"{where}: {reason}")
-    return tuple(found.values()), failures
+        refused.append(UnreadSource(f"{source}:{number}", reason))
+    if not hosts:
+        first = refused[0] if refused else UnreadSource(source, "expected hosts, found none")
+        raise InputError(f"{first.source}: {first.reason}")
+    return tuple(hosts.values()), tuple(refused)

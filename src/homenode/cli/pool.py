@@ -1,0 +1,190 @@
+"""homenode pool: many hosts: what fits on them, and where the next VM goes. [I/O]"""
+
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from homenode.cli.arguments.pool import (
+    PoolCaptureArguments,
+    PoolPlaceArguments,
+    PoolShowArguments,
+)
+from homenode.cli.planning import (
+    check_tuned_output,
+    choose_by,
+    hosts_after,
+    note_sick_links,
+    write_document,
+)
+from homenode.cli.terminal import (
+    STANDARD_OUTPUT,
+    check_can_write,
+    console,
+    counting,
+    error_console,
+    note,
+    note_written,
+    permissions_of,
+    print_json,
+    write_text,
+)
+from homenode.cluster.pool.capture import capture_hosts, read_list
+from homenode.cluster.pool.fits import DEFAULT_SIZES, examine_pool, size_of
+from homenode.cluster.pool.free import passable_gpus
+from homenode.cluster.pool.place import PoolPlace, rank_hosts
+from homenode.errors import FINDINGS, UNPLANNABLE, UsageError
+from homenode.formats import encode
+from homenode.input_files import read_input
+from homenode.machine.topology import Host
+from homenode.plan.auto import resolve_layout
+from homenode.plan.stored import encode_plan
+from homenode.plan.tuning import tune
+from homenode.show.explain import explain
+from homenode.show.pool_text import no_place_text, places_text, pool_text
+from homenode.vm.domain.read import read_vm
+from homenode.vm.host_sources import NamedHost, NamedHosts, read_hosts
+from homenode.vm.plan_model import Unplannable
+from homenode.vm.plan_options import PlanOptions, refuse_objective
+from homenode.wording import command_line, did_you_mean, plural
+
+
+def show(asked: PoolShowArguments) -> None:
+    """Print what is free, and how many VMs of each size fit."""
+    sources = (*asked.pool, *asked.sources)
+    if not sources:
+        raise UsageError("missing argument POOL", hint="homenode pool show 'hgx-h100*4'")
+    sizes = tuple(map(size_of, asked.sizes))
+    with counting("reading hosts") as progress:
+        named = read_hosts(sources, progress)
+    after = hosts_after(tuple(entry.host for entry in named.hosts), asked.after)
+    named = NamedHosts(_with_hosts(named.hosts, after), named.unread)
+    if not sizes and any(passable_gpus(host) for host in after):
+        sizes = DEFAULT_SIZES
+    with counting("planning") as progress:
+        pool = examine_pool(named, sizes, progress)
+    if asked.json:
+        print_json(encode("pool", pool))
+        _note_unread(named)
+    else:
+        console().print(pool_text(pool, everything=asked.everything, by_node=asked.explain))
+    _exit_with_unread(named)
+
+
+def place(asked: PoolPlaceArguments) -> None:
+    """Rank the hosts, and plan for the first."""
+    document, options, output = asked.document, asked.options, asked.output
+    refuse_objective(options)
+    if STANDARD_OUTPUT in (output, asked.save_plan) and (asked.json or output == asked.save_plan):
+        raise UsageError("-: expected one thing for standard output, found several")
+    check_can_write(output, force=True)
+    check_can_write(asked.save_plan)
+    check_tuned_output(document, output)
+    original = read_input(document, "a domain document", hint="virsh dumpxml NAME > VM.xml")
+    guest = read_vm(original, document)
+    choose = choose_by(asked.results)
+    with counting("reading hosts") as progress:
+        named = read_hosts(asked.pool, progress)
+    after = hosts_after(tuple(entry.host for entry in named.hosts), asked.after)
+    hosts = _chosen(_with_hosts(named.hosts, after), asked.among)
+
+    def options_on(entry: NamedHost) -> PlanOptions:
+        return resolve_layout(guest, options, entry.host, choose).options
+
+    with counting("planning") as progress:
+        ranking = rank_hosts(hosts, guest, options_on, progress)
+    best = tuning = None
+    for ranked in ranking.hosts:
+        try:
+            best, tuning = ranked, tune(original, document, ranked.options, ranked.entry.host)
+            break
+        except Unplannable as refusal:  # hosts that are alike differ in less than 1 GiB
+            note(f"{ranked.entry.name}: {refusal.message}")
+    if best is None or tuning is None:
+        error_console().print(no_place_text(guest.name, ranking.refusing))
+        _note_unread(named)
+        raise SystemExit(UNPLANNABLE)
+    note_sick_links(best.entry.host, options)
+    lines = []
+    if output is not None:
+        lines += write_document(tuning, original, output, permissions_of(document))
+    if asked.save_plan is not None:
+        write_text(asked.save_plan, encode_plan(tuning.plan))
+        note_written(asked.save_plan)
+    if asked.json:
+        print_json(encode_plan(tuning.plan))
+    else:
+        screen = error_console() if STANDARD_OUTPUT in (output, asked.save_plan) else console()
+        screen.print(places_text(guest.name, ranking, everything=asked.explain))
+        screen.print(explain(tuning.plan, best.entry.host, whole=asked.explain))
+    for line in (*lines, *tuning.notes, *_next_step(best, asked)):
+        note(line)
+    _note_unread(named)
+    _exit_with_unread(named)
+
+
+def _next_step(best: PoolPlace, asked: PoolPlaceArguments) -> Sequence[str]:
+    if asked.json or asked.output == STANDARD_OUTPUT:
+        return ()
+    if asked.output is None:
+        return ("next: the same command with -o tuned.xml",)
+    command = command_line("virsh", "-c", best.entry.libvirt_uri, "define", asked.output)
+    return (f"next: {command}",)
+
+
+def _with_hosts(entries: Sequence[NamedHost], hosts: Sequence[Host]) -> tuple[NamedHost, ...]:
+    pairs = zip(entries, hosts, strict=True)
+    return tuple(replace(entry, host=host) for entry, host in pairs)
+
+
+def _chosen(entries: Sequence[NamedHost], names: Sequence[str]) -> Sequence[NamedHost]:
+    """The hosts that --on names; all for none. Raises UsageError."""
+    hosts = {entry.name: entry for entry in entries}
+    for name in names:
+        if name not in hosts:
+            raise UsageError(
+                f"--on: no host named {name}",
+                hint=f"{did_you_mean(name, hosts)}homenode pool show POOL --all lists them",
+            )
+    return [hosts[name] for name in dict.fromkeys(names)] if names else entries
+
+
+def _note_unread(named: NamedHosts) -> None:
+    for unread in named.unread:
+        note(str(unread))
+
+
+def _exit_with_unread(named: NamedHosts) -> None:
+    if named.unread:
+        raise SystemExit(FINDINGS)
+
+
+def capture(asked: PoolCaptureArguments) -> None:
+    """Read the hosts into the directory."""
+    if bool(asked.servers) == (asked.hosts is not None):
+        found = "both" if asked.servers else "neither"
+        raise UsageError(f"pool capture: expected HOST... or --hosts FILE, found {found}")
+    lines, source = list(asked.servers), "HOST"
+    if asked.hosts is not None:
+        content = read_input(asked.hosts, "a list of hosts").decode("utf-8", "replace")
+        lines, source = content.splitlines(), str(asked.hosts)
+    listed, refused = read_list(lines, source)
+    with counting("reading hosts") as progress:
+        done = capture_hosts(
+            listed,
+            asked.output,
+            progress,
+            jobs=asked.jobs,
+            timeout_s=asked.timeout,
+            again=asked.again,
+        )
+    failures = (*refused, *done.failures)
+    for failure in failures:
+        note(str(failure))
+    note(
+        f"wrote {asked.output}: {plural(done.hosts, 'host')}, {done.read} read now, "
+        f"{len(failures)} failed"
+    )
+    if done.hosts:
+        note(f"next: {command_line('homenode', 'pool', 'show', asked.output)}")
+    if failures:
+        raise SystemExit(FINDINGS)

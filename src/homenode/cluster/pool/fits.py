@@ -1,0 +1,233 @@
+"""Fits: how many more VMs of a size a host takes, each planned after the one before."""
+
+from collections.abc import Sequence
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from homenode.cluster.pool.free import (
+    FreeOfNode,
+    alike_key,
+    blank_vm,
+    free_by_node,
+    passable_gpus,
+    sum_of,
+)
+from homenode.errors import InputError, UsageError
+from homenode.machine.topology import Host, NumaNode, with_certain_nodes
+from homenode.opt import key_values, size_bytes, whole_number
+from homenode.plan.memory import LEAST_RESERVE_BYTES
+from homenode.plan.placement import Placement
+from homenode.plan.planner import as_placed
+from homenode.plan.request import GuestRequest, request_for
+from homenode.plan.search.place import Inventory, place
+from homenode.plan.stored import domain_of_placement
+from homenode.units import GIB, MIB, format_bytes
+from homenode.vm.host_sources import NamedHosts, Progress, UnreadSource
+from homenode.vm.model import MAX_VCPUS
+from homenode.vm.plan_model import Unplannable
+from homenode.vm.plan_options import PlanOptions
+from homenode.wording import plural
+
+MOST_COUNTED = 100
+"""VMs of one size on one host; where as many fit, more may."""
+
+_LAYOUT = "pin-numa-pci"  # the guest sees where each GPU is
+_LOCALITY = ("given_up", "device_class", "packages_spanned", "gpus_away_from_home")
+
+
+class VmSize(Struct, frozen=True, kw_only=True):
+    """A size of VM. vcpus, memory_bytes: None = the share of the host that belongs to its GPUs."""
+
+    gpus: int = 0
+    vcpus: int | None = None
+    memory_bytes: int | None = None
+
+    def __str__(self) -> str:
+        words = [plural(self.gpus, "GPU")] if self.gpus else []
+        words += [] if self.vcpus is None else [plural(self.vcpus, "vCPU")]
+        words += [] if self.memory_bytes is None else [format_bytes(self.memory_bytes)]
+        return ", ".join(words)
+
+    def request(self, host: Host) -> GuestRequest:
+        """The request for such a VM. Raises InputError where the host has no GPUs to share out."""
+        vcpus, memory_bytes = self.vcpus, self.memory_bytes
+        if vcpus is None or memory_bytes is None:
+            share = share_of(host, self.gpus)
+            vcpus, memory_bytes = vcpus or share[0], memory_bytes or share[1]
+        options = PlanOptions(
+            _LAYOUT, vcpus=vcpus, memory_bytes=memory_bytes, gpu_count=self.gpus or None
+        )
+        return request_for(blank_vm(host, "\0", vcpus, memory_bytes), options, host)
+
+
+DEFAULT_SIZES = tuple(VmSize(gpus=count) for count in (1, 2, 4, 8))
+
+
+def size_of(text: str, option: str = "--size") -> VmSize:
+    """A size as it is typed. Raises UsageError."""
+    parts = key_values(option, text, (), ("gpus", "vcpus", "memory"))
+    gpus, vcpus, memory = (parts.get(name) for name in ("gpus", "vcpus", "memory"))
+    size = VmSize(
+        gpus=0 if gpus is None else whole_number(f"{option}: gpus", gpus),
+        vcpus=None if vcpus is None else whole_number(f"{option}: vcpus", vcpus),
+        memory_bytes=None if memory is None else size_bytes(memory, f"{option}: memory"),
+    )
+    if not size.gpus and (size.vcpus is None or size.memory_bytes is None):
+        raise UsageError(f"{option}: expected vcpus and memory for a VM without GPUs, found {text}")
+    if (size.vcpus or 0) > MAX_VCPUS:
+        raise UsageError(f"{option}: expected at most {MAX_VCPUS} vCPUs, found {size.vcpus}")
+    return size
+
+
+class SizeFits(Struct, frozen=True, kw_only=True):
+    """How many more VMs of a size fit."""
+
+    size: str
+    count: int | None  # None = the host has no GPUs to take a share of
+
+
+class PoolHost(Struct, frozen=True, kw_only=True):
+    """A host of a pool."""
+
+    name: str
+    vms: int  # that run or are planned
+    nodes: tuple[FreeOfNode, ...]
+    fits: tuple[SizeFits, ...]  # in the order of the sizes
+
+    @property
+    def free(self) -> FreeOfNode:
+        """Of the whole host."""
+        return sum_of(self.nodes)
+
+
+class Pool(Struct, frozen=True, kw_only=True):
+    """Hosts by name, and sources that gave none."""
+
+    hosts: tuple[PoolHost, ...]
+    unread: tuple[UnreadSource, ...]
+
+
+def examine_pool(
+    named: NamedHosts,
+    sizes: Sequence[VmSize],
+    progress: Progress = lambda done, total: None,
+) -> Pool:
+    """What is free on each host and how many VMs fit; hosts that are alike are planned once."""
+    fits_of: dict[object, tuple[SizeFits, ...]] = {}
+    hosts = []
+    for number, entry in enumerate(named.hosts, start=1):
+        host = with_certain_nodes(entry.host)
+        key = alike_key(host)
+        if key not in fits_of:
+            fits_of[key] = tuple(
+                SizeFits(size=str(size), count=count_fits(host, size)) for size in sizes
+            )
+        progress(number, len(named.hosts))
+        hosts.append(
+            PoolHost(
+                name=entry.name,
+                vms=sum(domain.running or domain.planned for domain in host.domains),
+                nodes=free_by_node(host),
+                fits=fits_of[key],
+            )
+        )
+    return Pool(hosts=tuple(hosts), unread=named.unread)
+
+
+def count_fits(host: Host, size: VmSize) -> int | None:
+    """How many VMs of a size fit locally, one after the other, at most MOST_COUNTED. Locally: no
+    GPU away from the VM's nodes, no more packages, and no other fallback than on the empty host.
+    None where the host has no GPUs to share out."""
+    try:
+        request = size.request(host)
+    except InputError:
+        return None
+    inventory, count = Inventory(host), 0
+    best = _locality(_placed(_emptied(host), request, inventory))
+    while count < MOST_COUNTED and best is not None:
+        vm = replace(request, guest=replace(request.guest, name=f"\0{count}"))
+        placement = _placed(host, vm, inventory)
+        locality = _locality(placement)
+        if placement is None or locality is None:
+            break
+        if any(value > limit for value, limit in zip(locality, best, strict=True)):
+            break
+        domain = domain_of_placement(host, as_placed(vm, placement), placement)
+        host = replace(host, domains=(*host.domains, domain))
+        count += 1
+    return count
+
+
+def _placed(host: Host, request: GuestRequest, inventory: Inventory) -> Placement | None:
+    try:
+        return place(host, request, inventory, brief=True)
+    except (Unplannable, InputError):
+        return None
+
+
+def _locality(placement: Placement | None) -> tuple[int, ...] | None:
+    if placement is None:
+        return None
+    concerns = dict(placement.concerns)
+    return tuple(concerns.get(name, 0) for name in _LOCALITY)
+
+
+def _emptied(host: Host) -> Host:
+    """The host with no VM on it."""
+    return replace(
+        host,
+        domains=(),
+        nodes=tuple(
+            replace(
+                node,
+                memory_free_bytes=None,
+                page_pools=tuple(
+                    replace(pool, free_pages=pool.total_pages) for pool in node.page_pools
+                ),
+            )
+            for node in host.nodes
+        ),
+    )
+
+
+def share_of(host: Host, gpus: int) -> tuple[int, int]:
+    """(vCPUs, bytes) that belong to so many GPUs of a host: what each GPU's share is on the node
+    with the least for each, without the host's share and a core for each VM's emulator. Whole GiB
+    from 1 GiB.
+
+    Raises InputError for a host without GPUs or too small to share out.
+    """
+    gpus_of_node: dict[NumaNode | None, int] = {}
+    node_of = {node.index: node for node in host.nodes}
+    for gpu in passable_gpus(host):
+        node = None if gpu.node is None else node_of.get(gpu.node)
+        gpus_of_node[node] = gpus_of_node.get(node, 0) + 1
+    total = sum(gpus_of_node.values())
+    if not total:
+        raise InputError("the host has no GPUs, so that no share of it belongs to one")
+    if None in gpus_of_node:
+        memory = sum(_for_vms(node) for node in host.nodes if node.pus)
+        shares = [((len(host.cores) - 1) // total, memory // total)]
+    else:
+        shares = [
+            (
+                (sum(core.pus <= node.pus for core in host.cores) - 1) // count,
+                _for_vms(node) // count,
+            )
+            for node, count in gpus_of_node.items()
+            if node is not None
+        ]
+    cores = min(cores for cores, _ in shares)
+    cores -= cores > 2
+    memory = min(size for _, size in shares) * 63 // 64 - (256 + 16 * max(1, cores)) * MIB
+    step = 8 * GIB if memory > 64 * GIB else GIB if memory > 4 * GIB else 128 * MIB
+    if cores < 1 or memory < step:
+        raise InputError("the host has too few cores or too little memory for each of its GPUs")
+    return cores * max(1, gpus), memory // step * step * max(1, gpus)
+
+
+def _for_vms(node: NumaNode) -> int:
+    """Bytes of a node without what the host keeps."""
+    size = node.memory_bytes or 0
+    return max(0, size - max(LEAST_RESERVE_BYTES, size // 50))

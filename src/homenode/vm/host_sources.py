@@ -1,0 +1,202 @@
+"""HostSources: many hosts, from directories, libvirt URIs and hosts times a number. [I/O]"""
+
+import re
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from homenode.errors import HomenodeError, InputError, UsageError, of_os
+from homenode.machine.topology import Host
+from homenode.vm.sources import load_host
+from homenode.wording import did_you_mean
+
+MOST_HOSTS = 100_000
+_TIMES = re.compile(r"(?P<name>.+)\*(?P<count>[0-9]{1,6})\Z", re.ASCII)
+_URI = re.compile(r"[a-z][a-z0-9]*(\+[a-z0-9]+)?://", re.ASCII)
+_SSH_URI = re.compile(r"qemu\+ssh://(?P<server>[^/?#]+)(/|\Z)", re.ASCII)
+_SUFFIXES = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar", ".toml", ".xml", ".json", ".txt")
+
+Progress = Callable[[int, int], None]
+
+
+class NamedHost(Struct, frozen=True, kw_only=True):
+    """A host of several."""
+
+    name: str  # its own among them; also the name of `host`
+    source: str  # what it was read from
+    host: Host
+
+    @property
+    def libvirt_uri(self) -> str:
+        """The URI for virsh: the one that the host was read from, else one by its name."""
+        return self.source if "://" in self.source else f"qemu+ssh://{self.name}/system"
+
+
+class UnreadSource(Struct, frozen=True):
+    """A source that gave no host."""
+
+    source: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"not read  {self.source}: {self.reason}"
+
+
+class NamedHosts(Struct, frozen=True):
+    """What was read, by name, and what could not be."""
+
+    hosts: tuple[NamedHost, ...]
+    unread: tuple[UnreadSource, ...]
+
+
+def read_hosts(
+    sources: Sequence[str], progress: Progress = lambda done, total: None, *, jobs: int = 8
+) -> NamedHosts:
+    """The hosts of all sources. progress: called with the number of sources read, and of all.
+
+    Raises UsageError for no source, InputError where none gives a host.
+    """
+    if not sources:
+        raise UsageError(
+            "a pool: expected hosts, found none",
+            hint="a directory of captures, NAME*COUNT (hgx-h100*40), qemu+ssh://HOST/system",
+        )
+    unread: list[UnreadSource] = []
+    entries = [entry for source in sources for entry in _entries(source, unread)]
+    hosts: dict[str, NamedHost] = {}
+    with ThreadPoolExecutor(max_workers=jobs) as threads:
+        for number, read in enumerate(threads.map(_read, entries), start=1):
+            progress(number, len(entries))
+            if isinstance(read, UnreadSource):
+                unread.append(read)
+                continue
+            for named in read:
+                first = hosts.setdefault(named.name, named)
+                if first is not named:
+                    reason = f"expected another name than {named.name!r}, which {first.source} has"
+                    unread.append(UnreadSource(named.source, reason))
+    if not hosts:
+        first_unread = unread[0]
+        raise InputError(
+            f"{first_unread.source}: {first_unread.reason}",
+            hint=f"{_meant(first_unread.source)}a pool is a directory of captures, a libvirt URI, "
+            "or a host times a number: 'hgx-h100*40'",
+        )
+    ordered = sorted(hosts.values(), key=lambda named: natural_key(named.name))
+    return NamedHosts(tuple(ordered), tuple(unread))
+
+
+def _entries(source: str, unread: list[UnreadSource]) -> list[tuple[str, str | None]]:
+    """(source, name) of each host, or hosts times a number; name: of a file in a directory."""
+    directory = Path(source)
+    try:
+        if not directory.is_dir() or _is_tree(directory):
+            return [(source, None)]
+        paths = sorted(path for path in directory.iterdir() if not path.name.startswith("."))
+    except (OSError, ValueError) as error:
+        unread.append(_unread(source, of_os(error, source, "a directory").message))
+        return []
+    if not paths:
+        unread.append(UnreadSource(source, "expected captures or host.toml files, found none"))
+    return [(str(path), _plain_name(path.name)) for path in paths]
+
+
+def _read(entry: tuple[str, str | None]) -> tuple[NamedHost, ...] | UnreadSource:
+    source, name = entry
+    times = _TIMES.match(source)
+    try:
+        if times is not None and not Path(source).exists():
+            count = int(times["count"])
+            if not 1 <= count <= MOST_HOSTS:
+                raise InputError(f"{source}: expected 1 to {MOST_HOSTS} hosts, found {count}")
+            host = load_host(times["name"])
+            names = [f"{host.name or times['name']}-{number}" for number in range(1, count + 1)]
+        elif _URI.match(source):
+            host = _host_of_uri(source)
+            names = [_name_of_uri(source)]
+        else:
+            host = load_host(source)
+            names = [name or host.name or source]
+    except HomenodeError as error:
+        return _unread(source, error.message)
+    except (OSError, ValueError) as error:
+        return _unread(source, of_os(error, source, "a host").message)
+    return tuple(
+        NamedHost(name=each, source=source, host=replace(host, name=each)) for each in names
+    )
+
+
+def _unread(source: str, message: str) -> UnreadSource:
+    """The reader's message may begin with the source's name, which is removed."""
+    for name in (source, f"ssh://{source}", source.rstrip("/").rpartition("/")[2]):
+        message = message.removeprefix(f"{name}: ")
+    return UnreadSource(source, message)
+
+
+def _meant(source: str) -> str:
+    from homenode.machine.description.shipped import shipped_hosts
+
+    name, times, _ = source.rpartition("*")
+    return did_you_mean(name, shipped_hosts()) if times else ""
+
+
+def _host_of_uri(uri: str) -> Host:
+    from homenode.vm.hypervisor.connection import checked_uri, is_local
+
+    checked_uri(uri)
+    if is_local(uri):
+        return load_host(None)
+    match = _SSH_URI.match(uri)
+    if match is None:
+        raise UsageError(
+            f"{uri}: expected qemu:///system or qemu+ssh://HOST/system, found another transport"
+        )
+    return host_over_ssh(match["server"])
+
+
+def host_over_ssh(server: str, timeout_s: float | None = None) -> Host:
+    """The host that ssh reaches. server: [user@]host[:port]. timeout_s: of one of many hosts, none
+    of which may ask; None = ssh asks on the terminal. Raises HostError."""
+    from homenode.machine.discover import discover
+    from homenode.machine.snapshot.capture import SSH_TIMEOUT_S, collect_over_ssh
+    from homenode.vm.domain.read import read_running_domain
+
+    name = f"ssh://{server}" if re.search(r"[^:]:[0-9]{1,5}\Z", server) else server
+    is_one_of_many = timeout_s is not None
+    snapshot = collect_over_ssh(name, timeout_s or SSH_TIMEOUT_S, batch=is_one_of_many)
+    return discover(snapshot, read_running_domain)
+
+
+def _name_of_uri(uri: str) -> str:
+    match = _SSH_URI.match(uri)
+    server = match["server"] if match else "localhost"
+    return re.sub(r":[0-9]+\Z", "", server.rpartition("@")[2])
+
+
+def _plain_name(name: str) -> str:
+    """gpu-7 of gpu-7.tar.gz.
+
+    >>> _plain_name("gpu-7.example.org.tar.gz"), _plain_name("gpu-7.toml"), _plain_name("gpu.7")
+    ('gpu-7.example.org', 'gpu-7', 'gpu.7')
+    """
+    suffix = next((suffix for suffix in _SUFFIXES if name.endswith(suffix)), "")
+    return name.removesuffix(suffix) or name
+
+
+def _is_tree(directory: Path) -> bool:
+    """Whether a directory is one host: a tree of /sys or an unpacked capture."""
+    marks = ("sys", "devices", "snapshot", "manifest.json")
+    return any((directory / mark).exists() for mark in marks)
+
+
+def natural_key(name: str) -> list[tuple[int, int | str]]:
+    """Sorts gpu-2 before gpu-10.
+
+    >>> sorted(["gpu-10", "gpu-2", "a"], key=natural_key)
+    ['a', 'gpu-2', 'gpu-10']
+    """
+    parts = re.split(r"([0-9]+)", name)
+    return [(0, int(part)) if part.isdecimal() else (1, part) for part in parts if part]

@@ -1,0 +1,165 @@
+"""What the commands of pool print, write and refuse."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from homenode.cli import main
+from homenode.cluster.pool.fits import DEFAULT_SIZES, examine_pool
+from homenode.doc import Doc
+from homenode.show.pool_text import MOST_ROWS, pool_text
+from homenode.show.terminal_text import PrintableConsole
+from homenode.vm.domain.read import read_vm
+from tests.pool.pools import filled, named, shipped
+
+DOCUMENT = """<domain type='kvm'><name>gpu-vm</name><memory unit='GiB'>256</memory><vcpu>32</vcpu>
+<os><type arch='x86_64' machine='q35'>hvm</type></os><features><acpi/></features>
+<cpu mode='host-passthrough'/><devices/></domain>"""
+FOUR = "hgx-h100 hgx-h200 h200-xeon8558 mi300x-epyc9654"
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    monkeypatch.chdir(tmp_path)
+    Path("vm.xml").write_text(DOCUMENT)
+
+    def run_pool(line: str) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.argv", ["homenode", "pool", *line.split()])
+        with pytest.raises(SystemExit) as end:
+            main.main()
+        said = capsys.readouterr()
+        return int(str(end.value.code or 0)), said.out, said.err
+
+    return run_pool
+
+
+def _rows(text: str) -> list[list[str]]:
+    return [line.split() for line in text.splitlines()]
+
+
+def test_show_has_each_host_and_how_many_vms_fit(run: Run) -> None:
+    code, out, _ = run(f"show {FOUR}")
+    assert code == 0
+    first = out.splitlines()[0]
+    assert first == "4 hosts, all free: 32 GPUs, 528 cores, 8.25 TiB; 0 VMs"
+    assert "h200-xeon8558 8/8 96 2 TiB 0 8 4 2 1".split() in _rows(out)
+    assert "total 32/32 528 8.25 TiB 0 32 16 8 4".split() in _rows(out)
+    _, out, _ = run("show hgx-h100 --explain")
+    assert "hgx-h100 1 4/4 56 1 TiB".split() in _rows(out)
+
+
+def test_show_as_json_has_nodes_and_counts_and_what_was_not_read(run: Run) -> None:
+    code, out, err = run("show hgx-h100 nothere --size gpus=2,vcpus=24,memory=256GiB --json")
+    pool = json.loads(out)
+    assert (code, pool["format"]) == (1, "homenode.pool/1")
+    (host,) = pool["hosts"]
+    assert [node["free_gpus"] for node in host["nodes"]] == [4, 4]
+    assert host["fits"] == [{"size": "2 GPUs, 24 vCPUs, 256 GiB", "count": 4}]
+    assert pool["unread"][0]["source"] == "nothere"
+    assert "not read  nothere" in err
+    assert run("show nothere")[0] == 2
+    assert run("show")[0] == 2
+
+
+def test_sizes_are_the_users_where_no_host_has_gpus(run: Run) -> None:
+    _, out, _ = run("show xeon-2p-cpus*2")
+    assert "size" not in out
+    _, out, _ = run("show xeon-2p-cpus hgx-h100 --size gpus=1")
+    assert _rows(out)[4][-1] == "8"
+    assert _rows(out)[5][-1] == "-"
+
+
+def test_place_ranks_hosts_and_names_what_decided(run: Run) -> None:
+    pools = " ".join(f"--pool {name}" for name in FOUR.split())
+    code, out, err = run(f"place vm.xml --gpus 4 {pools} -o tuned.xml")
+    assert code == 0
+    first = out.splitlines()[0]
+    assert first == "gpu-vm fits 4 of 4 hosts; best: hgx-h100, node 0; all GPUs local"
+    ranks = [row for row in _rows(out) if row[:1] and row[0] in "1234"][:4]
+    assert [(row[1], row[2], row[-1]) for row in ranks] == [
+        ("hgx-h100", "0", "-"),
+        ("hgx-h200", "0", "cores"),
+        ("mi300x-epyc9654", "0", "LLCs"),
+        ("h200-xeon8558", "0-1", "nodes"),
+    ]
+    assert len(read_vm(Path("tuned.xml").read_bytes(), "tuned.xml").hostdevs) == 4
+    assert "virsh -c qemu+ssh://hgx-h100/system define tuned.xml" in err
+
+
+def test_a_saved_plan_counts_on_the_host_that_it_is_for(run: Run) -> None:
+    place = "place vm.xml --gpus 8 --pool hgx-h100*2"
+    assert run(f"{place} --save-plan first.json")[0] == 0
+    Path("vm.xml").write_text(DOCUMENT.replace("gpu-vm", "other"))
+    code, out, _ = run(f"{place} --after first.json --save-plan second.json --explain")
+    assert code == 0
+    assert "other fits 1 of 2 hosts; best: hgx-h100-2" in out
+    assert "hgx-h100-1: needs 8 free GPUs" in out
+    Path("vm.xml").write_text(DOCUMENT.replace("gpu-vm", "third"))
+    code, _, err = run(f"{place} --after first.json --after second.json")
+    assert (code, "third fits none of 2 hosts" in err) == (4, True)
+    _, out, _ = run("show hgx-h100*2 --after first.json --after second.json")
+    assert out.startswith("2 hosts, 2 busy: 0 of 16 GPUs")
+
+
+def test_a_vm_is_placed_on_the_hosts_that_are_named(run: Run) -> None:
+    place = "place vm.xml --gpus 1 --pool hgx-h100*3 --layout pin"
+    code, out, _ = run(f"{place} --on hgx-h100-2")
+    assert (code, "best: hgx-h100-2" in out) == (0, True)
+    assert run(f"{place} --on hgx-h100-4")[0] == 2
+
+
+def test_a_document_goes_to_standard_output_alone(run: Run, tmp_path: Path) -> None:
+    code, out, _ = run("place vm.xml --gpus 1 --pool hgx-h100 --layout pin -o -")
+    assert (code, read_vm(out.encode(), "-").vcpus) == (0, 32)
+    assert [path.name for path in tmp_path.iterdir()] == ["vm.xml"]
+    assert run("place vm.xml --pool hgx-h100 -o - --json")[0] == 2
+    code, out, _ = run("place vm.xml --gpus 1 --pool hgx-h100 --layout pin --json")
+    assert json.loads(out)["host_name"] == "hgx-h100"
+
+
+def test_a_vm_that_fits_nowhere_has_a_reason_for_each_kind(run: Run) -> None:
+    code, out, err = run("place vm.xml --gpus 1 --vcpus 300 --pool hgx-h100*3 --pool gh200x4")
+    assert (code, out) == (4, "")
+    assert "gpu-vm fits none of 4 hosts" in err
+    assert "300 free PUs, 224 free" in " ".join(err.split())
+    assert "aarch64" in err
+
+
+def test_capture_reads_named_hosts_or_a_list(run: Run) -> None:
+    assert run("capture -o pool")[0] == 2
+    Path("hosts.txt").write_text("root@127.0.0.1:1 name=c\n")
+    assert run("capture gpu-1 --hosts hosts.txt -o pool")[0] == 2
+    code, _, err = run("capture --hosts hosts.txt -o pool")
+    assert (code, "root@127.0.0.1:1" in err) == (1, True)
+
+
+def _printed(text: Doc, width: int) -> list[str]:
+    console = PrintableConsole(width=width, force_terminal=False, highlight=False)
+    with console.capture() as capture:
+        console.print(text)
+    return capture.get().splitlines()
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 100, 200])
+def test_no_line_is_wider_than_the_terminal_and_every_host_is_there(width: int) -> None:
+    names = ["gpu-1", "a-long-name-of-a-host.rack-17.example.org"]
+    hosts = named(**{name: filled(shipped("hgx-h100"), 5) for name in names})
+    lines = _printed(pool_text(examine_pool(hosts, DEFAULT_SIZES)), width)
+    assert all(len(line) <= width for line in lines)
+    text = "".join(lines)
+    for name in names:
+        assert name in text or (name[:6] in text and name[-6:] in text)
+
+
+def test_of_many_hosts_those_with_equal_figures_are_one_row() -> None:
+    hosts = {f"gpu-{number}": shipped("hgx-h100") for number in range(MOST_ROWS)}
+    hosts["busy"] = filled(shipped("hgx-h100"), 1)
+    pool = examine_pool(named(**hosts), DEFAULT_SIZES)
+    rows = _printed(pool_text(pool), 100)
+    assert sum("gpu-" in row for row in rows) == 1
+    assert any(f"gpu-0 and {MOST_ROWS - 1} more" in row for row in rows)
+    assert sum("gpu-" in row for row in _printed(pool_text(pool, everything=True), 100)) == 40

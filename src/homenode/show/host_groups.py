@@ -181,13 +181,14 @@ def _in_use(domain: RunningDomain, siblings: Mapping[int, CpuSet]) -> CpuSet:
 def host_counts(host: Host) -> str:
     """The host in one line: how many of each thing."""
     summary = summarise(host)
-    parts = [
-        plural(summary.packages, "package"),
-        plural(summary.numa_nodes, "NUMA node"),
-        plural(summary.cores, "core"),
-        plural(summary.pus, "PU"),
-        plural(summary.llcs, "LLC"),
-    ]
+    counts = (
+        (summary.packages, "package"),
+        (summary.numa_nodes, "NUMA node"),
+        (summary.cores, "core"),
+        (summary.pus, "PU"),
+        (summary.llcs, "LLC"),
+    )
+    parts = [plural(count, noun) if count else f"{noun}s unknown" for count, noun in counts]
     if summary.cpuless_nodes:
         parts[1] += f" ({summary.cpuless_nodes} without PUs)"
     if summary.pus_offline:

@@ -98,7 +98,9 @@ class _Branches:
     def _node(self, block: NodeBlock, name_packages: bool) -> Tree:
         cores = sum(len(group.cores) for group in block.groups)
         name = "node unknown" if block.node is None else f"node {block.node.index}"
-        counts = f": {plural(cores, 'core')}, {pus_text(block.pus)}"
+        is_known = cores > 0 or not block.pus
+        counts = f": {plural(cores, 'core') if is_known else 'cores unknown'}"
+        counts += f", {pus_text(block.pus)}"
         memory = () if block.node is None else (Tree(_memory(block.node)),)
         groups = (Tree(_llc(group, name_packages)) for group in block.groups)
         devices = () if block.devices is None else self._devices(block.devices)

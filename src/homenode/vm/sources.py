@@ -27,8 +27,9 @@ _HEAD_CHARACTERS = 4096
 _ARCHIVE_MAGIC = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ\x00")
 _TAR_MAGIC_AT = 257
 _KINDS = (
-    "a capture or a tree of /sys (folder or tar), an hwloc XML, the output of lspci -vvv, a "
-    "host.toml, a homenode.host JSON, or a shipped host's name"
+    "a capture or a tree of /sys (folder or tar), an hwloc XML, the output of lspci -vvv, "
+    "numactl -H, lscpu -e or nvidia-smi topo -m, a host.toml, a homenode.host JSON, or a shipped "
+    "host's name"
 )
 
 
@@ -146,6 +147,9 @@ def host_of_text(text: str, name: str) -> Host:
         from homenode.machine.discover.lspci import host_from_lspci
 
         return host_from_lspci(text, name)
+    listed = _listed_host(text, name)
+    if listed is not None:
+        return listed
     from homenode.toml_text import read_toml
 
     try:
@@ -157,6 +161,20 @@ def host_of_text(text: str, name: str) -> Host:
     from homenode.machine.description.parse import parse_description
 
     return _described(parse_description(text, name))
+
+
+def _listed_host(text: str, name: str) -> Host | None:
+    """The host of the output of a tool that shows a part; None for other texts."""
+    from homenode.machine.discover import listings
+    from homenode.machine.tools import lscpu, numactl, nvidia_smi
+
+    if numactl.looks_like_hardware(text):
+        return listings.host_from_numactl(numactl.parse_hardware(text), name)
+    if lscpu.looks_like_lscpu(text):
+        return listings.host_from_lscpu(lscpu.parse(text), name)
+    if nvidia_smi.looks_like_topology(text):
+        return listings.host_from_topology(nvidia_smi.parse_topology(text), name)
+    return None
 
 
 def _described(description: "HostDescription") -> Host:

@@ -19,7 +19,7 @@ from homenode.check.doctor.peer_paths import peer_findings
 from homenode.check.doctor.transfers import copy_findings, error_findings
 from homenode.findings import Findings, in_order, merged
 from homenode.machine.link_path import describe_paths
-from homenode.machine.topology import Host
+from homenode.machine.topology import Host, HostSettings
 
 if TYPE_CHECKING:
     from homenode.vm.domain.document import Document
@@ -76,7 +76,7 @@ def diagnose(
         *(("peers",) if has_peers(host) else ()),
         *(("nodes",) if host.nodes else ()),
         *(("peer-to-peer",) if host.pci_devices else ()),
-        *(("settings",) if host.pus else ()),
+        *(("settings",) if host.settings != HostSettings() else ()),
     ]
     checked = [f"host {host.name}: {', '.join(looked) or 'nothing that it reports'}"]
     checked += describe_paths(host)

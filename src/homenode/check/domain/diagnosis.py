@@ -69,7 +69,7 @@ def domain_findings(facts: Vm, document: Document | None, host: Host) -> list[Fi
 def _fills(facts: Vm, host: Host) -> bool:
     """Whether the vCPUs have a PU of every core: the emulator can be nowhere else."""
     pus = facts.pinned_pus
-    return all(not core.pus.isdisjoint(pus) for core in host.cores)
+    return bool(host.cores) and all(not core.pus.isdisjoint(pus) for core in host.cores)
 
 
 def _weighed(finding: Finding, facts: Vm, host: Host) -> Finding:

@@ -284,12 +284,12 @@ def _kinds(facts: Vm, host: Host) -> Iterator[Finding]:
 
 
 def _host_core(facts: Vm, host: Host) -> Iterator[Finding]:
-    """A vCPU on every core of the host, where it is to keep one."""
+    """A vCPU on every core of the host, if the cores are known and the host is to keep one."""
     reserve = host.reserve or DEFAULT_HOST_RESERVE
     cores = [core.pus for core in host.cores]
     on_cores = [pin for pin in facts.vcpu_pins if pin and any(pin <= core for core in cores)]
     used = CpuSet.union(on_cores)
-    if not reserve.cores or any(core.isdisjoint(used) for core in cores):
+    if not cores or not reserve.cores or any(core.isdisjoint(used) for core in cores):
         return
     can_pair = any(len(core) > 1 for core in cores) and len(on_cores) == len(cores)
     yield finding(

@@ -23,6 +23,7 @@ from homenode.machine.tools.lines import Line, Lines
 from homenode.units import MIB
 
 MAX_NODES = 1024
+_HEAD_LINES = 8
 
 Key = TypeVar("Key")
 
@@ -69,6 +70,12 @@ class NumactlShow(Struct, frozen=True, kw_only=True):
     pus: CpuSet
     cpu_nodes: tuple[NodeIndex, ...]
     memory_nodes: tuple[NodeIndex, ...]
+
+
+def looks_like_hardware(text: str) -> bool:
+    """Whether the line that lists the nodes is among the first ones."""
+    lines = text.split("\n", _HEAD_LINES)[:_HEAD_LINES]
+    return any(_AVAILABLE.fullmatch(line.strip()) for line in lines)
 
 
 def parse_hardware(text: str) -> NumactlHardware:

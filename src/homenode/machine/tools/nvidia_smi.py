@@ -163,6 +163,7 @@ _LINK = re.compile(r"X|[A-Z]{2,5}\d{0,3}", re.ASCII)
 _NVLINKS = re.compile(r"NV(\d{1,3})", re.ASCII)
 _LEGEND = re.compile(r"\s+(?:X|NV#|[A-Z]{2,5}#?)\s+= ")
 _NIC_NAME = re.compile(r"\s*(NIC\d+): (\S+)\s*")
+_HEAD_CHARACTERS = 8192
 _AFFINITIES = ("CPU Affinity", "NUMA Affinity", "GPU NUMA ID")
 
 
@@ -200,6 +201,12 @@ class TopoMatrix(Struct, frozen=True):
         """
         found = _NVLINKS.fullmatch(self.links[a][b] or "")
         return int(found[1]) if found else 0
+
+
+def looks_like_topology(text: str) -> bool:
+    """Whether the header of a matrix is among the first lines."""
+    lines = _TERMINAL_CODE.sub("", text[:_HEAD_CHARACTERS]).split("\n")
+    return any(line.split()[:1] == ["GPU0"] and _AFFINITIES[0] in line for line in lines)
 
 
 def parse_topology(text: str) -> TopoMatrix:

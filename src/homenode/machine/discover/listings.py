@@ -1,0 +1,195 @@
+"""Listings: hosts of which one tool shows a part: numactl -H, lscpu -e, nvidia-smi topo -m.
+
+What the tool does not show is a gap. Two listings of one machine complement each other.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import TypeVar
+
+from msgspec.structs import replace
+
+from homenode.cpuset import CpuSet, PuIndex
+from homenode.errors import InputError
+from homenode.gap import Gap
+from homenode.indices import CoreIndex, LlcIndex, NodeIndex, PackageIndex
+from homenode.machine.tools.lscpu import LscpuCpu, LscpuTable
+from homenode.machine.tools.numactl import NumactlHardware
+from homenode.machine.tools.nvidia_smi import TopoMatrix
+from homenode.machine.topology import (
+    Core,
+    CoreId,
+    Host,
+    Llc,
+    NumaNode,
+    Package,
+    assemble_pus,
+    host_of_nothing,
+)
+
+Key = TypeVar("Key", int, tuple[int, int])
+
+
+def host_from_numactl(read: NumactlHardware, name: str) -> Host:
+    """The host that `numactl -H` shows: nodes with CPUs, memory and distances."""
+    nodes = tuple(
+        NumaNode(
+            index=node.index,
+            pus=node.pus,
+            memory_bytes=node.size_bytes,
+            memory_free_bytes=node.free_bytes,
+        )
+        for node in read.nodes
+    )
+    pus = CpuSet.union(node.pus for node in nodes)
+    host = replace(
+        host_of_nothing(name, read.gaps),
+        nodes=nodes,
+        distances=read.distances,
+        pus=assemble_pus(
+            pus,
+            pus,
+            cores=(),
+            llcs=(),
+            nodes=nodes,
+            packages=(),
+            die_of_pu={},
+            disallowed=CpuSet(),
+        ),
+    )
+    return _with_missing(host, "numactl -H")
+
+
+def host_from_lscpu(read: LscpuTable, name: str) -> Host:
+    """The host that `lscpu -e` shows: CPUs with their cores, LLCs, packages and nodes.
+
+    Without a NODE column the kernel has no NUMA, and the host counts as one node.
+    """
+    online = [cpu for cpu in read.cpus if cpu.is_online]
+    pus = CpuSet(cpu.index for cpu in online)
+    has_nodes = "NODE" in read.columns
+    packages = tuple(
+        Package(PackageIndex(number), pus)
+        for number, pus in _groups((cpu.socket, cpu) for cpu in online)
+    )
+    nodes = tuple(
+        NumaNode(
+            index=NodeIndex(number),
+            pus=pus,
+            memory_bytes=None,
+            package=next((p.index for p in packages if pus <= p.pus), None),
+        )
+        for number, pus in (_groups((cpu.node, cpu) for cpu in online) if has_nodes else [(0, pus)])
+    )
+    # A number of a core or a cache may repeat from package to package.
+    cores = tuple(
+        Core(CoreIndex(position), CoreId(PackageIndex(package), number), pus)
+        for position, ((package, number), pus) in enumerate(
+            _groups(
+                (None if cpu.core is None else (cpu.socket or 0, cpu.core), cpu) for cpu in online
+            )
+        )
+    )
+    llcs = tuple(
+        Llc(LlcIndex(position), pus, read.llc_level or 0, None)
+        for position, (_, pus) in enumerate(
+            _groups(
+                (None if cpu.llc is None else (cpu.socket or 0, cpu.llc), cpu) for cpu in online
+            )
+        )
+    )
+    host = replace(
+        host_of_nothing(name, read.gaps),
+        packages=packages,
+        nodes=nodes,
+        nodes_assumed=not has_nodes,
+        llcs=llcs,
+        cores=cores,
+        pus=assemble_pus(
+            CpuSet(cpu.index for cpu in read.cpus),
+            CpuSet(cpu.index for cpu in online),
+            cores=cores,
+            llcs=llcs,
+            nodes=nodes,
+            packages=packages,
+            die_of_pu={},
+            disallowed=CpuSet(),
+        ),
+    )
+    return _with_missing(host, "lscpu -e")
+
+
+def host_from_topology(read: TopoMatrix, name: str) -> Host:
+    """The host that `nvidia-smi topo -m` shows: GPUs without addresses, as gaps. It shows no node
+    without GPUs and no CPU that the caller's cpuset does not allow, so no node counts as known."""
+    tool = "nvidia-smi topo -m"
+    names_at: dict[str, list[str]] = {}
+    for device in read.devices:
+        if device.name.startswith("GPU") and device.nodes:
+            cpus = f"CPUs {device.cpus}" if device.cpus else "no CPU that this process may use"
+            names_at.setdefault(f"node {device.nodes[0]}, {cpus}", []).append(device.name)
+    gaps = (
+        Gap(f"PCI addresses of {', '.join(names)}", f"{tool} shows only their place: {place}")
+        for place, names in names_at.items()
+    )
+    others = Gap("CPUs and NUMA nodes", f"{tool} shows those of GPUs only")
+    return host_of_nothing(name, (others, *gaps))
+
+
+def complement(first: Host, second: Host) -> Host:
+    """One host of two listings. Raises InputError where they cannot be of one machine."""
+    base, other = (first, second) if first.cores or not second.cores else (second, first)
+    if not base.nodes:
+        base, other = other, base
+    by_index = {node.index: node for node in other.nodes}
+    for node in base.nodes if by_index else ():
+        also = by_index.get(node.index)
+        if also is None or also.pus != node.pus:
+            cpus = "no such node" if also is None else f"CPUs {also.pus}"
+            raise InputError(
+                f"{other.name}: node {node.index}: {cpus}; {base.name}: CPUs {node.pus}",
+                hint="give listings of one machine, made at the same time",
+            )
+    nodes = tuple(
+        replace(
+            node,
+            memory_bytes=by_index[node.index].memory_bytes,
+            memory_free_bytes=by_index[node.index].memory_free_bytes,
+        )
+        if node.memory_bytes is None and by_index
+        else node
+        for node in base.nodes
+    )
+    whole = replace(base, nodes=nodes, distances=base.distances or other.distances)
+    missing = {gap.subject for gap in _missing(whole, "")}
+    gaps = (
+        gap
+        for gap in (*base.gaps, *other.gaps)
+        if gap.subject not in _PARTS or gap.subject in missing
+    )
+    return replace(whole, gaps=tuple({gap.subject: gap for gap in gaps}.values()))
+
+
+_CORES, _MEMORY, _DISTANCES = "cores, LLCs and packages", "memory of nodes", "distances of nodes"
+_DEVICES = "PCI functions"
+_PARTS = (_CORES, _MEMORY, _DISTANCES, _DEVICES)
+
+
+def _missing(host: Host, tool: str) -> Iterator[Gap]:
+    has_memory = any(node.memory_bytes is not None for node in host.nodes)
+    is_there = (bool(host.cores), has_memory, host.distances is not None, bool(host.pci_devices))
+    for part, is_known in zip(_PARTS, is_there, strict=True):
+        if not is_known:
+            yield Gap(part, f"{tool} does not show them")
+
+
+def _with_missing(host: Host, tool: str) -> Host:
+    return replace(host, gaps=(*_missing(host, tool), *host.gaps))
+
+
+def _groups(numbered: Iterable[tuple[Key | None, LscpuCpu]]) -> list[tuple[Key, CpuSet]]:
+    """The CPUs of each number, ascending; CPUs without one are in no group."""
+    pus_of: dict[Key, list[PuIndex]] = {}
+    for number, cpu in numbered:
+        if number is not None:
+            pus_of.setdefault(number, []).append(cpu.index)
+    return [(number, CpuSet(pus_of[number])) for number in sorted(pus_of)]

@@ -1,0 +1,94 @@
+"""lscpu -e: the logical CPUs, each with its node, socket, core, caches and state.
+
+    CPU NODE SOCKET CORE L1d:L1i:L2:L3 ONLINE    MAXMHZ   MINMHZ
+      0    0      0    0 0:0:0:0          yes 3500.0000 800.0000
+      1    0      0    1 1:1:1:0          yes 3500.0000 800.0000
+      2    -      -    - -                 no         -        -
+
+Only the columns that the machine and the version have are printed; "-" means unknown. A CORE may
+repeat from socket to socket. Source: lscpu(1) of util-linux 2.38.
+"""
+
+from msgspec import Struct
+
+from homenode.cpuset import MAX_PU_INDEX, PuIndex
+from homenode.errors import ParseError
+from homenode.gap import Gap
+from homenode.machine.tools.lines import Line, Lines
+
+_SOURCE = "lscpu -e"
+_HEAD_LINES = 8
+
+
+class LscpuCpu(Struct, frozen=True, kw_only=True):
+    """One logical CPU. None: unknown."""
+
+    index: PuIndex
+    node: int | None
+    socket: int | None
+    core: int | None
+    llc: int | None  # the last-level cache
+    is_online: bool
+
+
+class LscpuTable(Struct, frozen=True, kw_only=True):
+    """The CPUs, and the columns that the tool printed."""
+
+    cpus: tuple[LscpuCpu, ...]
+    columns: tuple[str, ...]
+    llc_level: int | None
+    gaps: tuple[Gap, ...]
+
+
+def looks_like_lscpu(text: str) -> bool:
+    """Whether a header of `lscpu -e` is among the first lines."""
+    return any(_is_header(line) for line in text.split("\n", _HEAD_LINES)[:_HEAD_LINES])
+
+
+def parse(text: str) -> LscpuTable:
+    """Parse the table. Lines before its header are gaps. Raises ParseError."""
+    lines = Lines(text, _SOURCE)
+    columns: tuple[str, ...] = ()
+    caches = ""
+    cpus: dict[int, LscpuCpu] = {}
+    for line in lines:
+        words = tuple(line.text.split())
+        if not columns:
+            if _is_header(line.text):
+                columns = words
+                caches = next((column for column in columns if ":" in column), "")
+            else:
+                lines.unknown(line)
+            continue
+        if len(words) != len(columns):
+            raise line.error(f"{len(columns)} columns", f"{len(words)} columns")
+        cell_of = dict(zip(columns, words, strict=True))
+        index = line.whole(cell_of["CPU"], "a CPU", MAX_PU_INDEX)
+        if index in cpus:
+            raise line.error("each CPU once", str(index))
+        cpus[index] = LscpuCpu(
+            index=PuIndex(index),
+            node=_number(line, cell_of.get("NODE")),
+            socket=_number(line, cell_of.get("SOCKET")),
+            core=_number(line, cell_of.get("CORE")),
+            llc=_number(line, cell_of.get(caches, "-").rpartition(":")[2]),
+            is_online=cell_of.get("ONLINE", "yes") != "no",
+        )
+    if not cpus:
+        raise ParseError(_SOURCE, "a header CPU NODE SOCKET CORE, and a row for each CPU", "none")
+    level = caches.rpartition(":")[2][1:2]
+    return LscpuTable(
+        cpus=tuple(cpus[index] for index in sorted(cpus)),
+        columns=columns,
+        llc_level=int(level) if level.isdecimal() else None,
+        gaps=tuple(lines.gaps),
+    )
+
+
+def _is_header(text: str) -> bool:
+    words = text.split()
+    return words[:1] == ["CPU"] and not {"NODE", "SOCKET", "CORE"}.isdisjoint(words)
+
+
+def _number(line: Line, word: str | None) -> int | None:
+    return None if word in (None, "-", "") else line.whole(word, "a number or -", MAX_PU_INDEX)

@@ -77,7 +77,7 @@ test: check probe
 	$(BIN)/pytest -m "not lab" -n $(WORKERS) --dist loadgroup
 
 # Without a daemon, a machine that boots, or a program that takes long; and without tests/slow.txt.
-QUICK = not (slow or lab or root or libvirt or qemu or slurm or browser or pdf or gpu or nova or ansible)
+QUICK = not (slow or lab or root or libvirt or qemu or slurm or browser or pdf or gpu or ansible)
 PATHS = tests
 quick: $(CHECKS) probe
 	$(BIN)/pytest -m "$(QUICK)" -n auto --maxprocesses 8 --dist worksteal $(PATHS)

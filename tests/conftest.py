@@ -58,7 +58,6 @@ GROUPS = (
     "packages",
     "pdf",
     "browser",
-    "nova",
 )
 """Tests that run one after the other, in the order in which they begin."""
 
@@ -110,8 +109,8 @@ def _group(path: Path, markers: set[str], module_names: Container[str]) -> str |
     Slurm and each sshd has its own folder and ports, each installed package its own mounts."""
     if TESTS / "packaging" in path.parents:
         return "packages"  # a wheel takes long to build
-    if own := next(iter({"slurm", "nova"} & markers), None):
-        return own
+    if "slurm" in markers:
+        return "slurm"
     if LIVE & markers or "two_nodes" in module_names:
         return "live"  # the pinned VMs of one libvirtd are neighbours to what watches another's
     return next(iter({"browser", "pdf"} & markers), None)  # a page or a PDF takes long to make

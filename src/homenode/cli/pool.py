@@ -115,7 +115,8 @@ def place(asked: PoolPlaceArguments) -> None:
     else:
         screen = error_console() if STANDARD_OUTPUT in (output, asked.save_plan) else console()
         screen.print(places_text(guest.name, ranking, everything=asked.explain))
-        screen.print(explain(tuning.plan, best.entry.host, whole=asked.explain))
+        why = resolve_layout(guest, options, best.entry.host, choose).why
+        screen.print(explain(tuning.plan, best.entry.host, whole=asked.explain, why=why))
     for line in (*lines, *tuning.notes, *_next_step(best, asked)):
         note(line)
     _note_unread(named)

@@ -45,9 +45,9 @@ def log_steps(low: float, high: float, base: float = 10.0, most: int = 6) -> tup
     return tuple(base**power for power in range(first, last + 1, stride))
 
 
-def bounds(values: Sequence[float], space: float = 1.15) -> tuple[float, float]:
+def bounds(values: Sequence[float]) -> tuple[float, float]:
     """The least and the greatest of figures above 0, with some space on a logarithmic axis."""
-    return min(values) / space, max(values) * space
+    return min(values) / 1.15, max(values) * 1.15
 
 
 def chart_scale(unit: str, values: Iterable[float]) -> tuple[float, str]:

@@ -42,43 +42,28 @@ class SizeRange(Struct, frozen=True):
 
 
 def curve_chart(
-    title: str,
-    unit: str,
-    curves: Sequence[Curve],
-    levels: Sequence[SizeRange] = (),
-    *,
-    across_name: str = "",
+    title: str, unit: str, curves: Sequence[Curve], levels: Sequence[SizeRange] = ()
 ) -> str:
-    """The SVG of these curves. Figures and sizes are above 0.
-
-    across_name: what is across where it is no size: both axes begin at 0 then.
-    """
+    """The SVG of these curves. Figures and sizes are above 0."""
     canvas = SvgCanvas.chart(title)
     values = [value for curve in curves for _, value in curve.points]
     sizes = [size for curve in curves for size, _ in curve.points]
     divisor, name = chart_scale(unit, values)
-    low, high = bounds(values) if not across_name else (0.0, max(values) * 1.1 or 1.0)
-    is_log = not across_name
-    across = Scale(min(sizes) if is_log else 0.0, max(sizes), _LEFT, WIDTH - 6, log=is_log)
-    up = Scale(low, high, _TOP + _PLOT_HEIGHT, _TOP, log=is_log)
+    low, high = bounds(values)
+    across = Scale(min(sizes), max(sizes), _LEFT, WIDTH - 6, log=True)
+    up = Scale(low, high, _TOP + _PLOT_HEIGHT, _TOP, log=True)
     canvas.rect(_LEFT, _TOP, WIDTH - 6 - _LEFT, _PLOT_HEIGHT, "plot")
     _levels(canvas, levels, across)
     canvas.text(0, 9, name, 10, "dim")
-    steps = _value_steps if is_log else _even_steps
-    for step in steps(low / divisor, high / divisor):
+    for step in _value_steps(low / divisor, high / divisor):
         y = up.at(step * divisor)
         canvas.line((_LEFT, y), (WIDTH - 6, y), classes="grid")
         canvas.text(_LEFT - 5, y + 3.5, _step_text(step), 10, "dim", anchor="end")
-    if is_log:
-        sizes = list(log_steps(across.low, across.high, base=2.0, most=8)) or [across.low]
-        _marks(canvas, across, [(size, size_text(size)) for size in sizes])
-    else:
-        _marks(canvas, across, [(step, f"{step:g}") for step in _even_steps(0.0, across.high)])
-        middle = (_LEFT + WIDTH) / 2, _TOP + _PLOT_HEIGHT + 27
-        canvas.text(*middle, across_name, 10, "dim", anchor="middle")
+    sizes = list(log_steps(across.low, across.high, base=2.0, most=8)) or [across.low]
+    _marks(canvas, across, [(size, size_text(size)) for size in sizes])
     for curve in curves:
         _draw(canvas, curve, across, up, divisor, name)
-    y = _TOP + _PLOT_HEIGHT + (34 if is_log else 48)
+    y = _TOP + _PLOT_HEIGHT + 34
     for curve in curves:
         canvas.line((2, y - 4), (30, y - 4), classes=f"curve l{curve.series} dash{curve.series}")
         canvas.text(38, y, curve.label, width=WIDTH - 40)
@@ -111,17 +96,6 @@ def _value_steps(low: float, high: float) -> tuple[float, ...]:
 
 def _step_text(step: float) -> str:
     return short_figure(step) if step < 1e6 else f"{step:.2g}"
-
-
-def _even_steps(low: float, high: float) -> tuple[float, ...]:
-    """Round figures from `low`, a multiple of each, to at most `high`, three to six of them.
-
-    >>> _even_steps(0.0, 19.4), _even_steps(0.0, 1.1)
-    ((0.0, 5.0, 10.0, 15.0), (0.0, 0.2, 0.4, 0.6, 0.8, 1.0))
-    """
-    ten = 10.0 ** math.floor(math.log10(high))
-    step = next(part * ten for part in (0.1, 0.2, 0.5, 1.0, 2.0, 5.0) if high / (part * ten) <= 6)
-    return tuple(round(low + number * step, 9) for number in range(int(high / step + 1e-9) + 1))
 
 
 def _marks(canvas: SvgCanvas, across: Scale, marks: Sequence[tuple[float, str]]) -> None:

@@ -13,6 +13,9 @@ from homenode.wording import first_few, nodes_text, number_list, plural
 MOST_ROWS = 40
 """Hosts of a table; of more, those with equal figures are one row."""
 
+MOST_RANKS = 4
+"""Hosts that take a VM of which a table has a row."""
+
 
 def pool_text(pool: Pool, *, everything: bool = False, by_node: bool = False) -> Doc:
     """The sums, a row for each host or for those with equal figures, and what was not read.
@@ -109,7 +112,7 @@ _DECIDED = {
 }
 
 
-def places_text(vm: str, ranking: PoolRanking, *, most: int = 4, everything: bool = False) -> Doc:
+def places_text(vm: str, ranking: PoolRanking, *, everything: bool = False) -> Doc:
     """The first hosts, and what decided between them. everything: also those that refuse."""
     hosts, refusing = ranking.hosts, ranking.refusing
     count = len(hosts) + sum(len(refused.names) for refused in refusing)
@@ -120,7 +123,7 @@ def places_text(vm: str, ranking: PoolRanking, *, most: int = 4, everything: boo
         away = dict(best.placement.concerns).get("gpus_away_from_home", 0)
         local = "all" if not away else f"{best.gpus - away} of {best.gpus}"
         head += f"; {local} GPUs local"
-    shown = hosts if everything else hosts[:most]
+    shown = hosts if everything else hosts[:MOST_RANKS]
     heads = ("host", "nodes", "LLCs", "GPUs left", "cores left", "memory left", "decided")
     table = Table(
         heads=("rank", *heads),

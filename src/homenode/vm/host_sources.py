@@ -14,6 +14,7 @@ from homenode.vm.sources import load_host
 from homenode.wording import did_you_mean
 
 MOST_HOSTS = 100_000
+_JOBS = 8  # sources read at once: ssh waits most
 _TIMES = re.compile(r"(?P<name>.+)\*(?P<count>[0-9]{1,6})\Z", re.ASCII)
 _URI = re.compile(r"[a-z][a-z0-9]*(\+[a-z0-9]+)?://", re.ASCII)
 _SSH_URI = re.compile(r"qemu\+ssh://(?P<server>[^/?#]+)(/|\Z)", re.ASCII)
@@ -52,9 +53,7 @@ class NamedHosts(Struct, frozen=True):
     unread: tuple[UnreadSource, ...]
 
 
-def read_hosts(
-    sources: Sequence[str], progress: Progress = lambda done, total: None, *, jobs: int = 8
-) -> NamedHosts:
+def read_hosts(sources: Sequence[str], progress: Progress = lambda done, total: None) -> NamedHosts:
     """The hosts of all sources. progress: called with the number of sources read, and of all.
 
     Raises UsageError for no source, InputError where none gives a host.
@@ -67,7 +66,7 @@ def read_hosts(
     unread: list[UnreadSource] = []
     entries = [entry for source in sources for entry in _entries(source, unread)]
     hosts: dict[str, NamedHost] = {}
-    with ThreadPoolExecutor(max_workers=jobs) as threads:
+    with ThreadPoolExecutor(max_workers=_JOBS) as threads:
         for number, read in enumerate(threads.map(_read, entries), start=1):
             progress(number, len(entries))
             if isinstance(read, UnreadSource):

@@ -140,12 +140,10 @@ def saved_originals(root: Path, connect: str, domain: str) -> tuple[Path, ...]:
     return tuple(found)
 
 
-def journals_of_domains(
-    root: Path, pattern: str = "*@*", *, folder: str = DOMAINS
-) -> Iterator[Journal]:
+def journals_of_domains(root: Path, pattern: str = "*@*") -> Iterator[Journal]:
     """The journals of all domains."""
     with _files(root).errors():
-        folders = sorted(path for path in (root / folder).glob(pattern) if path.is_dir())
+        folders = sorted(path for path in (root / DOMAINS).glob(pattern) if path.is_dir())
     for path in folders:
         run = path.name.partition("@")[0]
         undo = command_line("homenode", "restore", run)

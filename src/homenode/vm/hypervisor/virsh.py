@@ -76,12 +76,6 @@ class Virsh:
         except InputError:
             return None
 
-    def domains(self, *, running: bool = False) -> dict[str, str]:
-        """Names by UUID: of all that are defined or run, or of those that run."""
-        listed = self._say("list", *(() if running else ("--all",)), "--uuid", "--name")
-        rows = (line.strip().partition(" ") for line in listed.splitlines() if line.strip())
-        return {uuid: name.strip() for uuid, _, name in rows}
-
     def definition(self, uuid: str) -> bytes:
         """The document that the next start will use, as libvirt prints it, passwords included."""
         return self._say("dumpxml", "--inactive", "--security-info", "--domain", uuid).encode()

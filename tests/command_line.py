@@ -11,7 +11,7 @@ from typing import Any
 
 from homenode.cli import terminal
 from homenode.cli.arguments.place import ApplyArguments, RestoreArguments
-from homenode.cli.command import Command, Parameter
+from homenode.cli.command import Command
 from homenode.cli.main import PROGRAM, code_of, run
 from homenode.vm.plan_options import PlanOptions
 
@@ -98,12 +98,6 @@ def every_command(
         yield words, command
         for one in command.commands:
             yield from every_command(one, (*words, one.name))
-
-
-def parameters_of_all(command: Command) -> Sequence[Parameter]:
-    """Those of a command and of the commands below it that help shows."""
-    below = [one for _, each in every_command(command) for one in each.parameters]
-    return below or command.parameters
 
 
 def apply(

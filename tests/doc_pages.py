@@ -14,7 +14,6 @@ ELISION = "…"
 FOLDER_SHOWN = "/srv/vms"
 """Where the commands of the pages run, as far as a reader is concerned."""
 
-_FENCE = re.compile(r"```(.*)\n", re.ASCII)
 _CELL = re.compile(r"(?<!\\)\|")
 _CODE = re.compile(r"`([^`]+)`")
 _LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")

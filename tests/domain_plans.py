@@ -30,7 +30,6 @@ from homenode.vm.model import (
 from homenode.vm.plan_model import Aperture, Plan
 from homenode.vm.plan_options import MemoryMode
 
-CORES_PER_NODE = 32
 NODES = (NodeIndex(0), NodeIndex(1))
 
 

@@ -6,7 +6,6 @@ import gzip
 import io
 import lzma
 import random
-import tarfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
@@ -332,13 +331,3 @@ def damaged(seed: int, count: int) -> Iterator[bytes]:
         if rng.random() < 0.2:
             packed = packed[: rng.randrange(len(packed))]
         yield bytes(packed)
-
-
-def python_reads(content: bytes) -> dict[str, bytes]:
-    """What Python's own tarfile finds in a plain tar: regular files by their names."""
-    with tarfile.open(fileobj=io.BytesIO(content)) as tar:
-        return {
-            one.name: taken.read()
-            for one in tar
-            if one.isreg() and (taken := tar.extractfile(one)) is not None
-        }

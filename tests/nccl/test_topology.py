@@ -38,7 +38,6 @@ GPUS = tuple(f"0000:{bus}:00.0" for bus in ("19", "3b", "4c", "5d", "9b", "bb", 
 NICS = tuple(f"0000:{bus}:00.0" for bus in ("1a", "3c", "4d", "5e", "9c", "bc", "cc", "dc"))
 NPS4 = tuple(f"0000:{bus}3:00.0" for bus in "02468ace")
 NPS4_NICS = tuple(f"0000:{bus}4:00.0" for bus in "02468ace")
-MI350X_VFS = tuple(f"0000:{bus}3:02.0" for bus in "02468ace")
 SMALL = ("0000:11:00.0", "0000:81:00.0")
 
 

@@ -63,17 +63,6 @@ def gpu_nodes(host: Host, placement: Placement) -> list[int | None]:
     ]
 
 
-def home_distance(host: Host, placement: Placement) -> int:
-    """Worst distance from a GPU to the nearest chosen node."""
-    assert host.distances is not None
-    at: dict[int, int] = {node.index: i for i, node in enumerate(host.nodes)}
-    return max(
-        min(host.distances[at[node]][at[home]] for node in placement.nodes)
-        for home in gpu_nodes(host, placement)
-        if home is not None
-    )
-
-
 LAYOUTS = ("pin", "pin-numa", "pin-numa-pci")
 
 

@@ -329,9 +329,6 @@ def test_the_busybox_of_this_machine_is_recognised() -> None:
     assert isinstance(is_static(path.read_bytes()), bool)
 
 
-WITHOUT_ACPI = changed(PLAIN, ("    <acpi/>\n", ""))
-
-
 def test_the_stand_in_has_acpi_where_its_document_has_it() -> None:
     with_acpi = tuned("pin-numa-pci").document
     without = changed(with_acpi, ("    <acpi/>\n", ""))

@@ -21,7 +21,6 @@ class DomainState(Struct, frozen=True):
 
     state: in virsh's words ("running", "paused", "shut off"). persistent: it has a definition.
     managed_save: its memory is saved on disk and the next start resumes it.
-    autostart: it starts with the host.
     """
 
     name: str
@@ -30,7 +29,6 @@ class DomainState(Struct, frozen=True):
     state: str
     persistent: bool
     managed_save: bool
-    autostart: bool = False
 
     @property
     def is_active(self) -> bool:
@@ -112,7 +110,6 @@ def parse_dominfo(text: str) -> DomainState:
         persistent=value("Persistent") == "yes",
         # The test driver and session daemons of old leave it out.
         managed_save=values.get("Managed save") == "yes",
-        autostart=values.get("Autostart") == "enable",
     )
 
 

@@ -12,8 +12,8 @@ import time
 from pathlib import Path
 
 from msgspec.structs import replace
+from tests.rendered.machine import render
 
-from homenode.machine.description.render import render
 from homenode.machine.description.shipped import load_shipped
 from homenode.machine.discover.lspci import overlay_lspci
 from homenode.machine.snapshot.capture import capture

@@ -9,8 +9,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from tests.rendered.machine import render
+
 from homenode.machine.description.parse import parse_description
-from homenode.machine.description.render import render
 from homenode.machine.description.shipped import load_shipped
 from homenode.machine.discover import discover
 from homenode.machine.discover.hwloc import host_from_hwloc

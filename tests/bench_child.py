@@ -11,7 +11,6 @@ from itertools import pairwise
 from pathlib import Path
 
 from homenode.cluster.kubevirt.job_channel import JobChannel
-from homenode.machine.description.render import render
 from homenode.machine.description.shipped import load_shipped
 from homenode.machine.snapshot.protocol import Snapshot
 from homenode.measure import runner
@@ -21,6 +20,7 @@ from homenode.measure.model import PROBE, Depth, Group, SuiteOptions
 from homenode.measure.orders import BenchOptions
 from homenode.measure.results.vantage import Vantage
 from homenode.process import Completed
+from tests.rendered.machine import render
 
 GROUPS = (Group.CPU_SINGLE, Group.CPU_ALL, Group.CORE_TO_CORE, Group.PLACEMENT)
 

@@ -3,13 +3,13 @@
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from homenode.machine.description.render import render
 from homenode.machine.description.shipped import load_shipped
 from homenode.machine.snapshot.memory import MemorySnapshot
 from homenode.machine.snapshot.protocol import Snapshot
 from homenode.measure.model import PROBE
 from homenode.process import Completed, ToolMissingError
 from tests.probe_documents import answer
+from tests.rendered.machine import render
 
 Answer = Callable[[Sequence[str]], str]
 

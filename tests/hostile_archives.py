@@ -10,8 +10,8 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 
-from homenode.machine.description.render import render
 from homenode.machine.description.shipped import load_shipped
+from tests.rendered.machine import render
 
 CPU = "sys/devices/system/cpu"
 NODE = "sys/devices/system/node"

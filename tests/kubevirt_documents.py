@@ -6,10 +6,10 @@ from functools import cache
 from xml.etree import ElementTree
 
 from homenode.cpuset import CpuSet
-from homenode.machine.description.render import render
 from homenode.machine.description.shipped import load_shipped
 from homenode.machine.snapshot.memory import MemorySnapshot
 from homenode.units import GIB
+from tests.rendered.machine import render
 
 IBM = "hgx-a100-ibm"
 IBM_GPUS = tuple(f"{bus:02x}:00.0" for bus in (0x07, 0x08, 0x47, 0x48, 0x87, 0x88, 0xC7, 0xC8))

@@ -14,7 +14,6 @@ from msgspec.structs import replace
 from homenode.change.step import ChangeEntry, ChangeState
 from homenode.errors import ToolError
 from homenode.machine.description.parse import parse_description
-from homenode.machine.description.render import render
 from homenode.machine.snapshot.memory import MemorySnapshot
 from homenode.machine.snapshot.protocol import Snapshot
 from homenode.machine.topology import Host
@@ -35,6 +34,7 @@ from homenode.vm.sources import load_host
 from tests import probe_documents
 from tests.apply_documents import NAME, ORIGINAL
 from tests.bench_machines import FakeMachine
+from tests.rendered.machine import render
 from tests.virsh_stand_in import URI, UUID, StandIn
 
 HOST = "x86-2p2n16c16t-smt-off"

@@ -396,3 +396,8 @@ def asking(request: GuestRequest, **changes: Any) -> GuestRequest:
         options=structs.replace(request.options, **options),
         **{name: changes[name] for name in own},
     )
+
+
+def as_described(found: Host, described: Host) -> Host:
+    """A discovered host with what is unknown or assumed in the words of its description."""
+    return structs.replace(found, gaps=described.gaps, assumed=described.assumed)

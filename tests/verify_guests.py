@@ -4,9 +4,9 @@ from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.machine.description.parse import parse_description
-from homenode.machine.description.render import render
 from homenode.machine.discover import discover
 from homenode.machine.topology import Host
+from tests.rendered.machine import render
 
 _GUEST = """
 format = 1

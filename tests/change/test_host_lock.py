@@ -23,11 +23,11 @@ from homenode.cli.restore import restore_domains
 from homenode.cpuset import CpuSet
 from homenode.errors import HomenodeError, HostError
 from homenode.machine.description.parse import parse_description
-from homenode.machine.description.render import render
 from homenode.vm.layout import MemoryBinding
 from homenode.vm.plan_options import PlanOptions
 from tests.apply_documents import NAME, ORIGINAL
 from tests.command_line import apply, restore
+from tests.rendered.machine import render
 from tests.tree_writer import write_tree
 from tests.virsh_stand_in import URI, UUID
 

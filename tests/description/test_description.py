@@ -13,10 +13,10 @@ from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError
 from homenode.machine.description.parse import parse_description
-from homenode.machine.description.render import render
 from homenode.machine.discover.host import discover
 from homenode.machine.pci import DeviceKind, PciLink, PortType
 from homenode.machine.topology import CoreKind, Host, MemoryKind
+from tests.rendered.machine import render
 
 HOSTS = Path(__file__).parents[2] / "src" / "homenode" / "machine" / "hosts"
 

@@ -4,11 +4,11 @@ import pytest
 
 from homenode.errors import InputError
 from homenode.machine.description.parse import parse_description
-from homenode.machine.description.render import render
 from homenode.machine.description.shipped import load_shipped
 from homenode.machine.tools import amd_smi, nvidia_smi
 from homenode.machine.tools.lspci import parse as parse_lspci
 from homenode.machine.tools.versions import parse_qemu_version, parse_virsh_version
+from tests.rendered.machine import render
 
 HEAD = 'name = "a"\npackages = 2\ncores_per_package = 4\nmemory_per_node = "8GiB"\n'
 

@@ -10,7 +10,6 @@ from homenode.bdf import Bdf
 from homenode.errors import InputError, ParseError
 from homenode.formats import decode, encode
 from homenode.machine.description.parse import parse_description
-from homenode.machine.description.render import render
 from homenode.machine.discover import discover
 from homenode.machine.pci import DeviceKind, GpuPart, PartKind, PciDevice
 from homenode.machine.snapshot.gather import gather
@@ -22,6 +21,8 @@ from homenode.show.device_groups import DeviceCard, card_extras
 from homenode.units import GIB
 from homenode.vm.domain.read import read_running_domain
 from tests.mutations import survives
+from tests.rendered.machine import render
+from tests.small_hosts import as_described
 
 HOST = """
 name = "parts"
@@ -95,7 +96,7 @@ def test_what_a_description_says_of_parts_is_found_again() -> None:
     assert (cpx.partition_mode, cpx.memory_partition_mode, len(cpx.parts)) == ("CPX", "NPS4", 8)
     assert (whole.parts, whole.partition_mode, mig.partition_mode) == ((), None, "mig")
     assert [p.is_for_vms for gpu in (mig, mdev, cpx) for p in gpu.parts[:1]] == [False, True, False]
-    assert replace(found, gaps=()) == described()
+    assert as_described(found, described()) == described()
     text = encode("host", found)
     assert decode(text, "host", Host, "h") == found
 

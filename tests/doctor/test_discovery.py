@@ -7,7 +7,6 @@ from homenode.bdf import Bdf
 from homenode.check.doctor.diagnosis import diagnose
 from homenode.check.doctor.host_state import layout_findings
 from homenode.cpuset import CpuSet
-from homenode.machine.description.render import render
 from homenode.machine.description.shipped import load_shipped
 from homenode.machine.discover import discover
 from homenode.machine.discover.lspci import add_lspci, host_from_lspci
@@ -18,6 +17,7 @@ from homenode.machine.snapshot.gather import gather
 from homenode.machine.snapshot.memory import MemorySnapshot
 from homenode.machine.snapshot.protocol import QuietSnapshot, Snapshot
 from tests.doctor_domains import host
+from tests.rendered.machine import render
 from tests.shared_data import needs_shared, shared
 from tests.sysfs_trees import NODE, cpu_files, snapshot
 
@@ -88,7 +88,7 @@ def test_a_device_that_sysfs_lists_and_lspci_cannot_read_is_silent() -> None:
 
 
 def test_what_no_file_tells_is_unknown() -> None:
-    device = host("rtx4080-i9-14900k").device(GPU)
+    device = discover(render(load_shipped("rtx4080-i9-14900k"))).device(GPU)
     assert device is not None
     unknown = (device.errors, device.power_state, device.iommu_domain, device.acs)
     assert unknown == (None, None, None, None)

@@ -13,11 +13,11 @@ import pytest
 from homenode.bdf import Bdf
 from homenode.check.doctor.diagnosis import diagnose
 from homenode.findings import Finding
-from homenode.machine.description.render import render
 from homenode.machine.description.shipped import load_shipped
 from homenode.machine.discover.host import discover
 from homenode.machine.discover.lspci import host_from_lspci
 from homenode.machine.snapshot.memory import MemorySnapshot
+from tests.rendered.machine import render
 from tests.shared_data import needs_shared, shared
 
 LISTING = "machines/lspci/gpud-hgx-h100x8-lspci-vvv.txt"

@@ -15,11 +15,11 @@ from homenode.cluster.kubevirt.manifest_options import OnError
 from homenode.cluster.kubevirt.on_define_domain import DomainAnswer, answer
 from homenode.errors import UsageError
 from homenode.machine.description.parse import parse_description
-from homenode.machine.description.render import render
 from homenode.machine.pci import DeviceKind
 from homenode.machine.snapshot.memory import MemorySnapshot
 from homenode.vm.sources import load_host
 from tests.kubevirt_documents import IBM, IBM_GPUS, document, ibm_document, shipped, vmi
+from tests.rendered.machine import render
 from tests.tree_writer import write_tree
 
 MOST_CALLS = 117_000

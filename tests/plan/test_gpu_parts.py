@@ -13,7 +13,6 @@ from homenode.check.domain.devices import devices_on_host
 from homenode.check.domain.verification import as_planned
 from homenode.errors import HomenodeError
 from homenode.machine.description.parse import parse_description
-from homenode.machine.description.render import render
 from homenode.machine.description.shipped import load_shipped
 from homenode.machine.discover import discover
 from homenode.machine.pci import DeviceKind
@@ -25,6 +24,7 @@ from homenode.vm.domain.read import open_domain, read_vm, vm_of
 from homenode.vm.plan_model import Plan, Unplannable
 from homenode.vm.plan_options import PlanOptions
 from tests.figures import numbers
+from tests.rendered.machine import render
 from tests.verify_documents import PLAIN
 
 HOST = """

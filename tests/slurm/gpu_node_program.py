@@ -15,13 +15,13 @@ from pathlib import Path
 from homenode.cli import bench, main, slurm_study
 from homenode.cluster.slurm.job_allocation import allocation_on, node_machine
 from homenode.machine.description.parse import parse_description
-from homenode.machine.description.render import render
 from homenode.machine.snapshot.memory import MemorySnapshot
 from homenode.machine.snapshot.protocol import Snapshot
 from homenode.machine.tools.scontrol import parse_scontrol_jobs
 from homenode.measure.access import local
 from homenode.process import Completed, ToolMissingError, find_program, run
 from homenode.vm.sources import load_host
+from tests.rendered.machine import render
 
 HERE = Path(__file__).parent
 DESCRIPTION = HERE / "gpu-node.toml"

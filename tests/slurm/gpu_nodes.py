@@ -7,10 +7,10 @@ from functools import cache
 from typing import Any
 
 from homenode.machine.description.parse import parse_description
-from homenode.machine.description.render import render
 from homenode.machine.discover import discover
 from homenode.machine.topology import Host
 from homenode.vm.domain.read import read_running_domain
+from tests.rendered.machine import render
 
 TESTBED = """\
 name = "gpu8"

@@ -13,9 +13,9 @@ from homenode.cluster.bindings.evidence import (
 from homenode.cluster.bindings.maps import StudyMatrix, slow_in_collective, slow_nodes_and_links
 from homenode.cluster.bindings.report import study_report
 from homenode.machine.description.parse import parse_description
-from homenode.machine.description.render import render
 from homenode.machine.discover import discover
 from homenode.vm.domain.read import read_running_domain
+from tests.rendered.machine import render
 from tests.slurm.test_study_report import ALONE, run_of, text_of
 
 

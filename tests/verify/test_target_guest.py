@@ -14,7 +14,6 @@ from homenode.cpuset import CpuSet
 from homenode.errors import InputError
 from homenode.findings import Severity
 from homenode.machine.description.parse import parse_description
-from homenode.machine.description.render import render
 from homenode.machine.snapshot.capture import capture
 from homenode.machine.snapshot.memory import MemorySnapshot
 from homenode.machine.tools.acpi_tables import ProximityDomain
@@ -26,6 +25,7 @@ from homenode.vm.plan_model import Plan, with_vm
 from homenode.vm.plan_options import Policy
 from homenode.vm.targets.registry import TARGETS, target_named
 from homenode.vm.targets.target import Feature, Level
+from tests.rendered.machine import render
 from tests.targets.written import options, written
 from tests.tools.test_acpi_tables import TWO, slit
 from tests.verify.test_command import ends

@@ -4,18 +4,12 @@ What a file is, is decided by its content and never by its name.
 """
 
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-from msgspec.structs import replace
 
 from homenode.errors import InputError, of_os
 from homenode.input_files import read_file, read_start
 from homenode.machine.snapshot.protocol import Snapshot
 from homenode.machine.topology import Host
 from homenode.wording import did_you_mean
-
-if TYPE_CHECKING:
-    from homenode.machine.description.document import HostDescription
 
 _MAX_TEXT_BYTES = 16 << 20
 _MAX_TREE_CHARACTERS = 8 << 20
@@ -160,7 +154,7 @@ def host_of_text(text: str, name: str) -> Host:
         ) from None
     from homenode.machine.description.parse import parse_description
 
-    return _described(parse_description(text, name))
+    return parse_description(text, name).host
 
 
 def _listed_host(text: str, name: str) -> Host | None:
@@ -177,20 +171,6 @@ def _listed_host(text: str, name: str) -> Host | None:
     return None
 
 
-def _described(description: "HostDescription") -> Host:
-    """The host that a description renders to, with what no file of a machine says."""
-    from homenode.machine.description.render import render
-
-    host = description.host
-    return replace(
-        _discovered(render(description)),
-        domains=host.domains,
-        reserve=host.reserve,
-        housekeeping_pus=host.housekeeping_pus,
-        assumed=tuple(fact.statement for fact in description.facts if fact.source is None),
-    )
-
-
 def shipped_host(name: str) -> Host:
     """A host that comes with homenode, whatever lies under its name in the current folder. Raises
     InputError for a name that none has."""
@@ -202,7 +182,7 @@ def shipped_host(name: str) -> Host:
             f"{name}: expected a file or the name of a host, found neither",
             hint=f"{did_you_mean(name, known)}homenode list hosts lists the shipped hosts",
         )
-    return _described(load_shipped(name))
+    return load_shipped(name).host
 
 
 def _text(path: Path) -> str:

@@ -1,14 +1,15 @@
 """From the text of a host.toml to a HostDescription. Pure; format: docs/formats/host-toml.md."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from msgspec import Struct
-from msgspec.structs import fields
+from msgspec.structs import fields, replace
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet, PuIndex
 from homenode.errors import InputError
+from homenode.gap import Gap
 from homenode.indices import CoreIndex, LlcIndex, NodeIndex, PackageIndex
 from homenode.machine.description.buses import DescribedPci, address, parse_links
 from homenode.machine.description.devices import parse_models, parse_roots
@@ -28,6 +29,7 @@ from homenode.machine.description.system import (
     tables_of_nodes,
 )
 from homenode.machine.description.vms import parse_housekeeping, parse_reserve, parse_vms
+from homenode.machine.discover.pci_nodes import NAMED_KINDS
 from homenode.machine.topology import (
     Core,
     CoreId,
@@ -158,7 +160,9 @@ def parse_description(text: str, source: str) -> HostDescription:
         domains=parse_vms(file, nodes, online, local, tree),
         reserve=parse_reserve(file),
         housekeeping_pus=parse_housekeeping(file, online),
+        assumed=tuple(file.facts.assumed),
     )
+    host = replace(host, gaps=tuple(_gaps(host, online)))
     return HostDescription(
         source=source,
         about=file.about,
@@ -174,6 +178,20 @@ def parse_description(text: str, source: str) -> HostDescription:
             if (count := getattr(file.expect, one.name)) is not None
         ),
     )
+
+
+def _gaps(host: Host, online: CpuSet) -> Iterator[Gap]:
+    """What the description leaves out."""
+    if without := online - CpuSet.union(llc.pus for llc in host.llcs):
+        yield Gap(f"last-level cache of PUs {without}", _LEFT_OUT)
+    if host.distances is None:
+        yield Gap("distances", _LEFT_OUT)
+    for device in host.pci_devices:
+        if device.node is None and device.kind in NAMED_KINDS:
+            yield Gap(f"node of {device.bdf}", _LEFT_OUT)
+
+
+_LEFT_OUT = "the description has none"
 
 
 def _bytes(size: int | None) -> int | None:

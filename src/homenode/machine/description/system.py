@@ -312,12 +312,12 @@ def _page_pools(source: str, where: str, given: Mapping[str, object]) -> tuple[P
 def parse_distances(
     file: HostDocument, nodes: Sequence[NodeSlot]
 ) -> tuple[tuple[int, ...], ...] | None:
-    """Shape (nodes, nodes), [from][to] ascending; None for a host that gives none ("none")."""
+    """Shape (nodes, nodes), [from][to] ascending; None for a host of several that gives none."""
     given = file.distances
     if isinstance(given, DistancesTable):
         return tuple(tuple(_distance(a, b, given) for b in nodes) for a in nodes)
     if isinstance(given, str):
-        return None
+        return ((LOCAL_DISTANCE,),) if len(nodes) == 1 else None
     for i, row in enumerate(given):
         if len(row) != len(nodes):
             expected = f"{len(nodes)} distances, one per node"

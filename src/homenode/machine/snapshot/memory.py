@@ -1,6 +1,6 @@
 """MemorySnapshot: a host as mappings of files, links and tool outputs.
 
-Archives are read into one, host.toml is rendered into one, and tests build them by hand.
+Archives are read into one, and tests build them by hand.
 """
 
 from collections.abc import Mapping, Sequence

@@ -7,10 +7,10 @@ from collections.abc import Iterable
 
 from homenode.cpuset import CpuSet
 from homenode.machine.description.document import CacheSizes, HostDescription
-from homenode.machine.description.render_devices import PCI, mask, render_devices, render_tools
 from homenode.machine.snapshot.memory import MemorySnapshot
 from homenode.machine.topology import Core, CoreKind, Host, Llc, MemoryKind, NumaNode, PagePool, Pu
 from homenode.units import KIB
+from tests.rendered.devices import PCI, mask, render_devices, render_tools
 
 CPU = "/sys/devices/system/cpu"
 

@@ -261,7 +261,6 @@ COMMANDS = (
     "slurm check X X --host small-2n8c-2gpu",
     "slurm audit X",
     "kubevirt check X",
-    "pod fit X --host small-2n8c-2gpu",
     "doctor --host small-2n8c-2gpu --expect X",
     "import X -o OUT",
     "compare X X",

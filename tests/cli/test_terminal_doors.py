@@ -262,7 +262,6 @@ def test_a_name_makes_no_line_of_its_own(
         ("import", document, "-o", tmp_path / forged),
         ("slurm", "audit", "--jobs", document, "--host", "small-2n8c-2gpu"),
         ("slurm", "check", document, document, "--host", "small-2n8c-2gpu"),
-        ("pod", "fit", document, "--host", "small-2n8c-2gpu"),
         ("report", tmp_path, "-o", tmp_path / f"{forged}.html"),
         ("capture", "-o", tmp_path / "none" / forged),
         ("restore", document, "--yes"),

@@ -1,4 +1,4 @@
-"""KubeVirt's own webhooks take VMIs, or refuse them, as `homenode kubevirt check` says."""
+"""KubeVirt's own webhooks refuse what `homenode kubevirt check` says that they refuse."""
 
 import json
 import subprocess
@@ -9,11 +9,12 @@ from random import Random
 
 import pytest
 
+from homenode.cluster.kubevirt.check import check, read_gates
+from homenode.cluster.kubevirt.vmi import vmi_of
 from tests.conformance.builds import absent, folder
 from tests.conformance.judge import Answer, Judge
 from tests.kubevirt.kubevirt_code import PINNED, build
-from tests.kubevirt.test_admission import refusals
-from tests.kubevirt.vmis import random_case
+from tests.kubevirt.vmis import Case, random_case
 
 
 @cache
@@ -34,6 +35,25 @@ def missing() -> str | None:
     return found if isinstance(found, str) else None
 
 
+REFUSED = {
+    "emulator-without-dedicated-cpus",
+    "mapping-without-dedicated-cpus",
+    "mapping-without-huge-pages",
+    "gate-off",
+}
+"""Findings of what KubeVirt's admission refuses."""
+
+
+def refusals(case: Case) -> list[str]:
+    cr = {"kind": "KubeVirt", "spec": {"configuration": case["config"]}}
+    findings = check(vmi_of(case["vmi"], "vmi"), None, read_gates(json.dumps(cr), "cr")).findings
+    return [
+        finding.id
+        for finding in findings
+        if finding.id in REFUSED and finding.subject != "feature gates CPUManager"
+    ]
+
+
 def ask(names: Sequence[str]) -> Iterator[Answer]:
     cases = [random_case(Random(f"kubevirt {name}")) for name in names]
     done = subprocess.run(
@@ -49,15 +69,15 @@ def ask(names: Sequence[str]) -> Iterator[Answer]:
         yield Answer(
             case=name,
             about=f"check says {', '.join(ours) or 'nothing'}, KubeVirt {line[:200]}",
-            planned={"refused": bool(ours)},
-            read={"refused": bool(json.loads(line))},
+            planned={"refused": True} if ours else {},
+            read={"refused": bool(json.loads(line))} if ours else {},
         )
 
 
 KUBEVIRT = Judge(
     name="kubevirt",
     program="KubeVirt: mutating and validating webhooks",
-    reads="VMIs, with DRA claims too, in clusters: refused or taken as kubevirt check says",
+    reads="VMIs, with DRA claims too, in clusters: those that kubevirt check says it refuses",
     setup="go, with the module kubevirt.io/kubevirt",
     version=lambda: PINNED.removeprefix("v"),
     missing=missing,

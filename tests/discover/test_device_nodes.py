@@ -9,9 +9,6 @@ from msgspec import structs
 from homenode.bdf import Bdf
 from homenode.check.doctor.diagnosis import diagnose
 from homenode.cluster.kubevirt.placing import place_devices
-from homenode.cluster.pods.checkpoints import Checkpoints
-from homenode.cluster.pods.kubelet import usual_kubelet
-from homenode.cluster.pods.machine import node_of_host
 from homenode.formats import encode
 from homenode.machine.discover import discover
 from homenode.machine.pci import DeviceKind
@@ -109,13 +106,6 @@ def test_both_names_of_a_gpus_node_give_the_same_diagnosis() -> None:
         for snapshot in (gpus_on_their_own_nodes(), gpus_on_the_cpus_nodes())
     )
     assert own == usual
-
-
-def test_the_kubelet_is_told_the_node_that_the_firmware_names() -> None:
-    """Device plugins announce numa_node as it is."""
-    host = discover(gpus_on_their_own_nodes())
-    node, _ = node_of_host(host, usual_kubelet(host), ["nvidia.com/gpu"], {}, Checkpoints())
-    assert set(node.devices["nvidia.com/gpu"].values()) == {(4,), (12,), (20,), (28,)}
 
 
 def test_a_stored_host_of_an_earlier_version_is_read_likewise(tmp_path: object) -> None:

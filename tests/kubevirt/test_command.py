@@ -10,7 +10,6 @@ import pytest
 from homenode.cli.main import KUBEVIRT
 from homenode.errors import HostError, InputError, UsageError
 from tests.command_line import Result, homenode
-from tests.kubevirt.test_check import GOOD_KUBELET
 from tests.kubevirt.test_check import vmi as checked_vmi
 from tests.kubevirt_documents import document, vmi
 
@@ -54,15 +53,15 @@ def test_the_hook_s_policy_is_an_option() -> None:
 
 
 def test_the_check_reads_files_and_exits_by_what_it_finds(tmp_path: Path) -> None:
-    vm, kubelet = tmp_path / "vm.json", tmp_path / "kubelet.json"
+    vm, cluster = tmp_path / "vm.json", tmp_path / "kubevirt.json"
     vm.write_text(checked_vmi())
-    kubelet.write_text(json.dumps({"kubeletconfig": GOOD_KUBELET}))
-    assert run("check", vm, "--kubelet", kubelet).exit_code == 0
-    done = run("check", vm, "--kubelet", kubelet, "--host", "gh200x4", "--json")
+    cluster.write_text(json.dumps({"kind": "KubeVirt"}))
+    assert run("check", vm).exit_code == 0
+    done = run("check", vm, "--kubevirt", cluster, "--host", "gh200x4", "--json")
     assert done.exit_code == 1
     answer = json.loads(done.stdout)
     assert answer["format"] == "homenode.findings/1"
-    assert "numa-nodes-many" in {finding["id"] for finding in answer["findings"]}
+    assert {finding["id"] for finding in answer["findings"]} == {"gate-off", "gpus-short"}
 
 
 def test_the_check_says_what_it_cannot_read(tmp_path: Path) -> None:
@@ -91,7 +90,7 @@ def test_manifests_are_written_once_and_never_over_what_is_there(tmp_path: Path)
 def test_every_option_of_every_command_is_documented() -> None:
     text = (ROOT / "docs/commands/kubevirt.md").read_text(encoding="utf-8")
     commands = KUBEVIRT.subcommands
-    assert set(commands) == {"on-define-domain", "check", "fit", "manifest", "receive"}
+    assert set(commands) == {"on-define-domain", "check", "manifest", "receive"}
     for command in commands.values():
         for parameter in command.parameters:
             for option in parameter.opt.names:

@@ -7,8 +7,6 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from homenode.cluster.kubevirt.admission_rules import Cluster
-from homenode.cluster.kubevirt.fit import check_fit
 from homenode.cluster.kubevirt.manifest_options import ClaimScope, HookVersion, ManifestOptions
 from homenode.cluster.kubevirt.manifests import (
     GATES,
@@ -26,10 +24,7 @@ from homenode.cluster.kubevirt.manifests import (
     shell_job,
     virtual_machine,
 )
-from homenode.cluster.kubevirt.vmi import read_vmi
-from homenode.cluster.pods.kubelet import read_kubelet
 from homenode.errors import UsageError
-from homenode.vm.sources import load_host
 
 OPTIONS = ManifestOptions(image="r.example/h:1", node="node-7")
 HOOK = "#!/usr/bin/python3 -IS\nprint('hook')\n"
@@ -109,31 +104,6 @@ def test_a_vm_of_two_packages_has_two_sockets_and_no_room_for_more(
     cpu = vm["spec"]["template"]["spec"]["domain"]["cpu"]
     assert (cpu["sockets"], cpu["cores"]) == topology
     assert cpu["maxSockets"] == cpu["sockets"]
-
-
-def test_the_check_has_nothing_to_say_of_the_vm() -> None:
-    vmi = read_vmi(json.dumps(virtual_machine(OPTIONS)), "vm.yaml")
-    assert vmi.gpu_count == 8
-    assert check_fit(vmi, None, None, Cluster(frozenset(GATES))).findings == ()
-
-
-def test_the_example_fits_a_node_that_gives_whole_cores_alone() -> None:
-    kubelet = read_kubelet(
-        json.dumps(
-            {
-                "cpuManagerPolicy": "static",
-                "reservedSystemCPUs": "0-3,128-131",
-                "cpuManagerPolicyOptions": {"full-pcpus-only": "true"},
-                "topologyManagerPolicy": "restricted",
-                "memoryManagerPolicy": "Static",
-                "topologyManagerScope": "pod",
-            }
-        ),
-        "kubelet",
-    )
-    vmi = read_vmi(json.dumps(virtual_machine(ManifestOptions(vcpus=200))), "vm.yaml")
-    found = check_fit(vmi, kubelet, load_host("hgx-a100-ibm"), Cluster(frozenset(GATES))).findings
-    assert [f.id for f in found] == ["huge-pages-unknown"]
 
 
 def test_the_gates_are_added_to_those_that_there_are() -> None:
@@ -217,7 +187,7 @@ def test_yaml_readers_and_kubernetes_schema_take_every_file() -> None:
 
 
 def test_jobs_have_no_rights_beyond_their_volume() -> None:
-    """As the profile "restricted" asks: tests/kubelet has Kubernetes' own checks judge them."""
+    """As the profile "restricted" asks."""
     for job in (guest_job(OPTIONS), node_job(OPTIONS)):
         pod = job["spec"]["template"]["spec"]
         assert pod["automountServiceAccountToken"] is False

@@ -68,17 +68,6 @@ POOL = Command(
         Command("capture", f"{_POOL}PoolCaptureArguments", "pool:capture"),
     ),
 )
-POD = Command(
-    "pod",
-    panel=WORKLOADS,
-    about="""Say whether the kubelet admits pods that need one NUMA node.
-
-    Examples:
-      homenode pod fit pod.yaml --host node-7.tar.gz --kubelet configz.json
-      homenode pod fit pod.yaml --pool captures/
-    """,
-    commands=(Command("fit", f"{_CLUSTER}PodFitArguments", "pods:pod_fit"),),
-)
 KUBEVIRT = Command(
     "kubevirt",
     panel=WORKLOADS,
@@ -92,7 +81,6 @@ KUBEVIRT = Command(
         Command("on-define-domain", f"{_CLUSTER}OnDefineDomainArguments", "pods:on_define_domain"),
         Command("receive", f"{_CLUSTER}KubevirtReceiveArguments", "pods:receive"),
         Command("check", f"{_CLUSTER}KubevirtCheckArguments", "pods:check"),
-        Command("fit", f"{_CLUSTER}KubevirtFitArguments", "pods:fit"),
         Command("manifest", f"{_CLUSTER}KubevirtManifestArguments", "pods:manifest"),
     ),
 )
@@ -165,7 +153,6 @@ PROGRAM = Command(
         Command("recommend", f"{_CONCLUDE}RecommendArguments", "conclude:recommend", CONCLUDE),
         Command("report", f"{_CONCLUDE}ReportArguments", "conclude:report", CONCLUDE),
         POOL,
-        POD,
         KUBEVIRT,
         SLURM,
         Command("nccl-topo", f"{_CLUSTER}NcclTopoArguments", "nccl_topo:nccl_topo", WORKLOADS),

@@ -348,8 +348,8 @@ def limit_findings(facts: Vm, document: Document | None, host: Host) -> Iterator
     yield from address_findings(facts, needs)
 
 
-def address_findings(facts: Vm, needs: Limits, case: str | None = None) -> Iterator[Finding]:
-    """The address space that BARs take. case: of the fix. SeaBIOS (tried: 1.16.2) gives every BAR
+def address_findings(facts: Vm, needs: Limits) -> Iterator[Finding]:
+    """The address space that BARs take. SeaBIOS (tried: 1.16.2) gives every BAR
     an address, beyond the guest's bits too."""
     if facts.architecture != "x86_64" or needs.window_bytes <= DEFAULT_WINDOW_BYTES:
         return
@@ -364,7 +364,6 @@ def address_findings(facts: Vm, needs: Limits, case: str | None = None) -> Itera
             expected=f"{needs.address_bits} physical address bits for "
             f"{format_bytes(needs.window_bytes)} of BARs above the memory",
             observed=str(bits),
-            case=case,
             values={"bits": needs.address_bits},
         )
     elif (
@@ -378,6 +377,5 @@ def address_findings(facts: Vm, needs: Limits, case: str | None = None) -> Itera
             "pcie-root",
             expected=f"a 64-bit window of {format_bytes(needs.window_bytes)} for the BARs",
             observed=format_bytes(max(DEFAULT_WINDOW_BYTES, facts.pcihole64_bytes or 0)),
-            case=case,
             values={"kibibytes": needs.window_bytes // KIB},
         )

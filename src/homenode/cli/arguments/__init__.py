@@ -32,9 +32,6 @@ QuietOption = Annotated[bool, Flag("--quiet -q", rare=True)]
 
 PoolOption = Annotated[tuple[str, ...], Opt("--pool", "POOL")]
 
-KubeletOption = Annotated[Path | None, Opt("--kubelet", "FILE")]
-
-DeviceOption = Annotated[tuple[str, ...], Opt("--device", "RESOURCE=BDF,...")]
 
 ResultsOption = Annotated[tuple[str, ...], Opt("--results", "DIR")]
 

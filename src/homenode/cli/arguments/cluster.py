@@ -1,4 +1,4 @@
-"""What is asked of pod, kubevirt and nccl-topo. [I/O]"""
+"""What is asked of kubevirt and nccl-topo. [I/O]"""
 
 from pathlib import Path
 from typing import Annotated
@@ -6,11 +6,9 @@ from typing import Annotated
 from msgspec import Struct
 
 from homenode.cli.arguments import (
-    DeviceOption,
     ForceOption,
     HostOption,
     JsonOption,
-    KubeletOption,
     LspciOption,
 )
 from homenode.cluster.kubevirt.manifest_options import ManifestOptions, OnError
@@ -19,30 +17,6 @@ from homenode.vm.plan_options import PciGranularity
 
 MAKE = "Make a file"
 JUDGE = "Check a file"
-
-
-class NodeOptions(Struct, frozen=True, kw_only=True):
-    """The node or nodes that a pod is for, and what runs there."""
-
-    host: Annotated[str | None, Opt("--host", "SOURCE")] = None
-    pool: Annotated[tuple[str, ...], Opt("--pool", "POOL")] = ()
-    kubelet: KubeletOption = None
-    state: Annotated[Path | None, Opt("--state", "DIR")] = None
-    device: DeviceOption = ()
-
-
-class PodFitArguments(Struct, frozen=True, kw_only=True):
-    """Say whether a node's kubelet admits a pod, why not, and the smallest change that helps.
-
-    Examples:
-      homenode pod fit pod.yaml --host node-7.tar.gz --kubelet configz.json --state kubelet/
-      homenode pod fit job.yaml --pool 'hgx-h100*4'
-    """
-
-    pod: Annotated[Path, Arg("POD.yaml")]
-    node: NodeOptions = NodeOptions()
-    claims: Annotated[Path | None, Opt("--claims", "FILE")] = None
-    json: JsonOption = False
 
 
 class OnDefineDomainArguments(Struct, frozen=True, kw_only=True):
@@ -77,31 +51,16 @@ class KubevirtReceiveArguments(Struct, frozen=True, kw_only=True):
 
 
 class KubevirtCheckArguments(Struct, frozen=True, kw_only=True):
-    """Check whether a VM's CPUs, huge pages, GPUs and cells fit together on a node.
+    """Check whether a VM's CPUs, huge pages, guest nodes and GPUs go together on a node.
 
     Examples:
       homenode kubevirt check vmi.json --host node.tar.gz
-      homenode kubevirt check vmi.json --kubelet configz.json --kubevirt kubevirt.json
+      homenode kubevirt check vmi.json --kubevirt kubevirt.json
     """
 
     vmi: Annotated[Path, Arg("VMI.json")]
-    kubelet: Annotated[Path | None, Opt("--kubelet", "FILE")] = None
-    kubevirt: Annotated[Path | None, Opt("--kubevirt", "FILE")] = None
-    planned: Annotated[Path | None, Opt("--planned", "FILE")] = None
     host: Annotated[str | None, Opt("--host", "SOURCE")] = None
-    json: JsonOption = False
-
-
-class KubevirtFitArguments(Struct, frozen=True, kw_only=True):
-    """Say whether a node's kubelet admits a VM's pod, why not, and the smallest change that helps.
-
-    Examples:
-      homenode kubevirt fit vm.yaml --host node-7.tar.gz --kubelet configz.json
-      homenode kubevirt fit vm.yaml --pool captures/
-    """
-
-    vmi: Annotated[Path, Arg("VMI.yaml")]
-    node: NodeOptions = NodeOptions()
+    kubevirt: Annotated[Path | None, Opt("--kubevirt", "FILE")] = None
     json: JsonOption = False
 
 

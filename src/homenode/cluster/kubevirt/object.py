@@ -161,25 +161,6 @@ def parse_quantity(value: Any, source: str) -> int:
     return _whole(_number(value, source))
 
 
-def parse_milli(value: Any, source: str) -> int:
-    """Thousandths of a quantity, rounded up. Raises ParseError.
-
-    >>> parse_milli("1500m", "cpu"), parse_milli(2, "cpu")
-    (1500, 2000)
-    """
-    return _whole(_number(value, source) * 1000)
-
-
-def is_whole(value: Any, source: str) -> bool:
-    """Whether a quantity is a whole number. Raises ParseError.
-
-    >>> is_whole("1.5Gi", "memory"), is_whole("1.3Ki", "memory")
-    (True, False)
-    """
-    number = _number(value, source)
-    return number == number.to_integral_value()
-
-
 def _whole(number: Decimal) -> int:
     return int(number.to_integral_value(rounding="ROUND_CEILING"))
 

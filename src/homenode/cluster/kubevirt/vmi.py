@@ -1,13 +1,10 @@
-"""Vmi: a VirtualMachineInstance: what it says, what it asks of a node, and the pod that it becomes.
+"""Vmi: a VirtualMachineInstance: what it says, and what it asks of a node.
 
 Source: kubevirt.io/api/core/v1, VirtualMachineInstanceSpec; `kubectl get vmi NAME -o json`;
-virt-controller/services (renderresources.go, template.go) and hypervisor/kvm (GetMemoryOverhead) of
-KubeVirt 1.8.4.
+virt-controller/services/renderresources.go of KubeVirt 1.8.4.
 """
 
-import json
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from math import prod
 from typing import Any
 
@@ -15,9 +12,7 @@ from msgspec import Struct
 
 from homenode.bdf import Bdf
 from homenode.cluster.kubevirt.object import down, parse_quantity, read_object
-from homenode.cluster.pods.pod import MEMORY, Container, Pod
 from homenode.errors import InputError, ParseError
-from homenode.units import GIB, MIB
 from homenode.vm.model import GuestTopology, Vm
 
 _NOTHING: Mapping[str, Any] = {}
@@ -59,30 +54,17 @@ class Vmi(Struct, frozen=True):
     """A VMI, or the template of a VM.
 
     spec: as given. annotations: name -> text. guest_addresses: guest PCI addresses that the user
-    asked for by name (`pciAddress`), as written; such a device stays where it is. instancetype: of
-    the instance type or preference that a VM takes CPUs and devices from.
+    asked for by name (`pciAddress`), as written; such a device stays where it is.
     """
 
     name: str
     spec: Mapping[str, Any]
     annotations: Mapping[str, str]
     guest_addresses: frozenset[tuple[int, int, int, int]]
-    instancetype: str | None = None
 
     def at(self, *path: str) -> Any:
         """What is down a path of names in the spec; None where it is not there."""
         return down(self.spec, *path)
-
-    def settings(self) -> Iterator[str]:
-        """A line for each value of the spec and each annotation, behind where it is."""
-        left: list[tuple[str, Any]] = [("spec", self.spec), ("annotations", self.annotations)]
-        while left:
-            path, value = left.pop()
-            if isinstance(value, Mapping | list) and value:
-                items = value.items() if isinstance(value, Mapping) else enumerate(value)
-                left += [(f"{path}.{key}", one) for key, one in items]
-            else:
-                yield f"{path} {json.dumps(value)}"
 
     def listed(self, *path: str) -> list[Any]:
         """The list down a path; an empty one where there is none."""
@@ -150,8 +132,6 @@ def vmi_of(document: Mapping[str, Any], source: str, *, needs_domain: bool = Fal
     metadata = _mapping(document.get("metadata"), source, "metadata")
     whole = _mapping(document.get("spec"), source, "spec")
     template = whole.get("template")
-    names = [down(whole, kind, "name") for kind in ("instancetype", "preference")]
-    given = next((name for name in names if isinstance(name, str)), None)
     if template is not None:
         template = _mapping(template, source, "spec.template")
         inner = _mapping(template.get("metadata"), source, "spec.template.metadata")
@@ -173,7 +153,6 @@ def vmi_of(document: Mapping[str, Any], source: str, *, needs_domain: bool = Fal
         spec=whole,
         annotations=annotations,
         guest_addresses=frozenset(_addresses(whole, source)),
-        instancetype=given,
     )
 
 
@@ -191,38 +170,6 @@ def _check_types(domain: Mapping[str, Any], source: str) -> None:
                 f"{source}: expected spec.domain.{path} to be {_WORDS[expected]}, found "
                 f"{type(value).__name__}"
             )
-
-
-_KEYS = {
-    "": "resources cpu memory machine firmware clock features devices ioThreadsPolicy ioThreads "
-    "chassis launchSecurity rebootPolicy",
-    "cpu": "cores sockets maxSockets threads model features dedicatedCpuPlacement numa "
-    "isolateEmulatorThread realtime",
-    "cpu.numa": "guestMappingPassthrough",
-    "memory": "guest maxGuest hugepages reservedOverhead",
-    "memory.hugepages": "pageSize",
-    "machine": "type",
-    "devices": "useVirtioTransitional disableHotplug disks watchdog interfaces inputs "
-    "autoattachPodInterface autoattachGraphicsDevice autoattachSerialConsole logSerialConsole "
-    "autoattachMemBalloon autoattachInputDevice autoattachVSOCK rng blockMultiQueue "
-    "networkInterfaceMultiqueue gpus downwardMetrics panicDevices filesystems hostDevices "
-    "clientPassthrough sound tpm video",
-}
-"""By the path below spec.domain. Source: kubevirt.io/api v1.6.2 to v1.9.0, core/v1/schema.go."""
-_DEVICE_KEYS = "name deviceName claimName requestName virtualGPUOptions tag"
-
-
-def unknown_keys(vmi: Vmi) -> Iterator[tuple[str, list[str], list[str]]]:
-    """Keys that KubeVirt's schema lacks: where, those, and the ones that it has there."""
-    objects = [(f"domain.{path}".rstrip("."), known) for path, known in _KEYS.items()]
-    read = [(path, vmi.at(*path.split(".")), known) for path, known in objects]
-    for group in ("gpus", "hostDevices"):
-        for number, one in enumerate(vmi.listed("domain", "devices", group)):
-            read.append((f"domain.devices.{group}[{number}]", one, _DEVICE_KEYS))
-    for path, value, known in read:
-        more = sorted(set(value) - set(known.split())) if isinstance(value, Mapping) else []
-        if more:
-            yield f"spec.{path}", more, known.split()
 
 
 def _mapping(value: Any, source: str, what: str) -> Mapping[str, Any]:
@@ -329,52 +276,3 @@ _FACTS: Mapping[str, Callable[[Vmi], Any]] = {
 def guest_of(vmi: Vmi) -> Vm:
     """The VM of a VMI. Raises ParseError for a quantity that is none."""
     return Vm(**{fact: read(vmi) for fact, read in _FACTS.items()})
-
-
-_FIXED_MIB = 25 + 100 + 25 + 40 + 30
-"""virt-launcher-monitor, virt-launcher, virtlogd, virtqemud, QEMU."""
-_SIDECAR = {"cpu": 200, MEMORY: 64_000_000}
-
-
-def launcher_pod(vmi: Vmi) -> Pod:
-    """The virt-launcher pod: QEMU's container, and one for each hook. Raises ParseError.
-
-    Memory is KubeVirt's estimate for QEMU and its own processes, and the guest's where it is not
-    in huge pages.
-    """
-    vm = guest_of(vmi)
-    guest = vm.memory_bytes
-    overhead = _overhead_bytes(vmi, vm.vcpus)
-    page = vmi.at("domain", "memory", "hugepages", "pageSize")
-    memory = {MEMORY: overhead + (0 if page else guest)}
-    if page:
-        memory[f"hugepages-{page}"] = guest
-    devices = [
-        name
-        for group in ("gpus", "hostDevices")
-        for device in vmi.listed("domain", "devices", group)
-        if isinstance(name := down(device, "deviceName"), str)
-    ]
-    compute = Container(
-        name="compute",
-        cpu_milli=1000 * vmi.dedicated_pus,
-        memory_bytes=memory,
-        devices=dict(Counter(devices)),
-        is_guaranteed=vmi.is_dedicated,
-    )
-    hook = Container(
-        name="hook-sidecar-0", cpu_milli=_SIDECAR["cpu"], memory_bytes={MEMORY: _SIDECAR[MEMORY]}
-    )
-    containers = (compute, hook) if vmi.is_hooked else (compute,)
-    return Pod(name=f"virt-launcher-{vmi.name}", containers=containers)
-
-
-def _overhead_bytes(vmi: Vmi, vcpus: int) -> int:
-    requested: Any = vmi.at("domain", "resources", "requests", "memory")
-    tables = 0 if requested is None else parse_quantity(requested, "resources.memory") // 512
-    mib = _FIXED_MIB + 8 * max(1, vcpus) + 8
-    mib += 0 if vmi.at("domain", "devices", "autoattachGraphicsDevice") is False else 32
-    mib += 128 if vmi.at("architecture") == "arm64" else 0
-    mib += 53 if vmi.at("domain", "devices", "tpm") is not None else 0
-    mib += 100 if vmi.is_dedicated else 0
-    return tables + mib * MIB + (GIB if vmi.passed_count else 0)

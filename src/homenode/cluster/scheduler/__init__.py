@@ -1,1 +1,0 @@
-"""Scheduler: which devices claims of the API server have."""

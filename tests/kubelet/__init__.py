@@ -1,1 +1,0 @@
-"""The kubelet's own managers as an oracle for pods.admission: a Go program, cases and answers."""

@@ -1,1 +1,0 @@
-"""Pods and the kubelet's answers to them."""

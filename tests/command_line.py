@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -90,11 +91,17 @@ def homenode(
     return Result(code, out.text(), err.text(), raised)
 
 
+def has_room(command: Command) -> bool:
+    """Whether the room that the command is in is installed."""
+    return not command.room or find_spec(f"homenode.{command.room.split('.')[1]}") is not None
+
+
 def every_command(
     command: Command = PROGRAM, words: tuple[str, ...] = ("homenode",)
 ) -> Iterator[tuple[tuple[str, ...], Command]]:
     """Commands that the help shows, with the words that call them."""
-    if not command.hidden:
+    if not command.hidden and has_room(command):
+        command = command.whole()
         yield words, command
         for one in command.commands:
             yield from every_command(one, (*words, one.name))

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from homenode.cli.command import REQUIRED, Parameter
 from homenode.cli.main import PROGRAM
 from homenode.opt import Arg, Flag
-from tests.command_line import every_command
+from tests.command_line import every_command, has_room
 from tests.doc_pages import ROOT, Page, read_page
 
 _CELL = re.compile(r"(?<!\\)\|")
@@ -20,7 +20,7 @@ _NAME = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
 
 def pages() -> Iterator[Page]:
     """The pages of commands."""
-    shown = (one for one in PROGRAM.commands if not one.hidden)
+    shown = (one for one in PROGRAM.commands if not one.hidden and has_room(one))
     yield from (read_page(f"docs/commands/{one.name}.md") for one in shown)
 
 

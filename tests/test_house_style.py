@@ -86,23 +86,6 @@ def test_no_room_without_a_noun() -> None:
     assert not [path for path in SOURCE.rglob("*") if path.stem in banned]
 
 
-def test_packages_import_each_other_in_one_direction_only() -> None:
-    imports: dict[str, set[str]] = {}
-    for path in FILES:
-        parts = path.relative_to(SOURCE).parts
-        own = parts[0].removesuffix(".py")
-        for node in nodes(path):
-            if isinstance(node, ast.ImportFrom) and node.level == 0 and node.module is not None:
-                root, _, rest = node.module.partition(".")
-                if root == "homenode" and rest and rest.partition(".")[0] != own:
-                    imports.setdefault(own, set()).add(rest.partition(".")[0])
-    # Remove packages that import nothing of what is left, until none can be removed.
-    while leaves := [one for one in imports if not imports[one] & imports.keys()]:
-        for one in leaves:
-            del imports[one]
-    assert not imports, f"packages in or above a cycle of imports: {sorted(imports)}"
-
-
 POSITIONAL = 7
 """So many arguments by position in a call that makes a record are a riddle."""
 

@@ -19,7 +19,6 @@ VALUES = {
     "opt",
     "vm.plan_options",
     "measure.results.vantage",
-    "cluster.slurm.options",
     "measure.layouts",
     "measure.layouts.guest_access",
 }

@@ -24,7 +24,7 @@ from homenode.plan.search.cost import order
 from homenode.vm.domain import codec
 from homenode.vm.layout import PRESETS
 from homenode.vm.plan_options import Policy
-from tests.command_line import every_command
+from tests.command_line import every_command, has_room
 from tests.doc_pages import DOCS, FOLDER_SHOWN, ROOT, Page, all_pages, first_column, missing_output
 from tests.doc_pages import read_page as page
 from tests.finding_ids import ids_given
@@ -35,7 +35,9 @@ PAGES = all_pages()
 """Read once; a test names the page it is about."""
 _SHOWING = (("docs", "commands"), ("docs", "tasks"), ("README.md",))
 SHOWING = [p for p in PAGES if p.path.parts[:2] in _SHOWING]
-COMMANDS: dict[str, Command] = {one.name: one for one in PROGRAM.commands if not one.hidden}
+COMMANDS: dict[str, Command] = {
+    one.name: one.whole() for one in PROGRAM.commands if not one.hidden and has_room(one)
+}
 PARAMETERS: dict[str, list[Parameter]] = {
     # A page documents a group of commands with all that each of them takes.
     name: [one for _, each in every_command(command) for one in each.parameters]
@@ -127,7 +129,7 @@ def test_a_synopsis_has_what_its_command_takes(name: str) -> None:
         words = line.split()[1:]
         command = COMMANDS[words.pop(0)]
         while words and words[0] in command.subcommands:
-            command = command.subcommands[words.pop(0)]
+            command = command.subcommands[words.pop(0)].whole()
         rest = " ".join(words)
         known = {n: one for one in command.parameters for n in (*one.opt.names, *one.opt.also)}
         given = set(re.findall(r"(?<![\w-])--?[a-z][a-z-]*", rest))

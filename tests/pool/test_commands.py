@@ -8,8 +8,8 @@ import pytest
 
 from homenode.cli import main
 from homenode.cluster.pool.fits import DEFAULT_SIZES, examine_pool
+from homenode.cluster.pool.text import MOST_ROWS, pool_text
 from homenode.doc import Doc
-from homenode.show.pool_text import MOST_ROWS, pool_text
 from homenode.show.terminal_text import PrintableConsole
 from homenode.vm.domain.read import read_vm
 from tests.pool.pools import filled, named, shipped

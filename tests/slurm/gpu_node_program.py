@@ -12,7 +12,8 @@ import subprocess
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from homenode.cli import bench, main, slurm_study
+from homenode.cli import bench, main
+from homenode.cluster.bindings import commands as slurm_study
 from homenode.cluster.slurm.job_allocation import allocation_on, node_machine
 from homenode.machine.description.parse import parse_description
 from homenode.machine.snapshot.memory import MemorySnapshot

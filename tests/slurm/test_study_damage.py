@@ -12,6 +12,7 @@ from homenode.bdf import Bdf
 from homenode.cluster.bindings.experiments import Study, experiments_for
 from homenode.cluster.bindings.folder import StudyFolder, read_sources
 from homenode.cluster.bindings.report import StudyReport, study_report
+from homenode.cluster.bindings.text import slurm_study_text
 from homenode.cluster.slurm.options import Shape, StudyOptions
 from homenode.cpuset import CpuSet
 from homenode.errors import HomenodeError
@@ -20,7 +21,6 @@ from homenode.machine.tools.slurm_nodes import ClusterNode
 from homenode.measure.results.model import UNKNOWN_SWITCHES, Condition, Origin, Run, RunHead, Sample
 from homenode.measure.results.store import run_text, write_run
 from homenode.measure.results.vantage import Vantage
-from homenode.show.slurm_study import slurm_study_text
 from homenode.show.terminal_text import PrintableConsole
 from homenode.vm.sources import load_host
 

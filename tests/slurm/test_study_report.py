@@ -36,6 +36,7 @@ from homenode.cluster.bindings.report import (
     locality_of,
     study_report,
 )
+from homenode.cluster.bindings.text import slurm_study_page, slurm_study_text
 from homenode.cluster.slurm.job_allocation import node_machine
 from homenode.cpuset import CpuSet
 from homenode.decide.alternative import alternatives
@@ -54,7 +55,6 @@ from homenode.measure.results.model import (
 )
 from homenode.measure.results.vantage import Vantage
 from homenode.show.html import html_page
-from homenode.show.slurm_study import slurm_study_page, slurm_study_text
 from homenode.show.terminal_text import PrintableConsole
 from homenode.vm.layout import PRESETS
 from homenode.vm.sources import load_host

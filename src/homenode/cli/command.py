@@ -10,11 +10,11 @@ from copy import copy
 from enum import StrEnum
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from msgspec import NODEFAULT
 
-from homenode.errors import UsageError
+from homenode.errors import HostError, UsageError
 from homenode.opt import Arg, Flag, Opt
 
 HELP = ("--help", "-h")
@@ -179,10 +179,12 @@ def as_words(record: Any) -> tuple[str, ...]:
 
 
 class Command(NamedTuple):
-    """A command, a group of commands, or both. record, work: "module:name" below homenode.cli.
+    """A command, a group of commands, or both. record, work: "module:name" below homenode.cli, or
+    ".module:name" beside it.
 
     about: the help of a group; a command's is its record's docstring. alias_of: the words of the
-    command that an earlier name stands for.
+    command that an earlier name stands for. room: where the whole of a group is, which is imported
+    when its name is typed.
     """
 
     name: str
@@ -193,6 +195,22 @@ class Command(NamedTuple):
     commands: "tuple[Command, ...]" = ()
     hidden: bool = False
     alias_of: tuple[str, ...] = ()
+    room: str = ""
+
+    def whole(self) -> "Command":
+        """The command with what its room has. Raises HostError where the room is not installed."""
+        if not self.room:
+            return self
+        room = f"homenode.{self.room.split('.')[1]}"
+        try:
+            return cast(Command, _loaded(self.room))
+        except ModuleNotFoundError as error:
+            if error.name != room:
+                raise
+            raise HostError(
+                f"{self.name}: this installation has no {room}",
+                hint="pip install --force-reinstall homenode",
+            ) from None
 
     @property
     def help(self) -> str:
@@ -224,7 +242,7 @@ class Command(NamedTuple):
 
 def _loaded(where: str) -> Any:
     module, _, name = where.partition(":")
-    return getattr(import_module(f"homenode.cli.{module}"), name)
+    return getattr(import_module(f".{module}", "homenode.cli"), name)
 
 
 class Call(NamedTuple):
@@ -246,7 +264,7 @@ def call_of(command: Command, words: Sequence[str], path: str) -> Call:
         first = words[0] if words else ""
         found = command.subcommands.get(first)
         if found is not None:
-            command, path, words = found, f"{path} {first}", words[1:]
+            command, path, words = found.whole(), f"{path} {first}", words[1:]
         elif command.record:
             break
         elif first in (*HELP, HELP_ALL):

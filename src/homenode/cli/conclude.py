@@ -132,9 +132,11 @@ def write_page(folders: list[str], host: str | None, title: str, output: Path) -
 
 def _note_queues(machines: "tuple[ReportedMachine, ...]") -> None:
     """Layouts are what this report compares; jobs of two queues have none."""
-    from homenode.cluster.bindings.evidence import is_of_a_queue
+    from homenode.measure.results.model import Origin
+    from homenode.measure.results.vantage import Vantage
 
-    if any(is_of_a_queue(run) for machine in machines for run in machine.runs):
+    heads = [run.head for machine in machines for run in machine.runs]
+    if any(head.vantage is Vantage.JOB and head.origin is not Origin.PUBLISHED for head in heads):
         note("jobs of Slurm's queues: homenode slurm report says which queue for which work")
 
 

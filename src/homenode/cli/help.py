@@ -244,7 +244,7 @@ def candidates(program: Command, before: Sequence[str], typed: str) -> Candidate
     """What the typed word may become, after the words before it."""
     command, words = program, list(before)
     while words and words[0] in command.subcommands:
-        command = command.subcommands[words.pop(0)]
+        command = command.subcommands[words.pop(0)].whole()
     if words and not command.record:
         return []
     parameters = command.parameters

@@ -18,8 +18,7 @@ LOOK_UP = "Look up"
 
 _PLACE, _CHECK, _MEASURE = "arguments.place:", "arguments.check:", "arguments.measure:"
 _TRIAL = "arguments.trial:"
-_CONCLUDE, _POOL = "arguments.conclude:", "arguments.pool:"
-_CLUSTER, _SLURM = "arguments.cluster:", "arguments.slurm:"
+_CONCLUDE, _CLUSTER = "arguments.conclude:", "arguments.cluster:"
 
 DOCTOR = Command(
     "doctor",
@@ -56,17 +55,8 @@ BENCH = Command(
 POOL = Command(
     "pool",
     panel=WORKLOADS,
-    about="""See what fits on many hosts, and where VMs go.
-
-    Examples:
-      homenode pool show 'hgx-h100*40'
-      homenode pool place VM.xml --pool pool/ --gpus 2 -o tuned.xml
-    """,
-    commands=(
-        Command("show", f"{_POOL}PoolShowArguments", "pool:show"),
-        Command("place", f"{_POOL}PoolPlaceArguments", "pool:place"),
-        Command("capture", f"{_POOL}PoolCaptureArguments", "pool:capture"),
-    ),
+    about="See what fits on many hosts, and where VMs go.",
+    room=".cluster.commands:POOL",
 )
 KUBEVIRT = Command(
     "kubevirt",
@@ -87,18 +77,8 @@ KUBEVIRT = Command(
 SLURM = Command(
     "slurm",
     panel=WORKLOADS,
-    about="""Check GPU jobs: where they run, Slurm's configuration, what binding is worth.
-
-    Examples:
-      homenode slurm audit
-      homenode slurm check gres.conf slurm.conf --host node.tar.gz
-    """,
-    commands=(
-        Command("audit", f"{_SLURM}SlurmAuditArguments", "slurm:audit"),
-        Command("study", f"{_SLURM}SlurmStudyArguments", "slurm_study:study"),
-        Command("report", f"{_SLURM}SlurmReportArguments", "slurm_study:report"),
-        Command("check", f"{_SLURM}SlurmCheckArguments", "slurm:check"),
-    ),
+    about="Check GPU jobs: where they run, Slurm's configuration, what binding is worth.",
+    room=".cluster.commands:SLURM",
 )
 LIST = Command(
     "list",

@@ -336,11 +336,6 @@ def mode_of(name: str) -> Mode | None:
     return Mode.ALONE if "alone" in words else Mode.TOGETHER
 
 
-def is_of_a_queue(run: Run) -> bool:
-    """True for runs of a study, and for those of logs that are named as its jobs are."""
-    return mode_of(run.head.name) is not None
-
-
 def evidence_of_logs(folders: Iterable[SourceFolder]) -> tuple[JobEvidence, ...]:
     """A job for each log of the two queues; other files are left out."""
     found = []

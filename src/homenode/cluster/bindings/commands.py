@@ -10,7 +10,6 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from homenode import __version__
-from homenode.cli.arguments.slurm import SlurmReportArguments, SlurmStudyArguments
 from homenode.cli.bench import shown_progress
 from homenode.cli.bench_options import is_sequence
 from homenode.cli.terminal import check_can_write, console, note, print_json, say, write_text
@@ -24,7 +23,9 @@ from homenode.cluster.bindings.folder import StudyFolder, read_sources, read_stu
 from homenode.cluster.bindings.report import study_report
 from homenode.cluster.bindings.run import SlurmQueue, made_study
 from homenode.cluster.bindings.scripts import script_name
+from homenode.cluster.bindings.text import slurm_study_page, slurm_study_text
 from homenode.cluster.slurm import client
+from homenode.cluster.slurm.arguments import SlurmReportArguments, SlurmStudyArguments
 from homenode.cluster.slurm.options import Shape, StudyOptions
 from homenode.cpuset import CpuSet
 from homenode.decide.sequential import arrangement_answer, look_at
@@ -36,7 +37,6 @@ from homenode.measure.progress import Progress
 from homenode.measure.results.model import Run
 from homenode.measure.sequence import run_sequence
 from homenode.show.html import html_page
-from homenode.show.slurm_study import slurm_study_page, slurm_study_text
 from homenode.show.trial_text import missing_lines
 from homenode.vm.sources import load_host
 from homenode.wording import command_line

@@ -9,10 +9,6 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from homenode.cli.arguments.slurm import (
-    SlurmAuditArguments,
-    SlurmCheckArguments,
-)
 from homenode.cli.terminal import (
     exit_if_bad,
     note,
@@ -21,6 +17,10 @@ from homenode.cli.terminal import (
     say,
     working,
     write_new_files,
+)
+from homenode.cluster.slurm.arguments import (
+    SlurmAuditArguments,
+    SlurmCheckArguments,
 )
 from homenode.cluster.slurm.audit import audit as judge_jobs
 from homenode.cluster.slurm.check import check as judge_files

@@ -4,11 +4,6 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from homenode.cli.arguments.pool import (
-    PoolCaptureArguments,
-    PoolPlaceArguments,
-    PoolShowArguments,
-)
 from homenode.cli.planning import (
     check_tuned_output,
     choose_by,
@@ -28,10 +23,16 @@ from homenode.cli.terminal import (
     print_json,
     write_text,
 )
+from homenode.cluster.pool.arguments import (
+    PoolCaptureArguments,
+    PoolPlaceArguments,
+    PoolShowArguments,
+)
 from homenode.cluster.pool.capture import capture_hosts, read_list
 from homenode.cluster.pool.fits import DEFAULT_SIZES, examine_pool, size_of
 from homenode.cluster.pool.free import passable_gpus
 from homenode.cluster.pool.place import PoolPlace, rank_hosts
+from homenode.cluster.pool.text import no_place_text, places_text, pool_text
 from homenode.errors import FINDINGS, UNPLANNABLE, UsageError
 from homenode.formats import encode
 from homenode.input_files import read_input
@@ -40,7 +41,6 @@ from homenode.plan.auto import resolve_layout
 from homenode.plan.stored import encode_plan
 from homenode.plan.tuning import tune
 from homenode.show.explain import explain
-from homenode.show.pool_text import no_place_text, places_text, pool_text
 from homenode.vm.domain.read import read_vm
 from homenode.vm.host_sources import NamedHost, NamedHosts, read_hosts
 from homenode.vm.plan_model import Unplannable

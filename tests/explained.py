@@ -1,6 +1,7 @@
 """What a document says, section by section."""
 
 import contextlib
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from homenode.doc import (
@@ -9,13 +10,24 @@ from homenode.doc import (
     Doc,
     Gallery,
     Items,
+    Part,
     Picture,
     Section,
     Table,
     Text,
     plain,
-    tables,
 )
+
+
+def tables(parts: Iterable[Part]) -> tuple[Table, ...]:
+    """Every table of these parts and of the sections in them."""
+    found: list[Table] = []
+    for part in parts:
+        if isinstance(part, Section):
+            found += tables(part.parts)
+        elif isinstance(part, Table):
+            found.append(part)
+    return tuple(found)
 
 
 class Explained(NamedTuple):

@@ -5,8 +5,6 @@ names from outside included: the renderers escape them, and take out what steers
 document knows no width, colour or markup.
 """
 
-from collections.abc import Iterable
-
 from msgspec import Struct
 
 
@@ -166,14 +164,3 @@ def plain(of: "Words | Cell") -> str:
     if isinstance(of, Cell):
         return "; ".join(map(plain, of.lines))
     return "".join(one.text for one in spans(of))
-
-
-def tables(parts: Iterable[Part]) -> tuple[Table, ...]:
-    """Every table of these parts and of the sections in them."""
-    found: list[Table] = []
-    for part in parts:
-        if isinstance(part, Section):
-            found += tables(part.parts)
-        elif isinstance(part, Table):
-            found.append(part)
-    return tuple(found)

@@ -10,9 +10,6 @@ from msgspec.structs import replace
 from homenode.input_files import package_text
 from homenode.objective import Objective
 
-CONTROL_MATTERS = 0.03
-"""A control that moves by more than this says that something else than the layout changed."""
-
 
 class Metric(Struct, frozen=True, forbid_unknown_fields=True):
     """One thing that is measured.

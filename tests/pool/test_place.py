@@ -148,14 +148,14 @@ def test_a_vm_that_runs_on_a_host_makes_room_for_itself() -> None:
     pool = named(a=replace(planned, domains=running))
     assert not _ranked(pool, GPU8).hosts
     (ranked,) = _ranked(pool, GPU8, name="own").hosts
-    assert ranked.left.free_gpus == 0
+    assert ranked.free.free_gpus == 0
 
 
 def test_what_is_left_is_what_is_free_once_the_vm_is_there() -> None:
     host = shipped("hgx-h100")
     (ranked,) = _ranked(named(a=host), GPU2).hosts
     left = sum_of(free_by_node(with_vm(host, GPU2, "vm")))
-    assert ranked.left == left
+    assert ranked.free == left
     before = sum_of(free_by_node(host))
     assert (before.free_gpus - left.free_gpus, before.free_cores - left.free_cores) == (
         2,

@@ -8,7 +8,7 @@ import pytest
 
 from homenode.decide.evidence.documents import publications
 from homenode.decide.verdict import ReasonId
-from homenode.doc import Cell, Doc, Section, plain, tables
+from homenode.doc import Cell, Doc, Section, plain
 from homenode.metrics import METRICS
 from homenode.objective import Objective
 from homenode.show.html import html_page
@@ -17,7 +17,7 @@ from homenode.show.page.gathered import gather
 from homenode.show.page.machine import ReportedMachine, machines_of
 from homenode.show.page.verdict_card import VerdictCard, verdict_card
 from homenode.vm.sources import load_host
-from tests.explained import items, pictures, rows, section
+from tests.explained import items, pictures, rows, section, tables
 from tests.shared_data import needs_shared, shared
 
 ARTICLE = ["H200", "MI350X", "RTX PRO 6000", "RTX 4090", "RTX 4080", "RTX 5090"]

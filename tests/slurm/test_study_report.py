@@ -42,7 +42,7 @@ from homenode.cpuset import CpuSet
 from homenode.decide.alternative import alternatives
 from homenode.decide.compare import compare
 from homenode.decide.comparison import Effect, Outcome
-from homenode.doc import plain, tables
+from homenode.doc import plain
 from homenode.formats import encode
 from homenode.measure.results.model import (
     UNKNOWN_SWITCHES,
@@ -59,6 +59,7 @@ from homenode.show.terminal_text import PrintableConsole
 from homenode.vm.layout import PRESETS
 from homenode.vm.sources import load_host
 from tests import sdumont_study
+from tests.explained import tables
 from tests.sdumont_study import write_study
 
 GPU_NODE = node_machine(load_host(str(Path(__file__).parent / "gpu-node.toml")))

@@ -12,7 +12,6 @@ HostOption = Annotated[str | None, Opt("--host", "SOURCE", complete="host_source
 
 LspciOption = Annotated[Path | None, Opt("--lspci", "FILE", rare=True)]
 
-DomainArgument = Annotated[str, Arg("NAME", complete="domain_names")]
 
 DomainsArgument = Annotated[tuple[str, ...], Arg("NAME...", complete="domain_names")]
 

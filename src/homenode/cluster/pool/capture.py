@@ -50,10 +50,10 @@ def capture_hosts(
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise HostError(f"{directory}: expected a directory, found: {error.strerror}") from None
-    missing = [one for one in listed if again or not _file_of(directory, one).exists()]
+    missing = [host for host in listed if again or not _file_of(directory, host).exists()]
     failures: list[UnreadSource] = []
     with ThreadPoolExecutor(max_workers=jobs) as threads:
-        reads = {threads.submit(_capture, one, directory, timeout_s): one for one in missing}
+        reads = {threads.submit(_capture, host, directory, timeout_s): host for host in missing}
         try:
             for number, read in enumerate(as_completed(reads), start=1):
                 reason = read.result()
@@ -63,7 +63,7 @@ def capture_hosts(
         finally:
             threads.shutdown(wait=False, cancel_futures=True)
     return CapturedHosts(
-        hosts=sum(_file_of(directory, one).exists() for one in listed),
+        hosts=sum(_file_of(directory, host).exists() for host in listed),
         read=len(missing) - len(failures),
         failures=tuple(sorted(failures, key=lambda failure: failure.source)),
     )

@@ -78,8 +78,7 @@ def sum_of(parts: Iterable[FreeOfNode]) -> FreeOfNode:
     rows = tuple(parts)
 
     def total(sizes: Sequence[int | None]) -> int | None:
-        known = [size for size in sizes if size is not None]
-        return sum(known) if len(known) == len(sizes) else None
+        return None if None in sizes else sum(size or 0 for size in sizes)
 
     return FreeOfNode(
         node=None,

@@ -30,7 +30,7 @@ class PoolPlace(Struct, frozen=True, kw_only=True):
     entry: NamedHost
     options: PlanOptions  # with the layout that the VM gets there
     placement: Placement
-    left: FreeOfNode  # of the host, with the VM on it
+    free: FreeOfNode  # what is left on the host, with the VM on it
     gpus: int  # that the VM gets
     decided: str = ""  # the first term in which it is behind the host before it; "" of the first
 
@@ -116,9 +116,9 @@ def _planned(
     except (Unplannable, InputError) as refusal:
         return refusal
     others = tuple(other for other in host.domains if other.name != guest.name)
-    left = sum_of(free_by_node(replace(host, domains=(*others, domain))))
+    free = sum_of(free_by_node(replace(host, domains=(*others, domain))))
     gpus = sum(gpu.bdf in placement.devices for gpu in host.devices_of_kind(DeviceKind.GPU))
-    return PoolPlace(entry=entry, options=options, placement=placement, left=left, gpus=gpus)
+    return PoolPlace(entry=entry, options=options, placement=placement, free=free, gpus=gpus)
 
 
 def _ranked(hosts: Sequence[PoolPlace]) -> tuple[PoolPlace, ...]:
@@ -132,15 +132,14 @@ def _ranked(hosts: Sequence[PoolPlace]) -> tuple[PoolPlace, ...]:
         sign = 1 if ranked.packs else -1
         return [
             *((name, concerns.get(name, 0)) for name in names),
-            ("free_cores", sign * ranked.left.free_cores),
-            ("free_memory", sign * (ranked.left.free_memory_bytes or 0)),
+            ("free_cores", sign * ranked.free.free_cores),
+            ("free_memory", sign * (ranked.free.free_memory_bytes or 0)),
         ]
 
     keyed = [(terms(ranked), ranked) for ranked in hosts]
     keyed.sort(key=lambda pair: (*(value for _, value in pair[0]), natural_key(pair[1].entry.name)))
     ordered = [keyed[0][1]]
     for (before, _), (after, ranked) in pairwise(keyed):
-        pairs = zip(before, after, strict=True)
-        decided = next((name for (name, one), (_, other) in pairs if one != other), "name")
+        decided = next((name for name, value in after if value != dict(before)[name]), "name")
         ordered.append(replace(ranked, decided=decided))
     return tuple(ordered)

@@ -144,15 +144,15 @@ def places_text(vm: str, ranking: PoolRanking, *, everything: bool = False) -> D
 
 
 def _rank_row(number: int, ranked: PoolPlace) -> tuple[str, ...]:
-    left, decided = ranked.left, ranked.decided
+    free, decided = ranked.free, ranked.decided
     return (
         str(number),
         ranked.entry.name,
         number_list(ranked.placement.nodes) or "any",
         str(dict(ranked.placement.concerns).get("llcs_spanned", 0)),
-        str(left.free_gpus),
-        str(left.free_cores),
-        _memory(left.free_memory_bytes),
+        str(free.free_gpus),
+        str(free.free_cores),
+        _memory(free.free_memory_bytes),
         _DECIDED.get(decided) or term_words(decided),
     )
 

@@ -265,11 +265,6 @@ _LEAST, _MOST = 1e-12, 1e30
 """No unit of ours leads beyond these; arithmetic on what lies between cannot overflow."""
 
 
-def is_refused(sample: Sample) -> bool:
-    """A figure that no machine gives: every metric is a rate or a time, above zero and bounded."""
-    return not _LEAST < sample.value < _MOST
-
-
 class Run(Struct, frozen=True, dict=True):
     """One results folder."""
 

@@ -10,11 +10,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from homenode.cli import terminal
 from homenode.cli.arguments.place import ApplyArguments, RestoreArguments
 from homenode.cli.command import Command
 from homenode.cli.main import PROGRAM, code_of, run
 from homenode.vm.plan_options import PlanOptions
+from homenode.vm.sources import load_host
 
 
 @dataclass(frozen=True)
@@ -114,6 +117,11 @@ def apply(
     from homenode.cli.apply import apply as work
 
     work(ApplyArguments(names=tuple(names), options=options or PlanOptions(layout), **given))
+
+
+def be_host(monkeypatch: pytest.MonkeyPatch, source: str) -> None:
+    """Let homenode take a described host for the machine that it runs on."""
+    monkeypatch.setattr("homenode.vm.daemon_host._this_machine", lambda: load_host(source))
 
 
 def restore(targets: Sequence[str], **given: Any) -> None:

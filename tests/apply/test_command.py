@@ -13,9 +13,12 @@ from homenode.cli.arguments.place import RestoreArguments
 from homenode.cli.restore import restore as work
 from homenode.cli.restore import restore_domains
 from homenode.errors import InputError, UsageError
+from homenode.plan.tuning import tune
 from homenode.vm.domain.restore import write_tuned
-from tests.apply_documents import NAME, ORIGINAL, tuned
-from tests.command_line import apply, restore
+from homenode.vm.plan_options import PlanOptions
+from homenode.vm.sources import load_host
+from tests.apply_documents import NAME, ORIGINAL
+from tests.command_line import apply, be_host, restore
 from tests.virsh_stand_in import URI, UUID, StandIn
 
 HOST = "small-2n8c-2gpu"
@@ -27,6 +30,7 @@ def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandIn:
     monkeypatch.setenv("PATH", f"{stand_in.bin}:/usr/bin:/bin")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setattr("os.geteuid", lambda: 1000)
+    be_host(monkeypatch, HOST)
     return stand_in
 
 
@@ -76,7 +80,8 @@ def test_a_dry_run_names_what_stands_against_it_and_exits_as_the_run_would(
 
 def test_a_document_of_plan_can_be_applied(daemon: StandIn, tmp_path: Path) -> None:
     document = tmp_path / "out.xml"
-    document.write_bytes(tuned("pin-numa-pci"))
+    planned = tune(ORIGINAL, NAME, PlanOptions("pin-numa-pci"), load_host(HOST))
+    document.write_bytes(planned.document)
     apply([NAME], yes=True, domain=document)
     assert b"<memnode" in daemon.definition()
     with pytest.raises(UsageError, match="either --layout or --domain"):

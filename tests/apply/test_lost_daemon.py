@@ -12,7 +12,7 @@ from homenode.errors import HostError
 from homenode.measure.layouts import guest
 from homenode.measure.layouts.guest import retry_while_unavailable
 from homenode.vm.hypervisor.virsh import Virsh
-from tests.command_line import homenode
+from tests.command_line import be_host, homenode
 from tests.two_node_libvirt import TwoNodes, two_nodes
 
 pytestmark = [pytest.mark.libvirt, pytest.mark.root]
@@ -36,6 +36,7 @@ def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TwoNodes
         document.write_text(DOCUMENT)
         defined = found.virsh("define", str(document))
         assert defined.returncode == 0, defined.stderr
+        be_host(monkeypatch, str(found.host))
         yield found
 
 
@@ -64,7 +65,7 @@ def test_a_libvirtd_killed_under_a_change_is_named_with_commands_that_work(
         return str(done.exception.hint)
 
     connect = ("--connect", daemon.uri)
-    apply = ("apply", NAME, "--layout", "pin", "--yes", "-q", "--host", str(daemon.host), *connect)
+    apply = ("apply", NAME, "--layout", "pin", "--yes", "-q", *connect)
     restore = ("restore", NAME, *connect)
     assert shlex.join(("homenode", *restore)) in while_killed(*apply)
     assert definition(daemon) == before

@@ -12,7 +12,7 @@ from homenode.vm.domain.read import open_domain, vm_of
 from homenode.vm.layout import Pinning
 from homenode.vm.plan_options import PlanOptions
 from tests.apply_documents import NAME, ORIGINAL
-from tests.command_line import apply
+from tests.command_line import apply, be_host
 from tests.virsh_stand_in import StandIn
 
 HOST = "small-2n8c-2gpu"
@@ -29,6 +29,7 @@ def _daemon(folder: Path, monkeypatch: pytest.MonkeyPatch, original: bytes = ORI
     monkeypatch.setenv("PATH", f"{stand_in.bin}:/usr/bin:/bin")
     monkeypatch.setenv("XDG_STATE_HOME", str(folder / "state"))
     monkeypatch.setattr("os.geteuid", lambda: 1000)
+    be_host(monkeypatch, HOST)
     return stand_in
 
 
@@ -38,7 +39,8 @@ def test_a_domain_of_another_host_gets_a_plan_for_this_one_and_keeps_its_first_o
     daemon = _daemon(tmp_path, monkeypatch)
     apply([NAME], yes=True, layout="pin-numa", host=HOST, quiet=True)
     before = daemon.definition()
-    apply([NAME], yes=True, host=OTHER)
+    be_host(monkeypatch, OTHER)
+    apply([NAME], yes=True)
     after = daemon.definition()
     hosts = [re.search(rb"host=.([0-9a-f]{16})", one) for one in (before, after)]
     assert hosts[0] and hosts[1] and hosts[0].group(1) != hosts[1].group(1)
@@ -53,7 +55,9 @@ def test_a_dry_run_changes_nothing_and_the_same_host_has_the_same_plan(
     daemon = _daemon(tmp_path, monkeypatch)
     apply([NAME], yes=True, layout="pin-numa", host=HOST, quiet=True)
     before = daemon.definition()
-    apply([NAME], host=OTHER, dry_run=True)
+    be_host(monkeypatch, OTHER)
+    apply([NAME], dry_run=True)
+    be_host(monkeypatch, HOST)
     assert daemon.definition() == before
     apply([NAME], yes=True, host=HOST)
     assert daemon.definition() == before
@@ -70,12 +74,13 @@ def test_a_renamed_domain_is_refused_with_both_names_until_its_name_is_back(
     daemon.put_definition(before.replace(f"<name>{NAME}".encode(), b"<name>renamed"))
     refused = f"^renamed: expected the name {NAME}, .*renamed"
     with pytest.raises(InputError, match=refused):
-        apply(["renamed"], yes=True, host=OTHER)
+        apply(["renamed"], yes=True)
     with pytest.raises(InputError, match=refused):
         restore_domains(["renamed"], yes=True)
     daemon.put("name", NAME)
     daemon.put_definition(before)
-    apply([NAME], yes=True, host=OTHER)
+    be_host(monkeypatch, OTHER)
+    apply([NAME], yes=True)
     assert daemon.definition() != before
 
 

@@ -9,9 +9,10 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
@@ -25,6 +26,7 @@ from homenode.errors import HomenodeError, HostError
 from homenode.machine.description.parse import parse_description
 from homenode.vm.layout import MemoryBinding
 from homenode.vm.plan_options import PlanOptions
+from homenode.vm.sources import load_host
 from tests.apply_documents import NAME, ORIGINAL
 from tests.command_line import apply, restore
 from tests.rendered.machine import render
@@ -108,6 +110,10 @@ class SmallHost:
             (self.state / f"{name}.uuid").write_text(uuid)
 
     def apply(self, *numbers: int) -> None:
+        with patch("homenode.vm.daemon_host._this_machine", lambda: load_host(str(self.folder))):
+            self._apply(numbers)
+
+    def _apply(self, numbers: Sequence[int]) -> None:
         apply(
             [f"vm{number}" for number in numbers],
             options=PlanOptions(
@@ -250,7 +256,8 @@ def test_who_waits_names_the_holder_and_gives_up(
             terminal.truncate(0)
         assert host.pins() == []
         # A dry run does not wait.
-        apply(["vm0"], dry_run=True, layout="pin", host=str(host.folder), quiet=True)
+        with patch("homenode.vm.daemon_host._this_machine", lambda: load_host(str(host.folder))):
+            apply(["vm0"], dry_run=True, layout="pin", quiet=True)
     host.apply(0)
     assert len(host.pins()) == 1
 

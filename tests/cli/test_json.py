@@ -16,7 +16,7 @@ from homenode.errors import UsageError
 from homenode.findings import Finding
 from homenode.gap import Gap
 from tests.apply_documents import NAME, ORIGINAL
-from tests.command_line import every_command, homenode
+from tests.command_line import be_host, every_command, homenode
 from tests.doc_pages import read_page
 from tests.measure.test_import import STUDY
 from tests.virsh_stand_in import UUID, StandIn
@@ -52,6 +52,7 @@ def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandIn:
     monkeypatch.setenv("PATH", f"{stand_in.bin}:/usr/bin:/bin")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setattr("os.geteuid", lambda: 1000)
+    be_host(monkeypatch, HOST[1])
     return stand_in
 
 

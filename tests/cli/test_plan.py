@@ -11,6 +11,7 @@ from homenode.cli.apply import tuned_together
 from homenode.units import GIB
 from homenode.vm.plan_model import is_critical
 from homenode.vm.plan_options import PlanOptions
+from homenode.vm.sources import load_host
 from tests.command_line import Result
 from tests.command_line import homenode as called
 
@@ -449,7 +450,8 @@ def test_quiet_of_apply_leaves_what_makes_the_exit_code_1(
 ) -> None:
     wanted = PlanOptions(layout="default", vcpus=2, memory_bytes=900 * GIB, gpu_count=1)
     given = Path(DOCUMENT).read_bytes()
-    made = tuned_together({"gpu-vm": given}, wanted, "small-2n8c-2gpu", (), (), quiet=True)[0]
+    host = load_host("small-2n8c-2gpu")
+    made = tuned_together({"gpu-vm": given}, wanted, host, (), (), quiet=True)[0]
     assert is_critical(made.plan)
     shown = capsys.readouterr()
     assert shown.out == "" and "critical: small-2n8c-2gpu" in shown.err

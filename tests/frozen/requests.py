@@ -14,6 +14,7 @@ from unittest.mock import patch
 
 import homenode as package
 from homenode.machine.description.shipped import shipped_hosts
+from homenode.vm.sources import load_host
 from tests.command_line import Result, homenode
 from tests.domain_corpus import NAMES, sample
 from tests.frozen import projection
@@ -299,6 +300,8 @@ def _restored_file(name: str) -> str:
 @contextmanager
 def _daemon(folder: Path) -> Iterator[StandIn]:
     stand_in = StandIn(folder / "daemon", "vm", _DEFINED.encode())
+    host = folder / "host.toml"
+    host.write_text(_FOUR_CORES)
     environment = {
         "PATH": f"{stand_in.bin}:/usr/bin:/bin",
         "XDG_STATE_HOME": str(folder / "state"),
@@ -307,6 +310,7 @@ def _daemon(folder: Path) -> Iterator[StandIn]:
         patch.dict(os.environ, environment),
         patch("os.geteuid", lambda: 1000),
         patch("homenode.change.host_lock.SHARED", Path("/nowhere")),
+        patch("homenode.vm.daemon_host._this_machine", lambda: load_host(str(host))),
     ):
         yield stand_in
 
@@ -318,10 +322,8 @@ def _edited(definition: bytes, edit: str) -> bytes:
 
 def _restored_domain(layout: str, edit: str, keep_edits: bool) -> str:
     with tempfile.TemporaryDirectory() as name, _daemon(Path(name)) as daemon:
-        host = Path(name) / "host.toml"
-        host.write_text(_FOUR_CORES)
         before = daemon.definition()
-        words = ("--layout", layout, "--host", host, "--yes", "-q")
+        words = ("--layout", layout, "--yes", "-q")
         applied = homenode("apply", "vm", *words, whole=True)
         defined = daemon.definition()
         if edit:

@@ -36,6 +36,7 @@ from homenode.machine.topology import Host
 from homenode.plan.auto import resolve_layout
 from homenode.plan.stored import encode_plan
 from homenode.plan.tuning import Tuning, TuningRequest, tune_together
+from homenode.vm.daemon_host import load_daemon_host, refuse_tuned_for_other
 from homenode.vm.domain.read import read_vm
 from homenode.vm.domain.schema import refuse_new_errors
 from homenode.vm.fingerprint import is_made_for
@@ -45,7 +46,6 @@ from homenode.vm.layout import PRESETS
 from homenode.vm.model import PortModel, Vm
 from homenode.vm.plan_model import Unplannable, is_critical
 from homenode.vm.plan_options import AUTO, PciGranularity, PlanOptions, refuse_objective
-from homenode.vm.sources import load_host
 from homenode.wording import command_line
 
 if TYPE_CHECKING:
@@ -106,10 +106,16 @@ def apply(asked: ApplyArguments) -> None:
         if asked.domain is not None:
             hint = "homenode plan VM.xml -o OUT.xml"
             tuned: tuple[bytes, ...] = (read_input(asked.domain, "a domain document", hint=hint),)
+            refuse_tuned_for_other(read_vm(tuned[0], str(asked.domain)), virsh)
         else:
             quiet = asked.quiet or asked.json
             tunings = tuned_together(
-                originals, asked.options, asked.host, asked.after, asked.results, quiet=quiet
+                originals,
+                asked.options,
+                load_daemon_host(asked.host, virsh),
+                asked.after,
+                asked.results,
+                quiet=quiet,
             )
             tuned = tuple(tuning.document for tuning in tunings)
         changes = tuple(
@@ -211,14 +217,13 @@ def _refuse_planning(asked: ApplyArguments) -> None:
 def tuned_together(
     originals: Mapping[str, bytes],
     options: PlanOptions,
-    host: str | None,
+    machine: Host,
     after: Sequence[Path],
     results: Sequence[str],
     *,
     quiet: bool,
 ) -> tuple[Tuning, ...]:
     """Plan VMs by name on one host, and explain it. Exits where they do not fit."""
-    machine = load_host(host)
     # Where they run already, their own pins do not count as allocated.
     others = tuple(domain for domain in machine.domains if domain.name not in originals)
     (machine,) = hosts_after((replace(machine, domains=others),), after)

@@ -80,7 +80,7 @@ def try_vm(asked: TryArguments) -> None:
     if not asked.json:
         _print_findings(found, state.argument, asked.connect)
     options = PlanOptions(layout=AUTO, objective=asked.objective)
-    (tuning,) = tuned_together({state.name: original}, options, asked.host, (), (), quiet=True)
+    (tuning,) = tuned_together({state.name: original}, options, host, (), (), quiet=True)
     would = preview_definition(virsh, state.uuid, tuning.document, original, journal.default_root())
     added, removed = _changed_lines(original, tuning.document)
     objective = asked.objective or suggested_objective(vm_of(document), options, host)

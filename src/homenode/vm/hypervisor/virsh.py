@@ -76,6 +76,12 @@ class Virsh:
         except InputError:
             return None
 
+    def domains(self, *, running: bool = False) -> dict[str, str]:
+        """Names by UUID: of all that are defined or run, or of those that run."""
+        listed = self._say("list", *(() if running else ("--all",)), "--uuid", "--name")
+        rows = (line.strip().partition(" ") for line in listed.splitlines() if line.strip())
+        return {uuid: name.strip() for uuid, _, name in rows}
+
     def definition(self, uuid: str) -> bytes:
         """The document that the next start will use, as libvirt prints it, passwords included."""
         return self._say("dumpxml", "--inactive", "--security-info", "--domain", uuid).encode()
@@ -92,6 +98,14 @@ class Virsh:
     def snapshot_document(self, uuid: str, snapshot: str) -> bytes:
         """The document of a snapshot: a <domainsnapshot>, with the domain as it was in it."""
         return self._say("snapshot-dumpxml", "--domain", uuid, "--snapshotname", snapshot).encode()
+
+    def capabilities(self) -> str:
+        """The daemon's host as libvirt shows it: XML, for machine/tools/virsh_capabilities.py."""
+        return self._say("capabilities")
+
+    def node_devices(self, capability: str) -> tuple[str, ...]:
+        """libvirt's names of the devices of the daemon's host that have a capability ("pci")."""
+        return tuple(self._say("nodedev-list", "--cap", capability).split())
 
     def define(self, path: str, kept_open: Sequence[int] = ()) -> None:
         """Define the domain of the document at an absolute path.

@@ -1,0 +1,92 @@
+"""A plan is defined on the host that it is for, and on no other."""
+
+import json
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from homenode.cpuset import CpuSet
+from homenode.errors import InputError
+from homenode.machine.description.shipped import shipped_hosts
+from homenode.machine.topology import RunningDomain
+from homenode.vm.daemon_host import load_daemon_host
+from homenode.vm.hypervisor.virsh import Virsh
+from homenode.vm.sources import load_host
+from tests.apply_documents import NAME, ORIGINAL
+from tests.command_line import apply, be_host, homenode
+from tests.virsh_stand_in import URI, StandIn
+
+HERE = "small-2n8c-2gpu"
+OTHERS = tuple(name for name in sorted(shipped_hosts()) if name != HERE)[::2]
+
+
+@pytest.fixture
+def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandIn:
+    stand_in = StandIn(tmp_path / "daemon", NAME, ORIGINAL)
+    monkeypatch.setenv("PATH", f"{stand_in.bin}:/usr/bin:/bin")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    be_host(monkeypatch, HERE)
+    return stand_in
+
+
+@pytest.mark.parametrize("other", OTHERS)
+@pytest.mark.parametrize("dry_run", [False, True], ids=["apply", "dry run"])
+def test_a_plan_for_another_host_is_refused_with_both_names(
+    daemon: StandIn, other: str, dry_run: bool
+) -> None:
+    with pytest.raises(InputError, match=f"{other}.*{HERE}"):
+        apply([NAME], host=other, layout="pin", yes=not dry_run, dry_run=dry_run, quiet=True)
+    assert daemon.definition() == ORIGINAL
+    assert not any(line.startswith("define") for line in daemon.commands())
+
+
+def test_a_capture_of_the_same_machine_is_accepted(daemon: StandIn, tmp_path: Path) -> None:
+    copy = tmp_path / "host.json"
+    shown = homenode("show", "--host", HERE, "--json")
+    copy.write_text(shown.stdout)
+    assert json.loads(shown.stdout)
+    apply([NAME], host=str(copy), layout="pin", yes=True, quiet=True)
+    assert b"<vcpupin" in daemon.definition()
+
+
+def test_a_host_that_shows_too_little_is_refused(daemon: StandIn, tmp_path: Path) -> None:
+    listing = tmp_path / "host.toml"
+    listing.write_text(
+        "name = 'bare'\npackages = 1\ncores_per_package = 8\nmemory_per_node = '8GiB'\n"
+    )
+    with pytest.raises(InputError, match="cannot be compared"):
+        apply([NAME], host=str(listing), layout="pin", yes=True, quiet=True)
+    assert daemon.definition() == ORIGINAL
+
+
+def test_a_definition_that_was_tuned_for_another_host_is_refused(
+    daemon: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tuned = tmp_path / "tuned.xml"
+    apply([NAME], layout="pin", yes=True, quiet=True)
+    tuned.write_bytes(daemon.definition())
+    daemon.put_definition(ORIGINAL)
+    be_host(monkeypatch, "hgx-h100")
+    with pytest.raises(InputError, match="hgx-h100"):
+        apply([NAME], domain=str(tuned), yes=True)
+    assert daemon.definition() == ORIGINAL
+
+
+def test_allocations_are_those_of_now(daemon: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = RunningDomain(
+        name="now",
+        running=True,
+        vcpu_pins=(CpuSet([1]),),
+        emulator_pus=None,
+        iothread_pus=(),
+        memory_bytes=1 << 30,
+        memory_bound=False,
+        memory_by_node=(),
+        page_bytes=None,
+        devices=(),
+    )
+    busy = replace(load_host(HERE), domains=(now,))
+    monkeypatch.setattr("homenode.vm.daemon_host._this_machine", lambda: busy)
+    assert load_daemon_host(HERE, Virsh(URI)).domains == (now,)

@@ -1,13 +1,11 @@
 """The native probe against its peers, interleaved: bandwidth and latency. [I/O]
 
 `make bench`, or `bench/probe_peers.py [ROUNDS [PAGES]]` (PAGES: as the probe's --pages). Peers: our
-own plain STREAM (gcc -O2, and -O3 -march=native) and plain pointer chase; likwid-bench and
-multichase where they are installed. Each kernel has rounds of its own: the probe, then its peers,
-directly after one another, so that a busy moment falls on all. A ratio is the median over rounds of
-the probe's median by the best of the peer's loops in the same round. Rounds on all PUs in which the
-core-to-core latency changed between two programs are left out: the hypervisor moved a vCPU. On a
-busy machine, run it under `nice -n -20`; not as real-time threads, with which likwid-bench spins
-for ever.
+own plain STREAM (gcc -O2, and -O3 -march=native) and plain pointer chase; multichase where it is
+installed. In each round the probe runs, then its peers, directly after one another, so that a busy
+moment falls on all. A ratio is the median over rounds of the probe's median by the peer's in the
+same round. Rounds on all PUs in which the core-to-core latency changed between two programs are
+left out: the hypervisor moved a vCPU. On a busy machine, run it under `nice -n -20`.
 """
 
 import json
@@ -27,16 +25,6 @@ ROUNDS = 5
 SPAN = 1.6  # of latencies in one placement state, as in the probe
 KIB, MIB = 1 << 10, 1 << 20
 CHASES = ((16 * KIB, "huge"), (256 * KIB, "huge"), (256 * MIB, "huge"), (256 * MIB, "base"))
-LIKWID = {
-    "read": "load",
-    "write": "store",
-    "copy": "copy",
-    "triad": "stream",
-    "write_nt": "store_mem",
-    "copy_nt": "copy_mem",
-    "triad_nt": "stream_mem",
-}
-WIDTHS = {"sse2": ("_sse",), "avx2": ("_avx", "_avx_fma"), "avx512": ("_avx512", "_avx512_fma")}
 STREAM = ("copy", "scale", "add", "triad")
 MULTICHASE = re.compile(r"[0-9]+(?:\.[0-9]+)?")
 
@@ -90,26 +78,6 @@ def _ours(pus: list[int], kernels: str, stores: str, pages: str) -> dict[str, fl
     return found
 
 
-def _likwid_loops() -> dict[str, list[str]]:
-    """Per kernel of ours, the loops of likwid-bench that this processor runs."""
-    if not shutil.which("likwid-bench"):
-        return {}
-    known = {line.split(" - ")[0].strip() for line in _run("likwid-bench", "-a").splitlines()}
-    sets = _probe("throughput", "--seconds", "0.1")["machine"]["instruction_sets"]
-    ends = [end for name in sets for end in WIDTHS.get(name, ())]
-    return {
-        kernel: [loop + end for end in ends if loop + end in known]
-        for kernel, loop in LIKWID.items()
-    }
-
-
-def _likwid(loop: str, pus: list[int]) -> float:
-    """GB/s of the loop over 256 MB a thread, twenty times."""
-    text = _run("likwid-bench", "-t", loop, "-i", "20", "-W", f"N:{256 * len(pus)}MB:{len(pus)}")
-    (rate,) = (line.split()[1] for line in text.splitlines() if line.startswith("MByte/s:"))
-    return float(rate) / 1e3
-
-
 def _stream(program: str, pus: list[int]) -> dict[str, float]:
     rows = (line.split() for line in _run(str(OUT / program), str(len(pus))).splitlines())
     return {name: float(median) for name, _, median in rows}
@@ -124,34 +92,21 @@ def _cas_ns(pus: list[int]) -> float:
 
 def _bandwidth(pus: list[int], rounds: int, pages: str) -> None:
     rows: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
-    loops = _likwid_loops()
     dropped = 0
     for _ in range(rounds):
-        for kernel in ("STREAM", *loops):
-            places = [_cas_ns(pus)]
-            pairs: list[tuple[str, str, float, float]] = []
-            if kernel == "STREAM":
-                ours = _ours(pus, ",".join(STREAM), "regular", pages)
-                for title, program in (("STREAM -O2", "stream_o2"), ("STREAM -O3", "stream_o3")):
-                    places.append(_cas_ns(pus))
-                    peer = _stream(program, pus)
-                    pairs += [
-                        (name, title, ours[name], peer[name]) for name in STREAM if name in ours
-                    ]
-            else:
-                stores = "non-temporal" if kernel.endswith("_nt") else "regular"
-                mine = _ours(pus, kernel.removesuffix("_nt"), stores, pages)[kernel]
-                best = 0.0
-                for loop in loops[kernel]:
-                    places.append(_cas_ns(pus))
-                    best = max(best, _likwid(loop, pus))
-                pairs.append((kernel, "likwid-bench", mine, best))
+        places = [_cas_ns(pus)]
+        pairs: list[tuple[str, str, float, float]] = []
+        ours = _ours(pus, ",".join(STREAM), "regular", pages)
+        for title, program in (("STREAM -O2", "stream_o2"), ("STREAM -O3", "stream_o3")):
             places.append(_cas_ns(pus))
-            if max(places) > SPAN * min(places):
-                dropped += 1
-                continue
-            for name, peer_name, mine, best in pairs:
-                rows[name, peer_name].append((mine, best))
+            peer = _stream(program, pus)
+            pairs += [(name, title, ours[name], peer[name]) for name in STREAM if name in ours]
+        places.append(_cas_ns(pus))
+        if max(places) > SPAN * min(places):
+            dropped += 1
+            continue
+        for name, peer_name, mine, theirs in pairs:
+            rows[name, peer_name].append((mine, theirs))
     print(f"\n{len(pus)} threads, pages {pages}: GB/s, medians over rounds; median of the ratios")
     for (name, peer_name), both in sorted(rows.items()):
         mine, best = (statistics.median(column) for column in zip(*both, strict=True))

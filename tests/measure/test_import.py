@@ -25,7 +25,6 @@ from homenode.metrics import METRICS
 from homenode.vm.layout import PRESETS
 from tests.measure.importers import test_cuda_bandwidth_test as cuda
 from tests.measure.importers import test_intel_mlc as mlc
-from tests.measure.importers import test_likwid_bench as likwid
 from tests.measure.importers import test_openssl_speed as openssl
 from tests.measure.importers import test_stream as stream
 from tests.measure.importers import test_sysbench as sysbench
@@ -390,7 +389,6 @@ def test_a_pair_of_nodes_and_gpus_of_amd_are_read() -> None:
         (stream.OUTPUT, "STREAM"),
         (sysbench.CPU, "sysbench"),
         (sysbench.MEMORY, "sysbench"),
-        (likwid.OUTPUT, "likwid-bench"),
         (cuda.OUTPUT, "bandwidthTest"),
         (rocm.MATRICES, Reader.ROCM),
         (rocm.PAIR, Reader.ROCM),

@@ -44,7 +44,6 @@ def rendered(target: str, host: str, wanted: PlanOptions) -> TargetPlan:
     guest = vm_of_options(wanted, machine.architecture).guest
     rendering = target_named(target).render(made, guest, machine, None, "vm")
     return TargetPlan(
-        _planned(host, wanted).request,
         structs.replace(
             made, kept=settings_of(target_named(target), rendering.document), kept_of=target
         ),

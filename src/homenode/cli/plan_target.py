@@ -130,7 +130,7 @@ def _print(
     if asked.json:
         print_json(encode_plan(planned.plan))
     elif not asked.quiet:
-        planning.print_explanation(planned.plan, planned.request, why, host, asked)
+        planning.print_explanation(planned.plan, why, host, asked)
     else:
         planning.note_critical(planned.plan)
     if asked.diff:

@@ -36,7 +36,6 @@ from homenode.vm.sources import load_host
 if TYPE_CHECKING:
     from homenode.machine.topology import Host
     from homenode.plan.auto import Choose
-    from homenode.plan.request import GuestRequest
     from homenode.vm.model import Vm
 
 
@@ -307,7 +306,7 @@ def _print(
     if asked.json:
         print_json(encode_plan(tuning.plan))
     elif not asked.quiet:
-        print_explanation(tuning.plan, tuning.request, why, host, asked)
+        print_explanation(tuning.plan, why, host, asked)
     else:
         note_critical(tuning.plan)
     if asked.diff:
@@ -323,14 +322,9 @@ def note_critical(made: Plan) -> None:
 
 
 def print_explanation(
-    made: Plan,
-    request: "GuestRequest | None",
-    why: Sequence[str],
-    host: "Host | None",
-    asked: PlanArguments,
+    made: Plan, why: Sequence[str], host: "Host | None", asked: PlanArguments
 ) -> None:
-    """Where the VM goes and why, for people; with the request, which sizes nearby give it more."""
-    from homenode.plan.nearby import nearby_sizes
+    """Where the VM goes and why, for people."""
     from homenode.show.explain import explain
 
     shown = (
@@ -338,8 +332,7 @@ def print_explanation(
         if STANDARD_OUTPUT in (asked.output, asked.save_plan, asked.svg)
         else console()
     )
-    nearby = () if host is None or request is None else nearby_sizes(host, request, made)
-    shown.print(explain(made, host, whole=asked.explain, nearby=nearby, why=why))
+    shown.print(explain(made, host, whole=asked.explain, why=why))
 
 
 def _write(

@@ -14,7 +14,7 @@ from homenode.machine.tools.versions import Version
 from homenode.machine.topology import Host
 from homenode.plan.manual import manual_placement
 from homenode.plan.planner import plan
-from homenode.plan.request import GuestRequest, request_for, resized
+from homenode.plan.request import request_for, resized
 from homenode.plan.shape.assemble import assemble
 from homenode.plan.stored import domain_of_plan
 from homenode.vm.domain.codec import refuse_older
@@ -47,7 +47,7 @@ class Tuning(Struct, frozen=True):
     original: the document as given, or its copy under another name. document: the tuned one.
     notes: what was wrong with the document before, what to know of the tuned one, and what a copy
     shares with its original; each opens with its severity. libvirt: of the host, None = unknown.
-    request, host: what was planned, and on what; None where the plan was given.
+    host: on what it was planned; None where the plan was given.
     """
 
     original: bytes
@@ -55,7 +55,6 @@ class Tuning(Struct, frozen=True):
     document: bytes
     notes: tuple[str, ...]
     libvirt: Version | None = None
-    request: GuestRequest | None = None
     host: Host | None = None
 
 
@@ -71,9 +70,8 @@ def tune(
     """
     before, notes = _given(original, source, copy_name)
     guest = vm_of(open_domain(before, source))
-    request = request_for(guest, options, host)
-    tuning = _on_host(before, source, guest, plan(host, request), host, notes)
-    return structs.replace(tuning, request=request, host=host)
+    made = plan(host, request_for(guest, options, host))
+    return structs.replace(_on_host(before, source, guest, made, host, notes), host=host)
 
 
 class TuningRequest(Struct, frozen=True, kw_only=True):

@@ -10,7 +10,7 @@ from homenode.errors import InputError, UsageError
 from homenode.machine.tools.versions import Version
 from homenode.machine.topology import Host
 from homenode.plan.planner import plan
-from homenode.plan.request import GuestRequest, request_for
+from homenode.plan.request import request_for
 from homenode.vm.domain.codec import refuse_older
 from homenode.vm.domain.copy import DEFAULT_NAME
 from homenode.vm.domain.limits import check_vcpus, refuse_unsafe
@@ -134,10 +134,9 @@ def on_host(vm: VmFile, host: Host) -> VmFile:
 
 @dataclass(frozen=True, slots=True)
 class TargetPlan:
-    """A plan of a request, and its files. given: the file that was edited; None = a new one.
+    """A plan and its files. given: the file that was edited; None = a new one.
     findings: of the rendering, with what the target cannot express."""
 
-    request: GuestRequest
     plan: Plan
     target: str
     given: bytes | None
@@ -178,7 +177,7 @@ def plan_for_target(
     if vm.kind != target and vm.guest.launch_security is not None:
         findings = (*findings, _not_encrypted(vm.guest, target))
     made = structs.replace(made, kept=settings_of(module, rendering.document), kept_of=target)
-    return TargetPlan(request, made, target, given, rendering, findings)
+    return TargetPlan(made, target, given, rendering, findings)
 
 
 def _not_encrypted(guest: Vm, target: str) -> PlanFinding:

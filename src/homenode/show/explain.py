@@ -9,7 +9,6 @@ from homenode.cpuset import CpuSet
 from homenode.doc import Doc, Section, Table, Text
 from homenode.indices import NodeIndex
 from homenode.machine.topology import Host
-from homenode.plan.nearby import NearbySize
 from homenode.show.cost_words import span_lines, term_lines, term_value, term_words
 from homenode.show.explain_guest import (
     apertures_section,
@@ -35,13 +34,12 @@ def explain(
     host: Host | None,
     *,
     whole: bool = False,
-    nearby: Sequence[NearbySize] = (),
     why: Sequence[str] = (),
 ) -> Doc:
     """The explanation of a plan; without its host (manual mode) what the plan alone gives.
 
     whole: with every term that was compared and every runner-up, not only the ones that people ask
-    about first. nearby: sizes that would give the guest more. why: of a layout that `auto` took.
+    about first. why: of a layout that `auto` took.
     """
     sections = (
         section("Critical", finding_lines(plan, ("critical",))),
@@ -57,7 +55,6 @@ def explain(
         apertures_section(plan),
         section("What changes in the guest", plan.consequences),
         section("Findings", finding_lines(plan, ("warning", "info"))),
-        section("Nearby sizes", tuple(map(_nearby_line, nearby))),
         _gaps(plan),
         section("Why this layout", tuple(why)),
     )
@@ -66,10 +63,6 @@ def explain(
         f"layout {layout_text(plan.layout)}",
         (Text(_summary(plan)), *(one for one in sections if one.parts)),
     )
-
-
-def _nearby_line(one: NearbySize) -> str:
-    return f"{plural(one.count, one.of)}: {', '.join(one.wins)}."
 
 
 def _summary(plan: Plan) -> str:

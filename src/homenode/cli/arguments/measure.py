@@ -183,7 +183,7 @@ class ImportArguments(Struct, frozen=True, kw_only=True):
     """Read outputs of other tools and of the study's scripts, as runs.
 
     Files are recognised by their content: nvbandwidth, nccl-tests, Intel MLC, STREAM,
-    sysbench, bandwidthTest, rocm-bandwidth-test, TransferBench, likwid-bench, openssl speed.
+    sysbench, bandwidthTest, rocm-bandwidth-test, TransferBench, openssl speed.
 
     Examples:
       homenode import logs/pin logs/pin-numa --layout 'pin*=pin' -o results

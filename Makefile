@@ -7,9 +7,8 @@
 # make bench  speed of planning and of commands, as ratios measured in one run
 # make gpu-check  on a machine with a GPU: what is measured there, and the tests that need one
 # make docs   the pages of docs/ as a site with search: build/site/index.html
-# make pyz    dist/homenode.pyz: one file that needs Python alone, the probe in it
 # make deb    dist/homenode_VERSION_ARCH.deb: programs, manual pages, completion, units
-# make dist   wheel, sdist, pyz, deb, list of parts (CycloneDX) and checksums, all in dist/
+# make dist   wheel, sdist, deb, list of parts (CycloneDX) and checksums, all in dist/
 # make lock   renew the locks
 # make clean  remove everything that the other targets made
 # make help   these lines
@@ -22,7 +21,7 @@ PROGRESS = sh packaging/with-progress
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 INSTALL = $(PIP) --no-deps --no-build-isolation -e .
 
-.PHONY: quick gpu-check wheel runtime setup probe demo test nightly check style types counts bench docs pyz deb dist lock clean help
+.PHONY: quick gpu-check wheel runtime setup probe demo test nightly check style types counts bench docs deb dist lock clean help
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -102,13 +101,8 @@ lock:
 	$(BIN)/python -m pip install --quiet uv
 	$(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 	  --custom-compile-command "make lock" requirements.in -o requirements.lock
-	# The part of it that homenode runs with, for images. requirements.in lists that first.
-	sed '/^# the extra/,$$d' requirements.in | $(BIN)/uv pip compile -q --universal \
-	  --python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate \
-	  --custom-compile-command "make lock" -c requirements.lock - \
-	  -o src/homenode/cluster/kubevirt/requirements.lock
-	# The same with what builds homenode, for make setup; with the extra alone, for packages; and what
-	# packages and pages are built with.
+	# The part of it that homenode runs with and is built with, for make setup; without the latter, for
+	# packages and images; and what packages and pages are built with.
 	sed '/^# checks/,$$d' requirements.in | $(BIN)/uv pip compile -q --universal \
 	  --python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate \
 	  --custom-compile-command "make lock" -c requirements.lock - -o packaging/setup.lock
@@ -148,17 +142,12 @@ runtime: wheel
 	build/runtime/bin/pip install --quiet --disable-pip-version-check --no-deps --no-index \
 	  $(WHEEL)/homenode-*.whl
 
-pyz: runtime
-	build/runtime/bin/python packaging/one_file.py $(WHEEL)/homenode-*.whl \
-	  build/runtime/lib/python3.*/site-packages packaging/runtime.lock dist/homenode.pyz
-	@ls -l dist/homenode.pyz
-
 deb: runtime $(TOOLS)/.ready
 	$(TOOLS)/bin/sphinx-build -q -W -t manual -b man -c packaging/docs docs build/man
 	build/runtime/bin/python packaging/debian.py $(WHEEL)/homenode-*.whl \
 	  build/runtime/lib/python3.*/site-packages build/man dist
 
-dist: docs pyz deb
+dist: docs deb
 	cp $(WHEEL)/homenode-*.whl dist/
 	$(BIN)/python -m hatchling build -t sdist -d dist >/dev/null
 	$(TOOLS)/bin/cyclonedx-py environment --output-reproducible --pyproject pyproject.toml \

@@ -10,13 +10,14 @@ is enabled by itself.
 
 import gzip
 import os
+import re
 import shutil
 import subprocess
 import sys
 import sysconfig
+import zipfile
+from importlib.metadata import Distribution, distributions
 from pathlib import Path
-
-from one_file import contents
 
 HERE = Path(__file__).parent
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -58,6 +59,58 @@ COMPLETIONS = {
     "zsh": "usr/share/zsh/vendor-completions/_homenode",
     "fish": "usr/share/fish/vendor_completions.d/homenode.fish",
 }
+
+LEFT_OUT = re.compile(
+    r"(.*/)?__pycache__/.*|\.\..*|.*\.(pyi|pyx|pxd|h|c|pth)"
+    r"|[^/]*\.dist-info/(RECORD|INSTALLER|REQUESTED|direct_url\.json)"
+)
+"""What runs nothing, what is made anew, and programs of libraries."""
+
+SCRIPT = re.compile(r"[^/]*\.data/scripts/(homenode-probe[^/]*)")
+
+
+def contents(wheel: Path, libraries: Path, lock: Path) -> dict[str, bytes]:
+    """The files of homenode and its libraries: below lib/ Python's, below bin/ the probes. Raises
+    SystemExit where a library of the lock is missing."""
+    return {**_libraries(libraries, lock.read_text()), **_homenode(wheel)}
+
+
+def _libraries(folder: Path, lock: str) -> dict[str, bytes]:
+    installed = {_normal(one.name): one for one in distributions(path=[str(folder)])}
+    found: dict[str, bytes] = {}
+    for name, version, condition in re.findall(r"^([\w.-]+)==([^\s;\\]+) *(;)?", lock, re.M):
+        library = installed.get(_normal(name))
+        if library is None and condition:
+            continue  # for another kind of Python or system
+        if library is None or library.version != version:
+            there = "none" if library is None else library.version
+            raise SystemExit(f"{folder}: expected {name} {version}, as in the lock, found {there}")
+        found |= _files(library)
+    return found
+
+
+def _files(library: Distribution) -> dict[str, bytes]:
+    return {
+        f"lib/{path}": Path(str(library.locate_file(path))).read_bytes()
+        for path in library.files or ()
+        if not LEFT_OUT.fullmatch(str(path))
+    }
+
+
+def _homenode(wheel: Path) -> dict[str, bytes]:
+    found = {}
+    with zipfile.ZipFile(wheel) as archive:
+        for name in archive.namelist():
+            script = SCRIPT.fullmatch(name)
+            if script:
+                found[f"bin/{script[1]}"] = archive.read(name)
+            elif not LEFT_OUT.fullmatch(name) and not name.endswith("/"):
+                found[f"lib/{name}"] = archive.read(name)
+    return found
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def build(wheel: Path, libraries: Path, manual_pages: Path, dist: Path) -> Path:

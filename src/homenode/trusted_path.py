@@ -2,9 +2,6 @@
 
 What root runs, and what root and the programs that it starts find again by a name, must be out of
 other users' reach: the file, every folder above it, and the same of every link on the way.
-
-homenode.pyz asks this file before it can import homenode: at the top, it imports Python's own
-modules alone.
 """
 
 import contextlib
@@ -45,26 +42,6 @@ def changeable(paths: Iterable[Path], *, user: int = 0, sticky: bool = False) ->
     return None
 
 
-def tree_size(folder: Path, *, user: int) -> tuple[int, int]:
-    """Files below a folder and the bytes in them. Raises OSError where one of them, or a folder, is
-    not a regular file, a link, or something that another user could change."""
-    trusted = _trusted(user)
-    files = size = 0
-    left = [str(folder)]  # as text: thousands are looked at whenever homenode.pyz starts
-    _check_plain(left[0], os.lstat(folder), trusted, user)
-    while left:
-        with os.scandir(left.pop()) as entries:
-            for entry in entries:
-                known = entry.stat(follow_symlinks=False)
-                _check_plain(entry.path, known, trusted, user)
-                if stat.S_ISDIR(known.st_mode):
-                    left.append(entry.path)
-                else:
-                    files += 1
-                    size += known.st_size
-    return files, size
-
-
 def _trusted(user: int) -> frozenset[int]:
     """Whoever owns / can replace everything. In a user namespace that is root, whose number is not
     mapped there."""
@@ -94,13 +71,6 @@ def _changeable(
             os.getxattr(path, _ACL, follow_symlinks=False)
             return "can be written by those in its access control list"
     return None
-
-
-def _check_plain(path: str, known: os.stat_result, trusted: frozenset[int], user: int) -> None:
-    if not stat.S_ISREG(known.st_mode) and not stat.S_ISDIR(known.st_mode):
-        raise OSError(f"{path}: expected a regular file or a folder, found another kind of file")
-    if (why := _changeable(path, known, trusted, user)) is not None:
-        raise OSError(f"{path} {why}")
 
 
 def _is_group_of_one(group: int, user: int) -> bool:

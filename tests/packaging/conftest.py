@@ -1,9 +1,6 @@
-"""What is built once for all tests of packages: a wheel without the probe, and homenode.pyz."""
+"""What is built once for all tests of packages: a wheel without the probe."""
 
 import shutil
-import subprocess
-import sys
-import sysconfig
 from pathlib import Path
 
 import pytest
@@ -31,16 +28,4 @@ def wheel(context: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     build_wheel(context, folder)
     (path,) = folder.glob("homenode-*.whl")
-    return path
-
-
-@pytest.fixture(scope="session")
-def one_file(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """homenode.pyz as `make pyz` builds it, without the libraries of reports."""
-    path = tmp_path_factory.mktemp("one-file") / "homenode.pyz"
-    lock = ROOT / "src/homenode/cluster/kubevirt/requirements.lock"
-    builder = ROOT / "packaging/one_file.py"
-    libraries = sysconfig.get_path("platlib")
-    argv = [sys.executable, str(builder), str(wheel), libraries, str(lock), str(path)]
-    subprocess.run(argv, check=True)
     return path

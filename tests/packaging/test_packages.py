@@ -1,4 +1,4 @@
-"""What `make docs`, `make pyz` and `make deb` build: from locks with hashes, and it runs alone."""
+"""What `make docs` and `make deb` build: from locks with hashes, and it runs alone."""
 
 import ast
 import os
@@ -63,27 +63,6 @@ def _alone(folder: Path, *argv: str) -> subprocess.CompletedProcess[str]:
     """A program of a package, with nothing of this checkout in its surroundings."""
     environment = {"PATH": "/usr/bin:/bin", "HOME": str(folder), "LC_ALL": "C.UTF-8"}
     return subprocess.run(argv, cwd=folder, env=environment, capture_output=True, text=True)
-
-
-@pytest.mark.lab
-def test_one_file_plans_restores_reports_and_measures_with_python_alone(tmp_path: Path) -> None:
-    subprocess.run(["make", "pyz"], cwd=ROOT, check=True, capture_output=True)
-    shutil.copy(ROOT / "dist/homenode.pyz", tmp_path)
-    shutil.copy(ROOT / "demo/gpu-vm.xml", tmp_path / "vm.xml")
-    start = (os.path.realpath(sys.executable), "homenode.pyz")
-    plan = ("plan", "vm.xml", "--host", "hgx-h100", "--gpus", "8", "--layout", "pin-numa-pci")
-    done = _alone(tmp_path, *start, *plan, "-o", "tuned.xml", "--svg", "map.svg")
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "map.svg").read_text().startswith("<svg")
-    done = _alone(tmp_path, *start, "restore", "tuned.xml", "--yes")
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "tuned.xml").read_bytes() == (tmp_path / "vm.xml").read_bytes()
-    done = _alone(tmp_path, *start, "report", "--published", "-o", "report.html")
-    assert done.returncode == 0, done.stderr
-    words = ("bench", "vm", "--quick", "--repeat", "1", "--tests", "cpu-single")
-    done = _alone(tmp_path, *start, *words)
-    assert done.returncode in (0, 1), done.stderr
-    assert list((tmp_path / "results").rglob("results.jsonl"))
 
 
 @pytest.mark.lab

@@ -57,7 +57,6 @@ def manifest(asked: KubevirtManifestArguments) -> None:
 
     options = asked.manifest
     written = manifests(options, hook_file(_own_source, __version__))
-    written |= {"requirements.lock": package_text("cluster", "kubevirt", "requirements.lock")}
     write_new_files(asked.output, {asked.output / name: text for name, text in written.items()})
     for step in next_steps(options, str(asked.output)):
         note(step)

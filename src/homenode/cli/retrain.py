@@ -168,7 +168,7 @@ def _program() -> str:
     import homenode
 
     for path in (Path(sys.argv[0]), Path(sys.executable).with_name("homenode")):
-        if path.name in ("homenode", "homenode.pyz") and path.exists():
+        if path.name == "homenode" and path.exists():
             parts = (path.resolve(), Path(sys.executable), Path(homenode.__file__))
             if (why := changeable(parts)) is not None:
                 raise InputError(

@@ -228,7 +228,7 @@ def _program() -> str:
     """homenode as the nodes find it: as it was called, or next to this Python, on the shared file
     system."""
     for path in (Path(sys.argv[0]), Path(sys.executable).with_name("homenode")):
-        if path.name in ("homenode", "homenode.pyz") and path.exists():
+        if path.name == "homenode" and path.exists():
             return str(path.absolute())
     return "homenode"
 

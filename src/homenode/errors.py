@@ -7,13 +7,14 @@ an answer that the user asked for. A Gap is something unknown; we go on and say 
 import errno
 from typing import ClassVar
 
-DONE, FINDINGS, USAGE, HOST, UNPLANNABLE, INTERRUPTED = 0, 1, 2, 3, 4, 130
+DONE, FINDINGS, USAGE, HOST, UNPLANNABLE, NOT_KNOWN, INTERRUPTED = 0, 1, 2, 3, 4, 5, 130
 EXIT_CODES = {
     DONE: "done",
     FINDINGS: "findings",
     USAGE: "usage or bad input",
     HOST: "host or tool failed",
     UNPLANNABLE: "unplannable",
+    NOT_KNOWN: "not known",
 }
 """What each exit status of a command means; 130 is Ctrl-C, as of any program."""
 

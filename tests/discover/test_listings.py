@@ -82,7 +82,16 @@ def test_listings_of_one_machine_complement_each_other(order: tuple[int, ...]) -
     assert not subjects & {"memory of nodes", "cores, LLCs and packages"}
 
 
-@pytest.mark.parametrize("other", [NUMACTL.replace("cpus: 2", "cpus: 4"), "CPU NODE CORE\n0 0 0\n"])
+@pytest.mark.parametrize(
+    "other",
+    [
+        NUMACTL.replace("cpus: 2", "cpus: 4"),
+        NUMACTL.replace("2 nodes", "3 nodes")
+        .replace("0-1", "0-2")
+        .replace("node 1 cpus", "node 2 cpus: 9\nnode 1 cpus")
+        .split("node dist")[0],
+    ],
+)
 def test_listings_of_two_machines_are_refused(other: str) -> None:
-    with pytest.raises(InputError, match=r"node [01]"):
+    with pytest.raises(InputError, match=r"CPUs of node [12]"):
         complement(host(TABLE), host(other))

@@ -100,7 +100,6 @@ def test_a_domain_comes_from_standard_input(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("a.xml", "--live", "vm"),
         ("--fix", "out.xml"),
         ("--json", "--prometheus"),
         ("--h2d", "fast"),
@@ -121,7 +120,7 @@ def test_contradicting_options_are_usage_errors(arguments: tuple[str, ...]) -> N
         run("doctor", "--host", SOUND, *arguments)
 
 
-@pytest.mark.parametrize("words", [("--apply",), ("--print-unit",), ("a.xml", "b.xml")])
+@pytest.mark.parametrize("words", [("--apply",), ("--print-unit",)])
 def test_what_belongs_to_retrain_or_to_nothing_is_a_wrong_call(words: tuple[str, ...]) -> None:
     with pytest.raises(WrongCall):
         run("doctor", "--host", SOUND, *words)

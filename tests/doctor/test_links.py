@@ -439,7 +439,7 @@ def test_a_gpu_that_is_listed_alone_is_not_mistaken_for_sound(old: str) -> None:
 def test_a_listing_without_root_says_nothing() -> None:
     lines = [line for line in listing().splitlines() if "Lnk" not in line]
     host = host_from_lspci("\n".join(lines) + "\n", "hgx")
-    assert diagnose(host).checked[0] == "host hgx: links, peers, peer-to-peer"
+    assert diagnose(host).checked[0] == "host hgx: peers, peer-to-peer"
     assert found(host) == []
     (unknown,) = diagnose(host).findings
     assert (unknown.id, unknown.severity) == ("pcie-link-unknown", Severity.INCONCLUSIVE)

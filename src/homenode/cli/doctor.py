@@ -4,12 +4,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from msgspec import structs
+from msgspec import Struct, structs
 
 from homenode.bdf import Bdf
 from homenode.check.doctor.diagnosis import (
     Circumstances,
     diagnose,
+    judged_areas,
 )
 from homenode.check.doctor.links import Load
 from homenode.cli.arguments.check import DoctorArguments
@@ -22,14 +23,15 @@ from homenode.cli.terminal import (
     print_findings,
     refuse_to_overwrite,
 )
-from homenode.errors import FINDINGS, UsageError
+from homenode.errors import FINDINGS, NOT_KNOWN, InputError, UsageError
 from homenode.findings import Findings, are_bad, in_order
 from homenode.input_files import read_input
 from homenode.machine.pci import DeviceKind
 from homenode.plan.vm_file import read_vm, target_of
 from homenode.vm.domain.read import open_domain, vm_of
 from homenode.vm.domain.restore import is_tuned_output, write_tuned
-from homenode.vm.sources import load_host, names_domain
+from homenode.vm.sources import is_host_source, load_host, load_host_of, names_domain
+from homenode.vm.targets.qemu_command import read_command_line
 from homenode.wording import plural, printable
 
 if TYPE_CHECKING:
@@ -38,59 +40,91 @@ if TYPE_CHECKING:
     from homenode.vm.model import Vm
 
 
+class _VmSource(Struct, frozen=True):
+    """A VM to judge."""
+
+    name: str
+    content: bytes
+    document: "Document | None"  # libvirt's; None of another hypervisor
+    vm: "Vm | None"  # of another hypervisor
+
+
 def doctor(asked: DoctorArguments) -> None:
-    """Print what is found; exit 1 where something is critical or a warning."""
+    """Print what is found; exit 1 for a critical one or a warning, 5 if nothing is judged."""
     if asked.pool:
-        others = (asked.document, asked.host, asked.live, asked.fix, asked.expect)
+        others = (asked.files, asked.host, asked.live, asked.fix, asked.expect)
         if any(others) or asked.under_load or asked.prometheus:
             raise UsageError("--pool: expected no other source and no option of one host")
         compare_hosts(asked.pool, as_json=asked.json)
         return
-
-    if asked.document is not None and asked.live is None and names_domain(asked.document):
-        asked = structs.replace(asked, document=None, live=asked.document)
     if asked.json and asked.prometheus:
         raise UsageError("give either --json or --prometheus, not both")
-    if asked.document is not None and asked.live is not None:
-        raise UsageError("give either VM.xml or --live, not both")
-    if asked.fix is not None and asked.document is None and asked.live is None:
-        raise UsageError("--fix: expected VM.xml or --live NAME, whose VM is planned again")
-    if (
-        asked.fix is not None
-        and asked.fix.is_file()
-        and not asked.force
-        and not is_tuned_output(asked.fix)
-    ):
-        refuse_to_overwrite(asked.fix, has_force=True)
+    domains = [name for name in asked.files if names_domain(name)]
+    sources = [name for name in asked.files if name not in (*domains, "-") and is_host_source(name)]
+    files = [name for name in asked.files if name not in (*domains, *sources)]
+    if sources and asked.host is not None:
+        raise UsageError(f"--host: expected no file of a host as well, found {sources[0]}")
+    if asked.live is not None:
+        domains.append(asked.live)
+    if asked.fix is not None:
+        if len(domains) + len(files) != 1:
+            raise UsageError("--fix: expected one VM, which is planned again")
+        if asked.fix.is_file() and not asked.force and not is_tuned_output(asked.fix):
+            refuse_to_overwrite(asked.fix, has_force=True)
     known = _circumstances(asked.h2d, asked.known_width)
-    loaded = load_host(asked.host, lspci=asked.lspci)
+    loaded = (
+        load_host_of(sources, lspci=asked.lspci)
+        if sources
+        else load_host(asked.host, lspci=asked.lspci)
+    )
     _check_addresses(known, loaded)
     if asked.under_load or asked.load_command is not None:
         if not asked.under_load:
             raise UsageError("--load-command: expected --under-load as well")
-        if asked.host is not None or asked.lspci is not None:
+        if sources or asked.host is not None or asked.lspci is not None:
             raise UsageError("--under-load: expected this machine, found another source")
         loaded, known = _under_load(loaded, known, asked.load_command)
-    original = _document(asked.document, asked.live)
-    source = asked.live or asked.document or "domain"
-    vm = _vm_of_target(original, source, asked.fix)
-    opened = None if original is None or vm is not None else open_domain(original, source)
-    found = diagnose(loaded, opened, known, vm)
+    vms = [*map(_vm_of_file, files), *map(_vm_of_domain, domains)]
+    if asked.fix is not None and vms[0].document is None:
+        raise UsageError(
+            f"--fix: expected a domain document, found another hypervisor's file ({vms[0].name})",
+            hint="homenode plan FILE writes it again",
+        )
+    found = _diagnosed(loaded, vms, known, everything=asked.everything or asked.json)
     if asked.expect is not None:
         from homenode.check.doctor.baseline import drift, record_of
 
         drifted = drift(record_of(load_host(asked.expect)), loaded, asked.expect)
-        found = Findings(
-            checked=(*found.checked, f"{asked.expect}: topology, devices, links and settings"),
+        checked = (f"{asked.expect}: topology, devices, links and settings",)
+        found = structs.replace(
+            found,
+            checked=(*found.checked, *(checked if asked.everything or asked.json else ())),
             findings=in_order((*found.findings, *drifted)),
         )
-    checked = found.checked if asked.everything else found.checked[: 1 if original is None else 2]
-    shown = found if asked.json else structs.replace(found, checked=checked)
-    _print(shown, loaded, json=asked.json, prometheus=asked.prometheus)
-    if asked.fix is not None and original is not None and opened is not None:
-        _fix(original, opened, source, loaded, asked.fix, permissions_of(asked.document or "-"))
+    _print(found, loaded, json=asked.json, prometheus=asked.prometheus)
+    if asked.fix is not None:
+        _fix(vms[0], loaded, asked.fix, permissions_of(files[0] if files else "-"))
     if are_bad(found.findings):
         raise SystemExit(FINDINGS)
+    if not found.checked and asked.expect is None:
+        raise SystemExit(NOT_KNOWN)
+
+
+def _diagnosed(
+    host: "Host", vms: Sequence[_VmSource], known: Circumstances, *, everything: bool
+) -> Findings:
+    """Findings about the host and each VM on it; what was checked is one line for each without
+    `everything`."""
+    answers = [diagnose(host, vm.document, known, vm.vm) for vm in vms] or [
+        diagnose(host, None, known)
+    ]
+    findings = in_order(dict.fromkeys(one for answer in answers for one in answer.findings))
+    if not vms and not judged_areas(host):
+        unknown = (f"host {host.name}", *(f"{gap.subject}: {gap.reason}" for gap in host.gaps))
+        return Findings(checked=(), findings=findings, not_checked=unknown)
+    shown = None if everything else 2 if vms else 1
+    lines = dict.fromkeys(line for answer in answers for line in answer.checked[:shown])
+    return Findings(checked=tuple(lines), findings=findings)
 
 
 def _under_load(
@@ -120,33 +154,37 @@ def _under_load(
     )
 
 
-def _document(path: str | None, live: str | None) -> bytes | None:
-    if live is not None:
-        from homenode.process import run
-        from homenode.vm.hypervisor.connection import DEFAULT
-        from homenode.vm.hypervisor.virsh import Virsh
+def _vm_of_domain(name: str) -> _VmSource:
+    from homenode.process import run
+    from homenode.vm.hypervisor.connection import DEFAULT
+    from homenode.vm.hypervisor.virsh import Virsh
 
-        live = Virsh(DEFAULT).domain(live).uuid  # a name that is none is the caller's to correct
-
-        argv = ("virsh", "-q", "-r", "-c", "qemu:///system", "dumpxml", "--", live)
-        return run(argv, 30).stdout_or_raise().encode()
-    if path is None:
-        return None
-    hint = "virsh dumpxml --inactive NAME > VM.xml"
-    return read_input(path, "a domain document", hint=hint)
+    uuid = Virsh(DEFAULT).domain(name).uuid  # a name that is none is the caller's to correct
+    argv = ("virsh", "-q", "-r", "-c", "qemu:///system", "dumpxml", "--", uuid)
+    content = run(argv, 30).stdout_or_raise().encode()
+    return _VmSource(name, content, open_domain(content, name), None)
 
 
-def _vm_of_target(original: bytes | None, source: str, fix: Path | None) -> "Vm | None":
-    """The VM of another hypervisor's file; None of a domain document. Raises UsageError, InputError
-    or ParseError."""
-    if original is None or target_of(original) is None:
-        return None
-    if fix is not None:
-        raise UsageError(
-            f"--fix: expected a domain document, found another hypervisor's file ({source})",
-            hint="homenode plan FILE writes it again",
+def _vm_of_file(name: str) -> _VmSource:
+    """Raises InputError for a file that is neither a VM's nor a host's."""
+    content = read_input(name, "a file", hint="virsh dumpxml --inactive NAME > VM.xml")
+    if b"<domain" in content[:_HEAD_BYTES] or content[:2] in _UTF_16:
+        return _VmSource(name, content, open_domain(content, name), None)
+    if target_of(content) is not None:
+        return _VmSource(name, content, None, read_vm(content, name).guest)
+    vm = read_command_line(content.decode(errors="replace"), name)
+    if vm is None:
+        raise InputError(
+            f"{name}: expected a VM (libvirt's XML, a configuration of qm or xl, a command line of "
+            "QEMU) or a host (a capture, a tree of /sys, hwloc's XML, host.toml, host.json, output "
+            "of lspci -vvv, numactl -H, lscpu -e or nvidia-smi topo -m), found neither",
+            hint="virsh dumpxml --inactive NAME > VM.xml",
         )
-    return read_vm(original, source).guest
+    return _VmSource(name, content, None, vm)
+
+
+_HEAD_BYTES = 1 << 16
+_UTF_16 = (b"\xff\xfe", b"\xfe\xff", b"<\0", b"\0<")
 
 
 def _circumstances(h2d: Sequence[str], known_width: Sequence[str]) -> Circumstances:
@@ -211,17 +249,16 @@ def _print(found: Findings, host: "Host", *, json: bool, prometheus: bool) -> No
         print_findings(found, as_json=json, with_sources=True)
 
 
-def _fix(
-    original: bytes, opened: "Document", source: str, host: "Host", output: Path, mode: int
-) -> None:
+def _fix(source: _VmSource, host: "Host", output: Path, mode: int) -> None:
+    assert source.document is not None, "doctor has seen to it"
     from homenode.plan.auto import resolve_layout
     from homenode.plan.tuning import tune
     from homenode.vm.layout import layout_text
     from homenode.vm.plan_options import AUTO, PlanOptions
 
-    options = resolve_layout(vm_of(opened), PlanOptions(AUTO), host).options
-    tuning = tune(original, source, options, host)
-    saved = write_tuned(output, original, tuning.document, mode)
+    options = resolve_layout(vm_of(source.document), PlanOptions(AUTO), host).options
+    tuning = tune(source.content, source.name, options, host)
+    saved = write_tuned(output, source.content, tuning.document, mode)
     layout = layout_text(tuning.plan.layout)
     note(
         f"wrote {saved.output}: the same VM in layout {layout} (original in {saved.original}; "

@@ -23,7 +23,7 @@ def findings_text(findings: Findings, *, with_sources: bool = False) -> Doc:
     parts += [Text(f"not checked: {one}", "dim") for one in findings.not_checked]
     for finding in findings.findings:
         parts += [Text(""), *_finding(finding, with_sources)]
-    return Doc("", (*parts, Text(""), Text(_summary(findings.findings), "bold")))
+    return Doc("", (*parts, Text(""), Text(_summary(findings), "bold")))
 
 
 def checks_text(title: str, checks: Sequence[Check]) -> Doc:
@@ -55,9 +55,11 @@ def _finding(finding: Finding, with_source: bool) -> Iterator[Text]:
         yield Text(f"source   {finding.source}", indent=2)
 
 
-def _summary(findings: Sequence[Finding]) -> str:
+def _summary(findings: Findings) -> str:
     counts = dict.fromkeys(Severity, 0)
-    for finding in findings:
+    for finding in findings.findings:
         counts[finding.severity] += 1
     stated = ", ".join(f"{count} {severity}" for severity, count in counts.items() if count)
-    return f"findings: {stated}" if stated else "nothing is wrong"
+    if stated:
+        return f"findings: {stated}"
+    return "nothing is wrong" if findings.checked else "nothing could be judged"

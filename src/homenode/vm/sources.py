@@ -3,6 +3,9 @@
 What a file is, is decided by its content and never by its name.
 """
 
+import re
+from collections.abc import Sequence
+from functools import reduce
 from pathlib import Path
 
 from homenode.errors import InputError, of_os
@@ -48,7 +51,10 @@ def load_host(source: str | None, *, lspci: Path | None = None) -> Host:
     Raises InputError for what is not there or of no known kind, and where two sources contradict
     each other so that no one host can be meant; HostError for what cannot be read.
     """
-    host = _this_machine() if source is None else _named(source)
+    return _overlaid(_this_machine() if source is None else _named(source), lspci)
+
+
+def _overlaid(host: Host, lspci: Path | None = None) -> Host:
     if lspci is None:
         return host
     from homenode.machine.discover.lspci import overlay_lspci
@@ -155,6 +161,61 @@ def host_of_text(text: str, name: str) -> Host:
     from homenode.machine.description.parse import parse_description
 
     return parse_description(text, name).host
+
+
+_HOST_TOML = re.compile(r"^(?:packages|cores_per_package)[ \t]{0,99}=", re.MULTILINE)
+
+
+def is_host_source(name: str) -> bool:
+    """Whether a directory or a file is a source of a host, by its content. Raises InputError or
+    HostError for what cannot be read."""
+    path = Path(name)
+    is_archive, exists = _holds_files(name, path)
+    if is_archive or not exists:
+        return is_archive
+    try:
+        text = _text(path)
+    except InputError:
+        return False  # which whoever reads it as a VM says
+    start = text.lstrip("\ufeff \t\r\n")[:_HEAD_CHARACTERS]
+    if start.startswith("<"):
+        return "<topology" in start and "<domain" not in start
+    if start.startswith("{"):
+        return '"homenode.host/' in start
+    from homenode.machine.tools import lscpu, numactl, nvidia_smi
+    from homenode.machine.tools.lspci import looks_like_lspci
+
+    kinds = (
+        looks_like_lspci,
+        numactl.looks_like_hardware,
+        lscpu.looks_like_lscpu,
+        nvidia_smi.looks_like_topology,
+        _HOST_TOML.search,
+    )
+    return any(kind(text) for kind in kinds)
+
+
+def load_host_of(sources: Sequence[str], *, lspci: Path | None = None) -> Host:
+    """The one host that several sources describe together; output of lspci is laid over the others.
+    Raises as load_host, and InputError for sources that do not complement each other."""
+    from homenode.machine.discover.listings import complement
+
+    listings = [source for source in sources if _is_lspci(source)]
+    bases = [source for source in sources if source not in listings] or [listings.pop()]
+    overlays = [*map(Path, listings), *([] if lspci is None else [lspci])]
+    if len(overlays) > 1:
+        raise InputError(
+            f"{overlays[0]}, {overlays[1]}: two outputs of lspci for one host",
+            hint="homenode doctor --pool FOLDER compares hosts",
+        )
+    return _overlaid(reduce(complement, map(_named, bases)), *overlays)
+
+
+def _is_lspci(source: str) -> bool:
+    from homenode.machine.tools.lspci import looks_like_lspci
+
+    path = Path(source)
+    return not _holds_files(source, path)[0] and looks_like_lspci(_text(path))
 
 
 def _listed_host(text: str, name: str) -> Host | None:

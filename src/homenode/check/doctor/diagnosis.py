@@ -69,16 +69,7 @@ def diagnose(
         *(one for check in CHECKS for one in check(host)),
         *layout_findings(host, with_advice=document is None and vm is None),
     ]
-    counted = any(d.errors is not None or d.link_replays is not None for d in host.pci_devices)
-    looked = [
-        *(("links",) if host.pci_devices else ()),
-        *(("errors",) if counted else ()),
-        *(("peers",) if has_peers(host) else ()),
-        *(("nodes",) if host.nodes else ()),
-        *(("peer-to-peer",) if host.pci_devices else ()),
-        *(("settings",) if host.settings != HostSettings() else ()),
-    ]
-    checked = [f"host {host.name}: {', '.join(looked) or 'nothing that it reports'}"]
+    checked = [f"host {host.name}: {', '.join(judged_areas(host)) or 'nothing that it reports'}"]
     checked += describe_paths(host)
     if document is None and vm is None:
         found += [*peer_findings(host), *settings_findings(host, None)]
@@ -98,6 +89,20 @@ def diagnose(
     checked += _not_known(host)
     whole = merged(found) if document is None else located(merged(found), document)
     return Findings(checked=tuple(checked), findings=in_order(whole))
+
+
+def judged_areas(host: Host) -> tuple[str, ...]:
+    """Return what the host's source shows enough of to be judged; () = nothing."""
+    devices = host.pci_devices
+    is_known = {
+        "links": any(device.link is not None for device in devices),
+        "errors": any(d.errors is not None or d.link_replays is not None for d in devices),
+        "peers": has_peers(host),
+        "nodes": bool(host.nodes),
+        "peer-to-peer": any(device.acs is not None for device in devices),
+        "settings": host.settings != HostSettings(),
+    }
+    return tuple(area for area, is_shown in is_known.items() if is_shown)
 
 
 def _not_known(host: Host) -> list[str]:

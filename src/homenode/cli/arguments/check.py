@@ -50,11 +50,11 @@ class DoctorArguments(Struct, frozen=True, kw_only=True):
     Nothing is changed. The exit code is 1 where something is critical or a warning.
 
     Examples:
-      homenode doctor VM.xml --host hgx-h100
+      homenode doctor VM.xml numactl.txt
       homenode doctor --pool captures/
     """
 
-    document: Annotated[str | None, Arg("[VM]")] = None
+    files: Annotated[tuple[str, ...], Arg("FILE...", complete="domain_names")] = ()
     host: HostOption = None
     lspci: LspciOption = None
     live: Annotated[str | None, Opt("--live", "NAME", complete="domain_names")] = None

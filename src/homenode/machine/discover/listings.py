@@ -131,42 +131,48 @@ def host_from_topology(read: TopoMatrix, name: str) -> Host:
         Gap(f"PCI addresses of {', '.join(names)}", f"{tool} shows only their place: {place}")
         for place, names in names_at.items()
     )
-    others = Gap("CPUs and NUMA nodes", f"{tool} shows those of GPUs only")
-    return host_of_nothing(name, (others, *gaps))
+    unshown = Gap("CPUs and NUMA nodes", f"{tool} shows those of GPUs only")
+    return host_of_nothing(name, (unshown, *gaps))
 
 
 def complement(first: Host, second: Host) -> Host:
     """One host of two listings. Raises InputError where they cannot be of one machine."""
-    base, other = (first, second) if first.cores or not second.cores else (second, first)
-    if not base.nodes:
-        base, other = other, base
-    by_index = {node.index: node for node in other.nodes}
-    for node in base.nodes if by_index else ():
-        also = by_index.get(node.index)
-        if also is None or also.pus != node.pus:
-            cpus = "no such node" if also is None else f"CPUs {also.pus}"
+    if first.cores and second.cores:
+        raise InputError(
+            f"{first.name} and {second.name} both show cores: each would be a host of its own",
+            hint="homenode doctor --pool FOLDER compares hosts",
+        )
+    is_first = bool(first.cores) or (bool(first.nodes) and not second.cores)
+    base, other = (first, second) if is_first else (second, first)
+    nodes = {node.index: node for node in base.nodes}
+    pus_of = [{node.index: node.pus for node in host.nodes if node.pus} for host in (base, other)]
+    for index in sorted(pus_of[0].keys() | pus_of[1].keys()) if all(pus_of) else ():
+        ours, theirs = (pus.get(index, "none") for pus in pus_of)
+        if ours != theirs:
             raise InputError(
-                f"{other.name}: node {node.index}: {cpus}; {base.name}: CPUs {node.pus}",
+                f"CPUs of node {index}: {ours} in {base.name}, {theirs} in {other.name}",
                 hint="give listings of one machine, made at the same time",
             )
-    nodes = tuple(
-        replace(
-            node,
-            memory_bytes=by_index[node.index].memory_bytes,
-            memory_free_bytes=by_index[node.index].memory_free_bytes,
-        )
-        if node.memory_bytes is None and by_index
-        else node
-        for node in base.nodes
+    for node in other.nodes:  # lscpu shows no node without CPUs
+        shown = nodes.get(node.index)
+        if shown is None:
+            nodes[node.index] = node
+        elif shown.memory_bytes is None:
+            nodes[node.index] = replace(
+                shown, memory_bytes=node.memory_bytes, memory_free_bytes=node.memory_free_bytes
+            )
+    host = replace(
+        base,
+        nodes=tuple(nodes[index] for index in sorted(nodes)),
+        distances=base.distances or other.distances,
     )
-    whole = replace(base, nodes=nodes, distances=base.distances or other.distances)
-    missing = {gap.subject for gap in _missing(whole, "")}
+    missing = {gap.subject for gap in _missing(host, "")}
     gaps = (
         gap
         for gap in (*base.gaps, *other.gaps)
         if gap.subject not in _PARTS or gap.subject in missing
     )
-    return replace(whole, gaps=tuple({gap.subject: gap for gap in gaps}.values()))
+    return replace(host, gaps=tuple({gap.subject: gap for gap in gaps}.values()))
 
 
 _CORES, _MEMORY, _DISTANCES = "cores, LLCs and packages", "memory of nodes", "distances of nodes"

@@ -30,6 +30,7 @@ from homenode.vm.model import (
 )
 from homenode.vm.plan_model import Plan
 from homenode.vm.plan_options import MemoryMode
+from homenode.vm.targets.script import words_of
 from homenode.vm.targets.target import is_vgpu, passed_through
 
 _MODEL_OF_DEVICE = {device: model for model, device in QEMU_DEVICE.items()}
@@ -275,6 +276,21 @@ def joined(first: str, pairs: Iterable[tuple[str, str]]) -> str:
 def _set_of(pairs: Iterable[tuple[str, str]], key: str, source: str) -> CpuSet:
     ranges = [value for name, value in pairs if name == key]
     return CpuSet.parse(",".join(ranges), source) if ranges else CpuSet()
+
+
+def read_command_line(text: str, source: str) -> Vm | None:
+    """The VM of a command line as a shell, `ps` or libvirt's log has it, with the words before the
+    program; None for another text. Raises ParseError."""
+    joined = text[:_MOST_CHARACTERS].replace("\\\n", " ")
+    program = _PROGRAM.search(joined)
+    if program is None:
+        return None
+    words = words_of(joined[program.end() - 1 :], source)
+    return vm_of_command(options_of(words, source), source)
+
+
+_MOST_CHARACTERS = 1 << 18
+_PROGRAM = re.compile(r"\b(?:qemu-system-\w{1,20}|qemu-kvm|kvm)\s{1,40}-")
 
 
 def vm_of_command(options: Options, source: str) -> Vm:

@@ -1,0 +1,115 @@
+"""The doctor takes files of VMs and hosts together, and knows each by its content."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.command_line import homenode
+from tests.discover.test_listings import NUMACTL, TOPOLOGY
+from tests.shared_data import SHARED, needs_shared
+from tests.tools.test_lscpu import TABLE
+
+VM = """<domain type='kvm'><name>a</name><memory unit='GiB'>1</memory><vcpu>2</vcpu>
+<cputune><vcpupin vcpu='0' cpuset='0'/><vcpupin vcpu='1' cpuset='2'/></cputune>
+<os><type arch='x86_64' machine='q35'>hvm</type></os>
+<cpu mode='host-passthrough'><topology sockets='1' dies='1' cores='1' threads='2'/></cpu>
+</domain>
+"""
+QM = "cores: 2\nsockets: 1\nmemory: 1024\nname: b\n"
+XL = 'name = "c"\nvcpus = 2\nmemory = 1024\n'
+QEMU = "/usr/bin/qemu-system-x86_64 \\\n -machine q35 -smp 2 -m 1024\n"
+HOST = """name = "h"
+packages = 2
+cores_per_package = 2
+memory_per_node = "8GiB"
+[[vm]]
+name = "x"
+memory = { 0 = "1GiB" }
+pins = "0"
+"""
+
+
+def doctor(folder: Path, *texts: str) -> tuple[int, str]:
+    """Exit code and output for files of these texts, whose names say nothing."""
+    for number, text in enumerate(texts):
+        (folder / f"file{number}").write_text(text)
+    done = homenode(
+        "doctor", *(folder / f"file{number}" for number in range(len(texts))), whole=True
+    )
+    return done.exit_code, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    "texts", [(VM, TABLE), (TABLE, VM), (NUMACTL, VM, TABLE), (TOPOLOGY, TABLE, VM)]
+)
+def test_a_vm_is_judged_on_what_the_listings_of_its_host_show(
+    texts: tuple[str, ...], tmp_path: Path
+) -> None:
+    code, said = doctor(tmp_path, *texts)
+    assert code == 1 and "threads-not-siblings" in said
+
+
+@pytest.mark.parametrize("vm", [VM, QM, XL, QEMU])
+def test_each_kind_of_vm_is_judged_on_a_described_host(vm: str, tmp_path: Path) -> None:
+    _, said = doctor(tmp_path, HOST, vm)
+    assert "checked: host h" in said and "file1: references" in said
+
+
+def test_several_vms_are_judged_and_the_host_once(tmp_path: Path) -> None:
+    code, said = doctor(tmp_path, VM, TABLE, VM)
+    assert code == 1
+    assert said.count("checked: host") == 1 and said.count("(threads-not-siblings)") == 2
+
+
+def test_a_source_in_which_nothing_can_be_judged_is_not_known(tmp_path: Path) -> None:
+    code, said = doctor(tmp_path, TOPOLOGY)
+    assert code == 5
+    assert "nothing could be judged" in said and "nothing is wrong" not in said
+    answer = json.loads(homenode("doctor", tmp_path / "file0", "--json").stdout)
+    assert answer["checked"] == [] and answer["not_checked"]
+
+
+@pytest.mark.parametrize(
+    ("texts", "says"),
+    [
+        (("install kvm now",), "file0: expected a VM"),
+        (("<network/>", TABLE), "file0: expected a VM"),
+        ((TABLE, TABLE), "both show cores"),
+        ((TABLE, NUMACTL.replace("cpus: 2", "cpus: 4")), "CPUs of node 1"),
+        (("kvm -smp 'x\n",), "words of a shell"),
+    ],
+)
+def test_files_that_are_nothing_known_or_of_two_hosts_are_errors(
+    texts: tuple[str, ...], says: str, tmp_path: Path
+) -> None:
+    code, said = doctor(tmp_path, *texts)
+    assert code == 2 and says in said
+
+
+def test_a_host_is_given_once_and_a_plan_is_made_for_one_vm(tmp_path: Path) -> None:
+    doctor(tmp_path, TABLE, VM, VM)
+    host, *vms = (tmp_path / f"file{number}" for number in range(3))
+    assert homenode("doctor", host, "--host", "hgx-h100").exit_code == 2
+    assert homenode("doctor", host, *vms, "--fix", tmp_path / "new").exit_code == 2
+    assert not (tmp_path / "new").exists()
+
+
+@needs_shared
+@pytest.mark.parametrize(
+    ("case", "code", "named"),
+    [
+        ("cells-cut-sockets-no-host", 1, {"socket-cut-by-cell"}),
+        ("lscpu-e-and-pins", 1, {"threads-not-siblings", "emulator-floats"}),
+        ("numactl-as-host", 1, {"memory-elsewhere", "emulator-floats"}),
+        ("numactl-host-and-pins", 0, {"emulator-floats"}),
+        ("topo-sys-on-one-node", 5, set()),
+    ],
+)
+def test_what_people_post_is_answered(case: str, code: int, named: set[str]) -> None:
+    files = sorted((SHARED / "cases/posted" / case).glob("[!R]*"))
+    done = homenode("doctor", *files, "--json")
+    found = {finding["id"] for finding in json.loads(done.stdout)["findings"]}
+    assert done.exit_code == code
+    assert named <= found
+    assert named == found or case == "cells-cut-sockets-no-host"  # on this machine

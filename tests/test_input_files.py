@@ -254,8 +254,8 @@ COMMANDS = (
     "apply X --yes",
     "nccl-topo --domain X --host small-2n8c-2gpu",
     "nccl-topo --check X",
-    "pool show X",
-    "pool show small-2n8c-2gpu*2 --after X",
+    "pool show --pool X",
+    "pool show --pool small-2n8c-2gpu*2 --after X",
     "pool place X --pool small-2n8c-2gpu*2",
     "pool capture --hosts X -o OUT",
     "slurm check X X --host small-2n8c-2gpu",
@@ -296,7 +296,7 @@ def pool(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("command", ["pool show P", "doctor --pool P"])
+@pytest.mark.parametrize("command", ["pool show --pool P", "doctor --pool P"])
 def test_a_pool_of_others_answers_at_once_and_names_what_it_left_out(
     pool: Path, command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -62,18 +62,10 @@ class Flag(Opt):
 
 
 class Arg(Opt):
-    """A word by its position. hidden: it is taken and not shown."""
+    """A word by its position."""
 
-    def __init__(
-        self,
-        metavar: str,
-        *,
-        parse: Parser | None = None,
-        complete: str = "",
-        hidden: bool = False,
-    ) -> None:
+    def __init__(self, metavar: str, *, parse: Parser | None = None, complete: str = "") -> None:
         super().__init__("", metavar, parse=parse, complete=complete)
-        self.hidden = hidden
 
 
 def size_bytes(text: str, option: str) -> int:

@@ -53,7 +53,7 @@ def test_every_option_has_a_row_with_its_choices_and_whether_it_may_be_repeated(
 ) -> None:
     command = EVERY[words]
     for one in command.parameters:
-        if command.hidden or (isinstance(one.opt, Arg) and one.opt.hidden):
+        if command.hidden:
             continue
         found = meaning(command.alias_of or words[1:], one.name)
         text = f"{found.text} {found.default}"

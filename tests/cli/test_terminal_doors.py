@@ -245,8 +245,8 @@ def test_a_name_makes_no_line_of_its_own(
     document.write_text("<domain")
     (document.parent / f"{forged}.json").write_text("{}")
     for words in (
-        ("pool", "show", tmp_path),
-        ("pool", "show", tmp_path, "--all"),
+        ("pool", "show", "--pool", tmp_path),
+        ("pool", "show", "--pool", tmp_path, "--all"),
         ("pool", "place", DOCUMENT, "--pool", tmp_path),
         ("doctor", "--pool", tmp_path),
         ("show", "--host", tmp_path / f"bad{forged}.toml"),

@@ -105,7 +105,7 @@ def test_a_command_page_names_every_option_and_every_choice(name: str) -> None:
     words = document.words_in_code()
     for one in PARAMETERS[name]:
         if isinstance(one.opt, Arg):
-            assert one.opt.hidden or one.opt.metavar in listed
+            assert one.opt.metavar in listed
             continue
         missing = {*one.opt.names, *getattr(one.opt, "off", ())} - options
         assert not missing, f"{name}.md: no row for {missing}"

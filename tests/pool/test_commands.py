@@ -17,7 +17,7 @@ from tests.pool.pools import filled, named, shipped
 DOCUMENT = """<domain type='kvm'><name>gpu-vm</name><memory unit='GiB'>256</memory><vcpu>32</vcpu>
 <os><type arch='x86_64' machine='q35'>hvm</type></os><features><acpi/></features>
 <cpu mode='host-passthrough'/><devices/></domain>"""
-FOUR = "hgx-h100 hgx-h200 h200-xeon8558 mi300x-epyc9654"
+FOUR = "--pool hgx-h100 --pool hgx-h200 --pool h200-xeon8558 --pool mi300x-epyc9654"
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -48,12 +48,14 @@ def test_show_has_each_host_and_how_many_vms_fit(run: Run) -> None:
     assert first == "4 hosts, all free: 32 GPUs, 528 cores, 8.25 TiB; 0 VMs"
     assert "h200-xeon8558 8/8 96 2 TiB 0 8 4 2 1".split() in _rows(out)
     assert "total 32/32 528 8.25 TiB 0 32 16 8 4".split() in _rows(out)
-    _, out, _ = run("show hgx-h100 --explain")
+    _, out, _ = run("show --pool hgx-h100 --explain")
     assert "hgx-h100 1 4/4 56 1 TiB".split() in _rows(out)
 
 
 def test_show_as_json_has_nodes_and_counts_and_what_was_not_read(run: Run) -> None:
-    code, out, err = run("show hgx-h100 nothere --size gpus=2,vcpus=24,memory=256GiB --json")
+    code, out, err = run(
+        "show --pool hgx-h100 --pool nothere --size gpus=2,vcpus=24,memory=256GiB --json"
+    )
     pool = json.loads(out)
     assert (code, pool["format"]) == (1, "homenode.pool/1")
     (host,) = pool["hosts"]
@@ -61,21 +63,20 @@ def test_show_as_json_has_nodes_and_counts_and_what_was_not_read(run: Run) -> No
     assert host["fits"] == [{"size": "2 GPUs, 24 vCPUs, 256 GiB", "count": 4}]
     assert pool["unread"][0]["source"] == "nothere"
     assert "not read  nothere" in err
-    assert run("show nothere")[0] == 2
+    assert run("show --pool nothere")[0] == 2
     assert run("show")[0] == 2
 
 
 def test_sizes_are_the_users_where_no_host_has_gpus(run: Run) -> None:
-    _, out, _ = run("show xeon-2p-cpus*2")
+    _, out, _ = run("show --pool xeon-2p-cpus*2")
     assert "size" not in out
-    _, out, _ = run("show xeon-2p-cpus hgx-h100 --size gpus=1")
+    _, out, _ = run("show --pool xeon-2p-cpus --pool hgx-h100 --size gpus=1")
     assert _rows(out)[4][-1] == "8"
     assert _rows(out)[5][-1] == "-"
 
 
 def test_place_ranks_hosts_and_names_what_decided(run: Run) -> None:
-    pools = " ".join(f"--pool {name}" for name in FOUR.split())
-    code, out, err = run(f"place vm.xml --gpus 4 {pools} -o tuned.xml")
+    code, out, err = run(f"place vm.xml --gpus 4 {FOUR} -o tuned.xml")
     assert code == 0
     first = out.splitlines()[0]
     assert first == "gpu-vm fits 4 of 4 hosts; best: hgx-h100, node 0; all GPUs local"
@@ -101,7 +102,7 @@ def test_a_saved_plan_counts_on_the_host_that_it_is_for(run: Run) -> None:
     Path("vm.xml").write_text(DOCUMENT.replace("gpu-vm", "third"))
     code, _, err = run(f"{place} --after first.json --after second.json")
     assert (code, "third fits none of 2 hosts" in err) == (4, True)
-    _, out, _ = run("show hgx-h100*2 --after first.json --after second.json")
+    _, out, _ = run("show --pool hgx-h100*2 --after first.json --after second.json")
     assert out.startswith("2 hosts, 2 busy: 0 of 16 GPUs")
 
 

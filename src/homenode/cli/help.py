@@ -101,7 +101,7 @@ def _usage(command: Command, path: str, parameters: tuple[Parameter, ...]) -> st
     words, required = [path], []
     for one in parameters:
         if isinstance(one.opt, Arg):
-            words += [] if one.opt.hidden else [one.opt.metavar]
+            words.append(one.opt.metavar)
         elif one.default is REQUIRED:
             required.append(f"{max(one.opt.names, key=len)} {one.opt.metavar}")
     if not command.record:
@@ -117,9 +117,8 @@ def _sections(
     options: dict[str, list[tuple[str, str]]] = {"Options": []}
     for one in parameters:
         if isinstance(one.opt, Arg):
-            if not one.opt.hidden:
-                row = (one.opt.metavar, meaning(words, one.opt.metavar).text)
-                arguments.setdefault("Arguments", []).append(row)
+            row = (one.opt.metavar, meaning(words, one.opt.metavar).text)
+            arguments.setdefault("Arguments", []).append(row)
         elif whole or not one.opt.rare:
             row = (_names(one), _description(one, meaning(words, one.name)))
             options.setdefault(one.opt.panel if whole else "Options", []).append(row)

@@ -10,7 +10,7 @@ POOL = Command(
     about="""See what fits on many hosts, and where VMs go.
 
     Examples:
-      homenode pool show 'hgx-h100*40'
+      homenode pool show --pool 'hgx-h100*40'
       homenode pool place VM.xml --pool pool/ --gpus 2 -o tuned.xml
     """,
     commands=(

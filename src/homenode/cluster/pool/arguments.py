@@ -22,12 +22,11 @@ class PoolShowArguments(Struct, frozen=True, kw_only=True):
     """Show what is free on each host, and which VMs still fit.
 
     Examples:
-      homenode pool show 'hgx-h100*40'
-      homenode pool show pool/ --size gpus=2,vcpus=24,memory=256GiB --json
+      homenode pool show --pool 'hgx-h100*40'
+      homenode pool show --pool pool/ --size gpus=2,vcpus=24,memory=256GiB --json
     """
 
-    sources: Annotated[tuple[str, ...], Arg("POOL...", hidden=True)] = ()
-    pool: PoolOption = ()
+    pool: PoolOption
     sizes: Annotated[tuple[str, ...], Opt("--size", "gpus=N,vcpus=N,memory=SIZE")] = ()
     after: AfterOption = ()
     everything: Annotated[bool, Flag("--all")] = False

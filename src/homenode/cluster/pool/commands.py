@@ -50,12 +50,9 @@ from homenode.wording import command_line, did_you_mean, plural
 
 def show(asked: PoolShowArguments) -> None:
     """Print what is free, and how many VMs of each size fit."""
-    sources = (*asked.pool, *asked.sources)
-    if not sources:
-        raise UsageError("missing argument POOL", hint="homenode pool show 'hgx-h100*4'")
     sizes = tuple(map(size_of, asked.sizes))
     with counting("reading hosts") as progress:
-        named = read_hosts(sources, progress)
+        named = read_hosts(asked.pool, progress)
     after = hosts_after(tuple(entry.host for entry in named.hosts), asked.after)
     named = NamedHosts(_with_hosts(named.hosts, after), named.unread)
     if not sizes and any(passable_gpus(host) for host in after):
@@ -144,7 +141,7 @@ def _chosen(entries: Sequence[NamedHost], names: Sequence[str]) -> Sequence[Name
         if name not in hosts:
             raise UsageError(
                 f"--on: no host named {name}",
-                hint=f"{did_you_mean(name, hosts)}homenode pool show POOL --all lists them",
+                hint=f"{did_you_mean(name, hosts)}homenode pool show --pool POOL --all lists them",
             )
     return [hosts[name] for name in dict.fromkeys(names)] if names else entries
 
@@ -162,8 +159,9 @@ def _exit_with_unread(named: NamedHosts) -> None:
 def capture(asked: PoolCaptureArguments) -> None:
     """Read the hosts into the directory."""
     if bool(asked.servers) == (asked.hosts is not None):
-        found = "both" if asked.servers else "neither"
-        raise UsageError(f"pool capture: expected HOST... or --hosts FILE, found {found}")
+        if asked.servers:
+            raise UsageError("give either HOST or --hosts, not both")
+        raise UsageError("missing argument HOST", hint="or --hosts FILE, a list of hosts")
     lines, source = list(asked.servers), "HOST"
     if asked.hosts is not None:
         content = read_input(asked.hosts, "a list of hosts").decode("utf-8", "replace")
@@ -186,6 +184,6 @@ def capture(asked: PoolCaptureArguments) -> None:
         f"{len(failures)} failed"
     )
     if done.hosts:
-        note(f"next: {command_line('homenode', 'pool', 'show', asked.output)}")
+        note(f"next: {command_line('homenode', 'pool', 'show', '--pool', asked.output)}")
     if failures:
         raise SystemExit(FINDINGS)

@@ -140,7 +140,7 @@ _OWN = "in homenode's own state folder, or of a file that it has just looked at"
 _HELD = "below a descriptor that is held"
 EXCEPTIONS: dict[str, dict[str, str]] = {
     "change/apply/store.py": {"unlink": _OWN, "rmtree": _OWN},
-    "cli/pods.py": {"sys.stdin": "a tar that its reader counts"},
+    "cluster/kubevirt/commands.py": {"sys.stdin": "a tar that its reader counts"},
     "cli/main.py": {"open": "/dev/null", "os.O_WRONLY": "/dev/null"},
     "cli/terminal.py": {"sys.stdin": "whether it is a terminal, and an answer typed there"},
     "vm/domain/document.py": {"xml.parsers": "expat, which is given a text"},

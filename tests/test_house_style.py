@@ -57,11 +57,15 @@ def test_only_process_starts_processes() -> None:
     assert not starters
 
 
+HOOK = Path("cluster/kubevirt/hook.py")
+"""A program of its own, which imports next to nothing."""
+
+
 def test_only_the_command_line_exits() -> None:
     exits = [
         f"{path}:{node.lineno}"
         for path in FILES
-        if "cli" not in path.parts
+        if "cli" not in path.parts and path.relative_to(SOURCE) != HOOK
         for node in nodes(path)
         if isinstance(node, ast.Attribute)
         and node.attr == "exit"

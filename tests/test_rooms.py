@@ -13,13 +13,7 @@ ROOMS = tuple(
 stands below the command line; the other single modules are the leaves. Imports, those inside
 functions too, go to the same room or one below."""
 
-WITH_CLUSTER = {
-    "cli.arguments.cluster",
-    "cli.bench",
-    "cli.on_define_domain",
-    "cli.pods",
-    "show.fit_text",
-}
+WITH_CLUSTER = {"cli.bench"}
 """Modules that still import cluster."""
 
 

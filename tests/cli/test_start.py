@@ -12,7 +12,6 @@ VALUES = {
     "indices",
     "units",
     "vm.hypervisor.connection",
-    "cluster.kubevirt.manifest_options",
     "objective",
     "vm.layout",
     "vm.model",

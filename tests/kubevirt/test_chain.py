@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from homenode.cli.pods import _own_source
+from homenode.cluster.kubevirt.commands import _own_source
 from homenode.cluster.kubevirt.hook_file import hook_file
 from homenode.machine.discover import discover
 from homenode.vm.domain.read import open_domain, vm_of

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from homenode.cli.main import KUBEVIRT
+from homenode.cluster.commands import KUBEVIRT
 from homenode.errors import HostError, InputError, UsageError
 from tests.command_line import Result, homenode
 from tests.kubevirt.test_check import vmi as checked_vmi
@@ -29,7 +29,7 @@ def test_the_hook_gives_a_document_without_devices_back() -> None:
 
 @pytest.mark.parametrize("end", [">/dev/full", ">&-"])
 def test_a_document_that_cannot_be_written_is_an_error_in_one_line(end: str) -> None:
-    command = f'exec "$1" -m homenode.cli.on_define_domain --vmi "$2" --domain "$3" {end}'
+    command = f'exec "$1" -m homenode.cluster.kubevirt.hook --vmi "$2" --domain "$3" {end}'
     done = subprocess.run(
         ["sh", "-c", command, "sh", sys.executable, vmi(), document([])],
         stdin=subprocess.DEVNULL,

@@ -115,7 +115,7 @@ def shim(*arguments: str, root: Path | None = None) -> subprocess.CompletedProce
     """As the shim runs it: no standard input, the outputs apart."""
     where = () if root is None else ("--root", str(root))
     return subprocess.run(
-        [sys.executable, "-m", "homenode.cli.on_define_domain", *arguments, *where],
+        [sys.executable, "-m", "homenode.cluster.kubevirt.hook", *arguments, *where],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         timeout=300,
@@ -262,7 +262,7 @@ def test_eight_gpus_and_sixteen_nics_take_little_time_and_memory(tmp_path: Path)
         "    global calls\n"
         "    calls += event == 'call'\n"
         "sys.setprofile(see)\n"
-        "from homenode.cli.on_define_domain import options, run_hook\n"
+        "from homenode.cluster.kubevirt.hook import options, run_hook\n"
         "code = run_hook(options(sys.argv[1:]))\n"
         "sys.setprofile(None)\n"
         "print(code, calls, file=sys.stderr)\n"
@@ -306,7 +306,7 @@ def test_the_hook_answers_under_the_sidecars_limits_with_two_seconds_worth_of_th
                     "sh",
                     sys.executable,
                     "-m",
-                    "homenode.cli.on_define_domain",
+                    "homenode.cluster.kubevirt.hook",
                     "--vmi",
                     vmi(),
                     "--domain",
@@ -333,7 +333,7 @@ def test_the_hook_stays_below_the_sidecars_memory(root: Path) -> None:
     """Peak of the process itself: a child of pytest would be charged with pytest's own pages."""
     program = (
         "import sys\n"
-        "from homenode.cli.on_define_domain import options, run_hook\n"
+        "from homenode.cluster.kubevirt.hook import options, run_hook\n"
         "code = run_hook(options(sys.argv[1:]))\n"
         f"heavy = [m for m in {HEAVY!r} if m in sys.modules]\n"
         "text = open('/proc/self/status').read()\n"

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from homenode.cli.pods import _own_source
+from homenode.cluster.kubevirt.commands import _own_source
 from homenode.cluster.kubevirt.hook_file import ENTRY, PORTABLE, hook_file
 from homenode.cluster.kubevirt.on_define_domain import DomainAnswer, answer
 from homenode.errors import UsageError
@@ -233,7 +233,7 @@ def usage(python: str, hook: Path, root: Path) -> tuple[float, int]:
     ],
 )
 def test_what_cannot_be_written_for_python_3_9_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="on_define_domain, line"):
+    with pytest.raises(UsageError, match="hook, line"):
         hook_file({ENTRY[0]: text, PORTABLE: _own_source(PORTABLE)}.get, "1")
 
 

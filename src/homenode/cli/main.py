@@ -18,7 +18,7 @@ LOOK_UP = "Look up"
 
 _PLACE, _CHECK, _MEASURE = "arguments.place:", "arguments.check:", "arguments.measure:"
 _TRIAL = "arguments.trial:"
-_CONCLUDE, _CLUSTER = "arguments.conclude:", "arguments.cluster:"
+_CONCLUDE = "arguments.conclude:"
 
 DOCTOR = Command(
     "doctor",
@@ -61,18 +61,8 @@ POOL = Command(
 KUBEVIRT = Command(
     "kubevirt",
     panel=WORKLOADS,
-    about="""Put GPUs of KubeVirt VMs on their nodes: hook, checks, manifests.
-
-    Examples:
-      homenode kubevirt manifest -o manifests
-      homenode kubevirt check vmi.json --host node.tar.gz
-    """,
-    commands=(
-        Command("on-define-domain", f"{_CLUSTER}OnDefineDomainArguments", "pods:on_define_domain"),
-        Command("receive", f"{_CLUSTER}KubevirtReceiveArguments", "pods:receive"),
-        Command("check", f"{_CLUSTER}KubevirtCheckArguments", "pods:check"),
-        Command("manifest", f"{_CLUSTER}KubevirtManifestArguments", "pods:manifest"),
-    ),
+    about="Put GPUs of KubeVirt VMs on their nodes: hook, checks, manifests.",
+    room=".cluster.commands:KUBEVIRT",
 )
 SLURM = Command(
     "slurm",
@@ -135,7 +125,7 @@ PROGRAM = Command(
         POOL,
         KUBEVIRT,
         SLURM,
-        Command("nccl-topo", f"{_CLUSTER}NcclTopoArguments", "nccl_topo:nccl_topo", WORKLOADS),
+        Command("nccl-topo", "arguments.nccl:NcclTopoArguments", "nccl_topo:nccl_topo", WORKLOADS),
         LIST,
         *EARLIER,
     ),

@@ -3,6 +3,7 @@
 from homenode.cli.command import Command
 
 _POOL = ".cluster.pool.arguments:"
+_KUBEVIRT = ".cluster.kubevirt.arguments:"
 _SLURM = ".cluster.slurm.arguments:"
 
 POOL = Command(
@@ -17,6 +18,31 @@ POOL = Command(
         Command("show", f"{_POOL}PoolShowArguments", ".cluster.pool.commands:show"),
         Command("place", f"{_POOL}PoolPlaceArguments", ".cluster.pool.commands:place"),
         Command("capture", f"{_POOL}PoolCaptureArguments", ".cluster.pool.commands:capture"),
+    ),
+)
+KUBEVIRT = Command(
+    "kubevirt",
+    about="""Put GPUs of KubeVirt VMs on their nodes: hook, checks, manifests.
+
+    Examples:
+      homenode kubevirt manifest -o manifests
+      homenode kubevirt check vmi.json --host node.tar.gz
+    """,
+    commands=(
+        Command(
+            "on-define-domain",
+            f"{_KUBEVIRT}OnDefineDomainArguments",
+            ".cluster.kubevirt.commands:on_define_domain",
+        ),
+        Command(
+            "receive", f"{_KUBEVIRT}KubevirtReceiveArguments", ".cluster.kubevirt.commands:receive"
+        ),
+        Command("check", f"{_KUBEVIRT}KubevirtCheckArguments", ".cluster.kubevirt.commands:check"),
+        Command(
+            "manifest",
+            f"{_KUBEVIRT}KubevirtManifestArguments",
+            ".cluster.kubevirt.commands:manifest",
+        ),
     ),
 )
 SLURM = Command(

@@ -17,7 +17,7 @@ from homenode.catalogue import entry_of
 from homenode.errors import UsageError
 from homenode.input_files import package_text
 
-ENTRY = ("homenode.cli.on_define_domain", "main")
+ENTRY = ("homenode.cluster.kubevirt.hook", "main")
 PORTABLE = "homenode.cluster.kubevirt.portable"
 CATALOGUE = "homenode.catalogue"
 MAX_BYTES = 240 << 10

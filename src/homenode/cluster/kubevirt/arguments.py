@@ -1,22 +1,14 @@
-"""What is asked of kubevirt and nccl-topo. [I/O]"""
+"""What is asked of the commands of kubevirt. [I/O]"""
 
 from pathlib import Path
 from typing import Annotated
 
 from msgspec import Struct
 
-from homenode.cli.arguments import (
-    ForceOption,
-    HostOption,
-    JsonOption,
-    LspciOption,
-)
+from homenode.cli.arguments import JsonOption
 from homenode.cluster.kubevirt.manifest_options import ManifestOptions, OnError
-from homenode.opt import Arg, Flag, Opt
+from homenode.opt import Arg, Opt
 from homenode.vm.plan_options import PciGranularity
-
-MAKE = "Make a file"
-JUDGE = "Check a file"
 
 
 class OnDefineDomainArguments(Struct, frozen=True, kw_only=True):
@@ -74,28 +66,3 @@ class KubevirtManifestArguments(Struct, frozen=True, kw_only=True):
 
     output: Annotated[Path, Opt("--output -o", "DIR")]
     manifest: ManifestOptions = ManifestOptions()
-
-
-class NcclTopoArguments(Struct, frozen=True, kw_only=True):
-    """Write the PCIe topology file for NCCL or RCCL in a guest.
-
-    It gives them the host's PCIe tree. A guest sees neither the host's PCIe switches nor real link
-    speeds: NCCL then pairs GPUs with far NICs, and computes bandwidths from virtual ports.
-
-    Examples:
-      homenode nccl-topo --domain VM.xml --plan plan.json -o topo.xml
-      homenode nccl-topo --check topo.xml --domain VM.xml
-    """
-
-    host: HostOption = None
-    lspci: LspciOption = None
-    domain: Annotated[Path | None, Opt("--domain", "FILE", panel=MAKE)] = None
-    plan: Annotated[Path | None, Opt("--plan", "PLAN.json", panel=MAKE)] = None
-    guest: Annotated[str | None, Opt("--guest", "SOURCE", panel=MAKE)] = None
-    nvidia_smi: Annotated[Path | None, Opt("--nvidia-smi", "FILE", panel=MAKE, rare=True)] = None
-    output: Annotated[Path | None, Opt("--output -o", "FILE", panel=MAKE)] = None
-    rccl: Annotated[bool, Flag("--rccl", rare=True)] = False
-    cloud_init: Annotated[Path | None, Opt("--cloud-init", "FILE", panel=MAKE, rare=True)] = None
-    check: Annotated[Path | None, Opt("--check", "FILE", panel=JUDGE)] = None
-    force: ForceOption = False
-    json: JsonOption = False

@@ -3,13 +3,13 @@
 import contextlib
 
 from homenode import __version__
-from homenode.cli.arguments.cluster import (
+from homenode.cli.terminal import exit_if_bad, note, print_findings, write_new_files
+from homenode.cluster.kubevirt.arguments import (
     KubevirtCheckArguments,
     KubevirtManifestArguments,
     KubevirtReceiveArguments,
     OnDefineDomainArguments,
 )
-from homenode.cli.terminal import exit_if_bad, note, print_findings, write_new_files
 from homenode.input_files import package_text, read_input
 from homenode.measure.results.received import receive_run
 from homenode.vm.sources import load_host
@@ -17,7 +17,7 @@ from homenode.vm.sources import load_host
 
 def on_define_domain(asked: OnDefineDomainArguments) -> None:
     """Print the new document, as the shim wants it."""
-    from homenode.cli.on_define_domain import ask, write
+    from homenode.cluster.kubevirt.hook import ask, write
 
     raise SystemExit(
         write(ask(asked.vmi, asked.domain, asked.on_error, asked.pci_granularity, asked.root))

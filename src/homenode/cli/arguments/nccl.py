@@ -1,0 +1,37 @@
+"""What is asked of nccl-topo. [I/O]"""
+
+from pathlib import Path
+from typing import Annotated
+
+from msgspec import Struct
+
+from homenode.cli.arguments import ForceOption, HostOption, JsonOption, LspciOption
+from homenode.opt import Flag, Opt
+
+MAKE = "Make a file"
+JUDGE = "Check a file"
+
+
+class NcclTopoArguments(Struct, frozen=True, kw_only=True):
+    """Write the PCIe topology file for NCCL or RCCL in a guest.
+
+    It gives them the host's PCIe tree. A guest sees neither the host's PCIe switches nor real link
+    speeds: NCCL then pairs GPUs with far NICs, and computes bandwidths from virtual ports.
+
+    Examples:
+      homenode nccl-topo --domain VM.xml --plan plan.json -o topo.xml
+      homenode nccl-topo --check topo.xml --domain VM.xml
+    """
+
+    host: HostOption = None
+    lspci: LspciOption = None
+    domain: Annotated[Path | None, Opt("--domain", "FILE", panel=MAKE)] = None
+    plan: Annotated[Path | None, Opt("--plan", "PLAN.json", panel=MAKE)] = None
+    guest: Annotated[str | None, Opt("--guest", "SOURCE", panel=MAKE)] = None
+    nvidia_smi: Annotated[Path | None, Opt("--nvidia-smi", "FILE", panel=MAKE, rare=True)] = None
+    output: Annotated[Path | None, Opt("--output -o", "FILE", panel=MAKE)] = None
+    rccl: Annotated[bool, Flag("--rccl", rare=True)] = False
+    cloud_init: Annotated[Path | None, Opt("--cloud-init", "FILE", panel=MAKE, rare=True)] = None
+    check: Annotated[Path | None, Opt("--check", "FILE", panel=JUDGE)] = None
+    force: ForceOption = False
+    json: JsonOption = False

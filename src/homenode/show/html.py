@@ -25,7 +25,7 @@ def html_page(doc: Doc) -> str:
 
     Its policy forbids everything but its own style sheet and script, by their digests.
     """
-    style = _text("page.css") + css(*CHART) + css(PICTURE, scope=_DRAWINGS) + css("keys") + _HATCHED
+    style = _text("page.css") + css(*CHART) + css(PICTURE, scope=_DRAWINGS) + _HATCHED
     script = _text("page.js")
     policy = (
         f"default-src 'none'; style-src {_digest(style)}; script-src {_digest(script)}; "

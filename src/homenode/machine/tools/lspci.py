@@ -15,7 +15,7 @@ from functools import cache
 from itertools import pairwise
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, toml
 
 from homenode.bdf import Bdf
 from homenode.errors import ParseError
@@ -393,12 +393,10 @@ def _rom(text: str) -> list[PciBar]:
 
 
 @cache
-def _codes(kind: str) -> dict[str, int]:
-    """Numbers by the names that lspci prints, of "classes" or "vendors"."""
-    text = package_text("machine", "tools", "pci_names.txt")
-    own = text.partition(f"\n{kind}\n")[2].partition("\n\n")[0]
-    rows = (line.partition(" ") for line in own.splitlines())
-    return {name: int(code, 16) for code, _, name in rows}
+def _codes() -> dict[str, dict[str, int]]:
+    """Numbers by the names that lspci prints, of "classes" and "vendors"."""
+    text = package_text("machine", "tools", "pci_names.toml")
+    return toml.decode(text, type=dict[str, dict[str, int]])
 
 
 def class_code_of(name: str) -> int | None:
@@ -407,7 +405,7 @@ def class_code_of(name: str) -> int | None:
     >>> hex(class_code_of("3D controller") or 0), class_code_of("Flux capacitor")
     ('0x302', None)
     """
-    return _codes("classes").get(name)
+    return _codes()["classes"].get(name)
 
 
 def vendor_id_of(words: str) -> int | None:
@@ -416,8 +414,8 @@ def vendor_id_of(words: str) -> int | None:
     >>> hex(vendor_id_of("NVIDIA Corporation Device 2330") or 0)
     '0x10de'
     """
-    fitting = [name for name in _codes("vendors") if words.startswith(name)]
-    return _codes("vendors")[max(fitting, key=len)] if fitting else None
+    fitting = [name for name in _codes()["vendors"] if words.startswith(name)]
+    return _codes()["vendors"][max(fitting, key=len)] if fitting else None
 
 
 # The lines of one register go on without a name: `DevCtl:` opens, and MaxPayload stands two lines

@@ -21,7 +21,6 @@ from homenode.catalogue import finding
 from homenode.errors import ParseError
 from homenode.findings import Finding, Severity
 from homenode.gap import Gap
-from homenode.input_files import package_text
 from homenode.machine.tools.nccl_tests import NcclRow, NcclTests
 from homenode.machine.tools.numactl import bound_by_command, parse_show
 from homenode.machine.tools.nvbandwidth import (
@@ -131,14 +130,26 @@ def binding_in(head: str) -> tuple[Binding | None, tuple[Gap, ...]]:
     return binding, ()
 
 
-def _tests() -> Iterator[tuple[str, tuple[str, str | None]]]:
-    for line in package_text("measure", "figures", "nvbandwidth.txt").splitlines():
-        if not line.startswith("#"):
-            name, metric, *variant = line.split(" ", 2)
-            yield name, (metric, variant[0] if variant else None)
+_METRIC_OF_TEST: dict[str, tuple[str, str | None]] = {
+    "host_to_device_memcpy_ce": ("h2d-bandwidth", None),
+    "host_to_device_memcpy_sm": ("h2d-bandwidth", "sm"),
+    "device_to_host_memcpy_ce": ("d2h-bandwidth", None),
+    "device_to_host_memcpy_sm": ("d2h-bandwidth", "sm"),
+    "host_device_latency_sm": ("h2d-latency", None),
+    "host_to_device_bidirectional_memcpy_ce": ("h2d-bandwidth", "both ways"),
+    "device_to_host_bidirectional_memcpy_ce": ("d2h-bandwidth", "both ways"),
+    "host_to_device_bidirectional_memcpy_sm": ("h2d-bandwidth", "sm both ways"),
+    "device_to_host_bidirectional_memcpy_sm": ("d2h-bandwidth", "sm both ways"),
+    "host_to_all_memcpy_ce": ("h2d-bandwidth", "all at once"),
+    "all_to_host_memcpy_ce": ("d2h-bandwidth", "all at once"),
+    "device_local_copy": ("d2d-bandwidth", None),
+    "device_to_device_memcpy_read_ce": ("p2p-bandwidth", None),
+    "device_to_device_memcpy_read_sm": ("p2p-bandwidth", "read sm"),
+    "device_to_device_memcpy_write_ce": ("p2p-bandwidth", "write ce"),
+    "device_to_device_memcpy_write_sm": ("p2p-bandwidth", "write sm"),
+}
+"""Of a test of nvbandwidth its metric and variant. Others keep their names and are not compared."""
 
-
-_METRIC_OF_TEST = dict(_tests())
 _UNITS = {Unit.BYTES_PER_S: "bytes_per_s", Unit.NS: "ns"}
 # The row's GPU fetches from the column's, whatever the arrow of the description says
 # (testcases_ce.cpp, testcases_sm.cpp): the column's is the one that gives.

@@ -8,14 +8,13 @@ Source: NVIDIA, Fabric Manager User Guide (2025), chapter GPU Partitions.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 
 from msgspec import Struct
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
-from homenode.input_files import package_text
 
 
 class Board(StrEnum):
@@ -37,23 +36,32 @@ class FabricPartition(Struct, frozen=True):
     nvlinks: int
 
 
-def _table(text: str) -> Iterator[tuple[Board, tuple[FabricPartition, ...]]]:
-    """Of each line: a board, its first id, links of each GPU where several are joined, its GPUs,
-    and the modules of each set. Then one GPU each without links, numbered on."""
-    for board, first, links, modules, *joined in (line.split() for line in text.splitlines()):
-        sets = [*joined, *map(str, range(1, int(modules) + 1))]
-        rows = (
-            FabricPartition(
-                int(first) + at,
-                frozenset(map(int, CpuSet.parse(one, "partitions.txt"))),
-                int(links) if at < len(joined) else 0,
-            )
-            for at, one in enumerate(sets)
+def _partitions(
+    first_id: int, nvlinks: int, modules: int, joined: str
+) -> tuple[FabricPartition, ...]:
+    """Sets of modules that are joined, each a list, then single modules, which have no links."""
+    sets = [*joined.split(), *map(str, range(1, modules + 1))]
+    return tuple(
+        FabricPartition(
+            first_id + position,
+            frozenset(map(int, CpuSet.parse(text, "partition"))),
+            nvlinks if position < len(joined.split()) else 0,
         )
-        yield Board(board), tuple(rows)
+        for position, text in enumerate(sets)
+    )
 
 
-PARTITIONS = dict(_table(package_text("plan", "devices", "partitions.txt")))
+PARTITIONS = {
+    Board.HGX_A100: _partitions(
+        0,
+        12,
+        16,
+        "1-16 1-8 9-16 1-4,9-12 5-8,13-16 1-4,13-16 5-12 1-4 5-8 9-12 13-16 "
+        "1-2 3-4 5-6 7-8 9-10 11-12 13-14 15-16",
+    ),
+    Board.HGX_H100: _partitions(0, 18, 8, "1-8 1-4 5-8 1,3 2,4 5,7 6,8"),
+    Board.HGX_B200: _partitions(1, 18, 8, "1-8 1-4 5-8 1-2 3-4 5-6 7-8"),
+}
 """The default partitions of each board."""
 
 _BOARD_OF_NAME = (

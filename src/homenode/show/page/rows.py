@@ -11,7 +11,6 @@ from homenode.decide.compare import series_key
 from homenode.decide.comparison import Effect
 from homenode.decide.summary import Series, SeriesKey
 from homenode.errors import HostError
-from homenode.input_files import package_text
 from homenode.measure.results.model import FigureKey
 from homenode.show.page.machine import ReportedMachine
 from homenode.wording import csv_text
@@ -19,8 +18,46 @@ from homenode.wording import csv_text
 VERSION = 2
 """Of the rows, whatever they are written as."""
 
-_ROWS = package_text("show", "page", "columns.txt").splitlines()
-COLUMNS = dict(line.partition(" ")[::2] for line in _ROWS)
+COLUMNS = {
+    "machine": "string",
+    "system": "string",
+    "layout": "string",
+    "pinning": "string",
+    "siblings": "string",
+    "cells": "string",
+    "pcie": "string",
+    "memory": "string",
+    "arrangement": "string",
+    "memory_mode": "string",
+    "page_bytes": "int64",
+    "vcpus": "int64",
+    "origin": "string",
+    "vantage": "string",
+    "metric": "string",
+    "unit": "string",
+    "variant": "string",
+    "size_bytes": "int64",
+    "node": "int64",
+    "peer_node": "int64",
+    "device": "string",
+    "peer": "string",
+    "state": "string",
+    "slowest_device": "bool_",
+    "value": "float64",
+    "low": "float64",
+    "high": "float64",
+    "boots": "int64",
+    "samples": "int64",
+    "baseline": "string",
+    "ratio": "float64",
+    "ratio_low": "float64",
+    "ratio_high": "float64",
+    "p": "float64",
+    "p_adjusted": "float64",
+    "outcome": "string",
+    "level": "string",
+    "doubts": "string",
+}
 """Of a row, with their types in Arrow's words. See docs/formats/rows.md."""
 
 ReportRow = dict[str, Any]

@@ -30,7 +30,7 @@ HOST = Host(
 
 def test_a_value_survives_being_stored() -> None:
     text = formats.encode("host", HOST)
-    assert text.startswith('{\n  "format": "homenode.host/3"')
+    assert text.startswith('{\n  "format": "homenode.host/1"')
     assert '"0000:19:00.0"' in text
     assert formats.decode(text, "host", Host, "x.json") == HOST
 
@@ -41,8 +41,7 @@ def test_a_value_survives_being_stored() -> None:
         ("", "expected a homenode.host document"),
         ("[]", "found none"),
         ('{"format": "homenode.plan/1"}', "expected a homenode.host document"),
-        ('{"format": "homenode.host/99"}', "expected homenode.host/3, found version 99"),
-        ('{"format": "homenode.host/1"}', "expected homenode.host/3, found version 1"),
+        ('{"format": "homenode.host/99"}', "expected homenode.host/1, found version 99"),
         ('{"format": "homenode.host/x"}', "expected a homenode.host document"),
     ],
 )
@@ -50,14 +49,6 @@ def test_a_foreign_document_is_refused_with_its_reason(text: str, expected: str)
     with pytest.raises(InputError, match=r"x\.json") as caught:
         formats.decode(text, "host", Host, "x.json")
     assert expected in str(caught.value)
-
-
-def test_an_earlier_version_is_refused_with_what_to_do_instead() -> None:
-    with pytest.raises(InputError) as refused:
-        formats.decode('{"format": "homenode.host/2"}', "host", Host, "x.json")
-    assert refused.value.hint == formats.INSTEAD["host"]
-    read_back = {"results", "host", "plan", "bench", "trial", "trial-config", "slurm-study"}
-    assert {kind for kind in read_back if formats.VERSIONS[kind] > 1} <= formats.INSTEAD.keys()
 
 
 def test_a_bad_field_is_named() -> None:

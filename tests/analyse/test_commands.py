@@ -129,7 +129,7 @@ def test_recommend_for_a_host_takes_the_best_rung_and_prints_the_documented_form
     verdicts = decode(printed, "verdict", Verdicts, "output").verdicts
     assert len(verdicts) == 6
     assert {one.level for one in verdicts} == {"published", "reasoned"}
-    assert json.loads(printed)["format"] == "homenode.verdict/2"
+    assert json.loads(printed)["format"] == "homenode.verdict/1"
 
 
 def test_a_gpu_named_like_a_terminal_sequence_stays_text(tmp_path: Path) -> None:

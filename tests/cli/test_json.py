@@ -71,7 +71,7 @@ def test_apply_says_what_it_would_do_and_what_it_did(daemon: StandIn) -> None:
     assert daemon.definition() == ORIGINAL
     (done,) = _json("applied", *words, "--yes")["domains"]
     assert (done["name"], done["uuid"], done["changed"]) == (NAME, UUID, True)
-    assert done["plan"]["format"] == "homenode.plan/2"
+    assert done["plan"]["format"] == "homenode.plan/1"
     assert done["plan"]["vm"]["name"] == NAME
     assert Path(done["original"]).read_bytes().strip() == ORIGINAL.strip()
     assert not _json("applied", *words, "--yes")["domains"][0]["changed"]

@@ -43,7 +43,7 @@ def test_a_tuned_document_is_written_and_undone(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.stderr
     assert "Why there" in done.stdout
     assert out.read_bytes() != DOCUMENT.read_bytes()
-    assert json.loads(plan.read_text())["format"] == "homenode.plan/2"
+    assert json.loads(plan.read_text())["format"] == "homenode.plan/1"
     assert homenode("restore", out, "--yes").exit_code == 0
     assert out.read_bytes() == DOCUMENT.read_bytes()
 

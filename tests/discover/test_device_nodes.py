@@ -9,7 +9,6 @@ from msgspec import structs
 from homenode.bdf import Bdf
 from homenode.check.doctor.diagnosis import diagnose
 from homenode.cluster.kubevirt.placing import place_devices
-from homenode.formats import encode
 from homenode.machine.discover import discover
 from homenode.machine.pci import DeviceKind
 from homenode.machine.snapshot.memory import MemorySnapshot
@@ -17,7 +16,6 @@ from homenode.machine.topology import Host
 from homenode.plan.search.place import place
 from homenode.plan.shape.assemble import assemble
 from homenode.units import GIB
-from homenode.vm.sources import load_host
 from tests.kubevirt_documents import document, shipped
 from tests.small_hosts import asking, small_request
 
@@ -106,23 +104,6 @@ def test_both_names_of_a_gpus_node_give_the_same_diagnosis() -> None:
         for snapshot in (gpus_on_their_own_nodes(), gpus_on_the_cpus_nodes())
     )
     assert own == usual
-
-
-def test_a_stored_host_of_an_earlier_version_is_read_likewise(tmp_path: object) -> None:
-    host = discover(gpus_on_their_own_nodes())
-    raw = structs.replace(
-        host,
-        gaps=(),
-        pci_devices=tuple(
-            structs.replace(device, node=device.reported_node, firmware_node=None)
-            for device in host.pci_devices
-        ),
-    )
-    path = tmp_path / "host.json"  # type: ignore[operator]
-    path.write_text(encode("host", raw))
-    read = load_host(str(path))
-    assert read.pci_devices == host.pci_devices
-    assert read.root_complexes == host.root_complexes
 
 
 def test_a_node_of_ordinary_memory_whose_cpus_are_offline_stays_what_it_is() -> None:

@@ -86,7 +86,7 @@ def test_a_named_option_is_there(page: Page) -> None:
 
 @EVERY
 def test_a_named_format_is_there(page: Page) -> None:
-    known = formats.VERSIONS.keys() | formats.INSTEAD.keys() | set(FORMAT.findall(source_text()))
+    known = formats.VERSIONS.keys() | set(FORMAT.findall(source_text()))
     assert set(FORMAT.findall(page.text)) <= known
 
 

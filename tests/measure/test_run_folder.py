@@ -68,10 +68,10 @@ def test_what_was_ordered_comes_back(folder: RunFolder) -> None:
     [
         ("nothing", "journal.jsonl:1: expected a line of JSON"),
         ("[]", "journal.jsonl:1: expected a JSON object"),
-        ("{}", 'journal.jsonl:1: expected "format": "homenode.bench/2"'),
-        ('{"format": "homenode.bench/99"}', "homenode.bench/2, found version 99"),
+        ("{}", 'journal.jsonl:1: expected "format": "homenode.bench/1"'),
+        ('{"format": "homenode.bench/99"}', "homenode.bench/1, found version 99"),
         ('{"format": "homenode.trial/1"}', "expected a homenode.bench document"),
-        ('{"format": "homenode.bench/2"}', "missing required field `head`"),
+        ('{"format": "homenode.bench/1"}', "missing required field `head`"),
     ],
 )
 def test_a_journal_that_is_none_is_refused_by_its_line(
@@ -97,17 +97,6 @@ def test_a_step_whose_line_was_cut_short_has_not_ended(folder: RunFolder) -> Non
     assert [record.number for record, _ in folder.steps()] == [1]
     folder.write_step(step(3), "text")
     assert [record.number for record, _ in folder.steps()] == [1, 3]
-
-
-def test_a_run_of_version_1_is_refused_by_name(tmp_path: Path) -> None:
-    path = tmp_path / "cpu-only" / "x"
-    path.mkdir(parents=True)
-    (path / "order.json").write_text('{"format": "homenode.bench/1", "part": "order"}')
-    with (
-        open_run(tmp_path, "cpu-only", "x", resume=True, notify=print) as opened,
-        pytest.raises(InputError, match=r"expected homenode\.bench/2, found version 1"),
-    ):
-        opened.order()
 
 
 def test_a_record_that_points_elsewhere_is_refused(folder: RunFolder) -> None:

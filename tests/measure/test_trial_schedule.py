@@ -17,7 +17,7 @@ from homenode.measure.layouts.journal import (
     What,
     state_of,
 )
-from homenode.measure.layouts.trial_config import decode_config, trial_schedule
+from homenode.measure.layouts.trial_config import trial_schedule
 from homenode.vm.plan_options import PlanOptions
 from homenode.vm.sources import load_host
 from tests.apply_documents import NAME, ORIGINAL
@@ -122,10 +122,3 @@ def test_a_journal_cut_anywhere_is_read_up_to_its_last_whole_line(
 def test_what_is_no_journal_is_refused_by_name(text: bytes) -> None:
     with pytest.raises(InputError, match="journal"):
         decoded(text)
-
-
-def test_what_an_earlier_version_began_a_trial_with_is_refused_with_the_next_step() -> None:
-    first = b'{"format":"homenode.trial-config/1","measuring":{"wishes":{}},"reaching":{}}'
-    with pytest.raises(InputError, match=r"trial-config/2, found version 1") as caught:
-        decode_config(first, "begun.json")
-    assert "trial undo" in (caught.value.hint or "")

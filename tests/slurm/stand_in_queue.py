@@ -21,7 +21,7 @@ from typing import Any
 SINFO = "n1|whole*|idle|64|512000|gpu:h100:8\nn2|whole*|idle|64|512000|gpu:h100:8\n"
 
 HEAD = {
-    "format": "homenode.results/2",
+    "format": "homenode.results/1",
     "system": "nvidia-h100",
     "origin": "measured",
     "vantage": "job",

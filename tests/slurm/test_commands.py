@@ -140,7 +140,7 @@ def test_records_of_a_folder_are_audited(run: Run) -> None:
     (folder / "10.gh01.rec").write_text(RECORD.replace("72-79", "9-1"))
     code, out, _ = run("audit", "--records", "collected")
     assert code == 1 and "job 8 (train)" in out
-    assert "9.gh01.rec:1: expected homenode-slurm-record up to version 2" in out
+    assert "9.gh01.rec:1: expected homenode-slurm-record up to version 1" in out
     assert "job 10 on gh01" in out and "update this one" in out
     code, _, err = run("audit", "4711", "--records", "collected")
     assert code == 2 and "expected records of job 4711, found none" in err

@@ -315,7 +315,7 @@ def test_a_gpu_of_one_node_or_of_its_own_memory_is_at_the_cpus() -> None:
     rows = "distances 4 80 120 10 120\ndistances 12 120 80 120 10\n"
     record = parse_record(own.replace("gpumemory", rows + "gpumemory", 1), "7.rec")
     assert [gpu.node for gpu in recorded_allocation(record).gpus] == [1]
-    one = "homenode-slurm-record 2\njob 1\nnode n\nnuma 0 0-7\ngpu 0 0000:01:00.0 -1\nheld 0\n"
+    one = "homenode-slurm-record 1\njob 1\nnode n\nnuma 0 0-7\ngpu 0 0000:01:00.0 -1\nheld 0\n"
     assert ids(one + "task 0.0 0 0 bind:0\n") == []
 
 

@@ -88,15 +88,14 @@ def test_a_full_disk_is_said_and_not_a_traceback(
     assert "the jobs go on" in (caught.value.hint or "")
 
 
-def test_a_study_of_an_earlier_version_is_refused_by_name(tmp_path: Path) -> None:
+def test_a_study_of_another_version_is_refused_by_name(tmp_path: Path) -> None:
     head = {
         "format": "homenode.slurm-study/2",
         "study": {"id": "x", "wishes": {}, "experiments": []},
     }
     (tmp_path / "study.jsonl").write_bytes(msgspec.json.encode(head) + b"\n")
-    with pytest.raises(InputError, match=r"expected homenode\.slurm-study/3") as refused:
+    with pytest.raises(InputError, match=r"expected homenode\.slurm-study/1"):
         StudyFolder(tmp_path).study()
-    assert "homenode slurm report" in (refused.value.hint or "")
 
 
 @pytest.mark.parametrize(
@@ -114,7 +113,7 @@ def test_a_journal_that_would_leave_its_folder_is_refused(
 ) -> None:
     made = study()
     one = replace(made.experiments[0], **change)
-    head = {"format": "homenode.slurm-study/3", "study": replace(made, experiments=(one,))}
+    head = {"format": "homenode.slurm-study/1", "study": replace(made, experiments=(one,))}
     (tmp_path / "study.jsonl").write_bytes(msgspec.json.encode(head) + b"\n")
     with pytest.raises(InputError, match="expected an experiment, found"):
         StudyFolder(tmp_path).study()

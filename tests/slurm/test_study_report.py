@@ -133,7 +133,7 @@ def test_what_homenode_import_made_of_them_gives_the_same_table(
     monkeypatch.setattr("sys.argv", ["homenode", "report", "runs", "-o", "page.html"])
     main_until_exit()
     assert "homenode slurm report says which queue for which work" in capsys.readouterr().err
-    assert found["format"] == "homenode.slurm-report/3"
+    assert found["format"] == "homenode.slurm-report/1"
     first = found["matrices"][0]
     assert first["local"] == pytest.approx(411.6e9)
     assert first["remote"] == pytest.approx(88.6e9)

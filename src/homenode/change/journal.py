@@ -36,9 +36,6 @@ _FULL = (
 )
 _NOT_WRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR)
 
-_EARLIER = ("record.json", "setup.json")
-"""Files that homenode.apply/1 and homenode.setup/1 kept instead of such a journal."""
-
 
 def default_root() -> Path:
     """/var/lib/homenode for root; for another user a folder below XDG_STATE_HOME."""
@@ -82,7 +79,6 @@ class Journal:
     def entries(self) -> tuple[ChangeEntry, ...]:
         """All lines. Raises InputError."""
         if not self._first():
-            self._refuse_earlier()
             return ()
         source, content = str(self.files.journal_path), self.files.journal()
         return formats.decode_journal(content, KIND, ChangeHead, ChangeEntry, source)[1]
@@ -120,12 +116,6 @@ class Journal:
     def undo(self, step_of: Callable[[ChangeEntry], ChangeStep]) -> tuple[ChangeEntry, ...]:
         """Undo what was done, the last first; what each left."""
         return tuple(step_of(entry).undo(entry, self.write) for entry in reversed(self.to_undo()))
-
-    def _refuse_earlier(self) -> None:
-        """Raises InputError, which says what to do, for a file of an earlier version."""
-        for name in _EARLIER:
-            if (content := self.files.read(name)) is not None:
-                formats.check_format(content, KIND, str(self.files.path / name))
 
     def _first(self) -> bytes:
         return self.files.journal().partition(b"\n")[0]

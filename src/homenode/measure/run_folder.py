@@ -7,7 +7,7 @@
         results.jsonl          a head alone until the run is finished
 
 A step counts once its line is in the journal; its output is there before that. The journal is
-homenode.bench/2. Samples are derived from it and the outputs; nothing is known that is not in them.
+homenode.bench/1. Samples are derived from it and the outputs; nothing is known that is not in them.
 """
 
 import contextlib
@@ -20,7 +20,6 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from homenode import formats
 from homenode.bdf import Bdf
 from homenode.errors import HostError, InputError
 from homenode.findings import Finding
@@ -181,8 +180,6 @@ HOST = "host.tar.gz"
 PLAN = "plan.json"
 DOMAIN = "domain.xml"
 RAW = "raw"
-_OLD_ORDER = "order.json"
-"""Of homenode.bench/1."""
 
 _TOOL_LOCK = ".tool-lock"
 TOOL_WAIT_S = 900.0
@@ -208,7 +205,7 @@ class RunFolder(ExperimentJournal[RunRecord, BenchEntry]):
 
     @property
     def is_begun(self) -> bool:
-        return self.has_journal or (self.path / _OLD_ORDER).exists()
+        return self.has_journal
 
     def order(self) -> RunRecord | None:
         """What was ordered; None where nothing was yet. Raises InputError."""
@@ -256,11 +253,7 @@ class RunFolder(ExperimentJournal[RunRecord, BenchEntry]):
 
     def records(self) -> tuple[RunRecord, tuple[BenchEntry, ...]] | None:
         """What was ordered, and each look and step; None where nothing was ordered yet."""
-        if not self.has_journal:
-            if (content := self.read(_OLD_ORDER)) is not None:
-                formats.check_format(content, KIND, str(self.path / _OLD_ORDER))
-            return None
-        return self.contents()
+        return self.contents() if self.has_journal else None
 
     def _output(self, record: StepRecord) -> str:
         if "/" in record.output or record.output in ("", ".", ".."):

@@ -154,7 +154,7 @@ class Plan(Struct, frozen=True):
     """UUIDs of the document's mediated devices that others replace."""
     kept: tuple[str, ...] | None = None
     """A line for each other element of the document that layouts share their sections with, which
-    the plan relies on; None where there is no document, or in plans of earlier versions."""
+    the plan relies on; None where there is no document."""
     kept_of: str = LIBVIRT
     """The target whose file those lines are of."""
 

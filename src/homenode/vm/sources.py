@@ -140,9 +140,8 @@ def host_of_text(text: str, name: str) -> Host:
         return host_from_hwloc(text, name)
     if start.startswith("{"):
         from homenode.formats import decode
-        from homenode.machine.discover.pci_nodes import on_cpu_nodes
 
-        return on_cpu_nodes(decode(text, "host", Host, name))
+        return decode(text, "host", Host, name)
     if looks_like_lspci(text):
         from homenode.machine.discover.lspci import host_from_lspci
 

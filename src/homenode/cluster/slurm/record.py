@@ -45,7 +45,7 @@ from homenode.indices import NodeIndex
 from homenode.input_files import package_text
 
 KIND = "homenode-slurm-record"
-VERSION = 2
+VERSION = 1
 MAX_TEXT_CHARS = 1 << 20
 MAX_SLICES = 64
 """Of a GPU; the hardware has 7."""

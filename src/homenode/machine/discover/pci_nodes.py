@@ -12,7 +12,7 @@ from homenode.indices import NodeIndex
 from homenode.machine.discover.readings import address_of
 from homenode.machine.pci import DeviceKind, PciDevice, RootComplex
 from homenode.machine.snapshot.protocol import Snapshot
-from homenode.machine.topology import Host, MemoryKind, NumaNode, nearest_cpu_nodes
+from homenode.machine.topology import MemoryKind, NumaNode, nearest_cpu_nodes
 
 
 class Locality(Struct, frozen=True):
@@ -145,41 +145,6 @@ def with_stated_nodes(
         reason = f"the firmware gives none; node {node_of_root[root]}, as the GPUs of {root}: used"
         gaps.append(Gap(f"node of {several(bdfs)}", reason))
     return tuple(placed), tuple(gaps)
-
-
-def on_cpu_nodes(host: Host) -> Host:
-    """A stored host, which an earlier version may have written with functions on nodes of their
-    own, with these on the CPUs' nodes."""
-    locality = Locality.of(host.nodes, CpuSet(host.pu_at), host.distances)
-    moved = {
-        device.bdf: named
-        for device in host.pci_devices
-        if device.firmware_node is None
-        and (named := locality.firmware_node(device.node)) is not None
-    }
-    if not moved:
-        return host
-    devices = tuple(
-        replace(device, node=locality.cpu_node[moved[device.bdf]], firmware_node=moved[device.bdf])
-        if device.bdf in moved
-        else device
-        for device in host.pci_devices
-    )
-    node_of_root, _ = nodes_of_root_complexes(devices)
-    return replace(
-        host,
-        pci_devices=devices,
-        root_complexes=tuple(
-            replace(root, node=node_of_root.get(root.name, root.node))
-            for root in host.root_complexes
-        ),
-        links=tuple(
-            replace(link, b_node=locality.cpu_node.get(link.b_node, link.b_node))
-            if link.b_node is not None
-            else link
-            for link in host.links
-        ),
-    )
 
 
 def nodes_of_root_complexes(

@@ -75,7 +75,7 @@ def encode_config(begun: TrialConfig) -> bytes:
 
 
 def decode_config(content: bytes, source: str) -> TrialConfig:
-    """Raises InputError, also for the configuration of a trial that an earlier version began."""
+    """Raises InputError, also for the configuration of another build."""
     return formats.decode(content, "trial-config", TrialConfig, source)
 
 

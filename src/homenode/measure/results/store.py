@@ -10,31 +10,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from homenode import formats
 from homenode.durable import open_folder, replace_file
 from homenode.errors import HomenodeError, HostError, InputError
 from homenode.input_files import read_file
-from homenode.measure.results.model import Condition, Run, RunHead, Sample
+from homenode.measure.results.model import Run, RunHead, Sample
 
 KIND = "results"
 MAX_SAMPLES = 2_000_000
 """Of one run; more is no run of ours."""
-_COUNTED_ONCE = {
-    Condition("tool device copy", twice): Condition("tool device copy", once)
-    for twice, once in (
-        (
-            "PyTorch, bytes read and bytes written counted",
-            "PyTorch, bytes within a GPU counted once",
-        ),
-        (
-            "bandwidthTest, both directions within a GPU counted",
-            "bandwidthTest, bytes within a GPU counted once, twice in what it prints",
-        ),
-    )
-}
-"""Of runs that earlier versions wrote: what they say, and what is said of half of it."""
 
 
 def head_line(head: RunHead) -> str:
@@ -60,26 +45,7 @@ def run_text(run: Run) -> str:
 
 def parse_run(text: bytes, source: str) -> Run:
     """The run of these lines. Raises InputError that names the line."""
-    return _counted_once(_whole_run(text, source) or _run_by_lines(text, source))
-
-
-def _counted_once(run: Run) -> Run:
-    """Copies within a GPU, of which earlier versions counted each byte twice."""
-    heads = run.head.conditions
-    if _COUNTED_ONCE.keys().isdisjoint(heads) or any(
-        one.name == "tool nvbandwidth" for one in heads
-    ):
-        return run
-    return Run(
-        replace(
-            run.head,
-            conditions=tuple(_COUNTED_ONCE.get(one, one) for one in heads),
-        ),
-        tuple(
-            replace(one, value=one.value / 2) if one.metric == "d2d-bandwidth" else one
-            for one in run.samples
-        ),
-    )
+    return _whole_run(text, source) or _run_by_lines(text, source)
 
 
 def _whole_run(text: bytes, source: str) -> Run | None:

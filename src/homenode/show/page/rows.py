@@ -15,7 +15,7 @@ from homenode.measure.results.model import FigureKey
 from homenode.show.page.machine import ReportedMachine
 from homenode.wording import csv_text
 
-VERSION = 2
+VERSION = 1
 """Of the rows, whatever they are written as."""
 
 COLUMNS = {
@@ -86,7 +86,7 @@ def csv_of(rows: Iterable[ReportRow]) -> str:
 
 
 def json_text(rows: Iterable[ReportRow], skipped: Sequence[str]) -> str:
-    """The same rows as JSON, `homenode.rows/2`, with what was left out."""
+    """The same rows as JSON, `homenode.rows/1`, with what was left out."""
     document = {"format": f"homenode.rows/{VERSION}", "skipped": skipped, "rows": list(rows)}
     encoded = msgspec.json.encode(msgspec.to_builtins(document))
     return msgspec.json.format(encoded, indent=2).decode() + "\n"

@@ -56,7 +56,7 @@ keep() {
   [ ! -e "$spool/live/$name.job" ] || finish ''
   set -C
   {
-    echo 'homenode-slurm-record 2'
+    echo 'homenode-slurm-record 1'
     echo "job $SLURM_JOB_ID"
     echo "node $SLURMD_NODENAME"
     echo "user ${SLURM_JOB_USER:-${SLURM_JOB_UID:-}}"

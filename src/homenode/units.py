@@ -64,11 +64,11 @@ def parse_duration(text: str, name: str) -> float:
     return seconds
 
 
-def parse_bytes(text: str, default_unit: str = "b") -> int:
-    """Bytes of a text such as "64GiB", "1.5T" or "1024" (then `default_unit`).
+def parse_bytes(text: str) -> int:
+    """Bytes of a text such as "64GiB", "1.5T" or "1024".
 
-    >>> parse_bytes("1.5GiB"), parse_bytes("4096"), parse_bytes("2", default_unit="MiB")
-    (1610612736, 4096, 2097152)
+    >>> parse_bytes("1.5GiB"), parse_bytes("4096")
+    (1610612736, 4096)
 
     Raises InputError if the text is no size or not a whole number of bytes.
     """
@@ -76,7 +76,7 @@ def parse_bytes(text: str, default_unit: str = "b") -> int:
     if match is None:
         raise InputError(f"size {text!r}: expected a number and a unit, such as 64GiB")
     whole, fraction, unit = match.groups()
-    unit_bytes = bytes_of(1, unit or default_unit)
+    unit_bytes = bytes_of(1, unit or "b")
     scaled = int(whole + (fraction or "")) * unit_bytes
     divisor = int("1" + "0" * len(fraction or ""))
     if scaled % divisor:

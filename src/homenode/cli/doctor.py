@@ -193,9 +193,9 @@ def _circumstances(h2d: Sequence[str], known_width: Sequence[str]) -> Circumstan
     for text in h2d:
         name, equals, value = text.rpartition("=")
         if equals:
-            rates[Bdf.parse(name, "--h2d")] = _gigabytes(value, "--h2d")
+            rates[Bdf.parse(name, "--h2d")] = _gigabytes(value)
         else:
-            everyone = _gigabytes(value, "--h2d")
+            everyone = _gigabytes(value)
     widths: dict[Bdf, int] = {}
     for name, value in _pairs(known_width, "--known-width"):
         lanes = value.removeprefix("x")
@@ -229,14 +229,14 @@ def _pairs(texts: Sequence[str], option: str) -> list[tuple[str, str]]:
     return pairs
 
 
-def _gigabytes(text: str, option: str) -> float:
-    """Bytes/s of a number of GB/s."""
+def _gigabytes(text: str) -> float:
+    """Bytes/s of --h2d, a number of GB/s."""
     try:
         value = float(text)
     except ValueError:
         value = 0.0
     if not 0 < value < 1e6:
-        raise UsageError(f"{option}: expected GB/s such as 53.5, found {text!r}")
+        raise UsageError(f"--h2d: expected GB/s such as 53.5, found {text!r}")
     return value * 1e9
 
 

@@ -301,13 +301,11 @@ def _links_below(host: Host, device: PciDevice, switch: Bdf | None) -> Iterator[
         yield link
 
 
-def peer_routes(
-    host: Host, passed: frozenset[Bdf] = frozenset(), *, within_switch: bool = True
-) -> tuple[PeerRoute, ...]:
-    """From each NIC and GPU to each other GPU of the same user, ascending by GPU.
+def peer_routes(host: Host, passed: frozenset[Bdf] = frozenset()) -> tuple[PeerRoute, ...]:
+    """From each NIC and GPU to each other GPU of the same user below one switch, ascending by GPU.
 
     passed: functions that are one VM's whatever their drivers are. Of NICs whose virtual functions
-    VFIO has, these count alone. within_switch: of those alone that are below one switch.
+    VFIO has, these count alone.
     """
     gpus = host.devices_of_kind(DeviceKind.GPU)
     nics = host.devices_of_kind(DeviceKind.NIC)
@@ -327,6 +325,6 @@ def peer_routes(
             if not (is_vm or None in (one.driver, gpu.driver) or is_passed(one) is is_passed(gpu)):
                 continue
             route = peer_route(host, one, gpu, in_vm=True if is_vm else None)
-            if route.switch is not None or not within_switch:
+            if route.switch is not None:
                 found.append(route)
     return tuple(found)

@@ -272,14 +272,13 @@ _LOW_WINDOW_BYTES = 4 * GIB
 class Limits(Struct, frozen=True, kw_only=True):
     """What a VM of this size and these devices needs.
 
-    memlock_bytes: RLIMIT_MEMLOCK of QEMU. mapped_bytes: memory and BARs that the IOMMU maps.
-    iommu_pages: entries in the IOMMU's tables at the page size. dma_entries: mappings that VFIO
-    counts against its limit: one a region, or one a page for guests with private memory.
-    window_bytes: 64-bit window for the BARs, a power of two. address_bits: to address all that.
+    memlock_bytes: RLIMIT_MEMLOCK of QEMU. iommu_pages: entries in the IOMMU's tables at the page
+    size. dma_entries: mappings that VFIO counts against its limit: one a region, or one a page for
+    guests with private memory. window_bytes: 64-bit window for the BARs, a power of two.
+    address_bits: to address all that.
     """
 
     memlock_bytes: int
-    mapped_bytes: int
     iommu_pages: int
     dma_entries: int
     window_bytes: int
@@ -296,7 +295,6 @@ def limits(facts: Vm, devices: list[PciDevice]) -> Limits:
         if bar.is_memory and bar.index < _OWN_BARS
     )
     whole = facts.memory_bytes + facts.memory_device_bytes
-    mapped = whole + bars
     page = facts.page_bytes or 4 * KIB
     window = prefetchable_window_bytes(devices)
     regions = len(devices) * _OWN_BARS + 8
@@ -305,8 +303,7 @@ def limits(facts: Vm, devices: list[PciDevice]) -> Limits:
         entries += -(-whole // _CONFIDENTIAL_PAGE_BYTES)
     return Limits(
         memlock_bytes=factor * (whole + GIB),
-        mapped_bytes=mapped,
-        iommu_pages=-(-mapped // page),
+        iommu_pages=-(-(whole + bars) // page),
         dma_entries=entries,
         window_bytes=window,
         address_bits=_address_bits(max(whole, facts.max_memory_bytes or 0), window),

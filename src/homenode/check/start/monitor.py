@@ -52,10 +52,9 @@ class MonitorBackend(Struct, frozen=True, kw_only=True, rename="kebab"):
 
 
 class MonitorCpu(Struct, frozen=True, kw_only=True, rename="kebab"):
-    """A vCPU with its thread. props: "node-id" where the guest has cells."""
+    """A vCPU. props: "node-id" where the guest has cells."""
 
     cpu_index: int
-    thread_id: int
     props: Mapping[str, int | str] = {}
 
 

@@ -98,19 +98,19 @@ def ranges_text(key: str, numbers: CpuSet) -> str:
     )
 
 
-def numa_words(plan: Plan, *, prefix: str = "ram-node") -> Iterator[tuple[str, str]]:
+def numa_words(plan: Plan) -> Iterator[tuple[str, str]]:
     """-object and -numa of the plan's cells. A flat guest whose memory is bound has one cell."""
     if plan.is_mirrored:
         for cell in plan.cells:
             vcpus = ranges_text("cpus", cell.vcpus)
             memory = ""
             if cell.memory_bytes:
-                yield "-object", backend(plan, cell, f"{prefix}{cell.id}")
-                memory = f",memdev={prefix}{cell.id}"
+                yield "-object", backend(plan, cell, f"ram-node{cell.id}")
+                memory = f",memdev=ram-node{cell.id}"
             yield "-numa", f"node,nodeid={cell.id}{vcpus}{memory}"
         yield from distance_words(plan)
     elif has_backend(plan):
-        yield "-object", backend(plan, plan.cells[0], f"{prefix}0")
+        yield "-object", backend(plan, plan.cells[0], "ram-node0")
 
 
 def has_backend(plan: Plan) -> bool:

@@ -91,6 +91,20 @@ def test_place_ranks_hosts_and_names_what_decided(run: Run) -> None:
     assert "virsh -c qemu+ssh://hgx-h100/system define tuned.xml" in err
 
 
+def test_place_has_a_row_for_each_guest_node_with_its_gpus(run: Run) -> None:
+    _, out, _ = run("place vm.xml --gpus 8 --pool hgx-h100 --layout pin-numa-pci")
+    rows = [row for row in _rows(out) if row and row[-1].startswith("gpu")]
+    assert rows == [
+        "0 0-15 (16) 0-15 0 128 GiB gpu0-3".split(),
+        "1 16-31 (16) 56-71 1 128 GiB gpu4-7".split(),
+    ]
+    _, out, _ = run("place vm.xml --gpus 4 --pool hgx-h100 --layout pin-bound")
+    assert "single 0-31 (32) 0-31 0 256 GiB gpu0-3".split() in _rows(out)
+    assert len(out.splitlines()) <= 25
+    assert "Why there" not in out
+    assert "Why there" in run("place vm.xml --gpus 4 --pool hgx-h100 --explain")[1]
+
+
 def test_a_saved_plan_counts_on_the_host_that_it_is_for(run: Run) -> None:
     place = "place vm.xml --gpus 8 --pool hgx-h100*2"
     assert run(f"{place} --save-plan first.json")[0] == 0

@@ -55,7 +55,7 @@ def explain(
         apertures_section(plan),
         section("What changes in the guest", plan.consequences),
         section("Findings", finding_lines(plan, ("warning", "info"))),
-        _gaps(plan),
+        section("Not known", gap_lines(plan)),
         section("Why this layout", tuple(why)),
     )
     return Doc(
@@ -301,9 +301,9 @@ def finding_lines(plan: Plan, severities: Sequence[str]) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def _gaps(plan: Plan) -> Section:
+def gap_lines(plan: Plan) -> tuple[str, ...]:
+    """What is not known of the host; gaps of one reason are one line."""
     subjects: dict[str, list[str]] = {}
     for gap in plan.gaps:
         subjects.setdefault(gap.reason, []).append(gap.subject)
-    lines = (f"{subjects_text(of)}: {reason}" for reason, of in subjects.items())
-    return section("Not known", tuple(lines))
+    return tuple(f"{subjects_text(of)}: {reason}" for reason, of in subjects.items())

@@ -32,7 +32,7 @@ from homenode.cluster.pool.capture import capture_hosts, read_list
 from homenode.cluster.pool.fits import DEFAULT_SIZES, examine_pool, size_of
 from homenode.cluster.pool.free import passable_gpus
 from homenode.cluster.pool.place import PoolPlace, rank_hosts
-from homenode.cluster.pool.text import no_place_text, places_text, pool_text
+from homenode.cluster.pool.text import no_place_text, places_text, plan_text, pool_text
 from homenode.errors import FINDINGS, UNPLANNABLE, UsageError
 from homenode.formats import encode
 from homenode.input_files import read_input
@@ -90,9 +90,10 @@ def place(asked: PoolPlaceArguments) -> None:
     with counting("planning") as progress:
         ranking = rank_hosts(hosts, guest, options_on, progress)
     best = tuning = None
-    for ranked in ranking.hosts:
+    for at, ranked in enumerate(ranking.hosts):
         try:
-            best, tuning = ranked, tune(original, document, ranked.options, ranked.entry.host)
+            tuning = tune(original, document, ranked.options, ranked.entry.host)
+            best, ranking = ranked, replace(ranking, hosts=ranking.hosts[at:])
             break
         except Unplannable as refusal:  # hosts that are alike differ in less than 1 GiB
             note(f"{ranked.entry.name}: {refusal.message}")
@@ -113,7 +114,10 @@ def place(asked: PoolPlaceArguments) -> None:
         screen = error_console() if STANDARD_OUTPUT in (output, asked.save_plan) else console()
         screen.print(places_text(guest.name, ranking, everything=asked.explain))
         why = resolve_layout(guest, options, best.entry.host, choose).why
-        screen.print(explain(tuning.plan, best.entry.host, whole=asked.explain, why=why))
+        if asked.explain:
+            screen.print(explain(tuning.plan, best.entry.host, whole=True, why=why))
+        else:
+            screen.print(plan_text(tuning.plan, best.entry.host, why))
     for line in (*lines, *tuning.notes, *_next_step(best, asked)):
         note(line)
     _note_unread(named)

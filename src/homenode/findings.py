@@ -8,6 +8,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
+from homenode.errors import DONE, FINDINGS, NOT_KNOWN
 
 
 class Severity(StrEnum):
@@ -93,6 +94,13 @@ def sourced(findings: Iterable[Finding], source: str) -> tuple[Finding, ...]:
 def are_bad(findings: Iterable[Finding]) -> bool:
     """True where there is something critical or a warning: a command then exits with 1."""
     return any(finding.is_bad for finding in findings)
+
+
+def exit_code(findings: Findings) -> int:
+    """The exit code of a command that answers with findings: NOT_KNOWN if nothing was checked."""
+    if are_bad(findings.findings):
+        return FINDINGS
+    return DONE if findings.checked else NOT_KNOWN
 
 
 def merged(findings: Iterable[Finding]) -> tuple[Finding, ...]:

@@ -46,7 +46,7 @@ def test_a_file_and_its_snippet_are_written_and_stand_the_check(
     assert not check_topology(file.read_bytes(), "topo.xml")
     assert all(line in snippet.read_text() for line in file.read_text().splitlines())
     assert run("--check", str(file), *given) == 0
-    assert "nothing is wrong" in capsys.readouterr().out
+    assert "0 findings" in capsys.readouterr().out
 
 
 def test_without_output_the_file_alone_is_on_standard_output(

@@ -9,8 +9,11 @@ suite are looked for on the PATH and run without being bound, as this machine ha
 import os
 import re
 import subprocess
+import sys
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a program, not by pytest
 
 from homenode.cli import bench, main
 from homenode.cluster.bindings import commands as slurm_study

@@ -249,7 +249,7 @@ def test_jobs_of_a_node_that_cannot_be_read_are_not_judged(run: Run) -> None:  #
     Path("nodes.txt").write_text(2 * NODE.format(name="gpu02", features="a", comment="c"))
     words = ("--jobs", "jobs.json", "--host", "gpu8.toml", "--nodes", "nodes.txt")
     code, out, _ = run("audit", *words)
-    assert code == 0 and "job-unjudged" in out and "twice" in out
+    assert code == 5 and "job-unjudged" in out and "twice" in out
 
 
 def test_nodes_are_read_from_json_too() -> None:

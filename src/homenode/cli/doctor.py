@@ -17,14 +17,15 @@ from homenode.cli.arguments.check import DoctorArguments
 from homenode.cli.terminal import (
     console,
     counting,
+    exit_by,
     note,
     permissions_of,
     print_file,
     print_findings,
     refuse_to_overwrite,
 )
-from homenode.errors import FINDINGS, NOT_KNOWN, InputError, UsageError
-from homenode.findings import Findings, are_bad, in_order
+from homenode.errors import FINDINGS, InputError, UsageError
+from homenode.findings import Findings, in_order
 from homenode.input_files import read_input
 from homenode.machine.pci import DeviceKind
 from homenode.plan.vm_file import read_vm, target_of
@@ -104,10 +105,7 @@ def doctor(asked: DoctorArguments) -> None:
     _print(found, loaded, json=asked.json, prometheus=asked.prometheus)
     if asked.fix is not None:
         _fix(vms[0], loaded, asked.fix, permissions_of(files[0] if files else "-"))
-    if are_bad(found.findings):
-        raise SystemExit(FINDINGS)
-    if not found.checked and asked.expect is None:
-        raise SystemExit(NOT_KNOWN)
+    exit_by(found)
 
 
 def _diagnosed(

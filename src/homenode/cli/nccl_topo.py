@@ -11,6 +11,7 @@ from homenode.cli.arguments.nccl import NcclTopoArguments
 from homenode.cli.terminal import (
     check_can_write,
     console,
+    exit_by,
     exit_if_bad,
     note,
     note_written,
@@ -173,4 +174,4 @@ def _judge(asked: NcclTopoArguments, check: Path, flavour: NcclVariant | None) -
         checked.append(f"{asked.domain}: {_stated(made)}")
     findings = Findings(checked=tuple(checked), findings=in_order(found))
     print_findings(findings, as_json=asked.json)
-    exit_if_bad(findings.findings)
+    exit_by(findings)

@@ -216,6 +216,14 @@ def exit_if_bad(findings: "Iterable[Finding]", *, otherwise: bool = False) -> No
         raise SystemExit(FINDINGS)
 
 
+def exit_by(findings: "Findings") -> None:
+    """End the program with status 1 for a bad finding, 5 where nothing was checked."""
+    from homenode.findings import exit_code
+
+    if code := exit_code(findings):
+        raise SystemExit(code)
+
+
 def print_file(text: str) -> None:
     """A file's content to standard output: letter by letter where that is no terminal."""
     sys.stdout.write(_plain(text) if sys.stdout.isatty() else text)

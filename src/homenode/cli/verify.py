@@ -14,7 +14,7 @@ from homenode.cli.terminal import (
     check_can_write,
     confirm,
     console,
-    exit_if_bad,
+    exit_by,
     interruptible,
     note,
     print_file,
@@ -80,7 +80,7 @@ def verify(asked: VerifyArguments) -> None:
     _print(verified, asked)
     if asked.svg is not None:
         _draw(verified, asked.svg)
-    exit_if_bad(verified.findings.findings)
+    exit_by(verified.findings)
 
 
 def _check_start_alone(asked: VerifyArguments, *, is_domain: bool) -> None:
@@ -182,4 +182,4 @@ def _verify_live(name: str, asked: VerifyArguments) -> None:
         print_file(prometheus(findings, {"domain": name}))
     else:
         print_findings(findings, as_json=asked.json)
-    exit_if_bad(findings.findings)
+    exit_by(findings)

@@ -62,4 +62,4 @@ def _summary(findings: Findings) -> str:
     stated = ", ".join(f"{count} {severity}" for severity, count in counts.items() if count)
     if stated:
         return f"findings: {stated}"
-    return "nothing is wrong" if findings.checked else "nothing could be judged"
+    return "0 findings" if findings.checked else "nothing was checked"

@@ -3,7 +3,7 @@
 import contextlib
 
 from homenode import __version__
-from homenode.cli.terminal import exit_if_bad, note, print_findings, write_new_files
+from homenode.cli.terminal import exit_by, note, print_findings, write_new_files
 from homenode.cluster.kubevirt.arguments import (
     KubevirtCheckArguments,
     KubevirtManifestArguments,
@@ -47,7 +47,7 @@ def check(asked: KubevirtCheckArguments) -> None:
     host = None if asked.host is None else load_host(asked.host)
     findings = judge(vmi_of(document, name, needs_domain=True), host, gates)
     print_findings(findings, as_json=asked.json)
-    exit_if_bad(findings.findings)
+    exit_by(findings)
 
 
 def manifest(asked: KubevirtManifestArguments) -> None:

@@ -38,21 +38,25 @@ def audit(owned: Iterable[JobAllocation], left_out: Sequence[Job] = ()) -> Findi
         judged += 1
         nodes.add(one.node)
         far += any(finding.id == "job-gpu-far" for finding in found)
-    checked = []
+    checked, not_checked = [], []
     if judged:
         checked.append(
             f"{plural(judged, 'place')} of GPU jobs on {plural(len(nodes), 'node')}: "
             f"{judged - far} near all of their GPUs, {far} not"
         )
     if without:
-        checked.append(f"{plural(without, 'place')} of jobs without GPUs: not judged")
+        not_checked.append(f"{plural(without, 'place')} of jobs without GPUs")
     if unknown:
         count = sum(map(len, unknown.values()))
-        checked.append(f"{plural(count, 'place')} that could not be judged")
+        not_checked.append(f"{plural(count, 'place')} of jobs, for lack of facts")
         findings += [_unjudged(*why, ones) for why, ones in unknown.items()]
     if left_out:
-        checked.append(f"{plural(len(left_out), 'job')} left out, whose records cannot be trusted")
-    return Findings(checked=tuple(checked) or ("no job with GPUs",), findings=in_order(findings))
+        not_checked.append(f"{plural(len(left_out), 'job')} whose records cannot be trusted")
+    if not (judged or unknown or left_out):
+        not_checked.insert(0, "no running job has GPUs")
+    return Findings(
+        checked=tuple(checked), findings=in_order(findings), not_checked=tuple(not_checked)
+    )
 
 
 def _left_out(jobs: Iterable[Job]) -> Iterator[Finding]:

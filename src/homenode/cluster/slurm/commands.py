@@ -10,7 +10,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from homenode.cli.terminal import (
-    exit_if_bad,
+    exit_by,
     note,
     print_diff,
     print_findings,
@@ -73,12 +73,12 @@ def audit(asked: SlurmAuditArguments) -> None:
                 _running(listed, shapes, machines, order, look=asked.look),
                 [job for job in listed if job.unreadable is not None],
             )
-            found = replace(found, not_checked=not_checked)
+            found = replace(found, not_checked=(*found.not_checked, *not_checked))
     if asked.json:
         print_findings(found, as_json=True)
     else:
         _show(found, asked.show_all)
-    exit_if_bad(found.findings)
+    exit_by(found)
 
 
 def _show(found: Findings, show_all: bool) -> None:
@@ -212,7 +212,7 @@ def check(asked: SlurmCheckArguments) -> None:
     if asked.output is not None:
         parents = (asked.gres.parent, asked.slurm.parent)
         _write(asked.output, (*corrected.gres.items(), *corrected.slurm.items()), parents)
-    exit_if_bad(found.findings)
+    exit_by(found)
 
 
 def _write(folder: Path, texts: Iterable[tuple[str, str]], parents: tuple[Path, ...]) -> None:

@@ -48,6 +48,12 @@ class InputError(HomenodeError):
     exit_code = USAGE
 
 
+class NotKnownError(HomenodeError):
+    """What was asked cannot be judged, since a fact that decides it is unknown."""
+
+    exit_code = NOT_KNOWN
+
+
 class ParseError(InputError):
     """A text that does not have its format. Names the source, the line, expected and found."""
 

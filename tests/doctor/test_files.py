@@ -113,3 +113,10 @@ def test_what_people_post_is_answered(case: str, code: int, named: set[str]) -> 
     assert done.exit_code == code
     assert named <= found
     assert named == found or case == "cells-cut-sockets-no-host"  # on this machine
+
+
+def test_a_plan_on_cpus_whose_cores_are_unknown_is_not_known(tmp_path: Path) -> None:
+    (tmp_path / "nodes").write_text(NUMACTL)
+    size = ("--vcpus", "1", "--memory", "1GiB")
+    done = homenode("plan", "--host", tmp_path / "nodes", *size, whole=True)
+    assert done.exit_code == 5 and "share a core" in done.stderr

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-from homenode.errors import InputError
+from homenode.errors import InputError, NotKnownError
 from homenode.machine.topology import Host, with_certain_nodes
 from homenode.plan.allocations import own_is_unknown
 from homenode.plan.placement import Placement
@@ -19,12 +19,17 @@ def plan(host: Host, request: GuestRequest) -> Plan:
     """The plan of least cost on the first fallback that holds the VM. Same input, same plan.
 
     Raises Unplannable with every rejection, UsageError for options that contradict each other,
-    InputError for what the host has not.
+    InputError for what the host has not, NotKnownError if its cores are unknown.
     """
     certain = with_certain_nodes(host)
     try:
         placed = place(certain, request)
     except Unplannable as error:
+        if certain.pus and not certain.cores:
+            raise NotKnownError(
+                f"{host.name}: which CPUs share a core is not known, and it decides the plan",
+                hint="lscpu -e on the host, or homenode capture, is a source that shows cores",
+            ) from None
         unknown = own_is_unknown(certain, request)
         if unknown is None:
             raise

@@ -165,6 +165,7 @@ def complement(first: Host, second: Host) -> Host:
         base,
         nodes=tuple(nodes[index] for index in sorted(nodes)),
         distances=base.distances or other.distances,
+        nodes_assumed=base.nodes_assumed and (other.nodes_assumed or not other.nodes),
     )
     missing = {gap.subject for gap in _missing(host, "")}
     gaps = (

@@ -81,7 +81,7 @@ PATHS = tests
 quick: $(CHECKS) probe
 	$(BIN)/pytest -m "$(QUICK)" -n auto --maxprocesses 8 --dist worksteal $(PATHS)
 
-# Parts: frozen fuzz kills conformance lab. All are run with one seed, which is printed.
+# Parts: frozen fuzz kills conformance without-cluster lab. All are run with one seed, which is printed.
 nightly: $(CHECKS) probe
 	$(BIN)/python -m tests.nightly $(SEED:%=--seed %) $(PART:%=--part %)
 

@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 from collections.abc import Container, Generator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -40,8 +41,12 @@ sys.dont_write_bytecode = False
 # Daemons that run as other users read what tests wrote, also where root keeps its files to itself.
 os.umask(0o022)
 
-collect_ignore = ["lab", "conformance/programs", "scheduler/programs"]
+collect_ignore = ["lab", "conformance/programs"]
 """Programs that run inside virtual hosts: importing them here would run them."""
+
+if find_spec("homenode.cluster") is None:  # an installation may be without it
+    judges = ("kubevirt", "kubevirt_chain", "slurmd")
+    collect_ignore += ["kubevirt", "pool", "slurm", *(f"conformance/{name}.py" for name in judges)]
 
 REQUIRED = frozenset(filter(None, os.environ.get("HOMENODE_REQUIRED_MARKERS", "").split(",")))
 """Markers whose tests must not skip here: continuous integration owns them."""

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.command_line import has_cluster
+
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 ELISION = "…"
@@ -14,6 +16,7 @@ ELISION = "…"
 FOLDER_SHOWN = "/srv/vms"
 """Where the commands of the pages run, as far as a reader is concerned."""
 
+_OF_CLUSTER = re.compile(r"homenode (?:kubevirt|pool|slurm)\b")
 _CELL = re.compile(r"(?<!\\)\|")
 _CODE = re.compile(r"`([^`]+)`")
 _LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
@@ -142,9 +145,11 @@ def read_page(path: str | Path) -> Page:
 
 
 def all_pages() -> tuple[Page, ...]:
-    """Everything below docs/, and the pages at the top of the checkout."""
+    """Everything below docs/, and the pages at the top of the checkout; without the room of such
+    commands, not those that show them."""
     paths = [*sorted(DOCS.rglob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
-    return tuple(read_page(path.relative_to(ROOT)) for path in paths if path.is_file())
+    pages = (read_page(path.relative_to(ROOT)) for path in paths if path.is_file())
+    return tuple(page for page in pages if has_cluster() or not _OF_CLUSTER.search(page.text))
 
 
 def first_column(section: str) -> tuple[str, ...]:

@@ -1,6 +1,10 @@
 """Names that others choose: what shells, YAML, systemd, Slurm and command lines would take for
 more than a name."""
 
+import shutil
+import subprocess
+from pathlib import Path
+
 NAMES = (
     "--overwrite",
     "-n",
@@ -76,3 +80,34 @@ NAMES = (
     "<b>&amp;",
     "a\udcffb",
 )
+
+ENCODED = [name for name in NAMES if "\udcff" not in name]
+SHELL_NAMES = [name for name in ENCODED if "\0" not in name]
+
+
+def run_shell(
+    script: Path, *words: str, shell: str = "bash", stubs: Path, **variables: str
+) -> list[list[str]]:
+    """The commands that a script runs, of programs of which there are only stand-ins."""
+    log = stubs / "log"
+    log.write_bytes(b"")
+    subprocess.run(
+        [shutil.which(shell) or shell, str(script), *words],
+        env={"PATH": str(stubs), **variables},
+        check=True,
+        capture_output=True,
+    )
+    calls = log.read_bytes().decode().split("\1")[:-1]
+    return [call.split("\0")[:-1] for call in calls]
+
+
+def stub(folder: Path, *names: str) -> Path:
+    """A folder of programs that only write down what they were called with."""
+    folder.mkdir(exist_ok=True)
+    for name in names:
+        path = folder / name
+        path.write_text(
+            f"#!/bin/sh\nprintf '%s\\0' {name} \"$@\" >>{folder}/log\nprintf '\\1' >>{folder}/log\n"
+        )
+        path.chmod(0o755)
+    return folder

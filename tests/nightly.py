@@ -28,6 +28,7 @@ PARTS = {
         f"HOMENODE_KILLS=100 {_PYTEST} -s -n0 -m libvirt tests/change/test_real_daemon.py",
     ),
     "conformance": ("python -m tests.conformance --seed {seed}",),
+    "without-cluster": ("python -m tests.without_cluster",),
     "lab": (f"{_PYTEST} -m lab",),
 }
 """The commands of each part; words with = before the program are its environment."""

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 
 import msgspec
 
-from homenode.cluster.pool.fits import Pool
 from homenode.decide.comparison import Comparison
 from homenode.decide.verdict import Verdicts
 from homenode.findings import Findings
@@ -16,6 +15,7 @@ from homenode.machine.topology import Host
 from homenode.measure.results.model import RunHead, Sample, Switches
 from homenode.plan.stored import Refusal
 from homenode.vm.plan_model import Plan
+from tests.command_line import has_cluster
 from tests.doc_pages import read_page
 
 FORMATS = {
@@ -23,10 +23,13 @@ FORMATS = {
     "findings": Findings,
     "host": Host,
     "plan": Plan,
-    "pool": Pool,
     "refusal": Refusal,
     "verdict": Verdicts,
 }
+if has_cluster():
+    from homenode.cluster.pool.fits import Pool
+
+    FORMATS |= {"pool": Pool}
 
 
 def parts(hint: object, path: str) -> Iterator[tuple[str, type]]:

@@ -11,7 +11,6 @@ import pytest
 from homenode import durable
 from homenode.change.record_folder import RecordFolder
 from homenode.cli.terminal import write_text
-from homenode.cluster.bindings.folder import StudyFolder
 from homenode.errors import HostError, InputError
 from homenode.measure.layouts.journal import JournalFile
 from homenode.measure.results.store import read_run, write_run
@@ -123,24 +122,6 @@ def test_a_folder_that_is_swapped_for_a_link_meanwhile_is_not_written_through(
         folder.append("{}\n")
     assert not list(elsewhere.iterdir())
     assert (tmp_path / "moved" / "order.json").read_text() == "{}"
-
-
-def test_a_study_lays_itself_out_through_no_link(tmp_path: Path) -> None:
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    study = tmp_path / "study"
-    study.mkdir()
-    (study / "jobs").symlink_to(elsewhere)
-    with pytest.raises(OSError, match="jobs"):
-        os.close(durable.open_folder(study, "jobs"))
-    (study / "study.jsonl").symlink_to(tmp_path / "nologin")
-    with pytest.raises(HostError):
-        StudyFolder(study).load()
-    (study / ".lock").unlink()
-    (study / ".lock").symlink_to(tmp_path / "nologin")
-    with pytest.raises(HostError):
-        StudyFolder(study).load()
-    assert not (tmp_path / "nologin").exists()
 
 
 def test_the_lock_of_a_trial_is_made_through_no_link(tmp_path: Path) -> None:

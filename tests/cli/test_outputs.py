@@ -7,7 +7,7 @@ import pytest
 
 from homenode.cli import terminal
 from homenode.errors import UsageError
-from tests.command_line import homenode
+from tests.command_line import NEEDS_CLUSTER, homenode
 
 DOCUMENT = str(Path(__file__).parents[2] / "demo" / "gpu-vm.xml")
 PLAN = (
@@ -112,6 +112,7 @@ def test_on_a_terminal_apply_asks(
     assert done.exit_code == (0 if is_written else 1)
 
 
+@NEEDS_CLUSTER
 def test_what_is_piped_to_standard_error_is_neither_wrapped_nor_padded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

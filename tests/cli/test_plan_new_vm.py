@@ -11,7 +11,7 @@ from lxml import etree
 
 from homenode.errors import HomenodeError
 from homenode.vm.targets.registry import TARGETS
-from tests.command_line import Result, homenode
+from tests.command_line import NEEDS_CLUSTER, Result, homenode
 
 DOCUMENT = Path(__file__).parents[2] / "demo" / "gpu-vm.xml"
 VM = ("--gpus", "2", "--vcpus", "16", "--memory", "64GiB")
@@ -156,7 +156,10 @@ PLACED = (DOCUMENT, "--gpus", "2", "--vcpus", "8", "--memory", "8GiB")
     [
         ("plan", *PLACED, "--host", "small-2n8c-2gpu", "--save-plan", "plan.json"),
         ("plan", *PLACED, "--host", "small-2n8c-2gpu", "--target", "qemu"),
-        ("pool", "place", *PLACED, "--pool", "small-2n8c-2gpu"),
+        pytest.param(
+            ("pool", "place", *PLACED, "--pool", "small-2n8c-2gpu"),
+            marks=NEEDS_CLUSTER,
+        ),
     ],
 )
 def test_files_are_written_where_nobody_reads_what_is_printed(

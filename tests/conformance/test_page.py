@@ -8,6 +8,7 @@ from typing import Never
 
 import pytest
 
+from tests.command_line import NEEDS_CLUSTER
 from tests.conformance.__main__ import row_and_differences
 from tests.conformance.judge import Answer
 from tests.conformance.page import NOT_RUN, PAGE, merged, not_run, page_of, read_rows, row_of
@@ -16,6 +17,7 @@ from tests.conformance.table import JUDGES
 FIRST = JUDGES[0]
 
 
+@NEEDS_CLUSTER
 def test_the_page_is_what_the_run_writes_of_its_rows() -> None:
     text = PAGE.read_text()
     rows = read_rows(text)

@@ -8,7 +8,6 @@ from msgspec import structs
 
 from homenode.bdf import Bdf
 from homenode.check.doctor.diagnosis import diagnose
-from homenode.cluster.kubevirt.placing import place_devices
 from homenode.machine.discover import discover
 from homenode.machine.pci import DeviceKind
 from homenode.machine.snapshot.memory import MemorySnapshot
@@ -16,7 +15,7 @@ from homenode.machine.topology import Host
 from homenode.plan.search.place import place
 from homenode.plan.shape.assemble import assemble
 from homenode.units import GIB
-from tests.kubevirt_documents import document, shipped
+from tests.kubevirt_documents import shipped
 from tests.small_hosts import asking, small_request
 
 NODE = "/sys/devices/system/node"
@@ -83,19 +82,6 @@ def test_both_names_of_a_gpus_node_give_the_same_plan(count: int, layout: str) -
     initiators = sum(not cell.vcpus for cell in plans[0].cells)
     assert initiators == (8 * count if layout == "pin-numa-pci" else 0)
     assert {device.host_node for device in plans[0].vm.hostdevs} == set(range(count))
-
-
-def test_both_names_of_a_gpus_node_give_the_same_answer_of_the_hook() -> None:
-    given = {"pins": ((0, 1), (144, 145)), "nodes": ("0", "2")}
-    xml = document(("0009:01:00.0", "0029:01:00.0"), machine="virt", **given)  # type: ignore[arg-type]
-    xml = xml.replace('arch="x86_64"', 'arch="aarch64"')
-    own, usual = (
-        place_devices(xml.encode(), snapshot)
-        for snapshot in (gpus_on_their_own_nodes(), gpus_on_the_cpus_nodes())
-    )
-    assert own == usual
-    assert own.document.count(b"<acpi nodeset=") == 2
-    assert own.notes[-1].startswith("placed 2 PCI functions")
 
 
 def test_both_names_of_a_gpus_node_give_the_same_diagnosis() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from homenode.catalogue import CatalogueEntry, catalogue, entries, finding
 from homenode.findings import Severity
+from tests.command_line import NEEDS_CLUSTER
 from tests.doc_pages import DOCS
 from tests.finding_ids import (
     all_ids,
@@ -24,6 +25,7 @@ PAGES = sorted(path for path in (DOCS / "findings").glob("*.md") if path.stem !=
 LONG = ("Cause", "Cost", "Fix", "Source")
 
 
+@NEEDS_CLUSTER
 def test_every_finding_that_homenode_makes_is_in_the_catalogue() -> None:
     made = all_ids()
     assert len(made) > 250
@@ -47,6 +49,7 @@ def test_findings_are_made_from_their_pages_and_none_while_a_module_is_imported(
             assert call in inside, f"{path}:{call.lineno}"
 
 
+@NEEDS_CLUSTER
 def test_the_catalogue_has_no_finding_that_homenode_does_not_make() -> None:
     assert not sorted(catalogue().keys() - words_of_source())
 
@@ -97,6 +100,7 @@ def test_costs_and_fixes_that_depend_on_no_value_stand_on_the_pages() -> None:
     assert not constant
 
 
+@NEEDS_CLUSTER
 def test_each_case_that_the_code_names_has_a_text_and_each_text_of_a_case_is_used() -> None:
     on_pages = {
         (name, part.partition(", ")[2])
@@ -114,6 +118,7 @@ def test_each_case_that_the_code_names_has_a_text_and_each_text_of_a_case_is_use
     assert {case for _, case in on_pages} <= words_of_source()
 
 
+@NEEDS_CLUSTER
 def test_each_word_of_a_text_is_filled_and_each_value_is_used() -> None:
     on_pages = {
         (entry.ids[0], word)

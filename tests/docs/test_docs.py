@@ -24,7 +24,7 @@ from homenode.plan.search.cost import order
 from homenode.vm.domain import codec
 from homenode.vm.layout import PRESETS
 from homenode.vm.plan_options import Policy
-from tests.command_line import every_command, has_room
+from tests.command_line import NEEDS_CLUSTER, every_command, has_room
 from tests.doc_pages import DOCS, FOLDER_SHOWN, ROOT, Page, all_pages, first_column, missing_output
 from tests.doc_pages import read_page as page
 from tests.finding_ids import ids_given
@@ -174,6 +174,7 @@ def _and_below(of: type[HomenodeError]) -> Iterator[type[HomenodeError]]:
         yield from _and_below(one)
 
 
+@NEEDS_CLUSTER
 def test_the_dataflow_names_every_package_and_every_file_outside_of_one() -> None:
     source = ROOT / "src/homenode"
     spaces = {f"{one.parent.relative_to(source)}/" for one in source.rglob("*/*.py")}

@@ -15,6 +15,7 @@ from homenode.machine.snapshot.memory import MemorySnapshot
 from homenode.vm.domain.read import open_domain, vm_of
 from homenode.vm.model import Vm
 from homenode.vm.plan_options import PciGranularity
+from tests.discover.test_device_nodes import gpus_on_the_cpus_nodes, gpus_on_their_own_nodes
 from tests.kubevirt_documents import (
     IBM,
     IBM_GPUS,
@@ -392,3 +393,16 @@ def test_one_cell_of_memory_hotplug_over_two_nodes_is_a_flat_guest() -> None:
     assert cell_of_device(place(document(["01:00.0"], pins=((0, 1),), nodes=None))) == {
         "01:00.0": 0
     }
+
+
+def test_both_names_of_a_gpus_node_give_the_same_answer_of_the_hook() -> None:
+    given = {"pins": ((0, 1), (144, 145)), "nodes": ("0", "2")}
+    xml = document(("0009:01:00.0", "0029:01:00.0"), machine="virt", **given)  # type: ignore[arg-type]
+    xml = xml.replace('arch="x86_64"', 'arch="aarch64"')
+    own, usual = (
+        place_devices(xml.encode(), snapshot)
+        for snapshot in (gpus_on_their_own_nodes(), gpus_on_the_cpus_nodes())
+    )
+    assert own == usual
+    assert own.document.count(b"<acpi nodeset=") == 2
+    assert own.notes[-1].startswith("placed 2 PCI functions")

@@ -7,7 +7,9 @@ import pytest
 
 from homenode.cluster.pool.capture import CapturedHosts, capture_hosts, read_list
 from homenode.errors import InputError
+from homenode.formats import encode
 from homenode.vm.host_sources import read_hosts
+from tests.pool.pools import filled, shipped
 from tests.ssh_daemon import ssh_daemon
 
 
@@ -90,3 +92,11 @@ def test_a_list_names_hosts_without_user_and_port() -> None:
         ("root@gpu-1:2222", "gpu-1"),
         ("gpu-2.example.org", "gpu-2.example.org"),
     ]
+
+
+def test_a_host_with_its_vms_is_the_one_that_was_stored(tmp_path: Path) -> None:
+    host = filled(shipped("hgx-h100"), 4)
+    (tmp_path / "a.json").write_text(encode("host", host))
+    (read,) = read_hosts([str(tmp_path)]).hosts
+    assert read.host.domains == host.domains
+    assert read.host.nodes == host.nodes

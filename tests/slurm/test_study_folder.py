@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
+from homenode import durable
 from homenode.cluster.bindings.folder import StudyEntry, StudyFolder, _Hosts, attempts
 from homenode.errors import HostError, InputError
 from homenode.vm.fingerprint import host_fingerprint
@@ -152,3 +153,21 @@ def test_a_study_opens_no_path_that_its_journal_names_as_the_host(tmp_path: Path
     other.write_text((ROOT / "src/homenode/machine/hosts/hgx-h100.toml").read_text())
     for name in (str(other), "../other.toml", "", "no-such-host"):
         assert _Hosts(tmp_path / "study", replace(made, host=name))._described() is None
+
+
+def test_a_study_lays_itself_out_through_no_link(tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    study = tmp_path / "study"
+    study.mkdir()
+    (study / "jobs").symlink_to(elsewhere)
+    with pytest.raises(OSError, match="jobs"):
+        os.close(durable.open_folder(study, "jobs"))
+    (study / "study.jsonl").symlink_to(tmp_path / "nologin")
+    with pytest.raises(HostError):
+        StudyFolder(study).load()
+    (study / ".lock").unlink()
+    (study / ".lock").symlink_to(tmp_path / "nologin")
+    with pytest.raises(HostError):
+        StudyFolder(study).load()
+    assert not (tmp_path / "nologin").exists()

@@ -205,7 +205,7 @@ class Command(NamedTuple):
         try:
             return cast(Command, _loaded(self.room))
         except ModuleNotFoundError as error:
-            if error.name != room:
+            if error.name not in (room, f"{room}.commands"):
                 raise
             raise HostError(
                 f"{self.name}: this installation has no {room}",

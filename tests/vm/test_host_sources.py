@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from homenode.errors import InputError, UsageError
-from homenode.formats import encode
 from homenode.vm.host_sources import NamedHost, read_hosts
-from tests.pool.pools import filled, shipped
+from homenode.vm.sources import load_host
 
 HOST = Path(__file__).parents[2] / "src/homenode/machine/hosts/small-2n8c-2gpu.toml"
 
@@ -32,14 +31,6 @@ def test_a_directory_has_a_host_for_each_file_and_names_those_that_are_broken(
     assert [one.name for one in read.hosts] == ["gpu-2", "gpu-10"]
     assert {Path(one.source).name for one in read.unread} == {"broken.tar.gz", "empty.toml"}
     assert all(Path(one.source).name not in one.reason for one in read.unread)
-
-
-def test_a_host_with_its_vms_is_the_one_that_was_stored(tmp_path: Path) -> None:
-    host = filled(shipped("hgx-h100"), 4)
-    (tmp_path / "a.json").write_text(encode("host", host))
-    (read,) = read_hosts([str(tmp_path)]).hosts
-    assert read.host.domains == host.domains
-    assert read.host.nodes == host.nodes
 
 
 THREADS = """
@@ -103,5 +94,5 @@ def test_a_source_of_no_known_kind_is_named(source: str) -> None:
     ],
 )
 def test_virsh_reaches_a_host_as_it_was_read(source: str, uri: str) -> None:
-    host = NamedHost(name="name", source=source, host=shipped("small-2n8c-2gpu"))
+    host = NamedHost(name="name", source=source, host=load_host("small-2n8c-2gpu"))
     assert host.libvirt_uri == uri

@@ -1,0 +1,45 @@
+"""Names that others chose, in what homenode writes for Kubernetes: each is one name, or refused."""
+
+import shlex
+
+import pytest
+import yaml  # type: ignore[import-untyped]
+from hypothesis import given
+from hypothesis import strategies as st
+
+from homenode.cluster.kubevirt.manifest_options import ManifestOptions
+from homenode.cluster.kubevirt.manifests import manifests
+from homenode.cluster.kubevirt.object import yaml_text
+from homenode.errors import UsageError
+from tests.hostile_names import ENCODED, NAMES
+
+
+@pytest.mark.parametrize("name", ENCODED, ids=ascii)
+def test_yaml_is_read_as_it_was_written(name: str) -> None:
+    value = {"a": name, "b": [name, {name: name}], "c": f"{name}\n", "d": f"x\n{name}\n"}
+    assert yaml.safe_load(yaml_text(value)) == value
+
+
+@given(st.text(st.characters(codec="utf-8")))
+def test_any_text_is_the_same_in_yaml(text: str) -> None:
+    value = {"a": text, "b": [{"c": text}], "d": [text]}
+    assert yaml.safe_load(yaml_text(value)) == value
+
+
+@pytest.mark.parametrize(
+    "field",
+    ["vm", "namespace", "image", "bench_image", "gpu", "gpu_id", "kubevirt", "guest", "node"],
+)
+def test_manifests_hold_names_that_are_no_more_than_names(field: str) -> None:
+    plain = manifests(ManifestOptions(), "hook")
+    for name in NAMES:
+        try:
+            found = manifests(ManifestOptions(**{field: name}), "hook")  # type: ignore[arg-type]
+        except UsageError:
+            continue
+        assert shlex.quote(name) == name and not name.startswith("-")
+        for file, text in found.items():
+            if file.endswith("Containerfile"):
+                assert text.count("\n") == plain[file].count("\n")
+            elif file.endswith(".yaml"):
+                assert len(list(yaml.safe_load_all(text))) == plain[file].count("---\n") + 1

@@ -1,0 +1,41 @@
+"""The house without its removable room: python -m tests.without_cluster [WORDS OF PYTEST...]
+
+Copies what git has, without src/homenode/cluster, and runs the tests there, which leave out those
+of the room (tests/conftest.py): all but those of a daemon, a VM, a browser or many seconds, where
+no words say which.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+ROOM = "src/homenode/cluster/"
+QUICK = "not (slow or lab or root or libvirt or qemu or slurm or browser or pdf or ansible)"
+
+
+def main() -> int:
+    names = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.split("\0")
+    with tempfile.TemporaryDirectory() as folder:
+        for name in filter(None, names):
+            if not name.startswith(ROOM) and (ROOT / name).exists():
+                copy = Path(folder) / name
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(ROOT / name, copy)
+        words = sys.argv[1:] or ["-m", QUICK, "-n", "auto"]
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", *words],
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": f"{folder}/src"},
+            check=False,
+        )
+    return done.returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -24,9 +24,6 @@ from homenode.measure.layouts.prepare import TrialRequest, preflight, prepare, r
 from homenode.measure.layouts.runner import Trial
 from homenode.measure.layouts.trial_config import Measuring
 from homenode.measure.model import Depth, Group, SuiteOptions
-from homenode.measure.results.model import SequentialPlan
-from homenode.measure.sequence import Decide
-from homenode.objective import Objective
 from homenode.process import Completed
 from homenode.vm.hypervisor.virsh import Virsh
 from homenode.vm.plan_options import PlanOptions, Policy
@@ -188,8 +185,6 @@ def wanted(
     answer_s: float = 5.0,
     repeats: int = 1,
     id: str = "trial",
-    sequence: SequentialPlan | None = None,
-    within_s: float | None = None,
 ) -> TrialRequest:
     measuring = Measuring(
         SuiteOptions(GROUPS, Depth.QUICK), repeats=repeats, answer_s=answer_s, stop_s=0.2
@@ -206,9 +201,6 @@ def wanted(
         ("--policy", "spread"),
         measuring,
         GuestAccess(),
-        sequence=sequence,
-        within_s=within_s,
-        objective=None if sequence is None else Objective.HOST_BANDWIDTH,
     )
 
 
@@ -236,7 +228,7 @@ def trial_of(
     root: Path,
     reach: SimulatedReach,
     stated: list[str] | None = None,
-    decide: Decide | None = None,
+    within_s: float | None = None,
 ) -> Trial:
     """Ready to run, or to go on."""
     found = reopen(head, journal)
@@ -252,6 +244,5 @@ def trial_of(
         on_progress=lambda progress: None,
         on_wait=lambda waited_s, timeout_s: said.append(f"waiting, {timeout_s:g} s at most"),
         notify=said.append,
-        decide=decide,
-        within_s=head.within_s,
+        within_s=within_s,
     )

@@ -62,7 +62,6 @@ CONTENTS = (
     (
         "Tasks",
         (
-            "tasks/try-a-vm",
             "tasks/place-a-gpu-vm",
             "tasks/desktops",
             "tasks/apply-and-undo",

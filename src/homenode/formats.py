@@ -21,8 +21,8 @@ H = TypeVar("H")
 
 VERSIONS = dict.fromkeys(
     """
-    host snapshot plan pool refusal findings results comparison verdict bench bench-rounds trial
-    trial-config change link-rate slurm-study slurm-report applied imported-runs trial-status try
+    host snapshot plan pool refusal findings results comparison verdict bench trial
+    trial-config change link-rate slurm-study slurm-report applied imported-runs trial-status
     """.split(),
     1,
 )

@@ -89,7 +89,7 @@ def test_apply_without_a_terminal_changes_nothing_unless_yes_is_given(tmp_path: 
     path.write_bytes(Path(DOCUMENT).read_bytes())
     done = homenode("apply", str(path), *APPLY)
     assert isinstance(done.exception, UsageError) and "--yes" in (done.exception.hint or "")
-    for command in ("apply", "try"):
+    for command in ("apply", "trial"):
         unknown = homenode(command, "no-such-domain").exception
         assert unknown is not None and "--yes" not in str(unknown), "the name is wrong first"
     assert path.read_bytes() == Path(DOCUMENT).read_bytes()

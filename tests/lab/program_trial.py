@@ -125,6 +125,7 @@ def trial(name: str, disks: list[str], *options: str) -> None:
         "--boots",
         "1",
         "--in-place",
+        "--yes",
         "--reach",
         "console",
         "--tests",

@@ -1,33 +1,25 @@
 """Another host, and a Kubernetes job, as places of bench."""
 
-import json
 import os
-import re
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from homenode.cluster.kubevirt import job_channel
 from homenode.cluster.kubevirt.job_channel import JobChannel
 from homenode.errors import UsageError
-from homenode.measure import bound_rounds
-from homenode.measure import runner as bench_runner
 from homenode.measure.access.remote_host import HostChannel, RemoteHost, SshHost
 from homenode.measure.model import PROBE
-from homenode.measure.results.store import load_runs, read_run, run_named
+from homenode.measure.results.store import read_run
 from homenode.measure.results.vantage import Vantage
-from homenode.process import Completed, ToolMissingError, ToolTimeoutError
-from tests.bench_machines import FakeMachine
-from tests.command_line import homenode
+from homenode.process import ToolMissingError, ToolTimeoutError
 from tests.kubevirt.stand_in_kubectl import kubectl_on_path
-from tests.probe_documents import bandwidth, ends
 from tests.ssh_daemon import ssh_daemon
 
 HELD = b'#!/bin/sh\necho $$ >"$1"\nexec sleep 300\n'
@@ -70,74 +62,6 @@ def test_a_run_elsewhere_is_a_run_like_any_other(on: str, tmp_path: Path) -> Non
     if on.startswith("kubernetes"):
         assert run.head.vantage is Vantage.JOB
         assert (tmp_path / "jobs.json").read_text() == "{}"
-
-
-SOCKETS = "x86-2p2n16c16t-smt-off"
-
-
-def probe_of_two_sockets() -> bytes:
-    """Prints, in place of measuring, two fifths on the second socket."""
-    far = bandwidth("8-15", [ends("8-15")] * 9)
-    near = re.sub(r'(?<="bytes_per_s": )([0-9.e+]+)', lambda it: str(2.5 * float(it[0])), far)
-    near = near.replace("8-15", "0-7")
-    return f"""#!/bin/sh
-case "$*" in *"--node 1"*) cat <<'END'
-{far}
-END
-;; *) cat <<'END'
-{near}
-END
-esac
-""".encode()
-
-
-@pytest.mark.parametrize("on", ["kubernetes"], indirect=True)
-def test_rounds_go_on_there_until_it_is_decided_which_node_to_bind_to(
-    on: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run, described = RemoteHost.run, FakeMachine(SOCKETS)
-
-    def unbound(self: RemoteHost, argv: Sequence[str], *rest: Any, **more: Any) -> Completed:
-        words = [*argv][argv.index(PROBE) :] if PROBE in argv else [*argv]
-        if words[0] == "cat":  # what this machine does is nothing of the described one
-            raise ToolMissingError(words[0])
-        return run(self, words, *rest, **more)
-
-    monkeypatch.setattr(RemoteHost, "run", unbound)
-    monkeypatch.setattr(RemoteHost, "snapshot", lambda self: described.snapshot())
-    monkeypatch.setattr(bench_runner, "IDLE_S", 0.0)
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "probe").write_bytes(probe_of_two_sockets())
-    words = ("bench", "near", "--on", on, "--probe", "probe", "--until", "decided", "--quick")
-    both = [*words, "--tests", "stream", "--repeat", "1"]
-
-    with monkeypatch.context() as stopped:
-        stopped.setattr(bound_rounds, "run_named", killed_at(3))
-        with pytest.raises(KeyboardInterrupt):
-            homenode(*both)
-    first = homenode(*both)
-    assert first.exit_code == 0, first.output
-    (said,) = (line for line in first.stdout.splitlines() if line.startswith("Run "))
-    assert said.startswith("Run bound to node 0 for host-bandwidth: ")
-    runs = load_runs(tmp_path / "results").runs
-    assert sorted((one.head.block, one.head.nodes) for one in runs) == [
-        (block, (node,)) for block in (0, 1) for node in (0, 1)
-    ]
-    assert said in homenode(*both).stdout
-    done = homenode("recommend", "results", "--objective", "host-bandwidth", "--json")
-    (found,) = json.loads(done.stdout)["verdicts"]
-    assert (found["choice"], found["avoid"]) == ("bound to node 0", ["bound to node 1"])
-
-
-def killed_at(count: int) -> Callable[[Path, str], Path | None]:
-    """Ctrl-C when so many runs are there."""
-
-    def found(results: Path, name: str) -> Path | None:
-        if len([*results.glob("*/near-*")]) >= count:
-            raise KeyboardInterrupt
-        return run_named(results, name)
-
-    return found
 
 
 def test_what_runs_since_a_kill_is_ended_by_who_continues(on: str, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from homenode.cli.arguments.measure import (
     BenchSetupArguments,
     GpuCheckArguments,
 )
-from homenode.cli.bench_options import bench_options, deciding, is_sequence, static_probe
+from homenode.cli.bench_options import bench_options, static_probe
 from homenode.cli.terminal import (
     console,
     error_console,
@@ -44,11 +44,9 @@ from homenode.measure.gpu.agreement import TOLERANCE_RATIO, agreed, agreement_fi
 from homenode.measure.gpu_load_sampling import load_program, sample_under_load
 from homenode.measure.model import Depth, Group, SuiteOptions
 from homenode.measure.orders import BenchOptions, BenchOutcome, check_name
-from homenode.measure.results.model import SequentialPlan
 from homenode.measure.results.vantage import Vantage
 from homenode.measure.runner import look_over, run_bench
 from homenode.measure.suite import measured_gpus
-from homenode.objective import Objective
 from homenode.wording import command_line, plural
 
 if TYPE_CHECKING:
@@ -78,9 +76,6 @@ def bench(asked: BenchArguments) -> None:
         if asked.on is not None and asked.on.startswith(_KUBERNETES):
             run = replace(run, vantage=run.vantage or Vantage.JOB)
         options = bench_options(asked.name, asked.suite, asked.own, run, elsewhere=elsewhere)
-        if is_sequence(asked.sequence) and not asked.dry_run:
-            _run_rounds(machine, asked, options)
-            return
         if asked.dry_run:
             _print_steps(machine, options)
             return
@@ -141,49 +136,6 @@ def _run(
             if error.hint is None and begun:
                 error.hint = f"what was measured is kept. Continue: {_resuming()}"
             raise
-
-
-def _run_rounds(machine: "Machine", asked: BenchArguments, orders: BenchOptions) -> None:
-    """Bind to one node after another until it is decided, and say to which. Exits 3 where a run
-    failed in the end."""
-    from homenode.cluster.slurm.numbering import bindable_node, bindable_nodes
-    from homenode.decide.sequential import arrangement_answer, look_at
-    from homenode.measure.bound_rounds import BoundRounds, RoundsHead
-    from homenode.measure.sequence import MOST_ROUNDS, SequenceEnd, run_sequence
-
-    host = discover(machine.snapshot())
-    given = asked.sequence
-    nodes = tuple(int(one.index) for one in bindable_nodes(host))
-    if orders.nodes is not None:
-        nodes = tuple(int(bindable_node(host, n, "--nodes").index) for n in orders.nodes)
-    if len(nodes) < 2 or orders.experiment is not None or orders.plan is not None:
-        raise UsageError(
-            "--until decided: expected two NUMA nodes or more to bind to, and no --plan or "
-            f"--experiment, found {plural(len(nodes), 'node')}"
-        )
-    usual = Objective.DEVICE_TRANSFER if measured_gpus(host, []) else Objective.HOST_BANDWIDTH
-    objective = given.objective or usual
-    orders = replace(orders, suite=deciding(orders.suite, objective), nodes=None)
-    plan = SequentialPlan(given.error / 100, len(nodes), MOST_ROUNDS)
-    head = RoundsHead(plan=plan, nodes=nodes, seed=orders.seed, objective=objective)
-    with shown_progress("runs", quiet=asked.json) as show, interruptible():
-        rounds = BoundRounds(machine, orders, asked.results, lambda progress: None, note)
-        with rounds.journal.locked("no other homenode at these rounds, found one"):
-            rounds.ordered(head)
-            look = run_sequence(
-                rounds,
-                lambda kept: look_at(rounds.runs(), kept, objective),
-                show,
-                rounds=plan.rounds,
-                within_s=given.within,
-            )
-            runs = rounds.runs()
-    answer = arrangement_answer(runs, look, objective, "run", _resuming())
-    if answer is not None:
-        say(answer.sentence)
-    note(f"wrote {rounds.journal.path}; its runs are called {orders.name}-ROUND-NODE")
-    if look is None or look.ended is SequenceEnd.NOTHING_LEFT:
-        raise SystemExit(HostError.exit_code)
 
 
 def _resuming() -> str:

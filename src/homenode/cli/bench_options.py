@@ -8,13 +8,11 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
 from msgspec import structs
 
 from homenode.cli.arguments.measure import (
     AppArguments,
     RunArguments,
-    SequenceArguments,
     SuiteArguments,
 )
 from homenode.cli.arguments.trial import TrialArguments
@@ -29,11 +27,10 @@ from homenode.measure.layouts.prepare import (
     TrialRequest,
 )
 from homenode.measure.layouts.trial_config import Measuring
-from homenode.measure.model import DECIDING, Depth, Group, SuiteOptions
+from homenode.measure.model import Depth, Group, SuiteOptions
 from homenode.measure.orders import AppOrder, BenchOptions, check_name
-from homenode.measure.results.model import UNKNOWN_SWITCHES, SequentialPlan, Switches
+from homenode.measure.results.model import UNKNOWN_SWITCHES, Switches
 from homenode.measure.results.vantage import Vantage
-from homenode.measure.sequence import LEAST_VARIANTS, MOST_ROUNDS
 from homenode.objective import Objective
 from homenode.plan.stored import read_plan
 from homenode.process import find_program
@@ -102,21 +99,7 @@ def bench_options(
         marks=_marks(run, elsewhere),
         experiment=run.experiment,
         block=run.block,
-        sequence=None if run.sequence is None else _plan_of(run.sequence),
     )
-
-
-def _plan_of(text: str) -> SequentialPlan:
-    """As a study gives it to its jobs. Raises UsageError."""
-    try:
-        error, *counts = text.split(",")
-        names = SequentialPlan.__struct_fields__
-        numbers = zip(names, (float(error), *map(int, counts)), strict=True)
-        return msgspec.convert(dict(numbers), SequentialPlan)
-    except (ValueError, msgspec.ValidationError):
-        raise UsageError(
-            f"--sequence {text[:40]}: expected ERROR,VARIANTS,ROUNDS,MACHINES"
-        ) from None
 
 
 def _suite(typed: SuiteArguments) -> SuiteOptions:
@@ -207,15 +190,8 @@ def layouts_of(asked: TrialArguments) -> tuple[str, ...]:
 
 def check(asked: TrialArguments) -> None:
     """Raises UsageError for options that do not go together."""
-    if asked.as_copy == asked.in_place:
-        raise UsageError(
-            "expected one of --as-copy and --in-place, found "
-            f"{'both' if asked.as_copy else 'neither'}",
-            hint="--as-copy boots a copy with its own name and throw-away disks; --in-place boots "
-            "the VM itself, and restores its definition after",
-        )
     layouts = layouts_of(asked)
-    if not layouts:
+    if asked.layouts is not None and not layouts:
         raise UsageError(
             "--layouts: expected some, found none",
             hint="--layouts default,pin,pin-numa,pin-numa-pci",
@@ -224,9 +200,8 @@ def check(asked: TrialArguments) -> None:
     for one in layouts:
         if one not in PRESETS:
             raise unknown_layout(one, "--layouts")
-    _check_sequence(asked)
     _check_lists(asked)
-    if asked.bare and all(PRESETS[one].pinning is Pinning.NONE for one in layouts):
+    if asked.bare and layouts and all(PRESETS[one].pinning is Pinning.NONE for one in layouts):
         raise UsageError(
             "--bare: expected a layout that pins as well, found none: it says which PUs",
             hint="--layouts default,pin",
@@ -247,35 +222,33 @@ def check_access(reaching: GuestAccess) -> None:
         )
 
 
-def trial_request(domain: str, asked: TrialArguments, objective: Objective) -> TrialRequest:
+def trial_request(
+    domain: str, asked: TrialArguments, layouts: tuple[str, ...], objective: Objective
+) -> TrialRequest:
     """The trial that is asked for. Its name has the time in it unless the user gave one.
 
-    objective: what a sequence decides, where the user named none.
+    layouts, objective: where the user named none.
     """
-    in_sequence, layouts = asked.sequence.until is not None, layouts_of(asked)
-    objective = asked.sequence.objective or objective
+    layouts = layouts_of(asked) or layouts
     own = asked.id or f"{_word(domain)}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
     run = bench_options(own, asked.suite, asked.own, RunArguments(vantage=Vantage.GUEST))
     measuring = Measuring(
-        deciding(run.suite, objective) if in_sequence else run.suite,
+        run.suite,
         run.repeats,
         run.seed,
         run.app,
         asked.access.answer_within,
         asked.access.stop_within,
     )
-    placing, words = _placing(asked)
+    placing, words = _placing(asked, layouts[0])
     few = 3 if len(layouts) <= 2 else 4  # docs/decisions/0029-one-noisy-layout.md
-    usual = MOST_ROUNDS if in_sequence else few
-    boots = asked.boots or usual
-    plan = SequentialPlan(asked.sequence.error / 100, len(layouts), boots)
     return TrialRequest(
         id=own,
         layouts=layouts,
-        boots=boots,
+        boots=asked.boots or few,
         seed=run.seed,
         bare=asked.bare,
-        as_copy=asked.as_copy,
+        as_copy=not asked.in_place,
         results=asked.results,
         placing=placing,
         apply_words=words,
@@ -283,38 +256,8 @@ def trial_request(domain: str, asked: TrialArguments, objective: Objective) -> T
         reaching=asked.access.guest,
         ranges=asked.manual if asked.manual.node_pus else None,
         plan_words=_manual_words(asked),
-        sequence=plan if in_sequence else None,
-        within_s=asked.sequence.within,
-        objective=objective if in_sequence else None,
+        objective=asked.objective or objective,
     )
-
-
-def deciding(suite: SuiteOptions, objective: Objective) -> SuiteOptions:
-    """With the tests that decide, where the user named none, and the control of clocks."""
-    if suite.groups:
-        return suite
-    return structs.replace(suite, groups=(Group.CPU_SINGLE, *DECIDING[objective]))
-
-
-def is_sequence(given: SequenceArguments) -> bool:
-    """Whether rounds are ordered one by one. Raises UsageError for options that go with that."""
-    unsaid = SequenceArguments(until=given.until)
-    for name in ("within", "error", "objective") if given.until is None else ():
-        if getattr(given, name) != getattr(unsaid, name):
-            raise UsageError(f"--{name}: expected --until decided as well")
-    return given.until is not None
-
-
-def _check_sequence(asked: TrialArguments) -> None:
-    """Raises UsageError for options that do not go with --until, or only with it."""
-    if not is_sequence(asked.sequence):
-        return
-    if asked.bare:
-        raise UsageError("give either --until or --bare, not both", hint="--boots 3 --bare")
-    if len(layouts_of(asked)) < LEAST_VARIANTS:
-        raise UsageError("--layouts: expected two or more to decide between, found one")
-    if asked.boots == 1:
-        raise UsageError("--boots 1: expected 2 or more with --until")
 
 
 def _manual_words(asked: TrialArguments) -> tuple[str, ...]:
@@ -353,10 +296,10 @@ def _check_lists(asked: TrialArguments) -> None:
         raise UsageError(f"--node-pus: expected --sibling-pus for layout {smt[0]}, found none")
 
 
-def _placing(asked: TrialArguments) -> tuple[PlanOptions, tuple[str, ...]]:
+def _placing(asked: TrialArguments, first: str) -> tuple[PlanOptions, tuple[str, ...]]:
     """The placement, and the same as options of `homenode apply`."""
     # The GPUs are those that the VM has, whatever NVLink is between them.
-    options = structs.replace(asked.options, layout=layouts_of(asked)[0], without_nvlink=True)
+    options = structs.replace(asked.options, layout=first, without_nvlink=True)
     words = [*as_words(asked.options)]
     for path in asked.after:
         words += ["--after", str(path.absolute())]

@@ -115,7 +115,6 @@ PROGRAM = Command(
         Command("capture", f"{_PLACE}CaptureArguments", "host:capture", PLACE),
         Command("verify", f"{_CHECK}VerifyArguments", "verify:verify", CHECK),
         DOCTOR,
-        Command("try", f"{_TRIAL}TryArguments", "try_vm:try_vm", MEASURE),
         TRIAL,
         BENCH,
         Command("import", f"{_MEASURE}ImportArguments", "import_results:import_results", MEASURE),

@@ -1,7 +1,7 @@
 """homenode trial: what is asked, and how it begins, goes on, concludes, is undone. [I/O]"""
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,7 +10,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from homenode.change.journal import default_root
-from homenode.check.doctor.links import link_health
+from homenode.check.doctor.diagnosis import diagnose
 from homenode.cli.arguments.trial import (
     TrialArguments,
     TrialResumeArguments,
@@ -21,18 +21,22 @@ from homenode.cli.bench_options import check as check_options
 from homenode.cli.bench_options import check_access, static_probe, trial_request
 from homenode.cli.planning import hosts_after
 from homenode.cli.terminal import (
+    check_can_ask,
     check_can_write,
+    confirm,
     console,
     interruptible,
     note,
     note_error,
     print_json,
+    say,
     update,
 )
-from homenode.doc import Doc, Text
+from homenode.doc import Doc
 from homenode.errors import FINDINGS, UNPLANNABLE, HomenodeError, HostError, InputError, UsageError
-from homenode.findings import Severity
+from homenode.findings import Finding, in_order
 from homenode.formats import encode
+from homenode.machine.pci import DeviceKind
 from homenode.measure.layouts.boot_steps import rollback
 from homenode.measure.layouts.guest import GuestReach, again
 from homenode.measure.layouts.guest_access import GuestAccess
@@ -40,6 +44,8 @@ from homenode.measure.layouts.journal import (
     Head,
     JournalFile,
     Known,
+    State,
+    TrialEntry,
     What,
     domain_locked,
     known_trials,
@@ -56,23 +62,23 @@ from homenode.measure.layouts.runner import Reopened, Trial, outcome_code, run_t
 from homenode.measure.layouts.trial_config import BARE
 from homenode.measure.model import PROBE
 from homenode.measure.progress import Pace, Progress
-from homenode.measure.results.model import Run, SequentialPlan
+from homenode.measure.results.model import Run
 from homenode.measure.results.store import read_run
-from homenode.measure.sequence import RoundLook, SequenceEnd
 from homenode.measure.suite import suite_for
 from homenode.objective import Objective
 from homenode.plan.auto import suggested_objective
 from homenode.show.trial_text import (
-    advice_text,
-    outcomes_text,
+    outcomes_table,
     progress_line,
     schedule_text,
     status_text,
 )
-from homenode.vm.domain.read import read_vm
+from homenode.vm.domain.read import open_domain, vm_of
 from homenode.vm.hypervisor.connection import is_local
 from homenode.vm.hypervisor.virsh import Virsh
+from homenode.vm.model import Vm
 from homenode.vm.sources import load_host
+from homenode.wording import plural
 
 if TYPE_CHECKING:
     from homenode.machine.topology import Host
@@ -82,6 +88,7 @@ _BOOT_S = 60.0
 """From start to answer and from there to off, as a server of the day takes; for the estimate."""
 
 _PER_TEST_S = 1.0
+_MOST_FINDINGS = 5
 
 
 class TrialBoot(Struct, frozen=True, kw_only=True):
@@ -109,8 +116,6 @@ class TrialStanding(Struct, frozen=True, kw_only=True):
     to_undo: tuple[str, ...] = ()
     boots: tuple[TrialBoot, ...] = ()
     objective: Objective | None = None
-    sequence: SequentialPlan | None = None
-    looks: tuple[RoundLook, ...] = ()
 
 
 class TrialStatus(Struct, frozen=True, kw_only=True):
@@ -119,28 +124,30 @@ class TrialStatus(Struct, frozen=True, kw_only=True):
     trials: tuple[TrialStanding, ...]
 
 
-def begin_trial(asked: TrialArguments, agreed: Callable[[], bool] | None = None) -> None:
-    """Look, show the schedule, and run it; exits with the contract's code.
-
-    agreed: asked after it is shown; None = it is not asked.
-    """
+def begin_trial(asked: TrialArguments) -> None:
+    """Look, show findings, plans and time, ask, and run it; exits with the contract's code."""
     check_options(asked)
     check_can_write(asked.report)
     virsh = Virsh(asked.connect)
     host = hosts_after((load_host(asked.host),), asked.after)[0]
     state = virsh.domain(asked.name)
-    vm = read_vm(virsh.definition(state.uuid), state.name)
-    want = trial_request(state.name, asked, suggested_objective(vm, asked.options, host))
+    check_can_ask(asked=not (asked.yes or asked.dry_run))
+    document = open_domain(virsh.definition(state.uuid), state.name)
+    vm = vm_of(document)
+    objective = suggested_objective(vm, asked.options, host)
+    want = trial_request(state.name, asked, usual_layouts(vm, host), objective)
     # A dry run writes nothing, a lock neither.
     alone = nullcontext() if asked.dry_run else domain_locked(default_root(), state.uuid)
-    if want.sequence is not None:
-        _refuse_sick(host)
     with alone:
         checked = preflight(virsh, asked.name, want, host, default_root())
         boot_s = _seconds_of_boots(host, checked)
-        _show(checked, Pace(boot_s).left(step.variant for step in steps_of(checked.head)))
-        if asked.dry_run or (agreed is not None and not agreed()):
+        _show(checked, Pace(boot_s), diagnose(host, document).findings)
+        if asked.dry_run:
+            say("dry run: nothing was started")
             return
+        if not (asked.yes or confirm(_question(checked.head))):
+            note("nothing was changed")
+            raise SystemExit(FINDINGS)
         probe = static_probe(asked.access.probe)
         journal = JournalFile(default_root(), checked.head.id)
         with journal.held() as lock:
@@ -149,27 +156,25 @@ def begin_trial(asked: TrialArguments, agreed: Callable[[], bool] | None = None)
                 checked = replace(checked, begun=begun)
             prepare(checked, journal)
             note(f"trial {checked.head.id}; journal in {journal.path}")
-            _run(
-                virsh,
-                checked.head,
-                journal,
-                lock,
-                probe,
-                host=host,
-                boot_s=boot_s,
-                within_s=checked.head.within_s,
-            )
+            head, within_s = checked.head, asked.within
+            _run(virsh, head, journal, lock, probe, host=host, boot_s=boot_s, within_s=within_s)
     _conclude(checked.head, journal, asked.report, asked.host)
 
 
-def _refuse_sick(host: "Host") -> None:
-    """Exits where nothing could be decided, however often it is booted."""
-    critical = [one for one in link_health(host) if one.severity is Severity.CRITICAL]
-    for one in critical:
-        note(f"{one}; {one.fix}")
-    if critical:
-        note(f"nothing is decided on {host.name} before that is repaired, and nothing was booted")
-        raise SystemExit(FINDINGS)
+def usual_layouts(vm: Vm, host: "Host") -> tuple[str, ...]:
+    """What is compared where the user names no layouts: the study's, as far as they differ here."""
+    layouts = ["default", "pin"]
+    if sum(bool(node.pus) for node in host.nodes) > 1:
+        layouts.append("pin-numa")
+        gpus = {gpu.bdf for gpu in host.devices_of_kind(DeviceKind.GPU)}
+        if gpus & {hostdev.bdf for hostdev in vm.hostdevs} and (vm.is_q35 or vm.is_virt):
+            layouts.append("pin-numa-pci")
+    return tuple(layouts)
+
+
+def _question(head: Head) -> str:
+    times = plural(len(steps_of(head)), "time")
+    return f"Boot {head.domain} {times}?"
 
 
 def resume_trial(asked: TrialResumeArguments) -> None:
@@ -184,13 +189,21 @@ def resume_trial(asked: TrialResumeArguments) -> None:
     alone = domain_locked(default_root(), head.source_uuid or head.uuid)
     with alone, journal.held() as lock:
         probe = static_probe(asked.access.probe)
-        more_s = asked.within
-        spent_s = known.state.looks[-1].seconds if known.state.looks else 0.0
-        within_s = head.within_s if more_s is None else spent_s + more_s
+        if asked.boots is not None:
+            _order_more(head, known.state, journal, asked.boots)
         virsh = Virsh(head.connect)
-        _run(virsh, head, journal, lock, probe, reaching=reaching, within_s=within_s)
+        _run(virsh, head, journal, lock, probe, reaching=reaching, within_s=asked.within)
     kept = reopen(head, journal).config.report
     _conclude(head, journal, asked.report or (None if kept is None else Path(kept)), None)
+
+
+def _order_more(head: Head, state: State, journal: JournalFile, boots: int) -> None:
+    """Raises UsageError for no more than there are, or too many."""
+    ordered = state.boots or head.boots
+    if boots <= ordered:
+        raise UsageError(f"--boots {boots}: expected more than the {ordered} of each layout so far")
+    steps_of(head, replace(state, boots=boots))
+    journal.note(What.MORE_BOOTS, boots=boots)
 
 
 def rollback_trial(asked: TrialUndoArguments) -> None:
@@ -228,7 +241,7 @@ def show_status(asked: TrialStatusArguments) -> None:
         if known.head is None:
             note(f"{known.folder}: {known.reason}")
             continue
-        steps = steps_of(known.head, known.state.looks)
+        steps = steps_of(known.head, known.state)
         is_running = JournalFile(default_root(), known.head.id).is_locked
         console().print(status_text(known, steps, is_running=is_running))
     if name is not None and len(found) > 1:
@@ -241,7 +254,7 @@ def _standing(known: Known) -> TrialStanding:
     if head is None:
         return TrialStanding(folder=str(known.folder), reason=known.reason)
     boots = []
-    for step in steps_of(head, state.looks):
+    for step in steps_of(head, state):
         entry = state.outcomes.get(step.number)
         boots.append(
             TrialBoot(
@@ -264,8 +277,6 @@ def _standing(known: Known) -> TrialStanding:
         to_undo=tuple(one.kind for one in state.changes),
         boots=tuple(boots),
         objective=head.objective,
-        sequence=head.sequence,
-        looks=state.looks,
     )
 
 
@@ -281,15 +292,7 @@ def _run(
     boot_s: Mapping[str, float] | None = None,
     within_s: float | None = None,
 ) -> None:
-    """host: that the guests run on; None: this machine, where it is needed. within_s: of a
-    sequence, from its beginning."""
-
-    def decide(kept: tuple[str, ...]) -> tuple[tuple[str, ...], SequenceEnd | None]:
-        from homenode.decide.sequential import look_at
-
-        assert head.objective is not None, "a sequence has one"
-        return look_at(_runs(head, journal)[0], kept, head.objective)
-
+    """host: that the guests run on; None: this machine, where it is needed."""
     begun = with_access(reopen(head, journal), reaching)
     reach = GuestReach(virsh, begun.config.reaching, journal.path / "known_hosts", probe)
     trial = Trial(
@@ -305,7 +308,6 @@ def _run(
         host=_host_of_guests(begun, host),
         read_host=(lambda: load_host(None)) if is_local(virsh.connect) else None,
         boot_s=boot_s or {},
-        decide=decide,
         within_s=within_s,
     )
     with interruptible():
@@ -330,15 +332,15 @@ def _conclude(head: Head, journal: JournalFile, report: Path | None, host: str |
     """
     from homenode.decide.evidence.documents import publications
     from homenode.decide.machine_facts import facts_of_measured
-    from homenode.decide.sequential import sequential_answer
-    from homenode.decide.trial_conclusion import conclude
-    from homenode.show.results_text import comparison_text, verdicts_text
+    from homenode.decide.trial_conclusion import answer_of, conclude
 
     known = journal.known()
     code = outcome_code(known.state)
-    console().print(outcomes_text(known.state, steps_of(head, known.state.looks)))
+    steps = steps_of(head, known.state)
     runs, folders = _runs(head, journal)
-    if runs:
+    if not runs:
+        say(f"{head.source}: nothing is decided: no boot was measured")
+    else:
         begun = reopen(head, journal).config
 
         machine = facts_of_measured(runs, load_host(host), publications())
@@ -351,20 +353,22 @@ def _conclude(head: Head, journal: JournalFile, report: Path | None, host: str |
             machine=machine,
             plan_words=begun.plan_words,
         )
-        for comparison in (found.comparison, found.of_bare):
-            if comparison is not None and not found.emulated:
-                console().print(comparison_text(comparison))
-        own = found.of_this_trial()
-        if found.verdicts.verdicts:
-            console().print(verdicts_text(own))
-        # Not broken into lines: it is there to be copied.
-        answer = sequential_answer(found, head, known.state)
-        said = advice_text(found) if answer is None else Doc("", (Text(answer.sentence),))
-        console().print(said, soft_wrap=True)
+        answer = answer_of(found, head, known.state.boots or head.boots)
+        say(answer.sentence)
+        if answer.command is not None:
+            say(f"next  {answer.command}")
         written = _report(folders, head, host, report or journal.path / "report.html")
         if report is not None and not written:
             code = code or HostError.exit_code
+    outcomes = known.state.outcomes
+    left = [step for step in steps if not _is_measured(outcomes.get(step.number))]
+    if left:
+        console().print(Doc("", (outcomes_table(known.state, left),)))
     raise SystemExit(code)
+
+
+def _is_measured(outcome: TrialEntry | None) -> bool:
+    return outcome is not None and outcome.what == What.MEASURED
 
 
 def _report(folders: list[str], head: Head, host: str | None, path: Path) -> bool:
@@ -384,7 +388,7 @@ def _runs(head: Head, journal: JournalFile) -> tuple[list[Run], list[str]]:
     state = journal.known().state
     order = {layout: at for at, layout in enumerate((*head.layouts, BARE))}
     runs, folders = [], []
-    steps = steps_of(head, state.looks)
+    steps = steps_of(head, state)
     for step in sorted(steps, key=lambda step: (order[step.variant], step.round)):
         outcome = state.outcomes.get(step.number)
         if step.number in state.with_figures and outcome is not None and outcome.run:
@@ -415,10 +419,14 @@ def _seconds_of_boots(host: "Host", checked: Preflight) -> dict[str, float]:
     return {**layouts, BARE: measure_s}  # the host itself is not booted
 
 
-def _show(checked: Preflight, seconds: float | None) -> None:
+def _show(checked: Preflight, pace: Pace, findings: Sequence[Finding]) -> None:
     """Print the schedule. Exits where a layout does not fit, or something stands against it."""
     steps = steps_of(checked.head)
-    console().print(schedule_text(checked.head, checked.fitted, steps, seconds or 0.0))
+    seconds = pace.left(step.variant for step in steps)
+    bad = [finding for finding in in_order(findings) if finding.is_bad]
+    console().print(schedule_text(checked, steps, seconds, bad[:_MOST_FINDINGS]))
+    if len(bad) > _MOST_FINDINGS:
+        note(f"{len(bad) - _MOST_FINDINGS} more findings: virsh dumpxml, then homenode doctor")
     for gap in checked.unchecked:
         note(f"not checked: {gap}")
     for one in checked.fitted:
@@ -434,13 +442,6 @@ def _show(checked: Preflight, seconds: float | None) -> None:
     if short:
         note("nothing was booted; leave these layouts out, or free what they need")
         raise SystemExit(UNPLANNABLE)
-    within_s = checked.head.within_s
-    if within_s is not None and seconds is not None and 2 * seconds > within_s:
-        raise UsageError(
-            f"--within {within_s:g}s: expected time for two rounds or more, and one round takes "
-            f"about {seconds:.0f} s",
-            hint="give more time or fewer --layouts; --quick and --repeat 1 measure less",
-        )
 
 
 def _say_step(progress: Progress) -> None:

@@ -23,7 +23,6 @@ from homenode.decide.doubts import Metrics, doubts_between
 from homenode.decide.health import figure_findings
 from homenode.decide.intervals import CONFIDENCE, LEAST_BOOTS, interval
 from homenode.decide.outcomes import Found, judged, metric_of_effect
-from homenode.decide.rounds import reached, shared, until
 from homenode.decide.summary import Series, SeriesKey, headline, part_in, power_by_test
 from homenode.errors import InputError
 from homenode.measure.results.model import FigureKey
@@ -76,12 +75,10 @@ def compare_series(
     metrics: whose doubts count.
     """
     baseline, *others = chosen
-    plans = (run.head.sequence for one in chosen for run in one.runs)
     found: list[Found] = []
     doubts: list[Doubt] = []
     for other in others:
-        (first, second), series = _in_shared_rounds(baseline, other, chosen, made)
-        those, doubted = _against(first, second, series, objective, metrics, bare=bare)
+        those, doubted = _against(baseline, other, made, objective, metrics, bare=bare)
         found += those
         doubts += doubted
     return Comparison(
@@ -93,32 +90,7 @@ def compare_series(
         effects=tuple(judged(found)),
         doubts=once(doubts),
         skipped=tuple(skipped),
-        sequence=next((plan for plan in plans if plan is not None), None),
     )
-
-
-def _in_shared_rounds(
-    first: Alternative,
-    second: Alternative,
-    chosen: Sequence[Alternative],
-    made: SeriesByLabel,
-) -> tuple[tuple[Alternative, Alternative], SeriesByLabel]:
-    """Two alternatives, and the series of all that were chosen, up to the last round of a sequence
-    that both were in: as they were when one of them was left out of it."""
-    heads = [[run.head for run in one.runs] for one in (first, second)]
-    rounds = shared(reached(heads[0]), reached(heads[1]))
-    kept = {one.label: until(one.runs, rounds) for one in chosen} if rounds else {}
-    cut = {
-        one.label: structs.replace(one, runs=kept[one.label])
-        for one in chosen
-        if one.label in kept and len(kept[one.label]) < len(one.runs)
-    }
-    if not cut:
-        return (first, second), made
-    series = dict(made)
-    for label, one in cut.items():
-        series[label] = {key: it for key, it in one.series.items() if key in made[label]}
-    return (cut.get(first.label, first), cut.get(second.label, second)), series
 
 
 def _sick(chosen: Sequence[Alternative]) -> Iterator[Doubt]:

@@ -6,7 +6,7 @@ from enum import StrEnum
 from msgspec import Struct
 from msgspec.structs import replace
 
-from homenode.measure.results.model import FigureKey, SequentialPlan
+from homenode.measure.results.model import FigureKey
 
 
 class Outcome(StrEnum):
@@ -107,8 +107,7 @@ class Comparison(Struct, frozen=True, kw_only=True):
 
     objective: whose primary metrics decide; None = those of every objective, each for itself.
     bare: the baseline is the host itself, and ratios are parts of bare metal. confidence: of every
-    interval. skipped: folders that were left out, with the reason. sequence: whose looks the
-    intervals hold over, None where rounds were ordered beforehand. power: median watts of a GPU, by
+    interval. skipped: folders that were left out, with the reason. power: median watts of a GPU, by
     alternative and test.
     """
 
@@ -120,5 +119,4 @@ class Comparison(Struct, frozen=True, kw_only=True):
     effects: tuple[Effect, ...]
     doubts: tuple[Doubt, ...]
     skipped: tuple[str, ...]
-    sequence: SequentialPlan | None = None
     power: Mapping[str, Mapping[str, float]] = {}

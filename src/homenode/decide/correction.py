@@ -42,8 +42,7 @@ def corrected(tested: Sequence[Tested], pairs: int) -> tuple[float, ...]:
         return tuple(min(1.0, one.interval.p * len(metrics)) for one in tested)
     adjusted = [1.0] * len(tested)
     for places in by_alternative.values():
-        looked = max(tested[place].interval.spent for place in places)
-        together = min(1.0, _together([tested[place] for place in places]) * pairs * looked)
+        together = min(1.0, _together([tested[place] for place in places]) * pairs)
         for place in places:
             adjusted[place] = max(together, tested[place].interval.p)
     return tuple(adjusted)

@@ -16,7 +16,6 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from homenode.decide.distributions import f_upper_p, range_quantile, range_upper_p, two_sided_p
-from homenode.decide.rounds import FIRST_LOOK
 from homenode.decide.summary import Series
 
 CONFIDENCE = 0.95
@@ -48,7 +47,7 @@ MOST_CLOSED = 7
 
 LEAST_FREEDOM_OF_BLOCKS = 3
 """Three rounds of two leave fewer: where their differences seem alike by chance, rounds that differ
-in any way make the two seem unlike. Looks of a sequence share the error, and are few rounds."""
+in any way make the two seem unlike."""
 
 BLOCKS_DIFFER = 0.01
 """Level of the F test that a trial's rounds must pass to be blocks: blocks cost degrees of freedom,
@@ -66,9 +65,8 @@ class Interval(Struct, frozen=True, kw_only=True):
 
     low, high: bounds of the ratio at `confidence`, which all ratios between the alternatives keep
     at once. p: how likely a ratio at least this far from 1 is by chance between any two of them.
-    error: standard error of the ratio's logarithm. freedom: degrees of
-    freedom that it rests on. spent: what p was multiplied by for the looks of a sequence; 1 where
-    there were none. adjusted: the ratio is that of boots at one time, as a drift was seen.
+    error: standard error of the ratio's logarithm. freedom: degrees of freedom that it rests on.
+    adjusted: the ratio is that of boots at one time, as a drift was seen.
     """
 
     ratio: float
@@ -78,7 +76,6 @@ class Interval(Struct, frozen=True, kw_only=True):
     error: float
     freedom: float
     confidence: float
-    spent: float = 1.0
     adjusted: bool = False
 
 
@@ -95,23 +92,18 @@ def interval(
     alike: with several alternatives three boots of each are enough. And whoever looks at several
     finds two that are far apart by chance: the interval is that of the studentised range over all
     of them (Tukey and Kramer; Games and Howell where they vary unlike). Two that the closed test
-    alone tells apart have a bound of 1. Of a sequence it holds at the error of its last look, over
-    all that its first round had.
+    alone tells apart have a bound of 1.
     """
     if not (_is_usable(first) and _is_usable(second)):
         return None
     others = list(filter(_is_usable, neighbours))
-    looks = [one.look for one in (first, second) if one.look is not None]
-    groups = max([2 + len(others), *(variants for _, variants in looks)])
-    spent = max([1.0, *((1 - confidence) / error_then for error_then, _ in looks)])
-    at = 1 - (1 - confidence) / spent
+    groups = 2 + len(others)
     found = [
-        _of_estimate(one, at, groups, confidence, spent)
-        for one in _estimates(first, second, others, may_drift=not looks)
+        _of_estimate(estimate, groups, confidence) for estimate in _estimates(first, second, others)
     ]
     least_sure = max(found, key=lambda one: one.p)
     low, high, p = min(one.low for one in found), max(one.high for one in found), least_sure.p
-    if not looks and p >= 1 - confidence and len(others) <= MOST_CLOSED - 2:
+    if p >= 1 - confidence and len(others) <= MOST_CLOSED - 2:
         p = min(p, _closed_p([first, second, *others], 1 - confidence))
         if p < 1 - confidence:
             low, high = (max(low, 1.0), high) if least_sure.ratio > 1 else (low, min(high, 1.0))
@@ -126,7 +118,7 @@ def _closed_p(every: Sequence[Series], error: float) -> float:
     @cache
     def p_of(one: int, other: int, groups: int) -> float:
         rest = [series for n, series in enumerate(every) if n not in (one, other)]
-        estimates = _estimates(every[one], every[other], rest, may_drift=True)
+        estimates = _estimates(every[one], every[other], rest)
         return max(
             range_upper_p(abs(it.difference) / it.error * math.sqrt(2), groups, it.freedom)
             for it in estimates
@@ -157,33 +149,28 @@ class _Estimate(NamedTuple):
     adjusted: bool = False
 
 
-def _of_estimate(
-    one: _Estimate, at: float, groups: int, confidence: float, spent: float
-) -> Interval:
-    reach = range_quantile(at, groups, one.freedom) / math.sqrt(2) * one.error
+def _of_estimate(one: _Estimate, groups: int, confidence: float) -> Interval:
+    reach = range_quantile(confidence, groups, one.freedom) / math.sqrt(2) * one.error
     distance = abs(one.difference) / one.error * math.sqrt(2)
     return Interval(
         ratio=math.exp(one.difference),
         low=math.exp(max(one.difference - reach, -_LONGEST)),
         high=math.exp(min(one.difference + reach, _LONGEST)),
-        p=min(1.0, range_upper_p(distance, groups, one.freedom) * spent),
+        p=min(1.0, range_upper_p(distance, groups, one.freedom)),
         error=one.error,
         freedom=one.freedom,
         confidence=confidence,
-        spent=spent,
         adjusted=one.adjusted,
     )
 
 
-def _estimates(
-    first: Series, second: Series, others: Sequence[Series], *, may_drift: bool
-) -> list[_Estimate]:
+def _estimates(first: Series, second: Series, others: Sequence[Series]) -> list[_Estimate]:
     """One, or two of which the less sure one counts: where the order leans to one side, a drift
     that is too small to be seen can be the difference."""
     difference = _mean_log(second) - _mean_log(first)
     blocks = _by_blocks(first, second, others)
     plain = _Estimate(difference, *(blocks or _by_boots(first, second, others))[:2])
-    trend = _by_time(first, second, others) if may_drift else None
+    trend = _by_time(first, second, others)
     if trend is None:
         return [plain]
     if trend.p < DRIFTS:
@@ -278,8 +265,7 @@ class _Variance(NamedTuple):
 
 
 def _is_usable(series: Series) -> bool:
-    least = LEAST_BOOTS if series.look is None else FIRST_LOOK
-    return series.replicated and len(series.medians) >= least
+    return series.replicated and len(series.medians) >= LEAST_BOOTS
 
 
 def _mean_log(series: Series) -> float:
@@ -287,16 +273,9 @@ def _mean_log(series: Series) -> float:
 
 
 def _by_boots(first: Series, second: Series, others: Iterable[Series]) -> tuple[float, float]:
-    """Standard error of the difference, and its degrees of freedom. In looks of a sequence,
-    which share the error, variances of two are pooled, and those of two boots of several."""
+    """Standard error of the difference, and its degrees of freedom."""
     every = [first, second, *others]
-    own = [_own(series) for series in every]
-    fewest = min(len(first.medians), len(second.medians))
-    if first.look is None or (len(every) > 2 and fewest >= LEAST_BOOTS):
-        return _of_two(every, _drawn_together(own, first))
-    a, b = (_pooled_where_alike(tuple(sorted(own)))[one] for one in own[:2])
-    error, freedom = _of_two(every, (a, b))
-    return error, a.freedom if a.pooled and b.pooled else freedom
+    return _of_two(every, _drawn_together([_own(series) for series in every]))
 
 
 def _of_two(every: Sequence[Series], variances: Sequence[_Variance]) -> tuple[float, float]:
@@ -310,12 +289,10 @@ def _of_two(every: Sequence[Series], variances: Sequence[_Variance]) -> tuple[fl
     return math.sqrt(one + other), freedom if len(every) == 2 else math.floor(16 * freedom) / 16
 
 
-def _drawn_together(own: Sequence[_Variance], first: Series) -> list[_Variance]:
+def _drawn_together(own: Sequence[_Variance]) -> list[_Variance]:
     """The variances of the first two, each drawn towards the geometric mean of all the others: most
     layouts vary alike, and one that varies far more moves that little. Of two alone each has its
-    own: three boots are too few to show that one varies five times as much. Looks, whose parts of
-    the error add up to more than they need, gain all of what the others count."""
-    gained = OTHERS_FREEDOM if first.look is None else OTHERS_COUNT
+    own: three boots are too few to show that one varies five times as much."""
     found = []
     for n, one in enumerate(own[:2]):
         rest = [other for m, other in enumerate(own) if m != n]
@@ -326,7 +303,7 @@ def _drawn_together(own: Sequence[_Variance], first: Series) -> list[_Variance]:
         spare = whole * (len(rest) - 1) / len(rest)
         weight = min(OTHERS_COUNT * spare, one.freedom / 2)
         value = (one.value * one.freedom + math.exp(usual) * weight) / (one.freedom + weight)
-        found.append(_Variance(value, one.freedom + gained * spare, False))
+        found.append(_Variance(value, one.freedom + OTHERS_FREEDOM * spare, False))
     return found
 
 
@@ -337,7 +314,7 @@ def _widening(every: Sequence[Series], own: Sequence[_Variance]) -> tuple[float,
     counts = [len(one.medians) for one in every[:2]]
     if len(every) < 3 or min(counts) < BESIDE_TERMS_FROM:
         return 1.0, pooled.freedom
-    error, freedom = _of_two(every, _drawn_together(own, every[0]))
+    error, freedom = _of_two(every, _drawn_together(own))
     return error / math.sqrt(pooled.value * sum(1 / count for count in counts)), freedom
 
 
@@ -396,8 +373,7 @@ def _by_blocks(first: Series, second: Series, others: Iterable[Series]) -> "_Blo
         return None
     every = [first, second, *(one for one in others if _blocks(one) == blocks)]
     freedom = (len(every) - 1.0) * (len(blocks) - 1)
-    is_short = first.look is None and freedom < LEAST_FREEDOM_OF_BLOCKS
-    if is_short or not _vary_alike(every):
+    if freedom < LEAST_FREEDOM_OF_BLOCKS or not _vary_alike(every):
         return None
     order = sorted(blocks)
     rows = [

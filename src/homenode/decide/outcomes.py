@@ -17,7 +17,7 @@ from homenode.decide.comparison import (
 )
 from homenode.decide.correction import Tested, corrected
 from homenode.decide.intervals import CONFIDENCE, Interval
-from homenode.metrics import TWO_STATES, Metric, metric_of
+from homenode.metrics import Metric, metric_of
 from homenode.objective import Objective
 
 LEAST_BEYOND_DRIFT = 1.25
@@ -82,10 +82,6 @@ def _outcome(effect: Effect, p: float | None, found: Found) -> Outcome:
         least = metric_of_effect(effect).boot_variation
         can_drift = not {ORDER, NO_ORDER}.isdisjoint(effect.doubts)
         least = max(least, LEAST_BEYOND_DRIFT) if can_drift else least
-        if found.interval is not None and found.interval.spent > 1:  # a look at two boots of each
-            least = max(least, TWO_STATES)
-            if p is None or p >= 1 - CONFIDENCE:
-                return Outcome.CANNOT_TELL
         return direction if found.apart >= least else Outcome.CANNOT_TELL
     if p is None or effect.low is None or effect.high is None:
         return Outcome.CANNOT_TELL

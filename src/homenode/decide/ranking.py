@@ -16,7 +16,6 @@ from homenode.decide.comparison import (
     EvidenceLevel,
     Outcome,
 )
-from homenode.decide.rounds import left_out, reached
 from homenode.decide.summary import Series, SeriesKey, headline_series
 from homenode.decide.words import range_text
 from homenode.metrics import METRICS, Metric, primaries
@@ -127,24 +126,15 @@ def ranking_for(
         if not with_figures:
             continue
         used.update((one.label, one) for one, _ in with_figures)
-        behind = left_out(
-            {
-                one.label: reached(run.head for run in one.runs)
-                for one, _ in with_figures
-                if all(run.head.sequence is not None for run in one.runs)
-            }
-        )
-        # What a sequence has left out is worse than something, whatever its early figures are.
         ordered = sorted(
             with_figures,
             key=lambda pair: (
-                pair[0].label in behind,
                 pair[1].value if metric.lower_is_better else -pair[1].value,
                 pair[0].label != OWN_NODE,  # of equal copies the near ones
                 pair[0].label,  # the same answer in whatever order the runs are read
             ),
         )
-        found, doubted = _results(ordered, metric, wanted, objective, behind)
+        found, doubted = _results(ordered, metric, wanted, objective)
         results += found
         doubts += doubted
     return Ranking(tuple(results), tuple(dict.fromkeys(doubts))), tuple(used.values())
@@ -155,7 +145,6 @@ def _results(
     metric: Metric,
     wanted: frozenset[str],
     objective: Objective,
-    behind: frozenset[str],
 ) -> tuple[list[RankedResult], list[Doubt]]:
     (best, best_series), *others = ordered
 
@@ -194,16 +183,6 @@ def _results(
         effect = _effect(comparison, one.label, series.key)
         bounds = _bounds(effect, series, best_series.value)
         position = _position(effect, metric)
-        if one.label in behind and position is not Position.WORSE:
-            # The best of that time may have been left out later, and so be worse than the best now.
-            rivals = [each for each in chosen if each not in (best, one)]
-            for rival in rivals:
-                order = [rival, *(each for each in chosen if each is not rival)]
-                then = compare_series(order, made, objective, metrics=wanted)
-                against = _effect(then, one.label, series.key)
-                if _position(against, metric) is Position.WORSE:
-                    position = Position.WORSE
-                    break
         level = EvidenceLevel.MEASURED if effect is None else effect.level
         ratio = series.value / best_series.value if effect is None else effect.ratio
         found.append(result(one, series, bounds, position, level, ratio))

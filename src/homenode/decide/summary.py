@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 from msgspec import Struct, structs
 
 from homenode.bdf import Bdf
-from homenode.decide.rounds import look_of
 from homenode.measure.results.model import UNSETTLED, FigureKey, Run, RunHead, Sample, Statistic
 from homenode.metrics import POWER, Metric, metric_of
 
@@ -44,7 +43,7 @@ class Series(Struct, frozen=True, kw_only=True, dict=True):
     published figures. devices: whose the slowest was taken of. blocks: of each boot,
     (experiment, round), None where it is of no round. times: of each boot, in seconds or as its
     place in the order; None where unknown. is_range: somebody printed low and high, and
-    `value` is nothing but their middle. look: see rounds.look_of.
+    `value` is nothing but their middle.
     """
 
     key: SeriesKey
@@ -58,7 +57,6 @@ class Series(Struct, frozen=True, kw_only=True, dict=True):
     blocks: tuple[tuple[str, int] | None, ...] = ()
     times: tuple[float | None, ...] = ()
     is_range: bool = False
-    look: tuple[float, int] | None = None
 
     @cached_property
     def value(self) -> float:
@@ -113,9 +111,7 @@ def series_of(runs: Sequence[Run]) -> dict[SeriesKey, Series]:
     if len(names) < len(runs):
         in_use = {key: _once(boots) for key, boots in in_use.items()}
     found = {key: _series(key, boots) for key, boots in in_use.items()}
-    found |= _slowest(in_use)
-    look = look_of([run.head for run in runs])
-    return found if look is None else {k: structs.replace(s, look=look) for k, s in found.items()}
+    return found | _slowest(in_use)
 
 
 def headline(series: Iterable[SeriesKey], metric: Metric) -> tuple[SeriesKey, ...]:

@@ -7,14 +7,17 @@ from msgspec import Struct
 
 from homenode.decide.alternative import alternatives_of
 from homenode.decide.compare import compare
-from homenode.decide.comparison import Comparison
+from homenode.decide.comparison import Comparison, EvidenceLevel
 from homenode.decide.decide import decide_all
 from homenode.decide.evidence.model import Evidence, Publication
 from homenode.decide.machine_facts import MachineFacts
+from homenode.decide.statement import effect_text, sentence_of
 from homenode.decide.verdict import Verdict, Verdicts
+from homenode.measure.layouts.journal import Head
 from homenode.measure.results.model import Origin, Run
 from homenode.measure.results.vantage import Vantage
 from homenode.objective import Objective
+from homenode.wording import command_line
 
 
 class Advice(Struct, frozen=True, kw_only=True):
@@ -36,13 +39,6 @@ class Conclusion(Struct, frozen=True, kw_only=True):
     verdicts: Verdicts
     advice: tuple[Advice, ...]
     emulated: bool
-
-    def of_this_trial(self) -> Verdicts:
-        """Verdicts of the objectives that it has figures of."""
-        found = tuple(
-            one for one in self.verdicts.verdicts if one.here or one.passed or one.stopped
-        )
-        return Verdicts(found, self.verdicts.skipped)
 
 
 def conclude(
@@ -99,3 +95,55 @@ def conclude(
         advice=advice,
         emulated=emulated,
     )
+
+
+class TrialAnswer(Struct, frozen=True, kw_only=True):
+    """sentence: the layout to run, or why none is named. command: makes it permanent, or measures
+    more; None where neither helps."""
+
+    sentence: str
+    command: str | None = None
+
+
+MORE_BOOTS = 2
+"""Of each layout, next time."""
+
+
+def answer_of(found: Conclusion, head: Head, boots: int) -> TrialAnswer:
+    """The answer for what the trial is to decide; where it has no figures of that, for the first
+    objective that it answers. boots: of each layout, as they were ordered."""
+    about = f"{head.source}: "
+    if found.emulated:
+        nothing = "nothing is decided: it is emulated, and its figures mean nothing"
+        return TrialAnswer(sentence=about + nothing)
+    commands = {one.objective: one.command for one in found.advice}
+    verdict = next(one for one in found.verdicts.verdicts if one.objective is head.objective)
+    if not verdict.here and not verdict.passed and not verdict.stopped and commands:
+        verdict = next(one for one in found.verdicts.verdicts if one.objective in commands)
+    objective = verdict.objective
+    if verdict.here and verdict.choice is not None and objective in commands:
+        level = "" if verdict.level is EvidenceLevel.MEASURED else f" ({verdict.level})"
+        layout = verdict.choice.partition(",")[0]  # of several memory modes the label names it too
+        chosen = f"run {layout} for {objective}: {effect_text(verdict)}{level}"
+        bare = _share_of_bare(found.of_bare, verdict)
+        return TrialAnswer(sentence=about + chosen + bare, command=commands[objective])
+    why = "; ".join(verdict.passed) or sentence_of(verdict)
+    if verdict.stopped:
+        return TrialAnswer(sentence=f"{about}nothing is decided for {objective}: {why}")
+    more = ("homenode", "trial", "resume", head.id, "--boots", boots + MORE_BOOTS)
+    return TrialAnswer(
+        sentence=f"{about}cannot tell for {objective}: {why}", command=command_line(*more)
+    )
+
+
+def _share_of_bare(of_bare: Comparison | None, verdict: Verdict) -> str:
+    if of_bare is None or not verdict.results:
+        return ""
+    metric = verdict.results[0].metric
+    shares = (
+        effect.ratio
+        for effect in of_bare.effects
+        if effect.metric == metric and effect.alternative.endswith(verdict.choice or "")
+    )
+    share = next(shares, None)
+    return "" if share is None else f"; {100 * share:.0f} % of bare metal"

@@ -8,7 +8,6 @@ from msgspec.structs import replace
 from homenode.bdf import Bdf
 from homenode.gap import Gap
 from homenode.indices import NodeIndex
-from homenode.objective import Objective
 from homenode.units import GIB
 
 PROBE = "homenode-probe"
@@ -52,17 +51,6 @@ class Group(StrEnum):
 
 CONTROLS = frozenset({Group.CPU_SINGLE, Group.GPU_COPY, Group.MATMUL})
 """What no layout should move; when it moves, something else did."""
-
-
-DECIDING = {
-    Objective.COLLECTIVE: (Group.NCCL, Group.GPU_PEER),
-    Objective.HOST_BANDWIDTH: (Group.MEMORY_BANDWIDTH,),
-    Objective.LATENCY: (Group.MEMORY_LATENCY,),
-    Objective.DEVICE_TRANSFER: (Group.GPU_BANDWIDTH,),
-    Objective.THROUGHPUT: (Group.CPU_ALL,),
-    Objective.DENSITY: (Group.CPU_ALL,),
-}
-"""The tests whose figures decide for an objective."""
 
 
 class Reader(StrEnum):

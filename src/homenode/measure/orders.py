@@ -11,7 +11,6 @@ from homenode.measure.results.model import (
     UNKNOWN_SWITCHES,
     Condition,
     Run,
-    SequentialPlan,
     Switches,
 )
 from homenode.measure.results.vantage import Vantage
@@ -46,7 +45,7 @@ class BenchOptions(Struct, frozen=True):
     above the run; None = the GPU's name, or cpu-only. host, host_kind: of the machine below a
     guest, see RunHead. emulated: no figure means anything; the probe knows TCG by itself. force:
     measure a guest that is not as planned, and mark the run. marks: why nothing must be
-    concluded, known beforehand. experiment, block, sequence: see RunHead.
+    concluded, known beforehand. experiment, block: see RunHead.
     """
 
     name: str
@@ -71,7 +70,6 @@ class BenchOptions(Struct, frozen=True):
     marks: tuple[str, ...] = ()
     experiment: str | None = None
     block: int | None = None
-    sequence: SequentialPlan | None = None
 
 
 class BenchOutcome(Struct, frozen=True):

@@ -217,7 +217,6 @@ def _head(
         conditions=tuple(_versions(orders, host, document)),
         experiment=orders.experiment,
         block=orders.block,
-        sequence=orders.sequence,
         hardware=hardware_of(host),
         # A guest's ports are made by its hypervisor, and say nothing of the links below them.
         unusable=() if in_guest else tuple(map(_as_reason, link_health(host))),

@@ -132,8 +132,6 @@ def comparison_text(comparison: Comparison, *, everything: bool = False) -> Doc:
         f"intervals: {comparison.confidence:.0%}, over boots (t, on logarithms of medians); "
         "primary metrics are corrected for their number"
     )
-    if comparison.sequence is not None:
-        about += "; rounds were ordered one by one, and they hold over all looks at them"
     return Doc("", (*parts, Text(about)))
 
 

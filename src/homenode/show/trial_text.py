@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from homenode.decide.trial_conclusion import Conclusion
 from homenode.doc import Cell, Doc, Part, Span, Table, Text
-from homenode.measure.layouts.fitting import Fitted
+from homenode.findings import Finding
 from homenode.measure.layouts.journal import BOOT, COPY, LAYOUT, Head, Known, State, What
+from homenode.measure.layouts.prepare import Preflight
 from homenode.measure.progress import Progress, TaskState, TaskStatus
 from homenode.measure.schedule import ScheduledTask
 from homenode.wording import command_line, number_list, plural, printable
@@ -127,36 +127,43 @@ _LAST = 6
 
 
 def schedule_text(
-    head: Head, fitted: Sequence[Fitted], steps: Sequence[ScheduledTask], seconds: float
+    checked: Preflight,
+    steps: Sequence[ScheduledTask],
+    seconds: float | None,
+    findings: Sequence[Finding],
 ) -> Doc:
-    """What would be booted, in which order, where, and how long that takes."""
-    heads = ("layout", "vCPUs", "on nodes", "pinned to PUs", "fits")
+    """What would be booted, where, in which order and for how long, and what is wrong before."""
+    head, fitted = checked.head, checked.fitted
+    of = "the VM itself" if head.copy is None else "a copy"
+    about = "" if seconds is None else f", about {duration_text(seconds)}"
+    fits = f"{sum(not layout.against for layout in fitted)} of {plural(len(fitted), 'layout')}"
+    title = f"{head.source} fits in {fits}: {plural(len(steps), 'boot')} of {of}{about}"
     rows: list[tuple[str | Cell, ...]] = []
-    for one in fitted:
-        fits = Cell(("; ".join(one.against) or "yes",), "bad" if one.against else "good")
-        if one.tuning is None:
-            rows.append((one.layout, "", "", "", fits))
+    for layout in fitted:
+        if layout.tuning is None or layout.against:
+            rows.append((layout.layout, "-", "-", Cell(("does not fit",), "bad")))
             continue
-        plan = one.tuning.plan
-        pins = number_list(pu for pins in plan.vcpu_pins for pu in pins) or "none"
-        nodes = ",".join(map(str, plan.nodes))
-        rows.append((one.layout, str(plan.vm.vcpus), nodes, pins, fits))
-    what = "itself" if head.copy is None else f"by a copy, {head.domain}"
-    order = ", ".join(step.variant for step in steps)
-    each = f"{plural(len(steps), 'boot')}, about {duration_text(seconds)}"
-    lines: tuple[str, ...] = (f"order: {order}", each)
-    if head.sequence is not None:
-        until = "" if head.within_s is None else f" or {duration_text(head.within_s)}"
-        lines = (
-            f"first round: {order}: {each}",
-            f"then rounds of what is still in question for {head.objective}, until it is decided: "
-            f"wrong by chance in at most {100 * head.sequence.error:.2g} % of trials; at most "
-            f"{plural(head.sequence.rounds, 'round')}{until}",
-        )
-    return Doc(
-        f"Trial {head.id} of {head.source} {what}",
-        (Table(heads=heads, rows=tuple(rows), folds=heads[-2:]), *map(Text, lines)),
-    )
+        plan = layout.tuning.plan
+        pins = number_list(pu for pins in plan.vcpu_pins for pu in pins) or "any"
+        nodes = number_list(plan.nodes) if plan.vcpu_pins or plan.memory_nodes else "any"
+        rows.append((layout.layout, str(plan.vm.vcpus), nodes, pins))
+    heads = ("layout", "vCPUs", "nodes", "host CPUs")
+    lines = [(str(one.severity), f"{one.subject}: {one.observed} ({one.id})") for one in findings]
+    rounds: dict[int, list[str]] = {}
+    for step in steps:
+        rounds.setdefault(step.round + 1, []).append(step.variant)
+    lines += [(f"round {number}", ", ".join(layouts)) for number, layouts in rounds.items()]
+    if head.copy is None:
+        lines.append(("restored", "its definition, after each boot; what its guest writes stays"))
+    else:
+        whose = f"with its own disks, NVRAM, UUID and MACs; {head.source} is not changed"
+        lines.append(("copy", f"{head.copy.name}, {whose}"))
+    if checked.begun.emulated:
+        lines.append(("caveat", "it is emulated (type='qemu'): its results will mean nothing"))
+    width = max(len(label) for label, _ in lines) + 2
+    labelled = (Text(f"{label:<{width}}{text}") for label, text in lines)
+    table = Table(heads=heads, rows=tuple(rows), folds=heads[-1:])
+    return Doc(title, (table, *labelled))
 
 
 def status_text(known: Known, steps: Sequence[ScheduledTask], *, is_running: bool = False) -> Doc:
@@ -166,7 +173,7 @@ def status_text(known: Known, steps: Sequence[ScheduledTask], *, is_running: boo
     """
     head, state = known.head, known.state
     assert head is not None, "what cannot be read has no status"
-    lines: list[Part] = [_outcomes(state, steps)]
+    lines: list[Part] = [outcomes_table(state, steps)]
     for entry in known.entries[-_LAST:]:
         detail = f": {entry.detail}" if entry.detail else ""
         place = "" if entry.number is None else f"boot {entry.number + 1}: "
@@ -190,12 +197,6 @@ def _left(head: Head, state: State, steps: Sequence[ScheduledTask]) -> Iterator[
         left = [said[change.kind] for change in state.changes]
         yield Text(f"left to undo: {'; '.join(left)}", "warn")
         yield Text(f"{resume} continues, {undo} undoes it")
-    elif head.sequence is not None and state.looks and state.looks[-1].ended is not None:
-        last = state.looks[-1]
-        kept = ", ".join(last.kept)
-        yield Text(
-            f"nothing left to undo; {last.ended} after {plural(last.rounds, 'round')}: {kept}"
-        )
     elif state.measured < {step.number for step in steps}:
         boots = plural(len(steps) - len(state.measured), "boot")
         yield Text(f"nothing left to undo; {boots} not measured: {resume}")
@@ -203,12 +204,8 @@ def _left(head: Head, state: State, steps: Sequence[ScheduledTask]) -> Iterator[
         yield Text("done; nothing left to undo")
 
 
-def outcomes_text(state: State, steps: Sequence[ScheduledTask]) -> Doc:
-    """A line for each boot: what came of it."""
-    return Doc("", (_outcomes(state, steps),))
-
-
-def _outcomes(state: State, steps: Sequence[ScheduledTask]) -> Table:
+def outcomes_table(state: State, steps: Sequence[ScheduledTask]) -> Table:
+    """A row for each of these boots: what came of it."""
     heads = ("boot", "layout", "came to", "detail")
     rows: list[tuple[str | Cell, ...]] = []
     for step in steps:
@@ -221,21 +218,3 @@ def _outcomes(state: State, steps: Sequence[ScheduledTask]) -> Table:
             detail = f"{entry.samples} samples" + (f"; {detail}" if detail else "")
         rows.append((boot, step.variant, Cell((_OUTCOMES[What(entry.what)],)), detail))
     return Table(heads=heads, rows=tuple(rows), folds=heads[-1:])
-
-
-def advice_text(conclusion: Conclusion) -> Doc:
-    """The commands that make the winners permanent, or why there are none."""
-    if conclusion.emulated:
-        said = (
-            "emulated: this guest ran without the processor's help. Its figures mean nothing, and "
-            "no verdict is drawn."
-        )
-        return Doc("", (Text(said, "warn"),))
-    if not conclusion.advice:
-        return Doc("", (Text("no layout to make permanent: the figures cannot tell"),))
-    by_command: dict[str, list[str]] = {}
-    for one in conclusion.advice:
-        by_command.setdefault(one.command, []).append(str(one.objective))
-    # Not indented by a part: it is printed without breaks, to be copied.
-    lines = (f"  for {', '.join(those)}: {command}" for command, those in by_command.items())
-    return Doc("To make a layout permanent", tuple(map(Text, lines)))

@@ -1,6 +1,5 @@
 """What is asked of trial, bench and import. [I/O]"""
 
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +9,6 @@ from homenode.cli.arguments import JsonOption
 from homenode.cli.command import Under
 from homenode.measure.layouts.guest_access import ANSWER_S, STOP_S, GuestAccess, Transport
 from homenode.measure.results.vantage import Vantage
-from homenode.objective import Objective
 from homenode.opt import Arg, Flag, Opt
 from homenode.units import parse_duration
 
@@ -23,34 +21,15 @@ LIMIT_S = 600
 """Of a whole gpu-check. A part that would begin later is left out by name."""
 
 
-SEQUENCE = "Until it is decided"
-
-
-class Until(StrEnum):
-    """When a sequence ends."""
-
-    DECIDED = "decided"
-
-
 WithinOption = Annotated[
     float | None,
     Opt(
         "--within",
         "TIME",
-        panel=SEQUENCE,
         parse=parse_duration,
         show=lambda seconds: f"{seconds:g}s",
     ),
 ]
-
-
-class SequenceArguments(Struct, frozen=True, kw_only=True):
-    """Rounds that are ordered one by one."""
-
-    until: Annotated[Until | None, Opt("--until", "decided")] = None
-    within: WithinOption = None
-    error: Annotated[float, Opt("--error", "PERCENT", ge=0.1, le=5, rare=True)] = 5.0
-    objective: Annotated[Objective | None, Opt("--objective", "NAME", rare=True)] = None
 
 
 class SuiteArguments(Struct, frozen=True, kw_only=True):
@@ -87,7 +66,6 @@ class RunArguments(Struct, frozen=True, kw_only=True):
     boot: Annotated[str | None, Opt("--boot", "ID", rare=True)] = None
     experiment: Annotated[str | None, Opt("--experiment", "ID", rare=True)] = None
     block: Annotated[int | None, Opt("--block", "N", ge=0, rare=True)] = None
-    sequence: Annotated[str | None, Opt("--sequence", "E,V,R,M", rare=True)] = None
     vantage: Annotated[Vantage | None, Opt("--vantage", "NAME")] = None
     pus: Annotated[str | None, Opt("--pus", "LIST", rare=True)] = None
     nodes: Annotated[str | None, Opt("--nodes", "LIST", rare=True)] = None
@@ -131,14 +109,13 @@ class BenchArguments(Struct, frozen=True, kw_only=True):
 
     Examples:
       homenode bench pin-1 --layout pin --quick
-      homenode bench near --until decided --within 30m --on ssh://gpu01
+      homenode bench bare-7 --on ssh://root@gpu7
     """
 
     name: Annotated[str, Arg("NAME")]
     suite: Annotated[SuiteArguments, Under(SUITE)] = SuiteArguments()
     own: Annotated[AppArguments, Under(OWN, rare=True)] = AppArguments()
     run: Annotated[RunArguments, Under(WHERE)] = RunArguments()
-    sequence: Annotated[SequenceArguments, Under(SEQUENCE, rare=True)] = SequenceArguments()
     on: Annotated[str | None, Opt("--on", "WHERE", panel=WHERE)] = None
     probe: Annotated[Path | None, Opt("--probe", "FILE", panel=WHERE, rare=True)] = None
     results: Annotated[Path, Opt("--results", "DIR")] = Path("results")

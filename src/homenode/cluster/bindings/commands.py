@@ -11,13 +11,11 @@ from msgspec.structs import replace
 
 from homenode import __version__
 from homenode.cli.bench import shown_progress
-from homenode.cli.bench_options import is_sequence
 from homenode.cli.terminal import check_can_write, console, note, print_json, say, write_text
 from homenode.cluster.bindings.experiments import (
     NO_PARTITION,
     Study,
     check_options,
-    most_rounds,
 )
 from homenode.cluster.bindings.folder import StudyFolder, read_sources, read_study
 from homenode.cluster.bindings.report import study_report
@@ -28,18 +26,14 @@ from homenode.cluster.slurm import client
 from homenode.cluster.slurm.arguments import SlurmReportArguments, SlurmStudyArguments
 from homenode.cluster.slurm.options import Shape, StudyOptions
 from homenode.cpuset import CpuSet
-from homenode.decide.sequential import arrangement_answer, look_at
 from homenode.errors import FINDINGS, HostError, InputError, UsageError
 from homenode.formats import encode
 from homenode.machine.tools.slurm_nodes import expand_hostlist
 from homenode.measure.experiment import Patience, run_tasks
 from homenode.measure.progress import Progress
-from homenode.measure.results.model import Run
-from homenode.measure.sequence import run_sequence
 from homenode.show.html import html_page
 from homenode.show.trial_text import missing_lines
 from homenode.vm.sources import load_host
-from homenode.wording import command_line
 
 _MOST_SHOWN = 20
 _OPTIONS = {"node_list": "nodelist", "shapes": "shared", "app_folder": "app in another folder"}
@@ -65,9 +59,8 @@ def study(asked: SlurmStudyArguments) -> None:
             _note_scripts(folder, made)
             return
         wait_s = None if asked.wait is None else asked.wait * 60
-        within_s = asked.sequence.within or made.options.within_s
         patience = Patience(asked.poll, asked.patience * 60, wait_s)
-        _go(folder, made, is_new, patience, within_s)
+        _go(folder, made, is_new, patience)
     finally:
         folder.close()
 
@@ -75,14 +68,8 @@ def study(asked: SlurmStudyArguments) -> None:
 def _options(asked: SlurmStudyArguments) -> StudyOptions:
     """The study's options, with what its words mean. Raises UsageError."""
     setup, app = asked.study.setup, _words(asked.app)
-    given = asked.sequence
-    if is_sequence(given) and asked.study.rounds == 1:
-        raise UsageError("--rounds 1: expected 2 or more with --until")
     return replace(
         asked.study,
-        error=None if given.until is None else given.error / 100,
-        objective=given.objective or StudyOptions().objective,
-        within_s=given.within,
         node_list=() if asked.nodelist is None else expand_hostlist(asked.nodelist, "--nodelist"),
         numa=None if asked.numa is None else tuple(map(int, CpuSet.parse(asked.numa, "--numa"))),
         shapes=_shapes(asked.shared, asked.mig),
@@ -142,7 +129,7 @@ def _others(found: Study, options: StudyOptions, host: str | None) -> list[str]:
     Not which homenode continues it, nor what the environment said.
     """
     unsaid = type(options)()
-    passed = {"homenode", "within_s", *(["account"] if options.account is None else [])}
+    passed = {"homenode", *(["account"] if options.account is None else [])}
     names = [name for name in unsaid.__struct_fields__ if name not in passed]
     said = [name for name in names if getattr(options, name) != getattr(unsaid, name)]
     if not said and host is None:
@@ -153,30 +140,12 @@ def _others(found: Study, options: StudyOptions, host: str | None) -> list[str]:
     )
 
 
-def _go(
-    folder: StudyFolder, made: Study, is_new: bool, patience: Patience, within_s: float | None
-) -> None:
+def _go(folder: StudyFolder, made: Study, is_new: bool, patience: Patience) -> None:
     queue = SlurmQueue(folder, made, grace_s=GRACE_POLLS * patience.poll_s)
-    objective, look = made.options.objective, None
     note(f"study {made.id} in {folder.path}")
-
-    def runs() -> list[Run]:
-        return [job.run for job in read_study(folder.path, queue.study).jobs]
-
     with shown_progress("jobs") as observe:
         try:
-            if made.options.error is None:
-                progress = run_tasks(queue, observe, patience, retry=not is_new)
-            else:
-                look = run_sequence(
-                    queue,
-                    lambda kept: look_at(runs(), kept, objective),
-                    observe,
-                    rounds=most_rounds(made.options),
-                    within_s=within_s,
-                    patience=patience,
-                )
-                progress = queue.look()
+            progress = run_tasks(queue, observe, patience, retry=not is_new)
         except KeyboardInterrupt:
             note("the jobs go on without homenode; the same command continues the study")
             raise
@@ -186,10 +155,6 @@ def _go(
     if len(found.gaps) > _MOST_SHOWN:
         note(f"{len(found.gaps) - _MOST_SHOWN} more open (homenode slurm report --all)")
     note(f"{len(found.jobs)} runs below {folder.path / 'results'}")
-    resume = command_line("homenode", "slurm", "study", "-o", folder.path)
-    answer = arrangement_answer([job.run for job in found.jobs], look, objective, "job", resume)
-    if answer is not None:
-        say(answer.sentence)
     for said in dict.fromkeys(job.replayed for job in found.jobs if job.replayed):
         note(f"REPLAYED: {said}")
     _end(folder, progress, found.unmeasured)

@@ -6,7 +6,7 @@ its jobs run one after another, in an order of their own. Over all nodes: one jo
 """
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 
 from msgspec import Struct
@@ -20,9 +20,7 @@ from homenode.machine.tools.slurm_nodes import ClusterNode
 from homenode.machine.topology import Host, NumaNode
 from homenode.measure.app_metric import check_metric
 from homenode.measure.model import Group
-from homenode.measure.results.model import SequentialPlan
 from homenode.measure.schedule import seeded_order
-from homenode.measure.sequence import MOST_ROUNDS, RoundLook
 from homenode.wording import plural
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:+-]{0,99}", re.ASCII)
@@ -85,8 +83,7 @@ class Study(Struct, frozen=True):
     whole, shared: the nodes of both queues. host: the description of a node that the user named;
     None where look jobs capture each. experiments: in the order of submission; () until the nodes
     are known. jobs: (experiment, job id) in the order of submission. refused: (experiment, why).
-    repeated: experiments whose earlier jobs do not count any more, once for each time. decisions:
-    of a sequence, the looks after its rounds.
+    repeated: experiments whose earlier jobs do not count any more, once for each time.
     """
 
     id: str
@@ -99,17 +96,6 @@ class Study(Struct, frozen=True):
     jobs: tuple[tuple[str, str], ...] = ()
     refused: tuple[tuple[str, str], ...] = ()
     repeated: tuple[str, ...] = ()
-    decisions: tuple[RoundLook, ...] = ()
-
-    @property
-    def sequence(self) -> SequentialPlan | None:
-        """None where all rounds were ordered beforehand, or nothing is planned yet."""
-        error, first = self.options.error, self.first_round()
-        if error is None or not first:
-            return None
-        variants = len({one.arrangement for one in first})
-        machines = len({one.nodes for one in first})
-        return SequentialPlan(error, max(2, variants), most_rounds(self.options), machines)
 
     def first_round(self) -> tuple[Experiment, ...]:
         return tuple(one for one in self.experiments if one.id.endswith(_FIRST))
@@ -129,10 +115,6 @@ class Study(Struct, frozen=True):
     def attempts_of(self, experiment: str) -> int:
         """How often it was submitted."""
         return self.repeated.count(experiment) + sum(name == experiment for name, _ in self.jobs)
-
-
-def most_rounds(options: StudyOptions) -> int:
-    return options.rounds or (3 if options.error is None else MOST_ROUNDS)
 
 
 def check_options(options: StudyOptions) -> None:
@@ -302,14 +284,14 @@ def experiments_for(
     hosts: Mapping[str, Host],
     options: StudyOptions,
 ) -> tuple[Experiment, ...]:
-    """All jobs, in the order in which each node runs them; of a sequence those of its first round.
+    """All jobs, in the order in which each node runs them.
 
     hosts: by cluster node. Raises UsageError as nodes_to_bind_to, and for shapes that fit no node.
     """
     found: list[Experiment] = []
     names = tuple(dict.fromkeys(node.name for node in (*shared, *whole)))
     of_nodes = {name: tuple(_of_node(name, whole, shared, hosts, options)) for name in names}
-    for number in range(1 if options.error is not None else most_rounds(options)):
+    for number in range(options.rounds):
         found += _round(of_nodes, number, found)
     if options.between_nodes and len(whole) > 1:
         ends = tuple({one.nodes: one.id for one in found}.values())
@@ -328,16 +310,6 @@ def experiments_for(
             )
         )
     return tuple(found)
-
-
-def next_round(study: Study, kept: Collection[str]) -> tuple[Experiment, ...]:
-    """What the next round of a sequence has: the arrangements that are kept, on each node."""
-    of_nodes: dict[str, list[Experiment]] = {}
-    for one in study.first_round():
-        of_node = of_nodes.setdefault(one.nodes[0], [])
-        if one.arrangement in kept:
-            of_node.append(replace(one, id=one.id.removesuffix(_FIRST)))
-    return tuple(_round(of_nodes, study.rounds(), study.experiments))
 
 
 def _round(

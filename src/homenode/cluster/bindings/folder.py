@@ -45,7 +45,6 @@ from homenode.measure.experiment import ExperimentJournal
 from homenode.measure.imported.files import find_folders
 from homenode.measure.results.store import FILE, load_runs, read_run
 from homenode.measure.run_folder import HOST, gaps_of_run
-from homenode.measure.sequence import RoundLook
 from homenode.vm.sources import load_host
 
 JOURNAL = "study.jsonl"
@@ -69,7 +68,7 @@ class StudyEntry(Struct, frozen=True):
     """One line: the experiments that were planned, or what became of one of them.
 
     submitted: an experiment, with its job's id. refused: an experiment, with sbatch's reason.
-    again: an experiment that is mistaken for not submitted. look: after a round of a sequence.
+    again: an experiment that is mistaken for not submitted.
     """
 
     experiments: tuple[Experiment, ...] = ()
@@ -78,7 +77,6 @@ class StudyEntry(Struct, frozen=True):
     refused: str | None = None
     reason: str | None = None
     again: str | None = None
-    look: RoundLook | None = None
 
 
 class StudyFolder(ExperimentJournal[StudyHead, StudyEntry]):
@@ -153,7 +151,7 @@ class StudyFolder(ExperimentJournal[StudyHead, StudyEntry]):
         """Write the scripts of these experiments. Raises HostError."""
         with self.errors():
             for one in experiments:
-                script = script_of(one, study.options, study.id, study.sequence)
+                script = script_of(one, study.options, study.id)
                 path = self.path / script_name(one)
                 replace_file(path, script.encode(), 0o755, synced=False)
 
@@ -237,8 +235,6 @@ def _applied(study: Study, entry: StudyEntry, where: str) -> Study:
             return replace(study, jobs=(*study.jobs, (experiment, job)))
         case StudyEntry(refused=str(experiment), reason=str(reason)):
             return replace(study, refused=(*study.refused, (experiment, reason)))
-        case StudyEntry(look=RoundLook() as look):
-            return replace(study, decisions=(*study.decisions, look))
         case StudyEntry(again=str(experiment)):
             return replace(
                 study,

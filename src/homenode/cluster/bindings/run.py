@@ -19,7 +19,6 @@ from homenode.cluster.bindings.experiments import (
     described_nodes,
     experiments_for,
     look_experiments,
-    next_round,
     nodes_to_bind_to,
 )
 from homenode.cluster.bindings.folder import StudyEntry, StudyFolder, attempts, done_attempt
@@ -30,7 +29,6 @@ from homenode.errors import InputError, NoAnswerError, ToolError, UsageError
 from homenode.machine.tools.squeue import JobState, QueuedJob, needs_somebody
 from homenode.machine.topology import Host
 from homenode.measure.progress import UNSETTLED, Pace, Progress, TaskState, TaskStatus
-from homenode.measure.sequence import RoundLook, latest
 from homenode.vm.sources import load_host
 
 MAX_ATTEMPTS = 3
@@ -101,28 +99,8 @@ class SlurmQueue:
         if self.study.looks and not self.study.experiments:
             self._plan_when_looked_at(tasks)
             tasks = self._tasks()
-        if self._plan_rounds():
-            tasks = self._tasks()
         self._has_looked = True
         return Progress(tasks, seconds_left=self._seconds_left(tasks))
-
-    def variants(self) -> tuple[str, ...]:
-        """Arrangements; a round has those that are kept, on each node."""
-        return tuple(dict.fromkeys(one.arrangement for one in self.study.first_round()))
-
-    def place_of(self, task: TaskStatus) -> tuple[int, str]:
-        """What is in no round is in round -1."""
-        one = next(one for one in self.study.everything() if one.id == task.id)
-        plan = self.study.sequence
-        return (-1 if plan is None or one.block is None else one.block // plan.machines), (
-            one.arrangement
-        )
-
-    def looks(self) -> Sequence[RoundLook]:
-        return self.study.decisions
-
-    def add_look(self, look: RoundLook) -> None:
-        self._note(StudyEntry(look=look))
 
     def again(self, tasks: Sequence[TaskStatus]) -> None:
         """What Slurm still holds of them is cancelled."""
@@ -210,14 +188,6 @@ class SlurmQueue:
             return
         study = self.study
         self._plan(experiments_for(study.whole, study.shared, self._hosts(), study.options))
-
-    def _plan_rounds(self) -> bool:
-        """Plan what the looks ordered, and is not planned: we may have been killed between."""
-        left = [look for look in latest(self.study.decisions) if look.ended is None]
-        left = left[max(0, self.study.rounds() - 1) :]
-        for look in left:
-            self._plan((*self.study.experiments, *next_round(self.study, look.kept)))
-        return bool(left)
 
     def _plan(self, planned: tuple[Experiment, ...]) -> None:
         known = {one.id for one in self.study.experiments}

@@ -7,12 +7,10 @@ be a name (experiments.py).
 import shlex
 
 from jinja2 import Environment, StrictUndefined, select_autoescape
-from msgspec.structs import astuple
 
 from homenode.cluster.bindings.experiments import Experiment, Mode
 from homenode.cluster.slurm.options import StudyOptions
 from homenode.input_files import package_text
-from homenode.measure.results.model import SequentialPlan
 
 COPIES = ("gpu-bandwidth", "gpu-peer")
 """Tests of homenode bench that every job runs."""
@@ -36,12 +34,7 @@ def script_name(experiment: Experiment) -> str:
     return f"jobs/{experiment.id}.sbatch"
 
 
-def script_of(
-    experiment: Experiment,
-    options: StudyOptions,
-    study: str,
-    sequence: SequentialPlan | None = None,
-) -> str:
+def script_of(experiment: Experiment, options: StudyOptions, study: str) -> str:
     """The text of a job's script. It runs in the study's folder.
 
     The neighbours of all-reduces are those of a ring: each node is in two pairs, so that a slow
@@ -65,7 +58,6 @@ def script_of(
         job_name=job_name(study, experiment.id),
         options=options,
         study=study,
-        sequence=() if sequence is None else astuple(sequence),
         tests=(*COPIES, *(test for test in options.tests if test not in COPIES)),
         app=shlex.join(options.app),
         ring=list(zip(names, (*names[1:], names[0]), strict=True)) if len(names) > 2 else [names],

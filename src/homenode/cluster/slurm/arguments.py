@@ -6,8 +6,6 @@ from typing import Annotated
 from msgspec import Struct
 
 from homenode.cli.arguments import HostOption, JsonOption
-from homenode.cli.arguments.measure import SEQUENCE, SequenceArguments
-from homenode.cli.command import Under
 from homenode.cluster.slurm.options import MAX_TIME, SPOOL, StudyOptions
 from homenode.opt import Arg, Flag, Opt
 
@@ -69,7 +67,6 @@ class SlurmStudyArguments(Struct, frozen=True, kw_only=True):
     numa: Annotated[str | None, Opt("--numa", "LIST", rare=True)] = None
     shared: Annotated[tuple[str, ...], Opt("--shared", "GPUSxJOBS")] = ()
     mig: Annotated[tuple[str, ...], Opt("--mig", "GRES", rare=True)] = ()
-    sequence: Annotated[SequenceArguments, Under(SEQUENCE, rare=True)] = SequenceArguments()
     app: Annotated[str | None, Opt("--app", "CMD", rare=True)] = None
     wait: Annotated[float | None, Opt("--wait", "MINUTES", ge=0, le=MAX_TIME, rare=True)] = None
     patience: Annotated[float, Opt("--patience", "MINUTES", ge=0, le=MAX_TIME, rare=True)] = 10.0

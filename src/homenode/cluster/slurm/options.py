@@ -4,7 +4,6 @@ from typing import Annotated
 
 from msgspec import Struct
 
-from homenode.objective import Objective
 from homenode.opt import Flag, Opt
 
 SPOOL = "/var/spool/homenode-slurm"
@@ -38,18 +37,14 @@ class Shape(Struct, frozen=True):
 class StudyOptions(Struct, frozen=True):
     """What the user asks of a study. None: the cluster's or the host's own.
 
-    rounds: a verdict is measured from three on. error, objective, within_s: of a sequence. numa:
-    NUMA nodes to bind to. app: words of a command, which runs in app_folder. homenode: as the
-    nodes find it.
+    rounds: a verdict is measured from three on. numa: NUMA nodes to bind to. app: words of a
+    command, which runs in app_folder. homenode: as the nodes find it.
     """
 
     partition_exclusive: Annotated[str | None, Opt("--partition-exclusive", "P")] = None
     partition_shared: Annotated[str | None, Opt("--partition-shared", "Q")] = None
     nodes: Annotated[int, Opt("--nodes", "N", ge=1, le=MAX_NODES)] = 1
-    rounds: Annotated[int | None, Opt("--rounds", "N", ge=1, le=MAX_ROUNDS)] = None
-    error: float | None = None
-    objective: Objective = Objective.DEVICE_TRANSFER
-    within_s: float | None = None
+    rounds: Annotated[int, Opt("--rounds", "N", ge=1, le=MAX_ROUNDS)] = 3
     node_list: tuple[str, ...] = ()
     numa: tuple[int, ...] | None = None
     shapes: tuple[Shape, ...] = (Shape(1, 4), Shape(2, 2))

@@ -58,9 +58,9 @@ def prepare_copy(virsh: Virsh, state: DomainState, original: bytes, id: str) -> 
     """
     if not is_local(virsh.connect):
         raise UsageError(
-            f"--as-copy: expected a libvirt of this machine, found {virsh.connect}: overlays are "
+            f"copy: expected a libvirt of this machine, found {virsh.connect}: overlays are "
             "made here",
-            hint="run homenode there, or --in-place",
+            hint="run homenode there, or boot the VM itself: --in-place",
         )
     name = f"{state.name}-trial"
     disks = writable_disks(original, state.name)
@@ -69,12 +69,12 @@ def prepare_copy(virsh: Virsh, state: DomainState, original: bytes, id: str) -> 
     uuid = copied_uuid(state.uuid, name)
     if is_there(virsh, name) and not is_there(virsh, uuid):
         raise UsageError(
-            f"--as-copy: expected the name {name} free for the copy, found another domain of it",
-            hint="rename that one, or --in-place",
+            f"copy: expected the name {name} free for the copy, found another domain of it",
+            hint="rename that one, or boot the VM itself: --in-place",
         )
     if is_there(virsh, uuid):
         raise UsageError(
-            f"--as-copy: expected no domain {name}, found one",
+            f"copy: expected no domain {name}, found one",
             hint=f"homenode trial undo {state.argument}, or virsh undefine {uuid}",
         )
     before = nvram_file(open_domain(original, state.name))
@@ -101,8 +101,8 @@ def make_copy(virsh: Virsh, prepared: PreparedCopy, host_lock: Sequence[int] = (
 def _check_nvram(before: str, after: str, name: str) -> None:
     if os.path.lexists(after):
         raise UsageError(
-            f"--as-copy: expected no NVRAM of a domain {name} yet, found {after}",
-            hint="remove that file if it is of no use, or --in-place",
+            f"copy: expected no NVRAM of a domain {name} yet, found {after}",
+            hint="remove that file if it is of no use, or boot the VM itself: --in-place",
         )
     if not before.startswith("/") or os.path.lexists(before):
         with host_file(before, _NVRAM):

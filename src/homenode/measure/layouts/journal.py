@@ -20,8 +20,6 @@ from homenode.change.step import ChangeEntry, ChangeHead
 from homenode.errors import HostError, InputError
 from homenode.measure.experiment import ExperimentJournal
 from homenode.measure.progress import TaskState
-from homenode.measure.results.model import SequentialPlan
-from homenode.measure.sequence import RoundLook
 from homenode.objective import Objective
 from homenode.vm.hypervisor.domain_state import domain_argument
 from homenode.wording import command_line
@@ -45,7 +43,7 @@ class What(StrEnum):
     SET_ASIDE = "set-aside"
     INTERRUPTED = "interrupted"
     ENDED = "ended"
-    LOOK = "look"
+    MORE_BOOTS = "more-boots"
 
 
 STATES = {
@@ -69,9 +67,8 @@ class Copy(Struct, frozen=True):
 
 class Head(Struct, frozen=True):
     """What a trial is. id: its own name. domain, uuid: what it works on, a copy where `copy` says
-    so. source, source_uuid: the domain that the user named. results: folder. sequence: where rounds
-    are ordered one by one, with within_s, the time for all of them, and objective, what is to be
-    decided; boots: of each layout at most then."""
+    so. source, source_uuid: the domain that the user named. results: folder. objective: what is to
+    be decided."""
 
     id: str
     connect: str
@@ -85,9 +82,7 @@ class Head(Struct, frozen=True):
     bare: bool = False
     copy: Copy | None = None
     source_uuid: str = ""
-    sequence: SequentialPlan | None = None
-    within_s: float | None = None
-    objective: Objective | None = None
+    objective: Objective = Objective.HOST_BANDWIDTH
 
     @property
     def argument(self) -> str:
@@ -99,7 +94,7 @@ class TrialEntry(Struct, frozen=True):
     """One line. at: UTC, ISO 8601. number: of the boot, None where it is about all of them.
 
     run: name of the results. samples: how many were measured. findings: why a guest was not
-    measured, or which tests failed. look: what was decided after a round.
+    measured, or which tests failed. boots: of each layout from now on.
     """
 
     at: str
@@ -109,18 +104,18 @@ class TrialEntry(Struct, frozen=True):
     run: str | None = None
     samples: int | None = None
     findings: tuple[str, ...] = ()
-    look: RoundLook | None = None
+    boots: int | None = None
 
 
 class State(Struct, frozen=True):
     """How a trial stands. outcomes: what came of each boot, by its number. changes: steps that are
     to be undone, in the order in which they were begun. ended: nothing is left to undo or to do.
-    looks: of a sequence."""
+    boots: of each layout, where more were ordered since; else None."""
 
     outcomes: dict[int, TrialEntry]
     changes: tuple[ChangeEntry, ...]
     ended: bool
-    looks: tuple[RoundLook, ...] = ()
+    boots: int | None = None
 
     @property
     def to_undo(self) -> bool:
@@ -159,17 +154,16 @@ def state_of(entries: Iterable[TrialEntry], changes: Iterable[ChangeEntry] = ())
     dict_keys([1])
     """
     outcomes: dict[int, TrialEntry] = {}
-    looks: list[RoundLook] = []
+    boots: int | None = None
     ended = False
     for entry in entries:
-        if entry.look is not None:
-            looks.append(entry.look)
+        boots = entry.boots or boots
         if entry.number is not None and entry.what in STATES:
             outcomes[entry.number] = entry
             if entry.what == What.AGAIN:
                 del outcomes[entry.number]
         ended = entry.what == What.ENDED
-    return State(outcomes, tuple(changes), ended, tuple(looks))
+    return State(outcomes, tuple(changes), ended, boots)
 
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,120}\Z", re.ASCII)
@@ -229,7 +223,7 @@ class JournalFile(ExperimentJournal[Head, TrialEntry]):
         run: str | None = None,
         samples: int | None = None,
         findings: tuple[str, ...] = (),
-        look: RoundLook | None = None,
+        boots: int | None = None,
     ) -> None:
         """Write a line; it is on disk when this returns."""
         at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
@@ -242,7 +236,7 @@ class JournalFile(ExperimentJournal[Head, TrialEntry]):
                 run=run,
                 samples=samples,
                 findings=findings,
-                look=look,
+                boots=boots,
             )
         )
 

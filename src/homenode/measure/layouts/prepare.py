@@ -23,7 +23,7 @@ from homenode.measure.layouts.trial_config import (
     encode_config,
 )
 from homenode.measure.preparation import versions_of
-from homenode.measure.results.model import SequentialPlan, host_kind
+from homenode.measure.results.model import host_kind
 from homenode.objective import Objective
 from homenode.plan.stored import encode_plan, read_plan
 from homenode.vm.domain.read import open_domain, read_vm
@@ -40,8 +40,8 @@ class TrialRequest(Struct, frozen=True):
     """What the user asks for. id: the trial's name. layouts, boots, seed: of the schedule.
 
     placing: of the placement; the layout in it is replaced. apply_words: the same as options.
-    ranges: PUs that the user gives; plan_words: the same as options of `homenode plan`.
-    sequence, within_s, objective: see Head.
+    ranges: PUs that the user gives; plan_words: the same as options of `homenode plan`. objective:
+    what is to be decided.
     """
 
     id: str
@@ -57,9 +57,7 @@ class TrialRequest(Struct, frozen=True):
     reaching: GuestAccess
     ranges: ManualRanges | None = None
     plan_words: tuple[str, ...] = ()
-    sequence: SequentialPlan | None = None
-    within_s: float | None = None
-    objective: Objective | None = None
+    objective: Objective = Objective.HOST_BANDWIDTH
 
 
 class Preflight(Struct, frozen=True):
@@ -123,8 +121,6 @@ def preflight(virsh: Virsh, name: str, wanted: TrialRequest, host: Host, root: P
         bare=wanted.bare,
         copy=None if copy is None else copy.copy,
         source_uuid=state.uuid,
-        sequence=wanted.sequence,
-        within_s=wanted.within_s,
         objective=wanted.objective,
     )
     begun = TrialConfig(

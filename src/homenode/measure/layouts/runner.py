@@ -33,7 +33,16 @@ from homenode.measure.layouts.boot_steps import (
 from homenode.measure.layouts.copying import PreparedCopy
 from homenode.measure.layouts.fitting import no_longer_fits
 from homenode.measure.layouts.guest import Reach, answering, boot_of
-from homenode.measure.layouts.journal import BOOT, COPY, STATES, Head, JournalFile, State, What
+from homenode.measure.layouts.journal import (
+    BOOT,
+    COPY,
+    STATES,
+    Head,
+    JournalFile,
+    State,
+    TrialEntry,
+    What,
+)
 from homenode.measure.layouts.trial_config import (
     BARE,
     Measuring,
@@ -49,7 +58,6 @@ from homenode.measure.progress import Pace, Progress, TaskState, TaskStatus
 from homenode.measure.results.store import finished, run_named
 from homenode.measure.runner import run_bench
 from homenode.measure.schedule import ScheduledTask
-from homenode.measure.sequence import Decide, RoundLook, run_sequence, sequential_tasks
 from homenode.nccl.assemble import AMD_VENDOR, assemble_topology
 from homenode.nccl.guest_side import guest_side, left_to_libvirt
 from homenode.nccl.topology import NcclVariant, write_topology
@@ -85,7 +93,8 @@ class Trial(Struct, frozen=True):
     start and those that it may take; notify: gets a line about everything that is worth one. host:
     that the guests run on, for their NCCL files. read_host: the same as it is now, None where it
     cannot be read: whether a layout still fits is not checked then. boot_s: of a boot of each
-    variant, as far as that is known beforehand. decide, within_s: of a sequence, see run_sequence.
+    variant, as far as that is known beforehand. within_s: a further round is begun only where it
+    will be over by then; None = as long as it takes.
     """
 
     virsh: Virsh
@@ -100,7 +109,6 @@ class Trial(Struct, frozen=True):
     host: Host | None = None
     read_host: Callable[[], Host] | None = None
     boot_s: Mapping[str, float] = field(default_factory=dict)
-    decide: Decide | None = None
     within_s: float | None = None
 
     @property
@@ -121,12 +129,11 @@ class Trial(Struct, frozen=True):
         return TrialDomain(self.virsh, self.head, self.journal, self.root, stop_s, self.notify)
 
 
-def steps_of(head: Head, looks: Sequence[RoundLook] = ()) -> tuple[ScheduledTask, ...]:
-    """The schedule of a trial; of a sequence, as far as its looks have ordered it."""
-    if head.sequence is not None:
-        return sequential_tasks(head.layouts, head.seed, looks)
+def steps_of(head: Head, state: State | None = None) -> tuple[ScheduledTask, ...]:
+    """The schedule of a trial, with the boots that were ordered since it was begun."""
     layouts = (*head.layouts, BARE) if head.bare else head.layouts
-    return trial_schedule(layouts, head.boots, head.seed)
+    more = None if state is None else state.boots
+    return trial_schedule(layouts, more or head.boots, head.seed)
 
 
 def run_trial(trial: Trial, lock: int) -> None:
@@ -143,17 +150,7 @@ def run_trial(trial: Trial, lock: int) -> None:
     try:
         if trial.begun.copy is not None and trial.journal.known().state.change(COPY) is None:
             CopyStep(trial.domain, trial.begun.copy).do(trial.journal.changes.write)
-        if trial.head.sequence is None:
-            run_tasks(vm, trial.on_boot, retry=True)
-        else:
-            assert trial.decide is not None, "whoever runs a sequence decides"
-            run_sequence(
-                vm,
-                trial.decide,
-                trial.on_boot,
-                rounds=trial.head.sequence.rounds,
-                within_s=trial.within_s,
-            )
+        run_tasks(vm, trial.on_boot, retry=True)
     except KeyboardInterrupt:
         try:
             trial.journal.note(What.INTERRUPTED)
@@ -191,12 +188,14 @@ class _BootedVm:
         self._lock = lock
         self._steps: dict[str, ScheduledTask] = {}
         self._pace = Pace(trial.boot_s)
+        self._begun = time.monotonic()
         self.alive = self._alive()
 
     def look(self) -> Progress:
         known = self._trial.journal.known().state
         outcomes = known.outcomes
-        self._steps = {str(one.number): one for one in steps_of(self._trial.head, known.looks)}
+        steps = self._in_time(steps_of(self._trial.head, known), outcomes)
+        self._steps = {str(step.number): step for step in steps}
         tasks = []
         for name, step in self._steps.items():
             outcome = outcomes.get(step.number)
@@ -210,18 +209,21 @@ class _BootedVm:
             seconds_left=self._pace.left(step.variant for step in left),
         )
 
-    def variants(self) -> tuple[str, ...]:
-        return self._trial.head.layouts
-
-    def place_of(self, task: TaskStatus) -> tuple[int, str]:
-        step = self._steps[task.id]
-        return step.round, step.variant
-
-    def looks(self) -> Sequence[RoundLook]:
-        return self._trial.journal.known().state.looks
-
-    def add_look(self, look: RoundLook) -> None:
-        self._trial.journal.note(What.LOOK, look=look)
+    def _in_time(
+        self, steps: Sequence[ScheduledTask], outcomes: Mapping[int, TrialEntry]
+    ) -> Sequence[ScheduledTask]:
+        """Without those of rounds that would not be over in time; the first round always is."""
+        within_s = self._trial.within_s
+        if within_s is None:
+            return steps
+        begun = {step.round for step in steps if step.number in outcomes}
+        last = max(begun, default=0)
+        if all(step.number in outcomes for step in steps if step.round <= last):
+            layouts = [step.variant for step in steps if step.round == last + 1]
+            took_s = time.monotonic() - self._begun
+            if took_s + (self._pace.left(layouts) or 0.0) <= within_s:
+                last += 1
+        return [step for step in steps if step.round <= last]
 
     def again(self, tasks: Sequence[TaskStatus]) -> None:
         """What there was of a boot that is gone is kept apart: it is measured as a whole."""
@@ -415,7 +417,6 @@ def _orders(trial: Trial, step: ScheduledTask, name: str, machine: Machine) -> B
         tuned.document,
         trial=trial.head.id,
         boot=boot_of(machine),
-        sequence=trial.head.sequence,
     )
 
 

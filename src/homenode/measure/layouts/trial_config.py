@@ -13,7 +13,7 @@ from homenode.cpuset import CpuSet
 from homenode.measure.layouts.guest_access import ANSWER_S, STOP_S, GuestAccess
 from homenode.measure.model import SuiteOptions
 from homenode.measure.orders import AppOrder, BenchOptions
-from homenode.measure.results.model import UNKNOWN_SWITCHES, Condition, SequentialPlan, Switches
+from homenode.measure.results.model import UNKNOWN_SWITCHES, Condition, Switches
 from homenode.measure.results.vantage import Vantage
 from homenode.measure.schedule import ScheduledTask, schedule
 from homenode.vm.domain.copy import WritableDisk
@@ -97,7 +97,6 @@ def guest_orders(
     *,
     trial: str,
     boot: str,
-    sequence: SequentialPlan | None = None,
 ) -> BenchOptions:
     """The orders of one boot of a layout; the suite verifies the guest against the plan first."""
     preset = PRESETS.get(step.variant)
@@ -108,7 +107,6 @@ def guest_orders(
         domain_xml=document,
         versions=config.versions,
         emulated=config.emulated,
-        sequence=sequence,
     )
 
 

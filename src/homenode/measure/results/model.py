@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from functools import cached_property
 from operator import attrgetter
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Struct
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
@@ -166,20 +166,6 @@ class Sample(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     disturbed: bool = False
 
 
-class SequentialPlan(Struct, frozen=True, order=True):
-    """How the looks of a sequence of rounds share its error (docs/decisions/0023).
-
-    error: most that any of its answers may be wrong by chance, over all looks together. variants:
-    how many there were in its first round. rounds: most that there may be. machines: that each
-    round is on, a block of its own on each.
-    """
-
-    error: Annotated[float, Meta(gt=0, lt=0.5)]
-    variants: Annotated[int, Meta(ge=2, le=100)]
-    rounds: Annotated[int, Meta(ge=2, le=100)]
-    machines: Annotated[int, Meta(ge=1)] = 1
-
-
 class RunHead(Struct, frozen=True):
     """Everything of a run but its samples.
 
@@ -194,9 +180,8 @@ class RunHead(Struct, frozen=True):
     unknown. of_files: these are times of the files that an imported run was read from. place: of
     an imported run, in the order of measuring that the user gave. experiment: id of the trial or
     study of which this run is a part. block: its round there, from 0: a block holds one run of each
-    layout or binding, taken one after another. sequence: where its rounds were ordered one by one;
-    None = all of them beforehand. hardware: processors and GPUs, as the machine or the tool names
-    them.
+    layout or binding, taken one after another. hardware: processors and GPUs, as the machine or the
+    tool names them.
     """
 
     name: str
@@ -226,7 +211,6 @@ class RunHead(Struct, frozen=True):
     experiment: str | None = None
     block: int | None = None
     hardware: tuple[str, ...] = ()
-    sequence: SequentialPlan | None = None
 
 
 class FigureKey(Struct, frozen=True, gc=False):

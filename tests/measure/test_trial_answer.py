@@ -1,0 +1,127 @@
+"""homenode trial as a user meets it: what it shows first, asks, and ends with."""
+
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from homenode.cli import trial as trial_work
+from homenode.measure import runner as bench_runner
+from homenode.measure.layouts import guest, prepare
+from homenode.measure.layouts.journal import known_trials
+from homenode.measure.layouts.runner import Trial, run_trial
+from tests.apply_documents import NAME, ORIGINAL
+from tests.command_line import Result, homenode
+from tests.simulated_trial import SimulatedReach, daemon_in
+from tests.virsh_stand_in import UUID, StandIn
+
+EFFECTS = {"default": 1.0, "pin": 2.0, "pin-numa": 4.0}
+TWO_NODES = """
+format = 1
+name = "two-nodes"
+packages = 2
+cores_per_package = 2
+llc_size = "8MiB"
+memory_per_node = "8GiB"
+distances = { other_package = 21 }
+"""
+QUICK = ("--in-place", "--layouts", "default,pin-numa", "--tests", "stream", "--quick")
+
+
+@pytest.fixture
+def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandIn:
+    found = daemon_in(tmp_path / "daemon")
+    monkeypatch.setenv("PATH", f"{found.bin}:/usr/bin:/bin")
+    monkeypatch.setattr(trial_work, "default_root", lambda: tmp_path / "state")
+    monkeypatch.setattr(trial_work, "static_probe", lambda given: b"probe")
+    monkeypatch.setattr(trial_work, "GuestReach", lambda *said: SimulatedReach(found, EFFECTS))
+    monkeypatch.setattr(prepare, "is_emulated", lambda document: False)
+    monkeypatch.setattr(guest, "_BETWEEN_S", 0.01)
+    monkeypatch.setattr(guest, "DAEMON_S", 0.2)
+    monkeypatch.setattr(bench_runner, "IDLE_S", 0.0)
+    return found
+
+
+def tried(tmp_path: Path, *words: str) -> Result:
+    (tmp_path / "host.toml").write_text(TWO_NODES)
+    where = ("--host", str(tmp_path / "host.toml"), "--results", str(tmp_path / "results"))
+    return homenode("trial", *words, *where, "--", NAME, env={"COLUMNS": "100"})
+
+
+def test_a_dry_run_shows_plans_findings_order_and_time(daemon: StandIn, tmp_path: Path) -> None:
+    done = tried(tmp_path, "--dry-run", "--in-place", "--boots", "4")
+    assert done.exit_code == 0, done.output
+    lines = done.output.splitlines()
+    assert lines[0].startswith(f"{NAME} fits in 3 of 3 layouts: 12 boots of the VM itself, about ")
+    places = [
+        done.output.index(part)
+        for part in ("host CPUs", "pin-numa", "(unpinned)", "round 1", "dry run: nothing")
+    ]
+    assert places == sorted(places)
+    assert known_trials(tmp_path / "state") == ()
+    assert not any(line.startswith(("define", "start")) for line in daemon.commands())
+
+
+def test_a_copy_is_booted_where_nothing_else_is_said(daemon: StandIn, tmp_path: Path) -> None:
+    done = tried(tmp_path, "--dry-run")
+    assert done.exit_code == 0, done.output
+    assert " boots of a copy" in done.output
+    assert f"{NAME}-trial, with its own disks" in done.output
+
+
+def test_a_vm_that_runs_is_not_measured(daemon: StandIn, tmp_path: Path) -> None:
+    daemon.put("id", "7")
+    assert tried(tmp_path, "--in-place", "--yes").exit_code == 2
+
+
+def test_nothing_is_booted_without_consent(daemon: StandIn, tmp_path: Path) -> None:
+    done = tried(tmp_path, *QUICK)
+    assert done.exit_code == 2
+    assert "--yes" in str(done.exception)
+    assert not any(line.startswith(("define", "start")) for line in daemon.commands())
+
+
+def test_with_consent_it_ends_in_one_sentence_and_the_vm_is_as_it_was(
+    daemon: StandIn, tmp_path: Path
+) -> None:
+    done = tried(tmp_path, *QUICK, "--yes")
+    assert done.exit_code == 0, done.output
+    sentence, command = done.stdout.splitlines()[-2:]
+    assert sentence.startswith(f"{NAME}: run pin-numa for host-bandwidth: ")
+    assert command.startswith(f"next  homenode apply {UUID}") and "pin-numa" in command
+    assert daemon.definition() == ORIGINAL
+
+
+def test_what_boots_cannot_tell_more_of_them_may(daemon: StandIn, tmp_path: Path) -> None:
+    words = ("--in-place", "--layouts", "pin,default", "--tests", "cpu-single", "--quick")
+    done = tried(tmp_path, *words, "--boots", "2", "--yes")
+    sentence, command = done.stdout.splitlines()[-2:]
+    assert sentence.startswith(f"{NAME}: cannot tell for host-bandwidth: ")
+    (known,) = known_trials(tmp_path / "state")
+    assert command == f"next  homenode trial resume {known.folder.name} --boots 4"
+    assert homenode("trial", "resume", "--boots", "2", "--", NAME).exit_code == 2
+    done = homenode("trial", "resume", "--boots", "3", "--", NAME)
+    assert done.exit_code == 0, done.output
+    (known,) = known_trials(tmp_path / "state")
+    assert len(known.state.measured) == 6 and known.state.ended
+    assert done.stdout.splitlines()[-1].endswith("--boots 5")
+    assert daemon.definition() == ORIGINAL
+
+
+def test_where_its_time_is_up_no_round_is_begun_and_resume_goes_on(
+    daemon: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def hurried(trial: Trial, lock: int) -> None:
+        run_trial(replace(trial, within_s=1e-3), lock)
+
+    with monkeypatch.context() as slow:
+        slow.setattr(trial_work, "run_trial", hurried)
+        done = tried(tmp_path, *QUICK, "--yes")
+    (known,) = known_trials(tmp_path / "state")
+    assert known.state.measured == {0, 1}
+    assert done.stdout.count("to be done") == 4
+    done = homenode("trial", "resume", "--within", "1h", "--", NAME)
+    assert done.exit_code == 0, done.output
+    assert f"{NAME}: run pin-numa for host-bandwidth" in done.stdout
+    (known,) = known_trials(tmp_path / "state")
+    assert known.state.measured == set(range(6))

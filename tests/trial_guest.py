@@ -1,4 +1,4 @@
-"""A guest for trials: the distribution's kernel, busybox, and a shell at the serial port."""
+"""A guest for trials: the distribution's kernel, busybox, and what stands in for its agent."""
 
 import os
 from collections.abc import Mapping
@@ -6,6 +6,7 @@ from pathlib import Path
 
 from homenode.check.verify.boot.guest_files import find_guest_files
 from homenode.check.verify.boot.initramfs import initramfs
+from tests.lab.serial_agent import CHANNEL, LOOP
 
 UUID = "6e1f6d5e-4a35-4c9c-8f2e-5a0d1c2b3a49"
 NAME = "vm 7"
@@ -21,9 +22,10 @@ mkdir /tmp /run
 for cpu in /sys/devices/system/cpu/cpu*/online; do [ -e $cpu ] && echo 1 >$cpu; done
 # What `poweroff` signals, and that even while a shell runs.
 trap 'exec /bin/busybox poweroff -f' USR2
-while :; do
-  setsid cttyhack sh </dev/console >/dev/console 2>&1 &
-  wait
+"""
+_IDLE = """while :; do
+  sleep 1000 &
+  wait $!
 done
 """
 
@@ -47,10 +49,8 @@ _DOMAIN = """<domain type='qemu'>
   <devices>
     <emulator>{emulator}</emulator>
     <controller type='usb' model='none'/>
-    <serial type='unix'>
-      <source mode='bind' path='{console}'/>
-      <target port='0'/>
-    </serial>
+    <serial type='pty'><target port='0'/></serial>
+    {agent}
     <memballoon model='none'/>
   </devices>
 </domain>
@@ -58,16 +58,17 @@ _DOMAIN = """<domain type='qemu'>
 
 
 def trial_initrd(programs: Mapping[str, bytes]) -> bytes:
-    """An archive with busybox and an init that keeps a shell at the console. programs: as below."""
-    return initramfs(find_guest_files().busybox, _INIT, programs)
+    """An archive with busybox and an init that answers at the second serial port. programs: as
+    below."""
+    return initramfs(find_guest_files().busybox, _INIT + LOOP + _IDLE, programs)
 
 
-def trial_guest(folder: Path, emulator: Path, programs: Mapping[str, bytes]) -> Path:
-    """A domain document, with the files that it boots. programs: more in the guest's /bin."""
+def trial_guest(folder: Path, emulator: Path, programs: Mapping[str, bytes], socket: Path) -> Path:
+    """A domain document, with the files that it boots. programs: more in the guest's /bin. socket:
+    where it answers."""
     kernel, initrd = folder / "kernel", folder / "initrd"
     kernel.write_bytes(find_guest_files().kernel.read_bytes())
     initrd.write_bytes(trial_initrd(programs))
-    sockets = folder / "run"
     document = folder / "vm.xml"
     document.write_text(
         _DOMAIN.format(
@@ -76,7 +77,7 @@ def trial_guest(folder: Path, emulator: Path, programs: Mapping[str, bytes]) -> 
             kernel=kernel,
             initrd=initrd,
             emulator=emulator,
-            console=sockets / "console",
+            agent=CHANNEL.format(socket=socket),
         )
     )
     for path in (kernel, initrd):

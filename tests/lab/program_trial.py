@@ -1,6 +1,7 @@
 """Runs inside a virtual host with an IOMMU: a trial of a VM that has a disk of each node."""
 
 import json
+import os
 import subprocess
 import threading
 from pathlib import Path
@@ -18,6 +19,7 @@ from tests.lab.inside import (
     threads,
     virsh,
 )
+from tests.lab.serial_agent import CHANNEL, agent_virsh
 
 FILES = Path("/payload/files")
 
@@ -45,6 +47,7 @@ DOMAIN = f"""<domain type='qemu'>
     <controller type='usb' model='none'/>
     <controller type='pci' index='0' model='pcie-root'/>
     <serial type='pty'><log file='/tmp/{{name}}.console' append='on'/><target port='0'/></serial>
+    {{agent}}
     {{devices}}
     <memballoon model='none'/>
   </devices>
@@ -53,6 +56,7 @@ DOMAIN = f"""<domain type='qemu'>
 HOSTDEV = """<hostdev mode='subsystem' type='pci' managed='yes'><driver name='vfio'/><source>
 <address domain='0x{0}' bus='0x{1}' slot='0x{2}' function='0x0'/></source></hostdev>"""
 LAYOUT = "pin-numa-pci"
+AGENT = Path("/tmp/vm.agent")
 LOOK_S = 10.0
 
 
@@ -103,7 +107,9 @@ def definition(name: str) -> str:
 def define(name: str, disks: list[str]) -> None:
     devices = "".join(HOSTDEV.format(*bdf.replace(".", ":").split(":")) for bdf in disks)
     document = Path(f"/tmp/{name}.xml")
-    document.write_text(DOMAIN.format(name=name, devices=devices))
+    document.write_text(
+        DOMAIN.format(name=name, devices=devices, agent=CHANNEL.format(socket=AGENT))
+    )
     virsh("define", str(document))
     # From its own print, in which what libvirt added stands in its order.
     document.write_text(definition(name))
@@ -127,7 +133,7 @@ def trial(name: str, disks: list[str], *options: str) -> None:
         "--in-place",
         "--yes",
         "--reach",
-        "console",
+        "agent",
         "--tests",
         "cpu-single",
         "--quick",
@@ -177,6 +183,9 @@ def trial(name: str, disks: list[str], *options: str) -> None:
 def main() -> None:
     subprocess.run(["modprobe", "vfio-pci"], check=True)
     start_libvirtd()
+    Path("/tmp/agent").mkdir()
+    folder = agent_virsh(Path("/tmp/agent"), AGENT, answer_s=170)
+    os.environ["PATH"] = f"{folder}:{os.environ['PATH']}"
     step("libvirtd")
     host = json.loads(homenode("show", "--json"))
     disks = sorted(

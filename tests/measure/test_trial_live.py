@@ -16,6 +16,7 @@ from homenode.measure.results.model import Origin
 from homenode.measure.results.store import load_runs
 from homenode.vm.sources import load_host
 from tests.command_line import homenode
+from tests.lab.serial_agent import agent_virsh
 from tests.probe_build import make
 from tests.trial_guest import NAME, trial_guest
 from tests.two_node_libvirt import TwoNodes, two_nodes
@@ -31,7 +32,9 @@ def daemon() -> Iterator[TwoNodes]:
         folder = found.folder
         # The very same program: one that was built again meanwhile would be sent over the line.
         (folder / "probe").write_bytes(probe.read_bytes())
-        document = trial_guest(folder, found.emulator, {"homenode-probe": probe.read_bytes()})
+        programs, socket = {"homenode-probe": probe.read_bytes()}, folder / "run" / "agent"
+        document = trial_guest(folder, found.emulator, programs, socket)
+        agent_virsh(folder, socket)
         defined = found.virsh("define", str(document))
         assert defined.returncode == 0, defined.stderr
         # From its own print, in which what libvirt added stands in its order.
@@ -41,8 +44,9 @@ def daemon() -> Iterator[TwoNodes]:
 
 
 @pytest.fixture
-def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def state(daemon: TwoNodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     root = tmp_path / "state"
+    monkeypatch.setenv("PATH", f"{daemon.folder}/bin:{os.environ['PATH']}")
     monkeypatch.setattr(trial_work, "default_root", lambda: root)
     return root
 
@@ -62,7 +66,7 @@ def options(daemon: TwoNodes, folder: Path, layouts: str, boots: int, *how: str)
         "--yes",
         *how,
         "--reach",
-        "console",
+        "agent",
         "--connect",
         daemon.uri,
         "--host",

@@ -5,7 +5,7 @@
 # make check  style, types and how large the house may be (make style, make types, make counts: one of them)
 # make nightly  frozen answers, fuzz, kills, other programs, VMs in virtual hosts (SEED=7 PART=kills: one again)
 # make bench  speed of planning and of commands, as ratios measured in one run
-# make gpu-check  on a machine with a GPU: what is measured there, and the tests that need one
+# make gpu-check  on a machine with a GPU: the tests that need one
 # make docs   the pages of docs/ as a site with search: build/site/index.html
 # make deb    dist/homenode_VERSION_ARCH.deb: programs, manual pages, completion, units
 # make dist   wheel, sdist, deb, list of parts (CycloneDX) and checksums, all in dist/
@@ -86,8 +86,7 @@ nightly: $(CHECKS) probe
 	$(BIN)/python -m tests.nightly $(SEED:%=--seed %) $(PART:%=--part %)
 
 gpu-check: $(CHECKS) probe
-	$(BIN)/homenode gpu-check -o gpu-check; code=$$?; \
-	  $(BIN)/pytest -m gpu tests/measure/test_torch_gpu.py && exit $$code
+	$(BIN)/pytest -m gpu tests
 
 bench: $(CHECKS) probe
 	$(BIN)/python bench/plan_speed.py

@@ -1,6 +1,6 @@
 """A run of the suite in a process of its own, to be killed: python -m tests.bench_child ROOT [...].
 
-    --resume  --on ssh://... | kubernetes://...  --probe FILE
+    --resume  --on ssh://...  --probe FILE
 
 The machine is this one, but small: its snapshot is a described host's, its probe a shell script.
 """
@@ -10,7 +10,6 @@ from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from homenode.cluster.kubevirt.job_channel import JobChannel
 from homenode.machine.description.shipped import load_shipped
 from homenode.machine.snapshot.protocol import Snapshot
 from homenode.measure import runner
@@ -77,8 +76,7 @@ def _machine(root: str, words: Sequence[str]) -> SmallMachine | SmallHost:
     on = given.get("--on")
     if on is None:
         return SmallMachine()
-    channel = SshHost(on) if on.startswith("ssh:") else JobChannel.of(on, root)
-    return SmallHost(channel, root, Path(given["--probe"]).read_bytes())
+    return SmallHost(SshHost(on), root, Path(given["--probe"]).read_bytes())
 
 
 def main(root: str, *words: str) -> None:

@@ -170,16 +170,6 @@ def open_registers(path: str, *, to_write: bool = False) -> int:
     return os.open(path, (os.O_WRONLY if to_write else os.O_RDONLY) | os.O_CLOEXEC)
 
 
-def open_terminal(path: str) -> int:
-    """A descriptor of a guest's serial line, which is a terminal, for reading and writing without
-    waiting. Raises OSError, ENOTTY for anything else."""
-    descriptor = os.open(path, os.O_RDWR | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC)
-    if not os.isatty(descriptor):
-        os.close(descriptor)
-        raise OSError(errno.ENOTTY, "no terminal", path)
-    return descriptor
-
-
 def _opened(known: int, name: str) -> BinaryIO:
     """The file of an O_PATH descriptor. What it is cannot change any more."""
     mode = os.fstat(known).st_mode

@@ -89,8 +89,6 @@ NOT_PRINTED = {
     "machine/snapshot/collector.py",
     "cluster/kubevirt/manifests.py",
     "measure/access/remote.py",
-    "measure/access/serial_console.py",
-    "measure/access/console_frame.py",
     "cluster/bindings/scripts.py",
 }
 """Scripts that homenode runs; they quote for themselves, and have tests of their own."""

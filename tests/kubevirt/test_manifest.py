@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
 from homenode.cluster.kubevirt.manifest_options import ClaimScope, HookVersion, ManifestOptions
 from homenode.cluster.kubevirt.manifests import (
@@ -18,10 +17,8 @@ from homenode.cluster.kubevirt.manifests import (
     hyperconverged_patch,
     manifests,
     next_steps,
-    node_job,
     permitted_devices,
     results_claim,
-    shell_job,
     virtual_machine,
 )
 from homenode.errors import UsageError
@@ -174,29 +171,26 @@ def test_yaml_readers_and_kubernetes_schema_take_every_file() -> None:
         expected = {
             "vm.yaml": [virtual_machine(options)],
             "bench-guest.yaml": [claim, guest_job(options)],
-            "bench-node.yaml": [claim, node_job(options)],
             "hyperconverged-gates.yaml": [hyperconverged_patch()],
             "permitted-devices.yaml": [permitted_devices(options)],
         }
         for name, documents in expected.items():
             assert list(yaml.safe_load_all(files[name])) == documents
-    shell = shell_job(replace(OPTIONS, node="n1"), "bench")
-    for document in (results_claim(OPTIONS), guest_job(OPTIONS), node_job(OPTIONS), shell):
+    for document in (results_claim(OPTIONS), guest_job(OPTIONS)):
         version = kubernetes_validate.latest_version()
         kubernetes_validate.validate(document, version, strict=True)
 
 
-def test_jobs_have_no_rights_beyond_their_volume() -> None:
+def test_the_job_has_no_rights_beyond_its_volume() -> None:
     """As the profile "restricted" asks."""
-    for job in (guest_job(OPTIONS), node_job(OPTIONS)):
-        pod = job["spec"]["template"]["spec"]
-        assert pod["automountServiceAccountToken"] is False
-        assert pod["securityContext"]["runAsNonRoot"] is True
-        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-        for container in pod["containers"]:
-            context = container["securityContext"]
-            assert context["allowPrivilegeEscalation"] is False
-            assert context["capabilities"] == {"drop": ["ALL"]}
+    pod = guest_job(OPTIONS)["spec"]["template"]["spec"]
+    assert pod["automountServiceAccountToken"] is False
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    for container in pod["containers"]:
+        context = container["securityContext"]
+        assert context["allowPrivilegeEscalation"] is False
+        assert context["capabilities"] == {"drop": ["ALL"]}
 
 
 def test_every_file_is_named_in_the_documentation() -> None:

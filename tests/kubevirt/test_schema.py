@@ -16,7 +16,6 @@ from homenode.cluster.kubevirt.manifest_options import ManifestOptions
 from homenode.cluster.kubevirt.manifests import (
     GATES,
     GUEST_SCRIPT,
-    NODE_SCRIPT,
     gate_patch,
     manifests,
     virtual_machine,
@@ -136,21 +135,19 @@ def run_job(script: str, tmp_path: Path, code: int) -> subprocess.CompletedProce
     )
 
 
-@pytest.mark.parametrize("script", [GUEST_SCRIPT, NODE_SCRIPT], ids=["guest", "node"])
 @pytest.mark.parametrize(("code", "ends"), [(0, 0), (1, 0), (3, 3)])
 def test_a_job_collects_its_run_whatever_was_found_and_fails_where_nothing_was_measured(
-    script: str, code: int, ends: int, tmp_path: Path
+    code: int, ends: int, tmp_path: Path
 ) -> None:
-    done = run_job(script, tmp_path, code)
+    done = run_job(GUEST_SCRIPT, tmp_path, code)
     assert done.returncode == ends, done.stderr
     (run,) = (tmp_path / "results").glob("*/*/results.jsonl")
     assert run.parent.parent.name == "nvidia-h100"
     assert run.parent.name.startswith("gpu-vm-20")
 
 
-@pytest.mark.parametrize("script", [GUEST_SCRIPT, NODE_SCRIPT], ids=["guest", "node"])
-def test_homenode_takes_the_arguments_that_a_job_gives_it(script: str, tmp_path: Path) -> None:
-    run_job(script, tmp_path, 0)
+def test_homenode_takes_the_arguments_that_a_job_gives_it(tmp_path: Path) -> None:
+    run_job(GUEST_SCRIPT, tmp_path, 0)
     arguments = (tmp_path / "log").read_text().splitlines()[0].split()
     done = homenode(*arguments, "--help")
     assert done.exit_code == 0

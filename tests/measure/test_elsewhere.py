@@ -11,44 +11,29 @@ from pathlib import Path
 
 import pytest
 
-from homenode.cluster.kubevirt import job_channel
-from homenode.cluster.kubevirt.job_channel import JobChannel
 from homenode.errors import UsageError
-from homenode.measure.access.remote_host import HostChannel, RemoteHost, SshHost
+from homenode.measure.access.remote_host import RemoteHost, SshHost
 from homenode.measure.model import PROBE
 from homenode.measure.results.store import read_run
-from homenode.measure.results.vantage import Vantage
-from homenode.process import ToolMissingError, ToolTimeoutError
-from tests.kubevirt.stand_in_kubectl import kubectl_on_path
+from homenode.process import ToolMissingError
 from tests.ssh_daemon import ssh_daemon
 
 HELD = b'#!/bin/sh\necho $$ >"$1"\nexec sleep 300\n'
 
 
-SSH = pytest.param("ssh", marks=pytest.mark.root)
+pytestmark = pytest.mark.root
 
 
-@pytest.fixture(params=["kubernetes", SSH])
-def on(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[str]:
-    if request.param == "ssh":
-        with ssh_daemon(tmp_path, monkeypatch) as port:
-            yield f"ssh://root@127.0.0.1:{port}"
-    else:
-        with kubectl_on_path(tmp_path, monkeypatch):
-            yield "kubernetes://n1"
-
-
-def channel_to(on: str, run: str) -> HostChannel:
-    return SshHost(on) if on.startswith("ssh") else JobChannel.of(on, run)
+@pytest.fixture
+def on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    with ssh_daemon(tmp_path, monkeypatch) as port:
+        yield f"ssh://root@127.0.0.1:{port}"
 
 
 def host_at(on: str, run: str, probe: bytes = HELD) -> RemoteHost:
-    return RemoteHost(channel_to(on, run), run, probe)
+    return RemoteHost(SshHost(on), run, probe)
 
 
-@pytest.mark.root
 def test_a_run_elsewhere_is_a_run_like_any_other(on: str, tmp_path: Path) -> None:
     words = ("bench", "far", "--on", on, "--quick", "--repeat", "1", "--tests", "cpu-single")
     probe = next(Path(__file__).parents[2].glob("build/probe/homenode-probe-static"), None)
@@ -59,9 +44,6 @@ def test_a_run_elsewhere_is_a_run_like_any_other(on: str, tmp_path: Path) -> Non
     (folder,) = (tmp_path / "results").glob("*/far")
     run = read_run(folder)
     assert run.samples
-    if on.startswith("kubernetes"):
-        assert run.head.vantage is Vantage.JOB
-        assert (tmp_path / "jobs.json").read_text() == "{}"
 
 
 def test_what_runs_since_a_kill_is_ended_by_who_continues(on: str, tmp_path: Path) -> None:
@@ -98,7 +80,6 @@ def is_gone(pid: int) -> bool:
     return state.startswith("Z")
 
 
-@pytest.mark.parametrize("on", [SSH], indirect=True)
 def test_a_process_of_another_start_is_not_ended(on: str, tmp_path: Path) -> None:
     host = host_at(on, str(tmp_path)).holding(os.open(os.devnull, os.O_RDONLY))
     folder = host.run(("sh", "-c", f"dirname $(command -v {PROBE} || echo $0)"), 20)
@@ -114,56 +95,8 @@ def test_a_process_of_another_start_is_not_ended(on: str, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(
     "url",
-    [
-        *("ssh://", "ssh://-oProxyCommand=x", "ssh://a b", "http://gpu7", "kubernetes://"),
-        *("kubernetes://N1", "kubernetes://n1?gpus=-1", "kubernetes://a/b/c", "kubernetes://n?x=1"),
-    ],
+    ["ssh://", "ssh://-oProxyCommand=x", "ssh://a b", "http://gpu7", "kubernetes://n1"],
 )
 def test_what_is_no_place_is_refused(url: str) -> None:
     with pytest.raises(UsageError, match="--on"):
-        channel_to(url, "r") if url.startswith("kube") else SshHost(url)
-
-
-def test_a_job_is_as_the_place_says() -> None:
-    url = "kubernetes://ml/gpu7?gpus=8&image=reg.example:5000/b@sha256:0"
-    options = JobChannel.of(url, "r").options
-    assert (options.namespace, options.node, options.gpus) == ("ml", "gpu7", 8)
-    assert options.bench_image == "reg.example:5000/b@sha256:0"
-    assert JobChannel.of("kubernetes://gpu7?image=b", "r").options.bench_image == "b"
-
-
-class TestJob:
-    @pytest.fixture(autouse=True)
-    def _kubectl(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-        monkeypatch.setattr(job_channel, "_POLL_S", 0.01)
-        with kubectl_on_path(tmp_path, monkeypatch) as self.jobs:
-            yield
-
-    def test_a_pod_that_does_not_start_says_why(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(job_channel, "START_S", 0.2)
-        (tmp_path / "why").write_text("0/1 nodes are available: 1 Insufficient nvidia.com/gpu.")
-        channel = JobChannel.of("kubernetes://n1?gpus=8", "r")
-        with pytest.raises(ToolTimeoutError, match=r"Insufficient nvidia\.com/gpu"):
-            channel.execute("true", 5)
-        channel.close()
-        assert self.jobs() == []
-
-    def test_after_its_deadline_it_is_made_again(self, tmp_path: Path) -> None:
-        channel = JobChannel.of("kubernetes://ml/n1", "r")
-        assert channel.execute("echo here", 5).stdout == "here\n"
-        (tmp_path / "ends").touch()
-        again = JobChannel.of("kubernetes://ml/n1", "r")
-        assert again.execute("cat", 5, "there").stdout == "there"
-        assert self.jobs() == [channel.job] == [again.job]
-
-    def test_the_job_of_another_homenode_is_left(self) -> None:
-        first = JobChannel.of("kubernetes://n1", "r")
-        first.execute("true", 5)
-        second = JobChannel.of("kubernetes://n1", "r")
-        second.execute("true", 5)
-        second.close()
-        assert self.jobs() == [first.job]
-        first.close()
-        assert self.jobs() == []
+        SshHost(url)

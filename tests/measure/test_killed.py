@@ -15,7 +15,6 @@ import pytest
 
 from homenode.measure.results.store import read_run
 from tests import probe_documents
-from tests.kubevirt.stand_in_kubectl import kubectl_on_path
 from tests.measure.test_resume import untimed
 from tests.probe_build import ROOT
 from tests.ssh_daemon import ssh_daemon
@@ -93,7 +92,7 @@ def cut(root: Path, tools: Path, kills: int, rng: random.Random, where: Sequence
         killed += 1
 
 
-@pytest.fixture(params=["here", "kubernetes", pytest.param("ssh", marks=pytest.mark.root)])
+@pytest.fixture(params=["here", pytest.param("ssh", marks=pytest.mark.root)])
 def where(
     request: pytest.FixtureRequest, tmp_path: Path, tools: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[tuple[str, ...]]:
@@ -101,10 +100,6 @@ def where(
     probe = ("--probe", str(tools / "homenode-probe"))
     if request.param == "here":
         yield ()
-    elif request.param == "kubernetes":
-        with kubectl_on_path(tmp_path, monkeypatch) as jobs:
-            yield ("--on", "kubernetes://ml/n1?gpus=1", *probe)
-            assert jobs() == [], "no job is left"
     else:
         with ssh_daemon(tmp_path, monkeypatch) as port:
             yield ("--on", f"ssh://root@127.0.0.1:{port}", *probe)

@@ -1,99 +1,57 @@
-"""A guest is reached by ssh, by its agent or at its serial console, and is the same Machine."""
+"""A guest is reached by ssh or by its agent, whatever its shell is, and is the same Machine."""
 
 import hashlib
 import os
-import pty
 import secrets
 import shutil
-import signal
-import socket
 import subprocess
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from homenode.errors import InputError, ToolError, UsageError
+from homenode.errors import ToolError, UsageError
 from homenode.machine.discover import discover
 from homenode.machine.topology import summarise
-from homenode.measure.access import serial_console, ssh
-from homenode.measure.access.console_frame import (
-    SUMMERS,
-    Damaged,
-    checksum,
-    fetched,
-    removing_line,
-    staging_blocks,
-)
+from homenode.measure.access import ssh
 from homenode.measure.access.guest_agent import GuestAgent
 from homenode.measure.access.machine import Said
 from homenode.measure.access.remote import RemoteMachine
-from homenode.measure.access.serial_console import (
-    SerialAddress,
-    SerialConsole,
-    SerialLine,
-    open_line,
-    serial_address,
-)
 from homenode.measure.access.ssh import HostKeyError, SshChannel
 from homenode.process import ToolMissingError, ToolTimeoutError
-from homenode.vm.domain.document import parse_document
 from homenode.vm.hypervisor.virsh import Virsh
 from homenode.vm.sources import load_host
 from tests.agent_stand_in import UUID, agent_stand_in
 from tests.ssh_targets import new_key, ssh_target
 
-SHELLS = {
-    "bash": ("bash", "--norc", "-i"),
-    "dash": ("dash", "-i"),
-    "busybox": ("busybox", "sh", "-i"),
-}
+SHELLS = {"bash": ("bash", "--norc"), "dash": ("dash",), "busybox": ("busybox", "sh")}
 
 
-class Terminal:
-    """A shell at a terminal, as a guest's serial port shows one: it echoes and prompts."""
+class Shell:
+    """A channel to a shell of this machine."""
 
-    def __init__(self, argv: tuple[str, ...], environment: dict[str, str] | None = None) -> None:
-        self.process, self.master = pty.fork()
-        if self.process == 0:
-            os.execvpe(argv[0], argv, {**os.environ, "TERM": "vt102", **(environment or {})})
+    name, most_input_bytes = "vm7", None
 
-    def line(self) -> SerialLine:
-        os.set_blocking(self.master, False)
-        return SerialLine(os.dup(self.master), "a terminal")
+    def __init__(self, shell: str) -> None:
+        self._argv = SHELLS[shell]
+        if shutil.which(self._argv[0]) is None:
+            pytest.skip(f"no {self._argv[0]} here")
 
-    def end(self) -> None:
-        os.kill(self.process, signal.SIGKILL)
-        os.waitpid(self.process, 0)
-        os.close(self.master)
+    def execute(self, script: str, timeout_s: float, input: str | None = None) -> Said:
+        argv = [*self._argv, "-c", script]
+        fed = (input or "").encode()
+        done = subprocess.run(argv, input=fed, capture_output=True, check=False)
+        return Said(done.stdout.decode("utf-8", "replace"), done.stderr.decode("utf-8", "replace"))
 
-
-@pytest.fixture
-def terminal(names: list[str]) -> Iterator[Callable[..., Terminal]]:
-    """Shells, which leave nothing behind whether they were given to go or not."""
-    opened: list[Terminal] = []
-
-    def start(shell: str, **environment: str) -> Terminal:
-        argv = SHELLS[shell]
-        if shutil.which(argv[0]) is None:
-            pytest.skip(f"no {argv[0]} here")
-        opened.append(Terminal(argv, environment))
-        return opened[-1]
-
-    yield start
-    for one in opened:
-        one.end()
+    def close(self) -> None:
+        """Nothing stays open."""
 
 
 @pytest.fixture(params=["bash", "dash", "busybox", "agent"])
 def machine(
     request: pytest.FixtureRequest,
-    terminal: Callable[..., Terminal],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     names: list[str],
@@ -103,12 +61,9 @@ def machine(
         monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
         found = RemoteMachine(GuestAgent(Virsh("qemu:///system"), UUID, "vm7"))
     else:
-        found = RemoteMachine(SerialConsole("vm7", terminal(request.param).line))
+        found = RemoteMachine(Shell(request.param))
     yield found
     found.clean_up()
-    deadline = time.monotonic() + 60
-    while there(names) and time.monotonic() < deadline:  # a console is given, and no one waits
-        time.sleep(0.02)
     assert not there(names), "something was left behind"
 
 
@@ -181,95 +136,6 @@ def test_a_snapshot_is_taken_there(machine: RemoteMachine) -> None:
     assert summarise(discover(machine.snapshot())) == summarise(load_host(None))
 
 
-@pytest.mark.parametrize("shell", SHELLS)
-def test_a_console_without_base64_does_with_octal(
-    shell: str, terminal: Callable[..., Terminal], tmp_path: Path
-) -> None:
-    for name in ("sh", "stty", "cat", "cksum", "od", "mkdir", "rm", "printf", "dmesg", "sleep"):
-        if found := shutil.which(name):
-            (tmp_path / name).symlink_to(found)
-    for name in ("bash", "dash", "busybox"):
-        if found := shutil.which(name):
-            (tmp_path / name).symlink_to(found)
-    console = SerialConsole("vm7", terminal(shell, PATH=str(tmp_path)).line)
-    said = console.execute("cat; command -v cksum", 120, "line one\nline two\n" * 200)
-    assert said.stdout.count("line two") == 200
-
-
-def test_a_shell_that_has_answered_once_is_given_more_time(
-    terminal: Callable[..., Terminal], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An emulated guest on a busy host takes seconds for each program that it starts."""
-    console = SerialConsole("vm7", terminal("dash").line)
-    console.execute("true", 120)
-    monkeypatch.setattr(serial_console, "_ANSWER_S", 0.0)
-    assert console.execute("cat", 120, "there\n").stdout == "there\n"
-
-
-class Hostile:
-    """A line to a real shell that, once it is asked for an answer, gives `piece` every `seconds`
-    for ever. The clock is ours, so that an hour takes no hour."""
-
-    def __init__(self, line: SerialLine, piece: bytes, seconds: float, after: bytes) -> None:
-        self._line, self._piece, self._seconds, self._after = line, piece, seconds, after
-        self.passed_s = 0.0
-        self.hostile = False
-
-    def read(self, timeout_s: float) -> bytes:
-        if self.hostile:
-            self.passed_s += min(self._seconds, timeout_s)
-            return self._piece if self._seconds <= timeout_s else b""
-        return self._line.read(timeout_s)
-
-    def write(self, content: bytes, timeout_s: float) -> None:
-        self._line.write(content, timeout_s)
-        self.hostile = self.hostile or self._after in content
-
-    def close(self) -> None:
-        self._line.close()
-
-
-@pytest.mark.parametrize(
-    ("piece", "seconds", "longest_s"),
-    [
-        (b"A", 50.0, 300.0),  # a byte before anybody's patience ends
-        (b"A" * 400, 1.0, 600.0),  # slower than any line
-        (b"A" * 2_000, 1.0, 2_500.0),  # at a rate that a slow line has, without end
-        (b"A" * (1 << 20), 0.001, 60.0),  # all that it can
-        (b"", 1.0, 300.0),
-    ],
-    ids=["patience", "slow", "slow line", "flood", "silence"],
-)
-@pytest.mark.parametrize("after", [b"sh /", b"base64 <"], ids=["the program", "its output"])
-def test_a_console_that_answers_slowly_or_for_ever_is_left(
-    piece: bytes,
-    seconds: float,
-    longest_s: float,
-    after: bytes,
-    terminal: Callable[..., Terminal],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    line = Hostile(terminal("dash").line(), piece, seconds, after)
-    clock = time.monotonic
-    monkeypatch.setattr(time, "monotonic", lambda: clock() + line.passed_s)
-    console = SerialConsole("vm7", lambda: line)  # type: ignore[arg-type, return-value]
-    with pytest.raises(ToolError):
-        console.execute("echo there", 30)
-    assert line.hostile and line.passed_s < longest_s
-
-
-def test_a_console_that_never_takes_what_is_sent_is_left(
-    terminal: Callable[..., Terminal], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    line = Hostile(terminal("dash").line(), b"", 59.0, b"head -n")
-    clock = time.monotonic
-    monkeypatch.setattr(time, "monotonic", lambda: clock() + line.passed_s)
-    console = SerialConsole("vm7", lambda: line)  # type: ignore[arg-type, return-value]
-    with pytest.raises(ToolError):
-        console.execute("cat", 30, "x" * 300_000)
-    assert line.passed_s < 3_600
-
-
 def test_an_agent_whose_program_never_ends_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     passed = [0.0]
     clock = time.monotonic
@@ -322,39 +188,6 @@ def test_an_ssh_that_never_ends_is_left(tmp_path: Path, monkeypatch: pytest.Monk
         SshChannel("vm7", "root", tmp_path / "known").execute("true", 1)
 
 
-def test_a_guest_that_goes_away_is_named(tmp_path: Path) -> None:
-    where = tmp_path / "console"
-    with socket.socket(socket.AF_UNIX) as port:
-        port.bind(str(where))
-        port.listen()
-        console = SerialConsole("vm7", lambda: open_line(SerialAddress("unix", str(where))))
-        thread = threading.Thread(target=lambda: port.accept()[0].close())
-        thread.start()
-        with pytest.raises(ToolError, match="expected the guest's serial port, found"):
-            console.execute("true", 1)
-        thread.join()
-    with pytest.raises(ToolError, match="expected the guest's serial port there"):
-        console.execute("true", 1)
-
-
-def test_a_login_that_asks_for_a_password_is_named() -> None:
-    near, far = socket.socketpair()
-    near.setblocking(False)
-    far.sendall(b"Debian GNU/Linux 12 vm7 ttyS0\r\n\r\nvm7 login: ")
-
-    def getty() -> None:
-        while b"root" not in far.recv(100):
-            pass
-        far.sendall(b"root\r\nPassword: ")
-
-    thread = threading.Thread(target=getty, daemon=True)
-    thread.start()
-    with pytest.raises(ToolError, match="without a password"):
-        SerialConsole("vm7", lambda: SerialLine(near.detach(), "x")).execute("true", 1)
-    thread.join(60)
-    far.close()
-
-
 def test_a_missing_or_blocked_agent_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -370,100 +203,6 @@ def test_a_missing_or_blocked_agent_is_named(
     (state / "cut").touch()
     with pytest.raises(ToolError, match="cut short"):
         machine.run(("true",), 60)
-
-
-def test_the_serial_port_is_where_libvirt_says() -> None:
-    def of(devices: str) -> SerialAddress:
-        text = f"<domain><devices>{devices}</devices></domain>"
-        return serial_address(parse_document(text.encode(), "vm7"))
-
-    assert of("<serial type='pty'><source path='/dev/pts/3'/></serial>") == SerialAddress(
-        "pty", "/dev/pts/3"
-    )
-    unix = (
-        "<serial type='file'><source path='/log'/></serial>"
-        "<console type='unix'><source mode='bind' path='/s'/></console>"
-    )
-    assert of(unix) == SerialAddress("unix", "/s")
-    tcp = "<serial type='tcp'><source mode='bind' host='127.0.0.1' service='4555'/></serial>"
-    assert of(tcp) == SerialAddress("tcp", "127.0.0.1:4555")
-    with pytest.raises(InputError, match="found file"):
-        of("<serial type='file'><source path='/log'/></serial>")
-    for elsewhere in (unix, tcp):
-        with pytest.raises(InputError, match="that connects elsewhere"):
-            of(elsewhere.replace("bind", "connect"))
-
-
-def test_the_beginning_of_a_removal_removes_nothing_else(tmp_path: Path) -> None:
-    """A line that is cut at its last bytes is ended by the newline of the next one."""
-    folder = tmp_path / "a b" / "homenode-0123456789ab"
-    folder.mkdir(parents=True)
-    kept = [tmp_path / "a", tmp_path / "a b" / "kept", tmp_path / "a b" / "homenode-0"]
-    for path in kept:
-        path.touch()
-    line = removing_line(str(folder))
-    for end in range(len(line)):
-        subprocess.run(["sh"], input=line[:end].encode() + b"\n", capture_output=True, check=False)
-        assert folder.exists(), line[:end]
-        assert all(path.exists() for path in kept), line[:end]
-    subprocess.run(["sh", "-c", line], check=True)
-    assert not folder.exists()
-    assert all(path.exists() for path in kept)
-
-
-def test_a_console_is_left_once_the_folder_there_is_gone(
-    terminal: Callable[..., Terminal],
-    names: list[str],
-) -> None:
-    console = SerialConsole("vm7", terminal("dash").line)
-    console.execute("true", 120)
-    assert there(names)
-    console.close()
-    assert not there(names)
-
-
-def test_a_long_script_is_packed_where_that_can_be_undone() -> None:
-    """Some 16 KB a second go over a serial line of an emulated guest."""
-    content = b"cat /sys/devices/system/cpu/cpu0/topology/core_id\n" * 300
-
-    def letters(*, gzip_there: bool) -> int:
-        blocks = staging_blocks(content, "f", base64_there=True, gzip_there=gzip_there)
-        return sum(len(line) for block in blocks for line in block)
-
-    assert letters(gzip_there=True) < 1000 < len(content) < letters(gzip_there=False)
-
-
-@given(st.binary(max_size=3000), st.booleans(), st.booleans())
-def test_a_file_is_staged_in_lines_that_a_terminal_takes(
-    content: bytes, base64_there: bool, gzip_there: bool
-) -> None:
-    blocks = list(staging_blocks(content, "f", base64_there=base64_there, gzip_there=gzip_there))
-    assert all(len(line) < 4000 and line.isprintable() for block in blocks for line in block)
-    assert all(sum(map(len, block)) < 12_000 for block in blocks)
-
-
-@given(st.binary(max_size=500), st.integers(0, 10_000), st.sampled_from("A0+/= \n[x"))
-def test_a_frame_with_a_letter_changed_is_never_believed(
-    content: bytes, at: int, letter: str
-) -> None:
-    text = content.hex(" ")
-    stated = f"{checksum(content, 'sha256sum')}  -"
-    assert fetched(text, stated, "sha256sum", base64_there=False) == content
-    at %= len(text) + 1
-    broken = text[:at] + letter + text[at + 1 :]
-    found = fetched(broken, stated, "sha256sum", base64_there=False)
-    assert isinstance(found, Damaged) or found == content
-
-
-@pytest.mark.parametrize("summer", SUMMERS)
-@pytest.mark.parametrize(
-    "content",
-    [b"", b"a", b"\xff" * 255, bytes(range(256)) * 300],
-    ids=["nothing", "a byte", "ones", "75 KiB"],
-)
-def test_a_checksum_is_that_of_the_program(content: bytes, summer: str) -> None:
-    said = subprocess.run([summer], input=content, capture_output=True, check=True).stdout
-    assert said.split()[0] == checksum(content, summer).encode()
 
 
 @pytest.mark.parametrize(
@@ -577,9 +316,9 @@ def test_a_machine_that_lets_no_one_in_is_not_the_first_login(sshd: SshChannel) 
 
 @pytest.mark.parametrize("packers", [("base64", "xz"), ("base64", "gzip"), ("base64",), ()])
 def test_a_program_is_packed_as_the_guest_can_unpack_it(
-    packers: tuple[str, ...], terminal: Callable[..., Terminal], monkeypatch: pytest.MonkeyPatch
+    packers: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    machine = RemoteMachine(SerialConsole("vm7", terminal("busybox").line))
+    machine = RemoteMachine(Shell("busybox"))
     installed = machine.installed
     monkeypatch.setattr(
         RemoteMachine, "installed", lambda self, names: installed(names) & frozenset(packers)

@@ -4,21 +4,14 @@ import os
 import platform
 import shlex
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from msgspec import Struct, field
-from msgspec.structs import replace
-
-from homenode.check.doctor.diagnosis import Circumstances, diagnose
-from homenode.check.doctor.links import Load
 from homenode.cli.arguments.measure import (
     BenchArguments,
     BenchSetupArguments,
-    GpuCheckArguments,
 )
 from homenode.cli.bench_options import bench_options, static_probe
 from homenode.cli.terminal import (
@@ -28,36 +21,19 @@ from homenode.cli.terminal import (
     interruptible,
     note,
     print_findings,
-    say,
-    working,
-    write_text,
 )
-from homenode.errors import FINDINGS, HomenodeError, HostError, ToolError, UsageError
-from homenode.findings import Finding, Findings, in_order
-from homenode.formats import encode
-from homenode.gap import Gap
-from homenode.machine.discover.host import discover
-from homenode.machine.snapshot.capture import capture_host
+from homenode.errors import FINDINGS, HostError, ToolError, UsageError
+from homenode.findings import Findings
 from homenode.measure.access.local import LocalMachine
 from homenode.measure.access.remote_host import RemoteHost, SshHost
-from homenode.measure.gpu.agreement import TOLERANCE_RATIO, agreed, agreement_findings
-from homenode.measure.gpu_load_sampling import load_program, sample_under_load
-from homenode.measure.model import Depth, Group, SuiteOptions
 from homenode.measure.orders import BenchOptions, BenchOutcome, check_name
-from homenode.measure.results.vantage import Vantage
 from homenode.measure.runner import look_over, run_bench
-from homenode.measure.suite import measured_gpus
-from homenode.wording import command_line, plural
+from homenode.wording import command_line
 
 if TYPE_CHECKING:
     from homenode.measure.access.machine import Machine
-    from homenode.measure.access.remote_host import HostChannel
     from homenode.measure.progress import Progress
-    from homenode.measure.results.model import Run
     from homenode.measure.tool_setup import SetupPlan, SetupStep, Vendor
-
-
-_KUBERNETES = "kubernetes://"
 
 
 def bench(asked: BenchArguments) -> None:
@@ -72,10 +48,7 @@ def bench(asked: BenchArguments) -> None:
     check_name(asked.name)
     with _machine(asked) as machine:
         elsewhere = None if asked.on is None else machine.snapshot()
-        run = asked.run
-        if asked.on is not None and asked.on.startswith(_KUBERNETES):
-            run = replace(run, vantage=run.vantage or Vantage.JOB)
-        options = bench_options(asked.name, asked.suite, asked.own, run, elsewhere=elsewhere)
+        options = bench_options(asked.name, asked.suite, asked.own, asked.run, elsewhere=elsewhere)
         if asked.dry_run:
             _print_steps(machine, options)
             return
@@ -96,7 +69,7 @@ def _machine(asked: BenchArguments) -> "Iterator[Machine]":
         yield LocalMachine()
         return
     run = f"{platform.node()}:{asked.results.absolute() / asked.name}"
-    machine = RemoteHost(_channel(asked.on, run), run, static_probe(asked.probe))
+    machine = RemoteHost(SshHost(asked.on), run, static_probe(asked.probe))
     try:
         yield machine
     finally:
@@ -104,14 +77,6 @@ def _machine(asked: BenchArguments) -> "Iterator[Machine]":
             machine.clean_up()
         except ToolError as error:
             note(f"{error}: what was put there is left; --resume uses it again")
-
-
-def _channel(on: str, run: str) -> "HostChannel":
-    if not on.startswith(_KUBERNETES):
-        return SshHost(on)
-    from homenode.cluster.kubevirt.job_channel import JobChannel
-
-    return JobChannel.of(on, run)
 
 
 def _run(
@@ -313,166 +278,3 @@ def shown_progress(what: str, *, quiet: bool = False) -> "Iterator[Callable[[Pro
 
     with Live(console=error_console(), refresh_per_second=4, transient=True) as live:
         yield lambda progress: live.update(shown(progress_view(progress, what)))
-
-
-TOOL = "nvbandwidth"
-RUN, TORCH_RUN = "gpu-check", "gpu-check-torch"
-
-
-class Visit(Struct):
-    """What has been done so far. checked: a line for each part that ended, passed or not.
-
-    groups: of tests, None = all of GPUs.
-    """
-
-    folder: Path
-    python: str
-    groups: tuple[Group, ...] | None
-    limit_s: float
-    started_s: float
-    is_quiet: bool
-    checked: list[str] = field(default_factory=list)
-    findings: list[Finding] = field(default_factory=list)
-
-    def part(self, name: str, work: Callable[[], str]) -> bool:
-        """Whether the part was done; its outcome is a line in any case."""
-        begun = time.monotonic()
-        if begun - self.started_s > self.limit_s:
-            self.checked.append(f"{name}: left out, {self.limit_s:g} s were over")
-            return False
-        try:
-            outcome, done = work(), True
-        except HomenodeError as error:
-            outcome, done = f"not possible: {error.message}", False
-        self.checked.append(f"{name}: {outcome} ({time.monotonic() - begun:.0f} s)")
-        note(self.checked[-1])
-        return done
-
-
-def gpu_check(asked: GpuCheckArguments) -> None:
-    """All parts on this machine."""
-    alone = LocalMachine(without={TOOL})
-    visit_gpus(
-        LocalMachine(), alone, asked.output, asked.python, float(asked.limit), as_json=asked.json
-    )
-
-
-def visit_gpus(
-    machine: "Machine",
-    alone: "Machine",
-    folder: Path,
-    python: str,
-    limit_s: float,
-    *,
-    groups: tuple[Group, ...] | None = None,
-    as_json: bool = False,
-) -> None:
-    """All parts on a machine. alone: the same where nvbandwidth counts as not installed.
-
-    Raises UsageError where the folder exists, HostError where there is no GPU to measure. Exits
-    with 1 where a part was not possible or a figure is not as it should be.
-    """
-    if folder.exists():
-        raise UsageError(f"{folder}: expected a new folder, found one", hint="-o names another")
-    host = discover(machine.snapshot())
-    left_out: list[Gap] = []
-    gpus = measured_gpus(host, left_out)
-    if not gpus:
-        reasons = "; ".join(str(gap) for gap in left_out) or "lspci shows none"
-        raise HostError(
-            f"gpu-check: expected a GPU that this machine may use, found none: {reasons}"
-        )
-    folder.mkdir(parents=True)
-    visit = Visit(folder, python, groups, limit_s, time.monotonic(), as_json)
-    passed = _all_parts(visit, machine, alone)
-    found = Findings(checked=tuple(visit.checked), findings=in_order(visit.findings))
-    write_text(folder / "gpu-check.json", encode("findings", found) + "\n")
-    if passed or found.findings or as_json:
-        print_findings(found, as_json=as_json)
-    else:  # "nothing is wrong" would be said of parts that were not looked at
-        for line in visit.checked:
-            say(f"checked: {line}")
-    if not as_json:
-        if not passed:
-            note('not everything was checked: the lines with "not possible" say why')
-        note(f"wrote {folder}; next: {command_line('homenode', 'report', folder / 'results')}")
-    exit_if_bad(found.findings, otherwise=not passed)
-
-
-def _all_parts(visit: Visit, machine: "Machine", alone: "Machine") -> bool:
-    runs: dict[str, Run] = {}
-    parts = [
-        visit.part("host captured", lambda: _capture(visit)),
-        visit.part("links while they copy", lambda: _links(visit, machine)),
-        visit.part("figures", lambda: _figures(visit, machine, RUN, runs)),
-    ]
-    if TOOL in machine.installed({TOOL}):
-        parts += [
-            visit.part("PyTorch's figures", lambda: _figures(visit, alone, TORCH_RUN, runs)),
-            visit.part("nvbandwidth against PyTorch", lambda: _agreement(visit, runs)),
-        ]
-    else:
-        visit.checked.append(f"{TOOL} against PyTorch: not compared: {TOOL} is not installed")
-    return all(parts)
-
-
-def _capture(visit: Visit) -> str:
-    with working("reading this machine"):
-        captured = capture_host(visit.folder / "host.tar.gz", None, redacted=True, overwrite=False)
-    return f"{captured.manifest.files} files, redacted, in host.tar.gz"
-
-
-def _links(visit: Visit, machine: "Machine") -> str:
-    snapshot = machine.snapshot()
-    program = load_program(None)
-    with working(f"reading links while {program.argv[0]} copies"):
-        busy, reached = sample_under_load(discover(snapshot), snapshot, program)
-    known = Circumstances(load=Load.BUSY, reached=reached.gpus, h2d=reached.h2d)
-    found = diagnose(busy, None, known)
-    visit.findings += found.findings
-    return f"{len(found.checked)} things looked at, {len(found.findings)} findings"
-
-
-def _figures(visit: Visit, machine: "Machine", name: str, runs: "dict[str, Run]") -> str:
-    all_of_gpus = (
-        Group.GPU_COPY,
-        Group.GPU_BANDWIDTH,
-        Group.GPU_SMALL,
-        Group.MATMUL,
-        Group.GPU_PEER,
-        Group.NCCL,
-    )
-    groups = visit.groups or all_of_gpus
-    if name == TORCH_RUN:
-        groups = tuple(group for group in groups if group in (Group.GPU_COPY, Group.GPU_BANDWIDTH))
-    options = SuiteOptions(groups, Depth.QUICK, 64 << 20, visit.python)
-    orders = BenchOptions(name, options, repeats=2, vantage=Vantage.HOST, force=True)
-    with shown_progress("steps", quiet=visit.is_quiet) as show:
-        outcome = run_bench(machine, orders, visit.folder / "results", show, notify=note)
-    visit.findings += outcome.findings
-    if outcome.run is None or not outcome.run.samples:
-        raise HostError("expected figures, found none: every test failed; see raw/ in results")
-    runs[name] = outcome.run
-    for gap in outcome.gaps:
-        visit.checked.append(f"not measured: {gap}")
-    missed = f", {plural(len(outcome.gaps), 'gap')}" if outcome.gaps else ""
-    return f"{plural(len(outcome.run.samples), 'sample')} in {outcome.folder}{missed}"
-
-
-def _agreement(visit: Visit, runs: "dict[str, Run]") -> str:
-    if len(runs) != 2:
-        raise HostError("expected figures of both, found one alone")
-    first, second = runs[RUN], runs[TORCH_RUN]
-    used = {one.name for one in first.head.conditions}
-    if f"tool {TOOL}" not in used or "tool copy size" in used:
-        raise HostError(
-            f"expected copies by {TOOL}, found PyTorch's: it failed and PyTorch took its place; "
-            "raw/ in results says why"
-        )
-    lines = agreed(first, second)
-    if not lines:
-        raise HostError("expected a figure that both have, found none")
-    found = agreement_findings(first, second, (TOOL, "PyTorch"))
-    visit.findings += found
-    write_text(visit.folder / "agreement.txt", "\n".join(lines) + "\n")
-    return f"{len(lines) - len(found)} of {len(lines)} figures within {TOLERANCE_RATIO:.0%}"

@@ -41,16 +41,12 @@ TRIAL = Command(
         Command("undo", f"{_TRIAL}TrialUndoArguments", "trial:rollback_trial"),
     ),
 )
-GPU_CHECK = Command("gpu-check", f"{_MEASURE}GpuCheckArguments", "bench:gpu_check")
 BENCH = Command(
     "bench",
     f"{_MEASURE}BenchArguments",
     "bench:bench",
     MEASURE,
-    commands=(
-        Command("setup", f"{_MEASURE}BenchSetupArguments", "bench:set_up"),
-        GPU_CHECK,
-    ),
+    commands=(Command("setup", f"{_MEASURE}BenchSetupArguments", "bench:set_up"),),
 )
 POOL = Command(
     "pool",
@@ -94,7 +90,6 @@ EARLIER = (
         )
         for one in LIST.commands
     ),
-    GPU_CHECK._replace(hidden=True, alias_of=("bench", "gpu-check")),
 )
 """Earlier names of commands, which are taken and not shown."""
 

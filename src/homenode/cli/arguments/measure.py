@@ -17,10 +17,6 @@ OWN = "Your own program"
 WHERE = "Where it is measured"
 ACCESS = "How the guest is reached"
 
-LIMIT_S = 600
-"""Of a whole gpu-check. A part that would begin later is left out by name."""
-
-
 WithinOption = Annotated[
     float | None,
     Opt(
@@ -136,24 +132,6 @@ class BenchSetupArguments(Struct, frozen=True, kw_only=True):
     remove: Annotated[bool, Flag("--remove")] = False
     prefix: Annotated[Path | None, Opt("--prefix", "DIR")] = None
     architecture: Annotated[str | None, Opt("--architecture", "NAME")] = None
-
-
-class GpuCheckArguments(Struct, frozen=True, kw_only=True):
-    """Check on this machine, in ten minutes, what homenode measures on GPUs.
-
-    Captures the host, reads the GPUs' links while they copy, measures copies and matrix products,
-    and compares homenode's own copies with nvbandwidth's where that is installed. All of it goes
-    into one folder, for `homenode import`, `homenode report` and a bug report.
-
-    Examples:
-      homenode bench gpu-check
-      homenode bench gpu-check -o h100-check --limit 300
-    """
-
-    output: Annotated[Path, Opt("--output -o", "DIR")] = Path("gpu-check")
-    python: Annotated[str, Opt("--python", "FILE")] = "python3"
-    limit: Annotated[int, Opt("--limit", "S", ge=60, le=36000)] = LIMIT_S
-    json: JsonOption = False
 
 
 class ImportArguments(Struct, frozen=True, kw_only=True):

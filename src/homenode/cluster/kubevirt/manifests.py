@@ -87,7 +87,6 @@ def manifests(options: ManifestOptions, hook: str) -> dict[str, str]:
             USER=USER,
         ),
         "bench-guest.yaml": yaml_text(results_claim(options), guest_job(options)),
-        "bench-node.yaml": yaml_text(results_claim(options), node_job(options)),
     }
 
 
@@ -276,9 +275,8 @@ def _document(name: str, **values: object) -> dict[str, Any]:
     return dict(read_manifest(_file(name, **values).encode(), name, "an object"))
 
 
-NODE_SCRIPT = _file("bench-node.sh")
 GUEST_SCRIPT = _file("bench-guest.sh", SSH=" ".join(CLOSED))
-"""What the jobs run. Each run has a name of its own, so that a job that is applied again adds
+"""What the job runs. Each run has a name of its own, so that a job that is applied again adds
 one."""
 
 
@@ -305,31 +303,6 @@ def guest_job(options: ManifestOptions) -> dict[str, Any]:
     pod["volumes"].append(
         {"name": "ssh", "secret": {"secretName": "homenode-ssh", "defaultMode": 0o440}}
     )
-    return job
-
-
-def node_job(options: ManifestOptions) -> dict[str, Any]:
-    """Runs the suite on a node itself, with all of its GPUs: what the VM is compared with."""
-    job = _job(options, "homenode-bench-node", ["sh", "-c", NODE_SCRIPT])
-    pod = job["spec"]["template"]["spec"]
-    container = pod["containers"][0]
-    container["env"] = [{"name": "NAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}]
-    container["resources"] = {"limits": {"nvidia.com/gpu": str(options.gpus)}}
-    if options.node is not None:
-        pod["nodeSelector"] = {"kubernetes.io/hostname": options.node}
-    return job
-
-
-def shell_job(options: ManifestOptions, name: str) -> dict[str, Any]:
-    """Holds a node's CPUs and GPUs for `homenode bench --on kubernetes://`, which runs its tests
-    there one by one. Nothing is stored there."""
-    job = _job(options, name, ["sleep", str(LONGEST_S)])
-    pod = job["spec"]["template"]["spec"]
-    del pod["volumes"], pod["containers"][0]["volumeMounts"]
-    pod["terminationGracePeriodSeconds"] = 1  # sleep does not heed the signal that asks it to end
-    if options.gpus:
-        pod["containers"][0]["resources"] = {"limits": {"nvidia.com/gpu": str(options.gpus)}}
-    pod["nodeSelector"] = {"kubernetes.io/hostname": options.node}
     return job
 
 

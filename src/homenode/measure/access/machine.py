@@ -13,7 +13,7 @@ from homenode.process import Completed
 
 
 class Machine(Protocol):
-    """This machine, or one that is reached: a guest over ssh, its agent or its console.
+    """This machine, or one that is reached: a guest over ssh or its agent.
 
     The suite runs where homenode runs and sends single commands; a guest needs no Python for them.
     """
@@ -52,7 +52,7 @@ class Said(Struct, frozen=True):
 
 
 class Channel(Protocol):
-    """ssh, the guest agent or a serial console."""
+    """ssh or the guest agent."""
 
     @property
     def name(self) -> str:

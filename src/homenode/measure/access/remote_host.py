@@ -9,13 +9,13 @@ import hashlib
 import re
 from collections.abc import Collection
 from shlex import quote
-from typing import Protocol, Self
+from typing import Self
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from homenode.errors import ToolError, UsageError
-from homenode.measure.access.machine import Channel, Said
+from homenode.measure.access.machine import Said
 from homenode.measure.access.remote import RemoteMachine
 from homenode.measure.model import PROBE
 from homenode.process import CLOSED, run
@@ -52,17 +52,11 @@ fi 2>/dev/null"""
 """Source: proc_pid_stat(5), fields 5 and 22."""
 
 
-class HostChannel(Channel, Protocol):
-    """A channel to a machine that goes on where we are killed."""
-
-    def holding(self, descriptor: int) -> "HostChannel":
-        """The same, of which every program here inherits this descriptor."""
-
-
 class SshHost(Struct, frozen=True):
-    """See HostChannel. url: ssh://[user@]host[:port]; users, keys and known hosts are ssh's own.
+    """A Channel to a machine that goes on where we are killed.
 
-    Each script is a connection of its own. Raises UsageError for what is no such address.
+    url: ssh://[user@]host[:port]; users, keys and known hosts are ssh's own. Each script is a
+    connection of its own. Raises UsageError for what is no such address.
     """
 
     url: str
@@ -81,6 +75,7 @@ class SshHost(Struct, frozen=True):
         return None
 
     def holding(self, descriptor: int) -> "SshHost":
+        """The same, of which every program here inherits this descriptor."""
         return replace(self, kept_open=(*self.kept_open, descriptor))
 
     def close(self) -> None:
@@ -107,7 +102,7 @@ class RemoteHost(RemoteMachine):
 
     __slots__ = ("_host", "_probe")
 
-    def __init__(self, channel: HostChannel, run: str, probe: bytes) -> None:
+    def __init__(self, channel: SshHost, run: str, probe: bytes) -> None:
         name = f"homenode-{hashlib.sha256(run.encode()).hexdigest()[:12]}"
         super().__init__(channel, name)
         self._host, self._probe = channel, probe

@@ -13,12 +13,10 @@ from homenode.input_files import read_kernel_file
 from homenode.measure.access.guest_agent import GuestAgent
 from homenode.measure.access.machine import Channel, Machine
 from homenode.measure.access.remote import RemoteMachine
-from homenode.measure.access.serial_console import SerialConsole, open_line, serial_address
 from homenode.measure.access.ssh import HostKeyError, SshChannel
 from homenode.measure.layouts.guest_access import GuestAccess, Transport
 from homenode.measure.model import PROBE
 from homenode.process import ToolTimeoutError
-from homenode.vm.domain.read import open_domain
 from homenode.vm.hypervisor.connection import is_local
 from homenode.vm.hypervisor.virsh import Virsh, is_lost
 from homenode.wording import command_line
@@ -47,7 +45,7 @@ class Reach(Protocol):
 
 
 class GuestReach(Struct, frozen=True):
-    """Guests by ssh, through their agent or at their serial console. See Reach.
+    """Guests by ssh or through their agent. See Reach.
 
     probe: the program to put there. known_hosts: a file of the trial's own: the host key of its
     guest, which it keeps through all of its boots.
@@ -87,16 +85,11 @@ class GuestReach(Struct, frozen=True):
         how = self.how
         if how.transport is Transport.AGENT:
             return (GuestAgent(self.virsh, uuid, self.virsh.domain(uuid).name),)
-        if how.transport is Transport.CONSOLE:
-            document = open_domain(self.virsh.live_document(uuid), "the running domain")
-            address = serial_address(document)
-            name = self.virsh.domain(uuid).name
-            return (SerialConsole(name, lambda: open_line(address), how.user),)
         known = self.virsh.addresses(uuid) if how.address is None else (how.address,)
         if not known:
             raise ToolError(
                 "expected libvirt to know the guest's address, found no lease",
-                hint="--address says it; --reach agent and --reach console need none",
+                hint="--address says it; --reach agent needs none",
             )
         key = None if how.key is None else Path(how.key)
         return [SshChannel(one, how.user, self.known_hosts, how.port, key, uuid) for one in known]

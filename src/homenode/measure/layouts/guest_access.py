@@ -13,7 +13,6 @@ class Transport(StrEnum):
 
     SSH = "ssh"
     AGENT = "agent"
-    CONSOLE = "console"
 
 
 class GuestAccess(Struct, frozen=True):

@@ -233,7 +233,6 @@ def _no_nvlink(original: bytes, name: str) -> tuple[str, ...]:
     return ("--without-nvlink",) if read_vm(original, name).hostdevs else ()
 
 
-_PORTS = frozenset(("pty", "unix", "tcp"))
 _AGENT = "org.qemu.guest_agent.0"
 
 
@@ -241,15 +240,7 @@ def _obstacle_to(document: bytes, name: str, transport: Transport) -> str | None
     """What a domain lacks for being reached so, and what to do; None where nothing."""
     devices = open_domain(document, name).root.child("devices")
     children = () if devices is None else devices.children
-    if transport is Transport.CONSOLE:
-        if not any(
-            one.name in ("serial", "console") and one.get("type") in _PORTS for one in children
-        ):
-            return (
-                f"{name}: expected a serial port of type pty, unix or tcp, found none; add <serial "
-                "type='pty'><target port='0'/></serial>, or give another --reach"
-            )
-    elif transport is Transport.AGENT and not any(
+    if transport is Transport.AGENT and not any(
         one.name == "channel"
         and (target := one.child("target")) is not None
         and target.get("name") == _AGENT

@@ -123,13 +123,6 @@ class Attempt:
         """The placing of least cost; None where none was found."""
         return self._solved[0]
 
-    def finish(self) -> None:
-        """Look for a better placing with all work that is left."""
-        found, is_known = self._solved
-        if found is not None and found.continued is not None:
-            better = found.continued()
-            self._solved = (better if self._has_slots(better.best) else found), is_known
-
     @property
     def knows_refusal(self) -> bool:
         """Whether it is known that none fits where none was found."""

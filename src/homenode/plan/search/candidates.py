@@ -2,11 +2,11 @@
 
 Of each package and of all packages: up to MOST_LISTED_NODES nodes, every set. Beyond, sets that are
 grown from each node outwards: the nearest nodes, package by package. Where the distances are
-hierarchical these are the clusters of the hierarchy; that nothing better exists is then known only
-from branching.py.
+hierarchical these are the clusters of the hierarchy; that nothing better exists is not known then.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, cached_property
 from itertools import combinations
 
@@ -19,15 +19,9 @@ from homenode.plan.search.cell_sizes import (
     even_split,
     least_uneven,
 )
-from homenode.plan.search.problem import SearchProblem, Work
+from homenode.plan.search.problem import SearchProblem
 
-MOST_LISTED_NODES = 8
-MOST_PREFIXES = 3  # numbers of nodes, from the least that will do, that are tried in one order
-PARTS_OF_MEMORY = 4  # orders of nodes from what they hold of the groups to what of the pages
-
-# Steps, next to those for each node:
-STEPS_OF_ORDER = 10  # to grow sets in one order
-STEPS_OF_SET = 20  # to look at one set
+MOST_LISTED_NODES = 16
 
 Bounded = tuple[tuple[int, ...], Iterable[int]]
 """Lower bound of the first terms of the sets that follow, and the sets."""
@@ -36,18 +30,16 @@ Bounded = tuple[tuple[int, ...], Iterable[int]]
 class Candidates:
     """Sets of nodes (bits) that hold the VM. equal: with the same number of groups on each.
 
-    exact: every set was listed so far. Once the work is spent, those that were found must do.
+    exact: every set was listed so far.
     """
 
-    def __init__(self, problem: SearchProblem, work: Work, *, equal: bool) -> None:
-        self.problem, self.work, self.equal = problem, work, equal
+    def __init__(self, problem: SearchProblem, *, equal: bool) -> None:
+        self.problem, self.equal = problem, equal
         self.exact = True
         self.most_nodes = min(problem.most_nodes, problem.groups)
         self._known: dict[int, bool] = {}
-        self._has_found = False
         self._capacity = problem.capacities
         self._splits: dict[int, CellSplits] = {}
-        self._orders_from: dict[int, tuple[list[int], list[int]]] = {}
         unreachable = problem.distances.unreachable
         self._unreachable = unreachable if any(unreachable) else ()
 
@@ -81,7 +73,8 @@ class Candidates:
         if sum(self._capacity) < self.problem.groups:
             return
         nodes, owned = 0, 0
-        for node in () if self._unreachable else self._by_capacity:
+        largest = sorted(members(self.problem.eligible), key=lambda node: -self._capacity[node])
+        for node in () if self._unreachable else largest:
             nodes |= 1 << node
             owned += self._capacity[node]
             if owned >= self.problem.groups and self.holds(nodes):
@@ -226,170 +219,84 @@ class Candidates:
         return sum(1 << node for node in having[: self.most_nodes])
 
     def _grown(self, nodes: int) -> Iterator[int]:
-        """Sets that are grown from each of these nodes outwards, in several orders; distinct."""
-        if next(self.counts(nodes), None) is None:
+        """Sets that are grown from each of these nodes outwards, and from those that have the most
+        devices, groups and pages: for each number of nodes the first ones of an order that can be
+        among so many. A node that an earlier one cannot reach is passed over."""
+        numbers = list(self.counts(nodes))
+        if not numbers:
             return  # no number of these nodes holds the VM
         self.exact = False
         known = self._known
         if self.problem.shares and (most := self._most_cores(nodes)) and self.holds(most):
-            known[most] = self._has_found = True
+            known[most] = True
             yield most
-        by_able = self._by_able(nodes) if self.equal else {}
         for order in self._orders(nodes):
-            if self._has_found and self.work.left <= 0:
-                return
-            self.work.spend(STEPS_OF_ORDER + len(order))
-            for grown in (
-                self._equal_prefixes(order, by_able) if self.equal else self._prefixes(order)
-            ):
-                if grown not in known:
-                    self.work.spend(STEPS_OF_SET + len(order) // 2)
+            for number, able in numbers:
+                grown = self._first(order, number, able)
+                if grown and grown not in known:
                     known[grown] = self.holds(grown)
                     if known[grown]:
-                        self._has_found = True
                         yield grown
 
-    def _orders(self, nodes: int) -> Iterator[Sequence[int]]:
-        for seed in members(nodes):
-            if self.work.left <= 0:
-                break
-            if not self.problem.earlier_equals[seed]:
-                for order in self._outwards(seed):
-                    its = [node for node in order if nodes >> node & 1 and node != seed]
-                    yield [seed, *its]
-        every = [self._by_weight] * any(self._pulled) + [self._by_capacity]
-        if wanted := self.problem.pages_together or self.problem.pages_anywhere:
-            for part in range(1, PARTS_OF_MEMORY + 1):
-                both = [
-                    part * (memory.pages or 0) * self.problem.groups
-                    + (PARTS_OF_MEMORY - part) * groups * wanted
-                    for memory, groups in zip(self.problem.memory, self._capacity, strict=True)
-                ]
-                every.append(sorted(self._by_capacity, key=lambda node: -both[node]))
-        for order in every:
-            yield [node for node in order if nodes >> node & 1]
-
-    def _outwards(self, seed: int) -> tuple[list[int], list[int]]:
-        """All nodes that can hold a group by their distance from one: package by package, and one
-        by one. Orders of fewer nodes are parts of these: packages are taken whole."""
-        known = self._orders_from.get(seed)
-        if known is None:
-            distance = self.problem.distances.between[seed].__getitem__
-            in_package = self._in_package
-            nearest = {one: min(map(distance, its)) for one, its in in_package.items()}
-            by_package: list[int] = []
-            for one in sorted(in_package, key=nearest.__getitem__):
-                by_package += sorted(in_package[one], key=distance)
-            own = self.problem.distances.packages[seed]
-            by_package.sort(key=lambda node: self.problem.distances.packages[node] != own)
-            known = by_package, sorted(self._by_package, key=distance)
-            self._orders_from[seed] = known
-        return known
-
-    @cached_property
-    def _pulled(self) -> list[int]:
-        """The GPUs of each node that the VM gets or may get, negated."""
-        devices = self.problem.devices
-        pulled = [0] * len(self.problem.supplies)
-        homes = [one.home.node for one in devices.named if one.is_gpu]
-        if devices.options.count:
-            gpus = {number for group in devices.options.groups for number in members(group)}
-            of_gpus = (devices.gpu_homes[number] for number in gpus)
-            homes += [home.node for home in of_gpus if home is not None]
-        for bit in homes:
-            if bit:
-                pulled[bit.bit_length() - 1] -= 1
-        return pulled
-
-    @cached_property
-    def _by_weight(self) -> list[int]:
-        problem, sign = self.problem, 1 if self.problem.pack else -1
-        weight = [
-            (
-                self._pulled[node],
-                sign * supply.whole_cores,
-                sign * (problem.memory[node].pages or 0),
-                node,
-            )
-            for node, supply in enumerate(problem.supplies)
-        ]
-        return sorted(members(problem.eligible), key=weight.__getitem__)
-
-    # Sorting keeps the order of equals, so each order of nodes starts from one of these.
-
-    @cached_property
-    def _by_capacity(self) -> list[int]:
-        return sorted(self._by_weight, key=lambda node: -self._capacity[node])
-
-    @cached_property
-    def _by_package(self) -> list[int]:
-        return sorted(self._by_weight, key=self.problem.distances.packages.__getitem__)
-
-    @cached_property
-    def _in_package(self) -> dict[int, list[int]]:
-        """The nodes of each package, the packages that hold the most first."""
-        packages, found = self.problem.distances.packages, dict[int, list[int]]()
-        for node in self._by_weight if self.equal else self._by_capacity:
-            found.setdefault(packages[node], []).append(node)
-        held = self.problem.groups_of_package
-        return {one: found[one] for one in sorted(found, key=lambda one: (-held[one], one))}
-
-    def _equal_prefixes(
-        self, order: Sequence[int], by_able: Mapping[int, Sequence[int]]
-    ) -> Iterator[int]:
-        """The first nodes of the order that can have an equal share among so many, for each number
-        of nodes. A node that an earlier one cannot reach is passed over."""
-        for able, numbers in by_able.items():
-            chosen, number = 0, 0
-            for node in order:
-                if able >> node & 1 and not (
-                    self._unreachable and self._unreachable[node] & chosen
-                ):
-                    chosen |= 1 << node
-                    number += 1
-                    if number in numbers:
-                        yield chosen
-                        if number == numbers[-1]:
-                            break
-
-    def _by_able(self, nodes: int) -> dict[int, list[int]]:
-        """By those of these nodes that may be among so many, each such number, ascending."""
-        numbers: dict[int, list[int]] = {}
-        for number, able in self.counts(nodes):
-            numbers.setdefault(able, []).append(number)
-        return numbers
-
-    def _prefixes(self, order: Sequence[int]) -> Iterator[int]:
-        """The first nodes of the order that hold the VM, for each number of nodes; also without
-        those that they can do without. A node that an earlier one cannot reach is passed over."""
-        groups, unreachable = self.problem.groups, self._unreachable
-        spreads = "minus_nodes_spanned" in self.problem.first
-        chosen, owned, number = 0, 0, 0
-        found: list[int] = []
+    def _first(self, order: Sequence[int], number: int, able: int) -> int:
+        """The first so many able nodes of an order that reach one another (bits); 0 = too few."""
+        chosen, unreachable = 0, self._unreachable
         for node in order:
-            if unreachable and unreachable[node] & chosen:
-                continue
-            chosen |= 1 << node
-            owned += self._capacity[node]
-            number += 1
-            if owned >= groups:
-                found += [chosen] if spreads else [self._tightened(chosen, owned), chosen]
-            if number == self.most_nodes or (not spreads and len(found) == 2 * MOST_PREFIXES):
-                break
-        yield from reversed(found) if spreads else found
+            if able >> node & 1 and not (unreachable and unreachable[node] & chosen):
+                chosen |= 1 << node
+                number -= 1
+                if not number:
+                    return chosen
+        return 0
 
-    def _tightened(self, nodes: int, owned: int) -> int:
-        """The set without nodes that it can do without, the smallest first."""
-        over = owned - self.problem.groups
-        for node in self._smallest_first:
-            if nodes >> node & 1:
-                over -= self._capacity[node]
-                if over < 0:
-                    break
-                nodes &= ~(1 << node)
-        return nodes
+    def _orders(self, nodes: int) -> Iterator[Sequence[int]]:
+        """These nodes by their distance from each of them, package by package; and by what they
+        have, with a node of each package in turn. Of nodes that are as far the largest come first,
+        or those that cost the least."""
+        problem, its, packages = self.problem, members(nodes), self.problem.distances.packages
+        cheapest = sorted(its, key=self._weights.__getitem__)
+        largest = sorted(cheapest, key=lambda node: -self._capacity[node])
+        roomiest = sorted(its, key=lambda node: -(problem.memory[node].pages or 0))
+        in_package: dict[int, list[int]] = {}
+        for node in largest:
+            in_package.setdefault(packages[node], []).append(node)
+        for seed in its:
+            if problem.earlier_equals[seed]:
+                continue
+            far = problem.distances.between[seed]
+            nearest = {one: min(map(far.__getitem__, own)) for one, own in in_package.items()}
+            away = {
+                node: (
+                    one != packages[seed],
+                    nearest[one],
+                    -problem.groups_of_package[one],
+                    one,
+                    far[node],
+                )
+                for one, own in in_package.items()
+                for node in own
+            }
+            away[seed] = (False, 0, 0, 0, 0)
+            yield sorted(largest, key=away.__getitem__)
+            yield sorted(cheapest, key=away.__getitem__)
+        for order in (cheapest, largest, roomiest):
+            yield order
+            turns, passed = dict[int, int](), Counter[int]()
+            for node in order:
+                turns[node] = passed[packages[node]]
+                passed[packages[node]] += 1
+            yield sorted(order, key=turns.__getitem__)
 
     @cached_property
-    def _smallest_first(self) -> tuple[int, ...]:
-        nodes = range(len(self._capacity))
-        return tuple(sorted(nodes, key=lambda node: (self._capacity[node], -node)))
+    def _weights(self) -> list[tuple[int, int, int]]:
+        """Of each node what a VM costs there, as far as one node says it: GPUs that it does not
+        want, or none of those that it does; then what --balance compares."""
+        problem, devices = self.problem, self.problem.devices
+        avoided = ~devices.home_nodes if devices.options.has_gpus else devices.gpu_nodes
+        sign = 1 if problem.pack else -1
+        return [
+            (avoided >> node & 1, sign * supply.whole_cores, sign * (memory.pages or 0))
+            for node, (supply, memory) in enumerate(
+                zip(problem.supplies, problem.memory, strict=True)
+            )
+        ]

@@ -4,9 +4,8 @@ The GPUs to choose from count with the NICs of the VM that are paired with them.
 for some packages or nodes is remembered: the problems of all fallbacks have the same devices.
 """
 
-from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
-from functools import cache, cached_property
+from collections.abc import Iterable, Sequence
+from functools import cached_property
 from itertools import accumulate
 from operator import itemgetter, or_
 
@@ -51,11 +50,6 @@ class Home(Struct, frozen=True, kw_only=True):
             if near & packages:
                 return distance
         return 0
-
-    def within(self, limit: int) -> int:
-        """The packages (bits) to which it is of this class or nearer."""
-        at = bisect_right(self.near, limit, key=itemgetter(0))
-        return self.near[at - 1][1] if at else 0
 
 
 class NamedDevice(Struct, frozen=True, kw_only=True):
@@ -234,24 +228,6 @@ class SearchDevices(Struct, frozen=True, kw_only=True, dict=True):
         worst = max([home.class_to(packages) for home in self._pulling], default=0)
         found = [group.least_class(self.options.count, its) for group, its in classes]
         return max(worst, min([one for one in found if one is not None], default=0))
-
-    @cached_property
-    def within(self) -> Callable[[int], tuple[list[int], list[int]]]:
-        """(the packages (bits) that are near to each home of what the VM gets in any case, the
-        fewest first; for each package the GPUs (bits) that are near to it) within a class. GPUs of
-        no known node are near to all."""
-        packages = len(self.distances.nodes_of_package)
-        homes = [one for group in self.groups for one in group.homes]
-
-        def within(limit: int) -> tuple[list[int], list[int]]:
-            named, near = {home.within(limit) for home in self._pulling}, [0] * packages
-            for one in homes:
-                gpus = sum([gpus for _, gpus in one.by_weight])
-                for its in members(one.home.within(limit) if one.home else (1 << packages) - 1):
-                    near[its] |= gpus
-            return sorted(named, key=int.bit_count), near
-
-        return cache(within)
 
     def device_class(self, nodes: int) -> int:
         """The class of the worst device, for a set of nodes (bits)."""

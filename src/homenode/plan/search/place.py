@@ -5,9 +5,8 @@ of each node (supply.py, memory.py), the search (solve.py), then the PUs and QEM
 Same input, same placement.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import cached_property
-from typing import TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -23,7 +22,7 @@ from homenode.plan.search.attempt import Attempt
 from homenode.plan.search.cost import Cost
 from homenode.plan.search.distances import DistanceMatrix, distance_matrix
 from homenode.plan.search.ladder import Concession, MemoryRule, check_layout, fallbacks
-from homenode.plan.search.problem import PlacementSearch, Work
+from homenode.plan.search.problem import PlacementSearch
 from homenode.plan.search.rejections import (
     host_core,
     refusal,
@@ -37,17 +36,14 @@ from homenode.vm.layout import GuestCells, MemoryBinding, Pinning, with_siblings
 from homenode.vm.plan_model import Rejection, Unplannable
 from homenode.vm.plan_options import DocumentSiblings, Policy
 
-T = TypeVar("T")
 MOST_REFUSED_NODES = 16
 
 
 class Inventory(Struct, frozen=True, dict=True):
     """What a search needs to know of a host, whoever has what of it: hosts with the same nodes,
-    cores and devices can share it. Each part is worked out when it is first asked for. work: of all
-    searches with it; None = each has its own."""
+    cores and devices can share it. Each part is worked out when it is first asked for."""
 
     host: Host
-    work: Work | None = None
 
     @cached_property
     def cores(self) -> CoreInventory:
@@ -67,7 +63,7 @@ class Inventory(Struct, frozen=True, dict=True):
         free = with_service = usable(request, others, self.cores)
         if others.service_cores:
             with_service = usable(request, others, self.cores, service_cores=True)
-        search = PlacementSearch(
+        return PlacementSearch(
             host=host,
             request=request,
             others=others,
@@ -75,7 +71,6 @@ class Inventory(Struct, frozen=True, dict=True):
             distances=self.distances,
             free=(free, with_service),
         )
-        return search if self.work is None else replace(search, work=self.work)
 
 
 def place(
@@ -98,17 +93,7 @@ def place(
         others = allocations(host, request)
         options = device_options(host, request, others, inventory.devices)
         return _unplaced(host, request, others, options)
-    return in_one_piece(_Walk(inventory.search(host, request), brief=brief).placement)
-
-
-def in_one_piece(call: Callable[[], T]) -> T:
-    """The frames of all its calls are in one piece of memory. CPython takes pieces of 16 KiB, and
-    gives one back when the call that began it returns: a loop at the edge of one pays two system
-    calls for each call, which doubled the time of some searches."""
-    return call()
-
-
-in_one_piece.__code__ = in_one_piece.__code__.replace(co_stacksize=100_000)  # pointers
+    return _Walk(inventory.search(host, request), brief=brief).placement()
 
 
 def _cores_or_siblings(
@@ -213,7 +198,6 @@ class _Walk:
             elif attempt.is_possible:
                 self._reject_single_nodes(attempt)
                 best = self._better(attempt, attempts) or attempt
-                best.finish()
                 found = best.placement if self.brief else best.explained(self.rejections)
                 return found if self.is_sure else replace(found, optimal=None)
         if self.brief:

@@ -16,7 +16,6 @@ from msgspec.structs import replace
 
 from homenode.plan.bit_sets import members
 from homenode.plan.devices.options import DeviceOptions
-from homenode.plan.search.branching import Branching, WorkOut
 from homenode.plan.search.candidates import Candidates
 from homenode.plan.search.cell_sizes import GroupRange
 from homenode.plan.search.cost import Cost
@@ -28,8 +27,6 @@ from homenode.plan.search.split import least_split
 MOST_RUNNERS_UP = 3
 
 STEPS_OF_COST = 20  # to work out one choice of GPUs and groups, next to those for each node
-MOST_EXCHANGED = 3  # nodes at once, where a search did not end
-MOST_STARTS = 5  # of other packages, from which better sets of nodes are looked for
 STEPS_TO_EXPLAIN = 20_000  # for the runners-up, which no plan depends on
 
 
@@ -49,14 +46,12 @@ class Placing(Struct, frozen=True, kw_only=True):
 class Solution(Struct, frozen=True, kw_only=True):
     """The placing of least cost. optimal: None where not all were compared.
 
-    runners_up: works out other sets of nodes, best first, at most MOST_RUNNERS_UP. continued: looks
-    for a better placing with all work that is left.
+    runners_up: works out other sets of nodes, best first, at most MOST_RUNNERS_UP.
     """
 
     best: Placing
     optimal: bool | None
     runners_up: Callable[[], Sequence[Placing]]
-    continued: Callable[[], "Solution"] | None = None
 
 
 _COSTS_OF_EQUALITY = frozenset(
@@ -87,13 +82,12 @@ def _preferred(problem: SearchProblem, work: Work, uneven: "_Search") -> Solutio
         found = uneven.solution()
         is_sure = not problem.equal or equal.knows_refusal
         return found if is_sure or found is None else replace(found, optimal=None)
-    if uneven.cannot_undercut(equal.ranked[0][0]) or not uneven.ranked:
-        return equal.solution()
-    (own, own_is_least), (least, is_least) = equal.least_first, uneven.least_first
-    costs = zip(problem.first, own, least, strict=True)
+    is_sure = uneven.candidates.exact
+    first = uneven.ranked[0][0] if uneven.ranked else equal.ranked[0][0]
+    costs = zip(problem.first, equal.ranked[0][0], first, strict=True)
     if all(mine <= other for name, mine, other in costs if name in _COSTS_OF_EQUALITY):
         preferred = equal.solution()
-        return preferred if is_least or preferred is None else replace(preferred, optimal=None)
+        return preferred if is_sure or preferred is None else replace(preferred, optimal=None)
     found = uneven.solution()
     assert found is not None, "the nodes of equal cells hold the VM"
 
@@ -103,7 +97,7 @@ def _preferred(problem: SearchProblem, work: Work, uneven: "_Search") -> Solutio
         first = () if alike.cost == found.best.cost else (alike,)
         return (*first, *others)[:MOST_RUNNERS_UP]
 
-    is_known = found.optimal if own_is_least else None
+    is_known = found.optimal if equal.candidates.exact else None
     return replace(found, optimal=is_known, runners_up=runners_up)
 
 
@@ -115,7 +109,7 @@ def may_be_nearer(problem: SearchProblem, cost: Cost) -> bool:
 
 def fits(problem: SearchProblem) -> bool:
     """Whether any set of nodes holds the VM; a few sums, without comparing."""
-    return any(True for _ in Candidates(problem, Work(STEPS_TO_EXPLAIN), equal=False).any_set())
+    return any(True for _ in Candidates(problem, equal=False).any_set())
 
 
 def solve_fixed(problem: SearchProblem, splits: Iterable[Split], work: Work) -> Solution | None:
@@ -180,7 +174,7 @@ class _Search:
         self.equal = equal
         self.exact = True
         self.knows_refusal = True
-        self.candidates = Candidates(problem, work, equal=equal)
+        self.candidates = Candidates(problem, equal=equal)
         self.nearest = NearestGpus(problem, work)
         self._placings: dict[tuple[Any, ...], Placing] = {}
 
@@ -201,29 +195,9 @@ class _Search:
                     found.append((terms, nodes))
                     insort(least, terms)
                     del least[MOST_RUNNERS_UP + 1 :]
-        if not found and not self.candidates.exact:
-            branching = self._branching(self.problem.first, self.problem.first_terms, share=2)
-            best = branching.better(())
-            found += [(best, branching.nodes)] if branching.nodes else []
-            self.knows_refusal = branching.is_complete
+        self.knows_refusal = bool(found) or self.candidates.exact
         found.sort()
         return found
-
-    @cached_property
-    def least_first(self) -> tuple[tuple[int, ...], bool]:
-        """(the first terms of least cost, whether no set of nodes has less). A set that has less
-        than those that were listed is listed now."""
-        found = self.ranked[0][0]
-        if self.candidates.exact:
-            return found, True
-        branching = self._branching(self.problem.first, self.problem.first_terms, share=4)
-        least = branching.better(*self.ranked[0])
-        if least < found:
-            self.ranked.insert(0, (least, branching.nodes))
-        return least, branching.is_complete
-
-    def _branching(self, names: Sequence[str], work_out: WorkOut, *, share: int) -> Branching:
-        return Branching(self.candidates, names, work_out, self.work.part(share))
 
     def cannot_be_nearer(self, cost: Mapping[str, int]) -> bool:
         """Whether no split could cost fewer packages, nearer devices or more homes; a few sums."""
@@ -231,15 +205,6 @@ class _Search:
             return False
         bound, _ = next(self.candidates.groups(), ((), ()))
         return bound == tuple([cost.get(name) for name in ("device_class", "packages_spanned")])
-
-    def cannot_undercut(self, least: Sequence[int]) -> bool:
-        """Whether no split could cost less of what equal cells may not, which come to these first
-        terms; a few sums."""
-        numbers = [number for number, _ in self.candidates.counts(self.problem.eligible)]
-        cost = dict(zip(self.problem.first, least, strict=True))
-        best = -numbers[-1] if "minus_nodes_spanned" in cost else numbers[0]
-        nodes = cost.get("minus_nodes_spanned", cost.get("nodes_spanned"))
-        return best == nodes and self.cannot_be_nearer(cost)
 
     # The rest: the split and the GPUs of one set of nodes.
 
@@ -277,39 +242,14 @@ class _Search:
             else:
                 done.append(self._placings[key])
                 best = min(best or key, key)
-        is_exact = are_all and self.candidates.exact
-        if not is_exact:
-            branching = self._branching(self._names, self._cost_on, share=2)
-            best = branching.better(best, self._placings[best].nodes)
-            is_exact = branching.is_complete
         done.sort(key=self.key)
         far.sort(key=bounds.__getitem__)
-        is_exact = is_exact and self.exact and self.nearest.exact
-        return self._solution(best, done, [*far, *others], is_exact=is_exact)
-
-    def _solution(
-        self, best: tuple[Any, ...], done: list[Placing], others: list[int], *, is_exact: bool
-    ) -> Solution:
-        """The placing of this cost. done: placings on nodes of least first terms, best first;
-        others: nodes that were not worked out."""
-
-        def continued() -> Solution:
-            branching, least = self._branching(self._names, self._cost_on, share=1), best
-            starts: dict[int, int] = {}
-            for nodes in (*(one.nodes for one in done), *others):
-                starts.setdefault(self.problem.distances.packages_of(nodes), nodes)
-            for nodes in list(starts.values())[:MOST_STARTS]:
-                key = self._cost_on(nodes, ())
-                least = min(least, branching.climb(key, nodes, 1)) if key else least
-            least = branching.climb(least, self._placings[least].nodes, MOST_EXCHANGED)
-            return self._solution(least, done, others, is_exact=False)
-
+        is_exact = are_all and self.candidates.exact and self.exact and self.nearest.exact
         placing = self._placings[best]
         return Solution(
             best=placing,
             optimal=True if is_exact else None,
-            runners_up=lambda: self._runners_up(placing.nodes, done, others),
-            continued=None if is_exact else continued,
+            runners_up=lambda: self._runners_up(placing.nodes, done, [*far, *others]),
         )
 
     def any_placing(self) -> Placing:

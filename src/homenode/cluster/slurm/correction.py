@@ -3,7 +3,6 @@
 A line that is right stays byte for byte; a corrected line keeps its other words and its comment.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 
@@ -139,8 +138,9 @@ def _stem(placed: Sequence[tuple[GresLine, str | None, int]]) -> tuple[str, int]
     """A device file's name before its number, and the number of GPU 0, where all agree."""
     stems = set()
     for _, file, number in placed:
-        match = re.fullmatch(r"(.*?)([0-9]+)", file or "", re.ASCII | re.DOTALL)
-        stems.add(None if match is None else (match[1], int(match[2]) - number))
+        stem = (file or "").rstrip("0123456789")
+        digits = (file or "")[len(stem) :]
+        stems.add((stem, int(digits) - number) if digits else None)
     return next(iter(stems)) if len(stems) == 1 else None
 
 

@@ -13,7 +13,6 @@ from pathlib import Path
 
 from rich.console import Console
 
-from homenode.decide.evidence.documents import publications
 from homenode.doc import Doc, Table, Text
 from homenode.errors import HomenodeError
 from homenode.machine.description.shipped import load_shipped
@@ -46,7 +45,7 @@ MACHINES = (
     ("hgx-h100", 8, ()),
 )
 DRAWN = "pin-numa-pci"
-REPORT = "published.html"
+PUBLISHED, REPORT = "demo/published", "published.html"
 
 
 def main(out: Path) -> int:
@@ -78,11 +77,9 @@ def main(out: Path) -> int:
 def _report(console: Console, out: Path) -> None:
     console.print()
     console.rule("What others have measured", align="left")
-    console.print(f"$ homenode report --published -o {out / REPORT}", style="bold")
-    evidence = publications()
-    systems = [s.name for document in evidence for s in document.systems if s.host is not None]
-    found = gather([f"published:{name}" for name in systems], evidence, [])
-    machines = machines_of(found.runs, found.stored, evidence, found.hosts)
+    console.print(f"$ homenode report {PUBLISHED} -o {out / REPORT}", style="bold")
+    found = gather([PUBLISHED], (), [])
+    machines = machines_of(found.runs, found.stored, (), found.hosts)
     page = html_page(document_of(machines, found.skipped, "made by make demo"))
     (out / REPORT).write_text(page, encoding="utf-8")
     for one in advice_of(machines):

@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from homenode.bdf import Bdf
-from homenode.decide.evidence.documents import publications
 from homenode.measure.results.model import Origin, Run, RunHead, Sample, Switches
 from homenode.measure.results.store import write_run
 from homenode.measure.results.vantage import Vantage
@@ -92,10 +91,9 @@ def main() -> None:
         for number in range(count):
             write_run(Path(folder), made_up(number, rng))
         start, processor = time.perf_counter(), time.process_time()
-        evidence = publications()
-        found = gather([folder], evidence, [])
+        found = gather([folder], [])
         read = time.perf_counter()
-        machines = machines_of(found.runs, found.stored, evidence, found.hosts)
+        machines = machines_of(found.runs, found.stored, found.hosts)
         analysed = time.perf_counter()
         page = html_page(document_of(machines, found.skipped, "now"))
         end, processor = time.perf_counter(), time.process_time() - processor

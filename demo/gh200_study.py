@@ -2,7 +2,7 @@
 
     demo/gh200_study.py FOLDER
 
-The study prints summary figures and no matrix (docs/formats/published.md, `sdumont`). These logs
+The study prints summary figures and no matrix. These logs
 have its layout: nvbandwidth 0.6 under `numactl --show`, one file for each node in the exclusive
 queue and for each job in the shared one. Their means are its seven figures; single cells are made
 up around them. The first line of each says so, and `homenode import` keeps that.

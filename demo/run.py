@@ -78,8 +78,8 @@ def _report(console: Console, out: Path) -> None:
     console.print()
     console.rule("What others have measured", align="left")
     console.print(f"$ homenode report {PUBLISHED} -o {out / REPORT}", style="bold")
-    found = gather([PUBLISHED], (), [])
-    machines = machines_of(found.runs, found.stored, (), found.hosts)
+    found = gather([PUBLISHED], ())
+    machines = machines_of(found.runs, found.stored, found.hosts)
     page = html_page(document_of(machines, found.skipped, "made by make demo"))
     (out / REPORT).write_text(page, encoding="utf-8")
     for one in advice_of(machines):

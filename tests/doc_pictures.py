@@ -37,8 +37,8 @@ def _planned(path: Path) -> str:
 
 def _published() -> str:
     """What each layout changes, of published figures, with its style sheet inside."""
-    found = gather([str(ROOT / "demo" / "published")], (), [])
-    machines = machines_of(found.runs, found.stored, (), found.hosts)
+    found = gather([str(ROOT / "demo" / "published")], ())
+    machines = machines_of(found.runs, found.stored, found.hosts)
     (gallery,) = (
         one
         for one in answer_section(machines, ["x"] * len(machines)).parts

@@ -7,10 +7,10 @@ import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from homenode.decide.evidence.documents import publications
 from tests.measure.importers import test_cuda_bandwidth_test as cuda
 from tests.measure.importers import test_stream as stream
 from tests.measure.importers import test_sysbench as sysbench
+from tests.published_runs import PUBLISHED_RUNS
 from tests.tools import test_nccl_tests as nccl
 
 SIZES = [8 << (2 * step) for step in range(14)]
@@ -19,18 +19,18 @@ SIZES = [8 << (2 * step) for step in range(14)]
 
 def write_study_folders(root: Path) -> tuple[str, ...]:
     """Folders of every system and configuration of the study; the systems' names."""
-    (study,) = [one for one in publications() if one.id == "study"]
+    study = [run for run in PUBLISHED_RUNS if (run.head.source or "").startswith("study:")]
     copies = {
         run.head.system: max(s.value for s in run.samples if s.metric == "h2d-bandwidth")
-        for run in study.runs
+        for run in study
         if run.head.name == "any"
     }
     ceilings = {
         run.head.system: max(s.value for s in run.samples if s.metric == "allreduce-busbw-peak")
-        for run in study.runs
+        for run in study
         if run.head.name == "any" and any(s.metric == "allreduce-busbw-peak" for s in run.samples)
     }
-    for run in study.runs:
+    for run in study:
         if run.head.name == "any":
             continue
         figures = {
@@ -43,7 +43,7 @@ def write_study_folders(root: Path) -> tuple[str, ...]:
         ceiling = ceilings.get(run.head.system)
         for name, text in _files(figures, copies[run.head.system], ceiling).items():
             (folder / name).write_text(text)
-    return tuple(system.name for system in study.systems)
+    return tuple(dict.fromkeys(run.head.system for run in study))
 
 
 def _files(figures: Mapping[str, float], copies: float, ceiling: float | None) -> dict[str, str]:

@@ -14,7 +14,6 @@ import pytest
 from homenode import input_files
 from homenode.change.record_folder import LOCK, RecordFolder
 from homenode.cli import main
-from homenode.decide.evidence.sources import published_hosts
 from homenode.errors import HomenodeError, InputError
 from homenode.input_files import (
     open_below,
@@ -344,12 +343,3 @@ def test_a_record_is_read_through_no_link(tmp_path: Path) -> None:
 def test_the_limit_has_a_unit_where_it_has_a_round_one() -> None:
     assert input_files._size_text(64 << 20) == "64 MiB"
     assert input_files._size_text(1000) == "1000 bytes"
-
-
-def test_a_published_machine_is_not_what_the_current_folder_has_under_its_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    for name in published_hosts():
-        pipe(tmp_path / name)
-    assert all(host.nodes for host in published_hosts().values())

@@ -101,23 +101,21 @@ def diagnose(host: HostSource = None, domain: Domain | None = None) -> Findings:
 def decide(host: HostSource, objective: Objective, results: Sequence[str] = ()) -> Verdict:
     """Which layout to run on a host for an objective, and on what evidence.
 
-    results: folders that decide as well as the published figures.
+    results: folders that overrule the table.
     """
     from homenode.decide.decide import decide as decide_on
-    from homenode.decide.evidence.documents import publications
-    from homenode.decide.evidence.model import Evidence
     from homenode.decide.machine_facts import facts_of_host, of_host
 
     machine = _host(host)
-    evidence = Evidence(publications(), of_host(load_results(*results), machine))
-    return decide_on(evidence, facts_of_host(machine, publications()), objective)
+    runs = of_host(load_results(*results), machine)
+    return decide_on(runs, facts_of_host(machine), objective)
 
 
 def compare(folders: Sequence[str], objective: Objective | None = None) -> Comparison:
     """Effects with intervals between layouts; the first folder's layout is the baseline."""
     from homenode.decide.alternative import alternatives_of
     from homenode.decide.compare import compare as compare_alternatives
-    from homenode.decide.evidence.sources import load_sources
+    from homenode.measure.imported.sources import load_sources
 
     named = load_sources(folders)
     skipped = [reason for one in named for reason in one.skipped]
@@ -126,22 +124,20 @@ def compare(folders: Sequence[str], objective: Objective | None = None) -> Compa
 
 
 def load_results(*folders: str) -> tuple[Run, ...]:
-    """Runs of results folders, or of published:SYSTEM."""
-    from homenode.decide.evidence.sources import load_sources
+    """Runs of results folders."""
+    from homenode.measure.imported.sources import load_sources
 
     return tuple(run for one in load_sources(folders) for run in one.runs)
 
 
 def result_rows(*folders: str) -> list[dict[str, Any]]:
     """Every figure as a flat row, for pandas.DataFrame: docs/formats/rows.md names the columns."""
-    from homenode.decide.evidence.documents import publications
     from homenode.show.page.gathered import gather
     from homenode.show.page.machine import machines_of
     from homenode.show.page.rows import rows_of
 
-    evidence = publications()
-    found = gather(list(folders), evidence, ())
-    machines = machines_of(found.runs, found.stored, evidence, found.hosts)
+    found = gather(list(folders), ())
+    machines = machines_of(found.runs, found.stored, found.hosts)
     return [row for machine in machines for row in rows_of(machine)]
 
 

@@ -14,6 +14,7 @@ from homenode.formats import decode
 from homenode.measure.results.model import Run
 from homenode.measure.results.store import FILE, run_text, write_run
 from tests.command_line import homenode
+from tests.published_runs import FOLDER
 from tests.simulated_runs import simulated_run
 
 FIGURES = {
@@ -88,12 +89,11 @@ def test_a_certain_difference_that_is_small_says_that_it_does_not_matter(tmp_pat
 
 
 def test_published_figures_are_compared_by_name() -> None:
-    printed = call("compare", "published:RTX PRO 6000/default", "published:rtx pro 6000/pin")
+    machine = FOLDER / "rtx-pro-6000"
+    printed = call("compare", machine / "default", machine / "pin")
     assert "2.4 x" in printed
     assert "better (published, one figure each)" in printed
-    for wrong in ("published:H900", "published:H200/pinned"):
-        with pytest.raises(HomenodeError, match="expected one of"):
-            call("compare", wrong, "published:H200")
+    assert "against unknown" not in call("compare", machine), "figures of no layout are left out"
 
 
 def test_recommend_prints_one_verdict_per_objective_and_says_on_what_it_rests(
@@ -103,32 +103,31 @@ def test_recommend_prints_one_verdict_per_objective_and_says_on_what_it_rests(
     assert "host-bandwidth: pin-numa  [measured here]" in printed
     assert "skipped:" in printed
     assert "collective" not in printed
-    published = call("recommend", "--objective", "collective", "--notes")
+    published = call("recommend", FOLDER, "--objective", "collective", "--notes")
     assert "[published, one figure each]" in published
     assert "measure next: pin-numa-pci" in published
-    assert "2 * (8 - 1) / 8 = 1.75" in published
 
 
 def test_recommend_says_of_which_gpu_a_figure_is_and_what_a_doubt_may_come_from() -> None:
-    copies = " ".join(call("recommend", "published:HGX A100").split())
+    copies = " ".join(call("recommend", FOLDER / "hgx-a100").split())
     assert (
         "host to device, slowest GPU: expander buses 14.76 GB/s, 1.18 x GPUs on the root complex"
         in copies
     )
-    pins = " ".join(call("recommend", "published:RTX 4080").split())
+    pins = " ".join(call("recommend", FOLDER / "rtx-4080").split())
     assert "likely cause: pins on slower cores, on siblings of one core" in pins
 
 
 def test_recommend_names_memory_and_huge_pages_wherever_it_names_a_choice() -> None:
-    printed = call("recommend", "published:GH200 x4", "--objective", "device-transfer")
-    assert "memory: strict, per cell; huge pages: yes" in " ".join(printed.split())
+    printed = call("recommend", FOLDER / "gh200-x4", "--objective", "device-transfer")
+    assert "memory: strict, per cell; huge pages: not known" in " ".join(printed.split())
 
 
 def test_recommend_for_a_host_takes_the_best_rung_and_prints_the_documented_format() -> None:
     printed = call("recommend", "--host", "h200-xeon8558", "--json")
     verdicts = decode(printed, "verdict", Verdicts, "output").verdicts
     assert len(verdicts) == 6
-    assert {one.level for one in verdicts} == {"published", "reasoned"}
+    assert {one.level for one in verdicts} == {"reasoned"}
     assert json.loads(printed)["format"] == "homenode.verdict/1"
 
 

@@ -11,7 +11,6 @@ from homenode.decide.alternative import alternatives
 from homenode.decide.compare import compare
 from homenode.decide.comparison import FEW_BOOTS, ORDER, STATES, Effect, EvidenceLevel, Outcome
 from homenode.decide.decide import decide
-from homenode.decide.evidence.model import Evidence
 from homenode.decide.machine_facts import facts_of_runs
 from homenode.measure.results.model import Condition, Origin, Run, RunHead, Sample, Switches
 from homenode.measure.results.vantage import Vantage
@@ -80,9 +79,7 @@ def test_boots_that_contradict_each_other_stay_the_unit_though_samples_name_thei
     (effect,) = effects(runs)
     assert (effect.state, effect.boots) == (None, (3, 3))
     assert effect.outcome is Outcome.CANNOT_TELL
-    made = decide(
-        Evidence((), tuple(runs)), facts_of_runs("H200", runs, ()), Objective.HOST_BANDWIDTH
-    )
+    made = decide((tuple(runs)), facts_of_runs("H200", runs), Objective.HOST_BANDWIDTH)
     assert made.level is EvidenceLevel.REASONED
 
 

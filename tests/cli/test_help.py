@@ -115,7 +115,6 @@ OF_CLUSTER = (
         (("bench", "x", "--tests", "strem"), "did you mean stream?"),
         (("capture",), "homenode capture -o host.tar.gz"),
         (("plan", "--help-al"), "did you mean --help-all?"),
-        (("recommend", "published:RTX5090"), "did you mean RTX 5090?"),
         *(OF_CLUSTER if has_cluster() else ()),
     ],
 )

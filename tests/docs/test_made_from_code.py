@@ -23,4 +23,4 @@ def test_the_page_of_records_is_that_of_the_code_and_says_what_fields_mean() -> 
     listed = {word for line in lines if line.startswith("* `") for word in line.split("`")}
     rows = [line.strip("| ").split(" | ") for line in lines if line.startswith("| `")]
     silent = [row[0] for row in rows if len(row) < 4 and row[0].strip("`") not in listed]
-    assert len(rows) > 500 and len(silent) < 12, silent
+    assert len(rows) > 400 and len(silent) < 12, silent

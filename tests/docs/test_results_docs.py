@@ -4,8 +4,6 @@ import msgspec
 import pytest
 
 from homenode import formats
-from homenode.decide.evidence.model import Certainty
-from homenode.decide.evidence.parse import parse_publications
 from homenode.measure.results.model import (
     Condition,
     GpuPlace,
@@ -52,7 +50,6 @@ def test_the_page_of_results_tells_its_version() -> None:
     ("kind", "values"),
     [
         ("results", [Origin, Vantage, Statistic]),
-        ("published", [Certainty]),
     ],
 )
 def test_a_page_names_every_value(kind: str, values: list[type]) -> None:
@@ -83,9 +80,6 @@ def test_the_examples_of_the_pages_are_read() -> None:
     (lines,) = [b.text for b in read_page("docs/formats/results.md").blocks() if b.text]
     run = parse_run((lines + "\n").encode(), "the page")
     assert run.head.switches.name == "pin-numa"
-    (toml,) = [b.text for b in read_page("docs/formats/published.md").blocks() if b.text]
-    (evidence,) = parse_publications({"example.toml": toml})
-    assert len(evidence.runs) == 2
 
 
 def test_the_decision_on_intervals_is_as_short_as_decisions_are() -> None:

@@ -217,7 +217,7 @@ def test_folders_of_other_tools_are_compared_as_they_are(logs: Path) -> None:
 
 
 def test_what_keeps_runs_from_counting_is_what_is_said() -> None:
-    machine = facts_of_host(load_host("hgx-h100"), ())
+    machine = facts_of_host(load_host("hgx-h100"))
     heads = {
         "cpu-only": (),
         "lab-a": ("NVIDIA H100",),

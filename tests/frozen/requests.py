@@ -376,21 +376,11 @@ def published() -> Iterator[Request]:
 
 def _published_samples() -> Iterator[tuple[str, str, dict[str, Any]]]:
     folder = Path(__file__).parents[2] / "demo/published"
-    if folder.is_dir():
-        for path in sorted(folder.rglob("*.json*")):
-            lines = [json.loads(line) for line in path.read_text().splitlines()]
-            for fields in lines[1:]:
-                if "metric" in fields:
-                    yield lines[0]["system"], lines[0]["name"], fields
-        return
-    from msgspec import to_builtins
-
-    from homenode.decide.evidence.documents import publications
-
-    for publication in publications():
-        for run in publication.runs:
-            for each in run.samples:
-                yield run.head.system, run.head.name, to_builtins(each)
+    for path in sorted(folder.rglob("*.json*")):
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        for fields in lines[1:]:
+            if "metric" in fields:
+                yield lines[0]["system"], lines[0]["name"], fields
 
 
 METRICS = {

@@ -6,8 +6,6 @@ import pytest
 
 from homenode.decide.comparison import EvidenceLevel
 from homenode.decide.decide import decide_for_machines
-from homenode.decide.evidence.documents import publications
-from homenode.decide.evidence.model import Evidence
 from homenode.decide.grade import Grade, grade_of
 from homenode.decide.statement import ground_of
 from homenode.decide.verdict import ReasonId, Verdict, Verdicts
@@ -41,7 +39,7 @@ def verdicts(root: Path) -> dict[tuple[str, Objective], Verdict]:
     assert done.exit_code == 0, done.output
     runs = load_runs(root / "imported").runs
     assert {run.head.system for run in runs} == set(systems)
-    found = decide_for_machines(Evidence(publications(), runs), {}, tuple(Objective))
+    found = decide_for_machines((runs), tuple(Objective))
     return {(one.system, one.objective): one for one in found}
 
 
@@ -62,8 +60,8 @@ def test_raw_folders_are_decided_compared_and_reported_as_imported_ones(
     done = homenode("recommend", root / "results", "--json")
     found = decode(done.output, "verdict", Verdicts, "output").verdicts
     assert {(v.system, v.objective): (v.choice, v.layout, v.level) for v in found} == expected
-    read = gather([str(root / "results")], publications(), ())
-    machines = machines_of(read.runs, read.stored, publications(), read.hosts)
+    read = gather([str(root / "results")], ())
+    machines = machines_of(read.runs, read.stored, read.hosts)
     reported = [one for machine in machines for one in machine.verdicts]
     assert {(v.system, v.objective): (v.choice, v.layout, v.level) for v in reported} == expected
     folders = (root / "results/H200", root / "imported/H200")
@@ -101,5 +99,5 @@ def test_a_machine_with_zeroes_alone_is_not_ready(tmp_path: Path) -> None:
     done = homenode("import", tmp_path / "results", "-o", tmp_path / "imported")
     assert done.exit_code == 0, done.output
     runs = load_runs(tmp_path / "imported").runs
-    found = decide_for_machines(Evidence(publications(), runs), {}, tuple(Objective))
+    found = decide_for_machines((runs), tuple(Objective))
     assert grade_of(found).grade is Grade.NOT_READY

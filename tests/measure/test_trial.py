@@ -15,7 +15,6 @@ from homenode.change.apply.store import DomainStore
 from homenode.change.step import ChangeEntry, ChangeState
 from homenode.cpuset import CpuSet
 from homenode.decide.comparison import EvidenceLevel
-from homenode.decide.evidence.documents import publications
 from homenode.decide.machine_facts import facts_of_runs
 from homenode.decide.statement import sentence_of
 from homenode.decide.trial_conclusion import Conclusion, conclude
@@ -94,9 +93,9 @@ def runs_of(head: Head, journal: JournalFile) -> list[Run]:
 def conclusion(head: Head, journal: JournalFile) -> Conclusion:
     words = ("--policy", "spread")
     runs = runs_of(head, journal)
-    machine = facts_of_runs("the host", runs, publications())
+    machine = facts_of_runs("the host", runs)
     plan_words = reopen(head, journal).config.plan_words
-    return conclude(runs, head.argument, URI, words, publications(), machine, plan_words)
+    return conclude(runs, head.argument, URI, words, machine, plan_words)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ def test_a_wheel_holds_the_types_the_hosts_and_the_licence(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     assert "homenode/py.typed" in names
     assert "homenode/machine/hosts/h200-xeon8558.toml" in names
-    assert "homenode/decide/evidence/study.toml" in names
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert not [name for name in names if name.startswith(("tests/", "shared/", "out/"))]
 

@@ -15,7 +15,6 @@ from msgspec.structs import replace
 
 from homenode.check.doctor.diagnosis import diagnose
 from homenode.decide.decide import by_results, decide
-from homenode.decide.evidence.model import Evidence
 from homenode.decide.machine_facts import facts_of_runs
 from homenode.decide.verdict import ReasonId
 from homenode.findings import Finding
@@ -199,8 +198,8 @@ def test_whatever_was_measured_memory_is_bound_and_no_worse_pins_are_taken(
         simulated_run(one, {metric: (unit, data.draw(st.sampled_from((1.0, 1.3, 2.0))))}, rng)
         for one in layouts
     )
-    machine = facts_of_runs("H200", runs, ())
-    made = decide(Evidence((), runs), machine, objective)
+    machine = facts_of_runs("H200", runs)
+    made = decide((runs), machine, objective)
     assert made.layout is not None
     preset = PRESETS[made.layout]
     assert made.floating or preset.memory is not MemoryBinding.AS_IT_WAS
@@ -225,8 +224,8 @@ def test_of_equals_the_layout_that_binds_memory_is_chosen_with_its_own_figures()
     noisy = {"memory-bandwidth": ("bytes_per_s", 0.5e11)}
     runs = [simulated_run(one, of, rng) for one in ("pin", "pin-bound")]
     runs.append(simulated_run("default", noisy, rng))
-    machine = facts_of_runs("H200", runs, ())
-    made = decide(Evidence((), tuple(runs)), machine, Objective.HOST_BANDWIDTH)
+    machine = facts_of_runs("H200", runs)
+    made = decide((tuple(runs)), machine, Objective.HOST_BANDWIDTH)
     assert (made.choice, made.layout) == ("pin-bound", "pin-bound")
     assert made.why(ReasonId.BOUND) is None
 
@@ -417,7 +416,9 @@ def test_doctor_does_not_contradict_the_table_on_guests_over_several_nodes() -> 
     chosen = tuned(host, auto(host, FLAT)).document
     assert not over_nodes(host, chosen)
     (said,) = [
-        one for one in diagnose(host, open_domain(chosen, "vm.xml")).checked if "evidence" in one
+        one
+        for one in diagnose(host, open_domain(chosen, "vm.xml")).checked
+        if "table of layouts" in one
     ]
     assert "nodes 0-1" in said and "collective" in said
     # Nobody chose it for the user, or for this host.

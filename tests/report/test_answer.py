@@ -6,13 +6,13 @@ from xml.etree import ElementTree
 
 import pytest
 
-from homenode.decide.evidence.documents import publications
 from homenode.doc import Cell, Gallery, Items, Section, Table, Text, plain, spans
 from homenode.measure.results.model import Run
 from homenode.show.page.answer import advice_of, answer_section
 from homenode.show.page.document import document_of
 from homenode.show.page.gathered import gather
 from homenode.show.page.machine import ReportedMachine, Stored, machines_of
+from tests.published_runs import FOLDER
 from tests.simulated_runs import simulated_run
 
 BANDWIDTH = ("memory-bandwidth", "bytes_per_s")
@@ -20,14 +20,12 @@ BANDWIDTH = ("memory-bandwidth", "bytes_per_s")
 
 @pytest.fixture(scope="module")
 def published() -> tuple[ReportedMachine, ...]:
-    evidence = publications()
-    names = [s.name for one in evidence for s in one.systems if s.host is not None]
-    found = gather([f"published:{name}" for name in names], evidence, [])
-    return machines_of(found.runs, found.stored, evidence, found.hosts)
+    found = gather([str(FOLDER)], [])
+    return machines_of(found.runs, found.stored, found.hosts)
 
 
 def measured(*runs: Run) -> tuple[ReportedMachine, ...]:
-    return machines_of(runs, [Stored()] * len(runs), publications(), {})
+    return machines_of(runs, [Stored()] * len(runs), {})
 
 
 def made(system: str, **figures: float) -> list[Run]:
@@ -54,7 +52,7 @@ def test_published_figures_say_what_to_run_and_what_not_and_what_to_repair(
     )
     assert ": run pin, not pin-numa (do not show the guest NUMA nodes unless its" in collectives
     assert "0.37 to 0.47 x pin on 2 of the 3 machines" in collectives
-    assert sick.startswith("RTX 5090: repair it first; GPU 0000:41:00.0")
+    assert sick.startswith("RTX 5090: repair it first; RTX 5090/any, host to device")
 
 
 def test_ranges_are_those_of_the_figures_themselves() -> None:
@@ -129,7 +127,7 @@ def test_the_picture_has_each_healthy_machine_with_its_furthest_change(
     assert [x for _, x in sorted(zip(said, dots, strict=True))] == sorted(dots), "one axis"
 
 
-def test_a_machine_without_the_gpus_for_an_objective_has_a_dash(
+def test_grades_are_explained_before_the_table(
     published: tuple[ReportedMachine, ...],
 ) -> None:
     verdicts = document_of(published, (), "now").parts[1]
@@ -146,12 +144,3 @@ def test_a_machine_without_the_gpus_for_an_objective_has_a_dash(
         if run.look.startswith("grade")
     }
     assert grades and all(f"{grade} " in said for grade in grades), "explained before the table"
-    objectives = [plain(one).partition(";")[0] for one in table.heads]
-    dashes = {
-        (plain(row[0]).partition(" ")[0] + plain(row[0])[4:8], objectives[place])
-        for row in table.rows
-        for place, cell in enumerate(row)
-        if isinstance(cell, Cell) and plain(cell) == "–"
-    }
-    assert {objective for _, objective in dashes} == {"collective", "device-transfer"}
-    assert len(dashes) == 3, "one GPU exchanges nothing; no GPU, no copies either"

@@ -9,7 +9,6 @@ from demo import gh200_study
 
 from homenode.cli.main import main
 from homenode.decide.alternative import alternatives
-from homenode.decide.evidence.documents import publications
 from homenode.decide.grade import Grade
 from homenode.decide.matrices import Axis, localities, matrices_of
 from homenode.measure.results.model import Origin
@@ -39,9 +38,8 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def machine(results: Path) -> ReportedMachine:
-    evidence = publications()
-    found = gather([str(results)], evidence, ["gh200x4"])
-    (one,) = machines_of(found.runs, found.stored, evidence, found.hosts)
+    found = gather([str(results)], ["gh200x4"])
+    (one,) = machines_of(found.runs, found.stored, found.hosts)
     return one
 
 
@@ -69,13 +67,12 @@ def test_logs_that_name_no_layout_say_what_to_do_and_are_found_next_to_runs(
     (one,) = [run for run in results.rglob("results.jsonl") if "exclusive" in str(run)]
     (real / "run").mkdir()
     (real / "run/results.jsonl").write_bytes(one.read_bytes())
-    assert len(gather([str(real)], publications(), []).runs) == 1 + 3, "the logs, too"
+    assert len(gather([str(real)], []).runs) == 1 + 3, "the logs, too"
 
 
 def _machines(folders: list[Path]) -> tuple[ReportedMachine, ...]:
-    evidence = publications()
-    found = gather([str(folder) for folder in folders], evidence, [])
-    return machines_of(found.runs, found.stored, evidence, found.hosts)
+    found = gather([str(folder) for folder in folders], [])
+    return machines_of(found.runs, found.stored, found.hosts)
 
 
 def test_runs_of_made_up_logs_say_so_and_decide_nothing(machine: ReportedMachine) -> None:

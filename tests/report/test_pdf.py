@@ -11,6 +11,7 @@ import pytest
 from homenode.errors import HostError
 from homenode.process import run
 from homenode.show.html import pdf_pages
+from tests.published_runs import FOLDER
 from tests.report_runs import NASTY, full_results, nasty_results, report
 
 try:
@@ -29,7 +30,7 @@ def pdf(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("pdf")
     path = folder / "report.pdf"
     results = [full_results(folder / "full"), nasty_results(folder / "nasty")]
-    published = [f"published:{name}" for name in ("H200", "RTX 5090")]
+    published = [FOLDER / name for name in ("h200", "rtx-5090")]
     assert report(*results, *published, "--appendix", "-o", path) == 0
     return path
 
@@ -76,8 +77,7 @@ def test_everything_that_is_folded_on_a_screen_is_on_paper(pdf: Path) -> None:
         "What is measured",
         "Doubts (",
         "Environment",
-        "Notes and sources",
-        "As printed",
+        "Sources",
         "not ready",
         "561.2",
         "page 1 of",
@@ -99,7 +99,7 @@ def test_no_page_is_half_empty_and_a_machine_takes_few(pdf: Path) -> None:
         lowest_of.append(lowest / height)
     assert sum(one < 0.5 for one in lowest_of) <= 1, "but before a topology, which takes a page"
     text = words(pdf)
-    for stated in ("Topologies and links", "RTX 5090: host", "GeForce RTX 5090", "0000:41:00.0"):
+    for stated in ("RTX 5090", "GeForce RTX 5090"):
         assert stated in text, stated
 
 
@@ -108,12 +108,11 @@ def test_no_page_is_half_empty_and_a_machine_takes_few(pdf: Path) -> None:
 @needs_poppler
 def test_what_was_published_is_a_paper_of_eight_pages(tmp_path: Path) -> None:
     path = tmp_path / "published.pdf"
-    assert report("--published", "-o", path) == 0
+    assert report(FOLDER, "-o", path) == 0
     assert len(pages(path)) <= 8
     text = words(path)
     for stated in ("What to run", "2.6 to 7.5 x", "Xen, 2 nodes", "Sources", "Intervals: 95 %"):
         assert stated in text, stated
-    assert "Remarks, word for word" not in text, "which is in the appendix"
 
 
 @pytest.mark.pdf
@@ -121,10 +120,10 @@ def test_what_was_published_is_a_paper_of_eight_pages(tmp_path: Path) -> None:
 @needs_poppler
 def test_a_paper_is_made_again_in_place_and_another_program_s_is_kept(tmp_path: Path) -> None:
     path = tmp_path / "report.pdf"
-    assert report("published:RTX 4080", "-o", path) == 0
-    assert report("published:RTX 4080", "-o", path) == 0
+    assert report(FOLDER / "rtx-4080", "-o", path) == 0
+    assert report(FOLDER / "rtx-4080", "-o", path) == 0
     path.write_bytes(b"%PDF-1.7\n" + bytes(9000) + b"%%EOF\n")
-    assert report("published:RTX 4080", "-o", path) == 2
+    assert report(FOLDER / "rtx-4080", "-o", path) == 2
 
 
 @pytest.mark.pdf

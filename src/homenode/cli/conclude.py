@@ -21,14 +21,12 @@ from homenode.cli.terminal import (
 from homenode.decide.alternative import alternatives_of
 from homenode.decide.compare import compare as compare_alternatives
 from homenode.decide.decide import decide_all, decide_for_machines, left_out
-from homenode.decide.evidence.documents import publications
-from homenode.decide.evidence.model import Evidence
-from homenode.decide.evidence.sources import load_sources, published_hosts
 from homenode.decide.machine_facts import facts_of_host, of_host
 from homenode.decide.verdict import Verdicts
 from homenode.errors import HomenodeError, UsageError
 from homenode.formats import encode
 from homenode.machine.topology import Host
+from homenode.measure.imported.sources import load_sources
 from homenode.objective import Objective
 from homenode.show.results_text import comparison_text, verdicts_text
 from homenode.vm.sources import load_host
@@ -60,13 +58,10 @@ def recommend(asked: RecommendArguments) -> None:
     loaded = tuple(run for one in named for run in one.runs)
     if asked.host is not None or asked.lspci is not None:
         machine = load_host(asked.host, lspci=asked.lspci)
-        evidence = Evidence(publications(), of_host(loaded, machine))
-        found = decide_all(evidence, facts_of_host(machine, publications()), wanted)
+        found = decide_all(of_host(loaded, machine), facts_of_host(machine), wanted)
     else:
-        printed = None if not loaded else {run.head.system for run in loaded}
-        hosts = published_hosts(printed)
         here = _this_machine() if any(run.head.host is not None for run in loaded) else None
-        found = decide_for_machines(Evidence(publications(), loaded), hosts, wanted, here)
+        found = decide_for_machines(loaded, wanted, here)
     skipped = [reason for one in named for reason in one.skipped]
     verdicts = Verdicts(found, (*skipped, *left_out(loaded, wanted)))
     if asked.json:
@@ -91,10 +86,10 @@ _MOST_NAMED = 10
 def report(asked: ReportArguments) -> None:
     """Write the page, or print rows."""
     runs, output = list(asked.runs), asked.output
-    if not (runs or asked.published):
+    if not runs:
         if not RESULTS.is_dir():
             raise UsageError(
-                f"report: expected a folder ./{RESULTS}, folders or --published, found none",
+                f"report: expected a folder ./{RESULTS}, or folders of results, found none",
                 hint="homenode bench makes results; logs of other tools are read as they are",
             )
         runs = [str(RESULTS)]
@@ -109,7 +104,7 @@ def report(asked: ReportArguments) -> None:
         and output.suffix.lower() not in (".html", ".htm", ".pdf")
     ):
         raise UsageError(f"-o {output}: expected a name that ends in .html or .pdf")
-    machines, skipped = _machines(runs, asked.published, asked.host)
+    machines, skipped = _machines(runs, asked.host)
     if output is not None:
         _write(machines, skipped, asked.title, output, appendix=asked.appendix)
         if not (asked.csv or asked.json or output == STANDARD_OUTPUT):
@@ -126,7 +121,7 @@ def _neighbours(runs: Sequence[str]) -> Path:
 
 def write_page(folders: list[str], host: str | None, title: str, output: Path) -> None:
     """The page of results of one host: that of a source, or this machine if it is theirs."""
-    machines, skipped = _machines(folders, False, [host])
+    machines, skipped = _machines(folders, [host])
     _write(machines, skipped, title, output)
 
 
@@ -141,25 +136,14 @@ def _note_queues(machines: "tuple[ReportedMachine, ...]") -> None:
 
 
 def _machines(
-    arguments: list[str], published: bool, hosts: Sequence[str | None]
+    arguments: list[str], hosts: Sequence[str | None]
 ) -> "tuple[tuple[ReportedMachine, ...], tuple[str, ...]]":
     from homenode.show.page.gathered import gather
     from homenode.show.page.machine import machines_of
 
-    evidence = publications()
-    if published:
-        systems = [
-            system.name
-            for document in evidence
-            for system in document.systems
-            if system.host is not None
-        ]
-        named = {argument.casefold() for argument in arguments}
-        every = [f"published:{name}" for name in dict.fromkeys(systems)]
-        arguments = arguments + [one for one in every if one.casefold() not in named]
     with working("reading results"):
-        found = gather(arguments, evidence, hosts)
-        machines = machines_of(found.runs, found.stored, evidence, found.hosts)
+        found = gather(arguments, hosts)
+        machines = machines_of(found.runs, found.stored, found.hosts)
     ordered = tuple(sorted(machines, key=_place))
     if found.imported:
         several = "s" if found.imported > 1 else ""
@@ -202,7 +186,6 @@ def _write(
         title=title,
         paper=is_pdf,
         appendix=appendix or not is_pdf,
-        publications=publications(),
     )
     if is_pdf:
         with working("writing the PDF"):

@@ -330,7 +330,6 @@ def _conclude(head: Head, journal: JournalFile, report: Path | None, host: str |
 
     host: source of the one that the layouts were planned for; None: this machine, if it is theirs.
     """
-    from homenode.decide.evidence.documents import publications
     from homenode.decide.machine_facts import facts_of_measured
     from homenode.decide.trial_conclusion import answer_of, conclude
 
@@ -343,13 +342,12 @@ def _conclude(head: Head, journal: JournalFile, report: Path | None, host: str |
     else:
         begun = reopen(head, journal).config
 
-        machine = facts_of_measured(runs, load_host(host), publications())
+        machine = facts_of_measured(runs, load_host(host))
         found = conclude(
             runs,
             head.argument,
             head.connect,
             apply_words=begun.apply_words,
-            publications=publications(),
             machine=machine,
             plan_words=begun.plan_words,
         )

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from homenode.decide.joint_states import joint_states
 from homenode.decide.summary import Series, SeriesKey, series_of
-from homenode.measure.results.model import Run, RunHead, Switches
+from homenode.measure.results.model import UNKNOWN_SWITCHES, Origin, Run, RunHead, Switches
 from homenode.units import format_bytes
 from homenode.vm.layout import PRESETS
 
@@ -90,13 +90,21 @@ def alternatives_of(
 
     Runs of one choice are combined wherever they lie. Where all are of one choice, each
     argument is an alternative of its own: the same layout on two days. first_alone: the first
-    argument is not taken together with others (bare metal).
+    argument is not taken together with others (bare metal). Figures that are printed for every
+    layout alike compare with nothing, and are left out.
     """
     if first_alone and arguments:
         (argument, runs), *rest = arguments
         alone = [replace(one, label=f"{argument}: {one.label}") for one in alternatives(runs)]
         return with_joint_states((*alone, *alternatives_of(rest)))
-    found = alternatives(run for _, runs in arguments for run in runs)
+    found = alternatives(
+        run
+        for _, runs in arguments
+        for run in runs
+        if run.head.origin is not Origin.PUBLISHED
+        or run.head.switches != UNKNOWN_SWITCHES
+        or run.head.arrangement is not None
+    )
     if len(found) > 1 or len(arguments) < 2:
         return found
     return with_joint_states(

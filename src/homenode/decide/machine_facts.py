@@ -1,7 +1,7 @@
 """MachineFacts: what counts about a machine, next to its figures, for what to run on it."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
 
 from msgspec import Struct, structs
@@ -9,12 +9,11 @@ from msgspec.structs import replace
 
 from homenode.check.doctor.links import link_health
 from homenode.decide.comparison import Doubt, once
-from homenode.decide.evidence.model import Evidence, Publication, System
 from homenode.findings import Finding
 from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import Host
-from homenode.measure.results.model import Origin, Run, RunHead, hardware_of, host_kind
-from homenode.plan.shape.guest_numa import is_grace
+from homenode.measure.results.model import Run, RunHead, hardware_of, host_kind
+from homenode.plan.auto import LayoutInputs, host_inputs
 from homenode.vm.fingerprint import host_fingerprint
 
 
@@ -22,25 +21,26 @@ class MachineFacts(Struct, frozen=True, kw_only=True):
     """What counts about a machine in addition to the figures.
 
     fingerprint, kind: as in the head of its runs; None = unknown. results: the folder that
-    its runs name, where they name no host; None where the machine itself is known. nodes: with
-    PUs, None = unknown. grace_gpus: it has some, with initiator nodes. systems: of publications,
-    that are its kind. findings: about its links. hardware: names of its processor and GPUs.
+    its runs name, where they name no host; None where the machine itself is known. inputs: of
+    the table of layouts. findings: about its links. hardware: names of its processor and GPUs.
     """
 
     name: str
     fingerprint: str | None
     kind: str | None
     results: str | None
-    nodes: int | None
-    has_siblings: bool
+    inputs: LayoutInputs
     gpus: int | None
-    grace_gpus: bool
-    systems: tuple[tuple[str, str], ...]
     findings: tuple[Finding, ...]
     hardware: tuple[str, ...] = ()
 
+    @property
+    def nodes(self) -> int | None:
+        """With PUs; None = unknown."""
+        return self.inputs.nodes
 
-def facts_of_host(host: Host, publications: Sequence[Publication]) -> MachineFacts:
+
+def facts_of_host(host: Host) -> MachineFacts:
     """The facts of a machine whose topology is known."""
     gpus = [gpu for gpu in host.devices_of_kind(DeviceKind.GPU) if gpu.physical_function is None]
     return MachineFacts(
@@ -48,21 +48,14 @@ def facts_of_host(host: Host, publications: Sequence[Publication]) -> MachineFac
         fingerprint=host_fingerprint(host),
         kind=host_kind(host),
         results=None,
-        nodes=sum(bool(node.pus) for node in host.nodes),
-        has_siblings=any(len(core.pus) > 1 for core in host.cores),
+        inputs=host_inputs(host),
         gpus=len(gpus),
-        grace_gpus=any(map(is_grace, gpus)) and any(node.generic_initiator for node in host.nodes),
-        systems=_systems(
-            host.name, host.cpu.name or "", [gpu.name or "" for gpu in gpus], publications
-        ),
         findings=link_health(host),
         hardware=hardware_of(host),
     )
 
 
-def facts_of_runs(
-    name: str, runs: Sequence[Run], publications: Sequence[Publication]
-) -> MachineFacts:
+def facts_of_runs(name: str, runs: Sequence[Run]) -> MachineFacts:
     """The facts of a machine of which nothing is known but runs; all are of the one machine."""
     head = runs[0].head
     kind = next((run.head.host_kind for run in runs if run.head.host_kind is not None), None)
@@ -71,11 +64,8 @@ def facts_of_runs(
         fingerprint=next((run.head.host for run in runs if run.head.host is not None), None),
         kind=kind,
         results=head.system,
-        nodes=None,
-        has_siblings=True,
+        inputs=LayoutInputs(nodes=None, has_siblings=True, has_grace=False),
         gpus=None,
-        grace_gpus=False,
-        systems=_systems("", kind or "", [kind or ""], publications),
         findings=(),
     )
 
@@ -101,9 +91,7 @@ def belonging(head: RunHead, names: Iterable[str]) -> Belonging:
 def of_host(runs: Sequence[Run], host: Host) -> tuple[Run, ...]:
     """Runs with those that name no host as this host's, where what they name shows that they are:
     its processor or its GPUs. All of them are of one machine, or none is taken for this one."""
-    nameless = [
-        run for run in runs if run.head.host is None and run.head.origin is not Origin.PUBLISHED
-    ]
+    nameless = [run for run in runs if run.head.host is None]
     names = hardware_of(host)
     shown = [run for run in nameless if belonging(run.head, names) is Belonging.SHOWN]
     if len({(run.head.system, run.head.host_kind) for run in shown}) != 1:
@@ -120,8 +108,7 @@ def of_no_machine(runs: Sequence[Run], machine: MachineFacts) -> tuple[Doubt, ..
     one."""
     if machine.fingerprint is None or machine.nodes is None:
         return ()
-    heads = (run.head for run in runs if run.head.origin is not Origin.PUBLISHED)
-    return once(_stranger(head, machine) for head in heads if head.host is None)
+    return once(_stranger(run.head, machine) for run in runs if run.head.host is None)
 
 
 def _stranger(head: RunHead, machine: MachineFacts) -> Doubt:
@@ -130,7 +117,7 @@ def _stranger(head: RunHead, machine: MachineFacts) -> Doubt:
         Belonging.OTHER: (
             f"these runs name {named}, which {machine.name} has not: they do not count here",
             "they were measured on another machine",
-            "homenode recommend without --host says what they show of their own machine",
+            "homenode compare says what they show of their own machine",
         ),
         Belonging.SHOWN: (
             "runs of several folders name this machine's hardware and no host: none counts here",
@@ -180,63 +167,23 @@ def _are_one(models: frozenset[str], others: frozenset[str]) -> bool:
     return bool((models & others) - _VARIANTS) and models & _VARIANTS == others & _VARIANTS
 
 
-def machines_in(
-    evidence: Evidence, hosts: Mapping[str, Host], here: Host | None = None
-) -> tuple[MachineFacts, ...]:
-    """The machines of the evidence's runs, own ones first; without runs, the published ones.
-
-    here: this machine, whose links count where runs name it as their host.
-    """
+def machines_in(runs: Sequence[Run], here: Host | None = None) -> tuple[MachineFacts, ...]:
+    """The machines of runs. here: this machine, whose links count where runs name it."""
     own: dict[tuple[str, str | None], list[Run]] = {}
-    printed = {run.head.system for run in evidence.runs if run.head.origin is Origin.PUBLISHED}
-    for run in evidence.runs:
-        if run.head.origin is not Origin.PUBLISHED:
-            own.setdefault((run.head.system, run.head.host or run.head.host_kind), []).append(run)
+    for run in runs:
+        own.setdefault((run.head.system, run.head.host or run.head.host_kind), []).append(run)
     several = {system for system, _ in own}
     found = []
-    for (system, where), runs in own.items():
+    for (system, where), those in own.items():
         name = system if len(several) == len(own) else f"{system} on {where or 'some host'}"
-        if here is None:
-            found.append(facts_of_runs(name, runs, evidence.publications))
-        else:
-            found.append(replace(facts_of_measured(runs, here, evidence.publications), name=name))
-    for publication in evidence.publications:
-        for one in publication.systems:
-            if one.host is not None and (one.name in printed or not evidence.runs):
-                machine = facts_of_host(hosts[one.host], evidence.publications)
-                found.append(replace(machine, name=one.name))
+        facts = facts_of_runs(name, those) if here is None else facts_of_measured(those, here)
+        found.append(replace(facts, name=name))
     return tuple(found)
 
 
-def facts_of_measured(
-    runs: Sequence[Run], host: Host, publications: Sequence[Publication]
-) -> MachineFacts:
+def facts_of_measured(runs: Sequence[Run], host: Host) -> MachineFacts:
     """The facts of the machine of some runs, with those of a host if it is the one they name."""
-    machine = facts_of_host(host, publications)
+    machine = facts_of_host(host)
     if any(run.head.host == machine.fingerprint for run in runs):
         return machine
-    return facts_of_runs(runs[0].head.system, runs, publications)
-
-
-def _systems(
-    host: str, cpu: str, gpus: Sequence[str], publications: Sequence[Publication]
-) -> tuple[tuple[str, str], ...]:
-    return tuple(
-        (publication.id, system.name)
-        for publication in publications
-        for system in publication.systems
-        if _is_kind(system, host, cpu, gpus)
-    )
-
-
-def _is_kind(system: System, host: str, cpu: str, gpus: Sequence[str]) -> bool:
-    """A published system is a machine's kind where processor and GPU bear the published names."""
-    if system.host is None:
-        return False
-    if system.host == host:
-        return True
-    if system.cpu is None or system.gpu is None:
-        return False
-    processor = re.search(rf"\b{re.escape(system.cpu.split()[-1])}\b", cpu, re.IGNORECASE)
-    card = re.compile(rf"\b{re.escape(system.name)}\b", re.IGNORECASE)
-    return processor is not None and any(card.search(name) for name in gpus)
+    return facts_of_runs(runs[0].head.system, runs)

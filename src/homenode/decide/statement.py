@@ -3,14 +3,11 @@
 from collections.abc import Iterator, Sequence
 
 from homenode.decide.comparison import EvidenceLevel
-from homenode.decide.evidence.model import Publication
 from homenode.decide.ranking import Position, RankedResult
 from homenode.decide.verdict import (
     Reason,
     ReasonId,
-    SourceVerdict,
     Verdict,
-    VerdictDifference,
     titles_of,
 )
 from homenode.decide.words import figure_text, multiple_text, range_text
@@ -48,11 +45,7 @@ def runs_as(verdict: Verdict) -> str:
         return "run with memory bound"
     if verdict.layout in (None, verdict.choice):
         return ""
-    changed = (
-        verdict.why(ReasonId.BOUND)
-        or verdict.why(ReasonId.INITIATORS)
-        or verdict.why(ReasonId.PAIRS)
-    )
+    changed = verdict.why(ReasonId.BOUND) or verdict.why(ReasonId.RULE)
     if changed is not None and verdict.why(ReasonId.NO_LAYOUT) is None:
         return f"run as {verdict.layout}"
     return f"in a VM: {verdict.layout}"
@@ -109,7 +102,7 @@ def ground_of(verdict: Verdict) -> str:
         case EvidenceLevel.PUBLISHED:
             return "published, one figure each"
         case EvidenceLevel.REASONED:
-            return "reasoned from topology and figures of other machines"
+            return "by the table of layouts"
 
 
 def _where(verdict: Verdict) -> str:
@@ -117,54 +110,6 @@ def _where(verdict: Verdict) -> str:
     if any(doubt.id == "host-unknown" for doubt in verdict.doubts):
         return "on a host not named"
     return "here" if verdict.here else "on this kind of machine"
-
-
-def source_sentence(source: SourceVerdict, ours: Verdict) -> str:
-    """What a publication recommends, and in one sentence why ours differs."""
-    said = " or ".join(source.choices) or "nothing before the machine is repaired"
-    text = f"{source.publication} recommends {said}"
-    if source.agrees:
-        return f"{text}, as we do"
-    return f"{text}; ours differs: {_difference(source, ours)}"
-
-
-def _difference(source: SourceVerdict, ours: Verdict) -> str:
-    metric = "" if source.metric is None else METRICS[source.metric].title
-    ratio = ""
-    if source.metric is not None and source.ratio is not None:
-        less = METRICS[source.metric].lower_is_better
-        ratio = multiple_text(1 / source.ratio if less else source.ratio)
-
-    theirs = " or ".join(source.choices)
-    match source.difference:
-        case VerdictDifference.FIGURES:
-            return f"by its own figures of {metric} {ours.choice} is {ratio} {theirs}"
-        case VerdictDifference.NOT_SHOWN:
-            return (
-                f"its figures of {metric} ({ratio} {theirs}) do not distinguish the two, and "
-                f"{ours.choice} has less risk"
-            )
-        case VerdictDifference.STRONGER:
-            return "there is stronger evidence"
-        case VerdictDifference.HEALTH:
-            return "the machine must be repaired first"
-    return (
-        f"its recommendation is based on other figures; of {titles_of(ours.objective)} it has none "
-        f"for {theirs} on this machine"
-    )
-
-
-def huge_page_advice(publications: Sequence[Publication]) -> str | None:
-    """What published figures say of huge pages, with their source; None where none do."""
-    for publication in publications:
-        for run in publication.runs:
-            if run.head.arrangement == "huge pages":
-                values = sorted(
-                    sample.value for sample in run.samples if sample.metric == "memory-bandwidth"
-                )
-                gain = range_text(values[0], values[-1])
-                return f"yes, {gain} memory bandwidth at times ({publication.id})"
-    return None
 
 
 def _boots(verdict: Verdict) -> str:
@@ -249,30 +194,10 @@ def _more(reason: Reason, verdict: Verdict) -> str | None:
             return f"{reason.alternative} changes least"
         case ReasonId.DENSITY:
             return "exposed siblings cost nothing, and leave cores for more VMs"
-        case ReasonId.ONE_NODE:
-            return "the machine has one node: guest cells and expander buses have nothing to show"
-        case ReasonId.NO_EXPANDER_BUS:
-            return "the VM's machine type takes no expander bus"
-        case ReasonId.INITIATORS:
-            return f"the memory of Grace GPUs needs the NUMA nodes of {verdict.layout}"
-        case ReasonId.PAIRS:
-            return (
-                f"GPUs and RDMA NICs of one switch stay pairs with {verdict.layout}, of which NCCL "
-                "uses GPUDirect RDMA; give the guest the file of homenode nccl-topo with it"
-            )
-        case ReasonId.PRIVATE_MEMORY:
-            return "the private memory of an encrypted guest does not follow a cell's binding"
-        case ReasonId.FEW_VCPUS:
-            return "a guest cell needs a vCPU, and the VM needs the memory of more nodes than that"
-        case ReasonId.PRIOR:
-            metrics = titles_of(verdict.objective)
-            own = f"stronger figures of {metrics} cannot tell"
-            if not verdict.passed:
-                of = "by layout" if verdict.why(ReasonId.NO_LAYOUT) is None else "of VMs"
-                own = f"this machine has no figures of {metrics} {of}"
-            return f"by published figures of {reason.detail}; {own}"
+        case ReasonId.RULE:
+            return reason.detail
         case ReasonId.NO_LAYOUT:
-            return f"that is no layout of a VM; {reason.alternative} is what topology suggests"
+            return f"that is no layout of a VM; {reason.alternative} is that of the table"
         case ReasonId.SIBLINGS:
             gain = "" if reason.ratio is None else multiple_text(reason.ratio)
             return f"exposed siblings give {gain} the throughput for twice the vCPUs"

@@ -9,7 +9,6 @@ from homenode.decide.alternative import alternatives_of
 from homenode.decide.compare import compare
 from homenode.decide.comparison import Comparison, EvidenceLevel
 from homenode.decide.decide import decide_all
-from homenode.decide.evidence.model import Evidence, Publication
 from homenode.decide.machine_facts import MachineFacts
 from homenode.decide.statement import effect_text, sentence_of
 from homenode.decide.verdict import Verdict, Verdicts
@@ -46,7 +45,6 @@ def conclude(
     domain: str,
     connect: str,
     apply_words: Sequence[str],
-    publications: Sequence[Publication],
     machine: MachineFacts,
     plan_words: Sequence[str] = (),
 ) -> Conclusion:
@@ -65,8 +63,7 @@ def conclude(
     if bare and guests:
         against = alternatives_of([("bare", bare), ("trial", guests)], first_alone=True)
         of_bare = compare(against, bare=True)
-    evidence = Evidence(tuple(publications), tuple(guests))
-    found = () if emulated else decide_all(evidence, machine)
+    found = () if emulated else decide_all(guests, machine)
 
     def command(found: Verdict) -> str:
         if not plan_words:

@@ -25,15 +25,8 @@ class ReasonId(StrEnum):
     CONSERVATIVE = "conservative"  # of those that are no worse, the one that risks least
     LEAST_CHANGE = "least-change"  # none is worse: nothing needs to change
     DENSITY = "density"  # of those that are no worse, one that exposes siblings
-    ONE_NODE = "one-node"  # cells and expander buses have nothing to show
-    NO_EXPANDER_BUS = "no-expander-bus"  # the VM's machine type takes none
-    PRIOR = "prior"  # figures of other machines
-    COMPUTED = "computed"  # what a program's own code makes of the layouts, not measured
+    RULE = "rule"  # of the table of plan/auto
     NO_LAYOUT = "no-layout"  # the choice is no layout: the layout is reasoned
-    INITIATORS = "initiators"  # Grace GPUs need NUMA nodes in the guest for their memory
-    PAIRS = "pairs"  # GPUs and RDMA NICs of one switch stay pairs in the guest
-    PRIVATE_MEMORY = "private-memory"  # an encrypted guest's pages follow no cell's binding
-    FEW_VCPUS = "few-vcpus"  # fewer than the nodes whose memory the VM needs
     BOUND = "bound"  # the guest is the choice's, and the layout binds its memory as well
     SIBLINGS = "siblings"  # what exposing them gained
     PIN_REGRESSION = "pin-regression"  # pinning lost throughput: the pins are wrong
@@ -63,31 +56,6 @@ class Reason(Struct, frozen=True, kw_only=True):
     detail: str = ""
 
 
-class VerdictDifference(StrEnum):
-    """Why our answer is not that of a publication."""
-
-    FIGURES = "figures"  # its own figures say otherwise
-    NOT_SHOWN = "not-shown"  # its figures do not distinguish the two
-    NO_FIGURES = "no-figures"  # it has none of this objective for its choice
-    STRONGER = "stronger"  # stronger evidence says otherwise
-    HEALTH = "health"  # the machine is to be repaired first
-
-
-class SourceVerdict(Struct, frozen=True, kw_only=True):
-    """What a publication recommends for the machine. choices: labels; none = nothing before repair.
-
-    agrees: ours is one of them. difference: why not; ratio: ours over theirs, above 1 is better.
-    """
-
-    publication: str
-    choices: tuple[str, ...]
-    quote: str
-    agrees: bool
-    difference: VerdictDifference | None
-    metric: str | None
-    ratio: float | None
-
-
 class Verdict(Struct, frozen=True, kw_only=True):
     """The answer for one objective on one machine.
 
@@ -101,8 +69,7 @@ class Verdict(Struct, frozen=True, kw_only=True):
     memory_mode, huge_pages: in words, None where nothing is known. results: by metric, best first.
     boots: fewest and most of an alternative, None for printed figures. findings: what stops any
     recommendation. measure_next: the layout that was not measured and that could change the answer.
-    published: what publications recommend. passed: what stronger evidence could not tell. notes:
-    what is wrong with published figures.
+    passed: what stronger evidence could not tell.
     """
 
     objective: Objective
@@ -123,9 +90,7 @@ class Verdict(Struct, frozen=True, kw_only=True):
     findings: tuple[Finding, ...] = ()
     doubts: tuple[Doubt, ...] = ()
     measure_next: str | None = None
-    published: tuple[SourceVerdict, ...] = ()
     passed: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
     sources: tuple[str, ...] = ()
 
     def why(self, id: ReasonId) -> Reason | None:

@@ -5,13 +5,11 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
-from homenode.decide.alternative import Alternative
-from homenode.machine.pci import DeviceKind, PciDevice
+from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import Host
 from homenode.show.svg_canvas import CHART_WIDTH as WIDTH
 from homenode.show.svg_canvas import SvgCanvas
 from homenode.units import format_bytes
-from homenode.vm.layout import GuestCells, GuestPcie, MemoryBinding
 from homenode.vm.plan_model import Plan
 from homenode.wording import nodes_text, plural
 
@@ -165,51 +163,6 @@ def planned_paths(label: str, plan: Plan, host: Host | None) -> Paths:
     if on_node[None]:
         nodes += (HostNode("node unknown", None, on_node[None]),)
     return Paths(label, nodes, tuple(cells), "device" if host is None else "GPU")
-
-
-def meant_paths(one: Alternative, host: Host, gpus: int | None) -> Paths | None:
-    """What a layout means on a host, where no plan is stored; None where its cells are unknown.
-
-    gpus: how many of the host's GPUs the guest has; None = all.
-    """
-    if one.switches.cells is None:
-        return None
-    nodes = [node for node in host.nodes if node.pus]
-    cards = _gpus(host)[:gpus]
-    bound = one.switches.memory not in (None, MemoryBinding.AS_IT_WAS)
-    bound = bound or one.switches.cells is GuestCells.MIRRORED
-    mirrored = one.switches.cells is GuestCells.MIRRORED
-    placed = mirrored and one.switches.pcie is GuestPcie.MIRRORED
-    indices = tuple(int(node.index) for node in nodes)
-    groups = [(index,) for index in indices] if mirrored else [indices]
-    vcpus = {run.head.vcpus for run in one.runs}
-    count = vcpus.pop() if len(vcpus) == 1 else None
-    cells = [
-        GuestCell(
-            number,
-            ""
-            if count is None
-            else f"about {plural(round(count / len(groups)), 'vCPU')}"
-            if len(groups) > 1
-            else plural(count, "vCPU"),
-            group,
-            bound,
-            _by_node(g.node for g in cards if placed and g.node == group[0]),
-        )
-        for number, group in enumerate(groups)
-    ]
-    loose = _by_node(g.node for g in cards if not (placed and g.node in indices))
-    if loose:
-        cells.append(GuestCell(None, "numa_node -1", (), False, loose))
-    on_node: Counter[int | None] = Counter(card.node for card in cards)
-    sides = tuple(HostNode(f"node {index}", index, on_node[index]) for index in indices)
-    if on_node[None]:
-        sides += (HostNode("node unknown", None, on_node[None]),)
-    return Paths(one.label, sides, tuple(cells), "GPU")
-
-
-def _gpus(host: Host) -> list[PciDevice]:
-    return [gpu for gpu in host.devices_of_kind(DeviceKind.GPU) if gpu.physical_function is None]
 
 
 def _counted(plan: Plan, host: Host | None) -> set[object]:

@@ -14,7 +14,7 @@ from homenode.decide.comparison import (
     Outcome,
 )
 from homenode.decide.outcomes import is_large
-from homenode.decide.statement import ground_of, memory_text, runs_as, sentence_of, source_sentence
+from homenode.decide.statement import ground_of, memory_text, runs_as, sentence_of
 from homenode.decide.summary import Series, SeriesKey, headline
 from homenode.decide.verdict import ReasonId, Verdict, Verdicts
 from homenode.decide.words import figure_text, multiple_text, range_text
@@ -254,7 +254,7 @@ def verdicts_text(verdicts: Verdicts, *, notes: bool = False) -> Doc:
     parts: list[Part] = []
     if len(systems) > MOST_IN_FULL and not notes:
         parts.append(_table_of(systems))
-        about = "Why: homenode recommend published:H200 (one machine), or --notes (all of it)"
+        about = "Why: name the results of one machine, or give --notes (all of it)"
         parts.append(Text(about, "dim"))
     else:
         parts += (Section(name, tuple(_of_system(own, notes))) for name, own in systems.items())
@@ -315,17 +315,9 @@ def _block(verdict: Verdict, objective: str, notes: bool) -> Iterator[Text]:
     if verdict.level is EvidenceLevel.PROVISIONAL:
         lines.append("to be sure: boot each layout five times, in mixed order (homenode trial)")
     lines += [f"doubt: {one}" for one in doubts_of(verdict)]
-    lines += [source_sentence(one, verdict) for one in verdict.published]
     if verdict.measure_next is not None:
         lines.append(f"measure next: {verdict.measure_next}")
-    lines += [
-        f"{EvidenceLevel.REASONED}: {one.detail}"
-        for one in verdict.reasons
-        if one.id is ReasonId.COMPUTED
-    ]
     lines += [f"stronger evidence that cannot tell: {one}" for one in verdict.passed]
     if notes:
-        lines += [f'{one.publication}: "{one.quote}"' for one in verdict.published]
-        lines += verdict.notes
         lines += [f"source: {one}" for one in verdict.sources]
     yield from (Text(line, indent=2) for line in lines)

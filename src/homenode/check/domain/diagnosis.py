@@ -105,9 +105,7 @@ def domain_checked(facts: Vm, host: Host) -> list[str]:
     if is_flat_by_evidence(facts, host):
         nodes = nodes_of(facts.pinned_pus, host)
         objective = "" if facts.record is None else facts.record.objective
-        lines.append(
-            f"flat over nodes {nodes}, as the evidence chose for {objective}: homenode recommend"
-        )
+        lines.append(f"flat over nodes {nodes}, as the table of layouts has it for {objective}")
     return lines
 
 

@@ -13,10 +13,10 @@ from homenode.opt import Arg, Flag, Opt
 class RecommendArguments(Struct, frozen=True, kw_only=True):
     """Say which layout to run for each objective, on what evidence.
 
-    With --host, for that host: by results of it, of its kind, published ones, or its topology.
+    With --host, for that host: by results of it, of its kind, or by the table of layouts.
 
     Examples:
-      homenode recommend
+      homenode recommend results
       homenode recommend results --host this-host.tar.gz --objective collective
     """
 
@@ -36,7 +36,7 @@ class CompareArguments(Struct, frozen=True, kw_only=True):
 
     Examples:
       homenode compare results/h200/default results/h200/pin-numa
-      homenode compare published:H200 --objective collective
+      homenode compare demo/published/h200 --objective collective
     """
 
     runs: Annotated[tuple[str, ...], Arg("RUN...")]
@@ -55,12 +55,11 @@ class ReportArguments(Struct, frozen=True, kw_only=True):
 
     Examples:
       homenode report
-      homenode report --published -o published.pdf
+      homenode report demo/published -o published.pdf
     """
 
     runs: Annotated[tuple[str, ...], Arg("[RUN]...")] = ()
     output: Annotated[Path | None, Opt("--output -o", "FILE")] = None
-    published: Annotated[bool, Flag("--published")] = False
     host: Annotated[tuple[str, ...], Opt("--host", "SOURCE")] = ()
     title: Annotated[str, Opt("--title", "TEXT")] = "homenode report"
     appendix: Annotated[bool, Flag("--appendix")] = False

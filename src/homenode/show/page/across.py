@@ -22,11 +22,6 @@ from homenode.show.page.machine import ReportedMachine
 from homenode.show.page.pictures import better_text, metric_bars
 from homenode.wording import plural
 
-_AUTHOR_COLUMN = {"cells": StudySwitch.CELLS.value}
-"""Columns of published summaries that are called otherwise here."""
-
-_AUTHOR_TEXTS = ("pinning", "cells", "siblings")
-
 _TONES = {"better": "\u25b2 ", "worse": "\u25bc ", "mixed": "\u25b2\u25bc "}
 
 SeriesOf = Mapping[str, Mapping[SeriesKey, Series]]
@@ -97,31 +92,18 @@ def _unbroken(unit: str) -> str:
 def effects_table(machines: Sequence[ReportedMachine]) -> Table | None:
     """What each switch does to each metric, over all machines; None where no one measured any.
 
-    A row for each metric that some switch was measured on, or that a publication sums up.
+    A row for each metric that some switch was measured on.
     """
-    publications = {one.id: one for machine in machines for one in machine.sources}
     found: dict[tuple[str, StudySwitch], list[SwitchEffect]] = {}
     for machine in machines:
         for effect in machine.effects:
             found.setdefault((effect.effect.metric, effect.switch), []).append(effect)
     rows = []
     for metric in METRICS.values():
-        quotes: dict[str, list[str]] = {}
         title: list[Words] = [metric.title]
         title.append(Span(f"{'less' if metric.lower_is_better else 'more'} is better", "dim small"))
-        for publication in publications.values():
-            for one in publication.effects:
-                if one.metric == metric.id:
-                    said = f'{publication.id}: {one.label}, risk "{one.risk}"'
-                    title.append(Span(said, "dim small"))
-                    for name in _AUTHOR_TEXTS:
-                        text = getattr(one, name)
-                        quotes.setdefault(_AUTHOR_COLUMN.get(name, name), []).append(text)
-        if quotes or any((metric.id, switch) in found for switch in StudySwitch):
-            cells = (
-                _effect_cell(found.get((metric.id, one), ()), quotes.get(one.value, ()))
-                for one in StudySwitch
-            )
+        if any((metric.id, switch) in found for switch in StudySwitch):
+            cells = (_effect_cell(found.get((metric.id, one), ())) for one in StudySwitch)
             rows.append((Cell(tuple(title)), *cells))
     if not rows:
         return None
@@ -194,17 +176,15 @@ def _best(machine: ReportedMachine, metric: Metric) -> str | None:
     return None
 
 
-def _effect_cell(effects: Sequence[SwitchEffect], quotes: Sequence[str]) -> Cell:
+def _effect_cell(effects: Sequence[SwitchEffect]) -> Cell:
     """What a switch does to a metric: the range of changes, the worst loss that matters with its
-    machine, of how many machines nothing is known, and what publications say."""
-    said = tuple(Span(f'"{quote}"', "small quote") for quote in quotes)
+    machine, and of how many machines nothing is known."""
     if not effects:
-        text = "no figures by layout" if quotes else "not measured"
-        return Cell((Span(text, "dim"), *said), "" if quotes else "none")
+        return Cell((Span("not measured", "dim"),), "none")
     stated = [one for one in effects if one.judged is not Outcome.CANNOT_TELL]
     ratios = sorted(one.effect.ratio for one in stated or effects)
     if not stated:
-        return Cell((Span(f"cannot tell ({_range(ratios)})", "tone neutral"), *said))
+        return Cell((Span(f"cannot tell ({_range(ratios)})", "tone neutral"),))
     losses = [one for one in stated if one.judged is Outcome.WORSE]
     gains = [one for one in stated if one.judged is Outcome.BETTER]
     tone = "mixed" if losses and gains else "worse" if losses else "better" if gains else "neutral"
@@ -222,7 +202,7 @@ def _effect_cell(effects: Sequence[SwitchEffect], quotes: Sequence[str]) -> Cell
         lines.append(Span("no risk shown", "dim small"))
     if unclear := len(effects) - len(stated):
         lines.append(Span(f"{unclear} more cannot tell", "dim small"))
-    return Cell((*lines, *said))
+    return Cell(tuple(lines))
 
 
 def _range(ratios: Sequence[float]) -> str:
@@ -266,8 +246,6 @@ def across_pictures(machines: Sequence[ReportedMachine]) -> Iterator[Picture]:
         if metric.id == _COLLECTIVE:
             groups.sort(key=lambda pair: len(_gpu_nodes(pair[0])) > 1)
             title += ": GPUs on one node, GPUs across nodes"
-            if any(machine.is_published for machine, _ in groups):
-                note += "; nodes as the machine is described: only of the H200 a source says them"
         drawn = [BarGroup(_group_name(machine, metric), bars) for machine, bars in groups]
         yield Picture(title, bar_chart(title, metric.unit, drawn), (note,))
     for metric in map(METRICS.__getitem__, REFERENCE):
@@ -312,7 +290,7 @@ def _group_name(machine: ReportedMachine, metric: Metric) -> str:
 
 
 def _gpu_nodes(machine: ReportedMachine) -> frozenset[int]:
-    """Host nodes of the guest's GPUs; of a published machine as it is described."""
+    """Host nodes of the guest's GPUs."""
     if machine.host is None:
         return frozenset(
             gpu.node
@@ -320,11 +298,10 @@ def _gpu_nodes(machine: ReportedMachine) -> frozenset[int]:
             for gpu in run.head.gpus
             if gpu.node is not None and run.head.host_addresses
         )
-    count = None if machine.published is None else machine.published.gpus
     cards = [
         gpu for gpu in machine.host.devices_of_kind(DeviceKind.GPU) if gpu.physical_function is None
     ]
-    return frozenset(int(gpu.node) for gpu in cards[:count] if gpu.node is not None)
+    return frozenset(int(gpu.node) for gpu in cards if gpu.node is not None)
 
 
 def _against_reference(machines: Sequence[ReportedMachine], metric: Metric) -> Picture | None:
@@ -375,17 +352,7 @@ def _any_series(machine: ReportedMachine, metric: Metric) -> Series | None:
 
 
 def _copies(machine: ReportedMachine, metric: Metric) -> str:
-    """The range over layouts and GPUs; as printed where somebody printed it for all layouts."""
-    printed = [
-        text
-        for publication in machine.sources
-        for figure in publication.figures
-        if (figure.system, figure.metric, figure.variant) == (machine.name, metric.id, None)
-        for choice, text in figure.texts
-        if choice == "any"
-    ]
-    if printed:
-        return printed[0]
+    """The range over layouts and GPUs."""
     series = [
         found
         for one in machine.every
@@ -409,8 +376,6 @@ def _two(low: float, high: float, unit: str) -> str:
 
 
 def _links(machine: ReportedMachine) -> str:
-    if machine.published is not None and machine.published.pcie is not None:
-        return machine.published.pcie
     if machine.host is None:
         return ""
     speeds = {

@@ -7,7 +7,6 @@ from msgspec import structs
 
 from homenode.bdf import Bdf
 from homenode.decide.comparison import Doubt
-from homenode.decide.evidence.model import Publication
 from homenode.decide.grade import Grade
 from homenode.decide.matrices import CopyLocality, localities, matrices_of
 from homenode.decide.summary import power_by_test
@@ -39,11 +38,6 @@ from homenode.show.page.pictures import (
     product_picture,
     profile_picture,
 )
-from homenode.show.page.printed import (
-    field_section,
-    printed_part,
-    source_sections,
-)
 from homenode.show.page.verdict_card import (
     GRADES,
     SIGNS,
@@ -62,7 +56,6 @@ _SIGNS = {
     "published": " published: one run each. ",
     "reasoned": " reasoned: no figure of this machine, only its topology and figures of others. ",
 }
-_DIFFERS = " a publication recommends another. "
 _RUN_AS = "Run as pin-bound: with memory bound as well, which such a guest does not see."
 _EFFECTS = (
     "What each switch of a layout changed, over the machines where two layouts show it: pinning "
@@ -88,11 +81,10 @@ def document_of(
     title: str = "homenode report",
     paper: bool = False,
     appendix: bool = True,
-    publications: Sequence[Publication] = (),
 ) -> Doc:
     """The report on these machines.
 
-    publications: whose general part is shown where one of their machines is. made: when and by
+    made: when and by
     what. skipped: folders that were left out, with the reason. paper: for a renderer of pages:
     pictures have style sheets of their own, and topologies stand at the end. appendix: with every
     figure, doubt and remark of each machine; False: what a reader needs to judge the answer.
@@ -100,11 +92,10 @@ def document_of(
     anchors = [f"machine-{number}" for number in range(1, len(machines) + 1)]
     cards = [verdict_card(*pair) for pair in zip(machines, anchors, strict=True)]
     hosts = [host_part(machine, paper=paper) for machine in machines] if appendix else []
-    published = [machine.runs[0].head.system for machine in machines if machine.is_published]
     sections: list[Section] = [
         answer_section(machines, anchors),
         _verdicts(cards, skipped),
-        _effects(machines, has_quotes=bool(published and publications)),
+        _effects(machines),
         _across(machines),
     ]
     if appendix:
@@ -115,13 +106,12 @@ def document_of(
                 _machine(machine, card, host, paper=paper)
                 for machine, card, host in zip(machines, cards, hosts, strict=True)
             ),
-            _sources(publications, published),
             _tests(machines),
             *((_topologies(cards, hosts),) if paper else ()),
         )
     else:
         sections += (_brief(*pair) for pair in zip(machines, cards, strict=True))
-        sections += (_tests(machines), _references(publications, published))
+        sections += (_tests(machines), _references(machines))
     skipped_items = (Items(tuple(skipped)),) if skipped else ()
     sections.append(Section("Skipped", skipped_items, "skipped", "Skipped"))
     counts = (
@@ -161,19 +151,16 @@ def _legends(cards: Sequence[VerdictCard]) -> Iterator[tuple[str | Span, ...]]:
     for level, meaning in _SIGNS.items():
         if level in levels:
             said += (Span(SIGNS[level], f"sure {level}"), meaning)
-    if any(one.authors for one in answers):
-        said += (Span("\u2260", "differs-mark"), _DIFFERS)
     if any(one.layout for one in answers):
         said.append(_RUN_AS)
     if said:
         yield tuple(said)
 
 
-def _effects(machines: Sequence[ReportedMachine], *, has_quotes: bool) -> Section:
+def _effects(machines: Sequence[ReportedMachine]) -> Section:
     table = effects_table(machines)
-    about = _EFFECTS + (" In quotes: what a source's own summary says." if has_quotes else "")
     name = "Effects and risks"
-    return Section(name, () if table is None else (table,), "effects", name, about)
+    return Section(name, () if table is None else (table,), "effects", name, _EFFECTS)
 
 
 def _across(machines: Sequence[ReportedMachine]) -> Section:
@@ -220,12 +207,10 @@ def _brief(machine: ReportedMachine, card: VerdictCard) -> Section:
     return Section(title, tuple(parts), card.anchor, card.name, look="machine")
 
 
-def _references(publications: Sequence[Publication], published: Sequence[str]) -> Section:
-    named = tuple(
-        f"{one.id}: {one.title}, {one.publisher}, {one.dated}"
-        for one in publications
-        if any(one.system(name) for name in published)
-    )
+def _references(machines: Sequence[ReportedMachine]) -> Section:
+    """The documents that figures are from."""
+    heads = (run.head for machine in machines if machine.is_published for run in machine.runs)
+    named = tuple(dict.fromkeys(head.source for head in heads if head.source))
     return Section("Sources", (Items(named),) if named else (), "sources", "Sources")
 
 
@@ -234,17 +219,14 @@ def _evidence(
 ) -> Iterator[Part]:
     matrices = {one.label: matrices_of(one) for one in machine.every}
     near_and_far = localities(machine.every, _nodes_of_gpus(machine))
-    printed = printed_part(machine)
     about = "What the guest sees, and where that lies on the host"
-    about += ": as a layout means it, no plan is published." if machine.is_published else "."
-    about += " Topology: at the end." if paper and host.maps else ""
+    about += ". Topology: at the end." if paper and host.maps else ""
     paths = path_pictures(machine)
     yield from _pictures("Host and guest side by side", about, paths, "small-multiples")
     yield from host_lines(machine)
     about = "Right of the middle is better, whatever the metric's direction; one axis for all."
     yield from _pictures("Effects", about, forest_pictures(machine))
-    if not (paper and card.authors):
-        yield from _pictures("Figures by layout", "", bar_pictures(machine))
+    yield from _pictures("Figures by layout", "", bar_pictures(machine))
     yield from _pictures("In detail", "", _details(machine))
     drawn = {one.label: power_by_test(machine.series[one.label]) for one in machine.every}
     yield from power_table({label: watts for label, watts in drawn.items() if watts})
@@ -256,12 +238,11 @@ def _evidence(
     yield from _pictures("Curves", "", curve_pictures(machine))
     if not paper:
         yield from map_sections(machine, host)
-    yield from printed.parts
     if host.findings is not None:
         yield host.findings
     yield from _doubts(machine)
     yield from _environment(machine)
-    yield from _notes(machine, printed.notes, printed.remarks)
+    yield from _notes(machine)
 
 
 def _details(machine: ReportedMachine) -> Iterator[Picture]:
@@ -285,34 +266,13 @@ def _doubt(one: Doubt) -> tuple[str | Span, ...]:
     return Span(one.id, "bold"), said, remedy
 
 
-def _notes(
-    machine: ReportedMachine, notes: Sequence[str], remarks: Sequence[str]
-) -> Iterator[Section]:
-    """Of a published machine what is printed; else what its verdicts and runs name."""
-    verdicts, sources = machine.verdicts, []
-    if not machine.is_published:
-        notes = [*notes, *dict.fromkeys(note for one in verdicts for note in one.notes)]
-        sources = [s for one in verdicts for s in one.sources]
-        sources += [run.head.source for run in machine.runs if run.head.source]
-    parts = tuple(
-        Section(title, (Items(tuple(dict.fromkeys(items))),))
-        for title, items in (
-            ("Errors in the figures, and open questions", notes),
-            ("Remarks, word for word", remarks),
-            ("Sources", sources),
-        )
-        if items
-    )
-    if parts:
-        yield Section("Notes and sources", parts, is_open=False)
-
-
-def _sources(publications: Sequence[Publication], published: Sequence[str]) -> Section:
-    parts: list[Part] = []
-    if published:
-        parts += source_sections(publications, published)
-        parts.append(field_section(publications))
-    return Section("Sources", tuple(parts), "sources", "Sources")
+def _notes(machine: ReportedMachine) -> Iterator[Section]:
+    """The sources that verdicts and runs name."""
+    sources = [source for verdict in machine.verdicts for source in verdict.sources]
+    sources += [run.head.source for run in machine.runs if run.head.source]
+    if sources:
+        items = Items(tuple(dict.fromkeys(sources)))
+        yield Section("Sources", (items,), is_open=False)
 
 
 def _tests(machines: Sequence[ReportedMachine]) -> Section:

@@ -10,11 +10,10 @@ from typing import TypeVar
 
 from msgspec import Struct
 
-from homenode.decide.evidence.model import Publication
-from homenode.decide.evidence.sources import PUBLISHED, imported, load_sources
 from homenode.errors import HomenodeError, InputError
 from homenode.input_files import read_plain
 from homenode.machine.topology import Host
+from homenode.measure.imported.sources import imported
 from homenode.measure.results.model import Run
 from homenode.measure.results.store import FILE, load_runs
 from homenode.measure.results.vantage import Vantage
@@ -22,7 +21,7 @@ from homenode.plan.stored import read_plan
 from homenode.show.page.machine import UNNAMED, Stored
 from homenode.vm.fingerprint import host_fingerprint
 from homenode.vm.plan_model import Plan
-from homenode.vm.sources import load_host, shipped_host
+from homenode.vm.sources import load_host
 
 T = TypeVar("T")
 
@@ -48,9 +47,7 @@ class Gathered(Struct, frozen=True):
     imported: int = 0
 
 
-def gather(
-    arguments: Sequence[str], evidence: Sequence[Publication], hosts: Sequence[str | None]
-) -> Gathered:
+def gather(arguments: Sequence[str], hosts: Sequence[str | None]) -> Gathered:
     """The runs of these arguments. hosts: sources of topologies that the user names; None:
     this machine.
 
@@ -62,7 +59,7 @@ def gather(
     others: list[Path] = []
     loose: list[Path] = []
     for argument in arguments:
-        found, where, left_out, foreign = _of(argument, evidence)
+        found, where, left_out, foreign = _of(argument)
         runs += found
         folders += where
         skipped += left_out
@@ -77,32 +74,18 @@ def gather(
         reasons = "; ".join(skipped[:5]) or "nothing was named"
         raise InputError(
             f"report: expected at least one run, found none ({reasons})",
-            hint="homenode bench makes runs; --published reports on others' figures",
+            hint="homenode bench makes runs",
         )
     named = [load_host(one) for one in hosts]
     known = {host_fingerprint(one): one for one in named}
     if len(named) == 1:
         known[UNNAMED] = named[0]
-    wanted = {run.head.system for run in runs}
-    for document in evidence:
-        for system in document.systems:
-            if system.host is not None and system.name in wanted:
-                known[system.host] = shipped_host(system.host)
     stored = _neighbours(runs, folders, known, skipped)
     return Gathered(tuple(runs), tuple(stored), known, tuple(skipped), len(of_others))
 
 
-def _of(
-    argument: str, evidence: Sequence[Publication]
-) -> tuple[list[Run], list[str | None], list[str], list[Path]]:
+def _of(argument: str) -> tuple[list[Run], list[str | None], list[str], list[Path]]:
     """Runs, where each lies, what was left out, and what may be of other tools."""
-    if argument.startswith(PUBLISHED):
-        (named,) = load_sources([argument])
-        wanted = {run.head.system for run in named.runs}
-        of_system = [run for d in evidence for run in d.runs if run.head.system in wanted]
-        # What a source prints for all layouts alike compares with nothing, but is reported.
-        runs = list(named.runs) if "/" in argument else of_system
-        return runs, [None] * len(runs), [], []
     path = Path(argument)
     try:
         loaded = load_runs(path)
@@ -121,7 +104,7 @@ def _loose(argument: str, others: Sequence[Path]) -> list[Path]:
     """Files of a folder that lie next to its folders of runs: logs of other tools are among them,
     and what else homenode keeps there is none of its runs."""
     folder = Path(argument)
-    if argument.startswith(PUBLISHED) or not folder.is_dir() or folder in others:
+    if not folder.is_dir() or folder in others:
         return []
     if (folder / FILE).exists():
         return []

@@ -16,9 +16,8 @@ from homenode.decide.compare import compare_series
 from homenode.decide.comparison import Comparison, Doubt, EvidenceLevel, once
 from homenode.decide.decide import decide_all
 from homenode.decide.doubts import doubts_of
-from homenode.decide.evidence.model import Evidence, Publication, System
 from homenode.decide.grade import Graded, grade_of
-from homenode.decide.machine_facts import MachineFacts, facts_of_host, facts_of_runs, of_host
+from homenode.decide.machine_facts import facts_of_host, facts_of_runs, of_host
 from homenode.decide.summary import Series, SeriesKey
 from homenode.decide.switch_effects import SwitchEffect, switch_effects
 from homenode.decide.verdict import Verdict
@@ -58,9 +57,8 @@ class ReportedMachine(Struct, frozen=True, kw_only=True):
 
     name: unlike those of the others. chosen: its alternatives, the baseline first. rest: figures of
     no layout. series: of every alternative, by label. comparison: None with fewer than two. bare:
-    with a run on the host itself, where there are both. published: its document's system. sources:
-    the documents that speak of it. host: its topology, where it is known. plans, guests: by
-    alternative.
+    with a run on the host itself, where there are both. host: its topology, where it is known.
+    plans, guests: by alternative.
     """
 
     name: str
@@ -74,15 +72,14 @@ class ReportedMachine(Struct, frozen=True, kw_only=True):
     bare: Comparison | None
     effects: tuple[SwitchEffect, ...]
     doubts: tuple[Doubt, ...]
-    published: System | None
-    sources: tuple[Publication, ...]
     host: Host | None
     plans: Mapping[str, Plan]
     guests: Mapping[str, Host]
 
     @property
     def is_published(self) -> bool:
-        return self.published is not None
+        """No one here has seen a sample."""
+        return all(run.head.origin is Origin.PUBLISHED for run in self.runs)
 
     @property
     def every(self) -> tuple[Alternative, ...]:
@@ -93,22 +90,18 @@ class ReportedMachine(Struct, frozen=True, kw_only=True):
 def machines_of(
     runs: Sequence[Run],
     stored: Sequence[Stored],
-    publications: Sequence[Publication],
     hosts: Mapping[str, Host],
 ) -> tuple[ReportedMachine, ...]:
     """The machines of these runs, in the order in which they come.
 
-    stored: next to each run, in the same order. hosts: topologies, by a published system's
-    description or by a host's fingerprint.
+    stored: next to each run, in the same order. hosts: topologies, by a host's fingerprint.
     """
     neighbours = {id(run): one for run, one in zip(runs, stored, strict=True)}
-    groups: dict[tuple[bool, str, str | None], list[Run]] = {}
+    groups: dict[tuple[str, str | None], list[Run]] = {}
     for run in runs:
-        is_published = run.head.origin is Origin.PUBLISHED
-        where = None if is_published else run.head.host or run.head.host_kind
-        groups.setdefault((is_published, run.head.system, where), []).append(run)
+        groups.setdefault((run.head.system, run.head.host or run.head.host_kind), []).append(run)
     names = [_name(key, list(groups)) for key in groups]
-    unnamed = [key for key, those in groups.items() if not key[0] and not _hosts_of(those)]
+    unnamed = [key for key, those in groups.items() if not _hosts_of(those)]
     if len(unnamed) > 1:  # it is unknown which of them the user's host is
         hosts = {name: host for name, host in hosts.items() if name != UNNAMED}
     collects = gc.isenabled()
@@ -117,7 +110,7 @@ def machines_of(
     gc.disable()
     try:
         return tuple(
-            _machine(name, tuple(those), neighbours, publications, hosts)
+            _machine(name, tuple(those), neighbours, hosts)
             for name, those in zip(names, groups.values(), strict=True)
         )
     finally:
@@ -125,12 +118,10 @@ def machines_of(
             gc.enable()
 
 
-def _name(key: tuple[bool, str, str | None], keys: Sequence[tuple[bool, str, str | None]]) -> str:
-    is_published, system, where = key
-    if sum(other[1] == system for other in keys) == 1:
+def _name(key: tuple[str, str | None], keys: Sequence[tuple[str, str | None]]) -> str:
+    system, where = key
+    if sum(other[0] == system for other in keys) == 1:
         return system
-    if is_published:
-        return f"{system} (published)"
     short = where if where is None or " " in where else where[:_SHORT_HASH]
     return f"{system} on {short or 'a host that is not named'}"
 
@@ -139,11 +130,9 @@ def _machine(
     name: str,
     runs: tuple[Run, ...],
     neighbours: Mapping[int, Stored],
-    publications: Sequence[Publication],
     hosts: Mapping[str, Host],
 ) -> ReportedMachine:
-    system = _published_system(runs, publications)
-    stated = runs if system is not None else _distinguished(runs)
+    stated = _distinguished(runs)
     on_host = _bare_metal(stated)
     measured = tuple(run for run in stated if on_host is None or run not in on_host.runs)
     found = alternatives(measured)
@@ -157,9 +146,9 @@ def _machine(
         one for one in every if one.switches != UNKNOWN_SWITCHES or one.arrangement is not None
     )
     rest += () if on_host is None else (on_host,)
-    host = _host(runs, system, hosts)
+    host = _host(runs, hosts)
     # Of the runs as they are stored: their names are nothing that could be chosen.
-    verdicts = _verdicts(name, runs, found, system, host, publications)
+    verdicts = _verdicts(name, runs, found, host)
     series = {one.label: one.series for one in (*chosen, *rest)}
     comparison = compare_series(chosen, series) if len(chosen) > 1 else None
     bare = None
@@ -184,8 +173,6 @@ def _machine(
         bare=bare,
         effects=switch_effects(name, chosen),
         doubts=once(dict.fromkeys(own)),
-        published=system,
-        sources=tuple(d for d in publications if system is not None and d.system(system.name)),
         host=host,
         plans={label: one.plan for label, one in folders if one.plan is not None},
         guests={label: one.guest for label, one in folders if one.guest is not None},
@@ -196,31 +183,18 @@ def _verdicts(
     name: str,
     runs: Sequence[Run],
     known: Sequence[Alternative],
-    system: System | None,
     host: Host | None,
-    publications: Sequence[Publication],
 ) -> tuple[Verdict, ...]:
     """The answers for a machine, of which the reader may know the host or nothing but its runs."""
-    measured = () if system is not None else tuple(runs)
-    machine: MachineFacts
     if host is not None:
-        machine = facts_of_host(host, publications)
-        measured = of_host(measured, host)
+        machine, runs = facts_of_host(host), of_host(runs, host)
     else:
-        machine = facts_of_runs(runs[0].head.system, runs, publications)
-    evidence = Evidence(tuple(publications), measured)
-    found = decide_all(evidence, replace(machine, name=name), known=known)
+        machine = facts_of_runs(runs[0].head.system, runs)
+    found = decide_all(runs, replace(machine, name=name), known=known)
     figures = machine.nodes is not None
     return tuple(
         one for one in found if figures or one.level is not EvidenceLevel.REASONED or one.passed
     )
-
-
-def _published_system(runs: Sequence[Run], publications: Sequence[Publication]) -> System | None:
-    if any(run.head.origin is not Origin.PUBLISHED for run in runs):
-        return None
-    name = runs[0].head.system
-    return next((found for d in publications if (found := d.system(name)) is not None), None)
 
 
 def _bare_metal(runs: Sequence[Run]) -> Alternative | None:
@@ -245,7 +219,9 @@ def _distinguished(runs: tuple[Run, ...]) -> tuple[Run, ...]:
     """Runs of which no one has said what was chosen are distinguished by their names."""
     return tuple(
         structs.replace(run, head=structs.replace(run.head, arrangement=run.head.name))
-        if run.head.switches == UNKNOWN_SWITCHES and run.head.arrangement is None
+        if run.head.switches == UNKNOWN_SWITCHES
+        and run.head.arrangement is None
+        and run.head.origin is not Origin.PUBLISHED  # printed for every layout alike
         else run
         for run in runs
     )
@@ -283,9 +259,7 @@ def _hosts_of(runs: Sequence[Run]) -> dict[str, None]:
     return dict.fromkeys(run.head.host for run in runs if run.head.host is not None)
 
 
-def _host(runs: Sequence[Run], system: System | None, hosts: Mapping[str, Host]) -> Host | None:
-    if system is not None:
-        return hosts.get(system.host or "")
+def _host(runs: Sequence[Run], hosts: Mapping[str, Host]) -> Host | None:
     keys = _hosts_of(runs)
     if not keys:
         return hosts.get(UNNAMED)
@@ -337,11 +311,7 @@ def host_part(machine: ReportedMachine, *, paper: bool) -> HostPart:
 def host_lines(machine: ReportedMachine) -> Iterator[Text]:
     """Where the picture of a host is from, and what of it is assumed."""
     if machine.host is not None:
-        source = "as its capture says"
-        if machine.published is not None:
-            source = (
-                "as it is described, partly from the source and partly assumed; it was not captured"
-            )
+        source = "as it is described" if machine.host.assumed else "as its capture says"
         assumed = "; ".join(machine.host.assumed)
         said = f" Assumed: {assumed}." if assumed else ""
         yield Text(f"The host is drawn {source}.{said}", "dim small")

@@ -10,7 +10,7 @@ from homenode.decide.matrices import Axis, CopyLocality, FigureMatrix, MatrixPla
 from homenode.decide.ranking import OTHER_NODE, OWN_NODE
 from homenode.decide.summary import Series, SeriesKey, headline_series, shown_series
 from homenode.decide.switch_effects import judged
-from homenode.decide.words import figure_text, multiple_text, range_text
+from homenode.decide.words import multiple_text, range_text
 from homenode.doc import Picture
 from homenode.machine.pci import DeviceKind
 from homenode.measure.importers.sysbench import DEVIATION
@@ -26,8 +26,7 @@ from homenode.show.bars import (
 )
 from homenode.show.curves import Curve, Matrix, SizeRange, curve_chart, heat_map
 from homenode.show.page.machine import ReportedMachine
-from homenode.show.page.printed import as_printed
-from homenode.show.paths import meant_paths, paths_picture, paths_text, planned_paths
+from homenode.show.paths import paths_picture, paths_text, planned_paths
 from homenode.show.svg_canvas import series_number
 
 MOST_CURVES = 8
@@ -86,8 +85,7 @@ def bar_pictures(machine: ReportedMachine) -> Iterator[Picture]:
             if any(bar.note for bar in bars):
                 note += f"; x: of {bars[0].label}"
             svg = bar_chart(metric.title, unit, [BarGroup("", bars)])
-            source = as_printed(machine, metric.id)
-            yield Picture(metric.title, svg, (note, source) if source else (note,))
+            yield Picture(metric.title, svg, (note,))
 
 
 def better_text(metric: Metric) -> str:
@@ -199,15 +197,8 @@ def path_pictures(machine: ReportedMachine) -> Iterator[Picture]:
         plan = machine.plans.get(one.label)
         if plan is not None:
             paths = planned_paths(one.label, plan, machine.host)
-            note = "as planned. "
-        elif machine.host is not None and machine.published is not None:
-            meant = meant_paths(one, machine.host, machine.published.gpus)
-            if meant is None:
-                continue
-            paths, note = meant, ""
-        else:
-            continue
-        yield Picture(one.label, paths_picture(paths), (f"{note}{paths_text(paths)}",))
+            note = f"as planned. {paths_text(paths)}"
+            yield Picture(one.label, paths_picture(paths), (note,))
 
 
 def _is_whole(effect: Effect) -> bool:
@@ -461,22 +452,19 @@ def fairness_picture(machine: ReportedMachine) -> Iterator[Picture]:
 
 
 def device_pictures(machine: ReportedMachine) -> Iterator[Picture]:
-    """Every GPU's copies under each layout, near and far from its node where that is known."""
+    """Every GPU's copies under each layout."""
     figures = [(one, _device_figures(one)) for one in machine.every]
     for metric in METRICS.values():
         groups: list[BarGroup] = []
-        said: list[str] = []
         for one, of_metric in figures:
             by_device = of_metric.get(metric.id, {})
             if not 1 < len(by_device) <= MOST_DEVICES:
                 continue
-            near = _near_devices(machine, one, metric.id)
-            groups.append(BarGroup(one.label, tuple(_device_bars(by_device, near))))
-            said += _near_and_far(one.label, by_device, near, metric)
+            groups.append(BarGroup(one.label, tuple(_device_bars(by_device))))
         if groups and sum(len(group.bars) for group in groups) <= 2 * MOST_DEVICES:
             title = f"{metric.title}, GPU by GPU"
-            note = "; ".join((better_text(metric), *said))
-            yield Picture(title, bar_chart(title, metric.unit, groups), (note,))
+            svg = bar_chart(title, metric.unit, groups)
+            yield Picture(title, svg, (better_text(metric),))
 
 
 _BY_DEVICE = frozenset(m.id for m in METRICS.values() if m.worst_device and not m.control)
@@ -497,50 +485,7 @@ def _device_figures(one: Alternative) -> dict[str, dict[object, list[float]]]:
     return found
 
 
-def _near_devices(
-    machine: ReportedMachine, one: Alternative, metric: str
-) -> frozenset[object] | None:
-    """GPUs whose thread was on their own node; None = unknown."""
-    names = {run.head.name for run in one.runs}
-    for publication in machine.sources:
-        for figure in publication.figures:
-            if (figure.system, figure.metric) == (machine.runs[0].head.system, metric):
-                for choice, devices in figure.near:
-                    if choice in names:
-                        return frozenset(devices)
-    return None
-
-
-def _device_bars(
-    by_device: Mapping[object, Sequence[float]], near: frozenset[object] | None
-) -> Iterator[Bar]:
+def _device_bars(by_device: Mapping[object, Sequence[float]]) -> Iterator[Bar]:
     for device, values in sorted(by_device.items(), key=lambda pair: str(pair[0]).zfill(16)):
-        is_far = near is not None and device not in near
-        note = "" if near is None else "far" if is_far else "near"
         label = f"GPU {device}" if isinstance(device, int) else str(device)
-        yield Bar(
-            label,
-            statistics.median(values),
-            min(values),
-            max(values),
-            3 if is_far else 1,
-            note=note,
-        )
-
-
-def _near_and_far(
-    label: str,
-    by_device: Mapping[object, Sequence[float]],
-    near: frozenset[object] | None,
-    metric: Metric,
-) -> Iterator[str]:
-    sides: dict[bool, list[float]] = {True: [], False: []}
-    for device, values in by_device.items():
-        sides[near is not None and device in near] += values[:1]
-    if near is None or not (sides[True] and sides[False]):
-        return
-    close, far = statistics.fmean(sides[True]), statistics.fmean(sides[False])
-    yield (
-        f"{label}: far {figure_text(far, metric.unit)}, near {figure_text(close, metric.unit)} in "
-        f"the mean, {far / close - 1:+.0%}"
-    )
+        yield Bar(label, statistics.median(values), min(values), max(values), 1)

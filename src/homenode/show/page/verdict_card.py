@@ -1,6 +1,6 @@
 """VerdictCard: a machine's answers in a form that is read in seconds."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from msgspec import Struct
 
@@ -11,17 +11,15 @@ from homenode.decide.statement import (
     ground_of,
     runs_as,
     sentence_of,
-    source_sentence,
     stop_text,
 )
-from homenode.decide.verdict import SourceVerdict, Verdict, titles_of
+from homenode.decide.verdict import Verdict, titles_of
 from homenode.doc import Cell, Span, Table, Words
 from homenode.machine.pci import DeviceKind
 from homenode.measure.results.model import UNKNOWN_SWITCHES, Origin
 from homenode.objective import Objective
 from homenode.show.page.machine import ReportedMachine
 from homenode.show.results_text import doubts_of
-from homenode.vm.layout import PRESETS
 
 TONES = {
     Grade.GOOD: "good",
@@ -58,8 +56,6 @@ class Answer(Struct, frozen=True, kw_only=True):
 
     applies: False where the machine has not the GPUs for it. effect: the figure with its multiple,
     in a few words. sure: the level of the evidence in a word. statement: the whole sentence.
-    authors: where what publications recommend is not this; published: all that they recommend, and
-    why ours differs.
     """
 
     objective: str
@@ -71,14 +67,12 @@ class Answer(Struct, frozen=True, kw_only=True):
     sure: str
     statement: str
     evidence: str
-    authors: str
-    published: tuple[str, ...]
     doubts: tuple[str, ...]
 
 
 class VerdictCard(Struct, frozen=True, kw_only=True):
     """One machine. grade: the word; tone: its look; reason: in a sentence. stop: why no layout is
-    named, in a few words. authors: what its publications say of the whole machine, word for word.
+    named, in a few words.
     """
 
     name: str
@@ -89,7 +83,6 @@ class VerdictCard(Struct, frozen=True, kw_only=True):
     reason: str
     stop: str
     answers: tuple[Answer, ...]
-    authors: tuple[str, ...]
 
     @property
     def is_stopped(self) -> bool:
@@ -111,37 +104,33 @@ def verdict_card(machine: ReportedMachine, anchor: str) -> VerdictCard:
         reason=graded.reason,
         stop=_stop(machine) or graded.reason,
         answers=tuple(_answer(one, evidence, machine) for one in machine.verdicts),
-        authors=tuple(_authors(machine)),
     )
 
 
 def decisions_table(cards: Sequence[VerdictCard]) -> Table:
     """A row for each machine, a column for each objective."""
-    has_authors = any(card.authors for card in cards)
     objectives = (
         Cell((str(one), Span(f"{one.use} ({titles_of(one)})", "dim small"))) for one in Objective
     )
-    authors = (Cell(("its authors say",), "of-authors"),) if has_authors else ()
     return Table(
-        heads=(Cell(("machine",), "of-machine"), *objectives, *authors),
-        rows=tuple(_decisions(card, has_authors) for card in cards),
+        heads=(Cell(("machine",), "of-machine"), *objectives),
+        rows=tuple(_decisions(card) for card in cards),
         name="Verdicts by machine and objective",
         look="decisions",
     )
 
 
-def _decisions(card: VerdictCard, has_authors: bool) -> tuple[Cell, ...]:
+def _decisions(card: VerdictCard) -> tuple[Cell, ...]:
     name = Span(card.name, "name", card.anchor)
     grade = Span(card.grade, f"grade {card.tone}")
     first = Cell(((name, " ", grade), Span(card.about, "dim small")))
-    authors = (Cell(card.authors, "small authors"),) if has_authors else ()
     if card.is_stopped or not card.answers:
         stop: Words = Span(card.stop, "small")
         action = "measure first" if card.grade == Grade.NOT_REAL else "repair first"
         lines = (Span(action, "bold"), stop) if card.is_stopped else (stop,)
-        return (first, Cell(lines, across=len(Objective)), *authors)
+        return (first, Cell(lines, across=len(Objective)))
     answers = {one.objective: one for one in card.answers}
-    return (first, *(_decision(answers.get(str(one))) for one in Objective), *authors)
+    return (first, *(_decision(answers.get(str(one))) for one in Objective))
 
 
 def _decision(one: Answer | None) -> Cell:
@@ -156,8 +145,6 @@ def _decision(one: Answer | None) -> Cell:
         lines.append(Span(one.layout, "small dim"))
     said = f"{one.sure}: " if one.effect else one.sure
     lines.append((Span(said, "small dim"), Span(one.effect, "small")))
-    if one.authors:
-        lines.append(Span(one.authors, "small differs-mark"))
     return Cell(tuple(lines), f"answer {one.sure}")
 
 
@@ -171,7 +158,7 @@ def verdicts_table(card: VerdictCard) -> Table:
         (
             one.objective,
             Cell((_chip(one), *((Span(one.layout, "dim small"),) if one.layout else ())), "run"),
-            Cell(((one.statement, *(Span(f". {said}", "dim") for said in one.published)),)),
+            one.statement,
             one.evidence,
             "; ".join(one.doubts),
         )
@@ -206,23 +193,8 @@ def _stop(machine: ReportedMachine) -> str:
 
 def machine_line(machine: ReportedMachine) -> str:
     """What the machine is, as far as anybody said."""
-    if machine.published is not None:
-        system = machine.published
-        gpu = f"{system.gpus} x {system.gpu}" if system.gpu and system.gpus else system.gpu
-        return ", ".join(filter(None, (gpu, system.cpu)))
     kinds = dict.fromkeys(run.head.host_kind for run in machine.runs if run.head.host_kind)
     return "; ".join(kinds) or "the results do not name its processor and GPUs"
-
-
-def _authors(machine: ReportedMachine) -> Iterator[str]:
-    """Of the whole machine where they say so, else of each use."""
-    for publication in machine.sources:
-        own = [one for one in publication.verdicts if one.system == machine.runs[0].head.system]
-        whole = [one for one in own if one.objective is None and one.work is None]
-        for one in whole or own:
-            name, is_row, rest = one.source.partition(" | ")
-            said = rest if is_row and name.startswith(machine.name) else one.source
-            yield said.replace(" | ", ": ", 1).replace(" | ", ", ")
 
 
 _LEAST_GPUS = {Objective.COLLECTIVE: 2, Objective.DEVICE_TRANSFER: 1}
@@ -231,20 +203,10 @@ _LEAST_GPUS = {Objective.COLLECTIVE: 2, Objective.DEVICE_TRANSFER: 1}
 def _has_gpus(machine: ReportedMachine, objective: Objective) -> bool:
     """False where the machine is known to have fewer GPUs than the objective is about."""
     least = _LEAST_GPUS.get(objective, 0)
-    if machine.published is not None and machine.published.gpus is not None:
-        return machine.published.gpus >= least
     if machine.host is None:
         return True
     cards = machine.host.devices_of_kind(DeviceKind.GPU)
     return sum(one.physical_function is None for one in cards) >= least
-
-
-def _other(source: SourceVerdict, ours: Verdict) -> str:
-    """What a publication recommends instead; or next to it, where theirs is a queue or a policy and
-    ours a layout that no figure of theirs is about."""
-    theirs = " or ".join(source.choices) or "repair first"
-    another = ours.level is not EvidenceLevel.REASONED or any(c in PRESETS for c in source.choices)
-    return ("\u2260 " if another else "") + f"{source.publication}: {theirs}"
 
 
 def _answer(one: Verdict, origins: str, machine: ReportedMachine) -> Answer:
@@ -252,7 +214,6 @@ def _answer(one: Verdict, origins: str, machine: ReportedMachine) -> Answer:
     ground = ground_of(one)
     if origins and one.boots is not None:
         ground += f" ({origins})"
-    other = [_other(source, one) for source in one.published if not source.agrees]
     return Answer(
         objective=str(one.objective),
         choice=one.choice or "no answer",
@@ -263,7 +224,5 @@ def _answer(one: Verdict, origins: str, machine: ReportedMachine) -> Answer:
         sure="" if one.level is None else str(one.level),
         statement=sentence_of(one),
         evidence=ground,
-        authors="; ".join(other),
-        published=tuple(source_sentence(source, one) for source in one.published),
         doubts=tuple(dict.fromkeys((*said, *doubts_of(one, machine.doubts)))),
     )

@@ -1,25 +1,16 @@
-"""Sources: runs from what the user names: a folder, a results.jsonl, published figures. [I/O]
+"""Sources: runs from what the user names: a folder, a results.jsonl, files of other tools. [I/O]"""
 
-`published:SYSTEM` is every configuration that a document printed of a system,
-`published:SYSTEM/NAME` one of them, by the document's own word or by our layout's name.
-"""
-
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from msgspec import Struct
 
-from homenode.decide.evidence.documents import publications
 from homenode.errors import InputError
-from homenode.machine.topology import Host
 from homenode.measure.imported.files import find_sources
 from homenode.measure.imported.runs import ImportOptions, imported_runs
-from homenode.measure.results.model import UNKNOWN_SWITCHES, Run
+from homenode.measure.results.model import Run
 from homenode.measure.results.store import FILE, load_runs
-from homenode.vm.sources import shipped_host
-from homenode.wording import did_you_mean
 
-PUBLISHED = "published:"
 _PAGES = (".html", ".pdf")
 """Of reports: no one takes them for results."""
 
@@ -37,19 +28,7 @@ def load_sources(arguments: Sequence[str]) -> tuple[Named, ...]:
     return tuple(_load(argument) for argument in arguments)
 
 
-def published_hosts(systems: Collection[str] | None = None) -> dict[str, Host]:
-    """The shipped descriptions of published machines, by their names. systems: of these alone."""
-    return {
-        system.host: shipped_host(system.host)
-        for publication in publications()
-        for system in publication.systems
-        if system.host is not None and (systems is None or system.name in systems)
-    }
-
-
 def _load(argument: str) -> Named:
-    if argument.startswith(PUBLISHED):
-        return Named(argument, _published(argument.removeprefix(PUBLISHED)), ())
     path = Path(argument)
     if path.is_file() and path.name != FILE:
         runs, left_out = imported([path])
@@ -91,32 +70,3 @@ def imported(paths: Sequence[Path]) -> tuple[list[Run], list[str]]:
 
 def _below(path: Path) -> Iterator[Path]:
     return iter((path,)) if path.is_file() else path.rglob("*")
-
-
-def _published(name: str) -> tuple[Run, ...]:
-    system, _, choice = name.partition("/")
-    runs = [run for document in publications() for run in document.runs]
-    systems = dict.fromkeys(run.head.system for run in runs)
-    found = [run for run in runs if run.head.system.casefold() == system.casefold()]
-    if not found:
-        raise InputError(
-            f"{PUBLISHED}{system}: expected one of {'; '.join(systems)}, found {system!r}",
-            hint=did_you_mean(system, systems).strip() or None,
-        )
-    if choice:
-        chosen = [run for run in found if choice in _names(run)]
-    else:
-        chosen = [run for run in found if _is_of_a_choice(run)]
-    if not chosen:
-        known = ", ".join(run.head.name for run in found)
-        raise InputError(f"{PUBLISHED}{name}: expected one of {known}, found {choice!r}")
-    return tuple(chosen)
-
-
-def _is_of_a_choice(run: Run) -> bool:
-    """False for figures that are printed for every layout alike: they compare with nothing."""
-    return run.head.switches != UNKNOWN_SWITCHES or run.head.arrangement is not None
-
-
-def _names(run: Run) -> tuple[str, str]:
-    return run.head.name, run.head.switches.name

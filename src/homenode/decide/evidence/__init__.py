@@ -1,1 +1,0 @@
-"""Evidence: the one store: published figures as data, imported results, own runs."""

@@ -151,6 +151,10 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
     "measure/layouts/runner.py": {"shutil.move": "a run's folder, by its name"},
     "measure/tool_setup.py": {"unlink": "a program whose way and sum were looked at"},
     "cluster/kubevirt/object.py": {"yaml": "it is given a text"},
+    "cluster/kubevirt/files/on_define_domain.py": {
+        "xml.etree": "a text of KubeVirt's",
+        "read_text": "of /sys, in the sidecar of one VM",
+    },
     "process.py": {"Popen": "the one way to start a program"},
     "change/record_folder.py": {"unlink": _OWN},
     "measure/results/received.py": {

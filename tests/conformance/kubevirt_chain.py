@@ -106,7 +106,7 @@ CHAINS = tuple(
     Judge(
         name=f"kubevirt-chain-{version.removeprefix('v')}",
         program="KubeVirt: converter, hook manager, sidecar shim",
-        reads="VMIs with GPUs and the hook file: the cells of the GPUs' expander buses, distances "
+        reads="VMIs with GPUs and the hook: the cells of the GPUs' expander buses, distances "
         "and addresses at each of virt-launcher's definitions, as libvirt prints them",
         setup="go, with the module kubevirt.io/kubevirt; libvirtd, as root",
         version=lambda version=version: version.removeprefix("v"),  # type: ignore[misc]

@@ -1,1 +1,1 @@
-"""KubeVirt: the hook file, the check, the kubelet's verdict."""
+"""KubeVirt: the hook, the check."""

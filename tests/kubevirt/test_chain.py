@@ -1,4 +1,4 @@
-"""KubeVirt's converter, hook manager, gRPC, shim, the hook file, libvirt, at each definition."""
+"""KubeVirt's converter, hook manager, gRPC, shim, the image's hook, libvirt, at each definition."""
 
 import json
 import os
@@ -12,8 +12,6 @@ from xml.etree import ElementTree
 
 import pytest
 
-from homenode.cluster.kubevirt.commands import _own_source
-from homenode.cluster.kubevirt.hook_file import hook_file
 from homenode.machine.discover import discover
 from homenode.vm.domain.read import open_domain, vm_of
 from homenode.vm.model import Vm
@@ -48,16 +46,16 @@ def programs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 @contextmanager
 def sidecar(programs: Path, folder: Path, log: int | None = None) -> Iterator[None]:
-    """A sidecar with the hook file: its shim, with the socket where virt-launcher looks for it.
+    """A sidecar with the image's hook: its shim, with the socket where virt-launcher looks for it.
     log: where the shim's go, as subprocess has it; None = to standard error."""
     sockets = Path("/var/run/kubevirt-hooks/hook-sidecar-0")
     sockets.mkdir(parents=True, exist_ok=True)
     tree, hook = folder / "tree", folder / "bin"
     write_tree(shipped(IBM), tree)
     hook.mkdir()
-    (hook / "hook").write_text(hook_file(_own_source, "1"))
     caller = hook / "onDefineDomain"
-    caller.write_text(f'#!/bin/sh\nexec {sys.executable} {hook}/hook --root {tree} "$@"\n')
+    program = f"{sys.executable} -Im homenode.cluster.kubevirt.hook"
+    caller.write_text(f'#!/bin/sh\nexec {program} --root {tree} "$@"\n')
     caller.chmod(0o755)
     argv = ["unshare", "--mount", "--propagation", "private", "sh", "-ec", _SHIM, "sh"]
     shim = subprocess.Popen([*argv, str(sockets), str(hook), str(programs / "shim")], stderr=log)

@@ -31,10 +31,10 @@ def test_any_text_is_the_same_in_yaml(text: str) -> None:
     ["vm", "namespace", "image", "bench_image", "gpu", "gpu_id", "kubevirt", "guest", "node"],
 )
 def test_manifests_hold_names_that_are_no_more_than_names(field: str) -> None:
-    plain = manifests(ManifestOptions(), "hook")
+    plain = manifests(ManifestOptions(image="r.example/h:1"))
     for name in NAMES:
         try:
-            found = manifests(ManifestOptions(**{field: name}), "hook")  # type: ignore[arg-type]
+            found = manifests(ManifestOptions(**{"image": "r.example/h:1", field: name}))  # type: ignore[arg-type]
         except UsageError:
             continue
         assert shlex.quote(name) == name and not name.startswith("-")

@@ -24,7 +24,6 @@ from homenode.cluster.kubevirt.manifests import (
 from homenode.errors import UsageError
 
 OPTIONS = ManifestOptions(image="r.example/h:1", node="node-7")
-HOOK = "#!/usr/bin/python3 -IS\nprint('hook')\n"
 
 FIELDS_OF_VM = {
     "": {"apiVersion", "kind", "metadata", "spec"},
@@ -111,16 +110,18 @@ def test_the_gates_are_added_to_those_that_there_are() -> None:
 
 
 def test_the_sidecars_image_is_kubevirts_with_the_hook_in_it() -> None:
-    files = manifests(OPTIONS, HOOK)
+    files = manifests(OPTIONS)
     lines = [line for line in files["Containerfile"].splitlines() if not line.startswith("#")]
-    assert [line.split()[0] for line in lines] == ["ARG", "FROM", "COPY", "USER"]
-    assert lines[1] == "FROM quay.io/kubevirt/sidecar-shim:${KUBEVIRT}"
-    assert lines[2] == "COPY --chmod=0755 onDefineDomain /usr/bin/onDefineDomain"
-    assert files["onDefineDomain"] == HOOK
+    assert "FROM quay.io/kubevirt/sidecar-shim:${KUBEVIRT} AS shim" in lines
+    assert "COPY --from=shim /sidecar-shim /sidecar-shim" in lines
+    assert "COPY --chmod=0755 onDefineDomain /usr/bin/onDefineDomain" in lines
+    assert any("--require-hashes -r /tmp/runtime.lock" in line for line in lines)
+    assert lines[-1] == 'ENTRYPOINT ["/sidecar-shim"]'
+    assert "homenode.cluster.kubevirt.hook import main" in files["onDefineDomain"]
 
 
 def test_the_jobs_image_installs_by_hash_what_it_runs_with() -> None:
-    lines = manifests(OPTIONS, HOOK)["bench.Containerfile"].splitlines()
+    lines = manifests(OPTIONS)["bench.Containerfile"].splitlines()
     assert any(line.startswith("RUN pip install") and "--require-hashes" in line for line in lines)
     assert any("pip install" in line and "--no-deps --no-index" in line for line in lines)
     assert not any(line.startswith("USER root") for line in lines)
@@ -129,11 +130,11 @@ def test_the_jobs_image_installs_by_hash_what_it_runs_with() -> None:
 
 
 def test_a_configmap_holds_the_hook_and_the_vm_names_it() -> None:
-    options = ManifestOptions(configmap=True, namespace="gpu", vm="big")
-    files = manifests(options, HOOK)
+    options = ManifestOptions(namespace="gpu", vm="big")
+    files = manifests(options)
     assert "Containerfile" not in files and "onDefineDomain" not in files
     (sidecar,) = json.loads(hook_annotation(options))
-    configmap = hook_configmap(options, HOOK)
+    configmap = hook_configmap(options)
     assert sidecar == {
         "args": ["--version", "v1alpha3"],
         "configMap": {
@@ -156,7 +157,7 @@ def test_the_steps_name_the_prerequisites_and_the_hooks_log() -> None:
 @pytest.mark.parametrize("options", [{"gpus": 0}, {"vcpus": -1}, {"memory_gib": 1 << 40}])
 def test_counts_that_no_vm_has_are_a_usage_error(options: dict[str, int]) -> None:
     with pytest.raises(UsageError, match="expected 1 to"):
-        manifests(ManifestOptions(**options), HOOK)  # type: ignore[arg-type]
+        manifests(ManifestOptions(**options))  # type: ignore[arg-type]
 
 
 def test_yaml_readers_and_kubernetes_schema_take_every_file() -> None:
@@ -166,7 +167,7 @@ def test_yaml_readers_and_kubernetes_schema_take_every_file() -> None:
     )
     odd = ManifestOptions(image="1.5", vm="on", namespace="1e3", gpu="0x10", node="null")
     for options in (OPTIONS, odd):
-        files = manifests(options, HOOK)
+        files = manifests(options)
         claim = results_claim(options)
         expected = {
             "vm.yaml": [virtual_machine(options)],
@@ -196,7 +197,7 @@ def test_the_job_has_no_rights_beyond_its_volume() -> None:
 def test_every_file_is_named_in_the_documentation() -> None:
     page = Path(__file__).parents[2] / "docs" / "commands" / "kubevirt.md"
     text = page.read_text(encoding="utf-8")
-    names = manifests(OPTIONS, HOOK).keys() | manifests(ManifestOptions(configmap=True), HOOK)
+    names = manifests(OPTIONS).keys() | manifests(ManifestOptions())
     assert not [name for name in names if f"`{name}`" not in text]
 
 
@@ -214,8 +215,8 @@ def test_claims_ask_for_gpus_and_nics_of_one_pcie_root_each() -> None:
     assert spec["resourceClaims"][0]["resourceClaimTemplateName"] == "big-devices"
     requests = {d["requestName"] for d in spec["domain"]["devices"]["gpus"]}
     assert requests == {"gpu0", "gpu1"}
-    assert "GPUsWithDRA" in manifests(options, HOOK)["kubevirt-gates.json"]
-    assert "claims.yaml" in manifests(options, HOOK)
+    assert "GPUsWithDRA" in manifests(options)["kubevirt-gates.json"]
+    assert "claims.yaml" in manifests(options)
 
 
 def test_a_claim_has_at_most_as_many_requests_as_the_api_server_takes() -> None:

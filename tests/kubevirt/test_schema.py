@@ -102,7 +102,7 @@ def test_the_gates_patch_makes_a_kubevirt_cr_that_the_schema_takes() -> None:
 def test_names_that_are_more_than_names_are_refused_by_option(options: dict[str, str]) -> None:
     (option,) = options
     with pytest.raises(UsageError, match=f"--{option}: expected"):
-        manifests(ManifestOptions(**options), "hook\n")  # type: ignore[arg-type]
+        manifests(ManifestOptions(**options))  # type: ignore[arg-type]
 
 
 def run_job(script: str, tmp_path: Path, code: int) -> subprocess.CompletedProcess[str]:

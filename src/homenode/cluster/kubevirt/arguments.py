@@ -14,7 +14,7 @@ from homenode.vm.plan_options import PciGranularity
 class OnDefineDomainArguments(Struct, frozen=True, kw_only=True):
     """Place a VM's devices on its cells, and print the new document.
 
-    The file onDefineDomain that manifest writes does the same without homenode, and starts faster.
+    The script in the ConfigMap that manifest writes makes the same tree without homenode.
 
     Examples:
       homenode kubevirt on-define-domain --vmi "$VMI" --domain "$DOMAIN"
@@ -60,7 +60,7 @@ class KubevirtManifestArguments(Struct, frozen=True, kw_only=True):
     """Write the hook (image or ConfigMap), the gates, a VM with the hook, and measuring jobs.
 
     Examples:
-      homenode kubevirt manifest --configmap -o manifests
+      homenode kubevirt manifest -o manifests --image registry.example/sidecar:1
       homenode kubevirt manifest -o manifests --gpus 2 --memory 128GiB
     """
 

@@ -1,8 +1,5 @@
 """homenode kubevirt: the hook, checks, manifests, runs that guests send. [I/O]"""
 
-import contextlib
-
-from homenode import __version__
 from homenode.cli.terminal import exit_by, note, print_findings, write_new_files
 from homenode.cluster.kubevirt.arguments import (
     KubevirtCheckArguments,
@@ -10,7 +7,7 @@ from homenode.cluster.kubevirt.arguments import (
     KubevirtReceiveArguments,
     OnDefineDomainArguments,
 )
-from homenode.input_files import package_text, read_input
+from homenode.input_files import read_input
 from homenode.measure.results.received import receive_run
 from homenode.vm.sources import load_host
 
@@ -52,23 +49,10 @@ def check(asked: KubevirtCheckArguments) -> None:
 
 def manifest(asked: KubevirtManifestArguments) -> None:
     """Write the manifests."""
-    from homenode.cluster.kubevirt.hook_file import hook_file
     from homenode.cluster.kubevirt.manifests import manifests, next_steps
 
     options = asked.manifest
-    written = manifests(options, hook_file(_own_source, __version__))
+    written = manifests(options)
     write_new_files(asked.output, {asked.output / name: text for name, text in written.items()})
     for step in next_steps(options, str(asked.output)):
         note(step)
-
-
-def _own_source(name: str) -> str | None:
-    """The text of one of the package's modules; None where it has none of that name."""
-    top, *rest = name.split(".")
-    if top != "homenode":
-        return None
-
-    for path in ((*rest, "__init__.py"), (*rest[:-1], "".join((*rest[-1:], ".py")))):
-        with contextlib.suppress(OSError):
-            return package_text(*path)
-    return None

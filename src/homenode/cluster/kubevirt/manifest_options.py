@@ -6,7 +6,7 @@ from typing import Annotated
 from msgspec import Struct
 
 from homenode.errors import UsageError
-from homenode.opt import Flag, Opt, size_bytes
+from homenode.opt import Opt, size_bytes
 from homenode.units import GIB
 
 
@@ -46,14 +46,13 @@ def whole_gib(text: str, option: str) -> int:
 
 
 class ManifestOptions(Struct, frozen=True, kw_only=True):
-    """configmap: the hook comes from a ConfigMap, on KubeVirt's own sidecar image. image: where the
-    sidecar's image will be. bench_image: that of the jobs that measure. gpu: the resource's name.
+    """image: where the sidecar's image will be; None = the hook comes from a ConfigMap, on
+    KubeVirt's own image. bench_image: that of the jobs that measure. gpu: the resource's name.
     gpu_id: the GPU's PCI vendor and device. memory_gib, vcpus, gpus: of the example VM. guest:
     user@host of the VM to measure over ssh. claims: the GPUs come from DRA claims, with as many
     NICs where nic_class is given; None = from a device plugin."""
 
-    configmap: Annotated[bool, Flag("--configmap")] = False
-    image: Annotated[str, Opt("--image", "IMAGE")] = "registry.example/homenode-sidecar:latest"
+    image: Annotated[str | None, Opt("--image", "IMAGE")] = None
     bench_image: Annotated[str, Opt("--bench-image", "IMAGE")] = (
         "registry.example/homenode-bench:latest"
     )

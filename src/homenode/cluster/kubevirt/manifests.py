@@ -23,6 +23,12 @@ from homenode.wording import command_line
 GATES = ("Sidecar", "CPUManager")
 HOOK_FILE = "onDefineDomain"
 HOOK_PATH = f"/usr/bin/{HOOK_FILE}"
+IMAGE_HOOK = """#!/usr/local/bin/python3 -I
+from homenode.cluster.kubevirt.hook import main
+
+main()
+"""
+"""The hook of the image, which has homenode."""
 _GATES_PATH = "/spec/configuration/developerConfiguration/featureGates"
 _LARGEST = 1 << 20
 _GPUS_OF_NODE = 4
@@ -50,9 +56,8 @@ _PYTHON_DIGEST = "sha256:229a2c5bfa27522db7815ea81f9bed70af17ccb9de9fc7ad142b187
 """Of Python 3.12.13, for all architectures; source: github.com/docker-library/repo-info."""
 
 
-def manifests(options: ManifestOptions, hook: str) -> dict[str, str]:
-    """File name -> content. hook: the hook file. Raises UsageError for options that no cluster
-    takes."""
+def manifests(options: ManifestOptions) -> dict[str, str]:
+    """File name -> content. Raises UsageError for options that no cluster takes."""
     _check_spellings(options)
     for name, number in (
         ("--gpus", options.gpus),
@@ -61,18 +66,20 @@ def manifests(options: ManifestOptions, hook: str) -> dict[str, str]:
     ):
         if not 1 <= number <= _LARGEST:
             raise UsageError(f"{name}: expected 1 to {_LARGEST}, found {number}")
-    if options.configmap:
-        files = {"hook-configmap.yaml": yaml_text(hook_configmap(options, hook))}
+    if options.image is None:
+        files = {"hook-configmap.yaml": yaml_text(hook_configmap(options))}
     else:
         image = _file(
             "Containerfile",
             IMAGE=options.image,
             VERSION=options.kubevirt,
+            BASE=_PYTHON_IMAGE,
+            DIGEST=_PYTHON_DIGEST,
             HOOK=HOOK_FILE,
             PATH=HOOK_PATH,
             USER=USER,
         )
-        files = {"Containerfile": image, HOOK_FILE: hook}
+        files = {"Containerfile": image, HOOK_FILE: IMAGE_HOOK}
     return files | {
         "kubevirt-gates.json": json.dumps(gate_patch(gates_of(options)), indent=2) + "\n",
         "hyperconverged-gates.yaml": yaml_text(hyperconverged_patch(gates_of(options))),
@@ -94,12 +101,13 @@ def next_steps(options: ManifestOptions, folder: str) -> tuple[str, ...]:
     """What is to be done with a folder's files, in order, and where to look when no VM starts."""
     at = f"{folder.rstrip('/') or '/'}/"
     apply = command_line(*"kubectl apply --server-side -f".split(), f"{at}hook-configmap.yaml")
-    build = command_line("podman", "build", "-t", options.image, folder)
+    image = options.image or ""
+    build = command_line("podman", "build", "-t", image, folder)
     patch = "kubectl patch kubevirt kubevirt -n kubevirt --type json --patch-file".split()
     return (
         f"hook: {apply}    (in namespace {options.namespace})"
-        if options.configmap
-        else f"hook: {build} && {command_line('podman', 'push', options.image)}",
+        if options.image is None
+        else f"hook: {build} && {command_line('podman', 'push', image)}",
         f"gates: {command_line(*patch, f'{at}kubevirt-gates.json')}",
         f"GPUs: {options.gpu} must be allocatable on the node (kubectl describe node): either the "
         "NVIDIA GPU operator's sandbox device plugin announces it, or KubeVirt does, by "
@@ -121,7 +129,7 @@ def _check_spellings(options: ManifestOptions) -> None:
 def hook_annotation(options: ManifestOptions) -> str:
     """The value of hooks.kubevirt.io/hookSidecars."""
     sidecar: dict[str, Any] = {"args": ["--version", str(options.hook_version)]}
-    if options.configmap:
+    if options.image is None:
         sidecar["configMap"] = {
             "name": _configmap_name(options),
             "key": HOOK_FILE,
@@ -136,13 +144,13 @@ def _configmap_name(options: ManifestOptions) -> str:
     return f"{options.vm}-hook"
 
 
-def hook_configmap(options: ManifestOptions, hook: str) -> dict[str, Any]:
-    """The hook file, which KubeVirt puts at hookPath in its own sidecar image."""
+def hook_configmap(options: ManifestOptions) -> dict[str, Any]:
+    """The hook as one script, which KubeVirt puts at hookPath in its own sidecar image."""
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": {"name": _configmap_name(options), "namespace": options.namespace},
-        "data": {HOOK_FILE: hook},
+        "data": {HOOK_FILE: package_text("cluster", "kubevirt", "files", "on_define_domain.py")},
     }
 
 

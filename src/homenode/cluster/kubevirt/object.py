@@ -118,6 +118,9 @@ def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
     return node
 
 
+_Readable.add_representer(str, _text)
+
+
 def yaml_text(*documents: Mapping[str, Any]) -> str:
     """Documents with "---" between them. Values are texts, numbers, truths, lists and mappings.
 
@@ -127,8 +130,6 @@ def yaml_text(*documents: Mapping[str, Any]) -> str:
       count: 1
     more: {}
     """
-    # Here, since the hook file has no statements outside of functions.
-    _Readable.add_representer(str, _text)
     text: str = yaml.dump_all(
         documents,
         Dumper=_Readable,

@@ -1,0 +1,250 @@
+#!/usr/bin/python3 -IS
+"""onDefineDomain: puts a KubeVirt VM's passed-through devices on the cells of their nodes. [I/O]
+
+An expander bus per cell, a root port per device, addresses, the cells' distances. Python 3.9 alone.
+Grace GPUs, PCI granularity and DRA metadata need homenode's image. Licence: Apache-2.0.
+"""
+
+import json
+import re
+import sys
+from itertools import groupby
+from pathlib import Path
+from types import SimpleNamespace
+from xml.etree import ElementTree
+
+EXPANDER, ROOT_PORT = "pcie-expander-bus", "pcie-root-port"
+ROOT_SLOTS = (*range(0x10, 0x19), *range(0x0F, 0x02, -1), 0x19, 0x1C, 0x1E)  # free on q35
+# By class: GPUs, NVSwitches, NICs, NVMe. 1 is a GPU's own NIC, 5 virtual functions, 6 the others.
+SECTIONS = {0x0302: 0, 0x0300: 0, 0x0380: 0, 0x1200: 0, 0x0680: 2, 0x0200: 3, 0x0207: 3, 0x0108: 4}
+GRACE_GPUS = (("0x10de", "0x2342"), ("0x10de", "0x2348"), ("0x10de", "0x2941"))
+PARTS = ("domain", "bus", "slot", "function")
+
+
+def numbers(text):
+    """The numbers of a list such as 0-3,8."""
+    ends = [part.partition("-") for part in (text or "").strip().split(",") if part]
+    return {n for first, _, last in ends for n in range(int(first), int(last or first) + 1)}
+
+
+def address_of(element, path="address"):
+    at = element.find(path)
+    is_pci = at is not None and at.get("type", "pci") == "pci" and at.get("bus")
+    return tuple(int(at.get(part, "0"), 0) for part in PARTS) if is_pci else None
+
+
+def plug_in(element, *at):
+    for old in element.findall("address"):
+        element.remove(old)
+    words = "0x{:04x} 0x{:02x} 0x{:02x} 0x{:x}".format(*at).split()
+    ElementTree.SubElement(element, "address", {"type": "pci", **dict(zip(PARTS, words))})
+
+
+def function_of(at, element, base):
+    """What /sys has of a function: its node, kind and root complex."""
+    folder = Path(base, "sys/bus/pci/devices", "{:04x}:{:02x}:{:02x}.{:x}".format(*at))
+    code, vendor, device, node = (
+        (folder / name).read_text().strip() for name in ("class", "vendor", "device", "numa_node")
+    )
+    if (vendor, device) in GRACE_GPUS:
+        raise ValueError(f"{folder.name}: a Grace GPU needs the hook of homenode's image")
+    section = 5 if (folder / "physfn").is_symlink() else SECTIONS.get(int(code, 16) >> 8, 6)
+    root = [part for part in folder.resolve().parts if part.startswith("pci")][-1]
+    values = {"node": int(node), "place": address_of(element), "element": element}
+    return SimpleNamespace(at=at, name=folder.name, section=section, root=root, **values)
+
+
+def ports_of(functions, cell_of):
+    """The functions of each port, in the order of numbering: kind by kind, the nodes in turn."""
+    groups = []
+    for _, slot in groupby(functions, key=lambda f: f.at if f.section == 5 else f.at[:3]):
+        members = sorted(slot, key=lambda f: f.section != 0)
+        groups += [members] if members[0].section == 0 else [[member] for member in members]
+    heads = [group[0] for group in groups]
+    for gpu in [head for head in heads if head.section == 0]:
+        near = [head for head in heads if head.section == 3 and head.root == gpu.root]
+        for nic in sorted(near, key=lambda nic: (abs(nic.at[1] - gpu.at[1]), nic.at))[:1]:
+            nic.section = 1
+    groups.sort(key=lambda group: (group[0].section, group[0].at))
+    kinds = [(group[0].section, group[0].node) for group in groups]
+    turns = [(k[0], kinds[:i].count(k), cell_of[k[1]], k[1]) for i, k in enumerate(kinds)]
+    return [groups[i] for i in sorted(range(len(groups)), key=turns.__getitem__)]
+
+
+class PciControllers:
+    """The PCI controllers of a document, by index, and the cell of each expander bus."""
+
+    def __init__(self, devices, cells):
+        self.devices, self.leaving = devices, []
+        pci = devices.findall("controller[@type='pci']")
+        self.there = {int(one.get("index", "0")): one for one in pci}
+        expanders = [i for i, one in self.there.items() if one.get("model") == EXPANDER]
+        cell_of = {i: self.value(i, "node") for i in expanders}
+        self.lost = [i for i in expanders if self.value(i, "busNr") is None and cell_of[i] is None]
+        self.cell_of = {i: cell if cell in range(cells) else None for i, cell in cell_of.items()}
+
+    def value(self, index, name):
+        target = self.there[index].find("target")
+        text = None if target is None else target.findtext(name) or target.get(name)
+        return None if text is None else int(text, 0)
+
+    def above(self, place):
+        """The expander bus above an address; None on pcie.0."""
+        bus = place[1] if place else None
+        if bus in self.cell_of or bus not in self.there:
+            return bus if bus in self.cell_of else None
+        return self.above(address_of(self.there[bus]))
+
+    def places(self):
+        staying = [address_of(one) for one in self.devices if one not in self.leaving]
+        return {at[1:3] for at in staying if at}
+
+    def add(self, model, bus, slot, cell):
+        index = max([0, *self.there, *(bus for bus, _ in self.places())]) + 1
+        if index > 255 or slot is None:
+            raise ValueError("pcie.0: expected a slot and an index for each controller, found none")
+        others = list(self.there.values()) or self.devices.findall("controller")
+        after = max(list(self.devices).index(one) for one in others)
+        new = ElementTree.Element("controller", type="pci", index=str(index), model=model)
+        self.devices.insert(after + 1, new)
+        ElementTree.SubElement(new, "model", name="pxb-pcie" if model == EXPANDER else model)
+        if model == EXPANDER:
+            ElementTree.SubElement(new, "target")
+            self.cell_of[index] = cell
+        plug_in(new, 0, bus, slot, 0)
+        self.there[index] = new
+        return index
+
+    def expander(self, cell):
+        """The cell's expander bus with a free slot, of the document or new."""
+        places, buses = self.places(), sorted(i for i, own in self.cell_of.items() if own == cell)
+        buses = [bus for bus in buses if sum(bus == used for used, _ in places) < 32]
+        free = [slot for slot in ROOT_SLOTS if (0, slot) not in places] or [None]
+        return buses[0] if buses else self.add(EXPANDER, 0, free[0], cell)
+
+    def number_buses(self):
+        """Number the buses of our expanders, from 255 down."""
+        ours = sorted((cell, i) for i, cell in self.cell_of.items() if cell is not None)
+        below = [self.above(address_of(one)) for one in self.there.values()]
+        root = max(self.there) + 1 - len(self.cell_of) - sum(bus is not None for bus in below)
+        top = min(self.value(i, "busNr") or 256 for i in self.cell_of)
+        width = max(min(64, min(128, top - root - 16) // len(ours)) // 4 * 4, 2)
+        for cell, index in reversed(ours):
+            target = self.there[index].find("target")
+            target = (
+                ElementTree.SubElement(self.there[index], "target") if target is None else target
+            )
+            if target.get("busNr") is None:
+                top -= max(width, 1 + below.count(index))
+                target.set("busNr", str(top))
+            if target.find("node") is None:
+                ElementTree.SubElement(target, "node").text = str(cell)
+        if top < root:
+            raise ValueError("PCI bus numbers: expected 256 to suffice, found a need for more")
+
+
+def cells_of_nodes(root, cells, nodes):
+    """The cell of each host node: by <memnode>, else the one with most vCPUs pinned there."""
+    memory, pinned = root.findall("numatune/memnode"), root.findall("cputune/vcpupin")
+    bound = {int(one.get("cellid")): numbers(one.get("nodeset")) for one in memory}
+    pins = {int(one.get("vcpu")): numbers(one.get("cpuset")) for one in pinned}
+    cell_of = {}
+    for node, cpus in nodes.items():
+        named = [cell for cell in sorted(bound) if node in bound[cell] and cell < len(cells)]
+        able = named or [cell for cell in range(len(cells)) if cell not in bound]
+        vcpus = {cell: numbers(cells[cell].get("cpus")) for cell in able}
+        count = {c: sum(bool(pins.get(v)) and pins[v] <= cpus for v in vcpus[c]) for c in able}
+        if named or any(count.values()):
+            cell_of[node] = max(able, key=lambda cell: (count[cell], -cell))
+    return {} if len(cells) == 1 and len(cell_of) > 1 and not bound else cell_of
+
+
+def place_devices(root, by_name, base):
+    """Place the devices of a domain, and return what to know of it."""
+    devices, cells = root.find("devices"), root.findall("cpu/numa/cell")
+    passed = {address_of(e, "source/address"): e for e in devices.iterfind("hostdev[@type='pci']")}
+    named = [numbers(acpi.get("nodeset")) for acpi in devices.iterfind("*/acpi")]
+    if not passed or any(max(cell_ids) < len(cells) for cell_ids in named if cell_ids):
+        return "no PCI function, or GraceIOVirtualization has placed them: nothing to do"
+    folder = Path(base, "sys/devices/system/node")
+    online = sorted(numbers((folder / "online").read_text()))
+    nodes = {node: numbers((folder / f"node{node}/cpulist").read_text()) for node in online}
+    functions = [function_of(at, element, base) for at, element in sorted(passed.items())]
+    cell_of = cells_of_nodes(root, cells, nodes)
+    if not cell_of:
+        return "warning: the guest is flat: set numa.guestMappingPassthrough, and no maxGuest"
+    tree = PciControllers(devices, len(cells))
+    for index in tree.lost:  # KubeVirt before 1.8 loses <target> between two definitions
+        below = {cell_of.get(f.node) for f in functions if tree.above(f.place) == index}
+        tree.cell_of[index] = below.pop() if len(below) == 1 else None
+    free = [cell for cell in range(len(cells)) if cell not in tree.cell_of.values()]
+    tree.cell_of.update(zip([i for i in tree.lost if tree.cell_of[i] is None], free))
+    moving, notes = [], []
+    for f in functions:
+        is_chosen = f.place and (f.place in by_name or f.place[1] == 0)
+        if f.node not in cell_of:
+            notes.append(f"warning: {f.name}: its host node {f.node} has no cell: it stays")
+        elif not is_chosen and tree.above(f.place) in (None, *tree.lost):
+            moving.append(f)
+    homes = [[node for node in nodes if cell_of.get(node) == i] for i in range(len(cells))]
+    if len(cells) > 1 and cells[0].find("distances") is None and all(len(h) == 1 for h in homes):
+        for i, cell in enumerate(cells):
+            distances = (folder / f"node{homes[i][0]}/distance").read_text().split()
+            row, near = dict(zip(nodes, distances)), ElementTree.SubElement(cell, "distances")
+            for j, (home,) in enumerate(homes):
+                value = 10 if i == j else min(max(int(row[home]), 11), 255)
+                ElementTree.SubElement(near, "sibling", id=str(j), value=str(value))
+    if not moving:
+        return "; ".join([*notes, "no device is left to place"])
+    machine = root.find("os/type").get("machine", "none")
+    if "q35" not in machine and "virt" not in machine:
+        raise ValueError(f"expected machine q35 or virt, found {machine}")
+    wrong = [f for f in moving if tree.cell_of.get(tree.above(f.place), -1) != cell_of[f.node]]
+    tree.leaving = [f.element for f in wrong]
+    for cell in range(len(cells)):
+        tree.expander(cell)
+    ports = ports_of(wrong, cell_of)
+    own = {cell: [p[0] for p in ports if cell_of[p[0].node] == cell] for cell in range(len(cells))}
+    for heads in own.values():
+        heads.sort(key=lambda head: (0 if head.section == 1 else head.section, head.at))
+    for port in ports:
+        cell, lowest = cell_of[port[0].node], min(port, key=lambda f: f.at)
+        bus = tree.add(ROOT_PORT, tree.expander(cell), own[cell].index(port[0]) % 32, cell)
+        for f in port:
+            plug_in(f.element, 0, bus, 0, 0 if f is lowest else f.at[3])
+        if len(port) > 1:
+            lowest.element.find("address").set("multifunction", "on")
+    tree.number_buses()
+    return "; ".join([*notes, f"placed {len(moving)} PCI functions"])
+
+
+def main():
+    given = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+    text, is_strict = given.get("--domain", ""), True
+    try:
+        vmi = json.loads(given["--vmi"])
+        annotations = vmi.get("metadata", {}).get("annotations") or {}
+        is_strict = annotations.get("homenode/on-error") != "passthrough"
+        words = set(map(annotations.get, ("homenode/pci-granularity", "homenode/on-error")))
+        if not words <= {None, "cell", "fail", "passthrough"}:
+            raise ValueError("annotations: expected pci-granularity cell; the image has others")
+        devices = vmi.get("spec", {}).get("domain", {}).get("devices", {})
+        owners = [one for kind in ("interfaces", "disks") for one in devices.get(kind) or ()]
+        owners += [one[kind] for one in owners for kind in ("disk", "lun") if one.get(kind)]
+        named = [one["pciAddress"] for one in owners if one.get("pciAddress")]
+        by_name = {tuple(int(n, 16) for n in re.split("[:.]", name)) for name in named}
+        ElementTree.register_namespace("qemu", "http://libvirt.org/schemas/domain/qemu/1.0")
+        root = ElementTree.fromstring(text)
+        before = ElementTree.tostring(root)
+        note = place_devices(root, by_name, given.get("--root", "/"))
+        is_changed = ElementTree.tostring(root) != before
+        text = ElementTree.tostring(root, encoding="unicode") if is_changed else text
+    except (SyntaxError, ValueError, LookupError, TypeError, AttributeError, OSError) as error:
+        note = f"error: {type(error).__name__}: {error}"
+        if is_strict:
+            sys.exit(f"onDefineDomain: {note}")
+    print(f"onDefineDomain: {note}", file=sys.stderr)
+    sys.stdout.write(text)
+
+
+main()

@@ -1,0 +1,154 @@
+"""The ConfigMap's script makes the same tree as the image's hook, on Python 3.9 and newer."""
+
+import ast
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from random import Random
+from xml.etree import ElementTree
+
+import pytest
+
+from homenode.cluster.kubevirt.on_define_domain import answer
+from homenode.machine.discover import discover
+from homenode.machine.pci import DeviceKind
+from homenode.machine.snapshot.folder import FolderSnapshot
+from tests.kubevirt.test_grace import grace_vm
+from tests.kubevirt_documents import (
+    IBM,
+    IBM_GPUS,
+    defined_again,
+    document,
+    ibm_document,
+    shipped,
+    vmi,
+)
+from tests.tree_writer import write_tree
+
+SCRIPT = Path("src/homenode/cluster/kubevirt/files/on_define_domain.py")
+PINS = ((4, 5), (64, 65))
+HOSTS = (IBM, "hgx-h100", "small-2n8c-2gpu")
+MOST_LINES = 250
+OTHER_PYTHONS = ("python3.9", "python3.12")
+"""Of CentOS Stream 9 and 10, which KubeVirt's sidecar images are built on."""
+
+
+@pytest.fixture(scope="module")
+def roots(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folders = {name: tmp_path_factory.mktemp(name) for name in (*HOSTS, "gh200x4")}
+    for name, folder in folders.items():
+        write_tree(shipped(name), folder)
+    return folders
+
+
+def pythons() -> list[str]:
+    found = [sys.executable]
+    for name in OTHER_PYTHONS:
+        path = shutil.which(name)
+        if path and subprocess.run([path, "-V"], capture_output=True, check=False).returncode == 0:
+            found.append(path)
+    return found
+
+
+def run(python: str, vmi_text: str, domain: str, root: Path) -> subprocess.CompletedProcess[str]:
+    words = ("--vmi", vmi_text, "--domain", domain, "--root", str(root))
+    return subprocess.run(
+        [python, "-IS", SCRIPT, *words], capture_output=True, text=True, check=False
+    )
+
+
+def tree(text: str) -> str:
+    """The document, without what libvirt numbers by itself: chassis and ports."""
+    root = ElementTree.fromstring(text)
+    for port in root.iterfind("devices/controller[@model='pcie-root-port']"):
+        for target in port.findall("target"):
+            port.remove(target)
+    return ElementTree.canonicalize(ElementTree.tostring(root, encoding="unicode"))
+
+
+def same_answer(python: str, vmi_text: str, domain: str, root: Path) -> bool:
+    """Whether both hooks give the same tree, the very document, or an error."""
+    given = answer(vmi_text, domain.encode(), lambda: FolderSnapshot("a tree", str(root)))
+    done = run(python, vmi_text, domain, root)
+    if given.document is None:
+        return done.returncode != 0 and not done.stdout
+    if given.document == domain.encode():
+        return done.stdout == domain
+    return tree(given.document.decode()) == tree(done.stdout)
+
+
+def calls() -> list[tuple[str, str]]:
+    first = answer(vmi(), ibm_document().encode(), lambda: shipped(IBM)).document
+    assert first is not None
+    placed = first.decode()
+    targets = [
+        defined_again(ibm_document(), placed, knows_targets=knows) for knows in (False, True)
+    ]
+    return [
+        *((vmi(), document(IBM_GPUS[i:], pins=PINS)) for i in range(8)),
+        (vmi(), ibm_document()),
+        (vmi(), document(IBM_GPUS, pins=PINS, nodes=None)),
+        (vmi(), document(IBM_GPUS, pins=())),
+        (vmi(), document([])),
+        (vmi(), placed),
+        *((vmi(), again) for again in targets),
+        (vmi(), "<a"),
+        (vmi(annotations={"homenode/on-error": "passthrough"}), "<a"),
+        ("[1]", document([])),
+        (vmi(annotations={"homenode/on-error": "no"}), document([])),
+        (vmi(interfaces=[{"pciAddress": "x"}]), document([])),
+        (vmi(), document(IBM_GPUS, pins=PINS, machine="pc")),
+        (vmi(), document(["ff:00.0"], pins=PINS)),
+        (vmi(), "<!-- é -->" + ibm_document()),
+    ]
+
+
+@pytest.mark.parametrize("python", pythons())
+def test_the_script_gives_every_document_the_tree_of_the_images_hook(
+    python: str, roots: dict[str, Path]
+) -> None:
+    for vmi_text, domain in calls():
+        assert same_answer(python, vmi_text, domain, roots[IBM]), domain[:200]
+
+
+@pytest.mark.parametrize("name", HOSTS)
+def test_devices_of_any_kind_are_numbered_alike(name: str, roots: dict[str, Path]) -> None:
+    host = discover(shipped(name))
+    devices = [d for d in host.pci_devices if d.kind is not DeviceKind.BRIDGE]
+    firsts = [next(iter(node.pus)) for node in host.nodes if node.pus][:2]
+    draw = Random(name)
+    for _ in range(12):
+        some = draw.sample(devices, min(len(devices), draw.randint(1, 14)))
+        names = [str(device.bdf) for device in some]
+        domain = document(names, pins=tuple((pu, pu + 1) for pu in firsts))
+        assert same_answer(sys.executable, vmi(), domain, roots[name]), names
+
+
+def test_what_only_the_image_has_is_refused_and_named(roots: dict[str, Path]) -> None:
+    by_switch = vmi(annotations={"homenode/pci-granularity": "switch"})
+    for vmi_text, domain, name in (
+        (by_switch, ibm_document(), IBM),
+        (vmi(), grace_vm(), "gh200x4"),
+    ):
+        done = run(sys.executable, vmi_text, domain, roots[name])
+        assert done.returncode != 0 and not done.stdout and "image" in done.stderr
+
+
+def test_the_script_is_short_and_needs_the_library_of_python_3_9_alone() -> None:
+    text = SCRIPT.read_text()
+    assert text.isascii() and text.count("\n") <= MOST_LINES
+    assert len(json.dumps(text)) < 240 << 10, "kubectl apply keeps a copy in annotations"
+    modules = {
+        name.partition(".")[0]
+        for node in ast.walk(ast.parse(text, feature_version=(3, 9)))
+        for name in (
+            [node.module or ""]
+            if isinstance(node, ast.ImportFrom)
+            else [alias.name for alias in node.names]
+            if isinstance(node, ast.Import)
+            else []
+        )
+    }
+    assert modules <= sys.stdlib_module_names

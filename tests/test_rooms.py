@@ -13,9 +13,6 @@ ROOMS = tuple(
 stands below the command line; the other single modules are the leaves. Imports, those inside
 functions too, go to the same room or one below."""
 
-WITH_CLUSTER = {"cli.bench"}
-"""Modules that still import cluster."""
-
 
 def _module(path: Path) -> str:
     parts = path.relative_to(SOURCE).with_suffix("").parts
@@ -52,7 +49,7 @@ def test_imports_go_down_or_stay_in_their_room() -> None:
         f"{module} -> {other}"
         for module, path in MODULES.items()
         for other in _imported(path)
-        if _floor(other) < _floor(module) and module not in WITH_CLUSTER
+        if _floor(other) < _floor(module)
     }
     assert found == set(), "an import goes up: see ROOMS"
 

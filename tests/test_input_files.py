@@ -27,6 +27,7 @@ from homenode.input_files import (
 from homenode.measure.imported.files import find_folders
 from homenode.measure.results.store import load_runs
 from homenode.vm.host_sources import read_hosts
+from tests.command_line import NEEDS_CLUSTER
 
 ROOT = Path(__file__).parent.parent
 HOST = ROOT / "src/homenode/machine/hosts/small-2n8c-2gpu.toml"
@@ -295,7 +296,9 @@ def pool(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("command", ["pool show --pool P", "doctor --pool P"])
+@pytest.mark.parametrize(
+    "command", [pytest.param("pool show --pool P", marks=NEEDS_CLUSTER), "doctor --pool P"]
+)
 def test_a_pool_of_others_answers_at_once_and_names_what_it_left_out(
     pool: Path, command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -30,10 +30,9 @@ def test_a_plan_that_was_read_writes_what_it_wrote_before() -> None:
     assert rewrite(before, read_plan(encode_plan(plan).encode(), "P.json")) == after
 
 
-def test_a_plan_of_version_1_is_refused_by_name() -> None:
-    with pytest.raises(InputError, match=r"expected homenode\.plan/2, found version 1") as refused:
-        read_plan(b'{"format": "homenode.plan/1"}', "P.json")
-    assert "plan again" in (refused.value.hint or "")
+def test_a_plan_of_another_version_is_refused_by_name() -> None:
+    with pytest.raises(InputError, match=r"expected homenode\.plan/1, found version 2"):
+        read_plan(b'{"format": "homenode.plan/2"}', "P.json")
 
 
 @pytest.mark.parametrize(

@@ -139,7 +139,7 @@ def _stem(placed: Sequence[tuple[GresLine, str | None, int]]) -> tuple[str, int]
     stems = set()
     for _, file, number in placed:
         stem = (file or "").rstrip("0123456789")
-        digits = (file or "")[len(stem) :][:9]
+        digits = (file or "")[len(stem) :]
         stems.add((stem, int(digits) - number) if digits else None)
     return next(iter(stems)) if len(stems) == 1 else None
 

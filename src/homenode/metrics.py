@@ -71,9 +71,6 @@ UNCOMPARED = frozenset(
 POWER = "gpu-power"
 """Shown next to each other, by test; more of it is neither better nor worse."""
 
-MOST_PRIMARY = 6
-"""Primary metrics of an objective, at most."""
-
 _OWN_RATE = Metric(
     id="app-rate",
     title="own program",

@@ -87,7 +87,7 @@ def reported(*arguments: str, host: str | None = None) -> dict[Objective, Answer
 def concluded(runs: list[Run], host: Host) -> dict[Objective, Answer]:
     machine = facts_of_measured(runs, host)
     found = conclude(runs, "vm", "qemu:///system", (), machine)
-    return {one.objective: answer(one) for one in found.verdicts.verdicts}
+    return {one.objective: answer(one) for one in found.verdicts}
 
 
 @pytest.mark.parametrize("source", [*HOSTS[:3], "hgx-h100"])

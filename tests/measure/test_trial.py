@@ -14,6 +14,8 @@ from msgspec.structs import replace
 from homenode.change.apply.store import DomainStore
 from homenode.change.step import ChangeEntry, ChangeState
 from homenode.cpuset import CpuSet
+from homenode.decide.alternative import alternatives_of
+from homenode.decide.compare import compare
 from homenode.decide.comparison import EvidenceLevel
 from homenode.decide.machine_facts import facts_of_runs
 from homenode.decide.statement import sentence_of
@@ -107,9 +109,7 @@ def test_known_effects_come_to_the_right_verdict(
     head, journal = run(tmp_path, SimulatedReach(daemon, effects), boots=3)
     assert outcome_code(journal.known().state) == 0
     found = conclusion(head, journal)
-    verdict = next(
-        one for one in found.verdicts.verdicts if one.objective is Objective.HOST_BANDWIDTH
-    )
+    verdict = next(one for one in found.verdicts if one.objective is Objective.HOST_BANDWIDTH)
     assert str(verdict.choice).split(", ")[0] == best, sentence_of(verdict)
     advice = next(one for one in found.advice if one.objective is Objective.HOST_BANDWIDTH)
     assert (verdict.why(ReasonId.LEAST_CHANGE) is not None) is (best == "default")
@@ -119,10 +119,10 @@ def test_known_effects_come_to_the_right_verdict(
         f"homenode apply {UUID} --connect {URI} --policy spread --layout {bound}"
     )
     assert daemon.definition() == ORIGINAL
-    assert found.comparison is not None
+    comparison = compare(alternatives_of([("trial", runs_of(head, journal))]))
     effect = next(
         one
-        for one in found.comparison.effects
+        for one in comparison.effects
         if one.alternative.startswith("pin-numa")
         and one.primary
         and one.metric == "memory-bandwidth"
@@ -138,9 +138,7 @@ def test_one_boot_of_each_is_provisional_where_layouts_are_far_apart(
 ) -> None:
     head, journal = run(tmp_path, SimulatedReach(daemon, CELLS_HELP), boots=1)
     found = conclusion(head, journal)
-    (verdict,) = [
-        one for one in found.verdicts.verdicts if one.objective is Objective.HOST_BANDWIDTH
-    ]
+    (verdict,) = [one for one in found.verdicts if one.objective is Objective.HOST_BANDWIDTH]
     assert (verdict.level, verdict.boots) == (EvidenceLevel.PROVISIONAL, (1, 1))
 
 
@@ -548,5 +546,5 @@ def test_figures_of_emulated_guests_come_to_no_verdict(daemon: StandIn, tmp_path
         run_trial(replace(trial, begun=replace(trial.begun, config=config)), lock)
     found = conclusion(head, journal)
     assert found.emulated
-    assert found.verdicts.verdicts == ()
+    assert found.verdicts == ()
     assert found.advice == ()

@@ -11,7 +11,7 @@ from homenode.decide.comparison import Comparison, EvidenceLevel
 from homenode.decide.decide import decide_all
 from homenode.decide.machine_facts import MachineFacts
 from homenode.decide.statement import effect_text, sentence_of
-from homenode.decide.verdict import Verdict, Verdicts
+from homenode.decide.verdict import Verdict
 from homenode.measure.layouts.journal import Head
 from homenode.measure.results.model import Origin, Run
 from homenode.measure.results.vantage import Vantage
@@ -28,14 +28,12 @@ class Advice(Struct, frozen=True, kw_only=True):
 
 
 class Conclusion(Struct, frozen=True, kw_only=True):
-    """comparison: None where fewer than two layouts were measured. of_bare: each layout against the
-    host itself, None where that was not measured. emulated: no figure means anything, and there are
-    no verdicts.
+    """of_bare: each layout against the host itself, None where that was not measured. emulated: no
+    figure means anything, and there are no verdicts.
     """
 
-    comparison: Comparison | None
     of_bare: Comparison | None
-    verdicts: Verdicts
+    verdicts: tuple[Verdict, ...]
     advice: tuple[Advice, ...]
     emulated: bool
 
@@ -57,8 +55,6 @@ def conclude(
     guests = [run for run in runs if run.head.vantage is Vantage.GUEST]
     bare = [run for run in runs if run.head.vantage is not Vantage.GUEST]
     emulated = any(run.head.origin is Origin.EMULATED for run in runs)
-    chosen = alternatives_of([("trial", guests)])
-    comparison = compare(chosen) if len(chosen) > 1 else None
     of_bare = None
     if bare and guests:
         against = alternatives_of([("bare", bare), ("trial", guests)], first_alone=True)
@@ -86,9 +82,8 @@ def conclude(
         if one.here and one.layout is not None
     )
     return Conclusion(
-        comparison=comparison,
         of_bare=of_bare,
-        verdicts=Verdicts(found, ()),
+        verdicts=found,
         advice=advice,
         emulated=emulated,
     )
@@ -114,9 +109,9 @@ def answer_of(found: Conclusion, head: Head, boots: int) -> TrialAnswer:
         nothing = "nothing is decided: it is emulated, and its figures mean nothing"
         return TrialAnswer(sentence=about + nothing)
     commands = {one.objective: one.command for one in found.advice}
-    verdict = next(one for one in found.verdicts.verdicts if one.objective is head.objective)
+    verdict = next(one for one in found.verdicts if one.objective is head.objective)
     if not verdict.here and not verdict.passed and not verdict.stopped and commands:
-        verdict = next(one for one in found.verdicts.verdicts if one.objective in commands)
+        verdict = next(one for one in found.verdicts if one.objective in commands)
     objective = verdict.objective
     if verdict.here and verdict.choice is not None and objective in commands:
         level = "" if verdict.level is EvidenceLevel.MEASURED else f" ({verdict.level})"

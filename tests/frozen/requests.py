@@ -72,6 +72,7 @@ _SMALL = """<domain type='kvm'>
   <vcpu>{vcpus}</vcpu>
   <os firmware='efi'><type arch='{arch}' machine='{machine}'>hvm</type></os>
   <features><acpi/></features>
+  <cpu mode='host-passthrough'/>
   {private}
   <devices><emulator>/usr/bin/qemu-system-{arch}</emulator></devices>
 </domain>

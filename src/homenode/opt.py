@@ -19,7 +19,7 @@ class Opt:
     """An option with a value: its names ("--output -o"), and what stands for the value.
 
     What it means stands on the page of its command (docs/commands, cli/option_pages.py).
-    also: names that are taken and not shown. parse: None = by the field's type; show: a value as it
+    parse: None = by the field's type; show: a value as it
     is typed. ge, le: the range of a number. panel: the title above it in the help. rare:
     `--help-all` shows it, `--help` does not. complete: the function of cli/completion that knows
     its values.
@@ -30,7 +30,6 @@ class Opt:
         names: str,
         metavar: str,
         *,
-        also: str = "",
         parse: Parser | None = None,
         show: Callable[[Any], str] = str,
         ge: float | None = None,
@@ -39,7 +38,7 @@ class Opt:
         rare: bool = False,
         complete: str = "",
     ) -> None:
-        self.names, self.also = tuple(names.split()), tuple(also.split())
+        self.names = tuple(names.split())
         self.metavar, self.panel = metavar, panel
         self.parse, self.show, self.ge, self.le = parse, show, ge, le
         self.rare, self.complete = rare, complete
@@ -53,11 +52,10 @@ class Flag(Opt):
         names: str,
         *,
         off: str = "",
-        also: str = "",
         panel: str = "Options",
         rare: bool = False,
     ) -> None:
-        super().__init__(names, "", also=also, panel=panel, rare=rare)
+        super().__init__(names, "", panel=panel, rare=rare)
         self.off = tuple(off.split())
 
 

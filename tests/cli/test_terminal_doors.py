@@ -199,16 +199,18 @@ def test_virsh_and_guests_say_nothing_but_plain_letters(tmp_path: Path) -> None:
 
 
 def test_only_the_terminal_prints() -> None:
-    """The hook of KubeVirt, which must start fast, has a door of its own: hook.py."""
+    """KubeVirt's hook starts without the terminal, and programs that are sent run alone."""
     broken = []
     for path in FILES:
         inside = str(path.relative_to(SOURCE))
-        if inside in ("cli/terminal.py", "cluster/kubevirt/hook.py") or "/programs/" in inside:
+        if inside in ("cli/terminal.py", "cluster/kubevirt/hook.py"):
+            continue
+        if path.parent.name in ("programs", "files"):
             continue
         for node in nodes(path):
             match node:
                 case ast.Call(func=ast.Name("print" | "Console"), lineno=line):
-                    found = inside != "report/slurm_study_page.py"
+                    found = True
                 case ast.Attribute(
                     ast.Attribute(ast.Name("sys"), "stdout" | "stderr"), "write", lineno=line
                 ):

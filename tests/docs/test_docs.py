@@ -131,7 +131,7 @@ def test_a_synopsis_has_what_its_command_takes(name: str) -> None:
         while words and words[0] in command.subcommands:
             command = command.subcommands[words.pop(0)].whole()
         rest = " ".join(words)
-        known = {n: one for one in command.parameters for n in (*one.opt.names, *one.opt.also)}
+        known = {n: one for one in command.parameters for n in one.opt.names}
         given = set(re.findall(r"(?<![\w-])--?[a-z][a-z-]*", rest))
         assert given <= known.keys(), f"{line}: no option {given - known.keys()}"
         needed = {one.opt.names for one in command.parameters if one.default is REQUIRED}
@@ -145,7 +145,7 @@ def test_the_pages_name_no_option_that_does_not_exist() -> None:
         name
         for parameters in PARAMETERS.values()
         for one in parameters
-        for name in (*one.opt.names, *one.opt.also, *getattr(one.opt, "off", ()))
+        for name in (*one.opt.names, *getattr(one.opt, "off", ()))
     }
     known |= {"--help", "--help-all", "--version", "--install-completion", "--show-completion"}
     for shown in SHOWING:

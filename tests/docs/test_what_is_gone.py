@@ -76,7 +76,7 @@ def test_a_named_option_is_there(page: Page) -> None:
         name
         for _, command in every_command()
         for parameter in command.parameters
-        for name in (*parameter.opt.names, *parameter.opt.also, *getattr(parameter.opt, "off", ()))
+        for name in (*parameter.opt.names, *getattr(parameter.opt, "off", ()))
     }
     known |= {"--help", "--help-all", "--version", "--install-completion", "--show-completion"}
     given = {word.partition("=")[0] for words in calls(page) for word in words if word[:2] == "--"}

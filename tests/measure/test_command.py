@@ -120,7 +120,7 @@ def test_the_users_own_program_needs_no_shell(probe: Path) -> None:
         "echo 'took $HOME 2.5 s'",
         "--metric",
         r"([0-9.]+) s$",
-        "--lower",
+        "--lower-is-better",
     )
     assert done.returncode in (0, 1), done.stderr
     (folder,) = (probe.parent / "results").glob("*/mine")

@@ -182,9 +182,8 @@ class Command(NamedTuple):
     """A command, a group of commands, or both. record, work: "module:name" below homenode.cli, or
     ".module:name" beside it.
 
-    about: the help of a group; a command's is its record's docstring. alias_of: the words of the
-    command that an earlier name stands for. room: where the whole of a group is, which is imported
-    when its name is typed.
+    about: the help of a group; a command's is its record's docstring. room: where the whole of a
+    group is, which is imported when its name is typed.
     """
 
     name: str
@@ -194,7 +193,6 @@ class Command(NamedTuple):
     about: str = ""
     commands: "tuple[Command, ...]" = ()
     hidden: bool = False
-    alias_of: tuple[str, ...] = ()
     room: str = ""
 
     def whole(self) -> "Command":
@@ -294,9 +292,7 @@ class _Reading:
         self.path = path
         self.command = command
         self.parameters = command.parameters
-        self.named = {
-            name: one for one in self.parameters for name in (*one.opt.names, *one.opt.also)
-        }
+        self.named = {name: one for one in self.parameters for name in one.opt.names}
         self.off = {
             name: one
             for one in self.parameters

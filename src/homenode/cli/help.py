@@ -64,8 +64,7 @@ def help_lines(
     for paragraph in paragraphs if whole else paragraphs[:2]:
         yield ""
         yield from _wrapped(" ".join(paragraph.split()), width)
-    words = command.alias_of or tuple(path.split()[1:])
-    sections = _sections(command, words, parameters, whole=whole)
+    sections = _sections(command, tuple(path.split()[1:]), parameters, whole=whole)
     for number, (title, rows) in enumerate(sections.items()):
         if number == 0 or command.record:
             yield ""

@@ -81,18 +81,6 @@ LIST = Command(
         Command("findings", f"{_CONCLUDE}FindingsArguments", "host:findings"),
     ),
 )
-EARLIER = (
-    *(
-        one._replace(
-            name="explain" if one.name == "findings" else one.name,
-            hidden=True,
-            alias_of=("list", one.name),
-        )
-        for one in LIST.commands
-    ),
-)
-"""Earlier names of commands, which are taken and not shown."""
-
 PROGRAM = Command(
     "homenode",
     about=f"""Put each vCPU, page and GPU of a VM on its home NUMA node.
@@ -121,7 +109,6 @@ PROGRAM = Command(
         SLURM,
         Command("nccl-topo", "arguments.nccl:NcclTopoArguments", "nccl_topo:nccl_topo", WORKLOADS),
         LIST,
-        *EARLIER,
     ),
 )
 """In the order of the help."""

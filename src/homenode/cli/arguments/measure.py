@@ -46,9 +46,7 @@ class AppArguments(Struct, frozen=True, kw_only=True):
 
     app: Annotated[str | None, Opt("--app", "CMD")] = None
     metric: Annotated[str | None, Opt("--metric", "REGEX")] = None
-    lower_is_better: Annotated[
-        bool, Flag("--lower-is-better", also="--lower", off="--higher-is-better")
-    ] = False
+    lower_is_better: Annotated[bool, Flag("--lower-is-better", off="--higher-is-better")] = False
     app_timeout: Annotated[int, Opt("--app-timeout", "S", ge=1, le=1000000)] = 3600
 
 

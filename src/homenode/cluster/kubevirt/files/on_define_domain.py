@@ -131,9 +131,8 @@ class PciControllers:
         width = max(min(64, min(128, top - root - 16) // len(ours)) // 4 * 4, 2)
         for cell, index in reversed(ours):
             target = self.there[index].find("target")
-            target = (
-                ElementTree.SubElement(self.there[index], "target") if target is None else target
-            )
+            if target is None:
+                target = ElementTree.SubElement(self.there[index], "target")
             if target.get("busNr") is None:
                 top -= max(width, 1 + below.count(index))
                 target.set("busNr", str(top))
@@ -237,8 +236,8 @@ def main():
         root = ElementTree.fromstring(text)
         before = ElementTree.tostring(root)
         note = place_devices(root, by_name, given.get("--root", "/"))
-        is_changed = ElementTree.tostring(root) != before
-        text = ElementTree.tostring(root, encoding="unicode") if is_changed else text
+        if ElementTree.tostring(root) != before:
+            text = ElementTree.tostring(root, encoding="unicode")
     except (SyntaxError, ValueError, LookupError, TypeError, AttributeError, OSError) as error:
         note = f"error: {type(error).__name__}: {error}"
         if is_strict:
@@ -247,4 +246,5 @@ def main():
     sys.stdout.write(text)
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import msgspec
 
 from homenode.decide.comparison import Comparison
-from homenode.decide.verdict import Verdicts
+from homenode.decide.verdict import DecidedComparison
 from homenode.findings import Findings
 from homenode.machine.topology import Host
 from homenode.measure.results.model import RunHead, Sample, Switches
@@ -19,12 +19,11 @@ from tests.command_line import has_cluster
 from tests.doc_pages import read_page
 
 FORMATS = {
-    "comparison": Comparison,
     "findings": Findings,
     "host": Host,
     "plan": Plan,
     "refusal": Refusal,
-    "verdict": Verdicts,
+    "comparison": DecidedComparison,
 }
 if has_cluster():
     from homenode.cluster.pool.fits import Pool
@@ -91,6 +90,7 @@ def meanings() -> dict[tuple[type, str], str]:
         for kind, of in FORMATS.items()
         for record, path in below(of).items()
     ]
+    places.append(("comparison", Comparison, "Fields"))
     places += [("results", record, heading) for record, heading in _OF_RUNS.items()]
     for kind, record, heading in places:
         stored = {name: field for field, name in stored_names(record).items()}

@@ -264,7 +264,6 @@ COMMANDS = (
     "doctor --host small-2n8c-2gpu --expect X",
     "import X -o OUT",
     "compare X X",
-    "recommend X",
 )
 
 

@@ -63,7 +63,6 @@ def _assert_refused(ended: "subprocess.CompletedProcess[str]", path: Path) -> No
         "plan -l pin --host hgx-h100 VM --svg DARK/plan.svg",
         "compare DARK DARK",
         "compare DARK/a DARK/b",
-        "recommend DARK",
         "import DARK",
         "doctor --host x86-1p1n4c4t --expect DARK/host.toml",
         "verify DARK/vm.xml",

@@ -21,7 +21,7 @@ H = TypeVar("H")
 
 VERSIONS = dict.fromkeys(
     """
-    host snapshot plan pool refusal findings results comparison verdict bench trial
+    host snapshot plan pool refusal findings results comparison bench trial
     trial-config change link-rate slurm-study slurm-report applied imported-runs trial-status
     """.split(),
     1,

@@ -1,4 +1,4 @@
-"""homenode compare and homenode recommend, as their users call them."""
+"""homenode compare, as its users call it."""
 
 import json
 import random
@@ -7,8 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from homenode.decide.comparison import Comparison
-from homenode.decide.verdict import Verdicts
+from homenode.decide.verdict import DecidedComparison
 from homenode.errors import HomenodeError
 from homenode.formats import decode
 from homenode.measure.results.model import Run
@@ -64,7 +63,9 @@ def test_compare_fits_a_narrow_terminal(results: Path) -> None:
 
 
 def test_compare_prints_the_documented_format(results: Path) -> None:
-    comparison = decode(call("compare", results, "--json"), "comparison", Comparison, "output")
+    comparison = decode(
+        call("compare", results, "--json"), "comparison", DecidedComparison, "output"
+    )
     assert comparison.baseline == "default"
     assert comparison.alternatives == ("pin", "pin-numa")
     assert [one.outcome for one in comparison.effects][1] == "better"
@@ -96,39 +97,42 @@ def test_published_figures_are_compared_by_name() -> None:
     assert "against unknown" not in call("compare", machine), "figures of no layout are left out"
 
 
-def test_recommend_prints_one_verdict_per_objective_and_says_on_what_it_rests(
+def test_compare_prints_one_verdict_per_objective_and_says_on_what_it_rests(
     results: Path,
 ) -> None:
-    printed = call("recommend", results)
+    printed = call("compare", results)
+    assert printed.startswith("H200: run pin-numa for host-bandwidth (measured)\n")
     assert "host-bandwidth: pin-numa  [measured here]" in printed
     assert "skipped:" in printed
     assert "collective" not in printed
-    published = call("recommend", FOLDER, "--objective", "collective", "--notes")
+    published = call("compare", FOLDER, "--objective", "collective", "--all")
     assert "[published, one figure each]" in published
     assert "measure next: pin-numa-pci" in published
 
 
-def test_recommend_says_of_which_gpu_a_figure_is_and_what_a_doubt_may_come_from() -> None:
-    copies = " ".join(call("recommend", FOLDER / "hgx-a100").split())
+def test_compare_says_of_which_gpu_a_figure_is_and_what_a_doubt_may_come_from() -> None:
+    copies = " ".join(call("compare", FOLDER / "hgx-a100").split())
     assert (
         "host to device, slowest GPU: expander buses 14.76 GB/s, 1.18 x GPUs on the root complex"
         in copies
     )
-    pins = " ".join(call("recommend", FOLDER / "rtx-4080").split())
+    pins = " ".join(call("compare", FOLDER / "rtx-4080").split())
     assert "likely cause: pins on slower cores, on siblings of one core" in pins
 
 
-def test_recommend_names_memory_and_huge_pages_wherever_it_names_a_choice() -> None:
-    printed = call("recommend", FOLDER / "gh200-x4", "--objective", "device-transfer")
+def test_compare_names_memory_and_huge_pages_wherever_it_names_a_choice() -> None:
+    printed = call("compare", FOLDER / "gh200-x4", "--objective", "device-transfer")
     assert "memory: strict, per cell; huge pages: not known" in " ".join(printed.split())
 
 
-def test_recommend_for_a_host_takes_the_best_rung_and_prints_the_documented_format() -> None:
-    printed = call("recommend", "--host", "h200-xeon8558", "--json")
-    verdicts = decode(printed, "verdict", Verdicts, "output").verdicts
+def test_compare_for_a_host_takes_the_best_rung_and_prints_the_documented_format(
+    results: Path,
+) -> None:
+    printed = call("compare", results, "--host", "h200-xeon8558", "--json")
+    verdicts = decode(printed, "comparison", DecidedComparison, "output").verdicts
     assert len(verdicts) == 6
     assert {one.level for one in verdicts} == {"reasoned"}
-    assert json.loads(printed)["format"] == "homenode.verdict/1"
+    assert json.loads(printed)["format"] == "homenode.comparison/1"
 
 
 def test_a_gpu_named_like_a_terminal_sequence_stays_text(tmp_path: Path) -> None:
@@ -138,7 +142,7 @@ def test_a_gpu_named_like_a_terminal_sequence_stays_text(tmp_path: Path) -> None
             layout, {"memory-bandwidth": ("bytes_per_s", 1e9)}, rng, system="<script>[red]GPU"
         )
         write_run(tmp_path, run)
-    assert "<script>[red]GPU" in call("recommend", tmp_path)
+    assert "<script>[red]GPU" in call("compare", tmp_path)
 
 
 def test_nothing_to_compare_says_what_to_name(tmp_path: Path) -> None:

@@ -113,7 +113,6 @@ def hostile_document(folder: Path) -> Path:
         ("show", "--HOSTILE"),
         ("HOSTILE",),
         ("compare", "HOSTILE", "HOSTILE"),
-        ("recommend", "HOSTILE"),
         ("import", "HOSTILE"),
         ("report", "HOSTILE", "-o", "OUT"),
         ("nccl-topo", "VM", "--host", "hgx-h100"),

@@ -146,7 +146,7 @@ def test_equal_layouts_that_drift_are_not_told_apart(logs: Path) -> None:
     assert done.exit_code == 0, done.stderr
     said = homenode("compare", "res")
     assert "blocked" in said.stdout + said.stderr or "before all boots" in said.stdout
-    found = homenode("recommend", "res", "--objective", "host-bandwidth")
+    found = homenode("compare", "res", "--objective", "host-bandwidth")
     assert "measured here" not in found.stdout
     assert "rather than" not in found.stdout
 
@@ -159,10 +159,10 @@ def test_an_order_names_each_run_once(logs: Path) -> None:
 
 def test_runs_that_show_no_machine_do_not_count_for_a_host(logs: Path) -> None:
     homenode("import", "logs", "-o", "res")
-    found = homenode("recommend", "res", "--host", "hgx-h100")
+    found = homenode("compare", "res", "--host", "hgx-h100")
     assert "these runs name no host" in " ".join(found.stdout.split())
     homenode("import", "logs", "--machine", "hgx-h100", "-o", "own")
-    found = homenode("recommend", "own", "--host", "hgx-h100")
+    found = homenode("compare", "own", "--host", "hgx-h100")
     assert "these runs name no host" not in " ".join(found.stdout.split())
 
 

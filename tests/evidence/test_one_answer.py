@@ -14,7 +14,7 @@ from homenode.decide.comparison import EvidenceLevel
 from homenode.decide.decide import by_results, decide
 from homenode.decide.machine_facts import facts_of_host, facts_of_measured
 from homenode.decide.trial_conclusion import conclude
-from homenode.decide.verdict import Verdict, Verdicts
+from homenode.decide.verdict import DecidedComparison, Verdict
 from homenode.formats import decode
 from homenode.machine.topology import Host
 from homenode.measure.imported.files import find_sources
@@ -54,9 +54,9 @@ def host_of(system: str) -> Host:
 
 
 def recommended(*arguments: str) -> dict[Objective, Answer]:
-    done = homenode("recommend", *arguments, "--json")
+    done = homenode("compare", *arguments, "--json")
     assert done.exit_code == 0, done.output
-    found = decode(done.output, "verdict", Verdicts, "output").verdicts
+    found = decode(done.output, "comparison", DecidedComparison, "output").verdicts
     return {one.objective: answer(one) for one in found}
 
 
@@ -199,5 +199,5 @@ def test_logs_whose_layout_is_unknown_have_one_answer(tmp_path: Path) -> None:
     write_study(tmp_path / "transfer")
     for one in imported_runs(find_sources([tmp_path / "transfer"]).folders, ImportOptions()):
         write_run(tmp_path / "results", one.run)
-    assert recommended(str(tmp_path / "results")) == {}
+    assert recommended(*map(str, sorted((tmp_path / "results").glob("*/*")))) == {}
     assert reported(str(tmp_path / "results")) == {}

@@ -452,10 +452,8 @@ def _compared(number: int) -> str:
             compared = homenode("compare", folder, "--json", whole=True)
             if compared.stdout.startswith("{"):
                 comparison = json.loads(compared.stdout)
-                recommended = homenode("recommend", folder, "--json", whole=True)
-                answer = json.loads(recommended.stdout) if recommended.stdout else comparison
                 return (
-                    f"{projection.recommendation_text(answer)}; "
+                    f"{projection.recommendation_text(comparison)}; "
                     f"{projection.comparison_text(comparison)}"
                 )
     return _error_text(compared)

@@ -1,5 +1,6 @@
 """A user who did what the study did, one run per configuration, gets the study's answers."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from homenode.decide.comparison import EvidenceLevel
 from homenode.decide.decide import decide_for_machines
 from homenode.decide.grade import Grade, grade_of
 from homenode.decide.statement import ground_of
-from homenode.decide.verdict import ReasonId, Verdict, Verdicts
+from homenode.decide.verdict import DecidedComparison, ReasonId, Verdict
 from homenode.formats import decode
 from homenode.measure.results.store import load_runs
 from homenode.objective import Objective
@@ -57,15 +58,17 @@ def test_raw_folders_are_decided_compared_and_reported_as_imported_ones(
     verdicts: dict[tuple[str, Objective], Verdict], root: Path
 ) -> None:
     expected = {key: (one.choice, one.layout, one.level) for key, one in verdicts.items()}
-    done = homenode("recommend", root / "results", "--json")
-    found = decode(done.output, "verdict", Verdicts, "output").verdicts
+    done = homenode("compare", root / "results", "--json")
+    found = decode(done.output, "comparison", DecidedComparison, "output").verdicts
     assert {(v.system, v.objective): (v.choice, v.layout, v.level) for v in found} == expected
     read = gather([str(root / "results")], ())
     machines = machines_of(read.runs, read.stored, read.hosts)
     reported = [one for machine in machines for one in machine.verdicts]
     assert {(v.system, v.objective): (v.choice, v.layout, v.level) for v in reported} == expected
     folders = (root / "results/H200", root / "imported/H200")
-    raw, imported = (homenode("compare", one, "--json").output for one in folders)
+    raw, imported = (json.loads(homenode("compare", one, "--json").output) for one in folders)
+    for document in (raw, imported):
+        assert all(one.pop("sources") for one in document["verdicts"])
     assert raw == imported
 
 

@@ -1,11 +1,13 @@
-"""homenode compare, recommend and report: what results say. [I/O]"""
+"""homenode compare and report: what results say. [I/O]"""
 
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from msgspec.structs import asdict
+
 from homenode import __version__
-from homenode.cli.arguments.conclude import CompareArguments, RecommendArguments, ReportArguments
+from homenode.cli.arguments.conclude import CompareArguments, ReportArguments
 from homenode.cli.terminal import (
     STANDARD_OUTPUT,
     check_can_write,
@@ -22,13 +24,14 @@ from homenode.decide.alternative import alternatives_of
 from homenode.decide.compare import compare as compare_alternatives
 from homenode.decide.decide import decide_all, decide_for_machines, left_out
 from homenode.decide.machine_facts import facts_of_host, of_host
-from homenode.decide.verdict import Verdicts
+from homenode.decide.verdict import DecidedComparison, Verdict
 from homenode.errors import HomenodeError, UsageError
 from homenode.formats import encode
 from homenode.machine.topology import Host
 from homenode.measure.imported.sources import load_sources
+from homenode.measure.results.model import Run
 from homenode.objective import Objective
-from homenode.show.results_text import comparison_text, verdicts_text
+from homenode.show.results_text import comparison_text
 from homenode.vm.sources import load_host
 
 if TYPE_CHECKING:
@@ -36,38 +39,36 @@ if TYPE_CHECKING:
 
 
 def compare(asked: CompareArguments) -> None:
-    """Print each metric's effect."""
+    """Print what to run, then each metric's effect."""
     named = load_sources(asked.runs if asked.bare is None else [asked.bare, *asked.runs])
     chosen = alternatives_of(
         [(one.argument, one.runs) for one in named], first_alone=asked.bare is not None
     )
+    runs = [run for one in named for run in one.runs]
+    wanted = tuple(Objective) if asked.objective is None else (asked.objective,)
     skipped = [reason for one in named for reason in one.skipped]
-    comparison = compare_alternatives(
-        chosen, asked.objective, bare=asked.bare is not None, skipped=skipped
+    compared = compare_alternatives(
+        chosen,
+        asked.objective,
+        bare=asked.bare is not None,
+        skipped=(*skipped, *left_out(runs, wanted)),
     )
+    comparison = DecidedComparison(**asdict(compared), verdicts=_decide(runs, wanted, asked.host))
     if asked.json:
         print_json(encode("comparison", comparison))
     else:
         console().print(comparison_text(comparison, everything=asked.everything))
 
 
-def recommend(asked: RecommendArguments) -> None:
-    """Print the verdicts."""
-    wanted = tuple(asked.objective or Objective)
-    named = load_sources(asked.runs or [])
-    loaded = tuple(run for one in named for run in one.runs)
-    if asked.host is not None or asked.lspci is not None:
-        machine = load_host(asked.host, lspci=asked.lspci)
-        found = decide_all(of_host(loaded, machine), facts_of_host(machine), wanted)
-    else:
-        here = _this_machine() if any(run.head.host is not None for run in loaded) else None
-        found = decide_for_machines(loaded, wanted, here)
-    skipped = [reason for one in named for reason in one.skipped]
-    verdicts = Verdicts(found, (*skipped, *left_out(loaded, wanted)))
-    if asked.json:
-        print_json(encode("verdict", verdicts))
-    else:
-        console().print(verdicts_text(verdicts, notes=asked.notes))
+def _decide(
+    runs: Sequence[Run], objectives: Sequence[Objective], host: str | None
+) -> tuple[Verdict, ...]:
+    """The answers for a host; where none is named, for every machine that runs are of."""
+    if host is not None:
+        machine = load_host(host)
+        return decide_all(of_host(runs, machine), facts_of_host(machine), objectives)
+    here = _this_machine() if any(run.head.host is not None for run in runs) else None
+    return decide_for_machines(runs, objectives, here)
 
 
 def _this_machine() -> Host | None:

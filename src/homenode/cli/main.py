@@ -102,7 +102,6 @@ PROGRAM = Command(
         BENCH,
         Command("import", f"{_MEASURE}ImportArguments", "import_results:import_results", MEASURE),
         Command("compare", f"{_CONCLUDE}CompareArguments", "conclude:compare", CONCLUDE),
-        Command("recommend", f"{_CONCLUDE}RecommendArguments", "conclude:recommend", CONCLUDE),
         Command("report", f"{_CONCLUDE}ReportArguments", "conclude:report", CONCLUDE),
         POOL,
         KUBEVIRT,

@@ -117,7 +117,7 @@ def _stranger(head: RunHead, machine: MachineFacts) -> Doubt:
         Belonging.OTHER: (
             f"these runs name {named}, which {machine.name} has not: they do not count here",
             "they were measured on another machine",
-            "homenode compare says what they show of their own machine",
+            "homenode compare without --host says what they show of their own machine",
         ),
         Belonging.SHOWN: (
             "runs of several folders name this machine's hardware and no host: none counts here",

@@ -7,7 +7,7 @@ from msgspec import Struct, structs
 from msgspec.structs import replace
 
 from homenode.decide.alternative import Alternative
-from homenode.decide.comparison import Doubt, EvidenceLevel, once
+from homenode.decide.comparison import Comparison, Doubt, EvidenceLevel, once
 from homenode.decide.doubts import doubts_of
 from homenode.decide.ranking import Position, RankedResult, Ranking, ranking_for
 from homenode.findings import Finding
@@ -120,11 +120,10 @@ class Verdict(Struct, frozen=True, kw_only=True):
         return tuple(one for one in self.results if one.metric == metric)
 
 
-class Verdicts(Struct, frozen=True):
-    """The `verdict` format. skipped: folders that were left out, with the reason."""
+class DecidedComparison(Comparison, frozen=True, kw_only=True):
+    """The `comparison` format with the answers. verdicts: one for each machine and objective."""
 
     verdicts: tuple[Verdict, ...]
-    skipped: tuple[str, ...]
 
 
 CONSERVATIVE = (

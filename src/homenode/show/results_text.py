@@ -16,7 +16,7 @@ from homenode.decide.comparison import (
 from homenode.decide.outcomes import is_large
 from homenode.decide.statement import ground_of, memory_text, runs_as, sentence_of
 from homenode.decide.summary import Series, SeriesKey, headline
-from homenode.decide.verdict import ReasonId, Verdict, Verdicts
+from homenode.decide.verdict import DecidedComparison, ReasonId, Verdict
 from homenode.decide.words import figure_text, multiple_text, range_text
 from homenode.doc import Doc, Part, Section, Span, Table, Text
 from homenode.measure.derived_run import schedule_of
@@ -114,13 +114,14 @@ _OUTCOMES = {
 }
 
 
-def comparison_text(comparison: Comparison, *, everything: bool = False) -> Doc:
-    """A table for each alternative, primary metrics first, then doubts and what was skipped.
+def comparison_text(comparison: DecidedComparison, *, everything: bool = False) -> Doc:
+    """What to run, a table for each alternative, primary metrics first, doubts, what was skipped.
 
-    everything: also series of single devices, nodes, sizes and pairs of PUs.
+    everything: also why of many machines, sources, and series of single devices, nodes, sizes and
+    pairs of PUs.
     """
     against = "bare metal" if comparison.bare else comparison.baseline
-    parts: list[Part] = []
+    parts = list(_verdicts(comparison, everything))
     for label in comparison.alternatives:
         effects = [one for one in comparison.effects if one.alternative == label]
         tables = tuple(_tables(comparison, effects, everything))
@@ -243,48 +244,48 @@ SAID_BY_LEVEL = frozenset({PRINTED, "unusable"})
 
 
 MOST_IN_FULL = 3
-"""Machines; of more, a table says what to run on each."""
+"""Machines; of more, a line says what to run on each."""
 
 
-def verdicts_text(verdicts: Verdicts, *, notes: bool = False) -> Doc:
-    """One block per verdict. notes: also what is wrong with the figures that were published."""
+def _verdicts(comparison: DecidedComparison, everything: bool) -> Iterator[Part]:
+    """One section per machine."""
     systems: dict[str, list[Verdict]] = {}
-    for one in verdicts.verdicts:
-        systems.setdefault(one.system, []).append(one)
-    parts: list[Part] = []
-    if len(systems) > MOST_IN_FULL and not notes:
-        parts.append(_table_of(systems))
-        about = "Why: name the results of one machine, or give --notes (all of it)"
-        parts.append(Text(about, "dim"))
-    else:
-        parts += (Section(name, tuple(_of_system(own, notes))) for name, own in systems.items())
-    parts += [Text(f"skipped: {one}", "warn") for one in verdicts.skipped]
-    if not verdicts.verdicts:
-        parts.append(Text("no figures for any objective"))
-    return Doc("", tuple(parts))
+    for verdict in comparison.verdicts:
+        systems.setdefault(verdict.system, []).append(verdict)
+    in_full = everything or len(systems) <= MOST_IN_FULL
+    for name, verdicts in systems.items():
+        lines = _of_system(verdicts, comparison.doubts, everything) if in_full else ()
+        yield Section(_first_line(name, verdicts), tuple(lines))
+    if not systems:
+        yield Text("no figures for any objective")
+    if not in_full:
+        yield Text("Why: name the results of one machine, or give --all (all of it)", "dim")
 
 
-def _table_of(systems: Mapping[str, Sequence[Verdict]]) -> Table:
-    """A row for each machine, a column for each objective: what to run, and how sure that is."""
-    objectives = dict.fromkeys(one.objective for own in systems.values() for one in own)
-    rows = []
-    for name, own in systems.items():
-        said = {
-            one.objective: f"{one.choice or 'no answer'}, {one.level or 'unknown'}" for one in own
-        }
-        sick = any(one.why(ReasonId.HEALTH) is not None for one in own)
-        cells = ("repair first" if sick else said.get(one, "") for one in objectives)
-        rows.append((name, *cells))
-    return Table(heads=("machine", *map(str, objectives)), rows=tuple(rows))
+def _first_line(name: str, verdicts: Sequence[Verdict]) -> str:
+    """What to run: "H200: run pin-numa for host-bandwidth (measured)"."""
+    objectives: dict[tuple[str, str], list[str]] = {}
+    for verdict in verdicts:
+        if verdict.words:
+            answer = " ".join(verdict.words[1:]), verdict.level or "unknown"
+            objectives.setdefault(answer, []).append(verdict.objective)
+    answers = "; ".join(
+        f"{layout} for {', '.join(group)} ({level})"
+        for (layout, level), group in objectives.items()
+    )
+    return f"{name}: run {answers}" if answers else f"{name}: {ground_of(verdicts[0])}"
 
 
-def _of_system(verdicts: Sequence[Verdict], notes: bool) -> Iterator[Text]:
+def _of_system(
+    verdicts: Sequence[Verdict], listed: Sequence[Doubt], everything: bool
+) -> Iterator[Text]:
     sick = [one for one in verdicts if one.why(ReasonId.HEALTH) is not None]
     for one in verdicts:
         if one not in sick:
-            yield from _block(one, str(one.objective), notes)
+            yield from _block(one, str(one.objective), listed, everything)
         elif one is sick[0]:  # the same of every objective
-            yield from _block(one, ", ".join(str(other.objective) for other in sick), notes)
+            objectives = ", ".join(str(other.objective) for other in sick)
+            yield from _block(one, objectives, listed, everything)
 
 
 def answer_of(verdict: Verdict) -> str:
@@ -305,7 +306,9 @@ def doubts_of(verdict: Verdict, listed: Sequence[Doubt] = ()) -> tuple[str, ...]
     )
 
 
-def _block(verdict: Verdict, objective: str, notes: bool) -> Iterator[Text]:
+def _block(
+    verdict: Verdict, objective: str, listed: Sequence[Doubt], everything: bool
+) -> Iterator[Text]:
     answer = Span(answer_of(verdict), "good" if verdict.choice else "warn")
     yield Text((Span(f"{objective}: ", "bold"), answer, f"  [{ground_of(verdict)}]"))
     lines = [sentence_of(verdict)]
@@ -314,10 +317,10 @@ def _block(verdict: Verdict, objective: str, notes: bool) -> Iterator[Text]:
         lines.append(f"memory: {memory_text(verdict)}; huge pages: {pages}")
     if verdict.level is EvidenceLevel.PROVISIONAL:
         lines.append("to be sure: boot each layout five times, in mixed order (homenode trial)")
-    lines += [f"doubt: {one}" for one in doubts_of(verdict)]
+    lines += [f"doubt: {one}" for one in doubts_of(verdict, listed)]
     if verdict.measure_next is not None:
         lines.append(f"measure next: {verdict.measure_next}")
     lines += [f"stronger evidence that cannot tell: {one}" for one in verdict.passed]
-    if notes:
+    if everything:
         lines += [f"source: {one}" for one in verdict.sources]
     yield from (Text(line, indent=2) for line in lines)

@@ -1,38 +1,20 @@
-"""What is asked of recommend, compare and report, and of list. [I/O]"""
+"""What is asked of compare and report, and of list. [I/O]"""
 
 from pathlib import Path
 from typing import Annotated
 
 from msgspec import Struct
 
-from homenode.cli.arguments import ForceOption, HostOption, JsonOption, LspciOption
+from homenode.cli.arguments import ForceOption, HostOption, JsonOption
 from homenode.objective import Objective
 from homenode.opt import Arg, Flag, Opt
 
 
-class RecommendArguments(Struct, frozen=True, kw_only=True):
-    """Say which layout to run for each objective, on what evidence.
-
-    With --host, for that host: by results of it, of its kind, or by the table of layouts.
-
-    Examples:
-      homenode recommend results
-      homenode recommend results --host this-host.tar.gz --objective collective
-    """
-
-    runs: Annotated[tuple[str, ...], Arg("[RUN]...")] = ()
-    objective: Annotated[tuple[Objective, ...], Opt("--objective", "NAME")] = ()
-    host: HostOption = None
-    lspci: LspciOption = None
-    notes: Annotated[bool, Flag("--notes")] = False
-    json: JsonOption = False
-
-
 class CompareArguments(Struct, frozen=True, kw_only=True):
-    """Compare layouts by their results: effects with intervals.
+    """Say which layout to run for each objective, and compare: effects with intervals.
 
     Where the interval does not decide, the answer is "cannot tell". Runs of one layout are
-    combined; the boot is the unit of replication.
+    combined; the boot is the unit of replication. With --host, for that host.
 
     Examples:
       homenode compare results/h200/default results/h200/pin-numa
@@ -41,6 +23,7 @@ class CompareArguments(Struct, frozen=True, kw_only=True):
 
     runs: Annotated[tuple[str, ...], Arg("RUN...")]
     objective: Annotated[Objective | None, Opt("--objective", "NAME")] = None
+    host: HostOption = None
     bare: Annotated[str | None, Opt("--bare", "HOSTRUN")] = None
     everything: Annotated[bool, Flag("--all")] = False
     json: JsonOption = False

@@ -96,8 +96,7 @@ class PciControllers:
         return self.above(address_of(self.there[bus]))
 
     def places(self):
-        staying = [address_of(one) for one in self.devices if one not in self.leaving]
-        return {at[1:3] for at in staying if at}
+        return {at[1:3] for at in map(address_of, {*self.devices} - {*self.leaving}) if at}
 
     def add(self, model, bus, slot, cell):
         index = max([0, *self.there, *(bus for bus, _ in self.places())]) + 1
@@ -218,6 +217,8 @@ def place_devices(root, by_name, base):
 
 
 def main():
+    if "--help" in sys.argv:
+        return print(__doc__)
     given = dict(zip(sys.argv[1::2], sys.argv[2::2]))
     text, is_strict = given.get("--domain", ""), True
     try:
@@ -234,9 +235,8 @@ def main():
         by_name = {tuple(int(n, 16) for n in re.split("[:.]", name)) for name in named}
         ElementTree.register_namespace("qemu", "http://libvirt.org/schemas/domain/qemu/1.0")
         root = ElementTree.fromstring(text)
-        before = ElementTree.tostring(root)
         note = place_devices(root, by_name, given.get("--root", "/"))
-        if ElementTree.tostring(root) != before:
+        if ElementTree.tostring(root) != ElementTree.tostring(ElementTree.fromstring(text)):
             text = ElementTree.tostring(root, encoding="unicode")
     except (SyntaxError, ValueError, LookupError, TypeError, AttributeError, OSError) as error:
         note = f"error: {type(error).__name__}: {error}"

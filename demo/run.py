@@ -41,7 +41,7 @@ from homenode.wording import number_list, plural
 DOCUMENT = Path("demo") / "gpu-vm.xml"
 MACHINES = (
     # The study's guest: seven GPUs of an NVSwitch board, which are no partition of its fabric.
-    ("h200-xeon8558", 7, ("--without-nvlink",)),
+    ("h200-xeon8558", 7, ("--allow-no-nvlink",)),
     ("hgx-h100", 8, ()),
 )
 DRAWN = "pin-numa-pci"
@@ -128,7 +128,7 @@ def _plan_machine(
     plans: dict[str, Plan | Unplannable] = {}
     failed = 0
     gap = None
-    without_nvlink = "--without-nvlink" in options
+    without_nvlink = "--allow-no-nvlink" in options
     for preset in PRESETS:
         try:
             asked = PlanOptions(preset, gpu_count=gpus, without_nvlink=without_nvlink)
@@ -176,7 +176,7 @@ COLUMNS = (
 )
 
 _BINDINGS = {
-    MemoryBinding.AS_IT_WAS: "as it was",
+    MemoryBinding.KEEP: "as it was",
     MemoryBinding.BOUND: "bound",
     MemoryBinding.BOUND_PER_CELL: "per cell",
 }

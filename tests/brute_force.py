@@ -276,7 +276,7 @@ def _nearness(request: GuestRequest) -> int:
     """How many terms come before the host's last core and the memory next to its vCPUs."""
     if request.options.policy is not Policy.CORES_FIRST:
         return 0
-    return 3 if request.layout.pcie is GuestPcie.MIRRORED else 2
+    return 3 if request.layout.pcie is GuestPcie.HOST else 2
 
 
 def _fallbacks(host: Host, request: GuestRequest) -> Iterator[Fallback]:
@@ -355,9 +355,9 @@ class _Step:
             and fallback.cores is Cores.AS_ASKED
             and request.options.policy in (Policy.MEMORY_FIRST, Policy.ANY)
         )
-        self.mirrored = layout.cells is GuestCells.MIRRORED
+        self.mirrored = layout.cells is GuestCells.HOST
         first = ("vcpus_beyond_cores",) if self.shares else ()
-        self.order = (*first, *ORDER[request.options.policy, layout.pcie is GuestPcie.MIRRORED])
+        self.order = (*first, *ORDER[request.options.policy, layout.pcie is GuestPcie.HOST])
         if not request.options.unequal_cells and not self.shares:
             self.order = _evenly(self.order)
         self.others = _others(host, request)

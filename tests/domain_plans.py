@@ -53,10 +53,10 @@ def hand_plan(
     doubled = shape.pinning is Pinning.ALL_PUS and vcpus is None
     count = vcpus or guest.vcpus * (2 if doubled else 1)
     memory = memory_bytes or guest.memory_bytes
-    mirrored = shape.cells is GuestCells.MIRRORED
+    mirrored = shape.cells is GuestCells.HOST
     pins = _pins(count, shape.pinning, first_core)
     threads = 2 if shape.siblings is Siblings.EXPOSED else 1
-    is_bound = shape.memory is not MemoryBinding.AS_IT_WAS
+    is_bound = shape.memory is not MemoryBinding.KEEP
     binding = (str(MemoryMode.STRICT), CpuSet(NODES)) if is_bound else None
     emulator = emulator_pus
     if emulator is None and pins:
@@ -81,8 +81,8 @@ def hand_plan(
             bound(cell, shape, binding, page_bytes)
             for cell in (_cells(count, memory, distances) if mirrored else ())
         ),
-        hostdevs=_devices(guest, shape.pcie is GuestPcie.MIRRORED, extra_devices),
-        controllers=_controllers(guest, extra_devices) if shape.pcie is GuestPcie.MIRRORED else (),
+        hostdevs=_devices(guest, shape.pcie is GuestPcie.HOST, extra_devices),
+        controllers=_controllers(guest, extra_devices) if shape.pcie is GuestPcie.HOST else (),
         has_iommu=iommu_needed,
         record=LayoutRecord(layout=shape, host="0123456789abcdef"),
     )

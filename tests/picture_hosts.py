@@ -274,7 +274,7 @@ def hand_plan(
                 in_use += len(pus)
             elif not emulator:
                 emulator = core.pus
-    mirrored = preset.cells is GuestCells.MIRRORED
+    mirrored = preset.cells is GuestCells.HOST
     cell_count = len(nodes) if mirrored else 1
     host_nodes = tuple(NodeIndex(node) for node in nodes)
     cells = tuple(
@@ -295,7 +295,7 @@ def hand_plan(
         chosen = [d.bdf for d in host.pci_devices if d.kind in wanted_kinds]
     devices = tuple(_device(host, bdf, cells, i, preset.pcie) for i, bdf in enumerate(chosen))
     pinned = preset.pinning is not Pinning.NONE
-    is_bound = preset.memory is not MemoryBinding.AS_IT_WAS
+    is_bound = preset.memory is not MemoryBinding.KEEP
     cost = (
         CostTerm("device_class", 10),
         CostTerm("nodes_spanned", len(nodes)),
@@ -364,7 +364,7 @@ def _device(
 ) -> GuestHostdev:
     device = host.device(bdf)
     assert device is not None
-    mirrored = pcie is GuestPcie.MIRRORED
+    mirrored = pcie is GuestPcie.HOST
     cell = next((c for c in cells if device.node in c.host_nodes), None) if mirrored else None
     home = next((c for c in cells if device.node in c.host_nodes), None)
     total = sum(c.memory_bytes for c in cells)

@@ -121,7 +121,7 @@ def test_the_load_of_the_doctor_imports_nothing_from_the_current_folder(planted:
     "words",
     [
         ("doctor", "--under-load"),
-        ("bench", "x", "--quick", "--tests", "torch-copies", "--results", "results"),
+        ("bench", "--name", "x", "--quick", "--tests", "torch-copies", "--results", "results"),
         (
             "bench",
             "y",

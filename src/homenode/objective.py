@@ -6,10 +6,10 @@ from enum import StrEnum
 class Objective(StrEnum):
     """What the VM is for."""
 
-    COLLECTIVE = "collective"
-    HOST_BANDWIDTH = "host-bandwidth"
+    MULTI_GPU = "multi-gpu"
+    MEMORY_BANDWIDTH = "memory-bandwidth"
     LATENCY = "latency"
-    DEVICE_TRANSFER = "device-transfer"
+    GPU_COPY = "gpu-copy"
     THROUGHPUT = "throughput"
     DENSITY = "density"
 
@@ -20,10 +20,10 @@ class Objective(StrEnum):
 
 
 _USES = {
-    Objective.COLLECTIVE: "work on several GPUs that exchange data",
-    Objective.HOST_BANDWIDTH: "work that streams through memory",
+    Objective.MULTI_GPU: "work on several GPUs that exchange data",
+    Objective.MEMORY_BANDWIDTH: "work that streams through memory",
     Objective.LATENCY: "work that waits for memory",
-    Objective.DEVICE_TRANSFER: "copies between host and GPUs",
+    Objective.GPU_COPY: "copies between host and GPUs",
     Objective.THROUGHPUT: "work that keeps all CPUs busy",
     Objective.DENSITY: "many VMs on one host",
 }

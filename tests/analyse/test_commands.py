@@ -50,7 +50,7 @@ def call(*arguments: object, width: int = 160) -> str:
 
 
 def test_compare_prints_effects_intervals_outcomes_and_what_was_skipped(results: Path) -> None:
-    printed = call("compare", results, "--objective", "host-bandwidth")
+    printed = call("compare", results, "--objective", "memory-bandwidth")
     assert "pin-numa against default" in printed
     assert "better (p" in printed
     assert " x " in printed
@@ -101,11 +101,11 @@ def test_compare_prints_one_verdict_per_objective_and_says_on_what_it_rests(
     results: Path,
 ) -> None:
     printed = call("compare", results)
-    assert printed.startswith("H200: run pin-numa for host-bandwidth (measured)\n")
-    assert "host-bandwidth: pin-numa  [measured here]" in printed
+    assert printed.startswith("H200: run pin-numa for memory-bandwidth (measured)\n")
+    assert "memory-bandwidth: pin-numa  [measured here]" in printed
     assert "skipped:" in printed
     assert "collective" not in printed
-    published = call("compare", FOLDER, "--objective", "collective", "--all")
+    published = call("compare", FOLDER, "--objective", "multi-gpu", "--all")
     assert "[published, one figure each]" in published
     assert "measure next: pin-numa-pci" in published
 
@@ -121,7 +121,7 @@ def test_compare_says_of_which_gpu_a_figure_is_and_what_a_doubt_may_come_from() 
 
 
 def test_compare_names_memory_and_huge_pages_wherever_it_names_a_choice() -> None:
-    printed = call("compare", FOLDER / "gh200-x4", "--objective", "device-transfer")
+    printed = call("compare", FOLDER / "gh200-x4", "--objective", "gpu-copy")
     assert "memory: strict, per cell; huge pages: not known" in " ".join(printed.split())
 
 

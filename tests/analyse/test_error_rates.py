@@ -266,7 +266,7 @@ def test_a_verdict_hardly_ever_avoids_one_of_several_equal_layouts(
         runs = [
             simulated_run(one, TRIAD, rng, between=noise, samples=3) for one in LAYOUTS[:layouts]
         ]
-        avoided += bool(verdict("x", alternatives(runs), Objective.HOST_BANDWIDTH).avoid)
+        avoided += bool(verdict("x", alternatives(runs), Objective.MEMORY_BANDWIDTH).avoid)
     assert avoided / count <= 0.085  # 6 % and twice what chance adds in so few
 
 

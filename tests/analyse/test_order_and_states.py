@@ -79,7 +79,7 @@ def test_boots_that_contradict_each_other_stay_the_unit_though_samples_name_thei
     (effect,) = effects(runs)
     assert (effect.state, effect.boots) == (None, (3, 3))
     assert effect.outcome is Outcome.CANNOT_TELL
-    made = decide((tuple(runs)), facts_of_runs("H200", runs), Objective.HOST_BANDWIDTH)
+    made = decide((tuple(runs)), facts_of_runs("H200", runs), Objective.MEMORY_BANDWIDTH)
     assert made.level is EvidenceLevel.REASONED
 
 

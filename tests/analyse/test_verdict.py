@@ -52,7 +52,7 @@ def measured(runs: Sequence[Run], objective: Objective) -> Verdict:
 
 
 def test_h200_collectives_want_a_flat_guest_and_show_that_default_is_no_worse() -> None:
-    made = published("H200", Objective.COLLECTIVE)
+    made = published("H200", Objective.MULTI_GPU)
     assert (made.choice, made.layout, made.also) == ("pin", "pin-bound", ("default",))
     assert set(made.avoid) == {"pin-numa", "pin-numa-smt"}
     assert made.why(ReasonId.CONSERVATIVE)
@@ -64,31 +64,31 @@ def test_h200_collectives_want_a_flat_guest_and_show_that_default_is_no_worse() 
 def test_gpus_without_a_node_make_collectives_a_doubt_with_the_layout_to_measure(
     system: str,
 ) -> None:
-    made = published(system, Objective.COLLECTIVE)
+    made = published(system, Objective.MULTI_GPU)
     assert made.measure_next == "pin-numa-pci"
     assert any(doubt.id == "gpus-without-node" for doubt in made.doubts)
 
 
 @pytest.mark.parametrize("system", ["H200", "RTX PRO 6000", "MI350X", "RTX 4090"])
 def test_processor_bandwidth_wants_cells(system: str) -> None:
-    made = published(system, Objective.HOST_BANDWIDTH)
+    made = published(system, Objective.MEMORY_BANDWIDTH)
     assert (made.layout, made.memory_mode) == ("pin-numa", "strict, per cell")
     assert set(made.avoid) == {"default", "pin"}
 
 
 def test_a_multiple_is_written_as_the_multiple() -> None:
-    said = sentence_of(published("H200", Objective.HOST_BANDWIDTH))
+    said = sentence_of(published("H200", Objective.MEMORY_BANDWIDTH))
     assert "pin-numa 561.2 GB/s, 7.3 x default (77.24 GB/s)" in said
 
 
 def test_rtx_pro_6000_collectives_want_pinning() -> None:
-    made = published("RTX PRO 6000", Objective.COLLECTIVE)
+    made = published("RTX PRO 6000", Objective.MULTI_GPU)
     assert (made.choice, made.layout, made.also) == ("pin", "pin-bound", ())
     assert set(made.avoid) == {"default", "pin-numa", "pin-numa-smt"}
 
 
 def test_mi350x_collectives_do_not_differ_and_get_the_layout_that_risks_least() -> None:
-    made = published("MI350X", Objective.COLLECTIVE)
+    made = published("MI350X", Objective.MULTI_GPU)
     assert (made.choice, made.layout, made.avoid) == ("pin", "pin-bound", ())
     assert made.why(ReasonId.CONSERVATIVE)
 
@@ -143,22 +143,22 @@ def test_measured_zero_latencies_stop_the_answer_for_latency_alone() -> None:
     ]
     made = measured(zeroed, Objective.LATENCY)
     assert (made.choice, made.why(ReasonId.REFUSED) is not None) == (None, True)
-    assert measured(zeroed, Objective.HOST_BANDWIDTH).choice is not None
+    assert measured(zeroed, Objective.MEMORY_BANDWIDTH).choice is not None
 
 
 def test_ibm_wants_expander_buses() -> None:
-    made = published("HGX A100", Objective.DEVICE_TRANSFER)
+    made = published("HGX A100", Objective.GPU_COPY)
     assert (made.choice, made.layout) == ("expander buses", "pin-numa-pci")
     assert made.avoid == ("GPUs on the root complex",)
     assert not [one for one in made.doubts if one.id == "gpus-without-node"]
 
 
 def test_sdumont_wants_local_memory_and_says_which_queue_gives_it() -> None:
-    memory_bound = published("GH200 x4", Objective.DEVICE_TRANSFER)
+    memory_bound = published("GH200 x4", Objective.GPU_COPY)
     assert memory_bound.choice == "the GPU's own node"
     assert memory_bound.layout == "pin-numa-pci"
     assert memory_bound.why(ReasonId.NO_LAYOUT)
-    between = published("GH200 x4", Objective.COLLECTIVE)
+    between = published("GH200 x4", Objective.MULTI_GPU)
     assert between.avoid == ()
 
 
@@ -176,13 +176,13 @@ def test_every_verdict_of_published_figures_says_so_and_names_its_source() -> No
 
 
 ARTICLE = {
-    ("H200", Objective.COLLECTIVE): "pin",
-    ("H200", Objective.HOST_BANDWIDTH): "pin-numa",
-    ("MI350X", Objective.COLLECTIVE): "pin",
-    ("RTX PRO 6000", Objective.COLLECTIVE): "pin",
-    ("RTX 4090", Objective.HOST_BANDWIDTH): "pin-numa",
+    ("H200", Objective.MULTI_GPU): "pin",
+    ("H200", Objective.MEMORY_BANDWIDTH): "pin-numa",
+    ("MI350X", Objective.MULTI_GPU): "pin",
+    ("RTX PRO 6000", Objective.MULTI_GPU): "pin",
+    ("RTX 4090", Objective.MEMORY_BANDWIDTH): "pin-numa",
     ("RTX 4080", Objective.THROUGHPUT): "default",
-    ("RTX 5090", Objective.COLLECTIVE): None,
+    ("RTX 5090", Objective.MULTI_GPU): None,
 }
 """What the article recommends, on the figures that it recommends it by."""
 
@@ -221,19 +221,19 @@ def _repeated(run: Run, rng: random.Random) -> Run:
 
 
 HELD = [
-    ("H200", Objective.COLLECTIVE),
-    ("H200", Objective.HOST_BANDWIDTH),
+    ("H200", Objective.MULTI_GPU),
+    ("H200", Objective.MEMORY_BANDWIDTH),
     ("H200", Objective.THROUGHPUT),
-    ("RTX PRO 6000", Objective.COLLECTIVE),
+    ("RTX PRO 6000", Objective.MULTI_GPU),
     ("RTX PRO 6000", Objective.LATENCY),
-    ("MI350X", Objective.COLLECTIVE),
+    ("MI350X", Objective.MULTI_GPU),
     ("MI350X", Objective.THROUGHPUT),
-    ("RTX 4090", Objective.HOST_BANDWIDTH),
+    ("RTX 4090", Objective.MEMORY_BANDWIDTH),
     ("RTX 4080", Objective.THROUGHPUT),
-    ("RTX 5090", Objective.COLLECTIVE),
-    ("HGX A100", Objective.DEVICE_TRANSFER),
-    ("GH200 x4", Objective.DEVICE_TRANSFER),
-    ("GH200 x4", Objective.COLLECTIVE),
+    ("RTX 5090", Objective.MULTI_GPU),
+    ("HGX A100", Objective.GPU_COPY),
+    ("GH200 x4", Objective.GPU_COPY),
+    ("GH200 x4", Objective.MULTI_GPU),
     ("Xen, 2 nodes of 16 cores", Objective.THROUGHPUT),
 ]
 
@@ -248,7 +248,7 @@ def test_a_verdict_holds_over_simulated_repeats_around_its_figures(
     for seed in range(20):
         rng = random.Random(seed)
         made = verdict(system, alternatives(_repeated(run, rng) for run in runs), objective)
-        if objective is Objective.COLLECTIVE and system in ("H200", "MI350X"):
+        if objective is Objective.MULTI_GPU and system in ("H200", "MI350X"):
             owned += made.layout in ("pin", "default") and set(made.avoid) >= set(first.avoid)
         else:
             owned += (made.layout, made.avoid) == (first.layout, first.avoid)
@@ -285,7 +285,7 @@ def test_one_boot_of_each_tells_nothing_that_boots_of_one_layout_may_differ_by()
         simulated_run(layout, {"memory-bandwidth": ("bytes_per_s", value)}, rng, boots=1)
         for layout, value in (("pin", 47e9), ("pin-numa", 79e9))
     ]
-    made = measured(runs, Objective.HOST_BANDWIDTH)
+    made = measured(runs, Objective.MEMORY_BANDWIDTH)
     assert (made.level, made.avoid) == (EvidenceLevel.PROVISIONAL, ())
     assert made.results[1].position is Position.UNSHOWN
 
@@ -302,7 +302,7 @@ def test_the_strongest_evidence_that_can_tell_decides() -> None:
         return [Run(structs.replace(run.head, host_kind=kind), run.samples) for run in made]
 
     def level(*those: Run) -> tuple[EvidenceLevel | None, bool]:
-        made = decide((those), machine, Objective.HOST_BANDWIDTH)
+        made = decide((those), machine, Objective.MEMORY_BANDWIDTH)
         assert made.layout == "pin-numa"
         return made.level, made.here
 
@@ -317,9 +317,9 @@ def test_the_strongest_evidence_that_can_tell_decides() -> None:
 
 
 def test_a_host_that_no_one_has_measured_is_reasoned_about_and_says_so() -> None:
-    made = decide((), facts("hgx-h100"), Objective.COLLECTIVE)
+    made = decide((), facts("hgx-h100"), Objective.MULTI_GPU)
     assert (made.level, made.measure_next) == (EvidenceLevel.REASONED, "pin-numa-pci")
-    flat = decide((), facts("x86-1p1n4c4t"), Objective.HOST_BANDWIDTH)
+    flat = decide((), facts("x86-1p1n4c4t"), Objective.MEMORY_BANDWIDTH)
     assert (flat.level, flat.choice, flat.layout) == (
         EvidenceLevel.REASONED,
         "pin-bound",
@@ -330,13 +330,13 @@ def test_a_host_that_no_one_has_measured_is_reasoned_about_and_says_so() -> None
 def test_a_machine_type_without_expander_buses_is_not_given_one() -> None:
     machine = facts("hgx-h100")
     inputs = replace(machine.inputs, expander_buses=False)
-    made = decide((), machine, Objective.DEVICE_TRANSFER, inputs)
+    made = decide((), machine, Objective.GPU_COPY, inputs)
     assert made.layout == "pin-bound"
     assert "expander bus" in sentence_of(made)
 
 
 @pytest.mark.parametrize("nodes", [4, 1])
-@pytest.mark.parametrize("objective", [Objective.COLLECTIVE, Objective.DEVICE_TRANSFER])
+@pytest.mark.parametrize("objective", [Objective.MULTI_GPU, Objective.GPU_COPY])
 def test_grace_gpus_get_a_layout_that_gives_their_memory_nodes(
     objective: Objective, nodes: int
 ) -> None:
@@ -350,10 +350,10 @@ def test_grace_gpus_get_a_layout_that_gives_their_memory_nodes(
 
 def test_a_vm_without_gpus_on_a_grace_host_needs_no_expander_bus() -> None:
     machine = facts("gh200x4")
-    without = decide((), machine, Objective.COLLECTIVE, replace(machine.inputs, has_gpus=False))
+    without = decide((), machine, Objective.MULTI_GPU, replace(machine.inputs, has_gpus=False))
     assert without.layout == "pin-bound"
     with_gpus = replace(machine.inputs, has_gpus=True)
-    given = decide((), machine, Objective.HOST_BANDWIDTH, with_gpus)
+    given = decide((), machine, Objective.MEMORY_BANDWIDTH, with_gpus)
     assert given.layout == "pin-numa-pci"
     assert "Grace" in sentence_of(given)
 
@@ -376,13 +376,13 @@ def test_a_flat_guest_that_was_measured_on_this_grace_host_is_believed() -> None
         )
         for layout, value in (("pin-bound", 2e11), ("pin-numa-pci", 1e11))
     )
-    made = decide((runs), machine, Objective.COLLECTIVE)
+    made = decide((runs), machine, Objective.MULTI_GPU)
     assert (made.here, made.layout) == (True, "pin-bound")
 
 
 def test_a_healthy_machine_of_an_excluded_kind_is_reasoned_about() -> None:
     sick = facts("rtx5090-epyc7702")
-    made = decide((), replace(sick, findings=()), Objective.COLLECTIVE)
+    made = decide((), replace(sick, findings=()), Objective.MULTI_GPU)
     assert made.level is EvidenceLevel.REASONED
 
 
@@ -407,7 +407,7 @@ def test_measured_layouts_with_expander_buses_answer_the_open_question() -> None
         simulated_run(layout, {"allreduce-busbw-peak": ("bytes_per_s", value)}, rng)
         for layout, value in (("pin", 18.4e9), ("pin-numa", 8.6e9), ("pin-numa-pci", 26e9))
     ]
-    made = measured(runs, Objective.COLLECTIVE)
+    made = measured(runs, Objective.MULTI_GPU)
     assert (made.level, made.layout, made.measure_next) == (
         EvidenceLevel.MEASURED,
         "pin-numa-pci",
@@ -424,7 +424,7 @@ def test_results_of_two_hosts_are_two_verdicts_and_never_mixed() -> None:
         for layout, (metric, unit, value) in STREAM.items()
     ]
     evidence = tuple(runs)
-    found = decide_for_machines(evidence, [Objective.HOST_BANDWIDTH, Objective.COLLECTIVE])
+    found = decide_for_machines(evidence, [Objective.MEMORY_BANDWIDTH, Objective.MULTI_GPU])
     assert [one.layout for one in found] == ["pin-numa", "pin-numa"]
     assert len({one.system for one in found}) == 2
 
@@ -435,7 +435,7 @@ def test_emulated_figures_lead_to_no_verdict() -> None:
     for layout, (metric, unit, value) in STREAM.items():
         run = simulated_run(layout, {metric: (unit, value)}, rng)
         runs.append(Run(structs.replace(run.head, origin=Origin.EMULATED), run.samples))
-    made = measured(runs, Objective.HOST_BANDWIDTH)
+    made = measured(runs, Objective.MEMORY_BANDWIDTH)
     assert made.choice is None
     assert made.why(ReasonId.NOT_REAL)
 
@@ -452,7 +452,7 @@ def test_a_layout_that_is_better_one_way_and_worse_the_other_stays_in_the_choice
         )
         for layout, h2d, d2h in (("pin", 50e9, 30e9), ("pin-numa-pci", 30e9, 50e9))
     ]
-    made = verdict("H200", alternatives(runs), Objective.DEVICE_TRANSFER)
+    made = verdict("H200", alternatives(runs), Objective.GPU_COPY)
     assert {made.choice, *made.also} == {"pin", "pin-numa-pci"}
     assert all(one.value > 0 and one.unit == "bytes_per_s" for one in made.results)
     assert not [run for run in runs if run.samples[0].statistic is not Statistic.SAMPLE]
@@ -468,7 +468,7 @@ def test_memory_modes_and_page_sizes_are_alternatives_of_their_own() -> None:
     ):
         run = simulated_run("pin-bound", {"memory-bandwidth": ("bytes_per_s", value)}, rng)
         runs.append(Run(structs.replace(run.head, memory_mode=mode, page_bytes=pages), run.samples))
-    made = verdict("H200", alternatives(runs), Objective.HOST_BANDWIDTH)
+    made = verdict("H200", alternatives(runs), Objective.MEMORY_BANDWIDTH)
     assert made.choice == "pin-bound, interleave, 2 MiB pages"
     assert (made.layout, made.memory_mode) == ("pin-bound", "interleave, on the chosen nodes")
     assert made.huge_pages == "2 MiB"
@@ -491,7 +491,7 @@ def test_measured_figures_that_cannot_tell_are_named_with_the_reasoned_answer() 
         simulated_run("pin", {"memory-bandwidth": ("bytes_per_s", 79e9)}, rng),
         simulated_run("pin-numa", {"memory-bandwidth": ("bytes_per_s", 60e9)}, rng, between=0.4),
     ]
-    made = measured(runs, Objective.HOST_BANDWIDTH)
+    made = measured(runs, Objective.MEMORY_BANDWIDTH)
     assert made.level is EvidenceLevel.REASONED
     assert any("cannot tell" in one for one in made.passed)
     assert "no figures" not in sentence_of(made)
@@ -504,7 +504,7 @@ def test_equal_layouts_lead_to_no_difference_and_nothing_to_avoid() -> None:
             simulated_run(layout, {"memory-bandwidth": ("bytes_per_s", 1e11)}, rng, vcpus=16)
             for layout in ("default", "pin", "pin-numa", "pin-numa-pci")
         ]
-        made = verdict("H200", alternatives(runs), Objective.HOST_BANDWIDTH)
+        made = verdict("H200", alternatives(runs), Objective.MEMORY_BANDWIDTH)
         assert (made.layout, made.avoid) == ("default", ())
         assert made.why(ReasonId.LEAST_CHANGE)
 
@@ -515,7 +515,7 @@ def _simulated(noise: float, values: Mapping[str, float], seed: int) -> Verdict:
         simulated_run(layout, {"memory-bandwidth": ("bytes_per_s", value)}, rng, between=noise)
         for layout, value in values.items()
     ]
-    return verdict("H200", alternatives(runs), Objective.HOST_BANDWIDTH)
+    return verdict("H200", alternatives(runs), Objective.MEMORY_BANDWIDTH)
 
 
 def test_a_pair_that_shows_nothing_weakens_no_other_and_each_has_the_word_of_compare() -> None:
@@ -526,7 +526,7 @@ def test_a_pair_that_shows_nothing_weakens_no_other_and_each_has_the_word_of_com
         simulated_run(name, {"memory-bandwidth": ("bytes_per_s", 8e10 * gain)}, rng, boots=4)
         for name, gain in gains.items()
     ]
-    made = verdict("x", alternatives(runs), Objective.HOST_BANDWIDTH)
+    made = verdict("x", alternatives(runs), Objective.MEMORY_BANDWIDTH)
     assert (made.avoid, made.level) == (("default",), EvidenceLevel.MEASURED)
     *_, best = alternatives(runs)
     pairs = compare([best, *alternatives(runs)[:2]]).effects
@@ -557,7 +557,7 @@ def test_a_noisy_layout_is_neither_chosen_nor_avoided_among_clear_ones() -> None
             ("pin-numa", 5.6e11, 0.01),
         )
     ]
-    made = verdict("H200", alternatives(runs), Objective.HOST_BANDWIDTH)
+    made = verdict("H200", alternatives(runs), Objective.MEMORY_BANDWIDTH)
     assert (made.choice, made.also, made.avoid) == ("pin-numa", (), ("pin",))
     undecided = made.why(ReasonId.UNDECIDED)
     assert undecided is not None and undecided.alternative == "default"
@@ -577,7 +577,7 @@ def test_noise_passes_on_to_the_table() -> None:
         for layout in ("default", "pin", "pin-numa")
     ]
     evidence = tuple(runs)
-    made = decide(evidence, facts("h200-xeon8558"), Objective.HOST_BANDWIDTH)
+    made = decide(evidence, facts("h200-xeon8558"), Objective.MEMORY_BANDWIDTH)
     assert (made.level, made.layout) == (EvidenceLevel.REASONED, "pin-numa")
     assert any(text.startswith("h200-xeon8558: cannot tell") for text in made.passed)
 

@@ -135,15 +135,15 @@ def test_explicit_pu_lists_give_the_studys_listings(
     done = homenode(
         "plan",
         vm,
-        "--node-pus",
+        "--node-cpus",
         "0-27",
-        "--node-pus",
+        "--node-cpus",
         "32-59",
-        "--sibling-pus",
+        "--sibling-cpus",
         "64-91",
-        "--sibling-pus",
+        "--sibling-cpus",
         "96-123",
-        "--emulator-pus",
+        "--emulator-cpus",
         emulator,
         "--memory",
         "1572864MiB",
@@ -250,7 +250,7 @@ def test_auto_prints_the_figures_it_follows() -> None:
         "--layout",
         "auto",
         "--objective",
-        "collective",
+        "multi-gpu",
     )
     assert done.exit_code == 0, done.stderr
     assert "layout pin" in done.stdout
@@ -260,7 +260,7 @@ def test_auto_prints_the_figures_it_follows() -> None:
 def test_a_layout_need_not_be_named_and_slow_links_are_warned_of() -> None:
     done = homenode("plan", DOCUMENT, "--host", "h200-xeon8558", "--gpus", "8")
     assert done.exit_code == 0, done.stderr
-    assert "pin-bound for collective" in done.stdout
+    assert "pin-bound for multi-gpu" in done.stdout
     sick = homenode("plan", DOCUMENT, "--host", "rtx5090-epyc7702")
     assert sick.exit_code == 0, sick.stderr
     assert "warning" in sick.stderr and "pcie-link-slow" in sick.stderr
@@ -279,19 +279,19 @@ def test_a_layout_need_not_be_named_and_slow_links_are_warned_of() -> None:
             "0000:aa:00.0",
         ),
         ([str(DOCUMENT), "--layout", "pin", "--memory", "7 bananas"], 2, "bananas"),
-        ([str(DOCUMENT), "--layout", "pin", "--sibling-pus", "1"], 2, "--node-pus"),
+        ([str(DOCUMENT), "--layout", "pin", "--sibling-cpus", "1"], 2, "--node-cpus"),
         ([str(DOCUMENT), "--layout", "pin", "--host", "hgx-h100", "--gpus", "9"], 4, "9"),
         ([str(DOCUMENT), "--layout", "pin", "--memory", "64"], 2, "64GiB"),
         ([str(DOCUMENT), "--layout", "pin", "--memory", "0GiB"], 2, "at least"),
         ([str(DOCUMENT), "--layout", "pin", "--page-size", "3MiB"], 2, "2MiB or 1GiB"),
-        ([str(DOCUMENT), "--layout", "pin", "--emulator-pus", ""], 2, "at least one PU"),
+        ([str(DOCUMENT), "--layout", "pin", "--emulator-cpus", ""], 2, "at least one PU"),
         (
-            [str(DOCUMENT), "--layout", "pin", "--host", "hgx-h100", "--emulator-pus", "900"],
+            [str(DOCUMENT), "--layout", "pin", "--host", "hgx-h100", "--emulator-cpus", "900"],
             2,
             "found 900",
         ),
         (
-            [str(DOCUMENT), "--layout", "pin", "--host", "hgx-h100", "--reserve-pus", "0-999"],
+            [str(DOCUMENT), "--layout", "pin", "--host", "hgx-h100", "--reserved-cpus", "0-999"],
             2,
             "found 224-999",
         ),
@@ -301,9 +301,9 @@ def test_a_layout_need_not_be_named_and_slow_links_are_warned_of() -> None:
             "found a bridge",
         ),
         ([str(DOCUMENT), "--layout", "pin", "--keep-vcpus"], 2, "an -smt layout"),
-        ([str(DOCUMENT), "--layout", "default", "--emulator-pus", "0"], 2, "pins nothing"),
-        ([str(DOCUMENT), "--layout", "pin", "--node-pus", "0-3", "--svg", "x.svg"], 2, "--svg"),
-        ([str(DOCUMENT), "--layout", "pin", "--node-pus", "0-3", "--vcpus", "4"], 2, "--vcpus"),
+        ([str(DOCUMENT), "--layout", "default", "--emulator-cpus", "0"], 2, "pins nothing"),
+        ([str(DOCUMENT), "--layout", "pin", "--node-cpus", "0-3", "--svg", "x.svg"], 2, "--svg"),
+        ([str(DOCUMENT), "--layout", "pin", "--node-cpus", "0-3", "--vcpus", "4"], 2, "--vcpus"),
         ([str(DOCUMENT), "--layout", "pin", "-o", "/nodir/x.xml"], 3, "expected a folder /nodir"),
         ([str(DOCUMENT), "--layout", "pin", "--save-plan", "."], 2, "found a folder"),
     ],
@@ -402,9 +402,9 @@ def test_explicit_cells_lie_where_they_are_asked_for() -> None:
         "--layout",
         "pin-numa",
         "--json",
-        "--cell",
+        "--guest-node",
         "vcpus=8,memory=32GiB,node=1",
-        "--cell",
+        "--guest-node",
         "vcpus=4,memory=8GiB,node=0",
     )
     assert done.exit_code == 0, done.stderr

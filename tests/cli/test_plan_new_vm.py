@@ -86,7 +86,12 @@ def test_options_alone_are_written_for_every_target(target: str, tmp_path: Path)
 
 
 def test_cells_say_the_size_too(tmp_path: Path) -> None:
-    cells = ("--cell", "vcpus=8,memory=8GiB,node=0", "--cell", "vcpus=4,memory=4GiB,node=1")
+    cells = (
+        "--guest-node",
+        "vcpus=8,memory=8GiB,node=0",
+        "--guest-node",
+        "vcpus=4,memory=4GiB,node=1",
+    )
     done = planned("--layout", "pin-numa", *cells, "--json")
     assert done.exit_code == 0, done.exception
     made = json.loads(done.stdout)["vm"]
@@ -110,7 +115,7 @@ def test_hosts_are_ranked_for_a_new_vm_too(tmp_path: Path) -> None:
         ((*VM, "--target", "vmware"), "expected libvirt, proxmox, "),
         ((*VM, "--name", "a/b"), "without / and line breaks"),
         ((*VM, "--name", "a/b", "--target", "xen"), "without / and line breaks"),
-        ((*VM, "--node-pus", "0-3"), "expected a domain document"),
+        ((*VM, "--node-cpus", "0-3"), "expected a domain document"),
     ],
 )
 def test_what_is_missing_is_named_with_what_to_do(arguments: tuple[str, ...], found: str) -> None:

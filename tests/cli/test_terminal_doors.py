@@ -122,7 +122,7 @@ def hostile_document(folder: Path) -> Path:
         ("apply", "HOSTILE", "--yes", "--connect", "test:///HOSTILE"),
         ("trial", "HOSTILE"),
         ("trial", "status", "HOSTILE"),
-        ("bench", "HOSTILE"),
+        ("bench", "--name", "HOSTILE"),
         ("capture", "--ssh", "HOSTILE", "-o", "OUT"),
         ("doctor", "--expect", "HOSTILE"),
     ],

@@ -70,7 +70,7 @@ def _tuned(document: bytes, wanted: PlanOptions, host: Host) -> Tuning | None:
 
 def _shown_cells(plan: Plan, given: bytes) -> tuple[VmCell, ...]:
     """A single cell of a document stays in it: its guest is flat already."""
-    if plan.layout.cells is GuestCells.FLAT and given.count(b"<cell id=") == 1:
+    if plan.layout.cells is GuestCells.SINGLE and given.count(b"<cell id=") == 1:
         return plan.cells
     return cells_of(plan)
 
@@ -78,7 +78,7 @@ def _shown_cells(plan: Plan, given: bytes) -> tuple[VmCell, ...]:
 def _device_cells(plan: Plan, given: bytes) -> dict[str, int | None]:
     """Where the layout leaves the PCIe tree as it was, an expander bus of a single cell stays."""
     found: dict[str, int | None] = {str(device.bdf): device.cell for device in plan.vm.hostdevs}
-    if plan.layout.pcie is not GuestPcie.MIRRORED and _shown_cells(plan, given):
+    if plan.layout.pcie is not GuestPcie.HOST and _shown_cells(plan, given):
         found |= dict(read_document(given.decode())["devices"])  # type: ignore[call-overload]
     return found
 

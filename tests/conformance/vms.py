@@ -154,7 +154,7 @@ def _planned(vm: VmFile, wanted: PlanOptions, host: Host, target: str) -> Target
 
 def cells_of(plan: Plan) -> tuple[VmCell, ...]:
     """The cells that a guest without memory of GPUs is shown; () for a flat guest."""
-    if plan.layout.cells is GuestCells.FLAT:
+    if plan.layout.cells is GuestCells.SINGLE:
         return ()
     return tuple(cell for cell in plan.cells if cell.vcpus)
 

@@ -109,7 +109,7 @@ def test_a_node_of_its_own_that_is_as_near_to_two_packages_says_nothing() -> Non
     for path, text in whole.files.items():
         if re.fullmatch(rf"{NODE}/node\d+/distance", path):
             files[path] = " ".join("10" if d == "10" else "20" for d in text.split())
-    host = discover(MemorySnapshot("flat", files, whole.links, {}))
+    host = discover(MemorySnapshot("single", files, whole.links, {}))
     gpu = host.devices_of_kind(DeviceKind.GPU)[0]
     assert (gpu.node, gpu.firmware_node) == (None, 4)
     assert any("as near to several" in gap.reason for gap in host.gaps)

@@ -101,7 +101,7 @@ SMALL = b"""<domain type='kvm'>
   <name>small</name>
   <metadata>
     <homenode:layout xmlns:homenode='urn:homenode:layout:1' name='pin-numa-smt'
-      pinning='all-pus' siblings='exposed' cells='mirrored' pcie='as-it-was' memory='bound-per-cell'
+      pinning='all-pus' siblings='exposed' cells='host' pcie='keep' memory='bound-per-cell'
       host='0123456789abcdef'/>
   </metadata>
   <memory unit='GiB'>4</memory>

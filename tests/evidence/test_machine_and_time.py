@@ -146,7 +146,7 @@ def test_equal_layouts_that_drift_are_not_told_apart(logs: Path) -> None:
     assert done.exit_code == 0, done.stderr
     said = homenode("compare", "res")
     assert "blocked" in said.stdout + said.stderr or "before all boots" in said.stdout
-    found = homenode("compare", "res", "--objective", "host-bandwidth")
+    found = homenode("compare", "res", "--objective", "memory-bandwidth")
     assert "measured here" not in found.stdout
     assert "rather than" not in found.stdout
 

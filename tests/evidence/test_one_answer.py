@@ -112,7 +112,7 @@ def test_every_command_gives_one_answer_from_measured_figures(source: str, tmp_p
     without = replace(machine.inputs, has_gpus=False)
     expected = {one: answer(decide(evidence, machine, one)) for one in Objective}
     if source != "rtx5090-epyc7702":
-        assert expected[Objective.HOST_BANDWIDTH][1:3] == ("pin-numa", "measured")
+        assert expected[Objective.MEMORY_BANDWIDTH][1:3] == ("pin-numa", "measured")
     assert recommended(str(tmp_path), "--host", source) == expected
     assert reported(str(tmp_path), host=source) == expected
     assert concluded(runs, host) == expected

@@ -87,7 +87,7 @@ def test_copies_without_expander_buses_have_no_address_and_far_ones_are_slower()
     far = [sample.value for sample in before if sample.value < 14e9]
     near = [sample.value for sample in before if sample.value > 14e9]
     assert 0.805 <= statistics.fmean(far) / statistics.fmean(near) <= 0.815
-    reason = LAYOUTS[Objective.DEVICE_TRANSFER][1]
+    reason = LAYOUTS[Objective.GPU_COPY][1]
     assert f"{statistics.fmean(far) / 1e9:.1f} to 15.6 GB/s" in reason
 
 
@@ -130,7 +130,7 @@ def test_a_ratio_that_a_document_states_follows_from_its_figures(row: str) -> No
     ("objective", "metric", "of", "against", "systems", "text"),
     [
         (
-            Objective.COLLECTIVE,
+            Objective.MULTI_GPU,
             "allreduce-busbw-peak",
             "vcpu_pin",
             "vcpu_pin_numa",
@@ -138,7 +138,7 @@ def test_a_ratio_that_a_document_states_follows_from_its_figures(row: str) -> No
             "{low:.1f} to {high:.1f} times",
         ),
         (
-            Objective.HOST_BANDWIDTH,
+            Objective.MEMORY_BANDWIDTH,
             "memory-bandwidth",
             "vcpu_pin_numa",
             "vcpu_pin",

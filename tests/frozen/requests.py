@@ -432,12 +432,12 @@ def _results(rng: random.Random, number: int, version: str) -> Iterator[tuple[st
 def _switches_of(layout: str) -> dict[str, str]:
     """The five switches, in earlier words."""
     has_smt, has_cells, is_default = "smt" in layout, "numa" in layout, layout == "default"
-    bound = "bound" if layout == "pin-bound" else "as-it-was"
+    bound = "bound" if layout == "pin-bound" else "keep"
     return {
         "pinning": "none" if is_default else "all-pus" if has_smt else "one-pu-per-core",
-        "siblings": "as-they-were" if is_default else "exposed" if has_smt else "hidden",
-        "cells": "mirrored" if has_cells else "flat",
-        "pcie": "mirrored" if "pci" in layout else "as-it-was",
+        "siblings": "keep" if is_default else "exposed" if has_smt else "hidden",
+        "cells": "host" if has_cells else "single",
+        "pcie": "host" if "pci" in layout else "keep",
         "memory": "bound-per-cell" if has_cells else bound,
     }
 

@@ -30,7 +30,7 @@ SHORT = (
     "1",
     "--tests",
     "cpu-single,core-to-core",
-    "--vantage",
+    "--context",
     "host",
     "--force",
 )
@@ -58,7 +58,7 @@ def environment(probe: Path) -> dict[str, str]:
 
 def bench(probe: Path, *words: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
-        [sys.executable, "-m", "homenode.cli.main", "bench", *words],
+        [sys.executable, "-m", "homenode.cli.main", "bench", "--name", *words],
         env=environment(probe),
         cwd=probe.parent,
         capture_output=True,
@@ -113,7 +113,7 @@ def test_the_users_own_program_needs_no_shell(probe: Path) -> None:
         "--quick",
         "--repeat",
         "1",
-        "--vantage",
+        "--context",
         "host",
         "--force",
         "--app",
@@ -140,8 +140,8 @@ def test_the_users_own_program_needs_no_shell(probe: Path) -> None:
         (("mine", "--app", "'", "--metric", "(a)"), "--app: expected a command"),
         (("mine", "--app", "true", "--metric", "a"), "expected one group"),
         (("mine", "--layout", "fast"), "--layout fast: expected a layout"),
-        (("mine", "--pus", "0-"), "--pus"),
-        (("mine", "--pus", "60000"), "--pus 60000: expected PUs of"),
+        (("mine", "--cpus", "0-"), "--cpus"),
+        (("mine", "--cpus", "60000"), "--cpus 60000: expected PUs of"),
         (("mine", "--nccl-max-msg", "1"), "expected 8 B to 1 TiB"),
         (("../mine", *SHORT), "NAME: expected a folder's name"),
         ((".mine", *SHORT), "begins with no dot"),
@@ -156,7 +156,7 @@ def test_what_cannot_be_meant_is_refused(
 ) -> None:
     monkeypatch.setenv("PATH", f"{probe}:{os.environ['PATH']}")
     monkeypatch.chdir(probe.parent)
-    result = homenode("bench", *words)
+    result = homenode("bench", "--name", *words)
     assert isinstance(result.exception, HomenodeError)
     assert says in str(result.exception)
     assert result.exception.exit_code == (3 if "--resume" in words else 2)
@@ -166,7 +166,7 @@ def test_ctrl_c_says_how_to_go_on_and_that_works(probe: Path) -> None:
     script = probe / "homenode-probe"
     fast = script.read_text()
     script.write_text(fast.replace("exec", "test $1 = throughput || sleep 30\nexec"))
-    words = [sys.executable, "-m", "homenode.cli.main", "bench", "it's mine", *SHORT]
+    words = [sys.executable, "-m", "homenode.cli.main", "bench", "--name", "it's mine", *SHORT]
     leader, follower = pty.openpty()
     child = subprocess.Popen(
         words,
@@ -233,9 +233,19 @@ def started(probe: Path, *before: str) -> tuple["subprocess.Popen[str]", int]:
     program = (
         f'sh -c \'echo $$ >"{number}.part" && mv "{number}.part" "{number}" && exec sleep 600\''
     )
-    words = ("mine", "--quick", "--repeat", "1", "--vantage", "host", "--force", "--app", program)
+    words = ("mine", "--quick", "--repeat", "1", "--context", "host", "--force", "--app", program)
     child = subprocess.Popen(
-        [*before, sys.executable, "-m", "homenode.cli.main", "bench", *words, "--metric", "(x)"],
+        [
+            *before,
+            sys.executable,
+            "-m",
+            "homenode.cli.main",
+            "bench",
+            "--name",
+            *words,
+            "--metric",
+            "(x)",
+        ],
         env=environment(probe),
         cwd=probe.parent,
         stdout=subprocess.PIPE,
@@ -256,7 +266,7 @@ def test_a_program_that_hangs_is_stopped_when_its_time_is_up(probe: Path) -> Non
         "--quick",
         "--repeat",
         "1",
-        "--vantage",
+        "--context",
         "host",
         "--force",
         "--app",
@@ -306,8 +316,8 @@ def test_a_virtual_machine_is_not_measured_as_a_host_unless_it_is_forced(
     if not is_virtual(LiveSnapshot()):
         pytest.skip("this machine is no virtual one")
     monkeypatch.chdir(tmp_path)
-    words = ("x", "--quick", "--repeat", "1", "--tests", "cpu-single", "--vantage", "host")
-    result = homenode("bench", *words)
+    words = ("x", "--quick", "--repeat", "1", "--tests", "cpu-single", "--context", "host")
+    result = homenode("bench", "--name", *words)
     assert isinstance(result.exception, UsageError)
     assert "found a virtual machine" in result.exception.message
     assert not list(tmp_path.iterdir())

@@ -35,7 +35,18 @@ def host_at(on: str, run: str, probe: bytes = HELD) -> RemoteHost:
 
 
 def test_a_run_elsewhere_is_a_run_like_any_other(on: str, tmp_path: Path) -> None:
-    words = ("bench", "far", "--on", on, "--quick", "--repeat", "1", "--tests", "cpu-single")
+    words = (
+        "bench",
+        "--name",
+        "far",
+        "--on",
+        on,
+        "--quick",
+        "--repeat",
+        "1",
+        "--tests",
+        "cpu-single",
+    )
     probe = next(Path(__file__).parents[2].glob("build/probe/homenode-probe-static"), None)
     assert probe is not None, "make probe"
     program = (sys.executable, "-m", "homenode.cli.main", *words, "--probe", str(probe))

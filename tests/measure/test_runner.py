@@ -219,7 +219,7 @@ def test_pus_and_nodes_confine_the_run(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("changes", "says"),
-    [({"pus": CpuSet.parse("0-99")}, "--pus"), ({"nodes": (7,)}, "--nodes")],
+    [({"pus": CpuSet.parse("0-99")}, "--cpus"), ({"nodes": (7,)}, "--nodes")],
 )
 def test_pus_and_nodes_that_are_not_there_are_refused(
     changes: dict[str, Any], says: str, tmp_path: Path

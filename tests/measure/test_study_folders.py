@@ -19,11 +19,11 @@ from tests.command_line import homenode
 from tests.study_folders import write_study_folders
 
 RECOMMENDED = {
-    ("H200", Objective.COLLECTIVE): "pin-bound",
-    ("H200", Objective.HOST_BANDWIDTH): "pin-numa",
-    ("MI350X", Objective.COLLECTIVE): "pin-bound",
-    ("RTX PRO 6000", Objective.COLLECTIVE): "pin-bound",
-    ("RTX 4090", Objective.HOST_BANDWIDTH): "pin-numa",
+    ("H200", Objective.MULTI_GPU): "pin-bound",
+    ("H200", Objective.MEMORY_BANDWIDTH): "pin-numa",
+    ("MI350X", Objective.MULTI_GPU): "pin-bound",
+    ("RTX PRO 6000", Objective.MULTI_GPU): "pin-bound",
+    ("RTX 4090", Objective.MEMORY_BANDWIDTH): "pin-numa",
     ("RTX 4080", Objective.THROUGHPUT): "default",
 }
 

@@ -109,9 +109,9 @@ def test_known_effects_come_to_the_right_verdict(
     head, journal = run(tmp_path, SimulatedReach(daemon, effects), boots=3)
     assert outcome_code(journal.known().state) == 0
     found = conclusion(head, journal)
-    verdict = next(one for one in found.verdicts if one.objective is Objective.HOST_BANDWIDTH)
+    verdict = next(one for one in found.verdicts if one.objective is Objective.MEMORY_BANDWIDTH)
     assert str(verdict.choice).split(", ")[0] == best, sentence_of(verdict)
-    advice = next(one for one in found.advice if one.objective is Objective.HOST_BANDWIDTH)
+    advice = next(one for one in found.advice if one.objective is Objective.MEMORY_BANDWIDTH)
     assert (verdict.why(ReasonId.LEAST_CHANGE) is not None) is (best == "default")
     bound = "pin-numa" if best == "pin-numa" else "pin-bound"
     assert (verdict.layout, advice.layout) == (bound, bound)
@@ -138,7 +138,7 @@ def test_one_boot_of_each_is_provisional_where_layouts_are_far_apart(
 ) -> None:
     head, journal = run(tmp_path, SimulatedReach(daemon, CELLS_HELP), boots=1)
     found = conclusion(head, journal)
-    (verdict,) = [one for one in found.verdicts if one.objective is Objective.HOST_BANDWIDTH]
+    (verdict,) = [one for one in found.verdicts if one.objective is Objective.MEMORY_BANDWIDTH]
     assert (verdict.level, verdict.boots) == (EvidenceLevel.PROVISIONAL, (1, 1))
 
 
@@ -332,7 +332,7 @@ def test_pus_that_the_user_gives_are_those_of_every_layout_that_pins(
     daemon: StandIn, tmp_path: Path
 ) -> None:
     ranges = ManualRanges((CpuSet.parse("2-3"), CpuSet.parse("10-11")))
-    words = ("--node-pus", "2-3", "--node-pus", "10-11")
+    words = ("--node-cpus", "2-3", "--node-cpus", "10-11")
     asked = replace(wanted(tmp_path / "results", boots=3), ranges=ranges, plan_words=words)
     head, journal = begun(tmp_path / "state", asked)
     reopened = reopen(head, journal)
@@ -345,11 +345,14 @@ def test_pus_that_the_user_gives_are_those_of_every_layout_that_pins(
         run_trial(trial_of(head, journal, tmp_path / "state", reach), lock)
     assert outcome_code(journal.known().state) == 0
     advice = next(
-        one for one in conclusion(head, journal).advice if one.objective is Objective.HOST_BANDWIDTH
+        one
+        for one in conclusion(head, journal).advice
+        if one.objective is Objective.MEMORY_BANDWIDTH
     )
     assert advice.command is not None
     assert advice.command.split(" && ")[1] == (
-        "homenode plan vm.xml --node-pus 2-3 --node-pus 10-11 --layout pin-numa -o vm-pin-numa.xml"
+        "homenode plan vm.xml --node-cpus 2-3 --node-cpus 10-11 --layout pin-numa "
+        "-o vm-pin-numa.xml"
     )
 
 
@@ -357,7 +360,7 @@ def test_as_many_pus_as_the_vm_has_vcpus_are_expected(daemon: StandIn, tmp_path:
     ranges = ManualRanges((CpuSet.parse("2-4"),))
     asked = replace(wanted(tmp_path / "results"), layouts=("pin",), ranges=ranges)
     found = preflight(Virsh(URI), NAME, asked, host(), tmp_path / "state")
-    assert "--node-pus: expected 4 PUs, one a vCPU of the VM, found 3" in found.fitted[0].against
+    assert "--node-cpus: expected 4 PUs, one a vCPU of the VM, found 3" in found.fitted[0].against
 
 
 def test_it_is_said_how_long_a_guest_has_been_waited_for(daemon: StandIn, tmp_path: Path) -> None:

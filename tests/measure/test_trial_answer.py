@@ -87,7 +87,7 @@ def test_with_consent_it_ends_in_one_sentence_and_the_vm_is_as_it_was(
     done = tried(tmp_path, *QUICK, "--yes")
     assert done.exit_code == 0, done.output
     sentence, command = done.stdout.splitlines()[-2:]
-    assert sentence.startswith(f"{NAME}: run pin-numa for host-bandwidth: ")
+    assert sentence.startswith(f"{NAME}: run pin-numa for memory-bandwidth: ")
     assert command.startswith(f"next  homenode apply {UUID}") and "pin-numa" in command
     assert daemon.definition() == ORIGINAL
 
@@ -96,7 +96,7 @@ def test_what_boots_cannot_tell_more_of_them_may(daemon: StandIn, tmp_path: Path
     words = ("--in-place", "--layouts", "pin,default", "--tests", "cpu-single", "--quick")
     done = tried(tmp_path, *words, "--boots", "2", "--yes")
     sentence, command = done.stdout.splitlines()[-2:]
-    assert sentence.startswith(f"{NAME}: cannot tell for host-bandwidth: ")
+    assert sentence.startswith(f"{NAME}: cannot tell for memory-bandwidth: ")
     (known,) = known_trials(tmp_path / "state")
     assert command == f"next  homenode trial resume {known.folder.name} --boots 4"
     assert homenode("trial", "resume", "--boots", "2", "--", NAME).exit_code == 2
@@ -122,6 +122,6 @@ def test_where_its_time_is_up_no_round_is_begun_and_resume_goes_on(
     assert done.stdout.count("to be done") == 4
     done = homenode("trial", "resume", "--within", "1h", "--", NAME)
     assert done.exit_code == 0, done.output
-    assert f"{NAME}: run pin-numa for host-bandwidth" in done.stdout
+    assert f"{NAME}: run pin-numa for memory-bandwidth" in done.stdout
     (known,) = known_trials(tmp_path / "state")
     assert known.state.measured == set(range(6))

@@ -52,7 +52,11 @@ HERE = ("--host", HOST, "--policy", "spread")
     [
         (("--layouts", "fast", "--in-place"), "--layouts fast", None),
         (("--layouts", "pin,pin", "--in-place", *HERE), "each once", None),
-        (("--layouts", "default", "--bare", "--in-place"), "a layout that pins", "default,pin"),
+        (
+            ("--layouts", "default", "--bare-metal", "--in-place"),
+            "a layout that pins",
+            "default,pin",
+        ),
         (("--layouts", ",", "--in-place"), "--layouts: expected some", "default,pin"),
         (("--layouts", "pin", "--in-place", "--tests", "x"), "--tests", None),
         (("--layouts", "pin", "--in-place", "--address", "-oProxyCommand=x"), "--address", None),
@@ -119,7 +123,7 @@ def test_a_layout_that_does_not_fit_stops_everything_before_the_first_boot(
         "--page-size",
         "1GiB",
         *HERE,
-        "--reserve-pus",
+        "--reserved-cpus",
         "0-15",
         "--",
         NAME,
@@ -140,7 +144,7 @@ def test_a_managed_save_is_in_the_way(daemon: StandIn) -> None:
 def test_a_vm_without_the_way_in_that_is_asked_for_is_not_booted(
     daemon: StandIn, tmp_path: Path
 ) -> None:
-    done = trial("--layouts", "pin", "--in-place", "--reach", "agent", *HERE, "--", NAME)
+    done = trial("--layouts", "pin", "--in-place", "--guest-access", "agent", *HERE, "--", NAME)
     assert done.exit_code == 2, done.output
     assert "<channel" in " ".join(done.output.split())
     assert known_trials(tmp_path / "state") == ()
@@ -177,7 +181,7 @@ def test_status_says_what_is_left_and_undo_takes_it_back(daemon: StandIn, tmp_pa
     assert "its guest may be running (boot 1)" in shown.output
     assert "homenode trial undo trial" in shown.output
     assert daemon.definition() != ORIGINAL
-    done = trial("undo", "--stop-within", "0.2", "--", NAME)
+    done = trial("undo", "--shutdown-timeout", "0.2", "--", NAME)
     assert done.exit_code == 0, done.output
     assert daemon.definition() == ORIGINAL
     assert not (daemon.state / "id").exists()
@@ -220,7 +224,7 @@ def test_another_instance_that_somebody_started_is_left_alone(
     journal = JournalFile(tmp_path / "state", known.head.id)
     changed(journal, BOOT, ChangeState.DONE, run_id="1")
     daemon.put("id", "9")
-    error = refusal("undo", "--stop-within", "0.2", "--", NAME)
+    error = refusal("undo", "--shutdown-timeout", "0.2", "--", NAME)
     assert "expected it shut off, found it running" in str(error)
     assert daemon.get("id") == "9"
     assert "left to undo" in trial("status").output
@@ -257,7 +261,7 @@ def test_without_the_reports_library_a_trial_is_none_the_worse(
         "1",
         "--probe",
         str(probe),
-        "--stop-within",
+        "--shutdown-timeout",
         "0.2",
         "--results",
         str(tmp_path / "results"),

@@ -113,7 +113,17 @@ def test_the_static_probe_needs_nothing_of_it(image: str, results: Path) -> None
 
 
 def test_a_run_lands_in_the_mounted_folder(image: str, results: Path) -> None:
-    argv = ("homenode", "bench", "boxed", "--quick", "--repeat", "1", "--tests", "cpu-single")
+    argv = (
+        "homenode",
+        "bench",
+        "--name",
+        "boxed",
+        "--quick",
+        "--repeat",
+        "1",
+        "--tests",
+        "cpu-single",
+    )
     done = ran(image, results, *argv)
     assert done.returncode in (0, 1), done.stderr
     run = read_run(results / "cpu-only" / "boxed" / "results.jsonl")
@@ -129,7 +139,9 @@ def test_a_container_that_is_not_the_planned_guest_is_not_measured(
         image, results, *plan, "--layout", "pin-numa-pci", "--save-plan", "/results/plan.json"
     )
     assert planned.returncode == 0, planned.stderr
-    done = ran(image, results, "homenode", "bench", "other", "--plan", "/results/plan.json")
+    done = ran(
+        image, results, "homenode", "bench", "--name", "other", "--plan", "/results/plan.json"
+    )
     assert done.returncode == 1, done.stdout + done.stderr
     assert "this guest is not the plan's" in done.stderr
     assert not (results / "cpu-only").exists()

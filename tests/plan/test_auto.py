@@ -175,7 +175,7 @@ def test_every_answer_binds_memory_and_shows_the_guest_what_the_table_chose(name
     for objective in Objective:
         inputs = replace(host_inputs(host), has_gpus=False)
         layout = layout_for(auto(host, PlanOptions("auto", objective=objective)))
-        assert layout.memory is not MemoryBinding.AS_IT_WAS
+        assert layout.memory is not MemoryBinding.KEEP
         assert layout.pinning is not Pinning.NONE
         assert seen(layout) == seen(PRESETS[table_layout(objective, inputs).layout])
 
@@ -191,7 +191,7 @@ def test_whatever_was_measured_memory_is_bound_and_no_worse_pins_are_taken(
 ) -> None:
     rng = random.Random(len(layouts))
     metric, unit = {
-        Objective.COLLECTIVE: ("allreduce-busbw-peak", "bytes_per_s"),
+        Objective.MULTI_GPU: ("allreduce-busbw-peak", "bytes_per_s"),
         Objective.LATENCY: ("memory-latency", "s"),
     }.get(objective, ("memory-bandwidth", "bytes_per_s"))
     runs = tuple(
@@ -202,7 +202,7 @@ def test_whatever_was_measured_memory_is_bound_and_no_worse_pins_are_taken(
     made = decide((runs), machine, objective)
     assert made.layout is not None
     preset = PRESETS[made.layout]
-    assert made.floating or preset.memory is not MemoryBinding.AS_IT_WAS
+    assert made.floating or preset.memory is not MemoryBinding.KEEP
     if made.choice in PRESETS:
         assert seen(preset) == seen(PRESETS[made.choice])
     flat = {one for one in layouts if seen(PRESETS[one]) == seen(PRESETS["pin"])}
@@ -212,8 +212,8 @@ def test_whatever_was_measured_memory_is_bound_and_no_worse_pins_are_taken(
     chosen = PRESETS.get(made.choice or "")
     unbound = (
         chosen is not None
-        and chosen.cells is GuestCells.FLAT
-        and chosen.memory is MemoryBinding.AS_IT_WAS
+        and chosen.cells is GuestCells.SINGLE
+        and chosen.memory is MemoryBinding.KEEP
     )
     assert (made.why(ReasonId.BOUND) is not None) is unbound
 
@@ -225,7 +225,7 @@ def test_of_equals_the_layout_that_binds_memory_is_chosen_with_its_own_figures()
     runs = [simulated_run(one, of, rng) for one in ("pin", "pin-bound")]
     runs.append(simulated_run("default", noisy, rng))
     machine = facts_of_runs("H200", runs)
-    made = decide((tuple(runs)), machine, Objective.HOST_BANDWIDTH)
+    made = decide((tuple(runs)), machine, Objective.MEMORY_BANDWIDTH)
     assert (made.choice, made.layout) == ("pin-bound", "pin-bound")
     assert made.why(ReasonId.BOUND) is None
 
@@ -240,12 +240,12 @@ def test_a_switch_of_the_user_wins_and_the_others_follow() -> None:
         return layout_for(auto(host, PlanOptions("auto", gpu_count=2, **switches)))  # type: ignore[arg-type]
 
     assert switched() == PRESETS["pin-bound"]
-    assert switched(memory_binding=MemoryBinding.AS_IT_WAS) == PRESETS["pin"]
-    assert switched(cells=GuestCells.MIRRORED) == PRESETS["pin-numa"]
-    assert switched(pcie=GuestPcie.MIRRORED) == PRESETS["pin-numa-pci"]
-    one = {"objective": Objective.DEVICE_TRANSFER}
+    assert switched(memory_binding=MemoryBinding.KEEP) == PRESETS["pin"]
+    assert switched(cells=GuestCells.HOST) == PRESETS["pin-numa"]
+    assert switched(pcie=GuestPcie.HOST) == PRESETS["pin-numa-pci"]
+    one = {"objective": Objective.GPU_COPY}
     assert switched(**one) == PRESETS["pin-numa-pci"]
-    assert switched(**one, cells=GuestCells.FLAT) == PRESETS["pin-bound"]
+    assert switched(**one, cells=GuestCells.SINGLE) == PRESETS["pin-bound"]
     assert switched(**one, memory_binding=MemoryBinding.BOUND).memory is MemoryBinding.BOUND
 
 
@@ -267,7 +267,7 @@ def test_results_overrule_the_table_and_where_pins_were_worse_vcpus_float() -> N
     resolved = resolve_layout(guest, wanted, host, by_results(runs))
     assert resolved.why[0].startswith("default with bound memory for throughput: provisional")
     made = tuned(host, resolved.options).plan
-    assert (made.layout.pinning, made.layout.siblings) == (Pinning.NODE, Siblings.AS_THEY_WERE)
+    assert (made.layout.pinning, made.layout.siblings) == (Pinning.NODE, Siblings.KEEP)
     assert (made.memory_mode, made.memory_nodes) == (MemoryMode.STRICT, (0,))
     fixed = replace(wanted, pinning=Pinning.NONE)
     pinned = resolve_layout(guest, fixed, host, by_results(runs)).options
@@ -304,7 +304,7 @@ def test_what_auto_wrote_records_its_objective_and_is_planned_again_unchanged() 
     options = PlanOptions("auto", gpu_count=5, vcpus=48, memory_bytes=64 * GIB)
     first = tuned(host, auto(host, options)).document
     record = read_record(open_domain(first, "vm.xml"))
-    assert record is not None and record.objective is Objective.COLLECTIVE
+    assert record is not None and record.objective is Objective.MULTI_GPU
     guest = read_vm(first, "vm.xml")
     again = resolve_layout(guest, PlanOptions("auto"), host).options
     assert tuned(host, again, first).document == first
@@ -361,7 +361,7 @@ def test_encrypted_guests_over_several_nodes_are_planned_flat(kind: str, gpus: i
     wanted = PlanOptions("auto", vcpus=40, memory_bytes=64 * GIB, gpu_count=gpus)
     options = resolve_layout(read_vm(document, "vm.xml"), wanted, host).options
     made = tuned(host, options, document).plan
-    assert (made.layout.cells, made.layout.memory) == (GuestCells.FLAT, MemoryBinding.BOUND)
+    assert (made.layout.cells, made.layout.memory) == (GuestCells.SINGLE, MemoryBinding.BOUND)
     assert len(made.memory_nodes) == 2
 
 
@@ -372,7 +372,7 @@ def test_vms_of_fewer_vcpus_than_nodes_of_memory_are_planned_flat(
     host = host_named("epyc-nps4-gpu-nic")
     options = auto(host, PlanOptions("auto", vcpus=vcpus, memory_bytes=gib * GIB))
     made = tuned(host, options).plan
-    assert (made.layout.cells is GuestCells.FLAT) is (nodes > vcpus)
+    assert (made.layout.cells is GuestCells.SINGLE) is (nodes > vcpus)
     assert len(made.memory_nodes) == nodes
 
 
@@ -420,7 +420,7 @@ def test_doctor_does_not_contradict_the_table_on_guests_over_several_nodes() -> 
         for one in diagnose(host, open_domain(chosen, "vm.xml")).checked
         if "table of layouts" in one
     ]
-    assert "nodes 0-1" in said and "collective" in said
+    assert "nodes 0-1" in said and "multi-gpu" in said
     # Nobody chose it for the user, or for this host.
     named = PlanOptions("pin-bound", gpu_count=8, vcpus=48, memory_bytes=64 * GIB)
     assert over_nodes(host, tuned(host, named).document)

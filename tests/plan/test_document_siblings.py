@@ -98,7 +98,7 @@ def test_where_the_host_keeps_more_than_its_core_each_vcpu_gets_a_whole_core(
     assert made.vm.cpu_topology is not None
     assert made.vm.cpu_topology.threads == 1
     (said,) = (f for f in made.findings if f.id == "document-siblings")
-    assert "--siblings as-document" in (said.fix or "")
+    assert "--siblings keep" in (said.fix or "")
 
 
 @pytest.mark.parametrize(
@@ -210,7 +210,7 @@ def test_the_option_keeps_siblings_always_and_hidden_never() -> None:
     hidden = PlanOptions(AUTO, siblings=Siblings.HIDDEN)
     assert len(cores_of(R7950X3D, auto(guest(16), R7950X3D, hidden))) == 16
     always = PlanOptions("default", document_siblings=DocumentSiblings.ALWAYS)
-    with pytest.raises(UsageError, match="as-document"):
+    with pytest.raises(UsageError, match="--siblings keep"):
         request_for(guest(8), always, EPYC)
     as_shown = PlanOptions("pin-numa-smt", document_siblings=DocumentSiblings.ALWAYS)
     assert request_for(guest(8, 0), as_shown, EPYC).layout.name == "pin-numa"

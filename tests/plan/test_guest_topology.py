@@ -90,7 +90,7 @@ def test_a_flat_guest_keeps_a_topology_that_is_still_true(
 def test_a_flat_guest_has_a_socket_for_each_package_that_gives_as_many_cores(
     cores: tuple[tuple[int, int], ...], expected: GuestTopology
 ) -> None:
-    layout = structs.replace(PRESETS["pin-numa-smt"], cells=GuestCells.FLAT, name="custom")
+    layout = structs.replace(PRESETS["pin-numa-smt"], cells=GuestCells.SINGLE, name="custom")
     host = even_host(2)
     placement = placed((8,), pins=pins_of(host, *cores, siblings=True), threads=2)
     assert assemble(host, small_request(8, layout=layout), placement).vm.cpu_topology == expected

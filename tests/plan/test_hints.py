@@ -66,8 +66,8 @@ def followed(request: GuestRequest, hint: str) -> Iterator[GuestRequest]:
     for offer in re.split(r", or |; ", hint):
         changed = asking(
             request,
-            unequal_cells=request.options.unequal_cells or "--unequal-cells" in offer,
-            mixed_kinds=request.options.mixed_kinds or "--mixed-kinds" in offer,
+            unequal_cells=request.options.unequal_cells or "--allow-unequal-nodes" in offer,
+            mixed_kinds=request.options.mixed_kinds or "--allow-hybrid-cores" in offer,
         )
         if offer.endswith(", and the memory"):
             changed = asking(changed, memory_bytes=GIB)

@@ -49,7 +49,7 @@ def test_unequal_lists_work_flat_and_with_unequal_cells() -> None:
     with pytest.raises(UsageError, match=r"24 .* 20") as error:
         manual_placement(small_request(44, layout="pin-numa"), ranges)
     assert error.value.hint is not None
-    assert "--unequal-cells" in error.value.hint
+    assert "--allow-unequal-nodes" in error.value.hint
     cells = asking(small_request(44, layout="pin-numa"), unequal_cells=True)
     assert manual_placement(cells, ranges).vcpu_nodes == (0,) * 24 + (1,) * 20
 

@@ -61,7 +61,7 @@ def test_a_preset_is_itself(name: str) -> None:
 
 
 def test_switches_that_make_another_preset_take_its_name() -> None:
-    layout = layout_for(PlanOptions("pin-numa", pcie=GuestPcie.MIRRORED))
+    layout = layout_for(PlanOptions("pin-numa", pcie=GuestPcie.HOST))
     assert layout == PRESETS["pin-numa-pci"]
 
 
@@ -78,8 +78,8 @@ def test_switches_that_make_no_preset_are_called_custom() -> None:
         (PlanOptions("auto"), "expected a layout"),
         (PlanOptions("pin", siblings=Siblings.EXPOSED), "leaves no sibling to expose"),
         (PlanOptions("default", siblings=Siblings.HIDDEN), "where vCPUs are pinned"),
-        (PlanOptions("default", cells=GuestCells.MIRRORED), "where vCPUs are pinned"),
-        (PlanOptions("pin", pcie=GuestPcie.MIRRORED), "belongs to a cell"),
+        (PlanOptions("default", cells=GuestCells.HOST), "where vCPUs are pinned"),
+        (PlanOptions("pin", pcie=GuestPcie.HOST), "belongs to a cell"),
         (
             PlanOptions("pin", memory_binding=MemoryBinding.BOUND_PER_CELL),
             "where cells are mirrored",
@@ -157,7 +157,10 @@ def test_explicit_cells_say_the_vcpus_and_the_memory() -> None:
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        (PlanOptions("pin", explicit_cells=CELLS), "--cell: expected a layout with guest cells"),
+        (
+            PlanOptions("pin", explicit_cells=CELLS),
+            "--guest-node: expected a layout with guest cells",
+        ),
         (
             PlanOptions("pin-numa", explicit_cells=CELLS, vcpus=9),
             "the sum of the cells, 8, found 9",
@@ -191,7 +194,7 @@ def test_explicit_cells_say_the_vcpus_and_the_memory() -> None:
         ),
         (
             PlanOptions("pin", housekeeping_pus=CpuSet([99])),
-            "--housekeeping-pus: expected online PUs",
+            "--housekeeping-cpus: expected online PUs",
         ),
         (
             PlanOptions("pin-numa-smt", pinning=Pinning.NODE),

@@ -55,11 +55,11 @@ def _planned(host: Host, name: str = "vm", vcpus: int = 4, **options: tuple[str,
 def test_a_running_vm_on_its_own_redacted_capture_gets_a_hint_how_to_get_its_place_back() -> None:
     host = _captured(("train",))
     made = _planned(host, "train")
-    (gap,) = (gap for gap in made.gaps if "--replaces" in gap.reason)
+    (gap,) = (gap for gap in made.gaps if "--ignore-domain" in gap.reason)
     assert "redacted/vm-1" in gap.reason
     with pytest.raises(Unplannable) as refused:
         _planned(host, "train", vcpus=8)
-    assert "--replaces" in (refused.value.hint or "")
+    assert "--ignore-domain" in (refused.value.hint or "")
 
 
 def test_a_vm_that_replaces_a_domain_gets_its_pus_and_devices() -> None:
@@ -70,7 +70,7 @@ def test_a_vm_that_replaces_a_domain_gets_its_pus_and_devices() -> None:
     in_use = allocations(host, request)
     assert {holder for _, holder in in_use.devices} == {"redacted/vm-2"}
     assert [one.domain for one in in_use.by_domain] == ["redacted/vm-2"]
-    assert not any("--replaces" in gap.reason for gap in in_use.gaps)
+    assert not any("--ignore-domain" in gap.reason for gap in in_use.gaps)
     made = _planned(host, "train", replaces=("redacted/vm-1",))
     assert {pu for pins in made.vcpu_pins for pu in pins} == {0, 1, 2, 3}
 
@@ -86,7 +86,7 @@ def test_where_names_are_known_a_vm_has_its_own_and_what_it_replaces() -> None:
     host = even_host(1, 1, 1, 8, 1, domains=[own, pinned_domain("4-7", name="old")])
     assert {pu for pins in _planned(host).vcpu_pins for pu in pins} == {0, 1, 2, 3}
     assert len(_planned(host, vcpus=8, replaces=("old",)).vcpu_pins) == 8
-    assert not any("--replaces" in gap.reason for gap in _planned(host).gaps)
+    assert not any("--ignore-domain" in gap.reason for gap in _planned(host).gaps)
 
 
 def test_memory_of_a_replaced_domain_is_free() -> None:
@@ -104,7 +104,7 @@ def test_memory_of_a_replaced_domain_is_free() -> None:
 
 def test_a_name_that_is_none_of_the_hosts_is_refused_with_those_there() -> None:
     host = even_host(1, 1, 1, 8, 1, domains=[pinned_domain("0", name="old")])
-    with pytest.raises(UsageError, match=r"--replaces.*old.*odl"):
+    with pytest.raises(UsageError, match=r"--ignore-domain.*old.*odl"):
         _planned(host, replaces=("odl",))
     with pytest.raises(UsageError, match="it has none"):
         _planned(even_host(1, 1, 1, 8, 1), replaces=("old",))
@@ -112,9 +112,9 @@ def test_a_name_that_is_none_of_the_hosts_is_refused_with_those_there() -> None:
 
 def test_the_command_takes_it_and_refuses_it_where_it_means_nothing(tmp_path: Path) -> None:
     done = homenode(
-        "plan", DOCUMENT, "--layout", "pin", "--host", "hgx-h100", "--replaces", "x", "--json"
+        "plan", DOCUMENT, "--layout", "pin", "--host", "hgx-h100", "--ignore-domain", "x", "--json"
     )
-    assert done.exit_code == 2 and "--replaces" in done.stderr
-    for rest in (("--node-pus", "0-3"), ("--host", "hgx-h100", "--host", "gh200x4")):
-        done = homenode("plan", DOCUMENT, "--layout", "pin", "--replaces", "x", *rest)
-        assert done.exit_code == 2 and "--replaces" in done.stderr, done.stderr
+    assert done.exit_code == 2 and "--ignore-domain" in done.stderr
+    for rest in (("--node-cpus", "0-3"), ("--host", "hgx-h100", "--host", "gh200x4")):
+        done = homenode("plan", DOCUMENT, "--layout", "pin", "--ignore-domain", "x", *rest)
+        assert done.exit_code == 2 and "--ignore-domain" in done.stderr, done.stderr

@@ -386,8 +386,8 @@ def test_a_card_names_what_is_no_worse_and_whose_figure_it_shows(
         for name, machine in published.items()
         for answer in verdict_card(machine, "x").answers
     }
-    assert "pin (no worse: default) rather than pin-numa" in figures["H200", "collective"]
-    assert "slowest GPU: expander buses 14.76 GB/s" in figures["HGX A100", "device-transfer"]
+    assert "pin (no worse: default) rather than pin-numa" in figures["H200", "multi-gpu"]
+    assert "slowest GPU: expander buses 14.76 GB/s" in figures["HGX A100", "gpu-copy"]
 
 
 def test_without_arguments_it_reports_on_the_studys_own_folder_in_one_step(

@@ -151,7 +151,7 @@ def test_mutated_runs_give_a_run_or_an_error_that_names_the_place() -> None:
 
 def test_switches_that_are_no_preset_are_named_by_what_is_known() -> None:
     numa = Switches.of(PRESETS["pin-numa"])
-    assert replace(numa, pinning=None).name.startswith("siblings hidden, cells mirrored")
+    assert replace(numa, pinning=None).name.startswith("siblings hidden, cells host")
     assert replace(UNKNOWN_SWITCHES, memory=MemoryBinding.BOUND).name == "memory bound"
 
 

@@ -210,7 +210,7 @@ def test_scripts_pass_bash_and_quote_what_came_from_outside(one: Experiment) -> 
             check=True,
         ).stdout
         words = shown.split("\0")[:-1]
-        assert words[:3] == [HOSTILE.homenode, "bench", "e-task0-5.0"]
+        assert words[:4] == [HOSTILE.homenode, "bench", "--name", "e-task0-5.0"]
         assert tuple(shlex.split(words[words.index("--app") + 1])) == HOSTILE.app
         assert words[words.index("--metric") + 1] == HOSTILE.metric
         assert words[words.index("--block") + 1] == str(one.block)

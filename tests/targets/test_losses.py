@@ -117,7 +117,7 @@ def test_the_page_of_targets_is_written_from_their_tables() -> None:
 
 def test_a_flat_plan_asks_for_no_cells() -> None:
     made = written("qemu", HOST, options("pin")).plan
-    assert made.layout.cells is GuestCells.FLAT
+    assert made.layout.cells is GuestCells.SINGLE
     assert Feature.CELLS not in features_of(made)
 
 

@@ -538,7 +538,7 @@ def test_a_finding_says_what_was_expected_and_found() -> None:
 def test_layouts_with_cells_add_acpi_and_say_so(layout: str) -> None:
     without = changed(PLAIN, ("    <acpi/>\n", ""))
     tuning = tuned(layout, without)
-    is_mirrored = PRESETS[layout].cells == "mirrored"
+    is_mirrored = PRESETS[layout].cells == "host"
     assert (b"<acpi/>" in tuning.document) is is_mirrored
     assert any("(acpi-added)" in note for note in tuning.notes) is is_mirrored
     assert not any("(acpi-added)" in note for note in tuned(layout).notes)

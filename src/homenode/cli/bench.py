@@ -4,6 +4,7 @@ import os
 import platform
 import shlex
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -45,10 +46,14 @@ def bench(asked: BenchArguments) -> None:
         )
     if asked.probe is not None and asked.on is None:
         raise UsageError("--probe: expected --on as well: the machine that it is copied to")
-    check_name(asked.name)
-    with _machine(asked) as machine:
+    if asked.resume and asked.name is None:
+        raise UsageError("--resume: missing --name NAME", hint="ls " + command_line(asked.results))
+    layout = asked.run.layout or "run"
+    name = asked.name or f"{layout}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
+    check_name(name)
+    with _machine(asked, name) as machine:
         elsewhere = None if asked.on is None else machine.snapshot()
-        options = bench_options(asked.name, asked.suite, asked.own, asked.run, elsewhere=elsewhere)
+        options = bench_options(name, asked.suite, asked.own, asked.run, elsewhere=elsewhere)
         if asked.dry_run:
             _print_steps(machine, options)
             return
@@ -63,12 +68,12 @@ def bench(asked: BenchArguments) -> None:
 
 
 @contextmanager
-def _machine(asked: BenchArguments) -> "Iterator[Machine]":
+def _machine(asked: BenchArguments, name: str) -> "Iterator[Machine]":
     """Where is measured. Nothing of ours is left there."""
     if asked.on is None:
         yield LocalMachine()
         return
-    run = f"{platform.node()}:{asked.results.absolute() / asked.name}"
+    run = f"{platform.node()}:{asked.results.absolute() / name}"
     machine = RemoteHost(SshHost(asked.on), run, static_probe(asked.probe))
     try:
         yield machine
@@ -95,17 +100,19 @@ def _run(
                 return run_bench(machine, orders, results, on_progress, resume=resume, notify=note)
         except KeyboardInterrupt:
             if begun:
-                note(f"interrupted; what was measured is kept. Continue: {_resuming()}")
+                note(f"interrupted; what was measured is kept. Continue: {_resuming(orders.name)}")
             raise
         except ToolError as error:
             if error.hint is None and begun:
-                error.hint = f"what was measured is kept. Continue: {_resuming()}"
+                error.hint = f"what was measured is kept. Continue: {_resuming(orders.name)}"
             raise
 
 
-def _resuming() -> str:
-    """The command line that continues this run."""
+def _resuming(name: str) -> str:
+    """The command line that continues the run of this name."""
     words = [word for word in sys.argv[1:] if word != "--resume"]
+    if "--name" not in words:
+        words += ["--name", name]
     return shlex.join(["homenode", *words, "--resume"])
 
 

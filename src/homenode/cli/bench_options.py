@@ -91,7 +91,7 @@ def bench_options(
         domain_xml=document,
         boot=run.boot,
         app=_app(app),
-        pus=None if run.pus is None else CpuSet.parse(run.pus, "--pus"),
+        pus=None if run.pus is None else CpuSet.parse(run.pus, "--cpus"),
         nodes=None if run.nodes is None else tuple(CpuSet.parse(run.nodes, "--nodes")),
         host_kind=run.host_kind,
         arrangement=run.arrangement,
@@ -161,10 +161,10 @@ def _marks(typed: RunArguments, elsewhere: "Snapshot | None") -> tuple[str, ...]
         return ()
     if not typed.force:
         raise UsageError(
-            "--vantage host: expected a machine that is no virtual one, found a virtual machine",
+            "--context host: expected a machine that is no virtual one, found a virtual machine",
             hint="leave it out: the run is of a guest; --force measures, and marks the run",
         )
-    return ("measured in a virtual machine, and called a host (--vantage host --force)",)
+    return ("measured in a virtual machine, and called a host (--context host --force)",)
 
 
 def _vantage(elsewhere: "Snapshot | None", *, has_plan: bool) -> Vantage:
@@ -203,12 +203,12 @@ def check(asked: TrialArguments) -> None:
     _check_lists(asked)
     if asked.bare and layouts and all(PRESETS[one].pinning is Pinning.NONE for one in layouts):
         raise UsageError(
-            "--bare: expected a layout that pins as well, found none: it says which PUs",
+            "--bare-metal: expected a layout that pins as well, found none: it says which PUs",
             hint="--layouts default,pin",
         )
     check_host(asked.host, asked.connect)
     if asked.bare and not is_local(checked_uri(asked.connect)):
-        raise UsageError("--bare: expected a libvirt of this machine: the suite runs here")
+        raise UsageError("--bare-metal: expected a libvirt of this machine: the suite runs here")
 
 
 def check_access(reaching: GuestAccess) -> None:
@@ -277,7 +277,7 @@ def _check_lists(asked: TrialArguments) -> None:
     """Raises UsageError for PU lists together with options that choose PUs."""
     if not asked.manual.node_pus:
         if asked.manual.sibling_pus:
-            raise UsageError("--sibling-pus: expected --node-pus as well, found none")
+            raise UsageError("--sibling-cpus: expected --node-cpus as well, found none")
         return
     others = structs.replace(
         asked.options,
@@ -290,10 +290,10 @@ def _check_lists(asked: TrialArguments) -> None:
     )
     given = ["--after"] if asked.after else [*as_words(others)]
     if given:
-        raise UsageError(f"give either --node-pus or {given[0]}, not both")
+        raise UsageError(f"give either --node-cpus or {given[0]}, not both")
     smt = [one for one in layouts_of(asked) if PRESETS[one].pinning is Pinning.ALL_PUS]
     if smt and not asked.manual.sibling_pus:
-        raise UsageError(f"--node-pus: expected --sibling-pus for layout {smt[0]}, found none")
+        raise UsageError(f"--node-cpus: expected --sibling-cpus for layout {smt[0]}, found none")
 
 
 def _placing(asked: TrialArguments, first: str) -> tuple[PlanOptions, tuple[str, ...]]:

@@ -101,7 +101,7 @@ def layouts(asked: LayoutsArguments) -> None:
             preset.name,
             preset.pinning.replace("-", " ").replace("pu", "PU"),
             *(
-                "-" if switch in ("as-it-was", "as-they-were") else switch.replace("bound-", "")
+                "-" if switch in ("keep", "keep") else switch.replace("bound-", "")
                 for switch in (preset.siblings, preset.cells, preset.pcie, preset.memory)
             ),
         )

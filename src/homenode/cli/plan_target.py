@@ -75,7 +75,7 @@ def run(
 ) -> Plan:
     """Plan, print and write. Nothing is written unless everything before succeeded."""
     if asked.manual.node_pus:
-        raise UsageError("--node-pus: expected a domain document, found --target or another file")
+        raise UsageError("--node-cpus: expected a domain document, found --target or another file")
     if asked.name is not None and original is not None:
         raise UsageError("--name: expected a domain document to copy, found --target")
     try:
@@ -97,7 +97,7 @@ def _planned(
 ) -> "tuple[Host, TargetPlan, tuple[str, ...]]":
     names = asked.hosts or (None,)
     if len(names) > 1 and (asked.lspci is not None or asked.options.replaces):
-        raise UsageError("--lspci, --replaces: expected one --host, found several")
+        raise UsageError("--lspci, --ignore-domain: expected one --host, found several")
     hosts = planning.hosts_after(
         tuple(planning.with_versions(load_host(name, lspci=asked.lspci), asked) for name in names),
         asked.after,

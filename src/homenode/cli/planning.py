@@ -56,7 +56,7 @@ def read_original(asked: PlanArguments) -> tuple[bytes | None, str]:
     _check_outputs(asked)
     document = asked.document or asked.vm_file
     if asked.manual.sibling_pus and not asked.manual.node_pus:
-        raise UsageError("--sibling-pus: expected --node-pus as well, found none")
+        raise UsageError("--sibling-cpus: expected --node-cpus as well, found none")
     original = None if document is None else _read(document)
     return original, OPTIONS if document is None else document
 
@@ -82,7 +82,7 @@ def tune_and_write(
     try:
         if asked.manual.node_pus:
             if original is None:
-                raise UsageError("--node-pus: expected a domain document, found none")
+                raise UsageError("--node-cpus: expected a domain document, found none")
             _refuse_with_ranges(asked)
 
             refuse_auto(options)
@@ -199,12 +199,12 @@ def _refuse_with_ranges(asked: PlanArguments) -> None:
         ("--with-nics", asked.options.with_nics),
         ("--with-nvswitches", asked.options.with_nvswitches),
         ("--device UUID", any(isinstance(one, str) for one in asked.options.devices)),
-        ("--replaces", bool(asked.options.replaces)),
+        ("--ignore-domain", bool(asked.options.replaces)),
         ("--after", bool(asked.after)),
-        ("--cell", bool(asked.options.explicit_cells)),
+        ("--guest-node", bool(asked.options.explicit_cells)),
     ):
         if given:
-            raise UsageError(f"give either --node-pus or {option}, not both")
+            raise UsageError(f"give either --node-cpus or {option}, not both")
 
 
 def _on_best_host(
@@ -216,7 +216,9 @@ def _on_best_host(
     if len(names) > 1 and asked.lspci is not None:
         raise UsageError("--lspci: expected one --host to lay it over, found several")
     if len(names) > 1 and asked.options.replaces:
-        raise UsageError("--replaces: expected one --host, which has the domain, found several")
+        raise UsageError(
+            "--ignore-domain: expected one --host, which has the domain, found several"
+        )
     hosts = tuple(with_versions(load_host(name, lspci=asked.lspci), asked) for name in names)
     hosts = hosts_after(hosts, asked.after)
     copy_name = asked.name

@@ -53,7 +53,7 @@ def compare(
         )
     baseline = chosen[0]
     if bare and any(run.head.vantage is not Vantage.HOST for run in baseline.runs):
-        raise InputError(f"--bare: expected a run on the host itself, found {baseline.label}")
+        raise InputError(f"--bare-metal: expected a run on the host itself, found {baseline.label}")
     joined = with_joint_states(chosen)
     made = {one.label: one.series for one in joined}
     found = compare_series(joined, made, objective, bare=bare, skipped=skipped)
@@ -409,7 +409,7 @@ def _other_ground(host: Alternative, guest: Alternative) -> Iterator[Doubt]:
                 detail=f"{what}: {_said(here)} on the host against {_said(there)} of the plan",
                 blocks=True,
                 cause="bare metal had more, or other, cores and memory than the VM",
-                remedy="homenode trial --bare runs the suite on the plan's PUs and nodes",
+                remedy="homenode trial --bare-metal runs the suite on the plan's PUs and nodes",
             )
 
 

@@ -267,7 +267,7 @@ def _is_new(layout: str, best: Verdict) -> bool:
 
 def _can(found: Verdict, inputs: LayoutInputs) -> bool:
     layout = found.layout
-    return layout is None or inputs.expander_buses or PRESETS[layout].pcie is GuestPcie.AS_IT_WAS
+    return layout is None or inputs.expander_buses or PRESETS[layout].pcie is GuestPcie.KEEP
 
 
 def _with_layout(found: Verdict, machine: MachineFacts, inputs: LayoutInputs) -> Verdict:
@@ -281,7 +281,7 @@ def _with_layout(found: Verdict, machine: MachineFacts, inputs: LayoutInputs) ->
     return replace(found, layout=reasoned.layout, reasons=reasons)
 
 
-_OF_GPUS = frozenset({Objective.COLLECTIVE, Objective.DEVICE_TRANSFER})
+_OF_GPUS = frozenset({Objective.MULTI_GPU, Objective.GPU_COPY})
 
 
 def _reasoned(machine: MachineFacts, objective: Objective, inputs: LayoutInputs) -> Verdict:

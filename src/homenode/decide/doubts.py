@@ -248,11 +248,11 @@ def _are_together(places: Sequence[Sequence[float]]) -> bool:
 
 
 def _gpus_without_node(alternative: Alternative, metrics: Metrics) -> Iterator[Doubt]:
-    if alternative.switches.cells is not GuestCells.MIRRORED:
+    if alternative.switches.cells is not GuestCells.HOST:
         return
     nodeless = any(
         any(gpu.node is None for gpu in run.head.gpus)
-        or (not run.head.gpus and alternative.switches.pcie is GuestPcie.AS_IT_WAS)
+        or (not run.head.gpus and alternative.switches.pcie is GuestPcie.KEEP)
         for run in alternative.runs
         if any(one.startswith(_GPU_METRICS) for one in _among(run.metrics, metrics))
     )

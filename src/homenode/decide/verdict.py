@@ -255,7 +255,7 @@ def _pins_are_worse(
     pinned = [
         one.label in acceptable
         for one in used
-        if one.switches.pinning is Pinning.ONE_PER_CORE and one.switches.cells is GuestCells.FLAT
+        if one.switches.pinning is Pinning.ONE_PER_CORE and one.switches.cells is GuestCells.SINGLE
     ]
     return bool(pinned) and not any(pinned)
 
@@ -265,7 +265,7 @@ def with_memory_bound(found: Verdict) -> Verdict:
     measured of the guest holds, and the evidence stays that of the choice."""
     if found.layout is None:
         return found
-    if PRESETS[found.layout].memory is not MemoryBinding.AS_IT_WAS:
+    if PRESETS[found.layout].memory is not MemoryBinding.KEEP:
         return replace(found, memory_mode=found.memory_mode or memory_mode_of(found.layout))
     layout = found.layout if found.floating else "pin-bound"
     return replace(
@@ -295,8 +295,8 @@ def _fits(doubt: Doubt, objective: Objective, used: Sequence[Alternative]) -> bo
     """GPUs without a node are a doubt where GPUs talk, and no one has tried to give them one."""
     if doubt.id != "gpus-without-node":
         return True
-    tried = any(one.switches.pcie is GuestPcie.MIRRORED for one in used)
-    return not tried and objective in (Objective.COLLECTIVE, Objective.DEVICE_TRANSFER)
+    tried = any(one.switches.pcie is GuestPcie.HOST for one in used)
+    return not tried and objective in (Objective.MULTI_GPU, Objective.GPU_COPY)
 
 
 def _rank(one: Alternative, objective: Objective, order: Sequence[str]) -> tuple[bool, int]:
@@ -341,7 +341,7 @@ def _binding(memory: MemoryBinding, mode: str) -> str:
             return f"{mode}, per cell"
         case MemoryBinding.BOUND:
             return f"{mode}, on the chosen nodes"
-        case MemoryBinding.AS_IT_WAS:
+        case MemoryBinding.KEEP:
             return "as the document has it"
 
 
@@ -401,16 +401,16 @@ def _unmeasured(
 ) -> str | None:
     """The layout that could change the answer: GPUs on their cells, where only cells were tried."""
     if objective not in (
-        Objective.COLLECTIVE,
-        Objective.DEVICE_TRANSFER,
-        Objective.HOST_BANDWIDTH,
+        Objective.MULTI_GPU,
+        Objective.GPU_COPY,
+        Objective.MEMORY_BANDWIDTH,
     ):
         return None
-    cells = [one for one in used if one.switches.cells is GuestCells.MIRRORED]
-    if any(one.switches.pcie is GuestPcie.MIRRORED for one in cells):
+    cells = [one for one in used if one.switches.cells is GuestCells.HOST]
+    if any(one.switches.pcie is GuestPcie.HOST for one in cells):
         return None
     has_gpus = any(run.head.system != "cpu-only" for one in used for run in one.runs)
-    if choice is not None and objective is Objective.HOST_BANDWIDTH and choice not in cells:
+    if choice is not None and objective is Objective.MEMORY_BANDWIDTH and choice not in cells:
         return None
     return "pin-numa-pci" if cells and has_gpus else None
 

@@ -103,6 +103,6 @@ def restricted_to(orders: BenchOptions) -> CpuSet | None:
     if not pinned:
         raise UsageError(
             "--plan: expected one that pins vCPUs, to measure the host on their PUs, found none",
-            hint="--pus LIST names the PUs",
+            hint="--cpus LIST names the PUs",
         )
     return pinned

@@ -337,7 +337,7 @@ def confined(host: Host, pus: CpuSet | None, nodes: tuple[int, ...] | None) -> H
     usable = usable_pus(host)
     if pus is not None and not pus <= usable:
         raise UsageError(
-            f"--pus {pus}: expected PUs of {usable}, found {pus - usable} next to them",
+            f"--cpus {pus}: expected PUs of {usable}, found {pus - usable} next to them",
             hint="others are offline, absent, or kept from us by a cpuset or an affinity",
         )
     wanted = usable if pus is None else pus
@@ -351,7 +351,7 @@ def confined(host: Host, pus: CpuSet | None, nodes: tuple[int, ...] | None) -> H
             )
         wanted &= CpuSet.union(known[number].pus for number in nodes)
     if not wanted:
-        raise UsageError("--pus, --nodes: expected PUs to measure on, found none in both")
+        raise UsageError("--cpus, --nodes: expected PUs to measure on, found none in both")
     return structs.replace(
         host,
         pus=tuple(

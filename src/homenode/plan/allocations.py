@@ -89,7 +89,7 @@ def own_is_unknown(host: Host, request: GuestRequest) -> Gap | None:
     return Gap(
         f"whether domain {request.guest.name!r} is on the host already",
         f"its domains' names are redacted, so all of them count as others; if it is one of "
-        f"{listed(strangers)}, say so with --replaces NAME",
+        f"{listed(strangers)}, say so with --ignore-domain NAME",
     )
 
 

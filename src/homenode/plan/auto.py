@@ -19,7 +19,7 @@ from homenode.vm.plan_options import AUTO, DocumentSiblings, PciGranularity, Pla
 FLAT, TREE = "pin-bound", "pin-numa-pci"
 
 LAYOUTS = {  # a test compares the numbers with demo/published
-    Objective.COLLECTIVE: (
+    Objective.MULTI_GPU: (
         FLAT,
         "published all-reduces are 2.1 to 2.7 times as fast in pin as in guests with NUMA nodes "
         "whose GPUs have none, on 2 of 3 machines",
@@ -28,7 +28,7 @@ LAYOUTS = {  # a test compares the numbers with demo/published
         FLAT,
         "a core of its own for each vCPU: programs that share cores lose 40 to 75 % (XAPI)",
     ),
-    Objective.HOST_BANDWIDTH: (
+    Objective.MEMORY_BANDWIDTH: (
         "pin-numa",
         "published STREAM is 2.6 to 7.5 times that of pin where the guest sees its NUMA nodes, on "
         "4 of 4 machines",
@@ -38,7 +38,7 @@ LAYOUTS = {  # a test compares the numbers with demo/published
         "published latencies are 7 to 10 % below those of pin where the guest sees its NUMA nodes, "
         "on 2 of 2 machines",
     ),
-    Objective.DEVICE_TRANSFER: (
+    Objective.GPU_COPY: (
         TREE,
         "copies to GPUs of another node rise from 12.6 to 15.6 GB/s once the guest knows their "
         "nodes (IBM)",
@@ -91,7 +91,7 @@ def layout_for(objective: Objective, inputs: LayoutInputs) -> LayoutChoice:
             layout, reason = FLAT, "the host's cores have one thread each"
     elif inputs.nodes == 1:
         layout, reason = FLAT, "the host has one NUMA node: there are none to show to the guest"
-    if PRESETS[layout].pcie is GuestPcie.MIRRORED and not inputs.expander_buses:
+    if PRESETS[layout].pcie is GuestPcie.HOST and not inputs.expander_buses:
         layout, reason = FLAT, "the VM's machine type takes no expander bus"
     layout, reason = needed_layout(layout, objective, inputs) or (layout, reason)
     keeps = objective is Objective.DENSITY and PRESETS[layout].siblings is Siblings.EXPOSED
@@ -104,14 +104,14 @@ def needed_layout(
     """The layout that the VM's memory or devices need instead, and why; None: this one serves."""
     preset = PRESETS[layout]
     if inputs.private_memory:
-        if preset.cells is GuestCells.FLAT:
+        if preset.cells is GuestCells.SINGLE:
             return None
         return FLAT, "the private memory of an encrypted guest does not follow a cell's binding"
-    if not inputs.expander_buses or preset.pcie is GuestPcie.MIRRORED:
+    if not inputs.expander_buses or preset.pcie is GuestPcie.HOST:
         return None
     has_gpus = inputs.has_gpus
     if has_gpus is None:
-        has_gpus = objective in (Objective.COLLECTIVE, Objective.DEVICE_TRANSFER)
+        has_gpus = objective in (Objective.MULTI_GPU, Objective.GPU_COPY)
     if inputs.has_grace and has_gpus:
         return TREE, "the memory of Grace GPUs needs NUMA nodes in the guest"
     if inputs.has_pairs:
@@ -157,7 +157,7 @@ def resolve_layout(
         reason = "a guest cell needs a vCPU, and the VM needs the memory of more nodes than that"
         choice = structs.replace(choice, layout=FLAT, reason=reason, keep_vcpus=False)
         chosen = _with_choice(options, choice, objective)
-    if has_pairs and chosen.pcie is GuestPcie.MIRRORED and chosen.pci_granularity is None:
+    if has_pairs and chosen.pcie is GuestPcie.HOST and chosen.pci_granularity is None:
         chosen = structs.replace(chosen, pci_granularity=PciGranularity.SWITCH)
     layout = f"{choice.layout} with bound memory" if choice.floating else choice.layout
     return ResolvedLayout(chosen, (f"{layout} for {objective}: {choice.reason}.", *choice.caveats))
@@ -167,16 +167,16 @@ def suggested_objective(guest: Vm, options: PlanOptions, host: Host) -> Objectiv
     """What a VM is for, by its devices: several GPUs talk to each other, one talks to the host."""
     count = _gpu_count(guest, options, host)
     if count > 1:
-        return Objective.COLLECTIVE
+        return Objective.MULTI_GPU
     has_devices = count or guest.hostdevs or options.devices
-    return Objective.DEVICE_TRANSFER if has_devices else Objective.HOST_BANDWIDTH
+    return Objective.GPU_COPY if has_devices else Objective.MEMORY_BANDWIDTH
 
 
 def refuse_auto(options: PlanOptions) -> None:
     """Without a host there is no answer. Raises UsageError."""
     if options.layout == AUTO:
         raise UsageError(
-            "--node-pus: expected --layout, found none: without a host nothing can be decided",
+            "--node-cpus: expected --layout, found none: without a host nothing can be decided",
             hint="the study's configurations are --layout A, B and C",
         )
 
@@ -213,13 +213,13 @@ def _has_cells(guest: Vm, options: PlanOptions, host: Host) -> bool:
     """Whether the VM has a vCPU for each cell that its memory needs: one of fewer vCPUs than the
     host has nodes may not. It is flat then, with memory of nodes on which it has no vCPU."""
     vcpus = options.vcpus or guest.vcpus
-    if options.cells is not GuestCells.MIRRORED or vcpus >= sum(bool(n.pus) for n in host.nodes):
+    if options.cells is not GuestCells.HOST or vcpus >= sum(bool(n.pus) for n in host.nodes):
         return True
     flat = structs.replace(
         options,
         layout=FLAT,
-        cells=GuestCells.FLAT,
-        pcie=GuestPcie.AS_IT_WAS,
+        cells=GuestCells.SINGLE,
+        pcie=GuestPcie.KEEP,
         memory_binding=MemoryBinding.BOUND,
     )
     return _holds(guest, options, host) or not _holds(guest, flat, host)
@@ -238,10 +238,10 @@ def _with_choice(options: PlanOptions, choice: LayoutChoice, objective: Objectiv
     follow: there are cells where PCIe is mirrored, no expander bus where the guest is flat, and
     memory is bound, per cell where there are cells."""
     preset = PRESETS[choice.layout]
-    mirrors = GuestCells.MIRRORED if options.pcie is GuestPcie.MIRRORED else preset.cells
+    mirrors = GuestCells.HOST if options.pcie is GuestPcie.HOST else preset.cells
     cells = options.cells or mirrors
-    is_flat = cells is GuestCells.FLAT
-    pcie = options.pcie or (GuestPcie.AS_IT_WAS if is_flat else preset.pcie)
+    is_flat = cells is GuestCells.SINGLE
+    pcie = options.pcie or (GuestPcie.KEEP if is_flat else preset.pcie)
     memory = MemoryBinding.BOUND if is_flat else MemoryBinding.BOUND_PER_CELL
     by_switch = options.pinning or options.siblings
     as_asked = bool(by_switch) or options.document_siblings is not DocumentSiblings.IGNORED

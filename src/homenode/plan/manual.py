@@ -29,12 +29,12 @@ def manual_placement(request: GuestRequest, ranges: ManualRanges) -> Placement:
     pins_all = layout.pinning is Pinning.ALL_PUS
     _check_lists(ranges, pins_all)
     sizes = [len(pus) for pus in ranges.node_pus]
-    mirrored = layout.cells is GuestCells.MIRRORED
+    mirrored = layout.cells is GuestCells.HOST
     if mirrored and len(set(sizes)) > 1 and not request.options.unequal_cells:
         raise UsageError(
             f"layout {layout.name!r}: expected as many PUs on each node, found "
             f"{' and '.join(map(str, sizes))}",
-            hint="give equal lists, or allow cells of unequal size with --unequal-cells",
+            hint="give equal lists, or allow cells of unequal size with --allow-unequal-nodes",
         )
     pins: list[CpuSet] = []
     vcpu_nodes: list[int] = []
@@ -49,7 +49,7 @@ def manual_placement(request: GuestRequest, ranges: ManualRanges) -> Placement:
         nodes=nodes,
         vcpu_pins=tuple(pins),
         vcpu_nodes=tuple(vcpu_nodes),
-        memory_nodes=() if layout.memory is MemoryBinding.AS_IT_WAS else nodes,
+        memory_nodes=() if layout.memory is MemoryBinding.KEEP else nodes,
         threads_per_core=2 if pins_all and layout.siblings is Siblings.EXPOSED else 1,
         emulator_pus=emulator,
         iothread_pus=() if emulator is None else (emulator,) * len(request.guest.iothread_ids),
@@ -70,13 +70,13 @@ def _check_lists(ranges: ManualRanges, pins_all: bool) -> None:
     if not ranges.node_pus or not all(ranges.node_pus):
         raise UsageError(
             "PU lists: expected at least one PU for each node, found none",
-            hint="give --node-pus once for each node, such as --node-pus 0-27 --node-pus 32-59",
+            hint="give --node-cpus once for each node, such as --node-cpus 0-27 --node-cpus 32-59",
         )
     if pins_all and len(ranges.sibling_pus) != len(ranges.node_pus):
         raise UsageError(
             f"sibling lists: expected one for each of {len(ranges.node_pus)} nodes, found "
             f"{len(ranges.sibling_pus)}",
-            hint="give --sibling-pus once for each --node-pus, in the same order",
+            hint="give --sibling-cpus once for each --node-cpus, in the same order",
         )
     for number, (pus, siblings) in enumerate(
         zip(ranges.node_pus, ranges.sibling_pus, strict=False)

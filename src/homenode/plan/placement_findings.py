@@ -81,7 +81,7 @@ def placement_findings(
     yield from _host_share(host, request, given, vcpu_pus, threads, others)
     further = sorted(set(memory) - set(own))
     if fallback.memory is MemoryRule.ELSEWHERE and further:
-        bound = request.layout.memory is not MemoryBinding.AS_IT_WAS
+        bound = request.layout.memory is not MemoryBinding.KEEP
         yield plan_finding(
             "memory-from-other-nodes",
             _nodes(further),
@@ -89,7 +89,7 @@ def placement_findings(
             f"{'it is bound to' if bound else 'some will lie on'} further nodes",
         )
     elif fallback.memory is not MemoryRule.FOLLOWS:
-        mirrored = request.layout.cells is GuestCells.MIRRORED
+        mirrored = request.layout.cells is GuestCells.HOST
         yield plan_finding(
             "memory-uneven",
             _nodes(own),
@@ -186,7 +186,7 @@ def _away_from_home(
     host: Host, request: GuestRequest, devices: Sequence[Bdf], own: Sequence[NodeIndex]
 ) -> Iterator[PlanFinding]:
     """GPUs that the guest's tree cannot put next to their own node."""
-    if request.layout.pcie is not GuestPcie.MIRRORED:
+    if request.layout.pcie is not GuestPcie.HOST:
         return
     with_pus = {node.index for node in host.nodes if node.pus}
     for gpu in host.devices_of_kind(DeviceKind.GPU):
@@ -222,7 +222,7 @@ def _nics_in_other_packages(
 def _bound_elsewhere(request: GuestRequest, own: Sequence[NodeIndex]) -> Iterator[PlanFinding]:
     """A binding that the layout keeps, and that leaves out nodes of the vCPUs."""
     bound = request.guest.bound_nodes
-    if bound is None or request.layout.memory is not MemoryBinding.AS_IT_WAS:
+    if bound is None or request.layout.memory is not MemoryBinding.KEEP:
         return
     without = [node for node in own if node not in bound]
     where = _nodes([NodeIndex(node) for node in bound])
@@ -293,7 +293,7 @@ def document_siblings(
         )
         spans = _more_spans(host, placement, other)
         fix = (
-            f"--siblings as-document takes {plural(fewer, 'core')} and leaves {cores - fewer} more"
+            f"--siblings keep takes {plural(fewer, 'core')} and leaves {cores - fewer} more"
             f"{f'; whole cores lie {spans}' if spans else ''}"
         )
     else:

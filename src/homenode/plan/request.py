@@ -35,7 +35,6 @@ from homenode.vm.plan_options import (
     DocumentSiblings,
     EmulatorPolicy,
     PlanOptions,
-    SiblingsSource,
     size_of_cells,
 )
 
@@ -101,7 +100,7 @@ def _switched(layout: Layout, options: PlanOptions) -> Layout:
     switched = replace(
         layout,
         pinning=options.pinning or layout.pinning,
-        siblings=_siblings(layout, options),
+        siblings=options.siblings or layout.siblings,
         cells=options.cells or layout.cells,
         pcie=options.pcie or layout.pcie,
         memory=options.memory_binding or layout.memory,
@@ -112,15 +111,10 @@ def _switched(layout: Layout, options: PlanOptions) -> Layout:
     return named(switched)
 
 
-def _siblings(layout: Layout, options: PlanOptions) -> Siblings:
-    asked = options.siblings
-    return asked if isinstance(asked, Siblings) else layout.siblings
-
-
 def _refuse_contradictions(layout: Layout) -> None:
     clashes = (
         (
-            layout.pinning is Pinning.NONE and layout.siblings is not Siblings.AS_THEY_WERE,
+            layout.pinning is Pinning.NONE and layout.siblings is not Siblings.KEEP,
             "siblings can only be hidden or exposed where vCPUs are pinned",
             "add --pinning one-pu-per-core or all-pus",
         ),
@@ -130,7 +124,7 @@ def _refuse_contradictions(layout: Layout) -> None:
             "use --pinning all-pus",
         ),
         (
-            layout.pinning is Pinning.NONE and layout.cells is GuestCells.MIRRORED,
+            layout.pinning is Pinning.NONE and layout.cells is GuestCells.HOST,
             "cells can only mirror host nodes where vCPUs are pinned to them",
             "add --pinning one-pu-per-core",
         ),
@@ -140,15 +134,14 @@ def _refuse_contradictions(layout: Layout) -> None:
             "use --pinning all-pus, or hide the siblings",
         ),
         (
-            layout.memory is MemoryBinding.BOUND_PER_CELL
-            and layout.cells is not GuestCells.MIRRORED,
+            layout.memory is MemoryBinding.BOUND_PER_CELL and layout.cells is not GuestCells.HOST,
             "memory can only be bound per cell where cells are mirrored",
-            "use --memory-binding bound, or --cells mirrored",
+            "use --memory-binding bound, or --guest-nodes host",
         ),
         (
-            layout.pcie is GuestPcie.MIRRORED and layout.cells is not GuestCells.MIRRORED,
+            layout.pcie is GuestPcie.HOST and layout.cells is not GuestCells.HOST,
             "an expander bus belongs to a cell, so PCIe can only be mirrored where cells are",
-            "add --cells mirrored",
+            "add --guest-nodes host",
         ),
     )
     for clash, message, hint in clashes:
@@ -181,10 +174,9 @@ def request_for(guest: Vm, options: PlanOptions, host: Host | None) -> GuestRequ
     """
     _refuse_other_architecture(guest, host)
     layout = layout_for(options)
-    as_document = (
-        options.siblings is SiblingsSource.AS_DOCUMENT
-        or options.document_siblings is DocumentSiblings.ALWAYS
-    )
+    pins = layout.pinning not in (Pinning.NONE, Pinning.NODE)
+    keeps = options.siblings is Siblings.KEEP and pins
+    as_document = keeps or options.document_siblings is DocumentSiblings.ALWAYS
     most_threads = None
     if as_document:
         layout, most_threads = _as_document(layout, guest), guest.threads_per_core
@@ -256,7 +248,7 @@ def _as_document(layout: Layout, guest: Vm) -> Layout:
     """The layout with the siblings that the document shows, or without any."""
     if layout.pinning in (Pinning.NONE, Pinning.NODE):
         raise UsageError(
-            f"--siblings as-document: expected a layout that pins each vCPU, found {layout.name}",
+            f"--siblings keep: expected a layout that pins each vCPU, found {layout.name}",
             hint="take pin-bound, or --pinning all-pus",
         )
     return (
@@ -331,7 +323,7 @@ def _housekeeping_pus(options: PlanOptions, layout: Layout, host: Host | None) -
         if not named:
             raise UsageError(
                 "--emulator housekeeping: expected PUs that the host names, found none",
-                hint="--housekeeping-pus 0,64, or housekeeping_pus under [reserve] of a host.toml",
+                hint="--housekeeping-cpus 0,64, or housekeeping_pus under [reserve] of a host.toml",
             )
         if layout.pinning is Pinning.NONE:
             raise UsageError(f"--emulator housekeeping: layout {layout.name} pins nothing")
@@ -343,10 +335,10 @@ def _check_cells(options: PlanOptions, layout: Layout, host: Host | None) -> Non
     cells = options.explicit_cells
     if not cells:
         return
-    if layout.cells is not GuestCells.MIRRORED:
+    if layout.cells is not GuestCells.HOST:
         raise UsageError(
-            f"--cell: expected a layout with guest cells, found {layout.name}, which is flat",
-            hint="take pin-numa or pin-numa-pci, or add --cells mirrored",
+            f"--guest-node: expected a layout with guest cells, found {layout.name}, which is flat",
+            hint="take pin-numa or pin-numa-pci, or add --guest-nodes host",
         )
     sums = size_of_cells(cells)
     for option, given, total in (
@@ -366,19 +358,20 @@ def _check_cells(options: PlanOptions, layout: Layout, host: Host | None) -> Non
     named = [node for cell in cells for node in cell.host_nodes]
     twice = sorted({node for node in named if named.count(node) > 1})
     if twice:
-        raise UsageError(f"--cell: expected each node once, found node {twice[0]} twice")
+        raise UsageError(f"--guest-node: expected each node once, found node {twice[0]} twice")
     if host is None:
         return
     there = [node.index for node in host.nodes if node.pus]
     for node in named:
         if node not in there:
             raise UsageError(
-                f"--cell: expected a node of {host.name} with PUs ({CpuSet(there)}), found {node}"
+                f"--guest-node: expected a node of {host.name} with PUs ({CpuSet(there)}), found "
+                f"{node}"
             )
     if len(cells) > len(there):
         raise UsageError(
-            f"--cell: expected at most {len(there)} cells, one for each node of {host.name} with "
-            f"PUs, found {len(cells)}"
+            f"--guest-node: expected at most {len(there)} cells, one for each node of {host.name} "
+            f"with PUs, found {len(cells)}"
         )
 
 
@@ -411,7 +404,9 @@ def _check_counts(options: PlanOptions, threads: int) -> None:
         )
     for number, cell in enumerate(options.explicit_cells):
         if not cell.vcpus or cell.memory_bytes < 1:
-            raise UsageError(f"--cell: expected vCPUs and memory in cell {number}, found none")
+            raise UsageError(
+                f"--guest-node: expected vCPUs and memory in cell {number}, found none"
+            )
     cores = options.host_reserve.cores
     if cores is not None and cores < 0:
         raise UsageError(f"--host-reserve: expected 0 cores or more, found {cores}")
@@ -443,20 +438,20 @@ def _check_pus(options: PlanOptions, layout: Layout, host: Host | None) -> None:
     """PUs that the user names must be there: libvirt takes others and the VM fails to start."""
     if options.emulator_pus is not None:
         if not options.emulator_pus:
-            raise UsageError("--emulator-pus: expected at least one PU, found none")
+            raise UsageError("--emulator-cpus: expected at least one PU, found none")
         if options.emulator_policy is not EmulatorPolicy.AUTO:
             raise UsageError(
-                f"--emulator-pus and --emulator {options.emulator_policy}: expected one of the two"
+                f"--emulator-cpus and --emulator {options.emulator_policy}: expected one of the two"
             )
         if layout.pinning is Pinning.NONE:
-            raise UsageError(f"--emulator-pus: layout {layout.name} pins nothing")
+            raise UsageError(f"--emulator-cpus: layout {layout.name} pins nothing")
     if host is None:
         return
     there = CpuSet(pu.index for pu in host.pus if pu.online)
     for option, pus in (
-        ("--emulator-pus", options.emulator_pus or CpuSet()),
-        ("--reserve-pus", options.reserved_pus),
-        ("--housekeeping-pus", options.housekeeping_pus),
+        ("--emulator-cpus", options.emulator_pus or CpuSet()),
+        ("--reserved-cpus", options.reserved_pus),
+        ("--housekeeping-cpus", options.housekeeping_pus),
     ):
         if not pus <= there:
             raise UsageError(
@@ -470,8 +465,8 @@ def _check_replaced(options: PlanOptions, host: Host | None) -> None:
     for name in options.replaces:
         if name not in there:
             raise UsageError(
-                f"--replaces: expected a domain of the host ({', '.join(there) or 'it has none'}), "
-                f"found {name!r}"
+                f"--ignore-domain: expected a domain of the host "
+                f"({', '.join(there) or 'it has none'}), found {name!r}"
             )
 
 

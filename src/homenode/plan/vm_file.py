@@ -80,8 +80,8 @@ def read_vm(content: bytes, source: str, named: str | None = None) -> VmFile:
 
 
 def size_of_options(options: PlanOptions) -> tuple[int, int]:
-    """vCPUs and bytes of memory of a VM of which only options say something; those of --cell are
-    summed. Raises UsageError where they say neither."""
+    """vCPUs and bytes of memory of a VM of which only options say something; those of --guest-node
+    are summed. Raises UsageError where they say neither."""
     vcpus, memory_bytes = options.vcpus, options.memory_bytes
     if options.explicit_cells:
         vcpus, memory_bytes = size_of_cells(options.explicit_cells)

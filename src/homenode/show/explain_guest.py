@@ -20,7 +20,7 @@ def cells_section(plan: Plan) -> Section:
     offline = plan.vm.offline_vcpus
     rows = tuple(
         (
-            "whole guest" if plan.layout.cells is GuestCells.FLAT else str(cell.id),
+            "whole guest" if plan.layout.cells is GuestCells.SINGLE else str(cell.id),
             f"{cell.vcpus} ({_number(cell.vcpus, offline)})" if cell.vcpus else "none",
             (str(CpuSet.union([plan.vcpu_pins[v] for v in cell.vcpus])) or "none")
             if pinned

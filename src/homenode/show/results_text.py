@@ -263,7 +263,7 @@ def _verdicts(comparison: DecidedComparison, everything: bool) -> Iterator[Part]
 
 
 def _first_line(name: str, verdicts: Sequence[Verdict]) -> str:
-    """What to run: "H200: run pin-numa for host-bandwidth (measured)"."""
+    """What to run: "H200: run pin-numa for memory-bandwidth (measured)"."""
     objectives: dict[tuple[str, str], list[str]] = {}
     for verdict in verdicts:
         if verdict.words:

@@ -16,23 +16,23 @@ class Pinning(StrEnum):
 
 
 class Siblings(StrEnum):
-    AS_THEY_WERE = "as-they-were"
+    KEEP = "keep"
     HIDDEN = "hidden"
     EXPOSED = "exposed"
 
 
 class GuestCells(StrEnum):
-    FLAT = "flat"
-    MIRRORED = "mirrored"
+    SINGLE = "single"
+    HOST = "host"
 
 
 class GuestPcie(StrEnum):
-    AS_IT_WAS = "as-it-was"
-    MIRRORED = "mirrored"
+    KEEP = "keep"
+    HOST = "host"
 
 
 class MemoryBinding(StrEnum):
-    AS_IT_WAS = "as-it-was"
+    KEEP = "keep"
     BOUND = "bound"
     BOUND_PER_CELL = "bound-per-cell"
 
@@ -49,10 +49,10 @@ class Layout(Struct, frozen=True):
 
 
 _ALONE, _PAIRED = Pinning.ONE_PER_CORE, Pinning.ALL_PUS
-_WERE, _HIDDEN, _EXPOSED = Siblings.AS_THEY_WERE, Siblings.HIDDEN, Siblings.EXPOSED
-_FLAT, _MIRRORED = GuestCells.FLAT, GuestCells.MIRRORED
-_NO_TREE, _TREE = GuestPcie.AS_IT_WAS, GuestPcie.MIRRORED
-_UNBOUND, _BOUND = MemoryBinding.AS_IT_WAS, MemoryBinding.BOUND
+_WERE, _HIDDEN, _EXPOSED = Siblings.KEEP, Siblings.HIDDEN, Siblings.EXPOSED
+_FLAT, _MIRRORED = GuestCells.SINGLE, GuestCells.HOST
+_NO_TREE, _TREE = GuestPcie.KEEP, GuestPcie.HOST
+_UNBOUND, _BOUND = MemoryBinding.KEEP, MemoryBinding.BOUND
 _PER_CELL = MemoryBinding.BOUND_PER_CELL
 
 _ROWS = {

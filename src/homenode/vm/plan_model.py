@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from msgspec import UNSET, Struct, UnsetType, field, structs
+from msgspec import UNSET, Struct, UnsetType, structs
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
@@ -136,8 +136,8 @@ class Plan(Struct, frozen=True):
     """64-bit PCI window and address bits that the devices need; None = nothing to set."""
     page_reservations: tuple[PageReservation, ...]
     """Huge pages to reserve on host nodes before the VM starts."""
-    fallback: str = field(name="rung")
-    """Name of the fallback that the plan is on; stored as "rung"."""
+    fallback: str
+    """Name of the fallback that the plan is on."""
     cost: tuple[CostTerm, ...]
     """In the order in which placements are compared."""
     optimal: bool | None
@@ -179,7 +179,7 @@ class Plan(Struct, frozen=True):
     @property
     def is_mirrored(self) -> bool:
         """The guest has cells as the host has nodes."""
-        return self.layout.cells is GuestCells.MIRRORED
+        return self.layout.cells is GuestCells.HOST
 
     @property
     def memory_mode(self) -> MemoryMode | None:

@@ -93,15 +93,9 @@ class DeviceLocality(StrEnum):
     IGNORE = "ignore"  # place the VM as if it had no devices
 
 
-class SiblingsSource(StrEnum):
-    """Of the siblings switch: what only a document can say."""
-
-    AS_DOCUMENT = "as-document"  # the threads of its topology
-
-
 def cell_asked(vcpus: int, memory_bytes: int, node: int | None = None) -> VmCell:
-    """One guest cell as the user wants it (--cell): so many vCPUs, on that host node; None = any,
-    in order. Which number it and its vCPUs have follows from those before it."""
+    """One guest cell as the user wants it (--guest-node): so many vCPUs, on that host node; None =
+    any, in order. Which number it and its vCPUs have follows from those before it."""
     nodes = () if node is None else (NodeIndex(node),)
     count = CpuSet(range(vcpus))
     return VmCell(id=0, vcpus=count, memory_bytes=memory_bytes, host_nodes=nodes)
@@ -119,7 +113,7 @@ class PartialReserve(Struct, frozen=True):
     memory_bytes: int | None = None
 
 
-def cell_of(text: str, option: str = "--cell") -> VmCell:
+def cell_of(text: str, option: str = "--guest-node") -> VmCell:
     """A cell as it is typed. Raises UsageError."""
     parts = key_values(option, text, ("vcpus", "memory"), ("node",))
     vcpus = whole_number(f"{option}: vcpus", parts["vcpus"])
@@ -205,21 +199,21 @@ class PlanOptions(Struct, frozen=True):
     )
     explicit_cells: Annotated[
         tuple[VmCell, ...],
-        _placing("--cell", "vcpus=N,memory=SIZE[,node=N]", parse=cell_of, show=cell_text),
+        _placing("--guest-node", "vcpus=N,memory=SIZE[,node=N]", parse=cell_of, show=cell_text),
     ] = ()
     replaces: Annotated[
-        tuple[str, ...], _placing("--replaces", "DOMAIN", complete="domain_names")
+        tuple[str, ...], _placing("--ignore-domain", "DOMAIN", complete="domain_names")
     ] = ()
     keep_vcpus: Annotated[bool, _placing_flag("--keep-vcpus", rare=False)] = False
-    without_nvlink: Annotated[bool, _placing_flag("--without-nvlink")] = False
-    unequal_cells: Annotated[bool, _placing_flag("--unequal-cells")] = False
-    mixed_kinds: Annotated[bool, _placing_flag("--mixed-kinds")] = False
+    without_nvlink: Annotated[bool, _placing_flag("--allow-no-nvlink")] = False
+    unequal_cells: Annotated[bool, _placing_flag("--allow-unequal-nodes")] = False
+    mixed_kinds: Annotated[bool, _placing_flag("--allow-hybrid-cores")] = False
     memory_mode: Annotated[MemoryMode, _placing("--memory-mode", "NAME")] = MemoryMode.STRICT
     memory_nodes_allowed: Annotated[
         tuple[NodeIndex, ...], _placing("--allow-memory-node", "N")
     ] = ()
     reserved_pus: Annotated[
-        CpuSet, _placing("--reserve-pus", "PUS", parse=CpuSet.parse, rare=False)
+        CpuSet, _placing("--reserved-cpus", "PUS", parse=CpuSet.parse, rare=False)
     ] = CpuSet()
     reserve_defined: Annotated[bool, _placing_flag("--reserve-defined")] = False
     host_reserve: Annotated[
@@ -228,15 +222,15 @@ class PlanOptions(Struct, frozen=True):
     ] = PartialReserve()
     emulator_policy: Annotated[EmulatorPolicy, _placing("--emulator", "NAME")] = EmulatorPolicy.AUTO
     emulator_pus: Annotated[
-        CpuSet | None, _placing("--emulator-pus", "PUS", parse=CpuSet.parse)
+        CpuSet | None, _placing("--emulator-cpus", "PUS", parse=CpuSet.parse)
     ] = None
     housekeeping_pus: Annotated[
-        CpuSet, _placing("--housekeeping-pus", "PUS", parse=CpuSet.parse)
+        CpuSet, _placing("--housekeeping-cpus", "PUS", parse=CpuSet.parse)
     ] = CpuSet()
     pinning: Annotated[Pinning | None, _switch("--pinning", "NAME")] = None
-    siblings: Annotated[Siblings | SiblingsSource | None, _switch("--siblings", "NAME")] = None
+    siblings: Annotated[Siblings | None, _switch("--siblings", "NAME")] = None
     document_siblings: DocumentSiblings = DocumentSiblings.IGNORED
-    cells: Annotated[GuestCells | None, _switch("--cells", "NAME")] = None
+    cells: Annotated[GuestCells | None, _switch("--guest-nodes", "NAME")] = None
     pcie: Annotated[GuestPcie | None, _switch("--pcie", "NAME")] = None
     memory_binding: Annotated[MemoryBinding | None, _switch("--memory-binding", "NAME")] = None
     pci_granularity: Annotated[PciGranularity | None, _switch("--pci-granularity", "NAME")] = None
@@ -259,7 +253,7 @@ class ManualRanges(Struct, frozen=True):
     the layout hides them.
     """
 
-    node_pus: Annotated[tuple[CpuSet, ...], _by_hand("--node-pus", "PUS", parse=CpuSet.parse)] = ()
+    node_pus: Annotated[tuple[CpuSet, ...], _by_hand("--node-cpus", "PUS", parse=CpuSet.parse)] = ()
     sibling_pus: Annotated[
-        tuple[CpuSet, ...], _by_hand("--sibling-pus", "PUS", parse=CpuSet.parse)
+        tuple[CpuSet, ...], _by_hand("--sibling-cpus", "PUS", parse=CpuSet.parse)
     ] = ()

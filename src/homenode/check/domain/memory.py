@@ -303,7 +303,7 @@ def _unbound_next_to_vcpus(facts: Vm, host: Host) -> Iterator[Finding]:
         )
     elif len(facts.cells) < 2 and facts.binding is None and len(vcpu_nodes) == 1:
         record = facts.record
-        as_planned = record is not None and record.layout.memory is MemoryBinding.AS_IT_WAS
+        as_planned = record is not None and record.layout.memory is MemoryBinding.KEEP
         yield finding(
             "memory-unbound",
             "<numatune>",

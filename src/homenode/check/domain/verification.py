@@ -64,7 +64,7 @@ def verify_document(
         acpi = any(one.id == "acpi-missing" for one in found)
         found += as_planned(document, facts, plan, frozenset(("has_acpi",) if acpi else ()))
         checked.append(f"plan of layout {plan.layout.name}: every element that it sets")
-        if plan.layout.cells == "mirrored" and plan.layout.pcie == "as-it-was":
+        if plan.layout.cells == "host" and plan.layout.pcie == "keep":
             found = [one for one in found if one.id != "device-without-cell"]
             found += _left_on_root(plan)
     answer = in_order(merged(sourced(found, document.source)))

@@ -18,13 +18,13 @@ class CompareArguments(Struct, frozen=True, kw_only=True):
 
     Examples:
       homenode compare results/h200/default results/h200/pin-numa
-      homenode compare demo/published/h200 --objective collective
+      homenode compare demo/published/h200 --objective multi-gpu
     """
 
     runs: Annotated[tuple[str, ...], Arg("RUN...")]
     objective: Annotated[Objective | None, Opt("--objective", "NAME")] = None
     host: HostOption = None
-    bare: Annotated[str | None, Opt("--bare", "HOSTRUN")] = None
+    bare: Annotated[str | None, Opt("--bare-metal", "HOSTRUN")] = None
     everything: Annotated[bool, Flag("--all")] = False
     json: JsonOption = False
 

@@ -60,26 +60,26 @@ class RunArguments(Struct, frozen=True, kw_only=True):
     boot: Annotated[str | None, Opt("--boot", "ID", rare=True)] = None
     experiment: Annotated[str | None, Opt("--experiment", "ID", rare=True)] = None
     block: Annotated[int | None, Opt("--block", "N", ge=0, rare=True)] = None
-    vantage: Annotated[Vantage | None, Opt("--vantage", "NAME")] = None
-    pus: Annotated[str | None, Opt("--pus", "LIST", rare=True)] = None
+    vantage: Annotated[Vantage | None, Opt("--context", "NAME")] = None
+    pus: Annotated[str | None, Opt("--cpus", "LIST", rare=True)] = None
     nodes: Annotated[str | None, Opt("--nodes", "LIST", rare=True)] = None
-    host_kind: Annotated[str | None, Opt("--host-kind", "TEXT", rare=True)] = None
+    host_kind: Annotated[str | None, Opt("--hardware-class", "TEXT", rare=True)] = None
     force: Annotated[bool, Flag("--force -f")] = False
 
 
-StopWithinOption = Annotated[float, Opt("--stop-within", "SECONDS", ge=0)]
+StopWithinOption = Annotated[float, Opt("--shutdown-timeout", "SECONDS", ge=0)]
 
 
 class AccessOptions(Struct, frozen=True, kw_only=True):
     """How a guest is reached, and how long it may take."""
 
-    reach: Annotated[Transport | None, Opt("--reach", "NAME")] = None
+    reach: Annotated[Transport | None, Opt("--guest-access", "NAME")] = None
     address: Annotated[str | None, Opt("--address", "ADDRESS")] = None
     ssh_user: Annotated[str, Opt("--ssh-user", "USER")] = "root"
     ssh_port: Annotated[int, Opt("--ssh-port", "N")] = 22
     ssh_key: Annotated[Path | None, Opt("--ssh-key", "FILE")] = None
     probe: Annotated[Path | None, Opt("--probe", "FILE")] = None
-    answer_within: Annotated[float, Opt("--answer-within", "SECONDS", ge=1)] = ANSWER_S
+    answer_within: Annotated[float, Opt("--boot-timeout", "SECONDS", ge=1)] = ANSWER_S
     stop_within: StopWithinOption = STOP_S
 
     @property
@@ -102,11 +102,11 @@ class BenchArguments(Struct, frozen=True, kw_only=True):
     after Ctrl-C or a crash.
 
     Examples:
-      homenode bench pin-1 --layout pin --quick
-      homenode bench bare-7 --on ssh://root@gpu7
+      homenode bench --layout pin --quick
+      homenode bench --name gpu7 --on ssh://root@gpu7
     """
 
-    name: Annotated[str, Arg("NAME")]
+    name: Annotated[str | None, Opt("--name", "NAME")] = None
     suite: Annotated[SuiteArguments, Under(SUITE)] = SuiteArguments()
     own: Annotated[AppArguments, Under(OWN, rare=True)] = AppArguments()
     run: Annotated[RunArguments, Under(WHERE)] = RunArguments()
@@ -147,10 +147,10 @@ class ImportArguments(Struct, frozen=True, kw_only=True):
     output: Annotated[Path, Opt("--output -o", "DIR")] = Path("results")
     layout: Annotated[tuple[str, ...], Opt("--layout", "NAME=PRESET")] = ()
     system: Annotated[str | None, Opt("--system", "NAME")] = None
-    host_kind: Annotated[str | None, Opt("--host-kind", "TEXT")] = None
+    host_kind: Annotated[str | None, Opt("--hardware-class", "TEXT")] = None
     machine: Annotated[str | None, Opt("--machine", "SOURCE")] = None
     order: Annotated[str | None, Opt("--order", "RUN,…")] = None
-    vantage: Annotated[Vantage | None, Opt("--vantage", "NAME")] = None
+    vantage: Annotated[Vantage | None, Opt("--context", "NAME")] = None
     dry_run: Annotated[bool, Flag("--dry-run -n")] = False
     everything: Annotated[bool, Flag("--all")] = False
     json: JsonOption = False

@@ -54,7 +54,7 @@ class TrialArguments(Struct, frozen=True, kw_only=True):
     within: WithinOption = None
     objective: Annotated[Objective | None, Opt("--objective", "NAME")] = None
     in_place: Annotated[bool, Flag("--in-place")] = False
-    bare: Annotated[bool, Flag("--bare", rare=True)] = False
+    bare: Annotated[bool, Flag("--bare-metal", rare=True)] = False
     results: Annotated[Path, Opt("--results", "DIR", rare=True)] = Path("results")
     report: ReportOption = None
     id: Annotated[str | None, Opt("--name", "ID", rare=True)] = None

@@ -275,7 +275,7 @@ def _copies(jobs: tuple[JobEvidence, ...], maps: Sequence[StudyMatrix]) -> Queue
     evidence = [_on_node(one) for one in local[:_SHOWN]]
     # A slice of a GPU is no part of this question.
     whole = tuple(job for job in jobs if job.gres == "gpu")
-    made = verdict("", alternatives(copies_as_runs(whole, COPIES[:2])), Objective.DEVICE_TRANSFER)
+    made = verdict("", alternatives(copies_as_runs(whole, COPIES[:2])), Objective.GPU_COPY)
     evidence.append(f"{ground_of(made)}: {sentence_of(made)}")
     shared = [
         job
@@ -344,7 +344,7 @@ def _between_gpus(jobs: tuple[JobEvidence, ...]) -> QueueAnswer:
     runs = between_gpus(jobs)
     if len({run.head.arrangement for run in runs}) < 2:
         return _unknown("copies between GPUs were measured under one binding, or none")
-    made = verdict("", alternatives(runs), Objective.COLLECTIVE)
+    made = verdict("", alternatives(runs), Objective.MULTI_GPU)
     evidence = f"{ground_of(made)}: {sentence_of(made)}"
     if made.choice is None:
         return _unknown(sentence_of(made), evidence)

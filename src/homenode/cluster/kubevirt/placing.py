@@ -48,10 +48,10 @@ from homenode.vm.plan_options import PciGranularity, PlanOptions
 LAYOUT = Layout(
     "kubevirt",
     Pinning.NONE,
-    Siblings.AS_THEY_WERE,
-    GuestCells.MIRRORED,
-    GuestPcie.MIRRORED,
-    MemoryBinding.AS_IT_WAS,
+    Siblings.KEEP,
+    GuestCells.HOST,
+    GuestPcie.HOST,
+    MemoryBinding.KEEP,
 )
 """What a plan for KubeVirt owns: the PCIe tree and the distances, and neither pins nor memory."""
 

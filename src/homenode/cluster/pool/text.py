@@ -171,7 +171,7 @@ def plan_text(plan: Plan, host: Host, why: Sequence[str]) -> Doc:
     node_of_gpu = {
         number: host.device_at[bdf].node for number, bdf in enumerate(gpus) if bdf in devices
     }
-    is_flat = plan.layout.cells is GuestCells.FLAT
+    is_flat = plan.layout.cells is GuestCells.SINGLE
     rows, away = [], set(node_of_gpu)
     for cell in plan.cells:
         near = {gpu for gpu, node in node_of_gpu.items() if is_flat or node in cell.host_nodes}

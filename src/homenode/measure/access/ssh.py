@@ -104,7 +104,7 @@ class SshChannel(Struct, frozen=True):
             f"{'another one' if found is None else found[0]}",
             hint="another machine answers at this address, or the guest has new keys: compare them "
             f"on its console; {forget} forgets the old one; a guest that makes new keys at each "
-            "boot is reached with --reach agent",
+            "boot is reached with --guest-access agent",
         )
 
     @property

@@ -217,7 +217,7 @@ def _logs(
 ) -> _Draft:
     vantage = options.vantage or (Vantage.JOB if _is_bound(figures) else Vantage.HOST)
     if options.vantage is None:
-        reason = f"no one said where the tools ran; taken for a {vantage} (--vantage)"
+        reason = f"no one said where the tools ran; taken for a {vantage} (--context)"
         figures = replace(figures, gaps=(*figures.gaps, Gap("vantage", reason)))
     head = RunHead(
         group,
@@ -402,9 +402,9 @@ def contradictions(files: Mapping[str, str], switches: Switches) -> Iterator[str
     if hardware is None or switches.cells is None:
         return
     nodes = sum(bool(node.pus) for node in hardware.nodes)
-    if switches.cells is GuestCells.FLAT and nodes > 1:
+    if switches.cells is GuestCells.SINGLE and nodes > 1:
         yield f"layout {switches.name} has no guest cells, but the guest showed {nodes} nodes"
-    if switches.cells is GuestCells.MIRRORED and nodes == 1:
+    if switches.cells is GuestCells.HOST and nodes == 1:
         yield f"layout {switches.name} has guest cells, but the guest showed one node"
 
 

@@ -103,7 +103,7 @@ def _fit(
     vcpus = vm_of(open_domain(original, name)).vcpus
     if ranges is not None and pinning is Pinning.ONE_PER_CORE and plan.vm.vcpus != vcpus:
         against.append(
-            f"--node-pus: expected {vcpus} PUs, one a vCPU of the VM, found {plan.vm.vcpus}"
+            f"--node-cpus: expected {vcpus} PUs, one a vCPU of the VM, found {plan.vm.vcpus}"
         )
     return Fitted(options.layout, tuning, tuple(against))
 

@@ -89,7 +89,7 @@ class GuestReach(Struct, frozen=True):
         if not known:
             raise ToolError(
                 "expected libvirt to know the guest's address, found no lease",
-                hint="--address says it; --reach agent needs none",
+                hint="--address says it; --guest-access agent needs none",
             )
         key = None if how.key is None else Path(how.key)
         return [SshChannel(one, how.user, self.known_hosts, how.port, key, uuid) for one in known]

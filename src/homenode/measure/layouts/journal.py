@@ -82,7 +82,7 @@ class Head(Struct, frozen=True):
     bare: bool = False
     copy: Copy | None = None
     source_uuid: str = ""
-    objective: Objective = Objective.HOST_BANDWIDTH
+    objective: Objective = Objective.MEMORY_BANDWIDTH
 
     @property
     def argument(self) -> str:

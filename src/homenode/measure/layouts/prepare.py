@@ -57,7 +57,7 @@ class TrialRequest(Struct, frozen=True):
     reaching: GuestAccess
     ranges: ManualRanges | None = None
     plan_words: tuple[str, ...] = ()
-    objective: Objective = Objective.HOST_BANDWIDTH
+    objective: Objective = Objective.MEMORY_BANDWIDTH
 
 
 class Preflight(Struct, frozen=True):
@@ -230,7 +230,7 @@ def _refuse_unfinished(state: DomainState, root: Path) -> None:
 def _no_nvlink(original: bytes, name: str) -> tuple[str, ...]:
     """The option of apply with which the GPUs that a VM has need be no NVLink partition: as they
     were planned here."""
-    return ("--without-nvlink",) if read_vm(original, name).hostdevs else ()
+    return ("--allow-no-nvlink",) if read_vm(original, name).hostdevs else ()
 
 
 _AGENT = "org.qemu.guest_agent.0"
@@ -248,6 +248,6 @@ def _obstacle_to(document: bytes, name: str, transport: Transport) -> str | None
     ):
         return (
             f"{name}: expected a channel {_AGENT}, found none; add <channel type='unix'><target "
-            f"type='virtio' name='{_AGENT}'/></channel>, or give another --reach"
+            f"type='virtio' name='{_AGENT}'/></channel>, or give another --guest-access"
         )
     return None

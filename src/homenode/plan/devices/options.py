@@ -471,7 +471,7 @@ def _in_no_package(host: Host, others: Allocations, count: int, free: int) -> Un
         f"needs {count} free GPUs of one package, for no NVLink joins those of two; {free} free, "
         f"not so many in any package{in_use}"
     )
-    hint = "name GPUs with --device, or let them do without NVLink: --without-nvlink"
+    hint = "name GPUs with --device, or let them do without NVLink: --allow-no-nvlink"
     return Unplannable(
         f"no placement on host {host.name!r}: {detail}",
         (Rejection("gpu-packages", (), detail, hint),),

@@ -193,9 +193,7 @@ class Attempt:
             nodes=tuple(problem.supplies[cell.node].cores.index for cell in self._cells),
             vcpu_pins=() if floats else self._pins,
             vcpu_nodes=tuple(i for i, cell in enumerate(self._cells) for _ in cell.pins),
-            memory_nodes=()
-            if request.layout.memory is MemoryBinding.AS_IT_WAS
-            else self._memory_nodes,
+            memory_nodes=() if request.layout.memory is MemoryBinding.KEEP else self._memory_nodes,
             threads_per_core=self._threads,
             emulator_pus=self._places.emulator_pus,
             iothread_pus=self._places.iothread_pus,
@@ -416,7 +414,7 @@ class Attempt:
         request, fallback, cells = self.request, self.fallback, self._cells
         if request.options.explicit_cells:
             return tuple(cell.memory_bytes for cell in request.options.explicit_cells)
-        if request.layout.cells is GuestCells.FLAT:
+        if request.layout.cells is GuestCells.SINGLE:
             return ()
         page = page_size_bytes(self.host, request)
         if fallback.memory is MemoryRule.FOLLOWS and fallback.idle_siblings(request):
@@ -478,7 +476,7 @@ class Attempt:
             housekeeping_pus=request.housekeeping_pus - search.free[1].isolated,
             housekeeping=housekeeping,
             on_every_node=request.page_bytes is not None
-            and request.layout.memory is not MemoryBinding.AS_IT_WAS,
+            and request.layout.memory is not MemoryBinding.KEEP,
         )
         return thread_places(self.free, order, len(own), wanted)
 

@@ -113,7 +113,7 @@ def expander_slots(
     host: Host, request: GuestRequest, options: DeviceOptions, nodes: tuple[NodeIndex, ...]
 ) -> ExpanderSlots | None:
     """For a VM on some of these nodes; None where they suffice whichever are chosen."""
-    if request.layout.pcie is GuestPcie.AS_IT_WAS:
+    if request.layout.pcie is GuestPcie.KEEP:
         return None
     document = PcieDocument(request.guest, len(nodes), ())
     free = len(document.expander_slots())

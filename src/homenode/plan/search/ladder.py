@@ -95,7 +95,7 @@ def check_layout(layout: Layout, policy: Policy) -> None:
             "policy cores-first",
         )
     bound = layout.memory is MemoryBinding.BOUND_PER_CELL
-    if bound and layout.cells is GuestCells.FLAT:
+    if bound and layout.cells is GuestCells.SINGLE:
         raise UsageError(
             f"layout {layout.name!r}: memory is bound per cell, but the guest is flat",
             hint="mirror the cells, or bind the memory as a whole",
@@ -186,7 +186,7 @@ def _way(
         groups=groups,
         mixed=mixed,
         shares=Concession.SHARED_CORES in given,
-        equal=cells is GuestCells.MIRRORED
+        equal=cells is GuestCells.HOST
         and not (mixed or options.unequal_cells or options.explicit_cells),
         concessions=(Concession.MIXED_KINDS, *given) if mixed else given,
     )
@@ -196,7 +196,7 @@ def _memory_rules(request: GuestRequest) -> tuple[MemoryRule, ...]:
     if request.options.explicit_cells:
         return (MemoryRule.FOLLOWS,)
     layout = request.layout
-    if layout.cells is GuestCells.MIRRORED and layout.memory is MemoryBinding.BOUND_PER_CELL:
+    if layout.cells is GuestCells.HOST and layout.memory is MemoryBinding.BOUND_PER_CELL:
         return MemoryRule.FOLLOWS, MemoryRule.UNEVEN
     return MemoryRule.FOLLOWS, MemoryRule.UNEVEN, MemoryRule.ELSEWHERE
 

@@ -89,7 +89,7 @@ def place(
     layout = request.layout
     check_layout(layout, request.options.policy)
     floats = layout.pinning is Pinning.NONE
-    if floats and layout.cells is GuestCells.FLAT and layout.memory is MemoryBinding.AS_IT_WAS:
+    if floats and layout.cells is GuestCells.SINGLE and layout.memory is MemoryBinding.KEEP:
         others = allocations(host, request)
         options = device_options(host, request, others, inventory.devices)
         return _unplaced(host, request, others, options)

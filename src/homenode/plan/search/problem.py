@@ -389,7 +389,7 @@ class PlacementSearch(Struct, frozen=True, kw_only=True, dict=True):
         host, request = self.host, self.request
         first, rest = order(
             request.options.policy,
-            shows_pcie=request.layout.pcie is GuestPcie.MIRRORED,
+            shows_pcie=request.layout.pcie is GuestPcie.HOST,
             even_splits=not (fallback.shares or request.options.unequal_cells),
             shares=fallback.shares,
         )
@@ -397,7 +397,7 @@ class PlacementSearch(Struct, frozen=True, kw_only=True, dict=True):
         devices = device_pages(host, request)
         by_cell = (
             fallback.memory is not MemoryRule.ELSEWHERE
-            and request.layout.cells is GuestCells.MIRRORED
+            and request.layout.cells is GuestCells.HOST
             and not fallback.mixed
         )
         if not by_cell:
@@ -434,9 +434,7 @@ class PlacementSearch(Struct, frozen=True, kw_only=True, dict=True):
         request, options, nodes = self.request, self.options, self.free[0].nodes
         page_bytes = page_size_bytes(self.host, request)
         most_nodes = min(len(nodes), request.options.max_nodes or len(nodes))
-        has_cells = (
-            request.layout.cells is GuestCells.MIRRORED and not request.options.explicit_cells
-        )
+        has_cells = request.layout.cells is GuestCells.HOST and not request.options.explicit_cells
         if has_cells and request.page_bytes is not None:
             # Each guest cell has a huge page at least.
             most_nodes = min(most_nodes, max(1, request.memory_bytes // page_bytes))
@@ -446,7 +444,7 @@ class PlacementSearch(Struct, frozen=True, kw_only=True, dict=True):
             first=(),
             rest=(),
             even_splits=not request.options.unequal_cells,
-            counts_sockets=request.layout.cells is GuestCells.MIRRORED
+            counts_sockets=request.layout.cells is GuestCells.HOST
             and not may_share_sockets(self.host, request),
             huge=request.page_bytes is not None,
             page_bytes=page_bytes,

@@ -1,7 +1,7 @@
 """Split: how many sibling groups each of the chosen nodes gets.
 
 Where that is left open, the split of least cost; or the splits of cells that the user gives one by
-one (--cell).
+one (--guest-node).
 """
 
 from collections import Counter
@@ -138,7 +138,8 @@ def splits_of_cells(
     for home in asked.values():
         if home not in number:
             raise UsageError(
-                f"--cell node={home}: expected a node with PUs ({', '.join(map(str, number))})"
+                f"--guest-node node={home}: expected a node with PUs "
+                f"({', '.join(map(str, number))})"
             )
     pages = [-(-cell.memory_bytes // page_bytes) for cell in cells]
     named = {i: number[home] for i, home in asked.items()}

@@ -83,7 +83,7 @@ def aperture(
     guest = request.guest
     findings: tuple[PlanFinding, ...] = ()
     hole = bits = firmware = None
-    is_mirrored = request.layout.pcie is GuestPcie.MIRRORED
+    is_mirrored = request.layout.pcie is GuestPcie.HOST
     stated = {hostdev.bdf for hostdev in guest.hostdevs}
     is_ours = is_mirrored or any(device.bdf not in stated for device in passed)
     has_space = window <= max(DEFAULT_WINDOW_BYTES, guest.pcihole64_bytes or 0)

@@ -121,7 +121,7 @@ def assemble(host: Host | None, request: GuestRequest, placement: Placement) -> 
         binding=binding,
         memory_devices=together(guest.memory_device_bytes),
         cells=()
-        if layout.cells is GuestCells.FLAT
+        if layout.cells is GuestCells.SINGLE
         else tuple(bound(cell, layout, binding, request.page_bytes) for cell in initiators.cells),
         hostdevs=devices,
         mediated=tuple(
@@ -181,9 +181,9 @@ def assemble(host: Host | None, request: GuestRequest, placement: Placement) -> 
 
 def _pcie(host: Host | None, request: GuestRequest, placement: Placement) -> MirroredPcie | None:
     """The mirrored tree; None where the layout leaves PCIe as it was."""
-    if request.layout.pcie is GuestPcie.AS_IT_WAS:
+    if request.layout.pcie is GuestPcie.KEEP:
         return None
-    if request.layout.cells is GuestCells.FLAT:
+    if request.layout.cells is GuestCells.SINGLE:
         raise UsageError(
             f"layout {request.layout.name}: expected guest cells with mirrored PCIe, found a "
             "flat guest; an expander bus belongs to a cell",
@@ -238,7 +238,7 @@ def _devices(
 
 def _cells_stated(request: GuestRequest, cells: int) -> dict[Bdf, GuestCellId]:
     """Cells on whose expander buses the document has devices already."""
-    if request.layout.cells is GuestCells.FLAT:
+    if request.layout.cells is GuestCells.SINGLE:
         return {}
     document = PcieDocument(request.guest, cells, ())
     stated: dict[Bdf, GuestCellId] = {}
@@ -306,7 +306,7 @@ def _aperture(
 
 def _binding(request: GuestRequest, placement: Placement) -> tuple[str, CpuSet] | None:
     """How numatune binds; None = as it was."""
-    if request.layout.memory is MemoryBinding.AS_IT_WAS or not placement.memory_nodes:
+    if request.layout.memory is MemoryBinding.KEEP or not placement.memory_nodes:
         return None
     return str(request.options.memory_mode), CpuSet(placement.memory_nodes)
 

@@ -63,7 +63,7 @@ def consequences(
 def _cells(
     host: Host | None, request: GuestRequest, cells: tuple[VmCell, ...], offline: CpuSet
 ) -> list[str]:
-    if request.layout.cells is GuestCells.FLAT:
+    if request.layout.cells is GuestCells.SINGLE:
         return []
     sizes = "; ".join(
         f"node {cell.id} with vCPUs {cell.vcpus}{online_text(cell.vcpus, offline)} and "
@@ -92,7 +92,7 @@ def _topology(
         many = "socket" if topology.sockets == 1 else "sockets"
         instead = f", not {sockets}" if before else f"; without <topology> it would be {sockets}"
         said.append(f"Per-socket licences see {topology.sockets} {many}{instead}.")
-    if host is not None and request.layout.cells is GuestCells.MIRRORED:
+    if host is not None and request.layout.cells is GuestCells.HOST:
         nodes = {node.index: node for node in host.nodes}
         packages = {
             nodes[node].package for cell in cells for node in cell.host_nodes if node in nodes

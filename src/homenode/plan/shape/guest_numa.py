@@ -90,7 +90,7 @@ def guest_memory(
     gaps: list[Gap] = []
     page_bytes = page_size(host, request, gaps)
     counts = tuple(map(len, vcpus))
-    if request.layout.cells is GuestCells.FLAT:
+    if request.layout.cells is GuestCells.SINGLE:
         if page_bytes is not None:
             memory_granule(request.memory_bytes, page_bytes)
         nodes = placement.memory_nodes or placement.nodes
@@ -307,7 +307,7 @@ def _reserve(
         for pool in node.page_pools
     }
     pages_of_node: dict[NodeIndex, int] = {}
-    if request.layout.cells is GuestCells.MIRRORED:
+    if request.layout.cells is GuestCells.HOST:
         devices = device_bytes_of_cells(request.guest, request.layout, len(cells))
         for cell, more in zip(cells, devices, strict=True):
             left = cell.memory_bytes // page_bytes + -(-more // page_bytes)
@@ -385,7 +385,7 @@ def initiator_cells(
     if host is None or not grace or not request.guest.is_virt:
         return InitiatorCells(cells, {})
     found = initiator_nodes_of(host, grace)
-    shows = request.layout.pcie is GuestPcie.MIRRORED
+    shows = request.layout.pcie is GuestPcie.HOST
     if not found or not shows or not _can_give(host):
         return InitiatorCells(cells, {}, (_missing(host, grace, found, shows=shows),))
     gaps: list[Gap] = []

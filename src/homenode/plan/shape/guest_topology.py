@@ -74,7 +74,7 @@ def cell_counts(request: GuestRequest, placement: Placement) -> tuple[int, ...]:
     Raises InputError if a cell has none, or its vCPUs are not one after the other.
     """
     total = len(placement.vcpu_nodes) or len(placement.vcpu_pins) or request.vcpus
-    if request.layout.cells is GuestCells.FLAT:
+    if request.layout.cells is GuestCells.SINGLE:
         return (total,)
     cells = len(placement.nodes)
     if not placement.vcpu_nodes:
@@ -237,7 +237,7 @@ def guest_topology(
     threads = numbers.placement.threads_per_core
     counts = tuple(map(len, numbers.cells))
     findings: tuple[PlanFinding, ...] = ()
-    if request.layout.cells is GuestCells.FLAT:
+    if request.layout.cells is GuestCells.SINGLE:
         topology = _flat(request, counts[0], threads, package_vcpus)
     else:
         _check_threads(counts, threads)
@@ -274,7 +274,7 @@ def _flat(
         _check_threads((vcpus,), threads)
         return GuestTopology(sockets, 1, vcpus // threads // sockets, threads)
     # Exposed ones come here too, where the host had none to give.
-    hides = siblings is not Siblings.AS_THEY_WERE and stated is not None and stated[3] > 1
+    hides = siblings is not Siblings.KEEP and stated is not None and stated[3] > 1
     is_chosen = stated is None and request.options.objective is not None and vcpus > 1
     if fits and not hides and not is_chosen:
         return None

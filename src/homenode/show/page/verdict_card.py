@@ -197,7 +197,7 @@ def machine_line(machine: ReportedMachine) -> str:
     return "; ".join(kinds) or "the results do not name its processor and GPUs"
 
 
-_LEAST_GPUS = {Objective.COLLECTIVE: 2, Objective.DEVICE_TRANSFER: 1}
+_LEAST_GPUS = {Objective.MULTI_GPU: 2, Objective.GPU_COPY: 1}
 
 
 def _has_gpus(machine: ReportedMachine, objective: Objective) -> bool:

@@ -81,7 +81,7 @@ def edit_cells(document: Document, plan: Plan) -> Document:
     """
     before = tuple(vcpus for _, vcpus in read_cells(document))
     wanted = plan.cells
-    if plan.layout.cells is GuestCells.FLAT:
+    if plan.layout.cells is GuestCells.SINGLE:
         if not before:
             return document
         numa = document.root.at("cpu/numa")

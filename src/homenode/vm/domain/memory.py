@@ -257,7 +257,7 @@ def _memnodes(document: Document) -> list[tuple[int, Element]]:
 
 def _unbind(document: Document) -> Document:
     record = read_record(document)
-    ours = record is not None and record.layout.memory is not MemoryBinding.AS_IT_WAS
+    ours = record is not None and record.layout.memory is not MemoryBinding.KEEP
     cells = len(cell_elements(document))
     # libvirt refuses a <memnode> for a cell that is not there.
     stale = [element for cell, element in _memnodes(document) if ours or cell >= cells]

@@ -28,7 +28,7 @@ run true || {
 }
 name="$NAME-$(date -u +%Y%m%dT%H%M%SZ)"
 code=0
-run "homenode bench '$name' --results homenode-results" || code=$?
+run "homenode bench --name '$name' --results homenode-results" || code=$?
 run "cd homenode-results && tar -cf - */'$name'" | \
   homenode kubevirt receive "$name" --results /results
 # 1: measured, with findings. They are in the run.

@@ -258,7 +258,7 @@ def _machine(plan: Plan, guest: Vm) -> str:
             words.append("iommu=smmuv3")
     if plan.vm.has_iommu and guest.architecture == "x86_64":
         words.append("kernel-irqchip=split")
-    if plan.layout.cells is GuestCells.FLAT and has_backend(plan):
+    if plan.layout.cells is GuestCells.SINGLE and has_backend(plan):
         words.append("memory-backend=ram-node0")
     return ",".join(words)
 

@@ -1,7 +1,9 @@
 """A guest's agent without qemu-ga: a shell loop at its second serial port, and who asks it.
 
-A request is a line "TOKEN VERB FILE DATA"; an answer is a line "TOKEN ANSWER". Scripts, their input
-and what they print go as base64, in lines that a terminal of 4096 characters takes.
+A request is a line "TOKEN VERB FILE LENGTH DATA"; an answer is a line "TOKEN ANSWER". Scripts,
+their input and what they print go as base64, in lines that a terminal of 4096 characters takes. A
+slow guest loses characters of a serial port: a request is repeated until it is answered; the guest
+skips one that is not whole, and does one that it has done no second time.
 """
 
 import shutil
@@ -11,7 +13,11 @@ from pathlib import Path
 LOOP = """agent() {
   stty -F /dev/ttyS1 raw -echo 2>/dev/null || stty raw -echo </dev/ttyS1
   mkdir -p /tmp/agent && cd /tmp/agent || return
-  while read -r token verb file data; do
+  last=
+  while read -r token verb file length data; do
+    [ "${#data}" = "$length" ] || continue
+    if [ "$token" = "$last" ] && [ "$verb" != look ]; then echo "$token ok"; continue; fi
+    last=$token
     case $verb in
       add) printf %s "$data" >>"$file" && echo "$token ok" ;;
       run)
@@ -57,9 +63,11 @@ deadline = time.monotonic() + @SECONDS@
 
 def ask(line, *, data=""):
     token = uuid.uuid4().hex[:12]
-    port.sendall(f"{token} {line} {data}\n".encode())
-    seen = b""
+    seen, again = b"", 0.0
     while time.monotonic() < deadline:
+        if time.monotonic() >= again:
+            port.sendall(f"\n{token} {line} {len(data)} {data}\n".encode())
+            again = time.monotonic() + 4
         try:
             seen += port.recv(65536)
         except TimeoutError:

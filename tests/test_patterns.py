@@ -113,11 +113,6 @@ def _in_line() -> Iterator[Case]:
 
 
 BUILT: dict[tuple[str, str], tuple[str, str]] = {
-    ("decide/machine_facts.py", r"f'\\b{re.escape(system.cpu.split()[-1])}\\b'"): (
-        r"\b9654\b",
-        "search",
-    ),
-    ("decide/machine_facts.py", r"f'\\b{re.escape(system.name)}\\b'"): (r"\bH100\b", "search"),
     ("machine/snapshot/contents.py", "form.value"): (Form.COUNTS.value, "fullmatch"),
     ("vm/domain/copy.py", "f'{re.escape(original)}(?![A-Za-z0-9])'"): (
         "vm7(?![A-Za-z0-9])",

@@ -80,7 +80,7 @@ def plan_text(plan: Mapping[str, Any]) -> str:
         "memory": f"{size_text(vm['memory_bytes'])} {binding[0]} {binding[1]}".strip(),
         "cells": " ".join(cells),
         "devices": " ".join(devices),
-        "switches": "host" if _has_switches(vm) else "",
+        "switches": "mirrored" if _has_switches(vm) else "",
     }
     return "; ".join(f"{part} {text}" for part, text in parts.items() if text)
 

@@ -30,8 +30,8 @@ SCHEMA = Path(__file__).parents[1] / "kubevirt_v1.schema.json"
 STAND_IN = """#!/bin/sh
 echo "$@" >> "$LOG"
 test "$1 $2" = "kubevirt receive" && exec "$HOMENODE" "$@"
-test "$1" = bench && test "$3" = --results || exit 2
-mkdir -p "$4/nvidia-h100/$2" && sed "s/RUN/$2/" "$RUN" > "$4/nvidia-h100/$2/results.jsonl"
+test "$1 $2" = "bench --name" && test "$4" = --results || exit 2
+mkdir -p "$5/nvidia-h100/$3" && sed "s/RUN/$3/" "$RUN" > "$5/nvidia-h100/$3/results.jsonl"
 exit "$CODE"
 """
 SSH = """#!/bin/sh

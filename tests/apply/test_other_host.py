@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError
 from homenode.machine.description.shipped import shipped_hosts
-from homenode.machine.topology import RunningDomain
+from homenode.machine.topology import Host, RunningDomain
 from homenode.vm.daemon_host import load_daemon_host
 from homenode.vm.hypervisor.virsh import Virsh
 from homenode.vm.sources import load_host
@@ -90,3 +90,37 @@ def test_allocations_are_those_of_now(daemon: StandIn, monkeypatch: pytest.Monke
     busy = replace(load_host(HERE), domains=(now,))
     monkeypatch.setattr("homenode.vm.daemon_host._this_machine", lambda: busy)
     assert load_daemon_host(HERE, Virsh(URI)).domains == (now,)
+
+
+class ElsewhereVirsh(Virsh):
+    """A daemon on another machine, which is described."""
+
+    def __init__(self, source: str) -> None:
+        super().__init__("qemu+ssh://gpu7/system")
+        self.host: Host = load_host(source)
+
+    def capabilities(self) -> str:
+        cells = "".join(
+            f"<cell id='{node.index}'><cpus>"
+            + "".join(f"<cpu id='{pu}' siblings='{pu}'/>" for pu in node.pus)
+            + "</cpus></cell>"
+            for node in self.host.nodes
+        )
+        return (
+            f"<capabilities><host><topology><cells>{cells}</cells></topology></host></capabilities>"
+        )
+
+    def node_devices(self, capability: str) -> tuple[str, ...]:
+        addresses = (str(device.bdf) for device in self.host.pci_devices)
+        return tuple(f"pci_{address.replace(':', '_').replace('.', '_')}" for address in addresses)
+
+    def domains(self, *, running: bool = False) -> dict[str, str]:
+        return {}
+
+
+def test_a_daemon_elsewhere_is_asked_for_its_nodes_and_functions() -> None:
+    there = ElsewhereVirsh(HERE)
+    assert load_daemon_host(HERE, there).name == HERE
+    for other in OTHERS:
+        with pytest.raises(InputError, match=f"{other}.*gpu7"):
+            load_daemon_host(other, there)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from homenode.change.apply.store import DomainStore
+from homenode.change.journal import default_root
 from homenode.cli.arguments.place import RestoreArguments
 from homenode.cli.restore import restore as work
 from homenode.cli.restore import restore_domains
@@ -218,3 +219,13 @@ def test_restore_of_a_file_asks_too(tmp_path: Path) -> None:
     assert output.read_bytes() == b"<tuned/>\n"
     work(RestoreArguments(targets=(str(output),), yes=True))
     assert output.read_bytes() == b"<original/>\n"
+
+
+def test_restore_closes_the_record_of_a_domain_that_has_its_original(daemon: StandIn) -> None:
+    apply([NAME], yes=True, layout="pin", host=HOST, quiet=True)
+    daemon.put_definition(ORIGINAL)
+    store = DomainStore(default_root(), URI, UUID)
+    assert store.journal.to_undo()
+    restore_domains([NAME], yes=True)
+    assert not store.journal.to_undo()
+    assert daemon.definition() == ORIGINAL

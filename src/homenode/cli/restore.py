@@ -134,12 +134,13 @@ def restore_domains(
     states = [domain_to_restore(virsh, name, root) for name in names]
     check_can_ask(asked=not (yes or dry_run))
     with changing_host("restore", names, connect, dry_run=dry_run):
-        open_states = [state for state in states if _preview(virsh, state, keep_edits, dry_run)]
-        if dry_run or not open_states:
+        changing = [state for state in states if _preview(virsh, state, keep_edits, dry_run)]
+        if dry_run:
             return
-        if not yes:
-            ask(f"Restore {', '.join(state.name for state in open_states)}?")
-        for state in reversed(open_states):
+        if changing and not yes:
+            ask(f"Restore {', '.join(state.name for state in changing)}?")
+        # Also those that have their original already: their record is closed.
+        for state in reversed(states):
             _restore_domain(virsh, state, keep_edits=keep_edits)
 
 

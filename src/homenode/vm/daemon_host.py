@@ -49,14 +49,14 @@ def load_daemon_host(source: str | None, virsh: Virsh) -> Host:
 
 
 def refuse_tuned_for_other(vm: Vm, virsh: Virsh) -> None:
-    """Raise InputError if homenode tuned a definition for another host than this daemon's."""
+    """Raise InputError for a tuned definition that is not shown to be for this daemon's host."""
     record = vm.record
     if record is None or record.host is None or not is_local(virsh.connect):
         return
     here = _this_machine()
     if not is_made_for(here, record.host):
         raise InputError(
-            f"{vm.name}: its definition was tuned for another host than {here.name}, which the "
+            f"{vm.name}: nothing shows that its definition was tuned for {here.name}, which the "
             "daemon runs on; nothing was changed",
             hint=command_line("homenode", "apply", vm.name),
         )

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from homenode.change.record_folder import JOURNAL
 from homenode.change.step import ChangeHead
 from homenode.errors import HomenodeError, HostError, InputError, ToolError
 from homenode.formats import decode, decode_head, decode_journal
@@ -23,6 +22,7 @@ from homenode.measure.results.received import MAX_BYTES, receive_run
 from homenode.measure.results.store import parse_run, run_text
 from homenode.measure.tool_setup import FOLDER, setup_journal
 from homenode.plan.stored import read_plan_for
+from homenode.safe.record_folder import JOURNAL
 from homenode.vm.sources import load_host
 from tests.report_runs import full_run
 from tests.source_trees import FILES, nodes

@@ -35,7 +35,7 @@ LINEAR = 2.6
 """Twice the input is twice the steps, and a little; four times of what is quadratic."""
 
 PASSED_ON = {
-    "machine/snapshot/redacted_xml.py": "fullmatch",
+    "machine/snapshot/redact.py": "fullmatch",
     "measure/importers/openssl_speed.py": "fullmatch",
     "measure/importers/intel_mlc.py": "fullmatch",
     "machine/tools/nccl_tests.py": "fullmatch",
@@ -154,7 +154,7 @@ BUILT: dict[tuple[str, str], tuple[str, str]] = {
         "(?<![A-Za-z0-9])(?:gpu77|gpu7)(?![A-Za-z0-9])",
         "everywhere",
     ),
-    ("machine/snapshot/redacted_xml.py", "'|'.join(map(re.escape, words))"): (
+    ("machine/snapshot/redact.py", "'|'.join(map(re.escape, words))"): (
         "a|b",
         "fullmatch",
     ),

@@ -7,7 +7,7 @@ from pathlib import Path
 from tests.source_trees import FILES, SOURCE, nodes
 
 ROOMS = tuple(
-    "cluster cli api show decide measure check nccl change plan vm machine leaves".split()
+    "cluster cli api show decide measure check nccl change plan vm machine safe leaves".split()
 )
 """Rooms from the top of the house to the ground: the packages of homenode. The interface, api.py,
 stands below the command line; the other single modules are the leaves. Imports, those inside

@@ -156,7 +156,7 @@ def to_json(value: Host | Plan | Findings | Comparison) -> str:
 
 def _document(domain: Domain) -> tuple[bytes, str]:
     """A domain's document, and what to call it in messages."""
-    from homenode.input_files import read_input
+    from homenode.safe.input_files import read_input
 
     if isinstance(domain, bytes):
         return domain, "domain"

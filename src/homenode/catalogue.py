@@ -29,7 +29,7 @@ from msgspec import UNSET, Struct, UnsetType
 from homenode.bdf import Bdf
 from homenode.errors import HostError
 from homenode.findings import Finding, Severity, filled
-from homenode.input_files import package_names, package_text
+from homenode.package_data import package_names, package_text
 
 _FOLDERS = (("finding_pages",), ("..", "..", "docs", "findings"))
 """Where the pages are: as it is built, and in the source tree."""

@@ -7,8 +7,8 @@ of the user's own program are: `app-rate:NAME` (more is better) and `app-time:NA
 from msgspec import Struct, toml
 from msgspec.structs import replace
 
-from homenode.input_files import package_text
 from homenode.objective import Objective
+from homenode.package_data import package_text
 
 
 class Metric(Struct, frozen=True, forbid_unknown_fields=True):

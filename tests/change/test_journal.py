@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from homenode.change.journal import Journal
-from homenode.change.record_folder import RecordFolder
 from homenode.change.step import ChangeEntry, ChangeHead, ChangeState, Note
 from homenode.errors import HostError, InputError
+from homenode.safe.record_folder import RecordFolder
 
 HEAD = ChangeHead(run="a", command="homenode a", undo="homenode undo a", connect="qemu:///system")
 

@@ -62,7 +62,7 @@ def test_the_command_line_loads_only_the_types_of_its_options(at_start: set[str]
     more = {
         name
         for name in own - spaces - {f"homenode.{value}" for value in VALUES}
-        if not f"{name}.".startswith(("homenode.cli.", "homenode.input_files."))
+        if not f"{name}.".startswith(("homenode.cli.", "homenode.safe.", "homenode.package_data."))
     }
     assert not more
 

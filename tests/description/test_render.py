@@ -14,8 +14,8 @@ from homenode.machine.description.parse import parse_description
 from homenode.machine.description.shipped import load_shipped, shipped_hosts
 from homenode.machine.discover.host import discover
 from homenode.machine.snapshot.contents import PATHS, Kind
-from homenode.machine.snapshot.folder import FolderSnapshot
 from homenode.machine.snapshot.memory import MemorySnapshot
+from homenode.machine.snapshot.store import FolderSnapshot
 from tests.memory_folder import memory_folder
 from tests.rendered.machine import render
 from tests.shared_data import SHARED

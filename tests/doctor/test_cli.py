@@ -12,7 +12,6 @@ from types import SimpleNamespace
 import pytest
 from msgspec import structs
 
-from homenode import trusted_path
 from homenode.bdf import Bdf
 from homenode.change.retrain.config_registers import SysfsConfigSpace
 from homenode.check.doctor.baseline import drift, record_of
@@ -27,6 +26,7 @@ from homenode.findings import Finding, Findings, Severity, merged
 from homenode.formats import encode
 from homenode.machine.pci import PciLink
 from homenode.machine.topology import Host
+from homenode.safe import trusted_path
 from homenode.vm.sources import load_host
 from tests.command_line import homenode
 from tests.doctor_cases import changed

@@ -14,7 +14,7 @@ import pytest
 from homenode.cluster.kubevirt.on_define_domain import answer
 from homenode.machine.discover import discover
 from homenode.machine.pci import DeviceKind
-from homenode.machine.snapshot.folder import FolderSnapshot
+from homenode.machine.snapshot.store import FolderSnapshot
 from tests.kubevirt.test_grace import grace_vm
 from tests.kubevirt_documents import (
     IBM,

@@ -18,7 +18,7 @@ from homenode.machine.tools import qcow2
 from homenode.measure.layouts.copying import PreparedCopy, make_copy, prepare_copy, remove_copy
 from homenode.measure.layouts.guest import is_there
 from homenode.measure.layouts.journal import Copy
-from homenode.trusted_path import let_in
+from homenode.safe.trusted_path import let_in
 from homenode.vm.domain.copy import WritableDisk, with_overlays, writable_disks
 from homenode.vm.domain.read import read_vm
 from homenode.vm.hypervisor.virsh import Virsh

@@ -9,9 +9,9 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from homenode import durable
 from homenode.cluster.bindings.folder import StudyEntry, StudyFolder, _Hosts, attempts
 from homenode.errors import HostError, InputError
+from homenode.safe import durable
 from homenode.vm.fingerprint import host_fingerprint
 from homenode.vm.sources import load_host
 from tests.slurm.test_study import study

@@ -14,11 +14,10 @@ from homenode.machine.snapshot import live as live_module
 from homenode.machine.snapshot.capture import capture, capture_host, collect_over_ssh
 from homenode.machine.snapshot.collector import collector_script, parse_collected
 from homenode.machine.snapshot.contents import COMMAND_OF_NAME
-from homenode.machine.snapshot.folder import FolderSnapshot
 from homenode.machine.snapshot.gather import check_manifest, gather
 from homenode.machine.snapshot.live import LiveSnapshot
 from homenode.machine.snapshot.memory import MemorySnapshot
-from homenode.machine.snapshot.store import open_snapshot
+from homenode.machine.snapshot.store import FolderSnapshot, open_snapshot
 from homenode.process import run
 from tests.mutations import survives
 from tests.shared_data import SHARED

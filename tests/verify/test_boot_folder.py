@@ -22,7 +22,7 @@ from homenode.check.verify.boot.guest_files import find_guest_files
 from homenode.check.verify.boot.libvirt import answering, user_of_capabilities
 from homenode.check.verify.boot.stand_in_boot import BootOptions, boot_stand_in
 from homenode.errors import HomenodeError, HostError
-from homenode.trusted_path import changeable, let_in, private_folder
+from homenode.safe.trusted_path import changeable, let_in, private_folder
 from homenode.vm.domain.read import open_domain, vm_of
 from tests.verify_documents import tuned
 
@@ -46,7 +46,7 @@ def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         above.chmod(0o755)
         folder.chmod(0o1777)
         monkeypatch.setattr(boot_folders, "private_place", lambda: folder)
-        monkeypatch.setattr("homenode.trusted_path.private_place", lambda: folder)
+        monkeypatch.setattr("homenode.safe.trusted_path.private_place", lambda: folder)
         yield folder
 
 

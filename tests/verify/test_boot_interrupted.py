@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from homenode.change.record_folder import RecordFolder
 from homenode.check.verify.boot.boot_folder import end_abandoned
 from homenode.check.verify.boot.guest_files import find_guest_files
 from homenode.check.verify.boot.libvirt import acceptance
 from homenode.errors import HomenodeError
+from homenode.safe.record_folder import RecordFolder
 from homenode.vm.domain.read import open_domain
 from tests.verify_documents import tuned
 

@@ -18,10 +18,10 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from homenode.change.journal import state_hint
-from homenode.change.record_folder import BusyError, RecordFolder, take_lock
-from homenode.durable import open_to_lock
 from homenode.errors import HostError, of_os
-from homenode.input_files import read_kernel_file
+from homenode.safe.durable import open_to_lock
+from homenode.safe.input_files import read_kernel_file
+from homenode.safe.record_folder import BusyError, RecordFolder, take_lock
 from homenode.vm.hypervisor.connection import machine_of
 
 WAIT_S = 300.0

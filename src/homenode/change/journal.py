@@ -14,7 +14,6 @@ from pathlib import Path
 import msgspec
 
 from homenode import formats
-from homenode.change.record_folder import RecordFolder
 from homenode.change.step import (
     UNSETTLED,
     ChangeEntry,
@@ -25,6 +24,7 @@ from homenode.change.step import (
     to_undo,
 )
 from homenode.errors import HomenodeError
+from homenode.safe.record_folder import RecordFolder
 from homenode.vm.hypervisor.connection import with_connection
 from homenode.wording import command_line
 

@@ -12,7 +12,7 @@ from msgspec import Struct, structs
 
 from homenode.change.journal import Journal, domain_journal, domain_journals
 from homenode.change.step import ChangeEntry, ChangeState, Note
-from homenode.durable import remove_file
+from homenode.safe.durable import remove_file
 from homenode.vm.hypervisor.virsh import Virsh
 from homenode.wording import command_line
 

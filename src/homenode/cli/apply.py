@@ -31,11 +31,11 @@ from homenode.cli.terminal import (
 from homenode.cpuset import CpuSet
 from homenode.errors import FINDINGS, HostError, UsageError
 from homenode.formats import encode
-from homenode.input_files import read_input
 from homenode.machine.topology import Host
 from homenode.plan.auto import resolve_layout
 from homenode.plan.stored import encode_plan
 from homenode.plan.tuning import Tuning, TuningRequest, tune_together
+from homenode.safe.input_files import read_input
 from homenode.vm.daemon_host import load_daemon_host, refuse_tuned_for_other
 from homenode.vm.domain.read import read_vm
 from homenode.vm.domain.schema import refuse_new_errors

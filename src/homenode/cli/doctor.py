@@ -26,9 +26,9 @@ from homenode.cli.terminal import (
 )
 from homenode.errors import FINDINGS, InputError, UsageError
 from homenode.findings import Findings, in_order
-from homenode.input_files import read_input
 from homenode.machine.pci import DeviceKind
 from homenode.plan.vm_file import read_vm, target_of
+from homenode.safe.input_files import read_input
 from homenode.vm.domain.read import open_domain, vm_of
 from homenode.vm.domain.restore import is_tuned_output, write_tuned
 from homenode.vm.sources import is_host_source, load_host, load_host_of, names_domain

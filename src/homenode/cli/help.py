@@ -19,8 +19,9 @@ from homenode.cli.command import EXAMPLES, HELP_ALL, REQUIRED, Command, Paramete
 from homenode.cli.option_pages import Meaning, meaning
 from homenode.cli.terminal import note, print_own, say, write_bytes, write_text
 from homenode.errors import UsageError
-from homenode.input_files import package_text, read_input
 from homenode.opt import Arg, Flag
+from homenode.package_data import package_text
+from homenode.safe.input_files import read_input
 
 _WIDEST = 100
 _COLUMN = 28

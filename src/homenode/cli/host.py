@@ -22,9 +22,9 @@ from homenode.cli.terminal import (
 from homenode.doc import Doc, Table
 from homenode.errors import InputError, UsageError
 from homenode.formats import encode
-from homenode.input_files import read_input
 from homenode.machine.description.shipped import is_made_up, load_shipped, shipped_hosts
 from homenode.machine.topology import Host, summarise
+from homenode.safe.input_files import read_input
 from homenode.units import format_bytes
 from homenode.vm.layout import AUTO_SUMMARY, PRESETS, STUDY_NAMES, SUMMARIES, Layout
 from homenode.vm.sources import load_host

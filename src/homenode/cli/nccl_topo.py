@@ -21,7 +21,6 @@ from homenode.cli.terminal import (
 )
 from homenode.errors import UsageError
 from homenode.findings import Finding, Findings, in_order
-from homenode.input_files import read_input
 from homenode.machine.pci import DeviceKind
 from homenode.machine.tools.nvidia_smi import parse_query as parse
 from homenode.nccl.assemble import (
@@ -39,6 +38,7 @@ from homenode.nccl.topology import NcclVariant, cloud_config, write_topology
 from homenode.plan.devices.fabric import may_have_nvswitches
 from homenode.plan.stored import read_plan_for
 from homenode.plan.vm_file import read_vm, target_of
+from homenode.safe.input_files import read_input
 from homenode.vm.domain.read import open_domain, vm_of
 from homenode.vm.model import Vm
 from homenode.vm.sources import load_host

@@ -15,7 +15,7 @@ from functools import cache
 from typing import NamedTuple
 
 from homenode.errors import HostError
-from homenode.input_files import package_names, package_text
+from homenode.package_data import package_names, package_text
 
 _FOLDERS = (("command_pages",), ("..", "..", "docs", "commands"))
 """Where the pages are: as it is built, and in the source tree."""

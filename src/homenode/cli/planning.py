@@ -22,10 +22,10 @@ from homenode.cli.terminal import (
     write_text,
 )
 from homenode.errors import UsageError
-from homenode.input_files import read_input
 from homenode.plan.auto import refuse_auto, resolve_layout
 from homenode.plan.stored import encode_plan, encode_refusal, read_plan, with_planned
 from homenode.plan.tuning import Tuning, tune, tune_manually
+from homenode.safe.input_files import read_input
 from homenode.vm.domain.read import read_vm
 from homenode.vm.domain.restore import SavedOriginal, is_tuned_output, saved_original, write_tuned
 from homenode.vm.domain.schema import refuse_new_errors

@@ -30,11 +30,11 @@ from homenode.cli.arguments.check import RetrainArguments, RetrainHookArguments
 from homenode.cli.terminal import note, note_error, print_file, print_findings, say
 from homenode.errors import FINDINGS, HomenodeError, InputError, UsageError
 from homenode.findings import Finding, Findings
-from homenode.input_files import read_input
 from homenode.machine.discover import discover
 from homenode.machine.snapshot.live import LiveSnapshot
 from homenode.machine.snapshot.protocol import QuietSnapshot
-from homenode.trusted_path import changeable
+from homenode.safe.input_files import read_input
+from homenode.safe.trusted_path import changeable
 
 if TYPE_CHECKING:
     from homenode.bdf import Bdf

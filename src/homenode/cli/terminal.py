@@ -263,7 +263,7 @@ def print_diff(before: bytes, after: bytes, before_name: str, after_name: str) -
 def permissions_of(document: str) -> int:
     """Permissions for what is made of a document that was read: its own; for its owner alone where
     it was not a regular file, as `virsh dumpxml --security-info` is piped in."""
-    from homenode.durable import PRIVATE
+    from homenode.safe.durable import PRIVATE
 
     try:
         known = Path(document).stat().st_mode
@@ -329,7 +329,7 @@ def _check_place(path: Path) -> None:
 
 def _is_ours(path: Path) -> bool:
     """An empty file, a device such as /dev/null, or one with a signature of ours."""
-    from homenode.input_files import open_plain
+    from homenode.safe.input_files import open_plain
     from homenode.show.html import SIGNED_END
 
     try:
@@ -385,8 +385,8 @@ def write_new_files(
 
 def write_bytes(path: Path, content: bytes, mode: int | None = None) -> None:
     """As `write_text`. Raises UsageError for bytes to a terminal."""
-    from homenode.durable import replace_file
     from homenode.errors import HostError, UsageError
+    from homenode.safe.durable import replace_file
 
     if path == STANDARD_OUTPUT:
         if sys.stdout.isatty():

@@ -24,7 +24,7 @@ from homenode.cli.terminal import (
 )
 from homenode.errors import FINDINGS, UsageError
 from homenode.findings import Findings, in_order
-from homenode.input_files import read_input
+from homenode.safe.input_files import read_input
 from homenode.vm.hypervisor.connection import DEFAULT
 from homenode.vm.sources import load_host, names_domain
 

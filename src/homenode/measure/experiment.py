@@ -13,9 +13,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from homenode import formats
-from homenode.change.record_folder import JOURNAL, RecordFolder
 from homenode.errors import NoAnswerError
 from homenode.measure.progress import UNSETTLED, Progress, TaskState, TaskStatus
+from homenode.safe.record_folder import JOURNAL, RecordFolder
 
 H = TypeVar("H")
 L = TypeVar("L")

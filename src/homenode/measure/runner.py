@@ -15,7 +15,6 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from homenode.durable import PRIVATE
 from homenode.errors import ParseError, ToolError, UsageError
 from homenode.findings import Finding
 from homenode.machine.discover import discover
@@ -64,6 +63,7 @@ from homenode.measure.tools_installed import (
 )
 from homenode.plan.stored import encode_plan
 from homenode.process import Completed, ToolMissingError, ToolTimeoutError
+from homenode.safe.durable import PRIVATE
 from homenode.vm.domain.read import read_running_domain
 from homenode.vm.plan_model import Plan
 

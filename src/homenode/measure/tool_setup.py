@@ -18,12 +18,13 @@ from pathlib import Path
 from msgspec import Struct, structs, toml
 
 from homenode.change.journal import Journal, state_hint
-from homenode.change.record_folder import RecordFolder
 from homenode.change.step import ChangeEntry, ChangeHead, ChangeState, Note
-from homenode.durable import check_links
 from homenode.errors import HostError, InputError, ToolError, UsageError, of_os
-from homenode.input_files import package_text, read_plain
 from homenode.measure.access.machine import Machine
+from homenode.package_data import package_text
+from homenode.safe.durable import check_links
+from homenode.safe.input_files import read_plain
+from homenode.safe.record_folder import RecordFolder
 from homenode.wording import command_line
 
 TORCH_PYTHON = "homenode-torch-python"

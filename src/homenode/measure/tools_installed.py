@@ -14,7 +14,6 @@ import hashlib
 from collections.abc import Collection, Mapping, Sequence
 
 from homenode.errors import HostError, ParseError, ToolError
-from homenode.input_files import package_text
 from homenode.machine.tools.proc_stat import PATH as PROC_STAT
 from homenode.machine.tools.proc_stat import PuTimes, parse
 from homenode.machine.topology import Host
@@ -22,6 +21,7 @@ from homenode.measure.access.machine import Machine
 from homenode.measure.gpu.machine import is_nvidia
 from homenode.measure.model import PROBE, PYTHON, TORCH, SuiteOptions
 from homenode.measure.suite import BY_BUS, ShownGpus, measured_gpus, parse_shown
+from homenode.package_data import package_text
 from homenode.process import Completed, ToolMissingError, ToolTimeoutError
 
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"

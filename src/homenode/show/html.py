@@ -7,7 +7,7 @@ from functools import cache
 
 from homenode.doc import Cell, Doc, Words, plain, spans
 from homenode.errors import HostError
-from homenode.input_files import package_text
+from homenode.package_data import package_text
 from homenode.show.svg_canvas import CHART, PICTURE, css
 from homenode.wording import printable
 

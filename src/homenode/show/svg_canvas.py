@@ -4,7 +4,7 @@ from functools import cache
 
 from lxml import etree
 
-from homenode.input_files import package_text
+from homenode.package_data import package_text
 from homenode.wording import printable
 
 LEAST_TEXT_SIZE = 8.5

@@ -9,9 +9,9 @@ from functools import reduce
 from pathlib import Path
 
 from homenode.errors import InputError, of_os
-from homenode.input_files import read_file, read_start
 from homenode.machine.snapshot.protocol import Snapshot
 from homenode.machine.topology import Host
+from homenode.safe.input_files import read_file, read_start
 from homenode.wording import did_you_mean
 
 _MAX_TEXT_BYTES = 16 << 20

@@ -13,8 +13,8 @@ from homenode.change.host_lock import host_locked
 from homenode.change.step import TO_UNDO, ChangeEntry, ChangeState
 from homenode.cpuset import CpuSet
 from homenode.errors import HomenodeError, InputError, UsageError
-from homenode.input_files import read_kernel_file
 from homenode.process import arguments_after
+from homenode.safe.input_files import read_kernel_file
 from homenode.vm.domain.read import open_domain, vm_of
 from homenode.vm.hypervisor.connection import is_local
 from homenode.vm.hypervisor.domain_state import DomainState, LivePin, pins_of_text, pins_text

@@ -17,9 +17,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from homenode.change.journal import Journal, state_hint
-from homenode.change.record_folder import JOURNAL, RecordFolder
 from homenode.change.step import ChangeEntry, ChangeHead
 from homenode.errors import InputError
+from homenode.safe.record_folder import JOURNAL, RecordFolder
 from homenode.vm.hypervisor.connection import with_connection
 from homenode.wording import command_line
 

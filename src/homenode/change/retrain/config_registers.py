@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from homenode.bdf import Bdf
 from homenode.errors import HostError
-from homenode.input_files import open_registers
+from homenode.safe.input_files import open_registers
 
 TARGET_SPEED_MASK = 0x000F
 """Of Link Control 2: the speed to train to at most."""

@@ -18,7 +18,6 @@ from homenode import formats
 from homenode.bdf import Bdf
 from homenode.catalogue import finding
 from homenode.change.journal import Journal
-from homenode.change.record_folder import RecordFolder
 from homenode.change.retrain.config_registers import (
     RETRAIN_LINK,
     SPEED_OF_CODE,
@@ -33,9 +32,10 @@ from homenode.change.retrain.plan import RetrainPlan, Use
 from homenode.change.step import UNSETTLED, ChangeEntry, ChangeHead, ChangeState, Note
 from homenode.errors import HomenodeError, InputError
 from homenode.findings import Finding
-from homenode.input_files import read_kernel_file
 from homenode.machine.link_path import LinkRate
 from homenode.machine.pci import PciDevice
+from homenode.safe.input_files import read_kernel_file
+from homenode.safe.record_folder import RecordFolder
 from homenode.wording import command_line, printable
 
 KIND = "train-link"

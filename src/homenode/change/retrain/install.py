@@ -14,10 +14,10 @@ from homenode.bdf import Bdf
 from homenode.catalogue import finding
 from homenode.errors import UsageError
 from homenode.findings import Finding
-from homenode.input_files import package_text
 from homenode.machine.link_path import LinkRate, device_paths, gigabytes
 from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import Host
+from homenode.package_data import package_text
 from homenode.vm.domain.hostdevs import read_hostdevs
 from homenode.vm.domain.read import open_domain
 

@@ -25,10 +25,10 @@ from homenode.check.verify.guest.view import (
 from homenode.check.verify.target_file import expectation_for_target, lost_in_guest, verify_target
 from homenode.errors import InputError, UsageError
 from homenode.findings import Finding, Findings, in_order, merged
-from homenode.input_files import read_file, read_input
 from homenode.machine.topology import Host
 from homenode.plan.stored import read_plan, read_plan_for
 from homenode.plan.vm_file import kind_of, target_of
+from homenode.safe.input_files import read_file, read_input
 from homenode.vm.domain.document import Document
 from homenode.vm.domain.read import open_domain, vm_of
 from homenode.vm.domain.schema import parsed_by_libvirt, validate

@@ -36,15 +36,15 @@ from homenode.cluster.bindings.evidence import (
 from homenode.cluster.bindings.experiments import MAX_JOBS, NAME, Experiment, Mode, Study
 from homenode.cluster.bindings.scripts import script_name, script_of
 from homenode.cluster.slurm.job_allocation import NodeMachine, node_machine
-from homenode.durable import open_folder, replace_file
 from homenode.errors import HomenodeError, HostError, InputError
 from homenode.gap import Gap
-from homenode.input_files import open_below
 from homenode.machine.topology import Host
 from homenode.measure.experiment import ExperimentJournal
 from homenode.measure.imported.files import find_folders
 from homenode.measure.results.store import FILE, load_runs, read_run
 from homenode.measure.run_folder import HOST, gaps_of_run
+from homenode.safe.durable import open_folder, replace_file
+from homenode.safe.input_files import open_below
 from homenode.vm.sources import load_host
 
 JOURNAL = "study.jsonl"

@@ -10,7 +10,7 @@ from jinja2 import Environment, StrictUndefined, select_autoescape
 
 from homenode.cluster.bindings.experiments import Experiment, Mode
 from homenode.cluster.slurm.options import StudyOptions
-from homenode.input_files import package_text
+from homenode.package_data import package_text
 
 COPIES = ("gpu-bandwidth", "gpu-peer")
 """Tests of homenode bench that every job runs."""

@@ -7,8 +7,8 @@ from homenode.cluster.kubevirt.arguments import (
     KubevirtReceiveArguments,
     OnDefineDomainArguments,
 )
-from homenode.input_files import read_input
 from homenode.measure.results.received import receive_run
+from homenode.safe.input_files import read_input
 from homenode.vm.sources import load_host
 
 

@@ -63,7 +63,7 @@ def ask(
 ) -> "DomainAnswer":
     """The hook's answer. root: where the host's /sys lies, as the container sees it."""
     from homenode.cluster.kubevirt.on_define_domain import answer
-    from homenode.machine.snapshot.folder import FolderSnapshot
+    from homenode.machine.snapshot.store import FolderSnapshot
 
     return answer(
         vmi,

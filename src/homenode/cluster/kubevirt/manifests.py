@@ -16,7 +16,7 @@ from homenode.cluster.kubevirt.manifest_options import ClaimScope, ManifestOptio
 from homenode.cluster.kubevirt.object import read_manifest, yaml_text
 from homenode.cluster.kubevirt.vmi import HOOK_ANNOTATION
 from homenode.errors import UsageError
-from homenode.input_files import package_text
+from homenode.package_data import package_text
 from homenode.process import CLOSED
 from homenode.wording import command_line
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import replace
 
-from homenode.durable import PRIVATE, replace_file
 from homenode.errors import HomenodeError, HostError, InputError
 from homenode.formats import encode
+from homenode.safe.durable import PRIVATE, replace_file
 from homenode.vm.host_sources import Progress, UnreadSource, host_over_ssh
 
 _SERVER = re.compile(r"[A-Za-z0-9\[][A-Za-z0-9_.:@%\[\]+-]{0,255}", re.ASCII)

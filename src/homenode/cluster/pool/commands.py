@@ -35,11 +35,11 @@ from homenode.cluster.pool.place import PoolPlace, rank_hosts
 from homenode.cluster.pool.text import no_place_text, places_text, plan_text, pool_text
 from homenode.errors import FINDINGS, UNPLANNABLE, UsageError
 from homenode.formats import encode
-from homenode.input_files import read_input
 from homenode.machine.topology import Host
 from homenode.plan.auto import resolve_layout
 from homenode.plan.stored import encode_plan
 from homenode.plan.tuning import tune
+from homenode.safe.input_files import read_input
 from homenode.show.explain import explain
 from homenode.vm.domain.read import read_vm
 from homenode.vm.host_sources import NamedHost, NamedHosts, read_hosts

@@ -22,7 +22,6 @@ from homenode.cluster.slurm.record import (
     recorded_allocation,
 )
 from homenode.errors import InputError, NoAnswerError, ParseError, ToolError
-from homenode.input_files import read_below, read_file, read_plain
 from homenode.machine.tools import slurm_nodes
 from homenode.machine.tools.scontrol import JOBS_COMMAND, Job, is_asked_for, parse_scontrol_jobs
 from homenode.machine.tools.slurm_nodes import SHAPES_COMMAND, ClusterNode, NodeShape, parse_shapes
@@ -35,6 +34,7 @@ from homenode.machine.tools.squeue import (
     states_command,
 )
 from homenode.process import Completed, ToolTimeoutError, run
+from homenode.safe.input_files import read_below, read_file, read_plain
 
 _TIMEOUT_S = 90.0
 """Longer than Slurm's own MessageTimeout of a busy controller."""

@@ -46,9 +46,9 @@ from homenode.cluster.slurm.job_allocation import (
 from homenode.cluster.slurm.record import TaskRecord, hooks, with_tasks
 from homenode.errors import ParseError, ToolError, UsageError
 from homenode.findings import Findings, Severity
-from homenode.input_files import read_input
 from homenode.machine.tools.scontrol import Job, is_asked_for
 from homenode.machine.tools.slurm_nodes import NodeShape, expand_hostlist, shown_shapes
+from homenode.safe.input_files import read_input
 from homenode.vm.sources import load_host
 
 

@@ -42,7 +42,7 @@ from homenode.cluster.slurm.options import SPOOL
 from homenode.cpuset import CpuSet
 from homenode.errors import ParseError, UsageError
 from homenode.indices import NodeIndex
-from homenode.input_files import package_text
+from homenode.package_data import package_text
 
 KIND = "homenode-slurm-record"
 VERSION = 1

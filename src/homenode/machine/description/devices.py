@@ -7,7 +7,6 @@ from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.errors import InputError
-from homenode.input_files import package_text
 from homenode.machine.description.document import (
     UNKNOWN_NODE,
     ElementTable,
@@ -17,6 +16,7 @@ from homenode.machine.description.document import (
     RootTable,
 )
 from homenode.machine.pci import DeviceKind, PartKind, PciBar, PciLink
+from homenode.package_data import package_text
 from homenode.toml_text import TomlTable, decode_value
 from homenode.units import parse_bytes
 from homenode.wording import did_you_mean

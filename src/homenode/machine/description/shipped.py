@@ -3,9 +3,9 @@
 import re
 
 from homenode.errors import UsageError
-from homenode.input_files import package_names, package_text
 from homenode.machine.description.document import HostDescription
 from homenode.machine.description.parse import parse_description
+from homenode.package_data import package_names, package_text
 from homenode.wording import did_you_mean
 
 _FOLDER, _SUFFIX = ("machine", "hosts"), ".toml"

@@ -22,7 +22,7 @@ from typing import BinaryIO, Protocol
 from msgspec import Struct
 
 from homenode.errors import InputError, of_os
-from homenode.input_files import open_plain
+from homenode.safe.input_files import open_plain
 
 MAX_MEMBERS = 80_000
 MAX_FILE_BYTES = 8 << 20

@@ -9,7 +9,6 @@ from pathlib import Path
 from msgspec import Struct
 
 from homenode import __version__
-from homenode.durable import PRIVATE, replace_file
 from homenode.errors import HostError, UsageError, of_os
 from homenode.machine.snapshot.collector import collector_script, parse_collected
 from homenode.machine.snapshot.gather import (
@@ -24,6 +23,7 @@ from homenode.machine.snapshot.memory import MemorySnapshot
 from homenode.machine.snapshot.protocol import Snapshot
 from homenode.machine.snapshot.redact import Identities, identities_of, redact
 from homenode.process import CLOSED, ToolMissingError, run
+from homenode.safe.durable import PRIVATE, replace_file
 from homenode.wording import command_line
 
 TOP = "snapshot"

@@ -24,7 +24,6 @@ from collections.abc import Iterator, Sequence
 from shlex import quote
 
 from homenode.errors import ParseError
-from homenode.input_files import package_text
 from homenode.machine.snapshot.contents import (
     BRIDGE_CLASS,
     COMMANDS,
@@ -39,6 +38,7 @@ from homenode.machine.snapshot.contents import (
 from homenode.machine.snapshot.gather import MAX_TABLE_BYTES
 from homenode.machine.snapshot.memory import MemorySnapshot
 from homenode.machine.snapshot.protocol import MAX_LINKS
+from homenode.package_data import package_text
 
 _START = "homenode-collector 1"
 _SAFE_GLOB = re.compile(r"/[A-Za-z0-9_./*\[\]-]+\Z", re.ASCII)

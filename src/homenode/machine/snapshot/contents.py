@@ -14,7 +14,7 @@ from functools import cache
 
 from msgspec import Struct
 
-from homenode.input_files import package_text
+from homenode.package_data import package_text
 
 
 class Kind(StrEnum):

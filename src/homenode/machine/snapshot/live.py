@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from homenode.errors import ToolError
 from homenode.machine.snapshot.contents import COMMAND_OF_NAME, IDENTITY_COMMANDS, ToolCommand
-from homenode.machine.snapshot.folder import FolderSnapshot
 from homenode.machine.snapshot.protocol import FilesOf
+from homenode.machine.snapshot.store import FolderSnapshot
 from homenode.process import Completed, ToolMissingError, run
 
 _MAX_DOMAINS = 4096

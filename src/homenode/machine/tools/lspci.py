@@ -19,8 +19,8 @@ from msgspec import Struct, toml
 
 from homenode.bdf import Bdf
 from homenode.errors import ParseError
-from homenode.input_files import package_text
 from homenode.machine.pci import PciBar, PciLink, PciRegisters, PortType
+from homenode.package_data import package_text
 from homenode.units import KIB
 
 COMMAND = ("lspci", "-D", "-nn", "-vvv")

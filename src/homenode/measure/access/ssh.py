@@ -11,11 +11,11 @@ from shlex import quote
 
 from msgspec import Struct
 
-from homenode.durable import replace_file
 from homenode.errors import ToolError, UsageError
-from homenode.input_files import read_start
 from homenode.measure.access.machine import Said
 from homenode.process import CLOSED, run
+from homenode.safe.durable import replace_file
+from homenode.safe.input_files import read_start
 from homenode.wording import command_line
 
 _ADDRESS = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:%-]{0,255}\Z", re.ASCII)

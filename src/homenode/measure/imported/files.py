@@ -14,9 +14,9 @@ from msgspec.structs import replace
 
 from homenode.errors import InputError, of_os
 from homenode.gap import Gap
-from homenode.input_files import read_below
 from homenode.measure.imported.runs import SourceFolder
 from homenode.measure.results.store import FILE
+from homenode.safe.input_files import read_below
 
 MAX_FILE_BYTES = 16 << 20
 MAX_FILES = 5000

@@ -7,15 +7,15 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from homenode.durable import create_file, create_like, remove_file
 from homenode.errors import HostError, InputError, UsageError
-from homenode.host_files import HostFile, host_file
-from homenode.input_files import MAX_BYTES, read_plain
 from homenode.machine.tools import qcow2
 from homenode.measure.layouts.guest import is_there
 from homenode.measure.layouts.journal import Copy
 from homenode.process import run
-from homenode.trusted_path import private_folder
+from homenode.safe.durable import create_file, create_like, remove_file
+from homenode.safe.host_files import HostFile, host_file
+from homenode.safe.input_files import MAX_BYTES, read_plain
+from homenode.safe.trusted_path import private_folder
 from homenode.vm.domain.copy import (
     WritableDisk,
     copied_uuid,

@@ -9,7 +9,6 @@ from typing import Protocol, TypeVar
 from msgspec import Struct
 
 from homenode.errors import HostError, ToolError
-from homenode.input_files import read_kernel_file
 from homenode.measure.access.guest_agent import GuestAgent
 from homenode.measure.access.machine import Channel, Machine
 from homenode.measure.access.remote import RemoteMachine
@@ -17,6 +16,7 @@ from homenode.measure.access.ssh import HostKeyError, SshChannel
 from homenode.measure.layouts.guest_access import GuestAccess, Transport
 from homenode.measure.model import PROBE
 from homenode.process import ToolTimeoutError
+from homenode.safe.input_files import read_kernel_file
 from homenode.vm.hypervisor.connection import is_local
 from homenode.vm.hypervisor.virsh import Virsh, is_lost
 from homenode.wording import command_line

@@ -15,12 +15,12 @@ from pathlib import Path
 from msgspec import Struct
 
 from homenode.change.journal import Journal
-from homenode.change.record_folder import JOURNAL, LOCK, RecordFolder
 from homenode.change.step import ChangeEntry, ChangeHead
 from homenode.errors import HostError, InputError
 from homenode.measure.experiment import ExperimentJournal
 from homenode.measure.progress import TaskState
 from homenode.objective import Objective
+from homenode.safe.record_folder import JOURNAL, LOCK, RecordFolder
 from homenode.vm.hypervisor.domain_state import domain_argument
 from homenode.wording import command_line
 

@@ -12,10 +12,10 @@ import tempfile
 from pathlib import Path
 from typing import BinaryIO
 
-from homenode.durable import open_folder, replace_file
 from homenode.errors import HostError, InputError
 from homenode.machine.snapshot.archive import ArchiveTree, read_archive
 from homenode.measure.results.store import FILE, parse_run, run_folder
+from homenode.safe.durable import open_folder, replace_file
 
 MAX_BYTES = 64 << 20
 """Of a run with all of its raw outputs; the suite's are a few MiB."""

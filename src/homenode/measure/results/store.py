@@ -12,10 +12,10 @@ from pathlib import Path
 from msgspec import Struct
 
 from homenode import formats
-from homenode.durable import open_folder, replace_file
 from homenode.errors import HomenodeError, HostError, InputError
-from homenode.input_files import read_file
 from homenode.measure.results.model import Run, RunHead, Sample
+from homenode.safe.durable import open_folder, replace_file
+from homenode.safe.input_files import read_file
 
 KIND = "results"
 MAX_SAMPLES = 2_000_000

@@ -11,13 +11,13 @@ from typing import TypeVar
 from msgspec import Struct
 
 from homenode.errors import HomenodeError, InputError
-from homenode.input_files import read_plain
 from homenode.machine.topology import Host
 from homenode.measure.imported.sources import imported
 from homenode.measure.results.model import Run
 from homenode.measure.results.store import FILE, load_runs
 from homenode.measure.results.vantage import Vantage
 from homenode.plan.stored import read_plan
+from homenode.safe.input_files import read_plain
 from homenode.show.page.machine import UNNAMED, Stored
 from homenode.vm.fingerprint import host_fingerprint
 from homenode.vm.plan_model import Plan

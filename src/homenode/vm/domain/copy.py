@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from msgspec import Struct
 
 from homenode.errors import InputError, UsageError
-from homenode.input_files import package_text
+from homenode.package_data import package_text
 from homenode.units import KIB
 from homenode.vm.domain.codec import read_name
 from homenode.vm.domain.document import Document, Element

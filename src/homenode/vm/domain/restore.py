@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from homenode.durable import PRIVATE, check_links, replace_file
 from homenode.errors import HostError, InputError
-from homenode.input_files import MAX_BYTES, read_plain
+from homenode.safe.durable import PRIVATE, check_links, replace_file
+from homenode.safe.input_files import MAX_BYTES, read_plain
 from homenode.wording import command_line
 
 _LINE = re.compile(r"(# before: )?([0-9a-f]{64}) [ *](.+)\Z")

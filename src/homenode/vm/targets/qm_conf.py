@@ -17,8 +17,8 @@ from msgspec.structs import replace
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError, ParseError
-from homenode.input_files import package_text
 from homenode.machine.topology import Host
+from homenode.package_data import package_text
 from homenode.units import MIB
 from homenode.vm.model import GuestAddress, GuestHostdev, GuestTopology, Vm
 from homenode.vm.plan_model import Plan, with_vm

@@ -12,9 +12,9 @@ from msgspec import Struct, toml
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import HostError, InputError, UsageError
-from homenode.input_files import package_text
 from homenode.machine.tools.versions import Version
 from homenode.machine.topology import Host
+from homenode.package_data import package_text
 from homenode.vm.model import (
     GuestAddress,
     GuestHostdev,

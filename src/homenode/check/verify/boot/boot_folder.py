@@ -16,11 +16,18 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from homenode.change.record_folder import RecordFolder
-from homenode.durable import create_file, open_new
 from homenode.errors import HostError
 from homenode.process import run
-from homenode.trusted_path import ENTER, READ, check_private, let_in, private_folder, private_place
+from homenode.safe.durable import create_file, open_new
+from homenode.safe.record_folder import RecordFolder
+from homenode.safe.trusted_path import (
+    ENTER,
+    READ,
+    check_private,
+    let_in,
+    private_folder,
+    private_place,
+)
 
 _PREFIX = "homenode-boot-"
 _DOMAIN = "homenode-verify-"

@@ -11,11 +11,11 @@ from msgspec import Struct
 
 from homenode.check.verify.boot.forms import PROGRAM
 from homenode.check.verify.boot.initramfs import BEGIN, is_static
-from homenode.durable import create_file, replace_file
 from homenode.errors import HostError
-from homenode.input_files import MAX_BYTES, read_kernel_file, read_plain, read_start
 from homenode.process import ToolMissingError, ToolTimeoutError, find_program, run
-from homenode.trusted_path import changeable, private_folder
+from homenode.safe.durable import create_file, replace_file
+from homenode.safe.input_files import MAX_BYTES, read_kernel_file, read_plain, read_start
+from homenode.safe.trusted_path import changeable, private_folder
 
 _KERNEL_PACKAGES = ("linux-image-cloud-amd64", "linux-image-virtual", "linux-image-amd64")
 """Each depends on the package of a kernel; smaller ones first."""

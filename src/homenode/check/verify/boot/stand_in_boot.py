@@ -48,14 +48,14 @@ from homenode.check.verify.boot.initramfs import (
     silence,
 )
 from homenode.check.verify.boot.stand_in import StandIn, choose_cpu, stand_in_of
-from homenode.durable import create_file, replace_file
 from homenode.errors import HostError
 from homenode.findings import Finding
-from homenode.input_files import read_plain
 from homenode.machine.discover import discover
 from homenode.machine.snapshot.collector import parse_collected
 from homenode.machine.topology import Host
 from homenode.process import ToolMissingError, ToolTimeoutError, run
+from homenode.safe.durable import create_file, replace_file
+from homenode.safe.input_files import read_plain
 from homenode.vm.domain.document import Document
 from homenode.vm.guest_observation import path_of_address, paths_of_guest
 from homenode.vm.hypervisor.connection import is_local

@@ -46,8 +46,8 @@ from homenode.errors import HostError, ParseError, UsageError
 from homenode.findings import Findings, in_order
 from homenode.gap import Gap
 from homenode.indices import NodeIndex
-from homenode.input_files import read_kernel_file
 from homenode.process import arguments_after
+from homenode.safe.input_files import read_kernel_file
 from homenode.units import KIB
 from homenode.vm.domain.read import open_domain, vm_of
 from homenode.vm.hypervisor.connection import is_local

@@ -10,8 +10,8 @@ from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.errors import InputError, ParseError
-from homenode.input_files import package_text
 from homenode.machine.pci import canonical_uuid
+from homenode.package_data import package_text
 from homenode.vm.layout import GuestCells
 from homenode.vm.model import GuestAddress, GuestPciController, Vm
 from homenode.vm.plan_model import Plan, PlanFinding, plan_finding

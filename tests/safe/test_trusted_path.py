@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from homenode.trusted_path import changeable, let_in
+from homenode.safe.trusted_path import changeable, let_in
 
 pytestmark = [
     pytest.mark.root,

@@ -16,7 +16,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from homenode.durable import (
+from homenode.errors import HostError
+from homenode.safe.durable import (
     PRIVATE,
     open_existing,
     open_folder,
@@ -27,8 +28,7 @@ from homenode.durable import (
     try_lock,
     write_and_close,
 )
-from homenode.errors import HostError
-from homenode.input_files import NO_PLAIN_FILE, open_below, read_below
+from homenode.safe.input_files import NO_PLAIN_FILE, open_below, read_below
 
 JOURNAL = "journal.jsonl"
 LOCK = ".lock"

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from homenode import durable
-from homenode.change.record_folder import RecordFolder
 from homenode.cli.terminal import write_text
 from homenode.errors import HostError, InputError
 from homenode.measure.layouts.journal import JournalFile
 from homenode.measure.results.store import read_run, write_run
 from homenode.measure.run_folder import RAW, open_run
+from homenode.safe import durable
+from homenode.safe.record_folder import RecordFolder
 from homenode.vm.domain.restore import restore, write_tuned
 from tests.report_runs import full_run
 

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from homenode.durable import check_links
 from homenode.errors import InputError, of_os
-from homenode.input_files import open_disk
+from homenode.safe.durable import check_links
+from homenode.safe.input_files import open_disk
 
 _EXPECTED = "the absolute path of a regular file or block device of this host"
 _KERNELS_OWN = ("/proc", "/sys")

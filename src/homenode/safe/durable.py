@@ -18,7 +18,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from homenode.trusted_path import on_the_way
+from homenode.safe.trusted_path import on_the_way
 
 _ACL = "system.posix_acl_access"
 _OWN_FILES = "/proc/self/fd"

@@ -5,14 +5,13 @@ owns a folder that root reads may put anything there under any name. So what is 
 looked at before it is opened: a pipe would be waited for, and to open some devices is to use them
 (a watchdog starts). What is read is counted while it comes, since a size that was asked for
 before may be another one by then. Standard input, the kernel's own files and the serial lines of
-guests are the exceptions, each with a function of its own, and so are the texts of a package.
+guests are the exceptions, each with a function of its own. Texts of the package: package_data.
 """
 
 import errno
 import os
 import stat
 import sys
-from importlib.resources import files
 from pathlib import Path
 from typing import BinaryIO
 
@@ -225,17 +224,3 @@ def _size_text(count: int) -> str:
         if count >= unit and count % unit == 0:
             return f"{count // unit} {name}"
     return f"{count} bytes"
-
-
-_PACKAGE = "homenode"
-
-
-def package_names(*folder: str, package: str = _PACKAGE) -> tuple[str, ...]:
-    """The names in a folder of the package, sorted; none where there is no such folder."""
-    found = files(package).joinpath(*folder)
-    return tuple(sorted(entry.name for entry in found.iterdir())) if found.is_dir() else ()
-
-
-def package_text(*path: str, package: str = _PACKAGE) -> str:
-    """A text of the package. Raises OSError where there is none."""
-    return files(package).joinpath(*path).read_text(encoding="utf-8")

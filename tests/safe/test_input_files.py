@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from homenode import input_files
-from homenode.change.record_folder import LOCK, RecordFolder
 from homenode.cli import main
 from homenode.errors import HomenodeError, InputError
-from homenode.input_files import (
+from homenode.measure.imported.files import find_folders
+from homenode.measure.results.store import load_runs
+from homenode.safe import input_files
+from homenode.safe.input_files import (
     open_below,
     read_below,
     read_file,
@@ -24,12 +25,11 @@ from homenode.input_files import (
     read_plain,
     read_start,
 )
-from homenode.measure.imported.files import find_folders
-from homenode.measure.results.store import load_runs
+from homenode.safe.record_folder import LOCK, RecordFolder
 from homenode.vm.host_sources import read_hosts
 from tests.command_line import NEEDS_CLUSTER
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parent.parent.parent
 HOST = ROOT / "src/homenode/machine/hosts/small-2n8c-2gpu.toml"
 VM = ROOT / "demo/gpu-vm.xml"
 

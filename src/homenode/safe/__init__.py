@@ -1,0 +1,1 @@
+"""Files of other people: how they are read, written and judged."""

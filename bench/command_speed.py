@@ -73,7 +73,7 @@ def _large_capture(out: Path) -> tuple[str, int]:
         bare = replace(described.host, pci_devices=(), root_complexes=(), links=())
         host = overlay_lspci(bare, LISTED.read_text())
         described = replace(described, host=host)
-    capture(render(described), out)
+    out.write_bytes(capture(render(described)).content)
     return str(out), len(described.host.pci_devices)
 
 

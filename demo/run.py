@@ -95,7 +95,7 @@ def _capture(console: Console, out: Path) -> None:
         soft_wrap=True,
     )
     try:
-        capture_host(archive, overwrite=True)
+        archive.write_bytes(capture_host().content)
         host = load_host(str(archive))
     except HomenodeError as error:  # a container without /sys, say: the rest needs nothing of it
         console.print(f"{error.message}: this machine is left out")

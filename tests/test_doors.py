@@ -141,8 +141,10 @@ _HELD = "below a descriptor that is held"
 EXCEPTIONS: dict[str, dict[str, str]] = {
     "change/apply/store.py": {"unlink": _OWN, "rmtree": _OWN},
     "cluster/kubevirt/commands.py": {"sys.stdin": "a tar that its reader counts"},
-    "cli/main.py": {"open": "/dev/null", "os.O_WRONLY": "/dev/null"},
-    "cli/terminal.py": {"sys.stdin": "whether it is a terminal, and an answer typed there"},
+    "cli/terminal.py": {
+        "sys.stdin": "whether it is a terminal, and an answer typed there",
+        **dict.fromkeys(("open", "fdopen", "os.O_RDWR"), "/dev/null"),
+    },
     "vm/domain/document.py": {"xml.parsers": "expat, which is given a text"},
     "vm/domain/restore.py": {"unlink": _OWN},
     "vm/domain/schema.py": {

@@ -1,29 +1,19 @@
 """What commands write: to standard output, and never over a file of somebody else's."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from homenode.cli import terminal
-from homenode.errors import UsageError
+from homenode.errors import HostError, UsageError
 from tests.command_line import NEEDS_CLUSTER, homenode
 
 DOCUMENT = str(Path(__file__).parents[2] / "demo" / "gpu-vm.xml")
-PLAN = (
-    "plan",
-    DOCUMENT,
-    "--host",
-    "hgx-h100",
-    "--gpus",
-    "1",
-    "--layout",
-    "pin",
-    "--vcpus",
-    "4",
-    "--memory",
-    "8GiB",
-)
+APPLY = "--host hgx-h100 --gpus 1 --layout pin --vcpus 4 --memory 8GiB".split()
+PLAN = ("plan", DOCUMENT, *APPLY)
 
 
 @pytest.mark.parametrize("option", ["-o", "--save-plan", "--svg"])
@@ -66,7 +56,20 @@ def test_two_things_do_not_go_to_standard_output() -> None:
     assert isinstance(homenode(*PLAN, "-o", "-", "--json").exception, UsageError)
 
 
-APPLY = ("--host", "hgx-h100", "--gpus", "1", "--layout", "pin", "--vcpus", "4", "--memory", "8GiB")
+@pytest.mark.parametrize("closed", [">&-", ">&- 2>&-", "<&- >&- 2>&-"])
+def test_with_a_closed_standard_output_nothing_is_done(closed: str, tmp_path: Path) -> None:
+    for words in (("capture", "-o", tmp_path / "out"), ("apply", "vm", "--yes"), ("list", "hosts")):
+        argv = ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-m", "homenode", *words]
+        done = subprocess.run(argv, stderr=subprocess.PIPE, text=True, timeout=300, check=False)
+        assert done.returncode == HostError.exit_code
+        assert done.stderr.startswith("homenode: standard output is closed\n") == (closed == ">&-")
+    assert not list(tmp_path.iterdir())
+
+
+def test_without_standard_error_an_error_is_not_an_answer() -> None:
+    argv = ["sh", "-c", 'exec "$@" 2>&-', "sh", sys.executable, "-m", "homenode", "show", "--host"]
+    done = subprocess.run([*argv, "none"], stdout=subprocess.PIPE, timeout=300, check=False)
+    assert (done.returncode, done.stdout) == (UsageError.exit_code, b"")
 
 
 def test_apply_on_a_file_rewrites_it_and_restore_gives_the_original_back(tmp_path: Path) -> None:

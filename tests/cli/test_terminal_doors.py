@@ -149,18 +149,8 @@ def test_no_command_passes_a_documents_or_a_files_escapes_on(
 def test_on_a_terminal_only_our_own_colours_are_escapes(tmp_path: Path) -> None:
     document = hostile_document(tmp_path)
     near, far = pty.openpty()
-    argv = [
-        HOMENODE,
-        "plan",
-        str(document),
-        "--host",
-        "hgx-h100",
-        "--gpus",
-        "8",
-        "--layout",
-        "pin-numa",
-        "--diff",
-    ]
+    words = "--host hgx-h100 --gpus 8 --layout pin-numa --diff".split()
+    argv = [HOMENODE, "plan", str(document), *words]
     process = subprocess.Popen(argv, stdout=far, stderr=far, env={**os.environ, "TERM": "xterm"})
     os.close(far)
     said = b""

@@ -208,7 +208,7 @@ def test_what_the_suite_saw_is_drawn_though_states_of_runs_are_joined(tmp_path: 
             msgspec.structs.replace(one, state=f"2{layout == 'pin':d} ns") for one in run.samples
         )
         file = write_run(tmp_path, Run(run.head, placed))
-        capture_host(file.with_name("host.tar.gz"), overwrite=True)
+        file.with_name("host.tar.gz").write_bytes(capture_host().content)
     (one,) = machines(tmp_path)
     assert set(one.guests) == {"default", "pin"}
     page = html_page(document_of([one], (), "now"))

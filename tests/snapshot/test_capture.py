@@ -1,9 +1,12 @@
 """Captures: of this machine, over ssh by a script that needs nothing, and what they say."""
 
 import gzip
+import io
 import json
 import os
 import shutil
+import subprocess
+import sys
 import tarfile
 from pathlib import Path
 
@@ -11,14 +14,21 @@ import pytest
 
 from homenode.errors import HostError, InputError, ParseError, UsageError
 from homenode.machine.snapshot import live as live_module
-from homenode.machine.snapshot.capture import capture, capture_host, collect_over_ssh
+from homenode.machine.snapshot.capture import (
+    Captured,
+    capture,
+    capture_host,
+    collect_over_ssh,
+)
 from homenode.machine.snapshot.collector import collector_script, parse_collected
 from homenode.machine.snapshot.contents import COMMAND_OF_NAME
 from homenode.machine.snapshot.gather import check_manifest, gather
 from homenode.machine.snapshot.live import LiveSnapshot
 from homenode.machine.snapshot.memory import MemorySnapshot
+from homenode.machine.snapshot.protocol import Snapshot
 from homenode.machine.snapshot.store import FolderSnapshot, open_snapshot
 from homenode.process import run
+from tests.command_line import homenode
 from tests.mutations import survives
 from tests.shared_data import SHARED
 
@@ -96,11 +106,15 @@ def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+def opened(captured: Captured, folder: Path) -> Snapshot:
+    """A capture's archive as the host that it holds."""
+    archive = folder / "host.tar.gz"
+    archive.write_bytes(captured.content)
+    return open_snapshot(archive)
+
+
 def test_a_capture_opens_as_the_host_that_it_is_of(tmp_path: Path) -> None:
-    out = tmp_path / "host.tar.gz"
-    captured = capture(HOST, out)
-    host = open_snapshot(out)
-    assert captured.size_bytes == out.stat().st_size
+    host = opened(capture(HOST), tmp_path)
     assert host.read_text("/sys/devices/system/cpu/online") == "0-1\n"
     assert host.read_text("/sys/bus/pci/devices/0000:18:00.0/class") == "0x030200\n"
     assert host.real_path("/sys/bus/pci/devices/0000:18:00.0") == (
@@ -112,10 +126,9 @@ def test_a_capture_opens_as_the_host_that_it_is_of(tmp_path: Path) -> None:
     assert host.command_output("lspci") == "0000:18:00.0 on host-1\n"
 
 
-def test_only_what_the_table_names_is_captured(tmp_path: Path) -> None:
-    out = tmp_path / "host.tar.gz"
-    capture(HOST, out, redacted=False)
-    with tarfile.open(out) as tar:
+def test_only_what_the_table_names_is_captured() -> None:
+    captured = capture(HOST, redacted=False)
+    with tarfile.open(fileobj=io.BytesIO(captured.content)) as tar:
         names = {member.name.removeprefix("snapshot") for member in tar if member.isfile()}
     assert names == {
         "/manifest.json",
@@ -131,9 +144,9 @@ def test_only_what_the_table_names_is_captured(tmp_path: Path) -> None:
 
 
 def test_the_manifest_says_what_is_absent_and_what_was_left_out(tmp_path: Path) -> None:
-    out = tmp_path / "host.tar.gz"
-    manifest = capture(HOST, out).manifest
-    stored = json.loads(open_snapshot(out).read_text("/manifest.json") or "")
+    captured = capture(HOST)
+    manifest = captured.manifest
+    stored = json.loads(opened(captured, tmp_path).read_text("/manifest.json") or "")
     assert stored["format"] == "homenode.snapshot/1"
     assert stored["redacted"] is True
     assert stored["commands"] == ["lspci"] == list(manifest.commands)
@@ -144,48 +157,35 @@ def test_the_manifest_says_what_is_absent_and_what_was_left_out(tmp_path: Path) 
     assert "/sys/devices/system/cpu/online" not in stored["absent"]
 
 
-def test_equal_hosts_give_equal_bytes(tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        capture(HOST, tmp_path / name)
-    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
-    with gzip.open(tmp_path / "a") as stream:
-        assert b"gpu7" not in stream.read()
+def test_equal_hosts_give_equal_bytes() -> None:
+    content = capture(HOST).content
+    assert content == capture(HOST).content
+    assert b"gpu7" not in gzip.decompress(content)
 
 
-def test_an_existing_file_is_kept_unless_forced(tmp_path: Path) -> None:
+def test_a_capture_goes_to_standard_output_or_to_a_new_file_whole(
+    tmp_path: Path, tools: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with (tmp_path / "printed").open("wb") as printed:
+        argv = [sys.executable, "-m", "homenode", "capture", "-o", "-"]
+        subprocess.run(argv, stdout=printed, stderr=subprocess.DEVNULL, check=True, timeout=300)
+    assert open_snapshot(tmp_path / "printed").command_output("lspci")
+    assert not (tmp_path / "-").exists()
     out = tmp_path / "host.tar.gz"
     out.write_text("mine")
-    with pytest.raises(UsageError, match="exists"):
-        capture_host(out)
+    assert isinstance(homenode("capture", "-o", out).exception, UsageError)
     assert out.read_text() == "mine"
-    capture(HOST, out, overwrite=True)
-    assert out.read_bytes()[:2] == b"\x1f\x8b"
-    with pytest.raises(UsageError, match="found a folder"):
-        capture(HOST, tmp_path, overwrite=True)
-    with pytest.raises(UsageError, match="expected its folder"):
-        capture(HOST, tmp_path / "no" / "folder.tar.gz")
-
-
-def test_a_capture_that_cannot_be_written_leaves_nothing_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*words: object, **named: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    # One of the two gives a file its name: which one depends on its file system.
-    monkeypatch.setattr(os, "link", full)
-    monkeypatch.setattr(os, "replace", full)
-    with pytest.raises(HostError, match="cannot be written: No space"):
-        capture(HOST, tmp_path / "x")
-    assert not list(tmp_path.iterdir())
+    assert homenode("capture", "-o", out, "--force", "--no-redact").exit_code == 0
+    assert out.stat().st_mode & 0o777 == 0o600
+    assert homenode("capture", "-o", tmp_path / "open").exit_code == 0
+    assert (tmp_path / "open").stat().st_mode & 0o777 == 0o644
 
 
 def test_a_capture_that_is_not_redacted_is_for_its_owners_eyes(tmp_path: Path) -> None:
-    capture(HOST, tmp_path / "open", redacted=False)
-    assert (tmp_path / "open").stat().st_mode & 0o777 == 0o600
-    assert open_snapshot(tmp_path / "open").command_output("lspci") == "0000:18:00.0 on gpu7\n"
-    capture(HOST, tmp_path / "redacted")
-    assert (tmp_path / "redacted").stat().st_mode & 0o777 == 0o644
+    captured = capture(HOST, redacted=False)
+    assert (captured.mode, capture(HOST).mode) == (0o600, 0o644)
+    assert opened(captured, tmp_path).command_output("lspci") == "0000:18:00.0 on gpu7\n"
 
 
 def test_a_newer_capture_is_refused_by_its_manifest(tmp_path: Path) -> None:
@@ -204,11 +204,11 @@ def test_a_newer_capture_is_refused_by_its_manifest(tmp_path: Path) -> None:
 
 
 def test_a_live_capture_runs_the_tools_and_says_which_failed(tmp_path: Path, tools: Path) -> None:
-    captured = capture_host(tmp_path / "host.tar.gz")
+    captured = capture_host()
     left_out = dict(captured.manifest.left_out)
     assert left_out["nvidia-smi-topo"] == "nvidia-smi: exit status 9: no driver"
     assert left_out["rocm-smi-topo"] == "rocm-smi: killed by SIGKILL"
-    host = open_snapshot(tmp_path / "host.tar.gz")
+    host = opened(captured, tmp_path)
     domains = host.command_output("virsh-domains") or ""
     assert domains.count("<domain ") == 2 and "vm-2" in domains and "11-22" not in domains
 
@@ -309,13 +309,11 @@ def test_the_collector_reads_a_published_tree_as_it_is(tmp_path: Path, tools: Pa
 
 
 def test_a_capture_over_ssh_is_redacted_here(tmp_path: Path, tools: Path) -> None:
-    out = tmp_path / "host.tar.gz"
-    capture_host(out, ssh="jdoe@gpu7")
+    captured = capture_host("jdoe@gpu7")
     assert (tools / "ssh.hosts").read_text() == "jdoe@gpu7\n"
-    host = open_snapshot(out)
+    host = opened(captured, tmp_path)
     assert host.command_output("lspci") == "0000:18:00.0 GPU of host-1\n\tno line end\n"
-    with gzip.open(out) as stream:
-        content = stream.read()
+    content = gzip.decompress(captured.content)
     assert b"gpu7" not in content and b"jdoe" not in content and b"11-22" not in content
     assert (host.command_output("virsh-domains") or "").count("<domain ") == 2
     assert host.command_output("nvidia-smi-topo") is None
@@ -331,19 +329,16 @@ def test_a_login_banner_does_not_harm(tmp_path: Path, tools: Path) -> None:
 @pytest.mark.parametrize(
     "host", ["-oProxyCommand=id", "", "a b", "a;id", "$(id)", "a\nb", "--", "`id`", "a'b"]
 )
-def test_a_host_that_is_none_is_refused_before_ssh_runs(
-    host: str, tmp_path: Path, tools: Path
-) -> None:
+def test_a_host_that_is_none_is_refused_before_ssh_runs(host: str, tools: Path) -> None:
     with pytest.raises(UsageError, match="expected a host"):
-        capture_host(tmp_path / "x", ssh=host)
+        capture_host(host)
     assert not (tools / "ssh.hosts").exists()
-    assert not (tmp_path / "x").exists()
 
 
-def test_a_host_that_cannot_be_reached_is_said(tmp_path: Path, tools: Path) -> None:
+def test_a_host_that_cannot_be_reached_is_said(tools: Path) -> None:
     _tools(tools, {"ssh": "echo 'ssh: connect to host gpu7: No route' >&2; exit 255"})
     with pytest.raises(HostError, match=r"gpu7: ssh: exit status 255: .*No route\n.*ssh gpu7 true"):
-        capture_host(tmp_path / "x", ssh="gpu7")
+        capture_host("gpu7")
 
 
 @pytest.mark.parametrize(
@@ -361,15 +356,15 @@ def test_what_no_collector_prints_is_refused(printed: str, says: str) -> None:
         parse_collected(printed, "gpu7")
 
 
-def test_a_hostile_collector_cannot_add_files(tmp_path: Path) -> None:
+def test_a_hostile_collector_cannot_add_files() -> None:
     printed = (
         "homenode-collector 1\nF ../../etc/passwd\n x\nF etc/shadow\n x\n"
         "G sys/devices/system/cpu/cpu[0-9]*/online\nsys/devices/system/cpu/cpu0/../../x/online:1\n"
         "sys/devices/system/cpu/cpu0/online:1\nD sys/../../../tmp/x\n"
         "L\n lrwxrwxrwx 1 root root 0 Nov 20 09:10 sys/class/iommu/x -> /etc\nZ\n"
     )
-    capture(parse_collected(printed, "evil"), tmp_path / "x.tar.gz")
-    with tarfile.open(tmp_path / "x.tar.gz") as tar:
+    captured = capture(parse_collected(printed, "evil"))
+    with tarfile.open(fileobj=io.BytesIO(captured.content)) as tar:
         assert tar.getnames() == [
             "snapshot/manifest.json",
             "snapshot/sys/class/iommu",  # the folder that the table names, and no link in it

@@ -217,7 +217,7 @@ def test_a_capture_with_the_tables_is_compared_with_them(tmp_path: Path) -> None
         description.folders,
     )
     archive = tmp_path / "guest.tar.gz"
-    capture(whole, archive)
+    archive.write_bytes(capture(whole).content)
     plan = tmp_path / "p.json"
     plan.write_text(encode_plan(plan_for("xen")))
     words = ("--plan", str(plan), "--guest", str(archive), "--host", SMALL, "--target", "xen")

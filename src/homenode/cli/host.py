@@ -17,6 +17,7 @@ from homenode.cli.terminal import (
     print_json,
     say,
     working,
+    write_bytes,
     write_text,
 )
 from homenode.doc import Doc, Table
@@ -64,13 +65,13 @@ def capture(asked: CaptureArguments) -> None:
     """Write the snapshot, and say what is in it."""
     from homenode.machine.snapshot.capture import capture_host
 
+    check_can_write(asked.output, force=asked.force)
     with working(f"reading {asked.ssh or 'this machine'}"):
-        captured = capture_host(
-            asked.output, asked.ssh, redacted=not asked.no_redact, overwrite=asked.force
-        )
+        captured = capture_host(asked.ssh, redacted=not asked.no_redact)
+    write_bytes(asked.output, captured.content, captured.mode)
     manifest = captured.manifest
     note(
-        f"wrote {captured.path} ({format_bytes(captured.size_bytes)}): {manifest.files} files, "
+        f"wrote {asked.output} ({format_bytes(len(captured.content))}): {manifest.files} files, "
         f"{manifest.links} links, tools: {', '.join(manifest.commands) or 'none'}"
     )
     for path, reason in manifest.left_out:

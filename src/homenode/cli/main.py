@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from homenode import __version__
 from homenode.cli.command import Command, WrongCall, call_of
-from homenode.cli.terminal import note, note_error, say
+from homenode.cli.terminal import check_streams, discard_output, note, note_error, say
 from homenode.errors import DONE, EXIT_CODES, INTERRUPTED, USAGE, HomenodeError, HostError
 
 PLACE = "Place"
@@ -164,6 +164,7 @@ def main() -> None:
 def code_of(words: Sequence[str]) -> int:
     """The exit code; what went wrong is said."""
     try:
+        check_streams()
         run(words)
     except WrongCall as error:
         if error.group is None:
@@ -179,8 +180,7 @@ def code_of(words: Sequence[str]) -> int:
         note_error(error)
         return error.exit_code
     except BrokenPipeError:
-        # The reader (head, less) went away: no traceback, and nothing more to flush at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard_output()  # no traceback, and nothing more to flush at exit
     except OSError as error:
         # A folder that cannot be entered, a disk that fails: wherever it was met.
         where = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "

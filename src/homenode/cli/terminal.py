@@ -53,6 +53,32 @@ def error_console() -> "Console":
 _PIPED_COLUMNS = 10_000
 
 
+def check_streams() -> None:
+    """Raise HostError for a closed standard output: no answer could be given, so nothing is done.
+
+    A closed descriptor becomes /dev/null, so that no file that is opened later gets its number, to
+    which libraries write their messages.
+    """
+    closed = sys.stdout is None
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free
+    if sys.stderr is None:
+        sys.stderr = os.fdopen(2, "w", closefd=False)
+    if closed:
+        sys.stdout = os.fdopen(1, "w", closefd=False)
+        from homenode.errors import HostError
+
+        raise HostError("standard output is closed", hint=">/dev/null discards the answer")
+
+
+def discard_output() -> None:
+    """Print nothing more: the reader (head, less) went away."""
+    os.dup2(os.open(os.devnull, os.O_RDWR), sys.stdout.fileno())
+
+
 class _WithoutPadding:
     """Standard output or error, with no blanks at the ends of lines."""
 

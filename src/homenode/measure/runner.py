@@ -159,7 +159,7 @@ def _keep_context(
 ) -> None:
     """What the figures were taken under, next to them; what is there already stays."""
     if not (folder.path / HOST).exists():
-        capture(snapshot, folder.path / HOST)
+        folder.write(HOST, capture(snapshot).content, 0o644)
     if orders.plan is not None:
         folder.write(PLAN, encode_plan(orders.plan).encode())
     if orders.domain_xml is not None:

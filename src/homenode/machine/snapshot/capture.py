@@ -4,16 +4,14 @@ import gzip
 import io
 import re
 import tarfile
-from pathlib import Path
 
 from msgspec import Struct
 
 from homenode import __version__
-from homenode.errors import HostError, UsageError, of_os
+from homenode.errors import HostError, UsageError
 from homenode.machine.snapshot.collector import collector_script, parse_collected
 from homenode.machine.snapshot.gather import (
     MANIFEST,
-    GatheredFiles,
     Manifest,
     encode_manifest,
     gather,
@@ -23,7 +21,7 @@ from homenode.machine.snapshot.memory import MemorySnapshot
 from homenode.machine.snapshot.protocol import Snapshot
 from homenode.machine.snapshot.redact import Identities, identities_of, redact
 from homenode.process import CLOSED, ToolMissingError, run
-from homenode.safe.durable import PRIVATE, replace_file
+from homenode.safe.durable import PRIVATE
 from homenode.wording import command_line
 
 TOP = "snapshot"
@@ -37,65 +35,55 @@ _HOST = re.compile(r"[A-Za-z0-9\[][A-Za-z0-9_.:@%/\[\]+-]{0,255}", re.ASCII)
 
 
 class Captured(Struct, frozen=True):
-    """What a capture wrote: where, how many bytes, and what is in it."""
+    """An archive, and what is in it."""
 
-    path: Path
-    size_bytes: int
+    content: bytes
     manifest: Manifest
 
+    @property
+    def mode(self) -> int:
+        """Permissions of its file: what is not redacted is for its owner's eyes only."""
+        return 0o644 if self.manifest.redacted else PRIVATE
 
-def capture_host(
-    out: Path, ssh: str | None = None, *, redacted: bool = True, overwrite: bool = False
-) -> Captured:
-    """Captures this machine, or the host `ssh`, into `out`.
 
-    Raises UsageError where `out` exists and may not be overwritten, or the host's name is none;
-    HostError where the host cannot be reached or `out` cannot be written. Then there is no `out`.
+def capture_host(ssh: str | None = None, *, redacted: bool = True) -> Captured:
+    """Capture this machine, or the host `ssh`.
+
+    Raises UsageError where the host's name is none, HostError where the host cannot be reached.
     """
-    _check_out(out, overwrite)
     if ssh is None:
-        live = LiveSnapshot()
-        return capture(live, out, redacted=redacted, overwrite=overwrite)
+        return capture(LiveSnapshot(), redacted=redacted)
     also = Identities(hosts=(_host_part(ssh),), users=_user_part(ssh))
-    snapshot = collect_over_ssh(ssh)
-    return capture(snapshot, out, redacted=redacted, overwrite=overwrite, also=also)
+    return capture(collect_over_ssh(ssh), redacted=redacted, also=also)
 
 
 def capture(
-    snapshot: Snapshot,
-    out: Path,
-    *,
-    redacted: bool = True,
-    overwrite: bool = False,
-    also: Identities | None = None,
+    snapshot: Snapshot, *, redacted: bool = True, also: Identities | None = None
 ) -> Captured:
-    """Writes what the contents table names of a snapshot. Equal hosts give equal files.
+    """Archive what the contents table names of a snapshot. Equal hosts give equal bytes.
 
-    also: names to redact in addition to those that the snapshot gives. Without `redacted` the file
-    is for its owner's eyes only (mode 0600). Raises as `capture_host` does.
+    also: names to redact in addition to those that the snapshot gives.
     """
-    _check_out(out, overwrite)
     gathered = gather(snapshot)
     notes = tuple((path, "not of its form") for path in gathered.unlike)
     if isinstance(snapshot, LiveSnapshot):
         notes += tuple(sorted(snapshot.failures.items()))
-    kept = gathered.snapshot
+    stored = gathered.snapshot
     not_everywhere: tuple[str, ...] = ()
     if redacted:
-        result = redact(kept, identities_of(snapshot, also), notes)
-        kept, notes, not_everywhere = result.snapshot, result.left_out, result.not_everywhere
+        result = redact(stored, identities_of(snapshot, also), notes)
+        stored, notes, not_everywhere = result.snapshot, result.left_out, result.not_everywhere
     manifest = Manifest(
         homenode=__version__,
         redacted=redacted,
-        files=len(kept.files),
-        links=len(kept.links),
-        commands=tuple(sorted(kept.commands)),
-        absent=_absent(gathered),
+        files=len(stored.files),
+        links=len(stored.links),
+        commands=tuple(sorted(stored.commands)),
+        absent=(*gathered.absent, *gathered.commands_absent),
         left_out=notes,
         not_everywhere=not_everywhere,
     )
-    size_bytes = _write(out, _archive(kept, manifest), private=not redacted)
-    return Captured(out, size_bytes, manifest)
+    return Captured(_archive(stored, manifest), manifest)
 
 
 def collect_over_ssh(
@@ -132,19 +120,6 @@ def collect_over_ssh(
     return parse_collected(completed.stdout, host)
 
 
-def _check_out(out: Path, overwrite: bool) -> None:
-    try:
-        is_folder, has_parent, exists = out.is_dir(), out.parent.is_dir(), out.exists()
-    except OSError as error:  # a folder above it that we may not enter
-        raise of_os(error, str(out), "to write there") from None
-    if is_folder:
-        raise UsageError(f"{out}: expected a file to write, found a folder")
-    if not has_parent:
-        raise UsageError(f"{out}: expected its folder to be there, found no {out.parent}")
-    if exists and not overwrite:
-        raise UsageError(f"{out}: exists", hint="--force overwrites it")
-
-
 def _host_part(ssh: str) -> str:
     """gpu7 of root@gpu7, ssh://root@gpu7:22 or gpu7."""
     host = ssh.removeprefix("ssh://").rpartition("@")[2].partition("/")[0]
@@ -154,10 +129,6 @@ def _host_part(ssh: str) -> str:
 def _user_part(ssh: str) -> tuple[str, ...]:
     user, at, _ = ssh.removeprefix("ssh://").rpartition("@")
     return (user,) if at else ()
-
-
-def _absent(gathered: GatheredFiles) -> tuple[str, ...]:
-    return (*gathered.absent, *gathered.commands_absent)
 
 
 def _archive(snapshot: MemorySnapshot, manifest: Manifest) -> bytes:
@@ -186,12 +157,3 @@ def _archive(snapshot: MemorySnapshot, manifest: Manifest) -> bytes:
             member.linkname = links.get(path, "")
             tar.addfile(member)
     return packed.getvalue()
-
-
-def _write(out: Path, content: bytes, *, private: bool) -> int:
-    """Writes all or nothing: a capture cut short by a full disk does not stay behind."""
-    try:
-        replace_file(out, content, PRIVATE if private else 0o644, synced=False)
-    except OSError as error:
-        raise HostError(f"{out}: cannot be written: {error.strerror}") from None
-    return len(content)

@@ -123,7 +123,8 @@ docs: $(TOOLS)/.ready $(CHECKS)
 	$(BIN)/python -m tests.option_tables
 	$(BIN)/python -m tests.record_page
 	mkdir -p build && $(BIN)/python -m tests.doc_pictures build
-	$(TOOLS)/bin/sphinx-build -q -W --keep-going -b html -c packaging/docs docs build/site
+	$(BIN)/python -m tests.doc_tree build
+	$(TOOLS)/bin/sphinx-build -q -W --keep-going -b html -c packaging/docs build/docs build/site
 	@echo "pages: build/site/index.html"
 
 # The probe of a package brings the C++ library along: a host may have none.
@@ -142,7 +143,8 @@ runtime: wheel
 	  $(WHEEL)/homenode-*.whl
 
 deb: runtime $(TOOLS)/.ready
-	$(TOOLS)/bin/sphinx-build -q -W -t manual -b man -c packaging/docs docs build/man
+	$(BIN)/python -m tests.doc_tree build
+	$(TOOLS)/bin/sphinx-build -q -W -t manual -b man -c packaging/docs build/docs build/man
 	build/runtime/bin/python packaging/debian.py $(WHEEL)/homenode-*.whl \
 	  build/runtime/lib/python3.*/site-packages build/man dist
 

@@ -1,5 +1,6 @@
 """Pages of documentation as values: sections, tables, links, and the commands that they show."""
 
+import os
 import re
 import shlex
 from collections.abc import Iterator
@@ -7,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.command_line import has_cluster
+from tests.doc_tree import made_pages
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -141,14 +143,16 @@ class Page:
 
 def read_page(path: str | Path) -> Page:
     """A page by its path in the checkout."""
-    return Page(Path(path), (ROOT / path).read_text(encoding="utf-8"))
+    made = made_pages().get(os.path.normpath(path))
+    return Page(Path(path), made or (ROOT / path).read_text(encoding="utf-8"))
 
 
 def all_pages() -> tuple[Page, ...]:
     """Everything below docs/, and the pages at the top of the checkout; without the room of such
     commands, not those that show them."""
     paths = [*sorted(DOCS.rglob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
-    pages = (read_page(path.relative_to(ROOT)) for path in paths if path.is_file())
+    names = [*(str(path.relative_to(ROOT)) for path in paths if path.is_file()), *made_pages()]
+    pages = map(read_page, names)
     return tuple(page for page in pages if has_cluster() or not _OF_CLUSTER.search(page.text))
 
 

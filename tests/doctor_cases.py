@@ -2,8 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
@@ -24,29 +23,13 @@ from tests.doctor_listings import arc, port
 from tests.simulated_config import MemoryJournal, PowerCutError, SimulatedConfig, retrained
 
 
-@dataclass(frozen=True, slots=True)
-class Fixture:
-    """words: as the finding's page names it. findings: what the doctor makes of it."""
-
-    words: str
-    findings: Callable[[], Sequence[Finding]]
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
+class Case(NamedTuple):
     """A machine that has a finding, and one that nearly has it."""
 
-    has: Fixture
-    nearly: Fixture
-
-
-def case(
-    has: str,
-    found: Callable[[], Sequence[Finding]],
-    nearly: str,
-    silent: Callable[[], Sequence[Finding]],
-) -> Case:
-    return Case(Fixture(has, found), Fixture(nearly, silent))
+    has: str
+    found: Callable[[], Sequence[Finding]]
+    nearly: str
+    silent: Callable[[], Sequence[Finding]]
 
 
 def of_host(there: Host, circumstances: Circumstances | None = None) -> tuple[Finding, ...]:
@@ -161,7 +144,7 @@ def _silent(kind: str) -> str:
 
 
 HOST_CASES: dict[str, Case] = {
-    "pcie-link-slow": case(
+    "pcie-link-slow": Case(
         "rtx5090-epyc7702: 8 GPUs at 5 GT/s on ports of 16 GT/s",
         lambda: of_host(host(SICK)),
         "a card for 16 GT/s on a port for 8 GT/s, at 8 GT/s",
@@ -173,25 +156,25 @@ HOST_CASES: dict[str, Case] = {
             )
         ),
     ),
-    "pcie-link-narrow": case(
+    "pcie-link-narrow": Case(
         "rtx4080-i9-14900k with its GPU at x8 of x16",
         lambda: of_host(link_at(16.0, 8)),
         "the same in a slot that is known to have 8 lanes",
         lambda: of_host(link_at(16.0, 8), Circumstances(known_widths={GPU_4080: 8})),
     ),
-    "pcie-link-idle": case(
+    "pcie-link-idle": Case(
         "rtx4080-i9-14900k with its GPU at 2.5 GT/s and nothing known of its load",
         lambda: of_host(link_at(2.5, 16)),
         "the same at 16 GT/s",
         lambda: of_host(link_at(16.0, 16, performance_state="P8")),
     ),
-    "pcie-target-low": case(
+    "pcie-target-low": Case(
         "rtx4080-i9-14900k at 16 GT/s, and its port's target at 5 GT/s",
         lambda: of_host(changed(host(DESKTOP), lambda d: d.bdf == PORT_4080, target_gt_per_s=5.0)),
         "its target at 32 GT/s, which the card cannot",
         lambda: of_host(changed(host(DESKTOP), lambda d: d.bdf == PORT_4080, target_gt_per_s=32.0)),
     ),
-    "pcie-link-unknown": case(
+    "pcie-link-unknown": Case(
         "rtx4080-i9-14900k as lspci shows it to a user who is not root",
         lambda: of_host(changed(host(DESKTOP), lambda d: True, link=None)),
         "the same with a GPU that is a part of the root complex",
@@ -199,19 +182,19 @@ HOST_CASES: dict[str, Case] = {
             changed(changed(host(DESKTOP), lambda d: True, link=None), is_gpu, parent=None)
         ),
     ),
-    "device-silent": case(
+    "device-silent": Case(
         "a listing in which a GPU has revision ff and header type 7f",
         lambda: of_host(host_from_lspci(_silent("VGA compatible controller [0300]"), "pc")),
         "the same of a SATA controller, on which no VM's speed hangs",
         lambda: of_host(host_from_lspci(_silent("SATA controller [0106]"), "pc")),
     ),
-    "listing-cut": case(
+    "listing-cut": Case(
         "a listing of lspci -vvv that ends within a line",
         lambda: of_host(host_from_lspci(arc()[:-6], "arc")),
         "the same to its end",
         lambda: of_host(host_from_lspci(arc() + "\n", "arc")),
     ),
-    "pcie-link-dropped": case(
+    "pcie-link-dropped": Case(
         "rtx5090-epyc7702 after the start of a VM with its GPUs",
         lambda: list(dropped_links(host(SICK), gpus(SICK, 8), "vm", {})),
         "rtx4080-i9-14900k with its GPU at x8 before and after the start of a VM",
@@ -219,97 +202,97 @@ HOST_CASES: dict[str, Case] = {
             dropped_links(link_at(16.0, 8), (GPU_4080,), "vm", {GPU_4080: LinkRate(16.0, 8)})
         ),
     ),
-    "pcie-errors-uncorrected": case(
+    "pcie-errors-uncorrected": Case(
         "rtx4080-i9-14900k with one DLP error",
         lambda: of_host(_errors(0, 1)),
         "the same with 3 retries",
         lambda: of_host(_errors(3)),
     ),
-    "pcie-errors-corrected": case(
+    "pcie-errors-corrected": Case(
         "rtx4080-i9-14900k with 1000 BadTLP",
         lambda: of_host(_errors(1000)),
         "the same with 999",
         lambda: of_host(_errors(999)),
     ),
-    "h2d-low": case(
+    "h2d-low": Case(
         "5.3 GB/s measured over 16 GT/s x16",
         lambda: of_host(host(DESKTOP), _h2d(5.3e9)),
         "24 GB/s measured over 16 GT/s x16",
         lambda: of_host(host(DESKTOP), _h2d(24e9)),
     ),
-    "h2d-above-link": case(
+    "h2d-above-link": Case(
         "40 GB/s measured over 16 GT/s x16",
         lambda: of_host(host(DESKTOP), _h2d(40e9)),
         "31 GB/s measured over 16 GT/s x16",
         lambda: of_host(host(DESKTOP), _h2d(31e9)),
     ),
-    "node-spans-packages": case(
+    "node-spans-packages": Case(
         "epyc9654-2p-1node: two packages in one node",
         lambda: of_host(host("epyc9654-2p-1node")),
         "hgx-h100: two packages, a node each",
         lambda: of_host(host(HGX)),
     ),
-    "node-spans-llcs": case(
+    "node-spans-llcs": Case(
         "mi350x-epyc9575f: packages in NPS1, 8 caches in a node",
         lambda: of_host(host("mi350x-epyc9575f")),
         "rtx4090-epyc7702: NPS4, 4 caches in a node",
         lambda: of_host(host("rtx4090-epyc7702")),
     ),
-    "node-without-memory": case(
+    "node-without-memory": Case(
         "x86-2p2n8c16t-node1-no-memory",
         lambda: of_host(host("x86-2p2n8c16t-node1-no-memory")),
         "x86-2p3n8c16t-node2-no-cpus: the node without CPUs has memory",
         lambda: of_host(host("x86-2p3n8c16t-node2-no-cpus")),
     ),
-    "gpu-node-unknown": case(
+    "gpu-node-unknown": Case(
         "x86-2p2n8c16t-gpu-node-unknown",
         lambda: of_host(host("x86-2p2n8c16t-gpu-node-unknown")),
         "rtx4080-i9-14900k: no node either, and only one there is",
         lambda: of_host(host(DESKTOP)),
     ),
-    "p2p-redirected": case(
+    "p2p-redirected": Case(
         "h200-xeon8558 with ReqRedir on its switches' ports",
         lambda: of_host(_acs(("CmpltRedir", "ReqRedir", "SrcValid"))),
         "the same with SrcValid only",
         lambda: of_host(_acs(("SrcValid",))),
     ),
-    "iommu-translates": case(
+    "iommu-translates": Case(
         "h200-xeon8558 with IOMMU domains of type DMA-FQ",
         lambda: of_host(changed(host(H200), is_gpu, iommu_domain="DMA-FQ", driver="nvidia")),
         "the same with type identity",
         lambda: of_host(changed(host(H200), is_gpu, iommu_domain="identity", driver="nvidia")),
     ),
-    "governor-powersave": case(
+    "governor-powersave": Case(
         "powersave with acpi-cpufreq",
         lambda: of_host(settings(host(DESKTOP), scaling_drivers=("acpi-cpufreq",))),
         "powersave with intel_pstate",
         lambda: of_host(settings(host(DESKTOP), scaling_drivers=("intel_pstate",))),
     ),
-    "idle-deep": case(
+    "idle-deep": Case(
         "idle states of 890 µs under a pinned VM",
         lambda: found_in(domain(2, pins=[0, 2]), settings(host(DESKTOP), idle_exit_latency_us=890)),
         "idle states of 133 µs",
         lambda: found_in(domain(2, pins=[0, 2]), settings(host(DESKTOP), idle_exit_latency_us=133)),
     ),
-    "retrain-failed": case(
+    "retrain-failed": Case(
         "a link that trains to 5 GT/s whatever it is given",
         lambda: _retrained(2),
         "a link that trains to 16 GT/s",
         lambda: _retrained(None),
     ),
-    "retrain-interrupted": case(
+    "retrain-interrupted": Case(
         "a run that is killed at its second write",
         lambda: _interrupted(2),
         "a run that is not",
         lambda: _interrupted(None),
     ),
-    "drift-topology": case(
+    "drift-topology": Case(
         "rtx4080-i9-14900k with half of its memory",
         lambda: _drifted(_with_memory(0.5)),
         "with 1 % less, which another kernel takes",
         lambda: _drifted(_with_memory(0.99)),
     ),
-    "drift-host": case(
+    "drift-host": Case(
         "rtx4080-i9-14900k whose IOMMU is off now",
         lambda: list(
             drift(
@@ -321,7 +304,7 @@ HOST_CASES: dict[str, Case] = {
         "with 4 MiB less memory",
         lambda: _drifted(_with_memory(1 - 4 / (64 << 10))),
     ),
-    "drift-device": case(
+    "drift-device": Case(
         "rtx4080-i9-14900k without its GPU",
         lambda: _drifted(
             replace(
@@ -334,7 +317,7 @@ HOST_CASES: dict[str, Case] = {
         "with another name for it",
         lambda: _drifted(changed(host(DESKTOP), is_gpu, name="GeForce")),
     ),
-    "drift-link": case(
+    "drift-link": Case(
         "rtx4080-i9-14900k at 8 GT/s",
         lambda: _drifted(link_at(8.0, 16)),
         "idle at 2.5 GT/s, recorded at 16",
@@ -346,7 +329,7 @@ HOST_CASES: dict[str, Case] = {
             )
         ),
     ),
-    "drift-huge-pages": case(
+    "drift-huge-pages": Case(
         "a host recorded with 64 pages of 1 GiB on a node that has 8",
         lambda: _with_pages(8, 8),
         "the same host with all pages in use",

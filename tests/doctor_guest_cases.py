@@ -7,7 +7,7 @@ from homenode.findings import Finding
 from homenode.plan.tuning import tune
 from homenode.units import GIB, MIB
 from homenode.vm.plan_options import PlanOptions
-from tests.doctor_cases import Case, case, changed, is_gpu, settings
+from tests.doctor_cases import Case, changed, is_gpu, settings
 from tests.doctor_domains import binding, cells, diagnosed, domain, gpus, host, topology
 from tests.doctor_guests import (
     BIG,
@@ -38,13 +38,13 @@ WINDOWS = (
 PASSTHROUGH = "<features><hyperv mode='passthrough'/></features>"
 
 GUEST_CASES: dict[str, Case] = {
-    "llc-straddled": case(
+    "llc-straddled": Case(
         "8 vCPUs on 8 caches of epyc9654-2p-1node",
         lambda: diagnosed(domain(8, pins=range(0, 64, 8)), "epyc9654-2p-1node"),
         "8 vCPUs on the 8 cores of one",
         lambda: diagnosed(domain(8, pins=range(8)), "epyc9654-2p-1node"),
     ),
-    "core-kinds-mixed": case(
+    "core-kinds-mixed": Case(
         "vCPUs on P and E cores of rtx4080-i9-14900k",
         lambda: diagnosed(domain(4, pins=[0, 2, 16, 17]), DESKTOP),
         "vCPUs on P cores, the emulator on E cores",
@@ -52,19 +52,19 @@ GUEST_CASES: dict[str, Case] = {
             domain(4, pins=[0, 2, 4, 6], cputune="<emulatorpin cpuset='16-17'/>"), DESKTOP
         ),
     ),
-    "host-core-taken": case(
+    "host-core-taken": Case(
         "8 vCPUs on the 8 cores of small-2n8c-2gpu",
         lambda: small(8, range(8)),
         "7 vCPUs there",
         lambda: small(7, range(7)),
     ),
-    "flat-over-nodes": case(
+    "flat-over-nodes": Case(
         "a flat guest on both nodes of small-2n8c-2gpu",
         lambda: small(4, [0, 1, 4, 5]),
         "two cells on both nodes",
         two_cells,
     ),
-    "iothread-on-vcpu": case(
+    "iothread-on-vcpu": Case(
         "an IOThread pinned to a vCPU's PU",
         lambda: small(
             2,
@@ -80,49 +80,49 @@ GUEST_CASES: dict[str, Case] = {
             cputune="<iothreadpin iothread='1' cpuset='2'/>",
         ),
     ),
-    "emulator-floats": case(
+    "emulator-floats": Case(
         "pinned vCPUs without <emulatorpin>",
         lambda: small(2, [0, 1]),
         "the same with one",
         lambda: small(2, [0, 1], cputune="<emulatorpin cpuset='2-3'/>"),
     ),
-    "emulator-on-vcpu": case(
+    "emulator-on-vcpu": Case(
         "the emulator pinned to a vCPU's PU",
         lambda: small(2, [0, 1], cputune="<emulatorpin cpuset='1-2'/>"),
         "the emulator next to them",
         lambda: small(2, [0, 1], cputune="<emulatorpin cpuset='2-3'/>"),
     ),
-    "floats-on-isolated": case(
+    "floats-on-isolated": Case(
         "vCPUs pinned to the isolated set 4-7 of x86-2p2n16c32t-isolated-pus",
         lambda: diagnosed(domain(2, pins=["4-7", "4-7"]), ISOLATED),
         "vCPUs pinned to isolated PUs 4 and 5",
         lambda: diagnosed(domain(2, pins=[4, 5]), ISOLATED),
     ),
-    "emulator-on-isolated": case(
+    "emulator-on-isolated": Case(
         "the emulator pinned to isolated PUs 6-7",
         lambda: diagnosed(domain(2, pins=[4, 5], cputune="<emulatorpin cpuset='6-7'/>"), ISOLATED),
         "the emulator on PUs 0-1, which are not isolated",
         lambda: diagnosed(domain(2, pins=[4, 5], cputune="<emulatorpin cpuset='0-1'/>"), ISOLATED),
     ),
-    "isolated-unused": case(
+    "isolated-unused": Case(
         "vCPUs on PUs 0-1 where 4-7 are isolated",
         lambda: diagnosed(domain(2, pins=[0, 1]), ISOLATED),
         "vCPUs on 4-5",
         lambda: diagnosed(domain(2, pins=[4, 5]), ISOLATED),
     ),
-    "windows-enlightenments": case(
+    "windows-enlightenments": Case(
         "Windows of 65 vCPUs without <hyperv>",
         lambda: small(65, [], cpu=topology(1, 65), more=WINDOWS),
         "the same with hyperv passthrough",
         lambda: small(65, [], cpu=topology(1, 65), more=f"{WINDOWS}{PASSTHROUGH}"),
     ),
-    "sockets-implicit": case(
+    "sockets-implicit": Case(
         "3 vCPUs without <topology>",
         lambda: small(3, [0, 1, 2]),
         "3 vCPUs in one socket",
         lambda: small(3, [0, 1, 2], cpu=topology(1, 3)),
     ),
-    "socket-cut-by-cell": case(
+    "socket-cut-by-cell": Case(
         "2 sockets of 3 vCPUs over cells of 2 and 4",
         lambda: small(
             6,
@@ -133,13 +133,13 @@ GUEST_CASES: dict[str, Case] = {
         "2 sockets of 2 vCPUs over cells of 2",
         two_cells,
     ),
-    "threads-not-siblings": case(
+    "threads-not-siblings": Case(
         "threads='2' on PUs 0, 2, 4, 6 of rtx4080-i9-14900k",
         lambda: siblings([0, 2, 4, 6]),
         "threads='2' on PUs 0-3, which are two cores",
         lambda: siblings([0, 1, 2, 3]),
     ),
-    "topoext-missing": case(
+    "topoext-missing": Case(
         "threads='2' on an AMD host without the feature",
         lambda: diagnosed(
             domain(4, pins=[0, 64, 1, 65], cpu=topology(1, 2, 2)), "rtx5090-epyc7702"
@@ -154,67 +154,67 @@ GUEST_CASES: dict[str, Case] = {
             "rtx5090-epyc7702",
         ),
     ),
-    "cache-passthrough-false": case(
+    "cache-passthrough-false": Case(
         "the host's cache passed through to 8 vCPUs on two caches of epyc9654-2p-1node",
         lambda: passthrough_cache([0, 1, 2, 3, 8, 9, 10, 11]),
         "the same on one",
         lambda: passthrough_cache(range(8)),
     ),
-    "guest-l3-false": case(
+    "guest-l3-false": Case(
         "8 vCPUs of one socket on two caches of epyc9654-2p-1node",
         lambda: one_socket(""),
         "the same without an L3",
         lambda: one_socket("<cache mode='disable'/>"),
     ),
-    "memory-unbound": case(
+    "memory-unbound": Case(
         "pins on node 0 without <numatune>",
         lambda: small(2, [0, 1]),
         "pins on node 0, memory bound there",
         lambda: small(2, [0, 1], more=binding([0])),
     ),
-    "memory-elsewhere": case(
+    "memory-elsewhere": Case(
         "pins on node 0, memory bound to node 1",
         lambda: small(2, [0, 1], more=binding([1])),
         "pins on node 0, memory bound there",
         lambda: small(2, [0, 1], more=binding([0])),
     ),
-    "memnode-not-strict": case(
+    "memnode-not-strict": Case(
         "<memory mode='strict'> with <memnode mode='preferred'>",
         lambda: two_cells(mode="preferred"),
         "both strict",
         two_cells,
     ),
-    "memory-on-gpu": case(
+    "memory-on-gpu": Case(
         "memory bound to node 4 of gh200x4, which is a GPU's",
         lambda: diagnosed(domain(2, gib=8, pins=[0, 1], more=binding([4])), "gh200x4"),
         "memory bound to node 0",
         lambda: diagnosed(domain(2, gib=8, pins=[0, 1], more=binding([0])), "gh200x4"),
     ),
-    "device-far": case(
+    "device-far": Case(
         "vCPUs and memory on node 0, the GPU on node 1",
         lambda: small(2, [0, 1], devices=SMALL_GPUS[1:], more=binding([0])),
         "the GPU of node 0",
         lambda: small(2, [0, 1], devices=SMALL_GPUS[:1], more=binding([0])),
     ),
-    "pages-small": case(
+    "pages-small": Case(
         "16 GiB of ordinary pages where transparent_hugepage is never",
         lambda: diagnosed(domain(2, gib=16), settings(host(H200), transparent_hugepages="never")),
         "the same where it is madvise",
         lambda: diagnosed(domain(2, gib=16), settings(host(H200), transparent_hugepages="madvise")),
     ),
-    "ksm-on": case(
+    "ksm-on": Case(
         "ksm/run at 1 and ordinary pages",
         lambda: small(2, [], on=settings(host(SMALL), ksm_run=1)),
         "ksm/run at 0",
         lambda: small(2, [], on=settings(host(SMALL), ksm_run=0)),
     ),
-    "numa-balancing": case(
+    "numa-balancing": Case(
         "numa_balancing at 1 and unbound memory",
         lambda: small(2, [0, 1], on=settings(host(SMALL), numa_balancing=1)),
         "numa_balancing at 1 and bound memory",
         lambda: small(2, [0, 1], more=binding([0]), on=settings(host(SMALL), numa_balancing=1)),
     ),
-    "iommu-off": case(
+    "iommu-off": Case(
         "rtx4080-i9-14900k without an IOMMU",
         lambda: diagnosed(
             domain(2, DESKTOP_GPU),
@@ -225,7 +225,7 @@ GUEST_CASES: dict[str, Case] = {
             domain(2, DESKTOP_GPU), changed(host(DESKTOP), lambda d: True, iommu_group=None)
         ),
     ),
-    "not-bound-to-vfio": case(
+    "not-bound-to-vfio": Case(
         "managed='no' and driver nvidia",
         lambda: diagnosed(
             domain(2, DESKTOP_GPU, managed="no"), changed(host(DESKTOP), is_gpu, driver="nvidia")
@@ -236,25 +236,25 @@ GUEST_CASES: dict[str, Case] = {
             changed(host(DESKTOP), is_gpu, driver="mlx5_vfio_pci"),
         ),
     ),
-    "iommu-group-companions": case(
+    "iommu-group-companions": Case(
         "a drive in the GPU's group",
         lambda: diagnosed(domain(2, DESKTOP_GPU), companion(9)),
         "a drive in a group of its own",
         lambda: diagnosed(domain(2, DESKTOP_GPU), companion(8)),
     ),
-    "dma-map-limit": case(
+    "dma-map-limit": Case(
         "a SEV-SNP guest of 256 GiB",
         lambda: snp(256),
         "one of 64 GiB",
         lambda: snp(64),
     ),
-    "address-bits-small": case(
+    "address-bits-small": Case(
         "7 GPUs with 256 GiB of BARs each and a CPU model with 40 bits",
         lambda: custom_cpu(BIG, "<cpu mode='custom'><model>Cascadelake-Server</model></cpu>"),
         "the same with host-passthrough",
         lambda: custom_cpu(BIG, "<cpu mode='host-passthrough'/>"),
     ),
-    "pci-window-small": case(
+    "pci-window-small": Case(
         "OVMF and a CPU model of 46 bits for 256 GiB of BARs",
         lambda: custom_cpu(
             BIG[:1],
@@ -266,61 +266,61 @@ GUEST_CASES: dict[str, Case] = {
         lambda: custom_cpu(BIG[:1], "<cpu mode='host-passthrough'/>", "<os firmware='efi'>"),
     ),
     # What homenode verify finds too.
-    "unpinned": case(
+    "unpinned": Case(
         "2 vCPUs without pins",
         lambda: small(2, []),
         "2 vCPUs with pins",
         lambda: small(2, [0, 1]),
     ),
-    "vcpu-not-pinned": case(
+    "vcpu-not-pinned": Case(
         "3 vCPUs, 2 of them pinned",
         lambda: small(3, [0, 1]),
         "3 vCPUs, all of them pinned",
         lambda: small(3, [0, 1, 2]),
     ),
-    "pu-shared": case(
+    "pu-shared": Case(
         "two vCPUs on PU 1",
         lambda: small(2, [1, 1]),
         "two vCPUs on the set 0-1",
         lambda: small(2, ["0-1", "0-1"]),
     ),
-    "core-shared": case(
+    "core-shared": Case(
         "vCPUs on PUs 0 and 1 of rtx4080-i9-14900k, one P core",
         lambda: diagnosed(domain(2, pins=[0, 1]), DESKTOP),
         "the same, and the guest is shown siblings",
         lambda: diagnosed(domain(2, pins=[0, 1], cpu=topology(1, 1, 2)), DESKTOP),
     ),
-    "core-taken": case(
+    "core-taken": Case(
         "a vCPU on a PU of running domain 'other'",
         lambda: small(2, [0, 1], on=in_use("1")),
         "domain 'other' on PU 2",
         lambda: small(2, [0, 1], on=in_use("2")),
     ),
-    "pin-of-no-pu": case(
+    "pin-of-no-pu": Case(
         "a vCPU on PU 8 of small-2n8c-2gpu",
         lambda: small(2, [0, 8]),
         "a vCPU on PU 7, its last",
         lambda: small(2, [0, 7]),
     ),
-    "pin-of-offline-pu": case(
+    "pin-of-offline-pu": Case(
         "a vCPU on PU 3 of x86-2p2n8c16t-offline-pus",
         lambda: diagnosed(domain(1, pins=[3]), "x86-2p2n8c16t-offline-pus"),
         "a vCPU on PU 2",
         lambda: diagnosed(domain(1, pins=[2]), "x86-2p2n8c16t-offline-pus"),
     ),
-    "pin-of-disallowed-pu": case(
+    "pin-of-disallowed-pu": Case(
         "a vCPU on PU 0 of x86-2p2n8c16t-disallowed-pus",
         lambda: diagnosed(domain(1, pins=[0]), "x86-2p2n8c16t-disallowed-pus"),
         "a vCPU on PU 2",
         lambda: diagnosed(domain(1, pins=[2]), "x86-2p2n8c16t-disallowed-pus"),
     ),
-    "pin-off-node": case(
+    "pin-off-node": Case(
         "a cell's vCPUs on the other cell's node",
         lambda: two_cells((0, 4, 1, 5)),
         "each on its own",
         two_cells,
     ),
-    "memlock-low": case(
+    "memlock-low": Case(
         "2 GiB and a GPU with a <hard_limit> of 2 GiB",
         lambda: small(
             2,
@@ -336,25 +336,25 @@ GUEST_CASES: dict[str, Case] = {
             more="<memtune><hard_limit unit='GiB'>3</hard_limit></memtune>",
         ),
     ),
-    "acpi-missing": case(
+    "acpi-missing": Case(
         "two cells without <acpi/>",
         two_cells,
         "the same cells with it",
         lambda: two_cells(more="<features><acpi/></features>"),
     ),
-    "vcpus-above-pus": case(
+    "vcpus-above-pus": Case(
         "9 vCPUs on the 8 PUs of small-2n8c-2gpu",
         lambda: small(9, []),
         "8 vCPUs there",
         lambda: small(8, []),
     ),
-    "memory-of-no-node": case(
+    "memory-of-no-node": Case(
         "memory bound to node 2 of two",
         lambda: small(2, [0, 1], more=binding([2])),
         "memory bound to node 1",
         lambda: small(2, [0, 1], more=binding([1])),
     ),
-    "memory-of-empty-node": case(
+    "memory-of-empty-node": Case(
         "memory bound to node 1 of x86-2p2n8c16t-node1-no-memory",
         lambda: diagnosed(
             domain(2, gib=2, pins=[4, 5], more=binding([1])), "x86-2p2n8c16t-node1-no-memory"
@@ -364,31 +364,31 @@ GUEST_CASES: dict[str, Case] = {
             domain(2, gib=2, pins=[0, 1], more=binding([0])), "x86-2p2n8c16t-node1-no-memory"
         ),
     ),
-    "memory-short": case(
+    "memory-short": Case(
         "5 GiB bound to a node of 4 GiB",
         lambda: small(2, [0, 1], gib=5, more=binding([0])),
         "3 GiB bound to it",
         lambda: small(2, [0, 1], gib=3, more=binding([0])),
     ),
-    "huge-pages-unknown": case(
+    "huge-pages-unknown": Case(
         "huge pages on a host that shows none",
         lambda: small(2, [0, 1], more=binding([0]) + hugepages(2)),
         "on one that gives",
         lambda: small(2, [0, 1], more=binding([0]) + hugepages(2), on=pools(2 * MIB, 4096)),
     ),
-    "huge-page-size": case(
+    "huge-page-size": Case(
         "pages of 1 GiB where the host has 2 MiB",
         lambda: small(2, [0, 1], more=binding([0]) + hugepages(1024), on=pools(2 * MIB, 4096)),
         "pages of 2 MiB there",
         lambda: small(2, [0, 1], more=binding([0]) + hugepages(2), on=pools(2 * MIB, 4096)),
     ),
-    "huge-pages-short": case(
+    "huge-pages-short": Case(
         "2 GiB where 512 pages of 2 MiB are free",
         lambda: small(2, [0, 1], more=binding([0]) + hugepages(2), on=pools(2 * MIB, 512)),
         "where 1024 are",
         lambda: small(2, [0, 1], more=binding([0]) + hugepages(2), on=pools(2 * MIB, 1024)),
     ),
-    "huge-pages-not-whole": case(
+    "huge-pages-not-whole": Case(
         "cells of 1.5 GiB in pages of 1 GiB",
         lambda: small(
             4,
@@ -407,55 +407,55 @@ GUEST_CASES: dict[str, Case] = {
         "cells of 1 GiB",
         lambda: two_cells(more=hugepages(1024), on=pools(GIB, 4)),
     ),
-    "expander-on-other-machine": case(
+    "expander-on-other-machine": Case(
         "an expander bus on i440fx",
         lambda: diagnosed(_expander("pc"), SMALL),
         "one on q35",
         lambda: diagnosed(_expander("q35"), SMALL),
     ),
-    "devices-unknown": case(
+    "devices-unknown": Case(
         "a GPU, and a host whose source gives no devices",
         lambda: small(2, [0, 1], devices=SMALL_GPUS[:1], on=replace(host(SMALL), pci_devices=())),
         "no GPU there",
         lambda: small(2, [0, 1], on=replace(host(SMALL), pci_devices=())),
     ),
-    "device-of-no-host": case(
+    "device-of-no-host": Case(
         "a device at 91:00.0, where small-2n8c-2gpu has none",
         lambda: small(2, [0, 1], devices=[Bdf.parse("91:00.0")]),
         "one at 81:00.0",
         lambda: small(2, [0, 1], devices=SMALL_GPUS[1:]),
     ),
-    "device-in-use": case(
+    "device-in-use": Case(
         "a GPU that running domain 'other' has",
         lambda: small(1, [5], devices=SMALL_GPUS[1:], on=in_use("2")),
         "the GPU that it has not",
         lambda: small(1, [0], devices=SMALL_GPUS[:1], on=in_use("2")),
     ),
-    "nvswitches-left-out": case(
+    "nvswitches-left-out": Case(
         "all 8 GPUs of h200-xeon8558 without its NVSwitches",
         lambda: diagnosed(domain(8, gpus(H200, 8)), H200),
         "four of them",
         lambda: diagnosed(domain(8, gpus(H200, 4)), H200),
     ),
-    "initiators-missing": case(
+    "initiators-missing": Case(
         "a GPU of gh200x4 in a flat guest",
         lambda: _on_grace("pin-bound"),
         "in one whose cells have its nodes",
         lambda: _on_grace("pin-numa-pci"),
     ),
-    "iommu-group-shared": case(
+    "iommu-group-shared": Case(
         "the GPU passed, its audio function driven by snd_hda_intel",
         lambda: diagnosed(domain(2, DESKTOP_GPU), grouped("snd_hda_intel")),
         "driven by vfio-pci",
         lambda: diagnosed(domain(2, DESKTOP_GPU), grouped("vfio-pci")),
     ),
-    "device-without-cell": case(
+    "device-without-cell": Case(
         "two cells and the GPUs on the root bus",
         lambda: two_cells(devices=SMALL_GPUS),
         "one cell",
         lambda: small(2, [0, 1], devices=SMALL_GPUS[:1], more=binding([0])),
     ),
-    "device-on-other-cell": case(
+    "device-on-other-cell": Case(
         "GPUs on each other's expander bus",
         lambda: _planned(swapped=True),
         "GPUs on their own",

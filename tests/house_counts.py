@@ -1,8 +1,8 @@
 """How large the house is: make check prints no more than what is past tests/house_bounds.toml.
 
 python -m tests.house_counts prints all. Text is what a user can read of the program: every file of
-src, and the pages of docs/findings, docs/commands and docs/reference. Code is what is no blank
-line, comment or docstring; a record is a class of msgspec.Struct or a dataclass.
+src, and docs/findings, docs/commands and docs/reference as they are in git. Code is what is no
+blank line, comment or docstring; a record is a class of msgspec.Struct or a dataclass.
 """
 
 import ast
@@ -13,6 +13,7 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
+from homenode.findings import catalogue
 from homenode.formats import VERSIONS
 from tests.command_line import every_command
 from tests.source_trees import FILES, nodes
@@ -84,12 +85,6 @@ def _lines(paths: list[Path]) -> int:
     return sum(path.read_bytes().count(b"\n") for path in paths)
 
 
-def _finding_ids() -> int:
-    pages = (page.read_text() for page in ROOT.glob("docs/findings/*.md"))
-    headings = (line for page in pages for line in page.splitlines() if line.startswith("## "))
-    return sum(len(heading.split(", ")) for heading in headings)
-
-
 def counts(*, code: bool = True) -> dict[str, int]:
     """By name. code: to count lines of code as well takes as long as all others."""
     records = _records()
@@ -106,7 +101,7 @@ def counts(*, code: bool = True) -> dict[str, int]:
         "records with vcpus": sum(map(_has_vcpus, records)),
         "commands": len(commands),
         "options": sum(bool(each.opt.names) for command in commands for each in command.parameters),
-        "finding ids": _finding_ids(),
+        "finding ids": len(catalogue()),
         "document kinds": len(VERSIONS),
         "test lines": _lines([path for path in _texts("tests") if path.suffix == ".py"]),
         f"lines over {WIDTH} columns": sum(

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
-from homenode.gap import Gap
+from homenode.findings import Gap
 from homenode.indices import LlcIndex, NodeIndex
 from homenode.machine.pci import DeviceKind, DeviceLink, LinkKind, PciLink
 from homenode.machine.topology import Host, MemoryKind, PagePool

@@ -6,7 +6,7 @@ from homenode import formats
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError
-from homenode.gap import Gap
+from homenode.findings import Gap
 from homenode.indices import CoreIndex, NodeIndex, PackageIndex
 from homenode.machine.pci import DeviceKind, PciDevice
 from homenode.machine.topology import Core, CoreId, CpuModel, Host, NumaNode

@@ -1,4 +1,4 @@
-"""Sphinx configuration of the pages in docs/: a searchable site, and a manual page per command.
+"""Sphinx configuration of the pages in build/docs: a searchable site, and manual pages.
 
 Run by `make docs` and `make deb`. The pages stay plain Markdown, as a repository's viewer shows
 them; what Sphinx needs beyond that (the tables of contents, links out of docs/) is added here.
@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-COMMANDS = ROOT / "docs" / "commands"
+DOCS = ROOT / "build/docs"
+COMMANDS = DOCS / "commands"
 
 project = "homenode"
 author = "the homenode authors"
@@ -96,12 +97,12 @@ CONTENTS = (
 def _without_dead_links(name: str, text: str) -> str:
     """The page with links that lead nowhere as their words alone: those to what is no page
     (native/README.md, a folder), and in a manual page all."""
-    folder = (ROOT / "docs" / name).parent
+    folder = (DOCS / name).parent
 
     def shown(link: re.Match[str]) -> str:
         words, target = link.groups()
         path = (folder / target).resolve()
-        inside = path.is_file() and path.is_relative_to(ROOT / "docs")
+        inside = path.is_file() and path.is_relative_to(DOCS)
         lives = ":" in target or (inside and not MANUAL)
         return link.group() if lives else words
 
@@ -128,13 +129,12 @@ def _prepare(app: Any, name: str, source: list[str]) -> None:
     if name != root_doc or MANUAL:
         return
     for caption, entries in CONTENTS:
-        docs = ROOT / "docs"
-        named = [one for one in entries if "*" not in one and (docs / f"{one}.md").exists()]
+        named = [one for one in entries if "*" not in one and (DOCS / f"{one}.md").exists()]
         globbed = sorted(
-            str(path.relative_to(docs).with_suffix(""))
+            str(path.relative_to(DOCS).with_suffix(""))
             for one in entries
             if "*" in one
-            for path in docs.glob(f"{one}.md")
+            for path in DOCS.glob(f"{one}.md")
         )
         lines = "\n".join(dict.fromkeys([*named, *globbed]))
         source[0] += (

@@ -1,14 +1,27 @@
-"""Findings: what a machine, a document or a guest should be and is not, with cost and remedy."""
+"""Findings: what a machine, a definition or a guest should be and is not; gaps: what is unknown.
 
-import re
-from collections.abc import Iterable, Mapping
+The texts of every finding stand in findings/PAGE.toml, a table for each id:
+
+    [pcie-link-slow]
+    severity = ["critical", "warning"]
+    meaning = "A link runs below the speed that both of its ends can."
+    cost = "{share} % of the path's bandwidth"
+    fix = "`homenode doctor retrain {device}`"
+    fix_of."low target" = "raise the target speed of port {port} in the firmware setup"
+
+The code gives a value for each `{word}`, and names the case that a text is for.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
 from enum import StrEnum
+from functools import cache
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType, toml
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.errors import DONE, FINDINGS, NOT_KNOWN
+from homenode.package_data import package_names, package_text
 
 
 class Severity(StrEnum):
@@ -24,8 +37,6 @@ _MERGED_FROM = 3
 """So many findings that differ in their subject only are one finding with many subjects."""
 
 _LONGEST_LIST = 16
-
-_PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
 
 _RANK = {severity: rank for rank, severity in enumerate(Severity)}
 
@@ -63,6 +74,53 @@ class Finding(Struct, frozen=True, kw_only=True):
         )
 
 
+class Gap(Struct, frozen=True, order=True):
+    """One unknown. A value that is None somewhere has its reason in a gap.
+
+    subject: what is unknown, in the user's words ("node 1 free memory", "0000:17:00.0 node").
+    reason:  why ("/sys/.../numa_node says -1", "lstopo XML holds no link state").
+    """
+
+    subject: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.subject}: {self.reason}"
+
+
+class FindingTexts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The texts of a finding; meaning, cause, source and more are Markdown."""
+
+    severity: tuple[Severity, ...]  # each that it may have, the usual one first
+    meaning: str  # one or two sentences
+    also: tuple[str, ...] = ()  # ids that mean the same
+    cause: str = ""
+    cost: str = ""  # printed with the finding, as fix is; "" = nothing is printed
+    cost_of: Mapping[str, str] = {}  # by case
+    fix: str = ""
+    fix_of: Mapping[str, str] = {}  # by case
+    source: str = ""
+    more: str = ""  # for `homenode list findings` and the pages
+
+    def markdown(self, heading: str) -> str:
+        """The section of the finding on its page."""
+        severities = ", ".join(self.severity).capitalize()
+        return "\n\n".join((heading, f"**{severities}.** {self.meaning}", *self._parts())) + "\n"
+
+    def _parts(self) -> Iterator[str]:
+        yield from (f"**Cause.** {self.cause}",) if self.cause else ()
+        for part, usual, texts in (
+            ("Cost", self.cost, self.cost_of),
+            ("Fix", self.fix, self.fix_of),
+        ):
+            for case, text in {"": usual, **texts}.items():
+                if text:
+                    sentence = filled(text[0].upper() + text[1:], {})
+                    yield f"**{', '.join(filter(None, (part, case)))}.** {sentence}."
+        yield from filter(None, (self.more,))
+        yield from (f"**Source.** {self.source}",) if self.source else ()
+
+
 class Findings(Struct, frozen=True, kw_only=True):
     """The `findings` format. checked: what was looked at, one line each, also where all is well.
     not_checked: what was not, and may be wrong all the same."""
@@ -72,13 +130,89 @@ class Findings(Struct, frozen=True, kw_only=True):
     not_checked: tuple[str, ...] = ()
 
 
+def finding(
+    id: str,
+    subject: str,
+    expected: str,
+    observed: str,
+    source: str = "",
+    *,
+    severity: Severity | None = None,
+    case: str | None = None,
+    values: Mapping[str, object] | None = None,
+    cost: str | UnsetType | None = UNSET,
+    fix: str | UnsetType | None = UNSET,
+    devices: tuple[Bdf, ...] = (),
+    count: int | None = None,
+) -> Finding:
+    """A finding with the severity, cost and fix of its texts, but for those that are given.
+
+    case: which of the texts. values: what stands in them for `{word}`. source: "" = what the
+    caller's caller says of all that it finds (sourced). devices, count: as in Finding.
+    """
+    texts, key, known = texts_of(id), case or "", values or {}
+    return Finding(
+        id=id,
+        severity=severity or texts.severity[0],
+        subject=subject,
+        expected=expected,
+        observed=observed,
+        cost=as_printed(texts.cost_of.get(key, texts.cost), known) if cost is UNSET else cost,
+        fix=as_printed(texts.fix_of.get(key, texts.fix), known) if fix is UNSET else fix,
+        source=source,
+        devices=devices,
+        count=count,
+    )
+
+
+def as_printed(text: str, values: Mapping[str, object]) -> str | None:
+    """Cost or fix on one line without the marks of Markdown, None if nothing is printed."""
+    return filled(" ".join(text.replace("`", "").split()), values) or None
+
+
+class _Values(dict[str, object]):
+    def __missing__(self, word: str) -> str:
+        return word.upper()
+
+
 def filled(text: str, values: Mapping[str, object]) -> str:
-    """The text of a page with its values.
+    """The text with its values.
 
     >>> filled("echo on > {file}; reserve {pages}", {"file": "control"})
     'echo on > control; reserve PAGES'
     """
-    return _PLACEHOLDER.sub(lambda m: str(values.get(m[1], m[1].upper())), text)
+    return text.format_map(_Values(values))
+
+
+def texts_of(id: str) -> FindingTexts:
+    """The texts of a finding. Raises KeyError for an unknown id."""
+    for name in page_names():
+        if id in _page_text(name) and id in page(name):
+            return page(name)[id]
+    raise KeyError(id)
+
+
+def catalogue() -> dict[str, FindingTexts]:
+    """The texts of every finding, by its id."""
+    return {key: texts for name in page_names() for key, texts in page(name).items()}
+
+
+@cache
+def page_names() -> tuple[str, ...]:
+    """The names of the pages of findings, sorted."""
+    return tuple(name.removesuffix(".toml") for name in package_names("findings"))
+
+
+@cache
+def _page_text(name: str) -> str:
+    return package_text("findings", f"{name}.toml")
+
+
+@cache
+def page(name: str) -> Mapping[str, FindingTexts]:
+    """The findings of a page, by id, in its order."""
+    tables = toml.decode(_page_text(name), type=dict[str, FindingTexts])
+    return {key: texts for first, texts in tables.items() for key in (first, *texts.also)}
 
 
 def in_order(findings: Iterable[Finding]) -> tuple[Finding, ...]:

@@ -14,8 +14,7 @@ from homenode.cli.import_results import ImportedRuns
 from homenode.cli.main import PROGRAM
 from homenode.cli.trial import TrialStatus
 from homenode.errors import UsageError
-from homenode.findings import Finding
-from homenode.gap import Gap
+from homenode.findings import Finding, Gap
 from tests.apply_documents import NAME, ORIGINAL
 from tests.command_line import be_host, every_command, has_room, homenode
 from tests.doc_pages import read_page

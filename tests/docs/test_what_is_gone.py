@@ -11,9 +11,9 @@ from itertools import takewhile
 import pytest
 
 from homenode import formats
-from homenode.catalogue import catalogue
 from homenode.cli.help import help_text
 from homenode.cli.main import PROGRAM
+from homenode.findings import catalogue
 from tests.command_line import every_command
 from tests.doc_pages import ROOT, Page, all_pages, read_page
 from tests.source_trees import SOURCE

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from homenode.errors import InputError
-from homenode.gap import Gap
+from homenode.findings import Gap
 from homenode.measure.imported import files as import_folder
 from homenode.measure.imported.files import find_folders
 from homenode.measure.imported.runs import ImportOptions, imported_runs

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.doc import Text, plain
-from homenode.gap import Gap
+from homenode.findings import Gap
 from homenode.indices import NodeIndex
 from homenode.machine.topology import Host
 from homenode.plan.planner import plan as plan_on

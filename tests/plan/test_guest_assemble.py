@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError
-from homenode.gap import Gap
+from homenode.findings import Gap
 from homenode.machine.pci import PciLink
 from homenode.plan.placement import Placement
 from homenode.plan.shape.assemble import assemble

@@ -8,7 +8,7 @@ from msgspec import structs
 from msgspec.structs import replace
 
 from homenode.doc import Doc
-from homenode.gap import Gap
+from homenode.findings import Gap
 from homenode.measure import runner
 from homenode.measure.model import Depth, SuiteOptions
 from homenode.measure.orders import BenchOptions, BenchOutcome

@@ -5,8 +5,8 @@ from msgspec.structs import replace
 from msgspec.structs import replace as changed
 
 from homenode.bdf import Bdf
-from homenode.catalogue import finding
 from homenode.cpuset import CpuSet
+from homenode.findings import finding
 from homenode.units import GIB, MIB
 from homenode.vm.facts import FACTS, diff
 from homenode.vm.model import (

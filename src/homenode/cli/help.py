@@ -310,7 +310,7 @@ def domain_names(incomplete: str) -> Candidates:
 
 def finding_ids(incomplete: str) -> Candidates:
     """Findings that have a page."""
-    from homenode.catalogue import catalogue
+    from homenode.findings import catalogue
 
     return sorted(catalogue())
 

@@ -2,7 +2,6 @@
 
 import json
 
-from homenode.catalogue import catalogue
 from homenode.cli.arguments.conclude import FindingsArguments, HostsArguments, LayoutsArguments
 from homenode.cli.arguments.place import (
     CaptureArguments,
@@ -22,6 +21,7 @@ from homenode.cli.terminal import (
 )
 from homenode.doc import Doc, Table
 from homenode.errors import InputError, UsageError
+from homenode.findings import catalogue, texts_of
 from homenode.formats import encode
 from homenode.machine.description.shipped import is_made_up, load_shipped, shipped_hosts
 from homenode.machine.topology import Host, summarise
@@ -151,7 +151,7 @@ def findings(asked: FindingsArguments) -> None:
     known = catalogue()
     if asked.finding is None:
         if asked.json:
-            _print_rows([{"id": name, "text": known[name].text} for name in sorted(known)])
+            _print_rows([{"id": name, "text": _page(name)} for name in sorted(known)])
         else:
             say("\n".join(sorted(known)))
         return
@@ -160,7 +160,7 @@ def findings(asked: FindingsArguments) -> None:
             f"{asked.finding}: expected the id of a finding, found none of that name",
             hint=f"{did_you_mean(asked.finding, known)}each finding ends with its id in brackets",
         )
-    text = known[asked.finding].text
+    text = _page(asked.finding)
     if asked.json:
         _print_rows([{"id": asked.finding, "text": text}])
     elif console().is_terminal:
@@ -169,6 +169,10 @@ def findings(asked: FindingsArguments) -> None:
         console().print(Markdown(text))
     else:
         say(text.rstrip())
+
+
+def _page(id: str) -> str:
+    return texts_of(id).markdown(f"# {id}")
 
 
 def _print_rows(rows: list[dict[str, object]]) -> None:

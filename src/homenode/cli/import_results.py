@@ -9,8 +9,8 @@ from homenode.cli.arguments.measure import ImportArguments
 from homenode.cli.terminal import console, note, print_json
 from homenode.doc import Doc, Table
 from homenode.errors import HostError, InputError, UsageError
+from homenode.findings import Gap
 from homenode.formats import encode
-from homenode.gap import Gap
 from homenode.measure.imported.files import find_sources
 from homenode.measure.imported.runs import Imported, ImportOptions, imported_runs, unread_files
 from homenode.measure.results.model import Switches, host_kind

@@ -6,8 +6,7 @@ A link at a fraction of its speed makes every layout slow, and their comparison 
 import statistics
 from collections.abc import Iterator, Sequence
 
-from homenode.catalogue import finding
-from homenode.findings import Finding
+from homenode.findings import Finding, finding
 from homenode.measure.results.flat_curve import FLAT_FROM_BYTES, flat_from
 from homenode.measure.results.model import Origin, Run
 from homenode.units import format_bytes

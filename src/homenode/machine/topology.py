@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet, PuIndex
-from homenode.gap import Gap
+from homenode.findings import Gap
 from homenode.indices import CoreIndex, LlcIndex, NodeIndex, PackageIndex
 from homenode.machine.pci import DeviceKind, DeviceLink, PciDevice, PortType, RootComplex
 

@@ -13,11 +13,9 @@ from msgspec import Struct, structs
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
-from homenode.catalogue import finding
 from homenode.cpuset import CpuSet
 from homenode.errors import ParseError
-from homenode.findings import Finding, in_order
-from homenode.gap import Gap
+from homenode.findings import Finding, Gap, finding, in_order
 from homenode.machine.topology import Host
 from homenode.measure.environment import Environment, changes, conditions_of
 from homenode.measure.figures.probe import StepReading

@@ -13,11 +13,9 @@ from collections.abc import Iterator
 from msgspec import Struct
 
 from homenode.bdf import Bdf
-from homenode.catalogue import finding
 from homenode.cpuset import CpuSet
 from homenode.errors import ParseError
-from homenode.findings import Finding, Severity, in_order
-from homenode.gap import Gap
+from homenode.findings import Finding, Gap, Severity, finding, in_order
 from homenode.machine.discover.system import read_cpu_fields, read_turbo
 from homenode.machine.pci import DeviceKind
 from homenode.machine.snapshot.protocol import Snapshot

@@ -4,8 +4,7 @@ from msgspec import Struct, field
 
 from homenode.cpuset import CpuSet
 from homenode.errors import UsageError
-from homenode.findings import Finding
-from homenode.gap import Gap
+from homenode.findings import Finding, Gap
 from homenode.measure.model import SuiteOptions
 from homenode.measure.results.model import (
     UNKNOWN_SWITCHES,

@@ -16,8 +16,7 @@ from homenode.check.verify.guest.expectation import Expectation, expectation_of
 from homenode.check.verify.guest.view import view_of_guest
 from homenode.cpuset import CpuSet
 from homenode.errors import UsageError
-from homenode.findings import Finding, are_bad
-from homenode.gap import Gap
+from homenode.findings import Finding, Gap, are_bad
 from homenode.machine.pci import DeviceKind
 from homenode.machine.snapshot.protocol import Snapshot
 from homenode.machine.topology import Host

@@ -22,8 +22,7 @@ from msgspec import Struct
 
 from homenode.bdf import Bdf
 from homenode.errors import HostError, InputError
-from homenode.findings import Finding
-from homenode.gap import Gap
+from homenode.findings import Finding, Gap
 from homenode.measure.environment import Environment
 from homenode.measure.experiment import ExperimentJournal
 from homenode.measure.gpu.power import GpuPower

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from homenode.cpuset import CpuSet
 from homenode.errors import ParseError
-from homenode.gap import Gap
+from homenode.findings import Gap
 from homenode.machine.tools import (
     nccl_tests,
     nvbandwidth,

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import ParseError, UsageError
-from homenode.gap import Gap
+from homenode.findings import Gap
 from homenode.machine.pci import DeviceKind, PciDevice
 from homenode.machine.tools import lines, nvbandwidth
 from homenode.machine.topology import Host, NumaNode

@@ -7,10 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from msgspec import Struct, field
 
 from homenode.bdf import Bdf
-from homenode.catalogue import finding
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError
-from homenode.findings import Finding
+from homenode.findings import Finding, finding
 from homenode.indices import NodeIndex
 from homenode.machine.pci import DeviceKind, PciDevice, PciLink, PortType
 from homenode.machine.tools.nvidia_smi import NvidiaQuery

@@ -4,10 +4,9 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 
-from homenode.catalogue import finding
 from homenode.cpuset import CpuSet
 from homenode.errors import ParseError
-from homenode.findings import Finding, Severity, in_order
+from homenode.findings import Finding, Severity, finding, in_order
 from homenode.nccl.strict_reader import (
     MOST_ATTRIBUTES,
     ReadTopology,

@@ -4,10 +4,9 @@ from collections.abc import Iterable, Iterator
 
 from msgspec import Struct
 
-from homenode.catalogue import finding
 from homenode.cpuset import CpuSet
 from homenode.errors import ParseError
-from homenode.findings import Finding, in_order
+from homenode.findings import Finding, finding, in_order
 from homenode.nccl.strict_reader import ReadTopology, XmlNode, read_link_speed, read_number
 from homenode.nccl.topology import NcclCpu, NcclPci, NcclTopology
 

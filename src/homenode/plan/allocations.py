@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
-from homenode.gap import Gap
+from homenode.findings import Gap
 from homenode.machine.topology import Host, RunningDomain
 from homenode.plan.bit_sets import members
 from homenode.plan.request import GuestRequest

@@ -5,7 +5,7 @@ The study's generator worked so; this is the way to its listings. The planner ne
 
 from homenode.cpuset import CpuSet
 from homenode.errors import UsageError
-from homenode.gap import Gap
+from homenode.findings import Gap
 from homenode.indices import NodeIndex
 from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest

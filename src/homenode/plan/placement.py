@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
-from homenode.gap import Gap
+from homenode.findings import Gap
 from homenode.indices import NodeIndex
 from homenode.plan.search.cost import INDICES
 from homenode.plan.search.ladder import Concession

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from homenode.cpuset import CpuSet
 from homenode.doc import Doc, Section, Span, Table, Text, Tree, Words
-from homenode.gap import Gap
+from homenode.findings import Gap
 from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import Host, NumaNode, RunningDomain
 from homenode.show.device_groups import (

@@ -7,7 +7,7 @@ follows the viewer's light or dark theme. The same host and plan give the same b
 from collections.abc import Sequence
 
 from homenode.cpuset import CpuSet
-from homenode.gap import Gap
+from homenode.findings import Gap
 from homenode.machine.topology import Host
 from homenode.show.device_groups import NodeDevices, devices_by_node, link_lines
 from homenode.show.host_groups import (

@@ -10,7 +10,7 @@ from msgspec import structs
 
 from homenode.bdf import Bdf
 from homenode.errors import InputError
-from homenode.gap import Gap
+from homenode.findings import Gap
 from homenode.machine.pci import DeviceKind, GpuPart, PartKind, PciDevice
 from homenode.machine.topology import Host
 from homenode.vm.model import GuestHostdev, Vm

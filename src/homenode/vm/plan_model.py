@@ -7,10 +7,9 @@ from msgspec import UNSET, Struct, UnsetType, structs
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
-from homenode.catalogue import entry_of
 from homenode.cpuset import CpuSet
 from homenode.errors import HomenodeError
-from homenode.gap import Gap
+from homenode.findings import Gap, Severity, finding
 from homenode.indices import LlcIndex, NodeIndex
 from homenode.objective import Objective
 from homenode.vm.layout import GuestCells, Layout
@@ -107,14 +106,11 @@ def plan_finding(
     values: Mapping[str, object] | None = None,
     fix: str | UnsetType | None = UNSET,
 ) -> PlanFinding:
-    """A finding with the severity and fix of its page, as catalogue.finding makes one."""
-    entry = entry_of(id)
+    """A finding with the severity and fix of its texts."""
+    level = Severity(severity) if severity else None
+    made = finding(id, subject, "", detail, severity=level, case=case, values=values, fix=fix)
     return PlanFinding(
-        id=id,
-        severity=severity or str(entry.severities[0]),
-        subject=subject,
-        detail=detail,
-        fix=entry.printed("Fix", case, values) if fix is UNSET else fix,
+        id=id, severity=str(made.severity), subject=subject, detail=detail, fix=made.fix
     )
 
 

@@ -16,7 +16,6 @@ from msgspec import Struct
 
 from homenode import formats
 from homenode.bdf import Bdf
-from homenode.catalogue import finding
 from homenode.change.journal import Journal
 from homenode.change.retrain.config_registers import (
     RETRAIN_LINK,
@@ -31,7 +30,7 @@ from homenode.change.retrain.config_registers import (
 from homenode.change.retrain.plan import RetrainPlan, Use
 from homenode.change.step import UNSETTLED, ChangeEntry, ChangeHead, ChangeState, Note
 from homenode.errors import HomenodeError, InputError
-from homenode.findings import Finding
+from homenode.findings import Finding, finding
 from homenode.machine.link_path import LinkRate
 from homenode.machine.pci import PciDevice
 from homenode.safe.input_files import read_kernel_file

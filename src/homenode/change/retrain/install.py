@@ -11,9 +11,8 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 
 from homenode.bdf import Bdf
-from homenode.catalogue import finding
 from homenode.errors import UsageError
-from homenode.findings import Finding
+from homenode.findings import Finding, finding
 from homenode.machine.link_path import LinkRate, device_paths, gigabytes
 from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import Host

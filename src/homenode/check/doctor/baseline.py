@@ -11,8 +11,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from homenode.bdf import Bdf
-from homenode.catalogue import finding
-from homenode.findings import Finding, Severity
+from homenode.findings import Finding, Severity, finding
 from homenode.machine.link_path import JUDGED, Link, LinkRate, device_paths
 from homenode.machine.pci import PciDevice, are_models_known, model_of
 from homenode.machine.topology import Host, summarise

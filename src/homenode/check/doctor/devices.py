@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterator, Set
 from typing import Any, NamedTuple
 
 from homenode.bdf import Bdf
-from homenode.catalogue import finding
-from homenode.findings import Finding, Severity
+from homenode.findings import Finding, Severity, finding
 from homenode.machine.link_path import JUDGED, LinkRate, device_paths, most_of, peer_links
 from homenode.machine.pci import (
     DeviceKind,

@@ -3,9 +3,8 @@
 from collections.abc import Iterator
 from itertools import combinations
 
-from homenode.catalogue import finding
 from homenode.cpuset import CpuSet
-from homenode.findings import Finding, Severity
+from homenode.findings import Finding, Severity, finding
 from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import Core, Host, Package
 from homenode.units import GIB, format_bytes

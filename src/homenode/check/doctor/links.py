@@ -9,8 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from enum import StrEnum
 
 from homenode.bdf import Bdf
-from homenode.catalogue import finding
-from homenode.findings import Finding, Severity
+from homenode.findings import Finding, Severity, finding
 from homenode.machine.discover.lspci import AFTER_A_CUT, NO_ANSWER
 from homenode.machine.link_path import (
     JUDGED,

@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from msgspec import Struct
 
 from homenode.bdf import Bdf
-from homenode.catalogue import finding
-from homenode.findings import Finding, Severity
+from homenode.findings import Finding, Severity, finding
 from homenode.machine.link_path import gigabytes
 from homenode.machine.pci import DeviceKind
 from homenode.machine.peer_route import (

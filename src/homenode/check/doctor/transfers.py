@@ -9,8 +9,7 @@ Source: Documentation/ABI/testing/sysfs-bus-pci-devices-aer_stats; PCIe 6.0, 6.2
 from collections.abc import Iterator, Mapping
 
 from homenode.bdf import Bdf
-from homenode.catalogue import finding
-from homenode.findings import Finding, Severity
+from homenode.findings import Finding, Severity, finding
 from homenode.machine.link_path import LinkRate, device_paths, gigabytes, rates_that_fit
 from homenode.machine.pci import DeviceKind, LinkKind, PciDevice, PciErrors
 from homenode.machine.topology import Host

@@ -8,12 +8,11 @@ nohz_full= alone by itself.
 
 from collections.abc import Iterator
 
-from homenode.catalogue import finding
 from homenode.check.domain.pins import nodes_of
 from homenode.check.verify.guest.expectation import groups_of
 from homenode.cpuset import CpuSet
 from homenode.errors import ParseError
-from homenode.findings import Finding, Severity
+from homenode.findings import Finding, Severity, finding
 from homenode.machine.pci import DeviceKind, PciDevice, PciInterrupt
 from homenode.machine.topology import Host
 from homenode.plan.shape.caches import (

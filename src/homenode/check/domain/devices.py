@@ -10,10 +10,9 @@ from collections.abc import Iterator
 from msgspec import Struct
 
 from homenode.bdf import Bdf
-from homenode.catalogue import finding
 from homenode.check.domain.pins import neighbour, severity_of_neighbour
 from homenode.cpuset import CpuSet
-from homenode.findings import Finding, Severity
+from homenode.findings import Finding, Severity, finding
 from homenode.indices import NodeIndex
 from homenode.machine.pci import DeviceKind, PciDevice, is_viable_driver
 from homenode.machine.topology import Host

@@ -7,10 +7,9 @@ from collections.abc import Iterable, Iterator
 from msgspec import Struct
 from msgspec.structs import replace
 
-from homenode.catalogue import finding
 from homenode.check.domain.pins import nodes_of
 from homenode.cpuset import CpuSet
-from homenode.findings import Finding, Severity
+from homenode.findings import Finding, Severity, finding
 from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import Host, MemoryKind, NumaNode
 from homenode.plan.request import default_huge_page_bytes

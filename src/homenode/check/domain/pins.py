@@ -5,9 +5,8 @@ what pins cost that are not broken, compared with caches, kinds of core, nodes a
 from collections.abc import Iterator
 from math import ceil
 
-from homenode.catalogue import finding
 from homenode.cpuset import CpuSet
-from homenode.findings import Finding, Severity
+from homenode.findings import Finding, Severity, finding
 from homenode.machine.topology import DEFAULT_HOST_RESERVE, CoreKind, Host, RunningDomain
 from homenode.vm.fingerprint import is_made_for
 from homenode.vm.model import Vm, vcpus_text

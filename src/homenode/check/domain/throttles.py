@@ -5,8 +5,7 @@ Source: <cputune>, <iotune> and <bandwidth> of https://libvirt.org/formatdomain.
 
 from collections.abc import Iterator
 
-from homenode.catalogue import finding
-from homenode.findings import Finding, Severity
+from homenode.findings import Finding, Severity, finding
 from homenode.vm.domain.document import Document, Element
 
 _PERIOD_US = 100_000

@@ -3,13 +3,12 @@
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
-from homenode.catalogue import finding
 from homenode.check.domain.devices import devices_alone, devices_on_host
 from homenode.check.domain.memory import memory_alone, memory_on_host
 from homenode.check.domain.pins import pins_alone, pins_on_host
 from homenode.check.domain.throttles import throttle_findings
 from homenode.errors import InputError
-from homenode.findings import Finding, Findings, Severity, in_order, merged, sourced
+from homenode.findings import Finding, Findings, Severity, finding, in_order, merged, sourced
 from homenode.machine.topology import Host
 from homenode.vm.domain.codec import ROWS, SINCE, STEPS, UNSAID, older_than
 from homenode.vm.domain.controllers import edit_aperture, edit_controllers

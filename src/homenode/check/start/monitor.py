@@ -18,10 +18,9 @@ from typing import Generic, TypeVar
 from msgspec import Struct, field
 
 from homenode.bdf import Bdf
-from homenode.catalogue import finding
 from homenode.cpuset import CpuSet
 from homenode.errors import ParseError
-from homenode.findings import Finding
+from homenode.findings import Finding, finding
 from homenode.json_text import NotJsonError, decode_json
 from homenode.machine.topology import Host
 from homenode.units import format_bytes

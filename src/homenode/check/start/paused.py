@@ -7,14 +7,13 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from homenode.catalogue import finding
 from homenode.change.journal import default_root
 from homenode.change.paused_start import PausedStart, paused_journal, while_paused
 from homenode.check.start.monitor import COMMANDS, read_view, view_findings, view_lines
 from homenode.check.verify.live.capture import observe_running_domain
 from homenode.check.verify.live.checks import verify_live
 from homenode.errors import UsageError
-from homenode.findings import Findings, in_order, sourced
+from homenode.findings import Findings, finding, in_order, sourced
 from homenode.machine.topology import Host
 from homenode.vm.domain.controllers import argument_properties, qemu_arguments
 from homenode.vm.domain.document import Document

@@ -5,11 +5,10 @@ from collections.abc import Collection, Iterator
 
 from msgspec.structs import replace
 
-from homenode.catalogue import entry_of, finding
 from homenode.check.domain.verification import changed_settings
 from homenode.check.verify.guest.expectation import Expectation, expectation_of
 from homenode.errors import InputError
-from homenode.findings import Finding, Findings, Severity, in_order
+from homenode.findings import Finding, Findings, Severity, as_printed, finding, in_order, texts_of
 from homenode.machine.topology import Host
 from homenode.plan.vm_file import VmFile, on_host
 from homenode.vm.facts import diff
@@ -122,7 +121,7 @@ def _differs(
         str(expected),
         str(observed),
         source,
-        fix=entry_of("plan-target").printed("Fix"),
+        fix=as_printed(texts_of("plan-target").fix, {}),
     )
 
 

@@ -5,7 +5,6 @@ from pathlib import Path
 
 from msgspec import Struct, field, structs
 
-from homenode.catalogue import finding
 from homenode.check.domain.verification import schema_findings, verify_document
 from homenode.check.verify.boot.stand_in_boot import (
     Booted,
@@ -24,7 +23,7 @@ from homenode.check.verify.guest.view import (
 )
 from homenode.check.verify.target_file import expectation_for_target, lost_in_guest, verify_target
 from homenode.errors import InputError, UsageError
-from homenode.findings import Finding, Findings, in_order, merged
+from homenode.findings import Finding, Findings, finding, in_order, merged
 from homenode.machine.topology import Host
 from homenode.plan.stored import read_plan, read_plan_for
 from homenode.plan.vm_file import kind_of, target_of

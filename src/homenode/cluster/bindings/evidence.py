@@ -30,8 +30,7 @@ from homenode.cluster.slurm.job_allocation import (
     allocation_on,
 )
 from homenode.errors import ParseError
-from homenode.findings import Findings
-from homenode.gap import Gap
+from homenode.findings import Findings, Gap
 from homenode.indices import NodeIndex
 from homenode.machine.pci import DeviceKind, PciDevice
 from homenode.machine.tools import nccl_tests

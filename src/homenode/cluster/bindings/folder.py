@@ -37,7 +37,7 @@ from homenode.cluster.bindings.experiments import MAX_JOBS, NAME, Experiment, Mo
 from homenode.cluster.bindings.scripts import script_name, script_of
 from homenode.cluster.slurm.job_allocation import NodeMachine, node_machine
 from homenode.errors import HomenodeError, HostError, InputError
-from homenode.gap import Gap
+from homenode.findings import Gap
 from homenode.machine.topology import Host
 from homenode.measure.experiment import ExperimentJournal
 from homenode.measure.imported.files import find_folders

@@ -35,8 +35,7 @@ from homenode.decide.comparison import Comparison, Outcome
 from homenode.decide.statement import ground_of, sentence_of
 from homenode.decide.verdict import verdict
 from homenode.decide.words import multiple_text
-from homenode.findings import Severity
-from homenode.gap import Gap
+from homenode.findings import Gap, Severity
 from homenode.measure.results.model import CPU_ONLY, GPU_UNKNOWN, Run, Sample
 from homenode.objective import Objective
 

@@ -13,13 +13,12 @@ from itertools import pairwise
 from msgspec import Struct
 from msgspec.structs import replace
 
-from homenode.catalogue import finding
 from homenode.cluster.kubevirt.manifest_options import HookVersion
 from homenode.cluster.kubevirt.object import down, read_object
 from homenode.cluster.kubevirt.on_define_domain import CHOICES
 from homenode.cluster.kubevirt.vmi import HOOK_ANNOTATION, Vmi, guest_of
 from homenode.errors import InputError
-from homenode.findings import Finding, Findings, in_order
+from homenode.findings import Finding, Findings, finding, in_order
 from homenode.indices import NodeIndex
 from homenode.json_text import NotJsonError, decode_json
 from homenode.machine.pci import DeviceKind

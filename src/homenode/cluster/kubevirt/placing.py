@@ -15,7 +15,7 @@ from homenode.bdf import Bdf
 from homenode.cluster.kubevirt.needed_host import needed_host
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError
-from homenode.gap import Gap
+from homenode.findings import Gap
 from homenode.indices import NodeIndex
 from homenode.machine.discover.pci_nodes import Locality
 from homenode.machine.pci import DeviceKind, PciDevice

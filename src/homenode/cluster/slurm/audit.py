@@ -4,9 +4,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from msgspec import UNSET
 
-from homenode.catalogue import finding
 from homenode.cluster.slurm.job_allocation import AllocatedGpu, JobAllocation, NodeTree
-from homenode.findings import Finding, Findings, in_order
+from homenode.findings import Finding, Findings, finding, in_order
 from homenode.indices import NodeIndex
 from homenode.machine.tools.scontrol import Job
 from homenode.machine.tools.slurm_nodes import compress_hostlist

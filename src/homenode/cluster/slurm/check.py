@@ -11,7 +11,6 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
-from homenode.catalogue import finding
 from homenode.cluster.slurm.config import SlurmConfig
 from homenode.cluster.slurm.gres import GresLine, placed_files
 from homenode.cluster.slurm.nodes import NodeClass, node_classes
@@ -25,7 +24,7 @@ from homenode.cluster.slurm.numbering import (
 )
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError
-from homenode.findings import Finding, Findings, Severity, in_order
+from homenode.findings import Finding, Findings, Severity, finding, in_order
 from homenode.indices import NodeIndex
 from homenode.machine.topology import Host
 from homenode.wording import nodes_text, plural

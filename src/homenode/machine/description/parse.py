@@ -9,7 +9,7 @@ from msgspec.structs import fields, replace
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet, PuIndex
 from homenode.errors import InputError
-from homenode.gap import Gap
+from homenode.findings import Gap
 from homenode.indices import CoreIndex, LlcIndex, NodeIndex, PackageIndex
 from homenode.machine.description.buses import DescribedPci, address, parse_links
 from homenode.machine.description.devices import parse_models, parse_roots

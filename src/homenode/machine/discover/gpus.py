@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.errors import ParseError
-from homenode.gap import Gap
+from homenode.findings import Gap
 from homenode.indices import NodeIndex
 from homenode.machine.discover.pci_nodes import Locality, StatedNode
 from homenode.machine.discover.readings import address_of, read_lines, read_word

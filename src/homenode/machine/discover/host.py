@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import HomenodeError, ParseError
-from homenode.gap import Gap
+from homenode.findings import Gap
 from homenode.machine.discover.gpus import read_device_links, with_parts
 from homenode.machine.discover.lspci import add_lspci
 from homenode.machine.discover.nodes import (

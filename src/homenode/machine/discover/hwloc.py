@@ -7,7 +7,7 @@ from msgspec import Struct, field
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet, PuIndex
 from homenode.errors import InputError
-from homenode.gap import Gap
+from homenode.findings import Gap
 from homenode.indices import CoreIndex, LlcIndex, NodeIndex, PackageIndex
 from homenode.machine.discover.hwloc_pci import read_hwloc_pci
 from homenode.machine.discover.nodes import Distances, package_of

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import ParseError
-from homenode.gap import Gap
+from homenode.findings import Gap
 from homenode.indices import NodeIndex
 from homenode.machine.discover.pci_nodes import root_complexes
 from homenode.machine.pci import (

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from homenode.cpuset import CpuSet, PuIndex
 from homenode.errors import InputError
-from homenode.gap import Gap
+from homenode.findings import Gap
 from homenode.indices import CoreIndex, LlcIndex, NodeIndex, PackageIndex
 from homenode.machine.tools.lscpu import LscpuCpu, LscpuTable
 from homenode.machine.tools.numactl import NumactlHardware

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from homenode.bdf import Bdf
 from homenode.cpuset import MAX_PU_INDEX, CpuSet, PuIndex
 from homenode.errors import InputError, ParseError
-from homenode.gap import Gap
+from homenode.findings import Gap
 from homenode.indices import NodeIndex, PackageIndex
 from homenode.machine.discover.readings import (
     address_of,

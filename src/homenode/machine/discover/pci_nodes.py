@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
-from homenode.gap import Gap
+from homenode.findings import Gap
 from homenode.indices import NodeIndex
 from homenode.machine.discover.readings import address_of
 from homenode.machine.pci import DeviceKind, PciDevice, RootComplex

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.errors import ParseError
-from homenode.gap import Gap
+from homenode.findings import Gap
 from homenode.machine.discover.pci_files import (
     parse_link_speed,
     read_errors,

@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from homenode.cpuset import CpuSet, PuIndex
 from homenode.errors import InputError, ParseError
-from homenode.gap import Gap
+from homenode.findings import Gap
 from homenode.indices import CoreIndex, LlcIndex, PackageIndex
 from homenode.machine.discover.readings import (
     list_readable,

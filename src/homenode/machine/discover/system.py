@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from homenode.cpuset import MAX_PU_INDEX, CpuSet
 from homenode.errors import InputError, ParseError
-from homenode.gap import Gap
+from homenode.findings import Gap
 from homenode.machine.discover.readings import (
     PADDING,
     list_readable,

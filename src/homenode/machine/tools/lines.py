@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Meta
 
 from homenode.errors import ParseError
-from homenode.gap import Gap
+from homenode.findings import Gap
 
 LARGEST = 1e21
 """No bandwidth, time or count that a tool prints in its own unit comes near."""

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from homenode.cpuset import MAX_PU_INDEX, PuIndex
 from homenode.errors import ParseError
-from homenode.gap import Gap
+from homenode.findings import Gap
 from homenode.machine.tools.lines import Line, Lines
 
 _SOURCE = "lscpu -e"

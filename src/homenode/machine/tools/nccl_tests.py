@@ -34,7 +34,7 @@ from typing import Annotated, Any
 from msgspec import Meta, Struct, field
 
 from homenode.errors import ParseError
-from homenode.gap import Gap
+from homenode.findings import Gap
 from homenode.machine.tools.lines import Figure, Line, Lines, Whole, json_object, record
 from homenode.units import format_bytes
 

@@ -17,7 +17,7 @@ from typing import TypeVar
 from msgspec import Struct
 
 from homenode.cpuset import CpuSet
-from homenode.gap import Gap
+from homenode.findings import Gap
 from homenode.indices import NodeIndex
 from homenode.machine.tools.lines import Line, Lines
 from homenode.units import MIB

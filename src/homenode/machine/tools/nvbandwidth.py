@@ -36,7 +36,7 @@ from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.errors import ParseError
-from homenode.gap import Gap
+from homenode.findings import Gap
 from homenode.machine.tools.lines import Line, Lines, json_objects, record
 
 SOURCE = "nvbandwidth"

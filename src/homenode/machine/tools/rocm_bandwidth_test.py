@@ -24,7 +24,7 @@ import re
 from msgspec import Struct
 
 from homenode.bdf import Bdf
-from homenode.gap import Gap
+from homenode.findings import Gap
 from homenode.machine.tools.lines import Line, Lines
 from homenode.units import GIB, KIB, MIB
 

@@ -19,7 +19,7 @@ import re
 
 from msgspec import Struct
 
-from homenode.gap import Gap
+from homenode.findings import Gap
 from homenode.machine.tools.lines import Line, Lines
 
 COMMAND = ("TransferBench", "p2p")

@@ -17,10 +17,8 @@ from typing import Any
 from msgspec import Struct
 
 from homenode.bdf import Bdf
-from homenode.catalogue import finding
 from homenode.errors import ParseError
-from homenode.findings import Finding, Severity
-from homenode.gap import Gap
+from homenode.findings import Finding, Gap, Severity, finding
 from homenode.machine.tools.nccl_tests import NcclRow, NcclTests
 from homenode.machine.tools.numactl import bound_by_command, parse_show
 from homenode.machine.tools.nvbandwidth import (

@@ -9,11 +9,9 @@ from typing import Any
 
 from msgspec import Struct
 
-from homenode.catalogue import finding
 from homenode.cpuset import CpuSet
 from homenode.errors import ParseError
-from homenode.findings import Finding
-from homenode.gap import Gap
+from homenode.findings import Finding, Gap, finding
 from homenode.machine.tools.homenode_probe import SOURCE, BandwidthRun, Pages, ProbeDocument
 from homenode.measure.figures.sample import sample
 from homenode.measure.results.model import Condition, Sample

@@ -8,8 +8,7 @@ import msgspec
 from msgspec import Struct, field
 
 from homenode.errors import ParseError
-from homenode.findings import Finding
-from homenode.gap import Gap
+from homenode.findings import Finding, Gap
 from homenode.machine.topology import Host
 from homenode.measure.model import BenchTest
 from homenode.measure.results.model import Condition, Sample

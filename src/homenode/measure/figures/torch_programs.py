@@ -5,7 +5,7 @@ from typing import Any
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
-from homenode.gap import Gap
+from homenode.findings import Gap
 from homenode.machine.tools.nccl_tests import CollectiveLibrary as Family
 from homenode.machine.tools.nccl_tests import NcclHalf, NcclRow, NcclTests, in_words
 from homenode.machine.tools.nccl_tests import nccl_choice as choice

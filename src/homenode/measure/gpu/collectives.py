@@ -13,7 +13,7 @@ from itertools import product
 from msgspec import Struct
 from msgspec.structs import replace
 
-from homenode.gap import Gap
+from homenode.findings import Gap
 from homenode.indices import NodeIndex
 from homenode.measure.gpu.machine import PEERS_HANG, GpuMachine
 from homenode.measure.model import (

@@ -13,7 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from homenode.errors import InputError, of_os
-from homenode.gap import Gap
+from homenode.findings import Gap
 from homenode.measure.imported.runs import SourceFolder
 from homenode.measure.results.store import FILE
 from homenode.safe.input_files import read_below

@@ -24,7 +24,7 @@ from msgspec import Struct, field, structs
 from msgspec.structs import replace
 
 from homenode.errors import InputError, ParseError
-from homenode.gap import Gap
+from homenode.findings import Gap
 from homenode.machine.tools import lines, numactl, study_programs
 from homenode.measure.figures import nvidia as gpu_figures
 from homenode.measure.figures.sample import FigureList, Figures, joined, sample

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
-from homenode.gap import Gap
+from homenode.findings import Gap
 from homenode.machine.tools.lines import Line, Lines
 from homenode.measure.figures.sample import FigureList, Figures, ToolOutput, of_text
 

@@ -21,7 +21,7 @@ import re
 from msgspec import Struct
 from msgspec.structs import replace
 
-from homenode.gap import Gap
+from homenode.findings import Gap
 from homenode.machine.tools.lines import Line, Lines
 from homenode.measure.figures.nvidia import binding_in, command_in
 from homenode.measure.figures.sample import FigureList, Figures, ToolOutput

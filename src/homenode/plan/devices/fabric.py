@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from msgspec import Struct
 
 from homenode.bdf import Bdf
-from homenode.gap import Gap
+from homenode.findings import Gap
 from homenode.machine.pci import NVIDIA, DeviceKind, PciDevice
 from homenode.machine.topology import Host
 from homenode.plan.allocations import Allocations

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.errors import InputError
-from homenode.gap import Gap
+from homenode.findings import Gap
 from homenode.indices import NodeIndex
 from homenode.machine.pci import DeviceKind, PciDevice
 from homenode.machine.topology import Host

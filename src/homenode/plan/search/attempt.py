@@ -12,7 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from homenode.cpuset import CpuSet
-from homenode.gap import Gap
+from homenode.findings import Gap
 from homenode.indices import NodeIndex
 from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import CoreKind

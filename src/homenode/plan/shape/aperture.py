@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
-from homenode.gap import Gap
+from homenode.findings import Gap
 from homenode.machine.pci import PciDevice
 from homenode.machine.topology import HostSettings
 from homenode.plan.request import GuestRequest

@@ -9,7 +9,7 @@ from msgspec import structs
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError, UsageError
-from homenode.gap import Gap
+from homenode.findings import Gap
 from homenode.indices import LlcIndex, NodeIndex
 from homenode.machine.pci import PciDevice
 from homenode.machine.topology import Host

@@ -18,7 +18,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from homenode.cpuset import CpuSet
-from homenode.gap import Gap
+from homenode.findings import Gap
 from homenode.indices import LlcIndex
 from homenode.machine.topology import Host, Llc
 from homenode.plan.placement import Placement

@@ -14,7 +14,7 @@ from msgspec import Struct, structs
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError
-from homenode.gap import Gap
+from homenode.findings import Gap
 from homenode.indices import NodeIndex
 from homenode.machine.pci import NVIDIA, PciDevice
 from homenode.machine.topology import LOCAL_DISTANCE, Host

@@ -12,7 +12,7 @@ from lxml import etree
 from msgspec import Struct
 
 from homenode.errors import HomenodeError, InputError, ToolError
-from homenode.gap import Gap
+from homenode.findings import Gap
 from homenode.machine.tools.versions import Version
 from homenode.process import find_program, run
 from homenode.vm.domain.cells import cells_bytes

@@ -15,9 +15,8 @@ from types import MappingProxyType
 from msgspec import Struct
 
 from homenode.bdf import Bdf
-from homenode.catalogue import finding
 from homenode.errors import HostError
-from homenode.findings import Finding
+from homenode.findings import Finding, finding
 from homenode.machine.snapshot.collector import collector_script
 from homenode.process import ToolTimeoutError
 

@@ -7,11 +7,10 @@ import re
 import time
 from pathlib import Path
 
-from homenode.catalogue import finding
 from homenode.check.verify.boot.boot_folder import GuestSaid
 from homenode.check.verify.boot.initramfs import refusal, silence
 from homenode.errors import InputError, ToolError
-from homenode.findings import Finding, Severity
+from homenode.findings import Finding, Severity, finding
 from homenode.machine.tools.xml_text import parse_xml
 from homenode.process import ToolTimeoutError, find_program, run
 from homenode.vm.domain.copy import copy_domain

@@ -10,10 +10,9 @@ from typing import Any
 from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import replace
 
-from homenode.catalogue import finding
 from homenode.check.verify.guest.expectation import Expectation, ExpectedDevice
 from homenode.cpuset import CpuSet
-from homenode.findings import Finding, Severity
+from homenode.findings import Finding, Severity, finding
 from homenode.machine.pci import PciDevice
 from homenode.machine.snapshot.protocol import Snapshot
 from homenode.machine.tools.acpi_tables import ProximityDomain, parse_slit, parse_srat

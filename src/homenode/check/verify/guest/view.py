@@ -6,7 +6,6 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
-from homenode.catalogue import finding
 from homenode.check.verify.boot.stand_in import StandIn
 from homenode.check.verify.guest.checks import (
     Check,
@@ -16,7 +15,7 @@ from homenode.check.verify.guest.checks import (
     firmware_checks,
 )
 from homenode.check.verify.guest.expectation import Expectation, without_vcpus
-from homenode.findings import Finding, sourced
+from homenode.findings import Finding, finding, sourced
 from homenode.machine.pci import PciDevice
 from homenode.machine.topology import Host
 from homenode.units import MIB, format_bytes

@@ -43,8 +43,7 @@ from homenode.check.verify.live.procfs import (
 )
 from homenode.cpuset import CpuSet
 from homenode.errors import HostError, ParseError, UsageError
-from homenode.findings import Findings, in_order
-from homenode.gap import Gap
+from homenode.findings import Findings, Gap, in_order
 from homenode.indices import NodeIndex
 from homenode.process import arguments_after
 from homenode.safe.input_files import read_kernel_file

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from homenode.catalogue import finding
 from homenode.check.verify.live.procfs import (
     BackendObject,
     RamArea,
@@ -16,7 +15,7 @@ from homenode.check.verify.live.procfs import (
     ThreadKind,
 )
 from homenode.cpuset import CpuSet
-from homenode.findings import Finding, Findings, Severity, in_order
+from homenode.findings import Finding, Findings, Severity, finding, in_order
 from homenode.indices import NodeIndex
 from homenode.units import KIB, format_bytes
 from homenode.vm.facts import Said, VmComparison, VmFact, diff

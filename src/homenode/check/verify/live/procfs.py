@@ -14,7 +14,7 @@ from msgspec import Struct
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import HomenodeError, ParseError
-from homenode.gap import Gap
+from homenode.findings import Gap
 from homenode.indices import NodeIndex
 from homenode.json_text import NotJsonError, decode_json
 from homenode.process import arguments_after

@@ -89,7 +89,7 @@ NOT_PRINTED = {
     "machine/snapshot/collector.py",
     "cluster/kubevirt/manifests.py",
     "measure/access/remote.py",
-    "cluster/bindings/scripts.py",
+    "cluster/slurm/study/scripts.py",
 }
 """Scripts that homenode runs; they quote for themselves, and have tests of their own."""
 

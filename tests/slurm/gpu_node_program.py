@@ -16,8 +16,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a program, not by pytest
 
 from homenode.cli import bench, main
-from homenode.cluster.bindings import commands as slurm_study
 from homenode.cluster.slurm.job_allocation import allocation_on, node_machine
+from homenode.cluster.slurm.study import commands as slurm_study
 from homenode.machine.description.parse import parse_description
 from homenode.machine.snapshot.memory import MemorySnapshot
 from homenode.machine.snapshot.protocol import Snapshot

@@ -9,17 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from homenode.cluster.bindings.experiments import (
+from homenode.cluster.slurm.config import config_word, parse_config, with_words
+from homenode.cluster.slurm.gres import gres_lines
+from homenode.cluster.slurm.options import Shape, StudyOptions
+from homenode.cluster.slurm.record import hooks
+from homenode.cluster.slurm.study.experiments import (
     Experiment,
     Mode,
     check_options,
     choose_nodes,
 )
-from homenode.cluster.bindings.scripts import script_of
-from homenode.cluster.slurm.config import config_word, parse_config, with_words
-from homenode.cluster.slurm.gres import gres_lines
-from homenode.cluster.slurm.options import Shape, StudyOptions
-from homenode.cluster.slurm.record import hooks
+from homenode.cluster.slurm.study.scripts import script_of
 from homenode.errors import InputError, UsageError
 from homenode.machine.tools.slurm_nodes import parse_nodes
 from tests.hostile_names import NAMES, SHELL_NAMES, run_shell, stub

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from homenode.cli import bench, main
-from homenode.cluster.bindings.experiments import Experiment, Mode, Study, experiments_for
-from homenode.cluster.bindings.folder import StudyFolder, read_sources
-from homenode.cluster.bindings.report import study_report
-from homenode.cluster.bindings.scripts import script_of
 from homenode.cluster.slurm.options import StudyOptions
+from homenode.cluster.slurm.study.experiments import Experiment, Mode, Study, experiments_for
+from homenode.cluster.slurm.study.folder import StudyFolder, read_sources
+from homenode.cluster.slurm.study.report import study_report
+from homenode.cluster.slurm.study.scripts import script_of
 from homenode.decide.alternative import alternatives
 from homenode.decide.compare import compare
 from homenode.decide.comparison import Effect, Outcome

@@ -12,7 +12,9 @@ import pytest
 from msgspec.structs import replace
 
 from homenode.cli.main import main
-from homenode.cluster.bindings.experiments import (
+from homenode.cluster.slurm.client import will_pass
+from homenode.cluster.slurm.options import Shape, StudyOptions
+from homenode.cluster.slurm.study.experiments import (
     Experiment,
     Mode,
     Study,
@@ -21,11 +23,9 @@ from homenode.cluster.bindings.experiments import (
     experiments_for,
     nodes_to_bind_to,
 )
-from homenode.cluster.bindings.folder import StudyFolder
-from homenode.cluster.bindings.run import statuses, unrecorded
-from homenode.cluster.bindings.scripts import job_name, script_name, script_of
-from homenode.cluster.slurm.client import will_pass
-from homenode.cluster.slurm.options import Shape, StudyOptions
+from homenode.cluster.slurm.study.folder import StudyFolder
+from homenode.cluster.slurm.study.run import statuses, unrecorded
+from homenode.cluster.slurm.study.scripts import job_name, script_name, script_of
 from homenode.errors import UsageError
 from homenode.machine.tools.slurm_nodes import ClusterNode, parse_nodes
 from homenode.machine.tools.squeue import JobState, QueuedJob, needs_somebody, parse_states

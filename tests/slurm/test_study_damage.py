@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from homenode.bdf import Bdf
-from homenode.cluster.bindings.experiments import Study, experiments_for
-from homenode.cluster.bindings.folder import StudyFolder, read_sources
-from homenode.cluster.bindings.report import StudyReport, study_report
-from homenode.cluster.bindings.text import slurm_study_text
 from homenode.cluster.slurm.options import Shape, StudyOptions
+from homenode.cluster.slurm.study.experiments import Study, experiments_for
+from homenode.cluster.slurm.study.folder import StudyFolder, read_sources
+from homenode.cluster.slurm.study.report import StudyReport, study_report
+from homenode.cluster.slurm.study.text import slurm_study_text
 from homenode.cpuset import CpuSet
 from homenode.errors import HomenodeError
 from homenode.formats import encode

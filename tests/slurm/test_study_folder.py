@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from homenode.cluster.bindings.folder import StudyEntry, StudyFolder, _Hosts, attempts
+from homenode.cluster.slurm.study.folder import StudyEntry, StudyFolder, _Hosts, attempts
 from homenode.errors import HostError, InputError
 from homenode.safe import durable
 from homenode.vm.fingerprint import host_fingerprint

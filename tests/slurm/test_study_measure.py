@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from homenode.cluster.bindings.evidence import StudySources, parse_record
-from homenode.cluster.bindings.experiments import Experiment, Mode, Study
-from homenode.cluster.bindings.folder import read_study
-from homenode.cluster.bindings.report import study_report
-from homenode.cluster.bindings.scripts import script_of
 from homenode.cluster.slurm.options import StudyOptions
+from homenode.cluster.slurm.study.evidence import StudySources, parse_record
+from homenode.cluster.slurm.study.experiments import Experiment, Mode, Study
+from homenode.cluster.slurm.study.folder import read_study
+from homenode.cluster.slurm.study.report import study_report
+from homenode.cluster.slurm.study.scripts import script_of
 from homenode.measure.results.model import Origin
 
 HERE = Path(__file__).parent

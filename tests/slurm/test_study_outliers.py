@@ -3,15 +3,15 @@
 import pytest
 from msgspec.structs import replace
 
-from homenode.cluster.bindings.evidence import (
+from homenode.cluster.slurm.study.evidence import (
     Collective,
     StudySources,
     collective_of,
     evidence_of,
     parse_record,
 )
-from homenode.cluster.bindings.maps import StudyMatrix, slow_in_collective, slow_nodes_and_links
-from homenode.cluster.bindings.report import study_report
+from homenode.cluster.slurm.study.maps import StudyMatrix, slow_in_collective, slow_nodes_and_links
+from homenode.cluster.slurm.study.report import study_report
 from homenode.machine.description.parse import parse_description
 from homenode.machine.discover import discover
 from homenode.vm.domain.read import read_running_domain

@@ -14,7 +14,8 @@ from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.cli.main import main
-from homenode.cluster.bindings.evidence import (
+from homenode.cluster.slurm.job_allocation import node_machine
+from homenode.cluster.slurm.study.evidence import (
     AttemptRecord,
     JobEvidence,
     StudySources,
@@ -22,10 +23,10 @@ from homenode.cluster.bindings.evidence import (
     evidence_of,
     parse_record,
 )
-from homenode.cluster.bindings.experiments import Experiment, Mode
-from homenode.cluster.bindings.folder import read_sources
-from homenode.cluster.bindings.maps import matrices
-from homenode.cluster.bindings.report import (
+from homenode.cluster.slurm.study.experiments import Experiment, Mode
+from homenode.cluster.slurm.study.folder import read_sources
+from homenode.cluster.slurm.study.maps import matrices
+from homenode.cluster.slurm.study.report import (
     FAR,
     NEAR,
     JobLocality,
@@ -36,8 +37,7 @@ from homenode.cluster.bindings.report import (
     locality_of,
     study_report,
 )
-from homenode.cluster.bindings.text import slurm_study_page, slurm_study_text
-from homenode.cluster.slurm.job_allocation import node_machine
+from homenode.cluster.slurm.study.text import slurm_study_page, slurm_study_text
 from homenode.cpuset import CpuSet
 from homenode.decide.alternative import alternatives
 from homenode.decide.compare import compare

@@ -55,8 +55,8 @@ SLURM = Command(
     """,
     commands=(
         Command("audit", f"{_SLURM}SlurmAuditArguments", ".cluster.slurm.commands:audit"),
-        Command("study", f"{_SLURM}SlurmStudyArguments", ".cluster.bindings.commands:study"),
-        Command("report", f"{_SLURM}SlurmReportArguments", ".cluster.bindings.commands:report"),
+        Command("study", f"{_SLURM}SlurmStudyArguments", ".cluster.slurm.study.commands:study"),
+        Command("report", f"{_SLURM}SlurmReportArguments", ".cluster.slurm.study.commands:report"),
         Command("check", f"{_SLURM}SlurmCheckArguments", ".cluster.slurm.commands:check"),
     ),
 )

@@ -23,7 +23,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from homenode import formats
-from homenode.cluster.bindings.evidence import (
+from homenode.cluster.slurm.job_allocation import NodeMachine, node_machine
+from homenode.cluster.slurm.study.evidence import (
     JobEvidence,
     StudySources,
     collective_of,
@@ -33,9 +34,8 @@ from homenode.cluster.bindings.evidence import (
     gpu_hours,
     parse_record,
 )
-from homenode.cluster.bindings.experiments import MAX_JOBS, NAME, Experiment, Mode, Study
-from homenode.cluster.bindings.scripts import script_name, script_of
-from homenode.cluster.slurm.job_allocation import NodeMachine, node_machine
+from homenode.cluster.slurm.study.experiments import MAX_JOBS, NAME, Experiment, Mode, Study
+from homenode.cluster.slurm.study.scripts import script_name, script_of
 from homenode.errors import HomenodeError, HostError, InputError
 from homenode.findings import Gap
 from homenode.machine.topology import Host

@@ -21,7 +21,6 @@ from statistics import fmean
 from msgspec import Struct, structs
 from msgspec.structs import replace
 
-from homenode.cluster.bindings.experiments import Experiment, Mode
 from homenode.cluster.slurm.audit import audit
 from homenode.cluster.slurm.job_allocation import (
     AllocatedGpu,
@@ -29,6 +28,7 @@ from homenode.cluster.slurm.job_allocation import (
     NodeMachine,
     allocation_on,
 )
+from homenode.cluster.slurm.study.experiments import Experiment, Mode
 from homenode.errors import ParseError
 from homenode.findings import Findings, Gap
 from homenode.indices import NodeIndex

@@ -12,19 +12,19 @@ from msgspec.structs import replace
 from homenode import __version__
 from homenode.cli.bench import shown_progress
 from homenode.cli.terminal import check_can_write, console, note, print_json, say, write_text
-from homenode.cluster.bindings.experiments import (
+from homenode.cluster.slurm import client
+from homenode.cluster.slurm.arguments import SlurmReportArguments, SlurmStudyArguments
+from homenode.cluster.slurm.options import Shape, StudyOptions
+from homenode.cluster.slurm.study.experiments import (
     NO_PARTITION,
     Study,
     check_options,
 )
-from homenode.cluster.bindings.folder import StudyFolder, read_sources, read_study
-from homenode.cluster.bindings.report import study_report
-from homenode.cluster.bindings.run import SlurmQueue, made_study
-from homenode.cluster.bindings.scripts import script_name
-from homenode.cluster.bindings.text import slurm_study_page, slurm_study_text
-from homenode.cluster.slurm import client
-from homenode.cluster.slurm.arguments import SlurmReportArguments, SlurmStudyArguments
-from homenode.cluster.slurm.options import Shape, StudyOptions
+from homenode.cluster.slurm.study.folder import StudyFolder, read_sources, read_study
+from homenode.cluster.slurm.study.report import study_report
+from homenode.cluster.slurm.study.run import SlurmQueue, made_study
+from homenode.cluster.slurm.study.scripts import script_name
+from homenode.cluster.slurm.study.text import slurm_study_page, slurm_study_text
 from homenode.cpuset import CpuSet
 from homenode.errors import FINDINGS, HostError, InputError, UsageError
 from homenode.formats import encode

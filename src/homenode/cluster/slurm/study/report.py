@@ -11,15 +11,15 @@ from statistics import fmean, median, stdev
 
 from msgspec import Struct
 
-from homenode.cluster.bindings.evidence import (
+from homenode.cluster.slurm.study.evidence import (
     Collective,
     JobEvidence,
     NicLine,
     StudySources,
     device_of,
 )
-from homenode.cluster.bindings.experiments import Mode
-from homenode.cluster.bindings.maps import (
+from homenode.cluster.slurm.study.experiments import Mode
+from homenode.cluster.slurm.study.maps import (
     COPIES,
     Outlier,
     StudyMatrix,

@@ -8,8 +8,8 @@ import shlex
 
 from jinja2 import Environment, StrictUndefined, select_autoescape
 
-from homenode.cluster.bindings.experiments import Experiment, Mode
 from homenode.cluster.slurm.options import StudyOptions
+from homenode.cluster.slurm.study.experiments import Experiment, Mode
 from homenode.package_data import package_text
 
 COPIES = ("gpu-bandwidth", "gpu-peer")
@@ -49,7 +49,9 @@ def script_of(experiment: Experiment, options: StudyOptions, study: str) -> str:
         keep_trailing_newline=True,
     )
     environment.filters["quote"] = shlex.quote
-    return environment.from_string(package_text("cluster", "bindings", "study.sbatch.j2")).render(
+    return environment.from_string(
+        package_text("cluster", "slurm", "study", "study.sbatch.j2")
+    ).render(
         one=experiment,
         about=_ABOUT[experiment.mode].format(
             nodes=", ".join(names), numa=experiment.numa, jobs=experiment.jobs

@@ -15,8 +15,8 @@ from statistics import fmean, median
 import msgspec
 from msgspec import Struct
 
-from homenode.cluster.bindings.evidence import Collective, JobEvidence, device_of, measured_homes
-from homenode.cluster.bindings.experiments import Mode
+from homenode.cluster.slurm.study.evidence import Collective, JobEvidence, device_of, measured_homes
+from homenode.cluster.slurm.study.experiments import Mode
 from homenode.measure.results.model import UNKNOWN_SWITCHES, Run, RunHead, Sample
 from homenode.measure.results.vantage import Vantage
 

@@ -12,7 +12,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 
 from msgspec.structs import replace
 
-from homenode.cluster.bindings.experiments import (
+from homenode.cluster.slurm import client
+from homenode.cluster.slurm.options import StudyOptions
+from homenode.cluster.slurm.study.experiments import (
     Experiment,
     Study,
     choose_nodes,
@@ -21,10 +23,8 @@ from homenode.cluster.bindings.experiments import (
     look_experiments,
     nodes_to_bind_to,
 )
-from homenode.cluster.bindings.folder import StudyEntry, StudyFolder, attempts, done_attempt
-from homenode.cluster.bindings.scripts import job_name, script_name
-from homenode.cluster.slurm import client
-from homenode.cluster.slurm.options import StudyOptions
+from homenode.cluster.slurm.study.folder import StudyEntry, StudyFolder, attempts, done_attempt
+from homenode.cluster.slurm.study.scripts import job_name, script_name
 from homenode.errors import InputError, NoAnswerError, ToolError, UsageError
 from homenode.machine.tools.squeue import JobState, QueuedJob, needs_somebody
 from homenode.machine.topology import Host
